@@ -434,7 +434,7 @@ fn missing_crd_refuses_only_pods_that_select_networks() {
     agent.stop("TERM");
     agent.kube.kubectl(["delete", "crd", "network-attachment-definitions.k8s.cni.cncf.io"]);
     agent.start(&[]);
-    let reason = "network-attachment-definitions (the cluster has no such kind of object: weft crds";
+    let reason = "network-attachment-definitions (the cluster does not have this custom resource; install it: weft crds";
     until("readiness gives the reason", || agent.page("/readyz").contains(reason).then_some(()));
     let plain = agent.machine.pod("plain");
     agent.attachment(&plain, "plain", &uid).add(&node_configuration()).success();

@@ -108,7 +108,7 @@ fn agent_shutdown_answers_the_waiting_executor() {
     agent.stop("TERM");
     // The agent sends pending status and Events for three seconds at most.
     assert!(began.elapsed() < std::time::Duration::from_secs(8), "{:?}", began.elapsed());
-    assert!(agent.log().contains("ended"), "{}", agent.log());
+    assert!(agent.log().contains("agent stopped"), "{}", agent.log());
     // The executor connects to the next agent.
     agent.start(&["--hot-plug"]);
     select(&agent, "web", "net-a");

@@ -64,7 +64,7 @@ fn claim_gets_an_address_of_its_nodes_block_at_once() {
         nodes.attachment(&sandbox, container).add(&conf)
     };
     let _ = make("asked.net");
-    let words = ["ipamclaim blue/free.net", &named, "the pod asks for 10.22.3.250"];
+    let words = ["ipamclaim blue/free.net", &named, "the pod requests 10.22.3.250"];
     assert_refused("another", &requesting("p4", "free.net", "10.22.3.250"), 11, &words);
     assert_eq!(allocated(requesting("p5", "asked.net", "10.22.3.250")), ["10.22.3.250"]);
     assert_eq!(read("asked.net")["status"]["ips"], json!(["10.22.3.250/22"]));

@@ -113,7 +113,7 @@ fn address_store_in_another_directory_is_named_as_the_cause() {
     let words = [
         "pool 10.20.0.0-25",
         "no address is free",
-        "ipam.dataDir /var/lib/weft/elsewhere is not its agent's --address-stores /var/lib/weft/ipam-0",
+        "ipam.dataDir /var/lib/weft/elsewhere is not the agent's --address-stores /var/lib/weft/ipam-0",
     ];
     assert_refused("full", &refused.expect("three blocks and no more"), 11, &words);
     // Both directories keep their addresses.

@@ -48,7 +48,7 @@ fn deleted_node_object_of_a_live_node_keeps_its_blocks() {
     nodes.kube.kubectl(["delete", "node", "worker-0"]);
     nodes
         .machine
-        .wait("agent-0", "answers", || nodes.log(0).contains("took this node for gone").then_some(()));
+        .wait("agent-0", "answers", || nodes.log(0).contains("answered the liveness probe").then_some(()));
     std::thread::sleep(Duration::from_secs(6));
     assert!(!nodes.blocks_of(0).is_empty(), "{}", nodes.machine.log("one"));
     // Without an agent there is no answer: the blocks of the node are released.
@@ -61,7 +61,7 @@ fn deleted_node_object_of_a_live_node_keeps_its_blocks() {
     nodes.start(0);
     nodes.wait(0);
     nodes.machine.wait("agent-0", "finds the lost lease", || {
-        nodes.log(0).contains("not this node's any more").then_some(())
+        nodes.log(0).contains("block lease is not in the cluster").then_some(())
     });
     let refused = nodes.attachment(&sandbox, "late").add(&conf(0));
     assert_refused(
@@ -101,7 +101,7 @@ fn deleted_blocks_are_leased_again_with_their_held_addresses() {
     }
     nodes.delete_all_blocks();
     nodes.machine.wait("agent-0", "finds the lost lease", || {
-        nodes.log(0).contains("not this node's any more").then_some(())
+        nodes.log(0).contains("block lease is not in the cluster").then_some(())
     });
     // This happens without any request.
     until("the held block to be the node's", || (!nodes.blocks_of(0).is_empty()).then_some(()));
@@ -154,7 +154,7 @@ fn restarted_agent_answers_probe_for_another_data_directory() {
     nodes.kube.kubectl(["delete", "node", "worker-0"]);
     nodes
         .machine
-        .wait("agent-0", "answers", || nodes.log(0).contains("took this node for gone").then_some(()));
+        .wait("agent-0", "answers", || nodes.log(0).contains("answered the liveness probe").then_some(()));
     std::thread::sleep(Duration::from_secs(6));
     assert!(!nodes.blocks_of(0).is_empty(), "{}", nodes.machine.log("one"));
     // A node that has no such blocks watches none.
@@ -254,7 +254,7 @@ fn shared_address_survives_manual_deletion_of_its_object() {
     let kept = allocated(call("ADD", 0, "before"))[0].clone();
     assert_eq!(allocated(call("ADD", 1, "after"))[0], kept);
     nodes.machine.wait("agent-0", "observes that the object names the other node", || {
-        nodes.log(0).contains("not this node's any more").then_some(())
+        nodes.log(0).contains("block lease is not in the cluster").then_some(())
     });
     std::thread::sleep(Duration::from_secs(2));
     let of_claim = || {
@@ -348,7 +348,7 @@ fn recreated_pool_has_one_block_layout() {
     nodes.kube.kubectl(["delete", "ippools.weft.dev", &name]);
     pool(&nodes, "10.79.0.0/26", 3);
     nodes.machine.wait("agent-0", "finds the lost lease", || {
-        nodes.log(0).contains("not this node's any more").then_some(())
+        nodes.log(0).contains("block lease is not in the cluster").then_some(())
     });
     assert_eq!(all_of(&nodes, &sandbox, "others", &conf(1)).len(), 62);
     let refused = nodes.attachment(&sandbox, "c1").add(&conf(0));
@@ -558,9 +558,9 @@ fn agent_without_threads_drops_lost_blocks_and_answers_probes() {
     nodes.kube.kubectl(["patch", "ipblock", &kept, "--type", "merge", "-p", probe]);
     nodes
         .machine
-        .wait("agent-0", "answers", || nodes.log(0).contains("took this node for gone").then_some(()));
+        .wait("agent-0", "answers", || nodes.log(0).contains("answered the liveness probe").then_some(()));
     nodes.machine.wait("agent-0", "drops the lost lease", || {
-        nodes.log(0).contains("not this node's any more").then_some(())
+        nodes.log(0).contains("block lease is not in the cluster").then_some(())
     });
 }
 

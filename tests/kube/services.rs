@@ -465,7 +465,7 @@ fn service_whose_selector_was_removed_works_once_recreated() {
     let listed = || cluster.listed("web").keys().eq(["10.0.0.9"]).then_some(());
     cluster.machine.wait(manager, "lists the pod address", listed);
     until("the selector is reported", || {
-        cluster.events("web").iter().any(|event| event.contains("make the Service anew")).then_some(())
+        cluster.events("web").iter().any(|event| event.contains("recreate the Service")).then_some(())
     });
     // Reason: slices that Kubernetes wrote stay.
     kube.kubectl([

@@ -63,7 +63,8 @@ impl Cluster {
     /// Starts both; the first one leads.
     fn start_both(&self) {
         self.start(ONE);
-        self.machine.wait(ONE.0, "leads", || self.machine.log(ONE.0).contains("leads").then_some(()));
+        self.machine
+            .wait(ONE.0, "leads", || self.machine.log(ONE.0).contains("acquired leadership").then_some(()));
         self.start(TWO);
         self.machine.wait(TWO.0, "is ready", || {
             let asked = self.machine.attempt(["curl", "-sf", &format!("http://{}/readyz", TWO.2)]);
@@ -182,7 +183,7 @@ fn leader_election_stalled_leader_writes_nothing_more() {
     assert!(written[first..].iter().all(|(by, _)| by == TWO.1), "{:?}", &written[first..]);
     cluster.machine.wait(TWO.0, "keeps the slices", || (cluster.listed() == expected).then_some(()));
     assert!(
-        cluster.machine.log(ONE.0).contains("another controller goes on"),
+        cluster.machine.log(ONE.0).contains("another controller takes over"),
         "{}",
         cluster.machine.log(ONE.0)
     );

@@ -577,7 +577,7 @@ fn plan_once_is_used_if_there_is_no_agent() {
         "no agent",
         &cluster.attachment(&pod).add(&config),
         11,
-        &["weft plan --once", "no pod of a cluster", "manifestDir"],
+        &["weft plan --once", "in-cluster configuration", "manifestDir"],
     );
     assert_eq!(cluster.calls().len(), 0);
 }

@@ -61,7 +61,7 @@ fn pod_annotation_changes_are_followed_until_the_pod_starts() {
         "--overwrite",
         &format!("{NETWORKS}=net-b"),
     ]);
-    cluster.wait_for_event("more", &["NetworkRefused", "eth1", "create the pod anew"]);
+    cluster.wait_for_event("more", &["NetworkRefused", "eth1", "recreate the pod"]);
     wait_for(&cluster, "more", &[default, ("eth1", "10.21.0.")]);
     // An unreadable annotation is ignored until it is deleted.
     pod_with(&cluster, "unreadable", &json!({ "annotations": { VIF: "{" } }));

@@ -1,29 +1,29 @@
-//! Whether pods are being attached now: what nobody waits for waits until they are.
+//! Counter of ADDs in progress, so that background work can wait until pods are attached.
 //!
-//! A runtime that starts many pods at once keeps every processor busy; Events and statuses of the first ones would take
-//! them from the last.
+//! A runtime that starts many pods at once keeps every processor busy. Events and statuses of the first pods would slow
+//! down the last ones.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// How many calls are under way.
+/// Number of calls in progress.
 #[derive(Debug, Default)]
 pub struct Busy(watch::Sender<usize>);
 
-/// A call that is under way, until this is dropped.
+/// Call in progress, until it is dropped.
 #[derive(Debug)]
 pub struct Call<'a>(&'a Busy);
 
 impl Busy {
-    /// One more.
+    /// Counts one more call.
     pub fn begin(&self) -> Call<'_> {
         self.0.send_modify(|count| *count += 1);
         Call(self)
     }
 
-    /// Comes when none is under way, and after so long in any case.
+    /// Waits until no call is in progress, or until `longest` is over.
     pub async fn quiet(&self, longest: Duration) {
         let mut changes = self.0.subscribe();
         let _ = timeout(longest, changes.wait_for(|count| *count == 0)).await;
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_is_quiet_when_the_last_call_has_ended_and_nobody_waits_for_ever() {
+    async fn background_work_waits_for_calls_up_to_its_limit() {
         let busy = Busy::default();
         let long = Duration::from_secs(600);
         busy.quiet(long).await;

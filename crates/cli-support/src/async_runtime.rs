@@ -4,15 +4,15 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
 
-/// One thread that waits for many things.
+/// Returns a single-threaded async runtime.
 pub fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|cause| Failure::new(format!("start: {cause}")))
+    runtime.map_err(|cause| Failure::new(format!("start the async runtime: {cause}")))
 }
 
-/// Comes with the first signal to end.
+/// Returns a future that completes with the first SIGTERM or SIGINT.
 pub fn ended() -> Result<impl Future<Output = ()>, Failure> {
-    let failed = |cause: std::io::Error| Failure::new(format!("signals: {cause}"));
+    let failed = |cause: std::io::Error| Failure::new(format!("watch for signals: {cause}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     Ok(async move {

@@ -1,9 +1,10 @@
-//! Work beside that of whoever answers: what lasts as long as the process does, and what would keep the others waiting.
+//! Background tasks that run as long as the process, and blocking work on a thread of its own.
 //!
-//! Rules: a part that lasts and panics ends the process, in order: nobody would miss it otherwise, and what starts the
-//! process starts it again; a thread that the kernel does not give is an error of the one who wanted it.
+//! - A background task that panics ends the process in an orderly way, so that it is restarted. Otherwise its work would
+//!   silently stop.
+//! - If the kernel provides no thread for blocking work, the caller gets an error.
 //!
-//! Source: tokio's `spawn_blocking` panics where no thread can be started, pthread_create(3) EAGAIN.
+//! Source: tokio's `spawn_blocking` panics if no thread can be started, pthread_create(3) EAGAIN.
 
 use std::io;
 
@@ -15,50 +16,52 @@ use tracing::error;
 
 use crate::failure::Failure;
 
-/// Who is told of a part that has ended by a panic.
+/// Supervisor of the background tasks. It contains the name of a task that panicked.
 #[derive(Clone, Debug, Default)]
 pub struct BackgroundTasks(Sender<Option<&'static str>>);
 
 impl BackgroundTasks {
-    /// Begins a part.
-    pub fn begin(&self, what: &'static str, work: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
-        let (work, broken) = (tokio::spawn(work), self.0.clone());
+    /// Starts a background task.
+    pub fn begin(&self, task: &'static str, work: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        let (work, panicked) = (tokio::spawn(work), self.0.clone());
         let handle = work.abort_handle();
         tokio::spawn(async move {
             if work.await.is_err_and(|ended| ended.is_panic()) {
-                error!(what, "it panicked, and nobody would do it any more: this process ends");
-                broken.send_replace(Some(what));
+                error!(task, "background task panicked; shutting down");
+                panicked.send_replace(Some(task));
             }
         });
         handle
     }
 
-    /// Comes when one has panicked, or with `ended`.
+    /// Waits until a task has panicked, or until `ended` completes.
     pub async fn until(self, ended: impl Future<Output = ()>) {
-        let mut broken = self.0.subscribe();
+        let mut panicked = self.0.subscribe();
         tokio::select! {
             () = ended => {}
-            // The sender lives as long as we do.
-            _ = broken.wait_for(Option::is_some) => {}
+            // It cannot fail: `self` keeps the sender.
+            _ = panicked.wait_for(Option::is_some) => {}
         }
     }
 
-    /// What it came to in the end.
+    /// Returns whether all tasks ran as they should.
     ///
     /// # Errors
-    /// The part that panicked.
+    /// A task panicked.
     pub fn outcome(&self) -> Result<(), Failure> {
         match *self.0.borrow() {
             None => Ok(()),
-            Some(what) => Err(Failure::new(format!("{what}: it panicked, see above"))),
+            Some(task) => {
+                Err(Failure::new(format!("background task \"{task}\" panicked; the log has its message")))
+            }
         }
     }
 }
 
-/// Failure of work on a thread of its own.
+/// Failure of blocking work.
 #[derive(Debug, Error)]
 pub enum WorkError {
-    /// The kernel gave no thread for it.
+    /// The kernel provided no thread.
     #[error("start a thread: {0}")]
     NotStarted(io::Error),
     /// The work panicked.
@@ -66,17 +69,18 @@ pub enum WorkError {
     Panicked,
 }
 
-/// Does on a thread of its own what would keep the thread that answers.
+/// Runs blocking work on a thread of its own, and returns its result.
 ///
 /// # Errors
-/// There is no thread for it; or it panicked.
+/// No thread could be started, or the work panicked.
 pub async fn run_on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, WorkError> {
-    let (done, told) = oneshot::channel();
-    let thread = std::thread::Builder::new().name("aside".to_owned()).spawn(move || drop(done.send(work())));
+    let (done, result) = oneshot::channel();
+    let thread =
+        std::thread::Builder::new().name("blocking".to_owned()).spawn(move || drop(done.send(work())));
     thread.map_err(WorkError::NotStarted)?;
-    told.await.map_err(|_| WorkError::Panicked)
+    result.await.map_err(|_| WorkError::Panicked)
 }
 
 #[cfg(test)]
@@ -86,20 +90,21 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_part_that_panics_ends_all_and_one_that_is_done_does_not() {
+    async fn background_task_that_panics_ends_the_process() {
         let never = || std::future::pending::<()>();
         let background = BackgroundTasks::default();
         background.begin("done", async {});
         background.begin("aborted", never()).abort();
         let early = tokio::time::timeout(Duration::from_millis(50), background.clone().until(never())).await;
         assert!(early.is_err() && background.outcome().is_ok());
-        background.begin("giving addresses", async { panic!("for a test") });
+        background.begin("address transfers", async { panic!("for a test") });
         background.clone().until(never()).await;
-        assert!(background.outcome().unwrap_err().to_string().starts_with("giving addresses: it panicked"));
+        let error = background.outcome().unwrap_err().to_string();
+        assert_eq!(error, "background task \"address transfers\" panicked; the log has its message");
     }
 
     #[tokio::test]
-    async fn what_is_done_aside_is_told_and_so_is_that_it_was_not() {
+    async fn background_thread_returns_its_result_or_its_panic() {
         assert_eq!(run_on_thread(|| 7).await.unwrap(), 7);
         let panics: fn() -> u8 = || panic!("for a test");
         assert!(matches!(run_on_thread(panics).await, Err(WorkError::Panicked)));

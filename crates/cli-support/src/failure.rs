@@ -1,7 +1,7 @@
-//! Why a command failed, for the person who typed it: one sentence, what is known besides, and what to do next.
+//! Failure of a command: one sentence, details, and the next step; and the exit code.
 //!
-//! Rules: the sentence has a path through it, lower case, no full stop; exit codes are decided here and
-//! nowhere else, and never from text.
+//! - The sentence has the form `path: key: value: why`, in lower case and without a full stop.
+//! - Exit codes are decided here, and never from the text of an error.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -10,34 +10,34 @@ use cni::{Error, code};
 
 use crate::terminal::plain;
 
-/// How a command that did not succeed ends. 0 is success.
+/// Exit code of a command that failed. A command that succeeds exits with 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// 1: it failed.
+    /// 1: the command failed.
     Failed,
-    /// 2: it was asked for in the wrong way.
+    /// 2: the command line is invalid.
     Usage,
-    /// 3: only root can do it.
+    /// 3: the command needs root.
     NeedsRoot,
-    /// 130: interrupted; what it had made is removed again.
+    /// 130: the command was interrupted, and its effects are removed.
     Interrupted,
 }
 
-/// The codes for `--help`.
+/// Exit codes for `--help`.
 pub const EXIT_CODES: &str =
     "Exit codes: 0 success, 1 failure, 2 wrong usage, 3 root required, 130 interrupted and rolled back.";
 
-/// Why a command failed.
+/// Failure of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     exit: Exit,
     sentence: String,
     details: String,
     next: String,
-    told: Reported,
+    reported: Reported,
 }
 
-/// Whether the outcome that was printed shows the failure.
+/// Whether the printed output already shows the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reported {
     NotYet,
@@ -45,43 +45,43 @@ enum Reported {
 }
 
 impl Failure {
-    /// It failed; exit code 1.
+    /// Returns a failure with exit code 1.
     pub fn new(sentence: impl Into<String>) -> Failure {
         Failure {
             exit: Exit::Failed,
             sentence: sentence.into(),
             details: String::new(),
             next: String::new(),
-            told: Reported::NotYet,
+            reported: Reported::NotYet,
         }
     }
 
-    /// It failed, and what has been printed already says so.
+    /// Returns a failure that the printed output already shows.
     pub fn quiet(sentence: impl Into<String>) -> Failure {
-        Failure { told: Reported::Already, ..Failure::new(sentence) }
+        Failure { reported: Reported::Already, ..Failure::new(sentence) }
     }
 
-    /// Must it still be said?
+    /// Whether the printed output already shows the failure.
     pub fn is_quiet(&self) -> bool {
-        self.told == Reported::Already
+        self.reported == Reported::Already
     }
 
-    /// The same with another exit code.
+    /// Sets the exit code.
     pub fn exit(self, exit: Exit) -> Failure {
         Failure { exit, ..self }
     }
 
-    /// The same with what the person may do next.
+    /// Sets the next step for the user.
     pub fn next(self, next: impl Into<String>) -> Failure {
         Failure { next: next.into(), ..self }
     }
 
-    /// The same one step further up the path: `step: …`.
+    /// Adds a step in front of the sentence: `step: …`.
     pub fn context(self, step: impl fmt::Display) -> Failure {
         Failure { sentence: format!("{step}: {}", self.sentence), ..self }
     }
 
-    /// The same, and what failed besides.
+    /// Appends the sentence of another failure.
     pub fn also(mut self, more: Option<Failure>) -> Failure {
         if let Some(Failure { sentence, .. }) = more {
             self.sentence = format!("{}; {sentence}", self.sentence);
@@ -89,7 +89,7 @@ impl Failure {
         self
     }
 
-    /// The exit code.
+    /// Returns the exit code.
     pub fn code(&self) -> ExitCode {
         ExitCode::from(match self.exit {
             Exit::Failed => 1,
@@ -107,9 +107,9 @@ impl From<Error> for Failure {
 }
 
 impl From<Failure> for Error {
-    /// What reading files for somebody else came to: code 5.
+    /// Returns the failure as a CNI error with code 5.
     fn from(failure: Failure) -> Error {
-        let Failure { exit: _, sentence, details, next, told: _ } = failure;
+        let Failure { exit: _, sentence, details, next, reported: _ } = failure;
         let both = [details, next].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ");
         Error::new(code::IO_FAILURE, sentence).details(both)
     }
@@ -117,7 +117,7 @@ impl From<Failure> for Error {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Failure { exit: _, sentence, details, next, told: _ } = self;
+        let Failure { exit: _, sentence, details, next, reported: _ } = self;
         f.write_str(&plain(sentence))?;
         for line in [details, next].into_iter().filter(|line| !line.is_empty()) {
             write!(f, "\n  {}", plain(line))?;
@@ -133,14 +133,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_a_sentence_then_what_is_known_then_what_to_do() {
+    fn failure_shows_sentence_details_and_next_step() {
         let failure = Failure::from(Error::config("no").details("of weft")).context("a").next("do b");
         assert_eq!(failure.to_string(), "a: no\n  of weft\n  do b");
         assert_eq!(Failure::new("a").also(Some(Failure::new("b"))).to_string(), "a; b");
     }
 
     #[test]
-    fn what_a_stranger_wrote_cannot_move_the_cursor() {
+    fn failure_text_has_no_control_characters() {
         assert_eq!(Failure::new("a\u{1b}[31m\nb").to_string(), "a [31m b");
     }
 }

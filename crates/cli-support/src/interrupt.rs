@@ -1,7 +1,7 @@
-//! Being told to stop: Ctrl-C and its sisters set a flag, and whoever works looks at it between two steps.
+//! Interruption of a command: SIGINT, SIGTERM and SIGHUP set a flag, which the command checks between two steps.
 //!
-//! What has been made is removed before the program ends; a second signal does not hurry that. The programs we
-//! start are in process groups of their own, so a terminal's Ctrl-C reaches us alone.
+//! The command then removes its effects before it exits; a second signal does not shorten that. Programs that the command
+//! starts have process groups of their own, so Ctrl-C in a terminal reaches the command only.
 //!
 //! Source: signal(7); signal-safety(7): the handler does nothing but set the flag.
 
@@ -12,12 +12,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::{Exit, Failure};
 
-/// Whether somebody wants us to stop.
+/// Flag that is set when the command is to stop.
 #[derive(Clone, Debug)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// From now on these signals set the flag instead of ending the program.
+    /// Installs the signal handlers. From now on the signals set the flag instead of ending the process.
     pub fn watch() -> Result<Interrupt, Failure> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGHUP, SIGINT, SIGTERM] {
@@ -27,21 +27,18 @@ impl Interrupt {
         Ok(Interrupt(flag))
     }
 
-    /// The flag, for those who outlive whoever watches.
+    /// Returns the flag for code that needs a static reference.
     pub fn flag(&self) -> &'static AtomicBool {
         Box::leak(Box::new(Arc::clone(&self.0)))
     }
 
-    /// Has one come?
-    pub fn has_come(&self) -> bool {
+    /// Whether a signal was received.
+    pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Stops here if one has come.
+    /// Returns a failure if a signal was received.
     pub fn stop_here(&self) -> Result<(), Failure> {
-        match self.has_come() {
-            true => Err(Failure::new("interrupted").exit(Exit::Interrupted)),
-            false => Ok(()),
-        }
+        if self.is_set() { Err(Failure::new("interrupted").exit(Exit::Interrupted)) } else { Ok(()) }
     }
 }

@@ -16,7 +16,7 @@ pub struct Log {
     log_format: LogFormat,
 }
 
-/// Form of the log.
+/// Format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
     /// Text for people
@@ -26,12 +26,12 @@ pub(crate) enum LogFormat {
 }
 
 impl Log {
-    /// Begins to log, to stderr.
+    /// Starts to log to stderr.
     pub fn start(&self) -> Result<(), Failure> {
         let Log { log: level, log_format } = self;
         let filter = EnvFilter::try_new(level)
             .map_err(|cause| Failure::new(format!("--log {level}: {cause}")).exit(Exit::Usage))?;
-        // The library tells each try that fails, as an error; what comes of it is told by who tried.
+        // kube logs each failed attempt as an error; the caller logs the outcome.
         let library = (!level.contains("kube")).then(|| "kube_client::client=off".parse().ok()).flatten();
         let filter = library.into_iter().fold(filter, EnvFilter::add_directive);
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

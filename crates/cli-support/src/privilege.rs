@@ -1,4 +1,4 @@
-//! Root: who has it not is told how to run the command with it.
+//! Checks for root. The failure shows the command with `sudo`.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -9,35 +9,32 @@ use rustix::io::Errno;
 
 use crate::failure::{Exit, Failure};
 
-/// What root may lack, in a container above all.
-const ROOT_LACKS: &str = "it is somebody else's, and root has not the capability DAC_OVERRIDE here, or the node's security module forbids it: docs/installation.md, «Permissions»";
+/// Reasons why root may be denied access, above all in a container.
+const ROOT_DENIED: &str = "the file belongs to another user and root lacks the capability DAC_OVERRIDE here, or a security module of the node denies access: see docs/installation.md, «Permissions»";
 
-/// Refuses unless we are root.
+/// Fails unless the process runs as root.
 pub fn require(command: &str, why: &str) -> Result<(), Failure> {
-    match rustix::process::geteuid().is_root() {
-        true => Ok(()),
-        false => Err(lacking(format!("{command} needs root: {why}"))),
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
     }
+    Err(lacking(format!("{command} needs root: {why}")))
 }
 
-/// A refusal by the file system; if root would have been let in, that is what is said, and what root itself lacks.
+/// Returns the failure of an operation on a file. If permission is denied, it names the next step.
 pub fn refused(what: &str, cause: &io::Error) -> Failure {
     let sentence = format!("{what}: {cause}");
     match (cause.kind(), rustix::process::geteuid().is_root()) {
         (ErrorKind::PermissionDenied, false) => lacking(sentence),
-        (ErrorKind::PermissionDenied, true) => Failure::new(sentence).exit(Exit::NeedsRoot).next(ROOT_LACKS),
+        (ErrorKind::PermissionDenied, true) => Failure::new(sentence).exit(Exit::NeedsRoot).next(ROOT_DENIED),
         _ => Failure::new(sentence),
     }
 }
 
-/// A failure of another program to write to a place: if that is root's, root would not have had it.
-pub fn of_place(failure: Failure, place: &Path) -> Failure {
-    let there = place.ancestors().find(|path| path.exists()).unwrap_or(place);
+/// Adds the next step to another program's failure to write a file, if only root can write it.
+pub fn of_place(failure: Failure, path: &Path) -> Failure {
+    let there = path.ancestors().find(|path| path.exists()).unwrap_or(path);
     let is_denied = access(there, Access::WRITE_OK).is_err_and(|errno| errno == Errno::ACCESS);
-    match is_denied && !rustix::process::geteuid().is_root() {
-        true => with_root(failure),
-        false => failure,
-    }
+    if is_denied && !rustix::process::geteuid().is_root() { with_root(failure) } else { failure }
 }
 
 fn lacking(sentence: String) -> Failure {
@@ -49,14 +46,14 @@ fn with_root(failure: Failure) -> Failure {
     failure.exit(Exit::NeedsRoot).next(format!("run it as: sudo {}", line.join(" ")))
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell.
 fn quoted(word: &OsString) -> String {
     let word = word.to_string_lossy().into_owned();
     let harmless = |c: char| c.is_ascii_alphanumeric() || "/._-=:,@+%".contains(c);
-    match !word.is_empty() && word.chars().all(harmless) {
-        true => word,
-        false => format!("'{}'", word.replace('\'', r"'\''")),
+    if !word.is_empty() && word.chars().all(harmless) {
+        return word;
     }
+    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]
@@ -64,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_is_shown_as_a_shell_takes_it() {
+    fn privilege_hint_quotes_the_command_for_a_shell() {
         assert_eq!(quoted(&"a/b-c.yaml".into()), "a/b-c.yaml");
         assert_eq!(quoted(&"it's me".into()), r"'it'\''s me'");
         assert_eq!(quoted(&OsString::new()), "''");

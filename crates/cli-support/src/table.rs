@@ -1,13 +1,11 @@
-//! Columns for people: as wide as what is in them, no wider.
+//! Tables for people, with columns as wide as their content.
 
 use crate::terminal::plain;
 
-/// Between two columns.
+/// Gap between two columns.
 const GAP: &str = "  ";
 
-/// Lays out rows below their headings; a line each, indented by `indent` blanks.
-///
-/// A row that is shorter than the headings ends early.
+/// Returns the headings and rows as lines, indented by `indent` blanks. A row may have fewer cells than there are headings.
 pub fn lay_out(headings: &[&str], rows: &[Vec<String>], indent: usize) -> String {
     let headings: Vec<String> = headings.iter().map(|heading| heading.to_uppercase()).collect();
     let rows: Vec<Vec<String>> =
@@ -30,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_what_is_in_them() {
+    fn table_columns_are_as_wide_as_their_content() {
         let rows = [vec!["a".to_owned(), "long".to_owned()], vec!["wid\ner".to_owned(), String::new()]];
         assert_eq!(lay_out(&["x", "y"], &rows, 2), "  X       Y\n  a       long\n  wid er\n");
     }

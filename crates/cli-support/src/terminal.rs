@@ -1,15 +1,15 @@
 //! Control characters of a terminal: which they are, and text without them.
 //!
-//! Names, errors and results may come from anywhere, so none of their characters may control the terminal that shows them.
+//! Names, errors and results are untrusted, so none of their characters may control the terminal that shows them.
 
-/// The text on one line without anything that a terminal would obey.
+/// Returns the text on one line, without characters that a terminal executes.
 pub fn plain(text: &str) -> String {
-    text.chars().map(|c| if is_obeyed(c) { ' ' } else { c }).collect()
+    text.chars().map(|c| if is_control(c) { ' ' } else { c }).collect()
 }
 
 /// Whether a terminal executes the character instead of showing it. Characters that change the direction of text count, because
 /// they change how a line reads.
-pub(crate) fn is_obeyed(c: char) -> bool {
+pub(crate) fn is_control(c: char) -> bool {
     let turns =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')

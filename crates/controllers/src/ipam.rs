@@ -1,4 +1,4 @@
-//! Rounds of [`IpamReconciler`], one after the other, and their figures.
+//! IPAM controller: runs [`IpamReconciler`] periodically and counts its results.
 
 mod gone_nodes;
 pub(crate) mod reconciler;
@@ -18,9 +18,9 @@ use tracing::{info, warn};
 use crate::ipam::reconciler::{IpamReconciler, Round};
 use kube_support::health::HealthStatus;
 
-/// Who keeps addresses in order, again and again.
+/// IPAM controller.
 pub(crate) struct IpamController {
-    keeper: Mutex<IpamReconciler>,
+    reconciler: Mutex<IpamReconciler>,
     every: Duration,
     registry: Registry,
     rounds: Counter,
@@ -33,8 +33,8 @@ pub(crate) struct IpamController {
 }
 
 impl IpamController {
-    /// A round every so often.
-    pub(crate) fn new(keeper: IpamReconciler, every: Duration) -> IpamController {
+    /// Returns a controller that reconciles each `every`.
+    pub(crate) fn new(reconciler: IpamReconciler, every: Duration) -> IpamController {
         let mut registry = Registry::with_prefix("weft_ipam");
         let (rounds, failed) = (Counter::default(), Counter::default());
         let (reclaimed, ended) = (Counter::default(), Counter::default());
@@ -58,17 +58,28 @@ impl IpamController {
         registry.register("pools", "Number of pools", pools.clone());
         registry.register("leased_blocks", "Number of blocks leased by nodes", leased.clone());
         registry.register("findings", "Number of findings, as in weft ipam check", findings.clone());
-        let keeper = Mutex::new(keeper);
-        IpamController { keeper, every, registry, rounds, failed, reclaimed, ended, pools, leased, findings }
+        let reconciler = Mutex::new(reconciler);
+        IpamController {
+            reconciler,
+            every,
+            registry,
+            rounds,
+            failed,
+            reclaimed,
+            ended,
+            pools,
+            leased,
+            findings,
+        }
     }
 
-    /// For ever.
+    /// Runs until the process ends.
     pub(crate) async fn run(self: Arc<Self>) {
-        let mut keeper = self.keeper.lock().await;
-        let follow = keeper.follow();
+        let mut reconciler = self.reconciler.lock().await;
+        let follow = reconciler.follow();
         let rounds = async {
             loop {
-                self.round(&mut keeper).await;
+                self.round(&mut reconciler).await;
                 tokio::time::sleep(self.every).await;
             }
         };
@@ -78,11 +89,11 @@ impl IpamController {
         }
     }
 
-    async fn round(&self, keeper: &mut IpamReconciler) {
-        match keeper.round().await {
+    async fn round(&self, reconciler: &mut IpamReconciler) {
+        match reconciler.round().await {
             Ok(round) => self.count(&round),
-            Err(why) => {
-                warn!(%why, "a round failed; the next one goes on");
+            Err(error) => {
+                warn!(%error, "reconciliation failed; the next one continues");
                 self.failed.inc();
             }
         }
@@ -91,7 +102,7 @@ impl IpamController {
     fn count(&self, round: &Round) {
         let Round { reclaimed, ended, findings, pools, leased } = round;
         if *reclaimed > 0 || *ended > 0 {
-            info!(reclaimed, ended, "addresses given back");
+            info!(reclaimed, ended, "reclaimed blocks and ended claims");
         }
         self.rounds.inc();
         self.reclaimed.inc_by(*reclaimed);
@@ -105,7 +116,7 @@ impl IpamController {
 impl HealthStatus for IpamController {
     fn page(&self) -> String {
         let mut page = String::new();
-        // Writing to a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = text::encode(&mut page, &self.registry);
         page
     }

@@ -1,17 +1,18 @@
-//! `weft controller`: what is decided once for a cluster, and not on each node.
+//! Cluster controllers (`weft controller`): Neutron ports, IP pools, and Services on additional networks.
 //!
 //! ```text
-//!   API server ──watch──► pods, definitions ─► wishes ─► ports of Neutron (found, made, pooled)
-//!        ▲                                                   │
-//!        └── openstack.org/kuryr-vif, Events ◄── desk ◄──────┘   ACTIVE?
+//!   API server ──watch──► pods, definitions ─► port requests ─► Neutron ports (found, created, pooled)
+//!        ▲                                                          │
+//!        └── openstack.org/kuryr-vif, Events ◄── PortReconciler ◄───┘   ACTIVE?
 //!
-//!   API server ──census──► pools, blocks, nodes, pods ─► status, Events, blocks of dead nodes, claims that ended
+//!   API server ──ClusterSnapshot──► pools, blocks, nodes, pods ─► status, Events, blocks of gone nodes, ended claims
 //!
-//!   API server ──watch──► Services, pods ─► EndpointSlices with addresses of further networks
+//!   API server ──watch──► Services, pods ─► EndpointSlices with addresses of additional networks
 //! ```
 //!
-//! One process does one of the three, with the rights for that one. Of several, the one that holds the Lease works; it has
-//! nothing on its disk: what it must know is in the cluster and in Neutron.
+//! - A process runs one of the three controllers, with the permissions of that one.
+//! - Of several processes, the one that holds the Lease works.
+//! - A controller has no state on disk: its state is in the cluster and in Neutron.
 
 #![forbid(unsafe_code)]
 
@@ -39,7 +40,7 @@ use kube_support::leader_election::Election;
 use kube_support::{client, health};
 use services::ServiceController;
 
-/// What `weft controller` is told.
+/// Arguments of `weft controller`.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("work").required(true).args(["neutron", "ipam", "services"])))]
 #[command(after_help = format!("\
@@ -99,27 +100,27 @@ pub struct Arguments {
     log: Log,
 }
 
-/// The Lease of who makes ports.
+/// Lease of the Neutron controller.
 const NEUTRON_LEASE: &str = "weft-neutron";
-/// The Lease of who keeps addresses.
+/// Lease of the IPAM controller.
 const IPAM_LEASE: &str = "weft-ipam";
-/// The Lease of who lists addresses.
+/// Lease of the Services controller.
 const SERVICES_LEASE: &str = "weft-services";
 
-/// Does it, until SIGTERM or SIGINT.
+/// Runs the controller until SIGTERM or SIGINT.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.log.start()?;
     runtime()?.block_on(async {
         match arguments {
-            Arguments { ipam: true, .. } => arguments.keep_addresses().await,
-            Arguments { services: true, .. } => arguments.list_addresses().await,
-            _ => arguments.make_ports().await,
+            Arguments { ipam: true, .. } => arguments.run_ipam().await,
+            Arguments { services: true, .. } => arguments.run_services().await,
+            _ => arguments.run_neutron().await,
         }
     })
 }
 
 impl Arguments {
-    async fn make_ports(&self) -> Result<(), Failure> {
+    async fn run_neutron(&self) -> Result<(), Failure> {
         let settings = neutron::config_file::read(self.config.as_deref(), self.kuryr_conf.as_deref())?;
         let neutron =
             ::neutron::Client::new(settings.cloud).map_err(|error| Failure::new(error.to_string()))?;
@@ -131,40 +132,41 @@ impl Arguments {
         self.lead(client, NEUTRON_LEASE, Arc::clone(&reconciler), reconciler.run()).await
     }
 
-    async fn keep_addresses(&self) -> Result<(), Failure> {
+    async fn run_ipam(&self) -> Result<(), Failure> {
         let client = client::client(self.kubeconfig.as_deref()).await?;
         let grace = Duration::from_secs(self.node_grace);
         let retention = Duration::from_secs(self.sticky_hours.saturating_mul(3600));
-        let keeper = IpamReconciler::new(client.clone(), grace, retention, &self.identity());
-        let warden = Arc::new(IpamController::new(keeper, Duration::from_secs(self.ipam_interval.max(1))));
-        self.lead(client, IPAM_LEASE, Arc::clone(&warden), warden.run()).await
+        let reconciler = IpamReconciler::new(client.clone(), grace, retention, &self.identity());
+        let controller =
+            Arc::new(IpamController::new(reconciler, Duration::from_secs(self.ipam_interval.max(1))));
+        self.lead(client, IPAM_LEASE, Arc::clone(&controller), controller.run()).await
     }
 
-    async fn list_addresses(&self) -> Result<(), Failure> {
+    async fn run_services(&self) -> Result<(), Failure> {
         let client = client::client(self.kubeconfig.as_deref()).await?;
-        let lister = Arc::new(ServiceController::new(client.clone(), &self.identity()));
-        self.lead(client, SERVICES_LEASE, Arc::clone(&lister), lister.run()).await
+        let controller = Arc::new(ServiceController::new(client.clone(), &self.identity()));
+        self.lead(client, SERVICES_LEASE, Arc::clone(&controller), controller.run()).await
     }
 
-    /// Works as long as the Lease is ours; `told` answers over HTTP all the while.
+    /// Works while this controller holds the Lease. `status` is served over HTTP from the start.
     async fn lead(
         &self,
         client: kube::Client,
         lease: &str,
-        told: Arc<impl HealthStatus>,
+        status: Arc<impl HealthStatus>,
         work: impl Future<Output = ()>,
     ) -> Result<(), Failure> {
-        let page = health::bind(self.listen).await?;
+        let listener = health::bind(self.listen).await?;
         let identity = self.identity();
         let election = Election::new(client, &self.lease_namespace, lease, &identity);
-        tokio::spawn(health::serve(page, told));
-        info!(listen = %self.listen, identity, "started");
+        tokio::spawn(health::serve(listener, status));
+        info!(listen = %self.listen, identity, "controller started");
         let end = ended()?;
         let lead = async {
             election.win().await;
             tokio::select! {
                 () = election.hold_for(work) => Ok(()),
-                () = election.keep() => Err(Failure::new("the Lease is lost: another controller goes on")),
+                () = election.keep() => Err(Failure::new("the Lease is lost: another controller takes over")),
             }
         };
         let outcome = tokio::select! {
@@ -174,7 +176,7 @@ impl Arguments {
                 Ok(())
             }
         };
-        info!("ended");
+        info!("controller stopped");
         outcome
     }
 

@@ -1,4 +1,4 @@
-//! Controller of Neutron ports: from the pods' selections to ports of OpenStack, and to the VIFs that nodes read.
+//! Neutron controller: provides OpenStack ports for the networks that pods select, and writes their VIFs for the nodes.
 
 pub(crate) mod config_file;
 pub(crate) mod kuryr_conf;

@@ -1,14 +1,13 @@
-//! Services whose addresses are those of a further network: their EndpointSlices, so that cluster DNS answers with them.
+//! Services controller: publishes addresses of additional networks in EndpointSlices, so that cluster DNS returns them.
 //!
 //! ```text
-//!   API server ──watch──► Services, pods, our slices ─► wanted ─► comparison ─► slices made, written, taken away
+//!   API server ──watch──► Services, pods, own slices ─► desired slices ─► diff ─► slices created, updated, deleted
 //! ```
 //!
-//! Rules:
-//! - levels, not edges: at each change all of it is looked at again, changes of a second together;
-//! - slices that somebody else looks after are not even seen; ours go with their Service, by its ownership too;
-//! - what cannot be written is tried again, more and more rarely, and holds up nothing else ([`backoff`]);
-//! - what a Service asks for and cannot have is told to its owner in an Event, once for each text.
+//! - Level-triggered: each change causes a comparison of everything; changes within a second are collected.
+//! - Slices of other controllers are not read. Own slices are deleted with their Service, also by their owner reference.
+//! - A failed write is repeated with growing pauses and does not delay other Services ([`backoff`]).
+//! - A Service whose request is refused gets an Event, once for each text.
 //!
 //! Source: Kubernetes EndpointSlices; multus-service for the annotation.
 
@@ -43,53 +42,53 @@ use crate::services::backoff::{Backoff, PAUSES};
 use crate::services::service_objects::{
     Backend, MANAGED_BY, MANAGER, SERVICE_NAME, Service, Slice, SliceObject,
 };
-use crate::services::slice_diff::{Deed, deeds};
+use crate::services::slice_diff::{SliceChange, slice_changes};
 use kube_support::cache::{Cache, follow};
 use kube_support::health::HealthStatus;
 use kube_support::resources::{Key, Reduced};
 use kube_support::{api_error, events};
 
-/// Changes that come so close together are looked at together.
+/// Time for which changes are collected.
 const GATHER: Duration = Duration::from_secs(1);
-/// How long one write may take.
+/// Deadline of a write.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
-/// Which version of EndpointSlices a server has.
+/// Version of EndpointSlices that the API server has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     V1,
     V1beta1,
 }
 
-/// What came of a write.
+/// Outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// Another one of its name is there, and none of this Service's.
-    Taken,
+    /// Another controller or Service has a slice of this name.
+    NameTaken,
     Refused,
-    /// There was no answer in time.
-    Unanswered,
+    /// The API server did not answer in time.
+    NoAnswer,
 }
 
-/// Who lists addresses of Services.
+/// Services controller.
 pub(crate) struct ServiceController {
     client: Client,
     services: Arc<Cache<Service>>,
     pods: Arc<Cache<Backend>>,
     slices: Arc<Cache<Slice>>,
     recorder: Recorder,
-    /// What a Service's owner was told last, by its uid.
-    told: Mutex<BTreeMap<String, String>>,
+    /// Reason of the last Event about a Service, by its uid.
+    reported: Mutex<BTreeMap<String, String>>,
     registry: Registry,
-    asking: Gauge,
+    selected: Gauge,
     refused: Gauge<u64, AtomicU64>,
     written: Counter,
     failed: Counter,
 }
 
 impl ServiceController {
-    /// One that watches from now on, and does nothing yet.
+    /// Returns a controller that watches from now on, and writes nothing yet.
     pub(crate) fn new(client: Client, identity: &str) -> ServiceController {
         let (services, pods) = (Arc::new(Cache::new("services")), Arc::new(Cache::new("pods")));
         let all = Config::default();
@@ -102,9 +101,13 @@ impl ServiceController {
         ));
         let slices = Arc::new(Cache::new("endpointslices"));
         let mut registry = Registry::with_prefix("weft_services");
-        let (asking, refused) = (Gauge::default(), Gauge::default());
+        let (selected, refused) = (Gauge::default(), Gauge::default());
         let (written, failed) = (Counter::default(), Counter::default());
-        registry.register("selected", "Number of Services that select an additional network", asking.clone());
+        registry.register(
+            "selected",
+            "Number of Services that select an additional network",
+            selected.clone(),
+        );
         registry.register(
             "refused",
             "Number of Services whose network annotation is refused; their Events have the reason",
@@ -121,23 +124,23 @@ impl ServiceController {
             failed.clone(),
         );
         let recorder = events::recorder(client.clone(), Some(identity.to_owned()));
-        let told = Mutex::default();
+        let reported = Mutex::default();
         ServiceController {
             client,
             services,
             pods,
             slices,
             recorder,
-            told,
+            reported,
             registry,
-            asking,
+            selected,
             refused,
             written,
             failed,
         }
     }
 
-    /// For ever.
+    /// Runs until the process ends.
     pub(crate) async fn run(self: Arc<Self>) {
         let version = self.follow_slices().await;
         self.services.synced().await;
@@ -146,13 +149,13 @@ impl ServiceController {
         let mut changes = (self.services.changes(), self.pods.changes(), self.slices.changes());
         let mut backoff = Backoff::default();
         loop {
-            // What changes from here on is looked at in the next round.
+            // Later changes are handled in the next round.
             changes.0.mark_unchanged();
             changes.1.mark_unchanged();
             changes.2.mark_unchanged();
             self.round(version, &mut backoff).await;
             let changed = async {
-                // The senders live as long as we do.
+                // It cannot fail: the caches keep the senders.
                 let _ = tokio::select! {
                     one = changes.0.changed() => one,
                     one = changes.1.changed() => one,
@@ -167,7 +170,7 @@ impl ServiceController {
         }
     }
 
-    /// Follows our slices, once the server says which ones it has.
+    /// Detects the version of EndpointSlices and starts to follow the own slices.
     async fn follow_slices(&self) -> Version {
         let ours = Config::default().labels(&format!("{MANAGED_BY}={MANAGER}"));
         let (client, slices) = (self.client.clone(), Arc::clone(&self.slices));
@@ -176,7 +179,7 @@ impl ServiceController {
             match version(&self.client).await {
                 Ok(version) => break version,
                 Err(error) => {
-                    warn!(why = error.to_string(), "the server does not say which EndpointSlices it has");
+                    warn!(error = error.to_string(), "failed to detect the version of EndpointSlices");
                 }
             }
             sleep(pause).await;
@@ -189,68 +192,76 @@ impl ServiceController {
         version
     }
 
-    /// Looks at everything, and does what is to be done but for what rests.
+    /// Compares all Services with their slices, and writes the changes of those that are not paused.
     async fn round(&self, version: Version, backoff: &mut Backoff) {
         let (services, mut pods, mut slices) =
             (self.services.all(), by_namespace(&self.pods.all()), by_service(self.slices.all()));
-        let (mut seen, mut asking, mut refused) = (BTreeSet::new(), 0, BTreeMap::new());
+        let (mut seen, mut selected, mut refused) = (BTreeSet::new(), 0, BTreeMap::new());
         for service in services {
             let key = (service.namespace.clone(), service.name.clone());
             let present = slices.remove(&key).unwrap_or_default();
-            let groups = match &service.wish {
+            let groups = match &service.request {
                 None if present.is_empty() => continue,
                 None => Vec::new(),
-                Some(wish) => {
-                    asking += 1;
+                Some(request) => {
+                    selected += 1;
                     let of_namespace = pods.entry(service.namespace.clone()).or_default();
-                    desired_slices::groups(&service, wish, of_namespace).unwrap_or_else(|error| {
+                    desired_slices::groups(&service, request, of_namespace).unwrap_or_else(|error| {
                         refused.insert(service.uid.clone(), (Arc::clone(&service), error.to_string()));
                         Vec::new()
                     })
                 }
             };
-            let deeds = deeds(&service, &groups, &present, backoff.taken(&key));
-            self.act(version, &key, deeds, backoff).await;
+            let slice_changes = slice_changes(&service, &groups, &present, backoff.taken(&key));
+            self.act(version, &key, slice_changes, backoff).await;
             seen.insert(key);
         }
-        // Of Services that are gone: whoever collects garbage may be slow.
+        // Slices of deleted Services: the garbage collector may be slow.
         for (key, present) in slices {
-            let deeds = present.iter().map(|slice| Deed::Delete(slice.as_ref().clone())).collect();
-            self.act(version, &key, deeds, backoff).await;
+            let slice_changes =
+                present.iter().map(|slice| SliceChange::Delete(slice.as_ref().clone())).collect();
+            self.act(version, &key, slice_changes, backoff).await;
             seen.insert(key);
         }
         backoff.retain(|key| seen.contains(key));
-        self.asking.set(asking);
+        self.selected.set(selected);
         self.refused.set(refused.len() as u64);
-        self.tell(refused).await;
+        self.report(refused).await;
     }
 
-    /// Does it for one Service, as far as it can be done.
-    async fn act(&self, version: Version, service: &Key, deeds: Vec<Deed>, backoff: &mut Backoff) {
-        if backoff.has(service, Instant::now()) {
+    /// Writes the changes of one Service. It stops if the API server does not answer.
+    async fn act(
+        &self,
+        version: Version,
+        service: &Key,
+        slice_changes: Vec<SliceChange>,
+        backoff: &mut Backoff,
+    ) {
+        if backoff.is_paused(service, Instant::now()) {
             return;
         }
         let mut done = true;
-        for deed in deeds {
+        for change in slice_changes {
             let outcome = match version {
-                Version::V1 => self.write::<false>(&deed).await,
-                Version::V1beta1 => self.write::<true>(&deed).await,
+                Version::V1 => self.write::<false>(&change).await,
+                Version::V1beta1 => self.write::<true>(&change).await,
             };
             done &= outcome == Outcome::Done;
             match outcome {
-                Outcome::Taken => backoff.take(service, deed.name()),
-                // All others would wait as long for each that is left.
-                Outcome::Unanswered => break,
+                Outcome::NameTaken => backoff.add_taken(service, change.name()),
+                // Each remaining write would wait as long.
+                Outcome::NoAnswer => break,
                 Outcome::Done | Outcome::Refused => {}
             }
         }
-        match done {
-            true => backoff.done(service),
-            false => backoff.failed(service, Instant::now()),
+        if done {
+            backoff.done(service);
+        } else {
+            backoff.failed(service, Instant::now());
         }
     }
 
-    async fn write<const BETA: bool>(&self, deed: &Deed) -> Outcome
+    async fn write<const BETA: bool>(&self, change: &SliceChange) -> Outcome
     where
         SliceObject<BETA>: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Reduced<Form = Slice>
@@ -259,60 +270,61 @@ impl ServiceController {
             + Serialize
             + DeserializeOwned,
     {
-        let namespace = deed.slice().metadata.namespace.clone().unwrap_or_default();
+        let namespace = change.slice().metadata.namespace.clone().unwrap_or_default();
         let api = Api::<SliceObject<BETA>>::namespaced(self.client.clone(), &namespace);
-        let slice = format!("{namespace}/{}", deed.name());
-        let asking = self.slices.ask((namespace, deed.name().to_owned()));
-        let (outcome, why) = match timeout(WRITE_MAX, send(&api, deed)).await {
+        let slice = format!("{namespace}/{}", change.name());
+        let lookup = self.slices.ask((namespace, change.name().to_owned()));
+        let (outcome, why) = match timeout(WRITE_MAX, send(&api, change)).await {
             Ok(Ok(written)) => {
                 self.written.inc();
-                // Before the watch tells of it nothing else is to be thought of it.
+                // The cache gets the written slice before the watch reports it.
                 if let Some(object) = written {
-                    asking.found(object.reduce());
+                    lookup.found(object.reduce());
                 }
                 return Outcome::Done;
             }
             Ok(Err(error)) => {
                 let code = if let kube::Error::Api(status) = &error { status.code } else { 0 };
                 if code == 404 {
-                    // Its end the watch tells later.
-                    asking.gone();
+                    // The watch may report the deletion later.
+                    lookup.gone();
                 }
-                match (deed, code) {
-                    // It is gone already, or another one of its name is there by now: the watch tells.
-                    (Deed::Delete(_), 404 | 409) => return Outcome::Done,
-                    (Deed::Create(ours), 409) if is_anothers(&api, ours).await => {
-                        (Outcome::Taken, "it is somebody else's: another name is taken".to_owned())
-                    }
+                match (change, code) {
+                    // The slice is deleted, or another one has its name: the watch reports it.
+                    (SliceChange::Delete(_), 404 | 409) => return Outcome::Done,
+                    (SliceChange::Create(ours), 409) if is_foreign(&api, ours).await => (
+                        Outcome::NameTaken,
+                        "another controller has this EndpointSlice; another name is used".to_owned(),
+                    ),
                     _ => (Outcome::Refused, api_error::describe(&error)),
                 }
             }
             Err(_) => {
                 let why = format!("the API server does not answer within {} s", WRITE_MAX.as_secs());
-                (Outcome::Unanswered, why)
+                (Outcome::NoAnswer, why)
             }
         };
         self.failed.inc();
-        warn!(slice, why, "cannot be written; it is tried again");
+        warn!(slice, error = why, "failed to write EndpointSlice; will try again");
         outcome
     }
 
-    /// Tells owners of what is refused, once for each text.
-    async fn tell(&self, refused: BTreeMap<String, (Arc<Service>, String)>) {
+    /// Sends an Event about each refused Service, once for each text.
+    async fn report(&self, refused: BTreeMap<String, (Arc<Service>, String)>) {
         let mut fresh = Vec::new();
         {
-            // A map is never left half changed.
-            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-            told.retain(|uid, _| refused.contains_key(uid));
+            // A panic leaves no map half changed.
+            let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+            reported.retain(|uid, _| refused.contains_key(uid));
             for (uid, (service, why)) in refused {
-                if told.insert(uid, why.clone()).as_ref() != Some(&why) {
+                if reported.insert(uid, why.clone()).as_ref() != Some(&why) {
                     fresh.push((service, why));
                 }
             }
         }
         for (service, why) in fresh {
             let Service { namespace, name, uid, .. } = service.as_ref();
-            info!(service = format!("{namespace}/{name}"), why, "is refused");
+            info!(service = format!("{namespace}/{name}"), reason = why, "Service is refused");
             let about = ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("Service".to_owned()),
@@ -321,39 +333,39 @@ impl ServiceController {
                 uid: Some(uid.clone()),
                 ..ObjectReference::default()
             };
-            let told = events::EventText::new(
+            let event = events::EventText::new(
                 EventType::Warning,
                 events::EventReason::NetworkAddressesRefused,
                 "ListAddresses",
                 &why,
             );
-            let _ = timeout(WRITE_MAX, told.publish(&self.recorder, &about)).await;
+            let _ = timeout(WRITE_MAX, event.publish(&self.recorder, &about)).await;
         }
     }
 }
 
-/// Asks for it; the slice as it is then, if one is left.
+/// Sends a change. Returns the slice as the API server stored it, unless it was deleted.
 async fn send<const BETA: bool>(
     api: &Api<SliceObject<BETA>>,
-    deed: &Deed,
+    change: &SliceChange,
 ) -> Result<Option<SliceObject<BETA>>, kube::Error>
 where
     SliceObject<BETA>: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
 {
-    let (object, parameters) = (SliceObject::of(deed.slice()), PostParams::default());
-    match deed {
-        Deed::Create(_) => api.create(&parameters, &object).await.map(Some),
-        Deed::Replace(_) => api.replace(deed.name(), &parameters, &object).await.map(Some),
-        Deed::Delete(slice) => {
+    let (object, parameters) = (SliceObject::of(change.slice()), PostParams::default());
+    match change {
+        SliceChange::Create(_) => api.create(&parameters, &object).await.map(Some),
+        SliceChange::Replace(_) => api.replace(change.name(), &parameters, &object).await.map(Some),
+        SliceChange::Delete(slice) => {
             let of = Preconditions { uid: slice.metadata.uid.clone(), resource_version: None };
             let parameters = DeleteParams { preconditions: Some(of), ..DeleteParams::default() };
-            api.delete(deed.name(), &parameters).await.map(|_| None)
+            api.delete(change.name(), &parameters).await.map(|_| None)
         }
     }
 }
 
-/// Is the slice of this name none of the same Service's of ours?
-async fn is_anothers<const BETA: bool>(api: &Api<SliceObject<BETA>>, ours: &Slice) -> bool
+/// Whether the slice of this name belongs to another controller or to another Service.
+async fn is_foreign<const BETA: bool>(api: &Api<SliceObject<BETA>>, ours: &Slice) -> bool
 where
     SliceObject<BETA>: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
@@ -363,7 +375,7 @@ where
     [MANAGED_BY, SERVICE_NAME].iter().any(|key| there.label(key) != ours.label(key))
 }
 
-/// Slices by their Service.
+/// Groups slices by their Service.
 fn by_service(slices: Vec<Arc<Slice>>) -> BTreeMap<Key, Vec<Arc<Slice>>> {
     let mut all: BTreeMap<Key, Vec<Arc<Slice>>> = BTreeMap::new();
     for slice in slices {
@@ -382,40 +394,43 @@ fn by_namespace(pods: &[Arc<Backend>]) -> BTreeMap<String, Vec<Arc<Backend>>> {
     all
 }
 
-/// Reason why the version of EndpointSlices is not known.
+/// Reason why the version of EndpointSlices could not be detected.
 #[derive(Debug, Error)]
 enum VersionError {
-    /// The API server refuses, or cannot be reached.
+    /// The API server returned an error or cannot be reached.
     #[error("{}", api_error::describe(.0))]
     Api(kube::Error),
     /// The server has no EndpointSlices.
-    #[error("the cluster has none: discovery.k8s.io is there from Kubernetes 1.17 on")]
+    #[error("the cluster has no EndpointSlices: discovery.k8s.io requires Kubernetes 1.17 or newer")]
     None,
 }
 
-/// Which EndpointSlices the server has: `v1` from Kubernetes 1.21 on.
+/// Detects the version of EndpointSlices: `v1` requires Kubernetes 1.21.
 async fn version(client: &Client) -> Result<Version, VersionError> {
     let groups = client.list_api_groups().await.map_err(VersionError::Api)?;
     let versions = groups.groups.into_iter().filter(|group| group.name == "discovery.k8s.io");
     let versions: Vec<String> =
         versions.flat_map(|group| group.versions).map(|version| version.version).collect();
-    match () {
-        () if versions.iter().any(|version| version == "v1") => Ok(Version::V1),
-        () if versions.iter().any(|version| version == "v1beta1") => Ok(Version::V1beta1),
-        () => Err(VersionError::None),
+    let has = |wanted: &str| versions.iter().any(|version| version == wanted);
+    if has("v1") {
+        Ok(Version::V1)
+    } else if has("v1beta1") {
+        Ok(Version::V1beta1)
+    } else {
+        Err(VersionError::None)
     }
 }
 
 impl HealthStatus for ServiceController {
     fn page(&self) -> String {
         let mut page = String::new();
-        // Writing to a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = text::encode(&mut page, &self.registry);
         page
     }
 
     fn waits_for(&self) -> Vec<String> {
-        // Slices are followed by the one alone that works.
+        // Slices are followed only by the controller that holds the Lease.
         [self.services.waited(), self.pods.waited()].into_iter().flatten().collect()
     }
 }

@@ -253,8 +253,8 @@ impl Followed {
     /// Which was not, for so long.
     pub async fn listed(&self) -> Result<(), SnapshotError> {
         let unlisted = |kind| SnapshotError::Late { kind };
-        timeout(LIST_MAX, self.pods.synced()).await.map_err(|_| unlisted(self.pods.what()))?;
-        timeout(LIST_MAX, self.nodes.synced()).await.map_err(|_| unlisted(self.nodes.what()))
+        timeout(LIST_MAX, self.pods.synced()).await.map_err(|_| unlisted(self.pods.kind()))?;
+        timeout(LIST_MAX, self.nodes.synced()).await.map_err(|_| unlisted(self.nodes.kind()))
     }
 }
 

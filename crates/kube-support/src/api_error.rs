@@ -1,7 +1,7 @@
-//! What an error of the API says to people: what the server says, or which server gives no answer and why.
+//! Descriptions of API errors for people: the message of the API server, or the address of a server that did not answer.
 //!
-//! Rules: every client's errors go through [`by`], so that one without an answer knows its server; the text is made by
-//! [`describe`] alone: what the library writes has neither the cause at its bottom nor a form for people.
+//! - The errors of every client pass through [`by`], so that an error without a response names its server.
+//! - [`describe`] alone makes the text: the library's own text omits the innermost cause.
 
 use std::error::Error;
 use std::fmt;
@@ -10,46 +10,47 @@ use kube::core::Status;
 use kube::runtime::watcher;
 use tower::BoxError;
 
-/// What a server answers of a kind of object that it does not have.
+/// Body of the API server's response for a resource that is not installed.
 const UNKNOWN_KIND: &str = "404 page not found";
-/// Words of libraries that add nothing to the causes below them.
+/// Error texts of libraries that add nothing to their causes.
 const EMPTY_WORDS: [&str; 4] =
     ["client error (Connect)", "client error (SendRequest)", "tcp connect error", "dns error"];
 
-/// A server that gave no answer.
+/// Error of a server that did not answer.
 #[derive(Debug)]
-struct Unanswered {
+struct NoResponse {
     server: String,
     cause: BoxError,
 }
 
-/// The same error, and which server it is about.
+/// Returns the error with the address of its server.
 pub(super) fn by(server: &str, cause: BoxError) -> BoxError {
-    match cause.is::<kube::Error>() {
-        true => cause,
-        false => Box::new(Unanswered { server: server.trim_end_matches('/').to_owned(), cause }),
+    if cause.is::<kube::Error>() {
+        return cause;
     }
+    Box::new(NoResponse { server: server.trim_end_matches('/').to_owned(), cause })
 }
 
-/// An error in a sentence's end.
+/// Returns the description of an error, as the end of a sentence.
 pub fn describe(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => match status.message.trim() {
             UNKNOWN_KIND => {
-                "the cluster has no such kind of object: weft crds | kubectl apply -f -".to_owned()
+                "the cluster does not have this custom resource; install it: weft crds | kubectl apply -f -"
+                    .to_owned()
             }
-            "" => format!("the API server says {}", status.code),
+            "" => format!("the API server returned {}", status.code),
             message => message.to_owned(),
         },
-        kube::Error::Service(cause) => match cause.downcast_ref::<Unanswered>() {
-            Some(unanswered) => unanswered.to_string(),
+        kube::Error::Service(cause) => match cause.downcast_ref::<NoResponse>() {
+            Some(error) => error.to_string(),
             None => causes(cause.as_ref()),
         },
         other => causes(other),
     }
 }
 
-/// The same of what is followed.
+/// Returns the description of a watch's error.
 pub(crate) fn describe_watch(error: &watcher::Error) -> String {
     use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
     let status = match error {
@@ -62,12 +63,13 @@ pub(crate) fn describe_watch(error: &watcher::Error) -> String {
     };
     match status.message.trim() {
         UNKNOWN_KIND => describe(&kube::Error::Api(status.clone())),
-        message => format!("the API server says {}: {message}", status.code),
+        message => format!("the API server returned {}: {message}", status.code),
     }
 }
 
-/// Is it another object of the name? A server calls that a conflict, or a field that cannot be changed; the patch
-/// names no version, so there is nothing else to be in conflict with.
+/// Whether the API server rejected a patch because the object has another uid.
+///
+/// It reports a conflict or an immutable field. The patch contains no resource version, so the conflict is about the uid.
 pub fn is_about_uid(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     match status.code {
@@ -77,7 +79,7 @@ pub fn is_about_uid(status: &Status) -> bool {
     }
 }
 
-/// An error and what is below it, each thing once.
+/// Joins an error and its causes, each text once.
 fn causes(error: &(dyn Error + 'static)) -> String {
     let mut texts: Vec<String> = Vec::new();
     let mut next = Some(error);
@@ -87,7 +89,7 @@ fn causes(error: &(dyn Error + 'static)) -> String {
         if next.is_some() && EMPTY_WORDS.contains(&text.as_str()) {
             continue;
         }
-        // What ends with its own cause says it.
+        // A text that ends with its cause contains it already.
         if texts.last().is_none_or(|last| !last.ends_with(&text)) {
             texts.push(text);
         }
@@ -95,14 +97,14 @@ fn causes(error: &(dyn Error + 'static)) -> String {
     texts.join(": ")
 }
 
-impl fmt::Display for Unanswered {
+impl fmt::Display for NoResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Unanswered { server, cause } = self;
+        let NoResponse { server, cause } = self;
         write!(f, "{server}: {}", causes(cause.as_ref()))
     }
 }
 
-impl Error for Unanswered {}
+impl Error for NoResponse {}
 
 #[cfg(test)]
 mod tests {
@@ -113,19 +115,19 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_says_is_said_and_nothing_of_the_library() {
+    fn api_error_is_the_message_of_the_server() {
         let forbidden = r#"ippools.weft.dev is forbidden: User "x" cannot list resource"#;
         assert_eq!(describe(&api(403, forbidden)), forbidden);
         assert_eq!(describe(&api(401, "Unauthorized")), "Unauthorized");
-        assert_eq!(describe(&api(500, "")), "the API server says 500");
+        assert_eq!(describe(&api(500, "")), "the API server returned 500");
         let unknown = describe(&api(404, "404 page not found\n"));
         assert!(unknown.ends_with("weft crds | kubectl apply -f -"), "{unknown}");
         let watch = watcher::Error::InitialListFailed(api(403, forbidden));
-        assert_eq!(describe_watch(&watch), format!("the API server says 403: {forbidden}"));
+        assert_eq!(describe_watch(&watch), format!("the API server returned 403: {forbidden}"));
     }
 
     #[test]
-    fn who_gives_no_answer_is_named_with_the_cause_at_the_bottom() {
+    fn api_error_without_response_names_server_and_root_cause() {
         let refused: BoxError = Box::new(std::io::Error::from_raw_os_error(111));
         let error = kube::Error::Service(by("https://10.0.0.1:6443/", refused));
         assert_eq!(describe(&error), "https://10.0.0.1:6443: Connection refused (os error 111)");

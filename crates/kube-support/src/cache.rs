@@ -1,7 +1,8 @@
-//! What the cluster holds, as far as we heard of it: an informer's cache that is never half filled.
+//! Cache of the objects of one kind, filled by a list and a watch of the API.
 //!
-//! Rules: a new list replaces the old one at once, when it is complete; while the API cannot be reached the last
-//! known state is served, and how long that has been is known; what the watch tells counts before any other answer ([`pending_lookup`]).
+//! - A new list replaces the old one when it is complete.
+//! - While the API server cannot be reached, the last known state is served, and its age is known.
+//! - An event of the watch takes precedence over the response of a concurrent request ([`pending_lookup`]).
 
 pub mod pending_lookup;
 
@@ -20,17 +21,17 @@ use tokio::sync::watch::{Receiver, Sender};
 use tracing::{info, warn};
 
 use crate::api_error;
-use crate::cache::pending_lookup::{Asked, PendingLookup};
+use crate::cache::pending_lookup::{Lookups, PendingLookup};
 use crate::lookup::ASK_MAX;
 use crate::resources::{Key, Reduced, key};
 
-/// How often it is tried whether an API that was away is there again.
-const KNOCK: Duration = Duration::from_secs(2);
+/// Interval at which an unreachable API server is tried again.
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The objects of one kind.
+/// Cache of the objects of one kind.
 #[derive(Debug)]
 pub struct Cache<T> {
-    what: &'static str,
+    kind: &'static str,
     state: Mutex<State<T>>,
     changes: Sender<u64>,
 }
@@ -38,117 +39,119 @@ pub struct Cache<T> {
 #[derive(Debug)]
 struct State<T> {
     objects: BTreeMap<Key, Arc<T>>,
-    coming: BTreeMap<Key, Arc<T>>,
-    asked: BTreeMap<Key, Asked>,
+    /// Objects of a list that is not complete yet.
+    incoming: BTreeMap<Key, Arc<T>>,
+    /// Lookups in progress.
+    lookups: BTreeMap<Key, Lookups>,
     synced: bool,
     failing: Option<Instant>,
-    /// Why the API said nothing the last time; nothing once it did.
+    /// Reason of the last failure; none after a success.
     refusal: Option<String>,
 }
 
 impl<T: PartialEq> Cache<T> {
-    /// An empty one, which knows nothing yet; `what` names the kind for people.
-    pub fn new(what: &'static str) -> Cache<T> {
+    /// Returns an empty cache that is not synced. `kind` names the objects in logs and metrics.
+    pub fn new(kind: &'static str) -> Cache<T> {
         let state = State {
             objects: BTreeMap::new(),
-            coming: BTreeMap::new(),
-            asked: BTreeMap::new(),
+            incoming: BTreeMap::new(),
+            lookups: BTreeMap::new(),
             synced: false,
             failing: None,
             refusal: None,
         };
-        Cache { what, state: Mutex::new(state), changes: Sender::new(0) }
+        Cache { kind, state: Mutex::new(state), changes: Sender::new(0) }
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        // A map is never left half changed.
+        // A panic leaves no map half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The kind, for people.
-    pub fn what(&self) -> &'static str {
-        self.what
+    /// Returns the name of the kind.
+    pub fn kind(&self) -> &'static str {
+        self.kind
     }
 
-    /// The object of this key.
+    /// Returns the object with this key.
     pub fn find(&self, key: &Key) -> Option<Arc<T>> {
         self.state().objects.get(key).cloned()
     }
 
-    /// All of them.
+    /// Returns all objects.
     pub fn all(&self) -> Vec<Arc<T>> {
         self.state().objects.values().cloned().collect()
     }
 
-    /// How many there are.
+    /// Returns the number of objects.
     pub fn count(&self) -> usize {
         self.state().objects.len()
     }
 
-    /// Was a whole list seen?
+    /// Whether a complete list was read.
     pub fn is_synced(&self) -> bool {
         self.state().synced
     }
 
-    /// How long the API has not been heard of.
+    /// Returns the time since the watch failed; zero while it is connected.
     pub fn age(&self) -> Duration {
         self.state().failing.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Tells of changes.
+    /// Returns a receiver of changes.
     pub fn changes(&self) -> Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// What is waited for until a whole list was seen, and why it has not been.
+    /// Returns the kind, and the reason of the last failure, while no complete list was read.
     pub fn waited(&self) -> Option<String> {
         let state = self.state();
         match &state.refusal {
             _ if state.synced => None,
-            Some(why) => Some(format!("{} ({why})", self.what)),
-            None => Some(self.what.to_owned()),
+            Some(why) => Some(format!("{} ({why})", self.kind)),
+            None => Some(self.kind.to_owned()),
         }
     }
 
-    /// Waits until a whole list was seen.
+    /// Waits until a complete list was read.
     pub async fn synced(&self) {
         let mut changes = self.changes();
-        // The sender lives as long as we do.
+        // It cannot fail: `self` keeps the sender.
         let _ = changes.wait_for(|_| self.is_synced()).await;
     }
 
-    /// To be called before the API is asked about an object, or it is written: takes the answer.
+    /// Begins a lookup or a write of an object. Call it before the request; the result takes the response.
     pub fn ask(&self, key: Key) -> PendingLookup<'_, T> {
         PendingLookup::begin(self, key)
     }
 
-    /// Takes one thing in that the API says; returns whether anything is different now.
+    /// Applies an event of the watch. The result is whether the cache has changed.
     fn take<K: Reduced<Form = T>>(&self, event: Event<K>) -> bool {
         let mut state = self.state();
         state.failing = None;
-        // That a list is asked for says nothing yet.
+        // `Init` means only that a list was requested.
         if !matches!(event, Event::Init) {
             state.refusal = None;
         }
         match event {
             Event::Init => {
-                state.coming.clear();
+                state.incoming.clear();
                 false
             }
             Event::InitApply(object) => {
                 let key = key(&object);
-                state.coming.insert(key, Arc::new(object.reduce()));
+                state.incoming.insert(key, Arc::new(object.reduce()));
                 false
             }
             Event::InitDone => {
-                state.objects = std::mem::take(&mut state.coming);
-                state.asked.values_mut().for_each(Asked::tell);
+                state.objects = std::mem::take(&mut state.incoming);
+                state.lookups.values_mut().for_each(Lookups::record_event);
                 state.synced = true;
                 true
             }
             Event::Apply(object) => {
                 let (key, object) = (key(&object), object.reduce());
-                state.tell(&key);
+                state.record_event(&key);
                 let known = state.objects.get(&key).is_some_and(|known| **known == object);
                 if !known {
                     state.objects.insert(key, Arc::new(object));
@@ -157,41 +160,45 @@ impl<T: PartialEq> Cache<T> {
             }
             Event::Delete(object) => {
                 let key = key(&object);
-                state.tell(&key);
+                state.record_event(&key);
                 state.objects.remove(&key).is_some()
             }
         }
     }
 
-    /// Takes a failure in; is it news?
+    /// Records a failure of the watch. The result is whether it is the first one since the last success.
     fn fail(&self, error: &watcher::Error) -> bool {
         let mut state = self.state();
         let why = api_error::describe_watch(error);
-        let is_news = state.failing.is_none();
-        if is_news {
-            warn!(what = self.what, why, "cannot be watched; the last known state is served");
+        let is_first = state.failing.is_none();
+        if is_first {
+            warn!(
+                resource = self.kind,
+                error = why,
+                "failed to watch resource; its last known state is used"
+            );
             state.failing = Some(Instant::now());
         }
         state.refusal = Some(why);
-        is_news
+        is_first
     }
 
-    /// The API was heard of.
-    fn heard(&self) {
+    /// Records that the API server answers.
+    fn connected(&self) {
         self.state().failing = None;
     }
 }
 
 impl<T> State<T> {
-    /// Those who ask about this one are to know that the watch told of it.
-    fn tell(&mut self, key: &Key) {
-        if let Some(asked) = self.asked.get_mut(key) {
-            asked.tell();
+    /// Records an event of the watch for the lookups of an object.
+    fn record_event(&mut self, key: &Key) {
+        if let Some(lookups) = self.lookups.get_mut(key) {
+            lookups.record_event();
         }
     }
 }
 
-/// Keeps a cache up to date, for ever. Lists are taken anew when the API says that too much was missed (410 Gone).
+/// Keeps a cache up to date until the process ends. The list is read again if the watch missed events (410 Gone).
 pub async fn follow<K>(api: Api<K>, selection: watch::Config, cache: Arc<Cache<K::Form>>)
 where
     K: Reduced + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -201,26 +208,28 @@ where
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {
-                let whole = matches!(event, Event::InitDone);
+                let is_complete = matches!(event, Event::InitDone);
                 if cache.take(event) {
                     cache.changes.send_modify(|count| *count += 1);
                 }
-                if whole {
-                    info!(what = cache.what, count = cache.count(), "listed");
+                if is_complete {
+                    info!(resource = cache.kind, count = cache.count(), "resource listed");
                 }
             }
-            Err(error) if cache.fail(&error) => drop(tokio::spawn(knock(client.clone(), Arc::clone(&cache)))),
+            Err(error) if cache.fail(&error) => {
+                drop(tokio::spawn(reconnect(client.clone(), Arc::clone(&cache))));
+            }
             Err(_) => {}
         }
     }
 }
 
-/// Notices that the API is there again: a watch that goes on where it was says nothing before something changes.
-async fn knock<T: PartialEq>(client: Client, cache: Arc<Cache<T>>) {
+/// Waits until the API server answers again. A resumed watch reports nothing before an object changes.
+async fn reconnect<T: PartialEq>(client: Client, cache: Arc<Cache<T>>) {
     while !cache.age().is_zero() {
-        tokio::time::sleep(KNOCK).await;
+        tokio::time::sleep(RECONNECT_INTERVAL).await;
         if let Ok(Ok(_)) = tokio::time::timeout(ASK_MAX, client.apiserver_version()).await {
-            return cache.heard();
+            return cache.connected();
         }
     }
 }
@@ -242,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_replaces_the_old_one_when_it_is_complete() {
+    fn cache_list_replaces_the_old_one_when_complete() {
         let cache: Cache<Pod> = Cache::new("pods");
         assert!(!cache.is_synced());
         for event in [Event::Init, Event::InitApply(pod("a", "1")), Event::InitDone] {
@@ -251,7 +260,7 @@ mod tests {
         assert!(cache.is_synced());
         assert!(cache.take(Event::Apply(pod("b", "2"))));
         assert!(!cache.take(Event::Apply(pod("b", "2"))), "nothing is different");
-        // Too much was missed: until the new list is there the old one is served.
+        // Events were missed: the old list is served until the new one is complete.
         cache.take(Event::<PodObject>::Init);
         cache.take(Event::InitApply(pod("b", "3")));
         assert_eq!(uids(&cache), ["1", "2"]);
@@ -261,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_api_is_away_the_last_state_is_served_and_its_age_known() {
+    fn cache_serves_last_state_and_age_without_the_api() {
         let cache: Cache<Pod> = Cache::new("pods");
         cache.take(Event::Apply(pod("a", "1")));
         assert_eq!(cache.age(), Duration::ZERO);
@@ -273,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_waited_for_is_said_with_what_the_api_says() {
+    fn cache_not_synced_is_reported_with_the_reason_of_the_api() {
         let cache: Cache<Pod> = Cache::new("pods");
         assert_eq!(cache.waited().as_deref(), Some("pods"));
         let status = kube::core::Status {
@@ -283,7 +292,7 @@ mod tests {
         };
         cache.fail(&watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status))));
         cache.take(Event::<PodObject>::Init);
-        let waited = "pods (the API server says 404: there is no such thing)";
+        let waited = "pods (the API server returned 404: there is no such thing)";
         assert_eq!(cache.waited().as_deref(), Some(waited));
         cache.take(Event::<PodObject>::InitDone);
         assert_eq!(cache.waited(), None);

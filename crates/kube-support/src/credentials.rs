@@ -1,9 +1,10 @@
-//! Credentials that do not come: a kubeconfig may be a pipe into which nobody writes, or name a program that never ends.
+//! Deadline for credentials: a kubeconfig may be a pipe without a writer, or name a credential program that never ends.
 //!
-//! Rules: where no person waits they are given up in time, and what was started for them ends with that, whoever started it:
-//! another try would leave another one. A thread that waits for a pipe is left to the end of the process.
+//! - Processes started for the credentials are killed at the deadline, with their descendants. Otherwise each attempt
+//!   would leave one.
+//! - A thread that reads a pipe remains until the process ends.
 //!
-//! Source: kube's client runs such a program, and reads files, on the thread that asks; client-go's exec credential plugins;
+//! Source: kube's client executes such a program, and reads files, on the calling thread; client-go's exec credential plugins;
 //! `PR_SET_CHILD_SUBREAPER`(2const), proc_tid_children(5).
 
 use std::path::Path;
@@ -16,36 +17,37 @@ use tokio::time::{sleep, timeout};
 use cli_support::background::run_on_thread;
 use cli_support::failure::Failure;
 
-/// How long they may take: what asks for an account far away takes some seconds.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// How often it is looked whether what was started has ended, and how long apart.
-const LOOKS: usize = 50;
+/// Deadline for credentials. A remote account takes some seconds.
+const CREDENTIALS_MAX: Duration = Duration::from_secs(15);
+/// Number of checks whether the started processes have ended, and the pause between them.
+const CHECKS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What `having` comes to, which reads the credentials of a kubeconfig.
+/// Returns the result of `connecting`, which reads the credentials of a kubeconfig.
 ///
 /// # Errors
-/// It failed, or is not done in time.
+/// It failed, or did not end in time.
 pub(super) async fn within<T: Send + 'static>(
     kubeconfig: Option<&Path>,
-    having: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    connecting: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<T, Failure> {
     let runtime = Handle::current();
-    let had = run_on_thread(move || runtime.block_on(having));
-    if let Ok(had) = timeout(PATIENCE, had).await {
-        return had.map_err(|error| Failure::new(error.to_string()))?;
+    let connected = run_on_thread(move || runtime.block_on(connecting));
+    if let Ok(connected) = timeout(CREDENTIALS_MAX, connected).await {
+        return connected.map_err(|error| Failure::new(error.to_string()))?;
     }
     end_descendants().await;
-    let whose =
-        kubeconfig.map_or("the pod's account".to_owned(), |path| format!("kubeconfig {}", path.display()));
-    Err(Failure::new(format!("{whose}: no credentials within {} s", PATIENCE.as_secs()))
-        .next("is it a file, and does the program end that it names for credentials?"))
+    let whose = kubeconfig
+        .map_or("the pod's service account".to_owned(), |path| format!("kubeconfig {}", path.display()));
+    Err(Failure::new(format!("{whose}: no credentials within {} s", CREDENTIALS_MAX.as_secs())).next(
+        "check that the kubeconfig is a regular file, and that the credential program it names terminates",
+    ))
 }
 
-/// Ends every process that was started from here; those that they started come to us, one after the other.
+/// Kills every process started from here. Orphaned descendants become children of this process and are killed, too.
 async fn end_descendants() {
     let _ = set_child_subreaper(Some(getpid()));
-    for _ in 0..LOOKS {
+    for _ in 0..CHECKS {
         let children = children();
         if children.is_empty() {
             return;

@@ -4,7 +4,7 @@
 //! like the kinds ([`IPPool`], [`IPBlock`], …) serve the definitions and the names alone. Objects are read by types of
 //! their own, which are lenient, so that one malformed object does not hide the others of its list.
 //!
-//! - A definition is never looser than its type: `default` and `nullable`, which the derive adds, are removed.
+//! - A definition is never more permissive than its type: `default` and `nullable`, which the derive adds, are removed.
 //! - Only `ippools` and `ipamclaims` have the status subresource. The status of an IPBlock is written together with the
 //!   object: a decision about a block is one compare-and-swap of its resource version.
 //!
@@ -96,7 +96,7 @@ fn tighten(schema: &mut Value) {
     if let Some(Value::String(description)) = fields.get_mut("description") {
         *description = description.replace('\n', " ");
     }
-    // The names below `properties` are those of fields: one called `default` would be none of the above.
+    // The names below `properties` are names of fields, for example of a field `default`.
     let properties = fields.get_mut("properties").and_then(Value::as_object_mut);
     properties.into_iter().flat_map(serde_json::Map::values_mut).for_each(tighten);
     for inside in ["items", "additionalProperties"] {

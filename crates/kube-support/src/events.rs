@@ -1,10 +1,12 @@
-//! What a pod's owner is told: Events on the pod.
+//! Events on pods.
 //!
-//! Rules: an Event is told once, in the background, and never holds anything up: it waits a while for pods that are being
-//! attached, whose processors it would take; an agent that ends tells what waits; its text is bounded; what is repeated is
-//! counted by the API's own series, which shows the first text for ever: another text is another action.
+//! - Events are sent once, one after the other, in the background. They are delayed while pods are attached, because they
+//!   would compete for the processors.
+//! - When the process ends, the queue is sent first.
+//! - The note is limited to [`NOTE_MAX`] bytes.
+//! - The API counts repeated Events as a series that shows the first note only. So another note is another action.
 //!
-//! Source: Events v1; reasons `AddedInterface` and `NoNetworkFound` as Multus has them.
+//! Source: Events v1; reasons `AddedInterface` and `NoNetworkFound` as in Multus.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -24,30 +26,30 @@ use tracing::{debug, warn};
 
 use cli_support::activity::Busy;
 
-/// Name of who tells.
+/// Name of the reporting controller.
 const CONTROLLER: &str = "weft";
-/// Longest text the API takes, in bytes.
+/// Maximum length of a note, in bytes.
 const NOTE_MAX: usize = 1024;
-/// Most Events that wait to be told; more are dropped.
-const WAITING_MAX: usize = 1024;
-/// How long one waits for pods that are being attached.
+/// Maximum number of queued Events; more are dropped.
+const QUEUE_MAX: usize = 1024;
+/// Longest delay of an Event while pods are attached.
 const DELAY_MAX: Duration = Duration::from_secs(2);
-/// How long an agent that ends takes to tell what waits.
+/// Deadline for the queue to be sent when the process ends.
 const END_MAX: Duration = Duration::from_secs(3);
 
-/// Where Events go.
+/// Queue of Events.
 #[derive(Clone, Debug)]
-pub struct Events(mpsc::Sender<Letter>);
+pub struct Events(mpsc::Sender<QueueItem>);
 
-/// What goes there.
+/// Item of the queue.
 #[derive(Debug)]
-enum Letter {
+enum QueueItem {
     Event(EventText, PodIdentity),
-    /// Whoever waits until all before it are told.
-    End(oneshot::Sender<()>),
+    /// Request for confirmation that all Events before it were sent.
+    Flush(oneshot::Sender<()>),
 }
 
-/// An Event on its way.
+/// Event in the queue.
 #[derive(Debug)]
 pub struct EventText {
     kind: EventType,
@@ -58,69 +60,71 @@ pub struct EventText {
 }
 
 impl Events {
-    /// Tells what comes, one after the other.
+    /// Returns the queue, and starts the task that sends its Events.
     pub fn new(client: Client, node: &str, busy: &Arc<Busy>) -> Events {
         let busy = Arc::clone(busy);
-        let (sender, mut receiver) = mpsc::channel::<Letter>(WAITING_MAX);
+        let (sender, mut receiver) = mpsc::channel::<QueueItem>(QUEUE_MAX);
         let recorder = recorder(client, Some(node.to_owned()));
         tokio::spawn(async move {
-            while let Some(letter) = receiver.recv().await {
-                match letter {
-                    Letter::Event(told, pod) => {
-                        busy.quiet(DELAY_MAX.saturating_sub(told.at.elapsed())).await;
-                        told.publish(&recorder, &reference(&pod)).await;
+            while let Some(item) = receiver.recv().await {
+                match item {
+                    QueueItem::Event(event, pod) => {
+                        busy.quiet(DELAY_MAX.saturating_sub(event.at.elapsed())).await;
+                        event.publish(&recorder, &reference(&pod)).await;
                     }
-                    // Who does not wait any more is answered, too.
-                    Letter::End(told) => drop(told.send(())),
+                    // The receiver may have timed out.
+                    QueueItem::Flush(done) => drop(done.send(())),
                 }
             }
         });
         Events(sender)
     }
 
-    /// Comes when all that waits is told, and after three seconds in any case.
+    /// Waits until the queue is sent, for three seconds at most.
     pub async fn end(&self) {
-        let (sender, told) = oneshot::channel();
-        let all_told = async { self.0.send(Letter::End(sender)).await.is_ok() && told.await.is_ok() };
-        if tokio::time::timeout(END_MAX, all_told).await != Ok(true) {
-            warn!("Events are lost: the API server takes none");
+        let (sender, done) = oneshot::channel();
+        let flushed = async { self.0.send(QueueItem::Flush(sender)).await.is_ok() && done.await.is_ok() };
+        if tokio::time::timeout(END_MAX, flushed).await != Ok(true) {
+            warn!("queued Events are lost: the API server did not accept them in time");
         }
     }
 
-    fn tell(&self, pod: &PodIdentity, told: EventText) {
+    fn send(&self, pod: &PodIdentity, event: EventText) {
         if !pod.name.is_empty() {
-            // A full queue drops it: it is for people, not for programs.
-            let _ = self.0.try_send(Letter::Event(told, pod.clone()));
+            // If the queue is full, the Event is dropped: no program depends on it.
+            let _ = self.0.try_send(QueueItem::Event(event, pod.clone()));
         }
     }
 
-    /// A plan was refused.
+    /// Sends an Event: a plan was refused.
     pub fn refused(&self, pod: &Pod, refusal: &Refusal) {
         let fault = refusal.fault();
-        let told = EventText::new(
+        let event = EventText::new(
             EventType::Warning,
             EventReason::of_refusal(fault.rule),
             "Plan",
             &with_rule(fault),
         );
-        self.tell(&identity(pod), told);
+        self.send(&identity(pod), event);
     }
 
-    /// A sandbox is not as it was attached, or is again.
+    /// Sends an Event: an attachment has drifted (`why`), or no attachment is drifted any more.
     pub fn drifted(&self, pod: &PodIdentity, why: Option<&str>) {
         let (kind, reason, note) = match why {
             Some(why) => (EventType::Warning, EventReason::InterfaceDrifted, why),
-            None => {
-                (EventType::Normal, EventReason::InterfaceRestored, "every interface is as it was attached")
-            }
+            None => (
+                EventType::Normal,
+                EventReason::InterfaceRestored,
+                "every interface matches its configuration again",
+            ),
         };
-        self.tell(pod, EventText::new(kind, reason, "Check", note));
+        self.send(pod, EventText::new(kind, reason, "Check", note));
     }
 
-    /// A running pod's networks were changed as it asks.
+    /// Sends Events: the networks of a running pod were changed.
     pub fn changed(&self, pod: &PodIdentity, done: &[NetworkChange]) {
         for NetworkChange { network, ifname, added } in done {
-            self.tell(
+            self.send(
                 pod,
                 match added {
                     Some(ips) => {
@@ -141,31 +145,31 @@ impl Events {
         }
     }
 
-    /// A running pod's networks could not be changed as it asks; `action` is where it ended.
+    /// Sends an Event: the networks of a running pod could not be changed. `action` is the step that failed.
     pub fn unchanged(&self, pod: &PodIdentity, action: &str, why: &str) {
-        self.tell(pod, EventText::new(EventType::Warning, EventReason::NetworkChangeFailed, action, why));
+        self.send(pod, EventText::new(EventType::Warning, EventReason::NetworkChangeFailed, action, why));
     }
 
-    /// A pod runs without the networks it selects.
+    /// Sends an Event: a pod runs without the networks it selects.
     pub fn unattached(&self, pod: &Pod) {
         let why = format!(
-            "runs without the networks it selects: its runtime made it without weft. Make the pod anew; if that does not \
-             help, `weft doctor` on {} says why",
+            "runs without the networks it selects: the container runtime created it without weft. Recreate the pod; if \
+             that does not help, run `weft doctor` on {}",
             pod.node_name
         );
-        let told = EventText::new(EventType::Warning, EventReason::NetworksMissing, "Look", &why);
-        self.tell(&identity(pod), told);
+        let event = EventText::new(EventType::Warning, EventReason::NetworksMissing, "Look", &why);
+        self.send(&identity(pod), event);
     }
 
-    /// A pod cannot have what it wants of Neutron.
-    pub fn troubled(&self, pod: &Pod, reason: EventReason, why: &str) {
-        let told = EventText::new(EventType::Warning, reason, "AllocatePorts", why);
-        self.tell(&identity(pod), told);
+    /// Sends an Event: the Neutron ports of a pod could not be provided.
+    pub fn ports_failed(&self, pod: &Pod, reason: EventReason, why: &str) {
+        let event = EventText::new(EventType::Warning, reason, "AllocatePorts", why);
+        self.send(&identity(pod), event);
     }
 
-    /// A sandbox was attached.
+    /// Sends the Events of an attached sandbox.
     pub fn attached(&self, entry: &Entry) {
-        of(entry).into_iter().for_each(|told| self.tell(&entry.plan.pod, told));
+        of(entry).into_iter().for_each(|event| self.send(&entry.plan.pod, event));
     }
 }
 
@@ -178,9 +182,9 @@ pub enum EventReason {
     AnnotationIgnored,
     /// No plugin declares the capability that a request needs.
     CapabilityMissing,
-    /// An interface is not as it was attached.
+    /// An attachment no longer matches its configuration.
     InterfaceDrifted,
-    /// A drifted interface is as it was attached again.
+    /// A drifted attachment matches its configuration again.
     InterfaceRestored,
     /// The networks of a Service were refused.
     NetworkAddressesRefused,
@@ -263,7 +267,7 @@ impl EventReason {
     }
 }
 
-/// The fault with the name of its rule at the end: `weft lint --explain` takes that name.
+/// Returns the fault followed by the name of its rule, for `weft lint --explain`.
 fn with_rule(fault: &Fault) -> String {
     format!("{fault} [{}]", fault.rule)
 }
@@ -273,9 +277,15 @@ fn identity(Pod { namespace, name, uid, .. }: &Pod) -> PodIdentity {
 }
 
 impl EventText {
-    /// One with a bounded text.
+    /// Returns an Event whose note is limited.
     pub fn new(kind: EventType, reason: EventReason, action: &str, note: &str) -> EventText {
-        EventText { kind, reason, action: told_apart(action, note), note: clip(note), at: Instant::now() }
+        EventText {
+            kind,
+            reason,
+            action: distinct_action(action, note),
+            note: clip(note),
+            at: Instant::now(),
+        }
     }
 
     fn added(interface: &str, ips: &[String], network: &str) -> EventText {
@@ -283,7 +293,7 @@ impl EventText {
         EventText::new(EventType::Normal, EventReason::AddedInterface, &format!("Attach {interface}"), &note)
     }
 
-    /// Tells it of this object.
+    /// Sends the Event about an object.
     pub async fn publish(self, recorder: &Recorder, about: &ObjectReference) {
         let EventText { kind, reason, action, note, at: _ } = self;
         let event = Event {
@@ -294,25 +304,25 @@ impl EventText {
             secondary: None,
         };
         if let Err(error) = recorder.publish(&event, about).await {
-            debug!(%error, reason = reason.as_str(), "an Event could not be told");
+            debug!(%error, reason = reason.as_str(), "failed to send Event");
         }
     }
 }
 
-/// Tells what there is to tell of a sandbox that was attached, and waits until it is told.
-pub async fn tell(client: Client, entry: &Entry) {
+/// Sends the Events of an attached sandbox and waits until they are sent.
+pub async fn publish(client: Client, entry: &Entry) {
     let recorder = recorder(client, None);
-    for told in of(entry) {
-        told.publish(&recorder, &reference(&entry.plan.pod)).await;
+    for event in of(entry) {
+        event.publish(&recorder, &reference(&entry.plan.pod)).await;
     }
 }
 
-/// Who tells, in our name.
+/// Returns the recorder that sends Events in the name of weft.
 pub fn recorder(client: Client, instance: Option<String>) -> Recorder {
     Recorder::new(client, Reporter { controller: CONTROLLER.to_owned(), instance })
 }
 
-/// An Event for each interface, and one for each warning.
+/// Returns an Event for each interface and for each warning.
 fn of(entry: &Entry) -> Vec<EventText> {
     let interfaces = entry
         .network_status
@@ -336,10 +346,10 @@ fn reference(pod: &PodIdentity) -> ObjectReference {
     }
 }
 
-/// An action for this text: the API knows an Event by reason and action, and would show an old text for a new one.
+/// Returns the action of an Event with this note: the API identifies Events by reason and action, and would show the old note.
 ///
-/// Identifiers, of a request or of what was made anew, do not make it another text: it would be one each time it is tried.
-pub fn told_apart(action: &str, note: &str) -> String {
+/// Identifiers of requests and objects are ignored: they differ at each attempt.
+pub fn distinct_action(action: &str, note: &str) -> String {
     let is_identifier =
         |word: &str| word.len() >= 32 && word.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
     let mut hasher = DefaultHasher::new();
@@ -349,7 +359,7 @@ pub fn told_apart(action: &str, note: &str) -> String {
     format!("{action} {:08x}", hasher.finish() >> 32)
 }
 
-/// The text, cut to what the API takes.
+/// Returns the text, cut to the maximum length of a note.
 fn clip(text: &str) -> String {
     let mut end = text.len().min(NOTE_MAX);
     while !text.is_char_boundary(end) {
@@ -363,13 +373,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_text_is_another_action_and_another_try_is_not() {
-        let told = |note| told_apart("AllocatePorts", note);
+    fn event_action_differs_by_note_but_not_by_request_id() {
+        let action = |note| distinct_action("AllocatePorts", note);
         let away = "GET /v2.0/ports: 503 (req-2c1a3f60-9a52-4b0c-8e5a-1d6a3b9f7c11)";
-        assert_eq!(told(away), told("GET /v2.0/ports: 503 (req-77f0a1de-0000-4b0c-8e5a-1d6a3b9f7c11)"));
-        assert_ne!(told(away), told("GET /v2.0/ports: 502 (req-2c1a3f60-9a52-4b0c-8e5a-1d6a3b9f7c11)"));
-        assert_ne!(told("Add eth0 [10.1.0.2] from home"), told("Add eth0 [10.1.0.3] from home"));
-        assert_ne!(told("Add eth0 [fd00::2] from home"), told("Add eth0 [fd00::3] from home"));
+        assert_eq!(action(away), action("GET /v2.0/ports: 503 (req-77f0a1de-0000-4b0c-8e5a-1d6a3b9f7c11)"));
+        assert_ne!(action(away), action("GET /v2.0/ports: 502 (req-2c1a3f60-9a52-4b0c-8e5a-1d6a3b9f7c11)"));
+        assert_ne!(action("Add eth0 [10.1.0.2] from home"), action("Add eth0 [10.1.0.3] from home"));
+        assert_ne!(action("Add eth0 [fd00::2] from home"), action("Add eth0 [fd00::3] from home"));
     }
 
     #[test]

@@ -1,7 +1,6 @@
-//! Ports of OpenStack Neutron as the Kubernetes API shows them: Kuryr's annotation of a pod, or a KuryrPort beside it.
+//! Neutron ports of a pod in the Kubernetes API: Kuryr's annotation on the pod, or a KuryrPort object.
 //!
-//! Rules: a KuryrPort names the uid of its pod: one of an earlier pod of the same name is not read; what cannot be parsed is an
-//! error.
+//! A KuryrPort contains the uid of its pod; one of an earlier pod with the same name is ignored. Invalid content is an error.
 //!
 //! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD `kuryrports`.
 
@@ -20,9 +19,9 @@ use crate::api_error;
 use crate::custom_resources;
 use crate::resource;
 
-/// The annotation.
+/// Annotation with the VIFs of a pod.
 pub const ANNOTATION: &str = "openstack.org/kuryr-vif";
-/// Where VIFs are written.
+/// Object to which VIFs are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum VifLocation {
     /// Annotation openstack.org/kuryr-vif of the pod
@@ -32,7 +31,7 @@ pub enum VifLocation {
     Kuryrport,
 }
 
-/// A KuryrPort, as Kuryr has them since Victoria.
+/// KuryrPort object, as in Kuryr since the release Victoria.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KuryrPort {
@@ -41,11 +40,11 @@ pub struct KuryrPort {
     pub api_version: String,
     /// `KuryrPort`.
     pub kind: String,
-    /// Its metadata.
+    /// Metadata of the object.
     pub metadata: ObjectMeta,
-    /// Whose it is.
+    /// Pod of the ports, see [`custom_resources::KuryrPortSpec`].
     pub spec: Value,
-    /// `vifs`.
+    /// Ports, see [`custom_resources::KuryrPortStatus`].
     pub status: Value,
 }
 
@@ -54,24 +53,24 @@ resource!(KuryrPort as custom_resources::KuryrPort);
 /// Reason why the ports of a pod were not read.
 #[derive(Debug, Error)]
 pub enum Unread {
-    /// The API server does not let the program read the KuryrPort.
+    /// The API server denies access to the KuryrPort.
     #[error("{0}")]
     Forbidden(RequestError),
     /// The request for the KuryrPort failed.
     #[error("{0}")]
     Request(RequestError),
-    /// The annotation of the pod makes no sense.
+    /// The annotation of the pod is invalid.
     #[error("annotation {ANNOTATION}: {why}")]
     Annotation {
-        /// The sentence of the reader.
+        /// Error of the decoder.
         why: neutron::vif::DecodeError,
     },
-    /// The KuryrPort makes no sense.
+    /// The KuryrPort is invalid.
     #[error("KuryrPort {name}: {why}")]
     KuryrPort {
-        /// The name of the object.
+        /// Name of the object.
         name: String,
-        /// The sentence of the reader.
+        /// Error of the decoder.
         why: neutron::vif::DecodeError,
     },
 }
@@ -80,18 +79,18 @@ pub enum Unread {
 #[derive(Debug, Error)]
 #[error("{verb} KuryrPort {namespace}/{name}: {}", api_error::describe(.error))]
 pub struct RequestError {
-    /// The request, as RBAC names it.
+    /// Verb of the request, as RBAC names it.
     verb: &'static str,
-    /// The namespace of the pod.
+    /// Namespace of the pod.
     namespace: String,
-    /// The name of the pod.
+    /// Name of the pod.
     name: String,
-    /// The error of the API.
+    /// Error of the API.
     error: Box<kube::Error>,
 }
 
 impl RequestError {
-    /// Failure of the request `verb` for the KuryrPort of `pod`.
+    /// Returns the failure of the request `verb` for the KuryrPort of `pod`.
     pub fn new(verb: &'static str, pod: &Pod, error: kube::Error) -> RequestError {
         RequestError {
             verb,
@@ -102,12 +101,12 @@ impl RequestError {
     }
 }
 
-/// The VIFs that a pod has, if any were written.
+/// Returns the VIFs of a pod, if any were written.
 ///
 /// # Errors
-/// What is written cannot be read, or not now, or not by us.
-pub async fn read(place: VifLocation, client: &Client, pod: &Pod) -> Result<Option<PodState>, Unread> {
-    if place == VifLocation::Annotation {
+/// The VIFs are invalid, or cannot be read now, or access is denied.
+pub async fn read(location: VifLocation, client: &Client, pod: &Pod) -> Result<Option<PodState>, Unread> {
+    if location == VifLocation::Annotation {
         return of_annotation(pod);
     }
     let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
@@ -121,14 +120,14 @@ pub async fn read(place: VifLocation, client: &Client, pod: &Pod) -> Result<Opti
     }
 }
 
-/// The VIFs in a pod's annotation.
+/// Returns the VIFs in a pod's annotation.
 pub fn of_annotation(pod: &Pod) -> Result<Option<PodState>, Unread> {
     let text = pod.annotations.get(ANNOTATION).filter(|text| !text.trim().is_empty());
     let read = text.map(|text| PodState::from_annotation(text)).transpose();
     read.map_err(|why| Unread::Annotation { why })
 }
 
-/// The VIFs in a KuryrPort, if it is this pod's.
+/// Returns the VIFs in a KuryrPort, if it belongs to the pod with this uid.
 pub fn of_kuryr_port(port: &KuryrPort, uid: &str) -> Result<Option<PodState>, Unread> {
     let own = uid.is_empty() || port.spec["podUid"] == uid;
     let vifs =

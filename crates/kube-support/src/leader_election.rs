@@ -1,8 +1,10 @@
-//! Which of several controllers works: the one that holds a Lease.
+//! Leader election: of several controllers, the one that holds a Lease works.
 //!
-//! Rules: who holds it renews it; who could not in time stops before another one may begin, and who stood still, as a process or
-//! its node may, does no step more of what he had begun; who waits goes by his own clock, from the moment he saw the last
-//! renewal, and who holds it from the moment he asked for it. A Lease is given back at the end, so that another begins at once.
+//! - The holder renews the Lease. If it cannot, it stops before another controller may begin.
+//! - A holder that was suspended continues no step after the Lease may have expired.
+//! - A candidate measures by its own clock, from the time at which it observed the last renewal. The holder measures from
+//!   the time of its request.
+//! - The Lease is released at the end, so that another controller begins at once.
 //!
 //! Source: `coordination.k8s.io/v1` Lease; client-go `leaderelection`.
 
@@ -22,25 +24,25 @@ use tracing::{debug, info, warn};
 
 use crate::api_error;
 
-/// How long a Lease is good for.
+/// Time for which a Lease is valid.
 const DURATION: Duration = Duration::from_secs(15);
-/// When he who holds it stops, if it could not be renewed.
+/// Time without a renewal after which the holder stops.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// How often it is renewed, and how often it is looked whether it is free.
+/// Interval at which the Lease is renewed, and read by candidates.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// A Lease and who we are.
+/// Candidate for a Lease.
 #[derive(Debug)]
 pub struct Election {
     leases: Api<Lease>,
     name: String,
     identity: String,
-    /// When it was asked for that was given us last.
-    asked: Cell<Option<Instant>>,
+    /// Time of the request of the last successful renewal.
+    renewed: Cell<Option<Instant>>,
 }
 
-/// What was seen of another one's Lease.
-struct Seen {
+/// Observed version of a Lease that another controller holds.
+struct Observed {
     version: Option<String>,
     at: Instant,
 }
@@ -48,75 +50,73 @@ struct Seen {
 // === impl Election ===
 
 impl Election {
-    /// For the Lease `name` of a namespace.
+    /// Returns a candidate for the Lease `name` in a namespace.
     pub fn new(client: Client, namespace: &str, name: &str, identity: &str) -> Election {
         let leases = Api::namespaced(client, namespace);
-        Election { leases, name: name.to_owned(), identity: identity.to_owned(), asked: Cell::default() }
+        Election { leases, name: name.to_owned(), identity: identity.to_owned(), renewed: Cell::default() }
     }
 
-    /// Waits until the Lease is ours.
+    /// Waits until this candidate holds the Lease.
     pub async fn win(&self) {
-        let mut seen: Option<Seen> = None;
+        let mut observed: Option<Observed> = None;
         loop {
             let asked = Instant::now();
-            match self.take(&mut seen).await {
+            match self.take(&mut observed).await {
                 Ok(true) => {
-                    self.asked.set(Some(asked));
-                    info!(lease = self.name, identity = self.identity, "leads");
+                    self.renewed.set(Some(asked));
+                    info!(lease = self.name, identity = self.identity, "acquired leadership");
                     return;
                 }
                 Ok(false) => {}
-                Err(error) => warn!(why = api_error::describe(&error), lease = self.name, "cannot be had"),
+                Err(error) => {
+                    warn!(error = api_error::describe(&error), lease = self.name, "failed to acquire Lease");
+                }
             }
             sleep(PERIOD).await;
         }
     }
 
-    /// Renews the Lease until that cannot be done any more.
+    /// Renews the Lease until it is lost.
     pub async fn keep(&self) {
         loop {
             sleep(PERIOD).await;
             let asked = Instant::now();
             match timeout(PERIOD, self.take(&mut None)).await {
-                Ok(Ok(true)) => self.asked.set(Some(asked)),
+                Ok(Ok(true)) => self.renewed.set(Some(asked)),
                 Ok(Ok(false)) => {
-                    warn!(lease = self.name, "another one leads");
+                    warn!(lease = self.name, "lost leadership: another controller holds the Lease");
                     return;
                 }
-                Ok(Err(error)) => debug!(why = api_error::describe(&error), "not renewed"),
-                Err(_) => debug!("not renewed in time"),
+                Ok(Err(error)) => debug!(error = api_error::describe(&error), "failed to renew Lease"),
+                Err(_) => debug!("failed to renew Lease: the API server did not answer in time"),
             }
-            if !self.is_ours() {
-                warn!(lease = self.name, "could not be renewed");
+            if !self.is_held() {
+                warn!(lease = self.name, "lost leadership: the Lease was not renewed in time");
                 return;
             }
         }
     }
 
-    /// Does `work`, of which no step is done once the Lease may be another one's: [`Election::keep`] ends then. A request that
-    /// a step has handed to its connection is made in any case.
+    /// Polls `work` only while the Lease is held. Poll [`Election::keep`] beside it, which ends when the Lease is lost.
+    ///
+    /// A request that was already passed to its connection is sent in any case.
     pub async fn hold_for(&self, work: impl Future<Output = ()>) {
         let mut work = pin!(work);
-        poll_fn(|context| match self.is_ours() {
-            true => work.as_mut().poll(context),
-            // Whoever polls this polls `keep`, too.
-            false => Poll::Pending,
-        })
-        .await;
+        poll_fn(|context| if self.is_held() { work.as_mut().poll(context) } else { Poll::Pending }).await;
     }
 
-    fn is_ours(&self) -> bool {
-        self.asked.get().is_some_and(|asked| asked.elapsed() < DEADLINE)
+    fn is_held(&self) -> bool {
+        self.renewed.get().is_some_and(|renewed| renewed.elapsed() < DEADLINE)
     }
 
-    /// Gives it back, if that can be done soon: it ends by itself.
+    /// Releases the Lease. If that takes too long, the Lease expires.
     pub async fn resign(&self) {
-        if timeout(PERIOD, self.give_back()).await.is_err() {
-            debug!(lease = self.name, "not given back in time");
+        if timeout(PERIOD, self.release()).await.is_err() {
+            debug!(lease = self.name, "failed to release Lease in time");
         }
     }
 
-    async fn give_back(&self) {
+    async fn release(&self) {
         let Ok(Some(mut lease)) = self.leases.get_opt(&self.name).await else { return };
         let held = lease.spec.get_or_insert_default();
         if held.holder_identity.as_deref() == Some(&self.identity) {
@@ -125,8 +125,8 @@ impl Election {
         }
     }
 
-    /// Takes or renews it; false if it is another one's.
-    async fn take(&self, seen: &mut Option<Seen>) -> Result<bool, kube::Error> {
+    /// Acquires or renews the Lease. The result is false if another controller holds it.
+    async fn take(&self, observed: &mut Option<Observed>) -> Result<bool, kube::Error> {
         let now = Some(MicroTime(Timestamp::now()));
         let Some(mut lease) = self.leases.get_opt(&self.name).await? else {
             let mut lease = Lease::default();
@@ -139,17 +139,17 @@ impl Election {
         let known = lease.spec.take().unwrap_or_default();
         let holder = known.holder_identity.clone().unwrap_or_default();
         if !holder.is_empty() && holder != self.identity {
-            match seen {
-                Some(seen) if seen.version == version => {
+            match observed {
+                Some(observed) if observed.version == version => {
                     let seconds =
                         known.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-                    let good = seconds.map_or(DURATION, Duration::from_secs);
-                    if seen.at.elapsed() < good {
+                    let valid_for = seconds.map_or(DURATION, Duration::from_secs);
+                    if observed.at.elapsed() < valid_for {
                         return Ok(false);
                     }
                 }
                 _ => {
-                    *seen = Some(Seen { version, at: Instant::now() });
+                    *observed = Some(Observed { version, at: Instant::now() });
                     return Ok(false);
                 }
             }
@@ -160,7 +160,7 @@ impl Election {
             lease_transitions: Some(known.lease_transitions.unwrap_or_default() + i32::from(changes)),
             ..self.spec(now)
         });
-        // Its version is in it: who was slower is refused.
+        // The object contains its resource version, so a concurrent replacement is rejected.
         taken(self.leases.replace(&self.name, &PostParams::default(), &lease).await)
     }
 

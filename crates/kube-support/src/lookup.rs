@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::resources::Reduced;
 use crate::api_error;
 
-/// How long the API may take for one object.
+/// Timeout of a lookup.
 pub const ASK_MAX: Duration = Duration::from_secs(5);
 
 /// Failure of a lookup.
@@ -25,7 +25,7 @@ pub enum LookupError {
     Late,
 }
 
-/// Asks the API for one object.
+/// Looks up one object.
 ///
 /// # Errors
 /// The API server refuses, cannot be reached, or does not answer in time.

@@ -1,4 +1,4 @@
-//! The macro `resource!`: how the API server names a type of ours.
+//! Macro `resource!`: implements `kube::Resource` for types of weft.
 
 /// Implements `kube::Resource` for a type with a field `metadata`: its scope, kind, plural, group and version (`v1` by
 /// default), or those of another type.

@@ -1,9 +1,9 @@
 //! Kubernetes resources that weft reads (Pod, Namespace, Node, NetworkAttachmentDefinition), reduced to the fields in use.
 //!
-//! Rules: objects are read leniently, because one that is malformed must not hide the others of its list; fields that are
-//! not used are dropped at once.
+//! - Objects are read leniently, because a malformed object must not hide the others of its list.
+//! - Unused fields are dropped.
 //!
-//! Source: Kubernetes API reference, Pod v1, Namespace v1; the standard 3.1.
+//! Source: Kubernetes API reference, Pod v1, Namespace v1; multi-network specification (NPWG), section 3.1.
 
 use std::collections::BTreeMap;
 
@@ -18,12 +18,12 @@ use serde_json::Value;
 use crate::custom_resources::NetworkAttachmentDefinition;
 use crate::resource;
 
-/// The taint of a node that a person, or a machine, has made sure to be off.
+/// Taint of a node that an operator, or a controller, has confirmed to be off.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
-/// Annotation of what the API has of a static pod, which its kubelet reads from a file: the pod's own uid, which its
-/// runtime and its plugins are told.
+/// Annotation of the API's object for a static pod, with the uid of the pod itself. The container runtime and the plugins get
+/// that uid.
 pub const MIRROR: &str = "kubernetes.io/config.mirror";
-/// A pod as it comes from the API.
+/// Pod as the API returns it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PodObject {
     metadata: ObjectMeta,
@@ -43,7 +43,7 @@ struct PodSpec {
     resource_claims: Vec<PodClaim>,
 }
 
-/// Of a pod: which taints do not keep it from a node.
+/// Toleration of a pod, reduced to the fields that are used.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Toleration {
@@ -67,7 +67,7 @@ struct PodIp {
     ip: String,
 }
 
-/// A claim of a pod: in its status the one that was made of a template, or for an extended resource.
+/// ResourceClaim of a pod. In the pod's status: the claim created from a template, or for an extended resource.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct PodClaim {
@@ -75,9 +75,10 @@ struct PodClaim {
     resource_claim_name: Option<String>,
 }
 
-/// The names of a pod's ResourceClaims, in the order of its spec.
-fn claims(spec: Vec<PodClaim>, made: &[PodClaim], extended: PodClaim) -> Vec<String> {
-    let of_template = |name: &str| made.iter().find(|made| made.name == name)?.resource_claim_name.clone();
+/// Returns the names of a pod's ResourceClaims, in the order of its spec.
+fn claims(spec: Vec<PodClaim>, created: &[PodClaim], extended: PodClaim) -> Vec<String> {
+    let of_template =
+        |name: &str| created.iter().find(|created| created.name == name)?.resource_claim_name.clone();
     let named = spec.into_iter().filter_map(|claim| {
         let PodClaim { name, resource_claim_name } = claim;
         resource_claim_name.or_else(|| of_template(&name))
@@ -85,7 +86,7 @@ fn claims(spec: Vec<PodClaim>, made: &[PodClaim], extended: PodClaim) -> Vec<Str
     named.chain(extended.resource_claim_name).collect()
 }
 
-/// A NetworkAttachmentDefinition as it comes from the API.
+/// NetworkAttachmentDefinition as the API returns it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct DefinitionObject {
     metadata: ObjectMeta,
@@ -93,13 +94,13 @@ pub struct DefinitionObject {
     spec: Value,
 }
 
-/// A namespace as it comes from the API.
+/// Namespace as the API returns it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct NamespaceObject {
     metadata: ObjectMeta,
 }
 
-/// A node as it comes from the API.
+/// Node as the API returns it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct NodeObject {
     metadata: ObjectMeta,
@@ -120,34 +121,35 @@ struct Taint {
 }
 
 impl NodeObject {
-    /// Its name.
+    /// Returns the name of the node.
     pub fn name(&self) -> String {
         self.metadata.name.clone().unwrap_or_default()
     }
 
-    /// Has a person, or a machine, made sure that it is off?
+    /// Whether the node has the taint `out-of-service`: it is confirmed to be off.
     pub fn is_out_of_service(&self) -> bool {
         self.spec.taints.iter().any(|taint| taint.key == OUT_OF_SERVICE)
     }
 }
 
-/// The reduced form of an object, and what it is found by.
+/// Object of the API that is reduced to the fields in use.
 pub trait Reduced: Resource<DynamicType = ()> {
-    /// What is looked at.
+    /// Reduced form.
     type Form: Clone + PartialEq + Send + Sync + 'static;
 
-    /// Reduces it.
+    /// Returns the reduced form.
     fn reduce(self) -> Self::Form;
 }
 
 impl PodObject {
-    /// Has it run to its end? Then its addresses are others'.
+    /// Whether the pod has ended, so that its addresses are free.
     pub fn is_over(&self) -> bool {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
 
-    /// Does it stay bound to a node that is out of service, and is no sign that anything of it runs? It tolerates the taint, for
-    /// ever as far as we look, or uses the node's own network.
+    /// Whether the pod stays bound to a node that is out of service, so that it does not indicate a running node.
+    ///
+    /// Such a pod tolerates the taint or uses the host network. The duration of a toleration is ignored.
     pub fn stays_out_of_service(&self) -> bool {
         let tolerates = |Toleration { key, effect }: &Toleration| {
             (key.is_empty() || key == OUT_OF_SERVICE) && (effect.is_empty() || effect == "NoExecute")
@@ -156,10 +158,10 @@ impl PodObject {
     }
 }
 
-/// Namespace and name; the namespace is empty where there is none.
+/// Namespace and name; the namespace is empty for cluster-scoped objects.
 pub type Key = (String, String);
 
-/// What an object is found by.
+/// Returns the key of an object.
 pub fn key(object: &impl Resource) -> Key {
     let meta = object.meta();
     (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
@@ -254,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_malformed_definition_is_read_as_far_as_it_goes() {
+    fn definition_malformed_spec_is_read_leniently() {
         for (spec, expected) in [
             (json!(null), SpecConfig::Absent),
             (json!([]), SpecConfig::Absent),
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_reduced_to_what_is_looked_at() {
+    fn pod_is_reduced_to_the_fields_in_use() {
         let object = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": { "namespace": "n", "name": "p", "uid": "u", "annotations": { "a": "b" }, "managedFields": [{}] },
@@ -288,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tolerates_the_taint_or_has_the_nodes_network_stays_where_a_node_is_out_of_service() {
+    fn out_of_service_taint_tolerated_by_pod_or_host_network() {
         let stays = |spec: Value| {
             let object = json!({ "metadata": { "name": "p" }, "spec": spec });
             serde_json::from_value::<PodObject>(object).unwrap().stays_out_of_service()
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_the_claims_that_it_names_that_were_made_for_it_and_that_of_its_extended_resources() {
+    fn resource_claims_of_a_pod_are_named_templated_and_extended() {
         let object = json!({
             "metadata": { "name": "p" },
             "spec": { "resourceClaims": [
@@ -324,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_addresses_while_it_runs() {
+    fn pod_addresses_are_read_only_while_it_runs() {
         let read = |phase: &str, deleted: Option<&str>| {
             let object = json!({
                 "metadata": { "name": "p", "deletionTimestamp": deleted },
@@ -338,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_static_pod_is_known_by_the_uid_that_its_runtime_is_told() {
+    fn static_pod_has_the_uid_of_its_runtime() {
         let object = json!({ "metadata": { "name": "p", "uid": "of-the-mirror", "annotations": { MIRROR: "of-the-pod" } } });
         assert_eq!(serde_json::from_value::<PodObject>(object).unwrap().reduce().uid, "of-the-pod");
     }

@@ -1,4 +1,6 @@
-//! State of the node agent: its planner, and what follows the sandboxes of the node; it answers the requests on the socket.
+//! State of the node agent: the planner and the components that follow the node's sandboxes.
+//!
+//! It handles the requests that arrive on the agent's socket.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,8 +16,8 @@ use rpc::task::{PollTasks, Task, TaskKind, TaskResult};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::drift::{Drift, Heard};
-use super::planner::{Planner, place};
+use super::drift::{CheckOutcome, Drift};
+use super::planner::{Planner, pod_key};
 use crate::block_provider::BlockProvider;
 use crate::hot_plug::HotPlug;
 use cli_support::activity::{Busy, Call};
@@ -29,50 +31,51 @@ use node_support::sandbox_gc::SandboxGc;
 use node_support::sandboxes::Sandboxes;
 use node_support::traces::Traces;
 
-/// How long somebody who comes for orders waits for them, and how often it is looked.
-const ERRAND_MAX: Duration = Duration::from_secs(20);
-const ERRAND_PAUSE: Duration = Duration::from_secs(1);
+/// Longest time that a poll for tasks is held open.
+const POLL_MAX: Duration = Duration::from_secs(20);
+/// Interval at which a poll looks for tasks that no pod change announces.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// An agent's knowledge.
+/// State of the node agent.
 pub(crate) struct AgentState {
-    /// The plans, and what they are made of.
+    /// Planner of the node.
     pub(crate) planner: Planner,
-    /// Pods that are being attached.
+    /// Counter of ADDs in progress.
     pub(crate) busy: Arc<Busy>,
-    /// Whether another agent listens in this one's place.
+    /// Whether another agent listens on this agent's socket.
     replaced: Arc<AtomicBool>,
-    /// The figures.
+    /// Metrics.
     pub(crate) metrics: Metrics,
-    /// Where spans go, if anywhere.
+    /// Trace exporter, if traces are enabled.
     pub(crate) traces: Option<Arc<Traces>>,
     sandbox_gc: Arc<SandboxGc>,
-    /// Who leases blocks of addresses.
+    /// Provider of address blocks.
     pub(crate) block_provider: BlockProvider,
     sandboxes: Arc<Sandboxes>,
     drift: Drift,
-    changes: Option<HotPlug>,
+    hot_plug: Option<HotPlug>,
 }
 
-/// How an agent looks after what is attached.
+/// Configuration of the agent's state.
 #[derive(Debug)]
 pub(crate) struct AgentConfig {
-    /// The sandboxes of this node.
+    /// Sandboxes of this node.
     pub(crate) sandboxes: Arc<Sandboxes>,
-    /// The file of what is known of checks.
+    /// File with the results of first checks, see [`super::drift`].
     pub(crate) checked: PathBuf,
-    /// Those that the runtime knows, if it is asked.
+    /// Sandboxes that the container runtime lists; empty unless an endpoint is configured.
     pub(crate) runtime: Arc<RuntimeSandboxes>,
-    /// How long a pod must be gone before its sandbox is taken down unasked.
+    /// Time after the deletion of a pod until its orphaned sandbox is taken down.
     pub(crate) orphan_grace: Duration,
-    /// How often a sandbox is checked; zero for never.
+    /// Interval between two checks of a sandbox; zero disables them.
     pub(crate) check_interval: Duration,
-    /// Do running pods get what their annotation says now?
+    /// Whether changes of the networks annotation are applied to running pods.
     pub(crate) hot_plug: bool,
-    /// Where the controller of Neutron ports writes.
+    /// Object to which the Neutron controller writes ports.
     pub(crate) vif_store: VifLocation,
-    /// Where ledgers of addresses are.
-    pub(crate) ledgers: PathBuf,
-    /// Whether another agent listens in this one's place.
+    /// Directory of the address stores.
+    pub(crate) store_dir: PathBuf,
+    /// Whether another agent listens on this agent's socket.
     pub(crate) replaced: Arc<AtomicBool>,
 }
 
@@ -82,41 +85,41 @@ impl AgentState {
         client: &Client,
         node: &str,
         pod_resources: PathBuf,
-        care: &AgentConfig,
+        config: &AgentConfig,
         (metrics, traces): (Metrics, Option<Arc<Traces>>),
     ) -> AgentState {
         let busy = Arc::new(Busy::default());
         AgentState {
-            planner: Planner::new(client, node, pod_resources, care.vif_store, &busy),
+            planner: Planner::new(client, node, pod_resources, config.vif_store, &busy),
             busy,
-            replaced: Arc::clone(&care.replaced),
+            replaced: Arc::clone(&config.replaced),
             metrics,
             traces,
-            block_provider: BlockProvider::new(client.clone(), node, &care.ledgers),
+            block_provider: BlockProvider::new(client.clone(), node, &config.store_dir),
             sandbox_gc: Arc::new(SandboxGc::new(
-                Arc::clone(&care.sandboxes),
-                Arc::clone(&care.runtime),
-                care.orphan_grace,
+                Arc::clone(&config.sandboxes),
+                Arc::clone(&config.runtime),
+                config.orphan_grace,
             )),
-            sandboxes: Arc::clone(&care.sandboxes),
-            drift: Drift::new(care.check_interval, care.checked.clone()),
-            changes: care.hot_plug.then(HotPlug::default),
+            sandboxes: Arc::clone(&config.sandboxes),
+            drift: Drift::new(config.check_interval, config.checked.clone()),
+            hot_plug: config.hot_plug.then(HotPlug::default),
         }
     }
 }
 
 impl HealthStatus for AgentState {
-    /// What must be there before questions can be answered.
+    /// Returns what is missing before requests can be answered.
     fn waits_for(&self) -> Vec<String> {
         let replaced = self.replaced.load(Ordering::Relaxed);
-        let socket = replaced.then(|| "the socket, on which another agent listens".to_owned());
+        let socket = replaced.then(|| "the socket: another agent listens on it".to_owned());
         self.planner.waits_for().into_iter().chain(socket).collect()
     }
 
     fn page(&self) -> String {
-        self.metrics.cache(self.planner.pods.what(), self.planner.pods.count(), self.planner.pods.age());
+        self.metrics.cache(self.planner.pods.kind(), self.planner.pods.count(), self.planner.pods.age());
         self.metrics.cache(
-            self.planner.definitions.what(),
+            self.planner.definitions.kind(),
             self.planner.definitions.count(),
             self.planner.definitions.age(),
         );
@@ -130,37 +133,37 @@ impl RequestHandler for AgentState {
     }
 
     async fn allocate_blocks(&self, request: &AllocateRequest, probe: &ClientProbe<'_>) -> AllocateResponse {
-        self.block_provider.deliver(request, probe, &self.metrics).await
+        self.block_provider.allocate(request, probe, &self.metrics).await
     }
 
     fn due_tasks(&self) -> Vec<Task> {
-        // A pod that is not heard of is not a pod that is gone.
-        let mut orders = match self.planner.pods.is_synced() && self.planner.pods.age().is_zero() {
-            true => self
-                .sandbox_gc
-                .due(|pod| self.planner.pods.find(&place(pod)).is_some_and(|known| known.uid == pod.uid)),
-            false => Vec::new(),
+        // Without a live watch, a pod missing from the cache is not known to be deleted.
+        let mut tasks = if self.planner.sees_cluster() {
+            self.sandbox_gc
+                .due(|pod| self.planner.pods.find(&pod_key(pod)).is_some_and(|known| known.uid == pod.uid))
+        } else {
+            Vec::new()
         };
-        orders.extend(self.drift.due(&self.sandboxes));
-        self.metrics.ordered(orders.len());
-        orders
+        tasks.extend(self.drift.due(&self.sandboxes));
+        self.metrics.ordered(tasks.len());
+        tasks
     }
 
     async fn poll_tasks(&self, request: &PollTasks) -> Vec<Task> {
         let started = Instant::now();
         let mut pods = self.planner.pods.changes();
         loop {
-            let mut orders = self.due_tasks();
-            if let Some(changes) = &self.changes {
-                let due = changes.due(&self.planner, &self.sandboxes, &request.node).await;
+            let mut tasks = self.due_tasks();
+            if let Some(hot_plug) = &self.hot_plug {
+                let due = hot_plug.due(&self.planner, &self.sandboxes, &request.node).await;
                 self.metrics.ordered(due.len());
-                orders.extend(due);
+                tasks.extend(due);
             }
-            if !orders.is_empty() || started.elapsed() >= ERRAND_MAX {
-                return orders;
+            if !tasks.is_empty() || started.elapsed() >= POLL_MAX {
+                return tasks;
             }
-            // A pod that changed is looked at at once, everything else from time to time.
-            let _ = timeout(ERRAND_PAUSE, pods.changed()).await;
+            // A changed pod is handled at once, everything else at the interval.
+            let _ = timeout(POLL_INTERVAL, pods.changed()).await;
         }
     }
 
@@ -174,30 +177,30 @@ impl RequestHandler for AgentState {
         match result.kind {
             TaskKind::Check => {
                 let container = &result.container;
-                match self.drift.heard(result) {
-                    Heard::Same => {}
-                    Heard::WrongFromTheFirst => {
-                        warn!(%container, error, "a plugin finds fault with what it made: that is no change");
+                match self.drift.record(result) {
+                    CheckOutcome::Same => {}
+                    CheckOutcome::NeverCorrect => {
+                        warn!(%container, error, "first check of attachment failed; it is not reported as drift");
                     }
-                    Heard::Changed => {
+                    CheckOutcome::Drifted => {
                         self.planner.events.drifted(pod, error.as_deref());
-                        warn!(%container, error, "an attachment changed");
+                        warn!(%container, error, "attachment no longer matches its configuration");
                     }
-                    Heard::Restored => {
+                    CheckOutcome::Restored => {
                         self.planner.events.drifted(pod, None);
-                        info!(%container, "every attachment is as it was");
+                        info!(%container, "all attachments match their configuration again");
                     }
                 }
                 self.metrics.drifted(self.drift.count());
             }
             TaskKind::Change => {
                 self.planner.events.changed(pod, &result.changes);
-                let came = result.changes.iter().filter(|done| done.added.is_some());
-                came.for_each(|done| self.drift.came(&result.container, &done.ifname));
+                let added = result.changes.iter().filter(|done| done.added.is_some());
+                added.for_each(|done| self.drift.attachment_added(&result.container, &done.ifname));
                 self.metrics.changed(if error.is_some() { "failed" } else { "changed" });
                 if let Some(error) = error {
                     self.planner.events.unchanged(pod, "Change", &error);
-                    warn!(container = %result.container, error, "a running pod could not be changed");
+                    warn!(container = %result.container, error, "failed to change networks of running pod");
                 }
             }
         }

@@ -1,20 +1,22 @@
-//! What the agent does so that its node gives only what is its node's: says that the node is there where somebody believes it is
-//! gone, and finds in the ledgers what is not the node's any more.
+//! Comparison of the node's address stores with the IPBlocks that the node leases.
 //!
 //! ```text
 //!   IPBlock of this node, `status.nodeLivenessProbe` ──watch──► the probe is removed: the node is alive
-//!   ledgers ──► a lease that no IPBlock of this node is ──► asked once more ──► weft-cni release-address: nothing new of it
-//!                                                                  something in it is held, and it is nobody's ──► leased again
+//!   address store ──► lease without an IPBlock ──► listed again ──► weft-cni marks it unconfirmed: no new address of it
+//!                                                       └─► addresses are held, and no node leases it: leased again
 //! ```
 //!
-//! A boot is not needed for a node to lose what it has: its object is deleted while its agent is away, or a hand deletes an
-//! IPBlock and what keeps it there (what is deleted and kept: `deleted`). What becomes of a lease in doubt: `docs/design/ipam.md#loss-of-a-lease`.
+//! A node loses a lease without a reboot if the IPBlock is deleted while its agent is away, or if an operator deletes
+//! the IPBlock and its finalizer. Deleted IPBlocks that their finalizer keeps are in `deleted_blocks`.
 //!
-//! Rules: the ledgers are read here, without their locks, and changed by the hands alone; the cluster is asked after a
-//! ledger was read, so that a lease that is missing is not one that is about to be told; a ledger that cannot be changed, or is
-//! locked, keeps neither the others nor an answer waiting longer than that. Of several ledgers with one lease all but the one
-//! that is called after the pool are copies. Nothing is watched on a node that has no addresses of the cluster's. A ledger in
-//! another directory nobody sees: its leases are not compared, and are answered for.
+//! - Address stores are read without their locks; only `weft-cni` changes them.
+//! - The cluster is listed after the stores are read: otherwise a lease made in between would seem to be missing.
+//! - A store that is locked or cannot be changed does not delay the others or the answer to a probe.
+//! - Of several stores with one lease, all but the one named after the pool count as copies.
+//! - Nothing is watched on a node that never requested an address.
+//! - Stores in other directories cannot be read. Their leases are not compared, and probes of them are answered.
+//!
+//! Source: `docs/design/ipam.md#loss-of-a-lease`.
 
 mod deleted_blocks;
 
@@ -47,72 +49,71 @@ use node_support::address_store;
 use node_support::address_store::{Held, ReadError};
 use node_support::weft_cni::WeftCni;
 
-/// How long changes are gathered.
+/// Time for which changes are collected before a comparison.
 const GATHER: Duration = Duration::from_millis(500);
-/// How long until what could not be done is tried again.
-const PAUSE: Duration = Duration::from_secs(5);
-/// How long until it is looked again whether what is another's, and held here as well, is nobody's by now, and whether what was
-/// deleted is held still: of that nothing is watched.
-const AGAIN: Duration = Duration::from_secs(15);
-/// How long where nothing changes.
-const LONG: Duration = Duration::from_secs(300);
+/// Pause after a failure.
+const RETRY: Duration = Duration::from_secs(5);
+/// Pause while addresses are held in a block that another node leases or that was deleted: no event reports their release.
+const RECHECK: Duration = Duration::from_secs(15);
+/// Pause if nothing changes.
+const IDLE: Duration = Duration::from_secs(300);
 
-/// A lease: its addresses and its name.
+/// Network of a lease and its identifier.
 type Lease = (IpNet, String);
 
-/// A lease of a ledger that has something to lose.
+/// Lease in an address store that can be lost: an active block, or an unconfirmed one with held addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Written {
-    ledger: String,
+struct StoredLease {
+    store: String,
     lease: Lease,
     state: BlockState,
-    /// Does no other ledger have it?
-    alone: bool,
+    /// Whether no other store contains the lease.
+    is_unique: bool,
 }
 
 struct Leases {
     client: Client,
     node: String,
-    ledgers: PathBuf,
+    store_dir: PathBuf,
     agent: Arc<AgentState>,
 }
 
-/// Does so for ever: whoever is asked whether it is there answers, whatever becomes of its ledgers.
-pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, agent: Arc<AgentState>) {
-    agent.block_provider.was_asked().await;
-    let own = agent.block_provider.own();
-    let leases = Leases { client, node, ledgers, agent };
+/// Runs until the agent ends. Probes are answered even if the address stores cannot be compared.
+pub(crate) async fn follow(client: Client, node: String, store_dir: PathBuf, agent: Arc<AgentState>) {
+    agent.block_provider.wait_until_used().await;
+    let own = agent.block_provider.own_blocks();
+    let leases = Leases { client, node, store_dir, agent };
     own.synced().await;
-    tokio::join!(leases.answer_all(&own), leases.compare_all(&own), leases.empty_all(&own));
+    tokio::join!(leases.answer_all(&own), leases.compare_all(&own), leases.return_deleted(&own));
 }
 
-/// What came of a look.
+/// Outcome of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Done {
+enum Outcome {
     /// Nothing is left to do.
-    All,
-    /// Something is held here: what is another's, or was deleted.
-    Others,
+    Done,
+    /// Addresses are held in a block that another node leases or that was deleted: check again later.
+    Pending,
 }
 
-/// A reason why the leases of this node's address stores could not be brought up to date.
+/// Reason why the leases of the address stores could not be compared or changed.
 #[derive(Debug, thiserror::Error)]
 enum LeaseError {
-    /// The API server was asked, and there was no answer in time.
+    /// The API server did not answer in time.
     #[error("the API server does not answer")]
     NoAnswer,
-    /// The API server refused a request.
+    /// The API server rejected a request.
     #[error("{request}: {reason}")]
     Request {
         /// The request, or its object.
         request: String,
-        /// The text of the error of the API.
+        /// Description of the API error.
         reason: String,
     },
     /// The registry could not be read or changed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// A lease could not be made again.
+    /// A lease could not be created again.
     #[error("lease {net} again: {cause}")]
     Recreate {
         /// The block.
@@ -123,61 +124,62 @@ enum LeaseError {
     /// An address store could not be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// A lease could not be marked as unconfirmed: no thread ran weft-cni to the end.
+    /// The thread that runs weft-cni failed.
     #[error("{reason}")]
-    RunAside {
-        /// The text of the error.
+    RunOnThread {
+        /// Message of the error.
         reason: String,
     },
-    /// A lease could not be marked as unconfirmed: weft-cni failed.
+    /// weft-cni failed to mark a lease as unconfirmed.
     #[error("{reason}")]
     MarkUnconfirmed {
-        /// The text of the failure.
+        /// Message of the failure.
         reason: String,
     },
-    /// A block that was deleted could not be given back.
+    /// A deleted block could not be returned.
     #[error("block {block}: {cause}")]
-    GiveBack {
-        /// The block.
+    ReturnBlock {
+        /// Network of the block.
         block: IpNet,
-        /// The reason.
+        /// Reason of the failure.
         cause: Box<LeaseError>,
     },
-    /// Leases of some address stores could not be compared.
+    /// The leases of some address stores could not be compared.
     #[error("{}", joined(.0))]
     Compare(Vec<(String, LeaseError)>),
 }
 
-/// The errors of several address stores, each with the name of its store.
+/// Joins the errors of several address stores, each with the name of its store.
 fn joined(failed: &[(String, LeaseError)]) -> String {
-    let lines: Vec<String> = failed.iter().map(|(store, error)| format!("ledger {store}: {error}")).collect();
+    let lines: Vec<String> =
+        failed.iter().map(|(store, error)| format!("address store {store}: {error}")).collect();
     lines.join("; ")
 }
 
 impl LeaseError {
-    /// An error of the thread that runs weft-cni.
-    fn run_aside(error: &dyn Display) -> LeaseError {
-        LeaseError::RunAside { reason: error.to_string() }
+    /// Returns the error of a thread that ran weft-cni.
+    fn run_on_thread(error: &dyn Display) -> LeaseError {
+        LeaseError::RunOnThread { reason: error.to_string() }
     }
 
-    /// An error of the API about a request.
+    /// Returns the error of an API request.
     fn request(request: impl Into<String>, error: &kube::Error) -> LeaseError {
         LeaseError::Request { request: request.into(), reason: api_error::describe(error) }
     }
 }
 
-/// Waits until something changes, or it is time to try again.
-async fn wait(changes: &mut Receiver<u64>, done: Result<Done, LeaseError>) {
+/// Waits until an IPBlock changes, or the pause of the outcome is over.
+async fn wait(changes: &mut Receiver<u64>, done: Result<Outcome, LeaseError>) {
     if let Err(error) = &done {
         warn!(
-            why = error.to_string(),
-            "whose the leases of this node's ledgers are could not be asked, or not be written down"
+            error = error.to_string(),
+            "failed to compare the address stores with the IPBlocks of this node"
         );
     }
     let wait = match done {
-        Ok(Done::All) => LONG,
-        Ok(Done::Others) => AGAIN,
-        Err(_) => PAUSE,
+        Ok(Outcome::Done) => IDLE,
+        Ok(Outcome::Pending) => RECHECK,
+        Err(_) => RETRY,
     };
     let _ = timeout(wait, changes.changed()).await;
     sleep(GATHER).await;
@@ -192,7 +194,7 @@ impl Leases {
             for owned in all(own).iter().filter(|owned| owned.is_doubted) {
                 done = done.and(self.answer(&block_name(&owned.pool, owned.object.net)).await);
             }
-            wait(&mut changes, done.map(|()| Done::All)).await;
+            wait(&mut changes, done.map(|()| Outcome::Done)).await;
         }
     }
 
@@ -205,25 +207,25 @@ impl Leases {
         }
     }
 
-    async fn empty_all(&self, own: &Cache<Option<OwnedBlock>>) {
+    async fn return_deleted(&self, own: &Cache<Option<OwnedBlock>>) {
         let mut changes = own.changes();
         loop {
             changes.mark_unchanged();
-            let mut done = Ok(Done::All);
+            let mut done = Ok(Outcome::Done);
             for owned in all(own).iter().filter(|owned| owned.is_deleted && !owned.object.is_single_address())
             {
                 let block = &owned.object.net;
-                done = match self.give_back(owned).await {
-                    Ok(Done::All) => done,
+                done = match self.return_block(owned).await {
+                    Ok(Outcome::Done) => done,
                     Ok(others) => done.and(Ok(others)),
-                    Err(error) => Err(LeaseError::GiveBack { block: *block, cause: Box::new(error) }),
+                    Err(error) => Err(LeaseError::ReturnBlock { block: *block, cause: Box::new(error) }),
                 };
             }
             wait(&mut changes, done).await;
         }
     }
 
-    /// Says that this node is there.
+    /// Removes the liveness probe of a block: this node is alive.
     async fn answer(&self, name: &str) -> Result<(), LeaseError> {
         let blocks = Api::<BlockObject>::all(self.client.clone());
         let work = async {
@@ -239,16 +241,16 @@ impl Leases {
         };
         let done = timeout(ASK_MAX, work).await.map_err(|_| LeaseError::NoAnswer)?;
         done.map_err(|error| LeaseError::request(format!("ipblock {name}"), &error))?;
-        info!(block = name, "the cluster took this node for gone: it was told otherwise");
+        info!(block = name, "answered the liveness probe of an IPBlock: this node is alive");
         Ok(())
     }
 
-    /// Looks for leases that the ledgers have and the cluster does not.
-    async fn compare(&self, known: &BTreeSet<Lease>) -> Result<Done, LeaseError> {
-        let mut missing = in_ledgers(&self.ledgers)?;
+    /// Finds leases in the address stores that the cluster does not have, and handles them.
+    async fn compare(&self, known: &BTreeSet<Lease>) -> Result<Outcome, LeaseError> {
+        let mut missing = stored_leases(&self.store_dir)?;
         missing.retain(|written| !known.contains(&written.lease));
         if missing.is_empty() {
-            return Ok(Done::All);
+            return Ok(Outcome::Done);
         }
         let blocks = Api::<BlockObject>::all(self.client.clone());
         let own = ListParams::default().labels(&of_node(&self.node));
@@ -259,75 +261,77 @@ impl Leases {
         let leased: BTreeSet<Lease> =
             of_node.filter_map(BlockObject::object).map(|object| (object.net, object.lease_id())).collect();
         missing.retain(|written| !leased.contains(&written.lease));
-        let (mut failed, mut outcome) = (Vec::new(), Done::All);
+        let (mut failed, mut outcome) = (Vec::new(), Outcome::Done);
         for written in missing {
-            // What is wrong with one ledger is nothing to the others.
+            // A failure of one store does not affect the others.
             let mut done = match written.state {
-                BlockState::Active => self.doubt(&written.ledger, written.lease.clone()).await,
+                BlockState::Active => self.mark_unconfirmed(&written.store, written.lease.clone()).await,
                 _ => Ok(()),
             };
             if done.is_ok() && !leased.iter().any(|(net, _)| *net == written.lease.0) {
                 done = match self.lease_again(&written).await {
-                    Ok(Done::All) => Ok(()),
-                    Ok(Done::Others) => {
-                        outcome = Done::Others;
+                    Ok(Outcome::Done) => Ok(()),
+                    Ok(Outcome::Pending) => {
+                        outcome = Outcome::Pending;
                         Ok(())
                     }
                     Err(why) => Err(why),
                 };
             }
-            failed.extend(done.err().map(|error| (written.ledger, error)));
+            failed.extend(done.err().map(|error| (written.store, error)));
         }
         if failed.is_empty() { Ok(outcome) } else { Err(LeaseError::Compare(failed)) }
     }
 
-    /// Has nothing new given of a lease.
-    async fn doubt(&self, ledger: &str, (net, lease): Lease) -> Result<(), LeaseError> {
-        let (ledgers, name) = (self.ledgers.clone(), ledger.to_owned());
-        let doubted = run_on_thread(move || {
-            WeftCni::find().and_then(|weft_cni| weft_cni.mark_unconfirmed(&ledgers, &name, &lease))
+    /// Marks a lease as unconfirmed: no new address of it is allocated.
+    async fn mark_unconfirmed(&self, store: &str, (net, lease): Lease) -> Result<(), LeaseError> {
+        let (store_dir, name) = (self.store_dir.clone(), store.to_owned());
+        let marked = run_on_thread(move || {
+            WeftCni::find().and_then(|weft_cni| weft_cni.mark_unconfirmed(&store_dir, &name, &lease))
         });
-        let doubted = doubted.await.map_err(|error| LeaseError::run_aside(&error))?;
+        let marked = marked.await.map_err(|error| LeaseError::run_on_thread(&error))?;
         let failed = |failure: Failure| LeaseError::MarkUnconfirmed { reason: failure.to_string() };
-        if doubted.map_err(failed)? {
-            warn!(ledger, block = %net, "not this node's any more: nothing new is given of it");
+        if marked.map_err(failed)? {
+            warn!(store, block = %net, "block lease is not in the cluster; no new address of the block is allocated");
         }
         Ok(())
     }
 
-    /// Leases what is in doubt and held, if it is nobody's: the next question of its ledger finds it. For whom a single address is
-    /// held, and what keeps it for others, is written beside the ledger.
-    async fn lease_again(&self, missing: &Written) -> Result<Done, LeaseError> {
-        let Written { ledger, lease: (net, lease), state: _, alone: _ } = missing;
-        let place = self.ledgers.join(ledger);
-        let Some(written) = address_store::read(&place)? else { return Ok(Done::All) };
+    /// Leases an unconfirmed block with held addresses again, if no node leases it. The store's next request adopts it.
+    ///
+    /// The owner and the claim of a single address are read from the file beside the store.
+    async fn lease_again(&self, missing: &StoredLease) -> Result<Outcome, LeaseError> {
+        let StoredLease { store, lease: (net, lease), state: _, is_unique: _ } = missing;
+        let path = self.store_dir.join(store);
+        let Some(written) = address_store::read(&path)? else { return Ok(Outcome::Done) };
         let is_held = |block: &Block| block.lease == *lease && written.is_unconfirmed_and_used(block);
-        let Some(block) = written.blocks().find(is_held) else { return Ok(Done::All) };
-        let Some(registry) = self.pool_of(missing).await? else { return Ok(Done::All) };
+        let Some(block) = written.blocks().find(is_held) else { return Ok(Outcome::Done) };
+        let Some(registry) = self.pool_of(missing).await? else { return Ok(Outcome::Done) };
         let failed = |cause| LeaseError::Recreate { net: *net, cause };
         let known = registry.read(*net).await.map_err(failed)?;
         if known.is_some_and(|known| !known.holder.node.is_empty()) {
-            return Ok(Done::Others);
+            return Ok(Outcome::Pending);
         }
-        let mut holder = Holder { node: self.node.clone(), store: ledger.clone(), ..Holder::default() };
+        let mut holder = Holder { node: self.node.clone(), store: store.clone(), ..Holder::default() };
         if block.single_owner {
-            let held = address_store::held(&place, &written)?.into_iter().find(|held| held.ip == net.addr());
-            let Some(Held { owner, .. }) = held else { return Ok(Done::All) };
+            let held = address_store::held(&path, &written)?.into_iter().find(|held| held.ip == net.addr());
+            let Some(Held { owner, .. }) = held else { return Ok(Outcome::Done) };
             holder.owner = format!("{}/{}/{}", owner.uid, owner.container, owner.ifname);
             holder.claim = owner.claim;
         }
         let leased = ipam::recreate_lease(&registry, registry.grid, *net, &holder, now()).await;
         if leased.map_err(failed)? {
-            info!(block = %net, "something in it is held: leased again");
-            return Ok(Done::All);
+            info!(block = %net, "leased block again because addresses in it are held");
+            return Ok(Outcome::Done);
         }
-        Ok(Done::Others)
+        Ok(Outcome::Pending)
     }
 
-    /// The pool that has this block: the one that the ledger is called after, or that alone can be meant. A ledger that is
-    /// not called so may be a copy of the one that is.
-    async fn pool_of(&self, missing: &Written) -> Result<Option<ApiRegistry>, LeaseError> {
-        let Written { ledger, lease: (net, _), state: _, alone } = missing;
+    /// Returns the pool that contains the block: the pool that the store is named after, or the only candidate.
+    ///
+    /// A store with another name may be a copy of the one named after the pool.
+    async fn pool_of(&self, missing: &StoredLease) -> Result<Option<ApiRegistry>, LeaseError> {
+        let StoredLease { store, lease: (net, _), state: _, is_unique } = missing;
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = timeout(ASK_MAX, pools.list(&ListParams::default())).await;
         let found = found.map_err(|_| LeaseError::NoAnswer)?;
@@ -338,9 +342,9 @@ impl Leases {
             grid.and_then(|grid| grid.block_of(net.addr())).is_some_and(|block| is_single || block == *net)
         };
         let having: Vec<&PoolObject> = found.iter().filter(has).collect();
-        let named = having.iter().find(|pool| pool.metadata.name.as_deref() == Some(ledger.as_str()));
-        if named.is_none() && !alone {
-            warn!(ledger, block = %net, "a copy of another ledger, it seems: nothing is leased for it; move it elsewhere");
+        let named = having.iter().find(|pool| pool.metadata.name.as_deref() == Some(store.as_str()));
+        if named.is_none() && !is_unique {
+            warn!(store, block = %net, "address store seems to be a copy of another one, so its block is not leased again; move it to another directory");
             return Ok(None);
         }
         let pool = named.or(having.first().filter(|_| having.len() == 1));
@@ -352,30 +356,30 @@ fn all(own: &Cache<Option<OwnedBlock>>) -> Vec<OwnedBlock> {
     own.all().into_iter().filter_map(|owned| Option::clone(&owned)).collect()
 }
 
-/// The leases from which the ledgers below a directory give, and those in doubt of which something is held. What lies beside
-/// them is no ledger; a copy under a name that one may have is.
-fn in_ledgers(directory: &Path) -> Result<Vec<Written>, ReadError> {
+/// Returns the leases of the stores below a directory that can be lost: active ones, and unconfirmed ones with held
+/// addresses. Files that are no store are ignored. A copy whose name is valid for a store counts as a store.
+fn stored_leases(directory: &Path) -> Result<Vec<StoredLease>, ReadError> {
     let mut leases = Vec::new();
     let mut holders: BTreeMap<Lease, usize> = BTreeMap::new();
-    for (name, place) in address_store::all(directory)? {
-        // What cannot be read now gives nothing.
-        let Ok(Some(ledger)) = address_store::read(&place) else { continue };
-        for block in ledger.blocks() {
+    for (name, path) in address_store::all(directory)? {
+        // A store that cannot be read now allocates nothing.
+        let Ok(Some(store)) = address_store::read(&path) else { continue };
+        for block in store.blocks() {
             *holders.entry((block.net, block.lease)).or_default() += 1;
         }
         let can_lose =
-            |block: &Block| block.state == BlockState::Active || ledger.is_unconfirmed_and_used(block);
-        // Without a cluster a block's lease is its network.
-        let own = ledger.blocks().filter(|block| can_lose(block) && block.lease != block.net.to_string());
-        leases.extend(own.map(|block| Written {
-            ledger: name.clone(),
+            |block: &Block| block.state == BlockState::Active || store.is_unconfirmed_and_used(block);
+        // A store without a cluster uses the network as the lease's identifier.
+        let own = store.blocks().filter(|block| can_lose(block) && block.lease != block.net.to_string());
+        leases.extend(own.map(|block| StoredLease {
+            store: name.clone(),
             lease: (block.net, block.lease),
             state: block.state,
-            alone: true,
+            is_unique: true,
         }));
     }
     for written in &mut leases {
-        written.alone = holders.get(&written.lease) == Some(&1);
+        written.is_unique = holders.get(&written.lease) == Some(&1);
     }
     Ok(leases)
 }
@@ -387,10 +391,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_a_cluster_leased_and_may_be_given_is_compared() {
+    fn address_store_comparison_covers_leases_that_can_be_lost() {
         let directory = std::env::temp_dir().join(format!("weft-leases-{}", std::process::id()));
         std::fs::create_dir_all(directory.join("p")).unwrap();
-        let mut ledger = AddressStore::new("b");
+        let mut store = AddressStore::new("b");
         for (net, uid) in [
             ("10.0.0.0/24", "u.0"),
             ("10.0.1.0/24", "10.0.1.0/24"),
@@ -399,31 +403,31 @@ mod tests {
         ] {
             let net: IpNet = net.parse().unwrap();
             let lease = BlockLease { net, id: uid.into(), single_owner: false, reserved: Vec::new() };
-            let _ = ledger.add_block(&lease, 1);
+            let _ = store.add_block(&lease, 1);
         }
-        let _ = ledger.mark_unconfirmed("v.1").unwrap();
-        let held = ledger.find("10.0.3.1".parse().unwrap()).unwrap();
-        let _ = ledger.hold(held, 1, 7);
-        let _ = ledger.mark_unconfirmed("w.1").unwrap();
-        std::fs::write(directory.join("p/ledger"), ledger.to_bytes()).unwrap();
+        let _ = store.mark_unconfirmed("v.1").unwrap();
+        let held = store.find("10.0.3.1".parse().unwrap()).unwrap();
+        let _ = store.hold(held, 1, 7);
+        let _ = store.mark_unconfirmed("w.1").unwrap();
+        std::fs::write(directory.join("p/ledger"), store.to_bytes()).unwrap();
         std::fs::create_dir_all(directory.join("Old_copy")).unwrap();
-        std::fs::write(directory.join("Old_copy/ledger"), ledger.to_bytes()).unwrap();
-        let found = in_ledgers(&directory).unwrap();
+        std::fs::write(directory.join("Old_copy/ledger"), store.to_bytes()).unwrap();
+        let found = stored_leases(&directory).unwrap();
         std::fs::remove_dir_all(&directory).unwrap();
-        let written = |net: &str, uid: &str, state| Written {
-            ledger: "p".to_owned(),
+        let written = |net: &str, uid: &str, state| StoredLease {
+            store: "p".to_owned(),
             lease: (net.parse().unwrap(), uid.to_owned()),
             state,
-            alone: true,
+            is_unique: true,
         };
         let held = written("10.0.3.0/24", "w.1", BlockState::Unconfirmed);
         assert_eq!(found, [written("10.0.0.0/24", "u.0", BlockState::Active), held]);
     }
 
     #[test]
-    fn what_a_copy_of_a_ledger_has_too_is_not_one_ledgers_alone_even_if_the_other_cannot_lose_it() {
+    fn address_store_copy_makes_its_leases_ambiguous() {
         let directory = std::env::temp_dir().join(format!("weft-leases-copy-{}", std::process::id()));
-        let mut ledger = AddressStore::new("b");
+        let mut store = AddressStore::new("b");
         for (net, uid) in [("10.0.0.0/24", "u.0"), ("10.0.1.0/24", "v.0")] {
             let lease = BlockLease {
                 net: net.parse().unwrap(),
@@ -431,20 +435,22 @@ mod tests {
                 single_owner: false,
                 reserved: Vec::new(),
             };
-            let _ = ledger.add_block(&lease, 1);
+            let _ = store.add_block(&lease, 1);
         }
         let mut old = AddressStore::new("b");
         let (net, uid) = ("10.0.0.0/24".parse().unwrap(), "u.0".into());
         let _ = old.add_block(&BlockLease { net, id: uid, single_owner: false, reserved: Vec::new() }, 1);
         let _ = old.mark_unconfirmed("u.0").unwrap();
-        for (name, ledger) in [("p", ledger), ("p.bak", old)] {
+        for (name, store) in [("p", store), ("p.bak", old)] {
             std::fs::create_dir_all(directory.join(name)).unwrap();
-            std::fs::write(directory.join(name).join("ledger"), ledger.to_bytes()).unwrap();
+            std::fs::write(directory.join(name).join("ledger"), store.to_bytes()).unwrap();
         }
-        let found = in_ledgers(&directory).unwrap();
+        let found = stored_leases(&directory).unwrap();
         std::fs::remove_dir_all(&directory).unwrap();
-        let alone: Vec<_> =
-            found.iter().map(|written| (written.ledger.as_str(), &*written.lease.1, written.alone)).collect();
-        assert_eq!(alone, [("p", "u.0", false), ("p", "v.0", true)]);
+        let unique: Vec<_> = found
+            .iter()
+            .map(|written| (written.store.as_str(), &*written.lease.1, written.is_unique))
+            .collect();
+        assert_eq!(unique, [("p", "u.0", false), ("p", "v.0", true)]);
     }
 }

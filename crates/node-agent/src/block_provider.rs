@@ -1,20 +1,20 @@
-//! What the agent does for the node's ledgers of addresses: leases blocks, ahead of need, and gives back what is idle.
+//! Provider of address blocks: answers the requests of the node's address stores, and prefetches and returns blocks.
 //!
 //! ```text
-//!   weft-ipam ── AllocateRequest ──► shelf of the ledger ──► a block leased ahead? ──► AllocateResponse
-//!                                 └──► BlockAllocator::serve ──► API server ──┘
+//!   weft-ipam ── AllocateRequest ──► prefetched block of the store? ── yes ─────────────► AllocateResponse
+//!                                      └─ no ─► BlockAllocator::serve ──► API server ──┘
 //! ```
 //!
-//! An address that an IPAMClaim keeps is looked up there first, and written there: [`Claim`].
+//! An address that an IPAMClaim keeps is read from the claim and written to it: [`Claim`].
 //!
-//! A ledger that is not where the agent believes ledgers to be (`ipam.dataDir` is not `--address-stores`) has a name of its own: two
-//! networks of one pool with different directories have two ledgers, which know nothing of each other.
-//!
-//! Rules: one question of a ledger at a time, in the order they came: whoever asks has the ledger locked, and the one
-//! before is dead; what is ours and on no disk (an answer that nobody heard) is found by a watch. An agent that is being replaced
-//! answers beside its successor: so a question ends with whoever asked it ([`node_support::agent_server`]), and takes or gives back nothing of
-//! its node's but what the watch showed while he was there, which he is asked ([`node_support::client_probe`]) where it shows something that his
-//! ledger does not have.
+//! - The requests of one store are answered one at a time, in order. A client has the store locked, so the client of an
+//!   earlier request is dead.
+//! - A lease whose response was lost is found by the watch of this node's IPBlocks.
+//! - An agent that is being replaced answers beside its successor. So a request ends with its client
+//!   ([`node_support::agent_server`]), and uses only objects that the watch showed while the client was connected.
+//! - Before an object that the store does not contain is used, the client is probed ([`node_support::client_probe`]).
+//! - A store outside of the agent's `--address-stores` (`ipam.dataDir`) has a name of its own. Two networks of one pool
+//!   with different directories have two stores, independent of each other.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -48,25 +48,26 @@ use kube_support::lookup::ASK_MAX;
 use node_support::client_probe::{ClientProbe, Unconfirmed};
 use node_support::metrics::Metrics;
 
-/// How long the watch of our blocks is waited for.
+/// Deadline for the watch of this node's IPBlocks to be filled, and for a pool to be read.
 const SYNC_MAX: Duration = Duration::from_secs(5);
-/// How long a block that was leased ahead is kept for a need that does not come.
-const AHEAD_MAX: Duration = Duration::from_secs(600);
-/// How long it is believed that a pool is as it was, by who makes nothing of it.
-const POOL_MAX: Duration = Duration::from_secs(60);
+/// Time after which an unused prefetched block is returned.
+const PREFETCH_MAX: Duration = Duration::from_secs(600);
+/// Time for which a pool is not read again, by requests that lease nothing for a waiting client.
+const POOL_CACHE_MAX: Duration = Duration::from_secs(60);
 
-/// Who supplies.
+/// Provider of address blocks for the stores of this node.
 pub(crate) struct BlockProvider {
     client: Client,
     node: String,
-    ledgers: PathBuf,
+    store_dir: PathBuf,
     own: Arc<Cache<Option<OwnedBlock>>>,
-    wanted: Once,
-    asked: Sender<bool>,
-    shelves: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<PrefetchedBlocks>>>>,
+    own_followed: Once,
+    /// Whether this node has ever requested addresses.
+    is_used: Sender<bool>,
+    prefetched: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<PrefetchedBlocks>>>>,
 }
 
-/// A reason why a request for addresses could not be served at all.
+/// Reason why a request for addresses could not be served at all.
 #[derive(Debug, thiserror::Error)]
 enum ServeError {
     /// The pool could not be found or created.
@@ -81,37 +82,37 @@ enum ServeError {
     /// The IPAMClaim, or an address in it, could not be read.
     #[error("{reason}")]
     ReadClaim {
-        /// The text of the error.
+        /// Message of the error.
         reason: String,
     },
-    /// The address of the IPAMClaim is not one of the network's.
-    #[error("{claim}: status.ips: {address}: the network may not give it")]
+    /// The network may not allocate the address of the IPAMClaim.
+    #[error("{claim}: status.ips: {address}: the network does not allocate this address")]
     AllocateClaimed {
-        /// The name of the IPAMClaim.
+        /// Name of the IPAMClaim.
         claim: String,
         /// The address.
         address: IpAddr,
     },
-    /// The pod asks for another address than that of the IPAMClaim.
-    #[error("{claim}: status.ips: {address}: the pod asks for {requested}")]
+    /// The pod requests another address than that of the IPAMClaim.
+    #[error("{claim}: status.ips: {address}: the pod requests {requested}")]
     AllocateRequested {
-        /// The name of the IPAMClaim.
+        /// Name of the IPAMClaim.
         claim: String,
-        /// The address of the IPAMClaim.
+        /// Address of the IPAMClaim.
         address: IpAddr,
-        /// The address that the pod asks for.
+        /// Address that the pod requests.
         requested: IpAddr,
     },
 }
 
 impl ServeError {
-    /// An error of an IPAMClaim.
+    /// Returns an error of an IPAMClaim.
     fn read_claim(error: &dyn Display) -> ServeError {
         ServeError::ReadClaim { reason: error.to_string() }
     }
 }
 
-/// What there is for one ledger.
+/// State of one address store: its pool when last read, and its prefetched blocks.
 #[derive(Default)]
 struct PrefetchedBlocks {
     pool: Option<(Instant, Pool)>,
@@ -119,218 +120,226 @@ struct PrefetchedBlocks {
 }
 
 impl BlockProvider {
-    /// For the ledgers of a node, which are believed to be in this directory.
-    pub(crate) fn new(client: Client, node: &str, ledgers: &Path) -> BlockProvider {
-        let own = Arc::new(Cache::new("ipblocks"));
-        let (node, ledgers, asked) = (node.to_owned(), ledgers.to_owned(), Sender::new(false));
-        BlockProvider { client, node, ledgers, own, wanted: Once::new(), asked, shelves: Mutex::default() }
+    /// Returns the provider of a node whose address stores are in `store_dir`.
+    pub(crate) fn new(client: Client, node: &str, store_dir: &Path) -> BlockProvider {
+        BlockProvider {
+            client,
+            node: node.to_owned(),
+            store_dir: store_dir.to_owned(),
+            own: Arc::new(Cache::new("ipblocks")),
+            own_followed: Once::new(),
+            is_used: Sender::new(false),
+            prefetched: Mutex::default(),
+        }
     }
 
-    /// Answers a demand.
-    pub(crate) async fn deliver(
+    /// Answers a request of an address store.
+    pub(crate) async fn allocate(
         &self,
-        demand: &AllocateRequest,
+        request: &AllocateRequest,
         probe: &ClientProbe<'_>,
         metrics: &Metrics,
     ) -> AllocateResponse {
-        let refused = |why: String| AllocateResponse::unavailable(why);
-        self.asked.send_replace(true);
-        let is_here = Path::new(&demand.directory) == self.ledgers;
-        let store = if is_here { demand.store.clone() } else { placed(&demand.store, &demand.directory) };
-        let demand = &AllocateRequest { store, ..demand.clone() };
-        let shelf = self.shelf(&demand.store);
-        let mut shelf = shelf.lock().await;
-        let answered = self.answer((demand, probe), &mut shelf, metrics).await;
+        self.is_used.send_replace(true);
+        let is_here = Path::new(&request.directory) == self.store_dir;
+        let store = if is_here { request.store.clone() } else { placed(&request.store, &request.directory) };
+        let request = &AllocateRequest { store, ..request.clone() };
+        let prefetched = self.prefetched_of(&request.store);
+        let mut prefetched = prefetched.lock().await;
+        let answered = self.try_allocate((request, probe), &mut prefetched, metrics).await;
         let outcome = match &answered {
-            Ok(supply) if supply.error.is_some() => "refused",
+            Ok(response) if response.error.is_some() => "refused",
             Ok(_) => "allocated",
             Err(_) => "failed",
         };
         metrics.supplied(outcome);
         match answered {
-            Ok(lease) => self.explained(demand, AllocateResponse { lease, ..AllocateResponse::default() }),
-            Err(why) => {
-                warn!(pool = demand.pool.name, %why, "addresses");
-                self.explained(demand, refused(why.to_string()))
+            Ok(lease) => self.with_hint(request, AllocateResponse { lease, ..AllocateResponse::default() }),
+            Err(error) => {
+                warn!(pool = request.pool.name, %error, "failed to serve a request for addresses");
+                self.with_hint(request, AllocateResponse::unavailable(error.to_string()))
             }
         }
     }
 
-    /// A refusal says where the ledger is if that is not where it should be: blocks of the node may be in another.
-    fn explained(&self, demand: &AllocateRequest, mut delivery: AllocateResponse) -> AllocateResponse {
-        let Some(directory) = elsewhere(&demand.store) else { return delivery };
-        let hint = {
-            let ledgers = self.ledgers.display();
-            format!(
-                "ipam.dataDir {directory} is not its agent's --address-stores {ledgers}: what is free in a ledger \
-                 there is not given to this network"
-            )
-        };
-        // No agent gives anything up there.
-        if let Some(own @ AllocationError::InOwnBlock { .. }) = delivery.lease.error {
-            delivery.lease.error = Some(AllocationError::Unavailable(own.to_string()));
+    /// Adds a hint to the response if the store is in another directory than the agent's: free addresses of the node
+    /// may be in the stores there.
+    fn with_hint(&self, request: &AllocateRequest, mut response: AllocateResponse) -> AllocateResponse {
+        let Some(directory) = elsewhere(&request.store) else { return response };
+        let stores = self.store_dir.display();
+        let hint = format!(
+            "ipam.dataDir {directory} is not the agent's --address-stores {stores}: free addresses in the stores \
+             there are not available to this network"
+        );
+        // The agent transfers no address out of a store in another directory.
+        if let Some(own @ AllocationError::InOwnBlock { .. }) = response.lease.error {
+            response.lease.error = Some(AllocationError::Unavailable(own.to_string()));
         }
-        AllocateResponse { hint: Some(hint), ..delivery }
+        AllocateResponse { hint: Some(hint), ..response }
     }
 
-    fn shelf(&self, ledger: &str) -> Arc<tokio::sync::Mutex<PrefetchedBlocks>> {
-        let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(shelves.entry(ledger.to_owned()).or_default())
+    fn prefetched_of(&self, store: &str) -> Arc<tokio::sync::Mutex<PrefetchedBlocks>> {
+        let mut all = self.prefetched.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(store.to_owned()).or_default())
     }
 
-    /// Looks, when the agent begins, whether somebody has asked for addresses before: the node has a ledger, or, as a ledger may be
-    /// where nobody sees it, something of its own in the cluster. A cluster without such objects is asked once.
-    pub(crate) async fn remember(&self) {
-        let has_none = match std::fs::read_dir(&self.ledgers) {
+    /// Detects at the start whether this node has requested addresses before: it has an address store or, as stores may
+    /// be in other directories, an IPBlock. The API server is asked once if there is no IPBlock.
+    pub(crate) async fn detect_use(&self) {
+        let has_none = match std::fs::read_dir(&self.store_dir) {
             Ok(mut entries) => entries.next().is_none(),
-            // What cannot be looked at may hold some.
+            // A directory that cannot be read may contain stores.
             Err(cause) => cause.kind() == std::io::ErrorKind::NotFound,
         };
         if !has_none {
-            self.asked.send_replace(true);
+            self.is_used.send_replace(true);
             return;
         }
         let blocks = Api::<BlockObject>::all(self.client.clone());
         let one = ListParams::default().labels(&of_node(&self.node)).limit(1);
-        while !*self.asked.borrow() {
+        while !*self.is_used.borrow() {
             match timeout(ASK_MAX, blocks.list_metadata(&one)).await {
                 Ok(Ok(found)) if found.items.is_empty() => return,
-                Ok(Ok(_)) => drop(self.asked.send_replace(true)),
+                Ok(Ok(_)) => drop(self.is_used.send_replace(true)),
                 Ok(Err(kube::Error::Api(status))) if status.code == 404 => return,
-                // Who may not ask may be allowed to later.
-                Ok(Err(kube::Error::Api(status))) if status.code == 403 => sleep(AHEAD_MAX).await,
+                // The permission may be granted later.
+                Ok(Err(kube::Error::Api(status))) if status.code == 403 => sleep(PREFETCH_MAX).await,
                 _ => sleep(SYNC_MAX).await,
             }
         }
     }
 
-    /// Waits until somebody has asked for addresses, or is known to have.
-    pub(crate) async fn was_asked(&self) {
-        // The sender lives as long as we do.
-        let _ = self.asked.subscribe().wait_for(|asked| *asked).await;
+    /// Waits until this node has requested addresses, now or before.
+    pub(crate) async fn wait_until_used(&self) {
+        // It cannot fail: `self` keeps the sender.
+        let _ = self.is_used.subscribe().wait_for(|used| *used).await;
     }
 
-    /// Gives a block back that was leased ahead, if that is what it is.
+    /// Returns a block to the cluster if it is a prefetched one. The result is whether it was.
     ///
     /// # Errors
-    /// The registry's.
-    pub(crate) async fn give_back_ahead(
+    /// The error of the registry.
+    pub(crate) async fn return_prefetched(
         &self,
         registry: &ApiRegistry,
         block: &IpBlock,
     ) -> Result<bool, RegistryError> {
-        let shelf = self.shelf(&block.holder.store);
-        let mut shelf = shelf.lock().await;
+        let prefetched = self.prefetched_of(&block.holder.store);
+        let mut prefetched = prefetched.lock().await;
         let lease = block.lease_id();
-        let Some(at) = shelf.ready.iter().position(|(_, ready)| ready.lease_id() == lease) else {
+        let Some(at) = prefetched.ready.iter().position(|(_, ready)| ready.lease_id() == lease) else {
             return Ok(false);
         };
-        shelf.ready.remove(at);
+        prefetched.ready.remove(at);
         release_lease(registry, block.net, &lease, now()).await?;
         Ok(true)
     }
 
-    async fn answer(
+    async fn try_allocate(
         &self,
-        (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
-        shelf: &mut PrefetchedBlocks,
+        (request, probe): (&AllocateRequest, &ClientProbe<'_>),
+        prefetched: &mut PrefetchedBlocks,
         metrics: &Metrics,
     ) -> Result<LeaseResponse, ServeError> {
-        let pool = self.pool(demand, shelf).await?;
-        let filter = filter(demand, &pool);
+        let pool = self.pool(request, prefetched).await?;
+        let filter = filter(request, &pool);
         let registry = ApiRegistry::new(
             self.client.clone(),
             &pool,
-            (demand.pod.namespace.clone(), demand.pod.name.clone()),
+            (request.pod.namespace.clone(), request.pod.name.clone()),
             metrics.address_requests.clone(),
         );
-        let counter = BlockAllocator {
+        let allocator = BlockAllocator {
             registry: &registry,
             layout: pool.grid,
             filter: &filter,
             holder: Holder {
                 node: self.node.clone(),
-                store: demand.store.clone(),
-                owner: demand.owner.clone(),
-                claim: demand.claim.clone(),
+                store: request.store.clone(),
+                owner: request.owner.clone(),
+                claim: request.claim.clone(),
                 ..Holder::default()
             },
-            shares_claim: demand.shares_claim,
-            clock: Clock { now: now(), quarantine: demand.quarantine },
-            seed: self.seed(demand),
+            shares_claim: request.shares_claim,
+            clock: Clock { now: now(), quarantine: request.quarantine },
+            seed: self.seed(request),
             transfer_checks: LOOKS,
         };
-        let supply = match demand.operation {
-            Operation::Prefetch => self.lease_ahead(&counter, &demand.blocks, shelf).await,
+        let response = match request.operation {
+            Operation::Prefetch => self.prefetch(&allocator, &request.blocks, prefetched).await,
             Operation::CheckCapacity => {
-                let error = counter.check_capacity(&demand.blocks).await.err();
+                let error = allocator.check_capacity(&request.blocks).await.err();
                 Ok(LeaseResponse { error, ..LeaseResponse::default() })
             }
             Operation::Return => {
-                self.give_back_old(&counter, shelf).await?;
-                let ask = LeaseRequest { blocks: demand.blocks.clone(), kind: AllocationKind::Nothing };
-                let mut supply = LeaseResponse::default();
-                counter.return_blocks(&ask, &mut supply).await;
-                Ok(supply)
+                self.return_unused(&allocator, prefetched).await?;
+                let ask = LeaseRequest { blocks: request.blocks.clone(), kind: AllocationKind::Nothing };
+                let mut response = LeaseResponse::default();
+                allocator.return_blocks(&ask, &mut response).await;
+                Ok(response)
             }
             Operation::Allocate(
                 kind @ (AllocationKind::ForClaim(_) | AllocationKind::AddressForClaim(_)),
-            ) => self.serve_claim(&counter, &pool.name, (demand, probe), kind, shelf).await,
+            ) => self.serve_claim(&allocator, &pool.name, (request, probe), kind, prefetched).await,
             Operation::Allocate(kind) => {
-                self.serve(&counter, &pool.name, (demand, probe), (kind, kind), shelf).await
+                self.serve(&allocator, &pool.name, (request, probe), (kind, kind), prefetched).await
             }
         }?;
-        if supply.error == Some(AllocationError::PoolChanged) {
-            shelf.pool = None;
+        if response.error == Some(AllocationError::PoolChanged) {
+            prefetched.pool = None;
         }
-        Ok(without(supply, &pool.exclude))
+        Ok(reserve_excluded(response, &pool.exclude))
     }
 
-    /// The pool, as it is if something may be made of it for who waits: one that was edited, or deleted and made anew, is told
-    /// apart here, and is found not to stand where it was not. Ahead of need, and where there is something ready, it is as it was.
-    async fn pool(&self, demand: &AllocateRequest, shelf: &mut PrefetchedBlocks) -> Result<Pool, ServeError> {
-        let may_be_old = match demand.operation {
-            Operation::Allocate(AllocationKind::Any) => !shelf.ready.is_empty(),
+    /// Returns the pool. A request that leases for a waiting client reads it, so that a changed or recreated pool is
+    /// noticed before anything is leased. Other requests use the last state for a while.
+    async fn pool(
+        &self,
+        request: &AllocateRequest,
+        prefetched: &mut PrefetchedBlocks,
+    ) -> Result<Pool, ServeError> {
+        let may_be_old = match request.operation {
+            Operation::Allocate(AllocationKind::Any) => !prefetched.ready.is_empty(),
             operation => !operation.needs_address(),
         };
-        if let Some((since, pool)) = &shelf.pool
+        if let Some((since, pool)) = &prefetched.pool
             && may_be_old
-            && since.elapsed() < POOL_MAX
+            && since.elapsed() < POOL_CACHE_MAX
         {
             return Ok(pool.clone());
         }
-        let resolved = timeout(SYNC_MAX, pool_lookup::resolve(&self.client, &demand.pool)).await;
-        let silent = |_| Err(Unusable::Unknown("the API server does not answer".to_owned()));
-        match (resolved.unwrap_or_else(silent), &shelf.pool) {
+        let resolved = timeout(SYNC_MAX, pool_lookup::resolve(&self.client, &request.pool)).await;
+        let no_answer = |_| Err(Unusable::Unknown("the API server does not answer".to_owned()));
+        match (resolved.unwrap_or_else(no_answer), &prefetched.pool) {
             (Ok(pool), _) => {
-                shelf.pool = Some((Instant::now(), pool.clone()));
+                prefetched.pool = Some((Instant::now(), pool.clone()));
                 Ok(pool)
             }
-            // It was there a while ago.
+            // The API server does not answer; the last state of the pool is used.
             (Err(Unusable::Unknown(_)), Some((_, pool))) => Ok(pool.clone()),
             (Err(why), _) => Err(ServeError::FindPool(why)),
         }
     }
 
-    /// Each node begins elsewhere, and each ledger where it has nothing yet.
-    fn seed(&self, demand: &AllocateRequest) -> u64 {
-        let text = format!("{}/{}/{}", self.node, demand.store, demand.blocks.len());
+    /// Returns the seed of the block search: it differs for each node and store, and with each block of the store.
+    fn seed(&self, request: &AllocateRequest) -> u64 {
+        let text = format!("{}/{}/{}", self.node, request.store, request.blocks.len());
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         })
     }
 
-    async fn lease_ahead(
+    async fn prefetch(
         &self,
-        counter: &BlockAllocator<'_, ApiRegistry>,
+        allocator: &BlockAllocator<'_, ApiRegistry>,
         known: &[BlockInfo],
-        shelf: &mut PrefetchedBlocks,
+        prefetched: &mut PrefetchedBlocks,
     ) -> Result<LeaseResponse, ServeError> {
-        if !counter.layout.has_single_addresses_only() && shelf.ready.is_empty() {
-            match counter.prefetch_block(RequestContext { blocks: known, seen: &[] }).await {
+        if !allocator.layout.has_single_addresses_only() && prefetched.ready.is_empty() {
+            match allocator.prefetch_block(RequestContext { blocks: known, seen: &[] }).await {
                 Ok(object) => {
-                    info!(block = %object.net, "leased ahead");
-                    shelf.ready.push((Instant::now(), object));
+                    info!(block = %object.net, "prefetched block");
+                    prefetched.ready.push((Instant::now(), object));
                 }
                 Err(error) => return Ok(LeaseResponse { error: Some(error), ..LeaseResponse::default() }),
             }
@@ -338,37 +347,37 @@ impl BlockProvider {
         Ok(LeaseResponse::default())
     }
 
-    /// What was leased ahead of a need that did not come.
-    async fn give_back_old(
+    /// Returns prefetched blocks that were not used in time.
+    async fn return_unused(
         &self,
-        counter: &BlockAllocator<'_, ApiRegistry>,
-        shelf: &mut PrefetchedBlocks,
+        allocator: &BlockAllocator<'_, ApiRegistry>,
+        prefetched: &mut PrefetchedBlocks,
     ) -> Result<(), ServeError> {
-        for (_, ready) in shelf.ready.extract_if(.., |(since, _)| since.elapsed() > AHEAD_MAX) {
-            let (net, lease, now) = (ready.net, ready.lease_id(), counter.clock.now);
-            release_lease(counter.registry, net, &lease, now).await?;
+        for (_, ready) in prefetched.ready.extract_if(.., |(since, _)| since.elapsed() > PREFETCH_MAX) {
+            let (net, lease, now) = (ready.net, ready.lease_id(), allocator.clock.now);
+            release_lease(allocator.registry, net, &lease, now).await?;
         }
         Ok(())
     }
 
-    /// What a claim keeps; an IPAMClaim has its say before, and hears of it after.
+    /// Leases an address for a claim. An address in the IPAMClaim takes precedence; the outcome is written to the IPAMClaim.
     async fn serve_claim(
         &self,
-        counter: &BlockAllocator<'_, ApiRegistry>,
+        allocator: &BlockAllocator<'_, ApiRegistry>,
         pool: &str,
-        (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
+        (request, probe): (&AllocateRequest, &ClientProbe<'_>),
         wanted: AllocationKind,
-        shelf: &mut PrefetchedBlocks,
+        prefetched: &mut PrefetchedBlocks,
     ) -> Result<LeaseResponse, ServeError> {
         let Some(claim) =
-            Claim::of(&self.client, demand).await.map_err(|error| ServeError::read_claim(&error))?
+            Claim::of(&self.client, request).await.map_err(|error| ServeError::read_claim(&error))?
         else {
-            return self.serve(counter, pool, (demand, probe), (wanted, wanted), shelf).await;
+            return self.serve(allocator, pool, (request, probe), (wanted, wanted), prefetched).await;
         };
-        let range = demand.pool.range;
+        let range = request.pool.range;
         let kept = claim.address(range).map_err(|error| ServeError::read_claim(&error))?;
         let kind = match (kept, wanted) {
-            (Some(ip), _) if !counter.filter.admits(ip) => {
+            (Some(ip), _) if !allocator.filter.admits(ip) => {
                 return Err(ServeError::AllocateClaimed { claim: claim.name(), address: ip });
             }
             (Some(ip), AllocationKind::AddressForClaim(named)) if ip != named => {
@@ -381,75 +390,75 @@ impl BlockProvider {
             (Some(ip), _) => AllocationKind::AddressForClaim(ip),
             (None, wanted) => wanted,
         };
-        let supply = self.serve(counter, pool, (demand, probe), (wanted, kind), shelf).await?;
-        let refusal = supply.error.as_ref().map(ToString::to_string);
-        match (supply.leases.iter().find(|lease| lease.single_owner), &refusal) {
-            // It is asked again.
+        let response = self.serve(allocator, pool, (request, probe), (wanted, kind), prefetched).await?;
+        let refusal = response.error.as_ref().map(ToString::to_string);
+        match (response.leases.iter().find(|lease| lease.single_owner), &refusal) {
+            // The client repeats the request.
             _ if matches!(
-                supply.error,
+                response.error,
                 Some(AllocationError::InOwnBlock { .. } | AllocationError::OfferTaken(_))
             ) => {}
-            (Some(lease), _) => claim.tell(range, &demand.pod.name, Ok(lease.net.addr())).await,
-            (None, Some(why)) => claim.tell(range, &demand.pod.name, Err(why)).await,
-            // It is asked again.
+            (Some(lease), _) => claim.tell(range, &request.pod.name, Ok(lease.net.addr())).await,
+            (None, Some(why)) => claim.tell(range, &request.pod.name, Err(why)).await,
+            // The client repeats the request.
             (None, None) => {}
         }
-        Ok(supply)
+        Ok(response)
     }
 
     async fn serve(
         &self,
-        counter: &BlockAllocator<'_, ApiRegistry>,
+        allocator: &BlockAllocator<'_, ApiRegistry>,
         pool: &str,
-        (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
+        (request, probe): (&AllocateRequest, &ClientProbe<'_>),
         (wanted, kind): (AllocationKind, AllocationKind),
-        shelf: &mut PrefetchedBlocks,
+        prefetched: &mut PrefetchedBlocks,
     ) -> Result<LeaseResponse, ServeError> {
-        let unconfirmed = demand.blocks.iter().any(|known| known.state == BlockState::Unconfirmed);
+        let unconfirmed = request.blocks.iter().any(|known| known.state == BlockState::Unconfirmed);
         if wanted == AllocationKind::Nothing {
-            self.give_back_old(counter, shelf).await?;
+            self.return_unused(allocator, prefetched).await?;
         }
         if (!unconfirmed || wanted != AllocationKind::Any)
-            && let Some(lease) = ready(counter, wanted, shelf).await?
+            && let Some(lease) = take_prefetched(allocator, wanted, prefetched).await?
         {
             return Ok(LeaseResponse { leases: vec![lease], ..LeaseResponse::default() });
         }
-        let ahead: HashSet<String> = shelf.ready.iter().map(|(_, ready)| ready.lease_id()).collect();
-        let mut seen = self.seen(pool, &demand.store).await;
+        let ahead: HashSet<String> = prefetched.ready.iter().map(|(_, ready)| ready.lease_id()).collect();
+        let mut seen = self.blocks_of_store(pool, &request.store).await;
         seen.retain(|object| !ahead.contains(&object.lease_id()));
-        let ask = LeaseRequest { blocks: demand.blocks.clone(), kind };
-        // It may be the next one's, who has the ledger by now.
+        let ask = LeaseRequest { blocks: request.blocks.clone(), kind };
+        // Such an object may belong to the next request, whose client has the store locked by now.
         let is_known = |object: &IpBlock| ask.blocks.iter().any(|known| known.lease == object.lease_id());
         if !seen.iter().all(is_known) {
             probe.confirm().await?;
         }
-        let mut supply = counter.serve(&ask, &seen).await;
-        let wanted = match (wanted, &supply.error) {
-            // One of a block may be kept, too, where there is nothing else.
+        let mut response = allocator.serve(&ask, &seen).await;
+        let wanted = match (wanted, &response.error) {
+            // An address of a block can be kept, too, if no single address is available.
             (
                 AllocationKind::ForClaim(None),
                 Some(AllocationError::Exhausted | AllocationError::Quarantined(_)),
             ) => AllocationKind::Any,
             (wanted, _) => wanted,
         };
-        if supply.leases.is_empty()
-            && supply.confirmed.is_empty()
-            && let Some(lease) = ready(counter, wanted, shelf).await?
+        if response.leases.is_empty()
+            && response.confirmed.is_empty()
+            && let Some(lease) = take_prefetched(allocator, wanted, prefetched).await?
         {
-            supply = LeaseResponse { leases: vec![lease], error: None, ..supply };
+            response = LeaseResponse { leases: vec![lease], error: None, ..response };
         }
-        for lease in &supply.leases {
-            info!(pool, block = %lease.net, "leased");
+        for lease in &response.leases {
+            info!(pool, block = %lease.net, "leased block");
         }
-        for lease in &supply.returned {
-            info!(pool, lease, "given back");
+        for lease in &response.returned {
+            info!(pool, lease, "returned block");
         }
-        Ok(supply)
+        Ok(response)
     }
 
-    /// What the cluster knows to be this node's. It is watched from when it is first needed on.
-    pub(super) fn own(&self) -> Arc<Cache<Option<OwnedBlock>>> {
-        self.wanted.call_once(|| {
+    /// Returns the cache of this node's IPBlocks. The first call starts the watch.
+    pub(super) fn own_blocks(&self) -> Arc<Cache<Option<OwnedBlock>>> {
+        self.own_followed.call_once(|| {
             let all = Api::<BlockObject>::all(self.client.clone());
             let own = Config::default().labels(&of_node(&self.node));
             tokio::spawn(follow(all, own, Arc::clone(&self.own)));
@@ -457,53 +466,53 @@ impl BlockProvider {
         Arc::clone(&self.own)
     }
 
-    /// What of it is this ledger's.
-    async fn seen(&self, pool: &str, ledger: &str) -> Vec<IpBlock> {
-        let own = self.own();
+    /// Returns the IPBlocks of one address store.
+    async fn blocks_of_store(&self, pool: &str, store: &str) -> Vec<IpBlock> {
+        let own = self.own_blocks();
         let _ = timeout(SYNC_MAX, own.synced()).await;
         let own = own.all().into_iter().filter_map(|owned| Option::clone(&owned));
         let own = own.filter(|owned| owned.pool == pool && owned.object.holder.node == self.node);
-        own.map(|owned| owned.object).filter(|object| object.holder.store == ledger).collect()
+        own.map(|owned| owned.object).filter(|object| object.holder.store == store).collect()
     }
 }
 
-/// What a pool leaves out is not its node's, in a block that has more than that.
-fn without(mut supply: LeaseResponse, exclude: &[ipnet::IpNet]) -> LeaseResponse {
-    for lease in supply.leases.iter_mut().filter(|lease| !lease.single_owner) {
-        let first = 0..ipam::pool_layout::address_count(lease.net);
-        let all = first.map(|offset| ipam::pool_layout::nth(lease.net, offset));
+/// Marks the addresses that the pool excludes as reserved in the leased blocks.
+fn reserve_excluded(mut response: LeaseResponse, exclude: &[ipnet::IpNet]) -> LeaseResponse {
+    for lease in response.leases.iter_mut().filter(|lease| !lease.single_owner) {
+        let offsets = 0..ipam::pool_layout::address_count(lease.net);
+        let all = offsets.map(|offset| ipam::pool_layout::nth(lease.net, offset));
         let left_out = |ip: &IpAddr| exclude.iter().any(|net| net.contains(ip));
-        let holes: Vec<_> = all.filter(|ip| left_out(ip) && !lease.reserved.contains(ip)).collect();
-        lease.reserved.extend(holes);
+        let excluded: Vec<_> = all.filter(|ip| left_out(ip) && !lease.reserved.contains(ip)).collect();
+        lease.reserved.extend(excluded);
     }
-    supply
+    response
 }
 
-/// Takes what was leased ahead, if it is what is wanted and still this node's: while the agent was silent it may have been taken
-/// from it. It is changed, so that nobody takes it who looked before.
-async fn ready(
-    counter: &BlockAllocator<'_, ApiRegistry>,
-    want: AllocationKind,
-    shelf: &mut PrefetchedBlocks,
+/// Takes a suitable prefetched block, if this node still leases it: it may have lost it while the agent was stopped.
+/// The block gets a new generation, so that a component that read it before cannot take it.
+async fn take_prefetched(
+    allocator: &BlockAllocator<'_, ApiRegistry>,
+    kind: AllocationKind,
+    prefetched: &mut PrefetchedBlocks,
 ) -> Result<Option<BlockLease>, ServeError> {
-    let suits = |ready: &IpBlock| match want {
-        AllocationKind::Any => counter.filter.addresses(ready.net).any(|ip| !ready.reserved.contains(&ip)),
-        // It is this node's already, though not in the ledger yet: nobody else need be asked for it.
+    let suits = |ready: &IpBlock| match kind {
+        AllocationKind::Any => allocator.filter.addresses(ready.net).any(|ip| !ready.reserved.contains(&ip)),
+        // This node leases the block already, so no other node needs to be asked for the address.
         AllocationKind::Address(ip) => ready.net.contains(&ip) && !ready.reserved.contains(&ip),
         _ => false,
     };
-    while let Some(at) = shelf.ready.iter().position(|(_, ready)| suits(ready)) {
-        // Should the answer be lost, it is found by the watch.
-        let (_, ready) = shelf.ready.remove(at);
-        match counter.use_prefetched(&ready).await? {
+    while let Some(at) = prefetched.ready.iter().position(|(_, ready)| suits(ready)) {
+        // If the response is lost, the watch finds the block.
+        let (_, ready) = prefetched.ready.remove(at);
+        match allocator.use_prefetched(&ready).await? {
             Some(lease) => return Ok(Some(lease)),
-            None => info!(block = %ready.net, "leased ahead, and not this node's any more"),
+            None => info!(block = %ready.net, "prefetched block is no longer leased by this node"),
         }
     }
     Ok(None)
 }
 
-/// The network's addresses, less what the pool excludes.
-fn filter(demand: &AllocateRequest, pool: &Pool) -> AddressFilter {
-    demand.filter.without(&pool.exclude)
+/// Returns the addresses of the network without those that the pool excludes.
+fn filter(request: &AllocateRequest, pool: &Pool) -> AddressFilter {
+    request.filter.without(&pool.exclude)
 }

@@ -1,13 +1,13 @@
-//! What a plan takes beside the pod and its definitions: devices. The same for an agent and for a single question.
+//! Devices of a pod that a plan needs, from the kubelet and from ResourceClaims.
 //!
 //! ```text
-//!   kubelet ── device plugins' ──────────────────────────► resource, id
-//!           └─ claims' ──┐
-//!   API ── claims that no container uses ──┴─► ResourceSlices ─► resource, id
+//!   kubelet ── devices of device plugins ──────────────────► resource, id
+//!           └─ devices of claims ──┐
+//!   API ── claims of no container ─┴─► ResourceSlices ─► resource, id
 //! ```
 //!
-//! Rules: nobody is asked unless a definition wants a device, and claims are not looked at where device plugins gave
-//! every resource that is wanted. Devices come in the order of the containers, and last those of the pod itself.
+//! - Nothing is read unless a definition needs a device. Claims are not read if device plugins provide all resources.
+//! - Devices are in the order of the containers, followed by those of the pod itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,15 +17,15 @@ use kube::{Api, Client};
 use npwg::device::{Device, Devices};
 use npwg::metadata::{Definition, NetworkReference, Pod};
 
-use super::pod_resources::{self, Given};
-use super::resource_claims::{Allocated, ClaimObject};
+use super::pod_resources::{self, PodDevices};
+use super::resource_claims::{AllocatedDevice, ClaimObject};
 use super::resource_slices::{Published, Slices};
 use kube_support::lookup::ask;
 
-/// The pod's devices, if a definition needs one.
+/// Returns the pod's devices, if a definition needs one.
 ///
 /// # Errors
-/// 7 a driver publishes a device that no plugin can find · 11 the kubelet or the API cannot be asked now.
+/// 7 a device has no id for a plugin · 11 the kubelet or the API server does not answer now.
 pub(crate) async fn devices(
     socket: &Path,
     (client, slices): (&Client, &Slices),
@@ -36,13 +36,15 @@ pub(crate) async fn devices(
     if wanted.is_empty() {
         return Ok(Devices::new());
     }
-    let Given { mut devices, allocated } = pod_resources::given(socket, &pod.namespace, &pod.name).await?;
+    let PodDevices { mut devices, allocated } =
+        pod_resources::pod_devices(socket, &pod.namespace, &pod.name).await?;
     if wanted.iter().all(|resource| devices.contains_key(*resource)) {
         return Ok(devices);
     }
-    let untold = pod.resource_claims.iter().filter(|name| !allocated.iter().any(|(claim, _)| claim == *name));
-    let mut of_pod: Vec<Allocated> = Vec::new();
-    for name in untold {
+    let unreported =
+        pod.resource_claims.iter().filter(|name| !allocated.iter().any(|(claim, _)| claim == *name));
+    let mut of_pod: Vec<AllocatedDevice> = Vec::new();
+    for name in unreported {
         let asked = ask(Api::<ClaimObject>::namespaced(client.clone(), &pod.namespace), name).await;
         let claim = asked.map_err(|why| {
             Error::new(code::TRY_AGAIN_LATER, format!("resourceclaim {}/{name}: {why}", pod.namespace))
@@ -59,24 +61,30 @@ pub(crate) async fn devices(
     decide(devices, &wanted, unknown)
 }
 
-/// A device that is in no slice may be no network's business; where a network lacks one it may be that.
-fn decide(devices: Devices, wanted: &BTreeSet<&str>, unknown: Option<Allocated>) -> Result<Devices, Error> {
+/// Returns the devices. If a resource is missing and a device is in no slice, it may be that one: try again later.
+fn decide(
+    devices: Devices,
+    wanted: &BTreeSet<&str>,
+    unknown: Option<AllocatedDevice>,
+) -> Result<Devices, Error> {
     match (unknown, wanted.iter().find(|resource| !devices.contains_key(**resource))) {
         (Some(device), Some(resource)) => {
-            let why =
-                format!("{device} is in no ResourceSlice, and nothing else the pod was given is {resource}");
-            Err(Error::new(code::TRY_AGAIN_LATER, why).details("does its driver run on this node?"))
+            let why = format!(
+                "{device} is in no ResourceSlice, and the pod has no other device of resource {resource}"
+            );
+            Err(Error::new(code::TRY_AGAIN_LATER, why)
+                .details("check that the device's driver runs on this node"))
         }
         _ => Ok(devices),
     }
 }
 
-/// Puts a device among the others. One that several containers share is one device.
-fn add(devices: &mut Devices, device: Allocated, published: Published) -> Result<(), Error> {
+/// Adds a device, once if several containers share it.
+fn add(devices: &mut Devices, device: AllocatedDevice, published: Published) -> Result<(), Error> {
     let Published { resource: Some(resource), id } = published else { return Ok(()) };
     let Some(id) = id else {
-        let why = format!("{device} is {resource}, and has no deviceID");
-        let cure = "its ResourceSlice needs the attribute k8s.cni.cncf.io/deviceID or resource.kubernetes.io/pciBusID";
+        let why = format!("{device} of resource {resource} has no deviceID");
+        let cure = "the driver must publish the attribute k8s.cni.cncf.io/deviceID or resource.kubernetes.io/pciBusID in its ResourceSlice";
         return Err(Error::new(code::INVALID_CONFIG, why).details(cure));
     };
     let all = devices.entry(resource).or_default();
@@ -90,9 +98,9 @@ fn add(devices: &mut Devices, device: Allocated, published: Published) -> Result
 mod tests {
     use super::*;
 
-    fn device(container: &str) -> Allocated {
+    fn device(container: &str) -> AllocatedDevice {
         let [driver, pool, device] = ["d.example", "w", "vf-0"].map(str::to_owned);
-        Allocated { driver, pool, device, container: container.to_owned() }
+        AllocatedDevice { driver, pool, device, container: container.to_owned() }
     }
 
     fn published(resource: Option<&str>, id: Option<&str>) -> Published {
@@ -100,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_containers_share_is_one_and_one_of_no_resource_is_none() {
+    fn device_shared_by_containers_is_added_once() {
         let mut devices = Devices::new();
         for container in ["a", "b"] {
             add(&mut devices, device(container), published(Some("r"), Some("0000:00:01.0"))).unwrap();
@@ -111,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_no_plugin_can_find_is_refused() {
+    fn device_without_device_id_is_refused() {
         let mut devices = Devices::new();
         let error = add(&mut devices, device("a"), published(Some("r"), None)).unwrap_err();
         assert_eq!(error.code, code::INVALID_CONFIG);
@@ -120,14 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn a_device_in_no_slice_is_an_error_where_a_network_lacks_one() {
+    fn device_in_no_slice_is_an_error_if_a_resource_is_missing() {
         let given = Devices::from([("r".to_owned(), Vec::new())]);
         let (lacking, complete) = (BTreeSet::from(["r", "s"]), BTreeSet::from(["r"]));
         let error = decide(given.clone(), &lacking, Some(device("a"))).unwrap_err();
         assert_eq!(error.code, code::TRY_AGAIN_LATER);
-        assert!(error.msg.contains("is in no ResourceSlice") && error.msg.ends_with("is s"), "{error}");
+        assert!(error.msg.contains("is in no ResourceSlice") && error.msg.ends_with("resource s"), "{error}");
         assert_eq!(decide(given.clone(), &complete, Some(device("a"))), Ok(given.clone()));
-        // The planner says who lacks what.
+        // The planner reports the missing resource.
         assert_eq!(decide(given.clone(), &lacking, None), Ok(given));
     }
 }

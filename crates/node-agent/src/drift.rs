@@ -1,14 +1,13 @@
-//! Sandboxes that are not as they were attached: an interface that vanished, an address that was taken away.
+//! Drift detection: finds attachments that no longer match their configuration, for example a deleted interface.
 //!
-//! Only the hands can look, so this orders CHECKs, a few with each reply, and keeps what they find. The same is shown
-//! by `weft doctor`. Nothing is repaired: what changed it may have had its reasons, and a pod that is made anew is whole.
+//! The agent orders CHECKs as tasks, a few with each response, and stores the results. `weft doctor` shows the same.
+//! Nothing is repaired: the change may be intended, and recreating the pod repairs it.
 //!
-//! Rules:
-//! - no kubelet ever calls CHECK, so a plugin that finds fault with what it has just made is met here first: what is wrong
-//!   the first time is no change;
-//! - the first time comes soon, and so does that of a network that came to a running pod;
-//! - what was good once and is wrong now has changed, also for the next agent: what was wrong from the first is written down,
-//!   until the node starts again. Who cannot read it begins anew.
+//! - The kubelet never calls CHECK, so a plugin may reject its own intact attachment. Faults of the first check
+//!   are therefore not drift.
+//! - The first check follows soon after the attachment, also that of a network added to a running pod.
+//! - An attachment that once passed a check and fails now has drifted. Faults of first checks are stored in a file, so
+//!   that a later agent knows them. Without the file, each sandbox has a first check again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,147 +21,147 @@ use tracing::warn;
 
 use node_support::sandboxes::Sandboxes;
 
-/// How soon a sandbox is checked for the first time.
+/// Time until the first check of a sandbox.
 const FIRST: Duration = Duration::from_secs(10);
-/// Most orders in one reply.
-const ORDERS_MAX: usize = 4;
-/// Longest memory that is read, in bytes: some thousand sandboxes.
-const MEMORY_MAX: u64 = 1 << 20;
+/// Maximum number of checks in one response.
+const CHECKS_MAX: usize = 4;
+/// Maximum size of the file that is read, in bytes: enough for some thousand sandboxes.
+const FILE_MAX: u64 = 1 << 20;
 
-/// Of each sandbox that was checked: what has been wrong since the first time.
-type Memory = BTreeMap<ContainerId, BTreeSet<IfName>>;
+/// Interfaces of each checked sandbox that have failed every check.
+type FirstFaults = BTreeMap<ContainerId, BTreeSet<IfName>>;
 
-/// Who looks for them.
+/// Drift detector of the node.
 #[derive(Debug)]
 pub(crate) struct Drift {
     interval: Duration,
-    /// The file of what outlives us.
-    memory: PathBuf,
-    /// What the agent before us knew of sandboxes that we have not seen yet.
-    remembered: Mutex<Memory>,
-    seen: Mutex<BTreeMap<ContainerId, Seen>>,
+    /// File with the first faults.
+    file: PathBuf,
+    /// First faults in the file, of sandboxes that this agent has not found yet.
+    stored: Mutex<FirstFaults>,
+    checked: Mutex<BTreeMap<ContainerId, CheckState>>,
 }
 
 #[derive(Debug)]
-struct Seen {
-    /// When its check is due.
+struct CheckState {
+    /// Time of the next check.
     due: Instant,
-    /// What has been wrong since its first check; nothing before that.
-    always: Option<BTreeSet<IfName>>,
-    /// What came since the last check: its first one is still to be.
-    fresh: BTreeSet<IfName>,
-    /// What was good and is wrong.
-    changed: BTreeSet<IfName>,
+    /// Interfaces that have failed every check; none before the first check.
+    first_faults: Option<BTreeSet<IfName>>,
+    /// Interfaces added since the last check, for which the next check is the first one.
+    added: BTreeSet<IfName>,
+    /// Interfaces that passed a check and failed the last one.
+    drifted: BTreeSet<IfName>,
 }
 
-/// What a check says.
+/// Conclusion from the result of a check.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
-    /// Nothing new.
+pub(crate) enum CheckOutcome {
+    /// Nothing has changed.
     Same,
-    /// Something is wrong, and never was otherwise.
-    WrongFromTheFirst,
-    /// Something is not as it was.
-    Changed,
-    /// Everything is as it was again.
+    /// An attachment failed its first check.
+    NeverCorrect,
+    /// An attachment has drifted.
+    Drifted,
+    /// No attachment is drifted any more.
     Restored,
 }
 
 impl Drift {
-    /// One that has every sandbox checked each `interval`; zero for never. What the next one has to know is in the file
-    /// `memory`.
-    pub(crate) fn new(interval: Duration, memory: PathBuf) -> Drift {
-        let is_short = fs::metadata(&memory).is_ok_and(|metadata| metadata.len() <= MEMORY_MAX);
-        let read = is_short.then(|| fs::read(&memory).ok()).flatten();
-        let remembered = read.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
-        Drift { interval, memory, remembered: Mutex::new(remembered), seen: Mutex::default() }
+    /// Returns a detector that has every sandbox checked each `interval` (zero: never) and stores first faults in `file`.
+    pub(crate) fn new(interval: Duration, file: PathBuf) -> Drift {
+        let is_short = fs::metadata(&file).is_ok_and(|metadata| metadata.len() <= FILE_MAX);
+        let read = is_short.then(|| fs::read(&file).ok()).flatten();
+        let stored = read.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        Drift { interval, file, stored: Mutex::new(stored), checked: Mutex::default() }
     }
 
-    fn remembered(&self) -> MutexGuard<'_, Memory> {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+    fn stored(&self) -> MutexGuard<'_, FirstFaults> {
+        self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn remember(&self, memory: &Memory) {
-        let text = serde_json::to_string(memory).map_err(Into::into);
-        if let Err(error) = text.and_then(|text| cli_support::atomic_file::write(&self.memory, &text)) {
-            warn!(%error, file = %self.memory.display(), "the next agent will not know what was right");
+    fn store(&self, faults: &FirstFaults) {
+        let text = serde_json::to_string(faults).map_err(Into::into);
+        if let Err(error) = text.and_then(|text| cli_support::atomic_file::write(&self.file, &text)) {
+            warn!(%error, file = %self.file.display(), "failed to store the results of first checks");
         }
     }
 
-    fn seen(&self) -> MutexGuard<'_, BTreeMap<ContainerId, Seen>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn checked(&self) -> MutexGuard<'_, BTreeMap<ContainerId, CheckState>> {
+        self.checked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The checks that are due now.
+    /// Returns the checks that are due now.
     pub(crate) fn due(&self, sandboxes: &Sandboxes) -> Vec<Task> {
         if self.interval.is_zero() {
             return Vec::new();
         }
         let (now, all) = (Instant::now(), sandboxes.all());
-        let (mut seen, mut remembered) = (self.seen(), self.remembered());
-        seen.retain(|container, _| all.contains_key(container));
+        let (mut checked, mut stored) = (self.checked(), self.stored());
+        checked.retain(|container, _| all.contains_key(container));
         if !all.is_empty() {
-            remembered.retain(|container, _| all.contains_key(container));
+            stored.retain(|container, _| all.contains_key(container));
         }
-        let mut orders = Vec::new();
+        let mut tasks = Vec::new();
         for (container, sandbox) in all {
-            let known = seen.entry(container.clone()).or_insert_with(|| Seen {
+            let known = checked.entry(container.clone()).or_insert_with(|| CheckState {
                 due: now + self.interval.min(FIRST),
-                always: remembered.remove(&container),
-                fresh: BTreeSet::new(),
-                changed: BTreeSet::new(),
+                first_faults: stored.remove(&container),
+                added: BTreeSet::new(),
+                drifted: BTreeSet::new(),
             });
-            if orders.len() == ORDERS_MAX || !sandbox.entry.complete || now < known.due {
+            if tasks.len() == CHECKS_MAX || !sandbox.entry.complete || now < known.due {
                 continue;
             }
             known.due = now + self.interval;
-            orders.push(Task::Check { container, uid: sandbox.entry.plan.pod.uid.clone() });
+            tasks.push(Task::Check { container, uid: sandbox.entry.plan.pod.uid.clone() });
         }
-        orders
+        tasks
     }
 
-    /// Keeps what was found; what is new of it?
-    pub(crate) fn heard(&self, result: &TaskResult) -> Heard {
-        let mut seen = self.seen();
-        let Some(known) = seen.get_mut(&result.container) else { return Heard::Same };
+    /// Records the result of a check and returns the conclusion.
+    pub(crate) fn record(&self, result: &TaskResult) -> CheckOutcome {
+        let mut checked = self.checked();
+        let Some(known) = checked.get_mut(&result.container) else { return CheckOutcome::Same };
         let wrong: BTreeSet<IfName> = result.wrong.iter().cloned().collect();
-        let fresh = std::mem::take(&mut known.fresh);
-        let first = known.always.is_none();
-        let knew = known.always.clone();
-        let always = known.always.get_or_insert_with(|| wrong.clone());
-        let found = always.len();
-        always.retain(|ifname| wrong.contains(ifname));
-        always.extend(wrong.intersection(&fresh).cloned());
-        let never_good = if first { !always.is_empty() } else { always.len() > found };
-        let changed: BTreeSet<IfName> = wrong.difference(always).cloned().collect();
-        let before = std::mem::replace(&mut known.changed, changed);
-        let heard = match (known.changed == before, known.changed.is_empty()) {
-            (true, _) if never_good => Heard::WrongFromTheFirst,
-            (true, _) => Heard::Same,
-            (false, true) => Heard::Restored,
-            (false, false) => Heard::Changed,
+        let added = std::mem::take(&mut known.added);
+        let is_first = known.first_faults.is_none();
+        let faults_before = known.first_faults.clone();
+        let first_faults = known.first_faults.get_or_insert_with(|| wrong.clone());
+        let count_before = first_faults.len();
+        first_faults.retain(|ifname| wrong.contains(ifname));
+        first_faults.extend(wrong.intersection(&added).cloned());
+        let never_correct =
+            if is_first { !first_faults.is_empty() } else { first_faults.len() > count_before };
+        let drifted: BTreeSet<IfName> = wrong.difference(first_faults).cloned().collect();
+        let before = std::mem::replace(&mut known.drifted, drifted);
+        let outcome = match (known.drifted == before, known.drifted.is_empty()) {
+            (true, _) if never_correct => CheckOutcome::NeverCorrect,
+            (true, _) => CheckOutcome::Same,
+            (false, true) => CheckOutcome::Restored,
+            (false, false) => CheckOutcome::Drifted,
         };
-        if knew != known.always {
-            let mut memory = self.remembered().clone();
-            let checked =
-                |(container, seen): (&ContainerId, &Seen)| Some((container.clone(), seen.always.clone()?));
-            memory.extend(seen.iter().filter_map(checked));
-            self.remember(&memory);
+        if faults_before != known.first_faults {
+            let mut faults = self.stored().clone();
+            let of_checked = |(container, state): (&ContainerId, &CheckState)| {
+                Some((container.clone(), state.first_faults.clone()?))
+            };
+            faults.extend(checked.iter().filter_map(of_checked));
+            self.store(&faults);
         }
-        heard
+        outcome
     }
 
-    /// A network came to a running pod: its first check is still to be.
-    pub(crate) fn came(&self, container: &ContainerId, ifname: &IfName) {
-        if let Some(known) = self.seen().get_mut(container) {
+    /// Records that a network was added to a running pod: its first check follows soon.
+    pub(crate) fn attachment_added(&self, container: &ContainerId, ifname: &IfName) {
+        if let Some(known) = self.checked().get_mut(container) {
             known.due = known.due.min(Instant::now() + FIRST);
-            known.fresh.insert(ifname.clone());
+            known.added.insert(ifname.clone());
         }
     }
-
-    /// How many are not as they were.
+    /// Returns the number of sandboxes that have drifted.
     pub(crate) fn count(&self) -> usize {
-        self.seen().values().filter(|known| !known.changed.is_empty()).count()
+        self.checked().values().filter(|known| !known.drifted.is_empty()).count()
     }
 }
 
@@ -174,9 +173,13 @@ mod tests {
 
     fn drift() -> Drift {
         let drift = Drift::new(Duration::from_secs(300), "/dev/null/checked.json".into());
-        let known =
-            Seen { due: Instant::now(), always: None, fresh: BTreeSet::new(), changed: BTreeSet::new() };
-        drift.seen().insert(ContainerId::new("c").unwrap(), known);
+        let known = CheckState {
+            due: Instant::now(),
+            first_faults: None,
+            added: BTreeSet::new(),
+            drifted: BTreeSet::new(),
+        };
+        drift.checked().insert(ContainerId::new("c").unwrap(), known);
         drift
     }
 
@@ -188,48 +191,49 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_the_first_time_is_no_change_and_hides_none() {
+    fn drift_ignores_faults_of_the_first_check() {
         let drift = drift();
-        assert_eq!(drift.heard(&found(&["eth0"])), Heard::WrongFromTheFirst);
-        assert_eq!((drift.heard(&found(&["eth0"])), drift.count()), (Heard::Same, 0));
-        assert_eq!((drift.heard(&found(&["eth0", "net1"])), drift.count()), (Heard::Changed, 1));
-        assert_eq!(drift.heard(&found(&["eth0", "net1"])), Heard::Same);
-        assert_eq!((drift.heard(&found(&["eth0"])), drift.count()), (Heard::Restored, 0));
-        // Good for once: from now on it can change.
-        assert_eq!(drift.heard(&found(&[])), Heard::Same);
-        assert_eq!(drift.heard(&found(&["eth0"])), Heard::Changed);
+        assert_eq!(drift.record(&found(&["eth0"])), CheckOutcome::NeverCorrect);
+        assert_eq!((drift.record(&found(&["eth0"])), drift.count()), (CheckOutcome::Same, 0));
+        assert_eq!((drift.record(&found(&["eth0", "net1"])), drift.count()), (CheckOutcome::Drifted, 1));
+        assert_eq!(drift.record(&found(&["eth0", "net1"])), CheckOutcome::Same);
+        assert_eq!((drift.record(&found(&["eth0"])), drift.count()), (CheckOutcome::Restored, 0));
+        // Once it passed, a fault is drift.
+        assert_eq!(drift.record(&found(&[])), CheckOutcome::Same);
+        assert_eq!(drift.record(&found(&["eth0"])), CheckOutcome::Drifted);
     }
 
     #[test]
-    fn a_network_that_came_has_a_first_check_of_its_own() {
+    fn drift_hot_plugged_network_has_its_own_first_check() {
         let drift = drift();
-        assert_eq!(drift.heard(&found(&[])), Heard::Same);
-        drift.came(&ContainerId::new("c").unwrap(), &IfName::new("net1").unwrap());
-        assert_eq!(drift.heard(&found(&["net1"])), Heard::WrongFromTheFirst);
-        assert_eq!((drift.heard(&found(&["net1"])), drift.count()), (Heard::Same, 0));
-        assert_eq!(drift.heard(&found(&["net1", "eth0"])), Heard::Changed);
+        assert_eq!(drift.record(&found(&[])), CheckOutcome::Same);
+        drift.attachment_added(&ContainerId::new("c").unwrap(), &IfName::new("net1").unwrap());
+        assert_eq!(drift.record(&found(&["net1"])), CheckOutcome::NeverCorrect);
+        assert_eq!((drift.record(&found(&["net1"])), drift.count()), (CheckOutcome::Same, 0));
+        assert_eq!(drift.record(&found(&["net1", "eth0"])), CheckOutcome::Drifted);
     }
 
     #[test]
-    fn what_was_right_is_known_to_the_next_agent() {
+    fn drift_first_faults_are_kept_across_agents() {
         let directory = std::env::temp_dir().join(format!("weft-drift-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
-        let (memory, container) = (directory.join("checked.json"), ContainerId::new("c").unwrap());
-        let next = |memory: &PathBuf| {
-            let drift = Drift::new(Duration::from_secs(300), memory.clone());
-            let always = drift.remembered().remove(&container);
-            let (fresh, changed) = (BTreeSet::new(), BTreeSet::new());
-            drift.seen().insert(container.clone(), Seen { due: Instant::now(), always, fresh, changed });
+        let (file, container) = (directory.join("checked.json"), ContainerId::new("c").unwrap());
+        let next = |file: &PathBuf| {
+            let drift = Drift::new(Duration::from_secs(300), file.clone());
+            let first_faults = drift.stored().remove(&container);
+            let (added, drifted) = (BTreeSet::new(), BTreeSet::new());
+            let known = CheckState { due: Instant::now(), first_faults, added, drifted };
+            drift.checked().insert(container.clone(), known);
             drift
         };
-        assert_eq!(next(&memory).heard(&found(&["eth0"])), Heard::WrongFromTheFirst);
-        let second = next(&memory);
-        assert_eq!(second.heard(&found(&["eth0"])), Heard::Same);
-        assert_eq!((second.heard(&found(&["eth0", "net1"])), second.count()), (Heard::Changed, 1));
-        assert_eq!((next(&memory).heard(&found(&["eth0", "net1"]))), Heard::Changed);
-        // What cannot be read is nothing.
-        fs::write(&memory, "{").unwrap();
-        assert_eq!(next(&memory).heard(&found(&["eth0"])), Heard::WrongFromTheFirst);
+        assert_eq!(next(&file).record(&found(&["eth0"])), CheckOutcome::NeverCorrect);
+        let second = next(&file);
+        assert_eq!(second.record(&found(&["eth0"])), CheckOutcome::Same);
+        assert_eq!((second.record(&found(&["eth0", "net1"])), second.count()), (CheckOutcome::Drifted, 1));
+        assert_eq!((next(&file).record(&found(&["eth0", "net1"]))), CheckOutcome::Drifted);
+        // An unreadable file counts as empty.
+        fs::write(&file, "{").unwrap();
+        assert_eq!(next(&file).record(&found(&["eth0"])), CheckOutcome::NeverCorrect);
         fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -1,11 +1,10 @@
-//! Networks of running pods: what a pod's annotation selects now, against what its sandbox has.
+//! Hot-plug: compares the networks that a running pod's annotation selects with those of its sandbox.
 //!
-//! Rules:
-//! - opt-in, and only for the hands that come for orders (`weft executor`): nobody else is there when nobody calls;
-//! - a sandbox is looked at when its pod's annotation changed, and again, less and less often, until it is as asked;
-//! - a sandbox that asked its runtime for networks keeps them: what its pod's annotation says is not looked at;
-//! - an annotation that cannot be read changes nothing: a slip of the pen does not take a pod's networks away;
-//! - devices, isolation and policies are as for an ADD: it is the same plan.
+//! - It is opt-in, and works only for an executor that polls for tasks (`weft executor`).
+//! - A sandbox is compared when its pod's annotation changes, and again at growing intervals until it matches.
+//! - A sandbox whose networks were requested through the container runtime keeps them; its annotation is ignored.
+//! - An invalid annotation changes nothing, so that a typing error removes no network.
+//! - Devices, isolation and policies are those of an ADD, because the plan is made by the same planner.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,39 +20,41 @@ use rpc::node_input::NodeInput;
 use rpc::plan::PlanRequest;
 use rpc::task::Task;
 
-use super::planner::{Planner, place};
+use super::planner::{Planner, pod_key};
 use node_support::plan_metadata::has_its_own;
 use node_support::sandboxes::Sandboxes;
 
-/// How soon an order is repeated first, and at most.
+/// First and longest pause before a change is ordered again.
 const REPEAT_MIN: Duration = Duration::from_secs(5);
 const REPEAT_MAX: Duration = Duration::from_secs(600);
-/// Most orders in one reply.
-const ORDERS_MAX: usize = 16;
+/// Maximum number of changes in one response.
+const CHANGES_MAX: usize = 16;
 
-/// Who looks for them.
+/// Hot-plug state of all sandboxes, by container id.
 #[derive(Debug, Default)]
 pub(crate) struct HotPlug(Mutex<BTreeMap<ContainerId, Seen>>);
 
-/// A sandbox and the annotation it was looked at for.
+/// Last comparison of a sandbox.
 #[derive(Clone, Debug)]
 struct Seen {
+    /// Annotation of the pod at that time.
     annotation: Option<String>,
-    /// It is as asked, or will not be.
+    /// Whether the sandbox matches the annotation, or never will.
     settled: bool,
-    looked: Instant,
+    compared: Instant,
+    /// Number of comparisons of this annotation.
     times: u32,
 }
 
-/// What is to be done about one.
+/// Result of a comparison.
 enum Verdict {
-    /// It is as asked.
+    /// The sandbox matches.
     Same,
-    /// It is to be made so.
-    Order(Task),
-    /// It cannot be: where that showed, and why, unless it was told already.
-    Never(Option<(&'static str, String)>),
-    /// Nothing can be said now.
+    /// The sandbox is to be changed.
+    Change(Task),
+    /// The change is impossible. Contains the action that failed and the reason, unless an Event was sent already.
+    Impossible(Option<(&'static str, String)>),
+    /// The change cannot be planned now.
     Later,
 }
 
@@ -62,45 +63,45 @@ impl HotPlug {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The changes that are due; `node` has what the node's disk says.
+    /// Returns the changes that are due. `node` contains the networks on the node's disk.
     pub(crate) async fn due(&self, planner: &Planner, sandboxes: &Sandboxes, node: &NodeInput) -> Vec<Task> {
         if !planner.sees_cluster() {
             return Vec::new();
         }
         let all = sandboxes.all();
         self.seen().retain(|container, _| all.contains_key(container));
-        let mut orders = Vec::new();
+        let mut tasks = Vec::new();
         for sandbox in all.into_values() {
-            if orders.len() == ORDERS_MAX {
+            if tasks.len() == CHANGES_MAX {
                 break;
             }
             if let Some(annotation) = self.is_due(planner, &sandbox.entry) {
                 let verdict = verdict(planner, node, &sandbox.entry).await;
-                orders.extend(self.settle(planner, &sandbox.entry, annotation, verdict));
+                tasks.extend(self.settle(planner, &sandbox.entry, annotation, verdict));
             }
         }
-        orders
+        tasks
     }
 
-    /// The pod's annotation, if its sandbox is to be looked at for it.
+    /// Returns the pod's annotation if its sandbox is to be compared.
     fn is_due(&self, planner: &Planner, entry: &Entry) -> Option<Option<String>> {
         let is_whole = entry.complete || entry.changing;
         if entry.plan.pod.uid.is_empty() || !is_whole || has_its_own(&entry.plan, &entry.ifname) {
             return None;
         }
-        let pod = planner.pods.find(&place(&entry.plan.pod)).filter(|pod| pod.uid == entry.plan.pod.uid)?;
+        let pod = planner.pods.find(&pod_key(&entry.plan.pod)).filter(|pod| pod.uid == entry.plan.pod.uid)?;
         let annotation = pod.annotations.get(Annotation::Networks.key()).cloned();
         let is_due = match self.seen().get(&entry.container_id) {
             Some(known) if known.annotation == annotation => {
                 let pause = REPEAT_MAX.min(REPEAT_MIN * 2_u32.saturating_pow(known.times.min(10)));
-                !known.settled && known.looked.elapsed() >= pause
+                !known.settled && known.compared.elapsed() >= pause
             }
             _ => true,
         };
         is_due.then_some(annotation)
     }
 
-    /// Keeps what was found of a sandbox, and tells what is to be told.
+    /// Stores the result of a comparison, sends its Event, and returns its task.
     fn settle(
         &self,
         planner: &Planner,
@@ -111,13 +112,15 @@ impl HotPlug {
         let mut seen = self.seen();
         let times = seen.get(&entry.container_id).filter(|known| known.annotation == annotation);
         let times = times.map_or(0, |known| known.times + 1);
-        let settled = matches!(verdict, Verdict::Same | Verdict::Never(_));
-        let known = Seen { annotation, settled, looked: Instant::now(), times };
+        let settled = matches!(verdict, Verdict::Same | Verdict::Impossible(_));
+        let known = Seen { annotation, settled, compared: Instant::now(), times };
         seen.insert(entry.container_id.clone(), known);
         match verdict {
-            Verdict::Order(order) => return Some(order),
-            Verdict::Never(Some((action, why))) => planner.events.unchanged(&entry.plan.pod, action, &why),
-            Verdict::Same | Verdict::Never(None) | Verdict::Later => {}
+            Verdict::Change(task) => return Some(task),
+            Verdict::Impossible(Some((action, why))) => {
+                planner.events.unchanged(&entry.plan.pod, action, &why);
+            }
+            Verdict::Same | Verdict::Impossible(None) | Verdict::Later => {}
         }
         None
     }
@@ -134,16 +137,16 @@ async fn verdict(planner: &Planner, node: &NodeInput, entry: &Entry) -> Verdict 
     let plan = match planner.plan(&request, &entry.held()).await {
         Ok(plan) => plan,
         Err(Error { code: code::TRY_AGAIN_LATER, .. }) => return Verdict::Later,
-        // The refusal was told with its reason.
-        Err(_) => return Verdict::Never(None),
+        // The planner has sent an Event with the reason.
+        Err(_) => return Verdict::Impossible(None),
     };
     if let Some(warning) = plan.warnings.iter().find(|warning| warning.event == Reason::AnnotationIgnored) {
         let why = format!("nothing is changed: {}", warning.fault);
-        return Verdict::Never(Some(("ReadAnnotation", why)));
+        return Verdict::Impossible(Some(("ReadAnnotation", why)));
     }
     match change::between(entry, &plan) {
         Ok(None) => Verdict::Same,
-        Ok(Some(_)) => Verdict::Order(Task::Change { plan: Box::new(plan) }),
-        Err(error) => Verdict::Never(Some(("PlanChange", error.to_string()))),
+        Ok(Some(_)) => Verdict::Change(Task::Change { plan: Box::new(plan) }),
+        Err(error) => Verdict::Impossible(Some(("PlanChange", error.to_string()))),
     }
 }

@@ -1,14 +1,16 @@
-//! `weft agent`: the brain of a node.
+//! Node agent (`weft agent`): plans the networks of this node's pods and publishes their status.
 //!
 //! ```text
-//!   API server ──watch──► cache ──┐
-//!                                 ├─► brain ◄── question ── socket ◄── weft-cni (hands)
-//!   kubelet, ResourceSlices ──────┘     └─────── plan, orders ───────────►
-//!   journal ──inotify──► sandboxes ──► publisher ──patch──► network-status, Events
+//!   API server ──watch──► caches ──┐
+//!                                  ├─► Planner ◄── PlanRequest ── AgentServer ◄── weft-cni
+//!   kubelet, ResourceSlices ───────┘     └─────── plan, tasks ──────────────────►
+//!   journal ──inotify──► sandboxes ──► StatusPublisher ──patch──► network-status, Events
 //! ```
 //!
-//! It has no hands: it needs no capability, and no directory but that of its socket and, to read, the journal. The
-//! address stores are written by `weft-cni`, which it runs. One thread does it all.
+//! - The agent changes nothing on the host. It needs no capability.
+//! - It writes to the directory of its socket only, and reads the journal and the address stores.
+//! - `weft-cni` writes the address stores; the agent executes it for that.
+//! - One thread runs all tasks of the agent.
 
 #![forbid(unsafe_code)]
 
@@ -55,9 +57,9 @@ use node_support::sandboxes::Sandboxes;
 use node_support::traces::{Export, Traces};
 use pod_resources::POD_RESOURCES;
 
-/// The file, beside the socket, of what was right when it was first checked.
+/// File beside the socket with the results of first checks, see [`drift`].
 const CHECKED: &str = "checked.json";
-/// What `weft agent` is told.
+/// Arguments of `weft agent`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -88,10 +90,10 @@ pub struct Arguments {
     /// Address of the HTTP server for /metrics, /healthz and /readyz
     #[arg(long, default_value = "127.0.0.1:9464", value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
-    /// Grace period after a pod is deleted before its orphaned sandbox is taken down, in seconds
+    /// Time after the deletion of a pod until its orphaned sandbox is taken down, in seconds
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     orphan_grace: u64,
-    /// Path to the CRI socket of the container runtime; sandboxes that the runtime does not know are taken down (default: off)
+    /// Path to the CRI socket of the container runtime; sandboxes that the runtime does not list are taken down (default: off)
     #[arg(long, value_name = "PATH")]
     runtime_endpoint: Option<String>,
     /// Path to a CRI Network API socket that receives every NetworkAttachmentDefinition as a network (default: off; without PATH /run/weft/cri.sock)
@@ -112,7 +114,7 @@ pub struct Arguments {
     log: Log,
 }
 
-/// Does it, until SIGTERM or SIGINT.
+/// Runs the agent until SIGTERM or SIGINT.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.log.start()?;
     runtime()?.block_on(work(arguments))
@@ -139,13 +141,13 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let metrics = Metrics::default();
     let traces = Traces::start(export, node_name, &metrics)?.map(Arc::new);
     let client = client::client(kubeconfig.as_deref()).await?;
-    let page = health::bind(*listen).await?;
+    let listener = health::bind(*listen).await?;
     let (checked, socket) = (socket.with_file_name(CHECKED), AgentServer::bind(socket)?);
     let sandboxes = Arc::new(Sandboxes::of(&directory.join(journal::ENTRIES)));
     let background = BackgroundTasks::default();
     let orphan_grace = Duration::from_secs(*orphan_grace);
     let runtime = follow_runtime(runtime_endpoint.as_deref(), orphan_grace, &background);
-    let care = AgentConfig {
+    let config = AgentConfig {
         sandboxes: Arc::clone(&sandboxes),
         checked,
         runtime,
@@ -153,35 +155,34 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         check_interval: Duration::from_secs(*check_interval),
         hot_plug: *hot_plug,
         vif_store: *vif_store,
-        ledgers: address_stores.clone(),
+        store_dir: address_stores.clone(),
         replaced: socket.replaced(),
     };
-    let knowledge = (metrics, traces.clone());
-    let agent = Arc::new(AgentState::new(&client, node_name, pod_resources.clone(), &care, knowledge));
-    background.begin("the pages", health::serve(page, Arc::clone(&agent)));
+    let telemetry = (metrics, traces.clone());
+    let agent = Arc::new(AgentState::new(&client, node_name, pod_resources.clone(), &config, telemetry));
+    background.begin("HTTP server", health::serve(listener, Arc::clone(&agent)));
     follow_addresses(&client, node_name, address_stores, &agent, &background);
-    background
-        .begin("pods without networks", unattached_pods::follow(Arc::clone(&agent), Arc::clone(&sandboxes)));
-    let publisher =
-        background.begin("network-status", StatusPublisher::new(client, Arc::clone(&agent), sandboxes).run());
+    background.begin("unattached pods", unattached_pods::follow(Arc::clone(&agent), Arc::clone(&sandboxes)));
+    let publisher = background
+        .begin("network-status publisher", StatusPublisher::new(client, Arc::clone(&agent), sandboxes).run());
     if let Some(socket) = sync_networks {
-        background.begin("the runtime's networks", network_sync::follow(Arc::clone(&agent), socket.clone()));
+        background.begin("CRI network sync", network_sync::follow(Arc::clone(&agent), socket.clone()));
     }
-    info!(node = node_name, listen = %listen, "started");
+    info!(node = node_name, listen = %listen, "agent started");
     let events = agent.planner.events.clone();
     socket.serve(agent, background.clone().until(ended()?)).await;
-    // What it has not begun is the next agent's, with its Events.
+    // Writes that have not begun, and their Events, are left to the next agent.
     publisher.abort();
     events.end().await;
     if let Some(traces) = traces {
-        // The runtime carries what is sent.
+        // The export needs the runtime of this thread, so it ends on another one.
         let _ = run_on_thread(move || traces.end()).await;
     }
-    info!("ended");
+    info!("agent stopped");
     background.outcome()
 }
 
-/// What the runtime knows, if it is asked.
+/// Follows the sandboxes that the container runtime lists, if an endpoint is configured.
 fn follow_runtime(
     endpoint: Option<&str>,
     grace: Duration,
@@ -189,15 +190,15 @@ fn follow_runtime(
 ) -> Arc<RuntimeSandboxes> {
     let runtime = Arc::new(RuntimeSandboxes::default());
     if let Some(endpoint) = endpoint {
-        // A kubelet is told it as an address.
+        // The kubelet's option has the form of a URL.
         let endpoint = PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint));
         let followed = runtime_sandboxes::follow(endpoint, grace, Arc::clone(&runtime));
-        background.begin("the runtime's sandboxes", followed);
+        background.begin("watch of the runtime's sandboxes", followed);
     }
     runtime
 }
 
-/// Looks after what the node has of the cluster's addresses, if it has any.
+/// Starts the background tasks that keep the address stores and the IPBlocks of this node consistent.
 fn follow_addresses(
     client: &kube::Client,
     node: &str,
@@ -207,21 +208,21 @@ fn follow_addresses(
 ) {
     let all = || (client.clone(), node.to_owned(), address_stores.to_owned(), Arc::clone(agent));
     let (client, node, stores, own) = all();
-    background.begin("giving addresses up", transfer_handler::follow(client, node, stores, own));
+    background.begin("address transfers", transfer_handler::follow(client, node, stores, own));
     let (client, node, stores, own) = all();
-    background.begin("leases of addresses", block_leases::follow(client, node, stores, own));
+    background.begin("block leases", block_leases::follow(client, node, stores, own));
     let agent = Arc::clone(agent);
-    background.begin("ledgers of addresses", async move { agent.block_provider.remember().await });
+    background.begin("detection of address stores", async move { agent.block_provider.detect_use().await });
 }
 
-/// Writes the status of one sandbox and tells its Events; for a node without an agent.
+/// Writes the status of one sandbox and sends its Events; for a node without an agent.
 pub fn publish(entry: &Entry, kubeconfig: Option<&Path>) -> Result<(), Failure> {
     runtime()?.block_on(async {
         let client = client::client_of_objects(kubeconfig).await?;
         status_publisher::publish(&client, entry)
             .await
             .map_err(|why| Failure::new(format!("network-status of {}: {why}", entry.container_id)))?;
-        events::tell(client, entry).await;
+        events::publish(client, entry).await;
         Ok(())
     })
 }

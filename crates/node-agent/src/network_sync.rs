@@ -1,11 +1,11 @@
-//! NetworkAttachmentDefinitions as networks of the container runtime: each definition is set through the runtime's
-//! socket, and removed with the definition.
+//! Network sync: sets each NetworkAttachmentDefinition as a network of the container runtime (CRI Network API).
 //!
-//! Rules: what the runtime lists is compared with what the cluster has, at every change and every half minute, so that
-//! neither a restart nor a missed call leaves a difference; a network whose uid is not our mark is somebody else's
-//! and is left alone; one in use drains, and is set again if its definition comes back meanwhile.
+//! - The networks that the runtime lists are compared with the definitions at every change and every 30 seconds, so that
+//!   a restart or a lost call leaves no difference.
+//! - Only networks with the uid [`SYNC_UID`] are changed; others belong to other clients.
+//! - A network in use drains when its definition is deleted. It is set again if the definition returns meanwhile.
 //!
-//! Source: «CRI Network API», «Kubernetes integration»; the standard, 3.
+//! Source: «CRI Network API», «Kubernetes integration»; multi-network specification (NPWG), section 3.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -22,26 +22,26 @@ use crate::agent_state::AgentState;
 use cri::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
 use cri::network_client::{Client, InUse};
 
-/// The uid of networks that come from definitions.
-const MARK: &str = "network-attachment-definition";
-/// How often everything is compared, also where nothing changed.
+/// Uid of networks that come from definitions.
+const SYNC_UID: &str = "network-attachment-definition";
+/// Interval of the comparison if no definition changes.
 const PERIOD: Duration = Duration::from_secs(30);
-/// How soon it is tried again where the runtime was away.
+/// Pause before the next attempt after a failure.
 const RETRY: Duration = Duration::from_secs(2);
-/// How long changes are gathered.
+/// Time for which changes are collected.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// Keeps the runtime's networks as the definitions are, for ever.
+/// Runs until the agent ends.
 pub(crate) async fn follow(agent: Arc<AgentState>, socket: PathBuf) {
     let mut changes = agent.planner.definitions.changes();
-    let mut told = BTreeMap::new();
+    let mut reported = BTreeMap::new();
     agent.planner.definitions.synced().await;
     loop {
         changes.mark_unchanged();
-        let wait = match compare(&agent, &socket, &mut told).await {
+        let wait = match compare(&agent, &socket, &mut reported).await {
             Ok(()) => PERIOD,
             Err(status) => {
-                warn!(socket = %socket.display(), why = status.message(), "networks are not as the definitions");
+                warn!(socket = %socket.display(), error = status.message(), "failed to synchronize networks with the NetworkAttachmentDefinitions");
                 RETRY
             }
         };
@@ -51,34 +51,38 @@ pub(crate) async fn follow(agent: Arc<AgentState>, socket: PathBuf) {
     }
 }
 
-/// What is to be done about a network.
+/// Action on a network of the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deed {
-    /// It is as it should be.
+enum Action {
+    /// The network is correct.
     Nothing,
-    /// It is missing, different, or on its way out although its definition is there.
+    /// The network is missing, different, or draining although its definition exists.
     Set,
-    /// Its definition is gone.
+    /// The network's definition was deleted.
     Remove,
-    /// Somebody else has set one of this name.
+    /// Another client has set a network of this name.
     Refuse,
 }
 
-/// Between what a definition stands for, if there is one, and what the runtime lists.
-fn deed(wanted: Option<&NetworkConfig>, there: Option<&Network>) -> Deed {
+/// Returns the action for a definition's network, if there is one, and the network that the runtime lists.
+fn action(wanted: Option<&NetworkConfig>, there: Option<&Network>) -> Action {
     let draining = there.and_then(|there| there.status.as_ref()).is_some_and(|status| status.draining);
     let config = there.map(|there| there.config.clone().unwrap_or_default());
     match (wanted, config) {
-        (Some(_), Some(there)) if !is_ours(&there) => Deed::Refuse,
-        (Some(wanted), Some(there)) if without_generation(&there) == *wanted && !draining => Deed::Nothing,
-        (Some(_), _) => Deed::Set,
-        (None, Some(there)) if is_ours(&there) && !draining => Deed::Remove,
-        (None, _) => Deed::Nothing,
+        (Some(_), Some(there)) if !is_ours(&there) => Action::Refuse,
+        (Some(wanted), Some(there)) if without_generation(&there) == *wanted && !draining => Action::Nothing,
+        (Some(_), _) => Action::Set,
+        (None, Some(there)) if is_ours(&there) && !draining => Action::Remove,
+        (None, _) => Action::Nothing,
     }
 }
 
-/// Sets what is missing or different, removes what is too much.
-async fn compare(agent: &AgentState, socket: &Path, told: &mut BTreeMap<Name, String>) -> Result<(), Status> {
+/// Sets missing or different networks and removes those without a definition.
+async fn compare(
+    agent: &AgentState,
+    socket: &Path,
+    reported: &mut BTreeMap<Name, String>,
+) -> Result<(), Status> {
     let client = Client::connect(socket).await?;
     let mut there: BTreeMap<Name, Network> = BTreeMap::new();
     for network in client.list().await? {
@@ -94,37 +98,37 @@ async fn compare(agent: &AgentState, socket: &Path, told: &mut BTreeMap<Name, St
             Err(error) => Err(Status::invalid_argument(error.to_string())),
         };
         match done {
-            Ok(()) => drop(told.remove(&name)),
+            Ok(()) => drop(reported.remove(&name)),
             Err(status) if status.code() == tonic::Code::Unavailable => return Err(status),
             Err(status) => {
-                // Said once, until it changes.
+                // It is logged once, until the reason changes.
                 let why = status.message().to_owned();
-                if told.get(&name) != Some(&why) {
-                    warn!(definition = %name, why, "it is no network of the runtime");
-                    told.insert(name, why);
+                if reported.get(&name) != Some(&why) {
+                    warn!(definition = %name, error = why, "failed to set NetworkAttachmentDefinition as a network of the runtime");
+                    reported.insert(name, why);
                 }
             }
         }
     }
-    let too_much = there
+    let surplus = there
         .iter()
-        .filter(|(name, network)| !wanted.contains(*name) && deed(None, Some(network)) == Deed::Remove);
-    for (Name { namespace, name }, _) in too_much {
+        .filter(|(name, network)| !wanted.contains(*name) && action(None, Some(network)) == Action::Remove);
+    for (Name { namespace, name }, _) in surplus {
         let metadata = NetworkMetadata {
             name: name.clone(),
             namespace: namespace.clone(),
-            uid: MARK.to_owned(),
+            uid: SYNC_UID.to_owned(),
             generation: 0,
         };
         client.remove(metadata, InUse::Drained).await?;
-        info!(namespace, name, "removed, once nothing uses it");
+        info!(namespace, name, "requested removal of network; it is removed when no sandbox uses it");
     }
-    told.retain(|name, _| wanted.contains(name));
+    reported.retain(|name, _| wanted.contains(name));
     Ok(())
 }
 
 fn is_ours(config: &NetworkConfig) -> bool {
-    config.metadata.as_ref().is_some_and(|metadata| metadata.uid == MARK)
+    config.metadata.as_ref().is_some_and(|metadata| metadata.uid == SYNC_UID)
 }
 
 async fn set(
@@ -133,12 +137,12 @@ async fn set(
     config: NetworkConfig,
     there: Option<&Network>,
 ) -> Result<(), Status> {
-    match deed(Some(&config), there) {
-        Deed::Nothing | Deed::Remove => Ok(()),
-        Deed::Refuse => Err(Status::already_exists("somebody else has set a network of this name")),
-        Deed::Set => {
+    match action(Some(&config), there) {
+        Action::Nothing | Action::Remove => Ok(()),
+        Action::Refuse => Err(Status::already_exists("another client has set a network of this name")),
+        Action::Set => {
             client.set(config).await?;
-            info!(network = %name, "set");
+            info!(network = %name, "network set");
             Ok(())
         }
     }
@@ -150,26 +154,26 @@ fn without_generation(config: &NetworkConfig) -> NetworkConfig {
     config
 }
 
-/// A reason why a definition is no network of the runtime.
+/// Reason why a definition cannot be set as a network of the runtime.
 #[derive(Debug, thiserror::Error)]
 enum NetworkError {
     /// The configuration of the definition cannot be resolved.
     #[error("{}", .0.msg)]
     Resolve(cni::Error),
-    /// The configuration has no form in the API of networks.
+    /// The CRI Network API cannot represent the configuration.
     #[error(transparent)]
     Represent(cni::Error),
 }
 
-/// The network that a definition stands for; a definition whose network is on the node's disk has none here.
+/// Returns the network of a definition. A definition whose configuration is on the node's disk has none here.
 fn network(definition: &Definition) -> Result<NetworkConfig, NetworkError> {
-    let resolved = resolve(definition, &Disk::default(), "the node, which the agent does not see");
+    let resolved = resolve(definition, &Disk::default(), "the node's disk, which the agent does not read");
     let network = resolved.map_err(|refusal| NetworkError::Resolve(refusal.into()))?.network;
     let view = conflist::view(&network).map_err(NetworkError::Represent)?;
     let metadata = NetworkMetadata {
         name: definition.name.clone(),
         namespace: definition.namespace.clone(),
-        uid: MARK.to_owned(),
+        uid: SYNC_UID.to_owned(),
         generation: 0,
     };
     Ok(NetworkConfig { metadata: Some(metadata), ..view })
@@ -188,26 +192,26 @@ mod tests {
     }
 
     #[test]
-    fn what_drains_is_set_again_when_its_definition_is_back_and_is_removed_once() {
+    fn network_sync_sets_a_draining_network_again_and_removes_once() {
         let there = |config: NetworkConfig, draining: bool| {
-            // Whether it is ready says nothing of whether it drains.
+            // Readiness is independent of draining.
             let status = NetworkStatus { sandbox_management: false, connectivity: true, draining };
             Network { config: Some(config), status: Some(status) }
         };
-        let wanted = config(MARK, "1.0.0", 0);
+        let wanted = config(SYNC_UID, "1.0.0", 0);
         for (wanted, there, expected) in [
-            (Some(&wanted), None, Deed::Set),
-            (Some(&wanted), Some(there(config(MARK, "1.0.0", 3), false)), Deed::Nothing),
-            (Some(&wanted), Some(there(config(MARK, "1.0.0", 3), true)), Deed::Set),
-            (Some(&wanted), Some(there(config(MARK, "0.4.0", 3), false)), Deed::Set),
-            (Some(&wanted), Some(there(config("", "1.0.0", 3), false)), Deed::Refuse),
-            (Some(&wanted), Some(there(config("", "1.0.0", 3), true)), Deed::Refuse),
-            (None, Some(there(config(MARK, "1.0.0", 3), false)), Deed::Remove),
-            (None, Some(there(config(MARK, "1.0.0", 3), true)), Deed::Nothing),
-            (None, Some(there(config("", "1.0.0", 3), false)), Deed::Nothing),
-            (None, None, Deed::Nothing),
+            (Some(&wanted), None, Action::Set),
+            (Some(&wanted), Some(there(config(SYNC_UID, "1.0.0", 3), false)), Action::Nothing),
+            (Some(&wanted), Some(there(config(SYNC_UID, "1.0.0", 3), true)), Action::Set),
+            (Some(&wanted), Some(there(config(SYNC_UID, "0.4.0", 3), false)), Action::Set),
+            (Some(&wanted), Some(there(config("", "1.0.0", 3), false)), Action::Refuse),
+            (Some(&wanted), Some(there(config("", "1.0.0", 3), true)), Action::Refuse),
+            (None, Some(there(config(SYNC_UID, "1.0.0", 3), false)), Action::Remove),
+            (None, Some(there(config(SYNC_UID, "1.0.0", 3), true)), Action::Nothing),
+            (None, Some(there(config("", "1.0.0", 3), false)), Action::Nothing),
+            (None, None, Action::Nothing),
         ] {
-            assert_eq!(deed(wanted, there.as_ref()), expected, "{there:?}");
+            assert_eq!(action(wanted, there.as_ref()), expected, "{there:?}");
         }
     }
 }

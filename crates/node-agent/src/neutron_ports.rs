@@ -1,13 +1,14 @@
-//! The Neutron ports of a pod, put into its plan.
+//! Neutron ports of a plan: waits for the ports of a pod and puts their description into the plan.
 //!
 //! ```text
 //!   plan (delegates of type neutron, without a port) ─► PodState (annotation, KuryrPort) ─► plan with `vif`
 //! ```
 //!
-//! Rules: the plan that goes to the hands, and so the journal, holds the whole description of each port: nothing is
-//! looked up on the node. Further ports are numbered as the controller does, in the order of the selection, those alone
-//! whose definition has `openstack.org/kuryr-config`; what stands before the number is the controller's own affair. A definition that has it and names no plugin of type neutron, as
-//! Kuryr's do, is one of a network of that type.
+//! - The plan, and so the journal, contains the whole description of each port. Nothing is looked up on the node.
+//! - Further ports are numbered like the controller numbers them: in the order of the selection, counting only definitions
+//!   with `openstack.org/kuryr-config`. The controller's configuration determines the prefix before the number.
+//! - A definition with `openstack.org/kuryr-config` and no plugin of type neutron, like those of Kuryr, is completed as a
+//!   network of that type.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,16 +21,20 @@ use serde_json::{Value, json};
 
 use kube_support::kuryr::definition::{PLUGIN, plugins};
 
-/// How long the ports of a pod are waited for: shorter than an answer may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// A port that a plan waits for: the delegate's index, and the port's number, 0 for that of the default network.
-pub(crate) type Wanted = (usize, usize);
+/// Deadline for the ports of a pod to be written; shorter than the deadline of a response.
+pub(crate) const PORTS_MAX: Duration = Duration::from_secs(20);
+/// Index of a delegate that needs a port, and the port's number; 0 is the port of the default network.
+pub(crate) type WantedPort = (usize, usize);
 
-/// The ports that a plan waits for. What a running pod holds already waits for none.
+/// Returns the ports that a plan needs, without those that a running pod already has.
 ///
 /// # Errors
-/// A running pod is to get one: ports are numbered in the order of the selection, and one that changes has another.
-pub(crate) fn wanted(plan: &Plan, networks: &BTreeSet<String>, held: &[Held]) -> Result<Vec<Wanted>, Error> {
+/// A running pod selects a further port: the numbers follow the order of the selection, so they could change.
+pub(crate) fn wanted(
+    plan: &Plan,
+    networks: &BTreeSet<String>,
+    held: &[Held],
+) -> Result<Vec<WantedPort>, Error> {
     let mut number = 0;
     let mut wanted = Vec::new();
     for (index, delegate) in plan.delegates.iter().enumerate() {
@@ -38,14 +43,15 @@ pub(crate) fn wanted(plan: &Plan, networks: &BTreeSet<String>, held: &[Held]) ->
         let config: Value = serde_json::from_str(&delegate.config).unwrap_or_default();
         let Some(plugin) = plugins(&config).find(|plugin| plugin["type"] == PLUGIN) else { continue };
         let is_held = |held: &Held| held.is(&delegate.network, &delegate.ifname);
-        // One that somebody wrote down by hand stays.
+        // A port in the definition's own configuration stays.
         if !plugin["vif"].is_null() || held.iter().any(is_held) {
             continue;
         }
         match delegate.role {
             _ if !held.is_empty() && selected => {
-                let why = format!("network {}: a running pod gets no port of Neutron", delegate.network);
-                return Err(Error::config(why).details("create the pod anew"));
+                let why =
+                    format!("network {}: a running pod cannot get a further Neutron port", delegate.network);
+                return Err(Error::config(why).details("recreate the pod"));
             }
             Role::Default => wanted.push((index, 0)),
             _ if selected => wanted.push((index, number)),
@@ -55,11 +61,11 @@ pub(crate) fn wanted(plan: &Plan, networks: &BTreeSet<String>, held: &[Held]) ->
     Ok(wanted)
 }
 
-/// Puts the ports into the plan; false if one of them is not there yet.
+/// Puts the ports into the plan. The result is false if one of them is not written yet.
 ///
 /// # Errors
-/// A port that nobody here can plug in.
-pub(crate) fn put(plan: &mut Plan, wanted: &[Wanted], state: &PodState) -> Result<bool, Error> {
+/// The plugin neutron cannot connect a port.
+pub(crate) fn put(plan: &mut Plan, wanted: &[WantedPort], state: &PodState) -> Result<bool, Error> {
     if wanted.iter().any(|(_, number)| find(state, *number).is_none()) {
         return Ok(false);
     }
@@ -84,7 +90,7 @@ pub(crate) fn put(plan: &mut Plan, wanted: &[Wanted], state: &PodState) -> Resul
     Ok(true)
 }
 
-/// The port of a number: the controller's configuration says what stands before it.
+/// Finds the port of a number. The prefix before the number is the controller's configuration.
 fn find(state: &PodState, number: usize) -> Option<(&str, &Vif)> {
     let is_it = |name: &str| {
         let letters = name.trim_end_matches(|last: char| last.is_ascii_digit());
@@ -96,25 +102,26 @@ fn find(state: &PodState, number: usize) -> Option<(&str, &Vif)> {
     }
 }
 
-/// Why a plan cannot be made yet.
-pub(crate) fn missing(wanted: &[Wanted], state: Option<&PodState>) -> Error {
+/// Returns the error for ports that were not written in time.
+pub(crate) fn missing(wanted: &[WantedPort], state: Option<&PodState>) -> Error {
     let lacks = |number: &usize| state.is_none_or(|state| find(state, *number).is_none());
     let names = wanted.iter().map(|(_, number)| *number).filter(lacks);
     let names: Vec<String> = names.map(|number| format!("eth{number}")).collect();
     let why = format!("no Neutron port for {} has been written yet", names.join(", "));
-    Error::new(code::TRY_AGAIN_LATER, why)
-        .details("`weft controller --neutron` makes them; an Event of the pod says why it has not")
+    Error::new(code::TRY_AGAIN_LATER, why).details(
+        "check that `weft controller --neutron` runs; an Event of the pod has the reason if it failed",
+    )
 }
 
-/// A VIF of a class that the plugin neutron does not plug in.
+/// VIF of a class that the plugin neutron does not support.
 #[derive(Debug, thiserror::Error)]
-#[error("{class} cannot be plugged in by the plugin neutron")]
+#[error("{class} is not supported by the plugin neutron")]
 struct ForeignVif {
-    /// The class of the VIF.
+    /// Class of the VIF.
     class: String,
 }
 
-/// A port, in the words of the plugin.
+/// Returns the description of a port in the form of the plugin's configuration.
 fn describe(vif: &Vif, role: Role) -> Result<Value, ForeignVif> {
     let (kind, bridge, vlan) = match &vif.kind {
         Kind::OpenVSwitch { bridge } => ("ovs", Some(bridge), None),
@@ -151,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_without_a_gateway_gets_no_default_route_and_a_further_one_none_either() {
+    fn neutron_port_default_route_needs_gateway_and_default_role() {
         let golden = include_str!("../../neutron/testdata/podstate-nochanges.json");
         let state = PodState::from_annotation(golden).unwrap();
         let routes =

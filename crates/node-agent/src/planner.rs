@@ -1,14 +1,15 @@
-//! What an agent knows, and the plan it makes of it.
+//! Planner of the node agent: collects the inputs of a plan and has `npwg` compute it.
 //!
 //! ```text
-//!   question ─► pod (cache, else asked for, else as the runtime tells) ─┐
-//!               definitions (cache, else asked for) ────────────────────┼─► npwg::plan ─► plan or refusal
-//!               devices (facts)     access (policies) ──────────────────┘
+//!   PlanRequest ─► pod (cache, else API, else as the container runtime passed it) ─┐
+//!                  definitions (cache, else API) ──────────────────────────────────┼─► npwg::plan ─► plan or refusal
+//!                  devices (device_facts), access (policies) ──────────────────────┘
 //! ```
 //!
-//! Rules: in the normal case nothing is read from the API; what the cache does not have yet is asked for once; with
-//! the API away, caches and what the runtime tells of the pod are enough. A pod is known by its uid. A pod that wants no
-//! definition waits for no cluster: an agent that has seen none is no worse than no agent.
+//! - In the normal case nothing is read from the API. An object that is not in the cache is requested once.
+//! - Without the API server, the caches and the runtime's description of the pod suffice.
+//! - A pod is identified by its uid.
+//! - A pod that selects no definition is planned even if no cache was ever filled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -38,11 +39,11 @@ use kube_support::kuryr::VifLocation;
 use kube_support::lookup::{ASK_MAX, ask};
 use kube_support::resources::{DefinitionObject, Key, NamespaceObject, PodObject, Reduced};
 
-/// How long a cache that was never filled is waited for.
+/// Deadline for a cache to be filled for the first time.
 const SYNC_MAX: Duration = Duration::from_secs(20);
-/// How often a KuryrPort is looked at.
+/// Interval at which a KuryrPort is read.
 const KURYR_PORT_POLL: Duration = Duration::from_millis(300);
-/// How long a pod is waited for that the kubelet has heard of and we have not.
+/// Time by which the cache may lag behind the kubelet for a new pod.
 const LAG_MAX: Duration = Duration::from_millis(500);
 
 /// Planner of a node: caches of its pods and of all definitions, and the plans made from them.
@@ -53,16 +54,16 @@ pub(crate) struct Planner {
     /// Every definition of the cluster.
     pub(crate) definitions: Arc<Cache<Definition>>,
     namespaces: Arc<Cache<Labels>>,
-    namespaces_wanted: Once,
+    namespaces_followed: Once,
     pod_resources: PathBuf,
     slices: Slices,
-    /// What is told about pods.
+    /// Events about pods.
     pub(crate) events: Events,
     vif_store: VifLocation,
 }
 
 impl Planner {
-    /// Starts to follow the cluster for a node; Events wait while pods are attached.
+    /// Starts to follow the cluster for a node. Events are delayed while pods are attached.
     pub(crate) fn new(
         client: &Client,
         node: &str,
@@ -81,7 +82,7 @@ impl Planner {
             pods,
             definitions,
             namespaces: Arc::new(Cache::new("namespaces")),
-            namespaces_wanted: Once::new(),
+            namespaces_followed: Once::new(),
             pod_resources,
             slices: Slices::new(node),
             events: Events::new(client.clone(), node, busy),
@@ -89,29 +90,29 @@ impl Planner {
         }
     }
 
-    /// Whether the cluster is seen now: every list was read, and the watches are alive.
+    /// Whether the pod cache is current: the list was read, and the watch is connected.
     pub(crate) fn sees_cluster(&self) -> bool {
         self.pods.is_synced() && self.pods.age().is_zero()
     }
 
-    /// The caches that were never filled.
+    /// Returns the caches that were never filled.
     pub(crate) fn waits_for(&self) -> Vec<String> {
         [self.pods.waited(), self.definitions.waited()].into_iter().flatten().collect()
     }
 
-    /// The plan for a sandbox.
+    /// Returns the plan of a sandbox.
     ///
     /// # Errors
-    /// 3 the pod is unknown · 7 the plan is refused · 11 what it takes is not known yet.
+    /// 3 the pod is unknown · 7 the plan is refused · 11 an input of the plan is not available yet.
     pub(crate) async fn plan(&self, request: &PlanRequest, held: &[Held]) -> Result<Plan, Error> {
         let node = request.node.configuration()?;
         let latest = tokio::time::Instant::now() + SYNC_MAX;
         let pod = self.pod(&node, &request.pod, latest).await?;
         let wanted = plan::wanted(&pod, &node);
         if !wanted.is_empty() {
-            self.seen(&self.definitions, latest).await?;
+            self.await_synced(&self.definitions, latest).await?;
         }
-        let (mut definitions, unheard) = self.definitions(&wanted).await;
+        let (mut definitions, unavailable) = self.definitions(&wanted).await;
         let neutron = kube_support::kuryr::definition::complete(&mut definitions);
         let devices =
             device_facts::devices(&self.pod_resources, (&self.client, &self.slices), &pod, &definitions)
@@ -119,7 +120,7 @@ impl Planner {
         let access = self.access(&pod, &definitions).await;
         let sandbox = request.sandbox();
         let disk = request.node.disk();
-        // What is lent to the planner is not kept while ports are waited for.
+        // A block, so that nothing borrowed from the request is held while ports are awaited.
         let planned = {
             let request = Request {
                 pod: &pod,
@@ -134,28 +135,33 @@ impl Planner {
             plan::plan(&request)
         };
         let mut plan = planned.map_err(|refusal| {
-            if unheard.is_empty() {
+            if unavailable.is_empty() {
                 self.events.refused(&pod, &refusal);
             }
-            self.explained(refusal, &unheard)
+            self.explained(refusal, &unavailable)
         })?;
         let wanted = neutron_ports::wanted(&plan, &neutron, held)?;
         self.ports(&pod, &mut plan, &wanted).await?;
         Ok(plan)
     }
 
-    /// Puts the Neutron ports into a plan that wants some, once they are written.
-    async fn ports(&self, pod: &Pod, plan: &mut Plan, wanted: &[neutron_ports::Wanted]) -> Result<(), Error> {
+    /// Puts the Neutron ports into a plan that needs some, once they are written.
+    async fn ports(
+        &self,
+        pod: &Pod,
+        plan: &mut Plan,
+        wanted: &[neutron_ports::WantedPort],
+    ) -> Result<(), Error> {
         if wanted.is_empty() {
             return Ok(());
         }
-        let place: Key = (pod.namespace.clone(), pod.name.clone());
-        let deadline = Instant::now() + neutron_ports::PATIENCE;
+        let key: Key = (pod.namespace.clone(), pod.name.clone());
+        let deadline = Instant::now() + neutron_ports::PORTS_MAX;
         let mut changes = self.pods.changes();
         loop {
             changes.mark_unchanged();
-            // As it is now: the annotation comes while we wait.
-            let now = self.pods.find(&place).filter(|now| now.uid == pod.uid);
+            // The current pod: the annotation is written meanwhile.
+            let now = self.pods.find(&key).filter(|now| now.uid == pod.uid);
             let now = now.as_deref().unwrap_or(pod);
             let state = kube_support::kuryr::read(self.vif_store, &self.client, now).await;
             let state = state.map_err(|unread| Error::new(code::TRY_AGAIN_LATER, unread.to_string()))?;
@@ -176,34 +182,33 @@ impl Planner {
         }
     }
 
-    /// A refusal may be due to what we have not heard of, or could not ask for: then it is to be tried again.
-    fn explained(&self, refusal: Refusal, unheard: &[String]) -> Error {
+    /// Returns the error of a refusal. If an input could not be read, the refusal may be due to that: it is "try again later".
+    fn explained(&self, refusal: Refusal, unavailable: &[String]) -> Error {
         let mut error = Error::from(refusal);
-        if !unheard.is_empty() {
-            let details = format!("{}; not known: {}", error.details, unheard.join("; "));
+        if !unavailable.is_empty() {
+            let details = format!("{}; not known: {}", error.details, unavailable.join("; "));
             error = Error { code: code::TRY_AGAIN_LATER, ..error }.details(details);
         }
         let age = self.definitions.age().max(self.pods.age());
-        match age.is_zero() {
-            true => error,
-            false => {
-                let details = format!(
-                    "{}; the API server has not been heard of for {} s",
-                    error.details,
-                    age.as_secs()
-                );
-                error.details(details)
-            }
+        if age.is_zero() {
+            return error;
         }
+        let details =
+            format!("{}; the agent lost its watch of the API server {} s ago", error.details, age.as_secs());
+        error.details(details)
     }
 
-    /// Waits until a whole list of them was seen.
-    async fn seen<T: PartialEq>(&self, cache: &Cache<T>, latest: tokio::time::Instant) -> Result<(), Error> {
+    /// Waits until a cache is filled.
+    async fn await_synced<T: PartialEq>(
+        &self,
+        cache: &Cache<T>,
+        latest: tokio::time::Instant,
+    ) -> Result<(), Error> {
         if timeout_at(latest, cache.synced()).await.is_ok() {
             return Ok(());
         }
-        let why = format!("agent: the cluster has not been seen yet: {}", self.waits_for().join(", "));
-        let cure = "is the API server reachable, and are the custom resources there? weft crds prints them";
+        let why = format!("agent: the caches are not filled yet: {}", self.waits_for().join(", "));
+        let cure = "check that the API server is reachable and the custom resources are installed (weft crds prints them)";
         Err(Error::new(code::TRY_AGAIN_LATER, why).details(cure))
     }
 
@@ -216,17 +221,17 @@ impl Planner {
         if named.name.is_empty() {
             return Ok(Pod { namespace: manifest::DEFAULT_NAMESPACE.to_owned(), ..Pod::default() });
         }
-        let told = node.pod_of_runtime(named)?;
+        let passed = node.pod_of_runtime(named)?;
         if !self.pods.is_synced() {
-            match told {
-                // No cluster knows more of what this pod gets.
+            match passed {
+                // The pod selects no definition, so the cluster cannot add to its plan.
                 Some(pod) if plan::wanted(&pod, node).is_empty() => return Ok(pod),
-                Some(_) | None => self.seen(&self.pods, latest).await?,
+                Some(_) | None => self.await_synced(&self.pods, latest).await?,
             }
         }
-        let place: Key = (named.namespace.clone(), named.name.clone());
+        let key: Key = (named.namespace.clone(), named.name.clone());
         let fits = |pod: &Pod| named.uid.is_empty() || pod.uid == named.uid;
-        let known = || self.pods.find(&place).filter(|pod| fits(pod));
+        let known = || self.pods.find(&key).filter(|pod| fits(pod));
         let mut changes = self.pods.changes();
         if known().is_none() && self.pods.age().is_zero() {
             let _ = timeout(LAG_MAX, changes.wait_for(|_| known().is_some())).await;
@@ -234,74 +239,79 @@ impl Planner {
         if let Some(pod) = known() {
             return Ok(Pod::clone(&pod));
         }
-        let is_called = format!("pod {}/{}", named.namespace, named.name);
-        let asking = self.pods.ask(place.clone());
+        let subject = format!("pod {}/{}", named.namespace, named.name);
+        let asking = self.pods.ask(key.clone());
         match (
             ask(Api::<PodObject>::namespaced(self.client.clone(), &named.namespace), &named.name).await,
-            told,
+            passed,
         ) {
             (Ok(Some(pod)), _) if fits(&pod) => {
                 asking.found(pod.clone());
                 Ok(pod)
             }
             (Ok(Some(pod)), _) => {
-                let why = format!("{is_called} has uid {}, the runtime asks for {}", pod.uid, named.uid);
+                let why =
+                    format!("{subject} has uid {}, but the runtime requests uid {}", pod.uid, named.uid);
                 Err(Error::new(code::UNKNOWN_CONTAINER, why))
             }
             (Ok(None), _) => {
-                Err(Error::new(code::UNKNOWN_CONTAINER, format!("{is_called} is not in the cluster")))
+                Err(Error::new(code::UNKNOWN_CONTAINER, format!("{subject} is not in the cluster")))
             }
             (Err(why), Some(pod)) => {
-                warn!(%why, "planned from what the runtime tells of the pod");
+                warn!(error = %why, "pod is planned from the annotations that the container runtime passed");
                 Ok(pod)
             }
             (Err(why), None) => {
-                let cure = "it is not known yet, and the runtime passes no annotations";
-                Err(Error::new(code::TRY_AGAIN_LATER, format!("{is_called}: {why}")).details(cure))
+                let cure =
+                    "the pod is not in the agent's cache, and the container runtime passes no annotations";
+                Err(Error::new(code::TRY_AGAIN_LATER, format!("{subject}: {why}")).details(cure))
             }
         }
     }
 
-    /// The definitions that are there, of those wanted; of which it could not be asked whether they are, and why.
+    /// Returns the wanted definitions that exist, and a sentence for each that could not be read.
     async fn definitions(
         &self,
         wanted: &BTreeSet<NetworkReference>,
     ) -> (BTreeMap<NetworkReference, Definition>, Vec<String>) {
-        let (mut found, mut unheard) = (BTreeMap::new(), Vec::new());
+        let (mut found, mut unavailable) = (BTreeMap::new(), Vec::new());
         for reference in wanted {
-            let place: Key = (reference.namespace.clone(), reference.name.clone());
-            if let Some(known) = self.definitions.find(&place) {
+            let key: Key = (reference.namespace.clone(), reference.name.clone());
+            if let Some(known) = self.definitions.find(&key) {
                 found.insert(reference.clone(), Definition::clone(&known));
             } else if self.definitions.age().is_zero() {
-                // It may be newer than what we have heard of.
+                // It may be newer than the cache.
                 let api = Api::<DefinitionObject>::namespaced(self.client.clone(), &reference.namespace);
                 match timeout(ASK_MAX, api.get_opt(&reference.name)).await {
                     Ok(Ok(asked)) => found.extend(asked.map(|asked| (reference.clone(), asked.reduce()))),
-                    // Where nobody may ask nothing is found, however often it is tried.
+                    // Without the permission it counts as absent; a later attempt would not succeed either.
                     Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
-                        debug!(%reference, why = status.message, "may not be asked for");
+                        debug!(%reference, why = status.message, "no permission to read the NetworkAttachmentDefinition");
                     }
-                    Ok(Err(error)) => unheard.push(format!("{reference}: {}", api_error::describe(&error))),
-                    Err(_) => unheard.push(format!("{reference}: the API server does not answer")),
+                    Ok(Err(error)) => {
+                        unavailable.push(format!("{reference}: {}", api_error::describe(&error)));
+                    }
+                    Err(_) => unavailable.push(format!("{reference}: the API server does not answer")),
                 }
             }
         }
-        (found, unheard)
+        (found, unavailable)
     }
 
-    /// What the policies of the definitions say about the pod.
+    /// Returns the access that the policies of the definitions grant to the pod.
     async fn access(&self, pod: &Pod, definitions: &BTreeMap<NetworkReference, Definition>) -> Access {
         let policies = policy::policies(definitions);
-        let labels = match policy::need_namespace_labels(&policies) {
-            true => self.labels_of(&pod.namespace).await,
-            false => None,
+        let labels = if policy::need_namespace_labels(&policies) {
+            self.labels_of(&pod.namespace).await
+        } else {
+            None
         };
         policy::access(pod, policies, labels.as_deref())
     }
 
-    /// The labels of a namespace. Namespaces are followed from the first time on that one is asked for.
+    /// Returns the labels of a namespace. The first call starts to follow the namespaces.
     async fn labels_of(&self, namespace: &str) -> Option<Arc<Labels>> {
-        self.namespaces_wanted.call_once(|| {
+        self.namespaces_followed.call_once(|| {
             let all = Api::<NamespaceObject>::all(self.client.clone());
             tokio::spawn(follow(all, Config::default(), Arc::clone(&self.namespaces)));
         });
@@ -310,7 +320,7 @@ impl Planner {
     }
 }
 
-/// What a pod is found by.
-pub(crate) fn place(pod: &PodIdentity) -> Key {
+/// Returns the key of a pod in the cache.
+pub(crate) fn pod_key(pod: &PodIdentity) -> Key {
     (pod.namespace.clone(), pod.name.clone())
 }

@@ -1,9 +1,8 @@
-//! Which devices the kubelet gave to a pod.
+//! Client of the kubelet's PodResources API: the devices that were allocated to a pod.
 //!
-//! Rule: of an answer no more is unfolded than what is about the pod, and of that no more than a pod can have.
+//! Only the part of a response that is about the pod is decoded, up to [`POD_MAX`] bytes.
 //!
-//! Source: kubelet PodResources API v1 (`k8s.io/kubelet/pkg/apis/podresources/v1`); only the fields that are looked
-//! at are here, the others are passed over.
+//! Source: kubelet PodResources API v1 (`k8s.io/kubelet/pkg/apis/podresources/v1`). Unused fields are omitted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,14 +12,14 @@ use cni::{Error, code};
 use npwg::device::{Device, Devices};
 use prost::Message;
 
-use super::resource_claims::Allocated;
+use super::resource_claims::AllocatedDevice;
 use cri::unix_service;
 use cri::wire;
 
-/// Where the kubelet tells which devices a pod has.
+/// Path to the kubelet's PodResources socket.
 pub(crate) const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
-/// How long the kubelet may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Deadline for the kubelet's response.
+const RESPONSE_MAX: Duration = Duration::from_secs(10);
 const LIST: &str = "/v1.PodResourcesLister/List";
 
 #[derive(Clone, PartialEq, Message)]
@@ -28,10 +27,10 @@ struct ListRequest {}
 
 /// Field `pod_resources` of a ListPodResourcesResponse.
 const PODS: u32 = 1;
-/// So many bytes the kubelet tells of a pod at most. A device has some hundred; what is empty unfolds to forty times as much.
+/// Maximum bytes about one pod. A device takes some hundred; an empty message takes forty times its size in memory.
 const POD_MAX: usize = 256 << 10;
 
-/// Whose a PodResources is.
+/// Owner of a PodResources message.
 #[derive(Clone, PartialEq, Message)]
 struct Owner {
     #[prost(string, tag = "1")]
@@ -40,7 +39,7 @@ struct Owner {
     namespace: String,
 }
 
-/// The rest of a PodResources.
+/// Remaining fields of a PodResources message.
 #[derive(Clone, PartialEq, Message)]
 struct PodResources {
     #[prost(message, repeated, tag = "3")]
@@ -83,52 +82,52 @@ struct ClaimResource {
     device_name: String,
 }
 
-/// What a pod was given.
+/// Devices that were allocated to a pod.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Given {
-    /// By device plugins.
+pub(crate) struct PodDevices {
+    /// Devices of device plugins.
     pub(crate) devices: Devices,
-    /// By drivers of Dynamic Resource Allocation: each with the name of its ResourceClaim.
-    pub(crate) allocated: Vec<(String, Allocated)>,
+    /// Devices of Dynamic Resource Allocation, each with the name of its ResourceClaim.
+    pub(crate) allocated: Vec<(String, AllocatedDevice)>,
 }
 
-/// What a pod was given, in the order of its containers. A claim that no container uses is not told.
+/// Returns the devices of a pod, in the order of its containers. Claims that no container uses are not included.
 ///
 /// # Errors
-/// Code 11: the kubelet cannot be asked now.
-pub(crate) async fn given(socket: &Path, namespace: &str, name: &str) -> Result<Given, Error> {
+/// Code 11: the kubelet does not answer now.
+pub(crate) async fn pod_devices(socket: &Path, namespace: &str, name: &str) -> Result<PodDevices, Error> {
     let failed = |cause: &dyn std::fmt::Display| {
         let why = format!("kubelet {}: {cause}", socket.display());
-        Error::new(code::TRY_AGAIN_LATER, why).details("the devices of the pod are not known")
+        Error::new(code::TRY_AGAIN_LATER, why).details("the pod's devices cannot be read")
     };
-    let question = unix_service::call(socket, LIST, &ListRequest {});
-    let answer = tokio::time::timeout(PATIENCE, question).await;
-    let answer = answer.map_err(|_| failed(&format_args!("no answer within {PATIENCE:?}")))?;
+    let call = unix_service::call(socket, LIST, &ListRequest {});
+    let answer = tokio::time::timeout(RESPONSE_MAX, call).await;
+    let answer = answer.map_err(|_| failed(&format_args!("no answer within {RESPONSE_MAX:?}")))?;
     let answer = answer.map_err(|why| failed(&why))?;
-    Ok(to_pod(unfolded(&answer, namespace, name).map_err(|why| failed(&why))?))
+    Ok(to_devices(decode_pod(&answer, namespace, name).map_err(|why| failed(&why))?))
 }
 
-/// A reason why an answer of the kubelet cannot be used.
+/// Reason why a response of the kubelet cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum AnswerError {
-    /// The answer is not a message.
-    #[error("its answer is no message")]
+    /// The response is not a protobuf message.
+    #[error("its response is not a protobuf message")]
     Frame,
-    /// A part of the answer has another form.
+    /// A part of the response cannot be decoded.
     #[error(transparent)]
     Decode(#[from] prost::DecodeError),
-    /// The answer says more of the pod than is read.
-    #[error("it tells more than {POD_MAX} bytes of pod {namespace}/{name}")]
+    /// The response is too large for one pod.
+    #[error("its response contains more than {POD_MAX} bytes about pod {namespace}/{name}")]
     TooLarge {
-        /// The pod's namespace.
+        /// Namespace of the pod.
         namespace: String,
-        /// The pod's name.
+        /// Name of the pod.
         name: String,
     },
 }
 
-/// What an answer says of one pod.
-fn unfolded(answer: &[u8], namespace: &str, name: &str) -> Result<PodResources, AnswerError> {
+/// Decodes the part of a response that is about one pod.
+fn decode_pod(answer: &[u8], namespace: &str, name: &str) -> Result<PodResources, AnswerError> {
     let mut all = PodResources::default();
     let mut length = 0;
     for record in wire::records(answer) {
@@ -147,11 +146,11 @@ fn unfolded(answer: &[u8], namespace: &str, name: &str) -> Result<PodResources, 
     Ok(all)
 }
 
-fn to_pod(told: PodResources) -> Given {
-    let mut given = Given::default();
-    for container in told.containers {
-        // The kubelet tells each device by itself, in another order at each call: an ADD that is repeated, and a plan
-        // that is made again for a running pod, must find the same.
+fn to_devices(pod: PodResources) -> PodDevices {
+    let mut given = PodDevices::default();
+    for container in pod.containers {
+        // The kubelet lists each device separately and in another order at each call. The order must be stable for a
+        // repeated ADD, and for a plan of a running pod.
         let mut of_container: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for ContainerDevices { resource_name, device_ids } in container.devices {
             of_container.entry(resource_name).or_default().extend(device_ids);
@@ -167,15 +166,15 @@ fn to_pod(told: PodResources) -> Given {
     given
 }
 
-/// The devices of a claim. The kubelet tells those of one driver in their order, but the drivers in another at each
-/// call: an ADD that is repeated must find the same.
-fn of_claim(claim: DynamicResource, container: &str) -> impl Iterator<Item = (String, Allocated)> {
+/// Returns the devices of a claim. The kubelet lists the devices of a driver in order, but the drivers in another order
+/// at each call. The order must be stable for a repeated ADD.
+fn of_claim(claim: DynamicResource, container: &str) -> impl Iterator<Item = (String, AllocatedDevice)> {
     let DynamicResource { claim_name, mut claim_resources } = claim;
     claim_resources.sort_by(|one, other| one.driver_name.cmp(&other.driver_name));
     let container = container.to_owned();
     claim_resources.into_iter().map(move |ClaimResource { driver_name, pool_name, device_name }| {
         let [driver, pool, device] = [driver_name, pool_name, device_name];
-        (claim_name.clone(), Allocated { driver, pool, device, container: container.clone() })
+        (claim_name.clone(), AllocatedDevice { driver, pool, device, container: container.clone() })
     })
 }
 
@@ -194,8 +193,8 @@ mod tests {
 
     use super::*;
 
-    /// What a kubelet says who answers with `message`, and how many MiB this process grew by meanwhile, at its largest.
-    async fn answered(name: &str, message: &[u8]) -> (Result<Given, Error>, u64) {
+    /// Returns the devices in `message` as a kubelet's response, and the growth of this process's peak memory in MiB.
+    async fn devices_in(name: &str, message: &[u8]) -> (Result<PodDevices, Error>, u64) {
         let socket = std::env::temp_dir().join(format!("weft-{name}-{}.sock", std::process::id()));
         let listener = UnixListener::bind(&socket).unwrap();
         let length = u32::try_from(message.len()).unwrap().to_be_bytes();
@@ -210,39 +209,39 @@ mod tests {
             });
             let _ = Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), answer).await;
         });
-        let before = largest();
-        let given = given(&socket, "n", "p").await;
+        let before = peak_memory();
+        let given = pod_devices(&socket, "n", "p").await;
         kubelet.abort();
         std::fs::remove_file(&socket).unwrap();
-        (given, largest() - before)
+        (given, peak_memory() - before)
     }
 
-    /// How large this process was at its largest, in MiB.
-    fn largest() -> u64 {
+    /// Returns the peak memory of this process, in MiB.
+    fn peak_memory() -> u64 {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
     }
 
     #[tokio::test]
-    async fn empty_messages_of_a_kubelet_take_no_more_memory_than_they_have_bytes() {
-        // Empty pods, and a pod of empty containers, as many as an answer may have.
+    async fn pod_resources_empty_messages_are_bounded_in_memory() {
+        // Empty pods, and a pod of empty containers, as many as a response may have.
         let pods = b"\x0a\x00".repeat(8 << 20);
-        let (given, grown) = answered("pods", &pods[..pods.len() - 16]).await;
-        assert_eq!(given, Ok(Given::default()));
+        let (given, grown) = devices_in("pods", &pods[..pods.len() - 16]).await;
+        assert_eq!(given, Ok(PodDevices::default()));
         assert!(grown < 128, "{grown} MiB");
         let mut pod = b"\x0a\x01p\x12\x01n".to_vec();
         pod.extend(b"\x1a\x00".repeat((8 << 20) - 16));
         let mut message = Vec::new();
         wire::push(&mut message, 1, &pod);
-        let (given, grown) = answered("containers", &message).await;
+        let (given, grown) = devices_in("containers", &message).await;
         let error = given.unwrap_err();
         assert_eq!(error.code, code::TRY_AGAIN_LATER);
-        assert!(error.msg.ends_with("it tells more than 262144 bytes of pod n/p"), "{error}");
+        assert!(error.msg.ends_with("its response contains more than 262144 bytes about pod n/p"), "{error}");
         assert!(grown < 128, "{grown} MiB");
     }
 
-    /// As the kubelet tells of a pod in its list.
+    /// Returns a pod as the kubelet encodes it in its list.
     fn pod(name: &str, containers: Vec<ContainerResources>) -> Vec<u8> {
         let mut pod = Owner { name: name.to_owned(), namespace: "n".to_owned() }.encode_to_vec();
         PodResources { containers }.encode(&mut pod).unwrap();
@@ -252,8 +251,8 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_those_of_the_pod_by_container_and_then_in_an_order_that_does_not_change() {
-        // As the kubelet tells them: each by itself, and in any order.
+    fn pod_resources_devices_are_sorted_by_container_and_id() {
+        // The kubelet lists each device separately, in any order.
         let container = |name: &str, ids: &[&str]| ContainerResources {
             name: name.into(),
             devices: ids
@@ -262,36 +261,36 @@ mod tests {
                 .collect(),
             dynamic_resources: Vec::new(),
         };
-        for told in [["2", "4", "1"], ["1", "2", "4"], ["4", "1", "2"]] {
-            // As it comes over the wire.
+        for ids in [["2", "4", "1"], ["1", "2", "4"], ["4", "1", "2"]] {
             let answer = [
                 pod("other", vec![container("c", &["9"])]),
-                pod("p", vec![container("b", &told), container("a", &["3"])]),
+                pod("p", vec![container("b", &ids), container("a", &["3"])]),
             ];
-            let devices = to_pod(unfolded(&answer.concat(), "n", "p").unwrap()).devices;
+            let devices = to_devices(decode_pod(&answer.concat(), "n", "p").unwrap()).devices;
             let found: Vec<_> = devices["vf"].iter().map(|one| (&*one.container, &*one.id)).collect();
             assert_eq!(found, [("b", "1"), ("b", "2"), ("b", "4"), ("a", "3")]);
         }
     }
 
     #[test]
-    fn devices_of_claims_come_in_an_order_that_does_not_change() {
+    fn pod_resources_devices_of_claims_have_a_stable_order() {
         let resource = |driver: &str, device: &str| ClaimResource {
             driver_name: driver.into(),
             pool_name: "node".into(),
             device_name: device.into(),
         };
-        let mut told = vec![resource("sriov", "vf-2"), resource("gpu", "gpu-0"), resource("sriov", "vf-1")];
+        let mut resources =
+            vec![resource("sriov", "vf-2"), resource("gpu", "gpu-0"), resource("sriov", "vf-1")];
         for _ in 0..2 {
-            let claim = DynamicResource { claim_name: "mine".into(), claim_resources: told.clone() };
+            let claim = DynamicResource { claim_name: "mine".into(), claim_resources: resources.clone() };
             let container =
                 ContainerResources { name: "c".into(), devices: Vec::new(), dynamic_resources: vec![claim] };
-            let given = to_pod(PodResources { containers: vec![container] });
+            let given = to_devices(PodResources { containers: vec![container] });
             let devices: Vec<_> = given.allocated.iter().map(|(_, one)| one.device.as_str()).collect();
             assert_eq!(devices, ["gpu-0", "vf-2", "vf-1"]);
             assert!(given.allocated.iter().all(|(claim, one)| claim == "mine" && one.container == "c"));
-            // Another driver first, as the kubelet's map has it the next time.
-            told.swap(0, 1);
+            // The kubelet's map has another driver first at the next call.
+            resources.swap(0, 1);
         }
     }
 }

@@ -1,7 +1,6 @@
-//! The devices that a ResourceClaim was allocated: for claims that the kubelet does not tell of.
+//! ResourceClaims: the devices allocated to a claim, for claims that the kubelet does not list.
 //!
-//! Rules: a claim that is not reserved for this very pod gives it nothing; devices for administration are nobody's to
-//! attach.
+//! A claim that is not reserved for the pod's uid provides no devices. Devices with admin access are not attached.
 //!
 //! Source: Kubernetes API reference, `resource.k8s.io/v1` ResourceClaim (Kubernetes 1.34 or newer).
 
@@ -14,26 +13,26 @@ use serde::Deserialize;
 use kube_support::resource;
 use kube_support::resources::Reduced;
 
-/// A device that a driver gave: these three name it in the cluster.
+/// Device that a driver of Dynamic Resource Allocation allocated. Driver, pool and device name it in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Allocated {
-    /// The driver.
+pub(crate) struct AllocatedDevice {
+    /// Name of the driver.
     pub(crate) driver: String,
-    /// Its pool, often a node's name.
+    /// Pool of the driver, often the name of a node.
     pub(crate) pool: String,
-    /// The device in the pool.
+    /// Name of the device in the pool.
     pub(crate) device: String,
-    /// The container that uses it; empty if it is the pod's.
+    /// Container that uses the device; empty if the pod itself does.
     pub(crate) container: String,
 }
 
-impl fmt::Display for Allocated {
+impl fmt::Display for AllocatedDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "device {} of pool {} of driver {}", self.device, self.pool, self.driver)
     }
 }
 
-/// A ResourceClaim as it comes from the API.
+/// ResourceClaim as the API returns it.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct ClaimObject {
     metadata: ObjectMeta,
@@ -57,12 +56,12 @@ struct Allocation {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Devices {
-    results: Vec<Given>,
+    results: Vec<AllocationResult>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Given {
+struct AllocationResult {
     driver: String,
     pool: String,
     device: String,
@@ -75,20 +74,17 @@ struct Consumer {
     uid: String,
 }
 
-/// What is looked at of a claim.
+/// ResourceClaim, reduced to the fields that are used.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Claim {
     consumers: Vec<String>,
-    devices: Vec<Allocated>,
+    devices: Vec<AllocatedDevice>,
 }
 
 impl Claim {
-    /// The devices it gives to the pod of this uid, in the order of its requests.
-    pub(crate) fn devices_of(self, uid: &str) -> Vec<Allocated> {
-        match self.consumers.iter().any(|consumer| consumer == uid) {
-            true => self.devices,
-            false => Vec::new(),
-        }
+    /// Returns the devices for the pod with this uid, in the order of the claim's requests.
+    pub(crate) fn devices_of(self, uid: &str) -> Vec<AllocatedDevice> {
+        if self.consumers.iter().any(|consumer| consumer == uid) { self.devices } else { Vec::new() }
     }
 }
 
@@ -98,7 +94,7 @@ impl Reduced for ClaimObject {
     fn reduce(self) -> Claim {
         let Status { allocation, reserved_for } = self.status;
         let given = allocation.devices.results.into_iter().filter(|given| !given.admin_access);
-        let devices = given.map(|Given { driver, pool, device, .. }| Allocated {
+        let devices = given.map(|AllocationResult { driver, pool, device, .. }| AllocatedDevice {
             driver,
             pool,
             device,
@@ -125,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_gives_its_devices_to_those_it_is_reserved_for() {
+    fn resource_claim_devices_are_for_its_consumers() {
         let result = |device: &str| json!({ "request": "r", "driver": "d", "pool": "p", "device": device });
         let mut watched = result("vf-0");
         watched["adminAccess"] = json!(true);
@@ -139,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_is_not_allocated_gives_nothing() {
+    fn resource_claim_without_allocation_has_no_devices() {
         assert_eq!(read(&json!({})).devices_of(""), []);
         assert_eq!(read(&json!({ "reservedFor": [{ "uid": "1" }] })).devices_of("1"), []);
     }

@@ -1,9 +1,10 @@
-//! What drivers of Dynamic Resource Allocation say about the devices of this node.
+//! ResourceSlices: the resource and the id of devices that drivers of Dynamic Resource Allocation publish.
 //!
-//! Rules: a driver says by two attributes which resource a device is of, and which id a plugin knows it by; a device
-//! without them is no network's business, for instance a GPU. The slices of this node are followed from the first
-//! time on that one is looked for; those of no node (`allNodes`, `nodeSelector`) are asked for. Of a pool's
-//! generations the newest counts.
+//! - Two attributes of a device name its resource and the id by which a plugin finds it. A device without them, for example
+//!   a GPU, is ignored.
+//! - The first lookup starts to follow the slices of this node. Slices without a node name (`allNodes`, `nodeSelector`)
+//!   are listed when they are needed.
+//! - Of several generations of a pool the newest counts.
 //!
 //! Source: Kubernetes API reference, `resource.k8s.io/v1` ResourceSlice; Multus `k8s.cni.cncf.io/deviceID`; KEP-4381
 //! for `resource.kubernetes.io/pciBusID`.
@@ -21,28 +22,28 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::resource_claims::Allocated;
+use super::resource_claims::AllocatedDevice;
 use kube_support::cache::{Cache, follow};
 use kube_support::lookup::ASK_MAX;
 use kube_support::resource;
 use kube_support::resources::Reduced;
 
-/// The resource that a device is of, as a definition names it by `k8s.v1.cni.cncf.io/resourceName`.
+/// Attribute with the resource of a device, as in the annotation `k8s.v1.cni.cncf.io/resourceName` of a definition.
 const RESOURCE_NAME: &str = "k8s.cni.cncf.io/resourceName";
-/// What a plugin knows a device by; without it, its address on the bus.
+/// Attribute with the id by which a plugin finds the device; without it, the PCI address is used.
 const DEVICE_ID: &str = "k8s.cni.cncf.io/deviceID";
 const PCI_BUS_ID: &str = "resource.kubernetes.io/pciBusID";
 
-/// What a driver says about a device.
+/// Attributes of a device that its driver publishes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Published {
-    /// The resource; none if no network can ask for it.
+    /// Resource of the device; none if a network cannot request it.
     pub(crate) resource: Option<String>,
-    /// What plugins know it by.
+    /// Id by which plugins find the device.
     pub(crate) id: Option<String>,
 }
 
-/// A ResourceSlice as it comes from the API.
+/// ResourceSlice as the API returns it.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct SliceObject {
     metadata: ObjectMeta,
@@ -72,7 +73,7 @@ struct DeviceObject {
     attributes: BTreeMap<String, Value>,
 }
 
-/// What is looked at of a slice.
+/// ResourceSlice, reduced to the fields that are used.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Slice {
     driver: String,
@@ -104,37 +105,46 @@ impl Reduced for SliceObject {
 
 resource!(SliceObject, ClusterResourceScope, "ResourceSlice", "resourceslices", "resource.k8s.io");
 
-/// The slices that a node can have devices of.
+/// ResourceSlices of the devices that a node can have.
 #[derive(Debug)]
 pub(crate) struct Slices {
     node: String,
     of_node: Arc<Cache<Slice>>,
-    wanted: Once,
+    followed: Once,
 }
 
 impl Slices {
-    /// Those of a node. Nothing is asked for yet.
+    /// Returns the slices of a node. Nothing is read until the first lookup.
     pub(crate) fn new(node: &str) -> Slices {
-        Slices { node: node.to_owned(), of_node: Arc::new(Cache::new("resourceslices")), wanted: Once::new() }
+        Slices {
+            node: node.to_owned(),
+            of_node: Arc::new(Cache::new("resourceslices")),
+            followed: Once::new(),
+        }
     }
 
-    /// What is said about a device; nothing if no slice has it.
+    /// Returns the attributes of a device; none if no slice contains it.
     ///
     /// # Errors
-    /// Code 11: the slices are not known.
-    pub(crate) async fn find(&self, client: &Client, device: &Allocated) -> Result<Option<Published>, Error> {
+    /// Code 11: the slices cannot be read.
+    pub(crate) async fn find(
+        &self,
+        client: &Client,
+        device: &AllocatedDevice,
+    ) -> Result<Option<Published>, Error> {
         let all = Api::<SliceObject>::all(client.clone());
-        self.wanted.call_once(|| {
+        self.followed.call_once(|| {
             let of_node = Config::default().fields(&format!("spec.nodeName={}", self.node));
             tokio::spawn(follow(all.clone(), of_node, Arc::clone(&self.of_node)));
         });
         let unknown = |why: &dyn std::fmt::Display| {
-            let cure = "Kubernetes 1.34 or newer has them, and the ClusterRole weft-agent names them";
+            let cure =
+                "ResourceSlices need Kubernetes 1.34 or newer, and permission in the ClusterRole weft-agent";
             Error::new(code::TRY_AGAIN_LATER, format!("resourceslices of resource.k8s.io/v1: {why}"))
                 .details(cure)
         };
-        let silence = format!("the API server does not list them within {} s", ASK_MAX.as_secs());
-        timeout(ASK_MAX, self.of_node.synced()).await.map_err(|_| unknown(&silence))?;
+        let late = format!("the API server does not list them within {} s", ASK_MAX.as_secs());
+        timeout(ASK_MAX, self.of_node.synced()).await.map_err(|_| unknown(&late))?;
         if let Some(published) = newest(self.of_node.all().iter().map(Arc::as_ref), device) {
             return Ok(Some(published));
         }
@@ -142,19 +152,19 @@ impl Slices {
             return Ok(None);
         }
         let of_none = ListParams::default().fields(&format!("spec.nodeName=,spec.driver={}", device.driver));
-        let asked = timeout(ASK_MAX, all.list(&of_none)).await.map_err(|_| unknown(&silence))?;
+        let asked = timeout(ASK_MAX, all.list(&of_none)).await.map_err(|_| unknown(&late))?;
         let slices: Vec<Slice> =
             asked.map_err(|why| unknown(&why))?.items.into_iter().map(Reduced::reduce).collect();
         Ok(newest(slices.iter(), device))
     }
 }
 
-/// Is it a name that a selector can hold?
+/// Whether a driver's name is valid in a field selector.
 fn is_driver(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))
 }
 
-fn newest<'a>(slices: impl Iterator<Item = &'a Slice>, device: &Allocated) -> Option<Published> {
+fn newest<'a>(slices: impl Iterator<Item = &'a Slice>, device: &AllocatedDevice) -> Option<Published> {
     let of_pool = slices.filter(|slice| slice.driver == device.driver && slice.pool == device.pool);
     let having = of_pool.filter_map(|slice| Some((slice.generation, slice.devices.get(&device.device)?)));
     having.max_by_key(|(generation, _)| *generation).map(|(_, published)| published.clone())
@@ -175,32 +185,32 @@ mod tests {
         serde_json::from_value::<SliceObject>(object).unwrap().reduce()
     }
 
-    fn device(name: &str) -> Allocated {
+    fn device(name: &str) -> AllocatedDevice {
         let [driver, pool, device] = ["sriov.example", "w", name].map(str::to_owned);
-        Allocated { driver, pool, device, container: String::new() }
+        AllocatedDevice { driver, pool, device, container: String::new() }
     }
 
     #[test]
-    fn a_device_is_what_the_newest_generation_of_its_pool_says() {
-        let said = |id: &str| {
+    fn resource_slice_of_the_newest_generation_counts() {
+        let devices = |id: &str| {
             json!([{ "name": "vf-0", "attributes": {
                 RESOURCE_NAME: { "string": "example.com/vf" }, DEVICE_ID: { "string": id } } }])
         };
         let slices = [
-            slice("w", 1, &said("0000:00:01.0")),
-            slice("w", 2, &said("0000:00:02.0")),
-            slice("another", 9, &said("0000:00:09.0")),
+            slice("w", 1, &devices("0000:00:01.0")),
+            slice("w", 2, &devices("0000:00:02.0")),
+            slice("another", 9, &devices("0000:00:09.0")),
         ];
         let found = newest(slices.iter(), &device("vf-0")).unwrap();
         assert_eq!(found.resource.as_deref(), Some("example.com/vf"));
         assert_eq!(found.id.as_deref(), Some("0000:00:02.0"));
         assert_eq!(newest(slices.iter(), &device("vf-1")), None);
-        let other = Allocated { driver: "gpu.example".into(), ..device("vf-0") };
+        let other = AllocatedDevice { driver: "gpu.example".into(), ..device("vf-0") };
         assert_eq!(newest(slices.iter(), &other), None);
     }
 
     #[test]
-    fn a_device_is_known_by_its_id_or_else_by_its_address_on_the_bus() {
+    fn resource_slice_device_id_defaults_to_the_pci_address() {
         let devices = json!([
             { "name": "by-bus", "attributes": {
                 RESOURCE_NAME: { "string": "r" }, PCI_BUS_ID: { "string": "0000:00:01.0" } } },

@@ -1,7 +1,7 @@
-//! One question answered without an agent: what it takes is asked of the API and of the kubelet, and forgotten.
+//! Plan of one sandbox without an agent (`weft plan --once`): the inputs are read from the API and the kubelet.
 //!
-//! Rules: as [`crate::agent_state`]; there is no cache, so with the API away the pod is what the runtime tells of it, and no
-//! definition is known.
+//! The plan is the same as that of [`crate::planner`]. There is no cache: without the API server the pod is as the
+//! container runtime passed it, and no definition is available.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,13 +27,13 @@ use kube_support::kuryr::{Unread, VifLocation};
 use kube_support::lookup::ask;
 use kube_support::resources::{DefinitionObject, NamespaceObject, PodObject};
 
-/// How often it is looked for them.
+/// Interval at which the ports of a pod are read.
 const PORTS_POLL: Duration = Duration::from_millis(250);
 
-/// The plan for a sandbox, and what is to be done once it is attached.
+/// Returns the plan of a sandbox, and the tasks for after its execution.
 ///
 /// # Errors
-/// 3 the pod is unknown · 7 the plan is refused · 11 there is no cluster to ask, or it does not answer.
+/// 3 the pod is unknown · 7 the plan is refused · 11 the API server is not configured or does not answer.
 pub fn plan(
     request: &PlanRequest,
     node: &NodeConfiguration,
@@ -56,7 +56,7 @@ pub fn plan(
     Ok(PlanResponse { plan, tasks })
 }
 
-/// Do these credentials read what a plan takes?
+/// Checks that a kubeconfig's credentials can read what a plan needs.
 pub fn reach(kubeconfig: &Path) -> Result<(), Failure> {
     runtime()?.block_on(async {
         let client = client::client_of_objects(Some(kubeconfig)).await?;
@@ -80,10 +80,11 @@ async fn ask_and_plan(
     }
     let neutron = kube_support::kuryr::definition::complete(&mut definitions);
     let policies = policy::policies(&definitions);
-    let labels = match policy::need_namespace_labels(&policies) {
-        // Not to know them admits nobody.
-        true => ask(Api::<NamespaceObject>::all(client.clone()), &pod.namespace).await.ok().flatten(),
-        false => None,
+    let labels = if policy::need_namespace_labels(&policies) {
+        // Without labels no policy admits the pod.
+        ask(Api::<NamespaceObject>::all(client.clone()), &pod.namespace).await.ok().flatten()
+    } else {
+        None
     };
     let kubelet = node.pod_resources.as_deref().unwrap_or(POD_RESOURCES);
     let slices = Slices::new(&pod.node_name);
@@ -101,11 +102,11 @@ async fn ask_and_plan(
     };
     let mut plan = plan::plan(&request)?;
     let wanted = neutron_ports::wanted(&plan, &neutron, &[])?;
-    let deadline = Instant::now() + neutron_ports::PATIENCE;
+    let deadline = Instant::now() + neutron_ports::PORTS_MAX;
     let mut now = pod.clone();
-    let places = places(node.vif_store);
+    let locations = vif_locations(node.vif_store);
     while !wanted.is_empty() {
-        let state = written(places, &client, &now).await?;
+        let state = read_ports(locations, &client, &now).await?;
         if let Some(state) = &state
             && neutron_ports::put(&mut plan, &wanted, state)?
         {
@@ -121,23 +122,28 @@ async fn ask_and_plan(
     Ok(plan)
 }
 
-/// Where it is looked for a pod's ports, in this order. The annotation is anybody's who may make pods: where it is said that
-/// there are KuryrPorts it is not read.
-const fn places(said: Option<VifStore>) -> &'static [VifLocation] {
-    match said {
+/// Returns the objects in which a pod's ports are looked for, in order.
+///
+/// Every user that can create pods can write the annotation. It is not read where the configuration names KuryrPorts.
+const fn vif_locations(configured: Option<VifStore>) -> &'static [VifLocation] {
+    match configured {
         None => &[VifLocation::Kuryrport, VifLocation::Annotation],
         Some(VifStore::KuryrPort) => &[VifLocation::Kuryrport],
         Some(VifStore::Annotation) => &[VifLocation::Annotation],
     }
 }
 
-async fn written(places: &[VifLocation], client: &Client, pod: &Pod) -> Result<Option<PodState>, Error> {
-    for (index, place) in places.iter().enumerate() {
-        match kube_support::kuryr::read(*place, client, pod).await {
+async fn read_ports(
+    locations: &[VifLocation],
+    client: &Client,
+    pod: &Pod,
+) -> Result<Option<PodState>, Error> {
+    for (index, location) in locations.iter().enumerate() {
+        match kube_support::kuryr::read(*location, client, pod).await {
             Ok(None) => {}
             Ok(state) => return Ok(state),
-            // There may be no right to them where nobody needs it. (No such resource is none of them.)
-            Err(Unread::Forbidden(_)) if index + 1 < places.len() => {}
+            // The permission may be missing where KuryrPorts are not used. (If the resource does not exist, there is no port.)
+            Err(Unread::Forbidden(_)) if index + 1 < locations.len() => {}
             Err(unread) => return Err(Error::new(code::TRY_AGAIN_LATER, unread.to_string())),
         }
     }
@@ -153,7 +159,8 @@ async fn pod(node: &NodeConfiguration, client: &Client, named: &PodIdentity) -> 
     match (asked, node.pod_of_runtime(named)?) {
         (Ok(Some(pod)), _) if uid.is_empty() || pod.uid == *uid => Ok(pod),
         (Ok(Some(pod)), _) => {
-            let why = format!("pod {namespace}/{name} has uid {}, the runtime asks for {uid}", pod.uid);
+            let why =
+                format!("pod {namespace}/{name} has uid {}, but the runtime requests uid {uid}", pod.uid);
             Err(Error::new(code::UNKNOWN_CONTAINER, why))
         }
         (Ok(None), _) => {

@@ -1,13 +1,11 @@
-//! network-status: what the journal says of a pod is on the pod.
+//! Publisher of the network-status annotation: writes the status in the journal to the pods.
 //!
-//! Rules:
-//! - one PATCH for each sandbox that was attached, of that one annotation, with the uid as precondition: no other
-//!   annotation is ever touched, and no other pod of the name;
-//! - what cannot be written now is written later, for as long as the sandbox is there; a status that somebody lost or
-//!   changed is written again;
-//! - of several sandboxes of one pod the newest counts.
+//! - Each attached sandbox causes one PATCH of that annotation alone, with the uid as precondition. No other
+//!   annotation, and no other pod of the same name, is changed.
+//! - A failed write is repeated as long as the sandbox exists. A status that was removed or changed is written again.
+//! - Of several sandboxes of one pod the newest counts.
 //!
-//! Source: the standard, 5; Kubernetes API, merge patch (RFC 7386).
+//! Source: multi-network specification (NPWG), section 5; Kubernetes API, merge patch (RFC 7386).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,59 +21,59 @@ use rpc::journal::Entry;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
-use super::planner::place;
+use super::planner::pod_key;
 use crate::agent_state::AgentState;
 use kube_support::api_error;
 use kube_support::api_error::is_about_uid;
 use kube_support::resources::{MIRROR, PodObject, Reduced};
 use node_support::sandboxes::{RESCAN, Sandbox, Sandboxes};
 
-/// Writes at a time.
+/// Number of concurrent writes.
 const PARALLEL: usize = 8;
-/// How soon a failed write is repeated first, and at most.
+/// First and longest pause before a failed write is repeated.
 const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// How soon a status that is not what we have written counts as lost.
+/// Time after which a pod without the written status counts as changed; until then the watch may lag behind.
 const LAG_MAX: Duration = Duration::from_secs(5);
-/// How often a pod is replaced that others change, too.
+/// Number of attempts to replace a pod that other clients change concurrently.
 const REPLACES: usize = 5;
-/// How long one waits for pods that are being attached.
+/// Longest delay of a write in favour of pods that are being attached.
 const DELAY_MAX: Duration = Duration::from_millis(200);
-/// How long one write may take.
+/// Deadline of a write.
 const WRITE_MAX: Duration = Duration::from_secs(10);
 
-/// Writes what is to be written.
+/// Publisher of the status of all sandboxes of the node.
 pub(crate) struct StatusPublisher {
     client: Client,
     agent: Arc<AgentState>,
     sandboxes: Arc<Sandboxes>,
-    done: BTreeMap<ContainerId, Work>,
+    states: BTreeMap<ContainerId, WriteState>,
     writes: JoinSet<(ContainerId, Written)>,
 }
 
-/// How far a sandbox's status is.
+/// State of the publication for one sandbox.
 #[derive(Clone, Debug)]
-enum Work {
-    /// It is on its way; so many times it could not be written.
+enum WriteState {
+    /// A write is in progress, after this number of failures.
     Writing { times: u32 },
-    /// It could not be written.
+    /// The last write failed; the next one begins at `until`.
     Waiting { times: u32, until: Instant },
-    /// This text was written, or was there.
+    /// The pod has this status.
     Written { text: String, at: Instant },
-    /// There is nobody to write it to.
-    Moot,
+    /// The pod was deleted.
+    Obsolete,
 }
 
-/// What came of a write.
+/// Outcome of a write.
 #[derive(Debug)]
 enum Written {
     Yes(String),
-    /// The pod is gone, or is another one of its name.
-    Moot,
+    /// The pod was deleted, or the pod of that name is another one.
+    Obsolete,
     Failed(String),
 }
 
-/// What came of one request.
+/// Outcome of one API request.
 #[derive(Debug)]
 enum Patched {
     Yes,
@@ -88,10 +86,10 @@ enum Patched {
 
 impl StatusPublisher {
     pub(crate) fn new(client: Client, agent: Arc<AgentState>, sandboxes: Arc<Sandboxes>) -> StatusPublisher {
-        StatusPublisher { client, agent, sandboxes, done: BTreeMap::new(), writes: JoinSet::new() }
+        StatusPublisher { client, agent, sandboxes, states: BTreeMap::new(), writes: JoinSet::new() }
     }
 
-    /// Works for ever.
+    /// Runs until the agent ends.
     pub(crate) async fn run(mut self) {
         self.sandboxes.read_all();
         let mut watch = self.sandboxes.watch();
@@ -114,13 +112,13 @@ impl StatusPublisher {
     }
 
     fn waits(&self) -> bool {
-        self.done.values().any(|work| matches!(work, Work::Waiting { .. }))
+        self.states.values().any(|work| matches!(work, WriteState::Waiting { .. }))
     }
 
     /// Begins every write that is due.
     fn begin_all(&mut self) {
         let all = self.sandboxes.all();
-        self.done.retain(|container, _| all.contains_key(container));
+        self.states.retain(|container, _| all.contains_key(container));
         for (state, count) in self.sandboxes.counts() {
             self.agent.metrics.sandboxes(state, count);
         }
@@ -129,7 +127,7 @@ impl StatusPublisher {
                 return;
             }
             let entry = &sandbox.entry;
-            let pod = self.agent.planner.pods.find(&place(&entry.plan.pod));
+            let pod = self.agent.planner.pods.find(&pod_key(&entry.plan.pod));
             let Some(pod) = pod.filter(|pod| pod.uid == entry.plan.pod.uid) else { continue };
             let Ok(text) = status::render(&entry.network_status) else { continue };
             if self.is_due(&container, &pod, &text) {
@@ -140,15 +138,19 @@ impl StatusPublisher {
 
     fn is_due(&mut self, container: &ContainerId, pod: &Pod, text: &str) -> bool {
         let is_there = pod.annotations.get(NETWORK_STATUS).is_some_and(|there| there == text);
-        match self.done.get(container) {
-            Some(Work::Writing { .. } | Work::Moot) => false,
-            Some(Work::Waiting { until, .. }) => *until <= Instant::now(),
-            // What we have written comes back to us a little later.
-            Some(Work::Written { text: written, at }) if written == text && at.elapsed() < LAG_MAX => false,
-            Some(Work::Written { .. }) => !is_there,
+        match self.states.get(container) {
+            Some(WriteState::Writing { .. } | WriteState::Obsolete) => false,
+            Some(WriteState::Waiting { until, .. }) => *until <= Instant::now(),
+            // The watch delivers our own write a little later.
+            Some(WriteState::Written { text: written, at }) if written == text && at.elapsed() < LAG_MAX => {
+                false
+            }
+            Some(WriteState::Written { .. }) => !is_there,
             None if is_there => {
-                self.done
-                    .insert(container.clone(), Work::Written { text: text.to_owned(), at: Instant::now() });
+                self.states.insert(
+                    container.clone(),
+                    WriteState::Written { text: text.to_owned(), at: Instant::now() },
+                );
                 false
             }
             None => true,
@@ -156,11 +158,11 @@ impl StatusPublisher {
     }
 
     fn begin(&mut self, container: ContainerId, entry: Arc<Entry>, text: String) {
-        let times = match self.done.get(&container) {
-            Some(Work::Waiting { times, .. }) => *times,
+        let times = match self.states.get(&container) {
+            Some(WriteState::Waiting { times, .. }) => *times,
             _ => 0,
         };
-        let first = self.done.insert(container.clone(), Work::Writing { times }).is_none();
+        let first = self.states.insert(container.clone(), WriteState::Writing { times }).is_none();
         let (client, agent) = (self.client.clone(), Arc::clone(&self.agent));
         if first {
             agent.planner.events.attached(&entry);
@@ -171,7 +173,7 @@ impl StatusPublisher {
             let written = write(client, &entry.plan.pod, text).await;
             let outcome = match &written {
                 Written::Yes(_) => "written",
-                Written::Moot => "skipped",
+                Written::Obsolete => "skipped",
                 Written::Failed(_) => "failed",
             };
             agent.metrics.published(outcome, started.elapsed());
@@ -187,27 +189,27 @@ impl StatusPublisher {
     }
 
     fn settle(&mut self, container: ContainerId, written: Written) {
-        let times = match self.done.get(&container) {
-            Some(Work::Writing { times }) => *times,
+        let times = match self.states.get(&container) {
+            Some(WriteState::Writing { times }) => *times,
             _ => 0,
         };
         let work = match written {
             Written::Yes(text) => {
                 info!(%container, "network-status written");
-                Work::Written { text, at: Instant::now() }
+                WriteState::Written { text, at: Instant::now() }
             }
-            Written::Moot => Work::Moot,
+            Written::Obsolete => WriteState::Obsolete,
             Written::Failed(why) => {
                 let pause = RETRY_MAX.min(RETRY_MIN * 2_u32.saturating_pow(times.min(10)));
-                warn!(%container, why, "network-status could not be written");
-                Work::Waiting { times: times + 1, until: Instant::now() + pause }
+                warn!(%container, error = why, "failed to write network-status");
+                WriteState::Waiting { times: times + 1, until: Instant::now() + pause }
             }
         };
-        self.done.insert(container, work);
+        self.states.insert(container, work);
     }
 }
 
-/// The newest whole sandbox of each pod.
+/// Returns the newest complete sandbox of each pod.
 fn newest(all: &BTreeMap<ContainerId, Sandbox>) -> BTreeMap<ContainerId, Sandbox> {
     let mut of_pod: BTreeMap<&str, (&ContainerId, &Sandbox)> = BTreeMap::new();
     for (container, sandbox) in all {
@@ -224,13 +226,14 @@ fn newest(all: &BTreeMap<ContainerId, Sandbox>) -> BTreeMap<ContainerId, Sandbox
     of_pod.into_values().map(|(container, sandbox)| (container.clone(), sandbox.clone())).collect()
 }
 
-/// Writes it, to this very pod. What the API has of a static pod has another uid than the pod: that is asked for once
-/// the API refuses ours.
+/// Writes the status to the pod with this uid.
+///
+/// The API's object of a static pod has another uid than the pod itself; that uid is read once the API rejects ours.
 async fn write(client: Client, pod: &PodIdentity, text: String) -> Written {
     let PodIdentity { namespace, name, uid } = pod;
     let pods: Api<PodObject> = Api::namespaced(client.clone(), namespace);
     let written = async {
-        let moot = match patch(&pods, name, uid, &text).await {
+        let outcome = match patch(&pods, name, uid, &text).await {
             Patched::Forbidden => replace(client, pod, &text).await,
             Patched::Another => match pods.get(name).await {
                 Ok(there) => {
@@ -244,17 +247,21 @@ async fn write(client: Client, pod: &PodIdentity, text: String) -> Written {
             },
             patched => patched,
         };
-        match moot {
+        match outcome {
             Patched::Yes => Written::Yes(text),
-            Patched::Gone | Patched::Another => Written::Moot,
-            Patched::Forbidden => Written::Failed("it may neither be patched nor replaced".to_owned()),
+            Patched::Gone | Patched::Another => Written::Obsolete,
+            Patched::Forbidden => {
+                Written::Failed("no permission to patch or to replace the pod's status".to_owned())
+            }
             Patched::Failed(why) => Written::Failed(why),
         }
     };
-    let late = || Written::Failed(format!("no answer within {} s", WRITE_MAX.as_secs()));
+    let late = || Written::Failed(format!("the API server did not answer within {} s", WRITE_MAX.as_secs()));
     tokio::time::timeout(WRITE_MAX, written).await.unwrap_or_else(|_| late())
 }
 
+/// Patches the status annotation.
+///
 /// `kubectl -n NAMESPACE patch pod NAME --subresource status --type merge -p '{"metadata":{"uid":…,"annotations":{…}}}'`
 async fn patch(pods: &Api<PodObject>, name: &str, uid: &str, text: &str) -> Patched {
     let patch = serde_json::json!({ "metadata": { "uid": uid, "annotations": { NETWORK_STATUS: text } } });
@@ -263,15 +270,16 @@ async fn patch(pods: &Api<PodObject>, name: &str, uid: &str, text: &str) -> Patc
         Err(kube::Error::Api(status)) if status.code == 404 => Patched::Gone,
         Err(kube::Error::Api(status)) if status.code == 403 => Patched::Forbidden,
         Err(kube::Error::Api(status)) if is_about_uid(&status) => {
-            debug!(name, message = status.message, "another pod of the name");
+            debug!(name, message = status.message, "the pod of this name has another uid");
             Patched::Another
         }
         Err(error) => Patched::Failed(api_error::describe(&error)),
     }
 }
 
-/// `kubectl -n NAMESPACE replace --subresource status`, by who has the rights that Multus's installation gives: those
-/// are to read and to replace. Everything else that is there is kept.
+/// Replaces the pod's status, with all other fields unchanged: `kubectl -n NAMESPACE replace --subresource status`.
+///
+/// It is for installations that keep the permissions of Multus, which are to read and to replace pods.
 async fn replace(client: Client, pod: &PodIdentity, text: &str) -> Patched {
     let PodIdentity { namespace, name, uid } = pod;
     let kind = ApiResource::erase::<PodObject>(&());
@@ -291,7 +299,7 @@ async fn replace(client: Client, pod: &PodIdentity, text: &str) -> Patched {
         match pods.replace_status(name, &PostParams::default(), &there).await {
             Ok(_) => return Patched::Yes,
             Err(kube::Error::Api(status)) if status.code == 403 => return Patched::Forbidden,
-            // Somebody else was quicker.
+            // Another client has changed the pod meanwhile.
             Err(kube::Error::Api(status)) if status.code == 409 => last = status.message,
             Err(error) => return Patched::Failed(api_error::describe(&error)),
         }
@@ -299,7 +307,7 @@ async fn replace(client: Client, pod: &PodIdentity, text: &str) -> Patched {
     Patched::Failed(last)
 }
 
-/// A reason why the status of a sandbox could not be published.
+/// Reason why the status of a sandbox could not be published.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PublishError {
     /// The status could not be rendered.
@@ -308,22 +316,22 @@ pub(crate) enum PublishError {
     /// The status could not be written to the pod.
     #[error("{reason}")]
     Write {
-        /// The last reason why it could not.
+        /// Reason of the last failure.
         reason: String,
     },
 }
 
-/// Writes the status of one sandbox, trying for a while.
+/// Writes the status of one sandbox, and repeats a failed write for 30 seconds.
 ///
 /// # Errors
-/// The last reason why it could not be written.
+/// The reason of the last failure.
 pub(crate) async fn publish(client: &Client, entry: &Entry) -> Result<(), PublishError> {
     let text = status::render(&entry.network_status).map_err(PublishError::Render)?;
     let started = Instant::now();
     let mut pause = RETRY_MIN;
     loop {
         match write(client.clone(), &entry.plan.pod, text.clone()).await {
-            Written::Yes(_) | Written::Moot => return Ok(()),
+            Written::Yes(_) | Written::Obsolete => return Ok(()),
             Written::Failed(why) if started.elapsed() >= RETRY_MAX => {
                 return Err(PublishError::Write { reason: why });
             }

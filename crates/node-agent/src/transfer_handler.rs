@@ -1,13 +1,14 @@
-//! What the agent does for other nodes: gives up addresses of this node's blocks that they ask for by name, if they are free.
+//! Transfer handler: transfers single addresses out of this node's blocks to nodes that request them by name.
 //!
 //! ```text
-//!   IPBlock of one address, `transferRequestedFrom` this node ──watch──► leased ahead? ── yes ─► the block is given back
-//!                                                          └─► weft-cni release-address ─► a hole in the ledger ─► in the block
-//!                                                                             └─► held: its holder, in `transferRefusedBy`
+//!   IPBlock of one address, `transferRequestedFrom` this node ──watch──► in a prefetched block? ── yes ─► block returned
+//!           └─ no ─► weft-cni release-address ─► free: reserved in the store, then in the block's IPBlock
+//!                                             └─► held: its holder is written to `transferRefusedBy`
 //! ```
 //!
-//! Rules: the ledger is changed before the cluster hears of it, by the hands, under its lock ([`ipam::transfer`] says why that is
-//! enough); one address at a time; what cannot be done now is tried again. Nothing is watched on a node that has no addresses of the cluster's.
+//! - `weft-cni` changes the store, under its lock, before the cluster is updated; [`ipam::transfer`] explains why that is safe.
+//! - Addresses are handled one at a time. A failed transfer is tried again.
+//! - Nothing is watched on a node that never requested an address.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -33,106 +34,106 @@ use kube_support::api_error;
 use kube_support::cache::{Cache, follow as fill};
 use node_support::weft_cni::WeftCni;
 
-/// How long until what could not be done is tried again.
-const PAUSE: Duration = Duration::from_secs(2);
-/// How long where there is nothing to do.
-const LONG: Duration = Duration::from_secs(300);
+/// Pause before an unfinished transfer is tried again, and deadline for the pool to be read.
+const RETRY: Duration = Duration::from_secs(2);
+/// Pause if there is nothing to do.
+const IDLE: Duration = Duration::from_secs(300);
 
 struct TransferHandler {
     client: Client,
     node: String,
-    ledgers: PathBuf,
+    store_dir: PathBuf,
     agent: Arc<AgentState>,
 }
 
-/// Gives up what is asked for, for ever.
-pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, agent: Arc<AgentState>) {
-    agent.block_provider.was_asked().await;
-    let asked: Arc<Cache<Option<OwnedBlock>>> = Arc::new(Cache::new("ipblocks that are asked for"));
+/// Serves transfer requests until the agent ends.
+pub(crate) async fn follow(client: Client, node: String, store_dir: PathBuf, agent: Arc<AgentState>) {
+    agent.block_provider.wait_until_used().await;
+    let requested: Arc<Cache<Option<OwnedBlock>>> = Arc::new(Cache::new("ipblocks with a transfer request"));
     let selection = Config::default().labels(&asked_of(&node));
-    tokio::spawn(fill(Api::<BlockObject>::all(client.clone()), selection, Arc::clone(&asked)));
-    let giver = TransferHandler { client, node, ledgers, agent };
-    let mut changes = asked.changes();
+    tokio::spawn(fill(Api::<BlockObject>::all(client.clone()), selection, Arc::clone(&requested)));
+    let handler = TransferHandler { client, node, store_dir, agent };
+    let mut changes = requested.changes();
     loop {
         changes.mark_unchanged();
         let mut again = false;
-        for owned in asked.all() {
+        for owned in requested.all() {
             let Some(owned) = owned.as_ref().as_ref() else { continue };
-            if owned.object.holder.transfer_requested_from == giver.node {
-                again |= giver.serve(owned).await;
+            if owned.object.holder.transfer_requested_from == handler.node {
+                again |= handler.serve(owned).await;
             }
         }
-        let _ = timeout(if again { PAUSE } else { LONG }, changes.changed()).await;
+        let _ = timeout(if again { RETRY } else { IDLE }, changes.changed()).await;
     }
 }
 
-/// A reason why an address could not be given up yet.
+/// Reason why an address could not be transferred yet.
 #[derive(Debug, thiserror::Error)]
 enum TransferError {
-    /// The API server was asked, and there was no answer in time.
+    /// The API server did not answer in time.
     #[error("the API server does not answer")]
     NoAnswer,
     /// The pool could not be read.
     #[error("{reason}")]
     ReadPool {
-        /// The text of the error.
+        /// Message of the error.
         reason: String,
     },
     /// The registry could not be read or changed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// No thread ran weft-cni to the end.
+    /// The thread that runs weft-cni failed.
     #[error("{reason}")]
-    RunAside {
-        /// The text of the error.
+    RunOnThread {
+        /// Message of the error.
         reason: String,
     },
     /// weft-cni could not release the address.
     #[error("{reason}")]
     ReleaseAddress {
-        /// The text of the failure.
+        /// Message of the failure.
         reason: String,
     },
 }
 
 impl TransferError {
-    /// An error of the pool's object.
+    /// Returns an error of the pool's object.
     fn read_pool(error: &dyn Display) -> TransferError {
         TransferError::ReadPool { reason: error.to_string() }
     }
 
-    /// An error of the thread that runs weft-cni.
-    fn run_aside(error: &dyn Display) -> TransferError {
-        TransferError::RunAside { reason: error.to_string() }
+    /// Returns the error of the thread that ran weft-cni.
+    fn run_on_thread(error: &dyn Display) -> TransferError {
+        TransferError::RunOnThread { reason: error.to_string() }
     }
 }
 
 impl TransferHandler {
-    /// Does what is asked; must it be tried again?
+    /// Serves a transfer request. The result is whether it must be tried again.
     async fn serve(&self, owned: &OwnedBlock) -> bool {
         let address = owned.object.net.addr();
-        match self.give_up(owned).await {
+        match self.transfer(owned).await {
             Ok(TransferOutcome::Transferred) => {
-                info!(pool = owned.pool, %address, "given up for another node");
+                info!(pool = owned.pool, %address, "transferred address to another node");
             }
             Ok(TransferOutcome::Refused) => {
-                info!(pool = owned.pool, %address, "asked for by another node, and held");
+                info!(pool = owned.pool, %address, "refused to transfer address to another node: it is in use");
             }
             Ok(TransferOutcome::Obsolete) => {}
             Ok(TransferOutcome::Pending) => return true,
             Err(error) => {
-                let why = error.to_string();
-                warn!(pool = owned.pool, %address, why, "asked for by another node, and not given up yet");
+                let error = error.to_string();
+                warn!(pool = owned.pool, %address, error, "failed to transfer address to another node; will try again");
                 return true;
             }
         }
         false
     }
 
-    async fn give_up(&self, owned: &OwnedBlock) -> Result<TransferOutcome, TransferError> {
+    async fn transfer(&self, owned: &OwnedBlock) -> Result<TransferOutcome, TransferError> {
         let OwnedBlock { pool, object, .. } = owned;
         let pools = Api::<PoolObject>::all(self.client.clone());
-        let found = timeout(PAUSE, pools.get_opt(pool)).await.map_err(|_| TransferError::NoAnswer)?;
+        let found = timeout(RETRY, pools.get_opt(pool)).await.map_err(|_| TransferError::NoAnswer)?;
         let found = found.map_err(|error| TransferError::ReadPool { reason: api_error::describe(&error) })?;
         let grid = found.as_ref().map(PoolObject::grid).transpose();
         let grid = grid.map_err(|error| TransferError::read_pool(&error))?.flatten();
@@ -144,27 +145,28 @@ impl TransferHandler {
         let Some(block) = wanted? else {
             return Ok(TransferOutcome::Obsolete);
         };
-        let ahead = self.agent.block_provider.give_back_ahead(&registry, &block).await;
+        let ahead = self.agent.block_provider.return_prefetched(&registry, &block).await;
         if ahead? {
-            // Its block is nobody's now: the notice goes with the next look.
+            // The block is free now; the request is answered in the next round.
             return Ok(TransferOutcome::Pending);
         }
-        let (ledgers, ledger) = (self.ledgers.clone(), block.holder.store.clone());
+        let (store_dir, store) = (self.store_dir.clone(), block.holder.store.clone());
         let (lease, ip) = (block.lease_id(), object.net.addr());
-        if let Some(directory) = elsewhere(&ledger) {
-            // Whether it is free there nobody can say.
-            let by =
-                format!("a ledger in {directory} (ipam.dataDir), which is not its agent's --address-stores,");
-            let told =
-                transfer::complete_transfer(&registry, object, block, TransferReply::InUse(by), now()).await;
-            return Ok(told?);
+        if let Some(directory) = elsewhere(&store) {
+            // The agent cannot tell whether the address is free there.
+            let by = format!(
+                "an address store in {directory} (ipam.dataDir), which is not the agent's --address-stores,"
+            );
+            let reply = TransferReply::InUse(by);
+            let outcome = transfer::complete_transfer(&registry, object, block, reply, now()).await;
+            return Ok(outcome?);
         }
-        let given = run_on_thread(move || {
-            WeftCni::find().and_then(|weft_cni| weft_cni.release_address(&ledgers, &ledger, &lease, ip))
+        let released = run_on_thread(move || {
+            WeftCni::find().and_then(|weft_cni| weft_cni.release_address(&store_dir, &store, &lease, ip))
         });
-        let given = given.await.map_err(|error| TransferError::run_aside(&error))?;
+        let released = released.await.map_err(|error| TransferError::run_on_thread(&error))?;
         let failed = |failure: Failure| TransferError::ReleaseAddress { reason: failure.to_string() };
-        let given = given.map_err(failed)?;
-        Ok(transfer::complete_transfer(&registry, object, block, given, now()).await?)
+        let reply = released.map_err(failed)?;
+        Ok(transfer::complete_transfer(&registry, object, block, reply, now()).await?)
     }
 }

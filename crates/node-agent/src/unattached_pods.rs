@@ -1,12 +1,11 @@
-//! Pods that run without the networks they select, because their runtime made them without asking weft.
+//! Detection of unattached pods: pods that run without the networks they select, because weft was not called.
 //!
-//! It does so where another configuration is the first in its directory when a pod is made: after a reboot, while a default
-//! network is updated, before weft came. Nobody else would tell: such a pod is Running and Ready.
+//! The container runtime creates such pods when another CNI configuration is the first in its directory: after a reboot,
+//! while the default network is updated, or before weft was installed. The kubelet reports them as Running and Ready.
 //!
-//! Rules:
-//! - it is one whose annotation selects something, which has addresses, and of which the journal knows nothing, for a while;
-//! - a network-status that has the pod's address was written by who attached it, for instance Multus before us;
-//! - each is told once, and counted as long as it runs so. Nothing is repaired: a pod that is made anew is whole.
+//! - An unattached pod selects a network, has addresses, and is missing from the journal for some time.
+//! - A pod whose network-status contains its address is attached, for example by Multus before weft was installed.
+//! - Each pod is reported once and counted while it runs. Nothing is repaired; recreate the pod to attach it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,71 +19,71 @@ use tracing::warn;
 use crate::agent_state::AgentState;
 use node_support::sandboxes::Sandboxes;
 
-/// How often it is looked.
-const PAUSE: Duration = Duration::from_secs(5);
-/// How long one must be one: the journal is read a little after it is written.
+/// Interval of the detection.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Time for which a pod must be unattached before it is reported: the journal is read with a delay.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Looks for ever.
+/// Runs until the agent ends.
 pub(crate) async fn follow(agent: Arc<AgentState>, sandboxes: Arc<Sandboxes>) {
     let mut unattached = Unattached::default();
     loop {
-        tokio::time::sleep(PAUSE).await;
-        // What is not known is not missing.
+        tokio::time::sleep(INTERVAL).await;
+        // A pod counts as missing only if the pods and the journal are completely known.
         if !agent.planner.sees_cluster() || sandboxes.has_broken() {
             continue;
         }
         let all = sandboxes.all();
         let whole = all.values().filter(|sandbox| sandbox.entry.complete);
         let attached: BTreeSet<&str> = whole.map(|sandbox| sandbox.entry.plan.pod.uid.as_str()).collect();
-        for pod in unattached.look(agent.planner.pods.all(), &attached, Instant::now()) {
-            warn!(pod = %format_args!("{}/{}", pod.namespace, pod.name), "runs without the networks it selects");
+        for pod in unattached.update(agent.planner.pods.all(), &attached, Instant::now()) {
+            warn!(pod = %format_args!("{}/{}", pod.namespace, pod.name), "pod runs without the networks it selects");
             agent.planner.events.unattached(&pod);
         }
         agent.metrics.unattached(unattached.count());
     }
 }
 
-/// Those that were seen, by uid.
+/// Unattached pods by uid.
 #[derive(Debug, Default)]
 struct Unattached(BTreeMap<String, Seen>);
 
 #[derive(Debug)]
 struct Seen {
     since: Instant,
-    told: bool,
+    reported: bool,
 }
 
 impl Unattached {
-    /// Those that are news; `attached` are the uids that the journal knows.
-    fn look(&mut self, pods: Vec<Arc<Pod>>, attached: &BTreeSet<&str>, now: Instant) -> Vec<Arc<Pod>> {
+    /// Updates the pods and returns those to report now. `attached` contains the uids in the journal.
+    fn update(&mut self, pods: Vec<Arc<Pod>>, attached: &BTreeSet<&str>, now: Instant) -> Vec<Arc<Pod>> {
         let lacks = |pod: &Arc<Pod>| !attached.contains(pod.uid.as_str()) && runs_without(pod);
         let found: Vec<Arc<Pod>> = pods.into_iter().filter(lacks).collect();
         self.0.retain(|uid, _| found.iter().any(|pod| pod.uid == *uid));
-        let mut news = Vec::new();
+        let mut due = Vec::new();
         for pod in found {
-            let seen = self.0.entry(pod.uid.clone()).or_insert(Seen { since: now, told: false });
-            if !seen.told && now.saturating_duration_since(seen.since) >= GRACE {
-                seen.told = true;
-                news.push(pod);
+            let seen = self.0.entry(pod.uid.clone()).or_insert(Seen { since: now, reported: false });
+            if !seen.reported && now.saturating_duration_since(seen.since) >= GRACE {
+                seen.reported = true;
+                due.push(pod);
             }
         }
-        news
+        due
     }
 
-    /// How many there are for certain.
+    /// Returns the number of reported pods.
     fn count(&self) -> usize {
-        self.0.values().filter(|seen| seen.told).count()
+        self.0.values().filter(|seen| seen.reported).count()
     }
 }
 
-/// Does it run, select something, and have no status of its own time?
+/// Whether a pod has addresses and selects a network, but has no network-status with one of its addresses.
 fn runs_without(pod: &Pod) -> bool {
     let selects = |annotation: Annotation| {
         let text = pod.annotations.get(annotation.key());
         text.is_some_and(|text| !Reading::of(annotation, text, &pod.namespace).elements.is_empty())
     };
-    let is_told_of = || {
+    let has_status = || {
         let text = pod.annotations.get(NETWORK_STATUS).map_or("", String::as_str);
         let entries: Vec<status::Entry> = serde_json::from_str(text).unwrap_or_default();
         entries.iter().flat_map(|entry| &entry.ips).any(|ip| {
@@ -95,7 +94,7 @@ fn runs_without(pod: &Pod) -> bool {
     !pod.host_network
         && !pod.addresses.is_empty()
         && (selects(Annotation::Networks) || selects(Annotation::DefaultNetwork))
-        && !is_told_of()
+        && !has_status()
 }
 
 #[cfg(test)]
@@ -121,9 +120,9 @@ mod tests {
     }
 
     #[test]
-    fn it_selects_runs_and_nobody_attached_it() {
+    fn unattached_pod_selects_a_network_and_has_no_status() {
         assert!(runs_without(&pod("red")));
-        // Of another sandbox, before a reboot.
+        // The status is that of an earlier sandbox, before a reboot.
         assert!(runs_without(&with_status("10.0.0.9")));
         for other in [
             pod(""),
@@ -139,17 +138,21 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_once_after_a_while_and_forgotten_when_it_is_attached_or_gone() {
+    fn unattached_pod_is_reported_once_until_attached_or_deleted() {
         let (mut unattached, start) = (Unattached::default(), Instant::now());
         let pods = || vec![Arc::new(pod("red"))];
-        let nobody = BTreeSet::new();
-        assert_eq!(unattached.look(pods(), &nobody, start).len(), 0);
-        assert_eq!((unattached.look(pods(), &nobody, start + GRACE).len(), unattached.count()), (1, 1));
-        assert_eq!((unattached.look(pods(), &nobody, start + 2 * GRACE).len(), unattached.count()), (0, 1));
-        unattached.look(pods(), &BTreeSet::from(["1"]), start + 3 * GRACE);
+        let none = BTreeSet::new();
+        assert_eq!(unattached.update(pods(), &none, start).len(), 0);
+        assert_eq!((unattached.update(pods(), &none, start + GRACE).len(), unattached.count()), (1, 1));
+        assert_eq!((unattached.update(pods(), &none, start + 2 * GRACE).len(), unattached.count()), (0, 1));
+        unattached.update(pods(), &BTreeSet::from(["1"]), start + 3 * GRACE);
         assert_eq!(unattached.count(), 0);
-        unattached.look(pods(), &nobody, start + 4 * GRACE);
-        unattached.look(Vec::new(), &nobody, start + 5 * GRACE);
-        assert_eq!(unattached.look(pods(), &nobody, start + 6 * GRACE).len(), 0, "its time begins anew");
+        unattached.update(pods(), &none, start + 4 * GRACE);
+        unattached.update(Vec::new(), &none, start + 5 * GRACE);
+        assert_eq!(
+            unattached.update(pods(), &none, start + 6 * GRACE).len(),
+            0,
+            "its grace period begins again"
+        );
     }
 }

@@ -1,18 +1,19 @@
-//! What nodes have that are gone for good, and how it is made sure of that they are.
+//! Gone nodes: finds nodes that are off for good and reclaims their blocks.
 //!
 //! ```text
-//!   object gone, or out-of-service ──grace──► no pod bound? ──► liveness probe in each of its IPBlocks ──patience──► unchanged? ──► taken
-//!                                                                    └── removed by its agent: it is alive ──► grace again
+//!   node deleted or out-of-service ──grace──► no pod bound? ──► liveness probe in each of its IPBlocks ──30 s──► unchanged? ──► reclaimed
+//!                                                                    └── removed by the node's agent: alive ──► grace again
 //! ```
 //!
-//! Rules: a node whose agent answers keeps what it has, whatever is said of it; what was read is taken only if it is as it was; a
-//! node that came back in between has changed what it has, and keeps it. The probe is written with the object and taken back
-//! by its version, so one compare-and-swap decides between the agent's answer and the controller.
+//! - A node whose agent answers keeps its blocks, whatever its object says.
+//! - A block is reclaimed only if it is unchanged since the probe. A node that returned has changed it and keeps it.
+//! - The probe is written to the object, and the block is reclaimed by its resource version. So one compare-and-swap
+//!   decides between the agent's answer and the controller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use ipam::{IpBlock, reclaim};
+use ipam::IpBlock;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
@@ -26,38 +27,38 @@ use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::ip_objects::BlockObject;
 use kube_support::resources::{NodeObject, PodObject};
 
-/// How long an agent may take to answer a notice: its watch may have to be begun anew.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for the agent to answer a probe: its watch may have to reconnect.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What is known of nodes that seem to be gone.
-pub(super) struct Dead {
+/// State of the nodes that seem to be gone.
+pub(super) struct GoneNodes {
     client: Client,
-    /// How long a node must have been gone.
+    /// Time for which a node must have been gone.
     grace: Duration,
     requests: Counter,
     gone: BTreeMap<String, Instant>,
-    /// By the name of the object: its version with the notice, and since when.
-    asked: BTreeMap<String, (String, Instant)>,
+    /// Name of the probed object, its resource version with the probe, and the time of the probe.
+    probed: BTreeMap<String, (String, Instant)>,
 }
 
-/// What came of a look at an object of a node that seems to be gone.
-enum Look {
-    /// It is asked, or was just now.
-    Waits,
-    /// Somebody changed it since: the node is alive.
-    Changed,
-    /// Nobody answered.
-    Silent,
+/// State of the probe of an object.
+enum ProbeState {
+    /// The agent may still answer.
+    Waiting,
+    /// The object has changed since the probe: the node is alive.
+    Answered,
+    /// The agent did not answer in time.
+    TimedOut,
 }
 
-impl Dead {
-    /// Who waits so long.
-    pub(super) fn new(client: Client, grace: Duration, requests: Counter) -> Dead {
-        Dead { client, grace, requests, gone: BTreeMap::new(), asked: BTreeMap::new() }
+impl GoneNodes {
+    /// Returns a state in which no node is gone yet.
+    pub(super) fn new(client: Client, grace: Duration, requests: Counter) -> GoneNodes {
+        GoneNodes { client, grace, requests, gone: BTreeMap::new(), probed: BTreeMap::new() }
     }
 
-    /// Takes back what nodes have that have been gone for a while; how much it was.
-    pub(super) async fn take(&mut self, snapshot: &ClusterSnapshot) -> Result<u64, RoundError> {
+    /// Reclaims the blocks of nodes that have been gone for the grace period. Returns the number of reclaimed objects.
+    pub(super) async fn reclaim(&mut self, snapshot: &ClusterSnapshot) -> Result<u64, RoundError> {
         let holding: BTreeSet<&str> = snapshot.blocks.iter().map(|block| block.spec.node.as_str()).collect();
         let off = |node: &&str| !node.is_empty() && snapshot.is_off(node);
         let off: BTreeSet<&str> = holding.into_iter().filter(off).collect();
@@ -65,86 +66,91 @@ impl Dead {
         let named =
             |block: &BlockObject| block.metadata.name.clone().filter(|_| off.contains(&*block.spec.node));
         let names: BTreeSet<String> = snapshot.blocks.iter().filter_map(named).collect();
-        self.asked.retain(|name, _| names.contains(name));
-        let mut taken = 0;
+        self.probed.retain(|name, _| names.contains(name));
+        let mut reclaimed = 0;
         for node in off {
             let since = *self.gone.entry(node.to_owned()).or_insert_with(Instant::now);
             if since.elapsed() < self.grace {
                 continue;
             }
-            match self.is_off_now(node).await? {
-                true => taken += self.take_of(snapshot, node).await?,
-                false => drop(self.gone.remove(node)),
+            if self.is_off_now(node).await? {
+                reclaimed += self.reclaim_of(snapshot, node).await?;
+            } else {
+                self.gone.remove(node);
             }
         }
-        Ok(taken)
+        Ok(reclaimed)
     }
 
-    /// Asks the node, and takes what it does not answer for.
-    async fn take_of(&mut self, snapshot: &ClusterSnapshot, node: &str) -> Result<u64, RoundError> {
-        let mut silent = Vec::new();
+    /// Probes a node and reclaims the blocks for which it does not answer.
+    async fn reclaim_of(&mut self, snapshot: &ClusterSnapshot, node: &str) -> Result<u64, RoundError> {
+        let mut timed_out = Vec::new();
         for block in snapshot.blocks.iter().filter(|block| block.spec.node == node) {
             let Some(object) = block.object() else { continue };
-            match self.look(block, &object).await {
-                Ok(Look::Waits) => {}
-                Ok(Look::Silent) => silent.push((block.spec.pool.as_str(), object)),
-                // What is wrong with one block is nothing to the others.
-                Err(why) => warn!(node, why = why.to_string(), "the node cannot be asked for it"),
-                Ok(Look::Changed) => {
-                    info!(node, block = %object.net, "it seems to be gone, and its agent answers");
+            match self.probe(block, &object).await {
+                Ok(ProbeState::Waiting) => {}
+                Ok(ProbeState::TimedOut) => timed_out.push((block.spec.pool.as_str(), object)),
+                // A failure with one block does not affect the others.
+                Err(error) => warn!(node, error = error.to_string(), "failed to probe the node"),
+                Ok(ProbeState::Answered) => {
+                    info!(node, block = %object.net, "node seems to be gone, but its agent answered the liveness probe; its blocks are kept");
                     self.gone.remove(node);
                     for block in snapshot.blocks.iter().filter(|block| block.spec.node == node) {
-                        self.asked.remove(block.metadata.name.as_deref().unwrap_or_default());
+                        self.probed.remove(block.metadata.name.as_deref().unwrap_or_default());
                     }
                     return Ok(0);
                 }
             }
         }
-        let mut taken = 0;
-        for (name, object) in silent {
+        let mut reclaimed = 0;
+        for (name, object) in timed_out {
             let registry =
                 snapshot.pool(name).and_then(|pool| ApiRegistry::of(&self.client, pool, &self.requests));
             let Some(registry) = registry else { continue };
             let net = object.net;
-            match reclaim(&registry, object, now()).await {
+            match ipam::reclaim(&registry, object, now()).await {
                 Ok(()) => {
-                    info!(pool = name, block = %net, node, "taken back from a node that is gone");
-                    taken += 1;
+                    info!(pool = name, block = %net, node, "reclaimed block of a gone node");
+                    reclaimed += 1;
                 }
-                Err(fault) => warn!(pool = name, block = %net, node, %fault, "not taken back"),
+                Err(error) => {
+                    warn!(pool = name, block = %net, node, %error, "failed to reclaim block of a gone node");
+                }
             }
         }
-        Ok(taken)
+        Ok(reclaimed)
     }
 
-    /// Writes the notice, if it is not there; else whether it was answered.
-    async fn look(&mut self, block: &BlockObject, object: &IpBlock) -> Result<Look, RoundError> {
+    /// Writes the probe if it is not written yet; otherwise returns whether it was answered.
+    async fn probe(&mut self, block: &BlockObject, object: &IpBlock) -> Result<ProbeState, RoundError> {
         let name = block.metadata.name.clone().unwrap_or_default();
-        if let Some((version, since)) = self.asked.get(&name) {
-            return Ok(match *version == object.version {
-                false => Look::Changed,
-                true if since.elapsed() < self.grace.min(PATIENCE) => Look::Waits,
-                true => Look::Silent,
+        if let Some((version, since)) = self.probed.get(&name) {
+            return Ok(if *version != object.version {
+                ProbeState::Answered
+            } else if since.elapsed() < self.grace.min(PROBE_TIMEOUT) {
+                ProbeState::Waiting
+            } else {
+                ProbeState::TimedOut
             });
         }
-        let mut asking = block.clone();
-        asking.set_probe(Timestamp::now());
+        let mut probed = block.clone();
+        probed.set_probe(Timestamp::now());
         let blocks: Api<BlockObject> = Api::all(self.client.clone());
         self.requests.inc();
-        match blocks.replace(&name, &PostParams::default(), &asking).await {
+        match blocks.replace(&name, &PostParams::default(), &probed).await {
             Ok(written) => {
                 let version = written.metadata.resource_version.unwrap_or_default();
-                self.asked.insert(name, (version, Instant::now()));
-                Ok(Look::Waits)
+                self.probed.insert(name, (version, Instant::now()));
+                Ok(ProbeState::Waiting)
             }
-            // The next round sees what it is now.
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Look::Waits),
+            // After a conflict the next round reads the object again.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(ProbeState::Waiting),
             Err(error) => Err(RoundError::Probe { block: name, error }),
         }
     }
 
-    /// The node's object and its pods, as they are at this moment. Of a node that is out of service those stay bound that
-    /// tolerate this.
+    /// Whether the node is off, according to its object and its pods now. Pods that tolerate the taint stay bound to a node
+    /// that is out of service.
     async fn is_off_now(&self, node: &str) -> Result<bool, RoundError> {
         let failed = |error| RoundError::Node { node: node.to_owned(), error };
         let nodes: Api<NodeObject> = Api::all(self.client.clone());

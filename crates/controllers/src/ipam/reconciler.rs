@@ -1,15 +1,15 @@
-//! What is decided about addresses once for a cluster: how full pools are, what dead nodes have, what nobody claims any
-//! more, what is wrong.
+//! Reconciler of the cluster's addresses: pool status, blocks of gone nodes, ended claims, and findings.
 //!
 //! ```text
-//!   pods, nodes (followed) · pools, blocks (listed)
-//!   census ──► status of pools · Events about what is wrong
-//!          ──► node gone for a while ──► [`Dead`] ──► its blocks nobody's
-//!          ──► claim gone ──► its address nobody's
+//!   pods, nodes (watched) · pools, blocks (listed)
+//!   ClusterSnapshot ──► status of pools · Events about findings
+//!                   ──► node gone for a while ──► [`GoneNodes`] ──► its blocks are free
+//!                   ──► claim gone ──► its address is free
 //! ```
 //!
-//! Rules: a living node's blocks are its own, idle or not: nobody sees what it has given of them. A node is gone when its
-//! object is, or when somebody has marked it out of service, no pod is bound to it any more, and its agent does not answer.
+//! - Blocks of a live node are never reclaimed: the controller cannot see which addresses it has allocated.
+//! - A node is gone if its object is deleted, or has the taint `out-of-service`, no pod is bound to it, and its agent does
+//!   not answer the liveness probe.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,7 +27,7 @@ use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
 use tracing::{info, warn};
 
-use crate::ipam::gone_nodes::Dead;
+use crate::ipam::gone_nodes::GoneNodes;
 use crate::ipam::round_error::RoundError;
 use ipam_api::api_registry::ApiRegistry;
 use ipam_api::clock::now;
@@ -37,53 +37,54 @@ use ipam_api::findings::Finding;
 use ipam_api::ip_claim::OF_CLAIM;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
 use kube_support::api_error;
-use kube_support::events::told_apart;
+use kube_support::events::distinct_action;
 use kube_support::lookup::ask;
 use kube_support::resources::PodObject;
 
-/// The name under which Events are told.
+/// Name of the controller in Events.
 const CONTROLLER: &str = "weft-ipam";
-/// What the claim of a pod, and of a pod that was taken over begins with.
+/// Prefix of the claim of a sticky pod, and of a pod whose address was imported.
 const OF_POD: &str = "pod/";
 const IMPORTED: &str = "imported/";
-/// Longest text of an Event, in bytes.
+/// Maximum length of an Event's note, in bytes.
 const NOTE_MAX: usize = 1000;
-/// Objects of which one round writes down that they are in use.
-const USED_MAX: usize = 200;
-/// How long the object of an address that was asked for outlives its pod: longer than addresses rest.
-const RESTED: Duration = Duration::from_secs(3600);
+/// Maximum number of finalizers that one round restores.
+const FINALIZERS_MAX: usize = 200;
+/// Time after its release at which the object of a free address is deleted; longer than a quarantine.
+const OBJECT_RETENTION: Duration = Duration::from_secs(3600);
 
-/// Who keeps pools in order.
+/// Reconciler of the cluster's addresses.
 pub(crate) struct IpamReconciler {
     client: Client,
     recorder: Recorder,
-    /// Who tells.
+    /// Identity of this controller in Events.
     identity: String,
-    dead: Dead,
-    /// How long the address of a pod that was deleted is kept for its successor.
+    gone_nodes: GoneNodes,
+    /// Time for which the address of a deleted sticky pod is kept.
     retention: Duration,
     followed: Followed,
-    told: BTreeSet<(String, String)>,
+    /// Findings that were reported: object and reason.
+    reported: BTreeSet<(String, String)>,
     requests: Counter,
 }
 
-/// What a round came to.
+/// Results of a round.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Round {
-    /// Blocks and addresses taken back from dead nodes.
+    /// Blocks and single addresses reclaimed from gone nodes.
     pub(crate) reclaimed: u64,
-    /// Claims that ended.
+    /// Ended claims, and deleted objects of free addresses.
     pub(crate) ended: u64,
-    /// What is wrong.
+    /// Findings.
     pub(crate) findings: Vec<Finding>,
-    /// Pools.
+    /// Number of pools.
     pub(crate) pools: u64,
-    /// Blocks that nodes have.
+    /// Number of blocks that nodes lease.
     pub(crate) leased: u64,
 }
 
 impl IpamReconciler {
-    /// One with these rules.
+    /// Returns a reconciler. `grace` is the time after which a node is considered gone.
     pub(crate) fn new(
         client: Client,
         grace: Duration,
@@ -93,26 +94,26 @@ impl IpamReconciler {
         let identity = identity.to_owned();
         let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(identity.clone()) };
         let recorder = Recorder::new(client.clone(), reporter);
-        let (told, requests) = (BTreeSet::new(), Counter::default());
-        let dead = Dead::new(client.clone(), grace, requests.clone());
+        let (reported, requests) = (BTreeSet::new(), Counter::default());
+        let gone_nodes = GoneNodes::new(client.clone(), grace, requests.clone());
         let followed = Followed::default();
-        IpamReconciler { client, recorder, identity, dead, retention, followed, told, requests }
+        IpamReconciler { client, recorder, identity, gone_nodes, retention, followed, reported, requests }
     }
 
-    /// Keeps up with pods and nodes, for ever: what [`IpamReconciler::round`] looks at.
+    /// Keeps the caches of pods and nodes up to date until the process ends.
     pub(crate) fn follow(&self) -> impl Future<Output = ()> + use<> {
         self.followed.follow(&self.client)
     }
 
-    /// Looks at everything once and does what is to be done.
+    /// Reconciles everything once.
     pub(crate) async fn round(&mut self) -> Result<Round, RoundError> {
         self.followed.listed().await?;
         let mut snapshot = ClusterSnapshot::beside(&self.client, &self.followed).await?;
         let mut findings = snapshot.findings();
-        // What is followed may be behind: before anything new is told, all of it is asked for.
+        // The caches may lag behind, so a new finding is reported only if it is also in a listed snapshot.
         if findings
             .iter()
-            .any(|Finding { object, why, .. }| !self.told.contains(&(object.clone(), why.clone())))
+            .any(|Finding { object, why, .. }| !self.reported.contains(&(object.clone(), why.clone())))
         {
             snapshot = ClusterSnapshot::take(&self.client).await?;
             findings = snapshot.findings();
@@ -120,18 +121,18 @@ impl IpamReconciler {
         let mut round = Round { findings, ..Round::default() };
         for pool in &snapshot.pools {
             round.pools += 1;
-            round.leased += self.tell_status(&snapshot, pool).await?;
-            self.tell_singles(&snapshot, pool).await;
+            round.leased += self.write_status(&snapshot, pool).await?;
+            self.record_single_addresses(&snapshot, pool).await;
         }
-        self.tell_used(&snapshot).await;
-        round.reclaimed = self.dead.take(&snapshot).await?;
+        self.restore_finalizers(&snapshot).await;
+        round.reclaimed = self.gone_nodes.reclaim(&snapshot).await?;
         round.ended = self.end_claims(&snapshot).await?;
-        self.tell(&snapshot, &round.findings).await;
+        self.report(&snapshot, &round.findings).await;
         Ok(round)
     }
 
-    /// Writes how full a pool is, if that has changed.
-    async fn tell_status(&self, snapshot: &ClusterSnapshot, pool: &PoolObject) -> Result<u64, RoundError> {
+    /// Writes the status of a pool, if it has changed. Returns the number of leased blocks.
+    async fn write_status(&self, snapshot: &ClusterSnapshot, pool: &PoolObject) -> Result<u64, RoundError> {
         let status = snapshot.status_of(pool);
         let leased = status.leased_blocks;
         let Some(name) = pool.metadata.name.as_deref().filter(|_| pool.status.as_ref() != Some(&status))
@@ -147,21 +148,21 @@ impl IpamReconciler {
         }
     }
 
-    /// Has a pool say where single addresses are that were made without a word, by hand: who leases the block around one then looks.
-    async fn tell_singles(&self, snapshot: &ClusterSnapshot, pool: &PoolObject) {
-        let Some(told) = pool.told() else { return };
+    /// Records manually created single addresses in their pool, so that a node that leases the block around one finds it.
+    async fn record_single_addresses(&self, snapshot: &ClusterSnapshot, pool: &PoolObject) {
+        let Some(recorded) = pool.told() else { return };
         let name = pool.metadata.name.as_deref().unwrap_or_default();
         let Some(registry) = ApiRegistry::of(&self.client, pool, &self.requests) else { return };
         let singles = snapshot.objects_of(name).filter(IpBlock::is_single_address).map(|object| object.net);
-        let parts = singles.filter_map(|net| Some((registry.grid.section_of(net.addr())?, net)));
-        let untold = parts.filter(|(part, _)| !told.contains(part)).collect::<BTreeMap<_, _>>();
-        for net in untold.into_values() {
+        let sections = singles.filter_map(|net| Some((registry.grid.section_of(net.addr())?, net)));
+        let missing = sections.filter(|(section, _)| !recorded.contains(section)).collect::<BTreeMap<_, _>>();
+        for net in missing.into_values() {
             match registry.record_single_address(net).await {
                 Ok(()) => {
-                    info!(pool = name, address = %net, "made by hand: its pool says now that it is there");
+                    info!(pool = name, address = %net, "recorded manually created single address in its pool");
                 }
-                Err(fault) => {
-                    warn!(pool = name, address = %net, %fault, "made by hand, and its pool does not say it");
+                Err(error) => {
+                    warn!(pool = name, address = %net, %error, "failed to record manually created single address in its pool");
                 }
             }
         }
@@ -169,26 +170,23 @@ impl IpamReconciler {
 
     /// Restores the finalizer of objects in use from which it was removed manually, so that deleting them waits until they
     /// are unused.
-    async fn tell_used(&self, snapshot: &ClusterSnapshot) {
+    async fn restore_finalizers(&self, snapshot: &ClusterSnapshot) {
         let blocks: Api<BlockObject> = Api::all(self.client.clone());
-        for used in snapshot.blocks.iter().filter_map(BlockObject::in_use).take(USED_MAX) {
+        for used in snapshot.blocks.iter().filter_map(BlockObject::in_use).take(FINALIZERS_MAX) {
             let name = used.metadata.name.as_deref().unwrap_or_default();
             match blocks.replace(name, &PostParams::default(), &used).await {
-                // The next round sees what it is now.
+                // After a conflict the next round reads the object again.
                 Ok(_) => {}
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                 Err(error) => {
-                    warn!(
-                        block = name,
-                        why = api_error::describe(&error),
-                        "that it is in use was not written down"
-                    );
+                    let error = api_error::describe(&error);
+                    warn!(block = name, error, "failed to restore the finalizer of an object in use");
                 }
             }
         }
     }
 
-    /// Ends what is kept for nobody, and removes what is left of addresses that are nobody's and have rested.
+    /// Ends claims that nothing needs any more, and deletes objects of addresses that have been free for long.
     async fn end_claims(&self, snapshot: &ClusterSnapshot) -> Result<u64, RoundError> {
         let kept = |object: &IpBlock| object.is_single_address() && object.holder.node.is_empty();
         let mut claims = None;
@@ -196,7 +194,7 @@ impl IpamReconciler {
         for pool in &snapshot.pools {
             let name = pool.metadata.name.as_deref().unwrap_or_default();
             let Some(registry) = ApiRegistry::of(&self.client, pool, &self.requests) else { continue };
-            // Where each address is leased alone, its object says which has rested longest.
+            // In a pool of single addresses the objects stay: they show which address was free longest.
             let stays = |object: &IpBlock| object.is_free() && registry.grid.has_single_addresses_only();
             for object in snapshot.objects_of(name).filter(|object| kept(object) && !stays(object)) {
                 let claim = object.holder.claim.clone();
@@ -204,35 +202,39 @@ impl IpamReconciler {
                     claims = Some(self.claims().await?);
                 }
                 let known = claims.as_ref().and_then(Option::as_ref);
-                if !self.has_ended(snapshot, &object, known) || self.is_there(&object).await {
+                if !self.has_ended(snapshot, &object, known) || self.is_in_use(&object).await {
                     continue;
                 }
                 let net = object.net;
-                let done = match claim.is_empty() {
-                    true => registry.delete(&object).await,
-                    false => end_claim(&registry, object, now()).await,
+                let done = if claim.is_empty() {
+                    registry.delete(&object).await
+                } else {
+                    end_claim(&registry, object, now()).await
                 };
                 match done {
                     Ok(()) => {
-                        info!(pool = name, address = %net, claim, "kept for nobody any more");
+                        info!(pool = name, address = %net, claim, "released address that no pod or claim needs");
                         ended += 1;
                     }
-                    Err(fault) => warn!(pool = name, address = %net, claim, %fault, "still kept"),
+                    Err(error) => {
+                        warn!(pool = name, address = %net, claim, %error, "failed to release address");
+                    }
                 }
             }
         }
         Ok(ended)
     }
 
-    /// Is the pod of its claim there at this moment, or one that still has the address of an IPAMClaim? What is followed may be
-    /// behind; without an answer it is there.
-    async fn is_there(&self, object: &IpBlock) -> bool {
+    /// Whether the claim's pod exists now, or a pod still shows the address of an IPAMClaim.
+    ///
+    /// The API is asked because the caches may lag behind. If it does not answer, the address counts as in use.
+    async fn is_in_use(&self, object: &IpBlock) -> bool {
         let Holder { claim, owner, .. } = &object.holder;
         if let Some((namespace, _)) = claim.strip_prefix(OF_CLAIM).and_then(|rest| rest.split_once('/')) {
             let pods = ClusterSnapshot::pods_of(&self.client, namespace).await;
             let shown = pods.map(|pods| pods.iter().any(|pod| pod.shows(object.net.addr())));
             return shown.unwrap_or_else(|error| {
-                warn!(claim, %error, "still kept");
+                warn!(claim, %error, "failed to list the pods of the claim; its address is kept");
                 true
             });
         }
@@ -246,13 +248,13 @@ impl IpamReconciler {
         match ask(pods, name).await {
             Ok(found) => found.is_some_and(|pod| uid.is_empty() || pod.uid == uid),
             Err(error) => {
-                warn!(claim, %error, "still kept");
+                warn!(claim, %error, "failed to read the pod of the claim; its address is kept");
                 true
             }
         }
     }
 
-    /// Is nobody coming back for this address? `claims` is nothing where the cluster has no such objects.
+    /// Whether the address is not needed any more. `claims` is `None` if the cluster has no IPAMClaims.
     fn has_ended(
         &self,
         snapshot: &ClusterSnapshot,
@@ -262,7 +264,7 @@ impl IpamReconciler {
         let claim = object.holder.claim.as_str();
         let kept = Duration::from_millis(now().saturating_sub(object.holder.released_at));
         if claim.is_empty() {
-            return kept > RESTED;
+            return kept > OBJECT_RETENTION;
         }
         let parts = |text: &str| -> Option<(String, String)> {
             let mut parts = text.split('/');
@@ -280,13 +282,13 @@ impl IpamReconciler {
             return !pod(rest, "") && kept > self.retention;
         }
         let Some(place) = claim.strip_prefix(OF_CLAIM).and_then(parts) else { return false };
-        // Of the pods that share it the one that its object names may be gone before the others.
+        // Of the pods that share the address, the one in the object may be deleted before the others.
         let has_it =
             |pod: &cluster_snapshot::Holder| pod.namespace == place.0 && pod.shows(object.net.addr());
         claims.is_some_and(|claims| !claims.contains(&place)) && !snapshot.pods.values().any(has_it)
     }
 
-    /// The IPAMClaims; nothing where the cluster does not know such objects.
+    /// Returns the IPAMClaims; `None` if the cluster does not have the resource or denies access.
     async fn claims(&self) -> Result<Option<BTreeSet<(String, String)>>, RoundError> {
         let kind = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1alpha1", "IPAMClaim");
         let resource = ApiResource::from_gvk_with_plural(&kind, "ipamclaims");
@@ -304,37 +306,37 @@ impl IpamReconciler {
         }
     }
 
-    /// Tells each finding once.
-    async fn tell(&mut self, snapshot: &ClusterSnapshot, findings: &[Finding]) {
+    /// Sends an Event about each new finding.
+    async fn report(&mut self, snapshot: &ClusterSnapshot, findings: &[Finding]) {
         let current: BTreeSet<(String, String)> =
             findings.iter().map(|finding| (finding.object.clone(), finding.why.clone())).collect();
         for finding in findings.iter().filter(|finding| finding.what == "doubled" || finding.what == "spoilt")
         {
             let Finding { what, object, why } = finding;
-            if self.told.contains(&(object.clone(), why.clone())) {
+            if self.reported.contains(&(object.clone(), why.clone())) {
                 continue;
             }
-            warn!(what, object, why, "addresses");
+            warn!(finding = what, object, reason = why, "found inconsistent addresses");
             let mut note = format!("{object}: {why}");
             note.truncate(note.floor_char_boundary(NOTE_MAX));
             let event = Event {
                 type_: EventType::Warning,
                 reason: if *what == "doubled" { "AddressDoubled" } else { "ObjectSpoilt" }.to_owned(),
-                action: told_apart("Check", &note),
+                action: distinct_action("Check", &note),
                 note: Some(note),
                 secondary: None,
             };
             let about = reference(snapshot, object);
             if let Err(error) = self.publish(event, about).await {
-                warn!(%error, "an Event could not be told");
+                warn!(%error, "failed to send Event");
             }
         }
-        self.told = current;
+        self.reported = current;
     }
 }
 
 impl IpamReconciler {
-    /// What is about an object of no namespace is in `kube-system`: the API takes it nowhere else, and [`Recorder`] puts it
+    /// Sends an Event. The API accepts an Event about a cluster-scoped object only in `kube-system`; [`Recorder`] would put it
     /// into `default`.
     async fn publish(&self, event: Event, about: ObjectReference) -> Result<(), kube::Error> {
         if about.namespace.is_some() {
@@ -361,8 +363,8 @@ impl IpamReconciler {
     }
 }
 
-/// What an Event is about: `ippool NAME`, `ipblock NAME` or `pod NAMESPACE/NAME`. Who shows the Events of an object looks for
-/// its uid.
+/// Returns the reference for an Event about `ippool NAME`, `ipblock NAME` or `pod NAMESPACE/NAME`. It contains the uid,
+/// because `kubectl describe` selects Events by it.
 fn reference(snapshot: &ClusterSnapshot, object: &str) -> ObjectReference {
     let (kind, name) = object.split_once(' ').unwrap_or(("", object));
     let uid = |known: &ObjectMeta| known.uid.clone().filter(|_| known.name.as_deref() == Some(name));

@@ -13,9 +13,9 @@ pub(crate) enum RoundError {
     /// The status of a pool was not written.
     #[error("status of pool {pool}: {}", api_error::describe(.error))]
     Status {
-        /// The name of the pool.
+        /// Name of the pool.
         pool: String,
-        /// The error of the API.
+        /// Error of the API.
         error: kube::Error,
     },
     /// The IPAMClaims cannot be listed.
@@ -24,17 +24,17 @@ pub(crate) enum RoundError {
     /// The state of a node that seems to be gone cannot be read.
     #[error("node {node}: {}", api_error::describe(.error))]
     Node {
-        /// The name of the node.
+        /// Name of the node.
         node: String,
-        /// The error of the API.
+        /// Error of the API.
         error: kube::Error,
     },
-    /// The probe of a block was not written.
+    /// The liveness probe of a block was not written.
     #[error("ipblock {block}: {}", api_error::describe(.error))]
     Probe {
-        /// The name of the object.
+        /// Name of the object.
         block: String,
-        /// The error of the API.
+        /// Error of the API.
         error: kube::Error,
     },
 }

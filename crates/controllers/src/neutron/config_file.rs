@@ -1,4 +1,4 @@
-//! The files that configure the controller of Neutron ports: our own YAML, or a `kuryr.conf`.
+//! Configuration files of the Neutron controller: weft's own YAML, or a `kuryr.conf`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use super::kuryr_conf::KuryrConf;
 use crate::neutron::port_rules::{Rules, Settings};
 use cli_support::failure::{Exit, Failure};
 
-/// Largest file, in bytes.
+/// Maximum size of a file, in bytes.
 const FILE_MAX: u64 = 1 << 20;
-/// Our own file: the rules, and which cloud.
+/// Content of weft's own file: the rules, and the cloud.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct File {
@@ -20,7 +20,7 @@ struct File {
     neutron: Rules,
 }
 
-/// A cloud of a `clouds.yaml`.
+/// Cloud of a `clouds.yaml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Cloud {
@@ -29,12 +29,12 @@ struct Cloud {
     file: Option<PathBuf>,
 }
 
-/// Reads both files that there may be; a `kuryr.conf` comes first, and ours is laid over nothing of it.
+/// Reads one of the two files; without a file, the cloud is read from the environment.
 pub(crate) fn read(config: Option<&Path>, kuryr: Option<&Path>) -> Result<Settings, Failure> {
     let environment = |name: &str| std::env::var(name).ok();
     match (config, kuryr) {
         (Some(_), Some(_)) => {
-            Err(Failure::new("--config and --kuryr-conf: only one of them can be").exit(Exit::Usage))
+            Err(Failure::new("--config and --kuryr-conf: only one of them may be given").exit(Exit::Usage))
         }
         (None, Some(path)) => KuryrConf::parse(&text(path)?)
             .and_then(|conf| conf.settings())
@@ -63,10 +63,10 @@ pub(crate) fn read(config: Option<&Path>, kuryr: Option<&Path>) -> Result<Settin
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "what map_err hands over")]
+#[expect(clippy::needless_pass_by_value, reason = "map_err passes it by value")]
 fn cloud_failure(error: neutron::Error) -> Failure {
     Failure::new(error.to_string())
-        .next("set OS_CLOUD or OS_AUTH_URL and its companions, or name a cloud in --config")
+        .next("set OS_CLOUD, or OS_AUTH_URL and the other OS_* variables, or name a cloud in --config")
 }
 
 fn text(path: &Path) -> Result<String, Failure> {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_own_file_says_the_same_as_kuryrs() {
+    fn config_file_of_weft_equals_a_kuryr_conf() {
         let ours = "neutron:\n  enabledVifDrivers: [npwg_multiple_interfaces]\n  podSubnet: s1\n  defaultNetwork: true\n  \
                     podSecurityGroups: [a, b]\n  project: p1\n  subnetMapping: {nested-vlan: s2}\n  \
                     podVifDriver: nested-vlan\n  pool: {enabled: true, min: 3}\n";
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_by_name() {
+    fn config_file_unknown_keys_and_drivers_are_named() {
         let refused = |text: &str| serde_saphyr::from_str::<File>(text).unwrap_err().to_string();
         assert!(refused("neutron: {podSubnets: x}").contains("podSubnets"));
         assert!(

@@ -1,7 +1,8 @@
-//! A `kuryr.conf`, as oslo.config reads it.
+//! Reader of a `kuryr.conf`, with the syntax of oslo.config.
 //!
-//! Rules: sections and keys we have no use for are passed over: the file is also that of Kuryr's other parts. A
-//! continued line is indented; the specification's `enabled_vif_drivers` and the later `multi_vif_drivers` are one.
+//! - Unused sections and keys are ignored, because the file also configures other parts of Kuryr.
+//! - A continuation line is indented.
+//! - `enabled_vif_drivers` of the specification and the later `multi_vif_drivers` mean the same.
 //!
 //! Source: oslo.config `iniparser.py`; Kuryr-Kubernetes `config.py`.
 
@@ -12,100 +13,100 @@ use thiserror::Error;
 
 use crate::neutron::port_rules::{Driver, Pool, Rules, RulesError, Settings, UnknownDriver};
 
-/// The drivers of Kuryr's that decide about ports: key, those whose work is done here, what to do about another one.
+/// Driver keys of Kuryr that affect ports: the key, the supported drivers, and the advice for other drivers.
 const DRIVERS: [(&str, &[&str], &str); 4] = [
     (
         "pod_security_groups_driver",
         &["default"],
-        "NetworkPolicies are not made security groups of here; name the groups in [neutron_defaults] pod_security_groups",
+        "weft does not translate NetworkPolicies to security groups; name the groups in [neutron_defaults] pod_security_groups",
     ),
     (
         "pod_subnets_driver",
         &["default"],
-        "namespaces get no subnets of their own here; name one in [neutron_defaults] pod_subnet",
+        "weft creates no subnets for namespaces; name a subnet in [neutron_defaults] pod_subnet",
     ),
     (
         "pod_project_driver",
         &["default"],
-        "all ports are of one project here; name it in [neutron_defaults] project",
+        "weft creates all ports in one project; name it in [neutron_defaults] project",
     ),
     (
         "vif_pool_driver",
         &["default", "noop", "neutron", "nested", "multi_pool"],
-        "leave it out, or say noop to have no pools",
+        "remove the key, or set noop to disable the pools",
     ),
 ];
 
-/// The values by section and key.
+/// Values by section and key.
 #[derive(Debug, Default)]
 pub(crate) struct KuryrConf(BTreeMap<String, Words>);
 
-/// Without the quotes around it; one alone is a part of the value.
+/// Removes a pair of quotes around a value. A single quote is part of the value.
 fn unquoted(value: &str) -> &str {
     let pair = ['"', '\''].into_iter().find_map(|quote| value.strip_prefix(quote)?.strip_suffix(quote));
     pair.unwrap_or(value)
 }
 
-/// Reason why Kuryr's configuration cannot be followed.
+/// Reason why a `kuryr.conf` is refused.
 #[derive(Debug, Error)]
 pub(crate) enum ConfError {
     /// A line is neither a section nor a setting.
     #[error("line {0}: neither a section nor KEY = VALUE")]
     Line(usize),
-    /// A setting is no truth value.
+    /// A value is not a boolean.
     #[error("[{section}] {key}: {text:?} is neither true nor false")]
     Truth {
-        /// The section.
+        /// Section of the key.
         section: String,
-        /// The key.
+        /// Name of the key.
         key: String,
-        /// The value.
+        /// Value of the key.
         text: String,
     },
-    /// A setting is no number.
-    #[error("[{section}] {key}: {text:?} is no number")]
+    /// A value is not a number.
+    #[error("[{section}] {key}: {text:?} is not a number")]
     Number {
-        /// The section.
+        /// Section of the key.
         section: String,
-        /// The key.
+        /// Name of the key.
         key: String,
-        /// The value.
+        /// Value of the key.
         text: String,
     },
-    /// A setting names a driver of Kuryr's that weft does not have.
+    /// A value names a driver of Kuryr that weft does not support.
     #[error("[kubernetes] {key}: {named:?} is not one of {}: {cure}", .known.join(", "))]
     Driver {
-        /// The key.
+        /// Name of the key.
         key: &'static str,
-        /// The name.
+        /// Name of the driver.
         named: String,
-        /// The names that weft knows.
+        /// Names of the supported drivers.
         known: &'static [&'static str],
-        /// The advice for the reader.
+        /// Advice for the user.
         cure: &'static str,
     },
-    /// An item of the subnet mapping is no pair.
+    /// An item of the subnet mapping is not a pair.
     #[error("[neutron_defaults] subnet_mapping: {0:?} is not DRIVER:SUBNET")]
     SubnetMapping(String),
-    /// The driver of pods' ports is unknown.
+    /// The driver of ports is unknown.
     #[error("[kubernetes] pod_vif_driver: {0}")]
     VifDriver(UnknownDriver),
-    /// The MTU is larger than any.
+    /// The MTU is out of bounds.
     #[error("[neutron_defaults] network_device_mtu: larger than any MTU")]
     Mtu,
-    /// The access to the cloud is wrong.
+    /// The access to the cloud is invalid.
     #[error("{0}")]
     Cloud(neutron::Error),
-    /// The settings cannot be kept.
+    /// The rules are invalid.
     #[error("{0}")]
     Rules(#[from] RulesError),
 }
 
 impl KuryrConf {
-    /// Reads the text.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// A line that is none, by its number.
+    /// A line is neither a section nor a key.
     pub(crate) fn parse(text: &str) -> Result<KuryrConf, ConfError> {
         let mut conf = KuryrConf::default();
         let mut section = "DEFAULT".to_owned();
@@ -152,7 +153,7 @@ impl KuryrConf {
         )
     }
 
-    /// As oslo.config reads one.
+    /// Returns a boolean, with the spellings of oslo.config.
     fn truth(&self, section: &str, key: &str) -> Result<bool, ConfError> {
         let text = self.text(section, key).unwrap_or("false");
         match text.to_ascii_lowercase().as_str() {
@@ -166,7 +167,7 @@ impl KuryrConf {
         }
     }
 
-    /// Who names a driver that is not there is told: without it ports would be made that are not those he has had.
+    /// Refuses drivers that weft does not support. Otherwise ports would differ from those that Kuryr created.
     fn check_drivers(&self) -> Result<(), ConfError> {
         for (key, known, cure) in DRIVERS {
             let named = self.text("kubernetes", key).unwrap_or("default");
@@ -188,10 +189,10 @@ impl KuryrConf {
         }
     }
 
-    /// What it says, as far as it concerns ports of pods.
+    /// Returns the settings that affect ports of pods.
     ///
     /// # Errors
-    /// The key that cannot be followed.
+    /// A key whose value is not supported.
     pub(crate) fn settings(&self) -> Result<Settings, ConfError> {
         let text = |section: &str, key: &str| self.text(section, key).unwrap_or_default().to_owned();
         self.check_drivers()?;
@@ -210,7 +211,7 @@ impl KuryrConf {
         let prefix = self.text("kubernetes", "additional_ifname_prefix").unwrap_or("eth").to_owned();
         let rules = Rules {
             enabled_vif_drivers: drivers,
-            // Kuryr is every pod's default network.
+            // With Kuryr, the default network of every pod is Neutron.
             default_network: true,
             pod_subnet: text("neutron_defaults", "pod_subnet"),
             subnet_mapping: subnet_mapping.collect::<Result<_, ConfError>>()?,
@@ -250,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_as_devstack_writes_it_is_understood() {
+    fn kuryr_conf_of_devstack_is_read() {
         let text = "# comment\n[DEFAULT]\nbindir = /opt/kuryr\n[kubernetes]\napi_root = https://10.0.0.1:6443\n\
                     enabled_vif_drivers = npwg_multiple_interfaces\n[neutron]\nauth_type = password\n\
                     auth_url = http://10.0.0.1/identity\nusername = kuryr\npassword = \"a=b\"\nuser_domain_name = Default\n\
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_followed_is_named() {
+    fn kuryr_conf_unsupported_values_are_named() {
         let base =
             "[neutron]\nauth_type = none\nendpoint_override = http://n\n[neutron_defaults]\npod_subnet = s\n";
         for (more, words) in [
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_as_oslo_does() {
+    fn kuryr_conf_quotes_and_booleans_are_read_like_oslo() {
         let text = "[neutron]\nauth_type = password\nauth_url = http://k\nusername = u\npassword = it's'\nproject_name = \"p\"\n\
                     [neutron_defaults]\npod_subnet = 's'\nnetwork_device_mtu = 1400\n[kubernetes]\nport_debug = yes\n\
                     pod_security_groups_driver = default\n";

@@ -1,4 +1,4 @@
-//! A pod as the controller looks at it, and the resources it writes.
+//! Pods, reduced to the fields that the Neutron controller uses.
 
 use std::net::IpAddr;
 
@@ -11,29 +11,29 @@ use serde_json::Value;
 use kube_support::resource;
 use kube_support::resources::{PodObject, Reduced};
 
-/// Kuryr's finalizer of a pod, from Victoria on: it goes once the pod's ports are released.
+/// Finalizer of Kuryr on a pod, since the release Victoria. It is removed when the pod's ports are released.
 pub(crate) const POD_FINALIZER: &str = "kuryr.openstack.org/pod-finalizer";
-/// The same of a KuryrPort.
+/// Finalizer of Kuryr on a KuryrPort.
 pub(crate) const PORT_FINALIZER: &str = "kuryr.openstack.org/kuryrport-finalizer";
 
-/// A pod with what its node says of it.
+/// Reduced form of a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PodSubject {
     /// The pod.
     pub(crate) pod: Pod,
-    /// The uid by which the API knows it: of a static pod that is not its own.
+    /// Uid of the API's object; that of a static pod differs from the pod's own uid.
     pub(crate) object: String,
-    /// Has it ended, and needs no network any more?
+    /// Whether the pod has ended and needs no network any more.
     pub(crate) ended: bool,
-    /// Has it not begun yet?
+    /// Whether the pod has not started yet.
     pub(crate) pending: bool,
-    /// Its node's address.
+    /// Address of the pod's node.
     pub(crate) host: Option<IpAddr>,
-    /// Does it wait for whoever made its ports before it may go?
-    pub(crate) held: bool,
+    /// Whether the finalizer of Kuryr keeps the pod until its ports are released.
+    pub(crate) has_finalizer: bool,
 }
 
-/// A pod as it comes from the API.
+/// Pod as the API returns it.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct SubjectObject {
     metadata: ObjectMeta,
@@ -57,10 +57,10 @@ impl Reduced for SubjectObject {
     fn reduce(self) -> PodSubject {
         let SubjectObject { metadata, spec, status: Status { phase, host_ip } } = self;
         let own = metadata.uid.clone().unwrap_or_default();
-        let held = metadata.finalizers.iter().flatten().any(|one| one == POD_FINALIZER);
-        // Its kubelet is done with it, or nobody waits for that one.
+        let has_finalizer = metadata.finalizers.iter().flatten().any(|one| one == POD_FINALIZER);
+        // The kubelet has stopped the containers, or the pod was deleted without a grace period.
         let over = metadata.deletion_timestamp.is_some() && metadata.deletion_grace_period_seconds == Some(0);
-        // The same reader as the agent's: one that fails leaves a pod that wants nothing.
+        // The agent reads pods with the same type. An unreadable pod requests nothing.
         let object = serde_json::json!({ "metadata": metadata, "spec": spec });
         let pod = serde_json::from_value::<PodObject>(object).map(Reduced::reduce).unwrap_or_default();
         PodSubject {
@@ -69,13 +69,13 @@ impl Reduced for SubjectObject {
             ended: over || matches!(phase.as_str(), "Succeeded" | "Failed"),
             pending: matches!(phase.as_str(), "" | "Pending"),
             host: host_ip.parse().ok(),
-            held,
+            has_finalizer,
         }
     }
 }
 
 impl PodSubject {
-    /// Is it a static pod, which its kubelet has from a file?
+    /// Whether the pod is a static pod.
     pub(crate) fn is_static(&self) -> bool {
         self.object != self.pod.uid
     }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_static_pod_has_its_own_uid_and_the_one_of_what_the_api_has_of_it() {
+    fn static_pod_has_its_own_uid_and_that_of_its_api_object() {
         let reduce = |annotations: Value| {
             let object = serde_json::json!({ "metadata": { "name": "a", "uid": "of-the-api", "annotations": annotations }, "spec": {} });
             serde_json::from_value::<SubjectObject>(object).unwrap().reduce()
@@ -99,13 +99,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_deleted_has_ended_once_nobody_waits_for_its_containers() {
+    fn deleted_pod_has_ended_when_its_grace_period_is_zero() {
         let reduce = |grace: u32| {
             let object = serde_json::json!({ "spec": {}, "status": { "phase": "Running" }, "metadata": { "name": "a", "uid": "u",
                 "finalizers": ["other", POD_FINALIZER], "deletionTimestamp": "2024-01-01T00:00:00Z",
                 "deletionGracePeriodSeconds": grace } });
             serde_json::from_value::<SubjectObject>(object).unwrap().reduce()
         };
-        assert!(reduce(30).held && !reduce(30).ended && reduce(0).ended);
+        assert!(reduce(30).has_finalizer && !reduce(30).ended && reduce(0).ended);
     }
 }

@@ -1,9 +1,9 @@
-//! Ports for wishes: found where there is one already, else made.
+//! Port allocator: finds or creates the Neutron ports that a pod requests.
 //!
-//! Rules: whose a port is (the cluster, the pod's uid, the interface's name) is in the request that makes it: in its tags,
-//! or, where the cloud takes tags only afterwards, as the same words in its description. What was made for a pod and is
-//! not known here, because we were ended or an answer was lost, is found by these and taken up again. A binding that
-//! failed leaves no port.
+//! - Each port is tagged with its owner when it is created: cluster, uid of the pod, interface. If the cloud accepts tags
+//!   only afterwards, the same words are in the port's description.
+//! - A port that was created before a restart, or whose response was lost, is found by these tags and adopted.
+//! - A port whose binding failed is deleted.
 //!
 //! Source: Kuryr-Kubernetes `neutron_vif.py`, `nested_vlan_vif.py`, `nested_macvlan_vif.py`.
 
@@ -27,25 +27,25 @@ use tracing::{info, warn};
 use self::fit::serves;
 use crate::neutron::pod_subject::PodSubject;
 use crate::neutron::port_pool::backoff::Backoff;
-use crate::neutron::port_pool::{Key, Pools, User};
+use crate::neutron::port_pool::{PoolKey, Pools, User};
 use crate::neutron::port_request::PortRequest;
 use crate::neutron::port_rules::{Driver, Rules};
 use kube_support::events::EventReason;
 
-/// The beginning of the tag that says which interface of its pod a port is.
+/// Prefix of the tag with the interface of a port.
 const ATTACHMENT: &str = "weft-attachment=";
-/// The beginning of the tag that says whose a port is where its `device_id` cannot: a subport of a trunk has none.
+/// Prefix of the tag with the pod's uid, for ports whose `device_id` cannot contain it: subports of a trunk.
 const POD: &str = "weft-pod=";
-/// Tags the port of a macvlan, with the id of the node's port that speaks for it.
+/// Prefix of the tag of a macvlan's port with the id of the node's port that allows its addresses.
 const NODE: &str = "weft-node=";
-/// Who a port belongs to that a trunk has.
+/// Device owner of a trunk's subport.
 const SUBPORT: &str = "trunk:subport";
-/// The extension by which a port is tagged as it is made.
+/// Extension of Neutron that accepts tags in the request that creates a port.
 const TAGS_AT_ONCE: &str = "tag-ports-during-bulk-creation";
-/// How long a subnet is known: longer than a burst of pods, shorter than somebody waits who has changed it.
+/// Time for which a subnet is cached: longer than a burst of pods, but short enough for a changed subnet.
 const SUBNET_AGE: Duration = Duration::from_secs(300);
 
-/// Makes ports.
+/// Port allocator.
 #[derive(Debug)]
 pub(crate) struct Allocator {
     pub(crate) neutron: Client,
@@ -53,7 +53,7 @@ pub(crate) struct Allocator {
     pub(crate) pools: Pools,
     subnets: Mutex<HashMap<String, Known>>,
     extensions: OnceCell<Vec<String>>,
-    /// What a node's own port speaks for is changed by one at a time: each reads all of it and writes all of it.
+    /// Locks of the nodes' own ports: their allowed address pairs are read and written as a whole.
     node_ports: Mutex<HashMap<String, Arc<Mutex<()>>>>,
 }
 
@@ -64,37 +64,39 @@ struct Known {
     at: Instant,
 }
 
-/// Why a pod has not what it wants.
+/// Reason why a pod does not get its ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trouble {
-    /// For an Event.
+pub(crate) struct PortFailure {
+    /// Reason of the Event.
     pub(crate) reason: EventReason,
-    /// For people.
+    /// Sentence for people.
     pub(crate) why: String,
-    /// Is it worth being tried again as it is?
-    pub(crate) passes: bool,
+    /// Whether the same request may succeed later.
+    pub(crate) is_transient: bool,
 }
 
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Trouble {
-        let reason = match () {
-            () if error.is_over_quota() => EventReason::NeutronQuota,
-            // Or what stands before it has nobody to ask.
-            () if matches!(error.status(), None | Some(502..=504)) => EventReason::NeutronUnreachable,
-            () => EventReason::NeutronRefused,
+impl From<Error> for PortFailure {
+    fn from(error: Error) -> PortFailure {
+        let reason = if error.is_over_quota() {
+            EventReason::NeutronQuota
+        } else if matches!(error.status(), None | Some(502..=504)) {
+            // Without a response, or with one of a proxy in front of Neutron.
+            EventReason::NeutronUnreachable
+        } else {
+            EventReason::NeutronRefused
         };
         let mut why = error.to_string();
         if error.kind() == "AllowedAddressPairExhausted" {
-            // It has nothing to do with the pod, and the limit is low unless somebody raised it.
-            why.push_str("; each macvlan of a node is a pair of its port: raise max_allowed_address_pair in neutron.conf");
+            // The limit is low by default and is not the pod's fault.
+            why.push_str("; each macvlan on a node needs an allowed address pair of its port: raise max_allowed_address_pair in neutron.conf");
         }
-        Trouble { reason, passes: error.passes(), why }
+        PortFailure { reason, is_transient: error.passes(), why }
     }
 }
 
-impl Trouble {
-    pub(crate) fn new(reason: EventReason, why: impl Into<String>) -> Trouble {
-        Trouble { reason, why: why.into(), passes: false }
+impl PortFailure {
+    pub(crate) fn new(reason: EventReason, why: impl Into<String>) -> PortFailure {
+        PortFailure { reason, why: why.into(), is_transient: false }
     }
 }
 
@@ -107,7 +109,7 @@ impl Allocator {
         Allocator { neutron, rules, pools, subnets, extensions, node_ports: Mutex::default() }
     }
 
-    /// A subnet and its network: asked for by one at a time, so that a burst of pods asks once.
+    /// Returns a subnet and its network. Requests are serialized, so that a burst of pods causes one.
     async fn subnet(&self, id: &str) -> Result<(Subnet, Network), Error> {
         let mut subnets = self.subnets.lock().await;
         if let Some(Known { subnet, network, .. }) =
@@ -128,45 +130,47 @@ impl Allocator {
         Ok(known.iter().any(|alias| alias == TAGS_AT_ONCE))
     }
 
-    /// All that a pod wants, beside what it has. `found` are ports that may have been made for it before.
+    /// Provides all ports that a pod requests, in addition to those it has. `found` are ports that may have been created for
+    /// it before.
     ///
-    /// What was made is put into `state` at once, and what was given up is taken out: whoever tries again goes on from
-    /// there.
+    /// `state` is updated at once with each created or released port, so that another attempt continues from there.
     pub(crate) async fn fulfil(
         &self,
         subject: &PodSubject,
-        wishes: &[PortRequest],
+        requests: &[PortRequest],
         found: &[Port],
         (state, written): (&mut PodState, &PodState),
-    ) -> Result<(), Trouble> {
-        self.drop_unwished(subject, wishes, (state, written)).await?;
-        for wish in wishes.iter().filter(|wish| state.vif(&wish.name).is_none()).collect::<Vec<_>>() {
-            let (subnet, network) = self.subnet(&wish.subnet).await.map_err(Trouble::from)?;
-            // Before anything is made for it.
-            let node = self.node_for(subject, wish).await?;
-            let port = self.port(subject, wish, &subnet, node.as_ref(), found).await?;
-            let how = self.plugging(node.as_ref(), wish, &port).await;
-            let vif = how.and_then(|how| {
-                Vif::of(&port, &network, std::slice::from_ref(&subnet), &how).map_err(|binding| Trouble {
+    ) -> Result<(), PortFailure> {
+        self.release_unrequested(subject, requests, (state, written)).await?;
+        for request in
+            requests.iter().filter(|request| state.vif(&request.name).is_none()).collect::<Vec<_>>()
+        {
+            let (subnet, network) = self.subnet(&request.subnet).await.map_err(PortFailure::from)?;
+            // The node is read before a port is created for it.
+            let node = self.node_for(subject, request).await?;
+            let port = self.port(subject, request, &subnet, node.as_ref(), found).await?;
+            let plugging = self.plugging(node.as_ref(), request, &port).await;
+            let vif = plugging.and_then(|plugging| {
+                Vif::of(&port, &network, std::slice::from_ref(&subnet), &plugging).map_err(|binding| PortFailure {
                     reason: EventReason::PortNotBound,
                     why: format!(
-                        "port {} is bound as {:?} on host {:?}: is there an agent of Neutron under that name?",
+                        "port {} has the binding {:?} on host {:?}: check that a Neutron agent runs under that host name",
                         port.id, binding.vif_type, port.host_id
                     ),
-                    passes: true,
+                    is_transient: true,
                 })
             });
             match vif {
                 Ok(mut vif) => {
                     if matches!(vif.kind, Kind::MacvlanNested) {
-                        vif.address = beside(wish, &port);
-                        // There is nobody who would say that it works.
+                        vif.address = macvlan_mac(request, &port);
+                        // No agent reports the status of a macvlan.
                         vif.active = true;
                     }
-                    state.insert(&wish.name, vif);
+                    state.insert(&request.name, vif);
                 }
                 Err(trouble) => {
-                    // What cannot be used is not kept; a failure of this leaves it to the next look at all ports.
+                    // An unusable port is deleted; if that fails, the next comparison deletes it.
                     self.pools.forget(&port.id);
                     let _ = self.remove(&port).await;
                     return Err(trouble);
@@ -176,30 +180,35 @@ impl Allocator {
         Ok(())
     }
 
-    /// The port for one wish.
+    /// Returns the port for one request.
     async fn port(
         &self,
         subject: &PodSubject,
-        wish: &PortRequest,
+        request: &PortRequest,
         subnet: &Subnet,
         node: Option<&Port>,
         found: &[Port],
-    ) -> Result<Port, Trouble> {
-        let tag = format!("{ATTACHMENT}{}", wish.name);
-        for port in found.iter().filter(|port| marks(port).any(|mark| mark == tag)) {
-            if serves(port, wish, subnet) {
-                info!(port = port.id, pod = subject.pod.name, interface = wish.name, "taken up again");
+    ) -> Result<Port, PortFailure> {
+        let tag = format!("{ATTACHMENT}{}", request.name);
+        for port in found.iter().filter(|port| owner_tags(port).any(|own| own == tag)) {
+            if serves(port, request, subnet) {
+                info!(
+                    port = port.id,
+                    pod = subject.pod.name,
+                    interface = request.name,
+                    "adopted existing port"
+                );
                 return Ok(port.clone());
             }
-            // It was made when something else was wished for.
+            // The port was created for another request.
             self.remove(port).await?;
         }
         let pooled = self.rules.pool.enabled
-            && wish.driver == Driver::NeutronVif
-            && wish.addresses.is_empty()
-            && wish.mac.is_none();
+            && request.driver == Driver::NeutronVif
+            && request.addresses.is_empty()
+            && request.mac.is_none();
         if pooled {
-            let key = Key {
+            let key = PoolKey {
                 host: subject.pod.node_name.clone(),
                 subnet: subnet.id.clone(),
                 groups: self.groups(&self.rules.pod_security_groups),
@@ -207,28 +216,28 @@ impl Allocator {
             let fill = |count| self.fill(&key, subnet, count);
             return self.pools.take(&key, &subject.pod.uid, fill).await;
         }
-        let mut new = self.new_port(subject, wish, subnet, tag);
-        if let Some(node) = node.filter(|_| wish.driver == Driver::NestedMacvlan) {
+        let mut new = self.new_port(subject, request, subnet, tag);
+        if let Some(node) = node.filter(|_| request.driver == Driver::NestedMacvlan) {
             new.tags.push(format!("{NODE}{}", node.id));
         }
         self.create(vec![new])
             .await?
             .pop()
-            .ok_or_else(|| Trouble::new(EventReason::NeutronRefused, "no port came back"))
+            .ok_or_else(|| PortFailure::new(EventReason::NeutronRefused, "Neutron returned no port"))
     }
 
-    /// Makes ports for a pool; those that cannot be bound are removed at once, and are trouble if there are no others.
-    async fn fill(&self, key: &Key, subnet: &Subnet, count: usize) -> Result<Vec<Port>, Trouble> {
-        let one = NewPort {
+    /// Creates ports for a pool. Unbound ports are deleted; the result is an error if no port is bound.
+    async fn fill(&self, key: &PoolKey, subnet: &Subnet, count: usize) -> Result<Vec<Port>, PortFailure> {
+        let template = NewPort {
             network_id: subnet.network_id.clone(),
             fixed_ips: vec![FixedIp { subnet_id: subnet.id.clone(), ip_address: None }],
             host_id: Some(key.host.clone()),
-            ..self.bare()
+            ..self.base_port()
         };
-        let made = self.create(vec![one; count]).await?;
-        let (bound, unbound): (Vec<Port>, Vec<Port>) = made.into_iter().partition(Port::is_bound);
+        let created = self.create(vec![template; count]).await?;
+        let (bound, unbound): (Vec<Port>, Vec<Port>) = created.into_iter().partition(Port::is_bound);
         for port in &unbound {
-            // A failure of this leaves it to the next look at all ports.
+            // If this fails, the next comparison deletes the port.
             let _ = self.neutron.delete_port(&port.id).await;
         }
         match unbound.first() {
@@ -237,31 +246,32 @@ impl Allocator {
         }
     }
 
-    /// Makes ports, each of them marked from its beginning.
+    /// Creates ports with their owner tags.
     async fn create(&self, mut ports: Vec<NewPort>) -> Result<Vec<Port>, Error> {
-        let afterwards = !self.tags_at_once().await?;
-        for port in ports.iter_mut().filter(|_| afterwards) {
+        let tags_later = !self.tags_at_once().await?;
+        for port in ports.iter_mut().filter(|_| tags_later) {
             let tags = std::mem::take(&mut port.tags);
             let own = tags.into_iter().filter(|tag| !self.rules.resource_tags.contains(tag));
             port.description = own.collect::<Vec<_>>().join(" ");
         }
-        let mut made = match ports.as_slice() {
+        let mut created = match ports.as_slice() {
             [one] => vec![self.neutron.create_port(one).await?],
             many => self.neutron.create_ports(many).await?,
         };
-        for port in made.iter_mut().filter(|_| afterwards) {
+        for port in created.iter_mut().filter(|_| tags_later) {
             self.tag(port).await?;
         }
-        // A bulk's answer may come before the binding.
-        for port in made.iter_mut().filter(|port| port.vif_type == UNBOUND && !port.host_id.is_empty()) {
+        // The response of a bulk request may precede the binding.
+        for port in created.iter_mut().filter(|port| port.vif_type == UNBOUND && !port.host_id.is_empty()) {
             *port = self.neutron.port(&port.id).await?;
         }
-        Ok(made)
+        Ok(created)
     }
 
-    /// Tags a port that has been marked by its description: one that is made for a pod, because its operator looks for
-    /// tags and a trunk's are found by nothing else; those of a pool, which are made by the dozen, only if somebody
-    /// else's tags are wanted. If it fails the description still says whose it is.
+    /// Tags a port whose owner tags are in its description.
+    ///
+    /// A port of a pod is always tagged, because operators search for tags, and subports are found by nothing else. Ports of
+    /// a pool are tagged only if the configuration has further tags. If tagging fails, the description still names the owner.
     async fn tag(&self, port: &mut Port) -> Result<(), Error> {
         let wanted = &self.rules.resource_tags;
         if wanted.is_empty() && owner(port).is_empty() {
@@ -274,22 +284,22 @@ impl Allocator {
         Ok(())
     }
 
-    /// Security groups as pools know them: where none are named all ports have the project's own.
+    /// Returns the security groups as pools use them: without configured groups, all ports have the project's default group.
     fn groups(&self, groups: &[String]) -> Vec<String> {
         let mut groups = if self.rules.pod_security_groups.is_empty() { Vec::new() } else { groups.to_vec() };
         groups.sort();
         groups
     }
 
-    /// Learns of a port of a pool that is there after a restart; false if it is one too many, or has the security groups
-    /// that pods had before.
-    pub(crate) fn learn(&self, port: &Port, user: Option<&User>) -> bool {
+    /// Registers a port of a pool that exists after a restart. The result is false if the pool is full, or the port has
+    /// outdated security groups.
+    pub(crate) fn register(&self, port: &Port, user: Option<&User>) -> bool {
         let groups = self.groups(&port.security_groups);
-        groups == self.groups(&self.rules.pod_security_groups) && self.pools.learn(port, groups, user)
+        groups == self.groups(&self.rules.pod_security_groups) && self.pools.register(port, groups, user)
     }
 
-    /// Fills the pools that run low; where it is not quiet, those only that may soon be empty. One that cannot be filled
-    /// rests, and keeps no other from being filled.
+    /// Fills the pools that run low; while ports become active, only those that may soon be empty. A pool that cannot be
+    /// filled is paused and does not delay the others.
     pub(crate) async fn top_up(&self, is_quiet: bool, backoff: &mut Backoff) {
         let low = self.pools.low(is_quiet);
         backoff.keep(&low);
@@ -299,13 +309,13 @@ impl Allocator {
             }
             match self.fill_up(&key, count).await {
                 Ok(()) => backoff.filled(&key),
-                Err(Trouble { reason, why, .. }) => {
+                Err(PortFailure { reason, why, .. }) => {
                     warn!(
                         reason = reason.as_str(),
-                        why,
+                        error = why,
                         host = key.host,
                         subnet = key.subnet,
-                        "a pool cannot be filled"
+                        "failed to fill port pool"
                     );
                     backoff.failed(&key, Instant::now());
                 }
@@ -313,13 +323,13 @@ impl Allocator {
         }
     }
 
-    async fn fill_up(&self, key: &Key, count: usize) -> Result<(), Trouble> {
+    async fn fill_up(&self, key: &PoolKey, count: usize) -> Result<(), PortFailure> {
         let (subnet, _) = self.subnet(&key.subnet).await?;
         self.pools.top_up(key, count, |count| self.fill(key, &subnet, count)).await
     }
 
-    /// What all ports of ours have.
-    fn bare(&self) -> NewPort {
+    /// Returns a new port with the fields that all ports of weft have.
+    fn base_port(&self) -> NewPort {
         let Rules { project, pod_security_groups, .. } = &self.rules;
         NewPort {
             project_id: Some(project.clone()).filter(|project| !project.is_empty()),
@@ -331,12 +341,12 @@ impl Allocator {
         }
     }
 
-    fn new_port(&self, subject: &PodSubject, wish: &PortRequest, subnet: &Subnet, tag: String) -> NewPort {
+    fn new_port(&self, subject: &PodSubject, request: &PortRequest, subnet: &Subnet, tag: String) -> NewPort {
         let pod = &subject.pod;
         let fixed = |ip_address| FixedIp { subnet_id: subnet.id.clone(), ip_address };
-        // One outside of the subnet is for Neutron to refuse, by name.
+        // Neutron rejects an address outside of the subnet, with its name.
         let mut fixed_ips: Vec<FixedIp> =
-            wish.addresses.iter().map(|address| fixed(Some(*address))).collect();
+            request.addresses.iter().map(|address| fixed(Some(*address))).collect();
         if fixed_ips.is_empty() {
             fixed_ips.push(fixed(None));
         }
@@ -344,90 +354,98 @@ impl Allocator {
             network_id: subnet.network_id.clone(),
             fixed_ips,
             device_id: pod.uid.clone(),
-            host_id: (wish.driver == Driver::NeutronVif).then(|| pod.node_name.clone()),
-            // The hardware address of a macvlan is not its port's.
-            mac_address: wish.mac.clone().filter(|_| wish.driver != Driver::NestedMacvlan),
-            ..self.bare()
+            host_id: (request.driver == Driver::NeutronVif).then(|| pod.node_name.clone()),
+            // A macvlan's port has another hardware address than the macvlan.
+            mac_address: request.mac.clone().filter(|_| request.driver != Driver::NestedMacvlan),
+            ..self.base_port()
         };
         port.tags.push(tag);
-        if wish.driver == Driver::NestedVlan {
+        if request.driver == Driver::NestedVlan {
             port.tags.push(format!("{POD}{}", pod.uid));
         }
-        // It keeps the address, and the switch is to look for whoever answers there: OVN would send what comes from
-        // beyond a router to the port itself.
-        port.admin_state_up = wish.driver != Driver::NestedMacvlan;
+        // A macvlan's port only reserves the address, so it is down, and the switch learns where the address is. OVN would
+        // otherwise send routed traffic to the port itself.
+        port.admin_state_up = request.driver != Driver::NestedMacvlan;
         if self.rules.port_debug {
             port.name = format!("{}/{}", pod.namespace, pod.name).chars().take(255).collect();
         }
         port
     }
 
-    /// The port of the pod's node, where the pod's is to be nested in it.
-    async fn node_for(&self, subject: &PodSubject, wish: &PortRequest) -> Result<Option<Port>, Trouble> {
-        if wish.driver == Driver::NeutronVif {
+    /// Returns the port of the pod's node, for a nested port.
+    async fn node_for(
+        &self,
+        subject: &PodSubject,
+        request: &PortRequest,
+    ) -> Result<Option<Port>, PortFailure> {
+        if request.driver == Driver::NeutronVif {
             return Ok(None);
         }
         let Some(host) = subject.host else {
-            let why = format!("driverType {}: the node's address is not known yet", wish.driver);
-            return Err(Trouble { reason: EventReason::NodeUnknown, why, passes: true });
+            let why = format!("driverType {}: the node's address is not known yet", request.driver);
+            return Err(PortFailure { reason: EventReason::NodeUnknown, why, is_transient: true });
         };
         let node = self.neutron.node_port(host, &self.rules.worker_nodes_subnets).await?;
-        if wish.driver == Driver::NestedVlan && node.trunk_details.is_none() {
-            let why = format!("driverType nested-vlan: the node's port {} is no trunk's parent", node.id);
-            return Err(Trouble::new(EventReason::NodeNotTrunk, why));
+        if request.driver == Driver::NestedVlan && node.trunk_details.is_none() {
+            let why = format!(
+                "driverType nested-vlan: the node's port {} is not the parent port of a trunk",
+                node.id
+            );
+            return Err(PortFailure::new(EventReason::NodeNotTrunk, why));
         }
         Ok(Some(node))
     }
 
-    /// How a port is plugged in; for a nested one the node's own port is changed.
+    /// Returns how a port is plugged in. For a nested port, the node's own port is changed.
     async fn plugging(
         &self,
         node: Option<&Port>,
-        wish: &PortRequest,
+        request: &PortRequest,
         port: &Port,
-    ) -> Result<Plugging, Trouble> {
+    ) -> Result<Plugging, PortFailure> {
         let Some(node) = node else {
             if port.vif_type == BINDING_FAILED {
                 return Err(not_bound(port));
             }
             return Ok(Plugging::Bound { bridge: self.rules.ovs_bridge.clone() });
         };
-        let Some(trunk) = node.trunk_details.as_ref().filter(|_| wish.driver == Driver::NestedVlan) else {
-            self.allow(&node.id, &pairs(port, Some(&beside(wish, port))), Allowed::Yes).await?;
+        let Some(trunk) = node.trunk_details.as_ref().filter(|_| request.driver == Driver::NestedVlan) else {
+            self.allow(&node.id, &address_pairs(port, Some(&macvlan_mac(request, port))), Allowed::Yes)
+                .await?;
             return Ok(Plugging::Macvlan);
         };
         if !port.device_id.is_empty() {
-            // From here on its tag says whose it is: a trunk takes nobody's port.
-            let nobody = serde_json::json!({ "device_id": "" });
-            self.neutron.update_port(&port.id, &nobody, None).await?;
+            // From here on the tag names the owner: a trunk accepts no port with a device id.
+            let no_device = serde_json::json!({ "device_id": "" });
+            self.neutron.update_port(&port.id, &no_device, None).await?;
         }
         Ok(Plugging::Vlan(self.neutron.nest(&trunk.trunk_id, &port.id).await?))
     }
 
-    /// Lets a node's own port speak for these addresses, or no longer.
+    /// Adds addresses to the allowed address pairs of a node's own port, or removes them.
     async fn allow(&self, node: &str, pairs: &[AddressPair], allowed: Allowed) -> Result<(), Error> {
-        let turn = Arc::clone(self.node_ports.lock().await.entry(node.to_owned()).or_default());
-        let _turn = turn.lock().await;
+        let lock = Arc::clone(self.node_ports.lock().await.entry(node.to_owned()).or_default());
+        let _lock = lock.lock().await;
         self.neutron.allow(node, pairs, allowed).await
     }
 
-    /// Removes a port that was made: out of the trunk it may be in, and the node's port speaks for it no longer. Whether
-    /// that was ever begun need not be known: a request without an answer may have been done.
+    /// Removes a port from its trunk and from the node's allowed address pairs, and deletes it. All steps are done in any
+    /// case, because a request without a response may have succeeded.
     pub(crate) async fn remove(&self, port: &Port) -> Result<(), Error> {
-        if let Some(node) = marks(port).find_map(|mark| mark.strip_prefix(NODE)) {
-            match self.allow(node, &pairs(port, None), Allowed::No).await {
-                // The node has gone, and its port with it.
+        if let Some(node) = owner_tags(port).find_map(|tag| tag.strip_prefix(NODE)) {
+            match self.allow(node, &address_pairs(port, None), Allowed::No).await {
+                // The node's port was deleted with the node.
                 Err(error) if error.is_absent() => {}
                 other => other?,
             }
         }
-        if marks(port).any(|mark| mark.starts_with(POD)) {
+        if owner_tags(port).any(|tag| tag.starts_with(POD)) {
             self.neutron.unnest_everywhere(&port.id).await?;
         }
         self.neutron.delete_port(&port.id).await
     }
 
-    /// All ports of this cluster's pods.
+    /// Returns all ports of this cluster's pods.
     pub(crate) async fn all(&self) -> Result<Vec<Port>, Error> {
         let tag = self.rules.cluster_tag();
         let fields = [
@@ -455,22 +473,22 @@ impl Allocator {
             query.extend(fields);
             all.extend(self.described(&query).await?);
         }
-        // A subport's owner is its trunk.
+        // The device owner of a subport is its trunk.
         Ok(all.into_iter().filter(is_ours).collect())
     }
 
-    /// Ports that a query selects among those that have no tags, if their description says that they are ours.
+    /// Returns the untagged ports of a query whose description names this cluster, and tags them.
     async fn described(&self, query: &[(&str, &str)]) -> Result<Vec<Port>, Error> {
         let cluster = self.rules.cluster_tag();
         let mut ports = self.neutron.ports(query).await?;
-        ports.retain(|port| port.description.split_whitespace().any(|mark| mark == cluster));
+        ports.retain(|port| port.description.split_whitespace().any(|tag| tag == cluster));
         for port in &mut ports {
             self.tag(port).await?;
         }
         Ok(ports)
     }
 
-    /// The ports that were made for a pod, whoever made them.
+    /// Returns the ports that were created for a pod.
     pub(crate) async fn of_pod(&self, uid: &str) -> Result<Vec<Port>, Error> {
         let tag = self.rules.cluster_tag();
         let mut ports = self.neutron.ports(&[("device_id", uid), ("tags", &tag)]).await?;
@@ -482,7 +500,7 @@ impl Allocator {
         Ok(ports)
     }
 
-    /// Which of these ports are ACTIVE, in as few requests as there is room for in an address.
+    /// Returns whether each of these ports is ACTIVE. A request contains at most 100 ids, which fit into a URL.
     pub(crate) async fn active(&self, ids: &[String]) -> Result<BTreeMap<String, bool>, Error> {
         let mut seen = BTreeMap::new();
         for part in ids.chunks(100) {
@@ -496,44 +514,45 @@ impl Allocator {
     }
 }
 
-/// What a port says of whose it is: its tags, and the words of its description.
-fn marks(port: &Port) -> impl Iterator<Item = &str> {
+/// Returns the owner tags of a port: its tags, and the words of its description.
+fn owner_tags(port: &Port) -> impl Iterator<Item = &str> {
     port.tags.iter().map(String::as_str).chain(port.description.split_whitespace())
 }
 
-/// Whose a port is: a pod's uid; nobody's, if it waits in a pool.
+/// Returns the uid of the pod that a port belongs to; empty for a port of a pool.
 pub(crate) fn owner(port: &Port) -> &str {
-    let tagged = marks(port).find_map(|mark| mark.strip_prefix(POD));
+    let tagged = owner_tags(port).find_map(|tag| tag.strip_prefix(POD));
     Some(port.device_id.as_str()).filter(|id| !id.is_empty()).or(tagged).unwrap_or_default()
 }
 
-fn not_bound(port: &Port) -> Trouble {
-    let why = format!("port {}: no mechanism of Neutron binds it on host {:?}", port.id, port.host_id);
-    Trouble { reason: EventReason::PortNotBound, why, passes: true }
+fn not_bound(port: &Port) -> PortFailure {
+    let why = format!("port {}: no mechanism driver of Neutron binds it on host {:?}", port.id, port.host_id);
+    PortFailure { reason: EventReason::PortNotBound, why, is_transient: true }
 }
 
-/// Is it one that we make, or Kuryr did? Neutron takes the owner off what is taken out of a trunk.
+/// Whether weft or Kuryr created the port. Neutron clears the device owner of a port that is removed from a trunk.
 fn is_ours(port: &Port) -> bool {
     match port.device_owner.as_str() {
         DEVICE_OWNER | SUBPORT => true,
-        "" => marks(port).any(|mark| mark.starts_with(POD)),
+        "" => owner_tags(port).any(|tag| tag.starts_with(POD)),
         _ => false,
     }
 }
 
-/// The hardware address of a macvlan: what is asked for, or one that only differs from its port's in a bit of the first
-/// byte. What is sent to the port's own goes to the port, which is plugged in nowhere: OVN knows where each address is.
-fn beside(wish: &PortRequest, port: &Port) -> String {
-    wish.mac.clone().unwrap_or_else(|| {
+/// Returns the hardware address of a macvlan: the requested one, or its port's with a bit of the first byte changed.
+///
+/// It must differ from its port's address: OVN knows where that is, and would send frames to the port, which is not plugged in.
+fn macvlan_mac(request: &PortRequest, port: &Port) -> String {
+    request.mac.clone().unwrap_or_else(|| {
         let own = port.mac_address.to_lowercase();
         let first = own.get(..2).and_then(|byte| u8::from_str_radix(byte, 16).ok());
-        // Locally administered, and no group's.
+        // Locally administered and unicast.
         first.map_or(own.clone(), |byte| format!("{:02x}{}", (byte ^ 0x08) & 0xfe | 0x02, &own[2..]))
     })
 }
 
-/// What the node's port speaks for.
-fn pairs(port: &Port, mac: Option<&str>) -> Vec<AddressPair> {
+/// Returns the addresses of a port as allowed address pairs.
+fn address_pairs(port: &Port, mac: Option<&str>) -> Vec<AddressPair> {
     let one = |ip: &FixedIp| {
         let mac_address = mac.map(str::to_owned);
         ip.ip_address.map(|address| AddressPair { ip_address: address.to_string(), mac_address })

@@ -1,9 +1,9 @@
-//! Ports that wait for pods, by where they can be used: node, subnet, security groups.
+//! Pools of unused ports, by node, subnet and security groups.
 //!
-//! Rules: a pool that runs low is filled in one request for as many as it lacks, by one at a time; who finds it empty waits
-//! for that one and takes of what comes. A port that comes back waits again, unless there are enough; it comes back from
-//! the pod that took it and from no other, whatever is written on that one. What waits is known by its tags after a
-//! restart.
+//! - A pool that runs low is filled by one bulk request at a time. A pod that finds its pool empty waits for that request.
+//! - A returned port is pooled again unless the pool is full. Only the pod that took a port can return it, whatever other
+//!   pods name.
+//! - After a restart, pooled ports are recognized by their tags.
 //!
 //! Source: Kuryr-Kubernetes `vif_pool.py`, `[vif_pool]`.
 
@@ -17,14 +17,14 @@ use tracing::debug;
 
 use crate::neutron::port_rules::Pool;
 
-/// Where a port can be used.
+/// PoolKey of a pool: the ports in it are interchangeable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key {
-    /// The node.
+pub(crate) struct PoolKey {
+    /// Name of the node.
     pub(crate) host: String,
-    /// The subnet's id.
+    /// Id of the subnet.
     pub(crate) subnet: String,
-    /// Security groups.
+    /// Security groups, sorted.
     pub(crate) groups: Vec<String>,
 }
 
@@ -37,39 +37,39 @@ pub(crate) struct Pools {
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: BTreeMap<Key, VecDeque<Port>>,
-    /// Those that a pod has.
+    waiting: BTreeMap<PoolKey, VecDeque<Port>>,
+    /// Ports of pools that a pod has.
     taken: BTreeMap<String, Taken>,
-    filling: BTreeMap<Key, Arc<tokio::sync::Mutex<()>>>,
+    filling: BTreeMap<PoolKey, Arc<tokio::sync::Mutex<()>>>,
 }
 
 #[derive(Debug)]
 struct Taken {
-    key: Key,
+    key: PoolKey,
     port: Port,
-    /// The pod's uid; nothing if after a restart more than one says so.
+    /// Uid of the pod; none if several pods name the port after a restart.
     pod: Option<String>,
 }
 
-/// Who has a port, as far as it is written.
+/// User of a port, as written on pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum User {
     /// The pod of this uid.
     Pod(String),
-    /// Who, is not certain.
-    Somebody,
+    /// A pod, but it is uncertain which one.
+    Uncertain,
 }
 
-/// What becomes of a port that a pod does not need any more.
+/// Outcome of returning a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Return {
-    /// It waits again.
-    Waits,
-    /// There are enough: it is to be removed.
-    Superfluous,
-    /// It waits in a pool, or another pod may have it.
+pub(crate) enum ReturnOutcome {
+    /// The port is in its pool again.
+    Pooled,
+    /// The pool is full: the port is to be deleted.
+    Surplus,
+    /// The port is in a pool already, or another pod may have it.
     Kept,
-    /// It is of no pool.
+    /// The port belongs to no pool.
     Unknown,
 }
 
@@ -81,11 +81,11 @@ impl Pools {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A map is never left half changed.
+        // A panic leaves no map half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pop(&self, key: &Key, pod: &str) -> Option<Port> {
+    fn pop(&self, key: &PoolKey, pod: &str) -> Option<Port> {
         let mut state = self.state();
         let port = state.waiting.get_mut(key)?.pop_front()?;
         let taken = Taken { key: key.clone(), port: port.clone(), pod: Some(pod.to_owned()) };
@@ -93,8 +93,13 @@ impl Pools {
         Some(port)
     }
 
-    /// A port of a pool for the pod of this uid; `fill` makes as many as it is told.
-    pub(crate) async fn take<F, E>(&self, key: &Key, pod: &str, fill: impl Fn(usize) -> F) -> Result<Port, E>
+    /// Returns a port of a pool for the pod of this uid. `fill` creates the given number of ports.
+    pub(crate) async fn take<F, E>(
+        &self,
+        key: &PoolKey,
+        pod: &str,
+        fill: impl Fn(usize) -> F,
+    ) -> Result<Port, E>
     where
         F: Future<Output = Result<Vec<Port>, E>>,
     {
@@ -102,64 +107,64 @@ impl Pools {
             if let Some(port) = self.pop(key, pod) {
                 return Ok(port);
             }
-            let turn = Arc::clone(self.state().filling.entry(key.clone()).or_default());
-            let _turn = turn.lock().await;
+            let lock = Arc::clone(self.state().filling.entry(key.clone()).or_default());
+            let _lock = lock.lock().await;
             if self.state().waiting.get(key).is_none_or(VecDeque::is_empty) {
-                let made = fill(self.settings.batch.max(self.settings.min).max(1)).await?;
-                self.put(key, made);
+                let created = fill(self.settings.batch.max(self.settings.min).max(1)).await?;
+                self.put(key, created);
             }
         }
     }
 
-    /// Puts ports in that were made for a pool.
-    fn put(&self, key: &Key, made: Vec<Port>) {
+    /// Adds ports that were created for a pool.
+    fn put(&self, key: &PoolKey, created: Vec<Port>) {
         let mut state = self.state();
-        // A look at all ports may have been faster, and a pod may have one of them already.
+        // A concurrent comparison may have registered them, and a pod may have one of them already.
         let State { waiting, taken, .. } = &mut *state;
         let waiting = waiting.entry(key.clone()).or_default();
-        for port in made {
+        for port in created {
             if !taken.contains_key(&port.id) && waiting.iter().all(|known| known.id != port.id) {
                 waiting.push_back(port);
             }
         }
     }
 
-    /// The pools that run low, and how many they lack; where it is not quiet, those that have less than half of what
-    /// they should have.
-    pub(crate) fn low(&self, is_quiet: bool) -> Vec<(Key, usize)> {
+    /// Returns the pools that run low, and the number of ports they lack. If not `is_quiet`, only those with less than half of
+    /// the minimum are returned.
+    pub(crate) fn low(&self, is_quiet: bool) -> Vec<(PoolKey, usize)> {
         let Pool { enabled, min, batch, .. } = self.settings;
         let least = if is_quiet { min } else { min.div_ceil(2) };
         let state = self.state();
-        let lacks = |(key, ports): (&Key, &VecDeque<Port>)| {
+        let lacks = |(key, ports): (&PoolKey, &VecDeque<Port>)| {
             (enabled && ports.len() < least).then(|| (key.clone(), batch.max(min - ports.len())))
         };
         state.waiting.iter().filter_map(lacks).collect()
     }
 
-    /// Fills a pool that runs low, unless somebody does.
+    /// Fills a pool that runs low, unless another task does.
     pub(crate) async fn top_up<F, E>(
         &self,
-        key: &Key,
+        key: &PoolKey,
         count: usize,
         fill: impl FnOnce(usize) -> F,
     ) -> Result<(), E>
     where
         F: Future<Output = Result<Vec<Port>, E>>,
     {
-        let turn = Arc::clone(self.state().filling.entry(key.clone()).or_default());
-        let Ok(_turn) = turn.try_lock() else { return Ok(()) };
-        debug!(?key, count, "a pool runs low");
-        let made = fill(count).await?;
-        self.put(key, made);
+        let lock = Arc::clone(self.state().filling.entry(key.clone()).or_default());
+        let Ok(_lock) = lock.try_lock() else { return Ok(()) };
+        debug!(?key, count, "filling port pool");
+        let created = fill(count).await?;
+        self.put(key, created);
         Ok(())
     }
 
-    /// Forgets a port that a pod has, and that is not used any more by anybody.
+    /// Forgets a port of a pool that a pod had, and that was deleted.
     pub(crate) fn forget(&self, id: &str) {
         self.state().taken.remove(id);
     }
 
-    /// Takes a port out of the pool in which it waits, and ends a pool that is empty then; false if it does not wait any more.
+    /// Removes a port from its pool, and the pool if it is empty then. The result is false if the port is not in a pool.
     pub(crate) fn withdraw(&self, id: &str) -> bool {
         let mut state = self.state();
         let has_it = |ports: &VecDeque<Port>| ports.iter().any(|port| port.id == id);
@@ -174,8 +179,8 @@ impl Pools {
         true
     }
 
-    /// Takes a port back from a pod; `shared` says that another one, too, claims it.
-    pub(crate) fn give_back(&self, id: &str, pod: &str, shared: bool) -> Return {
+    /// Takes a port back from a pod. `shared` tells whether another pod names the port, too.
+    pub(crate) fn return_port(&self, id: &str, pod: &str, shared: bool) -> ReturnOutcome {
         let mut state = self.state();
         let is_kept = match state.taken.get(id) {
             Some(Taken { pod: Some(owner), .. }) => owner != pod,
@@ -183,23 +188,25 @@ impl Pools {
             None => state.waiting.values().flatten().any(|known| known.id == id),
         };
         if is_kept {
-            return Return::Kept;
+            return ReturnOutcome::Kept;
         }
-        let Some(Taken { key, mut port, pod: _ }) = state.taken.remove(id) else { return Return::Unknown };
-        // It was taken out of its switch: who gets it next is not told that it works before it does.
+        let Some(Taken { key, mut port, pod: _ }) = state.taken.remove(id) else {
+            return ReturnOutcome::Unknown;
+        };
+        // The port was unplugged, so it is not ACTIVE until its next pod has plugged it in.
         port.status = String::new();
         let waiting = state.waiting.entry(key).or_default();
         let room = self.settings.enabled && (self.settings.max == 0 || waiting.len() < self.settings.max);
         if !room {
-            return Return::Superfluous;
+            return ReturnOutcome::Surplus;
         }
         waiting.push_back(port);
-        Return::Waits
+        ReturnOutcome::Pooled
     }
 
-    /// Learns of a port that is there after a restart: it waits, or a pod has it. False if it is to be removed: nobody has
-    /// it, and there is no room for it, or it was never bound.
-    pub(crate) fn learn(&self, port: &Port, groups: Vec<String>, user: Option<&User>) -> bool {
+    /// Registers a port that exists after a restart, as pooled or as a pod's. The result is false if it is to be deleted: no pod
+    /// has it, and the pool is full or the port is not bound.
+    pub(crate) fn register(&self, port: &Port, groups: Vec<String>, user: Option<&User>) -> bool {
         let Some(ip) = port.fixed_ips.first().filter(|_| self.settings.enabled) else { return false };
         let mut state = self.state();
         let known = state.taken.contains_key(&port.id)
@@ -207,11 +214,11 @@ impl Pools {
         if known {
             return true;
         }
-        let key = Key { host: port.host_id.clone(), subnet: ip.subnet_id.clone(), groups };
+        let key = PoolKey { host: port.host_id.clone(), subnet: ip.subnet_id.clone(), groups };
         if let Some(user) = user {
             let pod = match user {
                 User::Pod(uid) => Some(uid.clone()),
-                User::Somebody => None,
+                User::Uncertain => None,
             };
             state.taken.insert(port.id.clone(), Taken { key, port: port.clone(), pod });
             return true;
@@ -225,7 +232,7 @@ impl Pools {
         room
     }
 
-    /// How many wait.
+    /// Returns the number of pooled ports.
     pub(crate) fn count(&self) -> usize {
         self.state().waiting.values().map(VecDeque::len).sum()
     }
@@ -235,9 +242,9 @@ impl Pools {
 mod tests {
     use super::*;
 
-    fn pools() -> (Pools, Key) {
+    fn pools() -> (Pools, PoolKey) {
         let pools = Pools::new(Pool { enabled: true, min: 1, max: 0, batch: 1 });
-        (pools, Key { host: "node".into(), subnet: "subnet".into(), groups: Vec::new() })
+        (pools, PoolKey { host: "node".into(), subnet: "subnet".into(), groups: Vec::new() })
     }
 
     fn port(id: &str, status: &str) -> Port {
@@ -245,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_a_pod_has_is_not_put_in_again() {
+    fn port_pool_does_not_add_a_taken_port_again() {
         let (pools, key) = pools();
         pools.put(&key, vec![port("a", "DOWN")]);
         assert_eq!(pools.pop(&key, "x").map(|port| port.id).as_deref(), Some("a"));
@@ -255,45 +262,49 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_is_half_full_waits_for_a_quiet_moment() {
+    fn port_pool_half_full_is_filled_in_quiet_moments() {
         let (mut pools, key) = pools();
         pools.settings = Pool { enabled: true, min: 4, max: 0, batch: 3 };
         pools.put(&key, vec![port("a", "DOWN"), port("b", "DOWN")]);
         assert_eq!(pools.low(false), []);
         assert_eq!(pools.low(true), [(key.clone(), 3)]);
         pools.pop(&key, "x");
-        assert_eq!(pools.low(false), [(key, 3)], "soon there is none");
+        assert_eq!(pools.low(false), [(key, 3)], "less than half of the minimum");
     }
 
     #[test]
-    fn a_port_that_comes_back_does_not_say_that_it_works() {
+    fn port_pool_returned_port_is_not_active() {
         let (pools, key) = pools();
         pools.put(&key, vec![port("a", neutron::port::ACTIVE)]);
         assert_eq!(pools.pop(&key, "x").map(|port| port.status).as_deref(), Some(neutron::port::ACTIVE));
-        assert_eq!(pools.give_back("a", "x", false), Return::Waits);
+        assert_eq!(pools.return_port("a", "x", false), ReturnOutcome::Pooled);
         assert_eq!(pools.pop(&key, "x").map(|port| port.status).as_deref(), Some(""));
     }
 
     #[test]
-    fn a_port_comes_back_from_the_pod_that_took_it_and_from_no_other() {
+    fn port_pool_takes_a_port_back_from_its_pod_only() {
         let (pools, key) = pools();
         pools.put(&key, vec![port("a", ""), port("b", "")]);
         assert_eq!(pools.pop(&key, "x").map(|port| port.id).as_deref(), Some("a"));
-        // Another one names it, and one that waits.
-        assert_eq!(pools.give_back("a", "y", true), Return::Kept);
-        assert_eq!(pools.give_back("b", "y", false), Return::Kept);
-        assert_eq!(pools.give_back("c", "y", false), Return::Unknown);
-        assert_eq!(pools.give_back("a", "x", true), Return::Waits, "it is the one's, whoever else names it");
+        // Another pod names a taken port and a pooled one.
+        assert_eq!(pools.return_port("a", "y", true), ReturnOutcome::Kept);
+        assert_eq!(pools.return_port("b", "y", false), ReturnOutcome::Kept);
+        assert_eq!(pools.return_port("c", "y", false), ReturnOutcome::Unknown);
+        assert_eq!(
+            pools.return_port("a", "x", true),
+            ReturnOutcome::Pooled,
+            "x took it, although y names it"
+        );
         assert_eq!(pools.count(), 2);
     }
 
     #[test]
-    fn of_two_who_name_a_port_after_a_restart_the_last_gives_it_back() {
+    fn port_pool_port_named_by_two_pods_is_returned_by_the_last() {
         let (pools, _) = pools();
         let fixed_ips = vec![neutron::port::FixedIp { subnet_id: "s".into(), ip_address: None }];
         let known = Port { id: "a".into(), vif_type: "ovs".into(), fixed_ips, ..Port::default() };
-        assert!(pools.learn(&known, Vec::new(), Some(&User::Somebody)));
-        assert_eq!(pools.give_back("a", "x", true), Return::Kept);
-        assert_eq!(pools.give_back("a", "y", false), Return::Waits);
+        assert!(pools.register(&known, Vec::new(), Some(&User::Uncertain)));
+        assert_eq!(pools.return_port("a", "x", true), ReturnOutcome::Kept);
+        assert_eq!(pools.return_port("a", "y", false), ReturnOutcome::Pooled);
     }
 }

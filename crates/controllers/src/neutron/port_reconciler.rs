@@ -1,18 +1,17 @@
-//! One case for each pod that wants ports: from its wishes to ports that are ACTIVE, and to their release.
+//! Port reconciler: a case for each pod that needs ports, from the request to ACTIVE ports and their release.
 //!
 //! ```text
-//!   (seen) ─► Working ─► Waiting (written, not all ACTIVE) ─► Active (written again) ─► Leaving ─► (forgotten)
-//!                └─ trouble: Event, back-off, again
+//!   (pod) ─► Allocating ─► Waiting (VIF written, not all ACTIVE) ─► Active (written again) ─► Releasing ─► Done
+//!                └─ failure: Event, back-off, again
 //! ```
 //!
-//! Rules:
-//! - levels, not edges: what is to be done is seen from the pods as they are, at each change and now and then;
-//! - a pod that cannot have what it wants gets an Event, is tried again more and more rarely, and holds up nobody;
-//! - what a pod has and what is written on it are two things: it is done when they are the same;
-//! - a port is forgotten here only when it is gone or waits in a pool; what nobody knows of is found at the next
-//!   comparison of all ports with all pods.
+//! - Level-triggered: the next step follows from the pods' current state, at each change and every few seconds.
+//! - A pod whose ports cannot be provided gets an Event, is tried again with growing pauses, and delays no other pod.
+//! - The ports of a pod and the ports written on it are compared; the case is done when they are equal.
+//! - A port is forgotten only when it is deleted or pooled. Unknown ports are found by the next comparison of all ports
+//!   with all pods.
 //!
-//! Source: Kuryr-Kubernetes `handlers/vif.py`, `retry.py`; its bugs are named in `docs/neutron.md`.
+//! Source: Kuryr-Kubernetes `handlers/vif.py`, `retry.py`; its bugs are listed in `docs/neutron.md`.
 
 mod activation;
 mod comparison;
@@ -34,9 +33,9 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::sleep;
 use tracing::warn;
 
-use self::activation::{Asked, Late};
+use self::activation::{Overdue, Polled};
 use self::comparison::Orphans;
-use self::work::Wishes;
+use self::work::PortRequests;
 use crate::neutron::pod_subject::{PodSubject, SubjectObject};
 use crate::neutron::port_allocator::Allocator;
 use crate::neutron::port_pool::backoff::Backoff;
@@ -47,92 +46,100 @@ use kube_support::health::HealthStatus;
 use kube_support::kuryr::VifLocation;
 use kube_support::resources::DefinitionObject;
 
-/// Pods that are worked for at a time.
+/// Number of pods that are worked on concurrently.
 const PARALLEL: usize = 8;
-/// How long nothing happens before it is looked again.
+/// Interval of the reconciliation if nothing changes.
 const IDLE: Duration = Duration::from_secs(5);
-/// Changes that come so close together are looked at together.
+/// Time for which changes are collected.
 const GATHER: Duration = Duration::from_millis(20);
-/// The first and the longest pause after trouble.
+/// First and longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// How often pools are looked after.
-const POOLS: Duration = Duration::from_secs(1);
-/// How often in a row pools that are but half empty are left as they are because pods wait for their ports to work.
-const HELD_MAX: u32 = 10;
+/// Interval at which pools are filled.
+const POOL_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of consecutive intervals in which half-empty pools are left because pods wait for their ports to become ACTIVE.
+const DEFERRED_MAX: u32 = 10;
 
-/// All of it.
+/// Port reconciler.
 pub(crate) struct PortReconciler {
     client: Client,
     allocator: Arc<Allocator>,
-    place: VifLocation,
-    every: Duration,
+    location: VifLocation,
+    interval: Duration,
     events: Events,
     pods: Arc<Cache<PodSubject>>,
     definitions: Arc<Cache<Definition>>,
     cases: Mutex<BTreeMap<String, Case>>,
-    /// Ports made for a pod before we were there, by its uid.
+    /// Ports that were created for a pod before this process started, by the pod's uid.
     found: Mutex<BTreeMap<String, Vec<Port>>>,
-    turns: Semaphore,
+    /// Slots of [`PARALLEL`] pods.
+    slots: Semaphore,
+    /// Notified when a port may become ACTIVE.
     waiting: Notify,
-    /// Of those who rest, one leaves or selects something else.
-    turned: Notify,
+    /// Notified when a paused pod is deleted or selects other networks.
+    retry: Notify,
     leads: std::sync::atomic::AtomicBool,
     counts: Mutex<BTreeMap<&'static str, u64>>,
 }
 
-/// A pod that wants ports.
+/// State of a pod that needs ports.
 #[derive(Clone, Debug)]
 struct Case {
     subject: Arc<PodSubject>,
-    /// What it has.
+    /// Ports of the pod.
     state: PodState,
-    /// What is written of it, as far as is known.
+    /// Ports that are written on the pod, as far as known.
     written: Option<Written>,
-    /// What it wished for when it was looked at, and what that was made of.
-    wishes: Option<Vec<PortRequest>>,
-    looked: Option<Looked>,
-    /// Why an annotation of it is as good as none, if it was told so.
+    /// Last requests, and their inputs.
+    requests: Option<Vec<PortRequest>>,
+    inputs: Option<RequestInputs>,
+    /// Faults for which an annotation is ignored, and that were reported.
     ignored: Vec<String>,
     stage: Stage,
-    /// Of one that waits: since when, or since its node said that it is done.
+    /// Time since which the pod waits, or at which its node reported the attachment.
     since: Instant,
 }
 
-/// What wishes are made of: what a pod selects, and the definitions at a time.
+/// Inputs of a pod's requests: its annotations, and the version of the definitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Looked {
+struct RequestInputs {
     selection: [Option<String>; 2],
     definitions: u64,
 }
 
-/// What is written of a pod.
+/// Ports that are written on a pod.
 #[derive(Clone, Debug, PartialEq)]
 struct Written {
     state: PodState,
-    /// On what: what the API has of a static pod may be made anew, and has nothing on it then.
+    /// Uid of the object that contains them: the API's object of a static pod may be recreated without them.
     object: String,
 }
 
+/// Stage of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    Working,
+    /// Ports are being provided and written.
+    Allocating,
+    /// The ports are written, and not all of them are ACTIVE.
     Waiting,
+    /// All ports are ACTIVE, and this is written.
     Active,
-    Leaving,
-    Left,
+    /// The ports are being released.
+    Releasing,
+    /// Nothing is to be done: the ports are released, or the written ports cannot be read.
+    Done,
 }
 
 // === impl Case ===
 
 impl Case {
-    /// Of a pod on which this is written.
+    /// Returns the case of a pod with these written ports.
     fn new(subject: &Arc<PodSubject>, state: PodState, stage: Stage) -> Case {
         let mut case = Case {
             subject: Arc::clone(subject),
             state,
             written: None,
-            wishes: None,
-            looked: None,
+            requests: None,
+            inputs: None,
             ignored: Vec::new(),
             stage,
             since: Instant::now(),
@@ -143,13 +150,13 @@ impl Case {
         case
     }
 
-    /// What it has is written.
+    /// Records that the current ports are written.
     fn note_written(&mut self) {
         let (state, object) = (self.state.clone(), self.subject.object.clone());
         self.written = Some(Written { state, object });
     }
 
-    /// Is what it has written, and on what there is now?
+    /// Whether the current ports are written on the current object.
     fn is_written(&self) -> bool {
         match &self.written {
             Some(Written { state, object }) => *state == self.state && *object == self.subject.object,
@@ -157,12 +164,12 @@ impl Case {
         }
     }
 
-    /// Was it written on something else than what the API has of its pod now?
+    /// Whether the ports are written on another object than the current one.
     fn is_written_elsewhere(&self) -> bool {
         self.written.as_ref().is_some_and(|written| written.object != self.subject.object)
     }
 
-    /// Is what it wishes for looked at? Whose pod runs has what it has.
+    /// Whether requests are evaluated. A running pod keeps its ports.
     fn may_get_ports(&self) -> bool {
         self.subject.pending || self.state.is_empty()
     }
@@ -171,12 +178,12 @@ impl Case {
 // === impl PortReconciler ===
 
 impl PortReconciler {
-    /// One that watches from now on, and does nothing yet.
+    /// Returns a reconciler that watches from now on, and changes nothing yet.
     pub(crate) fn new(
         client: Client,
         allocator: Arc<Allocator>,
-        place: VifLocation,
-        every: Duration,
+        location: VifLocation,
+        interval: Duration,
         identity: &str,
     ) -> PortReconciler {
         let pods = Arc::new(Cache::new("pods"));
@@ -188,15 +195,15 @@ impl PortReconciler {
             events: Events::new(client.clone(), identity, &Arc::default()),
             client,
             allocator,
-            place,
-            every,
+            location,
+            interval,
             pods,
             definitions,
             cases: Mutex::new(BTreeMap::new()),
             found: Mutex::new(BTreeMap::new()),
-            turns: Semaphore::new(PARALLEL),
+            slots: Semaphore::new(PARALLEL),
             waiting: Notify::new(),
-            turned: Notify::new(),
+            retry: Notify::new(),
             leads: false.into(),
             counts: Mutex::new(BTreeMap::new()),
         }
@@ -206,16 +213,16 @@ impl PortReconciler {
         self.cases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where pods have no further networks there need be no such resource.
+    /// Whether definitions are read. Without additional networks the resource need not exist.
     fn needs_definitions(&self) -> bool {
         self.allocator.rules.reads_annotation()
     }
 
-    fn count(&self, what: &'static str) {
-        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry(what).or_default() += 1;
+    fn count(&self, outcome: &'static str) {
+        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry(outcome).or_default() += 1;
     }
 
-    /// Works, for ever.
+    /// Runs until the process ends.
     pub(crate) async fn run(self: Arc<PortReconciler>) {
         self.pods.synced().await;
         if self.needs_definitions() {
@@ -223,14 +230,14 @@ impl PortReconciler {
         }
         let mut pause = PAUSES.0;
         while let Err(error) = self.compare(&mut BTreeSet::new(), Orphans::Remove).await {
-            warn!(%error, "the ports that are there cannot be listed; nothing is made before");
+            warn!(%error, "failed to compare existing ports with pods; no port is created before");
             sleep(jittered(pause)).await;
             pause = (pause * 2).min(PAUSES.1);
         }
         self.leads.store(true, std::sync::atomic::Ordering::Relaxed);
         let (watch, pools) = (Arc::clone(&self), Arc::clone(&self));
         let (again, activate) = (Arc::clone(&self), Arc::clone(&self));
-        tokio::join!(watch.watch(), pools.look_after_pools(), again.compare_again(), activate.activate());
+        tokio::join!(watch.watch(), pools.fill_pools(), again.compare_again(), activate.activate());
     }
 
     async fn watch(self: Arc<PortReconciler>) {
@@ -247,7 +254,7 @@ impl PortReconciler {
                 let cases = self.cases();
                 cases.keys().filter(|uid| !there.contains(uid.as_str())).cloned().collect()
             };
-            gone.iter().for_each(|uid| self.leave(uid));
+            gone.iter().for_each(|uid| self.begin_release(uid));
             tokio::select! {
                 () = sleep(IDLE) => {}
                 _ = changes.changed() => {}
@@ -257,7 +264,7 @@ impl PortReconciler {
         }
     }
 
-    /// What is to be done for a pod?
+    /// Begins or continues the case of a pod.
     fn consider(self: &Arc<PortReconciler>, subject: &Arc<PodSubject>) {
         let pod = &subject.pod;
         let rules = &self.allocator.rules;
@@ -276,61 +283,61 @@ impl PortReconciler {
             |subject: &PodSubject| subject.pod.annotations.get(kube_support::kuryr::ANNOTATION).cloned();
         if cases
             .get(&pod.uid)
-            .is_some_and(|case| case.stage == Stage::Left && vif(&case.subject) != vif(subject))
+            .is_some_and(|case| case.stage == Stage::Done && vif(&case.subject) != vif(subject))
         {
-            // What could not be read is another thing now.
+            // The unreadable annotation was changed.
             cases.remove(&pod.uid);
         }
         if let Some(case) = cases.get_mut(&pod.uid) {
             self.reconsider(case, subject);
             return;
         }
-        let written = match self.place {
+        let written = match self.location {
             VifLocation::Annotation => kube_support::kuryr::of_annotation(pod),
             VifLocation::Kuryrport => Ok(None),
         };
         let state = match written {
             Ok(Some(state)) => state,
-            Ok(None) if wants && (subject.pending || self.place == VifLocation::Kuryrport) => {
+            Ok(None) if wants && (subject.pending || self.location == VifLocation::Kuryrport) => {
                 PodState::default()
             }
             Ok(None) => return,
             Err(why) => {
-                // It stays as it is: somebody may need it.
-                self.events.troubled(pod, EventReason::VifUnreadable, &why.to_string());
-                cases.insert(pod.uid.clone(), Case::new(subject, PodState::default(), Stage::Left));
+                // The annotation is not overwritten, because another program may use it.
+                self.events.ports_failed(pod, EventReason::VifUnreadable, &why.to_string());
+                cases.insert(pod.uid.clone(), Case::new(subject, PodState::default(), Stage::Done));
                 return;
             }
         };
         let stage = match (state.is_empty(), state.is_active()) {
-            (true, _) => Stage::Working,
+            (true, _) => Stage::Allocating,
             (false, false) => Stage::Waiting,
             (false, true) => Stage::Active,
         };
         cases.insert(pod.uid.clone(), Case::new(subject, state, stage));
         drop(cases);
         match stage {
-            Stage::Working => drop(tokio::spawn(Arc::clone(self).work(pod.uid.clone()))),
+            Stage::Allocating => drop(tokio::spawn(Arc::clone(self).work(pod.uid.clone()))),
             Stage::Waiting => self.waiting.notify_one(),
             _ => {}
         }
     }
 
-    /// The same for one that has a case.
+    /// Continues the case of a pod.
     fn reconsider(self: &Arc<PortReconciler>, case: &mut Case, subject: &Arc<PodSubject>) {
         let pod = &subject.pod;
         if selection(&case.subject.pod) != selection(pod) {
-            // Who rests is to try what it selects now.
-            self.turned.notify_waiters();
+            // A paused pod is tried at once with its new selection.
+            self.retry.notify_waiters();
         }
-        let said = |subject: &PodSubject| subject.pod.annotations.get(NETWORK_STATUS).cloned();
-        let plugged = said(&case.subject) != said(subject);
+        let status = |subject: &PodSubject| subject.pod.annotations.get(NETWORK_STATUS).cloned();
+        let plugged = status(&case.subject) != status(subject);
         case.subject = Arc::clone(subject);
-        // Also if that happened while somebody worked for it.
-        let anew = case.is_written_elsewhere() && !case.state.is_empty();
+        // The object may also have been recreated while the case was in work.
+        let is_recreated = case.is_written_elsewhere() && !case.state.is_empty();
         let is_settled = matches!(case.stage, Stage::Waiting | Stage::Active);
-        if is_settled && (anew || self.wishes_otherwise(case)) {
-            case.stage = Stage::Working;
+        if is_settled && (is_recreated || self.requests_changed(case)) {
+            case.stage = Stage::Allocating;
             drop(tokio::spawn(Arc::clone(self).work(pod.uid.clone())));
         } else if plugged && case.stage == Stage::Waiting {
             case.since = Instant::now();
@@ -338,78 +345,79 @@ impl PortReconciler {
         }
     }
 
-    /// A pod has ended and is still there.
+    /// Releases the ports of a pod that has ended and is not deleted yet.
     fn end(self: &Arc<PortReconciler>, subject: &Arc<PodSubject>) {
         let uid = &subject.pod.uid;
-        if subject.held {
-            // Kuryr's finalizer waits for us, even if the pod had ended before we were there, or nothing was to be released.
+        if subject.has_finalizer {
+            // Kuryr's finalizer is removed even if the pod ended before this process started, or has no ports.
             let mut cases = self.cases();
             let case = cases
                 .entry(uid.clone())
                 .or_insert_with(|| Case::new(subject, PodState::default(), Stage::Active));
-            let is_new = case.stage == Stage::Left && !case.subject.held;
+            let is_new = case.stage == Stage::Done && !case.subject.has_finalizer;
             case.subject = Arc::clone(subject);
             if is_new {
                 case.stage = Stage::Active;
             }
         }
-        self.leave(uid);
+        self.begin_release(uid);
     }
 
-    /// Does a pod that had what it wished for, and has not begun, wish for something else by now?
-    fn wishes_otherwise(&self, case: &mut Case) -> bool {
-        let looked = Some(self.looked(&case.subject));
-        if !case.subject.pending || case.looked == looked {
+    /// Whether a pod that has its ports, and has not started yet, now requests other ones.
+    fn requests_changed(&self, case: &mut Case) -> bool {
+        let inputs = Some(self.inputs(&case.subject));
+        if !case.subject.pending || case.inputs == inputs {
             return false;
         }
-        case.looked = looked;
-        let Ok(Wishes { wishes, ignored: _ }) = self.wishes(&case.subject) else { return false };
-        match &case.wishes {
-            Some(known) => *known != wishes,
-            // Of one that had its ports before we were there.
-            None => wishes.iter().any(|wish| case.state.vif(&wish.name).is_none()),
+        case.inputs = inputs;
+        let Ok(PortRequests { requests, ignored: _ }) = self.requests(&case.subject) else { return false };
+        match &case.requests {
+            Some(known) => *known != requests,
+            // The pod had its ports before this process started.
+            None => requests.iter().any(|request| case.state.vif(&request.name).is_none()),
         }
     }
 
-    /// What a pod's wishes are made of now.
-    fn looked(&self, subject: &PodSubject) -> Looked {
+    /// Returns the current inputs of a pod's requests.
+    fn inputs(&self, subject: &PodSubject) -> RequestInputs {
         let selection = selection(&subject.pod).map(|text| text.cloned());
-        Looked { selection, definitions: *self.definitions.changes().borrow() }
+        RequestInputs { selection, definitions: *self.definitions.changes().borrow() }
     }
 
-    /// A pod that is gone, or has ended, gives its ports up.
-    fn leave(self: &Arc<PortReconciler>, uid: &str) {
+    /// Begins to release the ports of a pod that is deleted or has ended.
+    fn begin_release(self: &Arc<PortReconciler>, uid: &str) {
         let mut cases = self.cases();
         let Some(case) = cases.get_mut(uid) else { return };
         match case.stage {
-            // Who works for it sees it.
-            Stage::Working => {
-                case.stage = Stage::Leaving;
-                self.turned.notify_waiters();
+            // The task that allocates its ports releases them.
+            Stage::Allocating => {
+                case.stage = Stage::Releasing;
+                self.retry.notify_waiters();
             }
-            Stage::Leaving => {}
-            Stage::Left => {
+            Stage::Releasing => {}
+            Stage::Done => {
                 if self.pods.all().iter().all(|subject| subject.pod.uid != uid) {
                     cases.remove(uid);
                 }
             }
             Stage::Waiting | Stage::Active => {
-                case.stage = Stage::Leaving;
+                case.stage = Stage::Releasing;
                 drop(tokio::spawn(Arc::clone(self).release(uid.to_owned())));
             }
         }
     }
 
-    async fn look_after_pools(self: Arc<PortReconciler>) {
+    async fn fill_pools(self: Arc<PortReconciler>) {
         if !self.allocator.rules.pool.enabled {
             return;
         }
-        let (mut backoff, mut held) = (Backoff::default(), 0);
+        let (mut backoff, mut deferred) = (Backoff::default(), 0);
         loop {
-            sleep(POOLS).await;
-            // The server that would make the ports is at work on those that have just been plugged in.
-            let is_quiet = held >= HELD_MAX || self.inactive(Asked::All, Late::Without).is_empty();
-            held = if is_quiet { 0 } else { held + 1 };
+            sleep(POOL_INTERVAL).await;
+            // Neutron is busy with the ports that were just plugged in.
+            let is_quiet =
+                deferred >= DEFERRED_MAX || self.inactive(Polled::All, Overdue::Without).is_empty();
+            deferred = if is_quiet { 0 } else { deferred + 1 };
             self.allocator.top_up(is_quiet, &mut backoff).await;
         }
     }
@@ -445,12 +453,12 @@ impl HealthStatus for PortReconciler {
     }
 }
 
-/// What a pod selects, beside its node's default network and in place of it.
+/// Returns the pod's annotations for additional networks and for the default network.
 fn selection(pod: &Pod) -> [Option<&String>; 2] {
     [Annotation::Networks, Annotation::DefaultNetwork].map(|annotation| pod.annotations.get(annotation.key()))
 }
 
-/// A pause that is not everybody's.
+/// Returns the pause, changed randomly by up to 25 %, so that many pods are not tried at the same moment.
 fn jittered(pause: Duration) -> Duration {
     let noise = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

@@ -1,11 +1,11 @@
-//! What a pod wants of Neutron: pure, from the pod, the definitions it selects, and the rules.
+//! Port requests: the Neutron ports that a pod needs, computed from the pod, the definitions it selects, and the rules.
 //!
-//! Rules: the port of the default interface is that of the default-network annotation, else of every pod's; a network is
-//! Neutron's if its definition has `openstack.org/kuryr-config`; further interfaces are numbered in
-//! the order of the annotation, Neutron's alone. The annotation is read by the standard's own reader, so an element
-//! without a namespace is in the pod's, whatever stands before it.
+//! - The port of the default interface follows the default-network annotation, else the rule for all pods.
+//! - A network is a Neutron network if its definition has `openstack.org/kuryr-config`.
+//! - Further interfaces are numbered in the order of the annotation, counting Neutron networks only.
+//! - The annotation is read like on the node, so an element without a namespace is in the pod's namespace.
 //!
-//! Source: the specification; Kuryr-Kubernetes `multi_vif.py`; the standard, 4.1.2.
+//! Source: Kuryr-Kubernetes specification and `multi_vif.py`; multi-network specification (NPWG), section 4.1.2.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,25 +21,25 @@ use thiserror::Error;
 use crate::neutron::port_rules::{Driver, Rules, UnknownDriver};
 use kube_support::kuryr::definition::is_of_plugin;
 
-/// Longest of them that is read, in bytes.
+/// Maximum size of Kuryr's annotation, in bytes.
 const CONFIG_MAX: usize = 16 << 10;
 
-/// One port that a pod wants.
+/// Port that a pod requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortRequest {
-    /// Kuryr's name for the interface: `eth0`, `eth1`…
+    /// Name of the interface in Kuryr: `eth0`, `eth1`…
     pub(crate) name: String,
-    /// The subnet's id.
+    /// Id of the subnet.
     pub(crate) subnet: String,
-    /// How it is plugged in.
+    /// Driver that plugs the port in.
     pub(crate) driver: Driver,
-    /// Addresses that are wanted.
+    /// Requested addresses.
     pub(crate) addresses: Vec<IpAddr>,
-    /// The hardware address that is wanted.
+    /// Requested hardware address.
     pub(crate) mac: Option<String>,
 }
 
-/// What a definition says.
+/// Content of Kuryr's annotation of a definition.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Config {
@@ -47,39 +47,39 @@ struct Config {
     driver_type: Option<String>,
 }
 
-/// What a pod's annotations select.
+/// Networks that a pod's annotations select.
 #[derive(Debug, Default)]
 pub(crate) struct Selected {
-    /// In place of the node's default network.
+    /// Network in place of the node's default network.
     pub(crate) default: Option<Element>,
-    /// Beside it, in the order of the annotation.
+    /// Additional networks, in the order of the annotation.
     pub(crate) elements: Vec<Element>,
-    /// Why an annotation is as good as none.
+    /// Faults for which an annotation is ignored.
     pub(crate) ignored: Vec<String>,
 }
 
 impl Selected {
-    /// The definitions it takes.
+    /// Returns the selected definitions.
     pub(crate) fn networks(&self) -> impl Iterator<Item = &NetworkReference> {
         self.default.iter().chain(&self.elements).map(|element| &element.network)
     }
 }
 
-/// Reason why a pod's ports cannot be made.
+/// Reason why the ports of a pod cannot be requested.
 #[derive(Debug, Error)]
 pub(crate) enum RequestError {
-    /// What the annotations select cannot be attached.
+    /// The annotations are refused.
     #[error("{0}")]
     Selection(Refusal),
-    /// The definition of a network is not there.
+    /// A selected definition does not exist.
     #[error("network {0}: no such NetworkAttachmentDefinition")]
     NoDefinition(NetworkReference),
-    /// Kuryr's annotation of a definition is wrong.
+    /// Kuryr's annotation of a definition is invalid.
     #[error("network {network}: {KURYR_CONFIG}: {error}")]
     Definition {
-        /// The definition.
+        /// Definition of the network.
         network: NetworkReference,
-        /// The fault of the annotation.
+        /// Fault of the annotation.
         error: ConfigError,
     },
 }
@@ -90,25 +90,25 @@ pub(crate) enum ConfigError {
     /// The annotation is too large.
     #[error("larger than {CONFIG_MAX} bytes")]
     TooLarge,
-    /// The annotation is not of the form.
+    /// The annotation is not the expected JSON.
     #[error("{0}")]
     Form(#[from] serde_json::Error),
     /// The driver is unknown.
     #[error("driverType: {0}")]
     Driver(UnknownDriver),
-    /// The subnet is missing.
-    #[error("subnetId is missing, and there is no podSubnet")]
+    /// There is no subnet.
+    #[error("subnetId is missing, and the controller has no podSubnet")]
     NoSubnet,
-    /// The subnet is no id.
-    #[error("subnetId: {0:?} is no id")]
+    /// The subnet is not an id.
+    #[error("subnetId: {0:?} is not an id")]
     SubnetId(String),
 }
 
-/// What a pod's annotations select. One that is invalid selects nothing, as on a node: a node that is told to refuse such a
-/// pod does so, whatever ports there are.
+/// Returns the networks that a pod's annotations select. An invalid annotation selects nothing, like on the node. A node that is
+/// configured to refuse such a pod does so independently of its ports.
 ///
 /// # Errors
-/// What is selected cannot be attached.
+/// A selected network cannot be attached.
 pub(crate) fn selected(pod: &Pod, rules: &Rules) -> Result<Selected, RequestError> {
     let mut selected = Selected::default();
     let mut read = |annotation: Annotation, home: &str| {
@@ -123,18 +123,16 @@ pub(crate) fn selected(pod: &Pod, rules: &Rules) -> Result<Selected, RequestErro
         }
     };
     let default = read(Annotation::DefaultNetwork, &rules.multus_namespace)?.into_iter().next();
-    let elements = match rules.reads_annotation() {
-        true => read(Annotation::Networks, &pod.namespace)?,
-        false => Vec::new(),
-    };
+    let elements =
+        if rules.reads_annotation() { read(Annotation::Networks, &pod.namespace)? } else { Vec::new() };
     Ok(Selected { default, elements, ..selected })
 }
 
-/// All ports that a pod wants.
+/// Returns all ports that a pod requests.
 ///
 /// # Errors
-/// What cannot be wanted, with a path through it.
-pub(crate) fn wishes(
+/// A definition is missing or invalid.
+pub(crate) fn requests(
     selected: &Selected,
     definitions: &BTreeMap<NetworkReference, Definition>,
     rules: &Rules,
@@ -145,21 +143,21 @@ pub(crate) fn wishes(
         found.ok_or_else(|| RequestError::NoDefinition(network.clone()))
     };
     let of = |name: String, element: &Element, text: &str| {
-        wish(name, element, text, rules)
+        request(name, element, text, rules)
             .map_err(|error| RequestError::Definition { network: element.network.clone(), error })
     };
-    let mut wishes = Vec::new();
+    let mut requests = Vec::new();
     match &selected.default {
-        None if rules.default_network => wishes.push(default_wish(rules)),
+        None if rules.default_network => requests.push(default_request(rules)),
         None => {}
         Some(element) => {
             let definition = find(element)?;
             match definition.annotations.get(KURYR_CONFIG) {
-                Some(text) => wishes.push(of(DEFAULT.to_owned(), element, text)?),
+                Some(text) => requests.push(of(DEFAULT.to_owned(), element, text)?),
                 None if is_of_plugin(&definition.config) && !rules.pod_subnet.is_empty() => {
-                    wishes.push(default_wish(rules));
+                    requests.push(default_request(rules));
                 }
-                // Somebody else's network.
+                // The network is not a Neutron network.
                 None => {}
             }
         }
@@ -168,12 +166,12 @@ pub(crate) fn wishes(
     for element in &selected.elements {
         let Some(text) = find(element)?.annotations.get(KURYR_CONFIG) else { continue };
         number += 1;
-        wishes.push(of(format!("{}{number}", rules.additional_ifname_prefix), element, text)?);
+        requests.push(of(format!("{}{number}", rules.additional_ifname_prefix), element, text)?);
     }
-    Ok(wishes)
+    Ok(requests)
 }
 
-fn default_wish(rules: &Rules) -> PortRequest {
+fn default_request(rules: &Rules) -> PortRequest {
     PortRequest {
         name: DEFAULT.to_owned(),
         subnet: rules.pod_subnet.clone(),
@@ -183,7 +181,7 @@ fn default_wish(rules: &Rules) -> PortRequest {
     }
 }
 
-fn wish(name: String, element: &Element, text: &str, rules: &Rules) -> Result<PortRequest, ConfigError> {
+fn request(name: String, element: &Element, text: &str, rules: &Rules) -> Result<PortRequest, ConfigError> {
     if text.len() > CONFIG_MAX {
         return Err(ConfigError::TooLarge);
     }
@@ -216,7 +214,7 @@ mod tests {
 
     use super::*;
 
-    fn wished(
+    fn requested(
         annotations: &[(&str, &str)],
         rules: &Rules,
     ) -> Result<(Vec<(String, String)>, usize), RequestError> {
@@ -238,18 +236,21 @@ mod tests {
             annotations.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())).collect();
         let pod = Pod { namespace: "n".into(), annotations, ..Pod::default() };
         let selected = selected(&pod, rules)?;
-        let wishes = wishes(&selected, &definitions, rules)?;
-        Ok((wishes.into_iter().map(|wish| (wish.name, wish.subnet)).collect(), selected.ignored.len()))
+        let requests = requests(&selected, &definitions, rules)?;
+        Ok((
+            requests.into_iter().map(|request| (request.name, request.subnet)).collect(),
+            selected.ignored.len(),
+        ))
     }
 
     #[test]
-    fn the_default_network_annotation_says_where_the_first_port_is() {
+    fn port_request_of_eth0_follows_the_default_network_annotation() {
         let (networks, default) = (Annotation::Networks.key(), Annotation::DefaultNetwork.key());
         let everywhere = Rules { default_network: true, pod_subnet: "s-pod".into(), ..Rules::default() };
         let names = |annotations: &[(&str, &str)], rules: &Rules| {
-            let (wishes, ignored) = wished(annotations, rules).unwrap();
+            let (requests, ignored) = requested(annotations, rules).unwrap();
             assert_eq!(ignored, 0);
-            wishes.into_iter().map(|(name, subnet)| format!("{name} {subnet}")).collect::<Vec<_>>()
+            requests.into_iter().map(|(name, subnet)| format!("{name} {subnet}")).collect::<Vec<_>>()
         };
         assert_eq!(names(&[(networks, "a")], &everywhere), ["eth0 s-pod", "eth1 s-a"]);
         assert_eq!(names(&[(default, "own"), (networks, "a")], &everywhere), ["eth0 s-own", "eth1 s-a"]);
@@ -258,7 +259,7 @@ mod tests {
         assert_eq!(names(&[(default, "own")], &Rules::default()), ["eth0 s-own"]);
         assert_eq!(names(&[], &Rules::default()), [""; 0]);
         assert!(
-            wished(&[(default, "nowhere")], &everywhere)
+            requested(&[(default, "nowhere")], &everywhere)
                 .unwrap_err()
                 .to_string()
                 .contains("kube-system/nowhere")
@@ -266,10 +267,10 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_annotation_takes_the_default_networks_port_from_nobody() {
+    fn port_request_of_eth0_survives_an_invalid_annotation() {
         let rules = Rules { default_network: true, pod_subnet: "s-pod".into(), ..Rules::default() };
-        let (wishes, ignored) =
-            wished(&[(Annotation::Networks.key(), r#"[{"name":"a","ips":[]}]"#)], &rules).unwrap();
-        assert_eq!((wishes, ignored), (vec![("eth0".to_owned(), "s-pod".to_owned())], 1));
+        let (requests, ignored) =
+            requested(&[(Annotation::Networks.key(), r#"[{"name":"a","ips":[]}]"#)], &rules).unwrap();
+        assert_eq!((requests, ignored), (vec![("eth0".to_owned(), "s-pod".to_owned())], 1));
     }
 }

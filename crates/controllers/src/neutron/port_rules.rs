@@ -1,9 +1,10 @@
-//! What the controller of Neutron ports is told: our own YAML, or a `kuryr.conf` as it is.
+//! Rules of the Neutron controller, from its own YAML or from a `kuryr.conf`.
 //!
-//! Rules: an unknown key is refused by name; names of drivers are Kuryr's; what is not said is as Kuryr has it.
+//! - An unknown key is refused by name.
+//! - Drivers have the names that they have in Kuryr. Defaults are those of Kuryr.
 //!
 //! Source: Kuryr-Kubernetes `config.py` (2023.1), sections `kubernetes`, `neutron_defaults`, `vif_pool`,
-//! `pod_vif_nested`; the specification's `enabled_vif_drivers`.
+//! `pod_vif_nested`; Kuryr-Kubernetes specification, `enabled_vif_drivers`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,84 +12,84 @@ use std::fmt;
 use serde::Deserialize;
 use thiserror::Error;
 
-/// The beginning of the tag that says which cluster's a port is.
+/// Prefix of the tag with the cluster of a port.
 pub(super) const CLUSTER: &str = "weft-cluster=";
-/// The driver that reads the standard's annotation.
+/// Driver that reads the annotation of the multi-network specification (NPWG).
 pub(crate) const NPWG: &str = "npwg_multiple_interfaces";
-/// The names under which further networks may be had.
+/// Drivers for additional networks.
 const MULTI_DRIVERS: [&str; 2] = ["noop", NPWG];
 
-/// What there is to be told.
+/// Settings of the Neutron controller.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
-    /// The cloud.
+    /// Access to the cloud.
     pub(crate) cloud: neutron::settings::Settings,
-    /// How the rest is done.
+    /// Rules for ports.
     pub(crate) rules: Rules,
 }
 
-/// How ports are made.
+/// Rules for ports.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct Rules {
-    /// Where further networks of a pod come from: `npwg_multiple_interfaces`, `noop`.
+    /// Drivers for additional networks: `npwg_multiple_interfaces`, `noop`.
     pub(crate) enabled_vif_drivers: Vec<String>,
-    /// Has every pod a port as its default interface, in `podSubnet`?
+    /// Whether the default interface of every pod is a port in `podSubnet`.
     pub(crate) default_network: bool,
-    /// The subnet of a port that names none.
+    /// Subnet of a port whose definition names none.
     pub(crate) pod_subnet: String,
-    /// The same for one driver.
+    /// Subnet by driver, for ports whose definition names none.
     pub(crate) subnet_mapping: BTreeMap<String, String>,
-    /// How a port is plugged in that does not say.
+    /// Driver of a port whose definition names none.
     pub(crate) pod_vif_driver: Driver,
-    /// Whose ports they are; the token's project if empty.
+    /// Project of the ports; if empty, the token's project.
     pub(crate) project: String,
-    /// Their security groups; the project's default one if empty.
+    /// Security groups of the ports; if empty, the project's default group.
     pub(crate) pod_security_groups: Vec<String>,
-    /// The bridge of the switch, where a binding names none.
+    /// Bridge of the switch, if the binding names none.
     pub(crate) ovs_bridge: String,
     /// Further tags of each port.
     pub(crate) resource_tags: Vec<String>,
-    /// Tells the ports of this cluster from those of another one in the same project.
+    /// Name of the cluster, which distinguishes its ports from those of other clusters in the project.
     pub(crate) cluster: String,
-    /// Are ports named `namespace/pod`?
+    /// Whether ports have the name `namespace/pod`.
     pub(crate) port_debug: bool,
-    /// Where a default network is that is named without a namespace, as `multusNamespace` of the nodes says.
+    /// Namespace of a default network that is named without one, like `multusNamespace` on the nodes.
     pub(crate) multus_namespace: String,
-    /// How further interfaces are numbered: `eth1`…
+    /// Prefix of further interfaces: `eth` for `eth1`…
     pub(crate) additional_ifname_prefix: String,
-    /// Where nodes have their own ports, for nested ones.
+    /// Subnets in which nodes have their own ports, for nested ports.
     pub(crate) worker_nodes_subnets: Vec<String>,
-    /// No interface of a pod has a larger MTU, in bytes; 0: its network's.
+    /// Maximum MTU of an interface, in bytes; 0 means the network's MTU.
     pub(crate) network_device_mtu: u32,
-    /// Ports that wait for pods.
+    /// Pools of unused ports.
     pub(crate) pool: Pool,
 }
 
-/// Ports that wait for pods.
+/// Settings of the pools of unused ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct Pool {
-    /// Are there any?
+    /// Whether there are pools.
     pub(crate) enabled: bool,
-    /// Fewer than these are filled up.
+    /// Number of ports below which a pool is filled.
     pub(crate) min: usize,
-    /// More than these are not kept; 0: no limit.
+    /// Maximum number of ports in a pool; 0 means no limit.
     pub(crate) max: usize,
-    /// So many are made at a time.
+    /// Number of ports that are created in one request.
     pub(crate) batch: usize,
 }
 
-/// How a port is plugged in.
+/// Way in which a port is plugged in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) enum Driver {
     /// Into the node's switch.
     #[default]
     NeutronVif,
-    /// As a VLAN of the node's own port.
+    /// As a VLAN subport of the node's own port.
     NestedVlan,
-    /// Beside the node's own address.
+    /// As a macvlan on the node, with an allowed address pair of the node's own port.
     NestedMacvlan,
 }
 
@@ -99,40 +100,40 @@ impl Driver {
         ("nested-macvlan", Driver::NestedMacvlan),
     ];
 
-    /// By its name.
+    /// Returns the driver of this name.
     ///
     /// # Errors
-    /// It is none, with the list of those there are.
+    /// There is no such driver; the error lists the drivers.
     pub(crate) fn named(name: &str) -> Result<Driver, UnknownDriver> {
         let found = Driver::ALL.iter().find(|(known, _)| *known == name);
         found.map(|(_, driver)| *driver).ok_or_else(|| UnknownDriver(name.to_owned()))
     }
 }
 
-/// Name that no driver has.
+/// Name of an unknown driver.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0:?} is not one of {names}", names = Driver::ALL.map(|(known, _)| known).join(", "))]
 pub(crate) struct UnknownDriver(String);
 
-/// Reason why rules cannot be kept.
+/// Reason why rules are refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum RulesError {
-    /// A source of further interfaces is unknown.
+    /// A driver for additional networks is unknown.
     #[error("enabled_vif_drivers: {0:?} is not one of {names}", names = MULTI_DRIVERS.join(", "))]
     MultiDriver(String),
     /// A driver of the subnet mapping is unknown.
     #[error("subnet_mapping: {0}")]
     SubnetMapping(UnknownDriver),
-    /// The subnet of the default interfaces is missing.
-    #[error("pod_subnet is missing: it is where the default interface of every pod is")]
+    /// There is no subnet for the default interfaces.
+    #[error("pod_subnet is missing: set it to the subnet of the pods' default interfaces")]
     NoPodSubnet,
-    /// The size of a batch is out of bounds.
+    /// The batch size is out of bounds.
     #[error("ports_pool_batch: {0} is not within 1..=1000")]
     Batch(usize),
-    /// The prefix begins no interface's name.
-    #[error("additional_ifname_prefix: {0:?} is not one to ten small letters")]
+    /// The prefix is not valid in an interface name.
+    #[error("additional_ifname_prefix: {0:?} is not one to ten lower-case letters")]
     Prefix(String),
-    /// The name of the cluster is no tag.
+    /// The name of the cluster is not valid in a tag.
     #[error("cluster: {0:?} is not one to forty characters without a comma or a space")]
     Cluster(String),
 }
@@ -182,7 +183,7 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// What cannot be seen from the form of a key alone.
+    /// Checks the rules that the types do not express.
     pub(crate) fn check(self) -> Result<Rules, RulesError> {
         let known = |name: &&String| !MULTI_DRIVERS.contains(&name.as_str());
         if let Some(name) = self.enabled_vif_drivers.iter().find(known) {
@@ -201,7 +202,7 @@ impl Rules {
         if prefix.is_empty() || prefix.len() > 10 || !prefix.bytes().all(|byte| byte.is_ascii_lowercase()) {
             return Err(RulesError::Prefix(prefix.clone()));
         }
-        // A tag has at most 60 characters; in a description tags are words.
+        // A tag has at most 60 characters. In a description, tags are separated by spaces.
         let separates = |character: char| character == ',' || character.is_whitespace();
         if self.cluster.is_empty() || self.cluster.len() > 40 || self.cluster.contains(separates) {
             return Err(RulesError::Cluster(self.cluster));
@@ -209,7 +210,7 @@ impl Rules {
         Ok(self)
     }
 
-    /// The MTU of an interface on a network that has this one.
+    /// Returns the MTU of an interface on a network with this MTU.
     pub(crate) fn mtu(&self, network: Option<u32>) -> Option<u32> {
         let most = Some(self.network_device_mtu).filter(|most| *most > 0);
         match (network, most) {
@@ -218,12 +219,12 @@ impl Rules {
         }
     }
 
-    /// Are further networks had at all?
+    /// Whether additional networks are read from the annotation.
     pub(crate) fn reads_annotation(&self) -> bool {
         self.enabled_vif_drivers.iter().any(|name| name == NPWG)
     }
 
-    /// The tag that all ports of this cluster have.
+    /// Returns the tag that all ports of this cluster have.
     pub(crate) fn cluster_tag(&self) -> String {
         format!("{CLUSTER}{}", self.cluster)
     }
@@ -234,12 +235,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_linter_knows_the_drivers_there_are() {
+    fn lint_knows_all_neutron_drivers() {
         assert_eq!(Driver::ALL.map(|(name, _)| name), manifest::lint::kuryr::DRIVER_TYPES);
     }
 
     #[test]
-    fn the_mtu_of_a_device_is_its_networks_or_less() {
+    fn mtu_of_a_port_is_that_of_its_network_or_less() {
         let mtu = |most, network| Rules { network_device_mtu: most, ..Rules::default() }.mtu(network);
         assert_eq!(
             [mtu(0, Some(1442)), mtu(1400, Some(1442)), mtu(1500, Some(1442))],
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_cannot_be_kept_are_refused_by_name() {
+    fn port_rules_invalid_values_are_named() {
         let wrong = Rules { enabled_vif_drivers: vec!["sriov".into()], ..Rules::default() };
         assert!(wrong.check().unwrap_err().to_string().contains("noop, npwg_multiple_interfaces"));
         assert!(

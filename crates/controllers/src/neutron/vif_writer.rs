@@ -1,7 +1,7 @@
-//! Where a pod's VIFs are written: Kuryr's annotation of the pod, or a KuryrPort beside it.
+//! Writer of a pod's VIFs: to Kuryr's annotation of the pod, or to a KuryrPort.
 //!
-//! Rules: what is written names the pod's uid: a pod that was made anew under the name is another one's. What a reader
-//! cannot read is an error and stays as it is.
+//! - Each write contains the pod's uid, so that it never changes another pod of the same name.
+//! - Content that cannot be read is an error and stays unchanged.
 //!
 //! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD `kuryrports`.
 
@@ -18,7 +18,7 @@ use kube_support::api_error;
 use kube_support::api_error::is_about_uid;
 use kube_support::kuryr::{ANNOTATION, KuryrPort, RequestError, VifLocation};
 
-/// The label of a KuryrPort that says where its pod is.
+/// Label of a KuryrPort with the node of its pod.
 const NODE_LABEL: &str = "kuryr.openstack.org/nodeName";
 
 /// Failure of a write to a pod or to its KuryrPort.
@@ -33,38 +33,38 @@ pub(crate) enum WriteError {
     /// The request for the KuryrPort failed.
     #[error("{0}")]
     Request(#[from] RequestError),
-    /// The change is no JSON patch.
+    /// The change is not a valid JSON patch.
     #[error("{0}")]
     Patch(#[from] serde_json::Error),
-    /// The finalizer was not removed.
+    /// A finalizer was not removed.
     #[error("{kind}: {finalizer}: {}", api_error::describe(.error))]
-    Unhold {
-        /// The kind of the object.
+    RemoveFinalizer {
+        /// Kind of the object.
         kind: String,
-        /// The finalizer.
+        /// Name of the finalizer.
         finalizer: String,
-        /// The error of the API.
+        /// Error of the API.
         error: kube::Error,
     },
 }
 
-/// Why nothing was written.
+/// Reason why nothing was written.
 #[derive(Debug)]
 pub(crate) enum Unwritten {
-    /// The pod is gone, or is another one of its name; nothing else is this.
+    /// The pod was deleted or recreated. No other cause has this variant.
     Gone,
-    /// The API does not take it now, or has no such resource.
+    /// The API server rejects the write, or does not have the resource.
     Failed(WriteError),
 }
 
-/// Writes a pod's VIFs.
+/// Writes the VIFs of a pod.
 pub(crate) async fn write(
-    place: VifLocation,
+    location: VifLocation,
     client: &Client,
     subject: &PodSubject,
     state: &PodState,
 ) -> Result<(), Unwritten> {
-    match place {
+    match location {
         VifLocation::Annotation => annotate(client, subject, state).await,
         VifLocation::Kuryrport => put_port(client, subject, state).await.map_err(Unwritten::Failed),
     }
@@ -73,7 +73,7 @@ pub(crate) async fn write(
 async fn annotate(client: &Client, subject: &PodSubject, state: &PodState) -> Result<(), Unwritten> {
     let PodSubject { pod, object, .. } = subject;
     let pods: Api<SubjectObject> = Api::namespaced(client.clone(), &pod.namespace);
-    // The uid is a condition: with another one the API server answers 409.
+    // The uid is a precondition: for another uid the API server answers 409.
     let patch =
         json!({ "metadata": { "uid": object, "annotations": { ANNOTATION: state.to_annotation() } } });
     match pods.patch_metadata(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
@@ -83,8 +83,7 @@ async fn annotate(client: &Client, subject: &PodSubject, state: &PodState) -> Re
     }
 }
 
-/// Makes or changes the KuryrPort of a pod. That there is no such resource says nothing of the pod: whether it is gone is
-/// seen by the pod alone.
+/// Creates or changes the KuryrPort of a pod. A missing resource does not mean that the pod is deleted.
 async fn put_port(client: &Client, subject: &PodSubject, state: &PodState) -> Result<(), WriteError> {
     let pod = &subject.pod;
     let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
@@ -99,53 +98,58 @@ async fn put_port(client: &Client, subject: &PodSubject, state: &PodState) -> Re
         return patched.map(drop).map_err(|error| RequestError::new("patch", pod, error).into());
     }
     if let Some(port) = known {
-        // Of a pod that had the name: its owner's end takes it away, too, but later.
+        // The KuryrPort of an earlier pod of that name, which the garbage collector would delete later.
         let exactly = Preconditions { uid: port.metadata.uid.clone(), resource_version: None };
         let condition = DeleteParams { preconditions: Some(exactly), ..DeleteParams::default() };
         let deleted = ports.delete(&pod.name, &condition).await;
         deleted.map_err(|error| RequestError::new("delete another pod's", pod, error))?;
     }
-    let made = ports.create(&PostParams::default(), &kuryr_port(subject, state)).await;
-    made.map(drop).map_err(|error| RequestError::new("create", pod, error).into())
+    let created = ports.create(&PostParams::default(), &kuryr_port(subject, state)).await;
+    created.map(drop).map_err(|error| RequestError::new("create", pod, error).into())
 }
 
-/// Lets a pod go, and its KuryrPort, that Kuryr's finalizers hold: its ports are released.
+/// Removes Kuryr's finalizers from a pod and its KuryrPort, whose ports are released.
 ///
 /// # Errors
-/// The API does not take it now.
-pub(crate) async fn let_go(
-    place: VifLocation,
+/// The API server rejects a write, or does not answer.
+pub(crate) async fn remove_finalizers(
+    location: VifLocation,
     client: &Client,
     subject: &PodSubject,
 ) -> Result<(), WriteError> {
     let pod = &subject.pod;
-    if place == VifLocation::Kuryrport {
+    if location == VifLocation::Kuryrport {
         let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
         let known = ports.get_opt(&pod.name).await.map_err(|error| RequestError::new("get", pod, error))?;
         let own = known.filter(|port| port.spec["podUid"] == pod.uid);
         if let Some(port) = own {
-            unhold(&ports, &pod.name, &port.metadata, PORT_FINALIZER).await?;
+            remove_finalizer(&ports, &pod.name, &port.metadata, PORT_FINALIZER).await?;
         }
     }
-    if !subject.held {
+    if !subject.has_finalizer {
         return Ok(());
     }
     let pods: Api<SubjectObject> = Api::namespaced(client.clone(), &pod.namespace);
     let there = pods.get_metadata_opt(&pod.name).await.map_err(WriteError::GetPod)?;
     match there.filter(|there| there.metadata.uid.as_ref() == Some(&subject.object)) {
-        Some(there) => unhold(&pods, &pod.name, &there.metadata, POD_FINALIZER).await,
+        Some(there) => remove_finalizer(&pods, &pod.name, &there.metadata, POD_FINALIZER).await,
         None => Ok(()),
     }
 }
 
-/// Takes a finalizer off an object, and no other: `kubectl patch --type=json -p '[{"op":"remove","path":"/metadata/finalizers/N"}]'`
-async fn unhold<K>(api: &Api<K>, name: &str, of: &ObjectMeta, finalizer: &str) -> Result<(), WriteError>
+/// Removes one finalizer from an object: `kubectl patch --type=json -p '[{"op":"remove","path":"/metadata/finalizers/N"}]'`
+async fn remove_finalizer<K>(
+    api: &Api<K>,
+    name: &str,
+    of: &ObjectMeta,
+    finalizer: &str,
+) -> Result<(), WriteError>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
 {
     let Some(index) = of.finalizers.iter().flatten().position(|one| one == finalizer) else { return Ok(()) };
     let path = format!("/metadata/finalizers/{index}");
-    // Somebody else's may go meanwhile, and this one have another place then.
+    // The index changes if another finalizer is removed meanwhile.
     let change = json!([
         { "op": "test", "path": "/metadata/uid", "value": of.uid },
         { "op": "test", "path": &path, "value": finalizer },
@@ -156,7 +160,7 @@ where
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         other => {
             let (kind, finalizer) = (K::kind(&()).into_owned(), finalizer.to_owned());
-            other.map(drop).map_err(|error| WriteError::Unhold { kind, finalizer, error })
+            other.map(drop).map_err(|error| WriteError::RemoveFinalizer { kind, finalizer, error })
         }
     }
 }
@@ -172,7 +176,7 @@ fn kuryr_port(subject: &PodSubject, state: &PodState) -> KuryrPort {
     };
     port.metadata.name = Some(pod.name.clone());
     port.metadata.labels = Some([(NODE_LABEL.to_owned(), pod.node_name.clone())].into());
-    // With its pod it goes by itself.
+    // The garbage collector deletes it with its pod.
     port.metadata.owner_references = Some(vec![OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Pod".to_owned(),
@@ -190,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kuryrport_is_owned_by_what_the_api_has_of_a_static_pod_and_names_the_pods_own_uid() {
+    fn kuryr_port_of_a_static_pod_has_both_uids() {
         let pod = Pod { name: "a".into(), uid: "its-own".into(), ..Pod::default() };
         let subject = PodSubject { pod, object: "of-the-api".into(), ..PodSubject::default() };
         let port = kuryr_port(&subject, &PodState::default());

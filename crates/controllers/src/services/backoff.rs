@@ -1,66 +1,67 @@
-//! Services whose slices could not be written: when that is tried again, and which names others have.
+//! Back-off of Services whose slices could not be written, and names that other controllers have.
 //!
-//! Rules: the trouble of one Service is its own, and holds up no other one; it is tried again more and more rarely; a name that
-//! was found to be somebody else's is not tried again.
+//! - A failure of one Service does not delay the others.
+//! - The pauses between attempts grow.
+//! - A name that belongs to another controller is not tried again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use kube_support::resources::Key;
 
-/// The first and the longest pause after trouble.
+/// First and longest pause after a failure.
 pub(super) const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Those that had trouble, by namespace and name.
+/// State of the Services with a failure or with a taken name.
 #[derive(Debug, Default)]
-pub(super) struct Backoff(BTreeMap<Key, Rest>);
+pub(super) struct Backoff(BTreeMap<Key, Retry>);
 
 #[derive(Debug, Default)]
-struct Rest {
-    /// Until when, and how long that is; nothing if all went well.
+struct Retry {
+    /// End of the pause and its length; none after a success.
     pause: Option<(Instant, Duration)>,
-    /// Names of slices that others have.
+    /// Names of slices that other controllers have.
     taken: BTreeSet<String>,
 }
 
 // === impl Backoff ===
 
 impl Backoff {
-    /// Is nothing to be tried now?
-    pub(super) fn has(&self, service: &Key, now: Instant) -> bool {
-        self.0.get(service).and_then(|rest| rest.pause).is_some_and(|(until, _)| now < until)
+    /// Whether the Service's pause is not over.
+    pub(super) fn is_paused(&self, service: &Key, now: Instant) -> bool {
+        self.0.get(service).and_then(|retry| retry.pause).is_some_and(|(until, _)| now < until)
     }
 
-    /// Names of slices that others have.
+    /// Returns the names that other controllers have.
     pub(super) fn taken(&self, service: &Key) -> BTreeSet<String> {
-        self.0.get(service).map(|rest| rest.taken.clone()).unwrap_or_default()
+        self.0.get(service).map(|retry| retry.taken.clone()).unwrap_or_default()
     }
 
-    /// A name is somebody else's.
-    pub(super) fn take(&mut self, service: &Key, name: &str) {
+    /// Records a name that another controller has.
+    pub(super) fn add_taken(&mut self, service: &Key, name: &str) {
         self.0.entry(service.clone()).or_default().taken.insert(name.to_owned());
     }
 
-    /// All was written.
+    /// Records a success.
     pub(super) fn done(&mut self, service: &Key) {
-        if let Some(rest) = self.0.get_mut(service) {
-            rest.pause = None;
+        if let Some(retry) = self.0.get_mut(service) {
+            retry.pause = None;
         }
     }
 
-    /// Something could not be written.
+    /// Records a failure: the next pause is twice as long.
     pub(super) fn failed(&mut self, service: &Key, now: Instant) {
         let pause = &mut self.0.entry(service.clone()).or_default().pause;
-        let long = pause.map_or(PAUSES.0, |(_, before)| (before * 2).min(PAUSES.1));
-        *pause = Some((now + long, long));
+        let length = pause.map_or(PAUSES.0, |(_, before)| (before * 2).min(PAUSES.1));
+        *pause = Some((now + length, length));
     }
 
-    /// When the next one is to be tried again.
+    /// Returns the earliest end of a pause.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.0.values().filter_map(|rest| rest.pause).map(|(until, _)| until).min()
+        self.0.values().filter_map(|retry| retry.pause).map(|(until, _)| until).min()
     }
 
-    /// Forgets Services that have nothing of us any more.
+    /// Removes the state of Services that are not selected by `is_there`.
     pub(super) fn retain(&mut self, is_there: impl Fn(&Key) -> bool) {
         self.0.retain(|service, _| is_there(service));
     }
@@ -71,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trouble_is_a_services_own_and_is_tried_again_more_and_more_rarely() {
+    fn backoff_of_a_service_grows_and_delays_no_other() {
         let key = |name: &str| ("n".to_owned(), name.to_owned());
         let (now, mut backoff) = (Instant::now(), Backoff::default());
         assert_eq!(backoff.next(), None);
@@ -80,11 +81,12 @@ mod tests {
             let until = now + Duration::from_secs(seconds);
             assert_eq!(backoff.next(), Some(until));
             assert!(
-                backoff.has(&key("a"), until - Duration::from_millis(1)) && !backoff.has(&key("a"), until)
+                backoff.is_paused(&key("a"), until - Duration::from_millis(1))
+                    && !backoff.is_paused(&key("a"), until)
             );
-            assert!(!backoff.has(&key("b"), now));
+            assert!(!backoff.is_paused(&key("b"), now));
         }
-        backoff.take(&key("a"), "x");
+        backoff.add_taken(&key("a"), "x");
         backoff.done(&key("a"));
         assert_eq!((backoff.next(), backoff.taken(&key("a")).len()), (None, 1));
         backoff.failed(&key("a"), now);

@@ -1,15 +1,15 @@
-//! What a Service should list: addresses of its pods on the networks that it names, by family and by ports.
+//! Desired endpoints of a Service: addresses of its pods on the selected networks, grouped by family and ports.
 //!
-//! Rules, those of Kubernetes' own controller where it has one:
-//! - an address is `serving` while its pod is ready, `terminating` while it is deleted, and `ready` if it serves and does not end,
-//!   or if the Service publishes what is not ready;
-//! - a port's target that has a name is looked for in each pod: pods that mean different numbers are in different groups, and
-//!   one that has no such port is there without it;
-//! - a pod whose `subdomain` is the Service has its `hostname`: a name of its own in DNS;
-//! - what cannot be read, or would be listed by Kubernetes beside us, is refused with the key, its value and the cure: nothing is
-//!   listed then.
+//! Kubernetes' own controller has the same rules where it has any:
+//! - An address is `serving` while its pod is ready, and `terminating` while the pod is being deleted. It is `ready` if it
+//!   serves and does not terminate, or if the Service publishes addresses that are not ready.
+//! - A named target port is resolved for each pod. Pods with different numbers are in different groups. A pod without the
+//!   port is listed without it.
+//! - A pod whose `subdomain` is the Service gets its `hostname`, a DNS name of its own.
+//! - An invalid request, or one for a Service whose endpoints Kubernetes publishes itself, is refused with the key, the
+//!   value and the next step. Nothing is published then.
 //!
-//! A pod of the Service's own namespace alone is looked at, and only networks that it has: who may attach to a network of another
+//! Only pods of the Service's namespace count, and only networks that they are attached to. Access to a network of another
 //! namespace was decided when the pod was attached.
 //!
 //! Source: Kubernetes `pkg/controller/endpointslice`, `pkg/controller/util/endpoint`; the DNS specification, records for headless
@@ -24,75 +24,77 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::services::service_objects::{
-    Backend, Conditions, Endpoint, Port, SERVICE_NETWORK, SERVICE_SELECTOR, Service, ServicePort, Target,
-    Wish,
+    Backend, Conditions, Endpoint, NetworkRequest, Port, SERVICE_NETWORK, SERVICE_SELECTOR, Service,
+    ServicePort, Target,
 };
 
-/// Most networks of a Service.
+/// Maximum number of networks of a Service.
 const NETWORKS_MAX: usize = 32;
-/// Most labels that a selector names.
+/// Maximum number of labels in a selector.
 const LABELS_MAX: usize = 64;
-/// Longest value that a refusal repeats, in bytes.
+/// Maximum length of a value in an error, in bytes.
 const SHOWN_MAX: usize = 100;
 
-/// Addresses of one family that have the same ports: they may share slices.
+/// Addresses of one family with the same ports, which may share slices.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Group {
     /// `IPv4` or `IPv6`.
     pub(crate) family: &'static str,
-    /// In order.
+    /// Ports, sorted.
     pub(crate) ports: Vec<Port>,
-    /// By name of their pod.
+    /// Endpoints, sorted by the name of their pod.
     pub(crate) endpoints: Vec<Endpoint>,
 }
 
-/// Reason why a Service lists nothing: a sentence for its owner.
+/// Reason why a Service has no endpoints, for its owner.
 #[derive(Debug, Error)]
 pub(crate) enum ServiceError {
-    /// The Service is a name, without addresses.
+    /// The Service has the type ExternalName.
     #[error(
-        "{SERVICE_NETWORK}: spec.type ExternalName is a name and has no addresses: leave out the type, and set \
+        "{SERVICE_NETWORK}: spec.type: ExternalName: such a Service has no addresses: remove spec.type and set \
          spec.clusterIP: None"
     )]
     ExternalName,
-    /// The Service has an address of its own.
+    /// The Service is not headless.
     #[error(
-        "{SERVICE_NETWORK}: spec.clusterIP is {}: addresses of further networks are listed for headless Services alone: \
-         make it anew with spec.clusterIP: None",
+        "{SERVICE_NETWORK}: spec.clusterIP: {}: addresses of additional networks are published for headless Services only: \
+         recreate the Service with spec.clusterIP: None",
         shown(.0)
     )]
     NotHeadless(String),
-    /// Kubernetes lists the addresses of the default network for it.
+    /// Kubernetes publishes the addresses of the default network for the Service.
     #[error(
-        "{SERVICE_NETWORK}: spec.selector has {key}={value}: Kubernetes lists the default network's addresses for it, \
-         and leaves them there when it is taken out: make the Service anew, with the annotation {SERVICE_SELECTOR} instead"
+        "{SERVICE_NETWORK}: spec.selector: {key}={value}: Kubernetes publishes the default network's addresses for a selector, \
+         and keeps them when it is removed: recreate the Service with the annotation {SERVICE_SELECTOR} instead"
     )]
     Selector {
-        /// The first label of the selector.
+        /// First label of the selector.
         key: String,
-        /// Its value.
+        /// Value of the label.
         value: String,
     },
-    /// An item of the networks names no network.
-    #[error("{SERVICE_NETWORK}: {}: {fault}: it is NAME or NAMESPACE/NAME, or several with commas", shown(.item))]
+    /// An item is not the name of a network.
+    #[error("{SERVICE_NETWORK}: {}: {fault}: use NAME or NAMESPACE/NAME, separated by commas", shown(.item))]
     Network {
-        /// The item.
+        /// Item of the annotation.
         item: String,
-        /// The fault of the name.
+        /// Fault of the name.
         fault: String,
     },
     /// There are too many networks.
     #[error("{SERVICE_NETWORK}: more than {NETWORKS_MAX} networks")]
     TooManyNetworks,
-    /// The pods are not selected.
-    #[error("{SERVICE_SELECTOR} is missing: it says which pods, as KEY=VALUE, or several with commas")]
+    /// The annotation that selects pods is missing.
+    #[error(
+        "{SERVICE_SELECTOR} is missing: set it to the labels of the pods: KEY=VALUE, separated by commas"
+    )]
     NoLabels,
-    /// An item of the labels is no label.
-    #[error("{SERVICE_SELECTOR}: {}: {fault}: it is KEY=VALUE, or several with commas", shown(.item))]
+    /// An item is not a label.
+    #[error("{SERVICE_SELECTOR}: {}: {fault}: use KEY=VALUE, separated by commas", shown(.item))]
     Label {
-        /// The item.
+        /// Item of the annotation.
         item: String,
-        /// The fault of the label.
+        /// Fault of the label.
         fault: &'static str,
     },
     /// There are too many labels.
@@ -100,32 +102,32 @@ pub(crate) enum ServiceError {
     TooManyLabels,
 }
 
-/// What a Service should list, of the pods of its namespace.
+/// Returns the desired endpoints of a Service, among the pods of its namespace.
 ///
 /// # Errors
-/// A sentence for its owner.
+/// The reason why the request is refused.
 pub(crate) fn groups(
     service: &Service,
-    wish: &Wish,
+    request: &NetworkRequest,
     pods: &[Arc<Backend>],
 ) -> Result<Vec<Group>, ServiceError> {
-    is_headless(wish)?;
-    let networks = networks(service, &wish.networks)?;
-    let selector = selector(wish)?;
-    let families = families(&wish.spec.ip_families);
+    is_headless(request)?;
+    let networks = networks(service, &request.networks)?;
+    let selector = selector(request)?;
+    let families = families(&request.spec.ip_families);
     let mut groups: BTreeMap<(&str, Vec<Port>), Vec<Endpoint>> = BTreeMap::new();
     for pod in pods.iter().filter(|pod| fits(&selector, pod)) {
-        let ports = ports(&wish.spec.ports, pod);
+        let ports = ports(&request.spec.ports, pod);
         for (network, address) in &pod.addresses {
             let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
             if networks.contains(network) && families.contains(&family) {
-                let endpoint = endpoint(service, wish, pod, *address);
+                let endpoint = endpoint(service, request, pod, *address);
                 groups.entry((family, ports.clone())).or_default().push(endpoint);
             }
         }
     }
     let groups = groups.into_iter().map(|((family, ports), mut endpoints)| {
-        // Of two networks that have the same address it is one.
+        // Two networks may have the same address in common.
         let mut seen = BTreeSet::new();
         endpoints.retain(|endpoint| seen.insert(identity(endpoint)));
         endpoints.sort_by(|one, other| name(one).cmp(&name(other)));
@@ -134,7 +136,7 @@ pub(crate) fn groups(
     Ok(groups.collect())
 }
 
-/// What an endpoint is known by.
+/// Returns the identity of an endpoint: uid of the pod and address.
 pub(crate) fn identity(endpoint: &Endpoint) -> (String, String) {
     (endpoint.target_ref.uid.clone(), endpoint.addresses.first().cloned().unwrap_or_default())
 }
@@ -147,14 +149,14 @@ fn fits(selector: &BTreeMap<&str, &str>, pod: &Backend) -> bool {
     selector.iter().all(|(key, value)| pod.labels.get(*key).is_some_and(|has| has == value))
 }
 
-fn families(asked: &[String]) -> Vec<&'static str> {
+fn families(requested: &[String]) -> Vec<&'static str> {
     let known = ["IPv4", "IPv6"].into_iter();
-    known.filter(|family| asked.is_empty() || asked.iter().any(|one| one == family)).collect()
+    known.filter(|family| requested.is_empty() || requested.iter().any(|one| one == family)).collect()
 }
 
-fn endpoint(service: &Service, wish: &Wish, pod: &Backend, address: IpAddr) -> Endpoint {
+fn endpoint(service: &Service, request: &NetworkRequest, pod: &Backend, address: IpAddr) -> Endpoint {
     let serving = pod.ready;
-    let ready = wish.spec.publish_not_ready_addresses || (serving && !pod.terminating);
+    let ready = request.spec.publish_not_ready_addresses || (serving && !pod.terminating);
     let named = !pod.hostname.is_empty() && pod.subdomain == service.name;
     Endpoint {
         addresses: vec![address.to_string()],
@@ -174,7 +176,7 @@ fn endpoint(service: &Service, wish: &Wish, pod: &Backend, address: IpAddr) -> E
     }
 }
 
-/// The ports of a pod behind those of the Service, in order.
+/// Returns the ports of a pod for the ports of the Service, sorted.
 fn ports(ports: &[ServicePort], pod: &Backend) -> Vec<Port> {
     let of_pod = |wanted: &ServicePort| {
         let protocol = if wanted.protocol.is_empty() { "TCP" } else { &wanted.protocol };
@@ -196,9 +198,9 @@ fn ports(ports: &[ServicePort], pod: &Backend) -> Vec<Port> {
     found
 }
 
-/// Refuses what Kubernetes lists by itself, or gives an address of its own that nothing would forward.
-fn is_headless(wish: &Wish) -> Result<(), ServiceError> {
-    let spec = &wish.spec;
+/// Refuses a Service whose endpoints Kubernetes publishes itself, or that has a cluster address to which nothing forwards.
+fn is_headless(request: &NetworkRequest) -> Result<(), ServiceError> {
+    let spec = &request.spec;
     if spec.kind == "ExternalName" {
         return Err(ServiceError::ExternalName);
     }
@@ -211,7 +213,7 @@ fn is_headless(wish: &Wish) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// The networks, as a network-status names them.
+/// Returns the selected networks, named as in a network-status.
 fn networks(service: &Service, text: &str) -> Result<BTreeSet<String>, ServiceError> {
     let mut networks = BTreeSet::new();
     for item in text.split(',').map(str::trim) {
@@ -227,10 +229,10 @@ fn networks(service: &Service, text: &str) -> Result<BTreeSet<String>, ServiceEr
     Ok(networks)
 }
 
-/// The labels that a pod has to have, as in `spec.selector` of a Service.
-fn selector(wish: &Wish) -> Result<BTreeMap<&str, &str>, ServiceError> {
+/// Returns the labels that a pod must have, as in `spec.selector` of a Service.
+fn selector(request: &NetworkRequest) -> Result<BTreeMap<&str, &str>, ServiceError> {
     let refused = |item: &str, fault| ServiceError::Label { item: item.to_owned(), fault };
-    let Some(text) = &wish.selector else {
+    let Some(text) = &request.selector else {
         return Err(ServiceError::NoLabels);
     };
     let mut labels = BTreeMap::new();
@@ -239,10 +241,10 @@ fn selector(wish: &Wish) -> Result<BTreeMap<&str, &str>, ServiceError> {
         let (key, value) = (key.trim(), value.trim());
         let legal = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
         if key.is_empty() || !key.chars().chain(value.chars()).all(legal) {
-            return Err(refused(item, "is no label"));
+            return Err(refused(item, "is not a label"));
         }
         if labels.insert(key, value).is_some_and(|before| before != value) {
-            return Err(refused(item, "no pod has a label twice"));
+            return Err(refused(item, "the label is given twice"));
         }
         if labels.len() > LABELS_MAX {
             return Err(ServiceError::TooManyLabels);
@@ -251,7 +253,7 @@ fn selector(wish: &Wish) -> Result<BTreeMap<&str, &str>, ServiceError> {
     Ok(labels)
 }
 
-/// A value as a refusal repeats it.
+/// Returns a value as an error quotes it, limited in length.
 fn shown(text: &str) -> String {
     let mut end = text.len().min(SHOWN_MAX);
     while !text.is_char_boundary(end) {

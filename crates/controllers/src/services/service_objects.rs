@@ -1,11 +1,10 @@
-//! Services, pods and EndpointSlices as the controller of Services looks at them: reduced to that.
+//! Services, pods and EndpointSlices, reduced to the fields that the Services controller uses.
 //!
-//! Rules:
-//! - of a Service without our annotation, and of a pod without a network-status, next to nothing is kept;
-//! - what stands in a network-status was written by whoever may change the pod: a bounded number of addresses is taken, and none
-//!   that the API server would refuse, because it refuses a whole slice for one.
+//! - Of a Service without the annotation, and of a pod without a network-status, little more than the name is kept.
+//! - A network-status is untrusted: every user that can change the pod can write it. The number of addresses is limited, and
+//!   addresses that the API server would reject are dropped, because it rejects the whole slice for one of them.
 //!
-//! Source: Service v1, Pod v1, EndpointSlice `discovery.k8s.io/v1`; the standard, 5 (network-status).
+//! Source: Service v1, Pod v1, EndpointSlice `discovery.k8s.io/v1`; multi-network specification (NPWG), section 5 (network-status).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,40 +19,40 @@ use serde_json::Value;
 use kube_support::resource;
 use kube_support::resources::Reduced;
 
-/// Annotation of a Service: the networks whose addresses it lists, as multus-service had it.
+/// Annotation of a Service: networks whose addresses are published, as in multus-service.
 pub(crate) const SERVICE_NETWORK: &str = "k8s.v1.cni.cncf.io/service-network";
-/// Annotation of a Service: which pods. A selector in its spec would have Kubernetes list the default network's addresses.
+/// Annotation of a Service: labels of its pods. With `spec.selector` Kubernetes would publish the default network's addresses.
 pub(crate) const SERVICE_SELECTOR: &str = "weft.dev/service-selector";
-/// Label of a slice: its Service.
+/// Label of a slice: name of its Service.
 pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Label of a slice: who looks after it.
+/// Label of a slice: controller that manages it.
 pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
-/// That it is we.
+/// Value of [`MANAGED_BY`] for this controller.
 pub(crate) const MANAGER: &str = "weft-controller-services";
-/// Most addresses of one pod that are looked at.
+/// Maximum number of addresses of one pod.
 const ADDRESSES_MAX: usize = 64;
 
-/// A Service.
+/// Reduced form of a Service.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Service {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
-    /// What it asks of us; nothing without the annotation, or once it is being deleted.
-    pub(crate) wish: Option<Wish>,
+    /// Request of the Service; none without the annotation, or while it is being deleted.
+    pub(crate) request: Option<NetworkRequest>,
 }
 
-/// What a Service asks of us.
+/// Request of a Service to publish addresses of networks.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Wish {
-    /// The networks, as they are written.
+pub(crate) struct NetworkRequest {
+    /// Value of the annotation [`SERVICE_NETWORK`].
     pub(crate) networks: String,
-    /// The pods, as it is written.
+    /// Value of the annotation [`SERVICE_SELECTOR`].
     pub(crate) selector: Option<String>,
     pub(crate) spec: ServiceSpec,
 }
 
-/// What is looked at of a Service's spec.
+/// Spec of a Service, reduced to the fields that are used.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ServiceSpec {
@@ -67,7 +66,7 @@ pub(crate) struct ServiceSpec {
     pub(crate) publish_not_ready_addresses: bool,
 }
 
-/// A port of a Service.
+/// Port of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct ServicePort {
@@ -75,29 +74,29 @@ pub(crate) struct ServicePort {
     pub(crate) port: u16,
     pub(crate) protocol: String,
     pub(crate) app_protocol: Option<String>,
-    /// A number, or the name of a container's port.
+    /// Number, or name of a container's port.
     pub(crate) target_port: Value,
 }
 
-/// A pod.
+/// Reduced form of a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Backend {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
     pub(crate) labels: BTreeMap<String, String>,
-    /// Network and address, in the order of its network-status; nothing of a pod that is over.
+    /// Network and address, in the order of the network-status; empty if the pod has ended.
     pub(crate) addresses: Vec<(String, IpAddr)>,
     pub(crate) node: String,
     pub(crate) hostname: String,
     pub(crate) subdomain: String,
     pub(crate) ready: bool,
     pub(crate) terminating: bool,
-    /// Its containers' ports that have a name: name, protocol, number.
+    /// Named ports of the containers: name, protocol, number.
     pub(crate) ports: Vec<(String, String, u16)>,
 }
 
-/// A Service as it comes from the API.
+/// Service as the API returns it.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct ServiceObject {
     metadata: ObjectMeta,
@@ -105,7 +104,7 @@ pub(crate) struct ServiceObject {
     spec: Value,
 }
 
-/// A pod as it comes from the API.
+/// Pod as the API returns it.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct BackendObject {
     metadata: ObjectMeta,
@@ -129,7 +128,7 @@ struct PodSpec {
 #[serde(default, rename_all = "camelCase")]
 struct Container {
     ports: Vec<ContainerPort>,
-    /// Of an init container: `Always` makes it one that runs beside the others.
+    /// Restart policy of an init container: `Always` makes it a sidecar.
     restart_policy: String,
 }
 
@@ -165,17 +164,17 @@ impl Reduced for ServiceObject {
         let ServiceObject { metadata, spec } = self;
         let annotation = |key: &str| metadata.annotations.as_ref().and_then(|all| all.get(key)).cloned();
         let networks = annotation(SERVICE_NETWORK).filter(|_| metadata.deletion_timestamp.is_none());
-        let wish = networks.map(|networks| Wish {
+        let request = networks.map(|networks| NetworkRequest {
             networks,
             selector: annotation(SERVICE_SELECTOR),
-            // The API server has read it before us.
+            // The API server has validated it.
             spec: serde_json::from_value(spec).unwrap_or_default(),
         });
         Service {
             namespace: metadata.namespace.unwrap_or_default(),
             name: metadata.name.unwrap_or_default(),
             uid: metadata.uid.unwrap_or_default(),
-            wish,
+            request,
         }
     }
 }
@@ -199,9 +198,9 @@ impl Reduced for BackendObject {
         if addresses.is_empty() {
             return identity;
         }
-        let beside =
+        let sidecars =
             spec.init_containers.into_iter().filter(|container| container.restart_policy == "Always");
-        let ports = spec.containers.into_iter().chain(beside).flat_map(|container| container.ports);
+        let ports = spec.containers.into_iter().chain(sidecars).flat_map(|container| container.ports);
         let named = ports.filter(|port| !port.name.is_empty());
         Backend {
             labels: metadata.labels.unwrap_or_default(),
@@ -217,7 +216,7 @@ impl Reduced for BackendObject {
     }
 }
 
-/// The addresses of every network in a network-status, those that can be listed, each once.
+/// Returns the addresses of every network in a network-status that can be published, each once.
 fn addresses(status: &str) -> Vec<(String, IpAddr)> {
     let entries: Vec<Entry> = serde_json::from_str(status).unwrap_or_default();
     let mut seen = BTreeSet::new();
@@ -231,7 +230,7 @@ fn addresses(status: &str) -> Vec<(String, IpAddr)> {
         .collect()
 }
 
-/// An address, with or without its prefix length, if an EndpointSlice may have it.
+/// Parses an address with or without a prefix length, if an EndpointSlice may contain it.
 fn address(text: &str) -> Option<IpAddr> {
     let bare = text.split_once('/').map_or(text, |(bare, _)| bare);
     bare.parse().ok().filter(|ip: &IpAddr| match ip {
@@ -240,7 +239,7 @@ fn address(text: &str) -> Option<IpAddr> {
     } && !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast()))
 }
 
-/// An EndpointSlice, as `discovery.k8s.io/v1beta1` has it or as `v1`.
+/// EndpointSlice of `discovery.k8s.io/v1beta1` or `v1`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SliceObject<const BETA: bool> {
@@ -257,10 +256,10 @@ pub(crate) struct SliceObject<const BETA: bool> {
     ports: Vec<Port>,
 }
 
-/// An EndpointSlice.
+/// Reduced form of an EndpointSlice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Slice {
-    /// With its name and labels, and, once it is there, its versions.
+    /// Name, labels and owner; of an existing slice also uid and resource version.
     pub(crate) metadata: ObjectMeta,
     /// `IPv4` or `IPv6`.
     pub(crate) family: String,
@@ -269,13 +268,13 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
-    /// What a label of it says.
+    /// Returns the value of a label.
     pub(crate) fn label(&self, key: &str) -> Option<&str> {
         self.metadata.labels.as_ref()?.get(key).map(String::as_str)
     }
 }
 
-/// An address, and what is known of it.
+/// Endpoint of a slice.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Endpoint {
@@ -288,7 +287,7 @@ pub(crate) struct Endpoint {
     pub(crate) target_ref: Target,
 }
 
-/// May it be used?
+/// Conditions of an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Conditions {
@@ -300,7 +299,7 @@ pub(crate) struct Conditions {
     pub(crate) terminating: Option<bool>,
 }
 
-/// Whose it is.
+/// Pod of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Target {
@@ -310,19 +309,19 @@ pub(crate) struct Target {
     pub(crate) uid: String,
 }
 
-/// A port of all addresses of a slice.
+/// Port of all endpoints of a slice.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Port {
     pub(crate) name: String,
     pub(crate) protocol: String,
-    /// What a hand wrote is in no range: the API server takes it.
+    /// Number of the port. The API server does not limit it, so a manually written slice may have any.
     pub(crate) port: i32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) app_protocol: Option<String>,
 }
 
-/// A list for which the API server may have written `null`.
+/// Reads a list for which the API server may have written `null`.
 fn or_none<'de, D, T>(reader: D) -> Result<Vec<T>, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -332,7 +331,7 @@ where
 }
 
 impl<const BETA: bool> SliceObject<BETA> {
-    /// As it is sent.
+    /// Returns the object of a slice.
     pub(crate) fn of(slice: &Slice) -> SliceObject<BETA> {
         let Slice { metadata, family, endpoints, ports } = slice.clone();
         let version = if BETA { "v1beta1" } else { "v1" };
@@ -346,7 +345,7 @@ impl<const BETA: bool> SliceObject<BETA> {
         }
     }
 
-    /// As it is looked at.
+    /// Returns the reduced form.
     pub(crate) fn slice(self) -> Slice {
         let SliceObject { api_version: _, kind: _, mut metadata, address_type, endpoints, ports } = self;
         metadata.managed_fields = None;
@@ -404,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_network_status_what_can_be_listed_is_taken_each_once() {
+    fn service_addresses_of_network_status_are_valid_and_unique() {
         let status = json!([
             { "name": "n/a", "ips": ["10.0.0.1", "10.0.0.2/24", "10.0.0.1", "fd00::1"] },
             { "name": "n/b", "ips": ["127.0.0.1", "169.254.1.1", "224.0.0.1", "255.255.255.255", "0.0.0.0", "::1", "fe80::1",
@@ -419,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_over_or_has_no_readable_status_lists_nothing() {
+    fn service_pod_ended_or_with_invalid_status_has_no_addresses() {
         let status = json!([{ "name": "n/a", "ips": ["10.0.0.1"] }]).to_string();
         for (annotation, phase) in
             [(status.as_str(), "Succeeded"), (&status, "Failed"), ("[{", "Running"), ("", "Running")]
@@ -430,24 +429,24 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_lists_a_bounded_number_of_addresses() {
+    fn service_addresses_of_a_pod_are_limited() {
         let ips: Vec<_> = (0..1000).map(|n| format!("10.0.{}.{}", n / 256, n % 256)).collect();
         let pod = reduced(&json!([{ "name": "n/a", "ips": ips }]).to_string(), "Running");
         assert_eq!(pod.addresses.len(), ADDRESSES_MAX);
     }
 
     #[test]
-    fn a_service_without_the_annotation_or_on_its_way_out_asks_nothing() {
+    fn service_deleted_or_without_annotation_requests_nothing() {
         let reduce = |metadata: Value| {
             let object =
                 json!({ "metadata": metadata, "spec": { "clusterIP": "None", "ports": [{ "port": 80 }] } });
             serde_json::from_value::<ServiceObject>(object).unwrap().reduce()
         };
-        assert_eq!(reduce(json!({ "name": "s" })).wish, None);
-        let asks = json!({ "name": "s", "annotations": { SERVICE_NETWORK: "a" } });
-        assert_eq!(reduce(asks.clone()).wish.unwrap().spec.ports[0].port, 80);
-        let mut leaves = asks;
-        leaves["deletionTimestamp"] = json!("2024-01-01T00:00:00Z");
-        assert_eq!(reduce(leaves).wish, None);
+        assert_eq!(reduce(json!({ "name": "s" })).request, None);
+        let annotated = json!({ "name": "s", "annotations": { SERVICE_NETWORK: "a" } });
+        assert_eq!(reduce(annotated.clone()).request.unwrap().spec.ports[0].port, 80);
+        let mut deleted = annotated;
+        deleted["deletionTimestamp"] = json!("2024-01-01T00:00:00Z");
+        assert_eq!(reduce(deleted).request, None);
     }
 }

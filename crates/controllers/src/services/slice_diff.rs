@@ -1,12 +1,11 @@
-//! What is to be done so that a Service's slices are what they should be: as few writes as it takes.
+//! Difference between the slices of a Service and the desired ones: the fewest writes that remove it.
 //!
-//! Rules:
-//! - an address stays in the slice that it is in; new ones go where something is written anyway, then where there is room;
-//! - a slice has at most a hundred addresses, so that the change of one pod is a small one for whoever watches;
-//! - a slice that is empty, of other ports, or of a Service that asks for nothing, goes;
-//! - what the server drops of a slice because it does not know it is no difference;
-//! - names are the first free ones: who did not hear that his slice was made tries to make the same one; what somebody else has
-//!   is not free.
+//! - An address stays in its slice. A new one goes into a slice that is written anyway, else into one with room.
+//! - A slice has at most 100 addresses, so that a change of one pod is a small update for every watcher.
+//! - Slices that are empty, have other ports, or belong to a Service without a request are deleted.
+//! - Fields that an old API server drops are not a difference.
+//! - A new slice gets the first free name, so that a create whose response was lost is repeated with the same name. Names
+//!   of other controllers' slices are not free.
 //!
 //! Source: Kubernetes `pkg/controller/endpointslice/reconciler.go`, `--max-endpoints-per-slice`.
 
@@ -20,63 +19,68 @@ use crate::services::service_objects::{
     Conditions, Endpoint, MANAGED_BY, MANAGER, Port, SERVICE_NAME, Service, Slice,
 };
 
-/// Most addresses of a slice.
+/// Maximum number of addresses in a slice.
 const ENDPOINTS_MAX: usize = 100;
-/// Label of slices whose Service has no address of its own, as Kubernetes' own controller sets it.
+/// Label of slices of headless Services, as Kubernetes' own controller sets it.
 const HEADLESS: &str = "service.kubernetes.io/headless";
 
-/// Something to be done.
+/// Write of a slice.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Deed {
-    /// Make it.
+pub(crate) enum SliceChange {
+    /// Creates the slice.
     Create(Slice),
-    /// Write it in the place of the one whose version it has.
+    /// Replaces the slice whose resource version it has.
     Replace(Slice),
-    /// Take it away.
+    /// Deletes the slice.
     Delete(Slice),
 }
 
-impl Deed {
-    /// The slice.
+impl SliceChange {
+    /// Returns the slice.
     pub(crate) fn slice(&self) -> &Slice {
-        let (Deed::Create(slice) | Deed::Replace(slice) | Deed::Delete(slice)) = self;
+        let (SliceChange::Create(slice) | SliceChange::Replace(slice) | SliceChange::Delete(slice)) = self;
         slice
     }
 
-    /// Its name.
+    /// Returns the name of the slice.
     pub(crate) fn name(&self) -> &str {
         self.slice().metadata.name.as_deref().unwrap_or_default()
     }
 }
 
-/// What is to be done about the slices of ours that a Service has; names that are `taken` are others'.
-pub(crate) fn deeds(
+/// Returns the writes for a Service whose own slices are `present`. Names in `taken` belong to other controllers.
+pub(crate) fn slice_changes(
     service: &Service,
     groups: &[Group],
     present: &[Arc<Slice>],
     mut taken: BTreeSet<String>,
-) -> Vec<Deed> {
+) -> Vec<SliceChange> {
     taken.extend(present.iter().filter_map(|slice| slice.metadata.name.clone()));
-    let mut deeds = Vec::new();
+    let mut changes = Vec::new();
     let of =
         |group: &Group, slice: &Slice| slice.family == group.family && sorted(&slice.ports) == group.ports;
     for group in groups {
         let own: Vec<&Slice> = present.iter().map(AsRef::as_ref).filter(|slice| of(group, slice)).collect();
-        deeds.extend(of_group(service, group, &own, &mut taken));
+        changes.extend(of_group(service, group, &own, &mut taken));
     }
     let others = present.iter().filter(|slice| !groups.iter().any(|group| of(group, slice)));
-    deeds.extend(others.map(|slice| Deed::Delete(slice.as_ref().clone())));
-    deeds
+    changes.extend(others.map(|slice| SliceChange::Delete(slice.as_ref().clone())));
+    changes
 }
 
-/// A slice that is there, and what it should hold.
+/// Existing slice and its desired endpoints.
 struct Filled<'a> {
     slice: &'a Slice,
     endpoints: Vec<Endpoint>,
     changed: bool,
 }
 
-fn of_group(service: &Service, group: &Group, present: &[&Slice], taken: &mut BTreeSet<String>) -> Vec<Deed> {
+fn of_group(
+    service: &Service,
+    group: &Group,
+    present: &[&Slice],
+    taken: &mut BTreeSet<String>,
+) -> Vec<SliceChange> {
     let mut left: BTreeMap<_, &Endpoint> =
         group.endpoints.iter().map(|endpoint| (identity(endpoint), endpoint)).collect();
     let mut filled: Vec<Filled<'_>> = present
@@ -88,40 +92,43 @@ fn of_group(service: &Service, group: &Group, present: &[&Slice], taken: &mut BT
             Filled { slice, endpoints, changed }
         })
         .collect();
-    // In the order of their pods' names, which is theirs in the group.
+    // Sorted by the names of their pods, like the group.
     let mut new = group.endpoints.iter().filter(|endpoint| left.contains_key(&identity(endpoint))).peekable();
     filled.sort_by_key(|one| (!one.changed, one.endpoints.len()));
     for one in &mut filled {
-        // An empty one goes, if it is not needed.
+        // An empty slice is filled before a new one is created; otherwise it is deleted.
         while one.endpoints.len() < ENDPOINTS_MAX && new.peek().is_some() {
             one.endpoints.extend(new.next().cloned());
             one.changed = true;
         }
     }
-    let mut deeds: Vec<Deed> = filled.into_iter().filter_map(|one| one.deed(service, group)).collect();
+    let mut changes: Vec<SliceChange> =
+        filled.into_iter().filter_map(|one| one.change(service, group)).collect();
     while new.peek().is_some() {
         let endpoints = new.by_ref().take(ENDPOINTS_MAX).cloned().collect();
         let metadata = ObjectMeta { name: Some(free(service, taken)), ..ObjectMeta::default() };
-        deeds.push(Deed::Create(slice(service, group, metadata, endpoints)));
+        changes.push(SliceChange::Create(slice(service, group, metadata, endpoints)));
     }
-    deeds
+    changes
 }
 
 impl Filled<'_> {
-    fn deed(self, service: &Service, group: &Group) -> Option<Deed> {
+    fn change(self, service: &Service, group: &Group) -> Option<SliceChange> {
         let Filled { slice: present, endpoints, changed } = self;
-        match () {
-            () if endpoints.is_empty() => Some(Deed::Delete(present.clone())),
-            () if changed => Some(Deed::Replace(slice(service, group, present.metadata.clone(), endpoints))),
-            () => None,
+        if endpoints.is_empty() {
+            Some(SliceChange::Delete(present.clone()))
+        } else if changed {
+            Some(SliceChange::Replace(slice(service, group, present.metadata.clone(), endpoints)))
+        } else {
+            None
         }
     }
 }
 
-/// A slice with our marks.
+/// Returns a slice with the labels and the owner of the Service.
 fn slice(service: &Service, group: &Group, metadata: ObjectMeta, endpoints: Vec<Endpoint>) -> Slice {
     let mut labels = metadata.labels.unwrap_or_default();
-    labels.extend(marks(service));
+    labels.extend(own_labels(service));
     let metadata = ObjectMeta {
         namespace: Some(service.namespace.clone()),
         labels: Some(labels),
@@ -131,12 +138,12 @@ fn slice(service: &Service, group: &Group, metadata: ObjectMeta, endpoints: Vec<
     Slice { metadata, family: group.family.to_owned(), endpoints, ports: group.ports.clone() }
 }
 
-fn marks(service: &Service) -> [(String, String); 3] {
+fn own_labels(service: &Service) -> [(String, String); 3] {
     [(SERVICE_NAME, service.name.as_str()), (MANAGED_BY, MANAGER), (HEADLESS, "")]
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
 }
 
-/// With its Service it goes.
+/// Returns the owner reference: the garbage collector deletes the slice with its Service.
 fn owner(service: &Service) -> OwnerReference {
     OwnerReference {
         api_version: "v1".to_owned(),
@@ -150,11 +157,12 @@ fn owner(service: &Service) -> OwnerReference {
 
 fn is_marked(service: &Service, slice: &Slice) -> bool {
     let labels = slice.metadata.labels.as_ref();
-    let marked = marks(service).iter().all(|(key, value)| labels.and_then(|all| all.get(key)) == Some(value));
+    let marked =
+        own_labels(service).iter().all(|(key, value)| labels.and_then(|all| all.get(key)) == Some(value));
     marked && slice.metadata.owner_references.as_deref() == Some(&[owner(service)])
 }
 
-/// The first name that nothing has.
+/// Returns the first free name.
 fn free(service: &Service, taken: &mut BTreeSet<String>) -> String {
     let mut number = 0_u64;
     loop {
@@ -172,8 +180,8 @@ fn sorted(ports: &[Port]) -> Vec<Port> {
     ports
 }
 
-/// Is it what it should be, but for what the server does not keep? (Before 1.22 it knew neither serving nor terminating, and in
-/// v1beta1 no node.)
+/// Whether the endpoints are equal, except for fields that the API server dropped. Kubernetes before 1.22 has neither serving nor
+/// terminating, and v1beta1 has no node.
 fn is_same(there: &[Endpoint], wanted: &[Endpoint]) -> bool {
     fn kept<T: PartialEq>(there: Option<&T>, wanted: Option<&T>) -> bool {
         there.is_none() || there == wanted

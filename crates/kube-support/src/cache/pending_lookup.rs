@@ -1,84 +1,83 @@
-//! An object that the API is asked about, or that is written, while a watch may tell of it, too.
+//! Lookup or write of one object, concurrent with the watch of its cache.
 //!
-//! Rules: what the watch tells meanwhile counts, and the answer is not kept: an answer that is the older one would bring back
-//! what is gone, one that is the newer one the watch is about to tell. What is asked about is remembered until
-//! its answer is there, and no longer.
+//! If the watch reports the object meanwhile, the response is dropped: an older response would restore a deleted object,
+//! and the watch is about to report a newer one. A lookup is recorded only until its response arrives.
 
 use std::sync::Arc;
 
 use super::{Cache, State};
 use crate::resources::Key;
 
-/// A question that is under way.
+/// Lookup or write in progress.
 #[derive(Debug)]
 pub struct PendingLookup<'a, T: PartialEq> {
     cache: &'a Cache<T>,
     key: Key,
-    /// How often the watch had told of it when this began.
-    told: u64,
+    /// Number of events about the object when the lookup began.
+    events: u64,
 }
 
-/// What those who ask about one object share.
+/// Lookups of one object.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
-    askers: usize,
-    told: u64,
+pub(super) struct Lookups {
+    pending: usize,
+    events: u64,
 }
 
 // === impl PendingLookup ===
 
 impl<'a, T: PartialEq> PendingLookup<'a, T> {
-    /// From now on it is remembered whether the watch tells of `key`.
+    /// Begins a lookup: events about `key` are counted from now on.
     pub(super) fn begin(cache: &'a Cache<T>, key: Key) -> PendingLookup<'a, T> {
-        let told = {
+        let events = {
             let mut state = cache.state();
-            let asked = state.asked.entry(key.clone()).or_default();
-            asked.askers += 1;
-            asked.told
+            let lookups = state.lookups.entry(key.clone()).or_default();
+            lookups.pending += 1;
+            lookups.events
         };
-        PendingLookup { cache, key, told }
+        PendingLookup { cache, key, events }
     }
 
-    /// The API has it, as `object`.
+    /// Stores the object that the API returned.
     pub fn found(self, object: T) {
         let mut state = self.cache.state();
-        if self.counts(&state) {
+        if self.is_current(&state) {
             state.objects.insert(self.key.clone(), Arc::new(object));
         }
     }
 
-    /// The API does not have it.
+    /// Removes the object, which the API does not have.
     pub fn gone(self) {
         let mut state = self.cache.state();
-        if self.counts(&state) {
+        if self.is_current(&state) {
             state.objects.remove(&self.key);
         }
     }
 
-    /// Did the watch say nothing of it since?
-    fn counts(&self, state: &State<T>) -> bool {
-        state.asked.get(&self.key).is_some_and(|asked| asked.told == self.told)
+    /// Whether the watch has not reported the object since the lookup began.
+    fn is_current(&self, state: &State<T>) -> bool {
+        state.lookups.get(&self.key).is_some_and(|lookups| lookups.events == self.events)
     }
 }
 
 impl<T: PartialEq> Drop for PendingLookup<'_, T> {
     fn drop(&mut self) {
         let mut state = self.cache.state();
-        if let Some(asked) = state.asked.get_mut(&self.key) {
-            asked.askers -= 1;
-            if asked.askers == 0 {
-                state.asked.remove(&self.key);
+        if let Some(lookups) = state.lookups.get_mut(&self.key) {
+            lookups.pending -= 1;
+            if lookups.pending == 0 {
+                state.lookups.remove(&self.key);
             }
         }
     }
 }
 
-// === impl Asked ===
+// === impl Lookups ===
 
-impl Asked {
-    /// The watch told of it.
-    pub(super) fn tell(&mut self) {
-        self.told += 1;
+impl Lookups {
+    /// Counts an event of the watch.
+    pub(super) fn record_event(&mut self) {
+        self.events += 1;
     }
 }
 
@@ -96,15 +95,15 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_while_it_was_asked_about_does_not_come_back() {
+    fn pending_lookup_does_not_restore_a_deleted_object() {
         let cache: Cache<Pod> = Cache::new("pods");
         let asking = cache.ask(key());
-        // As the watch tells of a pod whose asker waits for the answer, or of a slice whose writer does.
+        // The watch reports an object while a lookup or a write waits for its response.
         cache.take(Event::Apply(pod("a", "1")));
         cache.take(Event::Delete(pod("a", "1")));
         asking.found(pod("a", "1").reduce());
         assert_eq!(cache.count(), 0);
-        // A list that has it no more.
+        // The new list does not contain the object.
         let asking = cache.ask(key());
         for event in [Event::Init, Event::InitApply(pod("b", "2")), Event::InitDone] {
             cache.take(event);
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_watch_told_meanwhile_is_neither_replaced_nor_taken_out() {
+    fn pending_lookup_does_not_replace_a_watched_object() {
         let cache: Cache<Pod> = Cache::new("pods");
         for (end, expected) in [(None, "2"), (Some("1"), "2")] {
             let asking = cache.ask(key());
@@ -128,19 +127,19 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_which_the_watch_said_nothing_is_kept_and_no_question_is_remembered() {
+    fn pending_lookup_response_is_kept_without_watch_events() {
         let cache: Cache<Pod> = Cache::new("pods");
         cache.take(Event::Apply(pod("b", "9")));
         let (one, other) = (cache.ask(key()), cache.ask(key()));
-        // Of another one.
+        // An event about another object.
         cache.take(Event::Apply(pod("b", "8")));
         one.found(pod("a", "1").reduce());
         assert_eq!(uids(&cache), ["1", "8"]);
         other.gone();
         assert_eq!(uids(&cache), ["8"]);
         drop(cache.ask(key()));
-        assert!(cache.state().asked.is_empty());
-        // The end of the one before is of no account to who asks after it.
+        assert!(cache.state().lookups.is_empty());
+        // An event before the lookup has no effect on it.
         cache.take(Event::<PodObject>::Delete(pod("a", "1")));
         cache.ask(key()).found(pod("a", "2").reduce());
         assert_eq!(uids(&cache), ["2", "8"]);

@@ -56,7 +56,7 @@ pub struct IPBlockSpec {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub claim: String,
     /// Time at which the object became free, in milliseconds since 1970.
-    // Signed like the API's numbers: a negative one must not keep the rest of the list from being read.
+    // Signed like the API's integers: a negative number must not make the list unreadable.
     #[schemars(range(min = 0))]
     #[serde(skip_serializing_if = "is_zero")]
     pub released_at: i64,
@@ -79,8 +79,8 @@ pub struct IPBlockSpec {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct IPBlockStatus {
-    /// Time at which the controller, which takes the node for lost, asked its agent for a sign of life. The agent removes
-    /// the field, as does every other change of the object. If the field is still there after 30 seconds, the controller
+    /// Time at which the controller probed the node's agent because it considers the node lost. The agent removes the
+    /// field, as does every other change of the object. If the field is still set after 30 seconds, the controller
     /// releases the block.
     // Any value that is not null counts: see `IPBlockStatus::is_probed`.
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
@@ -89,7 +89,7 @@ pub struct IPBlockStatus {
 }
 
 impl IPBlockStatus {
-    /// Whether the node's agent is asked for a sign of life.
+    /// Whether the node's agent is probed.
     pub fn is_probed(&self) -> bool {
         !self.node_liveness_probe.is_null()
     }

@@ -85,7 +85,7 @@ pub struct IPPoolSpec {
     pub exclude: Vec<String>,
 }
 
-/// State of the pool: its layout, and what `weft controller --ipam` counts.
+/// State of the pool: its layout, and the counts of `weft controller --ipam`.
 #[derive(Clone, Debug, Default, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct IPPoolStatus {
@@ -113,7 +113,7 @@ pub struct IPPoolStatus {
     #[serde(skip_serializing)]
     pub layout: Option<RecordedLayout>,
     /// Sections of the pool in which single addresses were ever created. A node that leases a block in another section
-    /// need not look for single addresses in it. The key `poolUid` has the uid of the pool for which the record is complete.
+    /// does not look for single addresses in it. The key `poolUid` has the uid of the pool for which the record is complete.
     #[schemars(with = "BTreeMap<String, SectionRecord>")]
     #[serde(skip_serializing)]
     pub single_address_blocks: BTreeMap<String, String>,
@@ -135,7 +135,7 @@ pub struct RecordedLayout {
     pub block_bits: Option<u8>,
     /// Address space, as spec.networkName was.
     #[schemars(length(max = 128))]
-    // Left out if it is empty: the validation of some API servers takes an empty string in a patch for null.
+    // Omitted if it is empty: some API servers reject an empty string in a patch as null.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub network_name: String,
 }
@@ -159,7 +159,7 @@ pub enum LayoutPhase {
 #[expect(dead_code, reason = "the schema is generated from it")]
 struct SectionRecord(#[schemars(length(max = 64))] String);
 
-/// Counts of a status. Unlike the layout they may be lost: the controller counts again.
+/// Counts of a status. Unlike the layout they may be lost, because the controller counts again.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Counts {

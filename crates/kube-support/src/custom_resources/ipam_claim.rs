@@ -39,7 +39,7 @@ pub struct IPAMClaimStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner_pod: Option<OwnerPod>,
     /// Conditions of the claim; IPsAllocated is True if the addresses were allocated.
-    // Kept as they are: other programs write theirs beside ours.
+    // Kept unchanged: other programs write conditions, too.
     #[schemars(
         with = "Vec<ClaimCondition>",
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])

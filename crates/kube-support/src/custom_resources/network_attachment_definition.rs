@@ -9,7 +9,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// CNI configuration of the network. Without it, the configuration in the node's CNI directory that has the object's name.
+/// CNI configuration of the network. If absent, the configuration with the object's name in the node's CNI directory is used.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "k8s.cni.cncf.io",

@@ -29,7 +29,7 @@ fn walk(path: &str, schema: &Value, visit: &mut dyn FnMut(&str, &Value)) {
 }
 
 #[test]
-fn custom_resource_definitions_are_sorted_and_describe_every_field() {
+fn custom_resource_definitions_are_sorted_and_documented() {
     let all = definitions().unwrap();
     let names: Vec<&str> = all.iter().filter_map(|definition| definition.metadata.name.as_deref()).collect();
     let mut sorted = names.clone();
@@ -92,7 +92,7 @@ fn custom_resource_definitions_require_and_limit_their_fields() {
 }
 
 #[test]
-fn custom_resource_status_subresource_is_declared_for_ippools_and_ipamclaims_only() {
+fn custom_resource_status_is_a_subresource_of_pools_and_claims() {
     for (name, has_status) in [
         ("ipamclaims.k8s.cni.cncf.io", true),
         ("ipblocks.weft.dev", false),
@@ -112,7 +112,7 @@ fn network_attachment_definition_has_the_short_names_of_multus() {
 }
 
 #[test]
-fn invalid_status_of_an_ippool_loses_its_counts_and_never_its_layout() {
+fn ippool_invalid_status_loses_its_counts_and_never_its_layout() {
     let read = |status: Value| serde_json::from_value::<IPPoolStatus>(status).unwrap();
     assert_eq!(read(json!({ "layout": null })), IPPoolStatus::default());
     let layout = json!({ "phase": "Fixed", "range": "10.0.0.0/24", "blockBits": 4 });

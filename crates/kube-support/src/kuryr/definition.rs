@@ -1,4 +1,4 @@
-//! NetworkAttachmentDefinitions whose networks are Neutron's: those with Kuryr's annotation, or with the plugin `neutron`.
+//! NetworkAttachmentDefinitions of Neutron networks: those with Kuryr's annotation, or with the plugin `neutron`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,10 +6,10 @@ use manifest::lint::kuryr::KURYR_CONFIG;
 use npwg::metadata::{Definition, NetworkReference, SpecConfig};
 use serde_json::{Value, json};
 
-/// The plugin.
+/// Name of the plugin.
 pub const PLUGIN: &str = "neutron";
 
-/// Gives Kuryr's definitions a configuration, where they have none of ours; all of Neutron's networks, by name.
+/// Adds a configuration to Kuryr's definitions that have none for the plugin. Returns the names of all Neutron networks.
 pub fn complete(definitions: &mut BTreeMap<NetworkReference, Definition>) -> BTreeSet<String> {
     let mut networks = BTreeSet::new();
     for (reference, definition) in definitions {
@@ -25,14 +25,14 @@ pub fn complete(definitions: &mut BTreeMap<NetworkReference, Definition>) -> BTr
     networks
 }
 
-/// Does a definition's configuration name the plugin?
+/// Whether a definition's configuration contains the plugin.
 pub fn is_of_plugin(config: &SpecConfig) -> bool {
     let SpecConfig::Text(text) = config else { return false };
     let read: Value = serde_json::from_str(text).unwrap_or_default();
     plugins(&read).any(|plugin| plugin["type"] == PLUGIN)
 }
 
-/// The plugins of a configuration: those of its list, and itself.
+/// Returns the plugins of a configuration list, and the configuration itself.
 pub fn plugins(config: &Value) -> impl Iterator<Item = &Value> {
     let list = config["plugins"].as_array().into_iter().flatten();
     list.chain(std::iter::once(config))
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn kuryrs_definitions_become_networks_of_the_plugin_and_others_stay() {
+    fn kuryr_definition_without_plugin_is_completed() {
         let own = r#"{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"neutron","timeout":5}]}"#;
         let mut definitions = BTreeMap::from([
             definition("bare", true, ""),

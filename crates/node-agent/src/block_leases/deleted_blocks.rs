@@ -1,12 +1,13 @@
-//! What becomes of a block that somebody deleted by hand: it is its node's as long as something in it is held, and given back after that.
+//! Return of deleted blocks: a deleted IPBlock stays leased while addresses in it are held, and is returned after that.
 //!
 //! ```text
-//!   IPBlock of this node, deleted ──► held? ── yes ─► looked at again
-//!                                       └─ no ──► in doubt: nobody new ──► held? ── no ─► given back, and so gone
+//!   IPBlock of this node, deleted ──► held? ── yes ─► checked again later
+//!                                       └─ no ──► marked unconfirmed: no new address ──► held? ── no ─► returned
 //! ```
 //!
-//! Rules: only a lease that the ledger has is given back, and in doubt: one that is about to be told is in nobody's. Who asks for an
-//! address in between has it confirmed, under another lease, and nothing is given back.
+//! - Only a lease that the store contains and has marked as unconfirmed is returned. A lease that is about to be sent
+//!   to the store is not in it yet.
+//! - A request for an address in between confirms the block under another lease, and nothing is returned.
 
 use ipam::address_store::is_valid_name;
 use ipam::release_lease;
@@ -14,7 +15,7 @@ use kube::Api;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::{Done, LeaseError, Leases};
+use super::{LeaseError, Leases, Outcome};
 use ipam_api::api_registry::ApiRegistry;
 use ipam_api::clock::now;
 use ipam_api::ip_objects::PoolObject;
@@ -23,30 +24,30 @@ use kube_support::lookup::ASK_MAX;
 use node_support::address_store;
 
 impl Leases {
-    /// Gives a block back that was deleted, if nothing in it is held.
-    pub(super) async fn give_back(&self, owned: &OwnedBlock) -> Result<Done, LeaseError> {
+    /// Returns a deleted block if no address in it is held.
+    pub(super) async fn return_block(&self, owned: &OwnedBlock) -> Result<Outcome, LeaseError> {
         let OwnedBlock { pool, object, .. } = owned;
         let (name, lease) = (&object.holder.store, object.lease_id());
-        // One in another directory nobody sees; it comes from the cluster and becomes part of a path.
+        // A store in another directory cannot be read. The name comes from the cluster and becomes part of a path.
         if !is_valid_name(name) {
-            return Ok(Done::All);
+            return Ok(Outcome::Done);
         }
-        let Some(registry) = self.registry(pool).await? else { return Ok(Done::Others) };
-        if self.agent.block_provider.give_back_ahead(&registry, object).await? {
-            return Ok(Done::All);
+        let Some(registry) = self.registry(pool).await? else { return Ok(Outcome::Pending) };
+        if self.agent.block_provider.return_prefetched(&registry, object).await? {
+            return Ok(Outcome::Done);
         }
-        let place = self.ledgers.join(name);
-        let is_held = |ledger: &ipam::AddressStore| ledger.is_held_inside(object.net);
-        if address_store::read(&place)?.is_none_or(|ledger| is_held(&ledger)) {
-            return Ok(Done::Others);
+        let path = self.store_dir.join(name);
+        let is_held = |store: &ipam::AddressStore| store.is_held_inside(object.net);
+        if address_store::read(&path)?.is_none_or(|store| is_held(&store)) {
+            return Ok(Outcome::Pending);
         }
-        self.doubt(name, (object.net, lease.clone())).await?;
-        if !address_store::read(&place)?.is_some_and(|ledger| ledger.is_unconfirmed_and_unused(&lease)) {
-            return Ok(Done::Others);
+        self.mark_unconfirmed(name, (object.net, lease.clone())).await?;
+        if !address_store::read(&path)?.is_some_and(|store| store.is_unconfirmed_and_unused(&lease)) {
+            return Ok(Outcome::Pending);
         }
         release_lease(&registry, object.net, &lease, now()).await?;
-        info!(pool, block = %object.net, "deleted by hand, and nothing in it is held: given back");
-        Ok(Done::All)
+        info!(pool, block = %object.net, "returned deleted block because no address in it is held");
+        Ok(Outcome::Done)
     }
 
     async fn registry(&self, pool: &str) -> Result<Option<ApiRegistry>, LeaseError> {

@@ -157,7 +157,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     call(arguments, exec).map_err(|error| {
         // An error is one line, as in cnitool.
         let failure = Failure::new(error.to_string());
-        match (interrupt.has_come(), &arguments.verb) {
+        match (interrupt.is_set(), &arguments.verb) {
             (false, _) => failure,
             (true, Verb::Add(AttachmentArguments { network, netns })) => failure
                 .exit(Exit::Interrupted)

@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     });
     let (log, mut is_agent_away) = (Progress::beside(Format::Json), false);
-    while !interrupt.has_come() {
+    while !interrupt.is_set() {
         match receiver.recv_timeout(TICK) {
             Ok(Ok(batch)) => {
                 is_agent_away = false;

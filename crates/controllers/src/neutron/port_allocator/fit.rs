@@ -1,7 +1,7 @@
-//! Does a port serve a wish? What was made serves it until the wish becomes another.
+//! Comparison of a port with a request.
 //!
-//! Rules: a port that is written on its pod is not taken away from it: its node may have plugged it in. One that is not is
-//! given up as soon as nobody wishes for it as it is.
+//! - A port that is written to its pod is not released while the pod needs a network, because its node may have plugged it in.
+//! - A port that is not written yet is released as soon as it does not match the request.
 
 use std::net::IpAddr;
 
@@ -9,36 +9,36 @@ use neutron::pod_state::PodState;
 use neutron::port::{Port, Subnet};
 use neutron::vif::{Kind, Vif};
 
-use super::{Allocator, NODE, POD, SUBPORT, Trouble, marks};
+use super::{Allocator, NODE, POD, PortFailure, SUBPORT, owner_tags};
 use crate::neutron::pod_subject::PodSubject;
 use crate::neutron::port_request::PortRequest;
 use crate::neutron::port_rules::Driver;
 use kube_support::events::EventReason;
 
 impl Allocator {
-    /// Gives up what a pod has and does not wish for any more.
-    pub(super) async fn drop_unwished(
+    /// Releases ports that a pod has and no longer requests.
+    pub(super) async fn release_unrequested(
         &self,
         subject: &PodSubject,
-        wishes: &[PortRequest],
+        requests: &[PortRequest],
         (state, written): (&mut PodState, &PodState),
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), PortFailure> {
         let had: Vec<(String, Vif)> =
             state.vifs().map(|(name, vif)| (name.to_owned(), vif.clone())).collect();
         for (name, vif) in had {
-            let is_wished = match wishes.iter().find(|wish| wish.name == name) {
-                Some(wish) => fits(&vif, wish, &self.subnet(&wish.subnet).await?.0),
+            let is_requested = match requests.iter().find(|request| request.name == name) {
+                Some(request) => fits(&vif, request, &self.subnet(&request.subnet).await?.0),
                 None => false,
             };
-            if is_wished {
+            if is_requested {
                 continue;
             }
             if written.vif(&name).is_some_and(|known| known.id == vif.id) {
                 let why = format!(
-                    "{name}: port {} is written, and what the pod wishes for has changed since: create the pod anew",
+                    "{name}: port {} is assigned to the pod already, and the pod now requests another one: recreate the pod",
                     vif.id
                 );
-                return Err(Trouble::new(EventReason::NetworkRefused, why));
+                return Err(PortFailure::new(EventReason::NetworkRefused, why));
             }
             self.release(&subject.pod.uid, &vif, subject.host, &[].into()).await?;
             state.remove(&name);
@@ -47,9 +47,9 @@ impl Allocator {
     }
 }
 
-/// Is a VIF what is wished for: on this subnet, plugged in like this, with these addresses?
-fn fits(vif: &Vif, wish: &PortRequest, subnet: &Subnet) -> bool {
-    let PortRequest { name: _, subnet: _, driver, addresses, mac } = wish;
+/// Whether a VIF matches a request: subnet, driver, addresses, hardware address.
+fn fits(vif: &Vif, request: &PortRequest, subnet: &Subnet) -> bool {
+    let PortRequest { name: _, subnet: _, driver, addresses, mac } = request;
     let plugged = match &vif.kind {
         Kind::VlanNested { .. } => Driver::NestedVlan,
         Kind::MacvlanNested => Driver::NestedMacvlan,
@@ -63,22 +63,23 @@ fn fits(vif: &Vif, wish: &PortRequest, subnet: &Subnet) -> bool {
         && mac.as_ref().is_none_or(|mac| vif.address.eq_ignore_ascii_case(mac))
 }
 
-/// The same of a port that was made for this interface, before it is plugged in anywhere.
-pub(super) fn serves(port: &Port, wish: &PortRequest, subnet: &Subnet) -> bool {
-    let PortRequest { name: _, subnet: _, driver, addresses, mac } = wish;
-    let made = match () {
-        () if port.device_owner == SUBPORT || marks(port).any(|mark| mark.starts_with(POD)) => {
-            Driver::NestedVlan
-        }
-        () if marks(port).any(|mark| mark.starts_with(NODE)) => Driver::NestedMacvlan,
-        () => Driver::NeutronVif,
+/// Whether an unplugged port matches a request.
+pub(super) fn serves(port: &Port, request: &PortRequest, subnet: &Subnet) -> bool {
+    let PortRequest { name: _, subnet: _, driver, addresses, mac } = request;
+    let is_tagged = |prefix: &str| owner_tags(port).any(|tag| tag.starts_with(prefix));
+    let own = if port.device_owner == SUBPORT || is_tagged(POD) {
+        Driver::NestedVlan
+    } else if is_tagged(NODE) {
+        Driver::NestedMacvlan
+    } else {
+        Driver::NeutronVif
     };
     let has = |address: &IpAddr| port.fixed_ips.iter().any(|ip| ip.ip_address == Some(*address));
-    made == *driver
+    own == *driver
         && port.fixed_ips.iter().any(|ip| ip.subnet_id == subnet.id)
         && addresses.iter().all(has)
-        // The hardware address of a macvlan is not its port's.
-        && (made == Driver::NestedMacvlan
+        // A macvlan's port has another hardware address than the macvlan.
+        && (own == Driver::NestedMacvlan
             || mac.as_ref().is_none_or(|mac| port.mac_address.eq_ignore_ascii_case(mac)))
 }
 
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wished_for_anew_is_not_what_was_made() {
+    fn port_matches_its_request_and_no_changed_one() {
         let subnet = |id: &str, network: &str, cidr: &str| Subnet {
             id: id.into(),
             network_id: network.into(),
@@ -99,7 +100,7 @@ mod tests {
             dns_nameservers: Vec::new(),
             host_routes: Vec::new(),
         };
-        let wish = |driver, addresses: &[&str]| PortRequest {
+        let request = |driver, addresses: &[&str]| PortRequest {
             name: "eth1".into(),
             subnet: String::new(),
             driver,
@@ -107,33 +108,37 @@ mod tests {
             mac: None,
         };
         let (own, other) = (subnet("s1", "n1", "10.1.0.0/24"), subnet("s2", "n2", "10.1.0.0/24"));
-        let beside = subnet("s3", "n1", "10.3.0.0/24");
+        let same_network = subnet("s3", "n1", "10.3.0.0/24");
         let ip = FixedIp { subnet_id: "s1".into(), ip_address: "10.1.0.5".parse().ok() };
         let mac_address = "02:00:00:00:00:0a".into();
         let port = Port { vif_type: "ovs".into(), mac_address, fixed_ips: vec![ip], ..Port::default() };
         let network = Network { id: "n1".into(), ..Network::default() };
-        let how = Plugging::Bound { bridge: "br-int".into() };
-        let vif = Vif::of(&port, &network, std::slice::from_ref(&own), &how).unwrap();
+        let plugging = Plugging::Bound { bridge: "br-int".into() };
+        let vif = Vif::of(&port, &network, std::slice::from_ref(&own), &plugging).unwrap();
         for (driver, addresses, subnet, expected) in [
             (Driver::NeutronVif, &[][..], &own, true),
             (Driver::NeutronVif, &["10.1.0.5"], &own, true),
             (Driver::NeutronVif, &["10.1.0.6"], &own, false),
             (Driver::NeutronVif, &[], &other, false),
-            (Driver::NeutronVif, &[], &beside, false),
+            (Driver::NeutronVif, &[], &same_network, false),
             (Driver::NestedVlan, &[], &own, false),
             (Driver::NestedMacvlan, &[], &own, false),
         ] {
-            let wish = wish(driver, addresses);
-            assert_eq!(fits(&vif, &wish, subnet), expected, "{wish:?} {subnet:?}");
-            assert_eq!(serves(&port, &wish, subnet), expected, "{wish:?} {subnet:?}");
+            let request = request(driver, addresses);
+            assert_eq!(fits(&vif, &request, subnet), expected, "{request:?} {subnet:?}");
+            assert_eq!(serves(&port, &request, subnet), expected, "{request:?} {subnet:?}");
         }
         for (mac, expected) in
             [("02:00:00:00:00:0a", true), ("02:00:00:00:00:0A", true), ("02:00:00:00:00:0b", false)]
         {
-            let wish = PortRequest { mac: Some(mac.into()), ..wish(Driver::NeutronVif, &[]) };
-            assert_eq!((fits(&vif, &wish, &own), serves(&port, &wish, &own)), (expected, expected), "{mac}");
+            let request = PortRequest { mac: Some(mac.into()), ..request(Driver::NeutronVif, &[]) };
+            assert_eq!(
+                (fits(&vif, &request, &own), serves(&port, &request, &own)),
+                (expected, expected),
+                "{mac}"
+            );
         }
-        // In a trunk, or beside a node's own port: it says so itself. The hardware address of a macvlan is the pod's.
+        // Device owner and tags identify nested ports. A macvlan's hardware address is that of the pod, not of the port.
         let tagged = |tag: String| Port { tags: vec![tag], ..port.clone() };
         let subport = Port { device_owner: SUBPORT.into(), ..port.clone() };
         for (port, driver, mac_counts) in [
@@ -142,11 +147,11 @@ mod tests {
             (tagged(format!("{NODE}x")), Driver::NestedMacvlan, false),
         ] {
             for asked in [Driver::NeutronVif, Driver::NestedVlan, Driver::NestedMacvlan] {
-                let wish = wish(asked, &["10.1.0.5"]);
-                assert_eq!(serves(&port, &wish, &own), asked == driver, "{wish:?} {port:?}");
+                let request = request(asked, &["10.1.0.5"]);
+                assert_eq!(serves(&port, &request, &own), asked == driver, "{request:?} {port:?}");
             }
-            let wish = PortRequest { mac: Some("02:00:00:00:00:0b".into()), ..wish(driver, &[]) };
-            assert_eq!(serves(&port, &wish, &own), !mac_counts, "{port:?}");
+            let request = PortRequest { mac: Some("02:00:00:00:00:0b".into()), ..request(driver, &[]) };
+            assert_eq!(serves(&port, &request, &own), !mac_counts, "{port:?}");
         }
     }
 }

@@ -1,37 +1,37 @@
-//! Pools that could not be filled rest, each by itself: the others are filled meanwhile.
+//! Back-off of pools that could not be filled. Each pool has its own pause.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::Key;
+use super::PoolKey;
 
-/// The first and the longest rest.
-const RESTS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+/// First and longest pause.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
 
-/// The pools that rest: for how long, and until when.
+/// Pools with a pause: its length and its end.
 #[derive(Debug, Default)]
-pub(crate) struct Backoff(BTreeMap<Key, (Duration, Instant)>);
+pub(crate) struct Backoff(BTreeMap<PoolKey, (Duration, Instant)>);
 
 impl Backoff {
-    /// Forgets all pools but these, which run low.
-    pub(crate) fn keep(&mut self, low: &[(Key, usize)]) {
+    /// Keeps the pauses of these pools, which run low, and removes the others.
+    pub(crate) fn keep(&mut self, low: &[(PoolKey, usize)]) {
         self.0.retain(|key, _| low.iter().any(|(known, _)| known == key));
     }
 
-    /// Is it to be tried?
-    pub(crate) fn is_due(&self, key: &Key, now: Instant) -> bool {
+    /// Whether the pool has no pause, or its pause is over.
+    pub(crate) fn is_due(&self, key: &PoolKey, now: Instant) -> bool {
         self.0.get(key).is_none_or(|(_, until)| *until <= now)
     }
 
-    /// It was filled.
-    pub(crate) fn filled(&mut self, key: &Key) {
+    /// Records that a pool was filled.
+    pub(crate) fn filled(&mut self, key: &PoolKey) {
         self.0.remove(key);
     }
 
-    /// It could not be filled.
-    pub(crate) fn failed(&mut self, key: &Key, now: Instant) {
-        let rest = self.0.get(key).map_or(RESTS.0, |(rest, _)| (*rest * 2).min(RESTS.1));
-        self.0.insert(key.clone(), (rest, now + rest));
+    /// Records that a pool could not be filled: its next pause is twice as long.
+    pub(crate) fn failed(&mut self, key: &PoolKey, now: Instant) {
+        let pause = self.0.get(key).map_or(PAUSES.0, |(pause, _)| (*pause * 2).min(PAUSES.1));
+        self.0.insert(key.clone(), (pause, now + pause));
     }
 }
 
@@ -40,21 +40,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_that_cannot_be_filled_rests_longer_and_longer_and_no_other_does() {
-        let key = |subnet: &str| Key { host: "a".into(), subnet: subnet.into(), groups: Vec::new() };
+    fn backoff_of_a_port_pool_grows_and_delays_no_other() {
+        let key = |subnet: &str| PoolKey { host: "a".into(), subnet: subnet.into(), groups: Vec::new() };
         let (bad, good) = (key("bad"), key("good"));
         let (mut backoff, mut now) = (Backoff::default(), Instant::now());
         for seconds in [2, 4, 8, 16, 32, 60, 60] {
             backoff.failed(&bad, now);
-            let rest = Duration::from_secs(seconds);
+            let pause = Duration::from_secs(seconds);
             assert!(
-                !backoff.is_due(&bad, now + rest - Duration::from_millis(1)) && backoff.is_due(&good, now)
+                !backoff.is_due(&bad, now + pause - Duration::from_millis(1)) && backoff.is_due(&good, now)
             );
-            now += rest;
+            now += pause;
             assert!(backoff.is_due(&bad, now), "{seconds}");
         }
         backoff.keep(&[(good, 1)]);
         backoff.failed(&bad, now);
-        assert!(backoff.is_due(&bad, now + RESTS.0), "what was forgotten begins anew");
+        assert!(backoff.is_due(&bad, now + PAUSES.0), "a removed pool begins with the first pause");
     }
 }

@@ -1,8 +1,7 @@
-//! All ports with all pods: what was made and is nobody's goes, what was made for a pod is kept for it.
+//! Comparison of all ports with all pods: deletes orphaned ports, and keeps ports for the pods they were created for.
 //!
-//! Rules:
-//! - a port that is nobody's is removed when it was so before, too: whoever makes one may not have said so yet;
-//! - what cannot be seen now is not taken for nobody's.
+//! - An orphaned port is deleted at the second comparison that finds it, because a new port may not be written yet.
+//! - If the ports written on pods cannot be read completely, no port is deleted.
 //!
 //! Source: Kuryr-Kubernetes `drivers/vif_pool.py`, recovery of pools.
 
@@ -23,23 +22,23 @@ use crate::neutron::port_pool::User;
 use kube_support::api_error;
 use kube_support::kuryr::{KuryrPort, Unread, VifLocation};
 
-/// What becomes of a port that nobody has.
+/// Handling of orphaned ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Orphans {
-    /// It goes.
+    /// They are deleted.
     Remove,
-    /// It goes if it was seen so before.
+    /// They are deleted if the last comparison found them, too.
     Suspect,
 }
 
-/// What living pods have, as it is written or known.
+/// Ports of live pods, as written on them or known to this process.
 #[derive(Debug, Default)]
-struct Written {
-    /// Their uids.
+struct PortUsage {
+    /// Uids of the pods.
     living: BTreeSet<String>,
-    /// The ports they have, and whose each is.
+    /// Used ports and their users.
     used: BTreeMap<String, User>,
-    /// What cannot be read, as it is.
+    /// Content of annotations and KuryrPorts that cannot be read.
     unreadable: Vec<String>,
 }
 
@@ -54,7 +53,7 @@ pub(super) enum ComparisonError {
     KuryrPorts(kube::Error),
 }
 
-impl Written {
+impl PortUsage {
     fn add(&mut self, user: &User, read: Result<Option<PodState>, Unread>, text: impl FnOnce() -> String) {
         match read {
             Ok(state) => state.iter().for_each(|state| self.note(user, state)),
@@ -62,12 +61,12 @@ impl Written {
         }
     }
 
-    /// A pod has these ports; where another one says the same of one, nobody knows whose it is.
+    /// Records the ports of a pod. A port that several pods name has an uncertain user.
     fn note(&mut self, user: &User, state: &PodState) {
         for (_, vif) in state.vifs() {
             let known = self.used.entry(vif.id.clone()).or_insert_with(|| user.clone());
             if known != user {
-                *known = User::Somebody;
+                *known = User::Uncertain;
             }
         }
     }
@@ -75,27 +74,27 @@ impl Written {
 
 impl PortReconciler {
     pub(super) async fn compare_again(self: Arc<PortReconciler>) {
-        let mut suspects = BTreeSet::new();
+        let mut candidates = BTreeSet::new();
         loop {
-            sleep(self.every).await;
-            if let Err(error) = self.compare(&mut suspects, Orphans::Suspect).await {
-                warn!(%error, "ports cannot be compared with pods");
+            sleep(self.interval).await;
+            if let Err(error) = self.compare(&mut candidates, Orphans::Suspect).await {
+                warn!(%error, "failed to compare ports with pods");
             }
         }
     }
 
-    /// Compares all ports with all pods: what nobody has goes, what was made for a pod is kept for it, the rest waits.
+    /// Compares all ports with all pods. Orphaned ports are deleted, ports of pods are kept for them, others are pooled.
     pub(super) async fn compare(
         &self,
-        suspects: &mut BTreeSet<String>,
+        candidates: &mut BTreeSet<String>,
         orphans: Orphans,
     ) -> Result<(), ComparisonError> {
         let ports = self.allocator.all().await.map_err(ComparisonError::Ports)?;
-        let mut written = self.written().await?;
+        let mut usage = self.usage().await?;
         for (uid, case) in &*self.cases() {
-            written.note(&User::Pod(uid.clone()), &case.state);
+            usage.note(&User::Pod(uid.clone()), &case.state);
         }
-        let Written { used, living, unreadable } = written;
+        let PortUsage { used, living, unreadable } = usage;
         let subjects = self.pods.all();
         let hosts: BTreeSet<&str> = subjects
             .iter()
@@ -109,16 +108,16 @@ impl PortReconciler {
             let pooled = owner.is_empty();
             if let Some(user) = used.get(&port.id) {
                 if pooled {
-                    self.allocator.learn(&port, Some(user));
+                    self.allocator.register(&port, Some(user));
                 }
             } else if living.contains(&owner) {
                 found.entry(owner).or_default().push(port);
             } else if unreadable.iter().any(|text| text.contains(&port.id)) {
-                // Whoever wrote it may need the port: it is neither given to another pod nor removed.
-            } else if !(pooled && self.allocator.learn(&port, None)) {
+                // The author of the unreadable content may need the port: it is neither pooled nor deleted.
+            } else if !(pooled && self.allocator.register(&port, None)) {
                 lost.push(port);
             } else if !hosts.contains(port.host_id.as_str()) {
-                // Not one pod is there: the node may have gone.
+                // The node has no pods: it may be gone.
                 idle.push(port);
             }
         }
@@ -128,31 +127,31 @@ impl PortReconciler {
             pooled = self.allocator.pools.count(),
             lost = lost.len(),
             idle = idle.len(),
-            "compared"
+            "compared ports with pods"
         );
         if orphans == Orphans::Remove {
             *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
         }
         let (mut due, rest): (Vec<Port>, Vec<Port>) =
-            lost.into_iter().partition(|port| orphans == Orphans::Remove || suspects.contains(&port.id));
+            lost.into_iter().partition(|port| orphans == Orphans::Remove || candidates.contains(&port.id));
         let (unused, young): (Vec<Port>, Vec<Port>) =
-            idle.into_iter().partition(|port| suspects.contains(&port.id));
+            idle.into_iter().partition(|port| candidates.contains(&port.id));
         due.extend(unused.into_iter().filter(|port| self.allocator.pools.withdraw(&port.id)));
-        *suspects = rest.into_iter().chain(young).map(|port| port.id).collect();
+        *candidates = rest.into_iter().chain(young).map(|port| port.id).collect();
         self.remove(due);
         Ok(())
     }
 
-    /// Removes ports that nobody has, a few at a time; one that cannot be removed is found again at the next comparison.
+    /// Deletes orphaned ports, a few at a time. A port that could not be deleted is found by the next comparison.
     fn remove(&self, ports: Vec<Port>) {
         let allocator = Arc::clone(&self.allocator);
         tokio::spawn(async move {
             for few in ports.chunks(PARALLEL / 2) {
                 let allocator = &allocator;
                 let removals = few.iter().map(|port| async move {
-                    warn!(port = port.id, "belongs to no pod: it is removed");
+                    warn!(port = port.id, "deleting port that belongs to no pod");
                     if let Err(error) = allocator.remove(port).await {
-                        warn!(%error, "not removed");
+                        warn!(%error, "failed to delete port");
                     }
                 });
                 futures_util::future::join_all(removals).await;
@@ -160,44 +159,44 @@ impl PortReconciler {
         });
     }
 
-    /// What living pods have, as it is written.
+    /// Returns the ports that are written on live pods.
     ///
     /// # Errors
-    /// Not all of it can be seen now: what is not seen would be taken for nobody's.
-    async fn written(&self) -> Result<Written, ComparisonError> {
+    /// They cannot be read completely. Otherwise unread ports would seem to be orphaned.
+    async fn usage(&self) -> Result<PortUsage, ComparisonError> {
         let subjects = self.pods.all();
         let living = subjects.iter().filter(|subject| !subject.ended);
-        let mut written = Written {
+        let mut usage = PortUsage {
             living: living.clone().map(|subject| subject.pod.uid.clone()).collect(),
-            ..Written::default()
+            ..PortUsage::default()
         };
         for PodSubject { pod, .. } in living.map(Arc::as_ref) {
             let text = || pod.annotations.get(kube_support::kuryr::ANNOTATION).cloned().unwrap_or_default();
-            let user = match self.place {
+            let user = match self.location {
                 VifLocation::Annotation => User::Pod(pod.uid.clone()),
-                // Of the time before KuryrPorts, or its author's: it may keep a port from others, and no more.
-                VifLocation::Kuryrport => User::Somebody,
+                // The annotation is older than the KuryrPorts or written by the pod's author. It only protects a port.
+                VifLocation::Kuryrport => User::Uncertain,
             };
-            written.add(&user, kube_support::kuryr::of_annotation(pod), text);
+            usage.add(&user, kube_support::kuryr::of_annotation(pod), text);
         }
-        if self.place == VifLocation::Kuryrport {
+        if self.location == VifLocation::Kuryrport {
             let ports: Api<KuryrPort> = Api::all(self.client.clone());
             let listed = match ports.list(&kube::api::ListParams::default()).await {
                 Ok(all) => all.items,
-                // Where there is no such resource nothing is written in one.
+                // Without the resource, no port is written in one.
                 Err(kube::Error::Api(status)) if status.code == 404 => Vec::new(),
                 Err(error) => return Err(ComparisonError::KuryrPorts(error)),
             };
             for port in &listed {
                 let uid = port.spec["podUid"].as_str().unwrap_or_default();
-                if written.living.contains(uid) {
+                if usage.living.contains(uid) {
                     let user = User::Pod(uid.to_owned());
-                    written.add(&user, kube_support::kuryr::of_kuryr_port(port, uid), || {
+                    usage.add(&user, kube_support::kuryr::of_kuryr_port(port, uid), || {
                         port.status.to_string()
                     });
                 }
             }
         }
-        Ok(written)
+        Ok(usage)
     }
 }

@@ -1,4 +1,4 @@
-//! The end of a case: a pod that is gone or has ended gives its ports up. Then nothing of Kuryr's holds it any more.
+//! End of a case: releases the ports of a pod that is deleted or has ended, and removes Kuryr's finalizers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::{Case, PAUSES, PortReconciler, Stage, jittered};
 use crate::neutron::vif_writer::{self, WriteError};
 
-/// Failure of the end of a case.
+/// Failure to end a case.
 #[derive(Debug, Error)]
 enum ReleaseError {
     /// The ports of the pod cannot be read.
@@ -21,9 +21,9 @@ enum ReleaseError {
     /// A port was not released.
     #[error("{0}")]
     Ports(#[from] neutron::Error),
-    /// The finalizers of the pod or of its KuryrPort were not removed.
+    /// The finalizers of the pod or of its KuryrPort could not be removed.
     #[error("{0}")]
-    LetGo(#[from] WriteError),
+    Finalizers(#[from] WriteError),
 }
 
 impl PortReconciler {
@@ -32,42 +32,47 @@ impl PortReconciler {
         let mut released = BTreeSet::new();
         loop {
             let Some(case) = self.cases().get(&uid).cloned() else { return };
-            let turn = self.turns.acquire().await.ok();
+            let slot = self.slots.acquire().await.ok();
             let outcome = match self.release_ports(&case, &mut released).await {
-                Ok(()) => {
-                    vif_writer::let_go(self.place, &self.client, &case.subject).await.map_err(Into::into)
-                }
+                Ok(()) => vif_writer::remove_finalizers(self.location, &self.client, &case.subject)
+                    .await
+                    .map_err(Into::into),
                 failed => failed,
             };
-            drop(turn);
+            drop(slot);
             let Err(error) = outcome else { break };
-            warn!(%error, pod = case.subject.pod.name, "ports cannot be released yet");
+            warn!(%error, pod = case.subject.pod.name, "failed to release ports; will try again");
             sleep(jittered(pause)).await;
             pause = (pause * 2).min(PAUSES.1 / 4);
         }
         self.count("released");
         let mut cases = self.cases();
         if let Some(case) = cases.get_mut(&uid) {
-            info!(pod = case.subject.pod.name, namespace = case.subject.pod.namespace, "released");
-            // A pod that has ended and is still there must not be begun anew.
-            case.stage = Stage::Left;
+            info!(
+                pod = case.subject.pod.name,
+                namespace = case.subject.pod.namespace,
+                "released ports of pod"
+            );
+            // The case stays while the ended pod exists, so that it does not begin again.
+            case.stage = Stage::Done;
             case.state = PodState::default();
         }
     }
 
-    /// Releases a pod's ports but for those that have been `released`; the others are added to these.
+    /// Releases a pod's ports except for those in `released`, and adds the released ones to it.
     async fn release_ports(&self, case: &Case, released: &mut BTreeSet<String>) -> Result<(), ReleaseError> {
         let Case { subject, state, .. } = case;
         let uid = &subject.pod.uid;
         let mut state = state.clone();
-        if state.is_empty() && subject.held {
-            // Kuryr waited for its release, and so for us, perhaps before we were there.
-            state =
-                kube_support::kuryr::read(self.place, &self.client, &subject.pod).await?.unwrap_or_default();
+        if state.is_empty() && subject.has_finalizer {
+            // The pod may have waited for its release before this process started.
+            state = kube_support::kuryr::read(self.location, &self.client, &subject.pod)
+                .await?
+                .unwrap_or_default();
         }
         let mut failed = None;
         if state.is_empty() {
-            // Was something made of which we were not told?
+            // A port may have been created by a request whose response was lost.
             for port in self.allocator.of_pod(uid).await? {
                 failed = self.allocator.remove(&port).await.err().or(failed);
             }
@@ -85,10 +90,10 @@ impl PortReconciler {
         failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Those of these ports that other pods have, or say that they have.
+    /// Returns those of these ports that other pods have or name.
     fn named_by_others(&self, uid: &str, ports: &BTreeSet<&str>) -> BTreeSet<String> {
         let cases = self.cases();
-        let others = cases.iter().filter(|(other, case)| *other != uid && case.stage != Stage::Left);
+        let others = cases.iter().filter(|(other, case)| *other != uid && case.stage != Stage::Done);
         let named = others.flat_map(|(_, case)| case.state.vifs()).map(|(_, vif)| &vif.id);
         named.filter(|id| ports.contains(id.as_str())).cloned().collect()
     }

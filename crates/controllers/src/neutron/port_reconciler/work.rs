@@ -1,7 +1,7 @@
-//! A pod gets its ports, however long it takes.
+//! Allocation of a pod's ports, repeated until it succeeds.
 //!
-//! Rules: ports that are had and not written are written, whatever kept them from it before; a pod is gone when the API says
-//! so of the pod, and of nothing else.
+//! - Ports that a pod has, and that are not written on it, are written, whatever prevented it before.
+//! - A pod counts as deleted only if the API reports that of the pod itself.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::{Case, PAUSES, PortReconciler, Stage, Written, jittered, selection};
 use crate::neutron::pod_subject::PodSubject;
-use crate::neutron::port_allocator::Trouble;
+use crate::neutron::port_allocator::PortFailure;
 use crate::neutron::port_request::{self, PortRequest, RequestError};
 use crate::neutron::vif_writer;
 use crate::neutron::vif_writer::Unwritten;
@@ -23,37 +23,37 @@ use kube_support::events::EventReason;
 use kube_support::kuryr::VifLocation;
 use kube_support::resources::Key;
 
-/// What a pod wishes for.
-pub(super) struct Wishes {
-    pub(super) wishes: Vec<PortRequest>,
-    /// Why an annotation of it is as good as none.
+/// Ports that a pod requests.
+pub(super) struct PortRequests {
+    pub(super) requests: Vec<PortRequest>,
+    /// Faults for which an annotation is ignored.
     pub(super) ignored: Vec<String>,
 }
 
-/// What came of a try.
+/// Outcome of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tried {
-    /// The pod has what it wants.
+    /// The pod has the ports that it requests.
     Done,
-    /// There is no pod any more, or what the API has of it is another: the next look at the pods shows it.
+    /// The pod is deleted, or its API object was recreated. The next reconciliation handles that.
     Gone,
 }
 
 impl PortReconciler {
     pub(super) async fn work(self: Arc<PortReconciler>, uid: String) {
         let mut pause = PAUSES.0;
-        let mut told: Option<Trouble> = None;
-        let mut unsure = false;
+        let mut reported: Option<PortFailure> = None;
+        let mut may_have_ports = false;
         loop {
-            // What changes while it is tried is not missed.
+            // Subscribed before the attempt, so that no change is missed.
             let definitions = self.definitions.changes();
             let Some(mut case) = self.cases().get(&uid).cloned() else { return };
-            if case.stage == Stage::Leaving {
+            if case.stage == Stage::Releasing {
                 return self.release(uid).await;
             }
-            let outcome = self.attempt(&mut case, unsure).await;
+            let outcome = self.attempt(&mut case, may_have_ports).await;
             let Some(stage) = self.settle(&uid, &case, &outcome) else { return };
-            if stage == Stage::Leaving {
+            if stage == Stage::Releasing {
                 return self.release(uid).await;
             }
             let subject = case.subject;
@@ -63,81 +63,82 @@ impl PortReconciler {
                     self.waiting.notify_one();
                     return;
                 }
-                Ok(Tried::Gone) => unsure = true,
-                Err(trouble) => {
+                Ok(Tried::Gone) => may_have_ports = true,
+                Err(failure) => {
                     warn!(
                         pod = subject.pod.name,
                         namespace = subject.pod.namespace,
-                        reason = trouble.reason.as_str(),
-                        "{}",
-                        trouble.why
+                        reason = failure.reason.as_str(),
+                        error = %failure.why,
+                        "failed to provide Neutron ports"
                     );
                     self.count("failed");
-                    unsure = true;
-                    if told.as_ref() != Some(&trouble) {
-                        self.events.troubled(&subject.pod, trouble.reason, &trouble.why);
+                    may_have_ports = true;
+                    if reported.as_ref() != Some(&failure) {
+                        self.events.ports_failed(&subject.pod, failure.reason, &failure.why);
                     }
-                    // What only somebody's change can heal is not asked for every second.
-                    let first = if trouble.passes { PAUSES.0 } else { PAUSES.0 * 4 };
+                    // A failure that needs a change elsewhere is not retried every second.
+                    let first = if failure.is_transient { PAUSES.0 } else { PAUSES.0 * 4 };
                     pause = pause.max(first);
-                    told = Some(trouble);
+                    reported = Some(failure);
                 }
             }
-            self.rest(&subject, pause, definitions).await;
+            self.pause(&subject, pause, definitions).await;
             pause = (pause * 2).min(PAUSES.1);
         }
     }
 
-    /// Notes what came of a try: what was made is known even if the pod went away meanwhile. The case's stage then.
-    fn settle(&self, uid: &str, tried: &Case, outcome: &Result<Tried, Trouble>) -> Option<Stage> {
+    /// Stores the outcome of an attempt and returns the stage. Created ports are stored even if the pod was deleted meanwhile.
+    fn settle(&self, uid: &str, tried: &Case, outcome: &Result<Tried, PortFailure>) -> Option<Stage> {
         let mut cases = self.cases();
         let case = cases.get_mut(uid)?;
         case.state = tried.state.clone();
         case.written = tried.written.clone();
-        case.wishes = tried.wishes.clone();
-        case.looked = tried.looked.clone();
+        case.requests = tried.requests.clone();
+        case.inputs = tried.inputs.clone();
         case.ignored = tried.ignored.clone();
-        if case.stage == Stage::Working && matches!(outcome, Ok(Tried::Done)) {
+        if case.stage == Stage::Allocating && matches!(outcome, Ok(Tried::Done)) {
             case.stage = if case.state.is_active() { Stage::Active } else { Stage::Waiting };
             case.since = Instant::now();
         }
         Some(case.stage)
     }
 
-    /// Waits until it is worth another try: for a while, or until a definition changes, or this pod leaves or selects
-    /// something else.
-    async fn rest(&self, tried: &PodSubject, pause: Duration, mut definitions: Receiver<u64>) {
+    /// Waits until another attempt is useful: for the pause, or until a definition changes, or the pod is deleted or selects
+    /// other networks.
+    async fn pause(&self, tried: &PodSubject, pause: Duration, mut definitions: Receiver<u64>) {
         let selected = selection(&tried.pod);
-        let turned = |case: &Case| case.stage == Stage::Leaving || selection(&case.subject.pod) != selected;
-        let turned = async {
+        let changed =
+            |case: &Case| case.stage == Stage::Releasing || selection(&case.subject.pod) != selected;
+        let changed = async {
             loop {
-                let mut told = pin!(self.turned.notified());
-                told.as_mut().enable();
-                if self.cases().get(&tried.pod.uid).is_none_or(turned) {
+                let mut notified = pin!(self.retry.notified());
+                notified.as_mut().enable();
+                if self.cases().get(&tried.pod.uid).is_none_or(changed) {
                     return;
                 }
-                told.await;
+                notified.await;
             }
         };
         tokio::select! {
             () = sleep(jittered(pause)) => {}
             _ = definitions.changed() => {}
-            () = turned => {}
+            () = changed => {}
         }
     }
 
-    async fn attempt(&self, case: &mut Case, unsure: bool) -> Result<Tried, Trouble> {
+    async fn attempt(&self, case: &mut Case, may_have_ports: bool) -> Result<Tried, PortFailure> {
         let subject = Arc::clone(&case.subject);
         let pod = &subject.pod;
-        let adopts = self.place == VifLocation::Kuryrport && case.state.is_empty();
-        if adopts || unsure {
-            let read = kube_support::kuryr::read(self.place, &self.client, pod).await;
-            let read = read.map_err(|unread| Trouble {
+        let adopts = self.location == VifLocation::Kuryrport && case.state.is_empty();
+        if adopts || may_have_ports {
+            let read = kube_support::kuryr::read(self.location, &self.client, pod).await;
+            let read = read.map_err(|unread| PortFailure {
                 reason: EventReason::VifUnreadable,
                 why: unread.to_string(),
-                passes: true,
+                is_transient: true,
             })?;
-            // What could not be written may have been, and only the answer was lost.
+            // A failed write may have succeeded, if only its response was lost.
             if let Some(state) = read {
                 if adopts {
                     case.state = state.clone();
@@ -148,78 +149,85 @@ impl PortReconciler {
                 return Ok(Tried::Done);
             }
         }
-        // One that runs does so with what it has: this is written, whatever its definitions say by now.
-        let wishes = if case.may_get_ports() { self.note_wishes(case)? } else { Vec::new() };
-        if wishes.is_empty() && case.is_written() {
+        // A running pod keeps its ports: they are written, whatever its definitions request now.
+        let requests = if case.may_get_ports() { self.update_requests(case)? } else { Vec::new() };
+        if requests.is_empty() && case.is_written() {
             return Ok(Tried::Done);
         }
         // The semaphore is never closed.
-        let _turn = self.turns.acquire().await.ok();
+        let _slot = self.slots.acquire().await.ok();
         if case.may_get_ports() {
-            self.fulfil(case, &wishes, unsure).await?;
+            self.fulfil(case, &requests, may_have_ports).await?;
         }
         if case.is_written() {
             return Ok(Tried::Done);
         }
         let ports = case.state.vifs().count();
-        match vif_writer::write(self.place, &self.client, &subject, &case.state).await {
+        match vif_writer::write(self.location, &self.client, &subject, &case.state).await {
             Ok(()) => {
-                info!(pod = pod.name, namespace = pod.namespace, ports, "allocated");
+                info!(pod = pod.name, namespace = pod.namespace, ports, "allocated ports of pod");
                 case.note_written();
                 Ok(Tried::Done)
             }
             Err(Unwritten::Gone) => Ok(Tried::Gone),
-            Err(Unwritten::Failed(why)) => {
-                Err(Trouble { reason: EventReason::VifNotWritten, why: why.to_string(), passes: true })
-            }
+            Err(Unwritten::Failed(why)) => Err(PortFailure {
+                reason: EventReason::VifNotWritten,
+                why: why.to_string(),
+                is_transient: true,
+            }),
         }
     }
 
-    /// What a pod wishes for now, noted in its case.
-    fn note_wishes(&self, case: &mut Case) -> Result<Vec<PortRequest>, Trouble> {
+    /// Evaluates a pod's requests and stores them in its case.
+    fn update_requests(&self, case: &mut Case) -> Result<Vec<PortRequest>, PortFailure> {
         let subject = Arc::clone(&case.subject);
-        let looked = self.looked(&subject);
-        let Wishes { wishes, ignored } = self.wishes(&subject)?;
+        let inputs = self.inputs(&subject);
+        let PortRequests { requests, ignored } = self.requests(&subject)?;
         for why in ignored.iter().filter(|why| !case.ignored.contains(why)) {
-            self.events.troubled(&subject.pod, EventReason::AnnotationIgnored, why);
+            self.events.ports_failed(&subject.pod, EventReason::AnnotationIgnored, why);
         }
-        (case.wishes, case.looked, case.ignored) = (Some(wishes.clone()), Some(looked), ignored);
-        Ok(wishes)
+        (case.requests, case.inputs, case.ignored) = (Some(requests.clone()), Some(inputs), ignored);
+        Ok(requests)
     }
 
-    /// Gets the ports for a pod's wishes, with what may have been made for it before.
-    async fn fulfil(&self, case: &mut Case, wishes: &[PortRequest], unsure: bool) -> Result<(), Trouble> {
+    /// Provides the requested ports. Ports that may have been created for the pod before are adopted.
+    async fn fulfil(
+        &self,
+        case: &mut Case,
+        requests: &[PortRequest],
+        may_have_ports: bool,
+    ) -> Result<(), PortFailure> {
         let subject = Arc::clone(&case.subject);
         let uid = &subject.pod.uid;
         let mut found =
             self.found.lock().unwrap_or_else(PoisonError::into_inner).remove(uid).unwrap_or_default();
-        if unsure && found.is_empty() {
+        if may_have_ports && found.is_empty() {
             found = self.allocator.of_pod(uid).await?;
         }
         found.retain(|port| case.state.vifs().all(|(_, vif)| vif.id != port.id));
         let written = case.written.as_ref().map(|written| &written.state).cloned().unwrap_or_default();
-        self.allocator.fulfil(&subject, wishes, &found, (&mut case.state, &written)).await
+        self.allocator.fulfil(&subject, requests, &found, (&mut case.state, &written)).await
     }
 
-    pub(super) fn wishes(&self, subject: &PodSubject) -> Result<Wishes, Trouble> {
+    pub(super) fn requests(&self, subject: &PodSubject) -> Result<PortRequests, PortFailure> {
         let rules = &self.allocator.rules;
-        let refused = |error: RequestError| Trouble::new(EventReason::NetworkRefused, error.to_string());
+        let refused = |error: RequestError| PortFailure::new(EventReason::NetworkRefused, error.to_string());
         let selected = port_request::selected(&subject.pod, rules).map_err(refused)?;
         let mut definitions = BTreeMap::new();
         for network in selected.networks() {
             let key: Key = (network.namespace.clone(), network.name.clone());
             match (self.definitions.find(&key), self.definitions.waited()) {
                 (Some(found), _) => drop(definitions.insert(network.clone(), Definition::clone(&found))),
-                // Whether it is there is not known yet.
+                // The definitions are not read yet.
                 (None, Some(waited)) => {
                     let why = format!("{network}: waiting for {waited}");
-                    return Err(Trouble { reason: EventReason::NetworkRefused, why, passes: true });
+                    return Err(PortFailure { reason: EventReason::NetworkRefused, why, is_transient: true });
                 }
                 (None, None) => {}
             }
         }
-        let wishes = port_request::wishes(&selected, &definitions, rules).map_err(refused)?;
-        Ok(Wishes { wishes, ignored: selected.ignored })
+        let requests = port_request::requests(&selected, &definitions, rules).map_err(refused)?;
+        Ok(PortRequests { requests, ignored: selected.ignored })
     }
 }
 
@@ -230,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_running_pod_has_is_written_on_what_was_made_anew_without_a_look_at_its_wishes() {
+    fn running_static_pod_keeps_its_ports_when_recreated_in_the_api() {
         let golden = include_str!("../../../../neutron/testdata/podstate-nochanges.json");
         let state = PodState::from_annotation(golden).unwrap();
         let subject = |object: &str, pending: bool| {
@@ -242,7 +250,7 @@ mod tests {
         assert!(!case.is_written() && case.is_written_elsewhere() && !case.may_get_ports());
         case.subject = subject("second", true);
         assert!(case.may_get_ports());
-        let none = Case::new(&subject("first", false), PodState::default(), Stage::Working);
+        let none = Case::new(&subject("first", false), PodState::default(), Stage::Allocating);
         assert!(none.may_get_ports());
     }
 }

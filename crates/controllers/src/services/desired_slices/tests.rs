@@ -1,4 +1,4 @@
-//! What a Service should list, by what it says and by what its pods have.
+//! Tests of the desired endpoints, by the request of the Service and the state of its pods.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -6,16 +6,16 @@ use serde_json::json;
 use super::*;
 use crate::services::service_objects::ServiceSpec;
 
-fn wish(networks: &str, selector: Option<&str>, spec: Value) -> Wish {
+fn request(networks: &str, selector: Option<&str>, spec: Value) -> NetworkRequest {
     let mut spec: ServiceSpec = serde_json::from_value(spec).unwrap();
     if spec.cluster_ip.is_empty() {
         "None".clone_into(&mut spec.cluster_ip);
     }
-    Wish { networks: networks.to_owned(), selector: selector.map(str::to_owned), spec }
+    NetworkRequest { networks: networks.to_owned(), selector: selector.map(str::to_owned), spec }
 }
 
 fn service() -> Service {
-    Service { namespace: "n".into(), name: "web".into(), uid: "s".into(), wish: None }
+    Service { namespace: "n".into(), name: "web".into(), uid: "s".into(), request: None }
 }
 
 fn pod(name: &str, addresses: &[(&str, &str)]) -> Backend {
@@ -35,10 +35,10 @@ fn pod(name: &str, addresses: &[(&str, &str)]) -> Backend {
     }
 }
 
-/// Family, ports and addresses of each group.
-fn listed(wish: &Wish, pods: Vec<Backend>) -> Vec<(&'static str, Vec<i32>, Vec<String>)> {
+/// Returns family, ports and addresses of each group.
+fn listed(request: &NetworkRequest, pods: Vec<Backend>) -> Vec<(&'static str, Vec<i32>, Vec<String>)> {
     let pods: Vec<_> = pods.into_iter().map(Arc::new).collect();
-    let groups = groups(&service(), wish, &pods).expect("it can be read");
+    let groups = groups(&service(), request, &pods).expect("a valid request");
     let listed = groups.into_iter().map(|Group { family, ports, endpoints }| {
         let addresses = endpoints.iter().map(|endpoint| endpoint.addresses[0].clone()).collect();
         (family, ports.iter().map(|port| port.port).collect(), addresses)
@@ -47,7 +47,7 @@ fn listed(wish: &Wish, pods: Vec<Backend>) -> Vec<(&'static str, Vec<i32>, Vec<S
 }
 
 #[test]
-fn addresses_of_the_named_networks_are_listed_by_family() {
+fn service_endpoints_are_those_of_the_networks_by_family() {
     let pods = || {
         let mut other = pod("z", &[("n/a", "10.0.0.9")]);
         other.labels.clear();
@@ -59,22 +59,22 @@ fn addresses_of_the_named_networks_are_listed_by_family() {
     };
     let ports = json!({ "ports": [{ "port": 80 }] });
     assert_eq!(
-        listed(&wish("a", Some("app=web"), ports.clone()), pods()),
+        listed(&request("a", Some("app=web"), ports.clone()), pods()),
         [
             ("IPv4", vec![80], vec!["10.0.0.1".into(), "10.0.0.2".into(), "10.0.0.3".into()]),
             ("IPv6", vec![80], vec!["fd00::1".into()])
         ]
     );
-    let both = wish(" a , o/b", Some("app=web"), json!({ "ipFamilies": ["IPv4"] }));
+    let both = request(" a , o/b", Some("app=web"), json!({ "ipFamilies": ["IPv4"] }));
     assert_eq!(
         listed(&both, pods()),
         [("IPv4", vec![], vec!["10.0.0.1".into(), "10.1.0.1".into(), "10.0.0.2".into(), "10.0.0.3".into()])]
     );
-    assert_eq!(listed(&wish("x", Some("app=web"), ports), pods()), []);
+    assert_eq!(listed(&request("x", Some("app=web"), ports), pods()), []);
 }
 
 #[test]
-fn a_port_may_be_another_one_in_each_pod() {
+fn service_named_target_port_is_resolved_for_each_pod() {
     let mut second = pod("b", &[("n/a", "10.0.0.2")]);
     second.ports[0].2 = 9090;
     let mut without = pod("c", &[("n/a", "10.0.0.3")]);
@@ -83,7 +83,7 @@ fn a_port_may_be_another_one_in_each_pod() {
         { "name": "web", "port": 80, "targetPort": "http", "protocol": "TCP" }, { "name": "x", "port": 7, "targetPort": 0 } ] });
     let pods = vec![pod("a", &[("n/a", "10.0.0.1")]), second, without];
     assert_eq!(
-        listed(&wish("a", Some("app=web"), spec), pods),
+        listed(&request("a", Some("app=web"), spec), pods),
         [
             ("IPv4", vec![8080, 7], vec!["10.0.0.1".to_owned()]),
             ("IPv4", vec![9090, 7], vec!["10.0.0.2".to_owned()]),
@@ -93,15 +93,15 @@ fn a_port_may_be_another_one_in_each_pod() {
 }
 
 #[test]
-fn what_is_said_of_an_address_is_what_kubernetes_says_of_a_pod() {
-    let said = |pod: Backend, spec: Value| {
-        let groups = groups(&service(), &wish("a", Some("app=web"), spec), &[Arc::new(pod)]).unwrap();
+fn service_endpoint_conditions_are_those_of_kubernetes() {
+    let endpoint_of = |pod: Backend, spec: Value| {
+        let groups = groups(&service(), &request("a", Some("app=web"), spec), &[Arc::new(pod)]).unwrap();
         groups[0].endpoints[0].clone()
     };
     let conditions = |ready, terminating, spec: Value| {
         let pod = Backend { ready, terminating, ..pod("a", &[("n/a", "10.0.0.1")]) };
-        let Conditions { ready, serving, terminating } = said(pod, spec).conditions;
-        [ready, serving, terminating].map(|said| said.unwrap())
+        let Conditions { ready, serving, terminating } = endpoint_of(pod, spec).conditions;
+        [ready, serving, terminating].map(|condition| condition.unwrap())
     };
     assert_eq!(conditions(true, false, json!({})), [true, true, false]);
     assert_eq!(conditions(false, false, json!({})), [false, false, false]);
@@ -111,12 +111,12 @@ fn what_is_said_of_an_address_is_what_kubernetes_says_of_a_pod() {
     for (subdomain, hostname) in [("web", Some("web-0")), ("other", None), ("", None)] {
         let mut pod = pod("a", &[("n/a", "10.0.0.1")]);
         (pod.hostname, pod.subdomain) = ("web-0".into(), subdomain.into());
-        assert_eq!(said(pod, json!({})).hostname.as_deref(), hostname, "{subdomain}");
+        assert_eq!(endpoint_of(pod, json!({})).hostname.as_deref(), hostname, "{subdomain}");
     }
 }
 
 #[test]
-fn what_is_refused_names_the_key_its_value_and_the_cure() {
+fn service_refusal_names_key_value_and_next_step() {
     for (networks, selector, spec, words) in [
         ("a", Some("app=web"), json!({ "type": "ExternalName" }), ["ExternalName", "spec.clusterIP: None"]),
         (
@@ -130,14 +130,14 @@ fn what_is_refused_names_the_key_its_value_and_the_cure() {
         ("a", Some(""), json!({}), ["has no =", "KEY=VALUE"]),
         ("a", Some("app in (a)"), json!({}), ["\"app in (a)\"", "KEY=VALUE"]),
         ("a", Some("a=b,a=c"), json!({}), ["\"a=c\"", "twice"]),
-        ("a", Some("=b"), json!({}), ["\"=b\"", "no label"]),
+        ("a", Some("=b"), json!({}), ["\"=b\"", "not a label"]),
         ("", Some("app=web"), json!({}), [SERVICE_NETWORK, "NAMESPACE/NAME"]),
         ("a,,b", Some("app=web"), json!({}), ["\"\"", "NAMESPACE/NAME"]),
         ("A", Some("app=web"), json!({}), ["\"A\"", "NAMESPACE/NAME"]),
         ("x/y/z", Some("app=web"), json!({}), ["\"x/y/z\"", "NAMESPACE/NAME"]),
     ] {
         let refused =
-            groups(&service(), &wish(networks, selector, spec), &[]).expect_err(networks).to_string();
+            groups(&service(), &request(networks, selector, spec), &[]).expect_err(networks).to_string();
         for word in words {
             assert!(refused.contains(word), "{refused}: {word}");
         }
@@ -146,9 +146,9 @@ fn what_is_refused_names_the_key_its_value_and_the_cure() {
 
 proptest! {
     #[test]
-    fn no_text_does_harm(networks in ".{0,200}", selector in proptest::option::of(".{0,200}")) {
+    fn service_annotations_of_any_text_are_bounded(networks in ".{0,200}", selector in proptest::option::of(".{0,200}")) {
         let pods = [Arc::new(pod("a", &[("n/a", "10.0.0.1")]))];
-        if let Err(refused) = groups(&service(), &wish(&networks, selector.as_deref(), json!({})), &pods) {
+        if let Err(refused) = groups(&service(), &request(&networks, selector.as_deref(), json!({})), &pods) {
             prop_assert!(refused.to_string().len() < 1024, "{}", refused);
         }
     }

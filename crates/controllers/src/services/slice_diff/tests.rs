@@ -1,4 +1,4 @@
-//! Slices that come, change and go, as a server has them after each round.
+//! Tests of the writes, with a simulated API server.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::services::service_objects::Target;
 
 fn service() -> Service {
-    Service { namespace: "n".into(), name: "web".into(), uid: "s".into(), wish: None }
+    Service { namespace: "n".into(), name: "web".into(), uid: "s".into(), request: None }
 }
 
 fn endpoint(pod: u16, ready: bool) -> Endpoint {
@@ -31,15 +31,20 @@ fn group(pods: impl IntoIterator<Item = (u16, bool)>) -> Group {
     Group { family: "IPv4", ports, endpoints }
 }
 
-/// What a server makes of it: versions, and without what an old one does not know.
-fn apply(present: &mut Vec<Arc<Slice>>, deeds: Vec<Deed>, old: bool) {
+/// Applies changes like an API server. An old one drops fields that it does not know.
+fn apply(present: &mut Vec<Arc<Slice>>, changes: Vec<SliceChange>, old: bool) {
     let name = |slice: &Slice| slice.metadata.name.clone().expect("a name");
-    for deed in deeds {
-        let (Deed::Create(slice) | Deed::Replace(slice) | Deed::Delete(slice)) = &deed;
+    for change in changes {
+        let slice = change.slice();
         let before = present.len();
         present.retain(|there| name(there) != name(slice));
-        assert_eq!(before - present.len(), usize::from(!matches!(deed, Deed::Create(_))), "{}", name(slice));
-        if let Deed::Create(mut slice) | Deed::Replace(mut slice) = deed {
+        assert_eq!(
+            before - present.len(),
+            usize::from(!matches!(change, SliceChange::Create(_))),
+            "{}",
+            name(slice)
+        );
+        if let SliceChange::Create(mut slice) | SliceChange::Replace(mut slice) = change {
             slice.metadata.resource_version = Some("1".into());
             for endpoint in slice.endpoints.iter_mut().filter(|_| old) {
                 endpoint.node_name = None;
@@ -58,59 +63,62 @@ fn pods(present: &[Arc<Slice>]) -> Vec<Endpoint> {
 }
 
 #[test]
-fn two_hundred_and_fifty_addresses_are_three_slices_and_one_more_is_one_write() {
+fn endpoint_slices_hold_100_addresses_and_change_minimally() {
     let mut present = Vec::new();
-    let made = deeds(&service(), &[group((0..250).map(|pod| (pod, true)))], &present, BTreeSet::new());
+    let made =
+        slice_changes(&service(), &[group((0..250).map(|pod| (pod, true)))], &present, BTreeSet::new());
     assert_eq!(made.len(), 3);
     apply(&mut present, made, false);
     let sizes: Vec<_> = present.iter().map(|slice| slice.endpoints.len()).collect();
     assert_eq!(sizes, [100, 100, 50]);
     let names: Vec<_> = present.iter().filter_map(|slice| slice.metadata.name.clone()).collect();
     assert_eq!(names, ["web-weft-0", "web-weft-1", "web-weft-2"]);
-    // One comes, of the first name of all; one goes, and one is not ready any more.
+    // One address is added before all others, one is removed, and one is no longer ready.
     let now = (1..251).map(|pod| (pod, pod != 120));
-    let written = deeds(&service(), &[group(now.clone())], &present, BTreeSet::new());
-    assert_eq!(written.len(), 2, "the slice that one goes from takes the new one: {written:?}");
+    let written = slice_changes(&service(), &[group(now.clone())], &present, BTreeSet::new());
+    assert_eq!(written.len(), 2, "the slice with the removed address takes the new one: {written:?}");
     apply(&mut present, written, false);
-    assert_eq!(deeds(&service(), &[group(now)], &present, BTreeSet::new()), []);
-    // All of them go.
-    let gone = deeds(&service(), &[], &present, BTreeSet::new());
-    assert!(gone.len() == 3 && gone.iter().all(|deed| matches!(deed, Deed::Delete(_))), "{gone:?}");
+    assert_eq!(slice_changes(&service(), &[group(now)], &present, BTreeSet::new()), []);
+    // All addresses are removed.
+    let gone = slice_changes(&service(), &[], &present, BTreeSet::new());
+    assert!(
+        gone.len() == 3 && gone.iter().all(|change| matches!(change, SliceChange::Delete(_))),
+        "{gone:?}"
+    );
 }
 
 #[test]
-fn other_ports_or_another_service_of_the_name_are_written() {
+fn endpoint_slices_follow_ports_and_owner_of_the_service() {
     let mut present = Vec::new();
-    apply(&mut present, deeds(&service(), &[group([(1, true)])], &[], BTreeSet::new()), false);
+    apply(&mut present, slice_changes(&service(), &[group([(1, true)])], &[], BTreeSet::new()), false);
     let mut other = group([(1, true)]);
     other.ports[0].port = 81;
-    let written = deeds(&service(), &[other], &present, BTreeSet::new());
-    let [Deed::Create(made), Deed::Delete(gone)] = written.as_slice() else { panic!("{written:?}") };
+    let written = slice_changes(&service(), &[other], &present, BTreeSet::new());
+    let [SliceChange::Create(made), SliceChange::Delete(gone)] = written.as_slice() else {
+        panic!("{written:?}")
+    };
     assert_eq!((made.ports[0].port, gone.ports[0].port), (81, 80));
-    assert_ne!(made.metadata.name, gone.metadata.name, "both are there for a moment");
-    let anew = Service { uid: "t".into(), ..service() };
-    let written = deeds(&anew, &[group([(1, true)])], &present, BTreeSet::new());
-    let [Deed::Replace(slice)] = written.as_slice() else { panic!("{written:?}") };
+    assert_ne!(made.metadata.name, gone.metadata.name, "both exist for a moment");
+    let recreated = Service { uid: "t".into(), ..service() };
+    let written = slice_changes(&recreated, &[group([(1, true)])], &present, BTreeSet::new());
+    let [SliceChange::Replace(slice)] = written.as_slice() else { panic!("{written:?}") };
     assert_eq!(slice.metadata.owner_references.as_ref().unwrap()[0].uid, "t");
     assert_eq!(slice.metadata.resource_version.as_deref(), Some("1"), "another writer is not overwritten");
 }
 
 proptest! {
-    /// Whatever came before: what should be there is there, each address once; and nothing is written when nothing changed.
+    /// After each round every desired address is in one slice, and a second comparison finds no difference.
     #[test]
-    fn it_comes_to_rest_with_what_is_wanted(
+    fn endpoint_slices_converge_and_need_no_further_write(
         rounds in proptest::collection::vec(proptest::collection::btree_map(0_u16..400, any::<bool>(), 0..350), 1..5),
         old in any::<bool>(),
     ) {
         let mut present = Vec::new();
         for round in rounds {
-            let groups = match round.is_empty() {
-                true => Vec::new(),
-                false => vec![group(round.clone())],
-            };
-            let first = deeds(&service(), &groups, &present, BTreeSet::new());
+            let groups = if round.is_empty() { Vec::new() } else { vec![group(round.clone())] };
+            let first = slice_changes(&service(), &groups, &present, BTreeSet::new());
             apply(&mut present, first, old);
-            prop_assert_eq!(deeds(&service(), &groups, &present, BTreeSet::new()), []);
+            prop_assert_eq!(slice_changes(&service(), &groups, &present, BTreeSet::new()), []);
             prop_assert!(present.iter().all(|slice| (1..=ENDPOINTS_MAX).contains(&slice.endpoints.len())));
             let listed = pods(&present);
             prop_assert_eq!(listed.len(), round.len());

@@ -35,7 +35,7 @@ pub(super) fn follow(arguments: &Arguments) -> Result<(), Failure> {
     let mut seen = BTreeMap::new();
     let mut printed = String::new();
     let mut rounds = 0_u32;
-    while !interrupt.has_come() {
+    while !interrupt.is_set() {
         let before = file_states(arguments);
         if before != seen || rounds.is_multiple_of(FULL_CHECK_ROUNDS) {
             let lines = install_once(arguments, &weft_cni);

@@ -126,7 +126,7 @@ fn move_aside(here: &Path, kept: &Path) -> io::Result<()> {
 
 /// Waits until SIGTERM or SIGINT, and fails if the configuration is written again.
 fn watch_configuration(written: &NodePath, interrupt: &Interrupt) -> Result<(), Failure> {
-    while !interrupt.has_come() {
+    while !interrupt.is_set() {
         refuse_if_written(written)?;
         sleep(PAUSE);
     }
