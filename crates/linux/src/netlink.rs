@@ -40,7 +40,7 @@ pub enum Protocol {
     Route,
     /// nf_tables and connection tracking.
     Netfilter,
-    /// Families that are found by name.
+    /// Families that are looked up by name.
     Generic,
 }
 

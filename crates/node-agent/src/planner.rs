@@ -245,7 +245,7 @@ impl Planner {
                 Ok(pod)
             }
             (Ok(Some(pod)), _) => {
-                let why = format!("{is_called} has uid {}, the runtime asks for {}", pod.uid, named.uid);
+                let why = format!("{is_called} has uid {}, the runtime requests {}", pod.uid, named.uid);
                 Err(Error::new(code::UNKNOWN_CONTAINER, why))
             }
             (Ok(None), _) => {

@@ -153,7 +153,7 @@ async fn pod(node: &NodeConfiguration, client: &Client, named: &PodIdentity) -> 
     match (asked, node.pod_of_runtime(named)?) {
         (Ok(Some(pod)), _) if uid.is_empty() || pod.uid == *uid => Ok(pod),
         (Ok(Some(pod)), _) => {
-            let why = format!("pod {namespace}/{name} has uid {}, the runtime asks for {uid}", pod.uid);
+            let why = format!("pod {namespace}/{name} has uid {}, the runtime requests {uid}", pod.uid);
             Err(Error::new(code::UNKNOWN_CONTAINER, why))
         }
         (Ok(None), _) => {

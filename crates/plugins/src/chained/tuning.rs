@@ -169,7 +169,7 @@ fn present(settings: &Settings, link: Option<&Link>) -> Result<Backup, Error> {
     for Sysctl { written, key, value } in &settings.sysctls {
         match sysctl::read(key) {
             Ok(present) => drop(backup.sysctl.insert(key.as_path().to_owned(), present)),
-            Err(error) if error.kind() == Kind::Absent || error.may_pass() => {
+            Err(error) if error.kind() == Kind::Absent || error.is_transient() => {
                 return Err(blame_sysctl(written, value, &error));
             }
             // What can be written but not read (or was never set) cannot be restored either.
@@ -266,7 +266,7 @@ struct Left {
 
 impl Left {
     fn push(&mut self, error: &linux::Error, what: std::fmt::Arguments<'_>) {
-        let list = if error.may_pass() { &mut self.lacking } else { &mut self.refused };
+        let list = if error.is_transient() { &mut self.lacking } else { &mut self.refused };
         list.push(refused(error).context(what));
     }
 }

@@ -24,7 +24,7 @@ use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
 use linux::link::create::{NewKind, NewLink};
-use linux::link::standing::Standing;
+use linux::link::snapshot::LinkSnapshot;
 use linux::link::{Change, Detail, Link};
 use linux::netns::Lock;
 use linux::route::{Family, TABLE_MAIN};
@@ -263,7 +263,7 @@ fn enter<'a>(
     vrf: Present,
     undo: &mut Undo<'a>,
 ) -> Result<(), Error> {
-    let standing = Standing::of(net, link, TABLE_MAIN).or_refused()?;
+    let standing = LinkSnapshot::of(net, link, TABLE_MAIN).or_refused()?;
     let (before, own) = (standing.clone(), link.clone());
     undo.push(move || {
         let Ok(mut net) = netns.rtnl() else { return };
@@ -276,7 +276,7 @@ fn enter<'a>(
 
 /// The way back; routes that cannot be had in the main table are no reason to keep a pod from ending.
 fn leave(net: &mut Rtnl, link: &Link, vrf: Present) -> Result<(), Error> {
-    let standing = Standing::of(net, link, vrf.table).or_refused()?;
+    let standing = LinkSnapshot::of(net, link, vrf.table).or_refused()?;
     set_master(net, link, 0).or_refused()?;
     let _ = standing.restore(net, link, TABLE_MAIN, Duration::ZERO);
     Ok(())

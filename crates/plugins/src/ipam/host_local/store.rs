@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use cni::{Error, code};
 use ipam::UsedAddresses;
-use linux::error::is_lacking;
+use linux::error::lacks_resources;
 use plugin_support::failure::refused;
 use plugin_support::log;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, SeekFrom, linkat, openat, seek};
@@ -231,7 +231,9 @@ impl Store {
             Ok(file) => File::from(file),
             Err(Errno::NOENT) => return Ok(None),
             // It passes; taken for somebody else's, the reservation would never be given back.
-            Err(errno) if is_lacking(&errno.into()) => return Err(self.failed("read", name, &errno.into())),
+            Err(errno) if lacks_resources(&errno.into()) => {
+                return Err(self.failed("read", name, &errno.into()));
+            }
             Err(Errno::LOOP | Errno::NXIO) => return Ok(Some((Content::Foreign, None))),
             // One such file must not stop every DEL.
             Err(_) => return Ok(Some((Content::Unreadable, None))),
