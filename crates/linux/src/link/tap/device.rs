@@ -7,10 +7,7 @@
 //!
 //! Source: ioctl(2), kernel `drivers/net/tun.c` (`__tun_chr_ioctl`), `include/uapi/linux/if.h` (`struct ifreq`).
 
-#![expect(
-    unsafe_code,
-    reason = "the kernel creates tap interfaces only through an ioctl; no other file has unsafe code"
-)]
+#![expect(unsafe_code, reason = "the kernel creates tap interfaces only through an ioctl")]
 
 use std::fs::{File, OpenOptions};
 use std::io;
