@@ -17,9 +17,9 @@ use crate::failure::Failure;
 
 /// Who is told of a part that has ended by a panic.
 #[derive(Clone, Debug, Default)]
-pub struct Lasting(Sender<Option<&'static str>>);
+pub struct BackgroundTasks(Sender<Option<&'static str>>);
 
-impl Lasting {
+impl BackgroundTasks {
     /// Begins a part.
     pub fn begin(&self, what: &'static str, work: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         let (work, broken) = (tokio::spawn(work), self.0.clone());
@@ -70,7 +70,9 @@ pub enum WorkError {
 ///
 /// # Errors
 /// There is no thread for it; or it panicked.
-pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, WorkError> {
+pub async fn run_on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, WorkError> {
     let (done, told) = oneshot::channel();
     let thread = std::thread::Builder::new().name("aside".to_owned()).spawn(move || drop(done.send(work())));
     thread.map_err(WorkError::NotStarted)?;
@@ -86,20 +88,20 @@ mod tests {
     #[tokio::test]
     async fn a_part_that_panics_ends_all_and_one_that_is_done_does_not() {
         let never = || std::future::pending::<()>();
-        let lasting = Lasting::default();
-        lasting.begin("done", async {});
-        lasting.begin("aborted", never()).abort();
-        let early = tokio::time::timeout(Duration::from_millis(50), lasting.clone().until(never())).await;
-        assert!(early.is_err() && lasting.outcome().is_ok());
-        lasting.begin("giving addresses", async { panic!("for a test") });
-        lasting.clone().until(never()).await;
-        assert!(lasting.outcome().unwrap_err().to_string().starts_with("giving addresses: it panicked"));
+        let background = BackgroundTasks::default();
+        background.begin("done", async {});
+        background.begin("aborted", never()).abort();
+        let early = tokio::time::timeout(Duration::from_millis(50), background.clone().until(never())).await;
+        assert!(early.is_err() && background.outcome().is_ok());
+        background.begin("giving addresses", async { panic!("for a test") });
+        background.clone().until(never()).await;
+        assert!(background.outcome().unwrap_err().to_string().starts_with("giving addresses: it panicked"));
     }
 
     #[tokio::test]
     async fn what_is_done_aside_is_told_and_so_is_that_it_was_not() {
-        assert_eq!(aside(|| 7).await.unwrap(), 7);
+        assert_eq!(run_on_thread(|| 7).await.unwrap(), 7);
         let panics: fn() -> u8 = || panic!("for a test");
-        assert!(matches!(aside(panics).await, Err(WorkError::Panicked)));
+        assert!(matches!(run_on_thread(panics).await, Err(WorkError::Panicked)));
     }
 }

@@ -34,12 +34,12 @@ pub struct Failure {
     sentence: String,
     details: String,
     next: String,
-    told: Told,
+    told: Reported,
 }
 
 /// Whether the outcome that was printed shows the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum Reported {
     NotYet,
     Already,
 }
@@ -52,18 +52,18 @@ impl Failure {
             sentence: sentence.into(),
             details: String::new(),
             next: String::new(),
-            told: Told::NotYet,
+            told: Reported::NotYet,
         }
     }
 
     /// It failed, and what has been printed already says so.
     pub fn quiet(sentence: impl Into<String>) -> Failure {
-        Failure { told: Told::Already, ..Failure::new(sentence) }
+        Failure { told: Reported::Already, ..Failure::new(sentence) }
     }
 
     /// Must it still be said?
     pub fn is_quiet(&self) -> bool {
-        self.told == Told::Already
+        self.told == Reported::Already
     }
 
     /// The same with another exit code.

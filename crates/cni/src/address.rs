@@ -47,15 +47,20 @@ pub fn parse_ip_or_cidr(text: &str) -> Option<IpNet> {
 
 /// Reads a hardware address of a length that Linux uses: 6 (Ethernet), 8 (EUI-64, GUID) or 20 bytes (IPoIB).
 ///
-/// The separator of the pairs of hexadecimal digits is `:` or `-`, the same throughout.
+/// As Go's `net.ParseMAC`: pairs of hexadecimal digits divided by `:` or `-`, or groups of four divided by `.`.
 pub fn parse_mac(text: &str) -> Option<Vec<u8>> {
-    let divider = if text.contains('-') { '-' } else { ':' };
+    let (divider, digits) = match text.find(['-', '.']).map(|place| text.as_bytes()[place]) {
+        Some(b'-') => ('-', 2),
+        Some(_) => ('.', 4),
+        None => (':', 2),
+    };
     let mut bytes = Vec::with_capacity(6);
     for part in text.split(divider) {
-        if part.len() != 2 || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
+        if part.len() != digits || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
             return None;
         }
-        bytes.push(u8::from_str_radix(part, 16).ok()?);
+        let number = u16::from_str_radix(part, 16).ok()?.to_be_bytes();
+        bytes.extend(&number[2 - digits / 2..]);
     }
     matches!(bytes.len(), 6 | 8 | 20).then_some(bytes)
 }
@@ -105,12 +110,14 @@ mod tests {
             parse_mac("AA-bb-cc-dd-ee-0f").map(|m| format_mac(&m)).as_deref(),
             Some("aa:bb:cc:dd:ee:0f")
         );
+        assert_eq!(parse_mac("0223.4567.8901").map(|m| format_mac(&m)).as_deref(), Some("02:23:45:67:89:01"));
         assert_eq!(parse_mac("24:8a:07:03:00:8d:ae:2f").map(|m| m.len()), Some(8));
         for bad in [
             "",
             "aa:bb",
             "aa:bb:cc:dd:ee",
-            "aabb.ccdd.eeff",
+            "aabb.ccdd:eeff",
+            "aa.bb.cc.dd.ee.ff",
             "aa:bb:cc:dd:ee:f",
             "aa:bb-cc:dd:ee:ff",
             "gg:bb:cc:dd:ee:ff",

@@ -13,7 +13,15 @@ use crate::fold;
 use crate::name::NetworkName;
 use crate::object::DOCUMENT_MAX;
 use crate::result::{Dns, Success};
+use crate::shallow;
 use crate::version::Version;
+
+/// Largest configuration of a verb that removes, in bytes: a configuration, the result of a foreign plugin as
+/// `prevResult`, and the arguments of the runtime.
+pub const REMOVAL_MAX: usize = 4 * DOCUMENT_MAX;
+
+/// Deepest nesting of a configuration that every plugin can read, in levels. Decoders refuse from 128 levels on.
+pub const NESTING_MAX: usize = 100;
 
 /// Configuration of a plugin whose common fields are validated.
 #[derive(Clone, Debug)]
@@ -58,15 +66,23 @@ impl Config {
     /// # Errors
     /// In this order (K4): code 6, not JSON; code 7, name missing or malformed; code 1, version not in `versions`.
     pub fn read(bytes: Vec<u8>, versions: &[Version]) -> Result<Config, Error> {
-        if bytes.len() > DOCUMENT_MAX {
-            return Err(Error::new(
-                code::DECODING_FAILURE,
-                format!("network configuration is larger than {DOCUMENT_MAX} bytes"),
-            ));
-        }
-        let value: Value = serde_json::from_slice(&bytes).map_err(|cause| {
-            Error::new(code::DECODING_FAILURE, format!("network configuration is not valid JSON: {cause}"))
-        })?;
+        check_length(&bytes, DOCUMENT_MAX)?;
+        Config::new(serde_json::from_slice(&bytes).map_err(|cause| not_json(&cause))?, bytes, versions)
+    }
+
+    /// Reads stdin of a verb that removes, DEL or GC, for a plugin that speaks `versions`.
+    ///
+    /// A removal must not fail for the size or the nesting of values that the plugin does not read: values below
+    /// [`NESTING_MAX`] levels read as `null`, and the document may be [`REMOVAL_MAX`] bytes long.
+    ///
+    /// # Errors
+    /// As [`Config::read`].
+    pub fn read_for_removal(bytes: Vec<u8>, versions: &[Version]) -> Result<Config, Error> {
+        check_length(&bytes, REMOVAL_MAX)?;
+        Config::new(shallow::parse(&bytes, NESTING_MAX).map_err(|cause| not_json(&cause))?, bytes, versions)
+    }
+
+    fn new(value: Value, bytes: Vec<u8>, versions: &[Version]) -> Result<Config, Error> {
         if !value.is_object() {
             let why = "network configuration is not a JSON object";
             return Err(Error::new(code::DECODING_FAILURE, why));
@@ -144,6 +160,18 @@ impl Config {
     }
 }
 
+fn check_length(bytes: &[u8], limit: usize) -> Result<(), Error> {
+    if bytes.len() <= limit {
+        return Ok(());
+    }
+    let why = format!("network configuration is larger than {limit} bytes");
+    Err(Error::new(code::DECODING_FAILURE, why))
+}
+
+fn not_json(cause: &serde_json::Error) -> Error {
+    Error::new(code::DECODING_FAILURE, format!("network configuration is not valid JSON: {cause}"))
+}
+
 /// Returns the value of a key, matched exactly or else without case; the last one counts.
 fn member<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
     let map = value.as_object()?;
@@ -170,6 +198,19 @@ mod tests {
             Config::read(br#"{"cniVersion":"9.9.9","name":"n"}"#.to_vec(), &Version::ALL[..2]).unwrap_err();
         assert_eq!(error.code, 1);
         assert_eq!(error.details, r#"config is "9.9.9", plugin supports ["0.1.0" "0.2.0"]"#);
+    }
+
+    #[test]
+    fn removal_reads_a_configuration_that_is_too_deep_or_too_large() -> Result<(), Error> {
+        let nested = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
+        let deep = format!(r#"{{"cniVersion":"1.0.0","name":"n","args":{{"cni":{{"a":{nested},"b":1}}}}}}"#);
+        assert_eq!(read(&deep).unwrap_err().code, 6);
+        let config = Config::read_for_removal(deep.into_bytes(), Version::ALL)?;
+        assert_eq!(config.value()["args"]["cni"]["b"], 1);
+        let large = format!(r#"{{"cniVersion":"1.0.0","name":"n","a":"{}"}}"#, "a".repeat(DOCUMENT_MAX));
+        assert_eq!(read(&large).unwrap_err().code, 6);
+        Config::read_for_removal(large.into_bytes(), Version::ALL)?;
+        Ok(())
     }
 
     // Requirements: trap 4

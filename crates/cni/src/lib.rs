@@ -33,6 +33,7 @@ pub mod object;
 pub mod plugin;
 pub mod result;
 pub mod runtime;
+mod shallow;
 pub mod version;
 
 pub use error::{Context, Error, code};

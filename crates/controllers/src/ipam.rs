@@ -1,4 +1,4 @@
-//! Rounds of [`Keeper`], one after the other, and their figures.
+//! Rounds of [`IpamReconciler`], one after the other, and their figures.
 
 mod gone_nodes;
 pub(crate) mod reconciler;
@@ -15,12 +15,12 @@ use prometheus_client::registry::Registry;
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
-use crate::ipam::reconciler::{Keeper, Round};
-use kube_support::health::Told;
+use crate::ipam::reconciler::{IpamReconciler, Round};
+use kube_support::health::HealthStatus;
 
 /// Who keeps addresses in order, again and again.
-pub(crate) struct Warden {
-    keeper: Mutex<Keeper>,
+pub(crate) struct IpamController {
+    keeper: Mutex<IpamReconciler>,
     every: Duration,
     registry: Registry,
     rounds: Counter,
@@ -32,9 +32,9 @@ pub(crate) struct Warden {
     findings: Gauge<u64, AtomicU64>,
 }
 
-impl Warden {
+impl IpamController {
     /// A round every so often.
-    pub(crate) fn new(keeper: Keeper, every: Duration) -> Warden {
+    pub(crate) fn new(keeper: IpamReconciler, every: Duration) -> IpamController {
         let mut registry = Registry::with_prefix("weft_ipam");
         let (rounds, failed) = (Counter::default(), Counter::default());
         let (reclaimed, ended) = (Counter::default(), Counter::default());
@@ -59,7 +59,7 @@ impl Warden {
         registry.register("leased_blocks", "Number of blocks leased by nodes", leased.clone());
         registry.register("findings", "Number of findings, as in weft ipam check", findings.clone());
         let keeper = Mutex::new(keeper);
-        Warden { keeper, every, registry, rounds, failed, reclaimed, ended, pools, leased, findings }
+        IpamController { keeper, every, registry, rounds, failed, reclaimed, ended, pools, leased, findings }
     }
 
     /// For ever.
@@ -78,7 +78,7 @@ impl Warden {
         }
     }
 
-    async fn round(&self, keeper: &mut Keeper) {
+    async fn round(&self, keeper: &mut IpamReconciler) {
         match keeper.round().await {
             Ok(round) => self.count(&round),
             Err(why) => {
@@ -102,7 +102,7 @@ impl Warden {
     }
 }
 
-impl Told for Warden {
+impl HealthStatus for IpamController {
     fn page(&self) -> String {
         let mut page = String::new();
         // Writing to a text cannot fail.

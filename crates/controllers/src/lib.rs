@@ -27,17 +27,17 @@ use std::time::Duration;
 use clap::{ArgGroup, Args};
 use tracing::info;
 
-use crate::ipam::reconciler::Keeper;
+use crate::ipam::reconciler::IpamReconciler;
 use crate::neutron::port_allocator::Allocator;
-use crate::neutron::port_reconciler::Desk;
+use crate::neutron::port_reconciler::PortReconciler;
 use cli_support::async_runtime::{ended, runtime};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::logging::Log;
-use ipam::Warden;
-use kube_support::health::Told;
+use ipam::IpamController;
+use kube_support::health::HealthStatus;
 use kube_support::leader_election::Election;
 use kube_support::{client, health};
-use services::Lister;
+use services::ServiceController;
 
 /// What `weft controller` is told.
 #[derive(Debug, Args)]
@@ -78,8 +78,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     kuryr_conf: Option<PathBuf>,
     /// Object to which the ports of a pod are written (Neutron)
-    #[arg(long, value_enum, value_name = "STORE", default_value_t = kube_support::kuryr::Place::Annotation)]
-    vif_store: kube_support::kuryr::Place,
+    #[arg(long, value_enum, value_name = "STORE", default_value_t = kube_support::kuryr::VifLocation::Annotation)]
+    vif_store: kube_support::kuryr::VifLocation,
     /// Path to a kubeconfig (default: in-cluster configuration)
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
@@ -126,22 +126,23 @@ impl Arguments {
         let client = client::client(self.kubeconfig.as_deref()).await?;
         let allocator = Arc::new(Allocator::new(neutron, settings.rules));
         let every = Duration::from_secs(self.neutron_interval.max(1));
-        let desk = Arc::new(Desk::new(client.clone(), allocator, self.vif_store, every, &self.identity()));
-        self.lead(client, NEUTRON_LEASE, Arc::clone(&desk), desk.run()).await
+        let reconciler =
+            Arc::new(PortReconciler::new(client.clone(), allocator, self.vif_store, every, &self.identity()));
+        self.lead(client, NEUTRON_LEASE, Arc::clone(&reconciler), reconciler.run()).await
     }
 
     async fn keep_addresses(&self) -> Result<(), Failure> {
         let client = client::client(self.kubeconfig.as_deref()).await?;
         let grace = Duration::from_secs(self.node_grace);
         let retention = Duration::from_secs(self.sticky_hours.saturating_mul(3600));
-        let keeper = Keeper::new(client.clone(), grace, retention, &self.identity());
-        let warden = Arc::new(Warden::new(keeper, Duration::from_secs(self.ipam_interval.max(1))));
+        let keeper = IpamReconciler::new(client.clone(), grace, retention, &self.identity());
+        let warden = Arc::new(IpamController::new(keeper, Duration::from_secs(self.ipam_interval.max(1))));
         self.lead(client, IPAM_LEASE, Arc::clone(&warden), warden.run()).await
     }
 
     async fn list_addresses(&self) -> Result<(), Failure> {
         let client = client::client(self.kubeconfig.as_deref()).await?;
-        let lister = Arc::new(Lister::new(client.clone(), &self.identity()));
+        let lister = Arc::new(ServiceController::new(client.clone(), &self.identity()));
         self.lead(client, SERVICES_LEASE, Arc::clone(&lister), lister.run()).await
     }
 
@@ -150,7 +151,7 @@ impl Arguments {
         &self,
         client: kube::Client,
         lease: &str,
-        told: Arc<impl Told>,
+        told: Arc<impl HealthStatus>,
         work: impl Future<Output = ()>,
     ) -> Result<(), Failure> {
         let page = health::bind(self.listen).await?;

@@ -39,13 +39,13 @@ use thiserror::Error;
 use tokio::time::{sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::services::backoff::{PAUSES, Rests};
+use crate::services::backoff::{Backoff, PAUSES};
 use crate::services::service_objects::{
     Backend, MANAGED_BY, MANAGER, SERVICE_NAME, Service, Slice, SliceObject,
 };
 use crate::services::slice_diff::{Deed, deeds};
 use kube_support::cache::{Cache, follow};
-use kube_support::health::Told;
+use kube_support::health::HealthStatus;
 use kube_support::resources::{Key, Reduced};
 use kube_support::{api_error, events};
 
@@ -73,7 +73,7 @@ enum Outcome {
 }
 
 /// Who lists addresses of Services.
-pub(crate) struct Lister {
+pub(crate) struct ServiceController {
     client: Client,
     services: Arc<Cache<Service>>,
     pods: Arc<Cache<Backend>>,
@@ -88,9 +88,9 @@ pub(crate) struct Lister {
     failed: Counter,
 }
 
-impl Lister {
+impl ServiceController {
     /// One that watches from now on, and does nothing yet.
-    pub(crate) fn new(client: Client, identity: &str) -> Lister {
+    pub(crate) fn new(client: Client, identity: &str) -> ServiceController {
         let (services, pods) = (Arc::new(Cache::new("services")), Arc::new(Cache::new("pods")));
         let all = Config::default();
         let of_services = Api::<service_objects::ServiceObject>::all(client.clone());
@@ -122,7 +122,19 @@ impl Lister {
         );
         let recorder = events::recorder(client.clone(), Some(identity.to_owned()));
         let told = Mutex::default();
-        Lister { client, services, pods, slices, recorder, told, registry, asking, refused, written, failed }
+        ServiceController {
+            client,
+            services,
+            pods,
+            slices,
+            recorder,
+            told,
+            registry,
+            asking,
+            refused,
+            written,
+            failed,
+        }
     }
 
     /// For ever.
@@ -132,13 +144,13 @@ impl Lister {
         self.pods.synced().await;
         self.slices.synced().await;
         let mut changes = (self.services.changes(), self.pods.changes(), self.slices.changes());
-        let mut rests = Rests::default();
+        let mut backoff = Backoff::default();
         loop {
             // What changes from here on is looked at in the next round.
             changes.0.mark_unchanged();
             changes.1.mark_unchanged();
             changes.2.mark_unchanged();
-            self.round(version, &mut rests).await;
+            self.round(version, &mut backoff).await;
             let changed = async {
                 // The senders live as long as we do.
                 let _ = tokio::select! {
@@ -147,7 +159,7 @@ impl Lister {
                     one = changes.2.changed() => one,
                 };
             };
-            let next = rests.next();
+            let next = backoff.next();
             tokio::select! {
                 () = changed => sleep(GATHER).await,
                 () = sleep_until(next.unwrap_or_else(Instant::now).into()), if next.is_some() => {}
@@ -178,7 +190,7 @@ impl Lister {
     }
 
     /// Looks at everything, and does what is to be done but for what rests.
-    async fn round(&self, version: Version, rests: &mut Rests) {
+    async fn round(&self, version: Version, backoff: &mut Backoff) {
         let (services, mut pods, mut slices) =
             (self.services.all(), by_namespace(&self.pods.all()), by_service(self.slices.all()));
         let (mut seen, mut asking, mut refused) = (BTreeSet::new(), 0, BTreeMap::new());
@@ -197,25 +209,25 @@ impl Lister {
                     })
                 }
             };
-            let deeds = deeds(&service, &groups, &present, rests.taken(&key));
-            self.act(version, &key, deeds, rests).await;
+            let deeds = deeds(&service, &groups, &present, backoff.taken(&key));
+            self.act(version, &key, deeds, backoff).await;
             seen.insert(key);
         }
         // Of Services that are gone: whoever collects garbage may be slow.
         for (key, present) in slices {
             let deeds = present.iter().map(|slice| Deed::Delete(slice.as_ref().clone())).collect();
-            self.act(version, &key, deeds, rests).await;
+            self.act(version, &key, deeds, backoff).await;
             seen.insert(key);
         }
-        rests.retain(|key| seen.contains(key));
+        backoff.retain(|key| seen.contains(key));
         self.asking.set(asking);
         self.refused.set(refused.len() as u64);
         self.tell(refused).await;
     }
 
     /// Does it for one Service, as far as it can be done.
-    async fn act(&self, version: Version, service: &Key, deeds: Vec<Deed>, rests: &mut Rests) {
-        if rests.has(service, Instant::now()) {
+    async fn act(&self, version: Version, service: &Key, deeds: Vec<Deed>, backoff: &mut Backoff) {
+        if backoff.has(service, Instant::now()) {
             return;
         }
         let mut done = true;
@@ -226,15 +238,15 @@ impl Lister {
             };
             done &= outcome == Outcome::Done;
             match outcome {
-                Outcome::Taken => rests.take(service, deed.name()),
+                Outcome::Taken => backoff.take(service, deed.name()),
                 // All others would wait as long for each that is left.
                 Outcome::Unanswered => break,
                 Outcome::Done | Outcome::Refused => {}
             }
         }
         match done {
-            true => rests.done(service),
-            false => rests.failed(service, Instant::now()),
+            true => backoff.done(service),
+            false => backoff.failed(service, Instant::now()),
         }
     }
 
@@ -272,7 +284,7 @@ impl Lister {
                     (Deed::Create(ours), 409) if is_anothers(&api, ours).await => {
                         (Outcome::Taken, "it is somebody else's: another name is taken".to_owned())
                     }
-                    _ => (Outcome::Refused, api_error::said(&error)),
+                    _ => (Outcome::Refused, api_error::describe(&error)),
                 }
             }
             Err(_) => {
@@ -309,7 +321,7 @@ impl Lister {
                 uid: Some(uid.clone()),
                 ..ObjectReference::default()
             };
-            let told = events::Told::new(
+            let told = events::EventText::new(
                 EventType::Warning,
                 events::EventReason::NetworkAddressesRefused,
                 "ListAddresses",
@@ -374,7 +386,7 @@ fn by_namespace(pods: &[Arc<Backend>]) -> BTreeMap<String, Vec<Arc<Backend>>> {
 #[derive(Debug, Error)]
 enum VersionError {
     /// The API server refuses, or cannot be reached.
-    #[error("{}", api_error::said(.0))]
+    #[error("{}", api_error::describe(.0))]
     Api(kube::Error),
     /// The server has no EndpointSlices.
     #[error("the cluster has none: discovery.k8s.io is there from Kubernetes 1.17 on")]
@@ -394,7 +406,7 @@ async fn version(client: &Client) -> Result<Version, VersionError> {
     }
 }
 
-impl Told for Lister {
+impl HealthStatus for ServiceController {
     fn page(&self) -> String {
         let mut page = String::new();
         // Writing to a text cannot fail.

@@ -35,7 +35,7 @@ const INDEX: usize = 1;
 const NAME: &[u8] = b":authority";
 
 /// What a client says, respelled.
-pub(crate) struct Respelled<R> {
+pub(crate) struct RewrittenAuthority<R> {
     inner: R,
     input: Box<[u8]>,
     speller: Speller,
@@ -59,17 +59,17 @@ enum Expected {
     Whole(usize),
 }
 
-// === impl Respelled ===
+// === impl RewrittenAuthority ===
 
-impl<R> Respelled<R> {
+impl<R> RewrittenAuthority<R> {
     /// What is read from `inner`, from the beginning of a connection.
-    pub(crate) fn of(inner: R) -> Respelled<R> {
+    pub(crate) fn of(inner: R) -> RewrittenAuthority<R> {
         let speller = Speller { held: Vec::new(), expected: Expected::Passing(PREFACE) };
-        Respelled { inner, input: vec![0; READ_MAX].into(), speller, output: Vec::new(), read: 0 }
+        RewrittenAuthority { inner, input: vec![0; READ_MAX].into(), speller, output: Vec::new(), read: 0 }
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for Respelled<R> {
+impl<R: AsyncRead + Unpin> AsyncRead for RewrittenAuthority<R> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

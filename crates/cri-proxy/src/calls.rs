@@ -24,9 +24,9 @@ use super::backend::{Backend, Body, Cause};
 use super::networks::InUse;
 use super::{relay, sandbox};
 use crate::body_rewriting::{Edit, edited, framed};
-use crate::network_condition::Conditions;
+use crate::network_condition::NetworkConditions;
 use crate::reply_rewriting;
-use crate::reply_rewriting::Told;
+use crate::reply_rewriting::ReportedAddresses;
 use crate::request_networks;
 use crate::request_networks::ATTACHMENTS;
 use crate::unary_message::{Gatherer, decode, reply as answer};
@@ -41,8 +41,10 @@ const MESSAGE_MAX: usize = 1024;
 /// The runtime's service in each version of CRI. Kubelets before 1.26 speak the older one, whose messages have the same
 /// fields: `runtime.v1` was made of it by another name. Those that know no other take every address for the pod's own, and
 /// the API server refuses the status of a pod with two of one family.
-const RUNTIME_SERVICES: &[(&str, Told)] =
-    &[("/runtime.v1.RuntimeService/", Told::All), ("/runtime.v1alpha2.RuntimeService/", Told::Primary)];
+const RUNTIME_SERVICES: &[(&str, ReportedAddresses)] = &[
+    ("/runtime.v1.RuntimeService/", ReportedAddresses::All),
+    ("/runtime.v1alpha2.RuntimeService/", ReportedAddresses::Primary),
+];
 
 /// Methods whose answers repeat the annotations of sandboxes, and nothing of their networks.
 const TELLING_ATTRIBUTES: &[&str] = &[
@@ -74,7 +76,7 @@ enum Admitted {
 /// What answers calls.
 #[derive(Debug)]
 pub(crate) struct Calls {
-    pub(crate) conditions: Arc<Conditions>,
+    pub(crate) conditions: Arc<NetworkConditions>,
     pub(crate) journal: Journal,
     pub(crate) owner: Owner,
     /// The room for larger messages.

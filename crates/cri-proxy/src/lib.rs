@@ -44,12 +44,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::lock::Claim;
-use crate::network_condition::Conditions;
+use crate::lock::ProxyLock;
+use crate::network_condition::NetworkConditions;
 use crate::network_store::Store;
 use crate::request_handler::Planner;
 use calls::{Calls, Owner};
-use cli_support::background::Lasting;
+use cli_support::background::BackgroundTasks;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::logging::Log;
 use cri::network_api::{Name, PROXY_SOCKET};
@@ -60,7 +60,7 @@ use networks::Networks;
 use node_support::agent_server::AgentServer;
 use node_support::journal_reader::Journal;
 use node_support::listener::Listener;
-use node_support::sandbox_gc::Overseer;
+use node_support::sandbox_gc::SandboxGc;
 use node_support::sandboxes::{RESCAN, Sandboxes};
 use plugins::Plugins;
 
@@ -136,31 +136,31 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { listen, runtime, runtime_networks, journal: directory, plan_socket, agent, .. } =
         arguments;
     let grace = Duration::from_secs(arguments.orphan_grace);
-    let _claim = Claim::of(&[("--journal", directory), ("--store", &arguments.store)])?;
+    let _claim = ProxyLock::of(&[("--journal", directory), ("--store", &arguments.store)])?;
     refuse_living(&[("--listen", listen), ("--plan-socket", plan_socket)])?;
     let entries = directory.join(record::ENTRIES);
     let journal = Journal::at(&entries);
     let networks = Arc::new(networks(arguments, &journal)?);
     let sandboxes = Arc::new(Sandboxes::of(&entries));
-    let lasting = Lasting::default();
-    lasting.begin("the journal", follow(Arc::clone(&sandboxes), Arc::clone(&networks)));
+    let background = BackgroundTasks::default();
+    background.begin("the journal", follow(Arc::clone(&sandboxes), Arc::clone(&networks)));
     let questions = AgentServer::bind(plan_socket)?;
     let listener = Listener::bind(listen)?;
     let owner = owner(runtime_networks.as_deref(), arguments)?;
     let known = Arc::new(RuntimeSandboxes::default());
     if let Owner::Ours(directory) = &owner {
         let followed = runtime_sandboxes::follow(runtime.clone(), grace, Arc::clone(&known));
-        lasting.begin("the runtime's sandboxes", followed);
-        lasting.begin("the runtime's list", runtime_network::follow(runtime.clone(), directory.clone()));
+        background.begin("the runtime's sandboxes", followed);
+        background.begin("the runtime's list", runtime_network::follow(runtime.clone(), directory.clone()));
     }
-    let overseer = Overseer::new(Arc::clone(&sandboxes), known, grace);
+    let sandbox_gc = SandboxGc::new(Arc::clone(&sandboxes), known, grace);
     let planner = Arc::new(Planner {
         networks: Arc::clone(&networks),
         runtime: runtime.clone(),
         agent: agent.clone(),
-        overseer,
+        sandbox_gc,
     });
-    let conditions = Arc::new(Conditions::of(networks, sandboxes));
+    let conditions = Arc::new(NetworkConditions::of(networks, sandboxes));
     let calls = Arc::new(Calls { conditions, journal, owner, room: unary_message::room() });
     info!(listen = %listen.display(), runtime = %runtime.display(), ?runtime_networks, "started");
     let (end, mut ended) = watch::channel(());
@@ -172,13 +172,13 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         listener,
         runtime.clone(),
         calls,
-        lasting.clone().until(cli_support::async_runtime::ended()?),
+        background.clone().until(cli_support::async_runtime::ended()?),
     )
     .await;
     drop(end);
     let _ = asked.await;
     info!("ended");
-    lasting.outcome()
+    background.outcome()
 }
 
 /// Refuses to take a socket from a process that answers there: its clients would be ours, and its sandboxes would not.

@@ -22,15 +22,15 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// Directories that nobody else has, as long as this is there.
 #[derive(Debug)]
-pub(crate) struct Claim(#[expect(dead_code, reason = "their locks are what they are for")] Vec<File>);
+pub(crate) struct ProxyLock(#[expect(dead_code, reason = "their locks are what they are for")] Vec<File>);
 
-impl Claim {
+impl ProxyLock {
     /// Claims directories, each named by the option that says it; they are made if they are not there.
-    pub(crate) fn of(directories: &[(&str, &Path)]) -> Result<Claim, Failure> {
-        Claim::within(PATIENCE, directories)
+    pub(crate) fn of(directories: &[(&str, &Path)]) -> Result<ProxyLock, Failure> {
+        ProxyLock::within(PATIENCE, directories)
     }
 
-    fn within(patience: Duration, directories: &[(&str, &Path)]) -> Result<Claim, Failure> {
+    fn within(patience: Duration, directories: &[(&str, &Path)]) -> Result<ProxyLock, Failure> {
         let mut locked: Vec<(File, &Path)> = Vec::new();
         for (option, path) in directories {
             let failed =
@@ -44,7 +44,7 @@ impl Claim {
             lock(&directory, option, path, patience)?;
             locked.push((directory, path));
         }
-        Ok(Claim(locked.into_iter().map(|(directory, _)| directory).collect()))
+        Ok(ProxyLock(locked.into_iter().map(|(directory, _)| directory).collect()))
     }
 }
 
@@ -85,21 +85,21 @@ mod tests {
     fn a_directory_has_one_proxy_and_is_free_when_that_has_ended() {
         let place = std::env::temp_dir().join(format!("weft-claim-{}", std::process::id()));
         let (journal, store) = (place.join("journal"), place.join("store"));
-        let first = Claim::within(BRIEF, &[("--journal", &journal), ("--store", &store)]).unwrap();
+        let first = ProxyLock::within(BRIEF, &[("--journal", &journal), ("--store", &store)]).unwrap();
         let other = place.join("other");
         let refused =
-            Claim::within(BRIEF, &[("--journal", &other), ("--store", &store)]).unwrap_err().to_string();
+            ProxyLock::within(BRIEF, &[("--journal", &other), ("--store", &store)]).unwrap_err().to_string();
         assert!(refused.starts_with(&format!("--store {}: another", store.display())), "{refused}");
-        Claim::within(BRIEF, &[("--journal", &other)]).unwrap();
+        ProxyLock::within(BRIEF, &[("--journal", &other)]).unwrap();
         drop(first);
         // One place for both is nobody else's either.
-        let both = Claim::within(BRIEF, &[("--journal", &store), ("--store", &store)]).unwrap();
-        Claim::within(BRIEF, &[("--store", &store)]).unwrap_err();
+        let both = ProxyLock::within(BRIEF, &[("--journal", &store), ("--store", &store)]).unwrap();
+        ProxyLock::within(BRIEF, &[("--store", &store)]).unwrap_err();
         drop(both);
         // One that ends later than at once is waited for.
-        let ending = Claim::within(BRIEF, &[("--store", &store)]).unwrap();
+        let ending = ProxyLock::within(BRIEF, &[("--store", &store)]).unwrap();
         let next = std::thread::scope(|scope| {
-            let next = scope.spawn(|| Claim::of(&[("--store", &store)]));
+            let next = scope.spawn(|| ProxyLock::of(&[("--store", &store)]));
             std::thread::sleep(3 * BRIEF);
             drop(ending);
             next.join().unwrap()

@@ -65,7 +65,7 @@ pub(crate) enum ReadinessError {
 
 /// The networks and their sandboxes, watched.
 #[derive(Debug)]
-pub(crate) struct Conditions {
+pub(crate) struct NetworkConditions {
     pub(crate) networks: Arc<Networks>,
     sandboxes: Arc<Sandboxes>,
     answers: Answers,
@@ -80,14 +80,14 @@ struct Found {
 /// An attachment: its sandbox, and its place in the plan.
 type Place<'a> = (&'a Entry, usize);
 
-impl Conditions {
+impl NetworkConditions {
     /// Of these networks, with what the journal knows.
-    pub(crate) fn of(networks: Arc<Networks>, sandboxes: Arc<Sandboxes>) -> Conditions {
-        Conditions { networks, sandboxes, answers: Answers::default() }
+    pub(crate) fn of(networks: Arc<Networks>, sandboxes: Arc<Sandboxes>) -> NetworkConditions {
+        NetworkConditions { networks, sandboxes, answers: Answers::default() }
     }
 
     /// All networks, as they are now; the one on disk is as if it had been set.
-    pub(crate) async fn list(self: &Arc<Conditions>) -> Result<Vec<network_api::Network>, Status> {
+    pub(crate) async fn list(self: &Arc<NetworkConditions>) -> Result<Vec<network_api::Network>, Status> {
         let conditions = Arc::clone(self);
         let look = move || {
             let all: Vec<Arc<Stored>> =
@@ -99,7 +99,7 @@ impl Conditions {
 
     /// One network as it is now.
     pub(crate) async fn one(
-        self: &Arc<Conditions>,
+        self: &Arc<NetworkConditions>,
         stored: Arc<Stored>,
     ) -> Result<Option<network_api::Network>, Status> {
         let conditions = Arc::clone(self);
@@ -110,7 +110,7 @@ impl Conditions {
     ///
     /// # Errors
     /// Why not.
-    pub(crate) async fn readiness(self: &Arc<Conditions>) -> Result<(), ReadinessError> {
+    pub(crate) async fn readiness(self: &Arc<NetworkConditions>) -> Result<(), ReadinessError> {
         let conditions = Arc::clone(self);
         let looked = blocking(move || conditions.is_ready()).await;
         looked.unwrap_or_else(|status| Err(ReadinessError::Unasked(status)))

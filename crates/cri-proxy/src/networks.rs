@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use super::fallback::{Fallback, OnDisk};
 use super::plugins::Plugins;
 use crate::network_store::{Found, Store, Stored};
-use cli_support::background::aside;
+use cli_support::background::run_on_thread;
 use cli_support::failure::Failure;
 use cri::network_api::validation;
 use cri::network_api::validation::{Checked, fault};
@@ -469,7 +469,7 @@ async fn finished<T: Send + 'static>(
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
-    aside(work).await.map_err(|error| Status::internal(error.to_string()))
+    run_on_thread(work).await.map_err(|error| Status::internal(error.to_string()))
 }
 
 #[cfg(test)]

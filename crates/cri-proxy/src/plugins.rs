@@ -19,7 +19,7 @@ use cni::runtime::exec::{self, Exec};
 use cni::runtime::probe;
 use cni::{Error, Version, code};
 
-use node_support::weft_cni::Hands;
+use node_support::weft_cni::WeftCni;
 
 /// Time for one run.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -28,7 +28,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Plugins {
     path: String,
-    hands: Option<PathBuf>,
+    weft_cni: Option<PathBuf>,
     known: Mutex<BTreeMap<PluginType, (Fingerprint, Vec<String>)>>,
 }
 
@@ -77,12 +77,12 @@ enum Program {
     /// A file of its own.
     File(PathBuf),
     /// `weft-cni`, which has to be told the name and may not know it; and why there is no file.
-    Hands(PathBuf, Error),
+    WeftCni(PathBuf, Error),
 }
 
 impl Program {
     fn path(&self) -> &Path {
-        let (Program::File(path) | Program::Hands(path, _)) = self;
+        let (Program::File(path) | Program::WeftCni(path, _)) = self;
         path
     }
 }
@@ -107,8 +107,8 @@ impl Fingerprint {
 impl Plugins {
     /// Those in the directories of `path`, and those that are built in.
     pub(crate) fn in_path(path: &str) -> Plugins {
-        let hands = Hands::find().ok().map(|hands| hands.program().to_owned());
-        Plugins { path: path.to_owned(), hands, known: Mutex::default() }
+        let weft_cni = WeftCni::find().ok().map(|weft_cni| weft_cni.program().to_owned());
+        Plugins { path: path.to_owned(), weft_cni, known: Mutex::default() }
     }
 
     /// Where they are looked for.
@@ -136,7 +136,7 @@ impl Plugins {
         let versions = probe::versions(self, plugin, &self.path).map_err(|error| match program {
             Program::File(_) => error,
             // It is not built in, either.
-            Program::Hands(_, absent) => absent,
+            Program::WeftCni(_, absent) => absent,
         })?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.insert(plugin.clone(), (file, versions.clone()));
@@ -144,9 +144,9 @@ impl Plugins {
     }
 
     fn program(&self, plugin: &PluginType) -> Result<Program, Error> {
-        match (exec::find(plugin, &self.path), &self.hands) {
+        match (exec::find(plugin, &self.path), &self.weft_cni) {
             (Ok(found), _) => Ok(Program::File(found)),
-            (Err(absent), Some(hands)) => Ok(Program::Hands(hands.clone(), absent)),
+            (Err(absent), Some(weft_cni)) => Ok(Program::WeftCni(weft_cni.clone(), absent)),
             (Err(absent), None) => Err(absent),
         }
     }
@@ -156,7 +156,7 @@ impl Invoke for Plugins {
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
         let program = self.program(plugin)?;
         let mut command = Command::new(program.path());
-        if let Program::Hands(..) = program {
+        if let Program::WeftCni(..) = program {
             command.arg(plugin.as_str());
         }
         let (output, failure) = Exec::new(DEADLINE).complete(command, environment, stdin)?;

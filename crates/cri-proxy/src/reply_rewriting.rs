@@ -36,7 +36,7 @@ const NETWORK_READY: &str = "NetworkReady";
 
 /// Whose addresses a client is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum ReportedAddresses {
     /// Those of every network.
     All,
     /// Those of `eth0`'s network, as the runtime has it.
@@ -44,13 +44,13 @@ pub(crate) enum Told {
 }
 
 /// `PodSandboxStatusResponse`.
-pub(crate) fn status(message: &[u8], journal: &Journal, told: Told) -> Option<Vec<u8>> {
+pub(crate) fn status(message: &[u8], journal: &Journal, told: ReportedAddresses) -> Option<Vec<u8>> {
     with_status(message, STATUS, journal, told)
 }
 
 /// `ContainerEventResponse`.
 pub(crate) fn event(message: &[u8], journal: &Journal) -> Option<Vec<u8>> {
-    with_status(message, EVENT_STATUS, journal, Told::All)
+    with_status(message, EVENT_STATUS, journal, ReportedAddresses::All)
 }
 
 /// Any other message about sandboxes: without our annotation.
@@ -58,7 +58,7 @@ pub(crate) fn list(message: &[u8]) -> Option<Vec<u8>> {
     wire::without_entry(message, ATTACHMENTS)
 }
 
-fn with_status(message: &[u8], field: u32, journal: &Journal, told: Told) -> Option<Vec<u8>> {
+fn with_status(message: &[u8], field: u32, journal: &Journal, told: ReportedAddresses) -> Option<Vec<u8>> {
     if !wire::holds(message, ATTACHMENTS.as_bytes()) {
         return None;
     }
@@ -76,12 +76,12 @@ fn with_status(message: &[u8], field: u32, journal: &Journal, told: Told) -> Opt
 }
 
 /// `PodSandboxStatus`.
-fn sandbox(message: &[u8], journal: &Journal, told: Told) -> Option<Vec<u8>> {
+fn sandbox(message: &[u8], journal: &Journal, told: ReportedAddresses) -> Option<Vec<u8>> {
     let PodSandboxStatus { id, annotations } = PodSandboxStatus::decode(message).ok()?;
     let attachments: Vec<Attachment> = serde_json::from_str(annotations.get(ATTACHMENTS)?).ok()?;
     let entry = ContainerId::new(&id).ok().and_then(|id| journal.entry(&id).ok()?);
     let stripped = wire::without_entry(message, ATTACHMENTS)?;
-    if told == Told::Primary {
+    if told == ReportedAddresses::Primary {
         return Some(stripped);
     }
     let named = |record: &wire::Record<'_>| {
@@ -268,7 +268,8 @@ mod tests {
         assert_eq!(Event::decode(edited.as_slice()).unwrap(), expected);
         // Who takes every address for the pod's own is told of one network.
         let primary = status(&[("mine", "1")], vec![ip("fd00::2", "")]);
-        let edited = sandbox(&sent.status.unwrap().encode_to_vec(), &journal, Told::Primary).unwrap();
+        let edited =
+            sandbox(&sent.status.unwrap().encode_to_vec(), &journal, ReportedAddresses::Primary).unwrap();
         assert_eq!(Full::decode(edited.as_slice()).unwrap(), primary);
         // A sandbox that asked for nothing passes as it is.
         assert_eq!(

@@ -37,8 +37,8 @@ use node_support::agent_server::RequestHandler;
 use node_support::frame_io;
 use node_support::metrics::Metrics;
 use node_support::plan_metadata;
-use node_support::plan_metadata::Note;
-use node_support::sandbox_gc::Overseer;
+use node_support::plan_metadata::PlanMetadata;
+use node_support::sandbox_gc::SandboxGc;
 
 /// The namespace of the definitions that stand for a sandbox's networks while a plan is made.
 const STAND_IN: &str = "networks";
@@ -52,7 +52,7 @@ pub(crate) struct Planner {
     /// The agent's socket, for sandboxes that ask for nothing.
     pub(crate) agent: Option<PathBuf>,
     /// Who looks for sandboxes that the runtime has lost.
-    pub(crate) overseer: Overseer,
+    pub(crate) sandbox_gc: SandboxGc,
 }
 
 /// A network and what a sandbox wants of it.
@@ -82,14 +82,14 @@ impl RequestHandler for Planner {
                 (plan(request, node, wanted)?, networks)
             }
         };
-        Note { runtime: plan_metadata::settled(&self.runtime), networks }.write(&mut plan)?;
+        PlanMetadata { runtime: plan_metadata::settled(&self.runtime), networks }.write(&mut plan)?;
         Ok(plan)
     }
 
     fn due_tasks(&self) -> Vec<Task> {
         let runtime = plan_metadata::settled(&self.runtime);
         // By another list it is another meta-plugin's, or somebody's own.
-        self.overseer.lost(|entry| {
+        self.sandbox_gc.lost(|entry| {
             entry.network == runtime_network::NAME && !plan_metadata::is_anothers(entry, &runtime)
         })
     }

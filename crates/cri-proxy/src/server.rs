@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 
 use super::backend::{CONNECTION_WINDOW, HEADERS_MAX, STREAM_WINDOW};
 use super::calls::{Calls, Client};
-use crate::authority_rewriting::Respelled;
+use crate::authority_rewriting::RewrittenAuthority;
 use node_support::listener::Listener;
 
 /// Clients at a time.
@@ -77,7 +77,7 @@ async fn attend(stream: UnixStream, client: Arc<Client>, calls: Arc<Calls>, mut 
         .max_send_buf_size(UNREAD_MAX)
         .max_header_list_size(HEADERS_MAX);
     let (said, answered) = stream.into_split();
-    let stream = TokioIo::new(tokio::io::join(Respelled::of(said), answered));
+    let stream = TokioIo::new(tokio::io::join(RewrittenAuthority::of(said), answered));
     let mut connection = std::pin::pin!(builder.serve_connection(stream, service));
     let finished = tokio::select! {
         finished = &mut connection => finished,

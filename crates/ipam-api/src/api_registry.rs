@@ -36,7 +36,7 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// The blocks of one pool.
 #[derive(Clone)]
-pub struct Cluster {
+pub struct ApiRegistry {
     client: Client,
     blocks: Api<BlockObject>,
     pool: String,
@@ -50,17 +50,17 @@ pub struct Cluster {
     requests: prometheus_client::metrics::counter::Counter,
 }
 
-impl Cluster {
+impl ApiRegistry {
     /// The blocks of a pool, for a claim of the pod with this namespace and name; requests are counted.
     pub fn new(
         client: Client,
         pool: &Pool,
         pod: (String, String),
         requests: prometheus_client::metrics::counter::Counter,
-    ) -> Cluster {
+    ) -> ApiRegistry {
         let blocks = Api::all(client.clone());
         let Pool { name, uid, grid, exclude: _, told } = pool.clone();
-        Cluster { client, blocks, pool: name, uid, grid, told, pod, requests }
+        ApiRegistry { client, blocks, pool: name, uid, grid, told, pod, requests }
     }
 
     /// The blocks of a pool that is cut, for nobody's claim; nothing if its spec cannot be read.
@@ -68,12 +68,12 @@ impl Cluster {
         client: &Client,
         pool: &PoolObject,
         requests: &prometheus_client::metrics::counter::Counter,
-    ) -> Option<Cluster> {
+    ) -> Option<ApiRegistry> {
         let (name, uid) = (pool.metadata.name.clone()?, pool.metadata.uid.clone());
         let (grid, told) = (pool.grid().ok().flatten()?, pool.told());
         let pool = Pool { name, uid, grid, exclude: Vec::new(), told };
         let nobody = (String::new(), String::new());
-        Some(Cluster::new(client.clone(), &pool, nobody, requests.clone()))
+        Some(ApiRegistry::new(client.clone(), &pool, nobody, requests.clone()))
     }
 
     /// A request about a block or a single address, which is counted.
@@ -89,7 +89,7 @@ impl Cluster {
         match timeout(REQUEST_MAX, work).await {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(RegistryError::Conflict),
-            Ok(Err(error)) => Err(RegistryError::Unknown(api_error::said(&error))),
+            Ok(Err(error)) => Err(RegistryError::Unknown(api_error::describe(&error))),
             Err(_) => Err(RegistryError::Unknown(format!(
                 "the API server does not answer within {} s",
                 REQUEST_MAX.as_secs()
@@ -141,7 +141,7 @@ impl Cluster {
     }
 }
 
-impl Registry for Cluster {
+impl Registry for ApiRegistry {
     async fn create(&self, net: IpNet, holder: &Holder) -> Result<IpBlock, RegistryError> {
         let (uid, version) = (String::new(), String::new());
         let object = IpBlock { net, uid, version, holder: holder.clone(), reserved: Vec::new() };

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::time::timeout;
 
-use crate::cluster_snapshot::address_use::Sighting;
+use crate::cluster_snapshot::address_use::AddressUse;
 use crate::ip_objects::{BlockObject, PoolObject};
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow};
@@ -37,7 +37,7 @@ const LIST_MAX: Duration = Duration::from_secs(60);
 
 /// All of it.
 #[derive(Debug, Default)]
-pub struct Census {
+pub struct ClusterSnapshot {
     /// The pools.
     pub pools: Vec<PoolObject>,
     /// The blocks and single addresses.
@@ -78,7 +78,7 @@ struct Shown {
 #[derive(Debug, Error)]
 pub enum SnapshotError {
     /// The API server refuses a list, or cannot be reached.
-    #[error("list {kind}: {}", api_error::said(.error))]
+    #[error("list {kind}: {}", api_error::describe(.error))]
     List {
         /// The kind of the objects, in the plural.
         kind: &'static str,
@@ -110,26 +110,26 @@ where
     }
 }
 
-impl Census {
+impl ClusterSnapshot {
     /// Asks for everything. Blocks come before nodes and pods: what is held is looked at first.
-    pub async fn take(client: &Client) -> Result<Census, SnapshotError> {
-        let census = Census::of_objects(client).await?;
+    pub async fn take(client: &Client) -> Result<ClusterSnapshot, SnapshotError> {
+        let snapshot = ClusterSnapshot::of_objects(client).await?;
         let nodes = list(Api::<NodeObject>::all(client.clone()), "nodes").await?;
         let pods = list(Api::<ShownPod>::all(client.clone()), "pods").await?;
-        Ok(Census {
+        Ok(ClusterSnapshot {
             nodes: nodes.into_iter().map(|node| (node.name(), node.is_out_of_service())).collect(),
             pods: pods.into_iter().map(ShownPod::reduce).map(|pod| (pod.key(), pod)).collect(),
-            ..census
+            ..snapshot
         })
     }
 
     /// The same without asking for what is followed, which may be a little behind.
-    pub async fn beside(client: &Client, followed: &Followed) -> Result<Census, SnapshotError> {
-        let census = Census::of_objects(client).await?;
+    pub async fn beside(client: &Client, followed: &Followed) -> Result<ClusterSnapshot, SnapshotError> {
+        let snapshot = ClusterSnapshot::of_objects(client).await?;
         let node = |node: Arc<NodeHealth>| (node.name.clone(), node.is_out_of_service);
         let pod = |pod: Arc<Holder>| (pod.key(), Holder::clone(&pod));
         let nodes = followed.nodes.all().into_iter().map(node).collect();
-        Ok(Census { nodes, pods: followed.pods.all().into_iter().map(pod).collect(), ..census })
+        Ok(ClusterSnapshot { nodes, pods: followed.pods.all().into_iter().map(pod).collect(), ..snapshot })
     }
 
     /// The pods of a namespace, as they are at this moment.
@@ -138,10 +138,10 @@ impl Census {
         Ok(pods.into_iter().map(ShownPod::reduce).collect())
     }
 
-    async fn of_objects(client: &Client) -> Result<Census, SnapshotError> {
+    async fn of_objects(client: &Client) -> Result<ClusterSnapshot, SnapshotError> {
         let pools = list(Api::<PoolObject>::all(client.clone()), "ippools").await?;
         let blocks = list(Api::<BlockObject>::all(client.clone()), "ipblocks").await?;
-        Ok(Census { pools, blocks, ..Census::default() })
+        Ok(ClusterSnapshot { pools, blocks, ..ClusterSnapshot::default() })
     }
 
     /// The pool of this name.
@@ -159,7 +159,7 @@ impl Census {
         static NONE: BTreeSet<IpAddr> = BTreeSet::new();
         let count = || {
             let mut used: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
-            for Sighting { ip, pools, .. } in Sighting::all(self) {
+            for AddressUse { ip, pools, .. } in AddressUse::all(self) {
                 for pool in pools {
                     used.entry(pool.to_owned()).or_default().insert(ip);
                 }

@@ -10,8 +10,8 @@ use std::net::IpAddr;
 use ipam::IpBlock;
 use serde::Serialize;
 
-use crate::cluster_snapshot::address_use::Sighting;
-use crate::cluster_snapshot::{Census, Holder};
+use crate::cluster_snapshot::address_use::AddressUse;
+use crate::cluster_snapshot::{ClusterSnapshot, Holder};
 use crate::ip_objects::BlockObject;
 use crate::store_name::elsewhere;
 
@@ -27,7 +27,7 @@ pub struct Finding {
     pub why: String,
 }
 
-impl Census {
+impl ClusterSnapshot {
     /// What is wrong.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
@@ -120,7 +120,7 @@ impl Census {
     /// Two pods with the same address of a pool, and addresses that are not their pod's node's.
     fn astray(&self, findings: &mut Vec<Finding>) {
         let mut seen: BTreeMap<(IpAddr, Vec<&str>, &str), &Holder> = BTreeMap::new();
-        for Sighting { pod, ip, network, pools, lessor } in Sighting::all(self) {
+        for AddressUse { pod, ip, network, pools, lessor } in AddressUse::all(self) {
             let Some(pool) = pools.first().copied() else { continue };
             let object = format!("pod {}/{}", pod.namespace, pod.name);
             // Which of several pools it is of, if a node has that address of each, only the network can tell.
@@ -175,7 +175,7 @@ mod tests {
 
     use super::*;
 
-    fn census(blocks: &[(&str, &str, &[&str])], pods: &[(&str, &str)]) -> Census {
+    fn snapshot(blocks: &[(&str, &str, &[&str])], pods: &[(&str, &str)]) -> ClusterSnapshot {
         let pool = json!({ "metadata": { "name": "p" }, "spec": { "range": "10.0.0.0/16", "blockBits": 8 } });
         let block = |(range, node, holes): &(&str, &str, &[&str])| {
             let name = format!("p.{}", range.replace('/', "-"));
@@ -192,73 +192,73 @@ mod tests {
             addresses: vec![(ip.parse().unwrap(), "net1".into(), "n".into())],
             ..Holder::default()
         };
-        Census {
+        ClusterSnapshot {
             pools: vec![serde_json::from_value(pool).unwrap()],
             blocks: blocks.iter().map(block).collect(),
             nodes: BTreeMap::from([("n1".into(), false), ("n2".into(), false), ("off".into(), true)]),
             pods: pods.iter().map(pod).map(|pod| ((String::new(), pod.name.clone()), pod)).collect(),
-            ..Census::default()
+            ..ClusterSnapshot::default()
         }
     }
 
-    fn whats(census: &Census) -> Vec<&'static str> {
-        census.findings().iter().map(|finding| finding.what).collect()
+    fn whats(snapshot: &ClusterSnapshot) -> Vec<&'static str> {
+        snapshot.findings().iter().map(|finding| finding.what).collect()
     }
 
     #[test]
     fn what_is_right_has_no_findings_and_is_counted() {
-        let census = census(
+        let snapshot = snapshot(
             &[("10.0.0.0/24", "n1", &["10.0.0.9"]), ("10.0.0.9/32", "n2", &[]), ("10.0.3.0/24", "n2", &[])],
             &[("a", "10.0.0.1"), ("b", "10.0.0.9"), ("c", "192.0.2.1")],
         );
-        assert_eq!(census.findings(), []);
-        let status = census.status_of(&census.pools[0]);
+        assert_eq!(snapshot.findings(), []);
+        let status = snapshot.status_of(&snapshot.pools[0]);
         assert_eq!((status.leased_blocks, status.single_addresses, status.nodes), (2, 1, 2));
         assert_eq!((status.blocks.as_str(), status.leased_percent, status.used_addresses), ("256", 0, 2));
     }
 
     #[test]
     fn an_address_is_of_the_pool_whose_block_its_node_has() {
-        let mut census = census(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.1")]);
+        let mut snapshot = snapshot(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.1")]);
         // Another address space with the same range, of which the other node has the block.
-        let mut pool = census.pools[0].clone();
+        let mut pool = snapshot.pools[0].clone();
         pool.metadata.name = Some("red-p".into());
         pool.spec.network_name = "red".into();
-        census.pools.push(pool);
-        let mut block = census.blocks[0].clone();
+        snapshot.pools.push(pool);
+        let mut block = snapshot.blocks[0].clone();
         block.metadata.name = Some("red-p.10.0.0.0-24".into());
         (block.spec.pool, block.spec.node) = ("red-p".into(), "n2".into());
-        census.blocks.push(block);
+        snapshot.blocks.push(block);
         let key = |name: &str| (String::new(), name.to_owned());
-        census.pods.get_mut(&key("b")).unwrap().node = "n2".into();
-        assert_eq!(census.findings(), []);
-        assert_eq!(["p", "red-p"].map(|pool| census.used_of(pool).len()), [1, 1]);
+        snapshot.pods.get_mut(&key("b")).unwrap().node = "n2".into();
+        assert_eq!(snapshot.findings(), []);
+        assert_eq!(["p", "red-p"].map(|pool| snapshot.used_of(pool).len()), [1, 1]);
         // On one node that has both blocks, only the networks tell them apart.
-        for block in &mut census.blocks {
+        for block in &mut snapshot.blocks {
             block.spec.node = "n1".into();
         }
-        census.pods.get_mut(&key("b")).unwrap().node = "n1".into();
-        assert_eq!(whats(&census), ["doubled"]);
-        census.pods.get_mut(&key("b")).unwrap().addresses[0].2 = "other".into();
-        assert_eq!(census.findings(), []);
+        snapshot.pods.get_mut(&key("b")).unwrap().node = "n1".into();
+        assert_eq!(whats(&snapshot), ["doubled"]);
+        snapshot.pods.get_mut(&key("b")).unwrap().addresses[0].2 = "other".into();
+        assert_eq!(snapshot.findings(), []);
     }
 
     #[test]
     fn two_networks_of_one_pool_have_no_address_in_common() {
-        let mut census = census(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.1")]);
-        census.pods.get_mut(&(String::new(), "b".to_owned())).unwrap().addresses[0].2 = "other".into();
-        assert_eq!(whats(&census), ["doubled"]);
+        let mut snapshot = snapshot(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.1")]);
+        snapshot.pods.get_mut(&(String::new(), "b".to_owned())).unwrap().addresses[0].2 = "other".into();
+        assert_eq!(whats(&snapshot), ["doubled"]);
     }
 
     #[test]
     fn an_address_of_another_nodes_block_is_astray_and_one_of_a_pod_that_is_gone_leaked() {
-        let mut astray = census(&[("10.0.0.0/24", "n2", &[])], &[("a", "10.0.0.1")]);
+        let mut astray = snapshot(&[("10.0.0.0/24", "n2", &[])], &[("a", "10.0.0.1")]);
         assert_eq!(whats(&astray), ["stray"]);
         assert!(astray.findings()[0].why.contains("is node n2's, and its pod is on node n1"));
         // Pods of a node that is gone are shown until somebody removes them.
         astray.nodes.remove("n1");
         assert_eq!(astray.findings(), []);
-        let mut single = census(&[("10.0.0.9/32", "n1", &[])], &[("a", "10.0.0.9")]);
+        let mut single = snapshot(&[("10.0.0.9/32", "n1", &[])], &[("a", "10.0.0.9")]);
         single.blocks[0].spec.owner = "a/c1/net1".into();
         assert_eq!(single.findings(), []);
         single.blocks[0].spec.owner = "gone/c1/net1".into();
@@ -269,21 +269,21 @@ mod tests {
 
     #[test]
     fn each_wrong_thing_is_found() {
-        let doubled = census(&[("10.0.0.0/24", "n1", &[]), ("10.0.0.9/32", "n2", &[])], &[]);
+        let doubled = snapshot(&[("10.0.0.0/24", "n1", &[]), ("10.0.0.9/32", "n2", &[])], &[]);
         assert_eq!(whats(&doubled), ["doubled"]);
-        let twice = census(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.1")]);
+        let twice = snapshot(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.1")]);
         assert_eq!(whats(&twice), ["doubled"]);
-        assert_eq!(whats(&census(&[], &[("a", "10.0.0.1")])), ["stray"]);
+        assert_eq!(whats(&snapshot(&[], &[("a", "10.0.0.1")])), ["stray"]);
         assert_eq!(
-            whats(&census(&[("10.0.0.0/24", "off", &[]), ("10.0.1.0/24", "gone", &[])], &[])),
+            whats(&snapshot(&[("10.0.0.0/24", "off", &[]), ("10.0.1.0/24", "gone", &[])], &[])),
             ["dead-node"; 2]
         );
-        assert_eq!(whats(&census(&[("10.0.0.1/24", "n1", &[])], &[])), ["spoilt"]);
-        let mut placed = census(&[("10.0.0.0/24", "n1", &[])], &[]);
+        assert_eq!(whats(&snapshot(&[("10.0.0.1/24", "n1", &[])], &[])), ["spoilt"]);
+        let mut placed = snapshot(&[("10.0.0.0/24", "n1", &[])], &[]);
         placed.blocks[0].spec.address_store = crate::store_name::placed("p", "/srv/ledgers");
         assert_eq!(whats(&placed), ["elsewhere"]);
         assert!(placed.findings()[0].why.contains("on node n1 is in /srv/ledgers (ipam.dataDir)"));
-        let mut orphan = census(&[("10.0.0.0/24", "n1", &[])], &[]);
+        let mut orphan = snapshot(&[("10.0.0.0/24", "n1", &[])], &[]);
         orphan.pools.clear();
         assert_eq!(whats(&orphan), ["orphan"]);
     }

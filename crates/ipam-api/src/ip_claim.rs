@@ -67,7 +67,7 @@ pub enum ClaimFault {
     #[error("not there: its workload's controller makes it")]
     Missing,
     /// The API server refuses, or cannot be reached.
-    #[error("{}", api_error::said(.0))]
+    #[error("{}", api_error::describe(.0))]
     Api(kube::Error),
     /// The API server does not answer in time.
     #[error("the API server does not answer")]
@@ -184,7 +184,7 @@ impl Claim {
         let patched = self.api.patch_status(&self.name, &parameters, &patch);
         let failed = match timeout(ASK_MAX, patched).await {
             Ok(Ok(_)) => return,
-            Ok(Err(error)) => api_error::said(&error),
+            Ok(Err(error)) => api_error::describe(&error),
             Err(_) => "the API server does not answer".to_owned(),
         };
         warn!(claim = self.name(), why = failed, "its status was not written");

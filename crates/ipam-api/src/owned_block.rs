@@ -7,7 +7,7 @@ use crate::ip_objects::BlockObject;
 
 /// A block of this node, and its pool.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Owned {
+pub struct OwnedBlock {
     /// The pool's name.
     pub pool: String,
     /// The block, or the single address.
@@ -19,11 +19,11 @@ pub struct Owned {
 }
 
 impl Reduced for BlockObject {
-    type Form = Option<Owned>;
+    type Form = Option<OwnedBlock>;
 
-    fn reduce(self) -> Option<Owned> {
+    fn reduce(self) -> Option<OwnedBlock> {
         let is_doubted = self.is_probed();
         let is_deleted = self.is_deleted();
-        Some(Owned { pool: self.spec.pool.clone(), object: self.object()?, is_doubted, is_deleted })
+        Some(OwnedBlock { pool: self.spec.pool.clone(), object: self.object()?, is_doubted, is_deleted })
     }
 }

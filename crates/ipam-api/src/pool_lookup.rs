@@ -155,7 +155,7 @@ impl Asking<'_> {
         }
     }
     fn failed(&self, error: &kube::Error) -> Unusable {
-        let why = format!("pool {}: {}", self.wanted.name, api_error::said(error));
+        let why = format!("pool {}: {}", self.wanted.name, api_error::describe(error));
         match error {
             kube::Error::Api(status) if status.code == 429 || status.code >= 500 => Unusable::Unknown(why),
             kube::Error::Api(_) => Unusable::Refused(why),

@@ -1,7 +1,7 @@
 //! What an error of the API says to people: what the server says, or which server gives no answer and why.
 //!
 //! Rules: every client's errors go through [`by`], so that one without an answer knows its server; the text is made by
-//! [`said`] alone: what the library writes has neither the cause at its bottom nor a form for people.
+//! [`describe`] alone: what the library writes has neither the cause at its bottom nor a form for people.
 
 use std::error::Error;
 use std::fmt;
@@ -32,7 +32,7 @@ pub(super) fn by(server: &str, cause: BoxError) -> BoxError {
 }
 
 /// An error in a sentence's end.
-pub fn said(error: &kube::Error) -> String {
+pub fn describe(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => match status.message.trim() {
             UNKNOWN_KIND => {
@@ -50,18 +50,18 @@ pub fn said(error: &kube::Error) -> String {
 }
 
 /// The same of what is followed.
-pub(crate) fn said_of_watch(error: &watcher::Error) -> String {
+pub(crate) fn describe_watch(error: &watcher::Error) -> String {
     use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
     let status = match error {
         InitialListFailed(kube::Error::Api(status))
         | WatchStartFailed(kube::Error::Api(status))
         | WatchFailed(kube::Error::Api(status))
         | WatchError(status) => status,
-        InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error) => return said(error),
+        InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error) => return describe(error),
         NoResourceVersion => return error.to_string(),
     };
     match status.message.trim() {
-        UNKNOWN_KIND => said(&kube::Error::Api(status.clone())),
+        UNKNOWN_KIND => describe(&kube::Error::Api(status.clone())),
         message => format!("the API server says {}: {message}", status.code),
     }
 }
@@ -115,19 +115,19 @@ mod tests {
     #[test]
     fn what_the_server_says_is_said_and_nothing_of_the_library() {
         let forbidden = r#"ippools.weft.dev is forbidden: User "x" cannot list resource"#;
-        assert_eq!(said(&api(403, forbidden)), forbidden);
-        assert_eq!(said(&api(401, "Unauthorized")), "Unauthorized");
-        assert_eq!(said(&api(500, "")), "the API server says 500");
-        let unknown = said(&api(404, "404 page not found\n"));
+        assert_eq!(describe(&api(403, forbidden)), forbidden);
+        assert_eq!(describe(&api(401, "Unauthorized")), "Unauthorized");
+        assert_eq!(describe(&api(500, "")), "the API server says 500");
+        let unknown = describe(&api(404, "404 page not found\n"));
         assert!(unknown.ends_with("weft crds | kubectl apply -f -"), "{unknown}");
         let watch = watcher::Error::InitialListFailed(api(403, forbidden));
-        assert_eq!(said_of_watch(&watch), format!("the API server says 403: {forbidden}"));
+        assert_eq!(describe_watch(&watch), format!("the API server says 403: {forbidden}"));
     }
 
     #[test]
     fn who_gives_no_answer_is_named_with_the_cause_at_the_bottom() {
         let refused: BoxError = Box::new(std::io::Error::from_raw_os_error(111));
         let error = kube::Error::Service(by("https://10.0.0.1:6443/", refused));
-        assert_eq!(said(&error), "https://10.0.0.1:6443: Connection refused (os error 111)");
+        assert_eq!(describe(&error), "https://10.0.0.1:6443: Connection refused (os error 111)");
     }
 }

@@ -20,7 +20,7 @@ use tokio::sync::watch::{Receiver, Sender};
 use tracing::{info, warn};
 
 use crate::api_error;
-use crate::cache::pending_lookup::{Asked, Asking};
+use crate::cache::pending_lookup::{Asked, PendingLookup};
 use crate::lookup::ASK_MAX;
 use crate::resources::{Key, Reduced, key};
 
@@ -118,8 +118,8 @@ impl<T: PartialEq> Cache<T> {
     }
 
     /// To be called before the API is asked about an object, or it is written: takes the answer.
-    pub fn ask(&self, key: Key) -> Asking<'_, T> {
-        Asking::begin(self, key)
+    pub fn ask(&self, key: Key) -> PendingLookup<'_, T> {
+        PendingLookup::begin(self, key)
     }
 
     /// Takes one thing in that the API says; returns whether anything is different now.
@@ -166,7 +166,7 @@ impl<T: PartialEq> Cache<T> {
     /// Takes a failure in; is it news?
     fn fail(&self, error: &watcher::Error) -> bool {
         let mut state = self.state();
-        let why = api_error::said_of_watch(error);
+        let why = api_error::describe_watch(error);
         let is_news = state.failing.is_none();
         if is_news {
             warn!(what = self.what, why, "cannot be watched; the last known state is served");

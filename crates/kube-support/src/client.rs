@@ -124,7 +124,7 @@ mod tests {
         let (api, all) = (Api::<NamespaceObject>::all(client), kube::api::ListParams::default());
         let error =
             timeout(ASK_MAX, api.list(&all)).await.expect("it is given up").expect_err("nothing is answered");
-        assert_eq!(api_error::said(&error), format!("{server}: request timed out"));
+        assert_eq!(api_error::describe(&error), format!("{server}: request timed out"));
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
-use cli_support::background::aside;
+use cli_support::background::run_on_thread;
 use cli_support::failure::Failure;
 
 /// How long they may take: what asks for an account far away takes some seconds.
@@ -31,7 +31,7 @@ pub(super) async fn within<T: Send + 'static>(
     having: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<T, Failure> {
     let runtime = Handle::current();
-    let had = aside(move || runtime.block_on(having));
+    let had = run_on_thread(move || runtime.block_on(having));
     if let Ok(had) = timeout(PATIENCE, had).await {
         return had.map_err(|error| Failure::new(error.to_string()))?;
     }

@@ -42,14 +42,14 @@ pub struct Events(mpsc::Sender<Letter>);
 /// What goes there.
 #[derive(Debug)]
 enum Letter {
-    Event(Told, PodIdentity),
+    Event(EventText, PodIdentity),
     /// Whoever waits until all before it are told.
     End(oneshot::Sender<()>),
 }
 
 /// An Event on its way.
 #[derive(Debug)]
-pub struct Told {
+pub struct EventText {
     kind: EventType,
     reason: EventReason,
     action: String,
@@ -87,7 +87,7 @@ impl Events {
         }
     }
 
-    fn tell(&self, pod: &PodIdentity, told: Told) {
+    fn tell(&self, pod: &PodIdentity, told: EventText) {
         if !pod.name.is_empty() {
             // A full queue drops it: it is for people, not for programs.
             let _ = self.0.try_send(Letter::Event(told, pod.clone()));
@@ -97,8 +97,12 @@ impl Events {
     /// A plan was refused.
     pub fn refused(&self, pod: &Pod, refusal: &Refusal) {
         let fault = refusal.fault();
-        let told =
-            Told::new(EventType::Warning, EventReason::of_refusal(fault.rule), "Plan", &with_rule(fault));
+        let told = EventText::new(
+            EventType::Warning,
+            EventReason::of_refusal(fault.rule),
+            "Plan",
+            &with_rule(fault),
+        );
         self.tell(&identity(pod), told);
     }
 
@@ -110,7 +114,7 @@ impl Events {
                 (EventType::Normal, EventReason::InterfaceRestored, "every interface is as it was attached")
             }
         };
-        self.tell(pod, Told::new(kind, reason, "Check", note));
+        self.tell(pod, EventText::new(kind, reason, "Check", note));
     }
 
     /// A running pod's networks were changed as it asks.
@@ -121,11 +125,11 @@ impl Events {
                 match added {
                     Some(ips) => {
                         let ips: Vec<String> = ips.iter().map(ToString::to_string).collect();
-                        Told::added(ifname.as_str(), &ips, network)
+                        EventText::added(ifname.as_str(), &ips, network)
                     }
                     None => {
                         let note = format!("Remove {ifname} from {network}");
-                        Told::new(
+                        EventText::new(
                             EventType::Normal,
                             EventReason::RemovedInterface,
                             &format!("Detach {ifname}"),
@@ -139,7 +143,7 @@ impl Events {
 
     /// A running pod's networks could not be changed as it asks; `action` is where it ended.
     pub fn unchanged(&self, pod: &PodIdentity, action: &str, why: &str) {
-        self.tell(pod, Told::new(EventType::Warning, EventReason::NetworkChangeFailed, action, why));
+        self.tell(pod, EventText::new(EventType::Warning, EventReason::NetworkChangeFailed, action, why));
     }
 
     /// A pod runs without the networks it selects.
@@ -149,13 +153,13 @@ impl Events {
              help, `weft doctor` on {} says why",
             pod.node_name
         );
-        let told = Told::new(EventType::Warning, EventReason::NetworksMissing, "Look", &why);
+        let told = EventText::new(EventType::Warning, EventReason::NetworksMissing, "Look", &why);
         self.tell(&identity(pod), told);
     }
 
     /// A pod cannot have what it wants of Neutron.
     pub fn troubled(&self, pod: &Pod, reason: EventReason, why: &str) {
-        let told = Told::new(EventType::Warning, reason, "AllocatePorts", why);
+        let told = EventText::new(EventType::Warning, reason, "AllocatePorts", why);
         self.tell(&identity(pod), told);
     }
 
@@ -268,20 +272,20 @@ fn identity(Pod { namespace, name, uid, .. }: &Pod) -> PodIdentity {
     PodIdentity { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
 }
 
-impl Told {
+impl EventText {
     /// One with a bounded text.
-    pub fn new(kind: EventType, reason: EventReason, action: &str, note: &str) -> Told {
-        Told { kind, reason, action: told_apart(action, note), note: clip(note), at: Instant::now() }
+    pub fn new(kind: EventType, reason: EventReason, action: &str, note: &str) -> EventText {
+        EventText { kind, reason, action: told_apart(action, note), note: clip(note), at: Instant::now() }
     }
 
-    fn added(interface: &str, ips: &[String], network: &str) -> Told {
+    fn added(interface: &str, ips: &[String], network: &str) -> EventText {
         let note = format!("Add {interface} [{}] from {network}", ips.join(" "));
-        Told::new(EventType::Normal, EventReason::AddedInterface, &format!("Attach {interface}"), &note)
+        EventText::new(EventType::Normal, EventReason::AddedInterface, &format!("Attach {interface}"), &note)
     }
 
     /// Tells it of this object.
     pub async fn publish(self, recorder: &Recorder, about: &ObjectReference) {
-        let Told { kind, reason, action, note, at: _ } = self;
+        let EventText { kind, reason, action, note, at: _ } = self;
         let event = Event {
             type_: kind,
             reason: reason.as_str().to_owned(),
@@ -309,12 +313,14 @@ pub fn recorder(client: Client, instance: Option<String>) -> Recorder {
 }
 
 /// An Event for each interface, and one for each warning.
-fn of(entry: &Entry) -> Vec<Told> {
-    let interfaces =
-        entry.network_status.iter().map(|status| Told::added(&status.interface, &status.ips, &status.name));
+fn of(entry: &Entry) -> Vec<EventText> {
+    let interfaces = entry
+        .network_status
+        .iter()
+        .map(|status| EventText::added(&status.interface, &status.ips, &status.name));
     let warnings = entry.plan.warnings.iter().map(|warning| {
         let reason = EventReason::of_warning(warning.event);
-        Told::new(EventType::Warning, reason, "Plan", &with_rule(&warning.fault))
+        EventText::new(EventType::Warning, reason, "Plan", &with_rule(&warning.fault))
     });
     interfaces.chain(warnings).collect()
 }

@@ -26,7 +26,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 const CONNECTIONS_MAX: usize = 64;
 
 /// Who is asked.
-pub trait Told: Send + Sync + 'static {
+pub trait HealthStatus: Send + Sync + 'static {
     /// Its figures.
     fn page(&self) -> String;
     /// What it still waits for; nothing if it is ready.
@@ -54,7 +54,7 @@ fn is_of_family(cause: &io::Error) -> bool {
 }
 
 /// Answers for ever.
-pub async fn serve(listener: TcpListener, brain: Arc<impl Told>) {
+pub async fn serve(listener: TcpListener, brain: Arc<impl HealthStatus>) {
     let room = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS_MAX));
     loop {
         // The semaphore is never closed.
@@ -82,7 +82,7 @@ pub async fn serve(listener: TcpListener, brain: Arc<impl Told>) {
     }
 }
 
-fn answer(request: &Request<Incoming>, brain: &impl Told) -> Response<Full<Bytes>> {
+fn answer(request: &Request<Incoming>, brain: &impl HealthStatus) -> Response<Full<Bytes>> {
     let (status, text) = match request.uri().path() {
         "/metrics" => (StatusCode::OK, brain.page()),
         "/healthz" => (StatusCode::OK, "ok\n".to_owned()),

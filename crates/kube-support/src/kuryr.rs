@@ -24,7 +24,7 @@ use crate::resource;
 pub const ANNOTATION: &str = "openstack.org/kuryr-vif";
 /// Where VIFs are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Place {
+pub enum VifLocation {
     /// Annotation openstack.org/kuryr-vif of the pod
     #[default]
     Annotation,
@@ -78,7 +78,7 @@ pub enum Unread {
 
 /// Failure of a request for the KuryrPort of a pod.
 #[derive(Debug, Error)]
-#[error("{verb} KuryrPort {namespace}/{name}: {}", api_error::said(.error))]
+#[error("{verb} KuryrPort {namespace}/{name}: {}", api_error::describe(.error))]
 pub struct RequestError {
     /// The request, as RBAC names it.
     verb: &'static str,
@@ -106,8 +106,8 @@ impl RequestError {
 ///
 /// # Errors
 /// What is written cannot be read, or not now, or not by us.
-pub async fn read(place: Place, client: &Client, pod: &Pod) -> Result<Option<PodState>, Unread> {
-    if place == Place::Annotation {
+pub async fn read(place: VifLocation, client: &Client, pod: &Pod) -> Result<Option<PodState>, Unread> {
+    if place == VifLocation::Annotation {
         return of_annotation(pod);
     }
     let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);

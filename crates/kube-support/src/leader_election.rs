@@ -66,7 +66,7 @@ impl Election {
                     return;
                 }
                 Ok(false) => {}
-                Err(error) => warn!(why = api_error::said(&error), lease = self.name, "cannot be had"),
+                Err(error) => warn!(why = api_error::describe(&error), lease = self.name, "cannot be had"),
             }
             sleep(PERIOD).await;
         }
@@ -83,7 +83,7 @@ impl Election {
                     warn!(lease = self.name, "another one leads");
                     return;
                 }
-                Ok(Err(error)) => debug!(why = api_error::said(&error), "not renewed"),
+                Ok(Err(error)) => debug!(why = api_error::describe(&error), "not renewed"),
                 Err(_) => debug!("not renewed in time"),
             }
             if !self.is_ours() {

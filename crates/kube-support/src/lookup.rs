@@ -18,7 +18,7 @@ pub const ASK_MAX: Duration = Duration::from_secs(5);
 #[derive(Debug, Error)]
 pub enum LookupError {
     /// The API server refuses, or cannot be reached.
-    #[error("{}", api_error::said(.0))]
+    #[error("{}", api_error::describe(.0))]
     Api(kube::Error),
     /// The API server does not answer in time.
     #[error("the API server does not answer within {} s", ASK_MAX.as_secs())]

@@ -24,8 +24,12 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of attempts for an interrupted dump; the last one is used as it is.
 pub const DUMP_TRIES: usize = 5;
 
-/// Size of the buffer for a datagram of the kernel, which never sends more than 32 KiB in one part of a dump.
+/// Room for one datagram from the kernel, in bytes. A link with alternative names may need more: then the buffer grows, and
+/// the question is repeated.
 const RECEIVE_SIZE: usize = 64 * 1024;
+
+/// Largest datagram that is received, in bytes.
+const RECEIVE_MAX: usize = 16 << 20;
 
 /// Maximum size of a datagram that fits into a socket's default send buffer, in bytes.
 const ORDINARY_DATAGRAM: usize = 64 * 1024;
@@ -48,6 +52,7 @@ pub enum Protocol {
 #[derive(Debug)]
 pub struct Socket {
     inner: netlink_sys::Socket,
+    protocol: Protocol,
     sequence: u32,
     buffer: Vec<u8>,
 }
@@ -112,7 +117,7 @@ impl Socket {
         let _ = inner.set_netlink_get_strict_chk(true);
         sockopt::set_socket_timeout(&inner, sockopt::Timeout::Recv, Some(TIMEOUT))
             .map_err(|errno| Error::kernel("open netlink socket", errno))?;
-        Ok(Socket { inner, sequence: 0, buffer: Vec::with_capacity(RECEIVE_SIZE) })
+        Ok(Socket { inner, protocol, sequence: 0, buffer: Vec::with_capacity(RECEIVE_SIZE) })
     }
 
     /// Sends `requests` in one datagram and waits for all acknowledgements.
@@ -126,16 +131,39 @@ impl Socket {
         let first = self.sequence.wrapping_add(1);
         let count = requests.len();
         let mut datagram = Vec::with_capacity(512 * count);
+        // Routing messages come in groups of four: new, delete, get, set.
+        let only_reads = self.protocol == Protocol::Route
+            && requests.iter().all(|request| request.message.message_type() % 4 == 2);
         for request in requests {
             self.sequence = self.sequence.wrapping_add(1);
             append(&mut datagram, self.sequence, request.flags | NLM_F_ACK, request.message);
         }
-        self.send(&datagram)?;
+        loop {
+            self.send(&datagram)?;
+            let (answers, longest) = self.answers(first, count)?;
+            match longest {
+                None => return Ok(answers),
+                Some(length) if only_reads => self.grow(length)?,
+                Some(length) => return Err(too_long(length)),
+            }
+        }
+    }
+
+    /// Reads the answers to `count` requests from the sequence number `first` on, to the last acknowledgement; and the length
+    /// of the longest datagram that did not fit into the buffer.
+    fn answers<M>(&mut self, first: u32, count: usize) -> Result<(Vec<M>, Option<usize>), Failure>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable,
+    {
         let mut answers = Vec::new();
         let mut refusal: Option<Refusal> = None;
+        let mut longest = None;
         let mut waiting = count;
         while waiting > 0 {
-            self.receive()?;
+            if let Some(length) = self.receive()? {
+                longest = longest.max(Some(length));
+                continue;
+            }
             for message in messages(&self.buffer) {
                 let message = message?;
                 let index = message.sequence.wrapping_sub(first) as usize;
@@ -154,7 +182,7 @@ impl Socket {
         }
         match refusal {
             Some(refusal) => Err(Failure::Refused(refusal)),
-            None => Ok(answers),
+            None => Ok((answers, longest)),
         }
     }
 
@@ -179,7 +207,9 @@ impl Socket {
         self.send(&datagram)?;
         let mut refusal: Option<Refusal> = None;
         loop {
-            self.receive()?;
+            if let Some(length) = self.receive()? {
+                return Err(too_long(length));
+            }
             for message in messages(&self.buffer) {
                 let message = message?;
                 let index = message.sequence.wrapping_sub(first) as usize;
@@ -217,15 +247,19 @@ impl Socket {
     {
         let mut tries = 0;
         loop {
+            let Dump { answers, interrupted, longest } = self.dump_once(flags, message.clone())?;
+            if let Some(length) = longest {
+                self.grow(length)?;
+                continue;
+            }
             tries += 1;
-            let (answers, interrupted) = self.dump_once(flags, message.clone())?;
             if !interrupted || tries == DUMP_TRIES {
                 return Ok(answers);
             }
         }
     }
 
-    fn dump_once<M>(&mut self, flags: u16, message: M) -> Result<(Vec<M>, bool), Failure>
+    fn dump_once<M>(&mut self, flags: u16, message: M) -> Result<Dump<M>, Failure>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
     {
@@ -235,8 +269,21 @@ impl Socket {
         self.send(&datagram)?;
         let mut answers = Vec::new();
         let mut interrupted = false;
+        let mut longest = None;
         loop {
-            self.receive()?;
+            // The end of the dump may be in a datagram that did not fit. The kernel queues the next one before it returns one.
+            let wait = if longest.is_some() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+            match self.receive_with(wait) {
+                Ok(None) => {}
+                Ok(length) => {
+                    longest = longest.max(length);
+                    continue;
+                }
+                Err(Failure::Io(Errno::AGAIN)) if longest.is_some() => {
+                    return Ok(Dump { answers, interrupted, longest });
+                }
+                Err(failure) => return Err(failure),
+            }
             for message in messages(&self.buffer) {
                 let message = message?;
                 if message.sequence != self.sequence {
@@ -245,7 +292,7 @@ impl Socket {
                 interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
                 match message.body::<M>()? {
                     Body::Answer(answer) => answers.push(answer),
-                    Body::Done => return Ok((answers, interrupted)),
+                    Body::Done => return Ok(Dump { answers, interrupted, longest }),
                     Body::Refused(errno, explanation) => {
                         return Err(Failure::Refused(Refusal { index: 0, errno, explanation }));
                     }
@@ -260,23 +307,49 @@ impl Socket {
     }
 
     /// Reads the next datagram into the buffer; unused pages of the buffer are never touched.
-    fn receive(&mut self) -> Result<(), Failure> {
+    ///
+    /// Returns the length of a datagram that does not fit, and is lost.
+    fn receive(&mut self) -> Result<Option<usize>, Failure> {
+        self.receive_with(RecvFlags::empty())
+    }
+
+    fn receive_with(&mut self, flags: RecvFlags) -> Result<Option<usize>, Failure> {
         loop {
             self.buffer.clear();
             match rustix::net::recv(
                 &self.inner,
                 rustix::buffer::spare_capacity(&mut self.buffer),
-                RecvFlags::TRUNC,
+                flags | RecvFlags::TRUNC,
             ) {
-                Ok((received, length)) if length > received => {
-                    return Err(Failure::Decode(format!("an answer of {length} bytes does not fit")));
-                }
-                Ok(_) => return Ok(()),
+                Ok((received, length)) => return Ok((length > received).then_some(length)),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(Failure::Io(errno)),
             }
         }
     }
+
+    /// Makes room for a datagram of `length` bytes.
+    fn grow(&mut self, length: usize) -> Result<(), Failure> {
+        if length > RECEIVE_MAX {
+            return Err(too_long(length));
+        }
+        self.buffer.clear();
+        self.buffer.reserve(length.next_power_of_two());
+        Ok(())
+    }
+}
+
+/// Answers to a dump.
+struct Dump<M> {
+    answers: Vec<M>,
+    /// Whether the objects changed meanwhile.
+    interrupted: bool,
+    /// Length of the longest datagram that did not fit into the buffer.
+    longest: Option<usize>,
+}
+
+fn too_long(length: usize) -> Failure {
+    Failure::Decode(format!("an answer of {length} bytes does not fit"))
 }
 
 /// Appends one framed request.

@@ -16,16 +16,16 @@ use tracing::{info, warn};
 
 use super::drift::{Drift, Heard};
 use super::planner::{Planner, place};
-use crate::block_provider::Supplier;
-use crate::hot_plug::Changes;
+use crate::block_provider::BlockProvider;
+use crate::hot_plug::HotPlug;
 use cli_support::activity::{Busy, Call};
 use cri::runtime_sandboxes::RuntimeSandboxes;
-use kube_support::health::Told;
-use kube_support::kuryr::Place;
+use kube_support::health::HealthStatus;
+use kube_support::kuryr::VifLocation;
 use node_support::agent_server::RequestHandler;
 use node_support::client_probe::ClientProbe;
 use node_support::metrics::Metrics;
-use node_support::sandbox_gc::Overseer;
+use node_support::sandbox_gc::SandboxGc;
 use node_support::sandboxes::Sandboxes;
 use node_support::traces::Traces;
 
@@ -34,7 +34,7 @@ const ERRAND_MAX: Duration = Duration::from_secs(20);
 const ERRAND_PAUSE: Duration = Duration::from_secs(1);
 
 /// An agent's knowledge.
-pub(crate) struct Brain {
+pub(crate) struct AgentState {
     /// The plans, and what they are made of.
     pub(crate) planner: Planner,
     /// Pods that are being attached.
@@ -45,17 +45,17 @@ pub(crate) struct Brain {
     pub(crate) metrics: Metrics,
     /// Where spans go, if anywhere.
     pub(crate) traces: Option<Arc<Traces>>,
-    overseer: Arc<Overseer>,
+    sandbox_gc: Arc<SandboxGc>,
     /// Who leases blocks of addresses.
-    pub(crate) supplier: Supplier,
+    pub(crate) block_provider: BlockProvider,
     sandboxes: Arc<Sandboxes>,
     drift: Drift,
-    changes: Option<Changes>,
+    changes: Option<HotPlug>,
 }
 
 /// How an agent looks after what is attached.
 #[derive(Debug)]
-pub(crate) struct Care {
+pub(crate) struct AgentConfig {
     /// The sandboxes of this node.
     pub(crate) sandboxes: Arc<Sandboxes>,
     /// The file of what is known of checks.
@@ -69,43 +69,43 @@ pub(crate) struct Care {
     /// Do running pods get what their annotation says now?
     pub(crate) hot_plug: bool,
     /// Where the controller of Neutron ports writes.
-    pub(crate) vif_store: Place,
+    pub(crate) vif_store: VifLocation,
     /// Where ledgers of addresses are.
     pub(crate) ledgers: PathBuf,
     /// Whether another agent listens in this one's place.
     pub(crate) replaced: Arc<AtomicBool>,
 }
 
-impl Brain {
+impl AgentState {
     /// Starts to follow the cluster.
     pub(crate) fn new(
         client: &Client,
         node: &str,
         pod_resources: PathBuf,
-        care: &Care,
+        care: &AgentConfig,
         (metrics, traces): (Metrics, Option<Arc<Traces>>),
-    ) -> Brain {
+    ) -> AgentState {
         let busy = Arc::new(Busy::default());
-        Brain {
+        AgentState {
             planner: Planner::new(client, node, pod_resources, care.vif_store, &busy),
             busy,
             replaced: Arc::clone(&care.replaced),
             metrics,
             traces,
-            supplier: Supplier::new(client.clone(), node, &care.ledgers),
-            overseer: Arc::new(Overseer::new(
+            block_provider: BlockProvider::new(client.clone(), node, &care.ledgers),
+            sandbox_gc: Arc::new(SandboxGc::new(
                 Arc::clone(&care.sandboxes),
                 Arc::clone(&care.runtime),
                 care.orphan_grace,
             )),
             sandboxes: Arc::clone(&care.sandboxes),
             drift: Drift::new(care.check_interval, care.checked.clone()),
-            changes: care.hot_plug.then(Changes::default),
+            changes: care.hot_plug.then(HotPlug::default),
         }
     }
 }
 
-impl Told for Brain {
+impl HealthStatus for AgentState {
     /// What must be there before questions can be answered.
     fn waits_for(&self) -> Vec<String> {
         let replaced = self.replaced.load(Ordering::Relaxed);
@@ -124,20 +124,20 @@ impl Told for Brain {
     }
 }
 
-impl RequestHandler for Brain {
+impl RequestHandler for AgentState {
     async fn plan_sandbox(&self, request: &PlanRequest) -> Result<Plan, Error> {
         self.planner.plan(request, &[]).await
     }
 
     async fn allocate_blocks(&self, request: &AllocateRequest, probe: &ClientProbe<'_>) -> AllocateResponse {
-        self.supplier.deliver(request, probe, &self.metrics).await
+        self.block_provider.deliver(request, probe, &self.metrics).await
     }
 
     fn due_tasks(&self) -> Vec<Task> {
         // A pod that is not heard of is not a pod that is gone.
         let mut orders = match self.planner.pods.is_synced() && self.planner.pods.age().is_zero() {
             true => self
-                .overseer
+                .sandbox_gc
                 .due(|pod| self.planner.pods.find(&place(pod)).is_some_and(|known| known.uid == pod.uid)),
             false => Vec::new(),
         };

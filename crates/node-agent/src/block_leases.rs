@@ -33,19 +33,19 @@ use tokio::sync::watch::Receiver;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::agent_state::Brain;
-use cli_support::background::aside;
+use crate::agent_state::AgentState;
+use cli_support::background::run_on_thread;
 use cli_support::failure::Failure;
-use ipam_api::api_registry::{Cluster, of_node};
+use ipam_api::api_registry::{ApiRegistry, of_node};
 use ipam_api::clock::now;
 use ipam_api::ip_objects::{BlockObject, Cut, PoolObject, block_name};
-use ipam_api::owned_block::Owned;
+use ipam_api::owned_block::OwnedBlock;
 use kube_support::api_error;
 use kube_support::cache::Cache;
 use kube_support::lookup::ASK_MAX;
 use node_support::address_store;
 use node_support::address_store::{Held, ReadError};
-use node_support::weft_cni::Hands;
+use node_support::weft_cni::WeftCni;
 
 /// How long changes are gathered.
 const GATHER: Duration = Duration::from_millis(500);
@@ -74,14 +74,14 @@ struct Leases {
     client: Client,
     node: String,
     ledgers: PathBuf,
-    brain: Arc<Brain>,
+    agent: Arc<AgentState>,
 }
 
 /// Does so for ever: whoever is asked whether it is there answers, whatever becomes of its ledgers.
-pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain: Arc<Brain>) {
-    brain.supplier.was_asked().await;
-    let own = brain.supplier.own();
-    let leases = Leases { client, node, ledgers, brain };
+pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, agent: Arc<AgentState>) {
+    agent.block_provider.was_asked().await;
+    let own = agent.block_provider.own();
+    let leases = Leases { client, node, ledgers, agent };
     own.synced().await;
     tokio::join!(leases.answer_all(&own), leases.compare_all(&own), leases.empty_all(&own));
 }
@@ -162,7 +162,7 @@ impl LeaseError {
 
     /// An error of the API about a request.
     fn request(request: impl Into<String>, error: &kube::Error) -> LeaseError {
-        LeaseError::Request { request: request.into(), reason: api_error::said(error) }
+        LeaseError::Request { request: request.into(), reason: api_error::describe(error) }
     }
 }
 
@@ -184,7 +184,7 @@ async fn wait(changes: &mut Receiver<u64>, done: Result<Done, LeaseError>) {
 }
 
 impl Leases {
-    async fn answer_all(&self, own: &Cache<Option<Owned>>) {
+    async fn answer_all(&self, own: &Cache<Option<OwnedBlock>>) {
         let mut changes = own.changes();
         loop {
             changes.mark_unchanged();
@@ -196,7 +196,7 @@ impl Leases {
         }
     }
 
-    async fn compare_all(&self, own: &Cache<Option<Owned>>) {
+    async fn compare_all(&self, own: &Cache<Option<OwnedBlock>>) {
         let mut changes = own.changes();
         loop {
             changes.mark_unchanged();
@@ -205,7 +205,7 @@ impl Leases {
         }
     }
 
-    async fn empty_all(&self, own: &Cache<Option<Owned>>) {
+    async fn empty_all(&self, own: &Cache<Option<OwnedBlock>>) {
         let mut changes = own.changes();
         loop {
             changes.mark_unchanged();
@@ -284,8 +284,9 @@ impl Leases {
     /// Has nothing new given of a lease.
     async fn doubt(&self, ledger: &str, (net, lease): Lease) -> Result<(), LeaseError> {
         let (ledgers, name) = (self.ledgers.clone(), ledger.to_owned());
-        let doubted =
-            aside(move || Hands::find().and_then(|hands| hands.mark_unconfirmed(&ledgers, &name, &lease)));
+        let doubted = run_on_thread(move || {
+            WeftCni::find().and_then(|weft_cni| weft_cni.mark_unconfirmed(&ledgers, &name, &lease))
+        });
         let doubted = doubted.await.map_err(|error| LeaseError::run_aside(&error))?;
         let failed = |failure: Failure| LeaseError::MarkUnconfirmed { reason: failure.to_string() };
         if doubted.map_err(failed)? {
@@ -325,7 +326,7 @@ impl Leases {
 
     /// The pool that has this block: the one that the ledger is called after, or that alone can be meant. A ledger that is
     /// not called so may be a copy of the one that is.
-    async fn pool_of(&self, missing: &Written) -> Result<Option<Cluster>, LeaseError> {
+    async fn pool_of(&self, missing: &Written) -> Result<Option<ApiRegistry>, LeaseError> {
         let Written { ledger, lease: (net, _), state: _, alone } = missing;
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = timeout(ASK_MAX, pools.list(&ListParams::default())).await;
@@ -343,11 +344,11 @@ impl Leases {
             return Ok(None);
         }
         let pool = named.or(having.first().filter(|_| having.len() == 1));
-        Ok(pool.and_then(|pool| Cluster::of(&self.client, pool, &self.brain.metrics.address_requests)))
+        Ok(pool.and_then(|pool| ApiRegistry::of(&self.client, pool, &self.agent.metrics.address_requests)))
     }
 }
 
-fn all(own: &Cache<Option<Owned>>) -> Vec<Owned> {
+fn all(own: &Cache<Option<OwnedBlock>>) -> Vec<OwnedBlock> {
     own.all().into_iter().filter_map(|owned| Option::clone(&owned)).collect()
 }
 

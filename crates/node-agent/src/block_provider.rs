@@ -35,11 +35,11 @@ use tokio::sync::watch::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use ipam_api::api_registry::{Cluster, LOOKS, of_node};
+use ipam_api::api_registry::{ApiRegistry, LOOKS, of_node};
 use ipam_api::clock::now;
 use ipam_api::ip_claim::Claim;
 use ipam_api::ip_objects::BlockObject;
-use ipam_api::owned_block::Owned;
+use ipam_api::owned_block::OwnedBlock;
 use ipam_api::pool_lookup;
 use ipam_api::pool_lookup::{Pool, Unusable};
 use ipam_api::store_name::{elsewhere, placed};
@@ -56,14 +56,14 @@ const AHEAD_MAX: Duration = Duration::from_secs(600);
 const POOL_MAX: Duration = Duration::from_secs(60);
 
 /// Who supplies.
-pub(crate) struct Supplier {
+pub(crate) struct BlockProvider {
     client: Client,
     node: String,
     ledgers: PathBuf,
-    own: Arc<Cache<Option<Owned>>>,
+    own: Arc<Cache<Option<OwnedBlock>>>,
     wanted: Once,
     asked: Sender<bool>,
-    shelves: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Shelf>>>>,
+    shelves: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<PrefetchedBlocks>>>>,
 }
 
 /// A reason why a request for addresses could not be served at all.
@@ -113,17 +113,17 @@ impl ServeError {
 
 /// What there is for one ledger.
 #[derive(Default)]
-struct Shelf {
+struct PrefetchedBlocks {
     pool: Option<(Instant, Pool)>,
     ready: Vec<(Instant, IpBlock)>,
 }
 
-impl Supplier {
+impl BlockProvider {
     /// For the ledgers of a node, which are believed to be in this directory.
-    pub(crate) fn new(client: Client, node: &str, ledgers: &Path) -> Supplier {
+    pub(crate) fn new(client: Client, node: &str, ledgers: &Path) -> BlockProvider {
         let own = Arc::new(Cache::new("ipblocks"));
         let (node, ledgers, asked) = (node.to_owned(), ledgers.to_owned(), Sender::new(false));
-        Supplier { client, node, ledgers, own, wanted: Once::new(), asked, shelves: Mutex::default() }
+        BlockProvider { client, node, ledgers, own, wanted: Once::new(), asked, shelves: Mutex::default() }
     }
 
     /// Answers a demand.
@@ -173,7 +173,7 @@ impl Supplier {
         AllocateResponse { hint: Some(hint), ..delivery }
     }
 
-    fn shelf(&self, ledger: &str) -> Arc<tokio::sync::Mutex<Shelf>> {
+    fn shelf(&self, ledger: &str) -> Arc<tokio::sync::Mutex<PrefetchedBlocks>> {
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(shelves.entry(ledger.to_owned()).or_default())
     }
@@ -216,7 +216,7 @@ impl Supplier {
     /// The registry's.
     pub(crate) async fn give_back_ahead(
         &self,
-        registry: &Cluster,
+        registry: &ApiRegistry,
         block: &IpBlock,
     ) -> Result<bool, RegistryError> {
         let shelf = self.shelf(&block.holder.store);
@@ -233,12 +233,12 @@ impl Supplier {
     async fn answer(
         &self,
         (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
-        shelf: &mut Shelf,
+        shelf: &mut PrefetchedBlocks,
         metrics: &Metrics,
     ) -> Result<LeaseResponse, ServeError> {
         let pool = self.pool(demand, shelf).await?;
         let filter = filter(demand, &pool);
-        let registry = Cluster::new(
+        let registry = ApiRegistry::new(
             self.client.clone(),
             &pool,
             (demand.pod.namespace.clone(), demand.pod.name.clone()),
@@ -288,7 +288,7 @@ impl Supplier {
 
     /// The pool, as it is if something may be made of it for who waits: one that was edited, or deleted and made anew, is told
     /// apart here, and is found not to stand where it was not. Ahead of need, and where there is something ready, it is as it was.
-    async fn pool(&self, demand: &AllocateRequest, shelf: &mut Shelf) -> Result<Pool, ServeError> {
+    async fn pool(&self, demand: &AllocateRequest, shelf: &mut PrefetchedBlocks) -> Result<Pool, ServeError> {
         let may_be_old = match demand.operation {
             Operation::Allocate(AllocationKind::Any) => !shelf.ready.is_empty(),
             operation => !operation.needs_address(),
@@ -322,9 +322,9 @@ impl Supplier {
 
     async fn lease_ahead(
         &self,
-        counter: &BlockAllocator<'_, Cluster>,
+        counter: &BlockAllocator<'_, ApiRegistry>,
         known: &[BlockInfo],
-        shelf: &mut Shelf,
+        shelf: &mut PrefetchedBlocks,
     ) -> Result<LeaseResponse, ServeError> {
         if !counter.layout.has_single_addresses_only() && shelf.ready.is_empty() {
             match counter.prefetch_block(RequestContext { blocks: known, seen: &[] }).await {
@@ -341,8 +341,8 @@ impl Supplier {
     /// What was leased ahead of a need that did not come.
     async fn give_back_old(
         &self,
-        counter: &BlockAllocator<'_, Cluster>,
-        shelf: &mut Shelf,
+        counter: &BlockAllocator<'_, ApiRegistry>,
+        shelf: &mut PrefetchedBlocks,
     ) -> Result<(), ServeError> {
         for (_, ready) in shelf.ready.extract_if(.., |(since, _)| since.elapsed() > AHEAD_MAX) {
             let (net, lease, now) = (ready.net, ready.lease_id(), counter.clock.now);
@@ -354,11 +354,11 @@ impl Supplier {
     /// What a claim keeps; an IPAMClaim has its say before, and hears of it after.
     async fn serve_claim(
         &self,
-        counter: &BlockAllocator<'_, Cluster>,
+        counter: &BlockAllocator<'_, ApiRegistry>,
         pool: &str,
         (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
         wanted: AllocationKind,
-        shelf: &mut Shelf,
+        shelf: &mut PrefetchedBlocks,
     ) -> Result<LeaseResponse, ServeError> {
         let Some(claim) =
             Claim::of(&self.client, demand).await.map_err(|error| ServeError::read_claim(&error))?
@@ -399,11 +399,11 @@ impl Supplier {
 
     async fn serve(
         &self,
-        counter: &BlockAllocator<'_, Cluster>,
+        counter: &BlockAllocator<'_, ApiRegistry>,
         pool: &str,
         (demand, probe): (&AllocateRequest, &ClientProbe<'_>),
         (wanted, kind): (AllocationKind, AllocationKind),
-        shelf: &mut Shelf,
+        shelf: &mut PrefetchedBlocks,
     ) -> Result<LeaseResponse, ServeError> {
         let unconfirmed = demand.blocks.iter().any(|known| known.state == BlockState::Unconfirmed);
         if wanted == AllocationKind::Nothing {
@@ -448,7 +448,7 @@ impl Supplier {
     }
 
     /// What the cluster knows to be this node's. It is watched from when it is first needed on.
-    pub(super) fn own(&self) -> Arc<Cache<Option<Owned>>> {
+    pub(super) fn own(&self) -> Arc<Cache<Option<OwnedBlock>>> {
         self.wanted.call_once(|| {
             let all = Api::<BlockObject>::all(self.client.clone());
             let own = Config::default().labels(&of_node(&self.node));
@@ -482,9 +482,9 @@ fn without(mut supply: LeaseResponse, exclude: &[ipnet::IpNet]) -> LeaseResponse
 /// Takes what was leased ahead, if it is what is wanted and still this node's: while the agent was silent it may have been taken
 /// from it. It is changed, so that nobody takes it who looked before.
 async fn ready(
-    counter: &BlockAllocator<'_, Cluster>,
+    counter: &BlockAllocator<'_, ApiRegistry>,
     want: AllocationKind,
-    shelf: &mut Shelf,
+    shelf: &mut PrefetchedBlocks,
 ) -> Result<Option<BlockLease>, ServeError> {
     let suits = |ready: &IpBlock| match want {
         AllocationKind::Any => counter.filter.addresses(ready.net).any(|ip| !ready.reserved.contains(&ip)),

@@ -33,7 +33,7 @@ const ORDERS_MAX: usize = 16;
 
 /// Who looks for them.
 #[derive(Debug, Default)]
-pub(crate) struct Changes(Mutex<BTreeMap<ContainerId, Seen>>);
+pub(crate) struct HotPlug(Mutex<BTreeMap<ContainerId, Seen>>);
 
 /// A sandbox and the annotation it was looked at for.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ enum Verdict {
     Later,
 }
 
-impl Changes {
+impl HotPlug {
     fn seen(&self) -> MutexGuard<'_, BTreeMap<ContainerId, Seen>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

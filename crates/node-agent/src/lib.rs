@@ -38,16 +38,16 @@ use clap::Args;
 use rpc::journal::{self, Entry};
 use tracing::info;
 
-use crate::agent_state::{Brain, Care};
-use crate::status_publisher::Publisher;
+use crate::agent_state::{AgentConfig, AgentState};
+use crate::status_publisher::StatusPublisher;
 use cli_support::async_runtime::{ended, runtime};
-use cli_support::background::{Lasting, aside};
+use cli_support::background::{BackgroundTasks, run_on_thread};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::logging::Log;
 use cri::runtime_sandboxes;
 use cri::runtime_sandboxes::RuntimeSandboxes;
-use ipam_api::store_name::LEDGERS;
-use kube_support::kuryr::Place;
+use ipam_api::store_name::ADDRESS_STORES;
+use kube_support::kuryr::VifLocation;
 use kube_support::{client, events, health};
 use node_support::agent_server::AgentServer;
 use node_support::metrics::Metrics;
@@ -80,7 +80,7 @@ pub struct Arguments {
     #[arg(long, default_value = journal::DIRECTORY, value_name = "DIR")]
     journal: PathBuf,
     /// Directory of the address stores of weft-ipam (ipam.dataDir of the networks)
-    #[arg(long, default_value = LEDGERS, value_name = "DIR")]
+    #[arg(long, default_value = ADDRESS_STORES, value_name = "DIR")]
     address_stores: PathBuf,
     /// Path to the kubelet's pod resources socket
     #[arg(long, default_value = POD_RESOURCES, value_name = "PATH")]
@@ -104,8 +104,8 @@ pub struct Arguments {
     #[arg(long)]
     hot_plug: bool,
     /// Object to which the Neutron controller writes the ports of a pod
-    #[arg(long, value_enum, value_name = "STORE", default_value_t = Place::Annotation)]
-    vif_store: Place,
+    #[arg(long, value_enum, value_name = "STORE", default_value_t = VifLocation::Annotation)]
+    vif_store: VifLocation,
     #[command(flatten)]
     export: Export,
     #[command(flatten)]
@@ -142,10 +142,10 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let page = health::bind(*listen).await?;
     let (checked, socket) = (socket.with_file_name(CHECKED), AgentServer::bind(socket)?);
     let sandboxes = Arc::new(Sandboxes::of(&directory.join(journal::ENTRIES)));
-    let lasting = Lasting::default();
+    let background = BackgroundTasks::default();
     let orphan_grace = Duration::from_secs(*orphan_grace);
-    let runtime = follow_runtime(runtime_endpoint.as_deref(), orphan_grace, &lasting);
-    let care = Care {
+    let runtime = follow_runtime(runtime_endpoint.as_deref(), orphan_grace, &background);
+    let care = AgentConfig {
         sandboxes: Arc::clone(&sandboxes),
         checked,
         runtime,
@@ -157,38 +157,42 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         replaced: socket.replaced(),
     };
     let knowledge = (metrics, traces.clone());
-    let brain = Arc::new(Brain::new(&client, node_name, pod_resources.clone(), &care, knowledge));
-    lasting.begin("the pages", health::serve(page, Arc::clone(&brain)));
-    follow_addresses(&client, node_name, address_stores, &brain, &lasting);
-    lasting
-        .begin("pods without networks", unattached_pods::follow(Arc::clone(&brain), Arc::clone(&sandboxes)));
+    let agent = Arc::new(AgentState::new(&client, node_name, pod_resources.clone(), &care, knowledge));
+    background.begin("the pages", health::serve(page, Arc::clone(&agent)));
+    follow_addresses(&client, node_name, address_stores, &agent, &background);
+    background
+        .begin("pods without networks", unattached_pods::follow(Arc::clone(&agent), Arc::clone(&sandboxes)));
     let publisher =
-        lasting.begin("network-status", Publisher::new(client, Arc::clone(&brain), sandboxes).run());
+        background.begin("network-status", StatusPublisher::new(client, Arc::clone(&agent), sandboxes).run());
     if let Some(socket) = sync_networks {
-        lasting.begin("the runtime's networks", network_sync::follow(Arc::clone(&brain), socket.clone()));
+        background.begin("the runtime's networks", network_sync::follow(Arc::clone(&agent), socket.clone()));
     }
     info!(node = node_name, listen = %listen, "started");
-    let events = brain.planner.events.clone();
-    socket.serve(brain, lasting.clone().until(ended()?)).await;
+    let events = agent.planner.events.clone();
+    socket.serve(agent, background.clone().until(ended()?)).await;
     // What it has not begun is the next agent's, with its Events.
     publisher.abort();
     events.end().await;
     if let Some(traces) = traces {
         // The runtime carries what is sent.
-        let _ = aside(move || traces.end()).await;
+        let _ = run_on_thread(move || traces.end()).await;
     }
     info!("ended");
-    lasting.outcome()
+    background.outcome()
 }
 
 /// What the runtime knows, if it is asked.
-fn follow_runtime(endpoint: Option<&str>, grace: Duration, lasting: &Lasting) -> Arc<RuntimeSandboxes> {
+fn follow_runtime(
+    endpoint: Option<&str>,
+    grace: Duration,
+    background: &BackgroundTasks,
+) -> Arc<RuntimeSandboxes> {
     let runtime = Arc::new(RuntimeSandboxes::default());
     if let Some(endpoint) = endpoint {
         // A kubelet is told it as an address.
         let endpoint = PathBuf::from(endpoint.strip_prefix("unix://").unwrap_or(endpoint));
         let followed = runtime_sandboxes::follow(endpoint, grace, Arc::clone(&runtime));
-        lasting.begin("the runtime's sandboxes", followed);
+        background.begin("the runtime's sandboxes", followed);
     }
     runtime
 }
@@ -198,16 +202,16 @@ fn follow_addresses(
     client: &kube::Client,
     node: &str,
     address_stores: &Path,
-    brain: &Arc<Brain>,
-    lasting: &Lasting,
+    agent: &Arc<AgentState>,
+    background: &BackgroundTasks,
 ) {
-    let all = || (client.clone(), node.to_owned(), address_stores.to_owned(), Arc::clone(brain));
+    let all = || (client.clone(), node.to_owned(), address_stores.to_owned(), Arc::clone(agent));
     let (client, node, stores, own) = all();
-    lasting.begin("giving addresses up", transfer_handler::follow(client, node, stores, own));
+    background.begin("giving addresses up", transfer_handler::follow(client, node, stores, own));
     let (client, node, stores, own) = all();
-    lasting.begin("leases of addresses", block_leases::follow(client, node, stores, own));
-    let brain = Arc::clone(brain);
-    lasting.begin("ledgers of addresses", async move { brain.supplier.remember().await });
+    background.begin("leases of addresses", block_leases::follow(client, node, stores, own));
+    let agent = Arc::clone(agent);
+    background.begin("ledgers of addresses", async move { agent.block_provider.remember().await });
 }
 
 /// Writes the status of one sandbox and tells its Events; for a node without an agent.

@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use tonic::Status;
 use tracing::{info, warn};
 
-use crate::agent_state::Brain;
+use crate::agent_state::AgentState;
 use cri::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
 use cri::network_client::{Client, InUse};
 
@@ -32,13 +32,13 @@ const RETRY: Duration = Duration::from_secs(2);
 const GATHER: Duration = Duration::from_millis(100);
 
 /// Keeps the runtime's networks as the definitions are, for ever.
-pub(crate) async fn follow(brain: Arc<Brain>, socket: PathBuf) {
-    let mut changes = brain.planner.definitions.changes();
+pub(crate) async fn follow(agent: Arc<AgentState>, socket: PathBuf) {
+    let mut changes = agent.planner.definitions.changes();
     let mut told = BTreeMap::new();
-    brain.planner.definitions.synced().await;
+    agent.planner.definitions.synced().await;
     loop {
         changes.mark_unchanged();
-        let wait = match compare(&brain, &socket, &mut told).await {
+        let wait = match compare(&agent, &socket, &mut told).await {
             Ok(()) => PERIOD,
             Err(status) => {
                 warn!(socket = %socket.display(), why = status.message(), "networks are not as the definitions");
@@ -78,7 +78,7 @@ fn deed(wanted: Option<&NetworkConfig>, there: Option<&Network>) -> Deed {
 }
 
 /// Sets what is missing or different, removes what is too much.
-async fn compare(brain: &Brain, socket: &Path, told: &mut BTreeMap<Name, String>) -> Result<(), Status> {
+async fn compare(agent: &AgentState, socket: &Path, told: &mut BTreeMap<Name, String>) -> Result<(), Status> {
     let client = Client::connect(socket).await?;
     let mut there: BTreeMap<Name, Network> = BTreeMap::new();
     for network in client.list().await? {
@@ -86,7 +86,7 @@ async fn compare(brain: &Brain, socket: &Path, told: &mut BTreeMap<Name, String>
         there.insert(Name::of(&metadata.unwrap_or_default()), network);
     }
     let mut wanted = BTreeSet::new();
-    for definition in brain.planner.definitions.all() {
+    for definition in agent.planner.definitions.all() {
         let name = Name { namespace: definition.namespace.clone(), name: definition.name.clone() };
         wanted.insert(name.clone());
         let done = match network(&definition) {

@@ -34,7 +34,7 @@ use cli_support::activity::Busy;
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow};
 use kube_support::events::Events;
-use kube_support::kuryr::Place;
+use kube_support::kuryr::VifLocation;
 use kube_support::lookup::{ASK_MAX, ask};
 use kube_support::resources::{DefinitionObject, Key, NamespaceObject, PodObject, Reduced};
 
@@ -58,7 +58,7 @@ pub(crate) struct Planner {
     slices: Slices,
     /// What is told about pods.
     pub(crate) events: Events,
-    vif_store: Place,
+    vif_store: VifLocation,
 }
 
 impl Planner {
@@ -67,7 +67,7 @@ impl Planner {
         client: &Client,
         node: &str,
         pod_resources: PathBuf,
-        vif_store: Place,
+        vif_store: VifLocation,
         busy: &Arc<Busy>,
     ) -> Planner {
         let pods = Arc::new(Cache::new("pods"));
@@ -169,8 +169,8 @@ impl Planner {
                 return Err(neutron_ports::missing(wanted, state.as_ref()));
             }
             let pause = match self.vif_store {
-                Place::Annotation => left,
-                Place::Kuryrport => left.min(KURYR_PORT_POLL),
+                VifLocation::Annotation => left,
+                VifLocation::Kuryrport => left.min(KURYR_PORT_POLL),
             };
             let _ = timeout(pause, changes.changed()).await;
         }
@@ -281,7 +281,7 @@ impl Planner {
                     Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
                         debug!(%reference, why = status.message, "may not be asked for");
                     }
-                    Ok(Err(error)) => unheard.push(format!("{reference}: {}", api_error::said(&error))),
+                    Ok(Err(error)) => unheard.push(format!("{reference}: {}", api_error::describe(&error))),
                     Err(_) => unheard.push(format!("{reference}: the API server does not answer")),
                 }
             }

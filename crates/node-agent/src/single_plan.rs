@@ -23,7 +23,7 @@ use crate::{device_facts, neutron_ports};
 use cli_support::async_runtime::runtime;
 use cli_support::failure::Failure;
 use kube_support::client;
-use kube_support::kuryr::{Place, Unread};
+use kube_support::kuryr::{Unread, VifLocation};
 use kube_support::lookup::ask;
 use kube_support::resources::{DefinitionObject, NamespaceObject, PodObject};
 
@@ -123,15 +123,15 @@ async fn ask_and_plan(
 
 /// Where it is looked for a pod's ports, in this order. The annotation is anybody's who may make pods: where it is said that
 /// there are KuryrPorts it is not read.
-const fn places(said: Option<VifStore>) -> &'static [Place] {
+const fn places(said: Option<VifStore>) -> &'static [VifLocation] {
     match said {
-        None => &[Place::Kuryrport, Place::Annotation],
-        Some(VifStore::KuryrPort) => &[Place::Kuryrport],
-        Some(VifStore::Annotation) => &[Place::Annotation],
+        None => &[VifLocation::Kuryrport, VifLocation::Annotation],
+        Some(VifStore::KuryrPort) => &[VifLocation::Kuryrport],
+        Some(VifStore::Annotation) => &[VifLocation::Annotation],
     }
 }
 
-async fn written(places: &[Place], client: &Client, pod: &Pod) -> Result<Option<PodState>, Error> {
+async fn written(places: &[VifLocation], client: &Client, pod: &Pod) -> Result<Option<PodState>, Error> {
     for (index, place) in places.iter().enumerate() {
         match kube_support::kuryr::read(*place, client, pod).await {
             Ok(None) => {}

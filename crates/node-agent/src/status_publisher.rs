@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use super::planner::place;
-use crate::agent_state::Brain;
+use crate::agent_state::AgentState;
 use kube_support::api_error;
 use kube_support::api_error::is_about_uid;
 use kube_support::resources::{MIRROR, PodObject, Reduced};
@@ -45,9 +45,9 @@ const DELAY_MAX: Duration = Duration::from_millis(200);
 const WRITE_MAX: Duration = Duration::from_secs(10);
 
 /// Writes what is to be written.
-pub(crate) struct Publisher {
+pub(crate) struct StatusPublisher {
     client: Client,
-    brain: Arc<Brain>,
+    agent: Arc<AgentState>,
     sandboxes: Arc<Sandboxes>,
     done: BTreeMap<ContainerId, Work>,
     writes: JoinSet<(ContainerId, Written)>,
@@ -86,16 +86,16 @@ enum Patched {
     Failed(String),
 }
 
-impl Publisher {
-    pub(crate) fn new(client: Client, brain: Arc<Brain>, sandboxes: Arc<Sandboxes>) -> Publisher {
-        Publisher { client, brain, sandboxes, done: BTreeMap::new(), writes: JoinSet::new() }
+impl StatusPublisher {
+    pub(crate) fn new(client: Client, agent: Arc<AgentState>, sandboxes: Arc<Sandboxes>) -> StatusPublisher {
+        StatusPublisher { client, agent, sandboxes, done: BTreeMap::new(), writes: JoinSet::new() }
     }
 
     /// Works for ever.
     pub(crate) async fn run(mut self) {
         self.sandboxes.read_all();
         let mut watch = self.sandboxes.watch();
-        let mut pods = self.brain.planner.pods.changes();
+        let mut pods = self.agent.planner.pods.changes();
         let mut rescan = tokio::time::interval(RESCAN);
         let mut retry = tokio::time::interval(RETRY_MIN);
         retry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -122,14 +122,14 @@ impl Publisher {
         let all = self.sandboxes.all();
         self.done.retain(|container, _| all.contains_key(container));
         for (state, count) in self.sandboxes.counts() {
-            self.brain.metrics.sandboxes(state, count);
+            self.agent.metrics.sandboxes(state, count);
         }
         for (container, sandbox) in newest(&all) {
             if self.writes.len() >= PARALLEL {
                 return;
             }
             let entry = &sandbox.entry;
-            let pod = self.brain.planner.pods.find(&place(&entry.plan.pod));
+            let pod = self.agent.planner.pods.find(&place(&entry.plan.pod));
             let Some(pod) = pod.filter(|pod| pod.uid == entry.plan.pod.uid) else { continue };
             let Ok(text) = status::render(&entry.network_status) else { continue };
             if self.is_due(&container, &pod, &text) {
@@ -161,12 +161,12 @@ impl Publisher {
             _ => 0,
         };
         let first = self.done.insert(container.clone(), Work::Writing { times }).is_none();
-        let (client, brain) = (self.client.clone(), Arc::clone(&self.brain));
+        let (client, agent) = (self.client.clone(), Arc::clone(&self.agent));
         if first {
-            brain.planner.events.attached(&entry);
+            agent.planner.events.attached(&entry);
         }
         self.writes.spawn(async move {
-            brain.busy.quiet(DELAY_MAX).await;
+            agent.busy.quiet(DELAY_MAX).await;
             let (started, began) = (Instant::now(), SystemTime::now());
             let written = write(client, &entry.plan.pod, text).await;
             let outcome = match &written {
@@ -174,8 +174,8 @@ impl Publisher {
                 Written::Moot => "skipped",
                 Written::Failed(_) => "failed",
             };
-            brain.metrics.published(outcome, started.elapsed());
-            if let Some(traces) = &brain.traces {
+            agent.metrics.published(outcome, started.elapsed());
+            if let Some(traces) = &agent.traces {
                 let failure = match &written {
                     Written::Failed(why) => Some(why.as_str()),
                     _ => None,
@@ -240,7 +240,7 @@ async fn write(client: Client, pod: &PodIdentity, text: String) -> Written {
                         false => Patched::Another,
                     }
                 }
-                Err(error) => Patched::Failed(api_error::said(&error)),
+                Err(error) => Patched::Failed(api_error::describe(&error)),
             },
             patched => patched,
         };
@@ -266,7 +266,7 @@ async fn patch(pods: &Api<PodObject>, name: &str, uid: &str, text: &str) -> Patc
             debug!(name, message = status.message, "another pod of the name");
             Patched::Another
         }
-        Err(error) => Patched::Failed(api_error::said(&error)),
+        Err(error) => Patched::Failed(api_error::describe(&error)),
     }
 }
 
@@ -281,7 +281,7 @@ async fn replace(client: Client, pod: &PodIdentity, text: &str) -> Patched {
         let mut there = match pods.get(name).await {
             Ok(there) => there,
             Err(kube::Error::Api(status)) if status.code == 404 => return Patched::Gone,
-            Err(error) => return Patched::Failed(api_error::said(&error)),
+            Err(error) => return Patched::Failed(api_error::describe(&error)),
         };
         let mirrored = there.annotations().get(MIRROR);
         if there.metadata.uid.as_ref() != Some(uid) && mirrored != Some(uid) {
@@ -293,7 +293,7 @@ async fn replace(client: Client, pod: &PodIdentity, text: &str) -> Patched {
             Err(kube::Error::Api(status)) if status.code == 403 => return Patched::Forbidden,
             // Somebody else was quicker.
             Err(kube::Error::Api(status)) if status.code == 409 => last = status.message,
-            Err(error) => return Patched::Failed(api_error::said(&error)),
+            Err(error) => return Patched::Failed(api_error::describe(&error)),
         }
     }
     Patched::Failed(last)

@@ -21,37 +21,37 @@ use kube::{Api, Client};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use crate::agent_state::Brain;
-use cli_support::background::aside;
+use crate::agent_state::AgentState;
+use cli_support::background::run_on_thread;
 use cli_support::failure::Failure;
-use ipam_api::api_registry::{Cluster, asked_of};
+use ipam_api::api_registry::{ApiRegistry, asked_of};
 use ipam_api::clock::now;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
-use ipam_api::owned_block::Owned;
+use ipam_api::owned_block::OwnedBlock;
 use ipam_api::store_name::elsewhere;
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow as fill};
-use node_support::weft_cni::Hands;
+use node_support::weft_cni::WeftCni;
 
 /// How long until what could not be done is tried again.
 const PAUSE: Duration = Duration::from_secs(2);
 /// How long where there is nothing to do.
 const LONG: Duration = Duration::from_secs(300);
 
-struct Giver {
+struct TransferHandler {
     client: Client,
     node: String,
     ledgers: PathBuf,
-    brain: Arc<Brain>,
+    agent: Arc<AgentState>,
 }
 
 /// Gives up what is asked for, for ever.
-pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, brain: Arc<Brain>) {
-    brain.supplier.was_asked().await;
-    let asked: Arc<Cache<Option<Owned>>> = Arc::new(Cache::new("ipblocks that are asked for"));
+pub(crate) async fn follow(client: Client, node: String, ledgers: PathBuf, agent: Arc<AgentState>) {
+    agent.block_provider.was_asked().await;
+    let asked: Arc<Cache<Option<OwnedBlock>>> = Arc::new(Cache::new("ipblocks that are asked for"));
     let selection = Config::default().labels(&asked_of(&node));
     tokio::spawn(fill(Api::<BlockObject>::all(client.clone()), selection, Arc::clone(&asked)));
-    let giver = Giver { client, node, ledgers, brain };
+    let giver = TransferHandler { client, node, ledgers, agent };
     let mut changes = asked.changes();
     loop {
         changes.mark_unchanged();
@@ -107,9 +107,9 @@ impl TransferError {
     }
 }
 
-impl Giver {
+impl TransferHandler {
     /// Does what is asked; must it be tried again?
-    async fn serve(&self, owned: &Owned) -> bool {
+    async fn serve(&self, owned: &OwnedBlock) -> bool {
         let address = owned.object.net.addr();
         match self.give_up(owned).await {
             Ok(TransferOutcome::Transferred) => {
@@ -129,22 +129,22 @@ impl Giver {
         false
     }
 
-    async fn give_up(&self, owned: &Owned) -> Result<TransferOutcome, TransferError> {
-        let Owned { pool, object, .. } = owned;
+    async fn give_up(&self, owned: &OwnedBlock) -> Result<TransferOutcome, TransferError> {
+        let OwnedBlock { pool, object, .. } = owned;
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = timeout(PAUSE, pools.get_opt(pool)).await.map_err(|_| TransferError::NoAnswer)?;
-        let found = found.map_err(|error| TransferError::ReadPool { reason: api_error::said(&error) })?;
+        let found = found.map_err(|error| TransferError::ReadPool { reason: api_error::describe(&error) })?;
         let grid = found.as_ref().map(PoolObject::grid).transpose();
         let grid = grid.map_err(|error| TransferError::read_pool(&error))?.flatten();
         let cluster = found
             .as_ref()
-            .and_then(|pool| Cluster::of(&self.client, pool, &self.brain.metrics.address_requests));
+            .and_then(|pool| ApiRegistry::of(&self.client, pool, &self.agent.metrics.address_requests));
         let Some((grid, registry)) = grid.zip(cluster) else { return Ok(TransferOutcome::Obsolete) };
         let wanted = transfer::requested_block(&registry, grid, &self.node, object, now()).await;
         let Some(block) = wanted? else {
             return Ok(TransferOutcome::Obsolete);
         };
-        let ahead = self.brain.supplier.give_back_ahead(&registry, &block).await;
+        let ahead = self.agent.block_provider.give_back_ahead(&registry, &block).await;
         if ahead? {
             // Its block is nobody's now: the notice goes with the next look.
             return Ok(TransferOutcome::Pending);
@@ -159,8 +159,8 @@ impl Giver {
                 transfer::complete_transfer(&registry, object, block, TransferReply::InUse(by), now()).await;
             return Ok(told?);
         }
-        let given = aside(move || {
-            Hands::find().and_then(|hands| hands.release_address(&ledgers, &ledger, &lease, ip))
+        let given = run_on_thread(move || {
+            WeftCni::find().and_then(|weft_cni| weft_cni.release_address(&ledgers, &ledger, &lease, ip))
         });
         let given = given.await.map_err(|error| TransferError::run_aside(&error))?;
         let failed = |failure: Failure| TransferError::ReleaseAddress { reason: failure.to_string() };

@@ -17,7 +17,7 @@ use npwg::selection::{Annotation, Reading};
 use npwg::status::{self, NETWORK_STATUS};
 use tracing::warn;
 
-use crate::agent_state::Brain;
+use crate::agent_state::AgentState;
 use node_support::sandboxes::Sandboxes;
 
 /// How often it is looked.
@@ -26,22 +26,22 @@ const PAUSE: Duration = Duration::from_secs(5);
 const GRACE: Duration = Duration::from_secs(20);
 
 /// Looks for ever.
-pub(crate) async fn follow(brain: Arc<Brain>, sandboxes: Arc<Sandboxes>) {
+pub(crate) async fn follow(agent: Arc<AgentState>, sandboxes: Arc<Sandboxes>) {
     let mut unattached = Unattached::default();
     loop {
         tokio::time::sleep(PAUSE).await;
         // What is not known is not missing.
-        if !brain.planner.sees_cluster() || sandboxes.has_broken() {
+        if !agent.planner.sees_cluster() || sandboxes.has_broken() {
             continue;
         }
         let all = sandboxes.all();
         let whole = all.values().filter(|sandbox| sandbox.entry.complete);
         let attached: BTreeSet<&str> = whole.map(|sandbox| sandbox.entry.plan.pod.uid.as_str()).collect();
-        for pod in unattached.look(brain.planner.pods.all(), &attached, Instant::now()) {
+        for pod in unattached.look(agent.planner.pods.all(), &attached, Instant::now()) {
             warn!(pod = %format_args!("{}/{}", pod.namespace, pod.name), "runs without the networks it selects");
-            brain.planner.events.unattached(&pod);
+            agent.planner.events.unattached(&pod);
         }
-        brain.metrics.unattached(unattached.count());
+        agent.metrics.unattached(unattached.count());
     }
 }
 

@@ -19,23 +19,23 @@ const NETWORKS: &str = "networks";
 
 /// What is noted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Note {
+pub struct PlanMetadata {
     /// The runtime's socket, without links.
     pub runtime: PathBuf,
     /// The network of each interface, as sandboxes call it.
     pub networks: BTreeMap<String, String>,
 }
 
-impl Note {
+impl PlanMetadata {
     /// Returns the note of a plan; `None` if it was not made by the proxy.
-    pub fn of(plan: &Plan) -> Option<Note> {
+    pub fn of(plan: &Plan) -> Option<PlanMetadata> {
         let runtime = plan.note.read(RUNTIME).ok()??;
-        Some(Note { runtime, networks: plan.note.read(NETWORKS).ok()?.unwrap_or_default() })
+        Some(PlanMetadata { runtime, networks: plan.note.read(NETWORKS).ok()?.unwrap_or_default() })
     }
 
     /// Notes it.
     pub fn write(&self, plan: &mut Plan) -> Result<(), cni::Error> {
-        let Note { runtime, networks } = self;
+        let PlanMetadata { runtime, networks } = self;
         plan.note.set(RUNTIME, runtime)?;
         plan.note.set(NETWORKS, networks)
     }
@@ -48,19 +48,19 @@ pub fn settled(runtime: &Path) -> PathBuf {
 
 /// Is this sandbox another runtime's? Nothing in it tells, where no note is.
 pub fn is_anothers(entry: &Entry, runtime: &Path) -> bool {
-    Note::of(&entry.plan).is_some_and(|note| note.runtime != runtime)
+    PlanMetadata::of(&entry.plan).is_some_and(|note| note.runtime != runtime)
 }
 
 /// Has a sandbox networks that it asked its runtime for, beside that of its first interface? Its pod's annotation says
 /// nothing of them.
 pub fn has_its_own(plan: &Plan, first: &IfName) -> bool {
-    Note::of(plan).is_some_and(|note| note.networks.keys().any(|ifname| ifname != first.as_str()))
+    PlanMetadata::of(plan).is_some_and(|note| note.networks.keys().any(|ifname| ifname != first.as_str()))
 }
 
 /// What is attached, or may be: the place of each attachment in the plan, and its network as sandboxes call it. `on_disk` is
 /// the CNI name of `_fallback`.
 pub fn attached(entry: &Entry, on_disk: Option<&str>) -> Vec<(usize, String)> {
-    let note = Note::of(&entry.plan);
+    let note = PlanMetadata::of(&entry.plan);
     let attachments = entry.plan.delegates.iter().zip(&entry.attachments).enumerate();
     let there = attachments.filter(|(_, (_, attachment))| attachment.state != State::Detached);
     let named = there.flat_map(|(place, (delegate, _))| {
@@ -100,7 +100,7 @@ mod tests {
     fn a_sandbox_that_asked_for_several_networks_has_its_own() {
         let mut entry = entry("red", "red", Some("red"));
         assert!(!has_its_own(&entry.plan, &entry.ifname), "an agent's plan that was relayed");
-        let mut note = Note::of(&entry.plan).unwrap();
+        let mut note = PlanMetadata::of(&entry.plan).unwrap();
         note.networks.insert("net1".to_owned(), "blue".to_owned());
         note.write(&mut entry.plan).unwrap();
         assert!(has_its_own(&entry.plan, &entry.ifname));
@@ -134,8 +134,8 @@ mod tests {
         assert!(!is_anothers(&noted, Path::new("/run/a.sock")));
         assert!(!is_anothers(&entry("red", "red", None), Path::new("/run/b.sock")));
         let mut plan = entry("red", "red", None).plan;
-        let note = Note::of(&noted.plan).unwrap();
+        let note = PlanMetadata::of(&noted.plan).unwrap();
         note.write(&mut plan).unwrap();
-        assert_eq!(Note::of(&plan), Some(note));
+        assert_eq!(PlanMetadata::of(&plan), Some(note));
     }
 }

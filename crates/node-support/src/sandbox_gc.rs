@@ -35,7 +35,7 @@ const ADD_MAX: Duration = Duration::from_secs(300);
 
 /// Who looks for what is left behind.
 #[derive(Debug)]
-pub struct Overseer {
+pub struct SandboxGc {
     sandboxes: Arc<Sandboxes>,
     runtime: Arc<RuntimeSandboxes>,
     grace: Duration,
@@ -59,10 +59,10 @@ struct Suspicion {
     grace: Duration,
 }
 
-impl Overseer {
+impl SandboxGc {
     /// One that waits for `grace` before anything is ordered.
-    pub fn new(sandboxes: Arc<Sandboxes>, runtime: Arc<RuntimeSandboxes>, grace: Duration) -> Overseer {
-        Overseer { sandboxes, runtime, grace, suspects: Mutex::default() }
+    pub fn new(sandboxes: Arc<Sandboxes>, runtime: Arc<RuntimeSandboxes>, grace: Duration) -> SandboxGc {
+        SandboxGc { sandboxes, runtime, grace, suspects: Mutex::default() }
     }
 
     /// The orders that are due now; `is_here` says of a pod whether the cluster has it on this node. To be called only while the
@@ -193,8 +193,8 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn overseer() -> Overseer {
-        Overseer::new(Arc::new(Sandboxes::of(Path::new("/nowhere"))), Arc::default(), GRACE)
+    fn sandbox_gc() -> SandboxGc {
+        SandboxGc::new(Arc::new(Sandboxes::of(Path::new("/nowhere"))), Arc::default(), GRACE)
     }
 
     fn one(suspicion: Suspicion) -> BTreeMap<ContainerId, (String, Suspicion)> {
@@ -203,24 +203,24 @@ mod tests {
 
     #[test]
     fn an_order_that_does_not_help_is_repeated_less_and_less_often() {
-        let (overseer, start) = (overseer(), Instant::now());
+        let (sandbox_gc, start) = (sandbox_gc(), Instant::now());
         let mut ordered = Vec::new();
         for second in 0..3600 {
             let now = start + seconds(second);
             let pending = Suspicion { certainty: Certainty::PodGone, as_of: now, grace: Duration::ZERO };
-            ordered.extend(overseer.ordered(one(pending), now).iter().map(|_| second));
+            ordered.extend(sandbox_gc.ordered(one(pending), now).iter().map(|_| second));
         }
         assert_eq!(ordered, [0, 10, 30, 70, 150, 310, 630, 1230, 1830, 2430, 3030]);
     }
 
     #[test]
     fn one_that_is_seen_again_is_no_suspect_any_more() {
-        let (overseer, start) = (overseer(), Instant::now());
+        let (sandbox_gc, start) = (sandbox_gc(), Instant::now());
         let at = |second: u64| {
             let now = start + seconds(second);
             (one(Suspicion { certainty: Certainty::Gone, as_of: now, grace: GRACE }), now)
         };
-        let count = |(suspected, now)| overseer.ordered(suspected, now).len();
+        let count = |(suspected, now)| sandbox_gc.ordered(suspected, now).len();
         assert_eq!((count(at(0)), count(at(299))), (0, 0));
         assert_eq!(count((BTreeMap::new(), start + seconds(300))), 0);
         assert_eq!((count(at(301)), count(at(600)), count(at(601))), (0, 0, 1));
@@ -228,10 +228,10 @@ mod tests {
 
     #[test]
     fn a_look_that_is_old_proves_nothing_later() {
-        let (overseer, start) = (overseer(), Instant::now());
+        let (sandbox_gc, start) = (sandbox_gc(), Instant::now());
         let looked = Suspicion { certainty: Certainty::Gone, as_of: start, grace: GRACE };
         for second in [0, 400, 4000] {
-            assert_eq!(overseer.ordered(one(looked), start + seconds(second)), [], "{second}");
+            assert_eq!(sandbox_gc.ordered(one(looked), start + seconds(second)), [], "{second}");
         }
     }
 

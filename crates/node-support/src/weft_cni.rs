@@ -50,7 +50,7 @@ const HOLDER_MAX: usize = 300;
 
 /// The program, and where it works.
 #[derive(Clone, Debug)]
-pub struct Hands {
+pub struct WeftCni {
     program: PathBuf,
     place: Option<String>,
     on_host: OnHost,
@@ -153,9 +153,9 @@ pub fn is_copy(of: &Path, there: &Path) -> bool {
     same().unwrap_or(false)
 }
 
-impl Hands {
+impl WeftCni {
     /// Finds the program.
-    pub fn find() -> Result<Hands, Failure> {
+    pub fn find() -> Result<WeftCni, Failure> {
         let own = std::fs::canonicalize("/proc/self/exe").ok();
         let beside = own.and_then(|own| own.parent().map(Path::to_owned));
         let listed = std::env::var_os("PATH").unwrap_or_default();
@@ -163,7 +163,7 @@ impl Hands {
         // An empty entry would mean the working directory, which nobody chose.
         let absolute = directories.filter(|directory| directory.is_absolute());
         match absolute.map(|directory| directory.join(PROGRAM)).find(|path| path.is_file()) {
-            Some(program) => Ok(Hands { program, place: None, on_host: OnHost::default() }),
+            Some(program) => Ok(WeftCni { program, place: None, on_host: OnHost::default() }),
             None => Err(Failure::new(format!("{PROGRAM} is not there: it does the work of this command"))
                 .next(format!("put it beside weft, or into a directory of PATH, or into {PLUGINS}"))),
         }
@@ -172,7 +172,7 @@ impl Hands {
     /// Is the program what this path leads to? It is a link to it, or a copy of the one that was found.
     pub fn is_in(path: &Path) -> bool {
         let is_link = std::fs::canonicalize(path).is_ok_and(|real| real.ends_with(PROGRAM));
-        is_link || Hands::find().is_ok_and(|hands| is_copy(&hands.program, path))
+        is_link || WeftCni::find().is_ok_and(|weft_cni| is_copy(&weft_cni.program, path))
     }
 
     /// The program itself.
@@ -181,29 +181,29 @@ impl Hands {
     }
 
     /// The same, at work inside a network namespace.
-    pub fn inside(&self, place: &str) -> Hands {
-        Hands { place: Some(place.to_owned()), ..self.clone() }
+    pub fn inside(&self, place: &str) -> WeftCni {
+        WeftCni { place: Some(place.to_owned()), ..self.clone() }
     }
 
     /// The same, with the files of the host where that is wanted.
-    pub fn on_host(self, on_host: OnHost) -> Result<Hands, Failure> {
+    pub fn on_host(self, on_host: OnHost) -> Result<WeftCni, Failure> {
         if on_host.on_host && std::process::id() == 1 {
             let why = "--on-host: this is the first process here, so the host's cannot be seen";
             return Err(Failure::new(why)
                 .next("set hostPID: true in the pod, or leave --on-host out")
                 .exit(Exit::Usage));
         }
-        Ok(Hands { on_host, ..self })
+        Ok(WeftCni { on_host, ..self })
     }
 
     /// The `CNI_PATH` where nobody says another.
     pub fn plugin_path(&self) -> String {
-        Hands::plugin_path_of(Some(self))
+        WeftCni::plugin_path_of(Some(self))
     }
 
     /// The same where the program may be nowhere.
-    pub fn plugin_path_of(hands: Option<&Hands>) -> String {
-        let own = hands.and_then(|hands| hands.program.parent());
+    pub fn plugin_path_of(weft_cni: Option<&WeftCni>) -> String {
+        let own = weft_cni.and_then(|weft_cni| weft_cni.program.parent());
         let own = own.map(|directory| directory.display().to_string());
         let own = own.filter(|own| own != PLUGINS && !own.contains(':'));
         own.into_iter().chain([PLUGINS.to_owned(), PACKAGED.to_owned()]).collect::<Vec<_>>().join(":")

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::Plugin;
 use crate::args;
-use crate::config::Config;
+use crate::config::{Config, REMOVAL_MAX};
 use crate::environment::{self, Environment};
 use crate::error::{Context, Error, code, cut};
 use crate::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
@@ -98,10 +98,13 @@ fn outcome(
         Error::new(code::INVALID_ENVIRONMENT, format!("unknown {}: {given}", environment::COMMAND))
     })?;
     if verb == Verb::Version {
-        return report(plugin, &read(stdin).unwrap_or_default());
+        return report(plugin, &read(stdin, DOCUMENT_MAX).unwrap_or_default());
     }
     let who = variables(verb, environment)?;
-    let config = Config::read(read(stdin)?, plugin.versions())?;
+    let config = match verb {
+        Verb::Del | Verb::Gc => Config::read_for_removal(read(stdin, REMOVAL_MAX)?, plugin.versions())?,
+        _ => Config::read(read(stdin, DOCUMENT_MAX)?, plugin.versions())?,
+    };
     let version = config.version;
     gate(verb, version)
         .and_then(|()| Request::new(verb, who, Call { config, environment: environment.clone() }))
@@ -144,11 +147,10 @@ fn report(plugin: &dyn Plugin, stdin: &[u8]) -> Result<Vec<u8>, Error> {
     Ok(line)
 }
 
-/// Reads all of stdin, limited in size.
-fn read(stdin: &mut dyn Read) -> Result<Vec<u8>, Error> {
+/// Reads stdin up to one byte beyond `limit`, so that the caller can refuse a longer document.
+fn read(stdin: &mut dyn Read, limit: usize) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
-    let limit = DOCUMENT_MAX as u64 + 1;
-    stdin.take(limit).read_to_end(&mut bytes).map_err(|cause| Error::io("read stdin", cause))?;
+    stdin.take(limit as u64 + 1).read_to_end(&mut bytes).map_err(|cause| Error::io("read stdin", cause))?;
     Ok(bytes)
 }
 

@@ -124,16 +124,28 @@ pub fn del(
     detach(invoke, network, parameters, last).try_for_each(|outcome| outcome)
 }
 
-/// Detaches like [`del`], but continues after a failure; returns all failures.
+/// Plugin whose DEL failed.
+#[derive(Clone, Debug)]
+pub struct PluginFailure<'a> {
+    /// Configuration of the plugin in its list.
+    pub plugin: &'a Object,
+    /// Error of the plugin, or the reason why it could not be run.
+    pub error: Error,
+}
+
+/// Detaches like [`del`], but a failure does not stop the other plugins; all failures are returned.
 ///
-/// For a caller that records failures and repeats the DEL: plugins that succeeded are then called again.
-pub fn del_all(
-    invoke: &dyn Invoke,
-    network: &Network,
-    parameters: &Parameters,
-    last: Option<&Attached>,
-) -> Vec<Error> {
-    detach(invoke, network, parameters, last).filter_map(Result::err).collect()
+/// For a caller that records what failed and calls again: the plugins that succeeded are then called again.
+pub fn del_all<'a>(
+    invoke: &'a dyn Invoke,
+    network: &'a Network,
+    parameters: &'a Parameters,
+    last: Option<&'a Attached>,
+) -> Vec<PluginFailure<'a>> {
+    let outcomes = network.plugins.iter().rev().zip(detach(invoke, network, parameters, last));
+    let failed =
+        outcomes.filter_map(|(plugin, outcome)| Some(PluginFailure { plugin, error: outcome.err()? }));
+    failed.collect()
 }
 
 /// Returns an iterator that calls DEL of one plugin for each item.

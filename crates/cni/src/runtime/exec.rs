@@ -12,7 +12,8 @@
 
 mod child;
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -168,6 +169,24 @@ pub fn find(plugin: &PluginType, path: &str) -> Result<PathBuf, Error> {
             format!("failed to find plugin {:?} in path [{searched}]", plugin.as_str()),
         )
     })
+}
+
+/// Returns why the kernel would refuse to execute a program: no permission, or neither a binary nor a script.
+///
+/// # Errors
+/// Code 5, naming the program.
+pub fn check_executable(program: &Path) -> Result<(), Error> {
+    let refused = |cause: io::Error| Error::io(format_args!("run {}", program.display()), cause);
+    let metadata = std::fs::metadata(program).map_err(refused)?;
+    if metadata.permissions().mode() & 0o111 == 0 {
+        return Err(refused(io::ErrorKind::PermissionDenied.into()));
+    }
+    let mut magic = [0; 4];
+    let read = std::fs::File::open(program).and_then(|mut file| file.read(&mut magic)).map_err(refused)?;
+    match &magic[..read] {
+        b"\x7fELF" | [b'#', b'!', ..] => Ok(()),
+        _ => Err(refused(io::Error::other("neither a binary nor a script"))),
+    }
 }
 
 /// Starts the child; retries while its file is open for writing.

@@ -20,9 +20,9 @@ use prometheus_client::metrics::counter::Counter;
 use tracing::{info, warn};
 
 use crate::ipam::round_error::RoundError;
-use ipam_api::api_registry::Cluster;
+use ipam_api::api_registry::ApiRegistry;
 use ipam_api::clock::now;
-use ipam_api::cluster_snapshot::Census;
+use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::ip_objects::BlockObject;
 use kube_support::resources::{NodeObject, PodObject};
 
@@ -57,14 +57,14 @@ impl Dead {
     }
 
     /// Takes back what nodes have that have been gone for a while; how much it was.
-    pub(super) async fn take(&mut self, census: &Census) -> Result<u64, RoundError> {
-        let holding: BTreeSet<&str> = census.blocks.iter().map(|block| block.spec.node.as_str()).collect();
-        let off = |node: &&str| !node.is_empty() && census.is_off(node);
+    pub(super) async fn take(&mut self, snapshot: &ClusterSnapshot) -> Result<u64, RoundError> {
+        let holding: BTreeSet<&str> = snapshot.blocks.iter().map(|block| block.spec.node.as_str()).collect();
+        let off = |node: &&str| !node.is_empty() && snapshot.is_off(node);
         let off: BTreeSet<&str> = holding.into_iter().filter(off).collect();
         self.gone.retain(|node, _| off.contains(node.as_str()));
         let named =
             |block: &BlockObject| block.metadata.name.clone().filter(|_| off.contains(&*block.spec.node));
-        let names: BTreeSet<String> = census.blocks.iter().filter_map(named).collect();
+        let names: BTreeSet<String> = snapshot.blocks.iter().filter_map(named).collect();
         self.asked.retain(|name, _| names.contains(name));
         let mut taken = 0;
         for node in off {
@@ -73,7 +73,7 @@ impl Dead {
                 continue;
             }
             match self.is_off_now(node).await? {
-                true => taken += self.take_of(census, node).await?,
+                true => taken += self.take_of(snapshot, node).await?,
                 false => drop(self.gone.remove(node)),
             }
         }
@@ -81,9 +81,9 @@ impl Dead {
     }
 
     /// Asks the node, and takes what it does not answer for.
-    async fn take_of(&mut self, census: &Census, node: &str) -> Result<u64, RoundError> {
+    async fn take_of(&mut self, snapshot: &ClusterSnapshot, node: &str) -> Result<u64, RoundError> {
         let mut silent = Vec::new();
-        for block in census.blocks.iter().filter(|block| block.spec.node == node) {
+        for block in snapshot.blocks.iter().filter(|block| block.spec.node == node) {
             let Some(object) = block.object() else { continue };
             match self.look(block, &object).await {
                 Ok(Look::Waits) => {}
@@ -93,7 +93,7 @@ impl Dead {
                 Ok(Look::Changed) => {
                     info!(node, block = %object.net, "it seems to be gone, and its agent answers");
                     self.gone.remove(node);
-                    for block in census.blocks.iter().filter(|block| block.spec.node == node) {
+                    for block in snapshot.blocks.iter().filter(|block| block.spec.node == node) {
                         self.asked.remove(block.metadata.name.as_deref().unwrap_or_default());
                     }
                     return Ok(0);
@@ -102,7 +102,8 @@ impl Dead {
         }
         let mut taken = 0;
         for (name, object) in silent {
-            let registry = census.pool(name).and_then(|pool| Cluster::of(&self.client, pool, &self.requests));
+            let registry =
+                snapshot.pool(name).and_then(|pool| ApiRegistry::of(&self.client, pool, &self.requests));
             let Some(registry) = registry else { continue };
             let net = object.net;
             match reclaim(&registry, object, now()).await {

@@ -29,10 +29,10 @@ use tracing::{info, warn};
 
 use crate::ipam::gone_nodes::Dead;
 use crate::ipam::round_error::RoundError;
-use ipam_api::api_registry::Cluster;
+use ipam_api::api_registry::ApiRegistry;
 use ipam_api::clock::now;
 use ipam_api::cluster_snapshot;
-use ipam_api::cluster_snapshot::{Census, Followed};
+use ipam_api::cluster_snapshot::{ClusterSnapshot, Followed};
 use ipam_api::findings::Finding;
 use ipam_api::ip_claim::OF_CLAIM;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
@@ -54,7 +54,7 @@ const USED_MAX: usize = 200;
 const RESTED: Duration = Duration::from_secs(3600);
 
 /// Who keeps pools in order.
-pub(crate) struct Keeper {
+pub(crate) struct IpamReconciler {
     client: Client,
     recorder: Recorder,
     /// Who tells.
@@ -82,19 +82,24 @@ pub(crate) struct Round {
     pub(crate) leased: u64,
 }
 
-impl Keeper {
+impl IpamReconciler {
     /// One with these rules.
-    pub(crate) fn new(client: Client, grace: Duration, retention: Duration, identity: &str) -> Keeper {
+    pub(crate) fn new(
+        client: Client,
+        grace: Duration,
+        retention: Duration,
+        identity: &str,
+    ) -> IpamReconciler {
         let identity = identity.to_owned();
         let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(identity.clone()) };
         let recorder = Recorder::new(client.clone(), reporter);
         let (told, requests) = (BTreeSet::new(), Counter::default());
         let dead = Dead::new(client.clone(), grace, requests.clone());
         let followed = Followed::default();
-        Keeper { client, recorder, identity, dead, retention, followed, told, requests }
+        IpamReconciler { client, recorder, identity, dead, retention, followed, told, requests }
     }
 
-    /// Keeps up with pods and nodes, for ever: what [`Keeper::round`] looks at.
+    /// Keeps up with pods and nodes, for ever: what [`IpamReconciler::round`] looks at.
     pub(crate) fn follow(&self) -> impl Future<Output = ()> + use<> {
         self.followed.follow(&self.client)
     }
@@ -102,32 +107,32 @@ impl Keeper {
     /// Looks at everything once and does what is to be done.
     pub(crate) async fn round(&mut self) -> Result<Round, RoundError> {
         self.followed.listed().await?;
-        let mut census = Census::beside(&self.client, &self.followed).await?;
-        let mut findings = census.findings();
+        let mut snapshot = ClusterSnapshot::beside(&self.client, &self.followed).await?;
+        let mut findings = snapshot.findings();
         // What is followed may be behind: before anything new is told, all of it is asked for.
         if findings
             .iter()
             .any(|Finding { object, why, .. }| !self.told.contains(&(object.clone(), why.clone())))
         {
-            census = Census::take(&self.client).await?;
-            findings = census.findings();
+            snapshot = ClusterSnapshot::take(&self.client).await?;
+            findings = snapshot.findings();
         }
         let mut round = Round { findings, ..Round::default() };
-        for pool in &census.pools {
+        for pool in &snapshot.pools {
             round.pools += 1;
-            round.leased += self.tell_status(&census, pool).await?;
-            self.tell_singles(&census, pool).await;
+            round.leased += self.tell_status(&snapshot, pool).await?;
+            self.tell_singles(&snapshot, pool).await;
         }
-        self.tell_used(&census).await;
-        round.reclaimed = self.dead.take(&census).await?;
-        round.ended = self.end_claims(&census).await?;
-        self.tell(&census, &round.findings).await;
+        self.tell_used(&snapshot).await;
+        round.reclaimed = self.dead.take(&snapshot).await?;
+        round.ended = self.end_claims(&snapshot).await?;
+        self.tell(&snapshot, &round.findings).await;
         Ok(round)
     }
 
     /// Writes how full a pool is, if that has changed.
-    async fn tell_status(&self, census: &Census, pool: &PoolObject) -> Result<u64, RoundError> {
-        let status = census.status_of(pool);
+    async fn tell_status(&self, snapshot: &ClusterSnapshot, pool: &PoolObject) -> Result<u64, RoundError> {
+        let status = snapshot.status_of(pool);
         let leased = status.leased_blocks;
         let Some(name) = pool.metadata.name.as_deref().filter(|_| pool.status.as_ref() != Some(&status))
         else {
@@ -143,11 +148,11 @@ impl Keeper {
     }
 
     /// Has a pool say where single addresses are that were made without a word, by hand: who leases the block around one then looks.
-    async fn tell_singles(&self, census: &Census, pool: &PoolObject) {
+    async fn tell_singles(&self, snapshot: &ClusterSnapshot, pool: &PoolObject) {
         let Some(told) = pool.told() else { return };
         let name = pool.metadata.name.as_deref().unwrap_or_default();
-        let Some(registry) = Cluster::of(&self.client, pool, &self.requests) else { return };
-        let singles = census.objects_of(name).filter(IpBlock::is_single_address).map(|object| object.net);
+        let Some(registry) = ApiRegistry::of(&self.client, pool, &self.requests) else { return };
+        let singles = snapshot.objects_of(name).filter(IpBlock::is_single_address).map(|object| object.net);
         let parts = singles.filter_map(|net| Some((registry.grid.section_of(net.addr())?, net)));
         let untold = parts.filter(|(part, _)| !told.contains(part)).collect::<BTreeMap<_, _>>();
         for net in untold.into_values() {
@@ -164,9 +169,9 @@ impl Keeper {
 
     /// Restores the finalizer of objects in use from which it was removed manually, so that deleting them waits until they
     /// are unused.
-    async fn tell_used(&self, census: &Census) {
+    async fn tell_used(&self, snapshot: &ClusterSnapshot) {
         let blocks: Api<BlockObject> = Api::all(self.client.clone());
-        for used in census.blocks.iter().filter_map(BlockObject::in_use).take(USED_MAX) {
+        for used in snapshot.blocks.iter().filter_map(BlockObject::in_use).take(USED_MAX) {
             let name = used.metadata.name.as_deref().unwrap_or_default();
             match blocks.replace(name, &PostParams::default(), &used).await {
                 // The next round sees what it is now.
@@ -175,7 +180,7 @@ impl Keeper {
                 Err(error) => {
                     warn!(
                         block = name,
-                        why = api_error::said(&error),
+                        why = api_error::describe(&error),
                         "that it is in use was not written down"
                     );
                 }
@@ -184,22 +189,22 @@ impl Keeper {
     }
 
     /// Ends what is kept for nobody, and removes what is left of addresses that are nobody's and have rested.
-    async fn end_claims(&self, census: &Census) -> Result<u64, RoundError> {
+    async fn end_claims(&self, snapshot: &ClusterSnapshot) -> Result<u64, RoundError> {
         let kept = |object: &IpBlock| object.is_single_address() && object.holder.node.is_empty();
         let mut claims = None;
         let mut ended = 0;
-        for pool in &census.pools {
+        for pool in &snapshot.pools {
             let name = pool.metadata.name.as_deref().unwrap_or_default();
-            let Some(registry) = Cluster::of(&self.client, pool, &self.requests) else { continue };
+            let Some(registry) = ApiRegistry::of(&self.client, pool, &self.requests) else { continue };
             // Where each address is leased alone, its object says which has rested longest.
             let stays = |object: &IpBlock| object.is_free() && registry.grid.has_single_addresses_only();
-            for object in census.objects_of(name).filter(|object| kept(object) && !stays(object)) {
+            for object in snapshot.objects_of(name).filter(|object| kept(object) && !stays(object)) {
                 let claim = object.holder.claim.clone();
                 if claim.starts_with(OF_CLAIM) && claims.is_none() {
                     claims = Some(self.claims().await?);
                 }
                 let known = claims.as_ref().and_then(Option::as_ref);
-                if !self.has_ended(census, &object, known) || self.is_there(&object).await {
+                if !self.has_ended(snapshot, &object, known) || self.is_there(&object).await {
                     continue;
                 }
                 let net = object.net;
@@ -224,7 +229,7 @@ impl Keeper {
     async fn is_there(&self, object: &IpBlock) -> bool {
         let Holder { claim, owner, .. } = &object.holder;
         if let Some((namespace, _)) = claim.strip_prefix(OF_CLAIM).and_then(|rest| rest.split_once('/')) {
-            let pods = Census::pods_of(&self.client, namespace).await;
+            let pods = ClusterSnapshot::pods_of(&self.client, namespace).await;
             let shown = pods.map(|pods| pods.iter().any(|pod| pod.shows(object.net.addr())));
             return shown.unwrap_or_else(|error| {
                 warn!(claim, %error, "still kept");
@@ -250,7 +255,7 @@ impl Keeper {
     /// Is nobody coming back for this address? `claims` is nothing where the cluster has no such objects.
     fn has_ended(
         &self,
-        census: &Census,
+        snapshot: &ClusterSnapshot,
         object: &IpBlock,
         claims: Option<&BTreeSet<(String, String)>>,
     ) -> bool {
@@ -264,7 +269,7 @@ impl Keeper {
             Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
         };
         let pod = |text: &str, uid: &str| {
-            let found = parts(text).and_then(|place| census.pods.get(&place));
+            let found = parts(text).and_then(|place| snapshot.pods.get(&place));
             found.is_some_and(|pod| uid.is_empty() || pod.uid == uid)
         };
         if let Some(rest) = claim.strip_prefix(IMPORTED) {
@@ -278,7 +283,7 @@ impl Keeper {
         // Of the pods that share it the one that its object names may be gone before the others.
         let has_it =
             |pod: &cluster_snapshot::Holder| pod.namespace == place.0 && pod.shows(object.net.addr());
-        claims.is_some_and(|claims| !claims.contains(&place)) && !census.pods.values().any(has_it)
+        claims.is_some_and(|claims| !claims.contains(&place)) && !snapshot.pods.values().any(has_it)
     }
 
     /// The IPAMClaims; nothing where the cluster does not know such objects.
@@ -300,7 +305,7 @@ impl Keeper {
     }
 
     /// Tells each finding once.
-    async fn tell(&mut self, census: &Census, findings: &[Finding]) {
+    async fn tell(&mut self, snapshot: &ClusterSnapshot, findings: &[Finding]) {
         let current: BTreeSet<(String, String)> =
             findings.iter().map(|finding| (finding.object.clone(), finding.why.clone())).collect();
         for finding in findings.iter().filter(|finding| finding.what == "doubled" || finding.what == "spoilt")
@@ -319,7 +324,7 @@ impl Keeper {
                 note: Some(note),
                 secondary: None,
             };
-            let about = reference(census, object);
+            let about = reference(snapshot, object);
             if let Err(error) = self.publish(event, about).await {
                 warn!(%error, "an Event could not be told");
             }
@@ -328,7 +333,7 @@ impl Keeper {
     }
 }
 
-impl Keeper {
+impl IpamReconciler {
     /// What is about an object of no namespace is in `kube-system`: the API takes it nowhere else, and [`Recorder`] puts it
     /// into `default`.
     async fn publish(&self, event: Event, about: ObjectReference) -> Result<(), kube::Error> {
@@ -358,7 +363,7 @@ impl Keeper {
 
 /// What an Event is about: `ippool NAME`, `ipblock NAME` or `pod NAMESPACE/NAME`. Who shows the Events of an object looks for
 /// its uid.
-fn reference(census: &Census, object: &str) -> ObjectReference {
+fn reference(snapshot: &ClusterSnapshot, object: &str) -> ObjectReference {
     let (kind, name) = object.split_once(' ').unwrap_or(("", object));
     let uid = |known: &ObjectMeta| known.uid.clone().filter(|_| known.name.as_deref() == Some(name));
     let of = |version: &str, kind: &str, name: &str, uid: Option<String>| ObjectReference {
@@ -370,16 +375,16 @@ fn reference(census: &Census, object: &str) -> ObjectReference {
     };
     match (kind, name.split_once('/')) {
         ("pod", Some((namespace, name))) => {
-            let pod = census.pods.get(&(namespace.to_owned(), name.to_owned()));
+            let pod = snapshot.pods.get(&(namespace.to_owned(), name.to_owned()));
             let reference = of("v1", "Pod", name, pod.map(|pod| pod.uid.clone()));
             ObjectReference { namespace: Some(namespace.to_owned()), ..reference }
         }
         ("ippool", _) => {
-            let uid = census.pools.iter().find_map(|pool| uid(&pool.metadata));
+            let uid = snapshot.pools.iter().find_map(|pool| uid(&pool.metadata));
             of("weft.dev/v1alpha1", "IPPool", name, uid)
         }
         _ => {
-            let uid = census.blocks.iter().find_map(|block| uid(&block.metadata));
+            let uid = snapshot.blocks.iter().find_map(|block| uid(&block.metadata));
             of("weft.dev/v1alpha1", "IPBlock", name, uid)
         }
     }

@@ -11,7 +11,7 @@ pub(crate) enum RoundError {
     #[error("{0}")]
     Snapshot(#[from] SnapshotError),
     /// The status of a pool was not written.
-    #[error("status of pool {pool}: {}", api_error::said(.error))]
+    #[error("status of pool {pool}: {}", api_error::describe(.error))]
     Status {
         /// The name of the pool.
         pool: String,
@@ -19,10 +19,10 @@ pub(crate) enum RoundError {
         error: kube::Error,
     },
     /// The IPAMClaims cannot be listed.
-    #[error("list ipamclaims: {}", api_error::said(.0))]
+    #[error("list ipamclaims: {}", api_error::describe(.0))]
     Claims(kube::Error),
     /// The state of a node that seems to be gone cannot be read.
-    #[error("node {node}: {}", api_error::said(.error))]
+    #[error("node {node}: {}", api_error::describe(.error))]
     Node {
         /// The name of the node.
         node: String,
@@ -30,7 +30,7 @@ pub(crate) enum RoundError {
         error: kube::Error,
     },
     /// The probe of a block was not written.
-    #[error("ipblock {block}: {}", api_error::said(.error))]
+    #[error("ipblock {block}: {}", api_error::describe(.error))]
     Probe {
         /// The name of the object.
         block: String,

@@ -18,7 +18,7 @@ pub(crate) const PORT_FINALIZER: &str = "kuryr.openstack.org/kuryrport-finalizer
 
 /// A pod with what its node says of it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Subject {
+pub(crate) struct PodSubject {
     /// The pod.
     pub(crate) pod: Pod,
     /// The uid by which the API knows it: of a static pod that is not its own.
@@ -52,9 +52,9 @@ struct Status {
 }
 
 impl Reduced for SubjectObject {
-    type Form = Subject;
+    type Form = PodSubject;
 
-    fn reduce(self) -> Subject {
+    fn reduce(self) -> PodSubject {
         let SubjectObject { metadata, spec, status: Status { phase, host_ip } } = self;
         let own = metadata.uid.clone().unwrap_or_default();
         let held = metadata.finalizers.iter().flatten().any(|one| one == POD_FINALIZER);
@@ -63,7 +63,7 @@ impl Reduced for SubjectObject {
         // The same reader as the agent's: one that fails leaves a pod that wants nothing.
         let object = serde_json::json!({ "metadata": metadata, "spec": spec });
         let pod = serde_json::from_value::<PodObject>(object).map(Reduced::reduce).unwrap_or_default();
-        Subject {
+        PodSubject {
             pod,
             object: own,
             ended: over || matches!(phase.as_str(), "Succeeded" | "Failed"),
@@ -74,7 +74,7 @@ impl Reduced for SubjectObject {
     }
 }
 
-impl Subject {
+impl PodSubject {
     /// Is it a static pod, which its kubelet has from a file?
     pub(crate) fn is_static(&self) -> bool {
         self.object != self.pod.uid

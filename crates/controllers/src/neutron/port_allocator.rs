@@ -25,10 +25,10 @@ use tokio::sync::{Mutex, OnceCell};
 use tracing::{info, warn};
 
 use self::fit::serves;
-use crate::neutron::pod_subject::Subject;
-use crate::neutron::port_pool::backoff::Rests;
+use crate::neutron::pod_subject::PodSubject;
+use crate::neutron::port_pool::backoff::Backoff;
 use crate::neutron::port_pool::{Key, Pools, User};
-use crate::neutron::port_request::Wish;
+use crate::neutron::port_request::PortRequest;
 use crate::neutron::port_rules::{Driver, Rules};
 use kube_support::events::EventReason;
 
@@ -134,8 +134,8 @@ impl Allocator {
     /// there.
     pub(crate) async fn fulfil(
         &self,
-        subject: &Subject,
-        wishes: &[Wish],
+        subject: &PodSubject,
+        wishes: &[PortRequest],
         found: &[Port],
         (state, written): (&mut PodState, &PodState),
     ) -> Result<(), Trouble> {
@@ -179,8 +179,8 @@ impl Allocator {
     /// The port for one wish.
     async fn port(
         &self,
-        subject: &Subject,
-        wish: &Wish,
+        subject: &PodSubject,
+        wish: &PortRequest,
         subnet: &Subnet,
         node: Option<&Port>,
         found: &[Port],
@@ -290,15 +290,15 @@ impl Allocator {
 
     /// Fills the pools that run low; where it is not quiet, those only that may soon be empty. One that cannot be filled
     /// rests, and keeps no other from being filled.
-    pub(crate) async fn top_up(&self, is_quiet: bool, rests: &mut Rests) {
+    pub(crate) async fn top_up(&self, is_quiet: bool, backoff: &mut Backoff) {
         let low = self.pools.low(is_quiet);
-        rests.keep(&low);
+        backoff.keep(&low);
         for (key, count) in low {
-            if !rests.is_due(&key, Instant::now()) {
+            if !backoff.is_due(&key, Instant::now()) {
                 continue;
             }
             match self.fill_up(&key, count).await {
-                Ok(()) => rests.filled(&key),
+                Ok(()) => backoff.filled(&key),
                 Err(Trouble { reason, why, .. }) => {
                     warn!(
                         reason = reason.as_str(),
@@ -307,7 +307,7 @@ impl Allocator {
                         subnet = key.subnet,
                         "a pool cannot be filled"
                     );
-                    rests.failed(&key, Instant::now());
+                    backoff.failed(&key, Instant::now());
                 }
             }
         }
@@ -331,7 +331,7 @@ impl Allocator {
         }
     }
 
-    fn new_port(&self, subject: &Subject, wish: &Wish, subnet: &Subnet, tag: String) -> NewPort {
+    fn new_port(&self, subject: &PodSubject, wish: &PortRequest, subnet: &Subnet, tag: String) -> NewPort {
         let pod = &subject.pod;
         let fixed = |ip_address| FixedIp { subnet_id: subnet.id.clone(), ip_address };
         // One outside of the subnet is for Neutron to refuse, by name.
@@ -363,7 +363,7 @@ impl Allocator {
     }
 
     /// The port of the pod's node, where the pod's is to be nested in it.
-    async fn node_for(&self, subject: &Subject, wish: &Wish) -> Result<Option<Port>, Trouble> {
+    async fn node_for(&self, subject: &PodSubject, wish: &PortRequest) -> Result<Option<Port>, Trouble> {
         if wish.driver == Driver::NeutronVif {
             return Ok(None);
         }
@@ -380,7 +380,12 @@ impl Allocator {
     }
 
     /// How a port is plugged in; for a nested one the node's own port is changed.
-    async fn plugging(&self, node: Option<&Port>, wish: &Wish, port: &Port) -> Result<Plugging, Trouble> {
+    async fn plugging(
+        &self,
+        node: Option<&Port>,
+        wish: &PortRequest,
+        port: &Port,
+    ) -> Result<Plugging, Trouble> {
         let Some(node) = node else {
             if port.vif_type == BINDING_FAILED {
                 return Err(not_bound(port));
@@ -518,7 +523,7 @@ fn is_ours(port: &Port) -> bool {
 
 /// The hardware address of a macvlan: what is asked for, or one that only differs from its port's in a bit of the first
 /// byte. What is sent to the port's own goes to the port, which is plugged in nowhere: OVN knows where each address is.
-fn beside(wish: &Wish, port: &Port) -> String {
+fn beside(wish: &PortRequest, port: &Port) -> String {
     wish.mac.clone().unwrap_or_else(|| {
         let own = port.mac_address.to_lowercase();
         let first = own.get(..2).and_then(|byte| u8::from_str_radix(byte, 16).ok());

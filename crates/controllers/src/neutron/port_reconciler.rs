@@ -37,14 +37,14 @@ use tracing::warn;
 use self::activation::{Asked, Late};
 use self::comparison::Orphans;
 use self::work::Wishes;
-use crate::neutron::pod_subject::{Subject, SubjectObject};
+use crate::neutron::pod_subject::{PodSubject, SubjectObject};
 use crate::neutron::port_allocator::Allocator;
-use crate::neutron::port_pool::backoff::Rests;
-use crate::neutron::port_request::Wish;
+use crate::neutron::port_pool::backoff::Backoff;
+use crate::neutron::port_request::PortRequest;
 use kube_support::cache::{Cache, follow};
 use kube_support::events::{EventReason, Events};
-use kube_support::health::Told;
-use kube_support::kuryr::Place;
+use kube_support::health::HealthStatus;
+use kube_support::kuryr::VifLocation;
 use kube_support::resources::DefinitionObject;
 
 /// Pods that are worked for at a time.
@@ -61,13 +61,13 @@ const POOLS: Duration = Duration::from_secs(1);
 const HELD_MAX: u32 = 10;
 
 /// All of it.
-pub(crate) struct Desk {
+pub(crate) struct PortReconciler {
     client: Client,
     allocator: Arc<Allocator>,
-    place: Place,
+    place: VifLocation,
     every: Duration,
     events: Events,
-    pods: Arc<Cache<Subject>>,
+    pods: Arc<Cache<PodSubject>>,
     definitions: Arc<Cache<Definition>>,
     cases: Mutex<BTreeMap<String, Case>>,
     /// Ports made for a pod before we were there, by its uid.
@@ -83,13 +83,13 @@ pub(crate) struct Desk {
 /// A pod that wants ports.
 #[derive(Clone, Debug)]
 struct Case {
-    subject: Arc<Subject>,
+    subject: Arc<PodSubject>,
     /// What it has.
     state: PodState,
     /// What is written of it, as far as is known.
     written: Option<Written>,
     /// What it wished for when it was looked at, and what that was made of.
-    wishes: Option<Vec<Wish>>,
+    wishes: Option<Vec<PortRequest>>,
     looked: Option<Looked>,
     /// Why an annotation of it is as good as none, if it was told so.
     ignored: Vec<String>,
@@ -126,7 +126,7 @@ enum Stage {
 
 impl Case {
     /// Of a pod on which this is written.
-    fn new(subject: &Arc<Subject>, state: PodState, stage: Stage) -> Case {
+    fn new(subject: &Arc<PodSubject>, state: PodState, stage: Stage) -> Case {
         let mut case = Case {
             subject: Arc::clone(subject),
             state,
@@ -168,23 +168,23 @@ impl Case {
     }
 }
 
-// === impl Desk ===
+// === impl PortReconciler ===
 
-impl Desk {
+impl PortReconciler {
     /// One that watches from now on, and does nothing yet.
     pub(crate) fn new(
         client: Client,
         allocator: Arc<Allocator>,
-        place: Place,
+        place: VifLocation,
         every: Duration,
         identity: &str,
-    ) -> Desk {
+    ) -> PortReconciler {
         let pods = Arc::new(Cache::new("pods"));
         let definitions = Arc::new(Cache::new("network-attachment-definitions"));
         tokio::spawn(follow(Api::<SubjectObject>::all(client.clone()), Config::default(), Arc::clone(&pods)));
         let all = Api::<DefinitionObject>::all(client.clone());
         tokio::spawn(follow(all, Config::default(), Arc::clone(&definitions)));
-        Desk {
+        PortReconciler {
             events: Events::new(client.clone(), identity, &Arc::default()),
             client,
             allocator,
@@ -216,7 +216,7 @@ impl Desk {
     }
 
     /// Works, for ever.
-    pub(crate) async fn run(self: Arc<Desk>) {
+    pub(crate) async fn run(self: Arc<PortReconciler>) {
         self.pods.synced().await;
         if self.needs_definitions() {
             self.definitions.synced().await;
@@ -233,7 +233,7 @@ impl Desk {
         tokio::join!(watch.watch(), pools.look_after_pools(), again.compare_again(), activate.activate());
     }
 
-    async fn watch(self: Arc<Desk>) {
+    async fn watch(self: Arc<PortReconciler>) {
         let (mut changes, mut definitions) = (self.pods.changes(), self.definitions.changes());
         loop {
             changes.mark_unchanged();
@@ -258,7 +258,7 @@ impl Desk {
     }
 
     /// What is to be done for a pod?
-    fn consider(self: &Arc<Desk>, subject: &Arc<Subject>) {
+    fn consider(self: &Arc<PortReconciler>, subject: &Arc<PodSubject>) {
         let pod = &subject.pod;
         let rules = &self.allocator.rules;
         let [networks, default] = selection(pod);
@@ -272,7 +272,8 @@ impl Desk {
             return;
         }
         let mut cases = self.cases();
-        let vif = |subject: &Subject| subject.pod.annotations.get(kube_support::kuryr::ANNOTATION).cloned();
+        let vif =
+            |subject: &PodSubject| subject.pod.annotations.get(kube_support::kuryr::ANNOTATION).cloned();
         if cases
             .get(&pod.uid)
             .is_some_and(|case| case.stage == Stage::Left && vif(&case.subject) != vif(subject))
@@ -285,12 +286,14 @@ impl Desk {
             return;
         }
         let written = match self.place {
-            Place::Annotation => kube_support::kuryr::of_annotation(pod),
-            Place::Kuryrport => Ok(None),
+            VifLocation::Annotation => kube_support::kuryr::of_annotation(pod),
+            VifLocation::Kuryrport => Ok(None),
         };
         let state = match written {
             Ok(Some(state)) => state,
-            Ok(None) if wants && (subject.pending || self.place == Place::Kuryrport) => PodState::default(),
+            Ok(None) if wants && (subject.pending || self.place == VifLocation::Kuryrport) => {
+                PodState::default()
+            }
             Ok(None) => return,
             Err(why) => {
                 // It stays as it is: somebody may need it.
@@ -314,13 +317,13 @@ impl Desk {
     }
 
     /// The same for one that has a case.
-    fn reconsider(self: &Arc<Desk>, case: &mut Case, subject: &Arc<Subject>) {
+    fn reconsider(self: &Arc<PortReconciler>, case: &mut Case, subject: &Arc<PodSubject>) {
         let pod = &subject.pod;
         if selection(&case.subject.pod) != selection(pod) {
             // Who rests is to try what it selects now.
             self.turned.notify_waiters();
         }
-        let said = |subject: &Subject| subject.pod.annotations.get(NETWORK_STATUS).cloned();
+        let said = |subject: &PodSubject| subject.pod.annotations.get(NETWORK_STATUS).cloned();
         let plugged = said(&case.subject) != said(subject);
         case.subject = Arc::clone(subject);
         // Also if that happened while somebody worked for it.
@@ -336,7 +339,7 @@ impl Desk {
     }
 
     /// A pod has ended and is still there.
-    fn end(self: &Arc<Desk>, subject: &Arc<Subject>) {
+    fn end(self: &Arc<PortReconciler>, subject: &Arc<PodSubject>) {
         let uid = &subject.pod.uid;
         if subject.held {
             // Kuryr's finalizer waits for us, even if the pod had ended before we were there, or nothing was to be released.
@@ -369,13 +372,13 @@ impl Desk {
     }
 
     /// What a pod's wishes are made of now.
-    fn looked(&self, subject: &Subject) -> Looked {
+    fn looked(&self, subject: &PodSubject) -> Looked {
         let selection = selection(&subject.pod).map(|text| text.cloned());
         Looked { selection, definitions: *self.definitions.changes().borrow() }
     }
 
     /// A pod that is gone, or has ended, gives its ports up.
-    fn leave(self: &Arc<Desk>, uid: &str) {
+    fn leave(self: &Arc<PortReconciler>, uid: &str) {
         let mut cases = self.cases();
         let Some(case) = cases.get_mut(uid) else { return };
         match case.stage {
@@ -397,22 +400,22 @@ impl Desk {
         }
     }
 
-    async fn look_after_pools(self: Arc<Desk>) {
+    async fn look_after_pools(self: Arc<PortReconciler>) {
         if !self.allocator.rules.pool.enabled {
             return;
         }
-        let (mut rests, mut held) = (Rests::default(), 0);
+        let (mut backoff, mut held) = (Backoff::default(), 0);
         loop {
             sleep(POOLS).await;
             // The server that would make the ports is at work on those that have just been plugged in.
             let is_quiet = held >= HELD_MAX || self.inactive(Asked::All, Late::Without).is_empty();
             held = if is_quiet { 0 } else { held + 1 };
-            self.allocator.top_up(is_quiet, &mut rests).await;
+            self.allocator.top_up(is_quiet, &mut backoff).await;
         }
     }
 }
 
-impl Told for Desk {
+impl HealthStatus for PortReconciler {
     fn waits_for(&self) -> Vec<String> {
         let definitions = self.definitions.waited().filter(|_| self.needs_definitions());
         [self.pods.waited(), definitions].into_iter().flatten().collect()

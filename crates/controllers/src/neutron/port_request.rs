@@ -26,7 +26,7 @@ const CONFIG_MAX: usize = 16 << 10;
 
 /// One port that a pod wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct PortRequest {
     /// Kuryr's name for the interface: `eth0`, `eth1`…
     pub(crate) name: String,
     /// The subnet's id.
@@ -138,7 +138,7 @@ pub(crate) fn wishes(
     selected: &Selected,
     definitions: &BTreeMap<NetworkReference, Definition>,
     rules: &Rules,
-) -> Result<Vec<Wish>, RequestError> {
+) -> Result<Vec<PortRequest>, RequestError> {
     let find = |element: &Element| {
         let network = &element.network;
         let found = definitions.get(network);
@@ -173,8 +173,8 @@ pub(crate) fn wishes(
     Ok(wishes)
 }
 
-fn default_wish(rules: &Rules) -> Wish {
-    Wish {
+fn default_wish(rules: &Rules) -> PortRequest {
+    PortRequest {
         name: DEFAULT.to_owned(),
         subnet: rules.pod_subnet.clone(),
         driver: rules.pod_vif_driver,
@@ -183,7 +183,7 @@ fn default_wish(rules: &Rules) -> Wish {
     }
 }
 
-fn wish(name: String, element: &Element, text: &str, rules: &Rules) -> Result<Wish, ConfigError> {
+fn wish(name: String, element: &Element, text: &str, rules: &Rules) -> Result<PortRequest, ConfigError> {
     if text.len() > CONFIG_MAX {
         return Err(ConfigError::TooLarge);
     }
@@ -201,7 +201,7 @@ fn wish(name: String, element: &Element, text: &str, rules: &Rules) -> Result<Wi
     if subnet.len() > 64 || !subnet.bytes().all(is_id) {
         return Err(ConfigError::SubnetId(subnet));
     }
-    Ok(Wish {
+    Ok(PortRequest {
         name,
         subnet,
         driver,

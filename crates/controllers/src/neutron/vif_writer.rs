@@ -13,10 +13,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::neutron::pod_subject::{POD_FINALIZER, PORT_FINALIZER, Subject, SubjectObject};
+use crate::neutron::pod_subject::{POD_FINALIZER, PORT_FINALIZER, PodSubject, SubjectObject};
 use kube_support::api_error;
 use kube_support::api_error::is_about_uid;
-use kube_support::kuryr::{ANNOTATION, KuryrPort, Place, RequestError};
+use kube_support::kuryr::{ANNOTATION, KuryrPort, RequestError, VifLocation};
 
 /// The label of a KuryrPort that says where its pod is.
 const NODE_LABEL: &str = "kuryr.openstack.org/nodeName";
@@ -25,10 +25,10 @@ const NODE_LABEL: &str = "kuryr.openstack.org/nodeName";
 #[derive(Debug, Error)]
 pub(crate) enum WriteError {
     /// The request for the pod failed.
-    #[error("get pod: {}", api_error::said(.0))]
+    #[error("get pod: {}", api_error::describe(.0))]
     GetPod(kube::Error),
     /// The annotation of the pod was not written.
-    #[error("{}", api_error::said(.0))]
+    #[error("{}", api_error::describe(.0))]
     Annotate(kube::Error),
     /// The request for the KuryrPort failed.
     #[error("{0}")]
@@ -37,7 +37,7 @@ pub(crate) enum WriteError {
     #[error("{0}")]
     Patch(#[from] serde_json::Error),
     /// The finalizer was not removed.
-    #[error("{kind}: {finalizer}: {}", api_error::said(.error))]
+    #[error("{kind}: {finalizer}: {}", api_error::describe(.error))]
     Unhold {
         /// The kind of the object.
         kind: String,
@@ -59,19 +59,19 @@ pub(crate) enum Unwritten {
 
 /// Writes a pod's VIFs.
 pub(crate) async fn write(
-    place: Place,
+    place: VifLocation,
     client: &Client,
-    subject: &Subject,
+    subject: &PodSubject,
     state: &PodState,
 ) -> Result<(), Unwritten> {
     match place {
-        Place::Annotation => annotate(client, subject, state).await,
-        Place::Kuryrport => put_port(client, subject, state).await.map_err(Unwritten::Failed),
+        VifLocation::Annotation => annotate(client, subject, state).await,
+        VifLocation::Kuryrport => put_port(client, subject, state).await.map_err(Unwritten::Failed),
     }
 }
 
-async fn annotate(client: &Client, subject: &Subject, state: &PodState) -> Result<(), Unwritten> {
-    let Subject { pod, object, .. } = subject;
+async fn annotate(client: &Client, subject: &PodSubject, state: &PodState) -> Result<(), Unwritten> {
+    let PodSubject { pod, object, .. } = subject;
     let pods: Api<SubjectObject> = Api::namespaced(client.clone(), &pod.namespace);
     // The uid is a condition: with another one the API server answers 409.
     let patch =
@@ -85,7 +85,7 @@ async fn annotate(client: &Client, subject: &Subject, state: &PodState) -> Resul
 
 /// Makes or changes the KuryrPort of a pod. That there is no such resource says nothing of the pod: whether it is gone is
 /// seen by the pod alone.
-async fn put_port(client: &Client, subject: &Subject, state: &PodState) -> Result<(), WriteError> {
+async fn put_port(client: &Client, subject: &PodSubject, state: &PodState) -> Result<(), WriteError> {
     let pod = &subject.pod;
     let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
     let known = ports.get_opt(&pod.name).await.map_err(|error| RequestError::new("get", pod, error))?;
@@ -113,9 +113,13 @@ async fn put_port(client: &Client, subject: &Subject, state: &PodState) -> Resul
 ///
 /// # Errors
 /// The API does not take it now.
-pub(crate) async fn let_go(place: Place, client: &Client, subject: &Subject) -> Result<(), WriteError> {
+pub(crate) async fn let_go(
+    place: VifLocation,
+    client: &Client,
+    subject: &PodSubject,
+) -> Result<(), WriteError> {
     let pod = &subject.pod;
-    if place == Place::Kuryrport {
+    if place == VifLocation::Kuryrport {
         let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
         let known = ports.get_opt(&pod.name).await.map_err(|error| RequestError::new("get", pod, error))?;
         let own = known.filter(|port| port.spec["podUid"] == pod.uid);
@@ -157,8 +161,8 @@ where
     }
 }
 
-fn kuryr_port(subject: &Subject, state: &PodState) -> KuryrPort {
-    let Subject { pod, object, .. } = subject;
+fn kuryr_port(subject: &PodSubject, state: &PodState) -> KuryrPort {
+    let PodSubject { pod, object, .. } = subject;
     let mut port = KuryrPort {
         api_version: "openstack.org/v1".to_owned(),
         kind: "KuryrPort".to_owned(),
@@ -188,7 +192,7 @@ mod tests {
     #[test]
     fn a_kuryrport_is_owned_by_what_the_api_has_of_a_static_pod_and_names_the_pods_own_uid() {
         let pod = Pod { name: "a".into(), uid: "its-own".into(), ..Pod::default() };
-        let subject = Subject { pod, object: "of-the-api".into(), ..Subject::default() };
+        let subject = PodSubject { pod, object: "of-the-api".into(), ..PodSubject::default() };
         let port = kuryr_port(&subject, &PodState::default());
         assert_eq!((&port.spec["podUid"], &port.spec["podStatic"]), (&json!("its-own"), &json!(true)));
         assert_eq!(port.metadata.owner_references.unwrap()[0].uid, "of-the-api");

@@ -13,7 +13,7 @@ pub(super) const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duratio
 
 /// Those that had trouble, by namespace and name.
 #[derive(Debug, Default)]
-pub(super) struct Rests(BTreeMap<Key, Rest>);
+pub(super) struct Backoff(BTreeMap<Key, Rest>);
 
 #[derive(Debug, Default)]
 struct Rest {
@@ -23,9 +23,9 @@ struct Rest {
     taken: BTreeSet<String>,
 }
 
-// === impl Rests ===
+// === impl Backoff ===
 
-impl Rests {
+impl Backoff {
     /// Is nothing to be tried now?
     pub(super) fn has(&self, service: &Key, now: Instant) -> bool {
         self.0.get(service).and_then(|rest| rest.pause).is_some_and(|(until, _)| now < until)
@@ -73,21 +73,23 @@ mod tests {
     #[test]
     fn trouble_is_a_services_own_and_is_tried_again_more_and_more_rarely() {
         let key = |name: &str| ("n".to_owned(), name.to_owned());
-        let (now, mut rests) = (Instant::now(), Rests::default());
-        assert_eq!(rests.next(), None);
+        let (now, mut backoff) = (Instant::now(), Backoff::default());
+        assert_eq!(backoff.next(), None);
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
-            rests.failed(&key("a"), now);
+            backoff.failed(&key("a"), now);
             let until = now + Duration::from_secs(seconds);
-            assert_eq!(rests.next(), Some(until));
-            assert!(rests.has(&key("a"), until - Duration::from_millis(1)) && !rests.has(&key("a"), until));
-            assert!(!rests.has(&key("b"), now));
+            assert_eq!(backoff.next(), Some(until));
+            assert!(
+                backoff.has(&key("a"), until - Duration::from_millis(1)) && !backoff.has(&key("a"), until)
+            );
+            assert!(!backoff.has(&key("b"), now));
         }
-        rests.take(&key("a"), "x");
-        rests.done(&key("a"));
-        assert_eq!((rests.next(), rests.taken(&key("a")).len()), (None, 1));
-        rests.failed(&key("a"), now);
-        assert_eq!(rests.next(), Some(now + PAUSES.0));
-        rests.retain(|service| *service != key("a"));
-        assert_eq!((rests.next(), rests.taken(&key("a")).len()), (None, 0));
+        backoff.take(&key("a"), "x");
+        backoff.done(&key("a"));
+        assert_eq!((backoff.next(), backoff.taken(&key("a")).len()), (None, 1));
+        backoff.failed(&key("a"), now);
+        assert_eq!(backoff.next(), Some(now + PAUSES.0));
+        backoff.retain(|service| *service != key("a"));
+        assert_eq!((backoff.next(), backoff.taken(&key("a")).len()), (None, 0));
     }
 }

@@ -7,11 +7,11 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::cluster_snapshot::{Census, Holder};
+use crate::cluster_snapshot::{ClusterSnapshot, Holder};
 
 /// An address in a pod's network-status.
 #[derive(Debug)]
-pub(crate) struct Sighting<'a> {
+pub(crate) struct AddressUse<'a> {
     pub(crate) pod: &'a Holder,
     pub(crate) ip: IpAddr,
     /// The name of the network, as the status has it.
@@ -48,20 +48,20 @@ struct Lessors<'a> {
     lengths: BTreeMap<&'a str, BTreeSet<u8>>,
 }
 
-impl<'a> Sighting<'a> {
+impl<'a> AddressUse<'a> {
     /// All that pods show.
-    pub(crate) fn all(census: &'a Census) -> Vec<Sighting<'a>> {
-        let lessors = Lessors::of(census);
-        let pools: Vec<(IpNet, &str)> = census
+    pub(crate) fn all(snapshot: &'a ClusterSnapshot) -> Vec<AddressUse<'a>> {
+        let lessors = Lessors::of(snapshot);
+        let pools: Vec<(IpNet, &str)> = snapshot
             .ranges()
             .into_iter()
             .map(|(range, pool)| (range, pool.metadata.name.as_deref().unwrap_or_default()))
             .collect();
         let mut all = Vec::new();
-        for pod in census.pods.values() {
+        for pod in snapshot.pods.values() {
             for (ip, _, network) in &pod.addresses {
                 let (pools, lessor) = lessors.pools_of(&pools, pod, *ip);
-                all.push(Sighting { pod, ip: *ip, network, pools, lessor });
+                all.push(AddressUse { pod, ip: *ip, network, pools, lessor });
             }
         }
         all
@@ -69,9 +69,9 @@ impl<'a> Sighting<'a> {
 }
 
 impl<'a> Lessors<'a> {
-    fn of(census: &'a Census) -> Lessors<'a> {
+    fn of(snapshot: &'a ClusterSnapshot) -> Lessors<'a> {
         let (mut all, mut lengths) = (BTreeMap::new(), BTreeMap::<&str, BTreeSet<u8>>::new());
-        for block in &census.blocks {
+        for block in &snapshot.blocks {
             let Some(object) = block.object() else { continue };
             let spec = &block.spec;
             let uid = spec.owner.split('/').next().unwrap_or_default();

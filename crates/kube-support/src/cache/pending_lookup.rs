@@ -11,7 +11,7 @@ use crate::resources::Key;
 
 /// A question that is under way.
 #[derive(Debug)]
-pub struct Asking<'a, T: PartialEq> {
+pub struct PendingLookup<'a, T: PartialEq> {
     cache: &'a Cache<T>,
     key: Key,
     /// How often the watch had told of it when this began.
@@ -25,18 +25,18 @@ pub(super) struct Asked {
     told: u64,
 }
 
-// === impl Asking ===
+// === impl PendingLookup ===
 
-impl<'a, T: PartialEq> Asking<'a, T> {
+impl<'a, T: PartialEq> PendingLookup<'a, T> {
     /// From now on it is remembered whether the watch tells of `key`.
-    pub(super) fn begin(cache: &'a Cache<T>, key: Key) -> Asking<'a, T> {
+    pub(super) fn begin(cache: &'a Cache<T>, key: Key) -> PendingLookup<'a, T> {
         let told = {
             let mut state = cache.state();
             let asked = state.asked.entry(key.clone()).or_default();
             asked.askers += 1;
             asked.told
         };
-        Asking { cache, key, told }
+        PendingLookup { cache, key, told }
     }
 
     /// The API has it, as `object`.
@@ -61,7 +61,7 @@ impl<'a, T: PartialEq> Asking<'a, T> {
     }
 }
 
-impl<T: PartialEq> Drop for Asking<'_, T> {
+impl<T: PartialEq> Drop for PendingLookup<'_, T> {
     fn drop(&mut self) {
         let mut state = self.cache.state();
         if let Some(asked) = state.asked.get_mut(&self.key) {

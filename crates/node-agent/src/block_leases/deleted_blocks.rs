@@ -15,24 +15,24 @@ use tokio::time::timeout;
 use tracing::info;
 
 use super::{Done, LeaseError, Leases};
-use ipam_api::api_registry::Cluster;
+use ipam_api::api_registry::ApiRegistry;
 use ipam_api::clock::now;
 use ipam_api::ip_objects::PoolObject;
-use ipam_api::owned_block::Owned;
+use ipam_api::owned_block::OwnedBlock;
 use kube_support::lookup::ASK_MAX;
 use node_support::address_store;
 
 impl Leases {
     /// Gives a block back that was deleted, if nothing in it is held.
-    pub(super) async fn give_back(&self, owned: &Owned) -> Result<Done, LeaseError> {
-        let Owned { pool, object, .. } = owned;
+    pub(super) async fn give_back(&self, owned: &OwnedBlock) -> Result<Done, LeaseError> {
+        let OwnedBlock { pool, object, .. } = owned;
         let (name, lease) = (&object.holder.store, object.lease_id());
         // One in another directory nobody sees; it comes from the cluster and becomes part of a path.
         if !is_valid_name(name) {
             return Ok(Done::All);
         }
         let Some(registry) = self.registry(pool).await? else { return Ok(Done::Others) };
-        if self.brain.supplier.give_back_ahead(&registry, object).await? {
+        if self.agent.block_provider.give_back_ahead(&registry, object).await? {
             return Ok(Done::All);
         }
         let place = self.ledgers.join(name);
@@ -49,12 +49,12 @@ impl Leases {
         Ok(Done::All)
     }
 
-    async fn registry(&self, pool: &str) -> Result<Option<Cluster>, LeaseError> {
+    async fn registry(&self, pool: &str) -> Result<Option<ApiRegistry>, LeaseError> {
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = timeout(ASK_MAX, pools.get_opt(pool)).await;
         let found = found.map_err(|_| LeaseError::NoAnswer)?;
         let found = found.map_err(|error| LeaseError::request(format!("pool {pool}"), &error))?;
-        let requests = &self.brain.metrics.address_requests;
-        Ok(found.and_then(|pool| Cluster::of(&self.client, &pool, requests)))
+        let requests = &self.agent.metrics.address_requests;
+        Ok(found.and_then(|pool| ApiRegistry::of(&self.client, &pool, requests)))
     }
 }

@@ -48,7 +48,7 @@ fn exec_finds_the_first_regular_file_in_cni_path() -> Result<(), Error> {
 fn exec_file_that_cannot_be_run_is_an_error() {
     let rig = Rig::new();
     let file = rig.script("plugin", "");
-    fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let error = exec().run(&file, &environment(&rig), b"").unwrap_err();
     assert_eq!(error.code, 5);
     assert!(error.msg.starts_with(&format!("run {}: ", file.display())), "{error}");

@@ -10,8 +10,8 @@ use neutron::port::{Port, Subnet};
 use neutron::vif::{Kind, Vif};
 
 use super::{Allocator, NODE, POD, SUBPORT, Trouble, marks};
-use crate::neutron::pod_subject::Subject;
-use crate::neutron::port_request::Wish;
+use crate::neutron::pod_subject::PodSubject;
+use crate::neutron::port_request::PortRequest;
 use crate::neutron::port_rules::Driver;
 use kube_support::events::EventReason;
 
@@ -19,8 +19,8 @@ impl Allocator {
     /// Gives up what a pod has and does not wish for any more.
     pub(super) async fn drop_unwished(
         &self,
-        subject: &Subject,
-        wishes: &[Wish],
+        subject: &PodSubject,
+        wishes: &[PortRequest],
         (state, written): (&mut PodState, &PodState),
     ) -> Result<(), Trouble> {
         let had: Vec<(String, Vif)> =
@@ -48,8 +48,8 @@ impl Allocator {
 }
 
 /// Is a VIF what is wished for: on this subnet, plugged in like this, with these addresses?
-fn fits(vif: &Vif, wish: &Wish, subnet: &Subnet) -> bool {
-    let Wish { name: _, subnet: _, driver, addresses, mac } = wish;
+fn fits(vif: &Vif, wish: &PortRequest, subnet: &Subnet) -> bool {
+    let PortRequest { name: _, subnet: _, driver, addresses, mac } = wish;
     let plugged = match &vif.kind {
         Kind::VlanNested { .. } => Driver::NestedVlan,
         Kind::MacvlanNested => Driver::NestedMacvlan,
@@ -64,8 +64,8 @@ fn fits(vif: &Vif, wish: &Wish, subnet: &Subnet) -> bool {
 }
 
 /// The same of a port that was made for this interface, before it is plugged in anywhere.
-pub(super) fn serves(port: &Port, wish: &Wish, subnet: &Subnet) -> bool {
-    let Wish { name: _, subnet: _, driver, addresses, mac } = wish;
+pub(super) fn serves(port: &Port, wish: &PortRequest, subnet: &Subnet) -> bool {
+    let PortRequest { name: _, subnet: _, driver, addresses, mac } = wish;
     let made = match () {
         () if port.device_owner == SUBPORT || marks(port).any(|mark| mark.starts_with(POD)) => {
             Driver::NestedVlan
@@ -99,7 +99,7 @@ mod tests {
             dns_nameservers: Vec::new(),
             host_routes: Vec::new(),
         };
-        let wish = |driver, addresses: &[&str]| Wish {
+        let wish = |driver, addresses: &[&str]| PortRequest {
             name: "eth1".into(),
             subnet: String::new(),
             driver,
@@ -130,7 +130,7 @@ mod tests {
         for (mac, expected) in
             [("02:00:00:00:00:0a", true), ("02:00:00:00:00:0A", true), ("02:00:00:00:00:0b", false)]
         {
-            let wish = Wish { mac: Some(mac.into()), ..wish(Driver::NeutronVif, &[]) };
+            let wish = PortRequest { mac: Some(mac.into()), ..wish(Driver::NeutronVif, &[]) };
             assert_eq!((fits(&vif, &wish, &own), serves(&port, &wish, &own)), (expected, expected), "{mac}");
         }
         // In a trunk, or beside a node's own port: it says so itself. The hardware address of a macvlan is the pod's.
@@ -145,7 +145,7 @@ mod tests {
                 let wish = wish(asked, &["10.1.0.5"]);
                 assert_eq!(serves(&port, &wish, &own), asked == driver, "{wish:?} {port:?}");
             }
-            let wish = Wish { mac: Some("02:00:00:00:00:0b".into()), ..wish(driver, &[]) };
+            let wish = PortRequest { mac: Some("02:00:00:00:00:0b".into()), ..wish(driver, &[]) };
             assert_eq!(serves(&port, &wish, &own), !mac_counts, "{port:?}");
         }
     }

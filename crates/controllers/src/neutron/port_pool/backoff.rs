@@ -10,9 +10,9 @@ const RESTS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs
 
 /// The pools that rest: for how long, and until when.
 #[derive(Debug, Default)]
-pub(crate) struct Rests(BTreeMap<Key, (Duration, Instant)>);
+pub(crate) struct Backoff(BTreeMap<Key, (Duration, Instant)>);
 
-impl Rests {
+impl Backoff {
     /// Forgets all pools but these, which run low.
     pub(crate) fn keep(&mut self, low: &[(Key, usize)]) {
         self.0.retain(|key, _| low.iter().any(|(known, _)| known == key));
@@ -43,16 +43,18 @@ mod tests {
     fn a_pool_that_cannot_be_filled_rests_longer_and_longer_and_no_other_does() {
         let key = |subnet: &str| Key { host: "a".into(), subnet: subnet.into(), groups: Vec::new() };
         let (bad, good) = (key("bad"), key("good"));
-        let (mut rests, mut now) = (Rests::default(), Instant::now());
+        let (mut backoff, mut now) = (Backoff::default(), Instant::now());
         for seconds in [2, 4, 8, 16, 32, 60, 60] {
-            rests.failed(&bad, now);
+            backoff.failed(&bad, now);
             let rest = Duration::from_secs(seconds);
-            assert!(!rests.is_due(&bad, now + rest - Duration::from_millis(1)) && rests.is_due(&good, now));
+            assert!(
+                !backoff.is_due(&bad, now + rest - Duration::from_millis(1)) && backoff.is_due(&good, now)
+            );
             now += rest;
-            assert!(rests.is_due(&bad, now), "{seconds}");
+            assert!(backoff.is_due(&bad, now), "{seconds}");
         }
-        rests.keep(&[(good, 1)]);
-        rests.failed(&bad, now);
-        assert!(rests.is_due(&bad, now + RESTS.0), "what was forgotten begins anew");
+        backoff.keep(&[(good, 1)]);
+        backoff.failed(&bad, now);
+        assert!(backoff.is_due(&bad, now + RESTS.0), "what was forgotten begins anew");
     }
 }

@@ -18,7 +18,7 @@ use npwg::status::NETWORK_STATUS;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::{Case, Desk, PARALLEL, Stage};
+use super::{Case, PARALLEL, PortReconciler, Stage};
 use crate::neutron::vif_writer;
 use crate::neutron::vif_writer::Unwritten;
 
@@ -100,12 +100,12 @@ impl Case {
     }
 }
 
-// === impl Desk ===
+// === impl PortReconciler ===
 
-impl Desk {
+impl PortReconciler {
     /// Looks which ports have become ACTIVE: soon after a node has said that they are plugged in, and now and then, for
     /// who says nothing; never so often that many pods, one after the other, have a look each.
-    pub(super) async fn activate(self: Arc<Desk>) {
+    pub(super) async fn activate(self: Arc<PortReconciler>) {
         let (mut pause, mut due) = (LOOKS.0, Instant::now());
         let (mut looked, mut gap) = (Instant::now(), Duration::ZERO);
         let mut late_looked = Instant::now();
@@ -135,8 +135,8 @@ impl Desk {
                     pause = if progress.is_empty() { (pause * 2).min(LOOKS.1) } else { LOOKS.0 * 4 };
                     stream::iter(progress)
                         .for_each_concurrent(PARALLEL, |uid| {
-                            let desk = Arc::clone(&self);
-                            async move { desk.confirm(&uid).await }
+                            let reconciler = Arc::clone(&self);
+                            async move { reconciler.confirm(&uid).await }
                         })
                         .await;
                 }
@@ -185,7 +185,7 @@ impl Desk {
     }
 
     /// The second phase: all of a pod's ports are ACTIVE.
-    async fn confirm(self: Arc<Desk>, uid: &str) {
+    async fn confirm(self: Arc<PortReconciler>, uid: &str) {
         let Some(mut confirmed) = self.cases().get_mut(uid).and_then(Case::begin_confirmation) else {
             return;
         };
@@ -229,13 +229,13 @@ mod tests {
     use npwg::metadata::Pod;
 
     use super::*;
-    use crate::neutron::pod_subject::Subject;
+    use crate::neutron::pod_subject::PodSubject;
 
     #[test]
     fn who_may_wait_for_ever_is_asked_for_when_it_is_their_turn_alone() {
         let waiting = |annotations: &[&str]| {
             let annotations = annotations.iter().map(|key| ((*key).to_owned(), String::new())).collect();
-            let subject = Subject { pod: Pod { annotations, ..Pod::default() }, ..Subject::default() };
+            let subject = PodSubject { pod: Pod { annotations, ..Pod::default() }, ..PodSubject::default() };
             Case::new(&Arc::new(subject), PodState::default(), Stage::Waiting)
         };
         let (silent, said) = (waiting(&[]), waiting(&[NETWORK_STATUS]));

@@ -16,12 +16,12 @@ use thiserror::Error;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::{Desk, PARALLEL};
-use crate::neutron::pod_subject::Subject;
+use super::{PARALLEL, PortReconciler};
+use crate::neutron::pod_subject::PodSubject;
 use crate::neutron::port_allocator::owner;
 use crate::neutron::port_pool::User;
 use kube_support::api_error;
-use kube_support::kuryr::{KuryrPort, Place, Unread};
+use kube_support::kuryr::{KuryrPort, Unread, VifLocation};
 
 /// What becomes of a port that nobody has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(super) enum ComparisonError {
     #[error("{0}")]
     Ports(neutron::Error),
     /// The KuryrPorts cannot be listed.
-    #[error("list kuryrports: {}", api_error::said(.0))]
+    #[error("list kuryrports: {}", api_error::describe(.0))]
     KuryrPorts(kube::Error),
 }
 
@@ -73,8 +73,8 @@ impl Written {
     }
 }
 
-impl Desk {
-    pub(super) async fn compare_again(self: Arc<Desk>) {
+impl PortReconciler {
+    pub(super) async fn compare_again(self: Arc<PortReconciler>) {
         let mut suspects = BTreeSet::new();
         loop {
             sleep(self.every).await;
@@ -171,16 +171,16 @@ impl Desk {
             living: living.clone().map(|subject| subject.pod.uid.clone()).collect(),
             ..Written::default()
         };
-        for Subject { pod, .. } in living.map(Arc::as_ref) {
+        for PodSubject { pod, .. } in living.map(Arc::as_ref) {
             let text = || pod.annotations.get(kube_support::kuryr::ANNOTATION).cloned().unwrap_or_default();
             let user = match self.place {
-                Place::Annotation => User::Pod(pod.uid.clone()),
+                VifLocation::Annotation => User::Pod(pod.uid.clone()),
                 // Of the time before KuryrPorts, or its author's: it may keep a port from others, and no more.
-                Place::Kuryrport => User::Somebody,
+                VifLocation::Kuryrport => User::Somebody,
             };
             written.add(&user, kube_support::kuryr::of_annotation(pod), text);
         }
-        if self.place == Place::Kuryrport {
+        if self.place == VifLocation::Kuryrport {
             let ports: Api<KuryrPort> = Api::all(self.client.clone());
             let listed = match ports.list(&kube::api::ListParams::default()).await {
                 Ok(all) => all.items,

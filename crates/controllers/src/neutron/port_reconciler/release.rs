@@ -9,7 +9,7 @@ use thiserror::Error;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::{Case, Desk, PAUSES, Stage, jittered};
+use super::{Case, PAUSES, PortReconciler, Stage, jittered};
 use crate::neutron::vif_writer::{self, WriteError};
 
 /// Failure of the end of a case.
@@ -26,8 +26,8 @@ enum ReleaseError {
     LetGo(#[from] WriteError),
 }
 
-impl Desk {
-    pub(super) async fn release(self: Arc<Desk>, uid: String) {
+impl PortReconciler {
+    pub(super) async fn release(self: Arc<PortReconciler>, uid: String) {
         let mut pause = PAUSES.0;
         let mut released = BTreeSet::new();
         loop {

@@ -13,19 +13,19 @@ use tokio::sync::watch::Receiver;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::{Case, Desk, PAUSES, Stage, Written, jittered, selection};
-use crate::neutron::pod_subject::Subject;
+use super::{Case, PAUSES, PortReconciler, Stage, Written, jittered, selection};
+use crate::neutron::pod_subject::PodSubject;
 use crate::neutron::port_allocator::Trouble;
-use crate::neutron::port_request::{self, RequestError, Wish};
+use crate::neutron::port_request::{self, PortRequest, RequestError};
 use crate::neutron::vif_writer;
 use crate::neutron::vif_writer::Unwritten;
 use kube_support::events::EventReason;
-use kube_support::kuryr::Place;
+use kube_support::kuryr::VifLocation;
 use kube_support::resources::Key;
 
 /// What a pod wishes for.
 pub(super) struct Wishes {
-    pub(super) wishes: Vec<Wish>,
+    pub(super) wishes: Vec<PortRequest>,
     /// Why an annotation of it is as good as none.
     pub(super) ignored: Vec<String>,
 }
@@ -39,8 +39,8 @@ enum Tried {
     Gone,
 }
 
-impl Desk {
-    pub(super) async fn work(self: Arc<Desk>, uid: String) {
+impl PortReconciler {
+    pub(super) async fn work(self: Arc<PortReconciler>, uid: String) {
         let mut pause = PAUSES.0;
         let mut told: Option<Trouble> = None;
         let mut unsure = false;
@@ -106,7 +106,7 @@ impl Desk {
 
     /// Waits until it is worth another try: for a while, or until a definition changes, or this pod leaves or selects
     /// something else.
-    async fn rest(&self, tried: &Subject, pause: Duration, mut definitions: Receiver<u64>) {
+    async fn rest(&self, tried: &PodSubject, pause: Duration, mut definitions: Receiver<u64>) {
         let selected = selection(&tried.pod);
         let turned = |case: &Case| case.stage == Stage::Leaving || selection(&case.subject.pod) != selected;
         let turned = async {
@@ -129,7 +129,7 @@ impl Desk {
     async fn attempt(&self, case: &mut Case, unsure: bool) -> Result<Tried, Trouble> {
         let subject = Arc::clone(&case.subject);
         let pod = &subject.pod;
-        let adopts = self.place == Place::Kuryrport && case.state.is_empty();
+        let adopts = self.place == VifLocation::Kuryrport && case.state.is_empty();
         if adopts || unsure {
             let read = kube_support::kuryr::read(self.place, &self.client, pod).await;
             let read = read.map_err(|unread| Trouble {
@@ -176,7 +176,7 @@ impl Desk {
     }
 
     /// What a pod wishes for now, noted in its case.
-    fn note_wishes(&self, case: &mut Case) -> Result<Vec<Wish>, Trouble> {
+    fn note_wishes(&self, case: &mut Case) -> Result<Vec<PortRequest>, Trouble> {
         let subject = Arc::clone(&case.subject);
         let looked = self.looked(&subject);
         let Wishes { wishes, ignored } = self.wishes(&subject)?;
@@ -188,7 +188,7 @@ impl Desk {
     }
 
     /// Gets the ports for a pod's wishes, with what may have been made for it before.
-    async fn fulfil(&self, case: &mut Case, wishes: &[Wish], unsure: bool) -> Result<(), Trouble> {
+    async fn fulfil(&self, case: &mut Case, wishes: &[PortRequest], unsure: bool) -> Result<(), Trouble> {
         let subject = Arc::clone(&case.subject);
         let uid = &subject.pod.uid;
         let mut found =
@@ -201,7 +201,7 @@ impl Desk {
         self.allocator.fulfil(&subject, wishes, &found, (&mut case.state, &written)).await
     }
 
-    pub(super) fn wishes(&self, subject: &Subject) -> Result<Wishes, Trouble> {
+    pub(super) fn wishes(&self, subject: &PodSubject) -> Result<Wishes, Trouble> {
         let rules = &self.allocator.rules;
         let refused = |error: RequestError| Trouble::new(EventReason::NetworkRefused, error.to_string());
         let selected = port_request::selected(&subject.pod, rules).map_err(refused)?;
@@ -234,7 +234,7 @@ mod tests {
         let golden = include_str!("../../../../neutron/testdata/podstate-nochanges.json");
         let state = PodState::from_annotation(golden).unwrap();
         let subject = |object: &str, pending: bool| {
-            Arc::new(Subject { object: object.to_owned(), pending, ..Subject::default() })
+            Arc::new(PodSubject { object: object.to_owned(), pending, ..PodSubject::default() })
         };
         let mut case = Case::new(&subject("first", false), state, Stage::Active);
         assert!(case.is_written() && !case.is_written_elsewhere() && !case.may_get_ports());

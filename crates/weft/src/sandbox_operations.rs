@@ -1,0 +1,139 @@
+//! Operations on one sandbox: ADD, CHECK and DEL of the meta-plugin.
+//!
+//! An ADD is one call for all networks. The journal records each attachment when it is complete, so this module polls
+//! the journal and prints the attachments one by one.
+
+use std::thread;
+use std::time::Duration;
+
+use cni::{Error, Verb};
+use rpc::journal::{Entry, State};
+
+use crate::attachments::{self, AttachmentRow};
+use crate::meta_plugin_config::MetaPlugin;
+use cli_support::failure::Failure;
+use cli_support::output::Progress;
+use cli_support::terminal::plain;
+use node_support::journal_reader::Journal;
+use node_support::weft_cni::{Subject, WeftCni};
+
+/// Interval between two reads of the journal during an ADD.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// One sandbox, and everything that is needed to call the meta-plugin for it.
+#[derive(Clone, Debug)]
+pub(crate) struct SandboxOperations {
+    /// Program that runs the meta-plugin.
+    pub(crate) weft_cni: WeftCni,
+    /// Configuration of the meta-plugin.
+    pub(crate) meta_plugin: MetaPlugin,
+    /// CNI parameters of the sandbox.
+    pub(crate) subject: Subject,
+    /// Journal to which the meta-plugin writes.
+    pub(crate) journal: Journal,
+    /// Output for progress messages.
+    pub(crate) progress: Progress,
+}
+
+impl SandboxOperations {
+    /// Returns the operations on the sandbox of a journal entry, with the parameters of its ADD.
+    pub(crate) fn for_entry(
+        weft_cni: WeftCni,
+        meta_plugin: MetaPlugin,
+        entry: &Entry,
+        journal: Journal,
+        progress: Progress,
+    ) -> SandboxOperations {
+        let Entry { container_id, netns, ifname, args, path, .. } = entry;
+        let subject = Subject {
+            container: container_id.clone(),
+            netns: netns.clone(),
+            ifname: ifname.clone(),
+            args: args.clone(),
+            path: path.clone(),
+        };
+        SandboxOperations { weft_cni, meta_plugin, subject, journal, progress }
+    }
+
+    /// Attaches every network and returns the journal entry.
+    ///
+    /// # Errors
+    /// The error of the meta-plugin. The meta-plugin has then undone its changes, or the journal still has an entry.
+    pub(crate) fn attach(&self) -> Result<Entry, Failure> {
+        let mut printed = 0;
+        let outcome = thread::scope(|scope| {
+            let Ok(call) = thread::Builder::new().spawn_scoped(scope, || self.call(Verb::Add)) else {
+                // If no thread can be started, the attachments are printed at the end.
+                return self.call(Verb::Add);
+            };
+            while !call.is_finished() {
+                printed = self.print_attached(printed);
+                thread::sleep(PAUSE);
+            }
+            call.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        if let Err(error) = outcome {
+            return Err(self.with_next_step(error));
+        }
+        self.print_attached(printed);
+        let entry = self.journal.entry(&self.subject.container)?;
+        entry.ok_or_else(|| Failure::new("the sandbox was attached, but its journal has no entry"))
+    }
+
+    /// Prints the attachments that were completed after the first `printed` ones, and returns their total number.
+    fn print_attached(&self, printed: usize) -> usize {
+        let Ok(Some(entry)) = self.journal.entry(&self.subject.container) else { return printed };
+        let rows = attachments::rows(&entry);
+        let done = rows.iter().take_while(|row| row.state == State::Attached).count();
+        for AttachmentRow { network, interface, addresses, chain, milliseconds, .. } in
+            rows.iter().take(done).skip(printed)
+        {
+            let addresses = if addresses.is_empty() { "no address".to_owned() } else { addresses.join(", ") };
+            let line = format!("{interface} on {network} by {chain}: {addresses}, in {milliseconds} ms");
+            self.progress.line(format!("  attached {}", plain(&line)));
+        }
+        done.max(printed)
+    }
+
+    fn with_next_step(&self, error: Error) -> Failure {
+        let remaining = self.journal.entry(&self.subject.container).is_ok_and(|entry| entry.is_some());
+        let next = match remaining {
+            true => "some changes could not be undone; run weft detach to try again",
+            false => "all changes were undone",
+        };
+        Failure::from(error).next(next)
+    }
+
+    /// Runs CHECK of every attachment.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        Ok(self.call(Verb::Check)?)
+    }
+
+    /// Detaches every network of `entry`, the last one first, and prints each detached network.
+    pub(crate) fn detach(&self, entry: &Entry) -> Result<(), Failure> {
+        let outcome = self.call(Verb::Del);
+        let remaining = match &outcome {
+            Ok(()) => None,
+            Err(_) => self.journal.entry(&self.subject.container).ok().flatten(),
+        };
+        for (index, delegate) in entry.plan.delegates.iter().enumerate().rev() {
+            let was_attached =
+                entry.attachments.get(index).is_none_or(|before| before.state != State::Detached);
+            let state =
+                remaining.as_ref().and_then(|entry| entry.attachments.get(index)).map(|after| after.state);
+            if was_attached && (outcome.is_ok() || state == Some(State::Detached)) {
+                let line = format!("{} from {}", delegate.ifname, delegate.network);
+                self.progress.line(format!("  detached {}", plain(&line)));
+            }
+        }
+        outcome.map_err(|error| {
+            Failure::from(error)
+                .next("the journal has the remaining attachments; run weft detach to try again")
+        })
+    }
+
+    fn call(&self, verb: Verb) -> Result<(), Error> {
+        let MetaPlugin { object, .. } = &self.meta_plugin;
+        self.weft_cni.call(self.meta_plugin.name(), &object.to_json(), verb, &self.subject)
+    }
+}
