@@ -41,9 +41,9 @@ const IPV6: u16 = 0x86dd;
 /// Address of a packet to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Where it comes from.
+    /// Source address.
     Source,
-    /// Where it goes.
+    /// Destination address.
     Destination,
 }
 
