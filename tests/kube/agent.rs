@@ -31,6 +31,7 @@ fn select(networks: &str) -> Value {
     json!({ NETWORKS: networks })
 }
 
+// Requirements: NPWG1-5-1
 #[test]
 fn network_status_and_events_are_written_with_the_shipped_rbac() {
     let agent = node!();
@@ -77,6 +78,7 @@ fn network_status_and_events_are_written_with_the_shipped_rbac() {
     assert_nothing_left("DEL", &agent.machine, &before);
 }
 
+// Requirements: NPWG1-3.4.1-rule4
 #[test]
 fn missing_definition_is_an_event_and_leaves_nothing() {
     let agent = node!();
@@ -107,6 +109,7 @@ fn ignored_annotation_is_a_warning_event() {
     assert!(events.iter().any(|event| event.contains("[0].ips[0]")), "{events:?}");
 }
 
+// Requirements: M13
 #[test]
 fn pod_uid_identifies_a_recreated_pod() {
     let agent = node!();
@@ -183,6 +186,7 @@ fn pod_of(agent: &Agent, account: &str, name: &str, annotations: &Value) -> Stri
     agent.kube.json(["pod", "-n", NAMESPACE, name])["metadata"]["uid"].as_str().unwrap().to_owned()
 }
 
+// Requirements: M14
 #[test]
 fn namespace_isolation_and_accounts_hold_with_and_without_agent() {
     let agent = node!();
@@ -225,6 +229,7 @@ fn namespace_isolation_and_accounts_hold_with_and_without_agent() {
     }
 }
 
+// Requirements: M17
 #[test]
 fn network_status_is_written_again_after_it_was_overwritten() {
     let agent = node!();
@@ -350,6 +355,7 @@ fn failed_attachment_is_counted_in_metrics() {
     );
 }
 
+// Requirements: M25, V13-8.2-1
 #[test]
 fn rbac_roles_grant_only_the_rights_of_each_component() {
     let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };

@@ -242,6 +242,7 @@ fn hot_plug_does_not_enter_another_namespace_at_the_path() {
     assert_eq!(inside.lines().count(), 1, "{inside}");
 }
 
+// Requirements: M22
 #[test]
 fn executor_killed_during_hot_plug_continues_and_del_cleans_up() {
     let agent = node!("--hot-plug");

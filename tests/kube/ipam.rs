@@ -492,6 +492,7 @@ fn transfer_of_a_free_address_from_another_nodes_block() {
     assert_ipam_consistent(&nodes, &alone[..2 + usize::from(second_got_it)]);
 }
 
+// Requirements: V13-8-1, V13-8.1-1, V13-8.3-1
 #[test]
 fn ipamclaim_keeps_its_addresses_until_it_is_deleted() {
     let nodes = nodes!(2);

@@ -41,6 +41,7 @@ fn network(name: &str, spec: &str) -> String {
     )
 }
 
+// Requirements: NPWG1-3.1-1, NPWG1-3.1-2
 #[test]
 fn definition_crd_follows_the_npwg_specification() {
     let kube = server!();

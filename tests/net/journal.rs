@@ -29,6 +29,7 @@ fn world(host: &Host) -> (Cluster<'_>, Value) {
     (cluster, config)
 }
 
+// Requirements: M11, M27
 #[test]
 fn journal_del_needs_no_manifests_configuration_or_netns() {
     type Loss = fn(&Host, &Cluster<'_>, &mut Value, &mut testkit::Attachment<'_>, Pod) -> Option<Pod>;

@@ -67,6 +67,7 @@ fn example(name: &str) -> String {
     testkit::workspace().join("examples").join(name).display().to_string()
 }
 
+// Requirements: NPWG1-6.1-1, NPWG1-6.1.1-1, NPWG1-6.1.2-1
 #[test]
 fn installation_waits_for_the_default_network() {
     let node = node!();
@@ -114,6 +115,7 @@ fn installation_waits_for_the_default_network() {
     node.until_no_pod_runs();
 }
 
+// Requirements: NPWG1-1.1.6-1, NPWG1-2.1-2
 #[test]
 fn deployment_attaches_the_examples_and_writes_status() {
     let node = node!();

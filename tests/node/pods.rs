@@ -29,6 +29,7 @@ fn example(name: &str) -> String {
     std::fs::read_to_string(workspace().join("examples").join(name)).expect("an example")
 }
 
+// Requirements: NPWG1-6-1
 #[test]
 fn node_becomes_ready_and_runs_the_examples() {
     let node = node!();

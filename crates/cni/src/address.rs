@@ -47,7 +47,7 @@ pub fn parse_ip_or_cidr(text: &str) -> Option<IpNet> {
 
 /// Reads a hardware address of a length that Linux uses: 6 (Ethernet), 8 (EUI-64, GUID) or 20 bytes (IPoIB).
 ///
-/// As Go's `net.ParseMAC`: pairs of hexadecimal digits divided by `:` or `-`, or groups of four divided by `.`.
+/// As in Go's `net.ParseMAC`, pairs of hexadecimal digits are separated by `:` or `-`, or groups of four by `.`.
 pub fn parse_mac(text: &str) -> Option<Vec<u8>> {
     let (divider, digits) = match text.find(['-', '.']).map(|place| text.as_bytes()[place]) {
         Some(b'-') => ('-', 2),

@@ -16,11 +16,11 @@ use crate::result::{Dns, Success};
 use crate::shallow;
 use crate::version::Version;
 
-/// Largest configuration of a verb that removes, in bytes: a configuration, the result of a foreign plugin as
+/// Maximum size of the configuration of DEL and GC, in bytes: a configuration, the result of another plugin as
 /// `prevResult`, and the arguments of the runtime.
 pub const REMOVAL_MAX: usize = 4 * DOCUMENT_MAX;
 
-/// Deepest nesting of a configuration that every plugin can read, in levels. Decoders refuse from 128 levels on.
+/// Maximum nesting of a configuration that every plugin can read, in levels. Decoders refuse 128 levels.
 pub const NESTING_MAX: usize = 100;
 
 /// Configuration of a plugin whose common fields are validated.
@@ -70,13 +70,13 @@ impl Config {
         Config::new(serde_json::from_slice(&bytes).map_err(|cause| not_json(&cause))?, bytes, versions)
     }
 
-    /// Reads stdin of a verb that removes, DEL or GC, for a plugin that speaks `versions`.
+    /// Reads the configuration of DEL or GC for a plugin that supports `versions`.
     ///
-    /// A removal must not fail for the size or the nesting of values that the plugin does not read: values below
+    /// A removal must not fail because of the size or nesting of values that the plugin does not read. Values below
     /// [`NESTING_MAX`] levels read as `null`, and the document may be [`REMOVAL_MAX`] bytes long.
     ///
     /// # Errors
-    /// As [`Config::read`].
+    /// Those of [`Config::read`].
     pub fn read_for_removal(bytes: Vec<u8>, versions: &[Version]) -> Result<Config, Error> {
         check_length(&bytes, REMOVAL_MAX)?;
         Config::new(shallow::parse(&bytes, NESTING_MAX).map_err(|cause| not_json(&cause))?, bytes, versions)

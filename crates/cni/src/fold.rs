@@ -26,10 +26,11 @@ use crate::error::{Error, code, cut};
 const QUOTE_MAX: usize = 80;
 
 /// Decodes a document. Errors: code 6, not JSON; code 7, wrong type.
-pub fn from_slice<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T, Error> {
-    let value: Value = serde_json::from_slice(bytes)
-        .map_err(|cause| Error::new(code::DECODING_FAILURE, format!("{what} is not valid JSON: {cause}")))?;
-    from_value(&value, "").map_err(|error| error.context(what))
+pub fn from_slice<T: DeserializeOwned>(bytes: &[u8], document: &str) -> Result<T, Error> {
+    let value: Value = serde_json::from_slice(bytes).map_err(|cause| {
+        Error::new(code::DECODING_FAILURE, format!("{document} is not valid JSON: {cause}"))
+    })?;
+    from_value(&value, "").map_err(|error| error.context(document))
 }
 
 /// Decodes the raw value of `key`.

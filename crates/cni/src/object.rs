@@ -26,16 +26,16 @@ pub const DOCUMENT_MAX: usize = 1 << 20;
 pub struct Object(Vec<(String, Box<RawValue>)>);
 
 impl Object {
-    /// Reads one object and nothing after it; `what` names the document in the error (code 6).
-    pub fn parse(bytes: &[u8], what: &str) -> Result<Object, Error> {
+    /// Reads one object and nothing after it; `document` names the document in the error (code 6).
+    pub fn parse(bytes: &[u8], document: &str) -> Result<Object, Error> {
         if bytes.len() > DOCUMENT_MAX {
             return Err(Error::new(
                 code::DECODING_FAILURE,
-                format!("{what} is larger than {DOCUMENT_MAX} bytes"),
+                format!("{document} is larger than {DOCUMENT_MAX} bytes"),
             ));
         }
         serde_json::from_slice(bytes).map_err(|cause| {
-            Error::new(code::DECODING_FAILURE, format!("{what} is not a JSON object: {cause}"))
+            Error::new(code::DECODING_FAILURE, format!("{document} is not a JSON object: {cause}"))
         })
     }
 

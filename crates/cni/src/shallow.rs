@@ -1,7 +1,7 @@
-//! JSON values that are read down to a level, whatever is below it.
+//! Parser of JSON that reads values down to a level and ignores deeper ones.
 //!
-//! The decoder of [`serde_json`] refuses a document that nests 128 levels deep. A plugin that removes something reads only
-//! its own keys, which are near the top; a value that nobody reads must not keep it from its work.
+//! The decoder of [`serde_json`] refuses a document that nests 128 levels deep. A plugin that removes an attachment reads
+//! only its own keys, which are near the top. The nesting of other values must not prevent the removal.
 //!
 //! - Arrays and objects below the level read as `null`; the decoder skips them without recursion.
 //! - Of several entries with one key the last one counts.
@@ -22,7 +22,7 @@ pub(crate) fn parse(bytes: &[u8], levels: usize) -> Result<Value, serde_json::Er
     Ok(value)
 }
 
-/// Number of levels that are still read.
+/// Number of levels to read.
 #[derive(Clone, Copy)]
 struct Level(usize);
 

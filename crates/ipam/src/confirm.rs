@@ -42,7 +42,7 @@ pub(crate) async fn confirm_blocks<R: Registry>(
             }
             continue;
         };
-        // If the object was changed concurrently, the next request finds out by whom.
+        // If the object was changed concurrently, the next request reads its new holder.
         if let Some(confirmed) = allocator.confirm(&object).await? {
             response.confirmed.push((lease.clone(), confirmed));
         }

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_found_again() {
+    fn netlink_attributes_round_trip() {
         let mut attributes = Attributes::new();
         attributes.text(1, "weft").be32(2, 7).nested(3, |inner| {
             inner.be64(1, 9).bytes(2, &[1, 2, 3]);
@@ -206,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn a_string_ends_at_its_first_nul() {
+    fn netlink_string_ends_at_its_first_nul() {
         let mut attributes = Attributes::new();
         attributes.text(1, "we\0ft");
         assert_eq!(attributes.find(1), Some(&b"we\0"[..]));
     }
 
     #[test]
-    fn malformed_attributes_are_not_there() {
+    fn netlink_malformed_attributes_are_ignored() {
         for bytes in [&[255, 255, 1, 0][..], &[3, 0, 1, 0], &[8, 0, 1, 0, 1]] {
             assert_eq!(find(bytes, 1), None, "{bytes:?}");
             assert_eq!(items(bytes).count(), 0, "{bytes:?}");

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_makes_the_sum_all_ones() {
+    fn icmp_checksum_makes_the_sum_all_ones() {
         let packet = packet(8, [0x12, 0x34]);
         let sum =
             packet.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum::<u32>();

@@ -85,7 +85,7 @@ impl Error {
 
     /// Whether the cause was a lack of memory, descriptors, space or time, so that a later attempt may succeed. Any other
     /// failure is caused by the request and would recur.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         let of_time = [Errno::INTR, Errno::AGAIN, Errno::TIMEDOUT];
         self.errno().is_some_and(|errno| LACKING.contains(&errno) || of_time.contains(&errno))
     }
@@ -148,7 +148,7 @@ pub fn exists_is_fine(result: Result<(), Error>) -> Result<(), Error> {
 const LACKING: [Errno; 4] = [Errno::NOMEM, Errno::NOBUFS, Errno::MFILE, Errno::NFILE];
 
 /// Whether this process or the kernel lacked memory or descriptors; the failure is then independent of the request.
-pub fn is_lacking(cause: &io::Error) -> bool {
+pub fn lacks_resources(cause: &io::Error) -> bool {
     Errno::from_io_error(cause).is_some_and(|errno| LACKING.contains(&errno))
 }
 
@@ -157,17 +157,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_lacking_may_pass_and_what_was_refused_may_not() {
-        let may_pass = |errno| Error::kernel("change link eth0", errno).may_pass();
+    fn error_is_transient_for_lack_of_resources_only() {
+        let is_transient = |errno| Error::kernel("change link eth0", errno).is_transient();
         assert!(
-            [Errno::NOBUFS, Errno::NOMEM, Errno::MFILE, Errno::NFILE, Errno::INTR].into_iter().all(may_pass)
+            [Errno::NOBUFS, Errno::NOMEM, Errno::MFILE, Errno::NFILE, Errno::INTR]
+                .into_iter()
+                .all(is_transient)
         );
-        assert!(![Errno::INVAL, Errno::BUSY, Errno::NODEV, Errno::PERM].into_iter().any(may_pass));
-        assert!(!Error::protocol("change link eth0", "unreadable").may_pass());
+        assert!(![Errno::INVAL, Errno::BUSY, Errno::NODEV, Errno::PERM].into_iter().any(is_transient));
+        assert!(!Error::protocol("change link eth0", "unreadable").is_transient());
     }
 
     #[test]
-    fn the_sentence_is_a_path_in_lower_case() {
+    fn error_text_is_a_path_in_lower_case() {
         let error = Error::explained("create link net1 on eth9", Errno::NODEV, "Unknown parent");
         assert_eq!(error.to_string(), "create link net1 on eth9: no such device (Unknown parent)");
         assert_eq!(error.kind(), Kind::Absent);

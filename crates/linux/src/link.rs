@@ -6,7 +6,7 @@
 
 pub mod bridge;
 pub mod create;
-pub mod standing;
+pub mod snapshot;
 pub mod tap;
 
 use std::os::fd::{AsFd, AsRawFd};

@@ -24,11 +24,11 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of attempts for an interrupted dump; the last one is used as it is.
 pub const DUMP_TRIES: usize = 5;
 
-/// Room for one datagram from the kernel, in bytes. A link with alternative names may need more: then the buffer grows, and
-/// the question is repeated.
+/// Initial size of the receive buffer, in bytes. A link with alternative names may need more: then the buffer grows, and
+/// the request is repeated.
 const RECEIVE_SIZE: usize = 64 * 1024;
 
-/// Largest datagram that is received, in bytes.
+/// Maximum size of a received datagram, in bytes.
 const RECEIVE_MAX: usize = 16 << 20;
 
 /// Maximum size of a datagram that fits into a socket's default send buffer, in bytes.
@@ -44,7 +44,7 @@ pub enum Protocol {
     Route,
     /// nf_tables and connection tracking.
     Netfilter,
-    /// Families that are found by name.
+    /// Families that are looked up by name.
     Generic,
 }
 

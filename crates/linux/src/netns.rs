@@ -289,7 +289,7 @@ impl AsFd for Netns {
 ///
 /// # Errors
 /// [`crate::Kind::Denied`]: missing privilege.
-pub fn enter_files_of_host() -> Result<(), Error> {
+pub fn enter_host_mount_namespace() -> Result<(), Error> {
     let step = || "enter the mount namespace of process 1".to_owned();
     let open = |path: &str| File::open(path).map_err(|error| Error::io(format!("open {path}"), &error));
     let (mounts, root) = (open("/proc/1/ns/mnt")?, open("/proc/1/root")?);
@@ -372,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absent_namespace_is_absent_and_a_plain_file_cannot_be_entered() {
+    fn netns_missing_or_plain_file_cannot_be_opened() {
         let absent = Netns::open(Path::new("/run/netns/no such")).map(|_| ()).unwrap_err();
         assert_eq!(absent.kind(), crate::Kind::Absent);
         let plain = Netns::open(Path::new("/etc/hostname")).map(|_| ()).unwrap_err();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_namespace_is_itself() {
+    fn netns_own_has_a_stable_identity() {
         assert_eq!(Netns::own().unwrap().identity(), Netns::own().unwrap().identity());
     }
 }

@@ -131,12 +131,12 @@ fn only_to(port: u16) -> [SockFilter; 11] {
     ]
 }
 
-/// A datagram that is there already; an error of the other side's is no datagram.
+/// Reads a datagram that has already arrived; an ICMP error of the peer counts as none.
 fn datagram(socket: &UdpSocket, buffer: &mut [u8]) -> Option<usize> {
     rustix::net::recv(socket, buffer, RecvFlags::DONTWAIT).ok().map(|(length, _)| length)
 }
 
-/// A UDP socket that sends and receives by one link only, in the calling thread's namespace.
+/// Returns a UDP socket that sends and receives on one link only, in the calling thread's namespace.
 pub fn udp_on(name: &str, from: SocketAddrV4, to: SocketAddrV4) -> Result<UdpSocket, Error> {
     let operation = || format!("open socket from {from} to {to} on {name}");
     let failed = |error: std::io::Error| Error::io(operation(), &error);
@@ -147,8 +147,8 @@ pub fn udp_on(name: &str, from: SocketAddrV4, to: SocketAddrV4) -> Result<UdpSoc
     Ok(socket)
 }
 
-/// A UDP socket of IPv6 that sends and receives by one link only, in the calling thread's namespace; it is not connected,
-/// for who asks a group is answered by one of it.
+/// Returns a UDP socket of IPv6 that sends and receives on one link only, in the calling thread's namespace. It is not
+/// connected, because the answer to a multicast request comes from another address.
 pub fn udp6_on(name: &str, from: SocketAddrV6) -> Result<UdpSocket, Error> {
     let operation = || format!("open socket from {from} on {name}");
     let socket = UdpSocket::bind(from).map_err(|error| Error::io(operation(), &error))?;
@@ -169,7 +169,7 @@ fn wait_readable(socket: &OwnedFd, beside: Option<&UdpSocket>, until: Instant) -
     }
 }
 
-/// The same number in the other crate's words.
+/// Converts an errno of `nix` to one of `rustix`.
 fn of(errno: nix::errno::Errno) -> Errno {
     Errno::from_raw_os_error(errno as i32)
 }

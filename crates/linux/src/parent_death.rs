@@ -9,7 +9,7 @@
 //! ```
 //!
 //! - The process that is started is the one that executes the program: pid, process group, pipes and environment stay.
-//! - A program file that is being written («text file busy») is waited for.
+//! - While a program file is open for writing («text file busy»), executing it is retried.
 //! - Processes that the program starts are not covered.
 //!
 //! The opposite is a child that begins its work when its parent has exited: [`wait`].
@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Returns the command that runs `program` until the calling process exits.
 ///
-/// Where `/proc` does not show this program's own file, it is the command of `program` itself.
+/// If `/proc` does not show this program's own file, it is the command of `program` itself.
 pub fn command(program: &Path) -> Command {
     let own = Path::new("/proc/self/exe");
     let mut command = Command::new(if own.exists() { own } else { program });
@@ -46,7 +46,7 @@ pub fn command(program: &Path) -> Command {
 
 /// Executes `program` in place of the calling process, to be killed when the process `parent` exits.
 ///
-/// A busy file is tried again for `busy`. Returns only if the program cannot be executed.
+/// A busy file is retried for `busy`. Returns only if the program cannot be executed.
 pub fn exec(parent: u32, program: &Path, arguments: &[OsString], busy: Duration) -> io::Error {
     if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return errno.into();
@@ -68,7 +68,7 @@ pub fn exec(parent: u32, program: &Path, arguments: &[OsString], busy: Duration)
 /// Waits until the process `parent`, which started the calling process, has exited.
 ///
 /// # Errors
-/// What pidfd_open(2) or poll(2) reports; `parent` is no process id.
+/// Error of pidfd_open(2) or poll(2); `parent` is not a process id.
 pub fn wait(parent: u32) -> io::Result<()> {
     let pid = i32::try_from(parent).ok().and_then(Pid::from_raw).ok_or(ErrorKind::InvalidInput)?;
     let exit = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -76,7 +76,7 @@ pub fn wait(parent: u32) -> io::Result<()> {
         Err(Errno::SRCH) => return Ok(()),
         Err(errno) => return Err(errno.into()),
     };
-    // Another process may have the number of a parent that exited before: only a parent that is still one keeps its own.
+    // The number may be reused after an early exit of the parent: only a process that is still the parent is waited for.
     while is_parent(parent) {
         match poll(&mut [PollFd::new(&exit, PollFlags::IN)], None) {
             Ok(_) => return Ok(()),
@@ -87,7 +87,7 @@ pub fn wait(parent: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether `parent` is the parent of the calling process now.
+/// Whether `parent` is the current parent of the calling process.
 fn is_parent(parent: u32) -> bool {
     getppid().is_some_and(|pid| u32::try_from(pid.as_raw_nonzero().get()).is_ok_and(|pid| pid == parent))
 }
@@ -100,18 +100,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parent_that_exited_before_or_is_another_process_is_not_waited_for() {
+    fn parent_death_wait_ignores_other_processes() {
         let mut child = Command::new("true").spawn().unwrap();
         let gone = child.id();
         child.wait().unwrap();
         wait(gone).unwrap();
-        // It lives, and did not start this process.
+        // The process is alive and did not start this one.
         wait(std::process::id()).unwrap();
         assert_eq!(wait(0).unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
     #[test]
-    fn parent_that_lives_is_waited_for() {
+    fn parent_death_wait_blocks_until_the_parent_exits() {
         let parent = u32::try_from(getppid().unwrap().as_raw_nonzero().get()).unwrap();
         let (sender, receiver) = mpsc::channel();
         thread::spawn(move || sender.send(wait(parent).is_ok()));

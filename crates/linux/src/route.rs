@@ -1,6 +1,6 @@
 //! Routes.
 //!
-//! Routes we make carry our own protocol number, so that `ip route show proto 119` finds them all.
+//! Routes of weft have their own protocol number, so that `ip route show proto 119` finds them all.
 //!
 //! Source: rtnetlink(7) RTM_NEWROUTE/GETROUTE/DELROUTE; ip-route(8).
 
@@ -38,46 +38,46 @@ const METRIC_MTU: u16 = 2;
 const METRIC_ADVMSS: u16 = 8;
 /// `RTN_UNICAST`
 const UNICAST: u8 = 1;
-/// `RT_SCOPE_NOWHERE`: in a request to remove, any scope.
+/// `RT_SCOPE_NOWHERE`: any scope, in a request to remove a route.
 const ANY_SCOPE: u8 = 255;
 /// `RTNH_F_ONLINK`
 const ONLINK: u32 = 4;
 /// `RTM_F_CLONED`: a cache entry, not a route.
 const CLONED: u32 = 0x200;
 
-/// Who made a route: us. Not in any registry; 119 is `w`.
+/// Protocol number of weft's routes. It is in no registry; 119 is the letter `w`.
 pub const PROTOCOL: u8 = 119;
 
-/// `RTPROT_KERNEL`: made by the kernel itself.
+/// `RTPROT_KERNEL`: created by the kernel itself.
 const KERNEL: u8 = 2;
 
-/// The main routing table.
+/// Main routing table.
 pub const TABLE_MAIN: u32 = 254;
 
-/// A route: to add, to remove, or as the kernel describes it.
+/// Route to add or remove, or as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Destination network; host bits are cleared when it is sent.
     pub dst: IpNet,
-    /// Next hop; absent for what is reached directly.
+    /// Next hop; `None` for a directly connected destination.
     pub gateway: Option<IpAddr>,
     /// Index of the interface; 0 for routes without one.
     pub link: u32,
-    /// Address to send from.
+    /// Preferred source address.
     pub source: Option<IpAddr>,
-    /// Metric; lower wins. Absent: 0 for IPv4, 1024 for IPv6.
+    /// Metric; the lowest is preferred. `None` for the default: 0 for IPv4, 1024 for IPv6.
     pub priority: Option<u32>,
     /// Routing table.
     pub table: u32,
-    /// Scope: 0 global, 253 link, 254 host. IPv6 knows only 0.
+    /// Scope: 0 global, 253 link, 254 host. IPv6 has only 0.
     pub scope: u8,
-    /// Who made it.
+    /// Protocol number of its creator.
     pub protocol: u8,
-    /// MTU along the route, in bytes.
+    /// MTU of the route, in bytes.
     pub mtu: Option<u32>,
-    /// Maximal segment size to advertise, in bytes.
+    /// Maximum segment size to advertise, in bytes.
     pub advmss: Option<u32>,
-    /// The gateway is reachable although no route says so.
+    /// Whether the gateway counts as reachable without a route to it.
     pub onlink: bool,
 }
 
@@ -86,19 +86,19 @@ pub const SCOPE_LINK: u8 = 253;
 /// Scope of a route through a gateway.
 pub const SCOPE_GLOBAL: u8 = 0;
 
-/// What to do if there is such a route already.
+/// Behaviour if such a route exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
-    /// Refuse.
+    /// Fail.
     Refuse,
-    /// Replace the first that matches destination, metric and table.
+    /// Replace the first route with the same destination, metric and table.
     Replace,
-    /// Add beside it (multipath for IPv6); exactly the same one is refused.
+    /// Add it as another one (multipath for IPv6); an identical route is refused.
     Append,
 }
 
 impl Route {
-    /// A route through `link`, by `gateway` if there is one, in the main table.
+    /// Returns a route through `link`, by `gateway` if there is one, in the main table.
     pub fn new(dst: IpNet, link: u32, gateway: Option<IpAddr>) -> Route {
         Route {
             dst,
@@ -115,7 +115,7 @@ impl Route {
         }
     }
 
-    /// Does it lead everywhere?
+    /// Whether it is a default route.
     pub fn is_default(&self) -> bool {
         self.dst.prefix_len() == 0
     }
@@ -128,7 +128,7 @@ impl Route {
             source: 0,
             table: u8::try_from(*table).unwrap_or(0),
             protocol: *protocol,
-            // What is removed may have any scope, and its flags do not matter.
+            // A route to remove may have any scope, and its flags do not matter.
             scope: if kind == DELETE_ROUTE { ANY_SCOPE } else { *scope },
             action: UNICAST,
             flags: if *onlink && kind != DELETE_ROUTE { ONLINK } else { 0 },
@@ -164,7 +164,7 @@ impl Route {
         message
     }
 
-    /// `10.0.0.0/8 via 10.1.0.1`: for error texts.
+    /// Returns the route for an error: `10.0.0.0/8 via 10.1.0.1`.
     fn describe(&self) -> String {
         match self.gateway {
             Some(gateway) => format!("{} via {gateway}", self.dst),
@@ -177,14 +177,14 @@ impl Rtnl {
     /// Adds a route. `ip route add|replace|append DST [via GATEWAY] dev NAME …`
     ///
     /// # Errors
-    /// [`crate::Kind::Exists`] if `existing` is [`Existing::Refuse`] and there is one, or if exactly
-    /// this one is there; "network is unreachable" if the gateway is not.
+    /// [`crate::Kind::Exists`]: with [`Existing::Refuse`] if there is such a route, otherwise if this exact route exists.
+    /// "Network is unreachable": the gateway is not reachable.
     pub fn add_route(&mut self, route: &Route, existing: Existing) -> Result<(), Error> {
         let message = route.message(NEW_ROUTE);
         self.execute(existing.flags(), message, || format!("add route {}", route.describe()))
     }
 
-    /// Adds several routes in one datagram, in order; on failure those after it have still been tried.
+    /// Adds several routes in one datagram, in order; after a failure the later ones have still been tried.
     pub fn add_routes(&mut self, routes: &[Route], existing: Existing) -> Result<(), Error> {
         let requests =
             routes.iter().map(|route| Request { flags: existing.flags(), message: route.message(NEW_ROUTE) });
@@ -200,7 +200,7 @@ impl Rtnl {
         self.execute(0, message, || format!("remove route {}", route.describe()))
     }
 
-    /// The index of the link by which packets to this address leave; `None` if they do not. `ip route get ADDRESS`
+    /// Returns the index of the link by which packets to this address leave; `None` if there is no route. `ip route get ADDRESS`
     pub fn link_towards(&mut self, address: IpAddr) -> Result<Option<u32>, Error> {
         let fields = RouteFields { destination: IpNet::from(address).prefix_len(), ..RouteFields::default() };
         let mut query = Message::route(GET_ROUTE, family(address), fields);
@@ -216,7 +216,7 @@ impl Rtnl {
         }
     }
 
-    /// Every unicast route of a family, in all tables but `local`. `ip -4|-6 route show table all`
+    /// Returns every unicast route of a family, in all tables but `local`. `ip -4|-6 route show table all`
     pub fn routes(&mut self, family: Family) -> Result<Vec<Route>, Error> {
         let query = Message::route(GET_ROUTE, family.number(), RouteFields::default());
         let answers = self.dump(&query, || "list routes".to_owned())?;
@@ -225,8 +225,8 @@ impl Rtnl {
 }
 
 impl Rtnl {
-    /// The routes through one link in one table that somebody made: not those that the kernel makes for
-    /// addresses. First what is reached directly, so that they can be added again in this order.
+    /// Returns the routes through one link in one table that the kernel did not create itself. Directly connected ones come
+    /// first, so that all can be added again in this order.
     pub fn routes_through(&mut self, link: u32, table: u32) -> Result<Vec<Route>, Error> {
         let mut routes = self.routes(Family::V4)?;
         routes.extend(self.routes(Family::V6)?);
@@ -236,7 +236,7 @@ impl Rtnl {
     }
 }
 
-/// The two families that have routes.
+/// Address family of routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// IPv4.
@@ -272,7 +272,7 @@ impl Existing {
     }
 }
 
-/// The route of an answer; a multipath route is one for each hop.
+/// Returns the routes of an answer; a multipath route becomes one for each hop.
 fn unicast(message: &Message) -> Vec<Route> {
     let family = match message.byte_at(0) {
         INET => Family::V4,
@@ -314,13 +314,13 @@ fn unicast(message: &Message) -> Vec<Route> {
     if hops.is_empty() { vec![route] } else { next_hops(&route, hops) }
 }
 
-/// The table the kernel keeps for itself.
+/// Routing table that the kernel maintains.
 const TABLE_LOCAL: u32 = 255;
 
 /// Length of `struct rtnexthop`, in bytes.
 const HOP: usize = 8;
 
-/// One route for each hop of a multipath route.
+/// Returns one route for each hop of a multipath route.
 fn next_hops(route: &Route, mut hops: &[u8]) -> Vec<Route> {
     let mut routes = Vec::new();
     while let (Some(length), Some(index)) =

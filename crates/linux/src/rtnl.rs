@@ -1,7 +1,7 @@
-//! A conversation with the routing part of the kernel, in one namespace.
+//! Routing socket of one network namespace.
 //!
-//! The operations live beside the things they are about: [`crate::link`], [`crate::address`],
-//! [`crate::route`], [`crate::rule`], [`crate::tc`].
+//! Its operations are in the modules of their objects: [`crate::link`], [`crate::address`], [`crate::route`],
+//! [`crate::rule`], [`crate::tc`].
 
 pub(crate) mod message;
 
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::netlink::{Failure, Protocol, Request, Socket};
 use message::Message;
 
-/// A routing socket.
+/// Routing socket.
 #[derive(Debug)]
 pub struct Rtnl {
     socket: Socket,
@@ -21,7 +21,7 @@ impl Rtnl {
         Ok(Rtnl { socket: Socket::open(Protocol::Route)? })
     }
 
-    /// One request without an answer.
+    /// Sends one request without an answer.
     pub(crate) fn execute(
         &mut self,
         flags: u16,
@@ -34,7 +34,7 @@ impl Rtnl {
         }
     }
 
-    /// Several requests in one datagram; `operation` names the one that failed by its index.
+    /// Sends several requests in one datagram; `operation` names the failed one by its index.
     pub(crate) fn execute_all(
         &mut self,
         requests: Vec<Request<Message>>,
@@ -52,7 +52,7 @@ impl Rtnl {
         }
     }
 
-    /// One request with answers.
+    /// Sends one request and returns its answers.
     pub(crate) fn ask(
         &mut self,
         message: Message,
@@ -61,7 +61,7 @@ impl Rtnl {
         self.ask_all(vec![Request { flags: 0, message }], operation)
     }
 
-    /// Several requests with answers, in one datagram.
+    /// Sends several requests in one datagram and returns their answers.
     pub(crate) fn ask_all(
         &mut self,
         requests: Vec<Request<Message>>,
@@ -70,7 +70,7 @@ impl Rtnl {
         self.socket.exchange(requests).map_err(|failure| failure.of(operation()))
     }
 
-    /// Everything of a kind.
+    /// Returns all objects of a kind.
     pub(crate) fn dump(
         &mut self,
         message: &Message,

@@ -1,4 +1,4 @@
-//! Policy rules: which routing table a packet is looked up in.
+//! Policy rules, which choose the routing table of a packet.
 //!
 //! Source: rtnetlink(7) RTM_NEWRULE/GETRULE/DELRULE; ip-rule(8).
 
@@ -22,21 +22,21 @@ const MADE_BY: u16 = 21;
 /// `FR_ACT_TO_TBL`
 const TO_TABLE: u8 = 1;
 
-/// A rule by source address.
+/// Policy rule by source address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Packets from here …
+    /// Source of the packets.
     pub from: IpNet,
-    /// … are looked up in this table.
+    /// Routing table.
     pub table: u32,
-    /// Order among rules; lower first. Absent: the kernel puts it before all but the first.
+    /// Priority, lowest first. `None`: the kernel puts the rule before all but the first.
     pub priority: Option<u32>,
-    /// Who made it.
+    /// Protocol number of its creator.
     pub protocol: u8,
 }
 
 impl Rule {
-    /// A rule of ours.
+    /// Returns a rule with weft's protocol number.
     pub fn new(from: IpNet, table: u32) -> Rule {
         Rule { from, table, priority: None, protocol: PROTOCOL }
     }
@@ -73,14 +73,14 @@ impl Rtnl {
         self.execute(0, message, || format!("remove rule from {} lookup {}", rule.from, rule.table))
     }
 
-    /// The tables that rules of a family lead to, whatever the rules look at.
+    /// Returns the tables of all rules of a family, whatever their conditions are.
     pub fn tables_of_rules(&mut self, of: Family) -> Result<Vec<u32>, Error> {
         let query = Message::route(GET_RULE, of.number(), RouteFields::default());
         let answers = self.dump(&query, || "list rules".to_owned())?;
         Ok(answers.iter().filter(|answer| answer.kind() == NEW_RULE).map(table).collect())
     }
 
-    /// The rules by source address of a family; others are left out. `ip -4|-6 rule show`
+    /// Returns the rules of a family by source address; others are left out. `ip -4|-6 rule show`
     pub fn rules(&mut self, of: Family) -> Result<Vec<Rule>, Error> {
         let query = Message::route(GET_RULE, of.number(), RouteFields::default());
         let answers = self.dump(&query, || "list rules".to_owned())?;
@@ -88,7 +88,7 @@ impl Rtnl {
     }
 }
 
-/// The table; its number may be too large for the byte.
+/// Returns the table, whose number may be too large for the byte in the header.
 fn table(message: &Message) -> u32 {
     message.attributes.find(TABLE).and_then(ne32_of).unwrap_or_else(|| u32::from(message.byte_at(4)))
 }

@@ -1,26 +1,26 @@
-//! Kernel parameters under `/proc/sys`, of the network namespace the calling thread is in.
+//! Kernel parameters under `/proc/sys`, in the network namespace of the calling thread.
 //!
-//! Rules: a key is checked before it becomes a path; it never leaves `/proc/sys`. To act in another
-//! namespace, call from inside [`crate::Netns::run`].
+//! A key is validated before it becomes a path, and the path never leaves `/proc/sys`. For another namespace, call these
+//! functions inside [`crate::Netns::run`].
 //!
-//! Source: sysctl(8) on `.` and `/` in names (the first separator decides which is which).
+//! Source: sysctl(8) on `.` and `/` in names (the first separator decides the notation).
 
 use std::fs;
 use std::path::PathBuf;
 
 use crate::error::Error;
 
-/// Longest key, in bytes.
+/// Maximum length of a key, in bytes.
 const KEY_MAX: usize = 256;
 
-/// A checked key, in path form (`net/ipv4/conf/eth0.100/arp_notify`).
+/// Validated key as a path (`net/ipv4/conf/eth0.100/arp_notify`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key(String);
 
 impl Key {
-    /// Checks a key in either notation: `net.ipv4.ip_forward` or `net/ipv4/conf/eth0.100/forwarding`.
+    /// Validates a key in either notation: `net.ipv4.ip_forward` or `net/ipv4/conf/eth0.100/forwarding`.
     ///
-    /// In dotted notation a `/` stands for a `.` inside a component, as sysctl(8) has it.
+    /// In dotted notation a `/` stands for a `.` inside a component, as in sysctl(8).
     pub fn new(text: &str) -> Option<Key> {
         let dotted = match (text.find('.'), text.find('/')) {
             (Some(dot), Some(slash)) => dot < slash,
@@ -44,7 +44,7 @@ impl Key {
         (path.len() <= KEY_MAX && path.split('/').all(legal)).then_some(Key(path))
     }
 
-    /// The key in path form, relative to `/proc/sys`.
+    /// Returns the key as a path relative to `/proc/sys`.
     pub fn as_path(&self) -> &str {
         &self.0
     }
@@ -62,7 +62,7 @@ pub fn read(key: &Key) -> Result<String, Error> {
     }
 }
 
-/// Writes a parameter, with a newline: of an empty value nothing would be written. `sysctl -w KEY=VALUE`
+/// Writes a parameter with a newline, because an empty value would otherwise write nothing. `sysctl -w KEY=VALUE`
 pub fn write(key: &Key, value: &str) -> Result<(), Error> {
     fs::write(key.file(), format!("{value}\n"))
         .map_err(|error| Error::io(format!("write sysctl {} = {value:?}", key.0), &error))
@@ -70,7 +70,7 @@ pub fn write(key: &Key, value: &str) -> Result<(), Error> {
 
 /// Writes a parameter of one interface: `net/FAMILY/conf/INTERFACE/NAME`.
 ///
-/// `sysctl -w net/ipv6/conf/eth0/accept_dad=0`. The interface name must have been checked before.
+/// `sysctl -w net/ipv6/conf/eth0/accept_dad=0`. The interface name must be valid.
 pub fn write_interface(family: Family, interface: &str, name: &str, value: &str) -> Result<(), Error> {
     write(&interface_key(family, interface, name)?, value)
 }
@@ -82,10 +82,10 @@ pub fn read_interface(family: Family, interface: &str, name: &str) -> Result<Str
 
 fn interface_key(family: Family, interface: &str, name: &str) -> Result<Key, Error> {
     let text = format!("net/{}/conf/{interface}/{name}", family.as_str());
-    Key::new(&text).ok_or_else(|| Error::protocol(format!("sysctl {text:?}"), "not a legal key"))
+    Key::new(&text).ok_or_else(|| Error::protocol(format!("sysctl {text:?}"), "not a valid key"))
 }
 
-/// The two families that have parameters per interface.
+/// Address family of parameters of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `net/ipv4`.
@@ -109,7 +109,7 @@ mod tests {
 
     // Requirements: G6
     #[test]
-    fn the_first_separator_decides_the_notation() {
+    fn sysctl_notation_is_decided_by_the_first_separator() {
         let path = |text: &str| Key::new(text).map(|key| key.as_path().to_owned());
         assert_eq!(path("net.ipv4.ip_forward").as_deref(), Some("net/ipv4/ip_forward"));
         assert_eq!(
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_cannot_leave_proc_sys() {
+    fn sysctl_key_cannot_leave_proc_sys() {
         let long = format!("net.{}", "x".repeat(300));
         for bad in [
             "",

@@ -1,7 +1,8 @@
-//! Traffic control: how fast a link may send, and where what it receives is sent on to.
+//! Traffic control: the rate at which a link sends, and the redirection of packets that it receives.
 //!
-//! Rules: numbers are bytes and bytes a second; the tree on a link is ours alone, so making it replaces
-//! what was there. What u32 filters look like is in [`filter`].
+//! - Sizes are in bytes, rates in bytes per second.
+//! - The root of a link belongs to weft: setting it replaces the present one.
+//! - u32 filters are in [`filter`].
 //!
 //! Source: tc(8), tc-tbf(8), tc-htb(8); kernel `include/uapi/linux/pkt_sched.h`, `net/sched/sch_tbf.c`,
 //! `sch_htb.c`, `sch_fifo.c`.
@@ -38,67 +39,67 @@ const HTB_CEIL64: u16 = 7;
 const ROOT: u32 = 0xffff_ffff;
 /// `TC_H_INGRESS`
 const INGRESS: u32 = 0xffff_fff1;
-/// `ffff:`, which the discipline at the entrance always has.
+/// `ffff:`, the fixed handle of the ingress discipline.
 const INGRESS_HANDLE: u32 = 0xffff_0000;
-/// `1:`, the one that ours has at the root.
+/// `1:`, the handle of weft's discipline at the root.
 const HANDLE: u32 = 0x1_0000;
 
 /// `TC_LINKLAYER_ETHERNET`
 const ETHERNET: u8 = 1;
-/// Nanoseconds of one tick in which the kernel counts the time that a full bucket lasts.
+/// Length of one tick, in which the kernel measures the time that a full bucket lasts, in nanoseconds.
 const TICK: u64 = 64;
 /// `TC_HTB_PROTOVER`
 const HTB_VERSION: u32 = 3;
-/// Bytes that a class may send in its turn; the kernel's own choice depends on the rate, and may be absurd.
+/// Bytes that a class may send in one round. The kernel's default depends on the rate and may be unsuitable.
 const QUANTUM: u32 = 60_000;
 
-/// A limit: tokens come in at a rate, and a bucket of them may be spent at once.
+/// Token bucket: tokens arrive at a rate, and a full bucket may be spent at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Bytes a second; at least 1.
+    /// Bytes per second; at least 1.
     pub rate: u64,
-    /// Size of the bucket in bytes: no larger packet ever passes.
+    /// Size of the bucket in bytes, which is also the maximum size of a packet.
     pub burst: u32,
-    /// Bytes that may wait for tokens; what comes then is dropped.
+    /// Bytes that may wait for tokens; further packets are dropped.
     pub limit: u32,
 }
 
-/// A limit as the kernel has it, which keeps the bucket's size as the time it lasts.
+/// Token bucket as the kernel reports it: the size of the bucket is the time it lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
-    /// Bytes a second.
+    /// Bytes per second.
     pub rate: u64,
-    /// The time a full bucket lasts, in ticks of 64 ns.
+    /// Time that a full bucket lasts, in ticks of 64 ns.
     pub ticks: u32,
-    /// Bytes that may wait; classes do not say.
+    /// Bytes that may wait; `None` for classes.
     pub limit: Option<u32>,
 }
 
-/// What stands at the root of a link.
+/// Queueing discipline at the root of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Root {
-    /// One bucket for everything (`tbf`).
+    /// One bucket for all packets (`tbf`).
     Bucket(Measured),
-    /// Classes (`htb`); what no filter chooses goes to this one.
+    /// Classes (`htb`); packets that match no filter use this class.
     Classes {
         /// Minor number of the class.
         default: u32,
     },
-    /// Anything else, by its name.
+    /// Another discipline, by its name.
     Other(String),
 }
 
 // === impl Bucket ===
 
 impl Bucket {
-    /// The time a full bucket lasts, in ticks; more than the kernel can count is its most.
+    /// Returns the time that a full bucket lasts, in ticks, at most the maximum that the kernel can represent.
     fn ticks(&self) -> u32 {
         let time = u128::from(self.burst) * 1_000_000_000 / u128::from(self.rate.max(1) * TICK);
         u32::try_from(time).unwrap_or(u32::MAX)
     }
 
-    /// Is this what the kernel has? Its conversions lose up to a thousandth of the bucket, and others count in
-    /// microseconds; what does not fit into its counter it cannot say.
+    /// Whether the kernel has this bucket. Its conversions lose up to a thousandth of the bucket, other tools measure in
+    /// microseconds, and values beyond the kernel's maximum are reported as that maximum.
     pub fn is(&self, measured: &Measured) -> bool {
         let ticks = self.ticks();
         let close = measured.ticks.abs_diff(ticks) <= 32 + ticks / 1000;
@@ -107,7 +108,7 @@ impl Bucket {
             && (close || ticks == u32::MAX)
     }
 
-    /// `struct tc_ratespec`: 12 bytes.
+    /// Returns `struct tc_ratespec`: 12 bytes.
     fn rate_bytes(rate: u64) -> [u8; 12] {
         let mut bytes = [0; 12];
         bytes[1] = ETHERNET;
@@ -115,10 +116,10 @@ impl Bucket {
         bytes
     }
 
-    /// `struct tc_tbf_qopt`
+    /// Returns `struct tc_tbf_qopt`.
     fn filter_bytes(&self) -> Vec<u8> {
         let mut bytes = Bucket::rate_bytes(self.rate).to_vec();
-        // No second, faster limit.
+        // There is no second, faster limit.
         bytes.extend([0; 12]);
         for number in [self.limit, self.ticks(), 0] {
             bytes.extend(number.to_ne_bytes());
@@ -126,7 +127,7 @@ impl Bucket {
         bytes
     }
 
-    /// `struct tc_htb_opt`: the rate is the ceiling, too.
+    /// Returns `struct tc_htb_opt`: the rate is also the ceiling.
     fn class_bytes(&self) -> Vec<u8> {
         let rate = Bucket::rate_bytes(self.rate);
         let mut bytes = [rate, rate].concat();
@@ -138,12 +139,12 @@ impl Bucket {
 }
 
 impl Rtnl {
-    /// Limits what a link sends. `tc qdisc replace dev NAME root handle 1: tbf rate R burst B limit L`
+    /// Limits the rate at which a link sends. `tc qdisc replace dev NAME root handle 1: tbf rate R burst B limit L`
     pub fn limit(&mut self, link: u32, name: &str, bucket: &Bucket) -> Result<(), Error> {
         let mut message = Message::traffic(NEW_QDISC, link, HANDLE, ROOT, 0);
         message.attributes.text(KIND, "tbf").nested(OPTIONS, |options| {
             options.bytes(PARAMETERS, &bucket.filter_bytes());
-            // In bytes: as a time, a large bucket of a slow link would not fit.
+            // In bytes, because a large bucket of a slow link would not fit as a time.
             options.ne32(TBF_BURST, bucket.burst);
             if bucket.rate > u64::from(u32::MAX) {
                 options.bytes(TBF_RATE64, &bucket.rate.to_ne_bytes());
@@ -167,7 +168,7 @@ impl Rtnl {
         self.execute(NLM_F_CREATE | NLM_F_REPLACE, message, || format!("put classes at the root of {name}"))
     }
 
-    /// Adds a class with its limit and the queue of what waits.
+    /// Adds a class with its limit and the queue of its waiting packets.
     ///
     /// `tc class add dev NAME parent 1: classid 1:MINOR htb rate R ceil R burst B`, then
     /// `tc qdisc add dev NAME parent 1:MINOR bfifo limit L`
@@ -188,18 +189,18 @@ impl Rtnl {
         self.execute_all(requests, |_| format!("add class 1:{minor:x} to {name}"))
     }
 
-    /// Lets filters see what a link receives. `tc qdisc add dev NAME ingress`
+    /// Adds an ingress discipline, which lets filters see the packets that a link receives. `tc qdisc add dev NAME ingress`
     ///
     /// # Errors
-    /// [`crate::Kind::Exists`] if there is such an entrance already.
-    pub fn add_entrance(&mut self, link: u32, name: &str) -> Result<(), Error> {
+    /// [`crate::Kind::Exists`]: there is one already.
+    pub fn add_ingress(&mut self, link: u32, name: &str) -> Result<(), Error> {
         let mut message = Message::traffic(NEW_QDISC, link, INGRESS_HANDLE, INGRESS, 0);
         message.attributes.text(KIND, "ingress").nested(OPTIONS, |_| {});
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("add ingress to {name}"))
     }
 
-    /// Is there an entrance that nobody uses: of `ingress`, not `clsact`, and without filters? `tc qdisc show dev NAME ingress`
-    pub fn has_bare_entrance(&mut self, link: u32, name: &str) -> Result<bool, Error> {
+    /// Whether there is an unused ingress discipline: `ingress`, not `clsact`, without filters. `tc qdisc show dev NAME ingress`
+    pub fn has_unused_ingress(&mut self, link: u32, name: &str) -> Result<bool, Error> {
         let is_ingress = |answer: &Message| {
             answer.kind() == NEW_QDISC
                 && answer.word_at(12) == INGRESS
@@ -215,22 +216,22 @@ impl Rtnl {
         }
     }
 
-    /// Removes the entrance with its filters. `tc qdisc del dev NAME ingress`
-    pub fn remove_entrance(&mut self, link: u32, name: &str) -> Result<(), Error> {
+    /// Removes the ingress discipline with its filters. `tc qdisc del dev NAME ingress`
+    pub fn remove_ingress(&mut self, link: u32, name: &str) -> Result<(), Error> {
         let message = Message::traffic(DELETE_QDISC, link, 0, INGRESS, 0);
         self.execute(0, message, || format!("remove ingress from {name}"))
     }
 
-    /// Removes what stands at the root: the link sends as fast as it can. `tc qdisc del dev NAME root`
+    /// Removes the discipline at the root, so that the link sends without a limit. `tc qdisc del dev NAME root`
     pub fn unlimit(&mut self, link: u32, name: &str) -> Result<(), Error> {
         let message = Message::traffic(DELETE_QDISC, link, 0, ROOT, 0);
         self.execute(0, message, || format!("remove the root of {name}"))
     }
 
-    /// What stands at the root of a link, if anybody put something there. `tc qdisc show dev NAME root`
+    /// Returns the discipline at the root of a link, if one was configured. `tc qdisc show dev NAME root`
     pub fn root(&mut self, link: u32, name: &str) -> Result<Option<Root>, Error> {
         let message = Message::traffic(GET_QDISC, link, 0, ROOT, 0);
-        // Without the echo the kernel tells everybody but who asked.
+        // Without the echo flag the kernel notifies every other listener but not the requester.
         let answers =
             self.ask_all(vec![Request { flags: NLM_F_ECHO, message }], || format!("read the root of {name}"));
         match answers {
@@ -240,7 +241,7 @@ impl Rtnl {
         }
     }
 
-    /// The limit of a class. `tc class show dev NAME classid 1:MINOR`
+    /// Returns the limit of a class. `tc class show dev NAME classid 1:MINOR`
     pub fn class(&mut self, link: u32, name: &str, minor: u16) -> Result<Option<Measured>, Error> {
         let query = Message::traffic(GET_CLASS, link, 0, 0, 0);
         let answers = self.dump(&query, || format!("list the classes of {name}"))?;
@@ -291,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_is_itself_within_what_conversions_lose() {
+    fn tc_bucket_matches_within_conversion_losses() {
         let bucket = Bucket { rate: 1_000_000, burst: 250_000, limit: 275_000 };
         assert_eq!(bucket.ticks(), 3_906_250, "a quarter of a second");
         let measured = |rate, ticks, limit| Measured { rate, ticks, limit: Some(limit) };
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_too_large_to_be_counted_is_the_largest() {
+    fn tc_bucket_beyond_the_maximum_matches_the_maximum() {
         let bucket = Bucket { rate: 125_000, burst: u32::MAX, limit: u32::MAX };
         assert_eq!(bucket.ticks(), u32::MAX);
         assert!(bucket.is(&Measured { rate: 125_000, ticks: 7, limit: None }));

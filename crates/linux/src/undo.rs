@@ -1,9 +1,9 @@
-//! Steps back: what was done is undone in reverse order unless it is committed.
+//! Undo steps: the effects of a setup are undone in reverse order unless it is committed.
 //!
-//! Setup pushes a step after each effect; leaving early undoes them all.
-//! A step that fails does not stop the others: undoing collects, it does not give up.
+//! The setup pushes a step after each effect; an early return undoes them all. A step that fails does not prevent the
+//! others.
 
-/// The steps back, newest last. Dropping it takes them.
+/// Undo steps, newest last. Dropping the value executes them.
 #[must_use = "dropping it undoes everything at once"]
 #[derive(Default)]
 pub struct Undo<'a> {
@@ -11,17 +11,17 @@ pub struct Undo<'a> {
 }
 
 impl<'a> Undo<'a> {
-    /// Nothing to undo yet.
+    /// Returns a value without steps.
     pub fn new() -> Undo<'a> {
         Undo { steps: Vec::new() }
     }
 
-    /// Remembers how to undo what was just done. The step must not panic and ignores what is gone.
+    /// Adds the step that undoes the last effect. The step must not panic, and ignores objects that no longer exist.
     pub fn push(&mut self, step: impl FnOnce() + 'a) {
         self.steps.push(Box::new(step));
     }
 
-    /// Everything succeeded: forget the steps.
+    /// Discards the steps, because everything succeeded.
     pub fn commit(mut self) {
         self.steps.clear();
     }
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_run_newest_first_and_not_after_commit() {
+    fn undo_steps_run_newest_first_and_not_after_commit() {
         let log = RefCell::new(Vec::new());
         let mut undo = Undo::new();
         undo.push(|| log.borrow_mut().push("first"));

@@ -1,8 +1,8 @@
-//! Connections to processes of this node.
+//! Connections to processes of this node, with a limit on their whole duration.
 //!
-//! A socket whose owner no longer accepts takes so many callers as its backlog holds, and then the next one waits for as long
-//! as it likes, whatever it meant to wait for an answer. One that says a little again and again has an answer waited for as long
-//! as it likes where each read has a limit of its own: so the whole has one.
+//! A socket whose owner does not accept queues as many clients as its backlog allows; the next connect(2) blocks without a
+//! limit. A server that sends a few bytes again and again can also delay an answer without a limit if only each read has
+//! a timeout. Therefore the whole connection has a deadline.
 //!
 //! Source: unix(7), connect(2), socket(7) `SO_RCVTIMEO`, `SO_SNDTIMEO`.
 
@@ -14,26 +14,27 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// Connects to a socket; that, and each write afterwards, may take `patience`.
+/// Connects to a socket; connecting, and each later write, may take `timeout`.
 ///
 /// # Errors
-/// [`io::ErrorKind::TimedOut`] if nobody took the call by then; else what connect(2) says.
-pub fn connect_within(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+/// [`io::ErrorKind::TimedOut`]: the server did not accept in time. Other kinds: the error of connect(2).
+pub fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+    set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
     match connect(&socket, &SocketAddrUnix::new(path)?) {
         Ok(()) => Ok(UnixStream::from(socket)),
-        Err(rustix::io::Errno::AGAIN) => {
-            Err(io::Error::new(ErrorKind::TimedOut, "nobody takes calls there: its owner does not run"))
-        }
+        Err(rustix::io::Errno::AGAIN) => Err(io::Error::new(
+            ErrorKind::TimedOut,
+            "no process accepts connections: the owner of the socket does not run",
+        )),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// A conversation that has an end, however often the other side says a little.
+/// Connection with a deadline, which does not depend on how often the peer sends.
 ///
-/// Reads and writes fail with [`ErrorKind::TimedOut`] once it is over, and with that or [`ErrorKind::WouldBlock`] if it ends while
-/// they wait.
+/// After the deadline reads and writes fail with [`ErrorKind::TimedOut`]; a read or write that is waiting then fails with that
+/// or with [`ErrorKind::WouldBlock`].
 #[derive(Debug)]
 pub struct Bounded<'a> {
     stream: &'a mut UnixStream,
@@ -41,12 +42,12 @@ pub struct Bounded<'a> {
 }
 
 impl Bounded<'_> {
-    /// From now on it may take `patience`.
-    pub fn within(stream: &mut UnixStream, patience: Duration) -> Bounded<'_> {
-        Bounded { stream, end: Instant::now() + patience }
+    /// Limits the stream to `timeout` from now on.
+    pub fn within(stream: &mut UnixStream, timeout: Duration) -> Bounded<'_> {
+        Bounded { stream, end: Instant::now() + timeout }
     }
 
-    /// What is left of its time; never nothing, which would be for ever.
+    /// Returns the remaining time; never zero, which the socket would interpret as no limit.
     fn left(&self) -> io::Result<Option<Duration>> {
         match self.end.saturating_duration_since(Instant::now()) {
             Duration::ZERO => Err(ErrorKind::TimedOut.into()),
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_whose_owner_takes_no_calls_holds_nobody_up() {
+    fn unix_connect_times_out_without_accept() {
         let path = std::env::temp_dir().join(format!("weft-backlog-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();

@@ -1,7 +1,7 @@
-//! Hearing from the kernel that something about the IPv6 of a namespace changed.
+//! Notification about changes to the links and the IPv6 configuration of a namespace.
 //!
-//! Rule: what is heard is *that* something changed, and whoever waits looks again: what the socket had no room for
-//! loses nothing, and nothing that was said is believed.
+//! A notification only says *that* something changed, and the receiver then reads the present state. So messages that the
+//! socket dropped lose nothing, and the content of messages is not used.
 //!
 //! Source: rtnetlink(7), `RTNLGRP_*` in `include/uapi/linux/rtnetlink.h`.
 
@@ -19,17 +19,17 @@ const LINKS: u32 = 1;
 const ADDRESSES: u32 = 9;
 /// `RTNLGRP_IPV6_ROUTE`
 const ROUTES: u32 = 11;
-/// Announcements that are taken off at a time, at most: a namespace that is never quiet must not keep its watcher.
+/// Maximum number of messages that are read at a time: a namespace with continuous changes must not block its watcher.
 const AT_A_TIME: usize = 1024;
 
-/// Hears of links, and of addresses and routes of IPv6.
+/// Watch on links, and on addresses and routes of IPv6.
 #[derive(Debug)]
 pub struct Watch {
     socket: netlink_sys::Socket,
 }
 
 impl Watch {
-    /// Begins to listen in the calling thread's namespace. `ip -6 monitor link address route`
+    /// Starts watching the calling thread's namespace. `ip -6 monitor link address route`
     pub fn open() -> Result<Watch, Error> {
         let failed = |error: std::io::Error| Error::io("listen to netlink", &error);
         let mut socket = netlink_sys::Socket::new(netlink_sys::protocols::NETLINK_ROUTE).map_err(failed)?;
@@ -40,7 +40,7 @@ impl Watch {
         Ok(Watch { socket })
     }
 
-    /// Waits until something has changed since the last call, or since it began to listen; false if nothing has by `until`.
+    /// Waits for a change since the last call, or since the start; returns false if there is none by `until`.
     pub fn wait(&self, until: Instant) -> Result<bool, Error> {
         let failed = |errno: Errno| Error::kernel("listen to netlink", errno);
         let left = until.saturating_duration_since(Instant::now());

@@ -1,8 +1,8 @@
-//! Forgetting tracked connections: exactly those, and as `conntrack -L` sees it.
+//! Test of the removal of tracked connections, with `conntrack -L`.
 //!
 //! ```text
 //!   Pod a ── eth0 10.1.0.5, fd00::5 ──┐ veth
-//!                                     └ a0 10.1.0.1, fd00::1  Host, which tracks
+//!                                     └ a0 10.1.0.1, fd00::1  Host, which tracks connections
 //! ```
 
 #![cfg(test)]
@@ -14,7 +14,7 @@ use linux::conntrack::Conntrack;
 use linux::nft::Protocol;
 use testkit::{Feature, Host, Pod, host};
 
-/// A host that tracks, and a pod that can reach it at once: no duplicate address detection.
+/// Returns a host that tracks connections, and a pod that can reach it at once: without duplicate address detection.
 fn tracking(host: &Host) -> Pod {
     let pod = host.pod("a");
     host.run(["nft", "add table inet t; add chain inet t c { type filter hook input priority 0; }; add rule inet t c ct state new"]);
@@ -26,7 +26,7 @@ fn tracking(host: &Host) -> Pod {
         netns.run(["ip", "-6", "address", "add", address6, "dev", link, "nodad"]);
         netns.run(["ip", "link", "set", link, "up"]);
     }
-    assert!(pod.pings("10.1.0.1") && pod.pings("fd00::1"), "the wire works");
+    assert!(pod.pings("10.1.0.1") && pod.pings("fd00::1"), "the veth pair works");
     pod
 }
 
@@ -34,13 +34,13 @@ fn conntrack(host: &Host) -> Conntrack {
     Netns::open(&host.handle()).expect("open the host's namespace").conntrack().expect("open a socket")
 }
 
-/// One datagram; nobody listens, but the flow is there.
+/// Sends one datagram. No process receives it, but the flow exists.
 fn send(pod: &Pod, from: &str, to: &str) {
     let socket = pod.within(|| UdpSocket::bind(from)).expect("bind");
     socket.send_to(b"weft", to).expect("send");
 }
 
-/// How many UDP flows to this port there are.
+/// Returns the number of UDP flows to this port.
 fn flows(host: &Host, port: u16) -> usize {
     let family = |family| {
         host.run(["conntrack", "-L", "-f", family, "-p", "udp", "--orig-port-dst", &port.to_string()])
@@ -49,7 +49,7 @@ fn flows(host: &Host, port: u16) -> usize {
 }
 
 #[test]
-fn flows_to_a_port_are_forgotten_in_both_families_and_no_others() {
+fn conntrack_removes_flows_to_a_port_in_both_families() {
     let host = host!(Feature::Conntrack, Feature::NftInet, Feature::Ping);
     let pod = tracking(&host);
     for port in [53, 54, 55] {
@@ -65,11 +65,15 @@ fn flows_to_a_port_are_forgotten_in_both_families_and_no_others() {
     assert_eq!([53, 54, 55].map(|port| flows(&host, port)), [0, 3, 3]);
     assert_eq!(conntrack.forget_ports(Protocol::Udp, &[54, 55, 53]).expect("forget"), 6);
     assert_eq!([53, 54, 55].map(|port| flows(&host, port)), [0, 0, 0]);
-    assert_eq!(conntrack.forget_ports(Protocol::Udp, &[53]).expect("forget"), 0, "nothing left is no error");
+    assert_eq!(
+        conntrack.forget_ports(Protocol::Udp, &[53]).expect("forget"),
+        0,
+        "a repeated removal is no error"
+    );
 }
 
 #[test]
-fn flows_of_an_address_are_forgotten_whatever_side_it_is_on() {
+fn conntrack_removes_flows_of_an_address_on_any_side() {
     let host = host!(Feature::Conntrack, Feature::NftInet, Feature::Ping);
     let pod = tracking(&host);
     pod.run(["ip", "address", "add", "10.1.0.6/24", "dev", "eth0"]);
@@ -78,7 +82,7 @@ fn flows_of_an_address_are_forgotten_whatever_side_it_is_on() {
     send(&pod, "[fd00::5]:0", "[fd00::1]:53");
     let mut conntrack = conntrack(&host);
     let before = flows(&host, 53);
-    // The pings of the set-up were flows of this address, too.
+    // The pings of the setup were flows of this address, too.
     assert!(conntrack.forget_address("10.1.0.5".parse().expect("an address")).expect("forget") >= 1);
     assert_eq!((before, flows(&host, 53)), (3, 2));
     assert!(conntrack.forget_address("fd00::1".parse().expect("an address")).expect("forget") >= 1);
@@ -88,13 +92,13 @@ fn flows_of_an_address_are_forgotten_whatever_side_it_is_on() {
 }
 
 #[test]
-fn a_thousand_flows_are_forgotten_at_once() {
+fn conntrack_removes_a_thousand_flows_at_once() {
     let host = host!(Feature::Conntrack, Feature::NftInet, Feature::Ping);
     let pod = tracking(&host);
     let socket = pod.within(|| UdpSocket::bind("10.1.0.5:0")).expect("bind");
     let ports: Vec<u16> = (20_000..21_000).collect();
     for port in &ports {
-        // Unreachable ports are reported to the socket that sends next.
+        // The error of an unreachable port is reported to the next send of the socket.
         let _ = socket
             .send_to(b"weft", ("10.1.0.1", *port))
             .or_else(|_| socket.send_to(b"weft", ("10.1.0.1", *port)));

@@ -1,4 +1,4 @@
-//! Namespaces that are made and removed at the same moment, as by an attach that was killed and the detach after it.
+//! Tests of namespaces that are created and removed concurrently, as by an ADD that was killed and the DEL after it.
 
 #![cfg(test)]
 
@@ -11,17 +11,17 @@ use linux::netns::Lock;
 use testkit::host;
 
 const PATH: &str = "/run/netns/both";
-/// Enough for some of them to meet at every step.
+/// Number of attempts, enough for some to overlap at every step.
 const ROUNDS: usize = 300;
 
 #[test]
-fn one_that_is_made_meanwhile_is_removed_or_cannot_be_made_and_is_never_busy() {
+fn netns_created_and_removed_concurrently_is_never_busy() {
     let (host, is_over) = (host!(), AtomicBool::new(false));
     let remove = || Netns::destroy(Path::new(PATH)).unwrap_or_else(|error| panic!("{error}"));
-    host.within(|| Netns::create(Path::new(PATH)).map(drop)).expect("one can be made");
+    host.within(|| Netns::create(Path::new(PATH)).map(drop)).expect("a namespace can be created");
     thread::scope(|scope| {
         scope.spawn(|| {
-            // Whether one could be made is chance.
+            // Success depends on timing.
             host.within(|| (0..ROUNDS).for_each(|_| drop(Netns::create(Path::new(PATH)))));
             is_over.store(true, Ordering::Release);
         });
@@ -32,25 +32,25 @@ fn one_that_is_made_meanwhile_is_removed_or_cannot_be_made_and_is_never_busy() {
             remove();
         });
     });
-    assert!(!host.within(|| Path::new(PATH).exists()), "the last one is gone");
+    assert!(!host.within(|| Path::new(PATH).exists()), "the last one was removed");
 }
 
 #[test]
-fn nobody_who_may_only_look_at_a_namespace_keeps_its_administrators_waiting() {
+fn netns_lock_is_only_for_administrators() {
     let host = host!();
     let hold =
         "setpriv --reuid 65534 --clear-groups flock -x /proc/self/ns/net sh -c 'echo held; exec sleep 5'";
     host.run([
         "sh",
         "-c",
-        // A file of its own: an older one would say so before it is held.
+        // A new file: an existing one would show the lock too early.
         &format!("f=$(mktemp); ({hold}) >$f 2>&1 & while ! grep -q held $f; do sleep 0.01; done; rm $f"),
     ]);
     host.within(|| {
         let beside = Netns::lock_own(Lock::Shared).expect("a shared lock");
-        let _two = Netns::lock_own(Lock::Shared).expect("two of them");
-        assert!(Netns::lock_own(Lock::TryExclusive).is_err(), "not while they are held");
+        let _two = Netns::lock_own(Lock::Shared).expect("a second shared lock");
+        assert!(Netns::lock_own(Lock::TryExclusive).is_err(), "shared locks are held");
         drop(beside);
-        assert!(Netns::own().unwrap().lock(Lock::TryExclusive).is_err(), "the other one is held");
+        assert!(Netns::own().unwrap().lock(Lock::TryExclusive).is_err(), "the other lock is held");
     });
 }

@@ -1,4 +1,4 @@
-//! nf_tables natively: what we write is what `nft` lists, and packets meet it.
+//! Tests of nf_tables: `nft` lists the created objects, and packets match the rules.
 //!
 //! ```text
 //!   Pod a ── eth0 10.1.0.5 ──┐ veth                veth ┌── eth0 192.0.2.9 ── Pod out
@@ -54,7 +54,7 @@ fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// The objects of one kind as `nft -j` lists them, without handles.
+/// Returns the objects of one kind as `nft -j` lists them, without handles.
 fn listed(host: &Host, kind: &str) -> Vec<Value> {
     let mut ruleset = host.json(["nft", "-j", "list", "ruleset"]);
     let objects = ruleset["nftables"].as_array_mut().expect("a list");
@@ -64,7 +64,7 @@ fn listed(host: &Host, kind: &str) -> Vec<Value> {
     found
 }
 
-/// Every rule as a person reads it, without the blanks before it.
+/// Returns every rule as `nft list` prints it, without leading blanks.
 fn rules(host: &Host) -> Vec<String> {
     let text = host.run(["nft", "-s", "list", "table", "inet", "weft"]);
     let lines = text.lines().map(str::trim);
@@ -74,7 +74,7 @@ fn rules(host: &Host) -> Vec<String> {
         .collect()
 }
 
-/// A host that routes between a pod and the outside.
+/// Returns a host that routes between a pod and an external host.
 fn routed(host: &Host) -> (Pod, Pod) {
     let (a, out) = (host.pod("a"), host.pod("out"));
     let wires = [(&a, "a0", "10.1.0.1", "10.1.0.5"), (&out, "o0", "192.0.2.1", "192.0.2.9")];
@@ -91,7 +91,7 @@ fn routed(host: &Host) -> (Pod, Pod) {
 }
 
 #[test]
-fn tables_chains_and_sets_are_what_nft_would_have_made() {
+fn nft_tables_chains_and_sets_equal_those_of_nft() {
     let host = host!(Feature::NftInet);
     let mut batch = Batch::new();
     batch.ensure_table(WEFT).ensure_base_chain(WEFT, "postrouting", POSTROUTING).ensure_chain(WEFT, "web");
@@ -132,7 +132,7 @@ fn tables_chains_and_sets_are_what_nft_would_have_made() {
 }
 
 #[test]
-fn elements_of_every_type_are_shown_as_they_were_added() {
+fn nft_elements_of_every_type_are_listed() {
     let host = host!(Feature::NftInet);
     let members: [(&str, &[Type], Data, Value); 6] = [
         ("addresses", &[Type::Ipv4], Data::from([10, 1, 0, 5]), json!("10.1.0.5")),
@@ -162,7 +162,7 @@ fn elements_of_every_type_are_shown_as_they_were_added() {
 }
 
 #[test]
-fn ensuring_twice_changes_nothing_and_creating_twice_is_refused_whole() {
+fn nft_ensure_is_idempotent_and_create_is_refused() {
     let host = host!(Feature::NftInet);
     let mut nft = nft(&host);
     let make = || {
@@ -182,7 +182,7 @@ fn ensuring_twice_changes_nothing_and_creating_twice_is_refused_whole() {
 
     let mut batch = Batch::new();
     batch.ensure_chain(WEFT, "half").create_chain(WEFT, "web");
-    let error = nft.commit(batch).expect_err("web is there");
+    let error = nft.commit(batch).expect_err("web exists");
     assert_eq!(
         (error.kind(), error.to_string().as_str()),
         (Kind::Exists, "create chain inet weft web: file exists")
@@ -190,14 +190,14 @@ fn ensuring_twice_changes_nothing_and_creating_twice_is_refused_whole() {
     host.assert_unchanged(&before);
     let mut batch = Batch::new();
     batch.create_elements(WEFT, "masq4", &[Element::new([10, 1, 0, 5])]);
-    assert_eq!(nft.commit(batch).expect_err("the element is there").kind(), Kind::Exists);
+    assert_eq!(nft.commit(batch).expect_err("the element exists").kind(), Kind::Exists);
     let mut batch = Batch::new();
     batch.create_table(WEFT);
-    assert_eq!(nft.commit(batch).expect_err("the table is there").kind(), Kind::Exists);
+    assert_eq!(nft.commit(batch).expect_err("the table exists").kind(), Kind::Exists);
 }
 
 #[test]
-fn a_refusal_names_the_operation_and_undoes_the_whole() {
+fn nft_refused_operation_is_named_and_batch_undone() {
     let host = host!(Feature::NftInet);
     let before = host.snapshot();
     let mut nft = nft(&host);
@@ -212,15 +212,15 @@ fn a_refusal_names_the_operation_and_undoes_the_whole() {
     assert_eq!(error.kind(), Kind::Absent);
     assert_eq!(error.to_string(), "add element inet weft nosuch: no such file or directory");
     host.assert_unchanged(&before);
-    // The socket is as good as new.
+    // The socket can still be used.
     let mut batch = Batch::new();
     batch.ensure_table(WEFT);
     nft.commit(batch).expect("commit after a refusal");
-    nft.commit(Batch::new()).expect("nothing to do is fine");
+    nft.commit(Batch::new()).expect("an empty batch succeeds");
 }
 
 #[test]
-fn elements_come_and_go_with_their_comments() {
+fn nft_elements_are_added_and_removed_with_comments() {
     let host = host!(Feature::NftInet);
     let mut nft = nft(&host);
     let mut batch = Batch::new();
@@ -244,7 +244,7 @@ fn elements_come_and_go_with_their_comments() {
     );
 
     let five_found =
-        nft.element(WEFT, "masq4", &Data::from([10, 1, 0, 5])).expect("look").expect("it is there");
+        nft.element(WEFT, "masq4", &Data::from([10, 1, 0, 5])).expect("look").expect("the element exists");
     assert_eq!(five_found.comment, "default/web eth0");
     assert_eq!(nft.element(WEFT, "masq4", &Data::from([10, 1, 0, 9])).expect("look"), None);
     assert_eq!(nft.element(WEFT, "nosuch", &Data::from([10, 1, 0, 5])).expect("look"), None);
@@ -266,16 +266,16 @@ fn elements_come_and_go_with_their_comments() {
     assert_eq!(listed(&host, "set")[0]["elem"], json!(["10.1.0.6"]));
     let mut batch = Batch::new();
     batch.delete_elements(WEFT, "masq4", std::slice::from_ref(&five));
-    assert_eq!(nft.commit(batch).expect_err("it is gone").kind(), Kind::Absent);
+    assert_eq!(nft.commit(batch).expect_err("it was deleted").kind(), Kind::Absent);
     let mut batch = Batch::new();
     batch.discard_elements(WEFT, "masq4", &[five, Element::new([10, 1, 0, 6])]);
-    nft.commit(batch).expect("discard what is there and what is not");
+    nft.commit(batch).expect("discard existing and missing objects");
     assert_eq!(listed(&host, "set")[0].get("elem"), None);
     assert_eq!(nft.elements(WEFT, "nosuch").expect_err("no such set").kind(), Kind::Absent);
 }
 
 #[test]
-fn concatenated_keys_and_values_are_as_nft_has_them() {
+fn nft_concatenations_equal_those_of_nft() {
     let host = host!(Feature::NftInet);
     let mut batch = Batch::new();
     batch.ensure_table(WEFT);
@@ -297,7 +297,7 @@ fn concatenated_keys_and_values_are_as_nft_has_them() {
 }
 
 #[test]
-fn every_condition_reads_back_as_it_would_be_typed() {
+fn nft_conditions_are_listed_as_typed() {
     let host = host!(Feature::NftInet, Feature::NftFib);
     let rule = || WEFT.rule().comment("rule");
     let cases = [
@@ -345,7 +345,7 @@ fn every_condition_reads_back_as_it_would_be_typed() {
 }
 
 #[test]
-fn every_consequence_reads_back_as_it_would_be_typed() {
+fn nft_statements_are_listed_as_typed() {
     let host = host!(Feature::NftInet);
     let rule = || WEFT.rule().comment("rule");
     let cases = [
@@ -369,7 +369,7 @@ fn every_consequence_reads_back_as_it_would_be_typed() {
 }
 
 #[test]
-fn every_translation_reads_back_as_it_would_be_typed() {
+fn nft_nat_statements_are_listed_as_typed() {
     let host = host!(Feature::NftMasquerade);
     let rule = || WEFT.rule().comment("rule");
     let web = rule()
@@ -412,10 +412,10 @@ fn every_translation_reads_back_as_it_would_be_typed() {
 }
 
 #[test]
-fn rules_are_found_by_comment_and_deleted_by_handle() {
+fn nft_rules_are_found_by_comment_and_deleted_by_handle() {
     let host = host!(Feature::NftInet);
     let mut nft = nft(&host);
-    assert_eq!(nft.rules(WEFT, "web").expect("no table is no rules"), []);
+    assert_eq!(nft.rules(WEFT, "web").expect("a missing table has no rules"), []);
     let mut batch = Batch::new();
     batch.ensure_table(WEFT).ensure_chain(WEFT, "web").ensure_chain(WEFT, "other");
     for comment in ["one", "two", "a \"quoted\" one", ""] {
@@ -441,11 +441,11 @@ fn rules_are_found_by_comment_and_deleted_by_handle() {
     assert_eq!(left, ["zero", "one", "a _quoted_ one", ""]);
     let mut batch = Batch::new();
     batch.delete_rule(WEFT, "web", two.handle);
-    assert_eq!(nft.commit(batch).expect_err("it is gone").kind(), Kind::Absent);
+    assert_eq!(nft.commit(batch).expect_err("it was deleted").kind(), Kind::Absent);
 }
 
 #[test]
-fn whole_objects_go_away() {
+fn nft_chains_sets_and_tables_are_deleted() {
     let host = host!(Feature::NftInet);
     let before = host.snapshot();
     let mut nft = nft(&host);
@@ -473,7 +473,7 @@ fn whole_objects_go_away() {
 }
 
 #[test]
-fn masquerade_by_set_hides_the_address_and_stops_when_the_element_goes() {
+fn nft_masquerade_by_set_follows_its_elements() {
     let host = host!(Feature::NftMasquerade, Feature::Ping);
     let (a, out) = routed(&host);
     let mut nft = nft(&host);
@@ -489,21 +489,21 @@ fn masquerade_by_set_hides_the_address_and_stops_when_the_element_goes() {
         .masquerade();
     batch.add_rule(WEFT, "postrouting", &rule);
     nft.commit(batch).expect("commit");
-    assert!(!a.pings("192.0.2.9"), "outside knows no way back to 10.1.0.5");
+    assert!(!a.pings("192.0.2.9"), "the external host has no route to 10.1.0.5");
     let five = [Element::new(Ipv4Addr::new(10, 1, 0, 5))];
     let mut batch = Batch::new();
     batch.add_elements(WEFT, "masq4", &five);
     nft.commit(batch).expect("add");
-    assert!(a.pings("192.0.2.9"), "as 192.0.2.1 it is answered");
+    assert!(a.pings("192.0.2.9"), "masqueraded as 192.0.2.1");
     let mut batch = Batch::new();
     batch.delete_elements(WEFT, "masq4", &five);
     nft.commit(batch).expect("delete");
-    assert!(!a.pings("192.0.2.9"), "and no more");
+    assert!(!a.pings("192.0.2.9"), "masquerading ended");
     drop(out);
 }
 
 #[test]
-fn destination_nat_by_map_leads_to_the_pod() {
+fn nft_destination_nat_by_map_reaches_the_pod() {
     let host = host!(Feature::NftMasquerade);
     let (a, out) = routed(&host);
     let mut batch = Batch::new();
@@ -531,12 +531,12 @@ fn destination_nat_by_map_leads_to_the_pod() {
     };
     let client = connect(8080).expect("connect to the host's port");
     let (_, from) = server.accept().expect("accept");
-    assert_eq!(from, client.local_addr().expect("an address"), "the pod sees who it is");
-    assert!(connect(8081).is_err(), "no other port leads there");
+    assert_eq!(from, client.local_addr().expect("an address"), "the pod sees the address of the client");
+    assert!(connect(8081).is_err(), "no other port is forwarded");
 }
 
 #[test]
-fn forwarding_is_filtered_by_link_and_state() {
+fn nft_forwarding_is_filtered_by_link_and_state() {
     let host = host!(Feature::NftInet, Feature::Ping);
     let (a, out) = routed(&host);
     out.run(["ip", "route", "add", "10.1.0.0/24", "via", "192.0.2.1"]);
@@ -549,12 +549,12 @@ fn forwarding_is_filtered_by_link_and_state() {
         &WEFT.rule().link_in(Is::In, "a0").link_out(Is::In, "o0").decide(&Verdict::Accept),
     );
     nft(&host).commit(batch).expect("commit");
-    assert!(a.pings("192.0.2.9"), "out and back");
+    assert!(a.pings("192.0.2.9"), "forwarded in both directions");
     assert!(!out.pings("10.1.0.5"), "not in");
 }
 
 #[test]
-fn a_bridge_table_drops_a_forged_hardware_address() {
+fn nft_bridge_table_drops_a_forged_mac() {
     let host = host!(Feature::NftBridge, Feature::Bridge, Feature::Ping);
     let (a, b) = (host.pod("a"), host.pod("b"));
     host.run(["ip", "link", "add", "br0", "type", "bridge"]);
@@ -584,7 +584,7 @@ fn a_bridge_table_drops_a_forged_hardware_address() {
     batch.add_rule(table, "spoof", &rule);
     batch.add_rule(table, "spoof", &table.rule().source(Is::In, net("10.1.0.5/32")).count());
     nft(&host).commit(batch).expect("commit");
-    assert!(a.pings("10.1.0.6"), "under its own address");
+    assert!(a.pings("10.1.0.6"), "with its own address");
     let text = host.run(["nft", "-s", "list", "table", "bridge", "weft"]);
     assert!(text.contains(r#"iifname "a0" ether saddr != 02:00:00:00:00:05 counter drop"#), "{text}");
     assert!(text.contains("ip saddr 10.1.0.5 counter"), "{text}");
@@ -594,7 +594,7 @@ fn a_bridge_table_drops_a_forged_hardware_address() {
 }
 
 #[test]
-fn ten_thousand_elements_are_one_transaction_and_one_more_costs_no_more() {
+fn nft_cost_of_an_element_is_constant_with_10000_elements() {
     let host = host!(Feature::NftInet);
     let mut nft = nft(&host);
     let mut batch = Batch::new();
@@ -617,7 +617,7 @@ fn ten_thousand_elements_are_one_transaction_and_one_more_costs_no_more() {
     }
 }
 
-/// Median times of a transaction that adds one element, and of one that deletes it.
+/// Returns the median times of a transaction that adds one element, and of one that deletes it.
 fn median_of_one_element(nft: &mut Nft) -> (Duration, Duration) {
     let mut commit = |batch: Batch| {
         let started = Instant::now();
@@ -638,7 +638,7 @@ fn median_of_one_element(nft: &mut Nft) -> (Duration, Duration) {
 }
 
 #[test]
-fn tables_are_listed_by_family() {
+fn nft_tables_are_listed_by_family() {
     let host = host!(Feature::NftInet);
     for line in ["add table inet weft", "add table inet other", "add table ip weft4"] {
         host.run(["nft", line]);
@@ -652,7 +652,7 @@ fn tables_are_listed_by_family() {
 }
 
 #[test]
-fn filters_are_listed_by_hook_with_their_policy() {
+fn nft_filters_are_listed_by_hook_with_policy() {
     let host = host!(Feature::NftInet, Feature::IptablesNft);
     host.run(["iptables", "-P", "FORWARD", "DROP"]);
     host.run(["nft", "table inet x { chain a { type filter hook forward priority 5; }; chain b { type filter hook input priority 0; policy drop; }; chain c { }; }"]);
@@ -667,7 +667,7 @@ fn filters_are_listed_by_hook_with_their_policy() {
 }
 
 #[test]
-fn a_mark_in_a_chain_of_iptables_is_what_iptables_lists() {
+fn nft_mark_match_is_listed_by_iptables() {
     let host = host!(Feature::IptablesNft);
     host.run(["iptables", "-A", "FORWARD", "-j", "DROP"]);
     let table = Table::new(Family::Ip, "filter");

@@ -1,4 +1,4 @@
-//! A packet socket hears what it is for, and nothing else, however busy the link is.
+//! Tests of a packet socket: it receives only packets to its port, also on a busy link.
 //!
 //! Source: packet(7), socket(7) `SO_ATTACH_FILTER`.
 
@@ -10,10 +10,10 @@ use linux::packet::{PacketSocket, Received};
 use testkit::{Feature, Host, host};
 
 const PORT: u16 = 68;
-/// Many times what a socket holds by itself.
+/// Number of frames, many times the capacity of a socket.
 const FLOOD: usize = 20_000;
 
-/// Two pairs of links; a frame that is sent on `a1` or `b1` comes in by `a0` or `b0`.
+/// Returns two pairs of links; a frame sent on `a1` or `b1` arrives on `a0` or `b0`.
 fn world(host: &Host) {
     for pair in ["a", "b"] {
         host.run([
@@ -28,7 +28,7 @@ fn world(host: &Host) {
             &format!("{pair}1"),
         ]);
         for end in [0, 1] {
-            // Nobody else speaks here.
+            // No other process sends on these links.
             host.run(["sysctl", "-qw", &format!("net.ipv6.conf.{pair}{end}.disable_ipv6=1")]);
             host.run(["ip", "link", "set", &format!("{pair}{end}"), "up"]);
         }
@@ -39,7 +39,7 @@ fn open(host: &Host, name: &str) -> PacketSocket {
     host.within(|| PacketSocket::open(name, PORT)).expect("a socket")
 }
 
-/// A broadcast with so many words of options and these bits of fragmentation; `number` tells it from others.
+/// Returns a broadcast with a number of option words and these fragmentation bits; `number` identifies it.
 fn frame((protocol, port): (u8, u16), options: u8, fragment: u16, number: u8) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend([2, 0, 0, 0, 0, 1, 0x08, 0x00]);
@@ -57,10 +57,10 @@ fn frame((protocol, port): (u8, u16), options: u8, fragment: u16, number: u8) ->
     frame
 }
 
-/// The number of the frame that comes next; `None` if none does.
+/// Returns the number of the next frame; `None` if there is none.
 fn next(socket: &PacketSocket) -> Option<u8> {
     let until = Instant::now() + Duration::from_millis(200);
-    match socket.receive(None, until).expect("a socket that hears") {
+    match socket.receive(None, until).expect("receive") {
         Some(Received::Frame(frame)) => frame.last().copied(),
         other => {
             assert_eq!(other, None);
@@ -73,7 +73,7 @@ const UDP: u8 = 17;
 const TCP: u8 = 6;
 
 #[test]
-fn it_hears_whole_datagrams_to_its_port_by_its_link_and_nothing_else() {
+fn packet_socket_receives_only_its_port_and_link() {
     let host = host!(Feature::Veth);
     world(&host);
     let (socket, near, far) = (open(&host, "a0"), open(&host, "a1"), open(&host, "b1"));
@@ -91,16 +91,16 @@ fn it_hears_whole_datagrams_to_its_port_by_its_link_and_nothing_else() {
         near.send(frame).expect("sent");
     }
     far.send(&frame((UDP, PORT), 0, 0, 7)).expect("sent");
-    // Not to be taken apart is no fragment.
+    // A packet with the flag "don't fragment" is no fragment.
     for (number, options, fragment) in [(10, 0, 0), (11, 0, 0x4000), (12, 10, 0)] {
         near.send(&frame((UDP, PORT), options, fragment, number)).expect("sent");
     }
-    let heard: Vec<_> = std::iter::from_fn(|| next(&socket)).collect();
-    assert_eq!(heard, [10, 11, 12]);
+    let received: Vec<_> = std::iter::from_fn(|| next(&socket)).collect();
+    assert_eq!(received, [10, 11, 12]);
 }
 
 #[test]
-fn it_hears_an_answer_behind_more_traffic_than_it_can_hold() {
+fn packet_socket_receives_an_answer_on_a_busy_link() {
     let host = host!(Feature::Veth);
     world(&host);
     let (socket, near) = (open(&host, "a0"), open(&host, "a1"));

@@ -92,7 +92,7 @@ impl Collection {
         let found = self.pods.iter().find(|pod| pod.namespace == *namespace && pod.name == *name);
         match found {
             Some(pod) if !pod.uid.is_empty() && !uid.is_empty() && pod.uid != *uid => {
-                let why = format!("pod {namespace}/{name} has uid {}, the runtime asks for {uid}", pod.uid);
+                let why = format!("pod {namespace}/{name} has uid {}, the runtime requests {uid}", pod.uid);
                 Err(Error::new(code::UNKNOWN_CONTAINER, why))
             }
             Some(pod) => {
@@ -170,7 +170,7 @@ spec: {config: '{\"cniVersion\":\"1.0.0\",\"type\":\"macvlan\"}'}
     fn recreated_pod_is_identified_by_its_uid() {
         let all = collection();
         let error = all.pod(&node("{}"), &identity("web", "u-2")).unwrap_err();
-        assert!(error.msg.contains("has uid u-1, the runtime asks for u-2"), "{error}");
+        assert!(error.msg.contains("has uid u-1, the runtime requests u-2"), "{error}");
         assert_eq!(all.pod(&node("{}"), &identity("web", "")).unwrap().uid, "u-1");
         assert_eq!(all.pod(&node("{}"), &identity("bare", "u-3")).unwrap().uid, "u-3");
     }

@@ -213,7 +213,7 @@ pub fn refuse_meta_plugin(network: &Network, subject: &str) -> Result<(), Refusa
             )
             .at(path)
             .showing(&format!("{:?}", name.as_str()));
-            return Err(Refusal::failed(fault.cure("name the plugin that makes the interface")));
+            return Err(Refusal::failed(fault.cure("name the plugin that creates the interface")));
         }
     }
     Ok(())

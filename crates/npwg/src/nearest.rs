@@ -14,8 +14,8 @@ pub fn nearest<'a>(text: &str, known: &[&'a str]) -> Option<&'a str> {
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, word)| word)
 }
+
 /// Returns `did you mean …?` for a message about an unknown word, or an empty string.
-/// `: did you mean …`, or nothing; for the end of a message about an unknown word.
 pub fn hint(text: &str, known: &[&str]) -> String {
     nearest(text, known).map(|word| format!("did you mean {word}?")).unwrap_or_default()
 }

@@ -294,7 +294,7 @@ fn delegate(
         because.push(Decision::new(
             "device",
             "none",
-            format!("{resource} has no devices, and no plugin takes one"),
+            format!("{resource} has no devices, and no plugin needs one"),
         ));
     }
     let id = device.map(|device| device.id.as_str());

@@ -141,7 +141,7 @@ rules! {
     ConflictingInterfaceNames "conflicting-interface-names" Error File Specification("4.1.2.1.5")
         "interface and its old name interfaceRequest name different interfaces."
     RenamedDefaultInterface "renamed-default-interface" Warning File Specification("5.2")
-        "The default-network annotation renames the interface that the container runtime asked for."
+        "The default-network annotation renames the interface that the container runtime requested."
     InvalidCniArgs "invalid-cni-args" Error File Specification("4.1.2.1.6")
         "cni-args is not an object."
     ConflictingCniArgs "conflicting-cni-args" Error Plan Specification("4.1.2.1.6")

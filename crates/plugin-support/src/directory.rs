@@ -1,4 +1,4 @@
-//! Could a plugin keep its files in a directory? Asked by STATUS, so nothing is made.
+//! Check of STATUS whether a plugin could keep its files in a directory; changes nothing.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -6,9 +6,9 @@ use std::path::Path;
 use cni::{Error, code};
 use rustix::fs::{Access, access};
 
-/// Fails with code 50 if files cannot be made in `directory`, or the directory itself where it is missing.
+/// Fails with code 50 if files cannot be created in `directory`, or a missing directory cannot be created.
 ///
-/// `key` is what configures it.
+/// `key` is the option that configures it.
 pub fn usable(key: &str, directory: &Path) -> Result<(), Error> {
     let refused = |why: String| Error {
         code: code::NOT_AVAILABLE,
@@ -23,7 +23,7 @@ pub fn usable(key: &str, directory: &Path) -> Result<(), Error> {
         match path.symlink_metadata() {
             Ok(_) => break,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
-            // What cannot be looked at need not be missing.
+            // A path that cannot be examined may exist.
             Err(error) => return Err(unseen(path, &error)),
         }
     }
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_usable_if_it_could_be_made() {
+    fn directory_is_usable_if_it_exists_or_can_be_created() {
         let temporary = std::env::temp_dir();
         assert_eq!(usable("dataDir", &temporary), Ok(()));
         assert_eq!(usable("dataDir", &temporary.join("not/yet/there")), Ok(()));
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(error.code, 50);
         let start = format!("dataDir: {:?}: ", inside_a_file.display().to_string());
         assert!(error.msg.starts_with(&start) && error.msg.ends_with(" is not a directory"), "{error}");
-        // There is none of such a name, and it cannot be told so.
+        // No path with such a name exists, and examining it fails.
         let error = usable("dataDir", &temporary.join("x".repeat(300))).unwrap_err();
         assert!(error.code == 50 && error.msg.contains("look at "), "{error}");
     }

@@ -1,10 +1,10 @@
-//! A kernel refusal as a CNI error: the one place that knows both vocabularies.
+//! Conversion of kernel errors to CNI errors.
 
 use cni::{Error, code};
 
-/// Turns what the kernel said into what a runtime is told.
+/// Extension of `Result` that converts a kernel error to a CNI error.
 pub trait OrRefused<T> {
-    /// The refusal as a CNI error: code 11 for what may pass, 5 for the rest; the sentence stays.
+    /// Converts the error: code 11 for a transient one, else 5; the text is kept.
     fn or_refused(self) -> Result<T, Error>;
 }
 
@@ -14,7 +14,7 @@ impl<T> OrRefused<T> for Result<T, linux::Error> {
     }
 }
 
-/// One refusal.
+/// Returns the CNI error for a kernel error.
 pub fn refused(error: &linux::Error) -> Error {
     let code = match error.kind() {
         linux::Kind::TimedOut | linux::Kind::Busy => code::TRY_AGAIN_LATER,

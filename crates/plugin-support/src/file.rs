@@ -1,4 +1,4 @@
-//! Writing a file that others read at any moment: they see the old one or the new one.
+//! Atomic replacement of a file: concurrent readers get the old content or the new one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 /// Replaces the file at `path` by `bytes`, mode 0600, through a temporary file beside it.
 ///
-/// The temporary file's name is fixed: writers of one file take turns, and a crash leaves at most one.
+/// The temporary file has a fixed name: writers of one file must exclude each other, and a crash leaves at most one file.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace_after(path, bytes, |_| Ok(())).map(drop)
 }
 
-/// The same; the new file is locked (flock(2)) from before it has its name until the returned value goes.
+/// Replaces the file like [`replace`]; the new file is locked (flock(2)) before it gets its name, until the returned value is dropped.
 pub fn replace_locked(path: &Path, bytes: &[u8]) -> io::Result<File> {
     replace_after(path, bytes, File::lock)
 }
@@ -35,7 +35,7 @@ fn replace_after(path: &Path, bytes: &[u8], last: impl Fn(&File) -> io::Result<(
     written
 }
 
-/// Removes the file, and what a writer that was killed left beside it; what is gone is gone.
+/// Removes the file and the temporary file of a writer that was killed; missing files are no error.
 pub fn remove(path: &Path) -> io::Result<()> {
     for path in [path, &temporary(path)?] {
         match fs::remove_file(path) {

@@ -1,30 +1,29 @@
-//! Names that are derived from a hash: SHA-512 and its hexadecimal form.
+//! Names derived from a SHA-512 hash in hexadecimal form.
 //!
-//! Every name that must fit a fixed length is made by [`hashed`].
+//! [`hashed`] makes every name that must have a fixed length.
 
 use sha2::{Digest, Sha512};
 
-/// `prefix` and the first hexadecimal digits of SHA-512 over the parts, `length` bytes in all.
+/// Returns `prefix` and the first hexadecimal digits of SHA-512 over the parts, `length` bytes in all.
 ///
-/// With `n` digits, two of `k` names
-/// collide with a probability of about k²/2·16ⁿ: for 11 digits (an interface name of `veth` length)
-/// and 1,000 pods about 1 in 35 million.
+/// With `n` digits, two of `k` names collide with a probability of about k²/2·16ⁿ: for 11 digits (an interface name of
+/// `veth` length) and 1,000 pods about 1 in 35 million.
 pub fn hashed(prefix: &str, length: usize, parts: &[&str]) -> String {
     hex(prefix, length, &digest(parts))
 }
 
-/// SHA-512 over the parts.
+/// Returns SHA-512 over the parts.
 pub fn digest(parts: &[&str]) -> [u8; 64] {
     let mut hash = Sha512::new();
     for part in parts {
         hash.update(part.as_bytes());
-        // A divider that no name can hold: ("a", "bc") and ("ab", "c") differ.
+        // A separator that no name can contain, so that ("a", "bc") and ("ab", "c") differ.
         hash.update([0]);
     }
     hash.finalize().into()
 }
 
-/// `prefix` and as many hexadecimal digits of `bytes` as make it `length` bytes long.
+/// Returns `prefix` and as many hexadecimal digits of `bytes` as needed for `length` bytes.
 pub fn hex(prefix: &str, length: usize, bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digits =
@@ -39,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hashed_name_has_its_length_and_depends_on_every_part() {
+    fn hashed_name_has_its_length_and_depends_on_every_part() {
         let name = hashed("veth", 15, &["net", "container", "eth0"]);
         assert_eq!(name.len(), 15);
         assert_ne!(name, hashed("veth", 15, &["net", "containe", "reth0"]));

@@ -1,8 +1,8 @@
-//! What every plugin needs between the CNI protocol and the kernel.
+//! Support for plugins: code that connects CNI and the kernel.
 //!
-//! The crates `cni` and `linux` do not know each other. This crate is the only one below the plugins that knows both: it
-//! turns a refusal by the kernel into a CNI error, defines the tag that marks an object as an attachment's, and has the
-//! few operations on files that several plugins share.
+//! The crates `cni` and `linux` do not depend on each other. Below the plugins only this crate depends on both. It converts
+//! kernel errors to CNI errors, defines the tag of objects that belong to an attachment, and has the file operations that
+//! several plugins share.
 
 #![forbid(unsafe_code)]
 

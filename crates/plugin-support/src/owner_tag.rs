@@ -1,13 +1,14 @@
-//! Who made this, and for whom: the marks we leave on what we create.
+//! Owner tags: marks on kernel objects that name the plugin and the attachment to which they belong.
 //!
-//! Links carry an alias, packet-filter objects a comment, both with the same text; routes and rules
-//! carry our protocol number ([`linux::route::PROTOCOL`]). So `ip -d link` on a strange node answers
-//! the question, and orphans can be found.
+//! A tag is the alias of a link or the comment of a packet-filter object. Routes and rules have no text; they have weft's
+//! protocol number ([`linux::route::PROTOCOL`]). So `ip -d link` shows the owner of a link, and orphans can be found.
 //!
-//! The text is `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`: none of the four can contain a `/`. A network's name that has no
-//! room ends with `~` and a hash of all of it: no name can contain a `~`, either, and no two are cut alike. The name of an
-//! interface is chosen by a pod, and may hold what a comment cannot hold or iptables says otherwise (quotes, backslashes,
-//! control characters): a hash stands for it then, or what bears it would not be found again.
+//! The text is `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`; none of the four can contain a `/`.
+//! - A network's name that is too long is cut and ends with `~` and a hash of the whole name. No name contains a `~`, and
+//!   different names stay different.
+//! - A pod chooses the name of an interface. It may contain characters that a comment cannot contain or that iptables prints
+//!   in another form (quotes, backslashes, control characters). Such a name is replaced by a hash, so that the object is
+//!   found again.
 
 use cni::config::Config;
 use cni::invocation::{Attachment, ValidAttachment};
@@ -15,34 +16,34 @@ use cni::name::IFNAME_MAX;
 
 use crate::hash::hashed;
 
-/// The first word of every tag.
+/// First word of every tag.
 const MAKER: &str = "weft";
 
-/// Longest alias of a link, in bytes (`IFALIASZ` less the terminator).
+/// Maximum length of a link's alias, in bytes (`IFALIASZ` without the terminator).
 pub const ALIAS_MAX: usize = 255;
-/// Longest comment of a packet-filter object, in bytes (`NFTNL_UDATA_COMMENT_MAXLEN`).
+/// Maximum length of a packet-filter object's comment, in bytes (`NFTNL_UDATA_COMMENT_MAXLEN`).
 pub const COMMENT_MAX: usize = 128;
 
-/// The `~` and the hash that a network's name ends with where it was cut, in bytes.
+/// Length of the `~` and the hash at the end of a network's name that was cut, in bytes.
 const CUT: usize = 17;
-/// What is left at least of a network's name, in bytes.
+/// Minimum length of a network's name that was cut, in bytes.
 const NETWORK_MIN: usize = 24;
 
-/// What an object was made for.
+/// Owner of a kernel object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerTag {
-    /// The plugin that made it.
+    /// Plugin that created the object.
     pub plugin: String,
-    /// The network's name.
+    /// Name of the network.
     pub network: String,
-    /// The container's id; empty for what all containers share.
+    /// Id of the container; empty for an object that all containers share.
     pub container: String,
-    /// The interface's name in the container; empty for what all containers share.
+    /// Name of the interface in the container; empty for an object that all containers share.
     pub ifname: String,
 }
 
 impl OwnerTag {
-    /// The tag of one attachment.
+    /// Returns the tag of one attachment.
     pub fn of(plugin: &str, config: &Config, who: &Attachment) -> OwnerTag {
         OwnerTag {
             plugin: plugin.to_owned(),
@@ -52,7 +53,7 @@ impl OwnerTag {
         }
     }
 
-    /// The tag of something all attachments of a network share.
+    /// Returns the tag of an object that all attachments of a network share.
     pub fn shared(plugin: &str, config: &Config) -> OwnerTag {
         OwnerTag {
             plugin: plugin.to_owned(),
@@ -62,7 +63,7 @@ impl OwnerTag {
         }
     }
 
-    /// The tag of a valid attachment in a GC's list.
+    /// Returns the tag of a valid attachment in a GC's list.
     pub fn of_valid(plugin: &str, network: &str, valid: &ValidAttachment) -> OwnerTag {
         OwnerTag {
             plugin: plugin.to_owned(),
@@ -72,10 +73,10 @@ impl OwnerTag {
         }
     }
 
-    /// The tag's text in at most `limit` bytes ([`ALIAS_MAX`], [`COMMENT_MAX`]).
+    /// Returns the tag's text in at most `limit` bytes ([`ALIAS_MAX`], [`COMMENT_MAX`]).
     ///
-    /// Where it does not fit the network's name is cut, and if that is not enough the container's id is replaced
-    /// by a hash of it: two attachments never have the same text.
+    /// If it is too long, the network's name is cut. If that is not enough, the container's id is replaced by a hash. The texts
+    /// of two attachments always differ.
     pub fn text(&self, limit: usize) -> String {
         let OwnerTag { plugin, network, container, ifname } = self;
         let is_plain = |character: char| !character.is_control() && !"\"'\\".contains(character);
@@ -94,12 +95,12 @@ impl OwnerTag {
         format!("{MAKER}/{plugin}/{network}/{container}/{ifname}")
     }
 
-    /// Was this tag made by `plugin` for `network`, whose name may have been cut in it?
+    /// Whether `plugin` made this tag for `network`, whose name may be cut in it.
     pub fn is_of(&self, plugin: &str, network: &str) -> bool {
         self.plugin == plugin && self.network == cut(network, self.network.len())
     }
 
-    /// Reads a tag; `None` for anything that is not ours.
+    /// Reads a tag; `None` for any other text.
     pub fn read(text: &str) -> Option<OwnerTag> {
         let mut parts = text.split('/');
         if parts.next() != Some(MAKER) {
@@ -111,7 +112,7 @@ impl OwnerTag {
     }
 }
 
-/// A network's name in at most `room` bytes.
+/// Returns a network's name in at most `room` bytes.
 fn cut(network: &str, room: usize) -> String {
     match network.get(..room.saturating_sub(CUT)) {
         Some(start) if room < network.len() => hashed(&format!("{start}~"), room, &[network]),
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_reads_back() {
+    fn owner_tag_round_trip() {
         let tag = OwnerTag {
             plugin: "bridge".into(),
             network: "net-a".into(),
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_a_comment_cannot_hold_is_a_hash_and_each_its_own() {
+    fn owner_tag_replaces_a_special_name_by_a_hash() {
         let tag = |ifname: &str| OwnerTag {
             plugin: "bridge".into(),
             network: "net-a".into(),
@@ -152,13 +153,13 @@ mod tests {
         assert_eq!(texts.len(), names.len());
         for text in texts {
             assert!(!text.contains(['"', '\'', '\\', '\u{1}']), "{text}");
-            // What was read is written the same.
+            // A tag that was read has the same text when it is written.
             assert_eq!(OwnerTag::read(&text).unwrap().text(COMMENT_MAX), text);
         }
     }
 
     #[test]
-    fn a_long_mark_is_cut_and_still_tells_attachments_apart() {
+    fn owner_tag_that_is_cut_stays_unique() {
         let tag = |container: &str| OwnerTag {
             plugin: "bridge".into(),
             network: "n".repeat(200),

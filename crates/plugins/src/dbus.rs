@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use linux::error::is_lacking;
+use linux::error::lacks_resources;
 use linux::unix::connect_within;
 
 /// Environment variable with the address of the bus, in D-Bus syntax such as `unix:path=…`.
@@ -108,7 +108,7 @@ impl Bus {
         let path = address.as_deref().and_then(path_of).unwrap_or_else(|| PathBuf::from(SOCKET));
         let broken =
             |cause: std::io::Error| Failure::Broken(format!("connect to {}: {cause}", path.display()));
-        let stream = connect_within(&path, TIMEOUT).map_err(|cause| match is_lacking(&cause) {
+        let stream = connect_within(&path, TIMEOUT).map_err(|cause| match lacks_resources(&cause) {
             true => Failure::Unable(format!("connect to {}: {cause}", path.display())),
             false => broken(cause),
         })?;

@@ -209,7 +209,7 @@ impl<'a> Command<'a> {
                 let unknown = |_| misunderstood(&[tasks::COMMAND, tasks::AFTER]);
                 let after = after.map(|parent| parent.parse().map_err(unknown)).transpose()?;
                 if on_host {
-                    linux::netns::enter_files_of_host().or_refused()?;
+                    linux::netns::enter_host_mount_namespace().or_refused()?;
                 }
                 tasks::run(after).map(done)
             }

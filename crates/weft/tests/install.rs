@@ -90,6 +90,7 @@ fn wait_for_exit(mut child: Child) -> Output {
 }
 
 // Requirements: NPWG1-6.1-2
+// Requirements: NPWG1-6.1-2
 #[test]
 fn install_status_decides_readiness_of_the_default_network() {
     let runtime = Runtime::new("status");
@@ -122,6 +123,7 @@ fn install_status_decides_readiness_of_the_default_network() {
     }
 }
 
+// Requirements: NPWG1-6.1-1, M24
 // Requirements: NPWG1-6.1-1, M24
 #[test]
 fn install_waits_until_the_default_network_is_ready() {

@@ -61,6 +61,7 @@ fn lint_has_no_findings_on_the_examples() {
 }
 
 // Requirements: NPWG1-3.1-2
+// Requirements: NPWG1-3.1-2
 #[test]
 fn lint_fix_converts_config_maps_to_strings() {
     let directory = TestDirectory::new("standard");

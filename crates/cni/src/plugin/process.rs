@@ -82,7 +82,7 @@ fn optional_stdin() -> Vec<u8> {
 }
 
 /// Ends the process: unwinding would run code whose assumptions have just been violated.
-#[allow(clippy::disallowed_methods, reason = "nothing unwinds, so there is no return to make")]
+#[allow(clippy::disallowed_methods, reason = "a panic does not unwind, so `main` cannot return")]
 fn end() -> ! {
     std::process::exit(1)
 }

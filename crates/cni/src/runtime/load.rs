@@ -159,28 +159,28 @@ fn not_found(path: &Path, name: &str) -> Error {
 
 /// Returns the network of one file, with the plugins from files beside it.
 pub fn network(file: &Path) -> Result<Network, Error> {
-    let what = file.display().to_string();
-    let mut network = Network::parse_open(&bytes(file)?, &what)?;
+    let path = file.display().to_string();
+    let mut network = Network::parse_open(&bytes(file)?, &path)?;
     add_plugins_beside(&mut network, file)?;
-    closed(network, &what)
+    closed(network, &path)
 }
 
 /// Returns the network of one file if it is a list.
 fn list(file: &Path) -> Result<Network, Error> {
-    let what = file.display().to_string();
+    let path = file.display().to_string();
     let bytes = bytes(file)?;
-    let object = Object::parse(&bytes, &what)?;
+    let object = Object::parse(&bytes, &path)?;
     if !object.contains("plugins") && object.get("type").is_some() {
-        return Err(Error::config(format!("{what}: plugins: missing: no plugin configs found")));
+        return Err(Error::config(format!("{path}: plugins: missing: no plugin configs found")));
     }
-    let mut network = Network::parse_open(&bytes, &what)?;
+    let mut network = Network::parse_open(&bytes, &path)?;
     add_plugins_beside(&mut network, file)?;
-    closed(network, &what)
+    closed(network, &path)
 }
 
-fn closed(network: Network, what: &str) -> Result<Network, Error> {
+fn closed(network: Network, path: &str) -> Result<Network, Error> {
     match network.plugins.is_empty() {
-        true => Err(Error::config(format!("{what}: plugins: missing: no plugin configs found"))),
+        true => Err(Error::config(format!("{path}: plugins: missing: no plugin configs found"))),
         false => Ok(network),
     }
 }

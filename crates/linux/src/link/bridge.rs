@@ -1,4 +1,4 @@
-//! What only bridges know: attributes of a port, and its VLANs.
+//! Attributes of bridges: options of a port, and its VLANs.
 //!
 //! Source: bridge(8); kernel `net/bridge/br_netlink.c`.
 
@@ -21,14 +21,14 @@ const PVID: u16 = 2;
 /// `BRIDGE_VLAN_INFO_UNTAGGED`
 const UNTAGGED: u16 = 4;
 
-/// One VLAN of a bridge's port.
+/// VLAN of a bridge's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortVlan {
     /// VLAN id, 1–4094.
     pub id: u16,
-    /// Untagged frames coming in belong to it.
+    /// Whether untagged frames that arrive belong to it.
     pub pvid: bool,
-    /// Its frames leave untagged.
+    /// Whether its frames leave untagged.
     pub untagged: bool,
 }
 
@@ -61,7 +61,7 @@ impl Rtnl {
         self.execute(0, message, || format!("remove vlan {id} from port {name}"))
     }
 
-    /// The VLANs of a port. `bridge vlan show dev NAME`
+    /// Returns the VLANs of a port. `bridge vlan show dev NAME`
     pub fn port_vlans(&mut self, index: u32, name: &str) -> Result<Vec<PortVlan>, Error> {
         let mut query = Message::link(GET_LINK, 0);
         query.put(0, &[BRIDGE]);
@@ -81,7 +81,7 @@ impl Rtnl {
     }
 }
 
-/// Where a VLAN entry belongs.
+/// Place of a VLAN entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VlanOn {
     /// A port of a bridge.

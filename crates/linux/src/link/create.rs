@@ -1,4 +1,4 @@
-//! Creating links: everything about a new one in a single request, so that it never exists half-made.
+//! Creation of links, each in a single request, so that no incomplete link exists.
 //!
 //! Source: ip-link(8); kernel `net/core/rtnetlink.c` (`rtnl_newlink`), `drivers/net/veth.c`.
 
@@ -10,32 +10,32 @@ use crate::Netns;
 use crate::attributes::Attributes;
 use crate::rtnl::message::{Message, NEW_LINK};
 
-/// A link to create. `ip link add name NAME …`
+/// Link to create. `ip link add name NAME …`
 #[derive(Clone, Debug)]
 pub struct NewLink<'a> {
-    /// Its name.
+    /// Name.
     pub name: &'a str,
-    /// What it is.
+    /// Kind.
     pub kind: NewKind<'a>,
-    /// MTU in bytes; the kernel's choice if absent.
+    /// MTU in bytes; `None` for the kernel's default.
     pub mtu: Option<u32>,
-    /// Hardware address; the kernel's choice if absent.
+    /// Hardware address; `None` for the kernel's choice.
     pub mac: Option<&'a [u8]>,
-    /// Index of its master.
+    /// Index of the master.
     pub master: Option<u32>,
-    /// Create it up. Not possible for the far end of a veth.
+    /// Whether to set it up. Not possible for the peer of a veth.
     pub up: bool,
     /// Length of the transmit queue, in packets.
     pub tx_queue_length: Option<u32>,
     /// `ifalias`, at most 255 bytes; only for a link in the socket's own namespace.
     pub alias: Option<&'a str>,
-    /// Make no IPv6 link-local address; only for a link in the socket's own namespace.
+    /// Whether to generate no IPv6 link-local address; only for a link in the socket's own namespace.
     pub no_link_local: bool,
-    /// The namespace to create it in; the socket's own if absent.
+    /// Namespace to create it in; `None` for the socket's own.
     pub netns: Option<&'a Netns>,
 }
 
-/// What kind of link to create.
+/// Kind of a new link.
 #[derive(Clone, Debug)]
 pub enum NewKind<'a> {
     /// `type bridge`
@@ -49,7 +49,7 @@ pub enum NewKind<'a> {
     Macvlan {
         /// Index of the parent, in the socket's namespace.
         parent: u32,
-        /// How siblings are reached.
+        /// How interfaces of the same parent reach each other.
         mode: MacvlanMode,
         /// Length of the queue for broadcasts and multicasts, in packets.
         broadcast_queue_length: Option<u32>,
@@ -58,7 +58,7 @@ pub enum NewKind<'a> {
     Ipvlan {
         /// Index of the parent, in the socket's namespace.
         parent: u32,
-        /// On which layer it works.
+        /// Layer on which it works.
         mode: IpvlanMode,
     },
     /// `link PARENT type vlan id …`
@@ -70,7 +70,7 @@ pub enum NewKind<'a> {
     },
     /// `type vrf table …`
     Vrf {
-        /// Its routing table.
+        /// Routing table.
         table: u32,
     },
     /// `type dummy`
@@ -79,36 +79,36 @@ pub enum NewKind<'a> {
     Ifb,
 }
 
-/// The other end of a veth pair.
+/// Peer of a veth.
 #[derive(Clone, Debug)]
 pub struct Peer<'a> {
-    /// Its name.
+    /// Name.
     pub name: &'a str,
     /// MTU in bytes.
     pub mtu: Option<u32>,
     /// Hardware address.
     pub mac: Option<&'a [u8]>,
-    /// Queues to send from and to receive by, at either end; see [`Queues`].
+    /// Transmit and receive queues of both ends; see [`Queues`].
     pub queues: Queues,
-    /// The namespace to create it in; the near end's if absent.
+    /// Namespace to create it in; `None` for that of the first end.
     pub netns: Option<&'a Netns>,
 }
 
-/// Queues to send from and to receive by, of a veth: `numtxqueues N numrxqueues N` at either end.
+/// Number of transmit and receive queues of a veth: `numtxqueues N numrxqueues N` at either end.
 ///
-/// Unless it is told, the kernel (5.15 on) makes one for each processor that there could be, and at once all but one
-/// unused again. That waits, with the lock that all changes of links need, until no processor looks at them any more:
-/// once for each end, a third of the time that a pair takes, and many times as much where processors are busy.
+/// By default the kernel (5.15 and later) creates one for each possible processor and disables all but one at once. For
+/// that it waits, under the lock of all link changes, until no processor uses the queues. This happens once for each end.
+/// It takes a third of the time of creating a pair, and many times as much on busy processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queues(u32);
 
 impl Queues {
-    /// What the kernel leaves in use.
+    /// One queue, as many as the kernel leaves in use.
     pub const ONE: Queues = Queues(1);
-    /// The kernel's limit.
+    /// Maximum of the kernel.
     pub const MAX: u32 = 4096;
 
-    /// So many; none if there cannot be.
+    /// Returns this number of queues, or `None` if it is invalid.
     #[must_use]
     pub fn new(number: u32) -> Option<Queues> {
         (1..=Queues::MAX).contains(&number).then_some(Queues(number))
@@ -123,24 +123,24 @@ impl Queues {
 /// `mode` of a macvlan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MacvlanMode {
-    /// Siblings reach each other directly.
+    /// Interfaces of the parent reach each other directly.
     Bridge,
-    /// Siblings do not reach each other.
+    /// Interfaces of the parent do not reach each other.
     Private,
-    /// Siblings reach each other through the switch outside.
+    /// Interfaces of the parent reach each other through the external switch.
     Vepa,
-    /// The only one on its parent, with the parent's address.
+    /// The only interface of its parent, with the parent's address.
     Passthru,
 }
 
 /// `mode` of an ipvlan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpvlanMode {
-    /// Like a switch.
+    /// Layer 2, like a switch.
     L2,
-    /// Like a router, without host netfilter.
+    /// Layer 3, like a router, without netfilter of the host.
     L3,
-    /// Like a router, through the host's netfilter.
+    /// Layer 3, like a router, through netfilter of the host.
     L3s,
 }
 
@@ -177,7 +177,7 @@ impl IpvlanMode {
 }
 
 impl<'a> NewLink<'a> {
-    /// A link with this name and kind, down, everything else left to the kernel.
+    /// Returns a link with this name and kind, down, with defaults for everything else.
     pub fn new(name: &'a str, kind: NewKind<'a>) -> NewLink<'a> {
         NewLink {
             name,
@@ -197,7 +197,7 @@ impl<'a> NewLink<'a> {
         let NewLink { name, kind, mtu, mac, master, up, tx_queue_length, alias: _, no_link_local, netns } =
             self;
         let mut message = Message::link(NEW_LINK, 0);
-        // A link-local address is made when the link comes up: then it has to wait.
+        // The link-local address is generated when the link is set up, so that is done later.
         if *up && !no_link_local {
             set_flags(&mut message, UP, UP);
         }
@@ -222,7 +222,7 @@ impl<'a> NewLink<'a> {
 }
 
 impl NewLink<'_> {
-    /// What can only be said of a link that exists, in order.
+    /// Returns the requests that the kernel accepts only for an existing link, in order.
     pub(super) fn afterwards(&self) -> Vec<Message> {
         let NewLink { name, up, alias, no_link_local, netns, .. } = self;
         if netns.is_some() {
@@ -241,7 +241,7 @@ impl NewLink<'_> {
     }
 }
 
-/// What both ends of a pair have.
+/// Writes the attributes that both ends of a pair have.
 fn end(list: &mut Attributes, name: &str, mtu: Option<u32>, mac: Option<&[u8]>, netns: Option<&Netns>) {
     list.text(attribute::NAME, name);
     if let Some(mtu) = mtu {
@@ -269,7 +269,7 @@ impl NewKind<'_> {
         }
     }
 
-    /// Its kind, and what only its kind has.
+    /// Writes the kind and its attributes.
     fn write(&self, info: &mut Attributes) {
         info.text(info::KIND, self.name());
         match self {
@@ -313,7 +313,7 @@ impl NewKind<'_> {
 }
 
 impl Peer<'_> {
-    /// A link of its own within the attribute: fixed part and attributes.
+    /// Returns the peer as an attribute value: the fixed part of a link and its attributes.
     fn bytes(&self) -> Vec<u8> {
         let Peer { name, mtu, mac, queues, netns } = self;
         let mut message = Message::link(NEW_LINK, 0);
@@ -323,7 +323,7 @@ impl Peer<'_> {
     }
 }
 
-/// `veth veth1a2b with peer net1`, `macvlan net1`: for error texts.
+/// Prints the link for errors: `veth veth1a2b with peer net1`, `macvlan net1`.
 impl fmt::Display for NewLink<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind.name(), self.name)?;

@@ -1,8 +1,8 @@
-//! Tap interfaces: network cards whose other end is a program, a virtual machine for instance.
+//! Tap interfaces, whose other end is a program, for example a virtual machine.
 //!
-//! They are made through an ioctl of `/dev/net/tun`, and only there: the kernel refuses to make one over
-//! netlink ([`device`]); everything else about them is netlink's again. SELinux labels an interface as the program
-//! that makes it, and a program's label is chosen when it is started: where one is asked for, `ip` is that program.
+//! The kernel creates them only through an ioctl of `/dev/net/tun` ([`device`]); all other operations use netlink. SELinux
+//! labels an interface with the context of the process that creates it, and a process gets its context when a program is
+//! executed. So if a context is requested, the program `ip` creates the interface.
 //!
 //! Source: ip-tuntap(8); kernel `Documentation/networking/tuntap.rst`, `drivers/net/tun.c` (`tun_validate`);
 //! selinux(8), `security/selinux/hooks.c` (`selinux_tun_dev_alloc_security`).
@@ -15,34 +15,34 @@ use std::process::{Command, Stdio};
 
 use crate::error::Error;
 
-/// A tap interface to create. `ip tuntap add dev NAME mode tap …`
+/// Tap interface to create. `ip tuntap add dev NAME mode tap …`
 #[derive(Clone, Debug)]
 pub struct NewTap<'a> {
-    /// Its name, checked.
+    /// Valid interface name.
     pub name: &'a str,
-    /// `multi_queue`: several queues, for as many processors.
+    /// Whether it has several queues, for several processors: `multi_queue`.
     pub multi_queue: bool,
-    /// The user that may open it; anybody with the privilege if absent.
+    /// User that may open it; `None` for any user with the privilege.
     pub owner: Option<u32>,
-    /// The group that may open it.
+    /// Group that may open it.
     pub group: Option<u32>,
-    /// The SELinux context of whoever may open it.
+    /// SELinux context that may open it.
     pub context: Option<&'a str>,
 }
 
-/// The context that the next program started by this thread gets.
+/// File with the context of the next program that this thread executes.
 const NEXT_CONTEXT: &str = "/proc/thread-self/attr/exec";
 
-/// Does this kernel enforce, or would it, a policy of SELinux?
+/// Whether this kernel has a policy of SELinux, enforced or not.
 pub fn has_selinux() -> bool {
     Path::new("/sys/fs/selinux/enforce").exists()
 }
 
-/// Makes a tap interface in the namespace of the calling thread; it is down and outlives us.
+/// Creates a tap interface in the namespace of the calling thread; it is down and outlives this process.
 ///
 /// # Errors
-/// No device (`modprobe tun`); the name is taken; the words of `ip`, that there is no `ip`, or that SELinux does not
-/// allow or know the context, if one is asked for.
+/// There is no device (`modprobe tun`), or the name is in use. With a context also: the error of `ip`, no program `ip`, or
+/// SELinux refuses or does not know the context.
 pub fn create(tap: &NewTap<'_>) -> Result<(), Error> {
     let NewTap { name, multi_queue, owner, group, context } = *tap;
     if let Some(context) = context {
@@ -56,7 +56,7 @@ pub fn create(tap: &NewTap<'_>) -> Result<(), Error> {
     make().map_err(|cause| Error::io(format!("create tap {name} through /dev/net/tun"), &cause))
 }
 
-/// The same by a program that is started with this context, and gives it to the interface.
+/// Creates the interface by the program `ip` with this context, which the interface inherits.
 fn create_labelled(tap: &NewTap<'_>, context: &str) -> Result<(), Error> {
     let NewTap { name, multi_queue, owner, group, .. } = tap;
     let operation = || format!("create tap {name}");
@@ -74,7 +74,7 @@ fn create_labelled(tap: &NewTap<'_>, context: &str) -> Result<(), Error> {
     let choose = |context: &str| fs::write(NEXT_CONTEXT, context);
     choose(context).map_err(|cause| Error::io(format!("choose context {context:?}"), &cause))?;
     let ended = command.output();
-    // An empty line is «as ever»: no other program of ours is to be started so.
+    // An empty line restores the default for later programs.
     choose("\n").map_err(|cause| Error::io("return to the own context", &cause))?;
     let ended =
         ended.map_err(|cause| Error::io(format!("{}: start `ip` of iproute2", operation()), &cause))?;

@@ -1,4 +1,4 @@
-//! The operations of one transaction, in order.
+//! Operations of one transaction, in order.
 //!
 //! Source: kernel `nf_tables.h` (`enum nf_tables_msg_types`, `NFTA_TABLE_…`, `NFTA_CHAIN_…`, `NFTA_SET_…`).
 
@@ -58,22 +58,22 @@ const LIST_ELEMENTS: u16 = 3;
 /// `NFTA_LIST_ELEM`.
 const LIST_ITEM: u16 = 1;
 
-/// A transaction being put together; [`super::Nft::commit`] carries it out.
+/// Transaction under construction; [`super::Nft::commit`] executes it.
 #[derive(Debug, Default)]
 #[must_use = "nothing happens before it is committed"]
 pub struct Batch {
     requests: Vec<Request<Message>>,
-    /// What each request does, for the one that is refused.
+    /// Description of each request, for the error of a refused one.
     operations: Vec<String>,
 }
 
 impl Batch {
-    /// An empty one; committing it does nothing.
+    /// Returns an empty transaction; committing it does nothing.
     pub fn new() -> Batch {
         Batch::default()
     }
 
-    /// Whether there is nothing in it.
+    /// Whether there are no operations.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
@@ -93,14 +93,14 @@ impl Batch {
         self.push(table, NEW_TABLE, NLM_F_CREATE | NLM_F_EXCL, attributes, || format!("create table {table}"))
     }
 
-    /// `nft delete table inet weft`, with all that is in it.
+    /// `nft delete table inet weft`, with its content.
     pub fn delete_table(&mut self, table: Table<'_>) -> &mut Batch {
         let mut attributes = Attributes::new();
         attributes.text(TABLE_NAME, table.name);
         self.push(table, DELETE_TABLE, 0, attributes, || format!("delete table {table}"))
     }
 
-    /// `nft add chain inet weft web`: one that is entered by a verdict.
+    /// `nft add chain inet weft web`: a chain that verdicts lead to.
     pub fn ensure_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
         let attributes = chain_attributes(table, chain);
         self.push(table, NEW_CHAIN, NLM_F_CREATE, attributes, || format!("add chain {table} {chain}"))
@@ -115,7 +115,7 @@ impl Batch {
 
     /// `nft add chain inet weft postrouting '{ type nat hook postrouting priority 100; policy accept; }'`
     ///
-    /// If it is there, its hook, priority and type must be these; its policy becomes this.
+    /// An existing chain must have this hook, priority and type; its policy is changed.
     pub fn ensure_base_chain(&mut self, table: Table<'_>, chain: &str, base: BaseChain) -> &mut Batch {
         let BaseChain { chain_type, hook, priority, policy } = base;
         let mut attributes = chain_attributes(table, chain);
@@ -135,13 +135,13 @@ impl Batch {
         self.push(table, DELETE_RULE, 0, attributes, || format!("flush chain {table} {chain}"))
     }
 
-    /// `nft delete chain inet weft web`; it must have no rules, and nothing may lead to it.
+    /// `nft delete chain inet weft web`; it must have no rules, and no verdict may lead to it.
     pub fn delete_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
         let attributes = chain_attributes(table, chain);
         self.push(table, DELETE_CHAIN, 0, attributes, || format!("delete chain {table} {chain}"))
     }
 
-    /// Removes a chain and its rules, or does nothing if it is not there; the table must be.
+    /// Removes a chain and its rules, or does nothing if it does not exist; the table must exist.
     ///
     /// `nft 'add chain inet weft web; flush chain inet weft web; delete chain inet weft web'`
     pub fn discard_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
@@ -150,7 +150,7 @@ impl Batch {
 
     /// `nft add set inet weft masq4 '{ type ipv4_addr; }'`, or `add map …`
     ///
-    /// If it is there, it must have this type.
+    /// An existing set must have this type.
     pub fn ensure_set(&mut self, table: Table<'_>, set: &Set<'_>) -> &mut Batch {
         let Set { name, key, data } = set;
         let (key_type, key_length) = number_and_length(key);
@@ -165,7 +165,7 @@ impl Batch {
             }
         }
         attributes.bytes(SET_USER_DATA, &set.user_data());
-        // Only has to differ from the others of this batch; its place does.
+        // The id only has to differ from others of this batch, so the index is used.
         attributes.be32(SET_ID, self.requests.len() as u32 + 1);
         self.push(table, NEW_SET, NLM_F_CREATE, attributes, || format!("add set {table} {name}"))
     }
@@ -186,25 +186,25 @@ impl Batch {
 
     /// `nft add element inet weft masq4 '{ 10.1.0.5 comment "default/web eth0" }'`
     ///
-    /// One that is there already stays as it is, with its comment; an entry of a map that leads elsewhere
-    /// is refused as [`crate::Kind::Exists`].
+    /// An existing element is kept with its comment. An existing entry of a map with another value is refused as
+    /// [`crate::Kind::Exists`].
     pub fn add_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
         self.elements(table, set, elements, NEW_ELEMENTS, NLM_F_CREATE)
     }
 
-    /// `nft create element …`: refused as [`crate::Kind::Exists`] if one is there already.
+    /// `nft create element …`: refused as [`crate::Kind::Exists`] if one exists.
     pub fn create_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
         self.elements(table, set, elements, NEW_ELEMENTS, NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// `nft delete element inet weft masq4 '{ 10.1.0.5 }'`; each must be there.
+    /// `nft delete element inet weft masq4 '{ 10.1.0.5 }'`; each must exist.
     pub fn delete_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
         self.elements(table, set, elements, DELETE_ELEMENTS, 0)
     }
 
-    /// Removes elements of a set, or of a map if they lead to what is said, whether they are there or not.
+    /// Removes elements of a set, or entries of a map with these values, if they exist.
     ///
-    /// The set must be there. `nft 'add element …; delete element …'`
+    /// The set must exist. `nft 'add element …; delete element …'`
     pub fn discard_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
         self.add_elements(table, set, elements).delete_elements(table, set, elements)
     }
@@ -235,7 +235,7 @@ impl Batch {
         self.push(table, NEW_RULE, flags, attributes, || format!("add rule {table} {chain}"))
     }
 
-    /// In as many messages as the elements need.
+    /// Adds as many messages as the elements need.
     fn elements(
         &mut self,
         table: Table<'_>,

@@ -1,52 +1,52 @@
-//! Where packets meet rules: the place, order and default of a base chain.
+//! Base chains: their hook, priority and policy.
 
-/// A place in the kernel where a base chain is entered.
+/// Hook of the kernel at which a base chain is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// Before routing.
+    /// Before the routing decision.
     Prerouting,
-    /// For this host.
+    /// Packets for this host.
     Input,
-    /// Through this host.
+    /// Packets that this host forwards.
     Forward,
-    /// From this host.
+    /// Packets from this host.
     Output,
-    /// After routing.
+    /// After the routing decision.
     Postrouting,
 }
 
-/// What a base chain may do.
+/// Type of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainType {
-    /// Let through or not.
+    /// Accepts or drops packets.
     Filter,
-    /// Change addresses; sees the first packet of a connection only.
+    /// Translates addresses; sees only the first packet of a connection.
     Nat,
 }
 
-/// What happens at the end of a base chain.
+/// Verdict at the end of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The packet goes on.
+    /// The packet continues.
     Accept,
-    /// The packet is gone.
+    /// The packet is dropped.
     Drop,
 }
 
-/// A chain that the kernel enters by itself.
+/// Chain that the kernel evaluates at a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseChain {
-    /// What it may do.
+    /// Type.
     pub chain_type: ChainType,
-    /// Where it is entered.
+    /// Hook.
     pub hook: Hook,
-    /// Its place among the chains of that hook, lowest first; see [`priority`].
+    /// Priority among the chains of that hook, lowest first; see [`priority`].
     pub priority: i32,
-    /// What happens at its end.
+    /// Verdict at its end.
     pub policy: Policy,
 }
 
-/// The usual places in the order of base chains of one hook; lower comes first. nft(8), "priority".
+/// Usual priorities of base chains; lower values come first. nft(8), "priority".
 pub mod priority {
     /// `raw`: before connection tracking.
     pub const RAW: i32 = -300;

@@ -1,6 +1,6 @@
 //! Comments on rules and elements, in the form in which `nft list` prints them.
 //!
-//! The kernel keeps user data without looking at it; nft's form is a list of type, length, value.
+//! The kernel stores user data without interpreting it; nft's format is a list of type, length, value.
 //!
 //! Source: libnftnl `include/libnftnl/udata.h`: the comment is type 0 for rules and for elements;
 //! nft `include/datatype.h`: a comment has at most 128 bytes.
@@ -8,11 +8,11 @@
 /// `NFTNL_UDATA_RULE_COMMENT`, `NFTNL_UDATA_SET_ELEM_COMMENT`.
 const COMMENT: u8 = 0;
 
-/// What nft accepts when it reads its own output back, in bytes.
+/// Maximum length that nft accepts when it reads its own output, in bytes.
 const LONGEST: usize = 128;
 
-/// The user data for a comment. What nft could not read back (quotes, control characters) becomes `_`,
-/// what is too long is cut.
+/// Returns the user data for a comment. Characters that nft could not read back (quotes, control characters) become `_`,
+/// and a comment that is too long is cut.
 pub(super) fn user_data(comment: &str) -> Vec<u8> {
     let mut text: String = comment
         .chars()
@@ -27,7 +27,7 @@ pub(super) fn user_data(comment: &str) -> Vec<u8> {
     data
 }
 
-/// The comment in user data; empty if there is none, or it is not nft's.
+/// Returns the comment in user data; empty if there is none in nft's format.
 pub(super) fn of_user_data(mut data: &[u8]) -> String {
     while let [kind, length, rest @ ..] = data {
         let Some((value, rest)) = rest.split_at_checked(usize::from(*length)) else { break };
@@ -44,20 +44,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_comment_comes_back() {
+    fn nft_comment_round_trip() {
         assert_eq!(of_user_data(&user_data("default/web eth0")), "default/web eth0");
         assert_eq!(user_data("ab"), [0, 3, b'a', b'b', 0]);
     }
 
     #[test]
-    fn hostile_comments_are_made_harmless() {
+    fn nft_comment_of_hostile_text_is_escaped() {
         assert_eq!(of_user_data(&user_data("a\"; flush ruleset\n\0b")), "a_; flush ruleset__b");
         let long = of_user_data(&user_data(&"ü".repeat(200)));
         assert_eq!((long.len(), long.chars().all(|character| character == 'ü')), (128, true));
     }
 
     #[test]
-    fn foreign_user_data_has_no_comment() {
+    fn nft_comment_is_empty_for_other_user_data() {
         for data in [&[][..], &[0], &[0, 200, 1], &[5, 1, 7], &[1, 0]] {
             assert_eq!(of_user_data(data), "", "{data:?}");
         }

@@ -1,6 +1,6 @@
-//! The steps of which rules consist: load into a register, compare, look up, decide.
+//! Expressions of rules: load into a register, compare, look up, decide.
 //!
-//! A register file has 16 slots of four bytes; longer fields take several. Slots are counted from 0.
+//! The registers are 16 slots of four bytes, counted from 0; longer fields use several.
 //!
 //! Source: kernel `nf_tables.h` (`NFTA_EXPR_…` and one `NFTA_…` block for each expression).
 
@@ -25,7 +25,7 @@ pub(super) enum Comparison {
     NotEqual,
 }
 
-/// Where the bytes of a packet are counted from: `NFT_PAYLOAD_…`.
+/// Header in which the offset of a packet's bytes begins: `NFT_PAYLOAD_…`.
 #[derive(Clone, Copy)]
 pub(super) enum Base {
     Link,
@@ -33,40 +33,40 @@ pub(super) enum Base {
     Transport,
 }
 
-/// A list of expressions being written.
+/// List of expressions under construction.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Expressions(pub(super) Attributes);
 
 impl Expressions {
-    /// `meta KEY`, loaded.
+    /// Loads `meta KEY`.
     pub(super) fn load_meta(&mut self, key: u32, slot: u32) {
         self.push("meta", |data| {
             data.be32(2, key).be32(1, FIRST_SLOT + slot);
         });
     }
 
-    /// `meta KEY set`, from a slot.
+    /// Sets `meta KEY` from a slot.
     pub(super) fn store_meta(&mut self, key: u32, slot: u32) {
         self.push("meta", |data| {
             data.be32(2, key).be32(3, FIRST_SLOT + slot);
         });
     }
 
-    /// Bytes of the packet.
+    /// Loads bytes of the packet.
     pub(super) fn load_payload(&mut self, base: Base, offset: u32, length: u32, slot: u32) {
         self.push("payload", |data| {
             data.be32(1, FIRST_SLOT + slot).be32(2, base as u32).be32(3, offset).be32(4, length);
         });
     }
 
-    /// `ct KEY`.
+    /// Loads `ct KEY`.
     pub(super) fn load_connection(&mut self, key: u32, slot: u32) {
         self.push("ct", |data| {
             data.be32(2, key).be32(1, FIRST_SLOT + slot);
         });
     }
 
-    /// `fib daddr type`.
+    /// Loads `fib daddr type`.
     pub(super) fn load_destination_type(&mut self, slot: u32) {
         const ADDRESS_TYPE: u32 = 3;
         const OF_DESTINATION: u32 = 2;
@@ -75,14 +75,14 @@ impl Expressions {
         });
     }
 
-    /// A constant.
+    /// Loads a constant.
     pub(super) fn load_constant(&mut self, value: &Data, slot: u32) {
         self.push("immediate", |data| {
             data.be32(1, FIRST_SLOT + slot).nested(2, |inner| value.write(inner));
         });
     }
 
-    /// `(slot & mask) ^ flip`, in place.
+    /// Computes `(slot & mask) ^ flip` in place.
     pub(super) fn bitwise(&mut self, slot: u32, mask: &[u8], flip: &[u8]) {
         self.push("bitwise", |data| {
             data.be32(1, FIRST_SLOT + slot).be32(2, FIRST_SLOT + slot).be32(3, mask.len() as u32);
@@ -95,7 +95,7 @@ impl Expressions {
         });
     }
 
-    /// Goes on only if the slot compares like that.
+    /// Ends the rule unless the comparison of the slot is true.
     pub(super) fn compare(&mut self, slot: u32, comparison: Comparison, value: &[u8]) {
         self.push("cmp", |data| {
             data.be32(1, FIRST_SLOT + slot).be32(2, comparison as u32).nested(3, |inner| {
@@ -104,28 +104,28 @@ impl Expressions {
         });
     }
 
-    /// Goes on only if the key at slot 0 is in the set (or is not).
+    /// Ends the rule unless the key at slot 0 is in the set (or is not).
     pub(super) fn look_up(&mut self, set: &str, comparison: Comparison) {
         self.push("lookup", |data| {
             data.text(1, set).be32(2, FIRST_SLOT).be32(5, comparison as u32);
         });
     }
 
-    /// Replaces the key at slot 0 by what the map has for it; goes on only if it has something.
+    /// Replaces the key at slot 0 by its value in the map; ends the rule if there is none.
     pub(super) fn map(&mut self, map: &str) {
         self.push("lookup", |data| {
             data.text(1, map).be32(2, FIRST_SLOT).be32(3, FIRST_SLOT);
         });
     }
 
-    /// Does what the verdict map has for the key at slot 0.
+    /// Executes the verdict of the key at slot 0 in the verdict map.
     pub(super) fn map_to_verdict(&mut self, map: &str) {
         self.push("lookup", |data| {
             data.text(1, map).be32(2, FIRST_SLOT).be32(3, VERDICT_REGISTER);
         });
     }
 
-    /// A match of iptables: an extension of this name and revision, with what it wants to know.
+    /// Adds a match of iptables: an extension of this name and revision, with its parameters.
     pub(super) fn extension(&mut self, name: &str, revision: u32, information: &[u8]) {
         self.push("match", |data| {
             data.text(1, name).be32(2, revision).bytes(3, information);
@@ -138,14 +138,14 @@ impl Expressions {
         });
     }
 
-    /// `counter`, from zero.
+    /// Adds a `counter` that starts at zero.
     pub(super) fn count(&mut self) {
         self.push("counter", |data| {
             data.be64(1, 0).be64(2, 0);
         });
     }
 
-    /// `masquerade`, with `NF_NAT_RANGE_…` flags.
+    /// Adds `masquerade`, with `NF_NAT_RANGE_…` flags.
     pub(super) fn masquerade(&mut self, flags: u32) {
         self.push("masq", |data| {
             if flags != 0 {
@@ -154,7 +154,7 @@ impl Expressions {
         });
     }
 
-    /// `snat` (0) or `dnat` (1) to the address, and perhaps the port, in these slots.
+    /// Adds `snat` (0) or `dnat` (1) to the address, and optionally the port, in these slots.
     pub(super) fn translate(&mut self, direction: u32, family: u8, address: u32, port: Option<u32>) {
         self.push("nat", |data| {
             data.be32(1, direction).be32(2, u32::from(family)).be32(3, FIRST_SLOT + address);

@@ -1,4 +1,4 @@
-//! Reading back rules and elements, to find ours by their comments.
+//! Listing of rules and elements, which identifies those of weft by their comments.
 
 use super::comment;
 use super::set::{Data, Element};
@@ -39,39 +39,39 @@ const LIST_SET: u16 = 2;
 const LIST_ELEMENTS: u16 = 3;
 const LIST_ITEM: u16 = 1;
 
-/// A rule that is there.
+/// Existing rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedRule {
-    /// What [`super::Batch::delete_rule`] wants; never used twice in a table.
+    /// Handle for [`super::Batch::delete_rule`]; never used twice in a table.
     pub handle: u64,
-    /// Empty if it has none.
+    /// Comment; empty if there is none.
     pub comment: String,
 }
 
-/// A chain of type filter that the kernel enters by itself.
+/// Base chain of type filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedChain {
-    /// Its table's name.
+    /// Name of its table.
     pub table: String,
-    /// Its own.
+    /// Name.
     pub name: String,
-    /// Whether what comes to its end is dropped.
+    /// Whether its policy is drop.
     pub drops: bool,
 }
 
-/// An element that is there.
+/// Existing element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedElement {
-    /// The key, as [`Element::new`] takes it.
+    /// Key, in the form of [`Element::new`].
     pub key: Data,
-    /// What it leads to in a map of values; empty in a set and in a verdict map.
+    /// Value in a map; empty in a set and in a verdict map.
     pub value: Data,
-    /// Empty if it has none.
+    /// Comment; empty if there is none.
     pub comment: String,
 }
 
 impl Nft {
-    /// The names of the tables of a family. `nft list tables inet`
+    /// Returns the names of the tables of a family. `nft list tables inet`
     pub fn tables(&mut self, family: Family) -> Result<Vec<String>, Error> {
         let request = Message {
             kind: kind(GET_TABLE),
@@ -87,7 +87,7 @@ impl Nft {
         Ok(own.filter_map(|answer| answer.attributes.find(TABLE_NAME)).map(crate::attributes::text).collect())
     }
 
-    /// The tables of all families. `nft list tables`
+    /// Returns the tables of all families. `nft list tables`
     pub fn all_tables(&mut self) -> Result<Vec<(Family, String)>, Error> {
         let request =
             Message { kind: kind(GET_TABLE), family: 0, resource: 0, attributes: Attributes::new() };
@@ -100,7 +100,7 @@ impl Nft {
         Ok(answers.iter().filter_map(table).collect())
     }
 
-    /// The chains of a table, base chains or not. `nft list chains ip`
+    /// Returns the names of the chains of a table, base chains included. `nft list chains ip`
     pub fn chains(&mut self, table: Table<'_>) -> Result<Vec<String>, Error> {
         let answers = self.dump(table, GET_CHAIN, Attributes::new(), || format!("list chains {table}"))?;
         let text = |answer: &Message, kind| answer.attributes.find(kind).map(crate::attributes::text);
@@ -110,7 +110,7 @@ impl Nft {
         Ok(own.filter_map(|answer| text(answer, CHAIN_NAME)).collect())
     }
 
-    /// The chains of type filter of a family at this hook. `nft list chains ip`
+    /// Returns the base chains of type filter of a family at this hook. `nft list chains ip`
     pub fn filters(&mut self, family: Family, hook: Hook) -> Result<Vec<ListedChain>, Error> {
         let request = Message {
             kind: kind(GET_CHAIN),
@@ -138,7 +138,7 @@ impl Nft {
         Ok(answers.iter().filter_map(chain).collect())
     }
 
-    /// Is there a chain of this name, with or without rules? `nft list chain inet weft web`
+    /// Whether a chain with this name exists. `nft list chain inet weft web`
     pub fn has_chain(&mut self, table: Table<'_>, chain: &str) -> Result<bool, Error> {
         let mut attributes = Attributes::new();
         attributes.text(CHAIN_TABLE, table.name).text(CHAIN_NAME, chain);
@@ -153,16 +153,16 @@ impl Nft {
         }
     }
 
-    /// The rules of a chain, in order. `nft -a list chain inet weft web`
+    /// Returns the rules of a chain, in order. `nft -a list chain inet weft web`
     ///
-    /// No rules if the chain, or its table, is not there.
+    /// There are none if the chain or its table does not exist.
     pub fn rules(&mut self, table: Table<'_>, chain: &str) -> Result<Vec<ListedRule>, Error> {
         let mut attributes = Attributes::new();
         attributes.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain);
         let answers = self.dump(table, GET_RULE, attributes, || format!("list chain {table} {chain}"))?;
         let rule = |answer: Message| {
             let attributes = &answer.attributes;
-            // Kernels before 4.20 do not filter; what is of another chain is not ours to show.
+            // Kernels before 4.20 do not filter by chain.
             let of = |kind, name: &str| {
                 attributes.find(kind).map(crate::attributes::text).as_deref() == Some(name)
             };
@@ -173,7 +173,7 @@ impl Nft {
         Ok(answers.into_iter().filter_map(rule).collect())
     }
 
-    /// The names of the sets and maps of a table. `nft list sets table inet weft`
+    /// Returns the names of the sets and maps of a table. `nft list sets table inet weft`
     pub fn sets(&mut self, table: Table<'_>) -> Result<Vec<String>, Error> {
         let mut attributes = Attributes::new();
         attributes.text(SET_TABLE, table.name);
@@ -183,10 +183,10 @@ impl Nft {
         Ok(own.filter_map(|answer| text(answer, SET_NAME)).collect())
     }
 
-    /// The elements of a set or map, in no order. `nft list set inet weft masq4`
+    /// Returns the elements of a set or map, in any order. `nft list set inet weft masq4`
     ///
     /// # Errors
-    /// [`crate::Kind::Absent`] if the set, or its table, is not there.
+    /// [`crate::Kind::Absent`]: the set or its table does not exist.
     pub fn elements(&mut self, table: Table<'_>, set: &str) -> Result<Vec<ListedElement>, Error> {
         let mut attributes = Attributes::new();
         attributes.text(LIST_TABLE, table.name).text(LIST_SET, set);
@@ -204,9 +204,9 @@ impl Nft {
         Ok(elements)
     }
 
-    /// The element of this key, whatever the size of the set. `nft get element inet weft masq4 '{ 10.1.0.5 }'`
+    /// Returns the element with this key, in constant time. `nft get element inet weft masq4 '{ 10.1.0.5 }'`
     ///
-    /// `None` if it, the set or the table is not there.
+    /// `None` if the element, the set or the table does not exist.
     pub fn element(
         &mut self,
         table: Table<'_>,

@@ -1,6 +1,6 @@
-//! A rule: conditions, then what happens to the packets that meet all of them.
+//! Rule: conditions, and statements for the packets that meet all of them.
 //!
-//! Built left to right, as nft(8) reads it:
+//! A rule is built in the order of nft(8):
 //! ```
 //! # use linux::nft::{Family, Is, Table};
 //! # const WEFT: Table<'_> = Table::new(Family::Inet, "weft");
@@ -9,9 +9,9 @@
 //! let rule = WEFT.rule().source(Is::In, net).destination(Is::NotIn, net).count().masquerade().comment("network web");
 //! # Ok::<(), ipnet::AddrParseError>(())
 //! ```
-//! A condition on an address says by itself that the packet must be of that family.
+//! A condition on an address restricts the rule to packets of that family.
 //!
-//! Source: nft(8); nft `src/payload.c` for the conditions that it adds by itself.
+//! Source: nft(8); nft `src/payload.c` for the conditions that nft adds itself.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -53,7 +53,7 @@ const KIND_ETHER: u16 = 1;
 /// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`.
 const FULLY_RANDOM: u32 = 1 << 4;
 
-/// Whether a condition is met by what is there, or by what is not.
+/// Whether a condition is negated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Is {
     /// Equal, or within.
@@ -62,7 +62,7 @@ pub enum Is {
     NotIn,
 }
 
-/// A transport protocol that has ports.
+/// Transport protocol with ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
     /// TCP.
@@ -73,23 +73,23 @@ pub enum Protocol {
     Sctp,
 }
 
-/// The state of a connection, as tracking has it.
+/// State of a connection in connection tracking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Packets were seen in both directions.
+    /// Packets in both directions were seen.
     Established,
-    /// It belongs to another, like an ICMP error.
+    /// It belongs to another connection, like an ICMP error.
     Related,
     /// The first packet.
     New,
-    /// It fits nothing.
+    /// It belongs to no connection.
     Invalid,
 }
 
-/// A field of a packet, or about one.
+/// Field of a packet, or of its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selector {
-    /// `iif`: the link must be there when the rule is made, and is meant under any name
+    /// `iif`: index of the link, which must exist when the rule is added; it matches the link under any name.
     IndexIn,
     /// `oif`
     IndexOut,
@@ -111,15 +111,15 @@ pub enum Selector {
     EtherDestination,
     /// `meta l4proto`
     Transport,
-    /// `th sport`; the rule has to say the protocol, or look it up with this.
+    /// `th sport`; the rule must also match the protocol, or look it up together with the port.
     SourcePort,
-    /// `th dport`; as for the source.
+    /// `th dport`; like `SourcePort`.
     DestinationPort,
     /// `meta mark`
     Mark,
 }
 
-/// Where an address is translated to by a map: what the values of the map are.
+/// Type of the values in a map for address translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapping {
     /// `ipv4_addr`
@@ -132,14 +132,14 @@ pub enum Mapping {
     Address6AndPort,
 }
 
-/// Conditions and consequences; [`super::Batch::add_rule`] puts it into a chain.
+/// Conditions and statements; [`super::Batch::add_rule`] adds them to a chain.
 #[derive(Clone, Debug)]
 #[must_use = "a rule does nothing outside a chain"]
 pub struct Rule {
     family: Family,
     expressions: Expressions,
     comment: String,
-    /// What is known of the packet already: [`Rule::require_family`].
+    /// Address family that earlier conditions have established: [`Rule::require_family`].
     address_family: Option<AddressFamily>,
     is_ether: bool,
 }
@@ -158,8 +158,8 @@ impl Rule {
         Rule { family, expressions, comment: String::new(), address_family: None, is_ether: false }
     }
 
-    /// `comment "…"`, which `nft list` prints and [`super::Nft::rules`] reads; at most 128 bytes, quotes
-    /// and control characters become `_`.
+    /// `comment "…"`, which `nft list` prints and [`super::Nft::rules`] returns; at most 128 bytes, quotes and control
+    /// characters become `_`.
     pub fn comment(mut self, comment: impl Into<String>) -> Rule {
         self.comment = comment.into();
         self
@@ -177,7 +177,7 @@ impl Rule {
         self.field(Selector::LinkOut, is, &Data::link(name))
     }
 
-    /// `iif 7`, by the link's index: cheaper than by name, but gone with the link
+    /// `iif 7`, by the link's index: cheaper than by name, and no longer matches after the link is removed
     pub fn index_in(self, is: Is, index: u32) -> Rule {
         self.field(Selector::IndexIn, is, &Data::number(index))
     }
@@ -203,7 +203,7 @@ impl Rule {
         }
     }
 
-    /// `meta nfproto ipv4`: nothing else about the packet.
+    /// `meta nfproto ipv4`: no other condition.
     pub fn ip4(mut self) -> Rule {
         self.require_family(AddressFamily::Ip4);
         self
@@ -265,8 +265,8 @@ impl Rule {
         self
     }
 
-    /// `-m mark --mark 0x2000/0x2000`: [`Rule::mark`] as every version of iptables understands it, for a chain of
-    /// iptables. Before 1.8.8 it would take what it does not know for a rule without conditions.
+    /// `-m mark --mark 0x2000/0x2000`: [`Rule::mark`] in the form of every iptables version, for a chain of iptables. Versions
+    /// before 1.8.8 would show a condition they do not know as none.
     ///
     /// Source: kernel `include/uapi/linux/netfilter/xt_mark.h`, `struct xt_mark_mtinfo1`.
     pub fn mark_for_iptables(mut self, value: u32, mask: u32) -> Rule {
@@ -277,7 +277,7 @@ impl Rule {
         self
     }
 
-    /// `ip saddr @masq4`, or `ip daddr . th dport != @open`: the fields, in the order of the set's key.
+    /// `ip saddr @masq4`, or `ip daddr . th dport != @open`: the fields in the order of the set's key.
     ///
     /// An address among the fields restricts the rule to its family.
     pub fn look_up(mut self, fields: &[Selector], is: Is, set: &str) -> Rule {
@@ -286,9 +286,9 @@ impl Rule {
         self
     }
 
-    // --- consequences ---
+    // --- statements ---
 
-    /// `ip saddr vmap @pods`: what the map has for these fields; nothing if it has none.
+    /// `ip saddr vmap @pods`: the verdict of the map for these fields, if there is one.
     pub fn verdict_of(mut self, fields: &[Selector], map: &str) -> Rule {
         self.load(fields);
         self.expressions.map_to_verdict(map);
@@ -346,8 +346,8 @@ impl Rule {
         self
     }
 
-    /// `dnat ip to tcp dport map @ports`: where the map leads for these fields; no translation, and on with
-    /// the next rule, if it leads nowhere.
+    /// `dnat ip to tcp dport map @ports`: the address that the map has for these fields. If it has none, evaluation continues
+    /// with the next rule.
     pub fn destination_nat_of(mut self, fields: &[Selector], map: &str, mapping: Mapping) -> Rule {
         self.load(fields);
         self.expressions.map(map);
@@ -367,7 +367,7 @@ impl Rule {
         self
     }
 
-    // --- steps ---
+    // --- expressions ---
 
     pub(super) fn write(&self, attributes: &mut Attributes) {
         let Rule { family: _, expressions, comment, address_family: _, is_ether: _ } = self;
@@ -395,14 +395,14 @@ impl Rule {
         self
     }
 
-    /// Goes on only if one of these bits, which are in this machine's byte order, is set at slot 0.
+    /// Ends the rule unless one of these bits, in the byte order of this machine, is set at slot 0.
     fn any_bit(mut self, mask: u32) -> Rule {
         self.expressions.bitwise(0, &mask.to_ne_bytes(), &[0; 4]);
         self.expressions.compare(0, Comparison::NotEqual, &[0; 4]);
         self
     }
 
-    /// Loads fields side by side from slot 0 on, after the conditions under which they are there.
+    /// Loads fields side by side from slot 0 on, after the conditions that they require.
     fn load(&mut self, fields: &[Selector]) {
         for field in fields {
             match field {
@@ -419,7 +419,7 @@ impl Rule {
         }
     }
 
-    /// Address first, then port; family and the port's slot.
+    /// Loads the address, then the port; returns the family and the port's slot.
     fn load_socket(&mut self, socket: SocketAddr) -> (u8, u32) {
         let (family, kind) = match socket {
             SocketAddr::V4(_) => (Family::Ip, Type::Ipv4),
@@ -431,7 +431,7 @@ impl Rule {
         (family.number(), port)
     }
 
-    /// `meta nfproto ipv4`, where the table does not say it already. On a bridge it is in the Ethernet header.
+    /// `meta nfproto ipv4`, if the table does not imply it. On a bridge it is in the Ethernet header.
     fn require_family(&mut self, wanted: AddressFamily) {
         let (protocol, ethernet) = match wanted {
             AddressFamily::Ip4 => (Family::Ip, 0x0800_u16),
@@ -452,7 +452,7 @@ impl Rule {
         }
     }
 
-    /// `meta iiftype ether`, where packets may come from links of another kind.
+    /// `meta iiftype ether`, if packets may arrive on links of another kind.
     fn require_ether(&mut self) {
         let known = std::mem::replace(&mut self.is_ether, true);
         if !known && !matches!(self.family, Family::Bridge | Family::Netdev) {
@@ -462,7 +462,7 @@ impl Rule {
     }
 }
 
-/// How many slots a field takes.
+/// Returns the number of slots of a field.
 fn slots(kind: Type) -> u32 {
     kind.padded() as u32 / 4
 }
@@ -483,7 +483,7 @@ impl Selector {
         }
     }
 
-    /// Offsets are those of the Ethernet, IPv4, IPv6 and transport headers.
+    /// Loads a field; offsets are those of the Ethernet, IPv4, IPv6 and transport headers.
     fn load(self, expressions: &mut Expressions, slot: u32) {
         let length = self.kind().length() as u32;
         let mut payload = |base, offset| expressions.load_payload(base, offset, length, slot);
@@ -518,7 +518,7 @@ impl Is {
 }
 
 impl Protocol {
-    /// Its number in an IP header.
+    /// Returns the protocol's number in an IP header.
     #[must_use]
     pub fn number(self) -> u8 {
         match self {

@@ -1,9 +1,9 @@
-//! Sets and maps: what a rule looks up in one step, however many there are.
+//! Sets and maps, in which a rule looks a key up in one step, independent of their size.
 //!
-//! Adding or removing an element costs the same with ten as with ten thousand, and touches no rule:
-//! what comes and goes with a pod belongs in a set.
+//! The cost of adding or removing an element does not depend on the number of elements, and no rule changes. So everything
+//! that is added and removed with a pod belongs in a set.
 //!
-//! A concatenation is several fields one after the other, each padded to four bytes: `ipv4_addr . inet_service`.
+//! A concatenation consists of several fields, each padded to four bytes: `ipv4_addr . inet_service`.
 //!
 //! Source: kernel `nf_tables.h` (`NFTA_SET_…`, `NFTA_SET_ELEM_…`); type numbers: nft `include/datatype.h`.
 
@@ -24,13 +24,13 @@ const VERDICT_CHAIN: u16 = 2;
 /// `NFT_DATA_VERDICT`: the data type of a verdict map.
 const VERDICT_TYPE: u32 = 0xffff_ff00;
 
-/// Bits that one type takes in the number of a concatenation; nft `TYPE_BITS`.
+/// Bits of one type in the number of a concatenation; nft `TYPE_BITS`.
 const TYPE_BITS: u32 = 6;
 
-/// Registers, and with them the fields of a concatenation, are filled in steps of so many bytes.
+/// Size of a register, to which each field of a concatenation is padded, in bytes.
 const REGISTER: usize = 4;
 
-/// What nft asks the user data of a set for: `NFTNL_UDATA_SET_KEYBYTEORDER` and `…_DATABYTEORDER`.
+/// Entries of a set's user data that nft reads: `NFTNL_UDATA_SET_KEYBYTEORDER` and `…_DATABYTEORDER`.
 const KEY_BYTE_ORDER: u8 = 0;
 const DATA_BYTE_ORDER: u8 = 1;
 
@@ -38,10 +38,10 @@ const DATA_BYTE_ORDER: u8 = 1;
 const OF_THIS_MACHINE: u32 = 1;
 const OF_THE_NETWORK: u32 = 2;
 
-/// Elements are sent in messages of at most about so many bytes: an attribute can say 64 KiB of length.
+/// Approximate maximum size of a message with elements, in bytes: an attribute has at most 64 KiB.
 pub(super) const PIECE: usize = 32 * 1024;
 
-/// The type of a field.
+/// Type of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
     /// `ipv4_addr`, 4 bytes.
@@ -62,7 +62,7 @@ pub enum Type {
     Link,
 }
 
-/// A set, or a map if it has data.
+/// Set, or a map if it has data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set<'a> {
     pub(super) name: &'a str,
@@ -70,16 +70,16 @@ pub struct Set<'a> {
     pub(super) data: Mapped<'a>,
 }
 
-/// What the elements of a map lead to.
+/// Values of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mapped<'a> {
-    /// Nothing: a set.
+    /// None: a set.
     Nothing,
     Verdicts,
     Values(&'a [Type]),
 }
 
-/// A member of a set, or an entry of a map.
+/// Element of a set or map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
     key: Data,
@@ -94,29 +94,29 @@ enum Target {
     Value(Data),
 }
 
-/// What becomes of a packet.
+/// Verdict about a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes on to the next hook.
+    /// The packet continues at the next hook.
     Accept,
-    /// It is gone.
+    /// The packet is dropped.
     Drop,
-    /// Back to the chain that jumped here.
+    /// Evaluation continues in the calling chain.
     Return,
-    /// On with that chain, and back.
+    /// Evaluates another chain and returns.
     Jump(String),
-    /// On with that chain, and not back.
+    /// Evaluates another chain and does not return.
     Goto(String),
 }
 
-/// The bytes of one field, or of several one after the other, each padded to four bytes.
+/// Bytes of one field, or of several fields, each padded to four bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Data(Vec<u8>);
 
 // === impl Type ===
 
 impl Type {
-    /// Number in nft's list of types.
+    /// Returns the number in nft's list of types.
     fn number(self) -> u32 {
         match self {
             Type::Ipv4 => 7,
@@ -130,7 +130,7 @@ impl Type {
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(super) fn length(self) -> usize {
         match self {
             Type::Protocol => 1,
@@ -141,7 +141,7 @@ impl Type {
         }
     }
 
-    /// In which order nft shows its bytes; names count as numbers there.
+    /// Returns the byte order in which nft shows the field; names count as numbers there.
     fn byte_order(self) -> u32 {
         match self {
             Type::Mark | Type::LinkIndex | Type::Link => OF_THIS_MACHINE,
@@ -149,13 +149,13 @@ impl Type {
         }
     }
 
-    /// Length in a register, in bytes.
+    /// Returns the length in a register, in bytes.
     pub(super) fn padded(self) -> usize {
         self.length().next_multiple_of(REGISTER)
     }
 }
 
-/// Type number and length of a field, or of a concatenation.
+/// Returns the type number and length of a field or a concatenation.
 pub(super) fn number_and_length(types: &[Type]) -> (u32, u32) {
     let number = types.iter().fold(0, |number, kind| number << TYPE_BITS | kind.number());
     let length = match types {
@@ -168,15 +168,15 @@ pub(super) fn number_and_length(types: &[Type]) -> (u32, u32) {
 // === impl Set ===
 
 impl<'a> Set<'a> {
-    /// A set of keys: `set NAME { type ipv4_addr . inet_service; }`
+    /// Returns a set of keys: `set NAME { type ipv4_addr . inet_service; }`
     #[must_use]
     pub fn of(name: &'a str, key: &'a [Type]) -> Set<'a> {
         Set { name, key, data: Mapped::Nothing }
     }
 
-    /// What nft leaves beside a set, to know how to print it: without it, names of links are shown as `""`.
+    /// Returns the user data with which nft prints a set: without it, names of links are shown as `""`.
     ///
-    /// A concatenation has no byte order of its own, each of its fields has.
+    /// A concatenation has no byte order; each of its fields has one.
     pub(super) fn user_data(&self) -> Vec<u8> {
         let Set { name: _, key, data } = self;
         let values = match data {
@@ -194,13 +194,13 @@ impl<'a> Set<'a> {
         bytes
     }
 
-    /// A map from keys to verdicts: `map NAME { type ipv4_addr : verdict; }`
+    /// Returns a map from keys to verdicts: `map NAME { type ipv4_addr : verdict; }`
     #[must_use]
     pub fn to_verdicts(name: &'a str, key: &'a [Type]) -> Set<'a> {
         Set { name, key, data: Mapped::Verdicts }
     }
 
-    /// A map from keys to values: `map NAME { type inet_service : ipv4_addr . inet_service; }`
+    /// Returns a map from keys to values: `map NAME { type inet_service : ipv4_addr . inet_service; }`
     #[must_use]
     pub fn to_values(name: &'a str, key: &'a [Type], data: &'a [Type]) -> Set<'a> {
         Set { name, key, data: Mapped::Values(data) }
@@ -208,7 +208,7 @@ impl<'a> Set<'a> {
 }
 
 impl Mapped<'_> {
-    /// Type number and length of the data.
+    /// Returns the type number and length of the data.
     pub(super) fn number_and_length(self) -> Option<(u32, u32)> {
         match self {
             Mapped::Nothing => None,
@@ -221,19 +221,19 @@ impl Mapped<'_> {
 // === impl Element ===
 
 impl Element {
-    /// A member of a set.
+    /// Returns an element of a set.
     pub fn new(key: impl Into<Data>) -> Element {
         Element { key: key.into(), target: Target::Nothing, comment: String::new() }
     }
 
-    /// An entry of a verdict map: `KEY : VERDICT`
+    /// Makes it an entry of a verdict map: `KEY : VERDICT`
     #[must_use]
     pub fn verdict(mut self, verdict: Verdict) -> Element {
         self.target = Target::Verdict(verdict);
         self
     }
 
-    /// An entry of a map: `KEY : VALUE`
+    /// Makes it an entry of a map: `KEY : VALUE`
     #[must_use]
     pub fn value(mut self, value: impl Into<Data>) -> Element {
         self.target = Target::Value(value.into());
@@ -264,7 +264,7 @@ impl Element {
         }
     }
 
-    /// The element that [`Element::write`] wrote, without what it leads to if that is a verdict.
+    /// Reads an element that [`Element::write`] wrote, without its value if that is a verdict.
     pub(super) fn read(attributes: &[u8]) -> Option<(Data, Data, String)> {
         use crate::attributes::find;
         let key = find(find(attributes, ELEMENT_KEY)?, DATA_VALUE)?;
@@ -299,7 +299,7 @@ impl Verdict {
 // === impl Data ===
 
 impl Data {
-    /// This, and then another field: the key of a concatenation.
+    /// Appends another field, for the key of a concatenation.
     #[must_use]
     pub fn and(mut self, next: impl Into<Data>) -> Data {
         self.0.resize(self.0.len().next_multiple_of(REGISTER), 0);
@@ -308,28 +308,28 @@ impl Data {
         self
     }
 
-    /// The name of a link.
+    /// Returns the name of a link.
     #[must_use]
     pub fn link(name: &str) -> Data {
         let mut bytes = name.as_bytes().to_vec();
-        // A longer name is that of no link; cut, it still is none, since links have at most 15.
+        // A name that is too long belongs to no link, and neither does its prefix, because names have at most 15 bytes.
         bytes.resize(Type::Link.length(), 0);
         Data(bytes)
     }
 
-    /// A transport protocol's number.
+    /// Returns the number of a transport protocol.
     #[must_use]
     pub fn protocol(number: u8) -> Data {
         Data(vec![number])
     }
 
-    /// A mark or the index of a link, in this machine's byte order.
+    /// Returns a mark or the index of a link, in the byte order of this machine.
     #[must_use]
     pub fn number(number: u32) -> Data {
         Data(number.to_ne_bytes().to_vec())
     }
 
-    /// The bytes, as the kernel has them.
+    /// Returns the bytes as the kernel has them.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0

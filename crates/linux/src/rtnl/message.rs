@@ -1,4 +1,4 @@
-//! One rtnetlink message: its type, its fixed part, its attributes.
+//! rtnetlink message: type, fixed part, attributes.
 //!
 //! Source: kernel `include/uapi/linux/rtnetlink.h`, `if_link.h`, `if_addr.h`, `fib_rules.h`.
 
@@ -60,10 +60,10 @@ pub(crate) const BRIDGE: u8 = 7;
 /// `AF_INET6`
 pub(crate) const INET6: u8 = 10;
 
-/// The longest fixed part, that of traffic control, in bytes.
+/// Length of the longest fixed part, that of traffic control, in bytes.
 const FIXED_MAX: usize = 20;
 
-/// One message.
+/// rtnetlink message.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
     kind: u16,
@@ -71,7 +71,7 @@ pub(crate) struct Message {
     pub(crate) attributes: Attributes,
 }
 
-/// How long the fixed part of this type is, in bytes.
+/// Returns the length of the fixed part of this type, in bytes.
 fn fixed_length(kind: u16) -> usize {
     match kind {
         16..20 => 16,
@@ -82,14 +82,14 @@ fn fixed_length(kind: u16) -> usize {
 }
 
 impl Message {
-    /// A message about links (`struct ifinfomsg`): all of them if `index` is 0 and no attribute names one.
+    /// Returns a message about a link (`struct ifinfomsg`), or about all links if `index` is 0 and no attribute names one.
     pub(crate) fn link(kind: u16, index: u32) -> Message {
         let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
         message.put(4, &index.to_ne_bytes());
         message
     }
 
-    /// A message about addresses (`struct ifaddrmsg`) of the link of this index.
+    /// Returns a message about an address (`struct ifaddrmsg`) of the link with this index.
     pub(crate) fn address(kind: u16, family: u8, prefix_length: u8, index: u32) -> Message {
         let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
         message.put(0, &[family, prefix_length]);
@@ -97,7 +97,7 @@ impl Message {
         message
     }
 
-    /// A message about routes or rules: twelve bytes of the same beginning (`struct rtmsg`, `struct fib_rule_hdr`).
+    /// Returns a message about routes or rules, whose headers have the same twelve bytes (`struct rtmsg`, `struct fib_rule_hdr`).
     pub(crate) fn route(kind: u16, family: u8, fields: RouteFields) -> Message {
         let RouteFields { destination, source, table, protocol, scope, action, flags } = fields;
         let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
@@ -106,7 +106,7 @@ impl Message {
         message
     }
 
-    /// A message about traffic control (`struct tcmsg`): an object of this handle below `parent` on a link.
+    /// Returns a message about traffic control (`struct tcmsg`): an object with this handle below `parent` on a link.
     pub(crate) fn traffic(kind: u16, index: u32, handle: u32, parent: u32, info: u32) -> Message {
         let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
         for (at, value) in [(4, index), (8, handle), (12, parent), (16, info)] {
@@ -115,36 +115,36 @@ impl Message {
         message
     }
 
-    /// Writes into the fixed part.
+    /// Writes bytes into the fixed part.
     pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) {
         if let Some(room) = self.fixed.get_mut(at..at + bytes.len()) {
             room.copy_from_slice(bytes);
         }
     }
 
-    /// The type.
+    /// Returns the type.
     pub(crate) fn kind(&self) -> u16 {
         self.kind
     }
 
-    /// The fixed part.
+    /// Returns the fixed part.
     pub(crate) fn fixed(&self) -> &[u8] {
         &self.fixed[..fixed_length(self.kind)]
     }
 
-    /// One byte of the fixed part.
+    /// Returns one byte of the fixed part.
     pub(crate) fn byte_at(&self, at: usize) -> u8 {
         self.fixed.get(at).copied().unwrap_or_default()
     }
 
-    /// Four bytes of the fixed part, in this machine's order.
+    /// Returns four bytes of the fixed part, in the byte order of this machine.
     pub(crate) fn word_at(&self, at: usize) -> u32 {
         let word = self.fixed.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
         u32::from_ne_bytes(word.unwrap_or_default())
     }
 }
 
-/// The fixed part of a route or a rule.
+/// Fields of a route or a rule in the fixed part.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RouteFields {
     /// Length of the destination's prefix.
@@ -153,7 +153,7 @@ pub(crate) struct RouteFields {
     pub(crate) source: u8,
     /// The table, if its number fits.
     pub(crate) table: u8,
-    /// Who made it.
+    /// Protocol number of its creator.
     pub(crate) protocol: u8,
     /// `RT_SCOPE_…`
     pub(crate) scope: u8,
@@ -163,7 +163,7 @@ pub(crate) struct RouteFields {
     pub(crate) flags: u32,
 }
 
-/// `AF_INET` or `AF_INET6`.
+/// Returns `AF_INET` or `AF_INET6`.
 pub(crate) fn family(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(_) => INET,
@@ -190,7 +190,7 @@ impl NetlinkSerializable for Message {
 impl NetlinkDeserializable for Message {
     type Error = Infallible;
 
-    /// A message too short for its fixed part is one of zeros: whoever looks for something in it finds nothing.
+    /// Reads a message; if it is too short for its fixed part, that consists of zeros.
     fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Message, Infallible> {
         let kind = header.message_type;
         let length = fixed_length(kind);

@@ -1,4 +1,4 @@
-//! Filters: redirecting all that a link receives, and choosing a class by an address of the other side.
+//! Filters: redirection of the packets that a link receives, and choice of a class by an address of a packet.
 //!
 //! Source: tc-u32(8), tc-mirred(8); kernel `include/uapi/linux/pkt_cls.h`, `tc_act/tc_mirred.h`.
 
@@ -38,17 +38,17 @@ const IPV4: u16 = 0x0800;
 /// `ETH_P_IPV6`
 const IPV6: u16 = 0x86dd;
 
-/// Which address of a packet is looked at.
+/// Address of a packet to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Where it comes from.
+    /// Source address.
     Source,
-    /// Where it goes.
+    /// Destination address.
     Destination,
 }
 
 impl Side {
-    /// Where the address begins in the header of its family, in bytes.
+    /// Returns the offset of the address in the header of its family, in bytes.
     fn offset(self, address: IpAddr) -> usize {
         match (self, address) {
             (Side::Source, IpAddr::V4(_)) => 12,
@@ -67,7 +67,7 @@ impl Side {
 }
 
 impl Rtnl {
-    /// Sends all that a link receives on to another one, as if that had to send it.
+    /// Redirects all packets that a link receives to another link, which sends them.
     ///
     /// `tc filter add dev NAME parent ffff: protocol all prio 1 u32 match u32 0 0 flowid 1:1 action mirred egress
     /// redirect dev TO`
@@ -92,12 +92,12 @@ impl Rtnl {
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("redirect {name} to link {to}"))
     }
 
-    /// The links that what a link receives is redirected to, by index. `tc filter show dev NAME ingress`
+    /// Returns the links to which received packets are redirected, by index. `tc filter show dev NAME ingress`
     pub fn redirections(&mut self, link: u32, name: &str) -> Result<Vec<u32>, Error> {
         Ok(self.filters_of(link, name)?.iter().flat_map(targets).collect())
     }
 
-    /// Does anything look at what a link receives? `tc filter show dev NAME ingress`
+    /// Whether there are filters for received packets. `tc filter show dev NAME ingress`
     pub(super) fn has_filters(&mut self, link: u32, name: &str) -> Result<bool, Error> {
         Ok(!self.filters_of(link, name)?.is_empty())
     }
@@ -120,7 +120,7 @@ impl Rtnl {
         subnet: IpNet,
         minor: u16,
     ) -> Result<(), Error> {
-        // Filters of one priority are of one protocol.
+        // Filters with one priority have one protocol.
         let info = if subnet.addr().is_ipv4() { info(16, IPV4) } else { info(15, IPV6) };
         let mut message = Message::traffic(NEW_FILTER, link, 0, HANDLE, info);
         message.attributes.text(KIND, "u32").nested(OPTIONS, |options| {
@@ -132,16 +132,16 @@ impl Rtnl {
     }
 }
 
-/// Priority and protocol of a filter.
+/// Returns priority and protocol of a filter as one number.
 fn info(priority: u32, protocol: u16) -> u32 {
     priority << 16 | u32::from(protocol.to_be())
 }
 
-/// One comparison: mask and value as numbers, and where, in bytes from the header's beginning.
+/// Comparison: mask and value as numbers, and the offset in the header, in bytes.
 type Key = (u32, u32, usize);
 
-/// An address of a packet lies in a subnet: a comparison for each 32 bits that matter; a subnet of everything
-/// has one that always holds.
+/// Returns the comparisons that test whether an address is in a subnet, one for each 32 relevant bits. The subnet of all
+/// addresses has one that is always true.
 fn keys(side: Side, subnet: IpNet) -> Vec<Key> {
     let (mask, network) = match subnet {
         IpNet::V4(net) => (net.netmask().octets().to_vec(), net.network().octets().to_vec()),
@@ -160,7 +160,7 @@ fn keys(side: Side, subnet: IpNet) -> Vec<Key> {
     keys
 }
 
-/// `struct tc_u32_sel` with its keys.
+/// Returns `struct tc_u32_sel` with its keys.
 fn selector(keys: &[Key]) -> Vec<u8> {
     let mut bytes = vec![0; 16];
     bytes[0] = TERMINAL;
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_subnet_is_compared_word_by_word() {
+    fn tc_filter_compares_a_subnet_by_words() {
         let net = |text: &str| text.parse::<IpNet>().unwrap();
         assert_eq!(keys(Side::Destination, net("10.1.2.3/16")), [(0xffff_0000, 0x0a01_0000, 16)]);
         assert_eq!(

@@ -1,8 +1,8 @@
-//! Limits of what a plugin is given: size and nesting of the rendered configuration.
+//! Limits of the rendered configuration that a plugin receives: its size and its nesting.
 //!
 //! A plugin gets its part of the list together with `runtimeConfig` and, from the second plugin on and for every DEL and
-//! CHECK, with `prevResult`. What is rendered counts, not what was written: rendering puts values of a pod three levels
-//! deeper. A configuration that passes here is read by every plugin for every verb.
+//! CHECK, with `prevResult`. The limits apply to the rendered configuration, in which values of a pod are three levels
+//! deeper than in the annotation. Every plugin can read a configuration within the limits, for every verb.
 
 use cni::config::NESTING_MAX;
 use cni::object::{DOCUMENT_MAX, Object};
@@ -13,7 +13,7 @@ use crate::rule::Rule;
 /// Room for `prevResult` and the keys that the runtime adds, in bytes.
 const RESULT_ROOM: usize = 256 << 10;
 
-/// Largest rendered list with its `runtimeConfig`, in bytes.
+/// Maximum size of a rendered list with its `runtimeConfig`, in bytes.
 const LIST_MAX: usize = DOCUMENT_MAX - RESULT_ROOM;
 
 /// Refuses a rendered list that a plugin could not read.

@@ -8,8 +8,8 @@
 //! | `infiniband-guid` | annotation invalid | V12-4.1.2.1.10 |
 //! | `ipam-claim-reference`, `deviceID` | attachment fails | V13-4.1.2.1.11, Multus |
 //!
-//! An empty value of some keys ([`EMPTY_IS_ABSENT`]) counts as absent, with a warning: templates write one where a user sets
-//! nothing, and Multus reads it so. `interfaceRequest` is Multus's old name for `interface`.
+//! An empty value of some keys ([`EMPTY_IS_ABSENT`]) counts as absent, with a warning: templates write one if a user sets no
+//! value, and Multus reads it in this way. `interfaceRequest` is Multus's old name for `interface`.
 
 use cni::fold;
 use cni::name::IfName;

@@ -134,7 +134,7 @@ fn port_mapping(path: &KeyPath, value: &Value) -> Read<PortMapping> {
             "" => None,
             address => match parse_ip(address) {
                 Some(address) => Some(address),
-                None => return wrong(&at, value, "is no IP address"),
+                None => return wrong(&at, value, "is not an IP address"),
             },
         },
     };
@@ -171,7 +171,7 @@ pub(super) fn gateways(path: &KeyPath, value: &Value) -> Read<Vec<IpAddr>> {
     for (index, item) in list(path, value)?.iter().enumerate() {
         let at = path.index(index);
         let Some(gateway) = parse_ip(text(&at, item)?) else {
-            return wrong(&at, item, "is no IP address");
+            return wrong(&at, item, "is not an IP address");
         };
         if !gateways.contains(&gateway) {
             gateways.push(gateway);

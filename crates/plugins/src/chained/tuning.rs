@@ -170,7 +170,7 @@ fn present(settings: &Settings, link: Option<&Link>) -> Result<Backup, Error> {
     for Sysctl { written, key, value } in &settings.sysctls {
         match sysctl::read(key) {
             Ok(present) => drop(backup.sysctl.insert(key.as_path().to_owned(), present)),
-            Err(error) if error.kind() == Kind::Absent || error.may_pass() => {
+            Err(error) if error.kind() == Kind::Absent || error.is_transient() => {
                 return Err(sysctl_error(written, value, &error));
             }
             // A parameter that can only be written, or was never set, cannot be restored.
@@ -268,7 +268,7 @@ struct NotRestored {
 
 impl NotRestored {
     fn push(&mut self, error: &linux::Error, what: std::fmt::Arguments<'_>) {
-        let list = if error.may_pass() { &mut self.retryable } else { &mut self.refused };
+        let list = if error.is_transient() { &mut self.retryable } else { &mut self.refused };
         list.push(refused(error).context(what));
     }
 }

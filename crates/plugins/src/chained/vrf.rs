@@ -25,7 +25,7 @@ use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
 use linux::link::create::{NewKind, NewLink};
-use linux::link::standing::Standing;
+use linux::link::snapshot::LinkSnapshot;
 use linux::link::{Change, Detail, Link};
 use linux::netns::Lock;
 use linux::route::{Family, TABLE_MAIN};
@@ -264,7 +264,7 @@ fn enter<'a>(
     vrf: ExistingVrf,
     undo: &mut Undo<'a>,
 ) -> Result<(), Error> {
-    let standing = Standing::of(net, link, TABLE_MAIN).or_refused()?;
+    let standing = LinkSnapshot::of(net, link, TABLE_MAIN).or_refused()?;
     let (before, own) = (standing.clone(), link.clone());
     undo.push(move || {
         let Ok(mut net) = netns.rtnl() else { return };
@@ -277,7 +277,7 @@ fn enter<'a>(
 
 /// Takes the interface out of the VRF. Routes that the main table does not accept must not prevent a DEL.
 fn leave(net: &mut Rtnl, link: &Link, vrf: ExistingVrf) -> Result<(), Error> {
-    let standing = Standing::of(net, link, vrf.table).or_refused()?;
+    let standing = LinkSnapshot::of(net, link, vrf.table).or_refused()?;
     set_master(net, link, 0).or_refused()?;
     let _ = standing.restore(net, link, TABLE_MAIN, Duration::ZERO);
     Ok(())

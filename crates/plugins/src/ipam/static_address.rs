@@ -251,6 +251,7 @@ mod tests {
         assert_eq!(read(&json!({ "ipam": {} }), "").unwrap(), [""; 0], "no address is no error");
     }
 
+    // Requirements: V11-4.1.2.1.3-1
     #[test]
     fn static_request_without_prefix_uses_the_configured_subnet() {
         let ask = |ips: &[&str]| conf(&json!({ "runtimeConfig": { "ips": ips } }));

@@ -319,7 +319,7 @@ impl Files {
         let Files { ledger, owners } = match files {
             Ok(files) => files,
             // It passes: nothing is written down beside a ledger that others read.
-            Err(cause) if linux::error::is_lacking(&cause) => {
+            Err(cause) if linux::error::lacks_resources(&cause) => {
                 return work(Err(Refused::Other(failed(&path, "open", &cause))));
             }
             Err(cause) => return work(Err(Refused::Unreadable(failed(&path, "open", &cause), None))),

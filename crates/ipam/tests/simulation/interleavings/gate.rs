@@ -15,10 +15,10 @@ use ipnet::IpNet;
 pub(super) enum Fate {
     Done,
     Lost,
-    Unanswered,
+    AnswerLost,
 }
 
-pub(super) const FATES: [Fate; 3] = [Fate::Done, Fate::Lost, Fate::Unanswered];
+pub(super) const FATES: [Fate; 3] = [Fate::Done, Fate::Lost, Fate::AnswerLost];
 
 /// Step of a history: the node that makes progress, and the fate of its request.
 pub(super) type Step = (usize, Fate);
@@ -74,7 +74,7 @@ impl Gate {
         match Turnstile(Arc::clone(&self.open)).await {
             Fate::Done => work(&mut self.server.lock().unwrap()),
             Fate::Lost => unknown(),
-            Fate::Unanswered => {
+            Fate::AnswerLost => {
                 let _ = work(&mut self.server.lock().unwrap());
                 unknown()
             }

@@ -1,13 +1,13 @@
-//! The device that tap interfaces come out of, and the only `unsafe` there is: an ioctl takes the address of what it
-//! reads and writes, and the compiler cannot see how much of it the kernel touches.
+//! Device that creates tap interfaces, and the only `unsafe` code of weft: an ioctl takes the address of its argument, and
+//! the compiler cannot check how many bytes the kernel accesses.
 //!
-//! Rules: each request is a constant of `include/uapi/linux/if_tun.h` with the type that the kernel reads or writes
-//! there; nothing else is in this file; a device that is dropped before it is kept takes its interface with it, so
-//! whoever is killed in between leaves none.
+//! - Each request is a constant of `include/uapi/linux/if_tun.h`, with the type that the kernel reads or writes.
+//! - This file contains nothing else.
+//! - A device that is dropped before it is kept removes its interface, so a process that is killed in between leaves none.
 //!
 //! Source: ioctl(2), kernel `drivers/net/tun.c` (`__tun_chr_ioctl`), `include/uapi/linux/if.h` (`struct ifreq`).
 
-#![expect(unsafe_code, reason = "the kernel makes no tap interface without an ioctl; this file and no other")]
+#![expect(unsafe_code, reason = "the kernel creates tap interfaces only through an ioctl")]
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -16,21 +16,21 @@ use rustix::ioctl::{IntegerSetter, Updater, ioctl};
 
 const PATH: &str = "/dev/net/tun";
 
-/// `TUNSETIFF`, `TUNSETPERSIST`, `TUNSETOWNER`, `TUNSETGROUP`: each is `_IOW('T', …, int)`, whatever it takes.
+/// `TUNSETIFF`, `TUNSETPERSIST`, `TUNSETOWNER`, `TUNSETGROUP`: each is `_IOW('T', …, int)`, whatever its argument is.
 const SET_INTERFACE: u32 = 0x4004_54ca;
 const SET_PERSISTENT: u32 = 0x4004_54cb;
 const SET_OWNER: u32 = 0x4004_54cc;
 const SET_GROUP: u32 = 0x4004_54ce;
 
-/// `IFF_TAP`: whole frames; `IFF_NO_PI`: and nothing before them; `IFF_TUN_EXCL`: and a new interface.
+/// `IFF_TAP`: whole frames; `IFF_NO_PI`: without a header before them; `IFF_TUN_EXCL`: only a new interface.
 const NEW_TAP: u16 = 0x0002 | 0x1000 | 0x8000;
 /// `IFF_MULTI_QUEUE`
 const QUEUES: u16 = 0x0100;
 
-/// `IFNAMSIZ`, with the zero at its end.
+/// `IFNAMSIZ`, including the terminator.
 const NAME_SIZE: usize = 16;
 
-/// `struct ifreq` as this request uses it, and as long as it is where it is longest.
+/// `struct ifreq` with the fields of this request, padded to its full size.
 #[repr(C, align(8))]
 struct InterfaceRequest {
     name: [u8; NAME_SIZE],
@@ -38,14 +38,14 @@ struct InterfaceRequest {
     rest: [u8; 22],
 }
 
-/// An interface that lasts as long as this value, until it is kept.
+/// Tap interface that exists as long as this value, until it is kept.
 pub(super) struct Device(File);
 
 impl Device {
-    /// Makes an interface in the namespace of the calling thread.
+    /// Creates an interface in the namespace of the calling thread.
     ///
     /// # Errors
-    /// No device, no privilege, a name that is taken or too long.
+    /// No device, no privilege, a name that is in use or too long.
     pub(super) fn make(name: &str, multi_queue: bool) -> io::Result<Device> {
         let bytes = name.as_bytes();
         let mut request = InterfaceRequest {
@@ -53,7 +53,7 @@ impl Device {
             flags: NEW_TAP | if multi_queue { QUEUES } else { 0 },
             rest: [0; 22],
         };
-        // A «%» would make a pattern of it, and a longer one would lose its end.
+        // The kernel would interpret a «%» as a pattern, and cut a longer name.
         let room = request.name[..NAME_SIZE - 1].get_mut(..bytes.len()).filter(|_| !bytes.contains(&b'%'));
         room.ok_or(io::ErrorKind::InvalidInput)?.copy_from_slice(bytes);
         let file = OpenOptions::new().read(true).write(true).open(PATH)?;
@@ -62,7 +62,7 @@ impl Device {
         Ok(Device(file))
     }
 
-    /// Who may open it without the privilege to.
+    /// Sets the user and the group that may open it without the privilege.
     pub(super) fn give(&self, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
         if let Some(owner) = owner {
             // SAFETY: `TUNSETOWNER` takes a number and no address.
@@ -75,7 +75,7 @@ impl Device {
         Ok(())
     }
 
-    /// Lets it outlive this value.
+    /// Makes the interface outlive this value.
     pub(super) fn keep(self) -> io::Result<()> {
         // SAFETY: `TUNSETPERSIST` takes a number and no address.
         unsafe { ioctl(&self.0, IntegerSetter::<SET_PERSISTENT>::new_usize(1)) }?;

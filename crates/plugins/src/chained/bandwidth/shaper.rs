@@ -127,7 +127,7 @@ impl Shaper<'_> {
         self.enter(host)?;
         let (index, name) = (end.index, end.name.clone());
         undo.push(move || {
-            let _ = Rtnl::open().and_then(|mut host| host.remove_entrance(index, &name));
+            let _ = Rtnl::open().and_then(|mut host| host.remove_ingress(index, &name));
         });
         host.redirect(end.index, &end.name, ifb.index).or_refused()?;
         Ok(ifb)
@@ -163,17 +163,17 @@ impl Shaper<'_> {
     /// program.
     fn enter(&self, host: &mut Rtnl) -> Result<(), Error> {
         let Shaper { end, .. } = self;
-        match host.add_entrance(end.index, &end.name) {
+        match host.add_ingress(end.index, &end.name) {
             Err(error) if error.kind() == Kind::Exists => {
                 let targets = host.redirections(end.index, &end.name).or_refused()?;
                 let is_bare =
-                    targets.is_empty() && host.has_bare_entrance(end.index, &end.name).or_refused()?;
+                    targets.is_empty() && host.has_unused_ingress(end.index, &end.name).or_refused()?;
                 let is_gone = |target: &u32| matches!(host.link_at(*target), Err(error) if *target == 0 || error.kind() == Kind::Absent);
                 if !is_bare && (targets.is_empty() || !targets.iter().all(is_gone)) {
                     return Err(refused(&error));
                 }
-                host.remove_entrance(end.index, &end.name).or_refused()?;
-                host.add_entrance(end.index, &end.name).or_refused()
+                host.remove_ingress(end.index, &end.name).or_refused()?;
+                host.add_ingress(end.index, &end.name).or_refused()
             }
             entered => entered.or_refused(),
         }

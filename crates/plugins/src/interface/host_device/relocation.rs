@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use cni::error::collected;
 use cni::{Error, code};
-use linux::link::standing::Standing;
+use linux::link::snapshot::LinkSnapshot;
 use linux::link::{Change, Link};
 use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl};
@@ -190,7 +190,7 @@ fn expect_free(host: &mut Rtnl, name: &str, now: &str) -> Result<(), Error> {
 pub(super) struct PendingMove {
     tag: OwnerTag,
     record: Record,
-    standing: Standing,
+    standing: LinkSnapshot,
     _leaving: File,
 }
 
@@ -203,7 +203,7 @@ impl PendingMove {
         path: &Path,
         netns: &Netns,
     ) -> Result<PendingMove, Error> {
-        let standing = Standing::of(host, link, TABLE_MAIN).or_refused()?;
+        let standing = LinkSnapshot::of(host, link, TABLE_MAIN).or_refused()?;
         let record = Record::of(link, tag, path, netns.identity().or_refused()?.inode());
         let leaving = store::keep(&record)?;
         Ok(PendingMove { tag: tag.clone(), record, standing, _leaving: leaving })

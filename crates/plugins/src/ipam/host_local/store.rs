@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use cni::{Error, code};
 use ipam::UsedAddresses;
-use linux::error::is_lacking;
+use linux::error::lacks_resources;
 use plugin_support::failure::refused;
 use plugin_support::log;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, SeekFrom, linkat, openat, seek};
@@ -234,7 +234,9 @@ impl Store {
             Ok(file) => File::from(file),
             Err(Errno::NOENT) => return Ok(None),
             // A temporary error. If the file counted as another program's, it would never be released.
-            Err(errno) if is_lacking(&errno.into()) => return Err(self.failed("read", name, &errno.into())),
+            Err(errno) if lacks_resources(&errno.into()) => {
+                return Err(self.failed("read", name, &errno.into()));
+            }
             Err(Errno::LOOP | Errno::NXIO) => return Ok(Some((Content::Foreign, None))),
             // One unreadable file must not fail every DEL.
             Err(_) => return Ok(Some((Content::Unreadable, None))),

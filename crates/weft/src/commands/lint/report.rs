@@ -122,6 +122,7 @@ spec:
 ";
 
     // Requirements: NPWG1-3.1-2
+    // Requirements: NPWG1-3.1-2
     #[test]
     fn lint_shows_config_map_as_the_corrected_string() {
         let text = render(&report(AS_MAP), Colours::Off);

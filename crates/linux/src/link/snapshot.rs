@@ -1,5 +1,5 @@
-//! What the kernel takes from an interface that is moved to another namespace or routing table: addresses, and
-//! the routes that somebody made. The ones that it makes itself it makes again.
+//! Snapshot of the configuration that an interface loses when it moves to another namespace or routing table: addresses
+//! and the routes that were added to it. The kernel recreates its own routes.
 //!
 //! Source: kernel `net/core/dev.c` (`__dev_change_net_namespace` closes the device), `drivers/net/vrf.c`
 //! (`cycle_netdev`), `net/ipv6/addrconf.c` (`addrconf_ifdown`).
@@ -14,35 +14,35 @@ use crate::link::Link;
 use crate::route::{Existing, Route};
 use crate::rtnl::Rtnl;
 
-/// How often a route is tried that cannot be had yet.
+/// Interval between attempts to add a route that is not possible yet.
 const POLL: Duration = Duration::from_millis(10);
 
 /// Addresses and routes of one interface.
 #[derive(Clone, Debug)]
-pub struct Standing {
+pub struct LinkSnapshot {
     addresses: Vec<IpNet>,
     routes: Vec<Route>,
 }
 
-impl Standing {
-    /// What `link` has now; of its routes those in `table`.
-    pub fn of(net: &mut Rtnl, link: &Link, table: u32) -> Result<Standing, Error> {
+impl LinkSnapshot {
+    /// Returns the addresses of `link` and its routes in `table`.
+    pub fn of(net: &mut Rtnl, link: &Link, table: u32) -> Result<LinkSnapshot, Error> {
         let addresses = net.addresses(link.index, &link.name)?;
-        // A link-local address is the kernel's own, unless it is made again: then it is there already.
-        Ok(Standing {
+        // The kernel generates link-local addresses itself. If it generates one again, it exists when the snapshot is restored.
+        Ok(LinkSnapshot {
             addresses: addresses.into_iter().map(|address| address.address).collect(),
             routes: net.routes_through(link.index, table)?,
         })
     }
 
-    /// Gives it to `link`, which may have another index now, in `table`; what is there already stays.
+    /// Restores the snapshot on `link`, which may have another index now, in `table`; existing addresses and routes are kept.
     ///
-    /// IPv6 is ready in the kernel's own time: routes of it are tried for as long as `patience`.
+    /// The kernel configures IPv6 asynchronously: IPv6 routes are retried for `timeout`.
     ///
     /// # Errors
-    /// The first; everything is tried.
-    pub fn restore(&self, net: &mut Rtnl, link: &Link, table: u32, patience: Duration) -> Result<(), Error> {
-        let until = Instant::now() + patience;
+    /// The first error; everything is tried.
+    pub fn restore(&self, net: &mut Rtnl, link: &Link, table: u32, timeout: Duration) -> Result<(), Error> {
+        let until = Instant::now() + timeout;
         let mut outcome = Ok(());
         for address in &self.addresses {
             outcome = outcome.and(exists_is_fine(net.add_own_address(link.index, &link.name, *address)));
