@@ -67,8 +67,9 @@ pub fn format_mac(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    // Requirements: trap 2
     #[test]
-    fn trap2_prefixes_read_as_go_reads_them() {
+    fn prefixes_read_as_go_reads_them() {
         let read = |text: &str| parse_cidr(text).map(|net| net.to_string());
         assert_eq!(read("10.1.2.3/24").as_deref(), Some("10.1.2.3/24"));
         assert_eq!(read("::ffff:10.1.2.3/120").as_deref(), Some("10.1.2.3/24"));

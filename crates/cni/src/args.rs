@@ -131,8 +131,9 @@ fn invalid(why: impl fmt::Display) -> Error {
 mod tests {
     use super::*;
 
+    // Requirements: V15
     #[test]
-    fn v15_each_part_has_exactly_one_equals_sign() -> Result<(), Error> {
+    fn each_part_has_exactly_one_equals_sign() -> Result<(), Error> {
         let args = Args::parse("IP=10.1.2.3;GATEWAY=;ip=lower")?;
         assert_eq!(args.get("IP"), Some("10.1.2.3"));
         assert_eq!(args.get("GATEWAY"), Some(""));
@@ -145,8 +146,9 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: V15
     #[test]
-    fn v15_unknown_keys_need_ignore_unknown() -> Result<(), Error> {
+    fn unknown_keys_need_ignore_unknown() -> Result<(), Error> {
         let args = Args::parse("IP=1.2.3.4;FOO=bar")?;
         assert!(args.only(&["IP"]).unwrap_err().msg.contains("FOO=bar"));
         assert!(args.only(&["IP", "FOO"]).is_ok());
@@ -158,27 +160,31 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: V16
     #[test]
-    fn v16_the_keys_of_kubernetes_are_never_unknown() -> Result<(), Error> {
+    fn the_keys_of_kubernetes_are_never_unknown() -> Result<(), Error> {
         Args::parse("K8S_POD_NAMESPACE=a;K8S_POD_INFRA_CONTAINER_ID=b;K8S_POD_UID=c")?.only(&[])
     }
 
+    // Requirements: V16
     #[test]
-    fn v16_a_pod_is_announced_with_ignore_unknown_first() -> Result<(), Error> {
+    fn a_pod_is_announced_with_ignore_unknown_first() -> Result<(), Error> {
         let text = Args::of_pod("ns", "web", "c1", "u1").to_string();
         assert!(text.starts_with("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;"), "{text}");
         Args::parse(&text)?.only(&[])
     }
 
+    // Requirements: V14
     #[test]
-    fn v14_a_key_is_case_sensitive_and_the_last_one_wins() -> Result<(), Error> {
+    fn a_key_is_case_sensitive_and_the_last_one_wins() -> Result<(), Error> {
         let args = Args::parse("ip=1;IP=2;IP=3")?;
         assert_eq!((args.get("ip"), args.get("IP"), args.get("Ip")), (Some("1"), Some("3"), None));
         Ok(())
     }
 
+    // Requirements: V15
     #[test]
-    fn v15_a_scan_is_bounded_wherever_the_bound_falls() {
+    fn a_scan_is_bounded_wherever_the_bound_falls() {
         for pad in 0..4 {
             let text = format!("{}K={}", " ".repeat(pad), "ä€".repeat(ARGS_MAX));
             let scanned = Args::scan(&text);
@@ -187,8 +193,9 @@ mod tests {
         }
     }
 
+    // Requirements: M18
     #[test]
-    fn m18_a_scan_survives_values_with_equals_signs() {
+    fn a_scan_survives_values_with_equals_signs() {
         let args = Args::scan("IgnoreUnknown=1;;junk;TOKEN=a=b==;K8S_POD_NAME=web");
         assert_eq!(args.get("TOKEN"), Some("a=b=="));
         assert_eq!(args.get("K8S_POD_NAME"), Some("web"));

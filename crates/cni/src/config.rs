@@ -159,8 +159,9 @@ mod tests {
         Config::read(text.as_bytes().to_vec(), Version::ALL)
     }
 
+    // Requirements: K4
     #[test]
-    fn k4_the_checks_come_in_order() {
+    fn the_checks_come_in_order() {
         assert_eq!(read("{").unwrap_err().code, 6);
         assert_eq!(read("[]").unwrap_err().code, 6);
         assert_eq!(read(r#"{"cniVersion":"9.9.9"}"#).unwrap_err().code, 7);
@@ -171,22 +172,25 @@ mod tests {
         assert_eq!(error.details, r#"config is "9.9.9", plugin supports ["0.1.0" "0.2.0"]"#);
     }
 
+    // Requirements: trap 4
     #[test]
-    fn trap4_no_version_is_0_1_0() -> Result<(), Error> {
+    fn no_version_is_0_1_0() -> Result<(), Error> {
         assert_eq!(read(r#"{"name":"n"}"#)?.version, Version::V0_1_0);
         Ok(())
     }
 
+    // Requirements: S6
     #[test]
-    fn s6_keys_of_others_are_passed_over() -> Result<(), Error> {
+    fn keys_of_others_are_passed_over() -> Result<(), Error> {
         let config =
             read(r#"{"cniVersion":"1.0.0","name":"n","dnss":1,"dns":{"domain":"d","x.example/y":[]}}"#)?;
         assert_eq!(config.dns()?.domain, "d");
         Ok(())
     }
 
+    // Requirements: C8
     #[test]
-    fn c8_a_prev_result_is_in_the_configurations_version() -> Result<(), Error> {
+    fn a_prev_result_is_in_the_configurations_version() -> Result<(), Error> {
         let conf = r#"{"cniVersion":"1.0.0","name":"n","prevResult":{"ips":[{"address":"10.0.0.2/24"}]}}"#;
         assert_eq!(read(conf)?.require_prev_result()?.ips.len(), 1);
         let other = r#"{"cniVersion":"1.0.0","name":"n","prevResult":{"cniVersion":"0.4.0"}}"#;

@@ -203,8 +203,9 @@ mod tests {
         assert!(!short.msg.contains('…'), "{}", short.msg);
     }
 
+    // Requirements: trap 6
     #[test]
-    fn trap6_an_error_without_version_is_read_and_ours_carries_one() -> Result<(), serde_json::Error> {
+    fn an_error_without_version_is_read_and_ours_carries_one() -> Result<(), serde_json::Error> {
         let read: Error = serde_json::from_str(r#"{"code":7,"msg":"bad"}"#)?;
         assert_eq!(read, Error::new(7, "bad"));
         let written = serde_json::to_string(&read.in_version(Version::V1_0_0))?;
@@ -212,8 +213,9 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: S6
     #[test]
-    fn s6_an_unsupported_field_is_code_2_and_names_key_and_value() {
+    fn an_unsupported_field_is_code_2_and_names_key_and_value() {
         let error = Error::unsupported("vlan", 4095, "this plugin does no VLANs");
         assert_eq!((error.code, error.msg.as_str()), (2, "vlan: 4095: this plugin does no VLANs"));
     }

@@ -357,8 +357,9 @@ mod tests {
         from_slice(text.as_bytes(), "test")
     }
 
+    // Requirements: trap 1
     #[test]
-    fn trap1_keys_fold_as_containerd_sends_them() -> Result<(), Error> {
+    fn keys_fold_as_containerd_sends_them() -> Result<(), Error> {
         let mapping = read(r#"{"HostPort":8080,"PROTOCOL":"tcp","HostIP":"","Nested":[{"hostport":1}]}"#)?;
         assert_eq!((mapping.host_port, mapping.protocol.as_str()), (8080, "tcp"));
         assert_eq!(mapping.host_ip.as_deref(), Some(""));
@@ -366,23 +367,26 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: trap 1
     #[test]
-    fn trap1_the_last_of_several_spellings_wins() -> Result<(), Error> {
+    fn the_last_of_several_spellings_wins() -> Result<(), Error> {
         assert_eq!(read(r#"{"hostPort":1,"HOSTPORT":2}"#)?.host_port, 2);
         assert_eq!(read(r#"{"HOSTPORT":2,"hostPort":1}"#)?.host_port, 1);
         Ok(())
     }
 
+    // Requirements: trap 2
     #[test]
-    fn trap2_null_changes_nothing() -> Result<(), Error> {
+    fn null_changes_nothing() -> Result<(), Error> {
         let text = r#"{"hostPort":null,"protocol":null,"hostIP":null,"nested":null,"mode":null,"labels":{"a":null}}"#;
         let expected = Mapping { labels: BTreeMap::from([("a".to_owned(), false)]), ..Mapping::default() };
         assert_eq!(read(text)?, expected);
         Ok(())
     }
 
+    // Requirements: trap 2
     #[test]
-    fn trap2_integers_are_integers() {
+    fn integers_are_integers() {
         for bad in ["1.0", "1e3", "-1", "65536", "\"1\"", "true", "[]"] {
             let error = read(&format!(r#"{{"hostPort":{bad}}}"#)).unwrap_err();
             assert_eq!(error.code, 7, "{bad}");
@@ -390,8 +394,9 @@ mod tests {
         }
     }
 
+    // Requirements: trap 2
     #[test]
-    fn trap2_an_object_is_an_object() {
+    fn an_object_is_an_object() {
         for bad in ["[]", "[1,2]", "\"x\"", "7", "true"] {
             let error = read(bad).unwrap_err();
             assert!(error.code == 7 && error.msg.ends_with("expected an object"), "{bad}: {error}");

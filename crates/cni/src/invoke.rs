@@ -62,8 +62,9 @@ pub fn read_error(stdout: &[u8]) -> Result<Error, ErrorOutput> {
 mod tests {
     use super::*;
 
+    // Requirements: trap 8
     #[test]
-    fn trap8_of_a_result_and_an_error_on_stdout_the_error_counts() {
+    fn of_a_result_and_an_error_on_stdout_the_error_counts() {
         let both = br#"{"cniVersion":"1.0.0","ips":[]} {"code":8,"msg":"same netns"}"#;
         assert_eq!(read_error(both).unwrap(), Error::new(8, "same netns"));
         for garbage in [&b"{\"code\":"[..], b"", b"null", b"[]", b"{}", b"oops", b"\xff\xfe"] {
@@ -71,8 +72,9 @@ mod tests {
         }
     }
 
+    // Requirements: trap 6
     #[test]
-    fn trap6_an_error_folds_as_go_reads_it() {
+    fn an_error_folds_as_go_reads_it() {
         let error = read_error(br#"{"Code":11,"MSG":"later","Details":"soon"}"#);
         assert_eq!(error.unwrap(), Error::new(11, "later").details("soon"));
     }

@@ -175,8 +175,9 @@ pub fn ifname_fault(text: &str) -> Option<&'static str> {
 mod tests {
     use super::*;
 
+    // Requirements: S24
     #[test]
-    fn s24_container_id_and_network_name_alphabet() {
+    fn container_id_and_network_name_alphabet() {
         for good in ["a", "0", "a.b-c_d", "cnitool-77383ca0a0715733ca6f", "A1"] {
             assert!(ContainerId::new(good).is_ok(), "{good}");
             assert!(NetworkName::new(good).is_ok(), "{good}");
@@ -187,14 +188,16 @@ mod tests {
         }
     }
 
+    // Requirements: S18
     #[test]
-    fn s18_an_empty_container_id_is_code_3_and_an_empty_name_code_7() {
+    fn an_empty_container_id_is_code_3_and_an_empty_name_code_7() {
         assert_eq!(ContainerId::new("").map_err(|e| e.code), Err(3));
         assert_eq!(NetworkName::new("").map_err(|e| e.code), Err(7));
     }
 
+    // Requirements: S24
     #[test]
-    fn s24_a_plugin_type_is_a_file_name() {
+    fn a_plugin_type_is_a_file_name() {
         for good in ["bridge", "host-local", "my.plugin"] {
             assert!(PluginType::new(good).is_ok(), "{good}");
         }

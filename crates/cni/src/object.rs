@@ -195,8 +195,9 @@ mod tests {
         Object::parse(text.as_bytes(), "test").unwrap()
     }
 
+    // Requirements: L12
     #[test]
-    fn l12_what_we_do_not_touch_keeps_its_bytes() -> Result<(), Error> {
+    fn what_we_do_not_touch_keeps_its_bytes() -> Result<(), Error> {
         let mut conf =
             object(r#"{"type":"x", "big": 12345678901234567890123, "b":{ "z" : 1.0e3,"a":[1, 2] }}"#);
         conf.set("name", "net")?;
@@ -207,8 +208,9 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: trap 1
     #[test]
-    fn trap1_a_key_is_found_in_any_letter_case_and_the_exact_one_wins() -> Result<(), Error> {
+    fn a_key_is_found_in_any_letter_case_and_the_exact_one_wins() -> Result<(), Error> {
         let conf = object(r#"{"NAME":"folded","Type":"bridge"}"#);
         assert_eq!(conf.text("name")?.as_deref(), Some("folded"));
         assert_eq!(conf.text("type")?.as_deref(), Some("bridge"));
@@ -217,8 +219,9 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: trap 2
     #[test]
-    fn trap2_duplicates_null_and_empty_text() -> Result<(), Error> {
+    fn duplicates_null_and_empty_text() -> Result<(), Error> {
         let conf = object(r#"{"a":"1","a":"2","n":null,"e":""}"#);
         assert_eq!(conf.text("a")?.as_deref(), Some("2"));
         assert_eq!((conf.text("n")?, conf.text("e")?, conf.text("missing")?), (None, None, None));
@@ -235,8 +238,9 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: S8, trap 1
     #[test]
-    fn s8_trap1_an_imposed_key_has_no_second_spelling() -> Result<(), Error> {
+    fn an_imposed_key_has_no_second_spelling() -> Result<(), Error> {
         let mut conf = object(r#"{"name":"a","x":1,"NAME":"shadow","Name":"b"}"#);
         conf.impose("name", serde_json::value::to_raw_value("net").unwrap());
         assert_eq!(conf.to_json(), r#"{"name":"net","x":1}"#);

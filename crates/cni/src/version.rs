@@ -166,8 +166,9 @@ impl fmt::Display for Verb {
 mod tests {
     use super::*;
 
+    // Requirements: S19
     #[test]
-    fn s19_only_the_exact_text_names_a_version() {
+    fn only_the_exact_text_names_a_version() {
         for version in Version::ALL {
             assert_eq!(Version::from_wire(version.as_str()), Some(*version));
             assert_eq!(Triple::parse(version.as_str()), Some(version.triple()));
@@ -177,8 +178,9 @@ mod tests {
         }
     }
 
+    // Requirements: trap 4
     #[test]
-    fn trap4_a_missing_version_is_0_1_0() {
+    fn a_missing_version_is_0_1_0() {
         assert_eq!(Version::from_wire(""), Some(Version::V0_1_0));
         assert_eq!(Triple::parse(""), Some(Triple(0, 1, 0)));
     }

@@ -1,6 +1,6 @@
 //! The example plugin as a process: what only a process can show. By requirement id.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::fs;
 use std::io::Write;
@@ -70,15 +70,17 @@ fn with<'a>(change: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     keep.chain(change).copied().collect()
 }
 
+// Requirements: K2
 #[test]
-fn k2_by_hand_it_introduces_itself_on_stderr() {
+fn by_hand_it_introduces_itself_on_stderr() {
     let output = call(&[], "");
     assert!(output.status.success() && output.stdout.is_empty());
     assert!(text(&output.stderr).starts_with("CNI ledger plugin v"), "{}", text(&output.stderr));
 }
 
+// Requirements: K3, S4
 #[test]
-fn k3_s4_version_answers_even_if_nobody_closes_its_stdin() {
+fn version_answers_even_if_nobody_closes_its_stdin() {
     // Building is not what is timed.
     let _ = testkit::example("ledger");
     let started = Instant::now();
@@ -94,8 +96,9 @@ fn k3_s4_version_answers_even_if_nobody_closes_its_stdin() {
     assert!(text(&output.stdout).starts_with(r#"{"cniVersion":"0.3.1","#));
 }
 
+// Requirements: S1, S36, trap 6
 #[test]
-fn s1_s36_trap6_results_and_errors_are_on_stdout_and_the_exit_code_is_0_or_1() {
+fn results_and_errors_are_on_stdout_and_the_exit_code_is_0_or_1() {
     let file = File::new("exit");
     let output = call(ADD, &file.config("1.0.0"));
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -110,8 +113,9 @@ fn s1_s36_trap6_results_and_errors_are_on_stdout_and_the_exit_code_is_0_or_1() {
     assert!(output.stderr.is_empty());
 }
 
+// Requirements: S13, S16, S31
 #[test]
-fn s13_s16_s31_add_check_del_del() {
+fn add_check_del_del() {
     let file = File::new("walk");
     assert!(call(ADD, &file.config("1.1.0")).status.success());
     assert!(call(&with(&[("CNI_COMMAND", "CHECK")]), &file.config("1.1.0")).status.success());
@@ -124,8 +128,9 @@ fn s13_s16_s31_add_check_del_del() {
     assert_eq!(file.lines(), ["add c1 eth0", "del c1 eth0", "del c1 eth0"]);
 }
 
+// Requirements: K6, trap 8
 #[test]
-fn k6_trap8_its_own_netns_is_refused_and_nothing_is_written() {
+fn its_own_netns_is_refused_and_nothing_is_written() {
     let file = File::new("netns");
     for command in ["ADD", "DEL"] {
         let own = with(&[("CNI_COMMAND", command), ("CNI_NETNS", "/proc/self/ns/net")]);
@@ -138,8 +143,9 @@ fn k6_trap8_its_own_netns_is_refused_and_nothing_is_written() {
     assert!(call(&allowed, &file.config("1.0.0")).status.success());
 }
 
+// Requirements: S30
 #[test]
-fn s30_the_stderr_of_a_delegate_is_forwarded() {
+fn the_stderr_of_a_delegate_is_forwarded() {
     let file = File::new("stderr");
     let directory = std::env::temp_dir().join(format!("weft-ledger-{}-path", std::process::id()));
     fs::create_dir_all(&directory).unwrap();
@@ -188,9 +194,10 @@ impl Plugin for Faulty {
     }
 }
 
+// Requirements: K5
 #[test]
-fn k5_a_panic_of_any_thread_is_answered_and_ends_the_process() {
-    const NAME: &str = "k5_a_panic_of_any_thread_is_answered_and_ends_the_process";
+fn a_panic_of_any_thread_is_answered_and_ends_the_process() {
+    const NAME: &str = "a_panic_of_any_thread_is_answered_and_ends_the_process";
     // This test as the plugin: what is on stdout before the answer is the harness's.
     if std::env::var_os("CNI_COMMAND").is_some() {
         process::run(&Faulty, &Exec::new(Duration::from_secs(1)));

@@ -247,7 +247,7 @@ fn verify(delegate: &mut Delegate, capability: &str, value: &RawValue) -> Result
             delegate.verify.ips = ips.collect::<Result<_, _>>()?;
         }
         cni::capability::MAC => {
-            let mac: String = serde_json::from_str(value.get()).map_err(|_| illegal("must be a text"))?;
+            let mac: String = serde_json::from_str(value.get()).map_err(|_| illegal("must be a string"))?;
             let mac = HardwareAddress::parse(&mac).ok_or_else(|| illegal("is no hardware address"))?;
             delegate.verify.mac = Some(mac);
         }

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_of_another_release_can_be_read_and_not_be_asked_for() {
+    fn rule_of_another_release_reads_as_unrecognized() {
         assert_eq!(serde_json::from_str::<Rule>("\"of-tomorrow\"").unwrap(), Rule::Unrecognized);
         assert_eq!("unrecognized".parse::<Rule>(), Err(UnknownRule { hint: String::new() }));
         let near = "invalid-macs".parse::<Rule>().unwrap_err();
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_a_rule_names_is_in_the_tree() {
+    fn rule_source_pages_exist() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         for rule in Rule::ALL {
             if let Source::Weft(page) = rule.source() {

@@ -1,11 +1,6 @@
 //! `weft plan --once` with credentials that do not come: a pipe, and a program that never ends.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::fs;
 use std::io::Write;

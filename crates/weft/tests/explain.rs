@@ -1,11 +1,6 @@
 //! `weft explain` and `weft plan --once` as programs: no root, no cluster, nothing changed.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -36,7 +31,7 @@ fn the_plan_of_a_pod_says_where_each_decision_came_from() {
         "eth0  default-network  bridge+host-local  (the default network)",
         "blue  my-namespace/net-b  bridge+weft-ipam → tuning  (selected by the pod)",
         "      network       my-namespace/net-b  (annotation k8s.v1.cni.cncf.io/networks: [1])",
-        "      ips           10.101.2.44  (asked for; verified in the result)",
+        "      ips           10.101.2.44  (requested; verified in the result)",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
     }

@@ -1,11 +1,6 @@
 //! `weft lint` as a program: what it prints, how it ends, and what `--fix` does to a file.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::fs;
 use std::io::Write;

@@ -5,7 +5,7 @@
 //!     └─ pod blue   /run/netns/blue
 //! ```
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test helpers may panic")]
 
 use std::path::Path;
 use std::time::{Duration, Instant};

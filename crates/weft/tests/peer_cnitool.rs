@@ -5,7 +5,7 @@
 //!          /usr/lib/cni: bridge host-local tuning portmap loopback (Debian's containernetworking-plugins)
 //! ```
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use serde_json::{Value, json};
 use testkit::{Feature, Finished, Host, Pod};

@@ -143,8 +143,9 @@ mod tests {
         }
     }
 
+    // Requirements: S1
     #[test]
-    fn s1_a_program_is_the_plugin_it_is_called_as() {
+    fn a_program_is_the_plugin_it_is_called_as() {
         let (bridge, weft, multus) = (Named("bridge"), Named("weft"), Named("multus"));
         let table: [&dyn Plugin; 3] = [&bridge, &weft, &multus];
         let find = |name: &str| table.iter().find(|plugin| plugin.name() == name).copied();

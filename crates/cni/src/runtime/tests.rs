@@ -28,8 +28,9 @@ fn parameters(rig: &Rig, container: &str, ifname: &str) -> Parameters {
     Parameters { who, ..rig.parameters() }
 }
 
+// Requirements: L5, S31
 #[test]
-fn l5_s31_the_result_is_kept_after_the_last_plugin_and_only_then() -> Result<(), Error> {
+fn the_result_is_kept_after_the_last_plugin_and_only_then() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two"]);
     let network = network("1.0.0", &["one", "two"]);
     rig.fails("two", "ADD", r#"{"code":5,"msg":"no"}"#);
@@ -48,8 +49,9 @@ fn l5_s31_the_result_is_kept_after_the_last_plugin_and_only_then() -> Result<(),
     Ok(())
 }
 
+// Requirements: L6, S17, S31
 #[test]
-fn l6_s17_s31_del_gives_the_kept_result_and_forgets_it_only_on_success() -> Result<(), Error> {
+fn del_gives_the_kept_result_and_forgets_it_only_on_success() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two"]);
     let network = network("0.4.0", &["one", "two"]);
     with(&rig, |runtime| runtime.add(&network, &rig.parameters()))?;
@@ -69,8 +71,9 @@ fn l6_s17_s31_del_gives_the_kept_result_and_forgets_it_only_on_success() -> Resu
     Ok(())
 }
 
+// Requirements: L6
 #[test]
-fn l6_a_kept_result_nobody_understands_is_dropped_by_del_and_refused_by_check() -> Result<(), Error> {
+fn a_kept_result_nobody_understands_is_dropped_by_del_and_refused_by_check() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("1.0.0", &["one"]);
     with(&rig, |runtime| runtime.add(&network, &rig.parameters()))?;
@@ -88,8 +91,9 @@ fn l6_a_kept_result_nobody_understands_is_dropped_by_del_and_refused_by_check() 
     Ok(())
 }
 
+// Requirements: L6
 #[test]
-fn l6_check_without_a_kept_result_is_for_the_plugins_to_judge() -> Result<(), Error> {
+fn check_without_a_kept_result_is_for_the_plugins_to_judge() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     with(&rig, |runtime| runtime.check(&network("1.0.0", &["one"]), &rig.parameters()))?;
     assert_eq!(rig.calls()[0].config().get("prevResult"), None);
@@ -104,8 +108,9 @@ fn l6_check_without_a_kept_result_is_for_the_plugins_to_judge() -> Result<(), Er
     Ok(())
 }
 
+// Requirements: L6
 #[test]
-fn l6_before_0_4_0_del_gives_no_result_and_still_forgets_it() -> Result<(), Error> {
+fn before_0_4_0_del_gives_no_result_and_still_forgets_it() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("0.3.1", &["one"]);
     with(&rig, |runtime| runtime.add(&network, &rig.parameters()))?;
@@ -116,8 +121,9 @@ fn l6_before_0_4_0_del_gives_no_result_and_still_forgets_it() -> Result<(), Erro
     Ok(())
 }
 
+// Requirements: L7, S32
 #[test]
-fn l7_s32_gc_deletes_what_is_not_named_with_the_parameters_of_then() -> Result<(), Error> {
+fn gc_deletes_what_is_not_named_with_the_parameters_of_then() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("1.1.0", &["one"]);
     let mut stale = parameters(&rig, "c2", "eth0");
@@ -151,8 +157,9 @@ fn l7_s32_gc_deletes_what_is_not_named_with_the_parameters_of_then() -> Result<(
     Ok(())
 }
 
+// Requirements: L7
 #[test]
-fn l7_gc_without_a_list_deletes_all_and_joins_all_errors() -> Result<(), Error> {
+fn gc_without_a_list_deletes_all_and_joins_all_errors() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("1.1.0", &["one"]);
     with(&rig, |runtime| {
@@ -175,8 +182,9 @@ fn l7_gc_without_a_list_deletes_all_and_joins_all_errors() -> Result<(), Error> 
     Ok(())
 }
 
+// Requirements: L7, S38
 #[test]
-fn l7_s38_a_network_may_disable_gc_altogether() -> Result<(), Error> {
+fn a_network_may_disable_gc_altogether() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let mut network = network("1.1.0", &["one"]);
     with(&rig, |runtime| runtime.add(&network, &rig.parameters()))?;
@@ -188,8 +196,9 @@ fn l7_s38_a_network_may_disable_gc_altogether() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L7
 #[test]
-fn l7_before_1_1_0_gc_deletes_but_does_not_tell() -> Result<(), Error> {
+fn before_1_1_0_gc_deletes_but_does_not_tell() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("1.0.0", &["one"]);
     with(&rig, |runtime| runtime.add(&network, &rig.parameters()))?;
@@ -199,8 +208,9 @@ fn l7_before_1_1_0_gc_deletes_but_does_not_tell() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L9, S26
 #[test]
-fn l9_s26_attachments_are_known_by_container_and_interface() -> Result<(), Error> {
+fn attachments_are_known_by_container_and_interface() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("1.0.0", &["one"]);
     with(&rig, |runtime| {
@@ -215,8 +225,9 @@ fn l9_s26_attachments_are_known_by_container_and_interface() -> Result<(), Error
     Ok(())
 }
 
+// Requirements: L5
 #[test]
-fn l5_names_too_long_to_be_kept_are_refused_before_anything_is_done() {
+fn names_too_long_to_be_kept_are_refused_before_anything_is_done() {
     let rig = Rig::with(&["one"]);
     let text = format!(r#"{{"cniVersion":"1.0.0","name":"{}","type":"one"}}"#, "n".repeat(190));
     let network = Network::parse(text.as_bytes(), "t").unwrap();
@@ -226,8 +237,9 @@ fn l5_names_too_long_to_be_kept_are_refused_before_anything_is_done() {
     assert!(rig.order().is_empty());
 }
 
+// Requirements: L8, L11
 #[test]
-fn l8_l11_status_and_validation_go_through_to_the_plugins() -> Result<(), Error> {
+fn status_and_validation_go_through_to_the_plugins() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("1.1.0", &["one"]);
     rig.prints("one", "VERSION", r#"{"cniVersion":"1.1.0","supportedVersions":["1.1.0"]}"#);
@@ -237,8 +249,9 @@ fn l8_l11_status_and_validation_go_through_to_the_plugins() -> Result<(), Error>
     Ok(())
 }
 
+// Requirements: L7
 #[test]
-fn l7_a_cache_that_cannot_be_read_is_reported_and_the_plugins_are_told() {
+fn a_cache_that_cannot_be_read_is_reported_and_the_plugins_are_told() {
     let rig = Rig::with(&["one"]);
     fs::create_dir(rig.directory().join("cache")).unwrap();
     fs::write(rig.directory().join("cache/results"), "").unwrap();

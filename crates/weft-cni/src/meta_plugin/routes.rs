@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use linux::link::Link;
 use linux::route::{Existing, Family, Route, TABLE_MAIN};
 use linux::{Netns, Rtnl};
-use npwg::plan::{Delegate, Families, Gateway, RouteWish};
+use npwg::plan::{DefaultRouteAction, Delegate, Families, Gateway};
 use plugin_support::failure::OrRefused;
 
 /// One attachment: its delegate, and its result, which is brought in line.
@@ -45,8 +45,8 @@ pub(super) fn settle(netns: &Path, parties: &mut [Party<'_>]) -> Result<(), Erro
     for (party, links) in parties.iter_mut().zip(&links) {
         let step = format!("default route: {} on {}", party.delegate.network, party.delegate.ifname);
         match &party.delegate.default_route {
-            RouteWish::Untouched | RouteWish::Keep => {}
-            RouteWish::Yield { to: _, families: asked } => {
+            DefaultRouteAction::Untouched | DefaultRouteAction::Keep => {}
+            DefaultRouteAction::Yield { to: _, families: asked } => {
                 let families: Vec<Family> = match asked {
                     Families::OfHolder => families.clone(),
                     asked => of(*asked),
@@ -54,7 +54,7 @@ pub(super) fn settle(netns: &Path, parties: &mut [Party<'_>]) -> Result<(), Erro
                 give_up(&mut net, links, &families).context(step)?;
                 forget(party, &families);
             }
-            RouteWish::Via { gateways } => {
+            DefaultRouteAction::Via { gateways } => {
                 give_up(&mut net, links, &families).context(&step)?;
                 forget(party, &families);
                 take(&mut net, party, links, gateways).context(step)?;
@@ -64,13 +64,13 @@ pub(super) fn settle(netns: &Path, parties: &mut [Party<'_>]) -> Result<(), Erro
     let yielding = parties
         .iter()
         .zip(&links)
-        .filter(|(party, _)| matches!(party.delegate.default_route, RouteWish::Yield { .. }));
+        .filter(|(party, _)| matches!(party.delegate.default_route, DefaultRouteAction::Yield { .. }));
     let yielding: Vec<Link> = yielding.flat_map(|(_, links)| links.iter().cloned()).collect();
     confirm(&mut net, &families, &links[holder], &yielding)
 }
 
-fn asks(wish: &RouteWish) -> bool {
-    matches!(wish, RouteWish::Keep | RouteWish::Via { .. })
+fn asks(wish: &DefaultRouteAction) -> bool {
+    matches!(wish, DefaultRouteAction::Keep | DefaultRouteAction::Via { .. })
 }
 
 /// The attachment's interfaces in the sandbox.
@@ -83,8 +83,8 @@ fn links(net: &mut Rtnl, result: &Success) -> Result<Vec<Link>, Error> {
 }
 
 /// The families the holder has, or will have, the default route of.
-fn held(net: &mut Rtnl, wish: &RouteWish, links: &[Link]) -> Result<Vec<Family>, Error> {
-    if let RouteWish::Via { gateways } = wish {
+fn held(net: &mut Rtnl, wish: &DefaultRouteAction, links: &[Link]) -> Result<Vec<Family>, Error> {
+    if let DefaultRouteAction::Via { gateways } = wish {
         let has = |ipv4: bool| gateways.iter().any(|gateway| gateway.address.is_ipv4() == ipv4);
         let both = [(has(true), Family::V4), (has(false), Family::V6)];
         return Ok(both.into_iter().filter(|(has, _)| *has).map(|(_, family)| family).collect());

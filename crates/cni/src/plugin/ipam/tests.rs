@@ -88,8 +88,9 @@ fn call(version: &str) -> Result<Call, Error> {
     Ok(Call { config: Config::read(config.to_string().into_bytes(), Version::ALL)?, environment })
 }
 
+// Requirements: S30
 #[test]
-fn s30_the_delegate_gets_the_same_bytes_and_variables_for_every_verb() -> Result<(), Error> {
+fn the_delegate_gets_the_same_bytes_and_variables_for_every_verb() -> Result<(), Error> {
     let manager = OneAddress::default();
     let caller = Caller(&manager, |stdout| stdout);
     let call = call("1.1.0")?;
@@ -110,8 +111,9 @@ fn s30_the_delegate_gets_the_same_bytes_and_variables_for_every_verb() -> Result
     Ok(())
 }
 
+// Requirements: S30, S19
 #[test]
-fn s30_s19_the_result_is_read_in_the_version_of_the_configuration() -> Result<(), Error> {
+fn the_result_is_read_in_the_version_of_the_configuration() -> Result<(), Error> {
     for version in Version::ALL {
         let manager = OneAddress::default();
         // A plugin may leave the version out: then it speaks the configuration's.
@@ -126,8 +128,9 @@ fn s30_s19_the_result_is_read_in_the_version_of_the_configuration() -> Result<()
     Ok(())
 }
 
+// Requirements: S30
 #[test]
-fn s30_an_error_keeps_code_and_details_and_names_the_delegate() -> Result<(), Error> {
+fn an_error_keeps_code_and_details_and_names_the_delegate() -> Result<(), Error> {
     let manager =
         OneAddress { fails: Some(Error::new(11, "pool is busy").details("d")), ..OneAddress::default() };
     let caller = Caller(&manager, |stdout| stdout);
@@ -140,8 +143,9 @@ fn s30_an_error_keeps_code_and_details_and_names_the_delegate() -> Result<(), Er
     Ok(())
 }
 
+// Requirements: S30
 #[test]
-fn s30_an_add_that_answers_nonsense_is_undone() -> Result<(), Error> {
+fn an_add_that_answers_nonsense_is_undone() -> Result<(), Error> {
     let nonsense: [fn(Vec<u8>) -> Vec<u8>; 3] =
         [|_| Vec::new(), |_| b"oops".to_vec(), |_| br#"{"ips":[{"address":"no"}]}"#.to_vec()];
     for garble in nonsense {
@@ -154,8 +158,9 @@ fn s30_an_add_that_answers_nonsense_is_undone() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S30
 #[test]
-fn s30_a_network_without_address_management_is_said_to_be_one() -> Result<(), Error> {
+fn a_network_without_address_management_is_said_to_be_one() -> Result<(), Error> {
     let manager = OneAddress::default();
     let caller = Caller(&manager, |stdout| stdout);
     assert!(Ipam::configured(&call("1.0.0")?, &caller)?.is_some());

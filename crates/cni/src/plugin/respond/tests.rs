@@ -106,8 +106,9 @@ fn refused(command: &str, change: impl Fn(&mut Environment), stdin: &str) -> Err
     error
 }
 
+// Requirements: K1, S18
 #[test]
-fn k1_s18_each_verb_names_the_variables_it_lacks() {
+fn each_verb_names_the_variables_it_lacks() {
     let all = "CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH";
     for (command, lacks) in [
         ("ADD", all),
@@ -124,8 +125,9 @@ fn k1_s18_each_verb_names_the_variables_it_lacks() {
     }
 }
 
+// Requirements: K1, S24
 #[test]
-fn k1_s24_what_is_there_and_wrong_comes_before_what_is_missing() {
+fn what_is_there_and_wrong_comes_before_what_is_missing() {
     let wrong_id = |e: &mut Environment| {
         e.container_id = "../x".into();
         e.path.clear();
@@ -145,8 +147,9 @@ fn k1_s24_what_is_there_and_wrong_comes_before_what_is_missing() {
     assert!(call(&plugin, &odd, &config("1.1.0")).success);
 }
 
+// Requirements: K2
 #[test]
-fn k2_without_a_command_a_plugin_introduces_itself() {
+fn without_a_command_a_plugin_introduces_itself() {
     let plugin = Ledger::default();
     let answer = call(&plugin, &Environment::default(), "not JSON");
     assert!(answer.success && answer.stdout.is_empty());
@@ -160,14 +163,16 @@ fn k2_without_a_command_a_plugin_introduces_itself() {
     );
 }
 
+// Requirements: K2
 #[test]
-fn k2_an_unknown_command_is_code_4() {
+fn an_unknown_command_is_code_4() {
     let error = refused("add", |_| (), &config("1.0.0"));
     assert_eq!((error.code, error.msg.as_str()), (4, "unknown CNI_COMMAND: add"));
 }
 
+// Requirements: K3, S4
 #[test]
-fn k3_s4_version_is_one_line_and_echoes_the_version_given() {
+fn version_is_one_line_and_echoes_the_version_given() {
     let plugin = Ledger::default();
     let bare = Environment { command: "VERSION".into(), ..Environment::default() };
     let report = |stdin: &str| {
@@ -184,8 +189,9 @@ fn k3_s4_version_is_one_line_and_echoes_the_version_given() {
     assert!(plugin.calls().is_empty());
 }
 
+// Requirements: K4, S29
 #[test]
-fn k4_s29_the_configuration_is_judged_in_order_and_by_code() {
+fn the_configuration_is_judged_in_order_and_by_code() {
     assert_eq!(refused("ADD", |_| (), "").code, 6);
     assert_eq!(refused("ADD", |_| (), "{").code, 6);
     assert_eq!(refused("ADD", |_| (), r#"{"cniVersion":"9.9.9"}"#).code, 7);
@@ -197,8 +203,9 @@ fn k4_s29_the_configuration_is_judged_in_order_and_by_code() {
     );
 }
 
+// Requirements: S29
 #[test]
-fn s29_an_unreadable_stdin_is_code_5() {
+fn an_unreadable_stdin_is_code_5() {
     struct Broken;
     impl Read for Broken {
         fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
@@ -209,15 +216,17 @@ fn s29_an_unreadable_stdin_is_code_5() {
     assert_eq!(error(&answer).code, 5);
 }
 
+// Requirements: S29
 #[test]
-fn s29_an_endless_stdin_is_refused_without_being_swallowed() {
+fn an_endless_stdin_is_refused_without_being_swallowed() {
     let mut endless = io::repeat(b' ');
     let answer = respond(&Ledger::default(), &environment("ADD"), &mut endless, &Nobody);
     assert_eq!(error(&answer).code, 6);
 }
 
+// Requirements: K5, S16, S32, S33
 #[test]
-fn k5_s16_s32_s33_a_verb_the_version_lacks_is_code_1() {
+fn a_verb_the_version_lacks_is_code_1() {
     for (command, old) in [("CHECK", "0.3.1"), ("GC", "1.0.0"), ("STATUS", "1.0.0")] {
         let error = refused(command, |_| (), &config(old));
         assert_eq!((error.code, error.msg), (1, format!("config version does not allow {command}")));
@@ -231,8 +240,9 @@ fn k5_s16_s32_s33_a_verb_the_version_lacks_is_code_1() {
     }
 }
 
+// Requirements: K5
 #[test]
-fn k5_typed_errors_pass_through_and_everything_else_is_999() {
+fn typed_errors_pass_through_and_everything_else_is_999() {
     for code in [3, 11, 50, 51, 142] {
         let plugin = Ledger { fails: Some(Error::new(code, "why").details("more")), ..Ledger::default() };
         let answer = call(&plugin, &environment("STATUS"), &config("1.1.0"));
@@ -240,16 +250,18 @@ fn k5_typed_errors_pass_through_and_everything_else_is_999() {
     }
 }
 
+// Requirements: S20
 #[test]
-fn s20_codes_3_and_11_reach_the_runtime_unchanged() {
+fn codes_3_and_11_reach_the_runtime_unchanged() {
     for code in [code::UNKNOWN_CONTAINER, code::TRY_AGAIN_LATER] {
         let plugin = Ledger { fails: Some(Error::new(code, "why")), ..Ledger::default() };
         assert_eq!(error(&call(&plugin, &environment("ADD"), &config("0.4.0"))).code, code);
     }
 }
 
+// Requirements: K6, trap 8
 #[test]
-fn k6_trap8_the_plugins_own_netns_is_refused_before_anything_is_done() {
+fn the_plugins_own_netns_is_refused_before_anything_is_done() {
     for command in ["ADD", "DEL"] {
         for own in ["/proc/self/ns/net", "/proc/thread-self/ns/net"] {
             let error = refused(command, |e| e.netns = own.into(), &config("1.0.0"));
@@ -273,8 +285,9 @@ fn k6_trap8_the_plugins_own_netns_is_refused_before_anything_is_done() {
     assert_eq!(refused("ADD", forbidden, &config("1.0.0")).code, 8);
 }
 
+// Requirements: K6, S13
 #[test]
-fn k6_s13_a_netns_that_is_gone_or_not_given_is_for_the_plugin_to_judge() {
+fn a_netns_that_is_gone_or_not_given_is_for_the_plugin_to_judge() {
     let plugin = Ledger::default();
     assert!(call(&plugin, &environment("DEL"), &config("1.0.0")).success);
     let none = Environment { netns: String::new(), ..environment("DEL") };
@@ -283,16 +296,18 @@ fn k6_s13_a_netns_that_is_gone_or_not_given_is_for_the_plugin_to_judge() {
     assert_eq!(plugin.calls(), ["del c1/eth0 /nowhere", "del c1/eth0 -"]);
 }
 
+// Requirements: S14, S26
 #[test]
-fn s14_s26_the_plugin_is_told_container_and_interface() {
+fn the_plugin_is_told_container_and_interface() {
     let plugin = Ledger::default();
     let other = Environment { ifname: "net1".into(), container_id: "c.2-b".into(), ..environment("ADD") };
     assert!(call(&plugin, &other, &config("1.0.0")).success);
     assert_eq!(plugin.calls(), ["add c.2-b/net1 /nowhere"]);
 }
 
+// Requirements: S19, trap 6
 #[test]
-fn s19_trap6_a_result_is_printed_in_the_version_of_the_configuration() -> Result<(), Error> {
+fn a_result_is_printed_in_the_version_of_the_configuration() -> Result<(), Error> {
     let result = Success {
         interfaces: vec![Interface { name: "eth0".into(), ..Interface::default() }],
         ..Success::default()
@@ -308,16 +323,18 @@ fn s19_trap6_a_result_is_printed_in_the_version_of_the_configuration() -> Result
     Ok(())
 }
 
+// Requirements: C7, S19
 #[test]
-fn c7_s19_a_result_the_version_cannot_say_is_undone() {
+fn a_result_the_version_cannot_say_is_undone() {
     let plugin = Ledger::default();
     let error = error(&call(&plugin, &environment("ADD"), r#"{"cniVersion":"0.2.0","name":"n"}"#));
     assert!(error.msg.contains("no valid IP addresses"), "{error}");
     assert_eq!(plugin.calls(), ["add c1/eth0 /nowhere", "del c1/eth0 /nowhere"]);
 }
 
+// Requirements: S36, trap 6
 #[test]
-fn s36_trap6_an_error_says_the_version_in_use() {
+fn an_error_says_the_version_in_use() {
     let plugin = Ledger { fails: Some(Error::new(7, "bad")), ..Ledger::default() };
     let answer = call(&plugin, &environment("ADD"), &config("0.4.0"));
     assert_eq!(
@@ -330,8 +347,9 @@ fn s36_trap6_an_error_says_the_version_in_use() {
     assert_eq!(error(&answer).cni_version.as_deref(), Some("0.4.0"));
 }
 
+// Requirements: S32, trap 7, trap 9
 #[test]
-fn s32_trap7_trap9_gc_with_nothing_to_do_succeeds_silently_and_reads_either_key() -> Result<(), Error> {
+fn gc_with_nothing_to_do_succeeds_silently_and_reads_either_key() -> Result<(), Error> {
     let plugin = Ledger::default();
     let answer = call(&plugin, &environment("GC"), &config("1.1.0"));
     assert_eq!(answer, Answer { stdout: Vec::new(), stderr: String::new(), success: true });
@@ -352,8 +370,9 @@ fn s32_trap7_trap9_gc_with_nothing_to_do_succeeds_silently_and_reads_either_key(
     Ok(())
 }
 
+// Requirements: S32
 #[test]
-fn s32_half_an_attachment_keeps_nothing_and_so_nothing_may_go() -> Result<(), Error> {
+fn half_an_attachment_keeps_nothing_and_so_nothing_may_go() -> Result<(), Error> {
     for half in
         [r#"{"containerID":"a"}"#, r#"{"ifname":"eth0"}"#, r#"{"containerID":null,"ifname":"eth0"}"#, "{}"]
     {

@@ -30,8 +30,9 @@ const GO: &str = concat!(
     r#""capabilityArgs":{"mac":"c2:11:22:33:44:55"},"result":{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/16"}]}}"#
 );
 
+// Requirements: L5
 #[test]
-fn l5_an_entry_is_what_libcni_would_have_written() -> Result<(), Error> {
+fn an_entry_is_what_libcni_would_have_written() -> Result<(), Error> {
     let rig = Rig::new();
     let mut parameters = rig.parameters();
     parameters.capability_args = object(r#"{"mac":"c2:11:22:33:44:55"}"#);
@@ -48,8 +49,9 @@ fn l5_an_entry_is_what_libcni_would_have_written() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L5
 #[test]
-fn l5_what_is_empty_is_left_out() -> Result<(), Error> {
+fn what_is_empty_is_left_out() -> Result<(), Error> {
     let rig = Rig::new();
     let mut parameters = rig.parameters();
     parameters.args.clear();
@@ -62,8 +64,9 @@ fn l5_what_is_empty_is_left_out() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L5
 #[test]
-fn l5_an_entry_of_libcni_is_read() -> Result<(), Error> {
+fn an_entry_of_libcni_is_read() -> Result<(), Error> {
     let rig = Rig::new();
     put(&rig, GO);
     let who = rig.parameters().who;
@@ -89,8 +92,9 @@ fn l5_an_entry_of_libcni_is_read() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L5
 #[test]
-fn l5_a_bare_result_of_an_old_libcni_is_read() -> Result<(), Error> {
+fn a_bare_result_of_an_old_libcni_is_read() -> Result<(), Error> {
     let rig = Rig::new();
     let who = rig.parameters().who;
     let name = NetworkName::new("net")?;
@@ -105,8 +109,9 @@ fn l5_a_bare_result_of_an_old_libcni_is_read() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L6
 #[test]
-fn l6_what_cannot_be_read_is_absent_and_what_cannot_be_understood_an_error() -> Result<(), Error> {
+fn what_cannot_be_read_is_absent_and_what_cannot_be_understood_an_error() -> Result<(), Error> {
     let rig = Rig::new();
     let who = rig.parameters().who;
     let name = NetworkName::new("net")?;
@@ -121,8 +126,9 @@ fn l6_what_cannot_be_read_is_absent_and_what_cannot_be_understood_an_error() -> 
     Ok(())
 }
 
+// Requirements: L9
 #[test]
-fn l9_attachments_are_listed_by_content_in_order_of_file_names() -> Result<(), Error> {
+fn attachments_are_listed_by_content_in_order_of_file_names() -> Result<(), Error> {
     let rig = Rig::new();
     let cache = cache(&rig);
     assert!(cache.attachments(None)?.is_empty());
@@ -161,8 +167,9 @@ fn l9_attachments_are_listed_by_content_in_order_of_file_names() -> Result<(), E
     Ok(())
 }
 
+// Requirements: S31
 #[test]
-fn s31_an_entry_replaces_the_last_one_whole_and_is_removed_any_number_of_times() -> Result<(), Error> {
+fn an_entry_replaces_the_last_one_whole_and_is_removed_any_number_of_times() -> Result<(), Error> {
     let rig = Rig::new();
     let (cache, parameters) = (cache(&rig), rig.parameters());
     let name = NetworkName::new("net")?;

@@ -20,8 +20,9 @@ fn alive(pid: &str) -> bool {
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
 }
 
+// Requirements: L1, S1
 #[test]
-fn l1_s1_the_first_regular_file_of_that_name_is_the_plugin() -> Result<(), Error> {
+fn the_first_regular_file_of_that_name_is_the_plugin() -> Result<(), Error> {
     let (first, second) = (Rig::new(), Rig::new());
     let name = PluginType::new("plugin")?;
     let path = format!("{}:/nowhere::{}", first.path(), second.path());
@@ -42,8 +43,9 @@ fn l1_s1_the_first_regular_file_of_that_name_is_the_plugin() -> Result<(), Error
     Ok(())
 }
 
+// Requirements: L1
 #[test]
-fn l1_a_file_that_cannot_be_run_says_so() {
+fn a_file_that_cannot_be_run_says_so() {
     let rig = Rig::new();
     let file = rig.script("plugin", "");
     fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
@@ -52,8 +54,9 @@ fn l1_a_file_that_cannot_be_run_says_so() {
     assert!(error.msg.starts_with(&format!("run {}: ", file.display())), "{error}");
 }
 
+// Requirements: L2
 #[test]
-fn l2_text_file_busy_is_waited_out() -> Result<(), Error> {
+fn text_file_busy_is_waited_out() -> Result<(), Error> {
     let rig = Rig::new();
     let file = rig.directory().join("plugin");
     fs::copy("/bin/cat", &file).unwrap();
@@ -80,8 +83,9 @@ fn l2_text_file_busy_is_waited_out() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L3
 #[test]
-fn l3_the_six_variables_override_ours_and_the_rest_is_inherited() -> Result<(), Error> {
+fn the_six_variables_override_ours_and_the_rest_is_inherited() -> Result<(), Error> {
     let rig = Rig::new();
     let mut environment = environment(&rig);
     environment.netns_override = "1".into();
@@ -109,8 +113,9 @@ fn a_program_may_want_arguments_and_what_it_said_is_kept_beside_its_error() -> R
     Ok(())
 }
 
+// Requirements: L4, S20, M19
 #[test]
-fn l4_s20_m19_a_plugins_own_error_is_passed_on() {
+fn a_plugins_own_error_is_passed_on() {
     let rig = Rig::new();
     let error =
         run(&rig, r#"echo noise >&2; echo '{"code":11,"msg":"later","details":"d"}'; exit 1"#).unwrap_err();
@@ -119,8 +124,9 @@ fn l4_s20_m19_a_plugins_own_error_is_passed_on() {
     assert_eq!((error.code, error.cni_version.as_deref()), (3, Some("1.0.0")));
 }
 
+// Requirements: L4
 #[test]
-fn l4_failures_without_an_error_are_put_into_words() {
+fn failures_without_an_error_are_put_into_words() {
     let rig = Rig::new();
     for (body, says) in [
         ("exit 3", "netplugin failed with no error message: exit status 3"),
@@ -136,8 +142,9 @@ fn l4_failures_without_an_error_are_put_into_words() {
     }
 }
 
+// Requirements: trap 8
 #[test]
-fn trap8_a_result_followed_by_an_error_is_an_error() {
+fn a_result_followed_by_an_error_is_an_error() {
     let rig = Rig::new();
     let error =
         run(&rig, r#"echo '{"cniVersion":"1.0.0"}{"code":8,"msg":"own netns"}'; exit 1"#).unwrap_err();

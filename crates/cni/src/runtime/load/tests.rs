@@ -21,8 +21,9 @@ fn types(network: &Network) -> Vec<String> {
     network.plugins.iter().map(|plugin| crate::network::plugin_type(plugin).unwrap().to_string()).collect()
 }
 
+// Requirements: L10
 #[test]
-fn l10_a_list_file_wins_over_a_single_file_whatever_their_names() -> Result<(), Error> {
+fn a_list_file_wins_over_a_single_file_whatever_their_names() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "10-a.conf", &single("net", "of-conf"));
     write(&rig, "20-b.json", &single("other", "of-json"));
@@ -41,8 +42,9 @@ fn l10_a_list_file_wins_over_a_single_file_whatever_their_names() -> Result<(), 
     Ok(())
 }
 
+// Requirements: L10
 #[test]
-fn l10_one_broken_file_hides_no_other_but_stops_the_strict_reader() -> Result<(), Error> {
+fn one_broken_file_hides_no_other_but_stops_the_strict_reader() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "00-broken.conflist", "{");
     write(&rig, "01-nameless.conflist", r#"{"plugins":[{"type":"x"}]}"#);
@@ -64,8 +66,9 @@ fn l10_one_broken_file_hides_no_other_but_stops_the_strict_reader() -> Result<()
     Ok(())
 }
 
+// Requirements: L10
 #[test]
-fn l10_the_strict_reader_stops_only_at_what_sorts_before() -> Result<(), Error> {
+fn the_strict_reader_stops_only_at_what_sorts_before() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "10-good.conflist", &list("net", "good"));
     write(&rig, "90-broken.conflist", "{");
@@ -82,8 +85,9 @@ fn l10_the_strict_reader_stops_only_at_what_sorts_before() -> Result<(), Error> 
     Ok(())
 }
 
+// Requirements: L10
 #[test]
-fn l10_what_is_not_there_is_said_as_libcni_says_it() -> Result<(), Error> {
+fn what_is_not_there_is_said_as_libcni_says_it() -> Result<(), Error> {
     let rig = Rig::new();
     let error = find_strictly(rig.directory(), "net").unwrap_err();
     assert!(error.msg.starts_with("no net configurations found in "), "{error}");
@@ -96,8 +100,9 @@ fn l10_what_is_not_there_is_said_as_libcni_says_it() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S39
 #[test]
-fn s39_plugins_beside_the_list_are_appended_by_name_unless_it_forbids_it() -> Result<(), Error> {
+fn plugins_beside_the_list_are_appended_by_name_unless_it_forbids_it() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "net.conflist", &list("net", "inlined"));
     write(&rig, "net/20-second.conf", r#"{"type":"second"}"#);
@@ -124,8 +129,9 @@ fn s39_plugins_beside_the_list_are_appended_by_name_unless_it_forbids_it() -> Re
     Ok(())
 }
 
+// Requirements: S3, S22
 #[test]
-fn s3_s22_a_single_file_is_read_as_a_list() -> Result<(), Error> {
+fn a_single_file_is_read_as_a_list() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "a.conf", &single("net", "bridge"));
     let network = find_strictly(rig.directory(), "net")?;

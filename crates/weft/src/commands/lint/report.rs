@@ -122,10 +122,10 @@ spec:
 ";
 
     #[test]
-    fn npwg1_3_1_2_a_map_is_shown_as_the_text_it_should_be() {
+    fn a_map_is_shown_as_the_text_it_should_be() {
         let text = render(&report(AS_MAP), Colours::Off);
         let expected =
-            "a.yaml:5:11: error: network-attachment-definition default/a: spec.config: must be a text; \
+            "a.yaml:5:11: error: network-attachment-definition default/a: spec.config: must be a string; \
                         the API server refuses the object [config-not-a-string]
     write \"config: |\" and the JSON on indented lines below it
     the object as it should read:

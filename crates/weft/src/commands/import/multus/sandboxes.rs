@@ -24,7 +24,7 @@ use cni::runtime::chain::Attached;
 use npwg::device::DeviceInfo;
 use npwg::outcome::Outcome;
 use npwg::plan::{
-    Decision, Delegate, DeviceInfoFile, PLAN_VERSION, Plan, PodIdentity, Role, RouteWish, Verify,
+    Decision, DefaultRouteAction, Delegate, DeviceInfoFile, PLAN_VERSION, Plan, PodIdentity, Role, Verify,
 };
 use npwg::status;
 use rpc::journal::{self, Attachment, Entry, State};
@@ -232,7 +232,7 @@ fn link(
         args,
         verify: Verify::default(),
         asked: None,
-        default_route: RouteWish::Untouched,
+        default_route: DefaultRouteAction::Untouched,
         device_info: file.map(|path| DeviceInfoFile { copy_from: None, path }),
         because: vec![because],
     };

@@ -1,11 +1,11 @@
-//! The devices of a pod, handed out once each.
+//! Allocation of a pod's devices to its networks, each device at most once.
 //!
-//! There is one ledger a pod, for both annotations and the node's own networks (M15). A network whose
-//! definition names a resource takes the next device of that resource in the order of the networks; an element
-//! that names one itself takes that one (C10), and none where the definition names no resource. Nothing left is an error here, not a plugin's riddle. In a sandbox
-//! that is attached already a network keeps its device, and nobody else takes it.
+//! One allocator serves both annotations and the node's own networks (M15). A network whose definition names a resource gets
+//! the next free device of that resource, in the order of the networks. An element with `deviceID` gets that device if
+//! it belongs to the definition's resource (C10). A network without a free device fails the plan. In a sandbox that is
+//! already attached, a network keeps its device.
 //!
-//! Source: Multus `GetResourceMap`; reference `k8s.v1.cni.cncf.io/resourceName`.
+//! Source: Multus `GetResourceMap`; annotation `k8s.v1.cni.cncf.io/resourceName`.
 
 use super::networks::{Asked, Draft};
 use crate::device::{Device, Devices};
@@ -13,28 +13,28 @@ use crate::metadata::RESOURCE_NAME;
 use crate::refusal::{Fault, Refusal, quote};
 use crate::rule::Rule;
 
-/// What is left of the devices.
-pub(super) struct Ledger<'a> {
+/// Allocator of the devices of one pod.
+pub(super) struct DeviceAllocator<'a> {
     devices: &'a Devices,
     used: Vec<(&'a str, &'a str)>,
 }
 
-/// The device of one attachment.
-pub(super) struct Taken {
-    /// Its id.
+/// Device of one attachment.
+pub(super) struct AllocatedDevice {
+    /// Id.
     pub(super) id: String,
-    /// The resource it was given for.
+    /// Resource of the device.
     pub(super) resource: String,
-    /// Why this one.
+    /// Reason of the choice.
     pub(super) why: String,
 }
 
-impl<'a> Ledger<'a> {
-    /// A ledger in which what is held is used already.
+impl<'a> DeviceAllocator<'a> {
+    /// Returns an allocator in which the devices of existing attachments are used.
     pub(super) fn new<'d>(
         devices: &'a Devices,
         held: impl Iterator<Item = (&'d Draft, &'d Option<&'d str>)>,
-    ) -> Ledger<'a> {
+    ) -> DeviceAllocator<'a> {
         let mut used = Vec::new();
         for (draft, id) in held.filter_map(|(draft, id)| Some((draft, (*id)?))) {
             let all = devices.iter().filter_map(|(resource, all)| {
@@ -42,19 +42,23 @@ impl<'a> Ledger<'a> {
             });
             let (of_it, others): (Vec<_>, Vec<_>) =
                 all.partition(|(resource, _)| draft.resource.as_deref() == Some(*resource));
-            // Where the definition names another resource by now, it is a device of what it named once.
+            // If the definition now names another resource, the device still belongs to the earlier one.
             used.extend(if of_it.is_empty() { others } else { of_it });
         }
-        Ledger { devices, used }
+        DeviceAllocator { devices, used }
     }
 
-    /// The device of this network, if it needs one; `held` is the one that it has.
-    pub(super) fn take(&mut self, draft: &Draft, held: Option<&str>) -> Result<Option<Taken>, Refusal> {
+    /// Returns the device of this network, if it needs one; `held` is the device it has already.
+    pub(super) fn take(
+        &mut self,
+        draft: &Draft,
+        held: Option<&str>,
+    ) -> Result<Option<AllocatedDevice>, Refusal> {
         let asked = draft.element().and_then(|element| element.device_id.as_deref());
         let Some(resource) = &draft.resource else {
-            // What nobody gave the pod is the node's, or another pod's: its author cannot take it by naming it.
+            // A device that was not allocated to the pod belongs to the node or to another pod: naming it must not grant it.
             return match (asked, &draft.asked) {
-                (Some(id), Some(asked)) => Err(Refusal::failed(ungiven(draft, id, asked))),
+                (Some(id), Some(asked)) => Err(Refusal::failed(not_allocated(draft, id, asked))),
                 _ => Ok(None),
             };
         };
@@ -72,30 +76,29 @@ impl<'a> Ledger<'a> {
         };
         self.used.push((known, device.id.as_str()));
         let owner = if device.container.is_empty() { "the pod" } else { device.container.as_str() };
-        Ok(Some(Taken {
+        Ok(Some(AllocatedDevice {
             id: device.id.clone(),
             resource: resource.clone(),
-            why: format!("{resource}, given to {owner}"),
+            why: format!("{resource}, allocated to {owner}"),
         }))
     }
 }
 
-fn ungiven(draft: &Draft, id: &str, asked: &Asked) -> Fault {
+fn not_allocated(draft: &Draft, id: &str, asked: &Asked) -> Fault {
     let reason =
-        format!("{} names no resource, of which the pod could have been given a device", draft.subject);
+        format!("{} has no resource, so no device can be allocated to the pod for it", draft.subject);
     let cure = format!("leave it out, or annotate the definition with {RESOURCE_NAME}");
     asked.fault(Rule::DeviceNotAllocated, "deviceID", reason).showing(&quote(id)).cure(cure)
 }
 
 fn missing(draft: &Draft, resource: &str, asked: Option<&str>, given: usize) -> Fault {
     if let (Some(id), Some(asked)) = (asked, &draft.asked) {
-        let reason =
-            format!("is no device of {resource} that the pod was given and another network did not take");
+        let reason = format!("is not a device of {resource} that is allocated to the pod and free");
         return asked.fault(Rule::DeviceNotAllocated, "deviceID", reason).showing(&quote(id));
     }
     let reason = match given {
-        0 => format!("needs a device of {resource}, and the pod was given none"),
-        _ => format!("needs one more device of {resource} than the {given} the pod was given"),
+        0 => format!("needs a device of {resource}, and none is allocated to the pod"),
+        _ => format!("needs one more device of {resource} than the {given} allocated to the pod"),
     };
     let cure = format!("request or claim {resource} in the pod's resources, one for each attachment");
     Fault::new(Rule::MissingDevice, &draft.subject, reason).cure(cure)
