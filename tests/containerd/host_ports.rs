@@ -28,6 +28,7 @@ fn port(protocol: i32, host_port: i32, container_port: i32) -> PortMapping {
     PortMapping { protocol, container_port, host_port, host_ip: String::new() }
 }
 
+// Requirements: M5
 #[test]
 fn host_ports_and_bandwidth_apply_to_the_default_network_only() {
     let host = host!(

@@ -34,6 +34,7 @@ fn addresses(node: &Containerd, id: &str) -> Vec<String> {
     LINKS.iter().map(|link| address(link).split('/').next().unwrap_or_default().to_owned()).collect()
 }
 
+// Requirements: NPWG1-1.1.4-1
 #[test]
 fn pod_has_its_networks_until_it_is_removed() {
     let node = node!("web", "db");
@@ -102,6 +103,7 @@ fn pods_started_concurrently_have_distinct_addresses() {
     assert_nothing_left("many pods", &node, &before);
 }
 
+// Requirements: M11
 #[test]
 fn pod_is_detached_by_its_own_configuration_after_a_change() {
     // Without weft, containerd would call DEL of the current network for an attachment of the previous one.
@@ -141,6 +143,7 @@ fn network_ready_follows_the_configuration_directory() {
     node.remove(&web);
 }
 
+// Requirements: S33
 #[test]
 fn network_ready_reports_status_of_each_default_network() {
     let host = host!(Feature::Bridge, Feature::Veth);

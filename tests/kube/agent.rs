@@ -31,6 +31,7 @@ fn select(networks: &str) -> Value {
     json!({ NETWORKS: networks })
 }
 
+// Requirements: NPWG1-5-1
 #[test]
 fn npwg1_5_1_a_pod_is_planned_attached_and_told_of_with_the_shipped_rights() {
     let agent = node!();
@@ -77,6 +78,7 @@ fn npwg1_5_1_a_pod_is_planned_attached_and_told_of_with_the_shipped_rights() {
     assert_nothing_left("DEL", &agent.machine, &before);
 }
 
+// Requirements: NPWG1-3.4.1-rule4
 #[test]
 fn npwg1_3_4_1_rule4_a_network_that_is_not_there_is_an_event_and_leaves_nothing() {
     let agent = node!();
@@ -107,6 +109,7 @@ fn an_ignored_annotation_is_a_warning() {
     assert!(events.iter().any(|event| event.contains("[0].ips[0]")), "{events:?}");
 }
 
+// Requirements: M13
 #[test]
 fn m13_pods_are_known_by_their_uid() {
     let agent = node!();
@@ -183,6 +186,7 @@ fn pod_of(agent: &Agent, account: &str, name: &str, annotations: &Value) -> Stri
     agent.kube.json(["pod", "-n", NAMESPACE, name])["metadata"]["uid"].as_str().unwrap().to_owned()
 }
 
+// Requirements: M14
 #[test]
 fn m14_isolation_and_accounts_hold_for_both_annotations_with_an_agent_and_without() {
     let agent = node!();
@@ -225,6 +229,7 @@ fn m14_isolation_and_accounts_hold_for_both_annotations_with_an_agent_and_withou
     }
 }
 
+// Requirements: M17
 #[test]
 fn m17_a_status_that_is_lost_is_written_again() {
     let agent = node!();
@@ -348,6 +353,7 @@ fn a_network_that_fails_is_counted_and_those_behind_it_are_not() {
     );
 }
 
+// Requirements: M25, V13-8.2-1
 #[test]
 fn m25_v13_8_2_1_the_shipped_roles_allow_nothing_that_is_somebody_elses() {
     let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };

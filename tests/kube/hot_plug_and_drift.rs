@@ -243,6 +243,7 @@ fn another_namespace_at_the_path_of_a_sandbox_is_not_changed() {
     assert_eq!(inside.lines().count(), 1, "{inside}");
 }
 
+// Requirements: M22
 #[test]
 fn m22_hands_that_are_killed_in_the_middle_go_on_and_a_del_finds_everything() {
     let agent = node!("--hot-plug");

@@ -486,6 +486,7 @@ fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
     assert_right(&nodes, &alone[..2 + usize::from(second_got_it)]);
 }
 
+// Requirements: V13-8-1, V13-8.1-1, V13-8.3-1
 #[test]
 fn v13_8_1_v13_8_1_1_v13_8_3_1_a_claim_has_its_addresses_until_it_is_deleted_and_says_which() {
     let nodes = nodes!(2);

@@ -41,6 +41,7 @@ fn network(name: &str, spec: &str) -> String {
     )
 }
 
+// Requirements: NPWG1-3.1-1, NPWG1-3.1-2
 #[test]
 fn npwg1_3_1_1_npwg1_3_1_2_the_definition_is_the_standards_and_takes_what_it_should() {
     let kube = server!();

@@ -22,6 +22,7 @@ fn together(calls: &[(&Attachment<'_>, &str, &Value)]) -> Vec<Finished> {
     })
 }
 
+// Requirements: NPWG1-7.3-1
 #[test]
 fn concurrency_of_two_adds_of_a_sandbox_refuses_one() {
     let host = host!();
@@ -39,6 +40,7 @@ fn concurrency_of_two_adds_of_a_sandbox_refuses_one() {
     assert_eq!(cluster.order(), ["ADD eth0", "ADD net1"]);
 }
 
+// Requirements: NPWG1-7.3-1
 #[test]
 fn concurrency_of_two_failing_adds_runs_one_after_the_other() {
     let host = host!();
@@ -62,6 +64,7 @@ fn concurrency_of_two_failing_adds_runs_one_after_the_other() {
     assert_eq!(host.run(["ls", "-A", "/var/lib/weft/sandboxes"]), "");
 }
 
+// Requirements: NPWG1-7.3-1
 #[test]
 fn concurrency_del_waits_for_add_and_leaves_nothing() {
     let host = host!(Feature::Bridge);

@@ -34,6 +34,7 @@ fn prime(host: &Host, cluster: &Cluster<'_>, config: &Value, networks: &str) {
     let _ = cluster.calls();
 }
 
+// Requirements: NPWG1-7.2-1, NPWG1-7.2-2, NPWG1-7.2-3
 #[test]
 fn delegate_failure_undoes_attempted_networks_in_reverse() {
     let host = host!();
@@ -76,6 +77,7 @@ fn delegate_failure_undoes_attempted_networks_in_reverse() {
     assert_nothing_left("7.2", &host, &before);
 }
 
+// Requirements: NPWG1-7.2-1
 #[test]
 fn delegate_failure_of_first_or_last_network_leaves_nothing() {
     for (default, networks) in [
@@ -105,6 +107,7 @@ fn delegate_failure_of_first_or_last_network_leaves_nothing() {
     }
 }
 
+// Requirements: S25
 #[test]
 fn delegate_failure_keeps_a_preexisting_interface() {
     let host = host!(Feature::Bridge);
@@ -156,6 +159,7 @@ fn controlled_by_file(name: &str) -> Value {
 
 const CONTENT: &str = r#"{"ReportResult":"{\"cniVersion\":\"1.1.0\"}"}"#;
 
+// Requirements: NPWG1-7.2-4, NPWG1-7.2-5, M10, conflict C20
 #[test]
 fn delegate_del_failure_is_reported_and_the_next_del_retries() {
     let host = host!(Feature::Bridge);
@@ -204,6 +208,7 @@ fn delegate_del_failure_is_reported_and_the_next_del_retries() {
     weft.add(&config).success();
 }
 
+// Requirements: M21
 #[test]
 fn delegate_undo_failure_is_reported_and_left_to_the_next_del() {
     let host = host!(Feature::Bridge);
@@ -346,6 +351,7 @@ fn delegate_that_deletes_the_netns_fails_the_next_delegate() {
     assert_nothing_left("thief, DEL", &host, &before);
 }
 
+// Requirements: L4
 #[test]
 fn delegate_may_ignore_stdin_and_write_to_stderr() {
     let host = host!();

@@ -40,6 +40,7 @@ fn entries(host: &Host, what: &str) -> usize {
     host.run(["nft", "list", "ruleset"]).matches(what).count()
 }
 
+// Requirements: V11-7.5-1
 #[test]
 fn host_ports_apply_to_the_default_network_until_del() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::NftInet);

@@ -33,6 +33,7 @@ fn members(calls: &[Call], key: &str) -> Vec<String> {
     calls.iter().map(|call| call.config()[key].as_str().unwrap_or_default().to_owned()).collect()
 }
 
+// Requirements: NPWG1-4.2-1, NPWG1-6.2-1
 #[test]
 fn networks_are_attached_in_order_and_detached_in_reverse() {
     let host = host!();
@@ -124,6 +125,7 @@ fn capable_network() -> Value {
     network
 }
 
+// Requirements: NPWG1-4.1.2.1.3.2-1, NPWG1-4.1.2.1.4.2-1
 #[test]
 fn network_request_reaches_the_plugin_in_every_channel() {
     let host = host!();
@@ -181,6 +183,7 @@ fn network_request_reaches_the_plugin_in_every_channel() {
     );
 }
 
+// Requirements: V11-7.5-1
 #[test]
 fn runtime_config_is_for_the_default_network_only() {
     let host = host!();
@@ -210,6 +213,7 @@ fn runtime_config_is_for_the_default_network_only() {
     assert!(!calls[1].environment("CNI_ARGS").contains("IP="), "{}", calls[1].environment("CNI_ARGS"));
 }
 
+// Requirements: NPWG1-4.1.2.1.3.2-2, NPWG1-4.1.2.1.4.2-2
 #[test]
 fn network_request_not_in_the_result_fails_and_is_undone() {
     for (key, value) in [("ips", json!(["10.2.0.7"])), ("mac", json!("02:00:00:00:00:07"))] {
@@ -252,6 +256,7 @@ fn prime(host: &Host, cluster: &Cluster<'_>, config: &Value, networks: &str) {
     let _ = cluster.calls();
 }
 
+// Requirements: NPWG1-4.1.2.1.3-3
 #[test]
 fn network_requested_ips_and_mac_are_on_the_interface() {
     let host = host!(Feature::Bridge, Feature::Ping);
@@ -315,6 +320,7 @@ fn default_routes(pod: &Pod) -> Vec<String> {
     all
 }
 
+// Requirements: M1, M2, V11-4.1.2.1.9-2
 #[test]
 fn default_route_moves_by_family_and_is_read_back() {
     let cases: [(&str, Value, &[&str]); 6] = [
@@ -373,6 +379,7 @@ fn default_route_moves_by_family_and_is_read_back() {
     }
 }
 
+// Requirements: V11-4.1.2.1.9-2
 #[test]
 fn default_route_is_removed_from_the_other_networks() {
     let host = host!(Feature::Bridge, Feature::Ipv6);
@@ -406,6 +413,7 @@ fn default_route_is_removed_from_the_other_networks() {
     }
 }
 
+// Requirements: M21
 #[test]
 fn default_route_that_cannot_be_set_undoes_the_add() {
     let host = host!(Feature::Bridge);
@@ -421,6 +429,7 @@ fn default_route_that_cannot_be_set_undoes_the_add() {
     assert_pod_unchanged("unreachable", &pod, &inside);
 }
 
+// Requirements: DI-2, DI-4, DI-5
 #[test]
 fn device_info_file_is_offered_read_and_removed() {
     let host = host!();
@@ -448,6 +457,7 @@ fn device_info_file_is_offered_read_and_removed() {
     assert_eq!(cluster.entry(&pod).unwrap()["networkStatus"][1].get("device-info"), None);
 }
 
+// Requirements: M13
 #[test]
 fn unknown_pod_fails_add_and_leaves_nothing() {
     let host = host!();
@@ -477,6 +487,7 @@ fn unknown_pod_fails_add_and_leaves_nothing() {
     assert!(cluster.calls().is_empty());
 }
 
+// Requirements: S18
 #[test]
 fn attached_sandbox_is_not_attached_again() {
     let host = host!(Feature::Bridge);
@@ -496,6 +507,7 @@ fn attached_sandbox_is_not_attached_again() {
     weft.add(&config).success();
 }
 
+// Requirements: M12, S32
 #[test]
 fn gc_detaches_stale_sandboxes_and_calls_every_network() {
     let host = host!(Feature::Bridge);
@@ -556,6 +568,7 @@ fn gc_detaches_stale_sandboxes_and_calls_every_network() {
     assert_eq!(links(&foreign), ["eth0", "net1"], "an empty list is for this network alone");
 }
 
+// Requirements: S33
 #[test]
 fn status_covers_the_default_network() {
     let host = host!();
@@ -581,6 +594,7 @@ fn status_covers_the_default_network() {
     status(&unready).success();
 }
 
+// Requirements: S33
 #[test]
 fn status_covers_networks_of_every_pod_but_no_selected_one() {
     let host = host!();
@@ -622,6 +636,7 @@ fn status_covers_networks_of_every_pod_but_no_selected_one() {
     assert_refused("no plugin", &status(&config(&json!({}))), 50, &["network red", "absent"]);
 }
 
+// Requirements: NPWG1-2.1-1, NPWG1-7.1-2, M28
 #[test]
 fn network_result_has_the_version_of_the_request() {
     let host = host!(Feature::Bridge);
@@ -668,6 +683,7 @@ fn network_result_has_the_version_of_the_request() {
     }
 }
 
+// Requirements: NPWG1-6.1.2-2, conflict C19
 #[test]
 fn readiness_file_delays_add_and_not_del() {
     let host = host!();

@@ -67,6 +67,7 @@ fn example(name: &str) -> String {
     testkit::workspace().join("examples").join(name).display().to_string()
 }
 
+// Requirements: NPWG1-6.1-1, NPWG1-6.1.1-1, NPWG1-6.1.2-1
 #[test]
 fn npwg1_6_1_1_npwg1_6_1_1_1_npwg1_6_1_2_1_weft_waits_for_the_default_network_and_stays_when_its_agent_goes()
 {
@@ -115,6 +116,7 @@ fn npwg1_6_1_1_npwg1_6_1_1_1_npwg1_6_1_2_1_weft_waits_for_the_default_network_an
     node.until_no_pod_runs();
 }
 
+// Requirements: NPWG1-1.1.6-1, NPWG1-2.1-2
 #[test]
 fn npwg1_1_1_6_1_npwg1_2_1_2_what_is_deployed_attaches_the_examples_and_says_so() {
     let node = node!();

@@ -29,6 +29,7 @@ fn example(name: &str) -> String {
     std::fs::read_to_string(workspace().join("examples").join(name)).expect("an example")
 }
 
+// Requirements: NPWG1-6-1
 #[test]
 fn npwg1_6_1_the_examples_run_on_a_node_that_is_ready_with_its_default_network() {
     let node = node!();
