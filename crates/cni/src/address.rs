@@ -4,7 +4,7 @@
 //! (`::ffff:10.1.2.3/120` is 10.1.2.3/24), host bits are kept, the empty text means «absent».
 //! What is the same: leading zeros in IPv4 are refused.
 //!
-//! Source: Go `net.ParseCIDR`, `net.IP.To4`; requirement: trap 2, C5.
+//! Source: Go `net.ParseCIDR`, `net.IP.To4`; requirement: trap 2, R5.
 
 use std::net::IpAddr;
 

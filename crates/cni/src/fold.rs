@@ -9,7 +9,7 @@
 //!
 //! containerd's go-cni sends `{"HostPort":8080}`, its structs having no JSON tags: this is not cosmetic.
 //!
-//! Source: Go `encoding/json` "Unmarshal"; requirement: traps 1 and 2.
+//! Source: Go `encoding/json` "Unmarshal"; requirement: trap 1, trap 2.
 
 use std::fmt;
 

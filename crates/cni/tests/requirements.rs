@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `S…` | CNI specification |
 //! | `K…` | behaviour of the reference plugins' `main` |
-//! | `C…` | conversion between versions of the result |
+//! | `R…` | conversion between versions of the result |
 //! | `L…` | behaviour of the reference runtime library, libcni |
 //! | `V…` | conventions (CONVENTIONS.md) |
 //! | `trap …` | difference between Go and Rust that an implementation in Rust easily overlooks |
@@ -32,7 +32,7 @@ fn wanted() -> BTreeSet<String> {
     let range = |letter: &'static str, last: u32| (1..=last).map(move |number| format!("{letter}{number}"));
     range("s", 39)
         .chain(range("k", 6))
-        .chain(range("c", 8))
+        .chain(range("r", 8))
         .chain(range("l", 12))
         .chain(range("v", 17))
         .chain(range("trap", 10))

@@ -6,7 +6,7 @@
 //! - the answer is in the version of the configuration: four spaces of indentation, no newline at the end;
 //! - a result that the version asked for cannot express undoes the ADD that made it.
 //!
-//! Source: SPEC 1.1.0 §2 and §5; libcni `pkg/skel` (K1–K6, S18, S36, traps 6, 8 and 9).
+//! Source: SPEC 1.1.0 §2 and §5; libcni `pkg/skel` (K1–K6, S18, S36, trap 6, trap 8, trap 9).
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;

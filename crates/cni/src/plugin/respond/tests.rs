@@ -323,7 +323,7 @@ fn a_result_is_printed_in_the_version_of_the_configuration() -> Result<(), Error
     Ok(())
 }
 
-// Requirements: C7, S19
+// Requirements: R7, S19
 #[test]
 fn a_result_the_version_cannot_say_is_undone() {
     let plugin = Ledger::default();
