@@ -5,7 +5,7 @@
 //!                                 └─ b eth0
 //! ```
 //!
-//! Source: containernetworking/plugins `plugins/main/bridge` v1.9.1 (G1–G8); V6, V13, V14.
+//! Source: containernetworking/plugins `plugins/main/bridge` v1.9.1 (G1–G6, G8); V6, V13, V14.
 
 use rig::traffic::{OUTSIDE, UPLINK, outside, source_seen};
 use rig::{addresses, addresses_on, assert_nothing_left, assert_refused, routes, with};
