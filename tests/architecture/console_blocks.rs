@@ -5,7 +5,7 @@ use rig::console_blocks::{ROWS, Way, blocks, row_of};
 #[test]
 fn console_blocks_are_run_or_have_a_reason() {
     let blocks = blocks();
-    assert!(blocks.len() > 20, "the documents are elsewhere");
+    assert!(blocks.len() > 20, "too few console blocks were found");
     let mut faults = Vec::new();
     for block in &blocks {
         if row_of(block).is_none() {

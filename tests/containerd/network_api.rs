@@ -12,7 +12,7 @@ use std::sync::mpsc::Receiver;
 use rig::cluster;
 use rig::containerd::NETWORKS;
 use rig::cri::Event;
-use rig::machine::PATIENCE;
+use rig::machine::TIMEOUT;
 use rig::proxy::bridge;
 use rig::{Proxy, assert_nothing_left, links};
 use serde_json::{Value, json};
@@ -271,7 +271,7 @@ fn network_api_fallback_and_set_network_of_one_name_differ() {
     let shown = proxy.network(&["show", "admins"], "").success().stdout;
     assert!(shown.contains("\"bridge\": \"br1\"") && !shown.contains("_fallback"), "{shown}");
     let refused = proxy.network(&["show", "absent"], "");
-    assert!(refused.stderr.contains("there is no network absent"), "{refused}");
+    assert!(refused.stderr.contains("network absent: not found"), "{refused}");
     // No sandbox is on this network.
     proxy.network(&["rm", "admins"], "").success();
     proxy.remove(&web);
@@ -300,7 +300,7 @@ fn network_api_events_have_addresses_and_no_weft_annotation() {
     let plain = proxy.cri().run_pod_sandbox(&proxy.pod_on("plain", &[("", "red")])).expect("a pod");
     let expected = ["eth0", "net1", "wire"].map(|link| address(&proxy, &web, link));
     let next = |events: &Receiver<Event>, id: &str, kind| loop {
-        let event = events.recv_timeout(PATIENCE).expect("an event");
+        let event = events.recv_timeout(TIMEOUT).expect("an event");
         if event.container == id && event.kind == kind {
             return event.sandbox.expect("a sandbox's status");
         }

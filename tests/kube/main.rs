@@ -1,6 +1,6 @@
-//! End-to-end tests of lane `kube`: agents and controllers beside a real etcd and kube-apiserver, without a kubelet.
+//! End-to-end tests of lane `kube`: agents and controllers with a real etcd and kube-apiserver, without a kubelet.
 //!
-//! Needs what `lanes/kube/prepare` makes.
+//! Needs the programs that `lanes/kube/prepare` provides.
 
 #![cfg(test)]
 

@@ -311,7 +311,7 @@ fn bandwidth_refuses_other_links_and_keeps_foreign_objects() {
         "the peer is not on the host",
         &inside.add(&world.config(&both())),
         7,
-        &["p0", "not on the host"],
+        &["p0", "no end on the host"],
     );
     assert_nothing_left("refused", &host, &before);
 

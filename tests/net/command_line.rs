@@ -100,7 +100,7 @@ fn attach_list_check_and_detach_a_pod() {
     assert!(detached.stdout.contains(&format!("removed /run/netns/{NETNS}")), "{detached}");
     assert_nothing_left("detach", &host, &before);
     assert_eq!(list(&host), json!([]));
-    assert_eq!(run(&host, "list").success().stdout, "nothing is attached\n");
+    assert_eq!(run(&host, "list").success().stdout, "no attachments\n");
 }
 
 /// Asserts that every attachment and every status entry matches `ip -j`.
@@ -203,7 +203,7 @@ fn detach_of_a_pod_with_several_sandboxes_needs_an_id() {
     assert_failed(
         &run(&host, "detach --pod other/pod --container-id one"),
         FAILED,
-        &["container one is of pod my-namespace/my-pod, not of other/pod"],
+        &["container one belongs to pod my-namespace/my-pod, not to other/pod"],
     );
     run(&host, "detach --container-id one").success();
     run(&host, &format!("detach --pod {POD}")).success();
@@ -217,12 +217,12 @@ fn attach_twice_is_refused_and_detach_twice_finds_nothing() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     attach(&host, POD).success();
     let before = host.snapshot();
-    assert_failed(&attach(&host, POD), FAILED, &["attached already", "weft detach"]);
+    assert_failed(&attach(&host, POD), FAILED, &["already attached", "weft detach"]);
     assert_nothing_left("a second attach", &host, &before);
     run(&host, &format!("detach --pod {POD}")).success();
     let again = run(&host, &format!("detach --pod {POD}")).success();
-    assert_eq!(again.stdout, "pod my-namespace/my-pod: nothing is attached\n");
-    assert_failed(&run(&host, &format!("check --pod {POD}")), FAILED, &["nothing is attached"]);
+    assert_eq!(again.stdout, "pod my-namespace/my-pod: no attachments\n");
+    assert_failed(&run(&host, &format!("check --pod {POD}")), FAILED, &["no attachments"]);
 }
 
 #[test]
@@ -256,14 +256,17 @@ fn attach_that_cannot_be_planned_changes_nothing() {
     for (words, expected) in [
         (
             "-f plain.json good.conflist --pod home/other",
-            &["home/other is in none of the manifests", "pods there: home/web"][..],
+            &["pod home/other is not in the manifests", "available pods: home/web"][..],
         ),
         ("-f unknown.json good.conflist --pod home/web", &["home/net-z"]),
-        ("-f misspelt.json net-a.json good.conflist --pod home/web", &["no-such-plugin", "detached again"]),
+        (
+            "-f misspelt.json net-a.json good.conflist --pod home/web",
+            &["no-such-plugin", "all changes were undone"],
+        ),
         ("-f plain.json missing.conflist --pod home/web", &["no-such-plugin"]),
         ("-f plain.json --pod home/web", &["no configuration of the meta-plugin", "--config"]),
         ("-f plain.json none.conflist --pod home/web", &["no configuration of the meta-plugin"]),
-        ("-f plain.json --config none.conflist --pod home/web", &["none.conflist", "not weft"]),
+        ("-f plain.json --config none.conflist --pod home/web", &["none.conflist", "of type weft"]),
         ("-f plain.json wrong.conflist --pod home/web", &["wrong.conflist", "did you mean delegates?"]),
         ("-f plain.json good.conflist other.conflist --pod home/web", &["both configure", "--config"]),
         ("-f nowhere.json --pod home/web", &["nowhere.json", "No such file"]),
@@ -379,7 +382,7 @@ fn attach_uses_a_netns_that_a_killed_attach_left() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     host.run(["ip", "netns", "add", NETNS]);
     let found = attach(&host, POD).success();
-    assert!(found.stdout.contains(&format!("found /run/netns/{NETNS}")), "{found}");
+    assert!(found.stdout.contains(&format!("reusing /run/netns/{NETNS}")), "{found}");
     run(&host, &format!("detach --pod {POD}")).success();
     assert!(host.snapshot().titles("file /run/netns/").next().is_none());
     host.run(["ip", "netns", "add", NETNS]);
@@ -421,7 +424,7 @@ fn attach_plugin_failure_undoes_everything_and_names_the_plugin() {
     );
     let before = host.snapshot();
     let failed = run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS));
-    assert_failed(&failed, FAILED, &["weft: attach blue/web net2: ", "not now", "detached again"]);
+    assert_failed(&failed, FAILED, &["weft: attach blue/web net2: ", "not now", "all changes were undone"]);
     assert!(failed.stdout.contains("attached net1 on blue/first"), "{failed}");
     assert!(!failed.stdout.contains("attached net2"), "{failed}");
     assert!(!failed.stderr.contains('\u{1b}'), "{failed}");
@@ -445,7 +448,7 @@ fn detach_failure_is_kept_in_the_journal_and_retried() {
     let _cluster = recording(&host, &json!({"DEL": [{"do": "fail", "message": "not yet"}]}));
     run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS)).success();
     let failed = run(&host, "detach --pod blue/web");
-    assert_failed(&failed, FAILED, &["not yet", "weft detach tries again"]);
+    assert_failed(&failed, FAILED, &["not yet", "run weft detach to try again"]);
     assert!(failed.stdout.contains("detached net1") && !failed.stdout.contains("detached net2"), "{failed}");
     let listed = list(&host);
     let states: Vec<&str> =
@@ -542,7 +545,7 @@ fn attach_skips_unreadable_manifests_with_a_warning() {
     host.write("/run/test/broken.yaml", "kind: [");
     let words = format!("attach -f {} /run/test/broken.yaml --pod {POD}", examples());
     let attached = run(&host, &words).success();
-    assert!(attached.stderr.starts_with("weft: passed over: /run/test/broken.yaml:1:7: "), "{attached}");
+    assert!(attached.stderr.starts_with("weft: skipped: /run/test/broken.yaml:1:7: "), "{attached}");
     run(&host, &format!("detach --pod {POD}")).success();
 }
 
@@ -592,9 +595,7 @@ fn command_line_uses_the_runtimes_configuration_and_its_cni_dir() {
     host.write("/etc/cni/net.d/00-weft.conflist", chain.to_string());
     let attached = run(&host, "attach --pod blue/web").success();
     assert!(
-        attached
-            .stdout
-            .contains("not run are the plugins after weft in /etc/cni/net.d/00-weft.conflist: portmap"),
+        attached.stdout.contains("skipped plugins after weft in /etc/cni/net.d/00-weft.conflist: portmap"),
         "{attached}"
     );
     assert!(host.read("/var/lib/weft/elsewhere/sandboxes/blue_web.json").is_some());
@@ -641,8 +642,8 @@ fn list_and_detach_fail_if_the_journal_cannot_be_located() {
         inside(damage);
         for line in ["detach --pod blue/web", "check --pod blue/web", "list", "list -o json"] {
             let refused = run(&host, line);
-            assert_failed(&refused, FAILED, &["where the journal is cannot be told", "symbolic links"]);
-            assert!(!refused.stdout.contains("nothing is attached"), "{refused}");
+            assert_failed(&refused, FAILED, &["the directory of the journal is unknown", "symbolic links"]);
+            assert!(!refused.stdout.contains("no attachments"), "{refused}");
         }
         let found = run(&host, "doctor -o json").json();
         let reported =

@@ -47,15 +47,15 @@ fn demo_runs_on_empty_host_and_leaves_nothing() {
             "PLUGINS",
             "aa:bb:cc:dd:ee:ff  10.101.2.44/24",
             "k8s.v1.cni.cncf.io/network-status: |",
-            "ACROSS",
+            "REPLY IN",
             "net2 10.101.2.2  blue 10.101.2.44",
             "net4 10.101.1.3  net1 10.101.1.4",
-            "left on the pretend host",
+            "remaining on the simulated host",
             "no difference",
             "done in",
         ],
     );
-    assert!(!shown.stdout.contains("no answer"), "{shown}");
+    assert!(!shown.stdout.contains("no reply"), "{shown}");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn demo_fails_if_a_ping_has_no_answer() {
     let before = host.snapshot();
     let failed = demo(&host, &format!("-f {MANIFESTS}")).finish();
     assert_eq!(failed.code, Some(1), "{failed}");
-    assert_says(&failed, &["weft: demo: no answer from 10.8.0.3 across ns/net-a", "no difference"]);
+    assert_says(&failed, &["weft: demo: no reply from 10.8.0.3 across ns/net-a", "no difference"]);
     host.assert_unchanged(&before);
 }
 
@@ -192,7 +192,7 @@ fn demo_reports_files_that_a_plugin_leaves_on_the_machine() {
     host.write("/run/cni/other", "");
     let left = demo(&host, &format!("-f {MANIFESTS}")).finish();
     assert_eq!(left.code, Some(1), "{left}");
-    assert_says(&left, &["+ file /run/cni/left-behind", "weft: demo: this machine differs in 1 places"]);
+    assert_says(&left, &["+ file /run/cni/left-behind", "weft: demo: this machine changed in 1 places"]);
 }
 
 #[test]
@@ -203,6 +203,6 @@ fn demo_requires_two_pods() {
     let before = host.snapshot();
     let failed = demo(&host, &format!("-f {MANIFESTS}")).finish();
     assert_eq!(failed.code, Some(1), "{failed}");
-    assert_says(&failed, &["the demo needs two pods, and the manifests hold 1", "--partner"]);
+    assert_says(&failed, &["the demo needs two pods, but the manifests contain 1", "--partner"]);
     host.assert_unchanged(&before);
 }

@@ -30,7 +30,7 @@ fn doctor_reports_changed_failed_and_orphaned_objects() {
     host.write("/etc/cni/net.d/10-weft.conflist", configuration.replace("\"type\": \"weft\",", &planned));
     run(&host, &format!("attach -f {} --pod my-namespace/my-pod", examples.display())).success();
     let quiet = run(&host, "doctor").success();
-    assert!(quiet.stdout.contains("nothing is wrong; 1 sandboxes"), "{quiet}");
+    assert!(quiet.stdout.contains("no findings; 1 sandboxes"), "{quiet}");
 
     // The runtime uses the first file.
     host.write(
@@ -65,7 +65,7 @@ fn doctor_reports_changed_failed_and_orphaned_objects() {
     host.write(&entry, kept);
     host.run(["ip", "netns", "delete", &format!("weft-{SANDBOX}")]);
     let found = findings(&host);
-    assert!(found[0]["why"].as_str().unwrap().contains("is gone"), "{found:?}");
+    assert!(found[0]["why"].as_str().unwrap().contains("no longer exists"), "{found:?}");
     run(&host, "detach --pod my-namespace/my-pod").success();
     run(&host, "doctor").success();
 }
@@ -73,7 +73,9 @@ fn doctor_reports_changed_failed_and_orphaned_objects() {
 /// Returns the findings about objects without a known container.
 fn orphans(host: &Host) -> Vec<String> {
     let found = findings(host);
-    let own = found.iter().filter(|finding| finding["why"].as_str().unwrap().contains("which nobody knows"));
+    let own = found.iter().filter(|finding| {
+        finding["why"].as_str().unwrap().contains("which neither the journal nor the runtime knows")
+    });
     own.map(|finding| finding["what"].as_str().unwrap().to_owned()).collect()
 }
 
@@ -216,7 +218,7 @@ fn doctor_reports_a_node_on_which_no_pod_can_start() {
     host.run(["mv", "/opt/cni/bin", "/opt/cni/away"]);
     host.run(["mkdir", "/opt/cni/bin"]);
     let emptied = only_finding(&host);
-    assert!(emptied.contains("the plugin weft is not in /opt/cni/bin"), "{emptied}");
+    assert!(emptied.contains("plugin weft: not found in /opt/cni/bin"), "{emptied}");
     host.run(["rmdir", "/opt/cni/bin"]);
     host.run(["mv", "/opt/cni/away", "/opt/cni/bin"]);
     host.write(WRITTEN, written.replace("\"/opt/cni/bin\"", "\"/nowhere\""));
@@ -227,7 +229,7 @@ fn doctor_reports_a_node_on_which_no_pod_can_start() {
     let without = |keys: &str| written.replace("\"manifestDir\": \"/etc/weft\"", keys);
     host.write(WRITTEN, without(r#""agentSocket": "/run/none.sock""#));
     let alone = only_finding(&host);
-    assert!(alone.starts_with("agent /run/none.sock | nobody answers (No such file"), "{alone}");
+    assert!(alone.starts_with("agent /run/none.sock | no agent answers (No such file"), "{alone}");
     host.write("/etc/weft.kubeconfig", "apiVersion: v1\nkind: Config\n");
     host.write(WRITTEN, without(r#""agentSocket": "/run/none.sock", "kubeconfig": "/etc/weft.kubeconfig""#));
     let unread = only_finding(&host);
@@ -247,7 +249,7 @@ fn doctor_reports_multus_configuration_and_lost_addresses() {
         r#"{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus","clusterNetwork":"lan"}"#;
     host.write("/etc/cni/net.d/00-multus.conf", multus);
     let first = only_finding(&host);
-    assert!(first.contains("/etc/cni/net.d/00-multus.conf comes before it"), "{first}");
+    assert!(first.contains("/etc/cni/net.d/00-multus.conf sorts before it"), "{first}");
     host.run(["rm", "/etc/cni/net.d/00-multus.conf"]);
 
     let held = "/var/lib/cni/networks/lan";
@@ -259,6 +261,6 @@ fn doctor_reports_multus_configuration_and_lost_addresses() {
     host.run(["sh", "-c", &format!("touch -d '1 hour ago' {held}/*")]);
     host.write("/var/lib/cni/results/lan-c2-eth0", "{}");
     let lost = only_finding(&host);
-    assert!(lost.starts_with("addresses of network lan | 252 addresses are held"), "{lost}");
+    assert!(lost.starts_with("addresses of network lan | 252 addresses are allocated"), "{lost}");
     assert!(lost.contains("10.1.0.3 (container c3)"), "{lost}");
 }

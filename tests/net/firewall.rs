@@ -176,7 +176,7 @@ fn firewall_check_finds_a_later_drop_and_add_repairs_it() {
     a.plugin.check(&config).success();
     for (tool, lines) in DROPPERS {
         drop_forwarded(&host, lines);
-        assert_refused(tool, &a.plugin.check(&config), 999, &["does not let containers through"]);
+        assert_refused(tool, &a.plugin.check(&config), 999, &["does not accept the traffic of containers"]);
         assert!(!reaches(&a.pod, &outside, OUTSIDE[0]), "{tool}");
         a.add(&json!({ "backend": "nftables" }));
         a.plugin.check(&config).success();
@@ -337,10 +337,10 @@ fn firewall_rules_of_a_bridge_are_removed_with_it() {
     assert_eq!((rules_of("br0"), rules_of("br1")), (5, 5), "the bridge itself, and both its pairs");
     let valid = [(c.pod.container_id(), "eth0")];
     let valid: Vec<(&str, &str)> = valid.iter().map(|(id, ifname)| (id.as_str(), *ifname)).collect();
-    rig::collect(&a.plugin, &config, Some(&valid)).success();
+    rig::gc(&a.plugin, &config, Some(&valid)).success();
     assert_eq!((rules_of("br0"), rules_of("br1")), (5, 5), "an existing bridge may have other pods");
     host.run(["ip", "link", "delete", "br0"]);
-    rig::collect(&a.plugin, &config, Some(&valid)).success();
+    rig::gc(&a.plugin, &config, Some(&valid)).success();
     assert_eq!((rules_of("br0"), rules_of("br1")), (0, 5));
 }
 
@@ -470,11 +470,11 @@ fn firewall_gc_removes_invalid_attachments_only() {
         let count = || [a, b, c].map(|chain| traces(&host, &chain.pod).len());
         let full = count();
         assert!(full.iter().all(|count| *count > 0), "{full:?}");
-        rig::collect(&a.plugin, &config, None).success();
+        rig::gc(&a.plugin, &config, None).success();
         assert_eq!(count(), full, "{backend}: without a list, nothing is removed");
-        rig::collect(&a.plugin, &config, Some(&[(&b.pod.container_id(), "eth0")])).success();
+        rig::gc(&a.plugin, &config, Some(&[(&b.pod.container_id(), "eth0")])).success();
         assert_eq!(count(), [0, full[1], full[2]], "{backend}");
-        rig::collect(&a.plugin, &config, Some(&[])).success();
+        rig::gc(&a.plugin, &config, Some(&[])).success();
         assert_eq!(count(), [0, 0, full[2]], "{backend}: an empty list means that no attachment is valid");
     }
 }

@@ -454,7 +454,7 @@ fn host_local_requested_address_is_allocated_by_any_channel() {
     let (code, msg) = refusal(&add_with_request("f", "", &[two]));
     assert!(
         code == 7
-            && msg.starts_with("runtimeConfig.ips[1]: 10.1.2.61: range set 10.1.2.1-10.1.2.254 gives one"),
+            && msg.starts_with("runtimeConfig.ips[1]: 10.1.2.61: range set 10.1.2.1-10.1.2.254 has one"),
         "{msg}"
     );
     assert_eq!(reservations(&host), before);

@@ -337,7 +337,7 @@ fn tuning_bad_options_are_refused_and_change_nothing() {
         (json!({ "sysctl": { "net.ipv4.//.//.kernel.hostname": "x" } }), "not a legal key"),
         (
             json!({ "sysctl": { "net.ipv4.conf.IFNAME.forwarding": "1", "net.ipv4.conf.eth0.forwarding": "0" } }),
-            "means the same parameter",
+            "is the same parameter",
         ),
         (
             json!({ "args": { "cni": { "sysctl": { "vm.swappiness": "1" } } } }),

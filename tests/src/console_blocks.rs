@@ -1,4 +1,4 @@
-//! Console blocks of the documents: the commands a reader is told to type, and how the tests run each block.
+//! Console blocks of the documents: the commands that a reader types, and the way in which tests run each block.
 //!
 //! [`blocks`] reads them, [`ROWS`] says for each whether a test runs it or why none does.
 //! A block is found by its file and the beginning of its first command.

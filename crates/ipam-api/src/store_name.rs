@@ -1,7 +1,7 @@
 //! Names of the address stores of a node, as IPBlock objects have them: the pool, and the directory if it is not the usual one.
 
 /// Where a node keeps its ledgers.
-pub const LEDGERS: &str = "/var/lib/weft/ipam";
+pub const ADDRESS_STORES: &str = "/var/lib/weft/ipam";
 
 /// Between the name of a ledger and its directory, where that is not the agent's: no pool's name has it.
 const AT: char = '@';
@@ -17,6 +17,6 @@ pub fn elsewhere(ledger: &str) -> Option<&str> {
 }
 
 /// The name alone.
-pub fn ledger_name(ledger: &str) -> &str {
+pub fn address_store_name(ledger: &str) -> &str {
     ledger.split_once(AT).map_or(ledger, |(name, _)| name)
 }

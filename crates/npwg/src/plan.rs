@@ -10,6 +10,7 @@ mod access;
 mod chain;
 mod devices;
 mod interface;
+mod limits;
 mod networks;
 mod route;
 mod transport;
@@ -289,8 +290,16 @@ fn delegate(
     let file = device::attachment_file(&draft.label, &request.sandbox.container, ifname);
     let device_info = channels.add_device(device, file);
     because.append(&mut channels.because);
+    if let (None, Some(resource)) = (device, &draft.resource) {
+        because.push(Decision::new(
+            "device",
+            "none",
+            format!("{resource} has no devices, and no plugin takes one"),
+        ));
+    }
     let id = device.map(|device| device.id.as_str());
     let config = chain::render(&draft.network, &channels.args_cni, id, &draft.subject)?;
+    limits::check(&config, &channels.runtime_config, &draft.subject)?;
     Ok(Delegate {
         network: draft.label.clone(),
         role: draft.role,

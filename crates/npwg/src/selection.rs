@@ -32,10 +32,9 @@ use crate::request::DefaultRoute;
 use crate::rule::Rule;
 
 /// Maximum length of an annotation, in bytes: Kubernetes' limit for all annotations of an object together.
-/// Maximum number of elements of one annotation.
 pub const ANNOTATION_MAX: usize = 256 * 1024;
 
-/// Most elements of one annotation.
+/// Maximum number of elements of one annotation.
 pub const ELEMENTS_MAX: usize = 128;
 
 /// Maximum number of warnings for one annotation; further ones are dropped.

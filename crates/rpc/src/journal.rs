@@ -175,7 +175,7 @@ impl Entry {
         struct Head {
             version: u32,
         }
-        const CURE: &str = "the entry is not changed: see docs/operations.md, «an entry that cannot be read»";
+        const CURE: &str = "it is left as it is: see docs/operations.md, «A pod is not deleted»";
         let fault = |why: String| Error::new(code::DECODING_FAILURE, why).details(CURE);
         let unreadable = |cause: serde_json::Error| fault(format!("unreadable: {cause}"));
         let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<&RawValue>();

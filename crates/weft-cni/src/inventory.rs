@@ -48,7 +48,7 @@ pub struct Marked {
 /// Everything in a namespace that bears a mark of a container: links, packet-filter entries, rules of iptables.
 pub fn marks(netns: &Netns) -> Result<Vec<Marked>, Error> {
     let links = netns.rtnl().or_refused()?.links().or_refused()?;
-    let returned = host_device::returned(&links)?;
+    let returned = host_device::returned_devices(&links)?;
     let mut marked: Vec<Marked> = links
         .into_iter()
         .map(|link| (link.alias, link.name))

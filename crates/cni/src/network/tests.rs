@@ -1,4 +1,4 @@
-//! Lists and single configurations, by requirement id.
+//! Tests of lists and single configurations.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn list(extra: &str) -> Result<Network, Error> {
 
 // Requirements: S8
 #[test]
-fn a_list_has_a_name_a_version_and_plugins() -> Result<(), Error> {
+fn network_list_has_name_version_and_plugins() -> Result<(), Error> {
     let text = r#"{ "cniVersion": "0.4.0", "name": "dbnet", "plugins": [ {"type": "bridge", "x": 1.0e3}, {"type":"tuning"} ] }"#;
     let network = read(text)?;
     assert_eq!((network.name.as_str(), network.version), ("dbnet", Version::V0_4_0));
@@ -25,7 +25,7 @@ fn a_list_has_a_name_a_version_and_plugins() -> Result<(), Error> {
 
 // Requirements: S3, S22, L10
 #[test]
-fn a_single_configuration_becomes_a_list_of_one() -> Result<(), Error> {
+fn network_single_configuration_becomes_a_list() -> Result<(), Error> {
     let network = read(r#"{"cniVersion":"0.1.0","name":"old","type":"bridge","big":12345678901234567890}"#)?;
     assert_eq!(network.version, Version::V0_1_0);
     assert_eq!(
@@ -39,7 +39,7 @@ fn a_single_configuration_becomes_a_list_of_one() -> Result<(), Error> {
 
 // Requirements: L10
 #[test]
-fn what_has_no_plugins_is_refused_unless_they_may_stand_elsewhere() -> Result<(), Error> {
+fn network_without_plugins_is_refused_unless_open() -> Result<(), Error> {
     assert_eq!(read(r#"{"cniVersion":"1.0.0","name":"n","plugins":[]}"#).unwrap_err().code, 7);
     let open = r#"{"cniVersion":"1.0.0","name":"n"}"#;
     assert_eq!(read(open).unwrap_err().code, 7);
@@ -52,7 +52,7 @@ fn what_has_no_plugins_is_refused_unless_they_may_stand_elsewhere() -> Result<()
 
 // Requirements: S24
 #[test]
-fn names_and_types_are_checked_when_the_network_is_read() {
+fn network_parse_checks_names_and_types() {
     for (text, what) in [
         (r#"{"name":"a/b","plugins":[{"type":"x"}]}"#, "a/b"),
         (r#"{"plugins":[{"type":"x"}]}"#, "missing network name"),
@@ -73,7 +73,7 @@ fn names_and_types_are_checked_when_the_network_is_read() {
 
 // Requirements: trap 3, S16, S38, S39
 #[test]
-fn booleans_may_be_texts() -> Result<(), Error> {
+fn network_booleans_can_be_strings() -> Result<(), Error> {
     type Field = fn(&Network) -> bool;
     let fields: [(&str, Field); 3] = [
         ("disableCheck", |n| n.disable_check),
@@ -98,7 +98,7 @@ fn booleans_may_be_texts() -> Result<(), Error> {
 
 // Requirements: S34, L10
 #[test]
-fn the_highest_version_we_speak_is_taken() -> Result<(), Error> {
+fn network_version_is_the_highest_supported() -> Result<(), Error> {
     let version =
         |keys: &str| read(&format!(r#"{{{keys}"name":"n","plugins":[{{"type":"a"}}]}}"#)).map(|n| n.version);
     assert_eq!(version(r#""cniVersion":"0.3.1","cniVersions":["1.0.0","0.4.0"],"#)?, Version::V1_0_0);
@@ -119,7 +119,7 @@ fn the_highest_version_we_speak_is_taken() -> Result<(), Error> {
 
 // Requirements: S27
 #[test]
-fn the_declared_capabilities_are_those_that_are_true() -> Result<(), Error> {
+fn network_capabilities_are_those_declared_true() -> Result<(), Error> {
     let network = read(
         r#"{"name":"n","plugins":[{"type":"a","capabilities":{"mac":true,"ips":false}},{"type":"b","Capabilities":{"portMappings":true}},{"type":"c"}]}"#,
     )?;
@@ -130,7 +130,7 @@ fn the_declared_capabilities_are_those_that_are_true() -> Result<(), Error> {
 
 // Requirements: S1
 #[test]
-fn a_network_knows_which_plugins_it_needs() -> Result<(), Error> {
+fn network_needs_lists_plugins_and_ipam() -> Result<(), Error> {
     let network = read(
         r#"{"name":"n","plugins":[{"type":"bridge","ipam":{"type":"host-local"}},{"type":"macvlan","ipam":{"Type":"host-local"}},{"type":"bridge","ipam":{}}]}"#,
     )?;
@@ -142,7 +142,7 @@ fn a_network_knows_which_plugins_it_needs() -> Result<(), Error> {
 }
 
 #[test]
-fn a_network_of_an_object_keeps_what_was_filled_in() -> Result<(), Error> {
+fn network_of_an_object_keeps_its_keys() -> Result<(), Error> {
     let mut object =
         Object::parse(br#"{"cniVersion":"1.0.0","type":"macvlan","big":12345678901234567890}"#, "nad")?;
     object.set("name", "filled")?;

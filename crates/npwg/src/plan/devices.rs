@@ -5,7 +5,14 @@
 //! it belongs to the definition's resource (C10). A network without a free device fails the plan. In a sandbox that is
 //! already attached, a network keeps its device.
 //!
+//! Some resources have no devices: they mark the nodes that have a network, so that the scheduler chooses one of them
+//! (KubeVirt, OpenShift, ovs-cni). A network of such a resource is attached without a device, unless one of its plugins
+//! takes one.
+//!
 //! Source: Multus `GetResourceMap`; annotation `k8s.v1.cni.cncf.io/resourceName`.
+
+use cni::capability;
+use cni::network::Network;
 
 use super::networks::{Asked, Draft};
 use crate::device::{Device, Devices};
@@ -72,6 +79,9 @@ impl<'a> DeviceAllocator<'a> {
             Some(id) => all.iter().filter(free).find(|device| device.id == id),
         };
         let Some(device) = found else {
+            if asked.is_none() && all.is_empty() && !takes_device(&draft.network) {
+                return Ok(None);
+            }
             return Err(Refusal::failed(missing(draft, resource, asked, all.len())));
         };
         self.used.push((known, device.id.as_str()));
@@ -82,6 +92,24 @@ impl<'a> DeviceAllocator<'a> {
             why: format!("{resource}, allocated to {owner}"),
         }))
     }
+}
+
+/// Plugins that cannot work without a device and that need not declare the capability `deviceID`.
+const DEVICE_PLUGINS: [&str; 5] = ["sriov", "ib-sriov", "accelerated-bridge", "vdpa", "host-device"];
+
+/// Keys that name the device of `host-device` in its configuration.
+const OWN_DEVICE: [&str; 4] = ["device", "hwaddr", "kernelpath", "pciBusID"];
+
+/// Whether a plugin of the network takes the device that is allocated to the pod.
+fn takes_device(network: &Network) -> bool {
+    network.plugins.iter().any(|plugin| {
+        let capabilities = plugin.read_object("capabilities").ok().flatten().unwrap_or_default();
+        let declared = capabilities.read::<bool>(capability::DEVICE_ID).ok().flatten().unwrap_or_default();
+        let kind = plugin.text("type").ok().flatten().unwrap_or_default();
+        declared
+            || DEVICE_PLUGINS.contains(&kind.as_str())
+                && !OWN_DEVICE.iter().any(|key| plugin.text(key).is_ok_and(|value| value.is_some()))
+    })
 }
 
 fn not_allocated(draft: &Draft, id: &str, asked: &Asked) -> Fault {

@@ -8,12 +8,13 @@
 //! | `infiniband-guid` | annotation invalid | V12-4.1.2.1.10 |
 //! | `ipam-claim-reference`, `deviceID` | attachment fails | V13-4.1.2.1.11, Multus |
 //!
-//! `interfaceRequest` is Multus's old name for `interface`.
+//! An empty value of some keys ([`EMPTY_IS_ABSENT`]) counts as absent, with a warning: templates write one where a user sets
+//! nothing, and Multus reads it so. `interfaceRequest` is Multus's old name for `interface`.
 
 use cni::fold;
 use cni::name::IfName;
 use cni::object::Object;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::form::Item;
 use super::value::{self, Read, Wrong};
@@ -41,6 +42,18 @@ const KEYS: &[&str] = &[
     "interfaceRequest",
 ];
 
+/// Keys of which an empty value of the right type counts as absent. An empty `ips` is invalid by the specification, and an
+/// empty `default-route` is a request.
+const EMPTY_IS_ABSENT: &[&str] = &[
+    "mac",
+    "interface",
+    "interfaceRequest",
+    "portMappings",
+    "bandwidth",
+    "infiniband-guid",
+    "ipam-claim-reference",
+];
+
 /// Maximum length of an unknown key that a warning repeats, in bytes.
 const LONGEST_KEY: usize = 64;
 
@@ -62,13 +75,20 @@ pub(super) fn read(reader: &mut Reader, index: usize, item: &Item, home: &str) -
 fn reference(reader: &mut Reader, index: usize, text: &str, home: &str) -> Option<Element> {
     let path = KeyPath::root().index(index);
     let (network, interface) = match text.split_once('@') {
-        Some((network, interface)) => (network, Some(interface)),
+        Some((network, interface)) => (network.trim_end(), Some(interface.trim_start())),
         None => (text, None),
     };
     let (namespace, name) = match network.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
         None => (None, network),
     };
+    for (part, what) in [(namespace, "namespace before /"), (interface, "interface name after @")] {
+        if part == Some("") {
+            let fault = reader.fault(Rule::EmptyValue, format!("the {what} is empty and counts as absent"));
+            reader.warn(Reason::Questionable, fault.at(path.clone()).showing(&value::shown(text)));
+        }
+    }
+    let [namespace, interface] = [namespace, interface].map(|part| part.filter(|part| !part.is_empty()));
     let wrong_namespace = namespace.and_then(label_fault).map(|fault| format!("the namespace {fault}"));
     let wrong_name = || definition_name_fault(name).map(|fault| format!("the name {fault}"));
     if let Some(reason) = wrong_namespace.or_else(wrong_name) {
@@ -107,6 +127,7 @@ struct Keys<'a> {
 impl Keys<'_> {
     fn element(mut self, index: usize, home: &str) -> Option<Element> {
         self.warn_about_unknown_keys();
+        self.warn_about_empty_values();
         let network = self.network(home);
         let mut element = Element::plain(index, network.clone().unwrap_or(NetworkReference::new(home, "")));
         element.ips = self.or_invalid("ips", Rule::InvalidIps, value::ips).unwrap_or_default();
@@ -124,14 +145,20 @@ impl Keys<'_> {
         network.map(|_| element)
     }
 
-    /// Returns the value of `key` and its path as written; a `null` value counts as absent.
+    /// Returns the value of `key` and its path as written, unless it counts as absent.
     fn value(&self, key: &str) -> Option<(KeyPath, Value)> {
+        self.written(key).filter(|(_, value)| !(EMPTY_IS_ABSENT.contains(&key) && is_empty(key, value)))
+    }
+
+    /// Returns the value of `key` and its path as written; a `null` value counts as absent.
+    fn written(&self, key: &str) -> Option<(KeyPath, Value)> {
         let raw = self.object.get(key).filter(|raw| raw.get() != "null")?;
         let written = self.object.iter().find(|(k, _)| *k == key);
         let folded = || self.object.iter().filter(|(k, _)| fold::same(k, key)).last();
         let written = written.or_else(folded).map_or(key, |(k, _)| k);
-        // A value that is nested too deeply becomes a string: every key then refuses it, and the message shows it.
-        let value = serde_json::from_str(raw.get()).unwrap_or_else(|_| Value::from(raw.get()));
+        // A value that cannot be decoded, for example because it nests too deeply, becomes a list of lists: every key refuses
+        // that, and the message shows the value.
+        let value = serde_json::from_str(raw.get()).unwrap_or_else(|_| json!([[raw.get()]]));
         Some((self.path.key(written), value))
     }
 
@@ -256,6 +283,16 @@ impl Keys<'_> {
         }
     }
 
+    fn warn_about_empty_values(&mut self) {
+        for key in EMPTY_IS_ABSENT {
+            if let Some((path, value)) = self.written(key).filter(|(_, value)| is_empty(key, value)) {
+                let fault = self.reader.fault(Rule::EmptyValue, "is empty and counts as absent");
+                let fault = fault.at(path).showing(&value.to_string());
+                self.reader.warn(Reason::Questionable, fault.cure("remove the key"));
+            }
+        }
+    }
+
     fn warn_about_unknown_keys(&mut self) {
         let mut found: Vec<(KeyPath, &str, &[&str])> = Vec::new();
         let keys: Vec<&str> = self.object.iter().map(|(key, _)| key).collect();
@@ -290,6 +327,16 @@ impl Keys<'_> {
             let fault = fault.at(self.path.key("interface"));
             self.reader.warn(Reason::Questionable, fault);
         }
+    }
+}
+
+/// Whether the value of a key is empty and has the type of the key.
+fn is_empty(key: &str, value: &Value) -> bool {
+    match value {
+        Value::Array(list) => key == "portMappings" && list.is_empty(),
+        Value::Object(map) => key == "bandwidth" && map.is_empty(),
+        Value::String(text) => !["portMappings", "bandwidth"].contains(&key) && text.is_empty(),
+        _ => false,
     }
 }
 

@@ -64,6 +64,40 @@ fn device_missing_fails_the_plan() {
     assert!(fault.reason.contains("none is allocated to the pod"), "{fault}");
 }
 
+#[test]
+fn device_resource_that_only_marks_nodes_needs_no_device() {
+    let marker = "bridge.network.kubevirt.io/br1";
+    let world = |config: &str, networks: &str| {
+        let mut world = World::new().networks(networks);
+        world.define("home/device", config);
+        world.resource("home/device", marker);
+        world
+    };
+    for plugin in [
+        r#"{"type":"cnv-bridge","bridge":"br1"}"#,
+        r#"{"type":"bridge","bridge":"br1","capabilities":{"mac":true,"deviceID":false}}"#,
+        r#"{"type":"host-device","device":"eth5"}"#,
+    ] {
+        let config =
+            format!(r#"{{"cniVersion":"0.3.1","name":"device","plugins":[{plugin},{{"type":"tuning"}}]}}"#);
+        let plan = world(&config, "device").plan();
+        let delegate = &plan.delegates[1];
+        assert_eq!((delegate.device(), self::config(delegate)["plugins"][0].get("deviceID")), (None, None));
+        assert!(delegate.because.iter().any(|decision| decision.why.contains(marker)), "{plugin}");
+    }
+    for plugin in [
+        r#"{"type":"sriov"}"#,
+        r#"{"type":"host-device"}"#,
+        r#"{"type":"bridge","capabilities":{"deviceID":true}}"#,
+    ] {
+        let config = format!(r#"{{"cniVersion":"0.3.1","name":"device","plugins":[{plugin}]}}"#);
+        assert_eq!(world(&config, "device").fails().rule, Rule::MissingDevice, "{plugin}");
+    }
+    let config = r#"{"cniVersion":"0.3.1","name":"device","type":"bridge"}"#;
+    let asked = world(config, r#"[{"name":"device","deviceID":"x"}]"#).fails();
+    assert_eq!(asked.rule, Rule::DeviceNotAllocated);
+}
+
 // Requirements: conflict C10
 #[test]
 fn device_id_request_must_be_allocated_to_the_pod() {
