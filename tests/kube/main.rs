@@ -7,6 +7,7 @@
 mod agent;
 mod agent_failures;
 mod api_pool;
+mod console_blocks;
 mod helm_chart;
 mod hot_plug_and_drift;
 mod ipam;
