@@ -11,7 +11,7 @@ fuzz_target!(|text: &str| {
         let reading = Reading::of(annotation, text, "home");
         for refusal in &reading.refusals {
             let fault = refusal.fault();
-            assert!(place::offset(text, &fault.path) <= text.len());
+            assert!(position::offset(text, &fault.path) <= text.len());
             assert!(!fault.to_string().contains('\n'), "a message is one line");
         }
         let valid = reading.refusals.is_empty();

@@ -15,7 +15,8 @@ mod words;
 use std::collections::BTreeSet;
 
 use exceptions::EXCEPTIONS;
-use texts::{Kind, Text, texts};
+use texts::Text;
+pub(crate) use texts::{Kind, texts};
 
 /// Longest name of a test, in characters.
 const LONGEST_TEST_NAME: usize = 60;

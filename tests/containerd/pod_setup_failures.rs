@@ -55,6 +55,7 @@ fn pod_setup_failure_has_the_error_of_weft_and_leaves_nothing() {
     node.remove(&web);
 }
 
+// Requirements: S13
 #[test]
 fn pod_setup_with_killed_add_leaves_nothing() {
     let node = node!("web");

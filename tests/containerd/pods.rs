@@ -143,6 +143,7 @@ fn network_ready_follows_the_configuration_directory() {
     node.remove(&web);
 }
 
+// Requirements: S33
 #[test]
 fn network_ready_reports_status_of_each_default_network() {
     let host = host!(Feature::Bridge, Feature::Veth);

@@ -133,6 +133,7 @@ fn bandwidth_kernel_objects_equal_those_of_the_go_plugin() {
     }
 }
 
+// Requirements: V3
 #[test]
 fn bandwidth_rates_may_come_from_runtime_config() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);

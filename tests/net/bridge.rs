@@ -5,7 +5,7 @@
 //!                                 └─ b eth0
 //! ```
 //!
-//! Source: containernetworking/plugins `plugins/main/bridge` v1.9.1 (G1–G8); V6, V13, V14.
+//! Source: containernetworking/plugins `plugins/main/bridge` v1.9.1 (G1–G6, G8); V6, V13, V14.
 
 use rig::traffic::{OUTSIDE, UPLINK, outside, source_seen};
 use rig::{addresses, addresses_on, assert_nothing_left, assert_refused, routes, with};
@@ -499,6 +499,7 @@ fn bridge_vlan_out_of_range_is_refused_by_key_and_value() {
     assert_nothing_left("bad VLANs", &host, &before);
 }
 
+// Requirements: V6, V13, V14
 #[test]
 fn bridge_mac_comes_from_runtime_config_args_or_cni_args() {
     let host = host!(Feature::Bridge);
@@ -536,6 +537,7 @@ fn bridge_mac_comes_from_runtime_config_args_or_cni_args() {
     assert_nothing_left("bad hardware addresses", &host, &before);
 }
 
+// Requirements: G4
 #[test]
 fn bridge_dns_of_the_configuration_overrides_that_of_ipam() {
     let host = host!(Feature::Bridge);
@@ -557,6 +559,7 @@ fn bridge_dns_of_the_configuration_overrides_that_of_ipam() {
     }
 }
 
+// Requirements: S35
 #[test]
 fn bridge_routes_have_metric_table_scope_mtu_and_advmss() {
     let host = host!(Feature::Bridge);

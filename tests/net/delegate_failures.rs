@@ -107,6 +107,7 @@ fn delegate_failure_of_first_or_last_network_leaves_nothing() {
     }
 }
 
+// Requirements: S25
 #[test]
 fn delegate_failure_keeps_a_preexisting_interface() {
     let host = host!(Feature::Bridge);
@@ -350,6 +351,7 @@ fn delegate_that_deletes_the_netns_fails_the_next_delegate() {
     assert_nothing_left("thief, DEL", &host, &before);
 }
 
+// Requirements: L4
 #[test]
 fn delegate_may_ignore_stdin_and_write_to_stderr() {
     let host = host!();

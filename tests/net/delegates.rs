@@ -41,6 +41,7 @@ fn status(cluster: &Cluster<'_>, pod: &Pod) -> Value {
     status
 }
 
+// Requirements: S30
 #[test]
 fn delegate_built_in_and_as_program_have_equal_output() {
     let host = host!(Feature::Bridge, Feature::Macvlan, Feature::NftMasquerade);
@@ -75,6 +76,7 @@ fn delegate_built_in_and_as_program_have_equal_output() {
     assert_eq!(refusals[0], refusals[1]);
 }
 
+// Requirements: L1
 #[test]
 fn delegate_program_of_a_built_in_name_runs_if_earlier_in_path() {
     let host = host!(Feature::Bridge, Feature::Macvlan);
@@ -100,6 +102,7 @@ fn delegate_program_of_a_built_in_name_runs_if_earlier_in_path() {
     assert_eq!(run("/run/cni/foreign", "/opt/cni/bin", "never"), 2, "builtin=never");
 }
 
+// Requirements: S30
 #[test]
 fn delegate_ipam_of_go_plugins_serves_built_in_plugins() {
     let host = host!(Feature::Bridge, Feature::GoPlugins);

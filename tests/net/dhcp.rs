@@ -374,6 +374,7 @@ fn dhcp_two_interfaces_have_two_leases_and_netns_loss_frees_all() {
     wait("the lease is forgotten", || !host.read(STATE).unwrap().contains("eth0"));
 }
 
+// Requirements: S32
 #[test]
 fn dhcp_gc_releases_leases_of_attachments_that_are_not_valid() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
@@ -401,6 +402,7 @@ fn dhcp_gc_releases_leases_of_attachments_that_are_not_valid() {
     dhcp.call("STATUS", config().to_string()).success();
 }
 
+// Requirements: S33
 #[test]
 fn dhcp_without_daemon_status_and_add_fail_and_del_succeeds() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
@@ -430,6 +432,7 @@ fn dhcp_without_daemon_status_and_add_fail_and_del_succeeds() {
     }
 }
 
+// Requirements: S16
 #[test]
 fn dhcp_lease_is_allocated_in_every_cni_version() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);

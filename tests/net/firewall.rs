@@ -346,6 +346,7 @@ fn firewall_rules_of_a_bridge_are_removed_with_it() {
 
 // === the fixed set ===
 
+// Requirements: S31
 #[test]
 fn firewall_del_leaves_nothing_whatever_its_input() {
     for backend in BACKENDS {
@@ -408,6 +409,7 @@ fn firewall_del_finds_rules_of_any_interface_name() {
     }
 }
 
+// Requirements: S16
 #[test]
 fn firewall_check_finds_each_missing_rule() {
     let losses: [(&str, &[&[&str]]); 2] = [
@@ -453,6 +455,7 @@ fn firewall_check_finds_each_missing_rule() {
     }
 }
 
+// Requirements: S32
 #[test]
 fn firewall_gc_removes_invalid_attachments_only() {
     for backend in BACKENDS {
@@ -476,6 +479,7 @@ fn firewall_gc_removes_invalid_attachments_only() {
     }
 }
 
+// Requirements: S33
 #[test]
 fn firewall_status_reports_whether_an_add_can_succeed() {
     let host = host!(Feature::NftInet, Feature::IptablesNft);
@@ -496,6 +500,7 @@ fn firewall_status_reports_whether_an_add_can_succeed() {
     assert_refused("no bus", &refused, 50, &["firewalld", "/run/nowhere"]);
 }
 
+// Requirements: G8
 #[test]
 fn firewall_bad_options_are_refused_and_change_nothing() {
     let host = host!(Feature::Bridge, Feature::NftInet, Feature::IptablesNft);
@@ -529,6 +534,7 @@ fn firewall_bad_options_are_refused_and_change_nothing() {
     }
 }
 
+// Requirements: G8
 #[test]
 fn firewall_late_add_failure_leaves_nothing_of_the_pod() {
     let host = host!(Feature::Bridge, Feature::NftInet, Feature::IptablesNft);

@@ -199,6 +199,7 @@ fn host_device_is_found_by_each_option() {
     assert_returned("nothing was moved", &host, &before);
 }
 
+// Requirements: S33
 #[test]
 fn host_device_status_needs_no_device_that_runtime_config_names() {
     let host = host!(Feature::Veth);

@@ -204,6 +204,7 @@ fn host_local_result_has_the_form_of_each_cni_version() {
     assert_eq!(reservations(&host), []);
 }
 
+// Requirements: S32
 #[test]
 fn host_local_gc_removes_exactly_the_invalid_reservations() {
     require!(Feature::Root);
@@ -247,6 +248,7 @@ fn host_local_gc_removes_exactly_the_invalid_reservations() {
     assert_eq!(refusal(&malformed).0, 7);
 }
 
+// Requirements: S33
 #[test]
 fn host_local_status_reports_whether_an_add_can_succeed() {
     require!(Feature::Root);
@@ -413,6 +415,7 @@ fn host_local_free_address_is_found_among_many_reservations() {
     assert_eq!(refusal(&container(&host, &pod, "two").add(&conf)).0, 11);
 }
 
+// Requirements: V5, V13, V14
 #[test]
 fn host_local_requested_address_is_allocated_by_any_channel() {
     require!(Feature::Root);

@@ -690,6 +690,7 @@ fn interface_plugins_table_matches_ipam_use() {
     }
 }
 
+// Requirements: S33
 #[test]
 fn status_fails_where_every_add_must_fail() {
     let host = testkit::host!();

@@ -287,6 +287,7 @@ fn journal_files_are_readable_by_root_only_and_follow_cni_dir() {
     assert_eq!(host.run(["ls", "-A", "/run/cni/journal/sandboxes"]), "");
 }
 
+// Requirements: S26
 #[test]
 fn journal_call_for_another_interface_changes_nothing() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
@@ -409,6 +410,7 @@ fn journal_del_searches_plugins_in_the_directories_of_its_add() {
     assert_eq!(cluster.order(), ["ADD net1", "DEL net1"]);
 }
 
+// Requirements: K6
 #[test]
 fn journal_own_netns_is_allowed_by_cni_netns_override() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);

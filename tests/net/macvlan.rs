@@ -219,6 +219,7 @@ fn loopback_is_set_up_under_any_interface_name() {
     assert!(!up(), "a failed ADD changes nothing");
 }
 
+// Requirements: G4
 #[test]
 fn macvlan_dns_of_ipam_is_kept_unless_configured() {
     let host = host!(Feature::Macvlan);

@@ -33,6 +33,7 @@ fn rules(host: &Host, pod: &Pod) -> Vec<String> {
     text.lines().filter(|line| line.contains(&id) || line.contains("CNI-")).map(str::to_owned).collect()
 }
 
+// Requirements: G5
 #[test]
 fn ip_masq_del_leaves_no_rule_whatever_its_input() {
     for (plugin, backend) in ["bridge", "ptp"].iter().flat_map(|p| BACKENDS.map(|b| (*p, b))) {
@@ -84,6 +85,7 @@ fn ip_masq_del_leaves_no_rule_whatever_its_input() {
     }
 }
 
+// Requirements: G5
 #[test]
 fn ip_masq_del_finds_rules_after_the_backend_changed() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
@@ -114,6 +116,7 @@ fn ip_masq_del_removes_rules_after_options_are_switched_off() {
     }
 }
 
+// Requirements: G5
 #[test]
 fn ip_masq_iptables_needs_only_the_program_of_its_family() {
     let host = host!(Feature::Bridge, Feature::IptablesNft);
@@ -156,6 +159,7 @@ fn ip_masq_check_finds_an_address_without_masquerading() {
     }
 }
 
+// Requirements: G5
 #[test]
 fn ip_masq_two_interfaces_of_a_pod_have_separate_rules() {
     for (plugin, backend) in ["bridge", "ptp"].iter().flat_map(|p| BACKENDS.map(|b| (*p, b))) {
@@ -183,6 +187,7 @@ fn ip_masq_two_interfaces_of_a_pod_have_separate_rules() {
     }
 }
 
+// Requirements: S32
 #[test]
 fn ip_masq_gc_removes_invalid_attachments_of_both_backends() {
     for (backend, now) in BACKENDS.iter().flat_map(|made| BACKENDS.map(|now| (*made, now))) {
@@ -230,6 +235,7 @@ fn ip_masq_reused_address_keeps_its_entry_after_a_late_del() {
     }
 }
 
+// Requirements: G5
 #[test]
 fn ip_masq_iptables_rules_equal_those_of_the_go_plugin() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::IptablesNft);
@@ -260,6 +266,7 @@ fn ip_masq_iptables_rules_equal_those_of_the_go_plugin() {
     assert!(!seen[0].is_empty() && seen[0] == seen[1], "Go plugin {:#?}\nweft {:#?}", seen[0], seen[1]);
 }
 
+// Requirements: G5, S32
 #[test]
 fn ip_masq_del_and_gc_remove_nftables_rules_of_the_go_plugin() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);

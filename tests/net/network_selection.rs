@@ -487,6 +487,7 @@ fn unknown_pod_fails_add_and_leaves_nothing() {
     assert!(cluster.calls().is_empty());
 }
 
+// Requirements: S18
 #[test]
 fn attached_sandbox_is_not_attached_again() {
     let host = host!(Feature::Bridge);
@@ -506,7 +507,7 @@ fn attached_sandbox_is_not_attached_again() {
     weft.add(&config).success();
 }
 
-// Requirements: M12
+// Requirements: M12, S32
 #[test]
 fn gc_detaches_stale_sandboxes_and_calls_every_network() {
     let host = host!(Feature::Bridge);
@@ -567,6 +568,7 @@ fn gc_detaches_stale_sandboxes_and_calls_every_network() {
     assert_eq!(links(&foreign), ["eth0", "net1"], "an empty list is for this network alone");
 }
 
+// Requirements: S33
 #[test]
 fn status_covers_the_default_network() {
     let host = host!();
@@ -592,6 +594,7 @@ fn status_covers_the_default_network() {
     status(&unready).success();
 }
 
+// Requirements: S33
 #[test]
 fn status_covers_networks_of_every_pod_but_no_selected_one() {
     let host = host!();

@@ -26,6 +26,7 @@ const TRANSPORTS: [Transport; 2] = [Transport::Tcp, Transport::Udp];
 
 // === traffic ===
 
+// Requirements: V1
 #[test]
 fn portmap_port_is_reached_from_outside_and_host() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
@@ -172,6 +173,7 @@ fn portmap_snat_and_masq_all_decide_the_source_address() {
     }
 }
 
+// Requirements: V1
 #[test]
 fn portmap_host_ip_limits_the_mapping_to_that_address() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
@@ -403,6 +405,7 @@ fn portmap_repeated_add_replaces_its_mappings() {
 
 // === the fixed set ===
 
+// Requirements: S31
 #[test]
 fn portmap_del_leaves_nothing_whatever_its_input() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
@@ -453,6 +456,7 @@ fn portmap_del_leaves_nothing_whatever_its_input() {
     }
 }
 
+// Requirements: S16
 #[test]
 fn portmap_check_finds_each_missing_rule() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
@@ -501,6 +505,7 @@ fn portmap_check_finds_each_missing_rule() {
     }
 }
 
+// Requirements: S32
 #[test]
 fn portmap_gc_removes_invalid_attachments_only() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
@@ -533,6 +538,7 @@ fn portmap_gc_removes_invalid_attachments_only() {
     }
 }
 
+// Requirements: S33
 #[test]
 fn portmap_status_reports_whether_an_add_can_succeed() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::IptablesNft);
@@ -555,6 +561,7 @@ fn portmap_status_reports_whether_an_add_can_succeed() {
     without.call("STATUS", config.to_string()).success();
 }
 
+// Requirements: G8
 #[test]
 fn portmap_bad_options_are_refused_and_change_nothing() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
@@ -630,6 +637,7 @@ fn portmap_without_mappings_passes_the_result_on() {
     }
 }
 
+// Requirements: G8
 #[test]
 fn portmap_late_add_failure_leaves_nothing() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::IptablesNft);

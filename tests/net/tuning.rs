@@ -256,6 +256,7 @@ fn tuning_passes_the_result_on_in_every_version() {
     }
 }
 
+// Requirements: S32
 #[test]
 fn tuning_gc_deletes_backups_of_attachments_that_are_not_valid() {
     require!(Feature::Root);
@@ -287,6 +288,7 @@ fn tuning_gc_deletes_backups_of_attachments_that_are_not_valid() {
     assert_eq!(names(), ["notes", "other_eth0.json", "foreign_eth0.json"]);
 }
 
+// Requirements: S33
 #[test]
 fn tuning_status_reports_whether_an_add_can_succeed() {
     require!(Feature::Root);
@@ -380,6 +382,7 @@ fn tuning_sysctl_allow_list_of_the_node_is_enforced() {
     world.assert_unchanged(&before);
 }
 
+// Requirements: V6, V13, V14
 #[test]
 fn tuning_args_override_runtime_config_and_cni_args() {
     require!(Feature::Root);

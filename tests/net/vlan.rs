@@ -206,6 +206,7 @@ fn vlan_without_ipam_is_up_without_addresses() {
     eth0.call("STATUS", keys.to_string()).success();
 }
 
+// Requirements: G4
 #[test]
 fn vlan_dns_of_ipam_is_kept_unless_configured() {
     let host = host!(Feature::Vlan);

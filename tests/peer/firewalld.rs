@@ -158,6 +158,7 @@ fn firewalld_not_running_fails_add_and_del_succeeds() {
     assert_eq!(sources(&host, "trusted").len(), 2);
 }
 
+// Requirements: S31, S32
 #[test]
 fn firewalld_del_without_prev_result_and_gc_find_the_sources() {
     let host = host!(Feature::Firewalld, Feature::Bridge, Feature::NftInet);

@@ -52,6 +52,7 @@ fn rules(host: &Host) -> Vec<String> {
     own.map(|line| line.split(" [").next().unwrap_or_default().to_owned()).collect()
 }
 
+// Requirements: V1
 #[test]
 fn portmap_rules_equal_those_of_the_go_plugin_and_are_removed() {
     let host = host!(Feature::GoPlugins, Feature::IptablesNft, Feature::Veth);

@@ -7,7 +7,7 @@
 //!
 //! As with `FromStr`, leading zeros in IPv4 are refused.
 //!
-//! Source: Go `net.ParseCIDR`, `net.IP.To4`; requirements trap 2, C5.
+//! Source: Go `net.ParseCIDR`, `net.IP.To4`; requirements trap 2, R5.
 
 use std::net::IpAddr;
 

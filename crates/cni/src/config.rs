@@ -3,7 +3,7 @@
 //! The bytes are kept, because a plugin passes them on when it delegates (to IPAM). Fields common to all plugins are read
 //! here; a plugin decodes its own with [`Config::decode`].
 //!
-//! Source: SPEC 1.1.0 §1 and §3; libcni `pkg/types.PluginConf` (S3, S5, S27, C8, K4).
+//! Source: SPEC 1.1.0 §1 and §3; libcni `pkg/types.PluginConf` (S3, S5, S27, R8, K4).
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -137,7 +137,7 @@ impl Config {
 
     /// Returns the result of the previous plugin, or of the last ADD.
     ///
-    /// It must be in the version of the configuration; a result without a version is assumed to be (C8).
+    /// It must be in the version of the configuration; a result without a version is assumed to be (R8).
     pub fn prev_result(&self) -> Result<Option<Success>, Error> {
         let Some(value) = member(&self.value, "prevResult").filter(|value| !value.is_null()) else {
             return Ok(None);
@@ -229,7 +229,7 @@ mod tests {
         Ok(())
     }
 
-    // Requirements: C8
+    // Requirements: R8
     #[test]
     fn config_prev_result_is_in_its_version() -> Result<(), Error> {
         let conf = r#"{"cniVersion":"1.0.0","name":"n","prevResult":{"ips":[{"address":"10.0.0.2/24"}]}}"#;

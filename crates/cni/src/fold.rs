@@ -8,7 +8,7 @@
 //!
 //! Runtimes depend on this: containerd's go-cni sends `{"HostPort":8080}`, because its structs have no JSON tags.
 //!
-//! Source: Go `encoding/json` "Unmarshal"; requirements trap 1 and 2.
+//! Source: Go `encoding/json` "Unmarshal"; requirements trap 1, trap 2.
 
 use std::fmt;
 

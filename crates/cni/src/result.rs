@@ -5,7 +5,7 @@
 //! older form requires information that is missing.
 //!
 //! Source: SPEC 1.1.0 §5 and the same section of each older tag; libcni `pkg/types/{020,040,100}`
-//! (requirements S2, S7, S15, S22–S24, S35, C1–C8).
+//! (requirements S2, S7, S15, S22–S24, S35, R1–R8).
 
 mod v02;
 mod v04;

@@ -1,15 +1,7 @@
 //! Test that every requirement of the CNI specification has a test of this crate, or a reason here why it has none.
 //!
-//! A test names its requirements in the line above `#[test]`: `// Requirements: S8, S9`.
-//!
-//! | id | requirement |
-//! |---|---|
-//! | `S…` | CNI specification |
-//! | `K…` | behaviour of the reference plugins' `main` |
-//! | `C…` | conversion between versions of the result |
-//! | `L…` | behaviour of the reference runtime library, libcni |
-//! | `V…` | conventions (CONVENTIONS.md) |
-//! | `trap …` | difference between Go and Rust that an implementation in Rust easily overlooks |
+//! A test names its requirements in the line above `#[test]`: `// Requirements: S8, trap 1`. The requirements are the rows
+//! of `docs/requirements.md` in the families `S`, `K`, `R`, `L`, `V` and `trap`.
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
@@ -20,29 +12,31 @@ use std::path::Path;
 /// Requirements without a test in this crate, each with the reason.
 const ELSEWHERE: &[(&str, &str)] = &[
     (
-        "s25",
+        "S25",
         "an interface that exists already is an error of the kernel: the tests of each interface plugin cover it",
     ),
-    ("s37", "the container runtime creates and removes the namespace: no code of this crate does"),
-    ("v17", "the bridge plugin accepts any previous interface: its tests cover it"),
-    ("trap10", "the tests of host-local cover its files"),
+    ("S37", "the container runtime creates and removes the namespace: no code of this crate does"),
+    ("V17", "the bridge plugin accepts any previous interface: its tests cover it"),
 ];
 
-fn wanted() -> BTreeSet<String> {
-    let range = |letter: &'static str, last: u32| (1..=last).map(move |number| format!("{letter}{number}"));
-    range("s", 39)
-        .chain(range("k", 6))
-        .chain(range("c", 8))
-        .chain(range("l", 12))
-        .chain(range("v", 17))
-        .chain(range("trap", 10))
-        .collect()
+/// Page with one row for each requirement.
+const PAGE: &str = include_str!("../../../docs/requirements.md");
+
+/// Returns whether an id is one of this crate: `S…`, `K…`, `R…`, `L…`, `V…` or `trap …`.
+fn is_own(id: &str) -> bool {
+    let number = id.strip_prefix("trap ").or_else(|| id.strip_prefix(['S', 'K', 'R', 'L', 'V']));
+    number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Returns the ids in a comment line above a test, in lower case and without spaces.
+fn wanted() -> BTreeSet<String> {
+    let ids = PAGE.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
+    ids.filter(|id| is_own(id)).map(str::to_owned).collect()
+}
+
+/// Returns the ids in a comment line above a test.
 fn ids(line: &str) -> Vec<String> {
     let Some(ids) = line.strip_prefix("// Requirements: ") else { return Vec::new() };
-    ids.split(", ").map(|id| id.to_lowercase().replace(' ', "")).collect()
+    ids.split(", ").map(str::to_owned).collect()
 }
 
 /// Returns the tests of each id.
@@ -76,6 +70,7 @@ fn tests() -> BTreeMap<String, Vec<String>> {
 #[test]
 fn requirements_have_a_test_or_a_reason() {
     let tests = tests();
+    assert!(wanted().len() > 80, "docs/requirements.md: no table has the expected form");
     let elsewhere: BTreeMap<&str, &str> = ELSEWHERE.iter().copied().collect();
     let missing: Vec<String> = wanted()
         .into_iter()

@@ -391,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn g5_chain_names_are_the_reference_plugins() {
+    fn iptables_chain_names_equal_those_of_the_go_plugins() {
         let tag = OwnerTag {
             plugin: "bridge".into(),
             network: "test".into(),

@@ -11,7 +11,7 @@ use crate::tree::sources;
 
 /// Kind of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Doc comment, without its slashes.
     Doc,
     /// Other comment of any language, without its marks.
@@ -32,16 +32,16 @@ pub(super) enum Kind {
 
 /// Text with its place.
 #[derive(Debug, Clone)]
-pub(super) struct Text {
+pub(crate) struct Text {
     /// Path from the root.
-    pub(super) file: String,
-    pub(super) line: usize,
-    pub(super) kind: Kind,
-    pub(super) text: String,
+    pub(crate) file: String,
+    pub(crate) line: usize,
+    pub(crate) kind: Kind,
+    pub(crate) text: String,
 }
 
 /// Returns all texts of the tree, but for the lists of these tests.
-pub(super) fn texts() -> Vec<Text> {
+pub(crate) fn texts() -> Vec<Text> {
     let own = |name: &str| name.starts_with("tests/architecture/language");
     let mut texts = Vec::new();
     for (name, source) in sources().into_iter().filter(|(name, _)| !own(name)) {

@@ -5,7 +5,7 @@
 //! - The output is in the version of the configuration: indented by four spaces, no newline at the end.
 //! - A result that the requested version cannot express undoes the ADD.
 //!
-//! Source: SPEC 1.1.0 §2 and §5; libcni `pkg/skel` (K1–K6, S18, S36, traps 6, 8 and 9).
+//! Source: SPEC 1.1.0 §2 and §5; libcni `pkg/skel` (K1–K6, S18, S36, trap 6, trap 8, trap 9).
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;

@@ -118,7 +118,7 @@ fn result_without_version_is_in_the_expected_one() -> Result<(), Error> {
     Ok(())
 }
 
-// Requirements: C1
+// Requirements: R1
 #[test]
 fn result_of_0_1_0_and_0_2_0_are_the_same() -> Result<(), Error> {
     assert_eq!(convert(&full("0.1.0"), Version::V0_2_0)?, full("0.2.0"));
@@ -126,7 +126,7 @@ fn result_of_0_1_0_and_0_2_0_are_the_same() -> Result<(), Error> {
     Ok(())
 }
 
-// Requirements: C2
+// Requirements: R2
 #[test]
 fn result_from_0_2_0_has_ip4_before_ip6() -> Result<(), Error> {
     let up = convert(&full("0.2.0"), Version::V0_4_0)?;
@@ -143,7 +143,7 @@ fn result_from_0_2_0_has_ip4_before_ip6() -> Result<(), Error> {
     Ok(())
 }
 
-// Requirements: C3
+// Requirements: R3
 #[test]
 fn result_of_0_3_0_0_3_1_and_0_4_0_are_the_same() -> Result<(), Error> {
     for from in ["0.3.0", "0.3.1", "0.4.0"] {
@@ -154,7 +154,7 @@ fn result_of_0_3_0_0_3_1_and_0_4_0_are_the_same() -> Result<(), Error> {
     Ok(())
 }
 
-// Requirements: C4
+// Requirements: R4
 #[test]
 fn result_to_1_0_0_drops_only_the_address_version() -> Result<(), Error> {
     let mut expected = full("0.4.0");
@@ -166,7 +166,7 @@ fn result_to_1_0_0_drops_only_the_address_version() -> Result<(), Error> {
     Ok(())
 }
 
-// Requirements: C5
+// Requirements: R5
 #[test]
 fn result_from_1_x_down_drops_new_keys() -> Result<(), Error> {
     let mut value = full("1.1.0");
@@ -184,7 +184,7 @@ fn result_from_1_x_down_drops_new_keys() -> Result<(), Error> {
     Ok(())
 }
 
-// Requirements: C6
+// Requirements: R6
 #[test]
 fn result_of_1_0_0_and_1_1_0_are_the_same() -> Result<(), Error> {
     assert_eq!(convert(&full("1.1.0"), Version::V1_0_0)?, full("1.0.0"));
@@ -192,7 +192,7 @@ fn result_of_1_0_0_and_1_1_0_are_the_same() -> Result<(), Error> {
     Ok(())
 }
 
-// Requirements: C7
+// Requirements: R7
 #[test]
 fn result_to_0_2_0_keeps_the_first_address_of_a_family() -> Result<(), Error> {
     let value = json!({
@@ -304,7 +304,7 @@ fn reduced(success: &Success) -> Success {
 }
 
 proptest! {
-    // Requirements: C4, C6, S35
+    // Requirements: R4, R6, S35
     #[test]
     fn result_round_trip_in_1_x_is_lossless(success in success()) {
         for version in [Version::V1_0_0, Version::V1_1_0] {
@@ -313,7 +313,7 @@ proptest! {
         }
     }
 
-    // Requirements: C3, C5
+    // Requirements: R3, R5
     #[test]
     fn result_round_trip_in_0_3_and_0_4(success in success()) {
         for version in [Version::V0_3_0, Version::V0_3_1, Version::V0_4_0] {
@@ -325,7 +325,7 @@ proptest! {
         }
     }
 
-    // Requirements: C1, C2, C7
+    // Requirements: R1, R2, R7
     #[test]
     fn result_round_trip_of_0_2_through_newer_versions(success in success()) {
         match success.to_value(Version::V0_2_0) {

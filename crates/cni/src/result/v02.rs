@@ -1,6 +1,6 @@
 //! Results of 0.1.0 and 0.2.0: at most one IPv4 and one IPv6 address, routes under the address.
 //!
-//! Source: SPEC v0.2.0 "Result"; libcni `pkg/types/020` (S2, C1, C2, C7).
+//! Source: SPEC v0.2.0 "Result"; libcni `pkg/types/020` (S2, R1, R2, R7).
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};

@@ -3,7 +3,7 @@
 //! The text of 0.3.0 says `ip` in one place and `ips` in another; both are read, `ips` is written. `dns` is always written,
 //! even if it is empty, as every Go plugin of that time does (trap 5).
 //!
-//! Source: SPEC v0.3.0 and v0.4.0 "Result"; libcni `pkg/types/040` (S7, S15, C3–C5).
+//! Source: SPEC v0.3.0 and v0.4.0 "Result"; libcni `pkg/types/040` (S7, S15, R3–R5).
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -1,6 +1,6 @@
 //! Results of 1.0.0 and 1.1.0, which have one form: fields that 1.1.0 added remain in a 1.0.0 result, as in libcni.
 //!
-//! Source: SPEC v1.0.0 and v1.1.0 §5 "Success"; libcni `pkg/types/100` (S22–S23, S35, C4–C6).
+//! Source: SPEC v1.0.0 and v1.1.0 §5 "Success"; libcni `pkg/types/100` (S22–S23, S35, R4–R6).
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

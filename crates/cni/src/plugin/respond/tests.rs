@@ -323,7 +323,7 @@ fn result_is_printed_in_the_version_of_the_configuration() -> Result<(), Error> 
     Ok(())
 }
 
-// Requirements: C7, S19
+// Requirements: R7, S19
 #[test]
 fn result_without_a_form_in_the_version_is_undone() {
     let plugin = Recorder::default();
