@@ -51,7 +51,7 @@ fn configuration_limits_refuse_an_add_before_its_first_effect() {
     }
 }
 
-/// Makes what stays on a host: the bridges, the directory of the journal.
+/// Creates the objects that remain on a host after a DEL: the bridges and the directory of the journal.
 fn prime(host: &Host, cluster: &Cluster<'_>, config: &Value) {
     cluster.definition("net", &bridge("net", 5));
     cluster.pod("prime", "net");
@@ -63,7 +63,7 @@ fn prime(host: &Host, cluster: &Cluster<'_>, config: &Value) {
 }
 
 #[test]
-fn configuration_limits_do_not_keep_a_del_from_the_recorded_networks() {
+fn configuration_limits_do_not_prevent_a_recorded_del() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     let config = configuration(&bridge("home", 1));
@@ -168,7 +168,7 @@ fn chain(numbers: &mut Numbers) -> Value {
     json!({ "cniVersion": "1.0.0", "name": "net", "plugins": plugins })
 }
 
-/// Whatever of an attachment is still on the host.
+/// Returns the objects of an attachment that are still on the host.
 fn remains(host: &Host) -> String {
     let script = "ls /var/lib/weft/sandboxes | grep json; find /var/lib/cni/networks -name '10.*'; \
                   ip -o link | grep -E 'veth|ifb|tap'; nft list ruleset | grep -E 'generated|comment'; \
