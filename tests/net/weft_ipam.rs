@@ -594,11 +594,8 @@ fn a_file_that_is_no_ledger_gives_nothing_and_stays_as_it_is() {
     host.write(format!("{PLACE}/ledger"), "kept for the printer");
     for verb in ["ADD", "CHECK"] {
         let refused = container(&host, &pod, "c1").call(verb, small().to_string());
-        let words = [
-            PLACE,
-            "not an address store of this version",
-            "put back what it was, or move its directory away",
-        ];
+        let words =
+            [PLACE, "not an address store of this version", "restore the file, or remove its directory"];
         assert_refused(verb, &refused, 7, &words);
     }
     assert_refused("STATUS", &container(&host, &pod, "c1").call("STATUS", small().to_string()), 50, &[PLACE]);
@@ -620,7 +617,7 @@ fn a_pod_ends_while_its_ledger_is_spoilt_and_nothing_is_given_twice_or_lost() {
         ("printf '\\143' | dd of=LEDGER bs=1 seek=2048 conv=notrunc status=none", "block 0 is invalid"),
         ("printf '\\144' | dd of=LEDGER bs=1 seek=2050 conv=notrunc status=none", "block 0 is invalid"),
         ("truncate -s 128 LEDGER", "truncated: 0 of 1 groups of 16 blocks are present"),
-        ("truncate -s 0 LEDGER", "empty, though addresses were given from it"),
+        ("truncate -s 0 LEDGER", "empty, though addresses were allocated from it"),
         ("rm LEDGER; mkdir LEDGER", "is a directory"),
     ];
     for (at, (spoil, why)) in spoilt.into_iter().enumerate() {
