@@ -82,15 +82,15 @@ impl RequestHandler for Planner {
                 (plan(request, node, wanted)?, networks)
             }
         };
-        PlanMetadata { runtime: plan_metadata::settled(&self.runtime), networks }.write(&mut plan)?;
+        PlanMetadata { runtime: plan_metadata::canonical(&self.runtime), networks }.write(&mut plan)?;
         Ok(plan)
     }
 
     fn due_tasks(&self) -> Vec<Task> {
-        let runtime = plan_metadata::settled(&self.runtime);
+        let runtime = plan_metadata::canonical(&self.runtime);
         // By another list it is another meta-plugin's, or somebody's own.
         self.sandbox_gc.lost(|entry| {
-            entry.network == runtime_network::NAME && !plan_metadata::is_anothers(entry, &runtime)
+            entry.network == runtime_network::NAME && !plan_metadata::is_of_another_runtime(entry, &runtime)
         })
     }
 

@@ -142,7 +142,7 @@ impl RequestHandler for AgentState {
             false => Vec::new(),
         };
         orders.extend(self.drift.due(&self.sandboxes));
-        self.metrics.ordered(orders.len());
+        self.metrics.tasks_sent(orders.len());
         orders
     }
 
@@ -153,7 +153,7 @@ impl RequestHandler for AgentState {
             let mut orders = self.due_tasks();
             if let Some(changes) = &self.changes {
                 let due = changes.due(&self.planner, &self.sandboxes, &request.node).await;
-                self.metrics.ordered(due.len());
+                self.metrics.tasks_sent(due.len());
                 orders.extend(due);
             }
             if !orders.is_empty() || started.elapsed() >= ERRAND_MAX {

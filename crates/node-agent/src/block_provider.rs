@@ -146,7 +146,7 @@ impl BlockProvider {
             Ok(_) => "allocated",
             Err(_) => "failed",
         };
-        metrics.supplied(outcome);
+        metrics.allocated(outcome);
         match answered {
             Ok(lease) => self.explained(demand, AllocateResponse { lease, ..AllocateResponse::default() }),
             Err(why) => {

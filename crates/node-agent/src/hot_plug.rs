@@ -22,7 +22,7 @@ use rpc::plan::PlanRequest;
 use rpc::task::Task;
 
 use super::planner::{Planner, place};
-use node_support::plan_metadata::has_its_own;
+use node_support::plan_metadata::has_runtime_networks;
 use node_support::sandboxes::Sandboxes;
 
 /// How soon an order is repeated first, and at most.
@@ -85,7 +85,7 @@ impl HotPlug {
     /// The pod's annotation, if its sandbox is to be looked at for it.
     fn is_due(&self, planner: &Planner, entry: &Entry) -> Option<Option<String>> {
         let is_whole = entry.complete || entry.changing;
-        if entry.plan.pod.uid.is_empty() || !is_whole || has_its_own(&entry.plan, &entry.ifname) {
+        if entry.plan.pod.uid.is_empty() || !is_whole || has_runtime_networks(&entry.plan, &entry.ifname) {
             return None;
         }
         let pod = planner.pods.find(&place(&entry.plan.pod)).filter(|pod| pod.uid == entry.plan.pod.uid)?;

@@ -1,8 +1,8 @@
 //! ADD of a planned sandbox: attaches one network after the other and records each result.
 //!
 //! - The entry is on the disk before the first effect (`docs/design/journal.md`).
-//! - The first failure ends the ADD: attempted networks are taken down, last first. What cannot be taken down stays in the
-//!   journal for the next DEL.
+//! - The first failure ends the ADD: attempted networks are taken down, last first. Those that cannot be taken down
+//!   stay in the journal for the next DEL.
 //! - Each result is compared with the pod's request.
 //!
 //! Source: the multi-network specification 6.2, 7.1–7.3; CNI 1.1.0 §3 "Add".

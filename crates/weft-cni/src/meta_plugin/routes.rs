@@ -69,8 +69,8 @@ pub(super) fn settle(netns: &Path, attached: &mut [Attached<'_>]) -> Result<(), 
     verify(&mut net, &families, &links[holder], &yielding)
 }
 
-fn keeps_or_gets(wish: &RouteWish) -> bool {
-    matches!(wish, RouteWish::Keep | RouteWish::Via { .. })
+fn keeps_or_gets(request: &RouteWish) -> bool {
+    matches!(request, RouteWish::Keep | RouteWish::Via { .. })
 }
 
 /// Returns the attachment's interfaces in the sandbox.
@@ -83,8 +83,8 @@ fn links(net: &mut Rtnl, result: &Success) -> Result<Vec<Link>, Error> {
 }
 
 /// Returns the families in which the holder has, or gets, the default route.
-fn families_of_holder(net: &mut Rtnl, wish: &RouteWish, links: &[Link]) -> Result<Vec<Family>, Error> {
-    if let RouteWish::Via { gateways } = wish {
+fn families_of_holder(net: &mut Rtnl, request: &RouteWish, links: &[Link]) -> Result<Vec<Family>, Error> {
+    if let RouteWish::Via { gateways } = request {
         let has = |ipv4: bool| gateways.iter().any(|gateway| gateway.address.is_ipv4() == ipv4);
         let both = [(has(true), Family::V4), (has(false), Family::V6)];
         return Ok(both.into_iter().filter(|(has, _)| *has).map(|(_, family)| family).collect());

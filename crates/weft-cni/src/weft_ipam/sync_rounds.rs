@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn sync_rounds_of_concurrent_calls_end_and_do_not_exceed_the_calls() {
+    fn sync_rounds_of_concurrent_calls_end_without_extra_rounds() {
         let scratch = Scratch::new("many");
         std::thread::scope(|scope| {
             for _ in 0..16 {

@@ -65,7 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let progress = Progress::beside(Format::Text);
     let tag = Tag::new();
     let script = examples::script(files, pod.as_ref(), partner.as_ref())?;
-    let mut stage = Stage::new(tag, weft_cni, plugins.said(), progress);
+    let mut stage = Stage::new(tag, weft_cni, plugins.given(), progress);
     stage.clear()?;
     let before = Snapshot::take(stage.weft_cni(), stage.tag())?;
     progress.line(format!("a pretend host, {}, and two pods on it", stage.tag().host()));

@@ -72,7 +72,7 @@ pub(crate) fn of_entry(
 ) -> Result<Work, Failure> {
     let (meta_plugin, journal) = (keeper.meta_plugin(entry)?, keeper.journal().clone());
     let mut work = Work::of_entry(weft_cni.clone(), meta_plugin, entry, journal, progress);
-    if let Some(path) = plugins.said() {
+    if let Some(path) = plugins.given() {
         path.clone_into(&mut work.subject.path);
     }
     Ok(work)

@@ -24,7 +24,7 @@ use cli_support::privilege;
 use cli_support::terminal::plain;
 use ipam_api::store_name::LEDGERS;
 use node_support::journal_reader::Row;
-use node_support::weft_cni::{Marked, Plugins, WeftCni};
+use node_support::weft_cni::{Plugins, Tagged, WeftCni};
 use reservations::LOOK_AGAIN;
 
 /// Where runtimes, and Multus, keep the results of what they attached.
@@ -98,7 +98,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     findings.extend(RESULTS.iter().filter_map(|directory| unread(Path::new(directory))));
     let known: Vec<&Entry> = entries.iter().map(|(_, entry)| entry).collect();
-    findings.extend(weft_cni.marks()?.iter().filter_map(|marked| orphan(marked, &known)));
+    findings.extend(weft_cni.owner_tags()?.iter().filter_map(|marked| orphan(marked, &known)));
     let is_known =
         |network: &str, container: &str, ifname: &str| is_known(&known, network, container, ifname);
     findings.extend(reservations::findings(Path::new(reservations::DIRECTORY), is_known));
@@ -151,8 +151,8 @@ fn unread(directory: &Path) -> Option<Finding> {
 }
 
 /// A thing whose container nobody knows.
-fn orphan(marked: &Marked, known: &[&Entry]) -> Option<Finding> {
-    let Marked { on, mark } = marked;
+fn orphan(marked: &Tagged, known: &[&Entry]) -> Option<Finding> {
+    let Tagged { on, tag: mark } = marked;
     let mut parts = mark.split('/').skip(2);
     let (network, container, ifname) = (parts.next()?, parts.next()?, parts.next()?);
     if is_known(known, network, container, ifname) {
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn what_nobody_knows_is_an_orphan() {
-        let marked = |mark: &str| Marked { on: "link veth0".into(), mark: mark.into() };
+        let marked = |mark: &str| Tagged { on: "link veth0".into(), tag: mark.into() };
         let found = orphan(&marked("weft/bridge/net/c1/eth0"), &[]).unwrap();
         assert_eq!(
             (found.what.as_str(), found.why.contains("container c1 on network net")),

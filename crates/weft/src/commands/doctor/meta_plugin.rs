@@ -79,7 +79,7 @@ fn of_program(found: &MetaPlugin, what: &str, plugins: &Plugins) -> Option<Findi
 /// Where the runtime looks for plugins, as far as anybody here knows.
 fn runtime_path(found: &MetaPlugin, plugins: &Plugins) -> String {
     let configured = &found.node.bin_dir;
-    plugins.said().map_or_else(
+    plugins.given().map_or_else(
         || match configured == PLUGINS {
             true => format!("{PLUGINS}:{PACKAGED}"),
             false => format!("{configured}:{PLUGINS}:{PACKAGED}"),
