@@ -577,7 +577,7 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
         theirs.insert(given(ended)[0].clone());
         None
     });
-    let words = [&object, "spec was edited and makes no sense"];
+    let words = [&object, "spec was edited and is invalid"];
     assert_refused("spoilt", &refused.expect("a full pool"), 11, &words);
     let range = block["spec"]["range"].as_str().unwrap();
     let first = last_byte(range.split_once('/').unwrap().0);
@@ -601,10 +601,7 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
         };
         let event = events.iter().find(about)?.clone();
         assert_eq!(event["involvedObject"]["uid"], block["metadata"]["uid"], "{event}");
-        assert!(
-            event["type"] == "Warning" && event["message"].as_str()?.contains("makes no sense"),
-            "{event}"
-        );
+        assert!(event["type"] == "Warning" && event["message"].as_str()?.contains("is invalid"), "{event}");
         Some(())
     });
     patch(&json!(null));

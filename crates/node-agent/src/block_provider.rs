@@ -35,14 +35,14 @@ use tokio::sync::watch::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use ipam_api::api_registry::{ApiRegistry, LOOKS, of_node};
+use ipam_api::api_registry::{ApiRegistry, TRANSFER_CHECKS, of_node};
 use ipam_api::clock::now;
 use ipam_api::ip_claim::Claim;
 use ipam_api::ip_objects::BlockObject;
 use ipam_api::owned_block::OwnedBlock;
 use ipam_api::pool_lookup;
 use ipam_api::pool_lookup::{Pool, Unusable};
-use ipam_api::store_name::{elsewhere, placed};
+use ipam_api::store_name::{name_in_directory, other_directory};
 use kube_support::cache::{Cache, follow};
 use kube_support::lookup::ASK_MAX;
 use node_support::client_probe::{ClientProbe, Unconfirmed};
@@ -136,7 +136,8 @@ impl BlockProvider {
         let refused = |why: String| AllocateResponse::unavailable(why);
         self.asked.send_replace(true);
         let is_here = Path::new(&demand.directory) == self.ledgers;
-        let store = if is_here { demand.store.clone() } else { placed(&demand.store, &demand.directory) };
+        let store =
+            if is_here { demand.store.clone() } else { name_in_directory(&demand.store, &demand.directory) };
         let demand = &AllocateRequest { store, ..demand.clone() };
         let shelf = self.shelf(&demand.store);
         let mut shelf = shelf.lock().await;
@@ -158,7 +159,7 @@ impl BlockProvider {
 
     /// A refusal says where the ledger is if that is not where it should be: blocks of the node may be in another.
     fn explained(&self, demand: &AllocateRequest, mut delivery: AllocateResponse) -> AllocateResponse {
-        let Some(directory) = elsewhere(&demand.store) else { return delivery };
+        let Some(directory) = other_directory(&demand.store) else { return delivery };
         let hint = {
             let ledgers = self.ledgers.display();
             format!(
@@ -258,7 +259,7 @@ impl BlockProvider {
             shares_claim: demand.shares_claim,
             clock: Clock { now: now(), quarantine: demand.quarantine },
             seed: self.seed(demand),
-            transfer_checks: LOOKS,
+            transfer_checks: TRANSFER_CHECKS,
         };
         let supply = match demand.operation {
             Operation::Prefetch => self.lease_ahead(&counter, &demand.blocks, shelf).await,
@@ -389,8 +390,8 @@ impl BlockProvider {
                 supply.error,
                 Some(AllocationError::InOwnBlock { .. } | AllocationError::OfferTaken(_))
             ) => {}
-            (Some(lease), _) => claim.tell(range, &demand.pod.name, Ok(lease.net.addr())).await,
-            (None, Some(why)) => claim.tell(range, &demand.pod.name, Err(why)).await,
+            (Some(lease), _) => claim.update_status(range, &demand.pod.name, Ok(lease.net.addr())).await,
+            (None, Some(why)) => claim.update_status(range, &demand.pod.name, Err(why)).await,
             // It is asked again.
             (None, None) => {}
         }

@@ -46,7 +46,7 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::logging::Log;
 use cri::runtime_sandboxes;
 use cri::runtime_sandboxes::RuntimeSandboxes;
-use ipam_api::store_name::LEDGERS;
+use ipam_api::store_name::ADDRESS_STORES;
 use kube_support::kuryr::VifLocation;
 use kube_support::{client, events, health};
 use node_support::agent_server::AgentServer;
@@ -80,7 +80,7 @@ pub struct Arguments {
     #[arg(long, default_value = journal::DIRECTORY, value_name = "DIR")]
     journal: PathBuf,
     /// Directory of the address stores of weft-ipam (ipam.dataDir of the networks)
-    #[arg(long, default_value = LEDGERS, value_name = "DIR")]
+    #[arg(long, default_value = ADDRESS_STORES, value_name = "DIR")]
     address_stores: PathBuf,
     /// Path to the kubelet's pod resources socket
     #[arg(long, default_value = POD_RESOURCES, value_name = "PATH")]

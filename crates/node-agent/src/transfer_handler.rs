@@ -28,7 +28,7 @@ use ipam_api::api_registry::{ApiRegistry, asked_of};
 use ipam_api::clock::now;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
 use ipam_api::owned_block::OwnedBlock;
-use ipam_api::store_name::elsewhere;
+use ipam_api::store_name::other_directory;
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow as fill};
 use node_support::weft_cni::WeftCni;
@@ -151,7 +151,7 @@ impl TransferHandler {
         }
         let (ledgers, ledger) = (self.ledgers.clone(), block.holder.store.clone());
         let (lease, ip) = (block.lease_id(), object.net.addr());
-        if let Some(directory) = elsewhere(&ledger) {
+        if let Some(directory) = other_directory(&ledger) {
             // Whether it is free there nobody can say.
             let by =
                 format!("a ledger in {directory} (ipam.dataDir), which is not its agent's --address-stores,");

@@ -149,7 +149,7 @@ impl IpamReconciler {
 
     /// Has a pool say where single addresses are that were made without a word, by hand: who leases the block around one then looks.
     async fn tell_singles(&self, snapshot: &ClusterSnapshot, pool: &PoolObject) {
-        let Some(told) = pool.told() else { return };
+        let Some(told) = pool.recorded_sections() else { return };
         let name = pool.metadata.name.as_deref().unwrap_or_default();
         let Some(registry) = ApiRegistry::of(&self.client, pool, &self.requests) else { return };
         let singles = snapshot.objects_of(name).filter(IpBlock::is_single_address).map(|object| object.net);

@@ -22,7 +22,7 @@ use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
-use ipam_api::store_name::LEDGERS;
+use ipam_api::store_name::ADDRESS_STORES;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::{Plugins, Tagged, WeftCni};
 use reservations::LOOK_AGAIN;
@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let is_known =
         |network: &str, container: &str, ifname: &str| is_known(&known, network, container, ifname);
     findings.extend(reservations::findings(Path::new(reservations::DIRECTORY), is_known));
-    findings.extend(reservations::of_ledgers(Path::new(LEDGERS), is_known));
+    findings.extend(reservations::of_ledgers(Path::new(ADDRESS_STORES), is_known));
     if proxy::is_used(cri_socket, known.iter().copied()) {
         findings.extend(proxy::findings(cri_socket)?);
     }

@@ -25,7 +25,7 @@ use ipam_api::api_registry::ApiRegistry;
 use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::findings::Finding;
 use ipam_api::ip_objects::BlockObject;
-use ipam_api::store_name::{LEDGERS, ledger_name};
+use ipam_api::store_name::{ADDRESS_STORES, address_store_name};
 use kube_support::api_error;
 use kube_support::client;
 use node_support::address_store;
@@ -60,7 +60,7 @@ enum What {
         #[arg(long)]
         blocks: bool,
         /// Directory of the address stores of this node
-        #[arg(long, default_value = LEDGERS, value_name = "DIR")]
+        #[arg(long, default_value = ADDRESS_STORES, value_name = "DIR")]
         address_stores: PathBuf,
     },
     /// Show the pod, container and node that hold an address
@@ -69,14 +69,14 @@ enum What {
         /// Address to look up
         address: IpAddr,
         /// Directory of the address stores of this node
-        #[arg(long, default_value = LEDGERS, value_name = "DIR")]
+        #[arg(long, default_value = ADDRESS_STORES, value_name = "DIR")]
         address_stores: PathBuf,
     },
     /// Find duplicate addresses, and addresses of deleted nodes, of deleted pods or without an owner
     #[command(after_help = "Example:\n  weft ipam check -o json")]
     Check {
         /// Directory of the address stores of this node
-        #[arg(long, default_value = LEDGERS, value_name = "DIR")]
+        #[arg(long, default_value = ADDRESS_STORES, value_name = "DIR")]
         address_stores: PathBuf,
     },
     /// Release an unused block or single address; the blocks of a running node are refused
@@ -135,7 +135,7 @@ fn who(snapshot: &ClusterSnapshot, address: IpAddr, ledgers: &Path, format: Form
         found.sort_by_key(|object| u8::MAX - object.net.prefix_len());
         let first = found.into_iter().next();
         // A network may have a part of the pool; its ledger is called after that part.
-        let named = first.as_ref().map(|object| ledger_name(&object.holder.store));
+        let named = first.as_ref().map(|object| address_store_name(&object.holder.store));
         let named = named.into_iter().chain([pool.as_str()]).find(|name| is_valid_name(name));
         let container = named.and_then(|name| recorded(&ledgers.join(name), address));
         let container = container.map(|owner| owner.to_string());

@@ -19,7 +19,7 @@ use cli_support::table;
 use ipam_api::clock::now;
 use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::ip_objects::PoolObject;
-use ipam_api::store_name::ledger_name;
+use ipam_api::store_name::address_store_name;
 use kube_support::custom_resources::IPPoolStatus;
 use node_support::address_store;
 
@@ -184,7 +184,7 @@ fn leased(snapshot: &ClusterSnapshot, pool: &str) -> Vec<Leased> {
 
 /// What ledgers of a pool are called: a network that has a part of it has one called after that part.
 fn names(snapshot: &ClusterSnapshot, pool: &str) -> BTreeSet<String> {
-    let leased = snapshot.objects_of(pool).map(|object| ledger_name(&object.holder.store).to_owned());
+    let leased = snapshot.objects_of(pool).map(|object| address_store_name(&object.holder.store).to_owned());
     // It is part of a path.
     leased.chain([pool.to_owned()]).filter(|name| is_valid_name(name)).collect()
 }
