@@ -55,7 +55,7 @@ fn every_way_to_log_in_works_and_a_token_that_expired_is_renewed() {
     // Who is not known waits, says why, and shows no secret.
     cluster.start_controller_as("bad", &["OS_CLOUD=bad", &clouds], &[]);
     let log = eventually("a refusal", || {
-        Some(cluster.machine.log("bad")).filter(|log| log.contains("the credentials are not taken"))
+        Some(cluster.machine.log("bad")).filter(|log| log.contains("credentials rejected"))
     });
     assert!(cluster.machine.lives("bad") && !log.contains("wrong"), "{log}");
 }

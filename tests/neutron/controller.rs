@@ -99,7 +99,7 @@ fn what_neutron_cannot_do_now_is_done_when_it_can() {
     // Slow: it takes the connection, and says nothing.
     neutron.signal("STOP");
     cluster.pod(BOUND, "slow", "net-a");
-    cluster.wait_for_event("slow", &["NeutronUnreachable", "no answer within 10 s"]);
+    cluster.wait_for_event("slow", &["NeutronUnreachable", "no response within 10 s"]);
     neutron.signal("CONT");
     assert_eq!(cluster.wait_for_vifs("slow").len(), 1);
     // What it had begun when nobody waited any more is taken up, not made twice.

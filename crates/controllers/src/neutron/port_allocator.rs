@@ -88,7 +88,7 @@ impl From<Error> for Trouble {
             // It has nothing to do with the pod, and the limit is low unless somebody raised it.
             why.push_str("; each macvlan of a node is a pair of its port: raise max_allowed_address_pair in neutron.conf");
         }
-        Trouble { reason, passes: error.passes(), why }
+        Trouble { reason, passes: error.is_transient(), why }
     }
 }
 
