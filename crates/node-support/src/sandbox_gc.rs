@@ -20,7 +20,7 @@ use rpc::journal::Entry;
 use rpc::task::{Certainty, Task};
 
 use super::sandboxes::Sandboxes;
-use cri::runtime_sandboxes::{RuntimeSandboxes, Sight};
+use cri::runtime_sandboxes::{Presence, RuntimeSandboxes};
 
 /// Shortest pause before a task is repeated.
 const REPEAT_MIN: Duration = Duration::from_secs(10);
@@ -117,8 +117,11 @@ impl SandboxGc {
             let (entry, uid) = (&sandbox.entry, &sandbox.entry.plan.pod.uid);
             // A sandbox without a pod was created manually.
             let pod = pod(entry).filter(|_| !uid.is_empty())?;
-            let seen =
-                Seen { sight: self.runtime.sight(container.as_str()), pod, progress: Progress::of(entry) };
+            let seen = Seen {
+                presence: self.runtime.presence(container.as_str()),
+                pod,
+                progress: Progress::of(entry),
+            };
             Some((container.clone(), (uid.clone(), seen.observation(self.grace, now)?)))
         });
         orphaned.collect()
@@ -128,7 +131,7 @@ impl SandboxGc {
 /// Known state of a sandbox.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    sight: Sight,
+    presence: Presence,
     pod: PodSeen,
     progress: Progress,
 }
@@ -162,13 +165,13 @@ impl Seen {
     fn observation(self, grace: Duration, now: Instant) -> Option<Observation> {
         // The runtime has called DEL already, and it failed: no need to wait for the runtime.
         let grace = if self.progress == Progress::Failed { Duration::ZERO } else { grace };
-        match (self.sight, self.pod) {
-            (Sight::Missed(at), _) | (Sight::NeverSeen(at), PodSeen::Here) => {
+        match (self.presence, self.pod) {
+            (Presence::Missed(at), _) | (Presence::NeverSeen(at), PodSeen::Here) => {
                 let making = if self.progress == Progress::Partly { ADD_MAX } else { SHOWN_MAX };
                 Some(Observation { certainty: Certainty::Gone, as_of: at, grace: grace.max(making) })
             }
-            (Sight::Known, PodSeen::Here) => None,
-            (Sight::Known | Sight::NeverSeen(_), PodSeen::Gone) => {
+            (Presence::Present, PodSeen::Here) => None,
+            (Presence::Present | Presence::NeverSeen(_), PodSeen::Gone) => {
                 Some(Observation { certainty: Certainty::PodGone, as_of: now, grace })
             }
         }
@@ -237,21 +240,21 @@ mod tests {
     #[test]
     fn sandbox_gc_waits_for_a_running_add_and_finds_lost_sandboxes() {
         let now = Instant::now();
-        let look = |sight, pod, progress| {
-            let seen = Seen { sight, pod, progress };
+        let look = |presence, pod, progress| {
+            let seen = Seen { presence, pod, progress };
             seen.observation(seconds(1), now).map(|found| (found.certainty, found.grace.as_secs()))
         };
-        let (missed, never) = (Sight::Missed(now), Sight::NeverSeen(now));
+        let (missed, never) = (Presence::Missed(now), Presence::NeverSeen(now));
         let (whole, partly, failed) = (Progress::Attached, Progress::Partly, Progress::Failed);
         let gone = |grace| Some((Certainty::Gone, grace));
-        assert_eq!(look(Sight::Known, PodSeen::Here, whole), None);
-        assert_eq!(look(Sight::Known, PodSeen::Here, failed), None, "its runtime calls again");
+        assert_eq!(look(Presence::Present, PodSeen::Here, whole), None);
+        assert_eq!(look(Presence::Present, PodSeen::Here, failed), None, "its runtime calls again");
         assert_eq!(look(never, PodSeen::Here, whole), gone(15));
         assert_eq!(look(never, PodSeen::Here, partly), gone(300));
         assert_eq!(look(missed, PodSeen::Here, failed), gone(15));
         assert_eq!(look(missed, PodSeen::Gone, whole), gone(15));
         // The runtime was never seen with it: it may be a sandbox of another runtime.
         assert_eq!(look(never, PodSeen::Gone, whole), Some((Certainty::PodGone, 1)));
-        assert_eq!(look(Sight::Known, PodSeen::Gone, failed), Some((Certainty::PodGone, 0)));
+        assert_eq!(look(Presence::Present, PodSeen::Gone, failed), Some((Certainty::PodGone, 0)));
     }
 }

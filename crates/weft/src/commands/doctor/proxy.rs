@@ -9,7 +9,7 @@ use super::Finding;
 use cli_support::failure::Failure;
 use cri::network_api::{FALLBACK, Name, Network};
 use cri::network_client::Client;
-use cri::runtime_status::Known;
+use cri::runtime_status::ListReport;
 use cri_proxy::runtime_network;
 
 /// Where the runtime's lists are, by the usual configurations.
@@ -49,7 +49,7 @@ pub(super) fn findings(socket: &Path) -> Result<Vec<Finding>, Failure> {
     })
 }
 
-type Seen = (Vec<Network>, Result<(), Status>, Option<Known>);
+type Seen = (Vec<Network>, Result<(), Status>, Option<ListReport>);
 
 async fn look(socket: &Path) -> Result<Seen, Status> {
     let client = Client::connect(socket).await?;
@@ -61,8 +61,8 @@ async fn look(socket: &Path) -> Result<Seen, Status> {
 }
 
 /// Networks are set, and the runtime does not ask for them.
-fn unread(what: &str, networks: &[Network], lists: Option<&Known>) -> Option<Finding> {
-    let Known { reads, from } = lists?;
+fn unread(what: &str, networks: &[Network], lists: Option<&ListReport>) -> Option<Finding> {
+    let ListReport { is_read: reads, directory: from } = lists?;
     let is_set = |network: &&Network| label(network) != FALLBACK;
     let set: Vec<String> = networks.iter().filter(is_set).map(label).collect();
     if *reads || set.is_empty() {
