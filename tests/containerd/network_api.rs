@@ -81,7 +81,7 @@ fn the_network_on_disk_appears_changes_and_vanishes_and_is_everybodys_default() 
     let proxy = proxy!();
     assert!(proxy.networks().is_empty());
     let why = proxy.ready().expect_err("there is no network");
-    assert!(why.contains("/etc/cni/net.d holds none"), "{why}");
+    assert!(why.contains("/etc/cni/net.d contains none"), "{why}");
     let error = proxy.cri().run_pod_sandbox(&proxy.node().pod("web", &[])).expect_err("no network");
     assert!(error.contains("no default network"), "{error}");
     let list = |subnet| cluster::bridge("admins", subnet).to_string();
@@ -162,7 +162,7 @@ fn a_network_in_use_stays_or_drains() {
     proxy.network(&["rm", "red", "--drain"], "").success();
     assert_eq!(proxy.networks()["red"]["status"]["sandbox_management"], false);
     let error = proxy.cri().run_pod_sandbox(&proxy.pod_on("db", &[("", "red")])).expect_err("it drains");
-    assert!(error.contains("it is being removed"), "{error}");
+    assert!(error.contains("is being removed"), "{error}");
     let drains = || proxy.networks()["red"]["status"]["draining"].as_bool();
     assert_eq!(drains(), Some(true));
     // Whoever sets it again wants it to stay.

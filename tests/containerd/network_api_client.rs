@@ -131,11 +131,11 @@ fn writers_of_one_object_are_ordered_and_another_object_is_left_alone() {
     assert_eq!(codes, [ok, refused, refused, ok, ok, refused, ok, ok, ok], "{answers:#?}");
     let said = |place: usize| answers[place]["message"].as_str().expect("a text");
     assert!(
-        said(1).starts_with("config.metadata.generation: 4: older than what is stored: 5"),
+        said(1).starts_with("config.metadata.generation: 4: older than the stored generation 5"),
         "{}",
         said(1)
     );
-    assert!(said(2).starts_with("config.metadata.generation: 5: is stored already"), "{}", said(2));
+    assert!(said(2).starts_with("config.metadata.generation: 5: is already stored"), "{}", said(2));
     assert!(said(5).contains("has uid \"a\", not \"b\""), "{}", said(5));
     let left = &answers[6]["reply"]["networks"][0]["config"]["metadata"];
     assert_eq!((&left["uid"], &left["generation"]), (&json!("a"), &json!(6)));
@@ -320,7 +320,7 @@ fn impossible_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str
         (on(json!([one("", "")])), "INVALID_ARGUMENT", "config.networks[0].network_name"),
         (on(json!([one("", "nobody")])), "NOT_FOUND", "config.networks[0].network_name: \"nobody\""),
         (on(json!([one("", "_fallback")])), "NOT_FOUND", "config.networks[0].network_name: _fallback"),
-        (on(json!([one("net1", "red")])), "INVALID_ARGUMENT", "none is attached as eth0"),
+        (on(json!([one("net1", "red")])), "INVALID_ARGUMENT", "no network is attached as eth0"),
         (
             on(json!([one("", "red"), one("lo", "blue")])),
             "INVALID_ARGUMENT",
@@ -334,7 +334,7 @@ fn impossible_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str
         (
             on(json!([one("eth0", "red"), one("eth0", "blue")])),
             "INVALID_ARGUMENT",
-            "config.networks[1].interface_name: \"eth0\": is there twice",
+            "config.networks[1].interface_name: \"eth0\": is a duplicate",
         ),
         (
             on(json!([{ "network_name": "red", "parameters": { "bandwidth": "{}" } }])),

@@ -239,7 +239,7 @@ fn a_runtime_that_does_not_call_the_proxy_is_told_and_makes_no_sandbox_without_i
     proxy.set(&bridge("blue", 2));
     let before = proxy.node().snapshot();
     let error = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &BOTH)).expect_err("nobody asked the proxy");
-    for word in ["called no list of weft cri-proxy", "conf_dir", "must be /etc/cni/weft"] {
+    for word in ["did not call the list of weft cri-proxy", "conf_dir", "to /etc/cni/weft"] {
         assert!(error.contains(word), "{word:?} is missing in: {error}");
     }
     assert_eq!(proxy.cri().list_pod_sandbox().expect("a list"), [(plain.clone(), true)], "it is taken back");
@@ -247,7 +247,7 @@ fn a_runtime_that_does_not_call_the_proxy_is_told_and_makes_no_sandbox_without_i
     let found = proxy.findings();
     assert!(found.iter().any(|finding| finding.contains("no sandbox gets blue, red")), "{found:?}");
     rig::machine::until("it says so by itself", || {
-        proxy.log().contains("the runtime does not call the proxy").then_some(())
+        proxy.log().contains("runtime does not call the proxy").then_some(())
     });
     proxy.remove(&plain);
     // A runtime that has no network is not ready, whatever the proxy's are.

@@ -674,7 +674,7 @@ fn npwg1_6_1_2_2_conflict_c19_an_add_waits_for_the_default_network_and_a_del_doe
     assert_eq!(steps(&cluster.calls()), ["one eth0", "two net1"]);
     host.run(["rm", "/run/cni/ready"]);
     let ended = weft.del(&config);
-    assert!(ended.stderr.contains("/run/cni/ready is not there; detaching from the journal"), "{ended}");
+    assert!(ended.stderr.contains("/run/cni/ready does not exist; detaching from the journal"), "{ended}");
     ended.success();
     assert_eq!(steps(&cluster.calls()), ["two net1", "one eth0"]);
 }

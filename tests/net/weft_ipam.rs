@@ -653,7 +653,7 @@ fn a_pod_ends_while_its_ledger_is_spoilt_and_nothing_is_given_twice_or_lost() {
         "moved",
         &container(&host, &pod, "n").add(&small()),
         7,
-        &["empty, though addresses were given"],
+        &["empty, though addresses were allocated"],
     );
     shell("rm LEDGER");
     host.run(["rm", "-r", PLACE]);
