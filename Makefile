@@ -1,4 +1,4 @@
-# `make` lists what there is; CI runs the same targets a person does.
+# `make` lists the targets; CI runs the same targets as a developer.
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test check unit net vm containerd kube node neutron peer bench clean
 
@@ -8,15 +8,15 @@ CARGO_TARGET_DIR ?= target
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## install what building and testing need: packages, the musl target (skips what is there)
+setup: ## install missing packages and the musl target, for building and testing
 	@lanes/setup
 
 build: setup bin/weft-cni bin/weft ## both programs, static and stripped, in bin/
 
-# One cargo call each: what the agent needs of a shared crate must not end up in weft-cni.
+# One cargo call for each program, so that features which only the agent needs are not compiled into weft-cni.
 bin/weft-cni: PACKAGE := weft-cni
 bin/weft-cni: PROFILE := release
-# It ends where it panics: nobody looks for a frame to unwind.
+# It aborts on a panic, so it needs no tables for unwinding.
 bin/weft-cni: FLAGS := -C link-arg=-Wl,--no-eh-frame-hdr -C link-arg=-Wl,-T,$(CURDIR)/crates/weft-cni/weft-cni.ld
 bin/weft: PACKAGE := weft
 bin/weft: PROFILE := command
@@ -26,37 +26,37 @@ bin/%: FORCE
 	@install -m 0755 $(CARGO_TARGET_DIR)/$(TARGET)/$(PROFILE)/$* $@
 FORCE:
 
-demo: build ## a pod with four networks on this machine, shown and removed again
+demo: build ## attach a pod to four networks on this machine, show it and remove everything again
 	@bin/weft demo
 
-test: setup ## everything that can run here, and a table of what did not and why
+test: setup ## run every test that can run here, and list the skipped tests with reasons
 	@lanes/run
 
-check: ## formatting and lints
+check: ## check formatting and lints
 	@lanes/run check
-unit: ## what needs nothing but cargo
+unit: ## tests that need only cargo
 	@lanes/run unit
-net: ## the kernel, in namespaces of each test's own (root)
+net: ## tests with the kernel, each in its own namespaces (root)
 	@lanes/run net
-peer: ## theirs calls ours, ours calls theirs: the Go reference plugins, podman
+peer: ## tests with other implementations: the Go plugins, firewalld
 	@lanes/run peer
-vm: ## the kernel of Debian under qemu, for links that this machine's kernel lacks
+vm: ## tests with Debian's kernel under qemu, for kinds of links that this kernel lacks
 	@lanes/run vm
-containerd: ## a real containerd and runc
+containerd: ## tests with a real containerd and runc
 	@lanes/run containerd
-kube: ## a real etcd and kube-apiserver
+kube: ## tests with a real etcd and kube-apiserver
 	@lanes/run kube
-node: ## a whole node: kubelet, containerd, control plane
+node: ## tests with a whole node: kubelet, containerd, control plane
 	@lanes/run node
-neutron: ## a real Neutron with ML2/OVN
+neutron: ## tests with a real Neutron with ML2/OVN
 	@lanes/run neutron
 
-bench: build ## side by side with the peers in PEERS=DIR or PEERS=debian, by ratio
+bench: build ## measure weft beside the peers in PEERS=DIR or PEERS=debian, with ratios
 	@benches/run $(PEERS)
 	@benches/cri-proxy
 	@benches/kube-adds
 	@benches/neutron
 
-clean: ## remove what was built
+clean: ## remove everything that was built
 	cargo clean
 	rm -rf bin

@@ -1,4 +1,4 @@
-//! `CNI_ARGS` from anywhere: neither reader panics, and the lenient one finds what the strict one finds.
+//! Fuzz target for `CNI_ARGS`: neither parser panics, and the lenient one returns the same pairs as the strict one.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A definition's configuration: it is resolved or refused, and what a plan makes of it can be run.
+//! Fuzz target for the configuration of a definition: it is resolved or refused, and the planned configuration is valid.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! A file of manifests: reading and linting never panic, every place is in the text, and a fix makes a text of a map.
+//! Fuzz target for manifests: parsing and linting never panic, and every position and edit is inside the text.
 
 #![no_main]
 

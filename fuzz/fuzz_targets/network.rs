@@ -1,4 +1,4 @@
-//! A network's configuration from anywhere: reading never panics, and its plugins can be derived for.
+//! Fuzz target for CNI configurations: parsing never panics, and the input of each plugin can be derived.
 
 #![no_main]
 
@@ -9,17 +9,17 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(object) = Object::parse(bytes, "fuzz") {
-        let again = Object::parse(object.to_json().as_bytes(), "again").expect("what we print, we read");
+        let again = Object::parse(object.to_json().as_bytes(), "again").expect("printed JSON is valid");
         assert_eq!(again, object);
     }
     let Ok(network) = Network::parse(bytes, "fuzz") else { return };
     let _ = (network.capabilities(), network.needs());
-    let again = Network::parse(network.bytes(), "again").expect("the bytes kept are a network");
+    let again = Network::parse(network.bytes(), "again").expect("the kept bytes are a network");
     assert_eq!((&again.name, again.version, &again.plugins), (&network.name, network.version, &network.plugins));
     for plugin in &network.plugins {
-        let derived = derive(&network, plugin, None, None).expect("a plugin that was read can be derived for");
+        let derived = derive(&network, plugin, None, None).expect("the input of a valid plugin can be derived");
         let derived = Object::parse(derived.to_json().as_bytes(), "derived").expect("JSON");
-        let name = derived.text("name").expect("a text");
+        let name = derived.text("name").expect("a string");
         assert_eq!(name.as_deref(), Some(network.name.as_str()));
     }
 });

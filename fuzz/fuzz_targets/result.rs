@@ -1,4 +1,4 @@
-//! A result from anywhere: reading never panics, and what was read can be written and read again.
+//! Fuzz target for results: parsing never panics, and a parsed result can be printed and parsed again.
 
 #![no_main]
 
@@ -13,12 +13,12 @@ fuzz_target!(|bytes: &[u8]| {
         let Ok((version, success)) = Success::read(bytes, expected) else { continue };
         for wanted in Version::ALL {
             let Ok(printed) = success.print(*wanted) else { continue };
-            let (again, _) = Success::read(&printed, Version::ABSENT).expect("what we print, we read");
+            let (again, _) = Success::read(&printed, Version::ABSENT).expect("a printed result is valid");
             assert_eq!(again, *wanted);
         }
         if version >= Version::V1_0_0 {
-            let printed = success.print(version).expect("any result is one of 1.x");
-            let (_, again) = Success::read(&printed, version).expect("what we print, we read");
+            let printed = success.print(version).expect("every result has a form in 1.x");
+            let (_, again) = Success::read(&printed, version).expect("a printed result is valid");
             assert_eq!(again.to_value(version), success.to_value(version));
         }
     }

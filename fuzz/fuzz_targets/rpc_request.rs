@@ -1,4 +1,4 @@
-//! Bytes from a client: reading never panics, and a request that was read is written and read again.
+//! Fuzz target for requests of a client: decoding never panics, and a decoded request can be encoded and decoded again.
 
 #![no_main]
 
@@ -9,13 +9,13 @@ use rpc::message::Request;
 fuzz_target!(|bytes: &[u8]| {
     let _ = frame::receive::<Request>(&mut &bytes[..]);
     let Ok(request) = frame::decode::<Request>(bytes) else { return };
-    // What the server does before it plans.
+    // The server reads these before it plans.
     if let Request::Plan(request) = &request {
         let _ = request.node.configuration();
         let _ = request.node.disk();
     }
-    // JSON that escapes more than the input may exceed the limit.
+    // The encoded JSON may exceed the limit, because it escapes more characters than the input.
     let Ok(written) = frame::encode(&request) else { return };
-    let again: Request = frame::receive(&mut written.as_slice()).expect("a request that was written is read");
+    let again: Request = frame::receive(&mut written.as_slice()).expect("an encoded request is valid");
     assert_eq!(frame::encode(&again).expect("JSON"), written);
 });

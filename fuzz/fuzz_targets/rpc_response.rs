@@ -1,5 +1,5 @@
-//! Bytes from the agent, or on the standard input of the task process: reading never panics, and a message that was read
-//! is written and read again.
+//! Fuzz target for messages of the agent and for task batches: decoding never panics, and a decoded message can be encoded
+//! and decoded again.
 
 #![no_main]
 
@@ -11,9 +11,9 @@ use rpc::task::TaskBatch;
 fn read<M: Message>(bytes: &[u8]) {
     let _ = frame::receive::<M>(&mut &bytes[..]);
     let Ok(message) = frame::decode::<M>(bytes) else { return };
-    // JSON that escapes more than the input may exceed the limit.
+    // The encoded JSON may exceed the limit, because it escapes more characters than the input.
     let Ok(written) = frame::encode(&message) else { return };
-    let again: M = frame::receive(&mut written.as_slice()).expect("a message that was written is read");
+    let again: M = frame::receive(&mut written.as_slice()).expect("an encoded message is valid");
     assert_eq!(frame::encode(&again).expect("JSON"), written);
 }
 

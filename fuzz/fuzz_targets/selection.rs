@@ -1,4 +1,4 @@
-//! An annotation of a pod: reading never panics, and every fault has a place in the text.
+//! Fuzz target for network annotations: parsing never panics, and every fault has a position in the text.
 
 #![no_main]
 

@@ -1,12 +1,14 @@
-"""A client of a container runtime and of the CRI Network API, from generated code that is not ours.
+"""Client of a container runtime and of the CRI Network API, from generated code independent of weft.
 
     client.py SOCKET <CALLS >ANSWERS
 
-CALLS is a JSON list of {"method", "request"}, the request in proto's JSON form, or "raw", hexadecimal bytes in its place;
-{"read": URL} takes what a container writes to an exec's websocket, {"forward": URL, "port", "send"} what comes back through
-a forwarded port; {"flood": N} opens N calls on one connection, reads none of them, and counts how many were answered;
-{"noise": SEED, "rounds": N} writes random bytes to the socket. ANSWERS has one object for each call. A request may
-refer to earlier answers as "$0.pod_sandbox_id".
+CALLS is a JSON list. ANSWERS has one object for each call. A request may refer to earlier answers as "$0.pod_sandbox_id".
+
+  {"method", "request"}              calls a method; the request is in proto's JSON form, or "raw" with hexadecimal bytes
+  {"read": URL}                      returns the output of a container on the websocket of an exec
+  {"forward": URL, "port", "send"}   sends to a forwarded port and returns the answer
+  {"flood": N}                       opens N calls on one connection without reading, and counts the answers
+  {"noise": SEED, "rounds": N}       writes random bytes to the socket
 """
 
 import base64
@@ -44,13 +46,13 @@ METHODS = {
     "/runtime.v1alpha2.RuntimeService/RunPodSandbox": (cri.RunPodSandboxRequest, cri.RunPodSandboxResponse),
     "/runtime.v1.ImageService/ListImages": (cri.Empty, cri.ListImagesResponse),
 }
-# No authority is set: gRPC's C core says the socket's path as one, which HTTP/2 libraries refuse and runtimes do not.
+# No authority is set: gRPC's C core sends the socket's path as authority, which HTTP/2 libraries refuse and runtimes accept.
 OPTIONS = [("grpc.max_receive_message_length", 16 << 20),
            ("grpc.max_send_message_length", 64 << 20)]
 
 
 def fill(value, answers):
-    """Puts earlier answers in."""
+    """Replaces references to earlier answers."""
     if isinstance(value, str):
         found = re.fullmatch(r"\$(\d+)\.(\w+)", value)
         return answers[int(found[1])]["reply"][found[2]] if found else value
@@ -82,7 +84,7 @@ def call(channel, wanted, answers):
 
 
 def websocket(url, protocol):
-    """A connection to the runtime's own streaming server."""
+    """Opens a connection to the runtime's streaming server."""
     host, port, path = re.fullmatch(r"http://([^:/]+):(\d+)(/.*)", url).groups()
     connection = socket.create_connection((host, int(port)), timeout=30)
     key = base64.b64encode(os.urandom(16)).decode()
@@ -128,7 +130,7 @@ def forward(url, port, text):
     send(connection, b"\x00" + text.encode())
     received = b""
     for frame in frames(file):
-        # The first frame of each channel is the port.
+        # The first frame of each channel contains the port.
         if frame[:1] == b"\x00" and len(frame) > 3:
             received += frame[1:]
             if text.encode().strip() in received:
@@ -137,12 +139,12 @@ def forward(url, port, text):
 
 
 def flood(path, count):
-    """Opens calls and does not finish their requests: a header, no message, no end."""
+    """Opens calls with incomplete requests: a header, no message, no end."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     connection.settimeout(5)
     connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-    # HPACK without its table: literal fields, names in full.
+    # HPACK without its table: literal fields with full names.
     def field(name, value):
         return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
     block = (field(b":method", b"POST") + field(b":scheme", b"http") + field(b":path", b"/runtime.v1.RuntimeService/Version")
@@ -187,7 +189,7 @@ def main():
                 answers.append(forward(fill(wanted["forward"], answers), wanted["port"], wanted["send"]))
             elif "flood" in wanted:
                 connection, sent = flood(path, wanted["flood"])
-                # It stays open until the end.
+                # The connection stays open until the end.
                 floods.append(connection)
                 answers.append({"code": "OK", "sent": sent})
             else:

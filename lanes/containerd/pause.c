@@ -1,4 +1,4 @@
-/* The first process of a pod: holds its namespaces, takes in orphans, ends when asked. */
+/* First process of a pod: keeps its namespaces, reaps orphaned processes, and ends on a signal. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""A receiver of OpenTelemetry's traces, by OpenTelemetry's own messages: OTLP over gRPC and over HTTP.
+"""Receiver of OpenTelemetry traces, with OpenTelemetry's own messages: OTLP over gRPC and over HTTP.
 
   collector.py GRPC-PORT HTTP-PORT [MODE [CERTIFICATE KEY AUTHORITY]]
 
-Prints each request as it was, then each span of it, one JSON object a line. MODE is what it does with requests: `take` them,
-`refuse` them, or `stall`: never answer. With the three files it speaks TLS alone, and only with who has a certificate of the
-authority.
+It prints each request, then each span of it, one JSON object in a line. MODE is its answer to requests: `take` accepts them,
+`refuse` refuses them, `stall` never answers. With the three files it accepts only TLS, and only clients with a certificate
+of the authority.
 
-Run by the interpreter of target/collector, see lanes/kube/prepare. It serves until it is ended.
+The interpreter of target/collector runs it, see lanes/kube/prepare. It serves until it is killed.
 """
 
 import http.server
@@ -29,7 +29,7 @@ LOCK = threading.Lock()
 
 
 def value(of):
-    """A value as JSON has it; whole numbers are texts in protobuf's."""
+    """Returns a value as in JSON; integers are strings in protobuf's JSON form."""
     (kind, text), = of.items()
     return int(text) if kind == "intValue" else text
 
@@ -91,7 +91,7 @@ if TLS:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=TLS[2])
     context.load_cert_chain(TLS[0], TLS[1])
     context.verify_mode = ssl.CERT_REQUIRED
-    # Each connection in its own thread: the handshake, too.
+    # Each connection, including its handshake, has its own thread.
     pages.socket = context.wrap_socket(pages.socket, server_side=True, do_handshake_on_connect=False)
 else:
     server.add_insecure_port(f"127.0.0.1:{GRPC}")

@@ -1,11 +1,12 @@
-//! A container runtime whose pods have addresses by DHCP: the node changes over from the Go plugins, the pods stay.
+//! Tests of a container runtime whose pods have addresses by DHCP: the node changes from the Go plugins to
+//! weft, and the pods keep their leases.
 //!
 //! ```text
-//!   containerd ── bridge, dhcp ── dhcp daemon        first Go's, then ours, under the same names and the same socket
+//!   containerd ── bridge, dhcp ── dhcp daemon        first the Go plugins, then weft's, with the same names and socket
 //!   br0 10.1.0.1, dnsmasq ─┬─ eth0 of each pod
 //! ```
 //!
-//! What there is to be taken over is told by the runtime's own libcni, whichever release it has.
+//! The daemon takes over the leases from the cache of the runtime's own libcni, in whichever release.
 //!
 //! Source: containerd `pkg/cri/server/sandbox_run.go`; go-cni; libcni `libcni/api.go`.
 
@@ -16,10 +17,10 @@ use rig::peers::go_plugins;
 use serde_json::json;
 use testkit::{Feature, host};
 
-/// A bridge with a server that wants to be asked every second.
+/// Creates a bridge with a server whose leases are renewed every second.
 fn serve(node: &Containerd) {
     node.run(["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
-    // An address of its own: not that of a pod's port, with which it would go.
+    // A fixed hardware address: otherwise the bridge has that of a pod's port and loses it with the port.
     node.run(["ip", "link", "add", "br0", "address", "02:00:00:00:01:01", "type", "bridge"]);
     node.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
     node.run(["ip", "link", "set", "br0", "up"]);
@@ -35,7 +36,7 @@ fn start_daemon(node: &Containerd, program: &str) {
 }
 
 #[test]
-fn a_node_with_leases_changes_over_and_its_pods_keep_them() {
+fn dhcp_takeover_keeps_the_leases_of_pods_on_a_running_node() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     let Some(node) = Containerd::new(host) else { return };
     serve(&node);
@@ -46,26 +47,29 @@ fn a_node_with_leases_changes_over_and_its_pods_keep_them() {
     start_daemon(&node, "/opt/cni/bin/dhcp");
     node.configure(&json!({ "type": "bridge", "bridge": "br0", "ipam": { "type": "dhcp" } }));
     let pods = ["web", "db"].map(|name| node.cri().run_pod_sandbox(&node.pod(name, &[])).expect("a pod"));
-    let had = pods.each_ref().map(|id| node.sandbox(id).addresses);
-    assert!(had.iter().all(|addresses| addresses[0].starts_with("10.1.0.")), "{had:?}");
+    let addresses_before = pods.each_ref().map(|id| node.sandbox(id).addresses);
+    assert!(
+        addresses_before.iter().all(|addresses| addresses[0].starts_with("10.1.0.")),
+        "{addresses_before:?}"
+    );
 
     let program = testkit::binary("weft-cni").display().to_string();
     node.run([&program, "install", "/opt/cni/bin", "--names", "bridge,dhcp,loopback", "--replace"]);
     node.stop("dhcp", "TERM");
     node.run(["rm", "-f", "/run/cni/dhcp.sock"]);
-    let asked = node.read(LOG).unwrap_or_default().matches("DHCPDISCOVER(").count();
+    let discovers = node.read(LOG).unwrap_or_default().matches("DHCPDISCOVER(").count();
     start_daemon(&node, "/opt/cni/bin/dhcp");
-    let said = |words: &str| node.read(LOG).unwrap_or_default().matches(words).count();
-    for address in had.iter().flatten() {
-        let extended = format!("DHCPACK(br0) {address} ");
-        let so_far = said(&extended);
-        until("it is extended", || (said(&extended) > so_far + 3).then_some(()));
+    let log_count = |words: &str| node.read(LOG).unwrap_or_default().matches(words).count();
+    for address in addresses_before.iter().flatten() {
+        let renewed = format!("DHCPACK(br0) {address} ");
+        let so_far = log_count(&renewed);
+        until("the lease is renewed", || (log_count(&renewed) > so_far + 3).then_some(()));
     }
-    assert_eq!(said("DHCPDISCOVER("), asked, "{}", node.log("dhcp"));
-    for (id, addresses) in pods.iter().zip(&had) {
+    assert_eq!(log_count("DHCPDISCOVER("), discovers, "{}", node.log("dhcp"));
+    for (id, addresses) in pods.iter().zip(&addresses_before) {
         assert_eq!(&node.sandbox(id).addresses, addresses);
         node.remove(id);
     }
     let left = || node.read(LEASES).unwrap_or_default().lines().any(|line| line.contains(" 10.1.0."));
-    until("the server has heard of it", || (!left()).then_some(()));
+    until("the server has received the releases", || (!left()).then_some(()));
 }

@@ -1,11 +1,11 @@
-//! Ports and rates that a pod asks its runtime for, in the runtime's own spelling.
+//! Tests of host ports and bandwidth that a pod requests from its runtime, in the runtime's spelling.
 //!
 //! ```text
 //!   outside 192.0.2.2 ── up0 ── 192.0.2.1:8080 node ── br1 ── pod :80
 //! ```
 //!
-//! Source: containerd's go-cni `namespace_opts.go`, whose `PortMapping` and `BandWidth` have no JSON tags: keys come
-//! with capitals; Multus defect M5 (the runtime's wishes are the default network's alone).
+//! Source: containerd's go-cni `namespace_opts.go`, whose `PortMapping` and `BandWidth` have no JSON tags:
+//! fields begin with capitals; Multus defect M5 (requests of the runtime are for the default network only).
 
 use rig::cluster::{bridge, configuration};
 use rig::cri::PortMapping;
@@ -14,7 +14,7 @@ use rig::{Cluster, Containerd, assert_nothing_left};
 use serde_json::{Value, json};
 use testkit::{Feature, Netns, host};
 
-/// The default network with what takes the runtime's wishes.
+/// Returns the default network with plugins for the runtime's requests.
 fn network() -> Value {
     let mut network = bridge("default", 1);
     network["plugins"][0]["ipam"]["routes"] = json!([{ "dst": "0.0.0.0/0" }]);
@@ -29,7 +29,7 @@ fn port(protocol: i32, host_port: i32, container_port: i32) -> PortMapping {
 }
 
 #[test]
-fn m5_a_port_and_a_rate_are_the_default_networks_and_go_with_the_pod() {
+fn host_ports_and_bandwidth_apply_to_the_default_network_only() {
     let host = host!(
         Feature::Bridge,
         Feature::NftMasquerade,
@@ -41,7 +41,7 @@ fn m5_a_port_and_a_rate_are_the_default_networks_and_go_with_the_pod() {
     let world = outside(&host);
     let Some(node) = Containerd::new(host) else { return };
     let cluster = Cluster::new(&node);
-    // The same plugins stand behind this one, too; it is not asked for anything.
+    // This network has the same plugins, without requests.
     let mut red = network();
     red["name"] = "red".into();
     red["plugins"][0]["bridge"] = "br2".into();
@@ -59,26 +59,37 @@ fn m5_a_port_and_a_rate_are_the_default_networks_and_go_with_the_pod() {
     let web = node.cri().run_pod_sandbox(&pod).expect("a pod");
     let ip = node.sandbox(&web).addresses.concat();
     let inside = node.inside(&web);
-    let who = |client: &Netns, transport, to: &str, port: u16| {
+    let source_address = |client: &Netns, transport, to: &str, port: u16| {
         let peer = reached(transport, client, to, &inside, &format!("{ip}:{port}"));
         peer.map(|peer| peer.ip().to_string())
     };
     let (tcp, udp) = (format!("{}:8080", UPLINK[0]), format!("{}:5353", UPLINK[0]));
-    assert_eq!(who(&world, Transport::Tcp, &tcp, 80).as_deref(), Some(OUTSIDE[0]));
-    assert_eq!(who(&world, Transport::Udp, &udp, 53).as_deref(), Some(OUTSIDE[0]));
-    assert!(who(&node, Transport::Tcp, "127.0.0.1:8080", 80).is_some(), "from the node itself");
+    assert_eq!(source_address(&world, Transport::Tcp, &tcp, 80).as_deref(), Some(OUTSIDE[0]));
+    assert_eq!(source_address(&world, Transport::Udp, &udp, 53).as_deref(), Some(OUTSIDE[0]));
+    assert!(
+        source_address(&node, Transport::Tcp, "127.0.0.1:8080", 80).is_some(),
+        "the node itself reaches the port"
+    );
     let rates: Vec<u64> = tbf_rates(&node);
-    assert_eq!(rates, [10_000_000 / 8, 20_000_000 / 8], "one link each way, of the default network only");
+    assert_eq!(
+        rates,
+        [10_000_000 / 8, 20_000_000 / 8],
+        "one link for each direction, of the default network only"
+    );
     let ports = node.run(["nft", "list", "map", "inet", "weft_portmap", "ports4"]);
     assert!(ports.contains("8080") && !ports.contains("10.2.0."), "{ports}");
 
     node.restart("KILL");
-    assert_eq!(who(&world, Transport::Tcp, &tcp, 80).as_deref(), Some(OUTSIDE[0]), "the runtime is another");
+    assert_eq!(
+        source_address(&world, Transport::Tcp, &tcp, 80).as_deref(),
+        Some(OUTSIDE[0]),
+        "the runtime was restarted"
+    );
     node.remove(&web);
     assert_nothing_left("ports and rates", &node, &before);
 }
 
-/// The rates of all token bucket filters, in bytes a second, smallest first.
+/// Returns the rates of all token bucket filters in bytes per second, ascending.
 fn tbf_rates(node: &Containerd) -> Vec<u64> {
     let all = node.json(["tc", "-j", "qdisc"]);
     let buckets = all.as_array().into_iter().flatten().filter(|qdisc| qdisc["kind"] == "tbf");

@@ -1,6 +1,6 @@
 //! End-to-end tests of lane `containerd`: weft under a real containerd and runc, without Kubernetes.
 //!
-//! Needs what `lanes/containerd/prepare` makes.
+//! Needs a machine prepared by `lanes/containerd/prepare`.
 
 #![cfg(test)]
 

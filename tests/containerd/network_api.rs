@@ -1,11 +1,11 @@
-//! The CRI Network API on an unmodified containerd.
+//! Tests of the CRI Network API on an unmodified containerd.
 //!
 //! ```text
 //!   the test, weft network ── CRI ── weft cri-proxy ── CRI ── containerd ── CNI ── weft
 //!                                         └─────────────── plan ───────────────────┘
 //! ```
 //!
-//! Source: «CRI Network API», the proposal; docs/cri-networks.md.
+//! Source: the proposal "CRI Network API"; docs/cri-networks.md.
 
 use std::sync::mpsc::Receiver;
 
@@ -18,11 +18,11 @@ use rig::{Proxy, assert_nothing_left, links};
 use serde_json::{Value, json};
 use testkit::{Feature, host};
 
-/// What happened, as CRI numbers it.
+/// Kinds of container events, as CRI numbers them.
 const STARTED: i32 = 1;
 const STOPPED: i32 = 2;
 
-/// A runtime, a proxy before it, no network.
+/// Returns a runtime with a proxy before it, without networks.
 macro_rules! proxy {
     () => {{
         let host = host!(Feature::Bridge, Feature::Veth);
@@ -31,14 +31,14 @@ macro_rules! proxy {
     }};
 }
 
-/// The first sandbox on a network makes what stays: bridges, directories.
+/// Creates and removes a sandbox, so that the objects that remain (bridges, directories) exist.
 #[track_caller]
 fn settle(proxy: &Proxy, networks: &[(&str, &str)]) {
     let early = proxy.cri().run_pod_sandbox(&proxy.pod_on("early", networks)).expect("a pod");
     proxy.remove(&early);
 }
 
-/// The address of an interface of a sandbox.
+/// Returns the address of an interface of a sandbox.
 #[track_caller]
 fn address(proxy: &Proxy, id: &str, link: &str) -> String {
     let all = rig::addresses_on(&proxy.node().inside(id), link);
@@ -46,7 +46,7 @@ fn address(proxy: &Proxy, id: &str, link: &str) -> String {
 }
 
 #[test]
-fn a_sandbox_on_two_networks_that_were_set_reaches_others_on_each_and_leaves_nothing() {
+fn network_api_sandbox_on_two_networks_reaches_others_on_each() {
     const BOTH: [(&str, &str); 2] = [("", "red"), ("", "blue")];
     let proxy = proxy!();
     proxy.set(&bridge("red", 1));
@@ -62,13 +62,17 @@ fn a_sandbox_on_two_networks_that_were_set_reaches_others_on_each_and_leaves_not
     }
     let seen = proxy.cri().pod_sandbox_status(&web).expect("a status");
     assert_eq!(seen.addresses, ["eth0", "net1"].map(|link| address(&proxy, &web, link)));
-    assert_eq!(seen.networks, ["", "blue"], "the first is eth0's and has no place for a name");
-    assert!(seen.annotations.is_empty(), "ours is taken out: {:?}", seen.annotations);
+    assert_eq!(
+        seen.networks,
+        ["", "blue"],
+        "the first address is that of eth0, for which CRI has no network name"
+    );
+    assert!(seen.annotations.is_empty(), "the annotation of weft is removed: {:?}", seen.annotations);
     assert!(!seen.info.to_string().contains("weft.dev/attachments"), "{}", seen.info);
     let listed = proxy.cri().annotations().expect("a list");
     assert!(listed.iter().all(|annotations| annotations.is_empty()), "{listed:?}");
     let behind = proxy.node().cri().annotations().expect("a list");
-    assert!(behind.iter().all(|annotations| annotations.len() == 1), "it travels through the runtime");
+    assert!(behind.iter().all(|annotations| annotations.len() == 1), "the runtime has the annotation");
     for id in [&web, &db] {
         proxy.remove(id);
     }
@@ -77,7 +81,7 @@ fn a_sandbox_on_two_networks_that_were_set_reaches_others_on_each_and_leaves_not
 }
 
 #[test]
-fn the_network_on_disk_appears_changes_and_vanishes_and_is_everybodys_default() {
+fn network_api_fallback_network_follows_the_file_on_disk() {
     let proxy = proxy!();
     assert!(proxy.networks().is_empty());
     let why = proxy.ready().expect_err("there is no network");
@@ -85,10 +89,10 @@ fn the_network_on_disk_appears_changes_and_vanishes_and_is_everybodys_default() 
     let error = proxy.cri().run_pod_sandbox(&proxy.node().pod("web", &[])).expect_err("no network");
     assert!(error.contains("no default network"), "{error}");
     let list = |subnet| cluster::bridge("admins", subnet).to_string();
-    // From another directory, which runtimes overlook.
+    // The file is moved from another directory, because runtimes ignore a file that is written in place.
     proxy.write("/tmp/10-admins.conflist", list(1));
     proxy.run(["mv", "/tmp/10-admins.conflist", &format!("{NETWORKS}/10-admins.conflist")]);
-    proxy.ready().expect("a network is there");
+    proxy.ready().expect("a network exists");
     let shown = |networks: &std::collections::BTreeMap<String, Value>| {
         networks["_fallback"]["config"]["cniv1_config"]["plugins"][0]["parameters"]["bridge"].clone()
     };
@@ -99,18 +103,18 @@ fn the_network_on_disk_appears_changes_and_vanishes_and_is_everybodys_default() 
     proxy.write(format!("{NETWORKS}/10-admins.conflist"), list(2));
     assert_eq!(shown(&proxy.networks()), json!("\"br2\""));
     let db = proxy.cri().run_pod_sandbox(&proxy.node().pod("db", &[])).expect("a pod");
-    assert!(address(&proxy, &db, "eth0").starts_with("10.2.0."), "it has what is there now");
+    assert!(address(&proxy, &db, "eth0").starts_with("10.2.0."), "the sandbox is on the current network");
     assert_eq!(
         proxy.networks()["_fallback"]["status"],
         json!({"sandbox_management": true, "connectivity": true})
     );
     proxy.write(format!("{NETWORKS}/10-admins.conflist"), "{");
-    let why = proxy.ready().expect_err("it is broken");
+    let why = proxy.ready().expect_err("the file is invalid");
     assert!(why.contains("10-admins.conflist"), "{why}");
     proxy.run(["rm", &format!("{NETWORKS}/10-admins.conflist")]);
     assert!(proxy.networks().is_empty());
-    proxy.ready().expect_err("it is gone");
-    // Without any network sandboxes are taken down as they were made.
+    proxy.ready().expect_err("the file is removed");
+    // Without a network, sandboxes are detached from the journal.
     for id in [&web, &db] {
         proxy.remove(id);
     }
@@ -124,20 +128,20 @@ fn the_network_on_disk_appears_changes_and_vanishes_and_is_everybodys_default() 
 }
 
 #[test]
-fn another_configuration_between_run_and_stop_leaves_nothing_and_changes_no_sandbox() {
+fn network_api_replaced_network_does_not_change_its_sandboxes() {
     let proxy = proxy!();
     proxy.set(&bridge("red", 1));
     settle(&proxy, &[("", "red")]);
     let before = proxy.node().snapshot();
     let web = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &[("", "red")])).expect("a pod");
-    let had = address(&proxy, &web, "eth0");
-    // Another bridge, another range, and a plugin more: none of them had anything to do with web.
+    let address_before = address(&proxy, &web, "eth0");
+    // The new network has another bridge, another range and another plugin, which must not affect web.
     let mut other = bridge("red", 7);
     other["cniv1_config"]["plugins"].as_array_mut().expect("plugins").push(json!({ "type": "tuning" }));
     proxy.set(&other);
     assert_eq!(proxy.networks()["red"]["config"]["metadata"]["generation"], 2);
-    assert_eq!(address(&proxy, &web, "eth0"), had);
-    assert_eq!(proxy.cri().pod_sandbox_status(&web).expect("a status").addresses, [had]);
+    assert_eq!(address(&proxy, &web, "eth0"), address_before);
+    assert_eq!(proxy.cri().pod_sandbox_status(&web).expect("a status").addresses, [address_before]);
     proxy.remove(&web);
     let changes = rig::changes(&before, &proxy.node().snapshot());
     let changes: Vec<&str> =
@@ -149,7 +153,7 @@ fn another_configuration_between_run_and_stop_leaves_nothing_and_changes_no_sand
 }
 
 #[test]
-fn a_network_in_use_stays_or_drains() {
+fn network_api_network_in_use_is_kept_or_drained() {
     let proxy = proxy!();
     proxy.set(&bridge("red", 1));
     let web = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &[("", "red")])).expect("a pod");
@@ -161,27 +165,30 @@ fn a_network_in_use_stays_or_drains() {
     );
     proxy.network(&["rm", "red", "--drain"], "").success();
     assert_eq!(proxy.networks()["red"]["status"]["sandbox_management"], false);
-    let error = proxy.cri().run_pod_sandbox(&proxy.pod_on("db", &[("", "red")])).expect_err("it drains");
+    let error = proxy
+        .cri()
+        .run_pod_sandbox(&proxy.pod_on("db", &[("", "red")]))
+        .expect_err("the network is draining");
     assert!(error.contains("is being removed"), "{error}");
     let drains = || proxy.networks()["red"]["status"]["draining"].as_bool();
     assert_eq!(drains(), Some(true));
-    // Whoever sets it again wants it to stay.
+    // Setting the network again ends draining.
     proxy.set(&bridge("red", 1));
     assert_eq!((drains(), &proxy.networks()["red"]["config"]["metadata"]["generation"]), (None, &json!(1)));
-    proxy.remove(&proxy.cri().run_pod_sandbox(&proxy.pod_on("db", &[("", "red")])).expect("it stays"));
+    proxy.remove(&proxy.cri().run_pod_sandbox(&proxy.pod_on("db", &[("", "red")])).expect("a pod"));
     proxy.network(&["rm", "red", "--drain"], "").success();
-    // A proxy that is replaced knows.
+    // A new proxy knows that the network is draining.
     proxy.stop("KILL");
     proxy.launch();
     assert_eq!(drains(), Some(true));
     assert_eq!(proxy.networks()["red"]["status"]["sandbox_management"], false);
     proxy.remove(&web);
-    rig::machine::until("the network is gone", || proxy.networks().is_empty().then_some(()));
+    rig::machine::until("the network is removed", || proxy.networks().is_empty().then_some(()));
     proxy.network(&["rm", "red"], "").success();
 }
 
 #[test]
-fn parameters_ranges_and_the_annotation_reach_the_plugins() {
+fn network_api_parameters_and_ranges_reach_the_plugins() {
     let proxy = proxy!();
     let mut red = bridge("red", 1);
     let plugin = &mut red["cniv1_config"]["plugins"][0];
@@ -190,12 +197,12 @@ fn parameters_ranges_and_the_annotation_reach_the_plugins() {
     red["ip_ranges"] = json!([{ "cidr": "10.9.0.0/24" }, { "cidr": "fd09::/64" }]);
     proxy.set(&red);
     proxy.set(&bridge("blue", 2));
-    let asked = json!([
+    let request = json!([
         { "network_name": "blue", "interface_name": "storage", "parameters": { "ips": ["10.2.0.77/24"], "mac": "02:00:00:00:00:07" } },
         { "network_name": "red", "interface_name": "eth0" },
     ]);
-    let asked = asked.to_string();
-    let pod = proxy.node().pod("web", &[("weft.dev/networks", &asked), ("mine", "stays")]);
+    let request = request.to_string();
+    let pod = proxy.node().pod("web", &[("weft.dev/networks", &request), ("mine", "stays")]);
     let web = proxy.cri().run_pod_sandbox(&pod).expect("a pod");
     let inside = proxy.node().inside(&web);
     assert_eq!(links(&inside), ["eth0", "storage"]);
@@ -206,42 +213,45 @@ fn parameters_ranges_and_the_annotation_reach_the_plugins() {
     assert!(eth0.iter().any(|ip| ip.starts_with("10.9.0.")), "{eth0:?}");
     assert!(eth0.iter().any(|ip| ip.starts_with("fd09::")), "{eth0:?}");
     let seen = proxy.cri().pod_sandbox_status(&web).expect("a status");
-    assert_eq!(seen.networks, ["", "red", "blue"], "eth0's second family has its network's name");
+    assert_eq!(seen.networks, ["", "red", "blue"], "the second address of eth0 has the name of its network");
     assert_eq!(seen.addresses[2], "10.2.0.77");
     let keys: Vec<&String> = seen.annotations.keys().collect();
-    assert_eq!(keys, ["mine", "weft.dev/networks"], "a client's own come back as they were");
-    // Another one wants the same address, and is told.
-    let asked = asked.replace("00:07", "00:08");
-    let error = proxy.cri().run_pod_sandbox(&proxy.node().pod("db", &[("weft.dev/networks", &asked)]));
-    let error = error.expect_err("it has an owner");
+    assert_eq!(keys, ["mine", "weft.dev/networks"], "annotations of a client are unchanged");
+    // Another sandbox requests the same address and is refused.
+    let request = request.replace("00:07", "00:08");
+    let error = proxy.cri().run_pod_sandbox(&proxy.node().pod("db", &[("weft.dev/networks", &request)]));
+    let error = error.expect_err("the address is allocated");
     assert!(error.contains("10.2.0.77"), "{error}");
     proxy.remove(&web);
 }
 
 #[test]
-fn a_network_may_be_everybodys_default_and_without_the_list_the_proxy_only_forwards() {
+fn network_api_default_network_and_proxy_without_its_list() {
     let mut proxy = proxy!();
     proxy.set(&bridge("red", 1));
     proxy.relaunch(&["--default-network", "red"]);
-    proxy.ready().expect("red is there");
+    proxy.ready().expect("red exists");
     let web = proxy.cri().run_pod_sandbox(&proxy.node().pod("web", &[])).expect("a pod");
     assert!(address(&proxy, &web, "eth0").starts_with("10.1.0."));
     let refused = proxy.network(&["rm", "red"], "");
     assert!(refused.stderr.contains("is in use by sandbox"), "{refused}");
     proxy.remove(&web);
     proxy.network(&["rm", "red"], "").success();
-    let why = proxy.ready().expect_err("the default network is gone");
+    let why = proxy.ready().expect_err("the default network is removed");
     assert!(why.contains("red"), "{why}");
-    // The runtime's network is the runtime's: nothing is promised that nobody would do.
+    // Without `--runtime-networks` the proxy forwards only, and refuses requests for networks.
     proxy.relaunch_as(&[]);
     proxy.set(&bridge("red", 1));
-    let error = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &[("", "red")])).expect_err("not ours");
+    let error = proxy
+        .cri()
+        .run_pod_sandbox(&proxy.pod_on("web", &[("", "red")]))
+        .expect_err("the proxy manages no networks");
     assert!(error.contains("--runtime-networks"), "{error}");
-    proxy.ready().expect("what the runtime says passes");
+    proxy.ready().expect("the status of the runtime is forwarded");
 }
 
 #[test]
-fn the_network_on_disk_and_one_that_was_set_by_its_name_are_two() {
+fn network_api_fallback_and_set_network_of_one_name_differ() {
     let proxy = proxy!();
     let file = format!("{NETWORKS}/10-admins.conflist");
     proxy.write(&file, cluster::bridge("admins", 1).to_string());
@@ -253,35 +263,35 @@ fn the_network_on_disk_and_one_that_was_set_by_its_name_are_two() {
     };
     assert_eq!(connected(), [true, true]);
     proxy.node().inside(&web).run(["ip", "link", "delete", "eth0"]);
-    rig::machine::until("the sandbox is not as it was", || (connected() == [false, true]).then_some(()));
+    rig::machine::until("the proxy reports the change", || (connected() == [false, true]).then_some(()));
     let shown = proxy.network(&["list"], "").success().stdout;
     let row = |name: &str| shown.lines().find(|line| line.starts_with(name)).expect("a row").to_owned();
     let ends = |name: &str| row(name).split_whitespace().rev().take(2).collect::<Vec<_>>().join(" ");
     assert_eq!((ends("_fallback"), ends("admins")), ("no yes".to_owned(), "yes yes".to_owned()), "{shown}");
     let shown = proxy.network(&["show", "admins"], "").success().stdout;
     assert!(shown.contains("\"bridge\": \"br1\"") && !shown.contains("_fallback"), "{shown}");
-    let refused = proxy.network(&["show", "nobody"], "");
-    assert!(refused.stderr.contains("there is no network nobody"), "{refused}");
-    // Nobody asked for it.
+    let refused = proxy.network(&["show", "absent"], "");
+    assert!(refused.stderr.contains("network absent: not found"), "{refused}");
+    // No sandbox is on this network.
     proxy.network(&["rm", "admins"], "").success();
     proxy.remove(&web);
 }
 
 #[test]
-fn the_runtime_is_the_one_that_was_named() {
+fn network_api_reports_the_version_of_the_runtime() {
     let proxy = proxy!();
     let version = proxy.cri().version().expect("a version");
     assert!(version.starts_with(proxy.node().release().version()), "{version}");
 }
 
 #[test]
-fn events_of_a_sandbox_tell_the_address_of_each_network_and_not_our_annotation() {
+fn network_api_events_have_addresses_and_no_weft_annotation() {
     let host = host!(Feature::Bridge, Feature::Veth);
     let Some(proxy) = Proxy::with_networks_on_newest(host) else { return };
     proxy.set(&bridge("red", 1));
     proxy.set(&bridge("blue", 2));
     let (events, behind) = (proxy.cri().events(), proxy.node().cri().events());
-    rig::machine::until("both are told of what happens", || {
+    rig::machine::until("both streams deliver events", || {
         settle(&proxy, &[("", "red"), ("", "blue")]);
         (events.try_recv().is_ok() && behind.try_recv().is_ok()).then_some(())
     });
@@ -300,8 +310,8 @@ fn events_of_a_sandbox_tell_the_address_of_each_network_and_not_our_annotation()
     assert_eq!(started.networks, ["", "blue", "blue"]);
     assert!(started.annotations.is_empty(), "{:?}", started.annotations);
     let raw = next(&behind, &web, STARTED);
-    assert_eq!(raw.addresses, expected[..1], "the runtime by itself knows of one");
-    assert_eq!(raw.annotations.len(), 1, "and has ours");
+    assert_eq!(raw.addresses, expected[..1], "the runtime knows only one address");
+    assert_eq!(raw.annotations.len(), 1, "the runtime has the annotation");
     assert_eq!(next(&events, &plain, STARTED).networks, [""]);
     proxy.cri().stop_pod_sandbox(&web).expect("stop");
     let stopped = next(&events, &web, STOPPED);

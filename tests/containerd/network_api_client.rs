@@ -1,17 +1,18 @@
-//! The CRI Network API as somebody else's client sees it: Python, from code generated of the `.proto` that is shipped.
+//! Tests of the CRI Network API with an independent client: Python, with code generated from the shipped
+//! `.proto`.
 //!
 //! ```text
 //!   client.py ── gRPC ── weft cri-proxy ── CRI ── containerd
 //! ```
 //!
-//! Source: «CRI Network API», the proposal; docs/cri-networks.md, «The calls».
+//! Source: the proposal "CRI Network API"; docs/cri-networks.md, "The calls".
 
 use rig::proxy::bridge;
 use rig::{Proxy, assert_nothing_left};
 use serde_json::{Value, json};
 use testkit::{Feature, host};
 
-/// A runtime, a proxy before it, no network.
+/// Returns a runtime with a proxy before it, without networks.
 macro_rules! proxy {
     () => {{
         let host = host!(Feature::Bridge, Feature::Veth);
@@ -20,7 +21,7 @@ macro_rules! proxy {
     }};
 }
 
-/// The answers to calls.
+/// Returns the answers to calls.
 macro_rules! calls {
     ($proxy:expr, $calls:expr) => {{
         let Some(answers) = $proxy.calls(&$calls) else { return };
@@ -28,7 +29,7 @@ macro_rules! calls {
     }};
 }
 
-/// A network as proto's JSON has it: parameters are texts.
+/// Returns a network in the JSON form of protobuf, in which parameters are strings.
 fn network(name: &str, subnet: u8) -> Value {
     let mut network = bridge(name, subnet);
     let parameters = &mut network["cniv1_config"]["plugins"][0]["parameters"];
@@ -40,7 +41,7 @@ fn network(name: &str, subnet: u8) -> Value {
     network
 }
 
-/// `network` with one place changed.
+/// Returns `network` with one field changed.
 fn with(network: &Value, place: &str, value: Value) -> Value {
     let mut network = network.clone();
     match network.pointer_mut(place) {
@@ -54,7 +55,7 @@ fn with(network: &Value, place: &str, value: Value) -> Value {
 }
 
 #[test]
-fn a_client_of_another_language_sets_uses_and_removes_networks() {
+fn network_api_client_sets_uses_and_removes_networks() {
     let proxy = proxy!();
     let set =
         |name, subnet| json!({ "method": "SetPodNetwork", "request": { "config": network(name, subnet) } });
@@ -79,7 +80,7 @@ fn a_client_of_another_language_sets_uses_and_removes_networks() {
             remove("red"),
             remove("blue"),
             list,
-            { "method": "NobodyHasHeardOfThis" },
+            { "method": "NoSuchMethod" },
             { "method": "/runtime.v1.ImageService/ListImages" },
             { "method": "Version" },
         ])
@@ -99,14 +100,14 @@ fn a_client_of_another_language_sets_uses_and_removes_networks() {
     assert!(answers[5]["message"].as_str().expect("a text").contains("(blue/web)"));
     assert_eq!(answers[11]["reply"]["networks"], json!([]));
     assert!(
-        answers[12]["message"].as_str().expect("a text").contains("NobodyHasHeardOfThis"),
-        "the runtime's words"
+        answers[12]["message"].as_str().expect("a text").contains("NoSuchMethod"),
+        "the message of the runtime"
     );
     assert_eq!(answers[14]["reply"]["runtime_name"], "containerd");
 }
 
 #[test]
-fn writers_of_one_object_are_ordered_and_another_object_is_left_alone() {
+fn network_api_client_generation_orders_writers_of_a_network() {
     let proxy = proxy!();
     let set = |uid: &str, generation: u32, subnet| {
         let mut config = network("red", subnet);
@@ -129,20 +130,20 @@ fn writers_of_one_object_are_ordered_and_another_object_is_left_alone() {
     let codes: Vec<&str> = answers.iter().map(|answer| answer["code"].as_str().expect("a code")).collect();
     let (ok, refused) = ("OK", "FAILED_PRECONDITION");
     assert_eq!(codes, [ok, refused, refused, ok, ok, refused, ok, ok, ok], "{answers:#?}");
-    let said = |place: usize| answers[place]["message"].as_str().expect("a text");
+    let message = |place: usize| answers[place]["message"].as_str().expect("a text");
     assert!(
-        said(1).starts_with("config.metadata.generation: 4: older than the stored generation 5"),
+        message(1).starts_with("config.metadata.generation: 4: older than the stored generation 5"),
         "{}",
-        said(1)
+        message(1)
     );
-    assert!(said(2).starts_with("config.metadata.generation: 5: is already stored"), "{}", said(2));
-    assert!(said(5).contains("has uid \"a\", not \"b\""), "{}", said(5));
+    assert!(message(2).starts_with("config.metadata.generation: 5: is already stored"), "{}", message(2));
+    assert!(message(5).contains("has uid \"a\", not \"b\""), "{}", message(5));
     let left = &answers[6]["reply"]["networks"][0]["config"]["metadata"];
     assert_eq!((&left["uid"], &left["generation"]), (&json!("a"), &json!(6)));
     assert_eq!(answers[8]["reply"]["networks"], json!([]));
 }
 
-/// Networks whose name or kind is wrong, each with the path that is told.
+/// Returns networks with invalid metadata, each with the path in the error.
 fn wrong_metadata() -> Vec<(Value, &'static str)> {
     let good = network("red", 1);
     let long = "x".repeat(300);
@@ -166,7 +167,7 @@ fn wrong_metadata() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// The same, whose list is.
+/// Returns networks with an invalid list of plugins.
 fn wrong_lists() -> Vec<(Value, &'static str)> {
     let good = network("red", 1);
     let list = "/cniv1_config";
@@ -178,7 +179,7 @@ fn wrong_lists() -> Vec<(Value, &'static str)> {
         (with(&good, "/cniv1_config/network_name", json!("_x")), "config.cniv1_config.network_name"),
         (with(&good, "/cniv1_config/network_name", json!("a b")), "config.cniv1_config.network_name"),
         (with(&good, "/cniv1_config/plugins", json!([])), "config.cniv1_config.plugins"),
-        (with(&good, &format!("{plugin}/type"), json!("nobody")), "config.cniv1_config"),
+        (with(&good, &format!("{plugin}/type"), json!("absent")), "config.cniv1_config"),
         (with(&good, "/cniv1_config/cni_version", json!("1.0.0 ")), "config.cniv1_config.cni_version"),
         (with(&good, "/cniv1_config/network_name", json!("_fallback")), "config.cniv1_config.network_name"),
         (
@@ -192,7 +193,7 @@ fn wrong_lists() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// The same, whose plugin is.
+/// Returns networks with an invalid plugin.
 fn wrong_plugins() -> Vec<(Value, &'static str)> {
     let good = network("red", 1);
     let plugin = "/cniv1_config/plugins/0";
@@ -250,7 +251,7 @@ fn wrong_plugins() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// The same, whose addresses are.
+/// Returns networks with invalid address ranges.
 fn wrong_ranges() -> Vec<(Value, &'static str)> {
     let good = network("red", 1);
     vec![
@@ -266,7 +267,7 @@ fn wrong_ranges() -> Vec<(Value, &'static str)> {
 }
 
 #[test]
-fn every_field_that_is_wrong_is_refused_by_its_path_and_nothing_is_stored() {
+fn network_api_client_invalid_fields_are_refused_by_path() {
     let proxy = proxy!();
     let wrong = [wrong_metadata(), wrong_lists(), wrong_plugins(), wrong_ranges()].concat();
     let set = |config: &Value| match config {
@@ -295,14 +296,14 @@ fn every_field_that_is_wrong_is_refused_by_its_path_and_nothing_is_stored() {
     assert_eq!(proxy.run(["ls", "/var/lib/weft/networks"]), "");
 }
 
-/// `network` with ranges, which its plugin takes.
+/// Returns `network` with ranges, and a plugin with the capability.
 fn ranges(network: &Value, cidrs: &[&str]) -> Value {
     let taking = with(network, "/cniv1_config/plugins/0/capabilities", json!(["ipRanges"]));
     let ranges: Vec<Value> = cidrs.iter().map(|cidr| json!({ "cidr": cidr })).collect();
     with(&taking, "/ip_ranges", Value::from(ranges))
 }
 
-/// Sandboxes that ask for what cannot be, each with the code and words that are told.
+/// Returns sandboxes with impossible requests, each with the code and words of the error.
 fn impossible_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str)> {
     let one =
         |interface: &str, network: &str| json!({ "interface_name": interface, "network_name": network });
@@ -318,7 +319,7 @@ fn impossible_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str
     let many: Vec<Value> = (0..40).map(|_| one("", "red")).collect();
     vec![
         (on(json!([one("", "")])), "INVALID_ARGUMENT", "config.networks[0].network_name"),
-        (on(json!([one("", "nobody")])), "NOT_FOUND", "config.networks[0].network_name: \"nobody\""),
+        (on(json!([one("", "absent")])), "NOT_FOUND", "config.networks[0].network_name: \"absent\""),
         (on(json!([one("", "_fallback")])), "NOT_FOUND", "config.networks[0].network_name: _fallback"),
         (on(json!([one("net1", "red")])), "INVALID_ARGUMENT", "no network is attached as eth0"),
         (
@@ -349,17 +350,18 @@ fn impossible_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str
     ]
 }
 
-/// The same, which ask in a wrong form.
-fn misspelt_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str)> {
+/// Returns sandboxes with malformed requests.
+fn malformed_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str)> {
     let one =
         |interface: &str, network: &str| json!({ "interface_name": interface, "network_name": network });
     let on = |networks: Value| proxy.pod_in_json("web", &networks);
     let long = "x".repeat(100_000);
-    let asking = |key: &str, text: &str| on(json!([{ "network_name": "red", "parameters": { key: text } }]));
+    let with_parameter =
+        |key: &str, text: &str| on(json!([{ "network_name": "red", "parameters": { key: text } }]));
     let in_annotation = |parameters: &str| {
         let mut pod = on(json!([]));
-        let asked = format!(r#"[{{"network_name":"red","parameters":{parameters}}}]"#);
-        pod["annotations"] = json!({ "weft.dev/networks": asked });
+        let request = format!(r#"[{{"network_name":"red","parameters":{parameters}}}]"#);
+        pod["annotations"] = json!({ "weft.dev/networks": request });
         pod
     };
     vec![
@@ -369,17 +371,21 @@ fn misspelt_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str)>
         (on(json!([one("", &long)])), "INVALID_ARGUMENT", "config.networks[0].network_name"),
         (on(json!([one("a/b", "red")])), "INVALID_ARGUMENT", "config.networks[0].interface_name"),
         (on(json!([one(&long, "red")])), "INVALID_ARGUMENT", "config.networks[0].interface_name"),
-        (asking("ips", "10.1.0.9"), "INVALID_ARGUMENT", "config.networks[0].parameters[\"ips\"]: "),
-        (asking("ips", "[7]"), "INVALID_ARGUMENT", "config.networks[0].parameters[\"ips\"][0]: "),
+        (with_parameter("ips", "10.1.0.9"), "INVALID_ARGUMENT", "config.networks[0].parameters[\"ips\"]: "),
+        (with_parameter("ips", "[7]"), "INVALID_ARGUMENT", "config.networks[0].parameters[\"ips\"][0]: "),
         (
-            asking("ips", "[\"10.1.0.9\",\"x\"]"),
+            with_parameter("ips", "[\"10.1.0.9\",\"x\"]"),
             "INVALID_ARGUMENT",
             "config.networks[0].parameters[\"ips\"][1]: ",
         ),
-        (asking("mac", "x"), "INVALID_ARGUMENT", "config.networks[0].parameters[\"mac\"]: "),
-        (asking("mac", "01:00:5e:00:00:01"), "INVALID_ARGUMENT", "config.networks[0].parameters[\"mac\"]: "),
-        (asking("mac", &long), "INVALID_ARGUMENT", "config.networks[0].parameters[\"mac\"]: "),
-        (asking(&long, "1"), "INVALID_ARGUMENT", "config.networks[0].parameters"),
+        (with_parameter("mac", "x"), "INVALID_ARGUMENT", "config.networks[0].parameters[\"mac\"]: "),
+        (
+            with_parameter("mac", "01:00:5e:00:00:01"),
+            "INVALID_ARGUMENT",
+            "config.networks[0].parameters[\"mac\"]: ",
+        ),
+        (with_parameter("mac", &long), "INVALID_ARGUMENT", "config.networks[0].parameters[\"mac\"]: "),
+        (with_parameter(&long, "1"), "INVALID_ARGUMENT", "config.networks[0].parameters"),
         (
             in_annotation("{\"mac\":7}"),
             "INVALID_ARGUMENT",
@@ -394,13 +400,13 @@ fn misspelt_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str)>
 }
 
 #[test]
-fn a_sandbox_that_asks_wrongly_is_refused_before_the_runtime_hears_of_it() {
+fn network_api_client_invalid_sandbox_never_reaches_the_runtime() {
     let proxy = proxy!();
     proxy.set(&bridge("red", 1));
     proxy.set(&bridge("blue", 2));
     let before = proxy.node().snapshot();
-    let cases = [impossible_sandboxes(&proxy), misspelt_sandboxes(&proxy)].concat();
-    // In both versions of CRI: nobody gets past the checks by the older one.
+    let cases = [impossible_sandboxes(&proxy), malformed_sandboxes(&proxy)].concat();
+    // In both versions of CRI: the older version must not bypass the checks.
     let run = |method: &'static str| {
         let call = move |(config, _, _): &(Value, _, _)| json!({ "method": method, "request": { "config": config } });
         cases.iter().map(call)
@@ -412,12 +418,12 @@ fn a_sandbox_that_asks_wrongly_is_refused_before_the_runtime_hears_of_it() {
         assert_eq!(answer["code"], *code, "{config}: {answer}");
         assert!(answer["message"].as_str().expect("a text").contains(words), "{words}: {answer}");
     }
-    assert_eq!(proxy.node().cri().list_pod_sandbox().expect("a list"), [], "the runtime never heard of one");
+    assert_eq!(proxy.node().cri().list_pod_sandbox().expect("a list"), [], "the runtime has no sandbox");
     assert_nothing_left("requests that were refused", proxy.node(), &before);
 }
 
 #[test]
-fn what_is_no_message_floods_and_noise_leave_the_proxy_alive() {
+fn network_api_client_floods_and_malformed_messages_are_refused() {
     let proxy = proxy!();
     proxy.set(&bridge("red", 1));
     let raw = |method: &str, bytes: &str| json!({ "method": method, "raw": bytes });
@@ -453,7 +459,7 @@ fn what_is_no_message_floods_and_noise_leave_the_proxy_alive() {
 }
 
 #[test]
-fn containers_are_executed_in_read_and_forwarded_to_through_the_proxy() {
+fn network_api_client_exec_and_port_forward_pass_the_proxy() {
     let proxy = proxy!();
     proxy.set(&bridge("red", 1));
     proxy.import_busybox();

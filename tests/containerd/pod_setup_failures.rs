@@ -1,14 +1,15 @@
-//! A container runtime whose network fails: what a kubelet is told, and that nothing is left.
+//! Tests of a container runtime whose network fails: the error that a kubelet receives, and that nothing is
+//! left.
 //!
 //! Source: containerd 1.6 `pkg/cri/server/sandbox_run.go`: a pod whose network fails is torn down and forgotten;
-//! if that fails, too, the kubelet's next try comes first to `StopPodSandbox`.
+//! if that fails, too, the kubelet calls `StopPodSandbox` before it retries.
 
 use rig::cluster::{bridge, configuration};
 use rig::{Cluster, Containerd, assert_nothing_left, with};
 use serde_json::json;
 use testkit::{Feature, host};
 
-/// A runtime with four networks, on which these pods can be run.
+/// Returns a runtime with four networks, on which these pods can run.
 macro_rules! node {
     ($($name:expr),*) => {{
         let host = host!(Feature::Bridge, Feature::Veth, Feature::NftMasquerade);
@@ -17,7 +18,7 @@ macro_rules! node {
     }};
 }
 
-/// Runs a pod, which must be refused with each of these words; nothing of it may stay.
+/// Runs a pod, which must fail with each of these words and leave nothing.
 #[track_caller]
 fn assert_refused(node: &Containerd, name: &str, words: &[&str]) {
     let (before, listed) = (node.snapshot(), node.cri().list_pod_sandbox().expect("a list"));
@@ -25,13 +26,17 @@ fn assert_refused(node: &Containerd, name: &str, words: &[&str]) {
     for word in words {
         assert!(error.contains(word), "{word:?} is missing in: {error}");
     }
-    assert_eq!(node.cri().list_pod_sandbox().expect("a list"), listed, "{name} is forgotten");
+    assert_eq!(
+        node.cri().list_pod_sandbox().expect("a list"),
+        listed,
+        "the runtime has no sandbox of {name}"
+    );
     let _ = Cluster::on(node).calls();
     assert_nothing_left(name, node, &before);
 }
 
 #[test]
-fn npwg1_7_2_1_a_network_that_fails_fails_the_pod_with_our_sentence_and_leaves_nothing() {
+fn pod_setup_failure_has_the_error_of_weft_and_leaves_nothing() {
     let node = node!("web");
     let cluster = Cluster::on(&node);
     let fail = json!({ "ADD": [{ "do": "fail", "code": 123, "message": "no room", "details": "at all" }] });
@@ -44,18 +49,18 @@ fn npwg1_7_2_1_a_network_that_fails_fails_the_pod_with_our_sentence_and_leaves_n
     );
     cluster.pod("nowhere", "red,blak");
     assert_refused(&node, "nowhere", &["\"blue/blak\": there is no such NetworkAttachmentDefinition"]);
-    // The runtime is none the worse for it.
+    // The runtime works afterwards.
     let web = node.cri().run_pod_sandbox(&node.pod("web", &[])).expect("a pod");
     node.remove(&web);
 }
 
 #[test]
-fn s13_weft_killed_at_any_step_of_add_leaves_nothing_behind() {
+fn pod_setup_with_killed_add_leaves_nothing() {
     let node = node!("web");
     let before = node.snapshot();
     let killer = testkit::binary("weft-test-killer").display().to_string();
     let kill_at = |step: u32| {
-        // What the runtime calls ADD for is killed; its DEL is not.
+        // The process of ADD is killed, that of DEL is not.
         let script = format!(
             "#!/bin/sh\n[ \"$CNI_COMMAND\" = ADD ] && exec {killer} {step} /opt/cni/real/weft\nexec /opt/cni/real/weft\n"
         );
@@ -80,38 +85,38 @@ fn s13_weft_killed_at_any_step_of_add_leaves_nothing_behind() {
         }
         assert_eq!(node.cri().list_pod_sandbox().expect("a list"), [], "killed at step {step}");
     }
-    assert!(killed > 5, "it was killed {killed} times only");
+    assert!(killed > 5, "weft was killed only {killed} times");
     node.run(["mv", "/opt/cni/real/weft", "/opt/cni/bin/weft"]);
     node.run(["rmdir", "/opt/cni/real"]);
-    assert_nothing_left("killed and killed again", &node, &before);
+    assert_nothing_left("killed repeatedly", &node, &before);
 }
 
 #[test]
-fn a_runtime_that_dies_while_a_pod_is_made_can_take_it_down_when_it_is_back() {
+fn pod_setup_of_a_killed_runtime_is_removed_after_its_restart() {
     let node = node!("web");
     let cluster = Cluster::on(&node);
     cluster.recording("slow", "one", &json!({ "ADD": [{ "do": "hang" }] }));
     cluster.pod("hanging", "red,slow");
-    let patient = with(&configuration(&bridge("default", 1)), &json!({ "delegateTimeout": 3 }));
-    node.configure(&patient);
+    let with_timeout = with(&configuration(&bridge("default", 1)), &json!({ "delegateTimeout": 3 }));
+    node.configure(&with_timeout);
     let before = node.snapshot();
     std::thread::scope(|scope| {
         let call = scope.spawn(|| node.cri().run_pod_sandbox(&node.pod("hanging", &[])));
         cluster.await_call("ADD net2");
-        // The runtime goes, and with it whoever asked; the plugin that it called stays.
+        // The runtime and its client end; the plugin that it called continues.
         node.restart("KILL");
         call.join().expect("no panic").expect_err("the runtime died");
     });
-    // The kubelet's next try. DEL waits for the ADD that is still about, which gives up at its own deadline.
+    // The kubelet retries. DEL waits for the ADD that still runs, which ends at its own timeout.
     for (id, _) in node.cri().list_pod_sandbox().expect("a list") {
         node.remove(&id);
     }
     assert!(cluster.order().contains(&"DEL net2".to_owned()));
-    assert_nothing_left("a runtime that died in the middle", &node, &before);
+    assert_nothing_left("a killed runtime", &node, &before);
 }
 
 #[test]
-fn g13_exhausted_addresses_are_told_pod_by_pod_by_a_runtime_that_never_asks_for_status() {
+fn pod_setup_without_free_addresses_is_reported_for_each_pod() {
     let host = host!(Feature::Bridge, Feature::Veth);
     let Some(node) = Containerd::new(host) else { return };
     let cluster = Cluster::new(&node);
@@ -122,15 +127,16 @@ fn g13_exhausted_addresses_are_told_pod_by_pod_by_a_runtime_that_never_asks_for_
     small["plugins"][0]["ipam"]["ranges"] =
         json!([[{ "subnet": "10.1.0.0/24", "rangeStart": "10.1.0.9", "rangeEnd": "10.1.0.9" }]]);
     node.configure(&configuration(&small));
-    let first = node.cri().run_pod_sandbox(&node.pod("first", &[])).expect("one address is there");
-    // STATUS would say code 50 now. containerd 1.6 does not call it: the node stays ready, the pod says why.
-    node.network_ready().expect("nobody asked");
+    let first = node.cri().run_pod_sandbox(&node.pod("first", &[])).expect("one address is free");
+    // STATUS would return code 50 now. containerd 1.6 does not call it: the node stays ready, and the pod has
+    // the error.
+    node.network_ready().expect("the runtime does not call STATUS");
     assert_refused(
         &node,
         "second",
         &["blue/second", "no IP addresses available in range set: 10.1.0.9-10.1.0.9"],
     );
     node.remove(&first);
-    let second = node.cri().run_pod_sandbox(&node.pod("second", &[])).expect("it was given back");
+    let second = node.cri().run_pod_sandbox(&node.pod("second", &[])).expect("the address is free again");
     node.remove(&second);
 }

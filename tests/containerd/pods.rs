@@ -1,4 +1,4 @@
-//! A container runtime that calls `weft`: what a kubelet sees of a pod's life.
+//! Tests of a container runtime that calls `weft`: what a kubelet observes during the life of a pod.
 //!
 //! ```text
 //!   kubelet (the test) ── CRI ── containerd ── CNI ── weft ── default, red, blue, wire
@@ -17,7 +17,7 @@ use testkit::{Feature, host};
 
 const LINKS: [&str; 4] = ["eth0", "net1", "net2", "net3"];
 
-/// A runtime with four networks, on which these pods can be run.
+/// Returns a runtime with four networks, on which these pods can run.
 macro_rules! node {
     ($($name:expr),*) => {{
         let host = host!(Feature::Bridge, Feature::Veth, Feature::NftMasquerade);
@@ -26,7 +26,7 @@ macro_rules! node {
     }};
 }
 
-/// The addresses of a sandbox's interfaces, without the length of their prefixes.
+/// Returns the addresses of a sandbox's interfaces, without prefix length.
 #[track_caller]
 fn addresses(node: &Containerd, id: &str) -> Vec<String> {
     let inside = node.inside(id);
@@ -35,7 +35,7 @@ fn addresses(node: &Containerd, id: &str) -> Vec<String> {
 }
 
 #[test]
-fn npwg1_1_1_4_1_a_pod_has_the_default_network_and_its_own_until_it_is_removed() {
+fn pod_has_its_networks_until_it_is_removed() {
     let node = node!("web", "db");
     let before = node.snapshot();
     let [web, db] =
@@ -58,15 +58,15 @@ fn npwg1_1_1_4_1_a_pod_has_the_default_network_and_its_own_until_it_is_removed()
 }
 
 #[test]
-fn pods_outlive_their_runtime_and_are_taken_down_by_the_next() {
+fn pods_survive_a_runtime_restart_and_are_removed_by_the_next() {
     let node = node!("web", "db");
     let before = node.snapshot();
     let [web, db] =
         ["web", "db"].map(|name| node.cri().run_pod_sandbox(&node.pod(name, &[])).expect("a pod"));
-    let had = addresses(&node, &web);
+    let addresses_before = addresses(&node, &web);
     node.restart("KILL");
-    assert!(node.sandbox(&web).ready, "it is still there");
-    assert_eq!(addresses(&node, &web), had);
+    assert!(node.sandbox(&web).ready, "the sandbox still exists");
+    assert_eq!(addresses(&node, &web), addresses_before);
     assert!(node.inside(&web).pings(&addresses(&node, &db)[1]));
     node.remove(&web);
     node.restart("TERM");
@@ -75,7 +75,7 @@ fn pods_outlive_their_runtime_and_are_taken_down_by_the_next() {
 }
 
 #[test]
-fn many_pods_at_once_have_addresses_of_their_own_and_leave_nothing() {
+fn pods_started_concurrently_have_distinct_addresses() {
     const PODS: usize = 16;
     let names: Vec<String> = (0..PODS).map(|number| format!("many-{number}")).collect();
     let host = host!(Feature::Bridge, Feature::Veth, Feature::NftMasquerade);
@@ -91,8 +91,8 @@ fn many_pods_at_once_have_addresses_of_their_own_and_leave_nothing() {
     let run = |name: &str| node.cri().run_pod_sandbox(&node.pod(name, &[])).expect("a pod");
     let ids = each(&run, &names);
     for (place, link) in LINKS.iter().enumerate() {
-        let given: BTreeSet<String> = ids.iter().map(|id| addresses(&node, id)[place].clone()).collect();
-        assert_eq!(given.len(), PODS, "{link}: {given:?}");
+        let allocated: BTreeSet<String> = ids.iter().map(|id| addresses(&node, id)[place].clone()).collect();
+        assert_eq!(allocated.len(), PODS, "{link}: {allocated:?}");
     }
     let remove = |id: &str| {
         node.remove(id);
@@ -103,21 +103,21 @@ fn many_pods_at_once_have_addresses_of_their_own_and_leave_nothing() {
 }
 
 #[test]
-fn m11_another_configuration_between_add_and_del_changes_nothing() {
-    // By itself containerd would ask today's network to take down what yesterday's made.
+fn pod_is_detached_by_its_own_configuration_after_a_change() {
+    // Without weft, containerd would call DEL of the current network for an attachment of the previous one.
     let node = node!("web");
     let before = node.snapshot();
     let web = node.cri().run_pod_sandbox(&node.pod("web", &[])).expect("a pod");
     let cluster = Cluster::on(&node);
     node.configure(&configuration(&recording("default", "one", &json!({}))));
     node.remove(&web);
-    assert!(cluster.calls().is_empty(), "today's network had nothing to do with it");
+    assert!(cluster.calls().is_empty(), "the current network got no call");
     node.configure(&configuration(&bridge("default", 1)));
     assert_nothing_left("another configuration", &node, &before);
 }
 
 #[test]
-fn the_network_is_ready_as_long_as_it_is_configured() {
+fn network_ready_follows_the_configuration_directory() {
     let host = host!(Feature::Bridge, Feature::Veth);
     let Some(node) = Containerd::new(host) else { return };
     let cluster = Cluster::new(&node);
@@ -129,20 +129,20 @@ fn the_network_is_ready_as_long_as_it_is_configured() {
     let half: Vec<_> = node.cri().list_pod_sandbox().expect("a list");
     node.configure(&configuration(&bridge("default", 1)));
     node.network_ready().expect("it is configured");
-    // Without a network it could not be taken down, either: its name is taken until somebody does.
+    // Without a network the sandbox cannot be detached either: its name is in use until it is removed.
     for (id, _) in half {
         node.remove(&id);
     }
     let web = node.cri().run_pod_sandbox(&node.pod("web", &[])).expect("a pod");
     node.run(["rm", &format!("{NETWORKS}/00-weft.conflist")]);
-    until("a configuration that vanishes", || node.network_ready().err());
+    until("the runtime notices the removed configuration", || node.network_ready().err());
     node.configure(&configuration(&bridge("default", 1)));
     node.network_ready().expect("it is configured again");
     node.remove(&web);
 }
 
 #[test]
-fn s33_a_runtime_that_asks_hears_of_each_network_of_every_pod_that_is_not_ready() {
+fn network_ready_reports_status_of_each_default_network() {
     let host = host!(Feature::Bridge, Feature::Veth);
     let Some(node) = Containerd::newest(host, NETWORKS) else { return };
     let cluster = Cluster::new(&node);
@@ -153,16 +153,16 @@ fn s33_a_runtime_that_asks_hears_of_each_network_of_every_pod_that_is_not_ready(
         let list = json!({ "cniVersion": "1.1.0", "name": "weft-net", "plugins": [plugin] });
         node.write(format!("{NETWORKS}/00-weft.conflist"), list.to_string());
     };
-    let limps = json!({ "STATUS": [{ "do": "fail", "code": 50, "message": "it limps" }] });
-    let well = json!({});
-    configure(&well, &well);
+    let fails = json!({ "STATUS": [{ "do": "fail", "code": 50, "message": "it is not ready" }] });
+    let succeeds = json!({});
+    configure(&succeeds, &succeeds);
     until("both are ready", || node.network_ready().ok());
     for (default, second, words) in
-        [(&limps, &well, "it limps"), (&well, &limps, "network second of every pod")]
+        [(&fails, &succeeds, "it is not ready"), (&succeeds, &fails, "network second of every pod")]
     {
         configure(default, second);
         until(words, || node.network_ready().err().filter(|why| why.contains(words)));
-        configure(&well, &well);
+        configure(&succeeds, &succeeds);
         until("both are ready again", || node.network_ready().ok());
     }
 }

@@ -478,7 +478,7 @@ fn by_the_policy_the_token_of_an_agent_writes_network_status_of_pods_of_its_node
     };
     until("the policy holds", || {
         let refused = patch("far", &annotation(STATUS, Some("[1]")));
-        refused.stderr.contains("of pods of its own node alone").then_some(())
+        refused.stderr.contains("only of pods on its own node").then_some(())
     });
     for value in [Some("[]"), Some("[{}]"), None] {
         patch("near", &annotation(STATUS, value)).success();

@@ -205,7 +205,7 @@ fn a_range_of_few_addresses_is_shared_and_a_full_one_says_so() {
         nodes.kube.apply(&made.to_string());
     }
     let shown = weft(&nodes, &["ipam", "show"]).success().stdout;
-    for words in [["10.7.0.0-29", " 6/8 "], ["new", " not cut "], ["spoilt", " 0/? "]] {
+    for words in [["10.7.0.0-29", " 6/8 "], ["new", " not split "], ["spoilt", " 0/? "]] {
         let row = shown.lines().find(|line| line.starts_with(&format!("{} ", words[0]))).unwrap_or_default();
         assert!(row.contains(words[1]), "{words:?}: {shown}");
     }
@@ -589,7 +589,7 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
     for words in [vec!["ipam", "free", &object], vec!["ipam", "free", &object, "--force"]] {
         let refused = weft(&nodes, &words);
         assert!(refused.code == Some(1), "{refused:?}");
-        for word in [&object, "node worker-0 has it and is there", "out-of-service", "kubectl edit"] {
+        for word in [&object, "node worker-0 is running and holds it", "out-of-service", "kubectl edit"] {
             assert!(refused.stderr.contains(word), "{word}: {}", refused.stderr);
         }
     }
@@ -715,7 +715,7 @@ fn what_whereabouts_has_given_stays_with_its_pods() {
     let would_be =
         |ip: &str| dry.lines().find(|line| line.starts_with(&format!("{ip} "))).unwrap_or_default();
     assert!(would_be("10.6.0.1").contains("would be kept"), "{dry}");
-    assert!(would_be("10.6.0.3").contains("its pod is gone: not kept"), "{dry}");
+    assert!(would_be("10.6.0.3").contains("not kept: its pod no longer exists"), "{dry}");
     assert_eq!(nodes.blocks().len(), 0);
     let conf = network(0, &json!({ "range": "10.6.0.0/29", "quarantine": 0 }));
     let mut conf = conf;

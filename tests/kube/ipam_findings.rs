@@ -171,9 +171,10 @@ fn an_address_of_which_whereabouts_names_no_pod_is_told_and_not_taken_for_one_th
     nodes.kube.apply(&object.to_string());
     let told = weft(&nodes, &["import", "whereabouts", "--apply"]);
     assert_eq!(told.code, Some(1), "{told:?}");
-    for (address, outcome) in
-        [("10.22.0.5", "whereabouts does not say whose it is"), ("10.22.0.6", "its pod is gone: not kept")]
-    {
+    for (address, outcome) in [
+        ("10.22.0.5", "whereabouts did not record its pod"),
+        ("10.22.0.6", "not kept: its pod no longer exists"),
+    ] {
         assert!(
             told.stdout.lines().any(|line| line.starts_with(address) && line.ends_with(outcome)),
             "{told:?}"

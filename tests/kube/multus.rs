@@ -303,7 +303,7 @@ fn hand_over(bench: &Bench, keys: &Value) {
     for (name, ..) in &attached {
         assert!(done.stderr.contains(&format!("{NAMESPACE}/{name} (")), "{name}: {done}");
     }
-    assert_eq!(done.stderr.matches(": taken over").count(), attached.len(), "{done}");
+    assert_eq!(done.stderr.matches(": imported").count(), attached.len(), "{done}");
     let weft = bench.translated();
     if bench.form == Form::Thick {
         machine.stop(DAEMON, "TERM");

@@ -1,7 +1,7 @@
-//! `bandwidth`, option by option: what the kernel shows, and how fast real traffic is.
+//! Tests of `bandwidth`, option by option: the objects of the kernel, and the throughput of real traffic.
 //!
 //! ```text
-//!   host ── br0 10.1.0.1, fd01::1 ── veth ── eth0 a        ifb: what a sends goes through it
+//!   host ── br0 10.1.0.1, fd01::1 ── veth ── eth0 a        ifb: traffic from a passes through it
 //! ```
 //!
 //! Source: containernetworking/plugins `plugins/meta/bandwidth` v1.9.1; subnets: v1.5.1.
@@ -15,10 +15,10 @@ use testkit::{Attachment, Feature, Host, Pod, host};
 
 /// 8 Mbit/s, in bytes a second.
 const RATE: f64 = 1_000_000.0;
-/// What a full-sized segment has around its payload, as the kernel counts it: 66 of 1514 bytes.
+/// Size of a full-sized frame relative to its payload, as the kernel counts it: 66 of 1514 bytes are headers.
 const FRAMED: f64 = 1514.0 / 1448.0;
 
-/// A pod on a bridge; the plugin's attachment and the result of the bridge.
+/// Pod on a bridge, the plugin's attachment, and the result of the bridge.
 struct World<'a> {
     pod: Pod,
     bandwidth: Attachment<'a>,
@@ -53,7 +53,7 @@ impl World<'_> {
     }
 }
 
-/// Both directions at 8 Mbit/s.
+/// Returns rates of 8 Mbit/s in both directions.
 fn both() -> Value {
     json!({ "ingressRate": 8_000_000, "ingressBurst": 400_000, "egressRate": 8_000_000, "egressBurst": 400_000 })
 }
@@ -65,38 +65,38 @@ fn root_of(host: &Host, link: &str) -> Value {
 }
 
 #[test]
-fn a_rate_of_8_mbit_is_kept_within_a_tenth_in_both_directions() {
+fn bandwidth_rate_is_met_within_a_tenth_in_both_directions() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);
     let time = Duration::from_millis(2500);
-    // Without limits it is many times as fast, or the rest would prove nothing.
+    // Without limits, traffic is many times as fast; otherwise the test would prove nothing.
     assert!(throughput(&host, &world.pod, "10.1.0.2", Duration::from_millis(200)) > 20.0 * RATE);
     world.bandwidth.add(&world.config(&both())).success();
-    for (what, rate) in [
+    for (label, rate) in [
         ("ingress", throughput(&host, &world.pod, "10.1.0.2", time)),
         ("egress", throughput(&world.pod, &host, "10.1.0.1", time)),
         ("egress, IPv6", throughput(&world.pod, &host, "fd01::1", time)),
     ] {
         let rate = rate * FRAMED;
-        assert!((0.9 * RATE..=1.1 * RATE).contains(&rate), "{what}: {rate:.0} bytes/s");
+        assert!((0.9 * RATE..=1.1 * RATE).contains(&rate), "{label}: {rate:.0} bytes/s");
     }
 }
 
 #[test]
-fn one_direction_leaves_the_other_alone() {
+fn bandwidth_of_one_direction_leaves_the_other_unlimited() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);
     let time = Duration::from_millis(300);
     let ingress = world.config(&json!({ "ingressRate": 8_000_000, "ingressBurst": 400_000 }));
     let result = world.bandwidth.add(&ingress).success().json();
-    assert_eq!(result, world.previous, "no ifb is needed, none is named");
+    assert_eq!(result, world.previous, "without egress limits there is no ifb");
     assert!(!rig::links(&host).iter().any(|name| name.starts_with("bwp")));
     assert!(throughput(&world.pod, &host, "10.1.0.1", time) > 20.0 * RATE);
     assert!(throughput(&host, &world.pod, "10.1.0.2", time) < 2.0 * RATE);
 }
 
 #[test]
-fn what_the_kernel_shows_is_what_the_reference_plugin_makes() {
+fn bandwidth_kernel_objects_equal_those_of_the_go_plugin() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);
     let keys = json!({ "ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 16_000_000, "egressBurst": 1_600_000 });
@@ -110,8 +110,8 @@ fn what_the_kernel_shows_is_what_the_reference_plugin_makes() {
     assert_eq!(result["interfaces"][3], json!({ "name": ifb, "mac": shown["address"] }));
     assert_eq!((&shown["linkinfo"]["info_kind"], &shown["mtu"]), (&json!("ifb"), &json!(1500)));
     assert!(rig::is_up(&shown) && rig::addresses_on(&host, &ifb).is_empty());
-    let mark = format!("weft/bandwidth/net/{}/eth0", world.bandwidth.container_id);
-    assert_eq!(shown["ifalias"], mark.as_str(), "whose it is");
+    let owner_tag = format!("weft/bandwidth/net/{}/eth0", world.bandwidth.container_id);
+    assert_eq!(shown["ifalias"], owner_tag.as_str(), "the owner tag");
 
     let end = world.host_end();
     let inward = root_of(&host, &end);
@@ -134,23 +134,23 @@ fn what_the_kernel_shows_is_what_the_reference_plugin_makes() {
 }
 
 #[test]
-fn v3_the_runtime_may_say_the_rates() {
+fn bandwidth_rates_may_come_from_runtime_config() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);
-    let given = json!({ "runtimeConfig": { "bandwidth": both() } });
-    let config = world.config(&given);
+    let from_runtime = json!({ "runtimeConfig": { "bandwidth": both() } });
+    let config = world.config(&from_runtime);
     let result = world.bandwidth.add(&config).success().json();
     assert_eq!(root_of(&host, &world.host_end())["options"]["rate"], 1_000_000);
     world.bandwidth.check(&with(&config, &json!({ "prevResult": result }))).success();
-    // DEL is not told them again by every runtime.
+    // Some runtimes do not pass the rates to DEL.
     world.bandwidth.del(&world.config(&json!({}))).success();
     assert!(!rig::links(&host).iter().any(|name| name.starts_with("bwp")));
-    // No rate at all: handed on.
+    // Without a rate, the plugin passes the result on.
     assert_eq!(world.bandwidth.add(&world.config(&json!({}))).success().json(), world.previous);
 }
 
 #[test]
-fn subnets_are_limited_alone_or_left_out() {
+fn bandwidth_subnets_are_shaped_alone_or_exempted() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Htb, Feature::Mirred);
     let world = world(&host);
     host.run(["ip", "address", "add", "10.1.0.200/24", "dev", "br0"]);
@@ -169,7 +169,7 @@ fn subnets_are_limited_alone_or_left_out() {
         }
         let rate = throughput(&world.pod, &host, fast, time);
         assert!(rate > 10.0 * RATE, "{key}: to {fast}: {rate:.0} bytes/s");
-        // The other way it is the sender's address that counts.
+        // In the other direction, the sender's address counts.
         let toward = ["10.1.0.1", "10.1.0.200"].map(|from| from_address(&host, &world.pod, from, time));
         assert_eq!(toward[0] < toward[1], fast == "10.1.0.200", "{key}: {toward:?}");
         assert!(
@@ -181,14 +181,14 @@ fn subnets_are_limited_alone_or_left_out() {
     }
 }
 
-/// Throughput from one of the host's addresses to the pod.
+/// Returns the throughput from one of the host's addresses to the pod.
 fn from_address(host: &Host, pod: &Pod, from: &str, time: Duration) -> f64 {
     host.run(["ip", "route", "replace", "10.1.0.2/32", "dev", "br0", "src", from]);
     throughput(host, pod, "10.1.0.2", time)
 }
 
 #[test]
-fn check_finds_each_thing_that_was_changed_since() {
+fn bandwidth_check_finds_each_change() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);
     let config = world.config(&both());
@@ -222,7 +222,7 @@ fn check_finds_each_thing_that_was_changed_since() {
 }
 
 #[test]
-fn a_bucket_smaller_than_a_packet_holds_one_packet() {
+fn bandwidth_burst_below_packet_size_is_raised_to_one_packet() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);
     let keys =
@@ -234,10 +234,10 @@ fn a_bucket_smaller_than_a_packet_holds_one_packet() {
 }
 
 #[test]
-fn k8s90838_a_burst_that_lasts_longer_than_the_kernel_counts_is_kept() {
+fn bandwidth_burst_beyond_the_kernels_limit_is_accepted() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);
-    // Kubernetes sends the first with every rate; as a time, 274 seconds are the most that 32 bits hold.
+    // Kubernetes sends the first burst with every rate. As a time, 32 bits hold at most 274 seconds.
     for (burst, lasts) in [(2_147_483_647_u64, false), (34_000_000_000, true)] {
         let keys = json!({ "ingressRate": 1_000_000, "ingressBurst": burst });
         let result = world.bandwidth.add(&world.config(&keys)).success().json();
@@ -250,7 +250,7 @@ fn k8s90838_a_burst_that_lasts_longer_than_the_kernel_counts_is_kept() {
 }
 
 #[test]
-fn two_interfaces_of_one_container_have_an_ifb_each() {
+fn bandwidth_two_interfaces_of_a_pod_have_two_ifbs() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);
     let mut second = host.attachment("bridge", &world.pod, "eth1");
@@ -271,7 +271,7 @@ fn two_interfaces_of_one_container_have_an_ifb_each() {
 }
 
 #[test]
-fn an_ifb_without_a_mark_is_the_interfaces_that_leads_to_it() {
+fn bandwidth_ifb_without_owner_tag_is_found_by_redirection() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);
     let mut second = host.attachment("bridge", &world.pod, "eth1");
@@ -279,7 +279,7 @@ fn an_ifb_without_a_mark_is_the_interfaces_that_leads_to_it() {
     second.plugin = "bandwidth".to_owned();
     let one = world.config(&both());
     let two = with(&one, &json!({ "prevResult": previous }));
-    // As the reference plugin makes it.
+    // The ifb as the Go plugin creates it.
     let made = world.bandwidth.add(&one).success().json();
     let name = made["interfaces"][3]["name"].as_str().unwrap().to_owned();
     host.run(["ip", "link", "set", &name, "alias", ""]);
@@ -294,7 +294,7 @@ fn an_ifb_without_a_mark_is_the_interfaces_that_leads_to_it() {
 }
 
 #[test]
-fn what_cannot_be_limited_is_refused_and_what_is_somebody_elses_stays() {
+fn bandwidth_refuses_other_links_and_keeps_foreign_objects() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);
     let end = world.host_end();
@@ -307,14 +307,14 @@ fn what_cannot_be_limited_is_refused_and_what_is_somebody_elses_stays() {
     world.pod.run(["ip", "link", "add", "p0", "type", "veth", "peer", "name", "p1"]);
     inside.ifname = "p0".to_owned();
     assert_refused(
-        "its end is elsewhere",
+        "the peer is not on the host",
         &inside.add(&world.config(&both())),
         7,
-        &["p0", "not on the host"],
+        &["p0", "no end on the host"],
     );
     assert_nothing_left("refused", &host, &before);
 
-    // Somebody watches what the container sends.
+    // Another program watches the container's traffic.
     host.run(["tc", "qdisc", "add", "dev", &end, "clsact"]);
     host.run([
         "tc", "filter", "add", "dev", &end, "ingress", "protocol", "all", "u32", "match", "u32", "0", "0",
@@ -322,15 +322,15 @@ fn what_cannot_be_limited_is_refused_and_what_is_somebody_elses_stays() {
     ]);
     let watched = host.snapshot();
     assert_refused(
-        "the entrance is taken",
+        "ingress qdisc in use",
         &world.bandwidth.add(&world.config(&both())),
         5,
         &[&end, "exists"],
     );
-    assert_nothing_left("the entrance is taken", &host, &watched);
+    assert_nothing_left("ingress qdisc in use", &host, &watched);
     host.run(["tc", "qdisc", "del", "dev", &end, "clsact"]);
 
-    // Somebody's link has the name.
+    // A link of another program has the name.
     let digest =
         host.run(["sh", "-c", &format!("printf net%s {} | sha512sum", world.bandwidth.container_id)]);
     let name = format!("bwp{}", &digest[..12]);
@@ -342,12 +342,12 @@ fn what_cannot_be_limited_is_refused_and_what_is_somebody_elses_stays() {
 }
 
 #[test]
-fn an_entrance_that_nobody_uses_is_taken_over_and_clsact_is_not() {
+fn bandwidth_unused_ingress_qdisc_is_reused_and_clsact_is_not() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);
     let end = world.host_end();
     let config = world.config(&both());
-    // For what is sent alone: nothing is at the entrance.
+    // clsact with an egress filter only: there is no ingress filter.
     host.run(["tc", "qdisc", "add", "dev", &end, "clsact"]);
     let filter = ["protocol", "all", "u32", "match", "u32", "0", "0", "flowid", "1:1"];
     host.run(["tc", "filter", "add", "dev", &end, "egress"].into_iter().chain(filter));
@@ -355,14 +355,14 @@ fn an_entrance_that_nobody_uses_is_taken_over_and_clsact_is_not() {
     assert_refused("clsact", &world.bandwidth.add(&config), 5, &[&end, "exists"]);
     assert_nothing_left("clsact", &host, &watched);
     host.run(["tc", "qdisc", "del", "dev", &end, "clsact"]);
-    // As an ADD leaves it that failed, or was killed, before it redirected.
+    // An ingress qdisc as left by an ADD that failed or was killed before it redirected.
     host.run(["tc", "qdisc", "add", "dev", &end, "ingress"]);
     let result = world.bandwidth.add(&config).success().json();
     world.bandwidth.check(&with(&config, &json!({ "prevResult": result }))).success();
     world.bandwidth.del(&config).success();
     world.bridge.del(&bridge()).success();
     assert_eq!(rig::links(&host), ["br0"]);
-    // One that somebody has put a filter in is theirs.
+    // An ingress qdisc with a filter belongs to another program.
     let before = world.bridge.add(&bridge()).success();
     drop(before);
     host.run(["tc", "qdisc", "add", "dev", &end, "ingress"]);
@@ -371,7 +371,7 @@ fn an_entrance_that_nobody_uses_is_taken_over_and_clsact_is_not() {
 }
 
 #[test]
-fn an_add_that_is_repeated_starts_anew() {
+fn bandwidth_repeated_add_replaces_the_limits() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);
     let config = world.config(&both());

@@ -1,4 +1,4 @@
-//! A bond as parent: what hangs on it outlives one of its wires.
+//! Tests of a bond as parent: an interface on it keeps working after one of the bond's links fails.
 //!
 //! ```text
 //!   outside: br0 192.0.2.2 ═╦═ w0 ═╦═ bond0 host        a: macvlan, ipvlan or vlan on bond0
@@ -10,7 +10,7 @@
 use serde_json::json;
 use testkit::{Feature, Host, Pod, host};
 
-/// Two wires to a switch outside, which has an address of its own and one in VLAN 5.
+/// Creates two links to a switch outside, which has an address and another one in VLAN 5.
 fn world(host: &Host) -> Pod {
     rig::install(host);
     let outside = host.pod("outside");
@@ -18,17 +18,17 @@ fn world(host: &Host) -> Pod {
                   link add link br0 name br0.5 type vlan id 5\nlink set br0.5 up\naddress add 198.51.100.2/24 dev br0.5\n";
     outside.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
     host.run(["ip", "link", "add", "bond0", "type", "bond", "mode", "active-backup", "miimon", "10"]);
-    for wire in ["w0", "w1"] {
-        host.run(["ip", "link", "add", wire, "type", "veth", "peer", "name", wire, "netns", "outside"]);
-        host.run(["ip", "link", "set", wire, "master", "bond0"]);
-        outside.run(["ip", "link", "set", wire, "master", "br0", "up"]);
+    for link in ["w0", "w1"] {
+        host.run(["ip", "link", "add", link, "type", "veth", "peer", "name", link, "netns", "outside"]);
+        host.run(["ip", "link", "set", link, "master", "bond0"]);
+        outside.run(["ip", "link", "set", link, "master", "br0", "up"]);
     }
     host.run(["ip", "link", "set", "bond0", "up"]);
     outside
 }
 
 #[test]
-fn each_plugin_works_on_a_bond_and_on_when_a_wire_is_cut() {
+fn bond_as_master_survives_the_loss_of_a_link() {
     for (plugin, keys, feature) in [
         ("macvlan", json!({}), Feature::Macvlan),
         ("ipvlan", json!({}), Feature::Ipvlan),
@@ -50,9 +50,9 @@ fn each_plugin_works_on_a_bond_and_on_when_a_wire_is_cut() {
         assert!(reaches(), "{plugin}");
         let shown = host.json(["ip", "-d", "-j", "link", "show", "bond0"]);
         let active =
-            shown[0]["linkinfo"]["info_data"]["active_slave"].as_str().expect("an active wire").to_owned();
+            shown[0]["linkinfo"]["info_data"]["active_slave"].as_str().expect("an active link").to_owned();
         outside.run(["ip", "link", "set", &active, "down"]);
-        assert!(reaches(), "{plugin}: by the other wire");
+        assert!(reaches(), "{plugin}: through the other link");
         eth0.check(&rig::with(&config, &json!({ "prevResult": result }))).success();
         eth0.del(&config).success();
         assert!(rig::links(&pod).is_empty(), "{plugin}");

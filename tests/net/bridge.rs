@@ -1,4 +1,4 @@
-//! `bridge`, option by option, with traffic where an option is about traffic.
+//! Tests of `bridge`, option by option, with traffic where an option affects traffic.
 //!
 //! ```text
 //!   outside ── up0 ── host ── br0 ┬─ a eth0
@@ -12,7 +12,7 @@ use rig::{addresses, addresses_on, assert_nothing_left, assert_refused, routes, 
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, host};
 
-/// A bridge network on `br0` with `keys`.
+/// Returns a bridge network on `br0` with `keys`.
 fn config(keys: &Value) -> Value {
     let base = json!({
         "cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br0",
@@ -21,7 +21,7 @@ fn config(keys: &Value) -> Value {
     with(&base, keys)
 }
 
-/// Addresses of both families.
+/// Returns IPAM with addresses of both families.
 fn dual_stack(routes: &Value) -> Value {
     json!({
         "type": "host-local", "routes": routes,
@@ -33,7 +33,7 @@ fn add(host: &Host, pod: &Pod, config: &Value) -> Value {
     host.attachment("bridge", pod, "eth0").add(config).success().json()
 }
 
-/// The port of a result, as the kernel shows it.
+/// Returns the port of a result, as the kernel shows it.
 fn port(host: &Host, result: &Value) -> Value {
     rig::link(host, result["interfaces"][1]["name"].as_str().expect("a port")).expect("the port")
 }
@@ -43,7 +43,7 @@ fn ip_of(pod: &Pod) -> String {
 }
 
 #[test]
-fn is_gateway_gives_the_bridge_the_gateways_address_and_lets_the_host_forward() {
+fn bridge_is_gateway_sets_address_and_forwarding() {
     let host = host!(Feature::Bridge, Feature::Ping);
     rig::install(&host);
     let pod = host.pod("a");
@@ -66,7 +66,7 @@ fn is_gateway_gives_the_bridge_the_gateways_address_and_lets_the_host_forward() 
     assert_refused("no gateway", &eth0.check(&known), 999, &["br0", "10.1.0.1/24"]);
     host.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
     assert!(pod.pings("10.1.0.1") && host.pings("10.1.0.3"));
-    // The bridge keeps its own address when ports come and go.
+    // The bridge keeps its address when ports are added and removed.
     let pinned = rig::link(&host, "br0").unwrap()["address"].clone();
     assert_eq!(result["interfaces"][0]["mac"], pinned);
     let b = host.pod("b");
@@ -78,19 +78,19 @@ fn is_gateway_gives_the_bridge_the_gateways_address_and_lets_the_host_forward() 
 }
 
 #[test]
-fn is_default_gateway_makes_one_default_route_a_family() {
+fn bridge_is_default_gateway_adds_one_default_route_per_family() {
     let everywhere = [json!({ "dst": "0.0.0.0/0" }), json!({ "dst": "::/0" })];
-    // The reference plugin fails the second with «file exists».
+    // The Go plugin fails in the second case with "file exists".
     let cases = [
         ("none from ipam", json!([])),
         ("one without gateway", json!(everywhere)),
         ("one with another gateway", json!([{ "dst": "0.0.0.0/0", "gw": "10.1.0.77" }])),
     ];
-    for (what, given) in cases {
+    for (what, ipam_routes) in cases {
         let host = host!(Feature::Bridge);
         rig::install(&host);
         let pod = host.pod("a");
-        let keys = json!({ "isDefaultGateway": true, "ipam": dual_stack(&given) });
+        let keys = json!({ "isDefaultGateway": true, "ipam": dual_stack(&ipam_routes) });
         let result = add(&host, &pod, &config(&keys));
         let gateway = if what.contains("another") { "10.1.0.77" } else { "10.1.0.1" };
         assert_eq!(
@@ -111,7 +111,7 @@ fn is_default_gateway_makes_one_default_route_a_family() {
 }
 
 #[test]
-fn force_address_replaces_and_without_it_another_address_is_refused() {
+fn bridge_force_address_replaces_another_address() {
     let host = host!(Feature::Bridge);
     rig::install(&host);
     let pod = host.pod("a");
@@ -129,12 +129,12 @@ fn force_address_replaces_and_without_it_another_address_is_refused() {
     add(&host, &pod, &config(&with(&keys, &json!({ "forceAddress": true }))));
     let mut now = addresses_on(&host, "br0");
     now.sort();
-    // Of IPv6 only what overlaps is in the way.
+    // Of IPv6, only overlapping addresses conflict.
     assert_eq!(now, ["10.1.0.1/24", "fd01::1/64", "fd09::1/64"]);
 }
 
 #[test]
-fn force_address_replaces_an_address_of_the_same_subnet_or_leaves_it() {
+fn bridge_force_address_within_a_subnet_replaces_or_keeps() {
     let host = host!(Feature::Bridge, Feature::Ipv6, Feature::Ping);
     rig::install(&host);
     let (a, b, c) = (host.pod("a"), host.pod("b"), host.pod("c"));
@@ -145,21 +145,21 @@ fn force_address_replaces_an_address_of_the_same_subnet_or_leaves_it() {
     add(&host, &b, &forced(254));
     assert_eq!(addresses_on(&host, "br0"), ["10.1.0.254/24"]);
     assert!(b.pings("10.1.0.254"));
-    // An address that the kernel refuses: what was in its way comes back.
+    // The kernel refuses the address, and the removed address is restored.
     host.run(["ip", "address", "add", "fd01::1/64", "dev", "br0", "nodad"]);
     let group = json!({ "type": "static", "addresses": [{ "address": "fd01::9/1", "gateway": "ff02::1" }] });
     let keys = json!({ "isGateway": true, "forceAddress": true, "ipam": group });
     let refused = host.attachment("bridge", &c, "eth0").add(&config(&keys));
     assert_refused("a group's address", &refused, 5, &["ff02::1", "br0"]);
     assert_eq!(addresses_on(&host, "br0"), ["10.1.0.254/24", "fd01::1/64"]);
-    // One that is there beside it stays.
+    // Another address of the bridge stays.
     host.run(["ip", "address", "add", "10.1.0.253/24", "dev", "br0"]);
     add(&host, &c, &forced(254));
     assert_eq!(addresses_on(&host, "br0"), ["10.1.0.254/24", "10.1.0.253/24", "fd01::1/64"]);
 }
 
 #[test]
-fn a_link_of_the_name_that_is_no_bridge_is_refused() {
+fn bridge_name_of_another_kind_of_link_is_refused() {
     let host = host!(Feature::Veth);
     rig::install(&host);
     let pod = host.pod("a");
@@ -170,13 +170,13 @@ fn a_link_of_the_name_that_is_no_bridge_is_refused() {
     assert_nothing_left("not a bridge", &host, &before);
 }
 
-/// Queues to send from and to receive by.
+/// Returns the numbers of transmit and receive queues.
 fn queues(link: &Value) -> [u64; 2] {
     ["num_tx_queues", "num_rx_queues"].map(|key| link[key].as_u64().unwrap())
 }
 
 #[test]
-fn either_end_has_as_many_queues_as_are_said_and_one_if_none_are() {
+fn bridge_queues_are_set_on_both_ends() {
     let host = host!(Feature::Bridge);
     rig::install(&host);
     for (name, keys, number) in [("a", json!({}), 1), ("b", json!({ "queues": 3 }), 3)] {
@@ -194,7 +194,7 @@ fn either_end_has_as_many_queues_as_are_said_and_one_if_none_are() {
 }
 
 #[test]
-fn mtu_is_that_of_both_ends_and_of_a_bridge_that_is_made() {
+fn bridge_mtu_is_set_on_both_ends_and_a_new_bridge() {
     let host = host!(Feature::Bridge);
     rig::install(&host);
     let (a, b) = (host.pod("a"), host.pod("b"));
@@ -214,7 +214,7 @@ fn mtu_is_that_of_both_ends_and_of_a_bridge_that_is_made() {
 }
 
 #[test]
-fn hairpin_sends_a_containers_frames_back_to_it() {
+fn bridge_hairpin_mode_reflects_frames() {
     let host = host!(Feature::Bridge, Feature::NftNetdev);
     rig::install(&host);
     for (hairpin, promiscuous) in [(true, false), (false, true), (false, false)] {
@@ -224,7 +224,7 @@ fn hairpin_sends_a_containers_frames_back_to_it() {
         assert_eq!(port(&host, &result)["linkinfo"]["info_slave_data"]["hairpin"], hairpin);
         let flags = rig::link(&host, "br0").unwrap()["flags"].to_string();
         assert_eq!(flags.contains("PROMISC"), promiscuous, "{flags}");
-        // A frame that a container sends to everybody comes back to it over a hairpin port, and no other.
+        // A broadcast frame of a container returns to it over a hairpin port, and over no other port.
         let seen = reflected(&pod);
         assert_eq!(seen, hairpin, "hairpinMode {hairpin}: is a frame reflected?");
         let eth0 = host.attachment("bridge", &pod, "eth0");
@@ -253,7 +253,7 @@ fn reflected(pod: &Pod) -> bool {
         "table netdev t {{ chain c {{ type filter hook ingress device eth0 priority 0; ether saddr {own} counter; }}; }}"
     );
     pod.command("nft").args(["-f", "-"]).stdin(ruleset).finish().success();
-    // Nobody has this address: it is asked for by broadcast.
+    // The address does not exist, so that ping sends ARP broadcasts.
     let _ = pod.attempt(["ping", "-n", "-q", "-c", "2", "-i", "0.1", "-w", "1", "10.1.0.200"]);
     let listed = pod.json(["nft", "-j", "list", "table", "netdev", "t"]);
     let rules = listed["nftables"].as_array().into_iter().flatten();
@@ -262,7 +262,7 @@ fn reflected(pod: &Pod) -> bool {
 }
 
 #[test]
-fn isolated_ports_reach_the_bridge_and_not_each_other() {
+fn bridge_port_isolation_blocks_traffic_between_ports() {
     let host = host!(Feature::Bridge, Feature::Ping);
     rig::install(&host);
     let pods = [host.pod("a"), host.pod("b"), host.pod("c")];
@@ -284,7 +284,7 @@ fn isolated_ports_reach_the_bridge_and_not_each_other() {
 }
 
 #[test]
-fn a_port_says_whose_it_is_and_is_found_by_that() {
+fn bridge_port_has_an_owner_tag_and_is_found_by_it() {
     let host = host!(Feature::Bridge);
     rig::install(&host);
     let (a, b) = (host.pod("a"), host.pod("b"));
@@ -295,9 +295,9 @@ fn a_port_says_whose_it_is_and_is_found_by_that() {
         shown["ifalias"],
         format!("weft/bridge/net/{}/eth0", host.attachment("bridge", &a, "eth0").container_id)
     );
-    // Without the namespace DEL knows the port by its name, GC one that somebody renamed by its alias.
+    // Without the namespace, DEL finds the port by its name. GC finds a renamed port by its alias.
     let of_b = port(&host, &of_b)["ifname"].as_str().unwrap().to_owned();
-    // Kernels before 6.2 rename no link that is up.
+    // Kernels before 6.2 cannot rename a link that is up.
     host.run(["ip", "link", "set", &of_b, "down"]);
     host.run(["ip", "link", "set", &of_b, "name", "renamed0"]);
     let mut eth0 = host.attachment("bridge", &a, "eth0");
@@ -310,7 +310,7 @@ fn a_port_says_whose_it_is_and_is_found_by_that() {
 }
 
 #[test]
-fn macspoofchk_drops_frames_with_a_foreign_source() {
+fn bridge_macspoofchk_drops_frames_with_a_foreign_source() {
     let host = host!(Feature::Bridge, Feature::NftBridge, Feature::Ping);
     rig::install(&host);
     let (a, b) = (host.pod("a"), host.pod("b"));
@@ -335,7 +335,7 @@ fn macspoofchk_drops_frames_with_a_foreign_source() {
         assert!(listed.to_string().contains(name), "set {set} shows port {name}: {shown}");
     }
     assert!(shown.contains(&own), "{shown}");
-    // A set that nft prints is one that nft reads.
+    // nft can read its own listing.
     let saved = host.run(["nft", "list", "ruleset"]);
     host.command("nft").args(["-c", "-f", "-"]).stdin(saved).finish().success();
     let (eth0, known) =
@@ -349,20 +349,20 @@ fn macspoofchk_drops_frames_with_a_foreign_source() {
 }
 
 #[test]
-fn enabledad_detects_and_the_default_does_not_wait() {
+fn bridge_enabledad_detects_duplicates_default_does_not_wait() {
     let host = host!(Feature::Bridge, Feature::Ipv6, Feature::Ping);
     rig::install(&host);
     let (a, b) = (host.pod("a"), host.pod("b"));
     let keys = json!({ "isGateway": true, "ipam": dual_stack(&json!([])) });
     add(&host, &a, &config(&keys));
-    // What the kernel does not look for nobody waits for.
+    // Without duplicate address detection there is no wait.
     let six = a.json(["ip", "-j", "-6", "address", "show", "eth0", "scope", "global"]).to_string();
     assert!(six.contains("fd01::2") && !six.contains("tentative"), "{six}");
-    // The kernel's own address is there without a look, too, a moment later: a look would take a second.
+    // The link-local address is there a moment later, without detection, which would take a second.
     let started = std::time::Instant::now();
     while a.run(["ip", "-6", "address", "show", "eth0", "tentative"]).contains("fe80:") {
-        let patience = std::time::Duration::from_millis(800);
-        assert!(started.elapsed() < patience, "it looks whether somebody has its address");
+        let timeout = std::time::Duration::from_millis(800);
+        assert!(started.elapsed() < timeout, "duplicate address detection runs");
     }
     assert_eq!(a.run(["sysctl", "-n", "net.ipv6.conf.eth0.accept_dad"]), "0\n");
     assert_eq!(a.run(["sysctl", "-n", "net.ipv4.conf.eth0.arp_notify"]), "1\n");
@@ -372,7 +372,7 @@ fn enabledad_detects_and_the_default_does_not_wait() {
     assert_eq!(b.run(["sysctl", "-n", "net.ipv6.conf.eth0.accept_dad"]), "1\n");
     let flags = b.json(["ip", "-j", "address", "show", "eth0"]).to_string();
     assert!(!flags.contains("tentative"), "settled when ADD returns: {flags}");
-    // The same address again: detected, and taken back.
+    // The same address again is detected, and the ADD undone.
     let c = host.pod("c");
     let twin = json!({ "type": "static", "addresses": [{ "address": "fd01::2/64", "gateway": "fd01::1" }] });
     settle(&host, "br0");
@@ -384,7 +384,7 @@ fn enabledad_detects_and_the_default_does_not_wait() {
     assert_nothing_left("a twin", &host, &before);
 }
 
-/// Waits until the kernel is done with the link's own addresses.
+/// Waits until the kernel has assigned the link's own addresses.
 fn settle(host: &Host, link: &str) {
     let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
     while host.json(["ip", "-j", "address", "show", link]).to_string().contains("tentative") {
@@ -394,7 +394,7 @@ fn settle(host: &Host, link: &str) {
 }
 
 #[test]
-fn without_ipam_the_interface_is_up_or_left_alone() {
+fn bridge_without_ipam_leaves_interface_up_or_down() {
     let host = host!(Feature::Bridge);
     rig::install(&host);
     for (keys, up) in
@@ -415,7 +415,7 @@ fn without_ipam_the_interface_is_up_or_left_alone() {
 }
 
 #[test]
-fn check_knows_that_a_bridge_without_an_address_takes_that_of_a_new_port() {
+fn bridge_check_accepts_a_mac_taken_from_a_new_port() {
     let host = host!(Feature::Bridge);
     rig::install(&host);
     let pod = host.pod("a");
@@ -429,7 +429,7 @@ fn check_knows_that_a_bridge_without_an_address_takes_that_of_a_new_port() {
 }
 
 #[test]
-fn vlan_and_trunk_are_on_the_port_and_the_gateway_in_its_vlan() {
+fn bridge_vlan_and_trunk_are_set_on_port_and_gateway() {
     let host = host!(Feature::BridgeVlan, Feature::Ping);
     rig::install(&host);
     let (a, b, c) = (host.pod("a"), host.pod("b"), host.pod("c"));
@@ -455,11 +455,11 @@ fn vlan_and_trunk_are_on_the_port_and_the_gateway_in_its_vlan() {
         (host.attachment("bridge", &a, "eth0"), with(&five, &json!({ "prevResult": result })));
     eth0.check(&known).success();
     let port = result["interfaces"][1]["name"].as_str().unwrap();
-    for (broken, mended) in [("del", "add"), ("add", "del")] {
+    for (broken, repaired) in [("del", "add"), ("add", "del")] {
         let id = if broken == "del" { "11" } else { "99" };
         host.run(["bridge", "vlan", broken, "dev", port, "vid", id]);
         assert_refused("vlans", &eth0.check(&known), 999, &["vlans", "5 pvid untagged, 10, 11, 12, 20"]);
-        host.run(["bridge", "vlan", mended, "dev", port, "vid", id]);
+        host.run(["bridge", "vlan", repaired, "dev", port, "vid", id]);
         eth0.check(&known).success();
     }
     add(&host, &b, &config(&json!({ "isGateway": true, "vlan": 5 })));
@@ -476,7 +476,7 @@ fn vlan_and_trunk_are_on_the_port_and_the_gateway_in_its_vlan() {
 }
 
 #[test]
-fn vlans_out_of_range_are_refused_with_key_and_value() {
+fn bridge_vlan_out_of_range_is_refused_by_key_and_value() {
     let host = host!(Feature::Bridge);
     rig::install(&host);
     let pod = host.pod("a");
@@ -500,7 +500,7 @@ fn vlans_out_of_range_are_refused_with_key_and_value() {
 }
 
 #[test]
-fn v6_v13_v14_a_hardware_address_comes_from_runtime_args_or_variable() {
+fn bridge_mac_comes_from_runtime_config_args_or_cni_args() {
     let host = host!(Feature::Bridge);
     rig::install(&host);
     let runtime = json!({ "runtimeConfig": { "mac": "02:00:00:00:00:01" } });
@@ -529,15 +529,15 @@ fn v6_v13_v14_a_hardware_address_comes_from_runtime_args_or_variable() {
     };
     let wrong = json!({ "runtimeConfig": { "mac": "02:00:00:00:00" } });
     assert_refused("short", &attempt(&wrong, ""), 7, &["runtimeConfig.mac", "02:00:00:00:00"]);
-    // What the kernel does not take leaves nothing either.
+    // A refusal of the kernel leaves nothing either.
     let group = json!({ "runtimeConfig": { "mac": "03:00:00:00:00:01" } });
-    assert_ne!(attempt(&group, "").code, Some(0), "a group address is nobody's own");
+    assert_ne!(attempt(&group, "").code, Some(0), "a group address");
     assert_ne!(attempt(&json!({}), "WHAT=ever").code, Some(0), "V15: an unknown argument");
     assert_nothing_left("bad hardware addresses", &host, &before);
 }
 
 #[test]
-fn g4_dns_of_the_configuration_wins_over_that_of_address_management() {
+fn bridge_dns_of_the_configuration_overrides_that_of_ipam() {
     let host = host!(Feature::Bridge);
     rig::install(&host);
     host.write("/run/cni/resolv.conf", "nameserver 10.1.0.53\nsearch inside\n");
@@ -558,17 +558,17 @@ fn g4_dns_of_the_configuration_wins_over_that_of_address_management() {
 }
 
 #[test]
-fn s35_routes_carry_metric_table_scope_mtu_and_advmss() {
+fn bridge_routes_have_metric_table_scope_mtu_and_advmss() {
     let host = host!(Feature::Bridge);
     rig::install(&host);
     let pod = host.pod("a");
-    let given = json!([
+    let ipam_routes = json!([
         { "dst": "10.7.0.0/16", "gw": "10.1.0.9", "priority": 50, "mtu": 1300, "advmss": 1200 },
         { "dst": "10.8.0.0/16", "table": 77 },
         { "dst": "10.9.0.0/16", "scope": 253 },
         { "dst": "fd07::/64", "gw": "fd01::9", "priority": 51 },
     ]);
-    let keys = config(&json!({ "isGateway": true, "ipam": dual_stack(&given) }));
+    let keys = config(&json!({ "isGateway": true, "ipam": dual_stack(&ipam_routes) }));
     let result = add(&host, &pod, &keys);
     let seven = &pod.json(["ip", "-j", "route", "show", "10.7.0.0/16"])[0];
     assert_eq!((&seven["gateway"], &seven["metric"]), (&json!("10.1.0.9"), &json!(50)));
@@ -589,7 +589,7 @@ fn s35_routes_carry_metric_table_scope_mtu_and_advmss() {
 }
 
 #[test]
-fn two_containers_of_both_families_reach_each_other_at_once() {
+fn bridge_containers_of_both_families_reach_each_other_at_once() {
     let host = host!(Feature::Bridge, Feature::Ipv6, Feature::Ping);
     rig::install(&host);
     let (a, b) = (host.pod("a"), host.pod("b"));
@@ -605,7 +605,7 @@ fn two_containers_of_both_families_reach_each_other_at_once() {
 }
 
 #[test]
-fn two_interfaces_of_one_container_on_one_network_are_two_attachments() {
+fn bridge_two_interfaces_of_a_pod_are_two_attachments() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     rig::install(&host);
     let pod = host.pod("a");
@@ -627,7 +627,7 @@ fn two_interfaces_of_one_container_on_one_network_are_two_attachments() {
 }
 
 #[test]
-fn ip_masq_shows_the_outside_the_hosts_address_and_its_own_subnet_the_containers() {
+fn bridge_ip_masq_applies_outside_of_the_subnet_only() {
     for backend in ["nftables", "iptables"] {
         let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
         rig::install(&host);
@@ -645,8 +645,8 @@ fn ip_masq_shows_the_outside_the_hosts_address_and_its_own_subnet_the_containers
             assert_eq!(seen.map(|ip| ip.to_string()).as_deref(), Some(UPLINK[place]), "{backend}");
             let target = addresses_on(&b, "eth0")[place].split('/').next().unwrap().to_owned();
             let within = source_seen(&a, &b, &target).map(|ip| ip.to_string());
-            assert_eq!(within.as_deref(), Some(own), "{backend}: within the subnet nothing is hidden");
+            assert_eq!(within.as_deref(), Some(own), "{backend}: no masquerading within the subnet");
         }
-        assert_eq!(source_seen(&b, &outside, OUTSIDE[0]), None, "{backend}: without ipMasq nobody answers");
+        assert_eq!(source_seen(&b, &outside, OUTSIDE[0]), None, "{backend}: no answer without ipMasq");
     }
 }

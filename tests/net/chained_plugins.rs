@@ -1,7 +1,7 @@
-//! What every plugin that stands behind another one owes its callers: one body for all of them, by a table.
+//! Tests that every chained plugin must pass: each body runs for each plugin of a table.
 //!
 //! ```text
-//!   host ── br0 ── veth ── eth0 pod        bridge, then the plugin; both undone the other way round
+//!   host ── br0 ── veth ── eth0 pod        bridge, then the plugin; DEL in reverse order
 //! ```
 //!
 //! Source: SPEC 1.1.0 §2 and §3 (S13, S16–S19, S31–S33), K4, K5, K6, V17.
@@ -10,17 +10,17 @@ use rig::{VERSIONS, assert_nothing_left, assert_pod_unchanged, assert_refused, i
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Finished, Host, Pod, Snapshot};
 
-/// One plugin: a configuration that uses much of it.
+/// One plugin, with a configuration that uses most of it.
 struct Case {
     plugin: &'static str,
     config: Value,
-    /// Interfaces that it adds to the result.
+    /// Number of interfaces that it adds to the result.
     adds: usize,
-    /// Keys that make ADD fail, and the code it fails with.
+    /// Options that make ADD fail, and the error code.
     failures: Vec<(Value, u64)>,
 }
 
-/// What a plugin and the bridge in front of it need of the kernel.
+/// Returns the kernel features that a plugin and the bridge before it need.
 fn features(plugin: &str) -> &'static [Feature] {
     match plugin {
         "vrf" => &[Feature::Root, Feature::Bridge, Feature::Vrf],
@@ -70,7 +70,7 @@ fn case(plugin: &'static str) -> Case {
             vec![
                 (json!({ "table": 0 }), 7),
                 (json!({ "gateways": ["x"] }), 7),
-                // Found out by the kernel, after other routes were added.
+                // The kernel refuses it, after other routes were added.
                 (json!({ "gateways": ["10.1.0.1", "fd09::1"] }), 5),
             ],
         ),
@@ -88,7 +88,7 @@ fn case(plugin: &'static str) -> Case {
     Case { plugin, config: with(&json!({ "name": "net", "type": plugin }), &own), adds, failures }
 }
 
-/// The plugin in front.
+/// Returns the configuration of the bridge, which is the first plugin.
 fn bridge(version: &str) -> Value {
     json!({
         "cniVersion": version, "name": "net", "type": "bridge", "bridge": "br0", "isGateway": true,
@@ -107,7 +107,7 @@ struct Chain<'a> {
 impl<'a> Chain<'a> {
     fn new(host: &'a Host, case: &Case, pod: &Pod, ifname: &str, version: &str) -> Chain<'a> {
         let mut config = in_version(&case.config, version);
-        // A port of the host is one attachment's.
+        // A host port belongs to one attachment.
         let mappings = config.pointer_mut("/runtimeConfig/portMappings").and_then(Value::as_array_mut);
         for mapping in mappings.into_iter().flatten() {
             let name = format!("{}{ifname}", pod.name());
@@ -122,14 +122,14 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// ADD of the one in front: the configuration of the other, with its result.
+    /// Calls ADD of the bridge. Returns the configuration of the second plugin with the result.
     #[track_caller]
     fn begin(&self) -> Value {
         let result = self.first.add(&bridge(&self.version)).success().json();
         with(&self.config, &json!({ "prevResult": result }))
     }
 
-    /// ADD of both; the second's configuration for what comes after.
+    /// Calls ADD of both. Returns the second plugin's configuration for the calls that follow.
     #[track_caller]
     fn add(&self) -> Value {
         let config = self.begin();
@@ -153,7 +153,7 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// A world in which the shared furniture is there already.
+/// Creates a host that already has the shared objects.
 fn primed(host: &Host, case: &Case) -> (Pod, Snapshot) {
     rig::install(host);
     let pod = host.pod("a");
@@ -164,7 +164,7 @@ fn primed(host: &Host, case: &Case) -> (Pod, Snapshot) {
     (pod, before)
 }
 
-/// One test for each plugin from one body.
+/// Defines one test for each plugin from each body.
 macro_rules! for_every_plugin {
     ($($body:ident),* $(,)?) => {
         for_every_plugin!(@ bandwidth $($body)*);
@@ -189,47 +189,47 @@ macro_rules! for_every_plugin {
 }
 
 for_every_plugin!(
-    s16_s17_add_check_del_in_every_version_leave_nothing,
-    s13_s31_del_twice_and_without_what_it_was_for,
-    s18_del_before_any_add_is_success,
-    g8_a_failed_add_leaves_nothing,
-    s32_gc_drops_what_is_not_valid_and_nothing_else,
-    s33_status_tells_what_an_add_would,
-    k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing,
+    cni_versions_add_check_del_leave_nothing,
+    del_is_idempotent_and_works_with_missing_input,
+    del_without_add_succeeds,
+    add_failure_leaves_nothing,
+    gc_removes_invalid_attachments_only,
+    status_reports_whether_an_add_can_succeed,
+    hostile_input_is_refused_and_changes_nothing,
 );
 
-fn s16_s17_add_check_del_in_every_version_leave_nothing(host: &Host, case: &Case) {
+fn cni_versions_add_check_del_leave_nothing(host: &Host, case: &Case) {
     let (pod, before) = primed(host, case);
     let inside = pod.snapshot();
     for version in VERSIONS.into_iter().filter(|version| *version >= "0.3.0") {
-        let what = format!("{} {version}", case.plugin);
+        let label = format!("{} {version}", case.plugin);
         let chain = Chain::new(host, case, &pod, "eth0", version);
-        let given = chain.begin();
-        let result = chain.second.add(&given).success().json();
-        assert_eq!(result["cniVersion"], version, "{what}");
+        let input = chain.begin();
+        let result = chain.second.add(&input).success().json();
+        assert_eq!(result["cniVersion"], version, "{label}");
         let list = |result: &Value| result["interfaces"].as_array().cloned().unwrap_or_default();
-        let (earlier, later) = (list(&given["prevResult"]), list(&result));
-        assert_eq!(later[..earlier.len()], earlier[..], "{what}: what was there is handed on");
-        assert_eq!(later.len(), earlier.len() + case.adds, "{what}: {result}");
+        let (earlier, later) = (list(&input["prevResult"]), list(&result));
+        assert_eq!(later[..earlier.len()], earlier[..], "{label}: the previous interfaces are passed on");
+        assert_eq!(later.len(), earlier.len() + case.adds, "{label}: {result}");
         for key in ["ips", "routes", "dns"] {
-            assert_eq!(result[key], given["prevResult"][key], "{what}: {key}");
+            assert_eq!(result[key], input["prevResult"][key], "{label}: {key}");
         }
-        let known = with(&given, &json!({ "prevResult": result }));
+        let known = with(&input, &json!({ "prevResult": result }));
         let checked = chain.second.check(&known);
         match version < "0.4.0" {
-            true => assert_refused(&what, &checked, 1, &["CHECK"]),
-            false => assert_eq!(checked.success().stdout, "", "{what}"),
+            true => assert_refused(&label, &checked, 1, &["CHECK"]),
+            false => assert_eq!(checked.success().stdout, "", "{label}"),
         }
         chain.del(&known);
-        assert_nothing_left(&what, host, &before);
-        assert_pod_unchanged(&what, &pod, &inside);
+        assert_nothing_left(&label, host, &before);
+        assert_pod_unchanged(&label, &pod, &inside);
     }
 }
 
-/// Takes something away from an attachment before its DEL; the pod, if it is still there.
+/// Removes something from an attachment before its DEL. Returns the pod if it still exists.
 type Loss = fn(&mut Chain<'_>, Pod, &mut Value) -> Option<Pod>;
 
-/// What a DEL may find missing.
+/// Inputs and objects that a DEL may miss.
 const LOSSES: [(&str, Loss); 6] = [
     ("twice", |chain, pod, config| {
         chain.second.del(config).success();
@@ -244,7 +244,7 @@ const LOSSES: [(&str, Loss); 6] = [
         chain.second.netns.clear();
         Some(pod)
     }),
-    ("with the namespace gone", |_, pod, _| {
+    ("with a deleted namespace", |_, pod, _| {
         pod.remove();
         None
     }),
@@ -255,17 +255,17 @@ const LOSSES: [(&str, Loss); 6] = [
         assert!(!path.starts_with("/etc"));
         None
     }),
-    ("with the link gone", |_, pod, _| {
+    ("with a deleted link", |_, pod, _| {
         pod.run(["ip", "link", "delete", "eth0"]);
         Some(pod)
     }),
 ];
 
-fn s13_s31_del_twice_and_without_what_it_was_for(host: &Host, case: &Case) {
+fn del_is_idempotent_and_works_with_missing_input(host: &Host, case: &Case) {
     let (pod, before) = primed(host, case);
     let mut pod = Some(pod);
-    for (what, lose) in LOSSES {
-        let what = format!("{}: DEL {what}", case.plugin);
+    for (label, lose) in LOSSES {
+        let label = format!("{}: DEL {label}", case.plugin);
         let own = pod.take().unwrap_or_else(|| host.pod("a"));
         let mut chain = Chain::new(host, case, &own, "eth0", "1.1.0");
         let mut config = chain.add();
@@ -274,11 +274,11 @@ fn s13_s31_del_twice_and_without_what_it_was_for(host: &Host, case: &Case) {
         if pod.is_none() {
             pod = Some(host.pod("a"));
         }
-        assert_nothing_left(&what, host, &before);
+        assert_nothing_left(&label, host, &before);
     }
 }
 
-fn s18_del_before_any_add_is_success(host: &Host, case: &Case) {
+fn del_without_add_succeeds(host: &Host, case: &Case) {
     rig::install(host);
     let pod = host.pod("a");
     let before = host.snapshot();
@@ -291,62 +291,62 @@ fn s18_del_before_any_add_is_success(host: &Host, case: &Case) {
     assert_nothing_left(case.plugin, host, &before);
 }
 
-fn g8_a_failed_add_leaves_nothing(host: &Host, case: &Case) {
+fn add_failure_leaves_nothing(host: &Host, case: &Case) {
     let (pod, _) = primed(host, case);
     let mut chain = Chain::new(host, case, &pod, "eth0", "1.1.0");
-    let given = chain.begin();
+    let input = chain.begin();
     let (before, inside) = (host.snapshot(), pod.snapshot());
-    let refuse = |what: &str, finished: &Finished, code: u64, words: &[&str]| {
-        assert_refused(what, finished, code, words);
-        assert_nothing_left(what, host, &before);
-        assert_pod_unchanged(what, &pod, &inside);
+    let refuse = |label: &str, finished: &Finished, code: u64, words: &[&str]| {
+        assert_refused(label, finished, code, words);
+        assert_nothing_left(label, host, &before);
+        assert_pod_unchanged(label, &pod, &inside);
     };
     for (keys, code) in &case.failures {
-        refuse(&format!("{}: {keys}", case.plugin), &chain.second.add(&with(&given, keys)), *code, &[]);
+        refuse(&format!("{}: {keys}", case.plugin), &chain.second.add(&with(&input, keys)), *code, &[]);
     }
-    let alone = with(&given, &json!({ "prevResult": null }));
-    refuse("alone", &chain.second.add(&alone), 7, &["prevResult"]);
+    let alone = with(&input, &json!({ "prevResult": null }));
+    refuse("no previous plugin", &chain.second.add(&alone), 7, &["prevResult"]);
     chain.second.netns = "/run/netns/nowhere".to_owned();
-    refuse("namespace gone", &chain.second.add(&given), 8, &["/run/netns/nowhere"]);
+    refuse("no such namespace", &chain.second.add(&input), 8, &["/run/netns/nowhere"]);
     chain.second.netns = "/etc/hostname".to_owned();
-    refuse("no namespace", &chain.second.add(&given), 8, &["/etc/hostname"]);
+    refuse("not a namespace", &chain.second.add(&input), 8, &["/etc/hostname"]);
     chain.second.netns = "/proc/self/ns/net".to_owned();
-    refuse("K6: its own namespace", &chain.second.add(&given), 8, &["CNI_NETNS"]);
+    refuse("K6: own namespace", &chain.second.add(&input), 8, &["CNI_NETNS"]);
 }
 
-fn s32_gc_drops_what_is_not_valid_and_nothing_else(host: &Host, case: &Case) {
+fn gc_removes_invalid_attachments_only(host: &Host, case: &Case) {
     let (a, before) = primed(host, case);
     let (b, c) = (host.pod("b"), host.pod("c"));
     let with_pods = host.snapshot();
     let [first, second, other] = [(&a, "eth0"), (&a, "eth1"), (&b, "eth0")]
         .map(|(pod, ifname)| Chain::new(host, case, pod, ifname, "1.1.0"));
     let configs = [first.add(), second.add(), other.add()];
-    // Of another network.
+    // An attachment of another network.
     let mut foreign = Chain::new(host, case, &c, "eth0", "1.1.0");
     foreign.config["name"] = json!("other");
     let kept = foreign.add();
     let full = host.snapshot();
     let (ia, ib) = (a.container_id(), b.container_id());
     rig::collect(&first.second, &first.config, None).success();
-    assert_nothing_left("S32: no list, nothing dropped", host, &full);
+    assert_nothing_left("S32: without a list, nothing is removed", host, &full);
     let all = [(ia.as_str(), "eth0"), (ia.as_str(), "eth1"), (ib.as_str(), "eth0")];
     rig::collect(&first.second, &first.config, Some(&all)).success();
-    assert_nothing_left("S32: all valid, nothing dropped", host, &full);
+    assert_nothing_left("S32: all valid, nothing is removed", host, &full);
     rig::collect(&first.second, &first.config, Some(&[(&ia, "eth1")])).success();
     second.second.check(&configs[1]).success();
     foreign.second.check(&kept).success();
     rig::collect(&first.second, &first.config, Some(&[])).success();
     foreign.second.check(&kept).success();
     foreign.del(&kept);
-    // The bridge is told, too.
+    // GC of the bridge.
     rig::collect(&first.first, &bridge("1.1.0"), Some(&[])).success();
-    assert_nothing_left("S32: nothing is valid", host, &with_pods);
+    assert_nothing_left("S32: no attachment is valid", host, &with_pods);
     b.remove();
     c.remove();
-    assert_nothing_left("S32: nothing is valid", host, &before);
+    assert_nothing_left("S32: no attachment is valid", host, &before);
 }
 
-fn s33_status_tells_what_an_add_would(host: &Host, case: &Case) {
+fn status_reports_whether_an_add_can_succeed(host: &Host, case: &Case) {
     let (pod, before) = primed(host, case);
     let eth0 = host.attachment(case.plugin, &pod, "eth0");
     let status = |config: &Value| eth0.call("STATUS", config.to_string());
@@ -359,24 +359,24 @@ fn s33_status_tells_what_an_add_would(host: &Host, case: &Case) {
     assert_nothing_left(case.plugin, host, &before);
 }
 
-fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &Host, case: &Case) {
+fn hostile_input_is_refused_and_changes_nothing(host: &Host, case: &Case) {
     let (pod, _) = primed(host, case);
     let mut chain = Chain::new(host, case, &pod, "eth0", "1.1.0");
-    let given = chain.begin();
+    let input = chain.begin();
     let before = host.snapshot();
     for ifname in ["..", "a/b", "sixteen-letters-"] {
         ifname.clone_into(&mut chain.second.ifname);
-        assert_refused(ifname, &chain.second.add(&given), 4, &["CNI_IFNAME"]);
+        assert_refused(ifname, &chain.second.add(&input), 4, &["CNI_IFNAME"]);
     }
     "eth9".clone_into(&mut chain.second.ifname);
-    // Who looks at the result first finds no address of it there.
-    let (code, message) = rig::refusal(&chain.second.add(&given));
+    // A plugin that reads the result first finds no address of the interface.
+    let (code, message) = rig::refusal(&chain.second.add(&input));
     assert!(matches!(code, 5 | 7) && message.contains("eth9"), "no such interface: {code} {message}");
     "eth0".clone_into(&mut chain.second.ifname);
     for netns in ["/dev/zero", "/run", "relative"] {
         netns.clone_into(&mut chain.second.netns);
-        assert_refused(netns, &chain.second.add(&given), 8, &[]);
-        chain.second.del(&given).success();
+        assert_refused(netns, &chain.second.add(&input), 8, &[]);
+        chain.second.del(&input).success();
     }
     pod.path().to_str().unwrap().clone_into(&mut chain.second.netns);
     for (previous, code) in [
@@ -385,10 +385,10 @@ fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &H
         (json!([]), 7),
         (json!({ "cniVersion": "7.0.0" }), 1),
     ] {
-        let what = previous.to_string();
+        let label = previous.to_string();
         assert_refused(
-            &what,
-            &chain.second.add(&with(&given, &json!({ "prevResult": previous }))),
+            &label,
+            &chain.second.add(&with(&input, &json!({ "prevResult": previous }))),
             code,
             &[],
         );
@@ -401,26 +401,27 @@ fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &H
     assert_nothing_left(case.plugin, host, &before);
 }
 
-/// Programs of iptables that write down that they were run. The words that run a plugin with them.
+/// Installs wrappers of the iptables programs that record each execution. Returns the words that run a plugin
+/// with them.
 fn counted_iptables(host: &Host) -> Vec<String> {
     let wrapper = "for what in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6tables-restore; do\n\
-                   printf '#!/bin/sh\\necho %s >>/run/asked\\nexec %s \"$@\"\\n' $what $(command -v $what) >/run/counted/$what\n\
+                   printf '#!/bin/sh\\necho %s >>/run/executed\\nexec %s \"$@\"\\n' $what $(command -v $what) >/run/counted/$what\n\
                    chmod 755 /run/counted/$what\ndone";
     host.run(["sh", "-ec", &format!("mkdir -p /run/counted; {wrapper}")]);
     ["env", "PATH=/run/counted:/usr/sbin:/usr/bin:/sbin:/bin"].map(str::to_owned).to_vec()
 }
 
 #[test]
-fn iptables_is_read_once_and_changed_once_a_family_however_much_there_is() {
+fn iptables_is_read_and_changed_once_per_family() {
     let host = testkit::host!(Feature::Bridge, Feature::IptablesNft);
     rig::install(&host);
     let pod = host.pod("a");
     let through = counted_iptables(&host);
     let result = host.attachment("bridge", &pod, "eth0").add(&bridge("1.1.0")).success().json();
-    let asked = || {
-        let asked = host.read("/run/asked").unwrap_or_default();
-        host.run(["rm", "-f", "/run/asked"]);
-        asked.lines().map(str::to_owned).collect::<Vec<_>>()
+    let programs_run = || {
+        let programs_run = host.read("/run/executed").unwrap_or_default();
+        host.run(["rm", "-f", "/run/executed"]);
+        programs_run.lines().map(str::to_owned).collect::<Vec<_>>()
     };
     let once = ["iptables-save", "iptables-restore", "ip6tables-save", "ip6tables-restore"];
     let many: Value = (0..50)
@@ -438,38 +439,38 @@ fn iptables_is_read_once_and_changed_once_a_family_however_much_there_is() {
         let base = json!({ "cniVersion": "1.1.0", "name": "net", "type": plugin, "prevResult": result });
         let config = with(&base, &keys);
         attachment.add(&config).success();
-        assert_eq!(asked(), once, "{plugin}: ADD");
+        assert_eq!(programs_run(), once, "{plugin}: ADD");
         attachment.check(&config).success();
-        assert_eq!(asked(), ["iptables-save", "ip6tables-save"], "{plugin}: CHECK");
+        assert_eq!(programs_run(), ["iptables-save", "ip6tables-save"], "{plugin}: CHECK");
         attachment.del(&config).success();
-        assert_eq!(asked(), once, "{plugin}: DEL");
+        assert_eq!(programs_run(), once, "{plugin}: DEL");
     }
     let other = host.pod("b");
     let mut masquerade = host.attachment("bridge", &other, "eth0");
     masquerade.through = through;
     let config = with(&bridge("1.1.0"), &json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
     let result = masquerade.add(&config).success().json();
-    assert_eq!(asked(), once, "ipMasq: ADD");
+    assert_eq!(programs_run(), once, "ipMasq: ADD");
     masquerade.del(&with(&config, &json!({ "prevResult": result }))).success();
-    assert_eq!(asked(), once, "ipMasq: DEL");
+    assert_eq!(programs_run(), once, "ipMasq: DEL");
 }
 
-/// The words that run a plugin where `iptables-save` prints what `print` makes of what the real one prints.
-fn told_by_iptables(host: &Host, print: &str) -> Vec<String> {
+/// Returns the words that run a plugin with an `iptables-save` whose output `print` filters.
+fn filtered_iptables_save(host: &Host, print: &str) -> Vec<String> {
     let wrapper = "for what in iptables-save ip6tables-save; do\n\
-                   printf '#!/bin/sh\\nreal() { %s \"$@\"; }\\n. /run/told/print\\n' $(command -v $what) >/run/told/$what\n\
-                   chmod 755 /run/told/$what\ndone";
+                   printf '#!/bin/sh\\nreal() { %s \"$@\"; }\\n. /run/filtered/print\\n' $(command -v $what) >/run/filtered/$what\n\
+                   chmod 755 /run/filtered/$what\ndone";
     host.run([
         "sh",
         "-ec",
-        &format!("mkdir -p /run/told; rm -f /run/told/iptables-save /run/told/ip6tables-save; {wrapper}"),
+        &format!("mkdir -p /run/filtered; rm -f /run/filtered/iptables-save /run/filtered/ip6tables-save; {wrapper}"),
     ]);
-    host.write("/run/told/print", print);
-    ["env", "PATH=/run/told:/usr/sbin:/usr/bin:/sbin:/bin"].map(str::to_owned).to_vec()
+    host.write("/run/filtered/print", print);
+    ["env", "PATH=/run/filtered:/usr/sbin:/usr/bin:/sbin:/bin"].map(str::to_owned).to_vec()
 }
 
 #[test]
-fn what_others_have_in_chains_stays_where_iptables_save_does_not_print_them() {
+fn iptables_chains_missing_in_iptables_save_are_not_flushed() {
     let host = testkit::host!(Feature::Bridge, Feature::IptablesNft);
     rig::install(&host);
     let mapping = json!([{ "hostPort": 9000, "containerPort": 80, "protocol": "tcp" }]);
@@ -486,25 +487,25 @@ fn what_others_have_in_chains_stays_where_iptables_save_does_not_print_them() {
         });
         a.1.add(&a.2).success();
         let ((pod, mut attachment, config), neighbour) = (b, (a.1, a.2));
-        // As when the kernel has not told iptables-save of the chains: it is whole, and without them.
+        // The kernel may not list the chains: the output is complete, but without them.
         let lacks = "real \"$@\" | grep -v CNI-";
         let cases = [
             ("not the chains", format!("{lacks}\n"), "already exists"),
-            ("a part", "real \"$@\" | head -n 4\n".to_owned(), "only a part"),
-            ("nothing", "true\n".to_owned(), "printed nothing"),
+            ("a part", "real \"$@\" | head -n 4\n".to_owned(), "incomplete output"),
+            ("nothing", "true\n".to_owned(), "no output"),
         ];
-        for (what, print, word) in &cases {
-            attachment.through = told_by_iptables(&host, print);
-            assert_refused(&format!("{plugin}: {what}"), &attachment.add(&config), 5, &[word]);
+        for (label, print, word) in &cases {
+            attachment.through = filtered_iptables_save(&host, print);
+            assert_refused(&format!("{plugin}: {label}"), &attachment.add(&config), 5, &[word]);
             neighbour.0.check(&neighbour.1).success();
         }
-        let told = told_by_iptables(
+        let late = filtered_iptables_save(
             &host,
-            &format!("[ -e $0.told ] && {{ real \"$@\"; exit; }}\n: >$0.told\n{lacks}\n"),
+            &format!("[ -e $0.once ] && {{ real \"$@\"; exit; }}\n: >$0.once\n{lacks}\n"),
         );
-        attachment.through = told;
+        attachment.through = late;
         attachment.add(&config).success();
-        host.run(["sh", "-c", "rm /run/told/*.told"]);
+        host.run(["sh", "-c", "rm /run/filtered/*.once"]);
         attachment.through.clear();
         attachment.check(&config).success();
         neighbour.0.check(&neighbour.1).success();
@@ -516,7 +517,7 @@ fn what_others_have_in_chains_stays_where_iptables_save_does_not_print_them() {
 }
 
 #[test]
-fn a_del_that_could_not_ask_whether_iptables_has_something_fails() {
+fn iptables_del_fails_if_it_cannot_read_the_rules() {
     let host = testkit::host!(Feature::Bridge, Feature::IptablesNft);
     rig::install(&host);
     let pod = host.pod("a");
@@ -556,7 +557,7 @@ fn a_del_that_could_not_ask_whether_iptables_has_something_fails() {
     }
 }
 
-/// What iptables has of a pod.
+/// Returns the iptables rules of a pod.
 fn rules_of(host: &Host, pod: &Pod) -> Vec<String> {
     let saved = host.run(["iptables-save"]) + &host.run(["ip6tables-save"]);
     let id = pod.container_id();

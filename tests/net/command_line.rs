@@ -1,4 +1,4 @@
-//! The command `weft` on a host without Kubernetes: attach, list, check, detach, and all that can go wrong.
+//! Tests of the command `weft` on a host without Kubernetes: attach, list, check, detach, and their failures.
 //!
 //! ```text
 //!   host ─┬─ weft0 ─┬─ eth0  my-pod, my-partner     (examples/)
@@ -20,13 +20,13 @@ const POD: &str = "my-namespace/my-pod";
 const PARTNER: &str = "my-namespace/my-partner";
 const NETNS: &str = "weft-my-namespace_my-pod";
 
-// Exit codes as `weft --help` has them.
+// Exit codes as in `weft --help`.
 const FAILED: Option<i32> = Some(1);
 const NEEDS_ROOT: Option<i32> = Some(3);
 const INTERRUPTED: Option<i32> = Some(130);
 
 fn weft(host: &Host) -> testkit::Command {
-    // What it changes, the program beside it changes.
+    // `weft` runs the program beside it for every change.
     let _ = testkit::binary("weft-cni");
     host.command(testkit::binary("weft")).clean_environment()
 }
@@ -47,7 +47,7 @@ fn list(host: &Host) -> Value {
     run(host, "list -o json").success().json()
 }
 
-/// `ip` in a namespace that weft made.
+/// Returns the JSON of `ip` in a namespace that weft created.
 fn ip(host: &Host, netns: &str, words: &[&str]) -> Value {
     host.json(["ip", "-n", netns, "-j"].iter().chain(words))
 }
@@ -61,7 +61,7 @@ fn assert_failed(finished: &Finished, code: Option<i32>, words: &[&str]) {
     }
 }
 
-/// Attaches and detaches once, so that what stays for the next pod (bridges, tables) is there.
+/// Attaches and detaches once, so that the objects that remain (bridges, tables) exist.
 fn settled(host: &Host) -> testkit::Snapshot {
     for pod in [POD, PARTNER] {
         attach(host, pod).success();
@@ -72,10 +72,10 @@ fn settled(host: &Host) -> testkit::Snapshot {
     host.snapshot()
 }
 
-// === the whole way ===
+// === success ===
 
 #[test]
-fn a_pod_is_attached_listed_checked_and_detached() {
+fn attach_list_check_and_detach_a_pod() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let before = settled(&host);
     let attached = attach(&host, POD).success();
@@ -87,7 +87,7 @@ fn a_pod_is_attached_listed_checked_and_detached() {
     assert!(attached.stdout.contains("  k8s.v1.cni.cncf.io/network-status: |\n"), "{attached}");
     assert_eq!(attached.stderr, "", "{attached}");
 
-    // What it says is what is there.
+    // The output matches the kernel.
     let listed = list(&host);
     let [sandbox] = listed.as_array().unwrap().as_slice() else { panic!("{listed}") };
     assert_eq!(sandbox["pod"], json!({"namespace": "my-namespace", "name": "my-pod", "uid": ""}));
@@ -100,10 +100,10 @@ fn a_pod_is_attached_listed_checked_and_detached() {
     assert!(detached.stdout.contains(&format!("removed /run/netns/{NETNS}")), "{detached}");
     assert_nothing_left("detach", &host, &before);
     assert_eq!(list(&host), json!([]));
-    assert_eq!(run(&host, "list").success().stdout, "nothing is attached\n");
+    assert_eq!(run(&host, "list").success().stdout, "no attachments\n");
 }
 
-/// Every attachment and every status entry against `ip -j`.
+/// Asserts that every attachment and every status entry matches `ip -j`.
 #[track_caller]
 fn assert_shows_the_kernel(host: &Host, sandbox: &Value) {
     let name = sandbox["netns"].as_str().unwrap().trim_start_matches("/run/netns/").to_owned();
@@ -131,9 +131,9 @@ fn assert_shows_the_kernel(host: &Host, sandbox: &Value) {
         let result = &attachment["result"];
         let own = result["interfaces"].as_array().unwrap().iter().find(|i| i["name"] == interface).unwrap();
         assert_eq!((&own["mac"], &own["sandbox"]), (&link["address"], &sandbox["netns"]), "{attachment}");
-        let given: Vec<&str> =
+        let in_result: Vec<&str> =
             result["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap()).collect();
-        assert_eq!(given, with_prefix, "{attachment}");
+        assert_eq!(in_result, with_prefix, "{attachment}");
         assert_eq!(status["name"], attachment["network"]);
         assert_eq!((&status["interface"], &status["mac"]), (&attachment["interface"], &link["address"]));
         assert_eq!(status["ips"], json!(bare));
@@ -142,7 +142,7 @@ fn assert_shows_the_kernel(host: &Host, sandbox: &Value) {
 }
 
 #[test]
-fn requests_of_the_json_form_are_served_and_programs_read_only_json() {
+fn attach_json_selection_and_json_output_has_no_other_text() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     attach(&host, POD).success();
     let attached = run(&host, &format!("attach -f {} --pod {PARTNER} -o json", examples())).success();
@@ -158,21 +158,21 @@ fn requests_of_the_json_form_are_served_and_programs_read_only_json() {
         (&blue[0]["address"], &blue[0]["addr_info"][0]["local"]),
         (&json!("aa:bb:cc:dd:ee:ff"), &json!("10.101.2.44"))
     );
-    // Each keeps what it was given when the other has joined its networks.
+    // The attachments of the first pod are unchanged after the second joined its networks.
     let listed = list(&host);
     assert_eq!(listed.as_array().unwrap().len(), 2);
     assert_eq!(listed[0], sandbox);
     for pod in [POD, PARTNER] {
         run(&host, &format!("check --pod {pod}")).success();
     }
-    // The annotation that is shown for people is what programs get.
+    // The annotation is in the JSON output, too.
     let names: Vec<String> =
         listed[1]["networkStatus"].as_array().unwrap().iter().map(|e| e["name"].to_string()).collect();
     assert_eq!(names.len(), 5);
 }
 
 #[test]
-fn a_namespace_that_was_brought_stays() {
+fn attach_to_an_existing_netns_keeps_the_netns() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let pod = host.pod("blue");
     settled(&host);
@@ -182,7 +182,7 @@ fn a_namespace_that_was_brought_stays() {
     run(&host, &line).success();
     assert_eq!(links(&pod).len(), 5);
     assert_eq!(list(&host)[0]["containerId"], "c-1");
-    // Found by the pod's name, too.
+    // The sandbox is found by the pod's name, too.
     run(&host, &format!("check --pod {POD}")).success();
     run(&host, &format!("detach --pod {POD}")).success();
     assert_nothing_left("detach", &host, &before);
@@ -190,7 +190,7 @@ fn a_namespace_that_was_brought_stays() {
 }
 
 #[test]
-fn of_several_sandboxes_of_a_pod_one_must_be_named() {
+fn detach_of_a_pod_with_several_sandboxes_needs_an_id() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let attach = |id: &str| run(&host, &format!("attach -f {} --pod {POD} --container-id {id}", examples()));
     attach("one").success();
@@ -203,30 +203,30 @@ fn of_several_sandboxes_of_a_pod_one_must_be_named() {
     assert_failed(
         &run(&host, "detach --pod other/pod --container-id one"),
         FAILED,
-        &["container one is of pod my-namespace/my-pod, not of other/pod"],
+        &["container one belongs to pod my-namespace/my-pod, not to other/pod"],
     );
     run(&host, "detach --container-id one").success();
     run(&host, &format!("detach --pod {POD}")).success();
     assert_eq!(list(&host), json!([]));
 }
 
-// === what is refused ===
+// === refusals ===
 
 #[test]
-fn a_second_attach_is_refused_and_a_second_detach_finds_nothing() {
+fn attach_twice_is_refused_and_detach_twice_finds_nothing() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     attach(&host, POD).success();
     let before = host.snapshot();
-    assert_failed(&attach(&host, POD), FAILED, &["attached already", "weft detach"]);
+    assert_failed(&attach(&host, POD), FAILED, &["already attached", "weft detach"]);
     assert_nothing_left("a second attach", &host, &before);
     run(&host, &format!("detach --pod {POD}")).success();
     let again = run(&host, &format!("detach --pod {POD}")).success();
-    assert_eq!(again.stdout, "pod my-namespace/my-pod: nothing is attached\n");
-    assert_failed(&run(&host, &format!("check --pod {POD}")), FAILED, &["nothing is attached"]);
+    assert_eq!(again.stdout, "pod my-namespace/my-pod: no attachments\n");
+    assert_failed(&run(&host, &format!("check --pod {POD}")), FAILED, &["no attachments"]);
 }
 
 #[test]
-fn what_cannot_be_planned_changes_nothing() {
+fn attach_that_cannot_be_planned_changes_nothing() {
     let host = host!(Feature::Bridge);
     let file = |name: &str, text: &str| {
         host.write(format!("/run/test/{name}"), text);
@@ -256,14 +256,17 @@ fn what_cannot_be_planned_changes_nothing() {
     for (words, expected) in [
         (
             "-f plain.json good.conflist --pod home/other",
-            &["home/other is in none of the manifests", "pods there: home/web"][..],
+            &["pod home/other is not in the manifests", "available pods: home/web"][..],
         ),
         ("-f unknown.json good.conflist --pod home/web", &["home/net-z"]),
-        ("-f misspelt.json net-a.json good.conflist --pod home/web", &["no-such-plugin", "detached again"]),
+        (
+            "-f misspelt.json net-a.json good.conflist --pod home/web",
+            &["no-such-plugin", "all changes were undone"],
+        ),
         ("-f plain.json missing.conflist --pod home/web", &["no-such-plugin"]),
         ("-f plain.json --pod home/web", &["no configuration of the meta-plugin", "--config"]),
         ("-f plain.json none.conflist --pod home/web", &["no configuration of the meta-plugin"]),
-        ("-f plain.json --config none.conflist --pod home/web", &["none.conflist", "not weft"]),
+        ("-f plain.json --config none.conflist --pod home/web", &["none.conflist", "of type weft"]),
         ("-f plain.json wrong.conflist --pod home/web", &["wrong.conflist", "did you mean delegates?"]),
         ("-f plain.json good.conflist other.conflist --pod home/web", &["both configure", "--config"]),
         ("-f nowhere.json --pod home/web", &["nowhere.json", "No such file"]),
@@ -285,7 +288,7 @@ fn what_cannot_be_planned_changes_nothing() {
 }
 
 #[test]
-fn wrong_usage_is_exit_code_2() {
+fn command_line_usage_error_has_exit_code_2() {
     let host = host!();
     for line in [
         "attach",
@@ -305,7 +308,7 @@ fn wrong_usage_is_exit_code_2() {
 }
 
 #[test]
-fn without_root_it_is_said_how_to_get_it() {
+fn command_line_without_root_names_the_sudo_command() {
     let host = host!();
     host.write(format!("{JOURNAL}/x.json"), "{}");
     host.run(["chmod", "0700", "/var/lib/weft"]);
@@ -326,19 +329,19 @@ fn without_root_it_is_said_how_to_get_it() {
         "network list --socket /run/roots.sock",
     ] {
         let words = line.split(' ');
-        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", &program];
-        let refused = host.command("setpriv").args(nobody).args(words).finish();
+        let unprivileged = ["--reuid=65534", "--regid=65534", "--clear-groups", &program];
+        let refused = host.command("setpriv").args(unprivileged).args(words).finish();
         assert_failed(&refused, NEEDS_ROOT, &[&format!("run it as: sudo {program} {line}")]);
     }
     let explain = format!("explain -n my-namespace my-pod -f {}", examples());
-    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", &program];
-    host.command("setpriv").args(nobody).args(explain.split(' ')).finish().success();
+    let unprivileged = ["--reuid=65534", "--regid=65534", "--clear-groups", &program];
+    host.command("setpriv").args(unprivileged).args(explain.split(' ')).finish().success();
 }
 
-// === what breaks ===
+// === failures ===
 
 #[test]
-fn a_broken_entry_is_a_row_and_hides_no_other() {
+fn list_shows_a_broken_journal_entry_and_all_others() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     attach(&host, POD).success();
     let newer = r#"{"version":99,"anything":[]}"#;
@@ -368,18 +371,18 @@ fn a_broken_entry_is_a_row_and_hides_no_other() {
         "{people}"
     );
 
-    // The good one can still be taken down; the broken one says why it cannot, and stays.
+    // The good entry can be detached. The broken entry gives an error, and stays.
     assert_failed(&run(&host, "detach --container-id newer"), FAILED, &["version 99", "left as it is"]);
     assert_eq!(host.read(format!("{JOURNAL}/newer.json")).unwrap(), newer);
     run(&host, &format!("detach --pod {POD}")).success();
 }
 
 #[test]
-fn a_namespace_that_a_killed_attach_left_is_used_or_removed() {
+fn attach_uses_a_netns_that_a_killed_attach_left() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     host.run(["ip", "netns", "add", NETNS]);
     let found = attach(&host, POD).success();
-    assert!(found.stdout.contains(&format!("found /run/netns/{NETNS}")), "{found}");
+    assert!(found.stdout.contains(&format!("reusing /run/netns/{NETNS}")), "{found}");
     run(&host, &format!("detach --pod {POD}")).success();
     assert!(host.snapshot().titles("file /run/netns/").next().is_none());
     host.run(["ip", "netns", "add", NETNS]);
@@ -388,7 +391,7 @@ fn a_namespace_that_a_killed_attach_left_is_used_or_removed() {
 }
 
 #[test]
-fn a_changed_attachment_fails_the_check() {
+fn check_fails_after_a_change() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     attach(&host, POD).success();
     host.run(["ip", "-n", NETNS, "address", "flush", "dev", "net2"]);
@@ -400,11 +403,11 @@ fn a_changed_attachment_fails_the_check() {
     run(&host, &format!("detach --pod {POD}")).success();
 }
 
-/// Manifests of pod `blue/web` whose networks are of recording plugins, with orders for the last one.
-fn recording<'a>(host: &'a Host, orders: &Value) -> rig::Cluster<'a> {
+/// Creates manifests of pod `blue/web` with recording plugins; `actions` are actions of the last one.
+fn recording<'a>(host: &'a Host, actions: &Value) -> rig::Cluster<'a> {
     let cluster = rig::Cluster::new(host);
     cluster.recording("first", "one", &json!({}));
-    cluster.recording("last", "two", orders);
+    cluster.recording("last", "two", actions);
     cluster.pod("web", "first,last");
     let config = json!({"cniVersion": "1.1.0", "name": "w", "type": "weft",
         "delegates": [cluster::recording("home", "three", &json!({}))]});
@@ -413,7 +416,7 @@ fn recording<'a>(host: &'a Host, orders: &Value) -> rig::Cluster<'a> {
 }
 
 #[test]
-fn a_plugin_that_fails_undoes_everything_and_is_named() {
+fn attach_plugin_failure_undoes_everything_and_names_the_plugin() {
     let host = host!();
     let cluster = recording(
         &host,
@@ -421,7 +424,7 @@ fn a_plugin_that_fails_undoes_everything_and_is_named() {
     );
     let before = host.snapshot();
     let failed = run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS));
-    assert_failed(&failed, FAILED, &["weft: attach blue/web net2: ", "not now", "detached again"]);
+    assert_failed(&failed, FAILED, &["weft: attach blue/web net2: ", "not now", "all changes were undone"]);
     assert!(failed.stdout.contains("attached net1 on blue/first"), "{failed}");
     assert!(!failed.stdout.contains("attached net2"), "{failed}");
     assert!(!failed.stderr.contains('\u{1b}'), "{failed}");
@@ -440,22 +443,25 @@ fn a_plugin_that_fails_undoes_everything_and_is_named() {
 }
 
 #[test]
-fn what_cannot_be_detached_stays_in_the_journal_for_the_next_time() {
+fn detach_failure_is_kept_in_the_journal_and_retried() {
     let host = host!();
     let _cluster = recording(&host, &json!({"DEL": [{"do": "fail", "message": "not yet"}]}));
     run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS)).success();
     let failed = run(&host, "detach --pod blue/web");
-    assert_failed(&failed, FAILED, &["not yet", "weft detach tries again"]);
+    assert_failed(&failed, FAILED, &["not yet", "run weft detach to try again"]);
     assert!(failed.stdout.contains("detached net1") && !failed.stdout.contains("detached net2"), "{failed}");
     let listed = list(&host);
     let states: Vec<&str> =
         listed[0]["attachments"].as_array().unwrap().iter().map(|a| a["state"].as_str().unwrap()).collect();
     assert_eq!(states, ["detached", "detached", "attached"]);
-    assert!(host.snapshot().titles("file /run/netns/").next().is_some(), "the namespace stays for it");
+    assert!(
+        host.snapshot().titles("file /run/netns/").next().is_some(),
+        "the namespace remains for the next detach"
+    );
 }
 
 #[test]
-fn an_interrupted_attach_is_undone() {
+fn attach_interrupted_is_undone() {
     let host = host!();
     let cluster = recording(&host, &json!({"ADD": [{"do": "sleep", "milliseconds": 1500}]}));
     let before = host.snapshot();
@@ -475,16 +481,16 @@ fn an_interrupted_attach_is_undone() {
 }
 
 #[track_caller]
-fn wait_for(what: &str, mut come: impl FnMut() -> bool) {
+fn wait_for(what: &str, mut is_done: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
-    while !come() {
-        assert!(Instant::now() < until, "{what} does not come");
+    while !is_done() {
+        assert!(Instant::now() < until, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn of_two_attaches_at_once_one_succeeds_and_the_sandbox_is_whole() {
+fn attach_of_two_processes_at_once_succeeds_once() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     settled(&host);
     for _ in 0..5 {
@@ -500,23 +506,23 @@ fn of_two_attaches_at_once_one_succeeds_and_the_sandbox_is_whole() {
 }
 
 #[test]
-fn whenever_an_attach_is_killed_a_detach_leaves_nothing() {
+fn attach_killed_at_any_time_is_removed_by_detach() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let before = settled(&host);
     let words = format!("attach -f {} --pod {POD}", examples());
     for delay in (0..200).step_by(20) {
         let running = weft(&host).args(words.split(' ')).start();
         std::thread::sleep(Duration::from_millis(delay));
-        // The hands finish what they have begun; none is called between the look at them and the kill.
+        // `weft-cni` completes what it has begun. None is started between the call of `ps` and the kill.
         let pid = running.id().to_string();
         host.run(["kill", "-STOP", &pid]);
-        let hands = host.command("ps").args(["-o", "pid=", "--ppid", &pid]).finish().stdout;
+        let children = host.command("ps").args(["-o", "pid=", "--ppid", &pid]).finish().stdout;
         running.kill();
-        for hand in hands.split_whitespace() {
-            wait_for("the end of the hands", || !Path::new("/proc").join(hand).exists());
+        for child in children.split_whitespace() {
+            wait_for("the end of weft-cni", || !Path::new("/proc").join(child).exists());
         }
         run(&host, &format!("detach --pod {POD}")).success();
-        // The next attach clears the private directory of the one that was killed.
+        // The next attach removes the temporary directory of the killed attach.
         attach(&host, POD).success();
         run(&host, &format!("detach --pod {POD}")).success();
         assert_nothing_left(&format!("killed after {delay} ms"), &host, &before);
@@ -524,7 +530,7 @@ fn whenever_an_attach_is_killed_a_detach_leaves_nothing() {
 }
 
 #[test]
-fn a_namespace_that_is_gone_is_detached_all_the_same() {
+fn detach_succeeds_if_the_netns_is_deleted() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let before = settled(&host);
     attach(&host, POD).success();
@@ -534,23 +540,23 @@ fn a_namespace_that_is_gone_is_detached_all_the_same() {
 }
 
 #[test]
-fn what_cannot_be_read_is_passed_over_and_said() {
+fn attach_skips_unreadable_manifests_with_a_warning() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     host.write("/run/test/broken.yaml", "kind: [");
     let words = format!("attach -f {} /run/test/broken.yaml --pod {POD}", examples());
     let attached = run(&host, &words).success();
-    assert!(attached.stderr.starts_with("weft: passed over: /run/test/broken.yaml:1:7: "), "{attached}");
+    assert!(attached.stderr.starts_with("weft: skipped: /run/test/broken.yaml:1:7: "), "{attached}");
     run(&host, &format!("detach --pod {POD}")).success();
 }
 
 #[test]
-fn without_its_hands_it_says_what_to_do() {
+fn attach_without_weft_cni_says_where_to_install_it() {
     let host = host!();
     host.run(["cp", &testkit::binary("weft").display().to_string(), "/run/weft-alone"]);
     let alone = host.command("/run/weft-alone").clean_environment().env("PATH", "/nonexistent");
     let refused = alone.args(["attach", "--pod", "a/b", "-f", "/x"]).finish();
     assert_failed(&refused, FAILED, &["weft-cni is not there", "/opt/cni/bin"]);
-    // Found in PATH, or where plugins are.
+    // weft-cni is found in PATH, or in the plugin directory.
     rig::install(&host);
     for path in ["/nonexistent", "/opt/cni/bin"] {
         let found = host.command("/run/weft-alone").clean_environment().env("PATH", path);
@@ -560,7 +566,7 @@ fn without_its_hands_it_says_what_to_do() {
 }
 
 #[test]
-fn the_meta_plugin_asks_the_command_where_nobody_else_answers() {
+fn plan_once_is_used_if_there_is_no_agent() {
     let host = host!();
     let cluster = recording(&host, &json!({}));
     let _ = testkit::binary("weft");
@@ -579,7 +585,7 @@ fn the_meta_plugin_asks_the_command_where_nobody_else_answers() {
 // === configurations ===
 
 #[test]
-fn the_configuration_may_stand_where_the_runtime_looks_and_move_the_journal() {
+fn command_line_uses_the_runtimes_configuration_and_its_cni_dir() {
     let host = host!();
     let cluster = recording(&host, &json!({}));
     host.run(["rm", &format!("{}/weft.conf", cluster::MANIFESTS)]);
@@ -589,14 +595,12 @@ fn the_configuration_may_stand_where_the_runtime_looks_and_move_the_journal() {
     host.write("/etc/cni/net.d/00-weft.conflist", chain.to_string());
     let attached = run(&host, "attach --pod blue/web").success();
     assert!(
-        attached
-            .stdout
-            .contains("not run are the plugins after weft in /etc/cni/net.d/00-weft.conflist: portmap"),
+        attached.stdout.contains("skipped plugins after weft in /etc/cni/net.d/00-weft.conflist: portmap"),
         "{attached}"
     );
     assert!(host.read("/var/lib/weft/elsewhere/sandboxes/blue_web.json").is_some());
     assert_eq!(list(&host).as_array().unwrap().len(), 1);
-    // Without that configuration the journal cannot be guessed; with it named it is found.
+    // Without the configuration the journal is not found; with `--config` it is.
     host.run(["mv", "/etc/cni/net.d/00-weft.conflist", "/etc/cni/weft.conflist"]);
     assert_eq!(list(&host), json!([]));
     let listed = run(&host, "list -o json --config /etc/cni/weft.conflist").success().json();
@@ -608,7 +612,7 @@ fn the_configuration_may_stand_where_the_runtime_looks_and_move_the_journal() {
 }
 
 #[test]
-fn a_broken_configuration_of_the_runtime_keeps_nobody_from_looking_or_detaching() {
+fn list_and_detach_work_with_a_broken_runtime_configuration() {
     let host = host!();
     let _cluster = recording(&host, &json!({}));
     run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS)).success();
@@ -621,7 +625,7 @@ fn a_broken_configuration_of_the_runtime_keeps_nobody_from_looking_or_detaching(
 }
 
 #[test]
-fn nobody_is_told_that_nothing_is_attached_where_the_journal_cannot_be_known() {
+fn list_and_detach_fail_if_the_journal_cannot_be_located() {
     let host = host!();
     let _cluster = recording(&host, &json!({}));
     host.run(["rm", &format!("{}/weft.conf", cluster::MANIFESTS)]);
@@ -630,25 +634,25 @@ fn nobody_is_told_that_nothing_is_attached_where_the_journal_cannot_be_known() {
     host.write("/etc/cni/net.d/20-weft.conf", weft_conf.to_string());
     run(&host, "attach --pod blue/web").success();
     let attached = list(&host);
-    // It cannot be read, or another one that may be meant before it.
+    // The configuration is unreadable, or an earlier file that may be one.
     let hide = "mv 20-weft.conf ../kept; ln -s 20-weft.conf 20-weft.conf";
     let show = "mv ../kept 20-weft.conf";
-    for (spoil, mend) in [(hide, show), ("ln -s 10-other.conf 10-other.conf", "rm 10-other.conf")] {
+    for (damage, repair) in [(hide, show), ("ln -s 10-other.conf 10-other.conf", "rm 10-other.conf")] {
         let inside = |script: &str| host.run(["sh", "-e", "-c", &format!("cd /etc/cni/net.d; {script}")]);
-        inside(spoil);
+        inside(damage);
         for line in ["detach --pod blue/web", "check --pod blue/web", "list", "list -o json"] {
             let refused = run(&host, line);
-            assert_failed(&refused, FAILED, &["where the journal is cannot be told", "symbolic links"]);
-            assert!(!refused.stdout.contains("nothing is attached"), "{refused}");
+            assert_failed(&refused, FAILED, &["the directory of the journal is unknown", "symbolic links"]);
+            assert!(!refused.stdout.contains("no attachments"), "{refused}");
         }
         let found = run(&host, "doctor -o json").json();
-        let told =
+        let reported =
             found.as_array().expect("a list").iter().filter(|finding| finding["what"] == "configuration");
-        assert_eq!(told.count(), 1, "{found}");
-        inside(mend);
+        assert_eq!(reported.count(), 1, "{found}");
+        inside(repair);
         assert_eq!(list(&host), attached);
     }
-    // As an attach leaves it that cannot remove it.
+    // An attach leaves this directory if it cannot remove it.
     host.run(["mkdir", "-p", "/run/weft-attach-blue_web/manifests"]);
     run(&host, "detach --pod blue/web").success();
     assert_eq!(list(&host), json!([]));
@@ -656,7 +660,7 @@ fn nobody_is_told_that_nothing_is_attached_where_the_journal_cannot_be_known() {
 }
 
 #[test]
-fn plugins_are_called_with_what_the_runtime_would_say() {
+fn attach_calls_plugins_with_the_runtimes_variables() {
     let host = host!();
     let cluster = recording(&host, &json!({}));
     run(&host, &format!("attach -f {} --pod blue/web --path /opt/cni/bin", cluster::MANIFESTS)).success();

@@ -1,6 +1,7 @@
-//! Many calls at once: on one sandbox one after the other, on different ones side by side.
+//! Tests of concurrent calls: calls for one sandbox run one after the other, calls for different sandboxes in
+//! parallel.
 //!
-//! Source: the standard, 7.3 (NPWG1-7.3-1); SPEC 1.1.0 §2 (S18).
+//! Source: NPWG specification, 7.3 (NPWG1-7.3-1); SPEC 1.1.0 §2 (S18).
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use rig::{Cluster, addresses, assert_nothing_left, links, refusal, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Finished, Host, Pod, host};
 
-/// Calls at the same time; what came of each, in the order given.
+/// Runs calls at the same time. Returns the result of each, in the given order.
 fn together(calls: &[(&Attachment<'_>, &str, &Value)]) -> Vec<Finished> {
     thread::scope(|scope| {
         let started: Vec<_> = calls
@@ -22,7 +23,7 @@ fn together(calls: &[(&Attachment<'_>, &str, &Value)]) -> Vec<Finished> {
 }
 
 #[test]
-fn npwg1_7_3_1_two_adds_of_one_sandbox_are_one_and_a_refusal() {
+fn concurrency_of_two_adds_of_a_sandbox_refuses_one() {
     let host = host!();
     let cluster = Cluster::new(&host);
     cluster.recording("a", "two", &json!({}));
@@ -39,7 +40,7 @@ fn npwg1_7_3_1_two_adds_of_one_sandbox_are_one_and_a_refusal() {
 }
 
 #[test]
-fn npwg1_7_3_1_two_failing_adds_do_not_mix() {
+fn concurrency_of_two_failing_adds_runs_one_after_the_other() {
     let host = host!();
     let cluster = Cluster::new(&host);
     cluster.recording("bad", "two", &json!({ "ADD": [{ "do": "fail", "code": 11 }] }));
@@ -51,14 +52,18 @@ fn npwg1_7_3_1_two_failing_adds_do_not_mix() {
     let started = Instant::now();
     let both = together(&[(&weft, "ADD", &config), (&weft, "ADD", &config)]);
     assert!(both.iter().all(|finished| refusal(finished).0 == 11), "{both:?}");
-    assert!(started.elapsed() >= Duration::from_millis(400), "one after the other: {:?}", started.elapsed());
+    assert!(
+        started.elapsed() >= Duration::from_millis(400),
+        "the ADDs run one after the other: {:?}",
+        started.elapsed()
+    );
     let one = ["ADD eth0", "ADD net1", "DEL net1", "DEL eth0"];
     assert_eq!(cluster.order(), [one, one].concat());
     assert_eq!(host.run(["ls", "-A", "/var/lib/weft/sandboxes"]), "");
 }
 
 #[test]
-fn npwg1_7_3_1_a_del_waits_for_the_add_and_leaves_nothing() {
+fn concurrency_del_waits_for_add_and_leaves_nothing() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.definition("red", &bridge("red", 2));
@@ -83,7 +88,7 @@ fn npwg1_7_3_1_a_del_waits_for_the_add_and_leaves_nothing() {
 }
 
 #[test]
-fn the_lock_of_a_sandbox_is_good_however_often_its_file_comes_and_goes() {
+fn concurrency_sandbox_lock_works_while_its_file_is_recreated() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.pod("web", "");
@@ -98,20 +103,20 @@ fn the_lock_of_a_sandbox_is_good_however_often_its_file_comes_and_goes() {
         }
     }
     weft.del(&config).success();
-    // An ADD is never begun while one is attached, and a DEL only follows an ADD.
+    // An ADD never starts while the sandbox is attached, and a DEL only follows an ADD.
     let order = cluster.order();
     for (place, call) in order.iter().enumerate() {
         assert_eq!(call, ["ADD eth0", "DEL eth0"][place % 2], "call {place} of {order:?}");
     }
 }
 
-/// Pods of a host, each with what a runtime says about it.
-fn crowd(host: &Host, names: usize) -> Vec<Pod> {
+/// Creates pods on a host.
+fn create_pods(host: &Host, names: usize) -> Vec<Pod> {
     (0..names).map(|number| host.pod(&format!("p{number}"))).collect()
 }
 
 #[test]
-fn twenty_sandboxes_at_once_share_bridges_ranges_and_tables() {
+fn concurrency_of_20_sandboxes_shares_bridges_and_ranges() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let cluster = Cluster::new(&host);
     let mut red = bridge("red", 2);
@@ -119,11 +124,11 @@ fn twenty_sandboxes_at_once_share_bridges_ranges_and_tables() {
     cluster.definition("red", &red);
     cluster.definition("blue", &bridge("blue", 3));
     let config = configuration(&bridge("default", 1));
-    let pods = crowd(&host, 20);
+    let pods = create_pods(&host, 20);
     for pod in &pods {
         cluster.pod(pod.name(), "red,blue,red");
     }
-    // Nothing is there yet: bridges, tables and directories are made by twenty at the same time.
+    // Bridges, tables and directories do not exist yet: twenty calls create them at the same time.
     let attachments: Vec<Attachment<'_>> = pods.iter().map(|pod| cluster.attachment(pod)).collect();
     let adds: Vec<_> = attachments.iter().map(|weft| (weft, "ADD", &config)).collect();
     let results = together(&adds);
@@ -154,19 +159,20 @@ fn twenty_sandboxes_at_once_share_bridges_ranges_and_tables() {
 }
 
 #[test]
-fn twenty_plain_adds_at_once_make_one_bridge_and_half_of_them_fail_in_peace() {
+fn concurrency_of_20_bridge_adds_with_failures_keeps_the_bridge() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     rig::install(&host);
     let config = json!({
         "cniVersion": "1.0.0", "name": "net", "type": "bridge", "bridge": "br1", "isGateway": true, "ipMasq": true,
         "ipam": { "type": "host-local", "subnet": "10.1.0.0/24" },
     });
-    // Half of them fail after the bridge and the pair are made; they must not take the others' bridge away.
+    // Half of them fail after the bridge and the veth pair exist; they must not remove the bridge of the
+    // others.
     let failing = with(
         &config,
         &json!({ "ipam": { "type": "host-local", "subnet": "10.1.0.0/24", "routes": [{ "dst": "10.7.0.0/16", "gw": "10.8.0.1" }] } }),
     );
-    let pods = crowd(&host, 20);
+    let pods = create_pods(&host, 20);
     let attachments: Vec<Attachment<'_>> =
         pods.iter().map(|pod| host.attachment("bridge", pod, "eth0")).collect();
     let calls: Vec<_> = attachments
@@ -175,7 +181,7 @@ fn twenty_plain_adds_at_once_make_one_bridge_and_half_of_them_fail_in_peace() {
         .map(|(number, eth0)| (eth0, "ADD", if number % 2 == 0 { &failing } else { &config }))
         .collect();
     let results = together(&calls);
-    let mut given = Vec::new();
+    let mut allocated = Vec::new();
     for (number, (pod, result)) in pods.iter().zip(&results).enumerate() {
         if number % 2 == 0 {
             assert_eq!(refusal(result).0, 5, "{result}");
@@ -183,18 +189,18 @@ fn twenty_plain_adds_at_once_make_one_bridge_and_half_of_them_fail_in_peace() {
             continue;
         }
         assert_eq!(result.code, Some(0), "{result}");
-        given.extend(addresses(&result.json()));
+        allocated.extend(addresses(&result.json()));
         assert_eq!(rig::link(pod, "eth0").expect("eth0")["operstate"], "UP");
         assert!(pod.pings("10.1.0.1"), "{}: the bridge has its gateway", pod.name());
     }
-    given.sort();
-    given.dedup();
-    assert_eq!(given.len(), 10);
+    allocated.sort();
+    allocated.dedup();
+    assert_eq!(allocated.len(), 10);
     assert_eq!(links(&host).len(), 11, "{:?}", links(&host));
 }
 
 #[test]
-fn pods_that_come_and_go_at_once_leave_each_others_rules_of_iptables() {
+fn concurrency_of_adds_and_dels_keeps_other_iptables_rules() {
     const PODS: usize = 8;
     let host = host!(Feature::Bridge, Feature::IptablesNft);
     rig::install(&host);
@@ -234,7 +240,7 @@ fn pods_that_come_and_go_at_once_leave_each_others_rules_of_iptables() {
             host.run(["iptables-save"])
         };
         let rules = calls("ADD");
-        // Each has all of its own, and what leads to them is there once.
+        // Each pod has all of its rules, and each shared rule exists once.
         let wanted = match plugin {
             "portmap" => 1,
             "firewall" => 2,
@@ -248,7 +254,7 @@ fn pods_that_come_and_go_at_once_leave_each_others_rules_of_iptables() {
         let all = jumps.len();
         jumps.sort_unstable();
         jumps.dedup();
-        assert_eq!(jumps.len(), all, "{plugin}: no rule is there twice in {rules}");
+        assert_eq!(jumps.len(), all, "{plugin}: no rule is duplicated in {rules}");
         let rules = calls("DEL");
         assert!(!pods.iter().any(|pod| rules.contains(&pod.container_id())), "{plugin}: {rules}");
     }

@@ -1,14 +1,15 @@
-//! `kill -9` before every single step that changes something: the next DEL leaves nothing, a repeated ADD works.
+//! Tests of crash recovery: after `kill -9` before any step that changes something, DEL leaves nothing and a
+//! repeated ADD works.
 //!
-//! A walk kills an ADD (or a DEL) before its first such system call, then before its second, and so on until it
-//! comes to its end. After each kill: DEL, a comparison with the host and the pod as they were, then ADD,
-//! CHECK and DEL, as if nothing had been.
+//! A walk kills an ADD (or a DEL) before its first such system call, then before its second, and so on, until
+//! the call ends. After each kill it calls DEL, compares host and pod with their state before, and calls ADD,
+//! CHECK and DEL.
 //!
 //! ```text
 //!   weft ─┬─ eth0  bridge br1, masqueraded          bridge ── eth0 on br1, masqueraded
-//!         ├─ net1  bridge br2, sources checked; its traffic limited
+//!         ├─ net1  bridge br2, source addresses checked; traffic limited
 //!         ├─ net2  macvlan on up0
-//!         └─ net3  ptp, masqueraded; its interface tuned
+//!         └─ net3  ptp, masqueraded; interface tuned
 //! ```
 //!
 //! Source: SPEC 1.1.0 §2 (S13, S31); the journal's states after a crash in `docs/design/journal.md`.
@@ -18,12 +19,12 @@ use rig::{Cluster, assert_nothing_left, assert_pod_unchanged, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Finished, Host, Pod, Snapshot, host};
 
-/// The exit code of the killer for «killed».
+/// Exit code of the killer if it killed the program.
 const KILLED: i32 = 200;
-/// No call makes more steps than that.
+/// Upper bound of the steps of a call.
 const STEPS_MAX: u32 = 2000;
 
-/// An attachment in a world whose shared furniture is there already.
+/// An attachment on a host that already has its shared objects.
 struct Walk<'a> {
     host: &'a Host,
     pod: &'a Pod,
@@ -41,7 +42,7 @@ impl<'a> Walk<'a> {
         Walk { host, pod, attachment, config, before: host.snapshot(), inside }
     }
 
-    /// Calls a verb and kills it before its step `place`; `None` if it came to its end before.
+    /// Calls a verb and kills it before step `place`. Returns `None` if the call ended before.
     fn killed(&mut self, verb: &str, place: u32) -> Option<String> {
         let killer = testkit::binary("weft-test-killer").display().to_string();
         self.attachment.through = vec![killer, place.to_string()];
@@ -54,57 +55,57 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn assert_nothing_left(&self, what: &str) {
-        assert_nothing_left(what, self.host, &self.before);
-        assert_pod_unchanged(what, self.pod, &self.inside);
+    fn assert_nothing_left(&self, label: &str) {
+        assert_nothing_left(label, self.host, &self.before);
+        assert_pod_unchanged(label, self.pod, &self.inside);
     }
 
-    /// ADD, CHECK and DEL as ever.
-    fn works(&self, what: &str) {
+    /// Calls ADD, CHECK and DEL, which succeed.
+    fn assert_works(&self, label: &str) {
         let result = self.attachment.add(&self.config);
-        assert_eq!(result.code, Some(0), "{what}, then DEL, then ADD: {result}");
+        assert_eq!(result.code, Some(0), "{label}, then DEL, then ADD: {result}");
         let known = with(&self.config, &json!({ "prevResult": result.json() }));
         let checked = self.attachment.check(&known);
-        assert_eq!(checked.code, Some(0), "{what}, then DEL, ADD and CHECK: {checked}");
+        assert_eq!(checked.code, Some(0), "{label}, then DEL, ADD and CHECK: {checked}");
         self.attachment.del(&known).success();
     }
 
-    /// Kills ADD at every step; how many there are.
+    /// Kills ADD at every step. Returns the number of steps.
     fn add(mut self) -> u32 {
         for place in 1..STEPS_MAX {
-            let Some(what) = self.killed("ADD", place) else {
+            let Some(label) = self.killed("ADD", place) else {
                 self.attachment.del(&self.config).success();
                 self.assert_nothing_left("ADD at its end");
                 return place - 1;
             };
             let again = self.attachment.del(&self.config);
-            assert_eq!(again.code, Some(0), "{what}, then DEL: {again}");
-            self.assert_nothing_left(&what);
-            self.works(&what);
+            assert_eq!(again.code, Some(0), "{label}, then DEL: {again}");
+            self.assert_nothing_left(&label);
+            self.assert_works(&label);
         }
         panic!("ADD takes more than {STEPS_MAX} steps")
     }
 
-    /// Kills DEL at every step; how many there are.
+    /// Kills DEL at every step. Returns the number of steps.
     fn del(mut self) -> u32 {
         for place in 1..STEPS_MAX {
             self.attachment.add(&self.config).success();
-            let Some(what) = self.killed("DEL", place) else {
+            let Some(label) = self.killed("DEL", place) else {
                 self.assert_nothing_left("DEL at its end");
                 return place - 1;
             };
             let again = self.attachment.del(&self.config);
-            assert_eq!(again.code, Some(0), "{what}, then DEL: {again}");
-            self.assert_nothing_left(&what);
+            assert_eq!(again.code, Some(0), "{label}, then DEL: {again}");
+            self.assert_nothing_left(&label);
             if place % 4 == 0 {
-                self.works(&what);
+                self.assert_works(&label);
             }
         }
         panic!("DEL takes more than {STEPS_MAX} steps")
     }
 }
 
-/// Kills the first ADD of a new host at every `every`th step; after each, `then` sees host and pod.
+/// Kills the first ADD on a new host at each `every`th step, and calls `then` with host and pod.
 fn first_adds(every: u32, config: &Value, then: impl Fn(&str, &Host, &Pod)) {
     for place in (1..STEPS_MAX).step_by(every as usize) {
         let host = Host::new();
@@ -123,7 +124,8 @@ fn first_adds(every: u32, config: &Value, then: impl Fn(&str, &Host, &Pod)) {
     }
 }
 
-/// The plain plugin: addresses of both families, a gateway, masquerading, checked sources.
+/// Returns a configuration of one plugin: addresses of both families, a gateway, masquerading, checked
+/// sources.
 fn plain() -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br1",
@@ -132,10 +134,11 @@ fn plain() -> Value {
     })
 }
 
-/// The default network and three more: every plugin that makes an interface, and one that changes it.
+/// Creates the default network and three more: every plugin that creates an interface, and one that changes
+/// it.
 fn four_networks(host: &Host) -> (Cluster<'_>, Value) {
     let cluster = Cluster::new(host);
-    // The pod that is the outside goes; its end of the wire stays with it.
+    // The namespace of the outside is deleted while its end of the link is in use.
     std::mem::forget(rig::traffic::outside(host));
     let mut checked = bridge("checked", 2);
     checked["plugins"][0]["macspoofchk"] = true.into();
@@ -161,25 +164,25 @@ fn four_networks(host: &Host) -> (Cluster<'_>, Value) {
 }
 
 #[test]
-fn an_add_of_bridge_can_be_killed_at_any_step() {
+fn crash_recovery_bridge_add_killed_at_every_step() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::NftBridge);
     rig::install(&host);
     let pod = host.pod("a");
     let steps = Walk::new(&host, &pod, host.attachment("bridge", &pod, "eth0"), plain()).add();
-    assert!(steps > 20, "only {steps} steps: are they all seen?");
+    assert!(steps > 20, "only {steps} steps: does the killer see all steps?");
 }
 
 #[test]
-fn a_del_of_bridge_can_be_killed_at_any_step() {
+fn crash_recovery_bridge_del_killed_at_every_step() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::NftBridge);
     rig::install(&host);
     let pod = host.pod("a");
     let steps = Walk::new(&host, &pod, host.attachment("bridge", &pod, "eth0"), plain()).del();
-    assert!(steps > 10, "only {steps} steps: are they all seen?");
+    assert!(steps > 10, "only {steps} steps: does the killer see all steps?");
 }
 
 #[test]
-fn an_add_of_four_networks_can_be_killed_at_any_step() {
+fn crash_recovery_four_networks_add_killed_at_every_step() {
     let host = host!(
         Feature::Bridge,
         Feature::Macvlan,
@@ -192,11 +195,11 @@ fn an_add_of_four_networks_can_be_killed_at_any_step() {
     let (cluster, config) = four_networks(&host);
     let pod = host.pod("web");
     let steps = Walk::new(&host, &pod, cluster.attachment(&pod), config).add();
-    assert!(steps > 60, "only {steps} steps: are they all seen?");
+    assert!(steps > 60, "only {steps} steps: does the killer see all steps?");
 }
 
 #[test]
-fn a_del_of_four_networks_can_be_killed_at_any_step() {
+fn crash_recovery_four_networks_del_killed_at_every_step() {
     let host = host!(
         Feature::Bridge,
         Feature::Macvlan,
@@ -209,11 +212,11 @@ fn a_del_of_four_networks_can_be_killed_at_any_step() {
     let (cluster, config) = four_networks(&host);
     let pod = host.pod("web");
     let steps = Walk::new(&host, &pod, cluster.attachment(&pod), config).del();
-    assert!(steps > 30, "only {steps} steps: are they all seen?");
+    assert!(steps > 30, "only {steps} steps: does the killer see all steps?");
 }
 
 #[test]
-fn the_very_first_add_can_be_killed_and_what_is_half_made_is_completed() {
+fn crash_recovery_first_add_is_completed_by_the_next() {
     testkit::require!(
         Feature::Root,
         Feature::Bridge,
@@ -221,12 +224,12 @@ fn the_very_first_add_can_be_killed_and_what_is_half_made_is_completed() {
         Feature::NftBridge,
         Feature::Ping
     );
-    first_adds(3, &plain(), |what, host, pod| is_completed(what, host, pod, &plain()));
+    first_adds(3, &plain(), |label, host, pod| assert_completed(label, host, pod, &plain()));
 }
 
-/// The gateway is a port of the bridge of its own there, made in three steps.
+/// In a VLAN the gateway is a port of the bridge, created in three steps.
 #[test]
-fn the_very_first_add_in_a_vlan_can_be_killed_and_what_is_half_made_is_completed() {
+fn crash_recovery_first_add_in_a_vlan_is_completed_by_the_next() {
     testkit::require!(
         Feature::Root,
         Feature::BridgeVlan,
@@ -235,25 +238,25 @@ fn the_very_first_add_in_a_vlan_can_be_killed_and_what_is_half_made_is_completed
         Feature::Ping
     );
     let config = with(&plain(), &json!({ "vlan": 5 }));
-    first_adds(2, &config, |what, host, pod| is_completed(what, host, pod, &config));
+    first_adds(2, &config, |label, host, pod| assert_completed(label, host, pod, &config));
 }
 
-/// DEL, and then an ADD that makes of what is there what it needs.
-fn is_completed(what: &str, host: &Host, pod: &Pod, config: &Value) {
+/// Calls DEL, and then an ADD that completes the existing objects.
+fn assert_completed(label: &str, host: &Host, pod: &Pod, config: &Value) {
     let eth0 = host.attachment("bridge", pod, "eth0");
     let again = eth0.del(config);
-    assert_eq!(again.code, Some(0), "{what}: {again}");
-    assert!(rig::links(pod).is_empty(), "{what}: {:?}", rig::links(pod));
+    assert_eq!(again.code, Some(0), "{label}: {again}");
+    assert!(rig::links(pod).is_empty(), "{label}: {:?}", rig::links(pod));
     let result = eth0.add(config);
-    assert_eq!(result.code, Some(0), "{what}: {result}");
+    assert_eq!(result.code, Some(0), "{label}: {result}");
     eth0.check(&with(config, &json!({ "prevResult": result.json() }))).success();
-    assert!(pod.pings("10.1.0.1"), "{what}: the gateway answers");
+    assert!(pod.pings("10.1.0.1"), "{label}: the gateway answers");
     let rules = host.run(["nft", "list", "ruleset"]);
-    assert!(rules.contains("masquerade") && rules.contains("@checked"), "{what}: {rules}");
+    assert!(rules.contains("masquerade") && rules.contains("@checked"), "{label}: {rules}");
 }
 
 #[test]
-fn a_killed_add_of_four_networks_may_be_followed_by_an_add_at_once() {
+fn crash_recovery_killed_add_may_be_repeated_without_del() {
     let host = host!(
         Feature::Bridge,
         Feature::Macvlan,
@@ -266,19 +269,19 @@ fn a_killed_add_of_four_networks_may_be_followed_by_an_add_at_once() {
     let (cluster, config) = four_networks(&host);
     let pod = host.pod("web");
     let mut walk = Walk::new(&host, &pod, cluster.attachment(&pod), config);
-    // Other steps than those of the walks with a DEL in between, and fewer: the places are the same.
+    // Fewer steps than the walks with a DEL in between: the states are the same.
     for place in (5..STEPS_MAX).step_by(9) {
-        let Some(what) = walk.killed("ADD", place) else { break };
+        let Some(label) = walk.killed("ADD", place) else { break };
         let complete = cluster.entry(&pod).is_some_and(|entry| entry["complete"] == true);
         let again = walk.attachment.add(&walk.config);
-        assert_eq!(again.code, Some(i32::from(complete)), "{what}, then ADD: {again}");
+        assert_eq!(again.code, Some(i32::from(complete)), "{label}, then ADD: {again}");
         walk.attachment.del(&walk.config).success();
-        walk.assert_nothing_left(&what);
+        walk.assert_nothing_left(&label);
     }
 }
 
 #[test]
-fn a_killed_add_of_four_networks_is_taken_down_by_gc() {
+fn crash_recovery_gc_detaches_after_killed_add() {
     let host = host!(
         Feature::Bridge,
         Feature::Macvlan,
@@ -293,21 +296,21 @@ fn a_killed_add_of_four_networks_is_taken_down_by_gc() {
     let mut walk = Walk::new(&host, &pod, cluster.attachment(&pod), config);
     let mut collected = 0;
     for place in (8..STEPS_MAX).step_by(11) {
-        let Some(what) = walk.killed("ADD", place) else { break };
+        let Some(label) = walk.killed("ADD", place) else { break };
         collected += u32::from(cluster.entry(&pod).is_some());
         rig::collect(&walk.attachment, &walk.config, Some(&[])).success();
-        assert_eq!(cluster.entry(&pod), None, "{what}, then GC");
-        assert_pod_unchanged(&what, &pod, &walk.inside);
-        // Without an entry GC leaves the lock file to DEL.
+        assert_eq!(cluster.entry(&pod), None, "{label}, then GC");
+        assert_pod_unchanged(&label, &pod, &walk.inside);
+        // Without an entry, GC leaves the lock file to DEL.
         walk.attachment.del(&walk.config).success();
-        walk.assert_nothing_left(&what);
+        walk.assert_nothing_left(&label);
     }
     walk.attachment.del(&walk.config).success();
-    assert!(collected > 4, "only {collected} entries: are the steps seen?");
+    assert!(collected > 4, "only {collected} entries: does the killer see the steps?");
 }
 
 #[test]
-fn portmap_can_be_killed_at_any_step() {
+fn crash_recovery_portmap_killed_at_every_step() {
     let host = host!(Feature::Veth, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     let pod = host.pod("a");
@@ -331,12 +334,12 @@ fn portmap_can_be_killed_at_any_step() {
         let config = with(&config, &json!({ "backend": backend }));
         let walk = || Walk::new(&host, &pod, host.attachment("portmap", &pod, "eth0"), config.clone());
         let (add, del) = (walk().add(), walk().del());
-        assert!(add > 4 && del > 4, "{backend}: only {add} and {del} steps: are they all seen?");
+        assert!(add > 4 && del > 4, "{backend}: only {add} and {del} steps: does the killer see all steps?");
     }
 }
 
 #[test]
-fn firewall_can_be_killed_at_any_step() {
+fn crash_recovery_firewall_killed_at_every_step() {
     let host = host!(Feature::NftInet, Feature::NftBridge, Feature::IptablesNft);
     rig::install(&host);
     let pod = host.pod("a");
@@ -354,13 +357,13 @@ fn firewall_can_be_killed_at_any_step() {
         let config = with(&config, &json!({ "backend": backend }));
         let walk = || Walk::new(&host, &pod, host.attachment("firewall", &pod, "eth0"), config.clone());
         let (add, del) = (walk().add(), walk().del());
-        assert!(add > 4 && del > 4, "{backend}: only {add} and {del} steps: are they all seen?");
+        assert!(add > 4 && del > 4, "{backend}: only {add} and {del} steps: does the killer see all steps?");
     }
 }
 
-/// A program of iptables that goes on by itself would make what the DEL has looked for already.
+/// A process of iptables that survives the kill would add rules after DEL has looked for them.
 #[test]
-fn what_a_killed_add_asked_of_iptables_is_not_made_after_its_del() {
+fn crash_recovery_iptables_process_ends_with_a_killed_add() {
     let host = host!(Feature::Veth, Feature::IptablesNft);
     rig::install(&host);
     let pod = host.pod("a");
@@ -381,7 +384,7 @@ fn what_a_killed_add_asked_of_iptables_is_not_made_after_its_del() {
     for plugin in ["portmap", "firewall"] {
         let config = with(&base, &json!({ "type": plugin }));
         let mut attachment = host.attachment(plugin, &pod, "eth0");
-        // What all containers share is there: its own chain is what tells.
+        // Objects that all containers share exist now, so only the container's own chain can differ.
         attachment.add(&config).success();
         attachment.del(&config).success();
         let before = host.run(["iptables-save"]);
@@ -401,9 +404,9 @@ fn what_a_killed_add_asked_of_iptables_is_not_made_after_its_del() {
     }
 }
 
-// === one interface in the container, or a device of the host ===
+// === plugins of one interface in the container, or a device of the host ===
 
-/// Kills ADD and DEL of a plugin at every step, in a world without the addresses that come by themselves.
+/// Kills ADD and DEL of a plugin at every step, without the IPv6 addresses that the kernel adds with a delay.
 fn walks(host: &Host, plugin: &str, keys: &Value) {
     rig::install(host);
     host.run(["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
@@ -420,34 +423,37 @@ fn walks(host: &Host, plugin: &str, keys: &Value) {
     let config = with(&base, keys);
     let walk = || Walk::new(host, &pod, host.attachment(plugin, &pod, "eth0"), config.clone());
     let (adding, removing) = (walk().add(), walk().del());
-    assert!(adding > 10 && removing > 5, "{plugin}: only {adding} and {removing} steps: are they all seen?");
+    assert!(
+        adding > 10 && removing > 5,
+        "{plugin}: only {adding} and {removing} steps: does the killer see all steps?"
+    );
 }
 
 #[test]
-fn host_device_can_be_killed_at_any_step() {
+fn crash_recovery_host_device_killed_at_every_step() {
     walks(&host!(Feature::Veth), "host-device", &json!({ "device": "dev0" }));
 }
 
 #[test]
-fn tap_can_be_killed_at_any_step() {
+fn crash_recovery_tap_killed_at_every_step() {
     walks(&host!(Feature::Tun), "tap", &json!({ "mtu": 1400, "owner": 1000 }));
 }
 
-/// What macvlan, ipvlan and vlan have in common, on a kernel that lacks neither.
+/// Covers macvlan and vlan as well, which share their code with ipvlan.
 #[test]
-fn ipvlan_can_be_killed_at_any_step() {
+fn crash_recovery_ipvlan_killed_at_every_step() {
     walks(&host!(Feature::Ipvlan), "ipvlan", &json!({ "master": "dev0" }));
 }
 
-/// Whoever is killed while the kernel moves the interface may take its routes along: its pod ends next.
+/// A kill while the kernel moves the interface may lose its routes; the pod is deleted next.
 #[test]
-fn vrf_can_be_killed_at_any_step() {
+fn crash_recovery_vrf_killed_at_every_step() {
     let host = host!(Feature::Vrf);
     rig::install(&host);
     let pod = host.pod("a");
     pod.run(["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
     pod.run(["ip", "link", "add", "eth0", "type", "veth", "peer", "name", "far0"]);
-    // With its first VRF a namespace gets a rule that stays.
+    // The first VRF of a namespace adds a rule that remains.
     pod.run(["ip", "link", "add", "red", "type", "vrf", "table", "9"]);
     pod.run(["ip", "link", "delete", "red"]);
     let config = json!({
@@ -460,15 +466,15 @@ fn vrf_can_be_killed_at_any_step() {
             if verb == "DEL" {
                 walk.attachment.add(&walk.config).success();
             }
-            let Some(what) = walk.killed(verb, place) else {
-                assert!(place > 8, "only {place} steps: are they all seen?");
+            let Some(label) = walk.killed(verb, place) else {
+                assert!(place > 8, "only {place} steps: does the killer see all steps?");
                 break;
             };
             let again = walk.attachment.del(&walk.config);
-            assert_eq!(again.code, Some(0), "{what}, then DEL: {again}");
-            walk.assert_nothing_left(&what);
+            assert_eq!(again.code, Some(0), "{label}, then DEL: {again}");
+            walk.assert_nothing_left(&label);
             if place % 4 == 0 {
-                walk.works(&what);
+                walk.assert_works(&label);
             }
         }
         walk.attachment.del(&walk.config).success();

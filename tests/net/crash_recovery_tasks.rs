@@ -1,15 +1,15 @@
-//! `kill -9` before every step of a work order, as `weft executor` has them carried out: the same order given again does the
-//! rest, and a DEL at any moment finds everything.
+//! Tests of crash recovery for tasks, as `weft executor` runs them: after `kill -9` before any step, the same
+//! task completes the work, and a DEL at any moment finds everything.
 //!
 //! ```text
-//!   attached: eth0 bridge br1, a0 bridge br2 ─┬─ change ──► eth0, b0 bridge br3 ─────┬─ taken down
+//!   attached: eth0 bridge br1, a0 bridge br2 ─┬─ change ──► eth0, b0 bridge br3 ─────┬─ detached
 //!                                             └─ change ──► eth0, a0, b0 bridge br3 ─┘
 //! ```
 //!
-//! The steps of the plugins are walked in `crash_recovery.rs`; here it is what stands between them: the journal, the locks, and what
-//! one killed order leaves to the next.
+//! `crash_recovery.rs` walks the steps of the plugins. This file covers the steps between them: the journal,
+//! the locks, and what a killed task leaves to the next.
 //!
-//! Source: the rules of `crates/weft-cni/src/meta_plugin/{tasks,change}.rs`.
+//! Source: the invariants of `crates/weft-cni/src/meta_plugin/{tasks,change}.rs`.
 
 use rig::cluster::{MANIFESTS, NAMESPACE, bridge, configuration};
 use rig::machine::until;
@@ -17,7 +17,7 @@ use rig::{Cluster, assert_nothing_left, assert_pod_unchanged, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Finished, Host, Pod, Snapshot, host};
 
-/// An agent that gives one response, `/run/response`, and writes the report that follows to `/run/report`.
+/// Agent that sends one response, `/run/response`, and writes the report that follows to `/run/report`.
 const AGENT: &str = "
 import socket, struct
 def receive(stream):
@@ -30,16 +30,16 @@ receive(stream)
 stream.sendall(open('/run/response', 'rb').read())
 open('/run/report', 'wb').write(receive(stream))
 ";
-/// The exit code of the killer for «killed».
+/// Exit code of the killer if it killed the program.
 const KILLED: i32 = 200;
-/// No order takes more steps than that.
+/// Upper bound of the steps of a task.
 const STEPS_MAX: usize = 500;
 const ATTACHED: &str = "net-a@a0";
-/// Another network, and one more.
+/// Selections of another network, and of both.
 const OTHER: &str = "net-b@b0";
 const MORE: &str = "net-a@a0,net-b@b0";
 
-/// A sandbox and the orders about it.
+/// A sandbox and the tasks about it.
 struct Walk<'a> {
     host: &'a Host,
     cluster: Cluster<'a>,
@@ -59,22 +59,22 @@ impl<'a> Walk<'a> {
         let attachment = cluster.attachment(pod);
         let before = host.snapshot();
         let mut walk = Walk { host, cluster, pod, attachment, config, before, inside };
-        // What all pods share is there.
+        // Creates the objects that all pods share.
         walk.attach();
-        walk.obey(&walk.change(OTHER));
+        walk.run(&walk.change(OTHER));
         walk.attachment.del(&walk.config).success();
         walk.cluster.pod("web", ATTACHED);
         walk.before = host.snapshot();
         walk
     }
 
-    /// Attaches the pod as it was in the beginning.
+    /// Attaches the pod with its first selection.
     fn attach(&self) {
         self.cluster.pod("web", ATTACHED);
         self.attachment.add(&self.config).success();
     }
 
-    /// The order to give the sandbox the networks that are `selected` now, with the plan that the planner makes.
+    /// Returns the task that gives the sandbox the networks in `selected`, with the planner's plan.
     fn change(&self, selected: &str) -> Value {
         self.cluster.pod("web", selected);
         let answer = self.planned("web", self.pod);
@@ -82,17 +82,17 @@ impl<'a> Walk<'a> {
         json!({ "change": { "plan": answer["response"]["plan"]["plan"] } })
     }
 
-    /// The response to the request for a plan of the pod `name`.
+    /// Returns the planner's response for the pod `name`.
     fn planned(&self, name: &str, pod: &Pod) -> Value {
-        let question = json!({ "version": 1, "request": { "plan": {
+        let request = json!({ "version": 1, "request": { "plan": {
             "pod": { "namespace": NAMESPACE, "name": name, "uid": "" },
             "container": pod.container_id(), "ifname": "eth0", "began": 0,
             "node": { "configuration": self.config, "flavour": "weft", "files": [], "unreadable": [] },
         } } });
         let weft = testkit::binary("weft");
         let planner = self.host.command(weft).args(["plan", "--once", "-f", MANIFESTS]);
-        let said = planner.stdin(framed(&question)).finish().success().stdout;
-        let (_, answer) = said.split_once('{').expect("an answer");
+        let output = planner.stdin(framed(&request)).finish().success().stdout;
+        let (_, answer) = output.split_once('{').expect("an answer");
         serde_json::from_str(&format!("{{{answer}")).expect("JSON")
     }
 
@@ -100,101 +100,101 @@ impl<'a> Walk<'a> {
         json!({ "takeDown": { "container": self.pod.container_id(), "uid": "", "certainty": "gone" } })
     }
 
-    /// Has an order carried out through `words`, as `weft executor` does.
-    fn carry_out(&self, words: &[&str], order: &Value) -> Finished {
+    /// Runs a task through `words`, as `weft executor` does.
+    fn run_through(&self, words: &[&str], task: &Value) -> Finished {
         let weft_cni = testkit::binary("weft-cni").display().to_string();
         let mut line = words.iter().copied().chain([weft_cni.as_str(), "run-tasks"]);
         let command = self.host.command(line.next().expect("a program")).args(line);
-        command.stdin(self.errand(order)).finish()
+        command.stdin(self.task_batch(task)).finish()
     }
 
-    /// An order as it is handed on.
-    fn errand(&self, order: &Value) -> Vec<u8> {
+    /// Returns a batch with one task, framed.
+    fn task_batch(&self, task: &Value) -> Vec<u8> {
         framed(&json!({
             "version": 1,
-            "taskBatch": { "configuration": self.config, "flavour": "weft", "tasks": [order] },
+            "taskBatch": { "configuration": self.config, "flavour": "weft", "tasks": [task] },
         }))
     }
 
-    /// Has an order carried out; there is no agent to be told.
-    fn obey(&self, order: &Value) {
-        let Finished { code, stderr, .. } = self.carry_out(&[], order);
-        let untold = stderr.starts_with("weft-cni: agent /run/weft/agent.sock:") && !stderr.contains(';');
-        assert!(code == Some(0) || untold, "{order}: {code:?} {stderr}");
+    /// Runs a task, without an agent for its report.
+    fn run(&self, task: &Value) {
+        let Finished { code, stderr, .. } = self.run_through(&[], task);
+        let unreported = stderr.starts_with("weft-cni: agent /run/weft/agent.sock:") && !stderr.contains(';');
+        assert!(code == Some(0) || unreported, "{task}: {code:?} {stderr}");
     }
 
-    /// Has an order killed before its step `place`; nothing if it came to its end before.
-    fn killed(&self, order: &Value, place: usize) -> Option<String> {
+    /// Kills a task before step `place`. Returns `None` if the task ended before.
+    fn killed(&self, task: &Value, place: usize) -> Option<String> {
         let killer = testkit::binary("weft-test-killer").display().to_string();
-        let Finished { code, stderr, .. } = self.carry_out(&[&killer, &place.to_string()], order);
+        let Finished { code, stderr, .. } = self.run_through(&[&killer, &place.to_string()], task);
         (code == Some(KILLED)).then(|| format!("step {place}, {}", stderr.trim_end()))
     }
 
-    /// DEL, after which nothing is left.
-    fn detach(&self, what: &str) {
+    /// Calls DEL, after which nothing is left.
+    fn detach(&self, label: &str) {
         let deleted = self.attachment.del(&self.config);
-        assert_eq!(deleted.code, Some(0), "{what}, then DEL: {deleted}");
-        // Whom all changes wait for in turn; the next one, or a GC, takes the file along.
+        assert_eq!(deleted.code, Some(0), "{label}, then DEL: {deleted}");
+        // The lock file of all changes; the next change, or a GC, removes it.
         self.host.run(["rm", "-f", "/var/lib/weft/sandboxes/changes.lock"]);
-        self.assert_nothing_left(what);
+        self.assert_nothing_left(label);
     }
 
-    fn assert_nothing_left(&self, what: &str) {
-        assert_nothing_left(what, self.host, &self.before);
-        assert_pod_unchanged(what, self.pod, &self.inside);
+    fn assert_nothing_left(&self, label: &str) {
+        assert_nothing_left(label, self.host, &self.before);
+        assert_pod_unchanged(label, self.pod, &self.inside);
     }
 
-    /// The sandbox is as it was ordered to be: it has these networks, on interfaces of these names.
-    fn assert_changed(&self, what: &str, names: &[(&str, &str)]) {
+    /// Asserts that the sandbox has these networks, on interfaces of these names.
+    fn assert_changed(&self, label: &str, names: &[(&str, &str)]) {
         let (networks, interfaces): (Vec<_>, Vec<_>) = names.iter().copied().unzip();
-        assert_eq!(rig::links(self.pod), [&interfaces[..], &["eth0"]].concat(), "{what}");
+        assert_eq!(rig::links(self.pod), [&interfaces[..], &["eth0"]].concat(), "{label}");
         let entry = self.cluster.entry(self.pod).expect("an entry");
         let status = entry["networkStatus"].as_array().expect("a list");
         let shown: Vec<_> = status.iter().filter_map(|one| one["interface"].as_str()).collect();
         assert_eq!(
             (&entry["complete"], shown),
             (&json!(true), [&["eth0"], &interfaces[..]].concat()),
-            "{what}"
+            "{label}"
         );
         let held = self.host.run(["sh", "-c", "cd /var/lib/cni/networks; ls -d */10.*"]);
         let of: Vec<_> = held.lines().filter_map(|line| line.split('/').next()).collect();
-        assert_eq!(of, [&["home"], &networks[..]].concat(), "{what}");
+        assert_eq!(of, [&["home"], &networks[..]].concat(), "{label}");
         let result = entry["attachments"][0]["result"].clone();
         let checked = self.attachment.check(&with(&self.config, &json!({ "prevResult": result })));
-        assert_eq!(checked.code, Some(0), "{what}, then CHECK: {checked}");
+        assert_eq!(checked.code, Some(0), "{label}, then CHECK: {checked}");
     }
 }
 
-/// A message as it is framed: its length, four bytes, big-endian, and as many bytes of JSON.
+/// Returns a message with its frame: the length as four bytes, big-endian, then the JSON.
 fn framed(message: &Value) -> Vec<u8> {
     let text = message.to_string();
     [&u32::try_from(text.len()).expect("a length").to_be_bytes(), text.as_bytes()].concat()
 }
 
 #[test]
-fn a_change_can_be_killed_at_any_step() {
+fn crash_recovery_change_task_killed_at_every_step() {
     let host = host!(Feature::Bridge);
     let pod = host.pod("web");
     let walk = Walk::new(&host, &pod);
     let (other, more) = (walk.change(OTHER), walk.change(MORE));
     for place in 1..STEPS_MAX {
-        // The agent gives the order again.
+        // The agent sends the task again.
         walk.attach();
         let replaced = walk.killed(&other, place);
-        let what = replaced.clone().unwrap_or_else(|| "at its end".to_owned());
-        walk.obey(&other);
-        walk.assert_changed(&what, &[("net-b", "b0")]);
-        walk.detach(&what);
-        // The runtime comes with a DEL before.
+        let label = replaced.clone().unwrap_or_else(|| "at its end".to_owned());
+        walk.run(&other);
+        walk.assert_changed(&label, &[("net-b", "b0")]);
+        walk.detach(&label);
+        // The runtime calls DEL first.
         walk.attach();
         let added = walk.killed(&more, place);
-        let what = added.clone().unwrap_or_else(|| "at its end".to_owned());
+        let label = added.clone().unwrap_or_else(|| "at its end".to_owned());
         if added.is_none() {
-            walk.assert_changed(&what, &[("net-a", "a0"), ("net-b", "b0")]);
+            walk.assert_changed(&label, &[("net-a", "a0"), ("net-b", "b0")]);
         }
-        walk.detach(&what);
+        walk.detach(&label);
         if replaced.is_none() && added.is_none() {
-            assert!(place > 30, "only {place} steps: are they all seen?");
+            assert!(place > 30, "only {place} steps: does the killer see all steps?");
             return;
         }
     }
@@ -202,53 +202,53 @@ fn a_change_can_be_killed_at_any_step() {
 }
 
 #[test]
-fn a_change_that_is_killed_one_step_later_each_time_comes_to_its_end() {
+fn crash_recovery_change_task_killed_repeatedly_completes() {
     let host = host!(Feature::Bridge);
     let pod = host.pod("web");
     let walk = Walk::new(&host, &pod);
-    let order = walk.change(OTHER);
+    let task = walk.change(OTHER);
     walk.attach();
-    let kills = (1..STEPS_MAX).take_while(|place| walk.killed(&order, *place).is_some()).count();
-    assert!(kills > 10, "only {kills} kills: are they all seen?");
+    let kills = (1..STEPS_MAX).take_while(|place| walk.killed(&task, *place).is_some()).count();
+    assert!(kills > 10, "only {kills} kills: does the killer see all steps?");
     walk.assert_changed("killed again and again", &[("net-b", "b0")]);
     walk.detach("killed again and again");
 }
 
-/// `weft executor` may be killed while it hands an order on.
+/// `weft executor` may be killed while it writes a task batch.
 #[test]
-fn an_order_of_which_a_part_came_is_none() {
+fn crash_recovery_truncated_task_batch_changes_nothing() {
     let host = host!(Feature::Bridge);
     let pod = host.pod("web");
     let walk = Walk::new(&host, &pod);
     walk.attach();
     let before = (host.snapshot(), pod.snapshot());
-    let whole = walk.errand(&walk.change(OTHER));
+    let whole = walk.task_batch(&walk.change(OTHER));
     for length in [0, 3, 4, whole.len() / 2, whole.len() - 1] {
         let part = host.command(testkit::binary("weft-cni")).args(["run-tasks"]).stdin(&whole[..length]);
         assert_eq!(part.finish().code, Some(1), "{length} bytes");
-        assert_nothing_left("a part of an order", &host, &before.0);
-        assert_pod_unchanged("a part of an order", &pod, &before.1);
+        assert_nothing_left("a truncated task batch", &host, &before.0);
+        assert_pod_unchanged("a truncated task batch", &pod, &before.1);
     }
 }
 
 #[test]
-fn a_taking_down_can_be_killed_at_any_step() {
+fn crash_recovery_take_down_task_killed_at_every_step() {
     let host = host!(Feature::Bridge);
     let pod = host.pod("web");
     let walk = Walk::new(&host, &pod);
-    let order = walk.take_down();
+    let task = walk.take_down();
     for place in 1..STEPS_MAX {
         walk.attach();
-        let killed = walk.killed(&order, place);
-        let what = killed.clone().unwrap_or_else(|| "taking down at its end".to_owned());
-        walk.obey(&order);
-        walk.assert_nothing_left(&what);
+        let killed = walk.killed(&task, place);
+        let label = killed.clone().unwrap_or_else(|| "at its end".to_owned());
+        walk.run(&task);
+        walk.assert_nothing_left(&label);
         if killed.is_none() {
-            assert!(place > 15, "only {place} steps: are they all seen?");
+            assert!(place > 15, "only {place} steps: does the killer see all steps?");
             return;
         }
     }
-    panic!("taking down takes more than {STEPS_MAX} steps")
+    panic!("a take-down takes more than {STEPS_MAX} steps")
 }
 
 #[test]
@@ -257,14 +257,14 @@ fn task_process_waits_for_the_exit_of_its_parent() {
     let pod = host.pod("web");
     let walk = Walk::new(&host, &pod);
     walk.attach();
-    host.write("/run/batch", walk.errand(&walk.take_down()));
+    host.write("/run/batch", walk.task_batch(&walk.take_down()));
     let weft_cni = testkit::binary("weft-cni").display().to_string();
     let parent =
         "\"$0\" run-tasks --after $$ </run/batch >/dev/null 2>&1 & sleep 2; ls /var/lib/weft/sandboxes";
     let listed = host.run(["sh", "-c", parent, &weft_cni]);
-    assert!(listed.contains(&pod.container_id()), "taken down before the parent's exit: {listed}");
+    assert!(listed.contains(&pod.container_id()), "detached before the parent's exit: {listed}");
     until("the task is executed", || walk.cluster.entry(&pod).is_none().then_some(()));
-    walk.detach("taken down");
+    walk.detach("detached");
 }
 
 #[test]

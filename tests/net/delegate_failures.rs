@@ -1,4 +1,5 @@
-//! The meta-plugin when its delegates fail or misbehave: what was tried is undone, nothing else is touched.
+//! Tests of the meta-plugin with delegates that fail or misbehave: it undoes what was attempted, and changes
+//! nothing else.
 //!
 //! ```text
 //!   weft ─┬─ eth0  bridge br1
@@ -6,7 +7,7 @@
 //!         └─ net2  … fails
 //! ```
 //!
-//! Source: the standard, 7.2 (NPWG1-7.2-1…5); SPEC 1.1.0 §3, §4; Multus defects M10, M19, M21.
+//! Source: NPWG specification, 7.2 (NPWG1-7.2-1…5); SPEC 1.1.0 §3, §4; Multus defects M10, M19, M21.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,8 @@ fn failing(code: u64) -> Value {
     json!({ "ADD": [{ "do": "fail", "code": code, "message": "no room", "details": "at all" }] })
 }
 
-/// Makes what stays: bridges, the journal's directory, host-local's memory.
+/// Creates the objects that remain on the host: bridges, the journal's directory and the directories of
+/// host-local.
 #[track_caller]
 fn prime(host: &Host, cluster: &Cluster<'_>, config: &Value, networks: &str) {
     cluster.pod("prime", networks);
@@ -33,7 +35,7 @@ fn prime(host: &Host, cluster: &Cluster<'_>, config: &Value, networks: &str) {
 }
 
 #[test]
-fn npwg1_7_2_1_npwg1_7_2_2_npwg1_7_2_3_a_failure_ends_it_and_what_was_attempted_is_torn_down() {
+fn delegate_failure_undoes_attempted_networks_in_reverse() {
     let host = host!();
     let cluster = Cluster::new(&host);
     cluster.recording("good", "two", &json!({}));
@@ -75,7 +77,7 @@ fn npwg1_7_2_1_npwg1_7_2_2_npwg1_7_2_3_a_failure_ends_it_and_what_was_attempted_
 }
 
 #[test]
-fn npwg1_7_2_1_a_failure_of_the_first_or_the_last_leaves_nothing_of_real_networks() {
+fn delegate_failure_of_first_or_last_network_leaves_nothing() {
     for (default, networks) in [
         (bridge("default", 1), "red,red,bad"),
         (bridge("default", 1), "bad,red"),
@@ -94,7 +96,7 @@ fn npwg1_7_2_1_a_failure_of_the_first_or_the_last_leaves_nothing_of_real_network
         let _ = cluster.calls();
         assert_nothing_left(networks, &host, &before);
         assert_pod_unchanged(networks, &pod, &inside);
-        // And the same pod can be attached once the cause is gone.
+        // The pod can be attached once the cause is removed.
         cluster.recording("bad", "two", &json!({}));
         let config = configuration(&bridge("default", 1));
         cluster.attachment(&pod).add(&config).success();
@@ -104,7 +106,7 @@ fn npwg1_7_2_1_a_failure_of_the_first_or_the_last_leaves_nothing_of_real_network
 }
 
 #[test]
-fn s25_an_interface_that_was_there_before_survives_the_failed_add() {
+fn delegate_failure_keeps_a_preexisting_interface() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.definition("red", &bridge("red", 2));
@@ -120,7 +122,7 @@ fn s25_an_interface_that_was_there_before_survives_the_failed_add() {
 }
 
 #[test]
-fn a_del_leaves_what_another_attachment_made_under_its_names() {
+fn delegate_del_keeps_interfaces_of_another_attachment() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.definition("red", &bridge("red", 2));
@@ -145,8 +147,8 @@ fn a_del_leaves_what_another_attachment_made_under_its_names() {
     assert!(links(&pod).is_empty(), "{:?}", links(&pod));
 }
 
-/// A network whose plugin does what a file says, anew for each call.
-fn told_by_file(name: &str) -> Value {
+/// Returns a network whose plugin does what a file says, which it reads at each call.
+fn controlled_by_file(name: &str) -> Value {
     let mut plugin = step("two", &json!({}));
     plugin["debugFile"] = format!("/run/cni/{name}").into();
     json!({ "cniVersion": "1.1.0", "name": name, "plugins": [plugin] })
@@ -155,12 +157,12 @@ fn told_by_file(name: &str) -> Value {
 const CONTENT: &str = r#"{"ReportResult":"{\"cniVersion\":\"1.1.0\"}"}"#;
 
 #[test]
-fn npwg1_7_2_4_npwg1_7_2_5_m10_conflict_c20_a_failing_del_stops_nobody_is_reported_and_the_next_finishes() {
+fn delegate_del_failure_is_reported_and_the_next_del_retries() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.definition("red", &bridge("red", 2));
     for name in ["left", "right"] {
-        cluster.definition(name, &told_by_file(name));
+        cluster.definition(name, &controlled_by_file(name));
         host.write(format!("/run/cni/{name}"), CONTENT);
     }
     let config = configuration(&bridge("default", 1));
@@ -174,7 +176,11 @@ fn npwg1_7_2_4_npwg1_7_2_5_m10_conflict_c20_a_failing_del_stops_nobody_is_report
     }
     let (_, message) = refusal(&weft.del(&config));
     assert!(message.contains("net1") && message.contains("net3") && message.contains("stuck"), "{message}");
-    assert_eq!(cluster.order(), ["DEL net3", "DEL net1"], "both were tried, and the real ones between them");
+    assert_eq!(
+        cluster.order(),
+        ["DEL net3", "DEL net1"],
+        "both were tried, with the real networks between them"
+    );
     assert!(links(&pod).is_empty(), "{:?}", links(&pod));
     let states: Vec<Value> = cluster.entry(&pod).unwrap()["attachments"]
         .as_array()
@@ -183,33 +189,33 @@ fn npwg1_7_2_4_npwg1_7_2_5_m10_conflict_c20_a_failing_del_stops_nobody_is_report
         .map(|a| a["state"].clone())
         .collect();
     assert_eq!(states, ["detached", "attached", "detached", "attached"]);
-    // A sandbox of which something is left is not attached to anything new before that is gone.
+    // A sandbox with leftovers is not attached again before they are removed.
     assert_ne!(weft.add(&config).code, Some(0));
     assert!(links(&pod).is_empty());
     let _ = cluster.calls();
 
     host.write("/run/cni/left", CONTENT);
-    assert_ne!(weft.del(&config).code, Some(0), "the right one still fails");
+    assert_ne!(weft.del(&config).code, Some(0), "the network right still fails");
     assert_eq!(cluster.order(), ["DEL net3", "DEL net1"]);
     host.write("/run/cni/right", CONTENT);
     weft.del(&config).success();
-    assert_eq!(cluster.order(), ["DEL net3"], "what is gone is not asked again");
+    assert_eq!(cluster.order(), ["DEL net3"], "a detached network gets no second DEL");
     assert!(cluster.entry(&pod).is_none());
     weft.add(&config).success();
 }
 
 #[test]
-fn m21_a_failed_undoing_is_told_and_left_to_the_next_del() {
+fn delegate_undo_failure_is_reported_and_left_to_the_next_del() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
-    cluster.definition("left", &told_by_file("left"));
+    cluster.definition("left", &controlled_by_file("left"));
     cluster.recording("bad", "three", &failing(11));
     let config = configuration(&bridge("default", 1));
     host.write("/run/cni/left", CONTENT);
     cluster.pod("web", "left,bad");
     let pod = host.pod("web");
     let weft = cluster.attachment(&pod);
-    // ADD succeeds and DEL does not: told by what the caller's variables add.
+    // ADD succeeds and DEL fails.
     host.install(&testkit::binary("weft-test-plugin"), &["fickle"]);
     cluster.recording(
         "fickle",
@@ -218,7 +224,7 @@ fn m21_a_failed_undoing_is_told_and_left_to_the_next_del() {
     );
     cluster.pod("web", "fickle,bad");
     let (code, message) = refusal(&weft.add(&config));
-    assert_eq!(code, 11, "the cause, not the consequence");
+    assert_eq!(code, 11, "the code of the cause");
     for word in ["no room", "not undone", "net1", "stuck"] {
         assert!(message.contains(word), "{word:?} is missing in: {message}");
     }
@@ -236,7 +242,7 @@ fn m21_a_failed_undoing_is_told_and_left_to_the_next_del() {
 }
 
 #[test]
-fn each_misbehaving_delegate_is_ended_and_undone_within_its_time() {
+fn delegate_that_misbehaves_is_ended_in_time_and_undone() {
     let verdicts: [(&str, Value, &str); 9] = [
         ("hangs", json!({ "do": "hang" }), "killed after 1s"),
         ("hangs with a child", json!({ "do": "hang-with-child" }), "killed after 1s"),
@@ -244,19 +250,15 @@ fn each_misbehaving_delegate_is_ended_and_undone_within_its_time() {
         ("prints half a result", json!({ "do": "half" }), "net2"),
         ("prints 100 MB", json!({ "do": "flood" }), "more than"),
         ("ends by a signal", json!({ "do": "signal", "number": 6 }), "SIGABRT"),
-        ("exits without a word", json!({ "do": "exit", "code": 42 }), "42"),
-        ("succeeds without a word", json!({ "do": "exit", "code": 0 }), "no result"),
-        (
-            "answers in a version of its own",
-            json!({ "do": "result", "value": { "cniVersion": "7.0.0" } }),
-            "7.0.0",
-        ),
+        ("exits without output", json!({ "do": "exit", "code": 42 }), "42"),
+        ("succeeds without output", json!({ "do": "exit", "code": 0 }), "no result"),
+        ("returns another version", json!({ "do": "result", "value": { "cniVersion": "7.0.0" } }), "7.0.0"),
     ];
-    for (what, order, word) in verdicts {
+    for (label, action, word) in verdicts {
         let host = host!(Feature::Bridge);
         let cluster = Cluster::new(&host);
         cluster.definition("red", &bridge("red", 2));
-        cluster.recording("bad", "two", &json!({ "ADD": [order] }));
+        cluster.recording("bad", "two", &json!({ "ADD": [action] }));
         let config = with(&configuration(&bridge("default", 1)), &json!({ "delegateTimeout": 1 }));
         prime(&host, &cluster, &config, "red");
         cluster.pod("web", "red,bad,red");
@@ -264,34 +266,37 @@ fn each_misbehaving_delegate_is_ended_and_undone_within_its_time() {
         let (before, inside) = (host.snapshot(), pod.snapshot());
         let started = Instant::now();
         let (_, message) = refusal(&cluster.attachment(&pod).add(&config));
-        assert!(started.elapsed() < Duration::from_secs(30), "{what}: {:?}", started.elapsed());
-        assert!(message.contains(word), "{what}: {word:?} is missing in: {message}");
-        assert!(message.len() < 8192, "{what}: a message for people: {} bytes", message.len());
-        assert_eq!(cluster.order(), ["ADD net2", "DEL net2"], "{what}");
-        assert_eq!(left_running(&host), "", "{what}");
-        assert_nothing_left(what, &host, &before);
-        assert_pod_unchanged(what, &pod, &inside);
+        assert!(started.elapsed() < Duration::from_secs(30), "{label}: {:?}", started.elapsed());
+        assert!(message.contains(word), "{label}: {word:?} is missing in: {message}");
+        assert!(message.len() < 8192, "{label}: a short message: {} bytes", message.len());
+        assert_eq!(cluster.order(), ["ADD net2", "DEL net2"], "{label}");
+        assert_eq!(left_running(&host), "", "{label}");
+        assert_nothing_left(label, &host, &before);
+        assert_pod_unchanged(label, &pod, &inside);
     }
 }
 
-/// The command lines of what still runs inside the host.
+/// Returns the command lines of the processes that still run on the host.
 fn left_running(host: &Host) -> String {
     let inside = || {
-        let own = std::fs::read_link("/proc/thread-self/ns/mnt").expect("our own namespace");
+        let own = std::fs::read_link("/proc/thread-self/ns/mnt").expect("own mount namespace");
         let processes = std::fs::read_dir("/proc").expect("processes").flatten().map(|entry| entry.path());
-        // Not /proc/self and its like, which is this thread.
+        // Excludes /proc/self and similar links.
         let numbered = |path: &std::path::Path| {
             path.file_name().is_some_and(|name| name.to_string_lossy().parse::<u32>().is_ok())
         };
         let others = processes.filter(|path| numbered(path));
-        let ours = others.filter(|path| std::fs::read_link(path.join("ns/mnt")).is_ok_and(|ns| ns == own));
-        ours.map(|path| std::fs::read_to_string(path.join("cmdline")).unwrap_or_default() + "\n").collect()
+        let on_this_host =
+            others.filter(|path| std::fs::read_link(path.join("ns/mnt")).is_ok_and(|ns| ns == own));
+        on_this_host
+            .map(|path| std::fs::read_to_string(path.join("cmdline")).unwrap_or_default() + "\n")
+            .collect()
     };
     host.within(inside)
 }
 
 #[test]
-fn a_delegate_of_a_weft_that_was_killed_ends_with_it() {
+fn delegate_is_killed_with_the_meta_plugin() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.definition("red", &bridge("red", 2));
@@ -315,7 +320,7 @@ fn a_delegate_of_a_weft_that_was_killed_ends_with_it() {
         .start();
     cluster.await_call("ADD net2");
     running.kill();
-    until("nobody goes on", || left_running(&host).is_empty().then_some(()));
+    until("all processes have ended", || left_running(&host).is_empty().then_some(()));
     weft.del(&config).success();
     host.run(["rm", "/run/config"]);
     let _ = cluster.calls();
@@ -323,7 +328,7 @@ fn a_delegate_of_a_weft_that_was_killed_ends_with_it() {
 }
 
 #[test]
-fn a_delegate_that_takes_the_namespace_away_fails_the_next_and_nothing_is_left() {
+fn delegate_that_deletes_the_netns_fails_the_next_delegate() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.definition("red", &bridge("red", 2));
@@ -334,7 +339,7 @@ fn a_delegate_that_takes_the_namespace_away_fails_the_next_and_nothing_is_left()
     let before = host.snapshot();
     let pod = host.pod("web");
     let weft = cluster.attachment(&pod);
-    assert_refused("the namespace is gone", &weft.add(&config), 8, &["/run/netns/web"]);
+    assert_refused("the namespace is deleted", &weft.add(&config), 8, &["/run/netns/web"]);
     let _ = cluster.calls();
     assert_nothing_left("thief", &host, &before);
     weft.del(&config).success();
@@ -342,7 +347,7 @@ fn a_delegate_that_takes_the_namespace_away_fails_the_next_and_nothing_is_left()
 }
 
 #[test]
-fn l4_a_delegate_that_does_not_read_or_talks_on_stderr_is_fine() {
+fn delegate_may_ignore_stdin_and_write_to_stderr() {
     let host = host!();
     let cluster = Cluster::new(&host);
     cluster.recording(
@@ -356,14 +361,14 @@ fn l4_a_delegate_that_does_not_read_or_talks_on_stderr_is_fine() {
     weft.args.push_str(";TEST_DEL=deaf");
     let config = configuration(&recording("default", "one", &json!({})));
     let finished = weft.add(&config).success();
-    assert_eq!(finished.json()["cniVersion"], "1.1.0", "what plugins say to people is not on stdout");
+    assert_eq!(finished.json()["cniVersion"], "1.1.0", "stderr of plugins is not on stdout");
     assert!(finished.stderr.contains("chatter"));
     weft.del(&config).success();
     assert!(cluster.entry(&pod).is_none());
 }
 
 #[test]
-fn a_del_that_hangs_is_ended_reported_and_finished_later() {
+fn delegate_del_timeout_is_reported_and_finished_later() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.recording("slow", "two", &json!({ "DEL": [{ "do": "hang-with-child" }] }));
@@ -375,11 +380,11 @@ fn a_del_that_hangs_is_ended_reported_and_finished_later() {
     let started = Instant::now();
     let (_, message) = refusal(&weft.del(&config));
     assert!(started.elapsed() < Duration::from_secs(30) && message.contains("killed after 1s"), "{message}");
-    assert!(links(&pod).is_empty(), "the others went");
+    assert!(links(&pod).is_empty(), "the other networks are detached");
     assert_eq!(left_running(&host), "");
-    // The plugin is replaced by one that works, as an operator would.
+    // An operator replaces the plugin by one that works.
     host.run(["rm", "/opt/cni/bin/two"]);
-    assert_refused("its program is gone", &weft.del(&config), 5, &["two"]);
+    assert_refused("its program is missing", &weft.del(&config), 5, &["two"]);
     host.write("/opt/cni/bin/two", "#!/bin/sh\ncat >/dev/null\n");
     host.run(["chmod", "755", "/opt/cni/bin/two"]);
     weft.del(&config).success();
@@ -387,9 +392,9 @@ fn a_del_that_hangs_is_ended_reported_and_finished_later() {
 }
 
 #[test]
-fn without_an_agent_it_is_to_be_tried_again_unless_the_pod_asks_for_nothing() {
+fn plan_without_agent_is_retried_unless_the_pod_selects_nothing() {
     let host = host!(Feature::Bridge);
-    // As it is on a node: the program in the plugin directory, where `weft` is a link to it.
+    // Installs the program as on a node: `weft` is a link to it.
     host.command(testkit::binary("weft-cni")).args(["install", "/opt/cni/bin"]).finish().success();
     let pod = host.pod("web");
     let mut attachment = host.attachment("weft", &pod, "eth0");
@@ -398,27 +403,27 @@ fn without_an_agent_it_is_to_be_tried_again_unless_the_pod_asks_for_nothing() {
         "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [bridge("default", 1)],
     });
     assert_refused("no agent", &attachment.add(&config), 11, &["weft plan --once", "there is no agent"]);
-    // What the runtime says of the pod is enough where it asks for nothing, and nothing is to be looked up.
-    let told = |annotations: Value| {
-        let told = json!({ "io.kubernetes.cri.pod-annotations": annotations });
-        with(&config, &json!({ "runtimeConfig": told }))
+    // The runtime's annotations suffice if the pod selects nothing, because then there is nothing to look up.
+    let annotated = |annotations: Value| {
+        let annotated = json!({ "io.kubernetes.cri.pod-annotations": annotations });
+        with(&config, &json!({ "runtimeConfig": annotated }))
     };
-    let mut by_name = with(&told(json!({})), &json!({ "clusterNetwork": "home" }));
+    let mut by_name = with(&annotated(json!({})), &json!({ "clusterNetwork": "home" }));
     by_name.as_object_mut().expect("a map").remove("delegates");
-    for (what, config) in [
-        ("it selects", told(json!({ "k8s.v1.cni.cncf.io/networks": "a" }))),
-        ("wrongly, too", told(json!({ "k8s.v1.cni.cncf.io/networks": "," }))),
-        ("it chooses", told(json!({ "v1.multus-cni.io/default-network": "a" }))),
-        ("it asks us", told(json!({ "weft.dev/networks": "a" }))),
-        ("a definition, perhaps", by_name),
+    for (label, config) in [
+        ("selects a network", annotated(json!({ "k8s.v1.cni.cncf.io/networks": "a" }))),
+        ("an invalid selection", annotated(json!({ "k8s.v1.cni.cncf.io/networks": "," }))),
+        ("selects a default network", annotated(json!({ "v1.multus-cni.io/default-network": "a" }))),
+        ("has an annotation of weft", annotated(json!({ "weft.dev/networks": "a" }))),
+        ("a network name that may be a definition", by_name),
     ] {
-        assert_refused(what, &attachment.add(&config), 11, &["there is no agent"]);
+        assert_refused(label, &attachment.add(&config), 11, &["there is no agent"]);
     }
-    let plain = told(json!({ "example.org/other": "x" }));
+    let plain = annotated(json!({ "example.org/other": "x" }));
     attachment.add(&plain).success();
     assert_eq!(links(&pod), ["eth0"]);
     let entry = host.run(["sh", "-c", "cat /var/lib/weft/sandboxes/*.json"]);
-    assert!(entry.contains("\"name\":\"web\""), "who comes later knows whose it is: {entry}");
+    assert!(entry.contains("\"name\":\"web\""), "the journal has the pod's name: {entry}");
     attachment.call("STATUS", with(&config, &json!({ "cniVersion": "1.1.0" })).to_string()).success();
     attachment.del(&plain).success();
 }

@@ -1,13 +1,14 @@
-//! Whose program a delegate is: one of ours is run in this process or as a program, and says the same bytes.
+//! Tests of the plugin that runs for a delegate: a built-in plugin in process or a program, with the same
+//! output.
 //!
-//! Source: SPEC 1.1.0 §4 (S30, L1); the key `builtin`; `crates/weft-cni/src/plugin_invoker.rs`.
+//! Source: SPEC 1.1.0 §4 (S30, L1); the option `builtin`; `crates/weft-cni/src/plugin_invoker.rs`.
 
 use rig::cluster::{RECORD, bridge, configuration};
 use rig::{Cluster, assert_refused, links, with};
 use serde_json::{Value, json};
 use testkit::{Feature, Finished, Host, Pod, host};
 
-/// Networks of every built-in plugin there is, in a chain and alone.
+/// Creates networks of every built-in plugin, in a chain and alone.
 fn world(host: &Host) -> Cluster<'_> {
     let cluster = Cluster::new(host);
     std::mem::forget(rig::traffic::outside(host));
@@ -26,8 +27,8 @@ fn world(host: &Host) -> Cluster<'_> {
     cluster
 }
 
-/// What does not depend on chance: hardware addresses do, and names and times.
-fn told(finished: &Finished) -> String {
+/// Returns the output without the lines that depend on chance, which are hardware addresses.
+fn stable_output(finished: &Finished) -> String {
     let text = finished.stdout.lines().filter(|line| !line.contains("\"mac\""));
     text.collect::<Vec<_>>().join("\n")
 }
@@ -41,28 +42,28 @@ fn status(cluster: &Cluster<'_>, pod: &Pod) -> Value {
 }
 
 #[test]
-fn s30_in_process_and_as_programs_all_built_in_plugins_say_the_same() {
+fn delegate_built_in_and_as_program_have_equal_output() {
     let host = host!(Feature::Bridge, Feature::Macvlan, Feature::NftMasquerade);
     let cluster = world(&host);
     let pod = host.pod("web");
     let weft = cluster.attachment(&pod);
-    let mut said = Vec::new();
+    let mut outputs = Vec::new();
     for builtin in ["always", "never", "auto"] {
         host.run(["rm", "-rf", "/var/lib/cni/networks"]);
         let config = with(&configuration(&bridge("default", 1)), &json!({ "builtin": builtin }));
         let result = weft.add(&config).success();
         assert_eq!(links(&pod), ["eth0", "net1", "net2", "net3"], "{builtin}");
         weft.check(&with(&config, &json!({ "prevResult": result.json() }))).success();
-        said.push((told(&result), status(&cluster, &pod)));
+        outputs.push((stable_output(&result), status(&cluster, &pod)));
         weft.call("STATUS", config.to_string()).success();
         rig::collect(&weft, &config, Some(&[(&pod.container_id(), "eth0")])).success();
-        assert_eq!(links(&pod), ["eth0", "net1", "net2", "net3"], "{builtin}: GC of what is valid");
+        assert_eq!(links(&pod), ["eth0", "net1", "net2", "net3"], "{builtin}: GC of a valid attachment");
         weft.del(&config).success();
         assert!(links(&pod).is_empty(), "{builtin}");
     }
-    assert_eq!(said[0], said[1], "always and never");
-    assert_eq!(said[0], said[2], "always and auto");
-    // A refusal says the same, too.
+    assert_eq!(outputs[0], outputs[1], "always and never");
+    assert_eq!(outputs[0], outputs[2], "always and auto");
+    // Refusals are equal, too.
     let bad = json!({ "type": "host-local", "subnet": "10.5.0.0/31" });
     cluster.definition("wire", &json!({ "cniVersion": "0.3.1", "type": "ptp", "ipam": bad }));
     let refusals = ["always", "never"].map(|builtin| {
@@ -75,7 +76,7 @@ fn s30_in_process_and_as_programs_all_built_in_plugins_say_the_same() {
 }
 
 #[test]
-fn l1_a_foreign_program_of_the_name_that_stands_earlier_is_run() {
+fn delegate_program_of_a_built_in_name_runs_if_earlier_in_path() {
     let host = host!(Feature::Bridge, Feature::Macvlan);
     let cluster = world(&host);
     host.run(["mkdir", "-p", "/run/cni/foreign"]);
@@ -93,14 +94,14 @@ fn l1_a_foreign_program_of_the_name_that_stands_earlier_is_run() {
         weft.del(&config).success();
         cluster.calls().len()
     };
-    assert_eq!(run("/run/cni/foreign", "/opt/cni/bin", "auto"), 2, "it comes first");
-    assert_eq!(run("/opt/cni/bin", "/run/cni/foreign", "auto"), 0, "we come first");
-    assert_eq!(run("/run/cni/foreign", "/opt/cni/bin", "always"), 0, "told so");
-    assert_eq!(run("/run/cni/foreign", "/opt/cni/bin", "never"), 2, "told so");
+    assert_eq!(run("/run/cni/foreign", "/opt/cni/bin", "auto"), 2, "the other program's directory is first");
+    assert_eq!(run("/opt/cni/bin", "/run/cni/foreign", "auto"), 0, "the directory of weft is first");
+    assert_eq!(run("/run/cni/foreign", "/opt/cni/bin", "always"), 0, "builtin=always");
+    assert_eq!(run("/run/cni/foreign", "/opt/cni/bin", "never"), 2, "builtin=never");
 }
 
 #[test]
-fn s30_address_management_of_another_maker_serves_our_plugins() {
+fn delegate_ipam_of_go_plugins_serves_built_in_plugins() {
     let host = host!(Feature::Bridge, Feature::GoPlugins);
     let cluster = world(&host);
     cluster.pod("web", "");
@@ -115,19 +116,19 @@ fn s30_address_management_of_another_maker_serves_our_plugins() {
             "ipam": { "type": "host-local", "subnet": "10.1.0.0/24" },
         }] }),
     );
-    // All of it is theirs: bridge and host-local of the directory that comes first.
+    // bridge and host-local of the Go plugins run, because their directory is first.
     let result = weft.add(&config).success().json();
     assert_eq!(rig::addresses(&result), ["10.1.0.2/24"]);
     weft.check(&with(&config, &json!({ "prevResult": result }))).success();
-    // And ours takes it down.
-    let ours = with(&config, &json!({ "binDir": "/opt/cni/bin" }));
-    weft.del(&ours).success();
+    // The built-in plugins take it down.
+    let built_in = with(&config, &json!({ "binDir": "/opt/cni/bin" }));
+    weft.del(&built_in).success();
     assert!(links(&pod).is_empty());
     assert_eq!(host.read("/var/lib/cni/networks/default/10.1.0.2"), None);
 }
 
 #[test]
-fn a_plugin_that_is_nowhere_is_named_with_the_places_that_were_searched() {
+fn delegate_plugin_not_found_names_the_searched_directories() {
     let host = host!(Feature::Bridge, Feature::Macvlan);
     let cluster = world(&host);
     cluster.definition("typo", &json!({ "cniVersion": "1.0.0", "type": "brigde" }));
@@ -135,12 +136,13 @@ fn a_plugin_that_is_nowhere_is_named_with_the_places_that_were_searched() {
     let pod = host.pod("web");
     let refused = cluster.attachment(&pod).add(&configuration(&bridge("default", 1)));
     assert_refused("a misspelt type", &refused, 7, &["brigde", "blue/typo", "/opt/cni/bin"]);
-    assert!(links(&pod).is_empty() && !links(&host).contains(&"br1".to_owned()), "nothing was begun");
+    assert!(links(&pod).is_empty() && !links(&host).contains(&"br1".to_owned()), "no plugin was executed");
 }
 
-/// The attack: a definition has a plugin call the meta-plugin, with the `binDir` and `delegates` that stand in the definition.
+/// Attack: a definition has a plugin call the meta-plugin with the `binDir` and `delegates` of the
+/// definition.
 #[test]
-fn no_plugin_of_a_definition_calls_the_meta_plugin_with_what_the_definition_says() {
+fn delegate_cannot_call_the_meta_plugin_with_its_definition() {
     let host = host!(Feature::Bridge, Feature::Macvlan);
     let cluster = world(&host);
     for directory in ["/run/outside", "/run/cni/foreign"] {

@@ -1,8 +1,9 @@
-//! `weft demo`: it works from nothing, it ends as it should, and it leaves nothing, whatever happens.
+//! Tests of `weft demo`: it needs nothing on the host, ends as documented, and leaves nothing, also after
+//! failures and signals.
 //!
 //! ```text
 //!   host: nothing on it
-//!     └─ what the demo makes: a pretend host with two pods
+//!     └─ objects of the demo: a simulated host with two pods
 //! ```
 
 use std::os::unix::process::ExitStatusExt;
@@ -12,26 +13,26 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use testkit::{Feature, Finished, Host, host, workspace};
 
-/// What the demo may take.
+/// Longest time that the demo may take.
 const LIMIT: Duration = Duration::from_secs(10);
 const MANIFESTS: &str = "/etc/cni/demo";
 
 fn demo(host: &Host, words: &str) -> testkit::Command {
-    // The program beside it does the work.
+    // The demo runs the program beside it.
     let _ = testkit::binary("weft-cni");
     host.command(testkit::binary("weft")).clean_environment().args(["demo"]).args(words.split_whitespace())
 }
 
 #[track_caller]
 fn assert_says(finished: &Finished, words: &[&str]) {
-    let said = format!("{}{}", finished.stdout, finished.stderr);
+    let output = format!("{}{}", finished.stdout, finished.stderr);
     for word in words {
-        assert!(said.contains(word), "{word:?} is missing: {finished}");
+        assert!(output.contains(word), "{word:?} is missing: {finished}");
     }
 }
 
 #[test]
-fn it_works_from_nothing_and_leaves_nothing() {
+fn demo_runs_on_empty_host_and_leaves_nothing() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let before = host.snapshot();
     let shown = demo(&host, "").deadline(LIMIT).finish().success();
@@ -46,19 +47,19 @@ fn it_works_from_nothing_and_leaves_nothing() {
             "PLUGINS",
             "aa:bb:cc:dd:ee:ff  10.101.2.44/24",
             "k8s.v1.cni.cncf.io/network-status: |",
-            "ACROSS",
+            "REPLY IN",
             "net2 10.101.2.2  blue 10.101.2.44",
             "net4 10.101.1.3  net1 10.101.1.4",
-            "left on the pretend host",
+            "remaining on the simulated host",
             "no difference",
             "done in",
         ],
     );
-    assert!(!shown.stdout.contains("no answer"), "{shown}");
+    assert!(!shown.stdout.contains("no reply"), "{shown}");
 }
 
 #[test]
-fn two_at_once_do_not_meet() {
+fn demo_runs_do_not_interfere() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let before = host.snapshot();
     let running: Vec<testkit::Running> = (0..3).map(|_| demo(&host, "").start()).collect();
@@ -69,7 +70,7 @@ fn two_at_once_do_not_meet() {
 }
 
 #[test]
-fn the_examples_are_what_is_built_in() {
+fn demo_built_in_manifests_equal_the_examples() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let before = host.snapshot();
     let words = format!(
@@ -84,7 +85,7 @@ fn the_examples_are_what_is_built_in() {
     host.assert_unchanged(&before);
 }
 
-/// Two pods on one network with this plugin, and the configuration of the meta-plugin.
+/// Writes manifests of two pods on one network with this plugin, and the configuration of the meta-plugin.
 fn script(host: &Host, plugin: &Value) {
     let pod = |name: &str| {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "ns",
@@ -107,7 +108,7 @@ fn script(host: &Host, plugin: &Value) {
 }
 
 #[test]
-fn a_plugin_that_fails_ends_it_and_everything_is_removed() {
+fn demo_ends_and_cleans_up_after_plugin_failure() {
     let host = host!(Feature::Bridge);
     script(&host, &json!({"type": "one", "testPlugin": {"ADD": [{"do": "fail", "message": "not today"}]}}));
     let before = host.snapshot();
@@ -121,7 +122,7 @@ fn a_plugin_that_fails_ends_it_and_everything_is_removed() {
 }
 
 #[test]
-fn interrupted_it_removes_everything_and_says_so() {
+fn demo_cleans_up_on_sigint_and_sigterm() {
     let host = host!(Feature::Bridge);
     script(&host, &json!({"type": "one", "testPlugin": {"ADD": [{"do": "sleep", "milliseconds": 1500}]}}));
     let before = host.snapshot();
@@ -139,7 +140,7 @@ fn interrupted_it_removes_everything_and_says_so() {
 }
 
 #[test]
-fn whenever_it_is_interrupted_it_removes_everything() {
+fn demo_interrupted_at_any_time_cleans_up() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let before = host.snapshot();
     for delay in (0..400).step_by(40) {
@@ -147,24 +148,24 @@ fn whenever_it_is_interrupted_it_removes_everything() {
         std::thread::sleep(Duration::from_millis(delay));
         kill_process(Pid::from_raw(running.id().cast_signed()).unwrap(), Signal::INT).unwrap();
         let ended = running.finish(LIMIT);
-        // Before it watches for it the signal ends it, and there is nothing to remove.
+        // Before the demo handles the signal, the signal ends it, and there is nothing to remove.
         assert!(matches!(ended.code(), Some(0 | 130)) || ended.signal() == Some(2), "{delay} ms: {ended:?}");
         host.assert_unchanged(&before);
     }
 }
 
 #[test]
-fn what_a_killed_one_leaves_the_next_one_removes() {
+fn demo_removes_leftovers_of_a_killed_demo() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let before = host.snapshot();
     for delay in [60, 150] {
         let running = demo(&host, "").start();
         std::thread::sleep(Duration::from_millis(delay));
         running.kill();
-        // Its hands may still be at work.
+        // `weft-cni` may still be at work.
         std::thread::sleep(Duration::from_millis(300));
         demo(&host, "").finish().success();
-        // It cannot tell who made the empty directory of the copies.
+        // The demo does not know which process created the empty directory of the copies, so it remains.
         let changes = before.changes(&host.snapshot());
         let files = changes.lines().filter(|line| !line.starts_with("+ directory /run/weft"));
         assert_eq!(files.collect::<Vec<_>>(), [""; 0], "killed after {delay} ms");
@@ -172,7 +173,7 @@ fn what_a_killed_one_leaves_the_next_one_removes() {
 }
 
 #[test]
-fn a_ping_without_an_answer_fails_it() {
+fn demo_fails_if_a_ping_has_no_answer() {
     let host = host!(Feature::Bridge);
     let isolated = json!({"type": "bridge", "bridge": "iso0", "portIsolation": true,
         "ipam": {"type": "host-local", "subnet": "10.8.0.0/24", "dataDir": "/run/weft-example/addresses"}});
@@ -180,28 +181,28 @@ fn a_ping_without_an_answer_fails_it() {
     let before = host.snapshot();
     let failed = demo(&host, &format!("-f {MANIFESTS}")).finish();
     assert_eq!(failed.code, Some(1), "{failed}");
-    assert_says(&failed, &["weft: demo: no answer from 10.8.0.3 across ns/net-a", "no difference"]);
+    assert_says(&failed, &["weft: demo: no reply from 10.8.0.3 across ns/net-a", "no difference"]);
     host.assert_unchanged(&before);
 }
 
 #[test]
-fn what_a_plugin_leaves_on_the_machine_is_seen() {
+fn demo_reports_files_that_a_plugin_leaves_on_the_machine() {
     let host = host!(Feature::Bridge);
     script(&host, &json!({"type": "one", "testPlugin": {"record": "/run/cni/left-behind"}}));
     host.write("/run/cni/other", "");
     let left = demo(&host, &format!("-f {MANIFESTS}")).finish();
     assert_eq!(left.code, Some(1), "{left}");
-    assert_says(&left, &["+ file /run/cni/left-behind", "weft: demo: this machine differs in 1 places"]);
+    assert_says(&left, &["+ file /run/cni/left-behind", "weft: demo: this machine changed in 1 places"]);
 }
 
 #[test]
-fn two_pods_are_needed() {
+fn demo_requires_two_pods() {
     let host = host!();
     script(&host, &json!({"type": "one"}));
     host.run(["rm", &format!("{MANIFESTS}/b.json")]);
     let before = host.snapshot();
     let failed = demo(&host, &format!("-f {MANIFESTS}")).finish();
     assert_eq!(failed.code, Some(1), "{failed}");
-    assert_says(&failed, &["the demo needs two pods, and the manifests hold 1", "--partner"]);
+    assert_says(&failed, &["the demo needs two pods, but the manifests contain 1", "--partner"]);
     host.assert_unchanged(&before);
 }

@@ -1,4 +1,5 @@
-//! `dhcp` with a real server: leases that are given, extended, refused, lost, kept over a restart and given back.
+//! Tests of the `dhcp` plugin with a real server: allocation, renewal, refusal, loss, restart of the daemon,
+//! and release.
 //!
 //! ```text
 //!   host ── br0 10.1.0.1, dnsmasq ─┬─ eth0 a
@@ -16,16 +17,17 @@ use rig::{addresses_on, assert_nothing_left, assert_pod_unchanged, assert_refuse
 use serde_json::{Value, json};
 use testkit::{Feature, Host, Pod, host};
 
-/// A host whose bridge is there already, and nothing left to the kernel's own time.
+/// Installs the plugins on a host that already has a bridge, without IPv6 so that no kernel timer changes
+/// anything.
 fn world(host: &Host) {
     rig::install(host);
     dhcp::furnish(host, &["br0.disable_ipv6=1", "p0.disable_ipv6=1", "p1.disable_ipv6=1"]);
 }
 
-/// A machine beside the pods, 10.1.0.66.
+/// Returns a machine next to the pods, with the address 10.1.0.66.
 fn beside(host: &Host) -> Pod {
     let pod = dhcp::beside(host, "10.1.0.66/24");
-    // Without it nothing can be sent to everybody.
+    // A datagram to the broadcast address needs a route.
     pod.run(["ip", "route", "add", "default", "dev", "eth0"]);
     pod
 }
@@ -37,15 +39,15 @@ fn config() -> Value {
     })
 }
 
-fn said(host: &Host, word: &str) -> usize {
+fn log_count(host: &Host, word: &str) -> usize {
     count(host, LOG, word)
 }
 
 #[test]
-fn what_cannot_be_written_down_is_not_given_and_what_nobody_hears_ends_nobody() {
+fn dhcp_add_fails_if_lease_file_or_log_cannot_be_written() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
-    // Its log takes no line: it is on a disk that is full.
+    // The daemon cannot write a log line: its log is on a full disk.
     let script = "exec /opt/cni/bin/dhcp daemon -timeout 1s -resendtimeout 8s 2>/dev/full";
     let (_server, _daemon) = (serve(&host, 50, &[]), host.command("sh").args(["-c", script]).start());
     wait_for_daemon(&host);
@@ -53,33 +55,37 @@ fn what_cannot_be_written_down_is_not_given_and_what_nobody_hears_ends_nobody() 
     let [eth0, other] = [&web, &db].map(|pod| attachment(&host, pod, "eth0"));
     let result = eth0.add(&config()).success().json();
     assert_eq!(given(&host).len(), 1);
-    let kept = host.read(STATE).expect("leases are written down");
-    // Its file takes nothing: something else is in its place.
+    let kept = host.read(STATE).expect("the lease file");
+    // The daemon cannot write its file: a directory is in its place.
     host.run(["sh", "-c", &format!("mv {STATE} /run/kept; mkdir {STATE}")]);
     let refused = other.add(&config());
     assert_ne!(refused.code, Some(0));
     assert!(refused.stdout.contains(STATE), "{refused}");
-    wait("the server has the other one back", || given(&host).len() == 1);
+    wait("the server has received the release of the second lease", || given(&host).len() == 1);
     let known = with(&config(), &json!({ "prevResult": result }));
     for _ in 0..2 {
-        assert_ne!(eth0.del(&known).code, Some(0), "the next daemon would take it over");
+        assert_ne!(
+            eth0.del(&known).code,
+            Some(0),
+            "the lease is still in the file, and the next daemon would renew it"
+        );
     }
     host.run(["sh", "-c", &format!("rmdir {STATE}; mv /run/kept {STATE}")]);
     assert_eq!(host.read(STATE), Some(kept));
     eth0.del(&known).success();
     let left: Value = serde_json::from_str(&host.read(STATE).unwrap()).unwrap();
     assert_eq!(left["leases"], json!([]));
-    wait("the server has this one back, too", || given(&host).is_empty());
+    wait("the server has received the release of the first lease", || given(&host).is_empty());
 }
 
 #[test]
-fn a_lease_becomes_address_and_routes_is_checked_and_given_back() {
+fn dhcp_lease_becomes_address_and_routes_and_is_released() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq, Feature::Ping);
     world(&host);
     let (_server, _daemon) = (serve(&host, 50, &[]), daemon(&host));
     let pod = host.pod("web");
     let eth0 = attachment(&host, &pod, "eth0");
-    // What stays between attachments: the server's files, the daemon's.
+    // Creates the files of the server and of the daemon, which remain between attachments.
     let first = eth0.add(&config()).success().json();
     eth0.del(&with(&config(), &json!({ "prevResult": first }))).success();
     let (before, inside) = (host.snapshot(), pod.snapshot());
@@ -90,7 +96,7 @@ fn a_lease_becomes_address_and_routes_is_checked_and_given_back() {
     assert_eq!(result["routes"], json!([{ "dst": "0.0.0.0/0", "gw": "10.1.0.1" }]));
     assert_eq!(addresses_on(&pod, "eth0"), std::slice::from_ref(&address));
     assert!(pod.pings("10.1.0.1"));
-    // The identity is 00 and the text in hexadecimal digits.
+    // The client identifier is a zero byte and the text, in hexadecimal digits.
     let identity = format!("{}/net/eth0", pod.container_id());
     let digits: Vec<String> =
         std::iter::once(0).chain(identity.bytes()).map(|byte| format!("{byte:02x}")).collect();
@@ -102,7 +108,7 @@ fn a_lease_becomes_address_and_routes_is_checked_and_given_back() {
     let mut other = known.clone();
     other["prevResult"]["ips"][0]["address"] = json!("10.1.0.9/24");
     assert_ne!(eth0.check(&other).code, Some(0), "another address");
-    // Asked for again it is the same.
+    // A repeated request returns the same address.
     let mut again = host.attachment("dhcp", &pod, "eth0");
     again.container_id.clone_from(&eth0.container_id);
     assert_eq!(
@@ -110,7 +116,7 @@ fn a_lease_becomes_address_and_routes_is_checked_and_given_back() {
         json!([{ "address": address, "gateway": "10.1.0.1" }])
     );
     eth0.del(&known).success();
-    wait("the server has heard of it", || given(&host).is_empty());
+    wait("the server has received the release", || given(&host).is_empty());
     eth0.del(&known).success();
     let changes = rig::changes(&before, &host.snapshot());
     let left: Vec<&str> = changes.lines().filter(|line| !line.contains(LOG)).collect();
@@ -119,7 +125,7 @@ fn a_lease_becomes_address_and_routes_is_checked_and_given_back() {
 }
 
 #[test]
-fn a_lease_of_a_device_is_given_back_before_the_device_is() {
+fn dhcp_lease_of_host_device_is_released_before_its_device() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let (_server, _daemon) = (serve(&host, 50, &[]), daemon(&host));
@@ -132,12 +138,12 @@ fn a_lease_of_a_device_is_given_back_before_the_device_is() {
     net1.add(&keys).success();
     assert_eq!(given(&host).len(), 1);
     net1.del(&keys).success();
-    wait("the server has heard of it", || given(&host).is_empty());
+    wait("the server has received the release", || given(&host).is_empty());
     assert!(rig::link(&host, "dev0").is_some());
 }
 
 #[test]
-fn options_of_the_server_become_routes_and_names() {
+fn dhcp_server_options_become_routes_and_dns() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let options = [
@@ -180,94 +186,101 @@ fn options_of_the_server_become_routes_and_names() {
     );
 }
 
-/// Extends after one second, asks anybody after three.
-const HASTE: [&str; 2] = ["--dhcp-option=58,1", "--dhcp-option=59,3"];
+/// Server options that renew a lease after one second (T1) and rebind it after three (T2).
+const SHORT_TIMERS: [&str; 2] = ["--dhcp-option=58,1", "--dhcp-option=59,3"];
 
 #[test]
-fn a_lease_is_extended_in_time_also_by_a_daemon_that_was_killed_and_started_again() {
+fn dhcp_lease_is_renewed_also_after_daemon_is_killed() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
-    let _server = serve(&host, 50, &HASTE);
+    let _server = serve(&host, 50, &SHORT_TIMERS);
     let first = daemon(&host);
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
     let result = eth0.add(&config()).success().json();
     let known = with(&config(), &json!({ "prevResult": result }));
-    let asked = said(&host, "DHCPDISCOVER(");
-    wait("it was extended", || said(&host, "DHCPACK(br0)") >= 4);
-    assert_eq!(said(&host, "DHCPDISCOVER("), asked, "no new lease is asked for");
+    let discovers = log_count(&host, "DHCPDISCOVER(");
+    wait("the lease is renewed", || log_count(&host, "DHCPACK(br0)") >= 4);
+    assert_eq!(log_count(&host, "DHCPDISCOVER("), discovers, "no new lease is requested");
     first.kill();
     assert_refused("no daemon", &eth0.check(&known), 11, &["dhcp daemon", "/run/cni/dhcp.sock"]);
     let second = daemon(&host);
     eth0.check(&known).success();
-    let so_far = said(&host, "DHCPACK(br0)");
-    wait("the new one extends it", || said(&host, "DHCPACK(br0)") > so_far + 2);
-    assert_eq!(said(&host, "DHCPDISCOVER("), asked);
+    let so_far = log_count(&host, "DHCPACK(br0)");
+    wait("the new daemon renews the lease", || log_count(&host, "DHCPACK(br0)") > so_far + 2);
+    assert_eq!(log_count(&host, "DHCPDISCOVER("), discovers);
     eth0.del(&known).success();
-    wait("the server has heard of it", || given(&host).is_empty());
+    wait("the server has received the release", || given(&host).is_empty());
     second.kill();
-    // What is left of a container that went while there was no daemon is forgotten.
+    // A lease of a container that was deleted while no daemon ran is forgotten.
     let third = daemon(&host);
     let result = eth0.add(&config()).success().json();
     third.kill();
     eth0.del(&with(&config(), &json!({ "prevResult": result }))).success();
     let _fourth = daemon(&host);
-    wait("it is forgotten", || !host.read(STATE).unwrap_or_default().contains("eth0"));
+    wait("the lease is forgotten", || !host.read(STATE).unwrap_or_default().contains("eth0"));
 }
 
 #[test]
-fn a_lease_whose_server_is_gone_is_extended_by_another_one() {
+fn dhcp_lease_is_rebound_by_another_server() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
-    let server = serve(&host, 50, &HASTE);
+    let server = serve(&host, 50, &SHORT_TIMERS);
     let _daemon = daemon(&host);
-    let (pod, stranger) = (host.pod("a"), beside(&host));
+    let (pod, impostor) = (host.pod("a"), beside(&host));
     let eth0 = attachment(&host, &pod, "eth0");
     let result = eth0.add(&config()).success().json();
     let known = with(&config(), &json!({ "prevResult": result }));
     server.kill();
-    // Whoever asks the first one hears nothing: its address is nobody's. The other one has its memory.
+    // The first server's address is removed, so unicast requests to it get no answer. The second server has
+    // its lease file.
     host.run(["ip", "address", "delete", "10.1.0.1/24", "dev", "br0"]);
     host.run(["ip", "address", "add", "10.1.0.2/24", "dev", "br0"]);
-    let asked = said(&host, "DHCPDISCOVER(");
-    // A third one, which does not know the lease, refuses it at once. Nor can this one be asked alone: each time it is everybody.
+    let discovers = log_count(&host, "DHCPDISCOVER(");
+    // The impostor does not know the lease and refuses it at once. The route keeps the client from asking the
+    // second server by unicast, so that each request is a broadcast.
     pod.run(["ip", "route", "add", "blackhole", "10.1.0.2/32"]);
-    let _other = serve(&host, 50, &HASTE);
+    let _other = serve(&host, 50, &SHORT_TIMERS);
     let (ended, refused) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&stranger, (&ended, &refused), refuse));
-        wait("a stranger refuses it", || refused.load(Ordering::Relaxed));
-        let so_far = said(&host, "DHCPACK(br0)");
-        wait("the other one extends it", || said(&host, "DHCPACK(br0)") > so_far + 1);
+        scope.spawn(|| mislead(&impostor, (&ended, &refused), refuse));
+        wait("the impostor refuses the lease", || refused.load(Ordering::Relaxed));
+        let so_far = log_count(&host, "DHCPACK(br0)");
+        wait("the second server renews the lease", || log_count(&host, "DHCPACK(br0)") > so_far + 1);
         ended.store(true, Ordering::Relaxed);
     });
-    assert_eq!(said(&host, "DHCPDISCOVER("), asked, "no new lease is asked for");
+    assert_eq!(log_count(&host, "DHCPDISCOVER("), discovers, "no new lease is requested");
     eth0.check(&known).success();
     assert!(rig::is_up(&rig::link(&pod, "eth0").unwrap()));
-    // It is given back to who extended it.
+    // The lease is released to the server that renewed it.
     eth0.del(&known).success();
-    wait("the other one has heard of it", || given(&host).is_empty());
+    wait("the second server has received the release", || given(&host).is_empty());
 }
 
-/// A server that answers each question with what `answers` makes of its head, until it is told to end.
-fn mislead(pod: &Pod, (ended, heard): (&AtomicBool, &AtomicBool), answers: impl Fn(&[u8]) -> Vec<Vec<u8>>) {
+/// Runs a server that answers each request with what `answers` makes of its header, until `ended` is set. It
+/// sets `received` after the first request.
+fn mislead(
+    pod: &Pod,
+    (ended, received): (&AtomicBool, &AtomicBool),
+    answers: impl Fn(&[u8]) -> Vec<Vec<u8>>,
+) {
     let socket = pod.within(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67))).expect("port 67");
     socket.set_broadcast(true).expect("broadcast");
     socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
-    let mut question = [0; 2048];
-    // A test that has failed ends it so.
+    let mut request = [0; 2048];
+    // Ends the thread also after a failure of the test.
     let until = Instant::now() + Duration::from_secs(60);
     while !ended.load(Ordering::Relaxed) && Instant::now() < until {
-        let Ok(length) = socket.recv(&mut question) else { continue };
-        question[0] = 2;
-        for answer in answers(&question[..length.min(240)]) {
+        let Ok(length) = socket.recv(&mut request) else { continue };
+        request[0] = 2;
+        for answer in answers(&request[..length.min(240)]) {
             socket.send_to(&answer, (Ipv4Addr::BROADCAST, 68)).expect("send");
         }
-        heard.store(true, Ordering::Relaxed);
+        received.store(true, Ordering::Relaxed);
     }
 }
 
-/// Refuses what was asked.
+/// Returns a refusal (DHCPNAK) of the request.
 fn refuse(head: &[u8]) -> Vec<Vec<u8>> {
     let mut answer = head.to_vec();
     answer[12..24].fill(0);
@@ -276,10 +289,10 @@ fn refuse(head: &[u8]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_lease_that_is_refused_takes_the_link_down() {
+fn dhcp_refused_lease_takes_link_down() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
-    let server = serve(&host, 50, &HASTE);
+    let server = serve(&host, 50, &SHORT_TIMERS);
     let _daemon = daemon(&host);
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
@@ -287,19 +300,19 @@ fn a_lease_that_is_refused_takes_the_link_down() {
     let known = with(&config(), &json!({ "prevResult": result }));
     server.kill();
     host.run(["rm", LEASES]);
-    let _other = serve(&host, 150, &HASTE);
+    let _other = serve(&host, 150, &SHORT_TIMERS);
     wait("the link is down", || !rig::is_up(&rig::link(&pod, "eth0").unwrap()));
-    assert!(said(&host, "DHCPNAK") > 0);
+    assert!(log_count(&host, "DHCPNAK") > 0);
     let checked = eth0.check(&known);
     assert_refused("lost", &checked, 999, &["eth0", "lost its lease", "refused"]);
     eth0.del(&known).success();
-    // And a new one is had from the new server.
+    // The new server allocates another lease.
     let result = eth0.add(&config()).success().json();
     assert!(result["ips"][0]["address"].as_str().unwrap().starts_with("10.1.0.1"), "{result}");
 }
 
 #[test]
-fn a_silent_server_ends_in_time_and_leaves_nothing() {
+fn dhcp_silent_server_fails_add_in_time_and_leaves_nothing() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let _daemon = host
@@ -312,16 +325,16 @@ fn a_silent_server_ends_in_time_and_leaves_nothing() {
     let (before, inside) = (host.snapshot(), pod.snapshot());
     let started = Instant::now();
     let refused = eth0.add(&config());
-    assert_refused("silence", &refused, 11, &["ipam dhcp", "eth0", "no DHCP server answered"]);
+    assert_refused("no server", &refused, 11, &["ipam dhcp", "eth0", "no DHCP server answered"]);
     let took = started.elapsed();
-    // As long as it was told to try, and not as long as it tries by itself.
+    // The configured time, not the daemon's default.
     assert!((Duration::from_millis(1400)..Duration::from_secs(30)).contains(&took), "{took:?}");
-    assert_nothing_left("silence", &host, &before);
-    assert_pod_unchanged("silence", &pod, &inside);
+    assert_nothing_left("no server", &host, &before);
+    assert_pod_unchanged("no server", &pod, &inside);
 }
 
 #[test]
-fn a_server_that_is_gone_at_the_end_and_a_link_that_is_gone_hold_nobody_up() {
+fn dhcp_del_succeeds_without_server_or_link() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let server = serve(&host, 50, &[]);
@@ -340,10 +353,10 @@ fn a_server_that_is_gone_at_the_end_and_a_link_that_is_gone_hold_nobody_up() {
 }
 
 #[test]
-fn two_interfaces_of_one_container_and_a_namespace_that_goes_away() {
+fn dhcp_two_interfaces_have_two_leases_and_netns_loss_frees_all() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
-    let (_server, _daemon) = (serve(&host, 50, &HASTE), daemon(&host));
+    let (_server, _daemon) = (serve(&host, 50, &SHORT_TIMERS), daemon(&host));
     let pod = host.pod("a");
     let [first, second] = ["eth0", "eth1"].map(|ifname| attachment(&host, &pod, ifname));
     let mut without_routes = config();
@@ -351,18 +364,18 @@ fn two_interfaces_of_one_container_and_a_namespace_that_goes_away() {
     let one = first.add(&config()).success().json();
     let two = second.add(&without_routes).success().json();
     assert_ne!(one["ips"][0]["address"], two["ips"][0]["address"]);
-    assert_eq!(two.get("routes"), None, "no router was asked for: {two}");
+    assert_eq!(two.get("routes"), None, "no router was requested: {two}");
     assert_eq!(given(&host).len(), 2);
     second.del(&without_routes).success();
     first.check(&with(&config(), &json!({ "prevResult": one }))).success();
-    wait("the server has heard of it", || given(&host).len() == 1);
-    // Without a DEL: it is found out when the lease is to be extended.
+    wait("the server has received the release", || given(&host).len() == 1);
+    // Without a DEL, the daemon finds out when it is to renew the lease.
     pod.remove();
-    wait("it is forgotten", || !host.read(STATE).unwrap().contains("eth0"));
+    wait("the lease is forgotten", || !host.read(STATE).unwrap().contains("eth0"));
 }
 
 #[test]
-fn s32_gc_gives_back_what_is_not_valid() {
+fn dhcp_gc_releases_leases_of_attachments_that_are_not_valid() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let (_server, _daemon) = (serve(&host, 50, &[]), daemon(&host));
@@ -374,22 +387,22 @@ fn s32_gc_gives_back_what_is_not_valid() {
     }
     let mut dhcp = host.attachment("dhcp", &pods[0], "eth0");
     rig::collect(&dhcp, &config(), None).success();
-    assert_eq!(given(&host).len(), 3, "no list, nothing dropped");
+    assert_eq!(given(&host).len(), 3, "without a list, no lease is released");
     rig::collect(&dhcp, &config(), Some(&[(&pods[1].container_id(), "eth0")])).success();
     let names = || given(&host).into_iter().map(|(_, name, _)| name).collect::<Vec<_>>();
-    wait("one is given back", || given(&host).len() == 2);
+    wait("one lease is released", || given(&host).len() == 2);
     let mut left = names();
     left.sort();
     assert_eq!(left, ["b", "c"]);
     rig::collect(&dhcp, &config(), Some(&[])).success();
-    wait("one is given back", || given(&host).len() == 1);
-    assert_eq!(names(), ["c"], "another network loses nothing");
+    wait("a second lease is released", || given(&host).len() == 1);
+    assert_eq!(names(), ["c"], "another network keeps its lease");
     dhcp.container_id.clear();
     dhcp.call("STATUS", config().to_string()).success();
 }
 
 #[test]
-fn s33_without_a_daemon_status_and_add_say_so_and_del_does_not_mind() {
+fn dhcp_without_daemon_status_and_add_fail_and_del_succeeds() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let pod = host.pod("a");
@@ -418,7 +431,7 @@ fn s33_without_a_daemon_status_and_add_say_so_and_del_does_not_mind() {
 }
 
 #[test]
-fn s16_every_version_gets_its_lease() {
+fn dhcp_lease_is_allocated_in_every_cni_version() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let (_server, _daemon) = (serve(&host, 50, &[]), daemon(&host));
@@ -432,12 +445,12 @@ fn s16_every_version_gets_its_lease() {
             eth0.check(&with(&config, &json!({ "prevResult": result }))).success();
         }
         eth0.del(&config).success();
-        wait("the server has heard of it", || given(&host).is_empty());
+        wait("the server has received the release", || given(&host).is_empty());
     }
 }
 
 #[test]
-fn an_add_that_nobody_waits_for_any_more_leaves_no_lease() {
+fn dhcp_killed_add_leaves_no_lease() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let _daemon = daemon(&host);
@@ -454,33 +467,33 @@ fn an_add_that_nobody_waits_for_any_more_leaves_no_lease() {
     std::thread::sleep(Duration::from_secs(4));
     assert_eq!(given(&host), []);
     assert_eq!(host.read(STATE), None);
-    assert!(!rig::is_up(&rig::link(&pod, "eth0").unwrap()), "the link is as it was");
+    assert!(!rig::is_up(&rig::link(&pod, "eth0").unwrap()), "the link is down as before");
 }
 
 #[test]
-fn a_hostile_server_is_not_believed_and_the_real_one_is() {
+fn dhcp_hostile_server_is_ignored() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let evil = beside(&host);
-    let (_server, _daemon) = (serve(&host, 50, &HASTE), daemon(&host));
+    let (_server, _daemon) = (serve(&host, 50, &SHORT_TIMERS), daemon(&host));
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
-    let (ended, heard) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (ended, received) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&evil, (&ended, &heard), deceive));
+        scope.spawn(|| mislead(&evil, (&ended, &received), deceive));
         let result = eth0.add(&config()).success().json();
         let known = with(&config(), &json!({ "prevResult": result }));
-        wait("it was extended", || said(&host, "DHCPACK(br0)") >= 4);
+        wait("the lease is renewed", || log_count(&host, "DHCPACK(br0)") >= 4);
         eth0.check(&known).success();
         assert_eq!(result["ips"][0]["gateway"], "10.1.0.1");
         eth0.del(&known).success();
         ended.store(true, Ordering::Relaxed);
     });
-    assert!(heard.load(Ordering::Relaxed), "the impostor was asked");
+    assert!(received.load(Ordering::Relaxed), "the impostor received a request");
 }
 
 #[test]
-fn a_second_add_of_a_lease_that_is_being_acquired_keeps_no_del_from_ending_the_first() {
+fn dhcp_del_ends_pending_add_despite_a_second_add() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let _daemon = daemon(&host);
@@ -491,21 +504,21 @@ fn a_second_add_of_a_lease_that_is_being_acquired_keeps_no_del_from_ending_the_f
     eth0.plugin = "dhcp".to_owned();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| eth0.add(&config()));
-        wait("the first one asks", || rig::is_up(&rig::link(&pod, "eth0").unwrap()));
-        assert_refused("twice", &eth0.add(&config()), 11, &["is being acquired already"]);
+        wait("the first ADD sends requests", || rig::is_up(&rig::link(&pod, "eth0").unwrap()));
+        assert_refused("twice", &eth0.add(&config()), 11, &["is already being acquired"]);
         eth0.del(&config()).success();
         let _server = serve(&host, 50, &[]);
-        assert_refused("not wanted", &first.join().expect("an ADD"), 11, &[]);
+        assert_refused("ended by DEL", &first.join().expect("an ADD"), 11, &[]);
     });
     assert_eq!(given(&host), []);
     assert_eq!(host.read(STATE), None);
 }
 
 #[test]
-fn a_daemon_without_descriptors_forgets_nothing_and_does_not_spin() {
+fn dhcp_daemon_without_descriptors_keeps_leases_and_idles() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
-    let (_server, daemon) = (serve(&host, 50, &HASTE), daemon(&host));
+    let (_server, daemon) = (serve(&host, 50, &SHORT_TIMERS), daemon(&host));
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
     let result = eth0.add(&config()).success().json();
@@ -513,38 +526,38 @@ fn a_daemon_without_descriptors_forgets_nothing_and_does_not_spin() {
     let of_daemon = format!("--pid={}", daemon.id());
     host.run(["prlimit", &of_daemon, "--nofile=4:"]);
     let stat = format!("/proc/{}/stat", daemon.id());
-    // utime and stime: proc_pid_stat(5), fields 14 and 15, of which two stand before the `)`.
+    // utime and stime are fields 14 and 15 of proc_pid_stat(5); two fields stand before the `)`.
     let ticks = || {
-        let text = std::fs::read_to_string(&stat).expect("the daemon's");
+        let text = std::fs::read_to_string(&stat).expect("the daemon's times");
         let fields: Vec<&str> = text.rsplit(')').next().unwrap().split_whitespace().collect();
         [11, 12].iter().map(|at| fields[*at].parse::<u64>().unwrap()).sum::<u64>()
     };
     let before = ticks();
-    let questions: Vec<_> = (0..3)
+    let connections: Vec<_> = (0..3)
         .map(|_| host.within(|| std::os::unix::net::UnixStream::connect("/run/cni/dhcp.sock")))
         .collect();
     std::thread::sleep(Duration::from_secs(3));
-    assert!(ticks() - before < 100, "{} hundredths of a second in three", ticks() - before);
-    drop(questions);
+    assert!(ticks() - before < 100, "{} hundredths of a second of processor time in 3 s", ticks() - before);
+    drop(connections);
     host.run(["prlimit", &of_daemon, "--nofile=1024:"]);
-    let so_far = said(&host, "DHCPACK(br0)");
-    wait("it is extended", || said(&host, "DHCPACK(br0)") > so_far);
+    let so_far = log_count(&host, "DHCPACK(br0)");
+    wait("the lease is renewed", || log_count(&host, "DHCPACK(br0)") > so_far);
     eth0.check(&known).success();
     eth0.del(&known).success();
 }
 
-/// Many answers, and each wrong: a right transaction and hardware address, and then nonsense.
+/// Returns many wrong answers, each with the right transaction and hardware address.
 fn deceive(head: &[u8]) -> Vec<Vec<u8>> {
     let options: [&[u8]; 8] = [
-        // No end, no value, a length beyond the end, an overload of nothing.
+        // Options without an end, without a value, with a length beyond the end, and an overload of no field.
         &[53, 1, 2],
         &[53, 1],
         &[53, 1, 2, 54, 200, 1],
         &[52, 1, 3, 53, 1, 2, 255],
-        // An offer without a server, of no address; an ACK that nobody asked for, without a mask.
+        // An offer without a server and an address; an unrequested ACK without a mask.
         &[53, 1, 2, 255],
         &[53, 1, 5, 54, 4, 10, 1, 0, 66, 255],
-        // A refusal by somebody who was not asked, and a message of a type that there is not.
+        // A refusal by a server that was not asked, and a message of an unknown type.
         &[53, 1, 6, 54, 4, 10, 1, 0, 66, 255],
         &[53, 1, 99, 255],
     ];
@@ -561,7 +574,7 @@ fn deceive(head: &[u8]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn who_may_not_ask_and_who_says_nonsense_gets_nothing() {
+fn dhcp_daemon_rejects_malformed_and_unauthorized_requests() {
     use std::io::{Read, Write};
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
@@ -577,18 +590,18 @@ fn who_may_not_ask_and_who_says_nonsense_gets_nothing() {
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.is_empty(), "{nonsense:?}: {answer:?}");
     }
-    // Names and paths are checked on the other side, too.
+    // The daemon checks names and paths, too.
     for (owner, netns) in [
         (json!({ "container": "../x", "network": "net", "ifname": "eth0" }), "/run/netns/a"),
         (json!({ "container": "x", "network": "net", "ifname": "a/b" }), "/run/netns/a"),
         (json!({ "container": "x", "network": "net", "ifname": "eth0" }), "/etc/hostname"),
     ] {
         let options = json!({ "provided": [], "requested": [] });
-        let wish = json!({ "options": options, "prefixLength": 128, "detectDuplicates": false });
-        let question = json!({ "allocate": {
-            "owner": owner, "netns": netns, "options": options, "priority": null, "families": ["ipv4"], "wish": wish,
+        let address_request = json!({ "options": options, "prefixLength": 128, "detectDuplicates": false });
+        let request = json!({ "allocate": {
+            "owner": owner, "netns": netns, "options": options, "priority": null, "families": ["ipv4"], "wish": address_request,
         } });
-        let text = question.to_string();
+        let text = request.to_string();
         let mut stream = connect();
         let length = u32::try_from(text.len()).unwrap().to_be_bytes();
         stream.write_all(&[&length[..], text.as_bytes()].concat()).expect("write");
@@ -605,7 +618,7 @@ fn who_may_not_ask_and_who_says_nonsense_gets_nothing() {
 }
 
 #[test]
-fn twenty_at_once_have_twenty_addresses() {
+fn dhcp_twenty_concurrent_adds_have_distinct_addresses() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let (_server, _daemon) = (serve(&host, 50, &[]), daemon(&host));
@@ -625,7 +638,7 @@ fn twenty_at_once_have_twenty_addresses() {
 }
 
 #[test]
-fn the_socket_may_be_a_service_managers() {
+fn dhcp_daemon_accepts_a_socket_of_the_service_manager() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     if host.attempt(["sh", "-c", "command -v systemd-socket-activate"]).code != Some(0) {
         testkit::record_skip(host.test(), "no systemd-socket-activate (package systemd)");
@@ -635,7 +648,9 @@ fn the_socket_may_be_a_service_managers() {
     host.run(["mkdir", "-p", "/run/cni"]);
     let line = ["-l", "/run/cni/dhcp.sock", "/opt/cni/bin/dhcp", "daemon"];
     let _manager = host.command("systemd-socket-activate").args(line).start();
-    wait("somebody listens", || host.attempt(["test", "-S", "/run/cni/dhcp.sock"]).code == Some(0));
+    wait("the service manager listens", || {
+        host.attempt(["test", "-S", "/run/cni/dhcp.sock"]).code == Some(0)
+    });
     let pod = host.pod("a");
     host.attachment("dhcp", &pod, "eth0").call("STATUS", config().to_string()).success();
 }

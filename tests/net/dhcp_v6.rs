@@ -1,11 +1,12 @@
-//! `dhcp` with real servers of DHCPv6: leases that are given, extended, refused, lost, kept over a restart and given back.
+//! Tests of the `dhcp` plugin with real DHCPv6 servers: allocation, renewal, refusal, loss, restart of the
+//! daemon, and release.
 //!
 //! ```text
 //!   host ── br0 10.1.0.1, 2001:db8::1 ─┬─ eth0 a
 //!           dnsmasq or Kea             └─ eth0 b        the daemon is on the host
 //! ```
 //!
-//! Source: RFC 8415; RFC 4861 for what routers say.
+//! Source: RFC 8415; RFC 4861 for router advertisements.
 
 use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,10 +20,10 @@ use rig::{addresses_on, assert_nothing_left, assert_pod_unchanged, assert_refuse
 use serde_json::{Value, json};
 use testkit::{Feature, Host, Pod, host};
 
-/// A host whose bridge is there already, with an address of each family that is not asked about.
+/// Installs the plugins on a host that already has a bridge, with an address of each family.
 fn world(host: &Host) {
     rig::install(host);
-    // The router does not listen to itself.
+    // The router ignores its own router advertisements.
     furnish(host, &["br0.accept_dad=0", "br0.accept_ra=0", "p0.disable_ipv6=1", "p1.disable_ipv6=1"]);
     host.run(["ip", "address", "add", "2001:db8::1/64", "dev", "br0"]);
 }
@@ -32,8 +33,8 @@ fn config(ipam: &Value) -> Value {
     json!({ "cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br0", "ipam": with(&base, ipam) })
 }
 
-/// Of IPv6 alone, where no router is waited for.
-fn alone() -> Value {
+/// Returns a configuration for IPv6 alone that does not wait for a router.
+fn ipv6_only() -> Value {
     config(&json!({ "prefixLengthV6": 64 }))
 }
 
@@ -41,14 +42,14 @@ fn first(result: &Value) -> String {
     result["ips"][0]["address"].as_str().expect("an address").to_owned()
 }
 
-/// Global addresses of IPv6 that an interface has now.
+/// Returns the global IPv6 addresses of an interface.
 fn global(pod: &Pod, ifname: &str) -> Vec<String> {
     let shown = pod.json(["ip", "-6", "-j", "address", "show", "dev", ifname, "scope", "global"]);
     let all = shown.as_array().into_iter().flatten().filter_map(|link| link["addr_info"].as_array());
     all.flatten().filter_map(|address| address["local"].as_str()).map(str::to_owned).collect()
 }
 
-/// The lease is as old as this, says the file.
+/// Makes the lease in the daemon's file older.
 fn grow_older(host: &Host, seconds: u64) {
     let mut state: Value = serde_json::from_str(&host.read(STATE).expect("a file")).expect("JSON");
     let granted = &mut state["leasesV6"][0]["granted"];
@@ -57,7 +58,7 @@ fn grow_older(host: &Host, seconds: u64) {
 }
 
 #[test]
-fn an_address_of_ipv6_reaches_its_router_at_once_is_checked_and_given_back() {
+fn dhcp_v6_address_reaches_router_at_once_and_is_released() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq, Feature::Ping);
     world(&host);
     let options = [
@@ -68,12 +69,12 @@ fn an_address_of_ipv6_reaches_its_router_at_once_is_checked_and_given_back() {
     let pod = host.pod("web");
     let eth0 = attachment(&host, &pod, "eth0");
     let config = config(&json!({ "provideV6": [{ "option": "fqdn", "fromArg": "K8S_POD_NAME" }] }));
-    // What stays between attachments: the server's files, the daemon's.
+    // Creates the files of the server and of the daemon, which remain between attachments.
     eth0.add(&config).success();
     eth0.del(&config).success();
     let (before, inside) = (host.snapshot(), pod.snapshot());
     let result = eth0.add(&config).success().json();
-    assert!(pod.pings("2001:db8::1"), "the router's words are waited for");
+    assert!(pod.pings("2001:db8::1"), "ADD waits for the router advertisement");
     let address = first(&result);
     assert!(address.starts_with("2001:db8::1") && address.ends_with("/128"), "{result}");
     assert_eq!((result["ips"].as_array().unwrap().len(), result.get("routes")), (1, None), "{result}");
@@ -82,7 +83,7 @@ fn an_address_of_ipv6_reaches_its_router_at_once_is_checked_and_given_back() {
         json!({ "nameservers": ["2001:db8::7", "2001:db8::8"], "search": ["eng.example.org", "example.org"] })
     );
     let bare = address.replace("/128", "");
-    assert_eq!(global(&pod, "eth0"), std::slice::from_ref(&bare), "and none that nobody knows of");
+    assert_eq!(global(&pod, "eth0"), std::slice::from_ref(&bare), "no address without a lease");
     assert!(host.pings(&bare));
     let default = pod.json(["ip", "-6", "-j", "route", "show", "default"]);
     assert_eq!(default[0]["protocol"], "ra", "{default}");
@@ -94,12 +95,12 @@ fn an_address_of_ipv6_reaches_its_router_at_once_is_checked_and_given_back() {
     let mut other = known.clone();
     other["prevResult"]["ips"][0]["address"] = json!("2001:db8::9/128");
     assert_ne!(eth0.check(&other).code, Some(0), "another address");
-    // Asked for again it is the same.
+    // A repeated request returns the same address.
     let mut again = host.attachment("dhcp", &pod, "eth0");
     again.container_id.clone_from(&eth0.container_id);
     assert_eq!(again.add(&config).success().json()["ips"], json!([{ "address": address }]));
     eth0.del(&known).success();
-    assert!(given(&host).is_empty(), "the server has confirmed that it is free");
+    assert!(given(&host).is_empty(), "the server has confirmed the release");
     eth0.del(&known).success();
     let changes = rig::changes(&before, &host.snapshot());
     let left: Vec<&str> = changes.lines().filter(|line| !line.contains(LOG)).collect();
@@ -108,7 +109,7 @@ fn an_address_of_ipv6_reaches_its_router_at_once_is_checked_and_given_back() {
 }
 
 #[test]
-fn both_families_are_had_together_and_given_back_together() {
+fn dhcp_v6_both_families_are_allocated_and_released_together() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq, Feature::Ping);
     world(&host);
     let (_server, _daemon) =
@@ -129,47 +130,47 @@ fn both_families_are_had_together_and_given_back_together() {
     assert_eq!(given(&host).len(), 4);
     let dhcp = host.attachment("dhcp", &pods[0], "eth0");
     rig::collect(&dhcp, &config, Some(&[(&pods[1].container_id(), "eth0")])).success();
-    wait("both of one are given back", || given(&host).len() == 2);
+    wait("both leases of one pod are released", || given(&host).len() == 2);
     let checked = eth0.check(&known);
     assert_refused("collected", &checked, 999, &["eth0", "no lease"]);
     eth0.del(&known).success();
     other.del(&config).success();
-    wait("all are given back", || given(&host).is_empty());
+    wait("all leases are released", || given(&host).is_empty());
     let left: Value = serde_json::from_str(&host.read(STATE).unwrap()).unwrap();
     assert_eq!((&left["leases"], left.get("leasesV6")), (&json!([]), None));
 }
 
 #[test]
-fn one_family_alone_is_no_add_and_the_one_that_was_had_goes_back() {
+fn dhcp_v6_add_fails_if_one_family_fails_and_releases_the_other() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let (_server, _daemon) = (serve(&host, 50, &[]), daemon(&host));
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
     let both = config(&json!({ "families": ["ipv4", "ipv6"] }));
-    // What stays between attachments: the server's files, the daemon's.
+    // Creates the files of the server and of the daemon, which remain between attachments.
     eth0.add(&config(&json!({ "families": ["ipv4"] }))).success();
     eth0.del(&both).success();
     let (before, inside) = (host.snapshot(), pod.snapshot());
     let started = Instant::now();
     let refused = eth0.add(&both);
     assert_refused(
-        "silence",
+        "no DHCPv6 server",
         &refused,
         11,
         &["ipam dhcp", "eth0", "no DHCPv6 server answered", "within 8 s"],
     );
     assert!((8..30).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
-    assert!(count(&host, LOG, "DHCPACK(br0)") > 0, "IPv4 was had");
-    wait("it is given back", || given(&host).is_empty());
+    assert!(count(&host, LOG, "DHCPACK(br0)") > 0, "IPv4 was allocated");
+    wait("the lease is released", || given(&host).is_empty());
     let changes = rig::changes(&before, &host.snapshot());
     let left: Vec<&str> = changes.lines().filter(|line| !line.contains(LOG)).collect();
     assert!(left.is_empty(), "{left:?}");
-    assert_pod_unchanged("silence", &pod, &inside);
+    assert_pod_unchanged("no DHCPv6 server", &pod, &inside);
 }
 
 #[test]
-fn a_daemon_that_is_killed_between_both_families_leaves_a_lease_that_the_next_one_gives_back() {
+fn dhcp_v6_lease_of_daemon_killed_between_families_is_released() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let (_server, killed) = (serve(&host, 50, &[]), daemon(&host));
@@ -180,57 +181,60 @@ fn a_daemon_that_is_killed_between_both_families_leaves_a_lease_that_the_next_on
     let both = config(&json!({ "families": ["ipv4", "ipv6"] }));
     std::thread::scope(|scope| {
         let add = scope.spawn(|| eth0.add(&both));
-        wait("IPv4 is had", || given(&host).len() == 1);
-        wait("it is written down", || host.read(STATE).is_some_and(|state| state.contains("eth0")));
+        wait("IPv4 is allocated", || given(&host).len() == 1);
+        wait("the lease is in the daemon's file", || {
+            host.read(STATE).is_some_and(|state| state.contains("eth0"))
+        });
         killed.kill();
         assert_refused("killed", &add.join().expect("an ADD"), 5, &["dhcp daemon"]);
     });
     let _daemon = daemon(&host);
     eth0.del(&both).success();
-    wait("it is given back", || given(&host).is_empty());
+    wait("the lease is released", || given(&host).is_empty());
 }
 
 #[test]
-fn gc_is_answered_in_time_by_a_daemon_whose_server_is_gone_and_goes_on_by_itself() {
+fn dhcp_v6_gc_returns_in_time_without_server_and_continues() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let (server, _daemon) = (serve_both(&host, &[]), daemon(&host));
     let pod = host.pod("a");
     let all = ["net1", "net2", "net3", "net4", "net5", "net6", "net7"];
     for ifname in all {
-        attachment(&host, &pod, ifname).add(&alone()).success();
+        attachment(&host, &pod, ifname).add(&ipv6_only()).success();
     }
     server.kill();
     let (started, last) = (Instant::now(), host.attachment("dhcp", &pod, "net7"));
-    rig::collect(&last, &alone(), Some(&[])).success();
+    rig::collect(&last, &ipv6_only(), Some(&[])).success();
     assert!(started.elapsed() < Duration::from_secs(18), "{:?}", started.elapsed());
-    // Whoever comes back meanwhile keeps what it has; they are given back in the order of their names.
-    last.add(&alone()).success();
-    wait("the others are given back", || count(&host, STATE, "ifname") == 1);
+    // An attachment that is added again meanwhile keeps its lease. Leases are released in the order of their
+    // names.
+    last.add(&ipv6_only()).success();
+    wait("the other leases are released", || count(&host, STATE, "ifname") == 1);
     std::thread::sleep(Duration::from_secs(4));
-    assert_eq!(count(&host, STATE, "net7"), 1, "it is not taken from it");
+    assert_eq!(count(&host, STATE, "net7"), 1, "the attachment keeps its lease");
     assert_eq!(count(&host, SAID, "Release 2001:db8::"), all.len() - 1);
 }
 
 #[test]
-fn a_lease_is_given_back_while_its_server_is_asked_to_extend_it() {
+fn dhcp_v6_lease_can_be_released_during_its_renewal() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
-    let longer: Value = serde_json::from_str(LONGER).unwrap();
+    let longer: Value = serde_json::from_str(LONG_TIMERS).unwrap();
     let server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &longer);
     let _daemon = daemon_of(&host, "/opt/cni/bin/dhcp", "-timeout 9s");
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
-    eth0.add(&alone()).success();
+    eth0.add(&ipv6_only()).success();
     server.kill();
     std::thread::sleep(Duration::from_secs(2));
-    wait("the server is asked", || pod.run(["ss", "-lun"]).contains(":546 "));
-    eth0.del(&alone()).success();
+    wait("the daemon sends a renewal", || pod.run(["ss", "-lun"]).contains(":546 "));
+    eth0.del(&ipv6_only()).success();
     assert_eq!(count(&host, SAID, "Release 2001:db8::"), 1, "{:?}", host.read(SAID));
 }
 
 #[test]
-fn each_kind_of_interface_reaches_its_router() {
+fn dhcp_v6_works_with_bridge_macvlan_and_host_device() {
     let host = host!(Feature::Bridge, Feature::Macvlan, Feature::Dnsmasq, Feature::Ping);
     world(&host);
     host.run(["ip", "link", "add", "dev0", "type", "veth", "peer", "name", "far0"]);
@@ -254,7 +258,7 @@ fn each_kind_of_interface_reaches_its_router() {
 }
 
 #[test]
-fn containers_of_an_ipvlan_have_leases_of_their_own_though_they_have_one_hardware_address() {
+fn dhcp_v6_containers_on_ipvlan_have_distinct_leases() {
     let host = host!(Feature::Bridge, Feature::Ipvlan, Feature::Dnsmasq, Feature::Ping);
     world(&host);
     let (_server, _daemon) = (serve_both(&host, &[]), daemon(&host));
@@ -270,120 +274,120 @@ fn containers_of_an_ipvlan_have_leases_of_their_own_though_they_have_one_hardwar
 }
 
 #[test]
-fn the_answer_of_a_server_that_is_preferred_is_not_waited_for_and_of_another_it_is() {
+fn dhcp_v6_preferred_server_is_not_waited_for() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
     let _daemon = daemon(&host);
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
-    for (preference, patient) in [("255", false), ("7", true)] {
+    for (preference, waits) in [("255", false), ("7", true)] {
         let more =
             json!({ "option-data": [{ "name": "preference", "data": preference, "always-send": true }] });
         let _server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &more);
         let started = Instant::now();
-        let result = eth0.add(&alone()).success().json();
+        let result = eth0.add(&ipv6_only()).success().json();
         let took = started.elapsed();
-        assert_eq!(took >= Duration::from_secs(1), patient, "{preference}: {took:?}");
+        assert_eq!(took >= Duration::from_secs(1), waits, "{preference}: {took:?}");
         assert!(first(&result).ends_with("/64"), "{result}");
         assert!(count(&host, KEA_LOG, "REQUEST") > 0);
-        eth0.del(&alone()).success();
+        eth0.del(&ipv6_only()).success();
     }
 }
 
 #[test]
-fn a_lease_is_extended_in_time_also_by_a_daemon_that_was_killed_and_started_again() {
+fn dhcp_v6_lease_is_renewed_also_after_daemon_is_killed() {
     let host = host!(Feature::Bridge, Feature::Kea, Feature::Ping);
     world(&host);
     let _server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &json!({}));
     let killed = daemon(&host);
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
-    let result = eth0.add(&alone()).success().json();
-    let known = with(&alone(), &json!({ "prevResult": result }));
-    let extended = || count(&host, KEA_LOG, "DHCP6_LEASE_RENEW") + count(&host, KEA_LOG, "(type 5)");
+    let result = eth0.add(&ipv6_only()).success().json();
+    let known = with(&ipv6_only(), &json!({ "prevResult": result }));
+    let renewals = || count(&host, KEA_LOG, "DHCP6_LEASE_RENEW") + count(&host, KEA_LOG, "(type 5)");
     let until = Instant::now() + Duration::from_secs(9);
     while Instant::now() < until {
         std::thread::sleep(Duration::from_millis(500));
-        assert!(global(&pod, "eth0").len() == 1, "longer than any lease, and never without");
+        assert!(global(&pod, "eth0").len() == 1, "longer than a lease lasts, the address remains");
     }
-    let so_far = extended();
+    let so_far = renewals();
     assert!(so_far >= 4, "{so_far}");
     killed.kill();
     assert_refused("no daemon", &eth0.check(&known), 11, &["dhcp daemon", "/run/cni/dhcp.sock"]);
     let _daemon = daemon(&host);
     eth0.check(&known).success();
-    wait("the new one extends it", || extended() > so_far + 3);
+    wait("the new daemon renews the lease", || renewals() > so_far + 3);
     assert!(host.pings(&first(&result).replace("/64", "")));
     eth0.check(&known).success();
     eth0.del(&known).success();
-    // The last line about it says that it lasts no longer.
+    // The last line of the lease has a lifetime of 0.
     let file = host.read(KEA_LEASES).unwrap();
     assert_eq!(file.lines().last().unwrap().split(',').nth(2), Some("0"), "{file}");
 }
 
-/// Time for a server to be replaced.
-const LONGER: &str = r#"{"renew-timer":1,"rebind-timer":3,"preferred-lifetime":20,"valid-lifetime":30}"#;
+/// Timers of a lease that outlives the replacement of a server.
+const LONG_TIMERS: &str = r#"{"renew-timer":1,"rebind-timer":3,"preferred-lifetime":20,"valid-lifetime":30}"#;
 
 #[test]
-fn a_lease_whose_server_is_gone_is_extended_by_another_one() {
+fn dhcp_v6_lease_is_rebound_by_another_server() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
-    let longer: Value = serde_json::from_str(LONGER).unwrap();
+    let longer: Value = serde_json::from_str(LONG_TIMERS).unwrap();
     let pool = "2001:db8::100-2001:db8::1ff";
     let server = kea(&host, "01", pool, &longer);
     let _daemon = daemon(&host);
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
-    let result = eth0.add(&alone()).success().json();
+    let result = eth0.add(&ipv6_only()).success().json();
     server.kill();
     let other = kea(&host, "02", pool, &longer);
     let state = || host.read(STATE).unwrap();
-    // Its name in the REPLY that is kept: 32473, 02.
-    wait("the other one extends it", || state().contains("00020007000200007ed902"));
+    // The server's DUID in the stored REPLY: enterprise 32473, identifier 02.
+    wait("the second server renews the lease", || state().contains("00020007000200007ed902"));
     assert_eq!(global(&pod, "eth0"), [first(&result).replace("/64", "")]);
-    eth0.check(&with(&alone(), &json!({ "prevResult": result }))).success();
-    // At the end nobody is there.
+    eth0.check(&with(&ipv6_only(), &json!({ "prevResult": result }))).success();
+    // DEL works without a server.
     other.kill();
     let started = Instant::now();
-    eth0.del(&alone()).success();
+    eth0.del(&ipv6_only()).success();
     assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
     assert!(!state().contains("eth0"));
 }
 
 #[test]
-fn an_address_is_not_lost_by_the_word_of_a_server_that_does_not_know_it_and_says_no_more() {
+fn dhcp_v6_no_binding_of_an_unknown_server_keeps_the_address() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
     let other = beside(&host, "2001:db8::66/64");
-    let longer: Value = serde_json::from_str(LONGER).unwrap();
+    let longer: Value = serde_json::from_str(LONG_TIMERS).unwrap();
     let server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &longer);
     let _daemon = daemon(&host);
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
-    let result = eth0.add(&alone()).success().json();
+    let result = eth0.add(&ipv6_only()).success().json();
     server.kill();
-    let (ended, heard) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (ended, received) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&other, &know_nothing, &ended, &heard));
-        wait("it is asked to make it again", || heard.load(Ordering::Relaxed));
+        scope.spawn(|| mislead(&other, &know_nothing, &ended, &received));
+        wait("the other server receives a REQUEST", || received.load(Ordering::Relaxed));
         std::thread::sleep(Duration::from_secs(3));
         ended.store(true, Ordering::Relaxed);
     });
     assert_eq!(global(&pod, "eth0"), [first(&result).replace("/64", "")]);
-    eth0.check(&with(&alone(), &json!({ "prevResult": result }))).success();
+    eth0.check(&with(&ipv6_only(), &json!({ "prevResult": result }))).success();
 }
 
-/// Whoever asks to extend (REBIND) hears NoBinding, and nothing after that.
-fn know_nothing(question: &[u8]) -> (bool, Vec<Vec<u8>>) {
-    let (client, id) = asker(question);
+/// Answers REBIND with NoBinding, and no other message.
+fn know_nothing(message: &[u8]) -> (bool, Vec<Vec<u8>>) {
+    let (client, id) = asker(message);
     let association = option(3, &[&id[..], &[0; 8], &option(13, &[0, 3])].concat());
     let body = [option(1, &client), option(2, b"\0\x03\0\x01impost"), association].concat();
-    let answer = [&[7], &question[1..4], &body[..]].concat();
-    (question[0] == 3, if question[0] == 6 { vec![answer] } else { Vec::new() })
+    let answer = [&[7], &message[1..4], &body[..]].concat();
+    (message[0] == 3, if message[0] == 6 { vec![answer] } else { Vec::new() })
 }
 
 #[test]
-fn a_lease_that_its_server_forgot_is_made_again_for_the_same_address() {
+fn dhcp_v6_lease_forgotten_by_the_server_is_requested_again() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let arguments = |more: &[&str]| -> Vec<String> {
@@ -393,20 +397,20 @@ fn a_lease_that_its_server_forgot_is_made_again_for_the_same_address() {
             .collect()
     };
     let server = host.command("dnsmasq").args(arguments(&[])).start();
-    wait("it listens", || host.run(["ss", "-lun"]).contains(":547 "));
+    wait("the server listens", || host.run(["ss", "-lun"]).contains(":547 "));
     let first_daemon = daemon(&host);
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
-    let result = eth0.add(&alone()).success().json();
-    let known = with(&alone(), &json!({ "prevResult": result }));
+    let result = eth0.add(&ipv6_only()).success().json();
+    let known = with(&ipv6_only(), &json!({ "prevResult": result }));
     first_daemon.kill();
     server.kill();
     host.run(["sh", "-c", &format!("grep ^duid {LEASES} > /run/duid; cp /run/duid {LEASES}")]);
     grow_older(&host, 61);
     let _server = host.command("dnsmasq").args(arguments(&[])).start();
-    wait("it listens", || host.run(["ss", "-lun"]).contains(":547 "));
+    wait("the server listens", || host.run(["ss", "-lun"]).contains(":547 "));
     let _daemon = daemon(&host);
-    wait("it is made again", || given(&host).len() == 1);
+    wait("the lease is created again", || given(&host).len() == 1);
     assert!(count(&host, LOG, "DHCPRENEW(br0)") > 0 && count(&host, LOG, "no binding found") > 0);
     assert_eq!(global(&pod, "eth0"), [first(&result).replace("/64", "")]);
     eth0.check(&known).success();
@@ -415,7 +419,7 @@ fn a_lease_that_its_server_forgot_is_made_again_for_the_same_address() {
 }
 
 #[test]
-fn an_address_that_belongs_to_the_link_no_more_is_taken_away_and_the_link_stays() {
+fn dhcp_v6_address_not_on_link_is_removed_and_link_stays_up() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq, Feature::Ping);
     world(&host);
     let server = serve_both(&host, &[]);
@@ -426,84 +430,89 @@ fn an_address_that_belongs_to_the_link_no_more_is_taken_away_and_the_link_stays(
     let result = eth0.add(&config).success().json();
     let known = with(&config, &json!({ "prevResult": result }));
     let address = result["ips"][1]["address"].as_str().unwrap().replace("/64", "");
-    // While nobody looked, the network got another prefix.
+    // While no daemon runs, the network gets another prefix.
     before.kill();
     server.kill();
     host.run(["ip", "address", "add", "2001:db8:1::1/64", "dev", "br0"]);
     let renamed = IPV6.map(|word| word.replace("2001:db8::", "2001:db8:1::"));
     let renamed: Vec<&str> = renamed.iter().map(String::as_str).collect();
     let _server = serve(&host, 50, &renamed);
-    wait("it listens", || host.run(["ss", "-lun"]).contains(":547 "));
+    wait("the server listens", || host.run(["ss", "-lun"]).contains(":547 "));
     let _daemon = daemon(&host);
-    wait("the address is taken away", || !global(&pod, "eth0").contains(&address));
+    wait("the address is removed", || !global(&pod, "eth0").contains(&address));
     assert!(count(&host, LOG, "DHCPCONFIRM(br0)") > 0);
-    assert!(rig::is_up(&rig::link(&pod, "eth0").unwrap()) && pod.pings("10.1.0.1"), "IPv4 is as it was");
+    assert!(rig::is_up(&rig::link(&pod, "eth0").unwrap()) && pod.pings("10.1.0.1"), "IPv4 is unchanged");
     assert_refused("lost", &eth0.check(&known), 999, &["eth0", "lost its lease", "NotOnLink"]);
     eth0.del(&known).success();
-    // And a new one is had.
+    // A new ADD gets a new address.
     let result = eth0.add(&config).success().json();
     assert!(result["ips"][1]["address"].as_str().unwrap().starts_with("2001:db8:1::"), "{result}");
 }
 
 #[test]
-fn a_lease_that_is_not_extended_in_time_is_taken_away() {
+fn dhcp_v6_expired_lease_removes_the_address() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
     let server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &json!({}));
     let _daemon = daemon(&host);
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
-    let result = eth0.add(&alone()).success().json();
+    let result = eth0.add(&ipv6_only()).success().json();
     server.kill();
-    wait("the address is taken away", || global(&pod, "eth0").is_empty());
-    let known = with(&alone(), &json!({ "prevResult": result }));
+    wait("the address is removed", || global(&pod, "eth0").is_empty());
+    let known = with(&ipv6_only(), &json!({ "prevResult": result }));
     assert_refused("lost", &eth0.check(&known), 999, &["eth0", "lost its lease", "not extended in time"]);
     assert!(rig::is_up(&rig::link(&pod, "eth0").unwrap()));
     eth0.del(&known).success();
 }
 
 #[test]
-fn an_address_that_the_server_gives_to_nobody_any_more_is_taken_away_at_the_next_renewal() {
+fn dhcp_v6_withdrawn_address_is_removed_at_the_next_renewal() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
-    let longer: Value = serde_json::from_str(LONGER).unwrap();
+    let longer: Value = serde_json::from_str(LONG_TIMERS).unwrap();
     let server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &longer);
     let _daemon = daemon(&host);
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
-    let result = eth0.add(&alone()).success().json();
+    let result = eth0.add(&ipv6_only()).success().json();
     server.kill();
     let _server = kea(&host, "01", "2001:db8::800-2001:db8::8ff", &longer);
-    wait("the address is taken away", || global(&pod, "eth0").is_empty());
-    let known = with(&alone(), &json!({ "prevResult": result }));
+    wait("the address is removed", || global(&pod, "eth0").is_empty());
+    let known = with(&ipv6_only(), &json!({ "prevResult": result }));
     assert_refused("lost", &eth0.check(&known), 999, &["eth0", "lost its lease", "refused"]);
     eth0.del(&known).success();
-    assert!(first(&eth0.add(&alone()).success().json()).starts_with("2001:db8::8"));
+    assert!(first(&eth0.add(&ipv6_only()).success().json()).starts_with("2001:db8::8"));
 }
 
 #[test]
-fn a_server_without_an_address_left_is_named_as_that() {
+fn dhcp_v6_server_without_free_address_is_reported() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
-    // Nothing changes by itself meanwhile.
+    // Long timers keep the lease unchanged during the test.
     let long =
         json!({ "renew-timer": 600, "rebind-timer": 800, "preferred-lifetime": 900, "valid-lifetime": 1000 });
     let _server = kea(&host, "01", "2001:db8::100-2001:db8::100", &long);
     let _daemon = daemon(&host);
     let (a, b) = (host.pod("a"), host.pod("b"));
     let [one, other] = [&a, &b].map(|pod| attachment(&host, pod, "eth0"));
-    one.add(&alone()).success();
+    one.add(&ipv6_only()).success();
     let (before, inside) = (host.snapshot(), b.snapshot());
-    let refused = other.add(&alone());
-    assert_refused("none left", &refused, 11, &["eth0", "no address for it", "NoAddrsAvail", "within 8 s"]);
+    let refused = other.add(&ipv6_only());
+    assert_refused(
+        "none left",
+        &refused,
+        11,
+        &["eth0", "no address to assign", "NoAddrsAvail", "within 8 s"],
+    );
     assert_nothing_left("none left", &host, &before);
     assert_pod_unchanged("none left", &b, &inside);
-    one.del(&alone()).success();
-    other.add(&alone()).success();
+    one.del(&ipv6_only()).success();
+    other.add(&ipv6_only()).success();
 }
 
 #[test]
-fn an_address_that_another_machine_has_is_declined_and_another_is_had() {
+fn dhcp_v6_duplicate_address_is_declined() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
     let _other = beside(&host, "2001:db8::100/64");
@@ -511,16 +520,18 @@ fn an_address_that_another_machine_has_is_declined_and_another_is_had() {
     let _daemon = daemon(&host);
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
-    let config = with(&alone(), &json!({ "enabledad": true }));
+    let config = with(&ipv6_only(), &json!({ "enabledad": true }));
     let result = eth0.add(&config).success().json();
     assert_eq!(first(&result), "2001:db8::101/64");
     assert!(count(&host, KEA_LOG, "DECLINE") > 0);
-    wait("nobody else has it", || addresses_on(&pod, "eth0").contains(&"2001:db8::101/64".to_owned()));
+    wait("duplicate address detection has ended", || {
+        addresses_on(&pod, "eth0").contains(&"2001:db8::101/64".to_owned())
+    });
     eth0.del(&config).success();
 }
 
 #[test]
-fn a_client_is_known_by_what_is_provided() {
+fn dhcp_v6_client_is_identified_by_provided_options() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let known = [
@@ -550,7 +561,7 @@ fn a_client_is_known_by_what_is_provided() {
 }
 
 #[test]
-fn a_link_without_ipv6_or_carrier_is_a_clear_error() {
+fn dhcp_v6_link_without_ipv6_or_carrier_is_reported() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let (_server, _daemon) = (serve_both(&host, &[]), daemon(&host));
@@ -558,15 +569,15 @@ fn a_link_without_ipv6_or_carrier_is_a_clear_error() {
     pod.run(["ip", "link", "add", "eth0", "type", "veth", "peer", "name", "peer0"]);
     let dhcp = host.attachment("dhcp", &pod, "eth0");
     let words = ["eth0 has no link-local IPv6 address within 5 s", "carrier"];
-    assert_refused("no carrier", &dhcp.add(&alone()), 11, &words);
-    assert!(!rig::is_up(&rig::link(&pod, "eth0").unwrap()), "the link is as it was");
+    assert_refused("no carrier", &dhcp.add(&ipv6_only()), 11, &words);
+    assert!(!rig::is_up(&rig::link(&pod, "eth0").unwrap()), "the link is down as before");
     pod.run(["sysctl", "-qw", "net.ipv6.conf.eth0.disable_ipv6=1"]);
-    assert_refused("no IPv6", &dhcp.add(&alone()), 999, &["net.ipv6.conf.eth0.disable_ipv6 = 1"]);
-    dhcp.del(&alone()).success();
+    assert_refused("no IPv6", &dhcp.add(&ipv6_only()), 999, &["net.ipv6.conf.eth0.disable_ipv6 = 1"]);
+    dhcp.del(&ipv6_only()).success();
 }
 
 #[test]
-fn on_a_link_that_is_up_its_own_address_is_waited_for_and_a_duplicate_of_it_named() {
+fn dhcp_v6_waits_for_link_local_address_and_reports_duplicates() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let _other = beside(&host, "fe80::42/64");
@@ -583,17 +594,17 @@ fn on_a_link_that_is_up_its_own_address_is_waited_for_and_a_duplicate_of_it_name
     let dhcp = host.attachment("dhcp", &pod, "eth0");
     let shown = || pod.run(["ip", "-6", "address", "show", "dev", "eth0", "scope", "link"]);
     assert!(shown().contains("tentative"), "{}", shown());
-    dhcp.add(&alone()).success();
+    dhcp.add(&ipv6_only()).success();
     assert!(!shown().contains("tentative"), "{}", shown());
-    dhcp.del(&alone()).success();
+    dhcp.del(&ipv6_only()).success();
     let pod = join("b", "h2", "none");
     pod.run(["ip", "address", "add", "fe80::42/64", "dev", "eth0"]);
     let dhcp = host.attachment("dhcp", &pod, "eth0");
-    assert_refused("a duplicate", &dhcp.add(&alone()), 999, &["fe80::42", "eth0", "duplicate address"]);
+    assert_refused("a duplicate", &dhcp.add(&ipv6_only()), 999, &["fe80::42", "eth0", "duplicate address"]);
 }
 
 #[test]
-fn without_a_router_an_add_ends_all_the_same() {
+fn dhcp_v6_add_without_router_ends_in_time() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
     let _server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &json!({ "valid-lifetime": 60 }));
@@ -604,37 +615,37 @@ fn without_a_router_an_add_ends_all_the_same() {
     let result = eth0.add(&config(&json!({}))).success().json();
     assert!((5..12).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
     assert!(first(&result).ends_with("/128"));
-    assert_eq!(count(&host, SAID, "no router says"), 1);
+    assert_eq!(count(&host, SAID, "no router advertises"), 1);
     pod.remove();
     eth0.del(&config(&json!({}))).success();
     assert!(!host.read(STATE).unwrap().contains("eth0"));
 }
 
 #[test]
-fn a_hostile_server_is_not_believed_and_the_real_one_is() {
+fn dhcp_v6_hostile_server_is_ignored() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
     let evil = beside(&host, "2001:db8::66/64");
     let (_server, _daemon) = (kea(&host, "01", "2001:db8::100-2001:db8::1ff", &json!({})), daemon(&host));
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
-    let (ended, heard) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (ended, received) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&evil, &deceive, &ended, &heard));
-        let result = eth0.add(&alone()).success().json();
+        scope.spawn(|| mislead(&evil, &deceive, &ended, &received));
+        let result = eth0.add(&ipv6_only()).success().json();
         assert!(first(&result).starts_with("2001:db8::1"), "{result}");
         std::thread::sleep(Duration::from_secs(6));
-        eth0.check(&with(&alone(), &json!({ "prevResult": result }))).success();
+        eth0.check(&with(&ipv6_only(), &json!({ "prevResult": result }))).success();
         assert_eq!(global(&pod, "eth0"), [first(&result).replace("/64", "")]);
-        eth0.del(&alone()).success();
+        eth0.del(&ipv6_only()).success();
         ended.store(true, Ordering::Relaxed);
     });
-    assert!(heard.load(Ordering::Relaxed), "the impostor was asked");
+    assert!(received.load(Ordering::Relaxed), "the impostor received a message");
 }
 
-/// Many answers, and each wrong, most of them with the right transaction and client.
-fn deceive(question: &[u8]) -> (bool, Vec<Vec<u8>>) {
-    let (client, id) = asker(question);
+/// Returns many wrong answers, most of them with the right transaction and client.
+fn deceive(message: &[u8]) -> (bool, Vec<Vec<u8>>) {
+    let (client, id) = asker(message);
     let address = |text: &str, preferred: u32, valid: u32| {
         let octets = text.parse::<Ipv6Addr>().unwrap().octets();
         option(5, &[&octets[..], &preferred.to_be_bytes(), &valid.to_be_bytes()].concat())
@@ -646,7 +657,7 @@ fn deceive(question: &[u8]) -> (bool, Vec<Vec<u8>>) {
     let good = association(0, 0, &address("2001:db8::bad", 3, 4));
     let all = [own.clone(), server.clone(), good.clone(), option(7, &[255]), option(14, &[])].concat();
     let mut bodies = vec![
-        // Of another client, of no server, to another question, cut.
+        // For another client, without a server, with options of another message, and truncated.
         [option(1, b"\0\x04another"), server.clone(), good.clone(), option(7, &[255])].concat(),
         [own.clone(), good, option(7, &[255])].concat(),
         all[..all.len() - 5].to_vec(),
@@ -661,7 +672,7 @@ fn deceive(question: &[u8]) -> (bool, Vec<Vec<u8>>) {
         association(0, 0, &address("ff02::bad", 3, 4)),
         association(0, 0, &address("::1", 3, 4)),
         association(0, 0, &[]),
-        association(0, 0, &option(13, b"\0\x03no binding, says who was not asked")),
+        association(0, 0, &option(13, b"\0\x03no binding of an unknown server")),
         option(13, b"\0\x01"),
         option(13, b"\0\x05"),
     ] {
@@ -669,16 +680,16 @@ fn deceive(question: &[u8]) -> (bool, Vec<Vec<u8>>) {
     }
     let mut answers = vec![b"\x07".to_vec(), vec![0xff; 1400]];
     for kind in [2, 7, 10, 13] {
-        let mut other = [&[kind], &question[1..4], &all[..]].concat();
+        let mut other = [&[kind], &message[1..4], &all[..]].concat();
         other[3] ^= 1;
         answers.push(other);
-        answers.extend(bodies.iter().map(|body| [&[kind], &question[1..4], &body[..]].concat()));
+        answers.extend(bodies.iter().map(|body| [&[kind], &message[1..4], &body[..]].concat()));
     }
     (true, answers)
 }
 
 #[test]
-fn what_is_wrong_with_families_is_named() {
+fn dhcp_v6_bad_families_are_refused_by_key_and_value() {
     let host = host!(Feature::Bridge);
     world(&host);
     let pod = host.pod("a");

@@ -1,4 +1,4 @@
-//! `weft doctor`: it finds what is wrong, and nothing where nothing is.
+//! Tests of `weft doctor`: it reports each fault, and nothing on a node without faults.
 
 use serde_json::{Value, json};
 use testkit::{Feature, Finished, Host, Pod, host, workspace};
@@ -19,20 +19,20 @@ fn findings(host: &Host) -> Vec<Value> {
 }
 
 #[test]
-fn it_finds_what_changed_what_failed_and_what_is_nobodys() {
+fn doctor_reports_changed_failed_and_orphaned_objects() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     rig::install(&host);
     let examples = workspace().join("examples");
     host.run(["mkdir", "-p", "/etc/cni/net.d"]);
     let configuration = std::fs::read_to_string(examples.join("10-weft.conflist")).expect("an example");
-    // It plans from these manifests, not by an agent.
+    // The configuration plans from these manifests, without an agent.
     let planned = format!("\"type\": \"weft\", \"manifestDir\": \"{}\",", examples.display());
     host.write("/etc/cni/net.d/10-weft.conflist", configuration.replace("\"type\": \"weft\",", &planned));
     run(&host, &format!("attach -f {} --pod my-namespace/my-pod", examples.display())).success();
     let quiet = run(&host, "doctor").success();
-    assert!(quiet.stdout.contains("nothing is wrong; 1 sandboxes"), "{quiet}");
+    assert!(quiet.stdout.contains("no findings; 1 sandboxes"), "{quiet}");
 
-    // The runtime takes the first file.
+    // The runtime uses the first file.
     host.write(
         "/etc/cni/net.d/05-other.conflist",
         r#"{"cniVersion":"1.0.0","name":"o","plugins":[{"type":"ptp"}]}"#,
@@ -43,13 +43,13 @@ fn it_finds_what_changed_what_failed_and_what_is_nobodys() {
     assert!(other["why"].as_str().unwrap().starts_with("/etc/cni/net.d/05-other.conflist"), "{other}");
     host.run(["rm", "/etc/cni/net.d/05-other.conflist"]);
 
-    // Somebody took an interface away.
+    // An interface was deleted.
     host.run(["ip", "-n", &format!("weft-{SANDBOX}"), "link", "delete", "net1"]);
     let found = findings(&host);
     let [changed] = found.as_slice() else { panic!("{found:?}") };
     assert!(changed["why"].as_str().unwrap().contains("net1"), "{changed}");
 
-    // The journal is lost: what is left is nobody's.
+    // The journal entry is lost, so its objects have no owner.
     let entry = format!("/var/lib/weft/sandboxes/{SANDBOX}.json");
     let kept = host.read(&entry).expect("an entry");
     host.run(["rm", &entry]);
@@ -59,25 +59,28 @@ fn it_finds_what_changed_what_failed_and_what_is_nobodys() {
     assert!(whats.contains(&"element of inet weft_masquerade sources4"), "{whats:?}");
     assert!(found.iter().all(|finding| finding["why"].as_str().unwrap().contains(SANDBOX)), "{found:?}");
 
-    // It cannot be read; then it can, and its namespace is gone.
+    // The entry cannot be read; then it can, and its namespace is deleted.
     host.write(&entry, "{");
     assert!(findings(&host).iter().any(|finding| finding["what"] == format!("journal entry {SANDBOX}")));
     host.write(&entry, kept);
     host.run(["ip", "netns", "delete", &format!("weft-{SANDBOX}")]);
     let found = findings(&host);
-    assert!(found[0]["why"].as_str().unwrap().contains("is gone"), "{found:?}");
+    assert!(found[0]["why"].as_str().unwrap().contains("no longer exists"), "{found:?}");
     run(&host, "detach --pod my-namespace/my-pod").success();
     run(&host, "doctor").success();
 }
 
-/// What of the findings is about things that nobody knows.
+/// Returns the findings about objects without a known container.
 fn orphans(host: &Host) -> Vec<String> {
     let found = findings(host);
-    let own = found.iter().filter(|finding| finding["why"].as_str().unwrap().contains("which nobody knows"));
+    let own = found.iter().filter(|finding| {
+        finding["why"].as_str().unwrap().contains("which neither the journal nor the runtime knows")
+    });
     own.map(|finding| finding["what"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A device as the kernel leaves it when its container ends, under its name there. Returns the container that had it.
+/// Leaves a device on the host as the kernel does when its container ends, with its name in the container.
+/// Returns the id of that container.
 fn leave_device(host: &Host) -> String {
     host.run("ip link add dev8 type veth peer name far8".split(' '));
     let card = host.pod("card");
@@ -87,7 +90,7 @@ fn leave_device(host: &Host) -> String {
     card.container_id()
 }
 
-/// A pod whose address and port are iptables' matter.
+/// Creates a pod whose masquerading and ports are rules of iptables.
 fn behind_iptables(host: &Host) -> Pod {
     let behind = host.pod("b");
     let eth0 = |plugin: &str, keys: Value| {
@@ -110,7 +113,7 @@ fn behind_iptables(host: &Host) -> Pod {
 }
 
 #[test]
-fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container() {
+fn doctor_reports_orphaned_objects_of_every_plugin() {
     let host = host!(
         Feature::Bridge,
         Feature::NftBridge,
@@ -123,7 +126,7 @@ fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container(
     );
     rig::install(&host);
     let pod = host.pod("a");
-    // Longer than a comment has room for.
+    // Longer than a comment of a rule can be.
     let network = format!("n{}", "-long".repeat(15));
     let call = |plugin: &str, keys: Value| {
         let base = json!({ "cniVersion": "1.0.0", "name": network, "type": plugin });
@@ -163,7 +166,7 @@ fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container(
     ] {
         assert!(found.iter().any(|found| found.starts_with(what)), "{what}: {found:#?}");
     }
-    // The runtime's own memory is enough, also where a comment has not all of the network's name.
+    // The runtime's cache is sufficient, also where a comment has only a part of the network's name.
     host.run(["mkdir", "-p", "/var/lib/cni/results"]);
     host.write(format!("/var/lib/cni/results/{network}-{}-eth0", pod.container_id()), "{}");
     host.write(format!("/var/lib/cni/results/old-{}-eth0", behind.container_id()), "{}");
@@ -175,7 +178,7 @@ fn whatever_a_plugin_makes_on_the_host_is_found_when_nobody_knows_its_container(
 const WRITTEN: &str = "/etc/cni/net.d/00-weft.conflist";
 const DEFAULT: &str = "/etc/cni/net.d/10-lan.conflist";
 
-/// A default network of its own and weft on it, which plans from `/etc/weft`.
+/// Creates a default network and weft on it, which plans from `/etc/weft`.
 fn with_default_network(host: &Host) {
     rig::install(host);
     host.run(["mkdir", "-p", "/etc/cni/net.d", "/etc/weft"]);
@@ -186,67 +189,67 @@ fn with_default_network(host: &Host) {
     run(host, "doctor").success();
 }
 
-/// The one thing that is wrong: what, why and what to do in a line.
+/// Returns the only finding: what, why and cure in a line.
 #[track_caller]
-fn one(host: &Host) -> String {
+fn only_finding(host: &Host) -> String {
     let found = findings(host);
-    let [one] = found.as_slice() else { panic!("{found:#?}") };
-    let text = |key: &str| one[key].as_str().unwrap().to_owned();
+    let [only_finding] = found.as_slice() else { panic!("{found:#?}") };
+    let text = |key: &str| only_finding[key].as_str().unwrap().to_owned();
     format!("{} | {} | {}", text("what"), text("why"), text("cure"))
 }
 
 #[test]
-fn a_node_on_which_no_pod_could_start_is_not_said_to_be_right() {
+fn doctor_reports_a_node_on_which_no_pod_can_start() {
     let host = host!(Feature::Bridge);
     with_default_network(&host);
-    let written = host.read(WRITTEN).expect("what weft installed");
+    let written = host.read(WRITTEN).expect("the configuration that weft installed");
     let lan = host.read(DEFAULT).expect("the default network");
 
-    // The default network is taken away, or its plugin is none.
+    // The default network is removed, or its plugin does not exist.
     host.run(["rm", DEFAULT]);
-    let gone = one(&host);
+    let gone = only_finding(&host);
     assert!(gone.contains("STATUS") && gone.contains(DEFAULT), "{gone}");
     host.write(DEFAULT, lan.replace("bridge", "nope"));
-    let nope = one(&host);
+    let nope = only_finding(&host);
     assert!(nope.contains("STATUS") && nope.contains("nope"), "{nope}");
     host.write(DEFAULT, lan);
 
-    // The runtime finds no weft; other plugins are nowhere.
+    // The runtime finds no weft, or weft finds no plugins.
     host.run(["mv", "/opt/cni/bin", "/opt/cni/away"]);
     host.run(["mkdir", "/opt/cni/bin"]);
-    let emptied = one(&host);
-    assert!(emptied.contains("the plugin weft is not in /opt/cni/bin"), "{emptied}");
+    let emptied = only_finding(&host);
+    assert!(emptied.contains("plugin weft: not found in /opt/cni/bin"), "{emptied}");
     host.run(["rmdir", "/opt/cni/bin"]);
     host.run(["mv", "/opt/cni/away", "/opt/cni/bin"]);
     host.write(WRITTEN, written.replace("\"/opt/cni/bin\"", "\"/nowhere\""));
-    let nowhere = one(&host);
+    let nowhere = only_finding(&host);
     assert!(nowhere.contains("binDir /nowhere: No such file"), "{nowhere}");
 
-    // No agent, and nothing to plan with in its place; credentials that reach nobody are nothing, either.
+    // There is no agent, and no other source of plans; credentials of no cluster do not help.
     let without = |keys: &str| written.replace("\"manifestDir\": \"/etc/weft\"", keys);
     host.write(WRITTEN, without(r#""agentSocket": "/run/none.sock""#));
-    let alone = one(&host);
-    assert!(alone.starts_with("agent /run/none.sock | nobody answers (No such file"), "{alone}");
+    let alone = only_finding(&host);
+    assert!(alone.starts_with("agent /run/none.sock | no agent answers (No such file"), "{alone}");
     host.write("/etc/weft.kubeconfig", "apiVersion: v1\nkind: Config\n");
     host.write(WRITTEN, without(r#""agentSocket": "/run/none.sock", "kubeconfig": "/etc/weft.kubeconfig""#));
-    let unread = one(&host);
+    let unread = only_finding(&host);
     assert!(unread.contains("/etc/weft.kubeconfig"), "{unread}");
     host.write(WRITTEN, &written);
     run(&host, "doctor").success();
 }
 
 #[test]
-fn multus_that_comes_first_and_addresses_that_nobody_gives_back_are_told() {
+fn doctor_reports_multus_configuration_and_lost_addresses() {
     let host = host!(Feature::Bridge);
     with_default_network(&host);
-    // Multus's own, whose program is there.
+    // A configuration of Multus whose program exists.
     host.run(["rm", "-f", "/opt/cni/bin/multus"]);
     host.write("/opt/cni/bin/multus", "#!/bin/sh\n");
     let multus =
         r#"{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus","clusterNetwork":"lan"}"#;
     host.write("/etc/cni/net.d/00-multus.conf", multus);
-    let first = one(&host);
-    assert!(first.contains("/etc/cni/net.d/00-multus.conf comes before it"), "{first}");
+    let first = only_finding(&host);
+    assert!(first.contains("/etc/cni/net.d/00-multus.conf sorts before it"), "{first}");
     host.run(["rm", "/etc/cni/net.d/00-multus.conf"]);
 
     let held = "/var/lib/cni/networks/lan";
@@ -257,7 +260,7 @@ fn multus_that_comes_first_and_addresses_that_nobody_gives_back_are_told() {
     run(&host, "doctor").success();
     host.run(["sh", "-c", &format!("touch -d '1 hour ago' {held}/*")]);
     host.write("/var/lib/cni/results/lan-c2-eth0", "{}");
-    let lost = one(&host);
-    assert!(lost.starts_with("addresses of network lan | 252 addresses are held"), "{lost}");
+    let lost = only_finding(&host);
+    assert!(lost.starts_with("addresses of network lan | 252 addresses are allocated"), "{lost}");
     assert!(lost.contains("10.1.0.3 (container c3)"), "{lost}");
 }

@@ -1,4 +1,4 @@
-//! `dummy`: addresses that the container has for itself.
+//! Tests of `dummy`: an interface with addresses that only the container has.
 //!
 //! Source: containernetworking/plugins `plugins/main/dummy` v1.9.1.
 
@@ -15,7 +15,7 @@ fn config(keys: &Value) -> Value {
 }
 
 #[test]
-fn the_container_reaches_its_own_addresses_and_nobody_else_has_them() {
+fn dummy_addresses_are_reachable_in_the_container_only() {
     let host = host!(Feature::Dummy, Feature::Ping);
     rig::install(&host);
     let pod = host.pod("a");
@@ -33,7 +33,7 @@ fn the_container_reaches_its_own_addresses_and_nobody_else_has_them() {
 }
 
 #[test]
-fn check_finds_what_was_changed() {
+fn dummy_check_finds_each_change() {
     let host = host!(Feature::Dummy);
     rig::install(&host);
     let pod = host.pod("a");
@@ -42,7 +42,7 @@ fn check_finds_what_was_changed() {
     let known = config(&json!({ "prevResult": result }));
     net1.check(&known).success();
     pod.run(["ip", "address", "del", "10.5.0.1/32", "dev", "net1"]);
-    assert_refused("an address less", &net1.check(&known), 999, &["10.5.0.1/32"]);
+    assert_refused("a missing address", &net1.check(&known), 999, &["10.5.0.1/32"]);
     pod.run(["ip", "address", "add", "10.5.0.1/32", "dev", "net1"]);
     net1.check(&known).success();
     pod.run(["ip", "link", "set", "net1", "address", "02:00:00:00:00:07"]);
@@ -50,7 +50,7 @@ fn check_finds_what_was_changed() {
 }
 
 #[test]
-fn without_address_management_it_is_refused() {
+fn dummy_without_ipam_is_refused() {
     let host = host!(Feature::Dummy);
     rig::install(&host);
     let pod = host.pod("a");

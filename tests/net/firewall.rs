@@ -1,4 +1,5 @@
-//! `firewall`: whose traffic a host lets through that drops what it forwards, and whom policies keep out.
+//! Tests of `firewall`: which traffic it accepts on a host that drops forwarded packets, and which traffic an
+//! ingress policy drops.
 //!
 //! ```text
 //!   outside 192.0.2.2, fd00:2::2 ── up0 ── host ── br0 10.1.0.1, fd01::1 ── a, b
@@ -6,9 +7,9 @@
 //!                                              └── br2 10.3.0.1, fd03::1 ── d
 //! ```
 //!
-//! The outside knows the way to the pods.
+//! The outside has routes to the pods.
 //!
-//! Source: plugins `plugins/meta/firewall`; nerdctl#1872 for what DEL must not need.
+//! Source: plugins `plugins/meta/firewall`; nerdctl#1872 for the input of DEL.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use testkit::{Attachment, Feature, Host, Netns, Pod, host};
 
 const BACKENDS: [&str; 2] = ["nftables", "iptables"];
 
-/// How a host comes to drop what it forwards: by which tool, and the lines that do it.
+/// Ways in which a host drops forwarded packets: the tool, and its command lines.
 const DROPPERS: [(&str, &[&[&str]]); 2] = [
     ("iptables", &[&["iptables", "-P", "FORWARD", "DROP"], &["ip6tables", "-P", "FORWARD", "DROP"]]),
     (
@@ -31,7 +32,7 @@ const DROPPERS: [(&str, &[&[&str]]); 2] = [
     ),
 ];
 
-/// A pod behind bridge number `number`, and what a chain of `bridge` and `firewall` is called with.
+/// Pod behind bridge number `number`, and the configurations of a chain of `bridge` and `firewall`.
 struct Chain<'a> {
     pod: Pod,
     firewall: Value,
@@ -49,18 +50,19 @@ fn bridge(number: u8) -> Value {
 }
 
 impl<'a> Chain<'a> {
-    /// A new pod, not let through yet.
+    /// Creates a pod that is not accepted yet.
     fn new(host: &'a Host, name: &str, number: u8) -> Chain<'a> {
-        Chain::called(host, name, number, "eth0")
+        Chain::with_ifname(host, name, number, "eth0")
     }
 
-    /// The same of an interface of this name.
-    fn called(host: &'a Host, name: &str, number: u8, ifname: &str) -> Chain<'a> {
+    /// Creates a pod with an interface of this name.
+    fn with_ifname(host: &'a Host, name: &str, number: u8, ifname: &str) -> Chain<'a> {
         let pod = host.pod(name);
         let bridge = bridge(number);
         let first = host.attachment("bridge", &pod, ifname);
         let result = first.add(&bridge).success().json();
-        // Without its own link-local address, whose duplicate the kernel looks for, the host asks for no neighbour.
+        // Waits for duplicate address detection: without a link-local address the host cannot ask for
+        // neighbours.
         while !host.run(["ip", "-6", "address", "show", "tentative"]).is_empty() {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -69,7 +71,7 @@ impl<'a> Chain<'a> {
         Chain { pod, firewall, plugin, first, bridge }
     }
 
-    /// ADD; the configuration for what follows.
+    /// Calls ADD. Returns the configuration for the calls that follow.
     #[track_caller]
     fn add(&self, keys: &Value) -> Value {
         let config = with(&self.firewall, keys);
@@ -77,7 +79,7 @@ impl<'a> Chain<'a> {
         config
     }
 
-    /// Its addresses, without the length of the subnet.
+    /// Returns its addresses without prefix length.
     fn addresses(&self) -> Vec<String> {
         let all = rig::addresses(&self.firewall["prevResult"]);
         all.iter().map(|address| address.split('/').next().unwrap().to_owned()).collect()
@@ -89,7 +91,7 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// A host with an outside that knows the way to the pods.
+/// Creates a host with an outside that has routes to the pods.
 fn world(host: &Host) -> Pod {
     rig::install(host);
     let outside = outside(host);
@@ -106,17 +108,18 @@ fn drop_forwarded(host: &Host, lines: &[&[&str]]) {
     }
 }
 
-/// Does `client` get to a server in `server` at this address, and its answer back? By UDP: who is kept out knows soon.
-fn gets_to(client: &Netns, server: &Netns, address: &str) -> bool {
+/// Whether `client` reaches a server in `server` at this address and gets its answer. UDP is tried first,
+/// because a drop shows sooner.
+fn reaches(client: &Netns, server: &Netns, address: &str) -> bool {
     let at = if address.contains(':') { format!("[{address}]:80") } else { format!("{address}:80") };
     let by = |transport: Transport| reached(transport, client, &at, server, &at).is_some();
-    // What does not pass takes its time to be sure of: no rule knows one from the other.
+    // TCP takes long to time out, so it is tried only if UDP passes; no rule distinguishes them.
     let passes = by(Transport::Udp);
-    assert!(!passes || by(Transport::Tcp), "{} to {at}: UDP, and not TCP", client.name());
+    assert!(!passes || by(Transport::Tcp), "{} to {at}: UDP passes and TCP does not", client.name());
     passes
 }
 
-/// Everything of either packet filter that has to do with this pod.
+/// Returns the lines of both packet filters that name this pod.
 fn traces(host: &Host, pod: &Pod) -> Vec<String> {
     let mut text = host.run(["nft", "list", "ruleset"]);
     for save in ["iptables-save", "ip6tables-save"] {
@@ -126,40 +129,46 @@ fn traces(host: &Host, pod: &Pod) -> Vec<String> {
     text.lines().filter(|line| line.contains(&id)).map(str::to_owned).collect()
 }
 
-// === letting through ===
+// === accepting traffic ===
 
 #[test]
-fn what_a_pod_sends_and_is_answered_passes_where_the_host_drops() {
+fn firewall_accepts_pod_traffic_where_the_host_drops() {
     for (tool, lines) in DROPPERS {
         for backend in [json!({ "backend": "nftables" }), json!({ "backend": "iptables" }), json!({})] {
             if tool == "nft" && backend["backend"] == "iptables" {
-                // The reference plugin's way: what another table drops stays dropped.
+                // iptables, like the Go plugin, cannot accept what another table drops.
                 continue;
             }
             let host = host!(Feature::Bridge, Feature::NftInet, Feature::IptablesNft);
             let outside = world(&host);
-            let what = format!("{tool} drops, {backend}");
+            let label = format!("{tool} drops, {backend}");
             drop_forwarded(&host, lines);
             let a = Chain::new(&host, "a", 0);
             let others = Chain::new(&host, "b", 0);
-            assert!(OUTSIDE.iter().all(|to| !gets_to(&a.pod, &outside, to)), "{what}: not without us");
+            assert!(
+                OUTSIDE.iter().all(|to| !reaches(&a.pod, &outside, to)),
+                "{label}: no traffic passes without the plugin"
+            );
             let config = a.add(&backend);
             a.plugin.check(&config).success();
             for to in OUTSIDE {
-                assert!(gets_to(&a.pod, &outside, to), "{what}: to {to}");
-                assert!(!gets_to(&others.pod, &outside, to), "{what}: somebody else to {to}");
+                assert!(reaches(&a.pod, &outside, to), "{label}: to {to}");
+                assert!(!reaches(&others.pod, &outside, to), "{label}: another pod reaches {to}");
             }
             for to in a.addresses() {
-                assert!(!gets_to(&outside, &a.pod, &to), "{what}: nobody asked for what comes in to {to}");
+                assert!(!reaches(&outside, &a.pod, &to), "{label}: unrequested traffic reaches {to}");
             }
             a.plugin.del(&config).success();
-            assert!(OUTSIDE.iter().all(|to| !gets_to(&a.pod, &outside, to)), "{what}: not after DEL");
+            assert!(
+                OUTSIDE.iter().all(|to| !reaches(&a.pod, &outside, to)),
+                "{label}: no traffic passes after DEL"
+            );
         }
     }
 }
 
 #[test]
-fn a_host_that_drops_later_is_mended_by_the_next_add_and_found_by_check() {
+fn firewall_check_finds_a_later_drop_and_add_repairs_it() {
     let host = host!(Feature::Bridge, Feature::NftInet, Feature::IptablesNft);
     let outside = world(&host);
     let a = Chain::new(&host, "a", 0);
@@ -167,13 +176,13 @@ fn a_host_that_drops_later_is_mended_by_the_next_add_and_found_by_check() {
     a.plugin.check(&config).success();
     for (tool, lines) in DROPPERS {
         drop_forwarded(&host, lines);
-        assert_refused(tool, &a.plugin.check(&config), 999, &["does not let containers through"]);
-        assert!(!gets_to(&a.pod, &outside, OUTSIDE[0]), "{tool}");
+        assert_refused(tool, &a.plugin.check(&config), 999, &["does not accept the traffic of containers"]);
+        assert!(!reaches(&a.pod, &outside, OUTSIDE[0]), "{tool}");
         a.add(&json!({ "backend": "nftables" }));
         a.plugin.check(&config).success();
-        assert!(gets_to(&a.pod, &outside, OUTSIDE[0]), "{tool}");
+        assert!(reaches(&a.pod, &outside, OUTSIDE[0]), "{tool}");
     }
-    // One rule for each chain, in a form that iptables itself reads, whatever the number of pods.
+    // There is one rule for each chain, in a form that iptables can read, whatever the number of pods.
     let b = Chain::new(&host, "b", 0);
     b.add(&json!({ "backend": "nftables" }));
     let saved = host.run(["iptables-save", "-t", "filter"]);
@@ -185,7 +194,7 @@ fn a_host_that_drops_later_is_mended_by_the_next_add_and_found_by_check() {
 }
 
 #[test]
-fn whoever_runs_the_host_comes_first() {
+fn firewall_rules_of_the_administrator_come_first() {
     for (backend, forbid) in [
         (json!({ "backend": "nftables" }), "nft add rule inet weft_firewall admin ip daddr 192.0.2.2 drop"),
         (json!({ "backend": "iptables" }), "iptables -A CNI-ADMIN -d 192.0.2.2 -j DROP"),
@@ -196,31 +205,31 @@ fn whoever_runs_the_host_comes_first() {
         drop_forwarded(&host, DROPPERS[0].1);
         let a = Chain::new(&host, "a", 0);
         a.add(&backend);
-        assert!(gets_to(&a.pod, &outside, OUTSIDE[0]), "{backend}");
+        assert!(reaches(&a.pod, &outside, OUTSIDE[0]), "{backend}");
         host.run(["sh", "-c", forbid]);
-        assert!(!gets_to(&a.pod, &outside, OUTSIDE[0]), "{backend}");
-        assert!(gets_to(&a.pod, &outside, OUTSIDE[1]), "{backend}: the other family");
-        // What is written there stays.
+        assert!(!reaches(&a.pod, &outside, OUTSIDE[0]), "{backend}");
+        assert!(reaches(&a.pod, &outside, OUTSIDE[1]), "{backend}: the other family");
+        // Rules that the administrator added stay.
         let b = Chain::new(&host, "b", 0);
         b.add(&backend);
-        assert!(!gets_to(&b.pod, &outside, OUTSIDE[0]), "{backend}");
+        assert!(!reaches(&b.pod, &outside, OUTSIDE[0]), "{backend}");
     }
 }
 
 #[test]
-fn a_mark_of_somebody_else_lets_nobody_through() {
+fn firewall_ignores_marks_of_other_programs() {
     let host = host!(Feature::Bridge, Feature::NftInet);
     let outside = world(&host);
     drop_forwarded(&host, DROPPERS[1].1);
     let (a, b) = (Chain::new(&host, "a", 0), Chain::new(&host, "b", 0));
     a.add(&json!({ "backend": "nftables" }));
-    host.run(["nft", "table inet theirs { chain c { type filter hook prerouting priority 0; meta mark set 0xffffffff; }; }"]);
-    assert!(gets_to(&a.pod, &outside, OUTSIDE[0]));
-    assert!(!gets_to(&b.pod, &outside, OUTSIDE[0]));
+    host.run(["nft", "table inet foreign { chain c { type filter hook prerouting priority 0; meta mark set 0xffffffff; }; }"]);
+    assert!(reaches(&a.pod, &outside, OUTSIDE[0]));
+    assert!(!reaches(&b.pod, &outside, OUTSIDE[0]));
 }
 
 #[test]
-fn the_backend_is_what_the_host_has() {
+fn firewall_backend_is_chosen_by_the_host() {
     let host = host!(Feature::Bridge, Feature::NftInet, Feature::IptablesNft);
     rig::install(&host);
     let (a, b) = (Chain::new(&host, "a", 0), Chain::new(&host, "b", 0));
@@ -229,10 +238,10 @@ fn the_backend_is_what_the_host_has() {
     let config = a.add(&json!({}));
     assert!(
         !made(&a.pod).is_empty() && !made(&a.pod).contains(&true),
-        "natively: {:?}",
+        "not by nftables: {:?}",
         traces(&host, &a.pod)
     );
-    // From now on iptables has the reference plugin's chains.
+    // Now iptables has the chains of the Go plugin.
     b.add(&json!({ "backend": "iptables" }));
     assert!(!made(&b.pod).contains(&false), "{:?}", traces(&host, &b.pod));
     a.plugin.check(&config).success();
@@ -244,31 +253,31 @@ fn the_backend_is_what_the_host_has() {
 
 // === policies ===
 
-/// One test for each backend, policy, and whether the kernel shows bridged packets to iptables.
-macro_rules! policies_keep_out_whom_they_say {
+/// Defines a test for each backend, policy, and whether the kernel passes bridged packets to iptables.
+macro_rules! ingress_policy {
     ($($name:ident: $backend:literal $policy:literal $bridged:literal;)*) => {
-        mod policies_keep_out_whom_they_say {
+        mod ingress_policy {
             $(
                 #[test]
                 fn $name() {
-                    super::policy_keeps_out_whom_it_says($backend, $policy, $bridged);
+                    super::assert_ingress_policy($backend, $policy, $bridged);
                 }
             )*
         }
     };
 }
 
-policies_keep_out_whom_they_say! {
+ingress_policy! {
     nftables_same_bridge: "nftables" "same-bridge" "0";
     nftables_isolated: "nftables" "isolated" "0";
     nftables_isolated_with_bridge_nf_call: "nftables" "isolated" "1";
     nftables_open: "nftables" "open" "0";
     iptables_same_bridge: "iptables" "same-bridge" "0";
-    // Without that, what crosses a bridge never comes to iptables.
+    // Without this setting, packets that cross a bridge never reach iptables.
     iptables_isolated_with_bridge_nf_call: "iptables" "isolated" "1";
 }
 
-fn policy_keeps_out_whom_it_says(backend: &str, policy: &str, bridged: &str) {
+fn assert_ingress_policy(backend: &str, policy: &str, bridged: &str) {
     let host = host!(Feature::Bridge, Feature::NftInet, Feature::NftBridge, Feature::IptablesNft);
     let outside = world(&host);
     let setting = format!("{backend} {policy}, bridge-nf-call {bridged}");
@@ -276,7 +285,7 @@ fn policy_keeps_out_whom_it_says(backend: &str, policy: &str, bridged: &str) {
         testkit::require!(Feature::BridgeNetfilter);
     }
     for family in ["iptables", "ip6tables"] {
-        // A kernel that does not have it does as with 0.
+        // A kernel without bridge netfilter behaves as with 0.
         let _ = host.attempt(["sysctl", "-qw", &format!("net.bridge.bridge-nf-call-{family}={bridged}")]);
     }
     let pods = [("a", 0), ("b", 0), ("c", 1), ("d", 2)].map(|(name, number)| Chain::new(&host, name, number));
@@ -289,14 +298,14 @@ fn policy_keeps_out_whom_it_says(backend: &str, policy: &str, bridged: &str) {
     }
     let (open, isolated) = (policy == "open", policy == "isolated");
     for family in [0, 1] {
-        let goes = |from: &Netns, to: &Chain<'_>| gets_to(from, &to.pod, &to.addresses()[family]);
+        let goes = |from: &Netns, to: &Chain<'_>| reaches(from, &to.pod, &to.addresses()[family]);
         assert_eq!(goes(&a.pod, b), !isolated, "{setting}: on one bridge");
         assert_eq!(goes(&a.pod, c), open, "{setting}: from one bridge to another");
         assert_eq!(goes(&c.pod, a), open, "{setting}: and back");
         assert!(goes(&d.pod, a), "{setting}: from a bridge without a policy");
-        assert!(goes(&outside, a), "{setting}: from outside");
+        assert!(goes(&outside, a), "{setting}: from the outside");
         assert!(goes(&host, a), "{setting}: from the host");
-        assert!(gets_to(&a.pod, &outside, OUTSIDE[family]), "{setting}: to the outside");
+        assert!(reaches(&a.pod, &outside, OUTSIDE[family]), "{setting}: to the outside");
     }
     a.plugin.del(&configs[0]).success();
     b.plugin.del(&configs[1]).success();
@@ -304,38 +313,41 @@ fn policy_keeps_out_whom_it_says(backend: &str, policy: &str, bridged: &str) {
         for chain in [a, b] {
             assert!(traces(&host, &chain.pod).is_empty(), "{setting}: {:?}", traces(&host, &chain.pod));
         }
-        // A pod that comes without a policy onto the bridge on which two were isolated.
+        // A pod without a policy that starts on the bridge of two isolated pods.
         let e = Chain::new(&host, "e", 0);
         e.add(&json!({ "backend": backend }));
-        assert!(gets_to(&a.pod, &e.pod, &e.addresses()[0]) || bridged == "1", "{setting}: its port is open");
+        assert!(
+            reaches(&a.pod, &e.pod, &e.addresses()[0]) || bridged == "1",
+            "{setting}: its port is not isolated"
+        );
     }
 }
 
 #[test]
-fn what_is_about_a_bridge_goes_with_it() {
+fn firewall_rules_of_a_bridge_are_removed_with_it() {
     let host = host!(Feature::Bridge, Feature::NftInet, Feature::NftBridge);
     rig::install(&host);
     let (a, c) = (Chain::new(&host, "a", 0), Chain::new(&host, "c", 1));
     let keys = json!({ "backend": "nftables", "ingressPolicy": "isolated" });
     let config = a.add(&keys);
     c.add(&keys);
-    let about = |name: &str| {
+    let rules_of = |name: &str| {
         host.run(["nft", "list", "table", "inet", "weft_firewall"]).matches(&format!("\"{name}\"")).count()
     };
-    assert_eq!((about("br0"), about("br1")), (5, 5), "itself, and both its pairs");
+    assert_eq!((rules_of("br0"), rules_of("br1")), (5, 5), "the bridge itself, and both its pairs");
     let valid = [(c.pod.container_id(), "eth0")];
     let valid: Vec<(&str, &str)> = valid.iter().map(|(id, ifname)| (id.as_str(), *ifname)).collect();
     rig::collect(&a.plugin, &config, Some(&valid)).success();
-    assert_eq!((about("br0"), about("br1")), (5, 5), "a bridge that is there may have others behind it");
+    assert_eq!((rules_of("br0"), rules_of("br1")), (5, 5), "an existing bridge may have other pods");
     host.run(["ip", "link", "delete", "br0"]);
     rig::collect(&a.plugin, &config, Some(&valid)).success();
-    assert_eq!((about("br0"), about("br1")), (0, 5));
+    assert_eq!((rules_of("br0"), rules_of("br1")), (0, 5));
 }
 
 // === the fixed set ===
 
 #[test]
-fn s31_a_del_leaves_nothing_whatever_it_still_knows() {
+fn firewall_del_leaves_nothing_whatever_its_input() {
     for backend in BACKENDS {
         let host = host!(Feature::Bridge, Feature::NftInet, Feature::NftBridge, Feature::IptablesNft);
         rig::install(&host);
@@ -346,13 +358,13 @@ fn s31_a_del_leaves_nothing_whatever_it_still_knows() {
         let _ = traces(&host, &a.pod);
         a.plugin.del(&prime).success();
         let before = host.snapshot();
-        for what in ["all", "twice", "no prevResult", "nothing", "other backend", "no backend", "rubbish"] {
+        for label in ["all", "twice", "no prevResult", "nothing", "other backend", "no backend", "rubbish"] {
             let config = a.add(&keys);
             assert!(!traces(&host, &a.pod).is_empty());
             let mut plugin = host.attachment("firewall", &a.pod, "eth0");
             let mut last = config.clone();
             let object = last.as_object_mut().unwrap();
-            match what {
+            match label {
                 "twice" => drop(plugin.del(&config).success()),
                 "no prevResult" => drop(object.remove("prevResult")),
                 "nothing" => {
@@ -367,14 +379,14 @@ fn s31_a_del_leaves_nothing_whatever_it_still_knows() {
                 _ => {}
             }
             assert_eq!(plugin.del(&last).success().stdout, "");
-            assert_nothing_left(&format!("{backend}: DEL with {what}"), &host, &before);
+            assert_nothing_left(&format!("{backend}: DEL with {label}"), &host, &before);
         }
     }
 }
 
-/// The attack: names of interfaces, which pods choose, by which rules are not found again and pile up.
+/// Attack: pods choose names of interfaces so that rules are not found again and accumulate.
 #[test]
-fn a_del_finds_the_rules_of_interfaces_whatever_they_are_called() {
+fn firewall_del_finds_rules_of_any_interface_name() {
     for backend in BACKENDS {
         let host = host!(Feature::Bridge, Feature::NftInet, Feature::NftBridge, Feature::IptablesNft);
         rig::install(&host);
@@ -383,10 +395,10 @@ fn a_del_finds_the_rules_of_interfaces_whatever_they_are_called() {
         let prime = other.add(&keys);
         other.plugin.del(&prime).success();
         for (number, ifname) in (2..).zip(["a\"b", "a'b", "a\\b", "-j", "ä\"\"\\"]) {
-            let chain = Chain::called(&host, &format!("p{number}"), number, ifname);
+            let chain = Chain::with_ifname(&host, &format!("p{number}"), number, ifname);
             let before = host.snapshot();
             let config = chain.add(&keys);
-            // Once more is the same rules.
+            // A repeated ADD adds no rule.
             chain.add(&keys);
             chain.plugin.check(&config).success();
             let without = json!({ "cniVersion": "1.1.0", "name": config["name"], "type": "firewall", "backend": backend });
@@ -397,7 +409,7 @@ fn a_del_finds_the_rules_of_interfaces_whatever_they_are_called() {
 }
 
 #[test]
-fn s16_check_finds_each_thing_that_is_missing() {
+fn firewall_check_finds_each_missing_rule() {
     let losses: [(&str, &[&[&str]]); 2] = [
         (
             "nftables",
@@ -434,7 +446,7 @@ fn s16_check_finds_each_thing_that_is_missing() {
             a.plugin.check(&config).success();
             host.run(*loss);
             assert_refused(&loss.join(" "), &a.plugin.check(&config), 999, &[]);
-            // A repeated ADD mends it.
+            // A repeated ADD repairs it.
             a.add(&keys);
             a.plugin.check(&config).success();
         }
@@ -442,7 +454,7 @@ fn s16_check_finds_each_thing_that_is_missing() {
 }
 
 #[test]
-fn s32_gc_drops_what_is_not_valid_and_nothing_else() {
+fn firewall_gc_removes_invalid_attachments_only() {
     for backend in BACKENDS {
         let host = host!(Feature::Bridge, Feature::NftInet, Feature::NftBridge, Feature::IptablesNft);
         rig::install(&host);
@@ -456,16 +468,16 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else() {
         let full = count();
         assert!(full.iter().all(|count| *count > 0), "{full:?}");
         rig::collect(&a.plugin, &config, None).success();
-        assert_eq!(count(), full, "{backend}: no list, nothing dropped");
+        assert_eq!(count(), full, "{backend}: without a list, nothing is removed");
         rig::collect(&a.plugin, &config, Some(&[(&b.pod.container_id(), "eth0")])).success();
         assert_eq!(count(), [0, full[1], full[2]], "{backend}");
         rig::collect(&a.plugin, &config, Some(&[])).success();
-        assert_eq!(count(), [0, 0, full[2]], "{backend}: empty means nothing is valid");
+        assert_eq!(count(), [0, 0, full[2]], "{backend}: an empty list means that no attachment is valid");
     }
 }
 
 #[test]
-fn s33_status_tells_whether_an_add_could_be_served() {
+fn firewall_status_reports_whether_an_add_can_succeed() {
     let host = host!(Feature::NftInet, Feature::IptablesNft);
     rig::install(&host);
     let pod = host.pod("a");
@@ -476,7 +488,7 @@ fn s33_status_tells_whether_an_add_could_be_served() {
         assert_eq!(status(&keys).success().stdout, "", "{keys}");
     }
     assert_refused("unknown backend", &status(&json!({ "backend": "pf" })), 7, &["backend", "pf"]);
-    // The host's own bus is not this one's.
+    // The system bus of the test's machine is not used.
     let elsewhere = "exec env DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/nowhere /opt/cni/bin/firewall";
     let mut without = host.attachment("firewall", &pod, "eth0");
     without.through = vec!["sh".to_owned(), "-c".to_owned(), elsewhere.to_owned()];
@@ -485,7 +497,7 @@ fn s33_status_tells_whether_an_add_could_be_served() {
 }
 
 #[test]
-fn g8_what_is_wrong_is_refused_by_key_and_value_and_changes_nothing() {
+fn firewall_bad_options_are_refused_and_change_nothing() {
     let host = host!(Feature::Bridge, Feature::NftInet, Feature::IptablesNft);
     rig::install(&host);
     let a = Chain::new(&host, "a", 0);
@@ -518,11 +530,11 @@ fn g8_what_is_wrong_is_refused_by_key_and_value_and_changes_nothing() {
 }
 
 #[test]
-fn g8_an_add_that_fails_late_leaves_nothing_of_the_container() {
+fn firewall_late_add_failure_leaves_nothing_of_the_pod() {
     let host = host!(Feature::Bridge, Feature::NftInet, Feature::IptablesNft);
     rig::install(&host);
     let a = Chain::new(&host, "a", 0);
-    // The second family's program is not there: the first one's commit is taken back.
+    // The program of the second family is missing: the first family's commit is undone.
     let script = "mkdir -p /run/half; for p in iptables-save iptables-restore; do ln -sf $(command -v $p) /run/half/; done; exec env PATH=/run/half /opt/cni/bin/firewall";
     let mut half = host.attachment("firewall", &a.pod, "eth0");
     half.through = vec!["sh".to_owned(), "-c".to_owned(), script.to_owned()];
@@ -533,7 +545,7 @@ fn g8_an_add_that_fails_late_leaves_nothing_of_the_container() {
         &["ip6tables-save"],
     );
     assert!(traces(&host, &a.pod).is_empty(), "{:?}", traces(&host, &a.pod));
-    // Somebody's table of our name whose set is of another type: the policy cannot be made.
+    // A table of the same name has a set of another type: the policy cannot be applied.
     host.run(["nft", "add", "table", "bridge", "weft_firewall"]);
     host.run(["nft", "add", "set", "bridge", "weft_firewall", "ports", "{ type inet_service; }"]);
     let keys = json!({ "backend": "nftables", "ingressPolicy": "isolated" });
@@ -542,7 +554,7 @@ fn g8_an_add_that_fails_late_leaves_nothing_of_the_container() {
 }
 
 #[test]
-fn legacy_iptables_serves_as_the_newer_one_does() {
+fn firewall_works_with_legacy_iptables() {
     let host = host!(Feature::Bridge, Feature::IptablesLegacy);
     let outside = world(&host);
     for program in ["iptables-legacy", "ip6tables-legacy"] {
@@ -550,18 +562,18 @@ fn legacy_iptables_serves_as_the_newer_one_does() {
     }
     let mut a = Chain::new(&host, "a", 0);
     a.plugin.through = rig::with_legacy_iptables(&host);
-    assert!(!gets_to(&a.pod, &outside, OUTSIDE[0]));
+    assert!(!reaches(&a.pod, &outside, OUTSIDE[0]));
     let config = a.add(&json!({ "backend": "iptables" }));
     a.plugin.check(&config).success();
-    assert!(gets_to(&a.pod, &outside, OUTSIDE[0]) && gets_to(&a.pod, &outside, OUTSIDE[1]));
+    assert!(reaches(&a.pod, &outside, OUTSIDE[0]) && reaches(&a.pod, &outside, OUTSIDE[1]));
     a.plugin.del(&config).success();
-    assert!(!gets_to(&a.pod, &outside, OUTSIDE[0]) && !gets_to(&a.pod, &outside, OUTSIDE[1]));
+    assert!(!reaches(&a.pod, &outside, OUTSIDE[0]) && !reaches(&a.pod, &outside, OUTSIDE[1]));
     let saved = host.run(["iptables-legacy-save"]) + &host.run(["ip6tables-legacy-save"]);
     assert!(!saved.contains(&a.pod.container_id()), "{saved}");
 }
 
 #[test]
-fn an_address_is_its_last_owners_and_a_late_del_leaves_it() {
+fn firewall_address_belongs_to_its_last_owner_after_a_late_del() {
     for backend in BACKENDS {
         let host = host!(Feature::Bridge, Feature::NftInet, Feature::IptablesNft);
         let outside = world(&host);
@@ -575,14 +587,14 @@ fn an_address_is_its_last_owners_and_a_late_del_leaves_it() {
         let config = a.add(&keys);
         gone.del(&late).success();
         a.plugin.check(&config).success();
-        assert!(gets_to(&a.pod, &outside, OUTSIDE[0]), "{backend}");
+        assert!(reaches(&a.pod, &outside, OUTSIDE[0]), "{backend}");
         a.plugin.del(&config).success();
-        assert!(!gets_to(&a.pod, &outside, OUTSIDE[0]), "{backend}");
+        assert!(!reaches(&a.pod, &outside, OUTSIDE[0]), "{backend}");
     }
 }
 
 #[test]
-fn a_thousand_pods_are_entries_and_not_rules() {
+fn firewall_rules_do_not_grow_with_a_thousand_pods() {
     let host = host!(Feature::Bridge, Feature::NftInet, Feature::IptablesNft);
     rig::install(&host);
     drop_forwarded(&host, DROPPERS[0].1);
@@ -599,17 +611,17 @@ fn a_thousand_pods_are_entries_and_not_rules() {
         first.get_or_insert_with(rules);
     }
     assert_eq!(first, Some(rules()), "rules do not grow with pods");
-    let marked = || {
+    let tagged = || {
         let listed = host.json(["nft", "-j", "list", "set", "inet", "weft_firewall", "pods4"]);
         listed.to_string().matches("weft/firewall/net0/").count()
     };
-    assert_eq!(marked(), 1000);
+    assert_eq!(tagged(), 1000);
     plugin.del(&a.firewall).success();
-    assert_eq!(marked(), 999, "DEL takes its own");
+    assert_eq!(tagged(), 999, "DEL removes its own entry");
 }
 
 #[test]
-fn what_we_write_nft_reads_back() {
+fn firewall_ruleset_can_be_read_back_by_nft() {
     let host = host!(Feature::Bridge, Feature::NftInet, Feature::NftBridge);
     rig::install(&host);
     drop_forwarded(&host, DROPPERS[1].1);

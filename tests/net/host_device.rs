@@ -1,11 +1,11 @@
-//! `host-device`: an interface of the host goes into a container and comes back as it was.
+//! Tests of `host-device`: an interface of the host moves into a container and back, unchanged.
 //!
 //! ```text
 //!   far ── 10.3.0.2 far0 ── dev0 host ──ADD──► dev0 as net1 in pod a
 //! ```
 //!
-//! The devices here are veth: a namespace that ends takes them along. Hardware, which the kernel gives back, is in
-//! the lane `vm` (`tests/vm/host_device.rs`).
+//! The devices are veth, which are deleted with their namespace. Tests with hardware, which the kernel
+//! returns to the host, are in lane `vm` (`tests/vm/host_device.rs`).
 //!
 //! Source: containernetworking/plugins `plugins/main/host-device` v1.9.1.
 
@@ -16,8 +16,8 @@ use rig::{addresses_on, assert_nothing_left, assert_pod_unchanged, assert_refuse
 use serde_json::{Value, json};
 use testkit::{Feature, Host, Netns, Pod, Snapshot, host};
 
-/// How long the kernel may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time that the kernel may take.
+const KERNEL_TIMEOUT: Duration = Duration::from_secs(5);
 
 const MAC: &str = "02:00:00:00:0d:00";
 
@@ -30,7 +30,7 @@ fn fixed() -> Value {
     json!({ "type": "static", "addresses": [{ "address": "10.3.0.1/24" }, { "address": "fd03::1/64" }] })
 }
 
-/// The device, up, and whoever is at the other end of its wire.
+/// Creates the device, up, and the namespace of its peer.
 fn world(host: &Host) -> Pod {
     let far = world_with_device_down(host);
     host.run(["ip", "link", "set", "dev0", "up"]);
@@ -39,20 +39,20 @@ fn world(host: &Host) -> Pod {
     far
 }
 
-/// IPv6 of an interface that has come up is ready in the kernel's own time: when it has this route.
+/// Waits for a route: IPv6 of an interface that was set up is ready when the interface has it.
 #[track_caller]
 fn await_route(netns: &Netns, route: &str) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + KERNEL_TIMEOUT;
     while !netns.run(["ip", "-6", "route", "show", "table", "local"]).contains(route) {
         assert!(Instant::now() < until, "{} has no route {route}", netns.name());
         sleep(Duration::from_millis(5));
     }
 }
 
-/// The host is as it was, once IPv6 is ready.
+/// Asserts that the host is unchanged, once IPv6 is ready.
 #[track_caller]
 fn assert_returned(what: &str, host: &Host, before: &Snapshot) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + KERNEL_TIMEOUT;
     while !rig::changes(before, &host.snapshot()).is_empty() && Instant::now() < until {
         sleep(Duration::from_millis(20));
     }
@@ -62,31 +62,32 @@ fn assert_returned(what: &str, host: &Host, before: &Snapshot) {
 fn world_with_device_down(host: &Host) -> Pod {
     rig::install(host);
     let far = host.pod("far");
-    // What the kernel keeps of an interface in a namespace, it begins anew in each: no link-local addresses anywhere.
+    // The kernel resets the settings of an interface in each namespace: no link-local addresses anywhere.
     host.run(["sysctl", "-qw", "net.ipv6.conf.default.addr_gen_mode=1"]);
-    let wire = format!("link add dev0 address {MAC} type veth peer name far0 netns far\n");
-    host.command("ip").args(["-batch", "-"]).stdin(wire).finish().success();
+    let pair = format!("link add dev0 address {MAC} type veth peer name far0 netns far\n");
+    host.command("ip").args(["-batch", "-"]).stdin(pair).finish().success();
     let script = "link set far0 addrgenmode none\nlink set far0 up\naddress add 10.3.0.2/24 dev far0\n\
                   address add fd03::2/64 dev far0 nodad\n";
     far.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
     far
 }
 
-/// What the kernel does with hardware when a container ends: the host has it, named as it was in there.
+/// Returns the device to the host with its name in the container, as the kernel does with hardware when a
+/// container ends.
 #[track_caller]
 fn abandon(host: &Host, pod: Pod) {
     host.run(["sh", "-c", &format!("ip -n {} link set net1 netns $$", pod.name())]);
     pod.remove();
 }
 
-/// What the host knows of devices that are away: mode and name of each file.
+/// Returns mode and name of each record of a moved device.
 fn records(host: &Host) -> Vec<String> {
     let listed = host.attempt(["find", "/run/cni/host-device", "-type", "f", "-printf", "%m %f\\n"]).stdout;
     listed.lines().map(str::to_owned).collect()
 }
 
 #[test]
-fn of_two_that_want_one_device_at_the_same_moment_one_has_it_and_gives_it_back_as_it_was() {
+fn host_device_concurrent_adds_of_one_device_succeed_once() {
     let host = host!(Feature::Veth);
     let _far = world(&host);
     host.run(["ip", "link", "set", "dev0", "alias", "uplink"]);
@@ -99,11 +100,11 @@ fn of_two_that_want_one_device_at_the_same_moment_one_has_it_and_gives_it_back_a
             let adds = both.each_ref().map(|one| scope.spawn(|| one.add(&config).code == Some(0)));
             adds.map(|add| add.join().expect("an ADD ends"))
         });
-        assert_ne!(added[0], added[1], "round {round}: one has it");
+        assert_ne!(added[0], added[1], "round {round}: one ADD succeeds");
         let has = usize::from(added[1]);
         let names = records(&host);
         let own = |at: usize| names.contains(&format!("600 dev0:{}:net1.json", pods[at].container_id()));
-        assert!(own(has), "round {round}: {has} has it, and these are known: {names:?}");
+        assert!(own(has), "round {round}: pod {has} has the device, and the records are: {names:?}");
         for one in &both {
             one.del(&config).success();
         }
@@ -113,7 +114,7 @@ fn of_two_that_want_one_device_at_the_same_moment_one_has_it_and_gives_it_back_a
 }
 
 #[test]
-fn it_comes_back_with_its_name_state_and_alias() {
+fn host_device_returns_with_name_state_and_alias() {
     for (state, alias) in [("up", ""), ("down", ""), ("up", "uplink to  rack 7"), ("down", "weft")] {
         let host = host!(Feature::Veth, Feature::Ping);
         let far = if state == "up" { world(&host) } else { world_with_device_down(&host) };
@@ -122,10 +123,10 @@ fn it_comes_back_with_its_name_state_and_alias() {
         let (before, inside) = (host.snapshot(), pod.snapshot());
         let net1 = host.attachment("host-device", &pod, "net1");
         let result = net1.add(&config(&json!({}))).success().json();
-        assert!(rig::links(&host).is_empty(), "it is in one place");
+        assert!(rig::links(&host).is_empty(), "the device is not on the host");
         let shown = rig::link(&pod, "net1").unwrap();
         assert!(rig::is_up(&shown) && shown["address"] == MAC, "{shown}");
-        assert_eq!(shown["ifalias"], "dev0", "what the Go plugin's DEL reads");
+        assert_eq!(shown["ifalias"], "dev0", "the alias that the Go plugin's DEL reads");
         assert_eq!(records(&host), [format!("600 dev0:{}:net1.json", pod.container_id())]);
         assert_eq!(
             result["interfaces"],
@@ -149,7 +150,7 @@ fn it_comes_back_with_its_name_state_and_alias() {
 }
 
 #[test]
-fn it_is_found_by_each_key() {
+fn host_device_is_found_by_each_option() {
     let host = host!(Feature::Veth);
     let _far = world(&host);
     let pod = host.pod("a");
@@ -159,7 +160,7 @@ fn it_is_found_by_each_key() {
         json!({ "device": "dev0" }),
         json!({ "device": "", "hwaddr": MAC }),
         json!({ "device": "", "hwaddr": MAC.to_uppercase().replace(':', "-") }),
-        // Of all virtual interfaces the first by name.
+        // The first of all virtual interfaces by name.
         json!({ "device": "", "kernelpath": "/sys/devices/virtual" }),
         json!({ "device": "dev0", "hwaddr": "02:00:00:00:00:99", "kernelpath": "/sys/devices/nowhere", "pciBusID": "x" }),
     ] {
@@ -192,24 +193,29 @@ fn it_is_found_by_each_key() {
         ),
     ] {
         assert_refused(&keys.to_string(), &net1.add(&config(&keys)), 7, &words);
-        // What was never there keeps no pod from ending, if it is legal.
+        // A valid configuration whose device never existed does not block DEL.
         assert_eq!(net1.del(&config(&keys)).code, Some(0), "{keys}");
     }
     assert_returned("nothing was moved", &host, &before);
 }
 
 #[test]
-fn s33_status_does_not_ask_for_a_device_that_the_runtime_names_with_each_add() {
+fn host_device_status_needs_no_device_that_runtime_config_names() {
     let host = host!(Feature::Veth);
     let _far = world(&host);
     let net1 = host.attachment("host-device", &host.pod("a"), "net1");
     let status = |keys: Value| net1.call("STATUS", config(&keys).to_string());
     status(json!({ "device": "", "capabilities": { "deviceID": true } })).success();
-    assert_refused("what is written is checked", &status(json!({ "device": "../dev0" })), 7, &["../dev0"]);
+    assert_refused(
+        "a configured device is checked",
+        &status(json!({ "device": "../dev0" })),
+        7,
+        &["../dev0"],
+    );
 }
 
 #[test]
-fn a_failed_add_gives_addresses_and_routes_back() {
+fn host_device_failed_add_restores_addresses_and_routes() {
     let host = host!(Feature::Veth);
     let _far = world(&host);
     let script = "address add 10.8.0.1/24 broadcast + dev dev0\naddress add fd08::1/64 dev dev0 nodad\naddress add fe80::8/64 dev dev0 nodad\n\
@@ -232,12 +238,12 @@ fn a_failed_add_gives_addresses_and_routes_back() {
 }
 
 #[test]
-fn an_interface_that_is_not_ours_stays_where_it_is() {
+fn host_device_interface_of_another_owner_stays() {
     let host = host!(Feature::Veth);
     let _far = world(&host);
     let pod = host.pod("a");
     pod.run(["ip", "link", "add", "net1", "type", "veth", "peer", "name", "net2"]);
-    pod.run(["ip", "link", "set", "net1", "alias", "somebody's own"]);
+    pod.run(["ip", "link", "set", "net1", "alias", "of another program"]);
     let (before, inside) = (host.snapshot(), pod.snapshot());
     let net1 = host.attachment("host-device", &pod, "net1");
     assert_refused("S25", &net1.add(&config(&json!({}))), 4, &["net1", "exists"]);
@@ -246,9 +252,9 @@ fn an_interface_that_is_not_ours_stays_where_it_is() {
     assert_pod_unchanged("DEL after a failed ADD", &pod, &inside);
 }
 
-/// The attack: a wire to the container, under a name that the host trusts.
+/// Attack: a link from the container to the host, with a name that the host trusts.
 #[test]
-fn what_was_made_in_the_container_does_not_come_to_the_host_whatever_it_is_called() {
+fn host_device_interface_made_in_the_container_stays_there() {
     let host = host!(Feature::Veth);
     let _far = world(&host);
     let pod = host.pod("a");
@@ -263,20 +269,20 @@ fn what_was_made_in_the_container_does_not_come_to_the_host_whatever_it_is_calle
         assert_pod_unchanged(alias, &pod, &inside);
         pod.run(["ip", "link", "delete", name]);
     }
-    // In the place of the device, with all its looks.
+    // An interface in place of the device, with its name, address and alias.
     net1.add(&config(&json!({}))).success();
     pod.run(["sh", "-c", "ip link set net1 down && ip link set net1 name away alias gone"]);
-    let wire = format!(
+    let pair = format!(
         "ip link add net1 address {MAC} type veth peer name net2 && ip link set net1 alias dev0 && ip link set net2 up"
     );
-    pod.run(["sh", "-c", &wire]);
+    pod.run(["sh", "-c", &pair]);
     net1.del(&config(&json!({}))).success();
     assert_eq!(rig::link(&host, "dev0"), None);
-    assert_eq!(rig::link(&pod, "net1").unwrap()["ifalias"], "dev0", "it is where it was");
+    assert_eq!(rig::link(&pod, "net1").unwrap()["ifalias"], "dev0", "it stays in the container");
 }
 
 #[test]
-fn a_name_that_the_host_has_given_away_is_waited_for() {
+fn host_device_del_waits_until_its_name_is_free_on_the_host() {
     let host = host!(Feature::Veth);
     let _far = world(&host);
     let pod = host.pod("a");
@@ -284,18 +290,18 @@ fn a_name_that_the_host_has_given_away_is_waited_for() {
     let net1 = host.attachment("host-device", &pod, "net1");
     net1.add(&config(&json!({}))).success();
     host.run(["ip", "link", "add", "dev0", "type", "veth", "peer", "name", "dev1"]);
-    assert_refused("taken", &net1.del(&config(&json!({}))), 11, &["net1", "dev0"]);
-    assert!(rig::link(&pod, "net1").is_some(), "it stays");
+    assert_refused("name in use", &net1.del(&config(&json!({}))), 11, &["net1", "dev0"]);
+    assert!(rig::link(&pod, "net1").is_some(), "the device stays in the pod");
     host.run(["ip", "link", "delete", "dev0"]);
-    // Not even a name that the host has, too, is in the way.
+    // A link of the host with the container's interface name does not matter.
     host.run(["ip", "link", "add", "net1", "type", "veth", "peer", "name", "net2"]);
     net1.del(&config(&json!({}))).success();
     host.run(["ip", "link", "delete", "net1"]);
-    assert_returned("given back", &host, &before);
+    assert_returned("returned", &host, &before);
 }
 
 #[test]
-fn what_the_kernel_gave_back_gets_its_name_by_del() {
+fn host_device_returned_by_the_kernel_is_renamed_by_del() {
     let host = host!(Feature::Veth);
     let _far = world(&host);
     let before = host.snapshot();
@@ -312,7 +318,7 @@ fn what_the_kernel_gave_back_gets_its_name_by_del() {
 }
 
 #[test]
-fn what_the_kernel_gave_back_gets_its_name_by_gc_unless_it_is_valid() {
+fn host_device_returned_by_the_kernel_is_renamed_by_gc() {
     let host = host!(Feature::Veth);
     let _far = world(&host);
     let before = host.snapshot();
@@ -331,7 +337,7 @@ fn what_the_kernel_gave_back_gets_its_name_by_gc_unless_it_is_valid() {
 }
 
 #[test]
-fn what_the_kernel_gave_back_can_be_attached_under_its_old_name() {
+fn host_device_returned_by_the_kernel_can_be_attached_again() {
     let host = host!(Feature::Veth);
     let _far = world(&host);
     let before = host.snapshot();
@@ -344,11 +350,11 @@ fn what_the_kernel_gave_back_can_be_attached_under_its_old_name() {
     assert_eq!(rig::link(&pod, "eth5").unwrap()["address"], MAC);
     eth5.del(&config(&json!({}))).success();
     pod.remove();
-    assert_returned("back again", &host, &before);
+    assert_returned("returned again", &host, &before);
 }
 
 #[test]
-fn without_ipam_it_is_up_and_dns_is_the_configurations() {
+fn host_device_without_ipam_is_up_and_has_configured_dns() {
     let host = host!(Feature::Veth);
     let _far = world(&host);
     let pod = host.pod("a");
@@ -364,7 +370,7 @@ fn without_ipam_it_is_up_and_dns_is_the_configurations() {
 }
 
 #[test]
-fn without_its_record_it_has_its_name_back_and_the_next_add_works() {
+fn host_device_without_its_record_gets_its_name_back() {
     let host = host!(Feature::Veth);
     let _far = world_with_device_down(&host);
     let pod = host.pod("a");
@@ -379,7 +385,7 @@ fn without_its_record_it_has_its_name_back_and_the_next_add_works() {
 }
 
 #[test]
-fn what_has_only_the_alias_of_a_device_that_is_away_stays_as_it_is() {
+fn host_device_gc_and_del_ignore_links_with_the_same_alias() {
     let host = host!(Feature::Veth);
     let _far = world(&host);
     let pod = host.pod("a");
@@ -388,9 +394,9 @@ fn what_has_only_the_alias_of_a_device_that_is_away_stays_as_it_is() {
     let other = "link add other0 address 02:00:00:00:0d:09 type veth peer name other1\n\
                  link set other0 alias dev0\nlink set other1 alias dev0\n";
     host.command("ip").args(["-batch", "-"]).stdin(other).finish().success();
-    // A veth ends with its namespace: nobody brings it back.
+    // A veth is deleted with its namespace, so it does not return.
     pod.remove();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + KERNEL_TIMEOUT;
     while host.attempt(["ip", "link", "show", "far0"]).code == Some(0) && Instant::now() < until {
         sleep(Duration::from_millis(20));
     }

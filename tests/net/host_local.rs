@@ -1,8 +1,8 @@
-//! `host-local` as a runtime runs it: answers, files, and what is left when things go wrong.
+//! Tests of `host-local`, as a runtime executes it: results, files, and leftovers after failures.
 //!
 //! ```text
 //!   Host  /var/lib/cni/networks/net/{10.1.2.2, last_reserved_ip.0, lock}   /run/weft/host-local/…
-//!    └─ Pod a   (its namespace is only a path here: no interface is made)
+//!    └─ Pod a   (only the path of its namespace is used: no interface is created)
 //! ```
 
 use std::collections::BTreeSet;
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Finished, Host, Pod, binary, require};
 
-/// Where the network `net` of the configurations below is kept.
+/// Directory of the network `net` in the configurations below.
 const PLACE: &str = "/var/lib/cni/networks/net";
 
-/// A host with the plugin, and a pod.
+/// Returns a host with the plugin, and a pod.
 fn world() -> (Host, Pod) {
     let host = Host::new();
     host.install(&binary("weft-cni"), &["host-local"]);
@@ -28,7 +28,7 @@ fn config(version: &str, ipam: Value) -> Value {
     json!({ "cniVersion": version, "name": "net", "type": "ipvlan", "ipam": ipam })
 }
 
-/// One range of the addresses 10.1.2.2 to 10.1.2.LAST.
+/// Returns a configuration with one range, 10.1.2.2 to 10.1.2.LAST.
 fn small(last: u8) -> Value {
     config(
         "1.1.0",
@@ -36,20 +36,20 @@ fn small(last: u8) -> Value {
     )
 }
 
-/// The attachment of another container.
+/// Returns the attachment of a container with this id.
 fn container<'a>(host: &'a Host, pod: &Pod, id: &str) -> Attachment<'a> {
     let mut attachment = host.attachment("host-local", pod, "eth0");
     attachment.container_id = id.to_owned();
     attachment
 }
 
-/// The same with `CNI_ARGS`.
-fn asking<'a>(mut attachment: Attachment<'a>, args: &str) -> Attachment<'a> {
+/// Returns the attachment with `CNI_ARGS`.
+fn with_args<'a>(mut attachment: Attachment<'a>, args: &str) -> Attachment<'a> {
     attachment.args = args.to_owned();
     attachment
 }
 
-/// The addresses of a result, without prefix length.
+/// Returns the addresses of a result, without prefix length.
 #[track_caller]
 fn addresses(finished: Finished) -> Vec<String> {
     let result = finished.success().json();
@@ -57,7 +57,7 @@ fn addresses(finished: Finished) -> Vec<String> {
     ips.iter().map(|ip| ip["address"].as_str().unwrap().split('/').next().unwrap().to_owned()).collect()
 }
 
-/// Code and message of a failure.
+/// Returns the code and the message of a failure.
 #[track_caller]
 fn refusal(finished: &Finished) -> (u64, String) {
     assert_eq!(finished.code, Some(1), "{finished}");
@@ -65,13 +65,13 @@ fn refusal(finished: &Finished) -> (u64, String) {
     (error["code"].as_u64().expect("a code"), error["msg"].as_str().expect("a message").to_owned())
 }
 
-/// Names in the network's directory.
+/// Returns the names in the network's directory.
 fn names(host: &Host) -> Vec<String> {
     let listed = host.attempt(["ls", "-A", PLACE]).stdout;
     listed.lines().map(str::to_owned).collect()
 }
 
-/// The reservations of the network: address and content.
+/// Returns the reservations of the network: address and content.
 fn reservations(host: &Host) -> Vec<(String, String)> {
     let reserved = names(host).into_iter().filter(|name| name.parse::<std::net::IpAddr>().is_ok());
     reserved.map(|name| (name.clone(), host.read(format!("{PLACE}/{name}")).unwrap_or_default())).collect()
@@ -88,7 +88,7 @@ fn sweep(version: &str, valid: Option<Value>) -> Value {
 // === the fixed set ===
 
 #[test]
-fn an_address_is_added_checked_and_deleted() {
+fn host_local_address_is_added_checked_and_deleted() {
     require!(Feature::Root);
     let (host, pod) = world();
     let attachment = host.attachment("host-local", &pod, "eth0");
@@ -125,7 +125,7 @@ fn an_address_is_added_checked_and_deleted() {
 }
 
 #[test]
-fn a_second_del_and_one_without_namespace_or_directory_or_ranges_succeed() {
+fn host_local_del_succeeds_twice_and_without_netns_or_ranges() {
     require!(Feature::Root);
     let (host, pod) = world();
     let before = host.snapshot();
@@ -135,7 +135,7 @@ fn a_second_del_and_one_without_namespace_or_directory_or_ranges_succeed() {
     attachment.add(&small(9)).success();
     attachment.netns.clear();
     let mut conf = small(9);
-    conf["ipam"]["ranges"] = json!("of another time");
+    conf["ipam"]["ranges"] = json!("not a list");
     attachment.del(&conf).success();
     assert_eq!(reservations(&host), []);
     attachment.del(&conf).success();
@@ -144,7 +144,7 @@ fn a_second_del_and_one_without_namespace_or_directory_or_ranges_succeed() {
 }
 
 #[test]
-fn a_failed_add_gives_back_what_it_took_and_nothing_else() {
+fn host_local_failed_add_frees_only_its_own_addresses() {
     require!(Feature::Root);
     let (host, pod) = world();
     let two = |second: Value| config("1.0.0", json!({ "ranges": [[{ "subnet": "10.1.2.0/24" }], [second]] }));
@@ -157,7 +157,7 @@ fn a_failed_add_gives_back_what_it_took_and_nothing_else() {
     let (code, msg) = refusal(&attachment.add(&two(second)));
     assert_eq!((code, msg.as_str()), (11, "no IP addresses available in range set: 10.1.3.1-10.1.3.2"));
     assert_eq!(reservations(&host), before);
-    // What the attachment had before a failing ADD stays, too: its container may be running with it.
+    // Addresses that the attachment held before the failing ADD stay: its container may be running.
     assert_eq!(addresses(attachment.add(&small(9))), ["10.1.2.3"]);
     let held = reservations(&host);
     let swapped =
@@ -168,7 +168,7 @@ fn a_failed_add_gives_back_what_it_took_and_nothing_else() {
 }
 
 #[test]
-fn every_version_gets_its_own_form() {
+fn host_local_result_has_the_form_of_each_cni_version() {
     require!(Feature::Root);
     let (host, pod) = world();
     let attachment = host.attachment("host-local", &pod, "eth0");
@@ -205,7 +205,7 @@ fn every_version_gets_its_own_form() {
 }
 
 #[test]
-fn s32_gc_drops_exactly_what_is_not_valid() {
+fn host_local_gc_removes_exactly_the_invalid_reservations() {
     require!(Feature::Root);
     let (host, pod) = world();
     let file = |name: &str| format!("{PLACE}/{name}");
@@ -223,7 +223,7 @@ fn s32_gc_drops_exactly_what_is_not_valid() {
 
     let before = names(&host);
     gc(None).success();
-    assert_eq!(names(&host), before, "without a list nothing is stale");
+    assert_eq!(names(&host), before, "without a list, nothing is removed");
 
     let valid = json!([
         { "containerID": "one", "ifname": "eth0" }, { "containerID": "three", "ifname": "eth0" },
@@ -242,13 +242,13 @@ fn s32_gc_drops_exactly_what_is_not_valid() {
     container(&host, &pod, "four").add(&small(99)).success();
     old_key["cni.dev/attachments"] = json!([]);
     attachment.call("GC", old_key.to_string()).success();
-    assert_eq!(reservations(&host).len(), 1, "trap 7: the other key means the same");
+    assert_eq!(reservations(&host).len(), 1, "trap 7: the other field has the same meaning");
     let malformed = gc(Some(json!("all")));
     assert_eq!(refusal(&malformed).0, 7);
 }
 
 #[test]
-fn s33_status_says_whether_an_add_could_be_served() {
+fn host_local_status_reports_whether_an_add_can_succeed() {
     require!(Feature::Root);
     let (host, pod) = world();
     let attachment = host.attachment("host-local", &pod, "eth0");
@@ -264,7 +264,7 @@ fn s33_status_says_whether_an_add_could_be_served() {
     assert_eq!((code, msg.as_str()), (50, "no IP addresses available in range set: 10.1.2.1-10.1.2.3"));
     host.write(format!("{PLACE}/10.1.2.3"), "");
     status(&small(3)).success();
-    // The runtime names ranges with each ADD, and none with STATUS.
+    // The runtime passes ranges to each ADD, and none to STATUS.
     let mut dynamic = small(3);
     dynamic["ipam"] = json!({ "type": "host-local" });
     status(&dynamic).success();
@@ -287,7 +287,7 @@ fn s33_status_says_whether_an_add_could_be_served() {
     let (code, msg) = refusal(&status(&at("/run/readonly/data")));
     assert!(code == 50 && msg.ends_with("read-only file system"), "{msg}");
     let (code, _) = refusal(&attachment.add(&at("/run/readonly/data")));
-    assert_eq!(code, 5, "and ADD would have failed");
+    assert_eq!(code, 5, "ADD fails, too");
     let mut conf = small(9);
     conf["ipam"]["resolvConf"] = json!("/no/such/file");
     let (code, msg) = refusal(&status(&conf));
@@ -295,7 +295,7 @@ fn s33_status_says_whether_an_add_could_be_served() {
 }
 
 #[test]
-fn bad_input_is_refused_with_key_and_value_and_changes_nothing() {
+fn host_local_bad_options_are_refused_and_change_nothing() {
     require!(Feature::Root);
     let (host, pod) = world();
     let attachment = host.attachment("host-local", &pod, "eth0");
@@ -342,14 +342,14 @@ fn bad_input_is_refused_with_key_and_value_and_changes_nothing() {
         assert_eq!(code, expected_code, "{conf}: {msg}");
         assert!(msg.contains(expected), "{conf}: {msg}");
     }
-    // Nothing is made for any of them; the directory neither.
+    // No file or directory is created for any of them.
     host.assert_unchanged(&before);
-    // A pipe without a writer is an empty file to us, not a wait for ever.
+    // A FIFO without a writer counts as an empty file, and does not block.
     attachment.add(&with("/ipam", json!({ "subnet": "10.1.2.0/24", "resolvConf": pipe }))).success();
 }
 
 #[test]
-fn a_bad_request_and_what_is_hostile_are_refused_and_change_nothing() {
+fn host_local_bad_requests_and_hostile_input_are_refused() {
     require!(Feature::Root);
     let (host, pod) = world();
     let attachment = host.attachment("host-local", &pod, "eth0");
@@ -362,7 +362,7 @@ fn a_bad_request_and_what_is_hostile_are_refused_and_change_nothing() {
         ("COLOUR=red", 4, "COLOUR=red"),
         ("IP", 4, "invalid pair \"IP\""),
     ] {
-        let odd = asking(host.attachment("host-local", &pod, "eth0"), args);
+        let odd = with_args(host.attachment("host-local", &pod, "eth0"), args);
         let (code, msg) = refusal(&odd.add(&conf));
         assert!(code == expected_code && msg.contains(expected), "{args}: {code} {msg}");
     }
@@ -373,10 +373,10 @@ fn a_bad_request_and_what_is_hostile_are_refused_and_change_nothing() {
     host.assert_unchanged(&before);
 }
 
-// === which address ===
+// === choice of the address ===
 
 #[test]
-fn addresses_go_round_and_the_last_one_is_the_last_resort() {
+fn host_local_round_robin_uses_the_last_address_last() {
     require!(Feature::Root);
     let (host, pod) = world();
     let conf = small(4);
@@ -384,19 +384,19 @@ fn addresses_go_round_and_the_last_one_is_the_last_resort() {
     let free = |id: &str| container(&host, &pod, id).del(&conf).success();
     assert_eq!([next("a"), next("b")], ["10.1.2.2", "10.1.2.3"]);
     free("a");
-    assert_eq!(next("a"), "10.1.2.4", "not the one it just had");
-    assert_eq!(next("c"), "10.1.2.2", "round the end, over the gateway");
+    assert_eq!(next("a"), "10.1.2.4", "not the address that it just had");
+    assert_eq!(next("c"), "10.1.2.2", "after the end of the range, without the gateway");
     let (code, msg) = refusal(&container(&host, &pod, "d").add(&conf));
     assert_eq!((code, msg.as_str()), (11, "no IP addresses available in range set: 10.1.2.1-10.1.2.4"));
     free("c");
-    assert_eq!(next("d"), "10.1.2.2", "the only one");
+    assert_eq!(next("d"), "10.1.2.2", "the only free address");
     host.write(format!("{PLACE}/last_reserved_ip.0"), "nonsense");
     free("b");
     assert_eq!(next("e"), "10.1.2.3");
 }
 
 #[test]
-fn a_free_address_is_found_behind_a_thousand_that_are_held() {
+fn host_local_free_address_is_found_among_many_reservations() {
     require!(Feature::Root);
     let (host, pod) = world();
     host.within(|| {
@@ -414,37 +414,44 @@ fn a_free_address_is_found_behind_a_thousand_that_are_held() {
 }
 
 #[test]
-fn v5_v13_v14_a_requested_address_is_given_whoever_asks_and_however() {
+fn host_local_requested_address_is_allocated_by_any_channel() {
     require!(Feature::Root);
     let (host, pod) = world();
     let ranges = json!({ "ranges": [[{ "subnet": "10.1.2.0/24" }], [{ "subnet": "fd00:1::/64" }]] });
-    let ask = |id: &str, args: &str, more: &[(&str, Value)]| {
+    let add_with_request = |id: &str, args: &str, more: &[(&str, Value)]| {
         let mut conf = config("1.0.0", ranges.clone());
         for (key, value) in more {
             conf[*key] = value.clone();
         }
-        asking(container(&host, &pod, id), args).add(&conf)
+        with_args(container(&host, &pod, id), args).add(&conf)
     };
-    assert_eq!(addresses(ask("a", "IP=10.1.2.50", &[])), ["10.1.2.50", "fd00:1::2"]);
+    assert_eq!(addresses(add_with_request("a", "IP=10.1.2.50", &[])), ["10.1.2.50", "fd00:1::2"]);
     assert_eq!(
-        addresses(ask("b", "IgnoreUnknown=1;IP=10.1.2.51/24,fd00:1::51;FOO=bar", &[])),
+        addresses(add_with_request("b", "IgnoreUnknown=1;IP=10.1.2.51/24,fd00:1::51;FOO=bar", &[])),
         ["10.1.2.51", "fd00:1::51"]
     );
     let args = ("args", json!({ "cni": { "ips": ["fd00:1::52/64", "10.1.2.52"] } }));
     let runtime = ("runtimeConfig", json!({ "ips": ["10.1.2.52/24", "fd00:1::52"] }));
-    assert_eq!(addresses(ask("c", "IP=10.1.2.52", &[args, runtime])), ["10.1.2.52", "fd00:1::52"]);
-    assert_eq!(addresses(ask("d", "", &[])), ["10.1.2.53", "fd00:1::53"], "round robin goes on behind them");
+    assert_eq!(
+        addresses(add_with_request("c", "IP=10.1.2.52", &[args, runtime])),
+        ["10.1.2.52", "fd00:1::52"]
+    );
+    assert_eq!(
+        addresses(add_with_request("d", "", &[])),
+        ["10.1.2.53", "fd00:1::53"],
+        "round robin continues after them"
+    );
 
-    let (code, msg) = refusal(&ask("e", "IP=10.1.2.50", &[]));
+    let (code, msg) = refusal(&add_with_request("e", "IP=10.1.2.50", &[]));
     assert!(code == 11 && msg.starts_with("CNI_ARGS IP: 10.1.2.50: not available in range set"), "{msg}");
-    let (code, msg) = refusal(&ask("a", "IP=10.1.2.50", &[]));
+    let (code, msg) = refusal(&add_with_request("a", "IP=10.1.2.50", &[]));
     assert!(code == 4 && msg.contains("10.1.2.50 has been allocated to its eth0"), "{msg}");
     let two = ("runtimeConfig", json!({ "ips": ["10.1.2.60", "10.1.2.61"] }));
     let before = reservations(&host);
-    let (code, msg) = refusal(&ask("f", "", &[two]));
+    let (code, msg) = refusal(&add_with_request("f", "", &[two]));
     assert!(
         code == 7
-            && msg.starts_with("runtimeConfig.ips[1]: 10.1.2.61: range set 10.1.2.1-10.1.2.254 gives one"),
+            && msg.starts_with("runtimeConfig.ips[1]: 10.1.2.61: range set 10.1.2.1-10.1.2.254 has one"),
         "{msg}"
     );
     assert_eq!(reservations(&host), before);
@@ -452,12 +459,12 @@ fn v5_v13_v14_a_requested_address_is_given_whoever_asks_and_however() {
         "runtimeConfig",
         json!({ "ipRanges": [[{ "Subnet": "10.7.0.0/24", "RangeStart": "", "Gateway": "" }]] }),
     );
-    // As containerd writes it; the sets behind it move up, and round robin begins anew.
-    assert_eq!(addresses(ask("g", "", &[ranges])), ["10.7.0.2", "10.1.2.2", "fd00:1::3"]);
+    // As containerd writes it. The other sets move up, and round robin starts again.
+    assert_eq!(addresses(add_with_request("g", "", &[ranges])), ["10.7.0.2", "10.1.2.2", "fd00:1::3"]);
 }
 
 #[test]
-fn a_second_add_of_an_attachment_is_refused_and_the_first_keeps_its_address() {
+fn host_local_second_add_is_refused_and_keeps_the_address() {
     require!(Feature::Root);
     let (host, pod) = world();
     let attachment = host.attachment("host-local", &pod, "eth0");
@@ -474,14 +481,14 @@ fn a_second_add_of_an_attachment_is_refused_and_the_first_keeps_its_address() {
     assert_eq!(reservations(&host), held);
     assert_eq!(addresses(second_interface.add(&small(9))), ["10.1.2.3"]);
     attachment.del(&small(9)).success();
-    assert_eq!(reservations(&host).len(), 1, "of the other interface");
+    assert_eq!(reservations(&host).len(), 1, "the reservation of the other interface");
     assert_eq!(addresses(attachment.add(&small(9))), ["10.1.2.4"]);
 }
 
-// === what is left when things go wrong ===
+// === failures ===
 
 #[test]
-fn what_nobody_finished_is_free_and_what_somebody_wrote_is_not() {
+fn host_local_empty_reservation_is_free_and_foreign_text_is_not() {
     require!(Feature::Root);
     let (host, pod) = world();
     let file = |name: &str| format!("{PLACE}/{name}");
@@ -494,21 +501,21 @@ fn what_nobody_finished_is_free_and_what_somebody_wrote_is_not() {
     assert_eq!(
         addresses(container(&host, &pod, "two").add(&small(5))),
         ["10.1.2.3"],
-        "where nothing else is free"
+        "an empty file is used last"
     );
     assert_eq!(refusal(&container(&host, &pod, "three").add(&small(5))).0, 11);
     host.write(file("10.1.2.4"), "");
-    let requested = asking(container(&host, &pod, "three"), "IP=10.1.2.4");
+    let requested = with_args(container(&host, &pod, "three"), "IP=10.1.2.4");
     assert_eq!(addresses(requested.add(&small(5))), ["10.1.2.4"]);
     assert_eq!(host.read(file("10.1.2.4")).as_deref(), Some("three\r\neth0"));
 }
 
 #[test]
-fn a_full_disk_leaves_no_reservation() {
+fn host_local_full_disk_leaves_no_reservation() {
     require!(Feature::Root);
     let (host, pod) = world();
     let conf = small(9);
-    // Room for the lock and one file more, but not for the one of round robin; then for its name only.
+    // There is room for the lock and another file, but not for the round-robin file; then only for its name.
     for limit in ["nr_inodes=4", "size=4k"] {
         host.run(["mkdir", "-p", PLACE]);
         host.run(["mount", "-t", "tmpfs", "-o", limit, "tmpfs", "/var/lib/cni/networks"]);
@@ -517,7 +524,7 @@ fn a_full_disk_leaves_no_reservation() {
         assert_eq!(reservations(&host), [], "{limit}");
         host.run(["umount", "/var/lib/cni/networks"]);
     }
-    // No room for a single letter.
+    // There is no room for a single byte.
     host.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", "/var/lib/cni/networks"]);
     host.write("/var/lib/cni/networks/ballast", "x");
     let (code, msg) = refusal(&container(&host, &pod, "one").add(&conf));
@@ -531,23 +538,23 @@ fn a_full_disk_leaves_no_reservation() {
     assert_eq!(addresses(container(&host, &pod, "one").add(&conf)), ["10.1.2.2"]);
 }
 
-/// Notes on a reservation's file that it was made in another boot, and dates it to 1970.
+/// Marks a reservation's file as made in another boot, and sets its time to 1970.
 fn of_another_boot(host: &Host, name: &str, machine: &str) {
     let path = format!("{PLACE}/{name}");
     host.within(|| {
-        let mut note = [0; 128];
-        let length = rustix::fs::getxattr(&path, "user.weft.boot", &mut note).expect("our note on our file");
-        let own = std::str::from_utf8(&note[..length]).unwrap();
+        let mut mark = [0; 128];
+        let length = rustix::fs::getxattr(&path, "user.weft.boot", &mut mark).expect("the boot mark");
+        let own = std::str::from_utf8(&mark[..length]).unwrap();
         let machine = if machine.is_empty() { own.split_once('/').unwrap().0 } else { machine };
-        let note = format!("{machine}/00000000-0000-0000-0000-000000000000");
-        rustix::fs::setxattr(&path, "user.weft.boot", note.as_bytes(), rustix::fs::XattrFlags::empty())
+        let mark = format!("{machine}/00000000-0000-0000-0000-000000000000");
+        rustix::fs::setxattr(&path, "user.weft.boot", mark.as_bytes(), rustix::fs::XattrFlags::empty())
             .unwrap();
         std::fs::File::open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
     });
 }
 
 #[test]
-fn after_a_reboot_lost_addresses_come_back_only_where_an_add_would_fail() {
+fn host_local_earlier_boots_addresses_are_reused_only_if_needed() {
     require!(Feature::Root);
     let (host, pod) = world();
     let next = |id: &str| container(&host, &pod, id).add(&small(5));
@@ -562,17 +569,17 @@ fn after_a_reboot_lost_addresses_come_back_only_where_an_add_would_fail() {
             .set_modified(SystemTime::UNIX_EPOCH)
             .unwrap();
     });
-    assert_eq!(addresses(next("d")), ["10.1.2.5"], "while there is a free one");
+    assert_eq!(addresses(next("d")), ["10.1.2.5"], "a free address is used first");
     container(&host, &pod, "d").call("STATUS", small(5).to_string()).success();
-    assert_eq!(addresses(next("e")), ["10.1.2.2"], "of an earlier boot of this machine");
-    assert_eq!(refusal(&next("f")).0, 11, "neither another machine's nor an old file of this boot");
+    assert_eq!(addresses(next("e")), ["10.1.2.2"], "a reservation of an earlier boot of this machine");
+    assert_eq!(refusal(&next("f")).0, 11, "reservations of another machine and old ones of this boot stay");
     assert_eq!(refusal(&container(&host, &pod, "f").call("STATUS", small(5).to_string())).0, 50);
-    // The same container again: its interface went with the boot, and its address with it.
+    // The same container again: its interface and its address were lost with the boot.
     of_another_boot(&host, "10.1.2.5", "");
     assert_eq!(addresses(next("d")), ["10.1.2.5"]);
     assert_eq!(refusal(&next("d")).0, 4);
-    // The reference plugin leaves no note, and is never judged.
-    host.write(format!("{PLACE}/10.1.2.5"), "theirs\r\neth0");
+    // A file of the Go plugin has no boot mark and is never reused.
+    host.write(format!("{PLACE}/10.1.2.5"), "foreign\r\neth0");
     host.within(|| {
         rustix::fs::removexattr(format!("{PLACE}/10.1.2.5"), "user.weft.boot").unwrap();
         std::fs::File::open(format!("{PLACE}/10.1.2.5"))
@@ -584,18 +591,18 @@ fn after_a_reboot_lost_addresses_come_back_only_where_an_add_would_fail() {
 }
 
 #[test]
-fn thirty_two_at_once_get_thirty_two_addresses() {
+fn host_local_32_concurrent_adds_have_distinct_addresses() {
     require!(Feature::Root);
     let (host, pod) = world();
     let conf =
         config("1.0.0", json!({ "ranges": [[{ "subnet": "10.1.2.0/24" }], [{ "subnet": "fd00::/120" }]] }));
-    let given: Vec<Vec<String>> = std::thread::scope(|scope| {
+    let allocated: Vec<Vec<String>> = std::thread::scope(|scope| {
         let add = |number: usize| addresses(container(&host, &pod, &format!("c{number}")).add(&conf));
         let threads: Vec<_> = (0..32).map(|number| scope.spawn(move || add(number))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    let distinct: BTreeSet<&String> = given.iter().flatten().collect();
-    assert_eq!(distinct.len(), 64, "{given:?}");
+    let distinct: BTreeSet<&String> = allocated.iter().flatten().collect();
+    assert_eq!(distinct.len(), 64, "{allocated:?}");
     assert_eq!(reservations(&host).len(), 64);
     std::thread::scope(|scope| {
         for number in 0..32 {
@@ -607,7 +614,7 @@ fn thirty_two_at_once_get_thirty_two_addresses() {
 }
 
 #[test]
-fn killed_at_any_moment_it_leaves_what_del_can_clean() {
+fn host_local_killed_at_any_moment_leaves_what_del_removes() {
     require!(Feature::Root);
     let (host, pod) = world();
     let conf =
@@ -616,7 +623,7 @@ fn killed_at_any_moment_it_leaves_what_del_can_clean() {
     let attachment = host.attachment("host-local", &pod, "eth0");
     let took = Instant::now();
     attachment.add(&conf).success();
-    // Up to half again as long as a whole call, which was slow: the first reads everything.
+    // At most one and a half times a whole call. The first call is slow, because it reads every file.
     let whole = took.elapsed().max(Duration::from_millis(4)) * 3 / 2;
     attachment.del(&conf).success();
     let owner = format!("{}\r\neth0", pod.container_id());
@@ -633,7 +640,7 @@ fn killed_at_any_moment_it_leaves_what_del_can_clean() {
             .env("CNI_PATH", "/opt/cni/bin")
             .start();
         match round + 1 {
-            // One is left to finish, however slow the machine is.
+            // The last one may finish, however slow the machine is.
             ROUNDS => drop(running.finish(Duration::from_secs(30))),
             _ => {
                 std::thread::sleep(whole * round / ROUNDS);
@@ -643,7 +650,7 @@ fn killed_at_any_moment_it_leaves_what_del_can_clean() {
         let left = reservations(&host);
         assert!(
             left.iter().all(|(_, content)| *content == owner),
-            "round {round}: a half-written file: {left:?}"
+            "round {round}: a partly written file: {left:?}"
         );
         nothing += usize::from(left.is_empty());
         everything += usize::from(left.len() == 2);
@@ -656,7 +663,7 @@ fn killed_at_any_moment_it_leaves_what_del_can_clean() {
 }
 
 #[test]
-fn with_five_thousand_held_no_other_reservation_is_read() {
+fn host_local_add_reads_no_other_reservation_of_5000() {
     require!(Feature::Root);
     let (host, pod) = world();
     let conf = config("1.0.0", json!({ "ranges": [[{ "subnet": "10.1.0.0/16" }]] }));
@@ -669,21 +676,22 @@ fn with_five_thousand_held_no_other_reservation_is_read() {
         std::fs::write(format!("{PLACE}/last_reserved_ip.0"), "10.1.19.137").unwrap();
     });
     let one = container(&host, &pod, "one");
-    // Others filled the directory: the first call has to read it, and keeps what it read.
+    // Other programs filled the directory: the first call has to read it, and caches the content.
     one.add(&conf).success();
-    // The kernel notes a reading of a file that was not read since it was changed; see mount(8) relatime.
-    let never = SystemTime::UNIX_EPOCH;
+    // The kernel records the access time of a file that was not read since its last change; see mount(8)
+    // relatime.
+    let epoch = SystemTime::UNIX_EPOCH;
     let paths: Vec<String> =
         reservations(&host).into_iter().map(|(name, _)| format!("{PLACE}/{name}")).collect();
     host.within(|| {
         for path in &paths {
-            let times = std::fs::FileTimes::new().set_accessed(never);
+            let times = std::fs::FileTimes::new().set_accessed(epoch);
             std::fs::File::options().write(true).open(path).unwrap().set_times(times).unwrap();
         }
     });
     let unread = || {
         let is_unread =
-            |path: &&String| std::fs::metadata(path).is_ok_and(|meta| meta.accessed().unwrap() == never);
+            |path: &&String| std::fs::metadata(path).is_ok_and(|meta| meta.accessed().unwrap() == epoch);
         host.within(|| paths.iter().filter(is_unread).count())
     };
     assert_eq!(paths.len(), 5001);
@@ -692,37 +700,37 @@ fn with_five_thousand_held_no_other_reservation_is_read() {
     container(&host, &pod, "two").del(&conf).success();
     assert_eq!(unread(), 5001);
     one.del(&conf).success();
-    assert_eq!(unread(), 5000, "all but its own, which is gone");
-    // And if somebody does read one, the test would see it.
+    assert_eq!(unread(), 5000, "all but the deleted reservation");
+    // Verifies that the access time shows a read.
     host.run(["cat", &paths[7]]);
     assert_eq!(unread(), 4999);
 }
 
 #[test]
-fn an_address_that_others_write_in_between_is_never_given_twice() {
+fn host_local_addresses_of_concurrent_writers_are_not_reused() {
     require!(Feature::Root);
     let (host, pod) = world();
     for round in 2..20_u8 {
         let taken = 2 * round;
-        host.write(format!("{PLACE}/10.1.2.{taken}"), format!("theirs{round}\r\neth0"));
-        let given = addresses(container(&host, &pod, &format!("ours{round}")).add(&small(99)));
+        host.write(format!("{PLACE}/10.1.2.{taken}"), format!("foreign{round}\r\neth0"));
+        let allocated = addresses(container(&host, &pod, &format!("weft{round}")).add(&small(99)));
         let unique: BTreeSet<String> = reservations(&host).into_iter().map(|(name, _)| name).collect();
-        assert!(unique.contains(&given[0]));
-        assert_eq!(unique.len(), 2 * (usize::from(round) - 1), "{given:?}");
-        let second = container(&host, &pod, &format!("theirs{round}"));
+        assert!(unique.contains(&allocated[0]));
+        assert_eq!(unique.len(), 2 * (usize::from(round) - 1), "{allocated:?}");
+        let second = container(&host, &pod, &format!("foreign{round}"));
         assert_eq!(refusal(&second.add(&small(99))).0, 4, "it holds an address");
     }
 }
 
-/// A file that cannot be read for a while, as on a bad sector: what reads it does not forget whose it is.
+/// A file that cannot be read for a while, as on a bad sector, keeps its owner.
 #[test]
-fn what_could_not_be_read_once_is_given_back_all_the_same() {
+fn host_local_reservation_unreadable_once_is_released_later() {
     require!(Feature::Root);
     let (host, pod) = world();
     let conf = small(9);
     let [one, two] = ["one", "two"].map(|id| container(&host, &pod, id));
     assert_eq!(addresses(one.add(&conf)), ["10.1.2.2"]);
-    // Whoever comes next has to read them all. The first process's memory is nobody's to read, or has nothing there.
+    // The next call has to read all files, and reads of the memory of process 1 fail.
     host.run(["sh", "-c", "rm -rf /run/weft/host-local"]);
     host.run(["mount", "--bind", "/proc/1/mem", &format!("{PLACE}/10.1.2.2")]);
     let unread = host.attempt(["cat", &format!("{PLACE}/10.1.2.2")]);

@@ -1,12 +1,12 @@
-//! A pod's ports on the host, and what it may send and receive, by way of the meta-plugin: what the runtime asks for
-//! arrives at the plugins of the default network, and nowhere else.
+//! Tests of a pod's host ports and firewall through the meta-plugin: the runtime's `portMappings` arrive at
+//! the plugins of the default network, and at no other network.
 //!
 //! ```text
 //!   outside ── up0 ── host ── br1 ── web eth0      default: bridge, portmap, firewall
 //!                          └─ br2 ── web net1      extra: bridge, portmap
 //! ```
 //!
-//! Source: NPWG v1.1, 7.5; containerd `pkg/cri` (how host ports come to a CNI configuration).
+//! Source: NPWG v1.1, 7.5; containerd `pkg/cri` (how host ports become part of a CNI configuration).
 
 use rig::cluster::{bridge, configuration};
 use rig::traffic::{Transport, UPLINK, outside, reached};
@@ -14,7 +14,7 @@ use rig::{Cluster, assert_nothing_left, with};
 use serde_json::{Value, json};
 use testkit::{Feature, Host, host};
 
-/// A bridge network, behind which ports are forwarded.
+/// Returns a bridge network with port mappings.
 fn forwarding(name: &str, subnet: u8, more: &[Value]) -> Value {
     let mut network = bridge(name, subnet);
     network["plugins"][0]["isDefaultGateway"] = (subnet == 1).into();
@@ -24,8 +24,8 @@ fn forwarding(name: &str, subnet: u8, more: &[Value]) -> Value {
     network
 }
 
-/// What a runtime passes to the meta-plugin, which declares the capability.
-fn called(host_port: u16) -> Value {
+/// Returns the meta-plugin's configuration with port mappings, as a runtime passes it.
+fn config_with_ports(host_port: u16) -> Value {
     let default = forwarding("default", 1, &[json!({ "type": "firewall", "ingressPolicy": "same-bridge" })]);
     with(
         &configuration(&default),
@@ -41,7 +41,7 @@ fn entries(host: &Host, what: &str) -> usize {
 }
 
 #[test]
-fn v11_7_5_1_host_ports_are_the_default_networks_and_go_with_the_pod() {
+fn host_ports_apply_to_the_default_network_until_del() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::NftInet);
     let cluster = Cluster::new(&host);
     let outside = outside(&host);
@@ -49,13 +49,13 @@ fn v11_7_5_1_host_ports_are_the_default_networks_and_go_with_the_pod() {
     cluster.pod("web", "extra");
     let pod = host.pod("web");
     let attachment = cluster.attachment(&pod);
-    let prime = called(8080);
-    attachment.add(&prime).success();
-    attachment.del(&prime).success();
+    let first = config_with_ports(8080);
+    attachment.add(&first).success();
+    attachment.del(&first).success();
     let before = host.snapshot();
-    // A host that drops what it forwards: without firewall nothing would be answered.
-    host.run(["nft", "table inet theirs { chain c { type filter hook forward priority 0; policy drop; ct status dnat accept; }; }"]);
-    let result = attachment.add(&called(8080)).success().json();
+    // The host drops what it forwards: without the firewall plugin, nothing would be answered.
+    host.run(["nft", "table inet foreign { chain c { type filter hook forward priority 0; policy drop; ct status dnat accept; }; }"]);
+    let result = attachment.add(&config_with_ports(8080)).success().json();
     let address = rig::addresses(&result)[0].split('/').next().unwrap().to_owned();
     for (transport, port) in [(Transport::Tcp, 80), (Transport::Udp, 53)] {
         let seen =
@@ -63,13 +63,13 @@ fn v11_7_5_1_host_ports_are_the_default_networks_and_go_with_the_pod() {
         assert!(seen.is_some(), "{transport:?}");
     }
     assert_eq!(entries(&host, "weft/portmap/default/"), 3, "two ports and their address");
-    assert_eq!(entries(&host, "weft/portmap/extra/"), 0, "the other network's plugin was asked for nothing");
-    assert_eq!(entries(&host, "weft/firewall/default/"), 3, "the address, and what is about the bridge");
-    attachment.check(&with(&called(8080), &json!({ "prevResult": result }))).success();
-    // DEL as some runtimes make it: without the ports, and after the pod has gone.
-    let mut last = called(8080);
+    assert_eq!(entries(&host, "weft/portmap/extra/"), 0, "the other network's plugin has no port mappings");
+    assert_eq!(entries(&host, "weft/firewall/default/"), 3, "one rule for the address, two for the bridge");
+    attachment.check(&with(&config_with_ports(8080), &json!({ "prevResult": result }))).success();
+    // DEL as some runtimes call it: without the ports, and after the namespace is deleted.
+    let mut last = config_with_ports(8080);
     last.as_object_mut().unwrap().remove("runtimeConfig");
     attachment.del(&last).success();
-    host.run(["nft", "delete", "table", "inet", "theirs"]);
+    host.run(["nft", "delete", "table", "inet", "foreign"]);
     assert_nothing_left("DEL", &host, &before);
 }

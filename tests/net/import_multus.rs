@@ -1,12 +1,13 @@
-//! A node of Multus, taken over while its pods run: what it attached weft takes down.
+//! Tests of `weft import multus`: a node of Multus is taken over while its pods run, and weft detaches their
+//! attachments.
 //!
 //! ```text
 //!   /var/lib/cni/multus/<container id>      delegates ─┐
 //!   /var/lib/cni/multus/results/…           libcni ────┴─► weft import multus ─► /var/lib/weft/sandboxes
 //! ```
 //!
-//! What Multus leaves is made as it makes it: interfaces by the plugins themselves, libcni's cache by a caller that
-//! writes it as libcni does, the delegates in Multus's own form.
+//! The test creates the state of Multus as Multus does: interfaces by the plugins themselves, libcni's cache
+//! by a caller that writes it like libcni, and the delegates in Multus's format.
 //!
 //! Source: Multus `pkg/multus/multus.go`, `pkg/types/types.go`; M27.
 
@@ -29,18 +30,19 @@ fn import(host: &Host, words: &[&str]) -> Finished {
     weft(host).args(["import", "multus"]).args(words).finish()
 }
 
-/// The pod's networks: default, one that it selects by another interface name, one with an own argument.
+/// Returns the pod's networks: the default network, one with a requested interface name, one with an
+/// argument.
 fn networks() -> [(&'static str, &'static str, Value); 3] {
     let mut red = bridge("red", 2);
     red["plugins"].as_array_mut().unwrap().push(json!({ "type": "tuning", "mtu": 1400 }));
-    red["plugins"][0]["x-somebody"] = "kept".into();
+    red["plugins"][0]["x-unknown"] = "kept".into();
     let range = json!({ "type": "host-local", "subnet": "10.3.0.0/24" });
     let blue =
         json!({ "cniVersion": "0.3.1", "name": "blue", "type": "bridge", "bridge": "br3", "ipam": range });
     [("home", "eth0", bridge("home", 1)), ("blue/red", "front", red), ("blue/blue", "net2", blue)]
 }
 
-/// What Multus leaves of a pod; its container id.
+/// Creates the state that Multus has of a pod. Returns the container id.
 #[track_caller]
 fn attached_by_multus(host: &Host, pod: &Pod) -> String {
     let mut delegates = Vec::new();
@@ -71,7 +73,7 @@ fn attached_by_multus(host: &Host, pod: &Pod) -> String {
     container.to_owned()
 }
 
-/// A host with weft's program, Multus's configuration, and a pod that had all of it once.
+/// Returns a host with weft and Multus's configuration.
 macro_rules! node {
     () => {{
         let host = host!(Feature::Bridge, Feature::Veth);
@@ -91,7 +93,7 @@ fn files(host: &Host, directory: &str) -> String {
         .stdout
 }
 
-/// One pod comes and goes: what stays on a node is there then, bridges and directories.
+/// Attaches and detaches one pod, so that bridges and directories that remain on a node exist.
 #[track_caller]
 fn settle(host: &Host) {
     let early = host.pod("early");
@@ -104,7 +106,7 @@ fn settle(host: &Host) {
     host.run(["rm", "-r", MULTUS]);
 }
 
-/// The status is what Multus would have written, and what is there.
+/// Asserts that the status is what Multus would have written, and matches the interfaces.
 #[track_caller]
 fn assert_status_shows(host: &Host, pod: &Pod) {
     let listed = weft(host).args(["list", "-o", "json"]).finish().success().json();
@@ -120,7 +122,7 @@ fn assert_status_shows(host: &Host, pod: &Pod) {
 }
 
 #[test]
-fn what_multus_attached_is_listed_checked_and_taken_down() {
+fn import_multus_attachments_are_listed_checked_and_detached() {
     let host = node!();
     settle(&host);
     let pod = host.pod("web");
@@ -132,24 +134,24 @@ fn what_multus_attached_is_listed_checked_and_taken_down() {
     let shown = host.snapshot();
     let tried = import(&host, &[]).success();
     let line =
-        format!("blue/web ({container}): eth0 home, front blue/red, net2 blue/blue: would be taken over");
+        format!("blue/web ({container}): eth0 home, front blue/red, net2 blue/blue: would be imported");
     assert!(tried.stderr.contains(&line), "{tried}");
     assert_nothing_left("dry run", &host, &shown);
 
     let done = import(&host, &["--apply"]).success();
-    assert!(done.stderr.contains(": taken over\n1 sandboxes in /var/lib/cni/multus"), "{done}");
+    assert!(done.stderr.contains(": imported\n1 sandboxes in /var/lib/cni/multus"), "{done}");
     assert_eq!(
         (files(&host, MULTUS), links(&pod)),
         (memory, attached),
-        "nothing of Multus's or the pod's was touched"
+        "the files of Multus and the pod are unchanged"
     );
     let written = files(&host, JOURNAL);
     let again = import(&host, &["--apply"]).success();
-    assert!(again.stderr.contains(": in the journal already"), "{again}");
+    assert!(again.stderr.contains(": already in the journal"), "{again}");
     assert_eq!(files(&host, JOURNAL), written);
 
     assert_status_shows(&host, &pod);
-    // The configuration that it prints is one that weft takes, also to take down.
+    // weft accepts the printed configuration, also for DEL.
     let list: Value = serde_json::from_str(&done.stdout).expect("the configuration");
     let mut config = list["plugins"][0].clone();
     config["cniVersion"] = list["cniVersion"].clone();
@@ -174,7 +176,7 @@ fn what_multus_attached_is_listed_checked_and_taken_down() {
 }
 
 #[test]
-fn what_is_not_understood_is_named_and_the_rest_taken() {
+fn import_multus_names_what_it_leaves_out() {
     let host = node!();
     let pod = host.pod("web");
     let container = attached_by_multus(&host, &pod);
@@ -189,27 +191,27 @@ fn what_is_not_understood_is_named_and_the_rest_taken() {
         ),
     );
     host.write(format!("{MULTUS}/-hostile;id"), "[]");
-    let configured = host.read("/etc/cni/net.d/00-multus.conf").expect("that of Multus");
+    let configured = host.read("/etc/cni/net.d/00-multus.conf").expect("the configuration of Multus");
     host.write("/etc/cni/net.d/00-multus.conf", configured.replacen("{", "{\"namespaceIsolatoin\":true,", 1));
     host.write(format!("{MULTUS}/results/red-x-eth0"), "\u{1b}[31m");
     let done = import(&host, &["--apply"]);
     assert_eq!(done.code, Some(1), "{done}");
     for says in [
-        "left out: half: not the delegates of a sandbox",
-        "left out: empty: an empty list of delegates",
-        "left out: no-bytes: [0] a: Bytes: missing",
-        "left out: container no-result: nothing of it is in libcni's cache",
-        "left out: -hostile;id: ",
-        "left out: results/red-x-eth0: not an entry of libcni's cache",
-        "left out: configuration: namespaceIsolatoin: nobody knows this key, and Multus does not heed it: did you mean namespaceIsolation?",
-        "7 things of Multus were left out",
+        "not imported: half: not the delegates of a sandbox",
+        "not imported: empty: an empty list of delegates",
+        "not imported: no-bytes: [0] a: Bytes: missing",
+        "not imported: container no-result: not in libcni's cache",
+        "not imported: -hostile;id: ",
+        "not imported: results/red-x-eth0: not an entry of libcni's cache",
+        "not imported: configuration: namespaceIsolatoin: unknown option, ignored by Multus: did you mean namespaceIsolation?",
+        "7 sandboxes or fields of Multus were not imported",
     ] {
         assert!(done.stderr.contains(says), "{says:?}: {done}");
     }
     assert!(files(&host, JOURNAL).contains(&format!("./{container}.json")), "{done}");
     assert!(!done.stderr.contains('\u{1b}'));
 
-    // An entry that cannot be read is somebody's, too.
+    // An unreadable entry is not overwritten.
     host.write(format!("{JOURNAL}/{container}.json"), "not an entry");
     let refused = import(&host, &["--apply"]);
     assert!(refused.code == Some(1) && refused.stderr.contains("unreadable"), "{refused}");
@@ -217,24 +219,24 @@ fn what_is_not_understood_is_named_and_the_rest_taken() {
 }
 
 #[test]
-fn an_interface_that_was_added_to_the_running_pod_is_taken_over_with_it() {
+fn import_multus_includes_interfaces_added_to_a_running_pod() {
     let host = node!();
     let pod = host.pod("web");
     let container = attached_by_multus(&host, &pod);
-    // Multus's delegates know nothing of what was added later, libcni's cache does.
+    // Multus's delegates do not contain an interface that was added later; libcni's cache does.
     let delegates: Value =
         serde_json::from_str(&host.read(format!("{MULTUS}/{container}")).unwrap()).unwrap();
     host.write(format!("{MULTUS}/{container}"), json!([delegates[0], delegates[1]]).to_string());
     let tried = import(&host, &[]).success();
     assert!(tried.stderr.contains("eth0 home, front blue/red, net2 blue: would be"), "{tried}");
-    // Nor is it lost if the delegates are.
+    // The interface is found without the delegates, too.
     host.run(["rm", &format!("{MULTUS}/{container}")]);
     let tried = import(&host, &[]).success();
     assert!(tried.stderr.contains("eth0 home, front red, net2 blue: would be"), "{tried}");
 }
 
 #[test]
-fn the_configuration_keeps_its_meaning_and_says_what_it_lost() {
+fn import_multus_converts_configuration_and_names_losses() {
     let host = node!();
     let daemon = json!({
         "chrootDir": "/hostroot", "socketDir": "/host/run/multus/", "multusConfigFile": "auto", "logLevel": "debug",
@@ -264,7 +266,7 @@ fn the_configuration_keeps_its_meaning_and_says_what_it_lost() {
     host.write("/etc/cni/m.conf", unknown.to_string());
     let without = import(&host, &["--config", "/etc/cni/m.conf", "--apply"]);
     assert!(
-        without.code == Some(1) && without.stderr.contains("left out: configuration: retries"),
+        without.code == Some(1) && without.stderr.contains("not imported: configuration: retries"),
         "{without}"
     );
     assert!(
@@ -284,7 +286,7 @@ fn the_configuration_keeps_its_meaning_and_says_what_it_lost() {
 }
 
 #[test]
-fn a_default_network_of_a_nodes_own_is_named_by_its_file_and_not_given_to_all_nodes() {
+fn import_multus_names_default_network_of_one_node_by_its_file() {
     let host = node!();
     let own = json!({
         "cniVersion": "1.0.0", "name": "kindnet",
@@ -298,17 +300,17 @@ fn a_default_network_of_a_nodes_own_is_named_by_its_file_and_not_given_to_all_no
         let done = import(&host, &[]).success();
         (done.stdout.parse::<Value>().unwrap()["plugins"][0].clone(), done.stderr)
     };
-    // Nothing tells whether it is every node's.
-    let (plugin, said) = written(&json!([own]));
+    // It is unknown whether other nodes have the same network.
+    let (plugin, warnings) = written(&json!([own]));
     assert_eq!(plugin["delegates"], json!([own]));
-    assert!(said.contains("delegates: the default network is written out as this node has it"), "{said}");
-    // In the file the keys are in another order.
+    assert!(warnings.contains("delegates: contains the default network of this node"), "{warnings}");
+    // The file has the fields in another order.
     host.write(
         "/etc/cni/net.d/10-kindnet.conflist",
         format!("{{\"plugins\": {}, \"name\": \"kindnet\", \"cniVersion\": \"1.0.0\"}}", own["plugins"]),
     );
-    let (plugin, said) = written(&json!([own]));
+    let (plugin, warnings) = written(&json!([own]));
     assert_eq!(plugin.get("delegates"), None);
     assert_eq!(plugin["clusterNetwork"], "/etc/cni/net.d/10-kindnet.conflist");
-    assert!(said.contains("each node has its own"), "{said}");
+    assert!(warnings.contains("each node has its own"), "{warnings}");
 }

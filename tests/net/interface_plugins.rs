@@ -1,4 +1,4 @@
-//! What every interface plugin owes its callers: one body for all of them, by a table.
+//! Tests that every interface plugin must pass: each body runs for each plugin of a table.
 //!
 //! ```text
 //!   host ── br0, up0 ── outside          a, b: pods
@@ -10,24 +10,24 @@ use rig::{VERSIONS, addresses, assert_nothing_left, assert_pod_unchanged, assert
 use serde_json::{Value, json};
 use testkit::{Feature, Host, Pod, Snapshot};
 
-/// One plugin: a configuration that uses much of it.
+/// One plugin, with a configuration that uses most of it.
 struct Case {
     plugin: String,
     config: Value,
-    /// Makes an interface in the container.
+    /// Whether the plugin creates an interface in the container.
     makes: bool,
 }
 
-/// The VLAN of the first attachment; a parent has each only once.
+/// VLAN of the first attachment; a VLAN id is unique per master.
 const FIRST_VLAN: usize = 5;
 
-/// How many devices a host has to give away.
+/// Number of devices that a host has for containers.
 const DEVICES: usize = 4;
 
-/// Plugins whose link has no end on the host: nothing there leads to it, it goes with its namespace.
+/// Plugins whose link has no end on the host: it is deleted with its namespace.
 const INSIDE_ONLY: [&str; 5] = ["dummy", "ipvlan", "macvlan", "tap", "vlan"];
 
-/// What a plugin's links and neighbours need of the kernel.
+/// Returns the kernel features that a plugin's links and neighbours need.
 fn features(plugin: &str) -> &'static [Feature] {
     match plugin {
         "dummy" => &[Feature::Root, Feature::Dummy],
@@ -69,7 +69,7 @@ impl Case {
         in_version(&self.config, version)
     }
 
-    /// What is different for an attachment beside others: what only one of them can have.
+    /// Returns the options that must differ between concurrent attachments.
     fn own(&self, place: usize) -> Value {
         match self.plugin.as_str() {
             "vlan" => json!({ "vlanId": FIRST_VLAN + place }),
@@ -78,7 +78,7 @@ impl Case {
         }
     }
 
-    /// Other addresses, and for them a bridge of their own.
+    /// Returns options for other addresses, and a separate bridge for them.
     fn beside(&self, bridge: &str, ipam: &Value) -> Value {
         match self.plugin.as_str() {
             "bridge" => json!({ "ipam": ipam, "bridge": bridge }),
@@ -90,7 +90,7 @@ impl Case {
         INSIDE_ONLY.contains(&self.plugin.as_str())
     }
 
-    /// A world in which the plugin's shared furniture is there already: bridge, tables, directories, sysctls.
+    /// Creates a host that already has the plugin's shared objects: bridge, tables, directories, sysctls.
     fn primed(&self, host: &Host) -> (Pod, Snapshot) {
         self.world(host);
         let pod = host.pod("a");
@@ -104,21 +104,21 @@ impl Case {
 
     fn world(&self, host: &Host) {
         rig::install(host);
-        // The pod that is the outside goes; its end of the wire stays with it.
+        // The namespace of the outside is deleted while its end of the link is in use.
         std::mem::forget(rig::traffic::outside(host));
         self.furnish(host);
     }
 
-    /// The devices that are given away, those that went with a namespace made anew.
+    /// Creates the devices that do not exist, for example because their namespace was deleted.
     fn furnish(&self, host: &Host) {
         if self.plugin != "host-device" {
             return;
         }
-        // What the kernel keeps of an interface in a namespace, it begins anew in each: no link-local addresses anywhere.
+        // The kernel resets the settings of an interface in each namespace: no link-local addresses anywhere.
         host.run(["sysctl", "-qw", "net.ipv6.conf.default.addr_gen_mode=1"]);
         for place in 0..DEVICES {
             if rig::link(host, &format!("dev{place}")).is_none() {
-                // One in a namespace that is going away is still there for a moment.
+                // A device in a namespace that is being deleted exists for a moment longer.
                 let _ = host.attempt(["ip", "link", "delete", &format!("peer{place}")]);
                 let script = format!(
                     "link add dev{place} address 02:00:00:00:0d:0{place} type veth peer name peer{place} address 02:00:00:00:0e:0{place}\n\
@@ -131,7 +131,7 @@ impl Case {
     }
 }
 
-/// One test for each plugin from one body.
+/// Defines one test for each plugin from each body.
 macro_rules! for_every_plugin {
     ($($body:ident),* $(,)?) => {
         for_every_plugin!(@ bridge $($body)*);
@@ -160,69 +160,69 @@ macro_rules! for_every_plugin {
 }
 
 for_every_plugin!(
-    s16_s17_add_check_del_in_every_version_leave_nothing,
-    s13_s31_del_twice_and_without_what_it_was_for,
-    s18_del_before_any_add_is_success,
-    a_del_leaves_the_interface_that_another_attachment_has,
-    a_del_with_address_management_that_is_none_removes_the_interface,
-    g8_a_failed_add_leaves_nothing,
-    g8_the_very_first_add_failing_takes_its_furniture_along,
-    s32_gc_drops_what_is_not_valid_and_nothing_else,
-    s33_status_tells_what_an_add_would,
-    s30_address_management_in_process_and_as_a_program_says_the_same,
-    s19_a_version_we_do_not_know_is_refused_and_changes_nothing,
-    k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing,
+    cni_versions_add_check_del_leave_nothing,
+    del_is_idempotent_and_works_with_missing_input,
+    del_without_add_succeeds,
+    del_keeps_an_interface_of_another_attachment,
+    del_with_invalid_ipam_removes_the_interface,
+    add_failure_leaves_nothing,
+    add_failure_on_a_new_host_removes_shared_objects,
+    gc_removes_invalid_attachments_only,
+    status_reports_whether_an_add_can_succeed,
+    ipam_in_process_and_as_program_have_equal_results,
+    unknown_cni_version_is_refused_and_changes_nothing,
+    hostile_input_is_refused_and_changes_nothing,
 );
 
-fn s16_s17_add_check_del_in_every_version_leave_nothing(host: &Host, case: &Case) {
+fn cni_versions_add_check_del_leave_nothing(host: &Host, case: &Case) {
     let (pod, before) = case.primed(host);
     let inside = pod.snapshot();
     let eth0 = host.attachment(&case.plugin, &pod, "eth0");
     for version in VERSIONS {
-        let what = format!("{} {version}", case.plugin);
+        let label = format!("{} {version}", case.plugin);
         let config = case.config(version);
         let result = eth0.add(&config).success().json();
-        assert_eq!(result["cniVersion"], version, "{what}");
+        assert_eq!(result["cniVersion"], version, "{label}");
         // S7, S23, trap 5.
         let old = version < "0.3.0";
-        assert_eq!(result.get("interfaces").is_some(), !old, "{what}: {result}");
-        assert_eq!(result.get("dns").is_some(), version < "1.0.0", "{what}: {result}");
+        assert_eq!(result.get("interfaces").is_some(), !old, "{label}: {result}");
+        assert_eq!(result.get("dns").is_some(), version < "1.0.0", "{label}: {result}");
         for ip in result["ips"].as_array().into_iter().flatten() {
-            assert_eq!(ip.get("version").is_some(), version < "1.0.0", "{what}: {ip}");
+            assert_eq!(ip.get("version").is_some(), version < "1.0.0", "{label}: {ip}");
         }
         if case.makes {
-            let mut given = addresses(&result);
+            let mut returned = addresses(&result);
             let mut there = rig::addresses_on(&pod, "eth0");
-            given.sort();
+            returned.sort();
             there.sort();
-            assert_eq!(given, there, "{what}: the result says what is there");
-            assert_eq!(given.len(), 2, "{what}: {given:?}");
+            assert_eq!(returned, there, "{label}: the result has the addresses of the interface");
+            assert_eq!(returned.len(), 2, "{label}: {returned:?}");
             let shown = rig::link(&pod, "eth0").expect("eth0");
-            assert!(rig::is_up(&shown), "{what}: {shown}");
+            assert!(rig::is_up(&shown), "{label}: {shown}");
             if !old {
                 let list = result["interfaces"].as_array().expect("interfaces");
                 let own = list.iter().find(|i| i["name"] == "eth0").expect("eth0 in the result");
-                assert_eq!(own["mac"], shown["address"], "{what}");
-                assert_eq!(own["sandbox"], pod.path().to_str().unwrap(), "{what}");
+                assert_eq!(own["mac"], shown["address"], "{label}");
+                assert_eq!(own["sandbox"], pod.path().to_str().unwrap(), "{label}");
             }
         }
         let known = with(&config, &json!({ "prevResult": result }));
         let checked = eth0.check(&known);
         match version < "0.4.0" {
-            true => assert_refused(&what, &checked, 1, &["CHECK"]),
-            false => assert_eq!(checked.success().stdout, "", "{what}"),
+            true => assert_refused(&label, &checked, 1, &["CHECK"]),
+            false => assert_eq!(checked.success().stdout, "", "{label}"),
         }
         let last = if version < "0.4.0" { &config } else { &known };
-        assert_eq!(eth0.del(last).success().stdout, "", "{what}");
-        assert_nothing_left(&what, host, &before);
-        assert_pod_unchanged(&what, &pod, &inside);
+        assert_eq!(eth0.del(last).success().stdout, "", "{label}");
+        assert_nothing_left(&label, host, &before);
+        assert_pod_unchanged(&label, &pod, &inside);
     }
 }
 
-/// Takes something away from an attachment before its DEL; the pod, if it is still there.
+/// Removes something from an attachment before its DEL. Returns the pod if it still exists.
 type Loss = fn(&Host, &mut testkit::Attachment<'_>, Pod, &mut Value) -> Option<Pod>;
 
-/// What a DEL may find missing.
+/// Inputs and objects that a DEL may miss.
 const LOSSES: [(&str, Loss); 7] = [
     ("twice", |_, attachment, pod, config| {
         attachment.del(config).success();
@@ -241,7 +241,7 @@ const LOSSES: [(&str, Loss); 7] = [
         attachment.netns.clear();
         Some(pod)
     }),
-    ("with the namespace gone", |_, _, pod, _| {
+    ("with a deleted namespace", |_, _, pod, _| {
         pod.remove();
         None
     }),
@@ -252,7 +252,7 @@ const LOSSES: [(&str, Loss); 7] = [
         attachment.netns = path.display().to_string();
         None
     }),
-    ("with the link gone", |_, _, pod, _| {
+    ("with a deleted link", |_, _, pod, _| {
         if rig::link(&pod, "eth0").is_some() {
             pod.run(["ip", "link", "delete", "eth0"]);
         }
@@ -260,21 +260,21 @@ const LOSSES: [(&str, Loss); 7] = [
     }),
 ];
 
-fn s13_s31_del_twice_and_without_what_it_was_for(host: &Host, case: &Case) {
+fn del_is_idempotent_and_works_with_missing_input(host: &Host, case: &Case) {
     let (pod, before) = case.primed(host);
     let mut pod = Some(pod);
-    for (place, (what, lose)) in LOSSES.into_iter().enumerate() {
-        // A namespace takes its time to go, and what is in it with it.
+    for (place, (label, lose)) in LOSSES.into_iter().enumerate() {
+        // A namespace and its links are deleted with a delay.
         let config = with(&case.config("1.1.0"), &case.own(place));
-        let what = format!("{}: DEL {what}", case.plugin);
+        let label = format!("{}: DEL {label}", case.plugin);
         let own = pod.take().unwrap_or_else(|| host.pod("a"));
         let mut attachment = host.attachment(&case.plugin, &own, "eth0");
         let result = attachment.add(&config).success().json();
         let mut known = with(&config, &json!({ "prevResult": result }));
         pod = lose(host, &mut attachment, own, &mut known);
-        assert_eq!(attachment.del(&known).success().stdout, "", "{what}");
+        assert_eq!(attachment.del(&known).success().stdout, "", "{label}");
         if attachment.netns.is_empty() {
-            // What is inside alone, nothing on the host leads to: it goes with the namespace.
+            // A link without an end on the host is not found; it is deleted with its namespace.
             let own = pod.as_ref().unwrap();
             if case.plugin == "loopback" {
                 own.run(["ip", "link", "set", "lo", "down"]);
@@ -286,7 +286,7 @@ fn s13_s31_del_twice_and_without_what_it_was_for(host: &Host, case: &Case) {
             }
         }
         match &pod {
-            Some(own) => assert!(rig::links(own).is_empty(), "{what}: {:?}", rig::links(own)),
+            Some(own) => assert!(rig::links(own).is_empty(), "{label}: {:?}", rig::links(own)),
             None => {
                 let _ = host.attempt(["rm", "-f", "/run/netns/a"]);
                 let again = host.pod("a");
@@ -294,11 +294,11 @@ fn s13_s31_del_twice_and_without_what_it_was_for(host: &Host, case: &Case) {
             }
         }
         case.furnish(host);
-        assert_nothing_left(&what, host, &before);
+        assert_nothing_left(&label, host, &before);
     }
 }
 
-fn s18_del_before_any_add_is_success(host: &Host, case: &Case) {
+fn del_without_add_succeeds(host: &Host, case: &Case) {
     case.world(host);
     let pod = host.pod("a");
     let before = host.snapshot();
@@ -311,11 +311,11 @@ fn s18_del_before_any_add_is_success(host: &Host, case: &Case) {
     assert_nothing_left(&case.plugin, host, &before);
 }
 
-fn a_del_leaves_the_interface_that_another_attachment_has(host: &Host, case: &Case) {
+fn del_keeps_an_interface_of_another_attachment(host: &Host, case: &Case) {
     let (pod, _) = case.primed(host);
     let others = json!({ "cniVersion": "1.1.0", "name": "others", "type": "bridge", "bridge": "br7" });
     host.attachment("bridge", &pod, "eth0").add(&others).success();
-    // With that the kernel has given it what it gives every link.
+    // Waits until the kernel has assigned the addresses of the link.
     rig::machine::until("eth0 to be up", || {
         rig::link(&pod, "eth0").filter(|link| link["operstate"] == "UP").map(drop)
     });
@@ -328,14 +328,18 @@ fn a_del_leaves_the_interface_that_another_attachment_has(host: &Host, case: &Ca
     own.del(&config).success();
     own.ifname = "lo".to_owned();
     own.del(&config).success();
-    assert!(rig::link(&pod, "eth0").is_some(), "{}: the other's is there", case.plugin);
+    assert!(
+        rig::link(&pod, "eth0").is_some(),
+        "{}: the interface of the other attachment remains",
+        case.plugin
+    );
     if case.makes {
         assert_nothing_left(&case.plugin, host, &before);
         assert_pod_unchanged(&case.plugin, &pod, &inside);
     }
 }
 
-fn a_del_with_address_management_that_is_none_removes_the_interface(host: &Host, case: &Case) {
+fn del_with_invalid_ipam_removes_the_interface(host: &Host, case: &Case) {
     case.world(host);
     let pod = host.pod("a");
     let config = case.config("1.1.0");
@@ -349,7 +353,7 @@ fn a_del_with_address_management_that_is_none_removes_the_interface(host: &Host,
     eth0.del(&config).success();
 }
 
-/// Ways to make an ADD fail at ever later steps; what they need is made by the case and taken away again.
+/// Returns options that make ADD fail at later and later steps.
 fn failures(case: &Case) -> Vec<(&'static str, Value, u64)> {
     if !case.makes {
         return Vec::new();
@@ -381,14 +385,14 @@ fn failures(case: &Case) -> Vec<(&'static str, Value, u64)> {
     if matches!(case.plugin.as_str(), "ipvlan" | "macvlan" | "vlan") {
         failures.extend([
             ("the master is not there", json!({ "master": "nowhere" }), 7),
-            ("the mtu is the master's no more", json!({ "mtu": 1501 }), 7),
+            ("the mtu is larger than the master's", json!({ "mtu": 1501 }), 7),
         ]);
     }
     failures.extend(own_failures(&case.plugin));
     failures
 }
 
-/// Those that only one plugin has.
+/// Returns failures that only one plugin has.
 fn own_failures(plugin: &str) -> Vec<(&'static str, Value, u64)> {
     let fixed = |addresses: Value| json!({ "ipam": { "type": "static", "addresses": addresses } });
     match plugin {
@@ -398,17 +402,17 @@ fn own_failures(plugin: &str) -> Vec<(&'static str, Value, u64)> {
                 fixed(json!([{ "address": "10.2.0.9/16", "gateway": "10.1.0.1" }])),
                 999,
             ),
-            ("the bridge is none", json!({ "bridge": "up0" }), 7),
+            ("not a bridge", json!({ "bridge": "up0" }), 7),
             ("hairpin and promiscuous", json!({ "hairpinMode": true, "promiscMode": true }), 7),
             ("no addresses wanted but given", json!({ "disableContainerInterface": true }), 7),
         ],
-        "ipvlan" | "macvlan" => vec![("the mode is none", json!({ "mode": "bridged" }), 7)],
+        "ipvlan" | "macvlan" => vec![("invalid mode", json!({ "mode": "bridged" }), 7)],
         "tap" => vec![
             ("the bridge is not there", json!({ "bridge": "nowhere" }), 7),
-            ("the bridge is none", json!({ "bridge": "lo" }), 7),
-            ("the owner is none", json!({ "owner": 4_294_967_295_u64 }), 7),
+            ("not a bridge", json!({ "bridge": "lo" }), 7),
+            ("invalid owner", json!({ "owner": 4_294_967_295_u64 }), 7),
         ],
-        "vlan" => vec![("the id is none", json!({ "vlanId": 4095 }), 7)],
+        "vlan" => vec![("invalid id", json!({ "vlanId": 4095 }), 7)],
         "host-device" => vec![
             ("the device is not there", json!({ "device": "nowhere" }), 7),
             ("the device is a path", json!({ "device": "../dev0" }), 7),
@@ -422,16 +426,16 @@ fn own_failures(plugin: &str) -> Vec<(&'static str, Value, u64)> {
     }
 }
 
-fn g8_a_failed_add_leaves_nothing(host: &Host, case: &Case) {
+fn add_failure_leaves_nothing(host: &Host, case: &Case) {
     let (pod, before) = case.primed(host);
     let inside = pod.snapshot();
     let eth0 = host.attachment(&case.plugin, &pod, "eth0");
-    for (what, keys, code) in failures(case) {
-        let what = format!("{}: {what}", case.plugin);
+    for (label, keys, code) in failures(case) {
+        let label = format!("{}: {label}", case.plugin);
         let config = with(&case.config("1.1.0"), &keys);
-        assert_refused(&what, &eth0.add(&config), code, &[]);
-        assert_nothing_left(&what, host, &before);
-        assert_pod_unchanged(&what, &pod, &inside);
+        assert_refused(&label, &eth0.add(&config), code, &[]);
+        assert_nothing_left(&label, host, &before);
+        assert_pod_unchanged(&label, &pod, &inside);
     }
     let mut gone = host.attachment(&case.plugin, &pod, "eth0");
     gone.netns = "/run/netns/nowhere".to_owned();
@@ -439,19 +443,19 @@ fn g8_a_failed_add_leaves_nothing(host: &Host, case: &Case) {
     gone.netns = "/etc/hostname".to_owned();
     assert_refused(&case.plugin, &gone.add(&case.config("1.1.0")), 8, &["/etc/hostname"]);
     gone.netns = "/proc/self/ns/net".to_owned();
-    assert_refused("K6: its own namespace", &gone.add(&case.config("1.1.0")), 8, &["CNI_NETNS"]);
-    assert_nothing_left("namespace gone", host, &before);
+    assert_refused("K6: own namespace", &gone.add(&case.config("1.1.0")), 8, &["CNI_NETNS"]);
+    assert_nothing_left("no namespace", host, &before);
     if case.makes {
         // S25.
         pod.run(["ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1"]);
         let occupied = pod.snapshot();
-        assert_refused("name taken", &eth0.add(&case.config("1.1.0")), 4, &["eth0", "exists"]);
-        assert_nothing_left("name taken", host, &before);
-        assert_pod_unchanged("name taken", &pod, &occupied);
+        assert_refused("name in use", &eth0.add(&case.config("1.1.0")), 4, &["eth0", "exists"]);
+        assert_nothing_left("name in use", host, &before);
+        assert_pod_unchanged("name in use", &pod, &occupied);
     }
 }
 
-fn g8_the_very_first_add_failing_takes_its_furniture_along(host: &Host, case: &Case) {
+fn add_failure_on_a_new_host_removes_shared_objects(host: &Host, case: &Case) {
     case.world(host);
     let pod = host.pod("a");
     let inside = pod.snapshot();
@@ -459,22 +463,22 @@ fn g8_the_very_first_add_failing_takes_its_furniture_along(host: &Host, case: &C
     host.run(["mkdir", "-p", "/var/lib/cni/networks"]);
     let eth0 = host.attachment(&case.plugin, &pod, "eth0");
     let before = host.snapshot();
-    for (what, keys, code) in failures(case) {
-        if what == "the gateway conflicts" {
+    for (label, keys, code) in failures(case) {
+        if label == "the gateway conflicts" {
             continue;
         }
-        let what = format!("{}, nothing there yet: {what}", case.plugin);
-        assert_refused(&what, &eth0.add(&with(&case.config("1.1.0"), &keys)), code, &[]);
-        // host-local's directory stays: it is the network's memory.
+        let label = format!("{}, no shared objects yet: {label}", case.plugin);
+        assert_refused(&label, &eth0.add(&with(&case.config("1.1.0"), &keys)), code, &[]);
+        // host-local's directory remains: it is the state of the network.
         let own = |line: &&str| !line.contains("/var/lib/cni/networks/net");
         let changes = before.changes(&host.snapshot());
         let left: Vec<&str> = changes.lines().filter(own).collect();
-        assert!(left.is_empty(), "{what}: the host is not as it was:\n{}", left.join("\n"));
-        assert_pod_unchanged(&what, &pod, &inside);
+        assert!(left.is_empty(), "{label}: the host has changed:\n{}", left.join("\n"));
+        assert_pod_unchanged(&label, &pod, &inside);
     }
 }
 
-fn s32_gc_drops_what_is_not_valid_and_nothing_else(host: &Host, case: &Case) {
+fn gc_removes_invalid_attachments_only(host: &Host, case: &Case) {
     let (a, _) = case.primed(host);
     let b = host.pod("b");
     let config = case.config("1.1.0");
@@ -493,10 +497,10 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else(host: &Host, case: &Case) {
     }
     let full = host.snapshot();
     rig::collect(&eth0, &config, None).success();
-    assert_nothing_left("S32: no list, nothing dropped", host, &full);
+    assert_nothing_left("S32: without a list, nothing is removed", host, &full);
     let (ia, ib) = (a.container_id(), b.container_id());
     rig::collect(&eth0, &config, Some(&[(&ia, "eth0"), (&ia, "eth1"), (&ib, "eth0")])).success();
-    assert_nothing_left("S32: all valid, nothing dropped", host, &full);
+    assert_nothing_left("S32: all valid, nothing is removed", host, &full);
 
     rig::collect(&eth0, &config, Some(&[(&ia, "eth1")])).success();
     if case.makes {
@@ -504,46 +508,54 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else(host: &Host, case: &Case) {
         assert_eq!(
             files("net"),
             vec![format!("{ia} eth1"); 2],
-            "{}: what is valid keeps its two",
+            "{}: the valid attachment keeps its two addresses",
             case.plugin
         );
-        assert_eq!(files("other"), [format!("{ib} eth9")], "{}: another network loses nothing", case.plugin);
+        assert_eq!(
+            files("other"),
+            [format!("{ib} eth9")],
+            "{}: another network keeps its addresses",
+            case.plugin
+        );
         assert!(rig::links(&a).contains(&"eth1".to_owned()) && rig::links(&b).contains(&"eth9".to_owned()));
         if !case.is_inside_only() && case.plugin != "host-device" {
             assert_eq!((rig::links(&a), rig::links(&b)), (vec!["eth1".into()], vec!["eth9".into()]));
         }
         let expected = if matches!(case.plugin.as_str(), "bridge" | "ptp") { 2 } else { 0 };
-        assert_eq!(marks(host, "weft_masquerade", "net"), expected);
-        assert_eq!(marks(host, "weft_spoofing", "net"), if case.plugin == "bridge" { 2 } else { 0 });
+        assert_eq!(tagged_entries(host, "weft_masquerade", "net"), expected);
+        assert_eq!(tagged_entries(host, "weft_spoofing", "net"), if case.plugin == "bridge" { 2 } else { 0 });
     }
     rig::collect(&eth0, &config, Some(&[])).success();
-    assert!(reservations(host, "net").is_empty(), "S32: empty means nothing is valid");
-    assert_eq!((marks(host, "weft_masquerade", "net"), marks(host, "weft_spoofing", "net")), (0, 0));
+    assert!(reservations(host, "net").is_empty(), "S32: an empty list means that no attachment is valid");
+    assert_eq!(
+        (tagged_entries(host, "weft_masquerade", "net"), tagged_entries(host, "weft_spoofing", "net")),
+        (0, 0)
+    );
 }
 
-/// `CONTAINER IFNAME` for each address file of a network, in order.
+/// Returns `CONTAINER IFNAME` for each address file of a network, in order.
 fn reservations(host: &Host, network: &str) -> Vec<String> {
     let script = format!(
         "cd /var/lib/cni/networks/{network} 2>/dev/null && for f in *[.:]*; do case $f in last*) ;; *) cat \"$f\"; echo;; esac; done; true"
     );
     let text = host.run(["sh", "-c", &script]);
     let mut owners: Vec<String> = text.split('\n').filter(|l| !l.is_empty()).map(str::to_owned).collect();
-    // «ID CR LF IFNAME» is two lines for a shell.
+    // The content "ID CR LF IFNAME" is two lines for a shell.
     owners =
         owners.chunks(2).map(|pair| format!("{} {}", pair[0].trim_end(), pair[pair.len() - 1])).collect();
     owners.sort();
     owners
 }
 
-/// The entries of the packet filter's sets and maps that bear this network's name.
-fn marks(host: &Host, table: &str, network: &str) -> usize {
+/// Returns the number of entries in sets and maps of the packet filter that have this network's name.
+fn tagged_entries(host: &Host, table: &str, network: &str) -> usize {
     let listed = host.json(["nft", "-j", "list", "ruleset"]);
     let objects = listed["nftables"].as_array().into_iter().flatten();
     let own = objects.flat_map(|object| [&object["set"], &object["map"]]).filter(|set| set["table"] == table);
     own.map(|set| set["elem"].to_string().matches(&format!("/{network}/")).count()).sum()
 }
 
-fn s33_status_tells_what_an_add_would(host: &Host, case: &Case) {
+fn status_reports_whether_an_add_can_succeed(host: &Host, case: &Case) {
     let (pod, _) = case.primed(host);
     let eth0 = host.attachment(&case.plugin, &pod, "eth0");
     let status = |config: &Value| eth0.call("STATUS", config.to_string());
@@ -558,13 +570,13 @@ fn s33_status_tells_what_an_add_would(host: &Host, case: &Case) {
         eth0.del(&config).success();
         status(&config).success();
         let missing = with(&config, &json!({ "ipam": { "type": "nowhere" } }));
-        assert_ne!(status(&missing).code, Some(0), "a plugin that is not there cannot serve");
+        assert_ne!(status(&missing).code, Some(0), "STATUS fails for a missing plugin");
     }
 }
 
-/// A node whose ports are nested has no switch, and its definitions need not say so.
+/// A node with nested ports has no Open vSwitch, and its definitions need not say so.
 #[test]
-fn status_of_neutron_passes_where_there_is_no_switch_unless_one_is_named() {
+fn neutron_status_needs_a_switch_only_if_one_is_named() {
     let host = testkit::host!();
     let pod = host.pod("a");
     host.install(&testkit::binary("weft-cni"), &["neutron"]);
@@ -575,9 +587,9 @@ fn status_of_neutron_passes_where_there_is_no_switch_unless_one_is_named() {
     assert_refused("S33", &status(&json!({ "ovsdb": "/run/nowhere.sock" })), 11, &["/run/nowhere.sock"]);
 }
 
-fn s30_address_management_in_process_and_as_a_program_says_the_same(host: &Host, case: &Case) {
+fn ipam_in_process_and_as_program_have_equal_results(host: &Host, case: &Case) {
     let (pod, _) = case.primed(host);
-    // The same bytes under another inode: a foreign program, as far as the caller can tell.
+    // A copy of the program, which the caller cannot recognise as built in.
     host.run(["mkdir", "-p", "/run/cni/foreign"]);
     for name in ["host-local", "static"] {
         host.run(["cp", "-L", "/opt/cni/bin/weft-cni", &format!("/run/cni/foreign/{name}")]);
@@ -588,27 +600,27 @@ fn s30_address_management_in_process_and_as_a_program_says_the_same(host: &Host,
     for version in VERSIONS {
         for keys in [json!({}), fixed.clone(), bad.clone(), full.clone()] {
             let config = with(&case.config(version), &keys);
-            let mut said = Vec::new();
+            let mut outputs = Vec::new();
             for path in ["/opt/cni/bin", "/run/cni/foreign:/opt/cni/bin"] {
                 host.run(["rm", "-rf", "/var/lib/cni/networks/net"]);
                 let mut eth0 = host.attachment(&case.plugin, &pod, "eth0");
                 eth0.path = path.to_owned();
                 let added = eth0.add(&config);
                 eth0.del(&config);
-                // Hardware addresses and the names of host ends are the kernel's choice, or made from it.
-                said.push((added.code, without_addresses(&added.stdout)));
+                // The kernel chooses hardware addresses and, from them, names of host ends.
+                outputs.push((added.code, without_addresses(&added.stdout)));
             }
-            assert_eq!(said[0], said[1], "{} {version} {keys}", case.plugin);
+            assert_eq!(outputs[0], outputs[1], "{} {version} {keys}", case.plugin);
         }
     }
 }
 
-/// A result without what differs from one link to the next.
+/// Returns a result without the lines that differ between links.
 fn without_addresses(text: &str) -> String {
     text.lines().filter(|line| !line.contains("\"mac\"")).collect::<Vec<_>>().join("\n")
 }
 
-fn s19_a_version_we_do_not_know_is_refused_and_changes_nothing(host: &Host, case: &Case) {
+fn unknown_cni_version_is_refused_and_changes_nothing(host: &Host, case: &Case) {
     let (pod, before) = case.primed(host);
     let eth0 = host.attachment(&case.plugin, &pod, "eth0");
     for version in ["9.9.9", "1.2.0", "0.5.0", "1.1", "x"] {
@@ -620,7 +632,7 @@ fn s19_a_version_we_do_not_know_is_refused_and_changes_nothing(host: &Host, case
     assert_nothing_left(&case.plugin, host, &before);
 }
 
-fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &Host, case: &Case) {
+fn hostile_input_is_refused_and_changes_nothing(host: &Host, case: &Case) {
     let (pod, _) = case.primed(host);
     host.run(["mkdir", "-p", "/run/cni"]);
     host.run(["mkfifo", "/run/cni/fifo"]);
@@ -647,10 +659,10 @@ fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &H
         ["/run/cni/fifo", "/dev/null", "/dev/zero", "/run", "/proc/self/ns/mnt", "relative", "/run/netns/a/"]
     {
         let eth0 = attempt(&|eth0| eth0.netns = netns.to_owned());
-        // That it is a namespace of another kind, only the kernel finds out.
+        // Only the kernel detects a namespace of another kind.
         let code = if netns.ends_with("mnt") { 5 } else { 8 };
         assert_refused(netns, &eth0.add(&config), code, &[]);
-        // Whatever stands there now, it is no namespace of a container: there is nothing to do inside.
+        // There is no namespace of a container, so there is nothing to remove inside.
         let removed = eth0.del(&config);
         assert!(removed.code == Some(0) || code == 5, "DEL with {netns}: {removed}");
     }
@@ -662,16 +674,16 @@ fn k1_k4_hostile_variables_and_documents_are_refused_and_change_nothing(host: &H
         [("", 6), ("null", 6), ("[]", 6), ("{", 6), (&deep, 6), (&large, 6), (&unnamed, 7)]
     {
         for verb in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
-            let (given, message) = rig::refusal(&eth0.call(verb, document));
-            assert!(given == code, "{verb}: {given} {message}");
-            assert!(message.len() < 1000, "{verb}: a message for people: {} bytes", message.len());
+            let (returned, message) = rig::refusal(&eth0.call(verb, document));
+            assert!(returned == code, "{verb}: {returned} {message}");
+            assert!(message.len() < 1000, "{verb}: a short message: {} bytes", message.len());
         }
     }
     assert_nothing_left(&case.plugin, host, &before);
 }
 
 #[test]
-fn the_table_has_the_features_it_needs() {
+fn interface_plugins_table_matches_ipam_use() {
     testkit::require!(Feature::Root, Feature::Bridge, Feature::Veth);
     for plugin in ["bridge", "macvlan", "ptp", "loopback", "dummy", "host-device", "ipvlan", "tap", "vlan"] {
         assert_eq!(case(plugin).makes, case(plugin).config.get("ipam").is_some());
@@ -679,7 +691,7 @@ fn the_table_has_the_features_it_needs() {
 }
 
 #[test]
-fn s33_status_says_no_where_every_add_must_fail() {
+fn status_fails_where_every_add_must_fail() {
     let host = testkit::host!();
     rig::install(&host);
     let pod = host.pod("a");
@@ -696,7 +708,7 @@ fn s33_status_says_no_where_every_add_must_fail() {
     ] {
         assert_refused(&format!("{plugin} {keys}"), &status(plugin, &keys), 50, &[word]);
     }
-    // What only an ADD knows, or makes.
+    // Faults that only an ADD detects, and objects that an ADD creates.
     for (plugin, keys) in [
         ("macvlan", json!({ "master": "lo" })),
         ("macvlan", json!({ "master": "nowhere", "linkInContainer": true })),

@@ -1,4 +1,4 @@
-//! `ipvlan`, option by option.
+//! Tests of `ipvlan`, option by option.
 //!
 //! ```text
 //!   outside ── up0 ── up0 host        a, b: ipvlan interfaces on up0
@@ -32,7 +32,7 @@ fn mode(pod: &Pod, name: &str) -> Value {
 }
 
 #[test]
-fn on_layer_2_siblings_and_the_outside_are_neighbours() {
+fn ipvlan_l2_siblings_and_outside_are_neighbours() {
     for word in ["", "l2"] {
         let host = host!(Feature::Ipvlan, Feature::Ping);
         let outside = world(&host);
@@ -44,7 +44,7 @@ fn on_layer_2_siblings_and_the_outside_are_neighbours() {
         assert_eq!(rig::addresses(&result), ["192.0.2.10/24", "fd00:2::10/64"]);
         assert_eq!(addresses_on(&a, "eth0"), ["192.0.2.10/24", "fd00:2::10/64"]);
         let up0 = host.json(["ip", "-j", "link", "show", "up0"])[0]["address"].clone();
-        assert_eq!(rig::link(&a, "eth0").unwrap()["address"], up0, "the parent's hardware address");
+        assert_eq!(rig::link(&a, "eth0").unwrap()["address"], up0, "the master's hardware address");
         assert_eq!(result["interfaces"][0]["mac"], up0);
         assert!(a.pings(OUTSIDE[0]) && a.pings(OUTSIDE[1]) && outside.pings("192.0.2.10"));
         assert!(a.pings("192.0.2.11") && b.pings("fd00:2::10"), "a sibling");
@@ -52,7 +52,7 @@ fn on_layer_2_siblings_and_the_outside_are_neighbours() {
 }
 
 #[test]
-fn on_layer_3_the_host_routes() {
+fn ipvlan_l3_traffic_is_routed_by_the_host() {
     for word in ["l3", "l3s"] {
         let host = host!(Feature::Ipvlan, Feature::Ping);
         let outside = world(&host);
@@ -71,7 +71,7 @@ fn on_layer_3_the_host_routes() {
 }
 
 #[test]
-fn mtu_and_bounds() {
+fn ipvlan_mtu_is_set_and_options_are_bounded() {
     let host = host!(Feature::Ipvlan);
     let _outside = world(&host);
     let pod = host.pod("a");
@@ -101,7 +101,7 @@ fn mtu_and_bounds() {
 }
 
 #[test]
-fn a_parent_that_macvlan_has_is_busy_and_may_be_free_later() {
+fn ipvlan_master_used_by_macvlan_is_busy() {
     let host = host!(Feature::Ipvlan, Feature::Macvlan);
     let _outside = world(&host);
     host.run(["ip", "link", "add", "m0", "link", "up0", "type", "macvlan"]);
@@ -115,7 +115,7 @@ fn a_parent_that_macvlan_has_is_busy_and_may_be_free_later() {
 }
 
 #[test]
-fn without_a_master_the_default_routes_interface_serves_and_del_needs_neither() {
+fn ipvlan_without_master_uses_the_default_route_interface() {
     let host = host!(Feature::Ipvlan);
     let _outside = world(&host);
     let pod = host.pod("a");
@@ -134,7 +134,7 @@ fn without_a_master_the_default_routes_interface_serves_and_del_needs_neither() 
 }
 
 #[test]
-fn chained_it_takes_parent_and_addresses_of_the_plugin_before() {
+fn ipvlan_chained_uses_master_and_addresses_of_prev_result() {
     let host = host!(Feature::Ipvlan, Feature::Ping);
     let outside = world(&host);
     let pod = host.pod("a");
@@ -162,7 +162,7 @@ fn chained_it_takes_parent_and_addresses_of_the_plugin_before() {
     eth0.del(&with(&keys, &json!({ "prevResult": result }))).success();
     assert!(rig::links(&pod).is_empty());
 
-    // Its own address management and its own master win.
+    // The plugin's own IPAM and master override the previous result.
     let own = config(&json!({ "prevResult": previous }));
     assert_eq!(rig::addresses(&eth0.add(&own).success().json()), ["192.0.2.10/24", "fd00:2::10/64"]);
     eth0.del(&own).success();
@@ -175,17 +175,17 @@ fn chained_it_takes_parent_and_addresses_of_the_plugin_before() {
     }
     let hostile = with(&previous, &json!({ "interfaces": [{ "name": "../up0" }] }));
     let keys = config(&json!({ "master": "", "prevResult": hostile }));
-    assert_refused("a path for a name", &eth0.add(&keys), 7, &["prevResult", "../up0"]);
-    assert_nothing_left("no parent", &host, &before);
+    assert_refused("a path instead of a name", &eth0.add(&keys), 7, &["prevResult", "../up0"]);
+    assert_nothing_left("no master", &host, &before);
 }
 
 #[test]
-fn a_parent_in_the_container_serves_with_link_in_container_only() {
+fn ipvlan_master_in_container_requires_link_in_container() {
     let host = host!(Feature::Ipvlan, Feature::Ping);
     let outside = world(&host);
     let pod = host.pod("a");
     host.run(["ip", "link", "set", "up0", "netns", "a", "name", "in0"]);
-    // Its routes would come in the kernel's own time.
+    // The kernel adds IPv6 routes with a delay.
     pod.run(["sysctl", "-qw", "net.ipv6.conf.in0.disable_ipv6=1"]);
     pod.run(["ip", "link", "set", "in0", "up"]);
     let inside = pod.snapshot();
@@ -201,7 +201,7 @@ fn a_parent_in_the_container_serves_with_link_in_container_only() {
 }
 
 #[test]
-fn check_finds_what_was_changed() {
+fn ipvlan_check_finds_each_change() {
     let host = host!(Feature::Ipvlan);
     let _outside = world(&host);
     let pod = host.pod("a");
@@ -211,13 +211,13 @@ fn check_finds_what_was_changed() {
     check(json!({})).success();
     assert_refused("another mode", &check(json!({ "mode": "l3" })), 999, &["mode"]);
     host.run(["ip", "link", "add", "other0", "type", "veth", "peer", "name", "other1"]);
-    assert_refused("another parent", &check(json!({ "master": "other0" })), 999, &["parent"]);
+    assert_refused("another master", &check(json!({ "master": "other0" })), 999, &["parent"]);
     pod.run(["ip", "address", "del", "192.0.2.10/24", "dev", "eth0"]);
-    assert_refused("an address less", &check(json!({})), 999, &["192.0.2.10/24"]);
+    assert_refused("a missing address", &check(json!({})), 999, &["192.0.2.10/24"]);
 }
 
 #[test]
-fn without_ipam_the_interface_is_up_without_addresses() {
+fn ipvlan_without_ipam_is_up_without_addresses() {
     let host = host!(Feature::Ipvlan);
     let _outside = world(&host);
     let pod = host.pod("a");

@@ -1,17 +1,18 @@
-//! The journal: DEL, CHECK and GC need nothing else, and what cannot be read is left alone.
+//! Tests of the journal: DEL, CHECK and GC need only the journal, and an unreadable entry is never
+//! overwritten.
 //!
 //! ```text
 //!   /var/lib/weft/sandboxes/<container id>.json      or below cniDir
 //! ```
 //!
-//! Source: the promise in `crates/weft-cni/src/meta_plugin/journal.rs`; SPEC 1.1.0 §2 DEL; Multus defects M11, M27.
+//! Source: the invariants in `crates/weft-cni/src/meta_plugin/journal.rs`; SPEC 1.1.0 §2 DEL; Multus defects M11, M27.
 
 use rig::cluster::{MANIFESTS, bridge, configuration, entry_path, recording};
 use rig::{Cluster, assert_nothing_left, assert_refused, links, refusal, with};
 use serde_json::{Value, json};
 use testkit::{Feature, Host, Pod, host};
 
-/// The default network and two of the pod's own, all real; attached and detached once.
+/// Creates the default network and two networks of the pod, all real, and attaches and detaches the pod once.
 fn world(host: &Host) -> (Cluster<'_>, Value) {
     let cluster = Cluster::new(host);
     let mut red = bridge("red", 2);
@@ -29,32 +30,32 @@ fn world(host: &Host) -> (Cluster<'_>, Value) {
 }
 
 #[test]
-fn m11_m27_del_needs_neither_manifests_nor_configuration_nor_namespace() {
+fn journal_del_needs_no_manifests_configuration_or_netns() {
     type Loss = fn(&Host, &Cluster<'_>, &mut Value, &mut testkit::Attachment<'_>, Pod) -> Option<Pod>;
     let losses: [(&str, Loss); 7] = [
-        ("the manifests are gone", |host, _, _, _, pod| {
+        ("the manifests are deleted", |host, _, _, _, pod| {
             host.run(["rm", "-r", MANIFESTS]);
             Some(pod)
         }),
-        ("the definitions are others", |_, cluster, _, _, pod| {
+        ("the definitions are replaced", |_, cluster, _, _, pod| {
             cluster.recording("red", "one", &json!({ "DEL": [{ "do": "fail" }] }));
-            cluster.recording("blue", "nobody", &json!({}));
+            cluster.recording("blue", "none", &json!({}));
             cluster.pod("web", "nothing/of-this");
             Some(pod)
         }),
-        ("the configuration is another", |_, _, config, _, pod| {
+        ("the configuration is replaced", |_, _, config, _, pod| {
             *config = with(
                 config,
                 &json!({ "delegates": [recording("x", "one", &json!({ "DEL": [{ "do": "fail" }] }))] }),
             );
             Some(pod)
         }),
-        ("the configuration is wrong", |_, _, config, _, pod| {
+        ("the configuration is invalid", |_, _, config, _, pod| {
             let wrong = json!({ "zzz": 1, "delegateTimeout": "x", "binDir": 5, "delegates": 7 });
             *config = with(config, &wrong);
             Some(pod)
         }),
-        ("the namespace is gone", |_, _, _, _, pod| {
+        ("the namespace is deleted", |_, _, _, _, pod| {
             pod.remove();
             None
         }),
@@ -62,13 +63,13 @@ fn m11_m27_del_needs_neither_manifests_nor_configuration_nor_namespace() {
             weft.netns.clear();
             Some(pod)
         }),
-        ("CNI_NETNS is empty and the namespace gone", |_, _, _, weft, pod| {
+        ("CNI_NETNS is empty and the namespace is deleted", |_, _, _, weft, pod| {
             weft.netns.clear();
             pod.remove();
             None
         }),
     ];
-    for (what, lose) in losses {
+    for (label, lose) in losses {
         let host = host!(Feature::Bridge, Feature::NftMasquerade);
         let (cluster, config) = world(&host);
         let before = host.snapshot();
@@ -79,18 +80,18 @@ fn m11_m27_del_needs_neither_manifests_nor_configuration_nor_namespace() {
         let pod = lose(&host, &cluster, &mut config, &mut weft, pod);
         weft.del(&config).success();
         if let Some(pod) = pod {
-            assert!(links(&pod).is_empty(), "{what}: {:?}", links(&pod));
+            assert!(links(&pod).is_empty(), "{label}: {:?}", links(&pod));
             pod.remove();
         }
         let changes = rig::changes(&before, &host.snapshot());
         let left: Vec<&str> = changes.lines().filter(|line| !line.contains(MANIFESTS)).collect();
-        assert!(left.is_empty(), "{what}:\n{}", left.join("\n"));
-        assert!(cluster.calls().is_empty(), "{what}: nobody else was asked");
+        assert!(left.is_empty(), "{label}:\n{}", left.join("\n"));
+        assert!(cluster.calls().is_empty(), "{label}: no plugin of the replaced objects was executed");
     }
 }
 
 #[test]
-fn an_entry_in_one_value_as_the_first_release_wrote_it_is_checked_and_taken_down() {
+fn journal_entry_of_the_first_release_is_checked_and_detached() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     let before = host.snapshot();
@@ -99,7 +100,7 @@ fn an_entry_in_one_value_as_the_first_release_wrote_it_is_checked_and_taken_down
     let result = weft.add(&config).success().json();
     let mut entry = cluster.entry(&pod).expect("an entry");
     assert_eq!(entry["complete"], true);
-    entry["ofAReleaseThatNobodyKnows"] = json!({});
+    entry["fieldOfAnUnknownRelease"] = json!({});
     host.write(entry_path(&pod), format!("{entry:#}"));
     weft.check(&with(&config, &json!({ "prevResult": result }))).success();
     weft.del(&config).success();
@@ -109,7 +110,7 @@ fn an_entry_in_one_value_as_the_first_release_wrote_it_is_checked_and_taken_down
 }
 
 #[test]
-fn an_entry_that_cannot_be_read_is_an_error_and_stays_as_it_is() {
+fn journal_unreadable_entry_fails_every_verb_and_is_kept() {
     let host = host!(Feature::Bridge);
     let (cluster, config) = world(&host);
     let pod = host.pod("web");
@@ -126,7 +127,7 @@ fn an_entry_that_cannot_be_read_is_an_error_and_stays_as_it_is() {
         ("another document", "[]".to_owned()),
         ("of a newer release", newer),
     ];
-    for (what, content) in &broken {
+    for (label, content) in &broken {
         host.write(&file, content);
         let (before, inside) = (host.snapshot(), pod.snapshot());
         let known = with(&config, &json!({ "prevResult": {} }));
@@ -134,21 +135,21 @@ fn an_entry_that_cannot_be_read_is_an_error_and_stays_as_it_is() {
             [("DEL", weft.del(&config)), ("ADD", weft.add(&config)), ("CHECK", weft.check(&known))]
         {
             let (code, message) = refusal(&finished);
-            assert_eq!(code, 6, "{verb} with an entry {what}: {message}");
-            assert!(message.contains(&file), "{verb} with an entry {what}: {message}");
-            let word = if what.contains("newer") { "version 2" } else { "unreadable" };
-            assert!(message.contains(word), "{verb} with an entry {what}: {message}");
+            assert_eq!(code, 6, "{verb} with an entry {label}: {message}");
+            assert!(message.contains(&file), "{verb} with an entry {label}: {message}");
+            let word = if label.contains("newer") { "version 2" } else { "unreadable" };
+            assert!(message.contains(word), "{verb} with an entry {label}: {message}");
         }
         let collected = rig::collect(&weft, &config, Some(&[]));
-        assert_refused(what, &collected, 6, &[&file]);
+        assert_refused(label, &collected, 6, &[&file]);
         let lock = |line: &&str| !line.contains(".lock");
         let changes = rig::changes(&before, &host.snapshot());
         let left: Vec<&str> = changes.lines().filter(lock).collect();
-        assert!(left.is_empty(), "{what}: nothing is changed:\n{}", left.join("\n"));
-        rig::assert_pod_unchanged(what, &pod, &inside);
-        assert_eq!(host.read(&file).as_ref(), Some(content), "{what}: never overwritten");
+        assert!(left.is_empty(), "{label}: a file has changed:\n{}", left.join("\n"));
+        rig::assert_pod_unchanged(label, &pod, &inside);
+        assert_eq!(host.read(&file).as_ref(), Some(content), "{label}: the entry is overwritten");
     }
-    // One sandbox's broken entry is nobody else's trouble, and no GC takes its networks away.
+    // A broken entry of one sandbox does not affect other sandboxes, and no GC removes its networks.
     cluster.pod("other", "red");
     let other = host.pod("other");
     cluster.attachment(&other).add(&config).success();
@@ -160,21 +161,21 @@ fn an_entry_that_cannot_be_read_is_an_error_and_stays_as_it_is() {
         (vec!["eth0".into(), "net1".into(), "net2".into()], vec!["eth0".into(), "net1".into()])
     );
     assert_refused("GC", &rig::collect(&weft, &config, Some(&[(&web, "eth0")])), 6, &[&file]);
-    assert!(links(&other).is_empty(), "what is stale by its own entry goes");
+    assert!(links(&other).is_empty(), "GC removes the sandbox that is not valid");
     assert_eq!(links(&pod), ["eth0", "net1", "net2"]);
-    // One that nobody ever writes to.
+    // A FIFO without a writer.
     host.run(["sh", "-c", &format!("rm {file} && mkfifo {file}")]);
     let (_, message) = refusal(&weft.del(&config));
     assert!(message.contains(&file) && message.contains("not a file"), "{message}");
     host.run(["rm", &file]);
-    // Put right by hand, it serves again.
+    // The repaired entry works again.
     host.write(&file, whole);
     weft.del(&config).success();
     assert!(links(&pod).is_empty() && cluster.entry(&pod).is_none());
 }
 
 #[test]
-fn an_entry_whose_last_value_lacks_its_end_is_partly_attached_and_taken_down() {
+fn journal_truncated_last_value_means_partly_attached() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     let before = host.snapshot();
@@ -196,15 +197,15 @@ fn an_entry_whose_last_value_lacks_its_end_is_partly_attached_and_taken_down() {
     }
     weft.del(&config).success();
     pod.remove();
-    assert_nothing_left("DEL of a cut entry", &host, &before);
+    assert_nothing_left("DEL of a truncated entry", &host, &before);
 }
 
 #[test]
-fn a_full_disk_fails_the_add_wherever_it_strikes_and_leaves_nothing() {
+fn journal_full_disk_fails_add_at_any_write_and_leaves_nothing() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     let directory = "/run/cni/small";
-    // A result as large as the plan: the disk is full before the first effect, or after it.
+    // The result is as large as the plan: the disk is full before the first effect, or after it.
     let search: Vec<String> = (0..400).map(|number| format!("domain-{number:04}.example.com")).collect();
     let result = json!({ "cniVersion": "1.1.0", "dns": { "search": search } });
     cluster.recording("fat", "two", &json!({ "ADD": [{ "do": "result", "value": result }] }));
@@ -240,12 +241,12 @@ fn a_full_disk_fails_the_add_wherever_it_strikes_and_leaves_nothing() {
     let all = [failed, late, succeeded];
     assert!(
         all.iter().all(|count| *count > 0) && failed > late,
-        "failed, late, succeeded: {all:?}: the sizes prove nothing"
+        "failed, late, succeeded: {all:?}: the sizes do not cover all cases"
     );
 }
 
 #[test]
-fn a_full_disk_does_not_keep_a_del_from_its_work() {
+fn journal_full_disk_does_not_prevent_del() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     let directory = "/run/cni/small";
@@ -266,7 +267,7 @@ fn a_full_disk_does_not_keep_a_del_from_its_work() {
 }
 
 #[test]
-fn what_is_written_is_for_root_alone_and_goes_where_it_is_told() {
+fn journal_files_are_readable_by_root_only_and_follow_cni_dir() {
     let host = host!(Feature::Bridge);
     let (cluster, config) = world(&host);
     let pod = host.pod("web");
@@ -286,7 +287,7 @@ fn what_is_written_is_for_root_alone_and_goes_where_it_is_told() {
 }
 
 #[test]
-fn s26_what_is_asked_of_another_interface_touches_nothing() {
+fn journal_call_for_another_interface_changes_nothing() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     let pod = host.pod("web");
@@ -296,7 +297,7 @@ fn s26_what_is_asked_of_another_interface_touches_nothing() {
     let mut other = cluster.attachment(&pod);
     other.ifname = "eth7".to_owned();
     assert_refused("attached", &other.add(&config), 4, &["is already attached"]);
-    // What a runtime does after an ADD that failed.
+    // A runtime calls DEL after an ADD that failed.
     other.del(&config).success();
     assert_refused("another", &other.check(&checked), 3, &["is attached as eth0, not as eth7"]);
     weft.check(&checked).success();
@@ -304,8 +305,9 @@ fn s26_what_is_asked_of_another_interface_touches_nothing() {
     assert!(links(&pod).is_empty());
 }
 
-/// A pod that nobody calls DEL with a namespace for, and another's links at its path, of the same names.
-fn assert_not_entered(what: &str, path: &str, lose: impl Fn(&Host, Pod)) {
+/// Asserts that DEL without a namespace does not enter `path`, where another namespace has links of the same
+/// names.
+fn assert_not_entered(label: &str, path: &str, lose: impl Fn(&Host, Pod)) {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     let before = host.snapshot();
@@ -326,27 +328,27 @@ fn assert_not_entered(what: &str, path: &str, lose: impl Fn(&Host, Pod)) {
     for name in ["eth0", "net1", "net2"] {
         inside(&format!("ip link del {name}"));
     }
-    assert_eq!(host.read(&entry), None, "{what}");
+    assert_eq!(host.read(&entry), None, "{label}");
     if path.starts_with("/run") {
         host.run(["ip", "netns", "del", "filler"]);
         host.run(["ip", "netns", "del", "web"]);
     }
-    assert_nothing_left(what, &host, &before);
+    assert_nothing_left(label, &host, &before);
 }
 
 #[test]
-fn a_path_that_leads_to_another_namespace_by_now_is_not_entered() {
-    assert_not_entered("made again", "/run/netns/web", |host, pod| {
+fn journal_path_of_another_netns_is_not_entered() {
+    assert_not_entered("recreated", "/run/netns/web", |host, pod| {
         pod.remove();
-        // The number of the one that is gone is given to the next.
+        // The next namespace gets the inode number of the deleted one.
         host.run(["ip", "netns", "add", "filler"]);
         host.run(["ip", "netns", "add", "web"]);
     });
-    assert_not_entered("the host's own", "/proc/self/ns/net", |_, pod| pod.remove());
+    assert_not_entered("the host's namespace", "/proc/self/ns/net", |_, pod| pod.remove());
 }
 
 #[test]
-fn a_del_that_finds_no_namespace_does_not_forget_which_it_was() {
+fn journal_keeps_the_netns_identity_after_a_del_without_it() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     cluster.recording("stuck", "one", &json!({ "DEL": [{ "do": "fail" }, { "do": "fail" }] }));
@@ -359,7 +361,7 @@ fn a_del_that_finds_no_namespace_does_not_forget_which_it_was() {
     assert_ne!(weft.del(&config).code, Some(0));
     let text = host.read(&entry).unwrap();
     assert!(text.contains("\"namespace\":\"") && !text.contains("\"namespace\":\"\""), "{text}");
-    // The next one that is made at the path keeps its links.
+    // A namespace that is created later at this path keeps its links.
     host.run(["ip", "netns", "add", "filler"]);
     host.run(["ip", "netns", "add", "web"]);
     let inside = |words: &str| host.run(["nsenter", "--net=/run/netns/web", "sh", "-c", words]);
@@ -374,7 +376,7 @@ fn a_del_that_finds_no_namespace_does_not_forget_which_it_was() {
 }
 
 #[test]
-fn an_entry_under_the_name_of_another_sandbox_is_refused_and_both_stay() {
+fn journal_entry_of_another_sandbox_is_refused_and_kept() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     let pod = host.pod("web");
@@ -392,7 +394,7 @@ fn an_entry_under_the_name_of_another_sandbox_is_refused_and_both_stay() {
 }
 
 #[test]
-fn a_del_finds_plugins_where_its_add_found_them() {
+fn journal_del_searches_plugins_in_the_directories_of_its_add() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     cluster.recording("far", "elsewhere", &json!({}));
@@ -407,14 +409,14 @@ fn a_del_finds_plugins_where_its_add_found_them() {
 }
 
 #[test]
-fn k6_our_own_namespace_is_the_sandboxs_if_the_runtime_says_that_it_may_be() {
+fn journal_own_netns_is_allowed_by_cni_netns_override() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = world(&host);
     let before = host.snapshot();
     let pod = host.pod("web");
     let mut weft = cluster.attachment(&pod);
     weft.netns = "/proc/self/ns/net".to_owned();
-    assert_refused("its own", &weft.add(&config), 8, &["set CNI_NETNS_OVERRIDE=1 to allow it"]);
+    assert_refused("own namespace", &weft.add(&config), 8, &["set CNI_NETNS_OVERRIDE=1 to allow it"]);
     weft.through = ["env", "CNI_NETNS_OVERRIDE=1"].map(str::to_owned).into();
     weft.add(&config).success();
     for name in ["eth0", "net1", "net2"] {
@@ -422,12 +424,13 @@ fn k6_our_own_namespace_is_the_sandboxs_if_the_runtime_says_that_it_may_be() {
     }
     weft.del(&config).success();
     pod.remove();
-    assert_nothing_left("its own namespace", &host, &before);
+    assert_nothing_left("own namespace", &host, &before);
 }
 
-/// The attack: plugins of a definition that say so much that nobody reads the entry again, and GC of the node ends with it.
+/// Attack: plugins of a definition return so much that the entry cannot be read, which would fail GC of the
+/// node.
 #[test]
-fn what_plugins_say_makes_no_entry_that_cannot_be_read() {
+fn journal_entry_size_is_limited_for_large_plugin_results() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     let script = "#!/bin/sh\n[ \"$CNI_COMMAND\" = ADD ] || exit 0\n\

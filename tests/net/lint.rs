@@ -1,10 +1,10 @@
-//! What `weft lint` says of a plugin's values is what the plugin says itself.
+//! Tests that `weft lint` and the plugins reject the same values.
 
 use serde_json::{Value, json};
 use testkit::{Host, host};
 
-/// Of a plugin: what is wrong with it, and the key that both name.
-fn wrong() -> Vec<(Value, &'static str)> {
+/// Returns invalid plugin configurations, each with the field that both errors name.
+fn invalid_configurations() -> Vec<(Value, &'static str)> {
     let addressed = |ipam: Value| json!({ "type": "bridge", "ipam": ipam });
     vec![
         (json!({ "type": "vlan", "master": "eth0", "vlanId": 5000 }), "vlanId"),
@@ -62,15 +62,15 @@ fn errors(host: &Host, config: &Value) -> Vec<String> {
 }
 
 #[test]
-fn what_it_says_of_a_value_the_plugin_says_too() {
+fn lint_and_plugin_reject_the_same_values() {
     let host = host!();
     rig::install(&host);
     let pod = host.pod("a");
-    for (keys, key) in wrong() {
+    for (keys, key) in invalid_configurations() {
         let base = json!({ "cniVersion": "1.0.0", "name": "lan" });
         let config = rig::with(&base, &keys);
-        let said = errors(&host, &config);
-        assert!(matches!(said.as_slice(), [one] if one.contains(key)), "{config}: {said:?}");
+        let found_errors = errors(&host, &config);
+        assert!(matches!(found_errors.as_slice(), [one] if one.contains(key)), "{config}: {found_errors:?}");
         let plugin = config["type"].as_str().expect("a plugin").to_owned();
         let refused = host.attachment(&plugin, &pod, "net1").add(&config);
         assert_ne!(refused.code, Some(0), "{config}");

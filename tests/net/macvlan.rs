@@ -1,4 +1,4 @@
-//! `macvlan` and `loopback`, option by option.
+//! Tests of `macvlan` and `loopback`, option by option.
 //!
 //! ```text
 //!   outside ── up0 ── up0 host        a, b: macvlan interfaces on up0
@@ -25,7 +25,7 @@ fn world(host: &Host) -> Pod {
 }
 
 #[test]
-fn each_mode_is_the_kernels_and_decides_who_is_reached() {
+fn macvlan_mode_is_set_and_decides_reachability() {
     for (mode, siblings) in [("", true), ("bridge", true), ("private", false), ("vepa", false)] {
         let host = host!(Feature::Macvlan, Feature::Ping);
         let _outside = world(&host);
@@ -53,7 +53,7 @@ fn each_mode_is_the_kernels_and_decides_who_is_reached() {
 }
 
 #[test]
-fn mtu_and_hardware_address_are_as_asked() {
+fn macvlan_mtu_and_mac_are_set_and_bounded() {
     let host = host!(Feature::Macvlan);
     let _outside = world(&host);
     let pod = host.pod("a");
@@ -97,7 +97,7 @@ fn mtu_and_hardware_address_are_as_asked() {
 }
 
 #[test]
-fn without_a_master_the_default_routes_interface_serves() {
+fn macvlan_without_master_uses_the_default_route_interface() {
     let host = host!(Feature::Macvlan);
     let _outside = world(&host);
     let pod = host.pod("a");
@@ -112,8 +112,12 @@ fn without_a_master_the_default_routes_interface_serves() {
     host.run(["ip", "route", "add", "default", "via", OUTSIDE[0], "metric", "10"]);
     let result = eth0.add(&keys).success().json();
     let up0 = host.json(["ip", "-j", "link", "show", "up0"])[0]["ifindex"].clone();
-    assert_eq!(rig::link(&pod, "eth0").unwrap()["link_index"], up0, "the lowest metric wins");
-    // DEL needs neither.
+    assert_eq!(
+        rig::link(&pod, "eth0").unwrap()["link_index"],
+        up0,
+        "the route with the lowest metric counts"
+    );
+    // DEL needs neither the route nor the master.
     host.run(["ip", "route", "flush", "default"]);
     eth0.del(&with(&keys, &json!({ "prevResult": result }))).success();
     assert!(rig::links(&pod).is_empty());
@@ -122,21 +126,21 @@ fn without_a_master_the_default_routes_interface_serves() {
 }
 
 #[test]
-fn del_after_the_parent_has_gone_gives_the_address_back() {
+fn macvlan_del_after_loss_of_master_frees_the_address() {
     let host = host!(Feature::Macvlan);
     let outside = world(&host);
     let pod = host.pod("a");
     let eth0 = host.attachment("macvlan", &pod, "eth0");
     eth0.add(&config(&json!({}))).success();
     host.run(["ip", "link", "delete", "up0"]);
-    assert!(rig::links(&pod).is_empty(), "the kernel takes the child along");
+    assert!(rig::links(&pod).is_empty(), "the kernel removes the child, too");
     eth0.del(&config(&json!({}))).success();
     assert_eq!(host.read("/var/lib/cni/networks/net/192.0.2.10"), None);
     drop(outside);
 }
 
 #[test]
-fn a_parent_in_the_container_serves_with_link_in_container_only() {
+fn macvlan_master_in_container_requires_link_in_container() {
     let host = host!(Feature::Macvlan);
     let _outside = world(&host);
     let pod = host.pod("a");
@@ -155,7 +159,7 @@ fn a_parent_in_the_container_serves_with_link_in_container_only() {
 }
 
 #[test]
-fn a_name_that_the_host_uses_too_is_no_obstacle() {
+fn macvlan_ifname_may_equal_a_name_on_the_host() {
     let host = host!(Feature::Macvlan, Feature::Ping);
     let outside = world(&host);
     host.run(["ip", "link", "set", "up0", "down"]);
@@ -166,13 +170,13 @@ fn a_name_that_the_host_uses_too_is_no_obstacle() {
     let keys = config(&json!({ "master": "eth0" }));
     eth0.add(&keys).success();
     assert!(pod.pings(OUTSIDE[0]) && outside.pings("192.0.2.10"));
-    assert_eq!(rig::links(&host), ["eth0"], "nothing is left under a passing name");
+    assert_eq!(rig::links(&host), ["eth0"], "no link with a temporary name remains");
     eth0.del(&keys).success();
     assert_eq!(rig::links(&host), ["eth0"], "the host's own eth0 stays");
 }
 
 #[test]
-fn without_ipam_the_interface_is_up_without_addresses() {
+fn macvlan_without_ipam_is_up_without_addresses() {
     let host = host!(Feature::Macvlan);
     let _outside = world(&host);
     let pod = host.pod("a");
@@ -187,7 +191,7 @@ fn without_ipam_the_interface_is_up_without_addresses() {
 }
 
 #[test]
-fn loopback_is_set_up_whatever_the_interface_is_called() {
+fn loopback_is_set_up_under_any_interface_name() {
     let host = host!();
     rig::install(&host);
     let pod = host.pod("a");
@@ -212,11 +216,11 @@ fn loopback_is_set_up_whatever_the_interface_is_called() {
     pod.run(["ip", "address", "add", "10.1.0.1/32", "dev", "lo"]);
     pod.run(["ip", "link", "set", "lo", "down"]);
     assert_refused("a foreign address", &lo.add(&config), 999, &["10.1.0.1"]);
-    assert!(!up(), "a failed ADD has changed nothing");
+    assert!(!up(), "a failed ADD changes nothing");
 }
 
 #[test]
-fn g4_dns_of_address_management_survives_an_empty_configuration() {
+fn macvlan_dns_of_ipam_is_kept_unless_configured() {
     let host = host!(Feature::Macvlan);
     let _outside = world(&host);
     let pod = host.pod("a");

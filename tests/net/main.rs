@@ -1,6 +1,7 @@
-//! End-to-end tests of lane `net`: plugins and the meta-plugin on this machine's kernel, in network namespaces of each test's own.
+//! End-to-end tests of lane `net`: plugins and the meta-plugin on this machine's kernel. Each test has its
+//! own network namespaces.
 //!
-//! Needs root; a test that needs more names it as a `Feature`.
+//! Needs root; a test names further needs as a `Feature`.
 
 #![cfg(test)]
 
@@ -10,6 +11,8 @@ mod bridge;
 mod chained_plugins;
 mod command_line;
 mod concurrency;
+mod configuration_limits;
+mod console_blocks;
 mod crash_recovery;
 mod crash_recovery_tasks;
 mod delegate_failures;

@@ -1,10 +1,10 @@
-//! `ipMasq` of `bridge` and `ptp`: what is made goes again, whatever a DEL still knows.
+//! Tests of `ipMasq` of `bridge` and `ptp`: DEL removes all rules, whatever its input is.
 //!
 //! ```text
 //!   outside 192.0.2.2 ── up0 ── 192.0.2.1 host ── a, b: pods
 //! ```
 //!
-//! Source: plugins `pkg/ip/ipmasq_{iptables,nftables}_linux.go` (G5); nerdctl#1872 for what DEL must not need.
+//! Source: plugins `pkg/ip/ipmasq_{iptables,nftables}_linux.go` (G5); nerdctl#1872 for the input of DEL.
 
 use rig::traffic::{OUTSIDE, UPLINK, outside, source_seen};
 use rig::{assert_nothing_left, assert_refused, with};
@@ -24,7 +24,7 @@ fn config(plugin: &str, backend: &str) -> Value {
     })
 }
 
-/// Rules of both kinds and families that mention the pod, as the tools print them.
+/// Returns the rules of both tools and families that name the pod.
 fn rules(host: &Host, pod: &Pod) -> Vec<String> {
     let mut text = host.run(["nft", "list", "ruleset"]);
     text.push_str(&host.run(["iptables-save", "-t", "nat"]));
@@ -34,27 +34,27 @@ fn rules(host: &Host, pod: &Pod) -> Vec<String> {
 }
 
 #[test]
-fn g5_a_del_leaves_no_rule_whatever_it_still_knows() {
+fn ip_masq_del_leaves_no_rule_whatever_its_input() {
     for (plugin, backend) in ["bridge", "ptp"].iter().flat_map(|p| BACKENDS.map(|b| (*p, b))) {
         let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
         rig::install(&host);
         let config = config(plugin, backend);
         let other = host.pod("other");
         host.attachment(plugin, &other, "eth0").add(&config).success();
-        // Saving creates the tables: let it be before, too.
-        let theirs = rules(&host, &other).len();
-        assert!(theirs > 0, "{plugin} {backend}: {:?}", rules(&host, &other));
+        // iptables-save creates the tables, so they must exist before the snapshot.
+        let other_rules = rules(&host, &other).len();
+        assert!(other_rules > 0, "{plugin} {backend}: {:?}", rules(&host, &other));
         let before = host.snapshot();
-        for what in ["all", "no prevResult", "no namespace", "nothing", "namespace gone", "link gone"] {
-            let what = format!("{plugin} {backend}: DEL with {what}");
+        for label in ["all", "no prevResult", "no namespace", "nothing", "namespace gone", "link gone"] {
+            let label = format!("{plugin} {backend}: DEL with {label}");
             let pod = host.pod("a");
             let mut eth0 = host.attachment(plugin, &pod, "eth0");
             let result = eth0.add(&config).success().json();
             let own = rules(&host, &pod).len();
-            assert!(own > 0, "{what}: rules while it is attached");
+            assert!(own > 0, "{label}: rules while it is attached");
             let known = with(&config, &json!({ "prevResult": result }));
             let mut pod = Some(pod);
-            let stdin = match what.rsplit("with ").next().unwrap() {
+            let stdin = match label.rsplit("with ").next().unwrap() {
                 "all" => &known,
                 "no prevResult" => &config,
                 "no namespace" => {
@@ -78,14 +78,14 @@ fn g5_a_del_leaves_no_rule_whatever_it_still_knows() {
             if let Some(pod) = pod {
                 pod.remove();
             }
-            assert_nothing_left(&what, &host, &before);
-            assert_eq!(rules(&host, &other).len(), theirs, "{what}: the others keep theirs");
+            assert_nothing_left(&label, &host, &before);
+            assert_eq!(rules(&host, &other).len(), other_rules, "{label}: the rules of the other pod stay");
         }
     }
 }
 
 #[test]
-fn g5_a_dels_rules_are_found_also_after_the_backend_was_changed() {
+fn ip_masq_del_finds_rules_after_the_backend_changed() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     for (made, unmade) in [("nftables", "iptables"), ("iptables", "nftables")] {
@@ -99,7 +99,7 @@ fn g5_a_dels_rules_are_found_also_after_the_backend_was_changed() {
 }
 
 #[test]
-fn a_del_removes_what_was_made_before_ip_masq_and_macspoofchk_were_switched_off() {
+fn ip_masq_del_removes_rules_after_options_are_switched_off() {
     for (plugin, backend) in ["bridge", "ptp"].iter().flat_map(|p| BACKENDS.map(|b| (*p, b))) {
         let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::NftBridge, Feature::IptablesNft);
         rig::install(&host);
@@ -115,7 +115,7 @@ fn a_del_removes_what_was_made_before_ip_masq_and_macspoofchk_were_switched_off(
 }
 
 #[test]
-fn g5_iptables_without_the_program_of_the_other_family_is_enough() {
+fn ip_masq_iptables_needs_only_the_program_of_its_family() {
     let host = host!(Feature::Bridge, Feature::IptablesNft);
     rig::install(&host);
     let pod = host.pod("a");
@@ -136,7 +136,7 @@ fn g5_iptables_without_the_program_of_the_other_family_is_enough() {
 }
 
 #[test]
-fn check_sees_an_address_that_is_hidden_no_more() {
+fn ip_masq_check_finds_an_address_without_masquerading() {
     for (plugin, backend) in ["bridge", "ptp"].iter().flat_map(|p| BACKENDS.map(|b| (*p, b))) {
         let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
         rig::install(&host);
@@ -146,7 +146,7 @@ fn check_sees_an_address_that_is_hidden_no_more() {
         let result = eth0.add(&config).success().json();
         let known = with(&config, &json!({ "prevResult": result }));
         eth0.check(&known).success();
-        // The chain of a container is not what hides an address: that is what leads to it.
+        // The rule that leads to a container's chain decides, not the chain itself.
         match backend {
             "iptables" => host.run(["iptables", "-t", "nat", "-F", "POSTROUTING"]),
             _ => host.run(["nft", "flush", "ruleset"]),
@@ -157,7 +157,7 @@ fn check_sees_an_address_that_is_hidden_no_more() {
 }
 
 #[test]
-fn g5_two_interfaces_of_one_container_on_one_network_are_hidden_each_by_itself() {
+fn ip_masq_two_interfaces_of_a_pod_have_separate_rules() {
     for (plugin, backend) in ["bridge", "ptp"].iter().flat_map(|p| BACKENDS.map(|b| (*p, b))) {
         let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
         rig::install(&host);
@@ -177,14 +177,14 @@ fn g5_two_interfaces_of_one_container_on_one_network_are_hidden_each_by_itself()
         };
         assert!(hidden("eth0") && hidden("net1"), "{plugin} {backend}: both");
         attachments[0].del(&known[0]).success();
-        assert!(hidden("net1"), "{plugin} {backend}: the second after the first has gone");
+        assert!(hidden("net1"), "{plugin} {backend}: the second interface after DEL of the first");
         attachments[1].del(&known[1]).success();
         assert!(rules(&host, &pod).is_empty(), "{plugin} {backend}: {:?}", rules(&host, &pod));
     }
 }
 
 #[test]
-fn s32_gc_removes_the_rules_of_what_is_not_valid_with_either_backend_whatever_is_configured_now() {
+fn ip_masq_gc_removes_invalid_attachments_of_both_backends() {
     for (backend, now) in BACKENDS.iter().flat_map(|made| BACKENDS.map(|now| (*made, now))) {
         let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
         rig::install(&host);
@@ -208,7 +208,7 @@ fn s32_gc_removes_the_rules_of_what_is_not_valid_with_either_backend_whatever_is
 }
 
 #[test]
-fn a_new_container_at_the_address_of_one_that_vanished_is_hidden_and_keeps_its_entry() {
+fn ip_masq_reused_address_keeps_its_entry_after_a_late_del() {
     for backend in BACKENDS {
         let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);
         rig::install(&host);
@@ -217,13 +217,13 @@ fn a_new_container_at_the_address_of_one_that_vanished_is_hidden_and_keeps_its_e
         let gone = host.pod("gone");
         let eth0 = host.attachment("bridge", &gone, "eth0");
         let last = eth0.add(&config).success().json();
-        // The node forgot: its namespace is gone, and so is host-local's memory.
+        // The node lost its state: the namespace and the files of host-local.
         gone.remove();
         host.run(["rm", "-r", "/var/lib/cni/networks/net"]);
         let pod = host.pod("a");
         let result = host.attachment("bridge", &pod, "eth0").add(&config).success().json();
         assert_eq!(rig::addresses(&result), rig::addresses(&last), "{backend}: the same address");
-        // The late DEL of the first must not take anything from the second.
+        // The late DEL of the first pod must not remove rules of the second.
         eth0.del(&with(&config, &json!({ "prevResult": last }))).success();
         let seen = source_seen(&pod, &outside, OUTSIDE[0]).map(|ip| ip.to_string());
         assert_eq!(seen.as_deref(), Some(UPLINK[0]), "{backend}");
@@ -231,7 +231,7 @@ fn a_new_container_at_the_address_of_one_that_vanished_is_hidden_and_keeps_its_e
 }
 
 #[test]
-fn g5_iptables_rules_are_those_of_the_reference_plugin_and_either_removes_them() {
+fn ip_masq_iptables_rules_equal_those_of_the_go_plugin() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::IptablesNft);
     rig::install(&host);
     let pod = host.pod("a");
@@ -241,8 +241,8 @@ fn g5_iptables_rules_are_those_of_the_reference_plugin_and_either_removes_them()
     let save = || host.run(["iptables-save", "-t", "nat"]) + &host.run(["ip6tables-save", "-t", "nat"]);
     let rules = || -> Vec<String> {
         let text = save();
-        let ours = text.lines().filter(|line| line.contains("CNI-") && !line.starts_with('#'));
-        ours.map(|line| line.split(" [").next().unwrap_or_default().to_owned()).collect()
+        let lines = text.lines().filter(|line| line.contains("CNI-") && !line.starts_with('#'));
+        lines.map(|line| line.split(" [").next().unwrap_or_default().to_owned()).collect()
     };
     let mut seen = Vec::new();
     for (adds, deletes) in [("/usr/lib/cni", "/opt/cni/bin"), ("/opt/cni/bin", "/usr/lib/cni")] {
@@ -257,15 +257,15 @@ fn g5_iptables_rules_are_those_of_the_reference_plugin_and_either_removes_them()
         call("DEL", deletes, &with(&keys, &json!({ "prevResult": result })));
         assert!(rules().is_empty(), "{adds} made, {deletes} removed: {:?}", rules());
     }
-    assert!(!seen[0].is_empty() && seen[0] == seen[1], "theirs {:#?}\nours {:#?}", seen[0], seen[1]);
+    assert!(!seen[0].is_empty() && seen[0] == seen[1], "Go plugin {:#?}\nweft {:#?}", seen[0], seen[1]);
 }
 
 #[test]
-fn g5_s32_del_and_gc_remove_what_the_reference_plugin_makes_with_nftables() {
+fn ip_masq_del_and_gc_remove_nftables_rules_of_the_go_plugin() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     rig::install(&host);
     let pod = host.pod("a");
-    // As v1.9.1 writes it: hashes of network, and of interface and container.
+    // The format of v1.9.1: hashes of the network, and of interface and container.
     let (net, other) = ("a4861f4ae9f7d238", "e25ac3845f8cbe12");
     let (c1, c2) = ("f4d01f2ef4b92245", "8c6ebb285a95686c");
     let rule = |comment: &str, address: &str| {
@@ -305,7 +305,7 @@ fn g5_s32_del_and_gc_remove_what_the_reference_plugin_makes_with_nftables() {
 }
 
 #[test]
-fn multicast_is_nobodys_conversation_with_the_outside() {
+fn ip_masq_excludes_multicast() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     rig::install(&host);
     let pod = host.pod("a");
@@ -317,7 +317,7 @@ fn multicast_is_nobodys_conversation_with_the_outside() {
 }
 
 #[test]
-fn pods_are_entries_and_not_rules() {
+fn ip_masq_rules_do_not_grow_with_pods() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     rig::install(&host);
     let count = || host.json(["nft", "-j", "list", "ruleset"]).to_string().matches("{\"rule\":").count();

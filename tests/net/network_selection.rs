@@ -1,12 +1,13 @@
-//! The meta-plugin: which networks a pod gets, in which order, with what in the hands of their plugins.
+//! Tests of the meta-plugin's network selection: which networks a pod gets, in which order, and what each
+//! plugin receives.
 //!
 //! ```text
 //!   runtime ── weft ─┬─ eth0  the default network
-//!                    ├─ net1  what the pod selects, from manifests
+//!                    ├─ net1  networks that the pod selects, from manifests
 //!                    └─ net2 …
 //! ```
 //!
-//! Source: the multi-network standard v1.0–v1.3, sections 4, 6, 7; Device Information Specification v1.1.0.
+//! Source: the multi-network specification (NPWG) v1.0–v1.3, sections 4, 6, 7; Device Information Specification v1.1.0.
 
 use std::time::Duration;
 
@@ -22,18 +23,18 @@ fn default_network() -> Value {
     recording("default", "one", &json!({}))
 }
 
-/// `PLUGIN IFNAME` of each call.
+/// Returns `PLUGIN IFNAME` of each call.
 fn steps(calls: &[Call]) -> Vec<String> {
     calls.iter().map(|call| format!("{} {}", call.program, call.environment("CNI_IFNAME"))).collect()
 }
 
-/// A member of each call's configuration.
+/// Returns a field of each call's configuration.
 fn members(calls: &[Call], key: &str) -> Vec<String> {
     calls.iter().map(|call| call.config()[key].as_str().unwrap_or_default().to_owned()).collect()
 }
 
 #[test]
-fn npwg1_4_2_1_npwg1_6_2_1_networks_come_in_order_and_go_in_reverse_with_the_same_names() {
+fn networks_are_attached_in_order_and_detached_in_reverse() {
     let host = host!();
     let cluster = Cluster::new(&host);
     cluster.recording("a", "two", &json!({}));
@@ -47,14 +48,14 @@ fn npwg1_4_2_1_npwg1_6_2_1_networks_come_in_order_and_go_in_reverse_with_the_sam
     let weft = cluster.attachment(&pod);
     let config = configuration(&default_network());
     let result = weft.add(&config).success().json();
-    assert_eq!(result["cniVersion"], "1.1.0", "NPWG1-7.1-2: the version of our configuration");
+    assert_eq!(result["cniVersion"], "1.1.0", "NPWG1-7.1-2: the version of the meta-plugin's configuration");
     assert_eq!(result["interfaces"][0]["name"], "eth0", "the default network's result");
     let added = cluster.calls();
     assert_eq!(steps(&added), ["one eth0", "two net1", "two net2", "three net2", "two net3"]);
     assert_eq!(
         members(&added, "name"),
         ["default", "a", "b", "b", "a"],
-        "NPWG1-3.4.2-1: the definition's name where there is none"
+        "NPWG1-3.4.2-1: the definition's name if the configuration has none"
     );
     for call in &added {
         assert_eq!(call.command, "ADD");
@@ -92,10 +93,10 @@ fn npwg1_4_2_1_npwg1_6_2_1_networks_come_in_order_and_go_in_reverse_with_the_sam
     host.write(rig::cluster::RECORD, "");
     assert_journal_only(&host, &before);
     weft.del(&config).success();
-    assert!(cluster.calls().is_empty(), "nothing is known any more");
+    assert!(cluster.calls().is_empty(), "the journal has no entry");
 }
 
-/// The journal's directory may have been made; nothing else may differ.
+/// Asserts that at most the journal's directory was created.
 #[track_caller]
 fn assert_journal_only(host: &Host, before: &testkit::Snapshot) {
     let changes = rig::changes(before, &host.snapshot());
@@ -104,7 +105,8 @@ fn assert_journal_only(host: &Host, before: &testkit::Snapshot) {
     assert!(left.is_empty(), "{}", left.join("\n"));
 }
 
-/// A network whose first plugin can do everything and gives what the test asks for; its second declares nothing.
+/// Returns a network whose first plugin declares all capabilities and returns the requested addresses; its
+/// second plugin declares none.
 fn capable_network() -> Value {
     let mut network = recording(
         "a",
@@ -123,7 +125,7 @@ fn capable_network() -> Value {
 }
 
 #[test]
-fn npwg1_4_1_2_1_3_2_1_npwg1_4_1_2_1_4_2_1_a_request_travels_by_every_channel_a_plugin_could_read() {
+fn network_request_reaches_the_plugin_in_every_channel() {
     let host = host!();
     let cluster = Cluster::new(&host);
     let network = capable_network();
@@ -155,17 +157,20 @@ fn npwg1_4_1_2_1_3_2_1_npwg1_4_1_2_1_4_2_1_a_request_travels_by_every_channel_a_
     );
     assert_eq!(two["args"]["cni"]["ips"], json!(["10.2.0.7/24"]), "NPWG1-4.1.2.1.3.2-1");
     assert_eq!(two["args"]["cni"]["mac"], "02:00:00:00:00:07", "NPWG1-4.1.2.1.4.2-1");
-    assert_eq!(two["args"]["cni"]["colour"], "blue", "V11-4.1.2.1.6.2-1: the pod wins");
+    assert_eq!(
+        two["args"]["cni"]["colour"], "blue",
+        "V11-4.1.2.1.6.2-1: the pod's value overrides the definition's"
+    );
     assert_eq!((&two["args"]["cni"]["size"], &two["args"]["other"]), (&json!(1), &json!(true)));
     assert_eq!(two.get("capabilities"), None);
     let three = calls[2].config();
-    assert_eq!(three.get("runtimeConfig"), None, "it declares nothing");
+    assert_eq!(three.get("runtimeConfig"), None, "the plugin declares no capability");
     assert_eq!(three["args"]["cni"]["ips"], json!(["10.2.0.7/24"]), "each plugin gets args");
     for call in &calls[1..] {
         let args = call.environment("CNI_ARGS");
         assert!(args.contains(";IP=10.2.0.7/24") && args.contains(";MAC=02:00:00:00:00:07"), "{args}");
     }
-    assert!(!calls[0].environment("CNI_ARGS").contains("IP="), "the default network was not asked");
+    assert!(!calls[0].environment("CNI_ARGS").contains("IP="), "the request is not for the default network");
     let status = &cluster.entry(&pod).unwrap()["networkStatus"];
     assert_eq!(status[0]["default"], true, "{status}");
     assert_eq!(status[1]["name"], "blue/a");
@@ -177,7 +182,7 @@ fn npwg1_4_1_2_1_3_2_1_npwg1_4_1_2_1_4_2_1_a_request_travels_by_every_channel_a_
 }
 
 #[test]
-fn v11_7_5_1_what_the_runtime_gives_is_the_default_networks_alone() {
+fn runtime_config_is_for_the_default_network_only() {
     let host = host!();
     let cluster = Cluster::new(&host);
     let capable = |name: &str, plugin: &str| {
@@ -188,13 +193,13 @@ fn v11_7_5_1_what_the_runtime_gives_is_the_default_networks_alone() {
     cluster.definition("a", &capable("a", "two"));
     cluster.pod("web", "a");
     let pod = host.pod("web");
-    let given = json!({ "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }], "dns": { "servers": ["10.0.0.1"] } });
-    let config = with(&configuration(&capable("default", "one")), &json!({ "runtimeConfig": given }));
+    let from_runtime = json!({ "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }], "dns": { "servers": ["10.0.0.1"] } });
+    let config = with(&configuration(&capable("default", "one")), &json!({ "runtimeConfig": from_runtime }));
     cluster.attachment(&pod).add(&config).success();
     let calls = cluster.calls();
-    assert_eq!(calls[0].config()["runtimeConfig"], given);
+    assert_eq!(calls[0].config()["runtimeConfig"], from_runtime);
     assert_eq!(calls[1].config().get("runtimeConfig"), None);
-    // What a runtime asks of the pod in variables is for the default network, too.
+    // CNI_ARGS of the runtime are for the default network, too.
     let other = host.pod("web2");
     cluster.pod("web2", "a");
     let mut weft = cluster.attachment(&other);
@@ -206,17 +211,17 @@ fn v11_7_5_1_what_the_runtime_gives_is_the_default_networks_alone() {
 }
 
 #[test]
-fn npwg1_4_1_2_1_3_2_2_npwg1_4_1_2_1_4_2_2_a_request_that_is_not_shown_fails_and_is_undone() {
+fn network_request_not_in_the_result_fails_and_is_undone() {
     for (key, value) in [("ips", json!(["10.2.0.7"])), ("mac", json!("02:00:00:00:00:07"))] {
         let host = host!(Feature::Bridge);
         let cluster = Cluster::new(&host);
         cluster.definition("real", &bridge("real", 5));
-        cluster.recording("deaf", "two", &json!({ "ADD": [{ "do": "result", "value": {
+        cluster.recording("ignoring", "two", &json!({ "ADD": [{ "do": "result", "value": {
             "cniVersion": "1.1.0",
             "interfaces": [{ "name": "host0" }, { "name": "net2", "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/web" }],
             "ips": [{ "interface": 0, "address": "10.2.0.7/24" }, { "interface": 1, "address": "10.2.0.8/24" }],
         } }] }));
-        let mut element = json!({ "name": "deaf" });
+        let mut element = json!({ "name": "ignoring" });
         element[key] = value;
         cluster.pod("web", json!([{ "name": "real" }, element, { "name": "real" }]));
         let pod = host.pod("web");
@@ -227,14 +232,15 @@ fn npwg1_4_1_2_1_3_2_2_npwg1_4_1_2_1_4_2_2_a_request_that_is_not_shown_fails_and
         let refused = weft.add(&config);
         let (code, message) = refusal(&refused);
         assert_eq!(code, 7, "{message}");
-        assert!(message.contains("blue/deaf") && message.contains("net2"), "{message}");
+        assert!(message.contains("blue/ignoring") && message.contains("net2"), "{message}");
         assert_eq!(cluster.order(), ["ADD eth0", "ADD net2", "DEL net2", "DEL eth0"], "{key}");
         assert!(links(&pod).is_empty(), "{:?}", links(&pod));
         assert_nothing_left(key, &host, &before);
     }
 }
 
-/// Makes what stays: bridges, the journal's directory, host-local's memory.
+/// Creates the objects that remain on the host: bridges, the journal's directory and the directories of
+/// host-local.
 #[track_caller]
 fn prime(host: &Host, cluster: &Cluster<'_>, config: &Value, networks: &str) {
     cluster.pod("prime", networks);
@@ -247,7 +253,7 @@ fn prime(host: &Host, cluster: &Cluster<'_>, config: &Value, networks: &str) {
 }
 
 #[test]
-fn npwg1_4_1_2_1_3_3_requested_addresses_are_really_there() {
+fn network_requested_ips_and_mac_are_on_the_interface() {
     let host = host!(Feature::Bridge, Feature::Ping);
     let cluster = Cluster::new(&host);
     let mut network = bridge("red", 2);
@@ -279,7 +285,7 @@ fn npwg1_4_1_2_1_3_3_requested_addresses_are_really_there() {
         999,
         &["wan0", "10.2.0.77/24"],
     );
-    // Taken by another pod: refused, and that pod alone keeps it.
+    // Another pod requests the address and is refused; the first pod keeps the address.
     cluster.pod("late", json!([{ "name": "red", "ips": ["10.2.0.77/24"] }]));
     let late = host.pod("late");
     let (code, message) = refusal(&cluster.attachment(&late).add(&config));
@@ -291,7 +297,7 @@ fn npwg1_4_1_2_1_3_3_requested_addresses_are_really_there() {
     assert_eq!(addresses_on(&late, "net1"), ["10.2.0.77/24"]);
 }
 
-/// A network of both families whose plugin makes default routes.
+/// Returns a network of both families whose plugin adds default routes.
 fn with_default_routes(name: &str, subnet: u8) -> Value {
     let mut network = bridge(name, subnet);
     network["plugins"][0]["isDefaultGateway"] = true.into();
@@ -302,7 +308,7 @@ fn with_default_routes(name: &str, subnet: u8) -> Value {
 
 fn default_routes(pod: &Pod) -> Vec<String> {
     let mut all = routes(pod, &["route", "show", "default"]);
-    // The metric of IPv6 is the kernel's where nobody said one.
+    // The kernel sets a metric for IPv6 if none is given.
     all.extend(
         routes(pod, &["-6", "route", "show", "default"]).iter().map(|r| r.replace(" metric 1024", "")),
     );
@@ -310,9 +316,9 @@ fn default_routes(pod: &Pod) -> Vec<String> {
 }
 
 #[test]
-fn m1_m2_v11_4_1_2_1_9_2_a_default_route_moves_by_family_and_is_read_back() {
+fn default_route_moves_by_family_and_is_read_back() {
     let cases: [(&str, Value, &[&str]); 6] = [
-        ("not asked", json!(null), &["default via 10.1.0.1 dev eth0", "default via fd01::1 dev eth0"]),
+        ("no request", json!(null), &["default via 10.1.0.1 dev eth0", "default via fd01::1 dev eth0"]),
         (
             "C13: IPv4",
             json!(["10.2.0.1"]),
@@ -333,14 +339,15 @@ fn m1_m2_v11_4_1_2_1_9_2_a_default_route_moves_by_family_and_is_read_back() {
                 "default via fd01::1 dev eth0",
             ],
         ),
-        // Its own plugins make none: there is nothing to keep, and nobody gives anything up.
+        // The network's own plugins add no default route: there is nothing to keep, and no other network
+        // loses its route.
         (
-            "C12: keep what is not there",
+            "C12: keep without a route of its own",
             json!([]),
             &["default via 10.1.0.1 dev eth0", "default via fd01::1 dev eth0"],
         ),
     ];
-    for (what, wish, expected) in cases {
+    for (label, request, expected) in cases {
         let host = host!(Feature::Bridge, Feature::Ipv6);
         let cluster = Cluster::new(&host);
         let mut red = with_default_routes("red", 2);
@@ -348,26 +355,26 @@ fn m1_m2_v11_4_1_2_1_9_2_a_default_route_moves_by_family_and_is_read_back() {
         cluster.definition("red", &red);
         cluster.definition("green", &with_default_routes("green", 3));
         let mut element = json!({ "name": "red" });
-        if !wish.is_null() {
-            element["default-route"] = wish;
+        if !request.is_null() {
+            element["default-route"] = request;
         }
         cluster.pod("web", json!([element]));
         let pod = host.pod("web");
         let weft = cluster.attachment(&pod);
         let config = configuration(&with_default_routes("default", 1));
         let result = weft.add(&config).success().json();
-        assert_eq!(default_routes(&pod), expected, "{what}");
+        assert_eq!(default_routes(&pod), expected, "{label}");
         let own = result["routes"].as_array().map_or(0, Vec::len);
         let left = expected.iter().filter(|route| route.contains("eth0")).count();
-        assert_eq!(own, left, "{what}: the result says what is there: {result}");
+        assert_eq!(own, left, "{label}: the result has the routes of the interface: {result}");
         weft.check(&with(&config, &json!({ "prevResult": result }))).success();
         weft.del(&config).success();
-        assert!(links(&pod).is_empty(), "{what}");
+        assert!(links(&pod).is_empty(), "{label}");
     }
 }
 
 #[test]
-fn v11_4_1_2_1_9_2_all_others_give_it_up_and_an_empty_wish_keeps_the_plugins_own() {
+fn default_route_is_removed_from_the_other_networks() {
     let host = host!(Feature::Bridge, Feature::Ipv6);
     let cluster = Cluster::new(&host);
     cluster.definition("red", &with_default_routes("red", 2));
@@ -400,7 +407,7 @@ fn v11_4_1_2_1_9_2_all_others_give_it_up_and_an_empty_wish_keeps_the_plugins_own
 }
 
 #[test]
-fn m21_a_default_route_that_cannot_be_set_undoes_everything() {
+fn default_route_that_cannot_be_set_undoes_the_add() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.definition("red", &bridge("red", 2));
@@ -415,7 +422,7 @@ fn m21_a_default_route_that_cannot_be_set_undoes_everything() {
 }
 
 #[test]
-fn di_2_di_4_di_5_device_information_is_offered_read_and_removed() {
+fn device_info_file_is_offered_read_and_removed() {
     let host = host!();
     let cluster = Cluster::new(&host);
     let mut network = recording("dev", "two", &json!({}));
@@ -435,14 +442,14 @@ fn di_2_di_4_di_5_device_information_is_offered_read_and_removed() {
     assert_eq!(cluster.entry(&pod).unwrap()["networkStatus"][1]["device-info"], info);
     weft.del(&config).success();
     assert_eq!(host.read(&file), None, "DI-5");
-    // Nonsense costs the status one key.
+    // An invalid file removes one field from the status.
     host.write(&file, "{");
     weft.add(&config).success();
     assert_eq!(cluster.entry(&pod).unwrap()["networkStatus"][1].get("device-info"), None);
 }
 
 #[test]
-fn m13_a_pod_that_nobody_knows_is_an_error_and_leaves_nothing() {
+fn unknown_pod_fails_add_and_leaves_nothing() {
     let host = host!();
     let cluster = Cluster::new(&host);
     let config = configuration(&default_network());
@@ -454,11 +461,11 @@ fn m13_a_pod_that_nobody_knows_is_an_error_and_leaves_nothing() {
     assert_nothing_left("M13", &host, &before);
     assert_refused("rule 4", &cluster.attachment(&known).add(&config), 7, &["nowhere"]);
     assert_nothing_left("NPWG1-3.4.1-rule4", &host, &before);
-    let bad = with(&config, &json!({ "delegates": [recording("default", "nobody", &json!({}))] }));
+    let bad = with(&config, &json!({ "delegates": [recording("default", "absent", &json!({}))] }));
     cluster.pod("plain", "");
     let plain = host.pod("plain");
     let before = host.snapshot();
-    assert_refused("no such plugin", &cluster.attachment(&plain).add(&bad), 7, &["nobody"]);
+    assert_refused("no such plugin", &cluster.attachment(&plain).add(&bad), 7, &["absent"]);
     assert_nothing_left("no such plugin", &host, &before);
     assert_refused(
         "CHECK of nothing",
@@ -471,7 +478,7 @@ fn m13_a_pod_that_nobody_knows_is_an_error_and_leaves_nothing() {
 }
 
 #[test]
-fn s18_an_attached_sandbox_is_not_attached_again_and_loses_nothing() {
+fn attached_sandbox_is_not_attached_again() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.definition("red", &bridge("red", 2));
@@ -490,7 +497,7 @@ fn s18_an_attached_sandbox_is_not_attached_again_and_loses_nothing() {
 }
 
 #[test]
-fn m12_s32_gc_takes_down_stale_sandboxes_and_tells_every_network() {
+fn gc_detaches_stale_sandboxes_and_calls_every_network() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     cluster.recording("a", "two", &json!({}));
@@ -503,7 +510,7 @@ fn m12_s32_gc_takes_down_stale_sandboxes_and_tells_every_network() {
         pod
     });
     let [web, stale] = pods;
-    // Another configuration's sandbox is not ours to judge.
+    // A sandbox of another configuration is not this configuration's concern.
     cluster.pod("foreign", "red");
     let foreign = host.pod("foreign");
     let other = with(&config, &json!({ "name": "other-net" }));
@@ -529,25 +536,28 @@ fn m12_s32_gc_takes_down_stale_sandboxes_and_tells_every_network() {
     let deleted: Vec<&str> =
         calls.iter().filter(|c| c.command == "DEL").map(|c| c.environment("CNI_CONTAINERID")).collect();
     assert_eq!(deleted, [stale.container_id()]);
-    let told: Vec<Value> = calls
+    let gc_lists: Vec<Value> = calls
         .iter()
         .filter(|c| c.command == "GC")
         .map(|c| c.config()["cni.dev/valid-attachments"].clone())
         .collect();
-    assert_eq!(told.len(), 1, "M12: a selected network is told, too");
+    assert_eq!(gc_lists.len(), 1, "M12: GC of a selected network, too");
     assert!(
-        told[0].as_array().unwrap().contains(&json!({ "containerID": web.container_id(), "ifname": "net1" })),
-        "{told:?}"
+        gc_lists[0]
+            .as_array()
+            .unwrap()
+            .contains(&json!({ "containerID": web.container_id(), "ifname": "net1" })),
+        "{gc_lists:?}"
     );
     weft.check(&with(&config, &json!({ "prevResult": {} }))).success();
 
     rig::collect(&weft, &config, Some(&[])).success();
     assert!(cluster.entry(&web).is_none() && links(&web).is_empty());
-    assert_eq!(links(&foreign), ["eth0", "net1"], "an empty list is about this network alone");
+    assert_eq!(links(&foreign), ["eth0", "net1"], "an empty list is for this network alone");
 }
 
 #[test]
-fn s33_status_speaks_for_the_default_network() {
+fn status_covers_the_default_network() {
     let host = host!();
     let cluster = Cluster::new(&host);
     let weft = cluster.attachment(&host.pod("web"));
@@ -561,9 +571,9 @@ fn s33_status_speaks_for_the_default_network() {
         "one",
         &json!({ "STATUS": [{ "do": "fail", "code": 51, "message": "limping" }] }),
     );
-    assert_refused("its own code", &status(&configuration(&failing)), 51, &["limping"]);
-    let missing = recording("default", "nobody", &json!({}));
-    assert_refused("no plugin", &status(&configuration(&missing)), 50, &["nobody"]);
+    assert_refused("the plugin's code", &status(&configuration(&failing)), 51, &["limping"]);
+    let missing = recording("default", "absent", &json!({}));
+    assert_refused("no plugin", &status(&configuration(&missing)), 50, &["absent"]);
     let unready =
         with(&configuration(&default_network()), &json!({ "readinessindicatorfile": "/run/cni/ready" }));
     assert_refused("NPWG1-6.1.2-2", &status(&unready), 50, &["/run/cni/ready"]);
@@ -572,7 +582,7 @@ fn s33_status_speaks_for_the_default_network() {
 }
 
 #[test]
-fn s33_status_speaks_for_the_other_networks_of_every_pod_too_and_for_no_selected_one() {
+fn status_covers_networks_of_every_pod_but_no_selected_one() {
     let host = host!();
     let cluster = Cluster::new(&host);
     let weft = cluster.attachment(&host.pod("web"));
@@ -585,7 +595,7 @@ fn s33_status_speaks_for_the_other_networks_of_every_pod_too_and_for_no_selected
         with(&configuration(&default_network()), &keys)
     };
     let status = |config: &Value| weft.call("STATUS", config.to_string());
-    // One of them is nowhere: no pod could be made.
+    // A network of every pod has no definition: no pod could start.
     cluster.pod("web", "");
     assert_refused("no definition", &status(&config(&json!({}))), 7, &["red"]);
     cluster.recording("red", "three", &json!({}));
@@ -593,30 +603,30 @@ fn s33_status_speaks_for_the_other_networks_of_every_pod_too_and_for_no_selected
     cluster.pod("web", "selected");
     status(&config(&json!({}))).success();
     let calls = cluster.calls();
-    let asked: Vec<String> = calls.iter().map(|call| format!("{} {}", call.command, call.program)).collect();
-    assert_eq!(asked, ["STATUS one", "STATUS two", "STATUS three"]);
+    let called: Vec<String> = calls.iter().map(|call| format!("{} {}", call.command, call.program)).collect();
+    assert_eq!(called, ["STATUS one", "STATUS two", "STATUS three"]);
     assert_refused(
-        "its own code",
+        "the plugin's code",
         &status(&config(&fail(51))),
         51,
         &["network second of every pod", "limping"],
     );
     cluster.recording("red", "three", &fail(50));
     assert_refused(
-        "a definition's",
+        "a network of a definition",
         &status(&config(&json!({}))),
         50,
         &["network red of every pod", "limping"],
     );
-    cluster.recording("red", "nobody", &json!({}));
-    assert_refused("no plugin", &status(&config(&json!({}))), 50, &["network red", "nobody"]);
+    cluster.recording("red", "absent", &json!({}));
+    assert_refused("no plugin", &status(&config(&json!({}))), 50, &["network red", "absent"]);
 }
 
 #[test]
-fn npwg1_2_1_1_npwg1_7_1_2_m28_each_version_of_the_protocol_has_its_answer() {
+fn network_result_has_the_version_of_the_request() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
-    // In a version of its own, whatever we are called in.
+    // The definition has another version than the request.
     cluster.definition("red", &with(&bridge("red", 2), &json!({ "cniVersion": "0.4.0" })));
     cluster.pod("web", "red");
     let pod = host.pod("web");
@@ -630,7 +640,11 @@ fn npwg1_2_1_1_npwg1_7_1_2_m28_each_version_of_the_protocol_has_its_answer() {
         let config = in_version(&configuration(&bridge("default", 1)), version);
         let result = weft.add(&config).success().json();
         assert_eq!(result["cniVersion"], version);
-        assert_eq!(addresses(&result), addresses_on(&pod, "eth0"), "{version}: the default network's");
+        assert_eq!(
+            addresses(&result),
+            addresses_on(&pod, "eth0"),
+            "{version}: the addresses of the default network"
+        );
         assert_eq!(addresses_on(&pod, "net1").len(), 1, "{version}");
         for (verb, since) in [("CHECK", "0.4.0"), ("STATUS", "1.1.0")] {
             let answer = weft.call(verb, config.to_string());
@@ -645,7 +659,7 @@ fn npwg1_2_1_1_npwg1_7_1_2_m28_each_version_of_the_protocol_has_its_answer() {
             true => assert_refused(version, &swept, 1, &["GC"]),
             false => {
                 swept.success();
-                assert_eq!(link(&pod, "net1"), None, "nothing of it is valid");
+                assert_eq!(link(&pod, "net1"), None, "no attachment is valid");
             }
         }
         assert_eq!(weft.del(&config).success().stdout, "", "{version}");
@@ -655,7 +669,7 @@ fn npwg1_2_1_1_npwg1_7_1_2_m28_each_version_of_the_protocol_has_its_answer() {
 }
 
 #[test]
-fn npwg1_6_1_2_2_conflict_c19_an_add_waits_for_the_default_network_and_a_del_does_not() {
+fn readiness_file_delays_add_and_not_del() {
     let host = host!();
     let cluster = Cluster::new(&host);
     cluster.recording("red", "two", &json!({}));

@@ -1,11 +1,11 @@
-//! Every option of every plugin, with every type that it is not, and out of its range: refused by key and value, with code 7,
-//! and nothing is changed.
+//! Tests that every option of every plugin is refused if it has a wrong type or is out of range: code 7, with
+//! key and value, and nothing changes.
 //!
 //! ```text
-//!   host ── up0, dev0          a: pod with eth0 for plugins that stand behind another one
+//!   host ── up0, dev0          a: pod with eth0 for chained plugins
 //! ```
 //!
-//! Rule: an option that a page under docs/plugins names, and that is not here, fails the last test.
+//! Rule: the last test fails for an option that a page below docs/plugins names and this file does not.
 //!
 //! Source: SPEC 1.1.0 §5 "Error" (code 7); plugins v1.9.1, the `NetConf` of each.
 
@@ -13,7 +13,7 @@ use rig::{assert_nothing_left, assert_pod_unchanged, in_version};
 use serde_json::{Value, json};
 use testkit::{Feature, Host, host, workspace};
 
-/// What an option is.
+/// Type of an option.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Text,
@@ -26,8 +26,8 @@ enum Kind {
 use Kind::{Flag, List, Number, Object, Text};
 
 impl Kind {
-    /// Values of other types.
-    fn strangers(self) -> Vec<Value> {
+    /// Returns values of other types.
+    fn values_of_other_types(self) -> Vec<Value> {
         let all = [json!("yes"), json!(7), json!(1.5), json!(true), json!([7]), json!({ "a": 7 })];
         let is_own = |value: &Value| match self {
             Text => value.is_string(),
@@ -40,28 +40,29 @@ impl Kind {
     }
 }
 
-/// An option: where it is, what it is, and what else it must not be, as JSON and what the message says of it.
-type Choice = (&'static str, Kind, &'static [(&'static str, &'static str)]);
+/// An option: its path, its type, and invalid values of that type, each as JSON with the part of the message
+/// that names it.
+type PluginOption = (&'static str, Kind, &'static [(&'static str, &'static str)]);
 
-/// What can be wrong with a number of bytes that a packet may have.
-const MTU: Choice = ("mtu", Number, &[("67", "67"), ("65536", "65536"), ("-1", "-1")]);
-const QUEUES: Choice = ("queues", Number, &[("4097", "4097"), ("-1", "-1")]);
+/// The option `mtu` with invalid values.
+const MTU: PluginOption = ("mtu", Number, &[("67", "67"), ("65536", "65536"), ("-1", "-1")]);
+const QUEUES: PluginOption = ("queues", Number, &[("4097", "4097"), ("-1", "-1")]);
 const MAC: &[(&str, &str)] =
     &[(r#""x""#, r#""x""#), (r#""ff:ff:ff:ff:ff:ff""#, "ff:ff"), (r#""00:00:00:00:00:00""#, "00:00")];
-const RUNTIME_MAC: Choice = ("runtimeConfig.mac", Text, MAC);
-const ARGS_MAC: Choice = ("args.cni.mac", Text, MAC);
+const RUNTIME_MAC: PluginOption = ("runtimeConfig.mac", Text, MAC);
+const ARGS_MAC: PluginOption = ("args.cni.mac", Text, MAC);
 const LINK: &[(&str, &str)] = &[
     (r#""a/b""#, "a/b"),
     (r#""a b""#, "a b"),
     (r#""sixteen-letters-""#, "sixteen-letters-"),
     (r#""..""#, ".."),
 ];
-const MASQUERADE: [Choice; 2] =
+const MASQUERADE: [PluginOption; 2] =
     [("ipMasq", Flag, &[]), ("ipMasqBackend", Text, &[(r#""pf""#, "pf"), (r#""Nftables""#, "Nftables")])];
 const RATES: &[(&str, &str)] = &[("-1", "-1"), ("18446744073709551616", "1.8446744073709552e+19")];
 const ADDRESSES: &[(&str, &str)] =
     &[(r#"["x"]"#, r#""x""#), (r#"[""]"#, r#""""#), (r#"["10.1.0.300"]"#, "10.1.0.300"), ("[7]", "7")];
-const ROUTES: Choice = (
+const ROUTES: PluginOption = (
     "ipam.routes",
     List,
     &[
@@ -76,18 +77,18 @@ const ROUTES: Choice = (
     ],
 );
 
-/// A plugin, a configuration that is right, and its options.
+/// A plugin, a valid configuration, and the plugin's options.
 struct Case {
     plugin: &'static str,
     base: &'static str,
-    choices: &'static [&'static [Choice]],
+    options: &'static [&'static [PluginOption]],
 }
 
 const CASES: &[Case] = &[
     Case {
         plugin: "bridge",
         base: r#"{"bridge":"br0"}"#,
-        choices: &[
+        options: &[
             &[
                 ("bridge", Text, LINK),
                 ("isGateway", Flag, &[]),
@@ -133,7 +134,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "macvlan",
         base: r#"{"master":"up0"}"#,
-        choices: &[&[
+        options: &[&[
             ("master", Text, LINK),
             ("mode", Text, &[(r#""bridged""#, "bridged"), (r#""source""#, "source")]),
             MTU,
@@ -149,7 +150,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "ipvlan",
         base: r#"{"master":"up0"}"#,
-        choices: &[&[
+        options: &[&[
             ("master", Text, LINK),
             ("mode", Text, &[(r#""l4""#, "l4")]),
             MTU,
@@ -161,7 +162,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "vlan",
         base: r#"{"master":"up0","vlanId":5}"#,
-        choices: &[&[
+        options: &[&[
             ("master", Text, LINK),
             ("vlanId", Number, &[("4095", "4095"), ("-1", "-1"), ("65541", "65541")]),
             MTU,
@@ -173,12 +174,12 @@ const CASES: &[Case] = &[
     Case {
         plugin: "ptp",
         base: r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"}]}}"#,
-        choices: &[&[MTU, QUEUES, ("ipam", Object, &[]), ("dns", Object, &[])], &MASQUERADE],
+        options: &[&[MTU, QUEUES, ("ipam", Object, &[]), ("dns", Object, &[])], &MASQUERADE],
     },
     Case {
         plugin: "host-device",
         base: r#"{"device":"dev0"}"#,
-        choices: &[&[
+        options: &[&[
             ("device", Text, LINK),
             ("ipam", Object, &[]),
             ("dns", Object, &[]),
@@ -192,7 +193,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "host-device",
         base: "{}",
-        choices: &[&[
+        options: &[&[
             ("hwaddr", Text, &[(r#""x""#, r#""x""#), (r#""02:00:00:00:0d:99""#, "02:00:00:00:0d:99")]),
             ("kernelpath", Text, &[(r#""/etc""#, "/etc"), (r#""/sys/devices/../../etc""#, "..")]),
             ("pciBusID", Text, &[(r#""../x""#, "../x"), (r#""0000:00:99.0""#, "0000:00:99.0")]),
@@ -201,12 +202,12 @@ const CASES: &[Case] = &[
     Case {
         plugin: "dummy",
         base: r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24"}]}}"#,
-        choices: &[&[("ipam", Object, &[]), ("dns", Object, &[])]],
+        options: &[&[("ipam", Object, &[]), ("dns", Object, &[])]],
     },
     Case {
         plugin: "tap",
         base: "{}",
-        choices: &[&[
+        options: &[&[
             ("multiQueue", Flag, &[]),
             ("mtu", Number, &[("67", "67"), ("65522", "65522"), ("-1", "-1")]),
             ("mac", Text, MAC),
@@ -223,7 +224,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "tuning",
         base: "{}",
-        choices: &[&[
+        options: &[&[
             (
                 "sysctl",
                 Object,
@@ -253,7 +254,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "sbr",
         base: "{}",
-        choices: &[&[
+        options: &[&[
             ("table", Number, &[("0", "0"), ("255", "255"), ("-1", "-1"), ("4294967296", "4294967296")]),
             (
                 "gateways",
@@ -270,7 +271,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "bandwidth",
         base: r#"{"ingressRate":8000000,"ingressBurst":800000,"egressRate":8000000,"egressBurst":800000}"#,
-        choices: &[&[
+        options: &[&[
             ("ingressRate", Number, RATES),
             ("ingressBurst", Number, &[("-1", "-1"), ("0", "0"), ("34359738368", "34359738368")]),
             ("egressRate", Number, RATES),
@@ -282,7 +283,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "bandwidth",
         base: "{}",
-        choices: &[&[(
+        options: &[&[(
             "runtimeConfig.bandwidth",
             Object,
             &[
@@ -296,7 +297,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "portmap",
         base: r#"{"runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]}}"#,
-        choices: &[&[
+        options: &[&[
             ("backend", Text, &[(r#""pf""#, "pf")]),
             ("snat", Flag, &[]),
             ("masqAll", Flag, &[]),
@@ -323,7 +324,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "firewall",
         base: r#"{"backend":"iptables"}"#,
-        choices: &[&[
+        options: &[&[
             ("backend", Text, &[(r#""pf""#, "pf")]),
             ("iptablesAdminChainName", Text, &[(r#""a b""#, "a b"), (r#""-j""#, "-j")]),
             ("firewalldZone", Text, &[(r#""a b""#, "a b")]),
@@ -333,7 +334,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "vrf",
         base: r#"{"vrfname":"blue"}"#,
-        choices: &[&[
+        options: &[&[
             ("vrfname", Text, &[(r#""""#, ""), (r#""a/b""#, "a/b"), (r#""sixteen-letters-""#, "sixteen")]),
             ("table", Number, &[("-1", "-1"), ("4294967296", "4294967296")]),
         ]],
@@ -341,7 +342,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "static",
         base: r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24"}]}}"#,
-        choices: &[&[
+        options: &[&[
             (
                 "ipam.addresses",
                 List,
@@ -364,7 +365,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "host-local",
         base: r#"{"ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}"#,
-        choices: &[&[
+        options: &[&[
             (
                 "ipam.subnet",
                 Text,
@@ -403,7 +404,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "dhcp",
         base: r#"{"ipam":{"type":"dhcp"}}"#,
-        choices: &[&[
+        options: &[&[
             ("ipam.daemonSocketPath", Text, &[(r#""run/x""#, "run/x")]),
             (
                 "ipam.provide",
@@ -430,7 +431,7 @@ const CASES: &[Case] = &[
     Case {
         plugin: "dhcp",
         base: r#"{"ipam":{"type":"dhcp","families":["ipv4","ipv6"]}}"#,
-        choices: &[&[
+        options: &[&[
             (
                 "ipam.families",
                 List,
@@ -470,7 +471,7 @@ const CASES: &[Case] = &[
 
 const CHAINED: [&str; 6] = ["bandwidth", "firewall", "portmap", "sbr", "tuning", "vrf"];
 
-/// `config` with the option at a dotted path.
+/// Returns `config` with the option at a dotted path.
 fn set(config: &Value, path: &str, value: &Value) -> Value {
     let mut config = config.clone();
     let mut place = &mut config;
@@ -499,7 +500,7 @@ fn base(case: &Case, host: &Host, sandbox: &str) -> Value {
 }
 
 #[test]
-fn every_option_of_a_wrong_type_or_out_of_range_is_refused_by_key_and_value() {
+fn plugin_options_of_wrong_type_or_range_are_refused() {
     let host = host!(Feature::Veth);
     rig::install(&host);
     let links = "link add up0 type veth peer name up1\nlink add dev0 type veth peer name dev1\n\
@@ -515,17 +516,18 @@ fn every_option_of_a_wrong_type_or_out_of_range_is_refused_by_key_and_value() {
         let pod = if chained { &behind } else { &plain };
         let good = base(case, &host, pod.path().to_str().expect("a path"));
         let attachment = host.attachment(case.plugin, pod, if chained { "eth0" } else { "net1" });
-        for (path, kind, others) in case.choices.iter().copied().flatten() {
+        for (path, kind, others) in case.options.iter().copied().flatten() {
             let key = path.rsplit('.').next().unwrap_or(path);
-            let strangers = kind.strangers().into_iter().map(|value| (value.clone(), value.to_string()));
+            let values_of_other_types =
+                kind.values_of_other_types().into_iter().map(|value| (value.clone(), value.to_string()));
             let parse = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
             let others = others.iter().map(|(value, word)| (parse(value), (*word).to_owned()));
-            for (value, word) in strangers.chain(others) {
+            for (value, word) in values_of_other_types.chain(others) {
                 count += 1;
                 let finished = attachment.add(&set(&good, path, &value));
                 let what = format!("{} {path}: {value}", case.plugin);
                 if finished.code == Some(0) {
-                    faults.push(format!("{what}: taken"));
+                    faults.push(format!("{what}: accepted"));
                     attachment.del(&good);
                     continue;
                 }
@@ -543,20 +545,20 @@ fn every_option_of_a_wrong_type_or_out_of_range_is_refused_by_key_and_value() {
 }
 
 #[test]
-fn every_option_that_a_page_names_is_tried() {
+fn plugin_options_named_in_documentation_are_all_tested() {
     let mut missing = Vec::new();
     for case in CASES {
         let page = workspace().join(format!("docs/plugins/{}.md", case.plugin));
         let page = std::fs::read_to_string(page).expect("a page for each plugin");
-        // Tables whose first column is headed «key».
-        let tables = page.split("\n\n").filter(|part| part.starts_with("| key"));
+        // Tables whose first column has the heading `option`.
+        let tables = page.split("\n\n").filter(|part| part.starts_with("| option"));
         for line in tables.flat_map(|table| table.lines().skip(2)) {
             let first = line.trim_start_matches('|').split(" | ").next().unwrap_or_default();
             for key in first.split('`').skip(1).step_by(2) {
                 let last = key.rsplit(['.', '…']).next().unwrap_or(key);
                 let own = CASES.iter().filter(|other| other.plugin == case.plugin);
                 let known =
-                    own.flat_map(|case| case.choices.iter().copied().flatten()).any(|(path, _, others)| {
+                    own.flat_map(|case| case.options.iter().copied().flatten()).any(|(path, _, others)| {
                         path.split('.').any(|part| part == last)
                             || others.iter().any(|(value, _)| value.contains(&format!("\"{last}\"")))
                     });

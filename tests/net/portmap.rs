@@ -1,13 +1,14 @@
-//! `portmap`: who reaches a container by a port of the host, who does not, and that all of it goes again.
+//! Tests of `portmap`: which clients reach a container by a port of the host, which do not, and that DEL
+//! removes all of it.
 //!
 //! ```text
 //!   outside 192.0.2.2, fd00:2::2 ── up0 ── 192.0.2.1, fd00:2::1 host 10.1.0.1, fd01::1 ── br0 ── a, b: pods
 //! ```
 //!
-//! The outside has no route to the pods. Both backends do the same, but where a test says so.
+//! The outside has no route to the pods. Both backends behave alike unless a test says otherwise.
 //!
-//! Source: plugins `plugins/meta/portmap` (V1); GHSA-jv3w-x3r3-g6rm and CVE-2019-9946 for whose packets a port
-//! must not take; nerdctl#1872 for what DEL must not need.
+//! Source: plugins `plugins/meta/portmap` (V1); GHSA-jv3w-x3r3-g6rm and CVE-2019-9946 for packets that a port
+//! must not redirect; nerdctl#1872 for the input of DEL.
 
 mod chain;
 
@@ -26,7 +27,7 @@ const TRANSPORTS: [Transport; 2] = [Transport::Tcp, Transport::Udp];
 // === traffic ===
 
 #[test]
-fn v1_a_port_is_reached_from_outside_and_from_the_host_in_both_families_and_transports() {
+fn portmap_port_is_reached_from_outside_and_host() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     let outside = outside(&host);
@@ -35,7 +36,7 @@ fn v1_a_port_is_reached_from_outside_and_from_the_host_in_both_families_and_tran
         let config = a.map(&json!({ "backend": backend }), &both(8080, 80));
         a.plugin.check(&config).success();
         let host_end: &Netns = &host;
-        // From where, by which address, as whom: a pod could not answer to 127.0.0.1.
+        // From where, to which address, with which source address: a pod could not answer to 127.0.0.1.
         let ways = [
             (&*outside, UPLINK[0], false, Some(OUTSIDE[0])),
             (&*outside, UPLINK[1], true, Some(OUTSIDE[1])),
@@ -51,7 +52,7 @@ fn v1_a_port_is_reached_from_outside_and_from_the_host_in_both_families_and_tran
             let peer = peer.map(|peer| peer.ip().to_string());
             assert_eq!(peer.as_deref(), Some(seen), "{backend} {transport:?} {} to {way}", from.name());
         }
-        // Another port leads nowhere.
+        // Another port is not redirected.
         let other = reached(Transport::Tcp, &outside, "192.0.2.1:8081", &a.pod, &a.at(false, 80));
         assert_eq!(other, None, "{backend}");
         a.plugin.del(&config).success();
@@ -62,7 +63,7 @@ fn v1_a_port_is_reached_from_outside_and_from_the_host_in_both_families_and_tran
 }
 
 #[test]
-fn sctp_is_mapped_as_tcp_is() {
+fn portmap_sctp_is_mapped() {
     let host =
         host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft, Feature::Sctp);
     rig::install(&host);
@@ -79,8 +80,8 @@ fn sctp_is_mapped_as_tcp_is() {
             assert_eq!(peer.as_deref(), Some(seen), "{backend} {way}");
         }
         let own = reached(Transport::Sctp, &a.pod, "192.0.2.1:8080", &a.pod, &a.at(false, 80));
-        assert!(own.is_some(), "{backend}: by way of the host to itself");
-        // The mapping is of this protocol alone.
+        assert!(own.is_some(), "{backend}: through the host to itself");
+        // The mapping is for this protocol only.
         let other = reached(Transport::Tcp, &outside, "192.0.2.1:8080", &a.pod, &a.at(false, 80));
         assert_eq!(other, None, "{backend}");
         a.plugin.del(&config).success();
@@ -91,7 +92,7 @@ fn sctp_is_mapped_as_tcp_is() {
 }
 
 #[test]
-fn legacy_iptables_serves_as_the_newer_one_does() {
+fn portmap_works_with_legacy_iptables() {
     let host = host!(Feature::Bridge, Feature::IptablesLegacy);
     rig::install(&host);
     let outside = outside(&host);
@@ -103,7 +104,7 @@ fn legacy_iptables_serves_as_the_newer_one_does() {
         both.concat().matches(&a.pod.container_id()).count()
     };
     let config = a.map(&json!({ "backend": "iptables" }), &both(8080, 80));
-    assert!(saved() > 0, "it is there that the rules are");
+    assert!(saved() > 0, "the rules are in legacy iptables");
     a.plugin.check(&config).success();
     for transport in TRANSPORTS {
         for (way, six) in [("192.0.2.1:8080", false), ("[fd00:2::1]:8080", true)] {
@@ -117,7 +118,7 @@ fn legacy_iptables_serves_as_the_newer_one_does() {
 }
 
 #[test]
-fn a_pod_and_its_neighbour_reach_a_port_by_the_hosts_address() {
+fn portmap_pod_and_neighbour_reach_a_port_by_the_hosts_address() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     for backend in BACKENDS {
@@ -144,7 +145,7 @@ fn a_pod_and_its_neighbour_reach_a_port_by_the_hosts_address() {
 }
 
 #[test]
-fn whose_source_is_hidden_is_what_snat_and_masq_all_say() {
+fn portmap_snat_and_masq_all_decide_the_source_address() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     let outside = outside(&host);
@@ -172,7 +173,7 @@ fn whose_source_is_hidden_is_what_snat_and_masq_all_say() {
 }
 
 #[test]
-fn v1_a_host_ip_holds_for_that_address_alone() {
+fn portmap_host_ip_limits_the_mapping_to_that_address() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     let outside = outside(&host);
@@ -211,7 +212,7 @@ fn v1_a_host_ip_holds_for_that_address_alone() {
 }
 
 #[test]
-fn traffic_to_other_addresses_with_the_same_port_is_not_taken() {
+fn portmap_ignores_traffic_to_other_addresses() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     let outside = outside(&host);
@@ -221,7 +222,7 @@ fn traffic_to_other_addresses_with_the_same_port_is_not_taken() {
         let config = a.map(&json!({ "backend": backend, "masqAll": true }), &both(8080, 80));
         for transport in TRANSPORTS {
             for from in [&a.pod, &b.pod] {
-                // The outside's own server on the very port; nobody else sees or changes it.
+                // A server of the outside on the same port; its traffic is not changed.
                 let seen = reached(transport, from, "192.0.2.2:8080", &outside, "192.0.2.2:8080");
                 let own = if from.name() == "a" { a.at(false, 0) } else { b.at(false, 0) };
                 let seen = seen.map(|peer| format!("{}:0", peer.ip()));
@@ -233,7 +234,7 @@ fn traffic_to_other_addresses_with_the_same_port_is_not_taken() {
                 Some(UPLINK[0]),
                 "{backend} {transport:?}"
             );
-            // What goes to a pod directly, as a service's traffic does, keeps its source.
+            // Traffic to a pod's address, like that of a Service, keeps its source address.
             let seen = reached(transport, &outside, &a.at(false, 80), &a.pod, &a.at(false, 80));
             assert_eq!(
                 seen.map(|peer| peer.ip().to_string()).as_deref(),
@@ -249,26 +250,26 @@ fn traffic_to_other_addresses_with_the_same_port_is_not_taken() {
 }
 
 #[test]
-fn nobody_else_reaches_what_listens_on_the_hosts_loopback() {
+fn portmap_does_not_expose_the_hosts_loopback() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade);
     rig::install(&host);
     let a = Chain::new(&host, "a");
-    // A neighbour that would use that the host now routes 127.0.0.0/8 there (CVE-2020-8558).
+    // The neighbour sends to 127.0.0.0/8, which the host routes with route_localnet (CVE-2020-8558).
     let script = "sysctl -qw net.ipv4.conf.all.route_localnet=1\nip link set lo up\n\
                   ip rule add pref 1 lookup 99\nip rule delete pref 0\nip rule add pref 2 lookup local\n\
                   ip route add 127.7.0.0/16 via 10.1.0.1 table 99";
     a.pod.run(["sh", "-ec", script]);
     let attempt = || reached(Transport::Tcp, &a.pod, "127.7.0.1:6443", &host, "127.7.0.1:6443");
     host.run(["sysctl", "-qw", "net.ipv4.conf.br0.route_localnet=1"]);
-    assert!(attempt().is_some(), "without us it does");
+    assert!(attempt().is_some(), "the loopback address is reachable without the plugin");
     a.map(&json!({}), &both(8080, 80));
     assert_eq!(attempt(), None);
     let own = reached(Transport::Tcp, &host, "127.0.0.1:8080", &a.pod, &a.at(false, 80));
-    assert!(own.is_some(), "the host itself does");
+    assert!(own.is_some(), "the host itself reaches the port");
 }
 
 #[test]
-fn flows_of_udp_follow_the_port() {
+fn portmap_udp_conntrack_entries_follow_the_port() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     let outside = outside(&host);
@@ -278,10 +279,10 @@ fn flows_of_udp_follow_the_port() {
         let ports = json!([mapping(5353, 53, "udp")]);
         let servers =
             [&a, &b].map(|chain| chain.pod.within(|| UdpSocket::bind(chain.at(false, 53)).unwrap()));
-        // One client that keeps sending from one port: it keeps its flow alive.
+        // A client that sends from one port keeps its conntrack entry alive.
         let client = outside.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
         let to = "192.0.2.1:5353".parse().unwrap();
-        assert_eq!(answered(&client, to, &servers[0]), None, "{backend}: nobody there yet");
+        assert_eq!(answered(&client, to, &servers[0]), None, "{backend}: no mapping yet");
         let first = a.map(&keys, &ports);
         assert!(answered(&client, to, &servers[0]).is_some(), "{backend}: the first pod");
         a.plugin.del(&first).success();
@@ -296,7 +297,7 @@ fn flows_of_udp_follow_the_port() {
 }
 
 #[test]
-fn conditions_hold_for_their_family_and_network_alone() {
+fn portmap_conditions_apply_to_their_family_and_network() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     let outside = outside(&host);
@@ -316,14 +317,14 @@ fn conditions_hold_for_their_family_and_network_alone() {
         let (a, b) = (Chain::new(&host, "a"), Chain::new(&host, "b"));
         let own = a.map(&keys, &json!([mapping(8080, 80, "tcp")]));
         a.plugin.check(&own).success();
-        // Another network's: no conditions.
+        // A network without conditions.
         let other = b.map(&json!({ "name": "other" }), &json!([mapping(8090, 80, "tcp")]));
         b.plugin.check(&other).success();
         assert!(from("192.0.2.2", 8080, &a) && !from("192.0.2.3", 8080, &a), "{keys}");
         assert!(from("192.0.2.2", 8090, &b) && from("192.0.2.3", 8090, &b), "{keys}: the other network");
         let six = reached(Transport::Tcp, &outside, "[fd00:2::1]:8080", &a.pod, &a.at(true, 80));
         assert!(six.is_some(), "{keys}: the other family");
-        // What was made with conditions goes without them, too.
+        // DEL without the conditions removes rules with conditions.
         a.plugin.del(&a.config(&json!({}), &json!([]))).success();
         assert!(traces(&host, &a.pod).is_empty(), "{keys}: {:?}", traces(&host, &a.pod));
         b.plugin.del(&other).success();
@@ -334,28 +335,28 @@ fn conditions_hold_for_their_family_and_network_alone() {
 }
 
 #[test]
-fn a_chain_of_somebody_else_may_mark() {
+fn portmap_external_set_mark_chain_is_used() {
     let host = host!(Feature::Bridge, Feature::IptablesNft);
     rig::install(&host);
     let a = Chain::new(&host, "a");
-    let keys = json!({ "externalSetMarkChain": "THEIR-MARK" });
+    let keys = json!({ "externalSetMarkChain": "OTHER-MARK" });
     let config = a.config(&keys, &json!([mapping(8080, 80, "tcp")]));
-    assert_refused("the chain is not there", &a.plugin.add(&config), 5, &["iptables-restore"]);
+    assert_refused("the chain does not exist", &a.plugin.add(&config), 5, &["iptables-restore"]);
     assert!(traces(&host, &a.pod).is_empty(), "{:?}", traces(&host, &a.pod));
     for program in ["iptables", "ip6tables"] {
-        host.run([program, "-t", "nat", "-N", "THEIR-MARK"]);
+        host.run([program, "-t", "nat", "-N", "OTHER-MARK"]);
     }
     a.map(&keys, &json!([mapping(8080, 80, "tcp")]));
     let rules = host.run(["iptables-save", "-t", "nat"]);
-    assert!(rules.contains("-j THEIR-MARK") && !rules.contains("CNI-HOSTPORT-SETMARK"), "{rules}");
+    assert!(rules.contains("-j OTHER-MARK") && !rules.contains("CNI-HOSTPORT-SETMARK"), "{rules}");
     a.plugin.check(&config).success();
     a.plugin.del(&config).success();
 }
 
-// === who has a port ===
+// === ownership of a port ===
 
 #[test]
-fn a_port_is_the_last_ones_who_asked_and_the_others_del_leaves_it() {
+fn portmap_port_belongs_to_the_last_add_and_other_del_keeps_it() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade);
     rig::install(&host);
     let outside = outside(&host);
@@ -368,16 +369,16 @@ fn a_port_is_the_last_ones_who_asked_and_the_others_del_leaves_it() {
     assert!(reaches(&a));
     let second = b.map(&json!({}), &ports);
     assert!(reaches(&b) && !reaches(&a));
-    assert_refused("CHECK says who lost it", &a.plugin.check(&first), 999, &["tcp port 8080"]);
+    assert_refused("CHECK of the first pod", &a.plugin.check(&first), 999, &["tcp port 8080"]);
     a.plugin.del(&first).success();
-    assert!(reaches(&b), "a late DEL takes nothing from its successor");
+    assert!(reaches(&b), "a late DEL keeps the mapping of the second pod");
     b.plugin.check(&second).success();
     b.plugin.del(&second).success();
     assert!(!reaches(&b));
 }
 
 #[test]
-fn a_repeated_add_replaces_what_was_there() {
+fn portmap_repeated_add_replaces_its_mappings() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     for backend in BACKENDS {
@@ -392,7 +393,7 @@ fn a_repeated_add_replaces_what_was_there() {
         assert!(a.plugin.check(&config).code != Some(0), "{backend}");
         assert!(
             traces(&host, &a.pod).len() < once.len(),
-            "{backend}: what is not asked for any more is gone"
+            "{backend}: mappings that are no longer requested are removed"
         );
         a.plugin.del(&fewer).success();
         assert!(traces(&host, &a.pod).is_empty(), "{backend}");
@@ -403,7 +404,7 @@ fn a_repeated_add_replaces_what_was_there() {
 // === the fixed set ===
 
 #[test]
-fn s31_a_del_leaves_nothing_whatever_it_still_knows() {
+fn portmap_del_leaves_nothing_whatever_its_input() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     for backend in BACKENDS {
@@ -453,7 +454,7 @@ fn s31_a_del_leaves_nothing_whatever_it_still_knows() {
 }
 
 #[test]
-fn s16_check_finds_each_thing_that_is_missing() {
+fn portmap_check_finds_each_missing_rule() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     let table = ["inet", "weft_portmap"];
@@ -491,7 +492,7 @@ fn s16_check_finds_each_thing_that_is_missing() {
                 if loss[1] == "delete" && loss[2] == "table" { 5 } else { 999 },
                 &[],
             );
-            // A repeated ADD mends it.
+            // A repeated ADD repairs it.
             a.map(&json!({ "backend": backend }), &both(8080, 80));
             a.plugin.check(&config).success();
             a.plugin.del(&config).success();
@@ -501,7 +502,7 @@ fn s16_check_finds_each_thing_that_is_missing() {
 }
 
 #[test]
-fn s32_gc_drops_what_is_not_valid_and_nothing_else() {
+fn portmap_gc_removes_invalid_attachments_only() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     for backend in BACKENDS {
@@ -520,11 +521,11 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else() {
         let full = count();
         assert!(full.iter().all(|count| *count > 0), "{full:?}");
         rig::collect(&a.plugin, &config, None).success();
-        assert_eq!(count(), full, "{backend}: no list, nothing dropped");
+        assert_eq!(count(), full, "{backend}: without a list, nothing is removed");
         rig::collect(&a.plugin, &config, Some(&[(&b.pod.container_id(), "eth0")])).success();
         assert_eq!(count(), [0, full[1], full[2]], "{backend}");
         rig::collect(&a.plugin, &config, Some(&[])).success();
-        assert_eq!(count(), [0, 0, full[2]], "{backend}: empty means nothing is valid");
+        assert_eq!(count(), [0, 0, full[2]], "{backend}: an empty list means that no attachment is valid");
         c.plugin.del(&with(&c.portmap, &json!({ "name": "other" }))).success();
         for chain in chains {
             chain.end();
@@ -533,7 +534,7 @@ fn s32_gc_drops_what_is_not_valid_and_nothing_else() {
 }
 
 #[test]
-fn s33_status_tells_whether_an_add_could_be_served() {
+fn portmap_status_reports_whether_an_add_can_succeed() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::IptablesNft);
     rig::install(&host);
     let pod = host.pod("a");
@@ -544,7 +545,7 @@ fn s33_status_tells_whether_an_add_could_be_served() {
         assert_eq!(status(&json!({ "backend": backend })).success().stdout, "");
     }
     assert_refused("unknown backend", &status(&json!({ "backend": "pf" })), 7, &["backend", "pf"]);
-    // A host without the program.
+    // A host without iptables.
     let hidden = "mkdir /run/empty; exec env PATH=/run/empty /opt/cni/bin/portmap";
     let mut without = host.attachment("portmap", &pod, "eth0");
     without.through = vec!["sh".to_owned(), "-c".to_owned(), hidden.to_owned()];
@@ -555,7 +556,7 @@ fn s33_status_tells_whether_an_add_could_be_served() {
 }
 
 #[test]
-fn g8_what_is_wrong_is_refused_by_key_and_value_and_changes_nothing() {
+fn portmap_bad_options_are_refused_and_change_nothing() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     let a = Chain::new(&host, "a");
@@ -603,7 +604,7 @@ fn g8_what_is_wrong_is_refused_by_key_and_value_and_changes_nothing() {
         assert!(words.iter().all(|word| message.contains(word)), "{words:?} in: {message}");
         host.run(["sysctl", "-qw", "net.ipv4.conf.br0.route_localnet=0"]);
         if words == ["iptables-restore"] {
-            // Reading a table makes it.
+            // iptables creates a table when it is read.
             continue;
         }
         assert_nothing_left(&message, &host, &before);
@@ -616,7 +617,7 @@ fn g8_what_is_wrong_is_refused_by_key_and_value_and_changes_nothing() {
 }
 
 #[test]
-fn without_mappings_the_result_is_handed_on_and_nothing_is_made() {
+fn portmap_without_mappings_passes_the_result_on() {
     let host = host!(Feature::Bridge, Feature::NftFib);
     rig::install(&host);
     let a = Chain::new(&host, "a");
@@ -630,12 +631,12 @@ fn without_mappings_the_result_is_handed_on_and_nothing_is_made() {
 }
 
 #[test]
-fn g8_an_add_that_fails_late_leaves_nothing() {
+fn portmap_late_add_failure_leaves_nothing() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::IptablesNft);
     rig::install(&host);
     let a = Chain::new(&host, "a");
     let before = host.snapshot();
-    // The second family's program is not there: the first one's commit is taken back.
+    // The program of the second family is missing: the first family's commit is undone.
     let script = "mkdir -p /run/half; for p in iptables-save iptables-restore; do ln -sf $(command -v $p) /run/half/; done; exec env PATH=/run/half /opt/cni/bin/portmap";
     let mut half = host.attachment("portmap", &a.pod, "eth0");
     half.through = vec!["sh".to_owned(), "-c".to_owned(), script.to_owned()];
@@ -643,7 +644,7 @@ fn g8_an_add_that_fails_late_leaves_nothing() {
     assert_refused("no ip6tables", &half.add(&config), 5, &["ip6tables-save"]);
     assert!(traces(&host, &a.pod).is_empty(), "{:?}", traces(&host, &a.pod));
     assert_eq!(host.run(["sysctl", "-n", "net.ipv4.conf.br0.route_localnet"]).trim(), "0");
-    // Somebody's table of our name whose map is of another type: the transaction is refused as a whole.
+    // A table of the same name has a map of another type: the kernel refuses the whole transaction.
     host.run(["nft", "add", "table", "inet", "weft_portmap"]);
     host.run(["nft", "add", "map", "inet", "weft_portmap", "ports4", "{ type inet_service : ipv4_addr; }"]);
     assert!(a.plugin.add(&a.config(&json!({}), &both(8080, 80))).code != Some(0));
@@ -655,10 +656,10 @@ fn g8_an_add_that_fails_late_leaves_nothing() {
     assert!(left.is_empty(), "{}", left.join("\n"));
 }
 
-// === many ===
+// === scale ===
 
 #[test]
-fn a_thousand_mappings_are_one_transaction() {
+fn portmap_thousand_mappings_are_one_transaction() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);
     let outside = outside(&host);
@@ -671,11 +672,11 @@ fn a_thousand_mappings_are_one_transaction() {
     while !host.read("/run/monitor").unwrap().contains("new generation") && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(20));
     }
-    // Time for a second one to be told.
+    // Waits for the notification of a second transaction.
     std::thread::sleep(Duration::from_millis(300));
     host.run(["sh", "-c", "kill $(cat /run/monitor.pid)"]);
     let monitor = host.read("/run/monitor").unwrap();
-    // The first try, of a table that is not there, changes nothing and is no generation.
+    // The first attempt, for a table that does not exist, changes nothing and is no generation.
     assert_eq!(
         monitor.matches("new generation").count(),
         1,
@@ -698,7 +699,7 @@ fn a_thousand_mappings_are_one_transaction() {
 }
 
 #[test]
-fn a_thousand_pods_are_entries_and_not_rules() {
+fn portmap_rules_do_not_grow_with_a_thousand_pods() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade);
     rig::install(&host);
     let a = Chain::new(&host, "a");
@@ -718,18 +719,18 @@ fn a_thousand_pods_are_entries_and_not_rules() {
     assert_eq!(listed.to_string().matches("weft/portmap/net/").count(), 1000);
     plugin.del(&a.portmap).success();
     let listed = host.json(["nft", "-j", "list", "map", "inet", "weft_portmap", "ports4"]);
-    assert_eq!(listed.to_string().matches("weft/portmap/net/").count(), 999, "DEL takes its own");
+    assert_eq!(listed.to_string().matches("weft/portmap/net/").count(), 999, "DEL removes its own entry");
 }
 
-// === the reference plugin's ===
+// === rules of the Go plugin ===
 
 #[test]
-fn what_the_reference_plugin_makes_with_nftables_our_del_removes() {
+fn portmap_del_removes_nftables_rules_of_the_go_plugin() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade);
     rig::install(&host);
     let a = Chain::new(&host, "a");
     let id = a.pod.container_id();
-    // As v1.9.1 writes it.
+    // The format of v1.9.1.
     let table = |family: &str, ip: &str, to: &str, bare: &str| {
         format!(
             "table {family} cni_hostport {{\n chain hostports {{\n  tcp dport 8080 dnat to {to} comment \"{id}\"\n  \
@@ -743,11 +744,15 @@ fn what_the_reference_plugin_makes_with_nftables_our_del_removes() {
     assert_eq!(traces(&host, &a.pod).len(), 4);
     a.plugin.del(&a.portmap).success();
     assert!(traces(&host, &a.pod).is_empty(), "{:?}", traces(&host, &a.pod));
-    assert_eq!(host.run(["nft", "list", "ruleset"]).matches("comment \"other\"").count(), 2, "others' stay");
+    assert_eq!(
+        host.run(["nft", "list", "ruleset"]).matches("comment \"other\"").count(),
+        2,
+        "rules of other containers stay"
+    );
 }
 
 #[test]
-fn what_we_write_nft_reads_back() {
+fn portmap_ruleset_can_be_read_back_by_nft() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade);
     rig::install(&host);
     let a = Chain::new(&host, "a");

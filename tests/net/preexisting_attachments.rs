@@ -1,10 +1,10 @@
-//! Sandboxes of before weft was installed: the runtime attached them by itself, and asks weft for their end.
+//! Tests of sandboxes that the runtime attached before weft was installed, and that weft detaches.
 //!
 //! ```text
 //!   /var/lib/cni/results/home-<container id>-eth0 ── DEL ── weft ── the plugins of home
 //! ```
 //!
-//! Source: the promise in `crates/weft-cni/src/meta_plugin/preexisting.rs`; libcni `libcni/api.go` (`cachedInfo`).
+//! Source: the invariants in `crates/weft-cni/src/meta_plugin/preexisting.rs`; libcni `libcni/api.go` (`cachedInfo`).
 
 use rig::cluster::{RECORD, bridge, configuration, recording, step};
 use rig::{Cluster, assert_nothing_left, assert_refused, links};
@@ -14,7 +14,8 @@ use testkit::{Attachment, Feature, Host, Pod, host};
 const NETWORKS: &str = "/etc/cni/net.d";
 const RESULTS: &str = "/var/lib/cni/results";
 
-/// Attaches as a runtime does that has no weft, and remembers it as that does; what it says to weft afterwards.
+/// Attaches a pod as a runtime without weft does, with an entry in libcni's cache. Returns the attachment
+/// with which the runtime calls weft later.
 #[track_caller]
 fn attached_before<'a>(host: &'a Host, pod: &Pod, network: &Value) -> Attachment<'a> {
     host.write(format!("{NETWORKS}/10-home.conflist"), network.to_string());
@@ -28,14 +29,14 @@ fn attached_before<'a>(host: &'a Host, pod: &Pod, network: &Value) -> Attachment
     attachment
 }
 
-/// The verbs and plugins that were called since the last look.
+/// Returns the verbs and plugins of the calls since the last call of this function.
 fn order(cluster: &Cluster<'_>) -> Vec<String> {
     let calls = cluster.calls();
     calls.iter().map(|call| format!("{} {}", call.command, call.program)).collect()
 }
 
 #[test]
-fn what_the_runtime_attached_by_itself_is_taken_down_once_and_leaves_nothing() {
+fn preexisting_attachment_is_detached_once_and_leaves_nothing() {
     let host = host!(Feature::Bridge, Feature::Veth);
     let cluster = Cluster::new(&host);
     let mut home = bridge("home", 1);
@@ -50,22 +51,22 @@ fn what_the_runtime_attached_by_itself_is_taken_down_once_and_leaves_nothing() {
     let weft = attached_before(&host, &pod, &home);
     assert_eq!(links(&pod), ["eth0"]);
     let _ = cluster.calls();
-    // The configuration of today is another one.
+    // The current configuration differs from the cached one.
     let today = configuration(&recording("today", "two", &json!({})));
     weft.del(&today).success();
     let calls = cluster.calls();
     assert_eq!(calls.iter().map(|call| call.program.as_str()).collect::<Vec<_>>(), ["one"]);
     assert_eq!(calls[0].command, "DEL");
-    assert_eq!(calls[0].config()["prevResult"]["interfaces"][2]["name"], "eth0", "with what its ADD came to");
+    assert_eq!(calls[0].config()["prevResult"]["interfaces"][2]["name"], "eth0", "the result of its ADD");
     assert_eq!(links(&pod), [""; 0]);
     weft.del(&today).success();
-    assert_eq!(order(&cluster), [""; 0], "nobody remembers it");
+    assert_eq!(order(&cluster), [""; 0], "the cache has no entry");
     pod.remove();
-    assert_nothing_left("a sandbox of before", &host, &before);
+    assert_nothing_left("a preexisting sandbox", &host, &before);
 }
 
 #[test]
-fn a_failure_is_told_and_tried_again_and_what_cannot_be_done_keeps_no_pod_from_its_end() {
+fn preexisting_attachment_failure_is_retried_or_logged() {
     let host = host!();
     let cluster = Cluster::new(&host);
     let fail = json!({ "DEL": [{ "do": "fail", "code": 11, "message": "not now" }] });
@@ -77,10 +78,10 @@ fn a_failure_is_told_and_tried_again_and_what_cannot_be_done_keeps_no_pod_from_i
     }
     let file = format!("{RESULTS}/home-{}-eth0", weft.container_id);
     let _ = cluster.calls();
-    // Its plugin is nowhere any more; another interface, another container; a file that is none.
-    let entry = host.read(&file).expect("it is kept");
+    // The plugin is missing; another interface; another container; an invalid file.
+    let entry = host.read(&file).expect("the entry is kept");
     host.run(["mv", "/opt/cni/bin/one", "/opt/cni/bin/gone"]);
-    assert!(weft.del(&today).success().stderr.contains("\"one\""), "it is said");
+    assert!(weft.del(&today).success().stderr.contains("\"one\""), "a warning names the plugin");
     host.run(["mv", "/opt/cni/bin/gone", "/opt/cni/bin/one"]);
     let mut other = cluster.attachment(&pod);
     (other.container_id, other.ifname) = (weft.container_id.clone(), "eth1".to_owned());
@@ -90,13 +91,13 @@ fn a_failure_is_told_and_tried_again_and_what_cannot_be_done_keeps_no_pod_from_i
     host.write(&file, "{");
     weft.del(&today).success();
     assert_eq!(order(&cluster), [""; 0]);
-    // What a meta-plugin attached is its own, or the journal's: nobody asks in a circle.
+    // An attachment of a meta-plugin belongs to that meta-plugin or the journal, so DEL does not call it.
     for name in ["weft", "multus", "multus-shim"] {
         let meta = json!({ "cniVersion": "1.0.0", "name": "home", "type": name, "delegates": [recording("x", "one", &json!({}))] });
-        let mut wire: Value = serde_json::from_str(&entry).expect("JSON");
+        let mut entry_path: Value = serde_json::from_str(&entry).expect("JSON");
         let base64 = host.command("base64").args(["-w0"]).stdin(meta.to_string()).finish().success().stdout;
-        wire["config"] = base64.into();
-        host.write(&file, wire.to_string());
+        entry_path["config"] = base64.into();
+        host.write(&file, entry_path.to_string());
         weft.del(&today).success();
     }
     assert_eq!(order(&cluster), [""; 0]);
@@ -104,18 +105,18 @@ fn a_failure_is_told_and_tried_again_and_what_cannot_be_done_keeps_no_pod_from_i
 }
 
 #[test]
-fn a_del_that_cannot_look_is_no_success() {
+fn preexisting_attachment_fails_del_if_cache_is_unreadable() {
     let host = host!(Feature::Bridge, Feature::Veth);
     let _cluster = Cluster::new(&host);
     let home = bridge("home", 1);
     let pod = host.pod("web");
     let weft = attached_before(&host, &pod, &home);
-    let cached = format!("{RESULTS}/home-{}-eth0", weft.container_id);
-    // The first process's memory is nobody's to read, or has nothing there.
-    host.run(["mount", "--bind", "/proc/1/mem", &cached]);
-    assert_refused("DEL", &weft.del(&configuration(&home)), 5, &[&cached]);
+    let entry_path = format!("{RESULTS}/home-{}-eth0", weft.container_id);
+    // Reads of the memory of process 1 fail.
+    host.run(["mount", "--bind", "/proc/1/mem", &entry_path]);
+    assert_refused("DEL", &weft.del(&configuration(&home)), 5, &[&entry_path]);
     assert_eq!(links(&pod), ["eth0"]);
-    host.run(["umount", &cached]);
+    host.run(["umount", &entry_path]);
     weft.del(&configuration(&home)).success();
-    assert!(links(&pod).is_empty() && host.read(&cached).is_none(), "{:?}", links(&pod));
+    assert!(links(&pod).is_empty() && host.read(&entry_path).is_none(), "{:?}", links(&pod));
 }

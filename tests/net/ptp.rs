@@ -1,4 +1,4 @@
-//! `ptp`: routes as the reference plugin makes them, and packets over them.
+//! Tests of `ptp`: routes as the Go plugin creates them, and packets over them.
 //!
 //! ```text
 //!   a eth0 10.1.0.2 ── veth 10.1.0.1 host veth 10.1.0.1 ── eth0 10.1.0.3 b
@@ -24,7 +24,7 @@ fn config(keys: &Value) -> Value {
 }
 
 #[test]
-fn the_container_has_its_routes_and_the_host_a_route_to_each_address() {
+fn ptp_container_and_host_have_routes_to_each_address() {
     let host = host!(Feature::Veth, Feature::Ipv6, Feature::Ping);
     rig::install(&host);
     let pod = host.pod("a");
@@ -45,7 +45,7 @@ fn the_container_has_its_routes_and_the_host_a_route_to_each_address() {
     }
     assert!(
         !six.iter().any(|there| there.starts_with("fd01::/64 dev")),
-        "the connected route is gone: {six:?}"
+        "the connected route is removed: {six:?}"
     );
     let name = result["interfaces"][0]["name"].as_str().unwrap();
     assert_eq!(result["interfaces"][1]["name"], "eth0");
@@ -66,7 +66,7 @@ fn the_container_has_its_routes_and_the_host_a_route_to_each_address() {
 }
 
 #[test]
-fn an_address_without_a_subnet_has_routes_by_its_gateway() {
+fn ptp_address_without_subnet_has_routes_by_its_gateway() {
     let host = host!(Feature::Veth, Feature::Ipv6, Feature::Ping);
     rig::install(&host);
     let ipam = json!({ "type": "static",
@@ -88,7 +88,7 @@ fn an_address_without_a_subnet_has_routes_by_its_gateway() {
 }
 
 #[test]
-fn two_containers_reach_each_other_through_the_host() {
+fn ptp_containers_reach_each_other_through_the_host() {
     let host = host!(Feature::Veth, Feature::Ipv6, Feature::Ping);
     rig::install(&host);
     let (a, b) = (host.pod("a"), host.pod("b"));
@@ -99,11 +99,11 @@ fn two_containers_reach_each_other_through_the_host() {
         assert!(a.pings(target) && speaks(&a, &b, target), "{target}");
     }
     host.attachment("ptp", &a, "eth0").del(&config(&json!({}))).success();
-    assert!(host.pings("10.1.0.3"), "the gateway's address is on the other link, too");
+    assert!(host.pings("10.1.0.3"), "the gateway's address is on the other link as well");
 }
 
 #[test]
-fn ip_masq_shows_the_outside_the_hosts_address() {
+fn ptp_ip_masq_shows_the_hosts_address_outside() {
     for backend in ["nftables", "iptables"] {
         let host = host!(Feature::Veth, Feature::NftMasquerade, Feature::IptablesNft);
         rig::install(&host);
@@ -119,7 +119,7 @@ fn ip_masq_shows_the_outside_the_hosts_address() {
 }
 
 #[test]
-fn check_sees_what_is_missing_on_the_host() {
+fn ptp_check_finds_missing_objects_on_the_host() {
     let host = host!(Feature::Veth, Feature::Ipv6);
     rig::install(&host);
     let pod = host.pod("a");
@@ -128,7 +128,7 @@ fn check_sees_what_is_missing_on_the_host() {
     let known = with(&config(&json!({})), &json!({ "prevResult": result }));
     eth0.check(&known).success();
     let end = result["interfaces"][0]["name"].as_str().unwrap();
-    for (broken, mended, word) in [
+    for (broken, repaired, word) in [
         ("route delete 10.1.0.2 dev END", "route add 10.1.0.2 dev END scope host", "10.1.0.2/32"),
         ("-6 route delete fd01::2 dev END", "-6 route add fd01::2 dev END", "fd01::2/128"),
         ("address delete fd01::1/128 dev END", "address add fd01::1/128 dev END nodad", "fd01::1/128"),
@@ -137,7 +137,7 @@ fn check_sees_what_is_missing_on_the_host() {
         let ip = |words: &str| host.run(std::iter::once("ip").chain(words.replace("END", end).split(' ')));
         ip(broken);
         assert_refused(broken, &eth0.check(&known), 999, &[end, word]);
-        ip(mended);
+        ip(repaired);
         if word != "state" {
             eth0.check(&known).success();
         }
@@ -145,7 +145,7 @@ fn check_sees_what_is_missing_on_the_host() {
 }
 
 #[test]
-fn addresses_that_are_a_whole_subnet_share_one_chain() {
+fn ptp_ip_masq_of_single_addresses_shares_one_chain() {
     let host = host!(Feature::Veth, Feature::NftMasquerade, Feature::Ping);
     rig::install(&host);
     let outside = outside(&host);
@@ -173,7 +173,7 @@ fn addresses_that_are_a_whole_subnet_share_one_chain() {
 }
 
 #[test]
-fn check_sees_what_is_missing_and_options_are_checked() {
+fn ptp_check_finds_changes_and_options_are_checked() {
     let host = host!(Feature::Veth);
     rig::install(&host);
     let pod = host.pod("a");

@@ -1,11 +1,11 @@
-//! `sbr`, option by option: what leaves with an address leaves by its interface.
+//! Tests of `sbr`, option by option: a packet with a source address leaves by the interface of that address.
 //!
 //! ```text
 //!   host ─┬─ br1 10.1.0.1, fd01::1 ── eth0 ─┐
-//!         └─ br2 10.2.0.1, fd02::1 ── net1 ─┴─ pod a        sbr stands behind net1's bridge
+//!         └─ br2 10.2.0.1, fd02::1 ── net1 ─┴─ pod a        sbr is chained after the bridge of net1
 //! ```
 //!
-//! Source: containernetworking/plugins `plugins/meta/sbr` v1.9.1 and what follows it.
+//! Source: containernetworking/plugins `plugins/meta/sbr` v1.9.1 and later.
 
 use rig::{assert_pod_unchanged, assert_refused, routes, with};
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ struct World<'a> {
     previous: Value,
 }
 
-/// The pod has eth0 with its routes, then net1.
+/// Creates a pod that has eth0 with its routes, then net1.
 fn world(host: &Host) -> World<'_> {
     rig::install(host);
     let pod = host.pod("a");
@@ -43,7 +43,7 @@ fn world(host: &Host) -> World<'_> {
 fn net1(host: &Host, pod: &Pod) -> Value {
     let second = host.attachment("bridge", pod, "net1");
     let mut config = bridge(2);
-    // The default routes of eth0 are there already.
+    // The default routes of eth0 exist already.
     config["ipam"]["routes"] = json!([{ "dst": "192.0.2.0/24" }, { "dst": "fd09::/64" }]);
     second.add(&config).success().json()
 }
@@ -56,7 +56,7 @@ impl World<'_> {
     }
 }
 
-/// Rules as `FROM TABLE`.
+/// Returns the rules as `FROM TABLE`.
 fn rules(netns: &Netns) -> Vec<String> {
     let mut list = Vec::new();
     for family in ["-4", "-6"] {
@@ -68,18 +68,18 @@ fn rules(netns: &Netns) -> Vec<String> {
     list
 }
 
-/// The interface that a packet from here to there leaves by.
-fn way(netns: &Netns, to: &str, from: &str) -> String {
+/// Returns the interface by which a packet leaves.
+fn outgoing_interface(netns: &Netns, to: &str, from: &str) -> String {
     let shown = netns.json(["ip", "-j", "route", "get", to, "from", from]);
     shown[0]["dev"].as_str().unwrap_or_default().to_owned()
 }
 
 #[test]
-fn what_leaves_with_an_address_leaves_by_its_interface() {
+fn sbr_packets_leave_by_the_interface_of_their_source() {
     let host = host!(Feature::Bridge, Feature::Ping);
     let world = world(&host);
     for (to, from) in [("203.0.113.9", "10.2.0.2"), ("2001:db8::9", "fd02::2")] {
-        assert_eq!(way(&world.pod, to, from), "eth0", "before");
+        assert_eq!(outgoing_interface(&world.pod, to, from), "eth0", "before");
     }
     let config = world.config(&json!({}));
     let result = world.sbr.add(&config).success().json();
@@ -91,7 +91,7 @@ fn what_leaves_with_an_address_leaves_by_its_interface() {
         ("2001:db8::9", "fd02::2", "net1"),
         ("2001:db8::9", "fd01::2", "eth0"),
     ] {
-        assert_eq!(way(&world.pod, to, from), by, "from {from}");
+        assert_eq!(outgoing_interface(&world.pod, to, from), by, "from {from}");
     }
     assert_eq!(
         routes(&world.pod, &["route", "show", "table", "100"]),
@@ -102,11 +102,14 @@ fn what_leaves_with_an_address_leaves_by_its_interface() {
         ]
     );
     let main = routes(&world.pod, &["route"]);
-    assert!(!main.iter().any(|route| route.contains("net1")), "the main table has none of it: {main:?}");
+    assert!(
+        !main.iter().any(|route| route.contains("net1")),
+        "the main table has no route of net1: {main:?}"
+    );
     let main = routes(&world.pod, &["-6", "route"]);
     let left: Vec<&String> = main.iter().filter(|route| route.contains("net1")).collect();
-    assert!(left.iter().all(|route| route.starts_with("fe80::/64")), "neighbours are still found: {left:?}");
-    // A packet that came in by net1 is answered by it.
+    assert!(left.iter().all(|route| route.starts_with("fe80::/64")), "link-local routes remain: {left:?}");
+    // A packet that arrived by net1 is answered by net1.
     assert!(host.pings("10.2.0.2") && host.pings("fd02::2"));
     world.sbr.check(&config).success();
     host.attachment("bridge", &world.pod, "net1")
@@ -117,7 +120,7 @@ fn what_leaves_with_an_address_leaves_by_its_interface() {
 }
 
 #[test]
-fn tables_are_the_first_that_are_free() {
+fn sbr_uses_the_first_free_tables() {
     let host = host!(Feature::Bridge);
     let world = world(&host);
     world.pod.run(["ip", "rule", "add", "from", "192.0.2.1", "lookup", "100"]);
@@ -126,11 +129,11 @@ fn tables_are_the_first_that_are_free() {
     world.sbr.add(&world.config(&json!({}))).success();
     assert_eq!(rules(&world.pod), ["10.2.0.2 103", "192.0.2.1 100", "fd02::2 104"]);
     world.sbr.del(&world.config(&json!({}))).success();
-    assert_eq!(rules(&world.pod), ["192.0.2.1 100"], "somebody else's rule stays");
+    assert_eq!(rules(&world.pod), ["192.0.2.1 100"], "a rule of another program stays");
 }
 
 #[test]
-fn two_at_once_take_different_tables() {
+fn sbr_concurrent_adds_use_different_tables() {
     let host = host!(Feature::Bridge);
     let world = world(&host);
     let first = world.config(&json!({}));
@@ -149,7 +152,7 @@ fn two_at_once_take_different_tables() {
 }
 
 #[test]
-fn a_given_table_gets_rules_and_nothing_else() {
+fn sbr_given_table_gets_rules_only() {
     let host = host!(Feature::Bridge);
     let world = world(&host);
     let before = (routes(&world.pod, &["route", "show", "table", "all"]), rules(&world.pod));
@@ -172,7 +175,7 @@ fn a_given_table_gets_rules_and_nothing_else() {
 }
 
 #[test]
-fn gateways_take_the_place_of_the_addresses_own() {
+fn sbr_gateways_option_replaces_gateways_of_addresses() {
     let host = host!(Feature::Bridge);
     let world = world(&host);
     world.sbr.add(&world.config(&json!({ "gateways": ["10.2.0.77"] }))).success();
@@ -183,7 +186,7 @@ fn gateways_take_the_place_of_the_addresses_own() {
 }
 
 #[test]
-fn hints_leave_subnets_reachable_without_a_source() {
+fn sbr_source_hints_keep_subnets_in_the_main_table() {
     let host = host!(Feature::Bridge, Feature::Ping);
     let world = world(&host);
     world.sbr.add(&world.config(&json!({ "addSourceHints": true }))).success();
@@ -193,11 +196,11 @@ fn hints_leave_subnets_reachable_without_a_source() {
     let main = routes(&world.pod, &["-6", "route"]);
     assert!(main.iter().any(|route| route.starts_with("fd02::/64 dev net1 src fd02::2")), "{main:?}");
     assert!(world.pod.pings("10.2.0.1") && world.pod.pings("fd02::1"));
-    assert_eq!(way(&world.pod, "203.0.113.9", "10.2.0.2"), "net1");
+    assert_eq!(outgoing_interface(&world.pod, "203.0.113.9", "10.2.0.2"), "net1");
 }
 
 #[test]
-fn no_route_is_lost_and_none_loses_what_it_says() {
+fn sbr_routes_move_with_all_attributes() {
     let host = host!(Feature::Bridge);
     let world = world(&host);
     let ip = |line: &str| drop(world.pod.run(["ip"].into_iter().chain(line.split(' '))));
@@ -213,7 +216,7 @@ fn no_route_is_lost_and_none_loses_what_it_says() {
 }
 
 #[test]
-fn check_finds_each_thing_that_was_changed_since() {
+fn sbr_check_finds_each_change() {
     let host = host!(Feature::Bridge);
     let world = world(&host);
     let config = world.config(&json!({}));
@@ -227,15 +230,15 @@ fn check_finds_each_thing_that_was_changed_since() {
 }
 
 #[test]
-fn a_failure_of_the_kernel_at_any_step_puts_everything_back() {
+fn sbr_failed_add_restores_rules_and_routes() {
     let host = host!(Feature::Bridge);
     let world = world(&host);
-    // The kernel makes link-local routes in its own time, the multicast one first.
+    // The kernel adds link-local routes with a delay, the multicast route first.
     while !world.pod.run(["ip", "-6", "route"]).contains("fe80::/64 dev net1") {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     let before = world.pod.snapshot();
-    // Found out after everything else was done: the interface does not have this address.
+    // This fails after everything else was done: the interface does not have this address.
     let mut config = world.config(&json!({ "addSourceHints": true }));
     config["prevResult"]["ips"][0]["address"] = json!("10.2.0.99/24");
     assert_refused("a foreign source", &world.sbr.add(&config), 5, &["table main", "10.2.0.0/24"]);
@@ -246,7 +249,7 @@ fn a_failure_of_the_kernel_at_any_step_puts_everything_back() {
     for (what, previous) in [
         ("no address", json!({ "cniVersion": "1.1.0" })),
         (
-            "another interface's",
+            "an address of another interface",
             json!({ "cniVersion": "1.1.0", "interfaces": [{ "name": "eth0", "sandbox": "/x" }],
                     "ips": [{ "address": "10.1.0.2/24", "interface": 0 }] }),
         ),
@@ -258,7 +261,7 @@ fn a_failure_of_the_kernel_at_any_step_puts_everything_back() {
 }
 
 #[test]
-fn del_finds_its_rules_without_interface_and_without_prev_result() {
+fn sbr_del_finds_rules_without_interface_or_prev_result() {
     let host = host!(Feature::Bridge);
     let world = world(&host);
     let mut config = world.config(&json!({}));
@@ -267,7 +270,7 @@ fn del_finds_its_rules_without_interface_and_without_prev_result() {
         ("link and address", true, true),
         ("address", false, true),
         ("nothing", false, false),
-        ("a table that is none", true, true),
+        ("a table that is invalid", true, true),
     ] {
         world.sbr.add(&world.config(&json!({}))).success();
         world.pod.run(["ip", "rule", "add", "from", "192.0.2.1", "lookup", "100"]);

@@ -1,8 +1,8 @@
-//! `static` as a runtime runs it, and under a plugin that makes an interface.
+//! Tests of `static` alone, as a runtime executes it, and as IPAM of a plugin that creates an interface.
 //!
 //! ```text
 //!   Host ── p0 ──(veth)── p1
-//!    └─ Pod a ── net1 (macvlan on p0, where the kernel has it)
+//!    └─ Pod a ── net1 (macvlan on p0, if the kernel supports it)
 //! ```
 
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ fn refusal(finished: &Finished) -> (u64, String) {
 }
 
 #[test]
-fn addresses_are_added_checked_and_deleted_without_a_trace() {
+fn static_addresses_are_added_checked_and_deleted() {
     require!(Feature::Root);
     let (host, pod) = world();
     let mut attachment = host.attachment("static", &pod, "eth0");
@@ -76,7 +76,7 @@ fn addresses_are_added_checked_and_deleted_without_a_trace() {
 }
 
 #[test]
-fn every_version_gets_its_own_form() {
+fn static_result_has_the_form_of_each_cni_version() {
     require!(Feature::Root);
     let (host, pod) = world();
     let attachment = host.attachment("static", &pod, "eth0");
@@ -112,7 +112,7 @@ fn every_version_gets_its_own_form() {
 }
 
 #[test]
-fn requests_take_the_place_of_what_is_configured() {
+fn static_requested_addresses_replace_the_configured_ones() {
     require!(Feature::Root);
     let (host, pod) = world();
     let ips = |args: &str, more: &[(&str, Value)]| {
@@ -138,11 +138,11 @@ fn requests_take_the_place_of_what_is_configured() {
     let runtime = ("runtimeConfig", json!({ "ips": ["10.1.2.77", "2001:db8::77"] }));
     let bare =
         json!([{ "address": "10.1.2.77/24", "gateway": "10.1.2.254" }, { "address": "2001:db8::77/64" }]);
-    assert_eq!(ips("", &[args, runtime]), bare, "with the prefix of their subnets");
+    assert_eq!(ips("", &[args, runtime]), bare, "with the prefix length of the configured addresses");
 }
 
 #[test]
-fn bad_input_is_refused_with_key_and_value() {
+fn static_bad_options_are_refused_by_key_and_value() {
     require!(Feature::Root);
     let (host, pod) = world();
     let attachment = host.attachment("static", &pod, "eth0");
@@ -184,13 +184,13 @@ fn bad_input_is_refused_with_key_and_value() {
 }
 
 #[test]
-fn an_interface_gets_what_static_says() {
+fn static_addresses_and_routes_are_set_on_the_interface() {
     let host = host!(Feature::Macvlan);
     host.install(&binary("weft-cni"), &["static", "macvlan"]);
     let pod = host.pod("a");
     host.run(["ip", "link", "add", "p0", "type", "veth", "peer", "p1"]);
     for link in ["p0", "p1"] {
-        // Without the addresses and routes that come by themselves a moment later.
+        // The kernel adds IPv6 addresses and routes a moment later, which would change the snapshots.
         host.run(["sysctl", "-qw", &format!("net.ipv6.conf.{link}.disable_ipv6=1")]);
         host.run(["ip", "link", "set", link, "up"]);
     }

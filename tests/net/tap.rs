@@ -1,7 +1,7 @@
-//! `tap`, option by option; its other end is a program that answers.
+//! Tests of `tap`, option by option; at the other end is a program that answers.
 //!
 //! ```text
-//!   pod a: tap net1 ── a program that has it open       pod a: tap net1 ── br0 ── in0 ── far
+//!   pod a: tap net1 ── a program that has opened it       pod a: tap net1 ── br0 ── in0 ── far
 //! ```
 //!
 //! Source: containernetworking/plugins `plugins/main/tap` v1.9.1.
@@ -27,7 +27,7 @@ fn attached(host: &Host, pod: &Pod, keys: &Value) -> (Value, Value) {
 }
 
 #[test]
-fn owner_group_and_queues_are_as_asked() {
+fn tap_owner_group_and_queues_are_set() {
     let host = host!(Feature::Tun);
     rig::install(&host);
     let pod = host.pod("a");
@@ -46,7 +46,7 @@ fn owner_group_and_queues_are_as_asked() {
         assert_eq!(data["multi_queue"], queues, "{keys}: {data}");
         assert_eq!((&data["pi"], &data["vnet_hdr"]), (&json!(false), &json!(false)), "{keys}: {data}");
         let number = |id: Option<u64>| id.map_or("-1".to_owned(), |id| id.to_string());
-        // `ip` has names where the machine has, sysfs the numbers.
+        // `ip` shows names if the machine has them, sysfs always numbers.
         let script = "mount -t sysfs s /sys && cat /sys/class/net/net1/owner /sys/class/net/net1/group";
         let shown = pod.run(["unshare", "-m", "sh", "-c", script]);
         assert_eq!(shown.split_whitespace().collect::<Vec<_>>(), [number(owner), number(group)], "{keys}");
@@ -57,7 +57,7 @@ fn owner_group_and_queues_are_as_asked() {
 }
 
 #[test]
-fn the_hardware_address_is_that_asked_for_whoever_owns_it() {
+fn tap_mac_is_set_also_with_an_owner() {
     let host = host!(Feature::Tun);
     rig::install(&host);
     let pod = host.pod("a");
@@ -83,7 +83,7 @@ fn the_hardware_address_is_that_asked_for_whoever_owns_it() {
 }
 
 #[test]
-fn bad_options_are_refused_and_change_nothing() {
+fn tap_bad_options_are_refused_and_change_nothing() {
     let host = host!(Feature::Tun);
     rig::install(&host);
     let pod = host.pod("a");
@@ -116,7 +116,7 @@ fn bad_options_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn mtu_addresses_and_routes_are_there_before_anybody_opens_it() {
+fn tap_has_mtu_addresses_and_routes_before_it_is_opened() {
     let host = host!(Feature::Tun);
     rig::install(&host);
     let pod = host.pod("a");
@@ -127,7 +127,7 @@ fn mtu_addresses_and_routes_are_there_before_anybody_opens_it() {
     let added = net1.add(&keys).success();
     assert!(
         added.took < std::time::Duration::from_secs(5),
-        "nobody is at the other end to wait for: {:?}",
+        "ADD does not wait for a program at the other end: {:?}",
         added.took
     );
     let shown = rig::link(&pod, "net1").unwrap();
@@ -142,7 +142,7 @@ fn mtu_addresses_and_routes_are_there_before_anybody_opens_it() {
 }
 
 #[test]
-fn a_route_without_gateway_leads_to_gateways_behind_it() {
+fn tap_route_without_gateway_leads_to_gateways_behind_it() {
     let host = host!(Feature::Tun);
     rig::install(&host);
     let pod = host.pod("a");
@@ -159,14 +159,14 @@ fn a_route_without_gateway_leads_to_gateways_behind_it() {
 }
 
 #[test]
-fn it_becomes_a_port_of_the_containers_bridge() {
+fn tap_becomes_a_port_of_the_containers_bridge() {
     let host = host!(Feature::Tun, Feature::Bridge);
     rig::install(&host);
     let pod = host.pod("a");
     host.run(["ip", "link", "add", "br0", "type", "bridge"]);
     let keys = config(&json!({ "bridge": "br0", "ipam": {} }));
     let net1 = host.attachment("tap", &pod, "net1");
-    assert_refused("the host's bridge is another one", &net1.add(&keys), 7, &["bridge", "br0"]);
+    assert_refused("a bridge of the host", &net1.add(&keys), 7, &["bridge", "br0"]);
     pod.run(["ip", "link", "add", "br0", "type", "bridge"]);
     let result = net1.add(&keys).success().json();
     let shown = rig::link(&pod, "net1").unwrap();
@@ -175,13 +175,13 @@ fn it_becomes_a_port_of_the_containers_bridge() {
     let known = with(&keys, &json!({ "prevResult": result }));
     net1.check(&known).success();
     pod.run(["ip", "link", "set", "net1", "nomaster"]);
-    assert_refused("no port any more", &net1.check(&known), 999, &["master"]);
+    assert_refused("no longer a port", &net1.check(&known), 999, &["master"]);
     net1.del(&known).success();
     assert_eq!(rig::links(&pod), ["br0"]);
 }
 
 #[test]
-fn no_other_program_is_needed_and_a_name_that_is_taken_is_said_so() {
+fn tap_needs_no_program_and_reports_a_name_in_use() {
     let host = host!(Feature::Tun);
     rig::install(&host);
     let pod = host.pod("a");
@@ -194,6 +194,6 @@ fn no_other_program_is_needed_and_a_name_that_is_taken_is_said_so() {
     assert_pod_unchanged("no program", &pod, &inside);
     pod.run(["ip", "tuntap", "add", "dev", "net1", "mode", "tap"]);
     let inside = pod.snapshot();
-    assert_refused("taken", &net1.add(&config(&json!({}))), 4, &["net1"]);
-    assert_pod_unchanged("taken", &pod, &inside);
+    assert_refused("name in use", &net1.add(&config(&json!({}))), 4, &["net1"]);
+    assert_pod_unchanged("name in use", &pod, &inside);
 }

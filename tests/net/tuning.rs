@@ -1,4 +1,4 @@
-//! `tuning` as the second plugin of a list: what it changes, and that all of it is restored.
+//! Tests of `tuning` as the second plugin of a list: what it changes, and that it restores all of it.
 //!
 //! ```text
 //!   Host ── h0 ──(veth)── eth0 ── Pod a
@@ -18,17 +18,17 @@ struct World {
 }
 
 impl World {
-    /// A pod with an interface, and the directory of backups, which stays once it was made.
+    /// Creates a pod with an interface, and the directory of backups, which the plugin keeps.
     fn new() -> World {
         let host = Host::new();
         host.install(&binary("weft-cni"), &["tuning"]);
         let pod = host.pod("a");
         host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "a"]);
-        // Without the addresses and routes that come by themselves a moment later.
+        // The kernel adds IPv6 addresses and routes a moment later, which would change the snapshots.
         host.run(["sysctl", "-qw", "net.ipv6.conf.h0.disable_ipv6=1"]);
         host.run(["ip", "link", "set", "h0", "up"]);
         pod.run(["sysctl", "-qw", "net.ipv6.conf.eth0.disable_ipv6=1"]);
-        // What a new namespace has is what the machine's first one had.
+        // A new namespace copies this value from the initial namespace.
         pod.run(["sysctl", "-qw", "net.ipv4.conf.eth0.forwarding=0"]);
         pod.run(["ip", "link", "set", "eth0", "up", "mtu", "1450", "address", "02:00:00:00:00:aa"]);
         host.run(["mkdir", "-p", "-m", "700", BACKUPS]);
@@ -49,7 +49,7 @@ impl World {
         assert_eq!(before.1.changes(&self.pod.snapshot()), "");
     }
 
-    /// The result of the plugin before.
+    /// Returns the result of the previous plugin.
     fn previous(&self, version: &str) -> Value {
         let sandbox = self.pod.path().display().to_string();
         json!({
@@ -71,7 +71,7 @@ impl World {
         conf
     }
 
-    /// The interface as `ip` shows it.
+    /// Returns the interface as `ip` shows it.
     fn link(&self) -> Value {
         self.pod.json(["ip", "-d", "-j", "link", "show", "eth0"])[0].clone()
     }
@@ -90,8 +90,8 @@ impl World {
     }
 }
 
-/// Everything that can be changed.
-fn everything() -> Value {
+/// Returns a configuration that sets every option.
+fn all_options() -> Value {
     json!({
         "sysctl": { FORWARDING: "1", "net/ipv4/conf/eth0/arp_filter": "1", "net.core.somaxconn": "1234" },
         "mac": "02-00-00-00-00-01", "mtu": 1400, "promisc": true, "allmulti": true, "txQLen": 77,
@@ -108,15 +108,15 @@ fn refusal(finished: &Finished) -> (u64, String) {
 // === the fixed set ===
 
 #[test]
-fn everything_is_changed_checked_and_restored() {
+fn tuning_all_options_are_set_checked_and_restored() {
     require!(Feature::Root);
     let world = World::new();
     let before = world.snapshots();
-    let conf = world.config(&everything());
+    let conf = world.config(&all_options());
     let result = world.attachment().add(&conf).success().json();
     let mut expected = world.previous("1.1.0");
     expected["interfaces"][2]["mac"] = json!("02:00:00:00:00:01");
-    assert_eq!(result, expected, "only the interface in the container");
+    assert_eq!(result, expected, "only the interface in the container changes");
 
     let link = world.link();
     assert_eq!(
@@ -127,7 +127,11 @@ fn everything_is_changed_checked_and_restored() {
     assert_eq!(world.sysctl("net.ipv4.conf.eth0.forwarding"), "1");
     assert_eq!(world.sysctl("net.ipv4.conf.eth0.arp_filter"), "1");
     assert_eq!(world.sysctl("net.core.somaxconn"), "1234");
-    assert_ne!(world.host.run(["sysctl", "-n", "net.core.somaxconn"]).trim(), "1234", "the host has its own");
+    assert_ne!(
+        world.host.run(["sysctl", "-n", "net.core.somaxconn"]).trim(),
+        "1234",
+        "the host's parameter is unchanged"
+    );
 
     let backup = world.backup().expect("a backup");
     assert_eq!(
@@ -147,10 +151,10 @@ fn everything_is_changed_checked_and_restored() {
 }
 
 #[test]
-fn a_second_del_and_one_without_namespace_or_interface_succeed() {
+fn tuning_del_succeeds_twice_and_without_netns_or_interface() {
     require!(Feature::Root);
     let world = World::new();
-    let conf = world.config(&everything());
+    let conf = world.config(&all_options());
     world.attachment().del(&conf).success();
     world.attachment().add(&conf).success();
     world.attachment().del(&conf).success();
@@ -162,22 +166,26 @@ fn a_second_del_and_one_without_namespace_or_interface_succeed() {
         let mut without = world.attachment();
         without.netns = netns.to_owned();
         without.del(&conf).success();
-        assert_eq!(world.backup(), None, "nothing of it is kept for {netns:?}");
+        assert_eq!(world.backup(), None, "the backup is deleted for {netns:?}");
         world.pod.run(["sysctl", "-qw", "net.core.somaxconn=4096"]);
     }
     world.attachment().add(&conf).success();
     world.pod.run(["ip", "link", "delete", "eth0"]);
     world.attachment().del(&conf).success();
     assert_eq!(world.backup(), None);
-    assert_eq!(world.sysctl("net.core.somaxconn"), "4096", "what is not the interface's is restored");
+    assert_eq!(
+        world.sysctl("net.core.somaxconn"),
+        "4096",
+        "parameters that are not the interface's are restored"
+    );
 }
 
 #[test]
-fn a_failed_add_leaves_nothing() {
+fn tuning_failed_add_leaves_nothing() {
     require!(Feature::Root);
     let world = World::new();
     let before = world.snapshots();
-    // Each is refused by the kernel after others were done.
+    // The kernel refuses each after other options were set.
     let cases = [
         ("mac", json!("01:00:00:00:00:01"), 7, "mac: 01:00:00:00:00:01: "),
         ("mac", json!("02:00:00:00:00:00:00:01"), 7, "mac: 02:00:00:00:00:00:00:01: "),
@@ -201,7 +209,7 @@ fn a_failed_add_leaves_nothing() {
         ),
     ];
     for (key, value, expected_code, expected) in cases {
-        let mut more = everything();
+        let mut more = all_options();
         more[key] = value;
         let (code, msg) = refusal(&world.attachment().add(&world.config(&more)));
         assert!(code == expected_code && msg.starts_with(expected), "{more}: {code} {msg}");
@@ -216,7 +224,7 @@ fn a_failed_add_leaves_nothing() {
 }
 
 #[test]
-fn every_version_hands_its_result_on() {
+fn tuning_passes_the_result_on_in_every_version() {
     require!(Feature::Root);
     let world = World::new();
     for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
@@ -249,7 +257,7 @@ fn every_version_hands_its_result_on() {
 }
 
 #[test]
-fn s32_gc_drops_the_backups_of_this_network_that_are_not_valid() {
+fn tuning_gc_deletes_backups_of_attachments_that_are_not_valid() {
     require!(Feature::Root);
     let world = World::new();
     let conf = world.config(&json!({ "mtu": 1400 }));
@@ -259,7 +267,7 @@ fn s32_gc_drops_the_backups_of_this_network_that_are_not_valid() {
     gone.add(&conf).success();
     world.attachment().add(&conf).success();
     world.host.write(file("other_eth0.json"), r#"{"mtu":1400,"network":"other"}"#);
-    world.host.write(file("theirs_eth0.json"), r#"{"mtu":1400}"#);
+    world.host.write(file("foreign_eth0.json"), r#"{"mtu":1400}"#);
     world.host.write(file("notes"), "mine");
     let names = || world.host.run(["ls", BACKUPS]).split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let gc = |valid: Option<Value>| {
@@ -269,23 +277,23 @@ fn s32_gc_drops_the_backups_of_this_network_that_are_not_valid() {
     };
     let own = format!("{}_eth0.json", world.pod.container_id());
     gc(None);
-    assert_eq!(names().len(), 5, "without a list nothing is stale");
+    assert_eq!(names().len(), 5, "without a list, no backup is deleted");
     gc(Some(json!([{ "containerID": world.pod.container_id(), "ifname": "eth0" }])));
-    assert_eq!(names(), ["notes", "other_eth0.json", own.as_str(), "theirs_eth0.json"]);
+    assert_eq!(names(), ["notes", "other_eth0.json", own.as_str(), "foreign_eth0.json"]);
     world.attachment().del(&conf).success();
-    assert_eq!(world.link()["mtu"], 1400, "the other attachment had changed it already");
+    assert_eq!(world.link()["mtu"], 1400, "the backup was made after the other attachment's change");
     world.attachment().add(&conf).success();
     gc(Some(json!([])));
-    assert_eq!(names(), ["notes", "other_eth0.json", "theirs_eth0.json"]);
+    assert_eq!(names(), ["notes", "other_eth0.json", "foreign_eth0.json"]);
 }
 
 #[test]
-fn s33_status_says_whether_an_add_could_be_served() {
+fn tuning_status_reports_whether_an_add_can_succeed() {
     require!(Feature::Root);
     let world = World::new();
     let status = |more: &Value| world.attachment().call("STATUS", world.config(more).to_string());
     let before = world.snapshots();
-    status(&everything()).success();
+    status(&all_options()).success();
     status(&json!({ "dataDir": "/run/not/yet/there" })).success();
     world.assert_unchanged(&before);
     world.host.run(["mkdir", "/run/readonly"]);
@@ -305,7 +313,7 @@ fn s33_status_says_whether_an_add_could_be_served() {
 // === input ===
 
 #[test]
-fn bad_input_is_refused_with_key_and_value_and_changes_nothing() {
+fn tuning_bad_options_are_refused_and_change_nothing() {
     require!(Feature::Root);
     let world = World::new();
     let before = world.snapshots();
@@ -327,7 +335,7 @@ fn bad_input_is_refused_with_key_and_value_and_changes_nothing() {
         (json!({ "sysctl": { "net.ipv4.//.//.kernel.hostname": "x" } }), "not a legal key"),
         (
             json!({ "sysctl": { "net.ipv4.conf.IFNAME.forwarding": "1", "net.ipv4.conf.eth0.forwarding": "0" } }),
-            "means the same parameter",
+            "is the same parameter",
         ),
         (
             json!({ "args": { "cni": { "sysctl": { "vm.swappiness": "1" } } } }),
@@ -350,20 +358,20 @@ fn bad_input_is_refused_with_key_and_value_and_changes_nothing() {
 }
 
 #[test]
-fn the_nodes_allow_list_is_kept_to() {
+fn tuning_sysctl_allow_list_of_the_node_is_enforced() {
     require!(Feature::Root);
     let world = World::new();
     world
         .host
         .write("/etc/cni/tuning/allowlist.conf", "^net\\.ipv4\\.conf\\.IFNAME\\.[a-z_]*$\n\n  somaxconn  \n");
     let before = world.snapshots();
-    let ask = |key: &str| world.attachment().add(&world.config(&json!({ "sysctl": { key: "1" } })));
+    let add_sysctl = |key: &str| world.attachment().add(&world.config(&json!({ "sysctl": { key: "1" } })));
     for allowed in [FORWARDING, "net.core.somaxconn"] {
-        ask(allowed).success();
+        add_sysctl(allowed).success();
         world.attachment().del(&world.config(&json!({}))).success();
     }
     for refused in ["net.ipv4.conf.eth0.forwarding", "net.ipv4.ip_forward"] {
-        let (code, msg) = refusal(&ask(refused));
+        let (code, msg) = refusal(&add_sysctl(refused));
         let expected = format!("sysctl.{refused}: \"1\": not allowed by /etc/cni/tuning/allowlist.conf");
         assert_eq!((code, msg), (7, expected));
     }
@@ -373,7 +381,7 @@ fn the_nodes_allow_list_is_kept_to() {
 }
 
 #[test]
-fn v6_v13_v14_args_win_over_the_runtime_that_over_cni_args() {
+fn tuning_args_override_runtime_config_and_cni_args() {
     require!(Feature::Root);
     let world = World::new();
     let mac = |args: &str, more: &Value| {
@@ -393,7 +401,7 @@ fn v6_v13_v14_args_win_over_the_runtime_that_over_cni_args() {
     let both = json!({ "runtimeConfig": { "mac": "02:00:00:00:00:03" }, "args": { "cni": { "mac": "02:00:00:00:00:04" } } });
     assert_eq!(mac(environment, &both), "02:00:00:00:00:04");
 
-    let mut more = everything();
+    let mut more = all_options();
     more["args"] = json!({ "cni": { "mtu": 1300, "promisc": false, "allmulti": false, "txQLen": 0, "sysctl": { FORWARDING: "0" } } });
     world.attachment().add(&world.config(&more)).success();
     let link = world.link();
@@ -409,10 +417,10 @@ fn v6_v13_v14_args_win_over_the_runtime_that_over_cni_args() {
 // === state ===
 
 #[test]
-fn check_finds_each_thing_that_was_changed_since() {
+fn tuning_check_finds_each_change() {
     require!(Feature::Root);
     let world = World::new();
-    let mut more = everything();
+    let mut more = all_options();
     more["sysctl"] = json!({ "net.ipv4.conf.IFNAME.arp_filter": "1", "net.ipv4.ping_group_range": "0 5" });
     let conf = world.config(&more);
     world.attachment().add(&conf).success();
@@ -459,19 +467,19 @@ fn check_finds_each_thing_that_was_changed_since() {
     let plain = world.config(&json!({}));
     assert!(
         refusal(&world.attachment().check(&plain)).1.contains("promisc is true, not false"),
-        "even when it is not asked for"
+        "promisc is checked although the configuration does not set it"
     );
 }
 
 #[test]
-fn a_repeated_add_keeps_the_first_backup() {
+fn tuning_repeated_add_keeps_the_first_backup() {
     require!(Feature::Root);
     let world = World::new();
     let before = world.snapshots();
     world.attachment().add(&world.config(&json!({ "mtu": 1400, "sysctl": { FORWARDING: "1" } }))).success();
-    world.attachment().add(&world.config(&everything())).success();
+    world.attachment().add(&world.config(&all_options())).success();
     assert_eq!(world.backup().unwrap()["mtu"], 1450);
-    // A third fails: what the first two wrote down, and did, stays.
+    // A third ADD fails: the backup and the changes of the first two remain.
     let two = (world.backup(), world.pod.snapshot());
     let third = world.config(&json!({ "mtu": 1300, "mac": "01:00:00:00:00:01" }));
     assert_eq!(refusal(&world.attachment().add(&third)).0, 7);
@@ -482,31 +490,31 @@ fn a_repeated_add_keeps_the_first_backup() {
 }
 
 #[test]
-fn what_del_cannot_restore_it_says_and_the_pod_ends() {
+fn tuning_del_logs_what_it_cannot_restore_and_succeeds() {
     require!(Feature::Root);
     let world = World::new();
     let conf = world.config(&json!({ "mtu": 1400, "allmulti": true }));
     world.attachment().add(&conf).success();
     let path = format!("{BACKUPS}/{}_eth0.json", world.pod.container_id());
     let good = world.host.read(&path).unwrap();
-    // An MTU that this kind of interface cannot have, and a key that leads elsewhere.
+    // An MTU that this kind of interface cannot have, and a parameter outside of the network namespace.
     let mut bad: Value = serde_json::from_str(&good).unwrap();
     bad["mtu"] = json!(70000);
     bad["sysctl"] = json!({ "kernel/hostname": "stolen", "net/../kernel/hostname": "stolen" });
     world.host.write(&path, bad.to_string());
     let ended = world.attachment().del(&conf).success();
-    let said = "tuning: restore mtu: 70000: change link eth0 mtu 70000: ";
-    assert!(ended.stderr.starts_with(said), "{}", ended.stderr);
-    assert!(!world.has_flag("ALLMULTI"), "the rest is restored");
+    let warning = "tuning: restore mtu: 70000: change link eth0 mtu 70000: ";
+    assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
+    assert!(!world.has_flag("ALLMULTI"), "the other options are restored");
     assert_ne!(world.pod.run(["hostname"]).trim(), "stolen");
-    assert_eq!(world.backup(), None, "it would be refused for ever");
+    assert_eq!(world.backup(), None, "a backup that remains would fail every DEL");
     world.host.write(&path, "{ not json");
     world.attachment().del(&conf).success();
-    assert_eq!(world.host.read(&path), None, "what cannot be understood cannot be restored");
+    assert_eq!(world.host.read(&path), None, "an unreadable backup is deleted");
 }
 
 #[test]
-fn what_was_lacking_is_neither_done_without_nor_given_up() {
+fn tuning_without_descriptors_fails_add_and_del_undoes_it() {
     require!(Feature::Root);
     let world = World::new();
     let key = "net.ipv4.conf.eth0.arp_filter";
@@ -542,7 +550,7 @@ fn what_was_lacking_is_neither_done_without_nor_given_up() {
 }
 
 #[test]
-fn an_empty_value_is_written_and_restored() {
+fn tuning_empty_sysctl_value_is_written_and_restored() {
     require!(Feature::Root);
     let world = World::new();
     let key = "net.ipv4.ip_local_reserved_ports";
@@ -560,7 +568,7 @@ fn an_empty_value_is_written_and_restored() {
 }
 
 #[test]
-fn a_del_whose_directory_has_become_wrong_succeeds() {
+fn tuning_del_succeeds_with_an_invalid_data_dir() {
     require!(Feature::Root);
     let world = World::new();
     for directory in [json!(7), json!("here")] {
@@ -571,7 +579,7 @@ fn a_del_whose_directory_has_become_wrong_succeeds() {
 }
 
 #[test]
-fn nothing_asked_for_leaves_no_backup() {
+fn tuning_without_options_writes_no_backup() {
     require!(Feature::Root);
     let world = World::new();
     let before = world.snapshots();
@@ -585,11 +593,11 @@ fn nothing_asked_for_leaves_no_backup() {
 }
 
 #[test]
-fn killed_at_any_moment_del_restores_everything() {
+fn tuning_killed_at_any_moment_del_restores_everything() {
     require!(Feature::Root);
     let world = World::new();
     let before = world.snapshots();
-    let conf = world.config(&everything());
+    let conf = world.config(&all_options());
     world.host.write("/run/test/conf", conf.to_string());
     let whole = world.attachment().add(&conf).success().took.max(Duration::from_millis(4)) * 3 / 2;
     world.attachment().del(&conf).success();
@@ -607,7 +615,7 @@ fn killed_at_any_moment_del_restores_everything() {
             .env("CNI_PATH", "/opt/cni/bin")
             .start();
         match round + 1 {
-            // One is left to finish, however slow the machine is.
+            // The last one may finish, however slow the machine is.
             ROUNDS => drop(running.finish(Duration::from_secs(30))),
             _ => {
                 std::thread::sleep(whole * round / ROUNDS);

@@ -1,4 +1,4 @@
-//! `vlan`, option by option.
+//! Tests of `vlan`, option by option.
 //!
 //! ```text
 //!   outside ── up0 ──(VLANs 5, 6)── up0 host        a, b: vlan interfaces on up0
@@ -23,7 +23,7 @@ fn config(keys: &Value) -> Value {
     with(&base, keys)
 }
 
-/// The outside has an interface in VLAN 5.
+/// Installs the plugins and an outside with an interface in VLAN 5.
 fn world(host: &Host) -> Pod {
     rig::install(host);
     let outside = outside(host);
@@ -33,7 +33,7 @@ fn world(host: &Host) -> Pod {
     outside
 }
 
-/// Once a container has gone, so has its VLAN, but in the kernel's own time.
+/// Repeats ADD until it succeeds: the kernel frees the VLAN of a deleted container with a delay.
 #[track_caller]
 fn add_in_time(attempt: impl Fn() -> Finished) -> Value {
     for _ in 0..200 {
@@ -41,14 +41,14 @@ fn add_in_time(attempt: impl Fn() -> Finished) -> Value {
         if finished.code == Some(0) {
             return finished.json();
         }
-        assert_refused("the VLAN is taken", &finished, 11, &["vlanId: 5"]);
+        assert_refused("the VLAN is in use", &finished, 11, &["vlanId: 5"]);
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    panic!("the VLAN of a container that has gone stays taken");
+    panic!("the VLAN of a deleted container stays in use");
 }
 
 #[test]
-fn frames_carry_the_id_and_reach_whoever_is_in_the_vlan() {
+fn vlan_frames_carry_the_id_and_reach_only_the_vlan() {
     let host = host!(Feature::Vlan, Feature::Ping);
     let outside = world(&host);
     let (a, b) = (host.pod("a"), host.pod("b"));
@@ -67,7 +67,7 @@ fn frames_carry_the_id_and_reach_whoever_is_in_the_vlan() {
 }
 
 #[test]
-fn a_vlan_is_given_once_a_parent_and_is_free_again_after_its_container() {
+fn vlan_id_is_unique_per_master_and_free_after_del() {
     let host = host!(Feature::Vlan);
     let _outside = world(&host);
     let (a, b) = (host.pod("a"), host.pod("b"));
@@ -75,9 +75,14 @@ fn a_vlan_is_given_once_a_parent_and_is_free_again_after_its_container() {
     first.add(&config(&json!({}))).success();
     let (before, inside) = (host.snapshot(), b.snapshot());
     let second = host.attachment("vlan", &b, "eth0");
-    assert_refused("taken", &second.add(&config(&json!({}))), 11, &["vlanId: 5", "up0", "another container"]);
-    assert_nothing_left("taken", &host, &before);
-    assert_pod_unchanged("taken", &b, &inside);
+    assert_refused(
+        "in use",
+        &second.add(&config(&json!({}))),
+        11,
+        &["vlanId: 5", "up0", "another container"],
+    );
+    assert_nothing_left("in use", &host, &before);
+    assert_pod_unchanged("in use", &b, &inside);
     first.del(&config(&json!({}))).success();
     second.add(&config(&json!({}))).success();
     second.del(&config(&json!({}))).success();
@@ -87,7 +92,7 @@ fn a_vlan_is_given_once_a_parent_and_is_free_again_after_its_container() {
 }
 
 #[test]
-fn mtu_and_id_are_as_asked_and_bounded() {
+fn vlan_id_and_mtu_are_set_and_bounded() {
     let host = host!(Feature::Vlan);
     let _outside = world(&host);
     let pod = host.pod("a");
@@ -125,13 +130,13 @@ fn mtu_and_id_are_as_asked_and_bounded() {
 }
 
 #[test]
-fn a_parent_in_the_container_serves_with_link_in_container_only() {
+fn vlan_master_in_container_requires_link_in_container() {
     let host = host!(Feature::Vlan, Feature::Ping);
     let outside = world(&host);
     let pod = host.pod("a");
-    // The host's end of the wire to the outside is given to the pod.
+    // The host's end of the veth pair is moved to the pod.
     host.run(["ip", "link", "set", "up0", "netns", "a", "name", "in0"]);
-    // Its routes would come in the kernel's own time.
+    // The kernel adds IPv6 routes with a delay.
     pod.run(["sysctl", "-qw", "net.ipv6.conf.in0.disable_ipv6=1"]);
     pod.run(["ip", "link", "set", "in0", "up"]);
     let inside = pod.snapshot();
@@ -147,7 +152,7 @@ fn a_parent_in_the_container_serves_with_link_in_container_only() {
 }
 
 #[test]
-fn del_needs_no_parent() {
+fn vlan_del_needs_no_master() {
     let host = host!(Feature::Vlan);
     let outside = world(&host);
     let pod = host.pod("a");
@@ -158,14 +163,14 @@ fn del_needs_no_parent() {
     assert!(rig::links(&pod).is_empty());
     eth0.add(&config(&json!({}))).success();
     host.run(["ip", "link", "delete", "up0"]);
-    assert!(rig::links(&pod).is_empty(), "the kernel takes the child along");
+    assert!(rig::links(&pod).is_empty(), "the kernel removes the child, too");
     eth0.del(&config(&json!({}))).success();
     assert_eq!(host.read("/var/lib/cni/networks/net/198.51.100.10"), None);
     drop(outside);
 }
 
 #[test]
-fn check_finds_what_was_changed() {
+fn vlan_check_finds_each_change() {
     let host = host!(Feature::Vlan);
     let _outside = world(&host);
     let pod = host.pod("a");
@@ -178,16 +183,16 @@ fn check_finds_what_was_changed() {
     assert_refused("another id", &check(json!({ "vlanId": 6 })), 999, &["vlan id", "5", "6"]);
     assert_refused("another mtu", &check(json!({ "mtu": 1300 })), 999, &["mtu", "1400", "1300"]);
     host.run(["ip", "link", "add", "other0", "type", "veth", "peer", "name", "other1"]);
-    assert_refused("another parent", &check(json!({ "master": "other0" })), 999, &["parent"]);
+    assert_refused("another master", &check(json!({ "master": "other0" })), 999, &["parent"]);
     pod.run(["ip", "address", "del", "198.51.100.10/24", "dev", "eth0"]);
-    assert_refused("an address less", &check(json!({})), 999, &["198.51.100.10/24"]);
+    assert_refused("a missing address", &check(json!({})), 999, &["198.51.100.10/24"]);
     pod.run(["ip", "link", "delete", "eth0"]);
     pod.run(["ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1"]);
     assert_ne!(check(json!({})).code, Some(0), "another kind of link");
 }
 
 #[test]
-fn without_ipam_the_interface_is_up_without_addresses() {
+fn vlan_without_ipam_is_up_without_addresses() {
     let host = host!(Feature::Vlan);
     let _outside = world(&host);
     let pod = host.pod("a");
@@ -202,7 +207,7 @@ fn without_ipam_the_interface_is_up_without_addresses() {
 }
 
 #[test]
-fn g4_dns_of_address_management_stays_unless_the_configuration_has_its_own() {
+fn vlan_dns_of_ipam_is_kept_unless_configured() {
     let host = host!(Feature::Vlan);
     let _outside = world(&host);
     let pod = host.pod("a");

@@ -1,4 +1,4 @@
-//! `vrf` behind another plugin: routing tables of a container that know nothing of each other.
+//! Tests of `vrf` chained after another plugin: independent routing tables in one container.
 //!
 //! ```text
 //!   pod a:  eth0 10.1.0.2 ── red ──── near pod r 10.1.0.1 ── 10.20.0.1
@@ -11,8 +11,9 @@ use rig::{assert_refused, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Netns, Pod, host};
 
-/// An interface of `pod` whose other end is in `near`, with what the plugin in front would have given it.
-fn wire(host: &Host, pod: &Pod, ifname: &str, near: &Pod) {
+/// Creates an interface of `pod` whose peer is in `near`, with the addresses that the previous plugin would
+/// have set.
+fn connect(host: &Host, pod: &Pod, ifname: &str, near: &Pod) {
     let line =
         format!("link add {ifname} netns {} type veth peer name near0 netns {}\n", pod.name(), near.name());
     host.command("ip").args(["-batch", "-"]).stdin(line).finish().success();
@@ -59,33 +60,33 @@ fn routes(netns: &Netns, family: &str, table: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_same_addresses_twice_reach_each_their_own() {
+fn vrf_equal_addresses_in_two_vrfs_are_independent() {
     let host = host!(Feature::Vrf, Feature::Ping);
     rig::install(&host);
     let (pod, r, b) = (host.pod("a"), host.pod("r"), host.pod("b"));
-    wire(&host, &pod, "eth0", &r);
+    connect(&host, &pod, "eth0", &r);
     r.run(["ip", "address", "add", "10.20.0.1/32", "dev", "lo"]);
     pod.run(["ip", "route", "add", "default", "via", "10.1.0.1", "dev", "eth0"]);
     attach(&host, &pod, "eth0", &json!({ "vrfname": "red" }));
-    wire(&host, &pod, "eth1", &b);
+    connect(&host, &pod, "eth1", &b);
     attach(&host, &pod, "eth1", &json!({ "vrfname": "blue" }));
     assert_eq!((master(&pod, "eth0"), master(&pod, "eth1")), (json!("red"), json!("blue")));
-    assert_eq!((table(&pod, "red"), table(&pod, "blue")), (json!(1), json!(2)), "the first that are free");
+    assert_eq!((table(&pod, "red"), table(&pod, "blue")), (json!(1), json!(2)), "the first free tables");
     let reaches =
         |vrf: &str, to: &str| pod.attempt(["ping", "-I", vrf, "-c", "1", "-w", "2", to]).code == Some(0);
     assert!(reaches("red", "10.1.0.1") && reaches("blue", "10.1.0.1"));
-    assert!(reaches("red", "10.20.0.1"), "by the default route of red");
-    assert!(!reaches("blue", "10.20.0.1"), "blue has none");
+    assert!(reaches("red", "10.20.0.1"), "through the default route of red");
+    assert!(!reaches("blue", "10.20.0.1"), "blue has no default route");
     assert!(r.pings("10.1.0.2") && b.pings("10.1.0.2") && r.pings("fd01::2") && b.pings("fd01::2"));
 }
 
 #[test]
-fn every_route_and_address_goes_in_and_comes_out_again() {
+fn vrf_routes_and_addresses_move_in_and_out() {
     let host = host!(Feature::Vrf);
     rig::install(&host);
     let (pod, r) = (host.pod("a"), host.pod("r"));
-    wire(&host, &pod, "eth0", &r);
-    // Without keep_addr_on_down the kernel takes IPv6 addresses away.
+    connect(&host, &pod, "eth0", &r);
+    // Without keep_addr_on_down, the kernel removes IPv6 addresses.
     pod.run(["sysctl", "-qw", "net.ipv6.conf.eth0.keep_addr_on_down=0"]);
     let script = "route add default via 10.1.0.1 dev eth0 metric 7\nroute add 10.9.0.0/16 dev eth0\nroute add 10.8.0.0/16 via 10.9.0.1 dev eth0 mtu 1300\n\
                   route add default via fd01::1 dev eth0\nroute add fd09::/64 dev eth0 metric 99\n";
@@ -103,16 +104,16 @@ fn every_route_and_address_goes_in_and_comes_out_again() {
     eth0.check(&config(&pod, "eth0", &json!({ "table": 42 }))).success();
     eth0.del(&config(&pod, "eth0", &json!({ "table": 42 }))).success();
     assert_eq!(routes(&pod, "-4", "main"), main.0);
-    assert_eq!(rig::links(&pod), ["eth0"], "the VRF is gone with its last interface");
+    assert_eq!(rig::links(&pod), ["eth0"], "the VRF is removed with its last interface");
     eth0.del(&config(&pod, "eth0", &json!({ "table": 42 }))).success();
 }
 
 #[test]
-fn a_table_that_is_chosen_is_nobodys() {
+fn vrf_chosen_table_is_unused() {
     let host = host!(Feature::Vrf);
     rig::install(&host);
     let (pod, r) = (host.pod("a"), host.pod("r"));
-    wire(&host, &pod, "eth0", &r);
+    connect(&host, &pod, "eth0", &r);
     pod.run(["ip", "link", "add", "one", "type", "vrf", "table", "1"]);
     pod.run(["ip", "rule", "add", "from", "10.3.0.1", "lookup", "2"]);
     pod.run(["ip", "-6", "rule", "add", "from", "fd03::1", "lookup", "3"]);
@@ -124,18 +125,18 @@ fn a_table_that_is_chosen_is_nobodys() {
 }
 
 #[test]
-fn interfaces_of_a_vrf_share_it_until_the_last_has_gone() {
+fn vrf_is_shared_until_its_last_interface_is_removed() {
     let host = host!(Feature::Vrf);
     rig::install(&host);
     let (pod, r, b) = (host.pod("a"), host.pod("r"), host.pod("b"));
-    wire(&host, &pod, "eth0", &r);
+    connect(&host, &pod, "eth0", &r);
     let eth0 = attach(&host, &pod, "eth0", &json!({ "table": 10 }));
-    wire(&host, &pod, "eth1", &b);
+    connect(&host, &pod, "eth1", &b);
     let eth1 = attach(&host, &pod, "eth1", &json!({ "name": "other" }));
     assert_eq!((master(&pod, "eth1"), table(&pod, "red")), (json!("red"), json!(10)));
     eth0.del(&config(&pod, "eth0", &json!({}))).success();
     assert_eq!((master(&pod, "eth0"), master(&pod, "eth1")), (Value::Null, json!("red")));
-    // The plugin in front may have removed its interface already.
+    // The previous plugin may have removed its interface already.
     pod.run(["ip", "link", "delete", "eth1"]);
     eth1.del(&config(&pod, "eth1", &json!({ "name": "other" }))).success();
     assert_eq!(rig::links(&pod), ["eth0"]);
@@ -144,16 +145,17 @@ fn interfaces_of_a_vrf_share_it_until_the_last_has_gone() {
     let eth0 = attach(&host, &pod, "eth0", &json!({}));
     assert_eq!((master(&pod, "eth0"), table(&pod, "red")), (json!("red"), json!(77)));
     eth0.del(&config(&pod, "eth0", &json!({}))).success();
-    assert_eq!(rig::links(&pod), ["eth0", "red"], "somebody else's stays");
+    assert_eq!(rig::links(&pod), ["eth0", "red"], "a VRF of another program stays");
 }
 
-/// An ADD that was killed right after it made a VRF has not said whose it is, but the VRF bears an address that does.
+/// An ADD that was killed right after it created a VRF has not set the owner tag, but the VRF has a MAC
+/// address that identifies it.
 #[test]
-fn a_vrf_whose_making_was_cut_short_is_removed_all_the_same() {
+fn vrf_without_owner_tag_after_a_kill_is_removed() {
     let host = host!(Feature::Vrf);
     rig::install(&host);
     let (pod, near) = (host.pod("a"), host.pod("r"));
-    wire(&host, &pod, "eth0", &near);
+    connect(&host, &pod, "eth0", &near);
     let eth0 = attach(&host, &pod, "eth0", &json!({}));
     pod.run(["ip", "link", "set", "eth0", "nomaster"]);
     pod.run(["ip", "link", "set", "red", "alias", ""]);
@@ -165,12 +167,12 @@ fn a_vrf_whose_making_was_cut_short_is_removed_all_the_same() {
 }
 
 #[test]
-fn two_pods_have_nothing_to_do_with_each_other() {
+fn vrf_of_two_pods_are_independent() {
     let host = host!(Feature::Vrf);
     rig::install(&host);
     let (pods, near) = ([host.pod("a"), host.pod("c")], [host.pod("r"), host.pod("b")]);
     for (pod, near) in pods.iter().zip(&near) {
-        wire(&host, pod, "eth0", near);
+        connect(&host, pod, "eth0", near);
         attach(&host, pod, "eth0", &json!({}));
     }
     assert_eq!((table(&pods[0], "red"), table(&pods[1], "red")), (json!(1), json!(1)));
@@ -184,12 +186,12 @@ fn two_pods_have_nothing_to_do_with_each_other() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn vrf_bad_options_are_refused_and_change_nothing() {
     let host = host!(Feature::Vrf);
     rig::install(&host);
     let (pod, r, b) = (host.pod("a"), host.pod("r"), host.pod("b"));
-    wire(&host, &pod, "eth0", &r);
-    wire(&host, &pod, "eth1", &b);
+    connect(&host, &pod, "eth0", &r);
+    connect(&host, &pod, "eth1", &b);
     pod.run(["ip", "route", "add", "default", "via", "10.1.0.1", "dev", "eth0"]);
     pod.run(["ip", "link", "add", "red", "type", "vrf", "table", "10"]);
     pod.run(["ip", "link", "add", "blue", "up", "type", "vrf", "table", "11"]);
@@ -210,21 +212,21 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     ] {
         let refused = host.attachment("vrf", &pod, ifname).add(&config(&pod, ifname, &keys));
         assert_refused(&keys.to_string(), &refused, code, &words);
-        // A DEL has nothing to remove, and so nothing to complain of.
+        // DEL has nothing to remove, and returns no error.
         host.attachment("vrf", &pod, ifname).del(&config(&pod, ifname, &keys)).success();
-        // Link-local addresses and their routes come in the kernel's own time.
+        // The kernel adds link-local addresses and their routes with a delay.
         let changes = rig::changes(&inside, &pod.snapshot());
-        let ours: Vec<&str> = changes.lines().filter(|line| !line.contains(" fe80:")).collect();
-        assert!(ours.is_empty(), "{keys}:\n{}", ours.join("\n"));
+        let unexpected: Vec<&str> = changes.lines().filter(|line| !line.contains(" fe80:")).collect();
+        assert!(unexpected.is_empty(), "{keys}:\n{}", unexpected.join("\n"));
     }
 }
 
 #[test]
-fn check_finds_what_was_changed() {
+fn vrf_check_finds_each_change() {
     let host = host!(Feature::Vrf);
     rig::install(&host);
     let (pod, r) = (host.pod("a"), host.pod("r"));
-    wire(&host, &pod, "eth0", &r);
+    connect(&host, &pod, "eth0", &r);
     let eth0 = attach(&host, &pod, "eth0", &json!({ "table": 10 }));
     let check = |keys: Value| eth0.check(&config(&pod, "eth0", &keys));
     check(json!({})).success();
@@ -232,7 +234,7 @@ fn check_finds_what_was_changed() {
     assert_refused("another table", &check(json!({ "table": 11 })), 7, &["table", "10", "11"]);
     assert_refused("another name", &check(json!({ "vrfname": "blue" })), 999, &["blue"]);
     pod.run(["ip", "link", "set", "eth0", "nomaster"]);
-    assert_refused("out of it", &check(json!({})), 999, &["eth0", "master"]);
+    assert_refused("outside of the VRF", &check(json!({})), 999, &["eth0", "master"]);
     pod.run(["ip", "link", "delete", "red"]);
     assert_refused("gone", &check(json!({})), 999, &["red"]);
     assert_refused("alone", &check(json!({ "prevResult": null })), 7, &["prevResult"]);

@@ -1,8 +1,9 @@
-//! `weft-ipam` on one host, as a runtime runs it: answers, ledgers, and what is left when things go wrong.
+//! Tests of `weft-ipam` on one host, as a runtime executes it: results, address stores, and leftovers after
+//! failures.
 //!
 //! ```text
 //!   Host  /var/lib/weft/ipam/POOL/{ledger, owners}
-//!    └─ Pod a   (its namespace is only a path here: no interface is made)
+//!    └─ Pod a   (only the path of its namespace is used: no interface is created)
 //! ```
 
 use std::collections::BTreeSet;
@@ -14,10 +15,13 @@ use rig::{VERSIONS, assert_refused, in_version};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, binary, require};
 
-/// Where the pool of [`small`] is kept.
+/// Directory of the address store of the pool in [`small`].
 const PLACE: &str = "/var/lib/weft/ipam/10.1.2.0-29";
 
-/// A host with the plugin, and a pod.
+/// Name of an address store's file.
+const STORE_FILE: &str = "ledger";
+
+/// Returns a host with the plugin, and a pod.
 fn world() -> (Host, Pod) {
     let host = Host::new();
     host.install(&binary("weft-cni"), &["weft-ipam", "whereabouts"]);
@@ -32,12 +36,12 @@ fn config(ipam: &Value) -> Value {
     json!({ "cniVersion": "1.1.0", "name": "net", "type": "ipvlan", "ipam": ipam })
 }
 
-/// Six addresses, no rest.
+/// Returns a configuration with six addresses and no quarantine.
 fn small() -> Value {
     config(&json!({ "range": "10.1.2.0/29", "quarantine": 0 }))
 }
 
-/// The attachment of another container.
+/// Returns the attachment of a container with this id.
 fn container<'a>(host: &'a Host, pod: &Pod, id: &str) -> Attachment<'a> {
     let mut attachment = host.attachment("weft-ipam", pod, "eth0");
     attachment.container_id = id.to_owned();
@@ -52,7 +56,7 @@ fn add(host: &Host, pod: &Pod, id: &str, conf: &Value) -> String {
 // === the fixed set ===
 
 #[test]
-fn an_address_is_added_checked_and_deleted() {
+fn weft_ipam_address_is_added_checked_and_deleted() {
     require!(Feature::Root);
     let (host, pod) = world();
     let conf = config(&json!({
@@ -97,7 +101,7 @@ fn an_address_is_added_checked_and_deleted() {
 }
 
 #[test]
-fn a_second_add_gives_the_same_and_a_second_del_is_none() {
+fn weft_ipam_add_and_del_are_idempotent() {
     require!(Feature::Root);
     let (host, pod) = world();
     let attachment = container(&host, &pod, "c1");
@@ -117,7 +121,7 @@ fn a_second_add_gives_the_same_and_a_second_del_is_none() {
 }
 
 #[test]
-fn every_version_gets_its_answer() {
+fn weft_ipam_result_has_each_cni_version() {
     require!(Feature::Root);
     let (host, pod) = world();
     for (at, version) in VERSIONS.iter().enumerate() {
@@ -129,7 +133,7 @@ fn every_version_gets_its_answer() {
 }
 
 #[test]
-fn under_the_name_of_whereabouts_its_configurations_run_unchanged() {
+fn weft_ipam_whereabouts_configurations_work_unchanged() {
     require!(Feature::Root);
     let (host, pod) = world();
     let cases = [
@@ -148,7 +152,7 @@ fn under_the_name_of_whereabouts_its_configurations_run_unchanged() {
             json!({ "ipRanges": [{ "range": "192.168.10.0/24" }, { "range": "abcd::/64" }] }),
             "192.168.10.1 abcd::1",
         ),
-        // One gateway for all of its family: none of them is given.
+        // The gateway is for all ranges of its family, and is not allocated.
         (
             json!({ "gateway": "192.168.11.1", "ipRanges": [{ "range": "192.168.11.0/24" }, { "range": "abce::/64" }] }),
             "192.168.11.2 abce::1",
@@ -170,7 +174,7 @@ fn under_the_name_of_whereabouts_its_configurations_run_unchanged() {
 }
 
 #[test]
-fn a_gateway_may_be_link_local_and_under_the_name_of_whereabouts_anywhere() {
+fn weft_ipam_gateway_outside_of_range_needs_whereabouts_name() {
     require!(Feature::Root);
     let (host, pod) = world();
     let cases: [(Value, &[&str]); 3] = [
@@ -207,7 +211,7 @@ fn a_gateway_may_be_link_local_and_under_the_name_of_whereabouts_anywhere() {
 }
 
 #[test]
-fn configurations_of_host_local_run_unchanged() {
+fn weft_ipam_host_local_configurations_work_unchanged() {
     require!(Feature::Root);
     let (host, pod) = world();
     host.write("/etc/test-resolv.conf", "nameserver 192.0.2.1\n");
@@ -221,7 +225,7 @@ fn configurations_of_host_local_run_unchanged() {
         json!([{ "address": "10.4.0.2/30", "gateway": "10.4.0.1" }, { "address": "fd00:4::2/64", "gateway": "fd00:4::1" }])
     );
     assert_eq!(result["dns"], json!({ "nameservers": ["192.0.2.1"] }));
-    // The first range of the set is full: the next.
+    // The first range of the set is full, so the next range is used.
     assert_eq!(add(&host, &pod, "c2", &conf), "10.4.1.3 fd00:4::3");
     assert!(
         host.read("/var/lib/cni/elsewhere/10.4.0.0-30/ledger").is_some()
@@ -229,13 +233,13 @@ fn configurations_of_host_local_run_unchanged() {
     );
 }
 
-// === what is asked for ===
+// === requested addresses ===
 
 #[test]
-fn an_address_that_is_asked_for_is_given_or_refused_by_whatever_channel() {
+fn weft_ipam_requested_address_is_allocated_or_refused() {
     require!(Feature::Root);
     let (host, pod) = world();
-    let asking = |id: &str, ip: &str, channel: usize| {
+    let add_with_request = |id: &str, ip: &str, channel: usize| {
         let mut conf = small();
         let mut attachment = container(&host, &pod, id);
         match channel {
@@ -246,65 +250,78 @@ fn an_address_that_is_asked_for_is_given_or_refused_by_whatever_channel() {
         attachment.add(&conf)
     };
     for (channel, ip) in ["10.1.2.3", "10.1.2.4", "10.1.2.5"].into_iter().enumerate() {
-        assert_eq!(given(asking(&format!("c{channel}"), ip, channel)), [ip]);
+        assert_eq!(given(add_with_request(&format!("c{channel}"), ip, channel)), [ip]);
         assert_refused(
             "held",
-            &asking("other", ip, channel),
+            &add_with_request("other", ip, channel),
             11,
             &["pool 10.1.2.0-29", ip, &format!("c{channel}, eth0 of net, holds it")],
         );
-        assert_eq!(given(asking(&format!("c{channel}"), ip, channel)), [ip], "the same once more");
+        assert_eq!(
+            given(add_with_request(&format!("c{channel}"), ip, channel)),
+            [ip],
+            "a repeated ADD returns the same"
+        );
     }
     assert_refused(
         "elsewhere",
-        &asking("c9", "10.1.3.3", 0),
+        &add_with_request("c9", "10.1.3.3", 0),
         7,
         &["CNI_ARGS IP", "10.1.3.3", "in none of the ranges"],
     );
     assert_eq!(add(&host, &pod, "c8", &small()), "10.1.2.1");
     container(&host, &pod, "c0").del(&small()).success();
-    assert_eq!(given(asking("c7", "10.1.2.3", 1)), ["10.1.2.3"], "whoever names it need not wait");
+    assert_eq!(
+        given(add_with_request("c7", "10.1.2.3", 1)),
+        ["10.1.2.3"],
+        "a requested address may be in quarantine"
+    );
 }
 
 #[test]
-fn an_address_of_a_lease_is_given_up_for_another_node_unless_it_is_held() {
+fn weft_ipam_release_address_command_refuses_a_held_address() {
     require!(Feature::Root);
     let (host, pod) = world();
-    // Without a cluster the lease of a block has the block's name.
+    // Without a cluster, the lease of a block has the block's name.
     assert_eq!(add(&host, &pod, "c1", &small()), "10.1.2.1");
     let weft_cni = binary("weft-cni");
-    let give_up = |pool: &str, lease: &str, ip: &str| {
+    let release_address = |pool: &str, lease: &str, ip: &str| {
         let words = ["release-address", "/var/lib/weft/ipam", pool, lease, ip];
         host.command(weft_cni.to_str().unwrap()).args(words).finish()
     };
-    let held = give_up("10.1.2.0-29", "10.1.2.0/29", "10.1.2.1");
+    let held = release_address("10.1.2.0-29", "10.1.2.0/29", "10.1.2.1");
     assert_eq!((held.code, held.stdout.as_str()), (Some(3), "container c1, eth0 of net,\n"));
     for (pool, lease) in [("10.1.2.0-29", "x"), ("10.9.9.0-29", "10.1.2.0/29")] {
-        assert_eq!(give_up(pool, lease, "10.1.2.2").code, Some(4), "{pool} {lease}");
+        assert_eq!(release_address(pool, lease, "10.1.2.2").code, Some(4), "{pool} {lease}");
     }
     for (pool, ip, code, why) in [
         ("../x", "10.1.2.2", 1, "not a name"),
         ("", "10.1.2.2", 1, "not a name"),
         ("p", "x", 2, "not an address"),
     ] {
-        let refused = give_up(pool, "l", ip);
+        let refused = release_address(pool, "l", ip);
         assert!(refused.code == Some(code) && refused.stderr.contains(why), "{refused:?}");
     }
     for _ in 0..2 {
-        give_up("10.1.2.0-29", "10.1.2.0/29", "10.1.2.2").success();
+        release_address("10.1.2.0-29", "10.1.2.0/29", "10.1.2.2").success();
     }
-    let mut asking = small();
-    asking["args"] = json!({ "cni": { "ips": ["10.1.2.2"] } });
-    assert_refused("another's", &container(&host, &pod, "c2").add(&asking), 11, &["10.1.2.2"]);
+    let mut add_with_request = small();
+    add_with_request["args"] = json!({ "cni": { "ips": ["10.1.2.2"] } });
+    assert_refused(
+        "released to another node",
+        &container(&host, &pod, "c2").add(&add_with_request),
+        11,
+        &["10.1.2.2"],
+    );
     let rest: Vec<String> = (2..6).map(|at| add(&host, &pod, &format!("c{at}"), &small())).collect();
     assert_eq!(rest, ["10.1.2.3", "10.1.2.4", "10.1.2.5", "10.1.2.6"]);
     container(&host, &pod, "c1").check(&small()).success();
 }
 
-// === fullness ===
+// === full pools ===
 
 #[test]
-fn a_full_pool_refuses_with_its_name_and_every_address_comes_back() {
+fn weft_ipam_full_pool_refuses_and_freed_address_is_reused() {
     require!(Feature::Root);
     let (host, pod) = world();
     let all: BTreeSet<String> = (0..6).map(|at| add(&host, &pod, &format!("c{at}"), &small())).collect();
@@ -324,7 +341,7 @@ fn a_full_pool_refuses_with_its_name_and_every_address_comes_back() {
 }
 
 #[test]
-fn a_freed_address_rests_and_the_one_free_longest_goes_first() {
+fn weft_ipam_quarantine_delays_and_orders_reuse() {
     require!(Feature::Root);
     let (host, pod) = world();
     let conf = config(&json!({ "range": "10.1.2.0/29" }));
@@ -332,15 +349,15 @@ fn a_freed_address_rests_and_the_one_free_longest_goes_first() {
     for at in [4, 1] {
         container(&host, &pod, &format!("c{at}")).del(&conf).success();
     }
-    assert_refused("resting", &container(&host, &pod, "n").add(&conf), 11, &["in quarantine"]);
-    let mut impatient = conf;
-    impatient["ipam"]["quarantine"] = json!(0);
-    assert_eq!(add(&host, &pod, "n0", &impatient), all[4]);
-    assert_eq!(add(&host, &pod, "n1", &impatient), all[1]);
+    assert_refused("in quarantine", &container(&host, &pod, "n").add(&conf), 11, &["in quarantine"]);
+    let mut without_quarantine = conf;
+    without_quarantine["ipam"]["quarantine"] = json!(0);
+    assert_eq!(add(&host, &pod, "n0", &without_quarantine), all[4]);
+    assert_eq!(add(&host, &pod, "n1", &without_quarantine), all[1]);
 }
 
 #[test]
-fn a_failed_add_of_two_addresses_keeps_neither() {
+fn weft_ipam_failed_add_of_two_addresses_keeps_neither() {
     require!(Feature::Root);
     let (host, pod) = world();
     let both = config(
@@ -349,33 +366,35 @@ fn a_failed_add_of_two_addresses_keeps_neither() {
     add(&host, &pod, "c1", &both);
     add(&host, &pod, "c2", &both);
     assert_refused("the second is full", &container(&host, &pod, "c3").add(&both), 11, &["pool 10.1.2.0-30"]);
-    // What c3 took of the first is free: addresses go round before it is its turn again, so look at the ledger.
+    // The address of the first pool that c3 took is free. Allocation is round-robin, so the test reads the
+    // address store.
     assert_eq!(held(&host, "/var/lib/weft/ipam/10.5.0.0-24"), 2);
 }
 
-/// How many addresses are held, by the bytes of the ledger: behind 12,288 are slots, whose eighth byte is their state.
+/// Returns the number of held addresses in an address store: slots begin at byte 12,288, and their eighth
+/// byte is the state.
 fn held(host: &Host, place: &str) -> usize {
-    let hex = host.run(["sh", "-c", &format!("od -An -v -tx1 -w16 -j12288 {place}/ledger")]);
+    let hex = host.run(["sh", "-c", &format!("od -An -v -tx1 -w16 -j12288 {place}/{STORE_FILE}")]);
     hex.lines().filter(|line| line.split_whitespace().nth(7) == Some("01")).count()
 }
 
 // === GC, boot ===
 
 #[test]
-fn a_repeated_add_that_fails_leaves_what_the_container_holds() {
+fn weft_ipam_failed_repeated_add_keeps_held_addresses() {
     require!(Feature::Root);
     let (host, pod) = world();
     let first = add(&host, &pod, "c1", &small());
     let mut both = small();
     both["ipam"]["ipRanges"] = json!([{ "range": "10.5.0.0/30" }]);
     assert_eq!(add(&host, &pod, "other", &both).split(' ').count(), 2);
-    // The second range has two addresses, and this takes the other.
+    // The second range has two addresses, and this ADD takes the other one.
     add(&host, &pod, "another", &both);
     let refused = container(&host, &pod, "c1").add(&both);
     assert_refused("full", &refused, 11, &["pool 10.5.0.0-30"]);
     container(&host, &pod, "c1").check(&small()).success();
     assert_eq!(add(&host, &pod, "c1", &small()), first);
-    // Nor what it holds of a range that was not come to, because one before it is full.
+    // Addresses of a range that the ADD did not reach, because a range before it is full, are kept as well.
     let held = add(&host, &pod, "other", &both);
     let mut full = both.clone();
     full["ipam"]["range"] = json!("10.7.0.0/30");
@@ -389,7 +408,7 @@ fn a_repeated_add_that_fails_leaves_what_the_container_holds() {
 }
 
 #[test]
-fn a_repeated_add_finds_its_address_in_whichever_range_it_is() {
+fn weft_ipam_repeated_add_finds_its_address_in_any_range() {
     require!(Feature::Root);
     let (host, pod) = world();
     let conf = config(&json!({
@@ -403,7 +422,7 @@ fn a_repeated_add_finds_its_address_in_whichever_range_it_is() {
 }
 
 #[test]
-fn gc_frees_what_is_not_valid_any_more_of_this_network() {
+fn weft_ipam_gc_frees_invalid_attachments_of_its_network() {
     require!(Feature::Root);
     let (host, pod) = world();
     let mut other = small();
@@ -413,7 +432,7 @@ fn gc_frees_what_is_not_valid_any_more_of_this_network() {
         add(&host, &pod, &format!("o-{id}"), &other);
     }
     container(&host, &pod, "x").call("GC", small().to_string()).success();
-    assert_eq!(held(&host, PLACE), 4, "without a list nothing goes");
+    assert_eq!(held(&host, PLACE), 4, "without a list, no address is freed");
     let mut sweep = small();
     sweep["cni.dev/valid-attachments"] = json!([{ "containerID": "c2", "ifname": "eth0" }]);
     container(&host, &pod, "x").call("GC", sweep.to_string()).success();
@@ -423,17 +442,17 @@ fn gc_frees_what_is_not_valid_any_more_of_this_network() {
 }
 
 #[test]
-fn what_was_held_before_a_boot_is_free_after_it() {
+fn weft_ipam_addresses_of_an_earlier_boot_are_free() {
     require!(Feature::Root);
     let (host, pod) = world();
     for at in 0..6 {
         add(&host, &pod, &format!("c{at}"), &small());
     }
-    // The boot that the ledger knows.
+    // Replaces the boot id in the address store.
     host.run([
         "sh",
         "-c",
-        &format!("printf another-boot | dd of={PLACE}/ledger bs=1 seek=16 conv=notrunc status=none"),
+        &format!("printf another-boot | dd of={PLACE}/{STORE_FILE} bs=1 seek=16 conv=notrunc status=none"),
     ]);
     add(&host, &pod, "after", &small());
     assert_eq!(held(&host, PLACE), 1);
@@ -441,10 +460,10 @@ fn what_was_held_before_a_boot_is_free_after_it() {
     container(&host, &pod, "after").check(&small()).success();
 }
 
-// === many at once, killed at any moment ===
+// === concurrency, kills at any moment ===
 
 #[test]
-fn thirty_two_at_once_get_thirty_two_addresses() {
+fn weft_ipam_32_concurrent_adds_have_distinct_addresses() {
     require!(Feature::Root);
     let (host, pod) = world();
     let conf = config(&json!({ "range": "10.6.0.0/24" }));
@@ -459,7 +478,7 @@ fn thirty_two_at_once_get_thirty_two_addresses() {
 }
 
 #[test]
-fn an_add_or_del_that_is_killed_anywhere_leaves_a_ledger_that_is_right() {
+fn weft_ipam_killed_add_or_del_leaves_a_correct_address_store() {
     require!(Feature::Root);
     let (host, pod) = world();
     let conf = small();
@@ -479,10 +498,10 @@ fn an_add_or_del_that_is_killed_anywhere_leaves_a_ledger_that_is_right() {
     assert_eq!(all.len(), 6);
 }
 
-// === what is wrong ===
+// === invalid input ===
 
 #[test]
-fn bad_configurations_are_refused_by_key_and_value_and_change_nothing() {
+fn weft_ipam_bad_options_are_refused_and_change_nothing() {
     require!(Feature::Root);
     let (host, pod) = world();
     let cases: &[(Value, &[&str])] = &[
@@ -539,26 +558,26 @@ fn bad_configurations_are_refused_by_key_and_value_and_change_nothing() {
 }
 
 #[test]
-fn what_a_pod_asks_to_keep_is_refused_where_it_is_no_name_or_the_network_keeps_nothing() {
+fn weft_ipam_bad_sticky_or_claim_request_is_refused() {
     let (host, pod) = world();
-    let asked = |kept: Value, asks: Value| {
-        let mut conf = config(&json!({ "range": "10.1.2.0/29", "store": "cluster", "sticky": kept }));
+    let add_with = |sticky: Value, requested: Value| {
+        let mut conf = config(&json!({ "range": "10.1.2.0/29", "store": "cluster", "sticky": sticky }));
         conf["ipam"]["store"] = json!("cluster");
-        conf["args"] = json!({ "cni": asks });
+        conf["args"] = json!({ "cni": requested });
         container(&host, &pod, "c1").add(&conf)
     };
-    let refused = asked(json!(false), json!({ "sticky": true }));
+    let refused = add_with(json!(false), json!({ "sticky": true }));
     assert_refused("a network that keeps nothing", &refused, 7, &["args.cni.sticky", "ipam.sticky is false"]);
-    // By `cni-args` it comes as a pod wrote it; the agent looks it up by a path of the API.
+    // A value of `cni-args` arrives as the pod wrote it, and the agent uses it in a path of the API.
     for claim in ["..", "a/../../other/ipamclaims/b", "a?b", "A"] {
-        let refused = asked(json!(false), json!({ "ipam-claim-reference": claim }));
+        let refused = add_with(json!(false), json!({ "ipam-claim-reference": claim }));
         assert_refused(claim, &refused, 7, &["args.cni.ipam-claim-reference", claim]);
     }
     assert_ne!(host.attempt(["ls", "/var/lib/weft/ipam"]).code, Some(0));
 }
 
 #[test]
-fn ranges_gateways_and_exclusions_that_serve_nobody_are_refused() {
+fn weft_ipam_unusable_ranges_and_gateways_are_refused() {
     require!(Feature::Root);
     let (host, pod) = world();
     let cases: &[(Value, &[&str])] = &[
@@ -587,7 +606,7 @@ fn ranges_gateways_and_exclusions_that_serve_nobody_are_refused() {
 }
 
 #[test]
-fn a_file_that_is_no_ledger_gives_nothing_and_stays_as_it_is() {
+fn weft_ipam_foreign_file_in_place_of_address_store_is_kept() {
     require!(Feature::Root);
     let (host, pod) = world();
     host.run(["mkdir", "-p", PLACE]);
@@ -599,54 +618,54 @@ fn a_file_that_is_no_ledger_gives_nothing_and_stays_as_it_is() {
         assert_refused(verb, &refused, 7, &words);
     }
     assert_refused("STATUS", &container(&host, &pod, "c1").call("STATUS", small().to_string()), 50, &[PLACE]);
-    // Nothing was ever given from it: nothing is to be remembered.
+    // No address was allocated from the file, so DEL has nothing to remember.
     container(&host, &pod, "c1").del(&small()).success();
     assert_eq!(host.read(format!("{PLACE}/released")), None);
     assert_eq!(host.read(format!("{PLACE}/ledger")).as_deref(), Some("kept for the printer"));
 }
 
 #[test]
-fn a_pod_ends_while_its_ledger_is_spoilt_and_nothing_is_given_twice_or_lost() {
+fn weft_ipam_invalid_address_store_does_not_block_del() {
     require!(Feature::Root);
     let (host, pod) = world();
-    let (ledger, released) = (format!("{PLACE}/ledger"), format!("{PLACE}/released"));
-    let shell = |line: &str| host.run(["sh", "-c", &line.replace("LEDGER", &ledger)]);
-    // What a hand, a full disk or a bad one makes of it, and what is said of it.
-    let spoilt = [
-        ("echo nonsense > LEDGER", "not an address store of this version"),
-        ("printf '\\143' | dd of=LEDGER bs=1 seek=2048 conv=notrunc status=none", "block 0 is invalid"),
-        ("printf '\\144' | dd of=LEDGER bs=1 seek=2050 conv=notrunc status=none", "block 0 is invalid"),
-        ("truncate -s 128 LEDGER", "truncated: 0 of 1 groups of 16 blocks are present"),
-        ("truncate -s 0 LEDGER", "empty, though addresses were allocated from it"),
-        ("rm LEDGER; mkdir LEDGER", "is a directory"),
+    let (store, released) = (format!("{PLACE}/{STORE_FILE}"), format!("{PLACE}/released"));
+    let shell = |line: &str| host.run(["sh", "-c", &line.replace("STORE", &store)]);
+    // How an operator or a full disk damages the file, and the error.
+    let damages = [
+        ("echo nonsense > STORE", "not an address store of this version"),
+        ("printf '\\143' | dd of=STORE bs=1 seek=2048 conv=notrunc status=none", "block 0 is invalid"),
+        ("printf '\\144' | dd of=STORE bs=1 seek=2050 conv=notrunc status=none", "block 0 is invalid"),
+        ("truncate -s 128 STORE", "truncated: 0 of 1 groups of 16 blocks are present"),
+        ("truncate -s 0 STORE", "empty, though addresses were allocated from it"),
+        ("rm STORE; mkdir STORE", "is a directory"),
     ];
-    for (at, (spoil, why)) in spoilt.into_iter().enumerate() {
+    for (at, (damage, why)) in damages.into_iter().enumerate() {
         let id = |name: &str| format!("{name}{at}");
         let given: Vec<String> = ["a", "b", "c"].map(|name| add(&host, &pod, &id(name), &small())).into();
-        shell("cp LEDGER /var/lib/weft/saved");
-        shell(spoil);
-        let before = shell("stat -c %s-%F LEDGER; cat LEDGER 2>/dev/null | sha256sum");
+        shell("cp STORE /var/lib/weft/saved");
+        shell(damage);
+        let before = shell("stat -c %s-%F STORE; cat STORE 2>/dev/null | sha256sum");
         let code = if why == "is a directory" { 5 } else { 7 };
-        assert_refused(spoil, &container(&host, &pod, &id("n")).add(&small()), code, &[&ledger, why]);
-        // The second DEL of one says nothing new, nor does that of a pod which has no address.
+        assert_refused(damage, &container(&host, &pod, &id("n")).add(&small()), code, &[&store, why]);
+        // A second DEL adds no line, nor does DEL of a pod without an address.
         for name in ["a", "a", "b", "n"] {
             container(&host, &pod, &id(name)).del(&small()).success();
         }
         let lines = format!("net {} eth0\nnet {} eth0\n", id("a"), id("b"));
-        assert_eq!(host.read(&released), Some(lines), "{spoil}");
-        assert_eq!(shell("stat -c %s-%F LEDGER; cat LEDGER 2>/dev/null | sha256sum"), before, "{spoil}");
-        shell("rm -r LEDGER; cp /var/lib/weft/saved LEDGER");
+        assert_eq!(host.read(&released), Some(lines), "{damage}");
+        assert_eq!(shell("stat -c %s-%F STORE; cat STORE 2>/dev/null | sha256sum"), before, "{damage}");
+        shell("rm -r STORE; cp /var/lib/weft/saved STORE");
         container(&host, &pod, &id("c")).check(&small()).success();
-        assert_eq!((held(&host, PLACE), host.read(&released)), (1, None), "{spoil}");
+        assert_eq!((held(&host, PLACE), host.read(&released)), (1, None), "{damage}");
         let mut again = BTreeSet::from([given[2].clone()]);
         again.extend((0..5).map(|more| add(&host, &pod, &format!("m{more}"), &small())));
-        assert_eq!(again.len(), 6, "{spoil}: all of it may be given, and nothing twice");
+        assert_eq!(again.len(), 6, "{damage}: all addresses are free again, and none is allocated twice");
         container(&host, &pod, &id("c")).del(&small()).success();
         (0..5).for_each(|more| drop(container(&host, &pod, &format!("m{more}")).del(&small()).success()));
     }
-    // It was moved away, the rest is still there: no new one is begun beside it.
+    // Only the address store was moved away, not its directory: no new address store is created.
     add(&host, &pod, "last", &small());
-    shell("mv LEDGER /var/lib/weft/saved");
+    shell("mv STORE /var/lib/weft/saved");
     container(&host, &pod, "last").del(&small()).success();
     assert_eq!(host.read(&released).as_deref(), Some("net last eth0\n"));
     assert_refused(
@@ -655,20 +674,20 @@ fn a_pod_ends_while_its_ledger_is_spoilt_and_nothing_is_given_twice_or_lost() {
         7,
         &["empty, though addresses were allocated"],
     );
-    shell("rm LEDGER");
+    shell("rm STORE");
     host.run(["rm", "-r", PLACE]);
-    add(&host, &pod, "anew", &small());
+    add(&host, &pod, "again", &small());
 }
 
 #[test]
-fn another_networks_broken_ledger_keeps_no_pod_from_ending() {
+fn weft_ipam_broken_store_of_another_network_does_not_block_del() {
     require!(Feature::Root);
     let (host, pod) = world();
     let broken = Path::new(PLACE).with_file_name("broken");
     host.write(broken.join("ledger"), "kept for the printer");
     add(&host, &pod, "c1", &small());
-    // The second has nothing to give back here, and looks at the others.
-    for round in ["held", "given back"] {
+    // The second DEL finds no address in its pool, and reads the other pools.
+    for round in ["held", "released"] {
         container(&host, &pod, "c1").del(&small()).success();
         assert_eq!(held(&host, PLACE), 0, "{round}");
     }
@@ -676,7 +695,7 @@ fn another_networks_broken_ledger_keeps_no_pod_from_ending() {
 }
 
 #[test]
-fn without_an_agent_an_add_says_whom_it_needs_and_a_del_needs_nobody() {
+fn weft_ipam_without_agent_add_fails_and_del_succeeds() {
     require!(Feature::Root);
     let (host, pod) = world();
     let mut conf = small();
@@ -689,7 +708,7 @@ fn without_an_agent_an_add_says_whom_it_needs_and_a_del_needs_nobody() {
 }
 
 #[test]
-fn a_del_works_when_the_ranges_have_become_wrong() {
+fn weft_ipam_del_works_with_invalid_or_changed_ranges() {
     require!(Feature::Root);
     let (host, pod) = world();
     add(&host, &pod, "c1", &small());
@@ -701,7 +720,7 @@ fn a_del_works_when_the_ranges_have_become_wrong() {
 }
 
 #[test]
-fn ipv6_of_any_size_is_given() {
+fn weft_ipam_ipv6_ranges_of_any_size_work() {
     require!(Feature::Root);
     let (host, pod) = world();
     for (range, first) in
@@ -712,9 +731,9 @@ fn ipv6_of_any_size_is_given() {
     }
 }
 
-/// Whatever cannot be opened, the boot's id for one: nothing that is held is taken for free.
+/// If a file cannot be opened, for example that of the boot id, no held address is freed.
 #[test]
-fn a_call_that_may_open_few_files_frees_nothing() {
+fn weft_ipam_without_descriptors_frees_no_held_address() {
     require!(Feature::Root);
     let (host, pod) = world();
     let first = add(&host, &pod, "a", &small());

@@ -145,7 +145,7 @@ fn a_node_in_use_takes_weft_and_gives_it_back_and_no_pod_leaves_anything() {
     delete(&node, "web");
     node.until("what it left is taken down", || (!node.machine().lives(REMOVAL)).then_some(()));
     let said = node.machine().log(REMOVAL);
-    assert!(said.contains("no sandbox needs weft any more"), "{said}");
+    assert!(said.contains("no remaining sandboxes"), "{said}");
     assert_eq!((held(&node, "red").len(), held(&node, "default").len()), (0, 1));
     node.kube().kubectl(["delete", "-k", text(&testkit::workspace().join("deploy/base"))]);
 
@@ -215,12 +215,12 @@ fn weft_is_taken_away_from_every_node_of_a_cluster_as_pods_of_before_go() {
     node.until("nothing is left", || (set()["status"]["numberReady"] == 1).then_some(()));
     assert_eq!((held(&node, "red").len(), held(&node, "default").len()), (0, 1));
     assert!(!rules().contains(&sandbox) && !rules().contains("CNI-DN-"), "{}", rules());
-    assert!(said_by(&node, label, "stay").contains("no sandbox needs weft any more"));
+    assert!(said_by(&node, label, "stay").contains("no remaining sandboxes"));
     // Somebody installs it beside: the two do not work against each other in silence.
     node.write(INSTALLED, written);
     node.until("it is told", || {
         let words = ["logs", "-n", "kube-system", "-l", label, "-c", "stay", "--previous"];
-        node.kube().attempt(words, "").stdout.contains("somebody has written it again").then_some(())
+        node.kube().attempt(words, "").stdout.contains("another installer has written it again").then_some(())
     });
     node.until("it is gone again", || node.read(INSTALLED).is_none().then_some(()));
     node.kube().kubectl(["delete", "-k", text(&removal)]);

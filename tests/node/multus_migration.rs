@@ -261,12 +261,9 @@ fn a_node_changes_over_by_the_page_and_its_pods_stay() {
 
     let daemon = ["daemon-config"];
     let (page, said) = look_and_prepare(&node, &daemon);
-    assert!(
-        said.contains("eth0 default, net1 default/red, net2 default/blue: would be taken over"),
-        "{said}"
-    );
+    assert!(said.contains("eth0 default, net1 default/red, net2 default/blue: would be imported"), "{said}");
     let said = follow(&node, &page, "3. Change over", &[]);
-    assert!(said.contains(": taken over"), "{said}");
+    assert!(said.contains(": imported"), "{said}");
     assert_pods_stay_and_go(&node, &page);
 }
 
@@ -321,10 +318,7 @@ fn change_over(form: Form) {
 
     let without: &[&str] = if form == Form::Thin { &["daemon-config"] } else { &[] };
     let (page, said) = look_and_prepare(&node, without);
-    assert!(
-        said.contains("eth0 default, net1 default/red, net2 default/blue: would be taken over"),
-        "{said}"
-    );
+    assert!(said.contains("eth0 default, net1 default/red, net2 default/blue: would be imported"), "{said}");
     let page = match form {
         Form::Thin => page,
         Form::Thick => {
@@ -342,7 +336,7 @@ fn change_over(form: Form) {
         "3. Change over",
         &["kubectl cordon", "sudo cp", "multus --apply", "json --apply", "label node"],
     );
-    assert_eq!(said.matches(": in the journal already").count(), 2, "{said}");
+    assert_eq!(said.matches(": already in the journal").count(), 2, "{said}");
     assert_pods_stay_and_go(&node, &page);
 }
 

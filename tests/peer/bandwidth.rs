@@ -1,27 +1,28 @@
-//! `bandwidth` beside the Go plugin of Debian: each finds, checks and removes what the other made.
+//! Tests that compare `bandwidth` with the Go plugin of Debian: each finds, checks and removes the objects of
+//! the other.
 
 use serde_json::{Value, json};
 use testkit::{Feature, host};
 
 const GO: &str = "/usr/lib/cni/bandwidth";
 
-/// What is there, without the mark that only ours has.
+/// Returns the queueing disciplines and filters of both links.
 fn shown(host: &testkit::Host, end: &str, ifb: &str) -> Vec<Value> {
-    let mut said = Vec::new();
+    let mut objects = Vec::new();
     for link in [end, ifb] {
         for what in [vec!["qdisc", "show"], vec!["filter", "show", "ingress"]] {
             let line = ["tc", "-j"]
                 .into_iter()
                 .chain([what[0], what[1], "dev", link])
                 .chain(what[2..].iter().copied());
-            said.push(host.json(line));
+            objects.push(host.json(line));
         }
     }
-    said
+    objects
 }
 
 #[test]
-fn either_takes_over_from_the_other() {
+fn bandwidth_objects_are_removed_by_either_plugin() {
     let host = host!(Feature::GoPlugins, Feature::Ifb, Feature::Tbf, Feature::Mirred);
     rig::install(&host);
     let pod = host.pod("a");
@@ -30,9 +31,9 @@ fn either_takes_over_from_the_other() {
         "ipam": { "type": "static", "addresses": [{ "address": "10.1.0.5/24" }] },
     });
     let front = host.attachment("bridge", &pod, "eth0");
-    let (ours, theirs) = (host.attachment("bandwidth", &pod, "eth0"), host.attachment(GO, &pod, "eth0"));
-    let mut pictures = Vec::new();
-    for (maker, other) in [(&ours, &theirs), (&theirs, &ours)] {
+    let (weft, go) = (host.attachment("bandwidth", &pod, "eth0"), host.attachment(GO, &pod, "eth0"));
+    let mut states = Vec::new();
+    for (maker, other) in [(&weft, &go), (&go, &weft)] {
         let previous = front.add(&bridge).success().json();
         let mut config = json!({
             "cniVersion": "1.0.0", "name": "net", "type": "bandwidth", "prevResult": previous,
@@ -40,9 +41,9 @@ fn either_takes_over_from_the_other() {
         });
         let result = maker.add(&config).success().json();
         let name = |at: usize| result["interfaces"][at]["name"].as_str().unwrap().to_owned();
-        let mut picture = json!(shown(&host, &name(1), &name(3)));
-        strip(&mut picture);
-        pictures.push(picture.to_string());
+        let mut state = json!(shown(&host, &name(1), &name(3)));
+        strip(&mut state);
+        states.push(state.to_string());
         config["prevResult"] = result;
         if other.plugin == "bandwidth" {
             other.check(&config).success();
@@ -52,10 +53,10 @@ fn either_takes_over_from_the_other() {
         assert!(!rig::links(&host).iter().any(|name| name.starts_with("bwp")), "{}", other.plugin);
         front.del(&bridge).success();
     }
-    assert_eq!(pictures[0], pictures[1]);
+    assert_eq!(states[0], states[1]);
 }
 
-/// Indexes and counters differ from one to the next.
+/// Removes indexes and counters, which differ between two runs.
 fn strip(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(strip),
@@ -65,7 +66,7 @@ fn strip(value: &mut Value) {
             {
                 map.remove(volatile);
             }
-            // Theirs says the same action a second time, which is never reached.
+            // The Go plugin adds the same action a second time, which is never reached.
             if let Some(actions) = map.get_mut("actions").and_then(Value::as_array_mut) {
                 actions.truncate(1);
             }

@@ -1,5 +1,5 @@
-//! `dhcp` beside the Go plugin and its daemon, of Debian: the same lease to a server, the same result to a runtime;
-//! and neither plugin takes the other's daemon for its own.
+//! Tests that compare `dhcp` with the Go plugin and its daemon: the server sees the same lease, the runtime
+//! the same result. Each plugin rejects the daemon of the other.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use testkit::{Feature, Host, Running, host};
 
 const GO: &str = "/usr/lib/cni/dhcp";
-const OURS: &str = "/opt/cni/bin/dhcp";
+const WEFT: &str = "/opt/cni/bin/dhcp";
 const LEASES: &str = "/run/leases";
 
 fn start(host: &Host, program: &str, socket: &str) -> Running {
@@ -48,7 +48,7 @@ fn serve(host: &Host) -> Running {
     server
 }
 
-/// Address, host name and identity, without the time.
+/// Returns address, host name and client identifier of each lease, without the time.
 fn given(host: &Host) -> Vec<String> {
     let text = host.read(LEASES).unwrap_or_default();
     text.lines()
@@ -57,13 +57,13 @@ fn given(host: &Host) -> Vec<String> {
 }
 
 #[test]
-fn a_server_and_a_runtime_see_no_difference() {
+fn dhcp_lease_and_result_equal_those_of_the_go_plugin() {
     let host = host!(Feature::GoPlugins, Feature::Dnsmasq);
     rig::install(&host);
     let pod = host.pod("a");
     host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "a"]);
     let _server = serve(&host);
-    let daemons = [(GO, "/run/cni/go.sock"), (OURS, "/run/cni/ours.sock")];
+    let daemons = [(GO, "/run/cni/go.sock"), (WEFT, "/run/cni/weft.sock")];
     let _running = daemons.map(|(program, socket)| start(&host, program, socket));
     let requests = [
         json!([]),
@@ -72,7 +72,7 @@ fn a_server_and_a_runtime_see_no_difference() {
         json!([{ "skipDefault": true, "option": "subnet-mask" }]),
     ];
     for request in requests {
-        let mut said: Vec<(Value, Vec<String>)> = Vec::new();
+        let mut seen: Vec<(Value, Vec<String>)> = Vec::new();
         for (program, socket) in daemons {
             let config = json!({
                 "cniVersion": "1.0.0", "name": "net", "type": "bridge",
@@ -84,21 +84,21 @@ fn a_server_and_a_runtime_see_no_difference() {
             let mut eth0 = host.attachment(program, &pod, "eth0");
             eth0.args = "IgnoreUnknown=1;K8S_POD_NAME=web".to_owned();
             let result = eth0.add(&config).success().json();
-            said.push((json!([result["ips"], result["routes"]]), given(&host)));
+            seen.push((json!([result["ips"], result["routes"]]), given(&host)));
             eth0.del(&config).success();
             pod.run(["ip", "link", "set", "eth0", "down"]);
         }
-        assert_eq!(said[0], said[1], "{request}");
+        assert_eq!(seen[0], seen[1], "{request}");
     }
 }
 
 #[test]
-fn neither_takes_the_others_daemon_for_its_own() {
+fn dhcp_plugin_rejects_the_daemon_of_the_other() {
     let host = host!(Feature::GoPlugins, Feature::Dnsmasq);
     rig::install(&host);
     let pod = host.pod("a");
     host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "a"]);
-    for (plugin, daemon, word) in [(OURS, GO, "reference plugin's"), (GO, OURS, "")] {
+    for (plugin, daemon, word) in [(WEFT, GO, "reference plugin's"), (GO, WEFT, "")] {
         let running = start(&host, daemon, "/run/cni/dhcp.sock");
         let config =
             json!({ "cniVersion": "1.0.0", "name": "net", "type": "bridge", "ipam": { "type": "dhcp" } });

@@ -1,7 +1,7 @@
-//! Leases of the Go plugin's daemon, which another one in its place goes on with: ours knows them from libcni's cache.
+//! Tests that weft's daemon takes over leases of the Go plugin's daemon, which it finds in libcni's cache.
 //!
 //! ```text
-//!   host ── br0 10.1.0.1, dnsmasq ─┬─ eth0 a      first Go's plugins and daemon, then ours
+//!   host ── br0 10.1.0.1, dnsmasq ─┬─ eth0 a      first the Go plugins and daemon, then weft's
 //!                                  └─ eth0 b
 //! ```
 //!
@@ -26,11 +26,11 @@ fn world(host: &Host) {
     host.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
 }
 
-fn theirs(host: &Host) -> Running {
+fn start_go_daemon(host: &Host) -> Running {
     daemon_of(host, &go_plugins().join("dhcp").display().to_string(), "")
 }
 
-fn ours(host: &Host) -> Running {
+fn start_weft_daemon(host: &Host) -> Running {
     daemon_of(host, "/opt/cni/bin/dhcp", "-timeout 1s -resendmax 2s")
 }
 
@@ -41,7 +41,7 @@ fn config() -> Value {
     })
 }
 
-/// The same attachment by their bridge, with their client, or by ours.
+/// Returns the attachment of bridge and dhcp in a directory: the Go plugins or weft.
 fn by<'a>(host: &'a Host, pod: &Pod, directory: &str) -> Attachment<'a> {
     let mut attachment = host.attachment(&format!("{directory}/bridge"), pod, "eth0");
     attachment.path = directory.to_owned();
@@ -49,7 +49,8 @@ fn by<'a>(host: &'a Host, pod: &Pod, directory: &str) -> Attachment<'a> {
     attachment
 }
 
-/// Attaches by their plugins, and remembers it as a runtime would; those with libcni before 1.2 do not keep the namespace.
+/// Attaches with the Go plugins and writes the cache entry of a runtime. Runtimes with libcni before 1.2 do
+/// not store the namespace.
 fn attach(host: &Host, pod: &Pod, directory: &str, has_netns: bool) -> Value {
     let result = by(host, pod, &go_plugins().display().to_string()).add(&config()).success().json();
     let (mut list, mut plugin) = (json!({ "cniVersion": "1.0.0", "name": "net" }), config());
@@ -75,58 +76,62 @@ fn file(directory: &str, pod: &Pod) -> String {
     format!("{directory}/net-{}-eth0", pod.container_id())
 }
 
-fn said(host: &Host, word: &str) -> usize {
+fn log_count(host: &Host, word: &str) -> usize {
     count(host, LOG, word)
 }
 
-fn logged(host: &Host, words: &[&str]) -> bool {
+fn daemon_logged(host: &Host, words: &[&str]) -> bool {
     let log = host.read(SAID).unwrap_or_default();
     log.lines().any(|line| words.iter().all(|word| line.contains(word)))
 }
 
-/// The address of a result, without the length of its prefix.
+/// Returns the address of a result, without prefix length.
 fn address(result: &Value) -> String {
     rig::addresses(result)[0].split('/').next().unwrap().to_owned()
 }
 
 #[test]
-fn leases_of_their_daemon_are_extended_by_ours_and_given_back() {
+fn dhcp_takeover_renews_and_releases_leases_of_the_go_daemon() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
     let _server = serve(&host, 50, &IMPATIENT);
-    let first = theirs(&host);
+    let first = start_go_daemon(&host);
     let pods = [(host.pod("a"), RUNTIME, false), (host.pod("b"), MULTUS, true)];
     let results = [0, 1].map(|at| attach(&host, &pods[at].0, pods[at].1, pods[at].2));
     first.kill();
-    let (before, asked) = (given(&host), said(&host, "DHCPDISCOVER("));
+    let (before, discovers) = (given(&host), log_count(&host, "DHCPDISCOVER("));
     assert_eq!(before.len(), 2);
-    let second = ours(&host);
+    let second = start_weft_daemon(&host);
     wait("both are taken over", || host.read(SAID).unwrap().matches(": taken over").count() == 2);
-    // At once: what was taken over is written down, and nobody needs to look into the cache again.
+    // The daemon has stored the leases at once, so no other daemon needs the cache.
     second.kill();
     let third = daemon_of(&host, "/opt/cni/bin/dhcp", "-timeout 1s -takeover=false");
     for result in &results {
-        let extended = format!("DHCPACK(br0) {}", address(result));
-        let so_far = said(&host, &extended);
-        wait("it is extended", || said(&host, &extended) > so_far + 2);
+        let renewed = format!("DHCPACK(br0) {}", address(result));
+        let so_far = log_count(&host, &renewed);
+        wait("the lease is renewed", || log_count(&host, &renewed) > so_far + 2);
     }
-    assert_eq!((given(&host), said(&host, "DHCPDISCOVER(")), (before, asked), "the same to the server");
+    assert_eq!(
+        (given(&host), log_count(&host, "DHCPDISCOVER(")),
+        (before, discovers),
+        "the server sees no difference"
+    );
     for ((pod, ..), result) in pods.iter().zip(&results) {
         let known = with(&config(), &json!({ "prevResult": result }));
         let eth0 = by(&host, pod, "/opt/cni/bin");
         eth0.check(&known).success();
         eth0.del(&known).success();
     }
-    wait("the server has heard of it", || given(&host).is_empty());
+    wait("the server has received the releases", || given(&host).is_empty());
     third.kill();
 }
 
 #[test]
-fn a_daemon_that_is_killed_while_it_takes_over_begins_anew_or_goes_on() {
+fn dhcp_takeover_killed_at_any_time_completes_later() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
     let _server = serve(&host, 50, &IMPATIENT);
-    let first = theirs(&host);
+    let first = start_go_daemon(&host);
     let pod = host.pod("a");
     let result = attach(&host, &pod, RUNTIME, true);
     first.kill();
@@ -136,21 +141,21 @@ fn a_daemon_that_is_killed_while_it_takes_over_begins_anew_or_goes_on() {
         std::thread::sleep(Duration::from_millis(delay));
         running.kill();
     }
-    let _last = ours(&host);
+    let _last = start_weft_daemon(&host);
     let known = with(&config(), &json!({ "prevResult": result }));
     let eth0 = by(&host, &pod, "/opt/cni/bin");
-    wait("it has its lease", || eth0.check(&known).code == Some(0));
+    wait("the daemon has the lease", || eth0.check(&known).code == Some(0));
     assert_eq!(given(&host), before);
     eth0.del(&known).success();
-    wait("the server has heard of it", || given(&host).is_empty());
+    wait("the server has received the release", || given(&host).is_empty());
 }
 
 #[test]
-fn an_address_that_is_refused_is_told_and_its_interface_stays_as_it_is() {
+fn dhcp_takeover_refused_lease_is_logged_and_link_unchanged() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
     let server = serve(&host, 50, &IMPATIENT);
-    let first = theirs(&host);
+    let first = start_go_daemon(&host);
     let pod = host.pod("a");
     let result = attach(&host, &pod, RUNTIME, true);
     first.kill();
@@ -158,64 +163,68 @@ fn an_address_that_is_refused_is_told_and_its_interface_stays_as_it_is() {
     host.run(["rm", LEASES]);
     let _other = serve(&host, 150, &IMPATIENT);
     let inside = pod.snapshot();
-    let _second = ours(&host);
-    wait("it is told", || logged(&host, &["net/eth0", &address(&result), "DHCPNAK"]));
-    assert!(said(&host, "DHCPNAK") > 0);
+    let _second = start_weft_daemon(&host);
+    wait("the refusal is logged", || daemon_logged(&host, &["net/eth0", &address(&result), "DHCPNAK"]));
+    assert!(log_count(&host, "DHCPNAK") > 0);
     rig::assert_pod_unchanged("refused", &pod, &inside);
     let known = with(&config(), &json!({ "prevResult": result }));
     let eth0 = by(&host, &pod, "/opt/cni/bin");
     assert_refused("refused", &eth0.check(&known), 999, &["eth0", "no lease", "refused"]);
     eth0.del(&known).success();
     eth0.add(&config()).success();
-    assert!(addresses_on(&pod, "eth0")[0].starts_with("10.1.0.1"), "a new one, of the new server");
+    assert!(addresses_on(&pod, "eth0")[0].starts_with("10.1.0.1"), "an address of the new server");
 }
 
 #[test]
-fn a_server_that_is_silent_is_asked_until_it_answers_or_nobody_wants_to_know() {
+fn dhcp_takeover_retries_until_the_server_answers_or_del() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
     let server = serve(&host, 50, &IMPATIENT);
-    let first = theirs(&host);
+    let first = start_go_daemon(&host);
     let pods = [host.pod("a"), host.pod("b"), host.pod("c")];
     let results = [0, 1, 2].map(|at| attach(&host, &pods[at], RUNTIME, true));
     first.kill();
     server.kill();
-    let _second = ours(&host);
+    let _second = start_weft_daemon(&host);
     for pod in &pods {
-        wait("it is asked for in vain", || {
-            logged(&host, &[&format!("{}/net/eth0", pod.container_id()), "no DHCP server answered"])
+        wait("a request gets no answer", || {
+            daemon_logged(&host, &[&format!("{}/net/eth0", pod.container_id()), "no DHCP server answered"])
         });
     }
     let known = |at: usize| with(&config(), &json!({ "prevResult": results[at] }));
     let checked = by(&host, &pods[0], "/opt/cni/bin").check(&known(0));
-    assert_refused("silence", &checked, 999, &["eth0", "no server has answered yet"]);
-    // One has its DEL meanwhile, another one's namespace ends: nobody asks for them any more.
+    assert_refused("no server", &checked, 999, &["eth0", "no server has answered yet"]);
+    // One attachment gets its DEL meanwhile, and the namespace of another is deleted: the daemon stops asking
+    // for both.
     by(&host, &pods[1], "/opt/cni/bin").del(&known(1)).success();
     let [first, second, third] = pods;
     let (gone, left) = (third.container_id(), second.container_id());
     third.remove();
-    wait("it is forgotten", || logged(&host, &[&format!("{gone}/net/eth0"), "its container is gone"]));
+    wait("the lease is forgotten", || {
+        daemon_logged(&host, &[&format!("{gone}/net/eth0"), "its container no longer exists"])
+    });
     let _again = serve(&host, 50, &IMPATIENT);
     let eth0 = by(&host, &first, "/opt/cni/bin");
-    wait("it is taken over", || eth0.check(&known(0)).code == Some(0));
-    wait("it is written down", || host.read(STATE).is_some_and(|kept| kept.contains(&first.container_id())));
+    wait("the lease is taken over", || eth0.check(&known(0)).code == Some(0));
+    wait("the lease is stored", || host.read(STATE).is_some_and(|kept| kept.contains(&first.container_id())));
     let kept = host.read(STATE).unwrap();
     assert!(!kept.contains(&left) && !kept.contains(&gone), "{kept}");
 }
 
 #[test]
-fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
+fn dhcp_takeover_ignores_wrong_cache_entries() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
     let _server = serve(&host, 50, &IMPATIENT);
-    let first = theirs(&host);
+    let first = start_go_daemon(&host);
     let pod = host.pod("a");
     let result = attach(&host, &pod, RUNTIME, true);
     first.kill();
     let entry: Value = serde_json::from_str(&host.read(file(RUNTIME, &pod)).unwrap()).unwrap();
     host.run(["rm", &file(RUNTIME, &pod)]);
     let other = host.pod("other");
-    // What the daemon's own namespace has, another container, another interface; and who was at another daemon.
+    // The daemon's own namespace, another container, another interface, another address, and a lease of
+    // another daemon.
     let changed = |keys: &Value| with(&entry, keys);
     let mac = json!({
         "interfaces": [{ "name": "eth0", "mac": "02:00:00:00:00:99", "sandbox": pod.path() }],
@@ -225,7 +234,7 @@ fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
         with(&config(), &json!({ "ipam": { "type": "dhcp", "daemonSocketPath": "/run/other.sock" } }));
     let hostile = [
         ("own", changed(&json!({ "netns": "/proc/self/ns/net" })), "own namespace"),
-        ("another", changed(&json!({ "netns": other.path() })), "1 of containers that are gone"),
+        ("another", changed(&json!({ "netns": other.path() })), "containers that no longer exist: 1"),
         ("mac", changed(&json!({ "result": with(&result, &mac) })), "02:00:00:00:00:99"),
         (
             "address",
@@ -234,8 +243,8 @@ fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
         ),
         ("none", changed(&json!({ "result": { "cniVersion": "1.0.0" } })), "no address"),
         ("relative", changed(&json!({ "netns": "../../etc" })), "namespace"),
-        ("gone", changed(&json!({ "netns": "/run/netns/gone" })), "1 of containers that are gone"),
-        ("fifo", changed(&json!({ "netns": "/run/fifo" })), "1 of containers that are gone"),
+        ("gone", changed(&json!({ "netns": "/run/netns/gone" })), "containers that no longer exist: 1"),
+        ("fifo", changed(&json!({ "netns": "/run/fifo" })), "containers that no longer exist: 1"),
         (
             "socket",
             changed(&json!({
@@ -246,7 +255,7 @@ fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
     ];
     host.run(["mkfifo", "/run/fifo"]);
     host.run("ip link add eth0 type veth peer name far0".split(' '));
-    let asked = said(&host, "DHCPREQUEST(");
+    let discovers = log_count(&host, "DHCPREQUEST(");
     for (what, mut entry, words) in hostile {
         host.run(["sh", "-c", &format!("rm -f {RUNTIME}/* {SAID}")]);
         entry["containerId"] = json!(what);
@@ -254,14 +263,16 @@ fn what_the_cache_says_and_is_not_so_is_not_taken_over() {
         for (name, text) in [("x", "{"), ("net-../x-eth0", "\0"), ("y", "[]")] {
             host.write(format!("{RUNTIME}/{}", name.replace('/', "_")), text);
         }
-        let running = ours(&host);
-        wait("it has looked", || logged(&host, &["listening on"]));
-        assert!(words.is_empty() || logged(&host, &[words]), "{what}: {:?}", host.read(SAID));
+        let running = start_weft_daemon(&host);
+        wait("the daemon has read the cache", || daemon_logged(&host, &["listening on"]));
+        assert!(words.is_empty() || daemon_logged(&host, &[words]), "{what}: {:?}", host.read(SAID));
         assert!(
-            !logged(&host, &["taken over"]) || words.contains("gone") || logged(&host, &["not taken over"]),
+            !daemon_logged(&host, &["taken over"])
+                || words.contains("gone")
+                || daemon_logged(&host, &["not taken over"]),
             "{what}"
         );
         running.kill();
     }
-    assert_eq!(said(&host, "DHCPREQUEST("), asked, "nobody was asked for anything");
+    assert_eq!(log_count(&host, "DHCPREQUEST("), discovers, "no request was sent");
 }

@@ -1,8 +1,8 @@
-//! `firewall` beside the Go plugin: the same result and the same rules of iptables, but for our mark on a container's
-//! own; and our DEL removes what it made.
+//! Tests that compare `firewall` with the Go plugin: the same result and the same rules of iptables, except
+//! for weft's owner tag. DEL of weft removes the rules of the Go plugin.
 //!
 //! ```text
-//!   Host, with made-up results
+//!   Host, with constructed results
 //! ```
 
 use rig::with;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use testkit::{Feature, Host, Pod, host};
 
 const GO: &str = "/usr/lib/cni/firewall";
-const OURS: &str = "/opt/cni/bin/firewall";
+const WEFT: &str = "/opt/cni/bin/firewall";
 
 fn config(pod: &Pod, keys: &Value) -> Value {
     let sandbox = pod.path().display().to_string();
@@ -26,18 +26,19 @@ fn config(pod: &Pod, keys: &Value) -> Value {
     with(&base, keys)
 }
 
-/// Rules and chains of the filter tables, without counters and without our marks; in comments, what v1.2 renamed.
+/// Returns rules and chains of the filter tables, without counters and owner tags, and with comments in the
+/// form before v1.2.
 fn rules(host: &Host, pod: &Pod) -> Vec<String> {
     let text = host.run(["iptables-save", "-t", "filter"])
         + "--- IPv6\n"
         + &host.run(["ip6tables-save", "-t", "filter"]);
-    let mark = format!("-m comment --comment \"weft/firewall/net/{}/eth0\" ", pod.container_id());
+    let owner_tag = format!("-m comment --comment \"weft/firewall/net/{}/eth0\" ", pod.container_id());
     let own = text.lines().filter(|line| line.starts_with(['-', ':']));
     own.map(|line| {
         line.split(" [")
             .next()
             .unwrap_or_default()
-            .replace(&mark, "")
+            .replace(&owner_tag, "")
             .replace("same-bridge|isolated", "same-bridge")
     })
     .collect()
@@ -50,7 +51,8 @@ fn clean(host: &Host) {
     }
 }
 
-/// Rules by chain, in their order within it; chains stand in the order in which they were made.
+/// Returns the rules by chain, in their order within the chain. Chains are listed in the order of their
+/// creation.
 fn by_chain(rules: &[String]) -> Vec<String> {
     let mut family = "";
     let mut keyed: Vec<(String, String)> = Vec::new();
@@ -68,7 +70,7 @@ fn by_chain(rules: &[String]) -> Vec<String> {
 }
 
 #[test]
-fn rules_and_results_are_the_same_and_our_del_removes_theirs() {
+fn firewall_rules_equal_those_of_the_go_plugin_and_del_removes() {
     let host = host!(Feature::GoPlugins, Feature::IptablesNft);
     rig::install(&host);
     let pod = host.pod("a");
@@ -79,21 +81,21 @@ fn rules_and_results_are_the_same_and_our_del_removes_theirs() {
         let call =
             |plugin: &str, verb: &str| host.attachment(plugin, &pod, "eth0").call(verb, config.to_string());
         let mut seen = Vec::new();
-        for adds in [GO, OURS] {
+        for adds in [GO, WEFT] {
             clean(&host);
             let result = call(adds, "ADD").success().json();
             seen.push((result, rules(&host, &pod)));
             call(adds, "CHECK").success();
-            call(OURS, "DEL").success();
+            call(WEFT, "DEL").success();
             let left: Vec<String> = rules(&host, &pod)
                 .into_iter()
                 .filter(|rule| rule.contains("10.1.2.") || rule.contains("fd01::"))
                 .collect();
-            assert!(left.is_empty(), "{adds} made, we removed, {keys}: {left:#?}");
-            // What all containers share stays with both.
-            let stays = rules(&host, &pod).len();
+            assert!(left.is_empty(), "{adds} added, weft deleted, {keys}: {left:#?}");
+            // Objects that all containers share remain with both plugins.
+            let remaining = rules(&host, &pod).len();
             call(GO, "DEL").success();
-            assert_eq!(rules(&host, &pod).len(), stays, "{keys}");
+            assert_eq!(rules(&host, &pod).len(), remaining, "{keys}");
         }
         assert_eq!(seen[0].0, seen[1].0, "{keys}: results");
         assert_eq!(by_chain(&seen[0].1), by_chain(&seen[1].1), "{keys}");

@@ -1,4 +1,5 @@
-//! `firewall` beside firewalld itself, on a bus of its own: containers come into a zone, and out again.
+//! Tests of `firewall` with a real firewalld on a private bus: containers are added to a zone and removed
+//! from it.
 //!
 //! ```text
 //!   outside ── up0 ── host, firewalld ── br0 ── a
@@ -13,15 +14,15 @@ use rig::{assert_refused, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Netns, Pod, host};
 
-/// Everybody may do everything: nobody else is on it.
+/// Bus configuration without restrictions, because only the test uses the bus.
 const BUS: &str = r#"<busconfig><type>system</type><listen>unix:path=/run/dbus/system_bus_socket</listen>
 <policy context="default"><allow user="*"/><allow own="*"/><allow send_destination="*" eavesdrop="true"/>
 <allow receive_sender="*"/></policy></busconfig>"#;
 
-/// How long firewalld may take to be there.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest time that firewalld may take to start.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Starts a bus and firewalld on it, whose files are all in this world.
+/// Starts a bus and firewalld on it, with all their files on this host.
 fn start(host: &Host) {
     host.write("/run/bus.conf", BUS);
     let script = "mkdir -p /run/dbus /run/firewalld\nfor d in /etc/firewalld /var/log; do mount -t tmpfs none $d; done\n\
@@ -29,7 +30,7 @@ fn start(host: &Host) {
                   while [ ! -S /run/dbus/system_bus_socket ]; do sleep 0.05; done\n\
                   firewalld --nofork --nopid >/run/firewalld.log 2>&1 </dev/null &";
     host.run(["sh", "-ec", script]);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + START_TIMEOUT;
     while host.attempt(["firewall-cmd", "--state"]).code != Some(0) {
         let log = host.read("/run/firewalld.log");
         assert!(Instant::now() < until, "firewalld does not come up: {log:?}");
@@ -54,7 +55,7 @@ fn sources(host: &Host, zone: &str) -> Vec<String> {
     sources
 }
 
-/// A pod behind a bridge, and what firewall is called with.
+/// Returns a pod behind a bridge, and the attachment and configuration of firewall.
 fn attached<'a>(host: &'a Host, name: &str) -> (Pod, Attachment<'a>, Value) {
     let pod = host.pod(name);
     let result = host.attachment("bridge", &pod, "eth0").add(&bridge()).success().json();
@@ -63,21 +64,21 @@ fn attached<'a>(host: &'a Host, name: &str) -> (Pod, Attachment<'a>, Value) {
     (pod, plugin, config)
 }
 
-fn gets_to(client: &Netns, server: &Netns, address: &str) -> bool {
+fn reaches(client: &Netns, server: &Netns, address: &str) -> bool {
     let at = if address.contains(':') { format!("[{address}]:80") } else { format!("{address}:80") };
     reached(Transport::Udp, client, &at, server, &at).is_some()
 }
 
 #[test]
-fn a_container_comes_into_the_zone_and_out_again() {
+fn firewalld_container_is_added_to_the_zone_and_removed() {
     let host = host!(Feature::Firewalld, Feature::Bridge, Feature::NftInet);
     rig::install(&host);
     let outside = outside(&host);
     outside.run(["ip", "route", "add", "10.1.0.0/24", "via", "192.0.2.1"]);
     start(&host);
     let (pod, plugin, config) = attached(&host, "a");
-    assert!(!gets_to(&pod, &outside, OUTSIDE[0]), "firewalld does not forward for strangers");
-    // By default, too, since firewalld runs here.
+    assert!(!reaches(&pod, &outside, OUTSIDE[0]), "firewalld does not forward for unknown sources");
+    // firewalld is the default backend, because it runs here.
     for keys in [json!({ "backend": "firewalld" }), json!({}), json!({ "firewalldZone": "internal" })] {
         let config = with(&config, &keys);
         let zone = keys["firewalldZone"].as_str().unwrap_or("trusted");
@@ -85,10 +86,10 @@ fn a_container_comes_into_the_zone_and_out_again() {
         assert_eq!(result, config["prevResult"]);
         assert_eq!(sources(&host, zone), ["10.1.0.2/32", "fd01::2/128"], "{keys}");
         if zone == "trusted" {
-            assert!(gets_to(&pod, &outside, OUTSIDE[0]), "{keys}");
+            assert!(reaches(&pod, &outside, OUTSIDE[0]), "{keys}");
         }
         plugin.check(&config).success();
-        // Once more changes nothing.
+        // A repeated ADD changes nothing.
         plugin.add(&config).success();
         assert_eq!(sources(&host, zone).len(), 2, "{keys}");
         plugin.del(&config).success();
@@ -96,17 +97,17 @@ fn a_container_comes_into_the_zone_and_out_again() {
         assert_refused("CHECK", &plugin.check(&config), 999, &["10.1.0.2/32", zone]);
         plugin.del(&config).success();
     }
-    assert!(!gets_to(&pod, &outside, OUTSIDE[0]), "not after DEL");
+    assert!(!reaches(&pod, &outside, OUTSIDE[0]), "no traffic passes after DEL");
 }
 
 #[test]
-fn a_late_del_leaves_the_zone_to_the_addresses_next_owner() {
+fn firewalld_late_del_keeps_the_sources_of_the_next_owner() {
     let host = host!(Feature::Firewalld, Feature::Bridge, Feature::NftInet);
     rig::install(&host);
     start(&host);
     let (_pod, plugin, config) = attached(&host, "a");
     plugin.add(&config).success();
-    // The address was given to another container, whose firewall knows it now.
+    // The address is allocated to another container, whose ADD registers it.
     let next = host.pod("b");
     let mut other = host.attachment("firewall", &next, "eth0");
     other.netns = next.path().display().to_string();
@@ -119,20 +120,20 @@ fn a_late_del_leaves_the_zone_to_the_addresses_next_owner() {
 }
 
 #[test]
-fn a_failed_add_leaves_no_source_and_says_what_firewalld_said() {
+fn firewalld_failed_add_leaves_no_source_and_has_its_error() {
     let host = host!(Feature::Firewalld, Feature::Bridge, Feature::NftInet);
     rig::install(&host);
     start(&host);
     let (_pod, plugin, config) = attached(&host, "a");
     let nowhere = with(&config, &json!({ "firewalldZone": "nowhere" }));
     assert_refused("no such zone", &plugin.add(&nowhere), 5, &["nowhere", "INVALID_ZONE"]);
-    // The second address is somebody's in another zone: the first comes out again.
+    // The second address is a source of another zone: the first address is removed again.
     host.run(["firewall-cmd", "--zone=home", "--add-source=fd01::2/128"]);
     assert_refused("conflict", &plugin.add(&config), 5, &["fd01::2/128", "ZONE_CONFLICT"]);
     assert!(sources(&host, "trusted").is_empty());
-    assert_eq!(sources(&host, "home"), ["fd01::2/128"], "what was not ours stays");
+    assert_eq!(sources(&host, "home"), ["fd01::2/128"], "the source of the other zone stays");
     host.run(["firewall-cmd", "--zone=home", "--remove-source=fd01::2/128"]);
-    // A policy is ours, in nf_tables, whoever lets through.
+    // weft applies a policy in nf_tables, whichever backend accepts traffic.
     let isolated = with(&config, &json!({ "ingressPolicy": "isolated" }));
     plugin.add(&isolated).success();
     plugin.check(&isolated).success();
@@ -142,7 +143,7 @@ fn a_failed_add_leaves_no_source_and_says_what_firewalld_said() {
 }
 
 #[test]
-fn firewalld_that_is_gone_has_nothing_of_a_container() {
+fn firewalld_not_running_fails_add_and_del_succeeds() {
     let host = host!(Feature::Firewalld, Feature::Bridge, Feature::NftInet);
     rig::install(&host);
     let (_pod, plugin, config) = attached(&host, "a");
@@ -158,7 +159,7 @@ fn firewalld_that_is_gone_has_nothing_of_a_container() {
 }
 
 #[test]
-fn s31_s32_del_without_prev_result_and_gc_find_the_sources() {
+fn firewalld_del_without_prev_result_and_gc_find_the_sources() {
     let host = host!(Feature::Firewalld, Feature::Bridge, Feature::NftInet);
     rig::install(&host);
     start(&host);

@@ -1,5 +1,5 @@
-//! A device that the Go plugin gave away is given back by ours, and the other way round: a node that changes over, or
-//! back, keeps its pods.
+//! Tests that compare `host-device` with the Go plugin: each returns a device that the other moved, so a node
+//! keeps its pods when it changes to weft or back.
 //!
 //! Source: containernetworking-plugins of Debian, or of `PEERS`: `host-device`.
 
@@ -9,30 +9,30 @@ use serde_json::json;
 use testkit::{Feature, host};
 
 #[test]
-fn what_theirs_moved_ours_brings_back() {
+fn host_device_moved_by_the_go_plugin_is_returned_by_weft() {
     let host = host!(Feature::Veth, Feature::GoPlugins);
     rig::install(&host);
     host.run(["ip", "link", "add", "dev0", "type", "veth", "peer", "name", "far0"]);
     let pod = host.pod("a");
     let (before, inside) = (host.snapshot(), pod.snapshot());
     let config = json!({ "cniVersion": "1.0.0", "name": "net", "type": "host-device", "device": "dev0" });
-    let theirs = host.attachment(&go_plugins().join("host-device").display().to_string(), &pod, "net1");
-    let ours = host.attachment("host-device", &pod, "net1");
-    let result = theirs.add(&config).success().json();
+    let go = host.attachment(&go_plugins().join("host-device").display().to_string(), &pod, "net1");
+    let weft = host.attachment("host-device", &pod, "net1");
+    let result = go.add(&config).success().json();
     assert_eq!(rig::link(&pod, "net1").unwrap()["ifalias"], "dev0");
-    ours.check(&with(&config, &json!({ "prevResult": result }))).success();
-    ours.del(&config).success();
-    assert_nothing_left("theirs, then ours", &host, &before);
-    assert_pod_unchanged("theirs, then ours", &pod, &inside);
-    let again = ours.add(&config).success().json();
+    weft.check(&with(&config, &json!({ "prevResult": result }))).success();
+    weft.del(&config).success();
+    assert_nothing_left("Go plugin, then weft", &host, &before);
+    assert_pod_unchanged("Go plugin, then weft", &pod, &inside);
+    let again = weft.add(&config).success().json();
     assert_eq!(again["interfaces"], result["interfaces"]);
 }
 
 #[test]
-fn what_ours_moved_theirs_brings_back_and_ours_tidies_up() {
+fn host_device_moved_by_weft_is_returned_by_the_go_plugin() {
     let host = host!(Feature::Veth, Feature::GoPlugins);
     rig::install(&host);
-    // What the kernel keeps of an interface in a namespace, it begins anew in each: no link-local addresses anywhere.
+    // The kernel resets the settings of an interface in each namespace: no link-local addresses anywhere.
     host.run(["sysctl", "-qw", "net.ipv6.conf.default.addr_gen_mode=1"]);
     let make = "link add dev0 address 02:00:00:00:0d:01 type veth peer name far0\nlink set dev0 up\n\
                 link set dev0 alias uplink\n";
@@ -42,13 +42,13 @@ fn what_ours_moved_theirs_brings_back_and_ours_tidies_up() {
     for tidied in ["ADD", "GC", "DEL"] {
         let pod = host.pod("a");
         let inside = pod.snapshot();
-        let theirs = host.attachment(&go_plugins().join("host-device").display().to_string(), &pod, "net1");
-        let ours = host.attachment("host-device", &pod, "net1");
-        ours.add(&config).success();
-        theirs.del(&config).success();
-        let home = rig::link(&host, "dev0").expect("under its name");
-        assert!(home["address"] == "02:00:00:00:0d:01" && !rig::is_up(&home), "{home}");
-        assert_pod_unchanged("ours, then theirs", &pod, &inside);
+        let go = host.attachment(&go_plugins().join("host-device").display().to_string(), &pod, "net1");
+        let weft = host.attachment("host-device", &pod, "net1");
+        weft.add(&config).success();
+        go.del(&config).success();
+        let returned = rig::link(&host, "dev0").expect("under its name");
+        assert!(returned["address"] == "02:00:00:00:0d:01" && !rig::is_up(&returned), "{returned}");
+        assert_pod_unchanged("weft, then Go plugin", &pod, &inside);
         match tidied {
             "ADD" => {
                 let other = host.pod("b");
@@ -60,12 +60,13 @@ fn what_ours_moved_theirs_brings_back_and_ours_tidies_up() {
                 other.remove();
             }
             "GC" => drop(
-                rig::collect(&ours, &with(&config, &json!({ "cniVersion": "1.1.0" })), Some(&[])).success(),
+                rig::collect(&weft, &with(&config, &json!({ "cniVersion": "1.1.0" })), Some(&[])).success(),
             ),
-            _ => drop(ours.del(&config).success()),
+            _ => drop(weft.del(&config).success()),
         }
         pod.remove();
-        // What theirs did not keep, ours does not put back over what somebody may have set since.
+        // weft does not restore settings that the Go plugin lost, because an operator may have changed them
+        // since.
         host.run(["ip", "link", "set", "dev0", "up", "alias", "uplink"]);
         assert_nothing_left(tidied, &host, &before);
     }

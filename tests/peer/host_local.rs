@@ -1,12 +1,13 @@
-//! `host-local` beside the Go plugin: one table of configurations, the same answers and the same files.
+//! Tests that compare `host-local` with the Go plugin: a table of configurations with equal results and equal
+//! files.
 //!
 //! ```text
-//!   Host ─ /var/lib/cni/<row>-ours/net/…   weft-cni as host-local
+//!   Host ─ /var/lib/cni/<row>-weft/net/…   weft-cni as host-local
 //!        └ /var/lib/cni/<row>-go/net/…     /usr/lib/cni/host-local (Debian's 1.1.1)
 //! ```
 //!
-//! After every step of a row: both succeed with equal results, or both fail; and both directories have the
-//! same names, contents and modes. What differs on purpose says so in its row.
+//! After every step of a row, both succeed with equal results, or both fail; and both directories have the
+//! same names, contents and modes. A row names an intended difference.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Finished, Host, Pod, binary, require};
 
 const GO: &str = "/usr/lib/cni/host-local";
-const OURS: &str = "/opt/cni/bin/host-local";
+const WEFT: &str = "/opt/cni/bin/host-local";
 
 fn world() -> (Host, Pod) {
     let host = Host::new();
@@ -39,30 +40,30 @@ enum Step {
     Remove(&'static str),
 }
 
-/// What is expected of the two.
+/// Expected outcome of the two plugins.
 enum Expected {
     Same,
-    /// The same answers, but files that the Go plugin made before it failed.
+    /// Equal results, but the Go plugin created files before it failed.
     SameAnswers(&'static str),
-    /// Ours succeeds where the Go plugin fails, and this is why.
-    OnlyOurs(&'static str),
-    /// Ours refuses what the Go plugin takes, and this is why.
+    /// weft succeeds where the Go plugin fails, with the reason.
+    OnlyWeft(&'static str),
+    /// weft refuses what the Go plugin accepts, with the reason.
     OnlyGo(&'static str),
 }
 
-/// A configuration of version 1.0.0, as text: all of it, or what it has besides the usual.
+/// Configuration of version 1.0.0 as JSON: all of it, or the part that differs from the usual one.
 enum Conf {
     /// The value of `ipam`.
     Ipam(&'static str),
-    /// The one range.
+    /// The only range.
     One(&'static str),
-    /// What is beside an `ipam` with the range 10.1.2.0/24.
+    /// Fields next to an `ipam` with the range 10.1.2.0/24.
     Beside(&'static str),
-    /// Everything.
+    /// The whole configuration.
     Whole(&'static str),
-    /// Of this version; both families, routes, a resolver's file.
+    /// The usual configuration in this version: both families, routes, a resolver file.
     Version(&'static str),
-    /// Of this version; two sets of one family.
+    /// The usual configuration in this version: two sets of one family.
     Twice(&'static str),
 }
 
@@ -74,7 +75,7 @@ struct Row {
 }
 
 use Conf::{Beside, Ipam, One, Twice, Version, Whole};
-use Expected::{OnlyGo, OnlyOurs, Same, SameAnswers};
+use Expected::{OnlyGo, OnlyWeft, Same, SameAnswers};
 use Step::{Add, AddArgs, Check, Del, Remove, Write};
 
 impl Conf {
@@ -113,12 +114,12 @@ const fn row(name: &'static str, conf: Conf, steps: &'static [Step]) -> Row {
     Row { name, conf, steps, expected: Same }
 }
 
-/// The usual life of attachments.
+/// Returns a row with the usual sequence of calls.
 const fn life(name: &'static str, conf: Conf) -> Row {
     row(name, conf, &[Add("a"), Check("a"), Add("b"), Del("a"), Del("a"), Add("c"), Del("b"), Del("c")])
 }
 
-/// A configuration that is refused.
+/// Returns a row with a configuration that is refused.
 const fn refused(name: &'static str, conf: Conf) -> Row {
     row(name, conf, &[Add("a")])
 }
@@ -130,9 +131,9 @@ const fn differs(name: &'static str, conf: Conf, steps: &'static [Step], expecte
 const BOTH: &str = r#"{"ranges":[[{"subnet":"10.1.2.0/24"}],[{"subnet":"fd00::/64"}]]}"#;
 const NINE: &str = r#"{"subnet":"10.1.2.0/24","rangeEnd":"10.1.2.9"}"#;
 
-const EARLY: &str = "what cannot be given is refused before the directory is made";
+const EARLY: &str = "weft refuses the address before it creates the directory";
 
-/// What is in a range.
+/// Rows about ranges.
 const RANGES: &[Row] = &[
     life("one range", One(r#"{"subnet":"10.1.2.0/24"}"#)),
     life("flat", Ipam(r#"{"subnet":"10.1.2.0/24"}"#)),
@@ -194,7 +195,7 @@ const RANGES: &[Row] = &[
     ),
     life("letter case of keys", Ipam(r#"{"Ranges":[[{"Subnet":"10.1.2.0/24","RANGESTART":"10.1.2.77"}]]}"#)),
     life(
-        "an old companion without subnet",
+        "a flat gateway without subnet",
         Ipam(r#"{"gateway":"10.1.2.200","ranges":[[{"subnet":"10.1.2.0/24"}]]}"#),
     ),
     life("ranges of the runtime", Beside(r#"{"runtimeConfig":{"ipRanges":[[{"subnet":"10.7.0.0/24"}]]}}"#)),
@@ -223,38 +224,38 @@ const RANGES: &[Row] = &[
         "a subnet in IPv6's notation",
         One(r#"{"subnet":"::ffff:10.1.2.0/120"}"#),
         &[Add("a")],
-        OnlyOurs("it is the same subnet, and elsewhere the Go plugins take it"),
+        OnlyWeft("it is the same subnet, and other Go plugins accept it"),
     ),
 ];
 
-/// Addresses that are asked for.
+/// Rows about requested addresses.
 const REQUESTS: &[Row] = &[
-    life("asked for by the runtime", Beside(r#"{"runtimeConfig":{"ips":["10.1.2.9"]}}"#)),
-    life("asked for with prefix", Beside(r#"{"runtimeConfig":{"ips":["10.1.2.9/24"]}}"#)),
-    life("asked for with another prefix", Beside(r#"{"runtimeConfig":{"ips":["10.1.2.9/8"]}}"#)),
-    life("asked for by args", Beside(r#"{"args":{"cni":{"ips":["10.1.2.9"]}}}"#)),
-    life("asked for in IPv6's notation", Beside(r#"{"args":{"cni":{"ips":["::ffff:10.1.2.9"]}}}"#)),
+    life("requested by the runtime", Beside(r#"{"runtimeConfig":{"ips":["10.1.2.9"]}}"#)),
+    life("requested with prefix", Beside(r#"{"runtimeConfig":{"ips":["10.1.2.9/24"]}}"#)),
+    life("requested with another prefix", Beside(r#"{"runtimeConfig":{"ips":["10.1.2.9/8"]}}"#)),
+    life("requested by args", Beside(r#"{"args":{"cni":{"ips":["10.1.2.9"]}}}"#)),
+    life("requested in IPv6 notation", Beside(r#"{"args":{"cni":{"ips":["::ffff:10.1.2.9"]}}}"#)),
     row(
-        "asked for by both",
+        "requested by both",
         Beside(r#"{"args":{"cni":{"ips":["10.1.2.9"]}},"runtimeConfig":{"ips":["10.1.2.9/24"]}}"#),
         &[Add("a"), Del("a")],
     ),
     row(
-        "asked for by CNI_ARGS",
+        "requested by CNI_ARGS",
         Beside("{}"),
         &[AddArgs("a", "IP=10.1.2.9"), AddArgs("b", "IP=10.1.2.10/24"), Add("c"), Check("b"), Del("b")],
     ),
     row(
-        "asked for by CNI_ARGS among others",
+        "requested by CNI_ARGS among others",
         Beside("{}"),
         &[
             AddArgs("a", "IgnoreUnknown=1;K8S_POD_NAME=x;IP=10.1.2.9"),
             AddArgs("b", "IgnoreUnknown=true;FOO=bar"),
         ],
     ),
-    row("one of two families asked for", Ipam(BOTH), &[AddArgs("a", "IP=fd00::9"), Add("b")]),
+    row("one of two families requested", Ipam(BOTH), &[AddArgs("a", "IP=fd00::9"), Add("b")]),
     row(
-        "asked for and taken",
+        "requested and in use",
         Beside("{}"),
         &[
             AddArgs("a", "IP=10.1.2.9"),
@@ -266,25 +267,25 @@ const REQUESTS: &[Row] = &[
         ],
     ),
     differs(
-        "the gateway asked for",
+        "the gateway requested",
         Beside(r#"{"runtimeConfig":{"ips":["10.1.2.1"]}}"#),
         &[Add("a")],
         SameAnswers(EARLY),
     ),
     differs(
-        "asked for outside",
+        "requested outside of the range",
         Beside(r#"{"runtimeConfig":{"ips":["10.9.9.9"]}}"#),
         &[Add("a")],
         SameAnswers(EARLY),
     ),
     differs(
-        "one asked for inside and one outside",
+        "one requested inside and one outside",
         Beside(r#"{"runtimeConfig":{"ips":["10.1.2.8","10.9.9.9"]}}"#),
         &[Add("a")],
         SameAnswers(EARLY),
     ),
-    refused("no address asked for", Beside(r#"{"runtimeConfig":{"ips":["here"]}}"#)),
-    refused("nothing asked for", Beside(r#"{"args":{"cni":{"ips":[""]}}}"#)),
+    refused("not an address requested", Beside(r#"{"runtimeConfig":{"ips":["here"]}}"#)),
+    refused("an empty string requested", Beside(r#"{"args":{"cni":{"ips":[""]}}}"#)),
     row(
         "unknown CNI_ARGS",
         Beside("{}"),
@@ -294,17 +295,17 @@ const REQUESTS: &[Row] = &[
         "several by CNI_ARGS",
         Ipam(BOTH),
         &[AddArgs("a", "IP=10.1.2.9,fd00::9")],
-        OnlyOurs("a pod with two families has a comma in it, as Multus writes it"),
+        OnlyWeft("for two families Multus writes a comma"),
     ),
     differs(
         "keys of Kubernetes without IgnoreUnknown",
         Beside("{}"),
         &[AddArgs("a", "K8S_POD_UID=x;IP=10.1.2.9")],
-        OnlyOurs("what every Kubernetes runtime sends is never unknown"),
+        OnlyWeft("every Kubernetes runtime sends this variable"),
     ),
 ];
 
-/// The forms of the answer.
+/// Rows about the versions of results.
 const ANSWERS: &[Row] = &[
     life("version 0.1.0", Version("0.1.0")),
     life("version 0.2.0", Version("0.2.0")),
@@ -325,7 +326,7 @@ const ANSWERS: &[Row] = &[
     refused("a resolver file that is not there", Ipam(r#"{"subnet":"10.1.2.0/24","resolvConf":"/no/such"}"#)),
 ];
 
-/// What is found in the directory.
+/// Rows about files in the directory.
 const FILES: &[Row] = &[
     row(
         "round robin from elsewhere",
@@ -374,7 +375,7 @@ const FILES: &[Row] = &[
     row("delete of what is not there", One(NINE), &[Add("b"), Del("a")]),
 ];
 
-/// What both refuse, and what one does.
+/// Rows that both refuse, or only one.
 const FAULTS: &[Row] = &[
     refused("no ipam", Whole(r#"{"cniVersion":"1.0.0","name":"net"}"#)),
     refused("no range", Ipam("{}")),
@@ -418,7 +419,7 @@ const FAULTS: &[Row] = &[
     ),
 ];
 
-/// Both sides of a row.
+/// Both plugins of a row.
 struct Sides<'a> {
     host: &'a Host,
     pod: &'a Pod,
@@ -432,7 +433,7 @@ impl Sides<'_> {
 
     fn call(&self, side: &str, verb: &str, id: &str, args: &str, conf: &Value) -> Finished {
         let mut attachment: Attachment<'_> =
-            self.host.attachment(if side == "go" { GO } else { OURS }, self.pod, "eth0");
+            self.host.attachment(if side == "go" { GO } else { WEFT }, self.pod, "eth0");
         attachment.container_id = id.to_owned();
         attachment.args = args.to_owned();
         let mut conf = conf.clone();
@@ -442,7 +443,8 @@ impl Sides<'_> {
         attachment.call(verb, conf.to_string())
     }
 
-    /// Names, the owner's rights (Debian's version leaves others theirs, later ones do not) and contents.
+    /// Returns names, contents and the owner's permissions. (The permissions of others differ between
+    /// Debian's version and later ones.)
     fn files(&self, side: &str) -> BTreeMap<String, (u32, String)> {
         let directory = self.directory(side);
         self.host.within(|| {
@@ -456,42 +458,42 @@ impl Sides<'_> {
         })
     }
 
-    /// Runs a row; what is not as expected.
+    /// Runs a row. Returns the first unexpected difference.
     fn difference(&self, row: &Row) -> Option<String> {
         let Row { name, conf, steps, expected } = row;
         let conf = conf.value();
         for (at, step) in steps.iter().enumerate() {
-            let Some((ours, go)) = self.step(&conf, step) else { continue };
+            let Some((weft, go)) = self.step(&conf, step) else { continue };
             let place = format!("row {name:?}, step {at}");
-            let codes = (ours.code, go.code);
+            let codes = (weft.code, go.code);
             let verdict = match expected {
-                OnlyOurs(why) => (codes != (Some(0), Some(1))).then_some(*why),
+                OnlyWeft(why) => (codes != (Some(0), Some(1))).then_some(*why),
                 OnlyGo(why) => (codes != (Some(1), Some(0))).then_some(*why),
-                Same | SameAnswers(_) if ours.code != go.code => Some("one fails"),
-                Same if ours.code == Some(0) && !go.stdout.is_empty() && meaning(&ours) != meaning(&go) => {
+                Same | SameAnswers(_) if weft.code != go.code => Some("one fails"),
+                Same if weft.code == Some(0) && !go.stdout.is_empty() && meaning(&weft) != meaning(&go) => {
                     Some("different results")
                 }
                 Same => None,
-                SameAnswers(why) => (!self.files("ours").is_empty()).then_some(*why),
+                SameAnswers(why) => (!self.files("weft").is_empty()).then_some(*why),
             };
             if let Some(why) = verdict {
-                return Some(format!("{place}: {why}\nours {ours}\ngo {go}"));
+                return Some(format!("{place}: {why}\nweft {weft}\ngo {go}"));
             }
-            let (left, right) = (self.files("ours"), self.files("go"));
+            let (left, right) = (self.files("weft"), self.files("go"));
             if matches!(expected, Same) && left != right {
-                return Some(format!("{place}: different files\nours {left:?}\ngo   {right:?}"));
+                return Some(format!("{place}: different files\nweft {left:?}\ngo   {right:?}"));
             }
         }
         None
     }
 
-    /// Runs a step on both sides; what they did, if it is the same kind of thing.
+    /// Runs a step on both sides. Returns the results of a CNI call.
     fn step(&self, conf: &Value, step: &Step) -> Option<(Finished, Finished)> {
         let both = |verb: &str, id: &str, args: &str| {
-            Some((self.call("ours", verb, id, args, conf), self.call("go", verb, id, args, conf)))
+            Some((self.call("weft", verb, id, args, conf), self.call("go", verb, id, args, conf)))
         };
         let each = |work: &dyn Fn(&str)| {
-            ["ours", "go"].into_iter().for_each(work);
+            ["weft", "go"].into_iter().for_each(work);
             None
         };
         match *step {
@@ -511,7 +513,7 @@ impl Sides<'_> {
     }
 }
 
-/// The result, without DNS settings that are empty: Debian's version prints them in 1.0.0, later ones do not.
+/// Returns the result without empty DNS settings: Debian's version prints them in 1.0.0, later ones do not.
 fn meaning(finished: &Finished) -> Value {
     let mut result = finished.json();
     if result["dns"] == json!({}) {
@@ -521,7 +523,7 @@ fn meaning(finished: &Finished) -> Value {
 }
 
 #[test]
-fn every_row_gives_the_same_answers_and_files() {
+fn host_local_results_and_files_equal_those_of_the_go_plugin() {
     require!(Feature::Root, Feature::GoPlugins);
     let (host, pod) = world();
     let rows: Vec<&Row> = [RANGES, REQUESTS, ANSWERS, FILES, FAULTS].into_iter().flatten().collect();
@@ -553,18 +555,18 @@ fn reserved(host: &Host) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_one_adds_the_other_checks_refuses_to_repeat_and_deletes() {
+fn host_local_reservations_are_deleted_by_either_plugin() {
     require!(Feature::Root, Feature::GoPlugins);
     let (host, pod) = world();
     let conf = Ipam(BOTH).value();
     for round in 0..10 {
-        for (adds, deletes) in [(OURS, GO), (GO, OURS), (OURS, OURS), (GO, GO)] {
+        for (adds, deletes) in [(WEFT, GO), (GO, WEFT), (WEFT, WEFT), (GO, GO)] {
             let id = format!("{round}-{}-{}", adds.len(), deletes.len());
             attachment(&host, &pod, adds, &id).add(&conf).success();
             assert_eq!(reserved(&host).len(), 2);
             let other = attachment(&host, &pod, deletes, &id);
             other.check(&conf).success();
-            assert_eq!(other.add(&conf).code, Some(1), "it holds one already");
+            assert_eq!(other.add(&conf).code, Some(1), "the attachment holds an address");
             assert_eq!(reserved(&host).len(), 2);
             other.del(&conf).success();
             assert_eq!(reserved(&host), BTreeSet::new());
@@ -574,47 +576,47 @@ fn what_one_adds_the_other_checks_refuses_to_repeat_and_deletes() {
 }
 
 #[test]
-fn taking_turns_they_go_round_as_one() {
+fn host_local_round_robin_is_shared_with_the_go_plugin() {
     require!(Feature::Root, Feature::GoPlugins);
     let (host, pod) = world();
     let conf = One(r#"{"subnet":"10.1.2.0/28"}"#).value();
-    let given: Vec<String> = (0..13)
-        .map(|turn| address(attachment(&host, &pod, [OURS, GO][turn % 2], &format!("c{turn}")).add(&conf)))
+    let allocated: Vec<String> = (0..13)
+        .map(|turn| address(attachment(&host, &pod, [WEFT, GO][turn % 2], &format!("c{turn}")).add(&conf)))
         .collect();
     let expected: Vec<String> = (2..15).map(|last| format!("10.1.2.{last}/28")).collect();
-    assert_eq!(given, expected);
-    for plugin in [OURS, GO] {
+    assert_eq!(allocated, expected);
+    for plugin in [WEFT, GO] {
         assert_eq!(attachment(&host, &pod, plugin, "late").add(&conf).code, Some(1), "exhausted");
     }
     attachment(&host, &pod, GO, "c4").del(&conf).success();
-    assert_eq!(address(attachment(&host, &pod, OURS, "late").add(&conf)), "10.1.2.6/28");
+    assert_eq!(address(attachment(&host, &pod, WEFT, "late").add(&conf)), "10.1.2.6/28");
     let mut sweep = conf;
     sweep["cniVersion"] = json!("1.1.0");
     sweep["cni.dev/valid-attachments"] = json!([{ "containerID": "c1", "ifname": "eth0" }]);
-    attachment(&host, &pod, OURS, "x").call("GC", sweep.to_string()).success();
-    assert_eq!(reserved(&host), BTreeSet::from(["10.1.2.3".to_owned()]), "theirs and ours alike");
+    attachment(&host, &pod, WEFT, "x").call("GC", sweep.to_string()).success();
+    assert_eq!(reserved(&host), BTreeSet::from(["10.1.2.3".to_owned()]), "reservations of both plugins");
 }
 
 #[test]
-fn at_once_they_never_give_an_address_twice() {
+fn host_local_concurrent_use_with_the_go_plugin_is_safe() {
     require!(Feature::Root, Feature::GoPlugins);
     let (host, pod) = world();
     let conf = One(r#"{"subnet":"10.1.2.0/24"}"#).value();
     let work = |number: usize| {
-        // Each comes and goes, and comes again.
+        // Each attachment is added, deleted and added again.
         let plugin =
-            |turn: usize| attachment(&host, &pod, [OURS, GO][(number + turn) % 2], &format!("c{number}"));
+            |turn: usize| attachment(&host, &pod, [WEFT, GO][(number + turn) % 2], &format!("c{number}"));
         plugin(0).add(&conf).success();
         plugin(1).del(&conf).success();
         address(plugin(2).add(&conf))
     };
-    let given: BTreeSet<String> = std::thread::scope(|scope| {
+    let allocated: BTreeSet<String> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..32).map(|number| scope.spawn(move || work(number))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    assert_eq!((given.len(), reserved(&host).len()), (32, 32));
+    assert_eq!((allocated.len(), reserved(&host).len()), (32, 32));
     for number in 0..32 {
-        attachment(&host, &pod, [OURS, GO][number % 2], &format!("c{number}")).del(&conf).success();
+        attachment(&host, &pod, [WEFT, GO][number % 2], &format!("c{number}")).del(&conf).success();
     }
     assert_eq!(reserved(&host), BTreeSet::new());
 }

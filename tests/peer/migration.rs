@@ -1,12 +1,12 @@
-//! A node changes over from the Go plugins to ours, or back: what either made, the other removes, for every plugin.
+//! Tests that a node can change from the Go plugins to weft and back: each removes the objects of the other,
+//! for every plugin.
 //!
 //! ```text
 //!   host ── br0, up0 ── outside, dev0        a: pod
 //! ```
 //!
-//! Rules: the host is compared with what it was after the maker itself had taken everything down; what shows a
-//! difference on purpose says so in its row. `PEERS` names newer plugins than Debian's; rows that need them are left out
-//! without.
+//! Rules: the host is compared with its state after ADD and DEL of the same plugin. A row names an intended
+//! difference. `PEERS` names newer plugins than Debian's; rows that need them are skipped without it.
 //!
 //! Source: containernetworking/plugins v1.9.1, `cmdDel` of each.
 
@@ -15,23 +15,23 @@ use rig::{changes, with};
 use serde_json::{Value, json};
 use testkit::{Feature, Finished, Host, Pod, host};
 
-const OURS: &str = "/opt/cni/bin";
+const WEFT: &str = "/opt/cni/bin";
 
-/// Which way is compared.
+/// Directions that are compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ways {
-    /// Either removes the other's.
+    /// Each plugin removes the objects of the other.
     Both,
-    /// Ours removes theirs; ours is what they know nothing of, and why that is.
+    /// weft removes the objects of the Go plugin. The reason says why the other direction does not work.
     Forward(&'static str),
 }
 
-/// A configuration.
+/// Plugin and configuration.
 struct Row {
     plugin: &'static str,
     keys: &'static str,
     ways: Ways,
-    /// Debian's plugins do not know it.
+    /// Whether Debian's plugins do not support it.
     newer: bool,
 }
 
@@ -53,7 +53,7 @@ impl Row {
 
 const IPAM: &str = r#"{"type":"host-local","ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"fd01::/64"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}"#;
 
-const OWN_TABLE: &str = "an element of a table that the Go plugin does not know; a GC of ours removes it";
+const OWN_TABLE: &str = "an element of a table that the Go plugin does not know; GC of weft removes it";
 
 const ROWS: &[Row] = &[
     row("bridge", r#"{"bridge":"br0"}"#),
@@ -86,20 +86,20 @@ const ROWS: &[Row] = &[
     row("portmap", r#"{"backend":"nftables","runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp"},{"hostPort":8080,"containerPort":53,"protocol":"udp","hostIP":"192.0.2.1"}]}}"#)
         .newer()
         .forward(OWN_TABLE),
-    row("firewall", r#"{"backend":"iptables"}"#).forward("our rules say whose they are, and theirs looks for rules that do not"),
+    row("firewall", r#"{"backend":"iptables"}"#).forward("rules of weft have an owner tag, and the Go plugin looks for rules without one"),
 ];
 
-/// Where ours remembers what harms nobody.
-const REMEMBERED: [&str; 2] = ["/run/weft/host-local", "/run/cni/host-device"];
+/// Directories of caches and records of weft, which may remain.
+const MAY_REMAIN: [&str; 2] = ["/run/weft/host-local", "/run/cni/host-device"];
 
-/// What is no difference: our DEL leaves a device as it was before anybody's ADD.
+/// Change that is no difference: DEL of weft restores the alias of a device.
 const ALIAS_GONE: &str = "~ link dev0 ifalias: \"dev0\" → null";
 
-/// Plugins that stand behind another one.
+/// Plugins that are chained after another one.
 const CHAINED: [&str; 6] = ["bandwidth", "firewall", "portmap", "sbr", "tuning", "vrf"];
 
-/// A world in which what all containers share is there, of both makers: bridge, tables, chains, directories.
-fn world(row: &Row, theirs: &str) -> (Host, Pod, Pod) {
+/// Creates a host with the shared objects of both plugins: bridge, tables, chains, directories.
+fn world(row: &Row, go: &str) -> (Host, Pod, Pod) {
     let host = Host::new();
     rig::install(&host);
     let outside = rig::traffic::outside(&host);
@@ -108,14 +108,15 @@ fn world(row: &Row, theirs: &str) -> (Host, Pod, Pod) {
     host.run(["ip", "link", "set", "dev0", "addrgenmode", "none"]);
     host.run(["mkdir", "-p", "/run/cni/tuning"]);
     let pod = host.pod("a");
-    for maker in [OURS, theirs] {
-        // Where iptables has no chain of its own yet, some of theirs fail after all is done.
+    for maker in [WEFT, go] {
+        // Some Go plugins fail at the end if iptables does not have their chains yet.
         let _ = pass(&host, &pod, row, maker, maker);
     }
     (host, outside, pod)
 }
 
-/// ADD by one, CHECK by ours, DEL by another, with the plugin in front that a chained one needs.
+/// Calls ADD of one plugin, CHECK of weft and DEL of another, with the previous plugin that a chained one
+/// needs.
 fn pass(host: &Host, pod: &Pod, row: &Row, adds: &str, deletes: &str) -> Finished {
     let parse = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
     let base = json!({ "cniVersion": "1.0.0", "name": "net" });
@@ -135,7 +136,7 @@ fn pass(host: &Host, pod: &Pod, row: &Row, adds: &str, deletes: &str) -> Finishe
         attachment
     };
     config["prevResult"] = by(adds).add(&config).success().json();
-    by(OURS).check(&config).success();
+    by(WEFT).check(&config).success();
     let deleted = by(deletes).del(&config);
     if chained {
         first.del(&front).success();
@@ -143,24 +144,24 @@ fn pass(host: &Host, pod: &Pod, row: &Row, adds: &str, deletes: &str) -> Finishe
     deleted
 }
 
-fn hand_over(plugin: &str) {
-    let theirs = go_plugins().display().to_string();
+fn assert_migration(plugin: &str) {
+    let go = go_plugins().display().to_string();
     let mut found = Vec::new();
     for row in ROWS.iter().filter(|row| row.plugin == plugin && (are_newest() || !row.newer)) {
-        let (host, _outside, pod) = world(row, &theirs);
+        let (host, _outside, pod) = world(row, &go);
         let (before, inside) = (host.snapshot(), pod.snapshot());
-        let mut ways = vec![(theirs.as_str(), OURS)];
+        let mut ways = vec![(go.as_str(), WEFT)];
         if row.ways == Ways::Both {
-            ways.push((OURS, theirs.as_str()));
+            ways.push((WEFT, go.as_str()));
         }
         for (adds, deletes) in ways {
             let deleted = pass(&host, &pod, row, adds, deletes);
             let mut left = changes(&before, &host.snapshot()) + &changes(&inside, &pod.snapshot());
-            // What ours remembers of a directory that somebody else wrote into meanwhile, and of a device that somebody
-            // else brought home, until the next ADD or GC; an alias that Debian's leave behind.
+            // Caches of weft for a directory that another program changed, and records of a device that
+            // another program returned, remain until the next ADD or GC. Debian's plugins leave an alias.
             left = left
                 .lines()
-                .filter(|line| !REMEMBERED.iter().any(|path| line.contains(path)) && *line != ALIAS_GONE)
+                .filter(|line| !MAY_REMAIN.iter().any(|path| line.contains(path)) && *line != ALIAS_GONE)
                 .collect::<Vec<_>>()
                 .join("\n");
             if deleted.code != Some(0) {
@@ -174,45 +175,46 @@ fn hand_over(plugin: &str) {
     assert!(found.is_empty(), "{}", found.join("\n\n"));
 }
 
-/// One test a plugin.
+/// Defines one test for each plugin.
 macro_rules! plugins {
     ($(fn $name:ident() { $plugin:literal $(needs $feature:ident)* })*) => {$(
         #[test]
         fn $name() {
             let _ = host!(Feature::GoPlugins $(, Feature::$feature)*);
-            hand_over($plugin);
+            assert_migration($plugin);
         }
     )*};
 }
 
 plugins! {
-    fn bridge_is_taken_over() { "bridge" needs Bridge needs IptablesNft needs NftBridge needs NftMasquerade }
-    fn ptp_is_taken_over() { "ptp" needs Veth needs IptablesNft needs NftMasquerade }
-    fn macvlan_is_taken_over() { "macvlan" needs Macvlan }
-    fn ipvlan_is_taken_over() { "ipvlan" needs Ipvlan }
-    fn vlan_is_taken_over() { "vlan" needs Vlan }
-    fn host_device_is_taken_over() { "host-device" needs Veth }
-    fn loopback_is_taken_over() { "loopback" needs Veth }
-    fn dummy_is_taken_over() { "dummy" needs NewGoPlugins needs Dummy }
-    fn tap_is_taken_over() { "tap" needs NewGoPlugins needs Tun }
-    fn host_local_is_taken_over() { "host-local" needs Veth }
-    fn static_is_taken_over() { "static" needs Veth }
-    fn tuning_is_taken_over() { "tuning" needs Bridge }
-    fn sbr_is_taken_over() { "sbr" needs Bridge }
-    fn bandwidth_is_taken_over() { "bandwidth" needs Bridge needs Tbf needs Ifb needs Mirred }
-    fn portmap_is_taken_over() { "portmap" needs Bridge needs IptablesNft needs NftFib }
-    fn firewall_is_taken_over() { "firewall" needs Bridge needs IptablesNft }
+    fn bridge_migrates_to_and_from_the_go_plugin() { "bridge" needs Bridge needs IptablesNft needs NftBridge needs NftMasquerade }
+    fn ptp_migrates_to_and_from_the_go_plugin() { "ptp" needs Veth needs IptablesNft needs NftMasquerade }
+    fn macvlan_migrates_to_and_from_the_go_plugin() { "macvlan" needs Macvlan }
+    fn ipvlan_migrates_to_and_from_the_go_plugin() { "ipvlan" needs Ipvlan }
+    fn vlan_migrates_to_and_from_the_go_plugin() { "vlan" needs Vlan }
+    fn host_device_migrates_to_and_from_the_go_plugin() { "host-device" needs Veth }
+    fn loopback_migrates_to_and_from_the_go_plugin() { "loopback" needs Veth }
+    fn dummy_migrates_to_and_from_the_go_plugin() { "dummy" needs NewGoPlugins needs Dummy }
+    fn tap_migrates_to_and_from_the_go_plugin() { "tap" needs NewGoPlugins needs Tun }
+    fn host_local_migrates_to_and_from_the_go_plugin() { "host-local" needs Veth }
+    fn static_migrates_to_and_from_the_go_plugin() { "static" needs Veth }
+    fn tuning_migrates_to_and_from_the_go_plugin() { "tuning" needs Bridge }
+    fn sbr_migrates_to_and_from_the_go_plugin() { "sbr" needs Bridge }
+    fn bandwidth_migrates_to_and_from_the_go_plugin() { "bandwidth" needs Bridge needs Tbf needs Ifb needs Mirred }
+    fn portmap_migrates_to_and_from_the_go_plugin() { "portmap" needs Bridge needs IptablesNft needs NftFib }
+    fn firewall_migrates_to_and_from_the_go_plugin() { "firewall" needs Bridge needs IptablesNft }
 }
 
 #[test]
-fn every_plugin_that_keeps_anything_has_a_row() {
+fn migration_table_has_a_row_for_every_plugin_with_state() {
     for plugin in rig::NAMES {
-        // Whose counterparts are not in the Go set, or whose daemon is not (dhcp.rs); of a VRF that the Go plugin made
-        // our DEL takes the interface out and leaves the VRF, which ends with the container.
+        // These plugins have no Go counterpart in the set, or their daemon has none (dhcp.rs). For a VRF of
+        // the Go plugin, DEL of weft removes the interface and leaves the VRF, which is deleted with the
+        // container.
         let elsewhere = ["weft-cni", "weft", "multus", "neutron", "weft-ipam", "whereabouts", "dhcp", "vrf"];
         assert!(elsewhere.contains(plugin) || ROWS.iter().any(|row| row.plugin == *plugin), "{plugin}");
     }
     for row in ROWS {
-        assert!(!matches!(row.ways, Ways::Forward("")), "{} says why", row.plugin);
+        assert!(!matches!(row.ways, Ways::Forward("")), "{} has a reason", row.plugin);
     }
 }

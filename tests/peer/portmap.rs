@@ -1,5 +1,5 @@
-//! `portmap` beside the Go plugin: the same result, the same rules of iptables, and either checks and removes what
-//! the other made.
+//! Tests that compare `portmap` with the Go plugin: the same result, the same rules of iptables, and each
+//! checks and removes the rules of the other.
 //!
 //! ```text
 //!   Host ── h0 ──(veth)── eth0 ── Pod a
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use testkit::{Feature, Host, Pod, host};
 
 const GO: &str = "/usr/lib/cni/portmap";
-const OURS: &str = "/opt/cni/bin/portmap";
+const WEFT: &str = "/opt/cni/bin/portmap";
 
 fn config(pod: &Pod, keys: &Value) -> Value {
     let sandbox = pod.path().display().to_string();
@@ -43,7 +43,8 @@ fn many(count: u16) -> Value {
     json!({ "runtimeConfig": { "portMappings": all.collect::<Vec<_>>() } })
 }
 
-/// The rules and chains of the nat tables, without counters; the names of shared chains that stay are in both.
+/// Returns rules and chains of the nat tables, without counters. Names of shared chains that remain are in
+/// both.
 fn rules(host: &Host) -> Vec<String> {
     let text =
         host.run(["iptables-save", "-t", "nat"]) + "--- IPv6\n" + &host.run(["ip6tables-save", "-t", "nat"]);
@@ -52,7 +53,7 @@ fn rules(host: &Host) -> Vec<String> {
 }
 
 #[test]
-fn v1_rules_and_results_are_the_same_and_either_removes_the_others() {
+fn portmap_rules_equal_those_of_the_go_plugin_and_are_removed() {
     let host = host!(Feature::GoPlugins, Feature::IptablesNft, Feature::Veth);
     rig::install(&host);
     let pod = host.pod("a");
@@ -68,7 +69,7 @@ fn v1_rules_and_results_are_the_same_and_either_removes_the_others() {
     ] {
         let config = config(&pod, &keys);
         let mut seen = Vec::new();
-        for (adds, others) in [(GO, OURS), (OURS, GO)] {
+        for (adds, others) in [(GO, WEFT), (WEFT, GO)] {
             for program in ["iptables", "ip6tables"] {
                 host.run([program, "-t", "nat", "-F"]);
                 host.run([program, "-t", "nat", "-X"]);
@@ -78,12 +79,12 @@ fn v1_rules_and_results_are_the_same_and_either_removes_the_others() {
             };
             let result = call(adds, "ADD").success().json();
             seen.push((rules(&host), result));
-            // The Go plugin's own CHECK looks for the rules of each family among both until v1.2.
-            call(OURS, "CHECK").success();
+            // CHECK of the Go plugin looks for the rules of each family in both families until v1.2.
+            call(WEFT, "CHECK").success();
             call(others, "DEL").success();
             let left: Vec<String> =
                 rules(&host).into_iter().filter(|line| line.contains("CNI-DN-")).collect();
-            assert!(left.is_empty(), "{adds} made, {others} removed, {keys}: {left:#?}");
+            assert!(left.is_empty(), "{adds} added, {others} deleted, {keys}: {left:#?}");
             call(adds, "DEL").success();
         }
         let sorted = |rules: &[String]| {
@@ -92,7 +93,7 @@ fn v1_rules_and_results_are_the_same_and_either_removes_the_others() {
             rules
         };
         assert_eq!(seen[0].1, seen[1].1, "{keys}: results");
-        // Chains stand in the order in which they were made, which decides nothing.
+        // Chains are listed in the order of their creation, which has no effect.
         assert_eq!(sorted(&seen[0].0), sorted(&seen[1].0), "{keys}");
         let in_chain = |rules: &[String]| -> Vec<String> {
             rules

@@ -1,39 +1,39 @@
-//! Every plugin beside the Go one of the same name: one table of configurations, run through both on hosts that are
-//! alike; the same answers, the same links, addresses, routes, rules, queues and filters.
+//! Tests that compare every plugin with the Go plugin of the same name: each configuration of a table runs
+//! through both on equal hosts. Results, links, addresses, routes, rules, queues and filters must be equal.
 //!
 //! ```text
 //!   host ── br0, up0 ── outside, dev0        a: pod          once with weft-cni, once with /usr/lib/cni (Debian's 1.1.1)
 //! ```
 //!
-//! Rules: a difference that is meant stands in its row with its reason, and is a line of DEVIATIONS.md; a row that
-//! says so and shows no difference fails, too. Names and hardware addresses that are made up are alike if they
-//! stand in the same places. `PEERS` names other binaries than Debian's, newer ones; rows that need newer ones are skipped
-//! without.
+//! Rules: an intended difference is in its row with a reason, and in DEVIATIONS.md. A row with an intended
+//! difference that does not occur fails, too. Generated names and hardware addresses are equal if they occur
+//! in the same places. `PEERS` names newer binaries than Debian's; rows that need newer ones are skipped
+//! without it.
 
-mod picture;
+mod kernel_state;
 mod table;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use picture::{Alike, picture};
+use kernel_state::{Placeholders, kernel_state};
 use rig::peers::{are_newest, go_plugins};
 use rig::{in_version, with};
 use serde_json::{Value, json};
 use table::{BASES, Base, Difference, OPTIONS, ROWS};
 use testkit::{Attachment, Feature, Finished, Host, Pod, host};
 
-/// The versions that Debian's plugins know.
+/// CNI versions that Debian's plugins support.
 const VERSIONS: [&str; 6] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"];
 
 const ADD: &str = "1 ADD";
 const CHECK: &str = "5 CHECK";
 const LEFT: &str = "8 left of a failed ADD";
 
-/// What one of the two did, by step.
-type Story = BTreeMap<&'static str, String>;
+/// State and results of one plugin, by step.
+type Outcomes = BTreeMap<&'static str, String>;
 
-/// A plugin's base configuration with a row's keys.
+/// Returns a plugin's base configuration with a row's options.
 fn config(base: &Base, keys: &str, version: &str) -> Value {
     let parse =
         |text: &str| serde_json::from_str::<Value>(text).unwrap_or_else(|error| panic!("{text}: {error}"));
@@ -41,7 +41,7 @@ fn config(base: &Base, keys: &str, version: &str) -> Value {
     in_version(&with(&with(&common, &parse(base.keys)), &parse(keys)), version)
 }
 
-/// The world of a row: the plugin that stands in front, if one does, has made `eth0`.
+/// Creates the host of a row: the previous plugin, if there is one, has created `eth0`.
 fn world(base: &Base, version: &str) -> (Host, Pod, Pod, Option<Value>) {
     let host = Host::new();
     rig::install(&host);
@@ -70,7 +70,7 @@ fn world(base: &Base, version: &str) -> (Host, Pod, Pod, Option<Value>) {
     (host, outside, pod, front)
 }
 
-fn story(base: &Base, keys: &str, version: &str, directory: &Path) -> Story {
+fn outcomes(base: &Base, keys: &str, version: &str, directory: &Path) -> Outcomes {
     let (host, _outside, pod, front) = world(base, version);
     let program = directory.join(base.plugin).display().to_string();
     let mut attachment: Attachment<'_> = host.attachment(&program, &pod, "eth0");
@@ -79,77 +79,79 @@ fn story(base: &Base, keys: &str, version: &str, directory: &Path) -> Story {
     if let Some(Value::String(args)) = config.as_object_mut().and_then(|config| config.remove("CNI_ARGS")) {
         attachment.args = args;
     }
-    // Versions before 0.3.0 know no chains.
+    // CNI versions before 0.3.0 have no chains.
     if let Some(front) = front.filter(|_| version >= "0.3.0") {
         config["prevResult"] = front;
     }
-    let mut alike = Alike::default();
-    let mut story = Story::new();
+    let mut placeholders = Placeholders::default();
+    let mut outcomes = Outcomes::new();
     let outcome =
         |finished: &Finished| if finished.code == Some(0) { "succeeds" } else { "fails" }.to_owned();
-    let before = picture(&host);
+    let before = kernel_state(&host);
     let added = attachment.add(&config);
-    story.insert(ADD, outcome(&added));
+    outcomes.insert(ADD, outcome(&added));
     if added.code == Some(0) {
         let result = added.json();
-        // What is there first: names are made up in the order in which they stand there.
-        story.insert("2 pod after ADD", alike.text(&picture(&pod)));
-        story.insert("3 host after ADD", alike.text(&picture(&host)));
-        story.insert("4 result", alike.text(&picture::said(&result)));
+        // The pod's state first: placeholders are numbered by first occurrence.
+        outcomes.insert("2 pod after ADD", placeholders.text(&kernel_state(&pod)));
+        outcomes.insert("3 host after ADD", placeholders.text(&kernel_state(&host)));
+        outcomes.insert("4 result", placeholders.text(&kernel_state::normalized_result(&result)));
         if version >= "0.4.0" {
             let known = with(&config, &json!({ "prevResult": result }));
-            story.insert(CHECK, outcome(&attachment.check(&known)));
+            outcomes.insert(CHECK, outcome(&attachment.check(&known)));
         }
         config["prevResult"] = result;
     }
-    story.insert("6 DEL", outcome(&attachment.del(&config)));
-    story.insert("7 pod after DEL", alike.text(&picture(&pod)));
-    let after = picture(&host);
+    outcomes.insert("6 DEL", outcome(&attachment.del(&config)));
+    outcomes.insert("7 pod after DEL", placeholders.text(&kernel_state(&pod)));
+    let after = kernel_state(&host);
     let left = added.code != Some(0) && after != before;
-    story.insert(LEFT, if left { alike.text(&after) } else { "nothing".to_owned() });
+    outcomes.insert(LEFT, if left { placeholders.text(&after) } else { "nothing".to_owned() });
     if added.code == Some(0) {
-        story.insert("8 host after DEL", alike.text(&after));
+        outcomes.insert("8 host after DEL", placeholders.text(&after));
     }
-    story.insert("9 DEL again", outcome(&attachment.del(&config)));
-    story
+    outcomes.insert("9 DEL again", outcome(&attachment.del(&config)));
+    outcomes
 }
 
-/// Is it better than theirs in one of the ways that hold for all plugins? A DEL succeeds (S15), and a failed ADD leaves
-/// nothing.
-fn is_better(step: &str, our: &str, their: Option<&str>) -> bool {
+/// Whether weft is better in one of the ways that hold for all plugins: a DEL succeeds (S15), or a failed ADD
+/// leaves nothing.
+fn is_better(step: &str, weft_outcome: &str, go_outcome: Option<&str>) -> bool {
     match step {
-        "6 DEL" | "9 DEL again" => our == "succeeds" && their == Some("fails"),
-        LEFT => our == "nothing",
+        "6 DEL" | "9 DEL again" => weft_outcome == "succeeds" && go_outcome == Some("fails"),
+        LEFT => weft_outcome == "nothing",
         _ => false,
     }
 }
 
-/// Runs a row through both; what is different and should not be, and the other way round.
+/// Runs a row through both plugins. Returns unintended differences, and intended ones that do not occur.
 fn differences(base: &Base, keys: &str, differs: &[Difference], version: &str) -> Vec<String> {
-    let ours = story(base, keys, version, Path::new("/opt/cni/bin"));
-    let theirs = story(base, keys, version, &go_plugins());
+    let weft = outcomes(base, keys, version, Path::new("/opt/cni/bin"));
+    let go = outcomes(base, keys, version, &go_plugins());
     let mut found = Vec::new();
-    for (step, our) in &ours {
-        let their = theirs.get(step);
+    for (step, weft_outcome) in &weft {
+        let go_outcome = go.get(step);
         let applies = |versions: &[&str]| versions.is_empty() || versions.contains(&version);
         let meant = differs.iter().find(|(differing, _, versions)| differing == step && applies(versions));
-        // Where only one of them succeeds, there is nothing to compare.
-        if (*step != ADD && ours[ADD] != theirs[ADD]) || is_better(step, our, their.map(String::as_str)) {
+        // If only one of them succeeds, there is nothing to compare.
+        if (*step != ADD && weft[ADD] != go[ADD])
+            || is_better(step, weft_outcome, go_outcome.map(String::as_str))
+        {
             continue;
         }
         let title = format!("{} {} ({version}), {step}", base.plugin, keys);
         let is_plain = keys == "{}";
-        // What holds for the base may show in a row, and need not.
+        // A difference of the base may or may not occur in a row.
         let may = !is_plain && base.differs.iter().any(|(differing, ..)| differing == step);
-        match (their == Some(our), meant) {
+        match (go_outcome == Some(weft_outcome), meant) {
             (true, None) | (false, Some(_)) => {}
-            // Newer ones may have been mended.
+            // Newer Go plugins may be fixed.
             (true, Some(_)) if are_newest() => {}
             (false, None) if may => {}
             (true, Some((_, why, _))) => found.push(format!("{title}: no difference, though «{why}»")),
             (false, None) => found.push(format!(
                 "{title}:\n{}",
-                picture::difference(our, their.map_or("(not reached)", String::as_str))
+                kernel_state::difference(weft_outcome, go_outcome.map_or("(not reached)", String::as_str))
             )),
         }
     }
@@ -173,7 +175,7 @@ fn compare(plugin: &str) {
     assert!(found.is_empty(), "{} differences in {count} rows:\n{}", found.len(), found.join("\n\n"));
 }
 
-/// One test a plugin.
+/// Defines one test for each plugin.
 macro_rules! plugins {
     ($(fn $name:ident() { $plugin:literal $(needs $feature:ident)* })*) => {$(
         #[test]
@@ -185,27 +187,27 @@ macro_rules! plugins {
 }
 
 plugins! {
-    fn bridge_is_as_upstreams() { "bridge" needs Bridge needs Veth }
-    fn macvlan_is_as_upstreams() { "macvlan" needs Macvlan }
-    fn ipvlan_is_as_upstreams() { "ipvlan" needs Ipvlan }
-    fn vlan_is_as_upstreams() { "vlan" needs Vlan }
-    fn dummy_is_as_upstreams() { "dummy" needs NewGoPlugins needs Dummy }
-    fn tap_is_as_upstreams() { "tap" needs NewGoPlugins needs Tun }
-    fn ptp_is_as_upstreams() { "ptp" needs Veth }
-    fn loopback_is_as_upstreams() { "loopback" needs Veth }
-    fn host_device_is_as_upstreams() { "host-device" needs Veth }
-    fn tuning_is_as_upstreams() { "tuning" needs Veth }
-    fn sbr_is_as_upstreams() { "sbr" needs Veth }
-    fn bandwidth_is_as_upstreams() { "bandwidth" needs Tbf needs Ifb }
-    fn portmap_is_as_upstreams() { "portmap" needs IptablesNft }
-    fn firewall_is_as_upstreams() { "firewall" needs IptablesNft }
-    fn vrf_is_as_upstreams() { "vrf" needs Vrf }
-    fn static_is_as_upstreams() { "static" needs Veth }
-    fn host_local_is_as_upstreams() { "host-local" needs Veth }
+    fn bridge_equals_the_go_plugin() { "bridge" needs Bridge needs Veth }
+    fn macvlan_equals_the_go_plugin() { "macvlan" needs Macvlan }
+    fn ipvlan_equals_the_go_plugin() { "ipvlan" needs Ipvlan }
+    fn vlan_equals_the_go_plugin() { "vlan" needs Vlan }
+    fn dummy_equals_the_go_plugin() { "dummy" needs NewGoPlugins needs Dummy }
+    fn tap_equals_the_go_plugin() { "tap" needs NewGoPlugins needs Tun }
+    fn ptp_equals_the_go_plugin() { "ptp" needs Veth }
+    fn loopback_equals_the_go_plugin() { "loopback" needs Veth }
+    fn host_device_equals_the_go_plugin() { "host-device" needs Veth }
+    fn tuning_equals_the_go_plugin() { "tuning" needs Veth }
+    fn sbr_equals_the_go_plugin() { "sbr" needs Veth }
+    fn bandwidth_equals_the_go_plugin() { "bandwidth" needs Tbf needs Ifb }
+    fn portmap_equals_the_go_plugin() { "portmap" needs IptablesNft }
+    fn firewall_equals_the_go_plugin() { "firewall" needs IptablesNft }
+    fn vrf_equals_the_go_plugin() { "vrf" needs Vrf }
+    fn static_equals_the_go_plugin() { "static" needs Veth }
+    fn host_local_equals_the_go_plugin() { "host-local" needs Veth }
 }
 
 #[test]
-fn the_table_is_large_and_every_row_has_a_base() {
+fn reference_plugins_table_covers_every_option() {
     let chained = |base: &Base| if base.front.is_empty() { 6 } else { 4 };
     let rows: usize = ROWS.len() + BASES.iter().map(chained).sum::<usize>();
     assert!(rows >= 150, "{rows} rows");

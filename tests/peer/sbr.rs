@@ -1,4 +1,5 @@
-//! `sbr` beside the Go plugin of Debian: the same rules and routes, and each removes what the other made.
+//! Tests that compare `sbr` with the Go plugin of Debian: both create the same rules and routes, and each
+//! removes those of the other.
 
 use rig::routes;
 use serde_json::json;
@@ -7,7 +8,7 @@ use testkit::{Feature, host};
 const GO: &str = "/usr/lib/cni/sbr";
 
 #[test]
-fn either_makes_what_the_other_removes() {
+fn sbr_rules_are_removed_by_either_plugin() {
     let host = host!(Feature::GoPlugins, Feature::Bridge);
     rig::install(&host);
     let pod = host.pod("a");
@@ -18,9 +19,9 @@ fn either_makes_what_the_other_removes() {
         ], "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "192.0.2.0/24", "gw": "10.2.0.1" }] },
     });
     let front = host.attachment("bridge", &pod, "eth0");
-    let (ours, theirs) = (host.attachment("sbr", &pod, "eth0"), host.attachment(GO, &pod, "eth0"));
-    let mut pictures = Vec::new();
-    for (maker, other) in [(&ours, &theirs), (&theirs, &ours)] {
+    let (weft, go) = (host.attachment("sbr", &pod, "eth0"), host.attachment(GO, &pod, "eth0"));
+    let mut states = Vec::new();
+    for (maker, other) in [(&weft, &go), (&go, &weft)] {
         let previous = front.add(&bridge).success().json();
         let config = json!({ "cniVersion": "1.0.0", "name": "net", "type": "sbr", "prevResult": previous });
         maker.add(&config).success();
@@ -29,11 +30,11 @@ fn either_makes_what_the_other_removes() {
         let rules = rules.as_array().unwrap().iter().map(|rule| format!("{} {}", rule["src"], rule["table"]));
         let rules: Vec<String> = rules.collect();
         assert!(rules.iter().any(|rule| rule.contains("10.2.0.5")), "{rules:?}");
-        pictures.push((tables, rules));
-        ours.check(&config).success();
+        states.push((tables, rules));
+        weft.check(&config).success();
         other.del(&config).success();
         assert_eq!(pod.json(["ip", "-j", "rule"]).as_array().unwrap().len(), 3, "{}", other.plugin);
         front.del(&bridge).success();
     }
-    assert_eq!(pictures[0], pictures[1]);
+    assert_eq!(states[0], states[1]);
 }

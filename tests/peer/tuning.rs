@@ -1,4 +1,4 @@
-//! `tuning` beside the Go plugin: one backup file for both.
+//! Tests that compare `tuning` with the Go plugin: both use the same backup file.
 //!
 //! ```text
 //!   Host ── h0 ──(veth)── eth0 ── Pod a
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, binary, require};
 
 const GO: &str = "/usr/lib/cni/tuning";
-const OURS: &str = "/opt/cni/bin/tuning";
+const WEFT: &str = "/opt/cni/bin/tuning";
 
 fn world() -> (Host, Pod) {
     let host = Host::new();
     host.install(&binary("weft-cni"), &["tuning"]);
     let pod = host.pod("a");
     host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "a"]);
-    // Without the addresses and routes that come by themselves a moment later.
+    // The kernel adds IPv6 addresses and routes a moment later, which would change the snapshots.
     host.run(["sysctl", "-qw", "net.ipv6.conf.h0.disable_ipv6=1"]);
     pod.run(["sysctl", "-qw", "net.ipv6.conf.eth0.disable_ipv6=1"]);
     pod.run(["ip", "link", "set", "eth0", "up", "mtu", "1450", "address", "02:00:00:00:00:aa"]);
@@ -44,13 +44,13 @@ fn attachment<'a>(host: &'a Host, pod: &Pod, plugin: &str) -> Attachment<'a> {
 }
 
 #[test]
-fn what_one_changes_the_other_checks_and_restores() {
+fn tuning_changes_are_checked_and_restored_by_either_plugin() {
     require!(Feature::Root, Feature::GoPlugins);
     let (host, pod) = world();
     let before = (host.snapshot(), pod.snapshot());
     let conf =
         config(&pod, &json!({ "mac": "02:00:00:00:00:01", "mtu": 1400, "promisc": true, "allmulti": true }));
-    for (adds, deletes) in [(OURS, GO), (GO, OURS), (OURS, OURS), (GO, GO)] {
+    for (adds, deletes) in [(WEFT, GO), (GO, WEFT), (WEFT, WEFT), (GO, GO)] {
         let result = attachment(&host, &pod, adds).add(&conf).success().json();
         assert_eq!(result["interfaces"][0]["mac"], "02:00:00:00:00:01");
         let link = &pod.json(["ip", "-j", "link", "show", "eth0"])[0];
@@ -65,7 +65,7 @@ fn what_one_changes_the_other_checks_and_restores() {
 }
 
 #[test]
-fn the_backups_say_the_same_and_ours_a_little_more() {
+fn tuning_backups_of_both_plugins_are_compatible() {
     require!(Feature::Root, Feature::GoPlugins);
     let (host, pod) = world();
     let path = format!("/run/cni/tuning/{}_eth0.json", pod.container_id());
@@ -81,9 +81,9 @@ fn the_backups_say_the_same_and_ours_a_little_more() {
         json!({ "args": { "cni": { "mac": "02:00:00:00:00:01" } } }),
     ] {
         let conf = config(&pod, &more);
-        let (ours, go) = (backup(OURS, &conf).unwrap(), backup(GO, &conf).unwrap());
-        assert_eq!(ours.replace(",\n \"network\": \"net\"", ""), go, "{more}");
+        let (weft, go) = (backup(WEFT, &conf).unwrap(), backup(GO, &conf).unwrap());
+        assert_eq!(weft.replace(",\n \"network\": \"net\"", ""), go, "{more}");
     }
     let only_parameters = config(&pod, &json!({ "sysctl": { "net.ipv4.conf.IFNAME.forwarding": "1" } }));
-    assert!(backup(OURS, &only_parameters).is_some() && backup(GO, &only_parameters).is_none());
+    assert!(backup(WEFT, &only_parameters).is_some() && backup(GO, &only_parameters).is_none());
 }

@@ -15,6 +15,7 @@ pub mod addresses;
 pub mod agent;
 pub mod api_pool;
 pub mod cluster;
+pub mod console_blocks;
 pub mod containerd;
 pub mod cri;
 pub mod dhcp;

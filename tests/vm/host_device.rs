@@ -1,5 +1,5 @@
-//! `host-device` with hardware, or what a machine takes for it: two PCI cards, in the namespace that is the
-//! machine's own. Only there does the kernel give hardware back when a container ends.
+//! Tests of `host-device` with emulated hardware: two PCI cards, in the machine's initial namespace. Only
+//! there does the kernel return hardware when a container ends.
 //!
 //! ```text
 //!   gateway 10.0.2.2 ── e1000 eth0 ─┐                       ┌─ ADD ──► net1 in namespace hd
@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use testkit::{Feature, require};
 
-/// The cards are the machine's: one test at a time.
+/// Serializes the tests, because they share the machine's cards.
 static CARDS: Mutex<()> = Mutex::new(());
 
-/// Where the names of plugins lead to the program.
+/// Directory with links from the names of plugins to the program.
 const PLUGINS: &str = "/tmp/plugins";
 const NETNS: &str = "/run/netns/hd";
 
-/// The machine, for one test; everything is put back when it is dropped.
-struct Machine(#[allow(dead_code, reason = "held, not looked at")] MutexGuard<'static, ()>);
+/// The machine, for one test, with both cards down.
+struct Machine(#[allow(dead_code, reason = "held, never read")] MutexGuard<'static, ()>);
 
 impl Machine {
     fn take() -> Machine {
@@ -88,16 +88,16 @@ fn config(keys: &Value) -> Value {
     rig::with(&base, keys)
 }
 
-/// The PCI device of a card.
+/// Returns the PCI device of a card.
 fn pci(card: &str) -> String {
     let path = fs::canonicalize(format!("/sys/class/net/{card}/device")).unwrap();
     let mut parts = path.iter().filter_map(|part| part.to_str());
     parts.rfind(|part| part.len() == 12 && part.starts_with("0000:")).unwrap().to_owned()
 }
 
-/// Waits for what the kernel does in its own time.
+/// Waits for something that the kernel does with a delay.
 #[track_caller]
-fn await_that(what: &str, holds: impl Fn() -> bool) {
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !holds() {
         assert!(Instant::now() < until, "never: {what}; links: {:?}", links());
@@ -106,7 +106,7 @@ fn await_that(what: &str, holds: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_card_is_found_by_each_key_works_inside_and_comes_back() {
+fn host_device_card_is_found_by_each_option_and_returns() {
     require!(Feature::Guest);
     let _machine = Machine::take();
     ip(&["netns", "add", "hd"]);
@@ -124,8 +124,8 @@ fn a_card_is_found_by_each_key_works_inside_and_comes_back() {
         ] {
             let result = call("ADD", NETNS, &config(&keys));
             assert_eq!(result["interfaces"][0]["mac"], address, "{card} by {keys}");
-            assert!(link(card).is_none(), "{card} by {keys}: it is in one place");
-            // A card takes seconds to find its wire again: once is enough.
+            assert!(link(card).is_none(), "{card} by {keys}: the card is not on the host");
+            // A card takes seconds to get its carrier: once is enough.
             if !keys["pciBusID"].is_null() {
                 ip(&["netns", "exec", "hd", "ping", "-c", "1", "-w", "9", "10.0.2.2"]);
             }
@@ -145,26 +145,26 @@ fn a_card_is_found_by_each_key_works_inside_and_comes_back() {
 }
 
 #[test]
-fn when_the_container_ends_the_kernel_gives_it_back_and_del_its_name() {
+fn host_device_card_returned_by_kernel_is_renamed_by_del() {
     require!(Feature::Guest);
     let _machine = Machine::take();
     let keys = config(&json!({ "device": "eth0" }));
-    // Once the container's name is free on the host, once it is not: the kernel makes one up.
-    for taken in [false, true] {
+    // First the interface's name is free on the host, then it is in use and the kernel generates one.
+    for name_in_use in [false, true] {
         for netns in [NETNS, ""] {
             ip(&["netns", "add", "hd"]);
             call("ADD", NETNS, &keys);
-            if taken {
+            if name_in_use {
                 ip(&["link", "add", "net1", "type", "dummy"]);
             }
             let others = links().len();
             ip(&["netns", "del", "hd"]);
-            await_that("the card is back", || links().len() > others);
-            assert!(link("eth0").is_none(), "under its own name it is not");
+            wait_until("the card is on the host", || links().len() > others);
+            assert!(link("eth0").is_none(), "the card does not have its name yet");
             call("DEL", netns, &keys);
-            let back = link("eth0").expect("its own name");
+            let back = link("eth0").expect("the card with its name");
             assert!(back["ifalias"].is_null() && !rig::is_up(&back), "{back}");
-            if taken {
+            if name_in_use {
                 ip(&["link", "delete", "net1"]);
             }
         }
@@ -172,7 +172,7 @@ fn when_the_container_ends_the_kernel_gives_it_back_and_del_its_name() {
 }
 
 #[test]
-fn when_the_container_ends_gc_or_the_next_add_gives_it_its_name() {
+fn host_device_card_returned_by_kernel_is_renamed_by_gc_or_add() {
     require!(Feature::Guest);
     let _machine = Machine::take();
     let id = pci("eth1");
@@ -181,7 +181,7 @@ fn when_the_container_ends_gc_or_the_next_add_gives_it_its_name() {
         ip(&["netns", "add", "hd"]);
         call("ADD", NETNS, &keys);
         ip(&["netns", "del", "hd"]);
-        await_that("the card is back", || link("net1").is_some());
+        wait_until("the card is on the host", || link("net1").is_some());
     };
     end();
     let valid = json!([{ "containerID": "other", "ifname": "net1" }]);
@@ -196,7 +196,7 @@ fn when_the_container_ends_gc_or_the_next_add_gives_it_its_name() {
 }
 
 #[test]
-fn a_card_that_a_program_drives_has_addresses_and_nothing_to_move() {
+fn host_device_with_userspace_driver_has_addresses_and_stays() {
     require!(Feature::Guest);
     let _machine = Machine::take();
     let id = pci("eth0");
@@ -218,12 +218,13 @@ fn a_card_that_a_program_drives_has_addresses_and_nothing_to_move() {
     write(&format!("/sys/bus/pci/devices/{id}/driver/unbind"), &id);
     write(&format!("/sys/bus/pci/devices/{id}/driver_override"), "\n");
     write("/sys/bus/pci/drivers_probe", &id);
-    await_that("the driver has it again", || link("eth0").is_some());
+    wait_until("the driver is bound again", || link("eth0").is_some());
 }
 
-/// No card here is a part of another one: the bus is laid out by hand, its entry leads to a real device.
+/// The cards have no auxiliary device, so the test creates the bus directory. Its entry links to a real
+/// device.
 #[test]
-fn an_auxiliary_device_is_found_on_its_bus() {
+fn host_device_auxiliary_device_is_found_on_its_bus() {
     require!(Feature::Guest);
     let _machine = Machine::take();
     let bus = "/sys/bus/auxiliary/devices";

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::failure::{Exit, Failure};
 
 /// What root may lack, in a container above all.
-const ROOT_LACKS: &str = "it is somebody else's, and root has not the capability DAC_OVERRIDE here, or the node's security module forbids it: docs/installation.md, «What it may do»";
+const ROOT_LACKS: &str = "it is somebody else's, and root has not the capability DAC_OVERRIDE here, or the node's security module forbids it: docs/installation.md, «Permissions»";
 
 /// Refuses unless we are root.
 pub fn require(command: &str, why: &str) -> Result<(), Failure> {

@@ -1,21 +1,24 @@
-//! Addresses and prefixes as the Go plugins read and print them.
+//! Addresses and prefixes in the form in which Go plugins read and print them.
 //!
-//! Rules that differ from what `FromStr` gives: an IPv4-mapped IPv6 address *is* the IPv4 address
-//! (`::ffff:10.1.2.3/120` is 10.1.2.3/24), host bits are kept, the empty text means «absent».
-//! What is the same: leading zeros in IPv4 are refused.
+//! Differences from `FromStr`:
+//! - An IPv4-mapped IPv6 address is the IPv4 address (`::ffff:10.1.2.3/120` is 10.1.2.3/24).
+//! - Host bits are kept.
+//! - The empty string means "absent".
 //!
-//! Source: Go `net.ParseCIDR`, `net.IP.To4`; requirement: trap 2, C5.
+//! As with `FromStr`, leading zeros in IPv4 are refused.
+//!
+//! Source: Go `net.ParseCIDR`, `net.IP.To4`; requirements trap 2, C5.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// Reads an address; IPv4-mapped becomes IPv4.
+/// Reads an address; an IPv4-mapped one becomes IPv4.
 pub fn parse_ip(text: &str) -> Option<IpAddr> {
     text.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }
 
-/// Reads `address/length`, keeping the host bits; IPv4-mapped becomes IPv4.
+/// Reads `address/length` and keeps the host bits; an IPv4-mapped address becomes IPv4.
 pub fn parse_cidr(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
     if length.is_empty() || !length.bytes().all(|b| b.is_ascii_digit()) {
@@ -34,7 +37,7 @@ pub fn parse_cidr(text: &str) -> Option<IpNet> {
     }
 }
 
-/// Reads an address with or without a prefix length; without one it is a host prefix.
+/// Reads an address with or without a prefix length; the default length is that of a single host.
 pub fn parse_ip_or_cidr(text: &str) -> Option<IpNet> {
     match text.contains('/') {
         true => parse_cidr(text),
@@ -42,22 +45,27 @@ pub fn parse_ip_or_cidr(text: &str) -> Option<IpNet> {
     }
 }
 
-/// Reads a hardware address of any length the kernel uses: 6 (Ethernet), 8 (EUI-64, GUID) or 20 bytes (IPoIB).
+/// Reads a hardware address of a length that Linux uses: 6 (Ethernet), 8 (EUI-64, GUID) or 20 bytes (IPoIB).
 ///
-/// Pairs of hexadecimal digits divided by one of `:` or `-`, the same throughout.
+/// As Go's `net.ParseMAC`: pairs of hexadecimal digits divided by `:` or `-`, or groups of four divided by `.`.
 pub fn parse_mac(text: &str) -> Option<Vec<u8>> {
-    let divider = if text.contains('-') { '-' } else { ':' };
+    let (divider, digits) = match text.find(['-', '.']).map(|place| text.as_bytes()[place]) {
+        Some(b'-') => ('-', 2),
+        Some(_) => ('.', 4),
+        None => (':', 2),
+    };
     let mut bytes = Vec::with_capacity(6);
     for part in text.split(divider) {
-        if part.len() != 2 || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
+        if part.len() != digits || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
             return None;
         }
-        bytes.push(u8::from_str_radix(part, 16).ok()?);
+        let number = u16::from_str_radix(part, 16).ok()?.to_be_bytes();
+        bytes.extend(&number[2 - digits / 2..]);
     }
     matches!(bytes.len(), 6 | 8 | 20).then_some(bytes)
 }
 
-/// Prints a hardware address the kernel's way: lower case, `:`.
+/// Prints a hardware address as the kernel does: lower case, separated by `:`.
 pub fn format_mac(bytes: &[u8]) -> String {
     let parts: Vec<String> = bytes.iter().map(|b| format!("{b:02x}")).collect();
     parts.join(":")
@@ -67,8 +75,9 @@ pub fn format_mac(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    // Requirements: trap 2
     #[test]
-    fn trap2_prefixes_read_as_go_reads_them() {
+    fn cidr_is_read_as_in_go() {
         let read = |text: &str| parse_cidr(text).map(|net| net.to_string());
         assert_eq!(read("10.1.2.3/24").as_deref(), Some("10.1.2.3/24"));
         assert_eq!(read("::ffff:10.1.2.3/120").as_deref(), Some("10.1.2.3/24"));
@@ -89,24 +98,26 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_address_is_the_ipv4_address() {
+    fn ip_mapped_address_becomes_ipv4() {
         assert_eq!(parse_ip("::ffff:1.2.3.4"), parse_ip("1.2.3.4"));
         assert_eq!(parse_ip("1.2.3"), None);
         assert_eq!(parse_ip("1.2.3.04"), None);
     }
 
     #[test]
-    fn hardware_addresses_of_three_lengths() {
+    fn mac_of_three_lengths() {
         assert_eq!(
             parse_mac("AA-bb-cc-dd-ee-0f").map(|m| format_mac(&m)).as_deref(),
             Some("aa:bb:cc:dd:ee:0f")
         );
+        assert_eq!(parse_mac("0223.4567.8901").map(|m| format_mac(&m)).as_deref(), Some("02:23:45:67:89:01"));
         assert_eq!(parse_mac("24:8a:07:03:00:8d:ae:2f").map(|m| m.len()), Some(8));
         for bad in [
             "",
             "aa:bb",
             "aa:bb:cc:dd:ee",
-            "aabb.ccdd.eeff",
+            "aabb.ccdd:eeff",
+            "aa.bb.cc.dd.ee.ff",
             "aa:bb:cc:dd:ee:f",
             "aa:bb-cc:dd:ee:ff",
             "gg:bb:cc:dd:ee:ff",

@@ -1,9 +1,9 @@
-//! `CNI_ARGS`: the oldest and loosest of the three channels to a plugin.
+//! `CNI_ARGS`: pairs of keys and values, the oldest way to pass parameters to a plugin.
 //!
-//! Two readers, because two kinds of program read it. A plugin that acts on a key reads it
-//! strictly, as Go's `LoadArgs` does: every part has exactly one `=`, an unknown key is an error
-//! unless `IgnoreUnknown` says otherwise. A runtime or meta-plugin only looks for the pod and must
-//! never fail on what it does not understand.
+//! There are two parsers for two kinds of programs:
+//! - [`Args::parse`] is strict, as Go's `LoadArgs`, for a plugin that acts on a key: every part has exactly one `=`, and
+//!   an unknown key is an error unless `IgnoreUnknown` is set.
+//! - [`Args::scan`] is lenient, for a runtime or meta-plugin that looks for the pod and must not fail on other keys.
 //!
 //! Source: CONVENTIONS.md "CNI_ARGS"; `pkg/types/args.go` (requirements V14–V16).
 
@@ -11,18 +11,18 @@ use std::fmt;
 
 use crate::error::{Error, code};
 
-/// Longest `CNI_ARGS` we read, in bytes.
+/// Maximum length of `CNI_ARGS`, in bytes.
 pub const ARGS_MAX: usize = 64 * 1024;
 
-/// The keys Kubernetes runtimes send; no plugin of ours fails on them.
+/// Prefix of the keys that Kubernetes runtimes send; built-in plugins accept them all.
 const KUBERNETES_PREFIX: &str = "K8S_POD_";
 
-/// The pairs of `CNI_ARGS`, in order.
+/// Pairs of `CNI_ARGS`, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Args(Vec<(String, String)>);
 
 impl Args {
-    /// Reads strictly: `K=V;K=V`, exactly one `=` a part, no empty part.
+    /// Parses strictly: `K=V;K=V`, exactly one `=` in each part, no empty part.
     pub fn parse(text: &str) -> Result<Args, Error> {
         if text.len() > ARGS_MAX {
             return Err(invalid(format!("longer than {ARGS_MAX} bytes")));
@@ -42,24 +42,24 @@ impl Args {
         Ok(Args(pairs))
     }
 
-    /// Reads what can be read: the first `=` of a part divides it, other parts are skipped.
+    /// Parses leniently: the first `=` of a part separates key and value, parts without one are skipped.
     pub fn scan(text: &str) -> Args {
         let bounded = &text[..text.floor_char_boundary(ARGS_MAX)];
         let pairs = bounded.split(';').filter_map(|part| part.split_once('='));
         Args(pairs.map(|(k, v)| (k.to_owned(), v.to_owned())).collect())
     }
 
-    /// The value of `key`; the last one wins. Keys are case-sensitive.
+    /// Returns the value of `key`; the last one counts. Keys are case-sensitive.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.0.iter().rev().find(|(k, _)| k == key).map(|(_, v)| v.as_str())
     }
 
-    /// All pairs, in order.
+    /// Returns all pairs, in order.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(k, v)| (k.as_str(), v.as_str()))
     }
 
-    /// Fails on a key that is neither in `known`, nor Kubernetes' own, nor excused by `IgnoreUnknown`.
+    /// Fails on a key that is neither in `known` nor a Kubernetes key, unless `IgnoreUnknown` is set.
     pub fn only(&self, known: &[&str]) -> Result<(), Error> {
         let excused = match self.get("IgnoreUnknown") {
             None => false,
@@ -84,7 +84,7 @@ impl Args {
 }
 
 impl Args {
-    /// What a Kubernetes runtime sends: `IgnoreUnknown=1` first, then who the pod is.
+    /// Returns the pairs that a Kubernetes runtime sends: `IgnoreUnknown=1` first, then the identity of the pod.
     pub fn of_pod(namespace: &str, name: &str, container_id: &str, uid: &str) -> Args {
         let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
         Args(vec![
@@ -98,7 +98,7 @@ impl Args {
 }
 
 impl fmt::Display for Args {
-    /// As in the variable: `K=V;K=V`.
+    /// Prints the pairs as in the variable: `K=V;K=V`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (key, value)) in self.0.iter().enumerate() {
             let divider = if index == 0 { "" } else { ";" };
@@ -114,7 +114,7 @@ impl FromIterator<(String, String)> for Args {
     }
 }
 
-/// `1`, `0`, `true`, `false` in any letter case: the booleans of `CNI_ARGS` and of `CNI_NETNS_OVERRIDE`.
+/// Reads `1`, `0`, `true`, `false` in any letter case: the booleans of `CNI_ARGS` and of `CNI_NETNS_OVERRIDE`.
 pub fn boolean(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" => Some(true),
@@ -131,8 +131,9 @@ fn invalid(why: impl fmt::Display) -> Error {
 mod tests {
     use super::*;
 
+    // Requirements: V15
     #[test]
-    fn v15_each_part_has_exactly_one_equals_sign() -> Result<(), Error> {
+    fn cni_args_parts_have_exactly_one_equals_sign() -> Result<(), Error> {
         let args = Args::parse("IP=10.1.2.3;GATEWAY=;ip=lower")?;
         assert_eq!(args.get("IP"), Some("10.1.2.3"));
         assert_eq!(args.get("GATEWAY"), Some(""));
@@ -145,8 +146,9 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: V15
     #[test]
-    fn v15_unknown_keys_need_ignore_unknown() -> Result<(), Error> {
+    fn cni_args_unknown_keys_need_ignore_unknown() -> Result<(), Error> {
         let args = Args::parse("IP=1.2.3.4;FOO=bar")?;
         assert!(args.only(&["IP"]).unwrap_err().msg.contains("FOO=bar"));
         assert!(args.only(&["IP", "FOO"]).is_ok());
@@ -158,27 +160,31 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: V16
     #[test]
-    fn v16_the_keys_of_kubernetes_are_never_unknown() -> Result<(), Error> {
+    fn cni_args_keys_of_kubernetes_are_always_known() -> Result<(), Error> {
         Args::parse("K8S_POD_NAMESPACE=a;K8S_POD_INFRA_CONTAINER_ID=b;K8S_POD_UID=c")?.only(&[])
     }
 
+    // Requirements: V16
     #[test]
-    fn v16_a_pod_is_announced_with_ignore_unknown_first() -> Result<(), Error> {
+    fn cni_args_of_a_pod_begin_with_ignore_unknown() -> Result<(), Error> {
         let text = Args::of_pod("ns", "web", "c1", "u1").to_string();
         assert!(text.starts_with("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;"), "{text}");
         Args::parse(&text)?.only(&[])
     }
 
+    // Requirements: V14
     #[test]
-    fn v14_a_key_is_case_sensitive_and_the_last_one_wins() -> Result<(), Error> {
+    fn cni_args_keys_are_case_sensitive_and_the_last_counts() -> Result<(), Error> {
         let args = Args::parse("ip=1;IP=2;IP=3")?;
         assert_eq!((args.get("ip"), args.get("IP"), args.get("Ip")), (Some("1"), Some("3"), None));
         Ok(())
     }
 
+    // Requirements: V15
     #[test]
-    fn v15_a_scan_is_bounded_wherever_the_bound_falls() {
+    fn cni_args_scan_is_limited_at_any_character() {
         for pad in 0..4 {
             let text = format!("{}K={}", " ".repeat(pad), "ä€".repeat(ARGS_MAX));
             let scanned = Args::scan(&text);
@@ -187,8 +193,9 @@ mod tests {
         }
     }
 
+    // Requirements: M18
     #[test]
-    fn m18_a_scan_survives_values_with_equals_signs() {
+    fn cni_args_scan_accepts_values_with_equals_signs() {
         let args = Args::scan("IgnoreUnknown=1;;junk;TOKEN=a=b==;K8S_POD_NAME=web");
         assert_eq!(args.get("TOKEN"), Some("a=b=="));
         assert_eq!(args.get("K8S_POD_NAME"), Some("web"));

@@ -1,8 +1,8 @@
-//! The capabilities: what a runtime may fill in per attachment, and in which form.
+//! Capabilities: values that a runtime may pass for each attachment, and their forms.
 //!
-//! A network declares a capability (`"capabilities": {"mac": true}`), the runtime passes its value in
-//! `runtimeConfig`, and the plugin must act on it or fail. Decoding folds keys, because containerd and
-//! CRI-O send Go's field names (`HostPort`, `Subnet`, `IngressRate`); encoding uses the documented ones.
+//! A network declares a capability (`"capabilities": {"mac": true}`), the runtime passes its value in `runtimeConfig`, and
+//! the plugin must act on it or fail. Keys are matched without case, because containerd and CRI-O send Go's field names
+//! (`HostPort`, `Subnet`, `IngressRate`); the documented names are printed.
 //!
 //! A plugin reads one with `config.capability::<Vec<PortMapping>>(capability::PORT_MAPPINGS)`.
 //!
@@ -19,30 +19,30 @@ use crate::address::{format_mac, parse_cidr, parse_ip, parse_mac};
 
 /// Host ports to forward: a list of [`PortMapping`].
 pub const PORT_MAPPINGS: &str = "portMappings";
-/// Pools to take addresses from: a list, one address each, of lists of [`IpRange`].
+/// Address ranges to allocate from: a list, with one address for each element, of lists of [`IpRange`].
 pub const IP_RANGES: &str = "ipRanges";
 /// Traffic limits: [`Bandwidth`].
 pub const BANDWIDTH: &str = "bandwidth";
-/// Name resolution of the pod: [`Resolution`]. Only Windows plugins act on it.
+/// DNS configuration of the pod: [`Resolution`]. Only Windows plugins use it.
 pub const DNS: &str = "dns";
-/// Addresses to give: a list of [`RequestedIp`].
+/// Addresses to allocate: a list of [`RequestedIp`].
 pub const IPS: &str = "ips";
-/// Hardware address to give: [`HardwareAddress`].
+/// Hardware address to set: [`HardwareAddress`].
 pub const MAC: &str = "mac";
-/// InfiniBand GUID to give: [`HardwareAddress`] of 8 bytes.
+/// InfiniBand GUID to set: [`HardwareAddress`] of 8 bytes.
 pub const INFINIBAND_GUID: &str = "infinibandGUID";
-/// The device to attach: a PCI address (`0000:04:00.5`) or an auxiliary device's name, as text.
+/// Device to attach: a PCI address (`0000:04:00.5`) or the name of an auxiliary device, a string.
 pub const DEVICE_ID: &str = "deviceID";
-/// Further names of the container in this network: a list of texts.
+/// Further names of the container in this network: a list of strings.
 pub const ALIASES: &str = "aliases";
-/// The pod's control group: a path as text, relative to the mount point of the hierarchy.
+/// Control group of the pod: a path, relative to the mount point of the hierarchy.
 pub const CGROUP_PATH: &str = "cgroupPath";
-/// The pod's annotations: a map of texts. Not in the document; containerd and CRI-O send it.
+/// Annotations of the pod: a map of strings. Not in the document; containerd and CRI-O send it.
 pub const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
-/// Where the device's information is to be found: a path as text (NPWG device-info specification).
+/// Path of the device information file (NPWG device information specification).
 pub const DEVICE_INFO_FILE: &str = "CNIDeviceInfoFile";
 
-/// Every capability there is a convention for.
+/// Every capability with a convention.
 pub const ALL: &[&str] = &[
     PORT_MAPPINGS,
     IP_RANGES,
@@ -58,40 +58,40 @@ pub const ALL: &[&str] = &[
     DEVICE_INFO_FILE,
 ];
 
-/// One host port forwarded to the container.
+/// Host port forwarded to the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PortMapping {
-    /// Port on the host; 0 means that nobody asked for one.
+    /// Port on the host; 0 if none is requested.
     pub host_port: u16,
     /// Port in the container.
     pub container_port: u16,
     /// `tcp`, `udp` or `sctp` in any letter case; empty means tcp.
     pub protocol: String,
-    /// Address on the host; none means all of them. Not in the document, sent by every runtime.
+    /// Address on the host; `None` for all of them. Not in the document, sent by every runtime.
     #[serde(rename = "hostIP", deserialize_with = "optional_ip", skip_serializing_if = "Option::is_none")]
     pub host_ip: Option<IpAddr>,
 }
 
-/// A pool of addresses: `host-local`'s range.
+/// Range of addresses, as in `host-local`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IpRange {
-    /// The subnet, with its host bits as written.
+    /// Subnet, with its host bits as written.
     #[serde(deserialize_with = "subnet")]
     pub subnet: IpNet,
-    /// First address; none means the first of the subnet.
+    /// First address; `None` for the first of the subnet.
     #[serde(default, deserialize_with = "optional_ip", skip_serializing_if = "Option::is_none")]
     pub range_start: Option<IpAddr>,
-    /// Last address, inclusive; none means the last of the subnet.
+    /// Last address, inclusive; `None` for the last of the subnet.
     #[serde(default, deserialize_with = "optional_ip", skip_serializing_if = "Option::is_none")]
     pub range_end: Option<IpAddr>,
-    /// The gateway; none means the first address of the subnet.
+    /// Gateway; `None` for the first address of the subnet.
     #[serde(default, deserialize_with = "optional_ip", skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
 }
 
-/// Traffic limits as seen from the container; 0 means no limit.
+/// Bandwidth limits from the container's point of view; 0 means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Bandwidth {
@@ -105,7 +105,7 @@ pub struct Bandwidth {
     pub egress_burst: u64,
 }
 
-/// Name resolution of the pod.
+/// DNS configuration of the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resolution {
@@ -117,12 +117,12 @@ pub struct Resolution {
     pub options: Vec<String>,
 }
 
-/// An address somebody asks for: `ip` or `ip/prefix`. Whether the prefix is needed, the plugin decides.
+/// Requested address: `ip` or `ip/prefix`. The plugin decides whether it needs the prefix length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestedIp {
     /// The address.
     pub address: IpAddr,
-    /// Its prefix length, if it was given.
+    /// Prefix length, if there is one.
     pub prefix: Option<u8>,
 }
 
@@ -146,17 +146,17 @@ impl fmt::Display for RequestedIp {
     }
 }
 
-/// A hardware address of 6, 8 or 20 bytes.
+/// Hardware address of 6, 8 or 20 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HardwareAddress(Vec<u8>);
 
 impl HardwareAddress {
-    /// Reads pairs of hexadecimal digits with `:` or `-` between them.
+    /// Reads pairs of hexadecimal digits separated by `:` or `-`.
     pub fn parse(text: &str) -> Option<HardwareAddress> {
         parse_mac(text).map(HardwareAddress)
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -188,7 +188,7 @@ macro_rules! as_text {
 as_text!(RequestedIp, "an IP address, with or without a prefix length");
 as_text!(HardwareAddress, "a hardware address");
 
-/// An address or, as Go has it, `""` for none.
+/// Reads an address; `""` means absent, as in Go.
 fn optional_ip<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IpAddr>, D::Error> {
     let text = Option::<String>::deserialize(from)?.unwrap_or_default();
     match text.as_str() {

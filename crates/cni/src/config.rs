@@ -1,7 +1,7 @@
-//! The configuration one plugin gets on stdin.
+//! Configuration that a plugin receives on stdin.
 //!
-//! The bytes are kept: a plugin that delegates (to IPAM) hands on what it got. Fields common to all
-//! plugins are read here; a plugin decodes its own with [`Config::decode`].
+//! The bytes are kept, because a plugin passes them on when it delegates (to IPAM). Fields common to all plugins are read
+//! here; a plugin decodes its own with [`Config::decode`].
 //!
 //! Source: SPEC 1.1.0 §1 and §3; libcni `pkg/types.PluginConf` (S3, S5, S27, C8, K4).
 
@@ -13,14 +13,22 @@ use crate::fold;
 use crate::name::NetworkName;
 use crate::object::DOCUMENT_MAX;
 use crate::result::{Dns, Success};
+use crate::shallow;
 use crate::version::Version;
 
-/// A plugin's configuration, checked as far as every plugin needs it.
+/// Largest configuration of a verb that removes, in bytes: a configuration, the result of a foreign plugin as
+/// `prevResult`, and the arguments of the runtime.
+pub const REMOVAL_MAX: usize = 4 * DOCUMENT_MAX;
+
+/// Deepest nesting of a configuration that every plugin can read, in levels. Decoders refuse from 128 levels on.
+pub const NESTING_MAX: usize = 100;
+
+/// Configuration of a plugin whose common fields are validated.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The protocol version to speak.
+    /// CNI version of the call.
     pub version: Version,
-    /// The network's name.
+    /// Name of the network.
     pub name: NetworkName,
     bytes: Vec<u8>,
     value: Value,
@@ -53,20 +61,28 @@ struct DnsField {
 }
 
 impl Config {
-    /// Reads stdin for a plugin that speaks `versions`.
+    /// Reads the configuration for a plugin that supports `versions`.
     ///
     /// # Errors
-    /// 6 not JSON · 7 name missing or malformed · 1 version not in `versions`, in this order (K4).
+    /// In this order (K4): code 6, not JSON; code 7, name missing or malformed; code 1, version not in `versions`.
     pub fn read(bytes: Vec<u8>, versions: &[Version]) -> Result<Config, Error> {
-        if bytes.len() > DOCUMENT_MAX {
-            return Err(Error::new(
-                code::DECODING_FAILURE,
-                format!("network configuration is larger than {DOCUMENT_MAX} bytes"),
-            ));
-        }
-        let value: Value = serde_json::from_slice(&bytes).map_err(|cause| {
-            Error::new(code::DECODING_FAILURE, format!("network configuration is not valid JSON: {cause}"))
-        })?;
+        check_length(&bytes, DOCUMENT_MAX)?;
+        Config::new(serde_json::from_slice(&bytes).map_err(|cause| not_json(&cause))?, bytes, versions)
+    }
+
+    /// Reads stdin of a verb that removes, DEL or GC, for a plugin that speaks `versions`.
+    ///
+    /// A removal must not fail for the size or the nesting of values that the plugin does not read: values below
+    /// [`NESTING_MAX`] levels read as `null`, and the document may be [`REMOVAL_MAX`] bytes long.
+    ///
+    /// # Errors
+    /// As [`Config::read`].
+    pub fn read_for_removal(bytes: Vec<u8>, versions: &[Version]) -> Result<Config, Error> {
+        check_length(&bytes, REMOVAL_MAX)?;
+        Config::new(shallow::parse(&bytes, NESTING_MAX).map_err(|cause| not_json(&cause))?, bytes, versions)
+    }
+
+    fn new(value: Value, bytes: Vec<u8>, versions: &[Version]) -> Result<Config, Error> {
         if !value.is_object() {
             let why = "network configuration is not a JSON object";
             return Err(Error::new(code::DECODING_FAILURE, why));
@@ -82,30 +98,30 @@ impl Config {
         Ok(Config { version, name, bytes, value })
     }
 
-    /// The configuration as it came.
+    /// Returns the configuration as received.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The configuration as JSON.
+    /// Returns the configuration as JSON.
     pub fn value(&self) -> &Value {
         &self.value
     }
 
-    /// The plugin's own fields; keys fold, unknown ones are ignored. Errors (code 7) name key and value.
+    /// Decodes the plugin's own fields; keys are matched without case, unknown ones are ignored. Errors (code 7) name key and value.
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T, Error> {
         fold::from_value(&self.value, "")
     }
 
-    /// `ipam.type`, empty if the network has no address management.
+    /// Returns `ipam.type`; empty if the network has no IPAM plugin.
     pub fn ipam_type(&self) -> Result<String, Error> {
         Ok(self.decode::<Ipam>()?.ipam.r#type)
     }
 
-    /// The value of a capability (see [`crate::capability`]) that the runtime filled in.
+    /// Returns the value of a capability (see [`crate::capability`]) if the runtime passed one.
     ///
     /// # Errors
-    /// Code 7 naming key and value: a plugin must act on what it declared, or fail.
+    /// Code 7, with key and value: a plugin must act on a declared capability, or fail.
     pub fn capability<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
         let section = member(&self.value, "runtimeConfig");
         match section.and_then(|section| member(section, name)).filter(|value| !value.is_null()) {
@@ -114,14 +130,14 @@ impl Config {
         }
     }
 
-    /// The configured `dns`.
+    /// Returns the configured `dns`.
     pub fn dns(&self) -> Result<Dns, Error> {
         Ok(self.decode::<DnsField>()?.dns)
     }
 
-    /// The result of the plugin before this one, or of the last ADD.
+    /// Returns the result of the previous plugin, or of the last ADD.
     ///
-    /// It must be in the configuration's version; without a version of its own it is taken to be (C8).
+    /// It must be in the version of the configuration; a result without a version is assumed to be (C8).
     pub fn prev_result(&self) -> Result<Option<Success>, Error> {
         let Some(value) = member(&self.value, "prevResult").filter(|value| !value.is_null()) else {
             return Ok(None);
@@ -136,7 +152,7 @@ impl Config {
         Ok(Some(success))
     }
 
-    /// [`Config::prev_result`] for a plugin that only works after another one.
+    /// Returns [`Config::prev_result`], which must exist: for a plugin that only works after another one.
     pub fn require_prev_result(&self) -> Result<Success, Error> {
         self.prev_result()?.ok_or_else(|| {
             Error::config("prevResult is missing: this plugin must be called after another one in a list")
@@ -144,7 +160,19 @@ impl Config {
     }
 }
 
-/// The value of a key: of its exact name, else of a name that folds to it, the last one.
+fn check_length(bytes: &[u8], limit: usize) -> Result<(), Error> {
+    if bytes.len() <= limit {
+        return Ok(());
+    }
+    let why = format!("network configuration is larger than {limit} bytes");
+    Err(Error::new(code::DECODING_FAILURE, why))
+}
+
+fn not_json(cause: &serde_json::Error) -> Error {
+    Error::new(code::DECODING_FAILURE, format!("network configuration is not valid JSON: {cause}"))
+}
+
+/// Returns the value of a key, matched exactly or else without case; the last one counts.
 fn member<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
     let map = value.as_object()?;
     let folded = || map.iter().rev().find(|(known, _)| fold::same(known, key)).map(|(_, value)| value);
@@ -159,8 +187,9 @@ mod tests {
         Config::read(text.as_bytes().to_vec(), Version::ALL)
     }
 
+    // Requirements: K4
     #[test]
-    fn k4_the_checks_come_in_order() {
+    fn config_checks_have_an_order() {
         assert_eq!(read("{").unwrap_err().code, 6);
         assert_eq!(read("[]").unwrap_err().code, 6);
         assert_eq!(read(r#"{"cniVersion":"9.9.9"}"#).unwrap_err().code, 7);
@@ -172,21 +201,37 @@ mod tests {
     }
 
     #[test]
-    fn trap4_no_version_is_0_1_0() -> Result<(), Error> {
+    fn removal_reads_a_configuration_that_is_too_deep_or_too_large() -> Result<(), Error> {
+        let nested = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
+        let deep = format!(r#"{{"cniVersion":"1.0.0","name":"n","args":{{"cni":{{"a":{nested},"b":1}}}}}}"#);
+        assert_eq!(read(&deep).unwrap_err().code, 6);
+        let config = Config::read_for_removal(deep.into_bytes(), Version::ALL)?;
+        assert_eq!(config.value()["args"]["cni"]["b"], 1);
+        let large = format!(r#"{{"cniVersion":"1.0.0","name":"n","a":"{}"}}"#, "a".repeat(DOCUMENT_MAX));
+        assert_eq!(read(&large).unwrap_err().code, 6);
+        Config::read_for_removal(large.into_bytes(), Version::ALL)?;
+        Ok(())
+    }
+
+    // Requirements: trap 4
+    #[test]
+    fn config_without_cni_version_is_0_1_0() -> Result<(), Error> {
         assert_eq!(read(r#"{"name":"n"}"#)?.version, Version::V0_1_0);
         Ok(())
     }
 
+    // Requirements: S6
     #[test]
-    fn s6_keys_of_others_are_passed_over() -> Result<(), Error> {
+    fn config_unknown_keys_are_ignored() -> Result<(), Error> {
         let config =
             read(r#"{"cniVersion":"1.0.0","name":"n","dnss":1,"dns":{"domain":"d","x.example/y":[]}}"#)?;
         assert_eq!(config.dns()?.domain, "d");
         Ok(())
     }
 
+    // Requirements: C8
     #[test]
-    fn c8_a_prev_result_is_in_the_configurations_version() -> Result<(), Error> {
+    fn config_prev_result_is_in_its_version() -> Result<(), Error> {
         let conf = r#"{"cniVersion":"1.0.0","name":"n","prevResult":{"ips":[{"address":"10.0.0.2/24"}]}}"#;
         assert_eq!(read(conf)?.require_prev_result()?.ips.len(), 1);
         let other = r#"{"cniVersion":"1.0.0","name":"n","prevResult":{"cniVersion":"0.4.0"}}"#;
@@ -198,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn common_fields_fold() -> Result<(), Error> {
+    fn config_common_fields_match_without_case() -> Result<(), Error> {
         let conf =
             read(r#"{"CNIVersion":"1.0.0","Name":"n","IPAM":{"Type":"static"},"DNS":{"Domain":"d"}}"#)?;
         assert_eq!((conf.ipam_type()?.as_str(), conf.dns()?.domain.as_str()), ("static", "d"));

@@ -1,15 +1,15 @@
-//! The `CNI_*` variables: how a verb and its parameters reach a plugin.
+//! `CNI_*` variables, which pass a verb and its parameters to a plugin.
 //!
-//! The process environment is read in one place ([`Environment::of_process`]); everything else
-//! passes this value along, so a plugin can be called without a process of its own.
+//! Only [`Environment::of_process`] reads the environment of the process. All other code passes this value, so a plugin
+//! can be called without a process of its own.
 //!
 //! Source: SPEC 1.1.0 §2 "Parameters"; libcni `pkg/skel`, `pkg/invoke/args.go` (S1, K1, L3).
 
 use crate::version::Verb;
 
-/// The verb.
+/// Verb.
 pub const COMMAND: &str = "CNI_COMMAND";
-/// The container id.
+/// Container id.
 pub const CONTAINERID: &str = "CNI_CONTAINERID";
 /// Path of the network namespace.
 pub const NETNS: &str = "CNI_NETNS";
@@ -17,15 +17,15 @@ pub const NETNS: &str = "CNI_NETNS";
 pub const IFNAME: &str = "CNI_IFNAME";
 /// Extra arguments, `K=V;K=V`.
 pub const ARGS: &str = "CNI_ARGS";
-/// Directories to look for plugins in, `:` between them.
+/// Directories of plugins, separated by `:`.
 pub const PATH: &str = "CNI_PATH";
 /// `1` or `true`: the namespace may be the plugin's own.
 pub const NETNS_OVERRIDE: &str = "CNI_NETNS_OVERRIDE";
 
-/// The variables as they were given; an empty text is the same as an absent one.
+/// Variables of a call; an empty value is the same as an absent one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
-    /// [`COMMAND`], not yet checked.
+    /// [`COMMAND`], not validated.
     pub command: String,
     /// [`CONTAINERID`].
     pub container_id: String,
@@ -42,7 +42,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Reads the variables through `lookup`; what is not UTF-8 should be given as it prints.
+    /// Reads the variables through `lookup`, which should replace bytes that are not UTF-8.
     pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Environment {
         let value = |name| lookup(name).unwrap_or_default();
         Environment {
@@ -56,23 +56,23 @@ impl Environment {
         }
     }
 
-    /// The variables of this process.
+    /// Reads the variables of this process.
     pub fn of_process() -> Environment {
         Environment::read(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
     }
 
-    /// The same parameters for another verb.
+    /// Returns the same parameters with another verb.
     #[must_use]
     pub fn with(&self, verb: Verb) -> Environment {
         Environment { command: verb.as_str().to_owned(), ..self.clone() }
     }
 
-    /// The value of one of the six variables of [`Environment::variables`]; empty for any other name.
+    /// Returns the value of one of the six variables of [`Environment::variables`]; empty for any other name.
     pub fn value(&self, name: &str) -> &str {
         self.variables().into_iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
     }
 
-    /// Name and value of the six variables a caller must always set, even to nothing (L3).
+    /// Returns name and value of the six variables that a caller must always set, even to an empty value (L3).
     pub fn variables(&self) -> [(&'static str, &str); 6] {
         [
             (COMMAND, &self.command),

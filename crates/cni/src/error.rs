@@ -1,8 +1,9 @@
-//! The error every verb answers with: a number, one sentence, and sometimes a longer explanation.
+//! Error of a CNI call: a code, a message of one sentence, and optional details.
 //!
-//! Rules: the sentence is a path from what was asked to what failed (`macvlan: create link net1 on
-//! eth9: no such device`), lower case, no full stop. The number says *what kind* of failure it is
-//! and is never chosen from text. A delegate's number and details travel upward unchanged.
+//! - The message is a path from the operation to the cause (`macvlan: create link net1 on eth9: no such device`), lower
+//!   case, no full stop.
+//! - The code depends on the kind of failure, never on text.
+//! - Code and details of a delegate's error are passed on unchanged.
 //!
 //! Source: SPEC 1.1.0 §5 "Error"; codes 8 and 999 are the Go library's, outside the specification.
 
@@ -12,116 +13,116 @@ use serde::{Deserialize, Serialize};
 
 use crate::version::Version;
 
-/// The well-known error codes. 100 and above belong to plugins.
+/// Well-known error codes. Codes of 100 and above belong to plugins.
 pub mod code {
-    /// The configuration's version is not one the plugin speaks.
+    /// The plugin does not support the version of the configuration.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
-    /// A field the plugin does not support; the message holds key and value.
+    /// The plugin does not support a field; the message has key and value.
     pub const UNSUPPORTED_FIELD: u32 = 2;
-    /// No such container; the runtime need not clean up.
+    /// The container does not exist; the runtime need not clean up.
     pub const UNKNOWN_CONTAINER: u32 = 3;
     /// A `CNI_*` variable is missing or invalid; the message names it.
     pub const INVALID_ENVIRONMENT: u32 = 4;
-    /// Reading, writing or running something failed.
+    /// Reading, writing or executing failed.
     pub const IO_FAILURE: u32 = 5;
-    /// The input is not the JSON it should be.
+    /// The input is not the expected JSON.
     pub const DECODING_FAILURE: u32 = 6;
-    /// The configuration is well-formed and wrong.
+    /// The configuration is well-formed and invalid.
     pub const INVALID_CONFIG: u32 = 7;
     /// The network namespace is unusable (Go library, outside the specification).
     pub const INVALID_NETNS: u32 = 8;
-    /// Transient: the same call may succeed later.
+    /// Transient failure: the same call may succeed later.
     pub const TRY_AGAIN_LATER: u32 = 11;
     /// STATUS: an ADD cannot be served.
     pub const NOT_AVAILABLE: u32 = 50;
     /// STATUS: an ADD cannot be served, and running containers may have lost connectivity.
     pub const LIMITED_CONNECTIVITY: u32 = 51;
-    /// Everything else (Go library, outside the specification).
+    /// Any other error (Go library, outside the specification).
     pub const INTERNAL: u32 = 999;
 }
 
-/// A failure as it goes over the wire.
+/// Error as it is printed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Error {
-    /// The protocol version in use. Absent in errors of Go plugins, present in ours.
+    /// CNI version of the call. Go plugins omit it, weft prints it.
     #[serde(rename = "cniVersion", default, skip_serializing_if = "Option::is_none")]
     pub cni_version: Option<String>,
-    /// One of [`code`], or a plugin's own from 100.
+    /// Code: one of [`code`], or a plugin's own from 100.
     #[serde(default)]
     pub code: u32,
-    /// One sentence.
+    /// Message, one sentence.
     #[serde(default)]
     pub msg: String,
-    /// More, for the reader of a log; may be empty.
+    /// Details for the reader of a log; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub details: String,
 }
 
-/// Longest key or value in an error, in bytes.
+/// Maximum length of a key or value in an error, in bytes.
 const VALUE_MAX: usize = 256;
 
 impl Error {
-    /// An error with this code and sentence.
+    /// Returns an error with this code and message.
     pub fn new(code: u32, msg: impl Into<String>) -> Error {
         Error { cni_version: None, code, msg: msg.into(), details: String::new() }
     }
 
-    /// An error of the environment or the file system: code 5, `what: cause`.
+    /// Returns an error of the environment or the file system: code 5, `what: cause`.
     pub fn io(what: impl fmt::Display, cause: impl fmt::Display) -> Error {
         Error::new(code::IO_FAILURE, format!("{what}: {cause}"))
     }
 
-    /// A configuration error: code 7.
+    /// Returns a configuration error: code 7.
     pub fn config(msg: impl Into<String>) -> Error {
         Error::new(code::INVALID_CONFIG, msg)
     }
 
-    /// A refusal of one key: code 7, `key: value: why`; key and value are cut to a bound.
+    /// Returns an error of one key: code 7, `key: value: why`; key and value are shortened.
     pub fn key(key: impl fmt::Display, value: impl fmt::Display, why: impl fmt::Display) -> Error {
         Error::config(refusal(&key, &value, &why))
     }
 
-    /// A field the plugin knows and cannot serve: code 2, key and value named as the specification demands.
+    /// Returns an error of a field that the plugin knows and does not support: code 2, with key and value, as the specification requires.
     pub fn unsupported(key: impl fmt::Display, value: impl fmt::Display, why: impl fmt::Display) -> Error {
         Error::new(code::UNSUPPORTED_FIELD, refusal(&key, &value, &why))
     }
 
-    /// An unexpected failure: code 999.
+    /// Returns an unexpected error: code 999.
     pub fn internal(msg: impl Into<String>) -> Error {
         Error::new(code::INTERNAL, msg)
     }
 
-    /// The same error with a longer explanation.
+    /// Adds details.
     #[must_use]
     pub fn details(mut self, details: impl Into<String>) -> Error {
         self.details = details.into();
         self
     }
 
-    /// The same error one step further up the path: `step: …`. Code and details stay.
+    /// Prefixes the message with the enclosing step: `step: …`. Code and details do not change.
     #[must_use]
     pub fn context(mut self, step: impl fmt::Display) -> Error {
         self.msg = format!("{step}: {}", self.msg);
         self
     }
 
-    /// The same error, said in this protocol version.
+    /// Sets the CNI version.
     #[must_use]
     pub fn in_version(mut self, version: Version) -> Error {
         self.cni_version = Some(version.as_str().to_owned());
         self
     }
 
-    /// Joins the failures of a teardown into one; `None` if there was none.
+    /// Joins the failures of a teardown into one error; `None` if there are none.
     ///
-    /// The first failure's code is kept; the sentences are joined by `; `.
+    /// The first failure's code is kept; the messages are joined by `; `.
     pub fn join(errors: Vec<Error>) -> Option<Error> {
         let mut errors = errors.into_iter();
         let first = errors.next()?;
         Some(first.also(errors))
     }
 
-    /// The same failure, and what failed besides: code of the first, sentences joined by `; `.
+    /// Adds further failures: the code of the first is kept, the messages are joined by `; `.
     #[must_use]
     pub fn also(mut self, more: impl IntoIterator<Item = Error>) -> Error {
         for Error { cni_version: _, code: _, msg, details } in more {
@@ -137,7 +138,7 @@ impl Error {
     }
 }
 
-/// Returns the failures of a teardown as one result: [`Error::join`] of them.
+/// Returns the failures of a teardown as one result: their [`Error::join`].
 ///
 /// # Errors
 /// There was at least one failure.
@@ -153,7 +154,7 @@ fn refusal(key: &dyn fmt::Display, value: &dyn fmt::Display, why: &dyn fmt::Disp
     format!("{key}: {value}: {why}")
 }
 
-/// A stranger's text as it is shown: its beginning and its end, together so many bytes at most, if it is longer.
+/// Returns untrusted text shortened to its beginning and end, together at most `most` bytes.
 pub(crate) fn cut(text: String, most: usize) -> String {
     if text.len() <= most {
         return text;
@@ -174,9 +175,9 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Adds a step of the path to a failing result.
+/// Extension of `Result` that adds a step to the message of an error.
 pub trait Context<T> {
-    /// `step: …` in front of the error's sentence; the step is only rendered on failure.
+    /// Prefixes the error's message with `step: …`; the step is only formatted on failure.
     fn context(self, step: impl fmt::Display) -> Result<T, Error>;
 }
 
@@ -191,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_long_value_the_ends_are_shown() {
+    fn error_shortens_a_long_value_to_its_ends() {
         let error = Error::key("master", "ä".repeat(500_000), "no such link");
         assert!(error.msg.len() < VALUE_MAX + 40, "{}", error.msg.len());
         assert!(
@@ -203,8 +204,9 @@ mod tests {
         assert!(!short.msg.contains('…'), "{}", short.msg);
     }
 
+    // Requirements: trap 6
     #[test]
-    fn trap6_an_error_without_version_is_read_and_ours_carries_one() -> Result<(), serde_json::Error> {
+    fn error_version_is_optional_when_read() -> Result<(), serde_json::Error> {
         let read: Error = serde_json::from_str(r#"{"code":7,"msg":"bad"}"#)?;
         assert_eq!(read, Error::new(7, "bad"));
         let written = serde_json::to_string(&read.in_version(Version::V1_0_0))?;
@@ -212,14 +214,15 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: S6
     #[test]
-    fn s6_an_unsupported_field_is_code_2_and_names_key_and_value() {
+    fn error_of_an_unsupported_field_is_code_2() {
         let error = Error::unsupported("vlan", 4095, "this plugin does no VLANs");
         assert_eq!((error.code, error.msg.as_str()), (2, "vlan: 4095: this plugin does no VLANs"));
     }
 
     #[test]
-    fn context_builds_a_path_and_keeps_the_code() {
+    fn error_context_builds_a_path_and_keeps_the_code() {
         let failed: Result<(), Error> = Err(Error::io("create link net1 on eth9", "no such device"));
         let error = failed.context("macvlan").context("attach default/web net1").unwrap_err();
         assert_eq!(error.code, code::IO_FAILURE);
@@ -230,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn joined_errors_lose_nothing() {
+    fn error_join_keeps_all_messages() {
         assert_eq!(Error::join(vec![]), None);
         let joined = Error::join(vec![Error::new(11, "a").details("d"), Error::new(5, "b").details("e")]);
         assert_eq!(joined, Some(Error::new(11, "a; b").details("d; e")));

@@ -1,15 +1,14 @@
-//! Decoding JSON the way Go's `encoding/json` does, because every runtime was written against it.
+//! JSON decoding with the rules of Go's `encoding/json`, which all runtimes are written against.
 //!
-//! Rules:
-//! - a struct key matches exactly, else by case folding; of several keys for one field the last wins;
-//! - `null` leaves a field as it was: absent for us, the zero value where there is no field to leave;
-//! - unknown keys are ignored;
-//! - an integer is an integer: `1.0` and `1e3` are refused;
-//! - an error names the path of the offending key and its value (`ipam.ranges[0].subnet: "x": …`).
+//! - A key of a struct matches exactly, else by case folding; of several keys for one field the last counts.
+//! - `null` leaves a field as it was: absent, or the zero value if the field cannot be absent.
+//! - Unknown keys are ignored.
+//! - An integer must be written as an integer: `1.0` and `1e3` are refused.
+//! - An error has the path of the invalid key and its value (`ipam.ranges[0].subnet: "x": …`).
 //!
-//! containerd's go-cni sends `{"HostPort":8080}`, its structs having no JSON tags: this is not cosmetic.
+//! Runtimes depend on this: containerd's go-cni sends `{"HostPort":8080}`, because its structs have no JSON tags.
 //!
-//! Source: Go `encoding/json` "Unmarshal"; requirement: traps 1 and 2.
+//! Source: Go `encoding/json` "Unmarshal"; requirements trap 1 and 2.
 
 use std::fmt;
 
@@ -23,31 +22,31 @@ use serde_json::value::RawValue;
 
 use crate::error::{Error, code, cut};
 
-/// Longest piece of an offending value repeated in an error, in characters.
+/// Maximum length of an invalid value that an error repeats, in characters.
 const QUOTE_MAX: usize = 80;
 
-/// Decodes a document; not JSON is code 6, the wrong shape is code 7.
+/// Decodes a document. Errors: code 6, not JSON; code 7, wrong type.
 pub fn from_slice<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T, Error> {
     let value: Value = serde_json::from_slice(bytes)
         .map_err(|cause| Error::new(code::DECODING_FAILURE, format!("{what} is not valid JSON: {cause}")))?;
     from_value(&value, "").map_err(|error| error.context(what))
 }
 
-/// Decodes one raw value found under `key`.
+/// Decodes the raw value of `key`.
 pub fn from_raw<T: DeserializeOwned>(raw: &RawValue, key: &str) -> Result<T, Error> {
     let value: Value = serde_json::from_str(raw.get())
         .map_err(|cause| Error::new(code::DECODING_FAILURE, format!("{key}: not valid JSON: {cause}")))?;
     from_value(&value, key)
 }
 
-/// Decodes a value found under `key` (empty for a whole document); the wrong shape is code 7.
+/// Decodes the value of `key` (empty for a whole document). Error: code 7, wrong type.
 pub fn from_value<T: DeserializeOwned>(value: &Value, key: &str) -> Result<T, Error> {
     let path = Path { parent: None, step: Step::Key(key) };
     T::deserialize(Folding { value, path: &path })
         .map_err(|fault| Error::config(fault.at(&path, value).to_string()))
 }
 
-/// Are these the same key to Go's decoder?
+/// Whether Go's decoder treats two keys as the same.
 pub fn same(a: &str, b: &str) -> bool {
     if a.is_ascii() && b.is_ascii() {
         return a.eq_ignore_ascii_case(b);
@@ -56,7 +55,7 @@ pub fn same(a: &str, b: &str) -> bool {
     a.chars().flat_map(fold).eq(b.chars().flat_map(fold))
 }
 
-/// Where in the document we are; lives on the stack, rendered only for an error.
+/// Path of the current value; lives on the stack, formatted only for an error.
 #[derive(Clone, Copy)]
 struct Path<'a> {
     parent: Option<&'a Path<'a>>,
@@ -83,7 +82,7 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// What went wrong, and once known, where.
+/// Error of a value, with its place once that is known.
 #[derive(Debug)]
 struct Fault {
     place: Option<String>,
@@ -117,7 +116,7 @@ impl de::Error for Fault {
         Fault { place: None, why: why.to_string() }
     }
 
-    // Intentionally without the value: the place already shows it, cut to a bound.
+    // The value is left out on purpose: the place already shows it, shortened.
     fn invalid_type(_: Unexpected<'_>, expected: &dyn Expected) -> Fault {
         de::Error::custom(format_args!("expected {expected}"))
     }
@@ -132,7 +131,7 @@ impl de::Error for Fault {
     }
 }
 
-/// A value as it is shown in an error: its JSON, cut to a bound.
+/// Returns a value as shown in an error: its JSON, shortened.
 pub fn quote(value: &Value) -> String {
     cut(value.to_string(), QUOTE_MAX)
 }
@@ -142,7 +141,7 @@ struct Folding<'a> {
     path: &'a Path<'a>,
 }
 
-/// A scalar method: `null` gives the zero value, anything else goes to `deserialize_any`.
+/// Implements a scalar method: `null` gives the zero value, other values go to `deserialize_any`.
 macro_rules! scalar {
     ($($method:ident => $visit:ident($zero:expr)),* $(,)?) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
@@ -184,7 +183,7 @@ impl<'de> Deserializer<'de> for Folding<'_> {
         let entries = match value {
             Value::Object(map) => Entries::of(map, fields, path),
             Value::Null => Entries { list: Vec::new(), next: 0, path },
-            // Not the visitor's word: serde's would take a list for a struct.
+            // serde's own error would accept a list for a struct.
             _ => return Err(Fault { place: None, why: "expected an object".to_owned() }.at(path, value)),
         };
         visitor.visit_map(entries).map_err(|fault: Fault| fault.at(path, value))
@@ -270,7 +269,7 @@ impl<'de> SeqAccess<'de> for Items<'_> {
     }
 }
 
-/// The entries handed to a visitor: key as the visitor knows it, key as written, value.
+/// Entries for a visitor: key as the visitor knows it, key as written, value.
 struct Entries<'a> {
     list: Vec<(&'a str, &'a str, &'a Value)>,
     next: usize,
@@ -318,7 +317,7 @@ impl<'de> MapAccess<'de> for Entries<'_> {
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Fault> {
         let Some((_, key, value)) = self.list.get(self.next) else {
-            return Err(de::Error::custom("a value was asked for before its key"));
+            return Err(de::Error::custom("a value was requested before its key"));
         };
         self.next += 1;
         let path = Path { parent: Some(self.path), step: Step::Key(key) };
@@ -357,8 +356,9 @@ mod tests {
         from_slice(text.as_bytes(), "test")
     }
 
+    // Requirements: trap 1
     #[test]
-    fn trap1_keys_fold_as_containerd_sends_them() -> Result<(), Error> {
+    fn fold_matches_keys_as_containerd_sends_them() -> Result<(), Error> {
         let mapping = read(r#"{"HostPort":8080,"PROTOCOL":"tcp","HostIP":"","Nested":[{"hostport":1}]}"#)?;
         assert_eq!((mapping.host_port, mapping.protocol.as_str()), (8080, "tcp"));
         assert_eq!(mapping.host_ip.as_deref(), Some(""));
@@ -366,23 +366,26 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: trap 1
     #[test]
-    fn trap1_the_last_of_several_spellings_wins() -> Result<(), Error> {
+    fn fold_uses_the_last_of_several_spellings() -> Result<(), Error> {
         assert_eq!(read(r#"{"hostPort":1,"HOSTPORT":2}"#)?.host_port, 2);
         assert_eq!(read(r#"{"HOSTPORT":2,"hostPort":1}"#)?.host_port, 1);
         Ok(())
     }
 
+    // Requirements: trap 2
     #[test]
-    fn trap2_null_changes_nothing() -> Result<(), Error> {
+    fn fold_null_leaves_the_field_unchanged() -> Result<(), Error> {
         let text = r#"{"hostPort":null,"protocol":null,"hostIP":null,"nested":null,"mode":null,"labels":{"a":null}}"#;
         let expected = Mapping { labels: BTreeMap::from([("a".to_owned(), false)]), ..Mapping::default() };
         assert_eq!(read(text)?, expected);
         Ok(())
     }
 
+    // Requirements: trap 2
     #[test]
-    fn trap2_integers_are_integers() {
+    fn fold_refuses_floats_for_integers() {
         for bad in ["1.0", "1e3", "-1", "65536", "\"1\"", "true", "[]"] {
             let error = read(&format!(r#"{{"hostPort":{bad}}}"#)).unwrap_err();
             assert_eq!(error.code, 7, "{bad}");
@@ -390,8 +393,9 @@ mod tests {
         }
     }
 
+    // Requirements: trap 2
     #[test]
-    fn trap2_an_object_is_an_object() {
+    fn fold_refuses_other_types_for_objects() {
         for bad in ["[]", "[1,2]", "\"x\"", "7", "true"] {
             let error = read(bad).unwrap_err();
             assert!(error.code == 7 && error.msg.ends_with("expected an object"), "{bad}: {error}");
@@ -404,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_path_as_written_and_the_value() {
+    fn fold_error_has_path_and_value() {
         let error = read(r#"{"nested":[{},{"Nested":[{"HOSTPORT":"x"}]}]}"#).unwrap_err();
         assert!(error.msg.starts_with("test: nested[1].Nested[0].HOSTPORT: \"x\": "), "{error}");
         let error = read(r#"{"mode":"three"}"#).unwrap_err();
@@ -415,20 +419,20 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_a_map_are_not_folded() -> Result<(), Error> {
+    fn fold_keeps_keys_of_a_map() -> Result<(), Error> {
         let labels = read(r#"{"labels":{"App":true,"app":false}}"#)?.labels;
         assert_eq!(labels.len(), 2);
         Ok(())
     }
 
     #[test]
-    fn a_long_value_is_cut() {
+    fn fold_error_shortens_a_long_value() {
         let error = read(&format!(r#"{{"hostPort":"{}"}}"#, "x".repeat(10_000))).unwrap_err();
         assert!(error.msg.len() < 300, "{}", error.msg.len());
     }
 
     #[test]
-    fn folding_covers_the_letters_go_folds() {
+    fn fold_covers_the_letters_of_go() {
         assert!(same("dns", "DNS") && same("K", "\u{212a}") && same("s", "\u{17f}"));
         assert!(!same("dns", "dn") && !same("a_b", "a-b"));
     }

@@ -1,4 +1,4 @@
-//! What a plugin was asked to do, checked: one variant a verb, and what a verb lacks its variant lacks.
+//! Validated calls of a plugin: one type for each verb, with only the parameters that the verb has.
 //!
 //! Source: SPEC 1.1.0 §2; libcni `pkg/skel` (S17, S18, S26, S32, K1).
 
@@ -11,94 +11,94 @@ use crate::fold;
 use crate::name::{ContainerId, IfName};
 use crate::version::Verb;
 
-/// Who is attached: the identity of an attachment within one network (S26).
+/// Identity of an attachment within one network (S26).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Attachment {
-    /// The container.
+    /// Container.
     pub container: ContainerId,
-    /// The interface inside it.
+    /// Interface in the container.
     pub ifname: IfName,
 }
 
-/// What every call carries.
+/// Part that all calls have.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// The configuration from stdin.
+    /// Configuration from stdin.
     pub config: Config,
-    /// The variables as given, to call delegates with.
+    /// Variables as received, for calls of delegates.
     pub environment: Environment,
 }
 
 impl Call {
-    /// `CNI_ARGS` as given.
+    /// Returns `CNI_ARGS` as received.
     pub fn args(&self) -> &str {
         &self.environment.args
     }
 
-    /// The variables for calling a delegate with the same parameters (S30).
+    /// Returns the variables for calling a delegate with the same parameters (S30).
     pub fn delegate(&self, verb: Verb) -> Environment {
         self.environment.with(verb)
     }
 }
 
-/// ADD and CHECK: a container that is there.
+/// Call of ADD or CHECK: the container exists.
 #[derive(Clone, Debug)]
 pub struct Attach {
-    /// Who.
+    /// Identity of the attachment.
     pub who: Attachment,
-    /// The network namespace.
+    /// Path of the network namespace.
     pub netns: PathBuf,
-    /// The rest.
+    /// Common part.
     pub call: Call,
 }
 
-/// DEL: a container that may be gone.
+/// Call of DEL: the container may no longer exist.
 #[derive(Clone, Debug)]
 pub struct Detach {
-    /// Who.
+    /// Identity of the attachment.
     pub who: Attachment,
-    /// The network namespace, if the runtime still knows one; the path may be gone.
+    /// Path of the network namespace, if the runtime still knows it; it may no longer exist.
     pub netns: Option<PathBuf>,
-    /// The rest.
+    /// Common part.
     pub call: Call,
 }
 
 impl Detach {
-    /// The namespace's path, if there still is something at it.
+    /// Returns the path of the network namespace, if it still exists.
     pub fn live_netns(&self) -> Option<&Path> {
         self.netns.as_deref().filter(|path| path.exists())
     }
 }
 
-/// GC: everything this network ever had, less what is valid.
+/// Call of GC: removes all attachments of the network except the valid ones.
 #[derive(Clone, Debug)]
 pub struct Sweep {
-    /// The rest.
+    /// Common part.
     pub call: Call,
 }
 
-/// One entry of `cni.dev/valid-attachments`.
+/// Entry of `cni.dev/valid-attachments`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 #[serde(default)]
 pub struct ValidAttachment {
-    /// The container id.
+    /// Container id.
     #[serde(rename = "containerID")]
     pub container_id: String,
-    /// The interface name.
+    /// Interface name.
     pub ifname: String,
 }
 
-/// The key of the specification's text.
+/// Key of the list in the text of the specification.
 pub const VALID_ATTACHMENTS: &str = "cni.dev/valid-attachments";
-/// The key of the tag v1.1.0; both are sent, either is read (trap 7).
+/// Key of the list in the tag v1.1.0; both are sent, either is read (trap 7).
 pub const VALID_ATTACHMENTS_OLD: &str = "cni.dev/attachments";
 
 impl Sweep {
-    /// The attachments that must stay, or `None` if the caller named no list at all: then nothing may
-    /// be dropped. An empty list means that nothing is valid.
+    /// Returns the attachments to keep, or `None` if the caller sent no list: then nothing may be removed. An empty list
+    /// means that no attachment is valid.
     ///
     /// # Errors
-    /// Code 7 for a list that cannot be read, or with an entry that names half an attachment.
+    /// Code 7: the list cannot be read, or an entry lacks its container or interface.
     pub fn valid(&self) -> Result<Option<Vec<ValidAttachment>>, Error> {
         let Some(map) = self.call.config.value().as_object() else { return Ok(None) };
         for key in [VALID_ATTACHMENTS, VALID_ATTACHMENTS_OLD] {
@@ -111,21 +111,21 @@ impl Sweep {
     }
 }
 
-/// Of which each entry names container and interface: what is named by half would be dropped for the other half.
+/// Refuses an entry without container or interface: GC would remove the attachment that it means.
 fn whole(list: Vec<ValidAttachment>, key: &str) -> Result<Vec<ValidAttachment>, Error> {
     match list.iter().position(|one| one.container_id.is_empty() || one.ifname.is_empty()) {
         None => Ok(list),
         Some(at) => {
             let ValidAttachment { container_id, ifname } = &list[at];
             let text = format!("containerID {container_id:?}, ifname {ifname:?}");
-            Err(Error::key(format_args!("{key}[{at}]"), text, "an attachment has both"))
+            Err(Error::key(format_args!("{key}[{at}]"), text, "an attachment needs both"))
         }
     }
 }
 
-/// STATUS.
+/// Call of STATUS.
 #[derive(Clone, Debug)]
 pub struct Probe {
-    /// The rest.
+    /// Common part.
     pub call: Call,
 }

@@ -1,21 +1,19 @@
-//! How one plugin calls another, whatever stands behind it: a process or a function.
+//! Interface for calling a plugin, which may be a process or a function of this program.
 //!
-//! The contract is the wire: variables and stdin in, stdout or an error out. A caller cannot tell
-//! an exec'ed plugin from a built-in one, and the tests run both.
+//! The contract is that of a process: variables and stdin as input, stdout or an error as output. Built-in and executed
+//! plugins behave the same, and the tests run both.
 
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::fold;
 use crate::name::PluginType;
 
-/// Something that can run a plugin.
+/// Caller of plugins.
 pub trait Invoke {
-    /// Runs `plugin` with these variables and this stdin.
-    ///
-    /// Returns what it printed (empty for verbs without an answer).
+    /// Runs `plugin` with these variables and this stdin, and returns its stdout (empty for verbs without output).
     ///
     /// # Errors
-    /// The plugin's own error, code and details untouched; or a failure to run it at all.
+    /// The plugin's own error with its code and details, or the failure to run it.
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error>;
 
     /// Whether the IPAM plugin of this name releases addresses through the container's interface
@@ -25,7 +23,7 @@ pub trait Invoke {
     }
 }
 
-/// Why what a failing plugin printed is not an error in the protocol's form.
+/// Error of output that is not a CNI error.
 #[derive(Debug, thiserror::Error)]
 pub enum ErrorOutput {
     /// It is not JSON.
@@ -34,7 +32,7 @@ pub enum ErrorOutput {
     /// It is JSON of another form.
     #[error("{0}")]
     Malformed(String),
-    /// It says nothing.
+    /// It has neither code nor message.
     #[error("neither code nor msg")]
     Empty,
 }
@@ -44,7 +42,7 @@ pub enum ErrorOutput {
 /// Old Go plugins may print a result and then an error (trap 8): the last document counts.
 ///
 /// # Errors
-/// What it printed is no error.
+/// The output is not a CNI error.
 pub fn read_error(stdout: &[u8]) -> Result<Error, ErrorOutput> {
     let documents = serde_json::Deserializer::from_slice(stdout).into_iter::<serde_json::Value>();
     let mut last = serde_json::Value::Null;
@@ -62,8 +60,9 @@ pub fn read_error(stdout: &[u8]) -> Result<Error, ErrorOutput> {
 mod tests {
     use super::*;
 
+    // Requirements: trap 8
     #[test]
-    fn trap8_of_a_result_and_an_error_on_stdout_the_error_counts() {
+    fn plugin_error_after_a_result_counts() {
         let both = br#"{"cniVersion":"1.0.0","ips":[]} {"code":8,"msg":"same netns"}"#;
         assert_eq!(read_error(both).unwrap(), Error::new(8, "same netns"));
         for garbage in [&b"{\"code\":"[..], b"", b"null", b"[]", b"{}", b"oops", b"\xff\xfe"] {
@@ -71,8 +70,9 @@ mod tests {
         }
     }
 
+    // Requirements: trap 6
     #[test]
-    fn trap6_an_error_folds_as_go_reads_it() {
+    fn plugin_error_keys_match_without_case() {
         let error = read_error(br#"{"Code":11,"MSG":"later","Details":"soon"}"#);
         assert_eq!(error.unwrap(), Error::new(11, "later").details("soon"));
     }

@@ -1,20 +1,20 @@
-//! The Container Network Interface, both roles.
+//! Container Network Interface (CNI): the plugin side (callee) and the runtime side (caller).
 //!
 //! ```text
-//!             words                       callee: plugin              caller: network, runtime
+//!             types                       callee: plugin              caller: network, runtime
 //!  version name error args address        process (stdin, stdout)     Network ◄─ load ◄─ files
 //!  object fold capability                   └► respond ► Plugin       chain ─► Invoke: exec, or built in
 //!  config result environment invocation               └► ipam ──►     Runtime = chain + cache
 //! ```
 //!
-//! A plugin is a value that implements [`plugin::Plugin`]; a runtime holds something that implements
-//! [`invoke::Invoke`]. The two meet either through a process ([`runtime`]'s `Exec`) or in one process:
-//! the bytes are the same, so nobody can tell which.
+//! A plugin is a value that implements [`plugin::Plugin`]. A runtime calls plugins through [`invoke::Invoke`], either as a
+//! process ([`runtime`]'s `Exec`) or in its own process. The exchanged bytes are the same, so the plugin and its caller
+//! behave the same in both cases.
 //!
-//! This crate is synchronous and knows neither the kernel, nor Kubernetes, nor which plugins exist.
+//! The crate is synchronous. It uses neither the kernel nor Kubernetes, and does not know which plugins exist.
 //!
-//! Sources: SPEC.md of the tags v0.1.0 … v1.1.0, CONVENTIONS.md, and libcni where users rely on what
-//! it does beyond them. Requirement ids (`S…`, `K…`, `C…`, `L…`, `V…`, traps) name the tests.
+//! Sources: SPEC.md of the tags v0.1.0 … v1.1.0, CONVENTIONS.md, and libcni where users rely on behaviour beyond them.
+//! `tests/requirements.rs` explains the requirement ids (`S…`, `K…`, `C…`, `L…`, `V…`, traps).
 
 #![forbid(unsafe_code)]
 
@@ -33,6 +33,7 @@ pub mod object;
 pub mod plugin;
 pub mod result;
 pub mod runtime;
+mod shallow;
 pub mod version;
 
 pub use error::{Context, Error, code};

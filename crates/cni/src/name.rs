@@ -1,8 +1,7 @@
-//! The names the protocol validates: container id, network name, interface name, plugin type.
+//! Names that CNI validates: container id, network name, interface name, plugin type.
 //!
-//! A value of these types has passed the check; code that holds one need not look again. All of
-//! them end up in file names or kernel calls, so nothing here may hold `/`, and `.`/`..` are
-//! impossible by construction.
+//! A value of these types is valid, so code that receives one need not check it again. All of them are used in file names
+//! or kernel calls: none contains `/`, and none is `.` or `..`.
 //!
 //! Source: SPEC 1.1.0 §2 and §3 (S24); libcni `pkg/utils/utils.go`; kernel `dev_valid_name`.
 
@@ -10,10 +9,10 @@ use std::fmt;
 
 use crate::error::{Error, code};
 
-/// Longest interface name in bytes (`IFNAMSIZ` less the terminator).
+/// Maximum length of an interface name, in bytes (`IFNAMSIZ` without the terminator).
 pub const IFNAME_MAX: usize = 15;
 
-/// Longest container id or network name we take, in bytes: they become file names.
+/// Maximum length of a container id or network name, in bytes: they become file names.
 pub const NAME_MAX: usize = 200;
 
 macro_rules! text_newtype {
@@ -23,7 +22,7 @@ macro_rules! text_newtype {
         pub struct $name(String);
 
         impl $name {
-            /// The text itself.
+            /// Returns the name as a string.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -67,17 +66,17 @@ text_newtype! {
 }
 
 text_newtype! {
-    /// An interface name the kernel would accept: 1–15 bytes, not `.` or `..`, no `/`, `:`, space.
+    /// An interface name that the kernel accepts: 1–15 bytes, not `.` or `..`, no `/`, `:`, space.
     IfName
 }
 
 text_newtype! {
-    /// A plugin's `type`: a file name, never a path.
+    /// `type` of a plugin: a file name, never a path.
     PluginType
 }
 
 impl ContainerId {
-    /// Checks `text`. Empty is code 3 (unknown container), malformed is code 4, as libcni has it.
+    /// Validates `text`. Errors, as in libcni: code 3 if it is empty, code 4 if it is malformed.
     pub fn new(text: &str) -> Result<ContainerId, Error> {
         if text.is_empty() {
             return Err(Error::new(code::UNKNOWN_CONTAINER, "missing containerID"));
@@ -93,7 +92,7 @@ impl ContainerId {
 }
 
 impl NetworkName {
-    /// Checks `text`; empty or malformed is code 7.
+    /// Validates `text`. Error: code 7.
     pub fn new(text: &str) -> Result<NetworkName, Error> {
         if text.is_empty() {
             return Err(Error::new(code::INVALID_CONFIG, "missing network name"));
@@ -109,7 +108,7 @@ impl NetworkName {
 }
 
 impl IfName {
-    /// Checks `text`; any fault is code 4 and says which rule it broke.
+    /// Validates `text`. Error: code 4, with the broken rule.
     pub fn new(text: &str) -> Result<IfName, Error> {
         match ifname_fault(text) {
             None => Ok(IfName(text.to_owned())),
@@ -121,7 +120,7 @@ impl IfName {
 }
 
 impl PluginType {
-    /// Checks `text`; any fault is code 7.
+    /// Validates `text`. Error: code 7.
     pub fn new(text: &str) -> Result<PluginType, Error> {
         let illegal = |c: char| c == '/' || c == '\\' || c.is_control();
         if text.is_empty() {
@@ -137,7 +136,7 @@ impl PluginType {
     }
 }
 
-/// `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, bounded.
+/// Whether `text` matches `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$` and is not too long.
 fn is_identifier(text: &str) -> bool {
     let mut bytes = text.bytes();
     let Some(first) = bytes.next() else { return false };
@@ -146,7 +145,7 @@ fn is_identifier(text: &str) -> bool {
         && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
 }
 
-/// Why `text` cannot name an interface, or `None` if it can.
+/// Returns why `text` is not an interface name, or `None` if it is one.
 ///
 /// Unicode white space counts (U+0085 and U+00A0 included), as in libcni.
 pub fn ifname_fault(text: &str) -> Option<&'static str> {
@@ -163,10 +162,10 @@ pub fn ifname_fault(text: &str) -> Option<&'static str> {
         return Some("contains / or : or whitespace");
     }
     if text.contains('%') {
-        return Some("contains %, which the kernel takes for a pattern");
+        return Some("contains %, which the kernel interprets as a pattern");
     }
     if text == "all" || text == "default" {
-        return Some("is the kernel's word for every interface");
+        return Some("is the name that the kernel uses for all interfaces");
     }
     None
 }
@@ -175,8 +174,9 @@ pub fn ifname_fault(text: &str) -> Option<&'static str> {
 mod tests {
     use super::*;
 
+    // Requirements: S24
     #[test]
-    fn s24_container_id_and_network_name_alphabet() {
+    fn name_alphabet_of_container_id_and_network() {
         for good in ["a", "0", "a.b-c_d", "cnitool-77383ca0a0715733ca6f", "A1"] {
             assert!(ContainerId::new(good).is_ok(), "{good}");
             assert!(NetworkName::new(good).is_ok(), "{good}");
@@ -187,14 +187,16 @@ mod tests {
         }
     }
 
+    // Requirements: S18
     #[test]
-    fn s18_an_empty_container_id_is_code_3_and_an_empty_name_code_7() {
+    fn name_empty_container_id_is_code_3_and_network_code_7() {
         assert_eq!(ContainerId::new("").map_err(|e| e.code), Err(3));
         assert_eq!(NetworkName::new("").map_err(|e| e.code), Err(7));
     }
 
+    // Requirements: S24
     #[test]
-    fn s24_a_plugin_type_is_a_file_name() {
+    fn name_of_a_plugin_type_is_a_file_name() {
         for good in ["bridge", "host-local", "my.plugin"] {
             assert!(PluginType::new(good).is_ok(), "{good}");
         }
@@ -204,13 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_name_is_what_the_kernel_takes() {
+    fn name_of_an_interface_is_valid_for_the_kernel() {
         for good in ["eth0", "a", "net1.100", "exactly15bytes_", "ä"] {
             assert!(IfName::new(good).is_ok(), "{good}");
         }
         let bad =
             ["", ".", "..", "a/b", "a:b", "a b", "a\tb", "a\u{85}", "a\u{a0}", "sixteen-bytes---", "a\0b"];
-        // The kernel makes another name of these, or has no directory for their settings.
+        // The kernel would change these names, or has no directory for their settings.
         let bad = bad.into_iter().chain(["x%d", "a%%", "%", "all", "default"]);
         for bad in bad {
             assert_eq!(IfName::new(bad).map_err(|e| e.code), Err(4), "{bad:?}");

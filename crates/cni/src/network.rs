@@ -1,14 +1,13 @@
-//! A network: the list of plugin configurations that an administrator writes.
+//! Network: the list of plugin configurations that an administrator writes.
 //!
-//! Pure: files are `runtime::load`'s business. A single plugin's configuration is read as a list of
-//! one. The bytes are kept as they came (of a single configuration: the list around it), because
-//! caches and journals must hold what was executed.
+//! This module reads no files; `runtime::load` does. A single plugin's configuration is read as a list of one. The bytes
+//! are kept as received (for a single configuration: the list around it), because caches and journals must contain
+//! exactly what was executed.
 //!
-//! Rules:
-//! - plugin configurations stay untouched objects; of them only `type` and `capabilities` are looked at;
-//! - of `cniVersion` and `cniVersions` the highest version we speak counts; what we do not know is skipped,
-//!   but if nothing is left it is an error naming all of them;
-//! - a boolean may be the text "true" or "false" in any letter case (trap 3).
+//! - Plugin configurations are kept unchanged; only `type` and `capabilities` are read.
+//! - The highest supported version of `cniVersion` and `cniVersions` is used; unknown versions are ignored. Without a
+//!   supported version the error names all of them.
+//! - A boolean may be the string "true" or "false" in any letter case (trap 3).
 //!
 //! Source: SPEC 1.1.0 §1 (S3, S8, S22, S24, S34, S38, S39); libcni `libcni/conf.go` (L10, trap 3).
 
@@ -24,23 +23,23 @@ use crate::name::{NetworkName, PluginType};
 use crate::object::Object;
 use crate::version::{Triple, Version};
 
-/// A network's configuration.
+/// Configuration of a network.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// Its name: the identity of everything stored for it.
+    /// Name, which identifies all stored state of the network.
     pub name: NetworkName,
-    /// The protocol version to speak with its plugins.
+    /// CNI version for calls of its plugins.
     pub version: Version,
-    /// CHECK must not be called.
+    /// Whether CHECK must not be called.
     pub disable_check: bool,
-    /// GC must not be called.
+    /// Whether GC must not be called.
     pub disable_gc: bool,
-    /// Plugins come from the list alone, not from files in a directory named like the network.
+    /// Whether plugins come only from the list, not from files in a directory named like the network.
     pub load_only_inlined_plugins: bool,
-    /// The plugins in the order of an ADD, as written; each has a valid `type`.
+    /// Plugins in the order of an ADD, as written; each has a valid `type`.
     pub plugins: Vec<Object>,
     bytes: Vec<u8>,
-    /// Was a plugin appended that `bytes` does not have?
+    /// Whether a plugin was appended that is not in `bytes`.
     is_appended: bool,
 }
 
@@ -48,13 +47,13 @@ impl Network {
     /// Reads a list, or a single plugin's configuration as a list of one; `what` names the document in errors.
     ///
     /// # Errors
-    /// 6 not a JSON object · 7 a key of the wrong form, no name, no plugin · 1 no version we speak.
+    /// Code 6: not a JSON object. Code 7: a key of the wrong type, no name, no plugin. Code 1: no supported version.
     pub fn parse(bytes: &[u8], what: &str) -> Result<Network, Error> {
         let network = Network::parse_open(bytes, what)?;
         network.closed().context(what)
     }
 
-    /// [`Network::parse`], but a list may have no plugins yet: they may stand in files beside it.
+    /// Reads a network like [`Network::parse`], but a list may have no plugins yet: they may be in files beside it.
     pub fn parse_open(bytes: &[u8], what: &str) -> Result<Network, Error> {
         let object = Object::parse(bytes, what)?;
         match is_list(&object) {
@@ -64,7 +63,7 @@ impl Network {
         .context(what)
     }
 
-    /// A network of an object that is already taken apart, for instance after its name was filled in.
+    /// Returns the network of an object that is already parsed, for example after its name was added.
     pub fn from_object(object: Object) -> Result<Network, Error> {
         match is_list(&object) {
             true => Network::of_list(&object, object.to_json().into_bytes()).and_then(Network::closed),
@@ -80,7 +79,7 @@ impl Network {
         };
         let load_only_inlined_plugins = boolean(list, "loadOnlyInlinedPlugins")?;
         if plugins.is_none() && load_only_inlined_plugins {
-            return Err(Error::config("loadOnlyInlinedPlugins: true: there is no plugins key to load from"));
+            return Err(Error::config("loadOnlyInlinedPlugins: true: there is no plugins key"));
         }
         if plugins.as_ref().is_some_and(Vec::is_empty) {
             return Err(Error::key("plugins", "[]", "no plugins in list"));
@@ -122,7 +121,7 @@ impl Network {
         }
     }
 
-    /// Appends a plugin that was configured in a file of its own.
+    /// Appends a plugin that is configured in a file of its own.
     pub fn append(&mut self, plugin: Object) -> Result<(), Error> {
         check(&plugin)?;
         self.plugins.push(plugin);
@@ -130,15 +129,15 @@ impl Network {
         Ok(())
     }
 
-    /// The list as it came: without plugins that have files of their own.
+    /// Returns the list as received, without plugins from files of their own.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The list with every plugin in it, for who has not their files.
+    /// Returns the list with every plugin, for a reader without access to their files.
     ///
     /// # Errors
-    /// Our own fault, if it cannot be said in JSON.
+    /// Code 999: the list has no JSON form.
     pub fn inlined(&self) -> Result<Cow<'_, [u8]>, Error> {
         if !self.is_appended {
             return Ok(Cow::Borrowed(&self.bytes));
@@ -152,7 +151,7 @@ impl Network {
         Ok(Cow::Owned(list.to_json().into_bytes()))
     }
 
-    /// The capabilities that at least one plugin declares: what of a runtime's arguments is used at all.
+    /// Returns the capabilities that at least one plugin declares; the runtime's other arguments are not used.
     pub fn capabilities(&self) -> Result<BTreeSet<String>, Error> {
         let mut all = BTreeSet::new();
         for plugin in &self.plugins {
@@ -161,7 +160,7 @@ impl Network {
         Ok(all)
     }
 
-    /// The plugins that must be found to run this network, IPAM included, each once, in order of use.
+    /// Returns the plugins that running this network needs, IPAM included, without duplicates, in order of use.
     pub fn needs(&self) -> Result<Vec<PluginType>, Error> {
         let mut needs = Vec::new();
         for plugin in &self.plugins {
@@ -181,12 +180,12 @@ struct Ipam {
     r#type: String,
 }
 
-/// The `type` of one plugin's configuration.
+/// Returns the `type` of one plugin's configuration.
 pub fn plugin_type(plugin: &Object) -> Result<PluginType, Error> {
     PluginType::new(&plugin.text("type")?.unwrap_or_default()).context("type")
 }
 
-/// The `ipam.type` of one plugin's configuration, if it has any.
+/// Returns the `ipam.type` of one plugin's configuration, if it has one.
 pub fn ipam_type(plugin: &Object) -> Result<Option<PluginType>, Error> {
     match plugin.read::<Ipam>("ipam")?.unwrap_or_default().r#type.as_str() {
         "" => Ok(None),
@@ -194,18 +193,18 @@ pub fn ipam_type(plugin: &Object) -> Result<Option<PluginType>, Error> {
     }
 }
 
-/// The capabilities that one plugin's configuration declares with `true`.
+/// Returns the capabilities that one plugin's configuration declares with `true`.
 pub fn capabilities(plugin: &Object) -> Result<BTreeSet<String>, Error> {
     let declared = plugin.read::<BTreeMap<String, bool>>("capabilities")?.unwrap_or_default();
     Ok(declared.into_iter().filter(|(_, enabled)| *enabled).map(|(name, _)| name).collect())
 }
 
-/// Only a list has `plugins`, only a plugin has `type`; with neither it is a list whose plugins are elsewhere.
+/// Whether the object is a list. Only a list has `plugins`, only a plugin has `type`; with neither it is a list without plugins.
 fn is_list(object: &Object) -> bool {
     object.contains("plugins") || object.get("type").is_none()
 }
 
-/// Is this something that can be executed?
+/// Fails if the plugin's configuration cannot be executed.
 fn check(plugin: &Object) -> Result<(), Error> {
     plugin_type(plugin)?;
     capabilities(plugin)?;
@@ -227,7 +226,7 @@ fn plugins(raw: &RawValue) -> Result<Vec<Object>, Error> {
     Ok(plugins)
 }
 
-/// `true`, `false`, or their names as text in any letter case.
+/// Reads `true`, `false`, or these words as a string in any letter case.
 fn boolean(list: &Object, key: &str) -> Result<bool, Error> {
     match list.read::<Value>(key)? {
         None => Ok(false),
@@ -238,7 +237,7 @@ fn boolean(list: &Object, key: &str) -> Result<bool, Error> {
     }
 }
 
-/// The highest version we speak out of `cniVersion` and `cniVersions` (S34).
+/// Returns the highest supported version of `cniVersion` and `cniVersions` (S34).
 fn version(list: &Object) -> Result<Version, Error> {
     let one = list.text("cniVersion")?;
     let many: Vec<String> = list.read("cniVersions")?.unwrap_or_default();

@@ -1,11 +1,10 @@
-//! A JSON object whose values are carried as the bytes they were written in.
+//! JSON object that keeps its values as the bytes they were written in.
 //!
-//! A configuration belongs to the plugin it names. We add a few keys and must not disturb the rest:
-//! not the order, not the white space, not a 20-digit number (libcni rounds those). So only the
-//! top level is taken apart.
+//! A configuration belongs to the plugin it names. weft adds a few keys and must not change the rest: the order, white
+//! space, or a 20-digit number (which libcni rounds). So only the top level is parsed.
 //!
-//! Rules: a key is looked up as Go's decoder does (exact, else by case folding; the last one wins);
-//! it is set and removed by its exact name.
+//! A key is looked up as in Go's decoder (exact, else by case folding; the last one counts). It is set and removed by its
+//! exact name.
 //!
 //! Source: SPEC 1.1.0 §3 "Deriving execution configuration" (S27, S28); libcni `InjectConf` (L12).
 
@@ -19,10 +18,10 @@ use serde_json::value::RawValue;
 use crate::error::{Error, code};
 use crate::fold;
 
-/// Largest JSON document read from anywhere, in bytes.
+/// Maximum size of a JSON document from any source, in bytes.
 pub const DOCUMENT_MAX: usize = 1 << 20;
 
-/// An ordered object of untouched values.
+/// Ordered object of unparsed values.
 #[derive(Clone, Debug, Default)]
 pub struct Object(Vec<(String, Box<RawValue>)>);
 
@@ -40,7 +39,7 @@ impl Object {
         })
     }
 
-    /// The value of `key`: the last exact match, else the last match by case folding.
+    /// Returns the value of `key`: the last exact match, else the last match by case folding.
     pub fn get(&self, key: &str) -> Option<&RawValue> {
         let exact = self.0.iter().rev().find(|(k, _)| k == key);
         exact
@@ -48,7 +47,7 @@ impl Object {
             .map(|(_, value)| value.as_ref())
     }
 
-    /// Decodes the value of `key`; absent and `null` are `None`. Errors (code 7) name key and value.
+    /// Decodes the value of `key`; absent and `null` are `None`. Errors (code 7) have key and value.
     pub fn read<T: serde::de::DeserializeOwned>(&self, key: &str) -> Result<Option<T>, Error> {
         match self.get(key) {
             None => Ok(None),
@@ -57,7 +56,7 @@ impl Object {
         }
     }
 
-    /// The object under `key`, its values untouched; absent and `null` are `None`.
+    /// Returns the object under `key` with unparsed values; absent and `null` are `None`.
     pub fn read_object(&self, key: &str) -> Result<Option<Object>, Error> {
         match self.get(key) {
             None => Ok(None),
@@ -69,17 +68,17 @@ impl Object {
         }
     }
 
-    /// The text under `key`; absent, `null` and `""` are `None`.
+    /// Returns the string under `key`; absent, `null` and `""` are `None`.
     pub fn text(&self, key: &str) -> Result<Option<String>, Error> {
         Ok(self.read::<String>(key)?.filter(|text| !text.is_empty()))
     }
 
-    /// Is there such a key (by its exact name)?
+    /// Whether there is a key with this exact name.
     pub fn contains(&self, key: &str) -> bool {
         self.0.iter().any(|(k, _)| k == key)
     }
 
-    /// Sets `key` to these bytes, in its old place if it had one, else at the end.
+    /// Sets `key` to these bytes, in its old place if there is one, else at the end.
     pub fn set_raw(&mut self, key: &str, value: Box<RawValue>) {
         match self.0.iter().rposition(|(k, _)| k == key) {
             Some(at) => {
@@ -107,29 +106,28 @@ impl Object {
         self.0.retain(|(k, _)| k != key);
     }
 
-    /// Sets `key` so that no reader can take another entry for it: spellings that a folding decoder
-    /// would accept are removed.
+    /// Sets `key` and removes all its other spellings that a folding decoder would accept.
     pub fn impose(&mut self, key: &str, value: Box<RawValue>) {
         self.0.retain(|(k, _)| k == key || !fold::same(k, key));
         self.set_raw(key, value);
     }
 
-    /// Removes every entry that a folding decoder would take for `key`.
+    /// Removes every entry that a folding decoder would accept for `key`.
     pub fn banish(&mut self, key: &str) {
         self.0.retain(|(k, _)| !fold::same(k, key));
     }
 
-    /// Keys and values, in order.
+    /// Returns keys and values, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &RawValue)> {
         self.0.iter().map(|(k, v)| (k.as_str(), v.as_ref()))
     }
 
-    /// Has it no entries?
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The object's JSON, without added white space.
+    /// Returns the object's JSON, without added white space.
     pub fn to_json(&self) -> String {
         let mut out = String::with_capacity(self.0.iter().map(|(k, v)| k.len() + v.get().len() + 8).sum());
         out.push('{');
@@ -195,8 +193,9 @@ mod tests {
         Object::parse(text.as_bytes(), "test").unwrap()
     }
 
+    // Requirements: L12
     #[test]
-    fn l12_what_we_do_not_touch_keeps_its_bytes() -> Result<(), Error> {
+    fn object_unchanged_values_keep_their_bytes() -> Result<(), Error> {
         let mut conf =
             object(r#"{"type":"x", "big": 12345678901234567890123, "b":{ "z" : 1.0e3,"a":[1, 2] }}"#);
         conf.set("name", "net")?;
@@ -207,8 +206,9 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: trap 1
     #[test]
-    fn trap1_a_key_is_found_in_any_letter_case_and_the_exact_one_wins() -> Result<(), Error> {
+    fn object_key_matches_without_case_and_exact_first() -> Result<(), Error> {
         let conf = object(r#"{"NAME":"folded","Type":"bridge"}"#);
         assert_eq!(conf.text("name")?.as_deref(), Some("folded"));
         assert_eq!(conf.text("type")?.as_deref(), Some("bridge"));
@@ -217,8 +217,9 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: trap 2
     #[test]
-    fn trap2_duplicates_null_and_empty_text() -> Result<(), Error> {
+    fn object_duplicates_null_and_empty_string() -> Result<(), Error> {
         let conf = object(r#"{"a":"1","a":"2","n":null,"e":""}"#);
         assert_eq!(conf.text("a")?.as_deref(), Some("2"));
         assert_eq!((conf.text("n")?, conf.text("e")?, conf.text("missing")?), (None, None, None));
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn setting_replaces_in_place_and_drops_duplicates() -> Result<(), Error> {
+    fn object_set_replaces_in_place_and_drops_duplicates() -> Result<(), Error> {
         let mut conf = object(r#"{"a":1,"b":2,"a":3,"c":4}"#);
         conf.set("a", &5)?;
         assert_eq!(conf.to_json(), r#"{"b":2,"a":5,"c":4}"#);
@@ -235,8 +236,9 @@ mod tests {
         Ok(())
     }
 
+    // Requirements: S8, trap 1
     #[test]
-    fn s8_trap1_an_imposed_key_has_no_second_spelling() -> Result<(), Error> {
+    fn object_impose_removes_other_spellings() -> Result<(), Error> {
         let mut conf = object(r#"{"name":"a","x":1,"NAME":"shadow","Name":"b"}"#);
         conf.impose("name", serde_json::value::to_raw_value("net").unwrap());
         assert_eq!(conf.to_json(), r#"{"name":"net","x":1}"#);
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_object_is_code_6() {
+    fn object_parse_of_other_json_is_code_6() {
         for bad in ["", "[]", "1", "null", "{", "{}x", "{\"a\":}"] {
             assert_eq!(Object::parse(bad.as_bytes(), "stdin").map_err(|e| e.code).err(), Some(6), "{bad:?}");
         }
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_key_and_value() {
+    fn object_error_has_key_and_value() {
         let error = object(r#"{"mtu":"big"}"#).read::<u32>("mtu").unwrap_err();
         assert_eq!(error.code, 7);
         assert!(error.msg.contains("mtu") && error.msg.contains("\"big\""), "{error}");

@@ -1,4 +1,4 @@
-//! The callee: what a plugin is, and the only code that turns one into stdout and an exit code.
+//! Plugin side of CNI: the trait [`Plugin`], and the code that turns a call of it into stdout and an exit code.
 //!
 //! ```text
 //!   process (variables, stdin, stdout) ──► respond (a function) ──► Plugin (a value) ──► ipam ──► Invoke
@@ -18,14 +18,14 @@ use crate::invoke::Invoke;
 use crate::result::Success;
 use crate::version::Version;
 
-/// A CNI plugin. Every verb is required: a verb with nothing to do says so in its body.
+/// CNI plugin. Every verb is required; a verb without effect says so in its body.
 ///
-/// `delegates` runs other plugins (IPAM, or anything a meta-plugin calls).
+/// `delegates` runs other plugins (IPAM, or those that a meta-plugin calls).
 pub trait Plugin: Sync {
-    /// The name it answers to: the `type` of a configuration.
+    /// Returns the name of the plugin: the `type` of a configuration.
     fn name(&self) -> &'static str;
 
-    /// The protocol versions it speaks.
+    /// Returns the CNI versions that the plugin supports.
     fn versions(&self) -> &'static [Version] {
         Version::ALL
     }
@@ -37,10 +37,10 @@ pub trait Plugin: Sync {
         false
     }
 
-    /// The name that the link on the host has which ADD creates for an attachment, at the `attempt`th try (0 first); `None`
-    /// behind the last one, and of a plugin that creates none.
+    /// Returns the name of the host link that ADD creates for an attachment, at the `attempt`th try (0 first). Returns `None`
+    /// after the last try, and for a plugin that creates no link.
     ///
-    /// The link bears the attachment's owner tag, and DEL removes it.
+    /// The link has the attachment's owner tag, and DEL removes it.
     fn host_link_name(&self, _network: &str, _who: &Attachment, _attempt: u32) -> Option<String> {
         None
     }
@@ -55,18 +55,18 @@ pub trait Plugin: Sync {
         false
     }
 
-    /// Attaches, or fails having changed nothing.
+    /// Attaches, or fails without having changed anything.
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error>;
 
-    /// Detaches. What is already gone is success; everything is tried, failures are collected.
+    /// Detaches. Objects that no longer exist are no error; all steps are attempted and their failures collected.
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error>;
 
-    /// Fails if the attachment is not as the last ADD left it; changes nothing.
+    /// Fails if the attachment differs from the state after the last ADD; changes nothing.
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error>;
 
-    /// Drops what belongs to no valid attachment; everything is tried, failures are collected.
+    /// Removes objects that belong to no valid attachment; all steps are attempted and their failures collected.
     fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error>;
 
-    /// Fails with code 50 or 51 if an ADD could not be served now.
+    /// Fails with code 50 or 51 if an ADD would fail now.
     fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error>;
 }

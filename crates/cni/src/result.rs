@@ -1,8 +1,8 @@
-//! What an ADD answers: interfaces, addresses, routes, DNS.
+//! Result of an ADD: interfaces, addresses, routes, DNS.
 //!
-//! [`Success`] is the newest form; the forms of older versions are read into it and written from it
-//! (one file a family: `v02`, `v04`, `v1`). Converting may lose what the old form cannot say, and
-//! fails only where the old form demands something that is not there.
+//! [`Success`] is the newest form. Results of older versions are converted to it and from it (`v02`, `v04` and `v1`, one
+//! module for each family of versions). A conversion drops information that the older form lacks. It fails only if the
+//! older form requires information that is missing.
 //!
 //! Source: SPEC 1.1.0 §5 and the same section of each older tag; libcni `pkg/types/{020,040,100}`
 //! (requirements S2, S7, S15, S22–S24, S35, C1–C8).
@@ -21,12 +21,12 @@ use crate::error::{Error, code};
 use crate::fold;
 use crate::version::Version;
 
-/// The result of an ADD in its newest form.
+/// Result of an ADD in its newest form.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Success {
-    /// Interfaces the plugins made or moved, host side included. IPAM plugins leave it empty.
+    /// Interfaces that the plugins created or moved, host side included. IPAM plugins leave it empty.
     pub interfaces: Vec<Interface>,
-    /// Addresses given.
+    /// Allocated addresses.
     pub ips: Vec<IpConfig>,
     /// Routes for the container.
     pub routes: Vec<Route>,
@@ -34,46 +34,46 @@ pub struct Success {
     pub dns: Dns,
 }
 
-/// One interface of a result.
+/// Interface of a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name, in the namespace it is in.
+    /// Name in its namespace.
     pub name: String,
-    /// Hardware address as text; empty where layer 2 means nothing.
+    /// Hardware address; empty for interfaces without layer 2.
     pub mac: String,
-    /// MTU in bytes, if the plugin says.
+    /// MTU in bytes, if the plugin reports it.
     pub mtu: Option<u32>,
-    /// Path of the network namespace it is in (or a hypervisor's id); empty on the host.
+    /// Path of its network namespace (or a hypervisor's id); empty on the host.
     pub sandbox: String,
-    /// Path of a socket file, for interfaces that are one.
+    /// Path of the socket file, for an interface that is a socket.
     pub socket_path: String,
-    /// Platform id of the PCI device behind it.
+    /// Platform id of the underlying PCI device.
     pub pci_id: String,
 }
 
-/// One address of a result.
+/// Address of a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IpConfig {
-    /// Index into `interfaces`; absent in IPAM results, negative means «none».
+    /// Index into `interfaces`; absent in IPAM results, negative means none.
     pub interface: Option<i32>,
-    /// Address with its prefix length; host bits kept.
+    /// Address with its prefix length; host bits are kept.
     pub address: IpNet,
-    /// The gateway of that subnet.
+    /// Gateway of that subnet.
     pub gateway: Option<IpAddr>,
 }
 
-/// One route of a result.
+/// Route of a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Destination.
     pub dst: IpNet,
-    /// Next hop; absent means the gateway of the address's subnet.
+    /// Next hop; absent for the gateway of the address's subnet.
     pub gw: Option<IpAddr>,
-    /// MTU along the route, in bytes.
+    /// MTU of the route, in bytes.
     pub mtu: Option<u32>,
-    /// Maximal segment size to advertise, in bytes.
+    /// Maximum segment size to advertise, in bytes.
     pub advmss: Option<u32>,
-    /// Metric; lower wins.
+    /// Metric; the lowest is preferred.
     pub priority: Option<u32>,
     /// Routing table number.
     pub table: Option<u32>,
@@ -82,7 +82,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// A plain route to `dst`, by `gw` if there is one.
+    /// Returns a route to `dst`, by `gw` if there is one.
     pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Route {
         Route { dst, gw, mtu: None, advmss: None, priority: None, table: None, scope: None }
     }
@@ -107,17 +107,17 @@ pub struct Dns {
 }
 
 impl Dns {
-    /// Is nothing set?
+    /// Whether no setting is present.
     pub fn is_empty(&self) -> bool {
         *self == Dns::default()
     }
 }
 
 impl Success {
-    /// Reads a result. Its own `cniVersion` decides the form; without one it is in `expected`'s.
+    /// Reads a result. Its own `cniVersion` decides the form; without one it is in version `expected`.
     ///
     /// # Errors
-    /// Code 6 for what is not JSON, 1 for an unknown version, 7 for a malformed field.
+    /// Code 6: not JSON. Code 1: unknown version. Code 7: malformed field.
     pub fn read(bytes: &[u8], expected: Version) -> Result<(Version, Success), Error> {
         let value: Value = serde_json::from_slice(bytes).map_err(|cause| {
             Error::new(code::DECODING_FAILURE, format!("result is not valid JSON: {cause}"))
@@ -125,7 +125,7 @@ impl Success {
         Success::from_value(&value, expected)
     }
 
-    /// Reads a result that is already JSON; `null` is the empty result (trap 4).
+    /// Reads a result from JSON; `null` is the empty result (trap 4).
     pub fn from_value(value: &Value, expected: Version) -> Result<(Version, Success), Error> {
         if value.is_null() {
             return Ok((expected, Success::default()));
@@ -145,10 +145,10 @@ impl Success {
         Ok((version, success))
     }
 
-    /// This result as JSON in the form of `version`.
+    /// Returns this result as JSON in the form of `version`.
     ///
     /// # Errors
-    /// Only 0.1.0 and 0.2.0 can fail: they cannot say «no address».
+    /// Only 0.1.0 and 0.2.0 can fail: they have no form for a result without an address.
     pub fn to_value(&self, version: Version) -> Result<Value, Error> {
         match version {
             Version::V0_1_0 | Version::V0_2_0 => v02::write(self, version),
@@ -158,24 +158,24 @@ impl Success {
         }
     }
 
-    /// This result as a plugin prints it: indented by four spaces, no newline at the end.
+    /// Returns this result as a plugin prints it: indented by four spaces, no newline at the end.
     pub fn print(&self, version: Version) -> Result<Vec<u8>, Error> {
         match version {
-            // What nearly every call prints: a tree in between costs as much as the rest of it.
+            // Nearly every call prints this form: a JSON tree in between would double the cost of printing.
             Version::V1_0_0 | Version::V1_1_0 => pretty(&v1::write(self, version)),
             _ => pretty(&self.to_value(version)?),
         }
     }
 }
 
-/// JSON as Go plugins print it: indented by four spaces, no newline at the end.
+/// Returns JSON as Go plugins print it: indented by four spaces, no newline at the end.
 pub fn pretty<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
     let mut out = Vec::with_capacity(512);
     let format = serde_json::ser::PrettyFormatter::with_indent(b"    ");
     let mut to = serde_json::Serializer::with_formatter(&mut out, format);
     match value.serialize(&mut to) {
         Ok(()) => Ok(out),
-        Err(cause) => Err(Error::internal(format!("encode the answer: {cause}"))),
+        Err(cause) => Err(Error::internal(format!("encode the output: {cause}"))),
     }
 }
 
@@ -185,7 +185,7 @@ struct Header {
     cni_version: String,
 }
 
-/// The address texts of all forms, decoded.
+/// Decoding of the address strings of all forms.
 mod text {
     use std::net::IpAddr;
 
@@ -194,13 +194,13 @@ mod text {
     use crate::address::{parse_cidr, parse_ip};
     use crate::error::Error;
 
-    /// A required prefix.
+    /// Reads a required prefix.
     pub(super) fn cidr(key: &str, text: &str) -> Result<IpNet, Error> {
         parse_cidr(text)
             .ok_or_else(|| Error::key(key, format!("{text:?}"), "not an address with a prefix length"))
     }
 
-    /// An optional address; `""` is absent.
+    /// Reads an optional address; `""` is absent.
     pub(super) fn ip(key: &str, text: &str) -> Result<Option<IpAddr>, Error> {
         match text {
             "" => Ok(None),

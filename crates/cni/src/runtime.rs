@@ -1,11 +1,13 @@
-//! The caller: loading networks, running their plugins, remembering what came of it.
+//! Runtime side of CNI: loading networks, running their plugins, and caching results.
 //!
-//! [`chain`] runs the plugins of one network and remembers nothing; [`Runtime`] adds libcni's cache to
-//! it, for whoever is the runtime himself (`weft cni`, tests). A meta-plugin is not: it has a journal.
+//! [`chain`] runs the plugins of one network without any state. [`Runtime`] adds libcni's cache, for programs that are
+//! themselves the runtime (`weft cni`, tests). The meta-plugin has its journal instead.
 //!
-//! What a runtime must see to by itself, because no library can: a fresh namespace before the first ADD
-//! and its removal after the last DEL (S37); no two operations on one container at a time; no GC while an
-//! ADD or DEL is under way (S32); a DEL after an ADD that failed (S12).
+//! The caller must ensure what no library can:
+//! - a new namespace before the first ADD, and its removal after the last DEL (S37);
+//! - one operation on a container at a time;
+//! - no GC during an ADD or DEL (S32);
+//! - a DEL after a failed ADD (S12).
 //!
 //! Source: SPEC 1.1.0 §3; libcni `libcni/api.go`, `libcni/conf.go` (L1–L12).
 
@@ -25,22 +27,22 @@ use crate::version::Version;
 use cache::{Cache, Entry};
 use chain::{Attached, Keep, Parameters};
 
-/// A runtime with libcni's behaviour and cache.
+/// Runtime with libcni's behaviour and cache.
 pub struct Runtime<'a> {
-    /// Runs the plugins.
+    /// Caller of the plugins.
     pub invoke: &'a dyn Invoke,
-    /// Remembers results.
+    /// Cache of results.
     pub cache: Cache,
-    /// `CNI_PATH` for what is not about one attachment.
+    /// `CNI_PATH` of calls without an attachment.
     pub path: String,
 }
 
 impl Runtime<'_> {
-    /// Attaches, and remembers the result for CHECK and DEL (S31).
+    /// Attaches, and caches the result for CHECK and DEL (S31).
     ///
     /// # Errors
-    /// As [`chain::add`], and if the result cannot be remembered. Nothing is undone: call
-    /// [`Runtime::del`], unless the attachment was there before.
+    /// Those of [`chain::add`], and a failure to cache the result. Nothing is undone: call [`Runtime::del`], unless the
+    /// attachment existed before.
     pub fn add(&self, network: &Network, parameters: &Parameters) -> Result<Attached, Error> {
         self.cache.check(&network.name, &parameters.who)?;
         let attached = chain::add(self.invoke, network, parameters)?;
@@ -50,9 +52,9 @@ impl Runtime<'_> {
         Ok(attached)
     }
 
-    /// Detaches; any number of times. The result is forgotten only when every plugin has succeeded.
+    /// Detaches; may be repeated. The cached result is removed only when every plugin has succeeded.
     ///
-    /// A remembered result that cannot be understood is dropped, and the plugins do without (L6).
+    /// An invalid cached result is dropped, and the plugins get none (L6).
     pub fn del(&self, network: &Network, parameters: &Parameters) -> Result<(), Error> {
         let who = &parameters.who;
         let last = match network.version >= Version::V0_4_0 {
@@ -60,17 +62,17 @@ impl Runtime<'_> {
             false => Ok(None),
         };
         if last.is_err() {
-            // It could not be read; that it cannot be removed either must not keep the plugins from acting.
+            // The entry could not be read. If it cannot be removed either, the plugins must still run.
             let _ = self.cache.remove(&network.name, who);
         }
         chain::del(self.invoke, network, parameters, last.ok().flatten().as_ref())?;
         self.cache.remove(&network.name, who)
     }
 
-    /// Checks; without a remembered result the plugins decide what that means.
+    /// Checks; without a cached result the plugins decide what that means.
     ///
     /// # Errors
-    /// As [`chain::check`]; and a remembered result that cannot be understood, unlike in a DEL.
+    /// Those of [`chain::check`], and unlike in a DEL an invalid cached result.
     pub fn check(&self, network: &Network, parameters: &Parameters) -> Result<(), Error> {
         let possible = network.version >= Version::V0_4_0 && !network.disable_check;
         let last = match possible {
@@ -83,17 +85,17 @@ impl Runtime<'_> {
         chain::check(self.invoke, network, parameters, last.as_ref())
     }
 
-    /// Deletes every remembered attachment of this network that `keep` does not name, with the network as
-    /// it is now and the parameters of then; after that tells the plugins.
+    /// Deletes every cached attachment of this network that `keep` does not contain, with the current configuration and the
+    /// cached parameters. Then calls GC of the plugins.
     ///
-    /// [`Keep::Unsaid`] keeps no remembered attachment, as in libcni. All errors are returned together.
+    /// [`Keep::Unspecified`] keeps no cached attachment, as in libcni. All errors are returned together.
     pub fn gc(&self, network: &Network, keep: Keep<'_>) -> Result<(), Error> {
         if network.disable_gc {
             return Ok(());
         }
         let kept: BTreeSet<ValidAttachment> = match keep {
             Keep::Only(valid) => valid.iter().cloned().collect(),
-            Keep::Unsaid => BTreeSet::new(),
+            Keep::Unspecified => BTreeSet::new(),
         };
         let mut errors = Vec::new();
         let remembered = self.cache.attachments(None).unwrap_or_else(|error| {
@@ -115,17 +117,17 @@ impl Runtime<'_> {
         Error::join(errors).map_or(Ok(()), Err)
     }
 
-    /// Could an ADD be served now? The first plugin's error, untouched.
+    /// Returns the first plugin's error if an ADD would fail now.
     pub fn status(&self, network: &Network) -> Result<(), Error> {
         chain::status(self.invoke, network, &self.path)
     }
 
-    /// Can this network be run here? The capabilities it declares, or all that is wrong.
+    /// Returns the capabilities that the network declares, or all reasons why it cannot be run here.
     pub fn validate(&self, network: &Network) -> Result<BTreeSet<String>, Error> {
         probe::validate(self.invoke, network, &self.path)
     }
 
-    /// What is remembered, of one container or of all.
+    /// Returns the cached attachments of one container or of all.
     pub fn attachments(&self, container: Option<&crate::name::ContainerId>) -> Result<Vec<Entry>, Error> {
         self.cache.attachments(container)
     }

@@ -1,13 +1,13 @@
-//! The versions of the CNI protocol, and which verb exists since when.
+//! CNI versions, and the verbs of each.
 //!
-//! A version is negotiated by exact text: `"1.0"` is not `"1.0.0"`. Only where the specification
-//! *compares* versions (`cniVersions`, the CHECK gate) is the text read as numbers, by [`Triple`].
+//! Versions are negotiated as exact strings: `"1.0"` is not `"1.0.0"`. Only where the specification compares versions
+//! (`cniVersions`, the availability of CHECK) they are parsed as numbers, by [`Triple`].
 //!
 //! Source: SPEC.md of every tag v0.1.0 … v1.1.0; libcni `pkg/version/plugin.go` (`ParseVersion`).
 
 use std::fmt;
 
-/// One released version of the protocol. Ordered: later is greater.
+/// Released version of CNI. Later versions are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
     /// 0.1.0: `ip4`/`ip6` results, ADD and DEL.
@@ -27,7 +27,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// Every version, oldest first.
+    /// All versions, oldest first.
     pub const ALL: &'static [Version] = &[
         Version::V0_1_0,
         Version::V0_2_0,
@@ -38,13 +38,13 @@ impl Version {
         Version::V1_1_0,
     ];
 
-    /// The newest version this crate speaks.
+    /// Newest supported version.
     pub const LATEST: Version = Version::V1_1_0;
 
-    /// What a missing `cniVersion` means (libcni's `DecodeVersion`; the upgrade notes say 0.2.0, no code does).
+    /// Meaning of a missing `cniVersion` (libcni's `DecodeVersion`; the upgrade notes say 0.2.0, no code does).
     pub const ABSENT: Version = Version::V0_1_0;
 
-    /// The text used on the wire.
+    /// Returns the string used in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Version::V0_1_0 => "0.1.0",
@@ -57,7 +57,7 @@ impl Version {
         }
     }
 
-    /// The version with exactly this text; the empty text is [`Version::ABSENT`].
+    /// Returns the version with exactly this string; the empty string is [`Version::ABSENT`].
     pub fn from_wire(text: &str) -> Option<Version> {
         if text.is_empty() {
             return Some(Version::ABSENT);
@@ -65,7 +65,7 @@ impl Version {
         Version::ALL.iter().copied().find(|v| v.as_str() == text)
     }
 
-    /// This version as numbers.
+    /// Returns the version as numbers.
     pub fn triple(self) -> Triple {
         match self {
             Version::V0_1_0 => Triple(0, 1, 0),
@@ -85,12 +85,12 @@ impl fmt::Display for Version {
     }
 }
 
-/// A version as numbers, for comparing texts that may name versions we do not know.
+/// Version as numbers, for comparison with versions that this release does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Triple(pub u32, pub u32, pub u32);
 
 impl Triple {
-    /// Reads one to three dotted numbers; missing parts are 0 and the empty text is 0.1.0.
+    /// Reads one to three numbers separated by dots; missing ones are 0, and the empty string is 0.1.0.
     pub fn parse(text: &str) -> Option<Triple> {
         if text.is_empty() {
             return Some(Version::ABSENT.triple());
@@ -106,29 +106,29 @@ impl Triple {
     }
 }
 
-/// A command of the protocol: the value of `CNI_COMMAND`.
+/// Command of CNI: the value of `CNI_COMMAND`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verb {
-    /// Attach a container to a network.
+    /// Attaches a container to a network.
     Add,
-    /// Detach it; never fails for what is already gone.
+    /// Detaches it; never fails because an object no longer exists.
     Del,
-    /// Is the attachment still as the last ADD left it?
+    /// Checks that the attachment is as the last ADD left it.
     Check,
-    /// Drop whatever belongs to no valid attachment.
+    /// Removes objects that belong to no valid attachment.
     Gc,
-    /// Could an ADD be served now?
+    /// Checks whether an ADD would succeed now.
     Status,
-    /// Which versions does the plugin speak?
+    /// Reports the supported versions.
     Version,
 }
 
 impl Verb {
-    /// Every verb, in the order the specification introduced them.
+    /// All verbs, in the order in which the specification introduced them.
     pub const ALL: &'static [Verb] =
         &[Verb::Add, Verb::Del, Verb::Version, Verb::Check, Verb::Gc, Verb::Status];
 
-    /// The value of `CNI_COMMAND`.
+    /// Returns the value of `CNI_COMMAND`.
     pub fn as_str(self) -> &'static str {
         match self {
             Verb::Add => "ADD",
@@ -140,12 +140,12 @@ impl Verb {
         }
     }
 
-    /// The verb of this exact text; the protocol is case-sensitive here.
+    /// Returns the verb with this exact name; names are case-sensitive.
     pub fn from_wire(text: &str) -> Option<Verb> {
         Verb::ALL.iter().copied().find(|v| v.as_str() == text)
     }
 
-    /// The first version whose configurations may be used with this verb.
+    /// Returns the first version whose configurations may be used with this verb.
     pub fn since(self) -> Version {
         match self {
             Verb::Add | Verb::Del => Version::V0_1_0,
@@ -166,8 +166,9 @@ impl fmt::Display for Verb {
 mod tests {
     use super::*;
 
+    // Requirements: S19
     #[test]
-    fn s19_only_the_exact_text_names_a_version() {
+    fn version_is_named_by_its_exact_string() {
         for version in Version::ALL {
             assert_eq!(Version::from_wire(version.as_str()), Some(*version));
             assert_eq!(Triple::parse(version.as_str()), Some(version.triple()));
@@ -177,14 +178,15 @@ mod tests {
         }
     }
 
+    // Requirements: trap 4
     #[test]
-    fn trap4_a_missing_version_is_0_1_0() {
+    fn version_missing_is_0_1_0() {
         assert_eq!(Version::from_wire(""), Some(Version::V0_1_0));
         assert_eq!(Triple::parse(""), Some(Triple(0, 1, 0)));
     }
 
     #[test]
-    fn a_version_reads_as_up_to_three_numbers() {
+    fn version_has_up_to_three_numbers() {
         assert_eq!(Triple::parse("1"), Some(Triple(1, 0, 0)));
         assert_eq!(Triple::parse("1.2"), Some(Triple(1, 2, 0)));
         for text in ["1.2.3.4", "a", "1..0", "1.", "-1", "1.0.0-rc1", "4294967296"] {
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verb_is_case_sensitive() {
+    fn verb_is_case_sensitive() {
         assert_eq!(Verb::from_wire("ADD"), Some(Verb::Add));
         assert_eq!(Verb::from_wire("add"), None);
         assert_eq!(Verb::from_wire(""), None);

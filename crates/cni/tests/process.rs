@@ -1,6 +1,6 @@
-//! The example plugin as a process: what only a process can show. By requirement id.
+//! Test of the example plugin as a process.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::fs;
 use std::io::Write;
@@ -16,14 +16,14 @@ use cni::result::Success;
 use cni::runtime::exec::Exec;
 
 fn start(variables: &[(&str, &str)], stdin: Stdio) -> Child {
-    let mut command = Command::new(testkit::example("ledger"));
+    let mut command = Command::new(testkit::example("recorder"));
     command.env_clear().envs(variables.iter().copied());
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 fn call(variables: &[(&str, &str)], stdin: &str) -> Output {
     let mut child = start(variables, Stdio::piped());
-    // A plugin may answer without reading; that is not what is tested here.
+    // A plugin may answer without reading; other tests cover that.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -36,14 +36,14 @@ struct File(PathBuf);
 
 impl File {
     fn new(name: &str) -> File {
-        let path = std::env::temp_dir().join(format!("weft-ledger-{}-{name}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("weft-recorder-{}-{name}", std::process::id()));
         let _ = fs::remove_file(&path);
         File(path)
     }
 
     fn config(&self, version: &str) -> String {
         let file = self.0.display();
-        format!(r#"{{"cniVersion":"{version}","name":"n","type":"ledger","file":"{file}"}}"#)
+        format!(r#"{{"cniVersion":"{version}","name":"n","type":"recorder","file":"{file}"}}"#)
     }
 
     fn lines(&self) -> Vec<String> {
@@ -70,17 +70,19 @@ fn with<'a>(change: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     keep.chain(change).copied().collect()
 }
 
+// Requirements: K2
 #[test]
-fn k2_by_hand_it_introduces_itself_on_stderr() {
+fn process_without_command_prints_about_text() {
     let output = call(&[], "");
     assert!(output.status.success() && output.stdout.is_empty());
-    assert!(text(&output.stderr).starts_with("CNI ledger plugin v"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).starts_with("CNI recorder plugin v"), "{}", text(&output.stderr));
 }
 
+// Requirements: K3, S4
 #[test]
-fn k3_s4_version_answers_even_if_nobody_closes_its_stdin() {
-    // Building is not what is timed.
-    let _ = testkit::example("ledger");
+fn process_version_answers_while_stdin_is_open() {
+    // Measure without the time to build the example.
+    let _ = testkit::example("recorder");
     let started = Instant::now();
     let mut child = start(&[("CNI_COMMAND", "VERSION")], Stdio::piped());
     let held = child.stdin.take();
@@ -94,8 +96,9 @@ fn k3_s4_version_answers_even_if_nobody_closes_its_stdin() {
     assert!(text(&output.stdout).starts_with(r#"{"cniVersion":"0.3.1","#));
 }
 
+// Requirements: S1, S36, trap 6
 #[test]
-fn s1_s36_trap6_results_and_errors_are_on_stdout_and_the_exit_code_is_0_or_1() {
+fn process_prints_results_and_errors_on_stdout() {
     let file = File::new("exit");
     let output = call(ADD, &file.config("1.0.0"));
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -110,8 +113,9 @@ fn s1_s36_trap6_results_and_errors_are_on_stdout_and_the_exit_code_is_0_or_1() {
     assert!(output.stderr.is_empty());
 }
 
+// Requirements: S13, S16, S31
 #[test]
-fn s13_s16_s31_add_check_del_del() {
+fn process_add_check_del_del() {
     let file = File::new("walk");
     assert!(call(ADD, &file.config("1.1.0")).status.success());
     assert!(call(&with(&[("CNI_COMMAND", "CHECK")]), &file.config("1.1.0")).status.success());
@@ -124,8 +128,9 @@ fn s13_s16_s31_add_check_del_del() {
     assert_eq!(file.lines(), ["add c1 eth0", "del c1 eth0", "del c1 eth0"]);
 }
 
+// Requirements: K6, trap 8
 #[test]
-fn k6_trap8_its_own_netns_is_refused_and_nothing_is_written() {
+fn process_own_netns_is_refused() {
     let file = File::new("netns");
     for command in ["ADD", "DEL"] {
         let own = with(&[("CNI_COMMAND", command), ("CNI_NETNS", "/proc/self/ns/net")]);
@@ -138,10 +143,11 @@ fn k6_trap8_its_own_netns_is_refused_and_nothing_is_written() {
     assert!(call(&allowed, &file.config("1.0.0")).status.success());
 }
 
+// Requirements: S30
 #[test]
-fn s30_the_stderr_of_a_delegate_is_forwarded() {
+fn process_forwards_stderr_of_a_delegate() {
     let file = File::new("stderr");
-    let directory = std::env::temp_dir().join(format!("weft-ledger-{}-path", std::process::id()));
+    let directory = std::env::temp_dir().join(format!("weft-recorder-{}-path", std::process::id()));
     fs::create_dir_all(&directory).unwrap();
     let script = directory.join("loud");
     fs::write(
@@ -159,7 +165,7 @@ fn s30_the_stderr_of_a_delegate_is_forwarded() {
     assert!(text(&output.stdout).contains("10.0.0.2/24"));
 }
 
-/// A plugin with a fault in it.
+/// A plugin that panics.
 struct Faulty;
 
 impl Plugin for Faulty {
@@ -188,10 +194,11 @@ impl Plugin for Faulty {
     }
 }
 
+// Requirements: K5
 #[test]
-fn k5_a_panic_of_any_thread_is_answered_and_ends_the_process() {
-    const NAME: &str = "k5_a_panic_of_any_thread_is_answered_and_ends_the_process";
-    // This test as the plugin: what is on stdout before the answer is the harness's.
+fn process_panic_of_any_thread_is_answered() {
+    const NAME: &str = "process_panic_of_any_thread_is_answered";
+    // This test runs itself as the plugin; the test harness prints before the plugin's output.
     if std::env::var_os("CNI_COMMAND").is_some() {
         process::run(&Faulty, &Exec::new(Duration::from_secs(1)));
         unreachable!("the process has ended");

@@ -1,6 +1,6 @@
-//! What must hold for any input: reading is total, and what is not ours is not touched.
+//! Property tests: parsing never panics, and foreign content is kept.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Any JSON value, as text with odd spacing and numbers no machine type holds.
+/// Returns any JSON value, with odd spacing and numbers that no machine type can represent.
 fn json() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("null".to_owned()),
@@ -29,7 +29,7 @@ fn json() -> impl Strategy<Value = String> {
     })
 }
 
-/// Keys that matter and keys that do not, in several spellings.
+/// Returns keys that matter and others, in several spellings.
 fn key() -> impl Strategy<Value = String> {
     prop_oneof![
         "(?i)(name|type|plugins|cniVersion|cniVersions|capabilities|disableCheck|ips|address|routes|dst)",
@@ -66,8 +66,9 @@ struct Nested {
 }
 
 proptest! {
+    // Requirements: L12, S28
     #[test]
-    fn l12_s28_an_object_keeps_the_bytes_of_what_is_not_set(
+    fn object_set_keeps_other_bytes(
         entries in proptest::collection::vec((key(), json()), 0..8), name in key()
     ) {
         let mut object = Object::parse(object(&entries).as_bytes(), "any")?;
@@ -87,8 +88,9 @@ proptest! {
         prop_assert_eq!(again.text(&name)?, Some("ours".to_owned()));
     }
 
+    // Requirements: S8, trap 1
     #[test]
-    fn s8_trap1_after_imposing_a_key_every_folding_reader_sees_it(
+    fn object_imposed_key_is_read_by_every_folding_reader(
         entries in proptest::collection::vec((key(), json()), 0..8)
     ) {
         let mut object = Object::parse(object(&entries).as_bytes(), "any")?;
@@ -98,8 +100,9 @@ proptest! {
         prop_assert_eq!(seen, vec!["\"ours\""]);
     }
 
+    // Requirements: V15
     #[test]
-    fn v15_scanning_arguments_is_total_and_finds_what_parsing_finds(text in "(\\PC|[;=]){0,60}") {
+    fn cni_args_scan_returns_the_parsed_pairs(text in "(\\PC|[;=]){0,60}") {
         let scanned = Args::scan(&text);
         if let Ok(parsed) = Args::parse(&text) {
             prop_assert_eq!(&parsed, &scanned);
@@ -108,16 +111,18 @@ proptest! {
         prop_assert_eq!(Args::scan(&scanned.to_string()), scanned);
     }
 
+    // Requirements: trap 1, trap 2
     #[test]
-    fn trap1_trap2_folding_is_total_and_an_error_is_short(text in json()) {
+    fn fold_never_panics_and_errors_are_short(text in json()) {
         if let Err(error) = fold::from_slice::<Everything>(text.as_bytes(), "any") {
             prop_assert!(matches!(error.code, 6 | 7), "{}", error);
             prop_assert!(!error.msg.is_empty());
         }
     }
 
+    // Requirements: trap 1
     #[test]
-    fn trap1_the_spelling_of_a_key_does_not_matter(upper in any::<Vec<bool>>(), port in any::<u16>()) {
+    fn fold_accepts_any_letter_case(upper in any::<Vec<bool>>(), port in any::<u16>()) {
         let flip = |key: &str| -> String {
             let flags = upper.iter().copied().chain(std::iter::repeat(false));
             key.chars().zip(flags).map(|(c, up)| if up { c.to_ascii_uppercase() } else { c.to_ascii_lowercase() }).collect()
@@ -127,8 +132,9 @@ proptest! {
         prop_assert_eq!((read.r#type, read.ips[0].address.as_str()), (Some(port), "a"));
     }
 
+    // Requirements: S8
     #[test]
-    fn s8_reading_a_network_is_total_and_its_bytes_are_kept(
+    fn network_parser_never_panics_and_keeps_bytes(
         entries in proptest::collection::vec((key(), json()), 0..8)
     ) {
         let text = object(&entries);

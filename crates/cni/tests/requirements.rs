@@ -1,19 +1,31 @@
-//! Every requirement of the protocol has a test whose name begins with its id, or a line here saying where
-//! else it is kept. The ids: `S` specification, `K` plugin main, `C` conversion, `L` libcni, `V` conventions,
-//! and the traps that an implementation in Rust falls into first.
+//! Test that every requirement of the CNI specification has a test of this crate, or a reason here why it has none.
+//!
+//! A test names its requirements in the line above `#[test]`: `// Requirements: S8, S9`.
+//!
+//! | id | requirement |
+//! |---|---|
+//! | `S…` | CNI specification |
+//! | `K…` | behaviour of the reference plugins' `main` |
+//! | `C…` | conversion between versions of the result |
+//! | `L…` | behaviour of the reference runtime library, libcni |
+//! | `V…` | conventions (CONVENTIONS.md) |
+//! | `trap …` | difference between Go and Rust that an implementation in Rust easily overlooks |
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// What no test of this crate can show.
+/// Requirements without a test in this crate, each with the reason.
 const ELSEWHERE: &[(&str, &str)] = &[
-    ("s25", "«the interface is already there» is the kernel's answer: the tests of every interface plugin"),
-    ("s37", "making and removing the namespace is the runtime's part: no code of this crate touches it"),
-    ("v17", "working on any previous interface is the bridge plugin's part"),
-    ("trap10", "the files of host-local are that plugin's part"),
+    (
+        "s25",
+        "an interface that exists already is an error of the kernel: the tests of each interface plugin cover it",
+    ),
+    ("s37", "the container runtime creates and removes the namespace: no code of this crate does"),
+    ("v17", "the bridge plugin accepts any previous interface: its tests cover it"),
+    ("trap10", "the tests of host-local cover its files"),
 ];
 
 fn wanted() -> BTreeSet<String> {
@@ -27,34 +39,34 @@ fn wanted() -> BTreeSet<String> {
         .collect()
 }
 
-/// The ids a test's name begins with: `s8_s9_a_list_…` is for s8 and s9.
-fn ids(name: &str) -> impl Iterator<Item = &str> {
-    name.split('_').take_while(|word| {
-        let letters = word.trim_end_matches(|c: char| c.is_ascii_digit());
-        letters.len() < word.len() && ["s", "k", "c", "l", "v", "trap", "m"].contains(&letters)
-    })
+/// Returns the ids in a comment line above a test, in lower case and without spaces.
+fn ids(line: &str) -> Vec<String> {
+    let Some(ids) = line.strip_prefix("// Requirements: ") else { return Vec::new() };
+    ids.split(", ").map(|id| id.to_lowercase().replace(' ', "")).collect()
 }
 
-/// Test functions by id.
+/// Returns the tests of each id.
 fn tests() -> BTreeMap<String, Vec<String>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut waiting = vec![root.join("src"), root.join("tests")];
-    while let Some(path) = waiting.pop() {
+    let mut paths = vec![root.join("src"), root.join("tests")];
+    while let Some(path) = paths.pop() {
         if path.is_dir() {
-            waiting.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+            paths.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
             continue;
         }
         let source = fs::read_to_string(&path).unwrap();
         let mut lines = source.lines().map(str::trim);
+        let mut above = "";
         while let Some(line) = lines.next() {
             if line != "#[test]" {
+                above = line;
                 continue;
             }
             let name = lines.find_map(|line| line.strip_prefix("fn ")).unwrap_or_default();
             let name = name.split('(').next().unwrap_or_default();
-            for id in ids(name) {
-                found.entry(id.to_owned()).or_default().push(name.to_owned());
+            for id in ids(above) {
+                found.entry(id).or_default().push(name.to_owned());
             }
         }
     }
@@ -62,14 +74,14 @@ fn tests() -> BTreeMap<String, Vec<String>> {
 }
 
 #[test]
-fn every_requirement_has_a_test_or_a_reason() {
+fn requirements_have_a_test_or_a_reason() {
     let tests = tests();
     let elsewhere: BTreeMap<&str, &str> = ELSEWHERE.iter().copied().collect();
     let missing: Vec<String> = wanted()
         .into_iter()
         .filter(|id| !tests.contains_key(id) && !elsewhere.contains_key(id.as_str()))
         .collect();
-    assert!(missing.is_empty(), "no test begins with {missing:?}");
+    assert!(missing.is_empty(), "no test names the requirements {missing:?}");
     let unneeded: Vec<&&str> = elsewhere.keys().filter(|id| tests.contains_key(**id)).collect();
-    assert!(unneeded.is_empty(), "these have tests now: {unneeded:?}");
+    assert!(unneeded.is_empty(), "listed as tested elsewhere, but tested here: {unneeded:?}");
 }

@@ -1,9 +1,11 @@
-//! `dhcp daemon`: listens on a socket and keeps leases.
+//! `dhcp daemon`: listens on a socket and manages leases.
 //!
-//! Rules: only root (or whoever it runs as) is answered; a question has an end in time and in size, and there are
-//! only so many at once; a socket that nobody listens on any more is replaced, one that somebody does is left alone.
-//! When it is told to end it ends at once and gives nothing back: the next daemon takes over, as this one does from the
-//! Go plugin's.
+//! Rules:
+//! - Only requests of root, or of the daemon's own user, are answered.
+//! - Requests are limited in size, duration and number.
+//! - A socket without a listener is replaced; if another daemon listens on it, this one does not start.
+//! - SIGTERM ends the daemon at once. It releases no lease: the next daemon takes over, as this one does from the Go
+//!   plugin's.
 //!
 //! Source: Go plugin `plugins/ipam/dhcp/{main,daemon}.go`; sd_listen_fds(3).
 
@@ -25,22 +27,22 @@ use rustix::net::{RecvFlags, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::flags::Flags;
-use crate::lease_manager::{LeaseManager, Settings, Wanted};
-use crate::protocol::{self, Answer, Question};
+use crate::lease_manager::{LeaseManager, LeaseRequest, Settings};
+use crate::protocol::{self, DaemonAnswer, DaemonRequest};
 use crate::v4::exchange::Timing;
 
-/// Questions that are answered at once, at most.
+/// Maximum number of requests that are handled at once.
 const CONNECTIONS_MAX: usize = 256;
-/// How long a question or an answer may take on its way.
-const ON_THE_WAY: Duration = Duration::from_secs(10);
-/// How often it looks whether it shall end.
-const GLANCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
-/// How long nobody comes in after one could not.
-const PAUSE: Duration = Duration::from_millis(50);
-/// The first descriptor that a service manager hands over.
-const FIRST_HANDED: i32 = 3;
+/// Timeout to receive a request and to send an answer.
+const IO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval at which the daemon checks for a signal to end.
+const POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+/// Pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// First file descriptor that a service manager passes.
+const FIRST_PASSED: i32 = 3;
 
-/// Runs until it is told to end.
+/// Runs until a signal ends the daemon.
 pub fn run(words: &[&str]) -> Result<(), Error> {
     let Flags {
         pidfile,
@@ -54,13 +56,13 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
         takeover,
         caches,
     } = Flags::read(words)?;
-    let said = socket.clone();
-    // Each lease that waits for its server has three descriptors; without leave for more there are as many as there are.
+    let configured = socket.clone();
+    // Each lease that waits for its server needs three descriptors. Best effort: otherwise the current limit applies.
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
-    // Whatever it makes is its own.
+    // All files of the daemon are private.
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o077));
     let socket = PathBuf::from(format!("{host_prefix}{}", socket.display()));
     let state = state.unwrap_or_else(|| socket.with_extension("leases"));
@@ -77,17 +79,17 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
     let timing = Timing { timeout, resend_max, resend_timeout };
     let manager = LeaseManager::start(Settings { timing, broadcast, host_prefix, state })?;
     if takeover {
-        // A socket that was handed over is where it is, whatever the flags say.
-        let handed = listener.local_addr().ok().and_then(|address| address.as_pathname().map(Path::to_owned));
-        manager.take_over(&caches, &handed.filter(|_| !own).unwrap_or(said));
+        // A passed socket may have another path than the flags say.
+        let passed = listener.local_addr().ok().and_then(|address| address.as_pathname().map(Path::to_owned));
+        manager.take_over(&caches, &passed.filter(|_| !own).unwrap_or(configured));
     }
     match own {
         true => log!("dhcp: listening on {}", socket.display()),
-        false => log!("dhcp: listening on the socket that was handed over"),
+        false => log!("dhcp: listening on the socket passed by the service manager"),
     }
     serve(&listener, &manager, &ended)?;
     if own {
-        // They go as they came; somebody else may have been quicker.
+        // Best effort: another process may have removed the file.
         let _ = fs::remove_file(&socket);
     }
     if let Some(path) = pidfile {
@@ -96,10 +98,10 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The socket to listen on, and whether it is ours to remove.
+/// Returns the socket to listen on, and whether this process must remove it.
 fn listener(path: &Path) -> Result<(UnixListener, bool), Error> {
-    if let Some(handed) = handed_over()? {
-        return Ok((UnixListener::from(handed), false));
+    if let Some(passed) = passed_socket()? {
+        return Ok((UnixListener::from(passed), false));
     }
     let failed = |cause| Error::io(format_args!("listen on {}", path.display()), cause);
     if let Some(directory) = path.parent() {
@@ -107,7 +109,7 @@ fn listener(path: &Path) -> Result<(UnixListener, bool), Error> {
     }
     if path.symlink_metadata().is_ok() {
         if UnixStream::connect(path).is_ok() {
-            let why = format!("listen on {}: another daemon does", path.display());
+            let why = format!("listen on {}: another daemon listens there", path.display());
             return Err(Error::new(code::IO_FAILURE, why));
         }
         fs::remove_file(path).map_err(failed)?;
@@ -115,8 +117,8 @@ fn listener(path: &Path) -> Result<(UnixListener, bool), Error> {
     Ok((UnixListener::bind(path).map_err(failed)?, true))
 }
 
-/// The socket of a service manager, if it handed one over.
-fn handed_over() -> Result<Option<OwnedFd>, Error> {
+/// Returns the socket that a service manager passed, if there is one.
+fn passed_socket() -> Result<Option<OwnedFd>, Error> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
     if number("LISTEN_PID") != Some(std::process::id()) {
         return Ok(None);
@@ -125,14 +127,15 @@ fn handed_over() -> Result<Option<OwnedFd>, Error> {
         None | Some(0) => Ok(None),
         Some(1) => {
             let failed = |errno: Errno| Error::io("take over the socket of LISTEN_FDS", errno);
-            // Asked of ourselves by number: the number alone owns nothing.
+            // Duplicated by number through a pidfd of this process, because std cannot own a descriptor by number
+            // safely.
             let own =
                 rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
             let own = own.map_err(failed)?;
             let flags = rustix::process::PidfdGetfdFlags::empty();
-            rustix::process::pidfd_getfd(own, FIRST_HANDED, flags).map(Some).map_err(failed)
+            rustix::process::pidfd_getfd(own, FIRST_PASSED, flags).map(Some).map_err(failed)
         }
-        Some(more) => Err(Error::key("LISTEN_FDS", more, "one socket is enough")),
+        Some(more) => Err(Error::key("LISTEN_FDS", more, "more than one socket")),
     }
 }
 
@@ -141,14 +144,14 @@ fn serve(listener: &UnixListener, manager: &Arc<LeaseManager>, ended: &AtomicBoo
     listener.set_nonblocking(true).map_err(failed)?;
     let connections = Arc::new(AtomicUsize::new(0));
     while !ended.load(Ordering::Relaxed) {
-        match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&GLANCE)) {
+        match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&POLL)) {
             Ok(0) | Err(Errno::INTR) => continue,
             Ok(_) => {}
             Err(errno) => return Err(failed(errno.into())),
         }
         let Ok((stream, _)) = listener.accept() else {
-            // Without a descriptor for it, it would be there again at once.
-            std::thread::sleep(PAUSE);
+            // Without a free descriptor the next attempt would fail at once.
+            std::thread::sleep(ACCEPT_PAUSE);
             continue;
         };
         if connections.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
@@ -157,7 +160,7 @@ fn serve(listener: &UnixListener, manager: &Arc<LeaseManager>, ended: &AtomicBoo
         connections.fetch_add(1, Ordering::Relaxed);
         let (manager, count) = (Arc::clone(manager), Arc::clone(&connections));
         let answer = std::thread::Builder::new().spawn(move || {
-            if let Err(error) = converse(stream, &manager) {
+            if let Err(error) = serve_connection(stream, &manager) {
                 log!("dhcp: {error}");
             }
             count.fetch_sub(1, Ordering::Relaxed);
@@ -169,40 +172,42 @@ fn serve(listener: &UnixListener, manager: &Arc<LeaseManager>, ended: &AtomicBoo
     Ok(())
 }
 
-/// One question, one answer.
-fn converse(mut stream: UnixStream, manager: &Arc<LeaseManager>) -> Result<(), Error> {
+/// Handles one request.
+fn serve_connection(mut stream: UnixStream, manager: &Arc<LeaseManager>) -> Result<(), Error> {
     let failed = |cause| Error::io("prepare connection", cause);
     stream.set_nonblocking(false).map_err(failed)?;
-    stream.set_read_timeout(Some(ON_THE_WAY)).map_err(failed)?;
-    stream.set_write_timeout(Some(ON_THE_WAY)).map_err(failed)?;
+    stream.set_read_timeout(Some(IO_TIMEOUT)).map_err(failed)?;
+    stream.set_write_timeout(Some(IO_TIMEOUT)).map_err(failed)?;
     let peer = sockopt::socket_peercred(&stream).map_err(|errno| failed(errno.into()))?;
     if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
-        return Err(Error::internal(format!("user {} may not ask", peer.uid.as_raw())));
+        return Err(Error::internal(format!("rejected connection from uid {}", peer.uid.as_raw())));
     }
-    let question = protocol::receive(&mut stream).context("question")?;
-    let answer = answer(question, manager, &|| is_closed(&stream));
-    protocol::send(&mut stream, &answer.unwrap_or_else(Answer::Refused)).context("answer")
+    let daemon_request = protocol::receive(&mut stream).context("question")?;
+    let answer = answer(daemon_request, manager, &|| is_closed(&stream));
+    protocol::send(&mut stream, &answer.unwrap_or_else(DaemonAnswer::Refused)).context("answer")
 }
 
 fn answer(
-    question: Question,
+    daemon_request: DaemonRequest,
     manager: &Arc<LeaseManager>,
     is_over: &dyn Fn() -> bool,
-) -> Result<Answer, Error> {
-    let lease = |success: cni::result::Success| success.to_value(Version::LATEST).map(Answer::Lease);
-    match question {
-        Question::Ping => Ok(Answer::Done),
-        Question::Allocate { owner, netns, options, priority, families, wish } => {
-            let wanted = Wanted { families, options, priority, wish };
-            lease(manager.allocate(&owner, &netns, &wanted, is_over)?)
+) -> Result<DaemonAnswer, Error> {
+    let lease = |success: cni::result::Success| success.to_value(Version::LATEST).map(DaemonAnswer::Lease);
+    match daemon_request {
+        DaemonRequest::Ping => Ok(DaemonAnswer::Done),
+        DaemonRequest::Allocate { owner, netns, options, priority, families, v6_request } => {
+            let lease_request = LeaseRequest { families, options, priority, v6_request };
+            lease(manager.allocate(&owner, &netns, &lease_request, is_over)?)
         }
-        Question::Inspect { owner, families } => lease(manager.inspect(&owner, &families)?),
-        Question::Release { owner } => manager.release(&owner).map(|()| Answer::Done),
-        Question::Keep { network, valid } => manager.retain(&network, &valid).map(|()| Answer::Done),
+        DaemonRequest::Inspect { owner, families } => lease(manager.inspect(&owner, &families)?),
+        DaemonRequest::Release { owner } => manager.release(&owner).map(|()| DaemonAnswer::Done),
+        DaemonRequest::Keep { network, valid } => {
+            manager.retain(&network, &valid).map(|()| DaemonAnswer::Done)
+        }
     }
 }
 
-/// Has the other side gone?
+/// Whether the client closed the connection.
 fn is_closed(stream: &UnixStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     match rustix::net::recv(stream, &mut [0; 1], flags) {

@@ -1,7 +1,7 @@
-//! The words after `dhcp daemon`: those of the reference plugin's daemon, in its notation, and `statefile`, `takeover` and
-//! `cachedirs`.
+//! Command-line flags of `dhcp daemon`: those of the reference plugin's daemon in its notation, and `statefile`,
+//! `takeover` and `cachedirs`.
 //!
-//! `-name value`, `-name=value`, with one hyphen or two; durations like `10s`, `1m30s`, `500ms`.
+//! The notation is `-name value` or `-name=value`, with one or two hyphens. Durations are like `10s`, `1m30s`, `500ms`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use cni::{Error, code};
 use crate::orphans;
 use crate::protocol::SOCKET;
 
-/// Flags that have a value.
+/// Flags that need a value.
 const KNOWN: [&str; 8] = [
     "pidfile",
     "hostprefix",
@@ -23,33 +23,33 @@ const KNOWN: [&str; 8] = [
     "resendtimeout",
 ];
 
-/// Checked.
+/// Validated flags.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Flags {
-    /// Where the process id is written; absolute.
+    /// Absolute path of the file for the process id.
     pub pidfile: Option<PathBuf>,
-    /// What stands before the paths that runtimes say, and before that of the socket.
+    /// Prefix of the paths that runtimes pass, and of the socket's path.
     pub host_prefix: String,
-    /// The socket.
+    /// Socket.
     pub socket: PathBuf,
-    /// Where leases are written down, if not beside the socket.
+    /// File for the leases; by default next to the socket.
     pub state: Option<PathBuf>,
-    /// Servers shall broadcast their answers.
+    /// Whether servers are to broadcast their answers.
     pub broadcast: bool,
-    /// How long to wait for one answer.
+    /// Longest wait for one answer.
     pub timeout: Duration,
-    /// The longest time between two questions.
+    /// Longest time between two messages.
     pub resend_max: Duration,
-    /// How long to ask for a lease, altogether.
+    /// Longest time to acquire a lease.
     pub resend_timeout: Duration,
-    /// Take on the leases that the Go plugin's daemon looked after?
+    /// Whether the leases of the Go plugin's daemon are taken over.
     pub takeover: bool,
-    /// Where libcni remembers whose they are, each a directory with `results` in it.
+    /// Cache directories of libcni with the attachments, each with a directory `results`.
     pub caches: Vec<PathBuf>,
 }
 
 impl Flags {
-    /// Reads the words.
+    /// Parses the flags.
     pub fn read(words: &[&str]) -> Result<Flags, Error> {
         let mut flags = Flags {
             pidfile: None,
@@ -131,7 +131,7 @@ fn misunderstood(word: &str, why: &str) -> Error {
     Error::new(code::INVALID_ENVIRONMENT, format!("dhcp daemon: {word}: {why}"))
 }
 
-/// Go's durations, as far as anybody writes them: whole or decimal numbers, each with its unit; at most a week.
+/// Parses a duration in Go's notation: whole or decimal numbers, each with a unit; at most a week.
 fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut total = 0.0;
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flags_are_those_of_the_reference_plugin() {
+    fn dhcp_daemon_flags_are_those_of_the_reference_plugin() {
         let defaults = Flags::read(&[]).unwrap();
         assert_eq!((defaults.socket.to_str(), defaults.timeout.as_secs()), (Some(SOCKET), 10));
         let words = [
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_flag_is_named() {
+    fn dhcp_daemon_invalid_flag_is_reported() {
         for (words, part) in [
             (&["-pidfile", "p"][..], "\"p\" is not absolute"),
             (&["-timeout"], "a value is missing"),

@@ -1,12 +1,12 @@
 //! Lease manager: the leases of a node, acquired for containers, extended in time, and released.
 //!
 //! Rules:
-//! - one thread a lease, of either family, which sleeps until something is due; it opens the container's namespace when it
-//!   needs it and holds none open, so that a container that is gone is gone;
-//! - an attachment has all the families it wants, or nothing;
-//! - a lease of IPv4 that is refused or runs out takes its link down, one of IPv6 takes its address away: it is not the
-//!   container's any more;
-//! - what is known is on disk before anybody is told.
+//! - Each lease has one thread, which sleeps until an action is due. It opens the container's namespace only when it
+//!   needs it, so it does not keep a deleted container's namespace alive.
+//! - An attachment gets leases of all requested families, or none.
+//! - When an IPv4 lease is refused or expires, its link is set down; for an IPv6 lease the address is removed. The
+//!   container must not use the address any longer.
+//! - A lease is on disk before the client gets it.
 //!
 //! Source: RFC 2131 §4.4.5, RFC 8415 §18.2; Go plugin `plugins/ipam/dhcp/{daemon,lease}.go`.
 
@@ -14,7 +14,7 @@ mod acquisition;
 mod extension;
 mod gc;
 mod held_lease;
-mod place;
+mod lease_link;
 mod takeover;
 
 use std::collections::btree_map::Entry;
@@ -28,67 +28,67 @@ use cni::result::Success;
 use cni::{Error, code};
 use plugin_support::log;
 
-use self::acquisition::Asker;
+use self::acquisition::AcquireRequest;
 use self::extension::Origin;
 use self::held_lease::{HeldLease, lock};
-use self::place::{Place, identity, inode, set_up};
+use self::lease_link::{LeaseLink, identity, inode, set_up};
 use self::takeover::Takeover;
 use crate::owner::{Family, Owner};
 use crate::state::{self, Record};
 use crate::terms::{self, Terms};
 use crate::v4::exchange::Timing;
 use crate::v4::options::Options;
-use crate::v6::Wish;
+use crate::v6::V6Request;
 use crate::v6::identity::Identity as Identity6;
 
 /// Stack of a lease's thread, in bytes.
 const STACK: usize = 256 * 1024;
 
-/// How the daemon was started.
+/// Settings of the daemon.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How long to wait for servers.
+    /// Timeouts for servers.
     pub timing: Timing,
-    /// Answers shall be broadcast.
+    /// Whether servers are to broadcast their answers.
     pub broadcast: bool,
-    /// What stands before the paths that runtimes say.
+    /// Prefix of the paths that runtimes pass.
     pub host_prefix: String,
-    /// Where leases are written down.
+    /// File for the leases.
     pub state: PathBuf,
 }
 
-/// What an attachment wants.
+/// Request for the leases of an attachment.
 #[derive(Debug)]
-pub struct Wanted {
-    /// Leases of which families, in order.
+pub struct LeaseRequest {
+    /// Families of the leases, in order.
     pub families: Vec<Family>,
-    /// What is said to servers of DHCPv4.
+    /// DHCPv4 options.
     pub options: Options,
     /// Metric of the routes.
     pub priority: Option<u32>,
-    /// What is wished for of DHCPv6.
-    pub wish: Wish,
+    /// DHCPv6 request.
+    pub v6_request: V6Request,
 }
 
-/// All leases.
+/// Manager of all leases.
 #[derive(Debug)]
 pub struct LeaseManager {
     settings: Settings,
     leases: Mutex<BTreeMap<(Owner, Family), Arc<HeldLease>>>,
     /// Leases being acquired; the value is set when a release is requested meanwhile.
     pending: Mutex<BTreeMap<Owner, Arc<AtomicBool>>>,
-    /// Those of the Go plugin's daemon that are being taken over, or could not be.
+    /// Takeovers of the Go plugin's leases that are in progress or failed.
     orphans: Mutex<BTreeMap<Owner, Arc<Takeover>>>,
-    /// Those that a GC has yet to give back.
+    /// Owners whose leases a GC has still to release.
     stale: Mutex<BTreeSet<Owner>>,
-    /// Writers of the file take turns. Does it lack what was to be written last?
+    /// Lock for writing the file. True if the last write failed.
     writing: Mutex<bool>,
 }
 
 // === impl LeaseManager ===
 
 impl LeaseManager {
-    /// Takes over what the last daemon left.
+    /// Starts with the leases of the previous daemon.
     pub fn start(settings: Settings) -> Result<Arc<LeaseManager>, Error> {
         let records = state::load(&settings.state)?;
         let manager = Arc::new(LeaseManager {
@@ -101,29 +101,29 @@ impl LeaseManager {
         });
         for record in records {
             log!("dhcp: {}: taken over", describe(&record.owner));
-            manager.keep(HeldLease::new(record), Origin::Restored)?;
+            manager.manage(HeldLease::new(record), Origin::Restored)?;
         }
         Ok(manager)
     }
 
-    /// Leases for an interface: those it has, and new ones for what it lacks. `is_over`: the client no longer waits.
+    /// Returns the leases of an interface, and acquires those that are missing. `is_over`: the client no longer waits.
     pub fn allocate(
         self: &Arc<Self>,
         owner: &Owner,
         netns: &Path,
-        wanted: &Wanted,
+        lease_request: &LeaseRequest,
         is_over: &dyn Fn() -> bool,
     ) -> Result<Success, Error> {
         check(owner)?;
-        let place = self.place(netns, &owner.ifname)?;
-        let inode = inode(&place.netns)?;
-        self.abandon(owner);
+        let lease_link = self.lease_link(netns, &owner.ifname)?;
+        let inode = inode(&lease_link.netns)?;
+        self.cancel_takeover(owner);
         lock(&self.stale).remove(owner);
         let (mut results, mut lacking) = (BTreeMap::new(), Vec::new());
-        for family in &wanted.families {
+        for family in &lease_request.families {
             if let Some(held) = self.find(owner, *family) {
                 let record = held.record();
-                // One that is stopped is being given back.
+                // A stopped lease is being released.
                 if record.inode == inode && record.lost.is_none() && !held.is_stopped() {
                     results.insert(*family, record.terms.result());
                     continue;
@@ -133,36 +133,36 @@ impl LeaseManager {
             lacking.push(*family);
         }
         if lacking.is_empty() {
-            return Ok(terms::whole(results.into_values()));
+            return Ok(terms::merge_results(results.into_values()));
         }
-        let unwanted = match lock(&self.pending).entry(owner.clone()) {
+        let is_canceled = match lock(&self.pending).entry(owner.clone()) {
             Entry::Vacant(free) => Arc::clone(free.insert(Arc::default())),
             Entry::Occupied(_) => {
-                return Err(Error::new(code::TRY_AGAIN_LATER, "this lease is being acquired already"));
+                return Err(Error::new(code::TRY_AGAIN_LATER, "this lease is already being acquired"));
             }
         };
-        let over = || is_over() || unwanted.load(Ordering::Relaxed);
-        let mut had = Vec::new();
-        let asker = Asker { owner, netns, inode, place: &place, wanted };
-        let acquired = self.acquire_all(&asker, &lacking, &over, &mut had);
+        let over = || is_over() || is_canceled.load(Ordering::Relaxed);
+        let mut acquired_leases = Vec::new();
+        let request = AcquireRequest { owner, netns, inode, lease_link: &lease_link, lease_request };
+        let acquired = self.acquire_all(&request, &lacking, &over, &mut acquired_leases);
         lock(&self.pending).remove(owner);
         if let Err(error) = acquired {
-            // What is stopped already a DEL has given back.
-            for held in had.iter().filter(|held| !held.is_stopped()) {
-                let _ = self.end(held, Some(&place));
+            // A stopped lease was released by a DEL.
+            for held in acquired_leases.iter().filter(|held| !held.is_stopped()) {
+                let _ = self.end(held, Some(&lease_link));
             }
-            if !place.link.up {
-                // As it was; that it cannot be is not what went wrong.
-                let _ = set_up(&place.netns, &place.link, false);
+            if !lease_link.link.up {
+                // Best effort: the original error is returned.
+                let _ = set_up(&lease_link.netns, &lease_link.link, false);
             }
             return Err(error);
         }
-        let all = had.iter().map(|held| held.record().terms);
+        let all = acquired_leases.iter().map(|held| held.record().terms);
         results.extend(all.map(|terms| (terms.family(), terms.result())));
-        Ok(terms::whole(results.into_values()))
+        Ok(terms::merge_results(results.into_values()))
     }
 
-    /// The leases of an owner, if it has one of each of these families.
+    /// Returns the leases of an owner, if it has one of each of these families.
     pub fn inspect(&self, owner: &Owner, families: &[Family]) -> Result<Success, Error> {
         let one = |family: &Family| match self.find(owner, *family).map(|held| held.record()) {
             None => Err(self.no_lease(owner)),
@@ -171,48 +171,48 @@ impl LeaseManager {
             }
             Some(record) => Ok(record.terms.result()),
         };
-        Ok(terms::whole(families.iter().map(one).collect::<Result<Vec<_>, Error>>()?))
+        Ok(terms::merge_results(families.iter().map(one).collect::<Result<Vec<_>, Error>>()?))
     }
 
-    /// Gives the leases of an owner back; none is fine.
+    /// Releases the leases of an owner; succeeds if there are none.
     pub fn release(&self, owner: &Owner) -> Result<(), Error> {
-        if let Some(unwanted) = lock(&self.pending).get(owner) {
-            unwanted.store(true, Ordering::Relaxed);
+        if let Some(is_canceled) = lock(&self.pending).get(owner) {
+            is_canceled.store(true, Ordering::Relaxed);
         }
-        self.abandon(owner);
+        self.cancel_takeover(owner);
         lock(&self.stale).remove(owner);
         let all = [Family::Ipv4, Family::Ipv6].map(|family| self.find(owner, family));
         let mut errors = Vec::new();
         for held in all.iter().flatten() {
             let record = held.record();
             held.stop();
-            let place = self.seek(&record.netns, &owner.ifname, Some(record.inode));
-            errors.extend(self.end(held, place.ok().flatten().as_ref()).err());
+            let lease_link = self.find_lease_link(&record.netns, &owner.ifname, Some(record.inode));
+            errors.extend(self.end(held, lease_link.ok().flatten().as_ref()).err());
         }
-        // One that the file still has would be taken over by the next daemon.
+        // If the file still had the lease, the next daemon would take it over.
         if errors.is_empty() && *lock(&self.writing) {
             errors.extend(self.save().err());
         }
         cni::error::collected(errors)
     }
 
-    // === what they share ===
+    // === shared functions ===
 
     fn find(&self, owner: &Owner, family: Family) -> Option<Arc<HeldLease>> {
         lock(&self.leases).get(&(owner.clone(), family)).cloned()
     }
 
-    /// Gives one back, if there is a way to its server, and forgets it.
-    fn end(&self, held: &HeldLease, place: Option<&Place>) -> Result<(), Error> {
+    /// Releases a lease, if its server can be reached, and forgets it.
+    fn end(&self, held: &HeldLease, lease_link: Option<&LeaseLink>) -> Result<(), Error> {
         held.stop();
         let Record { owner, terms, .. } = held.record();
-        if let Some(place) = place {
-            self.give_back(&owner, &terms, place);
+        if let Some(lease_link) = lease_link {
+            self.release_at_server(&owner, &terms, lease_link);
         }
         self.forget(held)
     }
 
-    /// This one, and not the one that may have come in its place.
+    /// Forgets exactly this lease, not one that replaced it.
     fn forget(&self, held: &HeldLease) -> Result<(), Error> {
         held.stop();
         let Record { owner, terms, .. } = held.record();
@@ -233,15 +233,15 @@ impl LeaseManager {
         saved
     }
 
-    /// Best effort: a server that does not hear of it waits until the lease ends.
-    fn give_back(&self, owner: &Owner, terms: &Terms, place: &Place) {
+    /// Releases a lease at its server. Best effort: without the message the server keeps it until it expires.
+    fn release_at_server(&self, owner: &Owner, terms: &Terms, lease_link: &LeaseLink) {
         let given = match terms {
             Terms::V4 { options, priority: _, lease } => {
-                self.client(place, &identity(owner), options).and_then(|client| client.release(lease))
+                self.client(lease_link, &identity(owner), options).and_then(|client| client.release(lease))
             }
-            Terms::V6 { wish, lease } => {
-                self.client_v6(place, &Identity6::of(owner, &wish.options), wish).release(lease)
-            }
+            Terms::V6 { v6_request, lease } => self
+                .client_v6(lease_link, &Identity6::of(owner, &v6_request.options), v6_request)
+                .release(lease),
         };
         if let Err(error) = given {
             log!("dhcp: {}: {error}", describe(owner));
@@ -249,7 +249,7 @@ impl LeaseManager {
     }
 }
 
-/// The names are a stranger's until here.
+/// Validates the names, which come from the client.
 fn check(owner: &Owner) -> Result<(), Error> {
     let Owner { container, network, ifname } = owner;
     ContainerId::new(container)?;
@@ -257,7 +257,7 @@ fn check(owner: &Owner) -> Result<(), Error> {
     IfName::new(ifname).map(|_| ())
 }
 
-/// For the log.
+/// Returns the owner as text for the log.
 fn describe(owner: &Owner) -> String {
     let Owner { container, network, ifname } = owner;
     format!("{container}/{network}/{ifname}")

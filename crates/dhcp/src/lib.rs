@@ -4,9 +4,9 @@
 //!   runtime ─► bridge ─► dhcp ─(socket)─► dhcp daemon ─► LeaseManager ─► exchange ─(container's link)─► server
 //! ```
 //!
-//! The plugin lives for one call and a lease for days. So the plugin asks the daemon (`weft-cni dhcp daemon`, or the
-//! program called as `dhcp`), which acquires, extends and releases leases. Leases outlive the daemon: its successor, or
-//! the successor of the Go plugin's daemon, continues them.
+//! The plugin runs for one call, but a lease lasts for days. So the plugin sends requests to the daemon (`weft-cni dhcp
+//! daemon`, or the program called as `dhcp`), which acquires, extends and releases leases. Leases outlive the daemon:
+//! the next one continues them, also those of the Go plugin's daemon.
 //!
 //! Source: containernetworking/plugins `plugins/ipam/dhcp` v1.9.1; RFC 2131; RFC 8415.
 

@@ -1,14 +1,16 @@
-//! What the Go plugin's daemon looked after until this one took its place, as libcni's cache tells it.
+//! Attachments whose leases the Go plugin's daemon managed, read from libcni's cache.
 //!
-//! That daemon keeps its leases in memory alone. But whoever attached the containers remembers each attachment: network,
-//! container, interface, configuration, arguments, namespace, address. That is all a client needs to ask for the address
-//! it had (RFC 2131 §3.2, INIT-REBOOT), except the server, which the answer names.
+//! The Go plugin's daemon keeps its leases only in memory. But libcni stores each attachment: network, container,
+//! interface, configuration, arguments, namespace, address. That is all a client needs to request its previous address
+//! (RFC 2131 §3.2, INIT-REBOOT). The answer names the server.
 //!
-//! Rules: what a file says is looked at, never believed: there must be a namespace at the path, other than ours, in it an
-//! interface of that name with that hardware address and that address; files without end are not read; what is not
-//! taken over although it is there is told, what is gone is only counted.
+//! Rules:
+//! - A cache file is verified. Its namespace must exist and must not be the daemon's. It must have an interface with
+//!   the name, hardware address and address of the file.
+//! - Files have a maximum size.
+//! - An attachment that exists and is not taken over is logged; others are only counted.
 //!
-//! Source: libcni `libcni/api.go` (`cachedInfo`), since 1.2 with the namespace; CNI results name it since 0.3.0.
+//! Source: libcni `libcni/api.go` (`cachedInfo`), since 1.2 with the namespace; CNI results contain it since 0.3.0.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -29,29 +31,29 @@ use crate::owner::{Family, Owner};
 use crate::plugin_config::PluginConfig;
 use crate::v4::options::Options;
 
-/// Where libcni remembers attachments: those of the runtime, and Multus's.
+/// Cache directories of libcni: the runtime's and that of Multus.
 pub const DIRECTORIES: [&str; 2] = [cni::runtime::cache::DIRECTORY, "/var/lib/cni/multus"];
-/// Most attachments that are taken over.
+/// Maximum number of attachments that are taken over.
 const ATTACHMENTS_MAX: usize = 4096;
 
-/// An attachment whose lease nobody looks after.
+/// Attachment with a lease that no daemon manages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Orphan {
-    /// Whose it is.
+    /// Owner of the lease.
     pub owner: Owner,
-    /// The path of the namespace, as the runtime said it.
+    /// Path of the namespace, as passed by the runtime.
     pub netns: PathBuf,
-    /// The address it was given.
+    /// Allocated address.
     pub address: Ipv4Addr,
-    /// The interface's hardware address, if it is known, as text.
+    /// Hardware address of the interface as text, empty if unknown.
     pub mac: String,
-    /// What is said to servers.
+    /// DHCPv4 options.
     pub options: Options,
     /// Metric of the routes.
     pub priority: Option<u32>,
 }
 
-/// What the caches know of daemons that listen on `socket`, but for what `is_known`; all paths are below `prefix`.
+/// Returns the attachments of daemons at `socket`, except those that `is_known`. All paths are below `prefix`.
 pub fn find(
     directories: &[PathBuf],
     prefix: &str,
@@ -62,7 +64,7 @@ pub fn find(
     for directory in directories {
         let cache = Cache::new(Path::new(&format!("{prefix}{}", directory.display())));
         let entries = cache.attachments(None).unwrap_or_else(|error| {
-            log!("dhcp: nothing is taken over: {error}");
+            log!("dhcp: failed to read a cache, so its leases are not taken over: {error}");
             Vec::new()
         });
         for entry in entries {
@@ -82,30 +84,32 @@ pub fn find(
         }
     }
     if found.len() > ATTACHMENTS_MAX {
-        log!("dhcp: of {} attachments {ATTACHMENTS_MAX} are taken over", found.len());
+        log!("dhcp: only {ATTACHMENTS_MAX} of {} attachments are taken over", found.len());
         found.truncate(ATTACHMENTS_MAX);
     }
     found
 }
 
-/// The attachment of an entry, if a daemon at `socket` gave it its address.
+/// Returns the attachment of a cache entry, if a daemon at `socket` allocated its address.
 fn orphan(cache: &Cache, entry: &Entry, socket: &Path) -> Result<Option<Orphan>, Error> {
     let Entry { network: name, config, parameters } = entry;
     let Some((network, config)) = plugin_with_dhcp(config, entry)? else { return Ok(None) };
-    let PluginConfig { socket: theirs, families, options, priority, wish: _ } =
+    let PluginConfig { socket: configured, families, options, priority, v6_request: _ } =
         PluginConfig::read(&config, &parameters.args)?;
-    // Their daemon has nothing of DHCPv6.
-    if theirs != socket || !families.contains(&Family::Ipv4) {
+    // The Go plugin's daemon has no DHCPv6 leases.
+    if configured != socket || !families.contains(&Family::Ipv4) {
         return Ok(None);
     }
     let who = &parameters.who;
     let known = cache.result(name, who, network.version)?.map(|attached| attached.success);
-    let Some(Place { netns, mac, address }) = place(&known.unwrap_or_default(), who.ifname.as_str()) else {
-        return Err(Error::internal("its result names no address of it"));
+    let Some(RecordedInterface { netns, mac, address }) =
+        recorded_interface(&known.unwrap_or_default(), who.ifname.as_str())
+    else {
+        return Err(Error::internal("its result has no address of the interface"));
     };
     let netns = if parameters.netns.is_empty() { netns } else { parameters.netns.clone() };
     if !netns.starts_with('/') {
-        return Err(Error::internal("neither its entry nor its result names its namespace"));
+        return Err(Error::internal("neither its entry nor its result contains the namespace"));
     }
     let owner = Owner {
         container: who.container.to_string(),
@@ -115,14 +119,14 @@ fn orphan(cache: &Cache, entry: &Entry, socket: &Path) -> Result<Option<Orphan>,
     Ok(Some(Orphan { owner, netns: netns.into(), address, mac, options, priority }))
 }
 
-/// The configuration that the plugin with `ipam` of this type got.
+/// Returns the configuration of the plugin that has `ipam` with type `dhcp`.
 fn plugin_with_dhcp(bytes: &[u8], entry: &Entry) -> Result<Option<(Network, Config)>, Error> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Ipam {
         r#type: String,
     }
-    // Most entries are of other networks, and no concern of ours, whatever they are.
+    // Most entries belong to other networks; an invalid one is skipped.
     let Ok(network) = Network::parse(bytes, "config") else { return Ok(None) };
     for plugin in &network.plugins {
         let ipam: Ipam = plugin.read("ipam").ok().flatten().unwrap_or_default();
@@ -135,16 +139,16 @@ fn plugin_with_dhcp(bytes: &[u8], entry: &Entry) -> Result<Option<(Network, Conf
     Ok(None)
 }
 
-/// Where an attachment is, as far as its result says it.
-struct Place {
-    /// Empty if it does not say.
+/// Interface of an attachment as its result describes it.
+struct RecordedInterface {
+    /// Path of the namespace, empty if unknown.
     netns: String,
-    /// Empty if it does not say.
+    /// Hardware address, empty if unknown.
     mac: String,
     address: Ipv4Addr,
 }
 
-fn place(known: &Success, ifname: &str) -> Option<Place> {
+fn recorded_interface(known: &Success, ifname: &str) -> Option<RecordedInterface> {
     let is_it = |interface: &Interface| interface.name == ifname && !interface.sandbox.is_empty();
     let index = known.interfaces.iter().position(is_it);
     let belongs = |ip: &&IpConfig| match (ip.interface, index) {
@@ -158,12 +162,12 @@ fn place(known: &Success, ifname: &str) -> Option<Place> {
     let interface = index.and_then(|index| known.interfaces.get(index));
     let netns = interface.map(|interface| interface.sandbox.clone()).unwrap_or_default();
     let mac = interface.map(|interface| interface.mac.clone()).unwrap_or_default();
-    Some(Place { netns, mac, address })
+    Some(RecordedInterface { netns, mac, address })
 }
 
 impl Orphan {
-    /// Is this the hardware address it had?
-    pub fn had(&self, mac: &[u8]) -> bool {
+    /// Whether this is the recorded hardware address.
+    pub fn has_mac(&self, mac: &[u8]) -> bool {
         self.mac.is_empty() || self.mac.eq_ignore_ascii_case(&mac_text(mac))
     }
 }

@@ -2,18 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Whose lease it is.
+/// Owner of a lease.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Owner {
-    /// The container.
+    /// Id of the container.
     pub container: String,
-    /// The network.
+    /// Name of the network.
     pub network: String,
-    /// The interface in the container.
+    /// Name of the interface in the container.
     pub ifname: String,
 }
 
-/// One of the two protocols, by the addresses it is for.
+/// Address family, which selects the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
@@ -24,7 +24,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Families of a configuration without `families`.
+    /// Returns the families of a configuration without `families`.
     pub fn default_ones() -> Vec<Family> {
         vec![Family::Ipv4]
     }

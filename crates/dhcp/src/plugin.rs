@@ -1,6 +1,6 @@
-//! CNI plugin `dhcp`: asks the lease daemon of this node.
+//! CNI plugin `dhcp`: sends requests to the lease daemon of this node.
 //!
-//! - A DEL does not fail when the daemon does not run: the lease then ends by itself.
+//! - A DEL succeeds if the daemon does not run: the lease then expires.
 //! - Paths, client identity and results are the reference plugin's; the protocol between plugin and daemon is not.
 //!
 //! Source: containernetworking/plugins `plugins/ipam/dhcp` v1.9.1.
@@ -20,17 +20,17 @@ use linux::unix::{Bounded, connect_within};
 
 use crate::owner::Owner;
 use crate::plugin_config::{PluginConfig, socket_of};
-use crate::protocol::{self, Answer, Question};
+use crate::protocol::{self, DaemonAnswer, DaemonRequest};
 
-/// The plugin.
+/// Plugin `dhcp`.
 pub struct Dhcp;
 
-/// Its name, which others ask for to know how it speaks.
+/// Name of the plugin.
 pub const NAME: &str = "dhcp";
-/// How long the daemon may take to acquire a lease; its own limit is shorter.
-const ACQUIRE: Duration = Duration::from_secs(15 * 60);
-/// How long it may take for anything else.
-const ELSE: Duration = Duration::from_secs(30);
+/// Timeout for the acquisition of a lease; the daemon's own limit is shorter.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// Timeout for all other requests.
+const OTHER_TIMEOUT: Duration = Duration::from_secs(30);
 
 // === impl Plugin ===
 
@@ -45,18 +45,19 @@ impl Plugin for Dhcp {
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
         let Attach { who, netns, call } = request;
-        let PluginConfig { socket, families, options, priority, wish } =
+        let PluginConfig { socket, families, options, priority, v6_request } =
             PluginConfig::read(&call.config, call.args())?;
         let owner = owner(&call.config, who);
         let netns = netns.clone();
-        let question = Question::Allocate { owner, netns, options, priority, families, wish };
-        ask(&socket, &question, ACQUIRE)
+        let daemon_request =
+            DaemonRequest::Allocate { owner, netns, options, priority, families, v6_request };
+        request_lease(&socket, &daemon_request, ACQUIRE_TIMEOUT)
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
         let Detach { who, netns: _, call } = request;
-        let question = Question::Release { owner: owner(&call.config, who) };
-        without_daemon(tell(&socket_of(&call.config)?, &question))
+        let daemon_request = DaemonRequest::Release { owner: owner(&call.config, who) };
+        without_daemon(send_request(&socket_of(&call.config)?, &daemon_request))
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
@@ -64,7 +65,7 @@ impl Plugin for Dhcp {
         let PluginConfig { socket, families, .. } = PluginConfig::read(&call.config, call.args())?;
         let known = call.config.require_prev_result()?;
         let owner = owner(&call.config, who);
-        let lease = ask(&socket, &Question::Inspect { owner, families }, ELSE)?;
+        let lease = request_lease(&socket, &DaemonRequest::Inspect { owner, families }, OTHER_TIMEOUT)?;
         match lease.ips.iter().find(|ip| !known.ips.iter().any(|known| known.address == ip.address)) {
             None => Ok(()),
             Some(ip) => {
@@ -76,12 +77,16 @@ impl Plugin for Dhcp {
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
         let Some(valid) = request.valid()? else { return Ok(()) };
         let network = request.call.config.name.to_string();
-        without_daemon(tell(&socket_of(&request.call.config)?, &Question::Keep { network, valid }))
+        without_daemon(send_request(
+            &socket_of(&request.call.config)?,
+            &DaemonRequest::Keep { network, valid },
+        ))
     }
 
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
         let PluginConfig { socket, .. } = PluginConfig::read(&request.call.config, request.call.args())?;
-        tell(&socket, &Question::Ping).map_err(|error| Error { code: code::NOT_AVAILABLE, ..error })
+        send_request(&socket, &DaemonRequest::Ping)
+            .map_err(|error| Error { code: code::NOT_AVAILABLE, ..error })
     }
 }
 
@@ -93,50 +98,52 @@ fn owner(config: &Config, who: &Attachment) -> Owner {
     }
 }
 
-/// The code of «nobody listens», of which DEL makes a success; it never leaves this file.
-const NOBODY: u32 = 100;
+/// Internal error code for "no daemon listens", which DEL treats as success.
+const NO_DAEMON: u32 = 100;
 
-/// Without a daemon nobody extends a lease: it ends by itself.
+/// Ignores the absence of a daemon: without it the lease expires.
 fn without_daemon(outcome: Result<(), Error>) -> Result<(), Error> {
     match outcome {
-        Err(error) if error.code == NOBODY => Ok(()),
+        Err(error) if error.code == NO_DAEMON => Ok(()),
         other => other.map_err(visible),
     }
 }
 
 fn visible(error: Error) -> Error {
     match error.code {
-        NOBODY => Error { code: code::TRY_AGAIN_LATER, ..error },
+        NO_DAEMON => Error { code: code::TRY_AGAIN_LATER, ..error },
         _ => error,
     }
 }
 
-/// Asks for a lease.
-fn ask(socket: &Path, question: &Question, wait: Duration) -> Result<Success, Error> {
-    match converse(socket, question, wait).map_err(visible)? {
-        Answer::Lease(value) => Success::from_value(&value, Version::LATEST).map(|(_, success)| success),
+/// Sends a request that is answered with a lease.
+fn request_lease(socket: &Path, daemon_request: &DaemonRequest, wait: Duration) -> Result<Success, Error> {
+    match exchange(socket, daemon_request, wait).map_err(visible)? {
+        DaemonAnswer::Lease(value) => {
+            Success::from_value(&value, Version::LATEST).map(|(_, success)| success)
+        }
         other => Err(Error::internal(format!("the daemon answered {other:?}"))),
     }
 }
 
-/// Says something that has no answer but whether it was done.
-fn tell(socket: &Path, question: &Question) -> Result<(), Error> {
-    converse(socket, question, ELSE).map(|_| ())
+/// Sends a request that is answered without data.
+fn send_request(socket: &Path, daemon_request: &DaemonRequest) -> Result<(), Error> {
+    exchange(socket, daemon_request, OTHER_TIMEOUT).map(|_| ())
 }
 
-fn converse(socket: &Path, question: &Question, wait: Duration) -> Result<Answer, Error> {
-    let place = format!("dhcp daemon {}", socket.display());
-    let mut stream = connect_within(socket, ELSE).map_err(|cause| match cause.kind() {
+fn exchange(socket: &Path, daemon_request: &DaemonRequest, wait: Duration) -> Result<DaemonAnswer, Error> {
+    let daemon = format!("dhcp daemon {}", socket.display());
+    let mut stream = connect_within(socket, OTHER_TIMEOUT).map_err(|cause| match cause.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
-            let cure = "is `weft-cni dhcp daemon` running?";
-            Error::new(NOBODY, format!("{place}: {}; {cure}", linux::Error::io("connect", &cause)))
+            let hint = "is `weft-cni dhcp daemon` running?";
+            Error::new(NO_DAEMON, format!("{daemon}: {}; {hint}", linux::Error::io("connect", &cause)))
         }
-        _ => Error::io(&place, cause),
+        _ => Error::io(&daemon, cause),
     })?;
     let mut stream = Bounded::within(&mut stream, wait);
-    protocol::send(&mut stream, question).context(&place)?;
-    match protocol::receive(&mut stream).context(&place)? {
-        Answer::Refused(error) => Err(error.context("dhcp daemon")),
+    protocol::send(&mut stream, daemon_request).context(&daemon)?;
+    match protocol::receive(&mut stream).context(&daemon)? {
+        DaemonAnswer::Refused(error) => Err(error.context("dhcp daemon")),
         answer => Ok(answer),
     }
 }

@@ -11,14 +11,14 @@ use serde_json::Value;
 use crate::owner::Family;
 use crate::protocol::SOCKET;
 use crate::v4::options::{Options, Provide, Request};
-use crate::v6::{self, Wish};
+use crate::v6::{self, V6Request};
 
 /// The configuration as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Conf {
     ipam: IpamConf,
-    /// A bridge's: duplicates of addresses are looked for.
+    /// Option of `bridge`: whether duplicate address detection runs.
     enabledad: bool,
 }
 
@@ -39,26 +39,26 @@ struct IpamConf {
     prefix_length_v6: Option<u8>,
 }
 
-/// The checked configuration.
+/// Validated configuration.
 #[derive(Debug)]
 pub struct PluginConfig {
-    /// The daemon's socket.
+    /// Socket of the daemon.
     pub socket: PathBuf,
     /// Families in order, each once.
     pub families: Vec<Family>,
-    /// Options of DHCPv4.
+    /// DHCPv4 options.
     pub options: Options,
     /// Metric of the routes.
     pub priority: Option<u32>,
-    /// What is requested by DHCPv6.
-    pub wish: Wish,
+    /// DHCPv6 request.
+    pub v6_request: V6Request,
 }
 
 impl PluginConfig {
-    /// Reads and checks the configuration; `args` is `CNI_ARGS`.
+    /// Reads and validates the configuration; `args` is `CNI_ARGS`.
     ///
     /// # Errors
-    /// The first value that is not allowed, with its key.
+    /// The first invalid value, with its field.
     pub fn read(config: &Config, args: &str) -> Result<PluginConfig, Error> {
         let Conf { ipam, enabledad } = config.decode()?;
         let IpamConf {
@@ -80,16 +80,14 @@ impl PluginConfig {
         if let Some((key, _)) = of_v6.iter().find(|(_, is_there)| *is_there)
             && !families.contains(&Family::Ipv6)
         {
-            return Err(Error::config(format!(
-                "ipam.{key}: has no meaning without \"ipv6\" in ipam.families"
-            )));
+            return Err(Error::config(format!("ipam.{key}: needs \"ipv6\" in ipam.families")));
         }
         Ok(PluginConfig {
             socket: socket(&daemon_socket_path)?,
             families,
             options: Options::read(&provide, &request, args)?,
             priority: (priority > 0).then_some(priority),
-            wish: Wish {
+            v6_request: V6Request {
                 options: v6::options::Options::read(&provide_v6, &request_v6, args)?,
                 prefix_length: check_prefix_length(prefix_length_v6)?,
                 detect_duplicates: enabledad,
@@ -108,13 +106,13 @@ fn read_families(listed: &[Value]) -> Result<Vec<Family>, Error> {
             _ => return Err(Error::key(key, quote(value), "neither \"ipv4\" nor \"ipv6\"")),
         };
         if families.contains(&family) {
-            return Err(Error::key(key, quote(value), "is there already"));
+            return Err(Error::key(key, quote(value), "listed twice"));
         }
         families.push(family);
     }
     families.sort_unstable();
     match families.is_empty() {
-        true => Err(Error::key("ipam.families", "[]", "one of \"ipv4\", \"ipv6\" at least")),
+        true => Err(Error::key("ipam.families", "[]", "empty; set \"ipv4\", \"ipv6\" or both")),
         false => Ok(families),
     }
 }
@@ -127,7 +125,7 @@ fn check_prefix_length(length: Option<u8>) -> Result<u8, Error> {
     }
 }
 
-/// Returns the daemon's socket alone: a DEL needs nothing else to be right.
+/// Returns only the daemon's socket: a DEL must work if the rest is invalid.
 pub fn socket_of(config: &Config) -> Result<PathBuf, Error> {
     #[derive(Default, Deserialize)]
     #[serde(default)]

@@ -1,7 +1,6 @@
-//! What the plugin and its daemon say to each other: one question and one answer, each a length and JSON.
+//! The protocol between plugin and daemon: one request and one answer, each a length and JSON.
 //!
-//! The reference plugin and its daemon speak Go's own remote calls; neither side understands the other, and both
-//! find out at once.
+//! The reference plugin and its daemon use Go's RPC. If a plugin reaches the other's daemon, both fail at once.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -13,67 +12,68 @@ use serde::{Deserialize, Serialize};
 
 use crate::owner::{Family, Owner};
 use crate::v4::options::Options;
-use crate::v6::Wish;
+use crate::v6::V6Request;
 
-/// Where the plugin looks for its daemon, unless `daemonSocketPath` says otherwise.
+/// Default socket of the daemon.
 pub const SOCKET: &str = "/run/cni/dhcp.sock";
-/// What a message ends with: nothing to us; to a server of HTTP, which the reference plugin's daemon is, the end of a
-/// request that it refuses at once instead of waiting for more.
+/// End of a message, ignored by this protocol. For the reference plugin's daemon, an HTTP server, it ends a request,
+/// which the server then refuses at once instead of waiting for more.
 const END: &[u8] = b"\r\n\r\n";
-/// Longest message, in bytes.
+/// Maximum size of a message, in bytes.
 const MESSAGE_MAX: usize = 1 << 20;
 
-/// What is asked.
+/// Request to the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Question {
-    /// Are you there?
+pub enum DaemonRequest {
+    /// Answered with `Done`.
     Ping,
-    /// A lease for this interface.
+    /// Acquire leases for an interface.
     Allocate {
-        /// Whose.
+        /// Owner of the leases.
         owner: Owner,
-        /// The namespace the interface is in.
+        /// Path of the interface's namespace.
         netns: PathBuf,
-        /// What is said to servers of DHCPv4.
+        /// DHCPv4 options.
         options: Options,
         /// Metric of the routes.
         priority: Option<u32>,
-        /// What addresses are wanted; all of them, or none is given.
+        /// Families; leases of all of them are acquired, or none.
         families: Vec<Family>,
-        /// What is wished for of DHCPv6.
-        wish: Wish,
+        /// DHCPv6 request.
+        #[serde(rename = "wish")]
+        v6_request: V6Request,
     },
-    /// The leases as they are.
+    /// Return the present leases.
     Inspect {
-        /// Whose.
+        /// Owner of the leases.
         owner: Owner,
-        /// Which must be there.
+        /// Families that must be present.
         families: Vec<Family>,
     },
-    /// No lease any more.
+    /// Release all leases of an owner.
     Release {
-        /// Whose.
+        /// Owner of the leases.
         owner: Owner,
     },
-    /// No lease of this network but these.
+    /// Release all leases of a network except those of the valid attachments.
     Keep {
-        /// The network.
+        /// Name of the network.
         network: String,
-        /// What is valid.
+        /// Valid attachments.
         valid: Vec<ValidAttachment>,
     },
 }
 
-/// What is answered.
+/// Answer of the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Answer {
-    /// It is done.
+pub enum DaemonAnswer {
+    /// The request was executed.
     Done,
-    /// The lease, as a result of version 1.1.0.
+    /// Leases, as a CNI result of version 1.1.0.
     Lease(serde_json::Value),
-    /// It is not.
+    /// The request failed.
     Refused(Error),
 }
 
@@ -97,7 +97,7 @@ pub fn receive<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Error> {
     from.read_exact(&mut length).map_err(failed)?;
     let length = u32::from_be_bytes(length) as usize;
     if length > MESSAGE_MAX {
-        let why = "not what weft's dhcp daemon says: does the reference plugin's listen there?";
+        let why = "not the protocol of weft's dhcp daemon; does the reference plugin's daemon listen there?";
         return Err(Error::new(code::DECODING_FAILURE, why));
     }
     let mut bytes = Vec::new();
@@ -111,10 +111,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_reads_back_and_what_is_none_is_refused() {
+    fn dhcp_message_round_trips_and_invalid_ones_are_refused() {
         let mut bytes = Vec::new();
-        send(&mut bytes, &Question::Ping).unwrap();
-        assert!(matches!(receive(&mut bytes.as_slice()), Ok(Question::Ping)));
+        send(&mut bytes, &DaemonRequest::Ping).unwrap();
+        assert!(matches!(receive(&mut bytes.as_slice()), Ok(DaemonRequest::Ping)));
         for hostile in [
             &b""[..],
             b"\0\0",
@@ -123,7 +123,7 @@ mod tests {
             b"\xff\xff\xff\xff",
             b"\0\0\0\x02{}",
         ] {
-            assert!(receive::<Question>(&mut &*hostile).is_err(), "{hostile:?}");
+            assert!(receive::<DaemonRequest>(&mut &*hostile).is_err(), "{hostile:?}");
         }
         assert!(send(&mut bytes, &"x".repeat(MESSAGE_MAX)).is_err());
     }

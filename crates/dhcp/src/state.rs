@@ -1,14 +1,16 @@
-//! What a daemon that is started again must know: every lease, whose it is, and where it is used.
+//! The state of the daemon on disk: every lease, its owner, and where it is used. The next daemon reads it.
 //!
-//! Rules: the file is 0600 and is replaced whole; what is in it is checked as if it came from a stranger; times are
-//! those since the machine started, so a file of another start is of no use, and neither is the address.
+//! Rules:
+//! - The file has mode 0600 and is replaced atomically.
+//! - Its content is validated like untrusted input.
+//! - Times are relative to the boot. After another boot the file is ignored, and the addresses are not in use.
 //!
 //! ```json
 //! {"bootId":"…","leases":[{"owner":{…},"netns":"/run/netns/a","inode":4026531,"granted":1234,"lease":"0201…","…":0}],
 //!  "leasesV6":[{"owner":{…},"…":0,"address":"2001:db8::5","reply":"07a1…"}]}
 //! ```
 //!
-//! Leases of DHCPv6 are a list of their own, which is absent when it is empty.
+//! DHCPv6 leases are a separate list, which is absent if it is empty.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -24,29 +26,29 @@ use crate::terms::Terms;
 use crate::v4::lease::Lease;
 use crate::v4::message::Message;
 use crate::v4::options::Options;
-use crate::v6::{self, Wish};
+use crate::v6::{self, V6Request};
 
-/// Largest file, in bytes: some ten thousand leases.
+/// Maximum size of the file, in bytes: about ten thousand leases.
 const FILE_MAX: u64 = 64 << 20;
 
-/// One lease and everything that is needed to keep it.
+/// Lease with all information that is needed to extend it.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// Whose it is.
+    /// Owner of the lease.
     pub owner: Owner,
-    /// The path of the namespace, as the runtime said it.
+    /// Path of the namespace, as passed by the runtime.
     pub netns: PathBuf,
-    /// The namespace itself: another one may be at that path later.
+    /// Inode of the namespace: later another one may have the same path.
     pub inode: u64,
-    /// When it was granted, in milliseconds since the machine started.
+    /// Time of the grant, in milliseconds since the boot.
     pub granted: u64,
-    /// Why it is no more, if it was lost.
+    /// Reason of the loss, if the lease was lost.
     pub lost: Option<String>,
-    /// What was granted.
+    /// Terms that the server granted.
     pub terms: Terms,
 }
 
-/// A lease of DHCPv4 as it is written down.
+/// DHCPv4 lease in the file.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct StoredV4 {
@@ -57,23 +59,24 @@ struct StoredV4 {
     priority: Option<u32>,
     granted: u64,
     lost: Option<String>,
-    /// The ACK.
+    /// DHCPACK.
     #[serde(with = "packet")]
     lease: Lease,
 }
 
-/// A lease of DHCPv6 as it is written down.
+/// DHCPv6 lease in the file.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct StoredV6 {
     owner: Owner,
     netns: PathBuf,
     inode: u64,
-    wish: Wish,
+    #[serde(rename = "wish")]
+    v6_request: V6Request,
     granted: u64,
     lost: Option<String>,
     address: Ipv6Addr,
-    /// The REPLY, in hexadecimal digits.
+    /// REPLY in hexadecimal digits.
     reply: String,
 }
 
@@ -101,11 +104,11 @@ impl Document {
                     lost,
                     lease,
                 }),
-                Terms::V6 { wish, lease } => document.leases_v6.push(StoredV6 {
+                Terms::V6 { v6_request, lease } => document.leases_v6.push(StoredV6 {
                     owner,
                     netns,
                     inode,
-                    wish,
+                    v6_request,
                     granted,
                     lost,
                     address: lease.address,
@@ -123,18 +126,18 @@ impl Document {
             Ok(Record { owner, netns, inode, granted, lost, terms: Terms::V4 { options, priority, lease } })
         });
         let v6 = leases_v6.into_iter().map(|stored| {
-            let StoredV6 { owner, netns, inode, wish, granted, lost, address, reply } = stored;
+            let StoredV6 { owner, netns, inode, v6_request, granted, lost, address, reply } = stored;
             let reply = bytes(&reply).and_then(|bytes| v6::message::Message::decode(&bytes));
-            let reply = reply.ok_or_else(|| Error::internal("no message"))?;
+            let reply = reply.ok_or_else(|| Error::internal("not a DHCP message"))?;
             let association = v6::identity::association(&owner);
             let lease = v6::lease::Lease::for_address(reply, association, Some(address))?;
-            Ok(Record { owner, netns, inode, granted, lost, terms: Terms::V6 { wish, lease } })
+            Ok(Record { owner, netns, inode, granted, lost, terms: Terms::V6 { v6_request, lease } })
         });
         v4.chain(v6).collect()
     }
 }
 
-/// Replaces the file.
+/// Writes the leases to the file.
 pub fn save(path: &Path, leases: Vec<Record>) -> Result<(), Error> {
     let document = Document::of(boot_id()?, leases);
     let bytes = serde_json::to_vec(&document).map_err(|cause| Error::internal(format!("encode: {cause}")))?;
@@ -142,7 +145,7 @@ pub fn save(path: &Path, leases: Vec<Record>) -> Result<(), Error> {
         .map_err(|cause| Error::io(format_args!("write {}", path.display()), cause))
 }
 
-/// The leases of the last daemon on this start of the machine.
+/// Reads the leases of the previous daemon, if it ran in the same boot.
 pub fn load(path: &Path) -> Result<Vec<Record>, Error> {
     let failed = |cause| Error::io(format_args!("read {}", path.display()), cause);
     let length = match fs::metadata(path) {
@@ -162,20 +165,21 @@ pub fn load(path: &Path) -> Result<Vec<Record>, Error> {
     }
 }
 
-/// Empty where boots have no id. One that cannot be read now is no other boot.
+/// Returns the id of the boot, empty if there is none. A read error is an error, because it would look like another
+/// boot.
 fn boot_id() -> Result<String, Error> {
     let id = boot_id::read().map_err(|cause| Error::io(format_args!("read {}", boot_id::PATH), cause))?;
     Ok(id.unwrap_or_default().to_owned())
 }
 
-/// Milliseconds since the machine started, sleep included.
+/// Returns the time since the boot including suspend, in milliseconds.
 pub fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let (seconds, nanoseconds) = (time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs());
     seconds * 1000 + nanoseconds / 1_000_000
 }
 
-/// Bytes as hexadecimal digits.
+/// Encodes bytes as hexadecimal digits.
 fn digits(bytes: &[u8]) -> String {
     plugin_support::hash::hex("", bytes.len() * 2, bytes)
 }
@@ -189,7 +193,7 @@ fn bytes(text: &str) -> Option<Vec<u8>> {
     text.as_bytes().chunks(2).map(byte).collect()
 }
 
-/// A lease as its ACK, in hexadecimal digits.
+/// Encodes a lease as the hexadecimal digits of its DHCPACK.
 mod packet {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -203,8 +207,9 @@ mod packet {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Lease, D::Error> {
         let text = String::deserialize(from)?;
         let bytes = super::bytes(&text);
-        let ack =
-            bytes.and_then(|bytes| Message::decode(&bytes)).ok_or_else(|| D::Error::custom("no message"))?;
+        let ack = bytes
+            .and_then(|bytes| Message::decode(&bytes))
+            .ok_or_else(|| D::Error::custom("not a DHCP message"))?;
         Lease::of(ack).map_err(D::Error::custom)
     }
 }
@@ -252,11 +257,11 @@ mod tests {
         let association = Association { id, renewal: 0, rebinding: 0, addresses, status: Status::SUCCESS };
         reply.set(option::ASSOCIATION, association.encode());
         let lease = v6::lease::Lease::for_address(reply, id, Some(address(5).address)).unwrap();
-        Record { terms: Terms::V6 { wish: Wish::default(), lease }, ..record }
+        Record { terms: Terms::V6 { v6_request: V6Request::default(), lease }, ..record }
     }
 
     #[test]
-    fn what_is_saved_is_loaded_and_what_is_damaged_is_an_error() {
+    fn lease_state_round_trips_and_damage_is_an_error() {
         let path = std::env::temp_dir().join(format!("weft-dhcp-state-{}", std::process::id()));
         assert!(load(&path).unwrap().is_empty(), "none yet");
         save(&path, vec![record_v6(), record()]).unwrap();
@@ -273,14 +278,14 @@ mod tests {
         save(&path, vec![record()]).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, text.replace(&boot_id().unwrap(), "another")).unwrap();
-        assert!(load(&path).unwrap().is_empty(), "of another start");
+        assert!(load(&path).unwrap().is_empty(), "of another boot");
         for damaged in [
             text.replace("\"ack\":\"02", "\"ack\":\"0x"),
             text[..text.len() / 2].to_owned(),
             text.replace("0a010005", "7f010005"),
         ] {
             fs::write(&path, &damaged).unwrap();
-            // «lease» is what the field is called.
+            // The field is called "lease", so the first replacement changes nothing.
             let damaged = damaged != text;
             assert_eq!(load(&path).is_err(), damaged);
         }

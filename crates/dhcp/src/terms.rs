@@ -1,4 +1,4 @@
-//! Terms of a lease of either family: what a server granted, as far as the lease manager needs it.
+//! Terms of a lease of either family, as the lease manager needs them.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -9,42 +9,42 @@ use ipnet::{IpNet, Ipv6Net};
 use crate::owner::Family;
 use crate::v4::lease::Lease;
 use crate::v4::options::Options;
-use crate::v6::{self, Wish};
+use crate::v6::{self, V6Request};
 
-/// A lease, and what was said to have it.
+/// Lease and the request for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Terms {
-    /// Of DHCPv4.
+    /// DHCPv4 lease.
     V4 {
-        /// What is said to servers.
+        /// Options of the request.
         options: Options,
         /// Metric of the routes.
         priority: Option<u32>,
-        /// What was granted.
+        /// Granted lease.
         lease: Lease,
     },
-    /// Of DHCPv6.
+    /// DHCPv6 lease.
     V6 {
-        /// What was wished for.
-        wish: Wish,
-        /// What was granted.
+        /// Request.
+        v6_request: V6Request,
+        /// Granted lease.
         lease: v6::lease::Lease,
     },
 }
 
-/// From when on what is done, counted from the grant.
+/// Times of a lease, relative to the grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// The server is asked to extend it.
+    /// Time from which its server is requested to extend it (T1).
     pub renewal: Duration,
-    /// Any server is.
+    /// Time from which any server is requested to extend it (T2).
     pub rebinding: Duration,
-    /// It is over; `None`: never.
+    /// Time of its end; `None`: never.
     pub expiry: Option<Duration>,
 }
 
 impl Terms {
-    /// Which protocol it is of.
+    /// Returns the family.
     pub fn family(&self) -> Family {
         match self {
             Terms::V4 { .. } => Family::Ipv4,
@@ -52,7 +52,7 @@ impl Terms {
         }
     }
 
-    /// When what is due.
+    /// Returns the times.
     pub fn times(&self) -> Times {
         match self {
             Terms::V4 { lease: Lease { renewal, rebinding, expiry, .. }, .. }
@@ -62,27 +62,27 @@ impl Terms {
         }
     }
 
-    /// The address, as the interface has it.
+    /// Returns the address with the interface's prefix length.
     pub fn address(&self) -> IpNet {
         match self {
             Terms::V4 { lease, .. } => IpNet::V4(lease.address),
-            Terms::V6 { lease, wish } => {
-                let whole = Ipv6Net::from(lease.address);
-                IpNet::V6(Ipv6Net::new(lease.address, wish.prefix_length).unwrap_or(whole))
+            Terms::V6 { lease, v6_request } => {
+                let single = Ipv6Net::from(lease.address);
+                IpNet::V6(Ipv6Net::new(lease.address, v6_request.prefix_length).unwrap_or(single))
             }
         }
     }
 
-    /// What the container gets.
+    /// Returns the CNI result for the container.
     pub fn result(&self) -> Success {
         match self {
             Terms::V4 { lease, priority, .. } => lease.result(*priority),
-            Terms::V6 { lease, wish } => lease.result(wish.prefix_length),
+            Terms::V6 { lease, v6_request } => lease.result(v6_request.prefix_length),
         }
     }
 }
 
-/// For the log: the address and who granted it.
+/// Formats address and server for the log.
 impl std::fmt::Display for Terms {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let address: IpAddr = self.address().addr();
@@ -96,23 +96,23 @@ impl std::fmt::Display for Terms {
     }
 }
 
-/// What a container gets of all its leases: those of DHCPv4 first.
-pub fn whole(results: impl IntoIterator<Item = Success>) -> Success {
-    let mut whole = Success::default();
+/// Merges the results of all leases; those of DHCPv4 come first.
+pub fn merge_results(results: impl IntoIterator<Item = Success>) -> Success {
+    let mut merged = Success::default();
     for Success { interfaces: _, ips, routes, dns } in results {
-        whole.ips.extend(ips);
-        whole.routes.extend(routes);
+        merged.ips.extend(ips);
+        merged.routes.extend(routes);
         let Dns { nameservers, domain, search, options } = dns;
-        whole.dns.nameservers.extend(nameservers);
-        whole.dns.options.extend(options);
+        merged.dns.nameservers.extend(nameservers);
+        merged.dns.options.extend(options);
         for name in search {
-            if !whole.dns.search.contains(&name) {
-                whole.dns.search.push(name);
+            if !merged.dns.search.contains(&name) {
+                merged.dns.search.push(name);
             }
         }
-        if whole.dns.domain.is_empty() {
-            whole.dns.domain = domain;
+        if merged.dns.domain.is_empty() {
+            merged.dns.domain = domain;
         }
     }
-    whole
+    merged
 }

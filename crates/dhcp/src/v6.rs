@@ -1,16 +1,16 @@
-//! The client of DHCPv6: one address for an interface (IA_NA), from a server on its link or behind a relay.
+//! The DHCPv6 client: one address for an interface (IA_NA), from a server on its link or behind a relay.
 //!
 //! ```text
-//!   SOLICIT ─► ADVERTISE ─► REQUEST ─► REPLY     or at once a REPLY, where the server has rapid commit
-//!   RENEW ─► REPLY      REBIND ─► REPLY          from T1 on its server, from T2 on any
-//!   CONFIRM ─► REPLY                             once, when a daemon goes on with what the last one left
-//!   RELEASE ─► REPLY    DECLINE ─► REPLY         given back; another machine has it
+//!   SOLICIT ─► ADVERTISE ─► REQUEST ─► REPLY     or a REPLY at once, if the server has rapid commit
+//!   RENEW ─► REPLY      REBIND ─► REPLY          from T1 to its server, from T2 to any server
+//!   CONFIRM ─► REPLY                             once, when a daemon continues the leases of the previous one
+//!   RELEASE ─► REPLY    DECLINE ─► REPLY         release; another host uses the address
 //! ```
 //!
-//! Unlike DHCPv4 everything travels in UDP between link-local addresses, which an interface has by itself; and there is
-//! neither a prefix length nor a route in it: those come by router advertisements, which the kernel takes.
+//! Unlike DHCPv4, all messages are UDP between link-local addresses, which every interface has. They contain neither a
+//! prefix length nor a route: the kernel takes those from router advertisements.
 //!
-//! Source: RFC 8415; RFC 3646 (23, 24), RFC 4704 (39), RFC 6355 (DUID-UUID), RFC 5942 (no prefix is on the link for it).
+//! Source: RFC 8415; RFC 3646 (23, 24), RFC 4704 (39), RFC 6355 (DUID-UUID), RFC 5942 (the prefix is not on-link).
 
 pub mod exchange;
 pub mod identity;
@@ -24,23 +24,23 @@ use serde::{Deserialize, Serialize};
 
 use self::options::Options;
 
-/// What is wished for beside an address.
+/// DHCPv6 request for an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Wish {
-    /// What is said to servers.
+pub struct V6Request {
+    /// Options of the request.
     pub options: Options,
-    /// The length of the prefix that the address is used with.
+    /// Prefix length that the interface uses with the address.
     pub prefix_length: u8,
-    /// Whether another machine has the address is asked before it is used.
+    /// Whether duplicate address detection runs before the address is used.
     pub detect_duplicates: bool,
 }
 
-/// A whole address and nothing beside it.
+/// Prefix length of a single address.
 pub const PREFIX_LENGTH: u8 = 128;
 
-impl Default for Wish {
-    fn default() -> Wish {
-        Wish { options: Options::default(), prefix_length: PREFIX_LENGTH, detect_duplicates: false }
+impl Default for V6Request {
+    fn default() -> V6Request {
+        V6Request { options: Options::default(), prefix_length: PREFIX_LENGTH, detect_duplicates: false }
     }
 }

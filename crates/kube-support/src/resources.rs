@@ -194,7 +194,7 @@ impl Reduced for PodObject {
                 extended_resource_claim_status,
             ),
             addresses: pod_ips.into_iter().filter(|_| runs).map(|PodIp { ip }| ip).collect(),
-            hearsay: false,
+            described_by_runtime: false,
         }
     }
 }

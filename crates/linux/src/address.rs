@@ -13,7 +13,7 @@ use crate::netlink::Request;
 use crate::rtnl::Rtnl;
 use crate::rtnl::message::{DELETE_ADDRESS, GET_ADDRESS, Message, NEW_ADDRESS, UNSPEC, family};
 
-/// `IFA_ADDRESS`: the other end's on a point-to-point link, else the same as the local one.
+/// `IFA_ADDRESS`: the peer's address on a point-to-point link, else the same as the local one.
 const ADDRESS: u16 = 1;
 /// `IFA_LOCAL`
 const LOCAL: u16 = 2;
@@ -31,18 +31,18 @@ const TENTATIVE: u32 = 0x40;
 /// `IFA_F_PERMANENT`
 const PERMANENT: u32 = 0x80;
 
-/// One address as the kernel describes it.
+/// Address as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Index of its interface.
+    /// Index of the interface.
     pub link: u32,
     /// The address with its prefix length.
     pub address: IpNet,
-    /// Valid everywhere (not link-local, not of the host only).
+    /// Whether it is valid everywhere (neither link-local nor only on the host).
     pub global: bool,
-    /// Duplicate address detection is still running (IPv6).
+    /// Whether duplicate address detection is still running (IPv6).
     pub tentative: bool,
-    /// Duplicate address detection found another owner (IPv6).
+    /// Whether duplicate address detection found another owner (IPv6).
     pub duplicate: bool,
 }
 
@@ -50,13 +50,13 @@ impl Rtnl {
     /// Adds an address. `ip address add ADDRESS/LENGTH [broadcast +] dev NAME`
     ///
     /// # Errors
-    /// [`crate::Kind::Exists`] if the interface has it already.
+    /// [`crate::Kind::Exists`]: the interface already has the address.
     pub fn add_address(&mut self, link: u32, name: &str, address: IpNet) -> Result<(), Error> {
         let message = message(NEW_ADDRESS, link, address);
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("add address {address} to {name}"))
     }
 
-    /// Adds an address that is ours beyond doubt: duplicate address detection would only delay its use.
+    /// Adds an address without duplicate address detection, for an address that is certainly unique.
     ///
     /// `ip address add ADDRESS/LENGTH dev NAME nodad`
     pub fn add_own_address(&mut self, link: u32, name: &str, address: IpNet) -> Result<(), Error> {
@@ -67,7 +67,7 @@ impl Rtnl {
         self.execute(NLM_F_CREATE | NLM_F_EXCL, message, || format!("add address {address} to {name}"))
     }
 
-    /// Adds several addresses in one datagram; on failure those after it have still been added.
+    /// Adds several addresses in one datagram; after a failure the later ones have still been added.
     pub fn add_addresses(&mut self, link: u32, name: &str, addresses: &[IpNet]) -> Result<(), Error> {
         let requests = addresses.iter().map(|address| Request {
             flags: NLM_F_CREATE | NLM_F_EXCL,
@@ -85,15 +85,15 @@ impl Rtnl {
         self.execute(0, message, || format!("remove address {address} from {name}"))
     }
 
-    /// The addresses of one interface, both families. `ip address show dev NAME`
+    /// Returns the addresses of one interface, both families. `ip address show dev NAME`
     pub fn addresses(&mut self, link: u32, name: &str) -> Result<Vec<Address>, Error> {
         let query = Message::address(GET_ADDRESS, UNSPEC, 0, link);
         let answers = self.dump(&query, || format!("list addresses of {name}"))?;
-        // Kernels before 4.20 do not filter.
+        // Kernels before 4.20 ignore the filter of the request.
         Ok(answers.iter().filter_map(only_address).filter(|address| address.link == link).collect())
     }
 
-    /// Every address of the namespace. `ip address show`
+    /// Returns every address of the namespace. `ip address show`
     pub fn all_addresses(&mut self) -> Result<Vec<Address>, Error> {
         let query = Message::address(GET_ADDRESS, UNSPEC, 0, 0);
         let answers = self.dump(&query, || "list addresses".to_owned())?;
@@ -112,7 +112,7 @@ fn message(kind: u16, link: u32, address: IpNet) -> Message {
     message
 }
 
-/// The broadcast address of a subnet that has one.
+/// Returns the broadcast address of a subnet that has one.
 fn broadcast(net: Ipv4Net) -> Option<Ipv4Addr> {
     (net.prefix_len() < 31).then(|| net.broadcast())
 }
@@ -124,7 +124,7 @@ fn only_address(message: &Message) -> Option<Address> {
     let find = |kind| message.attributes.find(kind).and_then(address_of);
     let address = IpNet::new(find(LOCAL).or_else(|| find(ADDRESS))?, message.byte_at(1)).ok()?;
     let flags = message.attributes.find(FLAGS).and_then(ne32_of);
-    // Kernels before 3.14 have no attribute, only the byte.
+    // Kernels before 3.14 send no attribute, only the byte.
     let flags = flags.unwrap_or_else(|| u32::from(message.byte_at(2)));
     Some(Address {
         link: message.word_at(4),

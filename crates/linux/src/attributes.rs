@@ -1,10 +1,10 @@
-//! Netlink attributes as bytes: written in one way for every part of the kernel, read by kind.
+//! Netlink attributes as bytes, for all subsystems of the kernel.
 //!
-//! Half of what we need has no typed form in the netlink-packet crates (nat, masquerade, fib, ct, user data,
-//! token buckets), and a typed reader of all the rest is four times the code of what is asked here, and
-//! fails on what a newer kernel adds. So attributes are kind and bytes, and whoever needs one reads it.
+//! The netlink-packet crates have no types for half of the attributes that weft uses (nat, masquerade, fib, ct, user data,
+//! token buckets). Typed parsers of the others would be four times this code, and fail on additions of newer kernels. So an
+//! attribute is a kind and bytes, and its user decodes it.
 //!
-//! Routing speaks in this machine's byte order (`ne…`), netfilter in network order (`be…`).
+//! Routing uses the byte order of this machine (`ne…`), netfilter network byte order (`be…`).
 //!
 //! Source: kernel `include/uapi/linux/netlink.h`; netlink(7).
 
@@ -30,14 +30,14 @@ impl Attributes {
         Attributes::default()
     }
 
-    /// An attribute of plain bytes.
+    /// Appends plain bytes.
     pub(crate) fn bytes(&mut self, kind: u16, value: &[u8]) -> &mut Attributes {
         let start = self.open(kind);
         self.0.extend_from_slice(value);
         self.close(start)
     }
 
-    /// A string with its NUL. One inside would end it early for the kernel, so it ends here, too.
+    /// Appends a string with its NUL. The kernel ends a string at its first NUL, so it is cut there.
     pub(crate) fn text(&mut self, kind: u16, value: &str) -> &mut Attributes {
         let start = self.open(kind);
         self.0.extend(value.bytes().take_while(|byte| *byte != 0));
@@ -45,32 +45,32 @@ impl Attributes {
         self.close(start)
     }
 
-    /// 32 bits in network order.
+    /// Appends 32 bits in network byte order.
     pub(crate) fn be32(&mut self, kind: u16, value: u32) -> &mut Attributes {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// 64 bits in network order.
+    /// Appends 64 bits in network byte order.
     pub(crate) fn be64(&mut self, kind: u16, value: u64) -> &mut Attributes {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// 32 bits in this machine's order.
+    /// Appends 32 bits in the byte order of this machine.
     pub(crate) fn ne32(&mut self, kind: u16, value: u32) -> &mut Attributes {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
-    /// 16 bits in this machine's order.
+    /// Appends 16 bits in the byte order of this machine.
     pub(crate) fn ne16(&mut self, kind: u16, value: u16) -> &mut Attributes {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
-    /// One byte.
+    /// Appends one byte.
     pub(crate) fn byte(&mut self, kind: u16, value: u8) -> &mut Attributes {
         self.bytes(kind, &[value])
     }
 
-    /// An address.
+    /// Appends an address.
     pub(crate) fn address(&mut self, kind: u16, value: IpAddr) -> &mut Attributes {
         match value {
             IpAddr::V4(ip) => self.bytes(kind, &ip.octets()),
@@ -78,35 +78,35 @@ impl Attributes {
         }
     }
 
-    /// What was received, as it came.
+    /// Returns received attributes.
     pub(crate) fn received(bytes: &[u8]) -> Attributes {
         Attributes(bytes.to_vec())
     }
 
-    /// The bytes as they are sent.
+    /// Returns the bytes to send.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Kind and value of each attribute.
+    /// Returns kind and value of each attribute.
     pub(crate) fn items(&self) -> impl Iterator<Item = (u16, &[u8])> {
         items(&self.0)
     }
 
-    /// Attributes within an attribute.
+    /// Appends an attribute that contains attributes.
     pub(crate) fn nested(&mut self, kind: u16, fill: impl FnOnce(&mut Attributes)) -> &mut Attributes {
         let start = self.open(kind | NESTED);
         fill(self);
         self.close(start)
     }
 
-    /// Attributes that were written before.
+    /// Appends all attributes of `other`.
     pub(crate) fn append(&mut self, other: &Attributes) -> &mut Attributes {
         self.0.extend_from_slice(&other.0);
         self
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -118,8 +118,8 @@ impl Attributes {
         start
     }
 
-    /// Writes the length at `start` and pads. Longer than 64 KiB cannot be said in an attribute; callers
-    /// write less (see `set::PIECE`), and what is longer here would be refused by the kernel as malformed.
+    /// Writes the length at `start` and pads. An attribute cannot be longer than 64 KiB; callers write less (see `set::PIECE`),
+    /// and the kernel would refuse a longer one as malformed.
     fn close(&mut self, start: usize) -> &mut Attributes {
         let length = u16::try_from(self.0.len() - start).unwrap_or(u16::MAX);
         self.0[start..start + 2].copy_from_slice(&length.to_ne_bytes());
@@ -127,18 +127,18 @@ impl Attributes {
         self
     }
 
-    /// The value of the first attribute of this kind.
+    /// Returns the value of the first attribute of this kind.
     pub(crate) fn find(&self, kind: u16) -> Option<&[u8]> {
         find(&self.0, kind)
     }
 }
 
-/// The value of the first attribute of this kind among those in `attributes`.
+/// Returns the value of the first attribute of this kind among those in `attributes`.
 pub(crate) fn find(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     items(attributes).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }
 
-/// Kind and value of each attribute, up to the first malformed one.
+/// Returns kind and value of each attribute, up to the first malformed one.
 pub(crate) fn items(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = attributes;
     std::iter::from_fn(move || {
@@ -151,33 +151,33 @@ pub(crate) fn items(attributes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// A string without its NUL; what is no UTF-8 is replaced.
+/// Returns a string without its NUL; bytes that are not UTF-8 are replaced.
 pub(crate) fn text(value: &[u8]) -> String {
     let value = value.split(|byte| *byte == 0).next().unwrap_or(value);
     String::from_utf8_lossy(value).into_owned()
 }
 
-/// A number in network byte order; none if it has another length.
+/// Returns a number in network byte order; `None` if it has another length.
 pub(crate) fn be64_of(value: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(value.try_into().ok()?))
 }
 
-/// 32 bits in this machine's order; none if it has another length.
+/// Returns 32 bits in the byte order of this machine; `None` if the value has another length.
 pub(crate) fn ne32_of(value: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(value.try_into().ok()?))
 }
 
-/// 64 bits in this machine's order; none if it has another length.
+/// Returns 64 bits in the byte order of this machine; `None` if the value has another length.
 pub(crate) fn ne64_of(value: &[u8]) -> Option<u64> {
     Some(u64::from_ne_bytes(value.try_into().ok()?))
 }
 
-/// 16 bits in this machine's order; none if it has another length.
+/// Returns 16 bits in the byte order of this machine; `None` if the value has another length.
 pub(crate) fn ne16_of(value: &[u8]) -> Option<u16> {
     Some(u16::from_ne_bytes(value.try_into().ok()?))
 }
 
-/// An address of either family; none if it has another length.
+/// Returns an address of either family; `None` if the value has another length.
 pub(crate) fn address_of(value: &[u8]) -> Option<IpAddr> {
     match value.len() {
         4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),

@@ -5,7 +5,7 @@
 use std::io::{self, ErrorKind};
 use std::sync::OnceLock;
 
-/// Path of the identifier; the kernel makes a new one at each boot.
+/// Path of the identifier, which the kernel generates at each boot.
 pub const PATH: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Returns the identifier of the current boot, if it can be read.
@@ -13,10 +13,10 @@ pub fn current() -> Option<&'static str> {
     read().ok().flatten()
 }
 
-/// Returns the identifier of the current boot, read once; `None` where the kernel has none or it is masked.
+/// Returns the identifier of the current boot, read once; `None` if the kernel has none or the file is masked.
 ///
 /// # Errors
-/// It cannot be read now. A caller that took this for another boot would free what is in use.
+/// The file cannot be read now. A caller that treated this as another boot would release state that is in use.
 pub fn read() -> io::Result<Option<&'static str>> {
     static ID: OnceLock<Option<String>> = OnceLock::new();
     if ID.get().is_none() {

@@ -1,11 +1,10 @@
-//! Forgetting tracked connections whose address or port now means something else.
+//! Removal of tracked connections whose address or port now belongs to another pod.
 //!
-//! A UDP client that keeps sending keeps its flow alive, and with it the old translation: after a port
-//! mapping came or went, or a pod's address was given away, its packets would go to the wrong place.
+//! A UDP client that keeps sending keeps its flow alive, and with it the old translation. After a change of a port mapping,
+//! or after the allocation of a pod's address to another pod, its packets would go to the wrong place.
 //!
-//! Rules:
-//! - a flow that ended by itself in the meantime is forgotten, as wanted;
-//! - the kernel preselects where it can (5.8 and later), and what it sends is checked again.
+//! - A flow that ended by itself in the meantime is no error.
+//! - The kernel filters the list if it can (5.8 and later), and the answers are checked again.
 //!
 //! Source: kernel `include/uapi/linux/netfilter/nfnetlink_conntrack.h`, `net/netfilter/nf_internals.h`
 //! (the bits of a filter), conntrack(8).
@@ -50,10 +49,10 @@ const BY_DESTINATION_PORT: u32 = 1 << 5;
 /// `NFPROTO_IPV4` and `NFPROTO_IPV6`.
 const FAMILIES: [u8; 2] = [2, 10];
 
-/// So many flows are forgotten in one datagram.
+/// Maximum number of flows that one datagram removes.
 const TOGETHER: usize = 256;
 
-/// A conversation with connection tracking of one network namespace.
+/// Connection tracking of one network namespace.
 #[derive(Debug)]
 pub struct Conntrack {
     socket: Socket,
@@ -65,7 +64,7 @@ impl Conntrack {
         Ok(Conntrack { socket: Socket::open(Channel::Netfilter)? })
     }
 
-    /// Forgets the flows that were sent to one of these ports, IPv4 and IPv6; how many there were.
+    /// Removes the flows that were sent to one of these ports, IPv4 and IPv6; returns their number.
     ///
     /// `conntrack -D -p udp --orig-port-dst 53`
     pub fn forget_ports(&mut self, protocol: Protocol, ports: &[u16]) -> Result<usize, Error> {
@@ -90,7 +89,7 @@ impl Conntrack {
         Ok(forgotten)
     }
 
-    /// Forgets the flows from or to this address, before or after translation; how many there were.
+    /// Removes the flows from or to this address, before or after translation; returns their number.
     ///
     /// `conntrack -D -s ADDRESS`, and the same for `-d`, `-r` and `-q`
     pub fn forget_address(&mut self, address: IpAddr) -> Result<usize, Error> {
@@ -126,7 +125,7 @@ impl Conntrack {
     }
 }
 
-/// What the kernel is asked to look for.
+/// Returns the filter of the list request.
 fn preselect(protocol: Protocol, port: Option<u16>) -> Attributes {
     let mut flags = BY_PROTOCOL;
     let mut filter = Attributes::new();
@@ -140,13 +139,13 @@ fn preselect(protocol: Protocol, port: Option<u16>) -> Attributes {
         });
     });
     filter.nested(FILTER, |inner| {
-        // Unlike nearly everything in netfilter, in this machine's byte order.
+        // Unlike nearly all values of netfilter, in the byte order of this machine.
         inner.bytes(FILTER_ORIGINAL, &flags.to_ne_bytes());
     });
     filter
 }
 
-/// The request that removes exactly this flow: the identity says that it is not a later one between the same.
+/// Returns the request that removes exactly this flow; the id excludes a later flow between the same endpoints.
 fn deletion(family: u8, flow: &Attributes) -> Message {
     let mut attributes = Attributes::new();
     for kind in [TUPLE_ORIGINAL, ZONE, ID] {
@@ -157,7 +156,7 @@ fn deletion(family: u8, flow: &Attributes) -> Message {
     Message { kind: DELETE, family, resource: 0, attributes }
 }
 
-/// Source and destination of one direction.
+/// Returns source and destination of one direction.
 fn addresses(tuple: &[u8]) -> impl Iterator<Item = IpAddr> {
     let four = [SOURCE_4, DESTINATION_4].into_iter().filter_map(|kind| {
         let bytes: [u8; 4] = find(tuple, kind)?.try_into().ok()?;

@@ -1,4 +1,4 @@
-//! Is somebody there? One ICMP echo at a time, for showing that an attachment carries traffic.
+//! ICMP echo: a single ping that shows whether an attachment carries traffic.
 //!
 //! Source: RFC 792, RFC 4443 §4; icmp(7), raw(7).
 
@@ -10,17 +10,17 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use crate::error::Error;
 
-/// Length of a request, in bytes: a header and something to recognise.
+/// Length of a request, in bytes: a header and a recognizable payload.
 const LENGTH: usize = 24;
-/// Length of an IPv4 header without options, in bytes; a raw socket hands it up.
+/// Length of an IPv4 header without options, in bytes; a raw socket includes it.
 const IPV4_HEADER: usize = 20;
 
-/// Sends one echo request and waits for its reply; `None` if none comes in time. `ping -c 1 [-I FROM] TO`
+/// Sends one echo request and waits for its reply; `None` if there is none in time. `ping -c 1 [-I FROM] TO`
 ///
 /// The request leaves the namespace of the calling thread, with the source address `from` if there is one.
 ///
 /// # Errors
-/// If it cannot be sent: no route, no permission, no such source address.
+/// The request cannot be sent: no route, no permission, no such source address.
 pub fn ping(to: IpAddr, from: Option<IpAddr>, wait: Duration) -> Result<Option<Duration>, Error> {
     let failed = |errno: Errno| Error::kernel(format!("ping {to}"), errno);
     let (family, protocol, request, reply) = match to {
@@ -57,7 +57,7 @@ pub fn ping(to: IpAddr, from: Option<IpAddr>, wait: Duration) -> Result<Option<D
     }
 }
 
-/// An echo request; for ICMPv6 the kernel fills in the checksum.
+/// Returns an echo request; for ICMPv6 the kernel fills in the checksum.
 fn packet(kind: u8, identity: [u8; 2]) -> [u8; LENGTH] {
     let mut packet = [0; LENGTH];
     packet[0] = kind;

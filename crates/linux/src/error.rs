@@ -1,6 +1,6 @@
-//! Why the kernel said no: operation, object, errno, and its own explanation where it gave one.
+//! Error of a kernel operation: operation, object, errno, and the kernel's own explanation if there is one.
 //!
-//! Rule: nobody decides on the text; [`Error::kind`] is what callers branch on.
+//! Callers decide by [`Error::kind`], never by the text.
 //!
 //! Source: errno(3); kernel Documentation/userspace-api/netlink/intro.rst "Extended ACK".
 
@@ -9,7 +9,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-/// A refused or failed operation.
+/// Error of an operation that failed or that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     operation: String,
@@ -18,48 +18,48 @@ pub struct Error {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Cause {
-    /// The kernel's errno and its extended-ack text, which may be empty.
+    /// Errno and extended-ack text, which may be empty.
     Kernel { errno: Errno, explanation: String },
-    /// The kernel answered something unreadable, or we cannot say what we were asked to.
+    /// The answer cannot be decoded, or the request cannot be encoded.
     Protocol(String),
 }
 
-/// What kind of failure it is.
+/// Kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The object is not there (ENODEV, ENOENT, ENOTDIR, ESRCH, ENXIO, EADDRNOTAVAIL).
+    /// The object does not exist (ENODEV, ENOENT, ENOTDIR, ESRCH, ENXIO, EADDRNOTAVAIL).
     Absent,
-    /// The object is there already (EEXIST).
+    /// The object already exists (EEXIST).
     Exists,
-    /// Something else uses it (EBUSY).
+    /// The object is in use (EBUSY).
     Busy,
-    /// This kernel cannot do it (EOPNOTSUPP, EAFNOSUPPORT, EPROTONOSUPPORT).
+    /// The kernel does not support the operation (EOPNOTSUPP, EAFNOSUPPORT, EPROTONOSUPPORT).
     Unsupported,
-    /// Not allowed (EPERM, EACCES).
+    /// Permission denied (EPERM, EACCES).
     Denied,
-    /// It took too long (EAGAIN on a socket with a time limit, ETIMEDOUT).
+    /// The operation took too long (EAGAIN on a socket with a time limit, ETIMEDOUT).
     TimedOut,
-    /// Anything else.
+    /// Any other failure.
     Other,
 }
 
 impl Error {
-    /// A refusal by the kernel.
+    /// Returns an error of the kernel.
     pub fn kernel(operation: impl Into<String>, errno: Errno) -> Error {
         Error::explained(operation, errno, "")
     }
 
-    /// A refusal by the kernel with its extended-ack text.
+    /// Returns an error of the kernel with its extended-ack text.
     pub fn explained(operation: impl Into<String>, errno: Errno, explanation: impl Into<String>) -> Error {
         Error { operation: operation.into(), cause: Cause::Kernel { errno, explanation: explanation.into() } }
     }
 
-    /// An answer we cannot read, or a request that cannot be made.
+    /// Returns the error of an answer that cannot be decoded, or of a request that cannot be encoded.
     pub fn protocol(operation: impl Into<String>, why: impl Into<String>) -> Error {
         Error { operation: operation.into(), cause: Cause::Protocol(why.into()) }
     }
 
-    /// A failure of a file operation.
+    /// Returns the error of a file operation.
     pub fn io(operation: impl Into<String>, error: &io::Error) -> Error {
         match Errno::from_io_error(error) {
             Some(errno) => Error::kernel(operation, errno),
@@ -67,7 +67,7 @@ impl Error {
         }
     }
 
-    /// What kind of failure it is.
+    /// Returns the kind of the failure.
     pub fn kind(&self) -> Kind {
         let Cause::Kernel { errno, .. } = &self.cause else { return Kind::Other };
         match *errno {
@@ -83,14 +83,14 @@ impl Error {
         }
     }
 
-    /// Was it for want of something that may be there in a moment: memory, descriptors, room, time? Anything else is said of
-    /// what was asked for, and would be said again.
+    /// Whether the cause was a lack of memory, descriptors, space or time, so that a later attempt may succeed. Any other
+    /// failure is caused by the request and would recur.
     pub fn may_pass(&self) -> bool {
         let of_time = [Errno::INTR, Errno::AGAIN, Errno::TIMEDOUT];
         self.errno().is_some_and(|errno| LACKING.contains(&errno) || of_time.contains(&errno))
     }
 
-    /// The errno, if the kernel gave one.
+    /// Returns the errno, if the kernel sent one.
     pub fn errno(&self) -> Option<Errno> {
         match &self.cause {
             Cause::Kernel { errno, .. } => Some(*errno),
@@ -117,7 +117,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// `no such device` for ENODEV: the system's words, lower case, without the number.
+/// Returns the system's description of an errno in lower case, without the number: `no such device` for ENODEV.
 fn describe(errno: Errno) -> String {
     let text = io::Error::from_raw_os_error(errno.raw_os_error()).to_string();
     let words = text.split(" (os error").next().unwrap_or(&text);
@@ -128,7 +128,7 @@ fn describe(errno: Errno) -> String {
     }
 }
 
-/// Makes a result whose object is already gone a success.
+/// Turns the failure of a missing object into success.
 pub fn absent_is_fine(result: Result<(), Error>) -> Result<(), Error> {
     match result {
         Err(error) if error.kind() == Kind::Absent => Ok(()),
@@ -136,7 +136,7 @@ pub fn absent_is_fine(result: Result<(), Error>) -> Result<(), Error> {
     }
 }
 
-/// Makes a result whose object is already there a success.
+/// Turns the failure of an existing object into success.
 pub fn exists_is_fine(result: Result<(), Error>) -> Result<(), Error> {
     match result {
         Err(error) if error.kind() == Kind::Exists => Ok(()),
@@ -144,10 +144,10 @@ pub fn exists_is_fine(result: Result<(), Error>) -> Result<(), Error> {
     }
 }
 
-/// Memory, and descriptors.
+/// Errnos of a lack of memory or descriptors.
 const LACKING: [Errno; 4] = [Errno::NOMEM, Errno::NOBUFS, Errno::MFILE, Errno::NFILE];
 
-/// Had this process, or the kernel, no memory or descriptor left? It says nothing of what was asked for.
+/// Whether this process or the kernel lacked memory or descriptors; the failure is then independent of the request.
 pub fn is_lacking(cause: &io::Error) -> bool {
     Errno::from_io_error(cause).is_some_and(|errno| LACKING.contains(&errno))
 }

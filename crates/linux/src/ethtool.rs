@@ -1,6 +1,6 @@
-//! A link's offloads, by ethtool's netlink.
+//! Offloads of a link, through the netlink interface of ethtool.
 //!
-//! Rules: only what is asked for changes; a kernel before 5.6 has no such family, and says so.
+//! Only the named offload changes. Kernels before 5.6 lack this netlink family; the operation then fails.
 //!
 //! Source: kernel `Documentation/networking/ethtool-netlink.rst`, `include/uapi/linux/ethtool_netlink.h`,
 //! `genetlink.h`.
@@ -32,14 +32,14 @@ const BITS: u16 = 3;
 const BIT: u16 = 1;
 const BIT_NAME: u16 = 2;
 
-/// Has a link of this thread's namespace make its checksums itself, and with them all that builds on their being
-/// left to hardware. `ethtool -K NAME tx off`
+/// Makes a link of this thread's namespace compute checksums in software, which also disables the offloads that depend on
+/// checksum offload. `ethtool -K NAME tx off`
 pub fn disable_tx_checksum(name: &str) -> Result<(), Error> {
     let operation = || format!("turn off checksum offload of {name}");
     let mut socket = Socket::open(Protocol::Generic)?;
     let mut ask = Attributes::new();
     ask.text(FAMILY_NAME, "ethtool");
-    // Both headers are four bytes, the command where netfilter has the family.
+    // Both generic netlink and netfilter have a header of four bytes; the command is in the place of netfilter's family.
     let message = Message { kind: CONTROL, family: FIND_FAMILY, resource: 0, attributes: ask };
     let answers =
         socket.exchange(vec![Request { flags: 0, message }]).map_err(|failure| failure.of(operation()))?;
@@ -51,7 +51,7 @@ pub fn disable_tx_checksum(name: &str) -> Result<(), Error> {
     set.nested(HEADER, |header| {
         header.text(DEVICE_NAME, name);
     });
-    // A bit that is named and has no value is to be off.
+    // A named bit without a value is switched off.
     set.nested(WANTED, |wanted| {
         wanted.nested(BITS, |bits| {
             bits.nested(BIT, |bit| {

@@ -1,13 +1,11 @@
-//! What weft asks of the Linux kernel, in the kernel's own words: namespaces, links, addresses,
-//! routes, rules, packet filters, traffic control, sysctls.
+//! Linux kernel interfaces: namespaces, links, addresses, routes, rules, packet filters, traffic control, sysctls.
 //!
-//! Rules of this crate:
-//! - it knows no CNI, no configuration, no pods: it speaks of links;
-//! - a network namespace is a value ([`netns::Netns`]); a netlink socket stays in the one it was
-//!   opened in, and the single `setns` of the whole project is in [`netns`];
-//! - one file has `unsafe` in it, for the ioctls that nothing can replace (`link/tap/device.rs`);
-//! - every operation documents the `ip`, `bridge`, `tc` or `nft` line that does the same;
-//! - a refusal names operation, object, errno and the kernel's own explanation ([`error::Error`]).
+//! - The crate knows neither CNI nor configurations nor pods; its terms are those of the kernel.
+//! - A network namespace is a value ([`netns::Netns`]). A netlink socket stays in the namespace in which it was opened.
+//!   Only [`netns`] calls `setns`.
+//! - Only `link/tap/device.rs` contains `unsafe`, for ioctls that nothing can replace.
+//! - Every operation documents the `ip`, `bridge`, `tc` or `nft` command that does the same.
+//! - An error has operation, object, errno and the kernel's own explanation ([`error::Error`]).
 //!
 //! Sources: rtnetlink(7), netlink(7), network_namespaces(7), the kernel's `include/uapi/linux`.
 

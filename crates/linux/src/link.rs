@@ -1,6 +1,6 @@
-//! Network interfaces: what they are, finding them, changing them, removing them.
+//! Network interfaces: their attributes, lookup, changes and removal.
 //!
-//! Creating is in [`create`] and [`tap`], what only bridges know in [`bridge`].
+//! [`create`] and [`tap`] create links; [`bridge`] has the attributes of bridges.
 //!
 //! Source: rtnetlink(7) RTM_NEWLINK/GETLINK/SETLINK/DELLINK; kernel `include/uapi/linux/if_link.h`.
 
@@ -40,7 +40,7 @@ mod attribute {
     pub(super) const LINK_NETNS_ID: u16 = 37;
 }
 
-/// `IFLA_INFO_…`: what kind of link, and what only its kind has.
+/// `IFLA_INFO_…`: kind of a link and attributes of its kind.
 mod info {
     pub(super) const KIND: u16 = 1;
     pub(super) const DATA: u16 = 2;
@@ -85,58 +85,58 @@ const LOOPBACK: u16 = 772;
 /// `IF_OPER_UNKNOWN` and `IF_OPER_UP`
 const OPERATIONAL: [u8; 2] = [0, 6];
 
-/// One interface as the kernel describes it.
+/// Interface as the kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Its index, unique in its namespace.
+    /// Index, unique in its namespace.
     pub index: u32,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The driver's name (`veth`, `bridge`, …); empty for hardware.
+    /// Kind, the driver's name (`veth`, `bridge`, …); empty for hardware.
     pub kind: String,
-    /// Hardware address; empty if it has none.
+    /// Hardware address; empty if there is none.
     pub mac: Vec<u8>,
     /// MTU in bytes.
     pub mtu: u32,
-    /// Administratively up.
+    /// Whether it is administratively up.
     pub up: bool,
-    /// The operational state allows traffic (RFC 2863 "up"; "unknown" counts for drivers that never say).
+    /// Whether the operational state allows traffic (RFC 2863 "up"; also "unknown", for drivers that never report it).
     pub running: bool,
-    /// Somebody is at the other end, as far as the driver knows: known at once, where `running` follows later.
+    /// Whether the driver detects a peer. This is known at once, while `running` follows later.
     pub carrier: bool,
-    /// Is it the loopback interface?
+    /// Whether it is the loopback interface.
     pub loopback: bool,
-    /// Asked to take all packets, by `ip link set promisc on` or by a user of it.
+    /// Whether it receives all packets, because of `ip link set promisc on` or of a program.
     pub promiscuous: bool,
-    /// Asked to take all multicast packets.
+    /// Whether it receives all multicast packets.
     pub all_multicast: bool,
-    /// Index of the bridge, bond or VRF it is a port of.
+    /// Index of the bridge, bond or VRF of which it is a port.
     pub master: Option<u32>,
-    /// Index of the parent (macvlan, vlan) or of the other end (veth), maybe in another namespace.
+    /// Index of the parent (macvlan, vlan) or of the peer (veth), perhaps in another namespace.
     pub link: Option<u32>,
-    /// Id, in this namespace, of the namespace `link` counts in, if it is another one.
+    /// Id, in this namespace, of the namespace to which the index in `link` belongs, if it is another one.
     pub link_netns_id: Option<i32>,
     /// Group number, 0 by default.
     pub group: u32,
-    /// `ifalias`; empty if none.
+    /// `ifalias`; empty if there is none.
     pub alias: String,
     /// Length of the transmit queue, in packets.
     pub tx_queue_length: u32,
-    /// What only its kind has.
+    /// Attributes of its kind.
     pub detail: Detail,
-    /// What it has as a bridge's port.
+    /// Attributes as a port of a bridge.
     pub port: Option<BridgePort>,
 }
 
 /// Attributes of one kind of link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Detail {
-    /// None that we read.
+    /// No known attributes.
     #[default]
     None,
     /// A bridge.
     Bridge {
-        /// Does it filter by VLAN? Absent if the kernel was built without.
+        /// Whether it filters by VLAN; `None` if the kernel was built without VLAN filtering.
         vlan_filtering: Option<bool>,
     },
     /// A VLAN interface.
@@ -146,17 +146,17 @@ pub enum Detail {
     },
     /// A macvlan.
     Macvlan {
-        /// How its siblings are reached.
+        /// How interfaces of the same parent reach each other.
         mode: Option<create::MacvlanMode>,
     },
     /// An ipvlan.
     Ipvlan {
-        /// On which layer it works.
+        /// Layer on which it works.
         mode: Option<create::IpvlanMode>,
     },
     /// A VRF.
     Vrf {
-        /// Its routing table.
+        /// Routing table.
         table: u32,
     },
 }
@@ -164,16 +164,16 @@ pub enum Detail {
 /// Attributes of a bridge's port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BridgePort {
-    /// Frames may leave by the port they came in.
+    /// Whether frames may leave by the port on which they arrived.
     pub hairpin: bool,
-    /// Isolated ports reach only ports that are not.
+    /// Whether the port is isolated: it reaches only ports that are not.
     pub isolated: bool,
 }
 
-/// A change to a link; only what is set is changed.
+/// Change of a link; unset fields are not changed.
 #[derive(Clone, Debug, Default)]
 pub struct Change<'a> {
-    /// `up` or `down`.
+    /// Whether the link is administratively up.
     pub up: Option<bool>,
     /// New name; the link must be down on kernels before 6.5.
     pub name: Option<&'a str>,
@@ -181,22 +181,22 @@ pub struct Change<'a> {
     pub mtu: Option<u32>,
     /// New hardware address.
     pub mac: Option<&'a [u8]>,
-    /// Take all packets.
+    /// Whether to receive all packets.
     pub promiscuous: Option<bool>,
-    /// Take all multicast packets.
+    /// Whether to receive all multicast packets.
     pub all_multicast: Option<bool>,
     /// Length of the transmit queue, in packets.
     pub tx_queue_length: Option<u32>,
-    /// New master; `Some(0)` leaves the old one.
+    /// New master; `Some(0)` removes the link from its master.
     pub master: Option<u32>,
     /// New group.
     pub group: Option<u32>,
     /// New alias; `Some("")` removes it.
     pub alias: Option<&'a str>,
-    /// Announce addresses by ARP when the link comes up: `sysctl -w net.ipv4.conf.NAME.arp_notify=1`. It takes
+    /// Whether to announce addresses by ARP when the link is set up: `sysctl -w net.ipv4.conf.NAME.arp_notify=1`. It takes
     /// effect after the other changes, so set it before `up`.
     pub arp_notify: Option<bool>,
-    /// Make IPv6 link-local addresses: `addrgenmode eui64` or `none`. As for `arp_notify`.
+    /// Whether to generate IPv6 link-local addresses: `addrgenmode eui64` or `none`. Set it before `up`, too.
     pub link_local: Option<bool>,
 }
 
@@ -275,22 +275,22 @@ impl Detail {
 }
 
 impl Rtnl {
-    /// The link of this name. `ip -d link show dev NAME`
+    /// Returns the link with this name. `ip -d link show dev NAME`
     ///
     /// # Errors
-    /// [`Kind::Absent`] if there is none.
+    /// [`Kind::Absent`]: there is none.
     pub fn link(&mut self, name: &str) -> Result<Link, Error> {
         let mut message = query(0);
         message.attributes.text(attribute::NAME, name);
         self.one_link(message, || format!("find link {name}"))
     }
 
-    /// The link of this index.
+    /// Returns the link with this index.
     pub fn link_at(&mut self, index: u32) -> Result<Link, Error> {
         self.one_link(query(index), || format!("find link with index {index}"))
     }
 
-    /// The links of these names, in one exchange.
+    /// Returns the links with these names, in one exchange.
     pub fn links_named<const N: usize>(&mut self, names: [&str; N]) -> Result<[Link; N], Error> {
         let operation = || format!("find links {}", names.join(", "));
         let requests = names.iter().map(|name| {
@@ -303,7 +303,7 @@ impl Rtnl {
         links.try_into().map_err(|_| Error::protocol(operation(), "the kernel did not answer for each"))
     }
 
-    /// The link of this name, or `None`.
+    /// Returns the link with this name, or `None`.
     pub fn find_link(&mut self, name: &str) -> Result<Option<Link>, Error> {
         match self.link(name) {
             Ok(link) => Ok(Some(link)),
@@ -312,7 +312,7 @@ impl Rtnl {
         }
     }
 
-    /// Every link. `ip -d link`
+    /// Returns every link. `ip -d link`
     pub fn links(&mut self) -> Result<Vec<Link>, Error> {
         let answers = self.dump(&query(0), || "list links".to_owned())?;
         Ok(answers.iter().filter_map(only_link).collect())
@@ -324,7 +324,7 @@ impl Rtnl {
         found.ok_or_else(|| Error::protocol(operation(), "the kernel gave no answer"))
     }
 
-    /// Changes a link. `ip link set dev NAME …`; `name` is for the error's text.
+    /// Changes a link. `ip link set dev NAME …`; `name` is only used in errors.
     pub fn change_link(&mut self, index: u32, name: &str, change: &Change<'_>) -> Result<(), Error> {
         let message = change.message(index);
         self.execute(0, message, || format!("change link {name}{}", change.describe()))
@@ -335,12 +335,12 @@ impl Rtnl {
         self.change_link(index, name, &Change { up: Some(true), ..Change::default() })
     }
 
-    /// Moves a link to another namespace, and changes it there: one request, so nobody sees it half-moved.
+    /// Moves a link to another namespace and changes it there in one request, so that no process sees an intermediate state.
     ///
-    /// `ip link set dev NAME netns PATH [name NEW] …`. It arrives down, without addresses and routes.
+    /// `ip link set dev NAME netns PATH [name NEW] …`. The link is then down, without addresses and routes.
     ///
     /// # Errors
-    /// If the move succeeds and the change does not, the link stays where it was moved to.
+    /// If the move succeeds and the change fails, the link remains in the new namespace.
     pub fn move_link(
         &mut self,
         index: u32,
@@ -355,16 +355,15 @@ impl Rtnl {
 
     /// Removes a link. `ip link del dev NAME`
     ///
-    /// Waits for the kernel's grace period: about 20 ms, whatever the link.
+    /// Waits for the kernel's grace period, about 20 ms for every kind of link.
     pub fn delete_link(&mut self, index: u32, name: &str) -> Result<(), Error> {
         self.execute(0, Message::link(DELETE_LINK, index), || format!("delete link {name}"))
     }
 
-    /// Removes several links for one grace period: they are put in `group`, and the group is removed.
+    /// Removes several links within one grace period: they are put in `group`, and the group is removed.
     ///
-    /// `ip link set dev NAME group N` for each, then `ip link del group N`. No link of anybody else may
-    /// be in `group`. Links that are gone already are left out; so are those the kernel will not give
-    /// up this way (hardware), which the caller finds still there.
+    /// `ip link set dev NAME group N` for each, then `ip link del group N`. No other link may be in `group`. Links that no
+    /// longer exist are ignored. Links that the kernel does not remove in this way (hardware) remain.
     pub fn delete_links(&mut self, indexes: &[u32], group: u32) -> Result<(), Error> {
         let mut grouped = 0;
         for index in indexes {
@@ -381,33 +380,33 @@ impl Rtnl {
         let mut message = Message::link(DELETE_LINK, 0);
         message.attributes.ne32(attribute::GROUP, group);
         let deleted = self.execute(0, message, || format!("delete {grouped} links of group {group}"));
-        // Another who removes links through the same group may have taken ours along.
+        // Another process that removes links through the same group may have removed these, too.
         crate::error::absent_is_fine(deleted)
     }
 
     /// Creates a link. `ip link add …`, see [`create::NewLink`].
     ///
     /// # Errors
-    /// [`Kind::Exists`] if the name is taken. What was created and could not be finished is removed; not a bridge, which others
-    /// may use by now.
+    /// [`Kind::Exists`]: the name is in use. A link that was created but not completed is removed, except a bridge, which
+    /// other attachments may already use.
     pub fn add_link(&mut self, link: &create::NewLink<'_>) -> Result<(), Error> {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
         self.execute(flags, link.message(), || format!("create {link}"))?;
-        // What the kernel takes only for a link that exists. Not in the same datagram: after a refusal the
-        // rest of it would be carried out on a link of that name that somebody else made.
+        // The kernel accepts these attributes only for an existing link. They are not sent in the same datagram: after a refusal
+        // of the creation they would change a link with this name that another process created.
         let afterwards = link.afterwards();
         let requests = afterwards.into_iter().map(|message| Request { flags: 0, message });
         self.execute_all(requests.collect(), |_| format!("create {link}")).inspect_err(|_| {
             if !matches!(link.kind, create::NewKind::Bridge { .. })
                 && let Ok(Some(made)) = self.find_link(link.name)
             {
-                // The error that matters is the one that is returned.
+                // The error to return is the first one.
                 let _ = self.delete_link(made.index, link.name);
             }
         })
     }
 
-    /// Several changes at once; on failure those after it have still been made.
+    /// Changes several links at once; after a failure the later changes have still been made.
     pub fn change_links(&mut self, changes: &[(u32, &str, Change<'_>)]) -> Result<(), Error> {
         let requests =
             changes.iter().map(|(index, _, change)| Request { flags: 0, message: change.message(*index) });
@@ -419,7 +418,7 @@ impl Rtnl {
 }
 
 impl Change<'_> {
-    /// The change of a link found by its index, or by its name if that is 0 (then `name` is no new one).
+    /// Returns the change of the link with this index, or of the link with this name if the index is 0 (`name` is then not new).
     fn message(&self, index: u32) -> Message {
         let Change {
             up,
@@ -472,7 +471,7 @@ impl Change<'_> {
         message
     }
 
-    /// What is changed, as `ip link set` would be told: for error texts.
+    /// Returns the changes in the syntax of `ip link set`, for errors.
     fn describe(&self) -> String {
         let Change {
             up,
@@ -512,7 +511,7 @@ impl Change<'_> {
     }
 }
 
-/// A hardware address as the kernel prints it.
+/// Returns a hardware address as the kernel prints it.
 pub fn mac_text(mac: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = String::with_capacity(mac.len() * 3);
@@ -526,13 +525,13 @@ pub fn mac_text(mac: &[u8]) -> String {
     text
 }
 
-/// Which flags are to change, and to what.
+/// Writes which flags to change, and their values.
 fn set_flags(message: &mut Message, flags: u32, mask: u32) {
     message.put(8, &flags.to_ne_bytes());
     message.put(12, &mask.to_ne_bytes());
 }
 
-/// Parameters that each family of addresses keeps of a link.
+/// Writes parameters of a link that belong to an address family.
 fn per_family(families: &mut Attributes, arp_notify: Option<bool>, link_local: Option<bool>) {
     if let Some(on) = arp_notify {
         families.nested(u16::from(INET), |inet| {
@@ -548,7 +547,7 @@ fn per_family(families: &mut Attributes, arp_notify: Option<bool>, link_local: O
     }
 }
 
-/// Asks for a link without its counters; index 0 for all, or for the one that an attribute names.
+/// Returns a request for a link without its counters; index 0 for all links, or for the link that an attribute names.
 fn query(index: u32) -> Message {
     let mut message = Message::link(GET_LINK, index);
     message.attributes.ne32(attribute::MASK, SKIP_STATS);

@@ -1,4 +1,4 @@
-//! What nf_tables and connection tracking share: nfnetlink messages.
+//! nfnetlink messages, which nf_tables and connection tracking share.
 //!
 //! Source: kernel `include/uapi/linux/netfilter/nfnetlink.h`.
 
@@ -11,16 +11,16 @@ use crate::attributes::Attributes;
 /// Length of `struct nfgenmsg`, in bytes.
 const HEADER: usize = 4;
 
-/// One nfnetlink message.
+/// nfnetlink message.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
     /// Subsystem in the upper byte, type in the lower.
     pub(crate) kind: u16,
     /// `NFPROTO_…`.
     pub(crate) family: u8,
-    /// `res_id`: zero but for the brackets of a batch, where it is the subsystem.
+    /// `res_id`: the subsystem in the first and last message of a batch, else zero.
     pub(crate) resource: u16,
-    /// What follows the header.
+    /// Attributes after the header.
     pub(crate) attributes: Attributes,
 }
 
@@ -45,7 +45,7 @@ impl NetlinkSerializable for Message {
 impl NetlinkDeserializable for Message {
     type Error = Infallible;
 
-    /// A message too short for its header has no attributes: whoever looks for some finds none.
+    /// Reads a message; one that is too short for its header has no attributes.
     fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Message, Infallible> {
         let attributes = Attributes::received(payload.get(HEADER..).unwrap_or_default());
         let family = payload.first().copied().unwrap_or_default();

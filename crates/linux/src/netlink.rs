@@ -1,10 +1,9 @@
-//! A blocking netlink socket: requests go out in one datagram, every one is acknowledged.
+//! Blocking netlink socket: requests are sent in one datagram, and each is acknowledged.
 //!
-//! Rules:
-//! - all acknowledgements of an exchange are read before it returns, also after a failure: the next
-//!   exchange starts clean;
-//! - a dump that the kernel says was interrupted is repeated, at most [`DUMP_TRIES`] times;
-//! - nothing waits longer than [`TIMEOUT`].
+//! - All acknowledgements of an exchange are read before it returns, also after a failure, so that none remains for the
+//!   next exchange.
+//! - A dump that the kernel reports as interrupted is repeated, at most [`DUMP_TRIES`] times.
+//! - No operation waits longer than [`TIMEOUT`].
 //!
 //! Source: netlink(7); kernel Documentation/userspace-api/netlink/intro.rst.
 
@@ -19,22 +18,26 @@ use rustix::net::{RecvFlags, SendFlags, sockopt};
 
 use crate::error::Error;
 
-/// How long to wait for the kernel. It answers in microseconds, or waits for another's lock.
+/// Timeout of an answer. The kernel answers in microseconds, or waits for the lock of another process.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often an interrupted dump is tried; then its data is used as it is.
+/// Number of attempts for an interrupted dump; the last one is used as it is.
 pub const DUMP_TRIES: usize = 5;
 
-/// Room for one datagram from the kernel: it never sends more than 32 KiB in one piece of a dump.
+/// Room for one datagram from the kernel, in bytes. A link with alternative names may need more: then the buffer grows, and
+/// the question is repeated.
 const RECEIVE_SIZE: usize = 64 * 1024;
 
-/// A datagram shorter than this fits into a socket's buffer as the system makes it, in bytes.
+/// Largest datagram that is received, in bytes.
+const RECEIVE_MAX: usize = 16 << 20;
+
+/// Maximum size of a datagram that fits into a socket's default send buffer, in bytes.
 const ORDINARY_DATAGRAM: usize = 64 * 1024;
 
 /// `NLMSGERR_ATTR_MSG`: the explanation in an extended acknowledgement.
 const EXPLANATION: u16 = 1;
 
-/// Which part of the kernel to speak to.
+/// Subsystem of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// Links, addresses, routes, rules, queueing disciplines.
@@ -45,47 +48,48 @@ pub enum Protocol {
     Generic,
 }
 
-/// A socket in the namespace in which it was opened.
+/// Socket in the namespace in which it was opened.
 #[derive(Debug)]
 pub struct Socket {
     inner: netlink_sys::Socket,
+    protocol: Protocol,
     sequence: u32,
     buffer: Vec<u8>,
 }
 
-/// One request: flags beside `NLM_F_REQUEST`, and the message.
+/// Request: flags besides `NLM_F_REQUEST`, and the message.
 #[derive(Debug)]
 pub struct Request<M> {
-    /// `NLM_F_CREATE` and its like.
+    /// Flags such as `NLM_F_CREATE`.
     pub flags: u16,
-    /// What is asked.
+    /// Message.
     pub message: M,
 }
 
-/// The request that was refused, by its place among those sent, and why.
+/// Refusal of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// Index of the request.
     pub index: usize,
-    /// The kernel's errno.
+    /// Errno of the kernel.
     pub errno: Errno,
-    /// The kernel's explanation; may be empty.
+    /// Explanation of the kernel; may be empty.
     pub explanation: String,
 }
 
-/// How an exchange fails.
+/// Failure of an exchange.
 #[derive(Debug)]
 pub enum Failure {
     /// The kernel refused a request; the others of the exchange took effect.
     Refused(Refusal),
     /// Sending or receiving failed.
     Io(Errno),
-    /// An answer could not be read.
+    /// An answer could not be decoded.
     Decode(String),
 }
 
 impl Failure {
-    /// The failure as an error of `operation`.
+    /// Returns the failure as an error of `operation`.
     pub fn of(self, operation: impl Into<String>) -> Error {
         match self {
             Failure::Refused(refusal) => Error::explained(operation, refusal.errno, refusal.explanation),
@@ -109,17 +113,17 @@ impl Socket {
         inner.connect(&netlink_sys::SocketAddr::new(0, 0)).map_err(failed)?;
         inner.set_ext_ack(true).map_err(failed)?;
         inner.set_cap_ack(true).map_err(failed)?;
-        // Filters in dump requests are honoured only with this; kernels before 4.20 do not know it.
+        // The kernel filters dumps only with this option; kernels before 4.20 do not have it.
         let _ = inner.set_netlink_get_strict_chk(true);
         sockopt::set_socket_timeout(&inner, sockopt::Timeout::Recv, Some(TIMEOUT))
             .map_err(|errno| Error::kernel("open netlink socket", errno))?;
-        Ok(Socket { inner, sequence: 0, buffer: Vec::with_capacity(RECEIVE_SIZE) })
+        Ok(Socket { inner, protocol, sequence: 0, buffer: Vec::with_capacity(RECEIVE_SIZE) })
     }
 
     /// Sends `requests` in one datagram and waits for all acknowledgements.
     ///
-    /// The answers are returned in the order of arrival. After a refusal the later requests have
-    /// still been carried out: it is the first refusal that is returned.
+    /// Returns the answers in the order of arrival. After a refusal the later requests have still been executed; the first
+    /// refusal is returned.
     pub fn exchange<M>(&mut self, requests: Vec<Request<M>>) -> Result<Vec<M>, Failure>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
@@ -127,16 +131,39 @@ impl Socket {
         let first = self.sequence.wrapping_add(1);
         let count = requests.len();
         let mut datagram = Vec::with_capacity(512 * count);
+        // Routing messages come in groups of four: new, delete, get, set.
+        let only_reads = self.protocol == Protocol::Route
+            && requests.iter().all(|request| request.message.message_type() % 4 == 2);
         for request in requests {
             self.sequence = self.sequence.wrapping_add(1);
             append(&mut datagram, self.sequence, request.flags | NLM_F_ACK, request.message);
         }
-        self.send(&datagram)?;
+        loop {
+            self.send(&datagram)?;
+            let (answers, longest) = self.answers(first, count)?;
+            match longest {
+                None => return Ok(answers),
+                Some(length) if only_reads => self.grow(length)?,
+                Some(length) => return Err(too_long(length)),
+            }
+        }
+    }
+
+    /// Reads the answers to `count` requests from the sequence number `first` on, to the last acknowledgement; and the length
+    /// of the longest datagram that did not fit into the buffer.
+    fn answers<M>(&mut self, first: u32, count: usize) -> Result<(Vec<M>, Option<usize>), Failure>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable,
+    {
         let mut answers = Vec::new();
         let mut refusal: Option<Refusal> = None;
+        let mut longest = None;
         let mut waiting = count;
         while waiting > 0 {
-            self.receive()?;
+            if let Some(length) = self.receive()? {
+                longest = longest.max(Some(length));
+                continue;
+            }
             for message in messages(&self.buffer) {
                 let message = message?;
                 let index = message.sequence.wrapping_sub(first) as usize;
@@ -155,14 +182,14 @@ impl Socket {
         }
         match refusal {
             Some(refusal) => Err(Failure::Refused(refusal)),
-            None => Ok(answers),
+            None => Ok((answers, longest)),
         }
     }
 
-    /// Sends an nfnetlink batch in one datagram: the first and the last of `requests` are its brackets.
+    /// Sends an nfnetlink batch in one datagram: `requests` begins with `BATCH_BEGIN` and ends with `BATCH_END`.
     ///
-    /// Only the last request within is acknowledged, and with it the whole; what is refused says so by
-    /// itself. A refusal of index 0 is that of the transaction.
+    /// Only the last request inside is acknowledged, on behalf of all. Every refused request is reported. A refusal with index
+    /// 0 is that of the whole transaction.
     pub fn transact<M>(&mut self, requests: Vec<Request<M>>) -> Result<(), Failure>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
@@ -180,7 +207,9 @@ impl Socket {
         self.send(&datagram)?;
         let mut refusal: Option<Refusal> = None;
         loop {
-            self.receive()?;
+            if let Some(length) = self.receive()? {
+                return Err(too_long(length));
+            }
             for message in messages(&self.buffer) {
                 let message = message?;
                 let index = message.sequence.wrapping_sub(first) as usize;
@@ -188,7 +217,7 @@ impl Socket {
                     _ if index >= count => {}
                     Body::Refused(errno, explanation) => {
                         let refusal = refusal.get_or_insert(Refusal { index, errno, explanation }).clone();
-                        // When the whole is refused there may be nothing after it to wait for.
+                        // If the whole transaction is refused, no acknowledgement may follow.
                         if index == 0 || index == last {
                             return Err(Failure::Refused(refusal));
                         }
@@ -202,8 +231,8 @@ impl Socket {
         }
     }
 
-    /// Makes the send buffer large enough for one datagram; by default it has 208 KiB, half of which is
-    /// bookkeeping.
+    /// Makes the send buffer large enough for one datagram. Its default is 208 KiB, half of which the kernel uses for its own
+    /// data.
     fn make_room(&mut self, length: usize) -> Result<(), Failure> {
         if length < ORDINARY_DATAGRAM {
             return Ok(());
@@ -211,22 +240,26 @@ impl Socket {
         sockopt::set_socket_send_buffer_size_force(&self.inner, 2 * length).map_err(Failure::Io)
     }
 
-    /// Asks for a dump and collects it whole.
+    /// Requests a dump and returns all its messages.
     pub fn dump<M>(&mut self, flags: u16, message: &M) -> Result<Vec<M>, Failure>
     where
         M: NetlinkSerializable + NetlinkDeserializable + Clone,
     {
         let mut tries = 0;
         loop {
+            let Dump { answers, interrupted, longest } = self.dump_once(flags, message.clone())?;
+            if let Some(length) = longest {
+                self.grow(length)?;
+                continue;
+            }
             tries += 1;
-            let (answers, interrupted) = self.dump_once(flags, message.clone())?;
             if !interrupted || tries == DUMP_TRIES {
                 return Ok(answers);
             }
         }
     }
 
-    fn dump_once<M>(&mut self, flags: u16, message: M) -> Result<(Vec<M>, bool), Failure>
+    fn dump_once<M>(&mut self, flags: u16, message: M) -> Result<Dump<M>, Failure>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
     {
@@ -236,8 +269,21 @@ impl Socket {
         self.send(&datagram)?;
         let mut answers = Vec::new();
         let mut interrupted = false;
+        let mut longest = None;
         loop {
-            self.receive()?;
+            // The end of the dump may be in a datagram that did not fit. The kernel queues the next one before it returns one.
+            let wait = if longest.is_some() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+            match self.receive_with(wait) {
+                Ok(None) => {}
+                Ok(length) => {
+                    longest = longest.max(length);
+                    continue;
+                }
+                Err(Failure::Io(Errno::AGAIN)) if longest.is_some() => {
+                    return Ok(Dump { answers, interrupted, longest });
+                }
+                Err(failure) => return Err(failure),
+            }
             for message in messages(&self.buffer) {
                 let message = message?;
                 if message.sequence != self.sequence {
@@ -246,7 +292,7 @@ impl Socket {
                 interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
                 match message.body::<M>()? {
                     Body::Answer(answer) => answers.push(answer),
-                    Body::Done => return Ok((answers, interrupted)),
+                    Body::Done => return Ok(Dump { answers, interrupted, longest }),
                     Body::Refused(errno, explanation) => {
                         return Err(Failure::Refused(Refusal { index: 0, errno, explanation }));
                     }
@@ -255,32 +301,58 @@ impl Socket {
         }
     }
 
-    /// Sends bytes that are already framed.
+    /// Sends framed bytes.
     pub fn send(&mut self, datagram: &[u8]) -> Result<(), Failure> {
         rustix::net::send(&self.inner, datagram, SendFlags::empty()).map(|_| ()).map_err(Failure::Io)
     }
 
-    /// Reads the next datagram into the buffer; pages it does not need are never touched.
-    fn receive(&mut self) -> Result<(), Failure> {
+    /// Reads the next datagram into the buffer; unused pages of the buffer are never touched.
+    ///
+    /// Returns the length of a datagram that does not fit, and is lost.
+    fn receive(&mut self) -> Result<Option<usize>, Failure> {
+        self.receive_with(RecvFlags::empty())
+    }
+
+    fn receive_with(&mut self, flags: RecvFlags) -> Result<Option<usize>, Failure> {
         loop {
             self.buffer.clear();
             match rustix::net::recv(
                 &self.inner,
                 rustix::buffer::spare_capacity(&mut self.buffer),
-                RecvFlags::TRUNC,
+                flags | RecvFlags::TRUNC,
             ) {
-                Ok((received, length)) if length > received => {
-                    return Err(Failure::Decode(format!("an answer of {length} bytes does not fit")));
-                }
-                Ok(_) => return Ok(()),
+                Ok((received, length)) => return Ok((length > received).then_some(length)),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(Failure::Io(errno)),
             }
         }
     }
+
+    /// Makes room for a datagram of `length` bytes.
+    fn grow(&mut self, length: usize) -> Result<(), Failure> {
+        if length > RECEIVE_MAX {
+            return Err(too_long(length));
+        }
+        self.buffer.clear();
+        self.buffer.reserve(length.next_power_of_two());
+        Ok(())
+    }
 }
 
-/// Frames one request.
+/// Answers to a dump.
+struct Dump<M> {
+    answers: Vec<M>,
+    /// Whether the objects changed meanwhile.
+    interrupted: bool,
+    /// Length of the longest datagram that did not fit into the buffer.
+    longest: Option<usize>,
+}
+
+fn too_long(length: usize) -> Failure {
+    Failure::Decode(format!("an answer of {length} bytes does not fit"))
+}
+
+/// Appends one framed request.
 fn append<M: NetlinkSerializable>(datagram: &mut Vec<u8>, sequence: u32, flags: u16, message: M) {
     let mut header = NetlinkHeader::default();
     header.flags = NLM_F_REQUEST | flags;
@@ -293,7 +365,7 @@ fn append<M: NetlinkSerializable>(datagram: &mut Vec<u8>, sequence: u32, flags: 
     message.serialize(&mut datagram[start..start + aligned]);
 }
 
-/// One message as it came.
+/// Message as received.
 struct Received<'a> {
     sequence: u32,
     flags: u16,
@@ -331,7 +403,7 @@ impl Received<'_> {
     }
 }
 
-/// Takes a datagram apart.
+/// Splits a datagram into messages.
 fn messages(datagram: &[u8]) -> impl Iterator<Item = Result<Received<'_>, Failure>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
@@ -353,7 +425,7 @@ fn messages(datagram: &[u8]) -> impl Iterator<Item = Result<Received<'_>, Failur
     })
 }
 
-/// The kernel's sentence out of the attributes that follow the echoed header of an error.
+/// Returns the kernel's explanation from the attributes after the echoed header of an error.
 fn explanation(echoed: &[u8]) -> String {
     const HEADER: usize = 16;
     let Some(attributes) = echoed.get(HEADER..) else { return String::new() };

@@ -1,9 +1,9 @@
 //! Network namespaces as values.
 //!
-//! The one place that calls `setns`: a function over a closure, whose guard brings the thread back after a
-//! result, an error and a panic alike. No other code ever runs in the wrong place.
+//! Only this module calls `setns`: [`Netns::run`] executes a closure inside a namespace. A guard moves the thread back
+//! after a result, an error or a panic, so no other code runs in the wrong namespace.
 //!
-//! Source: network_namespaces(7), setns(2); ip-netns(8) for the named ones.
+//! Source: network_namespaces(7), setns(2); ip-netns(8) for named namespaces.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -24,8 +24,8 @@ use crate::error::Error;
 use crate::nft::Nft;
 use crate::rtnl::Rtnl;
 
-/// The namespace of the thread that asks. That of the process's first thread is the process's, whose directory the kernel
-/// makes up in half the time.
+/// Returns the path of the calling thread's namespace. For the main thread it is the path of the process, which the kernel
+/// resolves in half the time.
 fn own() -> &'static str {
     match rustix::thread::gettid() == rustix::process::getpid() {
         true => "/proc/self/ns/net",
@@ -33,37 +33,37 @@ fn own() -> &'static str {
     }
 }
 
-/// The file system that namespaces live in (`include/uapi/linux/magic.h`).
+/// Magic number of the file system of namespaces (`include/uapi/linux/magic.h`).
 const NSFS_MAGIC: i64 = 0x6e73_6673;
 
-/// How often a namespace is removed that is mounted again meanwhile.
+/// Number of attempts to remove a namespace that is mounted again meanwhile.
 const REMOVALS_MAX: usize = 10;
 
-/// Files of each network namespace that only who administers it may open: for its links, and for its packet filter. Nothing
-/// is written to them.
+/// Files of each network namespace that only its administrators may open: for the lock of links and for the lock of the
+/// packet filter. They are never written.
 const OF_ADMINISTRATORS: &str = "/proc/sys/net/ipv4/route/flush";
 const OF_FILTERS: &str = "/proc/sys/net/ipv4/tcp_fastopen_key";
 
-/// How long a lock is waited for; one under which programs are run; and how long between two looks.
+/// Timeouts of a lock: in general, and of a lock under which programs run; and the interval between two attempts.
 const LOCK_MAX: Duration = Duration::from_secs(10);
 const LOCK_OF_PROGRAMS_MAX: Duration = Duration::from_secs(60);
 const LOCK_LOOK: Duration = Duration::from_millis(5);
 
-/// An open network namespace; it stays alive as long as this value does.
+/// Open network namespace, which exists as long as this value does.
 #[derive(Debug)]
 pub struct Netns {
     file: File,
     name: String,
 }
 
-/// Which namespace it is: two handles are the same namespace exactly if these are equal.
+/// Identity of a namespace: two handles belong to the same namespace exactly if their identities are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     device: u64,
     inode: u64,
 }
 
-/// Device and inode, as stat(2) has them.
+/// Prints device and inode, as in stat(2).
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.device, self.inode)
@@ -71,7 +71,7 @@ impl fmt::Display for Identity {
 }
 
 impl Identity {
-    /// The number that `/proc/PID/ns/net` shows.
+    /// Returns the number that `/proc/PID/ns/net` shows.
     pub fn inode(self) -> u64 {
         self.inode
     }
@@ -81,7 +81,7 @@ impl Netns {
     /// Opens the namespace at `path` (a bind mount, or `/proc/PID/ns/net`).
     ///
     /// # Errors
-    /// [`crate::Kind::Absent`] if nothing is there; another kind if it is not a namespace.
+    /// [`crate::Kind::Absent`]: the path does not exist. Another kind: it is not a namespace.
     pub fn open(path: &Path) -> Result<Netns, Error> {
         match Netns::open_file(path)? {
             netns if netns.is_namespace() => Ok(netns),
@@ -91,8 +91,8 @@ impl Netns {
         }
     }
 
-    /// Opens the namespace at `path` if there is one: not if the path is gone, and not if all that is
-    /// left of it is the empty file that it was mounted on.
+    /// Opens the namespace at `path`, or returns `None` if the path does not exist or is only the empty file on which the
+    /// namespace was mounted.
     pub fn find(path: &Path) -> Result<Option<Netns>, Error> {
         match Netns::open_file(path) {
             Ok(netns) => Ok(netns.is_namespace().then_some(netns)),
@@ -107,7 +107,7 @@ impl Netns {
 
     fn open_file(path: &Path) -> Result<Netns, Error> {
         let name = path.display().to_string();
-        // Not a controlling terminal, not blocking: the path comes from outside and may be anything.
+        // The path is untrusted and may be any file: it must neither become the controlling terminal nor block.
         let flags = (rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::NONBLOCK).bits();
         match fs::OpenOptions::new().read(true).custom_flags(flags as i32).open(path) {
             Ok(file) => Ok(Netns { file, name }),
@@ -115,12 +115,12 @@ impl Netns {
         }
     }
 
-    /// The namespace this thread is in.
+    /// Returns the namespace of this thread.
     pub fn own() -> Result<Netns, Error> {
         Netns::open(Path::new(own()))
     }
 
-    /// Which namespace it is.
+    /// Returns the identity of the namespace.
     pub fn identity(&self) -> Result<Identity, Error> {
         match self.file.metadata() {
             Ok(meta) => Ok(Identity { device: meta.dev(), inode: meta.ino() }),
@@ -130,12 +130,12 @@ impl Netns {
 
     /// Runs `work` inside. `ip netns exec …`
     ///
-    /// The calling thread enters and comes back, also when `work` panics; a thread of its own would cost a tenth
-    /// of a whole ADD. A thread that cannot come back would go on in the wrong place, so then the
-    /// process ends: what it was doing is in the journal.
+    /// The calling thread enters the namespace and returns, also if `work` panics; a thread of its own would cost a tenth of a
+    /// whole ADD. If the thread cannot return, the process ends, because it would continue in the wrong namespace. The journal
+    /// has its unfinished work.
     ///
     /// # Errors
-    /// If it cannot be entered: not a network namespace, or no permission.
+    /// The namespace cannot be entered: it is not a network namespace, or there is no permission.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> Result<T, Error> {
         let back = Return(Netns::own()?.file);
         enter(&self.file)
@@ -145,40 +145,40 @@ impl Netns {
         Ok(result)
     }
 
-    /// Locks the namespace among those who agree to do so. `flock PATH`
+    /// Locks the namespace among processes that use this lock. `flock PATH`
     ///
-    /// The lock is on the namespace itself: it leaves no file behind and ends with the returned value. Anybody who may look at
-    /// the namespace may lock it, too, so nobody waits for it for longer than [`LOCK_MAX`].
+    /// The lock is on the namespace itself: it leaves no file and ends with the returned value. Any process that may open the
+    /// namespace can lock it, so a caller waits no longer than [`LOCK_MAX`].
     ///
     /// # Errors
-    /// [`crate::Kind::TimedOut`] after that, with [`Lock::TryExclusive`] at once.
+    /// [`crate::Kind::TimedOut`] after that time, or at once with [`Lock::TryExclusive`].
     pub fn lock(&self, lock: Lock) -> Result<Locked, Error> {
         self.lock_for(lock, LOCK_MAX)
     }
 
     fn lock_for(&self, lock: Lock, most: Duration) -> Result<Locked, Error> {
         let operation = || format!("lock network namespace {}", self.name);
-        // Opened anew: a lock belongs to the open file, and a clone of ours would share it.
+        // A lock belongs to the open file, and a clone would share it: so the file is opened again.
         let own = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
             .map_err(|error| Error::io(operation(), &error))?;
         lock_within(own, lock, most).map_err(|errno| Error::kernel(operation(), errno))
     }
 
-    /// Locks the calling thread's namespace among those who administer it: on a file of it that only they may open. Where
-    /// it cannot be opened, because `/proc/sys` is read-only, it is as [`Netns::lock`].
+    /// Locks the calling thread's namespace among its administrators, on a file that only they may open. If `/proc/sys` is
+    /// read-only, the file cannot be opened, and the lock is that of [`Netns::lock`].
     ///
     /// # Errors
-    /// As for [`Netns::lock`].
+    /// Those of [`Netns::lock`].
     pub fn lock_own(lock: Lock) -> Result<Locked, Error> {
         lock_file(OF_ADMINISTRATORS, lock, LOCK_MAX)
     }
 
-    /// Locks the packet filter of the calling thread's namespace as [`Netns::lock_own`] does; where `/proc/sys` is read-only it
-    /// is one lock with that. A program that is started meanwhile keeps it until it ends, even if whoever started it is
+    /// Locks the packet filter of the calling thread's namespace, like [`Netns::lock_own`]; if `/proc/sys` is read-only, both
+    /// are one lock. A program that is started under the lock holds it until it exits, even if the process that started it is
     /// killed.
     ///
     /// # Errors
-    /// As for [`Netns::lock`], after a minute: many may be in front, each with its programs.
+    /// Those of [`Netns::lock`], after a minute: many processes may hold the lock before, each with its programs.
     pub fn lock_filters(lock: Lock) -> Result<Locked, Error> {
         let locked = lock_file(OF_FILTERS, lock, LOCK_OF_PROGRAMS_MAX)?;
         rustix::io::fcntl_setfd(&locked._file, FdFlags::empty())
@@ -186,25 +186,25 @@ impl Netns {
         Ok(locked)
     }
 
-    /// A routing socket that lives in this namespace, whoever uses it.
+    /// Opens a routing socket in this namespace, which any thread may use.
     pub fn rtnl(&self) -> Result<Rtnl, Error> {
         self.run(Rtnl::open)?
     }
 
-    /// An nf_tables socket that lives in this namespace, whoever uses it.
+    /// Opens an nf_tables socket in this namespace, which any thread may use.
     pub fn nft(&self) -> Result<Nft, Error> {
         self.run(Nft::open)?
     }
 
-    /// A connection tracking socket that lives in this namespace, whoever uses it.
+    /// Opens a connection tracking socket in this namespace, which any thread may use.
     pub fn conntrack(&self) -> Result<Conntrack, Error> {
         self.run(Conntrack::open)?
     }
 
-    /// Makes a new namespace and mounts it at `path`, which is created. `ip netns add`
+    /// Creates a namespace and mounts it at `path`, which is created. `ip netns add`
     ///
     /// # Errors
-    /// [`crate::Kind::Exists`] if there is already something at `path`; on failure nothing is left there.
+    /// [`crate::Kind::Exists`]: `path` exists. On failure nothing remains there.
     pub fn create(path: &Path) -> Result<Netns, Error> {
         let name = path.display().to_string();
         let failed = |what: &str, error: std::io::Error| Error::io(format!("{what} {name}"), &error);
@@ -228,7 +228,7 @@ impl Netns {
             }
         });
         if let Err(errno) = mounted {
-            // Best effort: the error that matters is the one we return.
+            // Best effort: the error to return is the first one.
             let _ = fs::remove_file(path);
             return Err(Error::kernel(format!("create network namespace {name}"), errno));
         }
@@ -237,18 +237,18 @@ impl Netns {
 
     /// Unmounts and removes the namespace at `path`. `ip netns delete`
     ///
-    /// What is gone is success. Who makes it at the same moment has made the file and not yet mounted anything on it, or
-    /// has it taken away under his hands and fails.
+    /// A missing namespace is no error. If another process creates it at the same moment, either the file without a mount is
+    /// removed and that process fails, or its namespace is removed.
     pub fn destroy(path: &Path) -> Result<(), Error> {
         let name = path.display().to_string();
         for _ in 0..REMOVALS_MAX {
             match rustix::mount::unmount(path, UnmountFlags::DETACH) {
-                // EINVAL: there is a file, but nothing is mounted on it.
+                // EINVAL: the file exists, and nothing is mounted on it.
                 Ok(()) | Err(Errno::NOENT | Errno::INVAL) => {}
                 Err(errno) => return Err(Error::kernel(format!("unmount network namespace {name}"), errno)),
             }
             match fs::remove_file(path) {
-                // Mounted in between.
+                // Mounted since the last attempt.
                 Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
                 Err(error) if error.kind() != ErrorKind::NotFound => {
                     return Err(Error::io(format!("remove network namespace {name}"), &error));
@@ -260,18 +260,18 @@ impl Netns {
     }
 }
 
-/// How to lock a namespace.
+/// Way to lock a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lock {
-    /// Beside other shared ones; waits for exclusive ones to end.
+    /// Shared with other shared locks; waits for exclusive ones.
     Shared,
-    /// Alone; waits.
+    /// Exclusive; waits.
     Exclusive,
-    /// Alone or not at all: does not wait.
+    /// Exclusive; does not wait.
     TryExclusive,
 }
 
-/// A held lock.
+/// Held lock.
 #[must_use = "dropping it unlocks"]
 #[derive(Debug)]
 pub struct Locked {
@@ -284,11 +284,11 @@ impl AsFd for Netns {
     }
 }
 
-/// Moves this process, whose only thread asks, to the files and programs of the host: the mount namespace and the root of
-/// the first process, which is the host's where a container shares its process ids. `nsenter --target 1 --mount --root`
+/// Moves this single-threaded process to the files and programs of the host: the mount namespace and the root of process
+/// 1, which is the host's if the container shares its process ids. `nsenter --target 1 --mount --root`
 ///
 /// # Errors
-/// [`crate::Kind::Denied`] without the privilege.
+/// [`crate::Kind::Denied`]: missing privilege.
 pub fn enter_files_of_host() -> Result<(), Error> {
     let step = || "enter the mount namespace of process 1".to_owned();
     let open = |path: &str| File::open(path).map_err(|error| Error::io(format!("open {path}"), &error));
@@ -299,12 +299,12 @@ pub fn enter_files_of_host() -> Result<(), Error> {
     entered.map_err(|errno| Error::kernel(step(), errno))
 }
 
-/// The only other `setns` there is.
+/// Enters a network namespace: the only other call of `setns`.
 fn enter(file: &File) -> Result<(), Errno> {
     rustix::thread::move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
 }
 
-/// The way back to where the thread was; dropping it takes it.
+/// Guard that moves the thread back to its earlier namespace when it is dropped.
 struct Return(File);
 
 impl Drop for Return {
@@ -316,17 +316,17 @@ impl Drop for Return {
     }
 }
 
-/// Moves this thread into a fresh network namespace.
+/// Moves this thread into a new network namespace.
 fn new_network_namespace() -> Result<(), Errno> {
     #[expect(
         deprecated,
-        reason = "its danger is CLONE_FILES pulling descriptors from under the caller; we only ask for a network namespace"
+        reason = "its danger is CLONE_FILES, which takes descriptors from the caller; this call only asks for a network namespace"
     )]
     rustix::thread::unshare(UnshareFlags::NEWNET)
 }
 
-/// As ip-netns(8) does: the directory is a shared mount of its own, so that namespaces mounted in it
-/// are seen, and can be removed, everywhere.
+/// Makes the directory a shared mount of its own, as ip-netns(8) does, so that namespaces mounted in it are visible and can
+/// be removed in every mount namespace.
 fn prepare_directory(directory: &Path) -> Result<(), Error> {
     let name = directory.display().to_string();
     fs::create_dir_all(directory).map_err(|error| Error::io(format!("create directory {name}"), &error))?;
@@ -342,7 +342,7 @@ fn prepare_directory(directory: &Path) -> Result<(), Error> {
     }
 }
 
-/// Locks a file of the calling thread's namespace; where it cannot be opened, the namespace.
+/// Locks a file of the calling thread's namespace, or the namespace if the file cannot be opened.
 fn lock_file(path: &str, lock: Lock, most: Duration) -> Result<Locked, Error> {
     match fs::OpenOptions::new().write(true).open(path) {
         Ok(own) => lock_within(own, lock, most).map_err(|errno| Error::kernel(format!("lock {path}"), errno)),
@@ -350,7 +350,7 @@ fn lock_file(path: &str, lock: Lock, most: Duration) -> Result<Locked, Error> {
     }
 }
 
-/// Locks the file, or gives up; flock(2) has no time of its own.
+/// Locks the file within a time, by polling, because flock(2) has no timeout.
 fn lock_within(own: File, lock: Lock, most: Duration) -> Result<Locked, Errno> {
     let (how, most) = match lock {
         Lock::Shared => (FlockOperation::NonBlockingLockShared, most),

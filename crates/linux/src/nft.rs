@@ -1,11 +1,10 @@
-//! nf_tables, spoken natively: one [`Batch`] is one transaction, carried out whole or not at all.
+//! nf_tables over netlink: one [`Batch`] is one transaction, which the kernel executes completely or not at all.
 //!
-//! Rules:
-//! - every operation says the `nft` line that does the same;
-//! - `ensure_…` makes what is not there and leaves what is; `create_…` fails with [`Kind::Exists`]
-//!   on what is there, and with it the whole batch;
-//! - comments are written so that `nft list` prints them: they are our fingerprints;
-//! - a refusal says which operation on which object, and the kernel's words.
+//! - Every operation documents the `nft` command that does the same.
+//! - `ensure_…` creates an object unless it exists; `create_…` fails with [`Kind::Exists`] if it exists, and with it the
+//!   whole batch.
+//! - Comments are written so that `nft list` prints them: they are the owner tags.
+//! - An error has the operation, its object, and the kernel's explanation.
 //!
 //! ```no_run
 //! use linux::nft::{Batch, Element, Family, Nft, Rule, Set, Table, Type};
@@ -50,7 +49,7 @@ const BATCH_BEGIN: u16 = 16;
 /// `NFNL_MSG_BATCH_END`.
 const BATCH_END: u16 = 17;
 
-/// The packets that a table sees.
+/// Address family of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// IPv4 and IPv6.
@@ -59,23 +58,23 @@ pub enum Family {
     Ip,
     /// IPv6.
     Ip6,
-    /// What crosses a bridge.
+    /// Packets that cross a bridge.
     Bridge,
-    /// What arrives at one link.
+    /// Packets that arrive at one link.
     Netdev,
 }
 
-/// Names a table; makes nothing.
+/// Reference to a table; creates nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table<'a> {
     family: Family,
     name: &'a str,
 }
 
-/// A conversation with nf_tables of one network namespace.
+/// nf_tables of one network namespace.
 ///
-/// Its socket stays open until the process ends: closing one waits until the kernel has freed what was removed
-/// from any table, a grace period of 20 ms, which a plugin pays anyway for the link it removes.
+/// Its socket stays open until the process exits: closing one waits until the kernel has freed removed objects of any
+/// table. That grace period of 20 ms would be added to the one of removing a link.
 #[derive(Debug)]
 pub struct Nft {
     socket: ManuallyDrop<Socket>,
@@ -84,7 +83,7 @@ pub struct Nft {
 // === impl Family ===
 
 impl Family {
-    /// All of them.
+    /// All families.
     const ALL: [Family; 5] = [Family::Inet, Family::Ip, Family::Ip6, Family::Bridge, Family::Netdev];
 
     /// `NFPROTO_…`.
@@ -112,20 +111,20 @@ impl Family {
 // === impl Table ===
 
 impl<'a> Table<'a> {
-    /// The table of this family and name.
+    /// Returns a reference to the table of this family and name.
     #[must_use]
     pub const fn new(family: Family, name: &'a str) -> Table<'a> {
         Table { family, name }
     }
 
-    /// A rule for this table, without conditions and without consequences yet.
+    /// Returns a rule for this table, without conditions and statements yet.
     pub fn rule(self) -> Rule {
         Rule::new(self.family)
     }
 }
 
 impl std::fmt::Display for Table<'_> {
-    /// `inet weft`, as nft writes it.
+    /// Prints the table as nft does: `inet weft`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", self.family.word(), self.name)
     }
@@ -139,11 +138,11 @@ impl Nft {
         Ok(Nft { socket: ManuallyDrop::new(Socket::open(Channel::Netfilter)?) })
     }
 
-    /// Carries out a batch: all of it, or nothing.
+    /// Executes a batch completely or not at all.
     ///
     /// # Errors
-    /// The first operation that the kernel refused; [`crate::Kind::Absent`] if its table, chain, set or
-    /// element is not there, [`crate::Kind::Exists`] if a `create_…` or a contradicting element is.
+    /// The first operation that the kernel refused. [`crate::Kind::Absent`]: its table, chain, set or element does not exist.
+    /// [`crate::Kind::Exists`]: the object of a `create_…`, or a contradicting element, exists.
     pub fn commit(&mut self, batch: Batch) -> Result<(), Error> {
         let (messages, operations) = batch.into_parts();
         if messages.is_empty() {
@@ -160,7 +159,7 @@ impl Nft {
             .chain(messages)
             .chain([Request { flags: 0, message: bracket(BATCH_END) }]);
         self.socket.transact(whole.collect()).map_err(|failure| {
-            // The opening bracket is refused when the transaction as a whole is.
+            // The refusal of the first message is that of the whole transaction.
             let place =
                 if let Failure::Refused(refusal) = &failure { refusal.index.checked_sub(1) } else { None };
             let operation = place.and_then(|place| operations.get(place));
@@ -169,7 +168,7 @@ impl Nft {
     }
 }
 
-/// The type of an nf_tables message.
+/// Returns the type of an nf_tables message.
 fn kind(message: u8) -> u16 {
     u16::from(SUBSYSTEM) << 8 | u16::from(message)
 }

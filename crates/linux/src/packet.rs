@@ -1,7 +1,7 @@
-//! Whole frames on one link, for who has no address yet; and datagrams bound to a link, for who has one.
+//! Raw frames on one link, for DHCP clients without an address, and UDP sockets bound to a link, for those with one.
 //!
-//! Rules: a packet socket hears of one link, and there of one UDP port: a pod that is busy while a lease is extended must
-//! not fill it before the answer comes, nor make its reader work. It is open only while somebody waits for an answer.
+//! A packet socket receives from one link only packets to one UDP port. The traffic of a busy pod must neither fill its
+//! buffer before the answer arrives, nor wake its reader. The socket is open only while a client waits for an answer.
 //!
 //! Source: packet(7), socket(7) `SO_ATTACH_FILTER` and `SO_BINDTODEVICE`; Linux `Documentation/networking/filter.rst`.
 
@@ -17,19 +17,19 @@ use socket2::{SockFilter, SockRef};
 
 use crate::error::Error;
 
-/// Longest frame that is read, in bytes; of longer ones the rest is lost.
+/// Maximum length of a received frame, in bytes; longer frames are cut.
 const FRAME_MAX: usize = 9216;
 
-/// What came in.
+/// Received data.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
-    /// A whole frame.
+    /// Whole frame.
     Frame(Vec<u8>),
-    /// What a datagram holds.
+    /// Content of a datagram.
     Datagram(Vec<u8>),
 }
 
-/// A socket for the frames of one link that carry UDP over IPv4 to one port.
+/// Socket for the frames of one link that carry UDP over IPv4 to one port.
 #[derive(Debug)]
 pub struct PacketSocket {
     socket: OwnedFd,
@@ -38,7 +38,7 @@ pub struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// Opens one in the calling thread's namespace for the link of this name, which has to be up, and for this port.
+    /// Opens a socket in the calling thread's namespace for the link with this name, which must be up, and for this port.
     ///
     /// Like `tcpdump -i NAME 'udp dst port PORT'`.
     pub fn open(name: &str, port: u16) -> Result<PacketSocket, Error> {
@@ -58,7 +58,7 @@ impl PacketSocket {
             nix::sys::socket::socket(family, SockType::Raw, flags, SockProtocol::EthIp).map_err(failed)?;
         let filtered = SockRef::from(&socket).attach_filter(&only_to(port));
         filtered.map_err(|error| Error::io(format!("filter packet socket on {name}"), &error))?;
-        // An address of a link names no protocol, so it stays the one of above.
+        // The link's address has no protocol, so the socket keeps the protocol of its creation.
         nix::sys::socket::bind(socket.as_raw_fd(), &link).map_err(failed)?;
         Ok(PacketSocket { socket, link, name: name.to_owned() })
     }
@@ -71,8 +71,8 @@ impl PacketSocket {
         }
     }
 
-    /// What comes in first: a frame by the link, header included, or a datagram to `beside`, if there is one; `None` if
-    /// neither does by `until`.
+    /// Returns what arrives first by `until`: a frame on the link, header included, or a datagram on `beside`, if there is one.
+    /// `None` if neither arrives.
     pub fn receive(&self, beside: Option<&UdpSocket>, until: Instant) -> Result<Option<Received>, Error> {
         let failed = |errno: Errno| Error::kernel(format!("receive on {}", self.name), errno);
         let mut buffer = vec![0; FRAME_MAX];
@@ -87,7 +87,7 @@ impl PacketSocket {
                         buffer.truncate(length);
                         return Ok(Some(Received::Frame(buffer)));
                     }
-                    // What came before it was bound, by other links, must not keep us beyond the time.
+                    // Packets of other links, received before the socket was bound, must not delay the caller beyond the deadline.
                     if Instant::now() >= until {
                         return Ok(None);
                     }
@@ -104,9 +104,9 @@ impl PacketSocket {
     }
 }
 
-/// What passes: whole UDP datagrams of IPv4 to this port, on links whose frames have the header of Ethernet.
+/// Returns the filter: whole UDP datagrams of IPv4 to this port, on links with Ethernet headers.
 ///
-/// Classic BPF, as `tcpdump -dd` prints it: (operation, jump if so, jump if not, value). A read beyond the end passes nothing.
+/// Classic BPF, as `tcpdump -dd` prints it: (operation, jump if true, jump if false, value). A read beyond the end rejects.
 fn only_to(port: u16) -> [SockFilter; 11] {
     const HALF_AT: u16 = 0x28;
     const BYTE_AT: u16 = 0x30;
@@ -117,14 +117,14 @@ fn only_to(port: u16) -> [SockFilter; 11] {
     const END: u16 = 0x06;
     let line = SockFilter::new;
     [
-        line(HALF_AT, 0, 0, 12),              // the frame's protocol
+        line(HALF_AT, 0, 0, 12),              // protocol of the frame
         line(IS, 0, 7, 0x0800),               // IPv4
-        line(BYTE_AT, 0, 0, 14 + 9),          // the packet's
+        line(BYTE_AT, 0, 0, 14 + 9),          // protocol of the packet
         line(IS, 0, 5, 17),                   // UDP
         line(HALF_AT, 0, 0, 14 + 6),          // more fragments, and which one this is
         line(HAS_ANY, 3, 0, 0x3fff),          // neither
         line(X_FROM_HEADER_LENGTH, 0, 0, 14), // options may follow the header
-        line(HALF_AT_X, 0, 0, 14 + 2),        // whom it is for
+        line(HALF_AT_X, 0, 0, 14 + 2),        // destination port
         line(IS, 1, 0, port.into()),
         line(END, 0, 0, 0),
         line(END, 0, 0, FRAME_MAX as u32),

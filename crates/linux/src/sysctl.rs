@@ -107,8 +107,9 @@ impl Family {
 mod tests {
     use super::*;
 
+    // Requirements: G6
     #[test]
-    fn g6_the_first_separator_decides_the_notation() {
+    fn the_first_separator_decides_the_notation() {
         let path = |text: &str| Key::new(text).map(|key| key.as_path().to_owned());
         assert_eq!(path("net.ipv4.ip_forward").as_deref(), Some("net/ipv4/ip_forward"));
         assert_eq!(

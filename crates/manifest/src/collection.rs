@@ -1,10 +1,10 @@
-//! What several manifests hold together, and the pod that is asked for among it.
+//! Objects of several manifests, and the lookup of a pod among them.
 //!
-//! Rules: a pod nobody knows is an error, never a pod without networks (M13); a call that names no pod at
-//! all (not Kubernetes) gets the networks of every pod; uid and name must both fit, so that a pod that was created
-//! anew under its old name is not taken for the old one. Of pods of one name the first counts, of
-//! definitions the last, as when they are applied one after the other. Who may use a definition is asked here as it is in a
-//! cluster; labels of a namespace that is in no manifest are not known.
+//! - An unknown pod is an error, never a pod without networks (M13).
+//! - A runtime call without a pod (outside of Kubernetes) uses the networks of the node's configuration for every pod.
+//! - Uid and name must both match, so that a recreated pod is not confused with its predecessor of the same name.
+//! - Of several pods with one name the first counts; of definitions the last, as if they were applied in order.
+//! - Access policies apply as in a cluster. Labels of a namespace that is in no manifest are unknown.
 
 use std::collections::BTreeMap;
 
@@ -18,21 +18,21 @@ use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Plan, PodIdentity, Sandbox};
 use npwg::policy::{self, Labels};
 
-/// The objects of several manifests.
+/// Objects of several manifests.
 #[derive(Clone, Debug, Default)]
 pub struct Collection {
-    /// Pods, and the pod templates of workloads.
+    /// Pods and the pod templates of workloads.
     pub pods: Vec<Pod>,
     /// Definitions.
     pub definitions: BTreeMap<NetworkReference, Definition>,
     /// Labels of namespaces.
     pub namespaces: BTreeMap<String, Labels>,
-    /// What could not be read, as `path: why`.
+    /// Errors of files and objects that could not be read, as `path: why`.
     pub problems: Vec<String>,
 }
 
 impl Collection {
-    /// Adds what the file at `path` holds.
+    /// Adds the content of the file at `path`.
     pub fn add(&mut self, path: &str, manifest: Manifest) {
         let Manifest { source, pods, definitions, namespaces, others: _, problems } = manifest;
         self.pods.extend(pods.into_iter().map(|located| located.value.pod));
@@ -46,10 +46,10 @@ impl Collection {
         }));
     }
 
-    /// The plan for the pod of this identity.
+    /// Returns the plan for the pod of this identity.
     ///
     /// # Errors
-    /// A pod nobody knows, or the plan's refusal; what could not be read is in its details.
+    /// The pod is unknown, or the plan refuses it. The details list what could not be read in the manifests.
     pub fn plan(
         &self,
         node: &NodeConfiguration,
@@ -80,10 +80,10 @@ impl Collection {
         })
     }
 
-    /// The pod of this identity; its annotations may come from the runtime instead of a manifest.
+    /// Returns the pod of this identity; its annotations may come from the runtime instead of a manifest.
     ///
     /// # Errors
-    /// Code 3 if it is unknown, or known under another uid.
+    /// Code 3: the pod is unknown, or known with another uid.
     pub fn pod(&self, node: &NodeConfiguration, named: &PodIdentity) -> Result<Pod, Error> {
         let PodIdentity { namespace, name, uid } = named;
         if name.is_empty() {
@@ -148,17 +148,18 @@ spec: {config: '{\"cniVersion\":\"1.0.0\",\"type\":\"macvlan\"}'}
         PodIdentity { namespace: "home".into(), name: name.into(), uid: uid.into() }
     }
 
+    // Requirements: M13
     #[test]
-    fn m13_a_pod_nobody_knows_is_an_error_unless_the_runtime_tells_its_annotations() {
+    fn unknown_pod_is_an_error_without_runtime_annotations() {
         let all = collection();
         let error = all.pod(&node("{}"), &identity("other", "")).unwrap_err();
         assert_eq!((error.code, error.msg.contains("home/other is in no manifest")), (3, true), "{error}");
-        let told = node(r#"{"io.kubernetes.cri.pod-annotations":{"a":"b"}}"#);
-        let pod = all.pod(&told, &identity("other", "u-9")).unwrap();
+        let passed = node(r#"{"io.kubernetes.cri.pod-annotations":{"a":"b"}}"#);
+        let pod = all.pod(&passed, &identity("other", "u-9")).unwrap();
         assert_eq!((pod.annotations["a"].as_str(), pod.uid.as_str()), ("b", "u-9"));
-        // A manifest wins over what the runtime tells.
+        // A manifest takes precedence over the annotations of the runtime.
         assert!(
-            all.pod(&told, &identity("web", ""))
+            all.pod(&passed, &identity("web", ""))
                 .unwrap()
                 .annotations
                 .contains_key("k8s.v1.cni.cncf.io/networks")
@@ -166,7 +167,7 @@ spec: {config: '{\"cniVersion\":\"1.0.0\",\"type\":\"macvlan\"}'}
     }
 
     #[test]
-    fn a_pod_created_anew_under_its_old_name_is_another() {
+    fn recreated_pod_is_identified_by_its_uid() {
         let all = collection();
         let error = all.pod(&node("{}"), &identity("web", "u-2")).unwrap_err();
         assert!(error.msg.contains("has uid u-1, the runtime asks for u-2"), "{error}");
@@ -175,13 +176,14 @@ spec: {config: '{\"cniVersion\":\"1.0.0\",\"type\":\"macvlan\"}'}
     }
 
     #[test]
-    fn a_call_that_names_no_pod_gets_the_networks_of_every_pod() {
+    fn call_without_a_pod_gets_the_networks_of_every_pod() {
         let pod = collection().pod(&node("{}"), &PodIdentity::default()).unwrap();
         assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.annotations.len()), ("default", "", 0));
     }
 
+    // Requirements: M14
     #[test]
-    fn m14_policies_hold_for_manifests_and_for_both_annotations() {
+    fn access_policies_apply_to_manifests_and_both_annotations() {
         const DEFINITION: &str = "apiVersion: k8s.cni.cncf.io/v1
 kind: NetworkAttachmentDefinition
 metadata: {name: net-a, namespace: home, annotations: {weft.dev/access: 'RULE'}}
@@ -223,7 +225,7 @@ spec: {serviceAccountName: robot}
     }
 
     #[test]
-    fn a_refusal_names_what_could_not_be_read_with_its_place() {
+    fn refusal_lists_manifests_that_could_not_be_read() {
         let mut all = collection();
         all.definitions.clear();
         all.add("/m/broken.yaml", Manifest::parse("a: 1\n"));

@@ -1,13 +1,12 @@
-//! YAML text to trees: one for each document, or why not.
+//! YAML parser: converts a file to one tree for each document, or an error.
 //!
-//! Total on hostile text: its size, the depth of a document, the number of nodes and the bytes of texts (aliases
-//! counted each time they are used) are bounded, so neither nesting nor aliases of aliases can exhaust anything.
+//! The input is untrusted. Its size, the depth of a document, the number of nodes and the bytes of strings are limited.
+//! Aliases are counted at each use, so neither nesting nor aliases of aliases can exhaust the memory.
 //!
-//! Two things are read as Kubernetes' readers do, where the parser is stricter:
-//! - a file is divided at lines that begin with `---` before anything is parsed, so one broken document does not hide
-//!   the others;
-//! - blanks at the beginning of a line do not matter inside quotes and brackets: `config: '{` … `}'` with the end at the
-//!   margin is common, and so are tabs. Such lines are indented in a copy, and positions are reckoned back.
+//! In two respects Kubernetes reads more than the parser does:
+//! - A file is split at lines that begin with `---` before it is parsed, so an invalid document does not hide the others.
+//! - Blanks at the beginning of a line do not matter inside quotes and brackets. `config: '{` … `}'` with its end at the
+//!   margin is common, and so are tabs. Such lines are indented in a copy, and positions are mapped back.
 //!
 //! Source: YAML 1.2.2; `k8s.io/apimachinery/pkg/util/yaml`; `sigs.k8s.io/yaml`.
 
@@ -21,31 +20,31 @@ use super::source::{Source, Span};
 use super::weight::Weight;
 use crate::MANIFEST_MAX;
 
-/// Deepest nesting of a document.
+/// Maximum nesting of a document.
 pub const DEPTH_MAX: usize = 64;
-/// Most nodes of a file, aliases counted at each use.
+/// Maximum number of nodes of a file; aliases are counted at each use.
 pub const NODES_MAX: usize = 200_000;
-/// Most bytes of texts of a file, aliases counted at each use.
+/// Maximum size of all strings of a file, in bytes; aliases are counted at each use.
 const TEXT_MAX: usize = 2 * MANIFEST_MAX;
-/// Most values of one document whose lines are indented in a copy.
+/// Maximum number of values of one document whose lines are indented in a copy.
 const REPAIRS_MAX: usize = 64;
 
-/// Why a document could not be read.
+/// Error of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Broken {
-    /// Where, in bytes of the file.
+    /// Offset in the file, in bytes.
     pub(super) at: usize,
-    /// Why.
+    /// Reason.
     pub(super) reason: String,
 }
 
-/// What is left of the bounds of a file.
+/// Remaining limits of a file.
 struct Budget {
     nodes: usize,
     text: usize,
 }
 
-/// Every document of a file, or why it is none.
+/// Returns every document of a file or its error.
 pub(super) fn documents(source: &Source) -> Vec<Result<Node, Broken>> {
     let text = source.text();
     if text.len() > MANIFEST_MAX {
@@ -65,7 +64,7 @@ pub(super) fn documents(source: &Source) -> Vec<Result<Node, Broken>> {
     found
 }
 
-/// The pieces between lines that begin with `---`; such a line begins a piece.
+/// Splits a file before each line that begins with `---`; returns each piece with its offset.
 fn pieces(text: &str) -> Vec<(usize, &str)> {
     let separates = |line: &str| {
         line.strip_prefix("---")
@@ -83,7 +82,7 @@ fn pieces(text: &str) -> Vec<(usize, &str)> {
     starts.iter().zip(ends).map(|(start, end)| (*start, text.get(*start..end).unwrap_or_default())).collect()
 }
 
-/// Reads a piece; where only the blanks at the beginning of lines are at fault, reads it again with others.
+/// Parses a piece. If an error is caused by blanks at the beginning of lines, parses it again with these changed.
 fn read(piece: &str, start: usize, budget: &mut Budget) -> Result<Vec<Node>, Broken> {
     let mut copy = Copy::of(piece);
     for _ in 0..REPAIRS_MAX {
@@ -119,7 +118,10 @@ fn read(piece: &str, start: usize, budget: &mut Budget) -> Result<Vec<Node>, Bro
             }
         }
     }
-    Err(Broken { at: start, reason: format!("the lines of more than {REPAIRS_MAX} values are not indented") })
+    Err(Broken {
+        at: start,
+        reason: format!("more than {REPAIRS_MAX} values have lines that are not indented"),
+    })
 }
 
 fn broken(error: &ScanError, copy: &Copy, start: usize) -> Broken {
@@ -127,30 +129,30 @@ fn broken(error: &ScanError, copy: &Copy, start: usize) -> Broken {
     Broken { at: start + at, reason: format!("not YAML: {}", error.info()) }
 }
 
-/// Why building stopped.
+/// Reason why building stopped.
 enum Stop {
     Parser(ScanError),
     Bound(usize, String),
 }
 
-/// Builds trees from the parser's events.
+/// Builder of trees from the parser's events.
 struct Builder<'a> {
     copy: &'a Copy,
     start: usize,
     budget: &'a mut Budget,
-    /// The byte of the copy where the last event ended.
+    /// Offset in the copy where the last event ended.
     last: usize,
-    /// Is what comes next inside `[` or `{`?
+    /// Whether the next event is inside `[` or `{`.
     in_brackets: bool,
 }
 
-/// A collection being read.
+/// List or map that is being read.
 struct Open {
     start: usize,
     anchor: usize,
-    /// Is it written with brackets?
+    /// Whether it is written with brackets.
     in_brackets: bool,
-    /// A map's key that waits for its value.
+    /// Key of a map that waits for its value.
     key: Option<Key>,
     value: Value,
 }
@@ -239,10 +241,10 @@ impl Builder<'_> {
         Ok(Node { value, span })
     }
 
-    /// A copy of what the anchor named, standing where the alias stands, `depth` deep.
+    /// Returns a copy of the anchored node with the span of the alias, at nesting `depth`.
     fn alias(&mut self, named: Option<&Node>, span: Span, depth: usize) -> Result<Node, Stop> {
         let Some(named) = named else {
-            return Err(Stop::Bound(span.start, "an alias inside what it names".to_owned()));
+            return Err(Stop::Bound(span.start, "an alias inside the node that it names".to_owned()));
         };
         let weight = Weight::of(named);
         self.spend(weight.nodes, weight.text, span.start)?;
@@ -285,14 +287,14 @@ fn key(node: &Node) -> Result<Key, Stop> {
         Value::Bool(value) => value.to_string(),
         Value::Number(text) | Value::Text(text) => text.clone(),
         Value::List(_) | Value::Map(_) => {
-            let reason = format!("a key must be a text, this is {}", node.kind());
+            let reason = format!("a key must be a string, this is {}", node.kind());
             return Err(Stop::Bound(node.span.start, reason));
         }
     };
     Ok(Key { text, span: node.span })
 }
 
-/// `<<`: the entries of a map, or of a list of maps, come before those written, so that these win.
+/// Merges `<<`: the entries of a map or of a list of maps are inserted first, so that explicit entries override them.
 fn merge(entries: &mut Vec<(Key, Node)>, node: Node) -> Result<(), Stop> {
     let at = node.span.start;
     let maps = match node.value {
@@ -303,7 +305,7 @@ fn merge(entries: &mut Vec<(Key, Node)>, node: Node) -> Result<(), Stop> {
         let Value::Map(merged) = map.value else {
             return Err(Stop::Bound(at, "<< needs a map".to_owned()));
         };
-        // An earlier map of the list wins over a later one: each goes in front of those before it.
+        // An earlier map of the list overrides a later one: each is inserted before the previous ones.
         entries.splice(0..0, merged);
     }
     Ok(())

@@ -1,15 +1,15 @@
-//! A piece of YAML with other blanks at the beginning of its lines.
+//! Copy of a piece of YAML with changed blanks at the beginning of its lines.
 //!
-//! libyaml, which reads for Kubernetes, lets the lines of a quoted text begin anywhere, and takes tabs in quotes and
-//! brackets; YAML does not, and the standard's own examples end at the margin: `config: '{` … `}'`. These blanks belong to no
-//! value, so they can be put in or changed; where they were put in is remembered, and places are reckoned back.
+//! libyaml, which Kubernetes uses, lets the lines of a quoted string begin in any column, and accepts tabs in quotes and
+//! brackets. YAML does not, and even examples of the multi-network specification end at the margin: `config: '{` … `}'`.
+//! These blanks belong to no value, so the copy can add or change them. It records additions to map positions back.
 
 use crate::MANIFEST_MAX;
 
-/// A piece whose quoted lines may have been indented.
+/// Copy of a piece whose quoted lines may have been indented.
 pub(super) struct Copy {
     pub(super) text: String,
-    /// Where spaces were put in: byte of the copy after them, and how many so far.
+    /// Added spaces: the offset in the copy after them, and their number so far.
     added: Vec<(usize, usize)>,
 }
 
@@ -18,16 +18,16 @@ impl Copy {
         Copy { text: piece.to_owned(), added: Vec::new() }
     }
 
-    /// The byte of the original that this byte of the copy is.
+    /// Returns the offset in the original of an offset in the copy.
     pub(super) fn original(&self, offset: usize) -> usize {
         let next = self.added.partition_point(|(at, _)| *at <= offset);
         let before = next.checked_sub(1).and_then(|last| self.added.get(last)).map_or(0, |(_, count)| *count);
         let original = offset - before;
-        // Inside blanks that were put in: where they were put.
+        // Inside added blanks: the place where they were added.
         self.added.get(next).map_or(original, |(at, count)| original.min(at - count))
     }
 
-    /// The same with tabs made blanks at the beginning of the line that holds `at` and of those after it that have any.
+    /// Returns the copy with tabs replaced at the beginning of the line that contains `at` and of the following lines.
     pub(super) fn without_tabs(&self, at: usize) -> Option<Copy> {
         let start = self.text.get(..at)?.rfind('\n').map_or(0, |end| end + 1);
         let mut text = self.text.get(..start)?.to_owned();
@@ -46,8 +46,8 @@ impl Copy {
         (text != self.text).then(|| Copy { text, added: self.added.clone() })
     }
 
-    /// The same with the lines of the next quoted text after `from` indented beyond its opening quote, if the fault at
-    /// `at` is in it.
+    /// Returns the copy with the lines of the next quoted string after `from` indented beyond its opening quote, if the error
+    /// at `at` is inside that string.
     pub(super) fn indent_quoted(&self, from: usize, at: usize) -> Option<Copy> {
         let open = opening_quote(&self.text, from)?;
         let close = closing_quote(&self.text, open).filter(|close| (open..=*close).contains(&at))?;
@@ -72,13 +72,13 @@ impl Copy {
             }
         }
         text.push_str(self.text.get(close..)?);
-        // What was indented further on moves along with it.
+        // Earlier additions after this place move with the text.
         added.extend(rest.by_ref().map(|(at, count)| (at + shift, count + shift)));
         (text.len() <= 2 * MANIFEST_MAX).then_some(Copy { text, added })
     }
 }
 
-/// The quote that opens the next scalar after `from`: over indicators, blanks, comments, tags and anchors.
+/// Returns the quote that opens the next scalar after `from`; skips indicators, blanks, comments, tags and anchors.
 fn opening_quote(text: &str, from: usize) -> Option<usize> {
     let mut comment = false;
     let mut before = ' ';
@@ -95,7 +95,7 @@ fn opening_quote(text: &str, from: usize) -> Option<usize> {
     None
 }
 
-/// The end of the quoted text that opens at `open`.
+/// Returns the end of the quoted string that opens at `open`.
 fn closing_quote(text: &str, open: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let quote = *bytes.get(open)?;

@@ -1,14 +1,14 @@
-//! Kubernetes objects from YAML or JSON text, with the place of everything in them.
+//! Kubernetes objects from YAML or JSON files, with the source position of every value.
 //!
-//! For a node without a cluster, for examples, and for the linter. Reading never stops at the first problem, and an
-//! object with a problem is still read as far as it goes. Read are Pod, NetworkAttachmentDefinition, Namespace, the
-//! lists of them, and the pod template of every workload; other kinds are named and passed over.
+//! The crate serves nodes without a cluster, the examples, and the linter. Reading continues after a problem, and an
+//! object with a problem is read as far as possible. It reads Pod, NetworkAttachmentDefinition, Namespace, lists of
+//! them, and the pod template of every workload. Other kinds are only listed.
 //!
-//! Rules: the API server's own: an object without a namespace is in `default`; annotations are texts; `spec.config` of a
-//! definition is a text. Where a file writes a map there, that is kept as what it is ([`SpecConfig::Structured`]):
-//! the server refuses it, and the linter can say how it should read.
+//! The rules are those of the API server: an object without a namespace is in `default`, annotations are strings, and
+//! `spec.config` of a definition is a string. A map in its place is kept as [`SpecConfig::Structured`]: the API server
+//! rejects it, and the linter can show the correct form.
 //!
-//! Source: Kubernetes API reference; the standard, 3.1, 3.2 and 4.1.1.
+//! Source: Kubernetes API reference; multi-network specification, 3.1, 3.2 and 4.1.1.
 
 #![forbid(unsafe_code)]
 
@@ -32,66 +32,66 @@ pub use document::{DEPTH_MAX, NODES_MAX};
 pub use node::{Key, Node, Value};
 pub use source::{Position, Source, Span};
 
-#[allow(unused_imports, reason = "the documentation speaks of it")]
+#[allow(unused_imports, reason = "the documentation refers to it")]
 use npwg::metadata::SpecConfig;
 
-/// Largest file read, in bytes.
+/// Maximum size of a file, in bytes.
 pub const MANIFEST_MAX: usize = 4 << 20;
-/// The namespace of an object that names none.
+/// Namespace of an object that names none.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
-/// Everything in a file.
+/// Content of a file.
 #[derive(Clone, Debug, Default)]
 pub struct Manifest {
-    /// The text.
+    /// Text of the file.
     pub source: Source,
-    /// Pods, and the pod templates of workloads.
+    /// Pods and the pod templates of workloads.
     pub pods: Vec<Located<PodObject>>,
     /// Definitions.
     pub definitions: Vec<Located<Definition>>,
     /// Namespaces.
     pub namespaces: Vec<Located<Namespace>>,
-    /// The kinds of objects that were passed over.
+    /// Kinds of the objects that are not read.
     pub others: Vec<Located<String>>,
-    /// What is wrong with the file and its objects.
+    /// Problems of the file and its objects.
     pub problems: Vec<Problem>,
 }
 
 /// A namespace.
 #[derive(Clone, Debug)]
 pub struct Namespace {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its labels: policies may ask for them.
+    /// Labels, which access policies use.
     pub labels: Labels,
 }
 
-/// A pod, or what will be one.
+/// Pod or pod template.
 #[derive(Clone, Debug)]
 pub struct PodObject {
-    /// The pod; of a template it has the workload's name.
+    /// The pod; for a template it has the workload's name.
     pub pod: Pod,
-    /// The kind it was written as: `Pod`, `Deployment`, ….
+    /// Kind of the object in the file: `Pod`, `Deployment`, ….
     pub kind: String,
 }
 
-/// Something read from a file, and where it stands.
+/// Value read from a file, with its place.
 #[derive(Clone, Debug)]
 pub struct Located<T> {
-    /// What was read.
+    /// The value.
     pub value: T,
-    /// The object it was read from.
+    /// Object that contains the value.
     pub node: Node,
-    /// Where in that object its `metadata` and `spec` are; the root but for templates.
+    /// Path of `metadata` and `spec` in that object; the root except for templates.
     pub base: KeyPath,
 }
 
-/// A problem and its place.
+/// Fault and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where, in bytes of the file.
+    /// Offset in the file, in bytes.
     pub at: usize,
-    /// What.
+    /// The fault.
     pub fault: Fault,
 }
 
@@ -101,12 +101,12 @@ pub struct Problem {
 pub struct DocumentError {
     /// Place in the file.
     pub position: Position,
-    /// What is wrong.
+    /// Reason.
     pub reason: String,
 }
 
 impl Manifest {
-    /// Reads a file.
+    /// Parses a file.
     pub fn parse(text: &str) -> Manifest {
         let mut manifest = Manifest { source: Source::new(text), ..Manifest::default() };
         for document in document::documents(&manifest.source) {
@@ -121,7 +121,7 @@ impl Manifest {
         manifest
     }
 
-    /// The pod of this namespace and name.
+    /// Returns the pod with this namespace and name.
     pub fn pod(&self, namespace: &str, name: &str) -> Option<&Pod> {
         let pods = self.pods.iter().map(|located| &located.value.pod);
         pods.into_iter().find(|pod| pod.namespace == namespace && pod.name == name)
@@ -129,13 +129,13 @@ impl Manifest {
 }
 
 impl<T> Located<T> {
-    /// The node at `path` below the base, or the nearest above it.
+    /// Returns the node at `path` below the base, or its nearest existing ancestor.
     pub fn node_at(&self, path: &KeyPath) -> &Node {
         self.node.nearest(&self.base).nearest(path)
     }
 }
 
-/// Every document of a text as JSON, whatever it is; empty ones are left out.
+/// Returns every document of a text as JSON, without empty documents.
 ///
 /// # Errors
 /// The first document that is not valid YAML.

@@ -1,12 +1,11 @@
-//! Every problem of a file that can be seen without a cluster, with its place, the rule and the cure.
+//! Linter: finds every problem of a file that is visible without a cluster, with its place, rule and suggestion.
 //!
-//! Looked at are definitions, the annotations of pods and pod templates, and CNI configurations, those inside
-//! definitions included: their problems have the line and column of the file, not of the text inside.
+//! It checks definitions, the network annotations of pods and pod templates, and CNI configurations, also those inside
+//! definitions. Their positions are line and column of the file, not of the embedded JSON.
 //!
-//! An error will be refused by the API server, by us or by a plugin; a warning will do something else than was
-//! probably meant; a note says what will happen.
+//! It uses the same parsers as the plan, so the two agree. [`Severity`] explains the severities.
 //!
-//! Source: the standard, sections 3 and 4; the reading is the same as the plan's, so the two cannot differ.
+//! Source: multi-network specification, sections 3 and 4.
 
 mod annotation;
 mod chain;
@@ -28,35 +27,35 @@ use npwg::rule::Severity;
 
 pub use repair::{Edit, apply};
 
-/// One finding.
+/// Finding of the linter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
     /// Severity of the rule.
     pub severity: Severity,
-    /// Where in the file.
+    /// Position in the file.
     pub position: Position,
     /// Fault, with the rule it breaks.
     #[serde(flatten)]
     pub fault: Fault,
-    /// The object as it should read; empty where that is not known.
+    /// Corrected object; empty if it is unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub corrected: String,
-    /// What would cure it in the file.
+    /// Edit of the file that fixes the finding.
     #[serde(skip)]
     pub fix: Option<Edit>,
 }
 
-/// What the linter knows beyond the file.
+/// Options of plugins that the linter knows.
 #[derive(Clone, Debug, Default)]
 pub struct Knowledge {
-    /// The keys each plugin takes, by its type; plugins that are not here are not looked into.
+    /// Options of each plugin, by type; plugins that are missing here are not checked.
     pub plugin_keys: BTreeMap<String, Vec<String>>,
-    /// The same of plugins that give addresses: the keys of `ipam`.
+    /// Options in `ipam` of each IPAM plugin.
     pub ipam_keys: BTreeMap<String, Vec<String>>,
 }
 
-/// Findings of a manifest, in the order of the file.
+/// Returns the findings of a manifest, in the order of the file.
 pub fn manifest(manifest: &Manifest, knowledge: &Knowledge) -> Vec<Finding> {
     let mut report = Report { source: &manifest.source, findings: Vec::new() };
     for problem in &manifest.problems {
@@ -71,7 +70,7 @@ pub fn manifest(manifest: &Manifest, knowledge: &Knowledge) -> Vec<Finding> {
     report.sorted()
 }
 
-/// Findings of a CNI configuration on disk: one plugin's, or a list.
+/// Returns the findings of a CNI configuration on disk, of a single plugin or a list.
 pub fn configuration(text: &str, knowledge: &Knowledge) -> Vec<Finding> {
     let source = Source::new(text);
     let mut report = Report { source: &source, findings: Vec::new() };
@@ -80,20 +79,20 @@ pub fn configuration(text: &str, knowledge: &Knowledge) -> Vec<Finding> {
     report.sorted()
 }
 
-/// Findings, and the text they are about.
+/// Findings and the source that they are about.
 struct Report<'a> {
     source: &'a Source,
     findings: Vec<Finding>,
 }
 
-/// Where an embedded text stands in the file.
+/// Place of an embedded text in the file.
 #[derive(Clone, Copy)]
 enum Place<'a> {
-    /// It is the file.
+    /// The text is the file.
     Whole,
-    /// In this scalar.
+    /// The text is this scalar.
     Scalar(Span),
-    /// It is no text there, but these nodes.
+    /// The text was generated from these nodes.
     Nodes(&'a Node),
 }
 
@@ -106,7 +105,7 @@ impl Report<'_> {
         &mut self.findings[last]
     }
 
-    /// A finding at a byte of an embedded text.
+    /// Adds a finding at an offset of an embedded text.
     fn add_inside(&mut self, place: Place<'_>, text: &str, offset: usize, fault: Fault) {
         let at = match place {
             Place::Whole => offset,
@@ -118,7 +117,7 @@ impl Report<'_> {
         self.add(at, fault);
     }
 
-    /// A finding at its path in an embedded text.
+    /// Adds a finding at its path in an embedded text.
     fn add_at_path(&mut self, place: Place<'_>, text: &str, fault: Fault) {
         match place {
             Place::Nodes(node) => {
@@ -137,7 +136,7 @@ impl Report<'_> {
     }
 }
 
-/// The byte of a path in an annotation's or configuration's text: of JSON, or of the comma form.
+/// Returns the offset of a path in the text of an annotation or a configuration, in JSON or in the comma form.
 fn offset(text: &str, path: &KeyPath) -> usize {
     match text.trim_start().starts_with(['[', '{']) {
         true => crate::position::offset(text, path),

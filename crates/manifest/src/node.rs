@@ -1,7 +1,7 @@
-//! A YAML or JSON document as a tree whose every node knows where it stands.
+//! YAML or JSON document as a tree in which every node has its source position.
 //!
-//! Values are read as the readers of Kubernetes read them: plain `yes` and `on` are booleans, a later key of the
-//! same name wins, `<<` merges. Positions are those of the file.
+//! Values are interpreted as Kubernetes does: plain `yes` and `on` are booleans, a later key of the same name wins, `<<`
+//! merges. Positions are those of the file.
 
 use cni::address;
 use serde_json::Value as Json;
@@ -9,50 +9,50 @@ use serde_json::Value as Json;
 use super::source::Span;
 use npwg::refusal::{KeyPath, Step};
 
-/// One node.
+/// Node of a tree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// What it is.
+    /// Value.
     pub value: Value,
-    /// Where it stands.
+    /// Position.
     pub span: Span,
 }
 
-/// What a node is.
+/// Value of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Nothing: `null`, `~`, or an empty place.
+    /// `null`, `~`, or no value.
     Null,
     /// A boolean.
     Bool(bool),
     /// A number, as written.
     Number(String),
-    /// A text.
+    /// A string.
     Text(String),
     /// A list.
     List(Vec<Node>),
-    /// A map, in the order written; of keys of the same name the last counts.
+    /// A map, in the order of the file; of keys with the same name the last counts.
     Map(Vec<(Key, Node)>),
 }
 
-/// A key of a map.
+/// Key of a map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// Its text.
+    /// Name.
     pub text: String,
-    /// Where it stands.
+    /// Position.
     pub span: Span,
 }
 
 impl Node {
-    /// The value under `key` of a map; `null` is none.
+    /// Returns the value of `key` in a map; a `null` value counts as absent.
     pub fn get(&self, key: &str) -> Option<&Node> {
         let Value::Map(entries) = &self.value else { return None };
         let found = entries.iter().rev().find(|(k, _)| k.text == key).map(|(_, node)| node);
         found.filter(|node| node.value != Value::Null)
     }
 
-    /// The node at the end of `path`, or the last one on the way that exists.
+    /// Returns the node at the end of `path`, or the last existing one on the way.
     pub fn nearest(&self, path: &KeyPath) -> &Node {
         let mut node = self;
         for step in path.steps() {
@@ -69,19 +69,19 @@ impl Node {
         node
     }
 
-    /// What it is, for a message.
+    /// Returns the type of the value for a message.
     pub fn kind(&self) -> &'static str {
         match self.value {
             Value::Null => "nothing",
             Value::Bool(_) => "a boolean",
             Value::Number(_) => "a number",
-            Value::Text(_) => "a text",
+            Value::Text(_) => "a string",
             Value::List(_) => "a list",
             Value::Map(_) => "a map",
         }
     }
 
-    /// The same as JSON. A number JSON cannot say becomes the number it means, or else a text.
+    /// Returns the node as JSON. A YAML number without a JSON form becomes its value, or else a string.
     pub fn to_json(&self) -> Json {
         match &self.value {
             Value::Null => Json::Null,
@@ -96,7 +96,7 @@ impl Node {
     }
 }
 
-/// A number of YAML as one of JSON.
+/// Returns the JSON form of a YAML number.
 fn number(text: &str) -> Option<Json> {
     if let Ok(Json::Number(number)) = serde_json::from_str(text) {
         return Some(Json::Number(number));
@@ -121,7 +121,7 @@ fn number(text: &str) -> Option<Json> {
     }
 }
 
-/// What a plain scalar means.
+/// Returns the value of a plain scalar.
 pub(super) fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => Value::Null,
@@ -132,7 +132,7 @@ pub(super) fn plain(text: &str) -> Value {
     }
 }
 
-/// A number of YAML 1.1 in the forms people write; an address or a version is none.
+/// Whether a plain scalar is a number of YAML 1.1 in a common form; an address or a version is not.
 fn is_number(text: &str) -> bool {
     let bare = text.strip_prefix(['-', '+']).unwrap_or(text);
     let starts = bare.starts_with(|c: char| c.is_ascii_digit())
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_scalars_mean_what_they_mean_to_kubernetes() {
+    fn yaml_plain_scalars_are_read_as_in_kubernetes() {
         for text in ["yes", "On", "TRUE"] {
             assert_eq!(plain(text), Value::Bool(true), "{text}");
         }
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_become_json() {
+    fn yaml_numbers_become_json() {
         let json = |text: &str| number(text).map(|n| n.to_string());
         assert_eq!(json("12345678901234567890").as_deref(), Some("12345678901234567890"));
         assert_eq!(json("0x1F").as_deref(), Some("31"));

@@ -1,4 +1,4 @@
-//! One object: its kind, and what we look at in it.
+//! Reader of one object: its kind and the fields that planning and the linter use.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use npwg::nearest::hint;
 use npwg::refusal::{Fault, KeyPath};
 use npwg::rule::Rule;
 
-/// The kind of a definition, and the version it has.
+/// Kind and version of a definition.
 const DEFINITION: &str = "NetworkAttachmentDefinition";
 const DEFINITION_VERSION: &str = "k8s.cni.cncf.io/v1";
 
-/// Where a workload has its pod template.
+/// Path of the pod template in each kind of workload.
 const TEMPLATES: &[(&str, &[&str])] = &[
     ("Deployment", &["spec", "template"]),
     ("StatefulSet", &["spec", "template"]),
@@ -25,7 +25,7 @@ const TEMPLATES: &[(&str, &[&str])] = &[
     ("PodTemplate", &["template"]),
 ];
 
-/// Reads one object, or the items of a list of them.
+/// Reads one object or the items of a list.
 pub(super) fn read(manifest: &mut Manifest, node: &Node) {
     let Value::Map(_) = node.value else {
         let fault = Fault::new(Rule::InvalidObject, "document", format!("is {}, not an object", node.kind()));
@@ -36,7 +36,7 @@ pub(super) fn read(manifest: &mut Manifest, node: &Node) {
         Some(Value::Text(kind)) => kind.clone(),
         _ => {
             let fault =
-                Fault::new(Rule::InvalidObject, "document", "has no kind: it is no Kubernetes object");
+                Fault::new(Rule::InvalidObject, "document", "has no kind: it is not a Kubernetes object");
             manifest.problems.push(Problem { at: node.span.start, fault });
             return;
         }
@@ -77,7 +77,7 @@ pub(super) fn read(manifest: &mut Manifest, node: &Node) {
     }
 }
 
-/// An object being read.
+/// Reader of an object.
 struct Object<'a> {
     manifest: &'a mut Manifest,
     node: &'a Node,
@@ -86,7 +86,7 @@ struct Object<'a> {
 }
 
 impl Object<'_> {
-    /// How messages name it.
+    /// Returns the name of the object in messages.
     fn subject(&self) -> String {
         let metadata = self.node.get("metadata");
         let text = |key: &str| match metadata.and_then(|node| node.get(key)).map(|node| &node.value) {
@@ -103,7 +103,7 @@ impl Object<'_> {
         }
     }
 
-    /// Reports a problem at `path` of the whole object.
+    /// Reports a problem at `path` of the object.
     fn problem(&mut self, path: &KeyPath, rule: Rule, reason: impl Into<String>, cure: &str) {
         let node = self.node.nearest(path);
         let shown = match &node.value {
@@ -124,7 +124,7 @@ impl Object<'_> {
         parent.and_then(|parent| parent.get(last))
     }
 
-    /// The text at `path`; empty where there is none.
+    /// Returns the string at `path`; empty if there is none.
     fn text(&mut self, path: &KeyPath) -> String {
         match self.value(path).map(|node| (node.value.clone(), node.kind())) {
             None => String::new(),
@@ -133,7 +133,7 @@ impl Object<'_> {
                 self.problem(
                     path,
                     Rule::InvalidObject,
-                    format!("must be a text, this is {kind}"),
+                    format!("must be a string, this is {kind}"),
                     "write it in quotes",
                 );
                 String::new()
@@ -141,7 +141,7 @@ impl Object<'_> {
         }
     }
 
-    /// The texts of a map at `path`.
+    /// Returns the strings of the map at `path`.
     fn texts(&mut self, path: &KeyPath) -> BTreeMap<String, String> {
         let entries = match self.value(path).map(|node| (&node.value, node.kind())) {
             None => return BTreeMap::new(),
@@ -161,7 +161,7 @@ impl Object<'_> {
                     texts.insert(key.text, String::new());
                 }
                 _ => {
-                    let reason = format!("must be a text, this is {}", node.kind());
+                    let reason = format!("must be a string, this is {}", node.kind());
                     self.problem(
                         &path.key(&key.text),
                         Rule::InvalidObject,
@@ -178,7 +178,7 @@ impl Object<'_> {
         path.iter().fold(self.base.clone(), |path, key| path.key(key))
     }
 
-    /// `metadata.name` of the whole object, or what it will begin with.
+    /// Returns `metadata.name` of the object, or `metadata.generateName`.
     fn name(&mut self) -> String {
         let metadata = KeyPath::root().key("metadata");
         let name = self.text(&metadata.key("name"));
@@ -199,7 +199,7 @@ impl Object<'_> {
         }
     }
 
-    /// The `apiVersion` must be one of these.
+    /// Reports an `apiVersion` that is not one of these.
     fn version(&mut self, known: &[&str]) {
         let path = KeyPath::root().key("apiVersion");
         let version = self.text(&path);
@@ -214,7 +214,7 @@ impl Object<'_> {
             self.problem(
                 &path,
                 Rule::InvalidObject,
-                format!("is no version of {}", self.kind),
+                format!("is not a version of {}", self.kind),
                 &format!("write {}", known.join(" or ")),
             );
         }
@@ -248,10 +248,10 @@ impl Object<'_> {
             host_network,
             service_account_name: self.text(&self.at(&["spec", "serviceAccountName"])),
             node_name: self.text(&self.at(&["spec", "nodeName"])),
-            // What there is when it runs.
+            // These are known only when the pod runs.
             resource_claims: Vec::new(),
             addresses: Vec::new(),
-            hearsay: false,
+            described_by_runtime: false,
         };
         let value = PodObject { pod, kind: self.kind.to_owned() };
         let located = Located { value, node: self.node.clone(), base: self.base.clone() };

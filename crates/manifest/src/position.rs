@@ -1,13 +1,12 @@
-//! Where in a file a value of embedded JSON stands.
+//! Position in a file of a value inside embedded JSON.
 //!
-//! The JSON of an annotation or a definition is a text inside a YAML scalar. [`offset`] finds a value in the JSON
-//! by its path; [`in_scalar`] finds that byte of the text in the scalar as it is written, quoted or not, folded
-//! or not. Blanks are what YAML changes about a text; everything else stands in the file in the same order,
-//! so characters that are no blanks are counted.
+//! The JSON of an annotation or a definition is the string of a YAML scalar. [`offset`] finds a value in the JSON by its
+//! path. [`in_scalar`] finds that offset of the string in the scalar as written, quoted or not, folded or not. YAML only
+//! changes blanks of a string, so the characters that are not blanks are counted.
 
 use npwg::refusal::{KeyPath, Step};
 
-/// The byte of the JSON text at which the value at `path` begins, or that of the nearest value around it.
+/// Returns the offset in the JSON at which the value at `path` begins, or that of its nearest existing ancestor.
 pub fn offset(json: &str, path: &KeyPath) -> usize {
     let mut reader = Reader { bytes: json.as_bytes(), at: 0 };
     reader.blanks();
@@ -20,7 +19,7 @@ pub fn offset(json: &str, path: &KeyPath) -> usize {
     reader.at
 }
 
-/// A pointer into valid JSON. Whatever is not valid ends the search, wherever that is.
+/// Cursor in valid JSON. The search ends at the first invalid byte.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -42,7 +41,7 @@ impl Reader<'_> {
         (self.peek() == Some(byte)).then(|| self.at += 1)
     }
 
-    /// From the beginning of a value to that of the value inside it that `step` leads to.
+    /// Moves from the beginning of a value to that of the value inside it that `step` selects.
     fn enter(&mut self, step: &Step) -> Option<()> {
         match step {
             Step::Index(index) => {
@@ -58,7 +57,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Of several keys of this name the last counts, and an exact one before one of other letter case.
+    /// Enters the value of a key. Of several keys with this name the last counts; an exact match precedes other letter cases.
     fn enter_key(&mut self, key: &str) -> Option<()> {
         self.take(b'{')?;
         let (mut exact, mut folded) = (None, None);
@@ -101,7 +100,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Over one value, however deep.
+    /// Skips one value of any depth.
     fn value(&mut self) -> Option<()> {
         self.blanks();
         let mut depth = 0usize;
@@ -136,7 +135,7 @@ impl Reader<'_> {
     }
 }
 
-/// The byte of `scalar`, a scalar as written in YAML, at which byte `offset` of its `text` stands.
+/// Returns the offset in `scalar`, as written in YAML, of the byte `offset` of its `text`.
 pub fn in_scalar(scalar: &str, text: &str, offset: usize) -> usize {
     let solid = |c: char| !matches!(c, ' ' | '\t' | '\r' | '\n');
     let before = text.get(..offset).unwrap_or(text).chars().filter(|c| solid(*c)).count();
@@ -152,7 +151,7 @@ pub fn in_scalar(scalar: &str, text: &str, offset: usize) -> usize {
     0
 }
 
-/// The characters a scalar means, each with the byte it stands at; blanks as they are written.
+/// Returns the characters of a scalar, each with its offset; blanks are kept as written.
 fn decoded(scalar: &str) -> Vec<(usize, char)> {
     let mut chars = scalar.char_indices().peekable();
     let quote = chars.peek().map(|(_, c)| *c).filter(|c| matches!(c, '\'' | '"'));
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_found_by_its_path() {
+    fn position_of_a_value_is_found_by_its_path() {
         let json = r#" [ {"a\"b": [1, {"x": "]}" }], "ips": ["10.0.0.1", "bad"]}, null ] "#;
         let at = |text: &str| json.get(offset(json, &path(text))..).unwrap_or_default();
         assert!(at("0.ips.1").starts_with("\"bad\""));
@@ -213,21 +212,21 @@ mod tests {
         assert!(at("0.a\"b.1.x").starts_with("\"]}\""));
         assert!(at("1").starts_with("null"));
         assert!(at("").starts_with("[ {"));
-        // What is not there is its surroundings.
+        // A missing value has the position of the surrounding one.
         assert!(at("0.mac").starts_with("{\"a"));
         assert!(at("0.ips.7").starts_with("[\"10"));
         assert!(at("5").starts_with("[ {"));
     }
 
     #[test]
-    fn the_last_of_equal_keys_and_the_exact_one_count() {
+    fn position_of_duplicate_keys_is_the_last_or_exact_one() {
         let json = r#"{"a":1,"A":2,"a":3,"B":4}"#;
         let at = |text: &str| json.get(offset(json, &path(text))..).unwrap_or_default();
         assert!(at("a").starts_with('3') && at("b").starts_with('4'));
     }
 
     #[test]
-    fn what_is_no_json_is_survived() {
+    fn position_in_invalid_json_does_not_panic() {
         for json in ["", "[", "{", "{\"a", "{\"a\":", "[1,", "]", "\"\\", "{\"a\" 1}", "[[[[", "\u{0}"] {
             for steps in ["0", "a", "0.0", "a.b", ""] {
                 assert!(offset(json, &path(steps)) <= json.len(), "{json} {steps}");
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_of_the_text_is_found_in_the_scalar() {
+    fn position_of_a_byte_in_a_yaml_scalar() {
         let text = r#"{ "a": "it's", "b": 1 }"#;
         let wanted = text.find("\"b\"").unwrap();
         for scalar in [

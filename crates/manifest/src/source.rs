@@ -1,8 +1,8 @@
-//! The text of a file, and the places in it that a person can find: line and column.
+//! Text of a file, and its positions as line and column.
 
 use serde::{Deserialize, Serialize};
 
-/// A place in a file.
+/// Position in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Position {
     /// Line, from 1.
@@ -11,25 +11,25 @@ pub struct Position {
     pub column: usize,
 }
 
-/// A piece of a file, in bytes.
+/// Piece of a file, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
-    /// The first byte.
+    /// Offset of the first byte.
     pub start: usize,
-    /// The byte after the last.
+    /// Offset after the last byte.
     pub end: usize,
 }
 
-/// A text whose lines are known.
+/// Text with the offsets of its lines.
 #[derive(Clone, Debug, Default)]
 pub struct Source {
     text: String,
-    /// The first byte of every line.
+    /// Offset of the first byte of each line.
     lines: Vec<usize>,
 }
 
 impl Source {
-    /// Finds the lines of `text`: they end with a line feed, a carriage return, or both.
+    /// Splits `text` into lines; they end with a line feed, a carriage return, or both.
     pub fn new(text: &str) -> Source {
         let bytes = text.as_bytes();
         let ends = bytes.iter().enumerate().filter(|(at, byte)| match byte {
@@ -41,17 +41,17 @@ impl Source {
         Source { text: text.to_owned(), lines }
     }
 
-    /// The whole text.
+    /// Returns the whole text.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The text of a piece; empty where it is none.
+    /// Returns the text of a piece; empty if the span is invalid.
     pub fn slice(&self, span: Span) -> &str {
         self.text.get(span.start..span.end).unwrap_or_default()
     }
 
-    /// The place of a byte; one beyond the end is at the end.
+    /// Returns the position of an offset; an offset beyond the end counts as the end.
     pub fn position(&self, offset: usize) -> Position {
         let offset = offset.min(self.text.len());
         let line = self.lines.partition_point(|start| *start <= offset).max(1);
@@ -60,7 +60,7 @@ impl Source {
         Position { line, column: before + 1 }
     }
 
-    /// The first byte of the line that holds a byte.
+    /// Returns the offset at which the line of this offset begins.
     pub fn line_start(&self, offset: usize) -> usize {
         let line = self.lines.partition_point(|start| *start <= offset).max(1);
         self.lines.get(line - 1).copied().unwrap_or_default()
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_counted_as_an_editor_counts_them() {
+    fn source_position_counts_lines_and_columns() {
         let source = Source::new("a\näö x\r\n\rend");
         let at = |offset: usize| {
             let Position { line, column } = source.position(offset);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_that_cuts_a_character_is_empty() {
+    fn source_span_inside_a_character_is_empty() {
         assert_eq!(Source::new("ä").slice(Span { start: 1, end: 2 }), "");
         assert_eq!(Source::new("ab").slice(Span { start: 5, end: 9 }), "");
     }

@@ -1,4 +1,4 @@
-//! Objects from text, and the places of things in it.
+//! Tests of the reader: objects and their positions.
 
 use super::*;
 use npwg::refusal::Step;
@@ -34,7 +34,7 @@ spec:
 ";
 
 #[test]
-fn a_pod_is_read() {
+fn manifest_pod_is_read() {
     let manifest = Manifest::parse(POD);
     assert!(manifest.problems.is_empty(), "{:?}", manifest.problems);
     let pod = manifest.pod("home", "web").unwrap();
@@ -49,7 +49,7 @@ fn a_pod_is_read() {
 }
 
 #[test]
-fn json_is_read_too() {
+fn manifest_json_is_read() {
     let json = r#"{"apiVersion":"v1","kind":"List","items":[
       {"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"}},
       {"apiVersion":"k8s.cni.cncf.io/v1","kind":"NetworkAttachmentDefinition","metadata":{"name":"n"},"spec":{"config":"{\"type\":\"x\"}"}},
@@ -62,7 +62,7 @@ fn json_is_read_too() {
 }
 
 #[test]
-fn several_documents_and_a_broken_one_among_them() {
+fn manifest_with_an_invalid_document_among_others() {
     let text =
         format!("# first\n---\n{POD}---\nkind: [\n---\nkind: ConfigMap\nmetadata: {{name: x}}\n--- \n");
     let manifest = Manifest::parse(&text);
@@ -73,7 +73,7 @@ fn several_documents_and_a_broken_one_among_them() {
 }
 
 #[test]
-fn the_pod_template_of_every_workload_is_a_pod() {
+fn manifest_pod_template_of_each_workload_is_a_pod() {
     for (kind, version, path) in [
         ("Deployment", "apps/v1", "template"),
         ("StatefulSet", "apps/v1", "template"),
@@ -94,8 +94,9 @@ fn the_pod_template_of_every_workload_is_a_pod() {
     }
 }
 
+// Requirements: NPWG1-3.2-1
 #[test]
-fn npwg1_3_2_1_a_definition_may_have_no_spec_and_must_have_a_name() {
+fn manifest_definition_needs_a_name_and_no_spec() {
     let bare = one_definition(
         "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: a\n",
     );
@@ -105,14 +106,16 @@ fn npwg1_3_2_1_a_definition_may_have_no_spec_and_must_have_a_name() {
     assert!(nameless[0].contains("metadata.name is missing"), "{nameless:?}");
 }
 
+// Requirements: M29
 #[test]
-fn m29_a_config_of_null_is_none() {
+fn manifest_config_null_counts_as_absent() {
     let text = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec: {config: null}\n";
     assert_eq!(one_definition(text).config, SpecConfig::Absent);
 }
 
+// Requirements: NPWG1-3.1-1
 #[test]
-fn npwg1_3_1_1_the_version_of_a_definition() {
+fn manifest_definition_api_version_is_checked() {
     let old = reasons(
         "apiVersion: k8s.cni.cncf.io/v1beta1\nkind: NetworkAttachmentDefinition\nmetadata: {name: a}\n",
     );
@@ -124,15 +127,16 @@ fn npwg1_3_1_1_the_version_of_a_definition() {
     assert!(missing[0].contains("apiVersion is missing"), "{missing:?}");
 }
 
+// Requirements: NPWG1-3.1-2
 #[test]
-fn npwg1_3_1_2_a_config_that_is_no_text_is_kept_as_what_it_is() {
+fn manifest_config_map_is_kept_as_structured() {
     let text = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec:\n  config: {\"type\": \"x\", \"n\": 0x10, \"l\": [yes, ~]\n}\n";
     let config = one_definition(text).config;
     assert_eq!(config, SpecConfig::Structured(r#"{"type":"x","n":16,"l":[true,null]}"#.into()));
 }
 
 #[test]
-fn a_quoted_config_needs_no_indentation() {
+fn manifest_quoted_config_needs_no_indentation() {
     let head = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec:\n  config: ";
     let expected = SpecConfig::Text(r#"{ "type": "it's", "a": 1 }"#.into());
     for config in [
@@ -148,7 +152,7 @@ fn a_quoted_config_needs_no_indentation() {
 }
 
 #[test]
-fn tabs_in_brackets_are_blanks_and_elsewhere_they_are_not() {
+fn manifest_tabs_are_blanks_only_in_brackets() {
     let head =
         "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: a}\nspec:\n";
     let text = format!("{head}  config: {{\n\t\"type\": \"x\",\n\t\"l\": [\n\t\t1\n\t]\n}}\n");
@@ -163,7 +167,7 @@ fn tabs_in_brackets_are_blanks_and_elsewhere_they_are_not() {
 }
 
 #[test]
-fn positions_survive_the_indentation_of_quoted_texts() {
+fn manifest_positions_in_quoted_strings_are_kept() {
     let text = "a: '{\n\"x\"\n}'\nb: \"y\nz\"\nc: 7\n";
     let source = Source::new(text);
     let node = document::documents(&source).remove(0).unwrap();
@@ -177,7 +181,7 @@ fn positions_survive_the_indentation_of_quoted_texts() {
 }
 
 #[test]
-fn every_node_knows_its_place() {
+fn manifest_nodes_have_positions() {
     let manifest = Manifest::parse(POD);
     let path = KeyPath::root().key("metadata").key("annotations").key("k8s.v1.cni.cncf.io/networks");
     let node = manifest.pods[0].node_at(&path);
@@ -189,24 +193,24 @@ fn every_node_knows_its_place() {
 }
 
 #[test]
-fn what_is_of_the_wrong_kind_is_said_with_its_place() {
+fn manifest_wrong_types_are_reported_with_positions() {
     let text = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: 7\n  annotations:\n    a: 1\n    b: [x]\n    c:\nspec:\n  hostNetwork: maybe\n";
     let reasons = reasons(text);
     assert_eq!(reasons.len(), 4, "{reasons:?}");
     for (reason, beginning) in reasons.iter().zip([
         "10:16: pod 7: spec.hostNetwork",
-        "4:9: pod 7: metadata.name: 7: must be a text, this is a number: write it in quotes",
-        "6:8: pod 7: metadata.annotations.a: 1: must be a text, this is a number",
-        "7:8: pod 7: metadata.annotations.b: must be a text, this is a list",
+        "4:9: pod 7: metadata.name: 7: must be a string, this is a number: write it in quotes",
+        "6:8: pod 7: metadata.annotations.a: 1: must be a string, this is a number",
+        "7:8: pod 7: metadata.annotations.b: must be a string, this is a list",
     ]) {
         assert!(reason.starts_with(beginning), "{reason} | {beginning}");
     }
     for (text, what) in [
         ("- a\n", "not an object"),
-        ("just text\n", "is a text, not an object"),
+        ("just text\n", "is a string, not an object"),
         ("a: 1\n", "has no kind"),
         ("kind: Podd\nmetadata: {name: a}\n", "did you mean Pod?"),
-        ("apiVersion: v2\nkind: Pod\nmetadata: {name: a}\n", "is no version of Pod"),
+        ("apiVersion: v2\nkind: Pod\nmetadata: {name: a}\n", "is not a version of Pod"),
     ] {
         let found = Manifest::parse(text).problems;
         assert!(found[0].fault.to_string().contains(what), "{text}: {found:?}");
@@ -214,7 +218,7 @@ fn what_is_of_the_wrong_kind_is_said_with_its_place() {
 }
 
 #[test]
-fn anchors_aliases_and_merges_are_followed() {
+fn manifest_anchors_aliases_and_merges_are_resolved() {
     let text = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n  labels: &l {x: \"1\", y: \"2\"}\n  annotations:\n    y: \"own\"\n    <<: *l\n";
     let manifest = Manifest::parse(text);
     let annotations = &manifest.pods[0].value.pod.annotations;
@@ -222,7 +226,7 @@ fn anchors_aliases_and_merges_are_followed() {
 }
 
 #[test]
-fn bombs_are_refused() {
+fn manifest_too_large_or_deep_is_refused() {
     let mut aliases = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
     for level in 1..10 {
         let before = level - 1;
@@ -242,7 +246,7 @@ fn bombs_are_refused() {
         (format!("a: &a [{}*a]", ""), ""),
         (format!("kind: Pod\nx: [{}]", "1,".repeat(NODES_MAX + 1)), "too large"),
         ("x".repeat(MANIFEST_MAX + 1), "larger than"),
-        ("? [a]\n: b\n".to_owned(), "a key must be a text"),
+        ("? [a]\n: b\n".to_owned(), "a key must be a string"),
         ("<<: 1\na: 2\n".to_owned(), "<< needs a map"),
     ] {
         let manifest = Manifest::parse(&text);

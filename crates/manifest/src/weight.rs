@@ -1,20 +1,20 @@
-//! How large a tree is: what an alias of it costs.
+//! Size of a tree, which is the cost of an alias to it.
 
 use super::node::{Node, Value};
 
-/// The size of a tree.
+/// Size of a tree.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Weight {
-    /// Nodes, keys included.
+    /// Number of nodes, keys included.
     pub(super) nodes: usize,
-    /// Bytes of texts.
+    /// Size of all strings, in bytes.
     pub(super) text: usize,
-    /// Collections inside each other.
+    /// Depth of nested collections.
     pub(super) depth: usize,
 }
 
 impl Weight {
-    /// Counts a tree.
+    /// Counts the nodes of a tree.
     pub(super) fn of(node: &Node) -> Weight {
         let around = |all: Weight, inner: Weight| Weight {
             nodes: all.nodes + inner.nodes,

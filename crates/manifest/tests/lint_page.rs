@@ -1,6 +1,6 @@
-//! `docs/lint.md` against the rules: every rule is on the page, and each example does what the page says.
+//! Test of `docs/lint.md`: the page has every rule, and each example does what the page says.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use npwg::plan::{Request, Sandbox, plan};
 use npwg::policy;
 use npwg::rule::{Rule, Severity, Stage};
 
-/// Rules whose examples cannot be run here, and why.
+/// Rules whose examples cannot be run here, each with the reason.
 const NOT_RUN: &[(Rule, &str)] = &[
     (Rule::AnnotationTooLarge, "the example would be as large"),
     (Rule::ConfigurationTooLarge, "the example would be as large"),
@@ -61,7 +61,7 @@ fn as_file(example: &str) -> String {
     }
 }
 
-/// Returns what the linter says of the example.
+/// Returns the rules and severities of the linter's findings.
 fn linted(example: &str) -> Vec<(Rule, Severity)> {
     let (file, knowledge) = (as_file(example), Knowledge::of_known_plugins());
     let findings = match file.trim_start().starts_with('{') {
@@ -125,7 +125,7 @@ fn lint_page_examples_break_their_rule_and_only_the_wrong_ones() {
                 assert!(found.contains(&(rule, rule.severity())), "{rule}: {found:?}");
             }
             Stage::Plan => assert!(planned(&wrong).contains(&rule), "{rule}: {:?}", planned(&wrong)),
-            // A result is made by plugins; the example is a pod that can be planned.
+            // Plugins make a result; the example is a pod that can be planned.
             Stage::Result => assert_eq!(planned(&right), BTreeSet::new(), "{rule}"),
         }
         if rule.stage() == Stage::Plan {

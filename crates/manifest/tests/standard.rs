@@ -1,6 +1,6 @@
-//! The standard's own examples, from `testdata/standard`, through the public interface.
+//! Test of the public interface with the examples of the multi-network specification, from `testdata/standard`.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use npwg::definition::{Disk, Form, OnDisk, Origin, resolve};
 use npwg::device::{DeviceInfo, Devices};
 use npwg::metadata::{Definition, NetworkReference, Pod, SpecConfig};
 use npwg::outcome::Outcome;
-use npwg::plan::{Access, Delegate, Families, Plan, Request, RouteWish, Sandbox, plan};
+use npwg::plan::{Access, DefaultRouteAction, Delegate, Families, Plan, Request, Sandbox, plan};
 use npwg::rule::Rule;
 use npwg::selection::Annotation;
 use npwg::status::{Attachment, entries};
@@ -42,10 +42,10 @@ fn types(network: &Network) -> Vec<String> {
     network.plugins.iter().map(|plugin| plugin_type(plugin).unwrap().to_string()).collect()
 }
 
-/// A plugin that declares everything, and one that declares nothing after it.
+/// A plugin that declares every capability, followed by one that declares none.
 const EVERYTHING: &str = r#"{"cniVersion":"1.0.0","name":"NAME","plugins":[{"type":"maker","capabilities":{"ips":true,"mac":true,"portMappings":true,"bandwidth":true,"infinibandGUID":true}},{"type":"tuning"}]}"#;
 
-/// The plan of `my-namespace/my-pod` with these annotations, where every network of the examples is defined.
+/// Returns the plan of `my-namespace/my-pod` with these annotations; every network of the examples is defined.
 fn planned(annotations: &[(Annotation, &str)], definitions: &[&str]) -> Plan {
     let annotations = annotations.iter().map(|(key, text)| (key.key().to_owned(), (*text).to_owned()));
     let pod = Pod {
@@ -79,13 +79,13 @@ fn planned(annotations: &[(Annotation, &str)], definitions: &[&str]) -> Plan {
     .unwrap()
 }
 
-/// The delegate of `net-b` in a pod with this selection.
+/// Returns the delegate of `net-b` in a pod with this selection.
 fn net_b(selection: &str) -> Delegate {
     let plan = planned(&[(Annotation::Networks, selection)], &["my-namespace/net-a", "my-namespace/net-b"]);
     plan.delegates.into_iter().find(|delegate| delegate.network == "my-namespace/net-b").unwrap()
 }
 
-/// `args` of each plugin.
+/// Returns `args` of each plugin.
 fn args(delegate: &Delegate) -> Vec<Value> {
     let config: Value = serde_json::from_str(&delegate.config).unwrap();
     config["plugins"].as_array().unwrap().iter().map(|plugin| plugin["args"].clone()).collect()
@@ -95,8 +95,9 @@ fn runtime_config(delegate: &Delegate) -> Value {
     serde_json::to_value(&delegate.runtime_config).unwrap()
 }
 
+// Requirements: NPWG1-3.2-5
 #[test]
-fn npwg1_3_2_5_the_definitions_of_3_2_are_executed_as_written() {
+fn example_3_2_definitions_keep_their_bytes() {
     for (name, expected) in [
         ("3.2.1.yaml", &["bridge"][..]),
         ("3.2.2.yaml", &["bridge", "port-forwarding", "tuning"]),
@@ -110,8 +111,9 @@ fn npwg1_3_2_5_the_definitions_of_3_2_are_executed_as_written() {
     }
 }
 
+// Requirements: NPWG1-3.1-2
 #[test]
-fn npwg1_3_1_2_the_definitions_that_lost_their_quotes_are_refused_and_repaired() {
+fn example_definitions_without_quotes_are_refused_and_fixed() {
     for name in ["3.2.1", "3.2.2", "3.2.3", "3.4.2.1"] {
         let text = example(&format!("{name}-as-map.yaml"));
         let manifest = Manifest::parse(&text);
@@ -137,8 +139,9 @@ fn npwg1_3_1_2_the_definitions_that_lost_their_quotes_are_refused_and_repaired()
     }
 }
 
+// Requirements: NPWG1-3.2-2, NPWG1-3.4.1-rule2
 #[test]
-fn npwg1_3_2_2_npwg1_3_4_1_rule2_the_definition_of_3_2_4_is_found_on_disk_by_its_name() {
+fn example_3_2_4_definition_resolves_on_disk_by_name() {
     let network = Network::parse(
         br#"{"cniVersion":"1.0.0","name":"a-bridge-network","plugins":[{"type":"bridge"}]}"#,
         "x",
@@ -154,15 +157,17 @@ fn npwg1_3_2_2_npwg1_3_4_1_rule2_the_definition_of_3_2_4_is_found_on_disk_by_its
     assert!(resolve(&definition("3.2.4.yaml"), &Disk::default(), "/etc/cni/net.d").is_err());
 }
 
+// Requirements: NPWG1-3.4.2-1
 #[test]
-fn npwg1_3_4_2_1_the_plugin_of_3_4_2_1_is_sent_the_name() {
+fn example_3_4_2_1_plugin_receives_the_name() {
     let resolved = resolve(&definition("3.4.2.1.yaml"), &Disk::default(), "/etc/cni/net.d").unwrap();
     let plugin: Value = serde_json::from_str(&resolved.network.plugins[0].to_json()).unwrap();
     assert_eq!(plugin, json_example("3.4.2.1-sent.json"));
 }
 
+// Requirements: NPWG1-4.1-2, NPWG1-4.1.1-1
 #[test]
-fn npwg1_4_1_2_npwg1_4_1_1_1_the_pods_of_4_1_get_the_same_networks() {
+fn example_4_1_pods_get_the_same_networks() {
     for name in ["4.1.1.yaml", "4.1.2.yaml"] {
         let manifest = Manifest::parse(&example(name));
         let pod = manifest.pod("my-namespace", "my-pod").unwrap();
@@ -182,79 +187,90 @@ fn npwg1_4_1_2_npwg1_4_1_1_1_the_pods_of_4_1_get_the_same_networks() {
     }
 }
 
+// Requirements: NPWG1-4.1.2.1.3.2-1
 #[test]
-fn npwg1_4_1_2_1_3_2_1_the_addresses_of_4_1_2_1_3_1_are_sent_to_each_plugin() {
+fn example_4_1_2_1_3_1_ips_are_in_args_of_each_plugin() {
     let delegate = net_b(&example("4.1.2.1.3.1-v1.0.json"));
     let snippet = json!({"cni": {"ips": ["10.2.2.42", "2001:db8::5"]}});
     assert_eq!(args(&delegate), [snippet.clone(), snippet]);
 }
 
+// Requirements: V11-4.1.2.1.3.2-1
 #[test]
-fn v11_4_1_2_1_3_2_1_the_addresses_of_v1_1_are_in_the_runtime_config() {
+fn example_v1_1_ips_are_in_runtime_config() {
     let delegate = net_b(&example("4.1.2.1.3.1-v1.1.json"));
     assert_eq!(runtime_config(&delegate), json!({"ips": ["10.2.2.42/24", "2001:db8::5/64"]}));
 }
 
+// Requirements: NPWG1-4.1.2.1.4.2-1, V11-4.1.2.1.4.2-1
 #[test]
-fn npwg1_4_1_2_1_4_2_1_v11_4_1_2_1_4_2_1_the_mac_of_4_1_2_1_4_1_is_sent_both_ways() {
+fn example_4_1_2_1_4_1_mac_is_in_args_and_runtime_config() {
     let delegate = net_b(&example("4.1.2.1.4.1.json"));
     let snippet = json!({"cni": {"mac": "02:23:45:67:89:01"}});
     assert_eq!(args(&delegate), [snippet.clone(), snippet]);
     assert_eq!(runtime_config(&delegate), json!({"mac": "02:23:45:67:89:01"}));
 }
 
+// Requirements: V11-4.1.2.1.6-1
 #[test]
-fn v11_4_1_2_1_6_1_the_arguments_of_4_1_2_1_6_1_are_passed_on() {
+fn example_4_1_2_1_6_1_cni_args_are_passed() {
     let snippet = json!({"cni": {"spoofchk": "on"}});
     assert_eq!(args(&net_b(&example("4.1.2.1.6.1.json"))), [snippet.clone(), snippet]);
 }
 
+// Requirements: V11-4.1.2.1.7.2-1
 #[test]
-fn v11_4_1_2_1_7_2_1_the_port_mapping_of_4_1_2_1_7_1() {
+fn example_4_1_2_1_7_1_port_mapping() {
     let delegate = net_b(&example("4.1.2.1.7.1.json"));
     let expected = json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]});
     assert_eq!(runtime_config(&delegate), expected);
 }
 
+// Requirements: V11-4.1.2.1.8.2-1
 #[test]
-fn v11_4_1_2_1_8_2_1_the_bandwidth_of_4_1_2_1_8_1() {
+fn example_4_1_2_1_8_1_bandwidth() {
     let delegate = net_b(&example("4.1.2.1.8.1.json"));
     let expected = json!({"ingressRate": 2048, "ingressBurst": 300, "egressRate": 8000, "egressBurst": 200});
     assert_eq!(runtime_config(&delegate), json!({"bandwidth": expected}));
 }
 
+// Requirements: V11-4.1.2.1.9-2
 #[test]
-fn v11_4_1_2_1_9_2_the_default_route_of_4_1_2_1_9_1_leaves_the_default_network() {
+fn example_4_1_2_1_9_1_default_route_moves() {
     let selection = example("4.1.2.1.9.1.json");
     let plan = planned(&[(Annotation::Networks, &selection)], &["my-namespace/net-a", "my-namespace/net-b"]);
-    let wishes: Vec<&RouteWish> = plan.delegates.iter().map(|delegate| &delegate.default_route).collect();
-    let gone = RouteWish::Yield { to: 2, families: Families::V4 };
-    assert_eq!(wishes[..2], [&gone, &gone]);
-    let RouteWish::Via { gateways } = wishes[2] else { panic!("{wishes:?}") };
+    let actions: Vec<&DefaultRouteAction> =
+        plan.delegates.iter().map(|delegate| &delegate.default_route).collect();
+    let gone = DefaultRouteAction::Yield { to: 2, families: Families::V4 };
+    assert_eq!(actions[..2], [&gone, &gone]);
+    let DefaultRouteAction::Via { gateways } = actions[2] else { panic!("{actions:?}") };
     assert_eq!(gateways[0].address.to_string(), "10.0.0.1");
 }
 
+// Requirements: V12-4.1.2.1.10.2-1
 #[test]
-fn v12_4_1_2_1_10_2_1_the_guid_of_4_1_2_1_10_1() {
+fn example_4_1_2_1_10_1_guid() {
     let delegate = net_b(&example("4.1.2.1.10.1.json"));
     assert_eq!(runtime_config(&delegate), json!({"infinibandGUID": "24:8a:07:03:00:8d:ae:2f"}));
 }
 
+// Requirements: V13-4.1.2.1.11-1
 #[test]
-fn v13_4_1_2_1_11_1_the_claim_of_4_1_2_1_11_1() {
+fn example_4_1_2_1_11_1_ipam_claim() {
     let delegate = net_b(&example("4.1.2.1.11.1.json"));
     assert_eq!(args(&delegate)[0], json!({"cni": {"ipam-claim-reference": "vm123.tenantblue"}}));
 }
 
+// Requirements: NPWG1-4.2-1, NPWG1-4.2.1-2
 #[test]
-fn npwg1_4_2_1_npwg1_4_2_1_2_the_two_attachments_of_4_2_2_differ_in_their_interface() {
+fn example_4_2_2_attachments_differ_by_interface() {
     let plan = planned(&[(Annotation::Networks, example("4.2.2.txt").trim())], &["my-namespace/net-a"]);
     let both: Vec<(&str, &str)> =
         plan.selected().map(|delegate| (delegate.network.as_str(), delegate.ifname.as_str())).collect();
     assert_eq!(both, [("my-namespace/net-a", "net1"), ("my-namespace/net-a", "net2")]);
 }
 
-/// A result that answers with what an entry of the example shows, a host interface before it.
+/// Returns a result with the values of a status entry, preceded by a host interface.
 fn answer(entry: &Value) -> Success {
     let mut interfaces = vec![json!({"name": "veth", "mac": "02:00:00:00:00:99"})];
     let mac = entry["mac"].as_str().unwrap_or_default();
@@ -267,7 +283,7 @@ fn answer(entry: &Value) -> Success {
     Success::from_value(&result, Version::V1_0_0).unwrap().1
 }
 
-/// The status of the plan when every network answers with what the example shows.
+/// Returns the status of the plan if every network returns the values of the example.
 fn status(plan: &Plan, example: &[Value]) -> Value {
     let outcomes: Vec<Outcome> = example
         .iter()
@@ -285,7 +301,7 @@ fn status(plan: &Plan, example: &[Value]) -> Value {
     serde_json::to_value(entries(plan, &attachments)).unwrap()
 }
 
-/// What the example would say without its slips: `default` everywhere, no key that is not defined.
+/// Returns the example without its mistakes: `default` in every entry, no undefined key.
 fn corrected(mut example: Value) -> Value {
     for (index, entry) in example.as_array_mut().unwrap().iter_mut().enumerate() {
         let map = entry.as_object_mut().unwrap();
@@ -304,8 +320,9 @@ fn corrected(mut example: Value) -> Value {
     example
 }
 
+// Requirements: NPWG1-5-2
 #[test]
-fn npwg1_5_2_the_status_of_v1_0_is_written_key_by_key() {
+fn example_v1_0_network_status_has_the_same_keys() {
     let mut example = json_example("5.4-v1.0.json");
     // v1.2 says that names should have their namespace; the default network has no definition.
     example[1]["name"] = json!("my-namespace/some-network");
@@ -317,8 +334,9 @@ fn npwg1_5_2_the_status_of_v1_0_is_written_key_by_key() {
     assert_eq!(written.to_string(), example.to_string(), "the same keys in the same order");
 }
 
+// Requirements: V12-5.4-1, V11-5.3.6.4-1
 #[test]
-fn v12_5_4_1_v11_5_3_6_4_1_the_status_of_v1_3_with_one_gateway_and_with_several() {
+fn example_v1_3_network_status_with_one_and_several_gateways() {
     for name in ["5.4-v1.3-single-gateway.json", "5.4-v1.3-multiple-gateways.json"] {
         let example = corrected(json_example(name));
         let default = json!([{
@@ -344,10 +362,11 @@ fn v12_5_4_1_v11_5_3_6_4_1_the_status_of_v1_3_with_one_gateway_and_with_several(
     }
 }
 
+// Requirements: V12-5.3.7-1
 #[test]
-fn v12_5_3_7_1_the_device_information_of_v1_3() {
+fn example_v1_3_device_information() {
     let mut example = corrected(json_example("5.4-v1.3-device-information.json"));
-    // An underscore cannot stand in the name of a Kubernetes object, and one device lacks nothing here.
+    // The name of a Kubernetes object cannot have an underscore, and one device of the example is incomplete.
     let text = example.to_string().replace("sriov-network_", "sriov-network-").replace("_net1", "-net1");
     example = serde_json::from_str(&text).unwrap();
     let default =

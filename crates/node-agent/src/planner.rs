@@ -292,7 +292,7 @@ impl Planner {
     /// What the policies of the definitions say about the pod.
     async fn access(&self, pod: &Pod, definitions: &BTreeMap<NetworkReference, Definition>) -> Access {
         let policies = policy::policies(definitions);
-        let labels = match policy::ask_for_namespace_labels(&policies) {
+        let labels = match policy::need_namespace_labels(&policies) {
             true => self.labels_of(&pod.namespace).await,
             false => None,
         };

@@ -80,7 +80,7 @@ async fn ask_and_plan(
     }
     let neutron = kube_support::kuryr::definition::complete(&mut definitions);
     let policies = policy::policies(&definitions);
-    let labels = match policy::ask_for_namespace_labels(&policies) {
+    let labels = match policy::need_namespace_labels(&policies) {
         // Not to know them admits nobody.
         true => ask(Api::<NamespaceObject>::all(client.clone()), &pod.namespace).await.ok().flatten(),
         false => None,

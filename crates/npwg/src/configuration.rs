@@ -1,6 +1,6 @@
-//! The meta-plugin's own configuration: every key of Multus with Multus's meaning, and ours.
+//! Configuration of the meta-plugin: every option of Multus with its meaning there, and the options of weft.
 //!
-//! The table of keys is at [`NodeConfiguration`].
+//! The options are listed at [`NodeConfiguration`].
 //!
 //! Source: Multus `pkg/types/types.go`, `conf.go`; conflicts C1, C3.
 
@@ -19,39 +19,39 @@ use serde::{Deserialize, Serialize};
 use crate::metadata::{Pod, PodIdentity};
 use crate::refusal::Warning;
 
-/// The capability under which container runtimes pass a pod's annotations (V11).
+/// Capability under which container runtimes pass a pod's annotations (V11).
 const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 pub use mode::{Builtin, Flavour, InvalidAnnotation, IpRequestPolicy, LogLevel, VifStore};
 
-/// What the meta-plugin was configured to do on this node.
+/// Validated configuration of the meta-plugin on a node.
 ///
-/// | key | default | meaning |
+/// | option | default | meaning |
 /// |---|---|---|
 /// | `delegates` | – | configurations; the first is the default network, the others are attached to every pod |
 /// | `clusterNetwork` | – | instead of `delegates`: a definition in `multusNamespace`, else a network by name in `confDir`; with `/` a file or directory |
-/// | `defaultNetworks` | `[]` | further networks of every pod, named in the same ways; not for pods in `systemNamespaces` |
-/// | `systemNamespaces` | `["kube-system"]` | see above |
-/// | `multusNamespace` | `kube-system` | where `clusterNetwork`, `defaultNetworks` and a bare default-network annotation look |
+/// | `defaultNetworks` | `[]` | further networks of every pod, named as in `clusterNetwork`; not for pods in `systemNamespaces` |
+/// | `systemNamespaces` | `["kube-system"]` | namespaces whose pods get no `defaultNetworks` |
+/// | `multusNamespace` | `kube-system` | namespace of definitions in `clusterNetwork`, `defaultNetworks` and a default-network annotation without one |
 /// | `namespaceIsolation`, `globalNamespaces` | `false`, `default` | a pod may only select definitions of its own namespace and of these |
 /// | `confDir`, `binDir` | `/etc/cni/multus/net.d`, `/opt/cni/bin` | networks on disk; plugins |
 /// | `cniDir` | `/var/lib/weft` | the journal |
 /// | `kubeconfig`, `readinessindicatorfile`, `auxiliaryCNIChainName` | – | as in Multus |
 /// | `logFile`, `logLevel`, `logToStderr`, `logOptions` | –, `error`, `true` | as in Multus |
-/// | `retryDeleteOnError` | `false` | accepted; a failed DEL is always kept for another try |
-/// | `builtin` | `auto` | `auto`: built-in unless a foreign plugin of the name comes first; `always`; `never` |
-/// | `agentSocket`, `manifestDir` | `/run/weft/agent.sock`, – | where a plan comes from |
-/// | `invalidAnnotation` | `ignore`; as `multus` `fail` | what follows from an invalid annotation (C3) |
-/// | `statusAddresses`, `statusKeys` | `bare`, `standard`; as `multus` `multus` | how the status is written |
+/// | `retryDeleteOnError` | `false` | accepted without effect; a failed DEL is always kept for another attempt |
+/// | `builtin` | `auto` | `auto`: built-in unless another plugin of that name comes first in `CNI_PATH`; `always`; `never` |
+/// | `agentSocket`, `manifestDir` | `/run/weft/agent.sock`, – | source of the plan: the node agent, or a directory of manifests |
+/// | `invalidAnnotation` | `ignore`; as `multus` `fail` | consequence of an invalid annotation (C3) |
+/// | `statusAddresses`, `statusKeys` | `bare`, `standard`; as `multus` `multus` | form of the network status |
 /// | `ipRequestPolicy` | `result` | how requested addresses are enforced (C1), see [`IpRequestPolicy`] |
-/// | `podResources` | the kubelet's own, by its default directory | the socket that tells a pod's devices, where no agent asks it |
-/// | `vifStore` | both, a KuryrPort first | where a pod's ports are looked for, where no agent does: `annotation`, `kuryrport` |
+/// | `podResources` | the kubelet's default path | socket of the kubelet that lists a pod's devices, if no agent is used |
+/// | `vifStore` | both, a KuryrPort first | place of a pod's Neutron ports, if no agent is used: `annotation`, `kuryrport` |
 /// | `delegateTimeout` | 60 | seconds for one call of a delegate, 1–3600 |
 #[derive(Clone, Debug)]
 pub struct NodeConfiguration {
-    /// Under which name it was called.
+    /// Name by which the meta-plugin was called.
     pub flavour: Flavour,
-    /// The protocol version the runtime speaks with us.
+    /// CNI version that the runtime uses with the meta-plugin.
     pub version: Version,
     /// The default network of every pod.
     pub default_network: DefaultNetwork,
@@ -59,110 +59,110 @@ pub struct NodeConfiguration {
     pub default_networks: Vec<Place>,
     /// Namespaces whose pods get no `default_networks`.
     pub system_namespaces: Vec<String>,
-    /// The namespace of what the administrator names without one.
+    /// Namespace of definitions that the administrator names without one.
     pub multus_namespace: String,
-    /// Which namespaces a pod may select definitions from.
+    /// Namespaces that a pod may select definitions from.
     pub isolation: Isolation,
     /// Directory of networks on disk.
     pub conf_dir: String,
-    /// Directory of the journal; `None` is our own.
+    /// Directory of the journal; `None` for the default.
     pub cni_dir: Option<String>,
     /// Directory of plugins, searched before `CNI_PATH`.
     pub bin_dir: String,
-    /// Credentials for the API server, if there are any on the node.
+    /// Path of a kubeconfig on the node, if there is one.
     pub kubeconfig: Option<String>,
-    /// A file that says by its presence that the default network is ready.
+    /// File whose existence means that the default network is ready.
     pub readiness_file: Option<String>,
-    /// Name of a chain of files that follows every pod's networks.
+    /// Name of a directory of configurations that are chained after the networks of every pod.
     pub auxiliary_chain: Option<String>,
-    /// Where and how much to log.
+    /// Destination and level of the log.
     pub logging: Logging,
-    /// Accepted for Multus's sake: a failed DEL is always kept for another try.
+    /// Accepted for compatibility with Multus: a failed DEL is always kept for another attempt.
     pub retry_delete_on_error: bool,
-    /// When a plugin is called in process.
+    /// When a plugin runs in process.
     pub builtin: Builtin,
-    /// The agent's socket.
+    /// Path of the agent's socket.
     pub agent_socket: String,
-    /// Directory of manifests to plan from instead of an agent.
+    /// Directory of manifests that replaces the agent.
     pub manifest_dir: Option<String>,
-    /// What follows from an invalid annotation.
+    /// Consequence of an invalid annotation.
     pub invalid_annotation: InvalidAnnotation,
-    /// How the status is written.
+    /// Form of the network status.
     pub status: StatusStyle,
     /// How requested addresses are enforced.
     pub ip_request_policy: IpRequestPolicy,
-    /// The kubelet's socket that tells a pod's devices, if it is not where a kubelet has it by itself.
+    /// Socket of the kubelet that lists a pod's devices, if it is not at the default path.
     pub pod_resources: Option<String>,
-    /// Where alone a pod's Neutron ports are looked for.
+    /// The only place of a pod's Neutron ports, if set.
     pub vif_store: Option<VifStore>,
-    /// Time for one call of a delegate.
+    /// Timeout of one call of a delegate.
     pub delegate_timeout: Duration,
-    /// What the runtime passed for the default network.
+    /// `runtimeConfig` of the runtime, for the default network.
     pub runtime_config: Object,
-    /// The capabilities declared to the runtime.
+    /// Capabilities declared to the runtime.
     pub capabilities: BTreeSet<String>,
-    /// What was odd and accepted: unknown keys under the name `multus`.
+    /// Unknown options, which are accepted under the name `multus`.
     pub warnings: Vec<Warning>,
 }
 
-/// Where the default network comes from.
+/// Source of the default network.
 #[derive(Clone, Debug)]
 pub enum DefaultNetwork {
-    /// `delegates`: written out; the first is the default network, at least one is there.
+    /// `delegates`: configurations; the first is the default network. There is at least one.
     Written {
         /// The default network.
         first: Box<Network>,
-        /// Networks of every pod after it.
+        /// Further networks of every pod.
         others: Vec<Network>,
     },
-    /// `clusterNetwork`: named.
+    /// `clusterNetwork`: a name or path.
     Named(Place),
 }
 
-/// How an administrator names a network.
+/// Network as an administrator names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A definition in `multusNamespace`, else a network of that name on disk.
     Name(String),
-    /// An absolute path: of a file, or of a directory whose first file counts.
+    /// An absolute path of a file, or of a directory whose first file is used.
     Path(String),
 }
 
-/// Which namespaces a pod may select definitions from.
+/// Namespaces that a pod may select definitions from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// Any.
+    /// All namespaces.
     Open,
-    /// Its own and these.
+    /// The pod's own namespace and these.
     Isolated {
         /// `globalNamespaces`.
         global: Vec<String>,
     },
 }
 
-/// Where and how much to log.
+/// Destination and level of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logging {
-    /// Log to this file too.
+    /// Additional log file.
     pub file: Option<String>,
-    /// How much.
+    /// Level.
     pub level: LogLevel,
-    /// Log to stderr.
+    /// Whether to log to stderr.
     pub to_stderr: bool,
-    /// Rotation of the file.
+    /// Rotation of the log file.
     pub rotation: Rotation,
 }
 
 /// Rotation of the log file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rotation {
-    /// Oldest file kept, in days.
+    /// Maximum age of a rotated file, in days.
     pub max_age: u32,
-    /// Largest file, in megabytes.
+    /// Maximum size of a file, in megabytes.
     pub max_size: u32,
-    /// Most files kept.
+    /// Maximum number of rotated files.
     pub max_backups: u32,
-    /// Compress old files.
+    /// Whether rotated files are compressed.
     pub compress: bool,
 }
 
@@ -179,9 +179,9 @@ pub struct StatusStyle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StatusAddresses {
-    /// `10.0.0.1`: what Multus writes and every consumer reads.
+    /// `10.0.0.1`: as Multus writes them and all known consumers read them.
     Bare,
-    /// `10.0.0.1/24`: as in the standard's example.
+    /// `10.0.0.1/24`: as in the example of the specification.
     Cidr,
 }
 
@@ -189,27 +189,27 @@ pub enum StatusAddresses {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StatusKeys {
-    /// The standard's, and ours with a dot in them.
+    /// Fields of the specification, and fields of weft whose names contain a dot.
     Standard,
-    /// And Multus's `gateway`, `mtu` and `dns.options`.
+    /// Additionally Multus's `gateway`, `mtu` and `dns.options`.
     Multus,
 }
 
 impl NodeConfiguration {
-    /// Reads the configuration that the runtime gave on stdin.
+    /// Reads the configuration that the runtime passes on stdin.
     ///
     /// # Errors
-    /// 6 not a JSON object · 7 a key is unknown (except under the name `multus`), of the wrong form, missing or
-    /// contradicts another; the error names key and value.
+    /// Code 6: not a JSON object. Code 7: an option is unknown (except under the name `multus`), invalid, missing or
+    /// contradicts another; the error names option and value.
     pub fn read(bytes: &[u8], flavour: Flavour) -> Result<NodeConfiguration, Error> {
         conf::read(bytes, flavour)
     }
 
-    /// Of one that cannot be read, what a teardown needs: where journal and plugins are, and how these are called. The rest is
-    /// nobody's.
+    /// Reads only the options that DEL needs from a configuration that is otherwise invalid: the paths of journal and plugins,
+    /// and how plugins are called. Invalid options among these get their default.
     ///
     /// # Errors
-    /// As for [`NodeConfiguration::read`], if it is no configuration at all.
+    /// Code 6: not a JSON object. Code 7: `cniVersion`, `name` or `type` is invalid.
     pub fn of_journal(bytes: &[u8], flavour: Flavour) -> Result<NodeConfiguration, Error> {
         let all = Object::parse(bytes, "configuration")?;
         let mut some = Object::default();
@@ -232,7 +232,7 @@ impl NodeConfiguration {
         Ok(read)
     }
 
-    /// Every place on disk a plan may need a network from: load these, in this order, into a
+    /// Returns every place on disk that may contain a network of a plan. The caller loads them in this order into a
     /// [`crate::definition::Disk`].
     pub fn places(&self) -> Vec<Place> {
         let mut places = vec![Place::Path(self.conf_dir.clone())];
@@ -245,18 +245,25 @@ impl NodeConfiguration {
         places
     }
 
-    /// The pod as the runtime tells of it: by the annotations it passes (V11).
+    /// Returns the pod as the runtime describes it by the annotations it passes (V11); `None` if it passes none.
     ///
     /// # Errors
-    /// Code 7 if they are no map of texts.
+    /// Code 7: the annotations are not a map of strings.
     pub fn pod_of_runtime(&self, named: &PodIdentity) -> Result<Option<Pod>, Error> {
         let PodIdentity { namespace, name, uid } = named.clone();
-        let told = self.runtime_config.read(POD_ANNOTATIONS)?;
-        Ok(told.map(|annotations| Pod { namespace, name, uid, annotations, hearsay: true, ..Pod::default() }))
+        let annotations = self.runtime_config.read(POD_ANNOTATIONS)?;
+        Ok(annotations.map(|annotations| Pod {
+            namespace,
+            name,
+            uid,
+            annotations,
+            described_by_runtime: true,
+            ..Pod::default()
+        }))
     }
 
-    /// The directory of the files of `auxiliaryCNIChainName`: beside the default network's own file.
-    /// [`NodeConfiguration::read`] has made sure that it has one.
+    /// Returns the directory of `auxiliaryCNIChainName`, which is beside the file of the default network.
+    /// [`NodeConfiguration::read`] ensures that this file is configured.
     pub fn auxiliary_directory(&self) -> Option<String> {
         let name = self.auxiliary_chain.as_deref()?;
         match &self.default_network {

@@ -1,15 +1,14 @@
-//! Which plugins a definition stands for: the four rules of the standard, in their order.
+//! Resolution of a NetworkAttachmentDefinition to its plugins, by the four rules of the specification in order.
 //!
-//! 1. `spec.config` is there: its contents; nothing else is tried.
-//! 2. a list on disk (`.conflist`, in the standard's words `.configlist`) of the definition's name;
-//! 3. a single configuration on disk (`.conf`, `.json`; `.config`) of that name;
-//! 4. otherwise the request fails.
+//! 1. `spec.config` exists: its content; no other rule is tried.
+//! 2. A list on disk (`.conflist`; the specification says `.configlist`) with the definition's name.
+//! 3. A single configuration on disk (`.conf`, `.json`, `.config`) with that name.
+//! 4. Otherwise the request fails.
 //!
-//! An empty or blank `config` counts as absent (C17), `null` does too (M29). A list wins over a single
-//! configuration whatever their files are called, and a file that cannot be read only shows in the
-//! message of rule 4.
+//! An empty or blank `config` counts as absent (C17), and so does `null` (M29). A list is preferred to a single
+//! configuration whatever the file names are. A file that cannot be read is only mentioned in the error of rule 4.
 //!
-//! Source: the standard, 3.2, 3.4.1, 3.4.2.
+//! Source: multi-network specification, 3.2, 3.4.1, 3.4.2.
 
 use cni::error::Error;
 use cni::network::{Network, ipam_type, plugin_type};
@@ -20,23 +19,23 @@ use crate::metadata::{Definition, NetworkReference, SpecConfig};
 use crate::refusal::{Fault, KeyPath, Refusal};
 use crate::rule::Rule;
 
-/// The networks found on disk, in the order of their paths. Whoever reads the files fills it in.
+/// Networks found on disk, in the order of their paths. The caller reads the files.
 #[derive(Clone, Debug, Default)]
 pub struct Disk {
-    /// What could be read.
+    /// Networks that could be read.
     pub networks: Vec<OnDisk>,
-    /// What could not, as `path: why`.
+    /// Errors of the others, as `path: why`.
     pub unreadable: Vec<String>,
 }
 
 /// One network on disk.
 #[derive(Clone, Debug)]
 pub struct OnDisk {
-    /// The file.
+    /// Path of the file.
     pub path: String,
     /// Whether it is a list or a single configuration.
     pub form: Form,
-    /// What it holds, with the plugins of its sub-directory.
+    /// The network, with the plugins of its sub-directory.
     pub network: Network,
 }
 
@@ -50,7 +49,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// The form of a file of this name, or `None` if it is no network's.
+    /// Returns the form of a file with this name, or `None` if it is not a network's file.
     pub fn of(path: &str) -> Option<Form> {
         match path.rsplit_once('.')?.1 {
             "conflist" | "configlist" => Some(Form::List),
@@ -61,7 +60,7 @@ impl Form {
 }
 
 impl Disk {
-    /// Adds what a file or directory held; a file that is there already stays as it is.
+    /// Adds the content of a file or directory; a path that is already known keeps its earlier content.
     pub fn add(&mut self, loaded: load::Directory) {
         let load::Directory { networks, faults } = loaded;
         for (path, network) in networks {
@@ -74,20 +73,21 @@ impl Disk {
         self.unreadable.extend(faults.iter().map(|(path, error)| format!("{}: {error}", path.display())));
     }
 
-    /// The network of this `name` in files directly in `directory`: the first list, else the first single configuration.
+    /// Returns the network with this `name` from files directly in `directory`: the first list, else the first single
+    /// configuration.
     pub fn find(&self, directory: &str, name: &str) -> Option<&OnDisk> {
         let named = |on: &&OnDisk| on.network.name.as_str() == name;
         let list = self.within(directory).filter(named).find(|on| on.form == Form::List);
         list.or_else(|| self.within(directory).find(named))
     }
 
-    /// The network in the file `path`, or the first in the directory `path`.
+    /// Returns the network in the file `path`, or the first one in the directory `path`.
     pub fn at(&self, path: &str) -> Option<&OnDisk> {
         let exact = self.networks.iter().find(|on| on.path == path);
         exact.or_else(|| self.within(path).next())
     }
 
-    /// The networks in files directly in `directory`.
+    /// Returns the networks in files directly in `directory`.
     pub fn within(&self, directory: &str) -> impl Iterator<Item = &OnDisk> {
         let directory = directory.trim_end_matches('/');
         let parent =
@@ -96,41 +96,41 @@ impl Disk {
     }
 }
 
-/// What a definition stands for.
+/// Network that a definition resolves to.
 #[derive(Clone, Debug)]
 pub struct Resolved {
     /// The plugins.
     pub network: Network,
-    /// Where they come from: `spec.config`, or a file.
+    /// Origin of the plugins: `spec.config` or a file.
     pub origin: Origin,
 }
 
-/// Where a network's configuration stands.
+/// Origin of a network's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Rule 1: in the definition.
+    /// Rule 1: the definition.
     Definition,
-    /// Rule 2: in a list on disk.
+    /// Rule 2: a list on disk.
     List(String),
-    /// Rule 3: in a single configuration on disk.
+    /// Rule 3: a single configuration on disk.
     Single(String),
 }
 
-/// How messages name a definition.
+/// Returns a definition's name in messages.
 pub fn subject(reference: &NetworkReference) -> String {
     format!("network-attachment-definition {reference}")
 }
 
-/// The plugins `definition` stands for; `directory` is where rules 2 and 3 look: `confDir`.
+/// Resolves `definition` to its plugins; rules 2 and 3 look in `directory`, which is `confDir`.
 ///
 /// # Errors
-/// Always an attachment that fails: a `config` that is no network, no network of the name on disk, or
-/// one that would call the meta-plugin again.
+/// A refusal that fails the attachment: `config` is not a CNI network, no network on disk has the name, or the network
+/// calls the meta-plugin.
 pub fn resolve(definition: &Definition, disk: &Disk, directory: &str) -> Result<Resolved, Refusal> {
     let subject = subject(&definition.reference());
     let resolved = match &definition.config {
         SpecConfig::Structured(json) => {
-            let fault = Fault::new(Rule::ConfigNotAString, &subject, "must be a text that holds JSON")
+            let fault = Fault::new(Rule::ConfigNotAString, &subject, "must be a string that contains JSON")
                 .at(config_path())
                 .showing(json)
                 .cure("write \"config: |\" and the JSON on indented lines below it");
@@ -145,16 +145,16 @@ pub fn resolve(definition: &Definition, disk: &Disk, directory: &str) -> Result<
         },
         SpecConfig::Text(_) | SpecConfig::Absent => on_disk(definition, disk, directory, &subject)?,
     };
-    refuse_ourselves(&resolved.network, &subject)?;
+    refuse_meta_plugin(&resolved.network, &subject)?;
     Ok(resolved)
 }
 
-/// `spec.config`.
+/// Returns the path `spec.config`.
 pub fn config_path() -> KeyPath {
     KeyPath::root().key("spec").key("config")
 }
 
-/// Reads `spec.config`; a missing name is the definition's (3.4.2), an existing one is never touched.
+/// Reads `spec.config`; a missing name becomes that of the definition (3.4.2), an existing one is kept.
 pub fn inline(name: &str, text: &str) -> Result<Network, Error> {
     let mut object = Object::parse(text.as_bytes(), "config")?;
     if object.text("name")?.is_some() {
@@ -191,15 +191,15 @@ fn on_disk(
     Err(Refusal::failed(Fault::new(Rule::ConfigNotFound, subject, reason)))
 }
 
-/// The plugins that attach a pod's networks all over again.
+/// Meta-plugins, which attach all networks of a pod.
 pub const META_PLUGINS: &[&str] = &["weft", "multus", "multus-shim"];
 
-/// Refuses a network one of whose plugins, or their address management, is a meta-plugin: it would attach the same pod again,
-/// without end, and with what a definition says in place of the node's own configuration.
-pub fn refuse_ourselves(network: &Network, subject: &str) -> Result<(), Refusal> {
+/// Refuses a network with a meta-plugin among its plugins or their address management plugins. The meta-plugin would attach
+/// the same pod again without end, with the definition's settings instead of those of the node.
+pub fn refuse_meta_plugin(network: &Network, subject: &str) -> Result<(), Refusal> {
     for (index, plugin) in network.plugins.iter().enumerate() {
         let path = KeyPath::root().key("plugins").index(index);
-        // What cannot be read is refused by who reads it.
+        // An invalid plugin object is refused by the code that reads it.
         let names = [
             (plugin_type(plugin).ok(), path.key("type")),
             (ipam_type(plugin).ok().flatten(), path.key("ipam").key("type")),

@@ -1,8 +1,8 @@
-//! Devices: which were given to the pod, what is known about one, and the files that carry it.
+//! Devices of a pod, information about each device, and the files that carry this information.
 //!
-//! A device plugin writes what it knows to one file, the implementation copies it to another before ADD
-//! and tells the plugins its name, a plugin may rewrite it, and what stands there after ADD goes into
-//! the status. Only names and shapes are here; the copying is the hands' business.
+//! A device plugin writes what it knows to a file. The meta-plugin copies the file before ADD and passes the name of the
+//! copy to the plugins, which may change it. After ADD its content is added to the network status. This module has only
+//! names and types; `weft-cni` copies the files.
 //!
 //! Source: Device Information Specification v1.1.0 (DI-1 to DI-5); Multus for the file names.
 
@@ -17,35 +17,35 @@ pub const PLUGIN_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/dp";
 /// Directory of the files that CNI plugins read and write.
 pub const CNI_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/cni";
 
-/// Largest device information file, in bytes.
+/// Maximum size of a device information file, in bytes.
 pub const FILE_MAX: usize = 64 * 1024;
-/// Longest file name the kernel takes, in bytes.
+/// Maximum length of a file name on Linux, in bytes.
 const FILE_NAME_MAX: usize = 255;
 
-/// The devices the kubelet gave to a pod, by resource name, in a stable order.
+/// Devices that the kubelet allocated to a pod, by resource name, in a stable order.
 pub type Devices = BTreeMap<String, Vec<Device>>;
 
-/// One device given to a pod.
+/// Device allocated to a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// The device plugin's id of it, for instance a PCI address.
+    /// Id of the device in its device plugin, for example a PCI address.
     pub id: String,
-    /// The container it was given to.
+    /// Container that the device is allocated to.
     #[serde(default)]
     pub container: String,
 }
 
-/// What is known about a device.
+/// Information about a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Wire", into = "Wire")]
 pub struct DeviceInfo {
-    /// The specification's version, as the writer gave it.
+    /// Version of the specification, as written in the file.
     pub version: String,
-    /// The rest, by type.
+    /// Fields that depend on the type.
     pub kind: DeviceKind,
 }
 
-/// The types of devices.
+/// Types of devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// A PCI device.
@@ -62,18 +62,18 @@ pub enum DeviceKind {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub struct Pci {
-    /// Its address; never empty.
+    /// PCI address; never empty.
     pub pci_address: String,
-    /// Its vhost-net path.
+    /// vhost-net path.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub vhost_net: String,
-    /// Its RDMA device.
+    /// RDMA device.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub rdma_device: String,
-    /// The address of its physical function.
+    /// PCI address of its physical function.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pf_pci_address: String,
-    /// Its representor.
+    /// Representor.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub representor_device: String,
 }
@@ -82,19 +82,19 @@ pub struct Pci {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub struct Vdpa {
-    /// The management device; never empty.
+    /// Management device; never empty.
     pub parent_device: String,
     /// `vhost` or `virtio`; never empty.
     pub driver: String,
-    /// Its path; never empty.
+    /// Path; never empty.
     pub path: String,
-    /// The address of the PCI device behind it.
+    /// PCI address of the underlying device.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pci_address: String,
-    /// The address of the physical function behind that.
+    /// PCI address of that device's physical function.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pf_pci_address: String,
-    /// Its representor.
+    /// Representor.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub representor_device: String,
 }
@@ -106,7 +106,7 @@ pub struct VhostUser {
     /// `client` or `server`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mode: String,
-    /// The socket.
+    /// Path of the socket.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub path: String,
 }
@@ -118,7 +118,7 @@ pub struct Memif {
     /// `master` or `slave`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub role: String,
-    /// The socket.
+    /// Path of the socket.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// `ethernet`, `ip` or `inject-punt`.
@@ -126,7 +126,7 @@ pub struct Memif {
     pub mode: String,
 }
 
-/// The JSON form: a type, and the object under the type's name.
+/// JSON form: the type, and an object under the name of the type.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Wire {
@@ -143,23 +143,23 @@ struct Wire {
     memif: Option<Memif>,
 }
 
-/// Error of device information that cannot be used.
+/// Error of invalid device information.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceInfoError {
-    /// The type is none that the device information specification has.
+    /// The type is not one of the device information specification.
     #[error("type: {0:?}: must be pci, vdpa, vhost-user or memif")]
     UnknownType(String),
-    /// A key is missing or empty.
+    /// A field is missing or empty.
     #[error("{0}: missing")]
     Missing(String),
-    /// A value is none of the words its key can have.
+    /// A value is not one of the words its field allows.
     #[error("{key}: {value:?}: must be one of {}", words.join(", "))]
     UnknownWord {
-        /// The key, with its path.
+        /// Path of the field.
         key: String,
         /// The value.
         value: String,
-        /// The words.
+        /// Allowed words.
         words: &'static [&'static str],
     },
 }
@@ -177,7 +177,7 @@ impl TryFrom<Wire> for DeviceInfo {
             other => return Err(DeviceInfoError::UnknownType(other.to_owned())),
         };
         let kind = kind.ok_or_else(|| DeviceInfoError::Missing(name.clone()))?;
-        for (key, value) in kind.demands() {
+        for (key, value) in kind.required_fields() {
             if value.is_empty() {
                 return Err(DeviceInfoError::Missing(format!("{name}.{key}")));
             }
@@ -209,8 +209,8 @@ impl From<DeviceInfo> for Wire {
 }
 
 impl DeviceKind {
-    /// The keys that must not be empty.
-    fn demands(&self) -> Vec<(&'static str, &str)> {
+    /// Returns the fields that must not be empty, with their values.
+    fn required_fields(&self) -> Vec<(&'static str, &str)> {
         match self {
             DeviceKind::Pci(pci) => vec![("pci-address", &pci.pci_address)],
             DeviceKind::Vdpa(vdpa) => {
@@ -220,7 +220,7 @@ impl DeviceKind {
         }
     }
 
-    /// The keys whose value is one of a few words.
+    /// Returns the fields that allow only certain words: path, value, allowed words.
     fn words(&self) -> Vec<(&'static str, &str, &'static [&'static str])> {
         match self {
             DeviceKind::Pci(_) => Vec::new(),
@@ -238,7 +238,7 @@ impl DeviceInfo {
     /// Reads a device information file (DI-4).
     ///
     /// # Errors
-    /// 6 not JSON or too large · 7 an unknown type, a missing key or a wrong word.
+    /// Code 6: not JSON, or too large. Code 7: unknown type, missing field or invalid value.
     pub fn read(bytes: &[u8]) -> Result<DeviceInfo, Error> {
         if bytes.len() > FILE_MAX {
             let why = format!("device information is larger than {FILE_MAX} bytes");
@@ -249,18 +249,19 @@ impl DeviceInfo {
     }
 }
 
-/// The file a device plugin writes for the device `id` of `resource`; `None` if the two name no file.
+/// Returns the path of the file that a device plugin writes for the device `id` of `resource`; `None` if no valid
+/// file name results.
 pub fn plugin_file(resource: &str, id: &str) -> Option<String> {
     file(PLUGIN_DIRECTORY, &format!("{resource}-{id}-device.json"))
 }
 
-/// The file of one attachment (DI-1): Multus's name for it, or a shorter one where that is too long.
+/// Returns the path of the file of one attachment (DI-1): Multus's name, or a shorter one if that is too long.
 pub fn attachment_file(network: &str, container: &ContainerId, ifname: &IfName) -> Option<String> {
     let short = format!("{container}_{ifname}");
     file(CNI_DIRECTORY, &format!("{network}-{short}")).or_else(|| file(CNI_DIRECTORY, &short))
 }
 
-/// A path that is certainly directly in `directory`; `/` in the name becomes `-`, as everywhere in that specification.
+/// Returns a path directly in `directory`; `/` in the name becomes `-`, as the specification requires.
 fn file(directory: &str, name: &str) -> Option<String> {
     let name = name.replace('/', "-");
     let legal =
@@ -272,8 +273,9 @@ fn file(directory: &str, name: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    // Requirements: DI-1
     #[test]
-    fn di_1_the_files_have_the_names_everyone_expects() -> Result<(), Error> {
+    fn device_info_files_have_the_names_of_multus() -> Result<(), Error> {
         assert_eq!(
             plugin_file("intel.com/sriov", "0000:18:02.5").as_deref(),
             Some("/var/run/k8s.cni.cncf.io/devinfo/dp/intel.com-sriov-0000:18:02.5-device.json")
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_name_never_leaves_the_directory() {
+    fn device_info_path_cannot_leave_its_directory() {
         assert_eq!(plugin_file("..", "../../etc/passwd"), None);
         let inside = plugin_file("a", "../../etc/passwd").unwrap();
         assert_eq!(inside, format!("{PLUGIN_DIRECTORY}/a-..-..-etc-passwd-device.json"));
@@ -297,8 +299,9 @@ mod tests {
         assert_eq!(plugin_file(&"a".repeat(300), "b"), None);
     }
 
+    // Requirements: V12-5.3.7-1
     #[test]
-    fn v12_5_3_7_1_each_type_survives_a_round_trip() {
+    fn device_info_of_each_type_survives_a_round_trip() {
         for text in [
             r#"{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:18:02.5","pf-pci-address":"0000:18:00.0"}}"#,
             r#"{"type":"vdpa","version":"1.1.0","vdpa":{"parent-device":"vdpa2","driver":"vhost","path":"/dev/vhost-vdpa0"}}"#,
@@ -310,8 +313,9 @@ mod tests {
         }
     }
 
+    // Requirements: DI-4
     #[test]
-    fn di_4_what_is_malformed_is_refused() {
+    fn device_info_malformed_is_refused() {
         for (text, what) in [
             (r#"{"type":"pci"}"#, "pci: missing"),
             (r#"{"type":"pci","pci":{}}"#, "pci.pci-address: missing"),

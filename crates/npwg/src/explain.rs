@@ -1,33 +1,33 @@
-//! A plan as rows for a person: what the pod gets, and where each decision came from.
+//! Rows that explain a plan: the networks of the pod and the reason for each decision.
 //!
-//! Only data: whoever prints it chooses the form.
+//! The rows are data; the caller formats them.
 
 use cni::network::{Network, plugin_type};
 use serde::Serialize;
 
 use crate::plan::{Decision, Delegate, Plan, Role};
 
-/// One network of a plan.
+/// Explanation of one network of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Row {
-    /// The network, as the status names it.
+    /// Name of the network in the status.
     pub network: String,
-    /// Why the pod is attached to it.
+    /// Reason why the pod is attached to it.
     pub role: Role,
-    /// The interface in the pod.
+    /// Interface in the pod.
     pub interface: String,
-    /// The network's CNI name.
+    /// CNI name of the network.
     pub config_name: String,
-    /// The plugins, in the order of an ADD; address management behind a `+`.
+    /// Plugins in the order of an ADD; `+` separates a plugin from its address management plugin.
     pub chain: Vec<String>,
-    /// Where the network and its configuration come from.
+    /// Origin of the network, its interface name and its configuration.
     pub because: Vec<Decision>,
-    /// What is asked of it, and on what ground.
+    /// The pod's requests, each with its reason.
     pub requests: Vec<Decision>,
 }
 
-/// The rows of a plan, in the order of attachment.
+/// Returns the rows of a plan, in the order of attachment.
 pub fn rows(plan: &Plan) -> Vec<Row> {
     plan.delegates.iter().map(row).collect()
 }
@@ -68,7 +68,7 @@ mod tests {
     use crate::fixture::World;
 
     #[test]
-    fn a_row_says_what_and_why() {
+    fn explain_row_has_network_interface_requests_and_reasons() {
         let selection = r#"[{"name":"capable","interface":"data0","ips":["10.0.0.1"],"default-route":["10.0.0.254"]},{"name":"plain"}]"#;
         let rows = rows(&World::new().networks(selection).plan());
         let first: Vec<&str> = rows.iter().map(|row| row.network.as_str()).collect();
@@ -85,20 +85,20 @@ mod tests {
             because,
             [
                 ("network", "annotation k8s.v1.cni.cncf.io/networks: [0]"),
-                ("interface", "asked for"),
+                ("interface", "requested"),
                 ("config", "spec.config of home/capable"),
             ]
         );
         let requests: Vec<(&str, &str)> =
             row.requests.iter().map(|d| (d.what.as_str(), d.value.as_str())).collect();
         assert_eq!(requests, [("ips", "10.0.0.1"), ("default-route", "10.0.0.254")]);
-        assert_eq!(rows[0].requests[0].value, "given up (v4)");
-        assert_eq!(rows[0].because[1].why, "asked for by the runtime (CNI_IFNAME)");
-        assert_eq!(rows[2].because[1].why, "generated from its place");
+        assert_eq!(rows[0].requests[0].value, "removed (v4)");
+        assert_eq!(rows[0].because[1].why, "requested by the runtime (CNI_IFNAME)");
+        assert_eq!(rows[2].because[1].why, "generated from its index");
     }
 
     #[test]
-    fn address_management_is_part_of_the_chain() {
+    fn explain_chain_includes_the_ipam_plugin() {
         let mut world = World::new().networks("managed");
         world.define("home/managed", r#"{"name":"m","type":"bridge","ipam":{"type":"host-local"}}"#);
         assert_eq!(rows(&world.plan())[1].chain, ["bridge+host-local"]);

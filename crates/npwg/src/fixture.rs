@@ -1,6 +1,6 @@
-//! Plans for unit tests: a pod, definitions and a node in a line each. Built for tests alone.
+//! Builder of plans for unit tests: a pod, definitions and a node's configuration.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot build its plan ends there")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot build its plan fails")]
 
 use std::collections::BTreeMap;
 
@@ -18,31 +18,31 @@ use crate::selection::Annotation;
 /// A network that declares every capability.
 pub const CAPABLE: &str = r#"{"cniVersion":"1.0.0","name":"capable","plugins":[{"type":"maker","capabilities":{"ips":true,"mac":true,"infinibandGUID":true}},{"type":"tuning","capabilities":{"portMappings":true,"bandwidth":true}}]}"#;
 
-/// A network whose plugin wants to know about its device.
+/// A network with a plugin that receives its device.
 pub const DEVICE: &str = r#"{"cniVersion":"1.0.0","name":"device","plugins":[{"type":"sriov","capabilities":{"deviceID":true,"CNIDeviceInfoFile":true}},{"type":"tuning"}]}"#;
 
-/// A network that declares none.
+/// A network that declares no capability.
 pub const PLAIN: &str = r#"{"cniVersion":"1.0.0","name":"plain","type":"plain"}"#;
 
-/// All that goes into a plan.
+/// Input of a plan.
 pub struct World {
     /// The pod.
     pub pod: Pod,
-    /// Its definitions.
+    /// Definitions of the cluster.
     pub definitions: BTreeMap<NetworkReference, Definition>,
     /// Configurations on the node's disk.
     pub disk: Disk,
     /// Devices of the pod, by resource.
     pub devices: Devices,
-    /// Who may use which definition.
+    /// Definitions that the pod may not use.
     pub access: Access,
     /// Fields of the meta-plugin's configuration, as JSON without braces.
     pub keys: String,
-    /// The name that the meta-plugin is called by.
+    /// Name by which the meta-plugin is called.
     pub flavour: Flavour,
     /// Interface name of the default network.
     pub ifname: String,
-    /// Devices that other sandboxes hold.
+    /// Attachments that the sandbox has already.
     pub held: Vec<Held>,
 }
 
@@ -53,8 +53,8 @@ impl Default for World {
 }
 
 impl World {
-    /// A pod `home/web` without annotations; the definitions `home/plain`, `home/capable`, `home/device`, `other/plain`, `default/plain`,
-    /// `kube-system/plain`; the default network `base` on disk.
+    /// Returns a world with the pod `home/web`, which has no annotations, and the default network `base` on disk. Its
+    /// definitions are `home/plain`, `home/capable`, `home/device`, `other/plain`, `default/plain`, `kube-system/plain`.
     pub fn new() -> World {
         let mut world = World {
             pod: Pod { namespace: "home".into(), name: "web".into(), uid: "u-1".into(), ..Pod::default() },
@@ -92,7 +92,7 @@ impl World {
         self
     }
 
-    /// Further keys of the node's configuration.
+    /// Adds fields to the node's configuration.
     pub fn node(mut self, keys: &str) -> World {
         self.keys = format!("{},{keys}", self.keys);
         self
@@ -116,7 +116,7 @@ impl World {
         self.disk.networks.push(OnDisk { path: path.into(), form: Form::of(path).unwrap(), network });
     }
 
-    /// The definition consumes this resource.
+    /// Makes the attachments of a definition use this resource.
     pub fn resource(&mut self, reference: &str, resource: &str) {
         let (namespace, name) = reference.split_once('/').unwrap();
         let definition = self.definitions.get_mut(&NetworkReference::new(namespace, name)).unwrap();
@@ -135,7 +135,7 @@ impl World {
         NodeConfiguration::read(text.as_bytes(), self.flavour).unwrap()
     }
 
-    /// Returns the plan, or why there is none.
+    /// Returns the plan or the refusal.
     pub fn try_plan(&self) -> Result<Plan, Refusal> {
         let sandbox = Sandbox {
             container: ContainerId::new("c1").unwrap(),
@@ -158,7 +158,7 @@ impl World {
         self.try_plan().unwrap()
     }
 
-    /// The fault of an attachment that fails.
+    /// Returns the fault of a plan that fails an attachment.
     pub fn fails(&self) -> Fault {
         match self.try_plan() {
             Err(Refusal::AttachmentFailed(fault)) => *fault,

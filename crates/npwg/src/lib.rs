@@ -1,4 +1,4 @@
-//! The Kubernetes multi-network specification (NPWG), pure: selection, definitions, plan, status.
+//! Kubernetes multi-network specification (NPWG): selection, definitions, plan, status.
 //!
 //! ```text
 //!  metadata ─────► selection ──┐
@@ -7,16 +7,18 @@
 //!  (of the meta-plugin)             └─► explain
 //! ```
 //!
-//! Nothing here reads a file, a clock, a socket or the kernel. The node agent (from its caches) and the meta-plugin (from
-//! manifests) call [`plan::plan`]; `weft-cni` executes the plan.
+//! The crate is pure: it reads no file, clock or socket, and does not use the kernel. The node agent calls
+//! [`plan::plan`] with its caches, the meta-plugin with manifests. `weft-cni` executes the plan.
 //!
-//! The plan states as data what binds its execution:
-//! - the order of attachment is that of [`plan::Plan::delegates`] (NPWG1-6.2-1), and nothing runs in parallel (7.3);
-//! - the identity of an attachment, the same for ADD, CHECK and DEL (4.2.1), and its exact configuration;
-//! - what to verify ([`verify`]), which network has the default route ([`plan::RouteWish`]), the device file (DI-1 to DI-5).
+//! The plan contains as data what its execution must follow:
+//! - the order of attachment, that of [`plan::Plan::delegates`] (NPWG1-6.2-1); nothing runs in parallel (7.3);
+//! - the identity of each attachment, the same for ADD, CHECK and DEL (4.2.1), and its exact configuration;
+//! - the requests to verify ([`verify`]), the network with the default route ([`plan::DefaultRouteAction`]) and the device
+//!   file (DI-1 to DI-5).
 //!
-//! The meta-plugin stops at the first failure, unwinds, tears down (7.2), locks (7.3), checks readiness (6.1) and chooses
-//! the version of the answer (7.1); the node agent publishes. `tests/requirements.rs` names the test of each requirement.
+//! The meta-plugin stops at the first failure, undoes its effects and deletes attachments (7.2), locks (7.3), checks
+//! readiness (6.1) and chooses the version of the result (7.1). The node agent publishes the status.
+//! `tests/requirements.rs` tests that each requirement has a test.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,8 @@
-//! The Kubernetes objects we look at, reduced to what we look at.
+//! Kubernetes objects, reduced to the fields that planning uses.
 //!
-//! These are shapes, not API types: whoever holds the real objects (an informer, a manifest file)
-//! fills them in. Nothing in them has been checked; they are as hostile as their authors.
+//! The caller fills them in from an informer's cache or a manifest file. Their values are untrusted and not validated.
 //!
-//! Source: Kubernetes API reference, Pod v1; the standard, 3.1–3.3.
+//! Source: Kubernetes API reference, Pod v1; multi-network specification, 3.1–3.3.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,11 +14,11 @@ use crate::refusal::quote;
 /// Identity of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodIdentity {
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its uid; empty if unknown.
+    /// Uid; empty if unknown.
     pub uid: String,
 }
 
@@ -27,39 +26,40 @@ pub struct PodIdentity {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Pod {
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its uid; empty where nobody gave one (manifest files).
+    /// Uid; empty in manifest files.
     pub uid: String,
-    /// Its labels.
+    /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
+    /// Annotations.
     pub annotations: BTreeMap<String, String>,
-    /// `spec.hostNetwork`: such a pod has no sandbox of its own.
+    /// `spec.hostNetwork`: such a pod has no network namespace of its own.
     pub host_network: bool,
     /// `spec.serviceAccountName`.
     pub service_account_name: String,
     /// `spec.nodeName`.
     pub node_name: String,
-    /// The ResourceClaims it has, by name, in the order of its `spec`; unknown (empty) in manifest files.
+    /// Names of its ResourceClaims in the order of `spec`; empty in manifest files, where they are unknown.
     pub resource_claims: Vec<String>,
-    /// `status.podIPs` while it runs; empty before and after, and in manifest files.
+    /// `status.podIPs` while the pod runs; empty before, afterwards and in manifest files.
     pub addresses: Vec<String>,
-    /// Is it known by the runtime's word alone, which has its annotations and nothing else?
-    pub hearsay: bool,
+    /// Whether only the container runtime describes the pod, by its name and annotations; all else is unknown.
+    #[serde(rename = "hearsay")]
+    pub described_by_runtime: bool,
 }
 
 /// A NetworkAttachmentDefinition.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Definition {
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its annotations.
+    /// Annotations.
     pub annotations: BTreeMap<String, String>,
     /// `spec.config` as written.
     pub config: SpecConfig,
@@ -68,31 +68,31 @@ pub struct Definition {
 /// `spec.config` as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SpecConfig {
-    /// No such key, or `null`.
+    /// The field is absent or `null`.
     #[default]
     Absent,
-    /// A text, as the schema demands.
+    /// A string, as the schema requires.
     Text(String),
-    /// Something else, as JSON. The API server takes no such object; a file can hold one.
+    /// Another type, as JSON. The API server rejects such an object; a file can contain one.
     Structured(String),
 }
 
-/// The annotation of a definition that names the device-plugin resource its attachments consume.
+/// Annotation of a definition with the device-plugin resource that each attachment uses.
 pub const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
 
 impl Definition {
-    /// Its namespace and name.
+    /// Returns namespace and name.
     pub fn reference(&self) -> NetworkReference {
         NetworkReference::new(&self.namespace, &self.name)
     }
 
-    /// The device-plugin resource each attachment consumes, if any.
+    /// Returns the device-plugin resource that each attachment uses, if any.
     pub fn resource(&self) -> Option<&str> {
         self.annotations.get(RESOURCE_NAME).map(String::as_str).filter(|name| !name.is_empty())
     }
 }
 
-/// A definition's namespace and name: `namespace/name`.
+/// Namespace and name of a definition: `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NetworkReference {
     /// The namespace.
@@ -102,7 +102,7 @@ pub struct NetworkReference {
 }
 
 impl NetworkReference {
-    /// Both parts, unchecked.
+    /// Returns a reference; neither part is validated.
     pub fn new(namespace: &str, name: &str) -> NetworkReference {
         NetworkReference { namespace: namespace.to_owned(), name: name.to_owned() }
     }
@@ -114,11 +114,11 @@ impl fmt::Display for NetworkReference {
     }
 }
 
-/// How something finds definitions: an informer's cache, a directory of manifests, a map.
+/// Source of definitions: an informer's cache, a directory of manifests, a map.
 ///
-/// It is asked only for what [`crate::plan::wanted`] lists, so a caller may fetch first and plan then.
+/// Planning only looks up definitions that [`crate::plan::wanted`] lists, so a caller can fetch them first.
 pub trait Definitions {
-    /// The definition of this name, if there is one.
+    /// Returns the definition with this name, if it exists.
     fn find(&self, network: &NetworkReference) -> Option<&Definition>;
 }
 
@@ -128,7 +128,7 @@ impl Definitions for BTreeMap<NetworkReference, Definition> {
     }
 }
 
-/// Why `text` is no DNS-1123 label (63 characters of `a-z0-9-`, no `-` at either end), or `None`.
+/// Returns why `text` is not a DNS-1123 label (63 characters of `a-z0-9-`, no `-` at either end), or `None`.
 pub fn label_fault(text: &str) -> Option<String> {
     if text.is_empty() {
         return Some("is empty".to_owned());
@@ -138,7 +138,7 @@ pub fn label_fault(text: &str) -> Option<String> {
     }
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if let Some(wrong) = text.chars().find(|c| !legal(*c)) {
-        return Some(format!("holds {}: only a-z, 0-9 and - may be used", quote(&wrong.to_string())));
+        return Some(format!("contains {}: only a-z, 0-9 and - are allowed", quote(&wrong.to_string())));
     }
     if text.starts_with('-') || text.ends_with('-') {
         return Some("starts or ends with -".to_owned());
@@ -146,9 +146,9 @@ pub fn label_fault(text: &str) -> Option<String> {
     None
 }
 
-/// Why `text` cannot name a definition (labels with dots between them, 253 characters), or `None`.
+/// Returns why `text` is not the name of a definition (DNS-1123 labels separated by dots, 253 characters), or `None`.
 ///
-/// The standard asks for labels, the API server also admits dots between them: so do we (C18).
+/// The specification requires a single label; the API server and weft also accept dots (C18).
 pub fn definition_name_fault(text: &str) -> Option<String> {
     if text.len() > 253 {
         return Some("is longer than 253 characters".to_owned());
@@ -160,8 +160,9 @@ pub fn definition_name_fault(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    // Requirements: NPWG1-3.3-1
     #[test]
-    fn npwg1_3_3_1_names_are_dns_1123_labels() {
+    fn definition_name_is_a_dns_1123_label() {
         for good in ["a", "1a", "attachment-name", "example-namespace", "0", &"x".repeat(63)] {
             assert_eq!(label_fault(good), None, "{good}");
             assert_eq!(definition_name_fault(good), None, "{good}");
@@ -172,8 +173,9 @@ mod tests {
         }
     }
 
+    // Requirements: conflict C18
     #[test]
-    fn conflict_c18_a_definition_may_have_dots_in_its_name_and_a_namespace_may_not() {
+    fn definition_name_can_have_dots_and_a_namespace_cannot() {
         assert_eq!(definition_name_fault("net.v2.example"), None);
         assert!(label_fault("net.v2").is_some());
         for bad in ["a..b", ".a", "a.", "..", "a.-b"] {
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_resource_name_is_none() {
+    fn resource_name_empty_counts_as_absent() {
         let mut definition = Definition::default();
         definition.annotations.insert(RESOURCE_NAME.to_owned(), String::new());
         assert_eq!(definition.resource(), None);

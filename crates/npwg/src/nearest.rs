@@ -1,8 +1,8 @@
-//! The known word nearest to an unknown one: `clusterNetwrok` → `clusterNetwork`.
+//! Search for the known word nearest to an unknown one: `clusterNetwrok` → `clusterNetwork`.
 //!
 //! Distance is the number of characters inserted, removed, replaced or swapped with a neighbour.
 
-/// The word of `known` that `text` was probably meant to be, or `None` if none is near.
+/// Returns the word of `known` that `text` is probably a misspelling of, or `None`.
 pub fn nearest<'a>(text: &str, known: &[&'a str]) -> Option<&'a str> {
     if text.len() > 64 {
         return None;
@@ -14,7 +14,7 @@ pub fn nearest<'a>(text: &str, known: &[&'a str]) -> Option<&'a str> {
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, word)| word)
 }
-
+/// Returns `did you mean …?` for a message about an unknown word, or an empty string.
 /// `: did you mean …`, or nothing; for the end of a message about an unknown word.
 pub fn hint(text: &str, known: &[&str]) -> String {
     nearest(text, known).map(|word| format!("did you mean {word}?")).unwrap_or_default()
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_of_the_finger_is_recognised_and_another_word_is_not() {
+    fn nearest_word_is_found_for_a_misspelling_only() {
         let known = ["clusterNetwork", "defaultNetworks", "binDir", "ips", "mac"];
         assert_eq!(nearest("clusterNetwrok", &known), Some("clusterNetwork"));
         assert_eq!(nearest("CLUSTERNETWORK", &known), Some("clusterNetwork"));

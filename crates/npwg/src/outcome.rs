@@ -1,35 +1,35 @@
-//! Which part of an ADD's result belongs to the attachment itself.
+//! The part of an ADD's result that belongs to the attachment itself.
 //!
-//! A result also names what was made on the host, and may name several interfaces in the sandbox. The
-//! standard takes the first with a sandbox; addresses belong to the interface they point at, and where no
-//! interface is in a sandbox, to nobody in particular.
+//! A result may also contain interfaces of the host and several interfaces of the sandbox. The specification uses the
+//! first one with a sandbox. An address belongs to the interface whose index it has. If no interface is in a sandbox,
+//! the addresses without an index belong to the attachment.
 //!
-//! Source: the standard, 5.1.1, 5.3.2.1, 5.3.3.1.
+//! Source: multi-network specification, 5.1.1, 5.3.2.1, 5.3.3.1.
 
 use cni::name::IfName;
 use cni::result::{Interface, IpConfig, Success};
 use cni::version::Version;
 
-/// What an ADD answered, and in which version of the protocol.
+/// Result of an ADD and its CNI version.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// The version of the result as the plugin printed it; before 0.3.0 there were no interfaces.
+    /// Version of the result as the plugin printed it; before 0.3.0 results have no interfaces.
     pub version: Option<Version>,
     /// The result; `None` if the plugins printed none.
     pub result: Option<Success>,
 }
 
-/// What in a result is the attachment's own.
+/// Interface and addresses of the attachment itself.
 pub struct Own<'a> {
-    /// Its interface.
+    /// Interface in the sandbox.
     pub interface: Option<&'a Interface>,
-    /// Its addresses.
+    /// Addresses of that interface.
     pub addresses: Vec<&'a IpConfig>,
 }
 
 impl<'a> Own<'a> {
-    /// The interface named `ifname` in the sandbox, else the first one in the sandbox; its addresses, or if nothing is in
-    /// a sandbox those without an interface.
+    /// Selects the interface named `ifname` in the sandbox, else the first in the sandbox, with its addresses. If no interface
+    /// is in a sandbox, selects the addresses without an interface.
     pub fn of(result: &'a Success, ifname: &IfName) -> Own<'a> {
         let inside = || in_sandbox(result);
         let named = inside().find(|(_, interface)| interface.name == ifname.as_str());
@@ -42,17 +42,17 @@ impl<'a> Own<'a> {
     }
 }
 
-/// The interfaces in a sandbox, with their indices.
+/// Returns the interfaces in a sandbox, with their indices.
 pub(crate) fn in_sandbox(result: &Success) -> impl Iterator<Item = (usize, &Interface)> {
     result.interfaces.iter().enumerate().filter(|(_, interface)| !interface.sandbox.is_empty())
 }
 
-/// The addresses that point at the interface of this index.
+/// Returns the addresses of the interface with this index.
 pub(crate) fn addresses_of(result: &Success, index: usize) -> impl Iterator<Item = &IpConfig> {
     result.ips.iter().filter(move |ip| ip.interface.and_then(|at| usize::try_from(at).ok()) == Some(index))
 }
 
-/// The addresses that point at no interface.
+/// Returns the addresses without an interface.
 pub(crate) fn unattributed(result: &Success) -> impl Iterator<Item = &IpConfig> {
     result.ips.iter().filter(|ip| ip.interface.is_none_or(|at| at < 0))
 }

@@ -1,16 +1,16 @@
-//! The plan: all that will be done for a pod, decided before anything is done.
+//! Plan of a pod: all attachments of a sandbox, decided before the first one is executed.
 //!
-//! A [`Plan`] is data. It is made by [`plan`] from data, written to the journal before its first effect,
-//! and read again, perhaps by a later release, when the sandbox is checked or torn down. It holds the
-//! bytes of every configuration and every name that was chosen, so nothing that changes after it (a pod,
-//! a definition, a file, this code) changes what a DEL does.
+//! [`plan`] makes a [`Plan`] from data only. The plan is written to the journal before its first effect. CHECK and DEL read
+//! it from there, perhaps in a later release. It contains the bytes of every configuration and every chosen name.
+//! Therefore a DEL does not depend on later changes of the pod, of definitions, of files or of this code.
 //!
-//! Source: the standard v1.3, sections 3.4, 4, 6 and 7.
+//! Source: multi-network specification v1.3, sections 3.4, 4, 6 and 7.
 
 mod access;
 mod chain;
+mod devices;
 mod interface;
-mod ledger;
+mod limits;
 mod networks;
 mod route;
 mod transport;
@@ -35,115 +35,115 @@ use crate::selection::Element;
 pub use crate::metadata::PodIdentity;
 pub use access::Access;
 pub use networks::wanted;
-pub use route::{Families, Gateway, RouteWish};
+pub use route::{DefaultRouteAction, Families, Gateway};
 
-/// Most bytes of configurations in one plan: a plan goes over a socket and into a journal.
+/// Maximum size of all configurations of a plan, in bytes: a plan is sent over a socket and written to the journal.
 pub const CONFIGURATIONS_MAX: usize = 4 << 20;
 
-/// The form of plan this release writes. An older form is read, a newer one is not.
+/// Version of the plan that this release writes. Older versions are read, newer ones are refused.
 pub const PLAN_VERSION: u32 = 1;
 
-/// Everything to be done for one sandbox.
+/// Plan of one sandbox.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
-    /// The form: [`PLAN_VERSION`].
+    /// Version, [`PLAN_VERSION`].
     pub version: u32,
-    /// Whose sandbox it is.
+    /// Pod of the sandbox.
     pub pod: PodIdentity,
-    /// The sandbox.
+    /// Container id of the sandbox.
     pub container: ContainerId,
-    /// How the status is to be written.
+    /// Form of the network status.
     pub status: StatusStyle,
     /// The networks, in the order of attachment; the first is the default network.
     pub delegates: Vec<Delegate>,
-    /// What a person should hear of.
+    /// Warnings, which become Events.
     pub warnings: Vec<Warning>,
-    /// What its planner notes for itself; who carries the plan out only keeps it.
+    /// Metadata for the planner; the program that executes the plan only keeps it.
     #[serde(default, skip_serializing_if = "Object::is_empty")]
     pub note: Object,
 }
 
-/// One network a pod is attached to: the unit of ADD, CHECK and DEL.
+/// Network that a pod is attached to: the unit of ADD, CHECK and DEL.
 ///
-/// An attachment is [`Plan::container`], `config_name` and `ifname`, in every operation (NPWG1-4.2.1-1).
+/// An attachment is identified by [`Plan::container`], `config_name` and `ifname` in every operation (NPWG1-4.2.1-1).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Delegate {
-    /// The network as the status names it: `namespace/name` of its definition, else its CNI name.
+    /// Name of the network in the status: `namespace/name` of its definition, else its CNI name.
     pub network: String,
-    /// Why the pod is attached to it.
+    /// Reason why the pod is attached to it.
     pub role: Role,
-    /// The network's CNI name.
+    /// CNI name of the network.
     pub config_name: NetworkName,
-    /// The configuration list to run, byte for byte.
+    /// Configuration list to execute, byte for byte.
     pub config: String,
     /// `CNI_IFNAME`.
     pub ifname: IfName,
-    /// Values by capability name; each plugin gets those it declares.
+    /// Capability arguments by name; each plugin gets those that it declares.
     pub runtime_config: Object,
-    /// Pairs to append to the runtime's `CNI_ARGS`.
+    /// Pairs to append to `CNI_ARGS` of the runtime.
     pub args: Vec<(String, String)>,
-    /// What the result must show.
+    /// Values that the result must show.
     pub verify: Verify,
-    /// What the pod asked of it ([`Element::requests`](crate::selection::Element::requests)), if it selected it.
+    /// Requests of the pod ([`Element::requests`](crate::selection::Element::requests)), if it selects the network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<BTreeMap<String, String>>,
-    /// What to do about default routes once every network is attached.
-    pub default_route: RouteWish,
-    /// The file that carries what is known about its device, if there is one.
+    /// Change to default routes after every network is attached.
+    pub default_route: DefaultRouteAction,
+    /// Device information file, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_info: Option<DeviceInfoFile>,
-    /// Where each decision came from.
+    /// Reason of each decision.
     pub because: Vec<Decision>,
 }
 
-/// Why a pod is attached to a network.
+/// Reason why a pod is attached to a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// It is the default network: first, exactly one, the one whose result the runtime gets.
+    /// Default network: the first one, whose result the runtime gets.
     Default,
-    /// The node's configuration gives it to every pod.
+    /// Network that the node's configuration adds to every pod.
     Every,
-    /// The pod selects it.
+    /// Network that the pod selects.
     Selected,
 }
 
-/// What the result of an ADD must show; empty if nothing.
+/// Values that the result of an ADD must show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Verify {
-    /// These addresses, on the attachment's interface.
+    /// Addresses of the attachment's interface.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ips: Vec<RequestedIp>,
-    /// This hardware address.
+    /// Hardware address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<HardwareAddress>,
-    /// This GUID, if the result shows any.
+    /// InfiniBand GUID, if the result shows one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guid: Option<HardwareAddress>,
 }
 
-/// The file that carries what is known about an attachment's device.
+/// Device information file of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceInfoFile {
-    /// Copied from here before ADD, if there is such a file (DI-1).
+    /// File that is copied to `path` before ADD, if it exists (DI-1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_from: Option<String>,
-    /// The file: read after ADD (DI-4), removed after DEL (DI-5).
+    /// File that is read after ADD (DI-4) and removed after DEL (DI-5).
     pub path: String,
 }
 
-/// One decision and its ground, for a person.
+/// One decision and its reason, for users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// What was decided: `network`, `config`, `interface`, a key of the selection.
+    /// Subject: `network`, `config`, `interface`, or a key of the selection.
     pub what: String,
-    /// The outcome.
+    /// Decision.
     pub value: String,
-    /// Its ground.
+    /// Reason.
     pub why: String,
 }
 
@@ -153,71 +153,72 @@ impl Decision {
     }
 }
 
-/// All that a plan is made from.
+/// Input of [`plan`].
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// The pod.
     pub pod: &'a Pod,
-    /// The sandbox and the interface name the runtime asks for.
+    /// Sandbox and interface name of the runtime's call.
     pub sandbox: &'a Sandbox,
-    /// The meta-plugin's configuration, with the runtime's `runtimeConfig` in it.
+    /// Configuration of the meta-plugin, with the runtime's `runtimeConfig`.
     pub node: &'a NodeConfiguration,
-    /// Finds definitions.
+    /// Source of definitions.
     pub definitions: &'a dyn Definitions,
-    /// The networks on disk, from the places of [`NodeConfiguration::places`].
+    /// Networks on disk, from [`NodeConfiguration::places`].
     pub disk: &'a Disk,
-    /// The devices the kubelet gave to the pod.
+    /// Devices that the kubelet allocated to the pod.
     pub devices: &'a Devices,
-    /// Which definitions this pod may not use.
+    /// Definitions that this pod may not use.
     pub access: &'a Access,
-    /// What the sandbox is attached to already.
+    /// Existing attachments of the sandbox.
     pub held: &'a [Held],
 }
 
-/// A network that a sandbox is attached to already: one that is selected again keeps what it has.
+/// Existing attachment of a sandbox. If its network is selected again, it keeps its interface name and device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// The network as the status names it.
+    /// Name of the network in the status.
     pub network: String,
-    /// Its interface, which it keeps if the pod asks for no name.
+    /// Interface name, kept unless the pod requests another name.
     pub ifname: IfName,
-    /// Its device, which it keeps if the pod asks for no other.
+    /// Device, kept unless the pod requests another one.
     pub device: Option<String>,
 }
 
 impl Held {
-    /// Is it this attachment?
+    /// Whether this is the attachment of `network` with this interface name.
     pub fn is(&self, network: &str, ifname: &IfName) -> bool {
         self.network == network && self.ifname == *ifname
     }
 }
 
-/// What the runtime says about the sandbox.
+/// Sandbox as the runtime identifies it.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
     /// `CNI_CONTAINERID`.
     pub container: ContainerId,
-    /// `CNI_IFNAME`: the default network's interface.
+    /// `CNI_IFNAME`, the interface name of the default network.
     pub ifname: IfName,
 }
 
-/// Decides everything for one pod.
+/// Plans the networks of one pod.
 ///
 /// # Flow
-/// 1. The default-network annotation, else the node's configuration, names the default network; the networks of
+/// 1. The default-network annotation, else the node's configuration, determines the default network. The networks of
 ///    every pod follow (not in system namespaces), then the selection, in its order.
-/// 2. Each definition is checked against isolation and `access`, found, and resolved by the four rules.
-/// 3. Interface names are given: the asked-for ones first, generated ones around them.
-/// 4. Devices are taken from one ledger: those that are held already, then in the order of the networks.
-/// 5. Each request is put into every channel the standard's versions name, and into `args.cni` of every plugin.
+/// 2. Each definition is checked against isolation and `access`, looked up, and resolved by the four rules.
+/// 3. Interface names are assigned: first the requested ones, then the generated ones.
+/// 4. Devices are allocated, each once: first the kept ones, then in the order of the networks.
+/// 5. Each request is passed in every form that a version of the specification names, and in `args.cni` of every plugin.
 ///
 /// # Guarantees
-/// The same input gives the same plan. Interface names differ. The runtime's `runtimeConfig` is in the
-/// default network's delegate alone. A configuration nothing is added to keeps its bytes. No input panics.
+/// - The same input gives the same plan. Interface names differ. No input causes a panic.
+/// - Only the default network gets the runtime's `runtimeConfig`.
+/// - A configuration to which nothing is added keeps its bytes.
 ///
 /// # Errors
-/// The first refusal: an attachment that cannot be made as asked, or, if the node's policy says so, an
-/// invalid annotation. If the policy says otherwise that annotation is left out and a warning stays.
+/// The first refusal: an attachment that is impossible as requested, or an invalid annotation if the node's configuration
+/// says so. Otherwise an invalid annotation is ignored, and the plan has a warning.
 pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
     let Pod { namespace, name, uid, host_network, .. } = request.pod;
     if *host_network {
@@ -236,20 +237,20 @@ pub fn plan(request: &Request<'_>) -> Result<Plan, Refusal> {
         .zip(&names)
         .map(|(draft, (ifname, _))| held_device(request.held, draft, ifname))
         .collect();
-    let mut ledger = ledger::Ledger::new(request.devices, drafts.iter().zip(&held));
+    let mut allocator = devices::DeviceAllocator::new(request.devices, drafts.iter().zip(&held));
     let mut delegates = Vec::with_capacity(drafts.len());
     let mut room = CONFIGURATIONS_MAX;
     for ((draft, (ifname, because)), held) in drafts.iter().zip(names).zip(held) {
-        let device = ledger.take(draft, held)?;
+        let device = allocator.take(draft, held)?;
         let mut delegate = delegate(request, draft, &ifname, device.as_ref(), &mut warnings)?;
         delegate.because.insert(1, because);
         room = room.checked_sub(delegate.config.len()).ok_or_else(|| too_large(&draft.subject))?;
         delegates.push(delegate);
     }
     let asked: Vec<&DefaultRoute> = drafts.iter().map(networks::Draft::default_route).collect();
-    for (delegate, wish) in delegates.iter_mut().zip(route::wishes(&asked, &drafts)?) {
-        delegate.because.extend(wish.reason());
-        delegate.default_route = wish;
+    for (delegate, action) in delegates.iter_mut().zip(route::actions(&asked, &drafts)?) {
+        delegate.because.extend(action.reason());
+        delegate.default_route = action;
     }
     Ok(Plan {
         version: PLAN_VERSION,
@@ -269,19 +270,19 @@ fn too_large(subject: &str) -> Refusal {
     )
 }
 
-/// The device that this attachment holds and may keep.
+/// Returns the existing device of this attachment, which it may keep.
 fn held_device<'a>(held: &'a [Held], draft: &networks::Draft, ifname: &IfName) -> Option<&'a str> {
     let asked = draft.element().and_then(|element| element.device_id.as_deref());
     let id = held.iter().find(|held| held.is(&draft.label, ifname))?.device.as_deref();
     id.filter(|id| asked.is_none_or(|asked| asked == *id))
 }
 
-/// One draft with everything it asks for put where the plugins will look.
+/// Returns the delegate of one draft, with all its requests passed on to the plugins.
 fn delegate(
     request: &Request<'_>,
     draft: &networks::Draft,
     ifname: &IfName,
-    device: Option<&ledger::Taken>,
+    device: Option<&devices::AllocatedDevice>,
     warnings: &mut Vec<Warning>,
 ) -> Result<Delegate, Refusal> {
     let mut because = vec![draft.because(), draft.origin()];
@@ -289,8 +290,16 @@ fn delegate(
     let file = device::attachment_file(&draft.label, &request.sandbox.container, ifname);
     let device_info = channels.add_device(device, file);
     because.append(&mut channels.because);
+    if let (None, Some(resource)) = (device, &draft.resource) {
+        because.push(Decision::new(
+            "device",
+            "none",
+            format!("{resource} has no devices, and no plugin takes one"),
+        ));
+    }
     let id = device.map(|device| device.id.as_str());
     let config = chain::render(&draft.network, &channels.args_cni, id, &draft.subject)?;
+    limits::check(&config, &channels.runtime_config, &draft.subject)?;
     Ok(Delegate {
         network: draft.label.clone(),
         role: draft.role,
@@ -301,17 +310,17 @@ fn delegate(
         args: channels.args,
         verify: channels.verify,
         asked: draft.element().filter(|_| draft.role == Role::Selected).map(Element::requests),
-        default_route: RouteWish::Untouched,
+        default_route: DefaultRouteAction::Untouched,
         device_info,
         because,
     })
 }
 
 impl Plan {
-    /// Reads a plan that was written as JSON.
+    /// Reads a plan from JSON.
     ///
     /// # Errors
-    /// 6 not a plan, or one of a newer release: it is left alone rather than half understood.
+    /// Code 6: not a plan, or a plan of a newer version, which this release might misinterpret.
     pub fn read(bytes: &[u8]) -> Result<Plan, cni::Error> {
         #[derive(Deserialize)]
         struct Head {
@@ -325,14 +334,14 @@ impl Plan {
         serde_json::from_slice(bytes).map_err(|cause| fault(cause.to_string()))
     }
 
-    /// The definitions this plan rests on, as `namespace/name`; networks without one are left out.
+    /// Returns the delegates that the pod selects.
     pub fn selected(&self) -> impl Iterator<Item = &Delegate> {
         self.delegates.iter().filter(|delegate| delegate.role == Role::Selected)
     }
 }
 
 impl Delegate {
-    /// The device it was given: every plugin of its configuration was told.
+    /// Returns the id of the allocated device, which every plugin of the configuration contains.
     pub fn device(&self) -> Option<String> {
         let network = Network::parse(self.config.as_bytes(), &self.network).ok()?;
         network.plugins.first()?.text("deviceID").ok()?
@@ -340,13 +349,13 @@ impl Delegate {
 }
 
 impl Verify {
-    /// Is there nothing to verify?
+    /// Whether there is nothing to verify.
     pub fn is_empty(&self) -> bool {
         *self == Verify::default()
     }
 }
 
-/// How messages name a reference inside an annotation.
+/// Returns a fault of a network reference inside an annotation.
 fn reference_fault(rule: Rule, draft_subject: &str, network: &NetworkReference, reason: &str) -> Fault {
     Fault::new(rule, draft_subject, reason).showing(&format!("{:?}", network.to_string()))
 }

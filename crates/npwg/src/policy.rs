@@ -1,16 +1,18 @@
-//! Who may use a definition: the annotation `weft.dev/access` on it.
+//! Access policy of a definition: its annotation `weft.dev/access`, which says which pods may use it.
 //!
 //! ```json
 //! [{"namespaces": ["prod"], "serviceAccounts": ["prod/db"]}, {"namespaceSelector": {"matchLabels": {"team": "net"}}}]
 //! ```
 //!
-//! A list of rules, or one. A rule fits a pod if everything it names does; a definition with the annotation may be
-//! used by pods that one rule fits, and by nobody else; one without it by everyone.
+//! The value is a rule or a list of rules. A rule fits a pod if all its conditions do. A definition with the annotation
+//! admits the pods that at least one rule fits; a definition without it admits every pod.
 //!
-//! Rules: a policy that cannot be read lets nobody in; it holds for both network annotations (M14); of a pod of which the
-//! runtime alone tells, neither labels nor service account are known, so that rules about them do not fit.
+//! - A policy that cannot be read admits no pod.
+//! - A policy applies to both network annotations (M14).
+//! - If only the container runtime describes the pod, its labels and service account are unknown. Rules with
+//!   conditions on them do not fit.
 //!
-//! Source: none of the standard's versions has it; selectors as in `metav1.LabelSelector`.
+//! Source: none, the specification has no access policy; selectors are those of `metav1.LabelSelector`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,22 +23,22 @@ use thiserror::Error;
 use crate::metadata::{Definition, NetworkReference, Pod};
 use crate::plan::Access;
 
-/// The annotation's key.
+/// Key of the annotation.
 pub const ACCESS: &str = "weft.dev/access";
-/// Longest policy read, in bytes.
+/// Maximum length of a policy, in bytes.
 const POLICY_MAX: usize = 64 * 1024;
 
-/// What is to be said of a pod that the runtime alone tells of.
-const UNKNOWN: &str = "labels and service account are not, for the API server does not answer";
+/// Reason for a pod that only the container runtime describes.
+const UNKNOWN: &str = "its labels and service account are unknown because the API server does not respond";
 
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
-/// A definition's policy.
+/// Access policy of a definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy(Vec<Rule>);
 
-/// The policies of definitions that have one, or why one cannot be read.
+/// Policies of definitions that have one; an error if a policy cannot be read.
 pub type Policies = BTreeMap<NetworkReference, Result<Policy, PolicyError>>;
 
 /// Error of a policy that cannot be read. Such a policy admits no pod.
@@ -68,7 +70,7 @@ pub enum PolicyError {
 /// Conditions of a rule.
 const CONDITIONS: &str = "namespaces, namespaceSelector, podSelector, serviceAccounts";
 
-/// What a pod must be.
+/// Conditions on a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Rule {
@@ -78,7 +80,7 @@ struct Rule {
     service_accounts: Option<BTreeSet<String>>,
 }
 
-/// What labels must be.
+/// Conditions on labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Selector {
@@ -86,7 +88,7 @@ struct Selector {
     match_expressions: Vec<Expression>,
 }
 
-/// What one label must be.
+/// Condition on one label.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expression {
@@ -104,7 +106,7 @@ enum Operator {
     DoesNotExist,
 }
 
-/// The policies of these definitions.
+/// Returns the policies of these definitions.
 pub fn policies<'a>(
     definitions: impl IntoIterator<Item = (&'a NetworkReference, &'a Definition)>,
 ) -> Policies {
@@ -114,21 +116,19 @@ pub fn policies<'a>(
     definitions.into_iter().filter_map(policy).collect()
 }
 
-/// Must the labels of the pod's namespace be known?
-pub fn ask_for_namespace_labels(policies: &Policies) -> bool {
-    policies.values().flatten().any(Policy::asks_for_namespace_labels)
+/// Whether a policy has a condition on the labels of the pod's namespace.
+pub fn need_namespace_labels(policies: &Policies) -> bool {
+    policies.values().flatten().any(Policy::needs_namespace_labels)
 }
 
-/// What they say about the pod; labels of its namespace that are not known fit no selector.
+/// Returns the definitions that the policies deny to the pod; unknown labels of its namespace fit no selector.
 pub fn access(pod: &Pod, policies: Policies, namespace: Option<&Labels>) -> Access {
     let mut denied = BTreeMap::new();
     for (reference, policy) in policies {
         let why = match policy {
             Ok(policy) if policy.admits(pod, namespace) => continue,
-            Ok(_) if pod.hearsay => {
-                format!(
-                    "annotation {ACCESS} of {reference} does not admit it as far as it is known: {UNKNOWN}"
-                )
+            Ok(_) if pod.described_by_runtime => {
+                format!("annotation {ACCESS} of {reference} does not admit it: {UNKNOWN}")
             }
             Ok(_) => format!("annotation {ACCESS} of {reference} does not admit it"),
             Err(error) => error.to_string(),
@@ -139,10 +139,10 @@ pub fn access(pod: &Pod, policies: Policies, namespace: Option<&Labels>) -> Acce
 }
 
 impl Policy {
-    /// The policy of a definition, if it has one.
+    /// Returns the policy of a definition, if it has one.
     ///
     /// # Errors
-    /// Why it cannot be read.
+    /// The annotation cannot be read.
     pub fn of(definition: &Definition) -> Result<Option<Policy>, PolicyError> {
         definition.annotations.get(ACCESS).map(|text| Policy::read(text)).transpose()
     }
@@ -167,12 +167,12 @@ impl Policy {
         Ok(Policy(rules))
     }
 
-    /// Must the labels of the pod's namespace be known?
-    pub fn asks_for_namespace_labels(&self) -> bool {
+    /// Whether a rule has a condition on the labels of the pod's namespace.
+    pub fn needs_namespace_labels(&self) -> bool {
         self.0.iter().any(|rule| rule.namespace_selector.is_some())
     }
 
-    /// May this pod use it? Labels of its namespace that are not known fit no selector.
+    /// Whether the pod may use the definition; unknown labels of its namespace fit no selector.
     pub fn admits(&self, pod: &Pod, namespace: Option<&Labels>) -> bool {
         self.0.iter().any(|rule| rule.fits(pod, namespace))
     }
@@ -185,8 +185,8 @@ impl Rule {
             "" => format!("{}/default", pod.namespace),
             name => format!("{}/{name}", pod.namespace),
         };
-        // Without its labels and account whatever excludes a pod, or names the usual account, would let it in.
-        if pod.hearsay && (pod_selector.is_some() || service_accounts.is_some()) {
+        // Labels and account are unknown here: `NotIn`, `DoesNotExist` and the account `default` would fit by mistake.
+        if pod.described_by_runtime && (pod_selector.is_some() || service_accounts.is_some()) {
             return false;
         }
         namespaces.as_ref().is_none_or(|known| known.contains(&pod.namespace))
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_fits_if_all_it_names_does_and_one_rule_is_enough() {
+    fn access_policy_admits_a_pod_that_one_rule_fits() {
         let home = labels(&[("team", "net")]);
         for (text, expected) in [
             (r#"{"namespaces":["prod"]}"#, true),
@@ -257,21 +257,26 @@ mod tests {
         ] {
             let policy = Policy::read(text).unwrap();
             assert_eq!(policy.admits(&pod(), Some(&home)), expected, "{text}");
-            if policy.asks_for_namespace_labels() {
-                assert!(!policy.admits(&pod(), None), "{text}: labels nobody knows");
+            if policy.needs_namespace_labels() {
+                assert!(!policy.admits(&pod(), None), "{text}: unknown labels");
             }
         }
     }
 
     #[test]
-    fn a_pod_without_a_service_account_has_the_default_one() {
+    fn access_policy_uses_the_default_service_account() {
         let plain = Pod { service_account_name: String::new(), ..pod() };
         assert!(Policy::read(r#"{"serviceAccounts":["prod/default"]}"#).unwrap().admits(&plain, None));
     }
 
     #[test]
-    fn a_pod_known_by_the_runtimes_word_alone_fits_no_rule_about_labels_and_accounts() {
-        let told = Pod { namespace: "prod".into(), name: "db-0".into(), hearsay: true, ..Pod::default() };
+    fn access_policy_with_unknown_labels_admits_by_namespace_only() {
+        let by_runtime = Pod {
+            namespace: "prod".into(),
+            name: "db-0".into(),
+            described_by_runtime: true,
+            ..Pod::default()
+        };
         for (text, expected) in [
             (r#"{"serviceAccounts":["prod/default"]}"#, false),
             (r#"{"podSelector":{"matchExpressions":[{"key":"app","operator":"DoesNotExist"}]}}"#, false),
@@ -283,12 +288,12 @@ mod tests {
             (r#"{"namespaces":["prod"]}"#, true),
             (r#"{"namespaces":["test"]}"#, false),
         ] {
-            assert_eq!(Policy::read(text).unwrap().admits(&told, None), expected, "{text}");
+            assert_eq!(Policy::read(text).unwrap().admits(&by_runtime, None), expected, "{text}");
         }
     }
 
     #[test]
-    fn a_policy_that_cannot_be_read_says_why() {
+    fn access_policy_malformed_is_reported() {
         for (text, word) in [
             ("", "EOF"),
             ("{}", "[0]: names nothing"),

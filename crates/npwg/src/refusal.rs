@@ -1,11 +1,13 @@
-//! What is wrong with an input, and what follows from it.
+//! Faults of an input, and their consequence for the pod.
 //!
-//! The standard knows two kinds of wrong, and they end differently: an *invalid annotation* is ignored
-//! as a whole (unless the node's policy says otherwise), a *failing attachment* fails the pod. They are
-//! two variants here, so nobody can confuse them. The rule that sorts them: ignored is only what the
-//! standard says shall be ignored; everything else fails.
+//! The specification has two consequences, which are the two variants of [`Refusal`]:
+//! - An *invalid annotation* is ignored as a whole, unless the node's configuration says otherwise.
+//! - A *failing attachment* fails the pod.
 //!
-//! Source: the standard, 4.1.2.1.* ("shall be invalid and ignored") and 7.2; conflicts C3 and C4.
+//! Only faults for which the specification says "shall be invalid and ignored" make an annotation invalid. All others
+//! fail the pod.
+//!
+//! Source: multi-network specification, 4.1.2.1.* and 7.2; conflicts C3 and C4.
 
 use std::fmt;
 
@@ -14,31 +16,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::rule::Rule;
 
-/// Longest piece of an offending value that is repeated in a message, in characters.
+/// Maximum length of an invalid value that a message repeats, in characters.
 const QUOTE_MAX: usize = 80;
 
-/// One step from a JSON value to one inside it.
+/// One step of a path in a JSON document.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Step {
-    /// Into an array.
+    /// Element of an array.
     Index(usize),
-    /// Into an object.
+    /// Field of an object.
     Key(String),
 }
 
-/// Where in a document: `[1].ips[0]`. Keys are as hostile as the document; printing cuts and cleans them.
+/// Path in a document: `[1].ips[0]`. Its keys are untrusted input; `Display` shortens and escapes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct KeyPath(Vec<Step>);
 
 impl KeyPath {
-    /// The whole document.
+    /// Returns the path of the whole document.
     pub fn root() -> KeyPath {
         KeyPath::default()
     }
 
-    /// This path and then the key `key`.
+    /// Returns this path extended by the field `key`.
     #[must_use]
     pub fn key(&self, key: &str) -> KeyPath {
         let mut steps = self.0.clone();
@@ -46,7 +48,7 @@ impl KeyPath {
         KeyPath(steps)
     }
 
-    /// This path and then the element `index`.
+    /// Returns this path extended by the element `index`.
     #[must_use]
     pub fn index(&self, index: usize) -> KeyPath {
         let mut steps = self.0.clone();
@@ -54,12 +56,12 @@ impl KeyPath {
         KeyPath(steps)
     }
 
-    /// The steps, outermost first.
+    /// Returns the steps, outermost first.
     pub fn steps(&self) -> &[Step] {
         &self.0
     }
 
-    /// Is this the whole document?
+    /// Whether this is the path of the whole document.
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }
@@ -78,28 +80,28 @@ impl fmt::Display for KeyPath {
     }
 }
 
-/// One thing that is wrong: which rule, where, the value, why, and what would cure it.
+/// Fault of an input: broken rule, place, value, reason, and a suggestion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// Rule that the input breaks.
     pub rule: Rule,
-    /// The document: `annotation k8s.v1.cni.cncf.io/networks`, `network-attachment-definition a/b`.
+    /// Name of the document: `annotation k8s.v1.cni.cncf.io/networks`, `network-attachment-definition a/b`.
     pub subject: String,
-    /// Where in it.
+    /// Path in the document.
     #[serde(default, skip_serializing_if = "KeyPath::is_root")]
     pub path: KeyPath,
-    /// The offending value, quoted and bounded; empty where there is none.
+    /// The invalid value, quoted and shortened; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub value: String,
-    /// Why it is wrong.
+    /// Reason.
     pub reason: String,
-    /// What to do instead; empty where nothing is known.
+    /// Suggestion; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cure: String,
 }
 
 impl Fault {
-    /// A fault of the whole of `subject`.
+    /// Returns a fault of the whole document `subject`.
     pub fn new(rule: Rule, subject: impl Into<String>, reason: impl Into<String>) -> Fault {
         Fault {
             rule,
@@ -111,21 +113,21 @@ impl Fault {
         }
     }
 
-    /// The same fault at `path`.
+    /// Returns the fault with the place `path`.
     #[must_use]
     pub fn at(mut self, path: KeyPath) -> Fault {
         self.path = path;
         self
     }
 
-    /// The same fault, showing the JSON `value`.
+    /// Returns the fault with the invalid JSON `value`.
     #[must_use]
     pub fn showing(mut self, value: &str) -> Fault {
         self.value = clip(value);
         self
     }
 
-    /// The same fault with its cure.
+    /// Returns the fault with a suggestion.
     #[must_use]
     pub fn cure(mut self, cure: impl Into<String>) -> Fault {
         self.cure = cure.into();
@@ -151,12 +153,12 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A value in quotes, cut to a length fit for a message; control characters are escaped.
+/// Returns `text` in quotes, shortened for a message; control characters are escaped.
 pub fn quote(text: &str) -> String {
     clip(&format!("{text:?}"))
 }
 
-/// The beginning of `text`: short enough for a message, without anything that could break a log line.
+/// Returns the beginning of `text`, short enough for a message and without characters that could break a log line.
 pub fn clip(text: &str) -> String {
     let mut short: String =
         text.chars().take(QUOTE_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -166,28 +168,28 @@ pub fn clip(text: &str) -> String {
     short
 }
 
-/// Why there is no plan.
+/// Reason why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Refusal {
-    /// The annotation as a whole is invalid; by the standard it is ignored.
+    /// The annotation as a whole is invalid; the specification says that it is ignored.
     AnnotationInvalid(Box<Fault>),
-    /// An attachment cannot be made as asked; the pod fails.
+    /// An attachment is impossible as requested; the pod fails.
     AttachmentFailed(Box<Fault>),
 }
 
 impl Refusal {
-    /// An attachment fails.
+    /// Returns a refusal that fails an attachment.
     pub fn failed(fault: Fault) -> Refusal {
         Refusal::AttachmentFailed(Box::new(fault))
     }
 
-    /// The annotation is invalid.
+    /// Returns a refusal of the whole annotation.
     pub fn invalid(fault: Fault) -> Refusal {
         Refusal::AnnotationInvalid(Box::new(fault))
     }
 
-    /// What is wrong.
+    /// Returns the fault.
     pub fn fault(&self) -> &Fault {
         match self {
             Refusal::AnnotationInvalid(fault) | Refusal::AttachmentFailed(fault) => fault,
@@ -215,12 +217,12 @@ impl From<Refusal> for Error {
     }
 }
 
-/// Something a person should hear of although the plan stands. The agent makes Events of these.
+/// Warning about a valid plan. The node agent creates an Event for each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// The kind: the Event's reason.
+    /// Kind of the warning, the reason of the Event.
     pub event: Reason,
-    /// The rest.
+    /// The fault.
     #[serde(flatten)]
     pub fault: Fault,
 }
@@ -228,18 +230,18 @@ pub struct Warning {
 /// Kinds of warnings; each is the reason of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Reason {
-    /// The annotation was invalid and has been ignored.
+    /// The annotation is invalid and was ignored.
     AnnotationIgnored,
-    /// A key nobody defined.
+    /// The key is not defined.
     UnknownKey,
-    /// A request travels although no plugin declares that it understands it.
+    /// The request is passed on, although no plugin declares the capability.
     CapabilityMissing,
-    /// The request is legal and probably not what was meant.
+    /// The request is valid and probably not intended.
     Questionable,
 }
 
 impl Warning {
-    /// A warning of this kind.
+    /// Returns a warning of this kind.
     pub fn new(event: Reason, fault: Fault) -> Warning {
         Warning { event, fault }
     }
@@ -250,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_one_sentence_with_a_path_and_becomes_a_cni_error() {
+    fn refusal_text_has_path_value_reason_and_suggestion() {
         let path = KeyPath::root().index(1).key("ips").index(0);
         let fault = Fault::new(Rule::InvalidIps, "annotation k8s.v1.cni.cncf.io/networks", "not an address")
             .at(path)
@@ -267,21 +269,21 @@ mod tests {
     }
 
     #[test]
-    fn a_quoted_value_is_bounded_and_harmless() {
+    fn quoted_value_is_shortened_and_escaped() {
         let quoted = quote(&"a\n\u{1b}[31m".repeat(100));
         assert!(quoted.chars().count() <= QUOTE_MAX + 1, "{quoted}");
         assert!(!quoted.contains(|c: char| c.is_control()), "{quoted}");
     }
 
     #[test]
-    fn a_hostile_key_cannot_break_a_message() {
+    fn key_path_escapes_hostile_keys() {
         let path = KeyPath::root().key(&format!("a\nb{}", "x".repeat(10_000)));
         let text = path.to_string();
         assert!(text.chars().count() <= QUOTE_MAX + 1 && !text.contains('\n'), "{text}");
     }
 
     #[test]
-    fn a_path_survives_json() -> Result<(), serde_json::Error> {
+    fn key_path_survives_json() -> Result<(), serde_json::Error> {
         let path = KeyPath::root().index(3).key("a.b").key("0");
         let json = serde_json::to_string(&path)?;
         assert_eq!(json, r#"[3,"a.b","0"]"#);

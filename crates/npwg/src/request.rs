@@ -1,8 +1,8 @@
-//! What an element of the selection can ask for that CNI's conventions have no word for.
+//! Types of the requests in a selection element that have no equivalent in the CNI conventions.
 //!
-//! Addresses, ports and limits are [`cni::capability`]'s types: a request travels to plugins in that form.
+//! Addresses, ports and limits use the types of [`cni::capability`], the form in which plugins receive them.
 //!
-//! Source: the standard v1.3, 4.1.2.1.3–4.1.2.1.10; CONVENTIONS.md; RFC 4391 §9.1.1 (IPoIB).
+//! Source: multi-network specification v1.3, 4.1.2.1.3–4.1.2.1.10; CONVENTIONS.md; RFC 4391 §9.1.1 (IPoIB).
 
 use std::net::IpAddr;
 
@@ -11,39 +11,39 @@ use cni::capability::HardwareAddress;
 
 /// Length of an Ethernet address, in bytes.
 pub const ETHERNET_LENGTH: usize = 6;
-/// Length of an IP-over-InfiniBand address, in bytes. Valid up to v1.1 of the standard, still taken here (C2).
+/// Length of an IP-over-InfiniBand address, in bytes. The specification allows it up to v1.1; weft still accepts it (C2).
 pub const INFINIBAND_LENGTH: usize = 20;
 /// Length of an InfiniBand GUID, in bytes.
 pub const GUID_LENGTH: usize = 8;
 
-/// The burst given to plugins where the pod names a rate alone, in bits.
+/// Burst that plugins get if the pod specifies only a rate, in bits.
 ///
-/// The reference plugin demands one. This is what the Kubernetes runtimes send with their own limits.
+/// The reference plugin requires a burst. Kubernetes runtimes send this value with their own limits.
 pub const DEFAULT_BURST: u64 = i32::MAX as u64;
 
-/// The GUID in an IPoIB address: its lower eight bytes. Other addresses have none.
+/// Returns the GUID in an IPoIB address: its lower eight bytes. Other addresses have none.
 pub fn guid_of(mac: &HardwareAddress) -> Option<HardwareAddress> {
     let bytes = mac.bytes();
     let lower = (bytes.len() == INFINIBAND_LENGTH).then(|| bytes.last_chunk::<GUID_LENGTH>()).flatten()?;
     HardwareAddress::parse(&format_mac(lower))
 }
 
-/// What an element says about the default route.
+/// Request of an element for the default route.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DefaultRoute {
-    /// Nothing.
+    /// No request.
     #[default]
-    Unasked,
-    /// `[]`: it is to be this attachment's, by whatever gateway its plugins choose (C12).
-    OfPlugins,
-    /// It is to be this attachment's, by these gateways, most preferred first.
+    NotRequested,
+    /// `[]`: the default route uses this attachment, with the gateway that its plugins choose (C12).
+    FromPlugins,
+    /// The default route uses this attachment and these gateways, most preferred first.
     Via(Vec<IpAddr>),
 }
 
 impl DefaultRoute {
-    /// Does the element ask for it?
-    pub fn is_asked(&self) -> bool {
-        *self != DefaultRoute::Unasked
+    /// Whether the element requests the default route.
+    pub fn is_requested(&self) -> bool {
+        *self != DefaultRoute::NotRequested
     }
 }
 
@@ -51,8 +51,9 @@ impl DefaultRoute {
 mod tests {
     use super::*;
 
+    // Requirements: conflict C2
     #[test]
-    fn conflict_c2_the_lower_eight_bytes_of_an_ipoib_address_are_its_guid() {
+    fn guid_is_the_lower_eight_bytes_of_an_ipoib_address() {
         let guid = |text: &str| {
             HardwareAddress::parse(text).and_then(|mac| guid_of(&mac)).map(|guid| guid.to_string())
         };

@@ -124,6 +124,8 @@ rules! {
         "A namespace is not a DNS label."
     UnknownKey "unknown-key" Warning File Weft("docs/lint.md")
         "No component reads this key; it is probably misspelled."
+    EmptyValue "empty-value" Warning File Weft("docs/lint.md")
+        "An empty string, list or object counts as absent."
     InvalidIps "invalid-ips" Error File Specification("4.1.2.1.3")
         "ips is not a list of at least one IP address, with or without a prefix length."
     InvalidMac "invalid-mac" Error File Specification("4.1.2.1.4")
@@ -225,7 +227,7 @@ rules! {
     MissingDevice "missing-device" Error Plan Weft("docs/devices.md")
         "The network needs a device of a resource of which the pod has too few."
     ConfigurationTooLarge "configuration-too-large" Error Plan Weft("docs/lint.md")
-        "The configurations of the networks of one pod exceed 4 MiB together."
+        "The configuration of a network, with the arguments of the pod, exceeds a limit on size or nesting."
 
     // The result of an ADD.
     AddressNotAssigned "address-not-assigned" Error Result Specification("4.1.2.1.3")
@@ -352,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_of_another_release_can_be_read_and_not_be_asked_for() {
+    fn rule_of_another_release_reads_as_unrecognized() {
         assert_eq!(serde_json::from_str::<Rule>("\"of-tomorrow\"").unwrap(), Rule::Unrecognized);
         assert_eq!("unrecognized".parse::<Rule>(), Err(UnknownRule { hint: String::new() }));
         let near = "invalid-macs".parse::<Rule>().unwrap_err();
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_a_rule_names_is_in_the_tree() {
+    fn rule_source_pages_exist() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         for rule in Rule::ALL {
             if let Source::Weft(page) = rule.source() {

@@ -1,15 +1,18 @@
-//! The two annotations in which a pod selects networks, read into typed elements.
+//! The two annotations in which a pod selects networks, parsed into typed elements.
 //!
-//! Reading never stops at the first fault: the linter wants all of them. [`Reading::settle`] then decides
-//! as the standard does. An invalid annotation is ignored as a whole, so that verdict comes before the
-//! failure of any single attachment in it.
+//! Parsing continues after a fault, because the linter reports all of them. [`Reading::settle`] then decides as the
+//! multi-network specification (NPWG) does: an invalid annotation is ignored as a whole. Therefore it reports a fault
+//! that makes the annotation invalid before a fault that fails a single attachment.
 //!
-//! Rules where the standard is silent (1E): text is trimmed; it is JSON if it begins with `[`; `{` and
-//! `"` are refused with a hint; `null` elements are refused; an absent, empty or blank annotation and
-//! `[]` select nothing, except that the default-network annotation must select exactly one (C16).
-//! A value that is `null` counts as absent. Keys are matched as Go's decoder matches them.
+//! Rules where the specification is silent (1E):
+//! - Leading and trailing blanks are removed. The value is JSON if it begins with `[`.
+//! - `{` and `"` at the beginning are refused with a hint; `null` elements are refused.
+//! - An absent, empty or blank annotation and `[]` select nothing. The default-network annotation must select exactly
+//!   one network (C16).
+//! - A value that is `null` counts as absent. Keys are matched as Go's JSON decoder matches them.
 //!
-//! Source: the standard v1.3, 4.1 and 4.1.2.1.*; Multus `v1.multus-cni.io/default-network`, `ns/name@ifname`.
+//! Source: multi-network specification v1.3, 4.1 and 4.1.2.1.*; Multus `v1.multus-cni.io/default-network`,
+//! `ns/name@ifname`.
 
 mod element;
 mod form;
@@ -28,13 +31,13 @@ use crate::refusal::{Fault, KeyPath, Reason, Refusal, Warning, quote};
 use crate::request::DefaultRoute;
 use crate::rule::Rule;
 
-/// Longest annotation read, in bytes: Kubernetes' limit for all annotations of an object together.
+/// Maximum length of an annotation, in bytes: Kubernetes' limit for all annotations of an object together.
 pub const ANNOTATION_MAX: usize = 256 * 1024;
 
-/// Most elements of one annotation.
+/// Maximum number of elements of one annotation.
 pub const ELEMENTS_MAX: usize = 128;
 
-/// Most warnings of one annotation; what is odd beyond that is not told apart any more.
+/// Maximum number of warnings for one annotation; further ones are dropped.
 pub const WARNINGS_MAX: usize = 16;
 
 /// One of the two annotations.
@@ -47,7 +50,7 @@ pub enum Annotation {
 }
 
 impl Annotation {
-    /// The annotation's key on the pod.
+    /// Returns the annotation's key on the pod.
     pub fn key(self) -> &'static str {
         match self {
             Annotation::Networks => "k8s.v1.cni.cncf.io/networks",
@@ -55,18 +58,18 @@ impl Annotation {
         }
     }
 
-    /// How messages name it.
+    /// Returns the annotation's name in messages.
     pub fn subject(self) -> String {
         format!("annotation {}", self.key())
     }
 }
 
-/// One selected network and everything asked of it.
+/// A selected network and the pod's requests for it.
 #[derive(Clone, Debug)]
 pub struct Element {
-    /// Its place in the annotation, from 0.
+    /// Index in the annotation, from 0.
     pub index: usize,
-    /// The definition; the namespace is filled in.
+    /// The definition; an omitted namespace is already replaced by the default.
     pub network: NetworkReference,
     /// Requested addresses.
     pub ips: Vec<RequestedIp>,
@@ -76,17 +79,17 @@ pub struct Element {
     pub guid: Option<HardwareAddress>,
     /// Requested interface name.
     pub interface: Option<IfName>,
-    /// What goes to the plugins under `args.cni`, untouched.
+    /// Arguments that the plugins get under `args.cni`, unchanged.
     pub cni_args: Object,
     /// Requested port mappings; the protocol is in lower case.
     pub port_mappings: Vec<PortMapping>,
     /// Requested bandwidth limits; each rate has a burst.
     pub bandwidth: Option<Bandwidth>,
-    /// What it says about the default route.
+    /// Request for the default route.
     pub default_route: DefaultRoute,
-    /// The IPAMClaim to take addresses from.
+    /// IPAMClaim that the addresses are taken from.
     pub ipam_claim: Option<String>,
-    /// A device chosen by the pod's author (Multus).
+    /// Device id that the pod requests (Multus).
     pub device_id: Option<String>,
 }
 
@@ -102,18 +105,18 @@ impl Element {
             cni_args: Object::default(),
             port_mappings: Vec::new(),
             bandwidth: None,
-            default_route: DefaultRoute::Unasked,
+            default_route: DefaultRoute::NotRequested,
             ipam_claim: None,
             device_id: None,
         }
     }
 
-    /// What it asks of its network, by key, as text that is the same however it was written. Its name, its interface and
-    /// the default route are known by other means.
+    /// Returns the requests by key, each in a normalized form, so that equal requests compare equal. The name, the
+    /// interface and the default route are left out.
     pub fn requests(&self) -> BTreeMap<String, String> {
         let Element { index: _, network: _, interface: _, default_route: _, ips, mac, guid, .. } = self;
         let Element { cni_args, port_mappings, bandwidth, ipam_claim, device_id, .. } = self;
-        // What is too deep for a value is compared by its text.
+        // A value that is nested too deeply for `Value` is compared as written.
         let value = |raw: &RawValue| {
             serde_json::from_str::<Value>(raw.get())
                 .map_or_else(|_| raw.get().to_owned(), |value| value.to_string())
@@ -134,14 +137,14 @@ impl Element {
     }
 }
 
-/// All that one annotation says, and all that is wrong with it.
+/// Content of one annotation and all its faults.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
-    /// The elements that could be read.
+    /// Elements that could be read.
     pub elements: Vec<Element>,
-    /// What must not be let pass, in the order it was found.
+    /// Faults that invalidate the annotation or fail an attachment, in the order they were found.
     pub refusals: Vec<Refusal>,
-    /// What may pass.
+    /// Faults that change nothing.
     pub warnings: Vec<Warning>,
 }
 
@@ -150,12 +153,12 @@ pub struct Reading {
 pub struct Selection {
     /// The elements, in the order of the annotation.
     pub elements: Vec<Element>,
-    /// What may pass.
+    /// Faults that change nothing.
     pub warnings: Vec<Warning>,
 }
 
 impl Reading {
-    /// Reads `text`; elements without a namespace are in `home`.
+    /// Reads the annotation; elements without a namespace are in `home`.
     pub fn of(annotation: Annotation, text: &str, home: &str) -> Reading {
         let mut reader = Reader { annotation, reading: Reading::default() };
         if text.trim().is_empty() {
@@ -166,14 +169,14 @@ impl Reading {
                 reader.reading.elements.push(element);
             }
         }
-        reader.look_at_the_whole();
+        reader.check_across_elements();
         reader.reading
     }
 
-    /// The selection, or the verdict: first what makes the annotation invalid, then what fails an attachment.
+    /// Returns the selection if there is no refusal.
     ///
     /// # Errors
-    /// The first refusal of the graver kind.
+    /// The first refusal that makes the annotation invalid, else the first that fails an attachment.
     pub fn settle(self) -> Result<Selection, Refusal> {
         let Reading { elements, refusals, warnings } = self;
         let invalid = refusals.iter().find(|refusal| matches!(refusal, Refusal::AnnotationInvalid(_)));
@@ -184,24 +187,24 @@ impl Reading {
     }
 }
 
-/// Where the reading of one annotation is collected.
+/// Parser state of one annotation.
 struct Reader {
     annotation: Annotation,
     reading: Reading,
 }
 
 impl Reader {
-    /// A fault of this annotation, to be completed.
+    /// Returns a fault of this annotation, to be completed by the caller.
     fn fault(&self, rule: Rule, reason: impl Into<String>) -> Fault {
         Fault::new(rule, self.annotation.subject(), reason)
     }
 
-    /// The annotation is invalid: the standard says so.
+    /// Records a fault that makes the annotation invalid.
     fn invalid(&mut self, fault: Fault) {
         self.reading.refusals.push(Refusal::invalid(fault));
     }
 
-    /// An attachment cannot be made.
+    /// Records a fault that fails an attachment.
     fn fails(&mut self, fault: Fault) {
         self.reading.refusals.push(Refusal::failed(fault));
     }
@@ -212,13 +215,13 @@ impl Reader {
         }
     }
 
-    /// The rules that concern more than one element.
-    fn look_at_the_whole(&mut self) {
+    /// Checks the rules that concern more than one element.
+    fn check_across_elements(&mut self) {
         let routes: Vec<usize> = self
             .reading
             .elements
             .iter()
-            .filter(|element| element.default_route.is_asked())
+            .filter(|element| element.default_route.is_requested())
             .map(|element| element.index)
             .collect();
         if let [first, second, ..] = routes.as_slice() {
@@ -226,7 +229,7 @@ impl Reader {
             let fault = self
                 .fault(
                     Rule::DuplicateDefaultRoute,
-                    format!("element [{first}] asks for the default route already"),
+                    format!("element [{first}] already requests the default route"),
                 )
                 .at(path)
                 .cure("leave default-route on one element only");

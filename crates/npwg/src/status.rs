@@ -1,15 +1,14 @@
-//! The network-status annotation: what came of each attachment.
+//! Network-status annotation: the result of each attachment.
 //!
-//! Rules:
-//! - one entry for each attachment, from the first interface in the sandbox; further ones in the sandbox follow as
-//!   entries of the same name; no result, or nothing in it, still makes a minimal entry;
-//! - `default` is in every entry and true in one (C5); `mac` never stands without `interface`;
-//! - addresses are those of that interface; where none is in the sandbox, the first that belongs to no
-//!   interface; host-side addresses never show (M16);
-//! - results before 0.3.0 know no interfaces: all their addresses count, and the interface is `CNI_IFNAME`;
-//! - keys stand in the order of the standard's example; what is not the standard's comes last.
+//! - Each attachment has one entry, from its first interface in the sandbox. Further interfaces in the sandbox follow as
+//!   entries of the same name. An attachment without a result has a minimal entry.
+//! - `default` is in every entry and true in one (C5). `mac` only appears with `interface`.
+//! - Addresses are those of that interface. If no interface is in the sandbox, they are the first address without an
+//!   interface. Addresses of host interfaces never appear (M16).
+//! - Results before 0.3.0 have no interfaces: all their addresses count, and the interface is `CNI_IFNAME`.
+//! - Fields are in the order of the specification's example; other fields come last.
 //!
-//! Source: the standard v1.3, section 5; conflicts C5, C6; Multus for `gateway`, `mtu` and bare addresses.
+//! Source: multi-network specification v1.3, section 5; conflicts C5, C6; Multus for `gateway`, `mtu` and bare addresses.
 
 use std::net::IpAddr;
 
@@ -21,66 +20,66 @@ use serde::{Deserialize, Serialize};
 pub use crate::configuration::{StatusAddresses, StatusKeys, StatusStyle};
 use crate::device::DeviceInfo;
 use crate::outcome::{Outcome, addresses_of, in_sandbox, unattributed};
-use crate::plan::{Delegate, Families, Plan, Role, RouteWish};
+use crate::plan::{DefaultRouteAction, Delegate, Families, Plan, Role};
 use crate::refusal::Reason;
 
-/// The annotation's key.
+/// Key of the annotation.
 pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 
-/// One entry of the status.
+/// Entry of the status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub struct Entry {
-    /// The network.
+    /// Name of the network.
     pub name: String,
-    /// The interface in the pod.
+    /// Interface in the pod.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub interface: String,
-    /// Its addresses.
+    /// Addresses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ips: Vec<String>,
-    /// Its hardware address.
+    /// Hardware address.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mac: String,
-    /// The gateways of the default route, if the pod asked for it on this network.
+    /// Gateways of the default route, if the pod requests it on this network.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub default_route: Vec<String>,
-    /// DNS settings of the network; Multus writes them where there are none, too.
+    /// DNS settings of the network; Multus writes empty ones, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns: Option<Dns>,
-    /// What is known about its device.
+    /// Device information.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_info: Option<DeviceInfo>,
-    /// Is this the default network?
+    /// Whether this is the default network.
     pub default: bool,
-    /// Multus: next hops of the default routes in the result.
+    /// Next hops of the default routes in the result (Multus).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gateway: Vec<String>,
-    /// Multus: the interface's MTU in bytes.
+    /// MTU of the interface in bytes (Multus).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// Ours: who attached it to the running pod; empty if it came with the sandbox (V13-5.1-1).
+    /// Component that attached the network to the running pod (weft); empty if it was attached with the sandbox (V13-5.1-1).
     #[serde(rename = "dev.weft.added-by", skip_serializing_if = "String::is_empty")]
     pub added_by: String,
-    /// Ours, on the default network: why the pod's annotation was ignored (C3).
+    /// On the default network, the reason why the pod's annotation was ignored (weft; C3).
     #[serde(rename = "dev.weft.annotation-ignored", skip_serializing_if = "String::is_empty")]
     pub annotation_ignored: String,
 }
 
-/// One attachment and what came of it.
+/// Attachment and its result.
 #[derive(Clone, Debug)]
 pub struct Attachment<'a> {
-    /// What was to be done.
+    /// Network of the plan.
     pub delegate: &'a Delegate,
-    /// What the plugins answered.
+    /// Result of the plugins.
     pub outcome: &'a Outcome,
-    /// What stood in its device information file.
+    /// Content of the device information file.
     pub device_info: Option<DeviceInfo>,
-    /// Who asked for it on the running pod; empty if it came with the sandbox.
+    /// Component that attached the network to the running pod; empty if it was attached with the sandbox.
     pub added_by: String,
 }
 
-/// The status of a sandbox: its attachments, in order.
+/// Returns the status of a sandbox whose attachments are in order.
 pub fn entries(plan: &Plan, attachments: &[Attachment<'_>]) -> Vec<Entry> {
     let mut all: Vec<Entry> = Vec::new();
     for attachment in attachments {
@@ -93,7 +92,7 @@ pub fn entries(plan: &Plan, attachments: &[Attachment<'_>]) -> Vec<Entry> {
     all
 }
 
-/// The annotation's value: the entries as indented JSON.
+/// Returns the value of the annotation: the entries as indented JSON.
 pub fn render(entries: &[Entry]) -> Result<String, Error> {
     let json = cni::result::pretty(&entries)?;
     String::from_utf8(json).map_err(|cause| Error::internal(format!("encode the status: {cause}")))
@@ -111,8 +110,8 @@ fn of_attachment(plan: &Plan, attachment: &Attachment<'_>, all: &[Attachment<'_>
         device_info: device_info.clone(),
         default: delegate.role == Role::Default,
         default_route: match &delegate.default_route {
-            RouteWish::Untouched | RouteWish::Yield { .. } => Vec::new(),
-            RouteWish::Keep | RouteWish::Via { .. } => gateways.clone(),
+            DefaultRouteAction::Untouched | DefaultRouteAction::Yield { .. } => Vec::new(),
+            DefaultRouteAction::Keep | DefaultRouteAction::Via { .. } => gateways.clone(),
         },
         gateway: if multus { gateways } else { Vec::new() },
         added_by: added_by.clone(),
@@ -138,7 +137,7 @@ fn of_attachment(plan: &Plan, attachment: &Attachment<'_>, all: &[Attachment<'_>
 }
 
 impl Entry {
-    /// Fills in what an interface has.
+    /// Adds the hardware address, MTU and addresses of an interface.
     fn show(&mut self, plan: &Plan, result: &Success, index: usize, interface: &Interface) {
         self.interface.clone_from(&interface.name);
         if !interface.name.is_empty() {
@@ -168,20 +167,28 @@ fn dns(dns: &Dns, keys: StatusKeys) -> Option<Dns> {
     }
 }
 
-/// The next hops of the default routes this attachment ends up with, each once.
+/// Returns the next hops of the default routes that this attachment has in the end, without duplicates.
 fn gateways(plan: &Plan, delegate: &Delegate, result: &Success, all: &[Attachment<'_>]) -> Vec<String> {
     let of_plugins = next_hops(result);
     let (own, replaced): (Vec<IpAddr>, Replaced) = match &delegate.default_route {
-        RouteWish::Untouched | RouteWish::Keep => (Vec::new(), Replaced { v4: false, v6: false }),
-        RouteWish::Via { gateways } => {
+        DefaultRouteAction::Untouched | DefaultRouteAction::Keep => {
+            (Vec::new(), Replaced { v4: false, v6: false })
+        }
+        DefaultRouteAction::Via { gateways } => {
             let own: Vec<IpAddr> = gateways.iter().map(|gateway| gateway.address).collect();
             let replaced = Replaced::by(&own);
             (own, replaced)
         }
-        RouteWish::Yield { families: Families::V4, .. } => (Vec::new(), Replaced { v4: true, v6: false }),
-        RouteWish::Yield { families: Families::V6, .. } => (Vec::new(), Replaced { v4: false, v6: true }),
-        RouteWish::Yield { families: Families::Both, .. } => (Vec::new(), Replaced { v4: true, v6: true }),
-        RouteWish::Yield { to, families: Families::OfHolder } => {
+        DefaultRouteAction::Yield { families: Families::V4, .. } => {
+            (Vec::new(), Replaced { v4: true, v6: false })
+        }
+        DefaultRouteAction::Yield { families: Families::V6, .. } => {
+            (Vec::new(), Replaced { v4: false, v6: true })
+        }
+        DefaultRouteAction::Yield { families: Families::Both, .. } => {
+            (Vec::new(), Replaced { v4: true, v6: true })
+        }
+        DefaultRouteAction::Yield { to, families: Families::OfHolder } => {
             let holder = plan.delegates.get(*to).map(|delegate| &delegate.ifname);
             let holder = all.iter().find(|attachment| Some(&attachment.delegate.ifname) == holder);
             let result = holder.and_then(|attachment| attachment.outcome.result.as_ref());
@@ -198,7 +205,7 @@ fn gateways(plan: &Plan, delegate: &Delegate, result: &Success, all: &[Attachmen
     texts
 }
 
-/// The families whose default routes are not the plugins' any more.
+/// Families whose default routes of the plugins were replaced.
 struct Replaced {
     v4: bool,
     v6: bool,
@@ -214,7 +221,7 @@ impl Replaced {
     }
 }
 
-/// The next hops of the default routes in a result; without one of its own a route goes by its subnet's gateway.
+/// Returns the next hops of the default routes in a result; a route without one uses the gateway of its family's address.
 fn next_hops(result: &Success) -> Vec<IpAddr> {
     let subnet_gateway = |v4: bool| {
         let of_family = result.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == v4);

@@ -1,10 +1,9 @@
-//! After ADD: was what the pod asked for really given?
+//! Verification after ADD: whether the result shows the addresses that the pod requested.
 //!
-//! An attachment that does not show its requested addresses fails, and is undone with the rest (C1): a
-//! request is never silently dropped. Only the attachment's own interface counts: the one of its name in
-//! the sandbox, else the first there.
+//! An attachment without its requested addresses fails and is undone with the others (C1), so no request is dropped
+//! silently. Only the attachment's own interface counts: the one with its name in the sandbox, else the first there.
 //!
-//! Source: the standard v1.0, 4.1.2.1.3.2 and 4.1.2.1.4.2; v1.2, 4.1.2.1.10.
+//! Source: multi-network specification v1.0, 4.1.2.1.3.2 and 4.1.2.1.4.2; v1.2, 4.1.2.1.10.
 
 use cni::address::{format_mac, parse_mac};
 use cni::name::IfName;
@@ -15,10 +14,10 @@ use crate::plan::{Delegate, Verify};
 use crate::refusal::{Fault, Refusal};
 use crate::rule::Rule;
 
-/// Compares the result of `delegate`'s ADD with what was asked of it.
+/// Compares the result of `delegate`'s ADD with the pod's requests.
 ///
 /// # Errors
-/// The first request that the result does not show; the attachment has failed.
+/// The first request that the result does not show.
 pub fn verify(delegate: &Delegate, result: &Success) -> Result<(), Refusal> {
     let Verify { ips, mac, guid } = &delegate.verify;
     let own = Own::of(result, &delegate.ifname);
@@ -38,7 +37,7 @@ pub fn verify(delegate: &Delegate, result: &Success) -> Result<(), Refusal> {
         let fault = Fault::new(Rule::MacNotAssigned, &subject, missing("hardware address", &given));
         return Err(Refusal::failed(fault.showing(&format!("\"{mac}\"")).cure(CURE)));
     }
-    // The result has no field for a GUID. Where it shows one, in the lower half of an IPoIB address, it counts.
+    // A result has no field for a GUID. It is compared only with the lower half of an IPoIB address.
     let lower = shown.as_deref().filter(|bytes| bytes.len() >= 8).and_then(|bytes| bytes.last_chunk::<8>());
     if let (Some(guid), Some(lower)) = (guid, lower)
         && guid.bytes() != lower
@@ -57,8 +56,8 @@ fn subject(network: &str, ifname: &IfName) -> String {
 
 fn missing(what: &str, given: &str) -> String {
     match given {
-        "" => format!("the requested {what} was not given"),
-        given => format!("the requested {what} was not given, but {given}"),
+        "" => format!("the requested {what} was not assigned"),
+        given => format!("the requested {what} was not assigned, but {given}"),
     }
 }
 

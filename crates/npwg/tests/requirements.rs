@@ -1,15 +1,24 @@
-//! Every requirement of the standard has a test somewhere in the workspace whose name begins with its id, or a line here
-//! saying why it can have none. The ids: `NPWG1-4.1.2.1.3-2` is section 4.1.2.1.3 of v1.0, written
-//! `npwg1_4_1_2_1_3_2`; `V11` to `V13` what later versions changed; `C` conflicts (`conflict_c7`), `M` defects of Multus,
-//! `DI` device information.
+//! Test that every requirement of the multi-network specification has a test, or a reason here why it has none.
+//!
+//! A test in the workspace names its requirements in the line above `#[test]`:
+//! `// Requirements: NPWG1-4.1.2.1.3-2, conflict C2`. Requirement ids at the beginning of a test's name count, too
+//! (`npwg1_4_1_2_1_3_2_…`, `conflict_c2_…`).
+//!
+//! | id | requirement |
+//! |---|---|
+//! | `NPWG1-4.1.2.1.3-2` | second requirement of section 4.1.2.1.3 of v1.0 |
+//! | `V11-…` to `V13-…` | requirement that a later version added or changed |
+//! | `DI-…` | device information specification |
+//! | `conflict C…` | contradiction in the specification or between its versions, and its resolution |
+//! | `M…` | defect of Multus that weft does not have |
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// Requirements of v1.0, without their `NPWG1-`.
+/// Requirements of v1.0, without the prefix `NPWG1-`.
 const V1_0: &str = "
     1.1.1-1 1.1.2-1 1.1.3-1 1.1.4-1 1.1.5-1 1.1.6-1 2.1-1 2.1-2 2.3-1
     3.1-1 3.1-2 3.2-1 3.2-2 3.2-3 3.2-4 3.2-5 3.3-1
@@ -24,7 +33,7 @@ const V1_0: &str = "
     6-1 6.1-1 6.1-2 6.1.1-1 6.1.2-1 6.1.2-2 6.2-1
     7.1-1 7.1-2 7.2-1 7.2-2 7.2-3 7.2-4 7.2-5 7.3-1 7.4-1 7.4-2";
 
-/// What v1.1 to v1.3 changed.
+/// Requirements that v1.1 to v1.3 and the device information specification added or changed.
 const LATER: &str = "
     V11-0-1 V11-1.1.5-1 V11-3.2-1 V11-4.1.2.1.3-1 V11-4.1.2.1.3.2-1 V11-4.1.2.1.3.2-2 V11-4.1.2.1.4.2-1
     V11-4.1.2.1.4.2-2 V11-4.1.2.1.6-1 V11-4.1.2.1.6.2-1 V11-4.1.2.1.7-1 V11-4.1.2.1.7-2 V11-4.1.2.1.7.2-1
@@ -35,22 +44,22 @@ const LATER: &str = "
     V13-8.3-1 V13-8.3.2-1
     DI-1 DI-2 DI-3 DI-4 DI-5";
 
-/// What no test can show.
+/// Requirements without a test, each with the reason.
 const UNTESTED: &[(&str, &str)] = &[
     ("npwg1_1_1_1_1", "scheduling is out of scope"),
     ("npwg1_1_1_2_1", "nothing here changes the API: only annotations are read"),
     ("npwg1_1_1_3_1", "services are unspecified"),
     ("npwg1_3_2_4", "binds implementations that do not delegate"),
     ("v11_0_1", "a numbering of documents"),
-    ("v11_1_1_5_1", "a section that was taken out"),
+    ("v11_1_1_5_1", "a section that was removed"),
     ("v11_3_2_1", "binds implementations that do not delegate"),
     ("v13_7_3", "wording"),
-    ("v13_8_3_2_1", "binds whoever makes IPAMClaims for its workloads"),
+    ("v13_8_3_2_1", "binds the component that creates IPAMClaims for its workloads"),
 ];
 
-/// `NPWG1-4.1.2.1.3-2` as tests write it.
+/// Returns the form of an id in a test name: `npwg1_4_1_2_1_3_2` for `NPWG1-4.1.2.1.3-2`.
 fn encoded(id: &str) -> String {
-    id.to_lowercase().replace(['.', '-'], "_")
+    id.to_lowercase().replace(['.', '-', ' '], "_")
 }
 
 fn wanted() -> BTreeSet<String> {
@@ -60,8 +69,8 @@ fn wanted() -> BTreeSet<String> {
     first.chain(LATER.split_whitespace().map(encoded)).chain(conflicts).chain(defects).collect()
 }
 
-/// The ids a test's name begins with.
-fn ids(name: &str) -> Vec<String> {
+/// Returns the ids at the beginning of a test's name.
+fn ids_of_name(name: &str) -> Vec<String> {
     let is_number = |word: &str| {
         let digits = word.strip_prefix("rule").unwrap_or(word);
         !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
@@ -70,7 +79,7 @@ fn ids(name: &str) -> Vec<String> {
     let mut words = name.split('_').peekable();
     while let Some(word) = words.next() {
         let defect = word.strip_prefix('m').is_some_and(is_number);
-        // A test may be of requirements of the protocol, too.
+        // Ids of CNI requirements may stand between those of this specification.
         let other = ["s", "k", "l", "c", "g", "trap"].iter();
         let other = other.filter_map(|kind| word.strip_prefix(kind)).any(is_number);
         match word {
@@ -79,7 +88,7 @@ fn ids(name: &str) -> Vec<String> {
                 while let Some(number) = words.next_if(|word| is_number(word)) {
                     id = format!("{id}_{number}");
                 }
-                // Conventions have a V13, too.
+                // `v13` alone is an id of the CNI conventions.
                 ids.extend((id != word).then_some(id));
             }
             "conflict" => ids.extend(words.next().map(|number| format!("conflict_{number}"))),
@@ -91,18 +100,28 @@ fn ids(name: &str) -> Vec<String> {
     ids
 }
 
-/// Test functions by id.
+/// Returns the ids in a comment line above a test, without those of CNI requirements.
+fn ids_of_comment(line: &str) -> Vec<String> {
+    let Some(ids) = line.strip_prefix("// Requirements: ") else { return Vec::new() };
+    let known = |id: &&str| {
+        let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+        id.contains(['-', '.']) || id.starts_with("conflict ") || id.strip_prefix('M').is_some_and(digits)
+    };
+    ids.split(", ").filter(known).map(encoded).collect()
+}
+
+/// Returns the tests of each id.
 fn tests() -> BTreeMap<String, Vec<String>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let mut waiting = vec![crates.parent().unwrap().join("tests")];
+    let mut paths = vec![crates.parent().unwrap().join("tests")];
     for one in fs::read_dir(crates).unwrap() {
         let one = one.unwrap().path();
-        waiting.extend([one.join("src"), one.join("tests")].into_iter().filter(|path| path.is_dir()));
+        paths.extend([one.join("src"), one.join("tests")].into_iter().filter(|path| path.is_dir()));
     }
-    while let Some(path) = waiting.pop() {
+    while let Some(path) = paths.pop() {
         if path.is_dir() {
-            waiting.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+            paths.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
             continue;
         }
         if path.extension().is_none_or(|extension| extension != "rs") {
@@ -110,13 +129,15 @@ fn tests() -> BTreeMap<String, Vec<String>> {
         }
         let source = fs::read_to_string(&path).unwrap();
         let mut lines = source.lines().map(str::trim);
+        let mut above = "";
         while let Some(line) = lines.next() {
             if line != "#[test]" {
+                above = line;
                 continue;
             }
             let name = lines.find_map(|line| line.strip_prefix("fn ")).unwrap_or_default();
             let name = name.split('(').next().unwrap_or_default();
-            for id in ids(name) {
+            for id in ids_of_name(name).into_iter().chain(ids_of_comment(above)) {
                 found.entry(id).or_default().push(name.to_owned());
             }
         }
@@ -125,24 +146,24 @@ fn tests() -> BTreeMap<String, Vec<String>> {
 }
 
 #[test]
-fn every_requirement_has_a_test_or_a_reason() {
+fn requirements_have_a_test_or_a_reason() {
     let tests = tests();
     let wanted = wanted();
     let untested: BTreeMap<&str, &str> = UNTESTED.iter().copied().collect();
     let missing: Vec<&String> =
         wanted.iter().filter(|id| !tests.contains_key(*id) && !untested.contains_key(id.as_str())).collect();
-    assert!(missing.is_empty(), "no test's name begins with {missing:?}");
+    assert!(missing.is_empty(), "no test names the requirements {missing:?}");
     let unneeded: Vec<&&str> = untested.keys().filter(|id| tests.contains_key(**id)).collect();
-    assert!(unneeded.is_empty(), "these have tests now: {unneeded:?}");
-    let strange: Vec<&&str> = untested.keys().filter(|id| !wanted.contains(**id)).collect();
-    assert!(strange.is_empty(), "no such requirement: {strange:?}");
+    assert!(unneeded.is_empty(), "listed as untested, but tested: {unneeded:?}");
+    let unknown: Vec<&&str> = untested.keys().filter(|id| !wanted.contains(**id)).collect();
+    assert!(unknown.is_empty(), "unknown requirements: {unknown:?}");
 }
 
 #[test]
-fn every_id_in_a_name_is_a_requirement() {
+fn requirements_named_by_tests_exist() {
     let wanted = wanted();
     let tests = tests();
-    let strange: Vec<(&String, &Vec<String>)> =
+    let unknown: Vec<(&String, &Vec<String>)> =
         tests.iter().filter(|(id, _)| !wanted.contains(*id)).collect();
-    assert!(strange.is_empty(), "{strange:#?}");
+    assert!(unknown.is_empty(), "{unknown:#?}");
 }

@@ -1,6 +1,6 @@
-//! The plugins that stand behind another one in a list and change what it made.
+//! The chained plugins, which follow another plugin in a list and change the interface that it made.
 //!
-//! They need its result, hand it on, and undo on DEL what they did, wherever the interface still is.
+//! They require its result, pass it on, and on DEL undo their changes, on the host and in the container.
 
 pub mod bandwidth;
 pub mod firewall;

@@ -1,7 +1,7 @@
-//! Calls over the system's D-Bus, as far as firewalld needs them: texts go there, a text or a truth value comes back.
+//! D-Bus client for firewalld: calls with string arguments that return a string or a boolean.
 //!
-//! Rules: what comes from the bus is bounded and checked; nobody is waited for longer than [`PATIENCE`]. A library
-//! for the whole protocol would be more than half as large as this program.
+//! Answers are limited in size and validated, and each has a timeout ([`TIMEOUT`]). A library for the whole protocol
+//! would be more than half as large as this program.
 //!
 //! Source: D-Bus Specification 0.41, "Message Protocol", "Authentication Protocol".
 
@@ -14,28 +14,28 @@ use std::time::Duration;
 use linux::error::is_lacking;
 use linux::unix::connect_within;
 
-/// Where the bus is; `unix:path=…` as D-Bus writes it.
+/// Environment variable with the address of the bus, in D-Bus syntax such as `unix:path=…`.
 pub const ADDRESS: &str = "DBUS_SYSTEM_BUS_ADDRESS";
 
-/// Where it is unless the environment says something else.
+/// Default socket of the bus.
 const SOCKET: &str = "/run/dbus/system_bus_socket";
 
-/// How long an answer may take: firewalld carries out one thing after the other.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout of an answer; firewalld executes one call after the other.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Longest message that is read, in bytes; the protocol allows 128 MiB.
+/// Maximum size of a message that is read, in bytes; the protocol allows 128 MiB.
 const MESSAGE_MAX: usize = 1 << 20;
 
-/// Longest line of the authentication, in bytes.
+/// Maximum length of a line of the authentication, in bytes.
 const LINE_MAX: usize = 1024;
 
-/// So many messages that are not the answer are read at most: signals, and the bus's own.
+/// Maximum number of other messages, such as signals, that are read before the answer.
 const OTHERS_MAX: usize = 1000;
 
-/// The fixed part of a header, in bytes.
+/// Size of the fixed part of a header, in bytes.
 const FIXED: usize = 16;
 
-// Types of messages, and of the fields of a header.
+// Types of messages and of header fields.
 const CALL: u8 = 1;
 const RETURN: u8 = 2;
 const ERROR: u8 = 3;
@@ -47,52 +47,52 @@ const FIELD_REPLY: u8 = 5;
 const FIELD_DESTINATION: u8 = 6;
 const FIELD_SIGNATURE: u8 = 8;
 
-/// A connection to the bus.
+/// Connection to the bus.
 #[derive(Debug)]
 pub struct Bus {
     stream: UnixStream,
     serial: u32,
 }
 
-/// One call.
+/// Method call.
 #[derive(Debug)]
 pub struct Call<'a> {
-    /// Whom.
+    /// Name of the called service.
     pub destination: &'a str,
-    /// Which of its objects.
+    /// Path of its object.
     pub object: &'a str,
-    /// Which of the object's interfaces.
+    /// Interface of the object.
     pub interface: &'a str,
-    /// What.
+    /// Name of the method.
     pub member: &'a str,
-    /// Texts.
+    /// String arguments.
     pub arguments: &'a [&'a str],
 }
 
-/// What came back: the body.
+/// Body of an answer.
 #[derive(Debug)]
 pub struct Reply {
     body: Vec<u8>,
     order: Order,
 }
 
-/// Why nothing came back.
+/// Reason why a call failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// Whoever was called said no.
+    /// The called service returned an error.
     Refused {
-        /// The kind, like `org.fedoraproject.FirewallD1.Exception`.
+        /// Name of the error, such as `org.fedoraproject.FirewallD1.Exception`.
         name: String,
-        /// The words.
+        /// Message of the error.
         message: String,
     },
-    /// This process cannot ask now: it has no descriptor left, for one.
+    /// This process lacks a resource, for example a file descriptor.
     Unable(String),
-    /// The connection, or what came over it, is broken.
+    /// The connection or a message is invalid.
     Broken(String),
 }
 
-/// The byte order of a message: its sender's.
+/// Byte order of a message, chosen by its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Little,
@@ -102,30 +102,30 @@ enum Order {
 // === impl Bus ===
 
 impl Bus {
-    /// Connects to the system's bus as the user this process runs as.
+    /// Connects to the system bus as the user of this process.
     pub fn system() -> Result<Bus, Failure> {
         let address = std::env::var(ADDRESS).ok();
         let path = address.as_deref().and_then(path_of).unwrap_or_else(|| PathBuf::from(SOCKET));
         let broken =
             |cause: std::io::Error| Failure::Broken(format!("connect to {}: {cause}", path.display()));
-        let stream = connect_within(&path, PATIENCE).map_err(|cause| match is_lacking(&cause) {
+        let stream = connect_within(&path, TIMEOUT).map_err(|cause| match is_lacking(&cause) {
             true => Failure::Unable(format!("connect to {}: {cause}", path.display())),
             false => broken(cause),
         })?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(broken)?;
+        stream.set_read_timeout(Some(TIMEOUT)).map_err(broken)?;
         let mut bus = Bus { stream, serial: 0 };
         bus.authenticate()?;
         bus.call(&Call { member: "Hello", ..of_bus(&[]) })?;
         Ok(bus)
     }
 
-    /// Is there somebody of this name on the bus? Nobody is started.
+    /// Whether a service of this name is on the bus. Does not start one.
     pub fn has_owner(&mut self, name: &str) -> Result<bool, Failure> {
         let reply = self.call(&Call { member: "NameHasOwner", ..of_bus(&[name]) })?;
-        reply.boolean().ok_or_else(|| Failure::Broken("NameHasOwner: no truth value came back".to_owned()))
+        reply.boolean().ok_or_else(|| Failure::Broken("NameHasOwner: the answer is not a boolean".to_owned()))
     }
 
-    /// Calls, and waits for the answer.
+    /// Calls a method and waits for the answer.
     pub fn call(&mut self, call: &Call<'_>) -> Result<Reply, Failure> {
         self.serial = self.serial.wrapping_add(1).max(1);
         self.stream.write_all(&message(call, self.serial)).map_err(|cause| broken(&cause))?;
@@ -143,7 +143,7 @@ impl Bus {
         Err(Failure::Broken(format!("{}: no answer among {OTHERS_MAX} messages", call.member)))
     }
 
-    /// `EXTERNAL`: the bus asks the kernel who we are.
+    /// Authenticates with `EXTERNAL`: the bus reads this process's user from the socket.
     fn authenticate(&mut self) -> Result<(), Failure> {
         let user = rustix::process::geteuid().as_raw().to_string();
         let hex: String = user.bytes().map(|digit| format!("{digit:02x}")).collect();
@@ -155,12 +155,12 @@ impl Bus {
             self.stream.read_exact(&mut byte).map_err(|cause| broken(&cause))?;
             line.push(byte[0]);
             if line.len() > LINE_MAX {
-                return Err(Failure::Broken("the bus does not end its line".to_owned()));
+                return Err(Failure::Broken("a line of the authentication is too long".to_owned()));
             }
         }
         if !line.starts_with(b"OK ") {
             let said = String::from_utf8_lossy(&line).trim().to_owned();
-            return Err(Failure::Broken(format!("the bus does not let us in: {said:?}")));
+            return Err(Failure::Broken(format!("the bus refuses the authentication: {said:?}")));
         }
         self.stream.write_all(b"BEGIN\r\n").map_err(|cause| broken(&cause))
     }
@@ -192,7 +192,7 @@ fn broken(cause: &std::io::Error) -> Failure {
     Failure::Broken(cause.to_string())
 }
 
-/// A call of the bus itself.
+/// Returns a call of the bus itself.
 fn of_bus<'a>(arguments: &'a [&'a str]) -> Call<'a> {
     Call {
         destination: "org.freedesktop.DBus",
@@ -203,13 +203,13 @@ fn of_bus<'a>(arguments: &'a [&'a str]) -> Call<'a> {
     }
 }
 
-/// The first socket of an address that is a path: `unix:path=/run/x,guid=…;…`.
+/// Returns the first path of an address: `unix:path=/run/x,guid=…;…`.
 fn path_of(address: &str) -> Option<PathBuf> {
     let mut parts = address.split(';').filter_map(|one| one.strip_prefix("unix:"));
     parts.find_map(|keys| keys.split(',').find_map(|key| key.strip_prefix("path=")).map(PathBuf::from))
 }
 
-/// A call as it goes over the wire, in little-endian order.
+/// Encodes a call in little-endian byte order.
 fn message(call: &Call<'_>, serial: u32) -> Vec<u8> {
     let Call { destination, object, interface, member, arguments } = call;
     let mut body = Vec::new();
@@ -262,7 +262,7 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
 
 // === reading ===
 
-/// What matters of a header.
+/// Used fields of a header.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Header {
     kind: u8,
@@ -271,7 +271,7 @@ struct Header {
 }
 
 impl Header {
-    /// Up to the first field that is not understood.
+    /// Reads the fields up to the first unknown type.
     fn read(kind: u8, fields: &[u8], order: Order) -> Header {
         let mut header = Header { kind, ..Header::default() };
         let mut at = 0;
@@ -308,7 +308,7 @@ impl Header {
 }
 
 impl Reply {
-    /// The truth value that the body begins with.
+    /// Returns the boolean at the start of the body.
     pub fn boolean(&self) -> Option<bool> {
         match number_at(&self.body, 0, self.order)? {
             0 => Some(false),
@@ -317,7 +317,7 @@ impl Reply {
         }
     }
 
-    /// The text that the body begins with.
+    /// Returns the string at the start of the body.
     pub fn text(&self) -> Option<String> {
         text_at(&self.body, 0, self.order).map(|(text, _)| text)
     }
@@ -331,7 +331,7 @@ fn number_at(bytes: &[u8], at: usize, order: Order) -> Option<u32> {
     })
 }
 
-/// A text, and where it ends.
+/// Returns a string and the position after it.
 fn text_at(bytes: &[u8], at: usize, order: Order) -> Option<(String, usize)> {
     let start = at.next_multiple_of(4);
     let length = number_at(bytes, start, order)? as usize;
@@ -345,7 +345,7 @@ impl fmt::Display for Failure {
         match self {
             Failure::Refused { name, message } if message.is_empty() => f.write_str(name),
             Failure::Refused { name: _, message } => f.write_str(message),
-            Failure::Unable(why) | Failure::Broken(why) => write!(f, "the system's D-Bus: {why}"),
+            Failure::Unable(why) | Failure::Broken(why) => write!(f, "D-Bus system bus: {why}"),
         }
     }
 }
@@ -355,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_written_as_the_specification_says() {
+    fn dbus_call_is_encoded_as_specified() {
         let call =
             Call { destination: "a.b", object: "/a", interface: "a.c", member: "M", arguments: &["x"] };
         let bytes = message(&call, 7);
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_read_in_both_byte_orders() {
+    fn dbus_answer_is_decoded_in_both_byte_orders() {
         for (order, one) in [(Order::Little, 1_u32.to_le_bytes()), (Order::Big, 1_u32.to_be_bytes())] {
             let mut fields = vec![FIELD_REPLY, 1, b'u', 0];
             fields.extend(one);
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_from_the_bus_is_no_answer() {
+    fn dbus_invalid_message_is_no_answer() {
         for fields in [
             &[5][..],
             &[5, 1],
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_of_the_bus_is_the_first_path() {
+    fn dbus_address_is_the_first_path() {
         let path = |text: &str| path_of(text).map(|path| path.display().to_string());
         assert_eq!(path("unix:path=/run/x").as_deref(), Some("/run/x"));
         assert_eq!(path("tcp:host=a;unix:guid=1,path=/y").as_deref(), Some("/y"));

@@ -1,10 +1,10 @@
-//! Entries of sets and maps in nf_tables that carry the tag of an attachment in their comment.
+//! Entries of sets and maps in nf_tables whose comment is the owner tag of an attachment.
 //!
 //! Rules:
-//! - the usual ADD is one transaction that only makes entries; what they need is made when the kernel says that
-//!   it is not there;
-//! - an entry is the last one's who asked for it, and removed only by whom its comment names: an address or a
-//!   port may have been given to another container since.
+//! - In the usual case, ADD is one transaction that only adds entries. If the kernel reports that an object is missing,
+//!   the objects that all entries share are created.
+//! - The last attachment that requests an entry gets it. Only the attachment named in the comment removes it, because
+//!   an address or port may belong to another container by now.
 //!
 //! Source: nft(8) "sets", "maps".
 
@@ -18,67 +18,67 @@ use plugin_support::failure::{OrRefused, refused};
 use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 use rustix::io::Errno;
 
-/// How often a transaction is tried that others are in the way of.
+/// Maximum number of attempts for a transaction that conflicts with others.
 const TRIES: usize = 5;
 
-/// An entry of a set or map.
+/// Entry of a set or map.
 pub struct Entry {
-    /// The set's name.
+    /// Name of the set.
     pub set: &'static str,
-    /// The key.
+    /// Key of the entry.
     pub key: Data,
-    /// What a map of values has for it.
+    /// Value in a map of values.
     pub value: Option<Data>,
-    /// All of it.
+    /// Complete element.
     pub element: Element,
 }
 
-/// The tables of nf_tables: who asks for all of them need not ask for what is in those that are not there.
+/// Names of all nf_tables tables, so that a caller need not query a table that does not exist.
 pub struct Tables {
-    /// The socket that was asked.
+    /// Socket for further requests.
     pub nft: Nft,
     names: Vec<(Family, String)>,
 }
 
 impl Tables {
-    /// Is this one there?
+    /// Whether the table exists.
     pub fn has(&self, family: Family, name: &str) -> bool {
         self.names.iter().any(|(of, known)| *of == family && known == name)
     }
 }
 
-/// A socket to find what is to be removed; none on a kernel without nf_tables, which holds nothing.
+/// Opens a socket to find objects to remove; none on a kernel without nf_tables, which has no objects.
 pub fn open() -> Result<Option<Nft>, Error> {
     unless_absent(Nft::open().and_then(|mut nft| nft.tables(Family::Inet).map(|_| nft)))
 }
 
-/// [`open`], and the tables that there are.
+/// As [`open`], and lists the tables.
 pub fn tables() -> Result<Option<Tables>, Error> {
     unless_absent(Nft::open().and_then(|mut nft| nft.all_tables().map(|names| Tables { nft, names })))
 }
 
-/// What was listed; none on a kernel without nf_tables.
+/// Returns the listed objects; none on a kernel without nf_tables.
 pub fn unless_absent<T>(listed: Result<T, linux::Error>) -> Result<Option<T>, Error> {
     match listed {
         Ok(found) => Ok(Some(found)),
-        // What the kernel says of a part of netfilter that it has not, and of netfilter if it has none.
+        // The kernel's answers if a part of netfilter, or all of it, is missing.
         Err(error) if error.errno() == Some(Errno::INVAL) || error.kind() == Kind::Unsupported => Ok(None),
         Err(error) => Err(refused(&error)),
     }
 }
 
-/// Makes the entries, whose comments are all `comment`, in one transaction.
+/// Adds the entries, whose comments are all `comment`, in one transaction.
 ///
-/// An entry of `sets` that is there already, of whomever, is replaced; then others of the same comment go, too. Without one
-/// in the way nobody looks for those: it would cost every ADD a look at all entries, and who asks again has the same keys.
-/// `furniture` makes what the entries need; repeating it changes nothing.
+/// An existing entry of the same key is replaced, whatever its owner. Then other entries of the same comment are
+/// removed, too. Without such a conflict they are not searched for: it would read all entries at every ADD, and a
+/// repeated ADD has the same keys. `shared_objects` returns what the entries need and can be committed repeatedly.
 pub fn put(
     nft: &mut Nft,
     table: Table<'_>,
     sets: &[&'static str],
     comment: &str,
     entries: &[Entry],
-    furniture: impl Fn() -> Result<Batch, Error>,
+    shared_objects: impl Fn() -> Result<Batch, Error>,
 ) -> Result<(), Error> {
     let mut batch = Batch::new();
     create(&mut batch, table, sets, entries);
@@ -88,8 +88,8 @@ pub fn put(
             Err(error) if matches!(error.kind(), Kind::Absent | Kind::Exists) => {}
             Err(error) => return Err(refused(&error)),
         }
-        // Either something is not there yet, or an entry of somebody who is gone without a word.
-        batch = furniture()?;
+        // Either an object is missing, or an entry is left from a container that was never deleted.
+        batch = shared_objects()?;
         let keys: HashSet<(&str, &Data)> = entries.iter().map(|entry| (entry.set, &entry.key)).collect();
         let in_the_way =
             find(nft, table, sets, |set, key, found| found == comment || keys.contains(&(set, key)))?;
@@ -109,18 +109,18 @@ fn create(batch: &mut Batch, table: Table<'_>, sets: &[&'static str], entries: &
     }
 }
 
-/// Set and key of the entries that are meant, by set, key and comment; none if a set is not there.
+/// Returns set and key of the entries that `matches` selects by set, key and comment; none if a set does not exist.
 pub fn find(
     nft: &mut Nft,
     table: Table<'_>,
     sets: &[&'static str],
-    is_meant: impl Fn(&'static str, &Data, &str) -> bool,
+    matches: impl Fn(&'static str, &Data, &str) -> bool,
 ) -> Result<Vec<(&'static str, Data)>, Error> {
     let mut found = Vec::new();
     for set in sets {
         match nft.elements(table, set) {
             Ok(elements) => {
-                let own = elements.into_iter().filter(|e| is_meant(set, &e.key, &e.comment));
+                let own = elements.into_iter().filter(|e| matches(set, &e.key, &e.comment));
                 found.extend(own.map(|element| (*set, element.key)));
             }
             Err(error) if error.kind() == Kind::Absent => {}
@@ -130,31 +130,31 @@ pub fn find(
     Ok(found)
 }
 
-/// Removes the entries whose comment is meant, in one transaction; set and key of each.
+/// Removes the entries that `matches` selects by comment, in one transaction; returns set and key of each.
 pub fn remove(
     nft: &mut Nft,
     table: Table<'_>,
     sets: &[&'static str],
-    is_meant: impl Fn(&str) -> bool,
+    matches: impl Fn(&str) -> bool,
 ) -> Result<Vec<(&'static str, Data)>, Error> {
     let mut tries = 0;
     loop {
         tries += 1;
-        let found = find(nft, table, sets, |_, _, comment| is_meant(comment))?;
+        let found = find(nft, table, sets, |_, _, comment| matches(comment))?;
         let mut batch = Batch::new();
         for (set, key) in &found {
             batch.delete_elements(table, set, &[Element::new(key.clone())]);
         }
         match nft.commit(batch) {
             Ok(()) => return Ok(found),
-            // Somebody else took one of them away in the meantime.
+            // Another process removed one of them meanwhile.
             Err(error) if error.kind() == Kind::Absent && tries < TRIES => {}
             Err(error) => return Err(refused(&error)),
         }
     }
 }
 
-/// The first entry that is not there as it was made.
+/// Returns the first entry that does not exist as it was created.
 pub fn missing<'a>(
     nft: &mut Nft,
     table: Table<'_>,
@@ -178,7 +178,7 @@ pub fn missing<'a>(
     Ok(None)
 }
 
-/// Is a comment the tag of an attachment of `plugin` and `network` that is not among the valid ones?
+/// Whether a comment is the owner tag of an attachment of `plugin` and `network` that is not among the valid ones.
 pub fn is_stale<'a>(
     plugin: &'a str,
     network: &'a str,
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn s32_what_is_stale_is_of_this_network_and_of_no_other_whose_name_begins_alike() {
+    fn gc_stale_entry_belongs_to_exactly_this_network() {
         let name = |end: &str| format!("{}{end}", "long-".repeat(12));
         let of = |network: &str, container: &str| OwnerTag {
             plugin: "portmap".into(),

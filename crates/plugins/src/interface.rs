@@ -1,7 +1,7 @@
-//! The plugins that make or move an interface, and what they have in common.
+//! The plugins that create or move an interface, and the code that they share.
 //!
-//! Every file has the same order: header, `Conf` as written, the checked thing, `impl Plugin`, steps in
-//! call order, tests.
+//! Every plugin's file has the same order: header, `Conf` as written, the validated configuration, `impl Plugin`,
+//! the steps in the order of their call, tests.
 
 pub mod addressing;
 pub mod bridge;
@@ -38,23 +38,24 @@ use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use serde::Deserialize;
 
-/// The group that links are gathered in to be removed together; whoever puts one there wants it gone.
+/// Interface group that collects links, so that the kernel removes them with one request. Every link in it is to be
+/// deleted.
 pub const REMOVAL_GROUP: u32 = 0x7765_6674;
 
-/// Largest MTU the kernel takes anywhere, in bytes.
+/// Largest MTU that the kernel accepts for any link, in bytes.
 const MTU_MAX: u32 = 65535;
 /// Smallest MTU that IPv4 allows, in bytes.
 const MTU_MIN: u32 = 68;
 
-/// What interface plugins read under `args`.
+/// Fields that interface plugins read under `args`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct CniArgs {
-    /// The part that CONVENTIONS.md reserves.
+    /// Fields of `args.cni`, which CONVENTIONS.md reserves.
     pub cni: CniArgsCni,
 }
 
-/// What interface plugins read under `args.cni`.
+/// Fields that interface plugins read under `args.cni`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct CniArgsCni {
@@ -62,7 +63,7 @@ pub struct CniArgsCni {
     pub mac: String,
 }
 
-/// What interface plugins read under `runtimeConfig`.
+/// Fields that interface plugins read under `runtimeConfig`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct RuntimeConfig {
@@ -70,7 +71,7 @@ pub struct RuntimeConfig {
     pub mac: String,
 }
 
-/// Refuses what the kernel would not take as a name.
+/// Fails unless the kernel accepts `name` as an interface name.
 pub fn check_name(key: &str, name: &str) -> Result<(), Error> {
     match ifname_fault(name) {
         None => Ok(()),
@@ -78,7 +79,7 @@ pub fn check_name(key: &str, name: &str) -> Result<(), Error> {
     }
 }
 
-/// 0 means «not configured».
+/// Returns the configured MTU; 0 means "not configured".
 pub fn check_mtu(mtu: u32) -> Result<Option<u32>, Error> {
     match mtu {
         0 => Ok(None),
@@ -87,7 +88,7 @@ pub fn check_mtu(mtu: u32) -> Result<Option<u32>, Error> {
     }
 }
 
-/// Queues of a pair's ends; 0 means «not configured».
+/// Returns the number of queues for each end of a veth pair; 0 means "not configured".
 pub fn check_queues(queues: u32) -> Result<Queues, Error> {
     match queues {
         0 => Ok(Queues::ONE),
@@ -96,7 +97,7 @@ pub fn check_queues(queues: u32) -> Result<Queues, Error> {
     }
 }
 
-/// The hardware address asked for: by the runtime, else by `args`, else by `CNI_ARGS` (V6, V13, V14).
+/// Returns the requested hardware address: from the runtime, else from `args`, else from `CNI_ARGS` (V6, V13, V14).
 pub fn requested_mac(
     runtime: &RuntimeConfig,
     args: &CniArgs,
@@ -113,25 +114,28 @@ pub fn requested_mac(
     ethernet_address(key, text)
 }
 
-/// A hardware address that an interface can have; an empty text is none.
+/// Returns a unicast hardware address, or none for an empty string.
 pub fn ethernet_address(key: &str, text: &str) -> Result<Option<Vec<u8>>, Error> {
-    // The lowest bit of the first byte says «a group's».
-    let can_be_had = |mac: &Vec<u8>| mac.len() == 6 && mac[0] & 1 == 0 && mac.iter().any(|byte| *byte != 0);
-    match parse_mac(text).filter(can_be_had) {
+    // The lowest bit of the first byte marks a group address.
+    let is_usable = |mac: &Vec<u8>| mac.len() == 6 && mac[0] & 1 == 0 && mac.iter().any(|byte| *byte != 0);
+    match parse_mac(text).filter(is_usable) {
         _ if text.is_empty() => Ok(None),
         Some(mac) => Ok(Some(mac)),
         None => Err(Error::key(key, format!("{text:?}"), "not an Ethernet address of one interface")),
     }
 }
 
-/// The link of this name in a namespace that must have it.
+/// Returns the link `name` of a namespace.
+///
+/// # Errors
+/// The namespace has no link of this name.
 pub fn link_in(netns: &Netns, name: &str) -> Result<(Rtnl, Link), Error> {
     let mut net = netns.rtnl().or_refused()?;
     let link = net.link(name).or_refused()?;
     Ok((net, link))
 }
 
-/// A container's interface must not be there before we make it (S25).
+/// Fails if the container already has an interface of this name (S25).
 pub fn expect_no_link(inside: &mut Rtnl, name: &str) -> Result<(), Error> {
     match inside.find_link(name).or_refused()? {
         None => Ok(()),
@@ -142,10 +146,11 @@ pub fn expect_no_link(inside: &mut Rtnl, name: &str) -> Result<(), Error> {
     }
 }
 
-/// Prepares the interface, still down, for its addresses; call it inside the namespace.
+/// Prepares an interface, which is still down, for its addresses. Call it inside the namespace.
 ///
-/// Duplicate address detection would cost a second or two, so it is off unless asked for: best effort as
-/// upstream, a kernel without IPv6 has none of these files. A new address is announced.
+/// Duplicate address detection takes one to two seconds, so it runs only if the configuration requests it. The sysctls
+/// are best effort, as in the reference plugins: a kernel without IPv6 has none of these files. The kernel announces
+/// new IPv4 addresses (`arp_notify`).
 pub fn announce(net: &mut Rtnl, link: &Link, detect_duplicates: bool) -> Result<(), Error> {
     if detect_duplicates {
         let _ = sysctl::write_interface(Family::V6, &link.name, "enhanced_dad", "1");
@@ -156,11 +161,11 @@ pub fn announce(net: &mut Rtnl, link: &Link, detect_duplicates: bool) -> Result<
     net.change_link(link.index, &link.name, &change).or_refused()
 }
 
-/// Takes addresses, routes and DNS of address management into a result whose interface `index` they are for.
+/// Copies addresses, routes and DNS from an IPAM result into `result`; the addresses belong to interface `index`.
 pub fn adopt(reserved: Success, index: i32, result: &mut Success) -> Result<(), Error> {
     let Success { interfaces: _, ips, routes, dns } = reserved;
     if ips.is_empty() {
-        return Err(Error::internal("ipam: the answer holds no address"));
+        return Err(Error::internal("ipam: the result has no address"));
     }
     (result.ips, result.routes, result.dns) = (ips, routes, dns);
     for ip in &mut result.ips {
@@ -169,7 +174,7 @@ pub fn adopt(reserved: Success, index: i32, result: &mut Success) -> Result<(), 
     Ok(())
 }
 
-/// DNS of the configuration, if it has any, wins over that of address management.
+/// Replaces the DNS settings of the IPAM result with those of the configuration, if it has any.
 pub fn prefer_dns(call: &Call, result: &mut Success) -> Result<(), Error> {
     let configured = call.config.dns()?;
     if !configured.is_empty() {
@@ -178,19 +183,19 @@ pub fn prefer_dns(call: &Call, result: &mut Success) -> Result<(), Error> {
     Ok(())
 }
 
-/// A link as an interface of a result, on the host unless a sandbox is filled in.
+/// Returns a link as an interface of a result. It is on the host unless the caller sets a sandbox.
 pub fn describe(link: &Link) -> Interface {
     Interface { name: link.name.clone(), mac: mac_text(&link.mac), ..Interface::default() }
 }
 
-/// Removes an interface in the container while undoing: the error that matters is another one.
+/// Removes an interface of the container during an undo. Errors are ignored: the caller returns the original error.
 pub fn remove_inside(netns: &Netns, name: &str) {
     if let Ok((mut net, link)) = link_in(netns, name) {
         let _ = net.delete_link(link.index, name);
     }
 }
 
-/// The DEL of a plugin that made one interface: what `rest` removes, the interface, then the addresses.
+/// Runs DEL for a plugin that created one interface: `rest`, then removes the interface, then releases the addresses.
 pub fn detach(
     tag: &OwnerTag,
     request: &Detach,
@@ -202,17 +207,17 @@ pub fn detach(
     release_after(request, delegates, take_down)
 }
 
-/// Takes an interface down, then gives its addresses back; all of it, whatever fails.
+/// Takes an interface down and releases its addresses; a failure stops neither step.
 ///
-/// In this order: an address must not be given to another container while this one still answers to it, and the
-/// kernel frees the rest while it waits for the interface. But a lease is given back through the interface.
+/// The interface goes first: another container must not get an address while this one still answers to it. The kernel
+/// also works while the IPAM plugin runs. A plugin that needs the interface to release a lease (`dhcp`) runs before.
 pub fn release_after(
     request: &Detach,
     delegates: &dyn Invoke,
     take_down: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Error> {
     let mut errors = Vec::new();
-    // Whatever is wrong with it, and nothing may be reserved by what cannot be read, the interface goes.
+    // An invalid IPAM section holds no reservation, and the interface is removed in any case.
     let ipam = Ipam::configured(&request.call, delegates).unwrap_or_else(|error| {
         errors.push(error);
         None
@@ -228,12 +233,12 @@ pub fn release_after(
     collected(errors)
 }
 
-/// Removes the interface of an attachment, wherever an end of it still is.
+/// Removes the interface of an attachment on the host and in the container.
 fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
     let mut errors = Vec::new();
     let mut host = Rtnl::open().or_refused()?;
     match veth::remove_host_end(&mut host, tag) {
-        // The other end went with it.
+        // The kernel removed the other end, too.
         Ok(true) => return Ok(()),
         Ok(false) => {}
         Err(error) => errors.push(error),
@@ -243,7 +248,7 @@ fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
     {
         let mut net = netns.rtnl().or_refused()?;
         if let Some(link) = net.find_link(request.who.ifname.as_str()).or_refused()?
-            && !is_anothers(&mut host, &link, tag)
+            && !belongs_to_other(&mut host, &link, tag)
         {
             let deleted = linux::error::absent_is_fine(net.delete_link(link.index, &link.name));
             errors.extend(deleted.or_refused().err());
@@ -252,8 +257,9 @@ fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
     collected(errors)
 }
 
-/// Is an interface in a container another attachment's, or hardware, or `lo`? The tag of a pair is on its host end.
-pub fn is_anothers(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> bool {
+/// Whether an interface in a container belongs to another attachment, or is hardware or `lo`. The owner tag of a veth
+/// pair is on its host end.
+pub fn belongs_to_other(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> bool {
     let is_its_own = |found: OwnerTag, alias: &str| {
         OwnerTag { plugin: found.plugin, ..tag.clone() }.text(ALIAS_MAX) == alias
     };
@@ -265,7 +271,7 @@ pub fn is_anothers(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> bool {
         || outside.is_some_and(|end| end.link == Some(link.index) && is_marked(&end))
 }
 
-/// Removes the host's links that `plugin` made for attachments which are no longer valid.
+/// Removes the links of the host that `plugin` created for attachments that are no longer valid.
 pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let mut host = Rtnl::open().or_refused()?;

@@ -1,8 +1,8 @@
-//! The plugins that manage addresses, and what they read alike: requests, routes, addresses.
+//! The IPAM plugins, and the inputs that they have in common: requests, routes, addresses.
 //!
 //! Rules:
-//! - they are called with the whole configuration of the plugin they serve and read its `ipam`;
-//! - every refusal names the key as it was written and its value.
+//! - An IPAM plugin receives the whole configuration of the plugin that calls it and reads its `ipam`.
+//! - Every error names the field and its value.
 //!
 //! Source: CONVENTIONS.md "ips" (V5, V13, V14); plugins `pkg/ip/ip.go`.
 
@@ -19,7 +19,7 @@ use cni::version::Version;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-/// The requests in a configuration, as written.
+/// Requested addresses in a configuration, as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct RequestConf {
@@ -40,21 +40,21 @@ struct AddressesConf {
     ips: Vec<String>,
 }
 
-/// An address that somebody asks for.
+/// Requested address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The key it was written under.
+    /// Field that contains it.
     pub key: String,
-    /// The address.
+    /// Address.
     pub ip: IpAddr,
-    /// The same with its prefix length, if one was given.
+    /// Address with its prefix length, if it has one.
     pub prefixed: Option<IpNet>,
 }
 
-/// The three channels by which addresses are asked for, each in its order.
+/// Requested addresses from all three sources, each in its order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// `IP` of `CNI_ARGS`: addresses divided by commas.
+    /// `IP` of `CNI_ARGS`: addresses separated by commas.
     pub environment: Vec<Request>,
     /// `args.cni.ips`.
     pub args: Vec<Request>,
@@ -63,7 +63,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Reads all three.
+    /// Reads all sources.
     pub fn read(conf: RequestConf, environment: &Args) -> Result<Requests, Error> {
         let RequestConf { args: ArgsConf { cni }, runtime_config } = conf;
         let list = |key: &str, AddressesConf { ips }: AddressesConf| {
@@ -95,7 +95,7 @@ impl Request {
     }
 }
 
-/// A route as written.
+/// Route as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct RouteConf {
@@ -108,7 +108,7 @@ pub struct RouteConf {
     scope: Option<u8>,
 }
 
-/// Checks the routes under `ipam.routes`.
+/// Validates the routes under `ipam.routes`.
 pub fn routes(written: Vec<RouteConf>) -> Result<Vec<Route>, Error> {
     let check = |(index, route): (usize, RouteConf)| {
         let RouteConf { dst, gw, mtu, advmss, priority, table, scope } = route;
@@ -119,14 +119,14 @@ pub fn routes(written: Vec<RouteConf>) -> Result<Vec<Route>, Error> {
     written.into_iter().enumerate().map(check).collect()
 }
 
-/// A required address with its prefix length.
+/// Parses a required address with its prefix length.
 pub fn prefix(key: &str, text: &str) -> Result<IpNet, Error> {
     parse_cidr(text).ok_or_else(|| {
         Error::key(key, format!("{text:?}"), "not an address with a prefix length (CIDR notation)")
     })
 }
 
-/// An optional address; the empty text is «absent».
+/// Parses an optional address; an empty string means "absent".
 pub fn address(key: &str, text: &str) -> Result<Option<IpAddr>, Error> {
     match text {
         "" => Ok(None),
@@ -137,7 +137,7 @@ pub fn address(key: &str, text: &str) -> Result<Option<IpAddr>, Error> {
     }
 }
 
-/// Before 0.3.0 a result has room for one address of each family.
+/// Fails if the result has several addresses of a family and its version is below 0.3.0.
 pub fn one_of_each_family(
     version: Version,
     families: impl Iterator<Item = IpAddr> + Clone,
@@ -148,7 +148,9 @@ pub fn one_of_each_family(
     match most > 1 && version < Version::V0_3_0 {
         false => Ok(()),
         true => {
-            let why = format!("more than one address of a family, which cniVersion {version} cannot answer");
+            let why = format!(
+                "more than one address of a family, which a result of cniVersion {version} cannot contain"
+            );
             Err(Error::key(key, format!("{most} addresses"), why))
         }
     }
@@ -166,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn v5_v13_v14_requests_come_with_and_without_prefix_by_three_channels() -> Result<(), Error> {
+    fn ipam_requests_have_three_sources_and_optional_prefixes() -> Result<(), Error> {
         let conf = json!({ "args": { "CNI": { "ips": ["10.0.0.5/24"] } }, "runtimeConfig": { "IPs": ["fd00::5", "::ffff:10.0.0.6"] } });
         let Requests { environment, args, runtime } = requests(&conf, "IP=10.0.0.7, 10.0.0.8/16")?;
         let texts = |list: Vec<Request>| {
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_no_address_names_its_key() {
+    fn ipam_request_that_is_no_address_is_reported_by_field() {
         let cases = [
             (json!({ "args": { "cni": { "ips": ["10.0.0.5", "x"] } } }), "", "args.cni.ips[1]: \"x\""),
             (json!({ "runtimeConfig": { "ips": [""] } }), "", "runtimeConfig.ips[0]: \"\""),
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn s35_routes_keep_every_key_and_a_wrong_one_is_named() {
+    fn ipam_routes_keep_every_field_and_report_invalid_ones() {
         let written = json!([{ "dst": "0.0.0.0/0" }, { "dst": "10.1.0.0/16", "GW": "10.0.0.1", "mtu": 1400, "priority": 5, "table": 0, "scope": 253 }]);
         let read = |value: &serde_json::Value| routes(fold::from_value(value, "ipam.routes")?);
         let list = read(&written).unwrap();

@@ -1,8 +1,8 @@
-//! The plugins: those that make or move an interface, those that are chained behind one, and those that manage addresses.
+//! The interface, chained and IPAM plugins.
 //!
-//! A plugin is a value that implements [`cni::plugin::Plugin`]; the crate `weft-cni` has the table of them.
+//! A plugin is a value that implements [`cni::plugin::Plugin`]; the crate `weft-cni` has the table of all plugins.
 //!
-//! Nothing here runs an async runtime or speaks to a Kubernetes API.
+//! This crate uses no async runtime and no Kubernetes API.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! Open vSwitch's configuration, over its own protocol: ports are put into a bridge and taken out.
+//! Client of the Open vSwitch database: adds ports to a bridge and removes them.
 //!
-//! Rules: what comes from the server is bounded and checked; nobody is waited for longer than told; its questions
-//! whether we live are answered. What we made says so: `external_ids:vm-uuid=weft`, and for whom in `weft`.
-//!
-//! Requests are texts: what goes into them is quoted, and a tree of them would be many times the code.
+//! Rules:
+//! - Answers of the server are limited in size and validated, and each has a timeout. Its `echo` requests are answered.
+//! - Every object has `external_ids:vm-uuid=weft`, and the owner tag in `weft`.
+//! - Requests are strings with quoted values; a tree of request types would need much more code.
 //!
 //! Source: RFC 7047; ovs-vswitchd.conf.db(5); ovn-architecture(7), "Life Cycle of a VIF" (`iface-id`,
 //! `ovn-installed`).
@@ -18,16 +18,16 @@ use cni::{Error, code};
 use linux::unix::connect_within;
 use serde_json::Value;
 
-/// Where the server is unless the configuration says something else.
+/// Default socket of the server.
 pub const SOCKET: &str = "/run/openvswitch/db.sock";
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Largest answer, in bytes.
+/// Timeout of an answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum size of an answer, in bytes.
 const ANSWER_MAX: usize = 16 << 20;
-/// How often it is looked whether the switch has acted.
+/// Interval at which the state of a new port is read.
 const POLL: Duration = Duration::from_millis(5);
 
-/// A connection to the server.
+/// Connection to the server.
 #[derive(Debug)]
 pub struct Ovsdb {
     stream: UnixStream,
@@ -36,52 +36,52 @@ pub struct Ovsdb {
     number: u32,
 }
 
-/// A port to be put in.
+/// Port to add.
 #[derive(Debug)]
 pub struct Plug<'a> {
-    /// The bridge.
+    /// Bridge that gets the port.
     pub bridge: &'a str,
-    /// The link.
+    /// Link to add.
     pub device: &'a str,
-    /// The port of Neutron it is.
+    /// Id of the Neutron port.
     pub port: &'a str,
-    /// Its hardware address inside.
+    /// Hardware address in the container.
     pub mac: &'a str,
-    /// For whom.
+    /// Owner tag of the attachment.
     pub tag: &'a str,
 }
 
-/// What a bridge is like.
+/// Properties of a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bridge {
-    /// Its packets are switched by a process: nobody completes a checksum.
+    /// Whether a userspace process forwards its packets, so that checksums are not completed.
     pub in_user_space: bool,
-    /// OVN drives it, and says when a port works.
+    /// Whether OVN controls it and reports when a port works.
     pub by_ovn: bool,
 }
 
-/// A port of ours in the switch.
+/// Port of this plugin in the switch.
 #[derive(Debug)]
-pub struct Found {
-    /// Its link.
+pub struct OwnPort {
+    /// Link of the port.
     pub device: String,
-    /// For whom.
+    /// Owner tag of the attachment.
     pub tag: String,
-    /// Why it does not work; empty if it does.
+    /// Reason why it does not work; empty if it does.
     pub error: String,
 }
 
 // === impl Ovsdb ===
 
 impl Ovsdb {
-    /// Connects to the server at `address`, a path, `unix:` before it or not.
+    /// Connects to the server at `address`, a path with or without `unix:`.
     ///
     /// # Errors
-    /// Code 11: it may be back any moment.
+    /// Code 11: the server may become available.
     pub fn connect(address: &str) -> Result<Ovsdb, Error> {
         let path = address.strip_prefix("unix:").unwrap_or(address);
-        let connected = connect_within(Path::new(path), PATIENCE).and_then(|stream| {
-            stream.set_read_timeout(Some(PATIENCE))?;
+        let connected = connect_within(Path::new(path), TIMEOUT).and_then(|stream| {
+            stream.set_read_timeout(Some(TIMEOUT))?;
             Ok(stream)
         });
         match connected {
@@ -90,9 +90,9 @@ impl Ovsdb {
         }
     }
 
-    /// Puts a port into its bridge, in the place of one of the same name. `ovs-vsctl add-port`
+    /// Adds a port to its bridge and replaces one of the same name. `ovs-vsctl add-port`
     ///
-    /// What the switch makes of it, [`Ovsdb::wait`] says.
+    /// [`Ovsdb::wait`] waits for the result.
     pub fn plug(&mut self, plug: &Plug<'_>) -> Result<Bridge, Error> {
         let Plug { bridge, device, port, mac, tag } = *plug;
         let (named, link) = (quoted(bridge), quoted(device));
@@ -129,7 +129,7 @@ impl Ovsdb {
             format!(
                 r#"{{"op":"mutate","table":"Bridge","where":[["name","==",{named}]],"mutations":[["ports","insert",["named-uuid","p"]]]}}"#
             ),
-            NEXT.to_owned(),
+            NEXT_CONFIG.to_owned(),
         ]);
         self.transact(&operations)?;
         Ok(Bridge {
@@ -140,12 +140,12 @@ impl Ovsdb {
         })
     }
 
-    /// Waits until the switch has taken the port in, and where OVN drives it until it works there.
+    /// Waits until the switch has added the port, and if OVN controls it until the port works.
     ///
     /// # Errors
-    /// What the switch says of the link; code 11 if it takes too long.
-    pub fn wait(&mut self, device: &str, bridge: Bridge, patience: Duration) -> Result<(), Error> {
-        let deadline = Instant::now() + patience;
+    /// The error that the switch reports for the link; code 11 after the timeout.
+    pub fn wait(&mut self, device: &str, bridge: Bridge, timeout: Duration) -> Result<(), Error> {
+        let deadline = Instant::now() + timeout;
         let select = format!(
             r#"{{"op":"select","table":"Interface","where":[["name","==",{}]],"columns":["ofport","error","external_ids"]}}"#,
             quoted(device)
@@ -163,9 +163,9 @@ impl Ovsdb {
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                let who =
-                    if taken { "ovn-controller does not install" } else { "ovs-vswitchd does not take in" };
-                let why = format!("{who} port {device} within {} s", patience.as_secs());
+                let reason =
+                    if taken { "ovn-controller does not install" } else { "ovs-vswitchd does not add" };
+                let why = format!("{reason} port {device} within {} s", timeout.as_secs());
                 return Err(Error::new(code::TRY_AGAIN_LATER, why));
             }
             sleep(pause);
@@ -173,12 +173,12 @@ impl Ovsdb {
         }
     }
 
-    /// The ports that are ours.
-    pub fn own(&mut self) -> Result<Vec<Found>, Error> {
+    /// Returns the ports of this plugin.
+    pub fn own(&mut self) -> Result<Vec<OwnPort>, Error> {
         let select = r#"{"op":"select","table":"Interface","where":[["external_ids","includes",["map",[["vm-uuid","weft"]]]]],"columns":["name","error","external_ids"]}"#;
         let answer = self.transact(&[select.to_owned()])?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let rows = answer[0]["rows"].as_array().into_iter().flatten().map(|row| Found {
+        let rows = answer[0]["rows"].as_array().into_iter().flatten().map(|row| OwnPort {
             device: text(&row["name"]),
             tag: entry(&row["external_ids"], "weft").unwrap_or_default().to_owned(),
             error: text(&row["error"]),
@@ -186,7 +186,7 @@ impl Ovsdb {
         Ok(rows.collect())
     }
 
-    /// Takes ports out of whatever bridge they are in. `ovs-vsctl --if-exists del-port`
+    /// Removes ports from any bridge. `ovs-vsctl --if-exists del-port`
     pub fn unplug(&mut self, devices: &[String]) -> Result<(), Error> {
         let select = |device: &String| {
             format!(
@@ -201,11 +201,11 @@ impl Ovsdb {
         if operations.is_empty() {
             return Ok(());
         }
-        operations.push(NEXT.to_owned());
+        operations.push(NEXT_CONFIG.to_owned());
         self.transact(&operations).map(drop)
     }
 
-    /// Carries operations out, all or none; an answer to each.
+    /// Executes operations as one transaction; returns an answer for each.
     fn transact(&mut self, operations: &[String]) -> Result<Vec<Value>, Error> {
         if operations.is_empty() {
             return Ok(Vec::new());
@@ -228,7 +228,7 @@ impl Ovsdb {
             let Value::Array(answers) = message["result"].take() else {
                 return Err(self.fault(&message["error"]));
             };
-            // What fails at the end of it all is an answer too many.
+            // An error of the commit itself is an additional answer at the end.
             return match answers.iter().find(|answer| !answer["error"].is_null()) {
                 Some(answer) => Err(self.fault(answer)),
                 None if answers.len() < operations.len() => Err(self.fault(&Value::Null)),
@@ -241,18 +241,18 @@ impl Ovsdb {
         self.stream.write_all(message.as_bytes()).map_err(|cause| later(&self.path, &cause.to_string()))
     }
 
-    /// The next message: they follow each other without anything between them.
+    /// Reads the next message; messages follow each other without a separator.
     fn receive(&mut self) -> Result<Value, Error> {
         let mut chunk = [0; 16 * 1024];
         loop {
-            let first = first_value(&self.buffer).map_err(|_| later(&self.path, "it does not speak JSON"))?;
+            let first = first_value(&self.buffer).map_err(|_| later(&self.path, "the answer is not JSON"))?;
             if let Some((message, end)) = first {
                 self.buffer.drain(..end);
                 return Ok(message);
             }
             let read = self.stream.read(&mut chunk).map_err(|cause| later(&self.path, &cause.to_string()))?;
             if read == 0 || self.buffer.len() > ANSWER_MAX {
-                return Err(later(&self.path, "the answer breaks off"));
+                return Err(later(&self.path, "the answer is incomplete or too large"));
             }
             self.buffer.extend_from_slice(&chunk[..read]);
         }
@@ -263,10 +263,11 @@ impl Ovsdb {
     }
 }
 
-/// `vswitchd` looks for changes by it.
-const NEXT: &str = r#"{"op":"mutate","table":"Open_vSwitch","where":[],"mutations":[["next_cfg","+=",1]]}"#;
+/// Operation that makes `ovs-vswitchd` read the changes.
+const NEXT_CONFIG: &str =
+    r#"{"op":"mutate","table":"Open_vSwitch","where":[],"mutations":[["next_cfg","+=",1]]}"#;
 
-/// Takes a port out; its rows go by themselves.
+/// Returns the operation that removes a port; the database deletes the rows that nothing refers to.
 fn remove(port: &Value) -> String {
     format!(
         r#"{{"op":"mutate","table":"Bridge","where":[["ports","includes",{port}]],"mutations":[["ports","delete",{port}]]}}"#
@@ -281,12 +282,12 @@ fn later(path: &str, why: &str) -> Error {
     Error::new(code::TRY_AGAIN_LATER, format!("Open vSwitch at {path}: {why}"))
 }
 
-/// A value of a map of OVSDB: `["map", [[KEY, VALUE], …]]`.
+/// Returns a value of an OVSDB map: `["map", [[KEY, VALUE], …]]`.
 fn entry<'a>(map: &'a Value, key: &str) -> Option<&'a str> {
     map[1].as_array()?.iter().find(|pair| pair[0] == key)?[1].as_str()
 }
 
-/// The first value of these bytes and where it ends, if it is all there.
+/// Returns the first value in the bytes and its length, if it is complete.
 fn first_value(bytes: &[u8]) -> Result<Option<(Value, usize)>, serde_json::Error> {
     let mut values = serde_json::Deserializer::from_slice(bytes).into_iter();
     match values.next() {
@@ -301,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_told_apart_whatever_is_in_their_texts() {
+    fn ovsdb_messages_are_separated_whatever_their_strings_contain() {
         let two = br#"{"a":"}\"}","b":{"c":[{}]}}{"id":2}"#;
         let (first, end) = first_value(two).unwrap().unwrap();
         assert_eq!((first["a"].as_str(), end), (Some("}\"}"), two.len() - 8));
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_of_ovsdb_is_looked_up() {
+    fn ovsdb_map_returns_the_value_of_a_key() {
         let map = serde_json::json!(["map", [["iface-id", "x"], ["ovn-installed", "true"]]]);
         assert_eq!(entry(&map, "ovn-installed"), Some("true"));
         assert_eq!(entry(&map, "other"), None);

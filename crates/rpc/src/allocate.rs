@@ -94,13 +94,13 @@ impl Operation {
 }
 
 impl AllocateResponse {
-    /// Response of an agent that cannot serve the request.
+    /// Returns the response of an agent that cannot serve the request.
     pub fn unavailable(why: impl Into<String>) -> AllocateResponse {
         let error = Some(AllocationError::Unavailable(why.into()));
         AllocateResponse { lease: LeaseResponse { error, ..LeaseResponse::default() }, hint: None }
     }
 
-    /// Text of the error, with the addition.
+    /// Returns the text of the error, with the addition.
     pub fn error(&self) -> Option<String> {
         let error = self.lease.error.as_ref()?;
         Some(self.hint.as_ref().map_or_else(|| error.to_string(), |hint| format!("{error}; {hint}")))

@@ -1,10 +1,10 @@
-//! Difference between an attached sandbox and a new plan: what stays, what is removed, what is added.
+//! Difference between an attached sandbox and a new plan: the attachments to keep, to remove and to add.
 //!
-//! - Only networks that the pod selects change; the default network and those of every pod stay.
-//! - An attachment stays if network, interface and requests are the same. An edited definition or another order of
+//! - Only networks that the pod selects change; the default network and those of every pod are kept.
+//! - An attachment is kept if network, interface and requests are the same. An edited definition or another order of
 //!   devices changes no running pod.
 //! - The default route of a running pod does not move.
-//! - A removed attachment stays at the end of the plan until it is gone, so that a DEL finds it
+//! - A removed attachment remains at the end of the plan until it is detached, so that a DEL finds it
 //!   (`docs/design/journal.md`, hot-plug).
 //!
 //! Source: the multi-network specification, 4.1.2, which leaves a change of the annotation to implementations.
@@ -13,43 +13,43 @@ use cni::capability::{self, HardwareAddress, RequestedIp};
 use cni::error::{Error, code};
 
 use crate::journal::{Attachment, Entry, State};
-use npwg::plan::{Delegate, Plan, Role, RouteWish};
+use npwg::plan::{DefaultRouteAction, Delegate, Plan, Role};
 use npwg::request::ETHERNET_LENGTH;
 
-/// What is to be done to a sandbox.
+/// Change of a sandbox.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// The entry to write before anything is done: what stays and comes, in the order of the new plan, then what goes.
+    /// Entry to write before the first effect: kept and added delegates in the order of the new plan, then removed ones.
     pub entry: Entry,
-    /// How many of its delegates stay or come; those behind them go.
+    /// Number of delegates to keep or add; the delegates after them are removed.
     pub wanted: usize,
 }
 
 impl Change {
-    /// The places of what comes.
+    /// Returns the indices of the delegates to add.
     pub fn added(&self) -> Vec<usize> {
         let comes = |place: &usize| self.entry.attachments[*place].state == State::Planned;
         (0..self.wanted).filter(comes).collect()
     }
 
-    /// The places of what goes, last first.
+    /// Returns the indices of the delegates to remove, last first.
     pub fn removed(&self) -> Vec<usize> {
         (self.wanted..self.entry.attachments.len()).rev().collect()
     }
 }
 
-/// What makes the sandbox of `entry` the one of `plan`; nothing if it is.
+/// Returns the change from the sandbox of `entry` to `plan`, or `None` if there is no difference.
 ///
 /// # Errors
-/// 7 the default route would change; 4 the plan is another sandbox's.
+/// Code 7: the default route would change. Code 4: the plan belongs to another sandbox.
 pub fn between(entry: &Entry, plan: &Plan) -> Result<Option<Change>, Error> {
     let old = &entry.plan;
     if (&old.container, &old.pod.uid) != (&plan.container, &plan.pod.uid) {
-        return Err(Error::new(code::INVALID_ENVIRONMENT, "change: the plan is another sandbox's"));
+        return Err(Error::new(code::INVALID_ENVIRONMENT, "change: the plan belongs to another sandbox"));
     }
     let all = old.delegates.iter().zip(&entry.attachments);
     let (mut left, others): (Vec<_>, Vec<_>) = all.partition(|(delegate, _)| delegate.role == Role::Selected);
-    // What the pod did not select is not looked at again.
+    // Networks that the pod does not select never change.
     let owned = |(delegate, attachment): (&Delegate, &Attachment)| (delegate.clone(), attachment.clone());
     let mut wanted: Vec<(Delegate, Attachment)> = others.into_iter().map(owned).collect();
     for delegate in plan.selected() {
@@ -78,8 +78,8 @@ pub fn between(entry: &Entry, plan: &Plan) -> Result<Option<Change>, Error> {
     Ok(Some(Change { entry: changed, wanted: count }))
 }
 
-/// The same attachment: nothing the pod asks of it differs. How that reaches the plugins, their definition says, and
-/// that may be another one by now.
+/// Whether the attachments are the same: the pod's requests are equal. The form in which they reach the plugins is not
+/// compared, because it depends on the definition, which may have been edited.
 fn is_same(known: &Delegate, wanted: &Delegate) -> bool {
     let asks_the_same = match (&known.asked, &wanted.asked) {
         (Some(known), Some(wanted)) => known == wanted,
@@ -88,13 +88,13 @@ fn is_same(known: &Delegate, wanted: &Delegate) -> bool {
     known.network == wanted.network && known.ifname == wanted.ifname && asks_the_same
 }
 
-/// Of an entry that does not say what was asked, what can be compared whatever the definition declares: the pairs that
-/// every plugin gets, and the addresses that it declared then and declares now.
+/// Whether the attachments are the same as far as an entry without recorded requests shows: compares the pairs that every
+/// plugin gets, and the addresses in capabilities that both definitions declare.
 fn seems_same(known: &Delegate, wanted: &Delegate) -> bool {
     fn arg<'a>(of: &'a Delegate, key: &str) -> Option<&'a str> {
         of.args.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
     }
-    // Multus joins several addresses, and says longer hardware addresses, too: what is none of ours says nothing.
+    // Multus joins several addresses and also passes longer hardware addresses; values of another form are not compared.
     let ip = |of| RequestedIp::parse(arg(of, "IP")?);
     let mac = |of| HardwareAddress::parse(arg(of, "MAC")?).filter(|mac| mac.bytes().len() == ETHERNET_LENGTH);
     ip(known) == ip(wanted)
@@ -104,7 +104,7 @@ fn seems_same(known: &Delegate, wanted: &Delegate) -> bool {
             .all(|key| agree(known, wanted, key))
 }
 
-/// Do both say the same, but for blanks and case, or one of them nothing?
+/// Whether both have the same value, ignoring blanks and case, or one of them has none.
 fn agree(known: &Delegate, wanted: &Delegate, key: &str) -> bool {
     let text = |of: &Delegate| {
         let raw = of.runtime_config.get(key)?.get();
@@ -114,12 +114,12 @@ fn agree(known: &Delegate, wanted: &Delegate, key: &str) -> bool {
 }
 
 fn refuse_default_route(delegate: &Delegate) -> Result<(), Error> {
-    if matches!(delegate.default_route, RouteWish::Untouched | RouteWish::Yield { .. }) {
+    if matches!(delegate.default_route, DefaultRouteAction::Untouched | DefaultRouteAction::Yield { .. }) {
         return Ok(());
     }
     let Delegate { network, ifname, .. } = delegate;
-    let why = format!("change: {network} on {ifname}: the default route of a running pod stays where it is");
-    Err(Error::new(code::INVALID_CONFIG, why).details("make the pod anew"))
+    let why = format!("change: {network} on {ifname}: the default route of a running pod cannot change");
+    Err(Error::new(code::INVALID_CONFIG, why).details("recreate the pod"))
 }
 
 #[cfg(test)]

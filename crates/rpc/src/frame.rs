@@ -26,11 +26,11 @@ use serde::{Deserialize, Serialize};
 
 /// Version of the protocol: the only one that this release sends and reads.
 pub const VERSION: u32 = 1;
-/// Largest message of any kind, in bytes, without the four of its length.
+/// Maximum size of a message of any kind, in bytes, without the four of its length.
 pub const MESSAGE_MAX: usize = 16 << 20;
-/// Largest message that reports how something went, in bytes.
+/// Maximum size of a message that reports a result, in bytes.
 pub const REPORT_MAX: usize = 1 << 20;
-/// Largest message without a body, in bytes.
+/// Maximum size of a message without a body, in bytes.
 pub const SIGNAL_MAX: usize = 1 << 10;
 
 /// Number of bytes in front of an envelope.
@@ -43,19 +43,19 @@ pub trait Message: Serialize + DeserializeOwned {
     /// Field of the envelope that holds the message.
     const FIELD: &'static str;
 
-    /// Most bytes that the envelope of this message may have; at most [`MESSAGE_MAX`].
+    /// Returns the maximum size of the envelope of this message in bytes; at most [`MESSAGE_MAX`].
     fn limit(&self) -> usize;
 }
 
 /// Reason why a message could not be sent or received.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// The other side went away, or a deadline passed.
+    /// The connection was closed, or a deadline passed.
     #[error("{step} message: {cause}")]
     Io {
         /// `send` or `receive`.
         step: &'static str,
-        /// What the system reported.
+        /// Error of the system.
         cause: io::Error,
     },
     /// The message is larger than its kind may be.
@@ -63,7 +63,7 @@ pub enum FrameError {
     TooLarge {
         /// Bytes of the envelope.
         length: usize,
-        /// Most bytes allowed.
+        /// Maximum number of bytes.
         limit: usize,
     },
     /// The connection ended within a message.
@@ -175,7 +175,7 @@ pub fn receive<M: Message>(from: &mut impl Read) -> Result<M, FrameError> {
     decode(&envelope)
 }
 
-/// What is written: the version, then the message.
+/// Envelope to send: the version, then the message.
 struct Envelope<'a, M>(&'a M);
 
 impl<M: Message> Serialize for Envelope<'_, M> {
@@ -187,7 +187,7 @@ impl<M: Message> Serialize for Envelope<'_, M> {
     }
 }
 
-/// What was read.
+/// Envelope as received.
 enum Opened<M> {
     Message(M),
     Unsupported(u32),

@@ -1,7 +1,7 @@
-//! Format of a journal entry: what was planned for one sandbox, and what came of it.
+//! Format of a journal entry: the plan of one sandbox, and the results of its execution.
 //!
 //! `weft-cni` writes the journal; the node agent and the command `weft` read it. An entry is an [`Entry`] as planned,
-//! followed by one [`Progress`] value for each thing that came of it. Format, versions and limits are in
+//! followed by one [`Progress`] value for each step of the execution. Format, versions and limits are in
 //! `docs/design/journal.md`.
 
 mod call;
@@ -14,76 +14,76 @@ use serde_json::value::RawValue;
 use npwg::plan::{Held, Plan, Role};
 use npwg::status;
 
-/// The form of entry this release writes; older ones are read, newer ones are not.
+/// Version of the entry that this release writes. Older versions are read, newer ones are refused.
 pub const VERSION: u32 = 1;
 
-/// Where the journal is unless `cniDir` says otherwise.
+/// Default directory of the journal (`cniDir`).
 pub const DIRECTORY: &str = "/var/lib/weft";
 
-/// The directory of the entries below that, a file each: `<container id>.json`.
+/// Subdirectory of the entries, one file each: `<container id>.json`.
 pub const ENTRIES: &str = "sandboxes";
 
-/// Largest entry read, in bytes.
+/// Maximum size of an entry, in bytes.
 pub const ENTRY_MAX: u64 = 16 << 20;
 
-/// One sandbox.
+/// Entry of one sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
-    /// The form: [`VERSION`].
+    /// Version, [`VERSION`].
     pub version: u32,
-    /// Name of the meta-plugin's own network: which configuration made this.
+    /// Name of the meta-plugin's own network, which identifies the configuration that made the attachments.
     pub network: String,
-    /// The sandbox.
+    /// Container id.
     pub container_id: ContainerId,
-    /// Its network namespace, as the runtime gave it.
+    /// Path of the network namespace, as the runtime passed it.
     pub netns: String,
-    /// Which namespace that was, in which boot: the path may lead to another one later. Empty if it is not known.
+    /// Identity of that namespace and boot, because the path may later lead to another one. Empty if unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub namespace: String,
-    /// The runtime's interface name.
+    /// Interface name that the runtime requested.
     pub ifname: IfName,
-    /// The runtime's `CNI_ARGS`.
+    /// `CNI_ARGS` of the runtime.
     pub args: String,
-    /// The `CNI_PATH` that was used, `binDir` included.
+    /// `CNI_PATH` that was used, `binDir` included.
     pub path: String,
-    /// Everything that was decided.
+    /// Plan of the sandbox.
     pub plan: Plan,
-    /// What came of each delegate of the plan, in its order.
+    /// State of each delegate of the plan, in its order.
     pub attachments: Vec<Attachment>,
-    /// The network-status, once every network is attached.
+    /// Network status, after every network is attached.
     #[serde(default)]
     pub network_status: Vec<status::Entry>,
-    /// Was the whole plan carried out?
+    /// Whether the whole plan was executed.
     #[serde(default)]
     pub complete: bool,
-    /// Was the sandbox whole before, and is its plan being changed? Then the change may be taken up again.
+    /// Whether a complete sandbox is being changed; an interrupted change may be continued.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub changing: bool,
 }
 
-/// What came of one delegate.
+/// State of one delegate.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Attachment {
-    /// How far it is.
+    /// State.
     pub state: State,
-    /// The result as it is in effect, in the version of the delegate's configuration.
+    /// Result in effect, in the version of the delegate's configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Box<RawValue>>,
-    /// How long its ADD took, in microseconds.
+    /// Duration of its ADD, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub microseconds: Option<u64>,
-    /// Why its last DEL failed.
+    /// Error of its last DEL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Error>,
 }
 
-/// How far an attachment is.
+/// State of an attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum State {
-    /// Planned; whether its ADD was begun is not known.
+    /// Planned; it is unknown whether its ADD has begun.
     #[default]
     Planned,
     /// Attached.
@@ -93,7 +93,7 @@ pub enum State {
 }
 
 impl State {
-    /// The word for people.
+    /// Returns the state as a word for users.
     pub fn as_str(self) -> &'static str {
         match self {
             State::Planned => "planned",
@@ -103,26 +103,26 @@ impl State {
     }
 }
 
-/// What comes after the entry; `A` and `S` are borrowed to write and owned to read.
+/// Value that is appended to an entry; `A` and `S` are borrowed to write and owned to read.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Progress<A = Attachment, S = Vec<status::Entry>> {
     /// One attachment changed.
     Attachment {
-        /// Its place in the plan.
+        /// Index in the plan.
         index: usize,
-        /// As it is now.
+        /// New state.
         attachment: A,
     },
-    /// The whole plan was carried out.
+    /// The whole plan was executed.
     Complete {
-        /// What the pod is told.
+        /// Network status of the pod.
         network_status: S,
     },
 }
 
 impl Entry {
-    /// The networks the pod selected and is attached to: what a new plan keeps names and devices by.
+    /// Returns the networks that the pod selected and that are attached: a new plan keeps their names and devices.
     pub fn held(&self) -> Vec<Held> {
         let known = self.plan.delegates.iter().zip(&self.attachments);
         known
@@ -135,15 +135,15 @@ impl Entry {
             .collect()
     }
 
-    /// All that is known now.
+    /// Returns the entry with all progress as JSON.
     ///
     /// # Errors
-    /// Our own fault, if it cannot be said in JSON.
+    /// Code 999 (internal): the entry has no JSON form.
     pub fn value(&self) -> Result<Vec<u8>, Error> {
         encoded(self)
     }
 
-    /// How the attachments of these places are now.
+    /// Returns the states of the attachments at these indices as progress values.
     ///
     /// # Errors
     /// As for [`Entry::value`].
@@ -158,7 +158,7 @@ impl Entry {
         Ok(values)
     }
 
-    /// That the whole plan was carried out.
+    /// Returns the progress value of a completed plan.
     ///
     /// # Errors
     /// As for [`Entry::value`].
@@ -166,16 +166,16 @@ impl Entry {
         encoded(&Progress::<(), _>::Complete { network_status: &self.network_status })
     }
 
-    /// Reads an entry and what came after it.
+    /// Reads an entry and the progress values after it.
     ///
     /// # Errors
-    /// 6 not an entry, or one of a newer release; the details say what to do.
+    /// Code 6: not an entry, or one of a newer version; the details name the next step.
     pub fn read(bytes: &[u8]) -> Result<Entry, Error> {
         #[derive(Deserialize)]
         struct Head {
             version: u32,
         }
-        const CURE: &str = "it is left as it is: see docs/operations.md, «an entry that cannot be read»";
+        const CURE: &str = "it is left as it is: see docs/operations.md, «A pod is not deleted»";
         let fault = |why: String| Error::new(code::DECODING_FAILURE, why).details(CURE);
         let unreadable = |cause: serde_json::Error| fault(format!("unreadable: {cause}"));
         let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<&RawValue>();
@@ -205,7 +205,7 @@ impl Entry {
     }
 }
 
-/// One value and the end of its last line.
+/// Returns a value as one line of JSON.
 fn encoded(what: &impl Serialize) -> Result<Vec<u8>, Error> {
     let bytes = serde_json::to_vec(what);
     let mut bytes = bytes.map_err(|cause| Error::internal(format!("encode an entry: {cause}")))?;
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_truncated_or_newer_entry_is_refused_by_name() {
+    fn journal_truncated_or_newer_entry_is_refused() {
         let newer = Entry::read(br#"{"version":2,"anything":[]}"#).unwrap_err();
         assert_eq!((newer.code, newer.msg.as_str()), (6, "version 2: this release reads up to 1"));
         for broken in [&b""[..], b"{", b"{}", b"[]", br#"{"version":1}"#, b"\0\0\0"] {
@@ -227,9 +227,9 @@ mod tests {
         }
     }
 
-    /// One value, as the first release wrote it: an update finds such entries on a node whose pods run.
+    /// An entry as the first release wrote it: an update finds such entries on a node whose pods run.
     #[test]
-    fn an_entry_of_the_first_form_is_read() {
+    fn journal_entry_of_the_first_release_is_read() {
         let entry = Entry::read(include_bytes!("../testdata/journal/first-form.json")).unwrap();
         assert!(entry.complete && !entry.changing);
         let names: Vec<_> = entry.plan.delegates.iter().map(|delegate| delegate.ifname.as_str()).collect();
@@ -239,13 +239,13 @@ mod tests {
         assert_eq!(states, [State::Attached, State::Detached]);
         assert!(entry.attachments[0].result.as_ref().unwrap().get().contains("10.1.0.2/24"));
         assert_eq!(entry.attachments[1].failure.as_ref().unwrap().msg, "not now");
-        // What it becomes says the same.
+        // The entry keeps its content when it is written again.
         let again = Entry::read(&entry.value().unwrap()).unwrap();
         assert_eq!((again.plan, again.network_status.len()), (entry.plan, 1));
     }
 
     #[test]
-    fn the_example_of_the_journal_page_is_an_entry() {
+    fn journal_page_example_is_a_valid_entry() {
         let page = include_str!("../../../docs/design/journal.md");
         let example = page.split("```").nth(1).and_then(|block| block.strip_prefix("json\n")).unwrap();
         let entry = Entry::read(example.as_bytes()).unwrap();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_what_came_since_and_one_without_its_end_says_nothing() {
+    fn journal_incomplete_last_value_is_ignored() {
         let mut entry = planned();
         let first = entry.value().unwrap();
         entry.attachments[1].state = State::Attached;
@@ -277,7 +277,7 @@ mod tests {
         let second = [first.clone(), entry.attachments_at(&[1]).unwrap()].concat();
         let whole = [second.clone(), entry.completion().unwrap()].concat();
         for end in 0..=whole.len() {
-            // The end of a value's line says nothing more than the value.
+            // The end of a value's line has no meaning of its own.
             let read = match Entry::read(&whole[..end]) {
                 Ok(read) => read,
                 Err(_) if end + 1 < first.len() => continue,
@@ -291,9 +291,9 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_makes_no_sense_is_refused() {
-        let nobody = r#"{"attachment":{"index":2,"attachment":{"state":"attached"}}}"#;
-        for value in ["{}", "\0", "7", nobody] {
+    fn journal_invalid_value_is_refused() {
+        let out_of_range = r#"{"attachment":{"index":2,"attachment":{"state":"attached"}}}"#;
+        for value in ["{}", "\0", "7", out_of_range] {
             let bytes = [planned().value().unwrap(), value.as_bytes().to_vec()].concat();
             let error = Entry::read(&bytes).map(|_| ()).unwrap_err();
             assert!(error.msg.starts_with("unreadable: "), "{value}: {error}");

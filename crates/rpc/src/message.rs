@@ -33,7 +33,7 @@ pub enum Request {
     PlanReport(PlanReport),
     /// Requests the tasks of this node; the agent delays its response until there is one.
     PollTasks(PollTasks),
-    /// Reports what came of a task.
+    /// Reports the result of a task.
     TaskResult(TaskResult),
     /// Requests blocks for an address store of this node.
     AllocateBlocks(Box<AllocateRequest>),

@@ -1,4 +1,4 @@
-//! What a request carries of the node: the meta-plugin's configuration and the networks on disk.
+//! Part of a request that describes the node: the meta-plugin's configuration and the networks on disk.
 //!
 //! The agent reads no file of the node, so every request that may lead to a plan contains a [`NodeInput`].
 
@@ -11,7 +11,7 @@ use npwg::definition::{Disk, Form, OnDisk};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// What a plan needs of the node: the meta-plugin's configuration and the networks on disk.
+/// Input of a plan from the node: the meta-plugin's configuration and the networks on disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeInput {
@@ -37,7 +37,7 @@ pub struct NetworkFile {
 // === impl NodeInput ===
 
 impl NodeInput {
-    /// Returns what is sent of these networks.
+    /// Returns the input for these networks.
     pub fn new(configuration: Box<RawValue>, flavour: Flavour, disk: &Disk) -> NodeInput {
         let (files, unreadable) = (NetworkFile::all(disk), disk.unreadable.clone());
         NodeInput { configuration, flavour, files, unreadable }
@@ -51,7 +51,7 @@ impl NodeInput {
         NodeConfiguration::read(self.configuration.get().as_bytes(), self.flavour)
     }
 
-    /// Returns the networks on the node's disk. A file that is no network is reported like one that could not be read.
+    /// Returns the networks on the node's disk. An invalid network is reported like a file that could not be read.
     pub fn disk(&self) -> Disk {
         let mut disk = Disk { networks: Vec::new(), unreadable: self.unreadable.clone() };
         for NetworkFile { path, text } in &self.files {
@@ -70,7 +70,7 @@ impl NodeInput {
 // === impl NetworkFile ===
 
 impl NetworkFile {
-    /// Returns the files of what was read from the disk.
+    /// Returns the files of the networks that were read from disk.
     pub fn all(disk: &Disk) -> Vec<NetworkFile> {
         let file = |on: &OnDisk| {
             let whole = on.network.inlined().unwrap_or(Cow::Borrowed(on.network.bytes()));
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_on_disk_travel_with_the_request() {
+    fn node_input_contains_the_networks_on_disk() {
         let text = r#"{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"bridge","x":1.50}]}"#;
         let file = |path: &str, text: &str| NetworkFile { path: path.to_owned(), text: text.to_owned() };
         let node = NodeInput {
@@ -101,8 +101,9 @@ mod tests {
         assert_eq!(disk.unreadable.len(), 2, "{:?}", disk.unreadable);
     }
 
+    // Requirements: S39
     #[test]
-    fn s39_plugins_with_files_of_their_own_travel_in_their_list() -> Result<(), Error> {
+    fn node_input_list_contains_plugins_of_its_directory() -> Result<(), Error> {
         let own = Object::parse(br#"{"type":"tuning","mtu":1.50}"#, "own")?;
         for text in [
             r#"{"cniVersion":"1.0.0","name":"a","x":1.50,"plugins":[{"type":"bridge"}]}"#,

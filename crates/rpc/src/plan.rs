@@ -1,6 +1,6 @@
 //! Messages about the plan of a sandbox: [`PlanRequest`], [`PlanResponse`], and afterwards [`PlanReport`].
 //!
-//! The agent sees no file of the node, so the request carries what a plan may need of them: [`NodeInput`].
+//! The agent reads no file of the node, so the request contains what a plan may need of them: [`NodeInput`].
 
 use cni::error::Error;
 use cni::name::{ContainerId, IfName};
@@ -20,7 +20,7 @@ pub struct PlanRequest {
     pub container: ContainerId,
     /// The interface name that the container runtime chose.
     pub ifname: IfName,
-    /// What the plan needs of the node.
+    /// Input of the plan from the node.
     pub node: NodeInput,
     /// Start of the runtime's call, in microseconds of Unix time, for traces.
     pub began: u64,
@@ -44,13 +44,13 @@ pub struct PlanResponse {
 pub struct PlanReport {
     /// Duration of the whole call up to the runtime's answer, the plan included, in microseconds.
     pub microseconds: u64,
-    /// The attachments that were tried, in order.
+    /// Attachments that were attempted, in order.
     pub attachments: Vec<AttachmentReport>,
-    /// Why the call failed, if it did.
+    /// Error of the call, if it failed.
     pub error: Option<Error>,
 }
 
-/// Report of one attachment that was tried.
+/// Report of one attempted attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AttachmentReport {
@@ -58,7 +58,7 @@ pub struct AttachmentReport {
     pub network: String,
     /// The first plugin of its list.
     pub plugin: String,
-    /// Its interface.
+    /// Interface.
     pub ifname: IfName,
     /// Duration in microseconds; `None` if it failed.
     pub microseconds: Option<u64>,
@@ -78,7 +78,7 @@ pub struct PluginCall {
     pub began: u64,
     /// Duration in microseconds, including the plugins that it called.
     pub microseconds: u64,
-    /// Number of plugins that had called each other before: 0 for a plugin of the list, 1 for its IPAM plugin.
+    /// Number of calling plugins: 0 for a plugin of the list, 1 for its IPAM plugin.
     pub depth: usize,
     /// Whether the call failed.
     pub failed: bool,

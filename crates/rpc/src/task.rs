@@ -1,11 +1,11 @@
-//! Tasks that the agent decides and `weft-cni` executes: [`Task`], how they are fetched and handed on, and [`TaskResult`].
+//! Tasks that the agent decides and `weft-cni` executes: [`Task`], their transport, and [`TaskResult`].
 //!
 //! ```text
 //!   agent ── PlanResponse ──► weft-cni (an ADD) ── TaskBatch ──┐
 //!         ── Tasks ─────────► weft executor ────── TaskBatch ──┴─► weft-cni, on stdin ── TaskResult ──► agent
 //! ```
 //!
-//! A task names a sandbox and its pod: the journal entry of another pod is left alone.
+//! A task names a sandbox and its pod: it does not change the journal entry of another pod.
 
 use std::net::IpAddr;
 
@@ -29,10 +29,10 @@ pub enum Task {
         container: ContainerId,
         /// The pod that its entry must name.
         uid: String,
-        /// What is known about the sandbox.
+        /// Knowledge about the sandbox.
         certainty: Certainty,
     },
-    /// Has `weft publish` write the status of this sandbox: no agent follows the journal.
+    /// Makes `weft publish` write the status of this sandbox if no agent follows the journal.
     Publish {
         /// The sandbox.
         container: ContainerId,
@@ -59,7 +59,7 @@ pub enum Task {
 pub enum Certainty {
     /// The container runtime no longer knows the sandbox.
     Gone,
-    /// The pod is no longer in the cluster. The sandbox is left alone as long as its network namespace exists.
+    /// The pod is no longer in the cluster. The sandbox is kept as long as its network namespace exists.
     PodGone,
 }
 
@@ -67,11 +67,11 @@ pub enum Certainty {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PollTasks {
-    /// What the plan of a running pod needs of the node.
+    /// Input of the plan of a running pod from the node.
     pub node: NodeInput,
 }
 
-/// Tasks, and what is needed to execute them: the standard input of the process that does.
+/// Tasks, and the input for their execution: the standard input of `weft-cni run-tasks`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskBatch {
@@ -94,11 +94,11 @@ pub struct TaskResult {
     pub container: ContainerId,
     /// Its pod.
     pub uid: String,
-    /// What a change attached and detached, in order.
+    /// Networks that a change attached and detached, in order.
     pub changes: Vec<NetworkChange>,
-    /// What a check found, or why a change failed.
+    /// Findings of a check, or the error of a change.
     pub error: Option<Error>,
-    /// The interfaces of the attachments that a check found wrong.
+    /// Interfaces of the attachments for which a check found a fault.
     pub wrong: Vec<IfName>,
 }
 
@@ -118,9 +118,9 @@ pub enum TaskKind {
 pub struct NetworkChange {
     /// The network, as the network-status names it.
     pub network: String,
-    /// Its interface.
+    /// Interface.
     pub ifname: IfName,
-    /// Its addresses; `None` if it was detached.
+    /// Addresses; `None` if it was detached.
     pub added: Option<Vec<IpAddr>>,
 }
 
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tasks_of_an_unknown_kind_are_skipped() {
+    fn tasks_of_an_unknown_kind_are_ignored() {
         let batch = br#"{"version":1,"taskBatch":{"configuration":{},"flavour":"weft","extra":7,
             "tasks":[{"dance":{"container":"c1"}},"rest",{"check":{"container":"c1","uid":"u","extra":1}}]}}"#;
         let batch: TaskBatch = crate::frame::decode(batch).unwrap();

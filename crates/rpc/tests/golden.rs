@@ -1,9 +1,9 @@
-//! One exchange of each kind, as `docs/design/rpc.md` shows it: the files of `testdata/messages`.
+//! Test of one exchange of each kind, as `docs/design/rpc.md` shows it: the files of `testdata/messages`.
 //!
 //! Each file is the JSON of an envelope, indented. A message that changes its form fails here, with the new JSON in the
 //! output.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::path::Path;
 
@@ -42,7 +42,7 @@ fn text(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }
 
-/// The message has this form, and what has this form is the message.
+/// Asserts that the message has this JSON form and that the form decodes to the message.
 fn assert_form<M: Message>(name: &str, message: &M) {
     let (path, sent) = (format!("testdata/messages/{name}.json"), frame::encode(message).unwrap());
     let value: Value = serde_json::from_slice(&sent[4..]).unwrap();
@@ -78,7 +78,7 @@ fn ifname(name: &str) -> IfName {
 }
 
 #[test]
-fn messages_of_a_plan_have_their_documented_form() {
+fn rpc_plan_messages_have_the_documented_form() {
     let request = PlanRequest {
         pod: pod(),
         container: container(),
@@ -126,7 +126,7 @@ fn messages_of_a_plan_have_their_documented_form() {
 }
 
 #[test]
-fn messages_of_tasks_have_their_documented_form() {
+fn rpc_task_messages_have_the_documented_form() {
     let check = Task::Check { container: container(), uid: "7d1c".into() };
     let result = TaskResult {
         kind: TaskKind::Check,
@@ -146,7 +146,7 @@ fn messages_of_tasks_have_their_documented_form() {
 }
 
 #[test]
-fn messages_of_an_allocation_have_their_documented_form() {
+fn rpc_allocate_messages_have_the_documented_form() {
     let range = "10.8.0.0/16".parse().unwrap();
     let request = AllocateRequest {
         pool: PoolReference { name: "10.8.0.0-16".into(), must_exist: false, network: String::new(), range },
@@ -175,7 +175,7 @@ fn messages_of_an_allocation_have_their_documented_form() {
 }
 
 #[test]
-fn documentation_shows_the_messages_as_they_are() {
+fn rpc_page_shows_every_message() {
     let page = text("../../docs/design/rpc.md");
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/messages");
     let mut shown = 0;

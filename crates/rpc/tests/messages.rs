@@ -1,6 +1,6 @@
-//! Messages of any content: what is sent arrives byte for byte, and hostile bytes neither panic nor allocate.
+//! Property tests of messages: a message arrives byte for byte, and hostile bytes neither panic nor allocate.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use ipam::{
     AddressFilter, AllocationError, AllocationKind, BlockInfo, BlockLease, BlockState, LeaseResponse, Range,
 };
 use npwg::configuration::Flavour;
-use npwg::plan::{Delegate, PLAN_VERSION, Plan, PodIdentity, Role, RouteWish, Verify};
+use npwg::plan::{DefaultRouteAction, Delegate, PLAN_VERSION, Plan, PodIdentity, Role, Verify};
 use npwg::status::{StatusAddresses, StatusKeys, StatusStyle};
 use proptest::collection::vec;
 use proptest::option;
@@ -25,7 +25,7 @@ use rpc::plan::{AttachmentReport, PlanReport, PlanRequest, PlanResponse, PluginC
 use rpc::task::{Certainty, NetworkChange, PollTasks, Task, TaskBatch, TaskKind, TaskResult};
 use serde_json::value::RawValue;
 
-// === what is sent ===
+// === Messages to send ===
 
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![3 => "[a-z0-9/@.-]{0,12}", 1 => any::<String>()]
@@ -97,7 +97,7 @@ fn delegate() -> impl Strategy<Value = Delegate> {
             args,
             verify: Verify::default(),
             asked: Some(BTreeMap::new()),
-            default_route: RouteWish::Untouched,
+            default_route: DefaultRouteAction::Untouched,
             device_info: None,
             because: Vec::new(),
         },
@@ -273,7 +273,7 @@ fn batch() -> impl Strategy<Value = TaskBatch> {
     })
 }
 
-/// A message arrives as it was sent, and no part of it is a message.
+/// Asserts that a message arrives as it was sent, and that no prefix of it is a message.
 fn assert_arrives<M: Message>(message: &M, cut: prop::sample::Index) -> M {
     let sent = frame::encode(message).unwrap();
     let mut wire = sent.as_slice();
@@ -322,7 +322,7 @@ proptest! {
         prop_assert_eq!(sent.tasks, received.tasks);
     }
 
-    // === what arrives ===
+    // === Received bytes ===
 
     #[test]
     fn hostile_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
@@ -333,7 +333,7 @@ proptest! {
     }
 
     #[test]
-    fn spoilt_message_never_panics(
+    fn corrupted_message_never_panics(
         request in request(),
         response in response(),
         at in any::<prop::sample::Index>(),
@@ -347,7 +347,7 @@ proptest! {
     }
 }
 
-/// Peak of the address space of this process, in kB.
+/// Returns the peak of the address space of this process, in kB.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).unwrap();

@@ -1,7 +1,7 @@
-//! What must hold for any input: reading never panics and never stops early without saying so, a plan is the same each
-//! time, and no two of its interfaces have one name.
+//! Property tests of parsers and plans: parsing never panics and never stops early without an error, a plan is the same
+//! each time, and its interfaces have different names.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use npwg::definition::{Disk, resolve};
 use npwg::device::{Device, DeviceInfo, Devices};
 use npwg::metadata::{Definition, NetworkReference, Pod, RESOURCE_NAME, SpecConfig};
 use npwg::outcome::Outcome;
-use npwg::plan::{Access, Plan, Request, RouteWish, Sandbox, plan, wanted};
+use npwg::plan::{Access, DefaultRouteAction, Plan, Request, Sandbox, plan, wanted};
 use npwg::refusal::{KeyPath, Refusal};
 use npwg::selection::{Annotation, Reading};
 use npwg::status::{Attachment, entries, render};
@@ -26,7 +26,7 @@ use npwg::verify::verify;
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// JSON of the shapes that are read here, and others.
+/// Returns JSON of the shapes that the parsers expect, and others.
 fn json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -65,7 +65,7 @@ fn key() -> impl Strategy<Value = String> {
     ]
 }
 
-/// An element of a selection that is often valid.
+/// Returns an element of a selection that is often valid.
 fn element() -> impl Strategy<Value = Value> {
     let names = prop_oneof![Just("a"), Just("b"), Just("c")];
     let interface = proptest::option::weighted(0.4, "(net|x)[0-9]{1,2}|eth0");
@@ -86,7 +86,7 @@ fn element() -> impl Strategy<Value = Value> {
     })
 }
 
-/// The input of a plan.
+/// Input of a plan.
 #[derive(Clone, Debug)]
 struct World {
     pod: Pod,
@@ -174,7 +174,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn a_plan_is_the_same_each_time_and_survives_its_journal(world in world()) {
+    fn plan_is_deterministic_and_survives_json(world in world()) {
         let first = world.plan();
         prop_assert_eq!(&first, &world.plan());
         if let Ok(plan) = first {
@@ -184,7 +184,7 @@ proptest! {
     }
 
     #[test]
-    fn interfaces_of_a_plan_have_different_names(world in world()) {
+    fn plan_interface_names_differ(world in world()) {
         let Ok(plan) = world.plan() else { return Ok(()) };
         let names: BTreeSet<&str> = plan.delegates.iter().map(|delegate| delegate.ifname.as_str()).collect();
         prop_assert_eq!(names.len(), plan.delegates.len());
@@ -192,14 +192,14 @@ proptest! {
     }
 
     #[test]
-    fn what_a_plan_holds_can_be_run(world in world()) {
+    fn plan_configurations_can_be_executed(world in world()) {
         let Ok(plan) = world.plan() else { return Ok(()) };
         for (index, delegate) in plan.delegates.iter().enumerate() {
             let network = Network::parse(delegate.config.as_bytes(), "config").unwrap();
             prop_assert_eq!(&network.name, &delegate.config_name);
             let args: Vec<String> = delegate.args.iter().map(|(key, value)| format!("{key}={value}")).collect();
             prop_assert_eq!(Args::parse(&args.join(";")).unwrap().pairs().count(), delegate.args.len());
-            if let RouteWish::Yield { to, .. } = delegate.default_route {
+            if let DefaultRouteAction::Yield { to, .. } = delegate.default_route {
                 prop_assert!(to < plan.delegates.len() && to != index);
             }
         }
@@ -210,7 +210,7 @@ proptest! {
     }
 
     #[test]
-    fn a_plan_asks_only_for_what_was_announced(world in world()) {
+    fn plan_uses_only_wanted_definitions(world in world()) {
         struct Asked<'a>(&'a World, std::cell::RefCell<BTreeSet<NetworkReference>>);
         impl npwg::metadata::Definitions for Asked<'_> {
             fn find(&self, network: &NetworkReference) -> Option<&Definition> {
@@ -231,7 +231,7 @@ proptest! {
     }
 
     #[test]
-    fn statuses_are_total_and_have_one_default(world in world(), results in proptest::collection::vec(json(), 9)) {
+    fn network_status_has_one_default_for_any_result(world in world(), results in proptest::collection::vec(json(), 9)) {
         let Ok(plan) = world.plan() else { return Ok(()) };
         let outcomes: Vec<Outcome> = results
             .iter()
@@ -260,7 +260,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn a_selection_is_read_whatever_it_says(text in prop_oneof![any::<String>(), json().prop_map(|v| v.to_string()), text()]) {
+    fn selection_parser_never_panics(text in prop_oneof![any::<String>(), json().prop_map(|v| v.to_string()), text()]) {
         for annotation in [Annotation::Networks, Annotation::DefaultNetwork] {
             let reading = Reading::of(annotation, &text, "home");
             let valid = reading.refusals.is_empty();
@@ -269,7 +269,7 @@ proptest! {
     }
 
     #[test]
-    fn every_fault_of_a_selection_has_a_place_in_it(value in json()) {
+    fn selection_faults_have_a_path_in_the_value(value in json()) {
         let text = value.to_string();
         for refusal in Reading::of(Annotation::Networks, &text, "home").refusals {
             prop_assert!(position::offset(&text, &refusal.fault().path) <= text.len());
@@ -277,7 +277,7 @@ proptest! {
     }
 
     #[test]
-    fn a_definition_is_resolved_or_refused(text in prop_oneof![any::<String>(), json().prop_map(|v| v.to_string())]) {
+    fn definition_is_resolved_or_refused(text in prop_oneof![any::<String>(), json().prop_map(|v| v.to_string())]) {
         let definition = Definition { namespace: "ns".into(), name: "n".into(), config: SpecConfig::Text(text), ..Definition::default() };
         if let Ok(resolved) = resolve(&definition, &Disk::default(), "/etc/cni/net.d") {
             prop_assert!(!resolved.network.plugins.is_empty());
@@ -285,15 +285,15 @@ proptest! {
     }
 
     #[test]
-    fn a_configuration_is_read_or_refused(value in json()) {
+    fn configuration_is_read_or_refused(value in json()) {
         let text = value.to_string();
         let weft = NodeConfiguration::read(text.as_bytes(), Flavour::Weft);
         let multus = NodeConfiguration::read(text.as_bytes(), Flavour::Multus);
-        prop_assert!(weft.is_err() || multus.is_ok(), "what weft takes multus takes");
+        prop_assert!(weft.is_err() || multus.is_ok(), "every configuration that weft accepts, multus accepts");
     }
 
     #[test]
-    fn device_information_is_read_or_refused(value in json()) {
+    fn device_info_is_read_or_refused(value in json()) {
         if let Ok(info) = DeviceInfo::read(value.to_string().as_bytes()) {
             let again = serde_json::to_vec(&info).unwrap();
             prop_assert_eq!(DeviceInfo::read(&again).unwrap(), info);
@@ -301,7 +301,7 @@ proptest! {
     }
 
     #[test]
-    fn a_manifest_is_read_whatever_it_says(text in prop_oneof![
+    fn manifest_parser_never_panics(text in prop_oneof![
         any::<String>(),
         json().prop_map(|v| v.to_string()),
         "[-a-z:#&*!|>'\"{}\\[\\], \n?%@]{0,80}",
@@ -320,7 +320,7 @@ proptest! {
     }
 
     #[test]
-    fn the_fix_of_a_map_is_a_text_that_means_the_same(value in json(), quoted in any::<bool>()) {
+    fn lint_fix_of_a_config_map_keeps_its_meaning(value in json(), quoted in any::<bool>()) {
         let value = serde_json::json!({ "type": "x", "more": value });
         let json = if quoted { serde_json::to_string_pretty(&value).unwrap() } else { value.to_string() };
         let text = format!("apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {{name: a}}\nspec:\n  config: {json}\n");
@@ -332,21 +332,21 @@ proptest! {
             return Err(TestCaseError::fail("still a map"));
         };
         let SpecConfig::Structured(before) = &manifest.definitions[0].value.config else {
-            return Err(TestCaseError::fail("was no map"));
+            return Err(TestCaseError::fail("not a map"));
         };
         let meant: Value = serde_json::from_str(config).unwrap();
         prop_assert_eq!(meant, serde_json::from_str::<Value>(before).unwrap());
     }
 
     #[test]
-    fn a_configuration_file_is_linted_whatever_it_says(text in prop_oneof![any::<String>(), json().prop_map(|v| v.to_string())]) {
+    fn lint_of_a_configuration_never_panics(text in prop_oneof![any::<String>(), json().prop_map(|v| v.to_string())]) {
         for finding in lint::configuration(&text, &Knowledge::default()) {
             prop_assert!(finding.position.line >= 1 && finding.position.column >= 1);
         }
     }
 
     #[test]
-    fn places_are_inside_the_text(json in any::<String>(), scalar in any::<String>(), at in 0usize..100) {
+    fn lint_positions_are_inside_the_text(json in any::<String>(), scalar in any::<String>(), at in 0usize..100) {
         let path = KeyPath::root().index(0).key("a").index(1);
         prop_assert!(position::offset(&json, &path) <= json.len());
         let found = position::in_scalar(&scalar, &json, at);

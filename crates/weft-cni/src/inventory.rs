@@ -48,7 +48,7 @@ pub struct Tagged {
 /// Returns all resources of a namespace with the owner tag of a container: links, packet-filter entries, iptables rules.
 pub fn owner_tags(netns: &Netns) -> Result<Vec<Tagged>, Error> {
     let links = netns.rtnl().or_refused()?.links().or_refused()?;
-    let returned = host_device::returned(&links)?;
+    let returned = host_device::returned_devices(&links)?;
     let mut tagged: Vec<Tagged> = links
         .into_iter()
         .map(|link| (link.alias, link.name))

@@ -1,6 +1,6 @@
-//! What is attached, from the journal: rows for people and documents for programs.
+//! Attachments of a sandbox from its journal entry: table rows for people and JSON documents for programs.
 //!
-//! The keys of the document are stable; a program that ignores those it does not know stays right.
+//! The field names of the documents are stable. Fields may be added, so a reader must ignore unknown ones.
 
 use cni::Version;
 use cni::result::Success;
@@ -15,50 +15,50 @@ use serde_json::Value;
 use cli_support::failure::Failure;
 use cli_support::table;
 
-/// One sandbox, for programs.
+/// JSON document of one sandbox.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Sandbox<'a> {
+pub(crate) struct SandboxDocument<'a> {
     pod: &'a PodIdentity,
     container_id: &'a str,
     netns: &'a str,
-    attachments: Vec<Attached<'a>>,
-    /// What the annotation holds.
+    attachments: Vec<AttachmentDocument<'a>>,
+    /// Value of the network-status annotation.
     network_status: &'a [status::Entry],
 }
 
-/// One attachment of a sandbox, for programs.
+/// JSON document of one attachment.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Attached<'a> {
+struct AttachmentDocument<'a> {
     network: &'a str,
     interface: &'a str,
     config_name: &'a str,
     state: State,
-    /// The CNI result in the version of the network's configuration; `null` while there is none.
+    /// CNI result in the version of the network's configuration; `null` if there is none.
     result: Option<Value>,
 }
 
-/// One attachment, for people.
+/// Table row of one attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct AttachmentRow {
     pub(crate) network: String,
     pub(crate) interface: String,
     pub(crate) mac: String,
-    /// With their prefix lengths.
+    /// Addresses with their prefix lengths.
     pub(crate) addresses: Vec<String>,
     pub(crate) gateways: Vec<String>,
-    /// The plugins, in the order of an ADD.
+    /// Plugins in the order of an ADD.
     pub(crate) chain: String,
     pub(crate) milliseconds: String,
     pub(crate) state: State,
 }
 
-/// The sandbox of an entry.
-pub(crate) fn sandbox(entry: &Entry) -> Sandbox<'_> {
+/// Returns the document of a journal entry.
+pub(crate) fn document(entry: &Entry) -> SandboxDocument<'_> {
     let attachments = entry.plan.delegates.iter().enumerate().map(|(index, delegate)| {
         let attachment = entry.attachments.get(index);
-        Attached {
+        AttachmentDocument {
             network: &delegate.network,
             interface: delegate.ifname.as_str(),
             config_name: delegate.config_name.as_str(),
@@ -67,7 +67,7 @@ pub(crate) fn sandbox(entry: &Entry) -> Sandbox<'_> {
                 .and_then(|attachment| serde_json::from_str(attachment.result.as_ref()?.get()).ok()),
         }
     });
-    Sandbox {
+    SandboxDocument {
         pod: &entry.plan.pod,
         container_id: entry.container_id.as_str(),
         netns: &entry.netns,
@@ -76,8 +76,8 @@ pub(crate) fn sandbox(entry: &Entry) -> Sandbox<'_> {
     }
 }
 
-/// The attachments of an entry, in their order.
-pub(crate) fn rows(entry: &Entry) -> Vec<Row> {
+/// Returns the rows of a journal entry, in the order of its attachments.
+pub(crate) fn rows(entry: &Entry) -> Vec<AttachmentRow> {
     let chains = explain::rows(&entry.plan).into_iter().map(|row| row.chain.join(" → "));
     let planned = Attachment::default();
     let each = entry.plan.delegates.iter().zip(chains).enumerate();
@@ -87,9 +87,9 @@ pub(crate) fn rows(entry: &Entry) -> Vec<Row> {
     .collect()
 }
 
-fn row(delegate: &Delegate, chain: String, attachment: &Attachment) -> Row {
+fn row(delegate: &Delegate, chain: String, attachment: &Attachment) -> AttachmentRow {
     let result = attachment.result.as_ref().and_then(|raw| {
-        // Without a version of its own a result is of the latest: what the journal keeps says it.
+        // A stored result without a `cniVersion` has the latest version.
         Success::read(raw.get().as_bytes(), Version::LATEST).ok()
     });
     let result = result.map(|(_, success)| success).unwrap_or_default();
@@ -97,7 +97,7 @@ fn row(delegate: &Delegate, chain: String, attachment: &Attachment) -> Row {
     let mut gateways: Vec<String> =
         addresses.iter().filter_map(|ip| ip.gateway).map(|gateway| gateway.to_string()).collect();
     gateways.dedup();
-    Row {
+    AttachmentRow {
         network: delegate.network.clone(),
         interface: delegate.ifname.to_string(),
         mac: interface.map(|interface| interface.mac.clone()).unwrap_or_default(),
@@ -109,25 +109,26 @@ fn row(delegate: &Delegate, chain: String, attachment: &Attachment) -> Row {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people, and no attachment takes a century")]
+#[expect(clippy::cast_precision_loss, reason = "rounded to 0.1 ms for display")]
 fn milliseconds(microseconds: u64) -> String {
     format!("{:.1}", microseconds as f64 / 1e3)
 }
 
-/// The table of a sandbox that was just attached.
+/// Returns the table of a sandbox that was just attached.
 pub(crate) fn table(entry: &Entry) -> String {
-    let cells = |row: Row| {
-        let Row { network, interface, mac, addresses, gateways, chain, milliseconds, state: _ } = row;
-        let filled = |text: String| if text.is_empty() { "-".to_owned() } else { text };
+    let cells = |row: AttachmentRow| {
+        let AttachmentRow { network, interface, mac, addresses, gateways, chain, milliseconds, state: _ } =
+            row;
+        let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { text };
         [network, interface, mac, addresses.join(","), gateways.join(","), chain, milliseconds]
-            .map(filled)
+            .map(or_dash)
             .to_vec()
     };
     let rows: Vec<Vec<String>> = rows(entry).into_iter().map(cells).collect();
     table::lay_out(&["network", "interface", "mac", "addresses", "gateway", "plugins", "ms"], &rows, 2)
 }
 
-/// The network-status annotation with its key, for people.
+/// Returns the network-status annotation with its key, for the terminal.
 pub(crate) fn annotation(entry: &Entry) -> Result<String, Failure> {
     let value = status::render(&entry.network_status)?;
     let lines: Vec<String> = value.lines().map(|line| format!("    {line}\n")).collect();
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_for_programs_are_these_and_no_others() {
+    fn json_document_of_a_sandbox_has_stable_fields() {
         let expected = serde_json::json!([{
             "pod": {"namespace": "ns", "name": "web", "uid": "u-1"},
             "containerId": "ns_web",
@@ -167,21 +168,21 @@ mod tests {
             ],
             "networkStatus": [{"name": "home", "interface": "eth0", "ips": ["10.0.0.2"], "mac": "02:00:00:00:00:01", "default": true}]
         }]);
-        // As text: the order of keys is stable too.
-        assert_eq!(serde_json::to_string(&[sandbox(&entry())]).unwrap(), expected.to_string());
+        // Compared as a string, because the order of fields is stable too.
+        assert_eq!(serde_json::to_string(&[document(&entry())]).unwrap(), expected.to_string());
     }
 
     #[test]
-    fn the_network_status_is_what_the_annotation_holds() {
+    fn json_network_status_equals_the_annotation() {
         let entry = entry();
-        let document = serde_json::to_value(sandbox(&entry)).unwrap();
+        let document = serde_json::to_value(document(&entry)).unwrap();
         let annotation: Value =
             serde_json::from_str(&status::render(&entry.network_status).unwrap()).unwrap();
         assert_eq!(document["networkStatus"], annotation);
     }
 
     #[test]
-    fn the_table_shows_the_attachments_own_interface() {
+    fn table_of_a_sandbox_shows_container_interfaces() {
         let expected = concat!(
             "  NETWORK  INTERFACE  MAC                ADDRESSES    GATEWAY   PLUGINS                 MS\n",
             "  home     eth0       02:00:00:00:00:01  10.0.0.2/24  10.0.0.1  bridge+static → tuning  2.3\n",

@@ -1,9 +1,8 @@
-//! The command line: one row a subcommand, nothing else.
+//! Command line: one variant of [`Command`] for each subcommand.
 //!
-//! A subcommand is a module with an `Arguments` (clap's `Args`) and a `run`. To add one: a variant of
-//! [`Command`], a line in [`Call::run`]. Under another name in `argv[0]` the program is that tool.
-//!
-//! The help of every subcommand has an imperative summary and an example.
+//! A subcommand is a module with an `Arguments` (clap's `Args`) and a `run`. To add one, add a variant of
+//! [`Command`] and a line in [`Invocation::run`]. The help of every subcommand has an imperative summary and an example.
+//! If `argv[0]` is `cnitool`, the program behaves as that tool.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -79,36 +78,37 @@ enum Command {
     Crds(crds::Arguments),
 }
 
-/// What was asked for, under the name the program was called by.
+/// Parsed command line, with the prefix of error messages for the name by which the program was called.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub(crate) struct Invocation {
     command: Command,
     prefix: &'static str,
 }
 
-/// Reads the arguments, the program's name first.
-pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Call, clap::Error> {
+/// Parses the arguments, of which the first is the program name.
+pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Invocation, clap::Error> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let name = arguments.first().and_then(|program| Path::new(program).file_name());
     if name.is_some_and(|name| name == cnitool::NAME) {
-        return cnitool::read(arguments).map(|given| Call { command: Command::Cni(given), prefix: "" });
+        return cnitool::parse(arguments)
+            .map(|arguments| Invocation { command: Command::Cni(arguments), prefix: "" });
     }
     let Cli { command } = Cli::try_parse_from(arguments)?;
-    Ok(Call { command, prefix: "weft: " })
+    Ok(Invocation { command, prefix: "weft: " })
 }
 
-/// Says what was wrong with the arguments, or what was asked to be said about them.
-pub(crate) fn refuse(refused: &clap::Error) -> ExitCode {
-    // A terminal that is gone changes nothing.
-    let _ = refused.print();
-    match refused.use_stderr() {
+/// Prints a usage error, the help or the version, and returns the exit code.
+pub(crate) fn print_error(error: &clap::Error) -> ExitCode {
+    // A closed terminal is no reason to change the exit code.
+    let _ = error.print();
+    match error.use_stderr() {
         true => Failure::new("").exit(Exit::Usage).code(),
         false => ExitCode::SUCCESS,
     }
 }
 
-impl Call {
-    /// Does it.
+impl Invocation {
+    /// Runs the subcommand.
     pub(crate) fn run(&self) -> Result<(), Failure> {
         match &self.command {
             Command::Attach(arguments) => attach::run(arguments),
@@ -134,7 +134,7 @@ impl Call {
         }
     }
 
-    /// What an error begins with.
+    /// Prefix of error messages.
     pub(crate) fn prefix(&self) -> &'static str {
         self.prefix
     }
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn help_of_every_subcommand_has_a_summary_and_an_example() {
+    fn help_of_every_subcommand_has_summary_and_example() {
         let command = Cli::command();
         command.clone().debug_assert();
         assert_helpful(&command, "weft");
@@ -167,19 +167,19 @@ mod tests {
     }
 
     #[test]
-    fn every_subcommand_and_every_option_has_its_place_in_the_documents() {
+    fn help_commands_and_options_are_documented() {
         let page = include_str!("../../../docs/commands.md");
         for command in Cli::command().get_subcommands() {
             let name = command.get_name();
             let section = page.split("\n## ").find(|section| section.starts_with(&format!("weft {name}\n")));
             let section = section.unwrap_or_else(|| panic!("docs/commands.md has no section on weft {name}"));
-            assert!(section.contains("$ "), "{name}: the section has an example");
-            // One that is hidden is for tests.
+            assert!(section.contains("$ "), "{name}: no example in the section");
+            // Hidden options are for tests.
             let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
             for option in shown.filter_map(clap::Arg::get_long) {
                 let known = page.contains(&format!("--{option}"))
                     || matches!(option, "file" | "output" | "namespace");
-                assert!(known, "docs/commands.md does not speak of --{option} of weft {name}");
+                assert!(known, "docs/commands.md does not mention --{option} of weft {name}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The subcommands of `weft`: a module each, with its `Arguments` and `run`.
+//! Subcommands of `weft`: one module each, with its `Arguments` and `run`.
 
 pub(crate) mod attach;
 pub(crate) mod check;

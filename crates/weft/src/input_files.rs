@@ -1,8 +1,9 @@
-//! The files of `-f`: manifests, and CNI configurations among them.
+//! Files of `-f`: manifests and CNI configurations.
 //!
-//! Rules: of a directory the files count whose names say what they are, in the order of their names, not those in
-//! directories below, as with `kubectl`; a file that is named itself may be anything that can be read, a pipe
-//! too; a `.json` file is a manifest if it says its `kind`, else a configuration.
+//! - Of a directory, only files with a known extension are read, in the order of their names. Subdirectories are not
+//!   read, as with `kubectl`.
+//! - A file that is named itself may have any name, and may be a pipe.
+//! - A `.json` file is a manifest if it has `kind` or `apiVersion`, else a CNI configuration.
 
 use std::fs::{self, File as Open};
 use std::io::Read;
@@ -12,46 +13,48 @@ use cni::object::{DOCUMENT_MAX, Object};
 
 use cli_support::failure::Failure;
 
-/// Most files read from one directory.
+/// Maximum number of files of one directory.
 const FILES_MAX: usize = 10_000;
 
 const MANIFESTS: &[&str] = &["yaml", "yml"];
 const CONFIGURATIONS: &[&str] = &["conflist", "configlist", "conf", "config"];
 
-/// A file that was read.
+/// File with its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct File {
-    /// As it was named, or found in the directory that was named.
+    /// Path as given on the command line, or below the directory given there.
     pub(crate) path: PathBuf,
-    /// What is in it.
+    /// Content.
     pub(crate) text: String,
-    /// What it is.
+    /// Kind of the content.
     pub(crate) kind: Kind,
 }
 
-/// What a file is.
+/// Kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Kubernetes objects.
     Manifest,
-    /// A network: one plugin's configuration, or a list.
+    /// CNI configuration: one plugin, or a list.
     Configuration,
 }
 
-/// Reads the named files, and those of the named directories.
+/// Reads the given files and the files of the given directories.
 pub(crate) fn read(paths: &[PathBuf]) -> Result<Vec<File>, Failure> {
     let mut files = Vec::new();
     for path in paths {
         match path.is_dir() {
             false => files.push(read_file(path)?),
             true => {
-                let found = of_directory(path)?;
-                if found.is_empty() {
-                    let why = format!("{}: no manifest and no CNI configuration is in it", path.display());
-                    let known = "looked for are .yaml .yml .json .conf .conflist, not in directories below";
-                    return Err(Failure::new(why).next(known));
+                let files_found = files_in(path)?;
+                if files_found.is_empty() {
+                    let why =
+                        format!("{}: no manifest and no CNI configuration in this directory", path.display());
+                    let next =
+                        "files with .yaml, .yml, .json, .conf or .conflist are read; subdirectories are not";
+                    return Err(Failure::new(why).next(next));
                 }
-                for file in found {
+                for file in files_found {
                     files.push(read_file(&file)?);
                 }
             }
@@ -88,16 +91,16 @@ fn kind(path: &Path, text: &str) -> Kind {
     }
 }
 
-fn of_directory(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn files_in(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |cause| Failure::new(format!("read {}: {cause}", directory.display()));
     let mut files = Vec::new();
     for entry in fs::read_dir(directory).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-        let known =
+        let is_known =
             extension == "json" || MANIFESTS.contains(&extension) || CONFIGURATIONS.contains(&extension);
-        // Metadata follows links: a fifo would hang us.
-        if known && fs::metadata(&path).is_ok_and(|metadata| metadata.is_file()) {
+        // The metadata of the target of a link: opening a FIFO would block.
+        if is_known && fs::metadata(&path).is_ok_and(|metadata| metadata.is_file()) {
             files.push(path);
         }
         if files.len() > FILES_MAX {
@@ -113,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_what_its_name_or_its_content_says() {
+    fn input_file_kind_follows_extension_or_content() {
         let pod = r#"{"apiVersion":"v1","kind":"Pod"}"#;
         let plugin = r#"{"name":"a","type":"bridge"}"#;
         for (name, text, expected) in [
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn input_file_unreadable_is_named_in_the_error() {
         let failure = read(&["/nonexistent/weft.yaml".into()]).unwrap_err().to_string();
         assert!(failure.starts_with("read /nonexistent/weft.yaml: "), "{failure}");
     }

@@ -1,6 +1,6 @@
-//! The journals of this node and the meta-plugin that each belongs to, and the search for a sandbox in them.
+//! Journals of this node, the meta-plugin of each, and the search for a sandbox in them.
 //!
-//! Where the configuration moves the journal (`cniDir`), both places are searched.
+//! If `cniDir` of the configuration names another directory, both that journal and the default one are searched.
 
 use std::path::Path;
 
@@ -14,23 +14,23 @@ use crate::pod_name::PodName;
 use cli_support::failure::Failure;
 use node_support::journal_reader::{Journal, Row};
 
-/// A journal, and the configuration it belongs to if that is known.
+/// Journal with the configuration of its meta-plugin, if that is known.
 #[derive(Clone, Debug)]
 pub(crate) struct JournalHandle {
     journal: Journal,
     meta_plugin: Option<MetaPlugin>,
 }
 
-/// The journals of this node.
+/// Journals of this node.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownJournals {
-    /// Those that are known.
+    /// Known journals.
     pub(crate) known: Vec<JournalHandle>,
-    /// Why there may be another one, elsewhere: the configuration that would say so cannot be used.
+    /// Reason why another journal may exist: the configuration that would name it is unusable.
     pub(crate) unknown: Option<Failure>,
 }
 
-/// Which sandbox is meant.
+/// Options that select a sandbox.
 #[derive(Clone, Debug, clap::Args)]
 #[group(required = true, multiple = true)]
 pub(crate) struct Target {
@@ -45,11 +45,11 @@ pub(crate) struct Target {
 // === impl JournalHandle ===
 
 impl JournalHandle {
-    /// The journals of this node: that of the configuration, and the usual one.
+    /// Returns the journal of the configuration and the default one.
     ///
     /// # Errors
-    /// A configuration that was named and cannot be used; one of the container runtime may be broken: then only the
-    /// usual one is known.
+    /// A configuration named by an option is unusable. If the configuration of the container runtime is unusable, only the
+    /// default journal is returned.
     pub(crate) fn all(inputs: &Inputs) -> Result<KnownJournals, Failure> {
         let Inputs { files, config } = inputs;
         let (found, unknown) = match files.is_empty() && config.is_none() {
@@ -58,32 +58,32 @@ impl JournalHandle {
             }
             false => (MetaPlugin::find_any(config.as_deref(), &input_files::read(files)?)?, None),
         };
-        let usual = Path::new(journal::DIRECTORY).join(journal::ENTRIES);
-        let mut keepers = Vec::new();
-        keepers.extend(
+        let default = Path::new(journal::DIRECTORY).join(journal::ENTRIES);
+        let mut handles = Vec::new();
+        handles.extend(
             found.map(|found| JournalHandle {
                 journal: Journal::at(&found.journal()),
                 meta_plugin: Some(found),
             }),
         );
-        if keepers.iter().all(|keeper| keeper.journal.directory() != usual) {
-            keepers.push(JournalHandle { journal: Journal::at(&usual), meta_plugin: None });
+        if handles.iter().all(|handle| handle.journal.directory() != default) {
+            handles.push(JournalHandle { journal: Journal::at(&default), meta_plugin: None });
         }
-        let cure = "mend it, or name the configuration with --config";
-        let unknown = unknown.map(|why| why.context("where the journal is cannot be told").next(cure));
-        Ok(KnownJournals { known: keepers, unknown })
+        let cure = "correct the file, or name another configuration with --config";
+        let unknown = unknown.map(|why| why.context("the directory of the journal is unknown").next(cure));
+        Ok(KnownJournals { known: handles, unknown })
     }
 
-    /// Where it is.
+    /// Returns the journal.
     pub(crate) fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// The meta-plugin to call for an entry of this journal.
+    /// Returns the meta-plugin to call for an entry of this journal.
     pub(crate) fn meta_plugin(&self, entry: &Entry) -> Result<MetaPlugin, Failure> {
         match &self.meta_plugin {
             Some(meta_plugin) => Ok(meta_plugin.clone()),
-            None => MetaPlugin::of_journal(&entry.network),
+            None => MetaPlugin::for_journal(&entry.network),
         }
     }
 }
@@ -91,44 +91,47 @@ impl JournalHandle {
 // === impl Target ===
 
 impl Target {
-    /// The entry that is meant, and who keeps it; `None` if there is none.
+    /// Returns the selected entry with its journal; `None` if there is none.
     ///
     /// # Errors
-    /// Its entry cannot be read, or the pod has several sandboxes; or it may be in a journal that is not known.
-    pub(crate) fn find(&self, keepers: &KnownJournals) -> Result<Option<(JournalHandle, Entry)>, Failure> {
-        match (self.among(&keepers.known)?, &keepers.unknown) {
+    /// The entry is unreadable; the pod has several sandboxes; or the sandbox was not found and a journal is unknown.
+    pub(crate) fn find(&self, journals: &KnownJournals) -> Result<Option<(JournalHandle, Entry)>, Failure> {
+        match (self.search(&journals.known)?, &journals.unknown) {
             (None, Some(why)) => Err(why.clone()),
             (found, _) => Ok(found),
         }
     }
 
-    fn among(&self, keepers: &[JournalHandle]) -> Result<Option<(JournalHandle, Entry)>, Failure> {
+    fn search(&self, handles: &[JournalHandle]) -> Result<Option<(JournalHandle, Entry)>, Failure> {
         if let Some(container) = self.container()? {
-            for keeper in keepers {
-                if let Some(entry) = keeper.journal.entry(&container)? {
+            for handle in handles {
+                if let Some(entry) = handle.journal.entry(&container)? {
                     self.refuse_other_pod(&entry)?;
-                    return Ok(Some((keeper.clone(), entry)));
+                    return Ok(Some((handle.clone(), entry)));
                 }
             }
         }
         match (&self.pod, &self.container_id) {
-            (Some(pod), None) => among_all(pod, keepers),
+            (Some(pod), None) => search_by_pod(pod, handles),
             _ => Ok(None),
         }
     }
 
     fn refuse_other_pod(&self, entry: &Entry) -> Result<(), Failure> {
-        let is = &entry.plan.pod;
+        let actual = &entry.plan.pod;
         match &self.pod {
-            Some(pod) if is.namespace != pod.namespace || is.name != pod.name => {
-                let of = format!("{}/{}", is.namespace, is.name);
-                Err(Failure::new(format!("container {} is of pod {of}, not of {pod}", entry.container_id)))
+            Some(pod) if actual.namespace != pod.namespace || actual.name != pod.name => {
+                let actual = format!("{}/{}", actual.namespace, actual.name);
+                Err(Failure::new(format!(
+                    "container {} belongs to pod {actual}, not to {pod}",
+                    entry.container_id
+                )))
             }
             _ => Ok(()),
         }
     }
 
-    /// The container id that was said, else the one that follows from the pod's name.
+    /// Returns the given container ID, or else the ID derived from the name of the pod.
     pub(crate) fn container(&self) -> Result<Option<ContainerId>, Failure> {
         match (&self.container_id, &self.pod) {
             (Some(container), _) => Ok(Some(container.clone())),
@@ -137,7 +140,7 @@ impl Target {
         }
     }
 
-    /// For messages.
+    /// Returns the selected sandbox as messages name it.
     pub(crate) fn describe(&self) -> String {
         match (&self.pod, &self.container_id) {
             (Some(pod), None) => format!("pod {pod}"),
@@ -148,16 +151,19 @@ impl Target {
     }
 }
 
-/// A sandbox of the pod that a container runtime named.
-fn among_all(pod: &PodName, keepers: &[JournalHandle]) -> Result<Option<(JournalHandle, Entry)>, Failure> {
+/// Returns the sandbox of a pod, whatever its container ID is.
+fn search_by_pod(
+    pod: &PodName,
+    handles: &[JournalHandle],
+) -> Result<Option<(JournalHandle, Entry)>, Failure> {
     let mut found = Vec::new();
-    for keeper in keepers {
-        for row in keeper.journal.rows()? {
+    for handle in handles {
+        for row in handle.journal.rows()? {
             match row {
                 Row::Entry(entry)
                     if entry.plan.pod.namespace == pod.namespace && entry.plan.pod.name == pod.name =>
                 {
-                    found.push((keeper.clone(), *entry));
+                    found.push((handle.clone(), *entry));
                 }
                 _ => {}
             }
@@ -166,7 +172,7 @@ fn among_all(pod: &PodName, keepers: &[JournalHandle]) -> Result<Option<(Journal
     if found.len() > 1 {
         let ids: Vec<&str> = found.iter().map(|(_, entry)| entry.container_id.as_str()).collect();
         let why = format!("pod {pod} has {} sandboxes: {}", ids.len(), ids.join(", "));
-        return Err(Failure::new(why).next("say which one with --container-id"));
+        return Err(Failure::new(why).next("name one with --container-id"));
     }
     Ok(found.pop())
 }

@@ -1,7 +1,7 @@
-//! `weft`: what a person types, and the long-running roles.
+//! `weft`: the command line and the long-running roles.
 //!
-//! This file turns an outcome into an exit code and the sentence on stderr; everything else is behind
-//! [`cli`]. The codes are in [`cli_support::failure`].
+//! This file converts the result of a command into an exit code and an error message on stderr. [`cli`] has everything
+//! else; the codes are in [`cli_support::failure`].
 
 #![forbid(unsafe_code)]
 
@@ -13,23 +13,23 @@ mod known_journals;
 mod manifest_plan;
 mod meta_plugin_config;
 mod pod_name;
+mod sandbox_operations;
 mod scratch;
-mod work;
 
 use std::process::ExitCode;
 
 use cli_support::output::{Format, Progress};
 
 fn main() -> ExitCode {
-    let call = match cli::read(std::env::args_os()) {
-        Ok(call) => call,
-        Err(refused) => return cli::refuse(&refused),
+    let invocation = match cli::parse(std::env::args_os()) {
+        Ok(invocation) => invocation,
+        Err(error) => return cli::print_error(&error),
     };
-    match call.run() {
+    match invocation.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.is_quiet() {
-                Progress::beside(Format::Json).line(format!("{}{failure}", call.prefix()));
+                Progress::beside(Format::Json).line(format!("{}{failure}", invocation.prefix()));
             }
             failure.code()
         }

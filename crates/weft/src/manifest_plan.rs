@@ -1,4 +1,4 @@
-//! The plan of a pod from files, as the meta-plugin would make it: nothing is changed.
+//! Plan of a pod from manifest files, the same that the meta-plugin makes. Nothing is changed.
 
 use std::path::{Path, PathBuf};
 
@@ -18,12 +18,12 @@ use cli_support::failure::Failure;
 use cli_support::output::{Format, Progress};
 use cli_support::terminal::plain;
 
-/// The interface of the default network.
+/// Interface name of the default network.
 pub(crate) const IFNAME: &str = "eth0";
-/// Most pods, and most problems, named in messages.
+/// Maximum number of pods, and of problems, named in a message.
 const NAMED_MAX: usize = 8;
 
-/// Where pods, definitions and the configuration come from.
+/// Options for the sources of pods, definitions and the configuration.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Inputs {
     /// Files or directories with manifests of pods and definitions, and with CNI configurations
@@ -34,86 +34,87 @@ pub(crate) struct Inputs {
     pub(crate) config: Option<PathBuf>,
 }
 
-/// What was read.
+/// Files and configuration that the options name.
 #[derive(Clone, Debug)]
-pub(crate) struct Material {
-    /// The files, by their order on the command line.
+pub(crate) struct LoadedInputs {
+    /// Files in the order of the command line.
     pub(crate) files: Vec<File>,
-    /// The meta-plugin's configuration.
+    /// Configuration of the meta-plugin.
     pub(crate) meta_plugin: MetaPlugin,
 }
 
 impl Inputs {
-    /// Reads everything.
-    pub(crate) fn read(&self) -> Result<Material, Failure> {
+    /// Reads the files and the configuration.
+    pub(crate) fn read(&self) -> Result<LoadedInputs, Failure> {
         let Inputs { files, config } = self;
         let files = input_files::read(files)?;
         let meta_plugin = MetaPlugin::find(config.as_deref(), &files)?;
-        Material { files, meta_plugin }.with_manifest_directory()
+        LoadedInputs { files, meta_plugin }.with_manifest_directory()
     }
 }
 
-impl Material {
-    /// Without files the configuration may name a directory.
-    fn with_manifest_directory(mut self) -> Result<Material, Failure> {
+impl LoadedInputs {
+    /// Adds the files of `manifestDir` if no manifest was given.
+    fn with_manifest_directory(mut self) -> Result<LoadedInputs, Failure> {
         if self.manifests().next().is_none() {
             match &self.meta_plugin.node.manifest_dir {
                 Some(directory) => self.files.extend(input_files::read(&[directory.into()])?),
                 None => {
-                    let why = "no manifests: neither -f nor manifestDir of the configuration names any";
-                    return Err(
-                        Failure::new(why).next("-f FILE|DIR names those of the pod and its definitions")
-                    );
+                    let why = "no manifests: -f is not given and the configuration has no manifestDir";
+                    return Err(Failure::new(why).next(
+                        "add -f FILE|DIR with the manifests of the pod and of its network definitions",
+                    ));
                 }
             }
         }
         Ok(self)
     }
 
-    /// The files that are manifests.
+    /// Returns the files that are manifests.
     pub(crate) fn manifests(&self) -> impl Iterator<Item = &File> {
         self.files.iter().filter(|file| file.kind == Kind::Manifest)
     }
 
-    /// The plan for a pod; a pod that is in no manifest is answered with those that are.
+    /// Returns the plan for a pod. If no manifest has the pod, the error names the pods of the manifests.
     pub(crate) fn plan(&self, pod: &PodName) -> Result<Plan, Failure> {
         let sandbox = Sandbox { container: pod.container_id()?, ifname: IfName::new(IFNAME)? };
         let manifests = collect(self.manifests());
         for problem in manifests.problems.iter().take(NAMED_MAX) {
-            Progress::beside(Format::Json).line(format!("weft: passed over: {}", plain(problem)));
+            Progress::beside(Format::Json).line(format!("weft: skipped: {}", plain(problem)));
         }
-        let known = |known: &npwg::metadata::Pod| known.namespace == pod.namespace && known.name == pod.name;
-        if !manifests.pods.iter().any(known) {
+        let is_requested =
+            |other: &npwg::metadata::Pod| other.namespace == pod.namespace && other.name == pod.name;
+        if !manifests.pods.iter().any(is_requested) {
             let names: Vec<String> =
                 manifests.pods.iter().map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
-            let failure = Failure::new(format!("pod {pod} is in none of the manifests"));
-            return Err(failure.next(pods_there(&names)));
+            let failure = Failure::new(format!("pod {pod} is not in the manifests"));
+            return Err(failure.next(available_pods(&names)));
         }
         Ok(plan(&manifests, &self.meta_plugin.node, &pod.identity(), &sandbox)?)
     }
 }
 
-fn pods_there(names: &[String]) -> String {
+fn available_pods(names: &[String]) -> String {
     let shown = names.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
     let more = if names.len() > NAMED_MAX { ", …" } else { "" };
     match names {
-        [] => "they hold no pod".to_owned(),
-        _ => format!("pods there: {shown}{more}"),
+        [] => "the manifests contain no pod".to_owned(),
+        _ => format!("available pods: {shown}{more}"),
     }
 }
 
-/// What the manifests hold together.
+/// Returns the objects of all manifests.
 pub(crate) fn collect<'a>(manifests: impl Iterator<Item = &'a File>) -> Collection {
     let mut collection = Collection::default();
     for File { path, text, kind: _ } in manifests {
         collection.add(&path.display().to_string(), Manifest::parse(text));
     }
-    // As an agent does: Kuryr's need no configuration.
+    // A Kuryr definition needs no configuration; the node agent completes it in the same way.
     kube_support::kuryr::definition::complete(&mut collection.definitions);
     collection
 }
 
-/// The plan for a pod, with the networks of this machine's disk.
+/// Returns the plan for a pod, with the CNI configurations on the disk of this machine.
 pub(crate) fn plan(
     manifests: &Collection,
     node: &NodeConfiguration,
@@ -121,8 +122,8 @@ pub(crate) fn plan(
     sandbox: &Sandbox,
 ) -> Result<Plan, Error> {
     let mut disk = Disk::default();
-    for place in node.places() {
-        if let Place::Path(path) = place {
+    for location in node.places() {
+        if let Place::Path(path) = location {
             disk.add(Directory::at(Path::new(&path))?);
         }
     }

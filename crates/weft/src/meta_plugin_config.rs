@@ -1,8 +1,12 @@
-//! The meta-plugin's configuration: found, and made ready to be handed to it.
+//! Configuration of the meta-plugin: search, and preparation for a call.
 //!
-//! Looked for in this order: `--config`; the files of `-f`, of which exactly one may be one; `/etc/cni/net.d`, where the
-//! first by name counts, as for a container runtime. A file is one if its plugin, or the first of its list, is
-//! `weft` or `multus`; where the `multus` of its `binDir` is not weft-cni, only if there is no other.
+//! A file configures the meta-plugin if the type of its plugin, or of the first plugin of its list, is `weft` or
+//! `multus`. The search order is:
+//!
+//! 1. The file of `--config`.
+//! 2. The files of `-f`. At most one of them may configure the meta-plugin.
+//! 3. The first file by name in `/etc/cni/net.d`, as for a container runtime. A file of Multus itself (the `multus` in
+//!    its `binDir` is not weft-cni) is used only if there is no other.
 
 use std::path::{Path, PathBuf};
 
@@ -18,40 +22,40 @@ use crate::input_files::{File, Kind};
 use cli_support::failure::Failure;
 use node_support::weft_cni::WeftCni;
 
-/// Where container runtimes look.
-const RUNTIME: &str = "/etc/cni/net.d";
+/// Default CNI configuration directory of container runtimes.
+const RUNTIME_DIRECTORY: &str = "/etc/cni/net.d";
 
-/// The meta-plugin as configured.
+/// Meta-plugin with its configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct MetaPlugin {
-    /// The file it stands in.
+    /// Path to the file.
     pub(crate) file: String,
-    /// Under which name it is called.
+    /// Name by which the plugin is called.
     pub(crate) flavour: Flavour,
-    /// What it is given on stdin.
+    /// Configuration for stdin.
     pub(crate) object: Object,
-    /// The same, understood.
+    /// Same configuration, parsed.
     pub(crate) node: NodeConfiguration,
-    /// The plugins that follow it in its list: a container runtime runs them, this command does not.
-    pub(crate) left_out: Vec<String>,
+    /// Later plugins of the list. A container runtime runs them; this command does not.
+    pub(crate) later_plugins: Vec<String>,
 }
 
 impl MetaPlugin {
-    /// Finds the one to use.
-    pub(crate) fn find(named: Option<&Path>, files: &[File]) -> Result<MetaPlugin, Failure> {
-        MetaPlugin::find_any(named, files)?.ok_or_else(|| {
+    /// Returns the meta-plugin to use.
+    pub(crate) fn find(config: Option<&Path>, files: &[File]) -> Result<MetaPlugin, Failure> {
+        MetaPlugin::find_any(config, files)?.ok_or_else(|| {
             Failure::new(format!(
-                "no configuration of the meta-plugin: none of type weft is among the files of -f or in {RUNTIME}"
+                "no configuration of the meta-plugin: no plugin of type weft in the files of -f or in {RUNTIME_DIRECTORY}"
             ))
-            .next("name one with --config; it says which network is the default network of every pod")
+            .next("name one with --config; it sets the default network of every pod")
         })
     }
 
-    /// Finds the one to use, if there is any.
-    pub(crate) fn find_any(named: Option<&Path>, files: &[File]) -> Result<Option<MetaPlugin>, Failure> {
-        if let Some(path) = named {
+    /// Returns the meta-plugin to use, if there is one.
+    pub(crate) fn find_any(config: Option<&Path>, files: &[File]) -> Result<Option<MetaPlugin>, Failure> {
+        if let Some(path) = config {
             let network = load::network(path)?;
-            let why = "its plugin is not weft, and neither is the first of its list";
+            let why = "neither the plugin nor the first plugin of the list is of type weft";
             return match MetaPlugin::of(&network, path)? {
                 Some(found) => Ok(Some(found)),
                 None => Err(Failure::new(format!("--config {}: {why}", path.display()))),
@@ -63,28 +67,28 @@ impl MetaPlugin {
             found.extend(MetaPlugin::of(&network, path)?);
         }
         match found.as_slice() {
-            [] => MetaPlugin::of_runtime(),
+            [] => MetaPlugin::in_runtime_directory(),
             [_] => Ok(found.pop()),
             [first, second, ..] => {
                 let why = format!("{} and {} both configure the meta-plugin", first.file, second.file);
-                Err(Failure::new(why).next("say which one with --config"))
+                Err(Failure::new(why).next("name one of them with --config"))
             }
         }
     }
 
-    fn of_runtime() -> Result<Option<MetaPlugin>, Failure> {
-        MetaPlugin::first(Path::new(RUNTIME))
+    fn in_runtime_directory() -> Result<Option<MetaPlugin>, Failure> {
+        MetaPlugin::first(Path::new(RUNTIME_DIRECTORY))
     }
 
-    /// The first of a directory. One that cannot be read may be meant, if it comes before.
+    /// Returns the first one of a directory. An unreadable file that sorts before it is an error, because it may be the one.
     fn first(directory: &Path) -> Result<Option<MetaPlugin>, Failure> {
         let directory = Directory::read(directory)?;
         let mut networks: Vec<&(PathBuf, Network)> = directory.networks.iter().collect();
         networks.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let mut anothers = None;
+        let mut multus = None;
         for (path, network) in networks {
             match MetaPlugin::of(network, path)? {
-                Some(found) if found.is_anothers() => anothers = anothers.or(Some(found)),
+                Some(found) if found.is_multus_itself() => multus = multus.or(Some(found)),
                 Some(found) => {
                     directory.is_first(Some(path))?;
                     return Ok(Some(found));
@@ -93,11 +97,11 @@ impl MetaPlugin {
             }
         }
         directory.is_first(None)?;
-        Ok(anothers)
+        Ok(multus)
     }
 
-    /// Is it Multus's own: is the `multus` that it calls somebody else's program?
-    pub(crate) fn is_anothers(&self) -> bool {
+    /// Whether the file is that of Multus itself: the `multus` that it calls is not weft-cni.
+    pub(crate) fn is_multus_itself(&self) -> bool {
         let called = Path::new(&self.node.bin_dir).join(self.name());
         self.flavour == Flavour::Multus && called.is_file() && !WeftCni::is_in(&called)
     }
@@ -113,28 +117,34 @@ impl MetaPlugin {
         let object = chain::derive(network, first, None, None)?;
         let node = read(&object, flavour).map_err(|failure| failure.context(&file))?;
         let names = rest.iter().map(|plugin| plugin_type(plugin).map(|name| name.to_string()));
-        let left_out = names.collect::<Result<_, _>>()?;
-        Ok(Some(MetaPlugin { file, flavour, object, node, left_out }))
+        let later_plugins = names.collect::<Result<_, _>>()?;
+        Ok(Some(MetaPlugin { file, flavour, object, node, later_plugins }))
     }
 
-    /// One for taking down and looking after what the journal knows: nothing of it decides about networks.
-    pub(crate) fn of_journal(network: &str) -> Result<MetaPlugin, Failure> {
+    /// Returns a configuration that suffices for CHECK and DEL of journal entries. It contains no networks.
+    pub(crate) fn for_journal(network: &str) -> Result<MetaPlugin, Failure> {
         let mut object = Object::default();
         object.set("cniVersion", cni::Version::LATEST.as_str())?;
         object.set("name", network)?;
         object.set("type", "weft")?;
         object.set("clusterNetwork", network)?;
         let node = read(&object, Flavour::Weft)?;
-        Ok(MetaPlugin { file: String::new(), flavour: Flavour::Weft, object, node, left_out: Vec::new() })
+        Ok(MetaPlugin {
+            file: String::new(),
+            flavour: Flavour::Weft,
+            object,
+            node,
+            later_plugins: Vec::new(),
+        })
     }
 
-    /// The one that `network` is, which stands in the file `path`.
+    /// Returns the meta-plugin of `network`, which was read from `path`.
     pub(crate) fn read(network: &Network, path: &Path) -> Result<MetaPlugin, Failure> {
-        let why = "its plugin is not weft, and neither is the first of its list";
+        let why = "neither the plugin nor the first plugin of the list is of type weft";
         MetaPlugin::of(network, path)?.ok_or_else(|| Failure::new(format!("{}: {why}", path.display())))
     }
 
-    /// The same with `key` set.
+    /// Returns the same configuration with the option `key` set.
     pub(crate) fn with<T: Serialize + ?Sized>(mut self, key: &str, value: &T) -> Result<MetaPlugin, Failure> {
         self.object.banish(key);
         self.object.set(key, value)?;
@@ -142,15 +152,15 @@ impl MetaPlugin {
         Ok(self)
     }
 
-    /// The same with one text in the place of another, wherever it stands.
-    pub(crate) fn replaced(&self, old: &str, new: &str) -> Result<MetaPlugin, Failure> {
+    /// Returns the same configuration with every occurrence of one string replaced.
+    pub(crate) fn with_replaced(&self, old: &str, new: &str) -> Result<MetaPlugin, Failure> {
         let text = self.object.to_json().replace(old, new);
         let object = Object::parse(text.as_bytes(), &self.file)?;
         let node = read(&object, self.flavour)?;
         Ok(MetaPlugin { object, node, ..self.clone() })
     }
 
-    /// The name it is called by.
+    /// Returns the name by which the plugin is called.
     pub(crate) fn name(&self) -> &'static str {
         match self.flavour {
             Flavour::Weft => "weft",
@@ -158,7 +168,7 @@ impl MetaPlugin {
         }
     }
 
-    /// Where its journal is.
+    /// Returns the directory of its journal.
     pub(crate) fn journal(&self) -> PathBuf {
         let directory = self.node.cni_dir.as_deref().unwrap_or(journal::DIRECTORY);
         Path::new(directory).join(journal::ENTRIES)
@@ -181,12 +191,12 @@ mod tests {
         {"type":"weft","clusterNetwork":"home","cniDir":"/j"},{"type":"portmap"}]}"#;
 
     #[test]
-    fn a_list_whose_first_plugin_is_weft_is_one() {
+    fn meta_plugin_config_is_a_list_whose_first_plugin_is_weft() {
         let other = file("a.conf", r#"{"cniVersion":"1.0.0","name":"a","type":"bridge"}"#);
         let files = [other, file("b.conflist", LIST)];
         let found = MetaPlugin::find(None, &files).unwrap();
         assert_eq!(
-            (found.file.as_str(), found.name(), found.left_out.as_slice()),
+            (found.file.as_str(), found.name(), found.later_plugins.as_slice()),
             ("b.conflist", "weft", &["portmap".to_owned()][..])
         );
         assert_eq!(found.object.text("name").unwrap().as_deref(), Some("n"));
@@ -195,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_one_must_be_named() {
+    fn meta_plugin_config_is_ambiguous_if_two_files_match() {
         let single = r#"{"cniVersion":"1.0.0","name":"m","type":"multus","clusterNetwork":"home"}"#;
         let files = [file("a.conf", single), file("b.conflist", LIST)];
         let failure = MetaPlugin::find(None, &files).unwrap_err().to_string();
@@ -203,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_one_is_named() {
+    fn meta_plugin_config_error_names_the_file() {
         let wrong = LIST.replace("clusterNetwork", "clusterNetwrok");
         let failure = MetaPlugin::find(None, &[file("b.conflist", &wrong)]).unwrap_err().to_string();
         assert!(
@@ -213,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_set_replaces_every_spelling_of_it() {
+    fn meta_plugin_config_option_replaces_every_spelling() {
         let text = LIST.replace("cniDir", "CNIDIR");
         let found = MetaPlugin::find(None, &[file("b.conflist", &text)]).unwrap();
         let changed = found.with("cniDir", "/k").unwrap();

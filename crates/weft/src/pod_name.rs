@@ -1,11 +1,11 @@
-//! The pod that is meant, and the names that follow from its own.
+//! Name of a pod, and the names derived from it.
 //!
-//! | what | name |
+//! | name | form |
 //! |---|---|
-//! | container id | `NAMESPACE_NAME`; beyond 100 characters its beginning and a hash of the whole |
+//! | container ID | `NAMESPACE_NAME`; if longer than 100 characters, its beginning and a hash of it |
 //! | network namespace | `/run/netns/weft-CONTAINER-ID` |
 //!
-//! A pod's namespace holds no `_`, so two pods never share a name.
+//! A Kubernetes namespace contains no `_`, so two pods never have the same container ID.
 //!
 //! Source: Kubernetes names (RFC 1123); SPEC 1.1.0 on container ids (S24); ip-netns(8).
 
@@ -18,14 +18,14 @@ use npwg::metadata::{definition_name_fault, label_fault};
 use npwg::plan::PodIdentity;
 use sha2::{Digest, Sha512};
 
-/// Longest container id that is not shortened, in characters.
+/// Maximum length of a container ID that is not shortened, in characters.
 const ID_MAX: usize = 100;
-/// Bytes of the hash in a shortened one.
+/// Bytes of the hash in a shortened container ID.
 const HASH_BYTES: usize = 10;
-/// Where network namespaces are mounted.
+/// Directory in which network namespaces are mounted.
 pub(crate) const NAMESPACES: &str = "/run/netns";
 
-/// A pod's namespace and name.
+/// Namespace and name of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodName {
     /// The namespace.
@@ -34,13 +34,13 @@ pub(crate) struct PodName {
     pub(crate) name: String,
 }
 
-/// A reason why a text does not name a pod.
+/// Reason why a string is not the name of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PodNameError {
-    /// The text has no `/`.
+    /// The string has no `/`.
     #[error("expected NAMESPACE/NAME")]
     Separator,
-    /// The namespace is not a valid name.
+    /// The namespace is not valid.
     #[error("the namespace {namespace:?} {fault}")]
     Namespace {
         /// The namespace.
@@ -48,7 +48,7 @@ pub(crate) enum PodNameError {
         /// The rule that it breaks.
         fault: String,
     },
-    /// The pod's own name is not a valid name.
+    /// The name is not valid.
     #[error("the name {name:?} {fault}")]
     Name {
         /// The name.
@@ -59,7 +59,7 @@ pub(crate) enum PodNameError {
 }
 
 impl PodName {
-    /// Both parts, checked.
+    /// Returns the name after validation of both parts.
     pub(crate) fn new(namespace: &str, name: &str) -> Result<PodName, PodNameError> {
         if let Some(fault) = label_fault(namespace) {
             return Err(PodNameError::Namespace { namespace: namespace.to_owned(), fault });
@@ -70,13 +70,13 @@ impl PodName {
         }
     }
 
-    /// Who is asked for: without a uid, so that of a manifest is taken.
+    /// Returns the identity of the pod without a uid, so the planner uses the uid of the manifest.
     pub(crate) fn identity(&self) -> PodIdentity {
         let PodName { namespace, name } = self;
         PodIdentity { namespace: namespace.clone(), name: name.clone(), uid: String::new() }
     }
 
-    /// The container id of its sandbox.
+    /// Returns the container ID of its sandbox.
     pub(crate) fn container_id(&self) -> Result<ContainerId, Error> {
         let whole = format!("{}_{}", self.namespace, self.name);
         if whole.len() <= ID_MAX {
@@ -104,7 +104,7 @@ impl fmt::Display for PodName {
     }
 }
 
-/// Where the namespace of a sandbox is mounted that nobody brought one for.
+/// Returns the path of the network namespace that `weft attach` creates for a sandbox.
 pub(crate) fn namespace_path(container: &ContainerId) -> String {
     format!("{NAMESPACES}/weft-{container}")
 }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_follow_from_the_pods_own() {
+    fn pod_name_determines_container_id_and_namespace() {
         let pod: PodName = "my-namespace/my-pod.v2".parse().unwrap();
         let id = pod.container_id().unwrap();
         assert_eq!(id.as_str(), "my-namespace_my-pod.v2");
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_shortened_and_stay_different() {
+    fn pod_name_too_long_is_shortened_and_stays_unique() {
         let id = |name: &str| PodName::new("ns", name).unwrap().container_id().unwrap().to_string();
         let [a, b] = ["a", "b"].map(|end| id(&format!("{}.{end}", vec!["x".repeat(60); 4].join("."))));
         assert_eq!((a.len(), b.len()), (ID_MAX, ID_MAX));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pod_is_refused() {
+    fn pod_name_invalid_is_rejected() {
         for bad in ["", "a", "a/", "/b", "a/b/c", "A/b", "a/../b", "a_b/c", "a/b c", "a.b/c"] {
             assert!(bad.parse::<PodName>().is_err(), "{bad:?}");
         }

@@ -1,10 +1,11 @@
-//! A private directory for as long as a command runs.
+//! Private directory of a running command.
 //!
-//! Rules: mode 0700, made anew or not at all, in `/run`, where only root writes; it goes with the value, also when
-//! the command fails. It is locked as long as its owner lives: one whose lock is free was left by a command
-//! that was killed, and the next one of its kind takes it over to clear it away.
+//! - It is in `/run`, where only root writes, has mode 0700, and is never an existing directory.
+//! - It is removed when the value is dropped, also if the command fails.
+//! - Its owner holds a lock on it. A directory whose lock is free belongs to a killed command; the next command of the
+//!   same kind locks and removes it.
 //!
-//! Source: flock(2): a lock ends with the process, however that ends.
+//! Source: flock(2): the lock ends with the process.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -16,36 +17,36 @@ use rustix::fs::{CWD, FlockOperation, RenameFlags};
 use cli_support::failure::Failure;
 use cli_support::privilege;
 
-/// Where it is made.
+/// Parent directory.
 const PARENT: &str = "/run";
 
-/// The directory.
-#[must_use = "it goes when this is dropped"]
+/// Private directory, locked.
+#[must_use = "the directory is removed when this is dropped"]
 #[derive(Debug)]
 pub(crate) struct Scratch {
     path: PathBuf,
-    end: End,
+    on_drop: OnDrop,
     _lock: File,
 }
 
-/// What becomes of it with the value.
+/// Action when the value is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    Removed,
-    /// For the next command of its kind, as if this one had been killed.
-    Kept,
+enum OnDrop {
+    Remove,
+    /// Keep the directory for the next command of the same kind, as after a kill.
+    Keep,
 }
 
 impl Scratch {
-    /// Makes `/run/NAME`; one that was abandoned is replaced. `busy` is what it means that there is a living one.
+    /// Creates `/run/NAME`, and replaces an abandoned one. `busy` is the error if another command holds it.
     pub(crate) fn new(name: &str, busy: &str) -> Result<Scratch, Failure> {
         let path = Path::new(PARENT).join(name);
-        // Locked before it has its name: whoever sees it sees that it is in use.
+        // Lock it under a hidden name, so the visible name is never unlocked.
         let hidden = Path::new(PARENT).join(format!(".{name}.{}", std::process::id()));
-        match Scratch::take(&hidden, &path) {
+        match Scratch::create_locked(&hidden, &path) {
             Ok(scratch) => Ok(scratch),
             Err(cause) => {
-                // Best effort: the error that matters is the one we return.
+                // Best effort; the caller needs the first error.
                 let _ = fs::remove_dir(&hidden);
                 Err(match cause.kind() {
                     ErrorKind::AlreadyExists => Failure::new(busy),
@@ -55,48 +56,48 @@ impl Scratch {
         }
     }
 
-    /// Makes `hidden` and gives it the name `path`, unless a living one has that.
-    fn take(hidden: &Path, path: &Path) -> io::Result<Scratch> {
+    /// Creates and locks `hidden`, and renames it to `path` unless a running command holds that name.
+    fn create_locked(hidden: &Path, path: &Path) -> io::Result<Scratch> {
         make(hidden)?;
         let lock = lock(hidden)?;
-        if let Ok(abandoned) = Scratch::take_over(path) {
+        if let Ok(abandoned) = Scratch::lock_abandoned(path) {
             drop(abandoned);
         }
-        // A living one has nothing in it yet, for a moment: a plain rename would replace it.
+        // Another directory may just have been created and be empty; a plain rename would replace it.
         rustix::fs::renameat_with(CWD, hidden, CWD, path, RenameFlags::NOREPLACE)?;
-        Ok(Scratch { path: path.to_owned(), end: End::Removed, _lock: lock })
+        Ok(Scratch { path: path.to_owned(), on_drop: OnDrop::Remove, _lock: lock })
     }
 
-    fn take_over(path: &Path) -> io::Result<Scratch> {
-        Ok(Scratch { path: path.to_owned(), end: End::Removed, _lock: lock(path)? })
+    fn lock_abandoned(path: &Path) -> io::Result<Scratch> {
+        Ok(Scratch { path: path.to_owned(), on_drop: OnDrop::Remove, _lock: lock(path)? })
     }
 
-    /// Those whose name begins with `prefix` and whose owners are gone.
+    /// Returns the directories whose name begins with `prefix` and whose commands have ended.
     pub(crate) fn abandoned(prefix: &str) -> Vec<Scratch> {
-        let found = fs::read_dir(PARENT).into_iter().flatten().flatten();
-        let named = found.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+        let entries = fs::read_dir(PARENT).into_iter().flatten().flatten();
+        let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
         let paths = named.map(|entry| entry.path()).filter(|path| path.is_dir());
-        paths.filter_map(|path| Scratch::take_over(&path).ok()).collect()
+        paths.filter_map(|path| Scratch::lock_abandoned(&path).ok()).collect()
     }
 
-    /// Its name.
+    /// Returns the name of the directory.
     pub(crate) fn name(&self) -> String {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes a directory in it.
+    /// Creates a subdirectory.
     fn directory(&self, name: &str) -> Result<PathBuf, Failure> {
         let path = self.path.join(name);
         make(&path).map_err(|cause| Failure::new(format!("create {}: {cause}", path.display())))?;
         Ok(path)
     }
 
-    /// Writes the texts of manifests into a directory `name` in it, in their order.
+    /// Writes manifests into a subdirectory `name`, in their order.
     pub(crate) fn manifests<'a>(
         &self,
         name: &str,
@@ -114,12 +115,12 @@ impl Scratch {
         Ok(directory)
     }
 
-    /// Leaves it to the next command of its kind: there is something yet that is found by it.
+    /// Keeps the directory for the next command of the same kind, which finds the remaining resources through it.
     pub(crate) fn keep(mut self) {
-        self.end = End::Kept;
+        self.on_drop = OnDrop::Keep;
     }
 
-    /// Removes it; what is gone is success.
+    /// Removes the directory. A missing directory is not an error.
     pub(crate) fn remove(&self) -> Result<(), Failure> {
         match fs::remove_dir_all(&self.path) {
             Err(cause) if cause.kind() != ErrorKind::NotFound => {
@@ -134,11 +135,11 @@ fn make(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)
 }
 
-/// Taken at once or not at all; and only of what still has this name.
+/// Locks a directory without waiting. Fails if the path now names another directory.
 fn lock(path: &Path) -> io::Result<File> {
     let directory = File::open(path)?;
     rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
-    // Whoever had the lock before may have removed it, and another one taken its place.
+    // The previous owner may have removed the directory, and another command may have created it again.
     match directory.metadata()?.ino() == fs::metadata(path)?.ino() {
         true => Ok(directory),
         false => Err(ErrorKind::WouldBlock.into()),
@@ -147,8 +148,8 @@ fn lock(path: &Path) -> io::Result<File> {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Who wants to know calls `remove`.
-        if self.end == End::Removed {
+        // Callers that need the error call `remove`.
+        if self.on_drop == OnDrop::Remove {
             let _ = self.remove();
         }
     }
@@ -161,15 +162,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_at_once_one_gets_the_directory_and_keeps_it() {
-        // Only root may make one.
+    fn scratch_directory_race_has_one_winner() {
+        // Only root may create directories in /run.
         if !rustix::process::geteuid().is_root() {
             return;
         }
         let name = format!("weft-test-scratch-{}", std::process::id());
         let path = Path::new(PARENT).join(&name);
         for _ in 0..50 {
-            // What a killed command has left.
+            // A directory left by a killed command.
             make(&path).unwrap();
             let made = race(&path);
             assert_eq!(made, 1);
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_kept_is_the_next_ones_to_remove() {
+    fn scratch_directory_kept_is_removed_by_the_next_command() {
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -186,31 +187,31 @@ mod tests {
         let path = Path::new(PARENT).join(&name);
         Scratch::new(&name, "busy").unwrap().keep();
         assert!(path.exists());
-        let found = Scratch::abandoned(&name);
-        assert_eq!(found.iter().map(Scratch::name).collect::<Vec<_>>(), [name]);
-        drop(found);
+        let entries = Scratch::abandoned(&name);
+        assert_eq!(entries.iter().map(Scratch::name).collect::<Vec<_>>(), [name]);
+        drop(entries);
         assert!(!path.exists());
     }
 
-    /// Several takers, each as its own process would be; how many of them got it.
+    /// Runs several concurrent attempts, each as a process of its own would do, and returns the number of winners.
     fn race(path: &Path) -> usize {
-        const TAKERS: usize = 4;
-        let (start, end) = (Barrier::new(TAKERS), Barrier::new(TAKERS));
+        const ATTEMPTS: usize = 4;
+        let (start, end) = (Barrier::new(ATTEMPTS), Barrier::new(ATTEMPTS));
         std::thread::scope(|scope| {
-            let take = |number: usize| {
+            let create_locked = |number: usize| {
                 let hidden = path.with_extension(number.to_string());
                 let (start, end) = (&start, &end);
                 scope.spawn(move || {
                     start.wait();
-                    let taken = Scratch::take(&hidden, path);
+                    let created = Scratch::create_locked(&hidden, path);
                     end.wait();
                     let _ = fs::remove_dir(&hidden);
-                    // Whoever has it finds it as its own.
-                    taken.is_ok_and(|scratch| scratch.directory("in it").is_ok())
+                    // The winner can use its directory.
+                    created.is_ok_and(|scratch| scratch.directory("in it").is_ok())
                 })
             };
-            let takers: Vec<_> = (0..TAKERS).map(take).collect();
-            takers.into_iter().map(|taker| usize::from(taker.join().unwrap())).sum()
+            let attempts: Vec<_> = (0..ATTEMPTS).map(create_locked).collect();
+            attempts.into_iter().map(|attempt| usize::from(attempt.join().unwrap())).sum()
         })
     }
 }

@@ -1,6 +1,6 @@
 //! `weft crds` prints what is in `deploy/crds` and in the Helm chart, and writes the same files.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use std::fs;
 use std::path::Path;
@@ -8,14 +8,14 @@ use std::process::Command;
 
 use testkit::workspace;
 
-/// Runs `weft crds`; its output.
+/// Runs `weft crds` and returns its output.
 fn weft_crds(arguments: &[&str]) -> String {
     let output = Command::new(testkit::binary("weft")).arg("crds").args(arguments).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The YAML files of a directory, as one stream of documents.
+/// Returns the YAML files of a directory as one stream of documents.
 fn documents_in(directory: &Path) -> String {
     let mut files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();

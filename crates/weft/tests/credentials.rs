@@ -1,11 +1,6 @@
-//! `weft plan --once` with credentials that do not come: a pipe, and a program that never ends.
+//! `weft plan --once` with credentials that never arrive: a pipe, and a program that does not exit.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::fs;
 use std::io::Write;
@@ -15,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// The meta-plugin ends who takes longer than 60 s; a machine that is busy takes its time, too.
+/// Timeout of the test. The meta-plugin kills the command after 60 s; a busy machine needs part of that.
 const MAX: Duration = Duration::from_secs(30);
 
-/// What it is asked, framed.
-fn question() -> Vec<u8> {
-    let question = json!({ "version": 1, "request": { "plan": {
+/// Returns a plan request in its frame.
+fn plan_request() -> Vec<u8> {
+    let plan_request = json!({ "version": 1, "request": { "plan": {
         "pod": {"namespace": "n", "name": "p", "uid": "u-1"},
         "container": "c1",
         "ifname": "eth0",
@@ -29,11 +24,11 @@ fn question() -> Vec<u8> {
                 "delegates": [{"cniVersion": "1.0.0", "name": "home", "type": "bridge"}]} },
         "began": 0,
     } } });
-    let text = question.to_string();
+    let text = plan_request.to_string();
     [&u32::try_from(text.len()).unwrap().to_be_bytes(), text.as_bytes()].concat()
 }
 
-/// Why there is no plan by this kubeconfig: the refusal, which must come in time.
+/// Returns the refusal for a plan request with this kubeconfig, which must come in time.
 fn refusal(kubeconfig: &Path) -> Value {
     let program = testkit::binary("weft");
     let began = Instant::now();
@@ -44,9 +39,9 @@ fn refusal(kubeconfig: &Path) -> Value {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // It stays open: who is asked answers nonetheless.
+    // The pipe stays open; the command responds nonetheless.
     let mut pipe = weft.stdin.take().unwrap();
-    pipe.write_all(&question()).unwrap();
+    pipe.write_all(&plan_request()).unwrap();
     while weft.try_wait().unwrap().is_none() {
         if began.elapsed() > MAX {
             weft.kill().unwrap();
@@ -64,8 +59,8 @@ fn directory(name: &str) -> PathBuf {
     directory
 }
 
-/// Code 11, because the same call may go well later, and one sentence that names the kubeconfig.
-fn assert_told(refused: &Value, kubeconfig: &Path) {
+/// Asserts code 11 (try again later) and a message that names the kubeconfig.
+fn assert_refusal(refused: &Value, kubeconfig: &Path) {
     assert_eq!(refused["code"], 11, "{refused}");
     let sentence =
         format!("weft plan --once: kubeconfig {}: no credentials within 15 s", kubeconfig.display());
@@ -73,16 +68,16 @@ fn assert_told(refused: &Value, kubeconfig: &Path) {
 }
 
 #[test]
-fn a_pipe_into_which_nobody_writes_is_no_kubeconfig_for_ever() {
+fn credentials_timeout_for_a_pipe_as_kubeconfig() {
     let directory = directory("pipe");
     let pipe = directory.join("kubeconfig");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    assert_told(&refusal(&pipe), &pipe);
+    assert_refusal(&refusal(&pipe), &pipe);
     fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]
-fn a_program_for_credentials_that_never_ends_is_ended_with_all_that_it_started() {
+fn credentials_timeout_kills_the_exec_program_and_its_children() {
     let directory = directory("program");
     let (kubeconfig, started) = (directory.join("kubeconfig"), directory.join("started"));
     let script = format!("sleep 600 & echo $$ $! >{}; wait", started.display());
@@ -94,7 +89,7 @@ fn a_program_for_credentials_that_never_ends_is_ended_with_all_that_it_started()
             "command": "sh", "args": ["-c", script], "interactiveMode": "IfAvailable"}}}],
     });
     fs::write(&kubeconfig, kubeconfig_text.to_string()).unwrap();
-    assert_told(&refusal(&kubeconfig), &kubeconfig);
+    assert_refusal(&refusal(&kubeconfig), &kubeconfig);
     let started = fs::read_to_string(started).unwrap();
     for process in started.split_whitespace() {
         let state = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();

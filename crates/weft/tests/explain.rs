@@ -1,11 +1,6 @@
-//! `weft explain` and `weft plan --once` as programs: no root, no cluster, nothing changed.
+//! `weft explain` and `weft plan --once` as programs: without root, without a cluster.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -28,7 +23,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn the_plan_of_a_pod_says_where_each_decision_came_from() {
+fn explain_prints_the_source_of_each_decision() {
     let output = weft(&format!("explain -n my-namespace my-partner -f {}", examples())).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let text = String::from_utf8(output.stdout).unwrap();
@@ -36,14 +31,14 @@ fn the_plan_of_a_pod_says_where_each_decision_came_from() {
         "eth0  default-network  bridge+host-local  (the default network)",
         "blue  my-namespace/net-b  bridge+weft-ipam → tuning  (selected by the pod)",
         "      network       my-namespace/net-b  (annotation k8s.v1.cni.cncf.io/networks: [1])",
-        "      ips           10.101.2.44  (asked for; verified in the result)",
+        "      ips           10.101.2.44  (requested; verified in the result)",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
     }
 }
 
 #[test]
-fn programs_read_json() {
+fn explain_json_output_has_all_networks() {
     let output = weft(&format!("explain -n my-namespace my-pod -o json -f {}", examples())).output().unwrap();
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(plan["pod"]["name"], "my-pod");
@@ -62,21 +57,21 @@ fn programs_read_json() {
 }
 
 #[test]
-fn a_pod_that_is_not_there_is_answered_with_those_that_are() {
-    let output = weft(&format!("explain -n my-namespace nobody -f {}", examples())).output().unwrap();
+fn explain_unknown_pod_lists_available_pods() {
+    let output = weft(&format!("explain -n my-namespace missing -f {}", examples())).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let error = stderr(&output);
     assert!(
-        error.starts_with("weft: explain my-namespace/nobody: pod my-namespace/nobody is in none"),
+        error.starts_with("weft: explain my-namespace/missing: pod my-namespace/missing is not in"),
         "{error}"
     );
-    assert!(error.contains("pods there: my-namespace/my-pod, my-namespace/my-partner"), "{error}");
+    assert!(error.contains("available pods: my-namespace/my-pod, my-namespace/my-partner"), "{error}");
     let output = weft(&format!("explain -n My-Namespace x -f {}", examples())).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
 }
 
-/// One exchange with `weft plan --once`: four bytes of length, big-endian, then JSON; both ways.
-fn ask(words: &str, question: &[u8]) -> (Option<i32>, Value, String) {
+/// Runs one exchange with `weft plan --once`: a length (four bytes, big-endian) and JSON, in both directions.
+fn exchange(words: &str, plan_request: &[u8]) -> (Option<i32>, Value, String) {
     let mut child = weft(&format!("plan --once {words}"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -84,21 +79,21 @@ fn ask(words: &str, question: &[u8]) -> (Option<i32>, Value, String) {
         .spawn()
         .unwrap();
     let mut pipe = child.stdin.take().unwrap();
-    pipe.write_all(&u32::try_from(question.len()).unwrap().to_be_bytes()).unwrap();
-    pipe.write_all(question).unwrap();
+    pipe.write_all(&u32::try_from(plan_request.len()).unwrap().to_be_bytes()).unwrap();
+    pipe.write_all(plan_request).unwrap();
     drop(pipe);
     let output = child.wait_with_output().unwrap();
-    let answer = match output.stdout.split_first_chunk::<4>() {
+    let response = match output.stdout.split_first_chunk::<4>() {
         Some((length, body)) => {
             assert_eq!(u32::from_be_bytes(*length) as usize, body.len());
             serde_json::from_slice(body).unwrap()
         }
         None => Value::Null,
     };
-    (output.status.code(), answer, stderr(&output))
+    (output.status.code(), response, stderr(&output))
 }
 
-fn question(pod: &str) -> Value {
+fn plan_request(pod: &str) -> Value {
     json!({ "version": 1, "request": { "plan": {
         "pod": {"namespace": "my-namespace", "name": pod, "uid": "u-1"},
         "container": "c1",
@@ -111,11 +106,11 @@ fn question(pod: &str) -> Value {
 }
 
 #[test]
-fn a_question_is_answered_with_a_plan() {
+fn plan_once_responds_with_a_plan() {
     let words = format!("-f {}", examples());
-    let (code, answer, error) = ask(&words, question("my-pod").to_string().as_bytes());
+    let (code, response, error) = exchange(&words, plan_request("my-pod").to_string().as_bytes());
     assert_eq!((code, error.as_str()), (Some(0), ""));
-    let plan = &answer["response"]["plan"]["plan"];
+    let plan = &response["response"]["plan"]["plan"];
     assert_eq!((&plan["container"], &plan["pod"]["uid"]), (&"c1".into(), &"u-1".into()));
     let names: Vec<&str> =
         plan["delegates"].as_array().unwrap().iter().map(|d| d["ifname"].as_str().unwrap()).collect();
@@ -123,40 +118,43 @@ fn a_question_is_answered_with_a_plan() {
 }
 
 #[test]
-fn a_refusal_is_an_answer() {
+fn plan_once_refusal_is_a_response() {
     let words = format!("-f {}", examples());
-    let (code, answer, _) = ask(&words, question("nobody").to_string().as_bytes());
+    let (code, response, _) = exchange(&words, plan_request("missing").to_string().as_bytes());
     assert_eq!(code, Some(0));
     assert!(
-        answer["response"]["refused"]["msg"]
+        response["response"]["refused"]["msg"]
             .as_str()
             .unwrap()
-            .contains("my-namespace/nobody is in no manifest"),
-        "{answer}"
+            .contains("my-namespace/missing is in no manifest"),
+        "{response}"
     );
-    let (code, answer, _) = ask("", question("my-pod").to_string().as_bytes());
-    assert_eq!((code, &answer["response"]["refused"]["code"]), (Some(0), &11.into()));
-    assert!(answer["response"]["refused"]["details"].as_str().unwrap().contains("manifestDir"), "{answer}");
-    let mut newer = question("my-pod");
+    let (code, response, _) = exchange("", plan_request("my-pod").to_string().as_bytes());
+    assert_eq!((code, &response["response"]["refused"]["code"]), (Some(0), &11.into()));
+    assert!(
+        response["response"]["refused"]["details"].as_str().unwrap().contains("manifestDir"),
+        "{response}"
+    );
+    let mut newer = plan_request("my-pod");
     newer["version"] = 2.into();
-    let (_, answer, _) = ask(&words, newer.to_string().as_bytes());
-    assert!(answer["response"]["refused"]["msg"].as_str().unwrap().contains("version 2"), "{answer}");
-    let (_, answer, _) = ask("-f /nonexistent", question("my-pod").to_string().as_bytes());
-    assert!(answer["response"]["refused"]["msg"].as_str().unwrap().contains("/nonexistent"), "{answer}");
+    let (_, response, _) = exchange(&words, newer.to_string().as_bytes());
+    assert!(response["response"]["refused"]["msg"].as_str().unwrap().contains("version 2"), "{response}");
+    let (_, response, _) = exchange("-f /nonexistent", plan_request("my-pod").to_string().as_bytes());
+    assert!(response["response"]["refused"]["msg"].as_str().unwrap().contains("/nonexistent"), "{response}");
 }
 
 #[test]
-fn what_is_no_question_is_a_failure() {
+fn plan_once_fails_on_invalid_input() {
     for bytes in [&b"{"[..], b"[]", b""] {
-        let (code, answer, error) = ask("", bytes);
-        assert_eq!((code, answer), (Some(1), Value::Null));
+        let (code, response, error) = exchange("", bytes);
+        assert_eq!((code, response), (Some(1), Value::Null));
         assert!(error.starts_with("weft: ") && error.contains(" message: "), "{error}");
     }
 }
 
-/// Kuryr's users have definitions with an annotation and no configuration: an agent knows what they are, and so does this.
+/// A definition of Kuryr has an annotation and no configuration. The command completes it as the node agent does.
 #[test]
-fn a_definition_of_kuryrs_is_a_network_of_the_plugin_neutron() {
+fn explain_kuryr_definition_uses_the_neutron_plugin() {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("kuryr.yaml");
     let manifests = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: net-k\n  \
         namespace: my-namespace\n  annotations:\n    openstack.org/kuryr-config: '{\"subnetId\": \"s\"}'\n---\napiVersion: v1\n\

@@ -1,6 +1,6 @@
-//! `weft install` as a program: when the configuration is written, what it says, and when it is taken away.
+//! `weft install` as a program: when the configuration is written, its content, and when it is removed.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// The two directories of a runtime, and a journal.
+/// Configuration and plugin directory of a runtime, and a journal.
 struct Runtime(PathBuf);
 
 impl Runtime {
     fn new(name: &str) -> Runtime {
-        assert!(testkit::binary("weft-cni").exists(), "it does the work");
+        assert!(testkit::binary("weft-cni").exists(), "weft-cni is not built");
         let path = std::env::temp_dir().join(format!("weft-runtime-{}-{name}", std::process::id()));
         for directory in ["conf", "bin", "journal/sandboxes"] {
             fs::create_dir_all(path.join(directory)).unwrap();
@@ -24,16 +24,16 @@ impl Runtime {
         Runtime(path)
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(testkit::binary("weft"));
         command.arg("install").arg("--conf-dir").arg(self.0.join("conf"));
-        command.arg("--bin-dir").arg(self.0.join("bin")).args(words);
+        command.arg("--bin-dir").arg(self.0.join("bin")).args(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 
-    fn install(&self, words: &[&str]) -> Output {
-        self.command(words).output().unwrap()
+    fn install(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
     }
 
     fn write(&self, file: &str, content: &impl ToString) {
@@ -42,10 +42,10 @@ impl Runtime {
 
     fn written(&self) -> Option<Value> {
         let text = fs::read_to_string(self.0.join("conf/00-weft.conflist")).ok()?;
-        Some(serde_json::from_str(&text).expect("never half of it"))
+        Some(serde_json::from_str(&text).expect("incomplete file"))
     }
 
-    /// A default network of a plugin that weft is not.
+    /// Writes a default network whose plugin is not built into weft-cni.
     fn default_network(&self) {
         let plugins = json!([
             { "type": "flannel", "delegate": {} },
@@ -69,28 +69,29 @@ fn stderr(output: &Output) -> String {
 }
 
 #[track_caller]
-fn assert_refused(output: &Output, words: &[&str]) {
+fn assert_refused(output: &Output, arguments: &[&str]) {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    for word in words {
+    for word in arguments {
         assert!(stderr(output).contains(word), "{word:?} is not in {}", stderr(output));
     }
 }
 
-/// Waits for a program's end; it is killed if that takes too long.
-fn ended(mut child: Child) -> Output {
+/// Waits until a process exits. Kills it after 20 s.
+fn wait_for_exit(mut child: Child) -> Output {
     let deadline = Instant::now() + Duration::from_secs(20);
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > deadline {
             child.kill().unwrap();
-            panic!("it waits on: {:?}", child.wait_with_output());
+            panic!("still running: {:?}", child.wait_with_output());
         }
         sleep(Duration::from_millis(20));
     }
     child.wait_with_output().unwrap()
 }
 
+// Requirements: NPWG1-6.1-2
 #[test]
-fn npwg1_6_1_2_the_default_networks_own_word_counts_where_it_is_asked_for() {
+fn install_status_decides_readiness_of_the_default_network() {
     let runtime = Runtime::new("status");
     let mode = runtime.0.join("ready");
     let plugin = format!(
@@ -108,9 +109,9 @@ fn npwg1_6_1_2_the_default_networks_own_word_counts_where_it_is_asked_for() {
     sleep(Duration::from_millis(700));
     assert_eq!(runtime.written(), None);
     fs::write(&mode, "").unwrap();
-    assert!(ended(waiting).status.success());
+    assert!(wait_for_exit(waiting).status.success());
     assert!(runtime.written().is_some());
-    // Older versions have no such question, and what weft-cni is itself is not asked.
+    // Versions before 1.1.0 have no STATUS, and built-in plugins are not asked.
     for older in [
         json!({ "cniVersion": "1.0.0", "name": "cbr0", "plugins": [{ "type": "flannel" }] }),
         json!({ "cniVersion": "1.1.0", "name": "cbr0", "plugins": [{ "type": "bridge" }] }),
@@ -121,26 +122,27 @@ fn npwg1_6_1_2_the_default_networks_own_word_counts_where_it_is_asked_for() {
     }
 }
 
+// Requirements: NPWG1-6.1-1, M24
 #[test]
-fn npwg1_6_1_1_m24_the_configuration_is_written_when_the_default_network_is_ready() {
+fn install_waits_until_the_default_network_is_ready() {
     let runtime = Runtime::new("waits");
     assert_refused(&runtime.install(&[]), &["no default network is configured in"]);
     let ready = runtime.0.join("ready");
     let waiting = runtime.command(&["--wait", "--ready-file", ready.to_str().unwrap()]).spawn().unwrap();
-    let stays_away = |what: &str| {
+    let assert_not_written = |what: &str| {
         sleep(Duration::from_millis(700));
         assert_eq!(runtime.written(), None, "{what}");
     };
-    stays_away("nothing is configured");
+    assert_not_written("no default network");
     runtime.default_network();
-    stays_away("flannel is not there");
+    assert_not_written("flannel is missing");
     runtime.write("bin/flannel", &"");
-    stays_away("the file that says so is not there");
+    assert_not_written("the ready file is missing");
     fs::write(&ready, "").unwrap();
-    let output = ended(waiting);
+    let output = wait_for_exit(waiting);
     assert!(output.status.success(), "{output:?}");
-    let written = runtime.written().expect("it is there now");
-    assert_eq!(written["cniVersion"], "0.3.1", "what the runtime takes already");
+    let written = runtime.written().expect("configuration is written");
+    assert_eq!(written["cniVersion"], "0.3.1", "the version of the default network");
     let plugin = &written["plugins"][0];
     assert_eq!(plugin["clusterNetwork"], runtime.0.join("conf/10-flannel.conflist").to_str().unwrap());
     assert_eq!(plugin["readinessindicatorfile"], ready.to_str().unwrap());
@@ -151,17 +153,20 @@ fn npwg1_6_1_1_m24_the_configuration_is_written_when_the_default_network_is_read
     let names: Vec<_> =
         ["weft", "weft-cni", "loopback"].map(|name| runtime.0.join("bin").join(name).exists()).into();
     assert_eq!(names, [true; 3]);
-    assert_eq!(fs::read_dir(runtime.0.join("conf")).unwrap().count(), 2, "nothing is left beside it");
-    // Again: nothing to do.
+    assert_eq!(fs::read_dir(runtime.0.join("conf")).unwrap().count(), 2, "no temporary file remains");
+    // A second run changes nothing.
     let before = fs::metadata(runtime.0.join("conf/00-weft.conflist")).unwrap().modified().unwrap();
     let again = runtime.install(&["--ready-file", ready.to_str().unwrap()]);
-    let said = String::from_utf8_lossy(&again.stdout).into_owned();
-    assert!(again.status.success() && said.lines().all(|line| line.ends_with(": up to date")), "{said}");
+    let output_text = String::from_utf8_lossy(&again.stdout).into_owned();
+    assert!(
+        again.status.success() && output_text.lines().all(|line| line.ends_with(": up to date")),
+        "{output_text}"
+    );
     assert_eq!(fs::metadata(runtime.0.join("conf/00-weft.conflist")).unwrap().modified().unwrap(), before);
 }
 
 #[test]
-fn a_meta_plugin_is_no_default_network_and_what_comes_first_is_in_the_way() {
+fn install_refuses_meta_plugins_and_earlier_files() {
     let runtime = Runtime::new("multus");
     let multus = json!({ "cniVersion": "0.3.1", "name": "m", "type": "multus", "clusterNetwork": "/x" });
     runtime.write("conf/00-multus.conf", &multus);
@@ -171,16 +176,16 @@ fn a_meta_plugin_is_no_default_network_and_what_comes_first_is_in_the_way() {
     let bridge =
         json!({ "cniVersion": "1.0.0", "name": "home", "type": "bridge", "ipam": { "type": "host-local" } });
     runtime.write("conf/10-home.conf", &bridge);
-    assert_refused(&runtime.install(&[]), &["00-multus.conf comes before", "--file-name"]);
+    assert_refused(&runtime.install(&[]), &["00-multus.conf sorts before", "--file-name"]);
     assert_eq!(runtime.written(), None);
     fs::remove_file(runtime.0.join("conf/00-multus.conf")).unwrap();
-    assert!(runtime.install(&[]).status.success(), "bridge is one of ours");
+    assert!(runtime.install(&[]).status.success(), "bridge is built in");
     let written = runtime.written().unwrap();
     assert!(written["plugins"][0]["clusterNetwork"].as_str().unwrap().ends_with("/10-home.conf"));
 }
 
 #[test]
-fn a_configuration_that_is_given_is_read_before_it_is_written() {
+fn install_validates_a_given_configuration() {
     let runtime = Runtime::new("given");
     let given = runtime.0.join("given.conflist");
     let with = |key: &str| {
@@ -195,19 +200,19 @@ fn a_configuration_that_is_given_is_read_before_it_is_written() {
     assert!(with("delegates").status.success());
     assert_eq!(runtime.written().unwrap()["plugins"][0]["delegates"][0]["name"], "home");
     for name in ["../x.conflist", ".hidden.conflist", "no-extension", "a/b.conf"] {
-        assert_refused(&runtime.install(&["--file-name", name]), &[name, "not a name that a runtime reads"]);
+        assert_refused(&runtime.install(&["--file-name", name]), &[name, "container runtimes do not read"]);
     }
 }
 
 #[test]
-fn it_is_taken_away_when_nobody_needs_it_any_more() {
+fn install_remove_is_refused_while_weft_is_needed() {
     let runtime = Runtime::new("remove");
     let given = runtime.0.join("given.conflist");
     let plugin = json!({ "type": "weft", "clusterNetwork": "/x", "cniDir": runtime.0.join("journal") });
     fs::write(&given, json!({ "cniVersion": "1.0.0", "name": "n", "plugins": [plugin] }).to_string())
         .unwrap();
     assert!(runtime.install(&["--config", given.to_str().unwrap()]).status.success());
-    assert_refused(&runtime.install(&["--remove"]), &["no other network is in"]);
+    assert_refused(&runtime.install(&["--remove"]), &["no other network in"]);
     runtime.default_network();
     runtime.write("journal/sandboxes/abc.json", &"");
     assert_refused(&runtime.install(&["--remove"]), &["1 sandboxes in", "drain the node first"]);
@@ -217,18 +222,18 @@ fn it_is_taken_away_when_nobody_needs_it_any_more() {
         assert!(runtime.install(&["--remove"]).status.success());
         assert_eq!(runtime.written(), None);
     }
-    assert!(runtime.0.join("bin/weft").exists(), "it may be asked for a DEL yet");
-    // What cannot be looked at is not gone.
+    assert!(runtime.0.join("bin/weft").exists(), "the runtime may still call DEL");
+    // A path that cannot be checked is not treated as missing.
     let written = runtime.0.join("conf/00-weft.conflist");
     std::os::unix::fs::symlink(&written, &written).unwrap();
-    assert_refused(&runtime.install(&["--remove"]), &["look at", "00-weft.conflist", "symbolic link"]);
+    assert_refused(&runtime.install(&["--remove"]), &["stat ", "00-weft.conflist", "symbolic link"]);
 }
 
 #[test]
-fn who_waits_and_begins_again_waits_for_the_same_journal() {
+fn install_remove_wait_restarted_uses_the_same_journal() {
     let runtime = Runtime::new("again");
     if fs::metadata("/proc/self").unwrap().uid() != 0 {
-        return testkit::record_skip(&testkit::test_name(), "it waits as root");
+        return testkit::record_skip(&testkit::test_name(), "requires root");
     }
     let given = runtime.0.join("given.conflist");
     let plugin = json!({ "type": "weft", "clusterNetwork": "/x", "cniDir": runtime.0.join("journal") });
@@ -238,7 +243,10 @@ fn who_waits_and_begins_again_waits_for_the_same_journal() {
     runtime.default_network();
     runtime.write("journal/sandboxes/abc.json", &"");
     for _ in 0..2 {
-        assert_refused(&runtime.install(&["--remove", "--wait"]), &["cannot be read, and are left: abc"]);
+        assert_refused(
+            &runtime.install(&["--remove", "--wait"]),
+            &["unreadable journal entries remain: abc"],
+        );
         assert_eq!(runtime.written(), None);
     }
     fs::remove_file(runtime.0.join("journal/sandboxes/abc.json")).unwrap();
@@ -249,29 +257,29 @@ fn who_waits_and_begins_again_waits_for_the_same_journal() {
 }
 
 #[test]
-fn a_node_without_an_agent_gets_the_program_and_credentials_that_follow_their_token() {
+fn install_thin_copies_program_and_renewed_credentials() {
     let runtime = Runtime::new("thin");
     let path = |file: &str| runtime.0.join(file);
     let account = path("account");
     fs::create_dir(&account).unwrap();
     runtime.default_network();
     runtime.write("bin/flannel", &"");
-    let thin = |words: &[&str]| {
+    let thin = |arguments: &[&str]| {
         let mut command = runtime.command(&["--thin", "--service-account", account.to_str().unwrap()]);
         command.env("KUBERNETES_SERVICE_HOST", "fd00::1").env("KUBERNETES_SERVICE_PORT", "443");
-        command.args(["--set", &format!("cniDir={}", path("journal").display())]).args(words);
+        command.args(["--set", &format!("cniDir={}", path("journal").display())]).args(arguments);
         command
     };
     assert_refused(&thin(&[]).output().unwrap(), &["account/token", "deploy/thin"]);
     runtime.write("account/ca.crt", &"AUTHORITY");
     runtime.write("account/token", &"one\n");
     let outside = thin(&[]).env_remove("KUBERNETES_SERVICE_HOST").output().unwrap();
-    assert_refused(&outside, &["KUBERNETES_SERVICE_HOST", "this is no pod"]);
-    assert_eq!(runtime.written(), None, "the configuration comes last");
+    assert_refused(&outside, &["KUBERNETES_SERVICE_HOST", "not running in a pod"]);
+    assert_eq!(runtime.written(), None, "the configuration is written last");
     let mut following = thin(&["--wait", "--follow"]).spawn().unwrap();
     let credentials = path("conf/weft.d/kubeconfig");
     let token = || {
-        // Never half of it.
+        // The file is never incomplete.
         let text = fs::read_to_string(&credentials).ok()?;
         let document: Value = serde_json::from_str(&text).expect("JSON is YAML");
         let cluster = &document["clusters"][0]["cluster"];
@@ -280,7 +288,7 @@ fn a_node_without_an_agent_gets_the_program_and_credentials_that_follow_their_to
         document["users"][0]["user"]["token"].as_str().map(str::to_owned)
     };
     for expected in ["one", "two"] {
-        // As a kubelet does it: another file under the name.
+        // The kubelet also replaces the file by a rename.
         runtime.write("account/.new", &expected);
         fs::rename(account.join(".new"), account.join("token")).unwrap();
         until(expected, || token().filter(|token| token == expected));
@@ -297,7 +305,7 @@ fn a_node_without_an_agent_gets_the_program_and_credentials_that_follow_their_to
     until("the program is back", || program.exists().then_some(()));
     following.kill().unwrap();
     following.wait().unwrap();
-    // What is the same is left alone; credentials do not outlive the configuration.
+    // An unchanged file is not rewritten. The credentials are removed with the configuration.
     let before = fs::metadata(&credentials).unwrap().modified().unwrap();
     let again = thin(&[]).output().unwrap();
     assert!(again.status.success(), "{again:?}");
@@ -305,16 +313,16 @@ fn a_node_without_an_agent_gets_the_program_and_credentials_that_follow_their_to
     let removed = runtime.install(&["--remove"]);
     assert!(removed.status.success(), "{removed:?}");
     assert!(!credentials.exists() && runtime.written().is_none());
-    for words in [["--thin", "--remove"].as_slice(), &["--remove", "--wait", "--root", "/tmp"]] {
-        assert_eq!(runtime.install(words).status.code(), Some(2), "{words:?}");
+    for arguments in [["--thin", "--remove"].as_slice(), &["--remove", "--wait", "--root", "/tmp"]] {
+        assert_eq!(runtime.install(arguments).status.code(), Some(2), "{arguments:?}");
     }
 }
 
 #[test]
-fn below_a_root_paths_keep_their_names_and_links_lead_nowhere_else() {
+fn install_root_keeps_path_names_and_confines_links() {
     let runtime = Runtime::new("root");
     let root = runtime.0.join("image");
-    // As on an image whose directories are links: by their names they would be this machine's.
+    // An image whose directories are absolute links: outside of the root they would name directories of this machine.
     for directory in ["etc/cni", "opt", "var/lib/networks", "run"] {
         fs::create_dir_all(root.join(directory)).unwrap();
     }
@@ -322,21 +330,24 @@ fn below_a_root_paths_keep_their_names_and_links_lead_nowhere_else() {
     std::os::unix::fs::symlink("../../../../var/lib/cni-bin", root.join("opt/cni")).unwrap();
     let bridge = json!({ "cniVersion": "1.0.0", "name": "home", "type": "bridge" });
     runtime.write("image/var/lib/networks/10-home.conf", &bridge);
-    let install = |words: &[&str]| {
+    let install = |arguments: &[&str]| {
         let mut command = Command::new(testkit::binary("weft"));
-        command.args(["install", "--root", root.to_str().unwrap()]).args(words).output().unwrap()
+        command.args(["install", "--root", root.to_str().unwrap()]).args(arguments).output().unwrap()
     };
     let dangling = install(&[]);
-    assert_refused(&dangling, &["--root", "/opt/cni: a link that leads to nothing"]);
+    assert_refused(&dangling, &["--root", "/opt/cni: dangling link"]);
     fs::create_dir_all(root.join("var/lib/cni-bin")).unwrap();
-    assert_refused(&install(&["--ready-file", "/run/ready"]), &["/run/ready is not there"]);
+    assert_refused(&install(&["--ready-file", "/run/ready"]), &["/run/ready does not exist"]);
     runtime.write("image/run/ready", &"");
     let done = install(&["--ready-file", "/run/ready"]);
     assert!(done.status.success(), "{done:?}");
-    let said = String::from_utf8_lossy(&done.stdout).into_owned();
-    assert!(said.contains("/etc/cni/net.d/00-weft.conflist: written"), "{said}");
+    let output_text = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(output_text.contains("/etc/cni/net.d/00-weft.conflist: written"), "{output_text}");
     let written = fs::read_to_string(root.join("var/lib/networks/00-weft.conflist")).unwrap();
-    assert!(!written.contains(root.to_str().unwrap()), "the node knows no such path: {written}");
+    assert!(
+        !written.contains(root.to_str().unwrap()),
+        "path of the installer in the configuration: {written}"
+    );
     let plugin: Value = serde_json::from_str(&written).unwrap();
     let plugin = &plugin["plugins"][0];
     assert_eq!(plugin["clusterNetwork"], "/etc/cni/net.d/10-home.conf");
@@ -356,14 +367,14 @@ fn below_a_root_paths_keep_their_names_and_links_lead_nowhere_else() {
 }
 
 #[test]
-fn the_default_network_and_keys_of_the_configuration_can_be_said() {
+fn install_options_default_network_and_set() {
     let runtime = Runtime::new("said");
     for (file, name) in [("10-one.conf", "one"), ("20-two.conf", "two")] {
         let bridge = json!({ "cniVersion": "1.0.0", "name": name, "type": "bridge" });
         runtime.write(&format!("conf/{file}"), &bridge);
     }
-    let of = |words: &[&str]| {
-        let done = runtime.install(words);
+    let of = |arguments: &[&str]| {
+        let done = runtime.install(arguments);
         assert!(done.status.success(), "{done:?}");
         runtime.written().unwrap()["plugins"][0].clone()
     };
@@ -372,8 +383,8 @@ fn the_default_network_and_keys_of_the_configuration_can_be_said() {
         assert!(default.ends_with(file), "{name}: {default}");
     }
     assert_refused(&runtime.install(&["--default-network", "three"]), &["no default network", "three"]);
-    let words = ["--set", "namespaceIsolation=true", "--set", "globalNamespaces=shared,kube-system"];
-    let plugin = of(&words);
+    let arguments = ["--set", "namespaceIsolation=true", "--set", "globalNamespaces=shared,kube-system"];
+    let plugin = of(&arguments);
     assert_eq!(
         (&plugin["namespaceIsolation"], &plugin["globalNamespaces"]),
         (&json!(true), &json!("shared,kube-system"))
@@ -387,10 +398,10 @@ fn the_default_network_and_keys_of_the_configuration_can_be_said() {
     let early = runtime.install(&["--on-host"]);
     assert_eq!(early.status.code(), Some(2), "{}", stderr(&early));
     assert_eq!(runtime.install(&["--set", "namespaceIsolation"]).status.code(), Some(2));
-    assert_eq!(runtime.written(), before, "what is wrong changes nothing");
+    assert_eq!(runtime.written(), before, "a usage error changes nothing");
 }
 
-/// Waits until the default network that is written is in this file.
+/// Waits until the written configuration names this file as the default network.
 #[track_caller]
 fn until_default(runtime: &Runtime, file: &str) {
     until(&format!("{file} is the default network"), || {
@@ -406,46 +417,46 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what}: not in time");
+        assert!(Instant::now() < deadline, "{what}: timeout");
         sleep(Duration::from_millis(20));
     }
 }
 
 #[test]
-fn who_follows_keeps_up_with_the_default_network_and_leaves_what_pods_need() {
+fn install_follow_tracks_changes_of_the_default_network() {
     let runtime = Runtime::new("follows");
     let path = |file: &str| runtime.0.join(file);
     let bridge = |version: &str, capability: &str| json!({ "cniVersion": version, "name": "home", "plugins": [{ "type": "bridge", "capabilities": { capability: true } }] });
     let following = runtime.command(&["--wait", "--follow"]).spawn().unwrap();
-    until("the program is there", || path("bin/weft").exists().then_some(()));
-    assert_eq!(runtime.written(), None, "there is no default network");
+    until("the program exists", || path("bin/weft").exists().then_some(()));
+    assert_eq!(runtime.written(), None, "no default network yet");
     runtime.write("conf/10-home.conflist", &bridge("0.4.0", "mac"));
     until_default(&runtime, "10-home.conflist");
-    // Its installer gives it another name, as some do with each release.
+    // The installer of the default network renames its file, as some do with each release.
     fs::rename(path("conf/10-home.conflist"), path("conf/20-home.conflist")).unwrap();
     until_default(&runtime, "20-home.conflist");
-    // Another one takes its place: the first by name is what the runtime itself would take.
+    // Another network sorts first, so the runtime itself would use it.
     runtime.write("conf/15-other.conflist", &bridge("1.0.0", "ips").to_string().replace("home", "other"));
     until_default(&runtime, "15-other.conflist");
     assert_eq!(runtime.written().unwrap()["cniVersion"], "1.0.0");
-    // It says something else: what runtimes have to pass is in the configuration that is written.
+    // The network changes: the written configuration must have its capabilities.
     runtime.write(
         "conf/15-other.conflist",
         &bridge("1.0.0", "portMappings").to_string().replace("home", "other"),
     );
     until("capabilities", || runtime.written()?["plugins"][0]["capabilities"].get("portMappings").map(drop));
-    // Somebody cleans up: program and configuration are back.
+    // Program and configuration are deleted, and are installed again.
     fs::remove_file(path("bin/weft")).unwrap();
     until("the program is back", || path("bin/weft").exists().then_some(()));
     fs::remove_file(path("conf/00-weft.conflist")).unwrap();
     until_default(&runtime, "15-other.conflist");
-    // None at all: what is written stays, for the pods that are there; and when it ends, too.
+    // Without any default network the written configuration stays, for existing pods; also after the command exits.
     fs::remove_file(path("conf/15-other.conflist")).unwrap();
     until_default(&runtime, "20-home.conflist");
     fs::remove_file(path("conf/20-home.conflist")).unwrap();
     sleep(Duration::from_millis(1500));
     until_default(&runtime, "20-home.conflist");
-    // What is in the way is told, and no reason to end.
+    // A file that sorts first is reported and does not end the command.
     runtime.write("conf/20-home.conflist", &bridge("1.0.0", "mac"));
     runtime.write("conf/00-first.conflist", &bridge("1.0.0", "mac"));
     sleep(Duration::from_millis(1500));
@@ -454,16 +465,16 @@ fn who_follows_keeps_up_with_the_default_network_and_leaves_what_pods_need() {
     fs::remove_file(path("conf/20-home.conflist")).unwrap();
     until_default(&runtime, "30-last.conflist");
     Command::new("kill").arg(following.id().to_string()).status().unwrap();
-    let output = ended(following);
+    let output = wait_for_exit(following);
     assert!(output.status.success(), "{output:?}");
-    assert!(runtime.written().is_some(), "it stays when whoever wrote it ends");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
-    assert!(said.contains("00-first.conflist comes before"), "{said}");
-    assert!(said.lines().count() < 60, "it says each thing once: {said}");
+    assert!(runtime.written().is_some(), "the configuration stays after the command exits");
+    let output_text = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
+    assert!(output_text.contains("00-first.conflist sorts before"), "{output_text}");
+    assert!(output_text.lines().count() < 60, "repeated messages: {output_text}");
 }
 
 #[test]
-fn no_other_network_is_taken_for_the_default_one_while_a_file_cannot_be_read() {
+fn install_unreadable_file_prevents_another_default_network() {
     let runtime = Runtime::new("unread");
     runtime.default_network();
     let other = json!({ "cniVersion": "1.0.0", "name": "other", "plugins": [{ "type": "bridge" }] });
@@ -473,13 +484,13 @@ fn no_other_network_is_taken_for_the_default_one_while_a_file_cannot_be_read() {
     }
     assert!(runtime.install(&[]).status.success());
     let before = runtime.written();
-    // A link to itself: nobody can read it, not even root.
+    // A link to itself is unreadable, even for root.
     let (own, kept) = (runtime.0.join("conf/10-flannel.conflist"), runtime.0.join("kept"));
     fs::rename(&own, &kept).unwrap();
     std::os::unix::fs::symlink(&own, &own).unwrap();
-    assert_refused(&runtime.install(&[]), &["which network is the default one is not known", "10-flannel"]);
+    assert_refused(&runtime.install(&[]), &["the default network is unknown", "10-flannel"]);
     assert_eq!(runtime.written(), before);
-    assert!(runtime.install(&["--default-network", "other"]).status.success(), "it is said which");
+    assert!(runtime.install(&["--default-network", "other"]).status.success(), "the network is named");
     fs::rename(&kept, &own).unwrap();
     assert!(runtime.install(&[]).status.success());
     assert_eq!(runtime.written(), before);

@@ -1,11 +1,6 @@
-//! `weft lint` as a program: what it prints, how it ends, and what `--fix` does to a file.
+//! `weft lint` as a program: output, exit codes, and the files that `--fix` rewrites.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers may panic")]
 
 use std::fs;
 use std::io::Write;
@@ -16,14 +11,14 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use testkit::workspace;
 
-/// A directory of a test's own, gone when it ends.
-struct Room(PathBuf);
+/// Directory of one test, removed when the test ends.
+struct TestDirectory(PathBuf);
 
-impl Room {
-    fn new(name: &str) -> Room {
+impl TestDirectory {
+    fn new(name: &str) -> TestDirectory {
         let path = std::env::temp_dir().join(format!("weft-lint-{name}-{}", std::process::id()));
         fs::create_dir(&path).unwrap();
-        Room(path)
+        TestDirectory(path)
     }
 
     fn file(&self, name: &str, text: &str) -> PathBuf {
@@ -33,7 +28,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -58,32 +53,42 @@ fn definition(name: &str, spec: &str) -> String {
 }
 
 #[test]
-fn the_examples_are_clean() {
+fn lint_has_no_findings_on_the_examples() {
     let output = lint([workspace().join("examples")]);
     assert!(output.status.success());
-    assert_eq!(text(&output), "3 files: nothing to report\n");
+    assert_eq!(text(&output), "3 files: no findings\n");
     assert_eq!(output.stderr, b"");
 }
 
+// Requirements: NPWG1-3.1-2
 #[test]
-fn npwg1_3_1_2_the_standards_own_examples_as_maps_are_corrected_in_the_file() {
-    let room = Room::new("standard");
+fn lint_fix_converts_config_maps_to_strings() {
+    let directory = TestDirectory::new("standard");
     for name in ["3.2.1", "3.2.2", "3.2.3", "3.4.2.1"] {
-        let file = room.0.join(format!("{name}.yaml"));
+        let file = directory.0.join(format!("{name}.yaml"));
         fs::copy(standard(&format!("{name}-as-map.yaml")), &file).unwrap();
         let refused = lint([&file]);
         assert_eq!(refused.status.code(), Some(1));
-        let said = text(&refused);
-        assert!(said.contains("the API server refuses the object [config-not-a-string]"), "{said}");
-        assert!(said.contains("the object as it should read:") && said.contains("|   config: |"), "{said}");
-        assert!(said.contains("\nweft lint --fix writes the corrected form of 1 of them\n"), "{said}");
+        let output_text = text(&refused);
+        assert!(
+            output_text.contains("the API server refuses the object [config-not-a-string]"),
+            "{output_text}"
+        );
+        assert!(
+            output_text.contains("the object as it should read:") && output_text.contains("|   config: |"),
+            "{output_text}"
+        );
+        assert!(
+            output_text.contains("\nweft lint --fix writes the corrected form of 1 of them\n"),
+            "{output_text}"
+        );
 
         let fixed = lint([Path::new("--fix"), &file]);
         assert!(fixed.status.success(), "{}", text(&fixed));
-        let said = text(&fixed);
+        let output_text = text(&fixed);
         assert!(
-            said.contains(&format!("{}: fixed network-attachment-definition ", file.display())),
-            "{said}"
+            output_text.contains(&format!("{}: fixed network-attachment-definition ", file.display())),
+            "{output_text}"
         );
         let again = lint([&file]);
         assert!(!text(&again).contains("error"), "{}", text(&again));
@@ -91,50 +96,50 @@ fn npwg1_3_1_2_the_standards_own_examples_as_maps_are_corrected_in_the_file() {
 }
 
 #[test]
-fn a_fixed_file_keeps_its_mode_its_links_and_everything_else_in_it() {
-    let room = Room::new("fix");
+fn lint_fix_keeps_mode_links_and_other_content() {
+    let directory = TestDirectory::new("fix");
     let before = format!(
-        "# of ours\n{}",
+        "# comment\n{}",
         definition(
             "a",
             "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"dummy\"} # odd\n"
         )
     );
-    let file = room.file("real.yaml", &before);
+    let file = directory.file("real.yaml", &before);
     fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
-    let link = room.0.join("link.yaml");
+    let link = directory.0.join("link.yaml");
     symlink("real.yaml", &link).unwrap();
     assert!(lint([Path::new("--fix"), &link]).status.success());
     let config = "  config: |\n    {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"dummy\"}\n";
-    assert_eq!(fs::read_to_string(&file).unwrap(), format!("# of ours\n{}", definition("a", config)));
+    assert_eq!(fs::read_to_string(&file).unwrap(), format!("# comment\n{}", definition("a", config)));
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-    assert_eq!(fs::read_dir(&room.0).unwrap().count(), 2, "no temporary file is left");
-    // A second time there is nothing to do.
+    assert_eq!(fs::read_dir(&directory.0).unwrap().count(), 2, "no temporary file is left");
+    // A second --fix changes nothing.
     let modified = fs::metadata(&file).unwrap().modified().unwrap();
     assert!(lint([Path::new("--fix"), &link]).status.success());
     assert_eq!(fs::metadata(&file).unwrap().modified().unwrap(), modified);
 }
 
 #[test]
-fn every_file_is_looked_at_and_each_finding_has_its_place() {
-    let room = Room::new("several");
-    room.file("a.yaml", "kind: [\n");
-    room.file(
+fn lint_checks_every_file_and_prints_positions() {
+    let directory = TestDirectory::new("several");
+    directory.file("a.yaml", "kind: [\n");
+    directory.file(
         "b.yaml",
         &definition(
             "b",
             "  config: '{\"cniVersion\":\"1.0.0\",\"name\":\"b\",\"type\":\"bridge\",\"isGatway\":true}'\n",
         ),
     );
-    room.file("c.conflist", "{\"cniVersion\":\"1.0.0\",\"name\":\"c\",\n \"plugins\":[{\"type\":\"weft\",\"clusterNetwrok\":\"x\"}]}");
-    room.file("d.json", r#"{"cniVersion":"9.0.0","name":"d","type":"bridge"}"#);
-    room.file("e.json", r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","annotations":{"k8s.v1.cni.cncf.io/networks":"A"}}}"#);
-    room.file("notes.txt", "kind: [");
-    let output = lint([&room.0]);
+    directory.file("c.conflist", "{\"cniVersion\":\"1.0.0\",\"name\":\"c\",\n \"plugins\":[{\"type\":\"weft\",\"clusterNetwrok\":\"x\"}]}");
+    directory.file("d.json", r#"{"cniVersion":"9.0.0","name":"d","type":"bridge"}"#);
+    directory.file("e.json", r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","annotations":{"k8s.v1.cni.cncf.io/networks":"A"}}}"#);
+    directory.file("notes.txt", "kind: [");
+    let output = lint([&directory.0]);
     assert_eq!(output.status.code(), Some(1));
-    let said = text(&output);
-    let here = room.0.display();
+    let output_text = text(&output);
+    let here = directory.0.display();
     for beginning in [
         format!("{here}/a.yaml:"),
         format!("{here}/b.yaml:6:72: warning: network-attachment-definition default/b: isGatway"),
@@ -142,20 +147,24 @@ fn every_file_is_looked_at_and_each_finding_has_its_place() {
         format!("{here}/d.json:1:15: error: configuration: cniVersion: \"9.0.0\""),
         format!("{here}/e.json:1:"),
     ] {
-        assert!(said.lines().any(|line| line.starts_with(&beginning)), "{beginning} in\n{said}");
+        assert!(
+            output_text.lines().any(|line| line.starts_with(&beginning)),
+            "{beginning} in\n{output_text}"
+        );
     }
     assert!(
-        said.contains("did you mean isGateway?") && said.contains("did you mean clusterNetwork?"),
-        "{said}"
+        output_text.contains("did you mean isGateway?")
+            && output_text.contains("did you mean clusterNetwork?"),
+        "{output_text}"
     );
-    assert!(said.contains("\n5 files: 4 errors, 1 warning\n"), "{said}");
-    assert!(!said.contains('\u{1b}'), "colours are for terminals");
+    assert!(output_text.contains("\n5 files: 4 errors, 1 warning\n"), "{output_text}");
+    assert!(!output_text.contains('\u{1b}'), "colours are for terminals");
 }
 
 #[test]
-fn programs_read_json() {
-    let room = Room::new("json");
-    let file = room.file(
+fn lint_json_output_has_rules_and_positions() {
+    let directory = TestDirectory::new("json");
+    let file = directory.file(
         "a.yaml",
         &definition("a", "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"dummy\"}\n"),
     );
@@ -176,10 +185,10 @@ fn programs_read_json() {
 }
 
 #[test]
-fn a_pipe_can_be_looked_at_and_not_be_fixed() {
+fn lint_reads_a_pipe_but_cannot_fix_it() {
     let map =
         definition("a", "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"dummy\"}\n");
-    for (words, code, said) in [
+    for (words, code, output_text) in [
         (&["/dev/stdin"][..], 1, "/dev/stdin:6:11: error"),
         (&["-"], 1, "/dev/stdin:6:11: error"),
         (&["--fix", "/dev/stdin"], 1, "not a regular file"),
@@ -196,60 +205,67 @@ fn a_pipe_can_be_looked_at_and_not_be_fixed() {
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(code));
         let both = format!("{}{}", text(&output), String::from_utf8_lossy(&output.stderr));
-        assert!(both.contains(said), "{both}");
+        assert!(both.contains(output_text), "{both}");
     }
 }
 
 #[test]
-fn what_cannot_be_read_is_named() {
-    let room = Room::new("nothing");
-    for (path, said) in
-        [(room.0.clone(), "no manifest and no CNI configuration"), (room.0.join("x.yaml"), "No such file")]
-    {
+fn lint_unreadable_input_is_named() {
+    let directory = TestDirectory::new("nothing");
+    for (path, output_text) in [
+        (directory.0.clone(), "no manifest and no CNI configuration"),
+        (directory.0.join("x.yaml"), "No such file"),
+    ] {
         let output = lint([&path]);
         assert_eq!(output.status.code(), Some(1));
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
             error.starts_with("weft: ")
-                && error.contains(said)
+                && error.contains(output_text)
                 && error.contains(&path.display().to_string()),
             "{error}"
         );
     }
-    let large = room.file("large.yaml", &"# x\n".repeat(300_000));
+    let large = directory.file("large.yaml", &"# x\n".repeat(300_000));
     let error = String::from_utf8_lossy(&lint([large]).stderr).into_owned();
     assert!(error.contains("larger than"), "{error}");
 }
 
 #[test]
-fn what_a_file_says_cannot_move_the_cursor() {
-    let room = Room::new("hostile");
-    let file = room.file(
+fn lint_output_has_no_control_characters_of_the_file() {
+    let directory = TestDirectory::new("hostile");
+    let file = directory.file(
         "a.conf",
         "{\"cniVersion\":\"\\u001b[31m\\u0007\",\"name\":\"a\u{9b}\",\"type\":\"\\u001b]0;x\"}",
     );
-    let said = text(&lint([file]));
-    assert!(said.contains("error"), "{said}");
-    assert!(!said.contains(|c: char| c.is_control() && c != '\n'), "{said:?}");
+    let output_text = text(&lint([file]));
+    assert!(output_text.contains("error"), "{output_text}");
+    assert!(!output_text.contains(|c: char| c.is_control() && c != '\n'), "{output_text:?}");
 }
 
 #[test]
 fn lint_explain_prints_a_rule_with_its_examples() {
     let output = lint(["--explain", "invalid-mac"]);
     assert!(output.status.success());
-    let said = text(&output);
+    let output_text = text(&output);
     assert!(
-        said.starts_with("invalid-mac: error, checked by weft lint\nmac is not an Ethernet address"),
-        "{said}"
+        output_text.starts_with("invalid-mac: error, checked by weft lint\nmac is not an Ethernet address"),
+        "{output_text}"
     );
-    let (wrong, right) = said.split_once("\nRight:\n").unwrap();
-    assert!(wrong.contains("\nWrong:\n    [{\"name\": \"net-a\", \"mac\": \"02:00:00:01\"}]\n"), "{said}");
-    assert!(right.starts_with("    [{\"name\": \"net-a\", \"mac\": \"02:00:00:00:00:01\"}]\n"), "{said}");
+    let (wrong, right) = output_text.split_once("\nRight:\n").unwrap();
     assert!(
-        said.ends_with(
+        wrong.contains("\nWrong:\n    [{\"name\": \"net-a\", \"mac\": \"02:00:00:01\"}]\n"),
+        "{output_text}"
+    );
+    assert!(
+        right.starts_with("    [{\"name\": \"net-a\", \"mac\": \"02:00:00:00:00:01\"}]\n"),
+        "{output_text}"
+    );
+    assert!(
+        output_text.ends_with(
             "\nSource: multi-network specification v1.3, section 4.1.2.1.4\nSee docs/lint.md#invalid-mac\n"
         ),
-        "{said}"
+        "{output_text}"
     );
     let json: Value =
         serde_json::from_slice(&lint(["-o", "json", "--explain", "invalid-mac"]).stdout).unwrap();

@@ -1,11 +1,11 @@
-//! `weft cni` and its other name `cnitool`, with a recording plugin.
+//! `weft cni`, also called as `cnitool`, with a recording plugin.
 //!
 //! ```text
 //!   host   /etc/cni/net.d   /opt/cni/bin/{one,two} = weft-test-plugin   /var/lib/cni
 //!     └─ pod blue   /run/netns/blue
 //! ```
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test helpers may panic")]
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -34,11 +34,11 @@ impl Rig {
         rig
     }
 
-    fn network(&self, file: &str, version: &str, orders: &Value) {
-        let mut orders = orders.clone();
-        orders["record"] = RECORD.into();
+    fn network(&self, file: &str, version: &str, instructions: &Value) {
+        let mut instructions = instructions.clone();
+        instructions["record"] = RECORD.into();
         let list = json!({"cniVersion": version, "name": "net", "plugins": [
-            {"type": "one", "testPlugin": orders, "capabilities": {"mac": true}},
+            {"type": "one", "testPlugin": instructions, "capabilities": {"mac": true}},
             {"type": "two", "testPlugin": {"record": RECORD}}
         ]});
         self.host.write(Path::new("/etc/cni/net.d").join(file), list.to_string());
@@ -57,14 +57,14 @@ impl Rig {
         self.run("cnitool", line)
     }
 
-    /// The calls since the last look.
+    /// Returns the plugin calls since the previous call of this function.
     fn calls(&self) -> Vec<Call> {
         let text = self.host.read(RECORD).unwrap_or_default();
         self.host.write(RECORD, "");
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    fn order(&self) -> Vec<String> {
+    fn call_order(&self) -> Vec<String> {
         self.calls()
             .iter()
             .map(|call| format!("{} {}", call.command, call.config()["type"].as_str().unwrap()))
@@ -77,7 +77,7 @@ impl Rig {
 }
 
 #[test]
-fn add_check_del_under_both_names() {
+fn cnitool_add_check_del_under_both_names() {
     let rig = Rig::new(testkit::host!(), "1.0.0");
     for (program, prefix) in [("weft", "cni "), ("cnitool", "")] {
         let run = |line: &str| rig.run(program, &format!("{prefix}{line}"));
@@ -93,7 +93,7 @@ fn add_check_del_under_both_names() {
 
         assert_eq!(run("check net /run/netns/blue").success().stdout, "");
         assert_eq!(run("del net /run/netns/blue").success().stdout, "");
-        assert_eq!(rig.order(), ["CHECK one", "CHECK two", "DEL two", "DEL one"]);
+        assert_eq!(rig.call_order(), ["CHECK one", "CHECK two", "DEL two", "DEL one"]);
         assert_eq!(rig.entry("eth0"), None);
         run("del net /run/netns/blue").success();
         rig.calls();
@@ -101,7 +101,7 @@ fn add_check_del_under_both_names() {
 }
 
 #[test]
-fn under_our_name_plugins_are_where_they_usually_are() {
+fn cni_uses_the_default_plugin_directories() {
     let rig = Rig::new(testkit::host!(), "1.0.0");
     let run = |words: &[&str]| rig.host.command("/opt/cni/bin/weft").clean_environment().args(words).finish();
     run(&["cni", "add", "net", "/run/netns/blue"]).success();
@@ -112,7 +112,7 @@ fn under_our_name_plugins_are_where_they_usually_are() {
 }
 
 #[test]
-fn the_variables_of_cnitool_are_understood() {
+fn cnitool_environment_variables_are_supported() {
     let rig = Rig::new(testkit::host!(), "1.0.0");
     let other = json!({"cniVersion": "1.0.0", "name": "elsewhere", "type": "one", "testPlugin": {"record": RECORD}, "capabilities": {"mac": true}});
     rig.host.write("/var/lib/weft/conf/a.conf", other.to_string());
@@ -151,8 +151,9 @@ fn the_variables_of_cnitool_are_understood() {
     assert!(rig.calls().is_empty());
 }
 
+// Requirements: L7
 #[test]
-fn l7_gc_under_our_name_must_be_told_what_to_keep() {
+fn cni_gc_requires_valid_or_all() {
     let rig = Rig::new(testkit::host!(), "1.1.0");
     rig.weft("add net /run/netns/blue").success();
     rig.weft("add net /run/netns/blue -i net1").success();
@@ -180,8 +181,9 @@ fn l7_gc_under_our_name_must_be_told_what_to_keep() {
     assert_eq!(rig.calls()[2].config()["cni.dev/valid-attachments"], json!([]));
 }
 
+// Requirements: L7
 #[test]
-fn l7_gc_as_cnitool_deletes_all_and_names_none() {
+fn cnitool_gc_deletes_all_attachments() {
     let rig = Rig::new(testkit::host!(), "1.1.0");
     rig.cnitool("add net /run/netns/blue").success();
     rig.calls();
@@ -192,13 +194,15 @@ fn l7_gc_as_cnitool_deletes_all_and_names_none() {
     assert_eq!(rig.entry("eth0"), None);
 }
 
+// Requirements: L8
 #[test]
-fn l8_status_tells_the_plugins_own_words() {
+fn cni_status_prints_the_error_of_the_plugin() {
     let rig = Rig::new(testkit::host!(), "1.1.0");
     assert_eq!(rig.weft("status net").success().stdout, "");
-    assert_eq!(rig.order(), ["STATUS one", "STATUS two"]);
-    let orders = json!({"STATUS": [{"do": "fail", "code": 50, "message": "pool is empty", "details": "d"}]});
-    rig.network("10-net.conflist", "1.1.0", &orders);
+    assert_eq!(rig.call_order(), ["STATUS one", "STATUS two"]);
+    let instructions =
+        json!({"STATUS": [{"do": "fail", "code": 50, "message": "pool is empty", "details": "d"}]});
+    rig.network("10-net.conflist", "1.1.0", &instructions);
     for (finished, says) in [
         (rig.weft("status net"), "weft: pool is empty; d\n"),
         (rig.cnitool("status net /run/netns/blue"), "pool is empty; d\n"),
@@ -207,8 +211,9 @@ fn l8_status_tells_the_plugins_own_words() {
     }
 }
 
+// Requirements: L10
 #[test]
-fn l10_a_broken_file_stops_cnitool_and_not_weft() {
+fn cnitool_fails_on_a_broken_file_and_weft_cni_does_not() {
     let rig = Rig::new(testkit::host!(), "1.0.0");
     rig.host.write("/etc/cni/net.d/00-broken.conflist", "{");
     rig.weft("status net").success();
@@ -219,27 +224,28 @@ fn l10_a_broken_file_stops_cnitool_and_not_weft() {
     assert!(missing.stderr.contains("00-broken.conflist"), "{}", missing.stderr);
 }
 
+// Requirements: L4
 #[test]
-fn l4_a_failing_plugin_is_one_line_and_its_stderr_is_forwarded() {
+fn cni_plugin_error_is_one_line_and_stderr_is_forwarded() {
     let rig = Rig::new(testkit::host!(), "1.0.0");
-    let orders =
+    let instructions =
         json!({"ADD": [{"do": "stderr", "text": "loud"}, {"do": "fail", "code": 11, "message": "later"}]});
-    rig.network("10-net.conflist", "1.0.0", &orders);
+    rig.network("10-net.conflist", "1.0.0", &instructions);
     let failed = rig.weft("add net /run/netns/blue");
     assert_eq!((failed.code, failed.stdout.as_str()), (Some(1), ""));
     let lines: Vec<&str> = failed.stderr.lines().collect();
     assert_eq!(lines, ["loud", r#"weft: plugin type="one" failed (add): later"#]);
-    assert_eq!(rig.order(), ["ADD one"]);
+    assert_eq!(rig.call_order(), ["ADD one"]);
     assert_eq!(rig.entry("eth0"), None);
 
-    let orders = json!({"ADD": [{"do": "hang"}]});
-    rig.network("10-net.conflist", "1.0.0", &orders);
+    let instructions = json!({"ADD": [{"do": "hang"}]});
+    rig.network("10-net.conflist", "1.0.0", &instructions);
     let late = rig.weft("add net /run/netns/blue --timeout 1");
     assert!(late.code == Some(1) && late.stderr.contains("killed after 1s"), "{}", late.stderr);
 }
 
 #[test]
-fn interrupted_it_ends_the_plugin_that_runs_and_starts_no_other() {
+fn cni_interrupt_kills_the_running_plugin_and_starts_no_other() {
     let rig = Rig::new(testkit::host!(), "1.0.0");
     rig.network("10-net.conflist", "1.0.0", &json!({ "ADD": [{ "do": "sleep", "milliseconds": 60_000 }] }));
     let command = rig.host.command("/bin/sh").clean_environment().env("CNI_PATH", "/opt/cni/bin");
@@ -252,15 +258,15 @@ fn interrupted_it_ends_the_plugin_that_runs_and_starts_no_other() {
     }
     kill_process(Pid::from_raw(running.id().cast_signed()).unwrap(), Signal::INT).unwrap();
     assert_eq!(running.finish(Duration::from_secs(20)).code(), Some(130));
-    let said = rig.host.read("/var/lib/weft/said").unwrap();
+    let stderr = rig.host.read("/var/lib/weft/said").unwrap();
     for words in ["one: killed: interrupted", "weft cni del net /run/netns/blue"] {
-        assert!(said.contains(words), "{words:?} is missing in: {said}");
+        assert!(stderr.contains(words), "{words:?} is missing in: {stderr}");
     }
-    assert_eq!(rig.order(), ["ADD one"]);
+    assert_eq!(rig.call_order(), ["ADD one"]);
 }
 
 #[test]
-fn wrong_usage_is_exit_code_2_and_help_has_an_example() {
+fn cni_usage_error_is_exit_code_2_and_help_has_an_example() {
     let rig = Rig::new(testkit::host!(), "1.0.0");
     for line in ["", "add", "add net", "frob net /run/netns/blue", "gc net --valid c1"] {
         assert_eq!(rig.weft(line).code, Some(2), "{line:?}");

@@ -1,11 +1,11 @@
-//! `weft cni` runs the Go reference plugins: theirs are called by ours, in every version they speak.
+//! `weft cni` with the Go reference plugins, in every CNI version that they support.
 //!
 //! ```text
 //!   host   cni0 (bridge, 10.88.0.1/24) ── veth ── eth0  pod blue   /run/netns/blue
 //!          /usr/lib/cni: bridge host-local tuning portmap loopback (Debian's containernetworking-plugins)
 //! ```
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 use serde_json::{Value, json};
 use testkit::{Feature, Finished, Host, Pod};
@@ -36,8 +36,9 @@ fn addresses(pod: &Pod, link: &str) -> Value {
     json!(of("inet"))
 }
 
+// Requirements: L5, S8, S9, S17, S27
 #[test]
-fn l5_s8_s9_s17_s27_a_chain_of_go_plugins_is_added_checked_and_deleted() {
+fn cni_add_check_del_with_a_chain_of_go_plugins() {
     for version in ["0.3.1", "0.4.0", "1.0.0"] {
         let host = testkit::host!(Feature::GoPlugins, Feature::Bridge, Feature::Veth);
         conf(&host, version);
@@ -59,7 +60,7 @@ fn l5_s8_s9_s17_s27_a_chain_of_go_plugins_is_added_checked_and_deleted() {
         } else {
             checked.success();
         }
-        // CHECK is a question that can be answered with no: the plugins see the result of the ADD.
+        // CHECK must be able to fail: the plugins receive the result of the ADD.
         if version != "0.3.1" {
             pod.run(["ip", "address", "flush", "dev", "eth0"]);
             assert_eq!(weft(&host, mac, "check net /run/netns/blue").code, Some(1));
@@ -79,8 +80,9 @@ fn l5_s8_s9_s17_s27_a_chain_of_go_plugins_is_added_checked_and_deleted() {
     }
 }
 
+// Requirements: L4
 #[test]
-fn l4_an_error_of_a_go_plugin_keeps_its_code_and_words() {
+fn cni_error_of_a_go_plugin_keeps_code_and_message() {
     let host = testkit::host!(Feature::GoPlugins);
     let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [
         {"type": "bridge", "bridge": "cni0", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/31"}]]}}
@@ -93,8 +95,9 @@ fn l4_an_error_of_a_go_plugin_keeps_its_code_and_words() {
     assert!(failed.stderr.contains("too small to allocate from"), "{}", failed.stderr);
 }
 
+// Requirements: S22
 #[test]
-fn s22_a_single_configuration_for_a_go_plugin() {
+fn cni_single_configuration_with_a_go_plugin() {
     let host = testkit::host!(Feature::GoPlugins);
     host.write("/etc/cni/net.d/99-lo.conf", r#"{"cniVersion":"0.4.0","name":"lo","type":"loopback"}"#);
     let pod = host.pod("blue");
@@ -104,11 +107,12 @@ fn s22_a_single_configuration_for_a_go_plugin() {
     weft(&host, "", "del lo /run/netns/blue -i lo").success();
 }
 
+// Requirements: trap 8
 #[test]
-fn trap8_what_a_go_plugin_prints_in_its_own_namespace_is_understood() {
+fn cni_add_with_a_go_plugin_in_the_host_namespace() {
     let host = testkit::host!(Feature::GoPlugins);
     host.write("/etc/cni/net.d/99-lo.conf", r#"{"cniVersion":"1.0.0","name":"lo","type":"loopback"}"#);
-    // The host's own namespace: old plugins act first and refuse then, if at all.
+    // The namespace of the host: old plugins act before they refuse it, if they refuse it at all.
     let own = weft(&host, "", "add lo /proc/self/ns/net -i lo");
     match own.code {
         Some(0) => assert_eq!(own.json()["cniVersion"], "1.0.0"),

@@ -1,4 +1,4 @@
-//! A pod behind `bridge` and `portmap`, and what is there of its ports.
+//! A pod behind `bridge` and `portmap`, and the rules of its ports.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use rig::with;
 use serde_json::{Value, json};
 use testkit::{Attachment, Host, Pod};
 
-/// A pod with an interface, and what a chain of `bridge` and `portmap` is called with.
+/// A pod with an interface, and the configurations of a chain of `bridge` and `portmap`.
 pub(crate) struct Chain<'a> {
     pub(crate) pod: Pod,
     pub(crate) bridge: Value,
@@ -15,8 +15,8 @@ pub(crate) struct Chain<'a> {
     pub(crate) first: Attachment<'a>,
 }
 
-/// The bridge of every pod; a port sends back where it came from, which a kernel that shows bridged packets to the
-/// packet filter needs for a pod that speaks to itself.
+/// Returns the configuration of the bridge. Hairpin mode lets a pod reach itself if the kernel passes bridged
+/// packets to the packet filter.
 fn bridge() -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br0", "isGateway": true, "hairpinMode": true,
@@ -27,7 +27,7 @@ fn bridge() -> Value {
     })
 }
 
-/// A mapping of TCP or UDP.
+/// Returns a mapping of one protocol.
 pub(crate) fn mapping(host: u16, container: u16, protocol: &str) -> Value {
     json!({ "hostPort": host, "containerPort": container, "protocol": protocol })
 }
@@ -37,12 +37,13 @@ pub(crate) fn both(host: u16, container: u16) -> Value {
 }
 
 impl<'a> Chain<'a> {
-    /// A new pod on the bridge, without ports yet.
+    /// Creates a pod on the bridge, without ports.
     pub(crate) fn new(host: &'a Host, name: &str) -> Chain<'a> {
         let pod = host.pod(name);
         let first = host.attachment("bridge", &pod, "eth0");
         let result = first.add(&bridge()).success().json();
-        // Without its own link-local address, whose duplicate the kernel looks for, the host asks for no neighbour.
+        // Waits for duplicate address detection: without a link-local address the host cannot ask for
+        // neighbours.
         while !host.run(["ip", "-6", "address", "show", "tentative"]).is_empty() {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -52,14 +53,14 @@ impl<'a> Chain<'a> {
         Chain { pod, bridge: bridge(), portmap, plugin, first }
     }
 
-    /// What portmap is called with.
+    /// Returns the configuration of portmap.
     pub(crate) fn config(&self, keys: &Value, mappings: &Value) -> Value {
         let mut config = with(&self.portmap, keys);
         config["runtimeConfig"]["portMappings"] = mappings.clone();
         config
     }
 
-    /// ADD; the configuration for what follows.
+    /// Calls ADD. Returns the configuration for the calls that follow.
     #[track_caller]
     pub(crate) fn map(&self, keys: &Value, mappings: &Value) -> Value {
         let config = self.config(keys, mappings);
@@ -67,7 +68,7 @@ impl<'a> Chain<'a> {
         config
     }
 
-    /// Its address of a family, and a port.
+    /// Returns its address of a family, with a port.
     pub(crate) fn at(&self, six: bool, port: u16) -> String {
         let all = rig::addresses(&self.portmap["prevResult"]);
         let bare = all[usize::from(six)].split('/').next().unwrap();
@@ -80,7 +81,7 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Everything of either packet filter that has to do with ports of the host and this pod.
+/// Returns the lines of both packet filters for host ports of this pod.
 pub(crate) fn traces(host: &Host, pod: &Pod) -> Vec<String> {
     let mut text = host.run(["nft", "list", "ruleset"]);
     for save in ["iptables-save", "ip6tables-save"] {

@@ -1,29 +1,29 @@
-//! The configurations: a base for each plugin, and rows of keys that are set in it.
+//! Configurations: a base for each plugin, and rows with options that are set in it.
 
-/// A plugin's usual configuration.
+/// Usual configuration of a plugin.
 pub(crate) struct Base {
-    /// The plugin.
+    /// Name of the plugin.
     pub(crate) plugin: &'static str,
-    /// Its keys.
+    /// Options of the plugin.
     pub(crate) keys: &'static str,
-    /// The plugin in front of it, which made `eth0`; empty if it stands alone.
+    /// Configuration of the previous plugin in a chain, which creates `eth0`; empty without one.
     pub(crate) front: &'static str,
-    /// How the two differ with it.
+    /// Differences between the two plugins with this configuration.
     pub(crate) differs: &'static [Difference],
 }
 
-/// A step in which the two differ, why they should, and in which versions (in all, if none is named).
+/// Step in which the two plugins differ, the reason, and the CNI versions (all, if none is named).
 pub(crate) type Difference = (&'static str, &'static str, &'static [&'static str]);
 
-/// A configuration: the base with keys set.
+/// Configuration: the base with options set.
 pub(crate) struct Row {
-    /// The plugin.
+    /// Name of the plugin.
     pub(crate) plugin: &'static str,
-    /// The keys; `CNI_ARGS` is the variable.
+    /// Options; `CNI_ARGS` is the variable.
     pub(crate) keys: &'static str,
-    /// The steps in which the two differ.
+    /// Steps in which the two plugins differ.
     pub(crate) differs: &'static [Difference],
-    /// Debian's plugins do not know it yet.
+    /// Whether Debian's plugins do not support it.
     pub(crate) is_newer: bool,
 }
 
@@ -43,10 +43,10 @@ impl Row {
     }
 }
 
-/// What made the interface that a chained plugin finds.
+/// Configuration of the plugin that creates the interface of a chained plugin.
 const FRONT: &str = r#"{"type":"bridge","bridge":"br0","ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"},{"address":"fd01::5/64","gateway":"fd01::1"}],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}}"#;
 
-/// A base for each plugin.
+/// Base for each plugin.
 pub(crate) const BASES: &[Base] = &[
     Base {
         plugin: "bridge",
@@ -95,10 +95,10 @@ pub(crate) const BASES: &[Base] = &[
         keys: r#"{}"#,
         front: "",
         differs: &[
-            ("4 result", "theirs is of another version than was asked for", &["0.1.0", "0.2.0"]),
+            ("4 result", "the Go plugin returns another version than requested", &["0.1.0", "0.2.0"]),
             (
                 "4 result",
-                "theirs leaves the family out that these versions demand",
+                "the Go plugin omits the address family that these versions require",
                 &["0.3.0", "0.3.1", "0.4.0"],
             ),
         ],
@@ -115,7 +115,7 @@ pub(crate) const BASES: &[Base] = &[
         front: FRONT,
         differs: &[(
             "4 result",
-            "theirs leaves the family out that these versions demand",
+            "the Go plugin omits the address family that these versions require",
             &["0.3.0", "0.3.1", "0.4.0"],
         )],
     },
@@ -124,8 +124,8 @@ pub(crate) const BASES: &[Base] = &[
         keys: r#"{}"#,
         front: FRONT,
         differs: &[
-            ("2 pod after ADD", "theirs copies the route that the kernel made, too", &[]),
-            ("7 pod after DEL", "and leaves it", &[]),
+            ("2 pod after ADD", "the Go plugin also copies the route of the kernel", &[]),
+            ("7 pod after DEL", "the Go plugin leaves the copied route", &[]),
         ],
     },
     Base {
@@ -141,10 +141,10 @@ pub(crate) const BASES: &[Base] = &[
         differs: &[
             (
                 "4 result",
-                "theirs leaves the family out that these versions demand",
+                "the Go plugin omits the address family that these versions require",
                 &["0.3.0", "0.3.1", "0.4.0"],
             ),
-            ("5 CHECK", "theirs does not find its own rules", &[]),
+            ("5 CHECK", "the Go plugin does not find its own rules", &[]),
         ],
     },
     Base {
@@ -152,8 +152,8 @@ pub(crate) const BASES: &[Base] = &[
         keys: r#"{"vrfname":"blue"}"#,
         front: FRONT,
         differs: &[
-            ("7 pod after DEL", "the default routes come back", &["0.3.1", "0.4.0", "1.0.0", "1.1.0"]),
-            ("1 ADD", "theirs does not know this version", &["0.3.0"]),
+            ("7 pod after DEL", "weft restores the default routes", &["0.3.1", "0.4.0", "1.0.0", "1.1.0"]),
+            ("1 ADD", "the Go plugin does not support this version", &["0.3.0"]),
         ],
     },
     Base {
@@ -161,8 +161,8 @@ pub(crate) const BASES: &[Base] = &[
         keys: r#"{"backend":"iptables"}"#,
         front: FRONT,
         differs: &[
-            ("3 host after ADD", "our rules say whose they are", &[]),
-            ("1 ADD", "theirs does not know these versions", &["0.3.0", "0.3.1"]),
+            ("3 host after ADD", "rules of weft have an owner tag", &[]),
+            ("1 ADD", "the Go plugin does not support these versions", &["0.3.0", "0.3.1"]),
         ],
     },
     Base {
@@ -179,7 +179,7 @@ pub(crate) const BASES: &[Base] = &[
     },
 ];
 
-/// The options of the Go plugins v1.9.1 that something is compared of; others have a file of their own (`dhcp.rs`,
+/// Options of the Go plugins v1.9.1 that the rows compare. Other options have their own files (`dhcp.rs`,
 /// `host_local.rs`, `firewalld.rs`).
 pub(crate) const OPTIONS: &[(&str, &str)] = &[
     (
@@ -207,7 +207,7 @@ pub(crate) const OPTIONS: &[(&str, &str)] = &[
     ("host-local", "subnet ranges rangeStart rangeEnd gateway routes runtimeConfig args"),
 ];
 
-/// The rows.
+/// Rows of all plugins.
 pub(crate) const ROWS: &[Row] = &[
     row("bridge", r#"{"isGateway":true}"#),
     row("bridge", r#"{"isDefaultGateway":true}"#),
@@ -221,8 +221,8 @@ pub(crate) const ROWS: &[Row] = &[
     row("bridge", r#"{"vlan":5}"#),
     row("bridge", r#"{"vlan":4095}"#),
     row("bridge", r#"{"vlan":-1}"#),
-    row("bridge", r#"{"ipam":{}}"#).but(&[("5 CHECK", "theirs fails for want of addresses", &[])]),
-    row("bridge", r#"{"bridge":""}"#).but(&[("1 ADD", "an empty name is the default", &[])]),
+    row("bridge", r#"{"ipam":{}}"#).but(&[("5 CHECK", "the Go plugin fails without addresses", &[])]),
+    row("bridge", r#"{"bridge":""}"#).but(&[("1 ADD", "weft uses the default for an empty name", &[])]),
     row("bridge", r#"{"bridge":"br0123456789012345"}"#),
     row("bridge", r#"{"bridge":"lo"}"#),
     row("bridge", r#"{"mtu":"x"}"#),
@@ -255,8 +255,8 @@ pub(crate) const ROWS: &[Row] = &[
     row(
         "bridge",
         r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"},{"address":"fd01::5/64","gateway":"fd01::1"}],"routes":[{"dst":"10.7.0.0/16"},{"dst":"fd07::/64","gw":"fd01::9"}]}}"#,
-    ).but(&[("5 CHECK", "theirs looks for a route without its gateway", &[])]),
-    row("bridge", r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/32"}]}}"#).but(&[("5 CHECK", "theirs finds no host address", &[])]),
+    ).but(&[("5 CHECK", "the Go plugin looks for the route without its gateway", &[])]),
+    row("bridge", r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/32"}]}}"#).but(&[("5 CHECK", "the Go plugin does not find an address with prefix length 32", &[])]),
     row("bridge", r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24"}]},"isGateway":true}"#),
     row("bridge", r#"{"ipam":{"type":"static","addresses":[]}}"#),
     row("bridge", r#"{"ipam":{"type":"nowhere"}}"#),
@@ -275,7 +275,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("bridge", r#"{"vlan":5,"vlanTrunk":[{"id":7}],"preserveDefaultVlan":true}"#).newer(),
     row("bridge", r#"{"preserveDefaultVlan":true}"#).newer(),
     row("bridge", r#"{"disableContainerInterface":true}"#).newer(),
-    row("bridge", r#"{"disableContainerInterface":true,"ipam":{}}"#).newer().but(&[("5 CHECK", "theirs fails for want of addresses", &[])]),
+    row("bridge", r#"{"disableContainerInterface":true,"ipam":{}}"#).newer().but(&[("5 CHECK", "the Go plugin fails without addresses", &[])]),
     row("bridge", r#"{"portIsolation":true}"#).newer(),
     row("bridge", r#"{"unknown":1}"#),
     row("macvlan", r#"{"mode":"bridge"}"#),
@@ -291,10 +291,10 @@ pub(crate) const ROWS: &[Row] = &[
     row("macvlan", r#"{"mac":"x"}"#),
     row("macvlan", r#"{"runtimeConfig":{"mac":"02:00:00:00:00:07"}}"#),
     row("macvlan", r#"{"args":{"cni":{"mac":"02:00:00:00:00:08"}}}"#).but(&[
-        ("2 pod after ADD", "theirs knows it of bridge and tuning alone", &[]),
-        ("3 host after ADD", "a random address in its place", &[]),
-        ("4 result", "the same", &[]),
-        ("8 host after DEL", "the same", &[]),
+        ("2 pod after ADD", "the Go plugins read it in bridge and tuning only", &[]),
+        ("3 host after ADD", "the Go plugin uses a random address", &[]),
+        ("4 result", "the Go plugin uses a random address", &[]),
+        ("8 host after DEL", "the Go plugin uses a random address", &[]),
     ]),
     row("macvlan", r#"{"ipam":{}}"#),
     row(
@@ -314,8 +314,8 @@ pub(crate) const ROWS: &[Row] = &[
     row("ipvlan", r#"{"mode":"l3s"}"#),
     row("ipvlan", r#"{"mode":"x"}"#),
     row("ipvlan", r#"{"mtu":1400}"#),
-    row("ipvlan", r#"{"mtu":1501}"#).but(&[("1 ADD", "theirs makes what loses large packets", &[])]),
-    row("ipvlan", r#"{"mtu":-1}"#).but(&[("1 ADD", "theirs takes it for none", &[])]),
+    row("ipvlan", r#"{"mtu":1501}"#).but(&[("1 ADD", "the Go plugin creates an interface that loses large packets", &[])]),
+    row("ipvlan", r#"{"mtu":-1}"#).but(&[("1 ADD", "the Go plugin ignores a negative value", &[])]),
     row("ipvlan", r#"{"master":"nowhere"}"#),
     row(
         "ipvlan",
@@ -337,7 +337,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("vlan", r#"{"mtu":-1}"#),
     row("vlan", r#"{"master":"nowhere"}"#),
     row("vlan", r#"{"master":""}"#),
-    row("vlan", r#"{"ipam":{}}"#).but(&[("1 ADD", "theirs needs addresses", &[])]),
+    row("vlan", r#"{"ipam":{}}"#).but(&[("1 ADD", "the Go plugin requires addresses", &[])]),
     row(
         "vlan",
         r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"},{"address":"fd01::5/64","gateway":"fd01::1"}]}}"#,
@@ -388,7 +388,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("tuning", r#"{"allmulti":false}"#),
     row("tuning", r#"{"mtu":65536000}"#),
     row("tuning", r#"{"sysctl":{"net.core.somaxconn":"500"}}"#),
-    row("tuning", r#"{"sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1"}}"#).but(&[("5 CHECK", "theirs looks for a parameter of the name IFNAME", &[])]),
+    row("tuning", r#"{"sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1"}}"#).but(&[("5 CHECK", "the Go plugin looks for a parameter named IFNAME", &[])]),
     row("tuning", r#"{"sysctl":{"net/ipv4/conf/eth0/arp_filter":"1"}}"#),
     row("tuning", r#"{"sysctl":{"kernel.hostname":"x"}}"#),
     row("tuning", r#"{"sysctl":{"net.nowhere":"1"}}"#),
@@ -397,7 +397,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("tuning", r#"{"args":{"cni":{"mac":"02:00:00:00:00:08"}}}"#),
     row("tuning", r#"{"args":{"cni":{"sysctl":{"net.core.somaxconn":"600"}}}}"#).but(&[(
         "1 ADD",
-        "theirs panics: a map that nobody made",
+        "the Go plugin panics: the map is nil",
         &[],
     )]),
     row("tuning", r#"{"mtu":0}"#),
@@ -552,14 +552,14 @@ pub(crate) const ROWS: &[Row] = &[
         r#"{"ipam":{"type":"host-local","ranges":[[{"subnet":"10.1.0.0/24"}],[{"subnet":"10.1.0.0/25"}]]}}"#,
     ),
     row("dummy", r#"{"ipam":{}}"#).newer(),
-    row("dummy", r#"{"dns":{"nameservers":["192.0.2.53"]}}"#).newer().but(&[("4 result", "theirs drops it", &[])]),
-    row("dummy", r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24"},{"address":"fd01::5/64"}],"routes":[{"dst":"192.0.2.0/24"}]}}"#).newer().but(&[("2 pod after ADD", "a route without gateway has the link's scope", &[])]),
+    row("dummy", r#"{"dns":{"nameservers":["192.0.2.53"]}}"#).newer().but(&[("4 result", "the Go plugin drops it", &[])]),
+    row("dummy", r#"{"ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24"},{"address":"fd01::5/64"}],"routes":[{"dst":"192.0.2.0/24"}]}}"#).newer().but(&[("2 pod after ADD", "weft gives a route without gateway the scope link", &[])]),
     row("tap", r#"{"mac":"02:00:00:00:00:05"}"#).newer(),
-    row("tap", r#"{"mac":"x"}"#).newer().but(&[("7 pod after DEL", "theirs leaves the interface that it failed with", &[])]),
+    row("tap", r#"{"mac":"x"}"#).newer().but(&[("7 pod after DEL", "the Go plugin leaves the interface of the failed ADD", &[])]),
     row("tap", r#"{"mtu":1400}"#).newer(),
-    row("tap", r#"{"mtu":-1}"#).newer().but(&[("7 pod after DEL", "theirs leaves the interface that it failed with", &[])]),
+    row("tap", r#"{"mtu":-1}"#).newer().but(&[("7 pod after DEL", "the Go plugin leaves the interface of the failed ADD", &[])]),
     row("tap", r#"{"multiQueue":true}"#).newer(),
-    row("tap", r#"{"owner":1000,"group":1000}"#).newer().but(&[("2 pod after ADD", "what whoever opens it says anew", &[])]),
+    row("tap", r#"{"owner":1000,"group":1000}"#).newer().but(&[("2 pod after ADD", "flags that the program which opens the device sets again", &[])]),
     row("tap", r#"{"owner":0,"mac":"02:00:00:00:00:05"}"#).newer(),
     row("tap", r#"{"bridge":"nowhere"}"#).newer(),
     row("tap", r#"{"CNI_ARGS":"IgnoreUnknown=1;MAC=02:00:00:00:00:09"}"#).newer(),
@@ -576,5 +576,5 @@ pub(crate) const ROWS: &[Row] = &[
     row("firewall", r#"{"ingressPolicy":"open"}"#),
     row("firewall", r#"{"ingressPolicy":"isolated"}"#).newer(),
     row("firewall", r#"{"ingressPolicy":"x"}"#),
-    row("firewall", r#"{"backend":"x"}"#).but(&[("1 ADD", "theirs takes another one without a word", &[])]),
+    row("firewall", r#"{"backend":"x"}"#).but(&[("1 ADD", "the Go plugin uses another backend without an error", &[])]),
 ];

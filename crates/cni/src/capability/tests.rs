@@ -1,4 +1,4 @@
-//! Each convention in its documented form and as runtimes send it, by requirement id.
+//! Tests of each convention in its documented form and as runtimes send it.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,9 @@ fn capability<T: serde::de::DeserializeOwned>(name: &str, value: &Value) -> Resu
     config(&json!({"runtimeConfig": {name: value}})).capability(name)
 }
 
+// Requirements: V1, trap 1
 #[test]
-fn v1_trap1_port_mappings_as_documented_and_as_containerd_sends_them() -> Result<(), Error> {
+fn capability_port_mappings_documented_and_of_containerd() -> Result<(), Error> {
     let documented = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
     let containerd = json!([{"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""}]);
     let expected = PortMapping { host_port: 8080, container_port: 80, protocol: "tcp".into(), host_ip: None };
@@ -42,8 +43,9 @@ fn v1_trap1_port_mappings_as_documented_and_as_containerd_sends_them() -> Result
     Ok(())
 }
 
+// Requirements: V2, trap 1
 #[test]
-fn v2_trap1_ip_ranges_as_documented_and_as_containerd_sends_them() -> Result<(), Error> {
+fn capability_ip_ranges_documented_and_of_containerd() -> Result<(), Error> {
     let documented = json!([[{"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.3", "gateway": "10.1.2.254"}]]);
     let containerd = json!([[{"Subnet": "10.1.2.0/24", "RangeStart": "10.1.2.3", "RangeEnd": "", "Gateway": "10.1.2.254"}]]);
     for form in [&documented, &containerd] {
@@ -58,14 +60,15 @@ fn v2_trap1_ip_ranges_as_documented_and_as_containerd_sends_them() -> Result<(),
     Ok(())
 }
 
+// Requirements: V3, trap 1
 #[test]
-fn v3_trap1_bandwidth_in_bits_as_crio_sends_it() -> Result<(), Error> {
+fn capability_bandwidth_in_bits_as_cri_o_sends_it() -> Result<(), Error> {
     let expected =
         Bandwidth { ingress_rate: 2048, ingress_burst: 1600, egress_rate: 4096, egress_burst: u64::MAX };
     let crio =
         json!({"IngressRate": 2048, "IngressBurst": 1600, "EgressRate": 4096, "EgressBurst": u64::MAX});
     assert_eq!(capability(BANDWIDTH, &crio)?, Some(expected));
-    // The plugins' own integration test spells the capability so.
+    // The integration test of the reference plugins has this spelling.
     let odd = config(&json!({"runtimeConfig": {"bandWidth": crio}}));
     assert_eq!(odd.capability(BANDWIDTH)?, Some(expected));
     assert_eq!(json!(expected)["ingressRate"], 2048);
@@ -74,16 +77,18 @@ fn v3_trap1_bandwidth_in_bits_as_crio_sends_it() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: V4
 #[test]
-fn v4_dns_of_the_pod() -> Result<(), Error> {
+fn capability_dns_of_the_pod() -> Result<(), Error> {
     let sent = json!({"Servers": ["8.8.8.8"], "Searches": ["corp.tyrell.net"], "Options": null});
     let read = capability::<Resolution>(DNS, &sent)?.unwrap_or_default();
     assert_eq!((read.servers.len(), read.searches.len(), read.options.len()), (1, 1, 0));
     Ok(())
 }
 
+// Requirements: V5
 #[test]
-fn v5_ips_with_and_without_a_prefix() -> Result<(), Error> {
+fn capability_ips_with_and_without_a_prefix() -> Result<(), Error> {
     let given = json!(["192.168.0.1", "10.10.0.1/24", "3ffe:ffff:0:01ff::2", "3ffe:ffff:0:1ff::1/64"]);
     let read = capability::<Vec<RequestedIp>>(IPS, &given)?.unwrap_or_default();
     assert_eq!(
@@ -98,8 +103,9 @@ fn v5_ips_with_and_without_a_prefix() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: V6, V7
 #[test]
-fn v6_v7_mac_and_guid() -> Result<(), Error> {
+fn capability_mac_and_guid() -> Result<(), Error> {
     let mac = capability::<HardwareAddress>(MAC, &json!("C2-11-22-33-44-55"))?;
     assert_eq!(mac.map(|mac| mac.to_string()).as_deref(), Some("c2:11:22:33:44:55"));
     let guid = capability::<HardwareAddress>(INFINIBAND_GUID, &json!("c2:11:22:33:44:55:66:77"))?;
@@ -109,8 +115,9 @@ fn v6_v7_mac_and_guid() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: V8, V9, V10, V11, V12
 #[test]
-fn v8_v9_v10_v11_v12_texts_lists_and_maps() -> Result<(), Error> {
+fn capability_strings_lists_and_maps() -> Result<(), Error> {
     assert_eq!(capability::<String>(DEVICE_ID, &json!("0000:04:00.5"))?.as_deref(), Some("0000:04:00.5"));
     let aliases = capability::<Vec<String>>(ALIASES, &json!(["my-container", "primary-db"]))?;
     assert_eq!(aliases.map(|names| names.len()), Some(2));
@@ -121,14 +128,14 @@ fn v8_v9_v10_v11_v12_texts_lists_and_maps() -> Result<(), Error> {
     let annotations: BTreeMap<String, String> =
         capability(POD_ANNOTATIONS, &json!({"k8s.v1.cni.cncf.io/networks": "a,b", "K": "1", "k": "2"}))?
             .unwrap_or_default();
-    // Keys of a map are the user's: they do not fold.
+    // Keys of a map belong to the user and must match exactly.
     assert_eq!(annotations.len(), 3);
     assert!(capability::<String>(DEVICE_INFO_FILE, &json!("/var/run/x.json"))?.is_some());
     Ok(())
 }
 
 #[test]
-fn a_capability_that_was_not_filled_in_is_none() -> Result<(), Error> {
+fn capability_without_a_value_is_none() -> Result<(), Error> {
     for extra in [json!({}), json!({"runtimeConfig": null}), json!({"runtimeConfig": {"mac": null}})] {
         assert_eq!(config(&extra).capability::<HardwareAddress>(MAC)?, None);
     }
@@ -139,7 +146,7 @@ fn a_capability_that_was_not_filled_in_is_none() -> Result<(), Error> {
 }
 
 #[test]
-fn every_capability_is_listed_once() {
+fn capability_list_is_complete() {
     let mut names = ALL.to_vec();
     names.sort_unstable();
     names.dedup();

@@ -1,4 +1,4 @@
-//! Lists and single configurations, by requirement id.
+//! Tests of lists and single configurations.
 
 use super::*;
 
@@ -10,8 +10,9 @@ fn list(extra: &str) -> Result<Network, Error> {
     read(&format!(r#"{{"cniVersion":"1.1.0","name":"n","plugins":[{{"type":"a"}}]{extra}}}"#))
 }
 
+// Requirements: S8
 #[test]
-fn s8_a_list_has_a_name_a_version_and_plugins() -> Result<(), Error> {
+fn network_list_has_name_version_and_plugins() -> Result<(), Error> {
     let text = r#"{ "cniVersion": "0.4.0", "name": "dbnet", "plugins": [ {"type": "bridge", "x": 1.0e3}, {"type":"tuning"} ] }"#;
     let network = read(text)?;
     assert_eq!((network.name.as_str(), network.version), ("dbnet", Version::V0_4_0));
@@ -22,8 +23,9 @@ fn s8_a_list_has_a_name_a_version_and_plugins() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S3, S22, L10
 #[test]
-fn s3_s22_l10_a_single_configuration_becomes_a_list_of_one() -> Result<(), Error> {
+fn network_single_configuration_becomes_a_list() -> Result<(), Error> {
     let network = read(r#"{"cniVersion":"0.1.0","name":"old","type":"bridge","big":12345678901234567890}"#)?;
     assert_eq!(network.version, Version::V0_1_0);
     assert_eq!(
@@ -35,8 +37,9 @@ fn s3_s22_l10_a_single_configuration_becomes_a_list_of_one() -> Result<(), Error
     Ok(())
 }
 
+// Requirements: L10
 #[test]
-fn l10_what_has_no_plugins_is_refused_unless_they_may_stand_elsewhere() -> Result<(), Error> {
+fn network_without_plugins_is_refused_unless_open() -> Result<(), Error> {
     assert_eq!(read(r#"{"cniVersion":"1.0.0","name":"n","plugins":[]}"#).unwrap_err().code, 7);
     let open = r#"{"cniVersion":"1.0.0","name":"n"}"#;
     assert_eq!(read(open).unwrap_err().code, 7);
@@ -47,8 +50,9 @@ fn l10_what_has_no_plugins_is_refused_unless_they_may_stand_elsewhere() -> Resul
     Ok(())
 }
 
+// Requirements: S24
 #[test]
-fn s24_names_and_types_are_checked_when_the_network_is_read() {
+fn network_parse_checks_names_and_types() {
     for (text, what) in [
         (r#"{"name":"a/b","plugins":[{"type":"x"}]}"#, "a/b"),
         (r#"{"plugins":[{"type":"x"}]}"#, "missing network name"),
@@ -67,8 +71,9 @@ fn s24_names_and_types_are_checked_when_the_network_is_read() {
     assert_eq!(read("[]").unwrap_err().code, 6);
 }
 
+// Requirements: trap 3, S16, S38, S39
 #[test]
-fn trap3_s16_s38_s39_booleans_may_be_texts() -> Result<(), Error> {
+fn network_booleans_can_be_strings() -> Result<(), Error> {
     type Field = fn(&Network) -> bool;
     let fields: [(&str, Field); 3] = [
         ("disableCheck", |n| n.disable_check),
@@ -91,8 +96,9 @@ fn trap3_s16_s38_s39_booleans_may_be_texts() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S34, L10
 #[test]
-fn s34_l10_the_highest_version_we_speak_is_taken() -> Result<(), Error> {
+fn network_version_is_the_highest_supported() -> Result<(), Error> {
     let version =
         |keys: &str| read(&format!(r#"{{{keys}"name":"n","plugins":[{{"type":"a"}}]}}"#)).map(|n| n.version);
     assert_eq!(version(r#""cniVersion":"0.3.1","cniVersions":["1.0.0","0.4.0"],"#)?, Version::V1_0_0);
@@ -111,8 +117,9 @@ fn s34_l10_the_highest_version_we_speak_is_taken() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S27
 #[test]
-fn s27_the_declared_capabilities_are_those_that_are_true() -> Result<(), Error> {
+fn network_capabilities_are_those_declared_true() -> Result<(), Error> {
     let network = read(
         r#"{"name":"n","plugins":[{"type":"a","capabilities":{"mac":true,"ips":false}},{"type":"b","Capabilities":{"portMappings":true}},{"type":"c"}]}"#,
     )?;
@@ -121,8 +128,9 @@ fn s27_the_declared_capabilities_are_those_that_are_true() -> Result<(), Error> 
     Ok(())
 }
 
+// Requirements: S1
 #[test]
-fn s1_a_network_knows_which_plugins_it_needs() -> Result<(), Error> {
+fn network_needs_lists_plugins_and_ipam() -> Result<(), Error> {
     let network = read(
         r#"{"name":"n","plugins":[{"type":"bridge","ipam":{"type":"host-local"}},{"type":"macvlan","ipam":{"Type":"host-local"}},{"type":"bridge","ipam":{}}]}"#,
     )?;
@@ -134,7 +142,7 @@ fn s1_a_network_knows_which_plugins_it_needs() -> Result<(), Error> {
 }
 
 #[test]
-fn a_network_of_an_object_keeps_what_was_filled_in() -> Result<(), Error> {
+fn network_of_an_object_keeps_its_keys() -> Result<(), Error> {
     let mut object =
         Object::parse(br#"{"cniVersion":"1.0.0","type":"macvlan","big":12345678901234567890}"#, "nad")?;
     object.set("name", "filled")?;

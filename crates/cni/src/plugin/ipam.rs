@@ -1,11 +1,10 @@
-//! Address management by another plugin: the one named in `ipam.type`, with our stdin and our variables.
+//! Calls of the IPAM plugin named in `ipam.type`, with the same stdin and variables.
 //!
-//! Rules:
-//! - the delegate gets the complete configuration, byte for byte, and the same variables (§4);
-//! - an error keeps its code and details and says `ipam TYPE: …`;
-//! - after a failed ADD the delegate is *not* asked to DEL: it may have failed because the address
-//!   already belongs to this attachment, and then DEL would take it from a running container;
-//! - an ADD that succeeded but answered nonsense is undone: what it reserved, nobody else knows.
+//! - The delegate gets the complete configuration, byte for byte, and the same variables (§4).
+//! - Its error keeps code and details; the message gets the prefix `ipam TYPE: …`.
+//! - After a failed ADD the delegate's DEL is *not* called. The ADD may have failed because the address already belongs to
+//!   this attachment; DEL would then release the address of a running container.
+//! - An ADD that succeeds with an invalid result is undone, because no other call could release its reservation.
 //!
 //! Source: SPEC 1.1.0 §4 (S30), SPEC v0.3.0 "IP Allocation"; plugins `pkg/ipam`.
 
@@ -16,7 +15,7 @@ use crate::name::PluginType;
 use crate::result::Success;
 use crate::version::Verb;
 
-/// The address management of one call.
+/// IPAM of one call.
 #[derive(Clone, Copy)]
 pub struct Ipam<'a> {
     call: &'a Call,
@@ -24,12 +23,12 @@ pub struct Ipam<'a> {
 }
 
 impl<'a> Ipam<'a> {
-    /// The delegate is looked up when it is called: a network without one fails there, naming the key.
+    /// Returns the IPAM of a call. A network without an IPAM plugin fails at the first use, with the name of the key.
     pub fn new(call: &'a Call, delegates: &'a dyn Invoke) -> Ipam<'a> {
         Ipam { call, delegates }
     }
 
-    /// The delegate of this call, or `None` for a layer-2 network: one without `ipam.type`.
+    /// Returns the IPAM of a call, or `None` for a layer-2 network: one without `ipam.type`.
     pub fn configured(call: &'a Call, delegates: &'a dyn Invoke) -> Result<Option<Ipam<'a>>, Error> {
         Ok((!call.config.ipam_type()?.is_empty()).then_some(Ipam { call, delegates }))
     }
@@ -37,8 +36,7 @@ impl<'a> Ipam<'a> {
     /// Reserves addresses.
     ///
     /// # Errors
-    /// The delegate's own error; code 6 or 7 for an answer that is no result, and then the
-    /// reservation has been given back.
+    /// The delegate's own error. Code 6 or 7: its output is not a result; the reservation was released.
     pub fn add(&self) -> Result<Success, Error> {
         let (plugin, stdout) = self.invoke(Verb::Add)?;
         let read = match stdout.iter().all(u8::is_ascii_whitespace) {
@@ -54,7 +52,7 @@ impl<'a> Ipam<'a> {
         }
     }
 
-    /// Gives the addresses back; none to give back is success.
+    /// Releases the addresses; it is no error if there are none.
     pub fn del(&self) -> Result<(), Error> {
         self.invoke(Verb::Del).map(|_| ())
     }
@@ -64,7 +62,7 @@ impl<'a> Ipam<'a> {
         self.call.config.ipam_type().is_ok_and(|plugin| self.delegates.releases_through_interface(&plugin))
     }
 
-    /// Are the addresses of `prevResult` still reserved?
+    /// Fails unless the addresses of `prevResult` are still reserved.
     pub fn check(&self) -> Result<(), Error> {
         self.invoke(Verb::Check).map(|_| ())
     }
@@ -74,7 +72,7 @@ impl<'a> Ipam<'a> {
         self.invoke(Verb::Gc).map(|_| ())
     }
 
-    /// Could addresses be reserved now?
+    /// Fails if no address could be reserved now.
     pub fn status(&self) -> Result<(), Error> {
         self.invoke(Verb::Status).map(|_| ())
     }

@@ -1,9 +1,10 @@
-//! A plugin as a process: the only code that reads the process's variables and stdin and writes its stdout.
+//! Plugin as a process: the only code that reads variables and stdin of the process and writes its stdout.
 //!
-//! Rules: stdin is never read from a terminal; VERSION, which needs no stdin, waits for it only briefly
-//! (a caller that forgot to close its end must not hang the probe); an answer that cannot be written
-//! is a failure; a panic ends the process where it is, and still there is an answer. What it leaves is what a kill
-//! leaves: the DEL that follows a failed ADD removes it. Nothing unwinds, so nothing pays for the tables of it.
+//! - Stdin is never read from a terminal.
+//! - VERSION, which needs no stdin, waits for it only briefly: a caller that did not close its end must not block it.
+//! - A failure to write the output is an error.
+//! - A panic prints an error and ends the process at once, without unwinding. The DEL that follows a failed ADD removes
+//!   the remains, as after a kill.
 //!
 //! Source: SPEC 1.1.0 §2; libcni `pkg/skel` (`PluginMainFuncs`), K2, K3.
 
@@ -21,13 +22,13 @@ use crate::invoke::Invoke;
 use crate::object::DOCUMENT_MAX;
 use crate::version::{Verb, Version};
 
-/// Longest piece of a panic's message we repeat, in characters.
+/// Maximum length of a panic's message in an error, in characters.
 const PANIC_MAX: usize = 500;
 
-/// How long VERSION waits for its optional stdin.
-const COURTESY: Duration = Duration::from_millis(250);
+/// Time that VERSION waits for its optional stdin.
+const STDIN_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The plugin a program was called as: by the file name of its first argument, else by the second argument.
+/// Returns the plugin that a program was called as: by the file name of its first argument, else by the second argument.
 pub fn called_as<'a>(
     find: impl Fn(&str) -> Option<&'a dyn Plugin>,
     arguments: &[OsString],
@@ -36,7 +37,7 @@ pub fn called_as<'a>(
     find(file).or_else(|| find(arguments.get(1)?.to_str()?))
 }
 
-/// The `main` of a program that is nothing but plugins, each called by its name: exit code 0 or 1.
+/// Runs the `main` function of a program of plugins, each called by its name; exit code 0 or 1.
 pub fn main(plugins: &[&dyn Plugin], delegates: &dyn Invoke) -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     match called_as(|name| plugins.iter().find(|plugin| plugin.name() == name).copied(), &arguments) {
@@ -45,7 +46,7 @@ pub fn main(plugins: &[&dyn Plugin], delegates: &dyn Invoke) -> ExitCode {
     }
 }
 
-/// Answers a call that names none of the plugins of these names; exit code 1.
+/// Answers a call that names none of these plugins; exit code 1.
 pub fn refuse<'a>(names: impl Iterator<Item = &'a str>) -> ExitCode {
     let names: Vec<&str> = names.collect();
     let why = format!("no plugin of this name: call this program as one of {}", names.join(", "));
@@ -61,32 +62,32 @@ pub fn run(plugin: &dyn Plugin, delegates: &dyn Invoke) -> ExitCode {
     let environment = Environment::of_process();
     let mut stdin: Box<dyn Read> = match io::stdin().is_terminal() {
         true => Box::new(io::empty()),
-        false if environment.command == Verb::Version.as_str() => Box::new(Cursor::new(courtesy())),
+        false if environment.command == Verb::Version.as_str() => Box::new(Cursor::new(optional_stdin())),
         false => Box::new(io::stdin().lock()),
     };
     deliver(&respond(plugin, &environment, &mut stdin, delegates))
 }
 
-/// Stdin as far as it comes to its end soon; else nothing.
-fn courtesy() -> Vec<u8> {
+/// Returns stdin if its end comes soon, else nothing.
+fn optional_stdin() -> Vec<u8> {
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if io::stdin().lock().take(DOCUMENT_MAX as u64).read_to_end(&mut bytes).is_ok() {
-            // Nobody listens any more if it took too long; the process is ending then.
+            // The receiver is gone if this took too long; the process is ending then.
             let _ = send.send(bytes);
         }
     });
-    receive.recv_timeout(COURTESY).unwrap_or_default()
+    receive.recv_timeout(STDIN_TIMEOUT).unwrap_or_default()
 }
 
-/// Ends the process: undoing would need what has just proved to be wrong.
+/// Ends the process: unwinding would run code whose assumptions have just been violated.
 #[allow(clippy::disallowed_methods, reason = "nothing unwinds, so there is no return to make")]
 fn end() -> ! {
     std::process::exit(1)
 }
 
-/// From here on a panic of any thread is an error on stdout, and the end of the process.
+/// Makes a panic of any thread print an error on stdout and end the process.
 fn answer_panics(plugin: &'static str) {
     std::panic::set_hook(Box::new(move |panic| {
         let text: String = panic.payload_as_str().unwrap_or("no message").chars().take(PANIC_MAX).collect();
@@ -100,7 +101,7 @@ fn answer_panics(plugin: &'static str) {
 
 fn deliver(answer: &Answer) -> ExitCode {
     let Answer { stdout, stderr, success } = answer;
-    // What goes to stderr is for people; that nobody can read it changes nothing.
+    // Stderr is for people: a failure to write it is ignored.
     let _ = io::stderr().write_all(stderr.as_bytes());
     let mut out = io::stdout().lock();
     match out.write_all(stdout).and_then(|()| out.flush()) {
@@ -143,8 +144,9 @@ mod tests {
         }
     }
 
+    // Requirements: S1
     #[test]
-    fn s1_a_program_is_the_plugin_it_is_called_as() {
+    fn plugin_is_chosen_by_the_name_of_the_program() {
         let (bridge, weft, multus) = (Named("bridge"), Named("weft"), Named("multus"));
         let table: [&dyn Plugin; 3] = [&bridge, &weft, &multus];
         let find = |name: &str| table.iter().find(|plugin| plugin.name() == name).copied();
@@ -156,8 +158,8 @@ mod tests {
         assert_eq!(called(&["multus"]), Some("multus"));
         assert_eq!(called(&["/usr/bin/weft-cni", "bridge"]), Some("bridge"));
         assert_eq!(called(&["bridge", "weft"]), Some("bridge"));
-        for nobody in [&["weft-cni"][..], &["weft-cni", "ptp"], &["weft-cni", "/x/bridge"], &[]] {
-            assert_eq!(called(nobody), None, "{nobody:?}");
+        for unnamed in [&["weft-cni"][..], &["weft-cni", "ptp"], &["weft-cni", "/x/bridge"], &[]] {
+            assert_eq!(called(unnamed), None, "{unnamed:?}");
         }
     }
 }

@@ -1,10 +1,9 @@
-//! From variables and stdin to stdout and an exit code: a whole plugin call as a function.
+//! A whole call of a plugin as a function, from variables and stdin to stdout and an exit code.
 //!
-//! Rules:
-//! - everything is checked before the plugin acts, the network namespace's identity included;
-//! - whatever happens there is an answer; a panic's is given by the process (`process.rs`);
-//! - the answer is in the version of the configuration: four spaces of indentation, no newline at the end;
-//! - a result that the version asked for cannot express undoes the ADD that made it.
+//! - Everything is checked before the plugin acts, including the identity of the network namespace.
+//! - Every outcome has an output; `process.rs` prints that of a panic.
+//! - The output is in the version of the configuration: indented by four spaces, no newline at the end.
+//! - A result that the requested version cannot express undoes the ADD.
 //!
 //! Source: SPEC 1.1.0 §2 and §5; libcni `pkg/skel` (K1–K6, S18, S36, traps 6, 8 and 9).
 
@@ -16,7 +15,7 @@ use serde::Serialize;
 
 use super::Plugin;
 use crate::args;
-use crate::config::Config;
+use crate::config::{Config, REMOVAL_MAX};
 use crate::environment::{self, Environment};
 use crate::error::{Context, Error, code, cut};
 use crate::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
@@ -26,8 +25,8 @@ use crate::object::{DOCUMENT_MAX, Object};
 use crate::result::pretty;
 use crate::version::{Verb, Version};
 
-/// The namespace of the calling thread. That of the process's first thread is the process's, whose directory the kernel makes
-/// up in half the time.
+/// Returns the path of the calling thread's namespace. For the main thread it is the path of the process, which the kernel
+/// resolves in half the time.
 fn own_netns() -> &'static str {
     match rustix::thread::gettid() == rustix::process::getpid() {
         true => "/proc/self/ns/net",
@@ -35,31 +34,31 @@ fn own_netns() -> &'static str {
     }
 }
 
-/// Longest sentence and longest details of an answer, in bytes: what failed may have quoted what a stranger wrote.
+/// Maximum length of message and details of an output, in bytes, because they may quote untrusted input.
 const TEXT_MAX: usize = 8 << 10;
 
-/// What a plugin leaves behind: the bytes for stdout, the text for stderr, and whether the exit code is 0.
+/// Output of a plugin: the bytes for stdout, the text for stderr, and whether it succeeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// A result, a version report, an error, or nothing.
     pub stdout: Vec<u8>,
-    /// What a person should read; not part of the protocol.
+    /// Text for people; not part of CNI.
     pub stderr: String,
-    /// Exit code 0, else 1.
+    /// Whether the exit code is 0, else 1.
     pub success: bool,
 }
 
 impl Answer {
-    /// The answer that says `error`.
+    /// Returns the output for `error`.
     pub fn failed(error: &Error) -> Answer {
         let mut error = error.clone();
         (error.msg, error.details) = (cut(error.msg, TEXT_MAX), cut(error.details, TEXT_MAX));
-        // The fallback is reached only if a struct of strings cannot be written as JSON.
+        // The fallback is reached only if a struct of strings has no JSON form.
         let stdout = pretty(&error).unwrap_or_else(|_| br#"{"code":999,"msg":"no answer"}"#.to_vec());
         Answer { stdout, stderr: String::new(), success: false }
     }
 
-    /// The answer as the caller of a plugin sees it: what [`Invoke::invoke`] returns.
+    /// Returns the output as [`Invoke::invoke`] does.
     pub fn into_result(self) -> Result<Vec<u8>, Error> {
         match self.success {
             true => Ok(self.stdout),
@@ -68,7 +67,7 @@ impl Answer {
     }
 }
 
-/// Runs one call of `plugin`. Reads `stdin` unless the call fails before it or has no verb.
+/// Runs one call of `plugin`. Reads `stdin` unless the call fails earlier or has no verb.
 pub fn respond(
     plugin: &dyn Plugin,
     environment: &Environment,
@@ -87,7 +86,7 @@ pub fn respond(
     }
 }
 
-/// Everything but the form of the answer; an error says its version once the configuration's is known.
+/// Runs the call without formatting the output; an error has the version once that of the configuration is known.
 fn outcome(
     plugin: &dyn Plugin,
     environment: &Environment,
@@ -99,10 +98,13 @@ fn outcome(
         Error::new(code::INVALID_ENVIRONMENT, format!("unknown {}: {given}", environment::COMMAND))
     })?;
     if verb == Verb::Version {
-        return report(plugin, &read(stdin).unwrap_or_default());
+        return report(plugin, &read(stdin, DOCUMENT_MAX).unwrap_or_default());
     }
     let who = variables(verb, environment)?;
-    let config = Config::read(read(stdin)?, plugin.versions())?;
+    let config = match verb {
+        Verb::Del | Verb::Gc => Config::read_for_removal(read(stdin, REMOVAL_MAX)?, plugin.versions())?,
+        _ => Config::read(read(stdin, DOCUMENT_MAX)?, plugin.versions())?,
+    };
     let version = config.version;
     gate(verb, version)
         .and_then(|()| Request::new(verb, who, Call { config, environment: environment.clone() }))
@@ -110,7 +112,7 @@ fn outcome(
         .map_err(|error| error.in_version(version))
 }
 
-/// What a plugin says when it is run by hand.
+/// Returns the text of a plugin that is run manually.
 fn about(plugin: &dyn Plugin) -> String {
     let versions: Vec<&str> = plugin.versions().iter().map(|v| v.as_str()).collect();
     let verbs: Vec<String> = Verb::ALL.iter().map(|v| format!("{v} since {}", v.since())).collect();
@@ -123,7 +125,7 @@ fn about(plugin: &dyn Plugin) -> String {
     )
 }
 
-/// The answer to VERSION, one line. The version given is echoed if we know it, as the specification asks.
+/// Returns the answer to VERSION, one line. A known version from stdin is echoed, as the specification requires.
 fn report(plugin: &dyn Plugin, stdin: &[u8]) -> Result<Vec<u8>, Error> {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
@@ -132,7 +134,7 @@ fn report(plugin: &dyn Plugin, stdin: &[u8]) -> Result<Vec<u8>, Error> {
         supported_versions: Vec<&'a str>,
     }
 
-    // Stdin is courtesy here: what cannot be read is the same as nothing given.
+    // Stdin is optional here: invalid input counts as none.
     let given = Object::parse(stdin, "stdin").and_then(|object| object.text("cniVersion"));
     let echo = given.ok().flatten().and_then(|text| Version::from_wire(&text)).unwrap_or(Version::LATEST);
     let report = Report {
@@ -145,15 +147,14 @@ fn report(plugin: &dyn Plugin, stdin: &[u8]) -> Result<Vec<u8>, Error> {
     Ok(line)
 }
 
-/// All of stdin, bounded.
-fn read(stdin: &mut dyn Read) -> Result<Vec<u8>, Error> {
+/// Reads stdin up to one byte beyond `limit`, so that the caller can refuse a longer document.
+fn read(stdin: &mut dyn Read, limit: usize) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
-    let limit = DOCUMENT_MAX as u64 + 1;
-    stdin.take(limit).read_to_end(&mut bytes).map_err(|cause| Error::io("read stdin", cause))?;
+    stdin.take(limit as u64 + 1).read_to_end(&mut bytes).map_err(|cause| Error::io("read stdin", cause))?;
     Ok(bytes)
 }
 
-/// A call whose variables and configuration have been checked.
+/// Call whose variables and configuration are valid.
 enum Request {
     Add(Attach),
     Del(Detach),
@@ -192,7 +193,7 @@ impl Request {
     }
 }
 
-/// ADD, and its undoing if the version asked for cannot express the result.
+/// Calls ADD, and undoes it if the requested version cannot express the result.
 fn add(plugin: &dyn Plugin, attach: &Attach, delegates: &dyn Invoke) -> Result<Vec<u8>, Error> {
     foreign_netns(Some(&attach.netns), &attach.call.environment)?;
     let success = plugin.add(attach, delegates)?;
@@ -203,7 +204,7 @@ fn add(plugin: &dyn Plugin, attach: &Attach, delegates: &dyn Invoke) -> Result<V
     })
 }
 
-/// The variables without which a verb cannot be served (K1).
+/// Returns the variables that a verb requires (K1).
 fn required(verb: Verb) -> &'static [&'static str] {
     use environment::{CONTAINERID, IFNAME, NETNS, PATH};
     match verb {
@@ -214,7 +215,7 @@ fn required(verb: Verb) -> &'static [&'static str] {
     }
 }
 
-/// Checks the variables of a verb: what is there must be valid, then nothing required may be missing (K1).
+/// Checks the variables of a verb: first that those present are valid, then that none is missing (K1).
 fn variables(verb: Verb, environment: &Environment) -> Result<Option<Attachment>, Error> {
     let required = required(verb);
     let wanted = |name| required.contains(&name).then(|| environment.value(name)).filter(|v| !v.is_empty());
@@ -231,7 +232,7 @@ fn variables(verb: Verb, environment: &Environment) -> Result<Option<Attachment>
     Ok(container.zip(ifname).map(|(container, ifname)| Attachment { container, ifname }))
 }
 
-/// Refuses a verb that the configuration's version does not have (K5).
+/// Refuses a verb that the version of the configuration does not have (K5).
 fn gate(verb: Verb, version: Version) -> Result<(), Error> {
     if version >= verb.since() {
         return Ok(());
@@ -240,9 +241,9 @@ fn gate(verb: Verb, version: Version) -> Result<(), Error> {
         .details(format!("config is {version}, {verb} exists since {}", verb.since())))
 }
 
-/// Refuses to work on the namespace we are in, unless told to (K6).
+/// Refuses to work on the plugin's own namespace, unless the caller allows it (K6).
 ///
-/// A path that is absent or unreadable is no error here: what that means, the plugin knows.
+/// A path that does not exist or cannot be read is no error here: the plugin decides.
 fn foreign_netns(path: Option<&Path>, environment: &Environment) -> Result<(), Error> {
     let Some(path) = path else { return Ok(()) };
     if args::boolean(&environment.netns_override) == Some(true) {

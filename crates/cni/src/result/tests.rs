@@ -1,4 +1,4 @@
-//! Results of every version and their conversions, by requirement id.
+//! Tests of results of every version and their conversions.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -14,7 +14,7 @@ fn convert(value: &Value, version: Version) -> Result<Value, Error> {
     Success::from_value(value, Version::ABSENT)?.1.to_value(version)
 }
 
-/// A result that uses everything its version has.
+/// Returns a result that uses every field of its version.
 fn full(version: &str) -> Value {
     match version {
         "0.1.0" | "0.2.0" => json!({
@@ -40,8 +40,9 @@ fn full(version: &str) -> Value {
     }
 }
 
+// Requirements: S2, S7, S35
 #[test]
-fn s2_s7_s35_every_version_reads_what_it_writes() -> Result<(), Error> {
+fn result_round_trip_in_every_version() -> Result<(), Error> {
     for version in Version::ALL {
         let value = full(version.as_str());
         let (own, success) = Success::from_value(&value, Version::ABSENT)?;
@@ -51,8 +52,9 @@ fn s2_s7_s35_every_version_reads_what_it_writes() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S7
 #[test]
-fn s7_an_ipam_result_has_no_interfaces() -> Result<(), Error> {
+fn result_of_ipam_has_no_interfaces() -> Result<(), Error> {
     let success = Success { ips: read(&full("1.0.0"), Version::V1_0_0)?.ips, ..Success::default() };
     for version in &Version::ALL[2..] {
         assert_eq!(success.to_value(*version)?.get("interfaces"), None);
@@ -60,8 +62,9 @@ fn s7_an_ipam_result_has_no_interfaces() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S15
 #[test]
-fn s15_the_misprint_of_0_3_0_is_read_and_not_written() -> Result<(), Error> {
+fn result_misprint_of_0_3_0_is_read_and_not_written() -> Result<(), Error> {
     let misprint =
         json!({"cniVersion": "0.3.0", "ip": [{"version": "4", "address": "10.1.2.3/24"}], "dns": {}});
     let success = read(&misprint, Version::V0_3_0)?;
@@ -71,8 +74,9 @@ fn s15_the_misprint_of_0_3_0_is_read_and_not_written() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S21, S22
 #[test]
-fn s21_s22_dns_and_interface_are_optional() -> Result<(), Error> {
+fn result_dns_and_interface_are_optional() -> Result<(), Error> {
     for version in &Version::ALL[2..] {
         let success = read(&json!({"ips": [{"address": "10.1.2.3/24", "gateway": ""}]}), *version)?;
         assert_eq!((success.ips[0].interface, success.ips[0].gateway), (None, None));
@@ -81,8 +85,9 @@ fn s21_s22_dns_and_interface_are_optional() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S23, trap 5
 #[test]
-fn s23_trap5_an_address_says_its_version_only_in_0_3_x_and_0_4_0() -> Result<(), Error> {
+fn result_address_version_only_in_0_3_x_and_0_4_0() -> Result<(), Error> {
     for version in &Version::ALL[2..] {
         let value = convert(&full("0.4.0"), *version)?;
         let said = value["ips"][1].get("version").and_then(Value::as_str);
@@ -91,16 +96,18 @@ fn s23_trap5_an_address_says_its_version_only_in_0_3_x_and_0_4_0() -> Result<(),
     Ok(())
 }
 
+// Requirements: trap 5
 #[test]
-fn trap5_dns_is_always_printed_up_to_0_4_0_and_never_empty_from_1_0_0() -> Result<(), Error> {
+fn result_dns_is_always_printed_up_to_0_4_0() -> Result<(), Error> {
     let empty = Success::default();
     assert_eq!(empty.print(Version::V0_4_0)?, b"{\n    \"cniVersion\": \"0.4.0\",\n    \"dns\": {}\n}");
     assert_eq!(empty.print(Version::V1_0_0)?, b"{\n    \"cniVersion\": \"1.0.0\"\n}");
     Ok(())
 }
 
+// Requirements: trap 4
 #[test]
-fn trap4_without_a_version_a_result_is_in_the_version_expected() -> Result<(), Error> {
+fn result_without_version_is_in_the_expected_one() -> Result<(), Error> {
     for version in Version::ALL {
         for absent in [json!({}), json!({"cniVersion": ""}), json!({"cniVersion": null}), Value::Null] {
             assert_eq!(Success::from_value(&absent, *version)?, (*version, Success::default()));
@@ -111,15 +118,17 @@ fn trap4_without_a_version_a_result_is_in_the_version_expected() -> Result<(), E
     Ok(())
 }
 
+// Requirements: C1
 #[test]
-fn c1_0_1_0_and_0_2_0_are_the_same() -> Result<(), Error> {
+fn result_of_0_1_0_and_0_2_0_are_the_same() -> Result<(), Error> {
     assert_eq!(convert(&full("0.1.0"), Version::V0_2_0)?, full("0.2.0"));
     assert_eq!(convert(&full("0.2.0"), Version::V0_1_0)?, full("0.1.0"));
     Ok(())
 }
 
+// Requirements: C2
 #[test]
-fn c2_from_0_2_0_up_ip4_comes_before_ip6() -> Result<(), Error> {
+fn result_from_0_2_0_has_ip4_before_ip6() -> Result<(), Error> {
     let up = convert(&full("0.2.0"), Version::V0_4_0)?;
     assert_eq!(up.get("interfaces"), None);
     assert_eq!(
@@ -134,8 +143,9 @@ fn c2_from_0_2_0_up_ip4_comes_before_ip6() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: C3
 #[test]
-fn c3_0_3_0_0_3_1_and_0_4_0_are_the_same() -> Result<(), Error> {
+fn result_of_0_3_0_0_3_1_and_0_4_0_are_the_same() -> Result<(), Error> {
     for from in ["0.3.0", "0.3.1", "0.4.0"] {
         for to in [Version::V0_3_0, Version::V0_3_1, Version::V0_4_0] {
             assert_eq!(convert(&full(from), to)?, full(to.as_str()));
@@ -144,8 +154,9 @@ fn c3_0_3_0_0_3_1_and_0_4_0_are_the_same() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: C4
 #[test]
-fn c4_to_1_0_0_only_the_version_of_an_address_is_lost() -> Result<(), Error> {
+fn result_to_1_0_0_drops_only_the_address_version() -> Result<(), Error> {
     let mut expected = full("0.4.0");
     expected["cniVersion"] = "1.0.0".into();
     for ip in expected["ips"].as_array_mut().unwrap() {
@@ -155,8 +166,9 @@ fn c4_to_1_0_0_only_the_version_of_an_address_is_lost() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: C5
 #[test]
-fn c5_from_1_x_down_the_new_keys_are_dropped_and_mapped_addresses_are_ipv4() -> Result<(), Error> {
+fn result_from_1_x_down_drops_new_keys() -> Result<(), Error> {
     let mut value = full("1.1.0");
     value["ips"][0]["address"] = "::ffff:10.1.2.3/120".into();
     let down = convert(&value, Version::V0_3_1)?;
@@ -172,15 +184,17 @@ fn c5_from_1_x_down_the_new_keys_are_dropped_and_mapped_addresses_are_ipv4() -> 
     Ok(())
 }
 
+// Requirements: C6
 #[test]
-fn c6_1_0_0_and_1_1_0_are_the_same() -> Result<(), Error> {
+fn result_of_1_0_0_and_1_1_0_are_the_same() -> Result<(), Error> {
     assert_eq!(convert(&full("1.1.0"), Version::V1_0_0)?, full("1.0.0"));
     assert_eq!(convert(&full("1.0.0"), Version::V1_1_0)?, full("1.1.0"));
     Ok(())
 }
 
+// Requirements: C7
 #[test]
-fn c7_down_to_0_2_0_the_first_address_of_a_family_and_that_familys_routes_remain() -> Result<(), Error> {
+fn result_to_0_2_0_keeps_the_first_address_of_a_family() -> Result<(), Error> {
     let value = json!({
         "cniVersion": "1.0.0",
         "interfaces": [{"name": "eth0"}],
@@ -200,8 +214,9 @@ fn c7_down_to_0_2_0_the_first_address_of_a_family_and_that_familys_routes_remain
     Ok(())
 }
 
+// Requirements: S2, trap 2
 #[test]
-fn s2_trap2_a_wrong_field_is_named_with_its_value() {
+fn result_error_has_field_and_value() {
     for (value, says) in [
         (json!({"ips": [{"address": "10.1.2.3"}]}), "10.1.2.3"),
         (json!({"ips": [{"address": "10.01.2.3/8"}]}), "10.01.2.3/8"),
@@ -214,8 +229,9 @@ fn s2_trap2_a_wrong_field_is_named_with_its_value() {
     }
 }
 
+// Requirements: trap 1
 #[test]
-fn trap1_a_result_folds_as_go_reads_it() -> Result<(), Error> {
+fn result_keys_match_without_case() -> Result<(), Error> {
     let value = json!({"CNIVersion": "0.4.0", "IPs": [{"Address": "10.1.2.3/24", "Interface": 0}], "Interfaces": [{"Name": "eth0"}]});
     let (version, success) = Success::from_value(&value, Version::V1_0_0)?;
     assert_eq!(
@@ -230,7 +246,7 @@ fn trap1_a_result_folds_as_go_reads_it() -> Result<(), Error> {
 fn address() -> impl Strategy<Value = IpNet> {
     let v4 = (any::<[u8; 4]>(), 0u8..=32).prop_map(|(ip, length)| IpNet::new(ip.into(), length).unwrap());
     let v6 = (any::<[u8; 16]>(), 0u8..=128).prop_map(|(ip, length)| IpNet::new(ip.into(), length).unwrap());
-    // As they come from text: an IPv4-mapped address is the IPv4 address.
+    // As after parsing: an IPv4-mapped address is the IPv4 address.
     prop_oneof![v4, v6].prop_filter_map("mapped", |net| parse_cidr(&net.to_string()))
 }
 
@@ -272,7 +288,7 @@ prop_compose! {
     }
 }
 
-/// What remains of a result in the family of 0.3.0.
+/// Returns a result reduced to the fields of 0.3.0 and 0.4.0.
 fn reduced(success: &Success) -> Success {
     let old = |i: &Interface| Interface {
         mtu: None,
@@ -288,16 +304,18 @@ fn reduced(success: &Success) -> Success {
 }
 
 proptest! {
+    // Requirements: C4, C6, S35
     #[test]
-    fn c4_c6_s35_a_round_trip_in_1_x_loses_nothing(success in success()) {
+    fn result_round_trip_in_1_x_is_lossless(success in success()) {
         for version in [Version::V1_0_0, Version::V1_1_0] {
             let bytes = success.print(version)?;
             prop_assert_eq!(Success::read(&bytes, Version::ABSENT)?, (version, success.clone()));
         }
     }
 
+    // Requirements: C3, C5
     #[test]
-    fn c3_c5_a_round_trip_in_0_3_and_0_4_loses_only_what_they_cannot_say(success in success()) {
+    fn result_round_trip_in_0_3_and_0_4(success in success()) {
         for version in [Version::V0_3_0, Version::V0_3_1, Version::V0_4_0] {
             let bytes = success.print(version)?;
             let (own, read) = Success::read(&bytes, Version::ABSENT)?;
@@ -307,8 +325,9 @@ proptest! {
         }
     }
 
+    // Requirements: C1, C2, C7
     #[test]
-    fn c1_c2_c7_what_0_2_can_say_survives_the_way_up_and_down(success in success()) {
+    fn result_round_trip_of_0_2_through_newer_versions(success in success()) {
         match success.to_value(Version::V0_2_0) {
             Err(error) => {
                 prop_assert!(success.ips.is_empty(), "{}", error);
@@ -322,8 +341,9 @@ proptest! {
         }
     }
 
+    // Requirements: S29
     #[test]
-    fn s29_reading_is_total(bytes in proptest::collection::vec(any::<u8>(), 0..200), text in "\\PC*") {
+    fn result_parser_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200), text in "\\PC*") {
         for version in Version::ALL {
             let _ = Success::read(&bytes, *version);
             let _ = Success::read(text.as_bytes(), *version);

@@ -69,7 +69,7 @@ pub(super) fn write(success: &Success, version: Version) -> Result<Value, Error>
     serde_json::to_value(wire).map_err(|cause| Error::internal(format!("encode result: {cause}")))
 }
 
-/// The first address of a family with that family's routes.
+/// Returns the first address of a family with that family's routes.
 fn family(success: &Success, is: impl Fn(&IpNet) -> bool) -> Option<WireIp> {
     let first = success.ips.iter().find(|ip| is(&ip.address))?;
     let routes = success.routes.iter().filter(|route| is(&route.dst));

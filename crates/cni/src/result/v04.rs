@@ -1,7 +1,7 @@
 //! Results of 0.3.0, 0.3.1 and 0.4.0: interfaces, any number of addresses, each with its `version`.
 //!
-//! The text of 0.3.0 says `ip` in one place and `ips` in another; both are read, `ips` is written.
-//! `dns` is always written, empty or not, as every Go plugin of that time does (trap 5).
+//! The text of 0.3.0 says `ip` in one place and `ips` in another; both are read, `ips` is written. `dns` is always written,
+//! even if it is empty, as every Go plugin of that time does (trap 5).
 //!
 //! Source: SPEC v0.3.0 and v0.4.0 "Result"; libcni `pkg/types/040` (S7, S15, C3–C5).
 
@@ -80,7 +80,7 @@ pub(super) fn read(value: &Value) -> Result<Success, Error> {
     })
 }
 
-/// The `version` of an address is only repeated information; the address itself decides.
+/// Reads an address; its `version` is redundant and ignored.
 fn read_ip(wire: WireIp) -> Result<IpConfig, Error> {
     let WireIp { version: _, interface, address, gateway } = wire;
     Ok(IpConfig {

@@ -1,4 +1,4 @@
-//! Results of 1.0.0 and 1.1.0. One form: what 1.1.0 added survives in a 1.0.0 result, as in libcni.
+//! Results of 1.0.0 and 1.1.0, which have one form: fields that 1.1.0 added remain in a 1.0.0 result, as in libcni.
 //!
 //! Source: SPEC v1.0.0 and v1.1.0 §5 "Success"; libcni `pkg/types/100` (S22–S23, S35, C4–C6).
 
@@ -69,7 +69,7 @@ struct WireRoute {
     scope: Option<u8>,
 }
 
-/// Go prints none of these numbers when it is 0.
+/// Whether Go omits the number: it prints none of these if it is 0.
 fn is_unset(number: &Option<u32>) -> bool {
     matches!(number, None | Some(0))
 }
@@ -105,7 +105,7 @@ fn read_route(wire: WireRoute) -> Result<Route, Error> {
     })
 }
 
-/// A result as it is written.
+/// Returns a result as it is written.
 pub(super) fn write(success: &Success, version: Version) -> impl Serialize + use<> {
     let Success { interfaces, ips, routes, dns } = success;
     Wire {

@@ -1,14 +1,13 @@
-//! libcni's result cache: what was attached, where, with which configuration and what came of it.
+//! Result cache of libcni: the attachments with their configuration, parameters and result.
 //!
-//! The files are exchangeable with libcni in both directions: `<directory>/results/<network>-<container
-//! id>-<ifname>`, JSON of kind `cniCacheV1`. Unlike libcni we write by temporary file and rename, so a
-//! reader never sees half an entry; and we keep a plugin's result as it was printed.
+//! The files are compatible with libcni in both directions: `<directory>/results/<network>-<container id>-<ifname>`, JSON of
+//! kind `cniCacheV1`. Unlike libcni, weft writes a temporary file and renames it, so that a reader never sees an
+//! incomplete entry, and keeps a plugin's result as it was printed.
 //!
-//! Rules:
-//! - an entry that cannot be opened or read counts as absent, as for libcni; one that can be read and not understood is an
-//!   error: DEL goes on without it, CHECK does not;
-//! - a file that is no entry is tried as a bare result, which old versions of libcni wrote;
-//! - names in an entry are texts from a file: they are checked again before anything is done with them.
+//! - An entry that cannot be opened or read counts as absent, as in libcni.
+//! - An entry that can be read and is invalid is an error: DEL continues without it, CHECK does not.
+//! - A file that is not an entry is read as a bare result, which old versions of libcni wrote.
+//! - Names in an entry are untrusted and validated again.
 //!
 //! Source: libcni `libcni/api.go` (`cachedInfo`, `GetCachedAttachments`): L5, L6, L9, S17, S31.
 
@@ -33,35 +32,35 @@ use crate::network::Network;
 use crate::object::{DOCUMENT_MAX, Object};
 use crate::version::Version;
 
-/// Where libcni keeps its cache unless told otherwise.
+/// Default directory of libcni's cache.
 pub const DIRECTORY: &str = "/var/lib/cni";
 
 const KIND: &str = "cniCacheV1";
 
-/// Largest entry we read, in bytes: a configuration in base64, its arguments and its result.
+/// Maximum size of an entry, in bytes: a configuration in base64, its arguments and its result.
 const ENTRY_MAX: u64 = 4 * DOCUMENT_MAX as u64;
 
-/// Longest file name, in bytes.
+/// Maximum length of a file name, in bytes.
 const FILE_NAME_MAX: usize = 255;
 
-/// A cache directory.
+/// Cache in a directory.
 #[derive(Clone, Debug)]
 pub struct Cache {
     results: PathBuf,
 }
 
-/// One attachment as the cache knows it.
+/// Cached attachment.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// The network's name.
+    /// Name of the network.
     pub network: NetworkName,
-    /// The network's configuration, as it was when the attachment was made.
+    /// Configuration of the network at the time of the ADD.
     pub config: Vec<u8>,
-    /// What the attachment was made with; `path` is empty, the cache does not keep it.
+    /// Parameters of the ADD; `path` is empty, because the cache does not contain it.
     pub parameters: Parameters,
 }
 
-/// The file, in libcni's key order.
+/// Content of the file, in libcni's order of keys.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Wire {
@@ -86,24 +85,24 @@ struct Wire {
 }
 
 impl Cache {
-    /// The cache in `directory`; nothing is made until something is written.
+    /// Returns the cache in `directory`, which is created by the first write.
     pub fn new(directory: &Path) -> Cache {
         Cache { results: directory.join("results") }
     }
 
-    /// Fails if an attachment of this network could not be kept: say so before it is made.
+    /// Fails if an attachment of this network cannot be cached, so that the caller can refuse it before it is made.
     pub fn check(&self, network: &NetworkName, who: &Attachment) -> Result<(), Error> {
         let name = file_name(network, who);
         // The temporary file has the longest name.
         match temporary(&name).len() > FILE_NAME_MAX {
             true => Err(Error::config(format!(
-                "network name and container id are too long together to be kept as file {name}"
+                "network name and container id are too long together for the file name {name}"
             ))),
             false => Ok(()),
         }
     }
 
-    /// Keeps an attachment; the file is complete and on disk, or unchanged.
+    /// Caches an attachment; the file is complete and on disk, or unchanged.
     pub fn write(&self, network: &Network, parameters: &Parameters, result: &Attached) -> Result<(), Error> {
         let Parameters { who, netns, args, capability_args, args_cni: _, path: _ } = parameters;
         let pairs: Vec<(String, String)> =
@@ -129,7 +128,7 @@ impl Cache {
     fn replace(&self, name: &str, bytes: &[u8]) -> std::io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.results)?;
         let draft = self.results.join(temporary(name));
-        // What a crash left behind; `create_new` then refuses links that somebody else put there.
+        // Remains of a crash; after that `create_new` refuses a link that another process put there.
         remove(&draft)?;
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
         let written = file
@@ -142,10 +141,10 @@ impl Cache {
         written
     }
 
-    /// The result of the last ADD, in `version`; `None` if none is known.
+    /// Returns the result of the last ADD, in `version`; `None` if there is none.
     ///
     /// # Errors
-    /// There is an entry, and it cannot be read or understood.
+    /// There is an entry, and it is invalid.
     pub fn result(
         &self,
         network: &NetworkName,
@@ -166,10 +165,10 @@ impl Cache {
         result.context(file.display()).map(Some)
     }
 
-    /// What is known of an attachment besides its result; `None` if nothing is.
+    /// Returns a cached attachment without its result; `None` if there is none.
     ///
     /// # Errors
-    /// There is a file, and it cannot be read or is no entry.
+    /// There is a file, and it cannot be read or is not an entry.
     pub fn entry(&self, network: &NetworkName, who: &Attachment) -> Result<Option<Entry>, Error> {
         let file = self.results.join(file_name(network, who));
         let Some(bytes) = read(&file)? else { return Ok(None) };
@@ -179,7 +178,7 @@ impl Cache {
         entry(wire).context(file.display()).map(Some)
     }
 
-    /// Forgets an attachment; that it is not known is success.
+    /// Removes an attachment; it is no error if there is none.
     pub fn remove(&self, network: &NetworkName, who: &Attachment) -> Result<(), Error> {
         let name = file_name(network, who);
         for file in [self.results.join(temporary(&name)), self.results.join(&name)] {
@@ -188,11 +187,11 @@ impl Cache {
         Ok(())
     }
 
-    /// All attachments, or those of one container, by file name. What is no entry is passed over, and of all what cannot
-    /// be read.
+    /// Returns all attachments, or those of one container, by file name. Files that are not entries are ignored, and if all
+    /// containers are listed, also files that cannot be read.
     ///
     /// # Errors
-    /// The directory is there and cannot be read, or what may be this container's.
+    /// The directory exists and cannot be read, or a file that may belong to the container.
     pub fn attachments(&self, container: Option<&ContainerId>) -> Result<Vec<Entry>, Error> {
         let failed = |cause| Error::io(format_args!("read {}", self.results.display()), cause);
         let entries = match fs::read_dir(&self.results) {
@@ -203,7 +202,7 @@ impl Cache {
             entries.filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.to_owned())).collect();
         let wanted = |name: &&String| match container {
             None => !name.starts_with('.'),
-            // A hint only: names may hold `-` themselves. The content decides.
+            // The file name is only a hint, because names may contain `-`. The content decides.
             Some(container) => name.contains(&format!("-{container}-")) && !name.starts_with('.'),
         };
         let mut found = Vec::new();
@@ -261,10 +260,10 @@ fn temporary(name: &str) -> String {
     format!(".{name}.new")
 }
 
-/// A file's content, as far as an entry may go; nothing of what is no file.
+/// Returns the content of a file, limited in size; `None` for anything but a regular file.
 fn read(file: &Path) -> Result<Option<Vec<u8>>, Error> {
     let failed = |cause| Error::io(format_args!("read {}", file.display()), cause);
-    // A pipe would keep us waiting.
+    // Reading a pipe could block forever.
     let open = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(file);
     let open = match open {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),

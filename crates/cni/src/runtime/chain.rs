@@ -1,14 +1,13 @@
-//! Running the plugins of a network, one after the other.
+//! Execution of the plugins of a network, one after the other.
 //!
-//! Nothing is remembered here: who calls DEL or CHECK brings the result of the ADD. [`super::Runtime`]
-//! keeps it in libcni's cache; the meta-plugin keeps it in its journal.
+//! This module keeps no state: the caller of DEL or CHECK passes the result of the ADD. [`super::Runtime`] keeps it in
+//! libcni's cache, the meta-plugin in its journal.
 //!
-//! Rules:
-//! - each plugin gets its own configuration, byte for byte, plus what [`derive()`] adds;
-//! - ADD goes forward, each plugin seeing the result of the one before; it stops at the first error and
-//!   undoes nothing: only the caller knows whether the attachment was there before;
-//! - DEL goes backward and stops at the first error; it is meant to be repeated;
-//! - GC goes on after errors and returns them all; STATUS returns the first, untouched.
+//! - Each plugin gets its own configuration, byte for byte, with the additions of [`derive()`].
+//! - ADD goes forward; each plugin gets the result of the previous one. ADD stops at the first error and undoes nothing:
+//!   only the caller knows whether the attachment existed before.
+//! - DEL goes backward and stops at the first error; the caller repeats it.
+//! - GC continues after errors and returns all of them; STATUS returns the first, unchanged.
 //!
 //! Source: SPEC 1.1.0 §3; libcni `libcni/api.go` (S8–S12, S16, S17, S27, S28, S32, S33, L4, L6–L8, L12).
 
@@ -23,7 +22,7 @@ use crate::object::Object;
 use crate::result::Success;
 use crate::version::{Verb, Version};
 
-/// What an attachment is made with: the same for ADD, CHECK and DEL.
+/// Parameters of an attachment: the same for ADD, CHECK and DEL.
 #[derive(Clone, Debug)]
 pub struct Parameters {
     /// Container and interface.
@@ -32,16 +31,16 @@ pub struct Parameters {
     pub netns: String,
     /// `CNI_ARGS`.
     pub args: String,
-    /// Values by capability name; a plugin gets those it declares.
+    /// Values by capability name; a plugin gets those that it declares.
     pub capability_args: Object,
-    /// Keys for `args.cni` of every plugin's configuration; they win over the configuration's own.
+    /// Keys for `args.cni` of every plugin's configuration; they replace those of the configuration.
     pub args_cni: Object,
     /// `CNI_PATH`.
     pub path: String,
 }
 
 impl Parameters {
-    /// The variables of a call with these parameters.
+    /// Returns the variables of a call with these parameters.
     pub fn environment(&self, verb: Verb) -> Environment {
         Environment {
             command: verb.as_str().to_owned(),
@@ -50,30 +49,30 @@ impl Parameters {
             ifname: self.who.ifname.to_string(),
             args: self.args.clone(),
             path: self.path.clone(),
-            // As a program inherits it from us.
+            // An executed plugin inherits this variable.
             netns_override: std::env::var(environment::NETNS_OVERRIDE).unwrap_or_default(),
         }
     }
 }
 
-/// The result of an ADD, in the version of its network.
+/// Result of an ADD, in the version of its network.
 #[derive(Clone, Debug)]
 pub struct Attached {
-    /// As the last plugin printed it, if that was in the network's version; keys we do not know included.
+    /// Result as the last plugin printed it, unknown keys included, if it was in the network's version.
     pub raw: Box<RawValue>,
-    /// The same, understood.
+    /// The same result, parsed.
     pub success: Success,
 }
 
 impl Attached {
-    /// Reads what a plugin printed (or a cache kept) and brings it into `version`.
+    /// Reads the output of a plugin (or a cached result) and converts it to `version`.
     ///
     /// A result without a version is in `version`; `null` is the empty result (trap 4).
     pub fn read(bytes: &[u8], version: Version) -> Result<Attached, Error> {
         Attached::read_in(bytes, version, version)
     }
 
-    /// The same; a result without a version is in `absent`.
+    /// Reads a result like [`Attached::read`]; a result without a version is in `absent`.
     pub fn read_in(bytes: &[u8], absent: Version, version: Version) -> Result<Attached, Error> {
         let (own, success) = Success::read(bytes, absent)?;
         if own != version {
@@ -91,11 +90,11 @@ impl Attached {
     }
 }
 
-/// Attaches: every plugin in order.
+/// Attaches: calls every plugin in order.
 ///
 /// # Errors
-/// The first failing plugin's own error, code and details kept, or why it could not be run or understood.
-/// Plugins before it have acted: the caller decides about DEL.
+/// The first failing plugin's own error with its code and details, or why it could not be run or its output is invalid.
+/// Previous plugins have acted: the caller decides whether to call DEL.
 pub fn add(invoke: &dyn Invoke, network: &Network, parameters: &Parameters) -> Result<Attached, Error> {
     let environment = parameters.environment(Verb::Add);
     let mut previous: Option<Attached> = None;
@@ -113,7 +112,7 @@ pub fn add(invoke: &dyn Invoke, network: &Network, parameters: &Parameters) -> R
     previous.ok_or_else(|| Error::config("plugins: []: no plugins in list"))
 }
 
-/// Detaches: every plugin in reverse order, also those an ADD never came to; the first failure ends it.
+/// Detaches: calls every plugin in reverse order, also those that the ADD did not reach; stops at the first failure.
 ///
 /// `last` is the result of the ADD, if it is known; plugins before 0.4.0 do not get it.
 pub fn del(
@@ -125,19 +124,31 @@ pub fn del(
     detach(invoke, network, parameters, last).try_for_each(|outcome| outcome)
 }
 
-/// Detaches like [`del`], but no failure keeps the other plugins from their part; all failures are returned.
-///
-/// For a caller that keeps what failed and comes again: the plugins that succeeded are asked again then.
-pub fn del_all(
-    invoke: &dyn Invoke,
-    network: &Network,
-    parameters: &Parameters,
-    last: Option<&Attached>,
-) -> Vec<Error> {
-    detach(invoke, network, parameters, last).filter_map(Result::err).collect()
+/// Plugin whose DEL failed.
+#[derive(Clone, Debug)]
+pub struct PluginFailure<'a> {
+    /// Configuration of the plugin in its list.
+    pub plugin: &'a Object,
+    /// Error of the plugin, or the reason why it could not be run.
+    pub error: Error,
 }
 
-/// DEL of one plugin after the other, each when it is asked for.
+/// Detaches like [`del`], but a failure does not stop the other plugins; all failures are returned.
+///
+/// For a caller that records what failed and calls again: the plugins that succeeded are then called again.
+pub fn del_all<'a>(
+    invoke: &'a dyn Invoke,
+    network: &'a Network,
+    parameters: &'a Parameters,
+    last: Option<&'a Attached>,
+) -> Vec<PluginFailure<'a>> {
+    let outcomes = network.plugins.iter().rev().zip(detach(invoke, network, parameters, last));
+    let failed =
+        outcomes.filter_map(|(plugin, outcome)| Some(PluginFailure { plugin, error: outcome.err()? }));
+    failed.collect()
+}
+
+/// Returns an iterator that calls DEL of one plugin for each item.
 fn detach<'a>(
     invoke: &'a dyn Invoke,
     network: &'a Network,
@@ -154,9 +165,9 @@ fn detach<'a>(
     })
 }
 
-/// Checks: every plugin in order, each with the final result of the ADD.
+/// Checks: calls every plugin in order, each with the final result of the ADD.
 ///
-/// Success without a call if the network disables it; code 1 if its version has no CHECK.
+/// Succeeds without a call if the network disables CHECK. Error: code 1 if its version has no CHECK.
 pub fn check(
     invoke: &dyn Invoke,
     network: &Network,
@@ -184,18 +195,18 @@ pub fn check(
     Ok(())
 }
 
-/// What a GC keeps.
+/// Attachments that a GC keeps.
 #[derive(Clone, Copy, Debug)]
 pub enum Keep<'a> {
-    /// These attachments, and nothing else.
+    /// These attachments and no others.
     Only(&'a [ValidAttachment]),
-    /// The caller does not say: plugins get no list, and drop nothing of a known attachment.
-    Unsaid,
+    /// The caller passes no list: plugins get none and remove nothing of a known attachment.
+    Unspecified,
 }
 
-/// Tells every plugin which attachments are still valid, whatever the others answer.
+/// Sends every plugin the list of valid attachments; continues after failures.
 ///
-/// Success without a call if the network disables it or its version has no GC.
+/// Succeeds without a call if the network disables GC or its version has none.
 pub fn gc(invoke: &dyn Invoke, network: &Network, keep: Keep<'_>, path: &str) -> Result<(), Error> {
     if network.disable_gc || network.version < Verb::Gc.since() {
         return Ok(());
@@ -206,7 +217,7 @@ pub fn gc(invoke: &dyn Invoke, network: &Network, keep: Keep<'_>, path: &str) ->
         for key in [VALID_ATTACHMENTS, VALID_ATTACHMENTS_OLD] {
             match keep {
                 Keep::Only(valid) => config.impose(key, raw(valid)?),
-                Keep::Unsaid => config.banish(key),
+                Keep::Unspecified => config.banish(key),
             }
         }
         run(invoke, plugin, &environment, &config).map(|_| ())
@@ -215,10 +226,10 @@ pub fn gc(invoke: &dyn Invoke, network: &Network, keep: Keep<'_>, path: &str) ->
     Error::join(errors.collect()).map_or(Ok(()), Err)
 }
 
-/// Asks every plugin in order whether it could serve an ADD.
+/// Checks with every plugin in order whether it could serve an ADD.
 ///
-/// The first error is returned untouched, its code being the answer. Success without a call if the
-/// network's version has no STATUS.
+/// Returns the first error unchanged, because its code is the result. Succeeds without a call if the network's version
+/// has no STATUS.
 pub fn status(invoke: &dyn Invoke, network: &Network, path: &str) -> Result<(), Error> {
     if network.version < Verb::Status.since() {
         return Ok(());
@@ -231,12 +242,12 @@ pub fn status(invoke: &dyn Invoke, network: &Network, path: &str) -> Result<(), 
     Ok(())
 }
 
-/// The configuration one plugin gets (§3 "Deriving request configuration"): as written, but
+/// Returns the configuration that one plugin gets (§3 "Deriving request configuration"): as written, except that
 /// - `name` and `cniVersion` are the network's;
 /// - `prevResult` is `previous`, and absent without it;
-/// - `runtimeConfig` holds the capability arguments it declared, if there are any;
-/// - `args.cni` gets the parameters' keys;
-/// - `capabilities` is left out: it is the runtime's business.
+/// - `runtimeConfig` has the capability arguments that the plugin declares, if there are any;
+/// - `args.cni` has the keys of the parameters;
+/// - `capabilities` is left out, because it is for the runtime.
 pub fn derive(
     network: &Network,
     plugin: &Object,
@@ -269,7 +280,7 @@ pub fn derive(
     Ok(config)
 }
 
-/// The plugin's `args`, its `cni` part completed.
+/// Returns the plugin's `args` with the additions to `cni`.
 fn with_args_cni(plugin: &Object, added: &Object) -> Result<Object, Error> {
     let mut args = plugin.read_object("args")?.unwrap_or_default();
     let mut cni = args.read_object("cni").context("args")?.unwrap_or_default();
@@ -289,12 +300,12 @@ fn run(
     invoke.invoke(&plugin_type(plugin)?, environment, config.to_json().as_bytes())
 }
 
-/// The variables of a call about a whole network: all set, most to nothing (L3).
+/// Returns the variables of a call about a whole network: all are set, most of them empty (L3).
 fn bare(verb: Verb, path: &str) -> Environment {
     Environment { command: verb.as_str().to_owned(), path: path.to_owned(), ..Environment::default() }
 }
 
-/// `plugin type="bridge" name="mine" failed (add)`: libcni's wording, which people search logs for.
+/// Returns libcni's wording, which people search logs for: `plugin type="bridge" name="mine" failed (add)`.
 fn failed(plugin: &Object, verb: &str) -> String {
     let text = |key| plugin.text(key).ok().flatten().unwrap_or_default();
     let name = match text("name") {

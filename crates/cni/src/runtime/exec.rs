@@ -1,19 +1,19 @@
-//! A plugin as a child process: found in `CNI_PATH`, bounded in time and in what it may print.
+//! Plugins as child processes: found in `CNI_PATH`, limited in time and output.
 //!
-//! Rules:
-//! - the child has our environment and the six variables, always set; its stdin is the configuration;
-//! - it leads a process group of its own, and past the deadline, or when we are told to stop, the whole group is killed;
-//! - stdout past [`STDOUT_MAX`] is an error and the end of the group; of stderr the last [`STDERR_MAX`]
-//!   bytes are kept;
-//! - a child that leaves without reading stdin, or leaves a grandchild holding stdout, disturbs nobody;
-//! - «text file busy» (the plugin is just being installed) is waited out;
-//! - its error is passed on as it printed it; what it says on stderr is forwarded unless the error quotes it.
+//! - The child inherits the environment and always gets the six variables; its stdin is the configuration.
+//! - It leads its own process group. At the deadline, or when weft is to stop, the whole group is killed.
+//! - Output on stdout beyond [`STDOUT_MAX`] is an error, and the group is killed. The last [`STDERR_MAX`] bytes of stderr
+//!   are kept.
+//! - A child that exits without reading stdin, or leaves a grandchild that holds stdout, causes no error and no delay.
+//! - While the program's file is open for writing ("text file busy", it is being installed), starting it is retried.
+//! - Its error is passed on as printed; its stderr is forwarded unless the error quotes it.
 //!
 //! Source: SPEC 1.1.0 §2, §4; libcni `pkg/invoke` (S1, L1–L4, S30).
 
 mod child;
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -26,19 +26,19 @@ use crate::invoke::{Invoke, read_error};
 use crate::name::PluginType;
 use crate::object::DOCUMENT_MAX;
 
-/// Most that a plugin may print on stdout, in bytes: a result is a JSON document like any other.
+/// Maximum size of a plugin's output on stdout, in bytes: that of any JSON document.
 pub const STDOUT_MAX: usize = DOCUMENT_MAX;
 
-/// How much of a plugin's stderr is kept, in bytes; the end of it.
+/// Maximum size of the kept end of a plugin's stderr, in bytes.
 pub const STDERR_MAX: usize = 64 * 1024;
 
-/// How long «text file busy» is waited out: as long as libcni does.
+/// Maximum time to retry while the file is busy, as in libcni.
 pub const BUSY_MAX: Duration = Duration::from_secs(6);
 
-/// Longest quotation of a plugin's output in an error, in characters; the end of it.
+/// Maximum length of a plugin's output quoted in an error, in characters; its end is quoted.
 const QUOTE_MAX: usize = 2000;
 
-/// Runs plugins as child processes.
+/// Caller of plugins as child processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Exec {
     deadline: Duration,
@@ -46,47 +46,47 @@ pub struct Exec {
     stop: Option<&'static AtomicBool>,
 }
 
-/// What a plugin that succeeded printed.
+/// Output of a plugin that succeeded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
-    /// The answer, at most [`STDOUT_MAX`] bytes.
+    /// Output on stdout, at most [`STDOUT_MAX`] bytes.
     pub stdout: Vec<u8>,
-    /// The last [`STDERR_MAX`] bytes of what it told people.
+    /// Last [`STDERR_MAX`] bytes of stderr.
     pub stderr: Vec<u8>,
 }
 
 impl Exec {
-    /// Plugins may take `deadline` from being started to having exited, waiting for a busy file included.
+    /// Returns a caller that allows `deadline` from the start of a plugin to its exit, retries included.
     pub const fn new(deadline: Duration) -> Exec {
         Exec { deadline, command: |program| Command::new(program), stop: None }
     }
 
-    /// Once `stop` is set a plugin that runs is killed, and no other is started.
+    /// Kills a running plugin and starts no other one after `stop` is set.
     #[must_use]
     pub const fn unless(self, stop: &'static AtomicBool) -> Exec {
         Exec { stop: Some(stop), ..self }
     }
 
-    /// Plugins are started by what `command` makes of their path; errors name the path all the same.
+    /// Starts plugins by the command that `command` returns for their path; errors still name the path.
     #[must_use]
     pub const fn through(self, command: fn(&Path) -> Command) -> Exec {
         Exec { command, ..self }
     }
 
-    /// Runs `program` itself; [`Invoke::invoke`] finds it first and forwards its stderr.
+    /// Runs `program`; [`Invoke::invoke`] finds it first and forwards its stderr.
     ///
     /// # Errors
-    /// The plugin's own error; code 5 if it could not be run, was too slow or printed too much;
-    /// code 999 if it failed without saying why in the protocol's form.
+    /// The plugin's own error. Code 5: it could not be run, was too slow or printed too much. Code 999: it failed without a
+    /// CNI error.
     pub fn run(&self, program: &Path, environment: &Environment, stdin: &[u8]) -> Result<Output, Error> {
         let (output, failure) = self.attend(program, (self.command)(program), environment, stdin)?;
         failure.map_or(Ok(output), Err)
     }
 
-    /// Runs a plugin whose program wants arguments first, to its end: what it printed, and its error if it failed.
+    /// Runs a plugin whose program needs arguments first; returns its output, and its error if it failed.
     ///
     /// # Errors
-    /// Code 5 if it could not be run, was too slow or printed too much.
+    /// Code 5: it could not be run, was too slow or printed too much.
     pub fn complete(
         &self,
         command: Command,
@@ -97,7 +97,7 @@ impl Exec {
         self.attend(&program, command, environment, stdin)
     }
 
-    /// Runs a command to its end; errors say that it was `program`.
+    /// Runs a command to its end; errors name `program`.
     fn attend(
         &self,
         program: &Path,
@@ -117,7 +117,7 @@ impl Exec {
         let busy_until = started + BUSY_MAX.min(self.deadline);
         let running = spawn(&mut command, busy_until)
             .map_err(|cause| Error::io(format_args!("run {}", program.display()), cause))?;
-        // No deadline if the clock cannot express it.
+        // There is no deadline if the clock cannot express it.
         let until = started.checked_add(self.deadline);
         let (status, output) = child::attend(running, stdin, child::Limits { until, stop: self.stop });
         let status = status.map_err(|fault| self.ended(&fault, program, &output))?;
@@ -125,7 +125,7 @@ impl Exec {
         Ok((output, failure))
     }
 
-    /// The error for a child that did not come to its end by itself.
+    /// Returns the error for a child that was killed.
     fn ended(&self, fault: &child::Fault, program: &Path, output: &Output) -> Error {
         let why = match fault {
             child::Fault::Late => format!("killed after {:?} without an answer", self.deadline),
@@ -142,19 +142,19 @@ impl Invoke for Exec {
         let program = find(plugin, &environment.path)?;
         let (output, failure) = self.attend(&program, (self.command)(&program), environment, stdin)?;
         if !output.stdout.is_empty() || failure.is_none() {
-            // For people; that nobody can read it changes nothing.
+            // For people: a failure to write it is ignored.
             let _ = io::stderr().write_all(&output.stderr);
         }
         failure.map_or(Ok(output.stdout), Err)
     }
 }
 
-/// The first regular file of this name in the directories of `path`; like libcni, without looking at its mode.
+/// Returns the first regular file with this name in the directories of `path`; like libcni, ignores its mode.
 ///
 /// # Errors
-/// Code 5, naming plugin and directories.
+/// Code 5, with plugin and directories.
 pub fn find(plugin: &PluginType, path: &str) -> Result<PathBuf, Error> {
-    // An empty entry would mean the working directory, which nobody chose.
+    // An empty entry would mean the working directory, which is never intended.
     let directories: Vec<&str> = path.split(':').filter(|directory| !directory.is_empty()).collect();
     if directories.is_empty() {
         let why = format!("failed to find plugin {:?}: no paths provided in CNI_PATH", plugin.as_str());
@@ -171,7 +171,25 @@ pub fn find(plugin: &PluginType, path: &str) -> Result<PathBuf, Error> {
     })
 }
 
-/// Starts the child, waiting while its file is open for writing.
+/// Returns why the kernel would refuse to execute a program: no permission, or neither a binary nor a script.
+///
+/// # Errors
+/// Code 5, naming the program.
+pub fn check_executable(program: &Path) -> Result<(), Error> {
+    let refused = |cause: io::Error| Error::io(format_args!("run {}", program.display()), cause);
+    let metadata = std::fs::metadata(program).map_err(refused)?;
+    if metadata.permissions().mode() & 0o111 == 0 {
+        return Err(refused(io::ErrorKind::PermissionDenied.into()));
+    }
+    let mut magic = [0; 4];
+    let read = std::fs::File::open(program).and_then(|mut file| file.read(&mut magic)).map_err(refused)?;
+    match &magic[..read] {
+        b"\x7fELF" | [b'#', b'!', ..] => Ok(()),
+        _ => Err(refused(io::Error::other("neither a binary nor a script"))),
+    }
+}
+
+/// Starts the child; retries while its file is open for writing.
 fn spawn(command: &mut Command, until: Instant) -> io::Result<Child> {
     let mut pause = Duration::from_millis(5);
     loop {
@@ -187,7 +205,7 @@ fn spawn(command: &mut Command, until: Instant) -> io::Result<Child> {
     }
 }
 
-/// The error of a plugin that exited badly, in libcni's wording where it did not bring its own.
+/// Returns the error of a plugin that failed, in libcni's wording if it printed none.
 fn failure(status: ExitStatus, output: &Output) -> Error {
     let Output { stdout, stderr } = output;
     let how = exit_text(status);
@@ -205,7 +223,7 @@ fn failure(status: ExitStatus, output: &Output) -> Error {
     }
 }
 
-/// `exit status 1`, or which signal it was.
+/// Returns `exit status 1`, or the signal that killed the child.
 fn exit_text(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
@@ -251,7 +269,7 @@ fn signal_name(number: i32) -> &'static str {
     usize::try_from(number - 1).ok().and_then(|index| NAMES.get(index)).copied().unwrap_or("real-time")
 }
 
-/// The end of what a plugin printed, as text.
+/// Returns the end of a plugin's output as a string.
 fn quote(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let skip = text.chars().count().saturating_sub(QUOTE_MAX);

@@ -1,14 +1,15 @@
-//! Networks from a configuration directory.
+//! Loader of networks from a configuration directory.
 //!
-//! Two readers. A *directory* ([`Directory`]) is what a node agent and the multi-network standard need:
-//! list files win over single files whatever they are called, and one broken file hides no other. A
-//! *strict* look-up ([`find_strictly`]) behaves as libcni's does, for `cnitool`'s users: a broken file
-//! that sorts before the one looked for is an error.
+//! There are two readers:
+//! - [`Directory`], for the node agent and the multi-network specification: list files take precedence over single files
+//!   whatever their names are, and an invalid file hides no other.
+//! - [`find_strictly`], with the behaviour of libcni for users of `cnitool`: an invalid file that sorts before the
+//!   requested one is an error.
 //!
-//! Rules: `.conflist` is a list, `.conf` and `.json` single plugins (the standard's own text says
-//! `.configlist` and `.config`: a directory takes them too); files in the order of their names; plugins
-//! in `<directory>/<network>/*.conf` are appended unless the list forbids it. A list file found under a
-//! single file's name (and the other way round) is read as what it is, but not by the strict reader.
+//! A `.conflist` is a list, `.conf` and `.json` are single plugins. [`Directory`] also reads `.configlist` and `.config`, the
+//! names in the text of the multi-network specification. Files are read in the order of their names. Plugins in
+//! `<directory>/<network>/*.conf` are appended unless the list forbids it. A list in a file with the extension of a single
+//! plugin, and the other way round, is read according to its content, but not by the strict reader.
 //!
 //! Source: SPEC 1.1.0 §1; libcni `libcni/conf.go`; NPWG 3.4.1 (S3, S22, S39, L10).
 
@@ -28,20 +29,20 @@ const STRICT_LISTS: &[&str] = &["conflist"];
 const STRICT_SINGLES: &[&str] = &["conf", "json"];
 const INLINED: &[&str] = &["conf"];
 
-/// All that a configuration directory holds.
+/// Content of a configuration directory.
 #[derive(Debug, Default)]
 pub struct Directory {
-    /// The networks by precedence: lists before single plugins, then by file name.
+    /// Networks by precedence: lists before single plugins, then by file name.
     pub networks: Vec<(PathBuf, Network)>,
-    /// Files that hold no network, and why.
+    /// Files without a valid network, each with its error.
     pub faults: Vec<(PathBuf, Error)>,
 }
 
 impl Directory {
-    /// What stands at `path`: the network of one file, or those of a directory; nothing there is empty.
+    /// Returns the network of the file `path`, or those of the directory `path`; empty if the path does not exist.
     ///
     /// # Errors
-    /// As [`Directory::read`].
+    /// Those of [`Directory::read`].
     pub fn at(path: &Path) -> Result<Directory, Error> {
         if !fs::metadata(path).is_ok_and(|metadata| metadata.is_file()) {
             return Directory::read(path);
@@ -52,18 +53,18 @@ impl Directory {
         })
     }
 
-    /// Reads every configuration file; a directory that is not there is empty.
+    /// Reads every configuration file; a missing directory is empty.
     ///
     /// # Errors
-    /// Code 5 if the directory itself cannot be read.
+    /// Code 5: the directory itself cannot be read.
     pub fn read(path: &Path) -> Result<Directory, Error> {
         Directory::with(path, [LISTS, SINGLES])
     }
 
-    /// The same of what libcni takes for one, and container runtimes with it: no `.configlist`, no `.config`.
+    /// Reads the files that libcni and container runtimes read: no `.configlist`, no `.config`.
     ///
     /// # Errors
-    /// As [`Directory::read`].
+    /// Those of [`Directory::read`].
     pub fn of_runtime(path: &Path) -> Result<Directory, Error> {
         Directory::with(path, [STRICT_LISTS, STRICT_SINGLES])
     }
@@ -81,27 +82,27 @@ impl Directory {
         Ok(directory)
     }
 
-    /// The network of this name: of a list file if there is one, else of a single file.
+    /// Returns the network with this name: of a list file if there is one, else of a single file.
     pub fn find(&self, name: &str) -> Option<&Network> {
         self.networks.iter().find(|(_, network)| network.name.as_str() == name).map(|(_, network)| network)
     }
 
-    /// The network whose file comes first by name, list or not: what a container runtime takes as its default.
+    /// Returns the network whose file comes first by name: a container runtime's default network.
     pub fn first(&self) -> Option<(&Path, &Network)> {
         let by_name = |(path, _): &&(PathBuf, Network)| path.clone();
         self.networks.iter().min_by_key(by_name).map(|(path, network)| (path.as_path(), network))
     }
 
-    /// The first file by name that is there and cannot be read: nobody knows what it configures.
+    /// Returns the first file by name that exists and cannot be read; its content is unknown.
     pub fn unread(&self) -> Option<(&Path, &Error)> {
         let unread = self.faults.iter().filter(|(_, error)| error.code == code::IO_FAILURE);
         unread.min_by_key(|(path, _)| path).map(|(path, error)| (path.as_path(), error))
     }
 
-    /// Is it certain that no file before this one, or none at all, could be meant?
+    /// Fails if a file that cannot be read sorts before `file`, or if there is any and `file` is `None`.
     ///
     /// # Errors
-    /// That of the first one that cannot be read.
+    /// The error of the first such file.
     pub fn is_first(&self, file: Option<&Path>) -> Result<(), Error> {
         match self.unread() {
             Some((unread, error)) if file.is_none_or(|file| unread < file) => Err(error.clone()),
@@ -110,10 +111,10 @@ impl Directory {
     }
 }
 
-/// The network `name` in the directory `path`.
+/// Returns the network `name` of the directory `path`.
 ///
 /// # Errors
-/// Code 7 if it is not there, naming also the files that could not be read; code 5 if the directory cannot.
+/// Code 7: it does not exist; the error also names files that could not be read. Code 5: the directory cannot be read.
 pub fn find(path: &Path, name: &str) -> Result<Network, Error> {
     let mut directory = Directory::read(path)?;
     if let Some(index) = directory.networks.iter().position(|(_, network)| network.name.as_str() == name) {
@@ -123,10 +124,10 @@ pub fn find(path: &Path, name: &str) -> Result<Network, Error> {
     Err(not_found(path, name).details(unread.join("; ")))
 }
 
-/// The network `name` in the directory `path`, as libcni finds it.
+/// Returns the network `name` of the directory `path`, as libcni finds it.
 ///
 /// # Errors
-/// As [`find`]; and the error of any file that cannot be read and sorts before it.
+/// Those of [`find`], and the error of any invalid file that sorts before the network's.
 pub fn find_strictly(path: &Path, name: &str) -> Result<Network, Error> {
     let lists = files(path, STRICT_LISTS)?;
     for file in &lists {
@@ -141,7 +142,7 @@ pub fn find_strictly(path: &Path, name: &str) -> Result<Network, Error> {
         if plugin.get("type").is_none() {
             return Err(Error::config(format!("{}: missing plugin type", file.display())));
         }
-        // Unlike a list's, a single configuration's name may be missing as long as nobody asks for it.
+        // A single configuration, unlike a list, may lack a name as long as another network is requested.
         if plugin.text("name")?.as_deref() == Some(name) {
             return Network::from_object(plugin).context(file.display());
         }
@@ -156,7 +157,7 @@ fn not_found(path: &Path, name: &str) -> Error {
     Error::config(format!("no net configuration with name {name:?} in {}", path.display()))
 }
 
-/// The network in one file, with the plugins that stand beside it.
+/// Returns the network of one file, with the plugins from files beside it.
 pub fn network(file: &Path) -> Result<Network, Error> {
     let what = file.display().to_string();
     let mut network = Network::parse_open(&bytes(file)?, &what)?;
@@ -164,7 +165,7 @@ pub fn network(file: &Path) -> Result<Network, Error> {
     closed(network, &what)
 }
 
-/// The same, but only of a list.
+/// Returns the network of one file if it is a list.
 fn list(file: &Path) -> Result<Network, Error> {
     let what = file.display().to_string();
     let bytes = bytes(file)?;
@@ -200,7 +201,7 @@ fn object(file: &Path) -> Result<Object, Error> {
     Object::parse(&bytes(file)?, &file.display().to_string())
 }
 
-/// A file's content, bounded.
+/// Returns the content of a file, limited in size.
 fn bytes(file: &Path) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     File::open(file)
@@ -209,7 +210,7 @@ fn bytes(file: &Path) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// The regular files of these extensions, by name; none if the directory is not there.
+/// Returns the regular files with these extensions, by name; none if the directory does not exist.
 fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
     let failed = |cause| Error::new(code::IO_FAILURE, format!("read {}: {cause}", directory.display()));
     let entries = match fs::read_dir(directory) {
@@ -223,11 +224,11 @@ fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
         if !extensions.contains(&extension) {
             continue;
         }
-        // Metadata follows links: an administrator may link a file here, and a fifo would hang us.
+        // Metadata follows links, which an administrator may use here. Opening a FIFO would block.
         match fs::metadata(&path) {
             Ok(metadata) if !metadata.is_file() => {}
             Err(cause) if cause.kind() == ErrorKind::NotFound => {}
-            // What cannot be looked at is not gone: to read it says why.
+            // A file without readable metadata may exist: reading it returns the error.
             Ok(_) | Err(_) => files.push(path),
         }
     }

@@ -1,4 +1,4 @@
-//! Asking plugins which versions they speak, before anything is attached.
+//! Query of the versions that plugins support, before any attachment.
 //!
 //! Source: SPEC 1.1.0 §2 "VERSION", §5 "Version"; libcni `ValidateNetworkList`, `GetVersionInfo`,
 //! `PluginDecoder` (S4, L11).
@@ -13,11 +13,10 @@ use crate::name::PluginType;
 use crate::network::{Network, plugin_type};
 use crate::version::{Verb, Version};
 
-/// What a plugin of 0.1.0 says to a command it has never heard of. Its code is not defined, so the
-/// sentence is the protocol here.
+/// Answer of a 0.1.0 plugin to an unknown command. Its code is not defined, so the message is compared.
 const NO_VERSION_COMMAND: &str = "unknown CNI_COMMAND: VERSION";
 
-/// Plugins built with old libraries demand these variables even for VERSION.
+/// Value of variables that plugins with old libraries require even for VERSION.
 const DUMMY: &str = "dummy";
 
 #[derive(Default, serde::Deserialize)]
@@ -27,10 +26,10 @@ struct Report {
     supported_versions: Vec<String>,
 }
 
-/// The versions a plugin says it speaks, as it writes them.
+/// Returns the versions that a plugin reports, as it writes them.
 ///
 /// # Errors
-/// The plugin cannot be run, or its report says nothing.
+/// The plugin cannot be run, or its report is empty.
 pub fn versions(invoke: &dyn Invoke, plugin: &PluginType, path: &str) -> Result<Vec<String>, Error> {
     let environment = Environment {
         command: Verb::Version.as_str().to_owned(),
@@ -55,12 +54,10 @@ pub fn versions(invoke: &dyn Invoke, plugin: &PluginType, path: &str) -> Result<
     }
 }
 
-/// Can this network be run here? Every plugin is there and speaks its version.
-///
-/// Returns the capabilities it declares.
+/// Checks that every plugin of the network exists and supports its version; returns the capabilities it declares.
 ///
 /// # Errors
-/// All that is wrong, not only the first thing.
+/// All faults, not only the first one.
 pub fn validate(invoke: &dyn Invoke, network: &Network, path: &str) -> Result<BTreeSet<String>, Error> {
     let wanted = network.version.as_str();
     let one = |name: PluginType| {

@@ -1,6 +1,6 @@
-//! A directory of real plugins for tests: shell scripts that keep what they are given and answer from files.
+//! Directory of real plugins for tests: shell scripts that record their input and answer from files.
 //!
-//! `NAME.VERB.out` is printed for a verb (and the exit code is 1 if `NAME.VERB.fail` exists).
+//! A script prints `NAME.VERB.out` for a verb; its exit code is 1 if `NAME.VERB.fail` exists.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -32,7 +32,7 @@ pub(super) struct Rig {
     directory: PathBuf,
 }
 
-/// One call of a plugin, as the plugin saw it.
+/// Call of a plugin, as the plugin received it.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) plugin: String,
@@ -64,7 +64,7 @@ impl Rig {
         Rig { directory }
     }
 
-    /// A rig with recording plugins of these names, whose ADD prints an empty result.
+    /// Returns a rig with recording plugins of these names, whose ADD prints an empty result.
     pub(super) fn with(plugins: &[&str]) -> Rig {
         let rig = Rig::new();
         for plugin in plugins {
@@ -90,7 +90,7 @@ impl Rig {
         fs::write(self.directory.join(format!("{plugin}.{verb}.fail")), "").unwrap();
     }
 
-    /// No longer fails.
+    /// Stops failing.
     pub(super) fn recovers(&self, plugin: &str, verb: &str) {
         for ending in ["out", "fail"] {
             fs::remove_file(self.directory.join(format!("{plugin}.{verb}.{ending}"))).unwrap();
@@ -105,7 +105,7 @@ impl Rig {
         self.directory.to_str().unwrap().to_owned()
     }
 
-    /// What was called since the last look, in order.
+    /// Returns the calls since the last query, in order.
     pub(super) fn calls(&self) -> Vec<Call> {
         let calls = self.directory.join("calls");
         let mut list: Vec<PathBuf> = fs::read_dir(&calls).unwrap().map(|e| e.unwrap().path()).collect();
@@ -124,7 +124,7 @@ impl Rig {
         seen
     }
 
-    /// `plugin VERB` of each call since the last look.
+    /// Returns `plugin VERB` of each call since the last query.
     pub(super) fn order(&self) -> Vec<String> {
         self.calls().iter().map(|call| format!("{} {}", call.plugin, call.verb())).collect()
     }
@@ -158,7 +158,7 @@ pub(super) fn object(text: &str) -> Object {
     Object::parse(text.as_bytes(), "test").unwrap()
 }
 
-/// A list of plugins without options.
+/// Returns a list of plugins without options.
 pub(super) fn network(version: &str, plugins: &[&str]) -> Network {
     let plugins: Vec<String> = plugins.iter().map(|name| format!(r#"{{"type":"{name}"}}"#)).collect();
     let text = format!(r#"{{"cniVersion":"{version}","name":"net","plugins":[{}]}}"#, plugins.join(","));

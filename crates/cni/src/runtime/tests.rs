@@ -1,4 +1,4 @@
-//! Chain and cache together, on real processes and files, by requirement id.
+//! Tests of chain and cache together, on real processes and files.
 
 use std::fs;
 
@@ -28,8 +28,9 @@ fn parameters(rig: &Rig, container: &str, ifname: &str) -> Parameters {
     Parameters { who, ..rig.parameters() }
 }
 
+// Requirements: L5, S31
 #[test]
-fn l5_s31_the_result_is_kept_after_the_last_plugin_and_only_then() -> Result<(), Error> {
+fn runtime_caches_the_result_after_the_last_plugin() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two"]);
     let network = network("1.0.0", &["one", "two"]);
     rig.fails("two", "ADD", r#"{"code":5,"msg":"no"}"#);
@@ -48,8 +49,9 @@ fn l5_s31_the_result_is_kept_after_the_last_plugin_and_only_then() -> Result<(),
     Ok(())
 }
 
+// Requirements: L6, S17, S31
 #[test]
-fn l6_s17_s31_del_gives_the_kept_result_and_forgets_it_only_on_success() -> Result<(), Error> {
+fn runtime_del_removes_the_cached_result_on_success() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two"]);
     let network = network("0.4.0", &["one", "two"]);
     with(&rig, |runtime| runtime.add(&network, &rig.parameters()))?;
@@ -58,7 +60,7 @@ fn l6_s17_s31_del_gives_the_kept_result_and_forgets_it_only_on_success() -> Resu
     assert_eq!(entries(&rig), ["net-c1-eth0"]);
     rig.recovers("one", "DEL");
     rig.calls();
-    // Any number of times; once the result is forgotten, without it.
+    // A repeated DEL succeeds; without the cached result it passes none.
     for known in [true, false, false] {
         with(&rig, |runtime| runtime.del(&network, &rig.parameters()))?;
         let calls = rig.calls();
@@ -69,8 +71,9 @@ fn l6_s17_s31_del_gives_the_kept_result_and_forgets_it_only_on_success() -> Resu
     Ok(())
 }
 
+// Requirements: L6
 #[test]
-fn l6_a_kept_result_nobody_understands_is_dropped_by_del_and_refused_by_check() -> Result<(), Error> {
+fn runtime_invalid_cached_result_in_del_and_check() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("1.0.0", &["one"]);
     with(&rig, |runtime| runtime.add(&network, &rig.parameters()))?;
@@ -80,7 +83,7 @@ fn l6_a_kept_result_nobody_understands_is_dropped_by_del_and_refused_by_check() 
     assert!(error.msg.starts_with(r#"failed to get network "net" cached result: "#), "{error}");
     assert!(rig.order().is_empty());
 
-    // The file is gone even if the plugin then fails: the next DEL does not meet it again.
+    // The file is removed even if the plugin then fails, so the next DEL does not find it again.
     rig.fails("one", "DEL", r#"{"code":5,"msg":"no"}"#);
     assert!(with(&rig, |runtime| runtime.del(&network, &rig.parameters())).is_err());
     assert_eq!(rig.calls()[0].config().get("prevResult"), None);
@@ -88,8 +91,9 @@ fn l6_a_kept_result_nobody_understands_is_dropped_by_del_and_refused_by_check() 
     Ok(())
 }
 
+// Requirements: L6
 #[test]
-fn l6_check_without_a_kept_result_is_for_the_plugins_to_judge() -> Result<(), Error> {
+fn runtime_check_without_a_cached_result() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     with(&rig, |runtime| runtime.check(&network("1.0.0", &["one"]), &rig.parameters()))?;
     assert_eq!(rig.calls()[0].config().get("prevResult"), None);
@@ -104,8 +108,9 @@ fn l6_check_without_a_kept_result_is_for_the_plugins_to_judge() -> Result<(), Er
     Ok(())
 }
 
+// Requirements: L6
 #[test]
-fn l6_before_0_4_0_del_gives_no_result_and_still_forgets_it() -> Result<(), Error> {
+fn runtime_del_before_0_4_0_passes_no_result() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("0.3.1", &["one"]);
     with(&rig, |runtime| runtime.add(&network, &rig.parameters()))?;
@@ -116,8 +121,9 @@ fn l6_before_0_4_0_del_gives_no_result_and_still_forgets_it() -> Result<(), Erro
     Ok(())
 }
 
+// Requirements: L7, S32
 #[test]
-fn l7_s32_gc_deletes_what_is_not_named_with_the_parameters_of_then() -> Result<(), Error> {
+fn runtime_gc_deletes_stale_attachments() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("1.1.0", &["one"]);
     let mut stale = parameters(&rig, "c2", "eth0");
@@ -151,8 +157,9 @@ fn l7_s32_gc_deletes_what_is_not_named_with_the_parameters_of_then() -> Result<(
     Ok(())
 }
 
+// Requirements: L7
 #[test]
-fn l7_gc_without_a_list_deletes_all_and_joins_all_errors() -> Result<(), Error> {
+fn runtime_gc_without_a_list_deletes_all() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("1.1.0", &["one"]);
     with(&rig, |runtime| {
@@ -162,7 +169,7 @@ fn l7_gc_without_a_list_deletes_all_and_joins_all_errors() -> Result<(), Error> 
     rig.calls();
     rig.fails("one", "DEL", r#"{"code":5,"msg":"stuck"}"#);
     rig.fails("one", "GC", r#"{"code":5,"msg":"too"}"#);
-    let error = with(&rig, |runtime| runtime.gc(&network, Keep::Unsaid)).unwrap_err();
+    let error = with(&rig, |runtime| runtime.gc(&network, Keep::Unspecified)).unwrap_err();
     for part in [
         "failed to delete stale attachment c1 eth0: ",
         "failed to delete stale attachment c2 eth0: ",
@@ -175,21 +182,23 @@ fn l7_gc_without_a_list_deletes_all_and_joins_all_errors() -> Result<(), Error> 
     Ok(())
 }
 
+// Requirements: L7, S38
 #[test]
-fn l7_s38_a_network_may_disable_gc_altogether() -> Result<(), Error> {
+fn runtime_gc_can_be_disabled_by_the_network() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let mut network = network("1.1.0", &["one"]);
     with(&rig, |runtime| runtime.add(&network, &rig.parameters()))?;
     network.disable_gc = true;
     rig.calls();
-    with(&rig, |runtime| runtime.gc(&network, Keep::Unsaid))?;
+    with(&rig, |runtime| runtime.gc(&network, Keep::Unspecified))?;
     assert!(rig.order().is_empty());
     assert_eq!(entries(&rig).len(), 1);
     Ok(())
 }
 
+// Requirements: L7
 #[test]
-fn l7_before_1_1_0_gc_deletes_but_does_not_tell() -> Result<(), Error> {
+fn runtime_gc_before_1_1_0_does_not_call_plugins_gc() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("1.0.0", &["one"]);
     with(&rig, |runtime| runtime.add(&network, &rig.parameters()))?;
@@ -199,8 +208,9 @@ fn l7_before_1_1_0_gc_deletes_but_does_not_tell() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L9, S26
 #[test]
-fn l9_s26_attachments_are_known_by_container_and_interface() -> Result<(), Error> {
+fn runtime_attachments_by_container_and_interface() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("1.0.0", &["one"]);
     with(&rig, |runtime| {
@@ -215,8 +225,9 @@ fn l9_s26_attachments_are_known_by_container_and_interface() -> Result<(), Error
     Ok(())
 }
 
+// Requirements: L5
 #[test]
-fn l5_names_too_long_to_be_kept_are_refused_before_anything_is_done() {
+fn runtime_names_too_long_for_the_cache_are_refused() {
     let rig = Rig::with(&["one"]);
     let text = format!(r#"{{"cniVersion":"1.0.0","name":"{}","type":"one"}}"#, "n".repeat(190));
     let network = Network::parse(text.as_bytes(), "t").unwrap();
@@ -226,8 +237,9 @@ fn l5_names_too_long_to_be_kept_are_refused_before_anything_is_done() {
     assert!(rig.order().is_empty());
 }
 
+// Requirements: L8, L11
 #[test]
-fn l8_l11_status_and_validation_go_through_to_the_plugins() -> Result<(), Error> {
+fn runtime_status_and_validate_call_the_plugins() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let network = network("1.1.0", &["one"]);
     rig.prints("one", "VERSION", r#"{"cniVersion":"1.1.0","supportedVersions":["1.1.0"]}"#);
@@ -237,8 +249,9 @@ fn l8_l11_status_and_validation_go_through_to_the_plugins() -> Result<(), Error>
     Ok(())
 }
 
+// Requirements: L7
 #[test]
-fn l7_a_cache_that_cannot_be_read_is_reported_and_the_plugins_are_told() {
+fn runtime_gc_with_an_unreadable_cache_calls_plugins() {
     let rig = Rig::with(&["one"]);
     fs::create_dir(rig.directory().join("cache")).unwrap();
     fs::write(rig.directory().join("cache/results"), "").unwrap();

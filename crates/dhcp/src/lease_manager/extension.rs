@@ -9,7 +9,7 @@ use cni::Error;
 use plugin_support::log;
 
 use super::held_lease::{HeldLease, lock};
-use super::place::{Place, identity, set_up, take_away};
+use super::lease_link::{LeaseLink, identity, remove_address, set_up};
 use super::{LeaseManager, STACK, describe};
 use crate::owner::Family;
 use crate::state::{self, Record};
@@ -20,21 +20,21 @@ use crate::v6::identity::Identity as Identity6;
 use crate::v6::message::Kind;
 use crate::v6::timing::{self, Waits};
 
-/// The shortest time between two attempts to extend.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// The longest time until it is tried again what this node could not do.
-const SOON: Duration = Duration::from_secs(5);
+/// Shortest time between two attempts to extend.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
+/// Longest time until a retry after a failure of this node.
+const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// Where a lease comes from.
+/// Origin of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// A server said so just now.
+    /// A server granted it just now.
     Acquired,
-    /// The last daemon had it.
+    /// It was read from the state of the previous daemon.
     Restored,
 }
 
-/// What there is to do for a lease now.
+/// Action that is due for a lease.
 #[derive(Debug, PartialEq, Eq)]
 enum Due {
     Nothing(Duration),
@@ -43,15 +43,15 @@ enum Due {
     Loss,
 }
 
-/// What came of an attempt to extend a lease.
+/// Result of an attempt to extend a lease.
 enum Attempt {
-    /// It was granted, or is lost.
+    /// The lease was extended or lost.
     Settled,
-    /// Nobody answered.
+    /// No server answered.
     Silence,
-    /// It could not be looked at: something is lacking on this node.
+    /// This node lacks a resource to find the interface.
     Failed,
-    /// There is nothing to extend any more.
+    /// The lease no longer exists.
     Gone,
 }
 
@@ -68,8 +68,8 @@ impl Record {
         }
     }
 
-    /// How long there is until something else is due.
-    fn left(&self, due: &Due, now: u64) -> Duration {
+    /// Returns the time until another action is due.
+    fn remaining(&self, due: &Due, now: u64) -> Duration {
         let age = Duration::from_millis(now.saturating_sub(self.granted));
         let Times { renewal: _, rebinding, expiry } = self.terms.times();
         match due {
@@ -79,32 +79,32 @@ impl Record {
         .saturating_sub(age)
     }
 
-    /// How long to wait after an attempt that came to nothing: half of what is left, as RFC 2131 has it; but anybody is
-    /// asked as soon as it is time for that, also if the last attempt with the server took until then.
+    /// Returns the pause after an unsuccessful attempt: half of the remaining time, as in RFC 2131. Any server is
+    /// requested as soon as it is time for that, also if the last attempt with the lease's server took until then.
     fn pause(&self, due: &Due, now: u64) -> Duration {
-        let left = self.left(due, now);
+        let remaining = self.remaining(due, now);
         match due {
-            Due::Renewal => (left / 2).max(PATIENCE).min(left),
-            _ => (left / 2).max(PATIENCE).min(left.max(PATIENCE)),
+            Due::Renewal => (remaining / 2).max(MIN_PAUSE).min(remaining),
+            _ => (remaining / 2).max(MIN_PAUSE).min(remaining.max(MIN_PAUSE)),
         }
     }
 }
 
-/// The attempts to extend one lease since the last that came to something.
+/// Attempts to extend one lease since the last successful one.
 struct Attempts {
-    /// What was due at the last one, and how long to wait after each.
+    /// Kind of the last action, and the pauses between its messages.
     series: Option<(std::mem::Discriminant<Due>, Waits)>,
-    most: Duration,
+    longest: Duration,
 }
 
 impl Attempts {
-    /// The waits of what is due now: an exchange of its own for each kind of question.
+    /// Returns the pauses for the action that is due; each kind of action is a separate exchange.
     fn of(&mut self, due: &Due) -> &mut Waits {
         let kind = std::mem::discriminant(due);
         let series = self.series.take().filter(|(of, _)| *of == kind);
         &mut self
             .series
-            .insert(series.unwrap_or((kind, timing::EXTEND.at_most(self.most.max(PATIENCE)).begin())))
+            .insert(series.unwrap_or((kind, timing::EXTEND.at_most(self.longest.max(MIN_PAUSE)).begin())))
             .1
     }
 }
@@ -112,13 +112,13 @@ impl Attempts {
 // === impl LeaseManager ===
 
 impl LeaseManager {
-    /// Has a lease looked after.
-    pub(super) fn keep(self: &Arc<Self>, held: Arc<HeldLease>, origin: Origin) -> Result<(), Error> {
+    /// Starts the thread of a lease.
+    pub(super) fn manage(self: &Arc<Self>, held: Arc<HeldLease>, origin: Origin) -> Result<(), Error> {
         let record = held.record();
         let key = (record.owner, record.terms.family());
         lock(&self.leases).insert(key.clone(), Arc::clone(&held));
         let manager = Arc::clone(self);
-        let work = move || manager.look_after(&held, origin);
+        let work = move || manager.run_lease(&held, origin);
         match std::thread::Builder::new().stack_size(STACK).spawn(work) {
             Ok(_) => Ok(()),
             Err(cause) => {
@@ -128,36 +128,36 @@ impl LeaseManager {
         }
     }
 
-    fn look_after(&self, held: &HeldLease, origin: Origin) {
+    fn run_lease(&self, held: &HeldLease, origin: Origin) {
         if origin == Origin::Restored {
             self.confirm(held);
         }
-        // A daemon that was away for too long asks once before it believes that all is lost.
+        // A daemon that was stopped for too long sends one request before it treats the lease as lost.
         let mut asked = false;
-        let mut attempts = Attempts { series: None, most: self.settings.timing.resend_max };
+        let mut attempts = Attempts { series: None, longest: self.settings.timing.resend_max };
         loop {
             let record = held.record();
             let pause = match record.due(state::now()) {
                 Due::Nothing(time) => time,
                 Due::Loss if asked => {
-                    self.lose(held, "it was not extended in time");
+                    self.handle_loss(held, "it was not extended in time");
                     continue;
                 }
                 due => {
                     let began = Instant::now();
                     let waits = attempts.of(&due);
-                    let wait = waits.again().unwrap_or_default();
+                    let wait = waits.next_wait().unwrap_or_default();
                     match self.extend(&record, &due, waits, held) {
                         Attempt::Settled => {
                             attempts.series = None;
                             Duration::ZERO
                         }
                         Attempt::Silence if record.terms.family() == Family::Ipv6 => {
-                            let left = record.left(&due, state::now());
-                            wait.saturating_sub(began.elapsed()).min(left)
+                            let remaining = record.remaining(&due, state::now());
+                            wait.saturating_sub(began.elapsed()).min(remaining)
                         }
                         Attempt::Silence => record.pause(&due, state::now()),
-                        Attempt::Failed => record.pause(&due, state::now()).min(SOON),
+                        Attempt::Failed => record.pause(&due, state::now()).min(RETRY_MAX),
                         Attempt::Gone => return,
                     }
                 }
@@ -169,65 +169,71 @@ impl LeaseManager {
         }
     }
 
-    /// Whether an address of IPv6 that the last daemon had still belongs to its link. Who is too late for that asks for more.
+    /// Confirms that the IPv6 address of a restored lease still belongs to its link. If an extension is due, that is
+    /// enough.
     fn confirm(&self, held: &HeldLease) {
         let record = held.record();
-        let Terms::V6 { wish, lease } = &record.terms else { return };
+        let Terms::V6 { v6_request, lease } = &record.terms else { return };
         if !matches!(record.due(state::now()), Due::Nothing(_)) || record.lost.is_some() {
             return;
         }
-        if held.sleep(timing::tenth(timing::CONFIRM_DELAY * 10)) {
+        if held.sleep(timing::random_tenth(timing::CONFIRM_DELAY * 10)) {
             return;
         }
-        // One that is gone is found out when something is due.
-        let Ok(Some(place)) = self.seek(&record.netns, &record.owner.ifname, Some(record.inode)) else {
+        // A missing interface is noticed when an action is due.
+        let Ok(Some(lease_link)) =
+            self.find_lease_link(&record.netns, &record.owner.ifname, Some(record.inode))
+        else {
             return;
         };
-        let identity = Identity6::of(&record.owner, &wish.options);
+        let identity = Identity6::of(&record.owner, &v6_request.options);
         let is_over = || held.is_stopped();
-        match self.client_v6(&place, &identity, wish).confirm(lease, &is_over) {
+        match self.client_v6(&lease_link, &identity, v6_request).confirm(lease, &is_over) {
             Ok(Confirmation::Belongs | Confirmation::Silence) => {}
             Ok(Confirmation::Elsewhere) => {
-                self.lose(held, "a DHCPv6 server says that it does not belong to the link (NotOnLink)");
+                self.handle_loss(
+                    held,
+                    "a DHCPv6 server says that it does not belong to the link (NotOnLink)",
+                );
             }
             Err(error) => log!("dhcp: {}: {error}", describe(&record.owner)),
         }
     }
 
-    /// One attempt to extend.
+    /// Attempts once to extend a lease.
     fn extend(&self, record: &Record, due: &Due, waits: &Waits, held: &HeldLease) -> Attempt {
         let name = describe(&record.owner);
-        let place = match self.seek(&record.netns, &record.owner.ifname, Some(record.inode)) {
-            Ok(Some(place)) => place,
+        let lease_link = match self.find_lease_link(&record.netns, &record.owner.ifname, Some(record.inode)) {
+            Ok(Some(lease_link)) => lease_link,
             Ok(None) => {
-                log!("dhcp: {name}: forgotten: its namespace or interface is gone");
+                log!("dhcp: {name}: lease forgotten: its namespace or interface no longer exists");
                 let _ = self.forget(held);
                 return Attempt::Gone;
             }
-            // It may be there all the same.
+            // The interface may still exist.
             Err(error) => {
                 log!("dhcp: {name}: {error}");
                 return Attempt::Failed;
             }
         };
         let asked_at = state::now();
-        match self.ask_to_extend(record, &place, due, waits, &|| held.is_stopped()) {
+        match self.ask_to_extend(record, &lease_link, due, waits, &|| held.is_stopped()) {
             Ok(Extension::Granted(terms)) => {
                 let mut record = lock(&held.record);
                 (record.terms, record.granted) = (*terms, asked_at);
                 drop(record);
-                // Not written down it is only older than it is: it would be extended again.
+                // On disk the lease is then only older than in memory, and is extended again.
                 if let Err(error) = self.save() {
                     log!("dhcp: {name}: {error}");
                 }
                 Attempt::Settled
             }
             Ok(Extension::Refused) => {
-                self.lose(held, "the server refused to extend it");
+                self.handle_loss(held, "the server refused to extend it");
                 Attempt::Settled
             }
             Ok(Extension::Silence) => Attempt::Silence,
-            // Its link may be down for long.
+            // The link may be down for a long time.
             Err(error) => {
                 log!("dhcp: {name}: {error}");
                 Attempt::Silence
@@ -238,7 +244,7 @@ impl LeaseManager {
     fn ask_to_extend(
         &self,
         record: &Record,
-        place: &Place,
+        lease_link: &LeaseLink,
         due: &Due,
         waits: &Waits,
         is_over: &dyn Fn() -> bool,
@@ -246,7 +252,7 @@ impl LeaseManager {
         match &record.terms {
             Terms::V4 { options, priority, lease } => {
                 let identity = identity(&record.owner);
-                let client = self.client(place, &identity, options)?;
+                let client = self.client(lease_link, &identity, options)?;
                 let extension = match due {
                     Due::Renewal => client.renew(lease, is_over)?,
                     _ => client.rebind(lease, is_over)?,
@@ -254,29 +260,32 @@ impl LeaseManager {
                 let (options, priority) = (options.clone(), *priority);
                 Ok(extension.map(|lease| Terms::V4 { options, priority, lease }))
             }
-            Terms::V6 { wish, lease } => {
-                let identity = Identity6::of(&record.owner, &wish.options);
+            Terms::V6 { v6_request, lease } => {
+                let identity = Identity6::of(&record.owner, &v6_request.options);
                 let kind = if *due == Due::Renewal { Kind::Renew } else { Kind::Rebind };
-                let extension = self.client_v6(place, &identity, wish).extend(kind, lease, waits, is_over)?;
-                Ok(extension.map(|lease| Terms::V6 { wish: wish.clone(), lease }))
+                let extension =
+                    self.client_v6(lease_link, &identity, v6_request).extend(kind, lease, waits, is_over)?;
+                Ok(extension.map(|lease| Terms::V6 { v6_request: v6_request.clone(), lease }))
             }
         }
     }
 
-    /// The address is not the container's any more.
-    fn lose(&self, held: &HeldLease, why: &str) {
+    /// Takes the address of a lost lease from the container.
+    fn handle_loss(&self, held: &HeldLease, why: &str) {
         let record = held.record();
         let (name, address) = (describe(&record.owner), record.terms.address());
         let then = match record.terms {
-            Terms::V4 { .. } => "the link goes down",
-            Terms::V6 { .. } => "it is taken away",
+            Terms::V4 { .. } => "the link is set down",
+            Terms::V6 { .. } => "the address is removed",
         };
-        log!("dhcp: {name}: {} is lost: {why}; {then}", address.addr());
+        log!("dhcp: {name}: lease of {} is lost: {why}; {then}", address.addr());
         lock(&held.record).lost = Some(why.to_owned());
-        if let Ok(Some(place)) = self.seek(&record.netns, &record.owner.ifname, Some(record.inode)) {
+        if let Ok(Some(lease_link)) =
+            self.find_lease_link(&record.netns, &record.owner.ifname, Some(record.inode))
+        {
             let taken = match record.terms {
-                Terms::V4 { .. } => set_up(&place.netns, &place.link, false),
-                Terms::V6 { .. } => take_away(&place, address),
+                Terms::V4 { .. } => set_up(&lease_link.netns, &lease_link.link, false),
+                Terms::V6 { .. } => remove_address(&lease_link, address),
             };
             if let Err(error) = taken {
                 log!("dhcp: {name}: {error}");
@@ -291,11 +300,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attempt_that_fails_at_once_is_not_repeated_at_once_whatever_the_daemon_was_told() {
-        let mut attempts = Attempts { series: None, most: Duration::from_millis(1) };
+    fn dhcp_failed_extension_is_not_retried_at_once() {
+        let mut attempts = Attempts { series: None, longest: Duration::from_millis(1) };
         for due in [Due::Renewal, Due::Renewal, Due::Rebinding] {
-            let wait = attempts.of(&due).again().unwrap();
-            assert!(wait >= PATIENCE * 9 / 10, "{wait:?}");
+            let wait = attempts.of(&due).next_wait().unwrap();
+            assert!(wait >= MIN_PAUSE * 9 / 10, "{wait:?}");
         }
     }
 }

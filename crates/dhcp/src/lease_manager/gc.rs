@@ -1,10 +1,10 @@
-//! GC: gives back, one after another, the leases of attachments that are no more.
+//! GC: releases the leases of attachments that no longer exist, one after the other.
 //!
 //! Rules:
-//! - who asks is answered in time, whatever servers do: what is not given back by then is given back afterwards, and what
-//!   fails then is in the log;
-//! - an attachment that comes back meanwhile keeps what it has, and one that is on its way is left alone;
-//! - what a daemon that is killed meanwhile has not given back is on disk still: the next GC finds it.
+//! - The client is answered within a timeout, whatever the servers do. Remaining leases are released afterwards, and
+//!   errors are logged.
+//! - An attachment that is added again meanwhile keeps its leases, and one that is being added is left alone.
+//! - If the daemon is killed, the remaining leases are on disk, and the next GC finds them.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -17,27 +17,27 @@ use super::held_lease::lock;
 use super::{LeaseManager, STACK, describe};
 use crate::owner::Owner;
 
-/// How long who asks waits, which is half of what the plugin would: a server of DHCPv6 that is gone costs three seconds for
-/// each lease.
-const ANSWER: Duration = Duration::from_secs(15);
+/// Timeout of the answer, half of the plugin's: a DHCPv6 server that does not answer costs three seconds for each
+/// lease.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl LeaseManager {
-    /// Gives back every lease of a network that is not in the list.
+    /// Releases every lease of a network whose attachment is not in the list.
     pub fn retain(self: &Arc<Self>, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
         let stale = self.invalid(network, valid);
         if stale.is_empty() {
             return Ok(());
         }
-        let mut left = stale.len();
+        let mut remaining = stale.len();
         lock(&self.stale).extend(stale.iter().cloned());
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let manager = Arc::clone(self);
         let work = move || {
             for owner in stale {
-                // Who has come back, or was given back by a DEL, is not among them any more.
+                // An ADD or DEL of the attachment has removed the owner from the set.
                 let is_stale = lock(&manager.stale).remove(&owner);
                 let outcome = if is_stale { manager.release(&owner) } else { Ok(()) };
-                if let Err(mpsc::SendError(Err(error))) = tell.send(outcome) {
+                if let Err(mpsc::SendError(Err(error))) = sender.send(outcome) {
                     log!("dhcp: {}: {error}", describe(&owner));
                 }
             }
@@ -46,19 +46,21 @@ impl LeaseManager {
             .stack_size(STACK)
             .spawn(work)
             .map_err(|cause| Error::io("start a thread", cause))?;
-        let (end, mut errors) = (Instant::now() + ANSWER, Vec::new());
-        while left > 0 {
-            let Ok(outcome) = told.recv_timeout(end.saturating_duration_since(Instant::now())) else { break };
+        let (end, mut errors) = (Instant::now() + ANSWER_TIMEOUT, Vec::new());
+        while remaining > 0 {
+            let Ok(outcome) = receiver.recv_timeout(end.saturating_duration_since(Instant::now())) else {
+                break;
+            };
             errors.extend(outcome.err());
-            left -= 1;
+            remaining -= 1;
         }
-        if left > 0 {
-            log!("dhcp: {network}: {left} attachments that are no more are still to give their leases back");
+        if remaining > 0 {
+            log!("dhcp: {network}: leases of {remaining} deleted attachments are still to be released");
         }
         cni::error::collected(errors)
     }
 
-    /// Whose leases are of this network and not in the list.
+    /// Returns the owners with leases of this network that are not in the list.
     fn invalid(&self, network: &str, valid: &[ValidAttachment]) -> Vec<Owner> {
         let is_valid = |owner: &Owner| {
             valid.iter().any(|one| one.container_id == owner.container && one.ifname == owner.ifname)

@@ -1,16 +1,16 @@
-//! One lease in memory, and the way to wake its thread.
+//! Lease in memory, and the signal that wakes its thread.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::state::Record;
 
-/// One lease, and the way to wake its thread.
+/// Lease in memory, and the signal that wakes its thread.
 #[derive(Debug)]
 pub(super) struct HeldLease {
     pub(super) record: Mutex<Record>,
     pub(super) stopped: Mutex<bool>,
-    pub(super) bell: Condvar,
+    pub(super) wakeup: Condvar,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -21,7 +21,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl HeldLease {
     pub(super) fn new(record: Record) -> Arc<HeldLease> {
-        Arc::new(HeldLease { record: Mutex::new(record), stopped: Mutex::new(false), bell: Condvar::new() })
+        Arc::new(HeldLease { record: Mutex::new(record), stopped: Mutex::new(false), wakeup: Condvar::new() })
     }
 
     pub(super) fn record(&self) -> Record {
@@ -30,23 +30,23 @@ impl HeldLease {
 
     pub(super) fn stop(&self) {
         *lock(&self.stopped) = true;
-        self.bell.notify_all();
+        self.wakeup.notify_all();
     }
 
     pub(super) fn is_stopped(&self) -> bool {
         *lock(&self.stopped)
     }
 
-    /// Sleeps; true if it was stopped.
+    /// Sleeps; returns true if the lease was stopped.
     pub(super) fn sleep(&self, time: Duration) -> bool {
         let until = Instant::now() + time;
         let mut stopped = lock(&self.stopped);
         while !*stopped {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return false;
             }
-            stopped = self.bell.wait_timeout(stopped, left).unwrap_or_else(PoisonError::into_inner).0;
+            stopped = self.wakeup.wait_timeout(stopped, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }

@@ -1,10 +1,10 @@
-//! Takeover of the leases that the Go plugin's daemon managed: a thread requests each of them, and it is then kept
+//! Takeover of the leases that the Go plugin's daemon managed. A thread requests each of them, and it is then managed
 //! as if it had been acquired here.
 //!
 //! Rules:
-//! - nothing but a lease is changed: an interface whose address is refused, or about which nobody answers, stays as it is;
-//! - a silent server is asked ever more rarely, for a day; a container that is gone ends it, and so does a DEL;
-//! - whoever is killed in between begins anew: what was granted is on disk, the rest is still in the cache.
+//! - Only leases are changed. If the address is refused, or no server answers, the interface keeps it.
+//! - A silent server is asked less and less often, for a day. The deletion of the container or a DEL ends that.
+//! - A killed takeover starts again: granted leases are on disk, the others are still in the cache.
 //!
 //! Source: RFC 2131 §3.2.
 
@@ -21,7 +21,7 @@ use plugin_support::log;
 
 use super::extension::Origin;
 use super::held_lease::{HeldLease, lock};
-use super::place::{Place, identity, inode};
+use super::lease_link::{LeaseLink, identity, inode};
 use super::{LeaseManager, STACK, describe};
 use crate::orphans::{self, Orphan};
 use crate::owner::{Family, Owner};
@@ -30,68 +30,68 @@ use crate::terms::Terms;
 use crate::v4::exchange::Extension;
 use crate::v4::lease::Lease;
 
-/// Between two that begin to ask: not all at once.
+/// Delay between the starts of two takeovers, so that not all requests are sent at once.
 const APART: Duration = Duration::from_millis(20);
-/// The first pause after a question that nobody answered; each is twice as long as the one before.
+/// First pause after a request without an answer; each pause is twice as long as the one before.
 const PAUSE: Duration = Duration::from_secs(2);
-/// How long to ask: an address of which no server says anything for so long has run out.
-const ENOUGH: Duration = Duration::from_secs(24 * 60 * 60);
+/// Longest time of a takeover: an address without an answer for so long has expired.
+const TAKEOVER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A lease that a server granted, and when it was asked, in milliseconds since the machine started.
+/// Granted lease, and the time of the request in milliseconds since the boot.
 struct Grant {
     lease: Lease,
     granted: u64,
 }
 
-/// One lease that is being taken over, or could not be.
+/// Takeover of one lease that is in progress or failed.
 #[derive(Debug, Default)]
 pub(super) struct Takeover {
-    /// Nobody wants it any more.
-    unwanted: AtomicBool,
-    /// Why it is not a lease of ours yet.
+    /// Whether the lease is no longer needed.
+    is_canceled: AtomicBool,
+    /// Reason why the lease is not managed yet.
     why: Mutex<&'static str>,
-    turn: Mutex<()>,
-    bell: Condvar,
+    guard: Mutex<()>,
+    wakeup: Condvar,
 }
 
 impl Takeover {
     fn is_unwanted(&self) -> bool {
-        self.unwanted.load(Ordering::Relaxed)
+        self.is_canceled.load(Ordering::Relaxed)
     }
 
-    fn say(&self, why: &'static str) {
+    fn set_reason(&self, why: &'static str) {
         *lock(&self.why) = why;
     }
 
-    /// Sleeps; true if it is not wanted any more.
+    /// Sleeps; returns true if the lease is no longer needed.
     fn sleep(&self, time: Duration) -> bool {
-        let turn = lock(&self.turn);
-        let wait = self.bell.wait_timeout_while(turn, time, |()| !self.is_unwanted());
+        let guard = lock(&self.guard);
+        let wait = self.wakeup.wait_timeout_while(guard, time, |()| !self.is_unwanted());
         drop(wait.unwrap_or_else(PoisonError::into_inner));
         self.is_unwanted()
     }
 
     fn end(&self) {
-        let turn = lock(&self.turn);
-        self.unwanted.store(true, Ordering::Relaxed);
-        drop(turn);
-        self.bell.notify_all();
+        let guard = lock(&self.guard);
+        self.is_canceled.store(true, Ordering::Relaxed);
+        drop(guard);
+        self.wakeup.notify_all();
     }
 }
 
 impl LeaseManager {
-    /// Looks for attachments whose daemon was another one at this socket, and begins to ask for their leases.
+    /// Finds attachments whose daemon at this socket was another one, and starts the takeover of their leases.
     pub fn take_over(self: &Arc<Self>, directories: &[PathBuf], socket: &Path) {
         let is_known = |owner: &Owner| self.find(owner, Family::Ipv4).is_some();
         let found = orphans::find(directories, &self.settings.host_prefix, socket, &is_known);
-        let (mut begun, mut gone) = (0, 0);
+        let (mut started, mut gone) = (0, 0);
         for orphan in found {
             let name = describe(&orphan.owner);
             match self.locate(&orphan, None) {
-                Ok(Some(place)) => match inode(&place.netns) {
+                Ok(Some(lease_link)) => match inode(&lease_link.netns) {
                     Ok(inode) => {
-                        self.begin(orphan, inode, APART * begun);
-                        begun += 1;
+                        self.start_takeover(orphan, inode, APART * started);
+                        started += 1;
                     }
                     Err(error) => log!("dhcp: {name}: not taken over: {error}"),
                 },
@@ -99,20 +99,22 @@ impl LeaseManager {
                 Err(error) => log!("dhcp: {name}: not taken over: {error}"),
             }
         }
-        if begun + gone > 0 {
-            log!("dhcp: {begun} leases of another daemon to take over, {gone} of containers that are gone");
+        if started + gone > 0 {
+            log!(
+                "dhcp: taking over {started} leases of another daemon; containers that no longer exist: {gone}"
+            );
         }
     }
 
-    /// Where an orphan's interface is; `None` if its container is gone.
-    fn locate(&self, orphan: &Orphan, expected: Option<u64>) -> Result<Option<Place>, Error> {
+    /// Returns an orphan's interface; `None` if its container no longer exists.
+    fn locate(&self, orphan: &Orphan, expected: Option<u64>) -> Result<Option<LeaseLink>, Error> {
         let Orphan { owner, netns, address, .. } = orphan;
-        let Some(place) = self.seek(netns, &owner.ifname, expected)? else { return Ok(None) };
-        if inode(&place.netns)? == inode(&Netns::own().or_refused()?)? {
+        let Some(lease_link) = self.find_lease_link(netns, &owner.ifname, expected)? else { return Ok(None) };
+        if inode(&lease_link.netns)? == inode(&Netns::own().or_refused()?)? {
             return Err(Error::internal(format!("{} is the daemon's own namespace", netns.display())));
         }
-        let Place { netns: inside, link } = &place;
-        if !orphan.had(&link.mac) {
+        let LeaseLink { netns: inside, link } = &lease_link;
+        if !orphan.has_mac(&link.mac) {
             let now = linux::link::mac_text(&link.mac);
             return Err(Error::internal(format!("{} has the address {now}, not {}", link.name, orphan.mac)));
         }
@@ -120,20 +122,20 @@ impl LeaseManager {
             inside.rtnl().and_then(|mut net| net.addresses(link.index, &link.name)).or_refused()?;
         let is_it = |ip: IpNet| matches!(ip, IpNet::V4(ip) if ip.addr() == *address);
         match addresses.iter().any(|known| is_it(known.address)) {
-            true => Ok(Some(place)),
+            true => Ok(Some(lease_link)),
             false => Err(Error::internal(format!("{} does not have {address}", link.name))),
         }
     }
 
-    fn begin(self: &Arc<Self>, orphan: Orphan, inode: u64, after: Duration) {
+    fn start_takeover(self: &Arc<Self>, orphan: Orphan, inode: u64, after: Duration) {
         let takeover = Arc::new(Takeover::default());
-        takeover.say("it is being taken over, no server has answered yet");
+        takeover.set_reason("its takeover is in progress, no server has answered yet");
         let owner = orphan.owner.clone();
         lock(&self.orphans).insert(owner.clone(), Arc::clone(&takeover));
         let manager = Arc::clone(self);
         let run = move || {
             if !takeover.sleep(after) {
-                manager.adopt(&orphan, inode, &takeover);
+                manager.reclaim(&orphan, inode, &takeover);
             }
         };
         if let Err(cause) = std::thread::Builder::new().stack_size(STACK).spawn(run) {
@@ -142,15 +144,15 @@ impl LeaseManager {
         }
     }
 
-    /// Asks until there is an answer, or nobody to ask for.
-    fn adopt(self: &Arc<Self>, orphan: &Orphan, inode: u64, takeover: &Arc<Takeover>) {
+    /// Sends requests until a server answers, or the container no longer exists.
+    fn reclaim(self: &Arc<Self>, orphan: &Orphan, inode: u64, takeover: &Arc<Takeover>) {
         let (name, address) = (describe(&orphan.owner), orphan.address);
-        let end = Instant::now() + ENOUGH;
+        let end = Instant::now() + TAKEOVER_MAX;
         let mut pause = PAUSE;
         loop {
-            let place = match self.locate(orphan, Some(inode)) {
-                Ok(Some(place)) => place,
-                // It may be there all the same.
+            let lease_link = match self.locate(orphan, Some(inode)) {
+                Ok(Some(lease_link)) => lease_link,
+                // The interface may still exist.
                 Err(Error { code: code::IO_FAILURE | code::TRY_AGAIN_LATER, msg, .. })
                     if Instant::now() < end =>
                 {
@@ -158,14 +160,14 @@ impl LeaseManager {
                     if takeover.sleep(pause) {
                         return;
                     }
-                    pause = self.longer(pause);
+                    pause = self.next_pause(pause);
                     continue;
                 }
                 ended => {
-                    let why =
-                        ended.err().map_or("its container is gone".to_owned(), |error| error.to_string());
+                    let gone = || "its container no longer exists".to_owned();
+                    let why = ended.err().map_or_else(gone, |error| error.to_string());
                     log!("dhcp: {name}: {address} is not taken over: {why}");
-                    self.abandon(&orphan.owner);
+                    self.cancel_takeover(&orphan.owner);
                     return;
                 }
             };
@@ -173,49 +175,50 @@ impl LeaseManager {
             let identity = identity(&orphan.owner);
             let is_over = || takeover.is_unwanted();
             let answer = self
-                .client(&place, &identity, &orphan.options)
+                .client(&lease_link, &identity, &orphan.options)
                 .and_then(|client| client.reclaim(address, &is_over));
             match answer {
                 Ok(Extension::Granted(lease)) => {
-                    self.adopted(orphan, Grant { lease: *lease, granted: asked_at }, &place, inode, takeover);
+                    let grant = Grant { lease: *lease, granted: asked_at };
+                    self.reclaimed(orphan, grant, &lease_link, inode, takeover);
                     return;
                 }
                 Ok(Extension::Refused) => {
-                    takeover.say("a DHCP server refused to let it keep its address");
+                    takeover.set_reason("a DHCP server refused to let it keep its address");
                     log!(
-                        "dhcp: {name}: {address} is not taken over: a DHCP server refused it (DHCPNAK); the interface stays as it \
-                         is, nobody extends its lease: make the container anew"
+                        "dhcp: {name}: {address} is not taken over: a DHCP server refused it (DHCPNAK); the interface keeps the \
+                         address, but no daemon extends its lease: recreate the container"
                     );
                     return;
                 }
                 Ok(Extension::Silence) if pause == PAUSE => {
-                    log!("dhcp: {name}: {address}: no DHCP server answered; asking on");
+                    log!("dhcp: {name}: {address}: no DHCP server answered; trying again");
                 }
                 Ok(Extension::Silence) => {}
                 Err(error) => log!("dhcp: {name}: {error}"),
             }
             if Instant::now() >= end {
-                takeover.say("no DHCP server answered for a day");
+                takeover.set_reason("no DHCP server answered for a day");
                 log!("dhcp: {name}: {address} is not taken over: no DHCP server answered for a day");
                 return;
             }
             if takeover.sleep(pause) {
                 return;
             }
-            pause = self.longer(pause);
+            pause = self.next_pause(pause);
         }
     }
 
-    fn longer(&self, pause: Duration) -> Duration {
+    fn next_pause(&self, pause: Duration) -> Duration {
         (pause * 2).min(self.settings.timing.resend_max.max(PAUSE))
     }
 
-    /// It is a lease like any other from here on; if nobody wants it any more, it is given back.
-    fn adopted(
+    /// Manages a granted lease like any other; if it is no longer needed, releases it.
+    fn reclaimed(
         self: &Arc<Self>,
         orphan: &Orphan,
         Grant { lease, granted }: Grant,
-        place: &Place,
+        lease_link: &LeaseLink,
         inode: u64,
         takeover: &Takeover,
     ) {
@@ -223,31 +226,31 @@ impl LeaseManager {
         let terms = Terms::V4 { options, priority, lease };
         let record = Record { owner, netns, inode, granted, lost: None, terms };
         let name = describe(&record.owner);
-        // The lock is held until it is a lease: a DEL finds it as one or the other.
+        // The lock is held until the lease is managed, so a concurrent DEL finds the owner in one of the two places.
         let mut orphans = lock(&self.orphans);
         if takeover.is_unwanted() {
             drop(orphans);
-            self.give_back(&record.owner, &record.terms, place);
+            self.release_at_server(&record.owner, &record.terms, lease_link);
             return;
         }
-        let told = format!("{}: taken over", record.terms);
-        let kept = self.keep(HeldLease::new(record), Origin::Acquired);
+        let taken_over = format!("{}: taken over", record.terms);
+        let kept = self.manage(HeldLease::new(record), Origin::Acquired);
         orphans.remove(&orphan.owner);
         drop(orphans);
         match kept.and_then(|()| self.save()) {
-            Ok(()) => log!("dhcp: {name}: {told}"),
+            Ok(()) => log!("dhcp: {name}: {taken_over}"),
             Err(error) => log!("dhcp: {name}: {error}"),
         }
     }
 
-    /// Nobody wants this one any more; none is fine.
-    pub(super) fn abandon(&self, owner: &Owner) {
+    /// Ends the takeover for an owner, if there is one.
+    pub(super) fn cancel_takeover(&self, owner: &Owner) {
         if let Some(takeover) = lock(&self.orphans).remove(owner) {
             takeover.end();
         }
     }
 
-    /// Why there is no lease.
+    /// Returns the error that explains why there is no lease.
     pub(super) fn no_lease(&self, owner: &Owner) -> Error {
         let why = lock(&self.orphans).get(owner).map(|takeover| *lock(&takeover.why));
         Error::internal(match why {

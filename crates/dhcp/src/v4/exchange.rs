@@ -1,14 +1,15 @@
-//! Talking to servers: one client on one link, from the first question to the release.
+//! The DHCPv4 exchanges with servers: one client on one link, from the first message to the release.
 //!
 //! ```text
-//!   DISCOVER ─► OFFER ─► REQUEST ─► ACK        by broadcast, in frames: there is no address yet
-//!   REQUEST ─► ACK | NAK                       renewal: to the server; rebinding, or an address of before: by broadcast
+//!   DISCOVER ─► OFFER ─► REQUEST ─► ACK        broadcast, in frames: there is no address yet
+//!   REQUEST ─► ACK | NAK                       renewal: to the server; rebinding, or a previous address: broadcast
 //!   RELEASE                                    to the server
 //! ```
 //!
-//! Rules: every wait has an end; what is asked again is asked ever more rarely; an answer counts if it is to this
-//! transaction, for this hardware address and from the server that was asked. All the sockets live in the
-//! container's namespace; this code never does.
+//! Rules:
+//! - Every wait has a timeout, and repeated messages are sent less and less often.
+//! - An answer counts if it has this transaction and hardware address, and comes from the requested server.
+//! - All sockets are in the container's namespace; this thread stays outside.
 //!
 //! Source: RFC 2131 §3, §4.1, §4.4; Go plugin `plugins/ipam/dhcp/lease.go`, insomniacslk/dhcp `nclient4`.
 
@@ -26,73 +27,73 @@ use super::lease::{Lease, is_usable};
 use super::message::{Kind, Message, option};
 use super::options::Options;
 
-/// The first waits, which are all of one length, give or take a second.
+/// Length of the first waits, give or take a second.
 const FAST: Duration = Duration::from_secs(2);
-/// How many of them there are.
+/// Number of these waits.
 const FAST_TIMES: u32 = 4;
-/// The first wait after those; each is twice as long as the one before.
+/// Length of the first wait after those; each is twice as long as the one before.
 const SLOW: Duration = Duration::from_secs(4);
-/// The first wait for an answer to the very first question.
-pub const EAGER: Duration = Duration::from_millis(20);
-/// How often somebody who waits looks whether he still should.
-pub const GLANCE: Duration = Duration::from_millis(250);
+/// Wait before the first message is repeated.
+pub const FIRST_RESEND: Duration = Duration::from_millis(20);
+/// Interval at which a wait checks whether the client still waits.
+pub const POLL: Duration = Duration::from_millis(250);
 /// Stack of a thread that closes a socket, in bytes.
 const STACK: usize = 64 * 1024;
-/// How often an offer is asked for before one begins anew.
+/// Number of requests for an offer before a new DISCOVER.
 const REQUESTS: u32 = 3;
-/// How long the server's hardware address may take to be found before a release.
-const NEIGHBOUR: Duration = Duration::from_millis(200);
-/// Largest message we take, in bytes.
+/// Timeout for the resolution of the server's hardware address before a release.
+const NEIGHBOUR_TIMEOUT: Duration = Duration::from_millis(200);
+/// Maximum size of a message that the client accepts, in bytes.
 const SIZE_MAX: u16 = 1500;
 
-/// How long to wait for what.
+/// Timeouts of the client.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// For one answer, at most.
+    /// Longest wait for one answer.
     pub timeout: Duration,
-    /// Between two questions, at most.
+    /// Longest time between two messages.
     pub resend_max: Duration,
-    /// For a lease, altogether.
+    /// Longest time to acquire a lease.
     pub resend_timeout: Duration,
 }
 
-/// One client: a link in a namespace, and what it says of itself.
+/// DHCPv4 client for a link in a namespace.
 #[derive(Debug)]
 pub struct Client<'a> {
-    /// The namespace.
+    /// Namespace of the link.
     pub netns: &'a Netns,
-    /// The link's name.
+    /// Name of the link.
     pub ifname: &'a str,
-    /// Its hardware address.
+    /// Hardware address of the link.
     pub hardware: [u8; 6],
-    /// What the server knows the client by.
+    /// Client identity.
     pub identity: &'a [u8],
-    /// What is provided and asked for.
+    /// Options of the request.
     pub options: &'a Options,
-    /// How long to wait.
+    /// Timeouts.
     pub timing: Timing,
-    /// Answers shall be broadcast.
+    /// Whether servers are to broadcast their answers.
     pub broadcast: bool,
 }
 
-/// Where answers come in: frames, and datagrams to the address there is.
+/// Sockets that receive answers: frames, and datagrams to the present address.
 type Sockets<'a> = (&'a PacketSocket, Option<&'a UdpSocket>);
 
-/// What became of a request to extend a lease.
+/// Result of a request to extend a lease.
 #[derive(Debug)]
 pub enum Extension<L = Lease> {
-    /// It was extended.
+    /// The lease was extended.
     Granted(Box<L>),
-    /// It was taken away.
+    /// The server refused the lease.
     Refused,
-    /// Nobody answered.
+    /// No server answered.
     Silence,
 }
 
 // === impl Extension ===
 
 impl<L> Extension<L> {
-    /// The same with what is made of the lease.
+    /// Converts the lease.
     pub fn map<T>(self, make: impl FnOnce(L) -> T) -> Extension<T> {
         match self {
             Extension::Granted(lease) => Extension::Granted(Box::new(make(*lease))),
@@ -105,12 +106,12 @@ impl<L> Extension<L> {
 // === impl Timing ===
 
 impl Timing {
-    /// How long to wait after the question of this number, from 0.
+    /// Returns the wait after the message with this number, from 0.
     fn wait(&self, number: u32) -> Duration {
         let doubled =
             SLOW.saturating_mul(1_u32.checked_shl(number.saturating_sub(FAST_TIMES)).unwrap_or(u32::MAX));
         let base = if number < FAST_TIMES { FAST } else { doubled.min(self.resend_max) };
-        // One second more or less, so that machines that started together do not ask together.
+        // Random, so that machines that started together do not send together.
         let jitter = Duration::from_millis(u64::from(random()) % 2000);
         (base + jitter).saturating_sub(Duration::from_secs(1)).min(self.timeout)
     }
@@ -119,10 +120,10 @@ impl Timing {
 // === impl Client ===
 
 impl Client<'_> {
-    /// Asks for a lease until there is one.
+    /// Acquires a lease.
     ///
     /// # Errors
-    /// Code 11 if none could be had in time, or if `is_over` says that nobody waits any more.
+    /// Code 11 if no lease was acquired in time, or if `is_over` reports that the client no longer waits.
     pub fn acquire(&self, is_over: &dyn Fn() -> bool) -> Result<Lease, Error> {
         let socket =
             self.netns.run(|| PacketSocket::open(self.ifname, CLIENT_PORT)).or_refused()?.or_refused()?;
@@ -133,23 +134,27 @@ impl Client<'_> {
             let until = (Instant::now() + self.timing.wait(number)).min(end);
             let transaction = random();
             let discover = self.message(Kind::Discover, transaction);
-            let hear = |until| {
+            let receive_offer = |until| {
                 self.broadcast(&socket, Ipv4Addr::UNSPECIFIED, &discover)?;
                 let offer = |answer: &Message| {
-                    let says_who = answer.address(option::SERVER).is_some();
-                    answer.kind() == Some(Kind::Offer) && says_who && is_usable(answer.yours)
+                    let names_server = answer.address(option::SERVER).is_some();
+                    answer.kind() == Some(Kind::Offer) && names_server && is_usable(answer.yours)
                 };
                 self.listen((&socket, None), transaction, until, is_over, &offer)
             };
-            let offer = if number == 0 { eagerly(until, is_over, hear)? } else { hear(until)? };
+            let offer = if number == 0 {
+                repeat_quickly(until, is_over, receive_offer)?
+            } else {
+                receive_offer(until)?
+            };
             if let Some(offer) = offer {
                 match self.request(&socket, &offer, end, is_over)? {
                     Some(Ok(lease)) => {
-                        close_aside(socket);
+                        close_in_thread(socket);
                         return Ok(lease);
                     }
                     Some(Err(error)) => why = error.msg,
-                    None => why = format!("the DHCP server offered {} and did not give it", offer.yours),
+                    None => why = format!("the DHCP server offered {} and did not grant it", offer.yours),
                 }
             }
             let over = is_over();
@@ -158,13 +163,13 @@ impl Client<'_> {
                 let message = format!("{}: {why} within {seconds} s", self.ifname);
                 return Err(Error::new(code::TRY_AGAIN_LATER, message));
             }
-            // What answered at once, and not well, is not asked again at once.
+            // After an unusable answer the next attempt waits, too.
             pause(until, is_over);
         }
-        Err(Error::internal("an endless loop has ended"))
+        Err(Error::internal("unreachable: an endless loop ended"))
     }
 
-    /// Asks for what was offered; `None` if that is refused, or not answered.
+    /// Requests the offered address; `None` if the server refuses or does not answer.
     fn request(
         &self,
         socket: &PacketSocket,
@@ -193,14 +198,14 @@ impl Client<'_> {
         Ok(None)
     }
 
-    /// Asks the server to extend a lease, once. `is_over`: nobody wants it any more.
+    /// Requests the server to extend a lease, once. `is_over`: the lease is no longer needed.
     ///
-    /// The answer may be a broadcast, which a socket that has the address does not get: so frames are looked at, too.
+    /// The answer may be a broadcast, which a socket bound to the address does not receive, so frames are read, too.
     pub fn renew(&self, lease: &Lease, is_over: &dyn Fn() -> bool) -> Result<Extension, Error> {
         let from = SocketAddrV4::new(lease.address.addr(), CLIENT_PORT);
         let to = SocketAddrV4::new(lease.server, SERVER_PORT);
         let Ok(direct) = self.netns.run(|| udp_on(self.ifname, from, to)).or_refused()? else {
-            // The container does not have its address: then as for a server that moved.
+            // The container does not have the address, so any server is requested.
             return self.rebind(lease, is_over);
         };
         let socket =
@@ -208,23 +213,25 @@ impl Client<'_> {
         let request = self.extension(lease);
         direct
             .send(&request.encode())
-            .map_err(|cause| Error::io(format_args!("ask {}", lease.server), cause))?;
+            .map_err(|cause| Error::io(format_args!("send to {}", lease.server), cause))?;
         let sockets = (&socket, Some(&direct));
-        self.settle(sockets, Some(lease.server), request.transaction, is_over, &|answer| {
+        self.await_verdict(sockets, Some(lease.server), request.transaction, is_over, &|answer| {
             verdict(lease, answer)
         })
     }
 
-    /// Asks any server to extend a lease, once.
+    /// Requests any server to extend a lease, once.
     pub fn rebind(&self, lease: &Lease, is_over: &dyn Fn() -> bool) -> Result<Extension, Error> {
         let socket =
             self.netns.run(|| PacketSocket::open(self.ifname, CLIENT_PORT)).or_refused()?.or_refused()?;
         let request = self.extension(lease);
         self.broadcast(&socket, lease.address.addr(), &request)?;
-        self.settle((&socket, None), None, request.transaction, is_over, &|answer| verdict(lease, answer))
+        self.await_verdict((&socket, None), None, request.transaction, is_over, &|answer| {
+            verdict(lease, answer)
+        })
     }
 
-    /// Asks any server for an address that the client had before, once (RFC 2131 §3.2, INIT-REBOOT).
+    /// Requests from any server an address that the client had before, once (RFC 2131 §3.2, INIT-REBOOT).
     pub fn reclaim(&self, address: Ipv4Addr, is_over: &dyn Fn() -> bool) -> Result<Extension, Error> {
         let socket =
             self.netns.run(|| PacketSocket::open(self.ifname, CLIENT_PORT)).or_refused()?.or_refused()?;
@@ -236,12 +243,12 @@ impl Client<'_> {
             Kind::Ack if answer.yours == address => granted(answer),
             _ => None,
         };
-        self.settle((&socket, None), None, request.transaction, is_over, &judge)
+        self.await_verdict((&socket, None), None, request.transaction, is_over, &judge)
     }
 
-    /// What becomes of a request: what one server says of it (`from`), or any. Then a refusal counts if nobody grants it,
-    /// since a server that does not know the lease may be the quicker one.
-    fn settle(
+    /// Waits for the result of a request, from one server (`from`) or any. From any, a refusal counts only if no server
+    /// grants the lease, because a server that does not know the lease may answer first.
+    fn await_verdict(
         &self,
         sockets: Sockets<'_>,
         from: Option<Ipv4Addr>,
@@ -250,12 +257,12 @@ impl Client<'_> {
         judge: &dyn Fn(Message) -> Option<Extension>,
     ) -> Result<Extension, Error> {
         let until = Instant::now() + self.timing.timeout;
-        let may_say = |answer: &Message| {
-            let said = answer.address(option::SERVER);
-            from.is_none_or(|from| said.is_none_or(|said| said == from))
+        let is_allowed = |answer: &Message| {
+            let server = answer.address(option::SERVER);
+            from.is_none_or(|from| server.is_none_or(|server| server == from))
         };
         let mut extension = Extension::Silence;
-        while let Some(answer) = self.listen(sockets, transaction, until, is_over, &may_say)? {
+        while let Some(answer) = self.listen(sockets, transaction, until, is_over, &is_allowed)? {
             match judge(answer) {
                 Some(Extension::Refused) if from.is_none() => extension = Extension::Refused,
                 Some(extension) => return Ok(extension),
@@ -265,7 +272,7 @@ impl Client<'_> {
         Ok(extension)
     }
 
-    /// Tells the server that the address is free. There is no answer to that.
+    /// Releases the address at the server. There is no answer.
     pub fn release(&self, lease: &Lease) -> Result<(), Error> {
         let mut message = Message::new(Kind::Release, random(), self.hardware);
         message.client = lease.address.addr();
@@ -273,17 +280,18 @@ impl Client<'_> {
         message.set(option::CLIENT, self.own_identity());
         let from = SocketAddrV4::new(lease.address.addr(), CLIENT_PORT);
         let to = SocketAddrV4::new(lease.server, SERVER_PORT);
-        // A packet that still waits for the neighbour's hardware address would go with the interface, which is removed
-        // next. What answers, or whether anything does, is no matter: the neighbour is known then. Where it cannot be sent
-        // the interface has not got the address yet.
-        let pinged = self.netns.run(|| echo::ping((*to.ip()).into(), Some((*from.ip()).into()), NEIGHBOUR));
+        // A packet that waits for the server's hardware address would be lost with the interface, which is removed
+        // next. The ping resolves that address; whether it is answered does not matter. If it cannot be sent, the
+        // interface does not have the address yet.
+        let pinged =
+            self.netns.run(|| echo::ping((*to.ip()).into(), Some((*from.ip()).into()), NEIGHBOUR_TIMEOUT));
         let has_address = matches!(pinged, Ok(Ok(_)));
         match self.netns.run(|| udp_on(self.ifname, from, to)).or_refused()? {
             Ok(socket) if has_address => match socket.send(&message.encode()) {
                 Ok(_) => Ok(()),
                 Err(cause) => Err(Error::io(format_args!("release {} to {to}", lease.address), cause)),
             },
-            // Without the address the only way is the one by which it came.
+            // Without the address the message is broadcast like the request.
             _ => {
                 let socket = self
                     .netns
@@ -295,7 +303,7 @@ impl Client<'_> {
         }
     }
 
-    /// A message with everything that each has.
+    /// Returns a message with the fields that all messages have.
     fn message(&self, kind: Kind, transaction: u32) -> Message {
         let mut message = Message::new(kind, transaction, self.hardware);
         message.broadcast = self.broadcast;
@@ -311,7 +319,7 @@ impl Client<'_> {
         message
     }
 
-    /// What the client is called in every message: a configured identity takes the place of ours.
+    /// Returns the client identity of every message: the configured one, else the client's.
     fn own_identity(&self) -> Vec<u8> {
         let configured = self.options.provided.iter().find(|(number, _)| *number == option::CLIENT);
         configured.map_or(self.identity, |(_, value)| value).to_vec()
@@ -327,7 +335,7 @@ impl Client<'_> {
         socket.send(&frame::broadcast(self.hardware, from, &message.encode())).or_refused()
     }
 
-    /// The first answer that is ours and wanted.
+    /// Returns the first wanted answer for this transaction.
     fn listen(
         &self,
         (socket, beside): Sockets<'_>,
@@ -337,8 +345,8 @@ impl Client<'_> {
         is_wanted: &dyn Fn(&Message) -> bool,
     ) -> Result<Option<Message>, Error> {
         while Instant::now() < until && !is_over() {
-            let glance = until.min(Instant::now() + GLANCE);
-            let answer = match socket.receive(beside, glance).or_refused()? {
+            let poll = until.min(Instant::now() + POLL);
+            let answer = match socket.receive(beside, poll).or_refused()? {
                 None => continue,
                 Some(Received::Datagram(datagram)) => Message::decode(&datagram),
                 Some(Received::Frame(frame)) => frame::payload(&frame).and_then(Message::decode),
@@ -356,19 +364,19 @@ impl Client<'_> {
     }
 }
 
-/// Closes it in a thread of its own: the kernel waits until nobody looks at the socket any more (packet(7),
-/// `synchronize_net`), some ten milliseconds that a container need not wait for.
-fn close_aside(socket: PacketSocket) {
-    // Where there is no thread to be had it is closed here: the closure goes, and the socket with it.
+/// Closes a socket in another thread. The kernel waits about ten milliseconds until the socket is no longer in use
+/// (packet(7), `synchronize_net`), for which the container need not wait.
+fn close_in_thread(socket: PacketSocket) {
+    // If no thread can be started, the closure is dropped, and the socket with it.
     let _ = std::thread::Builder::new().stack_size(STACK).spawn(move || drop(socket));
 }
 
-/// What an answer says about a lease that was to be extended; `None` if it says nothing about it.
+/// Returns the meaning of an answer for a lease that is to be extended; `None` if it is not about the lease.
 fn verdict(lease: &Lease, answer: Message) -> Option<Extension> {
     match answer.kind()? {
         Kind::Nak => Some(Extension::Refused),
         Kind::Ack if answer.yours == lease.address.addr() => {
-            // An extension need not say all of it again.
+            // An extension may omit options of the original answer.
             let mut answer = answer;
             for number in [option::SUBNET_MASK, option::SERVER] {
                 if answer.option(number).is_none()
@@ -383,21 +391,21 @@ fn verdict(lease: &Lease, answer: Message) -> Option<Extension> {
     }
 }
 
-/// The lease of an ACK; `None` if it cannot be read.
+/// Returns the lease of a DHCPACK; `None` if it is invalid.
 fn granted(answer: Message) -> Option<Extension> {
     Lease::of(answer).ok().map(|lease| Extension::Granted(Box::new(lease)))
 }
 
-/// Asks again and again until there is an answer, each time waiting twice as long: a bridge's port begins to forward
-/// a moment after its link is up, and what is sent before that is lost.
-fn eagerly<T>(
+/// Repeats a message until there is an answer, each time after twice the wait. A bridge port forwards only a moment
+/// after its link is up, and earlier messages are lost.
+fn repeat_quickly<T>(
     until: Instant,
     is_over: &dyn Fn() -> bool,
-    hear: impl Fn(Instant) -> Result<Option<T>, Error>,
+    receive: impl Fn(Instant) -> Result<Option<T>, Error>,
 ) -> Result<Option<T>, Error> {
-    let mut wait = EAGER;
+    let mut wait = FIRST_RESEND;
     loop {
-        let answer = hear(until.min(Instant::now() + wait))?;
+        let answer = receive(until.min(Instant::now() + wait))?;
         if answer.is_some() || is_over() || Instant::now() >= until {
             return Ok(answer);
         }
@@ -405,14 +413,14 @@ fn eagerly<T>(
     }
 }
 
-/// Waits, but not for what nobody wants any more.
+/// Waits until the time, or until the client no longer waits.
 pub fn pause(until: Instant, is_over: &dyn Fn() -> bool) {
     while Instant::now() < until && !is_over() {
-        std::thread::sleep(GLANCE.min(until.saturating_duration_since(Instant::now())));
+        std::thread::sleep(POLL.min(until.saturating_duration_since(Instant::now())));
     }
 }
 
-/// A number that nobody can guess: the standard library keys its hashes with the system's randomness.
+/// Returns an unpredictable number: the standard library seeds its hashes with the system's randomness.
 pub fn random() -> u32 {
     (std::collections::hash_map::RandomState::new().build_hasher().finish() >> 16) as u32
 }
@@ -422,7 +430,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_grow_to_their_most_and_are_never_longer_than_an_answer_may_take() {
+    fn dhcp_waits_grow_to_the_maximum_within_the_timeout() {
         let second = Duration::from_secs;
         let timing = Timing { timeout: second(100), resend_max: second(62), resend_timeout: second(208) };
         for number in 0..40 {

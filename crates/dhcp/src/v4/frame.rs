@@ -1,7 +1,7 @@
-//! A DHCP message in a frame: Ethernet, IPv4, UDP, as who has no address yet must send and take it.
+//! A DHCP message in an Ethernet frame with IPv4 and UDP, for a client without an address.
 //!
-//! Rules: what is not whole, not IPv4, a fragment, not UDP to the client's port, or fails the header's checksum is
-//! no answer. The checksum of UDP is not looked at: the kernel leaves it out between interfaces of one machine.
+//! Rules: A frame is ignored if it is incomplete, not IPv4, a fragment, not UDP to the client's port, or has a wrong
+//! header checksum. The UDP checksum is not verified: the kernel omits it between interfaces of one host.
 //!
 //! Source: RFC 791, RFC 768, RFC 1071; RFC 2131 §4.1.
 
@@ -12,16 +12,16 @@ pub const CLIENT_PORT: u16 = 68;
 /// Port of the server.
 pub const SERVER_PORT: u16 = 67;
 
-/// Length of the header of Ethernet, in bytes.
+/// Length of the Ethernet header, in bytes.
 const ETHERNET: usize = 14;
-/// Length of the header of IPv4 without options, in bytes.
+/// Length of the IPv4 header without options, in bytes.
 const IP: usize = 20;
-/// Length of the header of UDP, in bytes.
+/// Length of the UDP header, in bytes.
 const UDP: usize = 8;
-/// `IPPROTO_UDP`
+/// Protocol number `IPPROTO_UDP`.
 const PROTOCOL: u8 = 17;
 
-/// A broadcast of `payload` to servers, sent with an address or (`0.0.0.0`) without.
+/// Returns a broadcast frame to servers with `payload`; the source address `0.0.0.0` means "none".
 pub fn broadcast(hardware: [u8; 6], from: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
     let length = |headers: usize| u16::try_from(headers + payload.len()).unwrap_or(u16::MAX).to_be_bytes();
     let mut frame = vec![0xff; 6];
@@ -30,7 +30,7 @@ pub fn broadcast(hardware: [u8; 6], from: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
     let mut ip = [0; IP];
     ip[0] = 0x45;
     ip[2..4].copy_from_slice(&length(IP + UDP));
-    // Not to be taken apart; as far as it has to.
+    // Flag "do not fragment"; then the time to live.
     ip[6] = 0x40;
     ip[8] = 64;
     ip[9] = PROTOCOL;
@@ -44,7 +44,7 @@ pub fn broadcast(hardware: [u8; 6], from: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
     udp[4..6].copy_from_slice(&length(UDP));
     let pseudo = [&ip[12..], &[0, PROTOCOL], &udp[4..6]].concat();
     let checksum = match self::checksum(&[&pseudo, &udp, payload]) {
-        // 0 would say that there is none.
+        // 0 would mean "no checksum".
         0 => u16::MAX,
         sum => sum,
     };
@@ -52,7 +52,7 @@ pub fn broadcast(hardware: [u8; 6], from: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
     [frame.as_slice(), &ip, &udp, payload].concat()
 }
 
-/// What a frame holds for a DHCP client.
+/// Returns the payload of a frame for a DHCP client.
 pub fn payload(frame: &[u8]) -> Option<&[u8]> {
     let packet = frame.get(ETHERNET..)?;
     if frame[12..ETHERNET] != [0x08, 0x00] {
@@ -65,7 +65,7 @@ pub fn payload(frame: &[u8]) -> Option<&[u8]> {
     }
     let ip = packet.get(..header)?;
     let total = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
-    // The last bit but the first of the offset says «do not fragment», which is no matter.
+    // The mask omits the flag "do not fragment".
     let is_fragment = u16::from_be_bytes([ip[6], ip[7]]) & 0x3fff != 0;
     if checksum(&[ip]) != 0 || is_fragment || ip[9] != PROTOCOL {
         return None;
@@ -77,7 +77,7 @@ pub fn payload(frame: &[u8]) -> Option<&[u8]> {
     payload.get(..length.checked_sub(UDP)?).filter(|_| is_for_us)
 }
 
-/// The sum of RFC 1071 over the parts, each of which begins anew; all but the last have an even length.
+/// Returns the RFC 1071 checksum over the parts; all but the last have an even length.
 fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let sum: u64 =
@@ -90,7 +90,7 @@ fn checksum(parts: &[&[u8]]) -> u16 {
 mod tests {
     use super::*;
 
-    /// As a server answers: to the client's port.
+    /// Returns a frame as a server sends it, to the client's port.
     fn answer(payload: &[u8]) -> Vec<u8> {
         let mut frame = broadcast([2, 0, 0, 0, 0, 1], Ipv4Addr::new(10, 0, 0, 1), payload);
         frame[ETHERNET + IP + 2..ETHERNET + IP + 4].copy_from_slice(&CLIENT_PORT.to_be_bytes());
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_reads_back() {
+    fn dhcp_frame_round_trips() {
         for payload in [&b""[..], b"odd", b"even"] {
             let frame = answer(payload);
             assert_eq!(self::payload(&frame), Some(payload));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn no_mutilated_frame_does_harm_and_most_are_none() {
+    fn dhcp_damaged_frame_is_harmless_and_mostly_ignored() {
         let frame = answer(b"payload");
         for length in 0..frame.len() {
             assert_eq!(payload(&frame[..length]), None, "{length}");

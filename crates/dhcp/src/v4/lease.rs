@@ -1,7 +1,10 @@
-//! A lease: what a server granted, read out of its ACK once, and what a container gets of it.
+//! A DHCPv4 lease: what a server granted in its DHCPACK, and the CNI result for the container.
 //!
-//! Rules: everything in it is hostile. Times are ordered and bounded below, so that no server makes us ask all the
-//! time; names are names; a route that cannot be read is none, and takes none of the others along.
+//! Rules:
+//! - Everything in the DHCPACK is untrusted.
+//! - Times are ordered and have a minimum, so that no server makes the client send permanently.
+//! - DNS names are validated.
+//! - An invalid list of routes is ignored without affecting the others.
 //!
 //! Source: RFC 2131 §4.4, RFC 2132; RFC 3442 (121), RFC 3397 (119); Go plugin `plugins/ipam/dhcp/lease.go`.
 
@@ -15,42 +18,42 @@ use linux::route::SCOPE_LINK;
 
 use super::message::{Message, option};
 
-/// How long a lease lasts whose server does not say.
+/// Duration of a lease without a lease time.
 const LEASE_DEFAULT: Duration = Duration::from_secs(60 * 60);
-/// What a server says for «for ever».
-const FOR_EVER: u32 = u32::MAX;
-/// No time is shorter.
+/// Lease time that means "infinite".
+const INFINITE: u32 = u32::MAX;
+/// Minimum of all times.
 pub const SHORTEST: Duration = Duration::from_secs(1);
-/// Most names and name servers that are taken over.
+/// Maximum number of names, and of name servers.
 pub const NAMES_MAX: usize = 32;
-/// Longest name, in characters; RFC 1035.
+/// Maximum length of a name, in characters; RFC 1035.
 const NAME_MAX: usize = 253;
 
-/// What was granted.
+/// Granted lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The address, with the length of its subnet's prefix.
+    /// Address with the prefix length of its subnet.
     pub address: Ipv4Net,
-    /// Who granted it.
+    /// Address of the server.
     pub server: Ipv4Addr,
-    /// From when on the server is asked to extend it, counted from the grant.
+    /// Time from which the server is requested to extend it, relative to the grant (T1).
     pub renewal: Duration,
-    /// From when on any server is asked.
+    /// Time from which any server is requested to extend it (T2).
     pub rebinding: Duration,
-    /// When it ends; `None`: never.
+    /// Time of its end; `None`: never.
     pub expiry: Option<Duration>,
-    /// The ACK itself.
+    /// DHCPACK.
     pub ack: Message,
 }
 
 impl Lease {
-    /// Reads an ACK.
+    /// Reads a DHCPACK.
     pub fn of(ack: Message) -> Result<Lease, Error> {
         let fault = |what: &str| Error::internal(format!("DHCPACK of {}: {what}", ack.yours));
         let Some(server) = ack.address(option::SERVER) else { return Err(fault("no server identifier")) };
         let Some(mask) = ack.address(option::SUBNET_MASK) else { return Err(fault("no subnet mask")) };
         if !is_usable(ack.yours) {
-            return Err(fault("not an address that a container could have"));
+            return Err(fault("not an address that a container can use"));
         }
         let address = match Ipv4Net::with_netmask(ack.yours, mask) {
             Ok(address) if address.prefix_len() > 0 => address,
@@ -58,11 +61,11 @@ impl Lease {
         };
         let whole = ack.seconds(option::LEASE_TIME);
         let expiry = match whole {
-            Some(FOR_EVER) => None,
+            Some(INFINITE) => None,
             Some(seconds) => Some(Duration::from_secs(seconds.into()).max(SHORTEST)),
             None => Some(LEASE_DEFAULT),
         };
-        let end = expiry.unwrap_or(Duration::from_secs(FOR_EVER.into()));
+        let end = expiry.unwrap_or(Duration::from_secs(INFINITE.into()));
         let time = |number: u8| ack.seconds(number).map(|seconds| Duration::from_secs(seconds.into()));
         let within = |time: &Duration| (SHORTEST..=end).contains(time);
         let rebinding = time(option::REBINDING_TIME).filter(within).unwrap_or(end * 85 / 100);
@@ -71,7 +74,7 @@ impl Lease {
         Ok(Lease { address, server, renewal, rebinding, expiry, ack })
     }
 
-    /// What the container gets; routes have this metric.
+    /// Returns the CNI result; its routes have the metric `priority`.
     pub fn result(&self, priority: Option<u32>) -> Success {
         let gateway = self.gateway().map(IpAddr::V4);
         let mut routes = self.routes();
@@ -87,12 +90,12 @@ impl Lease {
         }
     }
 
-    /// The first router.
+    /// Returns the first usable router.
     fn gateway(&self) -> Option<Ipv4Addr> {
         self.ack.addresses(option::ROUTERS).into_iter().find(|router| is_usable(*router))
     }
 
-    /// Classless routes alone, if there are any (RFC 3442); else static ones and the default route.
+    /// Returns the classless routes if there are any (RFC 3442), else the static routes and the default route.
     fn routes(&self) -> Vec<Route> {
         for number in [option::CLASSLESS_ROUTES, option::MICROSOFT_ROUTES] {
             let routes = self.ack.option(number).and_then(classless).unwrap_or_default();
@@ -127,13 +130,13 @@ impl Lease {
     }
 }
 
-/// An address that one machine can have.
+/// Whether a host can have the address.
 pub fn is_usable(address: Ipv4Addr) -> bool {
     let first = address.octets()[0];
     !address.is_loopback() && first != 0 && first < 224
 }
 
-/// Routes of RFC 3442; `None` if they cannot be read whole.
+/// Decodes routes of RFC 3442; `None` if the list is invalid.
 fn classless(mut rest: &[u8]) -> Option<Vec<Route>> {
     let mut routes = Vec::new();
     while let Some((width, later)) = rest.split_first() {
@@ -147,7 +150,7 @@ fn classless(mut rest: &[u8]) -> Option<Vec<Route>> {
         let router = Ipv4Addr::new(router[0], router[1], router[2], router[3]);
         let mut route = Route::new(net, (router != Ipv4Addr::UNSPECIFIED).then_some(router.into()));
         if route.gw.is_none() {
-            // Reached directly.
+            // On-link.
             route.scope = Some(SCOPE_LINK);
         }
         routes.push(route);
@@ -155,7 +158,7 @@ fn classless(mut rest: &[u8]) -> Option<Vec<Route>> {
     Some(routes)
 }
 
-/// The network of an address in the days of classes.
+/// Returns the classful network of an address.
 fn classful(address: Ipv4Addr) -> Ipv4Net {
     let length = match address.octets()[0] {
         0..128 => 8,
@@ -165,7 +168,7 @@ fn classful(address: Ipv4Addr) -> Ipv4Net {
     Ipv4Net::new(address, length).unwrap_or_default().trunc()
 }
 
-/// Names of RFC 3397, which may point backwards into the option; what cannot be read ends the list.
+/// Decodes names of RFC 3397, which may refer to earlier parts of the option. An invalid name ends the list.
 pub fn search(bytes: &[u8]) -> Vec<String> {
     let mut names = Vec::new();
     let mut at = 0;
@@ -179,7 +182,7 @@ pub fn search(bytes: &[u8]) -> Vec<String> {
     names
 }
 
-/// The name at a place, and where the next one begins.
+/// Decodes the name at a position; returns it with the position of the next one.
 fn read_name(bytes: &[u8], start: usize) -> Option<(String, usize)> {
     let mut labels: Vec<String> = Vec::new();
     let (mut at, mut after) = (start, None);
@@ -195,7 +198,7 @@ fn read_name(bytes: &[u8], start: usize) -> Option<(String, usize)> {
             192.. => {
                 let target = (length & 0x3f) << 8 | usize::from(*bytes.get(at + 1)?);
                 after = after.or(Some(at + 2));
-                // Only backwards: a name that points at itself would never end.
+                // Only backwards: a name that refers to itself would never end.
                 if target >= at {
                     return None;
                 }
@@ -209,7 +212,7 @@ fn read_name(bytes: &[u8], start: usize) -> Option<(String, usize)> {
     }
 }
 
-/// Letters, digits, hyphens, underscores, and dots between: nothing that a resolver's file could misread.
+/// Whether a name has only letters, digits, hyphens, underscores and dots, so that it is safe in `resolv.conf`.
 fn is_name(text: &str) -> bool {
     let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !text.is_empty() && text.len() <= NAME_MAX && text.chars().all(known)
@@ -242,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_are_those_of_rfc3442_or_else_the_older_ones() {
+    fn dhcp_routes_prefer_rfc3442_over_older_options() {
         let old: [(u8, &[u8]); 2] = [
             (option::ROUTERS, &[10, 1, 0, 1, 10, 1, 0, 2]),
             (option::STATIC_ROUTES, &[192, 0, 2, 9, 10, 1, 0, 9]),
@@ -264,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_in_order_and_never_nothing() {
+    fn dhcp_lease_times_are_ordered_and_have_a_minimum() {
         let times = |lease: u32, renewal: u32, rebinding: u32| {
             let lease = self::lease(&[
                 (option::LEASE_TIME, &lease.to_be_bytes()),
@@ -274,11 +277,7 @@ mod tests {
             (lease.renewal.as_millis(), lease.rebinding.as_millis(), lease.expiry.map(|end| end.as_secs()))
         };
         assert_eq!(times(100, 30, 60), (30_000, 60_000, Some(100)));
-        assert_eq!(
-            times(100, 0, 0),
-            (50_000, 85_000, Some(100)),
-            "a server that wants to be asked all the time"
-        );
+        assert_eq!(times(100, 0, 0), (50_000, 85_000, Some(100)), "a server that wants permanent requests");
         assert_eq!(times(100, 90, 60), (60_000, 60_000, Some(100)));
         assert_eq!(times(100, 500, 600), (50_000, 85_000, Some(100)));
         assert_eq!(times(0, 0, 0), (1000, 1000, Some(1)));
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_container_could_use_is_no_lease() {
+    fn dhcp_unusable_address_is_no_lease() {
         for yours in ["0.0.0.0", "127.0.0.1", "224.0.0.5", "255.255.255.255"] {
             let mut ack = ack(&[]);
             ack.yours = yours.parse().unwrap();
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_names() {
+    fn dhcp_dns_names_are_validated() {
         let search: &[u8] = b"\x03eng\x05apple\x03com\0\x09marketing\xc0\x04\x03a\nb\0";
         let lease = lease(&[
             (option::NAME_SERVERS, &[10, 1, 0, 1, 10, 1, 0, 2, 9]),

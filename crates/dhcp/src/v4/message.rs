@@ -1,11 +1,13 @@
-//! A DHCPv4 message as bytes.
+//! Codec of DHCPv4 messages.
 //!
-//! Rules: everything read is hostile. A message that is too short, has no cookie or an option beyond its end is
-//! none at all; options that come in pieces are put together (RFC 3396), those in the fields of file and server name
-//! are read, too (RFC 2131 §4.1, option 52); nothing here grows beyond the datagram it came in.
+//! Rules:
+//! - Input is untrusted. A message that is too short, has no cookie, or has an option beyond its end is invalid.
+//! - Split options are joined (RFC 3396). Options in the fields for file and server name are read, too (RFC 2131 §4.1,
+//!   option 52).
+//! - A decoded message is not larger than its datagram.
 //!
-//! A library was not taken: those that are well kept bring a resolver and the tables of Unicode along, several
-//! times what all of this program weighs.
+//! No library is used, because the well-maintained ones depend on a resolver and on Unicode tables, which are several
+//! times larger than this program.
 //!
 //! Source: RFC 2131 §2, RFC 2132, RFC 3396.
 
@@ -13,17 +15,17 @@ use std::net::Ipv4Addr;
 
 /// Length of the part before the options, in bytes.
 const FIXED: usize = 236;
-/// What the options begin with.
+/// Bytes at the start of the options.
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
-/// Shortest message that every relay passes on, in bytes.
+/// Minimum size of a message that every relay forwards, in bytes.
 const SHORTEST: usize = 300;
-/// Where the fields are that options may overflow into: file, then server name.
+/// Fields that can contain further options: file, then server name.
 const FILE: std::ops::Range<usize> = 108..236;
 const SERVER_NAME: std::ops::Range<usize> = 44..108;
-/// The flag that asks for answers by broadcast.
+/// Flag that requests broadcast answers.
 const BROADCAST: u16 = 0x8000;
 
-/// Numbers of options.
+/// Option numbers.
 pub mod option {
     #![allow(missing_docs, reason = "RFC 2132 names them")]
     pub const PAD: u8 = 0;
@@ -53,37 +55,37 @@ pub mod option {
     pub const END: u8 = 255;
 }
 
-/// What a message is for.
+/// Type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Is there a server?
+    /// The client searches for servers.
     Discover = 1,
-    /// There is, and this is what it would give.
+    /// A server offers an address.
     Offer = 2,
-    /// I want that, or to keep what I have.
+    /// The client requests an offered address, or an extension.
     Request = 3,
-    /// Granted.
+    /// The server grants the request.
     Ack = 5,
-    /// Not granted.
+    /// The server refuses the request.
     Nak = 6,
-    /// I do not need it any more.
+    /// The client releases the address.
     Release = 7,
 }
 
-/// One message, of a client or for it.
+/// Message from or to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Is it an answer?
+    /// Whether it is an answer.
     pub reply: bool,
-    /// What answers are recognised by.
+    /// Transaction id, which relates answers to requests.
     pub transaction: u32,
-    /// Answers shall be broadcast.
+    /// Whether answers are to be broadcast.
     pub broadcast: bool,
-    /// The client's address, if it has one.
+    /// Present address of the client, if it has one.
     pub client: Ipv4Addr,
-    /// The address it is given.
+    /// Address that the server assigns.
     pub yours: Ipv4Addr,
-    /// The client's hardware address.
+    /// Hardware address of the client.
     pub hardware: [u8; 6],
     /// Options in order, each number once.
     pub options: Vec<(u8, Vec<u8>)>,
@@ -92,22 +94,14 @@ pub struct Message {
 // === impl Message ===
 
 impl Message {
-    /// A client's message without an option but its type.
+    /// Returns a client's message whose only option is its type.
     pub fn new(kind: Kind, transaction: u32, hardware: [u8; 6]) -> Message {
-        let nobody = Ipv4Addr::UNSPECIFIED;
+        let none = Ipv4Addr::UNSPECIFIED;
         let options = vec![(option::MESSAGE_TYPE, vec![kind as u8])];
-        Message {
-            reply: false,
-            transaction,
-            broadcast: false,
-            client: nobody,
-            yours: nobody,
-            hardware,
-            options,
-        }
+        Message { reply: false, transaction, broadcast: false, client: none, yours: none, hardware, options }
     }
 
-    /// Sets an option; what was there under its number is replaced.
+    /// Sets an option; replaces a previous value.
     pub fn set(&mut self, number: u8, value: impl Into<Vec<u8>>) {
         let value = value.into();
         match self.options.iter_mut().find(|(known, _)| *known == number) {
@@ -116,12 +110,12 @@ impl Message {
         }
     }
 
-    /// The value of an option.
+    /// Returns the value of an option.
     pub fn option(&self, number: u8) -> Option<&[u8]> {
         self.options.iter().find(|(known, _)| *known == number).map(|(_, value)| value.as_slice())
     }
 
-    /// The type; none if it is not one that a client gets.
+    /// Returns the type; `None` if a client does not receive it.
     pub fn kind(&self) -> Option<Kind> {
         match self.option(option::MESSAGE_TYPE)? {
             [2] => Some(Kind::Offer),
@@ -131,28 +125,28 @@ impl Message {
         }
     }
 
-    /// An option that is one address.
+    /// Returns an option that consists of one address.
     pub fn address(&self, number: u8) -> Option<Ipv4Addr> {
         let octets: [u8; 4] = self.option(number)?.try_into().ok()?;
         Some(Ipv4Addr::from(octets))
     }
 
-    /// An option that is a list of addresses; what is left over at the end is not one.
+    /// Returns an option that is a list of addresses; incomplete bytes at its end are ignored.
     pub fn addresses(&self, number: u8) -> Vec<Ipv4Addr> {
         let list = self.option(number).unwrap_or_default().chunks_exact(4);
         list.map(|octets| Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3])).collect()
     }
 
-    /// An option that is a number of seconds.
+    /// Returns an option that is a number of seconds.
     pub fn seconds(&self, number: u8) -> Option<u32> {
         Some(u32::from_be_bytes(self.option(number)?.try_into().ok()?))
     }
 
-    /// As it is sent.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let Message { reply, transaction, broadcast, client, yours, hardware, options } = self;
         let mut bytes = vec![0; FIXED];
-        // Ethernet, addresses of six bytes.
+        // Ethernet, with addresses of six bytes.
         bytes[..3].copy_from_slice(&[if *reply { 2 } else { 1 }, 1, 6]);
         bytes[4..8].copy_from_slice(&transaction.to_be_bytes());
         if *broadcast {
@@ -163,7 +157,7 @@ impl Message {
         bytes[28..34].copy_from_slice(hardware);
         bytes.extend(COOKIE);
         for (number, value) in options {
-            // An empty option is one piece, too.
+            // An empty option has one piece, too.
             let pieces = if value.is_empty() { vec![&value[..]] } else { value.chunks(255).collect() };
             for piece in pieces {
                 bytes.extend([*number, u8::try_from(piece.len()).unwrap_or(u8::MAX)]);
@@ -175,11 +169,11 @@ impl Message {
         bytes
     }
 
-    /// As it was received; `None` if it is none.
+    /// Decodes a message; `None` if it is invalid.
     pub fn decode(bytes: &[u8]) -> Option<Message> {
         let fixed = bytes.get(..FIXED)?;
         let rest = bytes.get(FIXED..)?.strip_prefix(&COOKIE)?;
-        // Another kind of hardware has addresses that we could not compare.
+        // Addresses of other hardware could not be compared.
         if fixed[1] != 1 || fixed[2] != 6 || !matches!(fixed[0], 1 | 2) {
             return None;
         }
@@ -206,7 +200,7 @@ impl Message {
     fn read_options(&mut self, mut rest: &[u8]) -> Option<()> {
         loop {
             match *rest {
-                // Some servers leave the end out.
+                // Some servers omit the end option.
                 [] | [option::END, ..] => return Some(()),
                 [option::PAD, ref later @ ..] => rest = later,
                 [number, length, ref later @ ..] => {
@@ -235,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_reads_back() {
+    fn dhcp_v4_message_round_trips() {
         let mut message = message();
         message.broadcast = true;
         message.yours = Ipv4Addr::new(10, 0, 0, 5);
@@ -247,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn no_beginning_and_no_mutilation_of_a_message_does_harm() {
+    fn dhcp_v4_truncated_or_damaged_message_is_harmless() {
         let bytes = message().encode();
         for length in 0..FIXED + COOKIE.len() {
             assert_eq!(Message::decode(&bytes[..length]), None, "{length}");
@@ -268,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn options_in_pieces_and_in_other_fields_are_put_together() {
+    fn dhcp_v4_split_and_overloaded_options_are_joined() {
         let mut bytes = message().encode();
         bytes.truncate(FIXED + COOKIE.len());
         bytes.extend([option::OVERLOAD, 1, 3, option::DOMAIN_NAME, 2, b'a', b'b', option::END]);

@@ -1,4 +1,4 @@
-//! What the configuration says about options: which are provided, which are asked for.
+//! The configured DHCPv4 options: those that are provided to the server and those that are requested.
 //!
 //! Source: Go plugin `plugins/ipam/dhcp/options.go`, `lease.go` `prepareOptions`; names: dhcp-options(5).
 
@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use super::message::option;
 
-/// Longest value, in bytes.
+/// Maximum length of a value, in bytes.
 pub const VALUE_MAX: usize = 255;
-/// Most entries of a list.
+/// Maximum number of entries in a list.
 const LIST_MAX: usize = 64;
-/// Names that stand for a number.
+/// Names of options.
 const NAMES: &[(&str, u8)] = &[
     ("classless-static-routes", option::CLASSLESS_ROUTES),
     ("dhcp-client-identifier", option::CLIENT),
@@ -29,7 +29,7 @@ const NAMES: &[(&str, u8)] = &[
     ("user-class", option::USER_CLASS),
     ("vendor-class-identifier", option::VENDOR_CLASS),
 ];
-/// What the client itself says, since without it the server could not follow.
+/// Options that only the client itself may set, because the protocol depends on them.
 const OWN: &[u8] = &[
     option::PAD,
     option::REQUESTED_ADDRESS,
@@ -39,44 +39,44 @@ const OWN: &[u8] = &[
     option::PARAMETERS,
     option::END,
 ];
-/// What is asked for unless one says `skipDefault`.
+/// Options that are requested unless `skipDefault` is set.
 const DEFAULTS: &[u8] = &[option::ROUTERS, option::SUBNET_MASK];
 
-/// One entry of `provide`, as written.
+/// Entry of `provide`, as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Provide {
-    /// Its name or number.
+    /// Name or number of the option.
     pub option: Value,
-    /// Its value, as text.
+    /// Value as a string.
     pub value: String,
-    /// The key of `CNI_ARGS` whose value it is.
+    /// Key of `CNI_ARGS` that contains the value.
     #[serde(rename = "fromArg")]
     pub from_arg: String,
 }
 
-/// One entry of `request`, as written.
+/// Entry of `request`, as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Request {
-    /// Its name or number.
+    /// Name or number of the option.
     pub option: Value,
-    /// Leave out what is asked for otherwise.
+    /// Whether the default options are omitted.
     #[serde(rename = "skipDefault")]
     pub skip_default: bool,
 }
 
-/// What every message to a server says.
+/// Options of every message to a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
-    /// Number and value.
+    /// Numbers and values of the provided options.
     pub provided: Vec<(u8, Vec<u8>)>,
-    /// Numbers that are asked for.
+    /// Numbers of the requested options.
     pub requested: Vec<u8>,
 }
 
 impl Options {
-    /// Reads both lists; values may come from the pairs of `CNI_ARGS`.
+    /// Reads both lists; values may come from `CNI_ARGS`.
     pub fn read(provide: &[Provide], request: &[Request], args: &str) -> Result<Options, Error> {
         let args = Args::scan(args);
         let mut options = Options::default();
@@ -88,7 +88,7 @@ impl Options {
                 return Err(Error::key(
                     format!("{key}.option"),
                     quote(option),
-                    "the client itself says this one",
+                    "the client itself sets this option",
                 ));
             }
             let from_args = args.get(from_arg).filter(|_| !from_arg.is_empty());
@@ -120,7 +120,7 @@ impl Options {
     }
 }
 
-/// Refuses lists of this key and length that are too long.
+/// Fails if a list with this field and length is too long.
 pub fn check_lengths(lists: &[(&str, usize)]) -> Result<(), Error> {
     match lists.iter().find(|(_, length)| *length > LIST_MAX) {
         None => Ok(()),
@@ -130,7 +130,7 @@ pub fn check_lengths(lists: &[(&str, usize)]) -> Result<(), Error> {
     }
 }
 
-/// A name or a number, which may be written as text.
+/// Returns the option number for a name or a number, which may be written as a string.
 fn number(key: &str, option: &Value) -> Result<u8, Error> {
     let text = option.as_str().unwrap_or_default();
     let named = NAMES.iter().find(|(name, _)| *name == text).map(|(_, number)| *number);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_named_or_numbered_and_values_may_come_from_cni_args() {
+    fn dhcp_options_have_names_or_numbers_and_values_from_args() {
         let provide = json!([
             { "option": "host-name", "fromArg": "K8S_POD_NAME" },
             { "option": "60", "value": "weft" },
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_entry_is_named_by_key_and_value() {
+    fn dhcp_invalid_option_is_reported_by_field_and_value() {
         let long = "x".repeat(256);
         for (provide, request, start) in [
             (json!([{ "option": "hostname" }]), json!([]), "ipam.provide[0].option: \"hostname\": "),

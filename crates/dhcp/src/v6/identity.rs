@@ -1,9 +1,9 @@
-//! What servers know a client by: the container is the client (DUID), its interface in a network an association (IAID).
+//! The identity of a client: the container has a DUID, and each of its interfaces in a network an IAID.
 //!
-//! Rules: both come of the attachment's names alone, so that a repeated ADD and a daemon that is started again ask for the
-//! lease there is. The container's name is hashed: what a DUID may be long is shorter than what it may be.
+//! Both are derived from the attachment's names only, so that a repeated ADD and a restarted daemon request the same
+//! lease. The container's id is hashed, because it may be longer than a DUID.
 //!
-//! Source: RFC 8415 §11, §12; RFC 6355 (DUID-UUID); RFC 9562 §5.8 (a UUID by one's own rule).
+//! Source: RFC 8415 §11, §12; RFC 6355 (DUID-UUID); RFC 9562 §5.8 (UUID version 8).
 
 use plugin_support::hash;
 
@@ -11,36 +11,36 @@ use super::message::option;
 use super::options::Options;
 use crate::owner::Owner;
 
-/// DUID-UUID.
+/// DUID type "UUID".
 const KIND: [u8; 2] = [0, 4];
 
-/// One client and one of its associations.
+/// Client and one of its associations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// DUID: the container's, or the one that is provided.
+    /// DUID of the container, or the configured one.
     pub client: Vec<u8>,
-    /// IAID: the interface's.
+    /// IAID of the interface.
     pub association: u32,
 }
 
 impl Identity {
-    /// Of an attachment that says this.
+    /// Returns the identity of an attachment with these options.
     pub fn of(owner: &Owner, options: &Options) -> Identity {
         let Owner { container, network: _, ifname: _ } = owner;
         let provided = options.provided.iter().find(|(number, _)| *number == option::CLIENT);
-        let client = provided.map_or_else(|| unique(container), |(_, value)| value.clone());
+        let client = provided.map_or_else(|| duid(container), |(_, value)| value.clone());
         Identity { client, association: association(owner) }
     }
 }
 
-/// IAID: the network's and the interface's names.
+/// Returns the IAID for the names of network and interface.
 pub fn association(owner: &Owner) -> u32 {
     let Owner { container: _, network, ifname } = owner;
     let digest = hash::digest(&["dhcpv6", network, ifname]);
     digest.first_chunk::<4>().map_or(0, |first| u32::from_be_bytes(*first))
 }
 
-fn unique(container: &str) -> Vec<u8> {
+fn duid(container: &str) -> Vec<u8> {
     let digest = hash::digest(&["dhcpv6", container]);
     let mut uuid = digest.first_chunk::<16>().copied().unwrap_or_default();
     // Version 8, variant 10.
@@ -58,11 +58,11 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_a_client_and_its_interfaces_are_associations() {
+    fn dhcp_v6_container_is_a_client_with_an_iaid_per_interface() {
         let nothing = Options::default();
         let first = Identity::of(&owner("c", "net", "eth0"), &nothing);
         assert_eq!(first, Identity::of(&owner("c", "net", "eth0"), &nothing));
-        // Frozen: a server finds the lease of before an upgrade by it.
+        // This value must not change: after an upgrade the server finds the existing lease by it.
         let digits = hash::hex("", 100, &first.client);
         assert_eq!(
             (digits.as_str(), first.association),

@@ -1,8 +1,11 @@
-//! A lease of an IPv6 address: what a server granted, read out of its REPLY once, and what a container gets of it.
+//! A DHCPv6 lease: what a server granted in its REPLY, and the CNI result for the container.
 //!
-//! Rules: everything in it is hostile. An address that is to be used no longer than now, or shorter than it is to be
-//! preferred, is none; times are bounded below, so that no server makes us ask all the time, and where the server leaves
-//! them to us they are 0.5 and 0.8 of the time that the address is preferred; names are names.
+//! Rules:
+//! - Everything in the REPLY is untrusted.
+//! - An address is refused if its valid lifetime is 0 or shorter than its preferred lifetime.
+//! - Times have a minimum, so that no server makes the client send permanently. Times that the server leaves to the
+//!   client are 0.5 and 0.8 of the preferred lifetime.
+//! - DNS names are validated.
 //!
 //! Source: RFC 8415 §14.2, §18.2.10.1, §21.4, §21.6; RFC 3646; RFC 5942 §5 for the length of the prefix.
 
@@ -16,37 +19,38 @@ use ipnet::{IpNet, Ipv6Net};
 use super::message::{Address, Association, Code, Message, Status, option};
 use crate::v4::lease::{NAMES_MAX, SHORTEST, search};
 
-/// What a server says for «for ever».
-pub const FOR_EVER: u32 = u32::MAX;
+/// Lifetime that means "infinite".
+pub const INFINITE: u32 = u32::MAX;
 
-/// Options of a REPLY that are kept beside the association, once each, and the longest value of them, in bytes.
+/// Options of a REPLY that are stored with the association, once each.
 const KEPT: &[u16] = &[option::SERVER, option::NAME_SERVERS, option::DOMAIN_SEARCH];
+/// Maximum length of a stored option, in bytes.
 const KEPT_MAX: usize = 1024;
 
-/// What was granted.
+/// Granted lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The address.
+    /// Address.
     pub address: Ipv6Addr,
-    /// Who granted it: its DUID.
+    /// DUID of the server.
     pub server: Vec<u8>,
-    /// From when on the server is asked to extend it, counted from the grant.
+    /// Time from which the server is requested to extend it, relative to the grant (T1).
     pub renewal: Duration,
-    /// From when on any server is asked.
+    /// Time from which any server is requested to extend it (T2).
     pub rebinding: Duration,
-    /// When it ends; `None`: never.
+    /// Time of its end; `None`: never.
     pub expiry: Option<Duration>,
-    /// The REPLY itself, as far as it is of use: who, the address, names.
+    /// REPLY, reduced to the options that are used: server, address, names.
     pub reply: Message,
 }
 
 impl Lease {
-    /// Reads a REPLY: the first address of this association that a container could use.
+    /// Reads a REPLY: the first usable address of this association.
     pub fn of(reply: Message, association: u32) -> Result<Lease, Error> {
         Lease::for_address(reply, association, None)
     }
 
-    /// Reads a REPLY that has to be about this address.
+    /// Reads a REPLY that must contain the address `wanted`, if that is given.
     pub fn for_address(
         mut reply: Message,
         association: u32,
@@ -57,16 +61,16 @@ impl Lease {
             return fault("no server identifier");
         };
         let Some(found) = reply.association(association) else {
-            return fault("no association that is ours");
+            return fault("no association of this client");
         };
         let is_it =
             |address: &&Address| is_granted(address) && wanted.is_none_or(|wanted| wanted == address.address);
         let Some(granted) = found.addresses.iter().find(is_it) else {
-            return fault("not an address that a container could have");
+            return fault("not an address that a container can use");
         };
         let (renewal, rebinding, expiry) = times(&found, granted);
         let address = granted.address;
-        // It is kept as long as the container runs, in a file that has a largest size.
+        // Stored as long as the container runs, in a file with a maximum size.
         let kept = Association { addresses: vec![granted.clone()], status: Status::SUCCESS, ..found };
         let mut options = vec![(option::ASSOCIATION, kept.encode())];
         for number in KEPT {
@@ -77,7 +81,7 @@ impl Lease {
         Ok(Lease { address, server, renewal, rebinding, expiry, reply })
     }
 
-    /// What the container gets; its address is used with a prefix of this length.
+    /// Returns the CNI result; its address has this prefix length.
     pub fn result(&self, prefix_length: u8) -> Success {
         let address = Ipv6Net::new(self.address, prefix_length).unwrap_or(Ipv6Net::from(self.address));
         let servers = self.reply.addresses(option::NAME_SERVERS);
@@ -96,13 +100,13 @@ impl Lease {
     }
 }
 
-/// Is it an address that may be used?
+/// Whether the server granted the address, and a container can use it.
 pub fn is_granted(address: &Address) -> bool {
     let Address { address, preferred, valid, status } = address;
     *valid > 0 && preferred <= valid && status.code == Code::Success && is_usable(*address)
 }
 
-/// An address that one machine can have, beyond its link.
+/// Whether a host can use the address beyond its link.
 fn is_usable(address: Ipv6Addr) -> bool {
     let is_special = address.is_unspecified() || address.is_loopback() || address.is_multicast();
     !address.is_unicast_link_local() && !is_special && address.to_ipv4_mapped().is_none()
@@ -112,13 +116,13 @@ fn seconds(number: u32) -> Duration {
     Duration::from_secs(number.into())
 }
 
-/// T1, T2, and the end.
+/// Returns T1, T2 and the end.
 fn times(association: &Association, granted: &Address) -> (Duration, Duration, Option<Duration>) {
-    let expiry = (granted.valid != FOR_EVER).then(|| seconds(granted.valid).max(SHORTEST));
-    let end = expiry.unwrap_or(seconds(FOR_EVER));
-    // An address that is deprecated from the beginning is valid all the same.
+    let expiry = (granted.valid != INFINITE).then(|| seconds(granted.valid).max(SHORTEST));
+    let end = expiry.unwrap_or(seconds(INFINITE));
+    // An address may be deprecated (preferred lifetime 0) and still be valid.
     let basis = if granted.preferred == 0 { end } else { seconds(granted.preferred).min(end) };
-    // At its end it is too late to ask.
+    // A time at the end of the lease would be too late.
     let within =
         |number: u32| Some(seconds(number)).filter(|time| number > 0 && (*time < end || expiry.is_none()));
     let rebinding = within(association.rebinding).unwrap_or(basis * 4 / 5);
@@ -145,26 +149,26 @@ mod tests {
     }
 
     #[test]
-    fn times_are_in_order_and_never_nothing() {
+    fn dhcp_v6_lease_times_are_ordered_and_have_a_minimum() {
         let times = |renewal: u32, rebinding: u32, preferred: u32, valid: u32| {
             let lease = Lease::of(reply(renewal, rebinding, preferred, valid, "2001:db8::5"), US).unwrap();
             (lease.renewal.as_secs(), lease.rebinding.as_secs(), lease.expiry.map(|end| end.as_secs()))
         };
         assert_eq!(times(30, 60, 80, 100), (30, 60, Some(100)));
-        assert_eq!(times(0, 0, 80, 100), (40, 64, Some(100)), "it is left to us");
+        assert_eq!(times(0, 0, 80, 100), (40, 64, Some(100)), "the client chooses");
         assert_eq!(times(0, 0, 0, 100), (50, 80, Some(100)), "deprecated from the beginning");
-        assert_eq!(times(FOR_EVER, FOR_EVER, 80, 100), (40, 64, Some(100)), "later than its end");
+        assert_eq!(times(INFINITE, INFINITE, 80, 100), (40, 64, Some(100)), "later than its end");
         assert_eq!(times(500, 0, 80, 100), (40, 64, Some(100)));
         assert_eq!(times(100, 100, 100, 100), (50, 80, Some(100)), "at its end");
         assert_eq!(times(90, 0, 80, 100), (64, 64, Some(100)));
         assert_eq!(times(0, 0, 1, 1), (1, 1, Some(1)));
-        let for_ever = u64::from(FOR_EVER);
-        assert_eq!(times(0, 0, FOR_EVER, FOR_EVER), (for_ever / 2, for_ever * 4 / 5, None));
-        assert_eq!(times(FOR_EVER, FOR_EVER, FOR_EVER, FOR_EVER), (for_ever, for_ever, None));
+        let infinite = u64::from(INFINITE);
+        assert_eq!(times(0, 0, INFINITE, INFINITE), (infinite / 2, infinite * 4 / 5, None));
+        assert_eq!(times(INFINITE, INFINITE, INFINITE, INFINITE), (infinite, infinite, None));
     }
 
     #[test]
-    fn what_no_container_could_use_is_no_lease() {
+    fn dhcp_v6_unusable_address_is_no_lease() {
         for address in ["::", "::1", "ff02::1", "fe80::1", "::ffff:10.0.0.1"] {
             assert!(Lease::of(reply(0, 0, 80, 100, address), US).is_err(), "{address}");
         }
@@ -178,14 +182,14 @@ mod tests {
         }
         assert!(Lease::of(good.clone(), US + 1).is_err(), "another association");
         assert!(Lease::for_address(good.clone(), US, Some("2001:db8::6".parse().unwrap())).is_err());
-        let mut nobody = good.clone();
-        nobody.options.retain(|(number, _)| *number != option::SERVER);
-        assert!(Lease::of(nobody, US).is_err());
+        let mut without_server = good.clone();
+        without_server.options.retain(|(number, _)| *number != option::SERVER);
+        assert!(Lease::of(without_server, US).is_err());
         assert!(Lease::of(good, US).is_ok());
     }
 
     #[test]
-    fn names_are_names_and_the_prefix_is_as_long_as_it_is_told() {
+    fn dhcp_v6_names_are_validated_and_the_prefix_length_is_used() {
         let mut reply = reply(0, 0, 80, 100, "2001:db8::5");
         let servers = ["::", "2001:db8::1", "ff02::1", "fe80::1", "2001:db8::2"]
             .map(|one| one.parse::<Ipv6Addr>().unwrap().octets());
@@ -200,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_reply_is_short_and_reads_back() {
+    fn dhcp_v6_stored_reply_is_short_and_round_trips() {
         let mut long = reply(30, 60, 80, 100, "2001:db8::5");
         let found = long.association(US).unwrap();
         let many = Association { addresses: vec![found.addresses[0].clone(); 300], ..found };

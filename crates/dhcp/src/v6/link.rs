@@ -1,11 +1,11 @@
-//! What DHCPv6 needs of a link, and what an address of it needs: a link-local address to ask from, that no other machine
-//! has it, and a router that says what is reached how.
+//! The kernel's part of DHCPv6 on a link: the link-local address, duplicate address detection, and routes from router
+//! advertisements.
 //!
-//! Rules: the kernel is listened to, not asked all the time, and every wait has an end.
+//! Kernel events are awaited instead of polled, and every wait has a timeout.
 //!
-//! A link that is set up for this is set up without duplicate address detection, unless the network has `enabledad`: the
-//! plugins that make interfaces turn it off for every container's, and it would cost each ADD a second or two. On one that
-//! is up already it is waited for.
+//! A link that is down is prepared without duplicate address detection, unless the network has `enabledad`. The plugins
+//! that create interfaces turn it off, too: it would take one to two seconds of each ADD. On a link that is up, running
+//! detection is awaited.
 //!
 //! Source: RFC 4862 §5.4, RFC 4861 §6.3.7, RFC 8415 §18.2.10.1; `Documentation/networking/ip-sysctl.rst`.
 
@@ -22,22 +22,23 @@ use linux::sysctl::{self, Family};
 use linux::watch::Watch;
 use plugin_support::failure::OrRefused;
 
-use super::Wish;
-use crate::v4::exchange::GLANCE;
+use super::V6Request;
+use crate::v4::exchange::POLL;
 
-/// How long a link-local address may take: the kernel waits up to a second before it asks, and a second for an answer.
-const SETTLED: Duration = Duration::from_secs(5);
-/// How long a router may take: the kernel asks again after four seconds what was lost, and it answers within half of one.
-const ROUTER: Duration = Duration::from_secs(5);
+/// Timeout of duplicate address detection: the kernel delays it for up to a second and then waits for a second.
+const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for a router advertisement: the kernel repeats its solicitation after four seconds, and a router answers
+/// within half a second.
+const ROUTER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Expects that there is IPv6 on the link, and makes it ready for being set up, if it is down.
-pub fn prepare(netns: &Netns, link: &Link, wish: &Wish) -> Result<(), Error> {
+/// Fails unless the link has IPv6; prepares a link that is down.
+pub fn prepare(netns: &Netns, link: &Link, v6_request: &V6Request) -> Result<(), Error> {
     expect_ipv6(netns, link)?;
     if link.up {
         return Ok(());
     }
     let off = |name: &str| sysctl::write_interface(Family::V6, &link.name, name, "0");
-    let write = || match wish.detect_duplicates {
+    let write = || match v6_request.detect_duplicates {
         true => off("autoconf"),
         false => off("autoconf").and_then(|()| off("accept_dad")),
     };
@@ -50,21 +51,21 @@ fn expect_ipv6(netns: &Netns, link: &Link) -> Result<(), Error> {
     match netns.run(read).or_refused()?.as_deref() {
         Ok("0") => Ok(()),
         Ok(value) => {
-            let why = "without IPv6 on the link there is no DHCPv6";
+            let why = "DHCPv6 needs IPv6 on the link";
             Err(Error::internal(format!("{key} = {value}: {why}")))
         }
         Err(error) => Err(Error::internal(format!("{}: no IPv6: {error}", link.name))),
     }
 }
 
-/// The address to ask from, as soon as it is nobody else's.
+/// Returns the link-local address to send from, after duplicate address detection.
 ///
 /// # Errors
-/// If IPv6 is off on the link, its address is another machine's, or there is none in time.
+/// IPv6 is off on the link, the address is a duplicate, or there is none within the timeout.
 pub fn link_local(netns: &Netns, link: &Link, is_over: &dyn Fn() -> bool) -> Result<Ipv6Addr, Error> {
     let mut what = "no link-local IPv6 address";
-    let end = Instant::now() + SETTLED;
-    let found = until(netns, end, is_over, || {
+    let end = Instant::now() + DETECTION_TIMEOUT;
+    let found = wait_for(netns, end, is_over, || {
         let all = addresses(netns, link)?;
         if let Some(own) = all.iter().find_map(usable) {
             return Ok(Some(own));
@@ -75,7 +76,7 @@ pub fn link_local(netns: &Netns, link: &Link, is_over: &dyn Fn() -> bool) -> Res
                 Err(Error::internal(format!("{} on {}: {why}", own.address, link.name)))
             }
             Some(_) => {
-                what = "a link-local IPv6 address that is still asked about";
+                what = "a link-local IPv6 address that is still tentative";
                 Ok(None)
             }
             None => Ok(None),
@@ -85,14 +86,14 @@ pub fn link_local(netns: &Netns, link: &Link, is_over: &dyn Fn() -> bool) -> Res
         Some(own) => Ok(own),
         None => {
             expect_ipv6(netns, link)?;
-            let seconds = SETTLED.as_secs();
+            let seconds = DETECTION_TIMEOUT.as_secs();
             let why = format!("{} has {what} within {seconds} s; is there a carrier?", link.name);
             Err(Error::new(code::TRY_AGAIN_LATER, why))
         }
     }
 }
 
-/// The address to ask from, if there is one now.
+/// Returns the link-local address to send from, if there is one now.
 pub fn link_local_now(netns: &Netns, link: &Link) -> Result<Option<Ipv6Addr>, Error> {
     Ok(addresses(netns, link)?.iter().find_map(usable))
 }
@@ -104,11 +105,11 @@ fn usable(own: &Address) -> Option<Ipv6Addr> {
     }
 }
 
-/// Does another machine on the link have this address? The kernel is let ask, with the address on the link meanwhile.
+/// Whether another host on the link uses this address. The kernel checks it while the address is on the link.
 /// `ip address add ADDRESS dev NAME`, then `ip address delete`
 ///
-/// One that the link has already is not asked about, and neither is one about which the kernel has no word in time.
-pub fn is_anothers(
+/// False for an address that the link already has, and after a timeout.
+pub fn is_used_by_other(
     netns: &Netns,
     link: &Link,
     address: Ipv6Addr,
@@ -121,10 +122,10 @@ pub fn is_anothers(
         Err(error) if error.kind() == linux::Kind::Exists => return Ok(false),
         Err(error) => return Err(plugin_support::failure::refused(&error)),
     }
-    let end = Instant::now() + SETTLED;
-    let verdict = until(netns, end, is_over, || {
+    let end = Instant::now() + DETECTION_TIMEOUT;
+    let verdict = wait_for(netns, end, is_over, || {
         let all = addresses(netns, link)?;
-        // One that is refused may be taken away at once.
+        // The kernel may remove a duplicate address at once.
         let Some(own) = all.iter().find(|own| own.address == net) else { return Ok(Some(true)) };
         Ok((own.duplicate || !own.tentative).then_some(own.duplicate))
     });
@@ -134,44 +135,44 @@ pub fn is_anothers(
     Ok(verdict.unwrap_or(false))
 }
 
-/// Waits until a router has said what is reached by this link, and how; false if none has in time. A container whose
-/// address comes without a prefix reaches nobody before.
+/// Waits until a router advertisement has added a route on this link; false after the timeout. A container whose
+/// address has no prefix reaches no other host before.
 pub fn await_router(netns: &Netns, link: &Link, is_over: &dyn Fn() -> bool) -> Result<bool, Error> {
     let read = |name: &str| sysctl::read_interface(Family::V6, &link.name, name).unwrap_or_default();
     let (accepts, forwards) = netns.run(|| (read("accept_ra"), read("forwarding"))).or_refused()?;
-    // Who forwards is a router itself, and listens to none unless it is told to.
+    // A forwarding host is a router and ignores advertisements unless `accept_ra` is 2.
     if accepts == "0" || (accepts == "1" && forwards == "1") {
         return Ok(false);
     }
-    let end = Instant::now() + ROUTER;
-    let heard = until(netns, end, is_over, || {
+    let end = Instant::now() + ROUTER_TIMEOUT;
+    let advertised = wait_for(netns, end, is_over, || {
         let routes = netns.rtnl().and_then(|mut net| net.routes(Routes::V6)).or_refused()?;
-        let leads_on = |dst: IpNet| !is_link_local(dst) && !dst.addr().is_multicast();
+        let is_global = |dst: IpNet| !is_link_local(dst) && !dst.addr().is_multicast();
         let mut own = routes.iter().filter(|route| route.link == link.index && route.table == TABLE_MAIN);
-        Ok(own.any(|route| leads_on(route.dst)).then_some(()))
+        Ok(own.any(|route| is_global(route.dst)).then_some(()))
     })?;
-    Ok(heard.is_some())
+    Ok(advertised.is_some())
 }
 
-/// Looks whenever something has changed, until there is something to see.
-fn until<T>(
+/// Calls `look` after every kernel event until it returns a value.
+fn wait_for<T>(
     netns: &Netns,
     end: Instant,
     is_over: &dyn Fn() -> bool,
     mut look: impl FnMut() -> Result<Option<T>, Error>,
 ) -> Result<Option<T>, Error> {
-    // Before the first look: what changes between both is heard.
+    // Opened before the first look, so that later changes are received.
     let watch = netns.run(Watch::open).or_refused()?.or_refused()?;
     loop {
         if let Some(seen) = look()? {
             return Ok(Some(seen));
         }
-        while !watch.wait(end.min(Instant::now() + GLANCE)).or_refused()? {
+        while !watch.wait(end.min(Instant::now() + POLL)).or_refused()? {
             if Instant::now() >= end || is_over() {
                 return Ok(None);
             }
         }
-        // One that changes all the time ends, too.
+        // Frequent events must not extend the timeout.
         if Instant::now() >= end || is_over() {
             return look();
         }

@@ -1,22 +1,23 @@
-//! A DHCPv6 message as bytes, and what is nested in it.
+//! Codec of DHCPv6 messages and their nested options.
 //!
-//! Rules: everything read is hostile. A message that is too short or has an option beyond its end is none at all, and so is
-//! an association that cannot be read whole; nothing here grows beyond the datagram it came in; what a server says in words
-//! is cut and has no control characters.
+//! Rules:
+//! - Input is untrusted. A message that is too short or has an option beyond its end is invalid, and so is an
+//!   association that cannot be decoded completely.
+//! - A decoded message is not larger than its datagram.
+//! - The text of a server's status is truncated and has no control characters.
 //!
-//! A library was not taken, for the reason that the messages of DHCPv4 have: without features it still brings a resolver
-//! and the tables of Unicode along.
+//! No library is used, for the same reason as for DHCPv4: they depend on a resolver and on Unicode tables.
 //!
-//! Source: RFC 8415 §8, §21; numbers: IANA «DHCPv6 parameters».
+//! Source: RFC 8415 §8, §21; numbers: IANA "DHCPv6 parameters".
 
 use std::net::Ipv6Addr;
 
 /// Length of the part before the options, in bytes.
 const FIXED: usize = 4;
-/// Longest text of a server that is repeated, in characters.
+/// Maximum length of a server's text, in characters.
 const TEXT_MAX: usize = 200;
 
-/// Numbers of options.
+/// Option numbers.
 pub mod option {
     #![allow(missing_docs, reason = "RFC 8415 §24 and IANA name them")]
     pub const CLIENT: u16 = 1;
@@ -42,97 +43,97 @@ pub mod option {
     pub const DELEGATION: u16 = 25;
     pub const DELEGATED: u16 = 26;
     pub const NAME: u16 = 39;
-    pub const SOLICIT_MOST: u16 = 82;
+    pub const SOL_MAX_RT: u16 = 82;
 }
 
-/// What a message is for.
+/// Type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Is there a server?
+    /// The client searches for servers.
     Solicit = 1,
-    /// There is, and this is what it would give.
+    /// A server offers an address.
     Advertise = 2,
-    /// I want that.
+    /// The client requests the offered address.
     Request = 3,
-    /// Does this address still belong here?
+    /// The client asks for confirmation that its address belongs to the link.
     Confirm = 4,
-    /// I want to keep it: to who gave it.
+    /// The client requests its server to extend the lease.
     Renew = 5,
-    /// I want to keep it: to anybody.
+    /// The client requests any server to extend the lease.
     Rebind = 6,
-    /// The answer to all but the first.
+    /// A server answers any message except SOLICIT without rapid commit.
     Reply = 7,
-    /// I do not need it any more.
+    /// The client releases the address.
     Release = 8,
-    /// Another machine has it.
+    /// The client reports that another host uses the address.
     Decline = 9,
 }
 
-/// Options in order; a number may be there more than once.
+/// Options in order; a number may occur more than once.
 pub type Options = Vec<(u16, Vec<u8>)>;
 
-/// One message, of a client or for it.
+/// Message from or to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What it is for.
+    /// Type.
     pub kind: Kind,
-    /// What answers are recognised by: 24 bits.
+    /// Transaction id of 24 bits, which relates answers to requests.
     pub transaction: u32,
-    /// Its options.
+    /// Options.
     pub options: Options,
 }
 
-/// What became of what was asked (RFC 8415 §21.13).
+/// Status code of a request (RFC 8415 §21.13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// It was done.
+    /// Success.
     Success,
-    /// It was not, and the server does not say why, or with a number that we do not know.
+    /// Failure for an unspecified reason, or with an unknown number.
     Unspecified,
-    /// The server has no address.
+    /// The server has no address to assign.
     NoAddress,
     /// The server does not know the association.
     NoBinding,
     /// The address does not belong to this link.
     NotOnLink,
-    /// It has to be asked by multicast; it always is.
+    /// The server requires multicast, which this client always uses.
     UseMulticast,
 }
 
-/// The same with the server's words.
+/// Status with the server's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// What became of it.
+    /// Code.
     pub code: Code,
-    /// The server's words; may be empty.
+    /// Text of the server; may be empty.
     pub text: String,
 }
 
-/// An association for addresses that are no temporary ones (IA_NA).
+/// Association for non-temporary addresses (IA_NA).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Association {
-    /// Which one of the client's.
+    /// IAID.
     pub id: u32,
     /// T1, in seconds; 0 leaves it to the client.
     pub renewal: u32,
     /// T2, in seconds; 0 leaves it to the client.
     pub rebinding: u32,
-    /// Its addresses.
+    /// Addresses.
     pub addresses: Vec<Address>,
-    /// What became of it.
+    /// Status.
     pub status: Status,
 }
 
-/// An address of an association (IAADDR).
+/// Address of an association (IAADDR).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// The address.
+    /// Address.
     pub address: Ipv6Addr,
-    /// How long it may be used for what is new, in seconds.
+    /// Preferred lifetime, in seconds.
     pub preferred: u32,
-    /// How long it may be used, in seconds.
+    /// Valid lifetime, in seconds.
     pub valid: u32,
-    /// What became of it.
+    /// Status.
     pub status: Status,
 }
 
@@ -158,12 +159,12 @@ impl Kind {
 // === impl Message ===
 
 impl Message {
-    /// A message without an option.
+    /// Returns a message without options.
     pub fn new(kind: Kind, transaction: u32) -> Message {
         Message { kind, transaction: transaction & 0x00ff_ffff, options: Options::new() }
     }
 
-    /// Sets an option; what was there under its number is replaced.
+    /// Sets an option; replaces a previous value.
     pub fn set(&mut self, number: u16, value: impl Into<Vec<u8>>) {
         let value = value.into();
         match self.options.iter_mut().find(|(known, _)| *known == number) {
@@ -172,23 +173,23 @@ impl Message {
         }
     }
 
-    /// The value of an option, the first if there are several.
+    /// Returns the value of an option, the first if there are several.
     pub fn option(&self, number: u16) -> Option<&[u8]> {
         find(&self.options, number)
     }
 
-    /// An option that is a list of addresses; what is left over at the end is not one.
+    /// Returns an option that is a list of addresses; incomplete bytes at its end are ignored.
     pub fn addresses(&self, number: u16) -> Vec<Ipv6Addr> {
         let (list, _) = self.option(number).unwrap_or_default().as_chunks::<16>();
         list.iter().map(|octets| Ipv6Addr::from(*octets)).collect()
     }
 
-    /// The status of the whole message; success where it says none.
+    /// Returns the status of the message; success if it has none.
     pub fn status(&self) -> Status {
         Status::among(&self.options)
     }
 
-    /// The association of this number; `None` if there is none, or none that may be believed: T1 after T2.
+    /// Returns the association with this IAID; `None` if there is none, or if T1 is after T2.
     pub fn association(&self, id: u32) -> Option<Association> {
         let all = self.options.iter().filter(|(number, _)| *number == option::ASSOCIATION);
         let read = all.filter_map(|(_, value)| Association::decode(value)).find(|found| found.id == id)?;
@@ -196,7 +197,7 @@ impl Message {
         is_in_order.then_some(read)
     }
 
-    /// As it is sent.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let Message { kind, transaction, options } = self;
         let mut bytes = transaction.to_be_bytes().to_vec();
@@ -205,7 +206,7 @@ impl Message {
         bytes
     }
 
-    /// As it was received; `None` if it is none.
+    /// Decodes a message; `None` if it is invalid.
     pub fn decode(bytes: &[u8]) -> Option<Message> {
         let (fixed, rest) = bytes.split_first_chunk::<FIXED>()?;
         let [kind, transaction @ ..] = *fixed;
@@ -218,7 +219,7 @@ impl Message {
 // === impl Status ===
 
 impl Status {
-    /// Nothing is said, and so all is well.
+    /// Status of an answer without a status option.
     pub const SUCCESS: Status = Status { code: Code::Success, text: String::new() };
 
     fn among(options: &Options) -> Status {
@@ -279,7 +280,7 @@ impl std::fmt::Display for Status {
 // === impl Association ===
 
 impl Association {
-    /// The value of the option.
+    /// Encodes the value of the option.
     pub fn encode(&self) -> Vec<u8> {
         let Association { id, renewal, rebinding, addresses, status } = self;
         let mut options: Options =
@@ -338,7 +339,7 @@ fn find(options: &Options, number: u16) -> Option<&[u8]> {
 
 fn write(options: &Options, bytes: &mut Vec<u8>) {
     for (number, value) in options {
-        // No datagram is longer than this; what is sent is shorter by far.
+        // No datagram has longer options, and sent ones are much shorter.
         let Ok(length) = u16::try_from(value.len()) else { continue };
         bytes.extend(number.to_be_bytes());
         bytes.extend(length.to_be_bytes());
@@ -346,7 +347,7 @@ fn write(options: &Options, bytes: &mut Vec<u8>) {
     }
 }
 
-/// `None` if one of them goes beyond the end.
+/// Decodes options; `None` if one of them extends beyond the end.
 fn read(mut rest: &[u8]) -> Option<Options> {
     let mut options = Options::new();
     while !rest.is_empty() {

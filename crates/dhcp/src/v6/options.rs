@@ -1,7 +1,7 @@
-//! What the configuration says about options of DHCPv6: which are provided, which are asked for.
+//! The configured DHCPv6 options: those that are provided to the server and those that are requested.
 //!
-//! Rules: they are lists of their own (`provideV6`, `requestV6`), because one number means different things in both
-//! protocols; a value is text, put into the form that its option has.
+//! They have separate lists (`provideV6`, `requestV6`), because a number has different meanings in both protocols. A
+//! value is a string, which is encoded in the form of its option.
 //!
 //! Source: names: dhcp-options(5), without their `dhcp6.`; forms: RFC 8415 §21.15, §21.16, RFC 4704 §4.
 
@@ -14,13 +14,13 @@ use serde_json::Value;
 use super::message::option;
 use crate::v4::options::{Provide, Request, VALUE_MAX, check_lengths};
 
-/// Shortest and longest DUID, in bytes.
+/// Valid lengths of a DUID, in bytes.
 const CLIENT: std::ops::RangeInclusive<usize> = 3..=130;
-/// Longest part of a name between two dots, in bytes.
+/// Maximum length of a label in a name, in bytes.
 const LABEL_MAX: usize = 63;
-/// Bit of option 39: the server shall enter the name in DNS, which a container cannot.
-const SERVER_ENTERS: u8 = 1;
-/// Names that stand for a number.
+/// Flag of option 39: the server is to update DNS, because a container cannot.
+const SERVER_UPDATES_DNS: u8 = 1;
+/// Names of options.
 const NAMES: &[(&str, u16)] = &[
     ("client-id", option::CLIENT),
     ("domain-search", option::DOMAIN_SEARCH),
@@ -29,7 +29,7 @@ const NAMES: &[(&str, u16)] = &[
     ("user-class", option::USER_CLASS),
     ("vendor-class", option::VENDOR_CLASS),
 ];
-/// What the client itself says, or only servers and relays do.
+/// Options that only the client itself, servers or relays may set.
 const OWN: &[u16] = &[
     option::SERVER,
     option::ASSOCIATION,
@@ -48,22 +48,22 @@ const OWN: &[u16] = &[
     option::RECONFIGURE_ACCEPT,
     option::DELEGATION,
     option::DELEGATED,
-    option::SOLICIT_MOST,
+    option::SOL_MAX_RT,
 ];
-/// What is asked for unless one says `skipDefault`.
+/// Options that are requested unless `skipDefault` is set.
 const DEFAULTS: &[u16] = &[option::NAME_SERVERS, option::DOMAIN_SEARCH];
 
-/// What messages to a server say.
+/// Options of the messages to a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
-    /// Number and value, in the option's form.
+    /// Numbers and encoded values of the provided options.
     pub provided: Vec<(u16, Vec<u8>)>,
-    /// Numbers that are asked for.
+    /// Numbers of the requested options.
     pub requested: Vec<u16>,
 }
 
 impl Options {
-    /// Reads both lists; values may come from the pairs of `CNI_ARGS`.
+    /// Reads both lists; values may come from `CNI_ARGS`.
     pub fn read(provide: &[Provide], request: &[Request], args: &str) -> Result<Options, Error> {
         let args = Args::scan(args);
         let mut options = Options::default();
@@ -72,7 +72,7 @@ impl Options {
             let key = format!("ipam.provideV6[{at}]");
             let number = number(&format!("{key}.option"), option)?;
             if OWN.contains(&number) {
-                let why = "no option that a container may say";
+                let why = "an option that cannot be configured";
                 return Err(Error::key(format!("{key}.option"), quote(option), why));
             }
             let from_args = args.get(from_arg).filter(|_| !from_arg.is_empty());
@@ -83,7 +83,7 @@ impl Options {
                 if value.len() > VALUE_MAX {
                     return fault(format!("longer than {VALUE_MAX} bytes"));
                 }
-                match form(number, value) {
+                match encode_value(number, value) {
                     Ok(bytes) => {
                         options.provided.retain(|(known, _)| *known != number);
                         options.provided.push((number, bytes));
@@ -110,13 +110,13 @@ impl Options {
     }
 }
 
-/// A name or a number, which may be written as text.
+/// Returns the option number for a name or a number, which may be written as a string.
 fn number(key: &str, option: &Value) -> Result<u16, Error> {
     let text = option.as_str().unwrap_or_default();
     let named = NAMES.iter().find(|(name, _)| *name == text).map(|(_, number)| *number);
-    let counted =
+    let numbered =
         || option.as_u64().or_else(|| text.parse().ok()).and_then(|number| u16::try_from(number).ok());
-    named.or_else(counted).filter(|number| *number > 0).ok_or_else(|| {
+    named.or_else(numbered).filter(|number| *number > 0).ok_or_else(|| {
         let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
         Error::key(
             key,
@@ -126,22 +126,22 @@ fn number(key: &str, option: &Value) -> Result<u16, Error> {
     })
 }
 
-/// Reason why a text is not the value of an option.
+/// Reason why a string is not a valid value of an option.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 enum ValueError {
-    /// The client identifier has a length that no DUID has.
+    /// The client identifier has an invalid length.
     #[error("a DUID of {0} bytes; it has {least} to {most}", least = CLIENT.start(), most = CLIENT.end())]
     ClientLength(usize),
-    /// The vendor class names no enterprise.
+    /// The vendor class has no enterprise number.
     #[error("not an enterprise number, a colon and a class, as 32473:printers")]
     VendorClass,
-    /// The name is none of DNS.
-    #[error("not a name of DNS")]
+    /// The name is no DNS name.
+    #[error("not a DNS name")]
     Name,
 }
 
-/// A text in the form of its option, or what is wrong with it.
-fn form(number: u16, text: &str) -> Result<Vec<u8>, ValueError> {
+/// Encodes a string in the form of its option.
+fn encode_value(number: u16, text: &str) -> Result<Vec<u8>, ValueError> {
     match number {
         option::CLIENT => {
             let bytes = digits(text).unwrap_or_else(|| text.as_bytes().to_vec());
@@ -150,19 +150,19 @@ fn form(number: u16, text: &str) -> Result<Vec<u8>, ValueError> {
                 false => Err(ValueError::ClientLength(bytes.len())),
             }
         }
-        option::USER_CLASS => Ok(counted(text)),
+        option::USER_CLASS => Ok(length_prefixed(text)),
         option::VENDOR_CLASS => {
             let parts = text.split_once(':');
             let enterprise = parts.and_then(|(number, class)| Some((number.parse::<u32>().ok()?, class)));
             let (enterprise, class) = enterprise.ok_or(ValueError::VendorClass)?;
-            Ok([&enterprise.to_be_bytes()[..], &counted(class)].concat())
+            Ok([&enterprise.to_be_bytes()[..], &length_prefixed(class)].concat())
         }
         option::NAME => name(text),
         _ => Ok(text.as_bytes().to_vec()),
     }
 }
 
-/// Bytes as pairs of hexadecimal digits with colons between: `00:04:a1`.
+/// Decodes pairs of hexadecimal digits separated by colons, such as `00:04:a1`.
 fn digits(text: &str) -> Option<Vec<u8>> {
     let byte = |pair: &str| {
         let is_pair = pair.len() == 2 && pair.chars().all(|c| c.is_ascii_hexdigit());
@@ -172,15 +172,15 @@ fn digits(text: &str) -> Option<Vec<u8>> {
     text.split(':').map(byte).collect::<Option<_>>().filter(|_| is_list)
 }
 
-/// A length and the text.
-fn counted(text: &str) -> Vec<u8> {
+/// Returns the length of a string and its bytes.
+fn length_prefixed(text: &str) -> Vec<u8> {
     let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
     [&length.to_be_bytes()[..], text.as_bytes()].concat()
 }
 
-/// A name as DNS has it; one without a dot is a beginning, which the server completes.
+/// Encodes a DNS name; one without a dot is partial, and the server completes it.
 fn name(text: &str) -> Result<Vec<u8>, ValueError> {
-    let mut bytes = vec![SERVER_ENTERS];
+    let mut bytes = vec![SERVER_UPDATES_DNS];
     let whole = text.strip_suffix('.').unwrap_or(text);
     for label in whole.split('.') {
         let is_label = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn values_have_the_form_of_their_option() {
+    fn dhcp_v6_option_values_have_the_form_of_their_option() {
         let provide = json!([
             { "option": "fqdn", "fromArg": "K8S_POD_NAME" },
             { "option": "vendor-class", "value": "32473:a:b" },
@@ -238,12 +238,12 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_entry_is_named_by_key_and_value() {
+    fn dhcp_v6_invalid_option_is_reported_by_field_and_value() {
         let long = "x".repeat(256);
         for (provide, request, start) in [
             (json!([{ "option": "host-name" }]), json!([]), "ipam.provideV6[0].option: \"host-name\": "),
             (json!([{ "option": 65536 }]), json!([]), "ipam.provideV6[0].option: 65536: "),
-            (json!([{ "option": 3, "value": "x" }]), json!([]), "ipam.provideV6[0].option: 3: no option"),
+            (json!([{ "option": 3, "value": "x" }]), json!([]), "ipam.provideV6[0].option: 3: an option"),
             (json!([{ "option": 59, "value": long }]), json!([]), "ipam.provideV6[0].value: \"xxx"),
             (
                 json!([{ "option": 1, "value": "ab" }]),

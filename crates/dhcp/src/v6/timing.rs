@@ -1,7 +1,7 @@
-//! How long to wait for an answer before it is asked again.
+//! The intervals at which DHCPv6 messages are repeated.
 //!
-//! Rules: the first wait and the longest are the RFC's for each message, each but the first about twice as long as the one
-//! before, give or take a tenth; none is longer than the daemon was told.
+//! The first and the longest wait of each message are the RFC's. Each wait is about twice as long as the one before,
+//! give or take a tenth. None is longer than the daemon's flags allow.
 //!
 //! Source: RFC 8415 §7.6, §15.
 
@@ -9,40 +9,39 @@ use std::time::{Duration, Instant};
 
 use crate::v4::exchange::{Timing, random};
 
-/// How a message is repeated.
+/// Repetition of a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// The first wait (IRT).
+    /// First wait (IRT).
     pub first: Duration,
-    /// The longest (MRT).
-    pub most: Duration,
-    /// How often it is sent (MRC); 0: as often as there is time.
+    /// Longest wait (MRT).
+    pub longest: Duration,
+    /// Number of transmissions (MRC); 0: no limit.
     pub times: u32,
 }
 
-const fn pace(first: u64, most: u64, times: u32) -> Pace {
-    Pace { first: Duration::from_secs(first), most: Duration::from_secs(most), times }
+const fn pace(first: u64, longest: u64, times: u32) -> Pace {
+    Pace { first: Duration::from_secs(first), longest: Duration::from_secs(longest), times }
 }
 
 /// `SOL_TIMEOUT`, `SOL_MAX_RT`.
 pub const SOLICIT: Pace = pace(1, 3600, 0);
 /// `REQ_TIMEOUT`, `REQ_MAX_RT`, `REQ_MAX_RC`.
 pub const REQUEST: Pace = pace(1, 30, 10);
-/// `CNF_TIMEOUT`, `CNF_MAX_RT`; see [`CONFIRM_WHOLE`].
+/// `CNF_TIMEOUT`, `CNF_MAX_RT`; see [`CONFIRM_TIMEOUT`].
 pub const CONFIRM: Pace = pace(1, 4, 0);
-/// `CNF_MAX_RD`: how long a confirmation is waited for.
-pub const CONFIRM_WHOLE: Duration = Duration::from_secs(10);
-/// `CNF_MAX_DELAY`: those who begin together do not ask together.
+/// `CNF_MAX_RD`: timeout of a confirmation.
+pub const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
+/// `CNF_MAX_DELAY`: longest random delay, so that clients that start together do not send together.
 pub const CONFIRM_DELAY: Duration = Duration::from_secs(1);
 /// `REN_TIMEOUT`, `REN_MAX_RT`; those of a rebinding are the same.
 pub const EXTEND: Pace = pace(10, 600, 0);
 /// `REL_TIMEOUT`, `REL_MAX_RC`; those of a decline (`DEC_`) are the same.
 pub const RELEASE: Pace = pace(1, 3600, 4);
-/// How long a server's word on what is given back is waited for, altogether: a container's end is not held up by one that
-/// is gone. It is asked twice within.
-pub const RELEASE_WHOLE: Duration = Duration::from_secs(3);
+/// Timeout of a release or decline, enough for two transmissions: a server that does not answer must not delay a DEL.
+pub const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The waits of one exchange, one after another.
+/// Sequence of the waits of one exchange.
 #[derive(Debug)]
 pub struct Waits {
     pace: Pace,
@@ -52,67 +51,67 @@ pub struct Waits {
 }
 
 impl Pace {
-    /// With this as the longest wait where that is shorter.
+    /// Limits the longest wait.
     #[must_use]
-    pub fn at_most(self, most: Duration) -> Pace {
-        Pace { most: self.most.min(most), first: self.first.min(most), ..self }
+    pub fn at_most(self, longest: Duration) -> Pace {
+        Pace { longest: self.longest.min(longest), first: self.first.min(longest), ..self }
     }
 
-    /// As the daemon was told: no wait for one answer, and none between two questions, is longer.
+    /// Applies the daemon's flags: the longest wait for an answer and the longest time between two messages.
     #[must_use]
-    pub fn told(self, timing: &Timing) -> Pace {
+    pub fn limited_by(self, timing: &Timing) -> Pace {
         self.at_most(timing.timeout).at_most(timing.resend_max)
     }
 
-    /// The waits of an exchange that begins now.
+    /// Returns the waits of an exchange that begins now.
     pub fn begin(self) -> Waits {
         Waits { pace: self, last: None, sent: 0, since: Instant::now() }
     }
 }
 
 impl Waits {
-    /// How long to wait after what is sent now; `None` if it has been sent often enough.
-    pub fn again(&mut self) -> Option<Duration> {
+    /// Returns the wait after the next transmission; `None` after the last one.
+    pub fn next_wait(&mut self) -> Option<Duration> {
         if self.pace.times > 0 && self.sent >= self.pace.times {
             return None;
         }
         self.sent += 1;
         let wait = match self.last {
-            // The first wait of all is not shortened: every server has until then for its offer.
-            None => self.pace.first + tenth(self.pace.first),
+            // The first wait is not shortened: every server has until then for its offer.
+            None => self.pace.first + random_tenth(self.pace.first),
             Some(last) => {
-                let doubled = around(last).saturating_add(last);
-                if doubled > self.pace.most { around(self.pace.most) } else { doubled }
+                let doubled = with_jitter(last).saturating_add(last);
+                if doubled > self.pace.longest { with_jitter(self.pace.longest) } else { doubled }
             }
         };
         self.last = Some(wait);
         Some(wait)
     }
 
-    /// The longest wait is another one from now on.
-    pub fn most(&mut self, most: Duration) {
-        self.pace = self.pace.at_most(most);
+    /// Limits the longest wait from now on.
+    pub fn limit(&mut self, longest: Duration) {
+        self.pace = self.pace.at_most(longest);
     }
 
-    /// How often it was sent.
+    /// Returns the number of transmissions.
     pub fn sent(&self) -> u32 {
         self.sent
     }
 
-    /// How long the exchange takes already, in hundredths of a second: the value of option 8.
+    /// Returns the duration of the exchange in hundredths of a second: the value of option 8.
     pub fn elapsed(&self) -> [u8; 2] {
         u16::try_from(self.since.elapsed().as_millis() / 10).unwrap_or(u16::MAX).to_be_bytes()
     }
 }
 
-/// Up to a tenth of it.
-pub fn tenth(time: Duration) -> Duration {
+/// Returns a random duration up to a tenth of `time`.
+pub fn random_tenth(time: Duration) -> Duration {
     (time / 10).mul_f64(f64::from(random()) / f64::from(u32::MAX))
 }
 
-/// A tenth more or less.
-fn around(time: Duration) -> Duration {
-    time - time / 10 + tenth(time) * 2
+/// Returns `time` with a random deviation of up to a tenth.
+fn with_jitter(time: Duration) -> Duration {
+    time - time / 10 + random_tenth(time) * 2
 }
 
 #[cfg(test)]
@@ -120,31 +119,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_the_longest_and_none_is_longer_than_the_daemon_was_told() {
-        let told = Timing {
+    fn dhcp_v6_waits_double_up_to_the_limits_of_the_flags() {
+        let flags = Timing {
             timeout: Duration::from_secs(100),
             resend_max: Duration::from_secs(30),
             resend_timeout: Duration::from_secs(208),
         };
         for _ in 0..50 {
-            let mut waits = SOLICIT.told(&told).begin();
+            let mut waits = SOLICIT.limited_by(&flags).begin();
             let mut base = 1.0;
             for _ in 0..12 {
-                let wait = waits.again().unwrap().as_secs_f64();
+                let wait = waits.next_wait().unwrap().as_secs_f64();
                 assert!(wait >= base * 0.89 && wait <= base * 1.13, "{wait} instead of about {base}");
                 assert!(wait <= 33.0, "{wait}");
                 base = if wait * 2.0 > 30.0 { 30.0 } else { wait * 2.0 };
             }
         }
-        let impatient = Timing { timeout: Duration::from_millis(200), ..told };
-        let mut waits = EXTEND.told(&impatient).begin();
-        assert!((0..9).all(|_| waits.again().unwrap() <= Duration::from_millis(220)));
+        let impatient = Timing { timeout: Duration::from_millis(200), ..flags };
+        let mut waits = EXTEND.limited_by(&impatient).begin();
+        assert!((0..9).all(|_| waits.next_wait().unwrap() <= Duration::from_millis(220)));
     }
 
     #[test]
-    fn what_is_sent_so_many_times_is_sent_no_more() {
+    fn dhcp_v6_transmissions_have_a_maximum() {
         let mut waits = RELEASE.begin();
-        assert_eq!((0..9).filter(|_| waits.again().is_some()).count(), 4);
-        assert!(REQUEST.begin().again().unwrap() >= Duration::from_secs(1), "the first is no shorter");
+        assert_eq!((0..9).filter(|_| waits.next_wait().is_some()).count(), 4);
+        assert!(REQUEST.begin().next_wait().unwrap() >= Duration::from_secs(1), "the first is no shorter");
     }
 }

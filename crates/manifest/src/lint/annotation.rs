@@ -1,4 +1,4 @@
-//! The annotations of pods and pod templates.
+//! Linter of the network annotations of pods and pod templates.
 
 use super::{Place, Report};
 use crate::{Located, PodObject};
@@ -6,7 +6,7 @@ use npwg::refusal::{Fault, KeyPath};
 use npwg::rule::Rule;
 use npwg::selection::{Annotation, Reading};
 
-/// The namespace a bare default-network annotation is looked up in, unless the node is configured otherwise.
+/// Default namespace of a default-network annotation without one.
 const MULTUS_NAMESPACE: &str = "kube-system";
 
 pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
@@ -42,7 +42,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
     misplaced(report, located);
 }
 
-/// The annotations written on the workload instead of on the template of its pods.
+/// Reports annotations that are on the workload instead of its pod template.
 fn misplaced(report: &mut Report<'_>, located: &Located<PodObject>) {
     if located.base.is_root() {
         return;

@@ -1,7 +1,7 @@
-//! A CNI configuration: one plugin's, or a list, on disk or inside a definition.
+//! Linter of a CNI configuration: of a single plugin or a list, on disk or inside a definition.
 //!
-//! What is wrong is found key by key, so that each has its place; whatever that misses, the reader that the plan uses
-//! reports for the whole.
+//! The checks go key by key, so that each fault has its position. Finally the reader of the plan checks the whole
+//! configuration and reports anything these checks miss.
 
 use cni::name::NetworkName;
 use cni::network::Network;
@@ -9,22 +9,22 @@ use cni::version::{Triple, Version};
 use serde_json::{Map, Value};
 
 use super::{Knowledge, Place, Report};
-use npwg::definition::{inline, refuse_ourselves};
+use npwg::definition::{inline, refuse_meta_plugin};
 use npwg::nearest::nearest;
 use npwg::refusal::{Fault, KeyPath, quote};
 use npwg::rule::{Rule, Severity};
 
-/// Keys of a list. Plugins may read others of it, so only a near miss is reported.
+/// Keys of a list. Plugins may read others, so only a near miss is reported.
 const LIST_KEYS: &[&str] =
     &["cniVersion", "cniVersions", "name", "plugins", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
 
-/// The configuration being looked at.
+/// Configuration to check.
 pub(super) struct Subject<'a> {
-    /// How messages name it.
+    /// Name in messages.
     pub(super) name: &'a str,
-    /// The name of the definition it belongs to.
+    /// Name of the definition that contains it.
     pub(super) owner: Option<&'a str>,
-    /// Where it stands.
+    /// Place in the file.
     pub(super) place: Place<'a>,
 }
 
@@ -41,30 +41,31 @@ pub(super) fn look(report: &mut Report<'_>, subject: &Subject<'_>, text: &str, k
     let mut chain = Chain { report, subject, text, knowledge, errors: 0 };
     match &value {
         Value::Object(map) => chain.object(map),
-        other => chain
-            .say(fault(Rule::MalformedConfig, &KeyPath::root(), "is no JSON object").showing(&shown(other))),
+        other => chain.say(
+            fault(Rule::MalformedConfig, &KeyPath::root(), "is not a JSON object").showing(&shown(other)),
+        ),
     }
     chain.as_the_plan_reads_it();
 }
 
-/// The byte of a place that serde_json names by line and column.
+/// Returns the offset of a line and column as serde_json counts them.
 fn byte_of(text: &str, line: usize, column: usize) -> usize {
     let start: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
     (start + column.saturating_sub(1)).min(text.len())
 }
 
-/// The value of `key`, by its exact name or another spelling that plugins take for it.
+/// Returns the value of `key`, matched exactly or else without case, as plugins do.
 pub(super) fn find<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
     let folded = || map.iter().rev().find(|(k, _)| cni::fold::same(k, key)).map(|(_, value)| value);
     map.get(key).or_else(folded).filter(|value| !value.is_null())
 }
 
-/// A fault at `path`; [`Chain::say`] knows of what.
+/// Returns a fault at `path`; [`Chain::say`] adds the subject.
 pub(super) fn fault(rule: Rule, path: &KeyPath, reason: impl Into<String>) -> Fault {
     Fault::new(rule, "", reason).at(path.clone())
 }
 
-/// A value short enough to be shown.
+/// Returns a value shortened for a message.
 pub(super) fn shown(value: &Value) -> String {
     match value {
         Value::Null | Value::Object(_) | Value::Array(_) => String::new(),
@@ -72,7 +73,7 @@ pub(super) fn shown(value: &Value) -> String {
     }
 }
 
-/// A configuration being looked at.
+/// Linter of one configuration.
 pub(super) struct Chain<'a, 'b> {
     report: &'a mut Report<'b>,
     pub(super) subject: &'a Subject<'a>,
@@ -124,20 +125,20 @@ impl Chain<'_, '_> {
                 let value = Value::from(name.as_str());
                 if NetworkName::new(name).is_err() {
                     let reason =
-                        "is no network name: letters, digits, _ . and -, beginning with a letter or digit";
+                        "is not a network name: letters, digits, _ . and -, beginning with a letter or digit";
                     self.say(fault(Rule::InvalidConfigName, &path, reason).showing(&shown(&value)));
                 } else if let Some(owner) = owner.filter(|owner| owner != name) {
                     let reason = format!(
-                        "differs from the definition's name {owner}, which the standard advises against"
+                        "differs from the definition's name {owner}, which the specification advises against"
                     );
                     self.say(fault(Rule::NameMismatch, &path, reason).showing(&shown(&value)));
                 }
             }
             (Some(other), _) if !other.is_string() => {
-                self.say(fault(Rule::InvalidConfigName, &path, "must be a text").showing(&shown(other)));
+                self.say(fault(Rule::InvalidConfigName, &path, "must be a string").showing(&shown(other)));
             }
             (_, Some(owner)) => {
-                let reason = format!("has no name: plugins are given the definition's, {owner:?}");
+                let reason = format!("has no name: plugins get the name of the definition, {owner:?}");
                 self.say(fault(Rule::UnnamedConfig, &KeyPath::root(), reason));
             }
             (_, None) => {
@@ -162,7 +163,7 @@ impl Chain<'_, '_> {
                     Some(version) if version > newest.triple() => {
                         format!("is newer than {newest}, the newest there is")
                     }
-                    _ => "is no version of the protocol".to_owned(),
+                    _ => "is not a CNI version".to_owned(),
                 };
                 self.say(
                     fault(Rule::InvalidCniVersion, &path, reason)
@@ -172,7 +173,7 @@ impl Chain<'_, '_> {
             }
             Some(other) if !other.is_string() => {
                 self.say(
-                    fault(Rule::InvalidCniVersion, &path, "must be a text")
+                    fault(Rule::InvalidCniVersion, &path, "must be a string")
                         .showing(&shown(other))
                         .cure("write it in quotes"),
                 );
@@ -180,7 +181,7 @@ impl Chain<'_, '_> {
             _ if several => {}
             _ => {
                 let reason =
-                    "has no cniVersion: plugins take it for 0.1.0, which knows no interfaces and no CHECK";
+                    "has no cniVersion: plugins read it as 0.1.0, which has no interfaces and no CHECK";
                 let cure = format!("add \"cniVersion\": \"{}\"", Version::LATEST);
                 self.say(fault(Rule::MissingCniVersion, &KeyPath::root(), reason).cure(cure));
             }
@@ -190,7 +191,7 @@ impl Chain<'_, '_> {
     fn near_misses(&mut self, map: &Map<String, Value>, known: &[&str], path: &KeyPath) {
         for key in map.keys().filter(|key| !known.iter().any(|known| cni::fold::same(known, key))) {
             if let Some(near) = nearest(key, known) {
-                let reason = "is no key of a list";
+                let reason = "is not a key of a list";
                 self.say(
                     fault(Rule::UnknownKey, &path.key(key), reason).cure(format!("did you mean {near}?")),
                 );
@@ -198,7 +199,7 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// The plan's own reader has the last word.
+    /// Checks the whole configuration with the reader of the plan.
     fn as_the_plan_reads_it(&mut self) {
         let read = match self.subject.owner {
             Some(owner) => inline(owner, self.text),
@@ -210,9 +211,9 @@ impl Chain<'_, '_> {
                 self.say(fault(Rule::MalformedConfig, &KeyPath::root(), reason.trim_matches('"')));
             }
             Ok(network) if self.subject.owner.is_some() => {
-                if let Err(refusal) = refuse_ourselves(&network, self.subject.name) {
+                if let Err(refusal) = refuse_meta_plugin(&network, self.subject.name) {
                     let mut fault = refusal.fault().clone();
-                    // Of a single configuration the list is ours; its place in the text is the top.
+                    // The list around a single configuration is generated; the path in the file is the root.
                     if !self.text.contains("plugins") {
                         fault.path = KeyPath::root().key("type");
                     }

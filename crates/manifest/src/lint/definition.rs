@@ -1,4 +1,4 @@
-//! Definitions: the name, the form of `spec.config`, and what is in it.
+//! Linter of definitions: the name, the form of `spec.config`, and its content.
 
 use super::{Finding, Knowledge, Place, Report, chain, kuryr, repair};
 use crate::{Located, Span, Value};
@@ -16,7 +16,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
     let node = located.node_at(&path);
     let fault = |rule: Rule, reason: &str| Fault::new(rule, &subject, reason).at(path.clone());
     match &definition.config {
-        // A port of OpenStack, which needs none.
+        // A Neutron port needs no configuration.
         SpecConfig::Absent if definition.annotations.contains_key(kuryr::KURYR_CONFIG) => {}
         SpecConfig::Absent => {
             let reason = format!(
@@ -39,11 +39,11 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
             chain::look(report, &chain, text, knowledge);
         }
         SpecConfig::Structured(json) => {
-            let fault = fault(Rule::ConfigNotAString, "must be a text; the API server refuses the object")
+            let fault = fault(Rule::ConfigNotAString, "must be a string; the API server refuses the object")
                 .cure("write \"config: |\" and the JSON on indented lines below it");
             structured(report, located, json, fault);
             if let Value::Map(_) = node.value {
-                // What is in it can be looked at all the same.
+                // The content of the map can be checked nevertheless.
                 let place = Place::Nodes(node);
                 let chain = chain::Subject { name: &subject, owner: Some(&definition.name), place };
                 chain::look(report, &chain, json, knowledge);
@@ -52,7 +52,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
     }
 }
 
-/// A map instead of a text: shown as it should read, and offered as an edit.
+/// Reports a map instead of a string, with the corrected form and an edit of the file.
 fn structured(report: &mut Report<'_>, located: &Located<Definition>, json: &str, fault: Fault) {
     let node = located.node_at(&config_path());
     let edit = repair::config_as_text(report.source, &located.node, node, json);

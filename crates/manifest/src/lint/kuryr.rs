@@ -1,4 +1,4 @@
-//! A definition of Kuryr's: what its annotation says of a port of OpenStack.
+//! Linter of the Neutron port in a definition's annotation of Kuryr.
 //!
 //! Source: Kuryr-Kubernetes `multi_vif.py`; `docs/neutron.md`.
 
@@ -9,11 +9,11 @@ use npwg::nearest::hint;
 use npwg::refusal::{Fault, KeyPath};
 use npwg::rule::Rule;
 
-/// The annotation of a definition that makes it a network of Neutron's.
+/// Annotation that makes a definition a network of Neutron.
 pub const KURYR_CONFIG: &str = "openstack.org/kuryr-config";
-/// How a port may be plugged in.
+/// Ways to plug in a port.
 pub const DRIVER_TYPES: [&str; 3] = ["neutron-vif", "nested-vlan", "nested-macvlan"];
-/// What it may say.
+/// Keys of the annotation.
 const KEYS: [&str; 2] = ["subnetId", "driverType"];
 
 pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>) {
@@ -27,7 +27,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>) {
     let config = match serde_json::from_str::<serde_json::Value>(text) {
         Ok(serde_json::Value::Object(config)) => config,
         Ok(_) => {
-            let fault = fault("is no object".to_owned()).cure("write {\"subnetId\": \"…\"}");
+            let fault = fault("is not an object".to_owned()).cure("write {\"subnetId\": \"…\"}");
             report.add(at, fault);
             return;
         }
@@ -42,7 +42,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>) {
             ("subnetId", Some(id)) => {
                 let is_id = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
                 if id.is_empty() || id.len() > 64 || !id.bytes().all(is_id) {
-                    report.add(at, fault(format!("subnetId: {id:?} is no id")));
+                    report.add(at, fault(format!("subnetId: {id:?} is not an id")));
                 }
             }
             ("driverType", Some(name)) => {
@@ -52,11 +52,11 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>) {
                 }
             }
             (known, None) if KEYS.contains(&known) => {
-                report.add(at, fault(format!("{key}: {value} is no text")));
+                report.add(at, fault(format!("{key}: {value} is not a string")));
             }
             _ => {
                 let hint = hint(key, &KEYS);
-                let reason = format!("{key}: nobody reads this key");
+                let reason = format!("{key}: unknown key");
                 let reason = if hint.is_empty() { reason } else { format!("{reason}: {hint}") };
                 report.add(at, fault_of(Rule::UnknownKey, reason));
             }

@@ -1,4 +1,4 @@
-//! One plugin's configuration in a list, or alone.
+//! Linter of one plugin's configuration, in a list or alone.
 
 use cni::capability;
 use cni::name::PluginType;
@@ -12,7 +12,7 @@ use npwg::nearest::hint;
 use npwg::refusal::KeyPath;
 use npwg::rule::Rule;
 
-/// Keys of any plugin's configuration.
+/// Keys of every plugin's configuration.
 const PLUGIN_KEYS: &[&str] = &[
     "cniVersion",
     "cniVersions",
@@ -26,7 +26,7 @@ const PLUGIN_KEYS: &[&str] = &[
     "prevResult",
 ];
 
-/// Plugins that are others' or ours, and of whose keys nothing is known here.
+/// Known plugins whose options are not in the tables.
 const OTHERS: &[&str] = &[
     "bond",
     "ipvtap",
@@ -41,10 +41,10 @@ const OTHERS: &[&str] = &[
 ];
 
 impl Chain<'_, '_> {
-    /// Looks at the plugin at `path`.
+    /// Checks the plugin at `path`.
     pub(super) fn plugin(&mut self, path: &KeyPath, plugin: &Value) {
         let Value::Object(map) = plugin else {
-            self.say(fault(Rule::MalformedPluginList, path, "is no JSON object").showing(&shown(plugin)));
+            self.say(fault(Rule::MalformedPluginList, path, "is not a JSON object").showing(&shown(plugin)));
             return;
         };
         match find(map, "type") {
@@ -55,7 +55,7 @@ impl Chain<'_, '_> {
                 }
             }
             Some(other) => {
-                let reason = "is no plugin: it must be the name of a file";
+                let reason = "is not a plugin: it must be the name of a file";
                 self.say(fault(Rule::InvalidPluginType, &path.key("type"), reason).showing(&shown(other)));
             }
             None => {
@@ -65,7 +65,7 @@ impl Chain<'_, '_> {
         self.args(map, path);
         self.capabilities(map, path);
         if let Some(value) = find(map, "runtimeConfig") {
-            let reason = "is filled in by the runtime; what is written here is replaced or dropped";
+            let reason = "is filled in by the runtime; a value written here is replaced or dropped";
             let cure = "declare \"capabilities\" instead";
             self.say(
                 fault(Rule::StaticRuntimeConfig, &path.key("runtimeConfig"), reason)
@@ -107,7 +107,7 @@ impl Chain<'_, '_> {
             } else if !capability::ALL.contains(&name.as_str()) && !name.contains('.') {
                 let near = hint(name, capability::ALL);
                 self.say(
-                    fault(Rule::UnknownCapability, &path.key(name), "is no known capability")
+                    fault(Rule::UnknownCapability, &path.key(name), "is not a known capability")
                         .showing(&shown(on))
                         .cure(near),
                 );
@@ -115,7 +115,7 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// The plugin's own keys and those of its `ipam`, as far as they are plugins we know.
+    /// Checks the plugin's keys and those of its `ipam`, for plugins of the tables.
     fn keys_of(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
         let knowledge = self.knowledge;
         match knowledge.plugin_keys.get(name) {
@@ -143,7 +143,7 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// What the plugin would refuse of its values.
+    /// Checks the values of the options.
     fn values(&mut self, rows: &[(&str, Form)], map: &Map<String, Value>, path: &KeyPath) {
         for (key, value) in map.iter().filter(|(_, value)| !value.is_null()) {
             let form = rows.iter().find(|(known, _)| cni::fold::same(known, key)).map(|(_, form)| *form);
@@ -171,7 +171,7 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// A slip of the finger in the name of a plugin.
+    /// Reports a probable misspelling of a plugin's name.
     fn unknown_type<'k>(&mut self, name: &str, known: impl Iterator<Item = &'k String>, path: &KeyPath) {
         let known: Vec<&str> = known.map(String::as_str).chain(OTHERS.iter().copied()).collect();
         if known.contains(&name) {
@@ -179,7 +179,7 @@ impl Chain<'_, '_> {
         }
         let near = hint(name, &known);
         if !near.is_empty() {
-            let reason = "is no plugin that is known here";
+            let reason = "is not a known plugin";
             let fault = fault(Rule::UnknownPluginType, &path.key("type"), reason);
             self.say(fault.showing(&shown(&Value::from(name))).cure(near));
         }
@@ -197,12 +197,12 @@ impl Chain<'_, '_> {
         let is_known = |key: &str| key.contains('.') || known.iter().any(|known| cni::fold::same(known, key));
         let unknown: Vec<&String> = map.keys().filter(|key| !is_known(key)).collect();
         for key in unknown {
-            let reason = format!("is no key of {name}; it has no effect");
+            let reason = format!("is not a key of {name}; it has no effect");
             self.say(fault(Rule::UnknownKey, &path.key(key), reason).cure(hint(key, &known)));
         }
     }
 
-    /// Our own configuration has a reader of its own.
+    /// Checks the meta-plugin's configuration with its own reader.
     fn meta_plugin(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
         let flavour = if name == "multus" { Flavour::Multus } else { Flavour::Weft };
         let text = Value::Object(map.clone()).to_string();

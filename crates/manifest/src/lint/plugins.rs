@@ -1,10 +1,10 @@
-//! Options of the well-known plugins: what the linter knows of a plugin is one row here.
+//! Tables of the well-known plugins' options, one row a plugin.
 //!
 //! There are two tables, for a plugin's configuration and for its `ipam`. Options that any plugin takes (`type`, `dns`,
 //! `capabilities`, …) are in neither. [`Any`] is the form of an option whose value is not checked.
 //!
-//! Source: the readers of our plugins, crates `plugins`, `dhcp` and `weft-cni`; containernetworking/plugins 1.9.1, the
-//! `NetConf` and `IPAMConfig` of each.
+//! Source: the readers of the built-in plugins, crates `plugins`, `dhcp` and `weft-cni`; containernetworking/plugins
+//! 1.9.1, the `NetConf` and `IPAMConfig` of each.
 
 use std::collections::BTreeMap;
 
@@ -17,17 +17,17 @@ use super::values::Form::{
     Text, Texts, Truth, Word,
 };
 
-/// Options, and the form of each one's value.
+/// Options, each with the form of its value.
 pub(super) type Options = &'static [(&'static str, Form)];
 
-/// A plugin, as far as the linter knows it.
+/// Row of a plugin.
 #[derive(Clone, Copy, Debug)]
 pub struct Plugin {
-    /// Its `type`.
+    /// `type` of the plugin.
     pub name: &'static str,
-    /// Options of its own.
+    /// Options.
     pub(super) options: Options,
-    /// Options without which it refuses, and the cure.
+    /// Required options, each with the reason.
     required: &'static [(&'static str, &'static str)],
 }
 
@@ -55,7 +55,7 @@ const ROUTES: Form = Each(&Fields(&[
 ]));
 const ADDRESSES: Form = Each(&Fields(&[("address", Prefix), ("gateway", Address)]));
 
-/// Plugins that make, change or check an interface.
+/// Plugins that create, change or check an interface.
 pub const PLUGINS: &[Plugin] = &[
     Plugin {
         name: "bandwidth",
@@ -158,7 +158,7 @@ pub const PLUGINS: &[Plugin] = &[
     Plugin {
         name: "ptp",
         options: &[("ipMasq", Truth), ("ipMasqBackend", BACKENDS), ("mtu", Mtu), ("queues", QUEUES)],
-        required: &[("ipam", "without an address there is nothing that a point-to-point link could do")],
+        required: &[("ipam", "a point-to-point link without an address has no use")],
     },
     Plugin {
         name: "sbr",
@@ -199,7 +199,7 @@ pub const PLUGINS: &[Plugin] = &[
     Plugin {
         name: "vrf",
         options: &[("vrfname", Interface), ("table", UNSIGNED)],
-        required: &[("vrfname", "name the VRF that the interface is to be in")],
+        required: &[("vrfname", "name the VRF that the interface joins")],
     },
 ];
 
@@ -215,7 +215,7 @@ const WEFT_IPAM_RANGE: Form = Fields(&[
     ("gateway", Address),
     ("exclude", Each(&AddressOrPrefix)),
 ]);
-/// Options of whereabouts, of host-local, and our own.
+/// Options of whereabouts, of host-local, and of weft-ipam.
 const WEFT_IPAM: Options = &[
     ("range", Range),
     ("range_start", Address),
@@ -258,7 +258,7 @@ const WEFT_IPAM: Options = &[
     ("sticky", Truth),
 ];
 
-/// Plugins that manage addresses: the options of `ipam`.
+/// IPAM plugins: the options of `ipam`.
 pub const ADDRESS_MANAGERS: &[Plugin] = &[
     Plugin {
         name: "dhcp",
@@ -298,7 +298,7 @@ pub const ADDRESS_MANAGERS: &[Plugin] = &[
 ];
 
 impl Plugin {
-    /// The first required option that `map` lacks, and the cure.
+    /// Returns the first required option that `map` lacks, and the reason.
     pub(super) fn missing(&self, map: &Map<String, Value>) -> Option<(&'static str, &'static str)> {
         let has = |key: &str| find(map, key).is_some_and(|value| value.as_str() != Some(""));
         self.required.iter().find(|(key, _)| !has(key)).copied()
@@ -310,7 +310,7 @@ pub(super) fn plugin(name: &str) -> Option<&'static Plugin> {
     PLUGINS.iter().find(|plugin| plugin.name == name)
 }
 
-/// Returns the row of a plugin that manages addresses.
+/// Returns the row of an IPAM plugin.
 pub(super) fn address_manager(name: &str) -> Option<&'static Plugin> {
     ADDRESS_MANAGERS.iter().find(|plugin| plugin.name == name)
 }
@@ -324,7 +324,7 @@ pub(super) fn missing_range(
 ) -> Option<(&'static str, &'static str)> {
     let keys: &[&str] = match name {
         "host-local" => &["subnet", "ranges"],
-        // whereabouts reads more from a file of the node.
+        // whereabouts reads further options from a file of the node.
         "weft-ipam" | "whereabouts" => &["range", "subnet", "ipRanges", "ranges", "configuration_path"],
         _ => return None,
     };
@@ -337,11 +337,12 @@ pub(super) fn missing_range(
         .and_then(Value::as_object)
         .is_some_and(|declared| declared.get("ipRanges") == Some(&Value::Bool(true)));
     let first = if name == "host-local" { "ranges" } else { "range" };
-    (!by_runtime && !keys.iter().any(is_given)).then_some((first, "there is no range to give addresses from"))
+    (!by_runtime && !keys.iter().any(is_given))
+        .then_some((first, "there is no range to allocate addresses from"))
 }
 
 impl Knowledge {
-    /// What is known about the plugins of these tables.
+    /// Returns the options of the plugins of these tables.
     pub fn of_known_plugins() -> Knowledge {
         Knowledge { plugin_keys: owned(PLUGINS), ipam_keys: owned(ADDRESS_MANAGERS) }
     }
@@ -365,7 +366,7 @@ mod tests {
             for Plugin { name, options, required } in rows {
                 for (at, (key, _)) in options.iter().enumerate() {
                     let again = options.iter().skip(at + 1).any(|(other, _)| cni::fold::same(other, key));
-                    assert!(!again, "{name}: {key} stands there twice");
+                    assert!(!again, "{name}: {key} is there twice");
                 }
                 let known = |key: &str| key == "ipam" || options.iter().any(|(option, _)| *option == key);
                 assert!(required.iter().all(|(key, _)| known(key)), "{name}: {required:?}");

@@ -1,17 +1,17 @@
-//! Changes of a file's text that cure a finding.
+//! Edits of a file that fix a finding.
 
 use crate::{Node, Source, Span, Value};
 
-/// A piece of a file, and what should stand there.
+/// Edit of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edit {
-    /// The piece.
+    /// Piece to replace.
     pub span: Span,
-    /// What should stand there.
+    /// Replacement.
     pub replacement: String,
 }
 
-/// The text with the edits made; of edits that touch the same piece the first counts.
+/// Returns the text with the edits applied; of overlapping edits the first counts.
 pub fn apply(text: &str, edits: &[Edit]) -> String {
     let mut edits: Vec<&Edit> = edits.iter().collect();
     edits.sort_by_key(|edit| edit.span);
@@ -31,10 +31,10 @@ pub fn apply(text: &str, edits: &[Edit]) -> String {
     out
 }
 
-/// A map under `config:` as the text it should be.
+/// Returns an edit that converts a map under `config:` to a string.
 ///
-/// What is written there is JSON already, more often than not, and keeps its lines; otherwise `json` is laid out. Inside
-/// brackets there are no blocks of text: there it becomes one quoted line.
+/// Most such maps are already written as JSON; their lines are kept. Otherwise the replacement is the formatted `json`.
+/// Inside brackets YAML has no block scalars, so the string becomes one quoted line.
 pub(super) fn config_as_text(source: &Source, object: &Node, map: &Node, json: &str) -> Edit {
     let end = end_of_line(source, end(source, map));
     let span = Span { start: map.span.start, end };
@@ -60,14 +60,14 @@ pub(super) fn config_as_text(source: &Source, object: &Node, map: &Node, json: &
     match own_line {
         false => Edit { span, replacement: block },
         true => {
-            // The block begins on the line of its key; what else stands there can only be a comment.
+            // The block begins on the line of its key; the rest of that line can only be a comment.
             let after_key = key_end(source, object).unwrap_or(span.start);
             Edit { span: Span { start: after_key, end }, replacement: format!(" {block}") }
         }
     }
 }
 
-/// The byte after `config:`.
+/// Returns the offset after `config:`.
 fn key_end(source: &Source, object: &Node) -> Option<usize> {
     let Value::Map(entries) = &object.get("spec")?.value else { return None };
     let (key, _) = entries.iter().rev().find(|(key, _)| key.text == "config")?;
@@ -88,7 +88,7 @@ fn in_brackets(source: &Source, node: &Node) -> bool {
     source.slice(node.span).starts_with(['{', '['])
 }
 
-/// Where a node's own text ends: of a map or list without brackets, where its last value does.
+/// Returns the end of a node's own text: for a map or list without brackets, the end of its last value.
 fn end(source: &Source, node: &Node) -> usize {
     let last = match &node.value {
         Value::Map(entries) => entries.last().map(|(_, node)| node),
@@ -101,7 +101,7 @@ fn end(source: &Source, node: &Node) -> usize {
     }
 }
 
-/// Over the rest of the line, if nothing but a comment is on it: it would become part of the text.
+/// Returns the end of the line if only a comment follows: the comment would become part of the string.
 fn end_of_line(source: &Source, at: usize) -> usize {
     let rest = source.text().get(at..).unwrap_or_default();
     let rest = rest.lines().next().unwrap_or_default();
@@ -109,7 +109,7 @@ fn end_of_line(source: &Source, at: usize) -> usize {
     if blank.is_empty() || blank.starts_with('#') { at + rest.len() } else { at }
 }
 
-/// The lines with the blanks removed that all but the first begin with, the last (a closing bracket) apart.
+/// Removes the blanks that all lines but the first begin with; the last line (a closing bracket) is treated separately.
 fn outdent(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let depth = |line: &&str| line.len() - line.trim_start().len();
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn edits_are_made_in_order_and_those_that_overlap_are_left_out() {
+    fn edits_are_applied_in_order_without_overlapping_ones() {
         let edit = |start, end, text: &str| Edit { span: Span { start, end }, replacement: text.to_owned() };
         assert_eq!(apply("abcdef", &[edit(4, 5, "E"), edit(0, 1, "A"), edit(0, 3, "x")]), "AbcdEf");
         assert_eq!(apply("abc", &[edit(2, 9, "x"), edit(1, 1, "-")]), "a-bc");

@@ -1,4 +1,4 @@
-//! Findings: their places, their codes, their cures.
+//! Tests of the linter: positions, rules and suggestions.
 
 use super::*;
 use npwg::metadata::SpecConfig;
@@ -7,7 +7,7 @@ fn lint(text: &str) -> Vec<Finding> {
     manifest(&Manifest::parse(text), &Knowledge::default())
 }
 
-/// `line:column severity code` of each finding.
+/// Returns `line:column severity rule` of each finding.
 fn short(findings: &[Finding]) -> Vec<String> {
     let line = |finding: &Finding| {
         let Position { line, column } = finding.position;
@@ -16,14 +16,14 @@ fn short(findings: &[Finding]) -> Vec<String> {
     findings.iter().map(line).collect()
 }
 
-/// A definition `a` whose `spec` is this.
+/// Returns a definition `a` with this `spec`.
 fn definition(spec: &str) -> String {
     format!(
         "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: a\nspec:\n{spec}"
     )
 }
 
-/// A definition `a` whose config is this JSON, in a block at line 7.
+/// Returns a definition `a` with this JSON in a block at line 7.
 fn config(json: &str) -> String {
     let lines: Vec<String> = json.lines().map(|line| format!("    {line}\n")).collect();
     definition(&format!("  config: |\n{}", lines.concat()))
@@ -36,13 +36,14 @@ fn pod(annotation: &str) -> String {
 }
 
 #[test]
-fn a_good_file_has_no_findings() {
+fn lint_valid_file_has_no_findings() {
     let good = config(r#"{"cniVersion":"1.0.0","name":"a","type":"bridge","capabilities":{"ips":true}}"#);
     assert_eq!(lint(&format!("{good}---\n{}", pod("a"))), []);
 }
 
+// Requirements: NPWG1-3.1-2
 #[test]
-fn npwg1_3_1_2_a_map_is_shown_as_the_text_it_should_be() {
+fn lint_config_map_is_reported_with_the_corrected_string() {
     let text = definition(
         "  config: {\n    \"cniVersion\": \"0.3.0\",\n    \"name\": \"a\",\n    \"type\": \"bridge\"\n}\n",
     );
@@ -55,8 +56,9 @@ fn npwg1_3_1_2_a_map_is_shown_as_the_text_it_should_be() {
     assert!(findings[0].fault.cure.contains("config: |"));
 }
 
+// Requirements: NPWG1-3.1-2
 #[test]
-fn npwg1_3_1_2_the_fix_makes_every_form_of_map_a_text() {
+fn lint_fix_converts_every_form_of_config_map() {
     for spec in [
         "  config: {\n    \"cniVersion\": \"0.3.0\", \"name\": \"a\",\n    \"type\": \"bridge\"}\n",
         "  config: {\"cniVersion\": \"0.3.0\", \"name\": \"a\", \"type\": \"bridge\"} # why not\n",
@@ -85,8 +87,9 @@ fn npwg1_3_1_2_the_fix_makes_every_form_of_map_a_text() {
     }
 }
 
+// Requirements: NPWG1-3.1-2
 #[test]
-fn npwg1_3_1_2_what_is_in_a_map_is_looked_at_too() {
+fn lint_checks_the_content_of_a_config_map() {
     let text = definition(
         "  config:\n    cniVersion: 0.3.0\n    name: a\n    plugins:\n      - type: bridge\n        args: [1]\n",
     );
@@ -96,7 +99,7 @@ fn npwg1_3_1_2_what_is_in_a_map_is_looked_at_too() {
 }
 
 #[test]
-fn problems_inside_the_json_have_the_place_of_the_file() {
+fn lint_positions_inside_json_are_those_of_the_file() {
     let json = "{\n  \"cniVersion\": \"9.9.9\",\n  \"name\": \"a\",\n  \"plugins\": [\n    {\"type\": \"x\", \"args\": 1},\n    {\"type\": \"../y\"}, null, {}\n  ]\n}";
     let expected = [
         (2, 17, "invalid-cni-version"),
@@ -120,15 +123,16 @@ fn problems_inside_the_json_have_the_place_of_the_file() {
 }
 
 #[test]
-fn what_is_no_json_is_found_where_it_breaks() {
+fn lint_invalid_json_is_reported_at_the_error() {
     let findings = lint(&config("{\n  \"type\": \"x\",\n}"));
     assert_eq!(short(&findings), ["9:5 Error malformed-config"]);
     assert!(findings[0].fault.reason.contains("not JSON"));
     assert_eq!(short(&lint(&config("[]"))), ["7:5 Error malformed-config"]);
 }
 
+// Requirements: NPWG1-3.4.3-1, NPWG1-3.4.2-1
 #[test]
-fn npwg1_3_4_3_1_npwg1_3_4_2_1_names_are_compared() {
+fn lint_network_name_is_compared_with_the_definition() {
     let other = lint(&config(r#"{"cniVersion":"1.0.0","name":"b","type":"x"}"#));
     assert_eq!(short(&other), ["7:34 Warning name-mismatch"]);
     let none = lint(&config(r#"{"cniVersion":"1.0.0","type":"x"}"#));
@@ -139,8 +143,9 @@ fn npwg1_3_4_3_1_npwg1_3_4_2_1_names_are_compared() {
     assert_eq!(short(&number), ["7:34 Error invalid-config-name"]);
 }
 
+// Requirements: NPWG1-3.3-1, conflict C18
 #[test]
-fn npwg1_3_3_1_conflict_c18_names_of_definitions_are_checked() {
+fn lint_definition_name_is_checked() {
     let named = |name: &str| {
         short(&lint(&format!(
             "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {{name: {name}}}\n"
@@ -151,13 +156,15 @@ fn npwg1_3_3_1_conflict_c18_names_of_definitions_are_checked() {
     assert_eq!(named("net.v2"), ["1:1 Note config-on-disk", "3:18 Warning dotted-network-name"]);
 }
 
+// Requirements: conflict C17
 #[test]
-fn conflict_c17_an_empty_config_is_noticed() {
+fn lint_empty_config_is_reported() {
     assert_eq!(short(&lint(&definition("  config: \"\"\n"))), ["6:11 Warning empty-config"]);
 }
 
+// Requirements: M29
 #[test]
-fn m29_recursion_is_found() {
+fn lint_recursive_network_is_reported() {
     let findings = lint(&config(r#"{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"multus"}]}"#));
     assert_eq!(short(&findings), ["7:57 Error recursive-network"]);
     let single = lint(&config(r#"{"cniVersion":"1.0.0","name":"a","type":"weft"}"#));
@@ -165,7 +172,7 @@ fn m29_recursion_is_found() {
 }
 
 #[test]
-fn versions_capabilities_and_keys() {
+fn lint_cni_version_capabilities_and_keys() {
     let no_version = lint(&config(r#"{"name":"a","type":"x"}"#));
     assert_eq!(short(&no_version), ["7:5 Warning missing-cni-version"]);
     let capability = lint(&config(
@@ -182,7 +189,7 @@ fn versions_capabilities_and_keys() {
 }
 
 #[test]
-fn the_keys_of_a_plugin_are_those_it_was_told() {
+fn lint_unknown_key_uses_the_given_plugin_options() {
     let mut knowledge = Knowledge::default();
     knowledge.plugin_keys.insert("bridge".into(), vec!["bridge".into(), "isGateway".into()]);
     let text =
@@ -194,14 +201,14 @@ fn the_keys_of_a_plugin_are_those_it_was_told() {
 }
 
 #[test]
-fn the_keys_of_well_known_plugins_and_of_their_ipam_are_known() {
+fn lint_unknown_key_of_plugins_and_ipam_is_reported() {
     let text = config(
         r#"{"cniVersion":"1.0.0","name":"a","type":"ptp","isGateway":true,"dns":{},"ipam":{"type":"host-local","subnet":"10.1.0.0/16","subnett":"x","RangeStart":""}}"#,
     );
     let findings = manifest(&Manifest::parse(&text), &Knowledge::of_known_plugins());
     assert_eq!(short(&findings), ["7:63 Warning unknown-key", "7:138 Warning unknown-key"]);
     assert_eq!(findings[1].fault.cure, "did you mean subnet?");
-    assert!(findings[1].fault.reason.contains("no key of host-local"), "{findings:?}");
+    assert!(findings[1].fault.reason.contains("not a key of host-local"), "{findings:?}");
 }
 
 /// The findings of a plugin's keys among well-known plugins: rule, path and reason.
@@ -216,7 +223,7 @@ fn of_keys(keys: &str) -> Vec<String> {
 }
 
 #[test]
-fn values_are_what_the_plugin_takes() {
+fn lint_invalid_value_of_a_plugin_is_reported() {
     for (keys, said) in [
         (
             r#""type":"vlan","master":"eth0","vlanId":5000"#,
@@ -236,11 +243,8 @@ fn values_are_what_the_plugin_takes() {
         (r#""type":"macvlan","mode":"bride""#, "must be one of bridge, private"),
         (r#""type":"ptp""#, "missing-key : ptp has no ipam"),
         (r#""type":"vrf""#, "vrf has no vrfname"),
-        (r#""type":"tuning","sysctl":{"a":1}"#, "invalid-value sysctl: must be an object of texts"),
-        (
-            r#""type":"brigde""#,
-            "unknown-plugin-type type: is no plugin that is known here did you mean bridge?",
-        ),
+        (r#""type":"tuning","sysctl":{"a":1}"#, "invalid-value sysctl: must be an object of strings"),
+        (r#""type":"brigde""#, "unknown-plugin-type type: is not a known plugin did you mean bridge?"),
     ] {
         let found = of_keys(keys);
         assert!(matches!(found.as_slice(), [one] if one.contains(said)), "{keys}: {found:?}");
@@ -256,7 +260,7 @@ fn values_are_what_the_plugin_takes() {
 }
 
 #[test]
-fn values_of_ipam_are_what_the_plugin_takes() {
+fn lint_invalid_value_of_ipam_is_reported() {
     for (ipam, said) in [
         (
             r#""type":"host-local","subnet":"10.0.0.0/33""#,
@@ -289,8 +293,9 @@ fn values_of_ipam_are_what_the_plugin_takes() {
     );
 }
 
+// Requirements: NPWG1-4.1.2.1.3-2
 #[test]
-fn npwg1_4_1_2_1_3_2_annotations_are_read_as_the_plan_reads_them() {
+fn lint_annotations_are_read_as_in_a_plan() {
     let comma = lint(&pod("net-a, UPPER,net-c@toolonginterfacename"));
     assert_eq!(
         short(&comma),
@@ -303,13 +308,14 @@ fn npwg1_4_1_2_1_3_2_annotations_are_read_as_the_plan_reads_them() {
     assert_eq!(short(&lint(&pod("'[{\"name\": \"a\", \"mac\": 5}]'"))), ["6:57 Error invalid-mac"]);
 }
 
+// Requirements: NPWG1-4.1.2.1.5-3
 #[test]
-fn npwg1_4_1_2_1_5_3_equal_interface_names_are_found() {
+fn lint_duplicate_interface_name_is_reported() {
     assert_eq!(short(&lint(&pod("a@x,b@x"))), ["6:38 Error duplicate-interface-name"]);
 }
 
 #[test]
-fn an_annotation_at_the_wrong_place_is_found() {
+fn lint_misplaced_annotation_is_reported() {
     let text = "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: d\n  annotations:\n    k8s.v1.cni.cncf.io/networks: a\nspec:\n  template:\n    metadata:\n      annotations:\n        k8s.v1.cni.cncf.io/networks: A\n";
     let findings = lint(text);
     assert_eq!(
@@ -322,7 +328,7 @@ fn an_annotation_at_the_wrong_place_is_found() {
 }
 
 #[test]
-fn our_own_configuration_is_looked_at() {
+fn lint_checks_the_meta_plugin_configuration() {
     let text = r#"{"cniVersion":"1.0.0","name":"w","plugins":[{"type":"weft","clusterNetwork":"a","confDri":"/x"}]}"#;
     let findings = configuration(text, &Knowledge::default());
     assert_eq!(short(&findings), ["1:45 Error invalid-node-configuration"]);
@@ -337,7 +343,7 @@ fn our_own_configuration_is_looked_at() {
 }
 
 #[test]
-fn a_definition_of_kuryrs_needs_no_configuration_and_its_annotation_is_looked_at() {
+fn lint_kuryr_definition_needs_no_config_and_is_checked() {
     let found = |text: &str| {
         let definition = definition("  {}\n").replace(
             "  name: a\n",
@@ -350,11 +356,11 @@ fn a_definition_of_kuryrs_needs_no_configuration_and_its_annotation_is_looked_at
     assert_eq!(found(r#"{"subnetId":"s-1","driverType":"nested-vlan"}"#), [""; 0]);
     assert_eq!(found("{}"), [""; 0]);
     for (text, words) in [
-        (r#"{"subnetId":5}"#, "subnetId: 5 is no text"),
-        (r#"{"subnetId":"a b"}"#, "subnetId: \"a b\" is no id"),
+        (r#"{"subnetId":5}"#, "subnetId: 5 is not a string"),
+        (r#"{"subnetId":"a b"}"#, "subnetId: \"a b\" is not an id"),
         (r#"{"driverType":"sriov"}"#, "neutron-vif, nested-vlan, nested-macvlan"),
-        (r#"{"subnetID":"s"}"#, "subnetID: nobody reads this key"),
-        ("[]", "is no object"),
+        (r#"{"subnetID":"s"}"#, "subnetID: unknown key"),
+        ("[]", "is not an object"),
         ("{", "EOF"),
     ] {
         let found = found(text);
@@ -363,7 +369,7 @@ fn a_definition_of_kuryrs_needs_no_configuration_and_its_annotation_is_looked_at
 }
 
 #[test]
-fn findings_are_data() {
+fn lint_findings_serialize_to_json() {
     let findings = lint(&pod("UPPER"));
     let json = serde_json::to_value(&findings[0]).unwrap();
     assert_eq!(json["position"], serde_json::json!({"line": 6, "column": 34}));

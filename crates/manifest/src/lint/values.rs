@@ -1,27 +1,27 @@
-//! Forms of option values: a range, one of a few words, an address; and the fault of a value that does not have its form.
+//! Forms of option values (a range, one of a few words, an address), and the fault of a value of another form.
 //!
-//! Only what the plugin itself refuses is a fault, whatever the node looks like and whatever a runtime adds. What takes a
-//! node to know (does the interface exist, is the table free) is not checked, nor is what plugins check of several
-//! values together. An empty string means «not configured», as for plugins.
+//! Only values that the plugin itself always refuses are faults. Checks that need the node (whether an interface exists
+//! or a table is free) are not made, nor those of several values together. An empty string means "not configured", as
+//! for plugins.
 
 use cni::address::{parse_cidr, parse_ip, parse_mac};
 use cni::name::ifname_fault;
 use serde_json::Value;
 
-/// What a value has to be.
+/// Form of a value.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Form {
-    /// Any value: it is not checked.
+    /// Any value, not checked.
     Any,
     /// `true` or `false`.
     Truth,
-    /// A whole number within these.
+    /// A whole number within these limits.
     Number(i64, i64),
-    /// A number of bytes, or 0: «not configured».
+    /// A number of bytes, or 0 for "not configured".
     Mtu,
     /// One of these words.
     Word(&'static [&'static str]),
-    /// Any text.
+    /// Any string.
     Text,
     /// An absolute path.
     Path,
@@ -31,13 +31,13 @@ pub(super) enum Form {
     Address,
     /// An address with a prefix length.
     Prefix,
-    /// The same, or an address alone.
+    /// An address with or without a prefix length.
     AddressOrPrefix,
-    /// The same, or `FIRST-LAST/LENGTH`.
+    /// An address with or without a prefix length, or `FIRST-LAST/LENGTH`.
     Range,
     /// A hardware address.
     Hardware,
-    /// An object of texts.
+    /// An object of strings.
     Texts,
     /// A list of these.
     Each(&'static Form),
@@ -50,7 +50,7 @@ use Form::{
     Texts, Truth, Word,
 };
 
-/// Why a text is not of this form; an empty one is «not configured».
+/// Returns why a value is not of this form; an empty string means "not configured".
 pub(super) fn fault_of(form: Form, value: &Value) -> Option<String> {
     let Value::String(text) = value else { return fault_of_other(form, value) };
     let must = |holds: bool, what: &str| (!holds).then(|| format!("must be {what}"));
@@ -63,7 +63,7 @@ pub(super) fn fault_of(form: Form, value: &Value) -> Option<String> {
         Word(words) => must(words.contains(&text.as_str()), &format!("one of {}", words.join(", "))),
         Any | Text => None,
         Path => must(text.starts_with('/'), "an absolute path"),
-        Interface => ifname_fault(text).map(|fault| format!("is no name of an interface: it {fault}")),
+        Interface => ifname_fault(text).map(|fault| format!("is not an interface name: it {fault}")),
         Address => must(parse_ip(text).is_some(), "an IP address"),
         Prefix => must(parse_cidr(text).is_some(), "an address with a prefix length (CIDR notation)"),
         AddressOrPrefix => must(
@@ -77,7 +77,7 @@ pub(super) fn fault_of(form: Form, value: &Value) -> Option<String> {
     }
 }
 
-/// The same of what is no text.
+/// Returns why a value that is not a string is not of this form.
 fn fault_of_other(form: Form, value: &Value) -> Option<String> {
     let must = |holds: bool, what: &str| (!holds).then(|| format!("must be {what}"));
     match form {
@@ -93,18 +93,18 @@ fn fault_of_other(form: Form, value: &Value) -> Option<String> {
             must(fits, "0, or a whole number within 68..=65535")
         }
         Texts => match value.as_object() {
-            Some(texts) => must(texts.values().all(Value::is_string), "an object of texts"),
-            None => must(false, "an object of texts"),
+            Some(texts) => must(texts.values().all(Value::is_string), "an object of strings"),
+            None => must(false, "an object of strings"),
         },
         Each(_) => must(value.is_array(), "a list"),
         Fields(_) => must(value.is_object(), "an object"),
         Word(_) | Text | Path | Interface | Address | Prefix | AddressOrPrefix | Range | Hardware => {
-            must(false, "a text")
+            must(false, "a string")
         }
     }
 }
 
-/// whereabouts also writes first-last/length.
+/// Whether the text is a range; whereabouts also writes first-last/length.
 fn is_range(text: &str) -> bool {
     match text.split_once('-') {
         Some((first, rest)) => parse_ip(first).is_some() && parse_cidr(rest).is_some(),

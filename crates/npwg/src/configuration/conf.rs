@@ -1,7 +1,7 @@
-//! From the configuration as written to the one that is acted on.
+//! Conversion of the configuration as written to [`NodeConfiguration`].
 //!
-//! Keys are decoded as Go decodes them. `delegates` and `runtimeConfig` keep their bytes: they are
-//! handed on.
+//! Keys are matched as Go's JSON decoder matches them. `delegates` and `runtimeConfig` are passed on, so their bytes
+//! are kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -36,7 +36,7 @@ impl Mode for StatusKeys {
         &[("standard", StatusKeys::Standard), ("multus", StatusKeys::Multus)];
 }
 
-/// The keys that are not in [`Conf`] and still known: read elsewhere, or CNI's own.
+/// Known keys that are not in [`Conf`]: other code reads them, or CNI defines them.
 const OTHER_KEYS: &[&str] = &[
     "cniVersions",
     "name",
@@ -53,14 +53,14 @@ const OTHER_KEYS: &[&str] = &[
 
 macro_rules! conf {
     ($($field:ident $key:literal: $type:ty,)*) => {
-        /// The keys as written. `null` and an absent key are the same.
+        /// Keys as written. A `null` value counts as absent.
         #[derive(Default, Deserialize)]
         #[serde(default)]
         struct Conf {
             $(#[serde(rename = $key)] $field: $type,)*
         }
 
-        /// The keys of [`Conf`].
+        /// Names of the keys in [`Conf`].
         const CONF_KEYS: &[&str] = &[$($key),*];
     };
 }
@@ -119,7 +119,7 @@ pub(super) fn read(bytes: &[u8], flavour: Flavour) -> Result<NodeConfiguration, 
     Ok(configuration)
 }
 
-/// Refuses what nobody defined; under the name `multus` it is only reported. A dot in a key makes it somebody's.
+/// Refuses unknown keys; under the name `multus` they are warnings. A key with a dot belongs to another component.
 fn unknown_keys(object: &Object, flavour: Flavour) -> Result<Vec<Warning>, Error> {
     let known: Vec<&str> = CONF_KEYS.iter().chain(OTHER_KEYS).copied().collect();
     let mut warnings = Vec::new();
@@ -138,7 +138,7 @@ fn unknown_keys(object: &Object, flavour: Flavour) -> Result<Vec<Warning>, Error
     Ok(warnings)
 }
 
-/// `delegates` or `clusterNetwork`: exactly one.
+/// Reads `delegates` or `clusterNetwork`; exactly one of them must be set.
 fn default_network(object: &Object, cluster_network: &str) -> Result<DefaultNetwork, Error> {
     let delegates: Vec<Box<RawValue>> = match object.get("delegates").filter(|raw| raw.get() != "null") {
         None => Vec::new(),
@@ -154,7 +154,7 @@ fn default_network(object: &Object, cluster_network: &str) -> Result<DefaultNetw
         (Some(_), Some(named)) => Err(Error::key(
             "clusterNetwork",
             quote(named),
-            "delegates names the default network already: keep one of the two",
+            "delegates already names the default network: keep one of the two",
         )),
         (None, None) => Err(Error::config(
             "clusterNetwork: missing: name the default network in clusterNetwork or write it into delegates",
@@ -167,7 +167,7 @@ fn default_network(object: &Object, cluster_network: &str) -> Result<DefaultNetw
     }
 }
 
-/// A name, or with a `/` in it an absolute path.
+/// Reads the name of a network, or a path if the text contains `/`.
 fn place(key: &str, text: &str) -> Result<Place, Error> {
     if text.contains('/') {
         return path(key, text).map(Place::Path);
@@ -182,7 +182,7 @@ fn path(key: &str, text: &str) -> Result<String, Error> {
     }
 }
 
-/// An optional path; empty is none.
+/// Reads an optional path; an empty string counts as absent.
 fn optional_path(key: &str, text: &str) -> Result<Option<String>, Error> {
     (!text.is_empty()).then(|| path(key, text)).transpose()
 }
@@ -191,7 +191,7 @@ fn path_or(key: &str, text: &str, default: &str) -> Result<String, Error> {
     Ok(optional_path(key, text)?.unwrap_or_else(|| default.to_owned()))
 }
 
-/// A word of a mode; empty is none.
+/// Reads a word; an empty string counts as absent.
 fn mode<M: Mode>(key: &str, text: &str) -> Result<Option<M>, Error> {
     let word = (!text.is_empty()).then_some(text);
     word.map(M::parse).transpose().map_err(|why| Error::key(key, quote(text), why))
@@ -212,7 +212,7 @@ fn version(text: &str) -> Result<Version, Error> {
 fn namespace(key: &str, text: &str) -> Result<String, Error> {
     match label_fault(text) {
         None => Ok(text.to_owned()),
-        Some(fault) => Err(Error::key(key, quote(text), format!("no namespace: it {fault}"))),
+        Some(fault) => Err(Error::key(key, quote(text), format!("not a namespace: it {fault}"))),
     }
 }
 
@@ -278,7 +278,7 @@ impl Conf {
         }
     }
 
-    /// Its files stand beside the file of the default network, so that must be one.
+    /// Reads `auxiliaryCNIChainName`. Its directory is beside the file of the default network, so there must be such a file.
     fn auxiliary_chain(&self, default_network: &DefaultNetwork) -> Result<Option<String>, Error> {
         let key = "auxiliaryCNIChainName";
         match (self.auxiliary_chain.as_str(), default_network) {
@@ -290,7 +290,7 @@ impl Conf {
         }
     }
 
-    /// Multus: `globalNamespaces` replaces the built-in `default`; blanks around the commas do not count.
+    /// Reads the isolation as Multus does: `globalNamespaces` replaces the built-in `default`; blanks around commas are ignored.
     fn isolation(&self) -> Result<Isolation, Error> {
         if !self.namespace_isolation {
             return Ok(Isolation::Open);

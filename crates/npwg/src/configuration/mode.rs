@@ -1,26 +1,26 @@
-//! The settings that are one of a few words.
+//! Options whose values are words of a fixed list.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::nearest::hint;
 
-/// Error of a word that a setting does not have.
+/// Error of a word that an option does not have.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("must be one of {}{}{hint}", known.join(", "), if hint.is_empty() { "" } else { ": " })]
 pub(super) struct UnknownWord {
-    /// Words that the setting has.
+    /// Words of the option.
     known: Vec<&'static str>,
     /// Suggestion of the nearest word; empty if there is none.
     hint: String,
 }
 
-/// A setting whose values are words.
+/// Option whose values are words.
 pub(super) trait Mode: Sized + Copy + 'static {
-    /// Every word and what it means.
+    /// All words and their values.
     const WORDS: &'static [(&'static str, Self)];
 
-    /// Reads a word; the error lists them all.
+    /// Reads a word; the error lists all words.
     fn parse(text: &str) -> Result<Self, UnknownWord> {
         if let Some((_, mode)) = Self::WORDS.iter().find(|(word, _)| *word == text) {
             return Ok(*mode);
@@ -35,16 +35,16 @@ pub(super) trait Mode: Sized + Copy + 'static {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Flavour {
-    /// `weft`: the standard's defaults.
+    /// `weft`: the defaults of the specification.
     Weft,
-    /// `multus`: Multus's defaults, and its leniency with unknown keys.
+    /// `multus`: the defaults of Multus; unknown keys are accepted.
     Multus,
 }
 
-/// What follows from an invalid annotation.
+/// Consequence of an invalid annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvalidAnnotation {
-    /// It is ignored, as the standard says; there is always a warning.
+    /// The annotation is ignored with a warning, as the specification says.
     Ignore,
     /// The pod fails, as with Multus.
     Fail,
@@ -55,31 +55,31 @@ impl Mode for InvalidAnnotation {
         &[("ignore", InvalidAnnotation::Ignore), ("fail", InvalidAnnotation::Fail)];
 }
 
-/// How requested `ips` and `mac` are enforced. Both transports are always used; this is about refusing.
+/// Enforcement of requested `ips` and `mac`. Every policy passes the requests to the plugins in both forms.
 ///
-/// The requests that only later versions of the standard know (`portMappings`, `bandwidth`,
-/// `infiniband-guid`) need a declared capability under every policy but `permissive`.
+/// Requests of later versions of the specification (`portMappings`, `bandwidth`, `infiniband-guid`) need a declared
+/// capability under every policy but `permissive`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpRequestPolicy {
-    /// v1.1 and later: some plugin must declare the capability, or nothing is started. The result is not examined.
+    /// As in v1.1 and later: the plan fails unless a plugin declares the capability. The result is not examined.
     Capability,
-    /// v1.0, and the default: the result must show what was asked for, or the attachment fails and is
-    /// undone. A missing capability is a warning (C1).
+    /// As in v1.0, and the default: an attachment whose result does not show the requested values fails and is undone. A
+    /// missing capability is a warning (C1).
     Result,
-    /// Both of these: no attachment starts without the capability, none stands without the result.
+    /// Both checks: the capability before the attachment, the result after it.
     Both,
-    /// Neither; what Multus does. A missing capability is a warning.
+    /// Neither check, as in Multus. A missing capability is a warning.
     Permissive,
 }
 
 impl IpRequestPolicy {
-    /// Is an attachment refused when no plugin declares the capability?
-    pub fn demands_capability(self) -> bool {
+    /// Whether the plan fails if no plugin declares the capability.
+    pub fn requires_capability(self) -> bool {
         matches!(self, IpRequestPolicy::Capability | IpRequestPolicy::Both)
     }
 
-    /// Is the result examined?
-    pub fn demands_result(self) -> bool {
+    /// Whether the result is examined.
+    pub fn requires_result(self) -> bool {
         matches!(self, IpRequestPolicy::Result | IpRequestPolicy::Both)
     }
 }
@@ -93,12 +93,12 @@ impl Mode for IpRequestPolicy {
     ];
 }
 
-/// Where a pod's Neutron ports are written.
+/// Place of a pod's Neutron ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VifStore {
     /// An annotation of the pod.
     Annotation,
-    /// A KuryrPort beside it.
+    /// A KuryrPort of the pod's name.
     KuryrPort,
 }
 
@@ -107,10 +107,10 @@ impl Mode for VifStore {
         &[("annotation", VifStore::Annotation), ("kuryrport", VifStore::KuryrPort)];
 }
 
-/// When a plugin is called in process rather than exec'ed.
+/// When a plugin runs in process instead of as a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Builtin {
-    /// If it is built in and no foreign plugin of its name stands earlier in `CNI_PATH`.
+    /// If it is built in and no other plugin of its name comes earlier in `CNI_PATH`.
     Auto,
     /// If it is built in.
     Always,
@@ -123,16 +123,16 @@ impl Mode for Builtin {
         &[("auto", Builtin::Auto), ("always", Builtin::Always), ("never", Builtin::Never)];
 }
 
-/// How much to log: Multus's levels.
+/// Log levels of Multus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// Only what ends the process.
+    /// Errors that end the process.
     Panic,
     /// Failures.
     Error,
-    /// And what was done.
+    /// Failures and actions.
     Verbose,
-    /// And why.
+    /// All, with the reasons of decisions.
     Debug,
 }
 

@@ -1,4 +1,4 @@
-//! Every key, its default and its faults.
+//! Tests of every option: its default and its faults.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn read_as(keys: &str, flavour: Flavour) -> Result<NodeConfiguration, Error> {
 }
 
 #[test]
-fn the_defaults_are_multus_s_where_the_key_is_multus_s() -> Result<(), Error> {
+fn configuration_defaults_of_multus_options_are_those_of_multus() -> Result<(), Error> {
     let node = read("")?;
     assert!(matches!(&node.default_network, DefaultNetwork::Named(Place::Name(name)) if name == "base"));
     assert!(node.default_networks.is_empty());
@@ -33,22 +33,23 @@ fn the_defaults_are_multus_s_where_the_key_is_multus_s() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: conflict C3
 #[test]
-fn conflict_c3_some_defaults_depend_on_the_name() -> Result<(), Error> {
+fn configuration_defaults_depend_on_the_name_of_the_program() -> Result<(), Error> {
     let weft = read("")?;
     assert_eq!(weft.invalid_annotation, InvalidAnnotation::Ignore);
     assert_eq!((weft.status.addresses, weft.status.keys), (StatusAddresses::Bare, StatusKeys::Standard));
     let multus = read_as("", Flavour::Multus)?;
     assert_eq!(multus.invalid_annotation, InvalidAnnotation::Fail);
     assert_eq!((multus.status.addresses, multus.status.keys), (StatusAddresses::Bare, StatusKeys::Multus));
-    let told = read_as(r#","invalidAnnotation":"ignore","statusKeys":"standard""#, Flavour::Multus)?;
-    assert_eq!(told.invalid_annotation, InvalidAnnotation::Ignore);
-    assert_eq!(told.status.keys, StatusKeys::Standard);
+    let explicit = read_as(r#","invalidAnnotation":"ignore","statusKeys":"standard""#, Flavour::Multus)?;
+    assert_eq!(explicit.invalid_annotation, InvalidAnnotation::Ignore);
+    assert_eq!(explicit.status.keys, StatusKeys::Standard);
     Ok(())
 }
 
 #[test]
-fn every_key_is_read() -> Result<(), Error> {
+fn configuration_reads_every_option() -> Result<(), Error> {
     let node = read(concat!(
         r#","defaultNetworks":["one","/etc/cni/x.conflist"],"systemNamespaces":["a","b"],"multusNamespace":"net""#,
         r#","namespaceIsolation":true,"globalNamespaces":" default , shared ","confDir":"/c","cniDir":"/j""#,
@@ -83,7 +84,7 @@ fn every_key_is_read() -> Result<(), Error> {
 }
 
 #[test]
-fn isolation_has_default_as_its_only_global_namespace_unless_told() -> Result<(), Error> {
+fn isolation_allows_the_default_namespace_by_default() -> Result<(), Error> {
     for keys in [r#","namespaceIsolation":true"#, r#","namespaceIsolation":true,"globalNamespaces":"""#] {
         assert_eq!(read(keys)?.isolation, Isolation::Isolated { global: vec!["default".into()] });
     }
@@ -94,7 +95,7 @@ fn isolation_has_default_as_its_only_global_namespace_unless_told() -> Result<()
 }
 
 #[test]
-fn exactly_one_of_delegates_and_cluster_network_names_the_default_network() -> Result<(), Error> {
+fn default_network_is_delegates_or_cluster_network_not_both() -> Result<(), Error> {
     let read = |keys: &str| {
         NodeConfiguration::read(format!(r#"{{"name":"n","type":"weft"{keys}}}"#).as_bytes(), Flavour::Weft)
     };
@@ -117,7 +118,7 @@ fn exactly_one_of_delegates_and_cluster_network_names_the_default_network() -> R
 }
 
 #[test]
-fn an_unknown_key_is_refused_with_the_nearest_one_named_and_under_multus_reported() -> Result<(), Error> {
+fn unknown_key_is_refused_with_a_hint_and_a_warning_for_multus() -> Result<(), Error> {
     let error = read(r#","clusterNetwrok":"x""#).unwrap_err();
     assert_eq!(error.code, 7);
     assert!(error.msg.contains("clusterNetwrok") && error.msg.contains("clusterNetwork?"), "{error}");
@@ -129,7 +130,7 @@ fn an_unknown_key_is_refused_with_the_nearest_one_named_and_under_multus_reporte
 }
 
 #[test]
-fn a_wrong_value_names_its_key_and_itself() {
+fn invalid_option_error_names_key_and_value() {
     for (keys, key, value) in [
         (r#","builtin":"sometimes""#, "builtin", "sometimes"),
         (r#","ipRequestPolicy":"strict""#, "ipRequestPolicy", "strict"),
@@ -158,7 +159,7 @@ fn a_wrong_value_names_its_key_and_itself() {
 }
 
 #[test]
-fn the_places_to_load_are_the_conf_dir_and_every_path() -> Result<(), Error> {
+fn disk_places_are_conf_dir_and_every_configured_path() -> Result<(), Error> {
     let text = r#"{"name":"n","clusterNetwork":"/etc/cni/net.d/10-base.conflist","defaultNetworks":["x","/d"],"auxiliaryCNIChainName":"aux"}"#;
     let node = NodeConfiguration::read(text.as_bytes(), Flavour::Weft)?;
     let paths: Vec<Place> =

@@ -1,4 +1,4 @@
-//! The four rules and name injection, by requirement.
+//! Tests of the four rules and of the added name.
 
 use super::*;
 
@@ -34,21 +34,23 @@ fn refused(config: SpecConfig) -> Fault {
 const LIST: &str = r#"{"cniVersion":"1.0.0","name":"net-a","plugins":[{"type":"from-list"}]}"#;
 const SINGLE: &str = r#"{"cniVersion":"1.0.0","name":"net-a","type":"from-single"}"#;
 
+// Requirements: NPWG1-3.4.1-rule1
 #[test]
-fn npwg1_3_4_1_rule1_the_contents_of_config_are_what_is_executed() {
+fn spec_config_is_used_before_files_on_disk() {
     let on_disk = disk(&[("/d/10.conflist", LIST), ("/d/20.conf", SINGLE)]);
     let config = r#"{ "cniVersion":"0.3.1", "name":"own", "plugins":[ {"type":"inline", "n": 1.0e3} ] }"#;
     let found = resolved(text(config), &on_disk);
     assert_eq!(found.origin, Origin::Definition);
     assert_eq!(found.network.bytes(), config.as_bytes());
-    // A config that is wrong fails; it does not fall through to the disk.
+    // An invalid config fails; the disk is not tried.
     let wrong = resolve(&definition(text("{")), &on_disk, "/d").unwrap_err();
     assert_eq!(wrong.fault().rule, Rule::MalformedConfig);
     assert_eq!(wrong.fault().path.to_string(), "spec.config");
 }
 
+// Requirements: NPWG1-3.4.1-rule2, NPWG1-3.4.1-rule3
 #[test]
-fn npwg1_3_4_1_rule2_npwg1_3_4_1_rule3_a_list_wins_whatever_the_files_are_called() {
+fn disk_conflist_is_preferred_to_single_configuration() {
     let both = disk(&[("/d/00-first.conf", SINGLE), ("/d/99-last.conflist", LIST)]);
     assert_eq!(resolved(SpecConfig::Absent, &both).origin, Origin::List("/d/99-last.conflist".into()));
     let single = disk(&[("/d/00-first.conf", SINGLE)]);
@@ -68,8 +70,9 @@ fn npwg1_3_4_1_rule2_npwg1_3_4_1_rule3_a_list_wins_whatever_the_files_are_called
     }
 }
 
+// Requirements: NPWG1-3.4.1-rule4
 #[test]
-fn npwg1_3_4_1_rule4_otherwise_the_request_fails_and_names_the_definition() {
+fn definition_without_network_fails_and_is_named() {
     let fault = refused(SpecConfig::Absent);
     assert_eq!(fault.rule, Rule::ConfigNotFound);
     assert_eq!(fault.subject, "network-attachment-definition ns/net-a");
@@ -78,14 +81,16 @@ fn npwg1_3_4_1_rule4_otherwise_the_request_fails_and_names_the_definition() {
     assert!(refusal.to_string().contains("/d/x.conf: not JSON"), "{refusal}");
 }
 
+// Requirements: NPWG1-3.2-2
 #[test]
-fn npwg1_3_2_2_without_a_spec_the_name_alone_decides() {
+fn definition_without_spec_resolves_by_name() {
     let found = resolved(SpecConfig::Absent, &disk(&[("/d/a.conflist", LIST)]));
     assert_eq!(found.network.name.as_str(), "net-a");
 }
 
+// Requirements: NPWG1-3.2-5
 #[test]
-fn npwg1_3_2_5_config_may_be_one_plugin_a_list_or_the_minimum() {
+fn spec_config_can_be_one_plugin_a_list_or_minimal() {
     let types = |config: &str| -> Vec<String> {
         let network = resolved(text(config), &Disk::default()).network;
         network.plugins.iter().map(|plugin| plugin_type(plugin).unwrap().to_string()).collect()
@@ -98,8 +103,9 @@ fn npwg1_3_2_5_config_may_be_one_plugin_a_list_or_the_minimum() {
     assert_eq!(types(r#"{"cniVersion":"0.3.0","type":"awesome-plugin"}"#), ["awesome-plugin"]);
 }
 
+// Requirements: NPWG1-3.2-3, NPWG1-3.4.2-1
 #[test]
-fn npwg1_3_2_3_npwg1_3_4_2_1_a_missing_name_is_filled_in_and_an_existing_one_kept() {
+fn spec_config_name_is_added_if_missing() {
     let name = |config: &str| resolved(text(config), &Disk::default()).network.name.to_string();
     assert_eq!(name(r#"{"cniVersion":"0.3.0","type":"x"}"#), "net-a");
     assert_eq!(name(r#"{"cniVersion":"0.3.0","name":"","type":"x"}"#), "net-a");
@@ -109,8 +115,9 @@ fn npwg1_3_2_3_npwg1_3_4_2_1_a_missing_name_is_filled_in_and_an_existing_one_kep
     assert_eq!(name(r#"{"cniVersion":"0.3.0","Name":"folded","type":"x"}"#), "folded");
 }
 
+// Requirements: NPWG1-3.4.2-1
 #[test]
-fn npwg1_3_4_2_1_the_rest_of_the_bytes_stays() {
+fn spec_config_bytes_are_kept_when_the_name_is_added() {
     let config =
         r#"{"cniVersion":"0.3.0","type":"x","big":12345678901234567890123,"f":1.0e3,"o":{ "z":1, "a":2 }}"#;
     let network = resolved(text(config), &Disk::default()).network;
@@ -120,35 +127,40 @@ fn npwg1_3_4_2_1_the_rest_of_the_bytes_stays() {
     );
 }
 
+// Requirements: NPWG1-3.4.3-1
 #[test]
-fn npwg1_3_4_3_1_the_names_may_differ() {
+fn spec_config_name_can_differ_from_the_definition() {
     let found = resolved(text(r#"{"name":"something-else","type":"x"}"#), &Disk::default());
     assert_eq!(found.network.name.as_str(), "something-else");
 }
 
+// Requirements: NPWG1-3.1-2
 #[test]
-fn npwg1_3_1_2_a_structured_config_is_refused_with_its_cure() {
+fn spec_config_as_yaml_map_is_refused_with_a_suggestion() {
     let fault = refused(SpecConfig::Structured(r#"{"type":"bridge"}"#.into()));
     assert_eq!(fault.rule, Rule::ConfigNotAString);
     assert!(fault.cure.contains("config: |"), "{fault}");
 }
 
+// Requirements: conflict C17
 #[test]
-fn conflict_c17_an_empty_config_is_no_config() {
+fn spec_config_empty_counts_as_absent() {
     let on_disk = disk(&[("/d/a.conflist", LIST)]);
     for blank in ["", "  ", "\n\t"] {
         assert!(matches!(resolved(text(blank), &on_disk).origin, Origin::List(_)), "{blank:?}");
     }
 }
 
+// Requirements: M27
 #[test]
-fn m27_what_we_do_not_know_in_a_list_survives() {
+fn spec_config_unknown_fields_are_kept() {
     let config = r#"{"name":"a","cniVersion":"0.3.1","log_level":"info","kubernetes":{"kubeconfig":"/k"},"plugins":[{"type":"calico"}]}"#;
     assert_eq!(resolved(text(config), &Disk::default()).network.bytes(), config.as_bytes());
 }
 
+// Requirements: M29
 #[test]
-fn m29_empty_plugins_and_null_plugins_are_refused() {
+fn spec_config_without_plugins_is_refused() {
     for bad in [
         r#"{"name":"a","plugins":[]}"#,
         r#"{"name":"a","plugins":[null]}"#,
@@ -162,7 +174,7 @@ fn m29_empty_plugins_and_null_plugins_are_refused() {
 }
 
 #[test]
-fn a_definition_cannot_call_the_meta_plugin_again() {
+fn meta_plugin_in_a_definition_is_refused() {
     for name in ["weft", "multus", "multus-shim"] {
         let fault =
             refused(text(&format!(r#"{{"name":"a","plugins":[{{"type":"x"}},{{"type":"{name}"}}]}}"#)));
@@ -170,7 +182,7 @@ fn a_definition_cannot_call_the_meta_plugin_again() {
             (fault.rule, fault.path.to_string().as_str()),
             (Rule::RecursiveNetwork, "plugins[1].type")
         );
-        // As its address management it would read `binDir`, `cniDir` and the rest from the definition.
+        // As an IPAM plugin the meta-plugin would read `binDir`, `cniDir` and other options from the definition.
         for written in [
             format!(r#"{{"name":"a","type":"x","binDir":"/tmp","ipam":{{"type":"{name}"}}}}"#),
             format!(r#"{{"name":"a","plugins":[{{"type":"x","IPAM":{{"Type":"{name}"}}}}]}}"#),
@@ -183,7 +195,7 @@ fn a_definition_cannot_call_the_meta_plugin_again() {
 }
 
 #[test]
-fn a_path_means_a_file_or_the_first_of_a_directory() {
+fn disk_path_is_a_file_or_the_first_of_a_directory() {
     let disk = disk(&[("/d/a.conf", SINGLE), ("/d/b.conflist", LIST), ("/d/sub/c.conflist", LIST)]);
     let at = |path: &str| disk.at(path).map(|on| on.path.as_str());
     assert_eq!(at("/d/b.conflist"), Some("/d/b.conflist"));
@@ -195,7 +207,7 @@ fn a_path_means_a_file_or_the_first_of_a_directory() {
 }
 
 #[test]
-fn a_file_that_is_loaded_twice_counts_once() {
+fn disk_file_loaded_twice_counts_once() {
     let network = || Network::parse(br#"{"cniVersion":"1.0.0","name":"a","type":"x"}"#, "a").unwrap();
     let loaded = || load::Directory {
         networks: vec![("/d/a.conf".into(), network()), ("/d/a.conflist".into(), network())],

@@ -1,10 +1,9 @@
-//! Which definitions a pod may use.
+//! Check whether a pod may use a definition.
 //!
-//! The node's isolation and the cluster's policy count for both annotations alike: what a pod may not
-//! select it may not have as its default network either (M14). What the administrator configures is not
-//! the pod's choice and is not asked about.
+//! Isolation on the node and access policies of the cluster apply to both annotations. A definition that a pod may not
+//! select may not be its default network either (M14). Networks that the administrator configures are not checked.
 //!
-//! Source: the standard, 7.4; Multus `namespaceIsolation`.
+//! Source: multi-network specification, 7.4; Multus `namespaceIsolation`.
 
 use std::collections::BTreeMap;
 
@@ -14,21 +13,21 @@ use crate::refusal::{Fault, Refusal};
 
 use super::Request;
 
-/// What the cluster's policy says about one pod. Whoever knows the policy fills it in.
+/// Access policies of the cluster, evaluated for one pod by the caller.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// The definitions this pod may not use, and why.
+    /// Definitions that this pod may not use, each with the reason.
     pub denied: BTreeMap<NetworkReference, String>,
 }
 
 impl Access {
-    /// No policy: everything is allowed.
+    /// Returns an access that allows every definition.
     pub fn open() -> Access {
         Access::default()
     }
 }
 
-/// Refuses what the pod may not use (NPWG1-7.4-2: the pod fails; nothing is silently dropped).
+/// Refuses a definition that the pod may not use (NPWG1-7.4-2: the pod fails; no network is silently dropped).
 pub(super) fn check(request: &Request<'_>, network: &NetworkReference, fault: Fault) -> Result<(), Refusal> {
     let home = &request.pod.namespace;
     if let Isolation::Isolated { global } = &request.node.isolation

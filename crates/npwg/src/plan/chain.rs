@@ -1,9 +1,9 @@
-//! The configuration list of a delegate, with what the pod asks for put into each of its plugins.
+//! Configuration list of a delegate, with the pod's requests added to each of its plugins.
 //!
-//! Only `args` (and for a device `deviceID` and `pciBusID`) change; every other value keeps its bytes, and
-//! a list nothing is added to is handed on as it came.
+//! Only `args` and, for a device, `deviceID` and `pciBusID` change. Every other value keeps its bytes. A list to which
+//! nothing is added is passed on unchanged.
 //!
-//! Source: the standard v1.0, 4.1.2.1.3.2; v1.1, 4.1.2.1.6.2; Multus `addDeviceIDInConfList`; conflict C7.
+//! Source: multi-network specification v1.0, 4.1.2.1.3.2; v1.1, 4.1.2.1.6.2; Multus `addDeviceIDInConfList`; conflict C7.
 
 use cni::error::Error;
 use cni::network::Network;
@@ -14,7 +14,7 @@ use super::{CONFIGURATIONS_MAX, too_large};
 use crate::refusal::{Fault, KeyPath, Refusal};
 use crate::rule::Rule;
 
-/// The list to run. `args_cni` wins over what a plugin has under `args.cni`, key by key.
+/// Returns the list to execute. Each key of `args_cni` replaces the one under a plugin's `args.cni`.
 pub(super) fn render(
     network: &Network,
     args_cni: &Object,
@@ -30,7 +30,7 @@ pub(super) fn render(
     if complete && args_cni.is_empty() && device.is_none() {
         return Ok(String::from_utf8_lossy(network.bytes()).into_owned());
     }
-    // A few bytes of a pod, put into each of very many plugins, must not become gigabytes.
+    // A few bytes of a pod's request, added to each of very many plugins, must not become gigabytes.
     let added: usize = args_cni.iter().map(|(key, value)| key.len() + value.get().len()).sum();
     if added.saturating_mul(network.plugins.len()) > CONFIGURATIONS_MAX {
         return Err(too_large(subject));
@@ -44,7 +44,7 @@ pub(super) fn render(
     let all = raw(&plugins).map_err(|error| fault(error, list.clone()))?;
     head.impose("plugins", all);
     if !complete {
-        // The files of the network's directory are in the list now; they must not be appended again.
+        // The list already contains the files of the network's directory; they must not be appended again.
         let yes = raw(&true).map_err(|error| fault(error, list))?;
         head.impose("loadOnlyInlinedPlugins", yes);
     }

@@ -1,11 +1,10 @@
-//! Interface names: those asked for are given first, the generated ones go around them.
+//! Assignment of interface names: first the requested ones, then the generated ones.
 //!
-//! A network without a request gets `net<its place among the networks>`, as with Multus. Where that name
-//! is asked for by any element, before it or after, the next free `net<n>` beyond the last place is taken
-//! instead (M23): nobody who asked for a name loses it to a generated one. In a sandbox that is attached already,
-//! a network keeps its name.
+//! A network without a request gets `net<N>`, where N is its index among the networks, as with Multus. If another
+//! element requests that name, the network gets the next free `net<N>` after the last index (M23). So a generated name
+//! never takes a requested one. In a sandbox that is already attached, a network keeps its name.
 //!
-//! Source: the standard, 4.1.2.1.5, 4.2.1; Multus `getIfname`.
+//! Source: multi-network specification, 4.1.2.1.5, 4.2.1; Multus `getIfname`.
 
 use std::collections::BTreeSet;
 
@@ -16,10 +15,10 @@ use super::{Decision, Held};
 use crate::refusal::{Fault, Refusal};
 use crate::rule::Rule;
 
-/// What stands in every namespace.
+/// Interface that every network namespace has.
 const LOOPBACK: &str = "lo";
 
-/// A name for each draft, in order, and its ground; `first` is what the runtime asks for.
+/// Returns a name and its reason for each draft, in order; `first` is the name that the runtime requests.
 pub(super) fn assign(
     first: &IfName,
     drafts: &[Draft],
@@ -50,9 +49,11 @@ pub(super) fn assign(
     for (index, draft) in drafts.iter().enumerate() {
         let asked = draft.element().and_then(|element| element.interface.clone());
         let (name, why) = match asked {
-            Some(name) => (name, "asked for".to_owned()),
-            None if index == 0 => (first.clone(), "asked for by the runtime (CNI_IFNAME)".to_owned()),
-            None if let Some(name) = &kept[index] => (name.clone(), "it has it already".to_owned()),
+            Some(name) => (name, "requested".to_owned()),
+            None if index == 0 => (first.clone(), "requested by the runtime (CNI_IFNAME)".to_owned()),
+            None if let Some(name) = &kept[index] => {
+                (name.clone(), "kept from the existing attachment".to_owned())
+            }
             None => generate(index, &mut next, &mut taken)?,
         };
         let decision = Decision::new("interface", &name, why);
@@ -61,7 +62,7 @@ pub(super) fn assign(
     Ok(names)
 }
 
-/// The name that each draft keeps: those of a network go to its drafts in order.
+/// Returns the name that each draft keeps; the names of a network are kept by its drafts in order.
 fn keep(drafts: &[Draft], held: &[Held], taken: &mut BTreeSet<String>) -> Vec<Option<IfName>> {
     let mut held: Vec<&Held> = held.iter().collect();
     let mut kept = Vec::with_capacity(drafts.len());
@@ -83,12 +84,12 @@ fn generate(
 ) -> Result<(IfName, String), Refusal> {
     let usual = format!("net{index}");
     let (text, why) = match taken.insert(usual.clone()) {
-        true => (usual, "generated from its place".to_owned()),
+        true => (usual, "generated from its index".to_owned()),
         false => loop {
             let text = format!("net{next}");
             *next += 1;
             if taken.insert(text.clone()) {
-                break (text, format!("generated; {usual} is asked for by another network"));
+                break (text, format!("generated; another network requests {usual}"));
             }
         },
     };

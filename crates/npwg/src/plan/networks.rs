@@ -1,11 +1,11 @@
-//! Which networks a pod gets, in which order, and why.
+//! Choice of a pod's networks and their order.
 //!
-//! 1. the default network: what the pod's default-network annotation names, else what the node is configured with;
-//! 2. what the node gives to every pod (`delegates[1..]`, and `defaultNetworks` outside the system namespaces);
-//! 3. what the pod selects, in the order of its annotation;
-//! 4. the auxiliary chain, if there are files in its directory.
+//! 1. The default network: that of the pod's default-network annotation, else that of the node's configuration.
+//! 2. The networks of every pod (`delegates[1..]`, and `defaultNetworks` outside the system namespaces).
+//! 3. The networks that the pod selects, in the order of its annotation.
+//! 4. The auxiliary chain, if its directory has files.
 //!
-//! Source: the standard, 4.2, 6 and 6.2; Multus `k8sclient.go`, `multus.go`.
+//! Source: multi-network specification, 4.2, 6 and 6.2; Multus `k8sclient.go`, `multus.go`.
 
 use std::collections::BTreeSet;
 
@@ -20,32 +20,32 @@ use crate::request::DefaultRoute;
 use crate::rule::Rule;
 use crate::selection::{Annotation, Element, Reading};
 
-/// A network that was chosen, before anything is said about how it is attached.
+/// Chosen network, before interface name, device and requests are decided.
 pub(super) struct Draft {
-    /// As the status names it.
+    /// Name in the status.
     pub(super) label: String,
-    /// Why it is attached.
+    /// Reason why it is attached.
     pub(super) role: Role,
-    /// The plugins.
+    /// Plugins.
     pub(super) network: Network,
-    /// How messages name it.
+    /// Name in messages.
     pub(super) subject: String,
-    /// The device-plugin resource it consumes.
+    /// Device-plugin resource that an attachment uses.
     pub(super) resource: Option<String>,
-    /// What was asked of it, if a pod asked.
+    /// Element of the annotation, if a pod selects the network.
     pub(super) asked: Option<Asked>,
     named_by: String,
     origin: String,
 }
 
-/// An element, and the annotation it stands in.
+/// Element and its annotation.
 pub(super) struct Asked {
     pub(super) annotation: Annotation,
     pub(super) element: Element,
 }
 
 impl Asked {
-    /// A fault of this element's `key`.
+    /// Returns a fault of this element's `key`.
     pub(super) fn fault(&self, rule: Rule, key: &str, reason: impl Into<String>) -> Fault {
         let path = KeyPath::root().index(self.element.index).key(key);
         Fault::new(rule, self.annotation.subject(), reason).at(path)
@@ -53,29 +53,29 @@ impl Asked {
 }
 
 impl Draft {
-    /// What was asked of it.
+    /// Returns the element, if a pod selects the network.
     pub(super) fn element(&self) -> Option<&Element> {
         self.asked.as_ref().map(|asked| &asked.element)
     }
 
     pub(super) fn default_route(&self) -> &DefaultRoute {
-        self.element().map_or(&DefaultRoute::Unasked, |element| &element.default_route)
+        self.element().map_or(&DefaultRoute::NotRequested, |element| &element.default_route)
     }
 
-    /// Why it is attached.
+    /// Returns the decision to attach this network.
     pub(super) fn because(&self) -> Decision {
         Decision::new("network", &self.label, self.named_by.clone())
     }
 
-    /// Where its configuration stands.
+    /// Returns the decision about its configuration.
     pub(super) fn origin(&self) -> Decision {
         Decision::new("config", &self.network.name, self.origin.clone())
     }
 }
 
-/// The definitions a plan for `pod` will ask for: fetch these first where a look-up is not at hand.
+/// Returns the definitions that a plan for `pod` needs, so that the caller can fetch them first.
 ///
-/// What an invalid annotation names is left out.
+/// Definitions of an invalid annotation are left out.
 pub fn wanted(pod: &Pod, node: &NodeConfiguration) -> BTreeSet<NetworkReference> {
     let mut wanted = BTreeSet::new();
     for annotation in [Annotation::DefaultNetwork, Annotation::Networks] {
@@ -96,7 +96,7 @@ pub fn wanted(pod: &Pod, node: &NodeConfiguration) -> BTreeSet<NetworkReference>
     wanted
 }
 
-/// The namespace of an element that names none.
+/// Returns the namespace of an element without one.
 fn home<'a>(annotation: Annotation, pod: &'a Pod, node: &'a NodeConfiguration) -> &'a str {
     match annotation {
         Annotation::Networks => &pod.namespace,
@@ -104,7 +104,7 @@ fn home<'a>(annotation: Annotation, pod: &'a Pod, node: &'a NodeConfiguration) -
     }
 }
 
-/// Every network of the pod, in order.
+/// Returns every network of the pod, in order.
 pub(super) fn collect(request: &Request<'_>, warnings: &mut Vec<Warning>) -> Result<Vec<Draft>, Refusal> {
     let node = request.node;
     let mut chosen = selected(request, Annotation::DefaultNetwork, warnings)?.into_iter();
@@ -127,7 +127,7 @@ pub(super) fn collect(request: &Request<'_>, warnings: &mut Vec<Warning>) -> Res
             drafts.push(named(request, place, Role::Every, &format!("defaultNetworks[{index}]"))?);
         }
     }
-    // What a pod selects is counted as it comes, so that it cannot pile up what will be refused anyway.
+    // The size is checked after each selected network, so that a pod cannot accumulate configurations beyond the limit.
     let mut room = CONFIGURATIONS_MAX;
     for element in selection {
         let draft = of_element(request, Annotation::Networks, element)?;
@@ -138,7 +138,7 @@ pub(super) fn collect(request: &Request<'_>, warnings: &mut Vec<Warning>) -> Res
     Ok(drafts)
 }
 
-/// The elements of an annotation, or none if it is absent, or invalid and to be ignored.
+/// Returns the elements of an annotation; none if it is absent, or invalid and ignored.
 fn selected(
     request: &Request<'_>,
     annotation: Annotation,
@@ -198,7 +198,7 @@ fn origin(resolved: &Resolved, network: &NetworkReference) -> String {
 
 fn written(network: &Network, role: Role, index: usize) -> Result<Draft, Refusal> {
     let named_by = format!("delegates[{index}]");
-    definition::refuse_ourselves(network, &named_by)?;
+    definition::refuse_meta_plugin(network, &named_by)?;
     Ok(Draft {
         label: network.name.to_string(),
         role,
@@ -206,12 +206,12 @@ fn written(network: &Network, role: Role, index: usize) -> Result<Draft, Refusal
         subject: named_by.clone(),
         resource: None,
         asked: None,
-        origin: "written there".to_owned(),
+        origin: "inline".to_owned(),
         named_by,
     })
 }
 
-/// What an administrator names: a definition, else a network on disk.
+/// Returns the network that an administrator names: a definition, else a network on disk.
 fn named(request: &Request<'_>, place: &Place, role: Role, key: &str) -> Result<Draft, Refusal> {
     let on_disk = match place {
         Place::Path(path) => (request.disk.at(path), path.as_str()),
@@ -236,7 +236,7 @@ fn named(request: &Request<'_>, place: &Place, role: Role, key: &str) -> Result<
     let (Some(OnDisk { path, network, .. }), _) = on_disk else {
         return Err(Refusal::failed(missing(request, place, key)));
     };
-    definition::refuse_ourselves(network, path)?;
+    definition::refuse_meta_plugin(network, path)?;
     Ok(Draft {
         label: network.name.to_string(),
         role,
@@ -267,7 +267,7 @@ fn missing(request: &Request<'_>, place: &Place, key: &str) -> Fault {
     Fault::new(Rule::UnknownNodeNetwork, key, reason).showing(&format!("{value:?}"))
 }
 
-/// Multus's auxiliary chain: a no-op, and every file of its directory after it.
+/// Returns Multus's auxiliary chain: a plugin without effect, followed by every file of the directory.
 fn auxiliary(request: &Request<'_>) -> Result<Option<Draft>, Refusal> {
     let (Some(name), Some(directory)) = (&request.node.auxiliary_chain, request.node.auxiliary_directory())
     else {
@@ -293,7 +293,7 @@ fn auxiliary(request: &Request<'_>) -> Result<Option<Draft>, Refusal> {
     if network.plugins.len() < 2 {
         return Ok(None);
     }
-    definition::refuse_ourselves(&network, key)?;
+    definition::refuse_meta_plugin(&network, key)?;
     Ok(Some(Draft {
         label: network.name.to_string(),
         role: Role::Every,

@@ -1,13 +1,12 @@
-//! The default route: whose it is to be, by which gateways, and who gives it up.
+//! Assignment of the default route: the network that gets it, its gateways, and the networks that lose it.
 //!
-//! - One network at most asks for it. Families are treated apart: a gateway of IPv4 only moves only IPv4 (C13).
-//! - Of several gateways of a family the first is preferred: metrics 100, 101, … in their order; a single
-//!   one has none (C14).
-//! - `[]` leaves the gateway to the network's own plugins (C12): who gives up which family is then known only
-//!   from the results.
-//! - On the default network itself the request moves nothing away from anybody (C15).
+//! - At most one network requests it. Address families are independent: an IPv4 gateway moves only IPv4 (C13).
+//! - Of several gateways of a family the first is preferred: they get the metrics 100, 101, … in their order. A single
+//!   gateway gets no metric (C14).
+//! - `[]` leaves the gateway to the network's plugins (C12). Only their results show which families move.
+//! - A request on the default network itself changes no other network (C15).
 //!
-//! Source: the standard v1.1, 4.1.2.1.9; Multus defects M1–M4.
+//! Source: multi-network specification v1.1, 4.1.2.1.9; Multus defects M1–M4.
 
 use std::net::IpAddr;
 
@@ -22,24 +21,24 @@ use crate::rule::Rule;
 /// Metric of the most preferred of several gateways.
 const FIRST_METRIC: u32 = 100;
 
-/// What to do about default routes on one attachment's interface, once every network is attached.
+/// Change to the default routes of one attachment's interface, after every network is attached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum RouteWish {
-    /// Nothing.
+pub enum DefaultRouteAction {
+    /// No change.
     Untouched,
-    /// Remove the default routes of these families from this interface: another attachment has them now.
+    /// Remove the default routes of these families from this interface, because another attachment gets them.
     Yield {
-        /// Index of that attachment's delegate.
+        /// Index of the delegate that gets them.
         to: usize,
-        /// Which families.
+        /// Families to remove.
         families: Families,
     },
-    /// Keep the default routes its plugins made; the others yield to it.
+    /// Keep the default routes of its plugins; the other attachments yield to it.
     Keep,
-    /// Replace the default routes of the gateways' families by these.
+    /// Replace the default routes of the gateways' families.
     Via {
-        /// Most preferred first.
+        /// Gateways, most preferred first.
         gateways: Vec<Gateway>,
     },
 }
@@ -48,79 +47,81 @@ pub enum RouteWish {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Families {
-    /// IPv4 alone.
+    /// Only IPv4.
     V4,
-    /// IPv6 alone.
+    /// Only IPv6.
     V6,
     /// Both.
     Both,
-    /// Those in which the holder has a default route after its ADD.
+    /// The families in which the holder has a default route after its ADD.
     OfHolder,
 }
 
-/// One gateway of a default route.
+/// Gateway of a default route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gateway {
-    /// The next hop.
+    /// Next hop.
     pub address: IpAddr,
-    /// The metric; `None` is the kernel's own.
+    /// Metric; `None` for the kernel's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<u32>,
 }
 
-impl RouteWish {
-    /// The decision, for a person.
+impl DefaultRouteAction {
+    /// Returns the decision for users, if the routes change.
     pub(super) fn reason(&self) -> Option<Decision> {
         let decided = |value: String, why: &str| Some(Decision::new("default-route", value, why));
         match self {
-            RouteWish::Untouched => None,
-            RouteWish::Yield { to, families } => {
-                let value = format!("given up ({families:?})").to_lowercase();
-                decided(value, &format!("network {to} asks for it"))
+            DefaultRouteAction::Untouched => None,
+            DefaultRouteAction::Yield { to, families } => {
+                let value = format!("removed ({families:?})").to_lowercase();
+                decided(value, &format!("network {to} requests it"))
             }
-            RouteWish::Keep => decided("as its plugins make it".to_owned(), "asked for without a gateway"),
-            RouteWish::Via { gateways } => {
+            DefaultRouteAction::Keep => {
+                decided("as its plugins make it".to_owned(), "requested without a gateway")
+            }
+            DefaultRouteAction::Via { gateways } => {
                 let gateways: Vec<String> = gateways.iter().map(|gw| gw.address.to_string()).collect();
-                decided(gateways.join(", "), "asked for")
+                decided(gateways.join(", "), "requested")
             }
         }
     }
 }
 
-/// A wish for each network, from what each asked.
-pub(super) fn wishes(asked: &[&DefaultRoute], drafts: &[Draft]) -> Result<Vec<RouteWish>, Refusal> {
-    let mut wishes = vec![RouteWish::Untouched; asked.len()];
+/// Returns the change for each network.
+pub(super) fn actions(asked: &[&DefaultRoute], drafts: &[Draft]) -> Result<Vec<DefaultRouteAction>, Refusal> {
+    let mut actions = vec![DefaultRouteAction::Untouched; asked.len()];
     let mut holder = None;
-    for (index, route) in asked.iter().enumerate().filter(|(_, route)| route.is_asked()) {
+    for (index, route) in asked.iter().enumerate().filter(|(_, route)| route.is_requested()) {
         if let (Some(first), Some(asked)) = (holder, drafts.get(index).and_then(|draft| draft.asked.as_ref()))
         {
             let fault = asked.fault(
                 Rule::DuplicateDefaultRoute,
                 "default-route",
-                format!("network {first} asks for it already"),
+                format!("network {first} already requests it"),
             );
             return Err(Refusal::failed(fault.cure("leave it on one network only")));
         }
         holder = Some(index);
-        wishes[index] = match route {
-            DefaultRoute::Via(gateways) => RouteWish::Via { gateways: with_metrics(gateways) },
-            DefaultRoute::OfPlugins | DefaultRoute::Unasked => RouteWish::Keep,
+        actions[index] = match route {
+            DefaultRoute::Via(gateways) => DefaultRouteAction::Via { gateways: with_metrics(gateways) },
+            DefaultRoute::FromPlugins | DefaultRoute::NotRequested => DefaultRouteAction::Keep,
         };
     }
-    let Some(holder) = holder else { return Ok(wishes) };
+    let Some(holder) = holder else { return Ok(actions) };
     if drafts.get(holder).is_none_or(|draft| draft.role == Role::Default) {
-        return Ok(wishes);
+        return Ok(actions);
     }
     let families = match asked[holder] {
         DefaultRoute::Via(gateways) => families(gateways),
-        DefaultRoute::OfPlugins | DefaultRoute::Unasked => Families::OfHolder,
+        DefaultRoute::FromPlugins | DefaultRoute::NotRequested => Families::OfHolder,
     };
-    for (index, wish) in wishes.iter_mut().enumerate() {
+    for (index, action) in actions.iter_mut().enumerate() {
         if index != holder {
-            *wish = RouteWish::Yield { to: holder, families };
+            *action = DefaultRouteAction::Yield { to: holder, families };
         }
     }
-    Ok(wishes)
+    Ok(actions)
 }
 
 fn families(gateways: &[IpAddr]) -> Families {

@@ -1,7 +1,7 @@
-//! What a plan says, by requirement.
+//! Tests of plans.
 
 mod access;
-mod ledger;
+mod devices;
 mod network;
 mod request;
 mod route;
@@ -13,7 +13,7 @@ use crate::configuration::Flavour;
 use crate::fixture::{CAPABLE, PLAIN, World};
 use crate::refusal::Reason;
 
-/// Networks and interfaces, in order.
+/// Returns networks and interfaces, in order.
 fn shape(plan: &Plan) -> Vec<(String, String)> {
     plan.delegates.iter().map(|d| (d.network.clone(), d.ifname.to_string())).collect()
 }
@@ -30,12 +30,12 @@ fn runtime_config(delegate: &Delegate) -> Value {
     serde_json::to_value(&delegate.runtime_config).unwrap()
 }
 
-/// The plan of a pod that asks this of `home/capable`.
+/// Returns a world whose pod has these requests for `home/capable`.
 fn asked(keys: &str) -> World {
     World::new().networks(&format!(r#"[{{"name":"capable",{keys}}}]"#))
 }
 
-/// The plan of a pod that asks this of `home/plain`, which declares nothing.
+/// Returns a world whose pod has these requests for `home/plain`, which declares no capability.
 fn asked_plain(keys: &str) -> World {
     World::new().networks(&format!(r#"[{{"name":"plain",{keys}}}]"#))
 }
@@ -45,8 +45,8 @@ fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_plan_survives_json_and_a_newer_one_is_left_alone() {
-    let plan = ledger::sriov(
+fn plan_survives_json_and_a_newer_version_is_refused() {
+    let plan = devices::sriov(
         r#"[{"name":"capable","ips":["10.0.0.1"],"default-route":["10.0.0.254"],"macc":1},{"name":"plain"}]"#,
     )
     .plan();
@@ -60,14 +60,14 @@ fn a_plan_survives_json_and_a_newer_one_is_left_alone() {
 }
 
 #[test]
-fn a_pod_in_its_nodes_network_has_nothing_to_attach() {
+fn host_network_pod_is_refused() {
     let mut world = World::new();
     world.pod.host_network = true;
     assert_eq!(world.fails().subject, "pod home/web");
 }
 
 #[test]
-fn what_a_plan_will_ask_for_can_be_known_before() {
+fn wanted_lists_the_definitions_a_plan_needs() {
     let world = World::new()
         .networks("plain,other/plain")
         .default_network("home/capable")
@@ -78,7 +78,7 @@ fn what_a_plan_will_ask_for_can_be_known_before() {
 }
 
 #[test]
-fn warnings_of_the_configuration_and_of_the_annotation_are_in_the_plan() {
+fn plan_has_warnings_of_configuration_and_annotation() {
     let mut world = World::new().networks(r#"[{"name":"plain","colour":1}]"#).node(r#""socketDir":"/run""#);
     world.flavour = Flavour::Multus;
     let reasons: Vec<Reason> = world.plan().warnings.iter().map(|warning| warning.event).collect();
@@ -86,7 +86,7 @@ fn warnings_of_the_configuration_and_of_the_annotation_are_in_the_plan() {
 }
 
 #[test]
-fn a_plan_is_bounded() {
+fn plan_size_is_limited() {
     let large =
         format!(r#"{{"cniVersion":"1.0.0","name":"large","type":"x","pad":"{}"}}"#, "x".repeat(1_000_000));
     let mut world = World::new().networks("large,large,large,large,large");

@@ -1,4 +1,4 @@
-//! How a request reaches the plugins: every channel that some version of the standard names.
+//! Transport of requests to the plugins, in every form that a version of the specification names.
 //!
 //! | request | `args.cni` (v1.0) | `runtimeConfig` (v1.1) | `CNI_ARGS` (Multus) | enforced by |
 //! |---|---|---|---|---|
@@ -10,10 +10,10 @@
 //! | `ipam-claim-reference` | the same | – | – | – (V13-4.1.2.1.11-2) |
 //! | a device | (`deviceID`, `pciBusID` beside it) | `deviceID`, `CNIDeviceInfoFile` | – | – |
 //!
-//! `CNI_ARGS` has no lists: two addresses in `IP` make the reference plugins fail (M20). What the runtime gave in
-//! `runtimeConfig` is for the default network alone, and all of it (V11-7.5-1, M5).
+//! `CNI_ARGS` has no lists: two addresses in `IP` make the reference plugins fail (M20). Only the default network gets
+//! the `runtimeConfig` of the runtime, and it gets all of it (V11-7.5-1, M5).
 //!
-//! Source: the standard v1.0–v1.3, 4.1.2.1.*.2; CONVENTIONS.md; conflicts C1, C2, C8, C9.
+//! Source: multi-network specification v1.0–v1.3, 4.1.2.1.*.2; CONVENTIONS.md; conflicts C1, C2, C8, C9.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ use cni::object::Object;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::ledger::Taken;
+use super::devices::AllocatedDevice;
 use super::networks::{Asked, Draft};
 use super::{Decision, DeviceInfoFile, Request, Role, Verify};
 use crate::configuration::IpRequestPolicy;
@@ -31,23 +31,23 @@ use crate::refusal::{Fault, Reason, Refusal, Warning, quote};
 use crate::request::{ETHERNET_LENGTH, guid_of};
 use crate::rule::Rule;
 
-/// What goes into each channel.
+/// Values to pass to the plugins, by form.
 #[derive(Default)]
 pub(super) struct Channels {
-    /// For `args.cni` of every plugin.
+    /// Keys of `args.cni` of every plugin.
     pub(super) args_cni: Object,
     /// Capability arguments.
     pub(super) runtime_config: Object,
-    /// To append to `CNI_ARGS`.
+    /// Pairs to append to `CNI_ARGS`.
     pub(super) args: Vec<(String, String)>,
-    /// What the result must show.
+    /// Values that the result must show.
     pub(super) verify: Verify,
-    /// What was decided.
+    /// Decisions, for users.
     pub(super) because: Vec<Decision>,
     declared: BTreeSet<String>,
 }
 
-/// Fills the channels of one network.
+/// Returns the values for one network.
 pub(super) fn channels(
     request: &Request<'_>,
     draft: &Draft,
@@ -69,17 +69,17 @@ pub(super) fn channels(
 }
 
 impl Channels {
-    /// Tells the plugins about the device, and names the file about it.
+    /// Adds the device, and returns its device information file.
     pub(super) fn add_device(
         &mut self,
-        device: Option<&Taken>,
+        device: Option<&AllocatedDevice>,
         file: Option<String>,
     ) -> Option<DeviceInfoFile> {
-        if let Some(Taken { id, resource: _, why }) = device {
+        if let Some(AllocatedDevice { id, resource: _, why }) = device {
             self.because.push(Decision::new("device", id, why.clone()));
             self.declare(capability::DEVICE_ID, id);
         }
-        let from = device.and_then(|taken| device::plugin_file(&taken.resource, &taken.id));
+        let from = device.and_then(|device| device::plugin_file(&device.resource, &device.id));
         if from.is_none() && !self.declared.contains(capability::DEVICE_INFO_FILE) {
             return None;
         }
@@ -88,7 +88,7 @@ impl Channels {
         Some(DeviceInfoFile { copy_from: from, path })
     }
 
-    /// Sets a capability argument if some plugin declares the capability.
+    /// Sets a capability argument if a plugin declares the capability; returns whether one does.
     fn declare<T: Serialize + ?Sized>(&mut self, capability: &str, value: &T) -> bool {
         let declared = self.declared.contains(capability);
         if let (true, Ok(raw)) = (declared, serde_json::value::to_raw_value(value)) {
@@ -104,7 +104,7 @@ impl Channels {
     }
 }
 
-/// The requests of one element, being put into the channels.
+/// Requests of one element, and the values to fill in.
 struct Requests<'a> {
     asked: &'a Asked,
     policy: IpRequestPolicy,
@@ -122,7 +122,7 @@ impl Requests<'_> {
             self.channels.because.push(Decision::new(
                 "cni-args",
                 keys.join(", "),
-                "asked for; into args.cni of every plugin",
+                "requested; in args.cni of every plugin",
             ));
         }
         if !element.ips.is_empty() {
@@ -132,7 +132,7 @@ impl Requests<'_> {
             self.mac(mac)?;
         }
         if let Some(guid) = &element.guid {
-            self.demand("infiniband-guid", capability::INFINIBAND_GUID, guid)?;
+            self.require_capability("infiniband-guid", capability::INFINIBAND_GUID, guid)?;
             self.channels.verify.guid = (self.policy != IpRequestPolicy::Permissive).then(|| guid.clone());
             self.note("infiniband-guid", guid.to_string(), false);
         }
@@ -140,7 +140,7 @@ impl Requests<'_> {
             self.port_mappings()?;
         }
         if let Some(bandwidth) = element.bandwidth {
-            self.demand("bandwidth", capability::BANDWIDTH, &bandwidth)?;
+            self.require_capability("bandwidth", capability::BANDWIDTH, &bandwidth)?;
             self.note("bandwidth", serde_json::to_string(&bandwidth).unwrap_or_default(), false);
         }
         if let Some(claim) = &element.ipam_claim {
@@ -161,11 +161,11 @@ impl Requests<'_> {
         if let [only] = ips {
             self.channels.args.push(("IP".to_owned(), only.to_string()));
         }
-        if self.policy.demands_result() {
+        if self.policy.requires_result() {
             self.channels.verify.ips = ips.to_vec();
         }
         let all: Vec<String> = ips.iter().map(ToString::to_string).collect();
-        self.note("ips", all.join(", "), self.policy.demands_result());
+        self.note("ips", all.join(", "), self.policy.requires_result());
         Ok(())
     }
 
@@ -177,13 +177,13 @@ impl Requests<'_> {
         let as_guid = !understood(capability::MAC) && understood(capability::INFINIBAND_GUID);
         let guid = guid_of(mac).filter(|_| as_guid);
         match &guid {
-            // C2: a plugin that only knows GUIDs understands a 20-byte address by its lower half; the upper is not its choice.
+            // C2: a plugin that only knows GUIDs understands a 20-byte address by its lower half; it cannot choose the upper half.
             Some(guid) => {
                 self.channels.declare(capability::INFINIBAND_GUID, guid);
             }
             None => self.enforce("mac", mac)?,
         }
-        if self.policy.demands_result() {
+        if self.policy.requires_result() {
             match guid {
                 Some(guid) => self.channels.verify.guid = Some(guid),
                 None => self.channels.verify.mac = Some(mac.clone()),
@@ -192,29 +192,29 @@ impl Requests<'_> {
         if mac.bytes().len() == ETHERNET_LENGTH {
             self.channels.args.push(("MAC".to_owned(), mac.to_string()));
         }
-        self.note("mac", mac.to_string(), self.policy.demands_result());
+        self.note("mac", mac.to_string(), self.policy.requires_result());
         Ok(())
     }
 
-    /// On the default network the runtime's own mappings stay: these are added to them.
+    /// Passes the port mappings; on the default network they are added to those of the runtime.
     fn port_mappings(&mut self) -> Result<(), Refusal> {
         let own = &self.asked.element.port_mappings;
         let given: Vec<Value> =
             self.channels.runtime_config.read("portMappings").ok().flatten().unwrap_or_default();
         let added = own.iter().filter_map(|mapping| serde_json::to_value(mapping).ok());
         let all: Vec<Value> = given.into_iter().chain(added).collect();
-        self.demand("portMappings", capability::PORT_MAPPINGS, &all)?;
+        self.require_capability("portMappings", capability::PORT_MAPPINGS, &all)?;
         self.note("portMappings", serde_json::to_string(own).unwrap_or_default(), false);
         Ok(())
     }
 
-    /// A request of v1.0: the policy says whether the capability is demanded.
+    /// Enforces a request of v1.0: the policy decides whether the capability is required.
     fn enforce<T: Serialize>(&mut self, key: &str, value: &T) -> Result<(), Refusal> {
         if self.channels.declare(key, value) {
             return Ok(());
         }
         let fault = self.undeclared(key, key, value);
-        match self.policy.demands_capability() {
+        match self.policy.requires_capability() {
             true => Err(Refusal::failed(fault)),
             false => {
                 self.warnings.push(Warning::new(Reason::CapabilityMissing, fault));
@@ -223,8 +223,13 @@ impl Requests<'_> {
         }
     }
 
-    /// A request of v1.1 or later: it has no other guarantee than the capability.
-    fn demand<T: Serialize>(&mut self, key: &str, capability: &str, value: &T) -> Result<(), Refusal> {
+    /// Passes a request of v1.1 or later, for which only the capability shows that a plugin implements it.
+    fn require_capability<T: Serialize>(
+        &mut self,
+        key: &str,
+        capability: &str,
+        value: &T,
+    ) -> Result<(), Refusal> {
         if self.channels.declare(capability, value) {
             return Ok(());
         }
@@ -246,7 +251,7 @@ impl Requests<'_> {
         self.asked.fault(Rule::MissingCapability, key, reason).showing(&shown).cure(cure)
     }
 
-    /// C8: what `cni-args` says under the same key must say the same.
+    /// Refuses a `cni-args` key that contradicts the request of the same name (C8).
     fn agree<T: Serialize + ?Sized>(
         &self,
         key: &str,
@@ -261,13 +266,13 @@ impl Requests<'_> {
         let fault = self.asked.fault(
             Rule::ConflictingCniArgs,
             key,
-            format!("cni-args.{key} says {}", quote(&other.to_string())),
+            format!("cni-args.{key} is {}", quote(&other.to_string())),
         );
         Err(Refusal::failed(fault.showing(&shown).cure("keep one of the two")))
     }
 
     fn note(&mut self, key: &str, value: String, verified: bool) {
-        let why = if verified { "asked for; verified in the result" } else { "asked for" };
+        let why = if verified { "requested; verified in the result" } else { "requested" };
         self.channels.because.push(Decision::new(key, value, why));
     }
 }

@@ -1,4 +1,4 @@
-//! One element: every key checked, each fault with the consequence the standard gives it.
+//! Parser of one element: checks every key and records each fault with the consequence the specification gives it.
 //!
 //! | key | invalid value | requirement |
 //! |---|---|---|
@@ -8,12 +8,13 @@
 //! | `infiniband-guid` | annotation invalid | V12-4.1.2.1.10 |
 //! | `ipam-claim-reference`, `deviceID` | attachment fails | V13-4.1.2.1.11, Multus |
 //!
-//! `interfaceRequest` is Multus's old name of `interface`.
+//! An empty value of some keys ([`EMPTY_IS_ABSENT`]) counts as absent, with a warning: templates write one where a user sets
+//! nothing, and Multus reads it so. `interfaceRequest` is Multus's old name for `interface`.
 
 use cni::fold;
 use cni::name::IfName;
 use cni::object::Object;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::form::Item;
 use super::value::{self, Read, Wrong};
@@ -24,7 +25,7 @@ use crate::refusal::{Fault, KeyPath, Reason};
 use crate::request::{DefaultRoute, guid_of};
 use crate::rule::Rule;
 
-/// Every key an element may have.
+/// Known keys of an element.
 const KEYS: &[&str] = &[
     "name",
     "namespace",
@@ -41,14 +42,26 @@ const KEYS: &[&str] = &[
     "interfaceRequest",
 ];
 
-/// Longest unknown key repeated in a warning, in bytes.
+/// Keys of which an empty value of the right type counts as absent. An empty `ips` is invalid by the specification, and an
+/// empty `default-route` is a request.
+const EMPTY_IS_ABSENT: &[&str] = &[
+    "mac",
+    "interface",
+    "interfaceRequest",
+    "portMappings",
+    "bandwidth",
+    "infiniband-guid",
+    "ipam-claim-reference",
+];
+
+/// Maximum length of an unknown key that a warning repeats, in bytes.
 const LONGEST_KEY: usize = 64;
 
-/// Keys of a port mapping and of a bandwidth object.
+/// Known keys of a port mapping and of a bandwidth object.
 const PORT_KEYS: &[&str] = &["hostPort", "containerPort", "protocol", "hostIP"];
 const BANDWIDTH_KEYS: &[&str] = &["ingressRate", "ingressBurst", "egressRate", "egressBurst"];
 
-/// Reads one element; `None` if there is no saying which network it means.
+/// Reads one element; returns `None` if the element does not identify a network.
 pub(super) fn read(reader: &mut Reader, index: usize, item: &Item, home: &str) -> Option<Element> {
     match item {
         Item::Reference(text) => reference(reader, index, text, home),
@@ -58,17 +71,24 @@ pub(super) fn read(reader: &mut Reader, index: usize, item: &Item, home: &str) -
     }
 }
 
-/// `[namespace/]name[@interface]`.
+/// Reads `[namespace/]name[@interface]`.
 fn reference(reader: &mut Reader, index: usize, text: &str, home: &str) -> Option<Element> {
     let path = KeyPath::root().index(index);
     let (network, interface) = match text.split_once('@') {
-        Some((network, interface)) => (network, Some(interface)),
+        Some((network, interface)) => (network.trim_end(), Some(interface.trim_start())),
         None => (text, None),
     };
     let (namespace, name) = match network.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
         None => (None, network),
     };
+    for (part, what) in [(namespace, "namespace before /"), (interface, "interface name after @")] {
+        if part == Some("") {
+            let fault = reader.fault(Rule::EmptyValue, format!("the {what} is empty and counts as absent"));
+            reader.warn(Reason::Questionable, fault.at(path.clone()).showing(&value::shown(text)));
+        }
+    }
+    let [namespace, interface] = [namespace, interface].map(|part| part.filter(|part| !part.is_empty()));
     let wrong_namespace = namespace.and_then(label_fault).map(|fault| format!("the namespace {fault}"));
     let wrong_name = || definition_name_fault(name).map(|fault| format!("the name {fault}"));
     if let Some(reason) = wrong_namespace.or_else(wrong_name) {
@@ -90,14 +110,14 @@ fn reference(reader: &mut Reader, index: usize, text: &str, home: &str) -> Optio
     Some(element)
 }
 
-/// Fills a fault in from a wrong value.
+/// Completes a fault with the place, value and reason of `wrong`.
 fn complete(mut fault: Fault, wrong: Wrong) -> Fault {
     let Wrong { path, value, reason } = wrong;
     fault.reason = reason;
     fault.at(path).showing(&value)
 }
 
-/// The keys of one object, being read.
+/// Parser of the keys of one element.
 struct Keys<'a> {
     reader: &'a mut Reader,
     object: &'a Object,
@@ -106,7 +126,8 @@ struct Keys<'a> {
 
 impl Keys<'_> {
     fn element(mut self, index: usize, home: &str) -> Option<Element> {
-        self.look_for_unknown_keys();
+        self.warn_about_unknown_keys();
+        self.warn_about_empty_values();
         let network = self.network(home);
         let mut element = Element::plain(index, network.clone().unwrap_or(NetworkReference::new(home, "")));
         element.ips = self.or_invalid("ips", Rule::InvalidIps, value::ips).unwrap_or_default();
@@ -124,14 +145,20 @@ impl Keys<'_> {
         network.map(|_| element)
     }
 
-    /// The value of `key` and its path as written; `null` is none.
+    /// Returns the value of `key` and its path as written, unless it counts as absent.
     fn value(&self, key: &str) -> Option<(KeyPath, Value)> {
+        self.written(key).filter(|(_, value)| !(EMPTY_IS_ABSENT.contains(&key) && is_empty(key, value)))
+    }
+
+    /// Returns the value of `key` and its path as written; a `null` value counts as absent.
+    fn written(&self, key: &str) -> Option<(KeyPath, Value)> {
         let raw = self.object.get(key).filter(|raw| raw.get() != "null")?;
         let written = self.object.iter().find(|(k, _)| *k == key);
         let folded = || self.object.iter().filter(|(k, _)| fold::same(k, key)).last();
         let written = written.or_else(folded).map_or(key, |(k, _)| k);
-        // What is too deep for a value is no value of any key; its text says so in the message.
-        let value = serde_json::from_str(raw.get()).unwrap_or_else(|_| Value::from(raw.get()));
+        // A value that cannot be decoded, for example because it nests too deeply, becomes a list of lists: every key refuses
+        // that, and the message shows the value.
+        let value = serde_json::from_str(raw.get()).unwrap_or_else(|_| json!([[raw.get()]]));
         Some((self.path.key(written), value))
     }
 
@@ -197,14 +224,14 @@ impl Keys<'_> {
             && new != old
         {
             let fault =
-                self.reader.fault(Rule::ConflictingInterfaceNames, format!("interface asks for {new}"));
+                self.reader.fault(Rule::ConflictingInterfaceNames, format!("interface requests {new}"));
             let fault = fault.at(self.path.key("interfaceRequest")).showing(&value::shown(old.as_str()));
             self.reader.fails(fault.cure("remove interfaceRequest, the old name of interface"));
         }
         new.or(old)
     }
 
-    /// The bytes are kept: they belong to the plugins.
+    /// Reads `cni-args` and keeps its bytes, which only plugins interpret.
     fn cni_args(&mut self) -> Object {
         self.or_invalid("cni-args", Rule::InvalidCniArgs, |path, value| {
             value::object(path, value).map(|_| ())
@@ -215,8 +242,8 @@ impl Keys<'_> {
 
     fn default_route(&mut self) -> DefaultRoute {
         match self.or_invalid("default-route", Rule::InvalidDefaultRoute, value::gateways) {
-            None => DefaultRoute::Unasked,
-            Some(gateways) if gateways.is_empty() => DefaultRoute::OfPlugins,
+            None => DefaultRoute::NotRequested,
+            Some(gateways) if gateways.is_empty() => DefaultRoute::FromPlugins,
             Some(gateways) => DefaultRoute::Via(gateways),
         }
     }
@@ -227,7 +254,7 @@ impl Keys<'_> {
         })?;
         if beside_ips {
             let fault =
-                self.reader.fault(Rule::IpsWithIpamClaim, "ips asks for addresses in the same element");
+                self.reader.fault(Rule::IpsWithIpamClaim, "ips requests addresses in the same element");
             let fault = fault.at(self.path.key("ipam-claim-reference")).showing(&value::shown(&claim));
             self.reader.fails(fault.cure("keep one of the two"));
         }
@@ -238,25 +265,35 @@ impl Keys<'_> {
         let id = self.or_fails("deviceID", Rule::InvalidDeviceId, |path, value| {
             let text = value::text(path, value)?;
             let bad = text.len() > 253 || text.contains(|c: char| c.is_control());
-            named(path, value, bad.then(|| "is no device id".to_owned()))
+            named(path, value, bad.then(|| "is not a device id".to_owned()))
         })?;
         Some(id).filter(|id| !id.is_empty())
     }
 
-    /// Conflict C11: a hardware address and a GUID may stand together only if the one holds the other.
+    /// Refuses a hardware address and a GUID that differ: the lower 8 bytes of the address must be the GUID (C11).
     fn compare(&mut self, element: &Element) {
         if let (Some(mac), Some(guid)) = (&element.mac, &element.guid)
             && guid_of(mac).as_ref() != Some(guid)
         {
             let fault = self
                 .reader
-                .fault(Rule::MacGuidMismatch, format!("mac asks for {mac}, whose lower 8 bytes differ"));
+                .fault(Rule::MacGuidMismatch, format!("mac requests {mac}, whose lower 8 bytes differ"));
             let fault = fault.at(self.path.key("infiniband-guid")).showing(&value::shown(&guid.to_string()));
             self.reader.invalid(fault.cure("keep one of the two"));
         }
     }
 
-    fn look_for_unknown_keys(&mut self) {
+    fn warn_about_empty_values(&mut self) {
+        for key in EMPTY_IS_ABSENT {
+            if let Some((path, value)) = self.written(key).filter(|(_, value)| is_empty(key, value)) {
+                let fault = self.reader.fault(Rule::EmptyValue, "is empty and counts as absent");
+                let fault = fault.at(path).showing(&value.to_string());
+                self.reader.warn(Reason::Questionable, fault.cure("remove the key"));
+            }
+        }
+    }
+
+    fn warn_about_unknown_keys(&mut self) {
         let mut found: Vec<(KeyPath, &str, &[&str])> = Vec::new();
         let keys: Vec<&str> = self.object.iter().map(|(key, _)| key).collect();
         for key in value::unknown(keys.iter().copied(), KEYS) {
@@ -286,14 +323,24 @@ impl Keys<'_> {
         if self.reader.annotation == Annotation::DefaultNetwork && self.value("interface").is_some() {
             let fault = self
                 .reader
-                .fault(Rule::RenamedDefaultInterface, "renames the interface the runtime asked for");
+                .fault(Rule::RenamedDefaultInterface, "renames the interface that the runtime requested");
             let fault = fault.at(self.path.key("interface"));
             self.reader.warn(Reason::Questionable, fault);
         }
     }
 }
 
-/// `value`'s text, unless there is a fault in it.
+/// Whether the value of a key is empty and has the type of the key.
+fn is_empty(key: &str, value: &Value) -> bool {
+    match value {
+        Value::Array(list) => key == "portMappings" && list.is_empty(),
+        Value::Object(map) => key == "bandwidth" && map.is_empty(),
+        Value::String(text) => !["portMappings", "bandwidth"].contains(&key) && text.is_empty(),
+        _ => false,
+    }
+}
+
+/// Returns the string `value`, or an error if there is a fault in it.
 fn named(path: &KeyPath, value: &Value, fault: Option<String>) -> Read<String> {
     let text = value::text(path, value)?;
     match fault {

@@ -1,10 +1,10 @@
-//! The two forms of an annotation's value: a comma-delimited list of references, a JSON list of maps.
+//! The two forms of an annotation's value: a comma-delimited list of references, or a JSON list of objects.
 //!
-//! The first character decides, after trimming. Everything that is neither form fails the pod rather
-//! than being ignored: the standard speaks of ignoring only for the values of certain keys, and a pod
-//! that silently starts without its networks is the worse end.
+//! The first character after leading blanks decides the form. A value of neither form fails the pod instead of being
+//! ignored: the specification ignores only invalid values of certain keys, and a pod that silently starts without its
+//! networks is worse than a pod that fails.
 //!
-//! Source: the standard, 4.1.1 and 4.1.2; conflict C16; Multus defect M9.
+//! Source: multi-network specification, 4.1.1 and 4.1.2; conflict C16; Multus defect M9.
 
 use cni::object::Object;
 use serde_json::value::RawValue;
@@ -13,15 +13,15 @@ use super::{ANNOTATION_MAX, ELEMENTS_MAX, Reader};
 use crate::refusal::{KeyPath, quote};
 use crate::rule::Rule;
 
-/// One element, not yet looked at.
+/// One element, not yet checked.
 pub(super) enum Item {
-    /// Of the comma form: `[namespace/]name[@interface]`.
+    /// Element of the comma-delimited form: `[namespace/]name[@interface]`.
     Reference(String),
-    /// Of the JSON form.
+    /// Element of the JSON form.
     Object(Object),
 }
 
-/// Takes `text` apart; what is no element is reported and left out.
+/// Splits `text` into its elements; reports invalid elements and leaves them out.
 pub(super) fn items(reader: &mut Reader, text: &str) -> Vec<Item> {
     if text.len() > ANNOTATION_MAX {
         let fault = reader.fault(Rule::AnnotationTooLarge, format!("longer than {ANNOTATION_MAX} bytes"));
@@ -33,7 +33,7 @@ pub(super) fn items(reader: &mut Reader, text: &str) -> Vec<Item> {
         None => Vec::new(),
         Some('[') => objects(reader, text),
         Some(first @ ('{' | '"')) => {
-            let what = if first == '{' { "a JSON object" } else { "a JSON text" };
+            let what = if first == '{' { "a JSON object" } else { "a JSON string" };
             let fault = reader
                 .fault(Rule::MalformedAnnotation, format!("is {what}, not a list"))
                 .showing(&quote(text));
@@ -81,7 +81,7 @@ fn objects(reader: &mut Reader, text: &str) -> Vec<Item> {
     items
 }
 
-/// Reports the first element beyond the limit.
+/// Reports the first element beyond the limit and returns whether there is one.
 fn too_many(reader: &mut Reader, index: usize) -> bool {
     if index < ELEMENTS_MAX {
         return false;

@@ -1,6 +1,6 @@
-//! The values of an element's keys: from JSON to a checked type, or why not.
+//! Conversion of an element's values from JSON to checked types.
 //!
-//! Source: the standard v1.3, 4.1.2.1.3–4.1.2.1.10, key by key.
+//! Source: multi-network specification v1.3, 4.1.2.1.3–4.1.2.1.10, key by key.
 
 use std::net::IpAddr;
 
@@ -12,28 +12,28 @@ use serde_json::{Map, Value};
 use crate::refusal::{KeyPath, quote};
 use crate::request::{DEFAULT_BURST, ETHERNET_LENGTH, GUID_LENGTH, INFINIBAND_LENGTH};
 
-/// Why a value is not what its key demands.
+/// Error of a value that its key does not allow.
 pub(super) struct Wrong {
-    /// Where, within the document.
+    /// Path within the document.
     pub(super) path: KeyPath,
-    /// The value at fault, as JSON.
+    /// The invalid value, as JSON.
     pub(super) value: String,
-    /// Why.
+    /// Reason.
     pub(super) reason: String,
 }
 
-/// A value, or why it is none.
+/// Result of reading a value.
 pub(super) type Read<T> = Result<T, Wrong>;
 
 fn wrong<T>(path: &KeyPath, value: &Value, reason: impl Into<String>) -> Read<T> {
     Err(Wrong { path: path.clone(), value: value.to_string(), reason: reason.into() })
 }
 
-/// A text.
+/// Reads a string.
 pub(super) fn text<'a>(path: &KeyPath, value: &'a Value) -> Read<&'a str> {
     match value.as_str() {
         Some(text) => Ok(text),
-        None => wrong(path, value, "must be a text"),
+        None => wrong(path, value, "must be a string"),
     }
 }
 
@@ -44,7 +44,7 @@ fn list<'a>(path: &KeyPath, value: &'a Value) -> Read<&'a [Value]> {
     }
 }
 
-/// An object.
+/// Reads an object.
 pub(super) fn object<'a>(path: &KeyPath, value: &'a Value) -> Read<&'a Map<String, Value>> {
     match value.as_object() {
         Some(map) => Ok(map),
@@ -52,57 +52,59 @@ pub(super) fn object<'a>(path: &KeyPath, value: &'a Value) -> Read<&'a Map<Strin
     }
 }
 
-/// At least one address; a repeated one counts once.
+/// Reads a list of at least one address; duplicates are removed.
 pub(super) fn ips(path: &KeyPath, value: &Value) -> Read<Vec<RequestedIp>> {
     let mut ips: Vec<RequestedIp> = Vec::new();
     for (index, item) in list(path, value)?.iter().enumerate() {
         let at = path.index(index);
         let Some(ip) = RequestedIp::parse(text(&at, item)?) else {
-            return wrong(&at, item, "is no IPv4 or IPv6 address, with or without a prefix length");
+            return wrong(&at, item, "is not an IPv4 or IPv6 address, with or without a prefix length");
         };
         if !ips.iter().any(|known| known.address == ip.address) {
             ips.push(ip);
         }
     }
     match ips.is_empty() {
-        true => wrong(path, value, "must hold at least one address"),
+        true => wrong(path, value, "must contain at least one address"),
         false => Ok(ips),
     }
 }
 
-/// Six or twenty bytes.
+/// Reads a hardware address of six or twenty bytes.
 pub(super) fn mac(path: &KeyPath, value: &Value) -> Read<HardwareAddress> {
     let lengths = [ETHERNET_LENGTH, INFINIBAND_LENGTH];
     match HardwareAddress::parse(text(path, value)?).filter(|mac| lengths.contains(&mac.bytes().len())) {
         Some(mac) => Ok(mac),
-        None => wrong(path, value, "is no Ethernet address of 6 bytes and no IPoIB address of 20"),
+        None => {
+            wrong(path, value, "is neither an Ethernet address of 6 bytes nor an IPoIB address of 20 bytes")
+        }
     }
 }
 
-/// Eight bytes.
+/// Reads a GUID of eight bytes.
 pub(super) fn guid(path: &KeyPath, value: &Value) -> Read<HardwareAddress> {
     match HardwareAddress::parse(text(path, value)?).filter(|guid| guid.bytes().len() == GUID_LENGTH) {
         Some(guid) => Ok(guid),
-        None => wrong(path, value, "is no InfiniBand GUID of 8 bytes"),
+        None => wrong(path, value, "is not an InfiniBand GUID of 8 bytes"),
     }
 }
 
-/// A name the kernel would take.
+/// Reads an interface name that the kernel accepts.
 pub(super) fn interface(path: &KeyPath, value: &Value) -> Read<IfName> {
     let name = text(path, value)?;
     match (IfName::new(name), ifname_fault(name)) {
         (Ok(name), _) => Ok(name),
         (Err(_), fault) => {
-            wrong(path, value, format!("is no interface name: it {}", fault.unwrap_or("is malformed")))
+            wrong(path, value, format!("is not an interface name: it {}", fault.unwrap_or("is malformed")))
         }
     }
 }
 
-/// At least one mapping.
+/// Reads a list of at least one port mapping.
 pub(super) fn port_mappings(path: &KeyPath, value: &Value) -> Read<Vec<PortMapping>> {
     let items = list(path, value)?;
     if items.is_empty() {
-        return wrong(path, value, "must hold at least one mapping");
+        return wrong(path, value, "must contain at least one mapping");
     }
     items.iter().enumerate().map(|(index, item)| port_mapping(&path.index(index), item)).collect()
 }
@@ -139,7 +141,7 @@ fn port_mapping(path: &KeyPath, value: &Value) -> Read<PortMapping> {
     Ok(PortMapping { host_port, container_port, protocol, host_ip })
 }
 
-/// At least one rate; a burst only beside its rate.
+/// Reads a bandwidth object: at least one rate, and a burst only with its rate.
 pub(super) fn bandwidth(path: &KeyPath, value: &Value) -> Read<Bandwidth> {
     let map = object(path, value)?;
     let number = |key: &str| match find(map, path, key) {
@@ -149,7 +151,7 @@ pub(super) fn bandwidth(path: &KeyPath, value: &Value) -> Read<Bandwidth> {
             None => wrong(&at, value, "must be a whole number above 0"),
         },
     };
-    // Rate and burst of one direction; 0 is what plugins take for «no limit».
+    // Rate and burst of one direction; plugins read a rate of 0 as "no limit".
     let limit = |rate_key: &str, burst_key: &str| match (number(rate_key)?, number(burst_key)?) {
         (Some(rate), burst) => Ok((rate, burst.unwrap_or(DEFAULT_BURST))),
         (None, None) => Ok((0, 0)),
@@ -158,12 +160,12 @@ pub(super) fn bandwidth(path: &KeyPath, value: &Value) -> Read<Bandwidth> {
     let (ingress_rate, ingress_burst) = limit("ingressRate", "ingressBurst")?;
     let (egress_rate, egress_burst) = limit("egressRate", "egressBurst")?;
     match ingress_rate == 0 && egress_rate == 0 {
-        true => wrong(path, value, "must hold ingressRate or egressRate"),
+        true => wrong(path, value, "must contain ingressRate or egressRate"),
         false => Ok(Bandwidth { ingress_rate, ingress_burst, egress_rate, egress_burst }),
     }
 }
 
-/// Gateways, possibly none; a repeated one counts once.
+/// Reads a list of gateways, possibly empty; duplicates are removed.
 pub(super) fn gateways(path: &KeyPath, value: &Value) -> Read<Vec<IpAddr>> {
     let mut gateways = Vec::new();
     for (index, item) in list(path, value)?.iter().enumerate() {
@@ -178,20 +180,20 @@ pub(super) fn gateways(path: &KeyPath, value: &Value) -> Read<Vec<IpAddr>> {
     Ok(gateways)
 }
 
-/// The entry of `key`: exact, else by case folding; `null` is none.
+/// Returns the entry of `key`, matched exactly or else by case folding; a `null` value counts as absent.
 fn find<'a>(map: &'a Map<String, Value>, path: &KeyPath, key: &str) -> Option<(KeyPath, &'a Value)> {
     let folded = || map.iter().rev().find(|(k, _)| cni::fold::same(k, key));
     let (written, value) = map.get_key_value(key).or_else(folded)?;
     (!value.is_null()).then(|| (path.key(written), value))
 }
 
-/// Which keys an object of a known shape should not hold: those without a dot that are in no list.
+/// Returns the unknown keys of an object: those without a dot that are not in `known`.
 pub(super) fn unknown<'a>(keys: impl Iterator<Item = &'a str>, known: &[&str]) -> Vec<&'a str> {
     let is_known = |key: &str| known.iter().any(|k| cni::fold::same(k, key));
     keys.filter(|key| !key.contains('.') && !is_known(key)).collect()
 }
 
-/// `text` quoted for a message.
+/// Returns `text` quoted for a message.
 pub(super) fn shown(text: &str) -> String {
     quote(text)
 }

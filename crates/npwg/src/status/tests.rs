@@ -1,4 +1,4 @@
-//! Statuses, by requirement.
+//! Tests of the network status.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ fn outcome(text: &str) -> Outcome {
     Outcome { version: Some(version), result: Some(success) }
 }
 
-/// The status of `world` when its networks answer these, as JSON.
+/// Returns the status of `world` as JSON if its networks return these results.
 fn status(world: &World, results: &[&str]) -> Vec<Value> {
     let plan = world.plan();
     let outcomes: Vec<Outcome> =
@@ -37,22 +37,25 @@ fn one(result: &str) -> Value {
 
 const BRIDGE: &str = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"br0","mac":"02:00:00:00:00:aa"},{"name":"veth1","mac":"02:00:00:00:00:bb"},{"name":"eth0","mac":"02:00:00:00:00:01","mtu":1450,"sandbox":"/n"}],"ips":[{"interface":0,"address":"10.0.0.1/24"},{"interface":2,"address":"10.0.0.5/24","gateway":"10.0.0.1"},{"interface":2,"address":"2001:db8::5/64"}],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0","gw":"2001:db8::1"},{"dst":"10.1.0.0/16","gw":"10.0.0.9"}],"dns":{"nameservers":["9.9.9.9"],"domain":"d","search":["s"],"options":["ndots:5"]}}"#;
 
+// Requirements: NPWG1-5-2
 #[test]
-fn npwg1_5_2_the_annotation_is_a_list_of_maps_under_its_key() {
+fn network_status_is_a_list_of_objects() {
     assert_eq!(NETWORK_STATUS, "k8s.v1.cni.cncf.io/network-status");
     let text = render(&[Entry { name: "n".into(), ..Entry::default() }]).unwrap();
     assert_eq!(text, "[\n    {\n        \"name\": \"n\",\n        \"default\": false\n    }\n]");
     assert_eq!(render(&[]).unwrap(), "[]");
 }
 
+// Requirements: NPWG1-5.1.1-1, NPWG1-5.3.2-1, NPWG1-5.3.2.1-1, NPWG1-5.3.4.1-1
 #[test]
-fn npwg1_5_1_1_1_npwg1_5_3_2_1_npwg1_5_3_2_1_1_npwg1_5_3_4_1_1_the_first_interface_in_the_sandbox_counts() {
+fn network_status_uses_the_first_interface_in_the_sandbox() {
     let entry = one(BRIDGE);
     assert_eq!((&entry["interface"], &entry["mac"]), (&json!("eth0"), &json!("02:00:00:00:00:01")));
 }
 
+// Requirements: NPWG1-5.1-1, NPWG1-5.1.1-3
 #[test]
-fn npwg1_5_1_1_npwg1_5_1_1_3_the_content_comes_from_the_result() {
+fn network_status_content_comes_from_the_result() {
     assert_eq!(
         one(BRIDGE),
         json!({
@@ -62,21 +65,24 @@ fn npwg1_5_1_1_npwg1_5_1_1_3_the_content_comes_from_the_result() {
     );
 }
 
+// Requirements: NPWG1-5.1.1-2
 #[test]
-fn npwg1_5_1_1_2_without_a_result_there_is_a_minimal_entry() {
+fn network_status_without_result_is_minimal() {
     let entries = status(&World::new().networks("plain"), &[BRIDGE, ""]);
     assert_eq!(entries[1], json!({"name": "home/plain", "default": false}));
 }
 
+// Requirements: NPWG1-2.3-1
 #[test]
-fn npwg1_2_3_1_zero_interfaces_and_zero_addresses_are_no_error() {
+fn network_status_without_interfaces_is_valid() {
     assert_eq!(one(r#"{"cniVersion":"1.0.0"}"#), json!({"name": "base", "default": true}));
     let layer2 = one(r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/n"}]}"#);
     assert_eq!(layer2, json!({"name": "base", "interface": "eth0", "default": true}));
 }
 
+// Requirements: NPWG1-5.1.1-4, NPWG1-5.3.2.1-2, NPWG1-5.3.3.1-4
 #[test]
-fn npwg1_5_1_1_4_npwg1_5_3_2_1_2_npwg1_5_3_3_1_4_results_before_0_3_0_give_what_they_have() {
+fn network_status_of_a_result_before_0_3_0() {
     let old = r#"{"cniVersion":"0.2.0","ip4":{"ip":"10.0.0.5/24"},"ip6":{"ip":"2001:db8::5/64"},"dns":{"nameservers":["9.9.9.9"]}}"#;
     assert_eq!(
         one(old),
@@ -84,8 +90,9 @@ fn npwg1_5_1_1_4_npwg1_5_3_2_1_2_npwg1_5_3_3_1_4_results_before_0_3_0_give_what_
     );
 }
 
+// Requirements: NPWG1-5.2-1, NPWG1-5.3.5-1, NPWG1-5.3.5-2, conflict C5
 #[test]
-fn npwg1_5_2_1_npwg1_5_3_5_1_npwg1_5_3_5_2_conflict_c5_default_is_everywhere_and_true_once() {
+fn network_status_default_is_in_every_entry_and_true_once() {
     let two_inside = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/n"},{"name":"udn1","sandbox":"/n"}]}"#;
     let entries =
         status(&World::new().networks("plain,plain"), &[two_inside, "", r#"{"cniVersion":"1.0.0"}"#]);
@@ -93,15 +100,17 @@ fn npwg1_5_2_1_npwg1_5_3_5_1_npwg1_5_3_5_2_conflict_c5_default_is_everywhere_and
     assert_eq!(defaults, [&json!(true), &json!(false), &json!(false), &json!(false)]);
 }
 
+// Requirements: NPWG1-5.3.1-1, V12-5.3.1-1
 #[test]
-fn npwg1_5_3_1_1_v12_5_3_1_1_names_carry_the_namespace_and_the_default_its_own_name() {
+fn network_status_names_have_namespaces_except_the_default() {
     let entries = status(&World::new().networks("plain,other/plain"), &["", "", ""]);
     let names: Vec<&str> = entries.iter().map(|entry| entry["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["base", "home/plain", "other/plain"]);
 }
 
+// Requirements: NPWG1-4.2-1
 #[test]
-fn npwg1_4_2_1_the_same_network_twice_has_two_entries() {
+fn network_status_has_two_entries_for_a_network_used_twice() {
     let net =
         |name: &str| format!(r#"{{"cniVersion":"1.0.0","interfaces":[{{"name":"{name}","sandbox":"/n"}}]}}"#);
     let entries = status(&World::new().networks("plain,plain"), &["", &net("net1"), &net("net2")]);
@@ -110,8 +119,9 @@ fn npwg1_4_2_1_the_same_network_twice_has_two_entries() {
     assert_eq!(pairs, [(&json!("home/plain"), &json!("net1")), (&json!("home/plain"), &json!("net2"))]);
 }
 
+// Requirements: NPWG1-5.3-1
 #[test]
-fn npwg1_5_3_1_undotted_keys_are_the_standards_alone() {
+fn network_status_has_no_unknown_keys_without_dots() {
     let known = ["name", "interface", "ips", "mac", "default-route", "dns", "device-info", "default"];
     let world = World::new().networks(r#"[{"name":"plain","mac":"broken"}]"#);
     for entry in status(&world, &[BRIDGE]) {
@@ -121,54 +131,62 @@ fn npwg1_5_3_1_undotted_keys_are_the_standards_alone() {
     }
 }
 
+// Requirements: NPWG1-5.3.3.1-rule1
 #[test]
-fn npwg1_5_3_3_1_rule1_the_addresses_of_that_interface_in_both_families() {
+fn network_status_ips_of_the_interface_in_both_families() {
     assert_eq!(one(BRIDGE)["ips"], json!(["10.0.0.5", "2001:db8::5"]));
 }
 
+// Requirements: NPWG1-5.3.3.1-rule2
 #[test]
-fn npwg1_5_3_3_1_rule2_without_a_sandbox_the_first_address_of_no_interface() {
+fn network_status_ips_without_a_sandbox_interface() {
     let none = r#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.5/24"},{"address":"10.0.0.6/24"}]}"#;
     assert_eq!(one(none), json!({"name": "base", "ips": ["10.0.0.5"], "default": true}));
     let host_only = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"br0","mac":"02:00:00:00:00:01"}],"ips":[{"interface":0,"address":"10.0.0.1/24"},{"interface":-1,"address":"10.0.0.5/24"}]}"#;
     assert_eq!(one(host_only), json!({"name": "base", "ips": ["10.0.0.5"], "default": true}));
 }
 
+// Requirements: NPWG1-5.3.3.1-rule2
 #[test]
-fn npwg1_5_3_3_1_rule2_holds_from_0_3_0_on() {
+fn network_status_ips_rule_applies_from_0_3_0_on() {
     let first_with_interfaces = r#"{"cniVersion":"0.3.0","ips":[{"version":"4","address":"10.0.0.5/24"},{"version":"4","address":"10.0.0.6/24"}]}"#;
     assert_eq!(one(first_with_interfaces), json!({"name": "base", "ips": ["10.0.0.5"], "default": true}));
 }
 
+// Requirements: NPWG1-5.3.3.1-rule3, M16
 #[test]
-fn npwg1_5_3_3_1_rule3_m16_host_addresses_never_show() {
+fn network_status_ips_exclude_host_addresses() {
     let host = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"/n"}],"ips":[{"interface":0,"address":"10.0.0.1/24"},{"address":"10.0.0.7/24"}]}"#;
     assert_eq!(one(host), json!({"name": "base", "interface": "eth0", "default": true}));
     let only_host = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"br0"}],"ips":[{"interface":0,"address":"10.0.0.1/24"}]}"#;
     assert_eq!(one(only_host), json!({"name": "base", "default": true}));
 }
 
+// Requirements: NPWG1-5.3.4-1
 #[test]
-fn npwg1_5_3_4_1_a_hardware_address_never_stands_without_its_interface() {
+fn network_status_mac_requires_an_interface() {
     let nameless =
         r#"{"cniVersion":"1.0.0","interfaces":[{"name":"","mac":"02:00:00:00:00:01","sandbox":"/n"}]}"#;
     assert_eq!(one(nameless), json!({"name": "base", "default": true}));
 }
 
+// Requirements: NPWG1-5.3.3-1
 #[test]
-fn npwg1_5_3_3_1_addresses_are_bare_or_with_prefix_as_configured() {
+fn network_status_ips_are_bare_or_cidr_as_configured() {
     let cidr = status(&World::new().node(r#""statusAddresses":"cidr""#), &[BRIDGE]).remove(0);
     assert_eq!(cidr["ips"], json!(["10.0.0.5/24", "2001:db8::5/64"]));
 }
 
+// Requirements: NPWG1-5.3.6-1, NPWG1-5.3.6-2, NPWG1-5.3.6-3
 #[test]
-fn npwg1_5_3_6_1_npwg1_5_3_6_2_npwg1_5_3_6_3_dns_is_there_when_it_says_something() {
+fn network_status_dns_is_omitted_if_empty() {
     assert_eq!(one(BRIDGE)["dns"], json!({"nameservers": ["9.9.9.9"], "domain": "d", "search": ["s"]}));
     assert!(one(r#"{"cniVersion":"0.4.0","dns":{}}"#).get("dns").is_none());
 }
 
+// Requirements: M16
 #[test]
-fn m16_further_interfaces_in_the_sandbox_are_entries_of_the_same_name() {
+fn network_status_has_an_entry_for_each_sandbox_interface() {
     let two = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","mac":"02:00:00:00:00:01","sandbox":"/n"},{"name":"veth"},{"name":"udn1","mac":"02:00:00:00:00:02","sandbox":"/n"}],"ips":[{"interface":2,"address":"10.9.0.1/24"},{"interface":0,"address":"10.0.0.5/24"}],"dns":{"domain":"d"}}"#;
     assert_eq!(
         status(&World::new(), &[two]),
@@ -180,7 +198,7 @@ fn m16_further_interfaces_in_the_sandbox_are_entries_of_the_same_name() {
 }
 
 #[test]
-fn multus_keys_are_added_on_request() {
+fn network_status_keys_of_multus_are_optional() {
     let entry = status(&World::new().node(r#""statusKeys":"multus""#), &[BRIDGE]).remove(0);
     assert_eq!((&entry["gateway"], &entry["mtu"]), (&json!(["10.0.0.1", "2001:db8::1"]), &json!(1450)));
     assert_eq!(entry["dns"]["options"], json!(["ndots:5"]));
@@ -190,39 +208,41 @@ fn multus_keys_are_added_on_request() {
 }
 
 #[test]
-fn an_mtu_of_nothing_is_no_mtu_and_only_the_main_tables_gateways_count() {
+fn network_status_mtu_0_and_other_tables_are_ignored() {
     let result = r#"{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","mtu":0,"sandbox":"/n"}],"routes":[{"dst":"0.0.0.0/0","gw":"10.0.0.1","table":100},{"dst":"0.0.0.0/0","gw":"10.0.0.2","table":254},{"dst":"0.0.0.0/0","gw":"10.0.0.3","table":0},{"dst":"10.0.0.0/8","gw":"10.0.0.4"}]}"#;
     let entry = status(&World::new().node(r#""statusKeys":"multus""#), &[result]).remove(0);
     assert_eq!(entry["gateway"], json!(["10.0.0.2", "10.0.0.3"]));
     assert!(entry.get("mtu").is_none());
 }
 
+// Requirements: V11-5.3.6.4-1, conflict C6
 #[test]
-fn v11_5_3_6_4_1_conflict_c6_default_route_is_on_top_where_it_was_asked_for() {
+fn network_status_default_route_if_requested() {
     let net = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"net1","sandbox":"/n"}],"ips":[{"interface":0,"address":"10.9.0.5/24","gateway":"10.9.0.1"}],"routes":[{"dst":"0.0.0.0/0"}]}"#;
     let given = World::new().networks(r#"[{"name":"plain","default-route":["10.9.0.254"]}]"#);
     let entries = status(&given, &[BRIDGE, net]);
     assert_eq!(entries[1]["default-route"], json!(["10.9.0.254"]));
     assert!(entries[0].get("default-route").is_none());
-    // C12: the plugins' own gateway, where the pod left it to them.
+    // C12: the gateway of the plugins, because the pod names none.
     let left = World::new().networks(r#"[{"name":"plain","default-route":[]}]"#);
     assert_eq!(status(&left, &[BRIDGE, net])[1]["default-route"], json!(["10.9.0.1"]));
 }
 
+// Requirements: M16
 #[test]
-fn m16_gateway_and_default_route_agree() {
+fn network_status_gateway_agrees_with_default_route() {
     let net = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"net1","sandbox":"/n"}],"routes":[{"dst":"0.0.0.0/0","gw":"10.9.0.1"},{"dst":"::/0","gw":"fd00::9"}]}"#;
     let gateways = |networks: &str| -> Vec<Value> {
         let world = World::new().networks(networks).node(r#""statusKeys":"multus""#);
         status(&world, &[BRIDGE, net]).iter().map(|entry| entry["gateway"].clone()).collect()
     };
     assert_eq!(gateways("plain"), [json!(["10.0.0.1", "2001:db8::1"]), json!(["10.9.0.1", "fd00::9"])]);
-    // The default network has given up IPv4 only; the other has its own gateway for IPv4 and keeps its IPv6.
+    // The default network lost only IPv4; the other network has its own IPv4 gateway and keeps its IPv6 one.
     let v4 = gateways(r#"[{"name":"plain","default-route":["10.9.0.254"]}]"#);
     assert_eq!(v4, [json!(["2001:db8::1"]), json!(["10.9.0.254", "fd00::9"])]);
     let left = gateways(r#"[{"name":"plain","default-route":[]}]"#);
     assert_eq!(left, [Value::Null, json!(["10.9.0.1", "fd00::9"])]);
-    // What the holder has not, the others keep.
+    // The other networks keep the families in which the holder has no default route.
     let v6 = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"net1","sandbox":"/n"}],"routes":[{"dst":"::/0","gw":"fd00::9"}]}"#;
     let world =
         World::new().networks(r#"[{"name":"plain","default-route":[]}]"#).node(r#""statusKeys":"multus""#);
@@ -230,8 +250,9 @@ fn m16_gateway_and_default_route_agree() {
     assert_eq!((&entries[0]["gateway"], &entries[1]["gateway"]), (&json!(["10.0.0.1"]), &json!(["fd00::9"])));
 }
 
+// Requirements: V12-5.3.7-1, DI-4
 #[test]
-fn v12_5_3_7_1_di_4_device_information_is_shown() {
+fn network_status_has_device_info() {
     let plan = World::new().plan();
     let info = r#"{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:18:02.5"}}"#;
     let attachment = Attachment {
@@ -244,21 +265,24 @@ fn v12_5_3_7_1_di_4_device_information_is_shown() {
     assert_eq!(text, format!(r#"[{{"name":"base","device-info":{info},"default":true}}]"#));
 }
 
+// Requirements: V12-5.4-1
 #[test]
-fn v12_5_4_1_the_slips_of_the_examples_are_not_copied() {
+fn network_status_has_no_mistakes_of_the_examples() {
     let ib = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"ib0","mac":"80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22","sandbox":"/n"}]}"#;
     let entry = one(ib);
     assert_eq!(entry["mac"], json!("80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22"));
     assert!(entry.get("infiniband-guid").is_none() && entry.get("device").is_none());
 }
 
+// Requirements: V11-5.4-1
 #[test]
-fn v11_5_4_1_false_is_written_out() {
+fn network_status_default_false_is_written() {
     assert_eq!(status(&World::new().networks("plain"), &["", ""])[1]["default"], json!(false));
 }
 
+// Requirements: V13-5.1-1
 #[test]
-fn v13_5_1_1_what_was_added_later_says_by_whom() {
+fn network_status_added_by_is_set_for_hot_plug() {
     let plan = World::new().plan();
     let outcome = outcome(
         r#"{"cniVersion":"1.0.0","interfaces":[{"name":"a","sandbox":"/n"},{"name":"b","sandbox":"/n"}]}"#,
@@ -274,16 +298,18 @@ fn v13_5_1_1_what_was_added_later_says_by_whom() {
     }
 }
 
+// Requirements: conflict C3
 #[test]
-fn conflict_c3_an_ignored_annotation_is_said_in_the_status() {
+fn network_status_shows_an_ignored_annotation() {
     let world = World::new().networks(r#"[{"name":"plain","ips":[]}]"#);
     let entry = status(&world, &[""]).remove(0);
     let why = entry["dev.weft.annotation-ignored"].as_str().unwrap();
     assert!(why.contains("[0].ips"), "{why}");
 }
 
+// Requirements: NPWG1-5-2
 #[test]
-fn npwg1_5_2_keys_stand_in_the_order_of_the_examples() {
+fn network_status_keys_have_the_order_of_the_examples() {
     let net = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"net1","mac":"02:00:00:00:00:02","mtu":9000,"sandbox":"/n"}],"ips":[{"interface":0,"address":"10.9.0.5/24"}],"dns":{"domain":"d"}}"#;
     let world = World::new()
         .networks(r#"[{"name":"plain","default-route":["10.9.0.254"]}]"#)
@@ -297,7 +323,7 @@ fn npwg1_5_2_keys_stand_in_the_order_of_the_examples() {
 }
 
 #[test]
-fn a_status_can_be_read_back() {
+fn network_status_can_be_read_back() {
     let entries: Vec<Entry> = serde_json::from_value(Value::from(status(&World::new(), &[BRIDGE]))).unwrap();
     assert_eq!(entries[0].ips, ["10.0.0.5", "2001:db8::5"]);
 }

@@ -1,4 +1,4 @@
-//! Results that do and do not show what was asked for.
+//! Tests of results with and without the requested values.
 
 use cni::version::Version;
 
@@ -14,7 +14,7 @@ fn result(text: &str) -> Success {
     Success::read(text.as_bytes(), Version::V1_0_0).unwrap().1
 }
 
-/// A bridge's result: bridge and veth on the host, net1 in the pod.
+/// Returns the result of a bridge plugin: bridge and veth on the host, net1 in the pod.
 fn bridge(mac: &str, ips: &str) -> Success {
     result(&format!(
         r#"{{"cniVersion":"1.0.0","interfaces":[{{"name":"br0","mac":"02:00:00:00:00:aa"}},{{"name":"veth1","mac":"02:00:00:00:00:bb"}},{{"name":"net1","mac":"{mac}","sandbox":"/n"}}],"ips":[{ips}]}}"#
@@ -28,8 +28,9 @@ fn broken(delegate: &Delegate, result: &Success) -> Option<Rule> {
     })
 }
 
+// Requirements: NPWG1-4.1.2.1.3.2-2
 #[test]
-fn npwg1_4_1_2_1_3_2_2_every_requested_address_is_on_the_attachments_interface() {
+fn verify_requires_every_address_on_the_interface() {
     let asked = delegate(r#""ips":["10.2.2.42","2001:db8::5/64"]"#);
     let given = r#"{"interface":2,"address":"10.2.2.42/24"},{"interface":2,"address":"2001:DB8::5/120"}"#;
     assert_eq!(broken(&asked, &bridge("", given)), None);
@@ -43,8 +44,9 @@ fn npwg1_4_1_2_1_3_2_2_every_requested_address_is_on_the_attachments_interface()
     assert_eq!(broken(&asked, &Success::default()), Some(Rule::AddressNotAssigned));
 }
 
+// Requirements: NPWG1-4.1.2.1.3.2-2
 #[test]
-fn npwg1_4_1_2_1_3_2_2_where_no_interface_is_in_the_sandbox_unattributed_addresses_count() {
+fn verify_accepts_addresses_without_interface() {
     let asked = delegate(r#""ips":["10.2.2.42"]"#);
     assert_eq!(broken(&asked, &result(r#"{"ips":[{"address":"10.2.2.42/24"}]}"#)), None);
     assert_eq!(broken(&asked, &result(r#"{"ips":[{"interface":-1,"address":"10.2.2.42/24"}]}"#)), None);
@@ -53,8 +55,9 @@ fn npwg1_4_1_2_1_3_2_2_where_no_interface_is_in_the_sandbox_unattributed_address
     assert_eq!(broken(&asked, &old), None);
 }
 
+// Requirements: NPWG1-4.1.2.1.4.2-2
 #[test]
-fn npwg1_4_1_2_1_4_2_2_the_hardware_address_is_compared_by_its_bytes() {
+fn verify_compares_the_mac_by_its_bytes() {
     let asked = delegate(r#""mac":"02-AB-00-00-00-01""#);
     assert_eq!(broken(&asked, &bridge("02:ab:00:00:00:01", "")), None);
     assert_eq!(broken(&asked, &bridge("02:AB:00:00:00:01", "")), None);
@@ -64,7 +67,7 @@ fn npwg1_4_1_2_1_4_2_2_the_hardware_address_is_compared_by_its_bytes() {
 }
 
 #[test]
-fn the_interface_of_the_attachments_name_is_preferred_to_the_first() {
+fn verify_prefers_the_interface_with_the_attachments_name() {
     let asked = delegate(r#""mac":"02:00:00:00:00:01""#);
     let two = result(
         r#"{"interfaces":[{"name":"other","mac":"02:00:00:00:00:09","sandbox":"/n"},{"name":"net1","mac":"02:00:00:00:00:01","sandbox":"/n"}]}"#,
@@ -72,8 +75,9 @@ fn the_interface_of_the_attachments_name_is_preferred_to_the_first() {
     assert_eq!(broken(&asked, &two), None);
 }
 
+// Requirements: V12-4.1.2.1.10-1
 #[test]
-fn v12_4_1_2_1_10_1_a_guid_is_compared_where_the_result_shows_one() {
+fn verify_compares_a_guid_if_the_result_has_one() {
     let asked = delegate(r#""infiniband-guid":"bb:cc:dd:ee:ff:00:11:22""#);
     let long = "80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22";
     assert_eq!(broken(&asked, &bridge(long, "")), None);
@@ -84,16 +88,16 @@ fn v12_4_1_2_1_10_1_a_guid_is_compared_where_the_result_shows_one() {
 }
 
 #[test]
-fn without_a_request_any_result_will_do() {
+fn verify_without_requests_accepts_any_result() {
     assert_eq!(broken(&delegate(r#""cni-args":{}"#), &Success::default()), None);
 }
 
 #[test]
-fn the_refusal_says_what_was_given_instead() {
+fn verify_error_names_the_assigned_address() {
     let asked = delegate(r#""ips":["10.2.2.42"]"#);
     let refusal = verify(&asked, &bridge("", r#"{"interface":2,"address":"10.2.2.7/24"}"#)).unwrap_err();
     assert_eq!(
         refusal.to_string(),
-        "result of home/capable on net1: \"10.2.2.42\": the requested address was not given, but 10.2.2.7/24: use plugins that honour the request"
+        "result of home/capable on net1: \"10.2.2.42\": the requested address was not assigned, but 10.2.2.7/24: use plugins that honour the request"
     );
 }

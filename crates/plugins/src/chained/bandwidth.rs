@@ -1,4 +1,4 @@
-//! `bandwidth`: how fast a container may send and receive, by token buckets on the host's side.
+//! `bandwidth`: limits the rates at which a container sends and receives, with token buckets on the host.
 //!
 //! ```text
 //!   container ── veth ─┬─ root: bucket (ingress: to the container)
@@ -6,12 +6,12 @@
 //! ```
 //!
 //! Rules beyond the reference plugin's:
-//! - a failed ADD leaves nothing, and one that was killed stands in nobody's way;
-//! - several interfaces of one container on one network each have their ifb;
-//! - a bucket holds at least one packet: with less, nothing would ever pass.
+//! - A failed ADD leaves nothing, and the leftovers of a killed ADD do not prevent the next one.
+//! - Each of several interfaces of a container on one network has its own ifb.
+//! - A bucket holds at least one packet: with less, no packet would ever pass.
 //!
-//! DEL removes the ifb alone: the rest goes with the interface, and taking it away before would cost as much as
-//! removing another link.
+//! DEL removes only the ifb. The kernel removes the queueing disciplines with the interface; to remove them before
+//! would cost as much as to remove another link.
 //!
 //! Source: containernetworking/plugins `plugins/meta/bandwidth` v1.9.1; subnets: v1.5.1.
 
@@ -34,10 +34,10 @@ use self::limits::Limits;
 use self::shaper::Shaper;
 use crate::interface::{self, link_in};
 
-/// The plugin.
+/// Plugin `bandwidth`.
 pub struct Bandwidth;
 
-/// Its name, also in marks.
+/// Name of the plugin, also in owner tags.
 pub const NAME: &str = "bandwidth";
 
 // === impl Plugin ===
@@ -51,7 +51,7 @@ impl Plugin for Bandwidth {
         shaper::ifb_name(network, who, attempt)
     }
 
-    /// From 0.3.0, which has lists of plugins.
+    /// Versions from 0.3.0, the first with lists of plugins.
     fn versions(&self) -> &'static [Version] {
         &Version::ALL[2..]
     }
@@ -78,7 +78,7 @@ impl Plugin for Bandwidth {
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
         let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
         let mut host = Rtnl::open().or_refused()?;
-        match shaper::find_ifb(&mut host, &tag, &|| known_end(request))? {
+        match shaper::find_ifb(&mut host, &tag, &|| host_end_index(request))? {
             None => Ok(()),
             Some(ifb) => linux::error::absent_is_fine(host.delete_link(ifb.index, &ifb.name)).or_refused(),
         }
@@ -103,32 +103,33 @@ impl Plugin for Bandwidth {
     }
 }
 
-/// The host's end of the container's interface, by index, as far as the namespace can say: 0 if there is no interface.
-fn known_end(request: &Detach) -> Result<Option<u32>, Error> {
+/// Returns the index of the host's end of the container's interface: 0 if there is no interface, `None` without a
+/// namespace to ask.
+fn host_end_index(request: &Detach) -> Result<Option<u32>, Error> {
     let found = request.netns.as_deref().map(Netns::find).transpose().or_refused()?.flatten();
     let Some(netns) = found else { return Ok(None) };
     let link = netns.rtnl().and_then(|mut net| net.find_link(request.who.ifname.as_str())).or_refused()?;
     Ok(Some(link.and_then(|link| link.link).unwrap_or(0)))
 }
 
-/// The host's end of the container's interface: it must be the other end of the pair, and prevResult must name
-/// it, so that it was an earlier plugin of this list that made it.
+/// Returns the host's end of the container's interface. It must be the peer of the interface, and prevResult must
+/// name it: then an earlier plugin of this list created it.
 fn host_end(host: &mut Rtnl, netns: &Netns, ifname: &str, result: &Success) -> Result<Link, Error> {
     let (_, inside) = link_in(netns, ifname)?;
     let refused = |why: &str| Error::config(format!("interface {ifname} of the container {why}"));
     let Some(peer) = inside.link.filter(|_| inside.kind == "veth") else {
-        return Err(refused("is no veth: only what has an end on the host can be limited"));
+        return Err(refused("is not a veth; only an interface with an end on the host can be limited"));
     };
     let end = match host.link_at(peer) {
         Ok(end) if end.kind == "veth" && end.link == Some(inside.index) => end,
-        Ok(_) => return Err(refused("has its other end not on the host")),
+        Ok(_) => return Err(refused("has no end on the host")),
         Err(error) if error.kind() == linux::Kind::Absent => {
-            return Err(refused("has its other end not on the host"));
+            return Err(refused("has no end on the host"));
         }
         Err(error) => return Err(plugin_support::failure::refused(&error)),
     };
     match result.interfaces.iter().any(|known| known.sandbox.is_empty() && known.name == end.name) {
         true => Ok(end),
-        false => Err(refused(&format!("ends at {}, which prevResult does not name", end.name))),
+        false => Err(refused(&format!("has the host end {}, which prevResult does not contain", end.name))),
     }
 }

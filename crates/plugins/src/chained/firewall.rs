@@ -1,9 +1,9 @@
-//! `firewall`: lets through what containers send and what is answered, and keeps others out if asked to.
+//! `firewall`: accepts the traffic of containers and the replies to it, and isolates containers if the policy says so.
 //!
 //! Rules beyond the reference plugin's:
-//! - a native backend, and it is chosen where neither firewalld nor the chains of iptables are in use;
-//! - DEL needs neither addresses nor (but for firewalld's zone) configuration, and removes what any backend made;
-//! - what is wrong with a policy is found before anything is changed; a failed ADD leaves nothing of the container.
+//! - The backend `nftables` is native. It is the default where neither firewalld nor the chains of iptables are in use.
+//! - DEL needs no addresses and, except for firewalld's zone, no configuration; it removes the rules of every backend.
+//! - An invalid policy is reported before any change. A failed ADD leaves nothing of the container.
 //!
 //! Source: containernetworking/plugins `plugins/meta/firewall` v1.9.1.
 
@@ -23,16 +23,16 @@ use ipnet::IpNet;
 use plugin_support::netns::open_netns;
 use plugin_support::owner_tag::OwnerTag;
 
-use self::iptables::Passage;
-use self::settings::{Backend, Place, Settings, container_addresses, expect_interface};
+use self::iptables::ContainerRules;
+use self::settings::{Backend, PolicyTarget, Settings, container_addresses, expect_interface};
 
-/// The plugin.
+/// Plugin `firewall`.
 pub struct Firewall;
 
 const NAME: &str = "firewall";
-/// The table of iptables with its rules.
+/// Table of iptables that contains the rules.
 pub const TABLE: &str = "filter";
-/// The chain of containers in it.
+/// Chain of that table with the rules of containers.
 pub const PRIVATE: &str = "CNI-FORWARD";
 
 // === impl Plugin ===
@@ -43,7 +43,7 @@ impl Plugin for Firewall {
     }
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
-        let (wanted, result) = Wanted::read(request)?;
+        let (wanted, result) = RequestedRules::read(request)?;
         open_netns(&request.netns)?;
         wanted.add().inspect_err(|_| drop(wanted.remove()))?;
         Ok(result)
@@ -52,14 +52,14 @@ impl Plugin for Firewall {
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
         let config = &request.call.config;
         let tag = OwnerTag::of(NAME, config, &request.who);
-        // What cannot be read any more says nothing about addresses.
+        // An invalid prevResult says nothing about addresses.
         let known = config.prev_result().ok().flatten().map(|result| container_addresses(&result));
         remove(&tag, Settings::read(config).ok().as_ref(), &known.unwrap_or_default())
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
-        let (mut wanted, _) = Wanted::read(request)?;
-        // Which backend the last ADD found to be the host's may be another one by now.
+        let (mut wanted, _) = RequestedRules::read(request)?;
+        // The backend that the host prefers may have changed since ADD.
         if wanted.settings.backend.is_none() && nftables::has(&wanted.tag, &wanted.addresses)? {
             wanted.backend = Backend::Nftables;
         }
@@ -91,62 +91,62 @@ impl Plugin for Firewall {
     }
 }
 
-/// What is to be let through, and how.
-struct Wanted {
+/// Requested rules and their backend.
+struct RequestedRules {
     tag: OwnerTag,
     settings: Settings,
     backend: Backend,
     addresses: Vec<IpNet>,
-    place: Option<Place>,
+    target: Option<PolicyTarget>,
 }
 
 // === impl Wanted ===
 
-impl Wanted {
-    /// With the result of the plugin before.
-    fn read(request: &Attach) -> Result<(Wanted, Success), Error> {
+impl RequestedRules {
+    /// Reads the configuration; also returns the previous plugin's result.
+    fn read(request: &Attach) -> Result<(RequestedRules, Success), Error> {
         let config = &request.call.config;
         let settings = Settings::read(config)?;
         let result = config.require_prev_result()?;
         expect_interface(&result, request.who.ifname.as_str())?;
-        let place = Place::read(settings.policy, &result)?;
+        let target = PolicyTarget::read(settings.policy, &result)?;
         let tag = OwnerTag::of(NAME, config, &request.who);
         let backend = settings.chosen()?;
         let addresses = container_addresses(&result);
-        Ok((Wanted { tag, settings, backend, addresses, place }, result))
+        Ok((RequestedRules { tag, settings, backend, addresses, target }, result))
     }
 
-    fn passage(&self) -> Passage<'_> {
-        let Wanted { tag, settings, backend: _, addresses, place } = self;
+    fn container_rules(&self) -> ContainerRules<'_> {
+        let RequestedRules { tag, settings, backend: _, addresses, target } = self;
         let Settings { admin_chain, policy, .. } = settings;
-        Passage { tag, admin_chain, addresses, policy: *policy, place: place.as_ref() }
+        ContainerRules { tag, admin_chain, addresses, policy: *policy, target: target.as_ref() }
     }
 
     fn add(&self) -> Result<(), Error> {
-        let Wanted { tag, settings, backend, addresses, place } = self;
+        let RequestedRules { tag, settings, backend, addresses, target } = self;
         match backend {
-            Backend::Iptables => return self.passage().add(),
+            Backend::Iptables => return self.container_rules().add(),
             Backend::Nftables => nftables::add(tag, addresses)?,
             Backend::Firewalld => {
-                nftables::note(tag, addresses)?;
+                nftables::record_zone_owner(tag, addresses)?;
                 firewalld::add(&settings.zone, addresses)?;
             }
         }
-        match place {
-            Some(place) => ingress::add(settings.policy, tag, place),
+        match target {
+            Some(target) => ingress::add(settings.policy, tag, target),
             None => Ok(()),
         }
     }
 
     fn check(&self) -> Result<(), Error> {
-        let Wanted { tag, settings, backend, addresses, place } = self;
+        let RequestedRules { tag, settings, backend, addresses, target } = self;
         match backend {
-            Backend::Iptables => return self.passage().check(),
+            Backend::Iptables => return self.container_rules().check(),
             Backend::Nftables => nftables::check(tag, addresses)?,
             Backend::Firewalld => firewalld::check(&settings.zone, addresses)?,
         }
-        match place {
-            Some(place) => ingress::check(settings.policy, tag, place),
+        match target {
+            Some(target) => ingress::check(settings.policy, tag, target),
             None => Ok(()),
         }
     }
@@ -156,14 +156,14 @@ impl Wanted {
     }
 }
 
-/// Removes what was made for an attachment, by whatever it was made; `known` are its addresses.
+/// Removes the rules of an attachment in every backend; `known` are its addresses.
 fn remove(tag: &OwnerTag, settings: Option<&Settings>, known: &[IpNet]) -> Result<(), Error> {
     let natively = nftables::remove(tag);
     let mut removed = Vec::new();
     if let Some(Settings { backend: None | Some(Backend::Firewalld), zone, .. }) = settings {
         let own = natively.iter().flatten().filter(|net| !known.contains(net)).copied();
-        // Of an address that is another container's by now the zone is that one's.
-        removed.push(nftables::unnoted(known).and_then(|mut zoned| {
+        // An address in the zone may belong to another container by now: that one keeps it.
+        removed.push(nftables::without_zone_owner(known).and_then(|mut zoned| {
             zoned.extend(own);
             firewalld::remove(zone, &zoned)
         }));

@@ -1,11 +1,11 @@
-//! `portmap`: ports of the host lead to ports of the container.
+//! `portmap`: forwards ports of the host to ports of the container.
 //!
 //! Rules beyond the reference plugin's:
-//! - everything a call changes in the packet filter is one transaction (with iptables: one a family);
-//! - DEL needs neither configuration nor addresses nor mappings, and removes what either backend, or the
-//!   reference plugin, made for the attachment;
-//! - a port that somebody else had is the last one's who asked for it, and the other's DEL does not take it away;
-//! - flows of UDP that still go where the port led before are forgotten, on ADD and on DEL.
+//! - A call changes the packet filter in one transaction (with iptables: one for each address family).
+//! - DEL needs no configuration, addresses or mappings. It removes what either backend, or the reference plugin,
+//!   created for the attachment.
+//! - If two containers request the same port, the last one gets it, and the DEL of the first does not remove it.
+//! - ADD and DEL delete the UDP flows that still lead to the port's previous target.
 //!
 //! Source: containernetworking/plugins `plugins/meta/portmap` v1.9.1.
 
@@ -34,7 +34,7 @@ use self::iptables::Forwarding;
 use self::nftables::Variant;
 use self::settings::{Backend, Mapping, Masquerade, Settings, container_addresses};
 
-/// The plugin.
+/// Plugin `portmap`.
 pub struct Portmap;
 
 const NAME: &str = "portmap";
@@ -47,7 +47,7 @@ impl Plugin for Portmap {
     }
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
-        let (wanted, result) = Wanted::read(request)?;
+        let (wanted, result) = RequestedPorts::read(request)?;
         open_netns(&request.netns)?;
         if let Some(wanted) = wanted {
             let mut undo = Undo::new();
@@ -66,7 +66,7 @@ impl Plugin for Portmap {
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
-        match Wanted::read(request)? {
+        match RequestedPorts::read(request)? {
             (Some(wanted), _) => wanted.check(),
             (None, _) => Ok(()),
         }
@@ -88,9 +88,9 @@ impl Plugin for Portmap {
     }
 }
 
-/// What is to be forwarded, how, and where to.
-struct Wanted {
-    mark: OwnerTag,
+/// Requested mappings, their targets and the settings.
+struct RequestedPorts {
+    tag: OwnerTag,
     settings: Settings,
     mappings: Vec<Mapping>,
     addresses: Vec<IpNet>,
@@ -98,9 +98,9 @@ struct Wanted {
 
 // === impl Wanted ===
 
-impl Wanted {
-    /// Nothing, if the runtime names no mappings; and the result of the plugin before.
-    fn read(request: &Attach) -> Result<(Option<Wanted>, Success), Error> {
+impl RequestedPorts {
+    /// Reads the request, `None` if the runtime passes no mappings, and the previous plugin's result.
+    fn read(request: &Attach) -> Result<(Option<RequestedPorts>, Success), Error> {
         let Attach { who, netns: _, call } = request;
         let settings = Settings::read(&call.config)?;
         let mappings = Mapping::all(&call.config)?;
@@ -111,44 +111,44 @@ impl Wanted {
         let ifname = who.ifname.as_str();
         let addresses = container_addresses(&result, ifname);
         if addresses.is_empty() {
-            let why = format!("prevResult has no address of {ifname} that they could lead to");
+            let why = format!("prevResult has no address of {ifname} to forward them to");
             let named = format!("{} port mappings", mappings.len());
             return Err(Error::key("runtimeConfig: portMappings", named, why));
         }
-        let mark = OwnerTag::of(NAME, &call.config, who);
-        Ok((Some(Wanted { mark, settings, mappings, addresses }), result))
+        let tag = OwnerTag::of(NAME, &call.config, who);
+        Ok((Some(RequestedPorts { tag, settings, mappings, addresses }), result))
     }
 
     fn add(&self) -> Result<(), Error> {
-        let Wanted { mark, settings, mappings, addresses } = self;
+        let RequestedPorts { tag, settings, mappings, addresses } = self;
         match &settings.backend {
             Backend::Nftables { bit, conditions } => {
                 let variant = Variant { bit: *bit, conditions };
-                let added = nftables::add(&variant, mark, mappings, settings.masquerade, addresses);
-                // It may have been made, and the kernel's answer been lost.
-                added.inspect_err(|_| drop(nftables::remove(mark)))
+                let added = nftables::add(&variant, tag, mappings, settings.masquerade, addresses);
+                // The kernel may have executed the transaction, and its answer been lost.
+                added.inspect_err(|_| drop(nftables::remove(tag)))
             }
             Backend::Iptables { marking, conditions } => {
                 let masquerade = settings.masquerade;
-                let forwarding = Forwarding { mark, mappings, masquerade, marking, conditions };
+                let forwarding = Forwarding { tag, mappings, masquerade, marking, conditions };
                 // The other family's commit may have succeeded.
-                forwarding.add(addresses).inspect_err(|_| drop(iptables::remove(mark)))
+                forwarding.add(addresses).inspect_err(|_| drop(iptables::remove(tag)))
             }
         }
     }
 
     fn check(&self) -> Result<(), Error> {
-        let Wanted { mark, settings, mappings, addresses } = self;
+        let RequestedPorts { tag, settings, mappings, addresses } = self;
         match &settings.backend {
             Backend::Nftables { bit, conditions } => {
                 let variant = Variant { bit: *bit, conditions };
-                let checked = nftables::check(&variant, mark, mappings, settings.masquerade, addresses);
-                // Since before this node changed over; by what the reference plugin understood of the configuration.
-                checked.or_else(|error| if reference::is_there(mark)? { Ok(()) } else { Err(error) })
+                let checked = nftables::check(&variant, tag, mappings, settings.masquerade, addresses);
+                // Created by the reference plugin, before the node was migrated to weft.
+                checked.or_else(|error| if reference::exists(tag)? { Ok(()) } else { Err(error) })
             }
             Backend::Iptables { marking, conditions } => {
                 let masquerade = settings.masquerade;
-                Forwarding { mark, mappings, masquerade, marking, conditions }.check(addresses)
+                Forwarding { tag, mappings, masquerade, marking, conditions }.check(addresses)
             }
         }
     }
@@ -159,10 +159,10 @@ impl Wanted {
     }
 }
 
-/// Lets packets from 127.0.0.0/8 leave by the link that leads to the container; the port is then reachable by
-/// that address from the host itself.
+/// Allows packets from 127.0.0.0/8 on the link to the container. The host itself can then use the port with such an
+/// address.
 ///
-/// `sysctl -w net.ipv4.conf.LINK.route_localnet=1`. IPv6 knows nothing of the kind.
+/// `sysctl -w net.ipv4.conf.LINK.route_localnet=1`. IPv6 has no such parameter.
 fn route_loopback(addresses: &[IpNet], undo: &mut Undo<'_>) -> Result<(), Error> {
     const PARAMETER: &str = "route_localnet";
     let Some(net) = addresses.iter().find(|net| net.addr().is_ipv4()) else { return Ok(()) };
@@ -177,13 +177,13 @@ fn route_loopback(addresses: &[IpNet], undo: &mut Undo<'_>) -> Result<(), Error>
     Ok(())
 }
 
-/// Removes what was made for an attachment, by whatever it was made.
-fn remove(mark: &OwnerTag) -> Result<(), Error> {
-    let theirs = reference::remove(mark).map(|()| Vec::new());
-    finish([nftables::remove(mark), iptables::remove(mark), theirs])
+/// Removes what either backend or the reference plugin created for an attachment.
+fn remove(tag: &OwnerTag) -> Result<(), Error> {
+    let by_reference = reference::remove(tag).map(|()| Vec::new());
+    finish([nftables::remove(tag), iptables::remove(tag), by_reference])
 }
 
-/// Forgets the flows to ports that were given back; every failure is collected.
+/// Deletes the UDP flows of the removed ports, and collects all errors.
 fn finish<const N: usize>(removed: [Result<Vec<u16>, Error>; N]) -> Result<(), Error> {
     let (mut ports, mut errors) = (Vec::new(), Vec::new());
     for result in removed {
@@ -196,8 +196,8 @@ fn finish<const N: usize>(removed: [Result<Vec<u16>, Error>; N]) -> Result<(), E
     collected(errors)
 }
 
-/// Forgets the flows of UDP to these ports of the host: a client that keeps sending would keep its flow going
-/// where the port led before. Best effort, as upstream: they end by themselves.
+/// Deletes the UDP flows to these ports of the host: a client that keeps sending would keep its flow to the previous
+/// target. Best effort, as in the reference plugin: flows time out.
 fn forget(ports: &[u16]) {
     if !ports.is_empty() {
         let _ = Conntrack::open().and_then(|mut conntrack| conntrack.forget_ports(Protocol::Udp, ports));

@@ -1,17 +1,18 @@
-//! `sbr`: what leaves with an address of this interface, leaves by this interface (source-based routing).
+//! `sbr`: sends packets with an address of this interface through this interface (source-based routing).
 //!
 //! ```text
-//!   rule: from 10.1.0.5 lookup 100      table 100: the interface's routes, which the main table loses
+//!   rule: from 10.1.0.5 lookup 100      table 100: the interface's routes, moved from the main table
 //! ```
 //!
 //! Rules beyond the reference plugin's:
-//! - a failed ADD leaves rules and routes as they were;
-//! - DEL needs neither namespace nor interface nor prevResult nor a right configuration, and touches no rule that somebody else made;
-//! - CHECK looks.
+//! - A failed ADD restores rules and routes.
+//! - DEL needs no namespace, interface, prevResult or valid configuration. It leaves the rules of other programs.
+//! - CHECK verifies rules and default routes.
 //!
-//! What is in the tables goes with the interface. GC has nothing to do: all is in the container's namespace.
+//! The kernel removes the routes with the interface. GC does nothing, because all objects are in the container's
+//! namespace.
 //!
-//! Source: containernetworking/plugins `plugins/meta/sbr` v1.9.1; `gateways` and `addSourceHints`: what follows it.
+//! Source: containernetworking/plugins `plugins/meta/sbr` v1.9.1; `gateways` and `addSourceHints`: later versions.
 
 pub mod settings;
 pub mod split;
@@ -35,14 +36,14 @@ use plugin_support::netns::open_netns;
 use self::settings::Settings;
 use self::split::{Split, direct_first};
 
-/// The plugin.
+/// Plugin `sbr`.
 pub struct Sbr;
 
 const NAME: &str = "sbr";
-/// The first table that is tried.
+/// First table that is tried.
 const FIRST_TABLE: u32 = 100;
-/// What the reference plugin says of who made a rule: nothing (`RTPROT_UNSPEC`).
-const NOBODY: u8 = 0;
+/// Protocol of the reference plugin's rules: none (`RTPROT_UNSPEC`).
+const UNSPECIFIED_PROTOCOL: u8 = 0;
 
 // === impl Plugin ===
 
@@ -58,8 +59,8 @@ impl Plugin for Sbr {
         let result = call.config.require_prev_result()?;
         let addresses = addresses(ifname, &result)?;
         let netns = open_netns(netns)?;
-        // Others of this container look for a free table, too.
-        let _alone = netns.lock(Lock::Exclusive).or_refused()?;
+        // Other calls for this container may search for a free table at the same time.
+        let _lock = netns.lock(Lock::Exclusive).or_refused()?;
         let mut net = netns.rtnl().or_refused()?;
         let mut undo = Undo::new();
         match settings.table {
@@ -68,7 +69,7 @@ impl Plugin for Sbr {
                 let rules = addresses.iter().map(|ip| Rule::new(host_route(ip.address.addr()), table));
                 add_rules(&mut net, &netns, rules, &mut undo)?;
             }
-            None => divide(&mut net, &netns, ifname, &settings, &addresses, &mut undo)?,
+            None => add_tables(&mut net, &netns, ifname, &settings, &addresses, &mut undo)?,
         }
         undo.commit();
         Ok(result)
@@ -78,12 +79,12 @@ impl Plugin for Sbr {
         let Detach { who, netns, call } = request;
         let Some(path) = netns else { return Ok(()) };
         let Some(netns) = Netns::find(path).or_refused()? else { return Ok(()) };
-        // One that cannot be read any more may be any: the rest says whose a rule is.
+        // Without a valid configuration any table matches: address and protocol identify the rules.
         let table = Settings::read(&call.config).ok().and_then(|settings| settings.table);
         let known = call.config.prev_result().ok().flatten().unwrap_or_default();
         let known = relevant(who.ifname.as_str(), &known).map(|ip| ip.address.addr()).collect();
-        let _alone = netns.lock(Lock::Exclusive).or_refused()?;
-        tidy(&mut netns.rtnl().or_refused()?, who.ifname.as_str(), table, known)
+        let _lock = netns.lock(Lock::Exclusive).or_refused()?;
+        remove_rules(&mut netns.rtnl().or_refused()?, who.ifname.as_str(), table, known)
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
@@ -104,7 +105,7 @@ impl Plugin for Sbr {
     }
 }
 
-/// The addresses of a result that are this interface's; those of no interface are everybody's.
+/// Returns the addresses of a result that belong to this interface. An address without an interface counts.
 fn relevant<'a>(ifname: &'a str, result: &'a Success) -> impl Iterator<Item = &'a IpConfig> {
     result.ips.iter().filter(move |ip| {
         let interface = ip.interface.and_then(|index| usize::try_from(index).ok());
@@ -118,7 +119,7 @@ fn relevant<'a>(ifname: &'a str, result: &'a Success) -> impl Iterator<Item = &'
 fn addresses(ifname: &str, result: &Success) -> Result<Vec<IpConfig>, Error> {
     let addresses: Vec<IpConfig> = relevant(ifname, result).cloned().collect();
     match addresses.is_empty() {
-        true => Err(Error::config(format!("prevResult holds no address of interface {ifname:?}"))),
+        true => Err(Error::config(format!("prevResult has no address of interface {ifname:?}"))),
         false => Ok(addresses),
     }
 }
@@ -127,7 +128,7 @@ fn host_route(address: IpAddr) -> IpNet {
     IpNet::from(address)
 }
 
-/// The family of an address.
+/// Returns the family of an address.
 fn family(address: IpAddr) -> Family {
     match address {
         IpAddr::V4(_) => Family::V4,
@@ -137,8 +138,8 @@ fn family(address: IpAddr) -> Family {
 
 // === ADD ===
 
-/// Gives each address a table of its own with the interface's routes.
-fn divide<'a>(
+/// Gives each address its own table with the interface's routes.
+fn add_tables<'a>(
     net: &mut Rtnl,
     netns: &'a Netns,
     ifname: &str,
@@ -157,19 +158,19 @@ fn divide<'a>(
     let split = Split::plan(settings, addresses, link.index, &own, &taken);
     let Split { tables, hints, leave } = split;
 
-    // While the main table is as it was: a gateway must be reachable.
+    // Added before the main table changes: a gateway must be reachable.
     let mut rules = Vec::new();
     for (address, table, routes) in tables {
-        undo.push(forget(netns, routes.clone()));
+        undo.push(undo_added_routes(netns, routes.clone()));
         net.add_routes(&routes, Existing::Replace).or_refused().context(format_args!("table {table}"))?;
         rules.push(Rule::new(host_route(address), table));
     }
     add_rules(net, netns, rules.into_iter(), undo)?;
-    undo.push(restore(netns, own));
+    undo.push(undo_removed_routes(netns, own));
     for route in &leave {
         net.delete_route(route).or_refused().context("table main")?;
     }
-    undo.push(forget(netns, hints.clone()));
+    undo.push(undo_added_routes(netns, hints.clone()));
     net.add_routes(&hints, Existing::Replace).or_refused().context("table main")
 }
 
@@ -179,13 +180,13 @@ fn add_rules<'a>(
     rules: impl Iterator<Item = Rule>,
     undo: &mut Undo<'a>,
 ) -> Result<(), Error> {
-    // The kernel would take the same rule twice, each with an order of its own.
+    // The kernel would accept the same rule twice, each with another priority.
     let mut present = net.rules(Family::V4).or_refused()?;
     present.extend(net.rules(Family::V6).or_refused()?);
     let is_there = |rule: &Rule| present.iter().any(|r| Rule { priority: None, ..r.clone() } == *rule);
     for rule in rules.filter(|rule| !is_there(rule)) {
         let added = net.add_rule(&rule);
-        // One that was there meanwhile is somebody's; after any other error it may have been made, and the answer been lost.
+        // An existing rule belongs to another call. After any other error the kernel may have added the rule.
         if !matches!(&added, Err(error) if error.kind() == Kind::Exists) {
             undo.push(move || {
                 let _ = netns.rtnl().and_then(|mut net| net.delete_rule(&rule));
@@ -196,8 +197,8 @@ fn add_rules<'a>(
     Ok(())
 }
 
-/// The step back from adding routes.
-fn forget(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
+/// Undoes the addition of routes.
+fn undo_added_routes(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
     move || {
         let Ok(mut net) = netns.rtnl() else { return };
         for route in routes.iter().rev() {
@@ -206,8 +207,8 @@ fn forget(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
     }
 }
 
-/// The step back from removing routes: those that others need first.
-fn restore(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
+/// Undoes the removal of routes; routes that others depend on come first.
+fn undo_removed_routes(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
     move || {
         let Ok(mut net) = netns.rtnl() else { return };
         for route in direct_first(routes) {
@@ -218,9 +219,9 @@ fn restore(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
 
 // === DEL ===
 
-/// Removes the rules of an interface: by its addresses, as known and as they are; and those of ours that are left of
-/// interfaces which are gone.
-fn tidy(net: &mut Rtnl, ifname: &str, table: Option<u32>, mut own: Vec<IpAddr>) -> Result<(), Error> {
+/// Removes the rules of an interface, by its recorded and its present addresses, and rules of this plugin whose
+/// interface is gone.
+fn remove_rules(net: &mut Rtnl, ifname: &str, table: Option<u32>, mut own: Vec<IpAddr>) -> Result<(), Error> {
     let mut present = Vec::new();
     let index = net.find_link(ifname).or_refused()?.map(|link| link.index);
     for address in net.all_addresses().or_refused()? {
@@ -235,7 +236,7 @@ fn tidy(net: &mut Rtnl, ifname: &str, table: Option<u32>, mut own: Vec<IpAddr>) 
             let from = rule.from.addr();
             let is_single = rule.from.prefix_len() == rule.from.max_prefix_len();
             let is_ours = rule.protocol == PROTOCOL;
-            let known = own.contains(&from) && (is_ours || rule.protocol == NOBODY);
+            let known = own.contains(&from) && (is_ours || rule.protocol == UNSPECIFIED_PROTOCOL);
             let orphaned = is_ours && !present.contains(&from) && index.is_none();
             let stale = is_single && (known || orphaned) && table.is_none_or(|table| table == rule.table);
             if stale && !present.contains(&from) {

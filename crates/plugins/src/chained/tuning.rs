@@ -1,12 +1,13 @@
-//! `tuning`: kernel parameters of the container's network, and attributes of its interface.
+//! `tuning`: sets kernel parameters of the container's network and attributes of its interface.
 //!
 //! Rules beyond the reference plugin's:
-//! - a failed ADD restores what it changed; DEL restores kernel parameters, too, and says on stderr what it could not: a value
-//!   that the kernel refuses now it refuses for ever, and the container must end. What failed for want of memory, descriptors or
-//!   the like is tried again: DEL fails, and the backup stays;
-//! - a container, namespace or interface that is gone is success, and its backup goes;
-//! - only interfaces in the container get the new hardware address in the result;
-//! - nothing but `net.*` of the container's own namespace is ever written.
+//! - A failed ADD restores what it changed.
+//! - DEL also restores kernel parameters. If the kernel refuses a value, DEL logs it on stderr and succeeds: a retry
+//!   would fail again, and the container must end. If memory, descriptors or the like are exhausted, DEL fails, keeps
+//!   the backup and can be repeated.
+//! - If the container, namespace or interface is gone, DEL succeeds and removes the backup.
+//! - In the result, only interfaces in the container get the new hardware address.
+//! - Only `net.*` of the container's own namespace is ever written.
 //!
 //! Source: containernetworking/plugins `plugins/meta/tuning` v1.9.1.
 
@@ -34,7 +35,7 @@ use self::backup::{Backup, BackupFile};
 use self::settings::{PLACEHOLDER, Settings, Sysctl, data_directory, restorable};
 use crate::interface::inspection::differs;
 
-/// The plugin.
+/// Plugin `tuning`.
 pub struct Tuning;
 
 const NAME: &str = "tuning";
@@ -60,7 +61,7 @@ impl Plugin for Tuning {
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
         let Detach { who, netns, call } = request;
-        // Where none could be kept there is none.
+        // Without a valid directory ADD failed, so there is no backup.
         let Ok(directory) = data_directory(call) else { return Ok(()) };
         let file = BackupFile::of_attachment(&directory, who);
         let Some(backup) = file.load()? else { return file.remove() };
@@ -69,12 +70,12 @@ impl Plugin for Tuning {
             None => None,
         };
         if let Some(netns) = netns {
-            let Left { refused, lacking } =
+            let NotRestored { refused, retryable } =
                 netns.run(|| restore(&backup, who.ifname.as_str())).or_refused()??;
             for error in refused {
                 log!("tuning: {error}");
             }
-            collected(lacking)?;
+            collected(retryable)?;
         }
         file.remove()
     }
@@ -95,7 +96,7 @@ impl Plugin for Tuning {
         let errors =
             BackupFile::all(&directory)?.into_iter().filter(|file| !kept.contains(file)).map(|file| {
                 match file.load() {
-                    // All networks share the directory: what does not say that it is ours may be anybody's.
+                    // All networks share the directory: a file without this network's name may be another's.
                     Ok(Some(backup)) if backup.network == network => file.remove(),
                     Ok(_) => Ok(()),
                     Err(error) => Err(error),
@@ -109,13 +110,13 @@ impl Plugin for Tuning {
             code::IO_FAILURE => Error { code: code::NOT_AVAILABLE, ..error },
             _ => error,
         };
-        // Without an interface, its name stands for itself.
+        // STATUS has no interface, so the placeholder stands for its name.
         Settings::read(&request.call, PLACEHOLDER).map_err(unavailable)?;
         directory::usable("dataDir", &data_directory(&request.call)?)
     }
 }
 
-/// The result as it is now: interfaces of this name in the container have what was set.
+/// Updates the result: interfaces of this name in the container get the values that were set.
 fn record(settings: &Settings, ifname: &str, result: &mut Success) {
     let inside =
         |interface: &&mut cni::result::Interface| interface.name == ifname && !interface.sandbox.is_empty();
@@ -131,7 +132,7 @@ fn record(settings: &Settings, ifname: &str, result: &mut Success) {
 
 // === ADD, inside the namespace ===
 
-/// Writes down what is there, changes it, and on a failure changes it back.
+/// Backs up the present values, changes them, and restores them after a failure.
 fn tune(settings: &Settings, ifname: &str, network: &str, file: BackupFile) -> Result<(), Error> {
     let link = match settings.changes_link() {
         true => Some(Rtnl::open().and_then(|mut net| net.link(ifname)).or_refused()?),
@@ -145,14 +146,14 @@ fn tune(settings: &Settings, ifname: &str, network: &str, file: BackupFile) -> R
     let before = file.keep(values.clone())?;
     apply(settings, link.as_ref()).map_err(|error| {
         let undone = match restore(&values, ifname) {
-            Ok(Left { refused, lacking }) => [refused, lacking].concat(),
+            Ok(NotRestored { refused, retryable }) => [refused, retryable].concat(),
             Err(error) => vec![error],
         };
         error.also(undone.into_iter().chain(before.restore().err()))
     })
 }
 
-/// Of an address that is too long the kernel takes the beginning.
+/// Fails if the hardware address has the wrong length: the kernel would use the first bytes of a longer one.
 fn check_length(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
     match (&settings.mac, link) {
         (Some(mac), Some(link)) if mac.len() != link.mac.len() => {
@@ -163,16 +164,16 @@ fn check_length(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
     }
 }
 
-/// The present values of what is to be changed.
+/// Returns the present values of everything that is to be changed.
 fn present(settings: &Settings, link: Option<&Link>) -> Result<Backup, Error> {
     let mut backup = Backup::default();
     for Sysctl { written, key, value } in &settings.sysctls {
         match sysctl::read(key) {
             Ok(present) => drop(backup.sysctl.insert(key.as_path().to_owned(), present)),
             Err(error) if error.kind() == Kind::Absent || error.may_pass() => {
-                return Err(blame_sysctl(written, value, &error));
+                return Err(sysctl_error(written, value, &error));
             }
-            // What can be written but not read (or was never set) cannot be restored either.
+            // A parameter that can only be written, or was never set, cannot be restored.
             Err(_) => {}
         }
     }
@@ -190,11 +191,11 @@ fn present(settings: &Settings, link: Option<&Link>) -> Result<Backup, Error> {
 fn apply(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
     let Settings { sysctls, mac, promiscuous, mtu, all_multicast, tx_queue_length } = settings;
     for Sysctl { written, key, value } in sysctls {
-        sysctl::write(key, value).map_err(|error| blame_sysctl(written, value, &error))?;
+        sysctl::write(key, value).map_err(|error| sysctl_error(written, value, &error))?;
     }
     let Some(link) = link else { return Ok(()) };
     let mut net = Rtnl::open().or_refused()?;
-    let wanted = Wanted {
+    let wanted = AttributeChanges {
         mac: mac.as_deref(),
         promiscuous: promiscuous.then_some(true),
         mtu: *mtu,
@@ -202,13 +203,14 @@ fn apply(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
         tx_queue_length: *tx_queue_length,
     };
     for (key, value, change) in wanted.changes() {
-        net.change_link(link.index, &link.name, &change).map_err(|error| blame(key, &value, &error))?;
+        net.change_link(link.index, &link.name, &change)
+            .map_err(|error| attribute_error(key, &value, &error))?;
     }
     Ok(())
 }
 
-/// Attributes to set.
-struct Wanted<'a> {
+/// Link attributes to set.
+struct AttributeChanges<'a> {
     mac: Option<&'a [u8]>,
     promiscuous: Option<bool>,
     mtu: Option<u32>,
@@ -216,10 +218,10 @@ struct Wanted<'a> {
     tx_queue_length: Option<u32>,
 }
 
-impl<'a> Wanted<'a> {
-    /// One change for each attribute, with its key and value: a refusal then says which it was.
+impl<'a> AttributeChanges<'a> {
+    /// Returns one change for each attribute, with field and value, so that an error names the attribute.
     fn changes(&self) -> Vec<(&'static str, String, Change<'a>)> {
-        let Wanted { mac, promiscuous, mtu, all_multicast, tx_queue_length } = *self;
+        let AttributeChanges { mac, promiscuous, mtu, all_multicast, tx_queue_length } = *self;
         let nothing = Change::default;
         let changes = [
             mtu.map(|mtu| ("mtu", mtu.to_string(), Change { mtu: Some(mtu), ..nothing() })),
@@ -235,8 +237,8 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// A refusal of a value is a fault of the configuration; anything else is the system's.
-fn blame(key: &str, value: &str, error: &linux::Error) -> Error {
+/// Returns a configuration error if the kernel refused the value, else a system error.
+fn attribute_error(key: &str, value: &str, error: &linux::Error) -> Error {
     match error.errno() {
         Some(Errno::INVAL | Errno::RANGE | Errno::ADDRNOTAVAIL | Errno::OPNOTSUPP) => {
             Error::key(key, value, error)
@@ -245,38 +247,38 @@ fn blame(key: &str, value: &str, error: &linux::Error) -> Error {
     }
 }
 
-fn blame_sysctl(written: &str, value: &str, error: &linux::Error) -> Error {
+fn sysctl_error(written: &str, value: &str, error: &linux::Error) -> Error {
     let (key, value) = (format!("sysctl.{written}"), format!("{value:?}"));
     match error.errno() {
         Some(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR | Errno::ACCESS) => Error::key(key, value, error),
-        _ => blame(&key, &value, error),
+        _ => attribute_error(&key, &value, error),
     }
 }
 
 // === DEL, inside the namespace ===
 
-/// What could not be set back.
+/// Values that were not restored.
 #[derive(Default)]
-struct Left {
-    /// The kernel does not take it.
+struct NotRestored {
+    /// Errors that a retry would repeat.
     refused: Vec<Error>,
-    /// Something was lacking that may be there next time.
-    lacking: Vec<Error>,
+    /// Errors that a retry may avoid: a resource was exhausted.
+    retryable: Vec<Error>,
 }
 
-impl Left {
+impl NotRestored {
     fn push(&mut self, error: &linux::Error, what: std::fmt::Arguments<'_>) {
-        let list = if error.may_pass() { &mut self.lacking } else { &mut self.refused };
+        let list = if error.may_pass() { &mut self.retryable } else { &mut self.refused };
         list.push(refused(error).context(what));
     }
 }
 
-/// Sets everything back; what is gone needs nothing, everything is tried.
-fn restore(backup: &Backup, ifname: &str) -> Result<Left, Error> {
+/// Restores all values. Missing objects are skipped, and an error does not stop the rest.
+fn restore(backup: &Backup, ifname: &str) -> Result<NotRestored, Error> {
     let Backup { mac, promisc, mtu, allmulti, tx_queue_length, network: _, sysctl } = backup;
-    let mut left = Left::default();
+    let mut not_restored = NotRestored::default();
     let mac = parse_mac(mac);
-    let wanted = Wanted {
+    let wanted = AttributeChanges {
         mac: mac.as_deref(),
         promiscuous: *promisc,
         mtu: Some(*mtu).filter(|mtu| *mtu > 0),
@@ -290,24 +292,24 @@ fn restore(backup: &Backup, ifname: &str) -> Result<Left, Error> {
             for (key, value, change) in changes {
                 match net.change_link(link.index, ifname, &change) {
                     Err(error) if error.errno() != Some(Errno::NODEV) => {
-                        left.push(&error, format_args!("restore {key}: {value}"));
+                        not_restored.push(&error, format_args!("restore {key}: {value}"));
                     }
                     _ => {}
                 }
             }
         }
     }
-    // After the link: a small MTU takes the interface's IPv6 parameters away.
+    // After the link: with a small MTU the interface has no IPv6 parameters.
     for (path, value) in sysctl {
         let Some(key) = restorable(path) else { continue };
         match sysctl::write(&key, value) {
             Err(error) if error.kind() != Kind::Absent => {
-                left.push(&error, format_args!("restore sysctl {path}"));
+                not_restored.push(&error, format_args!("restore sysctl {path}"));
             }
             _ => {}
         }
     }
-    Ok(left)
+    Ok(not_restored)
 }
 
 // === CHECK, inside the namespace ===
@@ -315,8 +317,8 @@ fn restore(backup: &Backup, ifname: &str) -> Result<Left, Error> {
 fn inspect(settings: &Settings, ifname: &str) -> Result<(), Error> {
     let Settings { sysctls, mac, promiscuous, mtu, all_multicast, tx_queue_length } = settings;
     for Sysctl { written, key, value } in sysctls {
-        let present = sysctl::read(key).map_err(|error| blame_sysctl(written, value, &error))?;
-        // The kernel prints several numbers with tabs between them, whatever was written.
+        let present = sysctl::read(key).map_err(|error| sysctl_error(written, value, &error))?;
+        // The kernel separates several numbers by tabs, whatever separator was written.
         if !present.split_whitespace().eq(value.split_whitespace()) {
             return Err(Error::internal(format!("sysctl {}: is {present:?}, not {value:?}", key.as_path())));
         }

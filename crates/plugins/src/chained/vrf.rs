@@ -1,4 +1,4 @@
-//! `vrf`: the interface gets a routing table of its own, shared with the others of the same VRF.
+//! `vrf`: gives the interface a separate routing table, shared by all interfaces of the same VRF.
 //!
 //! ```text
 //!   container:  eth0 ─┐
@@ -6,12 +6,13 @@
 //! ```
 //!
 //! Rules beyond the reference plugin's:
-//! - every route that somebody made goes along, those without a gateway, too;
-//! - a table that is chosen is nobody's: no VRF's, no rule's, without routes, and none of the kernel's three;
-//! - DEL takes the interface out with its routes, and removes only a VRF that this plugin made;
-//! - a failed ADD leaves interface, routes and VRFs as they were.
+//! - Every route that a program added moves with the interface, also a route without a gateway.
+//! - An automatically chosen table is unused: no VRF or rule refers to it, it has no routes and is not one of the
+//!   kernel's three.
+//! - DEL takes the interface and its routes out of the VRF, and removes only a VRF that this plugin created.
+//! - A failed ADD restores interface, routes and VRFs.
 //!
-//! GC has nothing to do: all is in the container's namespace.
+//! GC does nothing, because all objects are in the container's namespace.
 //!
 //! Source: containernetworking/plugins `plugins/meta/vrf` v1.9.1; kernel `Documentation/networking/vrf.rst`.
 
@@ -38,14 +39,14 @@ use sha2::{Digest, Sha512};
 use crate::interface::check_name;
 use crate::interface::inspection::differs;
 
-/// The plugin.
+/// Plugin `vrf`.
 pub struct Vrf;
 
 const NAME: &str = "vrf";
-/// The kernel's own tables: default, main, local.
+/// Kernel's own tables: default, main, local.
 const RESERVED: RangeInclusive<u32> = 253..=255;
-/// How long IPv6 may take to be ready on an interface that has come up.
-const PATIENCE: Duration = Duration::from_millis(2500);
+/// Timeout until IPv6 is ready on an interface that has come up.
+const IPV6_TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// The configuration as written.
 #[derive(Debug, Default, Deserialize)]
@@ -55,17 +56,17 @@ struct Conf {
     table: u32,
 }
 
-/// What is asked for, checked.
+/// Validated configuration.
 #[derive(Debug)]
 struct Settings {
     name: String,
-    /// The routing table; absent: one that is free.
+    /// Routing table; none: a free one is chosen.
     table: Option<u32>,
 }
 
-/// A VRF that is there.
+/// Existing VRF.
 #[derive(Clone, Copy, Debug)]
-struct Present {
+struct ExistingVrf {
     index: u32,
     table: u32,
 }
@@ -74,7 +75,7 @@ impl Settings {
     fn read(call: &Call) -> Result<Settings, Error> {
         let Conf { vrfname, table } = call.config.decode()?;
         if vrfname.is_empty() {
-            return Err(Error::config("vrfname: missing: name the VRF that the interface is to be in"));
+            return Err(Error::config("vrfname: missing; set it to the name of the interface's VRF"));
         }
         check_name("vrfname", &vrfname)?;
         Ok(Settings { name: vrfname, table: (table != 0).then_some(table) })
@@ -93,8 +94,8 @@ impl Plugin for Vrf {
         let settings = Settings::read(call)?;
         let result = call.config.require_prev_result()?;
         let netns = open_netns(netns)?;
-        // Others of this container look for a free table, too.
-        let _alone = netns.lock(Lock::Exclusive).or_refused()?;
+        // Other calls for this container may search for a free table at the same time.
+        let _lock = netns.lock(Lock::Exclusive).or_refused()?;
         let mut net = netns.rtnl().or_refused()?;
         let link = net.link(who.ifname.as_str()).or_refused()?;
         let mut undo = Undo::new();
@@ -121,13 +122,13 @@ impl Plugin for Vrf {
         let Some(netns) = netns.as_deref().map(Netns::find).transpose().or_refused()?.flatten() else {
             return Ok(());
         };
-        let _alone = netns.lock(Lock::Exclusive).or_refused()?;
-        // Under a name that ADD refuses there is nothing of ours.
+        let _lock = netns.lock(Lock::Exclusive).or_refused()?;
+        // ADD refuses an invalid configuration, so there is nothing to remove.
         let Ok(Settings { name, .. }) = Settings::read(call) else { return Ok(()) };
         let mut net = netns.rtnl().or_refused()?;
         let Some(link) = net.find_link(&name).or_refused()? else { return Ok(()) };
         let Detail::Vrf { table } = link.detail else { return Ok(()) };
-        let vrf = Present { index: link.index, table };
+        let vrf = ExistingVrf { index: link.index, table };
         if let Some(own) = net.find_link(who.ifname.as_str()).or_refused()?
             && own.master == Some(vrf.index)
         {
@@ -172,19 +173,19 @@ impl Plugin for Vrf {
 
 // === the VRF ===
 
-/// The VRF of this name.
-fn find(net: &mut Rtnl, name: &str) -> Result<Option<Present>, Error> {
+/// Returns the VRF of this name.
+fn find(net: &mut Rtnl, name: &str) -> Result<Option<ExistingVrf>, Error> {
     let Some(link) = net.find_link(name).or_refused()? else { return Ok(None) };
     match link.detail {
-        Detail::Vrf { table } => Ok(Some(Present { index: link.index, table })),
+        Detail::Vrf { table } => Ok(Some(ExistingVrf { index: link.index, table })),
         _ => Err(Error::key("vrfname", format!("{name:?}"), "the interface of this name is no VRF")),
     }
 }
 
-fn expect_table(settings: &Settings, vrf: Present) -> Result<Present, Error> {
+fn expect_table(settings: &Settings, vrf: ExistingVrf) -> Result<ExistingVrf, Error> {
     match settings.table {
         Some(table) if table != vrf.table => {
-            let why = format!("VRF {} is there already, with table {}", settings.name, vrf.table);
+            let why = format!("VRF {} already exists, with table {}", settings.name, vrf.table);
             Err(Error::key("table", table, why))
         }
         _ => Ok(vrf),
@@ -193,9 +194,9 @@ fn expect_table(settings: &Settings, vrf: Present) -> Result<Present, Error> {
 
 /// `ip link add NAME address MAC up type vrf table N; ip link set NAME alias TEXT`
 ///
-/// Its hardware address, which nothing uses, is what it is known by as this plugin's: the kernel takes it with the name, and
-/// the alias, for people, only for a link that is there.
-fn make(net: &mut Rtnl, settings: &Settings, tag: &OwnerTag) -> Result<Present, Error> {
+/// The hardware address, which has no other use, identifies the VRF as this plugin's. The kernel sets it when it
+/// creates the link, but the alias only afterwards. The alias is for people.
+fn make(net: &mut Rtnl, settings: &Settings, tag: &OwnerTag) -> Result<ExistingVrf, Error> {
     let table = match settings.table {
         Some(table) => table,
         None => free_table(net)?,
@@ -204,10 +205,10 @@ fn make(net: &mut Rtnl, settings: &Settings, tag: &OwnerTag) -> Result<Present, 
     let mut link = NewLink::new(&settings.name, NewKind::Vrf { table });
     (link.mac, link.alias, link.up) = (Some(mac.as_slice()), Some(alias.as_str()), true);
     net.add_link(&link).or_refused()?;
-    Ok(Present { index: net.link(&settings.name).or_refused()?.index, table })
+    Ok(ExistingVrf { index: net.link(&settings.name).or_refused()?.index, table })
 }
 
-/// The hardware address of the VRFs that this plugin makes for a container.
+/// Returns the hardware address of the VRFs that this plugin creates for a container.
 fn own_mac(tag: &OwnerTag) -> [u8; 6] {
     let hash = Sha512::digest(format!("{NAME}/{}", tag.container));
     let mut mac = [0x0a; 6];
@@ -215,13 +216,13 @@ fn own_mac(tag: &OwnerTag) -> [u8; 6] {
     mac
 }
 
-/// Removes the VRF of that name, if it is one of ours; undoes what may not have been done.
+/// Removes the VRF of this name if this plugin created it. For an undo: the VRF may not exist.
 fn remove_own(netns: &Netns, name: &str, mac: [u8; 6]) {
     let Ok(mut net) = netns.rtnl() else { return };
     if let Ok(Some(link)) = net.find_link(name)
         && link.mac == mac
     {
-        // Best effort: the error that matters is the one that led here.
+        // Best effort: the caller returns the original error.
         let _ = net.delete_link(link.index, name);
     }
 }
@@ -238,29 +239,29 @@ fn free_table(net: &mut Rtnl) -> Result<u32, Error> {
         taken.extend(net.tables_of_rules(family).or_refused()?);
     }
     let free = (1..=u32::MAX).find(|table| !RESERVED.contains(table) && !taken.contains(table));
-    free.ok_or_else(|| Error::internal("every routing table is taken"))
+    free.ok_or_else(|| Error::internal("every routing table is in use"))
 }
 
 // === the interface ===
 
-/// An interface has one master: no other one than this VRF.
-fn expect_free(net: &mut Rtnl, link: &Link, vrf: Option<Present>) -> Result<(), Error> {
+/// Fails if the interface belongs to another master than `vrf`.
+fn expect_free(net: &mut Rtnl, link: &Link, vrf: Option<ExistingVrf>) -> Result<(), Error> {
     match link.master {
         Some(master) if vrf.is_none_or(|vrf| vrf.index != master) => {
             let master = net.link_at(master).or_refused()?.name;
-            let why = format!("interface {} belongs to {master} already", link.name);
+            let why = format!("interface {} already belongs to {master}", link.name);
             Err(Error::config(format!("vrfname: {why}")))
         }
         _ => Ok(()),
     }
 }
 
-/// `ip link set ETH master VRF`, and its addresses and routes after it.
+/// `ip link set ETH master VRF`, then restores its addresses and routes.
 fn enter<'a>(
     net: &mut Rtnl,
     netns: &'a Netns,
     link: &Link,
-    vrf: Present,
+    vrf: ExistingVrf,
     undo: &mut Undo<'a>,
 ) -> Result<(), Error> {
     let standing = Standing::of(net, link, TABLE_MAIN).or_refused()?;
@@ -268,14 +269,14 @@ fn enter<'a>(
     undo.push(move || {
         let Ok(mut net) = netns.rtnl() else { return };
         let _ = set_master(&mut net, &own, 0);
-        let _ = before.restore(&mut net, &own, TABLE_MAIN, PATIENCE);
+        let _ = before.restore(&mut net, &own, TABLE_MAIN, IPV6_TIMEOUT);
     });
     set_master(net, link, vrf.index).or_refused()?;
-    standing.restore(net, link, vrf.table, PATIENCE).or_refused()
+    standing.restore(net, link, vrf.table, IPV6_TIMEOUT).or_refused()
 }
 
-/// The way back; routes that cannot be had in the main table are no reason to keep a pod from ending.
-fn leave(net: &mut Rtnl, link: &Link, vrf: Present) -> Result<(), Error> {
+/// Takes the interface out of the VRF. Routes that the main table does not accept must not prevent a DEL.
+fn leave(net: &mut Rtnl, link: &Link, vrf: ExistingVrf) -> Result<(), Error> {
     let standing = Standing::of(net, link, vrf.table).or_refused()?;
     set_master(net, link, 0).or_refused()?;
     let _ = standing.restore(net, link, TABLE_MAIN, Duration::ZERO);

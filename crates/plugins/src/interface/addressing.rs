@@ -1,13 +1,13 @@
-//! Giving a container's interface what address management decided: addresses and routes.
+//! Configuration of a container's interface with the addresses and routes of an IPAM result.
 //!
 //! Rules:
-//! - every address of the result belongs to the interface we are configuring, or to none;
-//! - the order is addresses, up, routes: a route needs its gateway to be reachable;
-//! - IPv6 duplicate address detection is waited for only where it runs (bounded by 5 s);
-//! - a route without gateway goes by the gateway of its family, if there is one.
+//! - Every address of the result belongs to the interface that is being configured, or to none.
+//! - The order is addresses, up, routes, because a route needs a reachable gateway.
+//! - IPv6 duplicate address detection is awaited only where it runs, for at most 5 s.
+//! - A route without a gateway uses the gateway of its address family, if there is one.
 //!
-//! Source: plugins `pkg/ipam/ipam_linux.go` `ConfigureIface` (G1); SPEC 1.1.0 §5 "routes" (S35:
-//! mtu and advmss are honoured here, the Go plugins ignore them).
+//! Source: plugins `pkg/ipam/ipam_linux.go` `ConfigureIface` (G1); SPEC 1.1.0 §5 "routes" (S35: mtu and advmss are
+//! applied here; the Go plugins ignore them).
 
 use std::net::IpAddr;
 use std::thread::sleep;
@@ -22,22 +22,22 @@ use linux::sysctl::{self, Family};
 use linux::{Kind, Netns, Rtnl};
 use plugin_support::failure::OrRefused;
 
-/// How long duplicate address detection may take.
-const SETTLE_MAX: Duration = Duration::from_secs(5);
-/// How often it is looked at.
-const SETTLE_POLL: Duration = Duration::from_millis(10);
+/// Timeout of duplicate address detection.
+const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval at which its state is read.
+const DETECTION_POLL: Duration = Duration::from_millis(10);
 
 /// Configures `link`, inside its namespace; `net` is a socket of that namespace.
 ///
-/// Call it on a thread that is in the namespace: it writes sysctls.
+/// Call it on a thread that is in the namespace, because it writes sysctls.
 ///
 /// # Errors
-/// The first refusal, with what was done so far left in place: the caller removes the interface.
+/// The first error. Completed steps are not undone: the caller removes the interface.
 pub fn configure(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
     configure_between(net, link, result, |_| Ok(()))
 }
 
-/// [`configure`] with something between the addresses and the routes, which may need it.
+/// As [`configure`], and calls `between` after the addresses and before the routes.
 fn configure_between(
     net: &mut Rtnl,
     link: &Link,
@@ -52,13 +52,13 @@ fn configure_between(
     net.add_addresses(link.index, &link.name, &addresses).or_refused()?;
     net.change_link(link.index, &link.name, &Change { up: Some(true), ..Change::default() }).or_refused()?;
     if ipv6 {
-        // IPv6 begins once the carrier is taken note of, which since Linux 6.8 this question brings about, and before that
-        // a moment.
+        // IPv6 starts when the kernel has processed the change of carrier. Since Linux 6.8 this request triggers it.
+        // Before, it takes a moment.
         net.link_at(link.index).or_refused()?;
     }
     let gateway6 = result.ips.iter().any(|ip| ip.gateway.is_some_and(|gateway| gateway.is_ipv6()));
     if gateway6 {
-        settle(net, link)?;
+        await_duplicate_detection(net, link)?;
     }
     between(net)?;
     let routes: Vec<Route> = result.routes.iter().map(|route| kernel_route(link, result, route)).collect();
@@ -68,12 +68,12 @@ fn configure_between(
     }
 }
 
-/// [`configure`] from outside: enters the container's namespace, prepares the interface, configures it.
+/// Enters the container's namespace, prepares the interface and calls [`configure`].
 pub fn enter(netns: &Netns, link: &Link, result: &Success) -> Result<(), Error> {
     enter_between(netns, link, result, |_| Ok(()))
 }
 
-/// [`enter`] with something between the addresses and the routes, which may need it.
+/// As [`enter`], and calls `between` after the addresses and before the routes.
 pub fn enter_between(
     netns: &Netns,
     link: &Link,
@@ -88,10 +88,10 @@ pub fn enter_between(
     netns.run(inside).or_refused()?
 }
 
-/// The addresses of the result that are for this interface.
+/// Returns the addresses of the result that belong to this interface.
 ///
-/// An index that leads nowhere, or to another interface in the container, is an error: the plugin
-/// would give one container's address to another interface.
+/// # Errors
+/// An index refers to no interface, or to another one: its address would end up on the wrong interface.
 fn own_addresses(link: &Link, result: &Success) -> Result<Vec<IpNet>, Error> {
     let mut addresses = Vec::with_capacity(result.ips.len());
     for ip in &result.ips {
@@ -110,15 +110,15 @@ fn own_addresses(link: &Link, result: &Success) -> Result<Vec<IpNet>, Error> {
     Ok(addresses)
 }
 
-/// IPv6 may be off by default in a new namespace; addresses must survive a link going down.
+/// Enables IPv6, which may be off by default in a new namespace, and keeps addresses while the link is down.
 fn enable_ipv6(name: &str) -> Result<(), Error> {
     for interface in ["lo", name] {
-        // A kernel without IPv6 has no such file: then adding the address says so, better than we could.
+        // Without IPv6 the file does not exist; then the error of adding the address explains it better.
         if let Ok("1") = sysctl::read_interface(Family::V6, interface, "disable_ipv6").as_deref() {
             sysctl::write_interface(Family::V6, interface, "disable_ipv6", "0").or_refused()?;
         }
     }
-    // New addresses are announced, as arp_notify has it for IPv4: best effort as upstream.
+    // Announces new addresses, as `arp_notify` does for IPv4: best effort, as in the reference plugins.
     let _ = sysctl::write_interface(Family::V6, name, "ndisc_notify", "1");
     match sysctl::write_interface(Family::V6, name, "keep_addr_on_down", "1") {
         Err(error) if error.kind() != Kind::Absent => Err(plugin_support::failure::refused(&error)),
@@ -128,8 +128,8 @@ fn enable_ipv6(name: &str) -> Result<(), Error> {
 
 /// Waits until no IPv6 address is tentative.
 ///
-/// A link without carrier stays tentative for ever: that is no error, its time has not come.
-pub fn settle(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
+/// On a link without carrier addresses stay tentative, which is no error: detection starts with the carrier.
+pub fn await_duplicate_detection(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
     let started = Instant::now();
     loop {
         let addresses = net.addresses(link.index, &link.name).or_refused()?;
@@ -143,7 +143,7 @@ pub fn settle(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
         if !net.link_at(link.index).or_refused()?.carrier {
             return Ok(());
         }
-        if started.elapsed() >= SETTLE_MAX {
+        if started.elapsed() >= DETECTION_TIMEOUT {
             if !net.link_at(link.index).or_refused()?.running {
                 return Ok(());
             }
@@ -151,14 +151,14 @@ pub fn settle(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
                 "address {} on {}: still tentative after {} s",
                 tentative.address,
                 link.name,
-                SETTLE_MAX.as_secs()
+                DETECTION_TIMEOUT.as_secs()
             )));
         }
-        sleep(SETTLE_POLL);
+        sleep(DETECTION_POLL);
     }
 }
 
-/// A route of the result as the kernel takes it.
+/// Returns a route of the result in the kernel's form.
 pub fn kernel_route(link: &Link, result: &Success, route: &cni::result::Route) -> Route {
     let cni::result::Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
     let gateway = gw.or_else(|| family_gateway(result, dst.addr().is_ipv4()));
@@ -169,7 +169,7 @@ pub fn kernel_route(link: &Link, result: &Success, route: &cni::result::Route) -
     kernel.table = table.unwrap_or(TABLE_MAIN);
     if let Some(scope) = scope {
         kernel.scope = scope;
-        // A scope of link and a gateway contradict each other; the scope was asked for.
+        // The scope "link" and a gateway contradict each other; the scope was requested.
         if scope == linux::route::SCOPE_LINK && gw.is_none() {
             kernel.gateway = None;
         }
@@ -177,7 +177,7 @@ pub fn kernel_route(link: &Link, result: &Success, route: &cni::result::Route) -
     kernel
 }
 
-/// The gateway of the first address of a family.
+/// Returns the gateway of the first address of a family.
 fn family_gateway(result: &Success, ipv4: bool) -> Option<IpAddr> {
     result.ips.iter().filter_map(|ip| ip.gateway).find(|gateway| gateway.is_ipv4() == ipv4)
 }

@@ -1,8 +1,8 @@
-//! `bridge`: a veth pair between the container and a bridge on the host.
+//! `bridge`: connects the container to a bridge on the host with a veth pair.
 //!
 //! Rules beyond the reference plugin's:
-//! - everything is checked before anything is made, and a failed ADD takes back all it did;
-//! - a `routes` entry for everywhere without a gateway and `isDefaultGateway` are one route, not two;
+//! - Everything is validated before any change, and a failed ADD undoes all changes.
+//! - A default route without a gateway in `routes` and `isDefaultGateway` result in one route, not two.
 //! - DEL needs neither the namespace, nor the interface, nor prevResult to find what to remove.
 //!
 //! Source: containernetworking/plugins `plugins/main/bridge` v1.9.1; docs/plugins/bridge.md.
@@ -31,13 +31,13 @@ use serde::Deserialize;
 
 use crate::interface::{self, addressing, forwarding, masquerade, veth};
 
-/// The plugin.
+/// Plugin `bridge`.
 pub struct Bridge;
 
 const NAME: &str = "bridge";
-/// The bridge used when none is named.
+/// Default bridge.
 const DEFAULT_BRIDGE: &str = "cni0";
-/// Index of the container's interface in our results: bridge, host end, container's end.
+/// Index of the container's interface in the results: bridge, host end, container's end.
 const CONTAINER: i32 = 2;
 
 /// The configuration as written.
@@ -68,7 +68,7 @@ struct Conf {
     runtime_config: interface::RuntimeConfig,
 }
 
-/// One entry of `vlanTrunk`.
+/// Entry of `vlanTrunk`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Trunk {
@@ -79,32 +79,32 @@ struct Trunk {
     id: Option<i64>,
 }
 
-/// A bridge network, checked.
+/// Validated configuration.
 #[derive(Debug)]
 struct Network {
     /// Name of the bridge.
     bridge: String,
-    /// Is the bridge the containers' gateway?
+    /// Whether the bridge is the containers' gateway.
     gateway: Gateway,
-    /// May a different address on the bridge be replaced?
+    /// Whether a different address on the bridge may be replaced.
     force_address: bool,
-    /// Hide the containers' addresses from the outside?
+    /// Backend that masquerades outgoing traffic, if configured.
     masquerade: Option<masquerade::Backend>,
     /// MTU in bytes, if configured.
     mtu: Option<u32>,
-    /// Queues of either end of the pair.
+    /// Queues of each end of the pair.
     queues: Queues,
     /// Reflection of a container's traffic to itself.
     reflection: Reflection,
     /// VLANs of the container's port.
     vlans: port::Vlans,
-    /// Drop frames with another source address than the interface's.
+    /// Whether frames with a foreign source address are dropped.
     mac_spoof_check: bool,
-    /// Run duplicate address detection.
+    /// Whether duplicate address detection runs.
     enable_dad: bool,
-    /// What the container sees.
+    /// Configuration of the container's interface.
     interface: ContainerInterface,
-    /// Ports of containers do not reach each other.
+    /// Whether the ports of containers are isolated from each other.
     port_isolation: bool,
     /// Requested hardware address.
     mac: Option<Vec<u8>>,
@@ -114,7 +114,7 @@ struct Network {
 enum Gateway {
     None,
     Bridge,
-    /// … and the containers' default route leads to it.
+    /// The bridge is a gateway, and the containers' default route uses it.
     Default,
 }
 
@@ -127,11 +127,11 @@ enum Reflection {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ContainerInterface {
-    /// Up, with the addresses of address management.
+    /// Up, with addresses of IPAM.
     Addressed,
     /// Up, without addresses.
     Layer2,
-    /// Left down: the container does with it what it likes.
+    /// Down: the container configures it.
     Untouched,
 }
 
@@ -150,7 +150,7 @@ impl Network {
     fn read(call: &invocation::Call) -> Result<Network, Error> {
         let addressed = !call.config.ipam_type()?.is_empty();
         let conf: Conf = call.config.decode()?;
-        // Used last: it must not fail then.
+        // Validated here because the last step of ADD uses it and must not fail.
         call.config.dns()?;
         Network::check(conf, call.args(), addressed)
     }
@@ -241,12 +241,12 @@ impl Plugin for Bridge {
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
         let Detach { who, netns: _, call } = request;
-        // A configuration that is wrong, or has become so, must not keep a container from ending.
+        // An invalid configuration must not prevent a DEL.
         let network = Network::read(call).ok();
         let tag = OwnerTag::of(NAME, &call.config, who);
         interface::detach(&tag, request, delegates, || {
             let mut errors = Vec::new();
-            // It may have been another one when this was attached.
+            // The configuration may have changed since ADD.
             if network.as_ref().is_none_or(|network| network.mac_spoof_check) || spoofing::is_checked(&tag) {
                 errors.extend(spoofing::allow_any(&tag).err());
             }
@@ -258,7 +258,7 @@ impl Plugin for Bridge {
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
         let network = Network::read(&request.call)?;
-        // Intentionally only where there is one: the Go plugin fails CHECK of every layer-2 network.
+        // Only if IPAM is configured: the Go plugin fails CHECK of every layer-2 network.
         if let Some(ipam) = Ipam::configured(&request.call, delegates)? {
             ipam.check()?;
         }
@@ -285,7 +285,7 @@ impl Plugin for Bridge {
     }
 }
 
-/// One ADD on its way.
+/// State of one ADD.
 struct Attachment<'a> {
     request: &'a Attach,
     network: &'a Network,
@@ -294,7 +294,7 @@ struct Attachment<'a> {
 }
 
 impl<'a> Attachment<'a> {
-    /// The steps of an ADD; what they did is undone if a later one fails.
+    /// Executes the steps of ADD; a failure undoes the completed ones.
     fn make(&self, host: &mut Rtnl, delegates: &'a dyn Invoke, mut undo: Undo<'a>) -> Result<Success, Error> {
         let Attachment { request, network, netns, tag } = self;
         let hold = switch::Hold::shared(&network.bridge)?;
@@ -324,11 +324,11 @@ impl<'a> Attachment<'a> {
         self.finish_inside(&host_end, &mut result)?;
         if network.mac_spoof_check {
             undo.push(move || drop(spoofing::allow_any(tag)));
-            spoofing::pin(&host_end, &result.interfaces[CONTAINER as usize].mac, tag)?;
+            spoofing::allow_only(&host_end, &result.interfaces[CONTAINER as usize].mac, tag)?;
         }
         self.finish_outside(host, &bridge, &gateways, &mut result, &mut undo)?;
         let forwarding = network.interface != ContainerInterface::Untouched;
-        // Only now is it known: a bridge without an address of its own takes the lowest of its ports'.
+        // Read last: a bridge without a fixed address takes the lowest address of its ports.
         let links = port::await_forwarding(host, &network.bridge, &host_end, forwarding)?;
         for (interface, link) in result.interfaces.iter_mut().zip(&links) {
             interface.mac = mac_text(&link.mac);
@@ -338,8 +338,8 @@ impl<'a> Attachment<'a> {
         Ok(result)
     }
 
-    /// The container's end: its name, addresses and routes, in one visit to its namespace. Fills in the
-    /// interfaces of the result: bridge, host end, container's end; the host's own are looked at last.
+    /// Configures the container's end: name, addresses and routes, in one visit to its namespace. Adds the interfaces
+    /// to the result: bridge, host end, container's end. Those of the host get their hardware address later.
     fn finish_inside(&self, host_end: &str, result: &mut Success) -> Result<(), Error> {
         let Attachment { request, network, netns, tag: _ } = self;
         let ifname = request.who.ifname.as_str();
@@ -362,7 +362,7 @@ impl<'a> Attachment<'a> {
         netns.run(visit).or_refused()?
     }
 
-    /// The host's side of the addresses: gateway, forwarding, masquerading.
+    /// Configures the host for the addresses: gateway, forwarding, masquerading.
     fn finish_outside(
         &self,
         host: &mut Rtnl,
@@ -373,10 +373,10 @@ impl<'a> Attachment<'a> {
     ) -> Result<(), Error> {
         let Attachment { request, network, netns: _, tag } = self;
         if !gateways.is_empty() {
-            let segment = switch::gateway_link(host, network, bridge, &request.call.config)?;
-            result.interfaces.extend(segment.interface);
+            let gateway_link = switch::gateway_link(host, network, bridge, &request.call.config)?;
+            result.interfaces.extend(gateway_link.interface);
             for gateway in gateways {
-                switch::ensure_address(host, &segment.link, *gateway, network.force_address)?;
+                switch::ensure_address(host, &gateway_link.link, *gateway, network.force_address)?;
             }
             forwarding::enable(gateways)?;
         }
@@ -390,10 +390,10 @@ impl<'a> Attachment<'a> {
     }
 }
 
-/// Settles the gateways of a result and returns the addresses the bridge must have.
+/// Completes the gateways of a result and returns the addresses that the bridge must have.
 ///
-/// A missing gateway is the first address of the subnet. `isDefaultGateway` adds a default route per
-/// family unless the result has one; one without a gateway gets ours instead of a twin.
+/// A missing gateway becomes the first address of the subnet. `isDefaultGateway` adds a default route for each address
+/// family. If the result has one without a gateway, that route gets this gateway instead.
 fn choose_gateways(gateway: Gateway, result: &mut Success) -> Result<Vec<IpNet>, Error> {
     let mut gateways = Vec::new();
     for ip in &mut result.ips {
@@ -432,7 +432,7 @@ fn add_default_route(routes: &mut Vec<Route>, gateway: IpAddr) {
     }
 }
 
-/// The first address after the network's own.
+/// Returns the first address after the network's own.
 fn first_address(net: IpNet) -> IpAddr {
     match net.network() {
         IpAddr::V4(ip) => IpAddr::V4(Ipv4Addr::from_bits(ip.to_bits().wrapping_add(1))),

@@ -1,7 +1,8 @@
-//! `dummy`: an interface that leads nowhere, for addresses that the container has for itself.
+//! `dummy`: creates an interface that is connected to nothing, for addresses inside the container.
 //!
-//! Rules beyond the reference plugin's: a failed ADD leaves nothing; DNS of address management survives unless
-//! the configuration has its own.
+//! Rules beyond the reference plugin's:
+//! - A failed ADD leaves nothing.
+//! - The DNS settings of IPAM are kept unless the configuration has its own.
 //!
 //! Source: containernetworking/plugins `plugins/main/dummy` v1.9.1.
 
@@ -21,7 +22,7 @@ use crate::interface;
 use crate::interface::inspection::expect_kind;
 use crate::interface::single::{self, Source};
 
-/// The plugin.
+/// Plugin `dummy`.
 pub struct Dummy;
 
 const NAME: &str = "dummy";
@@ -61,10 +62,10 @@ impl Plugin for Dummy {
 }
 
 fn require_ipam(ipam: Option<Ipam<'_>>) -> Result<Ipam<'_>, Error> {
-    ipam.ok_or_else(|| Error::config("ipam.type: missing: what a dummy interface is for is its addresses"))
+    ipam.ok_or_else(|| Error::config("ipam.type: missing: a dummy interface needs addresses"))
 }
 
-/// `ip link add ETH type dummy` in the container.
+/// Creates the interface: `ip link add ETH type dummy` in the container.
 fn create(request: &Attach, netns: &Netns) -> Result<Link, Error> {
     let ifname = request.who.ifname.as_str();
     let mut net = netns.rtnl().or_refused()?;
@@ -73,7 +74,7 @@ fn create(request: &Attach, netns: &Netns) -> Result<Link, Error> {
     let link = NewLink { alias: Some(&alias), ..NewLink::new(ifname, NewKind::Dummy) };
     net.add_link(&link).and_then(|()| net.link(ifname)).map_err(|error| {
         if error.kind() != Kind::Exists {
-            // It may have been made, and the kernel's answer been lost.
+            // The kernel may have created the link, and its answer been lost.
             interface::remove_inside(netns, ifname);
         }
         refused(&error)

@@ -1,24 +1,24 @@
-//! `host-device`: an interface of the host itself, moved into the container and back.
+//! `host-device`: moves an interface of the host into the container and back.
 //!
 //! ```text
-//!   host: eth5, up, "uplink"  ──ADD──►  container: net1, alias eth5   + a record of the rest
+//!   host: eth5, up, "uplink"  ──ADD──►  container: net1, alias eth5   + a record with the rest
 //!                             ◄──DEL──  (or the kernel, when the namespace ends: hardware only)
 //! ```
 //!
 //! Rules:
-//! - what it was is on the disk before moving, renaming and marking it, which is one request: whoever is killed leaves
-//!   it whole;
-//! - its alias is its name on the host, as the Go plugin has it: either brings home what the other moved;
-//! - a DEL finds it by alias and record, in the container or wherever the kernel put it;
-//! - a DEL needs no device, no bus and no configuration of it, and touches no interface that is not ours;
-//! - a failed ADD gives it back as it was, with its addresses and routes.
+//! - The record is on disk before the device moves. One request moves it, renames it and sets its alias, so a killed
+//!   ADD leaves a complete device.
+//! - The alias is the device's name on the host, as the Go plugin sets it. Each plugin can return what the other moved.
+//! - DEL finds the device by alias and record, in the container or where the kernel moved it.
+//! - DEL reads no device, bus or device configuration, and touches no interface that this plugin did not move.
+//! - A failed ADD returns the device with its state, addresses and routes.
 //!
 //! Source: containernetworking/plugins `plugins/main/host-device` v1.9.1; kernel `net/core/dev.c`
 //! (`default_device_exit_net`).
 
 mod device;
-mod journey;
 mod record;
+mod relocation;
 mod store;
 
 use cni::Error;
@@ -35,13 +35,13 @@ use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::OwnerTag;
 use serde::Deserialize;
 
-use self::device::{Device, Found};
+use self::device::{Device, FoundDevice};
 use self::record::Record;
-use self::store::Kept;
+use self::store::StoredRecord;
 use crate::interface;
 use crate::interface::single::{self, Source};
 
-/// The plugin.
+/// Plugin `host-device`.
 pub struct HostDevice;
 
 const NAME: &str = "host-device";
@@ -67,13 +67,14 @@ struct RuntimeConfig {
 }
 
 impl Device {
-    /// Which device is meant.
+    /// Returns the device that the configuration or the runtime names.
     fn read(call: &Call) -> Result<Device, Error> {
-        let missing = "device: missing: name one by device, hwaddr, kernelpath, pciBusID, or let the runtime";
+        let missing =
+            "device: missing; set device, hwaddr, kernelpath or pciBusID, or let the runtime pass deviceID";
         Device::written(call)?.ok_or_else(|| Error::config(missing))
     }
 
-    /// The runtime's, else the first that is configured.
+    /// Returns the device that the runtime names, else the first one in the configuration.
     fn written(call: &Call) -> Result<Option<Device>, Error> {
         let Conf { device, hwaddr, kernelpath, pci_bus_id, runtime_config } = call.config.decode()?;
         let RuntimeConfig { device_id } = runtime_config;
@@ -111,27 +112,27 @@ impl Plugin for HostDevice {
 
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
         let device = Device::read(&request.call)?;
-        // Used last: it must not fail then.
+        // Validated here because the last step of ADD uses it and must not fail.
         request.call.config.dns()?;
         let ipam = Ipam::configured(&request.call, delegates)?;
         let netns = plugin_support::netns::open_netns(&request.netns)?;
         let mut host = Rtnl::open().or_refused()?;
         let link = match device.find(&mut host)? {
-            Found::Link(link) => link,
-            Found::InUserSpace => return userspace(request, ipam),
+            FoundDevice::Link(link) => link,
+            FoundDevice::InUserSpace => return userspace(request, ipam),
         };
         interface::expect_no_link(&mut netns.rtnl().or_refused()?, request.who.ifname.as_str())?;
-        let mark = OwnerTag::of(NAME, &request.call.config, &request.who);
-        let departure = journey::Departure::of(&mut host, &link, &mark, &request.netns, &netns)?;
+        let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
+        let pending = relocation::PendingMove::of(&mut host, &link, &tag, &request.netns, &netns)?;
         let mut undo = Undo::new();
-        undo.push(|| departure.undo(&netns));
-        let moved = journey::there(&mut host, &link, &netns, request.who.ifname.as_str())?;
-        single::equip(request, ipam.map_or(Source::Nowhere, Source::Managed), &netns, &moved, undo)
+        undo.push(|| pending.undo(&netns));
+        let moved = relocation::into_container(&mut host, &link, &netns, request.who.ifname.as_str())?;
+        single::finish_add(request, ipam.map_or(Source::Nowhere, Source::Managed), &netns, &moved, undo)
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
-        let mark = OwnerTag::of(NAME, &request.call.config, &request.who);
-        interface::release_after(request, delegates, || journey::back(request.netns.as_deref(), &mark))
+        let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
+        interface::release_after(request, delegates, || relocation::to_host(request.netns.as_deref(), &tag))
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
@@ -149,13 +150,13 @@ impl Plugin for HostDevice {
     }
 
     fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
-        // The runtime names its device with ADD alone.
+        // The runtime passes `deviceID` with ADD only.
         Device::written(&request.call)?;
         single::status(&request.call, delegates)
     }
 }
 
-/// A device that a program drives (DPDK): there is no interface to move, only addresses to be had.
+/// Attaches a device that a userspace program drives (DPDK): there is no interface to move, only addresses to allocate.
 fn userspace(request: &Attach, ipam: Option<Ipam<'_>>) -> Result<Success, Error> {
     let Attach { who, netns, call } = request;
     let sandbox = netns.display().to_string();
@@ -172,14 +173,15 @@ fn userspace(request: &Attach, ipam: Option<Ipam<'_>>) -> Result<Success, Error>
     Ok(result)
 }
 
-/// Those of `links` that the kernel gave back and nobody has renamed yet: name now, and the mark of the attachment.
-pub fn returned(links: &[Link]) -> Result<Vec<(String, String)>, Error> {
+/// Returns the current name and the owner tag of each device in `links` that the kernel moved back to the host. A
+/// device that has its own name again is left out.
+pub fn returned_devices(links: &[Link]) -> Result<Vec<(String, String)>, Error> {
     let away = |record: &Record| links.iter().find(|link| record.is_away(link));
-    let named = |kept: Kept| Some((away(&kept.record)?.name.clone(), kept.record.mark));
+    let named = |kept: StoredRecord| Some((away(&kept.record)?.name.clone(), kept.record.tag));
     Ok(store::all()?.into_iter().filter_map(named).collect())
 }
 
-/// Gives devices back their names that the kernel returned when the containers of this network ended.
+/// Renames the devices that the kernel returned when containers of this network ended.
 fn sweep(request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let network = request.call.config.name.as_str();
@@ -188,12 +190,12 @@ fn sweep(request: &Sweep) -> Result<(), Error> {
     let mut errors = Vec::new();
     let links = host.links().or_refused()?;
     for kept in store::all()? {
-        let own = kept.record.mark().filter(|mark| mark.plugin == NAME && mark.network == network);
-        if kept.is_leaving || own.is_none_or(|mark| keep.contains(&mark)) {
+        let own = kept.record.tag().filter(|tag| tag.plugin == NAME && tag.network == network);
+        if kept.is_leaving || own.is_none_or(|tag| keep.contains(&tag)) {
             continue;
         }
-        match journey::settle(&mut host, &links, &kept.record) {
-            // What is not here may still be there: in a namespace that lives on, or with the kernel.
+        match relocation::restore_name(&mut host, &links, &kept.record) {
+            // A device that is not on the host may be in a namespace that still exists, or on its way back.
             Ok(there) if there || kept.record.is_lost(false) => errors.extend(kept.remove().err()),
             Ok(_) => {}
             Err(error) => errors.push(error),

@@ -1,7 +1,8 @@
-//! CHECK: is the container's interface as the last ADD left it?
+//! CHECK: comparison of the container's interface with the result of ADD.
 //!
-//! Rules: only what the result names is looked at, so that what later plugins of a chain added is no
-//! fault; nothing is changed.
+//! Rules:
+//! - Only what the result names is compared, because later plugins of a chain may add more.
+//! - Nothing is changed.
 //!
 //! Source: SPEC 1.1.0 §2 CHECK (S16); plugins `pkg/ip/route_linux.go`, `pkg/ip/link_linux.go`.
 
@@ -15,22 +16,22 @@ use linux::link::{Link, mac_text};
 use linux::{Netns, Rtnl};
 use plugin_support::failure::OrRefused;
 
-/// The container's interface: as recorded, and as it is.
+/// Interface in the container: recorded and present state.
 pub struct Inside {
     /// Its entry in prevResult.
     pub recorded: Interface,
-    /// The link itself.
+    /// Link in the container.
     pub link: Link,
-    /// A socket in the container's namespace.
+    /// Socket in the container's namespace.
     pub net: Rtnl,
 }
 
-/// Finds the interface CNI_IFNAME of prevResult in the container's namespace and compares what both say.
+/// Finds the interface CNI_IFNAME of prevResult in the container's namespace and compares them.
 pub fn find_inside(request: &Attach, result: &Success, netns: &Netns) -> Result<Inside, Error> {
     let ifname = request.who.ifname.as_str();
     let recorded = result.interfaces.iter().find(|i| i.name == ifname && !i.sandbox.is_empty());
     let Some(recorded) = recorded.cloned() else {
-        return Err(Error::config(format!("prevResult holds no interface {ifname:?} with a sandbox")));
+        return Err(Error::config(format!("prevResult has no interface {ifname:?} with a sandbox")));
     };
     if Path::new(&recorded.sandbox) != request.netns {
         let why = format!("prevResult says {}", recorded.sandbox);
@@ -42,7 +43,7 @@ pub fn find_inside(request: &Attach, result: &Success, netns: &Netns) -> Result<
     Ok(Inside { recorded, link, net })
 }
 
-/// The hardware address and MTU that were recorded, if any, must be the link's.
+/// Fails unless the link has the recorded hardware address and MTU, if any.
 pub fn compare(recorded: &Interface, link: &Link) -> Result<(), Error> {
     let mac = mac_text(&link.mac);
     if !recorded.mac.is_empty() && !recorded.mac.eq_ignore_ascii_case(&mac) {
@@ -56,7 +57,7 @@ pub fn compare(recorded: &Interface, link: &Link) -> Result<(), Error> {
     }
 }
 
-/// The link must be of this kind.
+/// Fails unless the link has this kind.
 pub fn expect_kind(link: &Link, kind: &str) -> Result<(), Error> {
     match link.kind == kind {
         true => Ok(()),
@@ -64,15 +65,15 @@ pub fn expect_kind(link: &Link, kind: &str) -> Result<(), Error> {
     }
 }
 
-/// Every address of the result for this interface is on it, and every route of the result is there: in whatever
-/// table, unless it names one, since a later plugin may have moved it.
+/// Fails unless the interface has every address of the result and the container has every route. A route may be in any
+/// table unless the result names one, because a later plugin may have moved it.
 pub fn compare_addressing(inside: &mut Inside, result: &Success) -> Result<(), Error> {
     let Inside { recorded: _, link, net } = inside;
     expect_addresses(net, link, own_ips(result, &link.name).map(|ip| ip.address))?;
     compare_routes(net, link, result)
 }
 
-/// The addresses of a result that are an interface's of the container, or nobody's.
+/// Returns the addresses of a result that belong to this interface, or to none.
 pub fn own_ips<'a>(result: &'a Success, ifname: &'a str) -> impl Iterator<Item = &'a IpConfig> {
     result.ips.iter().filter(move |ip| {
         let interface = ip.interface.and_then(|index| usize::try_from(index).ok());
@@ -81,7 +82,7 @@ pub fn own_ips<'a>(result: &'a Success, ifname: &'a str) -> impl Iterator<Item =
     })
 }
 
-/// The link must have all of these.
+/// Fails unless the link has all these addresses.
 pub fn expect_addresses(
     net: &mut Rtnl,
     link: &Link,
@@ -96,8 +97,8 @@ pub fn expect_addresses(
     Ok(())
 }
 
-/// The host end of the pair whose other end is in the container, as recorded and as it is; it is a port of `master`,
-/// if there is one.
+/// Returns the host end of the container's veth pair and compares it with the result. It must be a port of `master`, if
+/// that is given.
 pub fn find_host_end(
     host: &mut Rtnl,
     result: &Success,
@@ -138,7 +139,7 @@ fn compare_routes(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), E
     Ok(())
 }
 
-/// `interface eth0: mtu is 1500, not 1400`
+/// Returns an error such as `interface eth0: mtu is 1500, not 1400`.
 pub fn differs(interface: &str, what: &str, is: &str, should_be: &str) -> Error {
     Error::internal(format!("interface {interface}: {what} is {is}, not {should_be}"))
 }

@@ -1,8 +1,10 @@
-//! `ipvlan`: an interface with addresses of its own, and the hardware address of its parent on the host.
+//! `ipvlan`: creates an interface with separate addresses and the hardware address of its parent interface.
 //!
-//! Rules beyond the reference plugin's: a failed ADD leaves no interface; DEL needs neither parent nor default
-//! route; a network without address management is a layer-2 network; DNS of address management survives
-//! unless the configuration has its own.
+//! Rules beyond the reference plugin's:
+//! - A failed ADD leaves no interface.
+//! - DEL needs neither the parent nor a default route.
+//! - A network without IPAM is a layer-2 network.
+//! - The DNS settings of IPAM are kept unless the configuration has its own.
 //!
 //! Source: containernetworking/plugins `plugins/main/ipvlan` v1.9.1; kernel `Documentation/networking/ipvlan.rst`.
 
@@ -22,7 +24,7 @@ use crate::interface::inspection::{differs, expect_kind};
 use crate::interface::parent::{self, LinkNamespace, Parent, inspect_parent, remove_unnamed};
 use crate::interface::single::{self, Source};
 
-/// The plugin.
+/// Plugin `ipvlan`.
 pub struct Ipvlan;
 
 const NAME: &str = "ipvlan";
@@ -38,12 +40,12 @@ struct Conf {
     link_in_container: bool,
 }
 
-/// An ipvlan network, checked.
+/// Validated configuration.
 #[derive(Debug)]
 struct Network {
-    /// The parent as configured; absent: that of the plugin before, or the interface of the default route.
+    /// Configured parent. None: the previous plugin's interface, else the interface of the default route.
     master: Option<String>,
-    /// Where the parent is.
+    /// Namespace of the parent.
     parent_in: LinkNamespace,
     mode: IpvlanMode,
     /// MTU in bytes, if configured.
@@ -69,7 +71,7 @@ impl Network {
         })
     }
 
-    /// Without a name of its own the parent is the one interface of the plugin before.
+    /// Without a configured parent, uses the only interface of the previous plugin.
     fn chained(self, previous: Option<&Success>) -> Result<Network, Error> {
         let (None, Some(previous)) = (&self.master, previous) else { return Ok(self) };
         match previous.interfaces.as_slice() {
@@ -78,7 +80,7 @@ impl Network {
                 Ok(Network { master: Some(only.name.clone()), ..self })
             }
             several => Err(Error::config(format!(
-                "master: missing, and prevResult has {} interfaces, not the one that could serve: name it",
+                "master: missing, and prevResult has {} interfaces instead of one; set it",
                 several.len()
             ))),
         }
@@ -129,7 +131,7 @@ impl Plugin for Ipvlan {
 
     fn status(&self, request: &Probe, delegates: &dyn Invoke) -> Result<(), Error> {
         let network = Network::read(&request.call)?;
-        // Without a name it may be the interface of the plugin before, of which only an ADD hears.
+        // Without a name the parent may be the previous plugin's interface, which only ADD receives.
         if network.master.is_some() {
             parent::status(network.master.as_deref(), network.parent_in)?;
         }
@@ -137,7 +139,7 @@ impl Plugin for Ipvlan {
     }
 }
 
-/// Makes the interface in the container under its final name.
+/// Creates the interface in the container under its final name.
 fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
     let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
     let mut parent = Parent::find(network.master.as_deref(), network.parent_in, netns)?;

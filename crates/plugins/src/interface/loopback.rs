@@ -1,7 +1,7 @@
 //! `loopback`: sets the container's `lo` up.
 //!
-//! CNI_IFNAME is ignored: there is one loopback interface, and it is there already. What the previous
-//! plugin of a chain made is passed through.
+//! CNI_IFNAME is ignored: every namespace has exactly one loopback interface. The result of the previous plugin of a
+//! chain is passed through.
 //!
 //! Source: containernetworking/plugins `plugins/main/loopback` v1.9.1.
 
@@ -17,7 +17,7 @@ use plugin_support::netns::open_netns;
 
 use crate::interface::link_in;
 
-/// The plugin.
+/// Plugin `loopback`.
 pub struct Loopback;
 
 const NAME: &str = "loopback";
@@ -32,7 +32,7 @@ impl Plugin for Loopback {
         let previous = request.call.config.prev_result()?;
         let netns = open_netns(&request.netns)?;
         let (mut net, link) = link_in(&netns, LO)?;
-        // Before anything is changed; its own addresses it gets when it is set up.
+        // Read before any change; the kernel adds the loopback addresses when `lo` is set up.
         let there = net.addresses(link.index, LO).or_refused()?;
         let foreign = there.iter().find(|address| !address.address.addr().is_loopback());
         if let (Some(foreign), None) = (foreign, &previous) {
@@ -80,7 +80,7 @@ impl Plugin for Loopback {
         }
     }
 
-    // Nothing of it outlives the container's namespace.
+    // No object of this plugin outlives the container's namespace.
     fn gc(&self, _: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
         Ok(())
     }

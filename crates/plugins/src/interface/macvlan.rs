@@ -1,7 +1,9 @@
-//! `macvlan`: an interface with a hardware address of its own on a parent interface of the host.
+//! `macvlan`: creates an interface with a separate hardware address on a parent interface of the host.
 //!
-//! Rules beyond the reference plugin's: a failed ADD leaves no interface; DEL needs no parent; DNS of
-//! address management survives unless the configuration has its own.
+//! Rules beyond the reference plugin's:
+//! - A failed ADD leaves no interface.
+//! - DEL needs no parent.
+//! - The DNS settings of IPAM are kept unless the configuration has its own.
 //!
 //! Source: containernetworking/plugins `plugins/main/macvlan` v1.9.1.
 
@@ -21,7 +23,7 @@ use crate::interface::inspection::{differs, expect_kind};
 use crate::interface::parent::{self, LinkNamespace, Parent, inspect_parent, remove_unnamed};
 use crate::interface::single::{self, Source};
 
-/// The plugin.
+/// Plugin `macvlan`.
 pub struct Macvlan;
 
 const NAME: &str = "macvlan";
@@ -43,12 +45,12 @@ struct Conf {
     runtime_config: interface::RuntimeConfig,
 }
 
-/// A macvlan network, checked.
+/// Validated configuration.
 #[derive(Debug)]
 struct Network {
-    /// The parent; absent: the interface of the default route.
+    /// Configured parent; none: the interface of the default route.
     master: Option<String>,
-    /// Where the parent is.
+    /// Namespace of the parent.
     parent_in: LinkNamespace,
     mode: MacvlanMode,
     /// MTU in bytes, if configured; at most the parent's.
@@ -136,7 +138,7 @@ impl Plugin for Macvlan {
     }
 }
 
-/// Makes the interface in the container under its final name.
+/// Creates the interface in the container under its final name.
 fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
     let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
     let mut parent = Parent::find(network.master.as_deref(), network.parent_in, netns)?;

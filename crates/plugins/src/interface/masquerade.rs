@@ -1,8 +1,8 @@
-//! `ipMasq`: what containers send to the outside leaves with the host's address.
+//! `ipMasq`: replaces the source address of the containers' outgoing packets by the host's address.
 //!
-//! Two backends. nftables, natively, is ours; iptables is for hosts whose rules are all there, and
-//! speaks through one `iptables-restore` per family. Both tag what they make with the attachment, so a
-//! DEL needs neither the addresses nor the interface.
+//! There are two backends: nftables, and iptables for hosts that have all their rules there. iptables needs one run of
+//! `iptables-restore` for each address family. Both record the attachment in what they create, so DEL needs neither the
+//! addresses nor the interface.
 //!
 //! Source: plugins `pkg/ip/ipmasq_{iptables,nftables}_linux.go` (G5).
 
@@ -21,7 +21,7 @@ use plugin_support::owner_tag::OwnerTag;
 
 use crate::entries;
 
-/// What hides the addresses.
+/// Packet filter that masquerades.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// nf_tables, one transaction.
@@ -41,9 +41,9 @@ impl Backend {
     }
 }
 
-/// Hides `addresses` when they send to anywhere but their own subnet and multicast groups.
+/// Masquerades packets from `addresses` to all destinations except their own subnet and multicast groups.
 ///
-/// Repeating it changes nothing. On failure the caller calls [`remove`].
+/// It can be repeated. After an error the caller calls [`remove`].
 pub fn add(backend: Backend, tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     match backend {
         Backend::Nftables => nftables::add(tag, addresses),
@@ -51,32 +51,32 @@ pub fn add(backend: Backend, tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), 
     }
 }
 
-/// The addresses of an attachment by its prevResult; none if there is no readable one.
+/// Returns the addresses of an attachment from its prevResult; none if there is no readable one.
 pub fn known(config: &Config) -> Vec<IpNet> {
     let result = config.prev_result().ok().flatten().unwrap_or_default();
     result.ips.iter().map(|ip| ip.address).collect()
 }
 
-/// Removes all that [`add`] made for the attachment; nothing there is success.
+/// Removes everything that [`add`] created for the attachment; succeeds if there is nothing.
 ///
-/// `backend` is what is configured now, `known` are its addresses; none if they are not known.
+/// `backend` is the configured one, `known` are the attachment's addresses, empty if they are unknown.
 ///
-/// Of either backend, whatever is configured: that may have changed since, or the ADD have been the reference plugin's,
-/// which takes iptables or a table of its own; and what stays hides the next container that has the address. No program
-/// is run where there is nothing for it to remove.
+/// Removes the rules of both backends. The configuration may have changed since ADD, or the reference plugin may have
+/// executed ADD, with iptables or its own nf_tables table. A leftover rule would masquerade the next container with the
+/// address. No program is run if it has nothing to remove.
 pub fn remove(backend: Option<Backend>, tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     let mut errors = Vec::new();
-    // Where the kernel has no nf_tables, it holds nothing of them.
+    // Without nf_tables in the kernel there are no tables.
     let tables = entries::tables().unwrap_or_else(|error| {
         errors.push(error);
         None
     });
     let has = |family, name: &str| tables.as_ref().is_some_and(|tables| tables.has(family, name));
-    // Who was never hidden by iptables neither waits for its turn there nor runs a program.
+    // An attachment without iptables rules neither waits for the lock of iptables nor runs a program.
     let by_iptables = match backend {
         Some(Backend::Iptables) => Ok(true),
-        Some(Backend::Nftables) => iptables::is_there(tag),
-        None => iptables::is_seen(tag, has),
+        Some(Backend::Nftables) => iptables::exists(tag),
+        None => iptables::is_in_nft(tag, has),
     };
     if has(Family::Inet, reference::NAME) {
         errors.extend(reference::remove(tag).err());
@@ -89,16 +89,16 @@ pub fn remove(backend: Option<Backend>, tag: &OwnerTag, known: &[IpNet]) -> Resu
     cni::error::collected(errors)
 }
 
-/// CHECK: are these addresses of the attachment hidden, by whomever?
+/// Fails unless these addresses of the attachment are masqueraded, by any backend or the reference plugin.
 pub fn inspect(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
-    let bare = match entries::open()? {
-        Some(mut nft) => nftables::bare(&mut nft, tag, addresses)?,
+    let missing = match entries::open()? {
+        Some(mut nft) => nftables::without_entry(&mut nft, tag, addresses)?,
         None => addresses.to_vec(),
     };
-    if bare.is_empty() || reference::is_there(tag)? {
+    if missing.is_empty() || reference::is_there(tag)? {
         return Ok(());
     }
-    match iptables::bare(tag, &bare)? {
+    match iptables::without_jump(tag, &missing)? {
         Some(address) => {
             Err(Error::internal(format!("address {} is not masqueraded any more", address.addr())))
         }
@@ -106,13 +106,13 @@ pub fn inspect(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     }
 }
 
-/// Removes what was made by `plugin`, with either backend, for attachments of this network that are no longer valid.
+/// Removes what `plugin` created, with any backend, for attachments of this network that are not valid any more.
 pub fn sweep(plugin: &str, backend: Option<Backend>, request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let network = request.call.config.name.as_str();
     let natively = [reference::sweep(network, &valid), nftables::sweep(plugin, network, &valid)];
     let mut errors: Vec<Error> = natively.into_iter().filter_map(Result::err).collect();
-    let by_iptables = if backend == Some(Backend::Iptables) { Ok(true) } else { iptables::is_any_there() };
+    let by_iptables = if backend == Some(Backend::Iptables) { Ok(true) } else { iptables::is_any_present() };
     let swept = by_iptables.and_then(|is| if is { iptables::sweep(network, &valid) } else { Ok(()) });
     errors.extend(swept.err());
     cni::error::collected(errors)

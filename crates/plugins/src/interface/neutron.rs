@@ -1,4 +1,4 @@
-//! `neutron`: a port of OpenStack Networking as the container's interface.
+//! `neutron`: connects the container to a port of OpenStack Networking (Neutron).
 //!
 //! ```text
 //!   ovs      container ── veth ── tap…   ─ port of br-int (iface-id = the port)
@@ -7,13 +7,13 @@
 //! ```
 //!
 //! Rules:
-//! - which port it is says `vif`, which the agent puts into the configuration once the controller has made the port: it
-//!   is in the journal, and nothing is waited for here but the switch;
-//! - a failed ADD leaves neither link nor port of the switch; the addresses come on when the port works, so that they
-//!   are announced where somebody hears it;
-//! - DEL goes by marks alone. With the switch away the links go, and the port is taken out by the next call that finds
-//!   the switch there: a port whose link is gone is nobody's;
-//! - an interface gets no default route unless `vif` says so.
+//! - `vif` describes the port. The agent adds it to the configuration once the controller has created the port, so it
+//!   is in the journal. This plugin waits for the switch only.
+//! - A failed ADD leaves neither links nor a port of the switch. Addresses are configured after the port works, so that
+//!   the switch forwards their announcements.
+//! - DEL needs only owner tags. If the switch is not reachable, the links are removed, and a later call removes the
+//!   port: a port without its link is an orphan.
+//! - An interface gets no default route unless `vif` has one.
 //!
 //! Source: os_vif `vif_plug_ovs`; Kuryr-Kubernetes `cni/binding/{bridge,nested}.py`.
 
@@ -39,27 +39,27 @@ use crate::interface::single::{self, Source};
 use crate::interface::{self, expect_no_link};
 use crate::ovsdb::{Ovsdb, Plug, SOCKET};
 
-/// The plugin.
+/// Plugin `neutron`.
 pub struct Neutron;
 
-/// Its name.
+/// Name of the plugin.
 const NAME: &str = "neutron";
-/// Longest name of an interface that is made of a port's id, in bytes.
+/// Maximum length of an interface name that is derived from a port id, in bytes.
 const NAME_LENGTH: usize = 14;
-/// How long the switch may take, in seconds.
-const PATIENCE: u64 = 60;
+/// Default timeout for the switch, in seconds.
+const TIMEOUT: u64 = 60;
 
 /// The configuration as written.
 #[derive(Debug, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Conf {
-    /// Where Open vSwitch's database is.
+    /// Socket of the Open vSwitch database.
     ovsdb: String,
-    /// The node's interface that nested ports are on; absent: that of the default route.
+    /// Parent interface of nested ports on the node; empty: that of the default route.
     master: String,
-    /// `auto`, `on`, `off`.
+    /// One of `auto`, `on` and `off`.
     tx_checksum: String,
-    /// How long the switch may take, in seconds.
+    /// Timeout for the switch, in seconds.
     timeout: u64,
     vif: Option<VifConf>,
 }
@@ -67,17 +67,11 @@ struct Conf {
 impl Default for Conf {
     fn default() -> Conf {
         let text = |text: &str| text.to_owned();
-        Conf {
-            ovsdb: text(SOCKET),
-            master: text(""),
-            tx_checksum: text("auto"),
-            timeout: PATIENCE,
-            vif: None,
-        }
+        Conf { ovsdb: text(SOCKET), master: text(""), tx_checksum: text("auto"), timeout: TIMEOUT, vif: None }
     }
 }
 
-/// The port as the agent describes it.
+/// Port as described by the agent.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct VifConf {
@@ -91,30 +85,30 @@ struct VifConf {
     result: Value,
 }
 
-/// A network, checked.
+/// Validated configuration.
 #[derive(Debug)]
 struct Network {
     ovsdb: String,
     master: Option<String>,
     tx_checksum: Option<bool>,
-    patience: Duration,
+    timeout: Duration,
     vif: Option<Vif>,
 }
 
-/// A port, checked.
+/// Validated port.
 #[derive(Debug)]
 struct Vif {
     id: String,
     mac: Vec<u8>,
     mac_text: String,
-    how: How,
+    method: PlugMethod,
     mtu: Option<u32>,
     given: Success,
 }
 
-/// How it is plugged in.
+/// Method by which the port is connected.
 #[derive(Debug)]
-enum How {
+enum PlugMethod {
     Switch { bridge: String, hybrid: bool },
     Vlan(u16),
     Macvlan,
@@ -139,14 +133,16 @@ impl Network {
             ovsdb,
             master: (!master.is_empty()).then_some(master),
             tx_checksum,
-            patience: Duration::from_secs(timeout),
+            timeout: Duration::from_secs(timeout),
             vif: vif.map(|vif| vif.check().context("vif")).transpose()?,
         })
     }
 
     fn vif(&self) -> Result<&Vif, Error> {
         self.vif.as_ref().ok_or_else(|| {
-            Error::config("vif: missing: it is put in by `weft agent`, once `weft controller --neutron` has made the port")
+            Error::config(
+                "vif: missing: `weft agent` adds it after `weft controller --neutron` has created the port",
+            )
         })
     }
 }
@@ -159,14 +155,14 @@ impl VifConf {
             return Err(Error::key("id", format!("{id:?}"), "not the id of a port"));
         }
         let mac = interface::ethernet_address("mac", &mac_text)?;
-        let how = match kind.as_str() {
+        let method = match kind.as_str() {
             "ovs" | "bridge" => {
                 interface::check_name("bridge", &bridge)?;
-                How::Switch { bridge, hybrid: kind == "bridge" }
+                PlugMethod::Switch { bridge, hybrid: kind == "bridge" }
             }
-            "vlan" if (1..=4094).contains(&vlan_id) => How::Vlan(vlan_id),
+            "vlan" if (1..=4094).contains(&vlan_id) => PlugMethod::Vlan(vlan_id),
             "vlan" => return Err(Error::key("vlanId", vlan_id, "not within 1..=4094")),
-            "macvlan" => How::Macvlan,
+            "macvlan" => PlugMethod::Macvlan,
             other => {
                 return Err(Error::key(
                     "kind",
@@ -177,12 +173,12 @@ impl VifConf {
         };
         let (_, given) = Success::from_value(&result, Version::V1_0_0).context("result")?;
         let mac = mac.ok_or_else(|| Error::config("mac: missing"))?;
-        Ok(Vif { id, mac, mac_text, how, mtu: interface::check_mtu(mtu)?, given })
+        Ok(Vif { id, mac, mac_text, method, mtu: interface::check_mtu(mtu)?, given })
     }
 }
 
 impl Vif {
-    /// A name on the host, with as much of the port's id as there is room for.
+    /// Returns the name of a link on the host: `prefix` and the beginning of the port's id.
     fn named(&self, prefix: &str) -> String {
         let mut name = format!("{prefix}{}", self.id);
         name.truncate(NAME_LENGTH);
@@ -208,39 +204,39 @@ impl Plugin for Neutron {
         let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
         let name = request.who.ifname.as_str();
         let mut undo = Undo::new();
-        let link = match &vif.how {
-            How::Switch { bridge, hybrid } => {
+        let link = match &vif.method {
+            PlugMethod::Switch { bridge, hybrid } => {
                 let mut switch = Ovsdb::connect(&network.ovsdb)?;
                 expect_no_link(&mut netns.rtnl().or_refused()?, name)?;
                 let text = tag.text(ALIAS_MAX);
                 let (tag, ovsdb) = (&tag, &network.ovsdb);
-                undo.push(move || drop(take_out(ovsdb, tag)));
+                undo.push(move || drop(remove_port(ovsdb, tag)));
                 let device = make_links(vif, &netns, name, &text, *hybrid)?;
                 let plug = Plug { bridge, device: &device, port: &vif.id, mac: &vif.mac_text, tag: &text };
                 let found = switch.plug(&plug)?;
                 if !network.tx_checksum.unwrap_or(!found.in_user_space) {
                     netns.run(|| ethtool::disable_tx_checksum(name)).or_refused()?.or_refused()?;
                 }
-                switch.wait(&device, found, network.patience)?;
+                switch.wait(&device, found, network.timeout)?;
                 netns.rtnl().or_refused()?.link(name).or_refused()?
             }
             nested => {
                 let inside = &netns;
-                let link = nest(&network, vif, nested, &netns, &tag, name)?;
+                let link = create_nested(&network, vif, nested, &netns, &tag, name)?;
                 undo.push(move || interface::remove_inside(inside, name));
                 link
             }
         };
-        single::equip(request, Source::Given(vif.given.clone()), &netns, &link, undo)
+        single::finish_add(request, Source::Given(vif.given.clone()), &netns, &link, undo)
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
-        // A configuration that is wrong, or has become so, must not keep a container from ending.
+        // An invalid configuration must not prevent a DEL.
         let ovsdb = Network::read(&request.call).map_or_else(|_| SOCKET.to_owned(), |network| network.ovsdb);
         let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
         interface::detach(&tag, request, delegates, || {
             cni::error::collected(
-                [take_out(&ovsdb, &tag), remove_unnamed(request.netns.as_deref(), &tag)]
+                [remove_port(&ovsdb, &tag), remove_unnamed(request.netns.as_deref(), &tag)]
                     .into_iter()
                     .filter_map(Result::err)
                     .collect(),
@@ -253,10 +249,10 @@ impl Plugin for Neutron {
         let result = request.call.config.require_prev_result()?;
         let netns = plugin_support::netns::open_netns(&request.netns)?;
         let mut inside = find_inside(request, &result, &netns)?;
-        let kind = match network.vif()?.how {
-            How::Switch { .. } => "veth",
-            How::Vlan(_) => "vlan",
-            How::Macvlan => "macvlan",
+        let kind = match network.vif()?.method {
+            PlugMethod::Switch { .. } => "veth",
+            PlugMethod::Vlan(_) => "vlan",
+            PlugMethod::Macvlan => "macvlan",
         };
         expect_kind(&inside.link, kind)?;
         compare_addressing(&mut inside, &result)?;
@@ -291,7 +287,7 @@ impl Plugin for Neutron {
 
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
         let network = Network::read(&request.call)?;
-        // A node whose ports are nested has no switch, and who names none may have nested ones.
+        // A node with nested ports needs no switch. Without a configured socket, its absence is no error.
         let has_none = network.ovsdb == SOCKET && !std::fs::exists(SOCKET).unwrap_or(true);
         match network.master {
             Some(_) => Ok(()),
@@ -301,9 +297,9 @@ impl Plugin for Neutron {
     }
 }
 
-/// Makes the links of a port of the switch, and says which of them is to be put in.
+/// Creates the links of a port, and returns the name of the one to add to the switch.
 ///
-/// Whatever has their names is of an earlier attachment of the same port: it goes.
+/// An existing link of the same name is left from an earlier attachment of the port and is replaced.
 fn make_links(vif: &Vif, netns: &Netns, name: &str, alias: &str, hybrid: bool) -> Result<String, Error> {
     let mut host = Rtnl::open().or_refused()?;
     let device = vif.named("tap");
@@ -341,19 +337,19 @@ fn make_links(vif: &Vif, netns: &Netns, name: &str, alias: &str, hybrid: bool) -
     Ok(outer)
 }
 
-/// Makes the interface of a nested port.
-fn nest(
+/// Creates the interface of a nested port.
+fn create_nested(
     network: &Network,
     vif: &Vif,
-    how: &How,
+    method: &PlugMethod,
     netns: &Netns,
     tag: &OwnerTag,
     name: &str,
 ) -> Result<Link, Error> {
     let mut parent = Parent::find(network.master.as_deref(), LinkNamespace::Host, netns)?;
     let index = parent.link.index;
-    let kind = match how {
-        How::Vlan(id) => NewKind::Vlan { parent: index, id: *id },
+    let kind = match method {
+        PlugMethod::Vlan(id) => NewKind::Vlan { parent: index, id: *id },
         _ => NewKind::Macvlan { parent: index, mode: MacvlanMode::Bridge, broadcast_queue_length: None },
     };
     let mtu = parent.check_mtu(vif.mtu)?;
@@ -361,8 +357,8 @@ fn nest(
     parent.create_child(&link, netns, tag)
 }
 
-/// Takes the attachment's port out of the switch, and removes its links on the host.
-fn take_out(ovsdb: &str, tag: &OwnerTag) -> Result<(), Error> {
+/// Removes the attachment's port from the switch, and its links from the host.
+fn remove_port(ovsdb: &str, tag: &OwnerTag) -> Result<(), Error> {
     let text = tag.text(ALIAS_MAX);
     let mut host = Rtnl::open().or_refused()?;
     let (links, unplugged) = unplug(ovsdb, &mut host, |tag| tag == text)?;
@@ -374,22 +370,22 @@ fn take_out(ovsdb: &str, tag: &OwnerTag) -> Result<(), Error> {
     cni::error::collected(errors)
 }
 
-/// Takes those of our ports out of the switch that are meant by their tag, and those whose link is gone; the host's
-/// links, and how it went. With the switch away the next call does it.
+/// Removes from the switch the ports that `matches` selects by owner tag, and those whose link is gone. Returns the
+/// host's links and the result. If the switch is not reachable, a later call removes the ports.
 ///
-/// A port is put in after its link was made: so the links are looked at after the ports, or the port of an ADD that is
-/// under way would seem to be nobody's.
+/// The ports are listed before the links, because a port is added after its link. In the other order, the port of a
+/// concurrent ADD could seem to have no link.
 fn unplug(
     ovsdb: &str,
     host: &mut Rtnl,
-    is_meant: impl Fn(&str) -> bool,
+    matches: impl Fn(&str) -> bool,
 ) -> Result<(Vec<Link>, Result<(), Error>), Error> {
     let ports = Ovsdb::connect(ovsdb).ok().map(|mut switch| switch.own().map(|own| (switch, own)));
     let links = host.links().or_refused()?;
     let unplugged = match ports.transpose() {
         Ok(None) => Ok(()),
         Ok(Some((mut switch, mut own))) => {
-            own.retain(|port| is_meant(&port.tag) || !links.iter().any(|link| link.name == port.device));
+            own.retain(|port| matches(&port.tag) || !links.iter().any(|link| link.name == port.device));
             switch.unplug(&own.into_iter().map(|port| port.device).collect::<Vec<_>>())
         }
         Err(error) => Err(error),

@@ -1,10 +1,9 @@
-//! The interface that macvlan, ipvlan and vlan interfaces are made on, and making one on it.
+//! Parent interfaces of macvlan, ipvlan and vlan interfaces, and the creation of a child interface.
 //!
 //! Rules:
-//! - the child is made in the container's namespace by one request; it only bears a name of its own
-//!   there until it is renamed, because the kernel looks for its final name in the parent's namespace
-//!   first (fixed in 6.15) and an `eth0` is there;
-//! - a child left under it by an ADD that was killed in between is removed by DEL, and by the next ADD.
+//! - One request creates the child in the container's namespace, under a temporary name. Before Linux 6.15 the kernel
+//!   looks for the final name in the parent's namespace first, where an `eth0` may exist.
+//! - A child with its temporary name is left from a killed ADD. DEL and the next ADD remove it.
 //!
 //! Source: plugins `plugins/main/macvlan` `createMacvlan`, `getDefaultRouteInterfaceName`.
 
@@ -22,34 +21,34 @@ use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use crate::interface::expect_no_link;
 use crate::interface::inspection::differs;
 
-/// Where a parent is.
+/// Namespace of a parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkNamespace {
-    /// In the namespace the plugin runs in.
+    /// Namespace in which the plugin runs.
     Host,
-    /// In the container's (`linkInContainer`).
+    /// Namespace of the container (`linkInContainer`).
     Container,
 }
 
 impl LinkNamespace {
-    /// What `linkInContainer` says.
+    /// Returns the namespace for a value of `linkInContainer`.
     pub fn read(link_in_container: bool) -> LinkNamespace {
         if link_in_container { LinkNamespace::Container } else { LinkNamespace::Host }
     }
 }
 
-/// A parent that is there.
+/// Existing parent interface.
 #[derive(Debug)]
 pub struct Parent {
-    /// The interface.
+    /// Link of the parent.
     pub link: Link,
-    /// A socket in its namespace.
+    /// Socket in its namespace.
     net: Rtnl,
     namespace: LinkNamespace,
 }
 
 impl Parent {
-    /// The interface `master`, or without a name the one that the default route leads to.
+    /// Returns the interface `master`, or without a name the interface of the default route.
     pub fn find(master: Option<&str>, namespace: LinkNamespace, container: &Netns) -> Result<Parent, Error> {
         let mut net = match namespace {
             LinkNamespace::Host => Rtnl::open(),
@@ -66,7 +65,7 @@ impl Parent {
         Ok(Parent { link, net, namespace })
     }
 
-    /// A child's MTU is at most its parent's.
+    /// Fails if a child's MTU is greater than its parent's.
     pub fn check_mtu(&self, mtu: Option<u32>) -> Result<Option<u32>, Error> {
         match mtu {
             Some(mtu) if mtu > self.link.mtu => {
@@ -76,10 +75,10 @@ impl Parent {
         }
     }
 
-    /// Makes `child` on this parent, in the container, under its name; it is down.
+    /// Creates `child` on this parent, in the container and under its name; it is down.
     ///
     /// # Errors
-    /// Code 4 if the container has an interface of that name already (S25); nothing is left then.
+    /// Code 4 if the container already has an interface of that name (S25). A failure leaves nothing.
     pub fn create_child(
         &mut self,
         child: &NewLink<'_>,
@@ -88,41 +87,41 @@ impl Parent {
     ) -> Result<Link, Error> {
         let mut inside = container.rtnl().or_refused()?;
         expect_no_link(&mut inside, child.name)?;
-        let passing = passing_name(tag);
-        let mut made = NewLink { name: &passing, ..child.clone() };
+        let temporary = temporary_name(tag);
+        let mut made = NewLink { name: &temporary, ..child.clone() };
         if self.namespace == LinkNamespace::Host {
             made.netns = Some(container);
         }
         let mut tried = self.net.add_link(&made);
         if tried.as_ref().is_err_and(|error| error.kind() == Kind::Exists)
-            && let Some(leftover) = inside.find_link(&passing).or_refused()?
+            && let Some(leftover) = inside.find_link(&temporary).or_refused()?
         {
-            inside.delete_link(leftover.index, &passing).or_refused()?;
+            inside.delete_link(leftover.index, &temporary).or_refused()?;
             tried = self.net.add_link(&made);
         }
         let alias = tag.text(ALIAS_MAX);
-        let named = tried.map_err(|error| self.blame(&error)).and_then(|()| {
-            let link = inside.link(&passing).or_refused()?;
+        let named = tried.map_err(|error| self.creation_error(&error)).and_then(|()| {
+            let link = inside.link(&temporary).or_refused()?;
             let change = Change { name: Some(child.name), alias: Some(&alias), ..Change::default() };
-            inside.change_link(link.index, &passing, &change).or_refused()?;
+            inside.change_link(link.index, &temporary, &change).or_refused()?;
             inside.link_at(link.index).or_refused()
         });
-        // Nothing is left, also if what failed is but an answer; the error that matters is the one that is returned.
-        named.inspect_err(|_| forget_child(container, &passing, child.name, &alias))
+        // Also if only the answer was lost. Best effort: the original error is returned.
+        named.inspect_err(|_| forget_child(container, &temporary, child.name, &alias))
     }
 
-    /// What the kernel grants once for a parent (a VLAN's id) may be given up by another container any moment.
-    fn blame(&self, error: &linux::Error) -> Error {
+    /// Returns the error of a creation. "Exists" is temporary: another container may release, for example, the VLAN id.
+    fn creation_error(&self, error: &linux::Error) -> Error {
         let parent = &self.link.name;
         match error.kind() {
             Kind::Exists => Error::new(code::TRY_AGAIN_LATER, error.to_string())
-                .details(format!("on {parent}: it has one already, perhaps in another container")),
+                .details(format!("on {parent}: it already has one, possibly in another container")),
             _ => refused(error).details(format!("on {parent}")),
         }
     }
 }
 
-/// STATUS: is there a parent? One in a container nobody can know of before the container is there.
+/// Fails unless there is a parent. A parent in a container cannot be checked before the container exists.
 pub fn status(master: Option<&str>, namespace: LinkNamespace) -> Result<(), Error> {
     if namespace == LinkNamespace::Container {
         return Ok(());
@@ -131,7 +130,7 @@ pub fn status(master: Option<&str>, namespace: LinkNamespace) -> Result<(), Erro
     found.map(drop).map_err(|error| Error { code: code::NOT_AVAILABLE, ..error })
 }
 
-/// CHECK: the parent that the interface is on must be the configured one.
+/// Fails unless the interface is on the configured parent.
 pub fn inspect_parent(
     master: Option<&str>,
     namespace: LinkNamespace,
@@ -146,34 +145,34 @@ pub fn inspect_parent(
     }
 }
 
-/// The name of a link until it has its own, and with it its tag.
-pub fn passing_name(tag: &OwnerTag) -> String {
+/// Returns the name of a link until it gets its final name and its owner tag.
+pub fn temporary_name(tag: &OwnerTag) -> String {
     hashed("weft", 15, &[&tag.network, &tag.container, &tag.ifname])
 }
 
-/// Removes a child under its passing name, or under its own if it has our tag by now: best effort.
-fn forget_child(container: &Netns, passing: &str, name: &str, alias: &str) {
+/// Removes a child under its temporary name, or under its final name if it has the owner tag: best effort.
+fn forget_child(container: &Netns, temporary: &str, name: &str, alias: &str) {
     let Ok(mut inside) = container.rtnl() else { return };
-    for name in [passing, name] {
+    for name in [temporary, name] {
         if let Ok(Some(link)) = inside.find_link(name)
-            && (name == passing || link.alias == alias)
+            && (name == temporary || link.alias == alias)
         {
             let _ = inside.delete_link(link.index, name);
         }
     }
 }
 
-/// Removes a link that an ADD which was killed has left under its passing name; nothing there is success.
+/// Removes a link that a killed ADD left under its temporary name; succeeds if there is none.
 pub fn remove_unnamed(netns: Option<&Path>, tag: &OwnerTag) -> Result<(), Error> {
     let Some(netns) = netns.map(Netns::find).transpose().or_refused()?.flatten() else { return Ok(()) };
     let mut inside = netns.rtnl().or_refused()?;
-    match inside.find_link(&passing_name(tag)).or_refused()? {
+    match inside.find_link(&temporary_name(tag)).or_refused()? {
         None => Ok(()),
         Some(link) => linux::error::absent_is_fine(inside.delete_link(link.index, &link.name)).or_refused(),
     }
 }
 
-/// The interface of the default route with the lowest metric, IPv4 before IPv6.
+/// Returns the interface of the default route with the lowest metric, IPv4 before IPv6.
 fn default_route_link(net: &mut Rtnl) -> Result<Link, Error> {
     for family in [Family::V4, Family::V6] {
         let routes = net.routes(family).or_refused()?;
@@ -185,5 +184,5 @@ fn default_route_link(net: &mut Rtnl) -> Result<Link, Error> {
             return net.link_at(route.link).or_refused();
         }
     }
-    Err(Error::config("master: missing, and there is no default route whose interface could serve: name one"))
+    Err(Error::config("master: missing, and there is no default route; set it to an interface"))
 }

@@ -1,7 +1,9 @@
-//! `ptp`: a veth pair without a bridge; the host routes to the container's address.
+//! `ptp`: connects the container to the host with a veth pair and routes, without a bridge.
 //!
-//! Rules beyond the reference plugin's: a failed ADD leaves nothing; DEL removes the interface before
-//! the address is given back; IPv6 duplicate address detection is off on a link with two ends.
+//! Rules beyond the reference plugin's:
+//! - A failed ADD leaves nothing.
+//! - DEL removes the interface before it releases the address.
+//! - IPv6 duplicate address detection is off, because the link has only two ends.
 //!
 //! Source: containernetworking/plugins `plugins/main/ptp` v1.9.1.
 
@@ -27,11 +29,11 @@ use crate::interface::inspection::{
 };
 use crate::interface::{self, addressing, forwarding, masquerade, veth};
 
-/// The plugin.
+/// Plugin `ptp`.
 pub struct Ptp;
 
 const NAME: &str = "ptp";
-/// Index of the container's interface in our results: host end, container's end.
+/// Index of the container's interface in the results: host end, container's end.
 const CONTAINER: i32 = 1;
 
 /// The configuration as written.
@@ -44,13 +46,13 @@ struct Conf {
     queues: u32,
 }
 
-/// A point-to-point network, checked.
+/// Validated configuration.
 #[derive(Debug)]
 struct Network {
     masquerade: Option<masquerade::Backend>,
     /// MTU in bytes, if configured.
     mtu: Option<u32>,
-    /// Queues of either end.
+    /// Queues of each end.
     queues: Queues,
 }
 
@@ -58,7 +60,7 @@ impl Network {
     fn read(call: &Call) -> Result<Network, Error> {
         let Conf { ip_masq, ip_masq_backend, mtu, queues } = call.config.decode()?;
         let backend = masquerade::Backend::read(&ip_masq_backend)?;
-        // Used last: it must not fail then.
+        // Validated here because the last step of ADD uses it and must not fail.
         call.config.dns()?;
         Ok(Network {
             masquerade: ip_masq.then_some(backend),
@@ -90,7 +92,7 @@ impl Plugin for Ptp {
         let tag = OwnerTag::of(NAME, &call.config, who);
         let mut host = Rtnl::open().or_refused()?;
         let mut undo = Undo::new();
-        // Not `configured`: without an address there is nothing that a point-to-point link could do.
+        // Not `configured`: a point-to-point link needs an address.
         let ipam = Ipam::new(call, delegates);
         let reserved = ipam.add()?;
         undo.push(move || drop(ipam.del()));
@@ -109,7 +111,7 @@ impl Plugin for Ptp {
         };
         let host_end = pair.create(&mut host)?;
         undo.push(|| veth::forget_host_end(&tag));
-        // Best effort, as inside. Without an own address that counts the host does not ask for the container's.
+        // Best effort, as in the container. Neighbour discovery for the container needs a usable address of the host.
         let _ = sysctl::write_interface(sysctl::Family::V6, &host_end, "accept_dad", "0");
         let host_end = host.link(&host_end).or_refused()?;
         let (_, inside) = interface::link_in(&netns, who.ifname.as_str())?;
@@ -131,7 +133,7 @@ impl Plugin for Ptp {
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
-        // A configuration that is wrong, or has become so, must not keep a container from ending.
+        // An invalid configuration must not prevent a DEL.
         let backend = Network::read(&request.call).ok().and_then(|network| network.masquerade);
         let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
         interface::detach(&tag, request, delegates, || {
@@ -170,7 +172,7 @@ impl Plugin for Ptp {
     }
 }
 
-/// Each address needs the gateway that the host end will answer for.
+/// Fails unless each address has a gateway, which becomes an address of the host end.
 fn check_gateways(result: &Success) -> Result<(), Error> {
     for ip in &result.ips {
         match ip.gateway {
@@ -182,26 +184,26 @@ fn check_gateways(result: &Success) -> Result<(), Error> {
                 )));
             }
             None => {
-                return Err(Error::internal(format!("ipam: address {} comes without a gateway", ip.address)));
+                return Err(Error::internal(format!("ipam: address {} has no gateway", ip.address)));
             }
         }
     }
     Ok(())
 }
 
-/// Addresses inside, then each subnet by its gateway instead of directly, then the routes: of an address without a subnet
-/// nothing else leads to the gateway.
+/// Configures addresses, then routes each subnet through its gateway instead of directly, then adds the routes. For an
+/// address without a subnet only the route to the gateway makes it reachable.
 ///
 /// `ip route del SUBNET dev ETH; ip route add GW dev ETH scope link src IP; ip route add SUBNET via GW src IP`
 fn configure_inside(netns: &Netns, link: &Link, result: &Success) -> Result<(), Error> {
-    addressing::enter_between(netns, link, result, |net| lead_to_gateways(net, link, result))
+    addressing::enter_between(netns, link, result, |net| add_gateway_routes(net, link, result))
 }
 
-fn lead_to_gateways(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
+fn add_gateway_routes(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
     for IpConfig { interface: _, address, gateway } in &result.ips {
         let Some(gateway) = gateway else { continue };
         let subnet = address.trunc();
-        linux::error::absent_is_fine(net.delete_route(&kernel_made(subnet, link))).or_refused()?;
+        linux::error::absent_is_fine(net.delete_route(&subnet_route(subnet, link))).or_refused()?;
         let mut to_gateway = Route::new(IpNet::from(*gateway), link.index, None);
         to_gateway.scope = scope(*gateway, SCOPE_LINK);
         to_gateway.source = Some(address.addr());
@@ -212,15 +214,15 @@ fn lead_to_gateways(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(),
     Ok(())
 }
 
-/// The route the kernel made for an address's subnet.
-fn kernel_made(subnet: IpNet, link: &Link) -> Route {
+/// Returns the route that the kernel added for an address's subnet.
+fn subnet_route(subnet: IpNet, link: &Link) -> Route {
     let mut route = Route::new(subnet, link.index, None);
-    // Whoever made it.
+    // Any protocol.
     route.protocol = 0;
     route
 }
 
-/// The gateways' addresses on the host end, and a route to each address of the container.
+/// Adds the gateways' addresses to the host end, and a route to each address of the container.
 fn configure_host(host: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
     for IpConfig { interface: _, address, gateway } in &result.ips {
         if let Some(gateway) = gateway {
@@ -237,12 +239,12 @@ fn configure_host(host: &mut Rtnl, link: &Link, result: &Success) -> Result<(), 
     Ok(())
 }
 
-/// CHECK: the host end is up, answers for the gateways, and is where the host looks for the container.
+/// Fails unless the host end is up, has the gateways' addresses, and has the routes to the container.
 fn inspect_host(result: &Success, inside: &Link) -> Result<(), Error> {
     let mut host = Rtnl::open().or_refused()?;
     let Some(end) = find_host_end(&mut host, result, inside, None)? else {
         return Err(Error::internal(format!(
-            "no interface of the host leads to {} in the container",
+            "no interface of the host is connected to {} in the container",
             inside.name
         )));
     };
@@ -261,10 +263,10 @@ fn inspect_host(result: &Success, inside: &Link) -> Result<(), Error> {
     Ok(())
 }
 
-/// Scope of a route that does not leave this host, as upstream's host routes have it.
+/// Scope of a route that does not leave this host, as in the reference plugin's host routes.
 const SCOPE_HOST: u8 = 254;
 
-/// IPv6 knows no scopes.
+/// Returns the scope of a route; IPv6 routes have none.
 fn scope(address: IpAddr, scope: u8) -> u8 {
     if address.is_ipv4() { scope } else { SCOPE_GLOBAL }
 }

@@ -1,12 +1,11 @@
-//! The verbs of the plugins whose attachment is one link in the container and nothing on the host.
+//! The verbs of plugins whose attachment is one link in the container and nothing on the host.
 //!
 //! Rules:
-//! - the link is made first: address management may need it (dhcp asks through it);
-//! - it is set up last, with its addresses on it;
-//! - a failed ADD leaves neither the link nor an address.
+//! - The link is created first, because IPAM may need it (`dhcp` sends through it).
+//! - It is set up last, with its addresses.
+//! - A failed ADD leaves neither the link nor an address.
 //!
-//! Source: containernetworking/plugins v1.9.1, what `main/macvlan`, `ipvlan`, `vlan`, `dummy` and `tap` have in
-//! common.
+//! Source: containernetworking/plugins v1.9.1, the common parts of `main/macvlan`, `ipvlan`, `vlan`, `dummy` and `tap`.
 
 use cni::Error;
 use cni::invocation::{Attach, Call, Sweep};
@@ -20,41 +19,41 @@ use plugin_support::failure::OrRefused;
 use crate::interface::inspection::{compare_addressing, find_inside};
 use crate::interface::{self, addressing};
 
-/// Where the link's addresses come from.
+/// Origin of the link's addresses.
 pub enum Source<'a> {
-    /// From address management.
+    /// IPAM.
     Managed(Ipam<'a>),
-    /// From the plugin before this one in a list.
+    /// Previous plugin of the list.
     Given(Success),
-    /// From nowhere: it is a layer-2 network.
+    /// None: a layer-2 network.
     Nowhere,
 }
 
 impl<'a> Source<'a> {
-    /// What is configured.
+    /// Returns the configured origin.
     pub fn of(call: &'a Call, delegates: &'a dyn Invoke) -> Result<Source<'a>, Error> {
         Ok(Ipam::configured(call, delegates)?.map_or(Source::Nowhere, Source::Managed))
     }
 }
 
-/// ADD: `make` makes the link in the container, down.
+/// Runs ADD: `make` creates the link in the container, down.
 pub fn add(
     request: &Attach,
     source: Source<'_>,
     make: impl FnOnce(&Netns) -> Result<Link, Error>,
 ) -> Result<Success, Error> {
-    // Used last: it must not fail then.
+    // Validated here because the last step of ADD uses it and must not fail.
     request.call.config.dns()?;
     let netns = plugin_support::netns::open_netns(&request.netns)?;
     let link = make(&netns)?;
     let (name, inside) = (request.who.ifname.as_str(), &netns);
     let mut undo = Undo::new();
     undo.push(move || interface::remove_inside(inside, name));
-    equip(request, source, &netns, &link, undo)
+    finish_add(request, source, &netns, &link, undo)
 }
 
-/// The rest of an ADD whose link is in the container, down; `undo` takes it away again.
-pub fn equip<'a>(
+/// Completes an ADD whose link is in the container, down; `undo` removes the link.
+pub fn finish_add<'a>(
     request: &'a Attach,
     source: Source<'a>,
     netns: &Netns,
@@ -83,7 +82,7 @@ pub fn equip<'a>(
     Ok(result)
 }
 
-/// CHECK: `inspect` looks at what only the plugin's kind of link has.
+/// Runs CHECK: `inspect` compares what is specific to the plugin's kind of link.
 pub fn check(
     request: &Attach,
     delegates: &dyn Invoke,
@@ -99,7 +98,7 @@ pub fn check(
     compare_addressing(&mut inside, &result)
 }
 
-/// GC: the link goes with its container; addresses may stay.
+/// Runs GC: the link is removed with its container, but addresses may remain allocated.
 pub fn gc(request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
     match Ipam::configured(&request.call, delegates)? {
         Some(ipam) => ipam.gc(),
@@ -107,7 +106,7 @@ pub fn gc(request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
     }
 }
 
-/// STATUS: can addresses be had?
+/// Fails unless IPAM can allocate addresses.
 pub fn status(call: &Call, delegates: &dyn Invoke) -> Result<(), Error> {
     match Ipam::configured(call, delegates)? {
         Some(ipam) => ipam.status(),

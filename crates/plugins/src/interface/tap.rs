@@ -1,8 +1,10 @@
-//! `tap`: a network card in the container whose other end a program of it holds, a virtual machine for instance.
+//! `tap`: creates a tap interface in the container for a program there, for example a virtual machine monitor.
 //!
-//! Rules beyond the reference plugin's: a failed ADD leaves no interface; `mac` is set whoever owns it; the next
-//! program is not started with the SELinux context that was meant for the interface; DNS of address management
-//! survives unless the configuration has its own.
+//! Rules beyond the reference plugin's:
+//! - A failed ADD leaves no interface.
+//! - `mac` is set also if `owner` is configured.
+//! - The SELinux context of the interface is not passed on to the next program.
+//! - The DNS settings of IPAM are kept unless the configuration has its own.
 //!
 //! Source: containernetworking/plugins `plugins/main/tap` v1.9.1.
 
@@ -22,15 +24,15 @@ use crate::interface::inspection::{differs, expect_kind};
 use crate::interface::single::{self, Source};
 use crate::interface::{self, RuntimeConfig};
 
-/// The plugin.
+/// Plugin `tap`.
 pub struct Tap;
 
 const NAME: &str = "tap";
-/// What the kernel calls its kind.
+/// Kernel's name for the link kind.
 const KIND: &str = "tun";
-/// Longest SELinux context, in bytes.
+/// Maximum length of an SELinux context, in bytes.
 const CONTEXT_MAX: usize = 1024;
-/// Largest MTU of a tap interface, in bytes: what is left of 65535 beside an Ethernet header.
+/// Largest MTU of a tap interface, in bytes: 65535 minus an Ethernet header.
 const MTU_MAX: u32 = 65521;
 
 /// The configuration as written.
@@ -51,7 +53,7 @@ struct Conf {
     runtime_config: RuntimeConfig,
 }
 
-/// A tap network, checked.
+/// Validated configuration.
 #[derive(Debug)]
 struct Network {
     multi_queue: bool,
@@ -59,12 +61,12 @@ struct Network {
     mtu: Option<u32>,
     /// Requested hardware address.
     mac: Option<Vec<u8>>,
-    /// Users and groups that may open it; absent: whoever is privileged.
+    /// User and group that may open it; none: only privileged processes.
     owner: Option<u32>,
     group: Option<u32>,
     /// SELinux context, if configured.
     context: Option<String>,
-    /// The bridge in the container that it becomes a port of.
+    /// Bridge in the container that it becomes a port of.
     bridge: Option<String>,
 }
 
@@ -92,10 +94,10 @@ impl Network {
     }
 }
 
-/// The largest number is «nobody» to the kernel.
+/// Fails for the largest number, which means "no user" to the kernel.
 fn expect_id(key: &str, id: Option<u32>) -> Result<Option<u32>, Error> {
     match id {
-        Some(u32::MAX) => Err(Error::key(key, u32::MAX, "not a number that anybody has")),
+        Some(u32::MAX) => Err(Error::key(key, u32::MAX, "not a valid id")),
         id => Ok(id),
     }
 }
@@ -152,7 +154,7 @@ impl Plugin for Tap {
     }
 }
 
-/// Makes the interface in the container, and everything about it but its addresses.
+/// Creates the interface in the container with everything but its addresses.
 fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
     let Network { multi_queue, mtu, mac, owner, group, context, bridge } = network;
     let ifname = request.who.ifname.as_str();

@@ -1,10 +1,10 @@
-//! A pair of virtual interfaces between the host and a container.
+//! A veth pair between the host and a container.
 //!
 //! Rules:
-//! - one request makes both ends, the container's directly in its namespace under its final name:
-//!   there is no moment at which a half-made or misplaced interface exists;
-//! - the host end's name is derived from the attachment, so a DEL finds it without the namespace;
-//! - a leftover of the same attachment (from an ADD that was killed) is removed and made anew.
+//! - One request creates both ends, the container's directly in its namespace under its final name, so no other process
+//!   sees an incomplete or misplaced interface.
+//! - The name of the host end is derived from the attachment, so DEL finds it without the namespace.
+//! - A leftover of the same attachment, from a killed ADD, is removed and created again.
 //!
 //! Source: plugins `pkg/ip/link_linux.go` `SetupVeth` (G2, S25); veth(4).
 
@@ -20,33 +20,33 @@ use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 
 use crate::interface::expect_no_link;
 
-/// How many names are tried for the host end.
+/// Number of names that are tried for the host end.
 const TRIES: u32 = 10;
 
-/// What the pair is to be like.
+/// Parameters of the pair.
 pub struct Veth<'a> {
     /// Name of the container's end.
     pub container_name: &'a str,
-    /// The container's namespace.
+    /// Namespace of the container.
     pub netns: &'a Netns,
     /// MTU of both ends in bytes; the kernel's choice if absent.
     pub mtu: Option<u32>,
     /// Hardware address of the container's end.
     pub mac: Option<&'a [u8]>,
-    /// Queues of either end.
+    /// Queues of each end.
     pub queues: Queues,
     /// Index of the bridge that the host end becomes a port of.
     pub master: Option<u32>,
-    /// For whom.
+    /// Owner tag of the attachment.
     pub tag: &'a OwnerTag,
 }
 
-/// Returns the name that the host end of an attachment may have, at the `attempt`th try; `None` behind the last one.
+/// Returns the name of an attachment's host end for attempt number `attempt`; `None` after the last name.
 pub fn candidate(network: &str, who: &Attachment, attempt: u32) -> Option<String> {
     (attempt < TRIES).then(|| name_of([network, who.container.as_str(), who.ifname.as_str()], attempt))
 }
 
-/// The name the host end of an attachment has, at the `attempt`th try (0 first).
+/// Returns the name of an attachment's host end for attempt number `attempt`, from 0.
 pub fn host_name(tag: &OwnerTag, attempt: u32) -> String {
     let OwnerTag { plugin: _, network, container, ifname } = tag;
     name_of([network, container, ifname], attempt)
@@ -58,12 +58,12 @@ fn name_of([network, container, ifname]: [&str; 3], attempt: u32) -> String {
 }
 
 impl Veth<'_> {
-    /// Makes the pair; the host end is up. Returns the host end's name.
+    /// Creates the pair with the host end up. Returns the host end's name.
     ///
     /// `ip link add HOST up master BR type veth peer name ETH netns NS`
     ///
     /// # Errors
-    /// Code 4 if the container has an interface of that name already (S25); nothing is left of a pair that failed.
+    /// Code 4 if the container already has an interface of that name (S25). A failure leaves nothing.
     pub fn create(&self, host: &mut Rtnl) -> Result<String, Error> {
         let alias = self.tag.text(ALIAS_MAX);
         let mut attempt = 0;
@@ -81,30 +81,29 @@ impl Veth<'_> {
             pair.master = self.master;
             pair.alias = Some(&alias);
             pair.up = true;
-            // A bridge's port has no use for a link-local address, and making one is a fifth of the work.
+            // A port of a bridge needs no link-local address, which would take a fifth of the time to add.
             pair.no_link_local = self.master.is_some();
             match host.add_link(&pair) {
                 Ok(()) => return Ok(self.finish(name)),
                 Err(error) if error.kind() == Kind::Exists => {
-                    attempt += self.make_room(host, &name, &alias)?;
+                    attempt += self.resolve_name_conflict(host, &name, &alias)?;
                 }
                 Err(error) => {
-                    // It may have been made, and the kernel's answer been lost.
+                    // The kernel may have created the pair, and its answer been lost.
                     forget_host_end(self.tag);
                     return Err(plugin_support::failure::refused(&error));
                 }
             }
         }
-        Err(Error::internal(format!("{TRIES} names for the host end of {} are taken", self.container_name)))
+        Err(Error::internal(format!("{TRIES} names for the host end of {} are in use", self.container_name)))
     }
 
-    /// Something has one of the two names: whose is it? Returns how many names to skip.
-    fn make_room(&self, host: &mut Rtnl, name: &str, alias: &str) -> Result<u32, Error> {
+    /// Handles a name that exists already. Returns the number of names to skip.
+    fn resolve_name_conflict(&self, host: &mut Rtnl, name: &str, alias: &str) -> Result<u32, Error> {
         let mut container = self.netns.rtnl().or_refused()?;
         expect_no_link(&mut container, self.container_name)?;
         match host.find_link(name).or_refused()? {
-            // Ours, and its other end is not in the container: left by an ADD into a namespace that
-            // somebody keeps alive.
+            // Left by an ADD of this attachment, whose container end is in a namespace that still exists.
             Some(link) if is_own(&link, alias) => {
                 linux::error::absent_is_fine(host.delete_link(link.index, &link.name))
                     .or_refused()
@@ -114,8 +113,8 @@ impl Veth<'_> {
         }
     }
 
-    /// Best effort, as upstream: the host does not take its own routes from a container. A bridge's port
-    /// never sees a router.
+    /// Disables router advertisements on the host end: best effort, as in the reference plugin. A port of a bridge
+    /// receives none.
     fn finish(&self, name: String) -> String {
         if self.master.is_none() {
             let _ = sysctl::write_interface(Family::V6, &name, "accept_ra", "0");
@@ -124,13 +123,13 @@ impl Veth<'_> {
     }
 }
 
-/// Is the link of an attachment's name the attachment's? One without a tag is: whoever made it was killed
-/// before it could say so.
+/// Whether the link belongs to the attachment. A link without an owner tag counts: its ADD was killed before it set
+/// the tag.
 fn is_own(link: &Link, alias: &str) -> bool {
     link.kind == "veth" && (link.alias == alias || link.alias.is_empty())
 }
 
-/// The host end of an attachment, if it is there.
+/// Returns the host end of an attachment, if it exists.
 pub fn find_host_end(host: &mut Rtnl, tag: &OwnerTag) -> Result<Option<Link>, Error> {
     let alias = tag.text(ALIAS_MAX);
     for attempt in 0..TRIES {
@@ -143,21 +142,21 @@ pub fn find_host_end(host: &mut Rtnl, tag: &OwnerTag) -> Result<Option<Link>, Er
     Ok(None)
 }
 
-/// Removes the host end of an attachment, and with it the container's, wherever that is; whether it was still there.
+/// Removes the host end of an attachment and thereby the container's end; returns whether it existed.
 pub fn remove_host_end(host: &mut Rtnl, tag: &OwnerTag) -> Result<bool, Error> {
     let Some(link) = find_host_end(host, tag)? else { return Ok(false) };
     linux::error::absent_is_fine(host.delete_link(link.index, &link.name)).or_refused()?;
     Ok(true)
 }
 
-/// [`remove_host_end`] while undoing: the error that matters is another one.
+/// Calls [`remove_host_end`] during an undo. Errors are ignored: the caller returns the original error.
 pub fn forget_host_end(tag: &OwnerTag) {
     if let Ok(mut host) = Rtnl::open() {
         let _ = remove_host_end(&mut host, tag);
     }
 }
 
-/// Sets the container's end up: it cannot be created so.
+/// Sets the container's end up, which the creating request cannot do.
 pub fn set_up(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
     net.change_link(link.index, &link.name, &Change { up: Some(true), ..Change::default() }).or_refused()
 }

@@ -1,8 +1,10 @@
-//! `vlan`: the container's interface in one VLAN of a parent interface (802.1Q).
+//! `vlan`: creates an interface in one VLAN of a parent interface (802.1Q).
 //!
-//! Rules beyond the reference plugin's: a failed ADD leaves no interface; DEL needs no parent; a network without
-//! address management is a layer-2 network; DNS of address management survives unless the configuration has
-//! its own.
+//! Rules beyond the reference plugin's:
+//! - A failed ADD leaves no interface.
+//! - DEL needs no parent.
+//! - A network without IPAM is a layer-2 network.
+//! - The DNS settings of IPAM are kept unless the configuration has its own.
 //!
 //! Source: containernetworking/plugins `plugins/main/vlan` v1.9.1; kernel `net/8021q`.
 
@@ -22,11 +24,11 @@ use crate::interface::inspection::{differs, expect_kind};
 use crate::interface::parent::{self, LinkNamespace, Parent, inspect_parent, remove_unnamed};
 use crate::interface::single::{self, Source};
 
-/// The plugin.
+/// Plugin `vlan`.
 pub struct Vlan;
 
 const NAME: &str = "vlan";
-/// The largest id that is one.
+/// Largest VLAN id.
 const ID_MAX: u16 = 4094;
 
 /// The configuration as written.
@@ -41,14 +43,14 @@ struct Conf {
     link_in_container: bool,
 }
 
-/// A VLAN network, checked.
+/// Validated configuration.
 #[derive(Debug)]
 struct Network {
-    /// The parent.
+    /// Parent interface.
     master: String,
-    /// Where the parent is.
+    /// Namespace of the parent.
     parent_in: LinkNamespace,
-    /// 0 (frames with a priority only) to 4094.
+    /// VLAN id: 0 (frames with a priority only) to 4094.
     id: u16,
     /// MTU in bytes, if configured; at most the parent's.
     mtu: Option<u32>,
@@ -58,7 +60,7 @@ impl Network {
     fn read(call: &Call) -> Result<Network, Error> {
         let Conf { master, vlan_id, mtu, link_in_container } = call.config.decode()?;
         if master.is_empty() {
-            return Err(Error::config("master: missing: name the interface that carries the VLAN"));
+            return Err(Error::config("master: missing; set it to the parent interface"));
         }
         interface::check_name("master", &master)?;
         let id = u16::try_from(vlan_id).ok().filter(|id| *id <= ID_MAX);
@@ -109,9 +111,9 @@ impl Plugin for Vlan {
     }
 }
 
-/// Makes the interface in the container under its final name.
+/// Creates the interface in the container under its final name.
 ///
-/// The kernel has an id once for a parent, whatever namespace the interface is in.
+/// The kernel accepts an id once for each parent, in whatever namespace the interface is.
 fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Error> {
     let Network { master, parent_in, id, mtu } = network;
     let tag = OwnerTag::of(NAME, &request.call.config, &request.who);

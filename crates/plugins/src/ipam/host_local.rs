@@ -1,17 +1,17 @@
-//! `host-local`: addresses out of ranges, written down in files on this host.
+//! `host-local`: allocates addresses of ranges and stores the reservations in files on this host.
 //!
-//! The files are those of the reference plugin, in both directions; see [`store`]. One attachment gets one
-//! address of each range set.
+//! The files have the format of the reference plugin, and each plugin can read the other's; see [`store`]. An
+//! attachment gets one address of each range set.
 //!
 //! Rules beyond the reference plugin's:
-//! - GC and STATUS do something;
-//! - one lock for a whole call, so two sets are given together or not at all; a failed ADD gives back what
-//!   it took, and nothing that the attachment held before;
-//! - an address whose file was never finished is free; one of an earlier boot is, if an ADD would fail
-//!   otherwise ([`boot`] says on what evidence);
-//! - DEL reads nothing of the configuration but where the files are.
+//! - GC and STATUS are implemented.
+//! - One lock covers a whole call, so all sets are allocated or none. A failed ADD releases what it allocated, and
+//!   nothing that the attachment held before.
+//! - A reservation whose file is incomplete is free. One of an earlier boot is free if ADD would fail otherwise
+//!   ([`boot`] lists the evidence).
+//! - DEL reads only the location of the files from the configuration.
 //!
-//! As there, a second ADD of an attachment that holds an address is refused, not repeated (plugins#328).
+//! As in the reference plugin, a second ADD of an attachment that holds an address is refused (plugins#328).
 //!
 //! Source: containernetworking/plugins `plugins/ipam/host-local` v1.9.1.
 
@@ -32,17 +32,17 @@ use cni::{Error, code};
 use ipam::{Assignment, RangeSet};
 use plugin_support::directory;
 
-use self::network::{Network, Place, Source};
+use self::network::{Network, Source, StoreLocation};
 use self::owner::{Content, Owner};
 use self::store::{Reservation, Store};
 use super::Request;
 
-/// The plugin.
+/// Plugin `host-local`.
 pub struct HostLocal;
 
 const NAME: &str = "host-local";
 
-/// So many addresses are tried one by one before the directory is read for what is free.
+/// Number of addresses that are tried one by one before the directory is read.
 const TRIES: usize = 16;
 
 // === impl Plugin ===
@@ -58,10 +58,10 @@ impl Plugin for HostLocal {
             Some(path) => resolv_conf::read(path)?,
             None => Dns::default(),
         };
-        let mut store = Store::create(&network.place)?;
-        let given = give(&mut store, &network, &request.who);
-        store.settle();
-        let ips = given?.into_iter().map(|Assignment { address, gateway }| IpConfig {
+        let mut store = Store::create(&network.location)?;
+        let allocated = allocate(&mut store, &network, &request.who);
+        store.save_index();
+        let ips = allocated?.into_iter().map(|Assignment { address, gateway }| IpConfig {
             interface: None,
             address,
             gateway,
@@ -70,15 +70,15 @@ impl Plugin for HostLocal {
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
-        let Some(mut store) = Store::find(&Place::read(&request.call)?)? else { return Ok(()) };
+        let Some(mut store) = Store::find(&StoreLocation::read(&request.call)?)? else { return Ok(()) };
         let released = release(&mut store, &request.who);
-        store.settle();
+        store.save_index();
         released
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
-        let Network { place, sources: _, routes: _, resolv_conf: _ } = Network::read(&request.call)?;
-        if let Some(mut store) = Store::find(&place)? {
+        let Network { location, sources: _, routes: _, resolv_conf: _ } = Network::read(&request.call)?;
+        if let Some(mut store) = Store::find(&location)? {
             for owner in owners(&request.who) {
                 if !store.held_by(&owner)?.is_empty() {
                     return Ok(());
@@ -86,19 +86,19 @@ impl Plugin for HostLocal {
             }
         }
         let Attachment { container, ifname } = &request.who;
-        let place = place.directory.display();
-        Err(Error::internal(format!("container {container} holds no address for {ifname} in {place}")))
+        let location = location.directory.display();
+        Err(Error::internal(format!("container {container} holds no address for {ifname} in {location}")))
     }
 
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
         let Some(valid) = request.valid()? else { return Ok(()) };
-        let Some(mut store) = Store::find(&Place::read(&request.call)?)? else { return Ok(()) };
+        let Some(mut store) = Store::find(&StoreLocation::read(&request.call)?)? else { return Ok(()) };
         let swept = store.sweep(|content| match content {
             Content::Owned(owner) => !owner.is_among(&valid),
             Content::Unfinished => true,
             Content::Foreign | Content::Unreadable => false,
         });
-        store.settle();
+        store.save_index();
         swept
     }
 
@@ -114,37 +114,37 @@ impl Plugin for HostLocal {
 
 // === ADD ===
 
-/// One address of each set, or none at all.
-fn give(store: &mut Store, network: &Network, who: &Attachment) -> Result<Vec<Assignment>, Error> {
-    let mut given = Vec::with_capacity(network.sources.len());
-    let outcome = give_each(store, network, who, &mut given);
-    let Err(error) = outcome else { return Ok(given) };
-    let undone = given.iter().filter_map(|assignment| {
+/// Allocates one address of each set, or none.
+fn allocate(store: &mut Store, network: &Network, who: &Attachment) -> Result<Vec<Assignment>, Error> {
+    let mut allocated = Vec::with_capacity(network.sources.len());
+    let outcome = allocate_each(store, network, who, &mut allocated);
+    let Err(error) = outcome else { return Ok(allocated) };
+    let undone = allocated.iter().filter_map(|assignment| {
         let reservation = Reservation::of(assignment.address.addr());
         store.release(&reservation).err()
     });
     Err(error.also(undone))
 }
 
-fn give_each(
+fn allocate_each(
     store: &mut Store,
     network: &Network,
     who: &Attachment,
-    given: &mut Vec<Assignment>,
+    allocated: &mut Vec<Assignment>,
 ) -> Result<(), Error> {
     for (index, Source { set, request }) in network.sources.iter().enumerate() {
         let assignment = match request {
-            Some(request) => give_requested(store, set, request, who)?,
-            None => give_next(store, index, set, who)?,
+            Some(request) => allocate_requested(store, set, request, who)?,
+            None => allocate_next(store, index, set, who)?,
         };
-        given.push(assignment);
-        store.remember(index, assignment.address.addr())?;
+        allocated.push(assignment);
+        store.set_last_reserved(index, assignment.address.addr())?;
     }
     Ok(())
 }
 
-/// The address that is asked for, if it is free.
-fn give_requested(
+/// Allocates the requested address if it is free.
+fn allocate_requested(
     store: &mut Store,
     set: &RangeSet,
     request: &Request,
@@ -171,8 +171,13 @@ fn give_requested(
     }
 }
 
-/// The next address of a set.
-fn give_next(store: &mut Store, index: usize, set: &RangeSet, who: &Attachment) -> Result<Assignment, Error> {
+/// Allocates the next address of a set.
+fn allocate_next(
+    store: &mut Store,
+    index: usize,
+    set: &RangeSet,
+    who: &Attachment,
+) -> Result<Assignment, Error> {
     refuse_second(store, set, who)?;
     let owner = Owner::of(who);
     let last = store.last_reserved(index);
@@ -188,19 +193,19 @@ fn give_next(store: &mut Store, index: usize, set: &RangeSet, who: &Attachment) 
             }
         }
     }
-    if let Some(assignment) = give_free(store, set, last, &owner)? {
+    if let Some(assignment) = allocate_free(store, set, last, &owner)? {
         return Ok(assignment);
     }
     if reclaim(store, |ip| set.contains(ip))? > 0
-        && let Some(assignment) = give_free(store, set, last, &owner)?
+        && let Some(assignment) = allocate_free(store, set, last, &owner)?
     {
         return Ok(assignment);
     }
     Err(exhausted(set))
 }
 
-/// The first address that has no file.
-fn give_free(
+/// Allocates the first address without a file.
+fn allocate_free(
     store: &mut Store,
     set: &RangeSet,
     last: Option<IpAddr>,
@@ -213,9 +218,9 @@ fn give_free(
     }
 }
 
-/// An attachment has one address of a set.
+/// Fails if the attachment has an address of the set.
 ///
-/// What it holds since an earlier boot it has lost with its interface, and gives back here.
+/// Releases reservations of an earlier boot: the container lost those addresses with its interface.
 fn refuse_second(store: &mut Store, set: &RangeSet, who: &Attachment) -> Result<(), Error> {
     for owner in owners(who) {
         let mut own = store.held_by(&owner)?;
@@ -234,7 +239,7 @@ fn refuse_second(store: &mut Store, set: &RangeSet, who: &Attachment) -> Result<
     Ok(())
 }
 
-/// Takes back what nobody can hold; how much that was.
+/// Releases reservations that no attachment can hold; returns their number.
 fn reclaim(store: &mut Store, among: impl Fn(IpAddr) -> bool) -> Result<usize, Error> {
     let abandoned = store.abandoned(among)?;
     for reservation in &abandoned {
@@ -249,7 +254,7 @@ fn duplicate(ip: IpAddr, who: &Attachment) -> Error {
         code::INVALID_ENVIRONMENT,
         format!(
             "CNI_CONTAINERID: {container}: {ip} has been allocated to its {ifname}, duplicate allocation is \
-             not allowed; DEL gives it back"
+             not allowed; DEL releases it"
         ),
     )
 }
@@ -260,7 +265,7 @@ fn exhausted(set: &RangeSet) -> Error {
 
 // === DEL ===
 
-/// Gives back what the attachment holds; files of old versions only if there are no others.
+/// Releases the attachment's addresses; reservations in the old format only if there are no others.
 fn release(store: &mut Store, who: &Attachment) -> Result<(), Error> {
     for owner in owners(who) {
         let own = store.held_by(&owner)?;
@@ -276,18 +281,18 @@ fn release(store: &mut Store, who: &Attachment) -> Result<(), Error> {
     Ok(())
 }
 
-/// The attachment as files name it, in the order in which to look.
+/// Returns the owners that the attachment has in files, in the order of the search.
 fn owners(who: &Attachment) -> [Owner; 2] {
     [Owner::of(who), Owner::without_interface(who)]
 }
 
 // === STATUS ===
 
-/// Fails if an ADD would: the directory cannot be written, or a set has no address left.
+/// Fails if ADD would fail: the directory is not writable, or a set has no free address.
 fn inspect(network: &Network) -> Result<(), Error> {
-    let Network { place, sources, routes: _, resolv_conf: _ } = network;
-    directory::usable("ipam.dataDir", &place.directory)?;
-    let Some(store) = Store::find(place)? else { return Ok(()) };
+    let Network { location, sources, routes: _, resolv_conf: _ } = network;
+    directory::usable("ipam.dataDir", &location.directory)?;
+    let Some(store) = Store::find(location)? else { return Ok(()) };
     let held = store.held()?;
     let sets = sources.iter().map(|source| &source.set);
     for set in sets.filter(|set| set.choose(None, &held).is_none()) {

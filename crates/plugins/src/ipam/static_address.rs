@@ -1,10 +1,11 @@
-//! `static`: the addresses that the configuration, or the caller, names.
+//! `static`: assigns the addresses in the configuration or in the request.
 //!
-//! Nothing is kept, so nothing is given back. Whether an address is free is the caller's to know.
+//! No state is stored, so there is nothing to release. The caller must know that an address is free.
 //!
-//! Rules beyond the reference plugin's: a requested address without prefix length takes that, and the
-//! gateway, of the configured subnet it lies in, and is only refused where there is none; CHECK finds an
-//! address that is missing from prevResult.
+//! Rules beyond the reference plugin's:
+//! - A requested address without prefix length gets the prefix length and gateway of the configured subnet that
+//!   contains it. It is refused only if there is none.
+//! - CHECK fails if prevResult lacks an address.
 //!
 //! Source: containernetworking/plugins `plugins/ipam/static` v1.9.1; NPWG v1.1 4.1.2.1.3 `ips`.
 
@@ -21,7 +22,7 @@ use serde::Deserialize;
 
 use super::{Request, RequestConf, Requests, RouteConf};
 
-/// The plugin.
+/// Plugin `static`.
 pub struct Static;
 
 const NAME: &str = "static";
@@ -48,14 +49,14 @@ struct AddressConf {
     gateway: String,
 }
 
-/// One address to give.
+/// Address to assign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Address {
     address: IpNet,
     gateway: Option<IpAddr>,
 }
 
-/// What is given, checked.
+/// Validated configuration.
 #[derive(Debug)]
 struct Network {
     addresses: Vec<Address>,
@@ -94,7 +95,7 @@ impl Address {
         }
     }
 
-    /// A requested address; without prefix length, as the configured one that its subnet is of.
+    /// Returns a requested address; without prefix length, with that of the configured subnet that contains it.
     fn requested(request: &Request, configured: &[Address]) -> Result<Address, Error> {
         let Request { key, ip, prefixed } = request;
         if let Some(address) = *prefixed {
@@ -105,13 +106,13 @@ impl Address {
             let address = IpNet::new(*ip, like.address.prefix_len()).ok()?;
             Some(Address { address, gateway: like.gateway.filter(|gateway| gateway != ip) })
         });
-        let why = "it needs a prefix length: no configured address is of its subnet";
+        let why = "it needs a prefix length, because no configured subnet contains it";
         made.ok_or_else(|| Error::key(key, ip, why))
     }
 }
 
-/// What the runtime asks for replaces what `args` asks for, and that what is configured; `CNI_ARGS` adds to
-/// what is configured, and its gateways go to the addresses whose subnets they are in (V14).
+/// Returns the addresses to assign. Those of the runtime replace those of `args`, which replace the configured ones.
+/// `CNI_ARGS` adds to the configured ones, and its gateways apply to the subnets that contain them (V14).
 fn chosen(configured: &[Address], requests: Requests, gateways: &str) -> Result<Vec<Address>, Error> {
     let Requests { environment, args, runtime } = requests;
     let all = |requests: &[Request]| {
@@ -154,7 +155,7 @@ impl Plugin for Static {
         Ok(Success { interfaces: Vec::new(), ips: ips.collect(), routes, dns })
     }
 
-    // Nothing was reserved.
+    // There is no reservation to release.
     fn del(&self, _: &Detach, _: &dyn Invoke) -> Result<(), Error> {
         Ok(())
     }
@@ -177,7 +178,7 @@ impl Plugin for Static {
         Ok(())
     }
 
-    // Nothing was reserved.
+    // There is no reservation to release.
     fn gc(&self, _: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
         Ok(())
     }
@@ -211,7 +212,7 @@ mod tests {
         Ok(network.addresses.iter().map(text).collect())
     }
 
-    /// Two families with gateways, and what else is given.
+    /// Returns a configuration with two families, gateways and the fields of `more`.
     fn conf(more: &Value) -> Value {
         let mut conf = json!({ "ipam": { "type": "static", "addresses": [
             { "address": "10.1.0.5/24", "gateway": "10.1.0.1" }, { "Address": "fd00::5/64", "gateway": "" },
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn v14_the_runtime_replaces_args_and_args_what_is_configured_while_cni_args_adds() {
+    fn static_runtime_replaces_args_and_cni_args_adds() {
         let own = ["10.1.0.5/24 via 10.1.0.1", "fd00::5/64"];
         let args = json!({ "args": { "cni": { "ips": ["10.2.0.9/16"] } } });
         let both = json!({ "args": { "cni": { "ips": ["10.2.0.9/16"] } }, "runtimeConfig": { "ips": ["10.3.0.9/16", "fd03::9/64"] } });
@@ -247,25 +248,25 @@ mod tests {
         for (more, environment, expected) in cases {
             assert_eq!(read(&conf(more), environment).unwrap(), expected, "{more} {environment}");
         }
-        assert_eq!(read(&json!({ "ipam": {} }), "").unwrap(), [""; 0], "no address is the caller's matter");
+        assert_eq!(read(&json!({ "ipam": {} }), "").unwrap(), [""; 0], "no address is no error");
     }
 
     #[test]
-    fn v11_4_1_2_1_3_1_a_request_without_prefix_takes_that_of_the_configured_subnet() {
+    fn static_request_without_prefix_uses_the_configured_subnet() {
         let ask = |ips: &[&str]| conf(&json!({ "runtimeConfig": { "ips": ips } }));
         assert_eq!(
             read(&ask(&["10.1.0.77", "fd00::77"]), "").unwrap(),
             ["10.1.0.77/24 via 10.1.0.1", "fd00::77/64"]
         );
-        assert_eq!(read(&ask(&["10.1.0.77/16"]), "").unwrap(), ["10.1.0.77/16"], "as it was asked for");
-        assert_eq!(read(&ask(&["10.1.0.1"]), "").unwrap(), ["10.1.0.1/24"], "nobody is his own gateway");
+        assert_eq!(read(&ask(&["10.1.0.77/16"]), "").unwrap(), ["10.1.0.77/16"], "as requested");
+        assert_eq!(read(&ask(&["10.1.0.1"]), "").unwrap(), ["10.1.0.1/24"], "not its own gateway");
         assert_eq!(read(&conf(&json!({})), "IP=10.1.0.77").unwrap()[2], "10.1.0.77/24 via 10.1.0.1");
         let error = read(&ask(&["10.1.0.77", "10.9.0.77"]), "").unwrap_err();
         assert!(error.code == 7 && error.msg.starts_with("runtimeConfig.ips[1]: 10.9.0.77: "), "{error}");
     }
 
     #[test]
-    fn what_is_wrong_is_named_by_key_and_value() {
+    fn static_invalid_value_is_reported_by_field_and_value() {
         let address = |address: Value| json!({ "ipam": { "addresses": [address] } });
         let cases = [
             (json!({}), "", "ipam: missing"),

@@ -1,4 +1,4 @@
-//! What becomes of a sandbox whose pod selects other networks.
+//! Tests of the change of a sandbox whose pod selects other networks.
 
 use serde_json::value::RawValue;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::journal;
 use npwg::fixture::World;
 
-/// The sandbox as it was attached.
+/// Returns the entry of a sandbox that is attached according to the plan.
 fn attached(plan: &Plan) -> Entry {
     let done = Attachment {
         state: State::Attached,
@@ -30,7 +30,7 @@ fn attached(plan: &Plan) -> Entry {
     }
 }
 
-/// The plan for the annotation, in a sandbox that is attached as `entry` says.
+/// Returns the plan for the annotation in a sandbox that is attached according to `entry`.
 fn replanned(entry: &Entry, annotation: &str) -> Plan {
     let mut world = World::new().networks(annotation);
     world.held = entry.held();
@@ -46,16 +46,16 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn nothing_changes_if_the_pod_selects_what_it_has() {
+fn hot_plug_same_selection_is_no_change() {
     let entry = attached(&World::new().networks("plain,other/plain").plan());
     assert!(between(&entry, &replanned(&entry, "plain,other/plain")).unwrap().is_none());
-    // In another order it is still the same: names stay with their networks.
+    // Another order is no change: names stay with their networks.
     let change = between(&entry, &replanned(&entry, "other/plain,plain")).unwrap();
     assert!(change.is_none(), "{change:?}");
 }
 
 #[test]
-fn what_stays_keeps_its_interface_and_its_result() {
+fn hot_plug_kept_attachment_keeps_interface_and_result() {
     let entry = attached(&World::new().networks("plain,other/plain").plan());
     let change = between(&entry, &replanned(&entry, "capable,other/plain")).unwrap().unwrap();
     let expected =
@@ -68,7 +68,7 @@ fn what_stays_keeps_its_interface_and_its_result() {
 }
 
 #[test]
-fn a_network_selected_twice_is_two_attachments() {
+fn hot_plug_network_selected_twice_has_two_attachments() {
     let entry = attached(&World::new().networks("plain,plain").plan());
     let change = between(&entry, &replanned(&entry, "plain")).unwrap().unwrap();
     assert_eq!((change.added(), change.removed()), (vec![], vec![2]));
@@ -76,7 +76,7 @@ fn a_network_selected_twice_is_two_attachments() {
 }
 
 #[test]
-fn other_requests_make_another_attachment_of_the_same_name() {
+fn hot_plug_other_requests_replace_the_attachment() {
     let asks = |address: &str| format!(r#"[{{"name":"capable","ips":["{address}"]}}]"#);
     let entry = attached(&World::new().networks(&asks("10.0.0.5/24")).plan());
     assert!(between(&entry, &replanned(&entry, &asks("10.0.0.5/24"))).unwrap().is_none());
@@ -86,7 +86,7 @@ fn other_requests_make_another_attachment_of_the_same_name() {
 }
 
 #[test]
-fn an_edited_definition_changes_no_running_pod() {
+fn hot_plug_edited_definition_changes_no_running_pod() {
     let entry = attached(&World::new().networks("plain").plan());
     let mut world = World::new().networks("plain");
     world.define("home/plain", r#"{"cniVersion":"1.0.0","name":"plain","type":"other"}"#);
@@ -94,9 +94,9 @@ fn an_edited_definition_changes_no_running_pod() {
     assert!(between(&entry, &world.plan()).unwrap().is_none());
 }
 
-/// What a definition declares decides how requests travel, not what the pod asks.
+/// The definition's capabilities decide how requests reach the plugins, not what the pod requests.
 #[test]
-fn a_capability_that_is_declared_later_changes_no_running_pod() {
+fn hot_plug_new_capability_changes_no_running_pod() {
     let asks = r#"[{"name":"plain","mac":"02:00:00:00:00:07","ips":["10.0.0.5","10.0.0.6"]}]"#;
     let mut world = World::new().node(r#""ipRequestPolicy":"permissive""#).networks(asks);
     let mut entry = attached(&world.plan());
@@ -105,11 +105,11 @@ fn a_capability_that_is_declared_later_changes_no_running_pod() {
     world.define("home/plain", declares);
     world.held = entry.held();
     assert!(between(&entry, &world.plan()).unwrap().is_none());
-    // An entry imported from Multus has neither the requests nor what was verified.
+    // An entry imported from Multus has neither the requests nor the values to verify.
     entry.plan.delegates[1].asked = None;
     entry.plan.delegates[1].verify = npwg::plan::Verify::default();
     assert!(between(&entry, &world.plan()).unwrap().is_none());
-    // What every plugin is told says that something else is asked.
+    // The values that every plugin gets show that the request differs.
     let other = asks.replace("00:07", "00:08");
     let world = World { held: entry.held(), ..World::new() }.networks(&other);
     let change = between(&entry, &world.node(r#""ipRequestPolicy":"permissive""#).plan()).unwrap().unwrap();
@@ -117,7 +117,7 @@ fn a_capability_that_is_declared_later_changes_no_running_pod() {
 }
 
 #[test]
-fn whatever_else_is_asked_makes_another_attachment_however_it_is_written() {
+fn hot_plug_compares_requests_in_normalized_form() {
     let asks = |keys: &str| format!(r#"[{{"name":"capable","cni-args":{{"a":1,"b":2}}{keys}}}]"#);
     let entry = attached(&World::new().networks(&asks("")).plan());
     let written = r#"[{"cni-args": {"b": 2, "a": 1}, "name": "capable", "namespace": "home"}]"#;
@@ -137,7 +137,7 @@ fn whatever_else_is_asked_makes_another_attachment_however_it_is_written() {
     assert!(between(&entry, &replanned(&entry, other)).unwrap().is_some());
 }
 
-/// A node whose networks take devices: `device` is told of them by its capability, `plain` by its configuration alone.
+/// Returns a node whose networks use devices: `device` gets them by its capability, `plain` by its configuration.
 fn with_devices(networks: &str, devices: &[&str]) -> World {
     let mut world = World::new().networks(networks);
     for network in ["home/device", "home/plain"] {
@@ -154,7 +154,7 @@ fn devices(plan: &Plan) -> Vec<Option<String>> {
 }
 
 #[test]
-fn an_attachment_keeps_its_device_whatever_order_they_are_told_in() {
+fn hot_plug_attachment_keeps_its_device_in_any_order() {
     let device = |id: &str| Some(id.to_owned());
     for network in ["device", "plain"] {
         let both = format!("{network},{network}");
@@ -167,7 +167,7 @@ fn an_attachment_keeps_its_device_whatever_order_they_are_told_in() {
 }
 
 #[test]
-fn a_network_that_comes_takes_no_device_that_another_one_holds() {
+fn hot_plug_added_network_gets_no_device_in_use() {
     let device = |id: &str| Some(id.to_owned());
     for (network, other) in [("device", "plain"), ("plain", "device")] {
         let entry = attached(&with_devices(network, &["d2", "d1"]).plan());
@@ -175,33 +175,33 @@ fn a_network_that_comes_takes_no_device_that_another_one_holds() {
         let both = format!("{other},{network}");
         let mut world = World { held: entry.held(), ..with_devices(&both, &["d2", "d1"]) };
         assert_eq!(devices(&world.plan()), [device("d1"), device("d2")]);
-        // The definition of the one that is attached names another resource by now.
+        // The definition of the attached network names another resource by now.
         world.resource(&format!("home/{network}"), "example.com/other");
         world.device("example.com/other", "x1");
         assert_eq!(devices(&world.plan())[0], device("d1"));
-        // Nor one that is asked for.
+        // Nor can a request obtain that device.
         let world = with_devices(
             &format!(r#"[{{"name":"{other}","deviceID":"d2"}},{{"name":"{network}"}}]"#),
             &["d2"],
         );
         let fault = World { held: entry.held(), ..world }.fails();
-        assert!(fault.to_string().contains("another network did not take"), "{fault}");
-        // What goes frees its device.
+        assert!(fault.to_string().contains("allocated to the pod and free"), "{fault}");
+        // A removed attachment frees its device.
         let world = World { held: entry.held(), ..with_devices(other, &["d2"]) };
         assert_eq!(devices(&world.plan()), [device("d2")]);
     }
 }
 
 #[test]
-fn a_change_that_was_killed_is_taken_up_again() {
+fn hot_plug_change_that_was_killed_is_continued() {
     let entry = attached(&World::new().networks("plain").plan());
     let plan = replanned(&entry, "capable");
     let first = between(&entry, &plan).unwrap().unwrap();
     let again = between(&first.entry, &plan).unwrap().unwrap();
-    // What was begun and what goes are both taken down before it is attached anew.
+    // The attachment that was begun and the one to remove are both detached before the network is attached again.
     assert_eq!(again.removed().len(), 2);
     assert_eq!(again.added(), [1]);
-    // All done but the last word: there is nothing to do but to say it.
+    // Only the completion is missing.
     let mut done = first.entry;
     done.attachments[1].state = State::Attached;
     done.attachments[2].state = State::Detached;
@@ -210,7 +210,7 @@ fn a_change_that_was_killed_is_taken_up_again() {
 }
 
 #[test]
-fn the_default_route_of_a_running_pod_stays_where_it_is() {
+fn hot_plug_cannot_move_the_default_route() {
     let entry = attached(&World::new().networks("plain").plan());
     let asks = r#"[{"name":"plain"},{"name":"capable","default-route":["10.0.0.1"]}]"#;
     let error = between(&entry, &replanned(&entry, asks)).unwrap_err();
@@ -220,7 +220,7 @@ fn the_default_route_of_a_running_pod_stays_where_it_is() {
 }
 
 #[test]
-fn another_pods_plan_is_refused() {
+fn hot_plug_plan_of_another_pod_is_refused() {
     let entry = attached(&World::new().networks("plain").plan());
     let mut world = World::new();
     world.pod.uid = "u-2".into();

@@ -1,4 +1,4 @@
-//! Framing of valid, hostile and foreign messages.
+//! Tests of framing: valid, hostile and unknown messages.
 
 use super::*;
 use crate::message::{Request, Response};
@@ -8,7 +8,7 @@ fn framed(envelope: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn message_arrives_as_it_was_sent() {
+fn frame_message_arrives_as_it_was_sent() {
     let mut wire = Vec::new();
     send(&mut wire, &Response::Refused(Error::new(7, "no"))).unwrap();
     assert_eq!(wire, framed(br#"{"version":1,"response":{"refused":{"code":7,"msg":"no"}}}"#));
@@ -17,7 +17,7 @@ fn message_arrives_as_it_was_sent() {
 }
 
 #[test]
-fn newer_version_is_refused_by_number_whatever_its_body() {
+fn frame_newer_version_is_refused_with_any_body() {
     for body in [r#""request":{"plan":7}"#, r#""request":{"dance":{}}"#, r#""parcel":[]"#] {
         let envelope = format!(r#"{{"version":2,{body}}}"#);
         let refused = decode::<Request>(envelope.as_bytes()).unwrap_err();
@@ -27,13 +27,13 @@ fn newer_version_is_refused_by_number_whatever_its_body() {
 }
 
 #[test]
-fn unknown_envelope_fields_are_ignored() {
+fn frame_unknown_envelope_fields_are_ignored() {
     let envelope = br#"{"version":1,"trace":"t","request":"clientAlive","more":{"x":[1]}}"#;
     assert!(matches!(decode(envelope).unwrap(), Request::ClientAlive));
 }
 
 #[test]
-fn envelope_without_leading_version_or_with_another_body_is_an_error() {
+fn frame_envelope_without_leading_version_is_an_error() {
     for envelope in [
         r#"{"request":"clientAlive","version":1}"#,
         r#"{"version":1}"#,
@@ -50,7 +50,7 @@ fn envelope_without_leading_version_or_with_another_body_is_an_error() {
 }
 
 #[test]
-fn hostile_length_is_refused_before_memory_is_allocated() {
+fn frame_hostile_length_is_refused_before_allocation() {
     let huge = [0xff, 0xff, 0xff, 0xff, b'{'];
     let refused = receive::<Response>(&mut huge.as_slice()).unwrap_err();
     assert!(matches!(refused, FrameError::TooLarge { limit: MESSAGE_MAX, .. }), "{refused}");
@@ -62,7 +62,7 @@ fn hostile_length_is_refused_before_memory_is_allocated() {
 }
 
 #[test]
-fn limit_of_a_kind_holds_for_sender_and_receiver() {
+fn frame_limit_applies_to_sender_and_receiver() {
     let long = Response::Refused(Error::new(7, "x".repeat(REPORT_MAX)));
     assert!(matches!(encode(&long), Err(FrameError::TooLarge { limit: REPORT_MAX, .. })));
     let padded = format!(r#"{{"version":1,"request":"clientAlive"{}}}"#, " ".repeat(SIGNAL_MAX));

@@ -1,4 +1,4 @@
-//! Parameters of the plugins of a recorded attachment: a later call uses those of the ADD.
+//! Parameters of the plugins of a recorded attachment: later calls use those of the ADD.
 
 use cni::args::Args;
 use cni::error::{Context, Error};
@@ -10,11 +10,11 @@ use cni::runtime::chain::{Attached, Parameters};
 use super::Entry;
 use npwg::plan::{Delegate, Role};
 
-/// The keys of `CNI_ARGS` by which a runtime asks something of the default network's plugins.
+/// Keys of `CNI_ARGS` with which a runtime makes requests to the plugins of the default network.
 const REQUESTS: &[&str] = &["IP", "MAC", "GATEWAY"];
 
 impl Entry {
-    /// What a delegate's plugins are called with.
+    /// Returns the parameters of a call of a delegate's plugins.
     pub fn parameters(&self, delegate: &Delegate) -> Parameters {
         Parameters {
             who: Attachment { container: self.container_id.clone(), ifname: delegate.ifname.clone() },
@@ -26,10 +26,10 @@ impl Entry {
         }
     }
 
-    /// The result that the attachment at `index` had, if its ADD got so far; `network` is its delegate's.
+    /// Returns the recorded result of the attachment at `index`, if there is one; `network` is the one of its delegate.
     ///
     /// # Errors
-    /// It cannot be read in the network's version.
+    /// The result cannot be read in the network's version.
     pub fn last_result(&self, index: usize, network: &Network) -> Result<Option<Attached>, Error> {
         let raw = self.attachments.get(index).and_then(|attachment| attachment.result.as_ref());
         match raw {
@@ -41,9 +41,9 @@ impl Entry {
     }
 }
 
-/// The runtime's `CNI_ARGS` and the delegate's own, `IgnoreUnknown=1` first (V16).
+/// Returns `CNI_ARGS` of the runtime and the delegate's own pairs, `IgnoreUnknown=1` first (V16).
 ///
-/// What the runtime asks of the default network is not asked of the others.
+/// Requests of the runtime are only passed to the default network.
 fn delegate_args(runtime: &str, delegate: &Delegate) -> String {
     let runtime = Args::scan(runtime);
     let own = |key: &str| delegate.args.iter().any(|(known, _)| known == key);
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_runtime_asks_of_the_default_network_is_asked_of_no_other() {
+    fn cni_args_requests_are_only_for_the_default_network() {
         let delegate = |role: &str, args: &str| -> Delegate {
             let text = format!(
                 r#"{{"network":"n","role":"{role}","configName":"n","config":"{{}}","ifname":"net1","runtimeConfig":{{}},

@@ -11,16 +11,18 @@ use std::path::Path;
 
 use cni::invocation::Attachment;
 use cni::invoke::Invoke;
+use cni::name::PluginType;
 use cni::network::{Network, plugin_type};
 use cni::plugin::Plugin;
-use cni::runtime::chain;
+use cni::runtime::chain::{self, PluginFailure};
+use cni::runtime::exec;
 use cni::{Error, code};
 use linux::{Netns, Rtnl};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
-use plugins::interface::{REMOVAL_GROUP, is_anothers};
+use plugins::interface::{REMOVAL_GROUP, belongs_to_other};
 use rpc::journal::{Entry, State};
 use serde::Deserialize;
 
@@ -76,15 +78,39 @@ pub(super) fn detach_one(
         log!("weft: {}: the result of {} is not passed on: {error}", entry.container_id, delegate.ifname);
         None
     });
-    let mut errors = chain::del_all(invoker, &network, &entry.parameters(delegate), last.as_ref());
+    let parameters = entry.parameters(delegate);
+    let mut failures = chain::del_all(invoker, &network, &parameters, last.as_ref());
     if entry.attachments[index].state == State::Planned {
-        // A plugin that rejects the version of a configuration has created nothing for it.
-        errors.retain(|error| error.code != code::INCOMPATIBLE_VERSION);
+        failures.retain(|failure| !never_acted(invoker, &entry.path, failure));
     }
+    let mut errors: Vec<Error> = failures.into_iter().map(|failure| failure.error).collect();
     if let Some(file) = &delegate.device_info {
         errors.extend(devices::withdraw(file).err());
     }
     cni::error::collected(errors)
+}
+
+/// Whether a plugin that fails at DEL cannot have done anything in an incomplete ADD. It refuses the version, it is built in
+/// and refuses the configuration, which it reads before it acts, or the kernel cannot execute its program.
+fn never_acted(invoker: &PluginInvoker, path: &str, failure: &PluginFailure<'_>) -> bool {
+    let PluginFailure { plugin, error } = failure;
+    let Ok(kind) = plugin_type(plugin) else { return false };
+    let never = match error.code {
+        code::INCOMPATIBLE_VERSION => true,
+        code::UNSUPPORTED_FIELD | code::DECODING_FAILURE | code::INVALID_CONFIG => {
+            let ipam: IpamType = plugin.read("ipam").ok().flatten().unwrap_or_default();
+            let ipam = PluginType::new(&ipam.r#type).ok();
+            [Some(kind), ipam].into_iter().flatten().all(|plugin| invoker.in_process(&plugin, path))
+        }
+        code::IO_FAILURE if !invoker.in_process(&kind, path) => {
+            exec::find(&kind, path).is_ok_and(|program| exec::check_executable(&program).is_err())
+        }
+        _ => false,
+    };
+    if never {
+        log!("weft: {error}: the plugin has done nothing for this network, so there is nothing to remove");
+    }
+    never
 }
 
 /// Removes the links that the built-in plugins' DEL would remove one by one, all at once.
@@ -124,7 +150,7 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
     let mut indexes = Vec::with_capacity(names.len());
     for one in names {
         let link = net.find_link(one.who.ifname.as_str()).or_refused()?;
-        let link = link.filter(|link| !is_anothers(&mut host, link, &one.tag(one.creator)));
+        let link = link.filter(|link| !belongs_to_other(&mut host, link, &one.tag(one.creator)));
         indexes.extend(link.map(|link| link.index));
     }
     net.delete_links(&indexes, REMOVAL_GROUP).or_refused()

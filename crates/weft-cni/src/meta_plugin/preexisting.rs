@@ -70,8 +70,9 @@ fn detach(
     let programs = PluginInvoker::new(Builtin::Never, node.configuration.delegate_timeout);
     let are_installed = types.iter().all(|name| exec::find(name, &parameters.path).is_ok());
     let invoker = if are_installed { &programs } else { &node.invoker };
-    let errors = chain::del_all(invoker, network, parameters, last.unwrap_or_default().as_ref());
-    cni::error::collected(errors).context(step())?;
+    let last = last.unwrap_or_default();
+    let failures = chain::del_all(invoker, network, parameters, last.as_ref());
+    cni::error::collected(failures.into_iter().map(|failure| failure.error).collect()).context(step())?;
     log!("weft: sandbox {container}: {}", step());
     cache.remove(&network.name, &parameters.who)
 }

@@ -67,11 +67,11 @@ pub(super) fn unavailable(error: Error) -> Error {
     }
 }
 
-/// Returns code 50 (STATUS) if a plugin of the network is not installed.
+/// Refuses a network if one of its plugins is not installed or is not a program (STATUS: code 50).
 pub(super) fn require_plugins(invoker: &PluginInvoker, network: &Network, path: &str) -> Result<(), Error> {
     for plugin in network.needs()? {
         if !invoker.in_process(&plugin, path)
-            && let Err(error) = exec::find(&plugin, path)
+            && let Err(error) = exec::find(&plugin, path).and_then(|program| exec::check_executable(&program))
         {
             let why = format!("network {}: {}", network.name, error.msg);
             return Err(Error::new(code::NOT_AVAILABLE, why));

@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use linux::link::Link;
 use linux::route::{Existing, Family, Route, TABLE_MAIN};
 use linux::{Netns, Rtnl};
-use npwg::plan::{Delegate, Families, Gateway, RouteWish};
+use npwg::plan::{DefaultRouteAction, Delegate, Families, Gateway};
 use plugin_support::failure::OrRefused;
 
 /// Attachment with its delegate and its result, which is updated.
@@ -45,8 +45,8 @@ pub(super) fn settle(netns: &Path, attached: &mut [Attached<'_>]) -> Result<(), 
     for (one, links) in attached.iter_mut().zip(&links) {
         let step = format!("default route: {} on {}", one.delegate.network, one.delegate.ifname);
         match &one.delegate.default_route {
-            RouteWish::Untouched | RouteWish::Keep => {}
-            RouteWish::Yield { to: _, families: asked } => {
+            DefaultRouteAction::Untouched | DefaultRouteAction::Keep => {}
+            DefaultRouteAction::Yield { to: _, families: asked } => {
                 let families: Vec<Family> = match asked {
                     Families::OfHolder => families.clone(),
                     asked => of(*asked),
@@ -54,7 +54,7 @@ pub(super) fn settle(netns: &Path, attached: &mut [Attached<'_>]) -> Result<(), 
                 delete_default_routes(&mut net, links, &families).context(step)?;
                 forget_default_routes(one, &families);
             }
-            RouteWish::Via { gateways } => {
+            DefaultRouteAction::Via { gateways } => {
                 delete_default_routes(&mut net, links, &families).context(&step)?;
                 forget_default_routes(one, &families);
                 add_default_routes(&mut net, one, links, gateways).context(step)?;
@@ -64,13 +64,13 @@ pub(super) fn settle(netns: &Path, attached: &mut [Attached<'_>]) -> Result<(), 
     let yielding = attached
         .iter()
         .zip(&links)
-        .filter(|(one, _)| matches!(one.delegate.default_route, RouteWish::Yield { .. }));
+        .filter(|(one, _)| matches!(one.delegate.default_route, DefaultRouteAction::Yield { .. }));
     let yielding: Vec<Link> = yielding.flat_map(|(_, links)| links.iter().cloned()).collect();
     verify(&mut net, &families, &links[holder], &yielding)
 }
 
-fn keeps_or_gets(request: &RouteWish) -> bool {
-    matches!(request, RouteWish::Keep | RouteWish::Via { .. })
+fn keeps_or_gets(action: &DefaultRouteAction) -> bool {
+    matches!(action, DefaultRouteAction::Keep | DefaultRouteAction::Via { .. })
 }
 
 /// Returns the attachment's interfaces in the sandbox.
@@ -83,8 +83,12 @@ fn links(net: &mut Rtnl, result: &Success) -> Result<Vec<Link>, Error> {
 }
 
 /// Returns the families in which the holder has, or gets, the default route.
-fn families_of_holder(net: &mut Rtnl, request: &RouteWish, links: &[Link]) -> Result<Vec<Family>, Error> {
-    if let RouteWish::Via { gateways } = request {
+fn families_of_holder(
+    net: &mut Rtnl,
+    action: &DefaultRouteAction,
+    links: &[Link],
+) -> Result<Vec<Family>, Error> {
+    if let DefaultRouteAction::Via { gateways } = action {
         let has = |ipv4: bool| gateways.iter().any(|gateway| gateway.address.is_ipv4() == ipv4);
         let both = [(has(true), Family::V4), (has(false), Family::V6)];
         return Ok(both.into_iter().filter(|(has, _)| *has).map(|(_, family)| family).collect());

@@ -1,10 +1,11 @@
-//! `weft attach`: the meta-plugin's work for one pod, without Kubernetes.
+//! `weft attach`: attaches one pod to its networks without Kubernetes.
 //!
-//! The plan is made first, from the files as they are named, so a refusal speaks of them and comes before anything is
-//! made. Then the meta-plugin gets the manifests in one private directory and makes the same plan from them.
+//! The command first makes the plan from the given files, so a refusal names these files and comes before any change.
+//! Then it copies the manifests into a private directory, and the meta-plugin makes the same plan from them.
 //!
-//! Rules: who brings no network namespace gets one, which `weft detach` removes; whatever fails, or is interrupted,
-//! is undone, down to that namespace; the mark in `CNI_ARGS` by which `detach` knows it is in the journal.
+//! - Without `--netns` it creates a network namespace. `weft detach` removes it, because `CNI_ARGS` in the journal marks
+//!   it as created by weft.
+//! - If it fails or is interrupted, it undoes everything, and removes the namespace that it created.
 
 use std::path::{Path, PathBuf};
 
@@ -16,8 +17,8 @@ use crate::attachments;
 use crate::manifest_plan::{IFNAME, Inputs};
 use crate::meta_plugin_config::MetaPlugin;
 use crate::pod_name::{PodName, namespace_path};
+use crate::sandbox_operations::SandboxOperations;
 use crate::scratch::Scratch;
-use crate::work::Work;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::interrupt::Interrupt;
 use cli_support::output;
@@ -27,18 +28,18 @@ use cli_support::terminal::plain;
 use node_support::journal_reader::Journal;
 use node_support::weft_cni::{Plugins, Subject, WeftCni};
 
-/// In `CNI_ARGS`: the namespace was made for this sandbox alone.
-pub(crate) const OWN_NAMESPACE: &str = "WEFT_NETNS=own";
+/// Argument in `CNI_ARGS` that marks the namespace as created for this sandbox.
+pub(crate) const CREATED_NAMESPACE: &str = "WEFT_NETNS=own";
 
-/// The private directory of an attach; there is one at a time for each sandbox.
-pub(crate) fn turn(container: &ContainerId) -> Result<Scratch, Failure> {
+/// Creates the private directory of an attach. It is also the lock: one attach runs at a time for each sandbox.
+pub(crate) fn lock_sandbox(container: &ContainerId) -> Result<Scratch, Failure> {
     Scratch::new(
         &format!("weft-attach-{container}"),
-        &format!("container {container} is being attached just now"),
+        &format!("another weft attach is running for container {container}"),
     )
 }
 
-/// What `weft attach` is told.
+/// Arguments of `weft attach`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -67,29 +68,29 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// Does it.
+/// Runs `weft attach`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { pod, inputs, netns, container_id, plugins, output } = arguments;
-    privilege::require("weft attach", "it makes network interfaces")?;
+    privilege::require("weft attach", "it creates network interfaces")?;
     let interrupt = Interrupt::watch()?;
     let weft_cni = WeftCni::find()?;
-    let material = inputs.read()?;
+    let loaded = inputs.read()?;
     let step = format!("attach {pod}");
-    let plan = material.plan(pod).map_err(|failure| failure.context(&step))?;
+    let plan = loaded.plan(pod).map_err(|failure| failure.context(&step))?;
     let progress = Progress::beside(output.format);
-    announce(progress, pod, plan.delegates.len(), &material.meta_plugin);
+    print_header(progress, pod, plan.delegates.len(), &loaded.meta_plugin);
 
     let container = match container_id {
         Some(container) => container.clone(),
         None => pod.container_id()?,
     };
-    let journal = Journal::at(&material.meta_plugin.journal());
-    let scratch = turn(&container)?;
+    let journal = Journal::at(&loaded.meta_plugin.journal());
+    let scratch = lock_sandbox(&container)?;
     refuse_attached(&journal, pod, &container)?;
-    let manifests = scratch.manifests("manifests", material.manifests().map(|file| file.text.as_str()))?;
-    let namespace = Namespace::provide(&weft_cni, netns.as_deref(), &container, progress)?;
-    let work = Work {
-        meta_plugin: material.meta_plugin.with("manifestDir", &manifests)?,
+    let manifests = scratch.manifests("manifests", loaded.manifests().map(|file| file.text.as_str()))?;
+    let namespace = Namespace::find_or_create(&weft_cni, netns.as_deref(), &container, progress)?;
+    let operations = SandboxOperations {
+        meta_plugin: loaded.meta_plugin.with("manifestDir", &manifests)?,
         subject: Subject {
             ifname: IfName::new(IFNAME)?,
             args: cni_args(pod, &container, &namespace),
@@ -101,59 +102,60 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         journal,
         progress,
     };
-    let attached = attach(&work, &interrupt);
+    let attached = attach(&operations, &interrupt);
     let entry = attached.map_err(|failure| {
-        // Of another attach at the same time, or what could not be undone: it needs its namespace.
-        let needed = work.journal.entry(&work.subject.container).map_or(true, |entry| entry.is_some());
-        failure.also(if needed { None } else { namespace.withdraw(&work.weft_cni).err() })
+        // A remaining entry belongs to a concurrent attach, or has changes that could not be undone. Both need the namespace.
+        let is_needed =
+            operations.journal.entry(&operations.subject.container).map_or(true, |entry| entry.is_some());
+        failure.also(if is_needed { None } else { namespace.remove_if_created(&operations.weft_cni).err() })
     })?;
-    report(output.format, &entry)
+    print_result(output.format, &entry)
 }
 
-/// Attaches, and takes it back if somebody wants us to stop.
-fn attach(work: &Work, interrupt: &Interrupt) -> Result<Entry, Failure> {
+/// Attaches the networks, and detaches them if the command was interrupted.
+fn attach(operations: &SandboxOperations, interrupt: &Interrupt) -> Result<Entry, Failure> {
     let stop_here = || interrupt.stop_here().map_err(|stopped| stopped.context("attach"));
     stop_here()?;
-    let entry = work.attach()?;
-    stop_here().map_err(|stopped| stopped.also(work.detach(&entry).err()))?;
+    let entry = operations.attach()?;
+    stop_here().map_err(|stopped| stopped.also(operations.detach(&entry).err()))?;
     Ok(entry)
 }
 
-fn announce(progress: Progress, pod: &PodName, count: usize, meta_plugin: &MetaPlugin) {
-    let MetaPlugin { file, left_out, .. } = meta_plugin;
-    progress.line(plain(&format!("pod {pod}: {count} networks, by {file}")));
-    if !left_out.is_empty() {
-        let line = format!("not run are the plugins after weft in {file}: {}", left_out.join(", "));
+fn print_header(progress: Progress, pod: &PodName, count: usize, meta_plugin: &MetaPlugin) {
+    let MetaPlugin { file, later_plugins, .. } = meta_plugin;
+    progress.line(plain(&format!("pod {pod}: {count} networks, configured by {file}")));
+    if !later_plugins.is_empty() {
+        let line = format!("skipped plugins after weft in {file}: {}", later_plugins.join(", "));
         progress.line(format!("  {}", plain(&line)));
     }
 }
 
-/// Better said before a namespace is made; the meta-plugin has the last word.
+/// Refuses a pod that is already attached, before a namespace is created. The meta-plugin checks it again.
 fn refuse_attached(journal: &Journal, pod: &PodName, container: &ContainerId) -> Result<(), Failure> {
     match journal.entry(container)? {
         Some(entry) if entry.complete => {
-            let why = format!("attach {pod}: it is attached already, as container {container}");
-            Err(Failure::new(why).next("weft detach comes first; weft list shows it"))
+            let why = format!("attach {pod}: already attached as container {container}");
+            Err(Failure::new(why).next("run weft detach first; weft list shows the attachments"))
         }
         _ => Ok(()),
     }
 }
 
 fn cni_args(pod: &PodName, container: &ContainerId, namespace: &Namespace) -> String {
-    let PodName { namespace: of_pod, name } = pod;
+    let PodName { namespace: pod_namespace, name } = pod;
     let mut args = format!(
-        "IgnoreUnknown=1;K8S_POD_NAMESPACE={of_pod};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={container}"
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE={pod_namespace};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={container}"
     );
-    if namespace.origin == Origin::Own {
+    if namespace.origin == Origin::Created {
         args.push(';');
-        args.push_str(OWN_NAMESPACE);
+        args.push_str(CREATED_NAMESPACE);
     }
     args
 }
 
-fn report(format: Format, entry: &Entry) -> Result<(), Failure> {
+fn print_result(format: Format, entry: &Entry) -> Result<(), Failure> {
     match format {
-        Format::Json => output::print_json(&attachments::sandbox(entry)),
+        Format::Json => output::print_json(&attachments::document(entry)),
         Format::Text => {
             let (table, annotation) = (attachments::table(entry), attachments::annotation(entry)?);
             output::print(&format!("\n{table}\n{annotation}"))
@@ -161,52 +163,52 @@ fn report(format: Format, entry: &Entry) -> Result<(), Failure> {
     }
 }
 
-/// The sandbox's network namespace.
+/// Network namespace of a sandbox.
 #[derive(Clone, Debug)]
 struct Namespace {
     path: String,
     origin: Origin,
 }
 
-/// Where a namespace comes from.
+/// Origin of a network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
-    /// The caller brought it.
-    Brought,
-    /// It was made for the sandbox.
-    Own,
+    /// Given with `--netns`.
+    Given,
+    /// Created for this sandbox.
+    Created,
 }
 
 impl Namespace {
-    fn provide(
+    fn find_or_create(
         weft_cni: &WeftCni,
-        brought: Option<&Path>,
+        given: Option<&Path>,
         container: &ContainerId,
         progress: Progress,
     ) -> Result<Namespace, Failure> {
-        if let Some(path) = brought {
+        if let Some(path) = given {
             let path = std::path::absolute(path)
                 .map_err(|cause| Failure::new(format!("--netns {}: {cause}", path.display())))?;
-            return Ok(Namespace { path: path.display().to_string(), origin: Origin::Brought });
+            return Ok(Namespace { path: path.display().to_string(), origin: Origin::Given });
         }
         let path = namespace_path(container);
-        // One of this name with no sandbox in it is what an attach that was killed has left.
-        let is_there = Path::new(&path).try_exists();
-        match is_there.map_err(|cause| privilege::refused(&format!("look at {path}"), &cause))? {
-            true => progress.line(format!("  found {path}, left by an earlier attempt")),
+        // An existing namespace of this name without a sandbox was left by a killed attach.
+        let exists = Path::new(&path).try_exists();
+        match exists.map_err(|cause| privilege::refused(&format!("stat {path}"), &cause))? {
+            true => progress.line(format!("  reusing {path}, left by an interrupted attach")),
             false => {
                 weft_cni.create(&path)?;
-                progress.line(format!("  made {path}"));
+                progress.line(format!("  created {path}"));
             }
         }
-        Ok(Namespace { path, origin: Origin::Own })
+        Ok(Namespace { path, origin: Origin::Created })
     }
 
-    /// Removes it if it is the sandbox's own.
-    fn withdraw(&self, weft_cni: &WeftCni) -> Result<(), Failure> {
+    /// Removes the namespace if it was created for the sandbox.
+    fn remove_if_created(&self, weft_cni: &WeftCni) -> Result<(), Failure> {
         match self.origin {
-            Origin::Brought => Ok(()),
-            Origin::Own => weft_cni.delete(&self.path),
+            Origin::Given => Ok(()),
+            Origin::Created => weft_cni.delete(&self.path),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! `weft check`: are the attachments of a sandbox still as they were made? Every plugin is asked (CNI's CHECK).
+//! `weft check`: runs CHECK of every plugin of a sandbox and reports attachments that changed.
 
 use clap::Args;
 
-use crate::commands::detach::of_entry;
+use crate::commands::detach::operations_on;
 use crate::known_journals::{JournalHandle, Target};
 use crate::manifest_plan::Inputs;
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -11,7 +11,7 @@ use cli_support::privilege;
 use cli_support::terminal::plain;
 use node_support::weft_cni::{Plugins, WeftCni};
 
-/// What `weft check` is told.
+/// Arguments of `weft check`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -29,21 +29,22 @@ pub(crate) struct Arguments {
     plugins: Plugins,
 }
 
-/// Does it.
+/// Runs `weft check`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { target, inputs, plugins } = arguments;
-    privilege::require("weft check", "it looks into network namespaces")?;
+    privilege::require("weft check", "it enters network namespaces")?;
     let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(Format::Text);
     let step = format!("check {}", target.describe());
-    let found = target.find(&JournalHandle::all(inputs)?).map_err(|failure| failure.context(&step))?;
-    let Some((keeper, entry)) = found else {
-        return Err(Failure::new(format!("{step}: nothing is attached")).next("weft list shows what is"));
+    let sandbox = target.find(&JournalHandle::all(inputs)?).map_err(|failure| failure.context(&step))?;
+    let Some((handle, entry)) = sandbox else {
+        return Err(Failure::new(format!("{step}: no attachments"))
+            .next("weft list shows the attachments of this node"));
     };
-    of_entry(&weft_cni, &keeper, &entry, plugins, progress)?
+    operations_on(&weft_cni, &handle, &entry, plugins, progress)?
         .check()
         .map_err(|failure| failure.context(&step))?;
     let count = entry.plan.delegates.len();
-    progress.line(plain(&format!("{}: all {count} networks are as they were attached", target.describe())));
+    progress.line(plain(&format!("{}: all {count} networks are unchanged", target.describe())));
     Ok(())
 }

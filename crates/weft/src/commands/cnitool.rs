@@ -1,12 +1,11 @@
-//! `weft cni`: one network, one namespace, by hand. Under the name `cnitool` a drop-in for that tool.
+//! `weft cni`: runs the plugins of one network in one namespace. Called as `cnitool`, it is a drop-in for that tool.
 //!
-//! Rules:
-//! - names, variables, defaults and container id are cnitool's, so a container added by one is deleted by
-//!   the other; the cache is libcni's;
-//! - `gc` deletes what it is not told to keep. cnitool tells nothing and deletes all; under our own name
-//!   that must be said with `--all`;
-//! - under our own name plugins are looked for where other commands look, if nobody says where;
-//! - under our own name one broken configuration file does not hide the others.
+//! Names, variables, defaults and container IDs are those of cnitool, and the cache is that of libcni. So a container
+//! added by one tool is deleted by the other. As `weft cni` it differs in three ways:
+//!
+//! - `gc` requires `--valid` or `--all`. cnitool has no such option and deletes every attachment.
+//! - The default for `--path` is that of the other commands.
+//! - A broken configuration file does not hide the others.
 //!
 //! Source: containernetworking/cni `cnitool/cmd` (requirements L5–L10, DEVIATIONS.md).
 
@@ -32,13 +31,13 @@ use cli_support::failure::{Exit, Failure};
 use cli_support::interrupt::Interrupt;
 use node_support::weft_cni::WeftCni;
 
-/// The name under which we are that tool.
+/// Name under which the program behaves as cnitool.
 pub(crate) const NAME: &str = "cnitool";
 
 const CONFIGURATION: &str = "/etc/cni/net.d";
 const IFNAME: &str = "eth0";
 
-/// How much of the hash of a namespace's path makes a container id, in bytes.
+/// Bytes of the hash of the namespace path in a container ID.
 const ID_BYTES: usize = 10;
 
 #[derive(Debug, Parser)]
@@ -48,7 +47,7 @@ struct Cnitool {
     arguments: Arguments,
 }
 
-/// What `weft cni` is told.
+/// Arguments of `weft cni`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -63,14 +62,14 @@ pub(crate) struct Arguments {
     verb: Verb,
     #[command(flatten)]
     options: Options,
-    /// Set by the name we are called by, not by an argument.
+    /// Set by the name of the program, not by an argument.
     #[arg(skip)]
-    manners: Manners,
+    called_as: CommandName,
 }
 
-/// Whose behaviour is wanted where ours differs.
+/// Name by which the program was called, which selects the behaviour where the two tools differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Manners {
+enum CommandName {
     #[default]
     Weft,
     Cnitool,
@@ -80,23 +79,23 @@ enum Manners {
 enum Verb {
     /// Add a network interface to a network namespace
     #[command(after_help = "Example:\n  weft cni add mynet /run/netns/blue")]
-    Add(Target),
+    Add(AttachmentArguments),
     /// Check a network interface in a network namespace
     #[command(after_help = "Example:\n  weft cni check mynet /run/netns/blue")]
-    Check(Target),
+    Check(AttachmentArguments),
     /// Delete a network interface from a network namespace
     #[command(after_help = "Example:\n  weft cni del mynet /run/netns/blue")]
-    Del(Target),
+    Del(AttachmentArguments),
     /// Delete all attachments of a network except the valid ones, and run GC of its plugins
     #[command(after_help = "Example:\n  weft cni gc mynet --valid cnitool-77383ca0a0715733ca6f/eth0")]
-    Gc(Sweep),
+    Gc(GcArguments),
     /// Check that the plugins of a network are ready for ADD
     #[command(after_help = "Example:\n  weft cni status mynet")]
-    Status(Question),
+    Status(NetworkArguments),
 }
 
 #[derive(Debug, Args)]
-struct Target {
+struct AttachmentArguments {
     /// Name of the network
     network: String,
     /// Path to the network namespace
@@ -104,7 +103,7 @@ struct Target {
 }
 
 #[derive(Debug, Args)]
-struct Question {
+struct NetworkArguments {
     /// Name of the network
     network: String,
     /// Ignored; accepted for compatibility with cnitool
@@ -112,9 +111,9 @@ struct Question {
 }
 
 #[derive(Debug, Args)]
-struct Sweep {
+struct GcArguments {
     #[command(flatten)]
-    question: Question,
+    network_arguments: NetworkArguments,
     /// Attachment to keep; may be repeated
     #[arg(long, value_name = "CONTAINER/IFNAME", value_parser = attachment)]
     valid: Vec<ValidAttachment>,
@@ -145,56 +144,60 @@ struct Options {
     timeout: u64,
 }
 
-/// Reads arguments given to us as `cnitool`.
-pub(crate) fn read(arguments: Vec<OsString>) -> Result<Arguments, clap::Error> {
+/// Parses the arguments of the program called as `cnitool`.
+pub(crate) fn parse(arguments: Vec<OsString>) -> Result<Arguments, clap::Error> {
     let Cnitool { arguments } = Cnitool::try_parse_from(arguments)?;
-    Ok(Arguments { manners: Manners::Cnitool, ..arguments })
+    Ok(Arguments { called_as: CommandName::Cnitool, ..arguments })
 }
 
-/// Does it; the result of an ADD goes to stdout. Interrupted, it ends the plugin that runs.
+/// Runs `weft cni` and prints the result of an ADD to stdout. An interrupt kills the running plugin.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupt = Interrupt::watch()?;
     let exec = Exec::new(Duration::from_secs(arguments.options.timeout)).unless(interrupt.flag());
     call(arguments, exec).map_err(|error| {
-        // In cnitool's manner an error is one line.
+        // An error is one line, as in cnitool.
         let failure = Failure::new(error.to_string());
         match (interrupt.has_come(), &arguments.verb) {
             (false, _) => failure,
-            (true, Verb::Add(Target { network, netns })) => failure
+            (true, Verb::Add(AttachmentArguments { network, netns })) => failure
                 .exit(Exit::Interrupted)
-                .next(format!("what was made is taken back by: weft cni del {network} {}", netns.display())),
+                .next(format!("to undo the changes, run: weft cni del {network} {}", netns.display())),
             (true, _) => failure.exit(Exit::Interrupted),
         }
     })
 }
 
 fn call(arguments: &Arguments, exec: Exec) -> Result<(), Error> {
-    let Arguments { verb, options, manners } = arguments;
-    let path = path(options, *manners);
+    let Arguments { verb, options, called_as } = arguments;
+    let path = path(options, *called_as);
     let runtime =
         Runtime { invoke: &exec, cache: Cache::new(Path::new(cache::DIRECTORY)), path: path.clone() };
-    let network = |name: &str| find(options, *manners, name);
+    let network = |name: &str| find(options, *called_as, name);
     match verb {
-        Verb::Add(Target { network: name, netns }) => {
+        Verb::Add(AttachmentArguments { network: name, netns }) => {
             let network = network(name)?;
             let attached = runtime.add(&network, &parameters(options, netns, &path)?)?;
             print(&attached.success.print(network.version)?)
         }
-        Verb::Check(Target { network: name, netns }) => {
+        Verb::Check(AttachmentArguments { network: name, netns }) => {
             runtime.check(&network(name)?, &parameters(options, netns, &path)?)
         }
-        Verb::Del(Target { network: name, netns }) => {
+        Verb::Del(AttachmentArguments { network: name, netns }) => {
             runtime.del(&network(name)?, &parameters(options, netns, &path)?)
         }
-        Verb::Status(Question { network: name, netns: _ }) => runtime.status(&network(name)?),
-        Verb::Gc(Sweep { question: Question { network: name, netns: _ }, valid, all }) => {
-            let keep = match manners {
+        Verb::Status(NetworkArguments { network: name, netns: _ }) => runtime.status(&network(name)?),
+        Verb::Gc(GcArguments {
+            network_arguments: NetworkArguments { network: name, netns: _ },
+            valid,
+            all,
+        }) => {
+            let keep = match called_as {
                 _ if *all || !valid.is_empty() => Keep::Only(valid),
-                Manners::Cnitool => Keep::Unsaid,
-                Manners::Weft => {
+                CommandName::Cnitool => Keep::Unspecified,
+                CommandName::Weft => {
                     return Err(Error::config(format!(
-                        "gc {name}: nothing was said about what is still valid; \
-                         name it with --valid, or say --all to delete every attachment of the network"
+                        "gc {name}: no valid attachments given; \
+                         name them with --valid, or delete every attachment of the network with --all"
                     )));
                 }
             };
@@ -203,22 +206,24 @@ fn call(arguments: &Arguments, exec: Exec) -> Result<(), Error> {
     }
 }
 
-/// Where plugins are; cnitool's user says it.
-fn path(options: &Options, manners: Manners) -> String {
-    match manners {
-        Manners::Weft if options.path.is_empty() => WeftCni::plugin_path_of(WeftCni::find().ok().as_ref()),
-        Manners::Weft | Manners::Cnitool => options.path.clone(),
+/// Returns the plugin directories. cnitool has no default.
+fn path(options: &Options, called_as: CommandName) -> String {
+    match called_as {
+        CommandName::Weft if options.path.is_empty() => {
+            WeftCni::plugin_path_of(WeftCni::find().ok().as_ref())
+        }
+        CommandName::Weft | CommandName::Cnitool => options.path.clone(),
     }
 }
 
-fn find(options: &Options, manners: Manners, name: &str) -> Result<Network, Error> {
+fn find(options: &Options, called_as: CommandName, name: &str) -> Result<Network, Error> {
     let directory = match options.conf_dir.is_empty() {
         true => Path::new(CONFIGURATION),
         false => Path::new(&options.conf_dir),
     };
-    match manners {
-        Manners::Weft => load::find(directory, name),
-        Manners::Cnitool => load::find_strictly(directory, name),
+    match called_as {
+        CommandName::Weft => load::find(directory, name),
+        CommandName::Cnitool => load::find_strictly(directory, name),
     }
 }
 
@@ -245,14 +250,14 @@ fn parameters(options: &Options, netns: &Path, path: &str) -> Result<Parameters,
     })
 }
 
-/// `cnitool-` and the beginning of the SHA-512 of the namespace's path, in hexadecimal digits.
+/// Returns `cnitool-` and the beginning of the SHA-512 of the namespace path, in hexadecimal digits.
 fn container_id(netns: &str) -> Result<ContainerId, Error> {
     let hash = Sha512::digest(netns.as_bytes());
     let digits: String = hash.iter().take(ID_BYTES).map(|byte| format!("{byte:02x}")).collect();
     ContainerId::new(&format!("cnitool-{digits}"))
 }
 
-/// The path as Go's `filepath.Abs` has it: `.` and `..` taken away by name, without looking at the disk.
+/// Returns the path as Go's `filepath.Abs` does: `.` and `..` are removed by name, without reading the disk.
 fn absolute(path: &Path) -> Result<PathBuf, Error> {
     let whole = std::path::absolute(path).map_err(|cause| Error::io(path.display(), cause))?;
     let mut clean = PathBuf::from("/");
@@ -268,7 +273,7 @@ fn absolute(path: &Path) -> Result<PathBuf, Error> {
     Ok(clean)
 }
 
-/// `CONTAINER/IFNAME`.
+/// Parses `CONTAINER/IFNAME`.
 fn attachment(text: &str) -> Result<ValidAttachment, Error> {
     let (container, ifname) =
         text.split_once('/').ok_or_else(|| Error::config("expected CONTAINER/IFNAME"))?;
@@ -282,8 +287,8 @@ fn print(result: &[u8]) -> Result<(), Error> {
     let mut out = io::stdout().lock();
     out.write_all(result)
         .and_then(|()| out.write_all(b"\n"))
-        .map_err(|cause| Error::io("print the result", cause))
-        .context("the attachment was made")
+        .map_err(|cause| Error::io("print result", cause))
+        .context("attachment added")
 }
 
 #[cfg(test)]
@@ -291,14 +296,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_container_is_named_as_cnitool_names_it() -> Result<(), Error> {
-        // `printf %s /var/run/netns/testing | sha512sum | cut -c1-20`, as cnitool's own documentation has it.
+    fn cnitool_container_id_equals_that_of_cnitool() -> Result<(), Error> {
+        // `printf %s /var/run/netns/testing | sha512sum | cut -c1-20`; the documentation of cnitool has the same example.
         assert_eq!(container_id("/var/run/netns/testing")?.as_str(), "cnitool-77383ca0a0715733ca6f");
         Ok(())
     }
 
     #[test]
-    fn a_path_is_made_absolute_as_go_does_it() -> Result<(), Error> {
+    fn cnitool_path_is_made_absolute_as_in_go() -> Result<(), Error> {
         for (given, expected) in
             [("/run//netns/./a/", "/run/netns/a"), ("/run/netns/../x", "/run/x"), ("/../..", "/")]
         {
@@ -310,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attachment_to_keep_is_container_and_interface() {
+    fn cnitool_gc_valid_option_is_container_and_interface() {
         assert!(attachment("c1/eth0").is_ok());
         for bad in ["c1", "c1/", "/eth0", "c1/a/b", "c 1/eth0"] {
             assert!(attachment(bad).is_err(), "{bad}");

@@ -1,7 +1,7 @@
-//! `weft crds`: the definitions of custom resources, for `kubectl apply -f -`.
+//! `weft crds`: prints the CustomResourceDefinitions for `kubectl apply -f -`.
 //!
-//! The types of [`kube_support::custom_resources`] generate them. `deploy/crds` has the same text, one file each, which
-//! `weft crds --write deploy/crds` writes; a test compares the two.
+//! The types of [`kube_support::custom_resources`] generate them. `deploy/crds` contains the same documents, one file
+//! each; `weft crds --write deploy/crds` writes them, and a test compares the two.
 //!
 //! Source: multi-network specification, section 3.1; `apiextensions.k8s.io/v1`.
 
@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     write: Option<PathBuf>,
 }
 
-/// Prints or writes them.
+/// Runs `weft crds`.
 pub(crate) fn run(Arguments { write }: &Arguments) -> Result<(), Failure> {
     let documents = documents()?;
     let Some(directory) = write else {
@@ -61,7 +61,7 @@ fn documents() -> Result<Vec<(String, String)>, Failure> {
     Ok(documents)
 }
 
-/// Turns numbers like `8.0` into integers: the library has limits as floating-point numbers, people do not.
+/// Converts numbers like `8.0` into integers. The library stores limits as floating-point numbers.
 fn write_integers(tree: &mut Value) {
     match tree {
         Value::Number(number) => {

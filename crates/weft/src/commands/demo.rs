@@ -1,17 +1,17 @@
-//! `weft demo`: the whole job on this machine, shown and removed again.
+//! `weft demo`: attaches two pods on this machine, shows the result, and removes everything again.
 //!
-//! Two pods get their networks on a *pretend host*, a network namespace of its own: bridges, forwarding and packet
-//! filters are made in there and go with it, so the machine's are never touched. Everything has this run's
-//! own names; two demos at once do not meet.
+//! The pods are on a *simulated host*, a network namespace of its own. Bridges, forwarding and packet filters are
+//! created there, so those of the machine are never touched. All names contain the tag of the run, so several demos can
+//! run concurrently.
 //!
-//! Rules: whatever fails, and Ctrl-C, ends in the same removal; it works with what the journal says, and each failure
-//! of it is reported; the machine is looked at before and after, and a difference is a failure.
+//! - A failure or an interrupt ends in the same removal. It follows the journal and reports each of its failures.
+//! - The machine is compared before and after. A difference is a failure.
 
+mod demo_host;
 mod examples;
 mod ping;
+mod run_tag;
 mod snapshot;
-mod stage;
-mod tag;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -19,18 +19,18 @@ use std::time::Instant;
 use clap::Args;
 
 use crate::attachments;
-use crate::commands::demo::tag::Tag;
+use crate::commands::demo::run_tag::RunTag;
 use crate::pod_name::PodName;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::interrupt::Interrupt;
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
+use demo_host::{AttachedPod, DemoHost};
 use node_support::weft_cni::{Plugins, WeftCni};
 use snapshot::Snapshot;
-use stage::{Actor, Stage};
 
-/// What `weft demo` is told.
+/// Arguments of `weft demo`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -55,30 +55,30 @@ pub(crate) struct Arguments {
     plugins: Plugins,
 }
 
-/// Does it.
+/// Runs `weft demo`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { files, pod, partner, plugins } = arguments;
-    privilege::require("weft demo", "it makes network namespaces and interfaces, and removes them again")?;
+    privilege::require("weft demo", "it creates and removes network namespaces and interfaces")?;
     let started = Instant::now();
     let interrupt = Interrupt::watch()?;
     let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(Format::Text);
-    let tag = Tag::new();
-    let script = examples::script(files, pod.as_ref(), partner.as_ref())?;
-    let mut stage = Stage::new(tag, weft_cni, plugins.given(), progress);
-    stage.clear()?;
-    let before = Snapshot::take(stage.weft_cni(), stage.tag())?;
-    progress.line(format!("a pretend host, {}, and two pods on it", stage.tag().host()));
+    let tag = RunTag::new();
+    let demo = examples::load(files, pod.as_ref(), partner.as_ref())?;
+    let mut demo_host = DemoHost::new(tag, weft_cni, plugins.given(), progress);
+    demo_host.remove_abandoned()?;
+    let before = Snapshot::take(demo_host.weft_cni(), demo_host.tag())?;
+    progress.line(format!("simulated host {} with two pods", demo_host.tag().host()));
 
-    let played = play(&mut stage, &script, &interrupt).and_then(|()| interrupt.stop_here());
-    let struck = stage.strike();
-    if struck.is_ok() {
-        progress.line(format!("\nremoved {} and all that was on it", stage.tag().host()));
+    let result = run_demo(&mut demo_host, &demo, &interrupt).and_then(|()| interrupt.stop_here());
+    let removed = demo_host.remove_all();
+    if removed.is_ok() {
+        progress.line(format!("\nremoved {} and everything on it", demo_host.tag().host()));
     }
-    before.tidy();
-    let after = Snapshot::take(stage.weft_cni(), stage.tag());
-    let compared = after.and_then(|after| compare(&before, &after, progress));
-    let failures = [played, struck, compared].into_iter().filter_map(Result::err);
+    before.remove_cache_directories();
+    let after = Snapshot::take(demo_host.weft_cni(), demo_host.tag());
+    let comparison = after.and_then(|after| print_differences(&before, &after, progress));
+    let failures = [result, removed, comparison].into_iter().filter_map(Result::err);
     match failures.reduce(|all, failure| all.also(Some(failure))) {
         Some(failure) => Err(failure.context("demo")),
         None => {
@@ -88,38 +88,42 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Everything but the removal.
-fn play(stage: &mut Stage, script: &examples::Script, interrupt: &Interrupt) -> Result<(), Failure> {
-    stage.set()?;
-    let fresh = stage.host_contents()?;
-    for pod in [&script.pod, &script.partner] {
+/// Runs the demonstration without the removal.
+fn run_demo(
+    demo_host: &mut DemoHost,
+    demo: &examples::DemoInputs,
+    interrupt: &Interrupt,
+) -> Result<(), Failure> {
+    demo_host.create()?;
+    let fresh = demo_host.host_contents()?;
+    for pod in [&demo.pod, &demo.partner] {
         interrupt.stop_here()?;
-        stage.enter(&script.material, pod)?;
+        demo_host.attach(&demo.loaded, pod)?;
     }
-    let [actor, partner] = stage.actors() else {
-        return Err(Failure::new("two pods were attached, and the stage holds another number"));
+    let [pod, partner] = demo_host.pods() else {
+        return Err(Failure::new("expected two attached pods"));
     };
     interrupt.stop_here()?;
-    show(actor, partner, stage.progress())?;
-    stage.check()?;
-    ping::across(stage, actor, partner, interrupt)?;
+    print_pods(pod, partner, demo_host.progress())?;
+    demo_host.check()?;
+    ping::ping_all(demo_host, pod, partner, interrupt)?;
     interrupt.stop_here()?;
-    stage.leave()?;
-    snapshot::explain_remains(&fresh, &stage.host_contents()?, stage.progress())
+    demo_host.detach_all()?;
+    snapshot::check_remaining(&fresh, &demo_host.host_contents()?, demo_host.progress())
 }
 
-fn show(actor: &Actor, partner: &Actor, progress: Progress) -> Result<(), Failure> {
-    for Actor { pod, entry, .. } in [actor, partner] {
+fn print_pods(pod: &AttachedPod, partner: &AttachedPod, progress: Progress) -> Result<(), Failure> {
+    for AttachedPod { pod, entry, .. } in [pod, partner] {
         progress.line(format!("\npod {pod}"));
         progress.line(attachments::table(entry).trim_end());
     }
-    progress.line(format!("\nwhat is written to pod {} about it", actor.pod));
-    progress.line(attachments::annotation(&actor.entry)?.trim_end());
+    progress.line(format!("\nannotation written to pod {}", pod.pod));
+    progress.line(attachments::annotation(&pod.entry)?.trim_end());
     Ok(())
 }
 
-fn compare(before: &Snapshot, after: &Snapshot, progress: Progress) -> Result<(), Failure> {
-    progress.line("\nthis machine, before and after");
+fn print_differences(before: &Snapshot, after: &Snapshot, progress: Progress) -> Result<(), Failure> {
+    progress.line("\nthis machine before and after the demo");
     let differences = before.differences(after);
     progress.line(format!("  {}", before.summary()));
     for difference in &differences {
@@ -134,9 +138,9 @@ fn compare(before: &Snapshot, after: &Snapshot, progress: Progress) -> Result<()
             Ok(())
         }
         count => {
-            let why = format!("this machine differs in {count} places from what it was before");
+            let why = format!("this machine changed in {count} places during the demo");
             Err(Failure::new(why)
-                .next("they are listed above; something else on this machine may have made them"))
+                .next("the changes are listed above; other software on this machine may have made them"))
         }
     }
 }

@@ -1,25 +1,26 @@
-//! `weft detach`: takes a sandbox down by what the journal says of it, and removes the namespace that `weft attach` made.
+//! `weft detach`: detaches a pod as recorded in the journal, and removes the namespace that `weft attach` created.
 //!
-//! Rules: nothing but the journal is needed, no manifest and no configuration; what is gone already is done;
-//! the namespace stays as long as something in it could not be detached.
+//! - Only the journal is needed: no manifest and no configuration.
+//! - Detaching a pod without attachments succeeds.
+//! - The namespace is kept as long as an interface in it could not be detached.
 
 use std::path::Path;
 
 use clap::Args;
 use rpc::journal::Entry;
 
-use crate::commands::attach::{OWN_NAMESPACE, turn};
+use crate::commands::attach::{CREATED_NAMESPACE, lock_sandbox};
 use crate::known_journals::{JournalHandle, Target};
 use crate::manifest_plan::Inputs;
 use crate::pod_name::namespace_path;
-use crate::work::Work;
+use crate::sandbox_operations::SandboxOperations;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
 use node_support::weft_cni::{Plugins, WeftCni};
 
-/// What `weft detach` is told.
+/// Arguments of `weft detach`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -39,57 +40,59 @@ pub(crate) struct Arguments {
     plugins: Plugins,
 }
 
-/// Does it.
+/// Runs `weft detach`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { target, inputs, plugins } = arguments;
     privilege::require("weft detach", "it removes network interfaces")?;
     let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(Format::Text);
     let step = format!("detach {}", target.describe());
-    let found = target.find(&JournalHandle::all(inputs)?).map_err(|failure| failure.context(&step))?;
-    let Some((keeper, entry)) = found else {
-        return remains(target, &weft_cni, progress).map_err(|failure| failure.context(&step));
+    let sandbox = target.find(&JournalHandle::all(inputs)?).map_err(|failure| failure.context(&step))?;
+    let Some((handle, entry)) = sandbox else {
+        return remove_leftover_namespace(target, &weft_cni, progress)
+            .map_err(|failure| failure.context(&step));
     };
     progress.line(plain(&format!("{}: {} networks", target.describe(), entry.plan.delegates.len())));
-    let work = of_entry(&weft_cni, &keeper, &entry, plugins, progress)?;
-    work.detach(&entry).map_err(|failure| failure.context(&step))?;
-    if entry.args.split(';').any(|pair| pair == OWN_NAMESPACE) {
+    let operations = operations_on(&weft_cni, &handle, &entry, plugins, progress)?;
+    operations.detach(&entry).map_err(|failure| failure.context(&step))?;
+    if entry.args.split(';').any(|pair| pair == CREATED_NAMESPACE) {
         weft_cni.delete(&entry.netns).map_err(|failure| failure.context(&step))?;
         progress.line(format!("  removed {}", plain(&entry.netns)));
     }
-    // What an attach could not remove of its own goes, too; one that is under way keeps it.
-    drop(turn(&entry.container_id));
+    // Remove the private directory of a failed attach. A running attach holds its lock and keeps it.
+    drop(lock_sandbox(&entry.container_id));
     Ok(())
 }
 
-/// The work on a sandbox that the journal knows.
-pub(crate) fn of_entry(
+/// Returns the operations on a sandbox of the journal.
+pub(crate) fn operations_on(
     weft_cni: &WeftCni,
-    keeper: &JournalHandle,
+    handle: &JournalHandle,
     entry: &Entry,
     plugins: &Plugins,
     progress: Progress,
-) -> Result<Work, Failure> {
-    let (meta_plugin, journal) = (keeper.meta_plugin(entry)?, keeper.journal().clone());
-    let mut work = Work::of_entry(weft_cni.clone(), meta_plugin, entry, journal, progress);
+) -> Result<SandboxOperations, Failure> {
+    let (meta_plugin, journal) = (handle.meta_plugin(entry)?, handle.journal().clone());
+    let mut operations =
+        SandboxOperations::for_entry(weft_cni.clone(), meta_plugin, entry, journal, progress);
     if let Some(path) = plugins.given() {
-        path.clone_into(&mut work.subject.path);
+        path.clone_into(&mut operations.subject.path);
     }
-    Ok(work)
+    Ok(operations)
 }
 
-/// Nothing is recorded: at most a namespace is left of an attach that was killed before it began.
-fn remains(target: &Target, weft_cni: &WeftCni, progress: Progress) -> Result<(), Failure> {
+/// Removes the namespace that an attach created if it was killed before its first journal entry.
+fn remove_leftover_namespace(target: &Target, weft_cni: &WeftCni, progress: Progress) -> Result<(), Failure> {
     if let Some(container) = target.container()? {
-        // An attach that is still alive has a use for it.
-        let _turn = turn(&container)?;
+        // A running attach still needs the namespace.
+        let _lock = lock_sandbox(&container)?;
         let path = namespace_path(&container);
-        let is_there = Path::new(&path).try_exists();
-        if is_there.map_err(|cause| privilege::refused(&format!("look at {path}"), &cause))? {
+        let exists = Path::new(&path).try_exists();
+        if exists.map_err(|cause| privilege::refused(&format!("stat {path}"), &cause))? {
             weft_cni.delete(&path)?;
-            progress.line(format!("removed {path}, left by an attach that was ended early"));
+            progress.line(format!("removed {path}, left by an interrupted attach"));
         }
     }
-    progress.line(format!("{}: nothing is attached", target.describe()));
+    progress.line(format!("{}: no attachments", target.describe()));
     Ok(())
 }

@@ -3,8 +3,9 @@
 //! It polls the agent for tasks, passes them to `weft-cni run-tasks`, and polls again. Without it tasks wait for the next
 //! call of the container runtime. That is soon enough for orphaned sandboxes, but no call follows a changed annotation.
 //!
-//! - It is optional and privileged: it runs where the runtime's plugins run, in the host's network namespace.
-//! - It decides nothing and keeps no state. If it is killed, the journal has what was begun, and the agent queues the task again.
+//! - It is optional and privileged. It runs in the host's network namespace, like the plugins of the runtime.
+//! - It decides nothing and keeps no state. If it is killed, the journal records what was begun, and the agent queues
+//!   the task again.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -30,11 +31,11 @@ use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use node_support::weft_cni::{OnHost, WeftCni};
 
-/// How long the agent may take to have orders, or to say that there are none.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Pause after a failure, as the agent may be away, and between two answers that there is nothing to do.
+/// Timeout of one exchange with the agent, which delays its response for up to 20 s.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Pause after a failure, and minimum interval between two empty responses.
 const PAUSE: Duration = Duration::from_secs(2);
-/// How often it is looked whether somebody wants us to stop.
+/// Interval at which the loop checks for SIGTERM and SIGINT.
 const TICK: Duration = Duration::from_millis(200);
 
 /// Arguments of `weft executor`.
@@ -56,16 +57,16 @@ pub(crate) struct Arguments {
     on_host: OnHost,
 }
 
-/// Runs until SIGTERM or SIGINT; a task that is being executed is finished.
+/// Runs until SIGTERM or SIGINT, and finishes the task that is being executed.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     privilege::require("weft executor", "it changes the networks of pods")?;
     let interrupt = Interrupt::watch()?;
     let weft_cni = WeftCni::find()?.on_host(arguments.on_host)?;
-    // It is asked for before it is needed: whoever starts this wants to know.
+    // Report an unusable configuration at the start, not with the first poll.
     MetaPlugin::find(arguments.config.as_deref(), &[])?;
     let (sender, receiver) = mpsc::sync_channel(0);
     let config = arguments.config.clone();
-    // Waiting for the agent cannot be interrupted, so somebody else waits.
+    // A blocking read from the agent cannot be interrupted, so another thread waits for it.
     thread::spawn(move || {
         loop {
             let began = Instant::now();
@@ -77,11 +78,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             thread::sleep(pause);
         }
     });
-    let (log, mut away) = (Progress::beside(Format::Json), false);
+    let (log, mut is_agent_away) = (Progress::beside(Format::Json), false);
     while !interrupt.has_come() {
         match receiver.recv_timeout(TICK) {
             Ok(Ok(batch)) => {
-                away = false;
+                is_agent_away = false;
                 if !batch.tasks.is_empty()
                     && let Err(failure) = weft_cni.run_tasks(&batch)
                 {
@@ -89,21 +90,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 }
             }
             Ok(Err(failure)) => {
-                if !std::mem::replace(&mut away, true) {
-                    log.line(format!("weft: {failure}; asked again every {} s", PAUSE.as_secs()));
+                if !std::mem::replace(&mut is_agent_away, true) {
+                    log.line(format!("weft: {failure}; retrying every {} s", PAUSE.as_secs()));
                 }
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(Failure::new("nobody asks the agent any more"));
+                return Err(Failure::new("the polling thread ended"));
             }
         }
     }
     Ok(())
 }
 
-/// Pause until the next poll. An agent delays its response until there are tasks; a CRI proxy, which has none, responds
-/// at once, and would each time.
+/// Returns the pause until the next poll. An agent delays its response until there are tasks. A CRI proxy has none and
+/// responds at once, so the pause keeps the executor from polling in a tight loop.
 fn pause(polled: &Result<TaskBatch, Failure>, took: Duration) -> Duration {
     match polled {
         Ok(batch) if !batch.tasks.is_empty() => Duration::ZERO,
@@ -114,11 +115,11 @@ fn pause(polled: &Result<TaskBatch, Failure>, took: Duration) -> Duration {
 
 /// Polls the agent for tasks once; it delays its response until there are some.
 fn poll(config: Option<&Path>) -> Result<TaskBatch, Failure> {
-    // Read each time: what it says may have changed.
+    // Read for each poll, because the configuration may have changed.
     let meta_plugin = MetaPlugin::find(config, &[])?;
     let mut disk = Disk::default();
-    for place in meta_plugin.node.places() {
-        if let Place::Path(path) = place {
+    for location in meta_plugin.node.places() {
+        if let Place::Path(path) = location {
             disk.add(Directory::at(Path::new(&path))?);
         }
     }
@@ -126,16 +127,16 @@ fn poll(config: Option<&Path>) -> Result<TaskBatch, Failure> {
         .map_err(|cause| Failure::new(format!("encode the configuration: {cause}")))?;
     let flavour = meta_plugin.flavour;
     let node = NodeInput::new(configuration.clone(), flavour, &disk);
-    let tasks = ask(&meta_plugin.node.agent_socket, PollTasks { node })?;
+    let tasks = send_poll(&meta_plugin.node.agent_socket, PollTasks { node })?;
     Ok(TaskBatch { configuration, flavour, tasks })
 }
 
-fn ask(socket: &str, request: PollTasks) -> Result<Vec<Task>, Error> {
+fn send_poll(socket: &str, request: PollTasks) -> Result<Vec<Task>, Error> {
     let step = || format!("agent {socket}");
     let failed = |cause| Error::io(step(), cause);
     let mut stream = UnixStream::connect(socket).map_err(failed)?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-    stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+    stream.set_read_timeout(Some(TIMEOUT)).map_err(failed)?;
+    stream.set_write_timeout(Some(TIMEOUT)).map_err(failed)?;
     let sent = frame::send(&mut stream, &Request::PollTasks(request));
     let response = sent.and_then(|()| frame::receive(&mut stream)).map_err(Error::from).context(step())?;
     match response {
@@ -163,6 +164,6 @@ mod tests {
         assert_eq!(pause(&batch(vec![]), Duration::ZERO), PAUSE);
         assert_eq!(pause(&batch(vec![]), Duration::from_secs(20)), Duration::ZERO);
         assert_eq!(pause(&batch(vec![task]), Duration::ZERO), Duration::ZERO);
-        assert_eq!(pause(&Err(Failure::new("away")), Duration::from_secs(60)), PAUSE);
+        assert_eq!(pause(&Err(Failure::new("is_agent_away")), Duration::from_secs(60)), PAUSE);
     }
 }

@@ -1,4 +1,4 @@
-//! `weft explain`: the plan a pod gets and where each decision came from; nothing is changed.
+//! `weft explain`: prints the plan for a pod and the source of each decision. It changes nothing.
 
 use std::fmt::Write;
 
@@ -8,14 +8,14 @@ use npwg::plan::{Decision, Plan, PodIdentity, Role};
 use npwg::refusal::Warning;
 use serde::Serialize;
 
-use crate::manifest_plan::{Inputs, Material};
+use crate::manifest_plan::{Inputs, LoadedInputs};
 use crate::pod_name::PodName;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output};
 use cli_support::terminal::plain;
 
-/// What `weft explain` is told.
+/// Arguments of `weft explain`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// What a program reads.
+/// Document of `-o json`.
 #[derive(Serialize)]
 struct Explanation<'a> {
     pod: &'a PodIdentity,
@@ -46,43 +46,44 @@ struct Explanation<'a> {
     warnings: &'a [Warning],
 }
 
-/// Does it.
+/// Runs `weft explain`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { pod, namespace, inputs, output } = arguments;
     let pod = PodName::new(namespace, pod)
         .map_err(|error| Failure::new(error.to_string()).exit(cli_support::failure::Exit::Usage))?;
-    let material = inputs.read()?;
-    let plan = material.plan(&pod).map_err(|failure| failure.context(format_args!("explain {pod}")))?;
+    let loaded = inputs.read()?;
+    let plan = loaded.plan(&pod).map_err(|failure| failure.context(format_args!("explain {pod}")))?;
     match output.format {
         Format::Json => output::print_json(&Explanation {
             pod: &plan.pod,
-            configuration: &material.meta_plugin.file,
+            configuration: &loaded.meta_plugin.file,
             networks: explain::rows(&plan),
             warnings: &plan.warnings,
         }),
-        Format::Text => output::print(&describe(&plan, &material)),
+        Format::Text => output::print(&describe(&plan, &loaded)),
     }
 }
 
-fn describe(plan: &Plan, material: &Material) -> String {
+fn describe(plan: &Plan, loaded: &LoadedInputs) -> String {
     let PodIdentity { namespace, name, uid: _ } = &plan.pod;
     let count = match plan.delegates.len() {
         1 => "1 network".to_owned(),
         count => format!("{count} networks"),
     };
-    let mut text = plain(&format!("pod {namespace}/{name}: {count}, by {}", material.meta_plugin.file));
-    text.push('\n');
+    let mut output_text =
+        plain(&format!("pod {namespace}/{name}: {count}, configured by {}", loaded.meta_plugin.file));
+    output_text.push('\n');
     for row in explain::rows(plan) {
-        describe_row(&mut text, &row);
+        describe_row(&mut output_text, &row);
     }
     for warning in &plan.warnings {
         let Warning { event: _, fault } = warning;
-        let _ = write!(text, "\nwarning: {} [{}]\n", plain(&fault.to_string()), fault.rule);
+        let _ = write!(output_text, "\nwarning: {} [{}]\n", plain(&fault.to_string()), fault.rule);
     }
-    text
+    output_text
 }
 
-fn describe_row(text: &mut String, row: &Row) {
+fn describe_row(output_text: &mut String, row: &Row) {
     let Row { network, role, interface, config_name: _, chain, because, requests } = row;
     let role = match role {
         Role::Default => "the default network",
@@ -90,9 +91,9 @@ fn describe_row(text: &mut String, row: &Row) {
         Role::Selected => "selected by the pod",
     };
     let title = format!("{interface}  {network}  {}  ({role})", chain.join(" → "));
-    // Writing to a text cannot fail.
-    let _ = write!(text, "\n{}\n", plain(&title));
+    // Writing to a string cannot fail.
+    let _ = write!(output_text, "\n{}\n", plain(&title));
     for Decision { what, value, why } in because.iter().chain(requests) {
-        let _ = writeln!(text, "      {:<14}{}  ({})", plain(what), plain(value), plain(why));
+        let _ = writeln!(output_text, "      {:<14}{}  ({})", plain(what), plain(value), plain(why));
     }
 }

@@ -1,4 +1,4 @@
-//! `weft import`: takes a node over from another meta-plugin while its pods run.
+//! `weft import`: imports the state of another meta-plugin or IPAM plugin while its pods run.
 
 mod multus;
 mod whereabouts;
@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 
 use cli_support::failure::{EXIT_CODES, Failure};
 
-/// What `weft import` is told.
+/// Arguments of `weft import`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -29,7 +29,7 @@ enum Source {
     Whereabouts(whereabouts::Arguments),
 }
 
-/// Does it.
+/// Runs `weft import`.
 pub(crate) fn run(Arguments { source }: &Arguments) -> Result<(), Failure> {
     match source {
         Source::Multus(arguments) => multus::run(arguments),

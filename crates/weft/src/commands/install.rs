@@ -1,22 +1,23 @@
-//! `weft install`: weft-cni put where the runtime finds it, and then, once the default network is ready, the
-//! configuration that makes the runtime call it. `--remove` takes the configuration away again.
+//! `weft install`: installs weft-cni and, once the default network is ready, the configuration that makes the container
+//! runtime call it. `--remove` removes the configuration again.
 //!
-//! Rules:
-//! - the configuration comes last, and not before a pod could be attached: the default network is configured, and
-//!   every plugin it needs is there, and says that it is ready, if it is asked;
-//! - it is made for the default network of the runtime's own directory, which it names and does not copy, so a later
-//!   change of it counts; it never takes a meta-plugin, ours or another, for the default network;
-//! - it is read back as weft reads it before it is written, and written beside and renamed in the same directory:
-//!   containerd does not notice a file that is renamed in from elsewhere;
-//! - it stays when whoever wrote it ends;
-//! - who follows writes it anew when the default network's file has another name or says something else, and leaves it
-//!   as it is while there is none.
+//! - The configuration is written last, when a pod could be attached: the default network is configured, its plugins
+//!   exist, and with `--status` they report that they are ready.
+//! - The configuration refers to the file of the default network, so later changes of that file take effect. A
+//!   meta-plugin, weft or another one, is never the default network.
+//! - The configuration is parsed before it is written, and written under a temporary name in the same directory:
+//!   containerd does not notice a file that is renamed from another directory.
+//! - The configuration stays when the installer exits.
+//! - With `--follow` it is written again if the file of the default network is renamed or changed. It stays while there
+//!   is no default network.
 //!
-//! Source: the standard, 6.1 (NPWG1-6.1-1, 6.1-2, 6.1.2-1); containerd `pkg/cri/server/cni_conf_syncer.go`.
+//! Source: multi-network specification, section 6.1 (NPWG1-6.1-1, 6.1-2, 6.1.2-1); containerd
+//! `pkg/cri/server/cni_conf_syncer.go`.
 
 mod follow;
+mod node_path;
 mod removal;
-mod root;
+
 pub(crate) mod thin;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,8 +33,9 @@ use cni::network::{Network, plugin_type};
 use cni::runtime::chain;
 use cni::runtime::exec::Exec;
 use cni::runtime::load::Directory;
+use node_path::NodePath;
 use npwg::configuration::{Flavour, NodeConfiguration};
-use root::Place;
+
 use serde_json::{Value, json};
 use thin::Thin;
 
@@ -44,22 +46,22 @@ use cli_support::output::{Format, Progress};
 use cli_support::privilege;
 use node_support::weft_cni::{Foreign, OnHost, WeftCni};
 
-/// How often it is looked whether the default network is ready.
+/// Interval between two checks of the default network.
 const PAUSE: Duration = Duration::from_millis(500);
-/// How long a plugin may think about how it is.
+/// Timeout of STATUS of one plugin.
 const STATUS_MAX: Duration = Duration::from_secs(30);
-/// How often it is said what is waited for.
+/// Interval at which the reason for waiting is printed.
 const REMINDER: Duration = Duration::from_secs(30);
-/// What runtimes read.
-const READ: [&str; 3] = ["conf", "conflist", "json"];
-/// Under these names a plugin calls others: it is no default network.
+/// Extensions of the files that container runtimes read.
+const EXTENSIONS: [&str; 3] = ["conf", "conflist", "json"];
+/// Plugin types that call other plugins and therefore are no default network.
 const META_PLUGINS: [&str; 2] = ["weft", "multus"];
-/// Where a pod finds its token and the API server's authority.
+/// Directory in which a pod has its token and the certificate authority of the API server.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// With it a runtime passes a pod's annotations: plans can be made while the API server is away.
+/// Capability with which a runtime passes the annotations of a pod, so plans can be made without the API server.
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
-/// What `weft install` is told.
+/// Arguments of `weft install`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -121,35 +123,35 @@ pub(crate) struct Arguments {
     on_host: OnHost,
 }
 
-/// What a look around came to.
-enum Look {
-    /// This can be written.
+/// Result of a readiness check.
+enum Readiness {
+    /// Configuration to write.
     Ready(String),
-    /// This has to be waited for.
+    /// Reason to wait.
     NotYet(Failure),
 }
 
-/// Where everything is.
-struct Places {
-    networks: Place,
-    plugins: Place,
-    written: Place,
-    sign: Option<Place>,
+/// Paths of an installation.
+struct InstallPaths {
+    networks: NodePath,
+    plugins: NodePath,
+    written: NodePath,
+    ready_file: Option<NodePath>,
 }
 
-/// Does it.
+/// Runs `weft install`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { file_name, .. } = arguments;
     if Path::new(file_name).components().count() != 1
         || file_name.starts_with('.')
-        || !is_read(Path::new(file_name))
+        || !is_configuration_file(Path::new(file_name))
     {
-        let why = format!("--file-name {file_name}: not a name that a runtime reads");
-        return Err(Failure::new(why).next("one that ends with .conflist is"));
+        let why = format!("--file-name {file_name}: container runtimes do not read a file of this name");
+        return Err(Failure::new(why).next("use a name with .conflist"));
     }
     if arguments.on_host.is_wanted() && !arguments.remove {
-        let why = "--on-host: it is for plugins that --remove runs";
-        return Err(Failure::new(why).next("leave it out, or add --remove --wait").exit(Exit::Usage));
+        let why = "--on-host: only valid with --remove";
+        return Err(Failure::new(why).next("omit it, or add --remove --wait").exit(Exit::Usage));
     }
     match arguments {
         Arguments { remove: true, .. } => removal::remove(arguments),
@@ -158,15 +160,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-impl Places {
-    fn of(arguments: &Arguments) -> Result<Places, Failure> {
+impl InstallPaths {
+    fn of(arguments: &Arguments) -> Result<InstallPaths, Failure> {
         let Arguments { root, conf_dir, bin_dir, file_name, ready_file, .. } = arguments;
-        let networks = Place::below(root, conf_dir)?;
-        Ok(Places {
+        let networks = NodePath::below(root, conf_dir)?;
+        Ok(InstallPaths {
             written: networks.join(file_name),
             networks,
-            plugins: Place::below(root, bin_dir)?,
-            sign: ready_file.as_ref().map(|file| Place::below(root, file)).transpose()?,
+            plugins: NodePath::below(root, bin_dir)?,
+            ready_file: ready_file.as_ref().map(|file| NodePath::below(root, file)).transpose()?,
         })
     }
 }
@@ -174,56 +176,56 @@ impl Places {
 fn install(arguments: &Arguments) -> Result<(), Failure> {
     let progress = Progress::beside(Format::Text);
     let weft_cni = WeftCni::find()?;
-    let mut said: Option<Instant> = None;
+    let mut last_message: Option<Instant> = None;
     loop {
-        // Directories may come, and lead elsewhere, while it waits.
-        let places = Places::of(arguments)?;
-        let (failure, done) = match attempt(arguments, &places, &weft_cni)? {
-            (Look::Ready(text), done) => {
+        // Directories may be created, and links may change, while the command waits.
+        let paths = InstallPaths::of(arguments)?;
+        let (failure, done) = match attempt(arguments, &paths, &weft_cni)? {
+            (Readiness::Ready(text), done) => {
                 done.iter().for_each(|line| progress.line(line));
-                return finish(&places, &weft_cni, &text)
+                return write_configuration(&paths, &weft_cni, &text)
                     .map(|lines| lines.iter().for_each(|line| progress.line(line)));
             }
-            (Look::NotYet(failure), _) if !arguments.wait => return Err(failure),
-            (Look::NotYet(failure), done) => (failure, done),
+            (Readiness::NotYet(failure), _) if !arguments.wait => return Err(failure),
+            (Readiness::NotYet(failure), done) => (failure, done),
         };
-        if said.is_none_or(|at| at.elapsed() >= REMINDER) {
+        if last_message.is_none_or(|at| at.elapsed() >= REMINDER) {
             done.iter().for_each(|line| progress.line(line));
             progress.line(format!("waiting: {failure}"));
-            said = Some(Instant::now());
+            last_message = Some(Instant::now());
         }
         sleep(PAUSE);
     }
 }
 
-/// The program, and a look around; with what was done, a line each.
+/// Installs the programs and checks whether the configuration can be written. Returns a line for each change.
 fn attempt(
     arguments: &Arguments,
-    places: &Places,
+    paths: &InstallPaths,
     weft_cni: &WeftCni,
-) -> Result<(Look, Vec<String>), Failure> {
-    let done = weft_cni.install(&places.plugins.here, "weft", Foreign::Refused)?;
+) -> Result<(Readiness, Vec<String>), Failure> {
+    let done = weft_cni.install(&paths.plugins.here, "weft", Foreign::Refused)?;
     let mut done: Vec<String> = done.lines().map(str::to_owned).collect();
-    if let Some(thin) = Thin::of(arguments, places) {
+    if let Some(thin) = Thin::of(arguments, paths) {
         done.extend(thin.install()?);
     }
-    let look = look(arguments, places, weft_cni)?;
-    Ok((look, done))
+    let readiness = check_readiness(arguments, paths, weft_cni)?;
+    Ok((readiness, done))
 }
 
-/// What comes last.
-fn finish(places: &Places, weft_cni: &WeftCni, text: &str) -> Result<Vec<String>, Failure> {
-    // Runtimes call it themselves. Not sooner: an installer of the default network may bring its own.
-    let done = weft_cni.install(&places.plugins.here, "loopback", Foreign::Kept)?;
+/// Writes the configuration, as the last step. Returns a line for each change.
+fn write_configuration(paths: &InstallPaths, weft_cni: &WeftCni, text: &str) -> Result<Vec<String>, Failure> {
+    // Runtimes call loopback themselves. It is installed last, because the installer of the default network may have its own.
+    let done = weft_cni.install(&paths.plugins.here, "loopback", Foreign::Kept)?;
     let mut done: Vec<String> = done.lines().map(str::to_owned).collect();
-    let Place { named, here } = &places.written;
-    if let Some(earlier) = earlier(&places.networks, here)? {
+    let NodePath { named, here } = &paths.written;
+    if let Some(earlier) = earlier_file(&paths.networks, here)? {
         let why = format!(
-            "{} comes before {}: the runtime would go on using it",
+            "{} sorts before {}, so the runtime would continue to use it",
             earlier.display(),
             named.display()
         );
-        return Err(Failure::new(why).next("remove it, or give --file-name a name that sorts before it"));
+        return Err(Failure::new(why).next("remove that file, or choose a --file-name that sorts before it"));
     }
     if fs::read_to_string(here).is_ok_and(|there| there == text) {
         done.push(format!("{}: up to date", named.display()));
@@ -235,53 +237,60 @@ fn finish(places: &Places, weft_cni: &WeftCni, text: &str) -> Result<Vec<String>
     Ok(done)
 }
 
-/// The configuration, if a pod could be attached with it now.
-fn look(arguments: &Arguments, places: &Places, weft_cni: &WeftCni) -> Result<Look, Failure> {
+/// Returns the configuration if a pod could be attached with it now, or else the reason to wait.
+fn check_readiness(
+    arguments: &Arguments,
+    paths: &InstallPaths,
+    weft_cni: &WeftCni,
+) -> Result<Readiness, Failure> {
     let Arguments { config, status, .. } = arguments;
-    let Places { networks, plugins, written: _, sign } = places;
-    if let Some(sign) = sign.as_ref().filter(|sign| !sign.here.exists()) {
-        let why = format!("the default network is not ready: {} is not there", sign.named.display());
-        return Ok(Look::NotYet(Failure::new(why)));
+    let InstallPaths { networks, plugins, written: _, ready_file } = paths;
+    if let Some(ready_file) = ready_file.as_ref().filter(|ready_file| !ready_file.here.exists()) {
+        let why = format!("the default network is not ready: {} does not exist", ready_file.named.display());
+        return Ok(Readiness::NotYet(Failure::new(why)));
     }
     if let Some(file) = config {
         MetaPlugin::find_any(Some(file), &[])?;
         let text = fs::read_to_string(file);
         return text
-            .map(Look::Ready)
+            .map(Readiness::Ready)
             .map_err(|cause| privilege::refused(&format!("read {}", file.display()), &cause));
     }
     let directory = Directory::read(&networks.here)?;
     let found = default_network(arguments, &directory);
-    if let Err(error) = is_certain(arguments, &directory, found, places) {
-        let why = format!("which network is the default one is not known: {error}");
-        return Ok(Look::NotYet(Failure::new(why)));
+    if let Err(error) = is_certain(arguments, &directory, found, paths) {
+        let why = format!("the default network is unknown: {error}");
+        return Ok(Readiness::NotYet(Failure::new(why)));
     }
     let Some((path, network)) = found else {
         let faults: Vec<String> = directory.faults.iter().map(|(_, error)| error.to_string()).collect();
-        let which = arguments.default_network.as_ref().map(|name| format!(" by the name {name}"));
+        let which = arguments.default_network.as_ref().map(|name| format!(" with the name {name}"));
         let why = format!(
             "no default network is configured in {}{}",
             networks.named.display(),
             which.unwrap_or_default()
         );
-        return Ok(Look::NotYet(Failure::new(why).next(faults.join("; "))));
+        return Ok(Readiness::NotYet(Failure::new(why).next(faults.join("; "))));
     };
     for plugin in network.needs()? {
         if !plugins.here.join(plugin.as_str()).exists() && !weft_cni.answers_to(plugin.as_str())? {
-            let why =
-                format!("network {}: plugin {plugin} is not in {}", network.name, plugins.named.display());
-            return Ok(Look::NotYet(Failure::new(why)));
+            let why = format!(
+                "network {}: plugin {plugin}: not found in {}",
+                network.name,
+                plugins.named.display()
+            );
+            return Ok(Readiness::NotYet(Failure::new(why)));
         }
     }
-    if let Err(error) = if *status { asked(network, &plugins.here) } else { Ok(()) } {
+    if let Err(error) = if *status { check_status(network, &plugins.here) } else { Ok(()) } {
         let why = format!("the default network {} is not ready: {error}", network.name);
-        return Ok(Look::NotYet(Failure::new(why)));
+        return Ok(Readiness::NotYet(Failure::new(why)));
     }
     let file = path.file_name().map(|name| networks.named.join(name));
-    made_for(&file.unwrap_or_default(), network, arguments, places).map(Look::Ready)
+    generate_configuration(&file.unwrap_or_default(), network, arguments, paths).map(Readiness::Ready)
 }
 
-/// The first by name that is no meta-plugin, or the one that is asked for.
+/// Returns the requested network, or else the first one by file name that is no meta-plugin.
 fn default_network<'a>(arguments: &Arguments, directory: &'a Directory) -> Option<&'a (PathBuf, Network)> {
     let is_called = |name: &str, (path, network): &(PathBuf, Network)| {
         path.file_name().is_some_and(|file| file == name) || network.name.as_str() == name
@@ -292,22 +301,24 @@ fn default_network<'a>(arguments: &Arguments, directory: &'a Directory) -> Optio
     wanted.min_by(|(a, _), (b, _)| a.cmp(b))
 }
 
-/// Is it the one that is meant, as far as files can be read? One that is asked for by its name is; our own does not count.
+/// Checks that an unreadable file cannot be the default network. The file written by weft is ignored, and so is every
+/// file if the network was requested by name.
 fn is_certain(
     arguments: &Arguments,
     directory: &Directory,
     found: Option<&(PathBuf, Network)>,
-    places: &Places,
+    paths: &InstallPaths,
 ) -> Result<(), Error> {
     match directory.unread() {
-        Some((file, _)) if file == places.written.here => Ok(()),
+        Some((file, _)) if file == paths.written.here => Ok(()),
         _ if arguments.default_network.is_some() && found.is_some() => Ok(()),
         _ => directory.is_first(found.map(|(path, _)| path.as_path())),
     }
 }
 
-/// What the plugins say themselves. Those that weft-cni is, in place of a file, need nothing but the kernel.
-fn asked(network: &Network, bin_dir: &Path) -> Result<(), Error> {
+/// Runs STATUS of the default network's plugins. If one of them is a built-in plugin without a file, nothing is run:
+/// built-in plugins need only the kernel.
+fn check_status(network: &Network, bin_dir: &Path) -> Result<(), Error> {
     let types = network.plugins.iter().map(plugin_type).collect::<Result<Vec<_>, _>>()?;
     if !types.iter().all(|name| bin_dir.join(name.as_str()).exists()) {
         return Ok(());
@@ -315,15 +326,15 @@ fn asked(network: &Network, bin_dir: &Path) -> Result<(), Error> {
     chain::status(&Exec::new(STATUS_MAX), network, &bin_dir.display().to_string())
 }
 
-/// The configuration with `network`, which stands in the file `path`, as the default one.
-fn made_for(
+/// Returns the configuration with `network`, which was read from `path`, as the default network.
+fn generate_configuration(
     path: &Path,
     network: &Network,
     arguments: &Arguments,
-    places: &Places,
+    paths: &InstallPaths,
 ) -> Result<String, Failure> {
     let Arguments { bin_dir, ready_file, set, .. } = arguments;
-    // Newer than the default network's is more than the runtime is known to take.
+    // The runtime is known to support the version of the default network, but maybe not a later one.
     let version = network.version.as_str();
     let wanted: BTreeSet<String> =
         network.capabilities()?.into_iter().chain([ANNOTATIONS.to_owned()]).collect();
@@ -337,41 +348,41 @@ fn made_for(
     if let Some(file) = ready_file {
         plugin["readinessindicatorfile"] = json!(file);
     }
-    if let Some(thin) = Thin::of(arguments, places) {
+    if let Some(thin) = Thin::of(arguments, paths) {
         plugin["kubeconfig"] = json!(thin.kubeconfig());
     }
-    let made = plugin.clone();
-    set.iter().try_for_each(|words| put(&mut plugin, words))?;
-    if let Err(error) = understood(&plugin) {
-        // Two may contradict each other: then none is to blame alone.
-        let is_wrong = |words: &&String| {
-            let mut alone = made.clone();
-            put(&mut alone, words).is_ok() && understood(&alone).is_err()
+    let generated = plugin.clone();
+    set.iter().try_for_each(|option| set_option(&mut plugin, option))?;
+    if let Err(error) = validate(&plugin) {
+        // If two options contradict each other, none of them is named.
+        let is_invalid = |option: &&String| {
+            let mut alone = generated.clone();
+            set_option(&mut alone, option).is_ok() && validate(&alone).is_err()
         };
-        if let Some(words) = set.iter().find(is_wrong) {
-            return Err(Failure::from(error).context(format!("--set {words}")).exit(Exit::Usage));
+        if let Some(option) = set.iter().find(is_invalid) {
+            return Err(Failure::from(error).context(format!("--set {option}")).exit(Exit::Usage));
         }
     }
     let list = json!({ "cniVersion": version, "name": "weft", "plugins": [plugin] });
     let text = serde_json::to_string_pretty(&list)
         .map_err(|cause| Failure::new(format!("encode the configuration: {cause}")))?;
-    let read_back = Network::parse(text.as_bytes(), "the configuration made")?;
+    let read_back = Network::parse(text.as_bytes(), "generated configuration")?;
     MetaPlugin::read(&read_back, path)?;
     Ok(text + "\n")
 }
 
-/// Does what `--set` says.
-fn put(plugin: &mut Value, words: &str) -> Result<(), Failure> {
-    let Some((key, value)) = words.split_once('=') else {
-        let why = format!("--set {words}: not KEY=VALUE");
+/// Sets the option of one `--set KEY=VALUE`.
+fn set_option(plugin: &mut Value, option: &str) -> Result<(), Failure> {
+    let Some((key, value)) = option.split_once('=') else {
+        let why = format!("--set {option}: not KEY=VALUE");
         return Err(Failure::new(why).exit(Exit::Usage));
     };
     plugin[key] = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
     Ok(())
 }
 
-/// Is it a configuration of weft?
-fn understood(plugin: &Value) -> Result<(), Error> {
+/// Checks that the plugin configuration is valid for weft.
+fn validate(plugin: &Value) -> Result<(), Error> {
     NodeConfiguration::read(plugin.to_string().as_bytes(), Flavour::Weft).map(drop)
 }
 
@@ -380,26 +391,26 @@ fn is_meta_plugin(network: &Network) -> bool {
     first.is_some_and(|name| META_PLUGINS.contains(&name.as_str()))
 }
 
-/// A file that the runtime would take in the place of ours.
-fn earlier(networks: &Place, written: &Path) -> Result<Option<PathBuf>, Failure> {
-    let Place { named, here } = networks;
+/// Returns a file that the runtime would use instead of the configuration of weft.
+fn earlier_file(networks: &NodePath, written: &Path) -> Result<Option<PathBuf>, Failure> {
+    let NodePath { named, here } = networks;
     let found = first_before(here, written)
         .map_err(|cause| privilege::refused(&format!("read {}", here.display()), &cause))?;
     Ok(found.and_then(|path| Some(named.join(path.file_name()?))))
 }
 
-/// The first file of a directory that a runtime reads before `written`.
+/// Returns the first file of a directory that a runtime reads before `written`.
 pub(crate) fn first_before(directory: &Path, written: &Path) -> io::Result<Option<PathBuf>> {
     let entries = match fs::read_dir(directory) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
         entries => entries?,
     };
     let paths = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>()?;
-    Ok(paths.into_iter().filter(|path| is_read(path) && path.as_path() < written).min())
+    Ok(paths.into_iter().filter(|path| is_configuration_file(path) && path.as_path() < written).min())
 }
 
-fn is_read(path: &Path) -> bool {
+fn is_configuration_file(path: &Path) -> bool {
     path.extension()
         .and_then(|extension| extension.to_str())
-        .is_some_and(|extension| READ.contains(&extension))
+        .is_some_and(|extension| EXTENSIONS.contains(&extension))
 }

@@ -1,4 +1,4 @@
-//! `weft ipam`: how full pools are, who has an address, what is wrong, and giving back what nobody has.
+//! `weft ipam`: shows pools and holders of addresses, finds problems, and releases unused blocks.
 
 mod show;
 
@@ -31,7 +31,7 @@ use kube_support::client;
 use node_support::address_store;
 use node_support::address_store::{Held, Owner};
 
-/// What `weft ipam` is told.
+/// Arguments of `weft ipam`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -42,8 +42,8 @@ Example:
 {EXIT_CODES} A finding of check is a failure."))]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    what: What,
-    /// Path to a kubeconfig (default: in-cluster configuration)
+    command: IpamCommand,
+    /// Path to a kubeconfig (default: in-cluster configuration in a pod, else ~/.kube/config)
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path, global = true)]
     kubeconfig: Option<PathBuf>,
     /// Output format
@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum IpamCommand {
     /// Show the utilization of each pool and the blocks of this node
     #[command(after_help = "Example:\n  weft ipam show --blocks")]
     Show {
@@ -90,57 +90,66 @@ enum What {
     },
 }
 
-/// Does it.
+/// Runs `weft ipam`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { what, kubeconfig, format } = arguments;
+    let Arguments { command, kubeconfig, format } = arguments;
     runtime()?.block_on(async {
         let client = client::client_of_person(kubeconfig.as_deref()).await?;
         let snapshot =
             ClusterSnapshot::take(&client).await.map_err(|error| Failure::new(error.to_string()))?;
-        match what {
-            What::Show { blocks, address_stores } => show(&snapshot, *blocks, address_stores, *format),
-            What::Who { address, address_stores } => who(&snapshot, *address, address_stores, *format),
-            What::Check { address_stores } => check(&snapshot, address_stores, *format),
-            What::Free { block, force } => free(&client, &snapshot, block, *force).await,
+        match command {
+            IpamCommand::Show { blocks, address_stores } => show(&snapshot, *blocks, address_stores, *format),
+            IpamCommand::Who { address, address_stores } => who(&snapshot, *address, address_stores, *format),
+            IpamCommand::Check { address_stores } => check(&snapshot, address_stores, *format),
+            IpamCommand::Free { block, force } => free(&client, &snapshot, block, *force).await,
         }
     })
 }
 
-/// Who has an address, for programs.
+/// Document of `weft ipam who -o json`: the holder of an address.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Answer {
+struct AddressHolder {
     address: IpAddr,
     pool: String,
     block: String,
     node: String,
     claim: String,
-    /// Of a single address: pod uid, container and interface.
+    /// For a single address: pod uid, container and interface.
     owner: String,
     pods: Vec<String>,
     container: Option<String>,
 }
 
-fn who(snapshot: &ClusterSnapshot, address: IpAddr, ledgers: &Path, format: Format) -> Result<(), Failure> {
-    let shows =
+fn who(
+    snapshot: &ClusterSnapshot,
+    address: IpAddr,
+    address_stores: &Path,
+    format: Format,
+) -> Result<(), Failure> {
+    let has_address =
         |pod: &&ipam_api::cluster_snapshot::Holder| pod.addresses.iter().any(|(ip, ..)| *ip == address);
-    let pods: Vec<String> =
-        snapshot.pods.values().filter(shows).map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
-    let mut answers = Vec::new();
+    let pods: Vec<String> = snapshot
+        .pods
+        .values()
+        .filter(has_address)
+        .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+        .collect();
+    let mut holders = Vec::new();
     for pool in snapshot.pools_of(address) {
         let pool = pool.metadata.name.clone().unwrap_or_default();
         let mut found: Vec<_> =
             snapshot.objects_of(&pool).filter(|object| object.net.contains(&address)).collect();
-        // A single address before the block in which it is a hole.
+        // The object of a single address takes precedence over the block in which the address is reserved.
         found.sort_by_key(|object| u8::MAX - object.net.prefix_len());
         let first = found.into_iter().next();
-        // A network may have a part of the pool; its ledger is called after that part.
-        let named = first.as_ref().map(|object| address_store_name(&object.holder.store));
-        let named = named.into_iter().chain([pool.as_str()]).find(|name| is_valid_name(name));
-        let container = named.and_then(|name| recorded(&ledgers.join(name), address));
+        // A network may use a part of the pool. Its address store is then named after that part.
+        let store_name = first.as_ref().map(|object| address_store_name(&object.holder.store));
+        let store_name = store_name.into_iter().chain([pool.as_str()]).find(|name| is_valid_name(name));
+        let container = store_name.and_then(|name| recorded_owner(&address_stores.join(name), address));
         let container = container.map(|owner| owner.to_string());
         let (block, holder) = first.map(|object| (object.net.to_string(), object.holder)).unwrap_or_default();
-        answers.push(Answer {
+        holders.push(AddressHolder {
             address,
             pool,
             block,
@@ -151,58 +160,58 @@ fn who(snapshot: &ClusterSnapshot, address: IpAddr, ledgers: &Path, format: Form
             container,
         });
     }
-    if answers.is_empty() && pods.is_empty() {
-        return Err(Failure::new(format!("{address}: in no pool, and no pod shows it")));
+    if holders.is_empty() && pods.is_empty() {
+        return Err(Failure::new(format!("{address}: not in a pool, and not in the status of a pod")));
     }
     if format == Format::Json {
-        return output::print_json(&answers);
+        return output::print_json(&holders);
     }
-    let or =
+    let or_default =
         |text: &str, otherwise: &str| if text.is_empty() { otherwise.to_owned() } else { text.to_owned() };
-    let row = |answer: &Answer| {
-        let Answer { address, pool, block, node, claim, owner, pods, container } = answer;
+    let row = |holder_row: &AddressHolder| {
+        let AddressHolder { address, pool, block, node, claim, owner, pods, container } = holder_row;
         let holder =
-            container.clone().unwrap_or_else(|| or(&pods.join(", "), &or(owner, "nobody that is known")));
+            container.clone().unwrap_or_else(|| or_default(&pods.join(", "), &or_default(owner, "unknown")));
         vec![
             address.to_string(),
             pool.clone(),
-            or(block, "not leased"),
-            or(node, "-"),
-            or(claim, "-"),
+            or_default(block, "not leased"),
+            or_default(node, "-"),
+            or_default(claim, "-"),
             holder,
         ]
     };
-    let rows: Vec<Vec<String>> = answers.iter().map(row).collect();
+    let rows: Vec<Vec<String>> = holders.iter().map(row).collect();
     output::print(&table::lay_out(&["address", "pool", "block", "node", "claim", "held by"], &rows, 0))
 }
 
-/// What this node's ledger says about an address, if it has one and may be read.
-fn recorded(place: &Path, address: IpAddr) -> Option<Owner> {
-    let ledger = address_store::read(place).ok()??;
-    let held = address_store::held(place, &ledger).ok()?.into_iter().find(|held| held.ip == address);
+/// Returns the owner of an address in an address store of this node; `None` if there is none or it is unreadable.
+fn recorded_owner(path: &Path, address: IpAddr) -> Option<Owner> {
+    let store = address_store::read(path).ok()??;
+    let held = address_store::held(path, &store).ok()?.into_iter().find(|held| held.ip == address);
     held.map(|held| held.owner)
 }
 
-/// Addresses that this node's ledgers hold for pods that are gone, and ledgers of which that is not known. Who is not root
-/// is not told of what root alone reads.
-fn leaked(snapshot: &ClusterSnapshot, directory: &Path) -> Vec<Finding> {
+/// Returns findings for addresses that this node's stores hold for deleted pods, and for unreadable stores. Only root may
+/// read the stores, so other users get no findings about unreadable ones.
+fn store_findings(snapshot: &ClusterSnapshot, directory: &Path) -> Vec<Finding> {
     let uids = snapshot.uids();
     let unread = |object: String, why: String| {
-        let is_ours = rustix::process::geteuid().is_root();
-        is_ours.then(|| Finding { what: "unread", object, why: format!("{why}: what it holds is not known") })
+        let is_root = rustix::process::geteuid().is_root();
+        is_root.then(|| Finding { what: "unread", object, why: format!("{why}; its addresses are unknown") })
     };
     let all = match address_store::all(directory) {
         Ok(all) => all,
-        Err(why) => return unread("ledgers".to_owned(), why.to_string()).into_iter().collect(),
+        Err(why) => return unread("address stores".to_owned(), why.to_string()).into_iter().collect(),
     };
     let mut findings = Vec::new();
-    for (name, place) in all {
-        let held = address_store::read(&place)
-            .and_then(|ledger| ledger.map_or(Ok(Vec::new()), |ledger| address_store::held(&place, &ledger)));
+    for (name, path) in all {
+        let held = address_store::read(&path)
+            .and_then(|store| store.map_or(Ok(Vec::new()), |store| address_store::held(&path, &store)));
         let held = match held {
             Ok(held) => held,
             Err(why) => {
-                findings.extend(unread(format!("ledger {name}"), why.to_string()));
+                findings.extend(unread(format!("address store {name}"), why.to_string()));
                 continue;
             }
         };
@@ -211,21 +220,21 @@ fn leaked(snapshot: &ClusterSnapshot, directory: &Path) -> Vec<Finding> {
                 continue;
             }
             let why = format!(
-                "{ip} is held for {owner}, whose pod is gone: its DEL or the runtime's GC gives it back"
+                "{ip} is allocated to {owner}, whose pod no longer exists; DEL or GC of the runtime releases it"
             );
-            findings.push(Finding { what: "leaked", object: format!("ledger {name}"), why });
+            findings.push(Finding { what: "leaked", object: format!("address store {name}"), why });
         }
     }
     findings
 }
 
-fn check(snapshot: &ClusterSnapshot, ledgers: &Path, format: Format) -> Result<(), Failure> {
+fn check(snapshot: &ClusterSnapshot, address_stores: &Path, format: Format) -> Result<(), Failure> {
     let mut findings = snapshot.findings();
-    findings.extend(leaked(snapshot, ledgers));
+    findings.extend(store_findings(snapshot, address_stores));
     if format == Format::Json {
         output::print_json(&findings)?;
     } else if findings.is_empty() {
-        output::print("nothing is wrong\n")?;
+        output::print("no findings\n")?;
     } else {
         let rows: Vec<Vec<String>> = findings
             .iter()
@@ -235,14 +244,14 @@ fn check(snapshot: &ClusterSnapshot, ledgers: &Path, format: Format) -> Result<(
     }
     match findings.len() {
         0 => Ok(()),
-        count => Err(Failure::quiet(format!("{count} things are wrong"))),
+        count => Err(Failure::quiet(format!("{count} findings"))),
     }
 }
 
 async fn free(client: &Client, snapshot: &ClusterSnapshot, name: &str, force: bool) -> Result<(), Failure> {
-    let block = named(snapshot, name)?;
+    let block = find_block(snapshot, name)?;
     let name = block.metadata.name.as_deref().unwrap_or_default();
-    refuse_what_is_in_use(snapshot, name, block, force)?;
+    refuse_if_in_use(snapshot, name, block, force)?;
     let registry =
         snapshot.pool(&block.spec.pool).and_then(|pool| ApiRegistry::of(client, pool, &Counter::default()));
     match (block.object(), registry) {
@@ -252,9 +261,9 @@ async fn free(client: &Client, snapshot: &ClusterSnapshot, name: &str, force: bo
                 .await
                 .map_err(|fault| Failure::new(format!("ipblock {name}: {fault}")))?;
         }
-        // What makes no sense is removed by its name.
+        // An invalid object is deleted by its name.
         _ => {
-            let removed = remove_spoilt(client, name, block).await;
+            let removed = remove_invalid(client, name, block).await;
             removed
                 .map_err(|error| Failure::new(format!("ipblock {name}: {}", api_error::describe(&error))))?;
         }
@@ -262,43 +271,43 @@ async fn free(client: &Client, snapshot: &ClusterSnapshot, name: &str, force: bo
     output::print(&format!("{}\n", json!({ "freed": name })))
 }
 
-/// What is in use stays when it is deleted, until it is written that it is not.
-async fn remove_spoilt(client: &Client, name: &str, block: &BlockObject) -> Result<(), kube::Error> {
+/// Deletes an invalid object. Its finalizer is removed first, because it would delay the deletion.
+async fn remove_invalid(client: &Client, name: &str, block: &BlockObject) -> Result<(), kube::Error> {
     let blocks: Api<BlockObject> = Api::all(client.clone());
     if block.metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty()) {
-        let mut unused = block.clone();
-        unused.metadata.finalizers = None;
-        blocks.replace(name, &PostParams::default(), &unused).await?;
+        let mut released = block.clone();
+        released.metadata.finalizers = None;
+        blocks.replace(name, &PostParams::default(), &released).await?;
     }
     match blocks.delete(name, &DeleteParams::default()).await {
-        // It was deleted before, and waited for this.
+        // The object was already being deleted, and waited for the finalizer.
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         other => other.map(drop),
     }
 }
 
-/// The object of this name, or of this range if there is one alone: pools of several address spaces may have it.
-fn named<'a>(snapshot: &'a ClusterSnapshot, name: &str) -> Result<&'a BlockObject, Failure> {
+/// Returns the object with this name, or the only one with this range. Pools of several address spaces may have the range.
+fn find_block<'a>(snapshot: &'a ClusterSnapshot, name: &str) -> Result<&'a BlockObject, Failure> {
     let own = |block: &BlockObject| block.metadata.name.clone().unwrap_or_default();
     let range: Option<IpNet> = name.parse().ok().or_else(|| name.parse::<IpAddr>().ok().map(IpNet::from));
     let of_range = |block: &&BlockObject| {
         own(block) == name || (range.is_some() && block.object().map(|object| object.net) == range)
     };
     match snapshot.blocks.iter().filter(of_range).collect::<Vec<_>>().as_slice() {
-        [] => Err(Failure::new(format!("ipblock {name}: not there"))
-            .next("weft ipam show --blocks, or kubectl get ipblocks, names those that are")),
+        [] => Err(Failure::new(format!("ipblock {name}: not found"))
+            .next("list the blocks with weft ipam show --blocks or kubectl get ipblocks")),
         [one] => Ok(one),
         several => {
             let names: Vec<String> = several.iter().map(|block| own(block)).collect();
-            let why = format!("ipblock {name}: several pools have it: {}", names.join(", "));
-            Err(Failure::new(why).next("name the one that is meant"))
+            let why = format!("ipblock {name}: the range is in several pools: {}", names.join(", "));
+            Err(Failure::new(why).next("use the name of the object"))
         }
     }
 }
 
-/// What a living node has is in its ledger, which gives it whatever becomes of the object: nobody may take that away. What
-/// a dead one had, or nobody, may be somebody's yet: that must be said.
-fn refuse_what_is_in_use(
+/// Refuses to release a block in use. A running node continues to allocate from its address store, so its blocks are always
+/// refused. Addresses of a deleted node, and addresses without a node, may still be in use and require `--force`.
+fn refuse_if_in_use(
     snapshot: &ClusterSnapshot,
     name: &str,
     block: &BlockObject,
@@ -307,11 +316,11 @@ fn refuse_what_is_in_use(
     let node = block.spec.node.as_str();
     if !node.is_empty() && !snapshot.is_off(node) {
         let why = format!(
-            "ipblock {name}: node {node} has it and is there: it would go on giving its addresses, and so would another"
+            "ipblock {name}: node {node} is running and holds it; if it were released, two nodes would allocate its addresses"
         );
         let next = format!(
-            "what its pods have comes back with their DEL or the runtime's GC; if the node is gone for good: kubectl delete \
-             node {node}, or taint it node.kubernetes.io/out-of-service; what a hand has edited is put back with kubectl edit"
+            "addresses of pods are released by DEL or GC of the runtime; if the node is gone for good, run kubectl delete \
+             node {node}, or taint it node.kubernetes.io/out-of-service; undo manual changes with kubectl edit"
         );
         return Err(Failure::new(why).next(next));
     }
@@ -321,18 +330,17 @@ fn refuse_what_is_in_use(
         snapshot.used_of(&block.spec.pool).iter().filter(|ip| object.net.contains(*ip)).count()
     });
     let why = if bound > 0 {
-        format!("node {node}, which has it, is off, but {bound} pods are bound to it")
+        format!("its node {node} is deleted or out of service, but {bound} pods are bound to it")
     } else if used > 0 {
-        format!("pods show {used} of its addresses")
+        format!("{used} of its addresses are in the status of pods")
     } else if !claim.is_empty() {
-        format!("it is kept for {claim}")
+        format!("it is reserved for {claim}")
     } else {
         return Ok(());
     };
     match force {
         true => Ok(()),
-        false => Err(Failure::new(format!("ipblock {name}: {why}")).next(
-            "--force removes it nevertheless: whoever has its addresses has them together with others",
-        )),
+        false => Err(Failure::new(format!("ipblock {name}: {why}"))
+            .next("--force releases it nevertheless; its addresses may then be allocated twice")),
     }
 }

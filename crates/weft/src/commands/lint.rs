@@ -1,9 +1,9 @@
-//! `weft lint`: every problem of definitions, annotations and CNI configurations before they reach a cluster.
+//! `weft lint`: validates network definitions, annotations and CNI configurations before they reach a cluster.
 //!
-//! What is looked for is in [`manifest::lint`]; here files are read, findings shown, and cures written down.
+//! The rules are in [`manifest::lint`]. This module reads files, prints findings and writes corrections.
 //!
-//! Rules: every file is looked at, whatever is wrong with the others; the exit code is 1 if an error is left;
-//! `--fix` changes only what has one right form, and says what it changed.
+//! - Every file is checked, whatever errors other files have. The exit code is 1 if an error remains.
+//! - `--fix` changes only what has exactly one correct form, and prints what it changed.
 
 mod explanation;
 mod report;
@@ -24,10 +24,10 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output};
 
-/// Where what is piped in is read.
+/// Path of stdin.
 const STDIN: &str = "/dev/stdin";
 
-/// What `weft lint` is told.
+/// Arguments of `weft lint`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -56,18 +56,18 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// What came of all files.
+/// Result for all files.
 #[derive(Debug, Default, Serialize)]
-struct Report {
-    /// How many files were looked at.
+struct LintReport {
+    /// Number of checked files.
     files: usize,
-    /// What is wrong, in the order of files and lines.
+    /// Findings in the order of files and lines.
     findings: Vec<Located>,
-    /// What was changed.
+    /// Corrected faults.
     fixed: Vec<Fixed>,
 }
 
-/// A finding and its file.
+/// Finding with its file.
 #[derive(Debug, Serialize)]
 struct Located {
     file: String,
@@ -75,7 +75,7 @@ struct Located {
     finding: Finding,
 }
 
-/// What was wrong and is not any more.
+/// Corrected fault with its file.
 #[derive(Debug, Serialize)]
 struct Fixed {
     file: String,
@@ -83,21 +83,21 @@ struct Fixed {
     fault: Fault,
 }
 
-/// Does it.
+/// Runs `weft lint`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { paths, fix, explain, output } = arguments;
     if let Some(rule) = explain {
         return explanation::print(*rule, output.format);
     }
-    let mut report = Report::default();
+    let mut report = LintReport::default();
     let stdin = |path: &PathBuf| if path.as_os_str() == "-" { STDIN.into() } else { path.clone() };
     for mut file in input_files::read(&paths.iter().map(stdin).collect::<Vec<_>>())? {
-        let mut findings = look(&file);
+        let mut findings = lint_file(&file);
         if *fix {
-            let cured = cure(&mut file, &findings)?;
-            if !cured.is_empty() {
-                findings = look(&file);
-                report.fixed.extend(cured);
+            let corrected = apply_fixes(&mut file, &findings)?;
+            if !corrected.is_empty() {
+                findings = lint_file(&file);
+                report.fixed.extend(corrected);
             }
         }
         let path = file.path.display().to_string();
@@ -114,13 +114,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-impl Report {
+impl LintReport {
     fn count(&self, severity: Severity) -> usize {
         self.findings.iter().filter(|located| located.finding.severity == severity).count()
     }
 }
 
-fn look(file: &File) -> Vec<Finding> {
+fn lint_file(file: &File) -> Vec<Finding> {
     let knowledge = Knowledge::of_known_plugins();
     match file.kind {
         Kind::Manifest => lint::manifest(&Manifest::parse(&file.text), &knowledge),
@@ -128,10 +128,10 @@ fn look(file: &File) -> Vec<Finding> {
     }
 }
 
-/// Makes the changes that the findings offer, on the disk too.
-fn cure(file: &mut File, findings: &[Finding]) -> Result<Vec<Fixed>, Failure> {
-    let curable = || findings.iter().filter_map(|finding| Some((finding.fix.clone()?, &finding.fault)));
-    let edits: Vec<Edit> = curable().map(|(edit, _)| edit).collect();
+/// Applies the corrections of the findings to the file on disk and in memory.
+fn apply_fixes(file: &mut File, findings: &[Finding]) -> Result<Vec<Fixed>, Failure> {
+    let with_fix = || findings.iter().filter_map(|finding| Some((finding.fix.clone()?, &finding.fault)));
+    let edits: Vec<Edit> = with_fix().map(|(edit, _)| edit).collect();
     if edits.is_empty() {
         return Ok(Vec::new());
     }
@@ -139,5 +139,5 @@ fn cure(file: &mut File, findings: &[Finding]) -> Result<Vec<Fixed>, Failure> {
     rewrite::replace(&file.path, &text)?;
     file.text = text;
     let path = file.path.display().to_string();
-    Ok(curable().map(|(_, fault)| Fixed { file: path.clone(), fault: fault.clone() }).collect())
+    Ok(with_fix().map(|(_, fault)| Fixed { file: path.clone(), fault: fault.clone() }).collect())
 }

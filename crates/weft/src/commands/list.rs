@@ -1,12 +1,14 @@
-//! `weft list`: the sandboxes of this node and what is attached to each, from the journal.
+//! `weft list`: lists the sandboxes of this node and their attachments, from the journal.
 //!
-//! Rules: an entry that cannot be read is a row with its error, and the exit code is 1 then; that nothing is attached is
-//! said only where it is known which journal that would be in; `-o json` prints one document for each sandbox, whose keys are pinned by a test; nothing is asked of the kernel and nothing changed.
+//! - An unreadable entry is a row with its error, and the exit code is 1.
+//! - "no attachments" is printed only if every journal of the node is known.
+//! - `-o json` prints one document for each sandbox. A test fixes its fields.
+//! - It does not query the kernel and changes nothing.
 
 use clap::Args;
 use serde::Serialize;
 
-use crate::attachments::{self, Row as Attached, Sandbox};
+use crate::attachments::{self, AttachmentRow, SandboxDocument};
 use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -16,7 +18,7 @@ use cli_support::table;
 use cli_support::terminal::plain;
 use node_support::journal_reader::Row;
 
-/// What `weft list` is told.
+/// Arguments of `weft list`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -35,11 +37,11 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// One row for programs.
+/// Document of one sandbox for `-o json`.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Document<'a> {
-    Sandbox(Sandbox<'a>),
+    Sandbox(SandboxDocument<'a>),
     #[serde(rename_all = "camelCase")]
     Broken {
         container_id: &'a str,
@@ -47,35 +49,35 @@ enum Document<'a> {
     },
 }
 
-/// Does it.
+/// Runs `weft list`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { inputs, output } = arguments;
-    let KnownJournals { known, unknown } = JournalHandle::all(inputs)?;
+    let KnownJournals { known: handles, unknown: unknown_journal } = JournalHandle::all(inputs)?;
     let mut rows = Vec::new();
-    for keeper in known {
-        rows.extend(keeper.journal().rows()?);
+    for handle in handles {
+        rows.extend(handle.journal().rows()?);
     }
     match output.format {
         Format::Json => output::print_json(&rows.iter().map(document).collect::<Vec<_>>())?,
-        Format::Text if rows.is_empty() && unknown.is_some() => {}
-        Format::Text if rows.is_empty() => output::print("nothing is attached\n")?,
+        Format::Text if rows.is_empty() && unknown_journal.is_some() => {}
+        Format::Text if rows.is_empty() => output::print("no attachments\n")?,
         Format::Text => output::print(&lay_out(&rows))?,
     }
-    match (rows.iter().filter(|row| matches!(row, Row::Broken { .. })).count(), unknown) {
+    match (rows.iter().filter(|row| matches!(row, Row::Broken { .. })).count(), unknown_journal) {
         (0, Some(why)) if rows.is_empty() => Err(why),
         (0, Some(why)) => {
-            // Beside what was found, whatever its form.
+            // A warning on stderr, in every output format.
             Progress::beside(Format::Json).line(why.to_string());
             Ok(())
         }
         (0, None) => Ok(()),
-        (count, _) => Err(Failure::quiet(format!("{count} entries cannot be read"))),
+        (count, _) => Err(Failure::quiet(format!("{count} unreadable journal entries"))),
     }
 }
 
 fn document(row: &Row) -> Document<'_> {
     match row {
-        Row::Entry(entry) => Document::Sandbox(attachments::sandbox(entry)),
+        Row::Entry(entry) => Document::Sandbox(attachments::document(entry)),
         Row::Broken { container, error } => {
             Document::Broken { container_id: container, error: error.to_string() }
         }
@@ -88,7 +90,7 @@ fn lay_out(rows: &[Row]) -> String {
         match row {
             Row::Broken { container, error } => {
                 broken.push_str(&format!(
-                    "{}: cannot be read: {}\n",
+                    "{}: unreadable: {}\n",
                     plain(container),
                     plain(&error.to_string())
                 ));
@@ -96,7 +98,7 @@ fn lay_out(rows: &[Row]) -> String {
             Row::Entry(entry) => {
                 let pod = format!("{}/{}", entry.plan.pod.namespace, entry.plan.pod.name);
                 for attached in attachments::rows(entry) {
-                    let Attached { network, interface, addresses, state, .. } = attached;
+                    let AttachmentRow { network, interface, addresses, state, .. } = attached;
                     let addresses = if addresses.is_empty() { "-".to_owned() } else { addresses.join(",") };
                     let container = entry.container_id.to_string();
                     lines.push(vec![

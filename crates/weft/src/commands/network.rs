@@ -1,4 +1,4 @@
-//! `weft network`: the networks of a node, set, listed, shown and removed through the container runtime's socket.
+//! `weft network`: sets, lists, shows and removes the CRI networks of a node through the runtime's socket.
 
 mod document;
 
@@ -17,7 +17,7 @@ use cri::network_api::PROXY_SOCKET;
 use cri::network_api::{Name, Network, NetworkConfig, NetworkMetadata, conflist};
 use cri::network_client::{Client, InUse};
 
-/// What `weft network` is told.
+/// Arguments of `weft network`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -30,11 +30,11 @@ Example:
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    verb: Verb,
+    command: NetworkCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum NetworkCommand {
     /// Create or replace networks
     Set(Set),
     /// List all networks and their state
@@ -45,7 +45,7 @@ enum Verb {
     Rm(Remove),
 }
 
-/// Where the API is.
+/// Option for the socket of the API.
 #[derive(Clone, Debug, Args)]
 struct Server {
     /// Path to the socket of weft cri-proxy or of a runtime with the CRI Network API
@@ -102,35 +102,37 @@ struct Remove {
     server: Server,
 }
 
-/// Does it.
+/// Runs `weft network`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     cli_support::async_runtime::runtime()?.block_on(async {
-        match &arguments.verb {
-            Verb::Set(arguments) => set(arguments).await,
-            Verb::List(arguments) => list(arguments).await,
-            Verb::Show(arguments) => show(arguments).await,
-            Verb::Rm(arguments) => remove(arguments).await,
+        match &arguments.command {
+            NetworkCommand::Set(arguments) => set(arguments).await,
+            NetworkCommand::List(arguments) => list(arguments).await,
+            NetworkCommand::Show(arguments) => show(arguments).await,
+            NetworkCommand::Rm(arguments) => remove(arguments).await,
         }
     })
 }
 
 async fn connect(server: &Server) -> Result<Client, Failure> {
-    // The kernel says most plainly who may not.
+    // The error of the kernel is clearer than that of the HTTP/2 library.
     if let Err(cause) = tokio::net::UnixStream::connect(&server.socket).await
         && cause.kind() == std::io::ErrorKind::PermissionDenied
     {
         return Err(privilege::refused(&format!("connect to {}", server.socket.display()), &cause));
     }
     let connected = Client::connect(&server.socket).await;
-    connected.map_err(|status| failure(&status).next("weft cri-proxy listens there, and only root gets in"))
+    connected.map_err(|status| {
+        failure(&status).next("start weft cri-proxy, or name its socket with --socket; only root may connect")
+    })
 }
 
-/// A refusal in the server's words.
+/// Converts a gRPC status into a failure with the message of the server.
 fn failure(status: &Status) -> Failure {
     let failure = Failure::new(status.message());
     match status.code() {
         Code::Unimplemented => failure
-            .next("this socket is a runtime's own, without the API: --socket names that of weft cri-proxy"),
+            .next("this socket belongs to a runtime without the CRI Network API; name the socket of weft cri-proxy with --socket"),
         Code::InvalidArgument => failure.exit(Exit::Usage),
         _ => failure,
     }
@@ -138,11 +140,11 @@ fn failure(status: &Status) -> Failure {
 
 async fn set(arguments: &Set) -> Result<(), Failure> {
     let Set { files, name, server, output } = arguments;
-    let wanted = document::read(files, name.as_deref())?;
+    let configs = document::read(files, name.as_deref())?;
     let client = connect(server).await?;
     let progress = Progress::beside(output.format);
     let mut networks = Vec::new();
-    for (place, config) in wanted {
+    for (place, config) in configs {
         let set = client.set(config).await.map_err(|status| failure(&status).context(&place))?;
         progress.line(plain(&format!("{} is set, generation {}", label(&set), metadata(&set).generation)));
         networks.push(set);
@@ -158,7 +160,7 @@ async fn list(arguments: &List) -> Result<(), Failure> {
     let networks = connect(server).await?.list().await.map_err(|status| failure(&status))?;
     match output.format {
         Format::Json => output::print_json(&networks),
-        Format::Text if networks.is_empty() => output::print("no network is set, and none is on disk\n"),
+        Format::Text if networks.is_empty() => output::print("no networks\n"),
         Format::Text => {
             let rows: Vec<Vec<String>> = networks.iter().map(row).collect();
             let headings = ["network", "generation", "version", "plugins", "ranges", "managed", "connected"];
@@ -171,7 +173,7 @@ fn row(network: &Network) -> Vec<String> {
     let config = network.config.clone().unwrap_or_default();
     let status = network.status.clone().unwrap_or_default();
     let cni = config.cniv1_config.unwrap_or_default();
-    let word = |holds: bool| if holds { "yes" } else { "no" }.to_owned();
+    let yes_or_no = |holds: bool| if holds { "yes" } else { "no" }.to_owned();
     let ranges: Vec<String> = config.ip_ranges.into_iter().map(|range| range.cidr).collect();
     let plugins: Vec<String> = cni.plugins.into_iter().map(|plugin| plugin.r#type).collect();
     vec![
@@ -180,8 +182,8 @@ fn row(network: &Network) -> Vec<String> {
         cni.cni_version,
         plugins.join(" → "),
         if ranges.is_empty() { "-".to_owned() } else { ranges.join(",") },
-        word(status.sandbox_management),
-        word(status.connectivity),
+        yes_or_no(status.sandbox_management),
+        yes_or_no(status.connectivity),
     ]
 }
 
@@ -190,10 +192,9 @@ async fn show(arguments: &Show) -> Result<(), Failure> {
     let networks = connect(server).await?.list().await.map_err(|status| failure(&status))?;
     let Some(network) = networks.iter().find(|network| label(network) == *name) else {
         let names: Vec<String> = networks.iter().map(label).collect();
-        let there = if names.is_empty() { "there is none".to_owned() } else { names.join(", ") };
-        return Err(
-            Failure::new(format!("there is no network {name}")).next(format!("networks there: {there}"))
-        );
+        let available = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        return Err(Failure::new(format!("network {name}: not found"))
+            .next(format!("available networks: {available}")));
     };
     if output.format == Format::Json {
         return output::print_json(network);
@@ -216,13 +217,17 @@ async fn remove(arguments: &Remove) -> Result<(), Failure> {
     let in_use = if *drain { InUse::Drained } else { InUse::Refused };
     let progress = Progress::beside(Format::Text);
     let mut failures: Option<Failure> = None;
-    for text in names {
-        let Name { namespace, name } = Name::read(text);
+    for network in names {
+        let Name { namespace, name } = Name::read(network);
         let metadata = NetworkMetadata { name, namespace, ..NetworkMetadata::default() };
         match client.remove(metadata, in_use).await {
             Ok(()) => {
-                let how = if *drain { ", or drains" } else { "" };
-                progress.line(plain(&format!("{text} is removed{how}")));
+                let state = if *drain {
+                    "is removed, or drains until its last sandbox is removed"
+                } else {
+                    "is removed"
+                };
+                progress.line(plain(&format!("{network} {state}")));
             }
             Err(status) => {
                 let failed = failure(&status);

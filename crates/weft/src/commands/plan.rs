@@ -1,8 +1,8 @@
-//! `weft plan --once`: the plan of one sandbox, where no agent runs. The meta-plugin starts it.
+//! `weft plan --once`: answers one plan request. The meta-plugin runs it on nodes without an agent.
 //!
-//! Pods and definitions come from manifests (`-f`), or from the cluster. A plan request is read from standard input and its
-//! response written to standard output, in the form of [`rpc::frame`]. A refusal is a response: the exit code is 0 whenever
-//! one was written.
+//! Pods and definitions come from manifests (`-f`), or from the cluster. It reads the request from standard input and
+//! writes the response to standard output, in the form of [`rpc::frame`]. A refusal is a response: the exit code is 0
+//! whenever a response was written.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use kube_support::client;
 use node_agent::single_plan;
 
-/// What `weft plan` is told.
+/// Arguments of `weft plan`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -42,17 +42,16 @@ pub(crate) struct Arguments {
     kubeconfig: Option<PathBuf>,
 }
 
-/// Does it.
+/// Runs `weft plan`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { once: _, files, kubeconfig } = arguments;
     let response = match frame::receive(&mut io::stdin().lock()) {
         Ok(Request::Plan(request)) => plan(&request, files, kubeconfig.as_deref()).into(),
-        Ok(_) => Response::Refused(Error::new(code::DECODING_FAILURE, "the request is not for a plan")),
+        Ok(_) => Response::Refused(Error::new(code::DECODING_FAILURE, "the request is not a plan request")),
         Err(error @ FrameError::Version { .. }) => Response::Refused(error.into()),
         Err(error) => {
-            return Err(Failure::from(Error::from(error)).next(
-                "a plan request is read from standard input, as the meta-plugin sends it: weft plan --help",
-            ));
+            return Err(Failure::from(Error::from(error))
+                .next("send one plan request on standard input, as the meta-plugin does: weft plan --help"));
         }
     };
     Ok(frame::send(&mut io::stdout().lock(), &response).map_err(Error::from)?)

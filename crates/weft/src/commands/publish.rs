@@ -1,4 +1,4 @@
-//! `weft publish`: the network-status of one sandbox, written once. The meta-plugin has it done where no agent is.
+//! `weft publish`: writes the network-status of one sandbox once. The meta-plugin runs it on nodes without an agent.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use kube_support::client;
 use node_support::journal_reader::Journal;
 
-/// What `weft publish` is told.
+/// Arguments of `weft publish`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     kubeconfig: Option<PathBuf>,
 }
 
-/// Does it.
+/// Runs `weft publish`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { container_id, journal, kubeconfig } = arguments;
     let entry = Journal::at(&journal.join(journal::ENTRIES)).entry(container_id)?;

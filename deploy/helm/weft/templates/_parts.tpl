@@ -1,4 +1,4 @@
-{{/* The image, by digest if there is one. */}}
+{{/* Image, by digest if one is set. */}}
 {{- define "weft.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
@@ -7,13 +7,13 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What identifies one of the parts, in selectors, too: it never changes. Called with its name. */}}
+{{/* Labels of a component, also used in selectors, so they never change. The argument is the component's name. */}}
 {{- define "weft.labels" -}}
 app.kubernetes.io/name: weft
 app.kubernetes.io/component: {{ . }}
 {{- end -}}
 
-{{/* Where things are, as words for `weft install`: a list, as JSON. */}}
+{{/* Options of `weft install` for the paths of the node: a list, as JSON. */}}
 {{- define "weft.places" -}}
 {{- $words := list -}}
 {{- if ne .Values.paths.configurations "/etc/cni/net.d" }}{{ $words = append $words (printf "--conf-dir=%s" .Values.paths.configurations) }}{{ end -}}
@@ -30,13 +30,13 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* The same of what writes below directories that may be another user's. */}}
+{{/* Security context of a container that writes to directories which may belong to another user. */}}
 {{- define "weft.writer" -}}
 {{ include "weft.bare" . }}
   add: [DAC_OVERRIDE]
 {{- end -}}
 
-{{/* A ServiceAccount, called with its name and namespace. */}}
+{{/* ServiceAccount. The argument has its name and namespace. */}}
 {{- define "weft.account" -}}
 apiVersion: v1
 kind: ServiceAccount
@@ -45,7 +45,7 @@ metadata:
   namespace: {{ .namespace }}
 {{- end -}}
 
-{{/* The rights of the role `role` for an account, everywhere: kind ClusterRole. */}}
+{{/* Binding of the ClusterRole `role` to an account. */}}
 {{- define "weft.everywhere" -}}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -61,7 +61,7 @@ subjects:
     namespace: {{ .namespace }}
 {{- end -}}
 
-{{/* The rights of the role of its own name for an account, in its namespace. */}}
+{{/* Binding of the Role with the account's name to the account, in its namespace. */}}
 {{- define "weft.here" -}}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
@@ -78,7 +78,7 @@ subjects:
     namespace: {{ .namespace }}
 {{- end -}}
 
-{{/* Who it is, for the Lease. */}}
+{{/* Environment variables with the identity of a controller, for the Lease. */}}
 {{- define "weft.identity" -}}
 - name: POD_NAME
   valueFrom:

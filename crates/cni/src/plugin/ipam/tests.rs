@@ -1,4 +1,4 @@
-//! Delegation to an IPAM plugin that is a real plugin, called without a process.
+//! Tests of delegation to a real IPAM plugin, called without a process.
 
 use std::sync::Mutex;
 
@@ -13,7 +13,7 @@ use crate::plugin::{Answer, Plugin, respond};
 use crate::result::IpConfig;
 use crate::version::Version;
 
-/// An address manager with one address.
+/// IPAM plugin with one address.
 #[derive(Default)]
 struct OneAddress {
     held: Mutex<bool>,
@@ -58,7 +58,7 @@ impl Plugin for OneAddress {
     }
 }
 
-/// Calls the manager as a process would be called; `garble` is what happens to the output of an ADD.
+/// Caller of the IPAM plugin with the interface of a process; `garble` changes the output of an ADD.
 struct Caller<'a>(&'a OneAddress, fn(Vec<u8>) -> Vec<u8>);
 
 impl Invoke for Caller<'_> {
@@ -88,8 +88,9 @@ fn call(version: &str) -> Result<Call, Error> {
     Ok(Call { config: Config::read(config.to_string().into_bytes(), Version::ALL)?, environment })
 }
 
+// Requirements: S30
 #[test]
-fn s30_the_delegate_gets_the_same_bytes_and_variables_for_every_verb() -> Result<(), Error> {
+fn ipam_delegate_gets_the_same_stdin_and_variables() -> Result<(), Error> {
     let manager = OneAddress::default();
     let caller = Caller(&manager, |stdout| stdout);
     let call = call("1.1.0")?;
@@ -110,11 +111,12 @@ fn s30_the_delegate_gets_the_same_bytes_and_variables_for_every_verb() -> Result
     Ok(())
 }
 
+// Requirements: S30, S19
 #[test]
-fn s30_s19_the_result_is_read_in_the_version_of_the_configuration() -> Result<(), Error> {
+fn ipam_result_is_in_the_version_of_the_configuration() -> Result<(), Error> {
     for version in Version::ALL {
         let manager = OneAddress::default();
-        // A plugin may leave the version out: then it speaks the configuration's.
+        // A result without a version is in the version of the configuration.
         let caller = Caller(&manager, |stdout| {
             let mut value: serde_json::Value = serde_json::from_slice(&stdout).unwrap();
             value.as_object_mut().unwrap().remove("cniVersion");
@@ -126,8 +128,9 @@ fn s30_s19_the_result_is_read_in_the_version_of_the_configuration() -> Result<()
     Ok(())
 }
 
+// Requirements: S30
 #[test]
-fn s30_an_error_keeps_code_and_details_and_names_the_delegate() -> Result<(), Error> {
+fn ipam_error_keeps_code_and_details() -> Result<(), Error> {
     let manager =
         OneAddress { fails: Some(Error::new(11, "pool is busy").details("d")), ..OneAddress::default() };
     let caller = Caller(&manager, |stdout| stdout);
@@ -135,13 +138,14 @@ fn s30_an_error_keeps_code_and_details_and_names_the_delegate() -> Result<(), Er
     let error = Ipam::new(&call, &caller).add().unwrap_err();
     assert_eq!((error.code, error.msg.as_str()), (11, "ipam one-address: pool is busy"));
     assert_eq!(error.details, "d");
-    // The address may be a running container's: nothing is given back.
+    // The address may belong to a running container, so it is not released.
     assert_eq!(manager.calls.lock().unwrap().len(), 1);
     Ok(())
 }
 
+// Requirements: S30
 #[test]
-fn s30_an_add_that_answers_nonsense_is_undone() -> Result<(), Error> {
+fn ipam_add_with_an_invalid_result_is_undone() -> Result<(), Error> {
     let nonsense: [fn(Vec<u8>) -> Vec<u8>; 3] =
         [|_| Vec::new(), |_| b"oops".to_vec(), |_| br#"{"ips":[{"address":"no"}]}"#.to_vec()];
     for garble in nonsense {
@@ -154,8 +158,9 @@ fn s30_an_add_that_answers_nonsense_is_undone() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S30
 #[test]
-fn s30_a_network_without_address_management_is_said_to_be_one() -> Result<(), Error> {
+fn ipam_is_none_for_a_layer_2_network() -> Result<(), Error> {
     let manager = OneAddress::default();
     let caller = Caller(&manager, |stdout| stdout);
     assert!(Ipam::configured(&call("1.0.0")?, &caller)?.is_some());

@@ -1,4 +1,4 @@
-//! Whole calls of a plugin, without a process.
+//! Tests of whole calls of a plugin, without a process.
 
 use std::cell::RefCell;
 use std::io;
@@ -10,16 +10,16 @@ use super::*;
 use crate::name::PluginType;
 use crate::result::{Interface, Success};
 
-/// A plugin that writes down what it is asked and answers as told.
+/// Plugin that records its calls and returns a given answer.
 #[derive(Default)]
-struct Ledger {
+struct Recorder {
     calls: Mutex<Vec<String>>,
     fails: Option<Error>,
     versions: Option<&'static [Version]>,
     result: Success,
 }
 
-impl Ledger {
+impl Recorder {
     fn note(&self, call: &str, who: Option<&Attachment>, netns: &str) -> Result<(), Error> {
         let who = who.map_or(String::new(), |who| format!(" {}/{}", who.container, who.ifname));
         self.calls.lock().unwrap().push(format!("{call}{who} {netns}").trim_end().to_owned());
@@ -31,9 +31,9 @@ impl Ledger {
     }
 }
 
-impl Plugin for Ledger {
+impl Plugin for Recorder {
     fn name(&self) -> &'static str {
-        "ledger"
+        "recorder"
     }
 
     fn versions(&self) -> &'static [Version] {
@@ -64,10 +64,10 @@ impl Plugin for Ledger {
     }
 }
 
-/// A plugin called here has nobody to delegate to.
-struct Nobody;
+/// Caller without any plugins: no plugin of these tests delegates.
+struct NoDelegates;
 
-impl Invoke for Nobody {
+impl Invoke for NoDelegates {
     fn invoke(&self, plugin: &PluginType, _: &Environment, _: &[u8]) -> Result<Vec<u8>, Error> {
         Err(Error::internal(format!("{plugin} was not expected to be called")))
     }
@@ -85,11 +85,11 @@ fn environment(command: &str) -> Environment {
 }
 
 fn config(version: &str) -> String {
-    json!({"cniVersion": version, "name": "n", "type": "ledger", "prevResult": {}}).to_string()
+    json!({"cniVersion": version, "name": "n", "type": "recorder", "prevResult": {}}).to_string()
 }
 
-fn call(plugin: &Ledger, environment: &Environment, stdin: &str) -> Answer {
-    respond(plugin, environment, &mut stdin.as_bytes(), &Nobody)
+fn call(plugin: &Recorder, environment: &Environment, stdin: &str) -> Answer {
+    respond(plugin, environment, &mut stdin.as_bytes(), &NoDelegates)
 }
 
 fn error(answer: &Answer) -> Error {
@@ -98,7 +98,7 @@ fn error(answer: &Answer) -> Error {
 }
 
 fn refused(command: &str, change: impl Fn(&mut Environment), stdin: &str) -> Error {
-    let plugin = Ledger::default();
+    let plugin = Recorder::default();
     let mut environment = environment(command);
     change(&mut environment);
     let error = error(&call(&plugin, &environment, stdin));
@@ -106,8 +106,9 @@ fn refused(command: &str, change: impl Fn(&mut Environment), stdin: &str) -> Err
     error
 }
 
+// Requirements: K1, S18
 #[test]
-fn k1_s18_each_verb_names_the_variables_it_lacks() {
+fn missing_variables_of_each_verb_are_named() {
     let all = "CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH";
     for (command, lacks) in [
         ("ADD", all),
@@ -124,8 +125,9 @@ fn k1_s18_each_verb_names_the_variables_it_lacks() {
     }
 }
 
+// Requirements: K1, S24
 #[test]
-fn k1_s24_what_is_there_and_wrong_comes_before_what_is_missing() {
+fn invalid_variables_are_reported_before_missing_ones() {
     let wrong_id = |e: &mut Environment| {
         e.container_id = "../x".into();
         e.path.clear();
@@ -139,19 +141,20 @@ fn k1_s24_what_is_there_and_wrong_comes_before_what_is_missing() {
     let error = refused("DEL", |e| e.ifname = "a/b".into(), &config("1.0.0"));
     assert!(error.code == 4 && error.msg.contains("CNI_IFNAME") && error.msg.contains("a/b"), "{error}");
 
-    // GC and STATUS do not look at what they do not need.
-    let plugin = Ledger::default();
+    // GC and STATUS ignore variables that they do not need.
+    let plugin = Recorder::default();
     let odd = Environment { container_id: "../x".into(), ifname: "a/b".into(), ..environment("GC") };
     assert!(call(&plugin, &odd, &config("1.1.0")).success);
 }
 
+// Requirements: K2
 #[test]
-fn k2_without_a_command_a_plugin_introduces_itself() {
-    let plugin = Ledger::default();
+fn missing_command_prints_about_text() {
+    let plugin = Recorder::default();
     let answer = call(&plugin, &Environment::default(), "not JSON");
     assert!(answer.success && answer.stdout.is_empty());
     let lines: Vec<&str> = answer.stderr.lines().collect();
-    assert!(lines[0].starts_with("CNI ledger plugin v"), "{}", lines[0]);
+    assert!(lines[0].starts_with("CNI recorder plugin v"), "{}", lines[0]);
     assert_eq!(lines[1], "CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0");
     assert_eq!(
         lines[2],
@@ -160,15 +163,17 @@ fn k2_without_a_command_a_plugin_introduces_itself() {
     );
 }
 
+// Requirements: K2
 #[test]
-fn k2_an_unknown_command_is_code_4() {
+fn unknown_command_is_code_4() {
     let error = refused("add", |_| (), &config("1.0.0"));
     assert_eq!((error.code, error.msg.as_str()), (4, "unknown CNI_COMMAND: add"));
 }
 
+// Requirements: K3, S4
 #[test]
-fn k3_s4_version_is_one_line_and_echoes_the_version_given() {
-    let plugin = Ledger::default();
+fn version_verb_prints_one_line_with_the_given_version() {
+    let plugin = Recorder::default();
     let bare = Environment { command: "VERSION".into(), ..Environment::default() };
     let report = |stdin: &str| {
         let answer = call(&plugin, &bare, stdin);
@@ -184,8 +189,9 @@ fn k3_s4_version_is_one_line_and_echoes_the_version_given() {
     assert!(plugin.calls().is_empty());
 }
 
+// Requirements: K4, S29
 #[test]
-fn k4_s29_the_configuration_is_judged_in_order_and_by_code() {
+fn config_faults_have_an_order_and_codes() {
     assert_eq!(refused("ADD", |_| (), "").code, 6);
     assert_eq!(refused("ADD", |_| (), "{").code, 6);
     assert_eq!(refused("ADD", |_| (), r#"{"cniVersion":"9.9.9"}"#).code, 7);
@@ -197,59 +203,65 @@ fn k4_s29_the_configuration_is_judged_in_order_and_by_code() {
     );
 }
 
+// Requirements: S29
 #[test]
-fn s29_an_unreadable_stdin_is_code_5() {
+fn stdin_unreadable_is_code_5() {
     struct Broken;
     impl Read for Broken {
         fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
             Err(io::Error::other("stdin is gone"))
         }
     }
-    let answer = respond(&Ledger::default(), &environment("ADD"), &mut Broken, &Nobody);
+    let answer = respond(&Recorder::default(), &environment("ADD"), &mut Broken, &NoDelegates);
     assert_eq!(error(&answer).code, 5);
 }
 
+// Requirements: S29
 #[test]
-fn s29_an_endless_stdin_is_refused_without_being_swallowed() {
+fn stdin_endless_is_refused() {
     let mut endless = io::repeat(b' ');
-    let answer = respond(&Ledger::default(), &environment("ADD"), &mut endless, &Nobody);
+    let answer = respond(&Recorder::default(), &environment("ADD"), &mut endless, &NoDelegates);
     assert_eq!(error(&answer).code, 6);
 }
 
+// Requirements: K5, S16, S32, S33
 #[test]
-fn k5_s16_s32_s33_a_verb_the_version_lacks_is_code_1() {
+fn verb_missing_in_the_version_is_code_1() {
     for (command, old) in [("CHECK", "0.3.1"), ("GC", "1.0.0"), ("STATUS", "1.0.0")] {
         let error = refused(command, |_| (), &config(old));
         assert_eq!((error.code, error.msg), (1, format!("config version does not allow {command}")));
         assert!(error.details.contains(old), "{}", error.details);
     }
     for (command, since) in [("CHECK", "0.4.0"), ("GC", "1.1.0"), ("STATUS", "1.1.0")] {
-        let plugin = Ledger::default();
+        let plugin = Recorder::default();
         let answer = call(&plugin, &environment(command), &config(since));
         assert!(answer.success && answer.stdout.is_empty(), "{answer:?}");
         assert_eq!(plugin.calls().len(), 1);
     }
 }
 
+// Requirements: K5
 #[test]
-fn k5_typed_errors_pass_through_and_everything_else_is_999() {
+fn plugin_errors_keep_their_code() {
     for code in [3, 11, 50, 51, 142] {
-        let plugin = Ledger { fails: Some(Error::new(code, "why").details("more")), ..Ledger::default() };
+        let plugin = Recorder { fails: Some(Error::new(code, "why").details("more")), ..Recorder::default() };
         let answer = call(&plugin, &environment("STATUS"), &config("1.1.0"));
         assert_eq!(error(&answer), Error::new(code, "why").details("more").in_version(Version::V1_1_0));
     }
 }
 
+// Requirements: S20
 #[test]
-fn s20_codes_3_and_11_reach_the_runtime_unchanged() {
+fn error_codes_3_and_11_are_passed_on() {
     for code in [code::UNKNOWN_CONTAINER, code::TRY_AGAIN_LATER] {
-        let plugin = Ledger { fails: Some(Error::new(code, "why")), ..Ledger::default() };
+        let plugin = Recorder { fails: Some(Error::new(code, "why")), ..Recorder::default() };
         assert_eq!(error(&call(&plugin, &environment("ADD"), &config("0.4.0"))).code, code);
     }
 }
 
+// Requirements: K6, trap 8
 #[test]
-fn k6_trap8_the_plugins_own_netns_is_refused_before_anything_is_done() {
+fn netns_of_the_plugin_itself_is_refused() {
     for command in ["ADD", "DEL"] {
         for own in ["/proc/self/ns/net", "/proc/thread-self/ns/net"] {
             let error = refused(command, |e| e.netns = own.into(), &config("1.0.0"));
@@ -258,7 +270,7 @@ fn k6_trap8_the_plugins_own_netns_is_refused_before_anything_is_done() {
         }
     }
     for allow in ["1", "TRUE", "true", "True"] {
-        let plugin = Ledger::default();
+        let plugin = Recorder::default();
         let own = Environment {
             netns: "/proc/self/ns/net".into(),
             netns_override: allow.into(),
@@ -273,32 +285,35 @@ fn k6_trap8_the_plugins_own_netns_is_refused_before_anything_is_done() {
     assert_eq!(refused("ADD", forbidden, &config("1.0.0")).code, 8);
 }
 
+// Requirements: K6, S13
 #[test]
-fn k6_s13_a_netns_that_is_gone_or_not_given_is_for_the_plugin_to_judge() {
-    let plugin = Ledger::default();
+fn netns_missing_is_left_to_the_plugin() {
+    let plugin = Recorder::default();
     assert!(call(&plugin, &environment("DEL"), &config("1.0.0")).success);
     let none = Environment { netns: String::new(), ..environment("DEL") };
-    let without = r#"{"cniVersion":"1.0.0","name":"n","type":"ledger"}"#;
+    let without = r#"{"cniVersion":"1.0.0","name":"n","type":"recorder"}"#;
     assert!(call(&plugin, &none, without).success);
     assert_eq!(plugin.calls(), ["del c1/eth0 /nowhere", "del c1/eth0 -"]);
 }
 
+// Requirements: S14, S26
 #[test]
-fn s14_s26_the_plugin_is_told_container_and_interface() {
-    let plugin = Ledger::default();
+fn plugin_receives_container_and_interface() {
+    let plugin = Recorder::default();
     let other = Environment { ifname: "net1".into(), container_id: "c.2-b".into(), ..environment("ADD") };
     assert!(call(&plugin, &other, &config("1.0.0")).success);
     assert_eq!(plugin.calls(), ["add c.2-b/net1 /nowhere"]);
 }
 
+// Requirements: S19, trap 6
 #[test]
-fn s19_trap6_a_result_is_printed_in_the_version_of_the_configuration() -> Result<(), Error> {
+fn result_is_printed_in_the_version_of_the_configuration() -> Result<(), Error> {
     let result = Success {
         interfaces: vec![Interface { name: "eth0".into(), ..Interface::default() }],
         ..Success::default()
     };
     for version in &Version::ALL[2..] {
-        let plugin = Ledger { result: result.clone(), ..Ledger::default() };
+        let plugin = Recorder { result: result.clone(), ..Recorder::default() };
         let answer = call(&plugin, &environment("ADD"), &config(version.as_str()));
         assert!(answer.success);
         assert!(answer.stdout.starts_with(format!("{{\n    \"cniVersion\": \"{version}\"").as_bytes()));
@@ -308,31 +323,34 @@ fn s19_trap6_a_result_is_printed_in_the_version_of_the_configuration() -> Result
     Ok(())
 }
 
+// Requirements: C7, S19
 #[test]
-fn c7_s19_a_result_the_version_cannot_say_is_undone() {
-    let plugin = Ledger::default();
+fn result_without_a_form_in_the_version_is_undone() {
+    let plugin = Recorder::default();
     let error = error(&call(&plugin, &environment("ADD"), r#"{"cniVersion":"0.2.0","name":"n"}"#));
     assert!(error.msg.contains("no valid IP addresses"), "{error}");
     assert_eq!(plugin.calls(), ["add c1/eth0 /nowhere", "del c1/eth0 /nowhere"]);
 }
 
+// Requirements: S36, trap 6
 #[test]
-fn s36_trap6_an_error_says_the_version_in_use() {
-    let plugin = Ledger { fails: Some(Error::new(7, "bad")), ..Ledger::default() };
+fn error_has_the_version_in_use() {
+    let plugin = Recorder { fails: Some(Error::new(7, "bad")), ..Recorder::default() };
     let answer = call(&plugin, &environment("ADD"), &config("0.4.0"));
     assert_eq!(
         String::from_utf8(answer.stdout).unwrap(),
         "{\n    \"cniVersion\": \"0.4.0\",\n    \"code\": 7,\n    \"msg\": \"bad\"\n}"
     );
-    // Before the configuration is known, it is the newest the plugin speaks.
-    let old = Ledger { versions: Some(&Version::ALL[..5]), ..Ledger::default() };
+    // Before the configuration is read, it is the newest version of the plugin.
+    let old = Recorder { versions: Some(&Version::ALL[..5]), ..Recorder::default() };
     let answer = call(&old, &Environment { command: "ADD".into(), ..Environment::default() }, "");
     assert_eq!(error(&answer).cni_version.as_deref(), Some("0.4.0"));
 }
 
+// Requirements: S32, trap 7, trap 9
 #[test]
-fn s32_trap7_trap9_gc_with_nothing_to_do_succeeds_silently_and_reads_either_key() -> Result<(), Error> {
-    let plugin = Ledger::default();
+fn gc_reads_either_key_and_prints_nothing() -> Result<(), Error> {
+    let plugin = Recorder::default();
     let answer = call(&plugin, &environment("GC"), &config("1.1.0"));
     assert_eq!(answer, Answer { stdout: Vec::new(), stderr: String::new(), success: true });
 
@@ -352,8 +370,9 @@ fn s32_trap7_trap9_gc_with_nothing_to_do_succeeds_silently_and_reads_either_key(
     Ok(())
 }
 
+// Requirements: S32
 #[test]
-fn s32_half_an_attachment_keeps_nothing_and_so_nothing_may_go() -> Result<(), Error> {
+fn gc_refuses_an_incomplete_attachment() -> Result<(), Error> {
     for half in
         [r#"{"containerID":"a"}"#, r#"{"ifname":"eth0"}"#, r#"{"containerID":null,"ifname":"eth0"}"#, "{}"]
     {
@@ -368,19 +387,19 @@ fn s32_half_an_attachment_keeps_nothing_and_so_nothing_may_go() -> Result<(), Er
 }
 
 #[test]
-fn an_answer_has_a_bound_whatever_failed() {
+fn error_output_is_limited() {
     let fails = Error::new(5, "x".repeat(3_000_000)).details("y".repeat(3_000_000));
     let answer =
-        call(&Ledger { fails: Some(fails), ..Ledger::default() }, &environment("ADD"), &config("1.0.0"));
+        call(&Recorder { fails: Some(fails), ..Recorder::default() }, &environment("ADD"), &config("1.0.0"));
     assert!(answer.stdout.len() < 20_000, "{}", answer.stdout.len());
     assert_eq!(error(&answer).code, 5);
 }
 
 #[test]
-fn an_answer_becomes_what_a_caller_sees() {
-    let plugin = Ledger { fails: Some(Error::new(11, "later").details("d")), ..Ledger::default() };
+fn answer_converts_to_the_result_of_invoke() {
+    let plugin = Recorder { fails: Some(Error::new(11, "later").details("d")), ..Recorder::default() };
     let answer = call(&plugin, &environment("ADD"), &config("1.0.0"));
     assert_eq!(answer.into_result(), Err(Error::new(11, "later").details("d").in_version(Version::V1_0_0)));
-    let answer = call(&Ledger::default(), &environment("DEL"), &config("1.0.0"));
+    let answer = call(&Recorder::default(), &environment("DEL"), &config("1.0.0"));
     assert_eq!(answer.into_result(), Ok(Vec::new()));
 }

@@ -1,4 +1,4 @@
-//! The cache's files as libcni writes and reads them, by requirement id.
+//! Tests of the cache's files, which are those of libcni.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -23,15 +23,16 @@ fn result(text: &str) -> Attached {
     Attached::read(text.as_bytes(), Version::V1_0_0).unwrap()
 }
 
-/// What libcni 1.3 writes for the same attachment, byte for byte.
+/// Entry of libcni 1.3 for the same attachment, byte for byte.
 const GO: &str = concat!(
     r#"{"kind":"cniCacheV1","containerId":"c1","config":"eyJjbmlWZXJzaW9uIjoiMS4wLjAiLCJuYW1lIjoibmV0IiwicGx1Z2lucyI6W3sidHlwZSI6Im9uZSJ9XX0=","#,
     r#""ifName":"eth0","networkName":"net","netns":"/run/netns/blue","cniArgs":[["IgnoreUnknown","1"],["A","b"]],"#,
     r#""capabilityArgs":{"mac":"c2:11:22:33:44:55"},"result":{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/16"}]}}"#
 );
 
+// Requirements: L5
 #[test]
-fn l5_an_entry_is_what_libcni_would_have_written() -> Result<(), Error> {
+fn cache_entry_equals_that_of_libcni() -> Result<(), Error> {
     let rig = Rig::new();
     let mut parameters = rig.parameters();
     parameters.capability_args = object(r#"{"mac":"c2:11:22:33:44:55"}"#);
@@ -48,8 +49,9 @@ fn l5_an_entry_is_what_libcni_would_have_written() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L5
 #[test]
-fn l5_what_is_empty_is_left_out() -> Result<(), Error> {
+fn cache_entry_omits_empty_fields() -> Result<(), Error> {
     let rig = Rig::new();
     let mut parameters = rig.parameters();
     parameters.args.clear();
@@ -62,8 +64,9 @@ fn l5_what_is_empty_is_left_out() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L5
 #[test]
-fn l5_an_entry_of_libcni_is_read() -> Result<(), Error> {
+fn cache_entry_of_libcni_is_read() -> Result<(), Error> {
     let rig = Rig::new();
     put(&rig, GO);
     let who = rig.parameters().who;
@@ -73,13 +76,13 @@ fn l5_an_entry_of_libcni_is_read() -> Result<(), Error> {
     assert_eq!(entry.parameters.args, "IgnoreUnknown=1;A=b");
     assert_eq!(entry.parameters.netns, "/run/netns/blue");
     assert_eq!(entry.parameters.capability_args.to_json(), r#"{"mac":"c2:11:22:33:44:55"}"#);
-    // In the version the configuration has now, not in that of then.
+    // In the current version of the configuration, not in that of the ADD.
     let attached = cache(&rig).result(&name, &who, Version::V0_4_0)?.unwrap();
     assert_eq!(
         attached.raw.get(),
         r#"{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.1.0.5/16"}],"dns":{}}"#
     );
-    // Go writes what is nothing as null.
+    // Go writes an empty value as null.
     put(
         &rig,
         r#"{"kind":"cniCacheV1","containerId":"c1","config":null,"ifName":"eth0","networkName":"net","capabilityArgs":null}"#,
@@ -89,8 +92,9 @@ fn l5_an_entry_of_libcni_is_read() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L5
 #[test]
-fn l5_a_bare_result_of_an_old_libcni_is_read() -> Result<(), Error> {
+fn cache_bare_result_of_an_old_libcni_is_read() -> Result<(), Error> {
     let rig = Rig::new();
     let who = rig.parameters().who;
     let name = NetworkName::new("net")?;
@@ -100,13 +104,14 @@ fn l5_a_bare_result_of_an_old_libcni_is_read() -> Result<(), Error> {
     put(&rig, r#"{"ip4":{"ip":"10.1.0.5/16"}}"#);
     let attached = cache(&rig).result(&name, &who, Version::V1_0_0)?.unwrap();
     assert_eq!(attached.success.ips.len(), 1);
-    // It is no entry: what else was known then is not known.
+    // A bare result has no parameters.
     assert!(cache(&rig).entry(&name, &who).is_err());
     Ok(())
 }
 
+// Requirements: L6
 #[test]
-fn l6_what_cannot_be_read_is_absent_and_what_cannot_be_understood_an_error() -> Result<(), Error> {
+fn cache_unreadable_is_absent_and_invalid_an_error() -> Result<(), Error> {
     let rig = Rig::new();
     let who = rig.parameters().who;
     let name = NetworkName::new("net")?;
@@ -121,8 +126,9 @@ fn l6_what_cannot_be_read_is_absent_and_what_cannot_be_understood_an_error() -> 
     Ok(())
 }
 
+// Requirements: L9
 #[test]
-fn l9_attachments_are_listed_by_content_in_order_of_file_names() -> Result<(), Error> {
+fn cache_attachments_are_listed_by_content() -> Result<(), Error> {
     let rig = Rig::new();
     let cache = cache(&rig);
     assert!(cache.attachments(None)?.is_empty());
@@ -161,12 +167,13 @@ fn l9_attachments_are_listed_by_content_in_order_of_file_names() -> Result<(), E
     Ok(())
 }
 
+// Requirements: S31
 #[test]
-fn s31_an_entry_replaces_the_last_one_whole_and_is_removed_any_number_of_times() -> Result<(), Error> {
+fn cache_entry_is_replaced_and_removed() -> Result<(), Error> {
     let rig = Rig::new();
     let (cache, parameters) = (cache(&rig), rig.parameters());
     let name = NetworkName::new("net")?;
-    // What a crash may have left.
+    // Remains of a crash.
     fs::create_dir_all(rig.directory().join("cache/results")).unwrap();
     let draft = rig.directory().join("cache/results/.net-c1-eth0.new");
     fs::write(&draft, "half").unwrap();
@@ -185,9 +192,9 @@ fn s31_an_entry_replaces_the_last_one_whole_and_is_removed_any_number_of_times()
 }
 
 #[test]
-fn an_entry_that_cannot_be_written_is_an_error_and_leaves_nothing() {
+fn cache_write_failure_leaves_no_file() {
     let rig = Rig::new();
-    // Root may write anywhere; a file where a directory should be stops even root.
+    // Root can write anywhere, but not into a file in place of a directory.
     fs::write(rig.directory().join("cache"), "").unwrap();
     let error = cache(&rig).write(&network("1.0.0", &["one"]), &rig.parameters(), &result("{}")).unwrap_err();
     assert!(error.code == 5 && error.msg.contains("net-c1-eth0"), "{error}");

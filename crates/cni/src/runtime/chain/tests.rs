@@ -1,4 +1,4 @@
-//! Chains of real plugin processes, by requirement id.
+//! Tests of chains of real plugin processes.
 
 use serde_json::{Value, json};
 
@@ -7,8 +7,9 @@ use crate::runtime::rig::{Rig, exec, network, object};
 
 const RESULT: &str = r#"{ "cniVersion": "1.0.0", "ips": [{"address":"10.1.0.5/16"}], "vendor.example/x": 12345678901234567890 }"#;
 
+// Requirements: S1, S10, L3
 #[test]
-fn s1_s10_l3_every_plugin_gets_the_same_environment_and_our_own() -> Result<(), Error> {
+fn chain_plugins_get_the_same_environment() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two"]);
     add(&exec(), &network("1.0.0", &["one", "two"]), &rig.parameters())?;
     let calls = rig.calls();
@@ -27,7 +28,7 @@ fn s1_s10_l3_every_plugin_gets_the_same_environment_and_our_own() -> Result<(), 
             assert_eq!(call.variable(name), Some(value), "{name}");
         }
     }
-    // Also what does not apply is set, to nothing.
+    // Variables that do not apply are set to an empty value.
     status(&exec(), &network("1.1.0", &["one"]), &path)?;
     let call = &rig.calls()[0];
     for name in ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"] {
@@ -36,8 +37,9 @@ fn s1_s10_l3_every_plugin_gets_the_same_environment_and_our_own() -> Result<(), 
     Ok(())
 }
 
+// Requirements: S8
 #[test]
-fn s8_the_lists_name_and_version_replace_the_plugins_own() -> Result<(), Error> {
+fn chain_sets_name_and_version_of_the_list() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let text = r#"{"cniVersion":"0.3.1","name":"net","plugins":[
         {"type":"one","name":"mine","cniVersion":"0.1.0","NAME":"shadow","CniVersion":"9"}]}"#;
@@ -46,15 +48,16 @@ fn s8_the_lists_name_and_version_replace_the_plugins_own() -> Result<(), Error> 
     Ok(())
 }
 
+// Requirements: S9, S15, NPWG1-7.1-1
 #[test]
-fn s9_s15_npwg1_7_1_1_every_plugin_but_the_first_gets_the_result_before_it() -> Result<(), Error> {
+fn chain_passes_the_previous_result() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two", "three"]);
     rig.prints("one", "ADD", RESULT);
     rig.prints("two", "ADD", r#"{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.6/16"}]}"#);
     let last = add(&exec(), &network("1.0.0", &["one", "two", "three"]), &rig.parameters())?;
     let calls = rig.calls();
     assert_eq!(calls[0].config().get("prevResult"), None);
-    // Byte for byte: a 20-digit number and a key nobody knows survive.
+    // Byte for byte: a 20-digit number and an unknown key are kept.
     assert!(calls[1].stdin.contains(r#""vendor.example/x":12345678901234567890"#), "{}", calls[1].stdin);
     assert_eq!(calls[2].config()["prevResult"]["ips"], json!([{"address":"10.1.0.6/16"}]));
     assert!(last.success.ips.is_empty());
@@ -62,8 +65,9 @@ fn s9_s15_npwg1_7_1_1_every_plugin_but_the_first_gets_the_result_before_it() -> 
     Ok(())
 }
 
+// Requirements: S9
 #[test]
-fn s9_a_prev_result_in_the_configuration_itself_is_not_believed() -> Result<(), Error> {
+fn chain_ignores_prev_result_in_the_configuration() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let text = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"one","prevResult":{"ips":[]},"PrevResult":1}]}"#;
     let network = Network::parse(text.as_bytes(), "t")?;
@@ -75,8 +79,9 @@ fn s9_a_prev_result_in_the_configuration_itself_is_not_believed() -> Result<(), 
     Ok(())
 }
 
+// Requirements: S11, S17, NPWG1-7.1-1
 #[test]
-fn s11_s17_npwg1_7_1_1_del_goes_backward_with_the_result_since_0_4_0() -> Result<(), Error> {
+fn chain_del_goes_backward_with_the_result_since_0_4_0() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two"]);
     for (version, given) in [("0.3.1", false), ("0.4.0", true), ("1.1.0", true)] {
         let network = network(version, &["one", "two"]);
@@ -94,8 +99,9 @@ fn s11_s17_npwg1_7_1_1_del_goes_backward_with_the_result_since_0_4_0() -> Result
     Ok(())
 }
 
+// Requirements: S12, L4
 #[test]
-fn s12_l4_an_error_stops_the_list_and_a_del_reaches_all_of_it() -> Result<(), Error> {
+fn chain_add_stops_at_an_error_and_del_calls_all() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two", "three"]);
     rig.fails("two", "ADD", r#"{"code":11,"msg":"pool is busy","details":"try in 5 s"}"#);
     let text = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"one"},{"type":"two","name":"mine"},{"type":"three"}]}"#;
@@ -115,8 +121,9 @@ fn s12_l4_an_error_stops_the_list_and_a_del_reaches_all_of_it() -> Result<(), Er
     Ok(())
 }
 
+// Requirements: S12
 #[test]
-fn s12_a_missing_plugin_is_an_error_naming_it() {
+fn chain_missing_plugin_is_named() {
     let rig = Rig::with(&["one"]);
     let error = add(&exec(), &network("1.0.0", &["one", "ghost"]), &rig.parameters()).unwrap_err();
     assert!(
@@ -125,8 +132,9 @@ fn s12_a_missing_plugin_is_an_error_naming_it() {
     assert_eq!(error.code, 5);
 }
 
+// Requirements: S16
 #[test]
-fn s16_check_is_gated_by_version_then_by_disable_check() -> Result<(), Error> {
+fn chain_check_depends_on_version_and_disable_check() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two"]);
     let last = Attached::read(RESULT.as_bytes(), Version::V1_0_0)?;
     let old = network("0.3.1", &["one"]);
@@ -152,8 +160,9 @@ fn s16_check_is_gated_by_version_then_by_disable_check() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S19, trap 4
 #[test]
-fn s19_trap4_a_result_of_another_version_is_converted_and_none_is_the_networks() -> Result<(), Error> {
+fn chain_converts_a_result_of_another_version() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two"]);
     rig.prints("one", "ADD", r#"{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.5/16"}]}"#);
     rig.prints("two", "ADD", "null\n");
@@ -170,8 +179,9 @@ fn s19_trap4_a_result_of_another_version_is_converted_and_none_is_the_networks()
     Ok(())
 }
 
+// Requirements: S19
 #[test]
-fn s19_an_answer_that_is_no_result_is_an_error() {
+fn chain_invalid_result_is_an_error() {
     let rig = Rig::with(&["one"]);
     for (answer, code) in [("", 6), ("\n", 6), ("oops", 6), ("[]", 7), (r#"{"cniVersion":"7.0.0"}"#, 1)] {
         rig.prints("one", "ADD", answer);
@@ -181,8 +191,9 @@ fn s19_an_answer_that_is_no_result_is_an_error() {
     }
 }
 
+// Requirements: S27, S28, L12
 #[test]
-fn s27_s28_l12_a_configuration_is_touched_only_where_it_must_be() -> Result<(), Error> {
+fn chain_derived_configuration_keeps_other_bytes() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two"]);
     let text = r#"{"cniVersion":"1.1.0","name":"net","plugins":[
         {"type":"one","capabilities":{"mac":true,"ips":false,"portMappings":true},"big": 12345678901234567890 , "f":1.0e3,"keyA":["some  more", {"z":1,"a":2}]},
@@ -201,14 +212,15 @@ fn s27_s28_l12_a_configuration_is_touched_only_where_it_must_be() -> Result<(), 
             r#""runtimeConfig":{"mac":"c2:11:22:33:44:55","portMappings":[ {"hostPort":12345678901234567890} ]}}"#
         )
     );
-    // With nothing to add, what the administrator wrote stays.
+    // Without additions the args of the administrator are kept.
     assert_eq!(calls[1].config()["runtimeConfig"], json!({"static":1}));
     assert_eq!(calls[1].config()["cni.dev/vendor"], true);
     Ok(())
 }
 
+// Requirements: S5, V13
 #[test]
-fn s5_v13_args_cni_is_completed_key_by_key() -> Result<(), Error> {
+fn chain_args_cni_is_merged_key_by_key() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let net = |args: &str| {
         let text = format!(r#"{{"cniVersion":"1.0.0","name":"net","type":"one","args":{args}}}"#);
@@ -232,8 +244,9 @@ fn s5_v13_args_cni_is_completed_key_by_key() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S32, trap 7
 #[test]
-fn s32_trap7_gc_sends_both_keys_and_goes_on_after_errors() -> Result<(), Error> {
+fn chain_gc_sends_both_keys_and_continues_after_errors() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two", "three"]);
     let network = network("1.1.0", &["one", "two", "three"]);
     let valid = [ValidAttachment { container_id: "c1".into(), ifname: "eth0".into() }];
@@ -257,17 +270,19 @@ fn s32_trap7_gc_sends_both_keys_and_goes_on_after_errors() -> Result<(), Error> 
     Ok(())
 }
 
+// Requirements: S32
 #[test]
-fn s32_gc_without_a_list_sends_none_whatever_the_configuration_says() -> Result<(), Error> {
+fn chain_gc_without_a_list_sends_none() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let text = r#"{"cniVersion":"1.1.0","name":"net","plugins":[{"type":"one","cni.dev/valid-attachments":[],"cni.dev/attachments":[]}]}"#;
-    gc(&exec(), &Network::parse(text.as_bytes(), "t")?, Keep::Unsaid, &rig.path())?;
+    gc(&exec(), &Network::parse(text.as_bytes(), "t")?, Keep::Unspecified, &rig.path())?;
     assert_eq!(rig.calls()[0].stdin, r#"{"type":"one","cniVersion":"1.1.0","name":"net"}"#);
     Ok(())
 }
 
+// Requirements: S32, S33, S38
 #[test]
-fn s32_s33_s38_gc_and_status_exist_since_1_1_0_and_gc_may_be_disabled() -> Result<(), Error> {
+fn chain_gc_and_status_exist_since_1_1_0() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let old = network("1.0.0", &["one"]);
     gc(&exec(), &old, Keep::Only(&[]), &rig.path())?;
@@ -279,8 +294,9 @@ fn s32_s33_s38_gc_and_status_exist_since_1_1_0_and_gc_may_be_disabled() -> Resul
     Ok(())
 }
 
+// Requirements: S33, L8
 #[test]
-fn s33_l8_status_returns_the_first_error_untouched() -> Result<(), Error> {
+fn chain_status_returns_the_first_error_unchanged() -> Result<(), Error> {
     let rig = Rig::with(&["one", "two", "three"]);
     let network = network("1.1.0", &["one", "two", "three"]);
     status(&exec(), &network, &rig.path())?;

@@ -1,8 +1,7 @@
-//! Attending a child process: feeding it, hearing it out, and ending it if need be; one thread, no `unsafe`.
+//! Supervision of a child process in one thread, without `unsafe`: writes its stdin, reads its output, and kills it if necessary.
 //!
-//! The end is the child's exit, not the end of its output: a daemon it started may hold the pipes open
-//! for ever. A process descriptor tells of the exit; where the kernel has none (before 5.3) we look
-//! every few milliseconds.
+//! The child's exit counts, not the end of its output, because a daemon that it started may hold the pipes open forever. A
+//! process descriptor signals the exit. On kernels without one (before 5.3) the exit is polled every few milliseconds.
 //!
 //! Source: man pages pidfd_open(2), poll(2), pipe(7).
 
@@ -18,37 +17,37 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use super::{Output, STDERR_MAX, STDOUT_MAX};
 
-/// How often we look after a child without a process descriptor.
+/// Interval of polling a child without a process descriptor.
 const TICK: Duration = Duration::from_millis(5);
 
-/// How often we look whether we are to stop.
+/// Interval of polling the stop flag.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// How much is read at once, in bytes.
+/// Size of one read, in bytes.
 const PIECE: usize = 16 * 1024;
 
-/// The most a pipe holds (`/proc/sys/fs/pipe-max-size` as the kernel sets it), in bytes.
+/// Maximum capacity of a pipe (the kernel's default of `/proc/sys/fs/pipe-max-size`), in bytes.
 const PIPE_MAX: usize = 1 << 20;
 
-/// Why a child was ended.
+/// Reason why a child was killed.
 #[derive(Debug)]
 pub(super) enum Fault {
     /// The deadline passed.
     Late,
-    /// We are to stop.
+    /// The stop flag was set.
     Stopped,
     /// It printed more than [`STDOUT_MAX`] bytes.
     Verbose,
-    /// We could not attend to it.
+    /// A system call failed.
     System(io::Error),
 }
 
-/// How long a child may run.
+/// Limits of a child's run time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limits {
-    /// The deadline.
+    /// Deadline.
     pub(super) until: Option<Instant>,
-    /// Set when we are to stop.
+    /// Flag that is set when weft is to stop.
     pub(super) stop: Option<&'static AtomicBool>,
 }
 
@@ -64,9 +63,9 @@ impl From<rustix::io::Errno> for Fault {
     }
 }
 
-/// Sees `child`, leader of its process group, to its end; on a fault the group is killed.
+/// Supervises `child`, the leader of its process group, until it exits; kills the group on a fault.
 ///
-/// What it printed until then is returned in any case.
+/// Returns its output so far in any case.
 pub(super) fn attend(child: Child, stdin: &[u8], limits: Limits) -> (Result<ExitStatus, Fault>, Output) {
     let exit = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok();
     attend_by(exit.as_ref(), child, stdin, limits)
@@ -102,7 +101,7 @@ fn converse(
         let pauses = [exit.is_none().then_some(TICK), stop.map(|_| GLANCE), left];
         let timeout = pauses.into_iter().flatten().min();
         wait(streams, exit, timeout)?;
-        // Look for the exit first: all it printed before is in the pipes by then.
+        // Check the exit first: everything that the child printed before is then in the pipes.
         let status = group.exited()?;
         streams.exchange()?;
         if let Some(status) = status {
@@ -111,7 +110,7 @@ fn converse(
     }
 }
 
-/// Sleeps until a stream can move, the child has exited, or the time is over.
+/// Sleeps until a stream is ready, the child has exited, or the time is over.
 fn wait(streams: &Streams<'_>, exit: Option<&OwnedFd>, timeout: Option<Duration>) -> Result<(), Fault> {
     let mut list = Vec::with_capacity(4);
     list.extend(streams.stdin.as_ref().map(|fd| PollFd::new(fd, PollFlags::OUT)));
@@ -126,7 +125,7 @@ fn wait(streams: &Streams<'_>, exit: Option<&OwnedFd>, timeout: Option<Duration>
     }
 }
 
-/// A child and what it started, killed together unless the child has ended by itself.
+/// Child and its process group, which is killed unless the child has exited.
 struct Group {
     child: Child,
     ended: bool,
@@ -145,13 +144,13 @@ impl Drop for Group {
         if self.ended {
             return;
         }
-        // Until we reap the leader its number, and with it the group's, cannot be given to another.
+        // Until the leader is reaped its number, which is also the group's, cannot be reused.
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
         let _ = self.child.wait();
     }
 }
 
-/// The three pipes of a child, none of which ever blocks us.
+/// The three pipes of a child, in non-blocking mode.
 struct Streams<'a> {
     stdin: Option<ChildStdin>,
     rest: &'a [u8],
@@ -184,7 +183,7 @@ impl<'a> Streams<'a> {
         Ok(())
     }
 
-    /// Moves what can be moved now.
+    /// Reads and writes without blocking.
     fn exchange(&mut self) -> Result<(), Fault> {
         self.feed();
         self.stdout.drain(|bytes| match bytes.len() > STDOUT_MAX {
@@ -199,7 +198,7 @@ impl<'a> Streams<'a> {
         })
     }
 
-    /// A child need not read what it is given: that its end is closed is no fault.
+    /// Writes stdin; a closed pipe is no fault, because a child need not read its input.
     fn feed(&mut self) {
         while let Some(stdin) = &mut self.stdin {
             let written = match self.rest {
@@ -223,9 +222,9 @@ impl<'a> Streams<'a> {
 }
 
 impl<P: Read> Stream<P> {
-    /// Reads what is there; `bound` looks at the bytes after each piece.
+    /// Reads the available output; `bound` checks the bytes after each read.
     ///
-    /// No more than a pipe can hold at once: who writes without end must not keep us from the clock.
+    /// Reads at most the capacity of a pipe: a child that prints without end must not hide the deadline.
     fn drain(&mut self, bound: impl Fn(&mut Vec<u8>) -> Result<(), Fault>) -> Result<(), Fault> {
         let mut piece = [0; PIECE];
         for _ in 0..PIPE_MAX / PIECE {
@@ -264,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_to_stop_ends_the_child_and_what_it_started() {
+    fn exec_stop_flag_kills_the_child_and_its_group() {
         static STOP: AtomicBool = AtomicBool::new(false);
         let limits = Limits { stop: Some(&STOP), ..within(Duration::from_secs(20)) };
         let stopped = std::thread::scope(|scope| {
@@ -275,7 +274,7 @@ mod tests {
         });
         let (Err(Fault::Stopped), output) = stopped else { panic!("{stopped:?}") };
         let started: i32 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
-        // A kill takes effect when the kernel comes to it; nobody may have reaped it yet.
+        // The kernel delivers a kill asynchronously, and the process may not have been reaped yet.
         let latest = Instant::now() + Duration::from_secs(20);
         let status = || std::fs::read_to_string(format!("/proc/{started}/status")).unwrap_or_default();
         while !(status().is_empty() || status().contains("State:\tZ")) {
@@ -285,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_process_descriptor_the_exit_is_found_by_looking() {
+    fn exec_exit_is_polled_without_a_process_descriptor() {
         let (status, output) =
             attend_by(None, shell("cat; sleep 0.05; exit 3"), b"hello", within(Duration::from_secs(20)));
         assert_eq!((status.unwrap().code(), output.stdout.as_slice()), (Some(3), &b"hello"[..]));
@@ -295,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn output_written_just_before_the_exit_is_heard() {
+    fn exec_output_before_the_exit_is_complete() {
         for _ in 0..50 {
             let (_, output) = attend(shell("printf out; printf err >&2"), b"", Limits::default());
             assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"out"[..], &b"err"[..]));
@@ -303,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_chatter_on_stderr_does_not_hide_the_deadline() {
+    fn exec_endless_stderr_does_not_hide_the_deadline() {
         let soon = within(Duration::from_millis(200));
         let (late, output) = attend(shell("exec yes chatter >&2"), b"", soon);
         assert!(matches!(late, Err(Fault::Late)), "{late:?}");

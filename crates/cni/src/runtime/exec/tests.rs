@@ -1,4 +1,4 @@
-//! Real processes, well behaved and not, by requirement id.
+//! Tests of real processes, well-behaved and others.
 
 use std::fs::{self, OpenOptions};
 
@@ -14,14 +14,15 @@ fn run(rig: &Rig, body: &str) -> Result<Output, Error> {
     exec().run(&rig.script("plugin", body), &environment(rig), b"{}")
 }
 
-/// Is this process there and not merely waiting to be reaped?
+/// Whether this process exists and is not a zombie.
 fn alive(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
 }
 
+// Requirements: L1, S1
 #[test]
-fn l1_s1_the_first_regular_file_of_that_name_is_the_plugin() -> Result<(), Error> {
+fn exec_finds_the_first_regular_file_in_cni_path() -> Result<(), Error> {
     let (first, second) = (Rig::new(), Rig::new());
     let name = PluginType::new("plugin")?;
     let path = format!("{}:/nowhere::{}", first.path(), second.path());
@@ -42,18 +43,20 @@ fn l1_s1_the_first_regular_file_of_that_name_is_the_plugin() -> Result<(), Error
     Ok(())
 }
 
+// Requirements: L1
 #[test]
-fn l1_a_file_that_cannot_be_run_says_so() {
+fn exec_file_that_cannot_be_run_is_an_error() {
     let rig = Rig::new();
     let file = rig.script("plugin", "");
-    fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let error = exec().run(&file, &environment(&rig), b"").unwrap_err();
     assert_eq!(error.code, 5);
     assert!(error.msg.starts_with(&format!("run {}: ", file.display())), "{error}");
 }
 
+// Requirements: L2
 #[test]
-fn l2_text_file_busy_is_waited_out() -> Result<(), Error> {
+fn exec_text_file_busy_is_retried() -> Result<(), Error> {
     let rig = Rig::new();
     let file = rig.directory().join("plugin");
     fs::copy("/bin/cat", &file).unwrap();
@@ -72,7 +75,7 @@ fn l2_text_file_busy_is_waited_out() -> Result<(), Error> {
     assert_eq!(output.stdout, br#"{"ok":1}"#);
     installer.join().unwrap();
 
-    // Not for ever: the deadline holds here too.
+    // The deadline also limits the retries.
     let _writer = OpenOptions::new().append(true).open(&file).unwrap();
     let started = Instant::now();
     let soon = Exec::new(Duration::from_millis(100)).run(&file, &environment(&rig), b"").unwrap_err();
@@ -80,8 +83,9 @@ fn l2_text_file_busy_is_waited_out() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L3
 #[test]
-fn l3_the_six_variables_override_ours_and_the_rest_is_inherited() -> Result<(), Error> {
+fn exec_sets_six_variables_and_inherits_the_others() -> Result<(), Error> {
     let rig = Rig::new();
     let mut environment = environment(&rig);
     environment.netns_override = "1".into();
@@ -97,7 +101,7 @@ fn l3_the_six_variables_override_ours_and_the_rest_is_inherited() -> Result<(), 
 }
 
 #[test]
-fn a_program_may_want_arguments_and_what_it_said_is_kept_beside_its_error() -> Result<(), Error> {
+fn exec_command_with_arguments_keeps_stderr_and_error() -> Result<(), Error> {
     let rig = Rig::new();
     let file = rig
         .script("many", r#"echo said >&2; printf '{"code":11,"msg":"%s %s"}' "$1" "$CNI_COMMAND"; exit 1"#);
@@ -109,8 +113,9 @@ fn a_program_may_want_arguments_and_what_it_said_is_kept_beside_its_error() -> R
     Ok(())
 }
 
+// Requirements: L4, S20, M19
 #[test]
-fn l4_s20_m19_a_plugins_own_error_is_passed_on() {
+fn exec_passes_the_plugins_error_on() {
     let rig = Rig::new();
     let error =
         run(&rig, r#"echo noise >&2; echo '{"code":11,"msg":"later","details":"d"}'; exit 1"#).unwrap_err();
@@ -119,8 +124,9 @@ fn l4_s20_m19_a_plugins_own_error_is_passed_on() {
     assert_eq!((error.code, error.cni_version.as_deref()), (3, Some("1.0.0")));
 }
 
+// Requirements: L4
 #[test]
-fn l4_failures_without_an_error_are_put_into_words() {
+fn exec_failure_without_an_error_is_described() {
     let rig = Rig::new();
     for (body, says) in [
         ("exit 3", "netplugin failed with no error message: exit status 3"),
@@ -136,8 +142,9 @@ fn l4_failures_without_an_error_are_put_into_words() {
     }
 }
 
+// Requirements: trap 8
 #[test]
-fn trap8_a_result_followed_by_an_error_is_an_error() {
+fn exec_result_followed_by_an_error_is_an_error() {
     let rig = Rig::new();
     let error =
         run(&rig, r#"echo '{"cniVersion":"1.0.0"}{"code":8,"msg":"own netns"}'; exit 1"#).unwrap_err();
@@ -145,7 +152,7 @@ fn trap8_a_result_followed_by_an_error_is_an_error() {
 }
 
 #[test]
-fn a_plugin_past_its_deadline_is_killed_with_all_it_started() {
+fn exec_deadline_kills_the_plugin_and_its_group() {
     let rig = Rig::new();
     let body = r#"sleep 300 & echo $! > "${0%/*}/child"; echo $$ > "${0%/*}/self"; echo waiting >&2; wait"#;
     let file = rig.script("plugin", body);
@@ -157,7 +164,7 @@ fn a_plugin_past_its_deadline_is_killed_with_all_it_started() {
     assert_eq!(error.details, "waiting");
     for name in ["child", "self"] {
         let pid = fs::read_to_string(rig.directory().join(name)).unwrap();
-        // The signal is delivered before kill(2) returns to us; dying takes the kernel a moment.
+        // kill(2) delivers the signal at once, but the process ends a moment later.
         let gone = (0..200).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             !alive(&pid)
@@ -167,7 +174,7 @@ fn a_plugin_past_its_deadline_is_killed_with_all_it_started() {
 }
 
 #[test]
-fn a_plugin_that_prints_100_megabytes_is_killed_and_not_buffered() {
+fn exec_output_of_100_megabytes_is_not_buffered() {
     let rig = Rig::new();
     let error = run(&rig, "head -c 100000000 /dev/zero; echo finished > \"${0%/*}/end\"").unwrap_err();
     assert_eq!(error.code, 5);
@@ -176,7 +183,7 @@ fn a_plugin_that_prints_100_megabytes_is_killed_and_not_buffered() {
 }
 
 #[test]
-fn of_stderr_the_end_is_kept() -> Result<(), Error> {
+fn exec_keeps_the_end_of_stderr() -> Result<(), Error> {
     let rig = Rig::new();
     let output = run(&rig, "head -c 3000000 /dev/zero | tr '\\0' x >&2; echo end >&2; echo '{}'")?;
     assert_eq!(output.stderr.len(), STDERR_MAX);
@@ -187,14 +194,14 @@ fn of_stderr_the_end_is_kept() -> Result<(), Error> {
 }
 
 #[test]
-fn a_plugin_that_does_not_read_its_configuration_disturbs_nobody() -> Result<(), Error> {
+fn exec_plugin_that_reads_no_stdin_succeeds() -> Result<(), Error> {
     let rig = Rig::new();
     let large = vec![b' '; DOCUMENT_MAX];
     for body in ["exec <&-; sleep 0.05; echo '{}'", "echo '{}'"] {
         let file = rig.script("plugin", body);
         assert_eq!(exec().run(&file, &environment(&rig), &large)?.stdout, b"{}\n", "{body}");
     }
-    // And one that reads all of it gets all of it, while it prints.
+    // A plugin that reads its whole stdin gets all of it, even while it prints.
     let file = rig.script("plugin", "wc -c");
     let output = exec().run(&file, &environment(&rig), &large)?;
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), DOCUMENT_MAX.to_string());
@@ -202,7 +209,7 @@ fn a_plugin_that_does_not_read_its_configuration_disturbs_nobody() -> Result<(),
 }
 
 #[test]
-fn a_daemon_left_behind_does_not_hold_us_up_and_lives() -> Result<(), Error> {
+fn exec_daemon_of_a_plugin_survives_without_delay() -> Result<(), Error> {
     let rig = Rig::new();
     let started = Instant::now();
     let output = run(&rig, r#"sleep 30 & echo $! > "${0%/*}/child"; echo '{}'"#)?;

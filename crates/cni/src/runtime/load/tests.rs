@@ -1,4 +1,4 @@
-//! Configuration directories on a real file system, by requirement id.
+//! Tests of configuration directories on a real file system.
 
 use super::*;
 use crate::runtime::rig::Rig;
@@ -21,8 +21,9 @@ fn types(network: &Network) -> Vec<String> {
     network.plugins.iter().map(|plugin| crate::network::plugin_type(plugin).unwrap().to_string()).collect()
 }
 
+// Requirements: L10
 #[test]
-fn l10_a_list_file_wins_over_a_single_file_whatever_their_names() -> Result<(), Error> {
+fn load_list_file_precedes_a_single_file() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "10-a.conf", &single("net", "of-conf"));
     write(&rig, "20-b.json", &single("other", "of-json"));
@@ -32,7 +33,7 @@ fn l10_a_list_file_wins_over_a_single_file_whatever_their_names() -> Result<(), 
         assert_eq!(types(&find(rig.directory(), "net")?), ["of-list"]);
         assert_eq!(types(&find(rig.directory(), "other")?), ["of-json"]);
     }
-    // The multi-network standard's own spelling of the extensions; libcni does not know them.
+    // The extensions in the text of the multi-network specification; libcni does not know them.
     write(&rig, "50.configlist", &list("standard", "of-configlist"));
     write(&rig, "50.config", &single("standard-single", "of-config"));
     assert_eq!(types(&find(rig.directory(), "standard")?), ["of-configlist"]);
@@ -41,8 +42,9 @@ fn l10_a_list_file_wins_over_a_single_file_whatever_their_names() -> Result<(), 
     Ok(())
 }
 
+// Requirements: L10
 #[test]
-fn l10_one_broken_file_hides_no_other_but_stops_the_strict_reader() -> Result<(), Error> {
+fn load_invalid_file_hides_no_other_except_strictly() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "00-broken.conflist", "{");
     write(&rig, "01-nameless.conflist", r#"{"plugins":[{"type":"x"}]}"#);
@@ -64,8 +66,9 @@ fn l10_one_broken_file_hides_no_other_but_stops_the_strict_reader() -> Result<()
     Ok(())
 }
 
+// Requirements: L10
 #[test]
-fn l10_the_strict_reader_stops_only_at_what_sorts_before() -> Result<(), Error> {
+fn load_strict_reader_ignores_files_that_sort_later() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "10-good.conflist", &list("net", "good"));
     write(&rig, "90-broken.conflist", "{");
@@ -82,8 +85,9 @@ fn l10_the_strict_reader_stops_only_at_what_sorts_before() -> Result<(), Error> 
     Ok(())
 }
 
+// Requirements: L10
 #[test]
-fn l10_what_is_not_there_is_said_as_libcni_says_it() -> Result<(), Error> {
+fn load_missing_network_error_is_that_of_libcni() -> Result<(), Error> {
     let rig = Rig::new();
     let error = find_strictly(rig.directory(), "net").unwrap_err();
     assert!(error.msg.starts_with("no net configurations found in "), "{error}");
@@ -96,8 +100,9 @@ fn l10_what_is_not_there_is_said_as_libcni_says_it() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: S39
 #[test]
-fn s39_plugins_beside_the_list_are_appended_by_name_unless_it_forbids_it() -> Result<(), Error> {
+fn load_appends_plugins_of_the_networks_directory() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "net.conflist", &list("net", "inlined"));
     write(&rig, "net/20-second.conf", r#"{"type":"second"}"#);
@@ -107,7 +112,7 @@ fn s39_plugins_beside_the_list_are_appended_by_name_unless_it_forbids_it() -> Re
     for find in [find, find_strictly] {
         assert_eq!(types(&find(rig.directory(), "net")?), ["inlined", "first", "second"]);
     }
-    // A list may consist of such plugins alone.
+    // A list may consist only of such plugins.
     write(&rig, "net.conflist", r#"{"cniVersion":"1.0.0","name":"net"}"#);
     for find in [find, find_strictly] {
         assert_eq!(types(&find(rig.directory(), "net")?), ["first", "second"]);
@@ -124,8 +129,9 @@ fn s39_plugins_beside_the_list_are_appended_by_name_unless_it_forbids_it() -> Re
     Ok(())
 }
 
+// Requirements: S3, S22
 #[test]
-fn s3_s22_a_single_file_is_read_as_a_list() -> Result<(), Error> {
+fn load_single_file_is_read_as_a_list() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "a.conf", &single("net", "bridge"));
     let network = find_strictly(rig.directory(), "net")?;
@@ -135,7 +141,7 @@ fn s3_s22_a_single_file_is_read_as_a_list() -> Result<(), Error> {
 }
 
 #[test]
-fn what_is_no_regular_file_or_too_large_is_passed_over() -> Result<(), Error> {
+fn load_ignores_other_file_types_and_large_files() -> Result<(), Error> {
     let rig = Rig::new();
     fs::create_dir(rig.directory().join("00-directory.conflist")).unwrap();
     let fifo = rig.directory().join("01-fifo.conflist");
@@ -151,7 +157,7 @@ fn what_is_no_regular_file_or_too_large_is_passed_over() -> Result<(), Error> {
 }
 
 #[test]
-fn the_default_network_is_the_first_file_by_name() -> Result<(), Error> {
+fn load_default_network_is_the_first_file_by_name() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "20-b.conflist", &list("b", "x"));
     write(&rig, "10-a.conf", &single("a", "x"));
@@ -163,7 +169,7 @@ fn the_default_network_is_the_first_file_by_name() -> Result<(), Error> {
 }
 
 #[test]
-fn a_place_is_a_directory_or_one_file_or_nothing_yet() -> Result<(), Error> {
+fn load_path_is_a_directory_a_file_or_missing() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "a.conf", &single("a", "x"));
     write(&rig, "b.conf", "{");
@@ -178,12 +184,11 @@ fn a_place_is_a_directory_or_one_file_or_nothing_yet() -> Result<(), Error> {
 }
 
 #[test]
-fn what_cannot_be_read_is_a_fault_and_what_comes_after_it_is_not_certain_to_be_the_first() -> Result<(), Error>
-{
+fn load_unreadable_file_makes_the_first_uncertain() -> Result<(), Error> {
     let rig = Rig::new();
     write(&rig, "00-broken.conflist", "{");
     write(&rig, "20-good.conflist", &list("net", "good"));
-    // A link to itself: nobody can read it, not even root.
+    // A link to itself: not even root can read it.
     let unreadable = rig.directory().join("10-loop.conflist");
     std::os::unix::fs::symlink(&unreadable, &unreadable).unwrap();
     let directory = Directory::read(rig.directory())?;
@@ -192,7 +197,7 @@ fn what_cannot_be_read_is_a_fault_and_what_comes_after_it_is_not_certain_to_be_t
     assert_eq!(directory.is_first(Some(&place("20-good.conflist"))).unwrap_err().code, 5);
     assert_eq!(directory.is_first(None).unwrap_err().code, 5);
     assert_eq!(directory.is_first(Some(&place("05-good.conflist"))), Ok(()));
-    // A link to nothing is nothing.
+    // A broken link counts as missing.
     fs::remove_file(&unreadable).unwrap();
     std::os::unix::fs::symlink("nowhere", &unreadable).unwrap();
     assert_eq!(Directory::read(rig.directory())?.is_first(None), Ok(()));

@@ -1,10 +1,11 @@
-//! VERSION asked of real processes, by requirement id.
+//! Tests of VERSION with real processes.
 
 use super::*;
 use crate::runtime::rig::{Rig, exec, network};
 
+// Requirements: S4, L11
 #[test]
-fn s4_l11_the_report_is_read_as_libcni_reads_it() -> Result<(), Error> {
+fn version_report_is_read_as_in_libcni() -> Result<(), Error> {
     let rig = Rig::with(&["one"]);
     let name = PluginType::new("one")?;
     let asked = || versions(&exec(), &name, &rig.path());
@@ -30,8 +31,9 @@ fn s4_l11_the_report_is_read_as_libcni_reads_it() -> Result<(), Error> {
     Ok(())
 }
 
+// Requirements: L11
 #[test]
-fn l11_validation_names_everything_that_is_wrong() -> Result<(), Error> {
+fn validate_names_all_faults() -> Result<(), Error> {
     let rig = Rig::with(&["good", "old"]);
     rig.prints("good", "VERSION", r#"{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}"#);
     rig.prints("old", "VERSION", r#"{"cniVersion":"0.4.0","supportedVersions":["0.4.0"]}"#);

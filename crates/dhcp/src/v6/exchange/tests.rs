@@ -1,10 +1,10 @@
-//! What is made of each thing that a server may say.
+//! Tests of each kind of answer that a server may send.
 
 use super::*;
 
 const US: u32 = 7;
 
-/// A REPLY of server `s` with an association that says this of 2001:db8::5.
+/// Returns a REPLY of server `s` with an association for 2001:db8::5.
 fn reply(preferred: u32, valid: u32, code: Code) -> Message {
     let status = Status { code, text: String::new() };
     let address = "2001:db8::5".parse().unwrap();
@@ -22,8 +22,8 @@ fn lease() -> Lease {
     Lease::of(granted, US).unwrap()
 }
 
-/// The same with a status of the whole.
-fn saying(code: u8) -> Message {
+/// Returns a REPLY with a status of the whole message.
+fn reply_with_status(code: u8) -> Message {
     let mut answer = reply(80, 100, Code::Success);
     answer.set(option::STATUS, [0, code]);
     answer
@@ -40,9 +40,9 @@ fn verdict(answer: Message) -> &'static str {
 }
 
 #[test]
-fn an_extension_is_what_the_server_says_of_it() {
+fn dhcp_v6_extension_follows_the_status_of_the_reply() {
     assert_eq!(verdict(reply(80, 100, Code::Success)), "granted");
-    assert_eq!(verdict(reply(0, 0, Code::Success)), "refused", "given to nobody any more");
+    assert_eq!(verdict(reply(0, 0, Code::Success)), "refused", "no longer granted");
     for (code, of_whole, expected) in [
         (Code::Unspecified, 1, "nothing"),
         (Code::NoAddress, 2, "refused"),
@@ -51,15 +51,15 @@ fn an_extension_is_what_the_server_says_of_it() {
         (Code::UseMulticast, 5, "nothing"),
     ] {
         assert_eq!(verdict(reply(80, 100, code)), expected, "{code:?} of the association");
-        assert_eq!(verdict(saying(of_whole)), expected, "{code:?} of the whole");
+        assert_eq!(verdict(reply_with_status(of_whole)), expected, "{code:?} of the whole");
     }
     let mut another = reply(80, 100, Code::Success);
     another.options.retain(|(number, _)| *number != option::ASSOCIATION);
-    assert_eq!(verdict(another), "nothing", "no word about it");
+    assert_eq!(verdict(another), "nothing", "not about the lease");
 }
 
 #[test]
-fn an_extension_that_leaves_names_out_leaves_them_as_they_are() {
+fn dhcp_v6_extension_without_names_keeps_the_names() {
     let Some(Verdict::Granted(extended)) = judge(&lease(), reply(80, 100, Code::Success), US) else {
         panic!("it is granted");
     };
@@ -68,27 +68,30 @@ fn an_extension_that_leaves_names_out_leaves_them_as_they_are() {
 }
 
 #[test]
-fn an_offer_has_an_address_and_a_lease_was_committed() {
+fn dhcp_v6_offer_needs_an_address_and_a_reply_rapid_commit() {
     let advertise = |code, valid| Message { kind: Kind::Advertise, ..reply(valid, valid, code) };
-    assert!(matches!(offer(advertise(Code::Success, 9), US), Ok(Heard::Offer(Offer { preference: 0, .. }))));
+    assert!(matches!(
+        offer(advertise(Code::Success, 9), US),
+        Ok(SolicitAnswer::Offer(Offer { preference: 0, .. }))
+    ));
     let mut preferred = advertise(Code::Success, 9);
     preferred.set(option::PREFERENCE, [255]);
-    assert!(matches!(offer(preferred, US), Ok(Heard::Offer(Offer { preference: PREFERRED, .. }))));
+    assert!(matches!(offer(preferred, US), Ok(SolicitAnswer::Offer(Offer { preference: PREFERRED, .. }))));
     let why = |answer: Message| offer(answer, US).err().map(|error| error.to_string()).unwrap_or_default();
     assert!(why(advertise(Code::NoAddress, 9)).contains("NoAddrsAvail"));
     assert!(why(advertise(Code::Unspecified, 9)).contains("UnspecFail"));
-    assert!(why(advertise(Code::Success, 0)).contains("no address that a container could have"));
+    assert!(why(advertise(Code::Success, 0)).contains("no address that a container can use"));
     let mut committed = reply(80, 100, Code::Success);
-    assert!(why(committed.clone()).contains("unasked"));
+    assert!(why(committed.clone()).contains("without a request"));
     committed.set(option::RAPID_COMMIT, []);
-    assert!(matches!(offer(committed, US), Ok(Heard::Lease(_))));
+    assert!(matches!(offer(committed, US), Ok(SolicitAnswer::Lease(_))));
 }
 
 #[test]
-fn the_longest_wait_of_who_solicits_is_believed_within_limits() {
+fn dhcp_v6_sol_max_rt_is_accepted_within_its_limits() {
     for (seconds, expected) in [(59_u32, None), (60, Some(60)), (86_400, Some(86_400)), (86_401, None)] {
         let mut answer = Message::new(Kind::Advertise, 1);
-        answer.set(option::SOLICIT_MOST, seconds.to_be_bytes());
-        assert_eq!(solicit_most(&answer).map(|most| most.as_secs()), expected);
+        answer.set(option::SOL_MAX_RT, seconds.to_be_bytes());
+        assert_eq!(solicit_max_rt(&answer).map(|most| most.as_secs()), expected);
     }
 }

@@ -1,9 +1,9 @@
-//! Golden bytes by RFC 8415 §21, and what a hostile server could send.
+//! Expected bytes by RFC 8415 §21, and hostile input.
 
 use super::*;
 use crate::v6::lease::Lease;
 
-/// A SOLICIT: transaction, DUID-UUID, elapsed time, an empty association, options 23 and 24 asked for, rapid commit.
+/// A SOLICIT: transaction, DUID-UUID, elapsed time, an empty association, requested options 23 and 24, rapid commit.
 const SOLICIT: &[u8] = &[
     1, 0x12, 0x34, 0x56, // type, transaction
     0, 1, 0, 18, 0, 4, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, // client
@@ -31,7 +31,7 @@ const REPLY: &[u8] = &[
 ];
 
 #[test]
-fn a_solicit_is_these_bytes() {
+fn dhcp_v6_solicit_has_the_expected_bytes() {
     let mut message = Message::new(Kind::Solicit, 0xff12_3456);
     message.set(option::CLIENT, [0, 4].into_iter().chain(0..16).collect::<Vec<u8>>());
     message.set(option::ELAPSED, [0, 9]);
@@ -46,7 +46,7 @@ fn a_solicit_is_these_bytes() {
 }
 
 #[test]
-fn a_reply_is_read_with_what_is_nested_in_it() {
+fn dhcp_v6_reply_is_decoded_with_nested_options() {
     let reply = Message::decode(REPLY).unwrap();
     assert_eq!((reply.kind, reply.transaction), (Kind::Reply, 0x0012_3456));
     assert_eq!(reply.option(option::SERVER), Some(&[0, 3, 0, 1, 2, 0, 0, 0, 1, 1][..]));
@@ -62,7 +62,7 @@ fn a_reply_is_read_with_what_is_nested_in_it() {
         status: Status::SUCCESS,
     };
     assert_eq!(reply.association(7), Some(association));
-    assert_eq!(reply.association(6), None, "it cannot be read whole");
+    assert_eq!(reply.association(6), None, "it is truncated");
     assert_eq!(reply.addresses(option::NAME_SERVERS), ["2001:db8::1".parse::<Ipv6Addr>().unwrap()]);
     assert_eq!(reply.status(), Status { code: Code::NoBinding, text: "why".into() });
     assert_eq!(reply.status().to_string(), "NoBinding, \"why\"");
@@ -70,7 +70,7 @@ fn a_reply_is_read_with_what_is_nested_in_it() {
 }
 
 #[test]
-fn every_status_has_its_name_and_one_that_nobody_knows_is_a_failure() {
+fn dhcp_v6_status_has_a_name_and_an_unknown_one_is_a_failure() {
     for (number, name) in [
         (0, "Success"),
         (1, "UnspecFail"),
@@ -90,7 +90,7 @@ fn every_status_has_its_name_and_one_that_nobody_knows_is_a_failure() {
 }
 
 #[test]
-fn times_in_the_wrong_order_are_no_association() {
+fn dhcp_v6_association_with_t1_after_t2_is_ignored() {
     for (renewal, rebinding, is_one) in [(0, 0, true), (9, 0, true), (9, 9, true), (9, 8, false)] {
         let mut reply = Message::new(Kind::Reply, 0);
         let addresses = Vec::new();
@@ -100,7 +100,7 @@ fn times_in_the_wrong_order_are_no_association() {
     }
 }
 
-/// Everything that reads a message, on bytes of anybody.
+/// Runs every decoder on untrusted bytes.
 fn read_all(bytes: &[u8]) {
     let Some(message) = Message::decode(bytes) else { return };
     let size: usize = message.options.iter().map(|(_, value)| value.len() + 4).sum();
@@ -112,7 +112,7 @@ fn read_all(bytes: &[u8]) {
         let _ = message.addresses(*number);
         if let Some(association) = Association::decode(value) {
             assert!(association.addresses.len() * 24 <= value.len());
-            // What is made a lease is written down, and a daemon that could not read it again would not start.
+            // A lease is stored, and the next daemon must be able to read it.
             if let Ok(lease) = Lease::of(message.clone(), association.id) {
                 let again = Message::decode(&lease.reply.encode()).unwrap();
                 assert_eq!(Lease::for_address(again, association.id, Some(lease.address)).unwrap(), lease);
@@ -123,7 +123,7 @@ fn read_all(bytes: &[u8]) {
 }
 
 #[test]
-fn no_beginning_and_no_mutilation_of_a_message_does_harm() {
+fn dhcp_v6_truncated_or_damaged_message_is_harmless() {
     for length in 0..REPLY.len() {
         read_all(&REPLY[..length]);
     }
@@ -136,7 +136,7 @@ fn no_beginning_and_no_mutilation_of_a_message_does_harm() {
         (seed >> 33) as usize
     };
     for round in 0..60_000 {
-        // Mutilated, cut or grown, or nothing but noise.
+        // A damaged message, or random bytes.
         let mut bytes = match round % 3 {
             2 => (0..random() % 200).map(|_| random() as u8).collect(),
             _ => [SOLICIT, REPLY][random() % 2].to_vec(),

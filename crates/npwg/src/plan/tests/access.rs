@@ -1,9 +1,10 @@
-//! Who may use which definition, and what follows from an invalid annotation.
+//! Tests of access to definitions, and of invalid annotations.
 
 use super::*;
 
+// Requirements: NPWG1-7.4-1, NPWG1-7.4-2
 #[test]
-fn npwg1_7_4_1_npwg1_7_4_2_what_a_pod_may_not_use_fails_the_pod() {
+fn access_denied_fails_the_pod() {
     let isolated = |networks: &str| World::new().networks(networks).node(r#""namespaceIsolation":true"#);
     assert!(isolated("plain,home/capable,default/plain").try_plan().is_ok());
     let fault = isolated("plain,other/plain").fails();
@@ -21,8 +22,9 @@ fn npwg1_7_4_1_npwg1_7_4_2_what_a_pod_may_not_use_fails_the_pod() {
     assert!(fault.reason.contains("lacks use"), "{fault}");
 }
 
+// Requirements: M14
 #[test]
-fn m14_isolation_holds_for_the_default_network_annotation_too() {
+fn isolation_applies_to_the_default_network_annotation() {
     for text in ["other/plain", "plain", r#"[{"name":"plain","namespace":"other"}]"#] {
         let fault = World::new().default_network(text).node(r#""namespaceIsolation":true"#).fails();
         assert_eq!(fault.rule, Rule::NetworkNotAllowed, "{text}");
@@ -33,20 +35,21 @@ fn m14_isolation_holds_for_the_default_network_annotation_too() {
     let mut denied = World::new().default_network("home/plain");
     denied.access.denied.insert(NetworkReference::new("home", "plain"), "no".into());
     assert_eq!(denied.fails().rule, Rule::NetworkNotAllowed);
-    // A pod of a system namespace is held to it as well.
+    // Isolation also applies to a pod of a system namespace.
     let mut system = World::new().default_network("other/plain").node(r#""namespaceIsolation":true"#);
     system.pod.namespace = "kube-system".into();
     assert_eq!(system.fails().rule, Rule::NetworkNotAllowed);
 }
 
 #[test]
-fn isolation_does_not_concern_what_the_administrator_names() {
+fn isolation_does_not_apply_to_networks_of_the_administrator() {
     let world = World::new().node(r#""defaultNetworks":["plain"],"namespaceIsolation":true"#);
     assert_eq!(world.plan().delegates[1].network, "kube-system/plain");
 }
 
+// Requirements: conflict C3, NPWG1-4.1.2.1.3-2
 #[test]
-fn conflict_c3_npwg1_4_1_2_1_3_2_an_invalid_annotation_is_ignored_with_a_warning() {
+fn invalid_annotation_is_ignored_with_a_warning() {
     let world = || World::new().networks(r#"[{"name":"plain"},{"name":"capable","ips":[]}]"#);
     let plan = world().plan();
     assert_eq!(shape(&plan), pairs(&[("base", "eth0")]));
@@ -59,8 +62,9 @@ fn conflict_c3_npwg1_4_1_2_1_3_2_an_invalid_annotation_is_ignored_with_a_warning
     assert!(matches!(multus.try_plan(), Err(Refusal::AnnotationInvalid(_))));
 }
 
+// Requirements: conflict C4
 #[test]
-fn conflict_c4_a_failing_attachment_is_never_ignored() {
+fn failing_attachment_is_never_ignored() {
     for text in
         [r#"[{"name":"plain","ips":["1.1.1.1"],"ipam-claim-reference":"c"}]"#, "[null]", "a,,b", "UPPER", "["]
     {
@@ -69,7 +73,7 @@ fn conflict_c4_a_failing_attachment_is_never_ignored() {
 }
 
 #[test]
-fn an_invalid_default_network_annotation_leaves_the_nodes_default() {
+fn invalid_default_network_annotation_keeps_the_node_default() {
     let plan = World::new().default_network(r#"[{"name":"plain","mac":"x"}]"#).networks("plain").plan();
     assert_eq!(shape(&plan), pairs(&[("base", "eth0"), ("home/plain", "net1")]));
     assert_eq!(plan.warnings[0].event, Reason::AnnotationIgnored);

@@ -1,9 +1,10 @@
-//! Which networks a pod gets, and what stands in their configurations.
+//! Tests of the networks of a pod and their configurations.
 
 use super::*;
 
+// Requirements: NPWG1-1.1.5-1, NPWG1-6-1
 #[test]
-fn npwg1_1_1_5_1_npwg1_6_1_every_pod_gets_the_default_network() {
+fn default_network_is_in_every_plan() {
     let plan = World::new().plan();
     assert_eq!(shape(&plan), pairs(&[("base", "eth0")]));
     assert_eq!(plan.delegates[0].role, Role::Default);
@@ -11,8 +12,9 @@ fn npwg1_1_1_5_1_npwg1_6_1_every_pod_gets_the_default_network() {
     assert_eq!(shape(&plan)[0], ("base".to_owned(), "eth0".to_owned()));
 }
 
+// Requirements: NPWG1-6.2-1
 #[test]
-fn npwg1_6_2_1_the_default_network_comes_first_and_the_selection_in_its_order() {
+fn default_network_is_first_and_selected_ones_keep_their_order() {
     let plan =
         World::new().networks("capable,plain,other/plain").node(r#""defaultNetworks":["plain"]"#).plan();
     let networks: Vec<&str> = plan.delegates.iter().map(|d| d.network.as_str()).collect();
@@ -21,8 +23,9 @@ fn npwg1_6_2_1_the_default_network_comes_first_and_the_selection_in_its_order() 
     assert_eq!(roles, [Role::Default, Role::Every, Role::Selected, Role::Selected, Role::Selected]);
 }
 
+// Requirements: NPWG1-6-1
 #[test]
-fn npwg1_6_1_a_cluster_network_is_a_definition_else_a_file_by_name_else_a_path() {
+fn cluster_network_is_a_definition_a_name_on_disk_or_a_path() {
     let mut world = World::new();
     world.define("kube-system/base", r#"{"cniVersion":"1.0.0","name":"from-definition","type":"x"}"#);
     let plan = world.plan();
@@ -50,7 +53,7 @@ fn npwg1_6_1_a_cluster_network_is_a_definition_else_a_file_by_name_else_a_path()
 }
 
 #[test]
-fn the_delegates_of_the_configuration_go_to_every_pod() {
+fn delegates_of_the_configuration_are_in_every_plan() {
     let mut world = World::new().networks("plain");
     world.keys = format!(r#""delegates":[{PLAIN},{CAPABLE}]"#);
     let plan = world.plan();
@@ -61,7 +64,7 @@ fn the_delegates_of_the_configuration_go_to_every_pod() {
 }
 
 #[test]
-fn system_namespaces_get_no_default_networks() {
+fn default_networks_are_not_for_system_namespaces() {
     let mut world = World::new().node(r#""defaultNetworks":["plain"]"#);
     assert_eq!(world.plan().delegates.len(), 2);
     world.pod.namespace = "kube-system".into();
@@ -71,7 +74,7 @@ fn system_namespaces_get_no_default_networks() {
 }
 
 #[test]
-fn the_default_network_annotation_replaces_the_first_network_only() {
+fn default_network_annotation_replaces_only_the_first_network() {
     let mut world = World::new().default_network("plain").networks("home/plain");
     world.keys = format!(r#""delegates":[{PLAIN},{CAPABLE}]"#);
     let plan = world.plan();
@@ -86,7 +89,7 @@ fn the_default_network_annotation_replaces_the_first_network_only() {
 }
 
 #[test]
-fn the_auxiliary_chain_comes_last_if_it_has_files() {
+fn auxiliary_chain_is_last_if_it_has_files() {
     let mut world = World::new().networks("plain");
     world.file("/etc/cni/net.d/05.conf", r#"{"cniVersion":"1.0.0","name":"first","type":"x"}"#);
     world.keys = r#""clusterNetwork":"/etc/cni/net.d/05.conf","auxiliaryCNIChainName":"aux""#.into();
@@ -103,8 +106,9 @@ fn the_auxiliary_chain_comes_last_if_it_has_files() {
     assert_eq!(config["loadOnlyInlinedPlugins"], json!(true));
 }
 
+// Requirements: NPWG1-3.4.1-rule4, NPWG1-7.2-1
 #[test]
-fn npwg1_3_4_1_rule4_npwg1_7_2_1_a_missing_definition_fails_the_pod() {
+fn missing_definition_fails_the_pod() {
     let fault = World::new().networks("plain,nowhere/none").fails();
     assert_eq!(fault.rule, Rule::UnknownNetwork);
     assert_eq!((fault.path.to_string().as_str(), fault.value.as_str()), ("[1]", "\"nowhere/none\""));
@@ -113,15 +117,17 @@ fn npwg1_3_4_1_rule4_npwg1_7_2_1_a_missing_definition_fails_the_pod() {
     assert_eq!(world.fails().subject, "network-attachment-definition home/empty");
 }
 
+// Requirements: NPWG1-3.2-5
 #[test]
-fn npwg1_3_2_5_a_configuration_to_which_nothing_is_added_keeps_its_bytes() {
+fn unchanged_configuration_keeps_its_bytes() {
     let plan = World::new().networks("capable").plan();
     assert_eq!(plan.delegates[1].config, CAPABLE);
     assert_eq!(plan.delegates[1].config_name.as_str(), "capable");
 }
 
+// Requirements: M27
 #[test]
-fn m27_lists_keep_what_nobody_knows_even_when_something_is_added() {
+fn unknown_fields_are_kept_when_requests_are_added() {
     let mut world = World::new().networks(r#"[{"name":"odd","cni-args":{"a":1}}]"#);
     let odd = r#"{"name":"odd","cniVersion":"0.3.1","kubernetes":{ "kubeconfig":"/k" },"plugins":[{"type":"calico","mtu":1.0e3}]}"#;
     world.define("home/odd", odd);
@@ -131,15 +137,17 @@ fn m27_lists_keep_what_nobody_knows_even_when_something_is_added() {
     );
 }
 
+// Requirements: NPWG1-4.1.2.1.5.1-1
 #[test]
-fn npwg1_4_1_2_1_5_1_1_an_asked_for_interface_is_cni_ifname() {
+fn interface_request_becomes_cni_ifname() {
     let plan = World::new().networks("plain@data0,other/plain").plan();
     assert_eq!(names(&plan), ["eth0", "data0", "net2"]);
-    assert!(plan.delegates[1].because.iter().any(|d| d.what == "interface" && d.why == "asked for"));
+    assert!(plan.delegates[1].because.iter().any(|d| d.what == "interface" && d.why == "requested"));
 }
 
+// Requirements: NPWG1-4.1.2.1.5-3
 #[test]
-fn npwg1_4_1_2_1_5_3_a_name_in_use_fails_the_attachment() {
+fn interface_request_in_use_fails_the_attachment() {
     let fault = World::new().networks("plain@a,other/plain@a").fails();
     assert_eq!(
         (fault.rule, fault.path.to_string().as_str()),
@@ -152,10 +160,11 @@ fn npwg1_4_1_2_1_5_3_a_name_in_use_fails_the_attachment() {
     assert_eq!(world.fails().rule, Rule::DuplicateInterfaceName);
 }
 
+// Requirements: M23, NPWG1-4.2.1-2
 #[test]
-fn m23_npwg1_4_2_1_2_generated_names_go_around_those_asked_for() {
+fn interface_names_generated_avoid_requested_ones() {
     assert_eq!(names(&World::new().networks("plain,plain,plain").plan()), ["eth0", "net1", "net2", "net3"]);
-    // Asked for later, and still respected.
+    // A later element requests the name.
     assert_eq!(
         names(&World::new().networks("plain,plain@net1,plain").plan()),
         ["eth0", "net4", "net1", "net3"]
@@ -169,8 +178,9 @@ fn m23_npwg1_4_2_1_2_generated_names_go_around_those_asked_for() {
     assert_eq!(names(&world.plan()), ["net1", "net2"]);
 }
 
+// Requirements: NPWG1-4.2-1, NPWG1-4.2.1-1
 #[test]
-fn npwg1_4_2_1_npwg1_4_2_1_1_the_same_network_twice_is_two_attachments() {
+fn network_selected_twice_has_two_attachments() {
     let plan = World::new().networks("plain,plain").plan();
     assert_eq!(shape(&plan)[1..], pairs(&[("home/plain", "net1"), ("home/plain", "net2")])[..]);
     // The identity of each attachment is in the plan: every operation reads it from there.
@@ -180,8 +190,9 @@ fn npwg1_4_2_1_npwg1_4_2_1_1_the_same_network_twice_is_two_attachments() {
     assert_eq!(plan.container.as_str(), "c1");
 }
 
+// Requirements: NPWG1-4-1
 #[test]
-fn npwg1_4_1_the_default_network_may_be_selected_again() {
+fn default_network_can_be_selected_again() {
     let mut world = World::new().networks("kube-system/base");
     world.define("kube-system/base", PLAIN);
     let plan = world.plan();

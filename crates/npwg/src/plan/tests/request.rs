@@ -1,9 +1,10 @@
-//! How requests reach the plugins, and what enforces them.
+//! Tests of how requests reach the plugins and are enforced.
 
 use super::*;
 
+// Requirements: NPWG1-4.1.2.1.3.2-1, V11-4.1.2.1.3.2-1
 #[test]
-fn npwg1_4_1_2_1_3_2_1_v11_4_1_2_1_3_2_1_ips_travel_in_args_of_every_plugin_and_in_runtime_config() {
+fn ips_request_is_in_args_cni_and_runtime_config() {
     let plan = asked(r#""ips":["10.2.2.42/24","2001:db8::5"]"#).plan();
     let delegate = &plan.delegates[1];
     let config = config(delegate);
@@ -13,8 +14,9 @@ fn npwg1_4_1_2_1_3_2_1_v11_4_1_2_1_3_2_1_ips_travel_in_args_of_every_plugin_and_
     assert_eq!(runtime_config(delegate), json!({"ips": ["10.2.2.42/24", "2001:db8::5"]}));
 }
 
+// Requirements: NPWG1-4.1.2.1.4.2-1, V11-4.1.2.1.4.2-1
 #[test]
-fn npwg1_4_1_2_1_4_2_1_v11_4_1_2_1_4_2_1_a_mac_travels_both_ways_too() {
+fn mac_request_is_in_args_cni_and_runtime_config() {
     let plan = asked(r#""mac":"02-23-45-67-89-01""#).plan();
     let delegate = &plan.delegates[1];
     assert_eq!(config(delegate)["plugins"][1]["args"], json!({"cni": {"mac": "02:23:45:67:89:01"}}));
@@ -22,15 +24,17 @@ fn npwg1_4_1_2_1_4_2_1_v11_4_1_2_1_4_2_1_a_mac_travels_both_ways_too() {
     assert_eq!(delegate.args, pairs(&[("MAC", "02:23:45:67:89:01")]));
 }
 
+// Requirements: M20
 #[test]
-fn m20_cni_args_carry_an_address_only_if_it_is_one() {
+fn cni_args_have_an_ip_only_if_one_is_requested() {
     assert_eq!(asked(r#""ips":["10.0.0.1"]"#).plan().delegates[1].args, pairs(&[("IP", "10.0.0.1")]));
     assert_eq!(asked(r#""ips":["10.0.0.1/24"]"#).plan().delegates[1].args, pairs(&[("IP", "10.0.0.1/24")]));
     assert!(asked(r#""ips":["10.0.0.1","::1"]"#).plan().delegates[1].args.is_empty());
 }
 
+// Requirements: NPWG1-4.1.2.1.3-3, conflict C1
 #[test]
-fn npwg1_4_1_2_1_3_3_conflict_c1_by_default_the_result_must_show_what_was_asked_for() {
+fn ip_request_policy_default_verifies_the_result() {
     let plan = asked_plain(r#""ips":["10.0.0.1"],"mac":"02:00:00:00:00:01""#).plan();
     let verify = &plan.delegates[1].verify;
     assert_eq!(verify.ips.len(), 1);
@@ -46,8 +50,9 @@ fn npwg1_4_1_2_1_3_3_conflict_c1_by_default_the_result_must_show_what_was_asked_
     assert_eq!(config(&plan.delegates[1])["plugins"][0]["args"]["cni"]["ips"], json!(["10.0.0.1"]));
 }
 
+// Requirements: V11-4.1.2.1.3.2-2, V11-4.1.2.1.4.2-2
 #[test]
-fn v11_4_1_2_1_3_2_2_v11_4_1_2_1_4_2_2_the_policy_can_demand_the_capability() {
+fn ip_request_policy_can_require_the_capability() {
     for policy in ["capability", "both"] {
         let node = format!(r#""ipRequestPolicy":"{policy}""#);
         let fault = asked_plain(r#""ips":["10.0.0.1"]"#).node(&node).fails();
@@ -59,8 +64,9 @@ fn v11_4_1_2_1_3_2_2_v11_4_1_2_1_4_2_2_the_policy_can_demand_the_capability() {
     }
 }
 
+// Requirements: conflict C1
 #[test]
-fn conflict_c1_each_policy_verifies_what_it_says() {
+fn ip_request_policy_decides_what_is_verified() {
     let verify = |policy: &str| {
         let world = asked(r#""ips":["10.0.0.1"]"#).node(&format!(r#""ipRequestPolicy":"{policy}""#));
         !world.plan().delegates[1].verify.ips.is_empty()
@@ -70,9 +76,10 @@ fn conflict_c1_each_policy_verifies_what_it_says() {
     assert_eq!(permissive.warnings.len(), 1);
 }
 
+// Requirements: M6
 #[test]
-fn m6_requests_are_never_silently_dropped() {
-    // Of every request that no plugin declares, the plan refuses, verifies or warns.
+fn requests_are_never_silently_dropped_by_a_plan() {
+    // If no plugin declares the capability, the plan refuses the request, verifies the result, or warns.
     for keys in [
         r#""portMappings":[{"hostPort":1,"containerPort":1}]"#,
         r#""bandwidth":{"ingressRate":1}"#,
@@ -86,8 +93,9 @@ fn m6_requests_are_never_silently_dropped() {
     assert!(!plan.delegates[1].verify.is_empty() && !plan.warnings.is_empty());
 }
 
+// Requirements: V11-4.1.2.1.7-2, V11-4.1.2.1.7.2-1, V11-4.1.2.1.7.2-2
 #[test]
-fn v11_4_1_2_1_7_2_v11_4_1_2_1_7_2_1_v11_4_1_2_1_7_2_2_port_mappings_need_the_capability() {
+fn port_mappings_request_needs_the_capability() {
     let mapping = r#""portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"TCP"}]"#;
     let plan = asked(mapping).plan();
     assert_eq!(
@@ -97,8 +105,9 @@ fn v11_4_1_2_1_7_2_v11_4_1_2_1_7_2_1_v11_4_1_2_1_7_2_2_port_mappings_need_the_ca
     assert_eq!(asked_plain(mapping).fails().rule, Rule::MissingCapability);
 }
 
+// Requirements: V11-4.1.2.1.8.2-1, V11-4.1.2.1.8.2-2
 #[test]
-fn v11_4_1_2_1_8_2_1_v11_4_1_2_1_8_2_2_bandwidth_needs_the_capability() {
+fn bandwidth_request_needs_the_capability() {
     let plan = asked(r#""bandwidth":{"egressRate":8000,"egressBurst":200}"#).plan();
     assert_eq!(
         runtime_config(&plan.delegates[1]),
@@ -107,8 +116,9 @@ fn v11_4_1_2_1_8_2_1_v11_4_1_2_1_8_2_2_bandwidth_needs_the_capability() {
     assert_eq!(asked_plain(r#""bandwidth":{"egressRate":8000}"#).fails().rule, Rule::MissingCapability);
 }
 
+// Requirements: V12-4.1.2.1.10.2-1, V12-4.1.2.1.10.2-2
 #[test]
-fn v12_4_1_2_1_10_2_1_v12_4_1_2_1_10_2_2_a_guid_needs_the_capability() {
+fn guid_request_needs_the_capability() {
     let plan = asked(r#""infiniband-guid":"24:8a:07:03:00:8d:ae:2f""#).plan();
     assert_eq!(runtime_config(&plan.delegates[1]), json!({"infinibandGUID": "24:8a:07:03:00:8d:ae:2f"}));
     let fault = asked_plain(r#""infiniband-guid":"24:8a:07:03:00:8d:ae:2f""#).fails();
@@ -118,8 +128,9 @@ fn v12_4_1_2_1_10_2_1_v12_4_1_2_1_10_2_2_a_guid_needs_the_capability() {
     );
 }
 
+// Requirements: conflict C2
 #[test]
-fn conflict_c2_a_20_byte_mac_becomes_a_guid_where_only_guids_are_understood() {
+fn mac_of_20_bytes_becomes_a_guid_for_plugins_without_mac() {
     let mut world = World::new()
         .networks(r#"[{"name":"ib","mac":"80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22"}]"#);
     world.define(
@@ -134,14 +145,15 @@ fn conflict_c2_a_20_byte_mac_becomes_a_guid_where_only_guids_are_understood() {
         (&verify.mac, verify.guid.as_ref().map(ToString::to_string).as_deref()),
         (&None, Some("bb:cc:dd:ee:ff:00:11:22"))
     );
-    // Where both are understood the address goes as what it is, and is looked for whole.
+    // A plugin with both capabilities gets the whole address, and the result is compared with all of it.
     let both = asked(r#""mac":"80:00:11:22:33:44:55:66:77:88:99:aa:bb:cc:dd:ee:ff:00:11:22""#).plan();
     assert_eq!(both.delegates[1].runtime_config.iter().map(|(key, _)| key).collect::<Vec<_>>(), ["mac"]);
     assert!(both.delegates[1].verify.mac.is_some() && both.delegates[1].verify.guid.is_none());
 }
 
+// Requirements: V11-4.1.2.1.6.2-1, conflict C7
 #[test]
-fn v11_4_1_2_1_6_2_1_conflict_c7_the_pods_cni_args_win_and_the_rest_survives() {
+fn cni_args_of_the_pod_override_args_of_the_plugin() {
     let mut world = World::new().networks(r#"[{"name":"args","cni-args":{"a":"pod","B":"pod"}}]"#);
     world.define(
         "home/args",
@@ -154,8 +166,9 @@ fn v11_4_1_2_1_6_2_1_conflict_c7_the_pods_cni_args_win_and_the_rest_survives() {
     );
 }
 
+// Requirements: M9, conflict C7
 #[test]
-fn m9_conflict_c7_args_of_the_wrong_form_are_refused_when_something_must_go_there() {
+fn args_not_an_object_are_refused_if_requests_are_added() {
     for bad in [r#""args":[]"#, r#""args":"x""#, r#""args":{"cni":7}"#] {
         let mut world = World::new().networks(r#"[{"name":"bad","cni-args":{"a":1}}]"#);
         world.define(
@@ -174,8 +187,9 @@ fn m9_conflict_c7_args_of_the_wrong_form_are_refused_when_something_must_go_ther
     }
 }
 
+// Requirements: conflict C8
 #[test]
-fn conflict_c8_cni_args_must_not_say_something_else_than_the_key() {
+fn cni_args_contradicting_a_request_are_refused() {
     let plan = asked(r#""ips":["10.0.0.1"],"cni-args":{"ips":["10.0.0.1"]}"#).plan();
     assert_eq!(config(&plan.delegates[1])["plugins"][0]["args"]["cni"], json!({"ips": ["10.0.0.1"]}));
     let fault = asked(r#""ips":["10.0.0.1"],"cni-args":{"ips":["10.0.0.2"]}"#).fails();
@@ -186,8 +200,9 @@ fn conflict_c8_cni_args_must_not_say_something_else_than_the_key() {
     );
 }
 
+// Requirements: V13-4.1.2.1.11-2, V13-4.1.2.1.11-4
 #[test]
-fn v13_4_1_2_1_11_2_v13_4_1_2_1_11_4_a_claim_is_passed_on_and_nobody_must_understand_it() {
+fn ipam_claim_reference_is_passed_without_a_capability() {
     let plan = asked_plain(r#""ipam-claim-reference":"vm.net""#).plan();
     assert_eq!(
         config(&plan.delegates[1])["plugins"][0]["args"],
@@ -199,8 +214,9 @@ fn v13_4_1_2_1_11_2_v13_4_1_2_1_11_4_a_claim_is_passed_on_and_nobody_must_unders
     assert_eq!(asked_plain(twice).fails().rule, Rule::ConflictingCniArgs);
 }
 
+// Requirements: V11-7.5-1, conflict C9, M5
 #[test]
-fn v11_7_5_1_conflict_c9_m5_what_the_runtime_gave_goes_to_the_default_network_alone() {
+fn runtime_config_is_only_for_the_default_network() {
     let given = r#""runtimeConfig":{"portMappings":[{"hostPort":1,"containerPort":2}],"bandwidth":{"ingressRate":1},"dns":{"servers":["9.9.9.9"]},"ipRanges":[[]],"aliases":["a"],"cgroupPath":"/x","io.kubernetes.cri.pod-annotations":{"k":"v"}}"#;
     let world = World::new()
         .networks(r#"[{"name":"capable"},{"name":"capable","bandwidth":{"ingressRate":7}}]"#)
@@ -212,8 +228,9 @@ fn v11_7_5_1_conflict_c9_m5_what_the_runtime_gave_goes_to_the_default_network_al
     assert_eq!(runtime_config(&plan.delegates[2])["bandwidth"]["ingressRate"], json!(7));
 }
 
+// Requirements: M26
 #[test]
-fn m26_every_well_known_capability_reaches_the_default_network() {
+fn capabilities_all_reach_the_default_network() {
     let plan =
         World::new().node(r#""runtimeConfig":{"dns":{"servers":[]},"ipRanges":[],"aliases":[]}"#).plan();
     assert_eq!(
@@ -222,8 +239,9 @@ fn m26_every_well_known_capability_reaches_the_default_network() {
     );
 }
 
+// Requirements: M7
 #[test]
-fn m7_requests_on_the_default_network_are_put_into_its_runtime_config() {
+fn requests_for_the_default_network_are_in_its_runtime_config() {
     let mut world = World::new().default_network(r#"[{"name":"capable","namespace":"home","ips":["10.0.0.9"],"portMappings":[{"hostPort":5,"containerPort":6}]}]"#);
     world = world.node(
         r#""runtimeConfig":{"portMappings":[{"hostPort":1,"containerPort":2}],"mac":"02:00:00:00:00:09"}"#,

@@ -1,7 +1,7 @@
-//! What `bandwidth` is told: rates and bursts in bits, as they are written, and in bytes, as they are checked.
+//! The configuration of `bandwidth`: rates and bursts, in bits as written and in bytes once validated.
 //!
-//! Rules: rates of the configuration, if it has any at all, win over those of the runtime; subnets of the
-//! configuration go with either.
+//! If the configuration has any rate, the rates of the runtime are ignored. The subnets of the configuration apply to
+//! either.
 
 use cni::Error;
 use cni::config::Config;
@@ -12,18 +12,18 @@ use linux::tc::Bucket;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The capability that brings rates from the runtime.
+/// Capability with which the runtime passes rates.
 const CAPABILITY: &str = "bandwidth";
-/// Most subnets: each is a filter that every packet may have to pass.
+/// Maximum number of subnets: each is a filter that every packet may have to pass.
 const SUBNETS_MAX: usize = 128;
-/// How long a packet may wait for its turn, as a part of a second: 25 ms.
+/// Longest time that a packet waits in the queue, as a fraction of a second: 25 ms.
 const LATENCY: u64 = 40;
-/// What a packet has around its payload, in bytes: an Ethernet header with a VLAN tag.
+/// Size of the header before the payload, in bytes: Ethernet with a VLAN tag.
 const HEADER: u32 = 18;
-/// Rate of what is not limited, in bytes a second.
+/// Rate of traffic that is not limited, in bytes per second.
 const UNLIMITED: u64 = 100_000_000_000;
 
-/// As written.
+/// The configuration as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Conf {
@@ -35,42 +35,42 @@ struct Conf {
     unshaped_subnets: Vec<Value>,
 }
 
-/// What is limited, and by how much.
+/// Validated limits of one attachment.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// What the container receives.
+    /// Limit of what the container receives.
     pub ingress: Option<Limit>,
-    /// What the container sends.
+    /// Limit of what the container sends.
     pub egress: Option<Limit>,
-    /// Whose traffic it is about.
+    /// Traffic that the limits apply to.
     pub scope: Scope,
 }
 
-/// One direction.
+/// Limit of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Bytes a second, at least 1.
+    /// Bytes per second, at least 1.
     pub rate: u64,
     /// Bytes that may be sent at once.
     pub burst: u32,
 }
 
-/// Whose traffic is limited, by the address at the other end.
+/// Traffic that is limited, by the address of the remote end.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// Everybody's.
+    /// All traffic.
     #[default]
     All,
-    /// That of these subnets.
+    /// Traffic with these subnets.
     Only(Vec<IpNet>),
-    /// That of all but these subnets.
+    /// Traffic with all but these subnets.
     AllBut(Vec<IpNet>),
 }
 
 // === impl Limits ===
 
 impl Limits {
-    /// Reads the configuration, and what the runtime filled in.
+    /// Reads the configuration and the runtime's values.
     pub fn read(config: &Config) -> Result<Limits, Error> {
         let own: Conf = config.decode()?;
         let scope = Scope::read(&own)?;
@@ -92,7 +92,7 @@ impl Limits {
         })
     }
 
-    /// Is nothing limited?
+    /// Whether neither direction is limited.
     pub fn is_none(&self) -> bool {
         self.ingress.is_none() && self.egress.is_none()
     }
@@ -108,7 +108,7 @@ impl Conf {
 // === impl Limit ===
 
 impl Limit {
-    /// Both or neither, in bits.
+    /// Reads a rate and a burst in bits; both are set or neither.
     fn read(keys: [&str; 2], [rate, burst]: [Option<u64>; 2]) -> Result<Option<Limit>, Error> {
         let (rate, burst) = (rate.unwrap_or(0), burst.unwrap_or(0));
         let [rate_key, burst_key] = keys;
@@ -119,19 +119,19 @@ impl Limit {
             (1..8, _) => Err(Error::key(rate_key, rate, "less than one byte a second")),
             _ => match u32::try_from(burst / 8) {
                 Ok(bytes) if bytes < u32::MAX => Ok(Some(Limit { rate: rate / 8, burst: bytes })),
-                _ => Err(Error::key(burst_key, burst, "bursts have less than 4 GiB")),
+                _ => Err(Error::key(burst_key, burst, "must be less than 4 GiB")),
             },
         }
     }
 
-    /// The bucket for a link of this MTU.
+    /// Returns the token bucket for a link of this MTU.
     pub fn bucket(&self, mtu: u32) -> Bucket {
         let burst = self.burst.max(mtu.saturating_add(HEADER));
         let limit = (self.rate / LATENCY).saturating_add(u64::from(burst));
         Bucket { rate: self.rate, burst, limit: u32::try_from(limit).unwrap_or(u32::MAX) }
     }
 
-    /// The bucket of what is not limited.
+    /// Returns the token bucket for traffic that is not limited.
     pub fn unlimited() -> Bucket {
         Bucket { rate: UNLIMITED, burst: 10_000_000, limit: 10_000_000 }
     }
@@ -148,7 +148,7 @@ impl Scope {
             (true, false) => Scope::subnets("unshapedSubnets", unshaped_subnets).map(Scope::AllBut),
             (false, false) => {
                 let list = quote(&Value::Array(unshaped_subnets.clone()));
-                Err(Error::key("unshapedSubnets", list, "shapedSubnets is set, too: it must be one of them"))
+                Err(Error::key("unshapedSubnets", list, "cannot be combined with shapedSubnets"))
             }
         }
     }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn v3_the_configurations_rates_win_over_the_runtimes() {
+    fn bandwidth_rates_of_the_configuration_override_the_runtimes() {
         let given = json!({ "IngressRate": 16_000_000, "ingressBurst": 80_000 });
         let both =
             json!({ "egressRate": 8_000_000, "egressBurst": 8_000, "runtimeConfig": { "bandwidth": given } });
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_named_by_key_and_value() {
+    fn bandwidth_invalid_value_is_reported_by_field_and_value() {
         let list = |count: usize| vec!["10.0.0.0/8"; count];
         for (keys, start) in [
             (json!({ "ingressRate": 8 }), "ingressBurst: 0: must be set"),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_holds_a_packet_and_waits_25_milliseconds() {
+    fn bandwidth_bucket_holds_a_packet_and_waits_25_milliseconds() {
         let limit = Limit { rate: 1_000_000, burst: 20_000 };
         assert_eq!(limit.bucket(1500), Bucket { rate: 1_000_000, burst: 20_000, limit: 45_000 });
         assert_eq!(limit.bucket(65_535).burst, 65_553);

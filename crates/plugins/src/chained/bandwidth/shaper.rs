@@ -1,7 +1,7 @@
-//! The kernel's side of `bandwidth`: buckets, classes, and the ifb that what a container sends goes through.
+//! The kernel objects of `bandwidth`: buckets, classes, and the ifb that shapes the packets a container sends.
 //!
-//! An ifb has the name that the reference plugin gives it, a hash of network and container, so that either
-//! finds the other's; a second interface of the same container on the same network gets one of its own.
+//! An ifb has the name that the reference plugin gives it, a hash of network and container, so that each plugin finds
+//! the other's. A second interface of the same container on the same network gets an ifb with another name.
 
 use cni::Error;
 use cni::invocation::Attachment;
@@ -18,26 +18,26 @@ use sha2::{Digest, Sha512};
 use super::limits::{Limit, Limits, Scope};
 use crate::interface::inspection::differs;
 
-/// What a name of an ifb begins with.
+/// Prefix of an ifb's name.
 const PREFIX: &str = "bwp";
-/// How long it is, in bytes.
+/// Length of an ifb's name, in bytes.
 const NAME_LENGTH: usize = 15;
-/// Class of what is limited.
-const LIMITED: u16 = 0x30;
-/// Class of what is not.
-const FREE: u16 = 1;
+/// Class of limited traffic.
+const SHAPED: u16 = 0x30;
+/// Class of unlimited traffic.
+const UNSHAPED: u16 = 1;
 
-/// One attachment's limits.
+/// Traffic shaper of one attachment.
 pub struct Shaper<'a> {
-    /// The host's end of its interface.
+    /// Host's end of its interface.
     pub end: &'a Link,
-    /// Whose it is.
+    /// Owner tag of the attachment.
     pub tag: &'a OwnerTag,
-    /// What is asked for.
+    /// Requested limits.
     pub limits: &'a Limits,
 }
 
-/// The names the ifb of an attachment may have, in the order they are tried.
+/// Returns the names that the ifb of an attachment can have, in the order in which they are tried.
 fn names(tag: &OwnerTag) -> [String; 2] {
     let OwnerTag { plugin: _, network, container, ifname } = tag;
     names_of([network, container, ifname])
@@ -48,13 +48,13 @@ fn names_of([network, container, ifname]: [&str; 3]) -> [String; 2] {
     [hex(PREFIX, NAME_LENGTH, &frozen), hashed(PREFIX, NAME_LENGTH, &[network, container, ifname])]
 }
 
-/// Returns the name that the ifb of an attachment may have, at the `attempt`th try; `None` behind the last one.
+/// Returns the name of an attachment's ifb for attempt number `attempt`; `None` after the last name.
 pub fn ifb_name(network: &str, who: &Attachment, attempt: u32) -> Option<String> {
     let names = names_of([network, who.container.as_str(), who.ifname.as_str()]);
     names.into_iter().nth(usize::try_from(attempt).ok()?)
 }
 
-/// The ifb of an attachment, if there is one; `end` is the host's end of its interface, by index, if that is known.
+/// Returns the ifb of an attachment, if it exists. `end` returns the index of the host's end, if it is known.
 pub fn find_ifb(
     host: &mut Rtnl,
     tag: &OwnerTag,
@@ -71,8 +71,9 @@ pub fn find_ifb(
     Ok(None)
 }
 
-/// One without a tag was made by the reference plugin, or by a call that was killed before it could say so; for another
-/// interface of the container, if something else than this one's end leads to it.
+/// Whether an ifb belongs to the attachment. An ifb without an owner tag was created by the reference plugin, or by a
+/// call that was killed before it set the tag. It belongs to another interface if a link other than `end` redirects to
+/// it.
 fn is_own(
     host: &mut Rtnl,
     ifb: &Link,
@@ -94,7 +95,7 @@ fn is_own(
 // === impl Shaper ===
 
 impl Shaper<'_> {
-    /// Limits what is to be limited; the ifb, if one was needed.
+    /// Applies the limits; returns the ifb, if one was needed.
     pub fn apply(&self, host: &mut Rtnl, undo: &mut Undo<'_>) -> Result<Option<Link>, Error> {
         let Shaper { end, tag: _, limits } = self;
         let ifb = match &limits.egress {
@@ -121,7 +122,7 @@ impl Shaper<'_> {
             }
         });
         let ifb = self.create_ifb(host)?;
-        // Limited before anything goes through it.
+        // The limit is in place before the first packet is redirected.
         shape(host, &ifb, &limit.bucket(end.mtu), Side::Destination, &limits.scope)?;
         self.enter(host)?;
         let (index, name) = (end.index, end.name.clone());
@@ -145,7 +146,7 @@ impl Shaper<'_> {
                 Err(error) if error.kind() == Kind::Exists => {}
                 made => return made.and_then(|()| host.link(&name)).or_refused(),
             }
-            // Of an ADD that was killed: made anew, since nobody knows how far it came.
+            // Left by a killed ADD: recreate it, because its state is unknown.
             if let Some(left) = host.find_link(&name).or_refused()?
                 && is_own(host, &left, &alias, &|| Ok(Some(self.end.index)))?
             {
@@ -154,11 +155,12 @@ impl Shaper<'_> {
             }
         }
         let names = names(self.tag).join(" and ");
-        Err(Error::internal(format!("both names for the ifb are taken: {names}")))
+        Err(Error::internal(format!("both names for the ifb are in use: {names}")))
     }
 
-    /// Makes the entrance for the redirection. One that leads nowhere, any more or yet, is of an ADD that was killed or whose
-    /// answer was lost; any other is somebody's.
+    /// Adds the ingress queueing discipline for the redirection. An existing one that redirects to no existing link is
+    /// left from a killed ADD, or from one whose answer was lost, and is replaced. Any other belongs to another
+    /// program.
     fn enter(&self, host: &mut Rtnl) -> Result<(), Error> {
         let Shaper { end, .. } = self;
         match host.add_entrance(end.index, &end.name) {
@@ -177,7 +179,7 @@ impl Shaper<'_> {
         }
     }
 
-    /// Fails unless everything is as [`Shaper::apply`] leaves it.
+    /// Fails unless the kernel has everything that [`Shaper::apply`] creates.
     pub fn inspect(&self, host: &mut Rtnl) -> Result<(), Error> {
         let Shaper { end, tag, limits } = self;
         if let Some(limit) = &limits.ingress {
@@ -198,34 +200,34 @@ impl Shaper<'_> {
     }
 }
 
-/// Limits what a link sends: all of it, or the class that is chosen by the address at the other end.
+/// Limits what a link sends: all traffic, or the class that a filter selects by the remote address.
 fn shape(host: &mut Rtnl, link: &Link, bucket: &Bucket, side: Side, scope: &Scope) -> Result<(), Error> {
     let Link { index, name, .. } = link;
     let (subnets, default, chosen) = match scope {
         Scope::All => return host.limit(*index, name, bucket).or_refused(),
-        Scope::Only(subnets) => (subnets, FREE, LIMITED),
-        Scope::AllBut(subnets) => (subnets, LIMITED, FREE),
+        Scope::Only(subnets) => (subnets, UNSHAPED, SHAPED),
+        Scope::AllBut(subnets) => (subnets, SHAPED, UNSHAPED),
     };
     host.classify(*index, name, default).or_refused()?;
-    host.add_class(*index, name, LIMITED, bucket).or_refused()?;
-    host.add_class(*index, name, FREE, &Limit::unlimited()).or_refused()?;
+    host.add_class(*index, name, SHAPED, bucket).or_refused()?;
+    host.add_class(*index, name, UNSHAPED, &Limit::unlimited()).or_refused()?;
     for subnet in subnets {
         host.choose_class(*index, name, side, *subnet, chosen).or_refused()?;
     }
     Ok(())
 }
 
-/// Is the link limited so?
+/// Fails unless the link has this limit.
 fn compare(host: &mut Rtnl, link: &Link, bucket: &Bucket, scope: &Scope) -> Result<(), Error> {
     let root = host.root(link.index, &link.name).or_refused()?;
     let wanted = format!("{} bytes/s", bucket.rate);
     let measured = match (&root, scope) {
         (Some(Root::Bucket(measured)), Scope::All) => Some(*measured),
-        (Some(Root::Classes { default }), Scope::Only(_)) if *default == u32::from(FREE) => {
-            host.class(link.index, &link.name, LIMITED).or_refused()?
+        (Some(Root::Classes { default }), Scope::Only(_)) if *default == u32::from(UNSHAPED) => {
+            host.class(link.index, &link.name, SHAPED).or_refused()?
         }
-        (Some(Root::Classes { default }), Scope::AllBut(_)) if *default == u32::from(LIMITED) => {
-            host.class(link.index, &link.name, LIMITED).or_refused()?
+        (Some(Root::Classes { default }), Scope::AllBut(_)) if *default == u32::from(SHAPED) => {
+            host.class(link.index, &link.name, SHAPED).or_refused()?
         }
         _ => None,
     };

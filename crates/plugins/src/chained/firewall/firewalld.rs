@@ -1,4 +1,4 @@
-//! Letting containers through by firewalld: their addresses come into a zone.
+//! The backend `firewalld`, which adds the addresses of containers to a zone.
 //!
 //! Source: firewalld `doc/xml/firewalld.dbus.xml` (`org.fedoraproject.FirewallD1.zone`); plugins
 //! `plugins/meta/firewall/firewalld.go`.
@@ -13,18 +13,18 @@ const NAME: &str = "org.fedoraproject.FirewallD1";
 const OBJECT: &str = "/org/fedoraproject/FirewallD1";
 const ZONES: &str = "org.fedoraproject.FirewallD1.zone";
 
-/// The address is in the zone already.
+/// Errors that say that the address is in the zone already.
 const IN_ZONE: [&str; 2] = ["ZONE_ALREADY_SET", "ALREADY_ENABLED"];
 
-/// The address, or the zone, is not there.
+/// Errors that say that the address is not in the zone, or that the zone does not exist.
 const NOT_IN_ZONE: [&str; 3] = ["NOT_ENABLED", "UNKNOWN_SOURCE", "INVALID_ZONE"];
 
-/// Does firewalld answer on the system's bus?
+/// Whether firewalld is on the system bus.
 pub(super) fn is_running() -> bool {
     Bus::system().and_then(|mut bus| bus.has_owner(NAME)).unwrap_or(false)
 }
 
-/// Puts the addresses into the zone; on a failure, takes out again those that came in.
+/// Adds the addresses to the zone; after a failure, removes those that it added.
 pub(super) fn add(zone: &str, addresses: &[IpNet]) -> Result<(), Error> {
     let mut bus = connect()?;
     let mut added: Vec<&IpNet> = Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn add(zone: &str, addresses: &[IpNet]) -> Result<(), Error> {
             Err(failure) if says(&failure, &IN_ZONE) => {}
             Err(failure) => {
                 for net in added {
-                    // The error that matters is the other one.
+                    // Best effort: the caller returns the original error.
                     let _ = call(&mut bus, "removeSource", zone, net);
                 }
                 return Err(refused("add", zone, net, &failure));
@@ -57,14 +57,14 @@ pub(super) fn check(zone: &str, addresses: &[IpNet]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes the addresses out of the zone; without firewalld nothing is in it.
+/// Removes the addresses from the zone. Does nothing if firewalld is not running.
 pub(super) fn remove(zone: &str, addresses: &[IpNet]) -> Result<(), Error> {
     if addresses.is_empty() {
         return Ok(());
     }
     let mut bus = match Bus::system() {
         Err(failure @ Failure::Unable(_)) => return Err(unreachable_bus(&failure)),
-        // A bus that is not there, or does not answer, keeps no container from its end.
+        // A bus that is absent or does not answer must not prevent a DEL.
         Err(_) => return Ok(()),
         Ok(bus) => bus,
     };
@@ -78,7 +78,7 @@ pub(super) fn remove(zone: &str, addresses: &[IpNet]) -> Result<(), Error> {
     collected(errors.collect())
 }
 
-/// Can firewalld be spoken to?
+/// Fails unless firewalld can be called.
 pub(super) fn status() -> Result<(), Error> {
     let answers = connect()?.has_owner(NAME).map_err(|failure| unreachable_bus(&failure))?;
     match answers {
@@ -106,7 +106,7 @@ fn call(bus: &mut Bus, member: &str, zone: &str, net: &IpNet) -> Result<crate::d
     })
 }
 
-/// firewalld's errors are a word and an explanation.
+/// Whether an error is one of firewalld's `words`; its errors are a word and an explanation.
 fn says(failure: &Failure, words: &[&str]) -> bool {
     match failure {
         Failure::Refused { message, .. } => words.iter().any(|word| message.starts_with(word)),

@@ -1,10 +1,10 @@
-//! `ingressPolicy`, natively: who reaches containers behind a bridge.
+//! `ingressPolicy` in nf_tables: restricts the traffic to containers behind a bridge.
 //!
 //! ```text
 //! table inet weft_firewall {
-//!   set bridges { type ifname; "br0" }            those that have a policy
+//!   set bridges { type ifname; "br0" }            bridges that have a policy
 //!   set pairs   { type ifname . ifname; "br0" . "br0" }
-//!   set closed  { type ifname . ifname }          those whose policy is isolated
+//!   set closed  { type ifname . ifname }          bridges whose policy is isolated
 //!   chain ingress { iifname . oifname @closed drop; iifname . oifname @pairs return
 //!                   iifname @bridges oifname @bridges drop }
 //! }
@@ -14,11 +14,11 @@
 //! }
 //! ```
 //!
-//! What crosses a bridge without being routed never comes to the table `inet`, unless the host has
-//! `bridge-nf-call-iptables`; so the ports of isolated containers are closed on the bridge itself.
+//! Frames that a bridge forwards reach the table `inet` only if the host sets `bridge-nf-call-iptables`. So the table
+//! `bridge` closes the ports of isolated containers.
 //!
-//! What is about a bridge stays when a container goes, as upstream: others may be behind it. GC removes what is about
-//! bridges that are gone.
+//! Entries for a bridge stay when a container is deleted, as in the reference plugin: other containers may use the
+//! bridge. GC removes the entries of bridges that no longer exist.
 //!
 //! Source: plugins `plugins/meta/firewall/ingresspolicy.go`.
 
@@ -34,39 +34,39 @@ use linux::nft::{
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
-use super::nftables::{INGRESS, TABLE, furniture};
-use super::settings::{Place, Policy};
+use super::nftables::{INGRESS, TABLE, shared_objects};
+use super::settings::{Policy, PolicyTarget};
 use crate::entries::{self, Entry};
 
 const BRIDGES: &str = "bridges";
 const PAIRS: &str = "pairs";
 const CLOSED: &str = "closed";
 
-/// What crosses bridges.
+/// Table for bridged frames.
 const SWITCHED: Table<'static> = Table::new(Family::Bridge, "weft_firewall");
 const PORTS: &str = "ports";
 const CHAIN: &str = "forward";
 
-/// Makes the policy hold for the container, and for the bridge it is behind.
-pub(super) fn add(policy: Policy, tag: &OwnerTag, place: &Place) -> Result<(), Error> {
+/// Applies the policy to the container and to its bridge.
+pub(super) fn add(policy: Policy, tag: &OwnerTag, target: &PolicyTarget) -> Result<(), Error> {
     let mut nft = Nft::open().or_refused()?;
-    nft.commit(routed(policy, tag, place)).or_refused()?;
+    nft.commit(routed(policy, tag, target)).or_refused()?;
     if policy != Policy::Isolated {
         return Ok(());
     }
     let comment = tag.text(COMMENT_MAX);
-    entries::put(&mut nft, SWITCHED, &[PORTS], &comment, &own_entries(&comment, place), || Ok(switched()))
+    entries::put(&mut nft, SWITCHED, &[PORTS], &comment, &own_entries(&comment, target), || Ok(switched()))
 }
 
-fn own_entries(comment: &str, place: &Place) -> Vec<Entry> {
+fn own_entries(comment: &str, target: &PolicyTarget) -> Vec<Entry> {
     let entry = |port: &String| {
         let key = Data::link(port);
         Entry { set: PORTS, element: Element::new(key.clone()).comment(comment), key, value: None }
     };
-    place.ports.iter().map(entry).collect()
+    target.ports.iter().map(entry).collect()
 }
 
-/// The rules for what is routed.
+/// Returns the rules for routed packets.
 fn rules() -> [Rule; 3] {
     let both = [Selector::LinkIn, Selector::LinkOut];
     [
@@ -80,13 +80,13 @@ fn rules() -> [Rule; 3] {
     ]
 }
 
-/// Everything for what is routed; repeating it changes nothing.
-fn routed(policy: Policy, tag: &OwnerTag, place: &Place) -> Batch {
+/// Returns everything that routed packets need; it can be committed repeatedly.
+fn routed(policy: Policy, tag: &OwnerTag, target: &PolicyTarget) -> Batch {
     let network = OwnerTag { container: String::new(), ifname: String::new(), ..tag.clone() };
     let comment = network.text(COMMENT_MAX);
-    let name = Data::link(&place.bridge);
+    let name = Data::link(&target.bridge);
     let pair = Element::new(name.clone().and(name.clone())).comment(comment.as_str());
-    let mut batch = furniture();
+    let mut batch = shared_objects();
     batch
         .ensure_set(TABLE, &Set::of(BRIDGES, &[Type::Link]))
         .ensure_set(TABLE, &Set::of(PAIRS, &[Type::Link, Type::Link]))
@@ -106,7 +106,7 @@ fn routed(policy: Policy, tag: &OwnerTag, place: &Place) -> Batch {
     batch
 }
 
-/// The rules for what crosses a bridge; neighbours still find each other.
+/// Returns the rules for bridged frames. They do not match ARP, so neighbours resolve each other.
 fn switched_rules() -> [Rule; 2] {
     let to_port = |rule: Rule| rule.look_up(&[Selector::LinkOut], Is::In, PORTS).decide(&Verdict::Drop);
     [to_port(SWITCHED.rule().ip4()), to_port(SWITCHED.rule().ip6())]
@@ -133,21 +133,21 @@ fn switched() -> Batch {
 
 // === CHECK, DEL, GC ===
 
-/// Fails unless the policy holds for the container.
-pub(super) fn check(policy: Policy, tag: &OwnerTag, place: &Place) -> Result<(), Error> {
+/// Fails unless the policy applies to the container.
+pub(super) fn check(policy: Policy, tag: &OwnerTag, target: &PolicyTarget) -> Result<(), Error> {
     let mut nft = Nft::open().or_refused()?;
-    let name = Data::link(&place.bridge);
+    let name = Data::link(&target.bridge);
     let pair = name.clone().and(name.clone());
     let closed = (policy == Policy::Isolated).then(|| (CLOSED, pair.clone()));
     for (set, key) in [(BRIDGES, name), (PAIRS, pair)].into_iter().chain(closed) {
         if nft.element(TABLE, set, &key).or_refused()?.is_none() {
-            return Err(Error::internal(format!("table {TABLE}: {} is not in {set}", place.bridge)));
+            return Err(Error::internal(format!("table {TABLE}: {} is not in {set}", target.bridge)));
         }
     }
     expect(&mut nft, TABLE, INGRESS, rules().len())?;
     if policy == Policy::Isolated {
         let comment = tag.text(COMMENT_MAX);
-        let own = own_entries(&comment, place);
+        let own = own_entries(&comment, target);
         if entries::missing(&mut nft, SWITCHED, &comment, &own)?.is_some() {
             return Err(Error::internal(format!(
                 "table {SWITCHED}: a port of the container is not in {PORTS}"
@@ -165,15 +165,15 @@ fn expect(nft: &mut Nft, table: Table<'_>, chain: &str, rules: usize) -> Result<
     }
 }
 
-/// Removes what is about the container alone.
+/// Removes the entries of the container alone.
 pub(super) fn remove(tag: &OwnerTag) -> Result<(), Error> {
     let comment = tag.text(COMMENT_MAX);
     let Some(mut nft) = entries::open()? else { return Ok(()) };
     entries::remove(&mut nft, SWITCHED, &[PORTS], |found| found == comment).map(drop)
 }
 
-/// Removes what is about attachments of `plugin` and `network` that are not among the valid ones, and about bridges
-/// that are gone.
+/// Removes the entries of attachments of `plugin` and `network` that are not valid any more, and those of bridges that
+/// no longer exist.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let Some(mut nft) = entries::open()? else { return Ok(()) };
     entries::remove(&mut nft, SWITCHED, &[PORTS], entries::is_stale(plugin, network, valid))?;

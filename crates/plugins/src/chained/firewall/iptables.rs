@@ -1,4 +1,4 @@
-//! Letting containers through by iptables, in the chains of the reference plugin, one commit a family.
+//! The backend `iptables`, with the chains of the reference plugin and one commit for each address family.
 //!
 //! ```text
 //! FORWARD:               -j CNI-ISOLATION-STAGE-1; -j CNI-FORWARD; …
@@ -8,8 +8,8 @@
 //! CNI-ISOLATION-STAGE-2: -o br0 -j DROP; -j RETURN
 //! ```
 //!
-//! A container's two rules have our tag as their comment, so that DEL and GC find them without its address; the
-//! reference plugin's have none, and are found by address.
+//! The comment of a container's two rules is its owner tag, so DEL and GC find them without its address. The rules of
+//! the reference plugin have no comment and are found by address.
 //!
 //! Source: plugins `plugins/meta/firewall/{iptables,ingresspolicy}.go`.
 
@@ -18,36 +18,36 @@ use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
 use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
-use super::settings::{Place, Policy};
+use super::settings::{Policy, PolicyTarget};
 use super::{PRIVATE, TABLE};
 use crate::entries;
-use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion};
+use crate::iptables::{self, Family, FilterLock, Saved, chain_of, comment, deletion};
 
 const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 
-/// How one container is let through.
-pub(super) struct Passage<'a> {
+/// Rules of one container.
+pub(super) struct ContainerRules<'a> {
     pub(super) tag: &'a OwnerTag,
     pub(super) admin_chain: &'a str,
     pub(super) addresses: &'a [IpNet],
     pub(super) policy: Policy,
-    pub(super) place: Option<&'a Place>,
+    pub(super) target: Option<&'a PolicyTarget>,
 }
 
 // === impl Passage ===
 
-impl Passage<'_> {
+impl ContainerRules<'_> {
     fn families(&self) -> impl Iterator<Item = Family> {
         Family::ALL.into_iter().filter(|family| self.addresses.iter().any(|net| family.has(net.addr())))
     }
 
-    /// Lets the container through, and makes the policy hold.
+    /// Adds the rules of the container and of its policy.
     pub(super) fn add(&self) -> Result<(), Error> {
-        let turn = Turn::take()?;
+        let lock = FilterLock::take()?;
         for family in self.families() {
-            family.change(&turn, TABLE, &mut |saved| {
-                let mut script = self.furniture(saved);
+            family.change(&lock, TABLE, &mut |saved| {
+                let mut script = self.shared_objects(saved);
                 let own = self.rules(family);
                 let tag = self.tag.text(COMMENT_MAX);
                 let before = saved.lines().filter(|line| comment_of(line) == Some(&tag));
@@ -59,14 +59,14 @@ impl Passage<'_> {
         Ok(())
     }
 
-    /// Fails unless all of it is there; a container's rules may be the reference plugin's, which have no comment.
+    /// Fails unless all rules exist. A container's rules may be the reference plugin's, which have no comment.
     pub(super) fn check(&self) -> Result<(), Error> {
         let own = format!("{} ", comment(&self.tag.text(COMMENT_MAX)));
         for family in self.families() {
             let saved = family.save(TABLE)?;
-            let wanted = self.furniture(&saved).into_iter().chain(self.rules(family));
-            let is_there = |rule: &str| saved.has_rule(rule) || saved.has_rule(&rule.replace(&own, ""));
-            let missing = wanted.into_iter().find(|line| !iptables::is_creation(line) && !is_there(line));
+            let wanted = self.shared_objects(&saved).into_iter().chain(self.rules(family));
+            let exists = |rule: &str| saved.has_rule(rule) || saved.has_rule(&rule.replace(&own, ""));
+            let missing = wanted.into_iter().find(|line| !iptables::is_creation(line) && !exists(line));
             if let Some(rule) = missing {
                 return Err(Error::internal(format!("table filter lacks rule {rule}")));
             }
@@ -74,15 +74,15 @@ impl Passage<'_> {
         Ok(())
     }
 
-    /// The container's rules.
+    /// Returns the container's rules.
     fn rules(&self, family: Family) -> Vec<String> {
         let comment = comment(&self.tag.text(COMMENT_MAX));
         let own = self.addresses.iter().filter(|net| family.has(net.addr()));
         own.flat_map(|net| pair(net, &format!("{comment} "))).collect()
     }
 
-    /// What all containers share, as far as it is not there, in the order in which it is made.
-    fn furniture(&self, saved: &Saved) -> Vec<String> {
+    /// Returns the commands for missing chains and rules that all containers share, in the order of their execution.
+    fn shared_objects(&self, saved: &Saved) -> Vec<String> {
         let mut chains = vec![PRIVATE, self.admin_chain];
         let mut lines = Vec::new();
         let mut insert = |chain: &str, rule: String| {
@@ -98,8 +98,8 @@ impl Passage<'_> {
         let default = comment("CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)");
         let stage_1 = format!("FORWARD {default} -j {STAGE_1}");
         let is_behind = saved.has_rule(&format!("-A {stage_1}"));
-        if let Some(place) = self.place {
-            let bridge = &place.bridge;
+        if let Some(target) = self.target {
+            let bridge = &target.bridge;
             let name = if self.policy == Policy::Isolated { "isolated" } else { "same-bridge" };
             let policy = comment(&format!("CNI firewall plugin rules (ingressPolicy: {name})"));
             chains.extend([STAGE_1, STAGE_2]);
@@ -112,7 +112,7 @@ impl Passage<'_> {
             insert(STAGE_2, format!("-o {bridge} {default} -j DROP"));
             insert("FORWARD", format!("{default} -j {STAGE_1}"));
         }
-        // Policies come before what lets through.
+        // The rules of policies must precede those that accept.
         if is_behind && lines.iter().any(|line| line.starts_with("-I FORWARD ")) {
             lines.extend([format!("-D {stage_1}"), format!("-I {stage_1}")]);
         }
@@ -121,7 +121,7 @@ impl Passage<'_> {
     }
 }
 
-/// Answers to an address, and what comes from it.
+/// Returns the rules that accept replies to an address and traffic from it.
 fn pair(net: &IpNet, comment: &str) -> [String; 2] {
     [
         format!("-A {PRIVATE} -d {net} {comment}-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"),
@@ -129,7 +129,7 @@ fn pair(net: &IpNet, comment: &str) -> [String; 2] {
     ]
 }
 
-/// The comment of a rule, if it is a container's.
+/// Returns the comment of a rule, if it is a container's.
 pub fn comment_of(rule: &str) -> Option<&str> {
     chain_of(rule).filter(|chain| *chain == PRIVATE)?;
     rule.split_once(" --comment \"")?.1.split_once('"').map(|(text, _)| text)
@@ -137,7 +137,7 @@ pub fn comment_of(rule: &str) -> Option<&str> {
 
 // === DEL, GC ===
 
-/// Removes the container's rules: by its tag, and by the known addresses those that have none.
+/// Removes the container's rules: those with its owner tag, and those without a comment that match a known address.
 pub(super) fn remove(tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     let text = tag.text(COMMENT_MAX);
     remove_all(&|line| {
@@ -146,20 +146,20 @@ pub(super) fn remove(tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     })
 }
 
-/// Removes the rules of attachments of `plugin` and `network` that are not among the valid ones; not those of the
-/// reference plugin, which do not say whose they are.
+/// Removes the rules of attachments of `plugin` and `network` that are not valid any more. The reference plugin's rules
+/// stay, because they do not name their attachment.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let is_stale = entries::is_stale(plugin, network, valid);
     remove_all(&|line| comment_of(line).is_some_and(&is_stale))
 }
 
-fn remove_all(is_meant: &dyn Fn(&str) -> bool) -> Result<(), Error> {
+fn remove_all(matches: &dyn Fn(&str) -> bool) -> Result<(), Error> {
     iptables::clean(TABLE, &[PRIVATE], &mut |saved| {
-        saved.lines().filter(|line| is_meant(line)).map(deletion).collect()
+        saved.lines().filter(|line| matches(line)).map(deletion).collect()
     })
 }
 
-/// Can the programs be run?
+/// Fails unless the programs can be run.
 pub(super) fn status() -> Result<(), Error> {
     Family::V4.save(TABLE).map(drop)
 }

@@ -1,5 +1,5 @@
-//! Letting containers through, natively: they are elements of sets, and where the host would drop what it forwards,
-//! one rule lets through what we marked.
+//! The backend `nftables`: containers are elements of sets, and one rule in each chain that drops accepts the packets
+//! that these sets mark.
 //!
 //! ```text
 //! table inet weft_firewall {
@@ -7,13 +7,13 @@
 //!   chain forward { type filter hook forward, before all others;
 //!     mark &= ~0x1000; jump ingress; jump admin
 //!     ip saddr @pods4 mark |= 0x1000; ct state established,related ip daddr @pods4 mark |= 0x1000 }
-//!   chain admin { }                                    whoever runs the host writes here, and drops
+//!   chain admin { }                                    the node's administrator adds rules here, for example to drop
 //! }
 //! chain ip filter FORWARD { mark & 0x1000 accept; … }   and every other forwarding chain whose policy is drop
 //! ```
 //!
-//! An accept in a table of ours would not be enough: another table's drop comes after it. So each chain that drops
-//! gets one rule, once, not one for each container.
+//! An accept in a separate table is not enough, because a later table can still drop the packet. So each chain that
+//! drops gets one rule, which all containers share.
 //!
 //! Source: nft(8) "verdict statements"; plugins `plugins/meta/firewall/iptables.go`.
 
@@ -32,45 +32,45 @@ use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 use crate::entries::{self, Entry};
 use crate::iptables::Family;
 
-/// Everything that is not a bridge's own.
+/// Table for routed traffic.
 pub(super) const TABLE: Table<'static> = Table::new(NftFamily::Inet, "weft_firewall");
 const CHAIN: &str = "forward";
-/// Whoever runs the host writes here.
+/// Chain for the rules of the node's administrator.
 const ADMIN: &str = "admin";
-/// Of ingress policies.
+/// Chain of ingress policies.
 pub(super) const INGRESS: &str = "ingress";
 const SETS: [&str; 2] = ["pods4", "pods6"];
-/// Whom firewalld lets through: it does not know whose an address is, and DEL and GC may have to.
+/// Sets of addresses in a zone of firewalld. firewalld does not store the owner of an address, and DEL and GC need it.
 const ZONED: [&str; 2] = ["zoned4", "zoned6"];
 
-/// What says that a packet is let through: a bit of its mark that Kubernetes (14, 15), Calico (16–31), Cilium
-/// (8–11) and portmap (13) do not use. It is set when a packet is forwarded, which no routing rule sees.
+/// Bit of the packet mark that says "accept". Kubernetes (14, 15), Calico (16–31), Cilium (8–11) and portmap (13) do
+/// not use it. It is set in the hook `forward`, after the routing decision, so no routing rule sees it.
 const BIT: u32 = 1 << 12;
 
-/// The comment of the rule in chains that drop.
-const GATE: &str = "weft firewall";
+/// Comment of the rule in chains that drop.
+const ACCEPT_COMMENT: &str = "weft firewall";
 
-/// Before every other chain that may drop what is forwarded.
+/// Priority before every other chain that may drop forwarded packets.
 const FIRST: i32 = -400;
 
-/// Lets the container's traffic through, in one transaction; a second one if a chain that drops has no rule yet.
+/// Accepts the container's traffic, in one transaction; a second one if a chain that drops has no rule yet.
 pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     if addresses.is_empty() {
         return Ok(());
     }
     let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
-    open_gates(&mut nft, addresses)?;
+    accept_in_dropping_chains(&mut nft, addresses)?;
     let own = own_entries(SETS, &comment, addresses);
-    entries::put(&mut nft, TABLE, &SETS, &comment, &own, || Ok(furniture()))
+    entries::put(&mut nft, TABLE, &SETS, &comment, &own, || Ok(shared_objects()))
 }
 
-/// Writes down whose these addresses in a zone of firewalld are.
-pub(super) fn note(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
+/// Records the owner of addresses in a zone of firewalld.
+pub(super) fn record_zone_owner(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     let comment = tag.text(COMMENT_MAX);
     let own = own_entries(ZONED, &comment, addresses);
     let mut nft = Nft::open().or_refused()?;
-    entries::put(&mut nft, TABLE, &ZONED, &comment, &own, || Ok(furniture()))
+    entries::put(&mut nft, TABLE, &ZONED, &comment, &own, || Ok(shared_objects()))
 }
 
 fn own_entries(sets: [&'static str; 2], comment: &str, addresses: &[IpNet]) -> Vec<Entry> {
@@ -82,7 +82,7 @@ fn own_entries(sets: [&'static str; 2], comment: &str, addresses: &[IpNet]) -> V
     addresses.iter().map(entry).collect()
 }
 
-/// The rules of our chain: policies before all else, as the reference plugin has them.
+/// Returns the rules of the chain `forward`: policies first, as in the reference plugin.
 fn rules() -> [Rule; 7] {
     let replies = [State::Established, State::Related];
     let from = |field, set| TABLE.rule().look_up(&[field], Is::In, set).set_mark(BIT, BIT);
@@ -98,8 +98,8 @@ fn rules() -> [Rule; 7] {
     ]
 }
 
-/// Table, sets and chains; what is in the chains of others, and of whoever runs the host, stays.
-pub(super) fn furniture() -> Batch {
+/// Returns the table with its sets and chains; the rules of other tables and of the chain `admin` stay.
+pub(super) fn shared_objects() -> Batch {
     let base = BaseChain {
         chain_type: ChainType::Filter,
         hook: Hook::Forward,
@@ -125,39 +125,39 @@ pub(super) fn furniture() -> Batch {
 
 // === chains that drop ===
 
-/// The chains that could drop what is forwarded for these addresses: iptables' own, as upstream, whatever is in it,
-/// and those whose policy is to drop. What a rule drops somebody decided to.
-fn gates(nft: &mut Nft, addresses: &[IpNet]) -> Result<Vec<(NftFamily, ListedChain)>, Error> {
+/// Returns the chains that could drop forwarded packets of these addresses: iptables' own, as in the reference plugin,
+/// and those with policy drop. Chains that drop by a rule are left alone: an administrator wrote that rule.
+fn dropping_chains(nft: &mut Nft, addresses: &[IpNet]) -> Result<Vec<(NftFamily, ListedChain)>, Error> {
     let mut families = vec![NftFamily::Inet];
     families.extend(addresses.iter().any(|net| Family::V4.has(net.addr())).then_some(NftFamily::Ip));
     families.extend(addresses.iter().any(|net| Family::V6.has(net.addr())).then_some(NftFamily::Ip6));
-    let mut gates = Vec::new();
+    let mut dropping_chains = Vec::new();
     for family in families {
         let chains = nft.filters(family, Hook::Forward).or_refused()?;
         let dropping = chains.into_iter().filter(|chain| chain.drops || is_of_iptables(family, chain));
-        gates.extend(dropping.map(|chain| (family, chain)));
+        dropping_chains.extend(dropping.map(|chain| (family, chain)));
     }
-    Ok(gates)
+    Ok(dropping_chains)
 }
 
 fn is_of_iptables(family: NftFamily, chain: &ListedChain) -> bool {
     family != NftFamily::Inet && chain.table == "filter" && chain.name == "FORWARD"
 }
 
-fn is_open(nft: &mut Nft, table: Table<'_>, chain: &str) -> Result<bool, Error> {
-    Ok(nft.rules(table, chain).or_refused()?.iter().any(|rule| rule.comment == GATE))
+fn has_accept_rule(nft: &mut Nft, table: Table<'_>, chain: &str) -> Result<bool, Error> {
+    Ok(nft.rules(table, chain).or_refused()?.iter().any(|rule| rule.comment == ACCEPT_COMMENT))
 }
 
-fn open_gates(nft: &mut Nft, addresses: &[IpNet]) -> Result<(), Error> {
+fn accept_in_dropping_chains(nft: &mut Nft, addresses: &[IpNet]) -> Result<(), Error> {
     let mut batch = Batch::new();
-    for (family, chain) in gates(nft, addresses)? {
+    for (family, chain) in dropping_chains(nft, addresses)? {
         let table = Table::new(family, &chain.table);
-        if !is_open(nft, table, &chain.name)? {
+        if !has_accept_rule(nft, table, &chain.name)? {
             let rule = match is_of_iptables(family, &chain) {
                 true => table.rule().mark_for_iptables(BIT, BIT).count(),
                 false => table.rule().mark(Is::In, BIT, BIT),
             };
-            batch.insert_rule(table, &chain.name, &rule.decide(&Verdict::Accept).comment(GATE));
+            batch.insert_rule(table, &chain.name, &rule.decide(&Verdict::Accept).comment(ACCEPT_COMMENT));
         }
     }
     nft.commit(batch).or_refused()
@@ -165,7 +165,7 @@ fn open_gates(nft: &mut Nft, addresses: &[IpNet]) -> Result<(), Error> {
 
 // === CHECK, DEL, GC ===
 
-/// Fails unless the container's traffic is let through.
+/// Fails unless the container's traffic is accepted.
 pub(super) fn check(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     if addresses.is_empty() {
         return Ok(());
@@ -181,12 +181,12 @@ pub(super) fn check(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
         let why = format!("table {TABLE}: chain {CHAIN} has {found} rules, not {}", rules().len());
         return Err(Error::internal(why));
     }
-    for (family, chain) in gates(&mut nft, addresses)? {
+    for (family, chain) in dropping_chains(&mut nft, addresses)? {
         let table = Table::new(family, &chain.table);
-        // Of iptables' own that is none: it may have come since, and lets everybody through.
-        if chain.drops && !is_open(&mut nft, table, &chain.name)? {
+        // A chain of iptables whose policy is accept needs no rule. It may have been created after ADD.
+        if chain.drops && !has_accept_rule(&mut nft, table, &chain.name)? {
             return Err(Error::internal(format!(
-                "chain {table} {} does not let containers through",
+                "chain {table} {} does not accept the traffic of containers",
                 chain.name
             )));
         }
@@ -194,7 +194,7 @@ pub(super) fn check(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Is one of the addresses the container's here?
+/// Whether a set contains one of the container's addresses.
 pub(super) fn has(tag: &OwnerTag, addresses: &[IpNet]) -> Result<bool, Error> {
     let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
@@ -206,8 +206,8 @@ pub(super) fn has(tag: &OwnerTag, addresses: &[IpNet]) -> Result<bool, Error> {
     Ok(false)
 }
 
-/// Those of the addresses that are not written down as somebody's in a zone of firewalld.
-pub(super) fn unnoted(addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
+/// Returns those of the addresses that have no recorded owner in a zone of firewalld.
+pub(super) fn without_zone_owner(addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
     let Some(mut nft) = entries::open()? else { return Ok(addresses.to_vec()) };
     let mut free = Vec::new();
     for net in addresses {
@@ -219,22 +219,22 @@ pub(super) fn unnoted(addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
     Ok(free)
 }
 
-/// Removes the container's addresses; those that were in a zone of firewalld.
+/// Removes the container's addresses; returns those that were in a zone of firewalld.
 pub(super) fn remove(tag: &OwnerTag) -> Result<Vec<IpNet>, Error> {
     let comment = tag.text(COMMENT_MAX);
     remove_all(|found| found == comment)
 }
 
-/// Removes the addresses of attachments of `plugin` and `network` that are not among the valid ones; those that
-/// were in a zone of firewalld.
+/// Removes the addresses of attachments of `plugin` and `network` that are not valid any more. Returns those that were
+/// in a zone of firewalld.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<Vec<IpNet>, Error> {
     remove_all(entries::is_stale(plugin, network, valid))
 }
 
-fn remove_all(is_meant: impl Fn(&str) -> bool) -> Result<Vec<IpNet>, Error> {
+fn remove_all(matches: impl Fn(&str) -> bool) -> Result<Vec<IpNet>, Error> {
     let Some(mut nft) = entries::open()? else { return Ok(Vec::new()) };
     let all = [SETS, ZONED].concat();
-    let removed = entries::remove(&mut nft, TABLE, &all, is_meant)?;
+    let removed = entries::remove(&mut nft, TABLE, &all, matches)?;
     Ok(removed.iter().filter(|(set, _)| ZONED.contains(set)).filter_map(|(_, key)| address(key)).collect())
 }
 
@@ -243,7 +243,7 @@ fn address(key: &Data) -> Option<IpNet> {
     four.or_else(|_| <[u8; 16]>::try_from(key.bytes()).map(IpAddr::from)).ok().map(IpNet::from)
 }
 
-/// Can nf_tables be spoken to?
+/// Fails unless nf_tables is available.
 pub(super) fn status() -> Result<(), Error> {
     Nft::open().and_then(|mut nft| nft.tables(NftFamily::Inet)).or_refused().map(drop)
 }

@@ -1,4 +1,4 @@
-//! What a configuration of `firewall` says, checked.
+//! The validated configuration of `firewall`.
 //!
 //! Source: plugins `plugins/meta/firewall/firewall.go`.
 
@@ -12,13 +12,13 @@ use super::firewalld;
 use crate::interface::check_name;
 use crate::iptables::{self, Family, checked_chain};
 
-/// The chain of iptables that comes first.
+/// Default for the chain of iptables that comes first.
 const ADMIN_CHAIN: &str = "CNI-ADMIN";
 
-/// The zone of firewalld into which containers come.
+/// Default for the zone of firewalld.
 const ZONE: &str = "trusted";
 
-/// Longest name of a zone, in bytes; firewalld has 17.
+/// Maximum length of a zone's name, in bytes; firewalld allows 17.
 const ZONE_MAX: usize = 64;
 
 /// The configuration as written.
@@ -31,22 +31,22 @@ struct Conf {
     ingress_policy: String,
 }
 
-/// What lets a container's traffic through, and whose traffic it lets in.
+/// Validated configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Settings {
-    /// By what; none: whatever the host has.
+    /// Requested backend; none: the one that the host uses.
     pub(super) backend: Option<Backend>,
-    /// The chain of iptables that comes first.
+    /// Chain of iptables that comes first.
     pub(super) admin_chain: String,
-    /// The zone of firewalld.
+    /// Zone of firewalld.
     pub(super) zone: String,
-    /// Who reaches containers of this network.
+    /// Ingress policy of the network.
     pub(super) policy: Policy,
-    /// Was the chain named?
+    /// Whether the configuration names the chain.
     names_chain: bool,
 }
 
-/// What lets traffic through.
+/// Packet filter that accepts the traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backend {
     /// nf_tables, natively.
@@ -57,14 +57,14 @@ pub(super) enum Backend {
     Firewalld,
 }
 
-/// Who reaches containers of a network.
+/// Ingress policy: sources that can reach the containers of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Policy {
-    /// Everybody.
+    /// All sources.
     Open,
-    /// Nobody from another bridge that has a policy.
+    /// All except other bridges that have a policy.
     SameBridge,
-    /// Nor from the same one.
+    /// As `SameBridge`, and no container on the same bridge either.
     Isolated,
 }
 
@@ -94,7 +94,7 @@ impl Settings {
         };
         let names_chain = !iptables_admin_chain_name.is_empty();
         if names_chain && backend == Some(Backend::Nftables) {
-            let why = "only the backend iptables understands it; with nftables the chain is admin";
+            let why = "only the backend iptables has this option; with nftables the chain is admin";
             return Err(Error::key("iptablesAdminChainName", format!("{iptables_admin_chain_name:?}"), why));
         }
         let admin_chain = match names_chain {
@@ -108,7 +108,7 @@ impl Settings {
         Ok(Settings { backend, admin_chain, zone, policy, names_chain })
     }
 
-    /// The backend asked for, else the one that this host's own rules are in.
+    /// Returns the requested backend, else the one that the host's own rules use.
     pub(super) fn chosen(&self) -> Result<Backend, Error> {
         match self.backend {
             Some(backend) => Ok(backend),
@@ -122,18 +122,18 @@ impl Settings {
     }
 }
 
-/// What a policy is about.
+/// Bridge and ports that an ingress policy applies to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct PolicyTarget {
     /// The bridge.
     pub(super) bridge: String,
-    /// The container's ports on it.
+    /// Container's ports on the bridge.
     pub(super) ports: Vec<String>,
 }
 
-impl Place {
-    /// The first interface of a result, which must be on the host, and the others there.
-    pub(super) fn read(policy: Policy, result: &Success) -> Result<Option<Place>, Error> {
+impl PolicyTarget {
+    /// Returns the first interface of a result, which must be on the host, and the other interfaces there.
+    pub(super) fn read(policy: Policy, result: &Success) -> Result<Option<PolicyTarget>, Error> {
         let mut on_host = result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
         let first =
             result.interfaces.first().filter(|first| first.sandbox.is_empty() && !first.name.is_empty());
@@ -141,7 +141,7 @@ impl Place {
             (Policy::Open, _) => Ok(None),
             (_, None) => {
                 let policy = if policy == Policy::Isolated { "isolated" } else { "same-bridge" };
-                let why = "the first interface of prevResult is no bridge on the host: this plugin must stand behind bridge";
+                let why = "the first interface of prevResult is no bridge on the host; list this plugin after bridge";
                 Err(Error::key("ingressPolicy", format!("{policy:?}"), why))
             }
             (_, Some(_)) => {
@@ -150,13 +150,13 @@ impl Place {
                 for name in ports.iter().chain([&bridge]) {
                     check_name("prevResult.interfaces", name)?;
                 }
-                Ok(Some(Place { bridge, ports }))
+                Ok(Some(PolicyTarget { bridge, ports }))
             }
         }
     }
 }
 
-/// The addresses of a result that are not known to be the host's.
+/// Returns the addresses of a result, except those of the host's interfaces.
 pub(super) fn container_addresses(result: &Success) -> Vec<IpNet> {
     let is_host = |index: Option<i32>| {
         let interface = index
@@ -168,12 +168,12 @@ pub(super) fn container_addresses(result: &Success) -> Vec<IpNet> {
     inside.map(|ip| IpNet::from(ip.address.addr())).collect()
 }
 
-/// Refuses a result that is another interface's.
+/// Fails if the result is another interface's.
 pub(super) fn expect_interface(result: &Success, ifname: &str) -> Result<(), Error> {
     let mut inside = result.interfaces.iter().filter(|interface| !interface.sandbox.is_empty()).peekable();
     match inside.peek().is_none() || inside.any(|interface| interface.name == ifname) {
         true => Ok(()),
-        false => Err(Error::config(format!("prevResult holds no interface {ifname:?} with a sandbox"))),
+        false => Err(Error::config(format!("prevResult has no interface {ifname:?} with a sandbox"))),
     }
 }
 
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_the_reference_plugins() {
+    fn firewall_defaults_are_the_reference_plugins() {
         let Settings { backend, admin_chain, zone, policy, names_chain } = read(&json!({})).unwrap();
         assert_eq!((backend, policy, names_chain), (None, Policy::Open, false));
         assert_eq!((admin_chain.as_str(), zone.as_str()), ("CNI-ADMIN", "trusted"));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_named_with_its_key() {
+    fn firewall_invalid_value_is_reported_by_field_and_value() {
         for (keys, expected) in [
             (json!({ "backend": "pf" }), "backend: \"pf\""),
             (json!({ "ingressPolicy": "closed" }), "ingressPolicy: \"closed\""),
@@ -219,18 +219,18 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_needs_a_bridge_on_the_host() {
+    fn firewall_ingress_policy_needs_a_bridge_on_the_host() {
         let result = |interfaces: Value| -> Success {
             let value = json!({ "cniVersion": "1.1.0", "interfaces": interfaces });
             Success::from_value(&value, Version::V1_1_0).unwrap().1
         };
         let good =
             result(json!([{ "name": "br0" }, { "name": "veth1" }, { "name": "eth0", "sandbox": "/x" }]));
-        assert_eq!(Place::read(Policy::Open, &good).unwrap(), None);
-        let place = Place { bridge: "br0".into(), ports: vec!["veth1".into()] };
-        assert_eq!(Place::read(Policy::Isolated, &good).unwrap(), Some(place));
+        assert_eq!(PolicyTarget::read(Policy::Open, &good).unwrap(), None);
+        let target = PolicyTarget { bridge: "br0".into(), ports: vec!["veth1".into()] };
+        assert_eq!(PolicyTarget::read(Policy::Isolated, &good).unwrap(), Some(target));
         for bad in [json!([]), json!([{ "name": "eth0", "sandbox": "/x" }]), json!([{ "name": "../x" }])] {
-            assert_eq!(Place::read(Policy::SameBridge, &result(bad)).unwrap_err().code, 7);
+            assert_eq!(PolicyTarget::read(Policy::SameBridge, &result(bad)).unwrap_err().code, 7);
         }
     }
 }

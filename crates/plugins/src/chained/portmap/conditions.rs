@@ -1,8 +1,8 @@
-//! `conditionsV4` and `conditionsV6`: which packets are forwarded at all.
+//! `conditionsV4` and `conditionsV6`: conditions on the packets to be forwarded.
 //!
-//! The two backends have two languages. iptables' is passed on, word by word, but for words that would be more than
-//! a condition. nftables' is read here, since no program is asked: the part of it that speaks of where a packet
-//! comes from and goes to.
+//! Each backend has its own syntax. The words for iptables are passed on unchanged, except that words that are more
+//! than a condition are refused. The syntax of nft(8) is parsed here, because no program is run: the part of it that
+//! matches source, destination, interface and mark.
 //!
 //! ```text
 //! ip saddr != 10.0.0.0/8   ip6 daddr { fd00::1, fd00::2 }   iifname != "eth1"   meta mark 0x10
@@ -21,14 +21,14 @@ use linux::nft::{Is, Rule};
 use crate::interface::check_name;
 use crate::iptables::Family;
 
-/// So many rules at most may come of one list of conditions.
+/// Maximum number of rules that one list of conditions may expand to.
 const ALTERNATIVES_MAX: usize = 64;
 
 /// Short options of iptables(8) that are conditions.
 const CONDITIONS: &str = "mpsdiof";
 
-/// Long options that are more than a condition; the program takes any beginning of one for it.
-const NO_CONDITIONS: [&str; 22] = [
+/// Long options that are more than a condition. iptables(8) also accepts any unambiguous prefix of an option.
+const ACTIONS: [&str; 22] = [
     "--append",
     "--check",
     "--delete",
@@ -53,27 +53,27 @@ const NO_CONDITIONS: [&str; 22] = [
     "--help",
 ];
 
-/// Whose language.
+/// Syntax of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dialect {
-    /// nft(8)'s.
+pub(super) enum Syntax {
+    /// Syntax of nft(8).
     Nftables,
-    /// iptables(8)'s.
+    /// Syntax of iptables(8).
     Iptables,
 }
 
-/// Conditions that must all hold.
+/// Conditions that must all be met.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Conditions(Vec<Condition>);
 
-/// One condition: a field is one of these, or none of them.
+/// One condition: a field has one of these values, or none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Condition {
     field: Field,
     is: Is,
 }
 
-/// A field and its values.
+/// Packet field and its values. The `Debug` format is part of a table's name, so a renamed variant renames the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Field {
     Source(Vec<IpNet>),
@@ -84,46 +84,49 @@ enum Field {
 
 // === impl Dialect ===
 
-impl Dialect {
-    /// Of these words, by their first character, as the reference plugin tells them; `None` if there is none.
-    pub(super) fn of(words: &[String]) -> Option<Dialect> {
+impl Syntax {
+    /// Returns the syntax of the words by their first character, as the reference plugin does; `None` without words.
+    pub(super) fn of(words: &[String]) -> Option<Syntax> {
         match words.first()?.chars().next()? {
-            '-' | '!' => Some(Dialect::Iptables),
-            _ => Some(Dialect::Nftables),
+            '-' | '!' => Some(Syntax::Iptables),
+            _ => Some(Syntax::Nftables),
         }
     }
 }
 
-impl fmt::Display for Dialect {
+impl fmt::Display for Syntax {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Dialect::Nftables => "nftables",
-            Dialect::Iptables => "iptables",
+            Syntax::Nftables => "nftables",
+            Syntax::Iptables => "iptables",
         })
     }
 }
 
-/// Words for a rule of iptables.
+/// Returns the words for an iptables rule.
+///
+/// # Errors
+/// A word is more than a condition, or has control characters.
 pub(super) fn words(key: &str, words: &[String]) -> Result<Vec<String>, Error> {
     for word in words {
         let refuse = |why: &str| Err(Error::key(key, format!("{word:?}"), why));
         if word.chars().any(char::is_control) {
-            return refuse("a condition has no control characters");
+            return refuse("has control characters");
         }
         let option = word.split('=').next().unwrap_or_default();
         let more = match option.strip_prefix('-').map(|rest| (rest.starts_with('-'), rest)) {
             None => false,
-            Some((true, _)) => NO_CONDITIONS.iter().any(|known| known.starts_with(option)),
+            Some((true, _)) => ACTIONS.iter().any(|known| known.starts_with(option)),
             Some((false, short)) => !short.starts_with(|first| CONDITIONS.contains(first)),
         };
         if more {
-            return refuse("that is more than a condition");
+            return refuse("not a condition");
         }
     }
     Ok(words.iter().filter(|word| !word.is_empty()).cloned().collect())
 }
 
-/// Reads conditions in nft's language for packets of one family.
+/// Parses conditions in nft's syntax for packets of one address family.
 pub(super) fn read(key: &str, family: Family, written: &[String]) -> Result<Conditions, Error> {
     let written = written.join(" ");
     let mut spaced = String::new();
@@ -147,13 +150,13 @@ pub(super) fn read(key: &str, family: Family, written: &[String]) -> Result<Cond
     }
 }
 
-/// What may be said.
-const UNDERSTOOD: &str = "understood are ip saddr, ip daddr, ip6 saddr, ip6 daddr, iifname and meta mark, with != and { }; with backend iptables, all of iptables(8)";
+/// Explanation of the supported syntax.
+const SUPPORTED: &str = "supported are ip saddr, ip daddr, ip6 saddr, ip6 daddr, iifname and meta mark, with != and { }; with backend iptables, all conditions of iptables(8)";
 
 // === impl Condition ===
 
 impl Condition {
-    /// The next one of these words.
+    /// Parses the next condition.
     fn read<'a>(
         key: &str,
         family: Family,
@@ -167,11 +170,11 @@ impl Condition {
                 let second = next();
                 match (first, second) {
                     ("ip" | "ip6", "saddr" | "daddr") | ("meta", "iifname" | "mark") => second,
-                    _ => return Err(refuse(&format!("{first} {second}"), UNDERSTOOD)),
+                    _ => return Err(refuse(&format!("{first} {second}"), SUPPORTED)),
                 }
             }
             ("iifname", _) => first,
-            _ => return Err(refuse(first, UNDERSTOOD)),
+            _ => return Err(refuse(first, SUPPORTED)),
         };
         let is = match words.next_if(|word| matches!(*word, "!=" | "==")) {
             Some("!=") => Is::NotIn,
@@ -184,7 +187,7 @@ impl Condition {
                     Some("}") => break,
                     Some(",") => {}
                     Some(value) => values.push(value),
-                    None => return Err(refuse("{", "the set does not end")),
+                    None => return Err(refuse("{", "the set has no closing }")),
                 }
             },
             Some(value) => values.push(value),
@@ -208,7 +211,7 @@ impl Field {
                 single.or_else(|_| value.parse()).map_err(|_| refuse(value, "not an address or network"))?;
             match family.has(net.addr()) {
                 true => Ok(net.trunc()),
-                false => Err(refuse(value, "not of this family")),
+                false => Err(refuse(value, "not of this address family")),
             }
         };
         let mark = |value: &&str| {
@@ -251,18 +254,18 @@ impl Field {
 // === impl Conditions ===
 
 impl Conditions {
-    /// Is there none?
+    /// Whether there is no condition.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many rules it takes to say them.
+    /// Returns the number of rules that the conditions expand to.
     fn alternatives(&self) -> usize {
         let of = |Condition { field, is }: &Condition| if *is == Is::In { field.values() } else { 1 };
         self.0.iter().map(of).fold(1, usize::saturating_mul)
     }
 
-    /// The rules that begin like `rule`, of which one meets a packet if the conditions hold.
+    /// Returns copies of `rule` with the conditions added. A packet that meets the conditions matches one of them.
     pub(super) fn restrict(&self, rule: Rule) -> Vec<Rule> {
         let mut rules = vec![rule];
         for Condition { field, is } in &self.0 {
@@ -287,7 +290,7 @@ impl Conditions {
 }
 
 impl fmt::Display for Conditions {
-    /// The same for conditions that mean the same: part of the name of what is made for them.
+    /// Formats equivalent conditions equally: the text is part of the table's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0)
     }
@@ -302,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_of_nft_are_read() {
+    fn portmap_conditions_of_nft_are_parsed() {
         let read = |words: &[&str]| read("conditionsV4", Family::V4, &list(words));
         assert!(read(&[]).unwrap().is_empty() && read(&["", " "]).unwrap().is_empty());
         let several = read(&["ip", "saddr", "!=", "10.0.0.0/8", "iifname \"eth0\""]).unwrap();
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_by_name() {
+    fn portmap_conditions_report_what_is_not_supported() {
         for (words, named) in [
             (&["tcp", "dport", "80"][..], "\"tcp\""),
             (&["ip", "ttl", "3"], "\"ip ttl\""),
@@ -337,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_iptables_are_conditions_and_nothing_else() {
+    fn portmap_conditions_of_iptables_cannot_contain_actions() {
         for good in [
             &["!", "-d", "192.0.2.0/24"][..],
             &["-m", "addrtype", "!", "--src-type", "LOCAL"],

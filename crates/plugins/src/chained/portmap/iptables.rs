@@ -1,5 +1,5 @@
-//! Ports through iptables, rule for rule as the reference plugin makes them, so that either side can check and
-//! remove what the other made.
+//! The backend `iptables`, with the same rules as the reference plugin, so that each plugin can check and remove what
+//! the other created.
 //!
 //! ```text
 //! PREROUTING, OUTPUT: -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
@@ -8,7 +8,7 @@
 //! POSTROUTING, first: -j CNI-HOSTPORT-MASQ: -m mark --mark 0x2000/0x2000 -j MASQUERADE
 //! ```
 //!
-//! One commit a family. Names of chains are frozen.
+//! There is one commit for each address family. The names of the chains are part of this compatibility.
 //!
 //! Source: plugins `plugins/meta/portmap/{portmap_iptables,chain}.go`.
 
@@ -21,26 +21,26 @@ use linux::nft::Protocol;
 use plugin_support::owner_tag::OwnerTag;
 
 use super::settings::{Mapping, Marking, Masquerade};
-use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion, quoted};
+use crate::iptables::{self, Family, FilterLock, Saved, chain_of, comment, deletion, quoted};
 
-/// The table with the rules of `portmap`.
+/// Table with the rules of `portmap`.
 pub const TABLE: &str = "nat";
-/// How the comment of a container's rule begins.
+/// Prefix of the comment of a container's rule.
 pub const COMMENT: &str = "dnat ";
-const ENTRANCE: &str = "CNI-HOSTPORT-DNAT";
+const DNAT_CHAIN: &str = "CNI-HOSTPORT-DNAT";
 const SET_MARK: &str = "CNI-HOSTPORT-SETMARK";
 const MASQUERADE: &str = "CNI-HOSTPORT-MASQ";
-/// What a rule takes at most.
+/// Maximum number of ports that a rule matches.
 const MULTIPORT_MAX: usize = 15;
 
-/// The container's chain, and the one that versions before 0.8 made besides.
-fn chain_names(mark: &OwnerTag) -> [String; 2] {
-    ["DN-", "SN-"].map(|prefix| iptables::chain_name(prefix, mark))
+/// Returns the names of the container's chain and of the chain that versions before 0.8 also created.
+fn chain_names(tag: &OwnerTag) -> [String; 2] {
+    ["DN-", "SN-"].map(|prefix| iptables::chain_name(prefix, tag))
 }
 
-/// How one container's ports are forwarded.
+/// Port forwarding of one container.
 pub(super) struct Forwarding<'a> {
-    pub(super) mark: &'a OwnerTag,
+    pub(super) tag: &'a OwnerTag,
     pub(super) mappings: &'a [Mapping],
     pub(super) masquerade: Masquerade,
     pub(super) marking: &'a Marking,
@@ -50,39 +50,40 @@ pub(super) struct Forwarding<'a> {
 // === impl Forwarding ===
 
 impl Forwarding<'_> {
-    /// Forwards the ports to the container's addresses: what the container had there before is replaced.
+    /// Forwards the ports to the container's addresses, and replaces the container's previous rules.
     pub(super) fn add(&self, addresses: &[IpNet]) -> Result<(), Error> {
-        let [chain, _] = chain_names(self.mark);
-        let turn = Turn::take()?;
+        let [chain, _] = chain_names(self.tag);
+        let lock = FilterLock::take()?;
         for net in addresses {
             let family = family(net);
-            family.change(&turn, TABLE, &mut |saved| {
+            family.change(&lock, TABLE, &mut |saved| {
                 let mut script: Vec<String> = saved.jumps(&chain).map(deletion).collect();
-                script.extend(self.furniture(saved));
-                // Declared, a chain is there and empty: this one is the container's own.
+                script.extend(self.shared_objects(saved));
+                // `iptables-restore` creates a declared chain, or empties it: this chain is the container's own.
                 script.push(format!(":{chain} - [0:0]"));
                 script.extend(self.rules(&chain, net));
-                script.extend(self.entrances(&chain, family));
+                script.extend(self.jumps_to_chain(&chain, family));
                 script
             })?;
         }
         Ok(())
     }
 
-    /// Fails unless the chain, its rules and the jumps to it are there.
+    /// Fails unless the chain, its rules and the jumps to it exist.
     pub(super) fn check(&self, addresses: &[IpNet]) -> Result<(), Error> {
-        let [chain, _] = chain_names(self.mark);
+        let [chain, _] = chain_names(self.tag);
         for net in addresses {
             let saved = family(net).save(TABLE)?;
             let missing = self.rules(&chain, net).into_iter().find(|rule| !saved.has_rule(rule));
             if let Some(rule) = missing {
                 return Err(Error::internal(format!("table nat lacks rule {rule}")));
             }
-            let (jumps, wanted) = (saved.jumps(&chain).count(), self.entrances(&chain, family(net)).len());
+            let (jumps, wanted) =
+                (saved.jumps(&chain).count(), self.jumps_to_chain(&chain, family(net)).len());
             if jumps != wanted {
                 return Err(Error::internal(format!("table nat has {jumps} jumps to {chain}, not {wanted}")));
             }
-            let missing = self.furniture(&saved).into_iter().find(|line| !iptables::is_creation(line));
+            let missing = self.shared_objects(&saved).into_iter().find(|line| !iptables::is_creation(line));
             if let Some(rule) = missing {
                 return Err(Error::internal(format!("table nat lacks rule {rule}")));
             }
@@ -90,32 +91,32 @@ impl Forwarding<'_> {
         Ok(())
     }
 
-    /// What all containers share, as far as it is not there.
-    fn furniture(&self, saved: &Saved) -> Vec<String> {
+    /// Returns the commands for missing chains and rules that all containers share.
+    fn shared_objects(&self, saved: &Saved) -> Vec<String> {
         let mut lines = Vec::new();
-        let mut chains = vec![ENTRANCE];
+        let mut chains = vec![DNAT_CHAIN];
         let mut rules = Vec::new();
         if let (Marking::Own(bit), true) = (self.marking, self.masquerade != Masquerade::Nothing) {
             chains.extend([SET_MARK, MASQUERADE]);
             let value = 1_u32 << bit;
-            let mark = comment("CNI portfwd masquerade mark");
-            rules.push(format!("-A {SET_MARK} {mark} -j MARK --set-xmark {value:#x}/{value:#x}"));
+            let mark_comment = comment("CNI portfwd masquerade mark");
+            rules.push(format!("-A {SET_MARK} {mark_comment} -j MARK --set-xmark {value:#x}/{value:#x}"));
             rules.push(format!("-A {MASQUERADE} -m mark --mark {value:#x}/{value:#x} -j MASQUERADE"));
-            // The only one in front: those who hide what leaves a network would be the first.
+            // Inserted first: a rule that masquerades all traffic that leaves a network would match before.
             let jump = format!("POSTROUTING {} -j {MASQUERADE}", comment("CNI portfwd requiring masquerade"));
             if !saved.has_rule(&format!("-A {jump}")) {
                 rules.push(format!("-I {jump}"));
             }
         }
         for entry in ["PREROUTING", "OUTPUT"] {
-            rules.push(format!("-A {entry} -m addrtype --dst-type LOCAL -j {ENTRANCE}"));
+            rules.push(format!("-A {entry} -m addrtype --dst-type LOCAL -j {DNAT_CHAIN}"));
         }
         lines.extend(chains.into_iter().filter(|chain| !saved.has_chain(chain)).map(iptables::creation));
         lines.extend(rules.into_iter().filter(|rule| !saved.has_rule(rule)));
         lines
     }
 
-    /// The rules of the container's chain: to mark before to translate.
+    /// Returns the rules of the container's chain; those that mark precede those that translate.
     fn rules(&self, chain: &str, net: &IpNet) -> Vec<String> {
         let target = match self.marking {
             Marking::Own(_) => SET_MARK,
@@ -144,10 +145,10 @@ impl Forwarding<'_> {
         rules
     }
 
-    /// The jumps to the container's chain, each for as many ports as a rule takes.
-    fn entrances(&self, chain: &str, family: Family) -> Vec<String> {
-        let Forwarding { mark, mappings, masquerade: _, marking: _, conditions } = self;
-        let comment = comment(&format!("{COMMENT}name: \"{}\" id: \"{}\"", mark.network, mark.container));
+    /// Returns the jumps to the container's chain, each for as many ports as a rule can match.
+    fn jumps_to_chain(&self, chain: &str, family: Family) -> Vec<String> {
+        let Forwarding { tag, mappings, masquerade: _, marking: _, conditions } = self;
+        let comment = comment(&format!("{COMMENT}name: \"{}\" id: \"{}\"", tag.network, tag.container));
         let mut conditions = conditions[usize::from(family == Family::V6)]
             .iter()
             .map(|word| quoted(word))
@@ -165,7 +166,7 @@ impl Forwarding<'_> {
         });
         rules
             .map(|(protocol, ports)| {
-                format!("-A {ENTRANCE} -p {protocol} {comment} -m multiport --dports {ports} {conditions}-j {chain}")
+                format!("-A {DNAT_CHAIN} -p {protocol} {comment} -m multiport --dports {ports} {conditions}-j {chain}")
             })
             .collect()
     }
@@ -185,25 +186,25 @@ fn word(protocol: Protocol) -> &'static str {
 
 // === DEL, GC ===
 
-/// Has the container a chain?
-pub(super) fn is_there(mark: &OwnerTag) -> Result<bool, Error> {
-    let [chain, _] = chain_names(mark);
-    // Of the older kernel interface only its program knows.
+/// Whether the container has a chain.
+pub(super) fn exists(tag: &OwnerTag) -> Result<bool, Error> {
+    let [chain, _] = chain_names(tag);
+    // The content of the legacy kernel interface is known only to its program.
     Family::any(|family| {
         Ok(iptables::has_chain(family, TABLE, &chain)? && family.save(TABLE)?.has_chain(&chain))
     })
 }
 
-/// Removes the container's chains and the jumps to them; the UDP ports that led there.
-pub(super) fn remove(mark: &OwnerTag) -> Result<Vec<u16>, Error> {
-    let chains = chain_names(mark);
+/// Removes the container's chains and the jumps to them; returns their UDP ports.
+pub(super) fn remove(tag: &OwnerTag) -> Result<Vec<u16>, Error> {
+    let chains = chain_names(tag);
     let chains = chains.each_ref().map(String::as_str);
     let mut ports = Vec::new();
     iptables::clean(TABLE, &chains, &mut |saved| removal(saved, &chains, &mut ports))?;
     Ok(ports)
 }
 
-/// The lines that remove these chains and the jumps to them; the UDP ports of the jumps.
+/// Returns the commands that remove these chains and the jumps to them; adds the UDP ports of the jumps to `ports`.
 fn removal(saved: &Saved, chains: &[&str], ports: &mut Vec<u16>) -> Vec<String> {
     let mut script = Vec::new();
     for chain in chains.iter().filter(|chain| saved.has_chain(chain)) {
@@ -216,7 +217,7 @@ fn removal(saved: &Saved, chains: &[&str], ports: &mut Vec<u16>) -> Vec<String> 
     script
 }
 
-/// The ports of a rule for UDP.
+/// Returns the ports of a UDP rule.
 fn udp_ports(rule: &str) -> Vec<u16> {
     let list = rule.split_once(" --dports ").and_then(|(_, rest)| rest.split(' ').next()).unwrap_or_default();
     match rule.contains(" -p udp ") {
@@ -225,11 +226,11 @@ fn udp_ports(rule: &str) -> Vec<u16> {
     }
 }
 
-/// Removes the chains of this network whose container has no valid attachment any more; the chain is a
-/// container's, not an interface's.
+/// Removes the chains of this network whose container has no valid attachment any more. A chain belongs to a container,
+/// not to an interface.
 pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>, Error> {
     let mut ports = Vec::new();
-    iptables::clean(TABLE, &[ENTRANCE], &mut |saved| {
+    iptables::clean(TABLE, &[DNAT_CHAIN], &mut |saved| {
         let mut chains: Vec<&str> =
             saved.lines().filter_map(|line| stale_chain(line, network, valid)).collect();
         chains.sort_unstable();
@@ -239,9 +240,9 @@ pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>
     Ok(ports)
 }
 
-/// The chain to which a rule of this network leads, if none of the valid containers is its.
+/// Returns the target chain of a rule of this network if its container is not among the valid ones.
 fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> Option<&'a str> {
-    chain_of(line).filter(|chain| *chain == ENTRANCE)?;
+    chain_of(line).filter(|chain| *chain == DNAT_CHAIN)?;
     let (_, container) = iptables::named(line, COMMENT).filter(|(named, _)| *named == network)?;
     let target = line.rsplit(' ').next().filter(|target| target.starts_with("CNI-DN-"))?;
     valid.iter().all(|valid| valid.container_id != container).then_some(target)
@@ -249,7 +250,7 @@ fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> O
 
 // === STATUS ===
 
-/// Can the programs be run?
+/// Fails unless the programs can be run.
 pub(super) fn status() -> Result<(), Error> {
     Family::V4.save(TABLE).map(drop)
 }

@@ -1,10 +1,10 @@
-//! Ports through nf_tables: one map entry per port and family, however many there are.
+//! The backend `nftables`: one map entry for each port and address family.
 //!
 //! ```text
 //! table inet weft_portmap {
 //!   map ports4   { type inet_proto . inet_service : ipv4_addr . inet_service
 //!                  tcp . 8080 comment "weft/portmap/net/c1/eth0" : 10.1.0.5 . 80 }
-//!   map hosts4   { type ipv4_addr . inet_proto . inet_service : … }         where the runtime names a hostIP
+//!   map hosts4   { type ipv4_addr . inet_proto . inet_service : … }         if the runtime passes a hostIP
 //!   map targets4 { type ipv4_addr : verdict; 10.1.0.5 : jump subnet_10.1.0.0/24 }       and the same with 6
 //!   chain prerouting { type nat hook prerouting; CONDITIONS fib daddr type local jump forwarded4 }  output too
 //!   chain forwarded4 { mark |= bit; dnat to … map @hosts4; dnat to … map @ports4; mark &= ~bit }
@@ -14,9 +14,11 @@
 //! }
 //! ```
 //!
-//! Rules: only what is for an address of this host is forwarded (GHSA-jv3w-x3r3-g6rm); only what was forwarded
-//! here is masqueraded; networks with other conditions or another bit have a table of their own; an entry is
-//! the last one's who asked for it, and removed only by whom its comment names.
+//! Rules:
+//! - Only packets to an address of this host are forwarded (GHSA-jv3w-x3r3-g6rm).
+//! - Only packets that were forwarded here are masqueraded.
+//! - Networks with other conditions or another mark bit have a separate table.
+//! - The last attachment that requests an entry gets it. Only the attachment named in its comment removes it.
 //!
 //! Source: nft(8); plugins `plugins/meta/portmap/portmap_nftables.go`.
 
@@ -39,16 +41,16 @@ use crate::entries::{self, Entry};
 use crate::interface::masquerade::subnet_chain;
 use crate::iptables::Family;
 
-/// The table of networks without conditions; the names of the others begin like this.
+/// Table of networks without conditions, and prefix of the other tables' names.
 const TABLE: &str = "weft_portmap";
 
-/// What differs from one table to another.
+/// Properties that distinguish one table from another.
 pub(super) struct Variant<'a> {
     pub(super) bit: u8,
     pub(super) conditions: &'a [Conditions; 2],
 }
 
-/// The names and types of one family.
+/// Names of the objects of one address family.
 struct Names {
     family: Family,
     ports: &'static str,
@@ -74,10 +76,10 @@ const NAMES: [Names; 2] = [
     },
 ];
 
-/// The chain of networks that hide every source.
-const EVERYONE: &str = "everyone";
+/// Chain of networks that masquerade every source.
+const ALL_SOURCES: &str = "everyone";
 
-/// The maps.
+/// Names of all maps.
 const MAPS: [&str; 6] = ["hosts4", "ports4", "targets4", "hosts6", "ports6", "targets6"];
 
 // === impl Variant ===
@@ -103,22 +105,22 @@ fn table(name: &str) -> Table<'_> {
 
 /// Forwards the ports to the container's addresses, in one transaction.
 ///
-/// An entry that is there already, of whomever, is replaced; so are others of the same attachment.
+/// An existing entry is replaced, also one of another attachment; so are other entries of the same attachment.
 pub(super) fn add(
     variant: &Variant<'_>,
-    mark: &OwnerTag,
+    tag: &OwnerTag,
     mappings: &[Mapping],
     masquerade: Masquerade,
     addresses: &[IpNet],
 ) -> Result<(), Error> {
-    let comment = mark.text(COMMENT_MAX);
+    let comment = tag.text(COMMENT_MAX);
     let own = own_entries(&comment, mappings, masquerade, addresses);
     let name = variant.table();
-    let furniture = || furniture(variant, table(&name), addresses);
-    entries::put(&mut Nft::open().or_refused()?, table(&name), &MAPS, &comment, &own, furniture)
+    let shared_objects = || shared_objects(variant, table(&name), addresses);
+    entries::put(&mut Nft::open().or_refused()?, table(&name), &MAPS, &comment, &own, shared_objects)
 }
 
-/// What an attachment has: an entry for each port and family, and one for each address.
+/// Returns the entries of an attachment: one for each port and address family, and one for each address.
 fn own_entries(
     comment: &str,
     mappings: &[Mapping],
@@ -141,7 +143,7 @@ fn own_entries(
                     (names.hosts, data)
                 }
             };
-            // Of two mappings of one port the first counts, as with the reference plugin.
+            // If a host port is mapped twice, the first mapping counts, as in the reference plugin.
             if !known.insert((map, key.clone())) {
                 continue;
             }
@@ -159,17 +161,17 @@ fn own_entries(
     entries
 }
 
-/// The chain that decides about an address's connections.
+/// Returns the chain that masquerades an address's connections.
 fn target_chain(masquerade: Masquerade, net: &IpNet) -> String {
     match masquerade {
-        Masquerade::Everything => EVERYONE.to_owned(),
+        Masquerade::Everything => ALL_SOURCES.to_owned(),
         Masquerade::Needed | Masquerade::Nothing => subnet_chain(net),
     }
 }
 
-// === what the entries need ===
+// === objects that the entries need ===
 
-/// A chain and its rules.
+/// Chain and its rules.
 struct Chain {
     name: String,
     base: Option<BaseChain>,
@@ -191,11 +193,11 @@ fn network(text: &str) -> Result<IpNet, Error> {
     text.parse().map_err(|_| Error::internal(format!("{text} is no network")))
 }
 
-/// Every chain, those first that others lead to.
+/// Returns all chains; the targets of jumps come first.
 fn chains(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Result<Vec<Chain>, Error> {
     let loopback = network("127.0.0.0/8")?;
     let bit = 1_u32 << variant.bit;
-    let mut chains = vec![Chain::plain(EVERYONE, vec![table.rule().masquerade()])];
+    let mut chains = vec![Chain::plain(ALL_SOURCES, vec![table.rule().masquerade()])];
     for net in addresses {
         let mut rules = vec![table.rule().source(Is::In, net.trunc()).masquerade()];
         if net.addr().is_ipv4() {
@@ -211,7 +213,7 @@ fn chains(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Resul
         };
         let port = [Selector::Transport, Selector::DestinationPort];
         let host = [destination, Selector::Transport, Selector::DestinationPort];
-        // What is translated leaves the chain with the mark, the rest goes on without it.
+        // Translated packets leave the chain with the mark, all others continue without it.
         let rules = vec![
             table.rule().set_mark(bit, bit),
             table.rule().destination_nat_of(&host, names.hosts, to),
@@ -224,7 +226,7 @@ fn chains(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Resul
         entrances.extend(restricted.map(|rule| rule.destination_is_local(Is::In).decide(&jump)));
         exits.push(table.rule().mark(Is::In, bit, bit).verdict_of(&[destination], names.targets));
     }
-    // The kernel lets packets for 127.0.0.0/8 in from where `route_localnet` is set, but nobody has to.
+    // With `route_localnet` the kernel accepts packets for 127.0.0.0/8 from other hosts; this chain drops them.
     let martian = table.rule().link_in(Is::NotIn, "lo").destination(Is::In, loopback).decide(&Verdict::Drop);
     chains.extend([
         Chain::base(
@@ -241,11 +243,11 @@ fn chains(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Resul
     Ok(chains)
 }
 
-/// Before those who hide all that leaves a network: they would leave out what stays within it.
+/// Priority before chains that masquerade all traffic leaving a network: they would not masquerade traffic within it.
 const BEFORE_SOURCE_NAT: i32 = priority::SOURCE_NAT - 1;
 
-/// Everything the entries need; repeating it changes nothing.
-fn furniture(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Result<Batch, Error> {
+/// Returns everything that the entries need; it can be committed repeatedly.
+fn shared_objects(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Result<Batch, Error> {
     let mut batch = Batch::new();
     batch.ensure_table(table);
     for names in &NAMES {
@@ -274,15 +276,15 @@ fn furniture(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Re
 
 // === CHECK ===
 
-/// Fails unless everything that [`add`] made for the attachment is as it made it.
+/// Fails unless the objects that [`add`] created for the attachment are unchanged.
 pub(super) fn check(
     variant: &Variant<'_>,
-    mark: &OwnerTag,
+    tag: &OwnerTag,
     mappings: &[Mapping],
     masquerade: Masquerade,
     addresses: &[IpNet],
 ) -> Result<(), Error> {
-    let comment = mark.text(COMMENT_MAX);
+    let comment = tag.text(COMMENT_MAX);
     let name = variant.table();
     let mut nft = Nft::open().or_refused()?;
     let own = own_entries(&comment, mappings, masquerade, addresses);
@@ -300,7 +302,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// `tcp port 8080`, or the name of the map.
+/// Returns a text such as `tcp port 8080`, or the name of the map.
 fn describe(map: &str, key: &Data) -> String {
     match protocol_and_port(map, key) {
         Some((protocol, port)) => format!("{} port {port}", format!("{protocol:?}").to_lowercase()),
@@ -308,7 +310,7 @@ fn describe(map: &str, key: &Data) -> String {
     }
 }
 
-/// What an entry of a map of ports is about.
+/// Returns the protocol and port of an entry in a map of ports.
 fn protocol_and_port(map: &str, key: &Data) -> Option<(Protocol, u16)> {
     let ports = NAMES.iter().any(|names| map == names.ports || map == names.hosts);
     let [.., protocol, _, _, _, high, low, _, _] = key.bytes() else { return None };
@@ -319,23 +321,23 @@ fn protocol_and_port(map: &str, key: &Data) -> Option<(Protocol, u16)> {
 
 // === DEL, GC ===
 
-/// Removes the attachment's entries wherever they are; the UDP ports that were among them.
-pub(super) fn remove(mark: &OwnerTag) -> Result<Vec<u16>, Error> {
-    let comment = mark.text(COMMENT_MAX);
+/// Removes the attachment's entries from all tables; returns their UDP ports.
+pub(super) fn remove(tag: &OwnerTag) -> Result<Vec<u16>, Error> {
+    let comment = tag.text(COMMENT_MAX);
     remove_all(|found| found == comment)
 }
 
-/// Removes the entries of `plugin` and `network` whose attachment is not among the valid ones.
+/// Removes the entries of attachments of `plugin` and `network` that are not valid any more.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<Vec<u16>, Error> {
     remove_all(entries::is_stale(plugin, network, valid))
 }
 
-fn remove_all(is_meant: impl Fn(&str) -> bool) -> Result<Vec<u16>, Error> {
+fn remove_all(matches: impl Fn(&str) -> bool) -> Result<Vec<u16>, Error> {
     let Some(mut nft) = entries::open()? else { return Ok(Vec::new()) };
     let mut ports = Vec::new();
     for name in nft.tables(NftFamily::Inet).or_refused()? {
         if name.starts_with(TABLE) {
-            let removed = entries::remove(&mut nft, table(&name), &MAPS, &is_meant)?;
+            let removed = entries::remove(&mut nft, table(&name), &MAPS, &matches)?;
             let known = removed.iter().filter_map(|(map, key)| protocol_and_port(map, key));
             ports.extend(known.filter(|(protocol, _)| *protocol == Protocol::Udp).map(|(_, port)| port));
         }
@@ -345,7 +347,7 @@ fn remove_all(is_meant: impl Fn(&str) -> bool) -> Result<Vec<u16>, Error> {
 
 // === STATUS ===
 
-/// Can nf_tables be spoken to?
+/// Fails unless nf_tables is available.
 pub(super) fn status() -> Result<(), Error> {
     Nft::open().and_then(|mut nft| nft.tables(NftFamily::Inet)).or_refused().map(drop)
 }

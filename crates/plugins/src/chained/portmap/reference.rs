@@ -1,8 +1,8 @@
-//! What the reference plugin makes, and our CHECK and DEL must know: with nf_tables, as 1.6 and later do.
+//! The nf_tables rules of the reference plugin from 1.6, which CHECK and DEL must recognise.
 //!
-//! Tables `ip cni_hostport` and `ip6 cni_hostport`: a rule for each mapping, whose comment is the container's id
-//! and nothing else. So what a container has on several networks goes at once, as with the reference plugin's DEL,
-//! and GC, which must know the network, leaves it alone.
+//! They are in the tables `ip cni_hostport` and `ip6 cni_hostport`. There is one rule for each mapping, and its comment
+//! is only the container's id. So DEL removes the rules of a container for all its networks, as the reference plugin
+//! does. GC, which must know the network, leaves them.
 //!
 //! Source: plugins `plugins/meta/portmap/portmap_nftables.go`.
 
@@ -18,23 +18,23 @@ const TABLES: [Table<'static>; 2] =
 const CHAINS: [&str; 3] = ["hostports", "hostip_hostports", "masquerading"];
 
 /// Removes the container's rules.
-pub(super) fn remove(mark: &OwnerTag) -> Result<(), Error> {
+pub(super) fn remove(tag: &OwnerTag) -> Result<(), Error> {
     let Some(mut nft) = entries::open()? else { return Ok(()) };
-    let batch = deletion(&mut nft, mark)?;
+    let batch = deletion(&mut nft, tag)?;
     nft.commit(batch).or_refused()
 }
 
-/// Has the container rules of the reference plugin, of whichever backend?
-pub(super) fn is_there(mark: &OwnerTag) -> Result<bool, Error> {
-    let natively = entries::open()?.map(|mut nft| deletion(&mut nft, mark)).transpose()?;
-    Ok(natively.is_some_and(|batch| !batch.is_empty()) || super::iptables::is_there(mark)?)
+/// Whether the container has rules of the reference plugin, in either backend.
+pub(super) fn exists(tag: &OwnerTag) -> Result<bool, Error> {
+    let natively = entries::open()?.map(|mut nft| deletion(&mut nft, tag)).transpose()?;
+    Ok(natively.is_some_and(|batch| !batch.is_empty()) || super::iptables::exists(tag)?)
 }
 
-fn deletion(nft: &mut Nft, mark: &OwnerTag) -> Result<Batch, Error> {
+fn deletion(nft: &mut Nft, tag: &OwnerTag) -> Result<Batch, Error> {
     let mut batch = Batch::new();
     for (table, chain) in TABLES.into_iter().flat_map(|table| CHAINS.map(|chain| (table, chain))) {
         let rules = nft.rules(table, chain).or_refused()?;
-        for rule in rules.iter().filter(|rule| rule.comment == mark.container) {
+        for rule in rules.iter().filter(|rule| rule.comment == tag.container) {
             batch.delete_rule(table, chain, rule.handle);
         }
     }

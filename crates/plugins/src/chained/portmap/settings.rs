@@ -1,7 +1,7 @@
-//! What a configuration and its runtime want forwarded, checked.
+//! The validated configuration of `portmap`, and the port mappings of the runtime.
 //!
-//! Rules: a key that only one backend understands chooses that backend, if none is named; named, the other one's
-//! keys are refused.
+//! If no backend is named, an option that only one backend has selects that backend. If one is named, the other's
+//! options are refused.
 //!
 //! Source: plugins `plugins/meta/portmap/main.go` (V1).
 
@@ -16,10 +16,10 @@ use ipnet::IpNet;
 use linux::nft::Protocol;
 use serde::Deserialize;
 
-use super::conditions::{self, Conditions, Dialect};
+use super::conditions::{self, Conditions, Syntax};
 use crate::iptables::{Family, checked_chain};
 
-/// The bit of a packet's mark that says «to be masqueraded», unless told otherwise.
+/// Default bit of the packet mark that selects packets for masquerading.
 pub(super) const MARK_BIT: u8 = 13;
 
 /// The configuration as written.
@@ -35,71 +35,71 @@ struct Conf {
     conditions_v6: Option<Vec<String>>,
 }
 
-/// How ports are forwarded.
+/// Validated configuration.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
-    /// By what.
+    /// Backend and its options.
     pub(super) backend: Backend,
-    /// Whose source addresses are hidden.
+    /// Connections that are masqueraded.
     pub(super) masquerade: Masquerade,
 }
 
-/// What forwards, and what only it understands.
+/// Packet filter that forwards, with its options.
 #[derive(Clone, Debug)]
 pub(super) enum Backend {
     /// nf_tables, natively.
     Nftables {
-        /// The bit of the mark.
+        /// Bit of the packet mark.
         bit: u8,
-        /// Which IPv4 and which IPv6 packets.
+        /// Conditions for IPv4 and for IPv6 packets.
         conditions: [Conditions; 2],
     },
     /// `iptables-restore` and `ip6tables-restore`.
     Iptables {
-        /// Who marks.
+        /// Method of marking packets.
         marking: Marking,
-        /// Which IPv4 and which IPv6 packets: arguments of a rule.
+        /// Conditions for IPv4 and for IPv6 packets, as arguments of a rule.
         conditions: [Vec<String>; 2],
     },
 }
 
-/// How iptables marks what is to be masqueraded.
+/// Method by which iptables marks packets for masquerading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Marking {
-    /// A chain of ours sets this bit, and one of ours masquerades.
+    /// A chain of this plugin sets this bit, and another one masquerades.
     Own(u8),
-    /// This chain of somebody else does it all.
+    /// This chain of another program marks and masquerades.
     Foreign(String),
 }
 
-/// Which of the forwarded connections get the host's address as their source.
+/// Forwarded connections that get the host's address as their source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Masquerade {
     /// None: `snat: false`.
     Nothing,
-    /// Those from this host's loopback and from the container's own subnet: their answers would not come back.
+    /// Those from the host's loopback and from the container's own subnet: without it their replies take another path.
     Needed,
     /// All: `masqAll`.
     Everything,
 }
 
-/// One port of the host and where it leads.
+/// Mapping of a host port to a container port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mapping {
-    /// The transport.
+    /// Transport protocol.
     pub(super) protocol: Protocol,
-    /// The port on the host.
+    /// Port on the host.
     pub(super) host_port: NonZeroU16,
-    /// The port in the container.
+    /// Port in the container.
     pub(super) container_port: NonZeroU16,
-    /// The address on the host, if the runtime named one; the unspecified one is any of its family.
+    /// Address on the host, if the runtime passes one; the unspecified address means all of its family.
     pub(super) host_ip: Option<IpAddr>,
 }
 
 // === impl Settings ===
 
 impl Settings {
-    /// Reads the configuration's own keys.
+    /// Reads the plugin's options.
     pub(super) fn read(config: &Config) -> Result<Settings, Error> {
         let Conf {
             backend,
@@ -120,17 +120,17 @@ impl Settings {
             return Err(Error::key("externalSetMarkChain", format!("{chain:?}"), why));
         }
         let written = [conditions_v4, conditions_v6].map(Option::unwrap_or_default);
-        let own = dialects(external_set_mark_chain.as_deref(), &written);
-        let dialect = chosen(backend.as_deref(), &own)?;
-        let backend = match dialect {
-            Dialect::Nftables => Backend::Nftables {
+        let own = options_of_one_backend(external_set_mark_chain.as_deref(), &written);
+        let syntax = chosen(backend.as_deref(), &own)?;
+        let backend = match syntax {
+            Syntax::Nftables => Backend::Nftables {
                 bit: bit.unwrap_or(MARK_BIT),
                 conditions: [
                     conditions::read("conditionsV4", Family::V4, &written[0])?,
                     conditions::read("conditionsV6", Family::V6, &written[1])?,
                 ],
             },
-            Dialect::Iptables => Backend::Iptables {
+            Syntax::Iptables => Backend::Iptables {
                 marking: match external_set_mark_chain {
                     Some(chain) => Marking::Foreign(checked_chain("externalSetMarkChain", chain)?),
                     None => Marking::Own(bit.unwrap_or(MARK_BIT)),
@@ -150,34 +150,37 @@ impl Settings {
     }
 }
 
-/// The keys that only one backend understands, with it and the value.
-fn dialects(chain: Option<&str>, conditions: &[Vec<String>; 2]) -> Vec<(&'static str, Dialect, String)> {
+/// Returns the options that only one backend has, with that backend and their value.
+fn options_of_one_backend(
+    chain: Option<&str>,
+    conditions: &[Vec<String>; 2],
+) -> Vec<(&'static str, Syntax, String)> {
     let mut own = Vec::new();
     if let Some(chain) = chain {
-        own.push(("externalSetMarkChain", Dialect::Iptables, format!("{chain:?}")));
+        own.push(("externalSetMarkChain", Syntax::Iptables, format!("{chain:?}")));
     }
     for (key, words) in ["conditionsV4", "conditionsV6"].into_iter().zip(conditions) {
-        if let Some(dialect) = Dialect::of(words) {
-            own.push((key, dialect, format!("{words:?}")));
+        if let Some(syntax) = Syntax::of(words) {
+            own.push((key, syntax, format!("{words:?}")));
         }
     }
     own
 }
 
-/// The backend asked for, else the one that the other keys ask for, else nftables.
-fn chosen(backend: Option<&str>, own: &[(&'static str, Dialect, String)]) -> Result<Dialect, Error> {
+/// Returns the requested backend, else the one that the other options need, else nftables.
+fn chosen(backend: Option<&str>, own: &[(&'static str, Syntax, String)]) -> Result<Syntax, Error> {
     let wanted = match backend {
-        Some("nftables") => Dialect::Nftables,
-        Some("iptables") => Dialect::Iptables,
+        Some("nftables") => Syntax::Nftables,
+        Some("iptables") => Syntax::Iptables,
         Some(other) => {
             return Err(Error::key("backend", format!("{other:?}"), "not one of nftables, iptables"));
         }
-        None => own.first().map_or(Dialect::Nftables, |(_, dialect, _)| *dialect),
+        None => own.first().map_or(Syntax::Nftables, |(_, syntax, _)| *syntax),
     };
-    match own.iter().find(|(_, dialect, _)| *dialect != wanted) {
+    match own.iter().find(|(_, syntax, _)| *syntax != wanted) {
         None => Ok(wanted),
-        Some((key, dialect, value)) => {
-            let why = format!("only the backend {dialect} understands it, and the backend is {wanted}");
+        Some((key, syntax, value)) => {
+            let why = format!("only the backend {syntax} has this option, and the backend is {wanted}");
             Err(Error::key(key, value, why))
         }
     }
@@ -186,7 +189,7 @@ fn chosen(backend: Option<&str>, own: &[(&'static str, Dialect, String)]) -> Res
 // === impl Mapping ===
 
 impl Mapping {
-    /// What the runtime asks for; of two mappings of the same host port the first counts.
+    /// Returns the mappings that the runtime passes. If a host port is mapped twice, the first mapping counts.
     pub(super) fn all(config: &Config) -> Result<Vec<Mapping>, Error> {
         let written: Vec<PortMapping> = config.capability(PORT_MAPPINGS)?.unwrap_or_default();
         written.iter().enumerate().map(|(at, mapping)| Mapping::read(at, mapping)).collect()
@@ -218,18 +221,18 @@ impl Mapping {
         })
     }
 
-    /// Does it hold for packets of this family?
+    /// Whether the mapping applies to packets of this address family.
     pub(super) fn is_of(&self, family: Family) -> bool {
         self.host_ip.is_none_or(|ip| family.has(ip))
     }
 
-    /// The one address of the host that it holds for; none if for all.
+    /// Returns the host address that the mapping is limited to; none if it applies to all.
     pub(super) fn host_address(&self) -> Option<IpAddr> {
         self.host_ip.filter(|ip| !ip.is_unspecified())
     }
 }
 
-/// The container's addresses: the first of each family that is not known to be somewhere else.
+/// Returns the container's addresses: of each family the first that no other interface has.
 pub(super) fn container_addresses(result: &Success, ifname: &str) -> Vec<IpNet> {
     let elsewhere = |index: Option<i32>| {
         let interface = index
@@ -261,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_of_one_backend_choose_it() {
+    fn portmap_option_of_one_backend_selects_it() {
         let chosen = |keys: Value| match Settings::read(&config(&keys)).map(|settings| settings.backend) {
             Ok(Backend::Nftables { .. }) => "nftables".to_owned(),
             Ok(Backend::Iptables { .. }) => "iptables".to_owned(),
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_named_with_its_key() {
+    fn portmap_invalid_value_is_reported_by_field_and_value() {
         for (keys, expected) in [
             (json!({ "backend": "pf" }), "backend: \"pf\""),
             (json!({ "backend": "" }), "backend: \"\""),
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_holds_for_the_family_of_its_address() {
+    fn portmap_mapping_applies_to_its_address_family() {
         let read = |ip: Option<&str>| Mapping {
             protocol: Protocol::Tcp,
             host_port: NonZeroU16::MIN,

@@ -1,4 +1,4 @@
-//! What `sbr` is told.
+//! The validated configuration of `sbr`.
 
 use std::net::IpAddr;
 
@@ -9,10 +9,10 @@ use cni::fold::quote;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The kernel's own table, and no table.
+/// Tables that cannot hold routes: "unspecified" and the kernel's local table.
 const UNUSABLE: [u32; 2] = [0, 255];
 
-/// As written.
+/// The configuration as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Conf {
@@ -22,24 +22,24 @@ struct Conf {
     add_source_hints: bool,
 }
 
-/// Checked.
+/// Validated configuration.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The table that rules lead to, which somebody else fills; absent: one for each address, filled by us.
+    /// Table that rules refer to and that another program fills. None: this plugin fills one table for each address.
     pub table: Option<u32>,
-    /// What takes the place of the addresses' own gateways; at most one of each family.
+    /// Gateways that replace the addresses' own; at most one of each family.
     gateways: Vec<IpAddr>,
-    /// What becomes of subnets in the main table.
+    /// Treatment of the interface's subnets in the main table.
     pub subnets: Subnets,
 }
 
-/// What becomes of the interface's subnets in the main table.
+/// Treatment of the interface's subnets in the main table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Subnets {
-    /// They leave it.
+    /// They leave the main table.
     #[default]
     Leave,
-    /// They stay, and say which address to send from.
+    /// They stay, with the address to send from.
     StayWithSource,
 }
 
@@ -48,13 +48,13 @@ impl Settings {
     pub fn read(config: &Config) -> Result<Settings, Error> {
         let Conf { table, gateways, add_source_hints } = config.decode()?;
         if let Some(table) = table.filter(|table| UNUSABLE.contains(table)) {
-            return Err(Error::key("table", table, "not a table that routes can be put into"));
+            return Err(Error::key("table", table, "not a table that can have routes"));
         }
         let subnets = if add_source_hints { Subnets::StayWithSource } else { Subnets::Leave };
         Ok(Settings { table, gateways: read_gateways(&gateways)?, subnets })
     }
 
-    /// The configured gateway for an address, if there is one of its family.
+    /// Returns the configured gateway of the address's family.
     pub fn gateway(&self, address: IpAddr) -> Option<IpAddr> {
         self.gateways.iter().copied().find(|gateway| gateway.is_ipv4() == address.is_ipv4())
     }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_is_for_its_family() {
+    fn sbr_gateway_applies_to_its_address_family() {
         let settings = read(&json!({ "gateways": ["fd01::1", "10.0.0.1"] })).unwrap();
         let gateway = |of: &str| settings.gateway(of.parse().unwrap()).unwrap().to_string();
         assert_eq!((gateway("10.9.9.9").as_str(), gateway("fd09::9").as_str()), ("10.0.0.1", "fd01::1"));
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_named_by_key_and_value() {
+    fn sbr_invalid_value_is_reported_by_field_and_value() {
         for (keys, start) in [
             (json!({ "table": 0 }), "table: 0: "),
             (json!({ "table": 255 }), "table: 255: "),

@@ -1,11 +1,11 @@
-//! Which of an interface's routes go into which table: decided here, carried out elsewhere.
+//! Decision which of an interface's routes go into which table. `sbr.rs` executes it.
 //!
 //! Rules:
-//! - the table of an address gets the routes from its subnet or through it, those of its family that belong to no
-//!   subnet in particular, and the default route by its gateway;
-//! - a route that fits no address goes into every table of its family: none is lost;
-//! - IPv6 link-local networks are copied, and stay in the main table, where neighbour discovery needs them;
-//! - a table gets routes without gateway first: gateways must be reachable.
+//! - The table of an address gets three kinds of routes: those from its subnet or through it, those of its family
+//!   without source and gateway, and the default route through its gateway.
+//! - A route that fits no address goes into every table of its family, so no route is lost.
+//! - IPv6 link-local networks are copied and also stay in the main table, where neighbour discovery needs them.
+//! - A table gets routes without a gateway first, because gateways must be reachable.
 
 use std::net::IpAddr;
 
@@ -16,19 +16,19 @@ use linux::route::{Route, SCOPE_LINK};
 use super::FIRST_TABLE;
 use super::settings::{Settings, Subnets};
 
-/// What is to be done.
+/// Plan for the routing tables.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Split {
-    /// Address, table, and the routes it gets, in order.
+    /// Address, table, and the table's routes in the order in which they are added.
     pub tables: Vec<(IpAddr, u32, Vec<Route>)>,
-    /// Routes that the main table gets.
+    /// Routes to add to the main table.
     pub hints: Vec<Route>,
-    /// Routes that leave the main table.
+    /// Routes to remove from the main table.
     pub leave: Vec<Route>,
 }
 
 impl Split {
-    /// `own`: the routes of link `link` in the main table; `taken`: tables that rules or routes use.
+    /// Returns the plan. `own`: the routes of link `link` in the main table; `taken`: tables that rules or routes use.
     pub fn plan(
         settings: &Settings,
         addresses: &[IpConfig],
@@ -57,7 +57,7 @@ impl Split {
             is_link_local(route.dst) || (direct && settings.subnets == Subnets::StayWithSource)
         };
         let leave = own.iter().filter(|route| !stays(route)).cloned().collect();
-        // What needs others leaves first.
+        // Routes through a gateway depend on direct routes, so they are removed first.
         split.leave = direct_first(leave);
         let direct = split.leave.iter().take_while(|route| route.gateway.is_none()).count();
         split.leave.rotate_left(direct);
@@ -65,7 +65,7 @@ impl Split {
     }
 }
 
-/// Routes without gateway, which those with one may need, before the others.
+/// Sorts routes without a gateway before the others, which may need them.
 pub fn direct_first(routes: Vec<Route>) -> Vec<Route> {
     let (mut direct, others): (Vec<Route>, Vec<Route>) =
         routes.into_iter().partition(|route| route.gateway.is_none());
@@ -73,7 +73,7 @@ pub fn direct_first(routes: Vec<Route>) -> Vec<Route> {
     direct
 }
 
-/// Those of an interface's routes that are for an address.
+/// Returns the routes of an interface that its address `ip` needs.
 fn routes_of(ip: &IpConfig, addresses: &[IpConfig], own: &[Route]) -> Vec<Route> {
     let fits = |ip: &IpConfig, route: &Route| {
         let within = |address: Option<IpAddr>| address.is_some_and(|address| ip.address.contains(&address));
@@ -87,8 +87,8 @@ fn routes_of(ip: &IpConfig, addresses: &[IpConfig], own: &[Route]) -> Vec<Route>
     own.iter().filter(wanted).cloned().collect()
 }
 
-/// The default route by the address's gateway. A configured one takes the place of any other; beside that, the
-/// interface's own says more than we know (its metric, its MTU).
+/// Adds the default route through the address's gateway. A configured gateway replaces any other default route. Without
+/// one, an existing default route is kept, because it also has a metric and an MTU.
 fn add_default(settings: &Settings, ip: &IpConfig, link: u32, routes: &mut Vec<Route>) {
     let configured = settings.gateway(ip.address.addr());
     if configured.is_some() {
@@ -104,7 +104,7 @@ fn add_default(settings: &Settings, ip: &IpConfig, link: u32, routes: &mut Vec<R
     }
 }
 
-/// The route to an address's subnet that says to send from it.
+/// Returns the route to an address's subnet with the address as its source.
 fn hint(ip: &IpConfig, link: u32) -> Route {
     let mut route = Route::new(ip.address.trunc(), link, None);
     route.source = Some(ip.address.addr());
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn each_address_gets_a_free_table_with_what_is_its() {
+    fn sbr_each_address_gets_a_free_table_with_its_routes() {
         let own = [
             route("0.0.0.0/0", "10.1.0.1", ""),
             route("10.1.0.0/24", "", "10.1.0.5"),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn with_hints_what_is_direct_stays_and_says_whence_to_send() {
+    fn sbr_source_hints_keep_direct_routes_in_the_main_table() {
         let own = [
             route("0.0.0.0/0", "10.1.0.1", ""),
             route("10.1.0.0/24", "", "10.1.0.5"),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_without_routes_still_gets_its_default_route() {
+    fn sbr_interface_without_routes_gets_a_default_route() {
         let split = Split::plan(&Settings::default(), &[ip("10.1.0.5/24", "10.1.0.1")], 7, &[], &[]);
         assert_eq!(text(&split.tables[0].2), ["0.0.0.0/0 via 10.1.0.1"]);
         assert_eq!((split.tables[0].2[0].table, split.tables[0].2[0].link), (100, 7));

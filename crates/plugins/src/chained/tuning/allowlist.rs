@@ -1,9 +1,11 @@
-//! Which kernel parameters a node allows: one pattern a line, in a file that need not be there.
+//! The node's allow-list of kernel parameters: an optional file with one pattern in each line.
 //!
-//! Rules: without the file everything is allowed; a pattern matches anywhere in the key as it was written,
-//! before `IFNAME` is replaced; a pattern that cannot be read allows nothing.
+//! Rules:
+//! - Without the file every parameter is allowed.
+//! - A pattern matches anywhere in the key as it was written, before `IFNAME` is replaced.
+//! - An invalid pattern is an error, unless an earlier line matches.
 //!
-//! Source: plugins `plugins/meta/tuning`, whose patterns are Go's; ours know no Unicode classes.
+//! Source: plugins `plugins/meta/tuning`, whose patterns are Go's; Unicode classes are not supported here.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,16 +15,16 @@ use cni::{Error, code};
 use plugin_support::failure::refused;
 use regex_lite::Regex;
 
-/// Where the file is.
+/// Path of the file.
 pub const PATH: &str = "/etc/cni/tuning/allowlist.conf";
 
-/// Largest file, in bytes.
+/// Maximum size of the file, in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// The patterns of the node.
+/// Allow-list of the node.
 #[derive(Debug)]
 pub struct Allowlist {
-    /// Absent without a file.
+    /// Content of the file; none without a file.
     text: Option<String>,
 }
 
@@ -49,7 +51,7 @@ impl Allowlist {
         Ok(Allowlist { text: Some(String::from_utf8_lossy(&bytes).into_owned()) })
     }
 
-    /// Fails unless `key` is allowed; `value` is for the error's text.
+    /// Fails unless `key` is allowed; `value` is used in the error.
     pub fn check(&self, key: &str, value: &str) -> Result<(), Error> {
         let Some(text) = &self.text else { return Ok(()) };
         for (number, line) in text.lines().enumerate().map(|(index, line)| (index + 1, line.trim())) {
@@ -75,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_matches_anywhere_and_the_first_that_does_is_enough() {
+    fn tuning_allowlist_pattern_matches_anywhere_first_match_wins() {
         let text = "\n  ^net\\.ipv4\\.conf\\.IFNAME\\.[a-z_]*$ \r\nnet.core.somaxconn\n[broken\n";
         assert!(allows(text, "net.ipv4.conf.IFNAME.arp_notify").is_ok());
         assert!(allows(text, "net.core.somaxconn2").is_ok(), "unanchored");
@@ -88,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_everything_is_allowed_and_an_unreadable_one_is_an_error() {
+    fn tuning_allowlist_absent_allows_all_unreadable_is_an_error() {
         let absent = Allowlist::read_from(Path::new("/no/such/file")).unwrap();
         assert!(absent.check("net.anything", "1").is_ok());
         let error = Allowlist::read_from(Path::new("/")).map(|_| ()).unwrap_err();

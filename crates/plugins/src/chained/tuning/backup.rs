@@ -1,4 +1,4 @@
-//! What was there before: a file for each attachment, from which DEL restores it.
+//! The backup of original values: one file for each attachment, from which DEL restores them.
 //!
 //! ```text
 //!   <dataDir>/<container id>_<interface>.json     0600
@@ -6,11 +6,11 @@
 //! ```
 //!
 //! Rules:
-//! - the first five keys are the reference plugin's and mean what it means by them; it reads our files and we
-//!   read its. `network` and `sysctl` are ours: it passes over what it does not know;
-//! - only what is to be changed is written down, before it is changed;
-//! - what is written down stays: a repeated ADD would otherwise take its own values for the original ones;
-//! - a file is not trusted: a key leads nowhere but below `net/`.
+//! - The first five fields are the reference plugin's, with its meaning, so each plugin reads the other's files.
+//!   `network` and `sysctl` are additions that it ignores.
+//! - Only values that are to be changed are written, before they are changed.
+//! - A backed-up value is kept: otherwise a repeated ADD would take the values of the first for the original ones.
+//! - A file is not trusted: keys outside `net/` are ignored.
 //!
 //! Source: plugins `plugins/meta/tuning` `configToRestore`.
 
@@ -27,32 +27,32 @@ use plugin_support::failure::refused;
 use plugin_support::file;
 use serde::{Deserialize, Serialize};
 
-/// Largest backup read, in bytes.
+/// Maximum size of a backup, in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// How old a file is whose writer was killed: writing one takes a moment.
+/// Age of a temporary file whose writer was killed: to write one takes milliseconds.
 const ABANDONED: Duration = Duration::from_secs(600);
 
-/// Original values; what was not changed is absent.
+/// Original values; an unchanged value is absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Backup {
-    /// Hardware address as text; empty if it was not changed.
+    /// Hardware address; empty if it was not changed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mac: String,
-    /// Did it take all packets?
+    /// Whether the interface was promiscuous.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub promisc: Option<bool>,
     /// MTU in bytes; 0 if it was not changed.
     #[serde(skip_serializing_if = "is_zero")]
     pub mtu: u32,
-    /// Did it take all multicast packets?
+    /// Whether the interface received all multicast packets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allmulti: Option<bool>,
     /// Length of the transmit queue, in packets.
     #[serde(rename = "txQLen", skip_serializing_if = "Option::is_none")]
     pub tx_queue_length: Option<u32>,
-    /// The network that the attachment belongs to; empty in the reference plugin's files.
+    /// Network of the attachment; empty in the reference plugin's files.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub network: String,
     /// Kernel parameters by key in path form.
@@ -65,7 +65,7 @@ fn is_zero(number: &u32) -> bool {
 }
 
 impl Backup {
-    /// Does it hold no value to restore?
+    /// Whether there is no value to restore.
     pub fn is_empty(&self) -> bool {
         let Backup { mac, promisc, mtu, allmulti, tx_queue_length, network: _, sysctl } = self;
         mac.is_empty()
@@ -76,8 +76,8 @@ impl Backup {
             && sysctl.is_empty()
     }
 
-    /// The values of `older`, and from here what it does not have.
-    fn behind(self, older: Backup) -> Backup {
+    /// Returns the values of `older`, completed by those of `self`.
+    fn with_precedence_of(self, older: Backup) -> Backup {
         let Backup { mac, promisc, mtu, allmulti, tx_queue_length, network, mut sysctl } = self;
         sysctl.extend(older.sysctl);
         Backup {
@@ -92,39 +92,39 @@ impl Backup {
     }
 }
 
-/// The file of one attachment.
+/// Backup file of one attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupFile {
     path: PathBuf,
 }
 
-/// Has nobody written to it for so long that its writer must be gone?
+/// Whether a temporary file is so old that its writer must have been killed.
 fn is_abandoned(path: &Path) -> bool {
     let age = path.symlink_metadata().and_then(|meta| meta.modified()).map(|at| at.elapsed());
     matches!(age, Ok(Ok(age)) if age > ABANDONED)
 }
 
-/// How the file was before it was written: to be put back if the change fails.
+/// Previous content of a backup file, to restore if the change fails.
 #[derive(Debug)]
 #[must_use]
-pub struct Before {
+pub struct PreviousBackup {
     file: BackupFile,
     older: Option<Backup>,
 }
 
 impl BackupFile {
-    /// The file of this attachment.
+    /// Returns the file of an attachment.
     pub fn of(directory: &Path, container: &str, ifname: &str) -> BackupFile {
         BackupFile { path: directory.join(format!("{container}_{ifname}.json")) }
     }
 
-    /// The file of an attachment whose names are checked.
+    /// Returns the file of an attachment whose names are validated.
     pub fn of_attachment(directory: &Path, who: &Attachment) -> BackupFile {
         BackupFile::of(directory, who.container.as_str(), who.ifname.as_str())
     }
 
-    /// Every backup in the directory, whoever's; none if there is no directory. What writers that were killed have left
-    /// goes.
+    /// Returns all backups in the directory, of every network; none if there is no directory. Removes old temporary
+    /// files.
     pub fn all(directory: &Path) -> Result<Vec<BackupFile>, Error> {
         let failed =
             |error: io::Error| refused(&linux::Error::io(format!("list {}", directory.display()), &error));
@@ -146,7 +146,7 @@ impl BackupFile {
         Ok(all)
     }
 
-    /// Reads it; `None` if it is not there or cannot be understood: then nothing can be restored.
+    /// Reads the file; `None` if it does not exist or is invalid: then nothing can be restored.
     pub fn load(&self) -> Result<Option<Backup>, Error> {
         let failed = |error: io::Error| self.failed("read", &error);
         let file = match File::open(&self.path) {
@@ -158,15 +158,15 @@ impl BackupFile {
         Ok(fold::from_slice(&bytes, "backup").ok())
     }
 
-    /// Writes the values down, behind those that are there already.
-    pub fn keep(self, values: Backup) -> Result<Before, Error> {
+    /// Adds the values to the file; a value that is there already is kept.
+    pub fn keep(self, values: Backup) -> Result<PreviousBackup, Error> {
         let older = self.load()?;
         if let Some(directory) = self.path.parent() {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
             made.map_err(|error| self.failed("create directory for", &error))?;
         }
-        self.write(&values.behind(older.clone().unwrap_or_default()))?;
-        Ok(Before { file: self, older })
+        self.write(&values.with_precedence_of(older.clone().unwrap_or_default()))?;
+        Ok(PreviousBackup { file: self, older })
     }
 
     fn write(&self, backup: &Backup) -> Result<(), Error> {
@@ -177,7 +177,7 @@ impl BackupFile {
         file::replace(&self.path, &bytes).map_err(|error| self.failed("write", &error))
     }
 
-    /// Removes it; what is gone is gone.
+    /// Removes the file if it exists.
     pub fn remove(&self) -> Result<(), Error> {
         file::remove(&self.path).map_err(|error| self.failed("remove", &error))
     }
@@ -187,10 +187,10 @@ impl BackupFile {
     }
 }
 
-impl Before {
-    /// Puts the file back.
+impl PreviousBackup {
+    /// Restores the file.
     pub fn restore(self) -> Result<(), Error> {
-        let Before { file, older } = self;
+        let PreviousBackup { file, older } = self;
         match older {
             Some(older) => file.write(&older),
             None => file.remove(),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_the_reference_plugins_and_ours_behind() {
+    fn tuning_backup_has_the_reference_plugins_format_and_additions() {
         let directory = scratch("format");
         let file = BackupFile::of(&directory, "id", "eth0");
         let _ = file.clone().keep(full()).unwrap();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_values_stay_and_a_failed_change_puts_the_file_back() {
+    fn tuning_backup_keeps_first_values_and_is_restored_on_failure() {
         let directory = scratch("first");
         let file = BackupFile::of(&directory, "id", "eth0");
         let first = Backup { mtu: 1500, network: "net".into(), ..Backup::default() };
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_understood_is_no_backup() {
+    fn tuning_backup_with_invalid_content_is_ignored() {
         let directory = scratch("garbage");
         fs::create_dir_all(&directory).unwrap();
         let file = BackupFile::of(&directory, "id", "eth0");
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_writer_that_was_killed_has_left_goes_once_it_is_old() {
+    fn tuning_backup_temporary_files_are_removed_when_old() {
         let directory = scratch("killed");
         fs::create_dir_all(&directory).unwrap();
         for (name, age) in [(".old_eth0.json.new", 3600), (".young_eth0.json.new", 0), ("notes", 3600)] {

@@ -1,7 +1,9 @@
-//! What a configuration wants changed, from all its channels.
+//! The validated configuration of `tuning`, from all its sources.
 //!
-//! Rules: `args.cni` wins over `runtimeConfig`, that over `CNI_ARGS`, that over the configuration itself (V6,
-//! V13, V14). A kernel parameter is one of `net.*`, named once; `IFNAME` in it stands for the interface.
+//! Rules:
+//! - `args.cni` overrides `runtimeConfig`, which overrides `CNI_ARGS`, which overrides the configuration itself (V6,
+//!   V13, V14).
+//! - A kernel parameter is one of `net.*` and is named once; `IFNAME` in it stands for the interface.
 //!
 //! Source: plugins `plugins/meta/tuning`; sysctl(8) on `.` and `/` in names.
 
@@ -19,13 +21,13 @@ use serde::Deserialize;
 use super::allowlist::Allowlist;
 use crate::interface::check_mtu;
 
-/// Where backups are kept unless told otherwise.
+/// Default directory of backups.
 const DATA_DIRECTORY: &str = "/run/cni/tuning";
 
-/// What every key must begin with, in path form.
+/// Required prefix of every key, in path form.
 const NETWORK: &str = "net/";
 
-/// The word that stands for the interface's name.
+/// Placeholder for the interface's name.
 pub const PLACEHOLDER: &str = "IFNAME";
 
 /// The configuration as written.
@@ -56,7 +58,7 @@ struct ArgsConf {
     cni: Overrides,
 }
 
-/// `args.cni`: what is there replaces the configuration's.
+/// Fields of `args.cni`; each replaces the configuration's.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Overrides {
@@ -71,42 +73,42 @@ struct Overrides {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct PlaceConf {
+struct DirectoryConf {
     #[serde(rename = "dataDir")]
     data_dir: String,
 }
 
-/// One kernel parameter.
+/// Kernel parameter to set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sysctl {
-    /// The key as it was written, for error texts.
+    /// Key as it was written, for errors.
     pub written: String,
-    /// The key, below `net/`.
+    /// Key, below `net/`.
     pub key: Key,
-    /// The value to write.
+    /// Value to write.
     pub value: String,
 }
 
-/// What is to be changed, checked.
+/// Validated configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Kernel parameters of the container's namespace, by key.
     pub sysctls: Vec<Sysctl>,
-    /// The interface's hardware address.
+    /// Hardware address of the interface.
     pub mac: Option<Vec<u8>>,
-    /// Take all packets; false leaves that as it is.
+    /// Whether the interface becomes promiscuous; false leaves it unchanged.
     pub promiscuous: bool,
     /// MTU in bytes.
     pub mtu: Option<u32>,
-    /// Take all multicast packets, or not.
+    /// Whether the interface receives all multicast packets; none leaves it unchanged.
     pub all_multicast: Option<bool>,
     /// Length of the transmit queue, in packets.
     pub tx_queue_length: Option<u32>,
 }
 
-/// The directory of backups: the one key that every verb needs.
+/// Returns the directory of backups, the only option that every verb needs.
 pub fn data_directory(call: &Call) -> Result<PathBuf, Error> {
-    let PlaceConf { data_dir } = call.config.decode()?;
+    let DirectoryConf { data_dir } = call.config.decode()?;
     match data_dir.as_str() {
         "" => Ok(PathBuf::from(DATA_DIRECTORY)),
         text if text.starts_with('/') && !text.contains('\0') => Ok(Path::new(text).to_path_buf()),
@@ -115,7 +117,7 @@ pub fn data_directory(call: &Call) -> Result<PathBuf, Error> {
 }
 
 impl Settings {
-    /// Reads and checks everything, what the node allows included.
+    /// Reads and validates the configuration, including the node's allow-list.
     pub fn read(call: &Call, ifname: &str) -> Result<Settings, Error> {
         refuse_duplicates(call)?;
         let settings = Settings::check(call.config.decode()?, call.args(), ifname)?;
@@ -156,14 +158,14 @@ impl Settings {
         })
     }
 
-    /// Is anything of the interface itself to be changed?
+    /// Whether an attribute of the interface is to be changed.
     pub fn changes_link(&self) -> bool {
         let Settings { sysctls: _, mac, promiscuous, mtu, all_multicast, tx_queue_length } = self;
         mac.is_some() || *promiscuous || mtu.is_some() || all_multicast.is_some() || tx_queue_length.is_some()
     }
 }
 
-/// The parameters of both channels; under whatever notation, one key has one value.
+/// Returns the parameters of both sources. A key has one value, whatever its notation.
 fn sysctls(
     configured: BTreeMap<String, String>,
     over: BTreeMap<String, String>,
@@ -175,7 +177,7 @@ fn sysctls(
         if let Some(other) = all.get(&sysctl.key).filter(|other| other.value != sysctl.value) {
             let Sysctl { written, key, value } = &sysctl;
             let why = format!(
-                "{} means the same parameter {} and says {:?}",
+                "{} is the same parameter {} with the value {:?}",
                 other.written,
                 key.as_path(),
                 other.value
@@ -191,34 +193,34 @@ fn sysctls(
     Ok(all.into_values().collect())
 }
 
-/// The parameter that a key names.
+/// Returns the parameter that a key names.
 fn resolve(written: &str, value: &str, ifname: &str) -> Result<Key, Error> {
     let refused = |why: &str| Error::key(format!("sysctl.{written}"), format!("{value:?}"), why);
     let Some(key) = Key::new(written) else { return Err(refused("not a legal key")) };
     if !key.as_path().starts_with(NETWORK) {
         return Err(refused("not below net: only parameters of the container's network are changed"));
     }
-    // In path form, where the name's own dots mean nothing; checked again with the name in it.
+    // The interface's name is inserted in path form, in which its dots have no meaning, and validated with it.
     let path = key.as_path().replacen(PLACEHOLDER, ifname, 1);
     restorable(&path).ok_or_else(|| refused("not a legal key"))
 }
 
-/// A key in path form, from anywhere, if it is one that we may write.
+/// Returns the key for a path from any source, if this plugin may write it.
 pub fn restorable(path: &str) -> Option<Key> {
     Key::new(path).filter(|key| key.as_path() == path && path.starts_with(NETWORK))
 }
 
-/// A key that is written twice has two values, of which a decoder sees one.
+/// Fails if a key occurs twice: a decoder would silently use one of the two values.
 fn refuse_duplicates(call: &Call) -> Result<(), Error> {
     let whole = Object::parse(call.config.bytes(), "network configuration")?;
     let Some(raw) = whole.get("sysctl").filter(|raw| raw.get() != "null") else { return Ok(()) };
-    // Anything but an object the decoder names better.
+    // The decoder reports a value that is no object with a better error.
     let Ok(sysctl) = Object::parse(raw.get().as_bytes(), "sysctl") else { return Ok(()) };
     let mut entries: Vec<_> = sysctl.iter().collect();
     entries.sort_by(|one, other| one.0.cmp(other.0));
     match entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         Some([_, (key, value)]) => {
-            Err(Error::key(format!("sysctl.{key}"), value.get(), "the key is there twice"))
+            Err(Error::key(format!("sysctl.{key}"), value.get(), "the key occurs twice"))
         }
         _ => Ok(()),
     }

@@ -1,4 +1,4 @@
-//! CHECK of a bridge attachment: bridge, pair and port belong together and carry what was given.
+//! CHECK of a bridge attachment: bridge, veth pair and port are connected and configured as recorded.
 
 use cni::Error;
 use cni::invocation::Attach;
@@ -47,7 +47,7 @@ fn inspect_bridge(host: &mut Rtnl, network: &Network, result: &Success) -> Resul
     if let Some(recorded) =
         result.interfaces.iter().find(|i| i.name == network.bridge && i.sandbox.is_empty())
     {
-        // A bridge without an address takes on that of a port that joins it; a gateway's is pinned.
+        // A bridge without an address takes the hardware address of a port; a gateway's address is fixed.
         let mac = if network.gateway == Gateway::None { String::new() } else { recorded.mac.clone() };
         compare(&Interface { mac, ..recorded.clone() }, &bridge)?;
     }
@@ -58,7 +58,8 @@ fn inspect_bridge(host: &mut Rtnl, network: &Network, result: &Success) -> Resul
     Ok(bridge)
 }
 
-/// The host end is a port of the bridge, its other end is the container's interface, and it passes what it should.
+/// Returns the host end. Fails unless it is a port of the bridge, is the peer of the container's interface, and is
+/// configured as requested.
 fn inspect_port(
     host: &mut Rtnl,
     network: &Network,
@@ -68,7 +69,7 @@ fn inspect_port(
 ) -> Result<Link, Error> {
     let Some(port) = find_host_end(host, result, inside, Some(bridge.index))? else {
         return Err(Error::internal(format!(
-            "no port of bridge {} leads to {} in the container",
+            "no port of bridge {} is connected to {} in the container",
             bridge.name, inside.name
         )));
     };
@@ -86,7 +87,7 @@ fn inspect_port(
     Ok(port)
 }
 
-/// The gateways' addresses are where they belong: on the bridge, or its port in the VLAN.
+/// Fails unless the gateways' addresses are on the bridge, or on its port in the VLAN.
 fn inspect_gateways(
     host: &mut Rtnl,
     network: &Network,
@@ -97,10 +98,10 @@ fn inspect_gateways(
     if network.gateway == Gateway::None {
         return Ok(());
     }
-    let segment = match network.vlans.access() {
+    let gateway_link = match network.vlans.access() {
         None => bridge.clone(),
-        Some(id) => host.link(&switch::segment_name(&network.bridge, id)).or_refused()?,
+        Some(id) => host.link(&switch::gateway_link_name(&network.bridge, id)).or_refused()?,
     };
     let of = |ip: &IpConfig| IpNet::new(ip.gateway?, ip.address.prefix_len()).ok();
-    expect_addresses(host, &segment, own_ips(result, ifname).filter_map(of))
+    expect_addresses(host, &gateway_link, own_ips(result, ifname).filter_map(of))
 }

@@ -14,21 +14,21 @@ use crate::interface::inspection::differs;
 
 /// Largest VLAN id.
 const VLAN_MAX: u16 = 4094;
-/// How long a port may take to forward.
-const FORWARDING_MAX: Duration = Duration::from_millis(2550);
-/// How often it is looked at.
+/// Timeout until a port forwards.
+const FORWARDING_TIMEOUT: Duration = Duration::from_millis(2550);
+/// Interval at which the port's state is read.
 const FORWARDING_POLL: Duration = Duration::from_micros(200);
 
-/// The VLANs of a port, checked.
+/// Validated VLANs of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Vlans {
-    /// Untagged traffic belongs to this one.
+    /// VLAN of untagged traffic.
     access: Option<u16>,
-    /// Tagged ones, in order, without repetition.
+    /// VLANs of tagged traffic, sorted, without duplicates.
     trunk: Vec<u16>,
-    /// Leave the bridge's default VLAN on the port.
+    /// Whether the port keeps the bridge's default VLAN.
     preserve_default: bool,
-    /// `vlanTrunk` was written, even if empty: the bridge filters then, as upstream.
+    /// Whether `vlanTrunk` is present, even if empty: the bridge filters then, as with the reference plugin.
     trunk_written: bool,
 }
 
@@ -55,12 +55,12 @@ impl Vlans {
         self.access
     }
 
-    /// The same without the trunk: for the gateway's own port.
+    /// Returns the VLANs without the trunk, for the gateway's port.
     pub(super) fn access_only(&self) -> Vlans {
         Vlans { trunk: Vec::new(), ..self.clone() }
     }
 
-    /// `bridge vlan add dev PORT vid ID pvid untagged`, after `bridge vlan del` of what else is there.
+    /// Sets the VLANs: `bridge vlan add dev PORT vid ID pvid untagged`, after `bridge vlan del` of all others.
     pub(super) fn apply(&self, host: &mut Rtnl, port: &Link) -> Result<(), Error> {
         let wanted = self.wanted();
         if wanted.is_empty() {
@@ -69,7 +69,7 @@ impl Vlans {
         if !self.preserve_default {
             for vlan in host.port_vlans(port.index, &port.name).or_refused()? {
                 if !wanted.contains(&vlan) {
-                    // Another ADD may be about the same port, the gateway's.
+                    // Another ADD may change the same port, the gateway's, at the same time.
                     let gone = host.delete_port_vlan(port.index, &port.name, vlan.id, VlanOn::Port);
                     linux::error::absent_is_fine(gone).or_refused()?;
                 }
@@ -81,7 +81,7 @@ impl Vlans {
         Ok(())
     }
 
-    /// CHECK: does the port have these, and no others?
+    /// Fails unless the port has exactly these VLANs.
     pub(super) fn inspect(&self, host: &mut Rtnl, port: &Link) -> Result<(), Error> {
         let wanted = self.wanted();
         if wanted.is_empty() {
@@ -98,12 +98,12 @@ impl Vlans {
         }
     }
 
-    /// All of them, in order; none if the port is as the bridge makes it.
+    /// Returns all VLANs, sorted; none if the port keeps the bridge's defaults.
     fn wanted(&self) -> Vec<PortVlan> {
         if self.access.is_none() && self.trunk.is_empty() {
             return Vec::new();
         }
-        // A trunk alone keeps VLAN 1 for untagged traffic, as it was before `vlan` existed.
+        // A trunk without `vlan` keeps VLAN 1 for untagged traffic, as before `vlan` existed.
         let native = self.access.unwrap_or(1);
         let untagged = PortVlan { id: native, pvid: true, untagged: true };
         let tagged = |id: &u16| PortVlan { id: *id, pvid: false, untagged: false };
@@ -115,7 +115,7 @@ impl Vlans {
 }
 
 impl Trunk {
-    /// Marks the ids of one entry: a range, a single one, or both.
+    /// Adds the ids of one entry to `has`: a range, a single one, or both.
     fn mark(self, index: usize, has: &mut [bool]) -> Result<(), Error> {
         let Trunk { min_id, max_id, id } = self;
         let legal = |key: &str, value: i64| {
@@ -125,7 +125,7 @@ impl Trunk {
             })
         };
         let missing = |key: &str, other: &str| {
-            Error::key(format!("vlanTrunk[{index}].{key}"), "missing", format!("needed beside {other}"))
+            Error::key(format!("vlanTrunk[{index}].{key}"), "missing", format!("required with {other}"))
         };
         match (min_id, max_id) {
             (None, None) => {}
@@ -150,7 +150,7 @@ impl Trunk {
     }
 }
 
-/// The ids of all entries, in order, each once.
+/// Returns the ids of all entries, sorted, without duplicates.
 fn ids(trunk: Vec<Trunk>) -> Result<Vec<u16>, Error> {
     let mut has = [false; VLAN_MAX as usize + 1];
     for (index, entry) in trunk.into_iter().enumerate() {
@@ -159,7 +159,7 @@ fn ids(trunk: Vec<Trunk>) -> Result<Vec<u16>, Error> {
     Ok((1..=VLAN_MAX).filter(|id| has[usize::from(*id)]).collect())
 }
 
-/// `5 pvid untagged, 10`
+/// Returns VLANs as text, such as `5 pvid untagged, 10`.
 fn listed(vlans: &[PortVlan]) -> String {
     let text = |vlan: &PortVlan| {
         let PortVlan { id, pvid, untagged } = vlan;
@@ -168,7 +168,9 @@ fn listed(vlans: &[PortVlan]) -> String {
     vlans.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
-/// Sets what is not as the kernel makes it. `ip link set dev PORT type bridge_slave hairpin on isolated on`
+/// Applies settings that differ from the kernel's defaults.
+///
+/// `ip link set dev PORT type bridge_slave hairpin on isolated on`
 pub(super) fn configure(host: &mut Rtnl, network: &Network, port: &str) -> Result<(), Error> {
     let wanted =
         BridgePort { hairpin: network.reflection == Reflection::Hairpin, isolated: network.port_isolation };
@@ -182,12 +184,12 @@ pub(super) fn configure(host: &mut Rtnl, network: &Network, port: &str) -> Resul
     network.vlans.apply(host, &port)
 }
 
-/// Waits until the bridge passes traffic of the port, unless `forwarding` is not expected; returns the
-/// bridge and the port as they are then.
+/// Waits until the bridge forwards traffic of the port, unless `forwarding` is not expected. Returns bridge and port as
+/// they are then.
 ///
-/// The bridge of a first port gets its carrier from it a moment later, and answers for no IPv6 address before. The
-/// port is asked for first: since Linux 6.8 a question for a link makes the kernel do what its change of carrier calls
-/// for, which is to let the port forward and to give the bridge its carrier. The question for the bridge then finds it.
+/// A bridge gets its carrier from its first port a moment later, and answers for no IPv6 address before. The port is
+/// read first: since Linux 6.8 the request makes the kernel process the port's change of carrier. Then the port
+/// forwards and the bridge has its carrier, which the second read finds.
 pub(super) fn await_forwarding(
     host: &mut Rtnl,
     bridge: &str,
@@ -200,10 +202,10 @@ pub(super) fn await_forwarding(
         if (host_end.running && above.running) || !forwarding {
             return Ok([above, host_end]);
         }
-        if started.elapsed() >= FORWARDING_MAX {
+        if started.elapsed() >= FORWARDING_TIMEOUT {
             return Err(Error::internal(format!(
                 "bridge port {port} in error state: not up after {} ms",
-                FORWARDING_MAX.as_millis()
+                FORWARDING_TIMEOUT.as_millis()
             )));
         }
         sleep(FORWARDING_POLL);
@@ -215,13 +217,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trunk_is_in_order_without_repetition_and_read_once_however_long() {
+    fn vlan_trunk_is_sorted_without_duplicates_and_fast() {
         let started = Instant::now();
         let entry = |min, max, id| Trunk { min_id: min, max_id: max, id };
         let mut trunk = vec![entry(Some(7), Some(9), Some(2)), entry(None, None, Some(8))];
         let ids = |trunk| Vlans::check("br0", 0, Some(trunk), false).map(|vlans| vlans.trunk);
         assert_eq!(ids(trunk).unwrap(), [2, 7, 8, 9]);
-        // As many as a configuration has room for.
+        // As many entries as the maximum size of a configuration allows.
         trunk = (0..35_000).map(|_| entry(Some(1), Some(4094), None)).collect();
         assert_eq!(ids(trunk).unwrap().len(), 4094);
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());

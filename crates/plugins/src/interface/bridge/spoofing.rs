@@ -1,4 +1,4 @@
-//! `macspoofchk`: a container sends with its own hardware address or not at all.
+//! `macspoofchk`: drops frames of a container that do not have its hardware address as their source.
 //!
 //! ```text
 //! table bridge weft_spoofing {
@@ -9,7 +9,7 @@
 //! }
 //! ```
 //!
-//! Two set elements a port, both with the attachment's tag: one transaction each way.
+//! Each port has two set elements with the attachment's owner tag, added and removed in one transaction each.
 //!
 //! Source: nft(8); plugins `pkg/link/spoofcheck.go`.
 
@@ -32,12 +32,12 @@ const CHECKED: &str = "checked";
 const ALLOWED: &str = "allowed";
 const SETS: [&str; 2] = [CHECKED, ALLOWED];
 
-/// Where the reference plugin has its rules.
+/// Table that contains the reference plugin's rules.
 const REFERENCE: Table<'static> = Table::new(Family::Bridge, "nat");
 const REFERENCE_BASE: &str = "PREROUTING";
 
-/// Lets `port` receive frames from `mac` only.
-pub(super) fn pin(port: &str, mac: &str, tag: &OwnerTag) -> Result<(), Error> {
+/// Accepts frames from `mac` only on `port`.
+pub(super) fn allow_only(port: &str, mac: &str, tag: &OwnerTag) -> Result<(), Error> {
     let address: Option<[u8; 6]> = address::parse_mac(mac).and_then(|bytes| bytes.try_into().ok());
     let Some(address) = address else {
         return Err(Error::internal(format!("macspoofchk: {mac:?} is not an Ethernet address")));
@@ -70,20 +70,20 @@ pub(super) fn pin(port: &str, mac: &str, tag: &OwnerTag) -> Result<(), Error> {
     nft.commit(batch).or_refused()
 }
 
-/// Is the port checked that an attachment would have? In constant time.
+/// Whether the first candidate for the attachment's port is checked. Takes constant time.
 pub(super) fn is_checked(tag: &OwnerTag) -> bool {
     Nft::open().is_ok_and(|mut nft| has(&mut nft, &veth::host_name(tag, 0), tag).unwrap_or(false))
 }
 
-/// CHECK: is the port checked, by us or as the reference plugin does it?
+/// Fails unless the port is checked, by this plugin or by the reference plugin.
 pub(super) fn inspect(port: &str, tag: &OwnerTag) -> Result<(), Error> {
     let mut nft = Nft::open().or_refused()?;
     let known = format!("macspoofchk-{}-{}", tag.container, tag.ifname);
-    let is_there = has(&mut nft, port, tag).or_refused()?
+    let exists = has(&mut nft, port, tag).or_refused()?
         || nft.rules(REFERENCE, REFERENCE_BASE).or_refused()?.iter().any(|rule| rule.comment == known);
-    match is_there {
+    match exists {
         true => Ok(()),
-        false => Err(Error::internal(format!("macspoofchk: port {port} takes frames from any address"))),
+        false => Err(Error::internal(format!("macspoofchk: port {port} accepts frames from any address"))),
     }
 }
 
@@ -92,7 +92,7 @@ fn has(nft: &mut Nft, port: &str, tag: &OwnerTag) -> Result<bool, linux::Error> 
     Ok(entry.is_some_and(|entry| entry.comment == tag.text(COMMENT_MAX)))
 }
 
-/// Removes what [`pin`], or the reference plugin, made for the attachment; nothing there is success.
+/// Removes what [`allow_only`], or the reference plugin, created for the attachment; succeeds if there is nothing.
 pub(super) fn allow_any(tag: &OwnerTag) -> Result<(), Error> {
     let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
@@ -100,7 +100,7 @@ pub(super) fn allow_any(tag: &OwnerTag) -> Result<(), Error> {
     remove_reference(&mut nft, tag)
 }
 
-/// The reference plugin has two chains for a port, and a rule that leads to the first.
+/// Removes the reference plugin's rules: two chains for each port, and a rule that jumps to the first.
 fn remove_reference(nft: &mut Nft, tag: &OwnerTag) -> Result<(), Error> {
     let id = format!("{}-{}", tag.container, tag.ifname);
     let comment = format!("macspoofchk-{id}");
@@ -118,7 +118,7 @@ fn remove_reference(nft: &mut Nft, tag: &OwnerTag) -> Result<(), Error> {
     nft.commit(batch).or_refused()
 }
 
-/// Removes what was made for attachments of this network that are no longer valid.
+/// Removes the entries of attachments of this network that are not valid any more.
 pub(super) fn sweep(request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let is_stale = entries::is_stale(NAME, request.call.config.name.as_str(), &valid);

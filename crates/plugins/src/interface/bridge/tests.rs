@@ -1,4 +1,4 @@
-//! What a configuration means, without a kernel.
+//! Tests of the configuration, without a kernel.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn check(json: &str) -> Result<Network, Error> {
 }
 
 #[test]
-fn defaults_are_the_reference_plugins() -> Result<(), Error> {
+fn bridge_defaults_are_the_reference_plugins() -> Result<(), Error> {
     let network = check("{}")?;
     assert_eq!((network.bridge.as_str(), network.gateway), ("cni0", Gateway::None));
     assert_eq!((network.mtu, network.interface), (None, ContainerInterface::Layer2));
@@ -17,14 +17,14 @@ fn defaults_are_the_reference_plugins() -> Result<(), Error> {
 }
 
 #[test]
-fn is_default_gateway_implies_is_gateway() -> Result<(), Error> {
+fn bridge_is_default_gateway_implies_is_gateway() -> Result<(), Error> {
     assert_eq!(check(r#"{"isDefaultGateway":true}"#)?.gateway, Gateway::Default);
     assert_eq!(check(r#"{"isGateway":true}"#)?.gateway, Gateway::Bridge);
     Ok(())
 }
 
 #[test]
-fn contradictions_and_ranges_are_refused_with_key_and_value() {
+fn bridge_invalid_values_are_reported_by_field_and_value() {
     let cases = [
         (r#"{"hairpinMode":true,"promiscMode":true}"#, "promiscMode: true"),
         (r#"{"ipam":{},"disableContainerInterface":true}"#, "disableContainerInterface: true"),
@@ -50,7 +50,7 @@ fn contradictions_and_ranges_are_refused_with_key_and_value() {
 }
 
 #[test]
-fn v14_the_runtime_wins_over_args_and_args_over_cni_args() -> Result<(), Error> {
+fn bridge_mac_of_the_runtime_overrides_args_and_cni_args() -> Result<(), Error> {
     let read = |json: &str, args: &str| {
         let conf: Conf = cni::fold::from_slice(json.as_bytes(), "test")?;
         Ok::<_, Error>(Network::check(conf, args, false)?.mac.map(|mac| mac[5]))
@@ -66,7 +66,7 @@ fn v14_the_runtime_wins_over_args_and_args_over_cni_args() -> Result<(), Error> 
 }
 
 #[test]
-fn a_default_route_without_gateway_gets_ours_instead_of_a_twin() -> Result<(), Error> {
+fn bridge_default_route_without_gateway_gets_the_gateway() -> Result<(), Error> {
     let value = serde_json::json!({
         "ips": [{"address": "10.1.0.5/24"}, {"address": "2001:db8::5/64", "gateway": "2001:db8::ff"}],
         "routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.9.0.0/16", "gw": "10.1.0.9"}],
@@ -85,7 +85,7 @@ fn a_default_route_without_gateway_gets_ours_instead_of_a_twin() -> Result<(), E
 }
 
 #[test]
-fn a_default_route_of_another_table_is_another_one() -> Result<(), Error> {
+fn bridge_default_route_of_another_table_is_kept() -> Result<(), Error> {
     for (table, routes) in [("254", 1), ("0", 1), ("77", 2)] {
         let value = format!(
             r#"{{"ips":[{{"address":"10.1.0.5/24"}}],"routes":[{{"dst":"0.0.0.0/0","gw":"10.1.0.9","table":{table}}}]}}"#
@@ -99,7 +99,7 @@ fn a_default_route_of_another_table_is_another_one() -> Result<(), Error> {
 }
 
 #[test]
-fn trunk_ranges_and_single_ids_are_one_sorted_set() -> Result<(), Error> {
+fn vlan_trunk_ranges_and_single_ids_are_one_sorted_set() -> Result<(), Error> {
     let conf = r#"{"vlanTrunk":[{"minID":10,"maxID":12},{"id":11},{"id":3}]}"#;
     assert!(format!("{:?}", check(conf)?.vlans).contains("[3, 10, 11, 12]"));
     Ok(())

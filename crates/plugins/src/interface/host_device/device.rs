@@ -1,7 +1,8 @@
-//! Which interface is meant: by name, hardware address, place in sysfs, PCI address or auxiliary device.
+//! Selection of the device: by name, hardware address, sysfs path, PCI address or auxiliary device.
 //!
-//! Rules: what comes from outside is one component of a path, or a path without a way up below `/sys/devices`;
-//! of several interfaces of a device the first by name is taken, as upstream.
+//! Rules:
+//! - An input is one path component, or a path below `/sys/devices` without `..`.
+//! - If a device has several interfaces, the first by name is used, as in the reference plugin.
 //!
 //! Source: plugins `host-device.go` `getLink`, `handleDeviceID`, `hasDpdkDriver`; sysfs(5).
 
@@ -13,20 +14,20 @@ use linux::Rtnl;
 use linux::link::{Link, mac_text};
 use plugin_support::failure::OrRefused;
 
-use super::journey;
+use super::relocation;
 
-/// PCI devices of this machine.
+/// Directory of the PCI devices.
 const PCI: &str = "/sys/bus/pci/devices";
-/// Devices that are a part of another one: sub-functions, for instance.
+/// Directory of devices that are a part of another device, for example sub-functions.
 const AUXILIARY: &str = "/sys/bus/auxiliary/devices";
-/// All devices of this machine.
+/// Directory of all devices.
 const DEVICES: &str = "/sys/devices";
-/// Drivers that leave a device to a program.
+/// Kernel drivers that hand a device to a userspace program.
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 /// Longest name on a bus, in bytes.
 const BUS_NAME_MAX: usize = 128;
 
-/// How the device is named.
+/// Selector of a device.
 #[derive(Debug)]
 pub(super) enum Device {
     /// `device`
@@ -35,26 +36,26 @@ pub(super) enum Device {
     WithAddress(Vec<u8>),
     /// `kernelpath`
     AtPath(PathBuf),
-    /// `pciBusID`, or the runtime's id for one.
+    /// `pciBusID`, or a PCI address in `runtimeConfig.deviceID`.
     OnPci {
-        /// The key that says so.
+        /// Configuration field that contains the address.
         key: &'static str,
-        /// `0000:04:00.5`
+        /// PCI address such as `0000:04:00.5`.
         address: String,
     },
-    /// `runtimeConfig.deviceID`: PCI, else auxiliary.
+    /// `runtimeConfig.deviceID`: a PCI address, else an auxiliary device.
     OfRuntime(String),
 }
 
-/// What there is to move.
-pub(super) enum Found {
-    /// An interface.
+/// Result of the search for a device.
+pub(super) enum FoundDevice {
+    /// Interface to move.
     Link(Box<Link>),
-    /// Nothing: a program drives the device.
+    /// No interface: a userspace program drives the device.
     InUserSpace,
 }
 
-/// Refuses what is not one component of a path.
+/// Fails unless `name` is one path component.
 pub(super) fn check_bus_name(key: &str, name: &str) -> Result<(), Error> {
     let legal = name.len() <= BUS_NAME_MAX
         && name != "."
@@ -66,7 +67,7 @@ pub(super) fn check_bus_name(key: &str, name: &str) -> Result<(), Error> {
     }
 }
 
-/// Refuses what could lead out of `/sys/devices`.
+/// Fails unless `text` is a path below `/sys/devices`.
 pub(super) fn check_path(key: &str, text: &str) -> Result<PathBuf, Error> {
     let path = Path::new(text);
     let below = path.strip_prefix(DEVICES).is_ok_and(|rest| rest.components().next().is_some());
@@ -78,18 +79,18 @@ pub(super) fn check_path(key: &str, text: &str) -> Result<PathBuf, Error> {
 }
 
 impl Device {
-    /// Does a program drive it? Of a device that is not there nobody can say: then not.
+    /// Whether a userspace program drives the device. False for a device that does not exist.
     pub(super) fn is_in_user_space(&self) -> bool {
         let (Device::OnPci { address, .. } | Device::OfRuntime(address)) = self else { return false };
         driver(address).is_some_and(|driver| USER_SPACE_DRIVERS.contains(&driver.as_str()))
     }
 
-    /// Finds it on the host.
+    /// Finds the device on the host.
     ///
-    /// One that the kernel gave back when its container ended gets its name back first.
-    pub(super) fn find(&self, host: &mut Rtnl) -> Result<Found, Error> {
+    /// If the kernel returned the device when its container ended, the device gets its name back first.
+    pub(super) fn find(&self, host: &mut Rtnl) -> Result<FoundDevice, Error> {
         if self.is_in_user_space() {
-            return Ok(Found::InUserSpace);
+            return Ok(FoundDevice::InUserSpace);
         }
         let link = match self {
             Device::Named(name) => named(host, name)?,
@@ -98,7 +99,7 @@ impl Device {
             Device::OnPci { key, address } => on_pci(host, key, address)?,
             Device::OfRuntime(id) => of_runtime(host, id)?,
         };
-        journey::settled(host, link).map(Box::new).map(Found::Link)
+        relocation::with_name_restored(host, link).map(Box::new).map(FoundDevice::Link)
     }
 }
 
@@ -107,17 +108,18 @@ fn named(host: &mut Rtnl, name: &str) -> Result<Link, Error> {
         return Ok(link);
     }
     let absent = || Error::key("device", format!("{name:?}"), "no such interface on the host");
-    journey::find_returned(host, name)?.ok_or_else(absent)
+    relocation::find_returned(host, name)?.ok_or_else(absent)
 }
 
-/// Interfaces on top of others often have their address: hardware first.
+/// Returns the interface with this hardware address. Hardware is preferred: a virtual interface often has the address
+/// of its parent.
 fn with_address(host: &mut Rtnl, mac: &[u8]) -> Result<Link, Error> {
     let links = host.links().or_refused()?;
     let first = links
         .into_iter()
         .filter(|link| link.mac == mac)
         .min_by_key(|link| (!link.kind.is_empty(), link.index));
-    first.ok_or_else(|| Error::key("hwaddr", mac_text(mac), "no interface of the host has it"))
+    first.ok_or_else(|| Error::key("hwaddr", mac_text(mac), "no interface of the host has this address"))
 }
 
 fn of_runtime(host: &mut Rtnl, id: &str) -> Result<Link, Error> {
@@ -145,18 +147,18 @@ fn on_pci(host: &mut Rtnl, key: &str, address: &str) -> Result<Link, Error> {
     of_directory(host, key, address, &device)
 }
 
-/// The first interface of the device whose directory this is.
+/// Returns the first interface of the device with this sysfs directory.
 fn of_directory(host: &mut Rtnl, key: &str, value: &str, directory: &Path) -> Result<Link, Error> {
     match entries(&directory.join("net")).into_iter().next() {
         Some(name) => host.link(&name).or_refused(),
         None => {
-            let why = "it has no interface on the host: a container may have it, or its driver makes none";
+            let why = "has no interface on the host; it may be in a container, or its driver creates none";
             Err(Error::key(key, format!("{value:?}"), why))
         }
     }
 }
 
-/// The names in a directory of sysfs, sorted; none if it is not there.
+/// Returns the names in a sysfs directory, sorted; none if the directory does not exist.
 fn entries(directory: &Path) -> Vec<String> {
     let listed = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<String> = listed.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -164,7 +166,7 @@ fn entries(directory: &Path) -> Vec<String> {
     names
 }
 
-/// The name of the driver a PCI device is bound to.
+/// Returns the name of the driver that a PCI device is bound to.
 fn driver(address: &str) -> Option<String> {
     let link = fs::read_link(Path::new(PCI).join(address).join("driver")).ok()?;
     link.file_name()?.to_str().map(str::to_owned)
@@ -175,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_on_a_bus_is_one_component() {
+    fn device_bus_name_must_be_one_path_component() {
         for good in ["0000:04:00.5", "10000:e1:00.0", "mlx5_core.sf.4"] {
             check_bus_name("pciBusID", good).unwrap();
         }
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_stays_below_the_devices() {
+    fn device_kernelpath_must_be_below_sys_devices() {
         let good = "/sys/devices/pci0000:00/0000:00:02.0";
         assert_eq!(check_path("kernelpath", good).unwrap(), Path::new(good));
         for bad in [

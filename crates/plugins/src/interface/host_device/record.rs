@@ -1,11 +1,11 @@
-//! What a device was before it was given away, and for whom: a file of the node.
+//! The record of a moved device: its state on the host and the attachment it was moved for.
 //!
 //! Rules:
-//! - while it is away its alias is its name on the host, nothing else: the Go plugin's DEL reads that, too;
-//! - the file is written before the device goes and removed once it is back, so a device that is away has one;
-//! - a device is the one of a record by its alias, or its name, *and* by kind and hardware address or index: what
-//!   merely has that alias stays where it is;
-//! - what is read here was checked, above all the name.
+//! - While the device is away, its alias is exactly its name on the host: the DEL of the Go plugin reads it, too.
+//! - The file is written before the device moves and removed after it is back, so each moved device has a record.
+//! - A device matches a record by alias or name *and* by kind and hardware address or index. A link that has only the
+//!   alias stays where it is.
+//! - A record is validated when it is read, above all the name.
 
 use std::path::{Path, PathBuf};
 
@@ -15,127 +15,129 @@ use linux::link::{Link, mac_text};
 use plugin_support::owner_tag::OwnerTag;
 use serde::{Deserialize, Serialize};
 
-/// No mark is as long as this, in bytes: three names of at most 200.
-const MARK_MAX: usize = 1024;
+/// Length that no owner tag reaches, in bytes: it has three names of at most 200.
+const TAG_MAX: usize = 1024;
 
-/// What is given back with a device.
+/// State that a device gets back when it returns to the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Was {
-    /// Its name on the host.
+pub(super) struct HostState {
+    /// Name.
     pub name: String,
-    /// Was it up?
+    /// Whether it was up.
     pub up: bool,
-    /// Its alias.
+    /// Alias.
     pub alias: String,
 }
 
-/// A device that is away.
+/// Record of a device that is away.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Record {
-    /// For whom it was moved: the text of a mark.
-    pub mark: String,
-    /// What it was.
+    /// Owner tag of the attachment, as a string.
+    #[serde(rename = "mark")]
+    pub tag: String,
+    /// State on the host.
     #[serde(flatten)]
-    pub was: Was,
-    /// Where it went: the path of a namespace, and which one was there.
+    pub host_state: HostState,
+    /// Path of the container's network namespace; `inode` identifies the namespace that was there.
     netns: PathBuf,
     inode: u64,
     kind: String,
     mac: String,
     index: u32,
-    /// What it was on, or the other end of: index, and the host's id of the namespace that counts it.
-    end: (Option<u32>, Option<i32>),
+    /// Parent or peer of the link: its index, and the host's id of the namespace that has this index.
+    #[serde(rename = "end")]
+    peer: (Option<u32>, Option<i32>),
 }
 
-impl Was {
-    /// What `link` is now.
-    pub(super) fn of(link: &Link) -> Was {
-        Was { name: link.name.clone(), up: link.up, alias: link.alias.clone() }
+impl HostState {
+    /// Returns the present state of `link`.
+    pub(super) fn of(link: &Link) -> HostState {
+        HostState { name: link.name.clone(), up: link.up, alias: link.alias.clone() }
     }
 
-    /// The alias that is the name alone: the Go plugin leaves no more, and of ours no more may be left.
-    pub(super) fn of_alias(alias: &str) -> Option<Was> {
+    /// Returns the state for an alias that is only a name, as the Go plugin and a device without a record have it.
+    pub(super) fn of_alias(alias: &str) -> Option<HostState> {
         let fine = !alias.is_empty() && ifname_fault(alias).is_none();
-        fine.then(|| Was { name: alias.to_owned(), ..Was::default() })
+        fine.then(|| HostState { name: alias.to_owned(), ..HostState::default() })
     }
 }
 
 impl Record {
-    /// What `link` is now, to be moved for `mark` into the namespace at this path, which has this inode.
-    pub(super) fn of(link: &Link, mark: &OwnerTag, netns: &Path, inode: u64) -> Record {
-        let (mark, was, netns) = (mark.text(MARK_MAX), Was::of(link), netns.to_owned());
+    /// Returns the record of `link`, to be moved for `tag` into the namespace at path `netns` with inode `inode`.
+    pub(super) fn of(link: &Link, tag: &OwnerTag, netns: &Path, inode: u64) -> Record {
+        let (tag, host_state, netns) = (tag.text(TAG_MAX), HostState::of(link), netns.to_owned());
         Record {
-            mark,
-            was,
+            tag,
+            host_state,
             netns,
             inode,
             kind: link.kind.clone(),
             mac: mac_text(&link.mac),
             index: link.index,
-            end: end(link),
+            peer: peer(link),
         }
     }
 
-    /// For whom it was moved.
-    pub(super) fn mark(&self) -> Option<OwnerTag> {
-        OwnerTag::read(&self.mark)
+    /// Returns the owner tag of the attachment.
+    pub(super) fn tag(&self) -> Option<OwnerTag> {
+        OwnerTag::read(&self.tag)
     }
 
-    /// Reads a file's text; `None` for what cannot be understood.
+    /// Decodes a file; `None` if its content is invalid.
     pub(super) fn read(bytes: &[u8]) -> Option<Record> {
         let record: Record = serde_json::from_slice(bytes).ok()?;
-        (record.mark().is_some() && ifname_fault(&record.was.name).is_none()).then_some(record)
+        (record.tag().is_some() && ifname_fault(&record.host_state.name).is_none()).then_some(record)
     }
 
-    /// The text of the file.
+    /// Returns the content of the file.
     pub(super) fn text(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Is this the device, away or given back by the kernel?
+    /// Whether `link` is the device, while it is away or after the kernel returned it.
     pub(super) fn is_away(&self, link: &Link) -> bool {
-        link.alias == self.was.name && self.is_alike(link)
+        link.alias == self.host_state.name && self.matches_identity(link)
     }
 
-    /// Is this the device, in every respect as it was? So it is in the container if its new name was refused.
-    pub(super) fn is_as_it_was(&self, link: &Link) -> bool {
-        let Was { name, up: _, alias } = &self.was;
+    /// Whether `link` is the device with its name and alias unchanged, as in the container if its new name was refused.
+    pub(super) fn is_unchanged(&self, link: &Link) -> bool {
+        let HostState { name, up: _, alias } = &self.host_state;
         let same = link.name == *name && link.alias == *alias;
         same && link.kind == self.kind && mac_text(&link.mac) == self.mac
     }
 
-    /// Is this the device, by its alias and kind alone? Its address may have been changed, and its index.
+    /// Whether `link` matches by alias and kind alone: its hardware address and index may have changed.
     pub(super) fn is_renamed(&self, link: &Link) -> bool {
-        link.alias == self.was.name && link.kind == self.kind
+        link.alias == self.host_state.name && link.kind == self.kind
     }
 
-    /// Is this, on the host, a link to where the device led? One that was made in the container leads into it.
-    pub(super) fn leads_where_it_led(&self, link: &Link) -> bool {
-        self.end == end(link)
+    /// Whether `link`, on the host, has the recorded parent or peer. A link created in the container has another one.
+    pub(super) fn has_recorded_peer(&self, link: &Link) -> bool {
+        self.peer == peer(link)
     }
 
-    /// Is this the device, on the host under its name, whoever brought it there?
-    pub(super) fn is_home(&self, link: &Link) -> bool {
-        link.name == self.was.name && self.is_alike(link)
+    /// Whether `link` is the device, on the host under its own name.
+    pub(super) fn is_on_host(&self, link: &Link) -> bool {
+        link.name == self.host_state.name && self.matches_identity(link)
     }
 
-    /// Is it gone for good, once it was found nowhere? With its namespace the kernel destroys all but hardware, which it
-    /// gives back in its own time. `looked_inside`: in its namespace it was looked for.
+    /// Whether a device that was not found no longer exists. The kernel destroys virtual devices with their namespace
+    /// and returns hardware after a while. `looked_inside`: whether the search included the device's namespace.
     pub(super) fn is_lost(&self, looked_inside: bool) -> bool {
         let same = |netns: Netns| netns.identity().is_ok_and(|identity| identity.inode() == self.inode);
         let lives = || Netns::find(&self.netns).ok().flatten().is_some_and(same);
         !self.kind.is_empty() && (looked_inside || !lives())
     }
 
-    /// A plugin may have changed the address meanwhile, a namespace that has such an index the index.
-    fn is_alike(&self, link: &Link) -> bool {
+    /// The hardware address may have been changed by a plugin, the index by a namespace that already used it.
+    fn matches_identity(&self, link: &Link) -> bool {
         link.kind == self.kind && (mac_text(&link.mac) == self.mac || link.index == self.index)
     }
 }
 
-fn end(link: &Link) -> (Option<u32>, Option<i32>) {
+fn peer(link: &Link) -> (Option<u32>, Option<i32>) {
     (link.link, link.link_netns_id)
 }
 
@@ -156,17 +158,17 @@ mod tests {
 
     fn record() -> Record {
         let own = str::to_owned;
-        let mark = OwnerTag {
+        let tag = OwnerTag {
             plugin: own("host-device"),
             network: own("n"),
             container: own("0123"),
             ifname: own("net1"),
         };
-        Record::of(&link(), &mark, Path::new("/run/netns/gone"), 7)
+        Record::of(&link(), &tag, Path::new("/run/netns/gone"), 7)
     }
 
     #[test]
-    fn a_record_reads_back_and_what_cannot_be_understood_is_none() {
+    fn device_record_round_trips_and_rejects_invalid_content() {
         assert_eq!(Record::read(&record().text()), Some(record()));
         let text = String::from_utf8(record().text()).unwrap();
         for broken in [
@@ -183,13 +185,13 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_known_by_more_than_its_alias() {
+    fn device_record_matches_by_more_than_the_alias() {
         let away = Link { name: "net1".into(), alias: "eth5".into(), ..link() };
         let mac = vec![2, 0, 0, 0, 0, 6];
         for known in
             [away.clone(), Link { index: 8, ..away.clone() }, Link { mac: mac.clone(), ..away.clone() }]
         {
-            assert!(record().is_away(&known) && !record().is_as_it_was(&known), "{known:?}");
+            assert!(record().is_away(&known) && !record().is_unchanged(&known), "{known:?}");
         }
         for other in [
             Link { alias: "eth6".into(), ..away.clone() },
@@ -198,18 +200,18 @@ mod tests {
         ] {
             assert!(!record().is_away(&other), "{other:?}");
         }
-        assert!(record().is_as_it_was(&link()) && record().is_home(&link()) && !record().is_away(&link()));
+        assert!(record().is_unchanged(&link()) && record().is_on_host(&link()) && !record().is_away(&link()));
         assert!(
-            record().is_home(&Link { alias: "eth5".into(), ..link() }),
-            "Debian's host-device leaves it so"
+            record().is_on_host(&Link { alias: "eth5".into(), ..link() }),
+            "as left by Debian's host-device"
         );
     }
 
     #[test]
-    fn an_alias_that_is_no_name_is_nobodys() {
-        assert_eq!(Was::of_alias("eth5").map(|was| was.name).as_deref(), Some("eth5"));
+    fn device_alias_that_is_no_interface_name_is_ignored() {
+        assert_eq!(HostState::of_alias("eth5").map(|host_state| host_state.name).as_deref(), Some("eth5"));
         for text in ["", "uplink to rack 7", "a/b", "sixteen-letters-"] {
-            assert_eq!(Was::of_alias(text), None, "{text:?}");
+            assert_eq!(HostState::of_alias(text), None, "{text:?}");
         }
     }
 }

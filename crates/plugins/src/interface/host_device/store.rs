@@ -1,11 +1,14 @@
-//! Where the records of devices that are away lie: one file each, found without knowing the device.
+//! The files that contain the records of moved devices: one for each device, found without access to the device.
 //!
 //! ```text
 //!   /run/cni/host-device/eth5:0a1b2c:net1.json
 //! ```
 //!
-//! Rules: files are 0600 and replaced whole; no name of the three can hold a colon; they end with the machine's
-//! running, as what they are about does; whoever is about to move a device has its record locked.
+//! Rules:
+//! - Files have mode 0600 and are replaced atomically.
+//! - The file name consists of three names, none of which can contain a colon.
+//! - The directory is in `/run`: records end with the boot, as the moves do.
+//! - A process that is about to move a device has the device's record locked.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, ErrorKind, Read};
@@ -19,25 +22,25 @@ use plugin_support::owner_tag::OwnerTag;
 
 use super::record::Record;
 
-/// Where they are.
+/// Directory of the records.
 const DIRECTORY: &str = "/run/cni/host-device";
 /// Largest record read, in bytes.
 const FILE_MAX: u64 = 16 << 10;
 
-/// One file.
+/// Record file on disk.
 #[derive(Debug)]
-pub(super) struct Kept {
-    /// What it says.
+pub(super) struct StoredRecord {
+    /// Content of the file.
     pub record: Record,
-    /// Is an ADD at work that moves the device?
+    /// Whether an ADD is moving the device now.
     pub is_leaving: bool,
     path: PathBuf,
 }
 
-/// Writes a record down, which is that of a device that is leaving as long as the returned value lives.
+/// Writes a record and locks it. The device counts as leaving while the returned file is open.
 pub(super) fn keep(record: &Record) -> Result<File, Error> {
-    let mark = record.mark().ok_or_else(|| Error::internal("a record without a mark"))?;
-    let path = Path::new(DIRECTORY).join(file_name(&record.was.name, &mark));
+    let tag = record.tag().ok_or_else(|| Error::internal("a record without an owner tag"))?;
+    let path = Path::new(DIRECTORY).join(file_name(&record.host_state.name, &tag));
     let written = DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -46,33 +49,33 @@ pub(super) fn keep(record: &Record) -> Result<File, Error> {
     written.map_err(|cause| failed("write", &path, &cause))
 }
 
-/// The records of an attachment: one, unless an ADD was killed and another device followed.
-pub(super) fn of_attachment(mark: &OwnerTag) -> Result<Vec<Kept>, Error> {
-    let end = file_name("", mark);
-    list(&|name| name.ends_with(&end))
+/// Returns the records of an attachment: one, unless an ADD was killed and a later one moved another device.
+pub(super) fn of_attachment(tag: &OwnerTag) -> Result<Vec<StoredRecord>, Error> {
+    let suffix = file_name("", tag);
+    list(&|name| name.ends_with(&suffix))
 }
 
-/// The records of devices that had one of these names.
-pub(super) fn of_devices(names: &[&str]) -> Result<Vec<Kept>, Error> {
+/// Returns the records of devices that had one of these names on the host.
+pub(super) fn of_devices(names: &[&str]) -> Result<Vec<StoredRecord>, Error> {
     list(&|name| name.split_once(':').is_some_and(|(device, _)| names.contains(&device)))
 }
 
-/// Every record.
-pub(super) fn all() -> Result<Vec<Kept>, Error> {
+/// Returns all records.
+pub(super) fn all() -> Result<Vec<StoredRecord>, Error> {
     list(&|_| true)
 }
 
-/// Removes what there is of an attachment, also what a writer that was killed left.
-pub(super) fn forget(mark: &OwnerTag) -> Result<(), Error> {
-    let end = file_name("", mark);
-    for path in paths(&|name| name.strip_suffix(".new").unwrap_or(name).ends_with(&end))? {
+/// Removes the records of an attachment, and the temporary files that a killed writer left.
+pub(super) fn forget(tag: &OwnerTag) -> Result<(), Error> {
+    let suffix = file_name("", tag);
+    for path in paths(&|name| name.strip_suffix(".new").unwrap_or(name).ends_with(&suffix))? {
         remove(&path)?;
     }
     Ok(())
 }
 
-impl Kept {
-    /// Removes it.
+impl StoredRecord {
+    /// Removes the file.
     pub(super) fn remove(&self) -> Result<(), Error> {
         remove(&self.path)
     }
@@ -85,12 +88,12 @@ fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
-fn list(is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Kept>, Error> {
+fn list(is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<StoredRecord>, Error> {
     let whole = |name: &str| !name.starts_with('.') && is_wanted(name);
     let mut kept = Vec::new();
     for path in paths(&whole)? {
         if let Some((record, is_leaving)) = read(&path)? {
-            kept.push(Kept { record, is_leaving, path });
+            kept.push(StoredRecord { record, is_leaving, path });
         }
     }
     Ok(kept)
@@ -113,7 +116,7 @@ fn paths(is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<PathBuf>, Error> {
     Ok(paths)
 }
 
-/// `None` if it is gone or cannot be understood: then the alias alone says what the device was.
+/// Returns `None` if the file is gone or invalid: then the alias alone describes the device.
 fn read(path: &Path) -> Result<Option<(Record, bool)>, Error> {
     let failed = |cause: io::Error| failed("read", path, &cause);
     let file = match File::open(path) {
@@ -126,8 +129,8 @@ fn read(path: &Path) -> Result<Option<(Record, bool)>, Error> {
     Ok(Record::read(&bytes).map(|record| (record, is_leaving)))
 }
 
-fn file_name(device: &str, mark: &OwnerTag) -> String {
-    let OwnerTag { plugin: _, network: _, container, ifname } = mark;
+fn file_name(device: &str, tag: &OwnerTag) -> String {
+    let OwnerTag { plugin: _, network: _, container, ifname } = tag;
     format!("{device}:{container}:{ifname}.json")
 }
 

@@ -1,7 +1,8 @@
-//! Masquerading through iptables, rule for rule as the reference plugins make it, so that either side
-//! can remove what the other made.
+//! Masquerading with iptables, with the same rules as the reference plugins, so that each can remove what the other
+//! created.
 //!
-//! One chain per container and network, `CNI-` and a hash; a jump to it from POSTROUTING per address.
+//! There is one chain for each container and network, `CNI-` and a hash, and a jump to it from POSTROUTING for each
+//! address.
 //!
 //! Source: plugins `pkg/ip/ipmasq_iptables_linux.go` (G5).
 
@@ -11,13 +12,13 @@ use ipnet::IpNet;
 use linux::nft;
 use plugin_support::owner_tag::OwnerTag;
 
-use crate::iptables::{self, Family, Saved, Turn, chain_of, comment, deletion};
+use crate::iptables::{self, Family, FilterLock, Saved, chain_of, comment, deletion};
 
 const TABLE: &str = "nat";
-/// How the chains begin.
+/// Prefix of the chains' names.
 const PREFIX: &str = "CNI-";
 
-/// What is sent to groups is nobody's conversation with the outside.
+/// Returns the multicast network of a family. Packets to groups are not masqueraded.
 fn multicast(family: Family) -> &'static str {
     match family {
         Family::V4 => "224.0.0.0/4",
@@ -25,21 +26,21 @@ fn multicast(family: Family) -> &'static str {
     }
 }
 
-/// Is there, or could there be, a chain of the attachment? Found out without running a program.
-pub(super) fn is_there(tag: &OwnerTag) -> Result<bool, Error> {
+/// Whether the attachment has a chain, or may have one. Runs no program.
+pub(super) fn exists(tag: &OwnerTag) -> Result<bool, Error> {
     let chain = chain_name(tag);
     Family::any(|family| iptables::has_chain(family, TABLE, &chain))
 }
 
-/// The first of the addresses from which no jump leads to the attachment's chain.
-pub(super) fn bare(tag: &OwnerTag, addresses: &[IpNet]) -> Result<Option<IpNet>, Error> {
+/// Returns the first of the addresses without a jump to the attachment's chain.
+pub(super) fn without_jump(tag: &OwnerTag, addresses: &[IpNet]) -> Result<Option<IpNet>, Error> {
     let chain = chain_name(tag);
     for family in Family::ALL {
         let mut own = addresses.iter().filter(|net| family.has(net.addr())).peekable();
         if own.peek().is_none() {
             continue;
         }
-        // Of the older kernel interface only its program knows.
+        // The content of the legacy kernel interface is known only to its program.
         let saved = match iptables::has_chain(family, TABLE, &chain)? {
             true => Some(family.save(TABLE)?),
             false => None,
@@ -55,14 +56,14 @@ pub(super) fn bare(tag: &OwnerTag, addresses: &[IpNet]) -> Result<Option<IpNet>,
     Ok(None)
 }
 
-/// Is there one for sure, in one of the tables that nf_tables `has`?
-pub(super) fn is_seen(tag: &OwnerTag, has: impl Fn(nft::Family, &str) -> bool) -> Result<bool, Error> {
+/// Whether the attachment certainly has a chain in one of the tables that nf_tables `has`.
+pub(super) fn is_in_nft(tag: &OwnerTag, has: impl Fn(nft::Family, &str) -> bool) -> Result<bool, Error> {
     let chain = chain_name(tag);
     Family::any(|family| Ok(has(family.nft(), TABLE) && iptables::has_chain_in_nft(family, TABLE, &chain)?))
 }
 
-/// Is there, or could there be, one of anybody's?
-pub(super) fn is_any_there() -> Result<bool, Error> {
+/// Whether any attachment has a chain, or may have one.
+pub(super) fn is_any_present() -> Result<bool, Error> {
     Family::any(|family| iptables::has_chains(family, TABLE, PREFIX))
 }
 
@@ -70,21 +71,21 @@ fn chain_name(tag: &OwnerTag) -> String {
     iptables::chain_name("", tag)
 }
 
-/// `iptables -t nat -N CHAIN`, `-A CHAIN -d SUBNET -j ACCEPT`, `-A CHAIN ! -d 224.0.0.0/4 -j MASQUERADE`,
-/// `-A POSTROUTING -s IP -j CHAIN`, in one commit.
+/// Adds the rules in one commit: `iptables -t nat -N CHAIN`, `-A CHAIN -d SUBNET -j ACCEPT`,
+/// `-A CHAIN ! -d 224.0.0.0/4 -j MASQUERADE`, `-A POSTROUTING -s IP -j CHAIN`.
 pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     let chain = chain_name(tag);
     let comment = comment(&format!("name: \"{}\" id: \"{}\"", tag.network, tag.container));
-    let turn = Turn::take()?;
+    let lock = FilterLock::take()?;
     for family in Family::ALL {
         let of_family: Vec<&IpNet> = addresses.iter().filter(|net| family.has(net.addr())).collect();
         if of_family.is_empty() {
             continue;
         }
-        family.change(&turn, TABLE, &mut |saved| {
+        family.change(&lock, TABLE, &mut |saved| {
             let mut script: Vec<String> =
                 saved.jumps(&chain).filter(|jump| is_of(jump, addresses)).map(deletion).collect();
-            // The chain is there if the container has another interface on the network: that one keeps its rules.
+            // The chain exists if the container has another interface on the network: its rules stay.
             if !saved.has_chain(&chain) {
                 script.push(iptables::creation(&chain));
                 script.push(format!("-A {chain} ! -d {} -j MASQUERADE {comment}", multicast(family)));
@@ -105,8 +106,8 @@ pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes the jumps of the `known` addresses, and the chain if no other jump leads to it; without known
-/// addresses the chain and every jump to it. Both families.
+/// Removes the jumps of the `known` addresses, and the chain if no other jump leads to it. Without known addresses,
+/// removes the chain and every jump to it. Applies to both families.
 pub(super) fn remove(tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     let chain = chain_name(tag);
     iptables::clean(TABLE, &[&chain], &mut |saved| removal(saved, &chain, known))
@@ -114,7 +115,7 @@ pub(super) fn remove(tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
 
 /// Removes the chains of this network whose container has no valid attachment any more.
 ///
-/// The chain is a container's, not an interface's: as long as one of them is valid it stays.
+/// A chain belongs to a container: it stays while one of the container's attachments is valid.
 pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     iptables::clean(TABLE, &["POSTROUTING"], &mut |saved| {
         let mut chains: Vec<&str> =
@@ -125,16 +126,16 @@ pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Erro
     })
 }
 
-/// The chain of a rule of ours, if its comment names this network and none of the valid containers.
+/// Returns the chain of a rule whose comment names this network and none of the valid containers.
 ///
-/// The comment is the reference plugins': `name: "NETWORK" id: "CONTAINER"`.
+/// The comment has the form of the reference plugins: `name: "NETWORK" id: "CONTAINER"`.
 fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> Option<&'a str> {
     let chain = chain_of(line).filter(|chain| chain.starts_with(PREFIX))?;
     let (_, container) = iptables::named(line, "").filter(|(named, _)| *named == network)?;
     valid.iter().all(|valid| valid.container_id != container).then_some(chain)
 }
 
-/// The lines that remove the jumps of the `known` addresses to a chain, and the chain if no other leads to it.
+/// Returns the commands that remove the jumps of the `known` addresses, and the chain if no other jump leads to it.
 fn removal(saved: &Saved, chain: &str, known: &[IpNet]) -> Vec<String> {
     let (own, others): (Vec<&str>, Vec<&str>) =
         saved.jumps(chain).partition(|jump| known.is_empty() || is_of(jump, known));
@@ -145,7 +146,7 @@ fn removal(saved: &Saved, chain: &str, known: &[IpNet]) -> Vec<String> {
     script
 }
 
-/// Is it the jump of one of these addresses, in today's form or in the older one of the whole subnet?
+/// Whether a jump is for one of these addresses, in the present form or in the older one with the whole subnet.
 fn is_of(jump: &str, addresses: &[IpNet]) -> bool {
     let source = jump.split_once(" -s ").and_then(|(_, rest)| rest.split(' ').next()).unwrap_or_default();
     addresses

@@ -1,4 +1,4 @@
-//! Masquerading through nf_tables: one map entry per address, however many there are.
+//! Masquerading with nf_tables: one map entry for each address.
 //!
 //! ```text
 //! table inet weft_masquerade {
@@ -12,13 +12,12 @@
 //! ```
 //!
 //! Rules:
-//! - table, maps and chains are made once and shared; an attachment is an entry, found by its address in
-//!   constant time and known by its comment;
-//! - chains are as many as subnets, which stay: addresses that are the whole of theirs (/32, /128) share one;
-//! - an entry is only removed if its comment says it is the attachment's own: the address may have been
-//!   given to another container since.
+//! - Table, maps and chains are created once and shared. An attachment is one entry, found by its address in constant
+//!   time and identified by its comment.
+//! - There is one chain for each subnet, and it is not removed. Addresses with /32 or /128 share one chain.
+//! - An entry is removed only if its comment names the attachment: the address may belong to another container by now.
 //!
-//! Source: nft(8); plugins `pkg/ip/ipmasq_nftables_linux.go` (G5, whose rules grow by one an address).
+//! Source: nft(8); plugins `pkg/ip/ipmasq_nftables_linux.go` (G5, which has one more rule for each address).
 
 use std::net::IpAddr;
 
@@ -35,31 +34,31 @@ use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use crate::entries;
 
-/// The table's name.
+/// Name of the table.
 pub(super) const NAME: &str = "weft_masquerade";
 const TABLE: Table<'static> = Table::new(Family::Inet, NAME);
 const CHAIN: &str = "postrouting";
 const SOURCES4: &str = "sources4";
 const SOURCES6: &str = "sources6";
 const SOURCES: [&str; 2] = [SOURCES4, SOURCES6];
-/// Groups: what is sent to them is nobody's conversation with the outside.
+/// Multicast networks. Packets to groups are not masqueraded.
 const MULTICAST: [&str; 2] = ["224.0.0.0/4", "ff00::/8"];
 
-/// One transaction that adds the entries; a second one if what they need is not there yet.
+/// Adds the entries in one transaction; a second one creates the objects that they need.
 pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
     match nft.commit(all(addresses, &comment)) {
         Ok(()) => return Ok(()),
-        Err(error) if error.kind() == Kind::Absent => nft.commit(furniture(addresses)?).or_refused()?,
+        Err(error) if error.kind() == Kind::Absent => nft.commit(shared_objects(addresses)?).or_refused()?,
         Err(error) if error.kind() == Kind::Exists => {}
         Err(error) => return Err(refused(&error)),
     }
-    // Either nothing was there before, or an entry of a container that is gone without a word.
+    // Either the objects did not exist, or an entry is left from a container that was never deleted.
     take_over(&mut nft, addresses, &comment)
 }
 
-/// The entries, refused if there is one for the address already.
+/// Returns a batch that adds the entries and fails if an address has one already.
 fn all(addresses: &[IpNet], comment: &str) -> Batch {
     let mut batch = Batch::new();
     for net in addresses {
@@ -70,7 +69,7 @@ fn all(addresses: &[IpNet], comment: &str) -> Batch {
     batch
 }
 
-/// Puts the entries in the place of those that are there, in one transaction.
+/// Replaces existing entries in one transaction.
 fn take_over(nft: &mut Nft, addresses: &[IpNet], comment: &str) -> Result<(), Error> {
     let mut batch = Batch::new();
     for net in addresses {
@@ -87,8 +86,8 @@ fn take_over(nft: &mut Nft, addresses: &[IpNet], comment: &str) -> Result<(), Er
     nft.commit(batch).or_refused()
 }
 
-/// Everything the entries need; repeating it changes nothing.
-fn furniture(addresses: &[IpNet]) -> Result<Batch, Error> {
+/// Returns everything that the entries need; it can be committed repeatedly.
+fn shared_objects(addresses: &[IpNet]) -> Result<Batch, Error> {
     let mut batch = Batch::new();
     let base = BaseChain {
         chain_type: ChainType::Nat,
@@ -121,8 +120,7 @@ fn furniture(addresses: &[IpNet]) -> Result<Batch, Error> {
     Ok(batch)
 }
 
-/// Removes the attachment's entries: at the `known` addresses, in constant time, or wherever its comment is if none
-/// is known.
+/// Removes the attachment's entries: at the `known` addresses, in constant time, or by comment if there are none.
 pub(super) fn remove(nft: &mut Nft, tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     let comment = tag.text(COMMENT_MAX);
     let mut batch = Batch::new();
@@ -134,21 +132,21 @@ pub(super) fn remove(nft: &mut Nft, tag: &OwnerTag, known: &[IpNet]) -> Result<(
     match nft.commit(batch) {
         Ok(()) if !known.is_empty() => Ok(()),
         Err(error) if error.kind() != Kind::Absent => Err(refused(&error)),
-        // Nothing is known, or somebody else removed one of them in the meantime: then none of the batch is gone.
+        // No address is known, or another process removed an entry meanwhile and the whole batch failed.
         _ => entries::remove(nft, TABLE, &SOURCES, |found| found == comment).map(|_| ()),
     }
 }
 
-/// Those of the addresses that have no entry of the attachment.
-pub(super) fn bare(nft: &mut Nft, tag: &OwnerTag, addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
+/// Returns those of the addresses that have no entry of the attachment.
+pub(super) fn without_entry(nft: &mut Nft, tag: &OwnerTag, addresses: &[IpNet]) -> Result<Vec<IpNet>, Error> {
     let comment = tag.text(COMMENT_MAX);
-    let mut bare = Vec::new();
+    let mut missing = Vec::new();
     for net in addresses {
         if !has(nft, net, &comment)? {
-            bare.push(*net);
+            missing.push(*net);
         }
     }
-    Ok(bare)
+    Ok(missing)
 }
 
 fn has(nft: &mut Nft, net: &IpNet, comment: &str) -> Result<bool, Error> {
@@ -156,7 +154,7 @@ fn has(nft: &mut Nft, net: &IpNet, comment: &str) -> Result<bool, Error> {
     Ok(element.is_some_and(|element| element.comment == comment))
 }
 
-/// Removes the entries of `plugin` and `network` whose attachment is not among the valid ones.
+/// Removes the entries of attachments of `plugin` and `network` that are not valid any more.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let Some(mut nft) = entries::open()? else { return Ok(()) };
     let is_stale = entries::is_stale(plugin, network, valid);
@@ -170,7 +168,7 @@ fn map(address: IpAddr) -> &'static str {
     }
 }
 
-/// Where the entry of an address leads.
+/// Returns the chain that the entry of an address jumps to.
 fn chain_of(net: &IpNet) -> String {
     match net.addr() {
         IpAddr::V4(_) if is_single(net) => "single4".to_owned(),
@@ -183,7 +181,7 @@ fn is_single(net: &IpNet) -> bool {
     net.prefix_len() == net.max_prefix_len()
 }
 
-/// Named after the subnet, so all addresses of one share it; a colon would have to be quoted for nft.
+/// Returns the name of a subnet's chain, which all its addresses share. A colon would have to be quoted in nft.
 pub fn subnet_chain(net: &IpNet) -> String {
     format!("subnet_{}", net.trunc()).replace(':', "-")
 }

@@ -1,7 +1,7 @@
-//! What the reference plugins of 1.6 and later make with nf_tables, and our DEL and GC remove.
+//! The nf_tables rules of the reference plugins from 1.6, which DEL and GC remove.
 //!
-//! Table `inet cni_plugins_masquerade`, chain `masq_checks`: a rule for each address, whose comment begins with hashes of
-//! the network and of interface and container. They stay harmless until the address is another container's.
+//! Table `inet cni_plugins_masquerade`, chain `masq_checks`: one rule for each address, whose comment begins with
+//! hashes of the network and of interface and container. A leftover rule affects the next container with the address.
 //!
 //! Source: plugins `pkg/ip/ipmasq_nftables_linux.go` (G5).
 
@@ -15,7 +15,7 @@ use sha2::{Digest, Sha512};
 
 use crate::entries;
 
-/// The table's name.
+/// Name of the table.
 pub(super) const NAME: &str = "cni_plugins_masquerade";
 const TABLE: Table<'static> = Table::new(Family::Inet, NAME);
 const CHAIN: &str = "masq_checks";
@@ -26,30 +26,30 @@ pub(super) fn remove(tag: &OwnerTag) -> Result<(), Error> {
     remove_rules(|comment| comment.starts_with(&own))
 }
 
-/// Has an attachment rules?
+/// Whether an attachment has rules.
 pub(super) fn is_there(tag: &OwnerTag) -> Result<bool, Error> {
     let Some(mut nft) = entries::open()? else { return Ok(false) };
     let own = attachment(&tag.network, &tag.ifname, &tag.container);
     Ok(nft.rules(TABLE, CHAIN).or_refused()?.iter().any(|rule| rule.comment.starts_with(&own)))
 }
 
-/// Removes the rules of this network whose attachment is not among the valid ones.
+/// Removes the rules of attachments of this network that are not valid any more.
 pub(super) fn sweep(network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let own = format!("{}-", short_hash(network));
     let keep: Vec<String> = valid.iter().map(|v| attachment(network, &v.ifname, &v.container_id)).collect();
     remove_rules(|comment| comment.starts_with(&own) && !keep.iter().any(|keep| comment.starts_with(keep)))
 }
 
-fn remove_rules(is_meant: impl Fn(&str) -> bool) -> Result<(), Error> {
+fn remove_rules(matches: impl Fn(&str) -> bool) -> Result<(), Error> {
     let Some(mut nft) = entries::open()? else { return Ok(()) };
     let mut batch = Batch::new();
-    for rule in nft.rules(TABLE, CHAIN).or_refused()?.iter().filter(|rule| is_meant(&rule.comment)) {
+    for rule in nft.rules(TABLE, CHAIN).or_refused()?.iter().filter(|rule| matches(&rule.comment)) {
         batch.delete_rule(TABLE, CHAIN, rule.handle);
     }
     nft.commit(batch).or_refused()
 }
 
-/// How the comments of an attachment's rules begin.
+/// Returns the prefix of the comments of an attachment's rules.
 fn attachment(network: &str, ifname: &str, container: &str) -> String {
     format!("{}-{}", short_hash(network), short_hash(&format!("{ifname}:{container}")))
 }

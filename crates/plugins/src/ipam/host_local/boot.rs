@@ -1,17 +1,17 @@
-//! In which boot of which machine a reservation was made: a note that only we read.
+//! The boot in which a reservation was made, as an extended attribute of its file.
 //!
-//! The note is an extended attribute of the reservation's file, so the reference plugin never sees it, and
-//! it goes with the file. A reservation is taken for one of an earlier boot only on all of this evidence:
+//! The reference plugin ignores the attribute, and it is removed with the file. A reservation counts as one of an
+//! earlier boot only if all of this is true:
 //!
-//! - the note is there (the reference plugin leaves none: its reservations are never judged);
-//! - it names this machine, and another boot than the present one;
-//! - the file is older than the present boot, by the clock;
-//! - the file system is one that a single kernel writes: nobody else has it mounted.
+//! - The file has the attribute. The reference plugin sets none, so its reservations never count.
+//! - It names this machine and another boot than the present one.
+//! - The modification time of the file is before the present boot.
+//! - The file system is local to one kernel: no other node can have it mounted.
 //!
-//! The network namespace that such an address was given to is gone, whatever the container's id: namespaces
-//! do not outlive a kernel. Even so it is taken back only where an ADD would fail otherwise.
+//! The network namespace that used such an address no longer exists, because namespaces do not outlive the kernel. Even
+//! so the address is released only if ADD would fail otherwise.
 //!
-//! Source: random(4) `boot_id`; machine-id(5), which asks for its id not to be shown: a hash is written.
+//! Source: random(4) `boot_id`; machine-id(5), which asks applications not to expose the id: a hash is stored.
 
 use std::fs::File;
 use std::time::{Duration, SystemTime};
@@ -20,21 +20,21 @@ use linux::boot_id;
 use plugin_support::hash::hashed;
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, fstatfs};
 
-/// The name of the note.
+/// Name of the attribute.
 const ATTRIBUTE: &str = "user.weft.boot";
-/// Longest note, in bytes.
-const NOTE_MAX: usize = 128;
+/// Maximum size of the attribute, in bytes.
+const ATTRIBUTE_MAX: usize = 128;
 
-/// The machine we are on; the same for ever.
+/// File with the id of this machine, which never changes.
 const MACHINE_ID: &str = "/etc/machine-id";
-/// Seconds since boot, sleep included.
+/// File with the seconds since boot, including suspend.
 const UPTIME: &str = "/proc/uptime";
 
-/// File systems of one kernel: ext2/3/4, XFS, Btrfs, F2FS, ZFS, tmpfs, overlayfs; statfs(2).
+/// File systems that only one kernel can mount: ext2/3/4, XFS, Btrfs, F2FS, ZFS, tmpfs, overlayfs; statfs(2).
 const LOCAL: [i64; 7] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x2fc1_2fc1, 0x0102_1994, 0x794c_7630];
 
-/// A machine and one of its boots.
+/// Machine and one of its boots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Boot {
     machine: String,
@@ -42,28 +42,30 @@ pub struct Boot {
 }
 
 impl Boot {
-    /// The present one; `None` where machine or boot have no id.
+    /// Returns the present boot; `None` if the machine or the boot has no id.
     pub fn current() -> Option<Boot> {
         let machine = std::fs::read_to_string(MACHINE_ID).ok()?;
-        // Not yet set, it is empty or a word.
+        // Before the first boot is complete it is empty or a word.
         let machine = Some(machine.trim()).filter(|id| id.len() == 32)?;
         Some(Boot { machine: hashed("", 32, &["host-local", machine]), id: boot_id::current()?.to_owned() })
     }
 
-    /// Leaves the note on a file. Best effort: not every file system has room for one.
-    pub fn mark(&self, file: &File) {
-        let note = format!("{}/{}", self.machine, self.id);
-        let _ = fsetxattr(file, ATTRIBUTE, note.as_bytes(), XattrFlags::empty());
+    /// Sets the attribute on a file. Best effort: not every file system supports it.
+    pub fn label(&self, file: &File) {
+        let attribute = format!("{}/{}", self.machine, self.id);
+        let _ = fsetxattr(file, ATTRIBUTE, attribute.as_bytes(), XattrFlags::empty());
     }
 
-    /// Is this file of an earlier boot of this machine? Only on all evidence.
+    /// Whether the file was written in an earlier boot of this machine, with all the evidence above.
     pub fn is_after(&self, file: &File) -> bool {
-        let mut note = [0; NOTE_MAX];
-        let Ok(length) = fgetxattr(file, ATTRIBUTE, &mut note) else { return false };
-        let Some(note) = note.get(..length).and_then(|note| std::str::from_utf8(note).ok()) else {
+        let mut attribute = [0; ATTRIBUTE_MAX];
+        let Ok(length) = fgetxattr(file, ATTRIBUTE, &mut attribute) else { return false };
+        let Some(attribute) =
+            attribute.get(..length).and_then(|attribute| std::str::from_utf8(attribute).ok())
+        else {
             return false;
         };
-        let Some((machine, id)) = note.split_once('/') else { return false };
+        let Some((machine, id)) = attribute.split_once('/') else { return false };
         let older = || {
             let written = file.metadata().and_then(|meta| meta.modified()).ok()?;
             Some(written < began()?)
@@ -73,7 +75,7 @@ impl Boot {
     }
 }
 
-/// When the present boot began, by the clock.
+/// Returns the time at which the present boot began.
 fn began() -> Option<SystemTime> {
     let text = std::fs::read_to_string(UPTIME).ok()?;
     let seconds: f64 = text.split_whitespace().next()?.parse().ok()?;
@@ -94,35 +96,35 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_this_boot_or_without_note_is_never_of_an_earlier_one() {
+    fn boot_file_of_this_boot_or_without_attribute_is_kept() {
         let (path, file) = file("this");
         let this = boot("m", "this");
         file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
-        assert!(!this.is_after(&file), "without note");
-        this.mark(&file);
+        assert!(!this.is_after(&file), "without attribute");
+        this.label(&file);
         assert!(!this.is_after(&file), "of this boot, whatever its date");
         std::fs::remove_file(path).unwrap();
     }
 
     #[test]
-    fn an_earlier_boot_needs_every_piece_of_evidence() {
+    fn boot_earlier_needs_every_piece_of_evidence() {
         let (path, file) = file("earlier");
         let this = boot("m", "this");
-        boot("m", "that").mark(&file);
-        let noted = fgetxattr(&file, ATTRIBUTE, &mut [0_u8; NOTE_MAX]).is_ok();
+        boot("m", "that").label(&file);
+        let supported = fgetxattr(&file, ATTRIBUTE, &mut [0_u8; ATTRIBUTE_MAX]).is_ok();
         assert!(!this.is_after(&file), "it is younger than this boot");
         file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
-        // Where the file system of temporary files keeps no notes, nothing is ever of an earlier boot.
-        assert_eq!(this.is_after(&file), noted);
-        boot("another", "that").mark(&file);
+        // If the file system of temporary files has no attributes, no file counts.
+        assert_eq!(this.is_after(&file), supported);
+        boot("another", "that").label(&file);
         assert!(!this.is_after(&file), "of another machine");
         let _ = fsetxattr(&file, ATTRIBUTE, b"nonsense", XattrFlags::empty());
-        assert!(!this.is_after(&file), "an unreadable note");
+        assert!(!this.is_after(&file), "an invalid attribute");
         std::fs::remove_file(path).unwrap();
     }
 
     #[test]
-    fn this_boot_began_before_now_and_has_one_id() {
+    fn boot_began_before_now_and_has_one_id() {
         assert!(began().is_some_and(|began| began < SystemTime::now()));
         assert_eq!(boot_id::current().map(str::len), Some(36), "a UUID");
     }

@@ -1,16 +1,16 @@
-//! Who holds which address, without reading a file for each: a copy of what the directory says.
+//! The index of reservations by owner, so that not every file must be read: a copy of the directory's content.
 //!
-//! An attachment's reservations are found by the content of files, and with thousands of them reading all
-//! takes longer than everything else. The copy is one file in `/run`, 32 bytes for each reservation: half of
-//! a hash of the owner, and the address. It is only ever a hint; what it leads to is read and compared.
+//! The owner of a reservation is in its file. With thousands of reservations, to read all files takes longer than the
+//! rest of a call. The index is one file in `/run` with 32 bytes for each reservation: half of a hash of the owner, and
+//! the address. It is only a hint: the files that it leads to are read and compared.
 //!
 //! Rules:
-//! - the directory is the truth, and the reference plugin changes it without knowing of us: the copy counts
-//!   only while the directory's modification time is, to the nanosecond, the one that we gave it last. We
-//!   give it a time that has passed already, so any change by anybody else gives it another one;
-//! - the header is written last: whatever dies half-way leaves a copy that does not count;
-//! - a copy that does not count, or cannot be written, costs one reading of all files and nothing else;
-//! - of few reservations there is no copy: to read them all takes less time than to keep one.
+//! - The directory is the source of truth, and the reference plugin changes it without the index. The index is valid
+//!   only while the directory's modification time is, to the nanosecond, the one set with the index. That time is in
+//!   the past, so any other change results in another time.
+//! - The header is written last, so an interrupted write leaves an invalid index.
+//! - If the index is invalid or cannot be written, all files are read once.
+//! - Few reservations have no index: to read all files takes less time than to write one.
 //!
 //! Source: utimensat(2); inode(7) on when a directory's modification time changes.
 
@@ -26,35 +26,35 @@ use sha2::{Digest, Sha512};
 
 use super::owner::Owner;
 
-/// How far in the past the time lies that we give a directory: more than the kernel's clock is coarse.
+/// Difference of the directory's modification time to the present: more than the resolution of the kernel's clock.
 const BACKDATED: Duration = Duration::from_secs(1);
 
-/// From so many reservations on there is a copy.
-pub(super) const FEWEST: usize = 8;
+/// Minimum number of reservations for an index.
+pub(super) const MIN_RECORDS: usize = 8;
 
 const MAGIC: &[u8; 8] = b"weft-hl1";
 const HEADER: usize = 64;
 const RECORD: usize = 32;
 const HALF: usize = 16;
-/// Largest copy read, in records.
+/// Maximum size of an index that is read, in records.
 const RECORDS_MAX: usize = 4 << 20;
 
 type Record = [u8; RECORD];
 
-/// The copy, in memory.
+/// Index in memory.
 #[derive(Debug)]
 pub struct Index {
     records: Vec<Record>,
     path: PathBuf,
-    /// Records whose place in the file differs; `None`: the whole file does.
+    /// Records whose position in the file differs; `None`: the whole file.
     stale: Option<Vec<usize>>,
     changed: bool,
 }
 
 impl Index {
-    /// The copy of this directory, if it counts; copies are kept in `copies`.
-    pub fn load(directory: &File, copies: &Path) -> Option<Index> {
-        let path = path_for(directory, copies)?;
+    /// Returns the index of this directory, if it is valid; index files are in `index_directory`.
+    pub fn load(directory: &File, index_directory: &Path) -> Option<Index> {
+        let path = path_for(directory, index_directory)?;
         let mut file = File::open(&path).ok()?;
         let length = usize::try_from(file.metadata().ok()?.len()).ok()?;
         if length > HEADER + RECORDS_MAX * RECORD {
@@ -69,30 +69,30 @@ impl Index {
         counts.then(|| Index { records: records.to_vec(), path, stale: Some(Vec::new()), changed: false })
     }
 
-    /// A copy made anew from all owned addresses of this directory.
+    /// Builds an index from all reservations of this directory.
     pub fn rebuilt<'a>(
         directory: &File,
-        copies: &Path,
+        index_directory: &Path,
         all: impl Iterator<Item = (&'a Owner, IpAddr)>,
     ) -> Index {
         let records = all.map(|(owner, ip)| record(owner, ip)).collect();
-        let path = path_for(directory, copies).unwrap_or_default();
+        let path = path_for(directory, index_directory).unwrap_or_default();
         Index { records, path, stale: None, changed: true }
     }
 
-    /// The addresses that this owner holds, as far as the copy knows.
+    /// Returns the addresses that this owner holds according to the index.
     pub fn addresses(&self, owner: &Owner) -> Vec<IpAddr> {
         let wanted = key(owner);
         self.records.iter().filter(|record| record[..HALF] == wanted).map(address).collect()
     }
 
-    /// A reservation was made.
+    /// Adds a reservation.
     pub fn insert(&mut self, owner: &Owner, ip: IpAddr) {
         self.touch(self.records.len());
         self.records.push(record(owner, ip));
     }
 
-    /// A reservation was given back.
+    /// Removes a reservation.
     pub fn remove(&mut self, ip: IpAddr) {
         let gone = octets(ip);
         if let Some(at) = self.records.iter().position(|record| record[HALF..] == gone) {
@@ -108,9 +108,9 @@ impl Index {
         }
     }
 
-    /// Writes what changed, so that it counts until somebody else changes the directory.
+    /// Writes the changes, so that the index is valid until another process changes the directory.
     ///
-    /// Call it after the last change. Best effort: without a copy we are slow, not wrong.
+    /// Call it after the last change. Best effort: without an index calls are slower, but correct.
     pub fn save(self, directory: &File) {
         if self.changed {
             let _ = self.try_save(directory);
@@ -119,15 +119,15 @@ impl Index {
 
     fn try_save(self, directory: &File) -> io::Result<()> {
         let Index { records, path, stale, changed: _ } = self;
-        if records.len() < FEWEST {
+        if records.len() < MIN_RECORDS {
             fs::remove_file(&path)?;
-            // Only if it was the last.
+            // Fails while other indexes exist.
             return fs::remove_dir(path.parent().unwrap_or(&path));
         }
         let file = open(&path)?;
         match stale {
-            Some(places) => {
-                for at in places {
+            Some(positions) => {
+                for at in positions {
                     if let Some(record) = records.get(at) {
                         file.write_all_at(record, (HEADER + at * RECORD) as u64)?;
                     }
@@ -143,34 +143,34 @@ impl Index {
     }
 }
 
-/// Opens the copy for writing, and makes it and the directories above where they are missing.
+/// Opens the index for writing; creates it and its directories if they do not exist.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).mode(0o600);
     match options.open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let copies = path.parent().unwrap_or(path);
-            if let Some(run) = copies.parent() {
+            let index_directory = path.parent().unwrap_or(path);
+            if let Some(run) = index_directory.parent() {
                 DirBuilder::new().recursive(true).mode(0o755).create(run)?;
             }
-            DirBuilder::new().recursive(true).mode(0o700).create(copies)?;
+            DirBuilder::new().recursive(true).mode(0o700).create(index_directory)?;
             options.open(path)
         }
         opened => opened,
     }
 }
 
-/// Named for the directory's identity, not for a path to it.
-fn path_for(directory: &File, copies: &Path) -> Option<PathBuf> {
+/// Returns the path of the index, which is named for the directory's identity, not for a path to it.
+fn path_for(directory: &File, index_directory: &Path) -> Option<PathBuf> {
     let meta = directory.metadata().ok()?;
-    Some(copies.join(format!("{:x}-{:x}", meta.dev(), meta.ino())))
+    Some(index_directory.join(format!("{:x}-{:x}", meta.dev(), meta.ino())))
 }
 
 fn stamp_of(directory: &File) -> Option<SystemTime> {
     directory.metadata().ok()?.modified().ok()
 }
 
-/// Magic, boot, time of the directory, number of records.
+/// Returns the header: magic number, boot, time of the directory, number of records.
 fn header_of(stamp: SystemTime, records: usize) -> Option<[u8; HEADER]> {
     let since = stamp.duration_since(UNIX_EPOCH).ok()?;
     let boot: &[u8; 36] = boot_id::current()?.as_bytes().try_into().ok()?;
@@ -196,7 +196,7 @@ fn record(owner: &Owner, ip: IpAddr) -> Record {
     record
 }
 
-/// An IPv4 address as the IPv6 address it is mapped to.
+/// Returns the bytes of an address; IPv4 as the mapped IPv6 address.
 fn octets(ip: IpAddr) -> [u8; HALF] {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),

@@ -1,6 +1,6 @@
-//! What a configuration says about addresses: where they are kept, which may be given, which are wanted.
+//! The validated configuration of `host-local`: location of the reservations, ranges, requested addresses.
 //!
-//! The order of range sets is that of the reference plugin, because it numbers the files of round robin:
+//! The range sets have the order of the reference plugin, because the files of round robin are numbered by it:
 //! `runtimeConfig.ipRanges`, the flat range of old configurations, `ipam.ranges`.
 //!
 //! Source: plugins `plugins/ipam/host-local/backend/allocator/config.go`; CONVENTIONS.md `ipRanges` (V2).
@@ -18,10 +18,10 @@ use serde::Deserialize;
 
 use super::super::{self as addresses, Request, RequestConf, Requests, RouteConf};
 
-/// Where the reference plugin keeps reservations unless told otherwise.
+/// Default directory of reservations, as in the reference plugin.
 const DATA_DIRECTORY: &str = "/var/lib/cni/networks";
-/// Where our copies of what is in there are; a file system that forgets them with the boot.
-const COPIES: &str = "/run/weft/host-local";
+/// Directory of indexes, on a file system that is empty after a boot.
+const INDEX_DIRECTORY: &str = "/run/weft/host-local";
 
 /// The configuration as written.
 #[derive(Debug, Default, Deserialize)]
@@ -60,81 +60,85 @@ struct RangeConf {
     gateway: String,
 }
 
-/// The one key that every verb needs.
+/// The only option that every verb needs.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct PlaceConf {
-    ipam: PlaceIpamConf,
+struct LocationConf {
+    ipam: LocationIpamConf,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct PlaceIpamConf {
+struct LocationIpamConf {
     #[serde(rename = "dataDir")]
     data_dir: String,
 }
 
-/// Where the reservations of one network are kept.
+/// Location of one network's reservations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The directory: `dataDir` and the network's name, which cannot lead out of it.
+pub struct StoreLocation {
+    /// Directory: `dataDir` and the network's name, which is one path component.
     pub directory: PathBuf,
-    /// The directory of copies; see [`super::index`].
-    pub copies: PathBuf,
+    /// Directory of indexes; see [`super::index`].
+    pub index_directory: PathBuf,
 }
 
-/// The addresses of a network, checked.
+/// Validated configuration.
 #[derive(Debug)]
 pub struct Network {
-    /// Where reservations are kept.
-    pub place: Place,
-    /// One address is given from each.
+    /// Location of the reservations.
+    pub location: StoreLocation,
+    /// Range sets; one address of each is allocated.
     pub sources: Vec<Source>,
     /// Routes of the result.
     pub routes: Vec<Route>,
-    /// The file that the result's DNS settings are read from.
+    /// File from which the result's DNS settings are read.
     pub resolv_conf: Option<PathBuf>,
 }
 
-/// What one address is given from.
+/// Range set and the address that is requested from it.
 #[derive(Debug)]
 pub struct Source {
-    /// The ranges.
+    /// Ranges.
     pub set: RangeSet,
-    /// The address that is asked for; the set may give it.
+    /// Requested address, which is in the set.
     pub request: Option<Request>,
 }
 
-impl Place {
-    /// Reads nothing but `ipam.dataDir`: DEL must work with ranges that have become wrong.
-    pub fn read(call: &Call) -> Result<Place, Error> {
-        let PlaceConf { ipam: PlaceIpamConf { data_dir } } = call.config.decode()?;
-        Place::new(&data_dir, &call.config.name)
+impl StoreLocation {
+    /// Reads only `ipam.dataDir`, because DEL must work with ranges that have become invalid.
+    pub fn read(call: &Call) -> Result<StoreLocation, Error> {
+        let LocationConf { ipam: LocationIpamConf { data_dir } } = call.config.decode()?;
+        StoreLocation::new(&data_dir, &call.config.name)
     }
 
-    fn new(data_directory: &str, network: &NetworkName) -> Result<Place, Error> {
+    fn new(data_directory: &str, network: &NetworkName) -> Result<StoreLocation, Error> {
         let base = match data_directory {
             "" => Path::new(DATA_DIRECTORY),
             text if text.starts_with('/') && !text.contains('\0') => Path::new(text),
             text => return Err(Error::key("ipam.dataDir", format!("{text:?}"), "not an absolute path")),
         };
-        Ok(Place { directory: base.join(network.as_str()), copies: PathBuf::from(COPIES) })
+        Ok(StoreLocation {
+            directory: base.join(network.as_str()),
+            index_directory: PathBuf::from(INDEX_DIRECTORY),
+        })
     }
 }
 
 impl Network {
-    /// Reads and checks everything.
+    /// Reads and validates the configuration.
     pub fn read(call: &Call) -> Result<Network, Error> {
         let network = Network::written(call)?;
         match network.sources.is_empty() {
-            true => Err(Error::config("ipam.ranges: missing: there is no range to give addresses from")),
+            true => Err(Error::config("ipam.ranges: missing: there is no range to allocate from")),
             false => Ok(network),
         }
     }
 
-    /// The same, for STATUS: without ranges the runtime may name some with ADD (`ipRanges`), and none is right.
+    /// Reads the configuration for STATUS: it may have no ranges, because the runtime can pass them with ADD
+    /// (`ipRanges`).
     pub fn written(call: &Call) -> Result<Network, Error> {
-        let place = Place::read(call)?;
+        let location = StoreLocation::read(call)?;
         let arguments = Args::parse(call.args())?;
         arguments.only(&["IP"])?;
         let requests = Requests::read(call.config.decode::<RequestConf>()?, &arguments)?;
@@ -144,7 +148,7 @@ impl Network {
 
         let mut written = Vec::new();
         written.extend(listed("runtimeConfig.ipRanges", ip_ranges));
-        // Without a subnet the others mean nothing, as ever.
+        // Without a subnet the other fields are ignored, as in the reference plugin.
         if !subnet.is_empty() {
             let flat = RangeConf { subnet, range_start, range_end, gateway };
             written.push(("ipam".to_owned(), vec![("ipam".to_owned(), flat)]));
@@ -158,7 +162,7 @@ impl Network {
             false => sources(sets(written, call.config.version)?, requests)?,
         };
         Ok(Network {
-            place,
+            location,
             sources,
             routes: addresses::routes(routes)?,
             resolv_conf: (!resolv_conf.is_empty()).then(|| PathBuf::from(resolv_conf)),
@@ -166,7 +170,7 @@ impl Network {
     }
 }
 
-/// A range set as written: its key, and each range with its own.
+/// Range set as written: its field, and each range with its field.
 type Written = (String, Vec<(String, RangeConf)>);
 
 fn listed(key: &str, sets: Vec<Vec<RangeConf>>) -> impl Iterator<Item = Written> {
@@ -227,7 +231,7 @@ fn range(key: &str, conf: &RangeConf) -> Result<Range, Error> {
     })
 }
 
-/// Gives each request to the set it lies in; the same address is usually sent by more than one channel.
+/// Assigns each request to the set that contains it. Several sources usually request the same address.
 fn sources(sets: Vec<RangeSet>, requests: Requests) -> Result<Vec<Source>, Error> {
     let Requests { environment, args, runtime } = requests;
     let mut sources: Vec<Source> = sets.into_iter().map(|set| Source { set, request: None }).collect();
@@ -240,7 +244,7 @@ fn sources(sets: Vec<RangeSet>, requests: Requests) -> Result<Vec<Source>, Error
         match &source.request {
             Some(known) if known.ip == *ip => {}
             Some(Request { key: first, ip: other, prefixed: _ }) => {
-                let why = format!("range set {} gives one address, and {first} asks for {other}", source.set);
+                let why = format!("range set {} has one address, and {first} requests {other}", source.set);
                 return Err(Error::key(key, ip, why));
             }
             None if source.set.is_gateway(*ip) => return Err(Error::key(key, ip, "the gateway's address")),

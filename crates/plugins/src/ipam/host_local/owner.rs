@@ -1,13 +1,12 @@
-//! Whose a reservation is: the content of its file.
+//! The owner of a reservation, which is the content of its file.
 //!
-//! The reference plugin writes the container's id, a carriage return and a line feed, and the interface's
-//! name; its first versions wrote the id alone, which then stands for every interface of the container.
-//! Anything around it that is white space is ignored.
+//! The reference plugin writes the container's id, a carriage return and a line feed, and the interface's name. Its
+//! first versions wrote only the id, which stands for every interface of the container. White space around it is
+//! ignored.
 //!
-//! A file without content is what is left of a call that died, or of a disk that was full or lost power,
-//! between creating and writing it: no caller has ever been told the address. Whoever reads these files
-//! holds the lock, so nobody is about to write it. Content with a NUL in it has the same origin (file
-//! systems that lose power pad with them).
+//! An empty file is left if a kill, a full disk or a power failure came between the creation and the write. Such an
+//! address was never returned to a caller. The reader of a file holds the lock, so no other process is about to write
+//! it. Content with a NUL has the same origin: some file systems pad with NULs after a power failure.
 //!
 //! Source: plugins `plugins/ipam/host-local/backend/disk/backend.go`; issue containernetworking/plugins#498.
 
@@ -16,43 +15,43 @@ use cni::name::{ContainerId, IfName};
 
 const DIVIDER: &str = "\r\n";
 
-/// Longest content that can be a plugin's, in bytes: two names and what is between them.
+/// Maximum size of a plugin's content, in bytes: two names and the separator.
 pub const CONTENT_MAX: usize = 1024;
 
-/// Who holds an address.
+/// Holder of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// The container.
+    /// Id of the container.
     pub container: String,
-    /// The interface inside it; absent in files of old versions.
+    /// Name of the interface in the container; none in files of old versions.
     pub ifname: Option<String>,
 }
 
-/// What a reservation's file says.
+/// Content of a reservation's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// The address is held.
+    /// The address is allocated.
     Owned(Owner),
-    /// It never was: see above.
+    /// The address was never allocated; see above.
     Unfinished,
-    /// Somebody wrote something else, whose address it is then.
+    /// The file is another program's, and so is the address.
     Foreign,
-    /// A bad sector: it may be anybody's.
+    /// The file cannot be read, for example from a bad sector. Its owner is unknown.
     Unreadable,
 }
 
 impl Owner {
-    /// The owner that an attachment is.
+    /// Returns the owner for an attachment.
     pub fn of(who: &Attachment) -> Owner {
         Owner { container: who.container.to_string(), ifname: Some(who.ifname.to_string()) }
     }
 
-    /// The owner in files of old versions.
+    /// Returns the owner as in files of old versions.
     pub fn without_interface(who: &Attachment) -> Owner {
         Owner { container: who.container.to_string(), ifname: None }
     }
 
-    /// The content of its files.
+    /// Returns the content of its files.
     pub fn content(&self) -> String {
         match &self.ifname {
             Some(ifname) => format!("{}{DIVIDER}{ifname}", self.container),
@@ -60,7 +59,7 @@ impl Owner {
         }
     }
 
-    /// Is it one of these attachments? Without an interface, any of the container's will do.
+    /// Whether the owner is one of these attachments. Without an interface, any of the container's matches.
     pub fn is_among(&self, valid: &[ValidAttachment]) -> bool {
         valid.iter().any(|one| {
             one.container_id == self.container && self.ifname.as_ref().is_none_or(|name| *name == one.ifname)
@@ -69,7 +68,7 @@ impl Owner {
 }
 
 impl Content {
-    /// Reads the bytes of a file.
+    /// Decodes the content of a file.
     pub fn read(bytes: &[u8]) -> Content {
         if bytes.len() > CONTENT_MAX {
             return Content::Foreign;
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn content_is_read_as_the_reference_plugin_reads_it() {
+    fn host_local_file_is_decoded_as_by_the_reference_plugin() {
         let long = "x".repeat(CONTENT_MAX + 1);
         let cases: [(&[u8], Content); 14] = [
             (b"id\r\neth0", owned("id", Some("eth0"))),
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn host_local_owner_round_trips() {
         for owner in [
             Owner { container: "id".into(), ifname: Some("eth0".into()) },
             Owner { container: "id".into(), ifname: None },
@@ -139,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn s32_an_old_file_is_valid_with_any_interface_of_its_container() {
+    fn gc_old_host_local_file_matches_any_interface() {
         let valid = [ValidAttachment { container_id: "a".into(), ifname: "eth0".into() }];
         let owner = |container: &str, ifname: Option<&str>| Owner {
             container: container.to_owned(),

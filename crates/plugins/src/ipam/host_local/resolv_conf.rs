@@ -1,7 +1,7 @@
-//! DNS settings from a resolver's file.
+//! DNS settings from a resolver configuration file.
 //!
-//! Rules: `#` and `;` begin a comment line, a keyword needs a value, of `domain` the last counts, the lists
-//! grow; what is unknown is passed over.
+//! Rules: `#` and `;` begin a comment line. A keyword needs a value. The last `domain` counts, lists accumulate, and
+//! unknown keywords are ignored.
 //!
 //! Source: resolv.conf(5); plugins `plugins/ipam/host-local/dns.go`.
 
@@ -14,7 +14,7 @@ use cni::Error;
 use cni::result::Dns;
 use rustix::fs::OFlags;
 
-/// Largest file, in bytes.
+/// Maximum size of the file, in bytes.
 const FILE_MAX: u64 = 64 * 1024;
 
 /// Reads the settings in the file named by `ipam.resolvConf`.
@@ -22,7 +22,7 @@ pub fn read(path: &Path) -> Result<Dns, Error> {
     let wrong = |error: std::io::Error| {
         Error::config(linux::Error::io(format!("ipam.resolvConf: {path:?}"), &error).to_string())
     };
-    // A named pipe must not hold us up.
+    // Opening a named pipe must not block.
     let flags = OFlags::NONBLOCK.bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(wrong)?;
     let mut bytes = Vec::new();
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_resolver_file_is_read_line_by_line() {
+    fn resolv_conf_is_parsed_line_by_line() {
         let text = "# c\n; c\nnameserver 192.0.2.0\r\n  nameserver 192.0.2.1 extra\nnameserver\n\
                     domain old\ndomain example.com\nsearch a b\nsearch c\noptions ndots:2 rotate\nsortlist x\n";
         let dns = parse(text);
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_names_key_and_path() {
+    fn resolv_conf_that_cannot_be_read_is_reported_by_path() {
         for (path, why) in
             [("/no/such", "no such file"), ("/", "is a directory"), ("/dev/zero", "larger than")]
         {

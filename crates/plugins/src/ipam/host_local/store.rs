@@ -3,15 +3,15 @@
 //! ```text
 //!   <dataDir>/<network>/            0755
 //!     10.1.2.3   2001:db8::5        0600  owner; the name is the address
-//!     last_reserved_ip.<set>        0600  the address given last: where round robin goes on
-//!     lock                                flock(2), exclusive, by whoever reads or changes anything
+//!     last_reserved_ip.<set>        0600  last allocated address: round robin continues after it
+//!     lock                                flock(2), exclusive, for every read and change
 //! ```
 //!
 //! Rules:
-//! - a reservation appears complete or not at all: it is written without a name and then linked;
-//! - names that are no address, and what is no plain file, are not ours;
-//! - an address is chosen without reading any file; contents are read only to find an owner's reservations,
-//!   and then by the [`Index`].
+//! - A reservation appears complete or not at all: its file is written without a name and then linked.
+//! - Names that are no address, and entries that are no regular file, are left alone.
+//! - An address is chosen without reading any file. Files are read only to find an owner's reservations, and then with
+//!   the help of the [`Index`].
 //!
 //! Source: plugins `plugins/ipam/host-local/backend/disk`; open(2) `O_TMPFILE`; flock(2).
 
@@ -36,120 +36,123 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::boot::Boot;
 use super::index::Index;
-use super::network::Place;
+use super::network::StoreLocation;
 use super::owner::{CONTENT_MAX, Content, Owner};
 
 const LOCK: &str = "lock";
 const LAST_RESERVED: &str = "last_reserved_ip.";
-/// Room for a part of the directory's list, in bytes: some 400 addresses.
+/// Buffer for a part of the directory's list, in bytes: about 400 addresses.
 const LIST_ROOM: usize = 16 << 10;
-/// Longest address, in bytes.
+/// Maximum length of an address, in bytes.
 const ADDRESS_MAX: u64 = 64;
 
-/// How long others may hold the lock.
-const LOCK_DEADLINE: Duration = Duration::from_secs(30);
-/// How often the lock is looked for before another thread waits for it.
-const LOOKS: usize = 20;
+/// Timeout for the lock.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+/// Number of attempts to take the lock before another thread waits for it.
+const ATTEMPTS: usize = 20;
 
-/// The directory, locked as long as this value lives.
+/// Directory of reservations, locked as long as this value lives.
 #[derive(Debug)]
 pub struct Store {
-    place: Place,
+    location: StoreLocation,
     directory: File,
     _lock: File,
     index: Option<Index>,
-    /// A reservation that is written and has no name yet.
+    /// Reservation that is written and has no name yet.
     draft: Option<File>,
 }
 
-/// One reservation.
+/// Reservation of one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// The address.
+    /// Address.
     pub ip: IpAddr,
-    /// The file's name: the address, perhaps in another notation than ours.
+    /// Name of the file: the address, possibly in another notation.
     pub name: String,
 }
 
 // === opening ===
 
 impl Store {
-    /// Opens the directory, which is made if it is missing.
-    pub fn create(place: &Place) -> Result<Store, Error> {
-        // Nearly always it is there.
-        if !place.directory.is_dir() {
-            let made = DirBuilder::new().recursive(true).mode(0o755).create(&place.directory);
+    /// Opens the directory, and creates it if it does not exist.
+    pub fn create(location: &StoreLocation) -> Result<Store, Error> {
+        // In most cases it exists.
+        if !location.directory.is_dir() {
+            let made = DirBuilder::new().recursive(true).mode(0o755).create(&location.directory);
             made.map_err(|error| {
-                io_error(&format!("create directory {}", place.directory.display()), &error)
+                io_error(&format!("create directory {}", location.directory.display()), &error)
             })?;
         }
-        Store::open(place)
+        Store::open(location)
     }
 
-    /// Opens the directory; `None` if there is none, and then nothing is reserved.
-    pub fn find(place: &Place) -> Result<Option<Store>, Error> {
+    /// Opens the directory; `None` if it does not exist, and then nothing is reserved.
+    pub fn find(location: &StoreLocation) -> Result<Option<Store>, Error> {
         use io::ErrorKind::{NotADirectory, NotFound};
-        match fs::metadata(&place.directory) {
+        match fs::metadata(&location.directory) {
             Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
             Ok(meta) if !meta.is_dir() => Ok(None),
-            _ => Store::open(place).map(Some),
+            _ => Store::open(location).map(Some),
         }
     }
 
-    fn open(place: &Place) -> Result<Store, Error> {
-        let path = place.directory.display();
+    fn open(location: &StoreLocation) -> Result<Store, Error> {
+        let path = location.directory.display();
         let directory = OpenOptions::new()
             .read(true)
             .custom_flags(OFlags::DIRECTORY.bits() as i32)
-            .open(&place.directory)
+            .open(&location.directory)
             .map_err(|error| io_error(&format!("open directory {path}"), &error))?;
         let lock = OpenOptions::new()
             .read(true)
-            // Read and create: what the reference plugin asks for, and std only offers with writing.
+            // Read and create, as in the reference plugin; std offers "create" only with write access.
             .custom_flags((OFlags::CREATE | OFlags::NONBLOCK).bits() as i32)
             .mode(0o750)
-            .open(place.directory.join(LOCK))
+            .open(location.directory.join(LOCK))
             .map_err(|error| io_error(&format!("open {path}/{LOCK}"), &error))?;
         let lock = wait(lock, &format!("{path}/{LOCK}"))?;
-        let index = Index::load(&directory, &place.copies);
-        Ok(Store { place: place.clone(), directory, _lock: lock, index, draft: None })
+        let index = Index::load(&directory, &location.index_directory);
+        Ok(Store { location: location.clone(), directory, _lock: lock, index, draft: None })
     }
 
     fn failed(&self, what: &str, name: &str, error: &io::Error) -> Error {
-        io_error(&format!("{what} {}/{name}", self.place.directory.display()), error)
+        io_error(&format!("{what} {}/{name}", self.location.directory.display()), error)
     }
 }
 
-/// Takes the lock, waiting in the kernel's queue like everybody, but not for ever.
+/// Takes the lock. Waits in the kernel's queue, up to the timeout.
 pub fn wait(lock: File, name: &str) -> Result<File, Error> {
     when_locked(lock, name, |lock| lock)
 }
 
-/// Does the work once it has the lock; does nothing, and says so, if that takes too long.
+/// Runs `work` once it has the lock.
 ///
-/// Who has it often gives it back before another thread would have been started. Who has to wait longer waits in another
-/// thread, because nothing ends a wait for a lock; and that thread does the work: while the lock would be handed from one
-/// to the other, everybody else would wait for the scheduler.
+/// A lock is often released faster than a thread can be started, so it is tried several times first. A longer wait
+/// needs another thread, because a wait for a lock has no timeout. That thread then does the work: to hand the lock to
+/// the caller's thread would make all other waiters wait for the scheduler.
+///
+/// # Errors
+/// The wait takes too long; then the work is not done.
 pub fn when_locked<T: Send + 'static>(
     lock: File,
     name: &str,
     work: impl FnOnce(File) -> T + Send + 'static,
 ) -> Result<T, Error> {
     let done = Arc::new(Mutex::new(None));
-    let place = Arc::clone(&done);
+    let location = Arc::clone(&done);
     let work = move |lock| {
         let made = work(lock);
-        *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
+        *location.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
     };
     work_locked(lock, name, Box::new(work))?;
     let made = done.lock().unwrap_or_else(PoisonError::into_inner).take();
-    made.ok_or_else(|| Error::internal(format!("lock {name}: who had it ended")))
+    made.ok_or_else(|| Error::internal(format!("lock {name}: the thread that had it ended")))
 }
 
-/// The same for whatever work: it is in the program once.
+/// Non-generic part of [`when_locked`].
 fn work_locked(lock: File, name: &str, work: Box<dyn FnOnce(File) + Send>) -> Result<(), Error> {
     let failed = |error: &io::Error| io_error(&format!("lock {name}"), error);
-    for _ in 0..LOOKS {
+    for _ in 0..ATTEMPTS {
         match lock.try_lock() {
             Ok(()) => {
                 work(lock);
@@ -160,38 +163,38 @@ fn work_locked(lock: File, name: &str, work: Box<dyn FnOnce(File) + Send>) -> Re
         }
     }
     let (send, receive) = mpsc::channel();
-    // Whoever sets it first: the one who has the lock, or the one whose patience is over.
+    // Set by the first of: the thread that gets the lock, and the caller after its timeout.
     let decided = Arc::new(AtomicBool::new(false));
     let first = Arc::clone(&decided);
     let waiter = move || {
         let locked = lock.lock();
-        // Nobody waits any more if it took too long; dropping the file gives the lock back.
+        // After the timeout no caller waits; dropping the file releases the lock.
         if !first.swap(true, Ordering::AcqRel) {
             let _ = send.send(locked.map(|()| work(lock)));
         }
     };
     std::thread::Builder::new().spawn(waiter).map_err(|error| failed(&error))?;
-    let done = match receive.recv_timeout(LOCK_DEADLINE) {
+    let done = match receive.recv_timeout(LOCK_TIMEOUT) {
         Err(RecvTimeoutError::Timeout) if !decided.swap(true, Ordering::AcqRel) => {
             return Err(Error::new(
                 code::TRY_AGAIN_LATER,
-                format!("lock {name}: somebody else has held it for {} s", LOCK_DEADLINE.as_secs()),
+                format!("lock {name}: another process has held it for {} s", LOCK_TIMEOUT.as_secs()),
             ));
         }
-        // It has the lock, and is at work.
+        // The thread has the lock and does the work.
         Err(RecvTimeoutError::Timeout) => receive.recv().ok(),
         other => other.ok(),
     };
-    // Who ended without a word has left nothing, either.
+    // A thread that ended without a message has done nothing.
     done.unwrap_or(Ok(())).map_err(|error| failed(&error))
 }
 
 // === reading ===
 
 impl Store {
-    /// Every name that is an address. `ls -U`
+    /// Returns every name that is an address. `ls -U`
     ///
-    /// Asked of the kernel by the directory that is open: std opens another, and begins musl's allocator for its list.
+    /// Lists with the open directory: std would open another one, and its list would initialize musl's allocator.
     fn names(&self) -> Result<Vec<Reservation>, Error> {
         let failed = |errno: Errno| self.failed("list", "", &errno.into());
         seek(&self.directory, SeekFrom::Start(0)).map_err(failed)?;
@@ -208,12 +211,12 @@ impl Store {
         Ok(all)
     }
 
-    /// Every address that has a file, whatever is in it.
+    /// Returns every address that has a file, whatever its content.
     pub fn held(&self) -> Result<UsedAddresses, Error> {
         Ok(self.names()?.into_iter().map(|reservation| reservation.ip).collect())
     }
 
-    /// Every reservation with its content.
+    /// Returns every reservation with its content.
     pub fn all(&self) -> Result<Vec<(Reservation, Content)>, Error> {
         let mut all = Vec::new();
         for reservation in self.names()? {
@@ -224,32 +227,32 @@ impl Store {
         Ok(all)
     }
 
-    /// The file of this name and what it says; `None` if there is none.
+    /// Opens a file and decodes it; `None` if it does not exist.
     fn read(&self, name: &str) -> Result<Option<(Content, Option<File>)>, Error> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match retry_on_intr(|| openat(&self.directory, name, flags, Mode::empty())) {
             Ok(file) => File::from(file),
             Err(Errno::NOENT) => return Ok(None),
-            // It passes; taken for somebody else's, the reservation would never be given back.
+            // A temporary error. If the file counted as another program's, it would never be released.
             Err(errno) if is_lacking(&errno.into()) => return Err(self.failed("read", name, &errno.into())),
             Err(Errno::LOOP | Errno::NXIO) => return Ok(Some((Content::Foreign, None))),
-            // One such file must not stop every DEL.
+            // One unreadable file must not fail every DEL.
             Err(_) => return Ok(Some((Content::Unreadable, None))),
         };
-        // One read is enough for what can be ours, and this is done for thousands of files.
+        // One read is enough for a plugin's content, and thousands of files are read.
         let mut bytes = [0; CONTENT_MAX + 1];
         let content = match retry_on_intr(|| rustix::io::read(&file, &mut bytes)) {
-            // An empty file, or a pipe.
+            // Empty file or pipe.
             Ok(0) if !file.metadata().is_ok_and(|meta| meta.is_file()) => Content::Foreign,
             Ok(length) => Content::read(&bytes[..length]),
-            // A pipe that somebody writes to, a directory.
+            // Pipe with a writer, or directory.
             Err(Errno::AGAIN | Errno::ISDIR) => Content::Foreign,
             Err(_) => Content::Unreadable,
         };
         Ok(Some((content, Some(file))))
     }
 
-    /// The reservations of this very owner.
+    /// Returns the reservations of exactly this owner.
     pub fn held_by(&mut self, owner: &Owner) -> Result<Vec<Reservation>, Error> {
         if let Some(index) = &self.index {
             let hints: Vec<Reservation> = index.addresses(owner).into_iter().map(Reservation::of).collect();
@@ -263,7 +266,7 @@ impl Store {
             }
         }
         let all = self.all()?;
-        self.adopt(&all);
+        self.rebuild_index(&all);
         Ok(all
             .into_iter()
             .filter_map(|(reservation, content)| match content {
@@ -273,12 +276,12 @@ impl Store {
             .collect())
     }
 
-    /// Takes what was read from all files for the index, if all could be: what is not in it is nobody's.
-    fn adopt(&mut self, all: &[(Reservation, Content)]) {
+    /// Rebuilds the index from all files, unless one is unreadable: an index must be complete.
+    fn rebuild_index(&mut self, all: &[(Reservation, Content)]) {
         let unreadable = all.iter().find(|(_, content)| *content == Content::Unreadable);
         if let Some((Reservation { name, .. }, _)) = unreadable {
-            let directory = self.place.directory.display();
-            log!("host-local: {directory}/{name} cannot be read: whose it is nobody knows");
+            let directory = self.location.directory.display();
+            log!("host-local: {directory}/{name} cannot be read, so its owner is unknown");
             self.index = None;
             return;
         }
@@ -286,16 +289,16 @@ impl Store {
             Content::Owned(owner) => Some((owner, reservation.ip)),
             _ => None,
         });
-        self.index = Some(Index::rebuilt(&self.directory, &self.place.copies, owned));
+        self.index = Some(Index::rebuilt(&self.directory, &self.location.index_directory, owned));
     }
 
-    /// Has nobody finished this reservation? A look at its size, nothing more.
+    /// Whether the reservation was never completed. Reads only the size of the file.
     pub fn is_empty(&self, ip: IpAddr) -> bool {
-        let meta = fs::symlink_metadata(self.place.directory.join(ip.to_string()));
+        let meta = fs::symlink_metadata(self.location.directory.join(ip.to_string()));
         meta.is_ok_and(|meta| meta.is_file() && meta.len() == 0)
     }
 
-    /// The reservations among these addresses that nobody can hold: unfinished ones, and those of an
+    /// Returns the reservations among these addresses that no attachment can hold: incomplete ones, and those of an
     /// earlier boot.
     pub fn abandoned(&self, among: impl Fn(IpAddr) -> bool) -> Result<Vec<Reservation>, Error> {
         let boot = Boot::current();
@@ -315,9 +318,9 @@ impl Store {
         Ok(abandoned)
     }
 
-    /// The address that was given last from this range set, if that is known.
+    /// Returns the address that was last allocated from this range set, if it is known.
     pub fn last_reserved(&self, set: usize) -> Option<IpAddr> {
-        let path = self.place.directory.join(format!("{LAST_RESERVED}{set}"));
+        let path = self.location.directory.join(format!("{LAST_RESERVED}{set}"));
         let flags = OFlags::NONBLOCK.bits() as i32;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
         let mut text = String::new();
@@ -329,15 +332,15 @@ impl Store {
 // === changing ===
 
 impl Store {
-    /// Reserves an address; false if it has a file already.
+    /// Reserves an address; returns false if it has a file already.
     ///
     /// # Errors
-    /// If it cannot be written; then nothing is left.
+    /// The file cannot be written; then nothing is left.
     pub fn reserve(&mut self, ip: IpAddr, owner: &Owner) -> Result<bool, Error> {
         let name = ip.to_string();
         let made = match self.link_draft(&name, owner) {
             Some(made) => made,
-            None => self.create_whole(&name, owner)?,
+            None => self.create_exclusively(&name, owner)?,
         };
         if let (true, Some(index)) = (made, &mut self.index) {
             index.insert(owner, ip);
@@ -345,7 +348,7 @@ impl Store {
         Ok(made)
     }
 
-    /// Gives the draft this name: false if there is one, `None` if it cannot be done this way here.
+    /// Links the draft under this name: false if the name exists, `None` if the file system does not support it.
     fn link_draft(&mut self, name: &str, owner: &Owner) -> Option<bool> {
         let draft = match self.draft.take() {
             Some(draft) => draft,
@@ -353,9 +356,9 @@ impl Store {
                 let flags = OFlags::TMPFILE.bits() as i32;
                 let mut options = OpenOptions::new();
                 options.write(true).custom_flags(flags).mode(0o600);
-                let mut draft = options.open(&self.place.directory).ok()?;
+                let mut draft = options.open(&self.location.directory).ok()?;
                 draft.write_all(owner.content().as_bytes()).ok()?;
-                note_boot(&draft);
+                set_boot(&draft);
                 draft
             }
         };
@@ -370,35 +373,35 @@ impl Store {
         }
     }
 
-    /// As the reference plugin does it: created exclusively, then written.
-    fn create_whole(&self, name: &str, owner: &Owner) -> Result<bool, Error> {
-        let path = self.place.directory.join(name);
+    /// Creates a reservation as the reference plugin does: creates the file exclusively, then writes it.
+    fn create_exclusively(&self, name: &str, owner: &Owner) -> Result<bool, Error> {
+        let path = self.location.directory.join(name);
         let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
             Err(error) => return Err(self.failed("reserve", name, &error)),
         };
         if let Err(error) = file.write_all(owner.content().as_bytes()) {
-            // Nothing is left; the error that matters is the one that is returned.
+            // Best effort: the original error is returned.
             let _ = fs::remove_file(&path);
             return Err(self.failed("reserve", name, &error));
         }
-        note_boot(&file);
+        set_boot(&file);
         Ok(true)
     }
 
-    /// Writes down where round robin goes on.
+    /// Writes the address after which round robin continues.
     ///
-    /// In place, and cut only where the old text was longer: ext4 takes a file that is cut to nothing and
-    /// written anew for one that is being replaced, and brings it to the disk at once.
-    pub fn remember(&self, set: usize, ip: IpAddr) -> Result<(), Error> {
+    /// The file is written in place, and truncated only if the old content was longer. If a file is truncated to zero
+    /// and rewritten, ext4 treats it as a replacement and writes it to the disk at once.
+    pub fn set_last_reserved(&self, set: usize, ip: IpAddr) -> Result<(), Error> {
         let name = format!("{LAST_RESERVED}{set}");
         let text = ip.to_string();
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
         options.custom_flags(OFlags::NONBLOCK.bits() as i32);
         let write = || {
-            let file = options.open(self.place.directory.join(&name))?;
+            let file = options.open(self.location.directory.join(&name))?;
             file.write_all_at(text.as_bytes(), 0)?;
             match file.metadata()?.len() > text.len() as u64 {
                 true => file.set_len(text.len() as u64),
@@ -408,10 +411,10 @@ impl Store {
         write().map_err(|error| self.failed("write", &name, &error))
     }
 
-    /// Gives a reservation back; one that is gone is given back already.
+    /// Releases a reservation; one that does not exist counts as released.
     pub fn release(&mut self, reservation: &Reservation) -> Result<(), Error> {
         let Reservation { ip, name } = reservation;
-        match fs::remove_file(self.place.directory.join(name)) {
+        match fs::remove_file(self.location.directory.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(self.failed("release", name, &error));
             }
@@ -423,25 +426,25 @@ impl Store {
         Ok(())
     }
 
-    /// Gives back every reservation for which `stale` says so; what fails is collected.
+    /// Releases every reservation for which `stale` is true; errors are collected.
     pub fn sweep(&mut self, stale: impl Fn(&Content) -> bool) -> Result<(), Error> {
         let (gone, kept): (Vec<_>, Vec<_>) = self.all()?.into_iter().partition(|(_, content)| stale(content));
         let errors = gone.iter().filter_map(|(reservation, _)| self.release(reservation).err()).collect();
         match Error::join(errors) {
             None => {
-                self.adopt(&kept);
+                self.rebuild_index(&kept);
                 Ok(())
             }
             Some(error) => {
-                // What is still there, the next call shall see for itself.
+                // The next call reads all files.
                 self.index = None;
                 Err(error)
             }
         }
     }
 
-    /// Keeps what is known for the next call. To be called after the last change, also after a failure.
-    pub fn settle(self) {
+    /// Saves the index for the next call. Call it after the last change, also after a failure.
+    pub fn save_index(self) {
         if let Some(index) = self.index {
             index.save(&self.directory);
         }
@@ -449,15 +452,15 @@ impl Store {
 }
 
 impl Reservation {
-    /// The reservation of this address, in our notation.
+    /// Returns the reservation of this address, in canonical notation.
     pub fn of(ip: IpAddr) -> Reservation {
         Reservation { ip, name: ip.to_string() }
     }
 }
 
-fn note_boot(file: &File) {
+fn set_boot(file: &File) {
     if let Some(boot) = Boot::current() {
-        boot.mark(file);
+        boot.label(file);
     }
 }
 

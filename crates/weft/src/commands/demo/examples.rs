@@ -1,16 +1,16 @@
-//! What the demo plays: the files of `examples/`, built in, or those that are named.
+//! Inputs of the demo: the built-in files of `examples/`, or the given files.
 
 use std::path::PathBuf;
 
 use crate::input_files;
 use crate::input_files::{File, Kind};
 use crate::manifest_plan;
-use crate::manifest_plan::Material;
+use crate::manifest_plan::LoadedInputs;
 use crate::meta_plugin_config::MetaPlugin;
 use crate::pod_name::PodName;
 use cli_support::failure::{Exit, Failure};
 
-/// The copy of `examples/`.
+/// Built-in copy of `examples/`.
 const FILES: &[(&str, Kind, &str)] = &[
     (
         "examples/10-weft.conflist",
@@ -21,43 +21,43 @@ const FILES: &[(&str, Kind, &str)] = &[
     ("examples/pods.yaml", Kind::Manifest, include_str!("../../../../../examples/pods.yaml")),
 ];
 
-/// What is played, and by whom.
+/// Files and pods of a demo.
 #[derive(Debug)]
-pub(super) struct Script {
+pub(super) struct DemoInputs {
     /// Manifests and configuration.
-    pub(super) material: Material,
-    /// Who is shown.
+    pub(super) loaded: LoadedInputs,
+    /// Pod that is shown and that pings.
     pub(super) pod: PodName,
-    /// Who answers the pings.
+    /// Pod that is pinged.
     pub(super) partner: PodName,
 }
 
-/// The files and the two pods; the first two that are there unless others are named.
-pub(super) fn script(
+/// Returns the files and the two pods; by default the first two pods of the manifests.
+pub(super) fn load(
     files: &[PathBuf],
     pod: Option<&PodName>,
     partner: Option<&PodName>,
-) -> Result<Script, Failure> {
+) -> Result<DemoInputs, Failure> {
     let files = match files.is_empty() {
         true => built_in(),
         false => input_files::read(files)?,
     };
     let meta_plugin = MetaPlugin::find(None, &files)?;
-    let material = Material { files, meta_plugin };
+    let loaded = LoadedInputs { files, meta_plugin };
     let mut names = Vec::new();
-    for pod in manifest_plan::collect(material.manifests()).pods {
+    for pod in manifest_plan::collect(loaded.manifests()).pods {
         names.push(PodName::new(&pod.namespace, &pod.name).map_err(|error| Failure::new(error.to_string()))?);
     }
     let mut others = names.iter().filter(|name| Some(*name) != pod && Some(*name) != partner);
     let pod = pod.or_else(|| others.next()).cloned();
     let partner = partner.or_else(|| others.next()).cloned();
     match (pod, partner) {
-        (Some(pod), Some(partner)) if pod != partner => Ok(Script { material, pod, partner }),
+        (Some(pod), Some(partner)) if pod != partner => Ok(DemoInputs { loaded, pod, partner }),
         (Some(pod), Some(_)) => Err(Failure::new(format!("--pod and --partner both name {pod}"))
-            .next("pings go from the first to the second: name another one")
+            .next("the demo pings from --pod to --partner; name two different pods")
             .exit(Exit::Usage)),
-        _ => Err(Failure::new(format!("the demo needs two pods, and the manifests hold {}", names.len()))
-            .next("pings go from the first to the second; --pod and --partner name them")),
+        _ => Err(Failure::new(format!("the demo needs two pods, but the manifests contain {}", names.len()))
+            .next("name the pods with --pod and --partner; the demo pings from the first to the second")),
     }
 }
 
@@ -75,14 +75,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_shows_every_form_of_request() {
-        let Script { material, pod, partner } = script(&[], None, None).unwrap();
+    fn demo_example_has_every_form_of_selection() {
+        let DemoInputs { loaded, pod, partner } = load(&[], None, None).unwrap();
         assert_eq!(
             (pod.to_string(), partner.to_string()),
             ("my-namespace/my-pod".into(), "my-namespace/my-partner".into())
         );
         let networks = |pod: &PodName| -> Vec<(String, String)> {
-            let plan = material.plan(pod).unwrap();
+            let plan = loaded.plan(pod).unwrap();
             plan.delegates.iter().map(|d| (d.ifname.to_string(), d.network.clone())).collect()
         };
         let named = |list: &[(&str, &str)]| -> Vec<(String, String)> {
@@ -100,14 +100,14 @@ mod tests {
             ])
         );
         // The JSON form, with an interface, addresses and a hardware address.
-        let plan = material.plan(&partner).unwrap();
+        let plan = loaded.plan(&partner).unwrap();
         let blue = plan.delegates.iter().find(|delegate| delegate.ifname.as_str() == "blue").unwrap();
         assert_eq!(blue.verify.ips.len(), 1);
         assert_eq!(blue.verify.mac.as_ref().unwrap().to_string(), "aa:bb:cc:dd:ee:ff");
     }
 
     #[test]
-    fn nothing_lasting_is_left_by_the_example() {
+    fn demo_example_keeps_addresses_in_the_directory_of_the_run() {
         for (path, _, text) in FILES {
             let managers = text.matches(r#""host-local""#).count() + text.matches(r#""weft-ipam""#).count();
             assert_eq!(
@@ -119,8 +119,8 @@ mod tests {
     }
 
     #[test]
-    fn two_pods_are_needed() {
+    fn demo_requires_two_different_pods() {
         let pod = PodName::new("a", "b").unwrap();
-        assert!(script(&[], Some(&pod), Some(&pod)).is_err());
+        assert!(load(&[], Some(&pod), Some(&pod)).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Pings from one pod to the other, across each network both are on.
+//! Pings from one pod to the other, across each network of both pods.
 
 use cni::Version;
 use cni::result::Success;
@@ -6,16 +6,16 @@ use ipnet::IpNet;
 use npwg::outcome::Own;
 use rpc::journal::Entry;
 
-use super::stage::{Actor, Stage};
+use super::demo_host::{AttachedPod, DemoHost};
 use cli_support::failure::Failure;
 use cli_support::interrupt::Interrupt;
 use cli_support::table;
 use cli_support::terminal::plain;
 
-/// How often a ping is tried: an address of IPv6 may still be looking for its twin.
+/// Number of attempts. The first may fail while duplicate address detection of an IPv6 address runs.
 const ATTEMPTS: usize = 3;
 
-/// Both ends of a ping.
+/// Source and destination of a ping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pair {
     network: String,
@@ -25,57 +25,57 @@ struct Pair {
     to: String,
 }
 
-/// Pings, and shows who answered.
+/// Pings across every common network and prints the replies.
 ///
 /// # Errors
-/// A partner that does not answer, or shares no network with the pod.
-pub(super) fn across(
-    stage: &Stage,
-    actor: &Actor,
-    partner: &Actor,
+/// The partner does not reply on a network, or shares no network with the pod.
+pub(super) fn ping_all(
+    demo_host: &DemoHost,
+    pod: &AttachedPod,
+    partner: &AttachedPod,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
-    let progress = stage.progress();
-    progress.line(format!("\npings from {} to {}", actor.pod, partner.pod));
-    let pairs = pairs(&actor.entry, &partner.entry);
+    let progress = demo_host.progress();
+    progress.line(format!("\npings from {} to {}", pod.pod, partner.pod));
+    let pairs = pairs(&pod.entry, &partner.entry);
     if pairs.is_empty() {
         return Err(Failure::new(format!(
-            "{} and {} share no network with addresses",
-            actor.pod, partner.pod
+            "{} and {} have no common network with addresses",
+            pod.pod, partner.pod
         )));
     }
     let mut rows = Vec::new();
     let mut silent = Vec::new();
     for Pair { network, from_interface, from, to_interface, to } in pairs {
-        let mut answer = None;
+        let mut reply = None;
         for _ in 0..ATTEMPTS {
             interrupt.stop_here()?;
-            answer = stage.weft_cni().ping(&actor.netns, &to, &from)?;
-            if answer.is_some() {
+            reply = demo_host.weft_cni().ping(&pod.netns, &to, &from)?;
+            if reply.is_some() {
                 break;
             }
         }
-        if answer.is_none() {
+        if reply.is_none() {
             silent.push(format!("{to} across {network}"));
         }
-        let took = answer.unwrap_or_else(|| "no answer".to_owned());
+        let took = reply.unwrap_or_else(|| "no reply".to_owned());
         rows.push(vec![network, format!("{from_interface} {from}"), format!("{to_interface} {to}"), took]);
     }
-    let table = table::lay_out(&["across", "from", "to", "answered in"], &rows, 2);
+    let table = table::lay_out(&["network", "from", "to", "reply in"], &rows, 2);
     progress.line(table.trim_end());
     match silent.as_slice() {
         [] => Ok(()),
-        silent => Err(Failure::new(plain(&format!("no answer from {}", silent.join(", "))))),
+        silent => Err(Failure::new(plain(&format!("no reply from {}", silent.join(", "))))),
     }
 }
 
-/// For each address of the pod, one of the partner on the same network and of the same family.
-fn pairs(actor: &Entry, partner: &Entry) -> Vec<Pair> {
-    let theirs = addresses(partner);
+/// Returns, for each address of the pod, an address of the partner on the same network and of the same family.
+fn pairs(pod: &Entry, partner: &Entry) -> Vec<Pair> {
+    let partner_addresses = addresses(partner);
     let mut pairs = Vec::new();
-    for (network, from_interface, from) in addresses(actor) {
-        let other = theirs.iter().find(|(their_network, _, to)| {
-            *their_network == network && to.addr().is_ipv4() == from.addr().is_ipv4()
+    for (network, from_interface, from) in addresses(pod) {
+        let other = partner_addresses.iter().find(|(other_network, _, to)| {
+            *other_network == network && to.addr().is_ipv4() == from.addr().is_ipv4()
         });
         if let Some((_, to_interface, to)) = other {
             pairs.push(Pair {
@@ -90,7 +90,7 @@ fn pairs(actor: &Entry, partner: &Entry) -> Vec<Pair> {
     pairs
 }
 
-/// Network, interface and address of all that is attached.
+/// Returns network, interface and address of each attachment.
 fn addresses(entry: &Entry) -> Vec<(String, String, IpNet)> {
     let mut found = Vec::new();
     for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {

@@ -1,8 +1,7 @@
-//! What is wrong with the meta-plugin on this node: its configuration, who calls it, who plans for it, and what it says of
-//! itself.
+//! Findings about the meta-plugin on this node: its configuration, its program, its planner and its STATUS.
 //!
-//! Rules: what it can say itself is its own STATUS, which looks at what an ADD would need; here is what it cannot know: which
-//! file and which program the runtime takes, and whether pods that select networks find somebody to plan for them.
+//! STATUS of the meta-plugin checks what an ADD needs. This module checks what the meta-plugin cannot know: the file and
+//! the program that the runtime uses, and whether an agent or a `weft` can plan for pods that select networks.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -19,66 +18,78 @@ use cri_proxy::runtime_network;
 use node_agent::single_plan;
 use node_support::weft_cni::{PACKAGED, PLUGINS, PROGRAMS, Plugins, Subject, WeftCni};
 
-/// In this version of the protocol STATUS can be asked.
-const WITH_STATUS: &str = "1.1.0";
+/// CNI version of the STATUS call.
+const STATUS_VERSION: &str = "1.1.0";
 
-/// What is wrong with it.
+/// Returns the findings about the meta-plugin.
 pub(super) fn findings(
     weft_cni: &WeftCni,
-    named: Option<&Path>,
+    config: Option<&Path>,
     plugins: &Plugins,
     cri_socket: &Path,
 ) -> Vec<Finding> {
-    let found = match MetaPlugin::find_any(named, &[]) {
-        Ok(Some(found)) => found,
+    let meta_plugin = match MetaPlugin::find_any(config, &[]) {
+        Ok(Some(meta_plugin)) => meta_plugin,
         Ok(None) if proxy::is_used(cri_socket, []) => return Vec::new(),
-        Ok(None) => return vec![Finding::new("configuration", "no file configures weft", "weft install")],
+        Ok(None) => {
+            return vec![Finding::new("configuration", "no file configures weft", "run weft install")];
+        }
         Err(failure) => {
-            return vec![Finding::new("configuration", failure.to_string(), "weft lint names the place")];
+            return vec![Finding::new(
+                "configuration",
+                failure.to_string(),
+                "weft lint shows the position of the error",
+            )];
         }
     };
-    let what = format!("configuration {}", found.file);
-    if named.is_none() && found.is_anothers() {
-        let why = "it is Multus's, and no other file configures weft";
-        return vec![Finding::new(what, why, "docs/migrate-from-multus.md, or weft install")];
+    let what = format!("configuration {}", meta_plugin.file);
+    if config.is_none() && meta_plugin.is_multus_itself() {
+        let why = "it is the configuration of Multus, and no other file configures weft";
+        return vec![Finding::new(what, why, "see docs/migrate-from-multus.md, or run weft install")];
     }
     let mut findings = Vec::new();
-    if named.is_none() {
-        findings.extend(of_order(&found, &what));
-        findings.extend(of_program(&found, &what, plugins));
+    if config.is_none() {
+        findings.extend(check_file_order(&meta_plugin, &what));
+        findings.extend(check_program(&meta_plugin, &what, plugins));
     }
-    // Of the proxy's own list the proxy is asked.
-    if !of_proxy(&found) {
-        findings.extend(of_plugins(&found, &what));
-        findings.extend(of_planner(&found));
-        findings.extend(of_status(weft_cni, found, &what, plugins));
+    // The CRI proxy is checked through its API.
+    if !is_list_of_proxy(&meta_plugin) {
+        findings.extend(check_bin_dir(&meta_plugin, &what));
+        findings.extend(check_planner(&meta_plugin));
+        findings.extend(check_status(weft_cni, meta_plugin, &what, plugins));
     }
     findings
 }
 
-/// Another file comes first.
-fn of_order(found: &MetaPlugin, what: &str) -> Option<Finding> {
-    let file = Path::new(&found.file);
+/// Returns a finding if another file sorts before the configuration.
+fn check_file_order(meta_plugin: &MetaPlugin, what: &str) -> Option<Finding> {
+    let file = Path::new(&meta_plugin.file);
     let earlier = first_before(file.parent()?, file).ok()??;
-    let why =
-        format!("{} comes before it: the runtime uses that, and no pod gets its networks", earlier.display());
-    Some(Finding::new(what, why, "remove it, or weft install --file-name"))
+    let why = format!(
+        "{} sorts before it, so the runtime uses that file and no pod gets its networks",
+        earlier.display()
+    );
+    Some(Finding::new(what, why, "remove that file, or run weft install with --file-name"))
 }
 
-/// The runtime finds no program of the name.
-fn of_program(found: &MetaPlugin, what: &str, plugins: &Plugins) -> Option<Finding> {
-    let directories = runtime_path(found, plugins);
-    let name = found.name();
+/// Returns a finding if the plugin directories of the runtime have no program of this name.
+fn check_program(meta_plugin: &MetaPlugin, what: &str, plugins: &Plugins) -> Option<Finding> {
+    let directories = runtime_path(meta_plugin, plugins);
+    let name = meta_plugin.name();
     if directories.split(':').any(|directory| Path::new(directory).join(name).is_file()) {
         return None;
     }
-    let why = format!("the plugin {name} is not in {directories}: the runtime cannot call it");
-    Some(Finding::new(what, why, "weft install, or --path names where the runtime looks for plugins"))
+    let why = format!("plugin {name}: not found in {directories}, so the runtime cannot call it");
+    Some(Finding::new(
+        what,
+        why,
+        "run weft install, or name the plugin directories of the runtime with --path",
+    ))
 }
 
-/// Where the runtime looks for plugins, as far as anybody here knows.
-fn runtime_path(found: &MetaPlugin, plugins: &Plugins) -> String {
-    let configured = &found.node.bin_dir;
+/// Returns the plugin directories of the runtime, as far as the configuration and the options say.
+fn runtime_path(meta_plugin: &MetaPlugin, plugins: &Plugins) -> String {
+    let configured = &meta_plugin.node.bin_dir;
     plugins.given().map_or_else(
         || match configured == PLUGINS {
             true => format!("{PLUGINS}:{PACKAGED}"),
@@ -88,47 +99,54 @@ fn runtime_path(found: &MetaPlugin, plugins: &Plugins) -> String {
     )
 }
 
-/// Its own directory of plugins leads nowhere.
-fn of_plugins(found: &MetaPlugin, what: &str) -> Option<Finding> {
-    let directory = &found.node.bin_dir;
+/// Returns a finding if `binDir` is not a directory.
+fn check_bin_dir(meta_plugin: &MetaPlugin, what: &str) -> Option<Finding> {
+    let directory = &meta_plugin.node.bin_dir;
     let cause = match fs::metadata(directory) {
         Ok(meta) if meta.is_dir() => return None,
-        Ok(_) => "no directory".to_owned(),
+        Ok(_) => "not a directory".to_owned(),
         Err(cause) => cause.to_string(),
     };
     let why = format!("binDir {directory}: {cause}");
-    Some(Finding::new(what, why, "weft install --bin-dir with the directory of the runtime's plugins"))
+    Some(Finding::new(what, why, "run weft install with --bin-dir and the plugin directory of the runtime"))
 }
 
-/// Nobody plans for pods that select networks.
-fn of_planner(found: &MetaPlugin) -> Option<Finding> {
-    let node = &found.node;
-    let absent = match (&node.manifest_dir, UnixStream::connect(&node.agent_socket)) {
+/// Returns a finding if neither an agent nor `weft plan --once` can plan for pods that select networks.
+fn check_planner(meta_plugin: &MetaPlugin) -> Option<Finding> {
+    let node = &meta_plugin.node;
+    let cause = match (&node.manifest_dir, UnixStream::connect(&node.agent_socket)) {
         (Some(_), _) | (_, Ok(_)) => return None,
         (None, Err(cause)) => cause,
     };
-    let besides = match &node.kubeconfig {
-        None => "the configuration names no kubeconfig to plan without it".to_owned(),
-        Some(_) if !has_brain(found) => "weft-cni finds no weft to plan without it".to_owned(),
+    let without_agent = match &node.kubeconfig {
+        None => "the configuration has no kubeconfig to plan without an agent".to_owned(),
+        Some(_) if !finds_weft(meta_plugin) => "weft-cni finds no weft to plan without an agent".to_owned(),
         Some(file) => single_plan::reach(Path::new(file)).err()?.to_string(),
     };
-    let why = format!("nobody answers ({absent}), and {besides}: no pod that selects networks is attached");
-    let cure = "start the agent: kubectl -n weft-system get pods -o wide; or weft install --thin";
+    let why =
+        format!("no agent answers ({cause}), and {without_agent}; pods that select networks do not start");
+    let cure = "start the agent (kubectl -n weft-system get pods -o wide), or run weft install --thin";
     Some(Finding::new(format!("agent {}", node.agent_socket), why, cure))
 }
 
-/// Does weft-cni find `weft`, from where the runtime calls it?
-fn has_brain(found: &MetaPlugin) -> bool {
-    let own = fs::canonicalize(Path::new(&found.node.bin_dir).join(found.name())).unwrap_or_default();
+/// Whether weft-cni finds `weft`, called from the directory of the runtime.
+fn finds_weft(meta_plugin: &MetaPlugin) -> bool {
+    let own =
+        fs::canonicalize(Path::new(&meta_plugin.node.bin_dir).join(meta_plugin.name())).unwrap_or_default();
     let beside = [own.with_file_name(thin::PROGRAM), own.with_file_name(thin::DIRECTORY).join(thin::PROGRAM)];
     let listed = PROGRAMS.split(':').map(|directory| Path::new(directory).join(thin::PROGRAM));
     beside.into_iter().chain(listed).any(|path: PathBuf| fs::canonicalize(path).is_ok_and(|real| real != own))
 }
 
-/// What it says itself: a pod that is made now would not be attached.
-fn of_status(weft_cni: &WeftCni, found: MetaPlugin, what: &str, plugins: &Plugins) -> Option<Finding> {
-    let path = runtime_path(&found, plugins);
-    let asked = || {
+/// Returns a finding if STATUS fails: an ADD would fail too.
+fn check_status(
+    weft_cni: &WeftCni,
+    meta_plugin: MetaPlugin,
+    what: &str,
+    plugins: &Plugins,
+) -> Option<Finding> {
+    let path = runtime_path(&meta_plugin, plugins);
+    let status = || {
         let subject = Subject {
             container: ContainerId::new("doctor")?,
             netns: String::new(),
@@ -136,18 +154,18 @@ fn of_status(weft_cni: &WeftCni, found: MetaPlugin, what: &str, plugins: &Plugin
             args: String::new(),
             path,
         };
-        let found = found.with("cniVersion", WITH_STATUS).map_err(cni::Error::from)?;
-        weft_cni.call(found.name(), &found.object.to_json(), Verb::Status, &subject)
+        let meta_plugin = meta_plugin.with("cniVersion", STATUS_VERSION).map_err(cni::Error::from)?;
+        weft_cni.call(meta_plugin.name(), &meta_plugin.object.to_json(), Verb::Status, &subject)
     };
-    let error = asked().err()?;
+    let error = status().err()?;
     let cure = match error.details.is_empty() {
-        true => "until then no pod is attached; docs/operations.md, «a pod does not start»".to_owned(),
+        true => "no pod is attached until then; see docs/operations.md, «A pod does not start»".to_owned(),
         false => error.details,
     };
     Some(Finding::new(what, format!("STATUS: {}", error.msg), cure))
 }
 
-/// Is it the list that `weft cri-proxy` writes?
-fn of_proxy(found: &MetaPlugin) -> bool {
-    found.object.text("name").is_ok_and(|name| name.as_deref() == Some(runtime_network::NAME))
+/// Whether the configuration is the list that `weft cri-proxy` writes.
+fn is_list_of_proxy(meta_plugin: &MetaPlugin) -> bool {
+    meta_plugin.object.text("name").is_ok_and(|name| name.as_deref() == Some(runtime_network::NAME))
 }

@@ -1,4 +1,4 @@
-//! What is wrong with `weft cri-proxy`, where one is used: does it answer, does the runtime behind it, how are its networks?
+//! Findings about `weft cri-proxy`, if it is used: the proxy itself, the runtime behind it, and its networks.
 
 use std::path::Path;
 
@@ -12,46 +12,46 @@ use cri::network_client::Client;
 use cri::runtime_status::ListReport;
 use cri_proxy::runtime_network;
 
-/// Where the runtime's lists are, by the usual configurations.
+/// Usual CNI configuration directories of a runtime behind the proxy.
 const LISTS: [&str; 2] = ["/etc/cni/net.d", "/etc/cni/weft"];
 
-/// Is one used here? One that was ended has left its list to the runtime, or sandboxes.
+/// Whether a proxy is used on this node. A stopped proxy left its list in the directory of the runtime, or sandboxes.
 pub(super) fn is_used<'a>(socket: &Path, sandboxes: impl IntoIterator<Item = &'a Entry>) -> bool {
     socket.exists()
         || LISTS.iter().any(|directory| runtime_network::is_in(Path::new(directory)))
         || sandboxes.into_iter().any(|entry| entry.network == runtime_network::NAME)
 }
 
-/// What is wrong with it.
+/// Returns the findings about the proxy.
 pub(super) fn findings(socket: &Path) -> Result<Vec<Finding>, Failure> {
     cli_support::async_runtime::runtime()?.block_on(async {
         let what = format!("weft cri-proxy at {}", socket.display());
-        match look(socket).await {
+        match query(socket).await {
             Ok((networks, runtime, lists)) => {
-                let mut findings: Vec<Finding> = networks.iter().flat_map(of_network).collect();
-                findings.extend(unread(&what, &networks, lists.as_ref()));
+                let mut findings: Vec<Finding> = networks.iter().flat_map(network_findings).collect();
+                findings.extend(unused_networks(&what, &networks, lists.as_ref()));
                 findings.extend(runtime.err().filter(|status| status.code() == Code::Unavailable).map(
                     |status| {
                         Finding::new(
                             &what,
                             status.message(),
-                            "start the runtime, or name its socket with --runtime",
+                            "start the runtime, or name its socket with --runtime of weft cri-proxy",
                         )
                     },
                 ));
                 Ok(findings)
             }
             Err(status) => {
-                let cure = "start it again; until then no sandbox is made, and those there are go";
+                let cure = "start weft cri-proxy; until then no sandbox can be created, and existing ones are deleted without it";
                 Ok(vec![Finding::new(what, status.message(), cure)])
             }
         }
     })
 }
 
-type Seen = (Vec<Network>, Result<(), Status>, Option<ListReport>);
+type ProxyState = (Vec<Network>, Result<(), Status>, Option<ListReport>);
 
-async fn look(socket: &Path) -> Result<Seen, Status> {
+async fn query(socket: &Path) -> Result<ProxyState, Status> {
     let client = Client::connect(socket).await?;
     Ok((
         client.list().await?,
@@ -60,8 +60,8 @@ async fn look(socket: &Path) -> Result<Seen, Status> {
     ))
 }
 
-/// Networks are set, and the runtime does not ask for them.
-fn unread(what: &str, networks: &[Network], lists: Option<&ListReport>) -> Option<Finding> {
+/// Returns a finding if networks are set but the runtime does not use the list of the proxy.
+fn unused_networks(what: &str, networks: &[Network], lists: Option<&ListReport>) -> Option<Finding> {
     let ListReport { is_read: reads, directory: from } = lists?;
     let is_set = |network: &&Network| label(network) != FALLBACK;
     let set: Vec<String> = networks.iter().filter(is_set).map(label).collect();
@@ -69,10 +69,10 @@ fn unread(what: &str, networks: &[Network], lists: Option<&ListReport>) -> Optio
         return None;
     }
     let why = format!(
-        "the runtime reads {from:?} and has no list of the proxy from there: no sandbox gets {}",
+        "the runtime reads {from:?} and does not use the list of the proxy there, so no sandbox gets {}",
         set.join(", ")
     );
-    let cure = "conf_dir in the runtime's configuration must be the directory of --runtime-networks, and max_conf_num 1; restart the runtime then";
+    let cure = "set conf_dir of the runtime to the directory of --runtime-networks and max_conf_num to 1, then restart the runtime";
     Some(Finding::new(what, why, cure))
 }
 
@@ -81,17 +81,17 @@ fn label(network: &Network) -> String {
     metadata.map(|metadata| Name::of(metadata).to_string()).unwrap_or_default()
 }
 
-fn of_network(network: &Network) -> Vec<Finding> {
+fn network_findings(network: &Network) -> Vec<Finding> {
     let what = format!("network {}", label(network));
     let status = network.status.clone().unwrap_or_default();
-    // One that drains was told to.
+    // A draining network refuses sandboxes as requested.
     let unmanaged = (!status.sandbox_management && !status.draining).then(|| {
-        let why = "takes no sandboxes: a plugin is missing, too old or not ready";
-        Finding::new(&what, why, "weft network show, and the log of weft cri-proxy")
+        let why = "accepts no sandboxes: a plugin is missing, too old or not ready";
+        Finding::new(&what, why, "see weft network show and the log of weft cri-proxy")
     });
     let disconnected = (!status.connectivity).then(|| {
-        let why = "an attachment of it is not as it was made";
-        Finding::new(&what, why, "make the pod anew that is named above")
+        let why = "one of its attachments changed";
+        Finding::new(&what, why, "recreate the pod of the sandbox named above")
     });
     unmanaged.into_iter().chain(disconnected).collect()
 }

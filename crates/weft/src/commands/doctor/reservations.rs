@@ -1,13 +1,14 @@
-//! Addresses that are held by containers which nobody knows: a range full of them starts no pod.
+//! Findings about orphaned addresses: allocated to containers that neither the journal nor the runtime knows.
 //!
 //! ```text
-//!   /var/lib/cni/networks/NETWORK/10.1.2.3     of host-local; its owner: the container's id, then the interface
+//!   /var/lib/cni/networks/NETWORK/10.1.2.3     of host-local; content: container ID, then interface
 //!   /var/lib/weft/ipam/POOL/ledger             of weft-ipam
 //! ```
 //!
-//! Rules: only the directories that are the plugins' defaults are looked at; a reservation that is younger than a sandbox
-//! may take to be made is nobody's yet; there is one finding for each network, and each ledger. A ledger that nobody can
-//! read gives no address: that is one, too; and so is what cannot be looked at.
+//! - Only the default directories of the plugins are read.
+//! - An address that was allocated less than five minutes ago is not reported, because its sandbox may still be created.
+//! - There is one finding for each network and each address store. An unreadable directory or address store, from which
+//!   no pod gets an address, is a finding too.
 //!
 //! Source: plugins `plugins/ipam/host-local/backend/disk`; `docs/plugins/weft-ipam.md`, Files.
 
@@ -22,33 +23,33 @@ use ipam_api::clock::now;
 use node_support::address_store;
 use node_support::address_store::Held;
 
-/// Where they are.
+/// Directory of the host-local allocations.
 pub(super) const DIRECTORY: &str = "/var/lib/cni/networks";
-/// Longest owner read.
+/// Maximum length of an owner, in bytes.
 const OWNER_MAX: u64 = 1024;
-/// How long a sandbox may take until its container is known.
-const FRESH: Duration = Duration::from_secs(300);
-/// What to do about what could not be looked at.
-pub(super) const LOOK_AGAIN: &str = "weft doctor again, once it can be read";
-/// Most addresses named.
+/// Age below which an address is not reported, because its sandbox may still be created.
+const GRACE_PERIOD: Duration = Duration::from_secs(300);
+/// Next step for an unreadable file.
+pub(super) const RETRY: &str = "make it readable, then run weft doctor again";
+/// Maximum number of addresses in a message.
 const NAMED_MAX: usize = 3;
 
-/// What is held by a container of which `is_known` says no, given network, container and interface.
+/// Returns a finding for each network with addresses for which `is_known` (network, container, interface) is false.
 pub(super) fn findings(directory: &Path, is_known: impl Fn(&str, &str, &str) -> bool) -> Vec<Finding> {
     let networks = match entries(directory) {
         Ok(networks) => networks,
         Err(cause) => {
-            let why = format!("{} cannot be looked at: {cause}", directory.display());
-            return vec![Finding::new("addresses of networks", why, LOOK_AGAIN)];
+            let why = format!("failed to read {}: {cause}", directory.display());
+            return vec![Finding::new("addresses of networks", why, RETRY)];
         }
     };
     let mut findings: Vec<Finding> =
-        networks.iter().filter_map(|network| of_network(network, &is_known)).collect();
+        networks.iter().filter_map(|network| network_finding(network, &is_known)).collect();
     findings.sort_by(|a, b| a.what.cmp(&b.what));
     findings
 }
 
-/// What is in a directory, which need not be there.
+/// Returns the entries of a directory; none if it does not exist.
 fn entries(directory: &Path) -> io::Result<Vec<DirEntry>> {
     match fs::read_dir(directory) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(Vec::new()),
@@ -56,101 +57,104 @@ fn entries(directory: &Path) -> io::Result<Vec<DirEntry>> {
     }
 }
 
-fn of_network(network: &DirEntry, is_known: impl Fn(&str, &str, &str) -> bool) -> Option<Finding> {
+fn network_finding(network: &DirEntry, is_known: impl Fn(&str, &str, &str) -> bool) -> Option<Finding> {
     let name = network.file_name().into_string().ok()?;
     let (what, path) = (format!("addresses of network {name}"), network.path());
-    let lost = || {
-        let mut lost = Vec::new();
+    let orphaned = || {
+        let mut orphaned = Vec::new();
         for entry in if fs::metadata(&path)?.is_dir() { entries(&path)? } else { Vec::new() } {
             match reservation(&entry) {
                 Ok(Some((ip, container, ifname))) if !is_known(&name, &container, &ifname) => {
-                    lost.push((ip, container));
+                    orphaned.push((ip, container));
                 }
-                // It was given back meanwhile.
+                // The address was released in the meantime.
                 Err(cause) if cause.kind() != ErrorKind::NotFound => return Err(cause),
                 Ok(_) | Err(_) => {}
             }
         }
-        Ok(lost)
+        Ok(orphaned)
     };
-    let lost = match lost() {
-        Ok(lost) => lost,
+    let orphaned = match orphaned() {
+        Ok(orphaned) => orphaned,
         Err(cause) if cause.kind() == ErrorKind::NotFound => return None,
         Err(cause) => {
-            let why = format!("{} cannot be looked at: {cause}", path.display());
-            return Some(Finding::new(what, why, LOOK_AGAIN));
+            let why = format!("failed to read {}: {cause}", path.display());
+            return Some(Finding::new(what, why, RETRY));
         }
     };
     let cure = format!(
-        "a GC of {name} gives them back; where the runtime has none, remove their files in {}",
+        "GC of network {name} releases them; if the runtime does not call GC, remove their files in {}",
         path.display()
     );
-    Some(Finding::new(what, lost_addresses(lost)?, cure))
+    Some(Finding::new(what, describe_orphaned(orphaned)?, cure))
 }
 
-/// What ledgers of weft-ipam hold for such, and those that cannot be read.
-pub(super) fn of_ledgers(directory: &Path, is_known: impl Fn(&str, &str, &str) -> bool) -> Vec<Finding> {
+/// Returns a finding for each address store of weft-ipam that has such addresses or is unreadable.
+pub(super) fn store_findings(directory: &Path, is_known: impl Fn(&str, &str, &str) -> bool) -> Vec<Finding> {
     match address_store::all(directory) {
-        Ok(all) => all.iter().filter_map(|(name, place)| of_ledger(name, place, &is_known)).collect(),
+        Ok(all) => all.iter().filter_map(|(name, path)| store_finding(name, path, &is_known)).collect(),
         Err(why) => {
-            let why = format!("cannot be looked at: {why}");
-            vec![Finding::new("addresses of ledgers", why, LOOK_AGAIN)]
+            let why = format!("failed to read: {why}");
+            vec![Finding::new("address stores", why, RETRY)]
         }
     }
 }
 
-fn of_ledger(name: &str, place: &Path, is_known: impl Fn(&str, &str, &str) -> bool) -> Option<Finding> {
-    let what = format!("addresses of ledger {name}");
-    let ledger = match address_store::read(place) {
-        Ok(ledger) => ledger?,
+fn store_finding(name: &str, path: &Path, is_known: impl Fn(&str, &str, &str) -> bool) -> Option<Finding> {
+    let what = format!("address store {name}");
+    let store = match address_store::read(path) {
+        Ok(store) => store?,
         Err(why) => {
-            let why = format!("{why}: no pod gets an address of it");
+            let why = format!("{why}; no pod gets an address from it");
+            return Some(Finding::new(what, why, "see docs/plugins/weft-ipam.md, «Damaged address store»"));
+        }
+    };
+    let grace_period = u64::try_from(GRACE_PERIOD.as_millis()).unwrap_or(u64::MAX);
+    let is_orphaned = |Held { since, owner, .. }: &Held| {
+        now().saturating_sub(*since) >= grace_period
+            && !is_known(&owner.network, &owner.container, &owner.ifname)
+    };
+    let held = match address_store::held(path, &store) {
+        Ok(held) => held,
+        Err(why) => {
             return Some(Finding::new(
                 what,
-                why,
-                "docs/plugins/weft-ipam.md, «a ledger that cannot be read»",
+                format!("failed to read the owners of its addresses: {why}"),
+                RETRY,
             ));
         }
     };
-    let fresh = u64::try_from(FRESH.as_millis()).unwrap_or(u64::MAX);
-    let is_lost = |Held { since, owner, .. }: &Held| {
-        now().saturating_sub(*since) >= fresh && !is_known(&owner.network, &owner.container, &owner.ifname)
-    };
-    let held = match address_store::held(place, &ledger) {
-        Ok(held) => held,
-        Err(why) => {
-            return Some(Finding::new(what, format!("who holds them is not known: {why}"), LOOK_AGAIN));
-        }
-    };
-    let lost = held.into_iter().filter(is_lost).map(|held| (held.ip, held.owner.container)).collect();
-    let cure = "their DEL gives them back, or a GC of their network by the runtime; weft ipam check says whose they are";
-    Some(Finding::new(what, lost_addresses(lost)?, cure))
+    let orphaned = held.into_iter().filter(is_orphaned).map(|held| (held.ip, held.owner.container)).collect();
+    let cure = "DEL, or GC of their network, releases them; weft ipam check shows their pods";
+    Some(Finding::new(what, describe_orphaned(orphaned)?, cure))
 }
 
-/// How it is said; nothing of none.
-fn lost_addresses(mut lost: Vec<(IpAddr, String)>) -> Option<String> {
-    lost.sort();
-    let shown: Vec<String> =
-        lost.iter().take(NAMED_MAX).map(|(ip, container)| format!("{ip} (container {container})")).collect();
-    let more = if lost.len() > NAMED_MAX { ", …" } else { "" };
-    match lost.len() {
+/// Returns the description of orphaned addresses; `None` if there are none.
+fn describe_orphaned(mut orphaned: Vec<(IpAddr, String)>) -> Option<String> {
+    orphaned.sort();
+    let shown: Vec<String> = orphaned
+        .iter()
+        .take(NAMED_MAX)
+        .map(|(ip, container)| format!("{ip} (container {container})"))
+        .collect();
+    let more = if orphaned.len() > NAMED_MAX { ", …" } else { "" };
+    match orphaned.len() {
         0 => None,
-        1 => Some(format!("{} is held by a container that nobody knows", shown.concat())),
-        count => Some(format!(
-            "{count} addresses are held by containers that nobody knows: {}{more}",
-            shown.join(", ")
-        )),
+        1 => Some(format!("{} is allocated to an unknown container", shown.concat())),
+        count => {
+            Some(format!("{count} addresses are allocated to unknown containers: {}{more}", shown.join(", ")))
+        }
     }
 }
 
-/// The address, its container and interface; nothing of what is no reservation, or too young.
+/// Returns address, container and interface of an allocation; `None` for other files and for recent allocations.
 fn reservation(entry: &DirEntry) -> io::Result<Option<(IpAddr, String, String)>> {
     let Some(ip) = entry.file_name().to_str().and_then(|name| name.parse::<IpAddr>().ok()) else {
         return Ok(None);
     };
     let meta = entry.metadata()?;
     let age = meta.modified()?.elapsed().unwrap_or_default();
-    if !meta.is_file() || age < FRESH {
+    if !meta.is_file() || age < GRACE_PERIOD {
         return Ok(None);
     }
     let mut owner = Vec::new();
@@ -168,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_unknown_containers_hold_is_told_by_network_and_what_is_young_is_not() {
+    fn doctor_reports_orphaned_addresses_of_host_local() {
         let directory = std::env::temp_dir().join(format!("weft-reservations-{}", std::process::id()));
         let network = directory.join("lan");
         fs::create_dir_all(&network).unwrap();
@@ -198,37 +202,40 @@ mod tests {
     }
 
     #[test]
-    fn what_ledgers_hold_for_unknown_containers_is_told_and_a_ledger_that_nobody_can_read() {
+    fn doctor_reports_orphaned_addresses_and_unreadable_stores() {
         let directory = std::env::temp_dir().join(format!("weft-doctor-ledgers-{}", std::process::id()));
         for name in ["10.0.0.0-24", "spoilt", "empty", "No.Ledger"] {
             fs::create_dir_all(directory.join(name)).unwrap();
         }
-        let mut ledger = ipam::AddressStore::new("b");
+        let mut store = ipam::AddressStore::new("b");
         let lease = ipam::BlockLease {
             net: "10.0.0.0/24".parse().unwrap(),
             id: "u.0".into(),
             single_owner: false,
             reserved: Vec::new(),
         };
-        let _ = ledger.add_block(&lease, 1);
+        let _ = store.add_block(&lease, 1);
         let mut owners = Vec::new();
         for (slot, container, age) in [(2, "gone", 3_600_000), (3, "there", 3_600_000), (4, "coming", 1_000)]
         {
-            let _ = ledger.hold(ipam::address_store::SlotId { page: 0, slot }, now() - age, 7 + slot as u64);
+            let _ = store.hold(ipam::address_store::SlotId { page: 0, slot }, now() - age, 7 + slot as u64);
             owners.resize(slot * 1024, 0);
             owners.extend(format!("{container}\neth0\nlan\nuid\ndefault\nweb\n").into_bytes());
         }
-        fs::write(directory.join("10.0.0.0-24/ledger"), ledger.to_bytes()).unwrap();
+        fs::write(directory.join("10.0.0.0-24/ledger"), store.to_bytes()).unwrap();
         fs::write(directory.join("10.0.0.0-24/owners"), owners).unwrap();
         fs::write(directory.join("spoilt/ledger"), "nothing").unwrap();
         fs::write(directory.join("No.Ledger/ledger"), "nothing").unwrap();
-        let found = of_ledgers(&directory, |network, container, ifname| {
+        let found = store_findings(&directory, |network, container, ifname| {
             (network, container, ifname) == ("lan", "there", "eth0")
         });
         fs::remove_dir_all(&directory).unwrap();
-        let [lost, spoilt] = found.as_slice() else { panic!("{found:?}") };
-        assert_eq!(lost.what, "addresses of ledger 10.0.0.0-24");
-        assert!(lost.why.starts_with("10.0.0.2 (container gone) is held by a"), "{lost:?}");
+        let [orphaned, spoilt] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!(orphaned.what, "address store 10.0.0.0-24");
+        assert!(
+            orphaned.why.starts_with("10.0.0.2 (container gone) is allocated to an unknown"),
+            "{orphaned:?}"
+        );
         assert!(
             spoilt.what.ends_with("spoilt") && spoilt.why.contains("not an address store of this version"),
             "{spoilt:?}"
@@ -236,25 +243,25 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_looked_at_is_told_and_not_passed_over() {
+    fn doctor_reports_unreadable_address_directories() {
         let directory = std::env::temp_dir().join(format!("weft-doctor-unread-{}", std::process::id()));
         let (networks, pools) = (directory.join("networks"), directory.join("ipam"));
         for path in [&networks, &pools.join("10.0.0.0-24/owners")] {
             fs::create_dir_all(path).unwrap();
         }
-        // A link to itself: nobody can read it, not even root.
-        let itself = |path: &Path| std::os::unix::fs::symlink(path, path).unwrap();
-        itself(&networks.join("lan"));
-        itself(&directory.join("loop"));
+        // A link to itself is unreadable, even for root.
+        let link_to_itself = |path: &Path| std::os::unix::fs::symlink(path, path).unwrap();
+        link_to_itself(&networks.join("lan"));
+        link_to_itself(&directory.join("loop"));
         fs::write(pools.join("10.0.0.0-24/ledger"), ipam::AddressStore::new("b").to_bytes()).unwrap();
-        let of = |found: Vec<Finding>| found.into_iter().map(|found| found.what).collect::<Vec<_>>();
-        let nobody = |_: &str, _: &str, _: &str| false;
-        assert_eq!(of(findings(&networks, nobody)), ["addresses of network lan"]);
-        assert_eq!(of(findings(&directory.join("loop"), nobody)), ["addresses of networks"]);
-        assert_eq!(of(of_ledgers(&pools, nobody)), ["addresses of ledger 10.0.0.0-24"]);
-        assert_eq!(of(of_ledgers(&directory.join("loop"), nobody)), ["addresses of ledgers"]);
-        assert_eq!(of(findings(&directory.join("none"), nobody)), [""; 0]);
-        assert_eq!(of(of_ledgers(&directory.join("none"), nobody)), [""; 0]);
+        let subjects = |found: Vec<Finding>| found.into_iter().map(|found| found.what).collect::<Vec<_>>();
+        let no_container = |_: &str, _: &str, _: &str| false;
+        assert_eq!(subjects(findings(&networks, no_container)), ["addresses of network lan"]);
+        assert_eq!(subjects(findings(&directory.join("loop"), no_container)), ["addresses of networks"]);
+        assert_eq!(subjects(store_findings(&pools, no_container)), ["address store 10.0.0.0-24"]);
+        assert_eq!(subjects(store_findings(&directory.join("loop"), no_container)), ["address stores"]);
+        assert_eq!(subjects(findings(&directory.join("none"), no_container)), [""; 0]);
+        assert_eq!(subjects(store_findings(&directory.join("none"), no_container)), [""; 0]);
         fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -1,12 +1,11 @@
-//! `weft import multus`: what Multus attached weft takes down, and what Multus was told weft does.
+//! `weft import multus`: imports the sandboxes of Multus into the journal, so that weft takes them down, and converts the
+//! configuration of Multus.
 //!
-//! Rules:
-//! - nothing is written unless that was said (`--apply`), and nothing of Multus's is ever changed;
-//! - an entry of the journal is never replaced, so it can be run again: for the pods that came in between;
-//! - what is not understood is named and left out, and is a failure in the end.
+//! - Nothing is written without `--apply`. Files of Multus are never changed.
+//! - An existing journal entry is never replaced, so the command can be repeated for later pods.
+//! - Sandboxes and fields that cannot be imported are named, and make the exit code 1.
 //!
-//! The configuration goes to stdout, everything else to stderr.
-//!
+//! The configuration is printed to stdout, everything else to stderr.
 //! Source: Multus `pkg/multus/multus.go`, `pkg/types/types.go`, `pkg/server/config/generator.go`; libcni's cache.
 
 mod configuration;
@@ -26,7 +25,7 @@ use configuration::Configuration;
 use node_support::journal_reader::Journal;
 use node_support::weft_cni::WeftCni;
 
-/// What `weft import multus` is told.
+/// Arguments of `weft import multus`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -57,64 +56,66 @@ pub(crate) struct Arguments {
     apply: bool,
 }
 
-/// Does it.
+/// Runs `weft import multus`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { config, conf_dir, daemon_config, cni_dir, journal, apply } = arguments;
-    privilege::require("weft import multus", "only root reads what Multus remembers")?;
+    privilege::require("weft import multus", "only root may read the state of Multus")?;
     // Stdout is for the configuration.
     let progress = Progress::beside(Format::Json);
-    let read = Configuration::read(config.as_deref(), conf_dir, daemon_config.as_deref())?;
-    for note in &read.notes {
+    let configuration = Configuration::read(config.as_deref(), conf_dir, daemon_config.as_deref())?;
+    for note in &configuration.notes {
         progress.line(plain(&format!("configuration: {note}")));
     }
-    let directory = cni_dir.as_deref().unwrap_or(&read.cni_dir);
-    let found = sandboxes::read(directory, &read)?;
+    let directory = cni_dir.as_deref().unwrap_or(&configuration.cni_dir);
+    let found = sandboxes::read(directory, &configuration)?;
     let mut left_out = 0;
-    let keys = read.left_out.iter().map(|key| format!("configuration: {key}"));
+    let keys = configuration.left_out.iter().map(|key| format!("configuration: {key}"));
     for fault in keys.chain(found.faults.iter().cloned()) {
         left_out += 1;
-        progress.line(plain(&format!("left out: {}", fault.trim())));
+        progress.line(plain(&format!("not imported: {}", fault.trim())));
     }
-    let taker = Taker { weft_cni: apply.then(WeftCni::find).transpose()?, journal };
+    let importer = EntryImporter { weft_cni: apply.then(WeftCni::find).transpose()?, journal };
     for entry in &found.entries {
-        match taker.take_over(entry) {
-            Ok(how) => progress.line(plain(&format!("{}: {how}", described(entry)))),
+        match importer.import(entry) {
+            Ok(how) => progress.line(plain(&format!("{}: {how}", describe(entry)))),
             Err(failure) => {
                 left_out += 1;
-                progress.line(plain(&format!("left out: {}: {failure}", described(entry))));
+                progress.line(plain(&format!("not imported: {}: {failure}", describe(entry))));
             }
         }
     }
     progress.line(format!("{} sandboxes in {}", found.entries.len(), directory.display()));
-    output::print(&read.text)?;
+    output::print(&configuration.text)?;
     match left_out {
         0 => Ok(()),
-        count => Err(Failure::new(format!("{count} things of Multus were left out, see above"))
-            .next("the pods they belong to are better deleted while Multus can do it")),
+        count => {
+            Err(Failure::new(format!("{count} sandboxes or fields of Multus were not imported, see above"))
+                .next("delete the affected pods while Multus is still installed"))
+        }
     }
 }
 
-/// Who writes entries, if they are to be written.
-struct Taker<'a> {
+/// Importer of journal entries. Without `weft_cni` it writes nothing.
+struct EntryImporter<'a> {
     weft_cni: Option<WeftCni>,
     journal: &'a Path,
 }
 
-impl Taker<'_> {
-    fn take_over(&self, entry: &Entry) -> Result<&'static str, Failure> {
-        let known = Journal::at(&self.journal.join(journal::ENTRIES)).entry(&entry.container_id)?;
-        match (known, &self.weft_cni) {
-            (Some(_), _) => Ok("in the journal already"),
-            (None, None) => Ok("would be taken over"),
+impl EntryImporter<'_> {
+    fn import(&self, entry: &Entry) -> Result<&'static str, Failure> {
+        let existing = Journal::at(&self.journal.join(journal::ENTRIES)).entry(&entry.container_id)?;
+        match (existing, &self.weft_cni) {
+            (Some(_), _) => Ok("already in the journal"),
+            (None, None) => Ok("would be imported"),
             (None, Some(weft_cni)) => {
                 weft_cni.import_entry(self.journal, &entry.value()?)?;
-                Ok("taken over")
+                Ok("imported")
             }
         }
     }
 }
 
-fn described(entry: &Entry) -> String {
+fn describe(entry: &Entry) -> String {
     let pod = &entry.plan.pod;
     let networks: Vec<String> = entry
         .plan

@@ -1,13 +1,13 @@
-//! `weft import whereabouts`: addresses that running pods have from whereabouts stay theirs.
+//! `weft import whereabouts`: reserves in IP pools the addresses that whereabouts allocated to running pods.
 //!
 //! ```text
 //!   IPPool.spec.allocations ┐
 //!   OverlappingRangeIPReservation ┴─► addresses, each with its pod ──► IPPool, and an IPBlock for each address, kept
-//!   NodeSlicePool: the range that slices are part of                     until its pod is gone
+//!   NodeSlicePool: the range that slices are part of                     until its pod is deleted
 //! ```
 //!
-//! Rules: nothing of whereabouts' is changed; what is there already is left alone, so it may be run again; an entry that
-//! cannot be read is named, and nothing is made before all could be read.
+//! - Objects of whereabouts are not changed. Existing objects of weft are kept, so the command may be repeated.
+//! - An unreadable object is named, and nothing is created before all objects were read.
 //!
 //! Source: whereabouts v0.9 `pkg/api/whereabouts.cni.cncf.io/v1alpha1`, `pkg/storage/kubernetes`.
 
@@ -41,7 +41,7 @@ use kube_support::api_error;
 use kube_support::client;
 use kube_support::resources::Key;
 
-/// What `weft import whereabouts` is told.
+/// Arguments of `weft import whereabouts`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -58,32 +58,32 @@ pub(crate) struct Arguments {
     /// Namespace of the whereabouts objects
     #[arg(long, default_value = "kube-system", value_name = "NAMESPACE")]
     from_namespace: String,
-    /// Path to a kubeconfig (default: in-cluster configuration)
+    /// Path to a kubeconfig (default: in-cluster configuration in a pod, else ~/.kube/config)
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
     kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
 }
 
-/// An address of whereabouts'.
+/// Address that whereabouts allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Allocation {
-    /// The address space.
+    /// Address space (`network_name` of whereabouts).
     network_name: String,
-    /// The whole range; of a slice the one it is part of.
+    /// Whole range; for a slice, the range that it is part of.
     range: IpNet,
-    /// The address.
+    /// Address.
     address: IpAddr,
     /// `namespace/name` of the pod.
     pod: String,
-    /// The container, if it is known.
+    /// Container ID; empty if unknown.
     container: String,
-    /// The interface, if it is known.
+    /// Interface; empty if unknown.
     interface: String,
 }
 
-/// A reason why an object of whereabouts cannot be read.
+/// Reason why an object of whereabouts cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum ReadError {
     /// The range of a pool, or of the slices of nodes, is not a network.
@@ -95,7 +95,7 @@ enum ReadError {
         range: String,
     },
     /// The allocations of a pool are not a map.
-    #[error("ippool {pool}: spec.allocations: no map")]
+    #[error("ippool {pool}: spec.allocations: not a map")]
     Allocations {
         /// The name of the pool.
         pool: String,
@@ -111,15 +111,15 @@ enum ReadError {
         fault: &'static str,
     },
     /// The name of a reservation contains no address.
-    #[error("overlappingrangeipreservation {name}: its name has no address")]
+    #[error("overlappingrangeipreservation {name}: its name contains no address")]
     ParseReservation {
         /// The name of the reservation.
         name: String,
     },
     /// The name of a reservation can be read as addresses of two pools.
     #[error(
-        "overlappingrangeipreservation {name}: its name is {one} of one pool and {other} of another: remove it, if no pod \
-         has either"
+        "overlappingrangeipreservation {name}: its name means {one} in one pool and {other} in another; delete it if no pod \
+         has either address"
     )]
     ChooseAddress {
         /// The name of the reservation.
@@ -131,15 +131,15 @@ enum ReadError {
     },
 }
 
-/// Whereabouts' objects, as lists of their JSON.
+/// Objects of whereabouts as JSON.
 #[derive(Debug, Default)]
-struct Found {
+struct WhereaboutsObjects {
     pools: Vec<Value>,
     reservations: Vec<Value>,
     slices: Vec<Value>,
 }
 
-/// Does it.
+/// Runs `weft import whereabouts`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { apply, from_namespace, kubeconfig, output: Output { format } } = arguments;
     runtime()?.block_on(async {
@@ -149,72 +149,75 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             let resource = ApiResource::from_gvk_with_plural(&kind, plural);
             let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), from_namespace, &resource);
             match api.list(&ListParams::default()).await {
-                Ok(found) => {
-                    Ok(found.items.iter().filter_map(|item| serde_json::to_value(item).ok()).collect())
+                Ok(objects) => {
+                    Ok(objects.items.iter().filter_map(|item| serde_json::to_value(item).ok()).collect())
                 }
-                // Not every release has every kind.
+                // Not every release of whereabouts has every kind.
                 Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
                 Err(error) => Err(Failure::new(format!("list {plural}: {}", api_error::describe(&error)))),
             }
         };
-        let found = Found {
+        let objects = WhereaboutsObjects {
             pools: list("ippools", "IPPool").await?,
             reservations: list("overlappingrangeipreservations", "OverlappingRangeIPReservation").await?,
             slices: list("nodeslicepools", "NodeSlicePool").await?,
         };
-        let allocations = found.allocations().map_err(|error| Failure::new(error.to_string()))?;
-        let made = match apply {
-            true => take_over(&client, &allocations).await?,
-            false => foresee(&client, &allocations).await?,
+        let allocations = objects.allocations().map_err(|error| Failure::new(error.to_string()))?;
+        let outcomes = match apply {
+            true => import(&client, &allocations).await?,
+            false => preview(&client, &allocations).await?,
         };
-        tell(&allocations, &made, *apply, *format)
+        print_outcomes(&allocations, &outcomes, *apply, *format)
     })
 }
 
-impl Found {
-    /// Every address, once.
+impl WhereaboutsObjects {
+    /// Returns every allocated address once.
     fn allocations(&self) -> Result<Vec<Allocation>, ReadError> {
-        let ranges = self.slices.iter().map(sliced).collect::<Result<Vec<_>, ReadError>>()?;
-        let mut found: BTreeMap<(String, IpAddr), Allocation> = BTreeMap::new();
+        let ranges = self.slices.iter().map(sliced_range).collect::<Result<Vec<_>, ReadError>>()?;
+        let mut allocations: BTreeMap<(String, IpAddr), Allocation> = BTreeMap::new();
         for pool in &self.pools {
-            for allocation in of_pool(pool, &ranges)? {
-                found.insert((allocation.network_name.clone(), allocation.address), allocation);
+            for allocation in pool_allocations(pool, &ranges)? {
+                allocations.insert((allocation.network_name.clone(), allocation.address), allocation);
             }
         }
         for reservation in &self.reservations {
-            let readings = reserved(reservation)?;
-            if readings.iter().any(|reading| found.contains_key(reading)) {
+            let interpretations = reservation_interpretations(reservation)?;
+            if interpretations.iter().any(|interpretation| allocations.contains_key(interpretation)) {
                 continue;
             }
-            let Some((network, address, range)) = self.placed(reservation, readings, &ranges)? else {
+            let Some((network, address, range)) =
+                self.matching_pool(reservation, interpretations, &ranges)?
+            else {
                 continue;
             };
-            let pod = text(&reservation["spec"]["podref"]);
-            let interface = text(&reservation["spec"]["ifname"]);
-            let container = text(&reservation["spec"]["containerid"]);
+            let pod = string(&reservation["spec"]["podref"]);
+            let interface = string(&reservation["spec"]["ifname"]);
+            let container = string(&reservation["spec"]["containerid"]);
             let key = (network.clone(), address);
-            found
+            allocations
                 .insert(key, Allocation { network_name: network, range, address, pod, container, interface });
         }
-        Ok(found.into_values().collect())
+        Ok(allocations.into_values().collect())
     }
 
-    /// The one reading of a reservation's name of which there is a pool: its range is that of the pool which holds it. Nothing if
-    /// there is none.
-    fn placed(
+    /// Returns the reading of a reservation's name whose network and address are in a pool, with the range of that pool. `None`
+    /// if there is no such pool; an error if two pools match.
+    fn matching_pool(
         &self,
         reservation: &Value,
-        readings: Vec<(String, IpAddr)>,
-        ranges: &[Sliced],
+        interpretations: Vec<(String, IpAddr)>,
+        ranges: &[SlicedRange],
     ) -> Result<Option<(String, IpAddr, IpNet)>, ReadError> {
-        let places: Vec<_> = self.pools.iter().filter_map(|pool| place(pool, ranges).ok()).collect();
-        let placed = readings.into_iter().filter_map(|(network, address)| {
-            let holds =
+        let pool_ranges: Vec<_> =
+            self.pools.iter().filter_map(|pool| pool_range(pool, ranges).ok()).collect();
+        let matches = interpretations.into_iter().filter_map(|(network, address)| {
+            let contains =
                 |(name, range, _): &&(String, IpNet, IpNet)| *name == network && range.contains(&address);
-            let range = places.iter().find(holds)?.1;
+            let range = pool_ranges.iter().find(contains)?.1;
             Some((network, address, range))
         });
-        match placed.collect::<Vec<_>>().as_slice() {
+        match matches.collect::<Vec<_>>().as_slice() {
             [] => Ok(None),
             [one] => Ok(Some(one.clone())),
             [(_, one, _), (_, other, _), ..] => {
@@ -224,16 +227,16 @@ impl Found {
     }
 }
 
-fn text(value: &Value) -> String {
+fn string(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
 fn name_of(object: &Value) -> String {
-    text(&object["metadata"]["name"])
+    string(&object["metadata"]["name"])
 }
 
-/// A range as whereabouts writes it in names.
-fn normal(range: &str) -> String {
+/// Returns a range in the form that whereabouts uses in object names.
+fn normalize_range(range: &str) -> String {
     let mut name = range.replace([':', '/'], "-");
     if name.ends_with('-') {
         name.push('0');
@@ -241,35 +244,35 @@ fn normal(range: &str) -> String {
     name
 }
 
-/// A range that nodes have slices of.
+/// Range of which nodes have slices.
 #[derive(Debug)]
-struct Sliced {
-    /// Its address space, or, where that has no name, the network's name.
+struct SlicedRange {
+    /// Address space, or the name of the network if it has no address space.
     name: String,
     range: IpNet,
-    /// Nodes and their slices.
+    /// Node name and slice of each node.
     slices: Vec<(String, IpNet)>,
 }
 
-/// What a NodeSlicePool says.
-fn sliced(object: &Value) -> Result<Sliced, ReadError> {
-    let (name, range) = (name_of(object), text(&object["spec"]["range"]));
+/// Parses a NodeSlicePool.
+fn sliced_range(object: &Value) -> Result<SlicedRange, ReadError> {
+    let (name, range) = (name_of(object), string(&object["spec"]["range"]));
     let net = range.parse::<IpNet>().map_err(|_| ReadError::ParseRange {
         object: format!("nodeslicepool {name}"),
         range: range.clone(),
     })?;
     let slice = |entry: &Value| {
         let slice = entry["sliceRange"].as_str()?.parse::<IpNet>().ok()?;
-        Some((text(&entry["nodeName"]), slice.trunc()))
+        Some((string(&entry["nodeName"]), slice.trunc()))
     };
     let given = object["status"]["allocations"].as_array().into_iter().flatten();
-    Ok(Sliced { name, range: net.trunc(), slices: given.filter_map(slice).collect() })
+    Ok(SlicedRange { name, range: net.trunc(), slices: given.filter_map(slice).collect() })
 }
 
-impl Sliced {
-    /// The address space of the pool `name` of the range `own`, if that is a slice.
+impl SlicedRange {
+    /// Returns the address space of the pool `name` with the range `own`, if `own` is a slice of this range.
     fn network(&self, name: &str, own: IpNet, suffix: &str) -> Option<String> {
-        // A slice is called [NETWORK-]NODE-SLICE; without a network it looks like a network's own pool.
+        // A slice is named [NETWORK-]NODE-SLICE. Without a network, the name looks like that of a network's own pool.
         let node = self
             .slices
             .iter()
@@ -281,17 +284,18 @@ impl Sliced {
     }
 }
 
-/// The address space of a pool, its whole range, and the range its offsets count in.
-fn place(pool: &Value, slices: &[Sliced]) -> Result<(String, IpNet, IpNet), ReadError> {
-    let (name, range) = (name_of(pool), text(&pool["spec"]["range"]));
+/// Returns the address space of a pool, its whole range, and the range in which its offsets count.
+fn pool_range(pool: &Value, slices: &[SlicedRange]) -> Result<(String, IpNet, IpNet), ReadError> {
+    let (name, range) = (name_of(pool), string(&pool["spec"]["range"]));
     let own = range
         .parse::<IpNet>()
         .map_err(|_| ReadError::ParseRange { object: format!("ippool {name}"), range: range.clone() })?
         .trunc();
-    let suffix = normal(&own.to_string());
-    let mut around =
-        slices.iter().filter_map(|sliced| Some((sliced.network(&name, own, &suffix)?, sliced.range)));
-    Ok(match around.next() {
+    let suffix = normalize_range(&own.to_string());
+    let mut enclosing = slices
+        .iter()
+        .filter_map(|sliced_range| Some((sliced_range.network(&name, own, &suffix)?, sliced_range.range)));
+    Ok(match enclosing.next() {
         Some((network, range)) => (network, range, own),
         None => {
             let before = name.strip_suffix(&suffix).unwrap_or_default().trim_end_matches('-');
@@ -300,14 +304,14 @@ fn place(pool: &Value, slices: &[Sliced]) -> Result<(String, IpNet, IpNet), Read
     })
 }
 
-fn of_pool(pool: &Value, slices: &[Sliced]) -> Result<Vec<Allocation>, ReadError> {
-    let (network_name, range, own) = place(pool, slices)?;
+fn pool_allocations(pool: &Value, slices: &[SlicedRange]) -> Result<Vec<Allocation>, ReadError> {
+    let (network_name, range, own) = pool_range(pool, slices)?;
     let name = name_of(pool);
     let mut all = Vec::new();
     let allocations = &pool["spec"]["allocations"];
     let Some(allocations) = allocations.as_object() else {
-        let is_absent = allocations.is_null();
-        return if is_absent { Ok(all) } else { Err(ReadError::Allocations { pool: name }) };
+        let is_null = allocations.is_null();
+        return if is_null { Ok(all) } else { Err(ReadError::Allocations { pool: name }) };
     };
     for (offset, entry) in allocations {
         let refuse = |fault: &'static str| ReadError::ReadAllocation {
@@ -326,40 +330,40 @@ fn of_pool(pool: &Value, slices: &[Sliced]) -> Result<Vec<Allocation>, ReadError
             network_name: network_name.clone(),
             range,
             address: nth(own, number),
-            pod: text(&entry["podref"]),
-            container: text(&entry["id"]),
-            interface: text(&entry["ifname"]),
+            pod: string(&entry["podref"]),
+            container: string(&entry["id"]),
+            interface: string(&entry["ifname"]),
         });
     }
     Ok(all)
 }
 
-/// Address space and address of a reservation: `[network-]address`, its colons written as dashes. In each way that its name can
-/// be read: of IPv6 every part is one of the groups, which may be the end of a network's name as well.
-fn reserved(object: &Value) -> Result<Vec<(String, IpAddr)>, ReadError> {
+/// Returns every interpretation of a reservation's name as address space and address. The name is `[network-]address` with
+/// dashes for colons, so the end of a network name may also be a group of an IPv6 address.
+fn reservation_interpretations(object: &Value) -> Result<Vec<(String, IpAddr)>, ReadError> {
     let name = name_of(object);
     let parts: Vec<&str> = name.split('-').collect();
-    let reading = |from: usize| {
+    let interpretation = |from: usize| {
         let ip = parts[from..].join(":").parse::<IpAddr>().ok()?;
         Some((parts[..from].join("-"), ip))
     };
-    let readings: Vec<_> = (0..parts.len()).filter_map(reading).collect();
-    match readings.is_empty() {
+    let interpretations: Vec<_> = (0..parts.len()).filter_map(interpretation).collect();
+    match interpretations.is_empty() {
         true => Err(ReadError::ParseReservation { name }),
-        false => Ok(readings),
+        false => Ok(interpretations),
     }
 }
 
-/// What became of an address.
+/// Result of the import of one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// It is its pod's, in this pool.
+    /// It is reserved for its pod in this pool.
     Kept(String),
-    /// Nothing was done yet.
-    ToBeKept,
-    /// Its pod is gone.
-    Gone,
-    /// It cannot be its pod's, and why.
+    /// It would be reserved with `--apply`.
+    WouldBeKept,
+    /// Its pod no longer exists.
+    PodDeleted,
+    /// It cannot be reserved for its pod, with the reason.
     Refused(String),
 }
 
@@ -367,49 +371,51 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Outcome::Kept(pool) => write!(f, "kept in pool {pool}"),
-            Outcome::ToBeKept => f.write_str("would be kept"),
-            Outcome::Gone => f.write_str("its pod is gone: not kept"),
+            Outcome::WouldBeKept => f.write_str("would be kept"),
+            Outcome::PodDeleted => f.write_str("not kept: its pod no longer exists"),
             Outcome::Refused(why) => write!(f, "not kept: {why}"),
         }
     }
 }
 
-/// Makes pools, and an object for each address; what became of each.
-async fn take_over(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap<usize, Outcome>, Failure> {
+/// Creates the pools and an object for each address. Returns the outcome of each address.
+async fn import(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap<usize, Outcome>, Failure> {
     let snapshot = ClusterSnapshot::take(client).await.map_err(|error| Failure::new(error.to_string()))?;
-    let mut known: BTreeMap<(String, IpNet), pool_lookup::Pool> = BTreeMap::new();
-    let mut made = BTreeMap::new();
-    // Wide ranges first: a narrow one in them is the same pool.
+    let mut pools: BTreeMap<(String, IpNet), pool_lookup::Pool> = BTreeMap::new();
+    let mut outcomes = BTreeMap::new();
+    // Large ranges first, because a smaller range inside one belongs to the same pool.
     let mut order: Vec<usize> = (0..allocations.len()).collect();
     order.sort_by_key(|at| allocations[*at].range.prefix_len());
     for at in order {
         let allocation = &allocations[at];
         let Allocation { network_name, range, pod, .. } = allocation;
         let key = (network_name.clone(), *range);
-        if !known.contains_key(&key) {
+        if !pools.contains_key(&key) {
             let divider = if network_name.is_empty() { "" } else { "-" };
             let name = format!("{network_name}{divider}{}", range.to_string().replace([':', '/'], "-"));
-            let wanted =
+            let reference =
                 PoolReference { name, must_exist: false, network: network_name.clone(), range: *range };
-            known.insert(
+            pools.insert(
                 key.clone(),
-                pool_lookup::resolve(client, &wanted).await.map_err(|why| Failure::new(why.to_string()))?,
+                pool_lookup::resolve(client, &reference)
+                    .await
+                    .map_err(|why| Failure::new(why.to_string()))?,
             );
         }
-        let outcome = match of_living(pod, |pod| snapshot.pods.get(&pod)) {
+        let outcome = match find_pod(pod, |pod| snapshot.pods.get(&pod)) {
             Ok(holder) => {
-                let kept = keep(client, &known[&key], allocation, &holder.uid).await;
-                kept.map_err(|fault| Failure::new(format!("{}: {fault}", allocation.address)))?
+                let result = create_block(client, &pools[&key], allocation, &holder.uid).await;
+                result.map_err(|fault| Failure::new(format!("{}: {fault}", allocation.address)))?
             }
             Err(outcome) => outcome,
         };
-        made.insert(at, outcome);
+        outcomes.insert(at, outcome);
     }
-    Ok(made)
+    Ok(outcomes)
 }
 
-/// What would become of each address, as far as its pod says it. Nothing of weft's need be there.
-async fn foresee(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap<usize, Outcome>, Failure> {
+/// Returns the outcome that an import would have for each address, judged by its pod alone. IPPools need not exist.
+async fn preview(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap<usize, Outcome>, Failure> {
     let mut pods: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for Allocation { pod, .. } in allocations {
         let Some((namespace, _)) = pod.split_once('/') else { continue };
@@ -420,27 +426,27 @@ async fn foresee(client: &Client, allocations: &[Allocation]) -> Result<BTreeMap
             pods.insert(namespace.to_owned(), found.into_iter().map(|pod| pod.name).collect());
         }
     }
-    let is_there = |(namespace, name): Key| {
-        pods.get(&namespace).is_some_and(|names| names.contains(&name)).then_some(Outcome::ToBeKept)
+    let outcome_of_pod = |(namespace, name): Key| {
+        pods.get(&namespace).is_some_and(|names| names.contains(&name)).then_some(Outcome::WouldBeKept)
     };
     let outcome = |Allocation { pod, .. }: &Allocation| {
-        let (Ok(outcome) | Err(outcome)) = of_living(pod, is_there);
+        let (Ok(outcome) | Err(outcome)) = find_pod(pod, outcome_of_pod);
         outcome
     };
     Ok(allocations.iter().map(outcome).enumerate().collect())
 }
 
-/// What is found of the pod of an address; what becomes of the address, if that is nothing.
-fn of_living<T>(pod: &str, find: impl FnOnce(Key) -> Option<T>) -> Result<T, Outcome> {
+/// Returns what `find` returns for the pod of an address, or the outcome if there is no pod.
+fn find_pod<T>(pod: &str, find: impl FnOnce(Key) -> Option<T>) -> Result<T, Outcome> {
     match pod.split_once('/') {
-        Some((namespace, name)) => find((namespace.to_owned(), name.to_owned())).ok_or(Outcome::Gone),
-        // Early releases did not write it down: somebody may have the address.
-        None => Err(Outcome::Refused("whereabouts does not say whose it is".to_owned())),
+        Some((namespace, name)) => find((namespace.to_owned(), name.to_owned())).ok_or(Outcome::PodDeleted),
+        // Early releases of whereabouts did not record the pod, so a pod may use the address.
+        None => Err(Outcome::Refused("whereabouts did not record its pod".to_owned())),
     }
 }
 
-/// Makes the object of one address, if its place is nobody else's.
-async fn keep(
+/// Creates the object of one address, unless it exists with another owner.
+async fn create_block(
     client: &Client,
     pool: &pool_lookup::Pool,
     allocation: &Allocation,
@@ -448,97 +454,103 @@ async fn keep(
 ) -> Result<Outcome, RegistryError> {
     let Allocation { address, pod, container, interface, .. } = allocation;
     let (namespace, name) = pod.split_once('/').unwrap_or_default();
-    let place = (namespace.to_owned(), name.to_owned());
+    let pod_key = (namespace.to_owned(), name.to_owned());
     let claim = format!("imported/{pod}");
     let owner = format!("{uid}/{container}/{interface}");
     let holder = Holder { owner, claim: claim.clone(), ..Holder::default() };
-    let registry = ApiRegistry::new(client.clone(), pool, place, Counter::default());
+    let registry = ApiRegistry::new(client.clone(), pool, pod_key, Counter::default());
     match create_object(&registry, IpNet::from(*address), &holder).await {
-        // One that was made before is told apart from one that is somebody else's.
+        // Distinguish an object of an earlier import from one with another owner.
         Err(RegistryError::Conflict) => match registry.read(IpNet::from(*address)).await? {
-            // Its pod may have been made anew since, and the controller keeps nothing for one that is gone.
-            Some(mut known) if known.holder.claim == claim => {
-                if known.holder.node.is_empty() && known.holder.owner != holder.owner {
-                    known.holder.owner = holder.owner;
-                    match registry.replace(&known).await {
+            // The pod may have been recreated, and the controller reclaims an object whose pod no longer exists.
+            Some(mut existing) if existing.holder.claim == claim => {
+                if existing.holder.node.is_empty() && existing.holder.owner != holder.owner {
+                    existing.holder.owner = holder.owner;
+                    match registry.replace(&existing).await {
                         Err(RegistryError::Conflict) => {
-                            return Ok(Outcome::Refused("it was just changed: run it again".to_owned()));
+                            return Ok(Outcome::Refused(
+                                "its object changed concurrently; run the command again".to_owned(),
+                            ));
                         }
                         replaced => drop(replaced?),
                     }
                 }
             }
-            Some(other) => return Ok(Outcome::Refused(format!("it is {}", whose(&other.holder)))),
-            None => return Ok(Outcome::Refused("it was just given back: run it again".to_owned())),
+            Some(other) => return Ok(Outcome::Refused(format!("it is {}", describe_holder(&other.holder)))),
+            None => {
+                return Ok(Outcome::Refused(
+                    "its object was deleted concurrently; run the command again".to_owned(),
+                ));
+            }
         },
-        made => drop(made?),
+        created => drop(created?),
     }
-    // A node that has leased the block around it may give it to somebody.
+    // A node that leased the enclosing block may allocate the address to another pod.
     if let Some(block) = pool.grid.block_of(*address).filter(|_| !pool.grid.has_single_addresses_only())
         && let Some(block) = registry.read(block).await?
         && !block.reserved.contains(address)
     {
         let node = block.holder.node;
-        return Ok(Outcome::Refused(format!("node {node} has leased its block {} already", block.net)));
+        return Ok(Outcome::Refused(format!("node {node} has already leased its block {}", block.net)));
     }
     Ok(Outcome::Kept(pool.name.clone()))
 }
 
-/// Who has an address, for people.
-fn whose(holder: &Holder) -> String {
+/// Returns a description of the holder of an address.
+fn describe_holder(holder: &Holder) -> String {
     let Holder { node, owner, claim, .. } = holder;
     match (claim.is_empty(), node.is_empty()) {
         (false, _) => format!("kept for {claim}"),
-        (true, false) => format!("node {node}'s, for {owner}"),
-        (true, true) => "nobody's, and rests".to_owned(),
+        (true, false) => format!("allocated by node {node} to {owner}"),
+        (true, true) => "released and in quarantine".to_owned(),
     }
 }
 
-/// An address and what became of it, for programs.
+/// Document of one address for `-o json`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row<'a> {
+struct OutcomeRow<'a> {
     #[serde(flatten)]
     allocation: &'a Allocation,
-    /// Absent if nothing was done.
+    /// Absent without `--apply`.
     #[serde(skip_serializing_if = "Option::is_none")]
     kept: Option<bool>,
     outcome: String,
 }
 
-/// Shows all, and fails if one was refused.
-fn tell(
+/// Prints the outcomes. Fails if an address was refused.
+fn print_outcomes(
     allocations: &[Allocation],
-    made: &BTreeMap<usize, Outcome>,
+    outcomes: &BTreeMap<usize, Outcome>,
     apply: bool,
     format: Format,
 ) -> Result<(), Failure> {
     let row = |(at, allocation)| {
-        let outcome: Option<&Outcome> = made.get(&at);
+        let outcome: Option<&Outcome> = outcomes.get(&at);
         let kept = outcome.filter(|_| apply).map(|outcome| matches!(outcome, Outcome::Kept(_)));
-        Row { allocation, kept, outcome: outcome.map(Outcome::to_string).unwrap_or_default() }
+        OutcomeRow { allocation, kept, outcome: outcome.map(Outcome::to_string).unwrap_or_default() }
     };
-    let rows: Vec<Row<'_>> = allocations.iter().enumerate().map(row).collect();
+    let rows: Vec<OutcomeRow<'_>> = allocations.iter().enumerate().map(row).collect();
     match format {
         Format::Json => output::print_json(&rows)?,
-        Format::Text if rows.is_empty() => return output::print("whereabouts has given no address\n"),
-        Format::Text => output::print(&laid_out(&rows))?,
+        Format::Text if rows.is_empty() => return output::print("whereabouts has no allocated addresses\n"),
+        Format::Text => output::print(&render_table(&rows))?,
     }
     if !apply {
         return match format {
             Format::Json => Ok(()),
-            _ => output::print("nothing was changed: --apply does it\n"),
+            _ => output::print("nothing was changed; run it with --apply to import the addresses\n"),
         };
     }
-    match made.values().filter(|outcome| matches!(outcome, Outcome::Refused(_))).count() {
+    match outcomes.values().filter(|outcome| matches!(outcome, Outcome::Refused(_))).count() {
         0 => Ok(()),
         refused => Err(Failure::new(format!("{refused} of {} addresses were not kept", rows.len()))
-            .next("end the pods they name, and import before the first pod gets an address of weft-ipam")),
+            .next("delete their pods; the next time, import before a pod gets an address from weft-ipam")),
     }
 }
 
-fn laid_out(rows: &[Row<'_>]) -> String {
-    let cells = |Row { allocation, outcome, .. }: &Row<'_>| {
+fn render_table(rows: &[OutcomeRow<'_>]) -> String {
+    let cells = |OutcomeRow { allocation, outcome, .. }: &OutcomeRow<'_>| {
         let Allocation { network_name, range, address, pod, interface, .. } = allocation;
         let (address, range) = (address.to_string(), range.to_string());
         vec![address, range, network_name.clone(), pod.clone(), interface.clone(), outcome.clone()]
@@ -557,15 +569,15 @@ mod tests {
         json!({ "metadata": { "name": name }, "spec": { "range": range, "allocations": allocations } })
     }
 
-    fn lines(found: &Found) -> Vec<String> {
+    fn lines(objects: &WhereaboutsObjects) -> Vec<String> {
         let line =
             |one: Allocation| format!("{} {} {} {}", one.address, one.range, one.network_name, one.pod);
-        found.allocations().unwrap().into_iter().map(line).collect()
+        objects.allocations().unwrap().into_iter().map(line).collect()
     }
 
     #[test]
-    fn every_kind_of_whereabouts_is_understood() {
-        let found = Found {
+    fn import_whereabouts_reads_every_kind_of_object() {
+        let objects = WhereaboutsObjects {
             pools: vec![
                 pool(
                     "192.168.2.0-24",
@@ -582,7 +594,7 @@ mod tests {
                     "10.0.1.0/28",
                     &json!({ "3": { "id": "c", "podref": "a/d" } }),
                 ),
-                // Nobody named a network: the slices have the name of the configuration.
+                // Without a network name, the slices have the name of the configuration.
                 pool("node-1-10.7.1.0-28", "10.7.1.0/28", &json!({ "4": { "id": "c", "podref": "a/g" } })),
             ],
             reservations: vec![
@@ -605,7 +617,7 @@ mod tests {
             "fd00::ffff:ffff:ffff:ffff fd00::/64 blue a/c",
             "10.0.1.3 10.0.0.0/16 red a/d",
         ];
-        assert_eq!(lines(&found), expected);
+        assert_eq!(lines(&objects), expected);
     }
 
     fn reserved_as(pools: &[(&str, &str)], names: &[&str]) -> Result<Vec<String>, String> {
@@ -613,54 +625,58 @@ mod tests {
         let pools = pools.iter().map(|(name, range)| pool(name, range, &json!({}))).collect();
         let reservations = names.iter().map(reservation).collect();
         let line = |one: Allocation| format!("{} {} {}", one.address, one.range, one.network_name);
-        let found = Found { pools, reservations, ..Found::default() }.allocations();
-        let found = found.map_err(|error| error.to_string())?;
-        Ok(found.into_iter().map(line).collect())
+        let allocations =
+            WhereaboutsObjects { pools, reservations, ..WhereaboutsObjects::default() }.allocations();
+        let allocations = allocations.map_err(|error| error.to_string())?;
+        Ok(allocations.into_iter().map(line).collect())
     }
 
     #[test]
-    fn a_network_whose_name_looks_like_a_part_of_an_address_is_told_by_its_pool() {
+    fn import_whereabouts_ambiguous_name_is_resolved_by_its_pool() {
         for (network, range, address) in [
             ("cafe", "fd00::/64", "fd00::7"),
             ("a-b-c-d-e-f", "10.0.0.0/24", "10.0.0.7"),
             ("be-ef", "fd00::/64", "fd00::"),
             ("1", "fd00:2:3:4:5:6:7:0/112", "fd00:2:3:4:5:6:7:8"),
         ] {
-            let short = normal(address);
-            let pools = [(&*format!("{network}-{}", normal(range)), range)];
+            let short = normalize_range(address);
+            let pools = [(&*format!("{network}-{}", normalize_range(range)), range)];
             let expected = vec![format!("{address} {range} {network}")];
             assert_eq!(reserved_as(&pools, &[&format!("{network}-{short}")]), Ok(expected), "{network}");
         }
-        // Two pools may be meant: the one that says so itself is.
+        // Two pools match the name. The pool that has the allocation decides.
         let both = [("cafe-fd00---64", "fd00::/64"), ("cafe-fd00---32", "cafe:fd00::/32")];
         let why = reserved_as(&both, &["cafe-fd00--7"]).unwrap_err();
         assert!(
             why.contains("cafe-fd00--7") && why.contains("fd00::7") && why.contains("cafe:fd00::7"),
             "{why}"
         );
-        let known = pool("cafe-fd00---64", "fd00::/64", &json!({ "7": { "podref": "a/b" } }));
-        let pools = vec![known, pool("cafe-fd00---32", "cafe:fd00::/32", &json!({}))];
+        let known_pool = pool("cafe-fd00---64", "fd00::/64", &json!({ "7": { "podref": "a/b" } }));
+        let pools = vec![known_pool, pool("cafe-fd00---32", "cafe:fd00::/32", &json!({}))];
         let reservations = vec![json!({ "metadata": { "name": "cafe-fd00--7" } })];
-        let found = Found { pools, reservations, ..Found::default() };
-        assert_eq!(lines(&found), ["fd00::7 fd00::/64 cafe a/b"]);
+        let objects = WhereaboutsObjects { pools, reservations, ..WhereaboutsObjects::default() };
+        assert_eq!(lines(&objects), ["fd00::7 fd00::/64 cafe a/b"]);
     }
 
     #[test]
-    fn what_cannot_be_read_is_named_and_nothing_is_taken() {
+    fn import_whereabouts_unreadable_object_is_named() {
         for (pool, word) in [
             (pool("x", "10.0.0.0", &json!({})), "spec.range: \"10.0.0.0\""),
             (pool("10.0.0.0-24", "10.0.0.0/24", &json!({ "x": {} })), "\"x\": not a number"),
             (pool("10.0.0.0-24", "10.0.0.0/24", &json!({ "-1": {} })), "\"-1\": not a number"),
             (pool("10.0.0.0-24", "10.0.0.0/24", &json!({ "256": {} })), "\"256\": outside of its range"),
             (pool("10.0.0.0-24", "10.0.0.0/24", &json!({ "5": null })), "\"5\": not an allocation"),
-            (pool("10.0.0.0-24", "10.0.0.0/24", &json!(["5"])), "spec.allocations: no map"),
+            (pool("10.0.0.0-24", "10.0.0.0/24", &json!(["5"])), "spec.allocations: not a map"),
         ] {
-            let why = Found { pools: vec![pool], ..Found::default() }.allocations().unwrap_err().to_string();
+            let why = WhereaboutsObjects { pools: vec![pool], ..WhereaboutsObjects::default() }
+                .allocations()
+                .unwrap_err()
+                .to_string();
             assert!(why.contains(word), "{why}");
         }
         let reservations = vec![json!({ "metadata": { "name": "blue-sky" } })];
         assert!(
-            Found { reservations, ..Found::default() }
+            WhereaboutsObjects { reservations, ..WhereaboutsObjects::default() }
                 .allocations()
                 .unwrap_err()
                 .to_string()

@@ -1,9 +1,9 @@
-//! `weft install --follow`: what was installed stays so.
+//! `weft install --follow`: installs again after changes.
 //!
-//! Rules:
-//! - it is looked for what changed by names, sizes and times, and only then by reading;
-//! - while there is no default network, or it is not ready, what is written stays: pods have to be removed with it;
-//! - a failure is told once and ends nothing: the next change may mend it.
+//! - Changes are detected by inode, size and modification time. Files are read only if one of these differs.
+//! - While the default network is missing or not ready, the installed configuration stays, because the runtime needs it
+//!   to delete pods.
+//! - A failure is printed once and does not end the command, because a later change may resolve it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,41 +13,41 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use super::thin::Thin;
-use super::{Arguments, Look, Places, attempt, finish};
+use super::{Arguments, InstallPaths, Readiness, attempt, write_configuration};
 use cli_support::failure::Failure;
 use cli_support::interrupt::Interrupt;
 use cli_support::output::{Format, Progress};
 use node_support::weft_cni::WeftCni;
 
-/// How often it is looked whether something changed.
+/// Interval between two checks for changes.
 const PAUSE: Duration = Duration::from_millis(500);
-/// After so many looks everything is gone through: for what no time or size shows, like a plugin that came.
-const AT_LEAST: u32 = 20;
+/// Number of checks after which everything is installed again, to repair changes that no file state shows.
+const FULL_CHECK_ROUNDS: u32 = 20;
 
-/// What a file is known by: inode, size and the time it changed.
-type Mark = (u64, u64, i64, i64);
+/// Inode, size and modification time (seconds, nanoseconds) of a file.
+type FileState = (u64, u64, i64, i64);
 
-/// Installs, and goes on until it is told to end.
+/// Installs, and continues until SIGTERM or SIGINT.
 pub(super) fn follow(arguments: &Arguments) -> Result<(), Failure> {
     let progress = Progress::beside(Format::Text);
     let interrupt = Interrupt::watch()?;
     let weft_cni = WeftCni::find()?;
     let mut seen = BTreeMap::new();
-    let mut said = String::new();
+    let mut printed = String::new();
     let mut rounds = 0_u32;
     while !interrupt.has_come() {
-        let before = marks(arguments);
-        if before != seen || rounds.is_multiple_of(AT_LEAST) {
-            let lines = once(arguments, &weft_cni);
+        let before = file_states(arguments);
+        if before != seen || rounds.is_multiple_of(FULL_CHECK_ROUNDS) {
+            let lines = install_once(arguments, &weft_cni);
             let text = lines.join("\n");
-            if text != said {
+            if text != printed {
                 lines.iter().for_each(|line| progress.line(line));
-                said = text;
+                printed = text;
             }
-            // What was written now is no news; what others changed meanwhile is.
-            let after = marks(arguments);
+            // Our own writes are no change; concurrent changes by other programs are.
+            let after = file_states(arguments);
             seen = before;
-            for path in own(arguments) {
+            for path in written_files(arguments) {
                 seen.insert(path.clone(), after.get(&path).copied().flatten());
             }
         }
@@ -57,45 +57,45 @@ pub(super) fn follow(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One try, and what there is to say.
-fn once(arguments: &Arguments, weft_cni: &WeftCni) -> Vec<String> {
-    let tried = Places::of(arguments).and_then(|places| match attempt(arguments, &places, weft_cni)? {
-        (Look::Ready(text), mut lines) => {
-            lines.extend(finish(&places, weft_cni, &text)?);
+/// Installs once, and returns the lines to print.
+fn install_once(arguments: &Arguments, weft_cni: &WeftCni) -> Vec<String> {
+    let result = InstallPaths::of(arguments).and_then(|paths| match attempt(arguments, &paths, weft_cni)? {
+        (Readiness::Ready(text), mut lines) => {
+            lines.extend(write_configuration(&paths, weft_cni, &text)?);
             Ok(lines)
         }
-        (Look::NotYet(failure), mut lines) => {
+        (Readiness::NotYet(failure), mut lines) => {
             lines.push(format!("waiting: {failure}"));
             Ok(lines)
         }
     });
-    tried.unwrap_or_else(|failure| vec![failure.to_string()])
+    result.unwrap_or_else(|failure| vec![failure.to_string()])
 }
 
-/// What this program writes.
-fn own(arguments: &Arguments) -> Vec<PathBuf> {
-    let Ok(places) = Places::of(arguments) else { return Vec::new() };
-    let thin = Thin::of(arguments, &places).map(|thin| thin.files().0).unwrap_or_default();
-    let Places { networks: _, plugins, written, sign: _ } = places;
+/// Returns the files that the command writes.
+fn written_files(arguments: &Arguments) -> Vec<PathBuf> {
+    let Ok(paths) = InstallPaths::of(arguments) else { return Vec::new() };
+    let thin = Thin::of(arguments, &paths).map(|thin| thin.files().0).unwrap_or_default();
+    let InstallPaths { networks: _, plugins, written, ready_file: _ } = paths;
     let programs = ["weft", "weft-cni", "loopback"].map(|name| plugins.here.join(name));
     programs.into_iter().chain([written.here]).chain(thin).collect()
 }
 
-/// What there is, by path.
-fn marks(arguments: &Arguments) -> BTreeMap<PathBuf, Option<Mark>> {
-    let Ok(places) = Places::of(arguments) else { return BTreeMap::new() };
-    let account = Thin::of(arguments, &places).map(|thin| thin.files().1).unwrap_or_default();
-    let Places { networks, plugins: _, written: _, sign } = places;
-    let mark = |path: &Path| {
+/// Returns the state of every watched file, by path.
+fn file_states(arguments: &Arguments) -> BTreeMap<PathBuf, Option<FileState>> {
+    let Ok(paths) = InstallPaths::of(arguments) else { return BTreeMap::new() };
+    let account = Thin::of(arguments, &paths).map(|thin| thin.files().1).unwrap_or_default();
+    let InstallPaths { networks, plugins: _, written: _, ready_file } = paths;
+    let file_state = |path: &Path| {
         let meta = fs::metadata(path).ok()?;
-        // A directory's own size and time change with whatever comes and goes in it; that is looked at itself.
+        // Size and time of a directory change with its entries, which are watched themselves.
         Some(match meta.is_dir() {
             true => (meta.ino(), 0, 0, 0),
             false => (meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()),
         })
     };
     let entries = fs::read_dir(&networks.here).into_iter().flatten().flatten().map(|entry| entry.path());
-    let single = sign.map(|sign| sign.here).into_iter().chain(arguments.config.clone());
-    let all = entries.chain(own(arguments)).chain(single).chain(account);
-    all.map(|path| (path.clone(), mark(&path))).collect()
+    let single = ready_file.map(|ready_file| ready_file.here).into_iter().chain(arguments.config.clone());
+    let all = entries.chain(written_files(arguments)).chain(single).chain(account);
+    all.map(|path| (path.clone(), file_state(&path))).collect()
 }

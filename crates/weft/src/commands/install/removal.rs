@@ -1,16 +1,15 @@
-//! `weft install --remove`: the configuration is taken away; with `--wait` also what sandboxes of before still hold, as they
-//! go.
+//! `weft install --remove`: removes the configuration. With `--wait` it also takes down the networks of existing
+//! sandboxes when their pods are deleted.
 //!
-//! Rules:
-//! - it is refused where no other network would be left: no pod could be made, or removed;
-//! - it is refused while the journal holds a sandbox, unless it waits: from then on the runtime calls the default network's
-//!   plugins for them, which know nothing of the others;
-//! - an installer that still runs would write the configuration again: then it ends, and says so;
-//! - what waits leaves a sandbox alone as long as its namespace is there, and takes it down by the journal then. It can be
-//!   ended and begun again;
-//! - credentials that were installed go with the configuration;
-//! - while it waits the configuration lies beside those of the runtime, where none reads it: who begins again finds the same
-//!   journal by it.
+//! - It is refused if no other network would remain: no pod could be created or deleted.
+//! - Without `--wait` it is refused while the journal has a sandbox. After the removal the runtime calls only the default
+//!   network's plugins for it, which do not know the other networks.
+//! - With `--wait` a sandbox is left alone while its network namespace exists, and is then taken down as recorded in the
+//!   journal. The command may be interrupted and restarted.
+//! - If another installer writes the configuration again, the command fails.
+//! - The credentials of `--thin` are removed with the configuration.
+//! - While the command waits, the configuration is kept in a subdirectory that no runtime reads. A restarted command finds
+//!   the journal through it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -27,9 +26,9 @@ use rpc::journal;
 use rpc::task::{Certainty, Task, TaskBatch};
 use serde_json::value::RawValue;
 
-use super::root::Place;
+use super::node_path::NodePath;
 use super::thin::{self, Thin};
-use super::{Arguments, Places, is_meta_plugin};
+use super::{Arguments, InstallPaths, is_meta_plugin};
 use crate::meta_plugin_config::MetaPlugin;
 use cli_support::atomic_file::sync_directory;
 use cli_support::failure::{Exit, Failure};
@@ -40,91 +39,93 @@ use cli_support::terminal::plain;
 use node_support::journal_reader::{Journal, Row};
 use node_support::weft_cni::WeftCni;
 
-/// How often it is looked whether a sandbox has gone.
+/// Interval between two checks of the sandboxes.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The network of a journal whose configuration is gone.
+/// Network name of a journal whose configuration no longer exists.
 const NETWORK: &str = "weft";
 
-/// Takes it away, and waits if that is wanted.
+/// Removes the configuration and, with `--wait`, waits for the sandboxes.
 pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
     let progress = Progress::beside(Format::Text);
     if arguments.follow && !arguments.wait {
-        let why = "--remove --follow: it stays when nothing is left";
+        let why = "--remove --follow: requires --wait";
         return Err(Failure::new(why).next("add --wait").exit(Exit::Usage));
     }
     if arguments.wait {
         if arguments.root != Path::new("/") {
-            let why = "--wait: namespaces of sandboxes are not seen below --root";
-            return Err(Failure::new(why).next("run it on the node itself").exit(Exit::Usage));
+            let why = "--wait: the network namespaces of sandboxes are not visible below --root";
+            return Err(Failure::new(why)
+                .next("run it on the node itself, without --root")
+                .exit(Exit::Usage));
         }
-        privilege::require("weft install --remove --wait", "it takes down what sandboxes have left")?;
+        privilege::require("weft install --remove --wait", "it takes down the networks of sandboxes")?;
     }
-    let places = Places::of(arguments)?;
-    let Places { networks, plugins: _, written: Place { named, here }, sign: _ } = &places;
-    let removed = networks.join(thin::DIRECTORY).join(&arguments.file_name);
-    let is_there = exists(here)?;
-    let configured = match (is_there, exists(&removed.here)?) {
+    let paths = InstallPaths::of(arguments)?;
+    let InstallPaths { networks, plugins: _, written: NodePath { named, here }, ready_file: _ } = &paths;
+    let kept = networks.join(thin::DIRECTORY).join(&arguments.file_name);
+    let is_installed = exists(here)?;
+    let configured = match (is_installed, exists(&kept.here)?) {
         (true, _) => MetaPlugin::find_any(Some(here), &[])?,
-        (false, true) => MetaPlugin::find_any(Some(&removed.here), &[])?,
+        (false, true) => MetaPlugin::find_any(Some(&kept.here), &[])?,
         (false, false) => None,
     };
-    let usual = || Path::new(journal::DIRECTORY).join(journal::ENTRIES);
-    let journal = configured.as_ref().map_or_else(usual, MetaPlugin::journal);
-    let mut journal = Place::below(&arguments.root, &journal)?;
-    // A journal elsewhere is in no mount of ours.
+    let default_journal = || Path::new(journal::DIRECTORY).join(journal::ENTRIES);
+    let journal = configured.as_ref().map_or_else(default_journal, MetaPlugin::journal);
+    let mut journal = NodePath::below(&arguments.root, &journal)?;
+    // The journal may be outside of the mounts of this container.
     journal.here = arguments.on_host.path(&journal.here);
-    match is_there {
-        false => progress.line(format!("{}: not there", named.display())),
+    match is_installed {
+        false => progress.line(format!("{}: not found", named.display())),
         true => {
-            refuse_if_needed(&places, &journal, arguments)?;
-            let gone = match arguments.wait {
-                true => put_aside(here, &removed.here),
+            refuse_if_needed(&paths, &journal, arguments)?;
+            let removal = match arguments.wait {
+                true => move_aside(here, &kept.here),
                 false => fs::remove_file(here),
             };
-            let gone = gone.and_then(|()| sync_directory(here));
-            gone.map_err(|cause| privilege::refused(&format!("remove {}", here.display()), &cause))?;
+            let removal = removal.and_then(|()| sync_directory(here));
+            removal.map_err(|cause| privilege::refused(&format!("remove {}", here.display()), &cause))?;
             progress.line(format!("{}: removed", named.display()));
         }
     }
-    Thin::remove(&places)?.into_iter().for_each(|line| progress.line(line));
-    clear(&removed.here);
+    Thin::remove(&paths)?.into_iter().for_each(|line| progress.line(line));
+    remove_parent_if_empty(&kept.here);
     if arguments.wait {
         let interrupt = Interrupt::watch()?;
         let weft_cni = WeftCni::find()?.on_host(arguments.on_host)?;
         let journal = Journal::at(&journal.here);
-        wait(configured, &weft_cni, &journal, &places.written, &interrupt, progress)?;
-        // It has told all that it was kept for.
-        match fs::remove_file(&removed.here) {
+        wait(configured, &weft_cni, &journal, &paths.written, &interrupt, progress)?;
+        // The kept configuration is no longer needed.
+        match fs::remove_file(&kept.here) {
             Err(cause) if cause.kind() != ErrorKind::NotFound => {
-                return Err(privilege::refused(&format!("remove {}", removed.here.display()), &cause));
+                return Err(privilege::refused(&format!("remove {}", kept.here.display()), &cause));
             }
-            _ => clear(&removed.here),
+            _ => remove_parent_if_empty(&kept.here),
         }
         if arguments.follow {
-            stay(&places.written, &interrupt)?;
+            watch_configuration(&paths.written, &interrupt)?;
         }
     }
     Ok(())
 }
 
-/// Is something there? What cannot be looked at is not gone.
+/// Whether a path exists. A path that cannot be checked is an error, not a missing path.
 fn exists(path: &Path) -> Result<bool, Failure> {
-    path.try_exists().map_err(|cause| privilege::refused(&format!("look at {}", path.display()), &cause))
+    path.try_exists().map_err(|cause| privilege::refused(&format!("stat {}", path.display()), &cause))
 }
 
-/// Removes the directory of what was kept, if nothing is left in it.
-fn clear(kept: &Path) {
+/// Removes the directory of the kept configuration if it is empty.
+fn remove_parent_if_empty(kept: &Path) {
     let _ = kept.parent().map(fs::remove_dir);
 }
 
-/// Keeps a configuration where runtimes read none.
-fn put_aside(here: &Path, removed: &Path) -> io::Result<()> {
-    removed.parent().map_or(Ok(()), fs::create_dir_all)?;
-    fs::rename(here, removed)
+/// Moves a configuration to a directory that runtimes do not read.
+fn move_aside(here: &Path, kept: &Path) -> io::Result<()> {
+    kept.parent().map_or(Ok(()), fs::create_dir_all)?;
+    fs::rename(here, kept)
 }
 
-/// Stays until it is told to end.
-fn stay(written: &Place, interrupt: &Interrupt) -> Result<(), Failure> {
+/// Waits until SIGTERM or SIGINT, and fails if the configuration is written again.
+fn watch_configuration(written: &NodePath, interrupt: &Interrupt) -> Result<(), Failure> {
     while !interrupt.has_come() {
         refuse_if_written(written)?;
         sleep(PAUSE);
@@ -132,41 +133,47 @@ fn stay(written: &Place, interrupt: &Interrupt) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses to go on beside somebody who installs.
-fn refuse_if_written(Place { named, here }: &Place) -> Result<(), Failure> {
+/// Fails if another installer has written the configuration again.
+fn refuse_if_written(NodePath { named, here }: &NodePath) -> Result<(), Failure> {
     if !exists(here)? {
         return Ok(());
     }
-    let why = format!("{}: somebody has written it again", named.display());
-    Err(Failure::new(why).next("end `weft install --follow`, the DaemonSet weft-agent, and run this again"))
+    let why = format!("{}: another installer has written it again", named.display());
+    Err(Failure::new(why)
+        .next("stop `weft install --follow` or the DaemonSet weft-agent, and run this command again"))
 }
 
-/// Refuses what would leave the node, or a sandbox, without a network.
-fn refuse_if_needed(places: &Places, journal: &Place, arguments: &Arguments) -> Result<(), Failure> {
-    let Places { networks, plugins: _, written: Place { named, here }, sign: _ } = places;
+/// Refuses a removal that would leave the node, or a sandbox, without its networks.
+fn refuse_if_needed(paths: &InstallPaths, journal: &NodePath, arguments: &Arguments) -> Result<(), Failure> {
+    let InstallPaths { networks, plugins: _, written: NodePath { named, here }, ready_file: _ } = paths;
     let directory = Directory::read(&networks.here)?;
     let other = directory.networks.iter().find(|(path, network)| path != here && !is_meta_plugin(network));
     if other.is_none() {
         let why = format!(
-            "{}: no other network is in {}: no pod could be made, or removed",
+            "{}: no other network in {}; no pod could be created or deleted",
             named.display(),
             networks.named.display()
         );
-        return Err(Failure::new(why).next("put the configuration of the default network there first"));
+        return Err(
+            Failure::new(why).next("put the configuration of the default network into that directory first")
+        );
     }
-    let held = entries(&journal.here)
+    let sandboxes = count_entries(&journal.here)
         .map_err(|cause| privilege::refused(&format!("read {}", journal.here.display()), &cause))?;
-    if held > 0 && !arguments.wait {
-        let why =
-            format!("{}: {held} sandboxes in {} need weft's DEL", named.display(), journal.named.display());
-        let next = "drain the node first, or let --wait take down what is left of each when it goes; `weft list` shows them";
+    if sandboxes > 0 && !arguments.wait {
+        let why = format!(
+            "{}: {sandboxes} sandboxes in {} need weft's DEL",
+            named.display(),
+            journal.named.display()
+        );
+        let next = "drain the node first, or add --wait to take down each sandbox when its pod is deleted; `weft list` shows them";
         return Err(Failure::new(why).next(next));
     }
     Ok(())
 }
 
-/// How many sandboxes a journal knows, whether or not they can be read.
-fn entries(journal: &Path) -> io::Result<usize> {
+/// Returns the number of sandboxes in a journal, readable or not.
+fn count_entries(journal: &Path) -> io::Result<usize> {
     match fs::read_dir(journal) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(0),
         Err(cause) => Err(cause),
@@ -178,84 +185,88 @@ fn entries(journal: &Path) -> io::Result<usize> {
     }
 }
 
-/// Takes down what sandboxes have left, until the journal is empty.
+/// Takes down sandboxes whose namespaces are gone, until the journal is empty.
 fn wait(
     configured: Option<MetaPlugin>,
     weft_cni: &WeftCni,
     journal: &Journal,
-    written: &Place,
+    written: &NodePath,
     interrupt: &Interrupt,
     progress: Progress,
 ) -> Result<(), Failure> {
     let meta_plugin = match configured {
         Some(meta_plugin) => meta_plugin,
-        None => MetaPlugin::of_journal(NETWORK)?,
+        None => MetaPlugin::for_journal(NETWORK)?,
     };
     let configuration = RawValue::from_string(meta_plugin.object.to_json())
         .map_err(|cause| Failure::new(format!("encode the configuration: {cause}")))?;
     let flavour = meta_plugin.flavour;
-    let (mut known, mut told) = (BTreeMap::new(), BTreeSet::new());
+    let (mut known, mut printed) = (BTreeMap::new(), BTreeSet::new());
     loop {
         interrupt.stop_here()?;
         refuse_if_written(written)?;
-        let (held, broken) = look(journal)?;
-        for (container, Held { network, ifname, .. }) in &known {
-            // One that cannot be read now has not gone.
-            if !held.contains_key(container) && !broken.iter().any(|broken| broken == container.as_str()) {
-                forget(network, container, ifname)?;
+        let (sandboxes, broken) = read_journal(journal)?;
+        for (container, SandboxEntry { network, ifname, .. }) in &known {
+            // A sandbox whose entry is unreadable now still exists.
+            if !sandboxes.contains_key(container) && !broken.iter().any(|broken| broken == container.as_str())
+            {
+                remove_cached_result(network, container, ifname)?;
             }
         }
-        if held.is_empty() {
+        if sandboxes.is_empty() {
             return match broken.as_slice() {
                 [] => {
-                    progress.line("no sandbox needs weft any more");
+                    progress.line("no remaining sandboxes");
                     Ok(())
                 }
-                broken => Err(Failure::new(format!("cannot be read, and are left: {}", broken.join(", ")))
-                    .next("docs/operations.md, «A pod does not go»")),
+                broken => {
+                    Err(Failure::new(format!("unreadable journal entries remain: {}", broken.join(", ")))
+                        .next("see docs/operations.md, «A pod is not deleted»"))
+                }
             };
         }
-        if known.len() != held.len() {
-            progress.line(format!("waiting: {} sandboxes of before; their pods may run on", held.len()));
+        if known.len() != sandboxes.len() {
+            progress
+                .line(format!("waiting for {} sandboxes; their pods may continue to run", sandboxes.len()));
         }
-        let tasks = held.iter().map(|(container, held)| held.task(container)).collect();
+        let tasks = sandboxes.iter().map(|(container, sandbox)| sandbox.task(container)).collect();
         let batch = TaskBatch { configuration: configuration.clone(), flavour, tasks };
         if let Err(failure) = weft_cni.run_tasks(&batch) {
-            // It is tried again; each thing is said once.
+            // The tasks are run again; each failure is printed once.
             let text = plain(&failure.to_string());
-            if told.insert(text.clone()) {
+            if printed.insert(text.clone()) {
                 progress.line(text);
             }
         }
-        known = held;
+        known = sandboxes;
         sleep(PAUSE);
     }
 }
 
-/// What the journal says of a sandbox.
-struct Held {
+/// Facts of a sandbox from its journal entry.
+struct SandboxEntry {
     uid: String,
     network: String,
     ifname: IfName,
 }
 
-impl Held {
-    /// To take it down once its namespace is gone.
+impl SandboxEntry {
+    /// Returns the task that takes the sandbox down once its namespace is gone.
     fn task(&self, container: &ContainerId) -> Task {
         let (container, uid) = (container.clone(), self.uid.clone());
         Task::TakeDown { container, uid, certainty: Certainty::PodGone }
     }
 }
 
-/// The sandboxes, and the containers whose entry cannot be read.
-fn look(journal: &Journal) -> Result<(BTreeMap<ContainerId, Held>, Vec<String>), Failure> {
+/// Returns the sandboxes, and the container IDs of unreadable entries.
+fn read_journal(journal: &Journal) -> Result<(BTreeMap<ContainerId, SandboxEntry>, Vec<String>), Failure> {
     let (mut all, mut broken) = (BTreeMap::new(), Vec::new());
     for row in journal.rows()? {
         match row {
             Row::Entry(entry) => {
                 let (uid, network, ifname) =
                     (entry.plan.pod.uid.clone(), entry.network.clone(), entry.ifname.clone());
-                all.insert(entry.container_id.clone(), Held { uid, network, ifname });
+                all.insert(entry.container_id.clone(), SandboxEntry { uid, network, ifname });
             }
             Row::Broken { container, .. } => broken.push(container),
         }
@@ -263,8 +274,9 @@ fn look(journal: &Journal) -> Result<(BTreeMap<ContainerId, Held>, Vec<String>),
     Ok((all, broken))
 }
 
-/// What the runtime noted of its call to weft: it asks another network for the sandbox's end, and removes that one's note.
-fn forget(network: &str, container: &ContainerId, ifname: &IfName) -> Result<(), Failure> {
+/// Removes the cached result of the runtime's call to weft. The runtime calls DEL of another network for this sandbox and
+/// removes only that network's result.
+fn remove_cached_result(network: &str, container: &ContainerId, ifname: &IfName) -> Result<(), Failure> {
     let who = Attachment { container: container.clone(), ifname: ifname.clone() };
     let cache = Cache::new(Path::new(cache::DIRECTORY));
     Ok(cache.remove(&NetworkName::new(network)?, &who)?)

@@ -1,12 +1,11 @@
-//! `weft install --thin`: what a node needs on which no agent runs: this very program beside the hands, which plans with
-//! `weft plan --once`, and credentials for it.
+//! `weft install --thin`: installs `weft` and its credentials on a node without an agent.
 //!
-//! Rules:
-//! - the credentials are those of the pod that installs, its ServiceAccount's: the token and the authority are copied into one
-//!   file, for root alone, written beside and renamed, so nobody reads half of it;
-//! - a token is replaced while it is used (the kubelet writes a new one before the old one ends), so `--follow` copies it
-//!   anew each time;
-//! - program and credentials are in directories of their own below those of the runtime, which reads no directories.
+//! weft-cni runs this program for `weft plan --once`.
+//!
+//! - The credentials are those of the ServiceAccount of the installing pod. Token and certificate authority are copied
+//!   into one file with mode 0600, which is written under a temporary name and renamed.
+//! - The kubelet replaces the token before it expires, so `--follow` copies it after each change.
+//! - Program and credentials are in subdirectories of the directories of the runtime, which reads no subdirectories.
 //!
 //! Source: Kubernetes, «Accessing the API from a Pod», «Organizing cluster access using kubeconfig files».
 
@@ -19,54 +18,54 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::json;
 
-use super::root::Place;
-use super::{Arguments, Places};
+use super::node_path::NodePath;
+use super::{Arguments, InstallPaths};
 use cli_support::atomic_file::write;
 use cli_support::failure::Failure;
 use cli_support::privilege;
 use node_support::weft_cni::is_copy;
 
-/// Directory of its own, below that of the plugins and that of the networks.
+/// Name of the subdirectory in the plugin directory and in the CNI configuration directory.
 pub(crate) const DIRECTORY: &str = "weft.d";
-/// The program in it.
+/// File name of the program.
 pub(crate) const PROGRAM: &str = "weft";
-/// The credentials in it.
+/// File name of the credentials.
 const CREDENTIALS: &str = "kubeconfig";
-/// Where a pod finds its own API server.
+/// Environment variables with the address of the API server in a pod.
 const SERVER: [&str; 2] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
-/// Largest token or authority, in bytes.
+/// Maximum size of a token or certificate authority, in bytes.
 const SECRET_MAX: u64 = 1 << 20;
 /// This program.
 const OWN: &str = "/proc/self/exe";
 
-/// Where program and credentials are.
+/// Paths of the program and of the credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Thin {
-    program: Place,
-    credentials: Place,
+    program: NodePath,
+    credentials: NodePath,
     account: PathBuf,
 }
 
 impl Thin {
-    /// The places, if a node without an agent is installed.
-    pub(super) fn of(arguments: &Arguments, places: &Places) -> Option<Thin> {
+    /// Returns the paths if `--thin` is given.
+    pub(super) fn of(arguments: &Arguments, paths: &InstallPaths) -> Option<Thin> {
         arguments.thin.then(|| Thin {
-            program: places.plugins.join(DIRECTORY).join(PROGRAM),
-            credentials: credentials(places),
+            program: paths.plugins.join(DIRECTORY).join(PROGRAM),
+            credentials: credentials(paths),
             account: arguments.service_account.clone(),
         })
     }
 
-    /// Puts both there; what was done, a line each.
+    /// Installs program and credentials. Returns a line for each change.
     ///
     /// # Errors
-    /// This is no pod, or it has no ServiceAccount's token; or the file system's refusal.
+    /// The command does not run in a pod, the pod has no ServiceAccount token, or the file system refuses a write.
     pub(super) fn install(&self) -> Result<Vec<String>, Failure> {
         let Thin { program, credentials, account } = self;
         let text = kubeconfig(account)?;
         let mut done = Vec::new();
-        for (place, mode) in [(program, 0o755), (credentials, 0o700)] {
-            let directory = place.here.parent().unwrap_or(&place.here);
+        for (path, mode) in [(program, 0o755), (credentials, 0o700)] {
+            let directory = path.here.parent().unwrap_or(&path.here);
             let made = DirBuilder::new().recursive(true).mode(mode).create(directory);
             made.map_err(|cause| privilege::refused(&format!("create {}", directory.display()), &cause))?;
         }
@@ -86,12 +85,12 @@ impl Thin {
         Ok(done)
     }
 
-    /// The credentials, as the node names the file.
+    /// Returns the path of the credentials on the node.
     pub(super) fn kubeconfig(&self) -> &Path {
         &self.credentials.named
     }
 
-    /// What it writes, and what it is made from.
+    /// Returns the written files and the files that they are made from.
     pub(super) fn files(&self) -> (Vec<PathBuf>, Vec<PathBuf>) {
         let Thin { program, credentials, account } = self;
         (
@@ -100,9 +99,9 @@ impl Thin {
         )
     }
 
-    /// Takes the credentials away, if there are any.
-    pub(super) fn remove(places: &Places) -> Result<Option<String>, Failure> {
-        let Place { named, here } = credentials(places);
+    /// Removes the credentials, if there are any.
+    pub(super) fn remove(paths: &InstallPaths) -> Result<Option<String>, Failure> {
+        let NodePath { named, here } = credentials(paths);
         match fs::remove_file(&here) {
             Ok(()) => Ok(Some(format!("{}: removed", named.display()))),
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
@@ -111,21 +110,21 @@ impl Thin {
     }
 }
 
-fn credentials(places: &Places) -> Place {
-    places.networks.join(DIRECTORY).join(CREDENTIALS)
+fn credentials(paths: &InstallPaths) -> NodePath {
+    paths.networks.join(DIRECTORY).join(CREDENTIALS)
 }
 
-/// The pod's own credentials as a file that any client of Kubernetes reads.
+/// Returns a kubeconfig with the ServiceAccount of this pod.
 fn kubeconfig(account: &Path) -> Result<String, Failure> {
-    let cure = "weft install --thin runs in a pod with a ServiceAccount: deploy/thin";
+    let cure = "run weft install --thin in a pod with a ServiceAccount: see deploy/thin";
     let read = |name: &str| {
         let path = account.join(name);
-        secret(&path)
+        read_secret(&path)
             .map_err(|cause| privilege::refused(&format!("read {}", path.display()), &cause).next(cure))
     };
     let [host, port] = SERVER.map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
     let (Some(host), Some(port)) = (host, port) else {
-        let why = format!("{} and {} are not set: this is no pod", SERVER[0], SERVER[1]);
+        let why = format!("{} and {} are not set: not running in a pod", SERVER[0], SERVER[1]);
         return Err(Failure::new(why).next(cure));
     };
     let host = if host.contains(':') { format!("[{host}]") } else { host };
@@ -144,22 +143,22 @@ fn kubeconfig(account: &Path) -> Result<String, Failure> {
     Ok(format!("{document:#}\n"))
 }
 
-fn secret(path: &Path) -> io::Result<String> {
+fn read_secret(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     let size = fs::File::open(path)?.take(SECRET_MAX + 1).read_to_string(&mut text)?;
     match () {
-        () if text.trim().is_empty() => Err(io::Error::other("it is empty")),
+        () if text.trim().is_empty() => Err(io::Error::other("empty file")),
         () if size as u64 > SECRET_MAX => Err(io::Error::other(format!("larger than {SECRET_MAX} bytes"))),
         () => Ok(text),
     }
 }
 
-/// Writes beside, onto the disk, and renames: calls that run keep the old one.
-fn copy_own(place: &Path) -> io::Result<()> {
-    let temporary = place.with_file_name(format!(".{PROGRAM}.new"));
+/// Copies this program under a temporary name, syncs it and renames it. Running processes keep the previous file.
+fn copy_own(path: &Path) -> io::Result<()> {
+    let temporary = path.with_file_name(format!(".{PROGRAM}.new"));
     let written = fs::copy(OWN, &temporary)
         .and_then(|_| fs::File::open(&temporary)?.sync_all())
-        .and_then(|()| fs::rename(&temporary, place));
+        .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
     }

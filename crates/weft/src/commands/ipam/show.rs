@@ -1,7 +1,7 @@
-//! `weft ipam show`: how full pools are, block by block if that is wanted, and what this node's ledgers say of theirs.
+//! `weft ipam show`: the utilization of pools, their blocks, and the address stores of this node.
 //!
-//! Rules: what a node has given inside a block only its ledger knows; for the whole cluster `used` counts what the pods'
-//! network-status shows.
+//! Only the address store of a node knows which addresses of a block are allocated. For the whole cluster, `used` counts
+//! the addresses in the network-status of pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,31 +23,32 @@ use ipam_api::store_name::address_store_name;
 use kube_support::custom_resources::IPPoolStatus;
 use node_support::address_store;
 
-/// Cells of a bar.
+/// Width of a bar, in characters.
 const BAR: usize = 20;
 
-/// One pool for programs.
+/// Document of one pool for `-o json`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Pool<'a> {
+struct PoolDocument<'a> {
     name: &'a str,
     range: &'a str,
     network_name: &'a str,
     #[serde(flatten)]
     status: IPPoolStatus,
-    /// Blocks that nodes have, of all, for people.
+    /// Leased blocks of all blocks, for the table.
     #[serde(skip)]
-    share: String,
+    block_share: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    objects: Option<Vec<Leased>>,
+    objects: Option<Vec<BlockDocument>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    ledger: Vec<Own>,
+    #[serde(rename = "ledger")]
+    store: Vec<StoreBlock>,
 }
 
-/// A block or a single address, as the cluster has it.
+/// Block or single address of a pool, from its IPBlock object.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Leased {
+struct BlockDocument {
     range: String,
     node: String,
     claim: String,
@@ -55,22 +56,23 @@ struct Leased {
     addresses: String,
 }
 
-/// A block of this node, as its ledger has it.
+/// Block of this node, from its address store.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Own {
+struct StoreBlock {
     range: String,
     state: &'static str,
     held: u64,
-    resting: u64,
+    #[serde(rename = "resting")]
+    quarantined: u64,
     free: u64,
 }
 
-/// Shows the pools; `blocks` shows what each consists of.
+/// Prints the pools; with `blocks`, also their blocks and single addresses.
 pub(super) fn show(
     snapshot: &ClusterSnapshot,
     blocks: bool,
-    ledgers: &Path,
+    address_stores: &Path,
     format: Format,
 ) -> Result<(), Failure> {
     let mut pools = Vec::with_capacity(snapshot.pools.len());
@@ -78,48 +80,51 @@ pub(super) fn show(
         let PoolObject { metadata, spec, .. } = pool;
         let name = metadata.name.as_deref().unwrap_or_default();
         let status = snapshot.status_of(pool);
-        pools.push(Pool {
+        pools.push(PoolDocument {
             name,
             range: &spec.range,
             network_name: &spec.network_name,
-            share: share(pool, &status),
+            block_share: block_share(pool, &status),
             status,
-            objects: blocks.then(|| leased(snapshot, name)),
-            ledger: names(snapshot, name).iter().flat_map(|name| own(&ledgers.join(name))).collect(),
+            objects: blocks.then(|| block_documents(snapshot, name)),
+            store: store_names(snapshot, name)
+                .iter()
+                .flat_map(|name| store_blocks(&address_stores.join(name)))
+                .collect(),
         });
     }
     if format == Format::Json {
         return output::print_json(&pools);
     }
     if pools.is_empty() {
-        return output::print("there are no pools\n");
+        return output::print("no pools\n");
     }
     output::print(&table::lay_out(&HEADINGS, &pools.iter().map(row).collect::<Vec<_>>(), 0))?;
-    let each = |rows: fn(&Pool<'_>) -> Vec<Vec<String>>| -> Vec<Vec<String>> {
+    let each = |rows: fn(&PoolDocument<'_>) -> Vec<Vec<String>>| -> Vec<Vec<String>> {
         pools.iter().flat_map(rows).collect()
     };
     if blocks {
-        let headings = ["block", "pool", "node", "claim", "used", "of it"];
-        output::print(&format!("\n{}", table::lay_out(&headings, &each(rows_of_objects), 0)))?;
+        let headings = ["block", "pool", "node", "claim", "used", "utilization"];
+        output::print(&format!("\n{}", table::lay_out(&headings, &each(block_rows), 0)))?;
     }
-    let own = each(rows_of_ledger);
-    if own.is_empty() {
+    let store_block_rows = each(store_rows);
+    if store_block_rows.is_empty() {
         return Ok(());
     }
-    let headings = ["on this node", "pool", "state", "held", "resting", "free", "held of it"];
-    output::print(&format!("\n{}", table::lay_out(&headings, &own, 0)))
+    let headings = ["on this node", "pool", "state", "held", "quarantine", "free", "utilization"];
+    output::print(&format!("\n{}", table::lay_out(&headings, &store_block_rows, 0)))
 }
 
 const HEADINGS: [&str; 8] = ["pool", "range", "network", "blocks", "single", "nodes", "used", "leased"];
 
-fn row(pool: &Pool<'_>) -> Vec<String> {
-    let Pool { name, range, network_name, status, share, .. } = pool;
+fn row(pool: &PoolDocument<'_>) -> Vec<String> {
+    let PoolDocument { name, range, network_name, status, block_share, .. } = pool;
     let IPPoolStatus { single_addresses, nodes, leased_percent, used_addresses, .. } = status;
     vec![
         (*name).to_owned(),
         (*range).to_owned(),
         (*network_name).to_owned(),
-        share.clone(),
+        block_share.clone(),
         single_addresses.to_string(),
         nodes.to_string(),
         used_addresses.to_string(),
@@ -127,74 +132,76 @@ fn row(pool: &Pool<'_>) -> Vec<String> {
     ]
 }
 
-/// Of how many blocks it is is known when somebody has used it, unless somebody has said it before or spoilt it since.
-fn share(pool: &PoolObject, status: &IPPoolStatus) -> String {
+/// Returns leased blocks of all blocks. The total is undecided until the first use of a pool, unless its block size is set,
+/// and unknown if the object is invalid.
+fn block_share(pool: &PoolObject, status: &IPPoolStatus) -> String {
     let leased = status.leased_blocks;
     match pool.grid() {
         Ok(Some(grid)) => format!("{leased}/{}", grid.block_count()),
-        Ok(None) => "not cut".to_owned(),
+        Ok(None) => "not split".to_owned(),
         Err(_) => format!("{leased}/?"),
     }
 }
 
-fn rows_of_objects(pool: &Pool<'_>) -> Vec<Vec<String>> {
+fn block_rows(pool: &PoolDocument<'_>) -> Vec<Vec<String>> {
     let or = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
-    let row = |object: &Leased| {
-        let Leased { range, node, claim, used, addresses } = object;
+    let row = |object: &BlockDocument| {
+        let BlockDocument { range, node, claim, used, addresses } = object;
         let share = percent(*used, addresses.parse().unwrap_or(u64::MAX));
         vec![range.clone(), pool.name.to_owned(), or(node), or(claim), used.to_string(), bar(share)]
     };
     pool.objects.iter().flatten().map(row).collect()
 }
 
-fn rows_of_ledger(pool: &Pool<'_>) -> Vec<Vec<String>> {
-    let row = |own: &Own| {
-        let Own { range, state, held, resting, free } = own;
-        let share = bar(percent(*held, held + resting + free));
-        let numbers = [held, resting, free].map(u64::to_string);
+fn store_rows(pool: &PoolDocument<'_>) -> Vec<Vec<String>> {
+    let row = |block: &StoreBlock| {
+        let StoreBlock { range, state, held, quarantined, free } = block;
+        let share = bar(percent(*held, held + quarantined + free));
+        let numbers = [held, quarantined, free].map(u64::to_string);
         let mut row = vec![range.clone(), pool.name.to_owned(), (*state).to_owned()];
         row.extend(numbers);
         row.push(share);
         row
     };
-    pool.ledger.iter().map(row).collect()
+    pool.store.iter().map(row).collect()
 }
 
-/// What a pool's objects are, in order of their addresses.
-fn leased(snapshot: &ClusterSnapshot, pool: &str) -> Vec<Leased> {
+/// Returns the objects of a pool, in the order of their addresses.
+fn block_documents(snapshot: &ClusterSnapshot, pool: &str) -> Vec<BlockDocument> {
     let objects: BTreeMap<IpNet, IpBlock> =
         snapshot.objects_of(pool).map(|object| (object.net, object)).collect();
     let mut used: BTreeMap<IpNet, u64> = BTreeMap::new();
     for ip in snapshot.used_of(pool).iter().copied() {
-        // A single address before the block in which it is a hole.
-        let around = |length: u8| IpNet::new(ip, length).ok().map(|net| net.trunc());
-        let most = IpNet::from(ip).max_prefix_len();
-        let found = (0..=most).rev().filter_map(around).find(|net| objects.contains_key(net));
+        // The object of a single address takes precedence over the block in which the address is reserved.
+        let enclosing_net = |length: u8| IpNet::new(ip, length).ok().map(|net| net.trunc());
+        let longest = IpNet::from(ip).max_prefix_len();
+        let found = (0..=longest).rev().filter_map(enclosing_net).find(|net| objects.contains_key(net));
         *used.entry(found.unwrap_or(IpNet::from(ip))).or_default() += 1;
     }
-    let leased = |(net, object): (IpNet, IpBlock)| Leased {
+    let document = |(net, object): (IpNet, IpBlock)| BlockDocument {
         range: net.to_string(),
         used: used.get(&net).copied().unwrap_or(0),
         addresses: address_count(net).to_string(),
         node: object.holder.node,
         claim: object.holder.claim,
     };
-    objects.into_iter().map(leased).collect()
+    objects.into_iter().map(document).collect()
 }
 
-/// What ledgers of a pool are called: a network that has a part of it has one called after that part.
-fn names(snapshot: &ClusterSnapshot, pool: &str) -> BTreeSet<String> {
+/// Returns the names of a pool's address stores. The store of a network that uses a part of the pool is named after that
+/// part.
+fn store_names(snapshot: &ClusterSnapshot, pool: &str) -> BTreeSet<String> {
     let leased = snapshot.objects_of(pool).map(|object| address_store_name(&object.holder.store).to_owned());
-    // It is part of a path.
+    // The name becomes part of a path.
     leased.chain([pool.to_owned()]).filter(|name| is_valid_name(name)).collect()
 }
 
-/// The blocks in it.
-fn own(place: &Path) -> Vec<Own> {
-    let Ok(Some(ledger)) = address_store::read(place) else { return Vec::new() };
-    // How long an address rests is the network's to say: what was freed within a minute does as a rule.
+/// Returns the blocks of an address store; none if it is missing or unreadable.
+fn store_blocks(path: &Path) -> Vec<StoreBlock> {
+    let Ok(Some(store)) = address_store::read(path) else { return Vec::new() };
+    // The quarantine depends on the network. The default of one minute is an approximation.
     let clock = Clock { now: now(), quarantine: 60_000 };
-    let own = |block: Block| {
+    let store_block = |block: Block| {
         let state = match block.state {
             BlockState::Active if block.draining => "draining",
             BlockState::Active if block.single_owner => "single",
@@ -202,13 +209,13 @@ fn own(place: &Path) -> Vec<Own> {
             BlockState::Returning => "returning",
             BlockState::Unconfirmed => "unconfirmed",
         };
-        let held = ledger.slots_of(&block).filter(|what| matches!(what, Slot::Held { .. } | Slot::Unknown));
+        let held = store.slots_of(&block).filter(|what| matches!(what, Slot::Held { .. } | Slot::Unknown));
         let held = held.count() as u64;
-        let all = ledger.slots_of(&block).filter(|what| matches!(what, Slot::Free(_))).count() as u64;
-        let free = ledger.free_count(&block, clock);
-        Own { range: block.net.to_string(), state, held, resting: all - free, free }
+        let all = store.slots_of(&block).filter(|what| matches!(what, Slot::Free(_))).count() as u64;
+        let free = store.free_count(&block, clock);
+        StoreBlock { range: block.net.to_string(), state, held, quarantined: all - free, free }
     };
-    ledger.blocks().map(own).collect()
+    store.blocks().map(store_block).collect()
 }
 
 fn percent(part: u64, whole: u64) -> u8 {
@@ -216,7 +223,7 @@ fn percent(part: u64, whole: u64) -> u8 {
     u8::try_from(share).unwrap_or(100).min(100)
 }
 
-/// `[####----]  42 %`
+/// Returns a bar such as `[####----]  42 %`.
 fn bar(percent: u8) -> String {
     let full = (usize::from(percent) * BAR).div_ceil(100).min(BAR);
     format!("[{}{}] {percent:3} %", "#".repeat(full), "-".repeat(BAR - full))
@@ -227,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_is_full_when_everything_is_leased() {
+    fn ipam_show_bar_is_full_at_100_percent() {
         assert_eq!(bar(0), format!("[{}]   0 %", "-".repeat(20)));
         assert_eq!(bar(1), format!("[#{}]   1 %", "-".repeat(19)));
         assert_eq!(bar(100), format!("[{}] 100 %", "#".repeat(20)));

@@ -9,7 +9,7 @@ use serde::Serialize;
 use cli_support::failure::Failure;
 use cli_support::output::{self, Format};
 
-/// Form of an explanation for programs.
+/// Document of `-o json`.
 #[derive(Serialize)]
 struct Explanation {
     rule: Rule,

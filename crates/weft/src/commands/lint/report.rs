@@ -1,4 +1,4 @@
-//! Findings for people: place, how bad, what, rule, cure; in colours only on a terminal that wants them.
+//! Text output of findings: position, severity, message, rule and next step. Colours are used only on a terminal.
 //!
 //! Source: <https://no-color.org> for `NO_COLOR`; terminfo(5) for `TERM=dumb`.
 
@@ -10,24 +10,24 @@ use manifest::lint::Finding;
 use npwg::refusal::Fault;
 use npwg::rule::Severity;
 
-use super::{Fixed, Located, Report};
+use super::{Fixed, LintReport, Located};
 use cli_support::terminal::plain;
 
 /// Whether to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Colours {
-    /// For a person at a terminal.
+    /// Colours, for a terminal.
     On,
-    /// For everything else.
+    /// No colours.
     Off,
 }
 
 impl Colours {
-    /// On if stdout is a terminal and nobody said otherwise.
+    /// Returns `On` if stdout is a terminal and the environment does not disable colours.
     pub(super) fn of_terminal() -> Colours {
-        let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+        let is_disabled = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
             || std::env::var_os("TERM").is_some_and(|value| value == "dumb");
-        if io::stdout().is_terminal() && !refused { Colours::On } else { Colours::Off }
+        if io::stdout().is_terminal() && !is_disabled { Colours::On } else { Colours::Off }
     }
 
     fn paint(self, code: &str, text: &str) -> String {
@@ -46,10 +46,10 @@ impl Colours {
     }
 }
 
-/// The whole report.
-pub(super) fn render(report: &Report, colours: Colours) -> String {
-    let Report { files, findings, fixed } = report;
-    // Writing to a text cannot fail.
+/// Returns the report as text.
+pub(super) fn render(report: &LintReport, colours: Colours) -> String {
+    let LintReport { files, findings, fixed } = report;
+    // Writing to a string cannot fail.
     let mut text = String::new();
     for Fixed { file, fault } in fixed {
         let _ = writeln!(text, "{}: {} {}", plain(file), colours.paint("1;32", "fixed"), sentence(fault));
@@ -62,13 +62,13 @@ pub(super) fn render(report: &Report, colours: Colours) -> String {
     let counted: Vec<String> = [(errors, "error"), (warnings, "warning"), (notes, "note")]
         .into_iter()
         .filter(|(count, _)| *count > 0)
-        .map(|(count, word)| many(count, word))
+        .map(|(count, word)| count_of(count, word))
         .collect();
-    let found = if counted.is_empty() { "nothing to report".to_owned() } else { counted.join(", ") };
-    let _ = writeln!(text, "{}: {found}", many(*files, "file"));
-    let curable = findings.iter().filter(|located| located.finding.fix.is_some()).count();
-    if curable > 0 {
-        let _ = writeln!(text, "weft lint --fix writes the corrected form of {curable} of them");
+    let found = if counted.is_empty() { "no findings".to_owned() } else { counted.join(", ") };
+    let _ = writeln!(text, "{}: {found}", count_of(*files, "file"));
+    let fixable = findings.iter().filter(|located| located.finding.fix.is_some()).count();
+    if fixable > 0 {
+        let _ = writeln!(text, "weft lint --fix writes the corrected form of {fixable} of them");
     }
     if !findings.is_empty() {
         text.push_str("weft lint --explain RULE explains the rule in brackets; docs/lint.md has all rules\n");
@@ -78,9 +78,9 @@ pub(super) fn render(report: &Report, colours: Colours) -> String {
 
 fn describe(text: &mut String, path: &str, finding: &Finding, colours: Colours) {
     let Finding { severity, position: Position { line, column }, fault, corrected, fix: _ } = finding;
-    let place = colours.paint("1", &format!("{}:{line}:{column}:", plain(path)));
+    let position_text = colours.paint("1", &format!("{}:{line}:{column}:", plain(path)));
     let severity = colours.severity(*severity);
-    let _ = writeln!(text, "{place} {severity}: {} [{}]", sentence(fault), fault.rule);
+    let _ = writeln!(text, "{position_text} {severity}: {} [{}]", sentence(fault), fault.rule);
     if !fault.cure.is_empty() {
         let _ = writeln!(text, "    {}", plain(&fault.cure));
     }
@@ -93,12 +93,12 @@ fn describe(text: &mut String, path: &str, finding: &Finding, colours: Colours) 
     }
 }
 
-/// A fault without its cure.
+/// Returns a fault without its next step.
 fn sentence(fault: &Fault) -> String {
     plain(&Fault { cure: String::new(), ..fault.clone() }.to_string())
 }
 
-fn many(count: usize, word: &str) -> String {
+fn count_of(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -107,11 +107,11 @@ mod tests {
     use super::*;
     use crate::input_files::{File, Kind};
 
-    fn report(text: &str) -> Report {
+    fn report(text: &str) -> LintReport {
         let file = File { path: "a.yaml".into(), text: text.to_owned(), kind: Kind::Manifest };
-        let findings = super::super::look(&file).into_iter();
+        let findings = super::super::lint_file(&file).into_iter();
         let findings = findings.map(|finding| Located { file: "a.yaml".into(), finding }).collect();
-        Report { files: 1, findings, fixed: Vec::new() }
+        LintReport { files: 1, findings, fixed: Vec::new() }
     }
 
     const AS_MAP: &str = "apiVersion: k8s.cni.cncf.io/v1
@@ -121,11 +121,12 @@ spec:
   config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"bridge\"}
 ";
 
+    // Requirements: NPWG1-3.1-2
     #[test]
-    fn npwg1_3_1_2_a_map_is_shown_as_the_text_it_should_be() {
+    fn lint_shows_config_map_as_the_corrected_string() {
         let text = render(&report(AS_MAP), Colours::Off);
         let expected =
-            "a.yaml:5:11: error: network-attachment-definition default/a: spec.config: must be a text; \
+            "a.yaml:5:11: error: network-attachment-definition default/a: spec.config: must be a string; \
                         the API server refuses the object [config-not-a-string]
     write \"config: |\" and the JSON on indented lines below it
     the object as it should read:
@@ -143,12 +144,12 @@ weft lint --explain RULE explains the rule in brackets; docs/lint.md has all rul
     }
 
     #[test]
-    fn nothing_found_is_one_line() {
-        assert_eq!(render(&report("kind: ConfigMap\n"), Colours::Off), "1 file: nothing to report\n");
+    fn lint_report_without_findings_is_one_line() {
+        assert_eq!(render(&report("kind: ConfigMap\n"), Colours::Off), "1 file: no findings\n");
     }
 
     #[test]
-    fn colours_are_only_where_they_were_asked_for() {
+    fn lint_report_has_colours_only_on_request() {
         let report = report(AS_MAP);
         assert!(render(&report, Colours::On).contains("\u{1b}[1;31merror\u{1b}[0m"));
         assert!(!render(&report, Colours::Off).contains('\u{1b}'));

@@ -1,6 +1,6 @@
-//! Writing a corrected file in the place of the old one: who reads it sees one or the other.
+//! Atomic replacement of a corrected file.
 //!
-//! Rules: a link stays a link, its target is replaced; mode and owner stay; half a file is never left.
+//! A link stays a link and its target is replaced. Mode and owner are kept. A reader never sees an incomplete file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -30,7 +30,7 @@ pub(super) fn replace(path: &Path, text: &str) -> Result<(), Failure> {
 fn write(temporary: &Path, text: &str, old: &fs::Metadata) -> io::Result<()> {
     let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(temporary)?;
     file.write_all(text.as_bytes())?;
-    // Only root may give a file away; whoever is not owns the new one.
+    // Only root may change the owner. For other users the new file belongs to the caller.
     let _ = std::os::unix::fs::fchown(&file, Some(old.uid()), Some(old.gid()));
     file.set_permissions(old.permissions())?;
     file.sync_all()

@@ -1,7 +1,7 @@
-//! The files of `weft network set`: networks in the form of the API, or CNI configuration lists.
+//! Files of `weft network set`: networks in the form of the CRI Network API, or CNI configuration lists.
 //!
-//! Rules: YAML and JSON alike, a document a network; a parameter that is written as a structure becomes the JSON text that
-//! the API wants, a text stays as it is.
+//! YAML and JSON are accepted, and each document is one network. A parameter that is a structure is converted into the
+//! JSON string that the API requires; a string stays as it is.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -14,12 +14,12 @@ use serde_json::Value;
 use cli_support::failure::{Exit, Failure};
 use cri::network_api::{Name, NetworkConfig, NetworkMetadata, conflist};
 
-/// The name of stdin.
+/// File name that means stdin.
 const STDIN: &str = "-";
 
-/// Every network of the files, and how messages name it.
+/// Returns every network of the files, with the label that messages use for it.
 pub(super) fn read(files: &[PathBuf], name: Option<&str>) -> Result<Vec<(String, NetworkConfig)>, Failure> {
-    let mut found = Vec::new();
+    let mut networks = Vec::new();
     for file in files {
         let text = text(file)?;
         let wrong = |why: &dyn std::fmt::Display| {
@@ -27,19 +27,20 @@ pub(super) fn read(files: &[PathBuf], name: Option<&str>) -> Result<Vec<(String,
         };
         let documents = manifest::values(&text).map_err(|why| wrong(&why))?;
         for (index, document) in documents.into_iter().enumerate() {
-            let place = match index {
+            let label = match index {
                 0 => file.display().to_string(),
                 index => format!("{} (document {})", file.display(), index + 1),
             };
-            found.push((place, network(document, name).map_err(|why| wrong(&why))?));
+            networks.push((label, network(document, name).map_err(|why| wrong(&why))?));
         }
     }
-    match (found.len(), name) {
-        (0, _) => Err(Failure::new("the files hold no network").exit(Exit::Usage)),
+    match (networks.len(), name) {
+        (0, _) => Err(Failure::new("the files contain no network").exit(Exit::Usage)),
         (2.., Some(_)) => {
-            Err(Failure::new("--name names one network, the files hold several").exit(Exit::Usage))
+            Err(Failure::new("--name: the files contain several networks; --name requires exactly one")
+                .exit(Exit::Usage))
         }
-        _ => Ok(found),
+        _ => Ok(networks),
     }
 }
 
@@ -58,23 +59,23 @@ fn text(file: &PathBuf) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|_| failed(&"not UTF-8"))
 }
 
-/// A reason why a document is no network.
+/// Reason why a document is not a network.
 #[derive(Debug, thiserror::Error)]
 enum NetworkError {
-    /// The document has neither form.
-    #[error("is no network: expected metadata and cniv1_config, or a CNI configuration list")]
+    /// The document is neither a network nor a configuration list.
+    #[error("not a network: expected metadata and cniv1_config, or a CNI configuration list")]
     Recognize,
     /// The document does not have the form of the API.
     #[error(transparent)]
     Decode(#[from] serde_json::Error),
-    /// The configuration list is not valid, or has no form in the API.
+    /// The configuration list is invalid, or cannot be expressed in the API.
     #[error(transparent)]
     ConvertList(#[from] cni::Error),
 }
 
 fn network(document: Value, name: Option<&str>) -> Result<NetworkConfig, NetworkError> {
     if document.get("plugins").is_some() || document.get("type").is_some() {
-        return of_list(&document, name);
+        return from_list(&document, name);
     }
     if !document.is_object() {
         return Err(NetworkError::Recognize);
@@ -98,8 +99,8 @@ fn network(document: Value, name: Option<&str>) -> Result<NetworkConfig, Network
     Ok(config)
 }
 
-/// A CNI configuration list, or one plugin's configuration.
-fn of_list(document: &Value, name: Option<&str>) -> Result<NetworkConfig, NetworkError> {
+/// Converts a CNI configuration list, or the configuration of one plugin.
+fn from_list(document: &Value, name: Option<&str>) -> Result<NetworkConfig, NetworkError> {
     let network = match document.get("plugins") {
         Some(_) => Network::parse(document.to_string().as_bytes(), "network"),
         None => {
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn structures_become_json_text_and_lists_become_networks() {
+    fn network_document_parameters_become_json_and_lists_networks() {
         let yaml = "metadata: {name: red}\ncniv1_config:\n  cni_version: 1.0.0\n  plugins:\n  - type: bridge\n    parameters:\n      bridge: br1\n      mtu: 1400\n      ipam: {type: host-local}\n";
         let document = manifest::values(yaml).unwrap().remove(0);
         let config = network(document, None).unwrap();

@@ -1,4 +1,4 @@
-//! What a configuration means, without a kernel; the allow-list has its own tests.
+//! Tests of the configuration, without a kernel; the allow-list has its own tests.
 
 use cni::config::Config;
 use cni::environment::Environment;
@@ -20,13 +20,13 @@ fn sysctls(text: &str) -> Result<Vec<String>, Error> {
 }
 
 #[test]
-fn nothing_asked_for_is_nothing_changed() {
+fn tuning_empty_values_change_nothing() {
     let settings = read(r#""mac":"","mtu":0,"promisc":false,"sysctl":null,"args":null}"#, "").unwrap();
     assert!(settings.sysctls.is_empty() && !settings.changes_link());
 }
 
 #[test]
-fn v6_v13_v14_args_win_over_the_runtime_that_over_cni_args_that_over_the_configuration() {
+fn tuning_mac_sources_override_each_other_in_order() {
     let mac = |text: &str, args: &str| read(text, args).unwrap().mac.map(|mac| mac[5]);
     let environment = "MAC=02:00:00:00:00:02;IgnoreUnknown=1;FOO=bar";
     assert_eq!(mac(r#""mac":"02:00:00:00:00:01"}"#, ""), Some(1));
@@ -39,7 +39,7 @@ fn v6_v13_v14_args_win_over_the_runtime_that_over_cni_args_that_over_the_configu
 }
 
 #[test]
-fn v13_args_replace_each_value_for_itself() {
+fn tuning_args_override_each_value_separately() {
     let text = r#""mtu":1400,"promisc":true,"allmulti":true,"txQLen":500,"sysctl":{"net.core.somaxconn":"1","net.ipv4.ip_forward":"1"},
         "args":{"cni":{"MTU":1300,"promisc":false,"allmulti":false,"txQLen":0,"sysctl":{"net/core/somaxconn":"2"}}}}"#;
     let settings = read(text, "").unwrap();
@@ -54,7 +54,7 @@ fn v13_args_replace_each_value_for_itself() {
 }
 
 #[test]
-fn a_key_may_be_written_in_both_notations_and_names_the_interface() {
+fn tuning_sysctl_key_has_two_notations_and_a_placeholder() {
     let text = r#""sysctl":{"net.ipv4.conf.IFNAME.arp_filter":"1","net/ipv4/conf/eth0.7/arp_notify":"1","net.ipv6.conf.eth0/8.accept_ra":"0"}}"#;
     let expected = [
         "net/ipv4/conf/eth0.5/arp_filter=1",
@@ -67,7 +67,7 @@ fn a_key_may_be_written_in_both_notations_and_names_the_interface() {
 }
 
 #[test]
-fn what_is_wrong_is_named_by_key_and_value() {
+fn tuning_invalid_value_is_reported_by_field_and_value() {
     let cases = [
         (r#""mtu":"1500"}"#, "mtu: \"1500\""),
         (r#""mtu":-1}"#, "mtu: -1"),
@@ -87,11 +87,11 @@ fn what_is_wrong_is_named_by_key_and_value() {
         (r#""sysctl":{"net.core.somaxconn":1}}"#, "sysctl.net.core.somaxconn: 1"),
         (
             r#""sysctl":{"net.core.somaxconn":"1","net.core.somaxconn":"1"}}"#,
-            "sysctl.net.core.somaxconn: \"1\": the key is there twice",
+            "sysctl.net.core.somaxconn: \"1\": the key occurs twice",
         ),
         (
             r#""sysctl":{"net.core.somaxconn":"1","net/core/somaxconn":"2"}}"#,
-            "means the same parameter net/core/somaxconn",
+            "is the same parameter net/core/somaxconn",
         ),
         (r#""sysctl":{"":"1"}}"#, "sysctl.: \"1\": not a legal key"),
         (r#""sysctl":{"net":"1"}}"#, "sysctl.net: \"1\": not below net"),
@@ -118,7 +118,7 @@ fn what_is_wrong_is_named_by_key_and_value() {
 }
 
 #[test]
-fn backups_are_below_an_absolute_path() {
+fn tuning_data_dir_must_be_an_absolute_path() {
     let directory = |value: &str| {
         let whole = format!(r#"{{"cniVersion":"1.1.0","name":"net","dataDir":{value}}}"#);
         let config = Config::read(whole.into_bytes(), Version::ALL).unwrap();
@@ -133,7 +133,7 @@ fn backups_are_below_an_absolute_path() {
 }
 
 #[test]
-fn a_key_from_a_backup_leads_nowhere_but_below_net() {
+fn tuning_backup_key_outside_net_is_ignored() {
     assert!(restorable("net/ipv4/conf/eth0.5/arp_filter").is_some());
     for bad in
         ["kernel/hostname", "net/../kernel/hostname", "net.ipv4.ip_forward", "/net/x", "net/", "net", ""]
@@ -143,11 +143,11 @@ fn a_key_from_a_backup_leads_nowhere_but_below_net() {
 }
 
 #[test]
-fn a_key_that_is_there_twice_is_found_among_many() {
+fn tuning_duplicate_sysctl_key_is_found_among_many() {
     let started = std::time::Instant::now();
     let mut many: Vec<String> = (0..80_000).map(|at| format!("\"{at}\":\"\"")).collect();
     many.push("\"7\":\"other\"".to_owned());
     let error = sysctls(&format!("\"sysctl\":{{{}}}}}", many.join(","))).unwrap_err();
-    assert_eq!(error.msg, "sysctl.7: \"other\": the key is there twice");
+    assert_eq!(error.msg, "sysctl.7: \"other\": the key occurs twice");
     assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
 }

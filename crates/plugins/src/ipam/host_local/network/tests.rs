@@ -1,4 +1,4 @@
-//! What a configuration means, without files.
+//! Tests of the configuration, without files.
 
 use cni::config::Config;
 use cni::environment::Environment;
@@ -25,7 +25,7 @@ fn sets(network: &Network) -> Vec<String> {
 }
 
 #[test]
-fn v2_sets_stand_in_the_order_runtime_flat_configured() {
+fn host_local_range_sets_have_the_order_runtime_flat_configured() {
     let network = read(&json!({
         "ipam": {
             "type": "host-local", "subnet": "10.1.0.0/24", "rangeStart": "10.1.0.9",
@@ -48,11 +48,11 @@ fn v2_sets_stand_in_the_order_runtime_flat_configured() {
         .filter_map(|r| Some(r.gateway()?.to_string()))
         .collect();
     assert_eq!(gateways, ["10.4.0.2", "10.1.0.1", "10.2.0.1", "10.3.0.1", "fd00::1"]);
-    assert_eq!(network.place.directory, Path::new("/var/lib/cni/networks/net"));
+    assert_eq!(network.location.directory, Path::new("/var/lib/cni/networks/net"));
 }
 
 #[test]
-fn trap2_empty_and_null_are_absent_and_a_mapped_subnet_is_ipv4() {
+fn host_local_empty_and_null_fields_are_absent() {
     let network = read(&json!({ "ipam": {
         "subnet": "::ffff:10.1.2.0/120", "gateway": "", "rangeStart": null, "ranges": null, "routes": null, "dataDir": "", "resolvConf": "",
     }}))
@@ -62,7 +62,7 @@ fn trap2_empty_and_null_are_absent_and_a_mapped_subnet_is_ipv4() {
 }
 
 #[test]
-fn without_a_flat_subnet_its_companions_mean_nothing() {
+fn host_local_flat_range_without_subnet_is_ignored() {
     let network = read(
         &json!({ "ipam": { "gateway": "x", "rangeStart": "y", "ranges": [[{ "subnet": "10.2.0.0/24" }]] } }),
     )
@@ -71,7 +71,7 @@ fn without_a_flat_subnet_its_companions_mean_nothing() {
 }
 
 #[test]
-fn v5_the_same_address_asked_for_by_every_channel_is_one_request() {
+fn host_local_same_request_from_every_source_counts_once() {
     let conf = json!({
         "ipam": { "ranges": [[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd00::/64" }], [{ "subnet": "10.2.0.0/24" }]] },
         "args": { "cni": { "ips": ["10.1.0.5/24", "fd00::6"] } },
@@ -86,7 +86,7 @@ fn v5_the_same_address_asked_for_by_every_channel_is_one_request() {
 }
 
 #[test]
-fn a_request_that_cannot_be_met_is_refused_before_anything_is_done() {
+fn host_local_request_outside_the_ranges_is_refused() {
     let ask = |ips: Value| json!({ "ipam": { "subnet": "10.1.0.0/24" }, "runtimeConfig": { "ips": ips } });
     assert_refused([
         (
@@ -96,13 +96,13 @@ fn a_request_that_cannot_be_met_is_refused_before_anything_is_done() {
         (ask(json!(["10.1.0.1"])), "runtimeConfig.ips[0]: 10.1.0.1: the gateway's address"),
         (
             ask(json!(["10.1.0.5", "10.1.0.6"])),
-            "runtimeConfig.ips[1]: 10.1.0.6: range set 10.1.0.1-10.1.0.254 gives one address, and runtimeConfig.ips[0] asks for 10.1.0.5",
+            "runtimeConfig.ips[1]: 10.1.0.6: range set 10.1.0.1-10.1.0.254 has one address, and runtimeConfig.ips[0] requests 10.1.0.5",
         ),
         (ask(json!(["10.1.0.0"])), "runtimeConfig.ips[0]: 10.1.0.0: in none"),
     ]);
 }
 
-/// A configuration with one range.
+/// Returns a configuration with one range.
 fn one(range: &Value) -> Value {
     json!({ "ipam": { "ranges": [[range]] } })
 }
@@ -116,7 +116,7 @@ fn assert_refused<const N: usize>(cases: [(Value, &str); N]) {
 }
 
 #[test]
-fn a_wrong_range_is_named_by_key_and_value() {
+fn host_local_invalid_range_is_reported_by_field_and_value() {
     let subnet = |text: &str| one(&json!({ "subnet": text }));
     let cases = [
         (json!({}), "ipam: missing"),
@@ -174,7 +174,7 @@ fn a_wrong_range_is_named_by_key_and_value() {
 }
 
 #[test]
-fn what_else_is_wrong_is_named_by_key_and_value() {
+fn host_local_invalid_option_is_reported_by_field_and_value() {
     let cases = [
         (
             json!({ "ipam": { "subnet": "10.1.0.0/24", "dataDir": "../x" } }),
@@ -196,14 +196,14 @@ fn what_else_is_wrong_is_named_by_key_and_value() {
 }
 
 #[test]
-fn v15_unknown_cni_args_need_ignore_unknown() {
+fn host_local_unknown_cni_args_need_ignore_unknown() {
     let conf = json!({ "ipam": { "subnet": "10.1.0.0/24" } });
     assert_eq!(read_with(&conf, "FOO=1").map(|_| ()).unwrap_err().code, 4);
     assert!(read_with(&conf, "FOO=1;IgnoreUnknown=1").is_ok());
 }
 
 #[test]
-fn before_0_3_0_there_is_one_address_of_each_family() {
+fn host_local_before_0_3_0_allows_one_address_of_each_family() {
     let conf = |version: &str, ranges: Value| json!({ "cniVersion": version, "ipam": { "ranges": ranges } });
     let two = json!([[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "10.2.0.0/24" }]]);
     let both = json!([[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd00::/64" }]]);
@@ -216,7 +216,7 @@ fn before_0_3_0_there_is_one_address_of_each_family() {
 }
 
 #[test]
-fn a_network_name_cannot_leave_the_data_directory() {
+fn host_local_network_name_cannot_leave_the_data_directory() {
     for name in ["..", ".", "a/../..", "/etc", "a\0", ""] {
         let whole = json!({ "cniVersion": "1.0.0", "name": name, "ipam": { "dataDir": "/data" } });
         assert!(Config::read(whole.to_string().into_bytes(), Version::ALL).is_err(), "{name:?}");

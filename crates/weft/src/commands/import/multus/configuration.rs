@@ -1,11 +1,10 @@
-//! Multus's configuration, and the one that makes weft do the same.
+//! Configuration of Multus, and its conversion into an equivalent configuration of weft.
 //!
-//! Rules: every key keeps its meaning; where weft's default is another one, it is written out; a key of the daemon,
-//! which weft has none of, is left out and named; so is one that nobody knows, which Multus did not heed either.
-//!
-//! A default network that is written out, as Multus makes it of a node's own file, is named by that file again.
-//!
-//! With a daemon paths are written as its container sees them, below `/host`.
+//! - Every option keeps its meaning. Where the default of weft differs, the value of Multus is written out.
+//! - Options of the Multus daemon, and unknown options, which Multus ignores too, are left out and named.
+//! - Multus copies the default network of the node into `delegates`. The result names its file in `clusterNetwork`
+//!   instead, because each node has its own.
+//! - Paths of a daemon configuration that begin with `/host` (its container's mount of the node) are converted.
 //!
 //! Source: Multus `pkg/types/types.go`, `pkg/server/config/generator.go`, `deployments/`.
 
@@ -25,17 +24,17 @@ use serde_json::Value;
 use crate::meta_plugin_config::MetaPlugin;
 use cli_support::failure::Failure;
 
-/// Where Multus remembers what it attached, unless told otherwise.
+/// Default directory of the state of Multus.
 const CNI_DIR: &str = "/var/lib/cni/multus";
-/// Its plugin with and without a daemon.
+/// Types of the Multus plugin, without and with a daemon.
 const TYPES: [&str; 2] = ["multus", "multus-shim"];
-/// Where the daemon's container sees the node's files.
+/// Mount of the node's file system in the container of the daemon.
 const MOUNTED: &str = "/host";
-/// By it the runtime passes a pod's annotations.
+/// Capability with which the runtime passes the annotations of a pod.
 const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
-/// Keys of the daemon, and of the credentials that go with Multus.
-const OF_MULTUS_ALONE: &[&str] = &[
+/// Options of the Multus daemon and of its credentials.
+const MULTUS_ONLY_OPTIONS: &[&str] = &[
     "chrootDir",
     "cniConfigDir",
     "connectionLimit",
@@ -51,30 +50,30 @@ const OF_MULTUS_ALONE: &[&str] = &[
     "perNodeCertificate",
     "socketDir",
 ];
-/// Keys with a path that may be one of the daemon's container.
+/// Options whose paths may be those of the daemon's container.
 const PATHS: &[&str] = &["binDir", "clusterNetwork", "confDir", "readinessindicatorfile"];
 
-/// What was read, and what it comes to.
+/// Configuration of Multus with its conversion.
 #[derive(Debug)]
 pub(super) struct Configuration {
-    /// Name of its network.
+    /// Network name.
     pub(super) name: NetworkName,
-    /// How it writes the status.
+    /// Form of the network-status.
     pub(super) style: StatusStyle,
-    /// Where its plugins are.
+    /// Plugin directory.
     pub(super) bin_dir: String,
-    /// What it remembers.
+    /// Directory of the state of Multus.
     pub(super) cni_dir: PathBuf,
-    /// The list for weft.
+    /// Configuration list for weft.
     pub(super) text: String,
-    /// What a person should know of the difference.
+    /// Remarks on the differences, for the operator.
     pub(super) notes: Vec<String>,
-    /// Keys that are not understood.
+    /// Unknown options that were left out.
     pub(super) left_out: Vec<String>,
 }
 
 impl Configuration {
-    /// Reads it and makes the other of it.
+    /// Reads and converts the configuration.
     pub(super) fn read(
         config: Option<&Path>,
         conf_dir: &Path,
@@ -89,19 +88,19 @@ impl Configuration {
             |plugin: &Object| plugin_type(plugin).is_ok_and(|name| TYPES.contains(&name.as_str()));
         let Some((multus, others)) = network.plugins.split_first().filter(|(first, _)| is_multus(first))
         else {
-            return Err(Failure::new(format!("{file}: its plugin is neither multus nor multus-shim")));
+            return Err(Failure::new(format!("{file}: type: neither multus nor multus-shim")));
         };
-        let mut notes = vec![format!("{file} is that of Multus")];
+        let mut notes = vec![format!("{file} is the configuration of Multus")];
         let mut plugin = multus.clone();
         if let Some(daemon) = daemon_config {
             overlay(&mut plugin, daemon)?;
-            notes.push(format!("{} counts before it", daemon.display()));
+            notes.push(format!("{} takes precedence over it", daemon.display()));
         }
         let cni_dir = plugin.text("cniDir")?.filter(|text| !text.is_empty());
-        let cni_dir = cni_dir.map_or_else(|| CNI_DIR.to_owned(), |text| on_the_node(&text).unwrap_or(text));
+        let cni_dir = cni_dir.map_or_else(|| CNI_DIR.to_owned(), |text| node_path(&text).unwrap_or(text));
         translate(&mut plugin, &mut notes)?;
-        let left_out = leave_out(&mut plugin);
-        refer(&mut plugin, conf_dir, &mut notes)?;
+        let left_out = remove_unknown_options(&mut plugin);
+        refer_to_default_network(&mut plugin, conf_dir, &mut notes)?;
         let text = list(&network, &plugin, others).context(&file)?;
         let read_back = Network::parse(text.as_bytes(), &file)?;
         let found = MetaPlugin::read(&read_back, &path)?;
@@ -124,20 +123,20 @@ fn first(conf_dir: &Path) -> Result<(PathBuf, Network), Failure> {
         name.is_some_and(|name| TYPES.contains(&name.as_str()))
     };
     let found = directory.networks.iter().filter(is_multus).min_by(|(a, _), (b, _)| a.cmp(b));
-    // One that cannot be read may be meant, if it comes before.
+    // An unreadable file that sorts before it is an error, because it may be the one.
     directory.is_first(found.map(|(path, _)| path.as_path()))?;
     found.cloned().ok_or_else(|| {
-        Failure::new(format!("no configuration of Multus is in {}", conf_dir.display()))
+        Failure::new(format!("no configuration of Multus in {}", conf_dir.display()))
             .next("name it with --config")
     })
 }
 
-/// The daemon's keys count before those of the plugin.
+/// Overwrites options of the plugin with those of the daemon configuration.
 fn overlay(plugin: &mut Object, daemon: &Path) -> Result<(), Error> {
     let step = daemon.display();
     let bytes = std::fs::read(daemon).map_err(|cause| Error::io(format_args!("read {step}"), cause))?;
     for (key, value) in Object::parse(&bytes, &step.to_string())?.iter() {
-        // Who is called, and by which name, the plugin's own says.
+        // The plugin configuration determines the called program and its name.
         if !matches!(key, "name" | "type" | "cniVersion") {
             plugin.impose(key, value.to_owned());
         }
@@ -145,16 +144,16 @@ fn overlay(plugin: &mut Object, daemon: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes the plugin's keys those of weft.
+/// Converts the options of the plugin to those of weft.
 fn translate(plugin: &mut Object, notes: &mut Vec<String>) -> Result<(), Error> {
-    for key in OF_MULTUS_ALONE.iter().filter(|key| plugin.contains(key)) {
-        notes.push(format!("{key} is left out: weft has no use for it"));
+    for key in MULTUS_ONLY_OPTIONS.iter().filter(|key| plugin.contains(key)) {
+        notes.push(format!("{key} is left out: weft does not need it"));
     }
-    for key in OF_MULTUS_ALONE {
+    for key in MULTUS_ONLY_OPTIONS {
         plugin.banish(key);
     }
     if let Some(directory) = plugin.text("cniConf")? {
-        notes.push("cniConf is what a release of Multus wrote for confDir".to_owned());
+        notes.push("cniConf is the name of confDir in an old release of Multus".to_owned());
         plugin.banish("cniConf");
         if !plugin.contains("confDir") {
             plugin.set("confDir", &directory)?;
@@ -163,7 +162,7 @@ fn translate(plugin: &mut Object, notes: &mut Vec<String>) -> Result<(), Error> 
     plugin.banish("cniDir");
     for key in PATHS {
         let Some(text) = plugin.text(key)? else { continue };
-        if let Some(path) = on_the_node(&text) {
+        if let Some(path) = node_path(&text) {
             notes.push(format!("{key}: {text} is {path} on the node"));
             plugin.banish(key);
             plugin.set(key, &path)?;
@@ -185,51 +184,55 @@ fn translate(plugin: &mut Object, notes: &mut Vec<String>) -> Result<(), Error> 
     Ok(())
 }
 
-/// Takes out what nobody knows; a line for each.
-fn leave_out(plugin: &mut Object) -> Vec<String> {
+/// Removes unknown options and returns a line for each.
+fn remove_unknown_options(plugin: &mut Object) -> Vec<String> {
     let warnings = NodeConfiguration::read(plugin.to_json().as_bytes(), Flavour::Multus);
-    // What else is wrong is told when the whole is read.
+    // Other errors are reported when the result is validated.
     let warnings = warnings.map(|read| read.warnings).unwrap_or_default();
     let mut lines = Vec::new();
     for Warning { event, fault } in warnings {
         let (Reason::UnknownKey, [Step::Key(key)]) = (event, fault.path.steps()) else { continue };
         let hint = if fault.cure.is_empty() { String::new() } else { format!(": {}", fault.cure) };
-        lines.push(format!("{key}: nobody knows this key, and Multus does not heed it{hint}"));
+        lines.push(format!("{key}: unknown option, ignored by Multus{hint}"));
         plugin.banish(key);
     }
     lines
 }
 
-/// Names the file of a default network that is written out. Multus writes it out by itself, from a file that is made for each
-/// node, with the subnet of its pods: in the configuration of all nodes it would give them all that one's.
-fn refer(plugin: &mut Object, conf_dir: &Path, notes: &mut Vec<String>) -> Result<(), Failure> {
+/// Replaces `delegates` by the file of the default network. Multus copies that file into its own configuration, and the
+/// file contains the pod subnet of one node, so a configuration for all nodes must not contain the copy.
+fn refer_to_default_network(
+    plugin: &mut Object,
+    conf_dir: &Path,
+    notes: &mut Vec<String>,
+) -> Result<(), Failure> {
     let has_other = plugin.text("clusterNetwork")?.is_some_and(|name| !name.is_empty());
     let delegates = plugin.read::<Vec<Value>>("delegates")?.unwrap_or_default();
     let Some(default) = delegates.first().filter(|_| !has_other) else { return Ok(()) };
-    let is_it = |(_, network): &&(PathBuf, Network)| {
+    let is_default = |(_, network): &&(PathBuf, Network)| {
         serde_json::from_slice::<Value>(network.bytes()).is_ok_and(|other| other == *default)
     };
     let networks = Directory::read(conf_dir)?.networks;
-    match networks.iter().find(is_it).filter(|_| delegates.len() == 1) {
+    match networks.iter().find(is_default).filter(|_| delegates.len() == 1) {
         Some((path, _)) => {
             notes.push(format!(
-                "delegates: the default network is that of {}: clusterNetwork names it, because each node has its own",
+                "delegates: replaced by clusterNetwork {}, because each node has its own default network",
                 path.display()
             ));
             plugin.banish("delegates");
             plugin.set("clusterNetwork", &path.display().to_string())?;
         }
         None => notes.push(
-            "delegates: the default network is written out as this node has it, and every node that gets this \
-             configuration will have the same: compare it with another node's"
+            "delegates: contains the default network of this node, and every node with this \
+             configuration will use it; compare it with the default network of another node"
                 .to_owned(),
         ),
     }
     Ok(())
 }
 
-/// A path of the daemon's container as the node has it, if it is one.
-fn on_the_node(text: &str) -> Option<String> {
+/// Returns the path on the node for a path of the daemon's container; `None` if it is another path.
+fn node_path(text: &str) -> Option<String> {
     let rest = text.strip_prefix(MOUNTED).filter(|rest| rest.starts_with('/'))?;
     (!Path::new(text).exists()).then(|| rest.to_owned())
 }

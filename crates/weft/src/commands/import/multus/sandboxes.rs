@@ -1,10 +1,11 @@
-//! What Multus remembers of its sandboxes, as entries of the journal.
+//! State of Multus, converted into journal entries.
 //!
-//! Two things: `<cniDir>/<container id>`, the delegates of a sandbox in their order, and `<cniDir>/results/`, libcni's
-//! cache of what came of each: its configuration as it was executed, its arguments, its result.
+//! Multus keeps the delegates of a sandbox, in order, in `CNIDIR/CONTAINER_ID`. libcni caches each attachment in
+//! `CNIDIR/results/`: its configuration as executed, its arguments and its result.
 //!
-//! Rules: what was executed counts before what was planned; an attachment that only the cache knows was added to the
-//! running pod and is taken down with it; file names and contents are checked before they are anything.
+//! - The cached configuration takes precedence over the planned one.
+//! - An attachment that only the cache has was added to the running pod. It is taken down with the pod.
+//! - File names and contents are validated before use.
 //!
 //! Source: Multus `pkg/multus/multus.go` (`saveDelegates`, `getIfname`), `pkg/types/types.go` (`DelegateNetConf`).
 
@@ -24,7 +25,7 @@ use cni::runtime::chain::Attached;
 use npwg::device::DeviceInfo;
 use npwg::outcome::Outcome;
 use npwg::plan::{
-    Decision, Delegate, DeviceInfoFile, PLAN_VERSION, Plan, PodIdentity, Role, RouteWish, Verify,
+    Decision, DefaultRouteAction, Delegate, DeviceInfoFile, PLAN_VERSION, Plan, PodIdentity, Role, Verify,
 };
 use npwg::status;
 use rpc::journal::{self, Attachment, Entry, State};
@@ -34,65 +35,66 @@ use cli_support::failure::Failure;
 use cli_support::privilege;
 use delegates::Planned;
 
-/// The directory of libcni's cache in it.
+/// Name of the directory of libcni's cache.
 const RESULTS: &str = "results";
-/// Where files about devices lie; anything else is not one.
+/// Directory of device information files.
 const DEVICES: &str = "/k8s.cni.cncf.io/devinfo/cni/";
 
-/// What was found.
+/// Journal entries, and errors.
 #[derive(Debug, Default)]
-pub(super) struct Found {
-    /// The sandboxes.
+pub(super) struct ImportedSandboxes {
+    /// Entries of the sandboxes.
     pub(super) entries: Vec<Entry>,
-    /// What was not understood.
+    /// Reasons why files or sandboxes cannot be imported.
     pub(super) faults: Vec<String>,
 }
 
 /// One attachment of a sandbox.
-struct Link {
+struct ImportedAttachment {
     delegate: Delegate,
     version: cni::Version,
     result: Option<Attached>,
 }
 
-/// Reads all of it.
-pub(super) fn read(directory: &Path, configuration: &Configuration) -> Result<Found, Failure> {
-    let refused = |cause| privilege::refused(&format!("read {}", directory.display()), &cause);
-    let mut found = Found::default();
+/// Reads the state of Multus in `directory`.
+pub(super) fn read(directory: &Path, configuration: &Configuration) -> Result<ImportedSandboxes, Failure> {
+    let read_failure = |cause| privilege::refused(&format!("read {}", directory.display()), &cause);
+    let mut imported = ImportedSandboxes::default();
     let cache = Cache::new(directory);
-    let mut known: BTreeMap<ContainerId, Vec<Cached>> = BTreeMap::new();
-    let mut understood = BTreeSet::new();
+    let mut cached_by_container: BTreeMap<ContainerId, Vec<Cached>> = BTreeMap::new();
+    let mut cached_names = BTreeSet::new();
     for cached in cache.attachments(None)? {
         let who = &cached.parameters.who;
-        understood.insert(format!("{}-{}-{}", cached.network, who.container, who.ifname));
-        known.entry(who.container.clone()).or_default().push(cached);
+        cached_names.insert(format!("{}-{}-{}", cached.network, who.container, who.ifname));
+        cached_by_container.entry(who.container.clone()).or_default().push(cached);
     }
-    for name in names(&directory.join(RESULTS)).map_err(refused)? {
-        if !understood.contains(&name) {
-            found.faults.push(format!("{RESULTS}/{name}: not an entry of libcni's cache"));
+    for name in names(&directory.join(RESULTS)).map_err(read_failure)? {
+        if !cached_names.contains(&name) {
+            imported.faults.push(format!("{RESULTS}/{name}: not an entry of libcni's cache"));
         }
     }
     let mut planned: BTreeMap<ContainerId, Vec<Planned>> = BTreeMap::new();
-    for name in names(directory).map_err(refused)? {
+    for name in names(directory).map_err(read_failure)? {
         let read = ContainerId::new(&name).and_then(|id| Ok((id, delegates::read(&directory.join(&name))?)));
         match read {
             Ok((container, delegates)) => drop(planned.insert(container, delegates)),
-            Err(error) => found.faults.push(format!("{name}: {error}")),
+            Err(error) => imported.faults.push(format!("{name}: {error}")),
         }
     }
-    let containers: BTreeSet<ContainerId> = known.keys().chain(planned.keys()).cloned().collect();
+    let containers: BTreeSet<ContainerId> =
+        cached_by_container.keys().chain(planned.keys()).cloned().collect();
     for container in containers {
         let planned = planned.remove(&container).unwrap_or_default();
-        let cached = known.remove(&container).unwrap_or_default();
+        let cached = cached_by_container.remove(&container).unwrap_or_default();
         match entry(&container, planned, cached, &cache, configuration) {
-            Ok(entry) => found.entries.push(entry),
-            Err(error) => found.faults.push(format!("container {container}: {error}")),
+            Ok(entry) => imported.entries.push(entry),
+            Err(error) => imported.faults.push(format!("container {container}: {error}")),
         }
     }
-    Ok(found)
+    Ok(imported)
 }
 
-/// The files of a directory, by name, without directories; hidden ones are still being written.
+/// Returns the names of the files in a directory, sorted. Hidden files are incomplete and are left out.
 fn names(directory: &Path) -> std::io::Result<Vec<String>> {
     let entries = match fs::read_dir(directory) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -110,7 +112,7 @@ fn names(directory: &Path) -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// One sandbox.
+/// Converts one sandbox.
 fn entry(
     container: &ContainerId,
     planned: Vec<Planned>,
@@ -121,10 +123,10 @@ fn entry(
     let ifname = default_interface(&planned, &cached)?;
     let runtime = cached.iter().find(|cached| cached.parameters.who.ifname == ifname).or(cached.first());
     let Some(runtime) = runtime else {
-        return Err(Error::config("nothing of it is in libcni's cache: it is being attached, or never was"));
+        return Err(Error::config("not in libcni's cache: its ADD is running, or failed"));
     };
-    let (args, netns) = (own_args(&runtime.parameters.args), runtime.parameters.netns.clone());
-    let pod = pod_of(&args)?;
+    let (args, netns) = (runtime_args(&runtime.parameters.args), runtime.parameters.netns.clone());
+    let pod = pod_identity(&args)?;
     let mut links = Vec::new();
     for (index, delegate) in planned.into_iter().enumerate() {
         let name = delegate.interface(index, &ifname)?;
@@ -134,14 +136,16 @@ fn entry(
         let executed = at.map(|at| cached.remove(at));
         links.push(link(index == 0, name, Some(delegate), executed, cache, &args)?);
     }
-    // What the delegates do not name was added later; without them the default network's interface tells the order.
+    // Attachments without a planned delegate were added later. Without any, the interface of the default network comes first.
     cached.sort_by_key(|one| (one.parameters.who.ifname != ifname, one.parameters.who.ifname.clone()));
     for executed in cached {
         let name = executed.parameters.who.ifname.clone();
         links.push(link(links.is_empty(), name, None, Some(executed), cache, &args)?);
     }
-    let (delegates, rest): (Vec<Delegate>, Vec<_>) =
-        links.into_iter().map(|Link { delegate, version, result }| (delegate, (version, result))).unzip();
+    let (delegates, rest): (Vec<Delegate>, Vec<_>) = links
+        .into_iter()
+        .map(|ImportedAttachment { delegate, version, result }| (delegate, (version, result)))
+        .unzip();
     let plan = Plan {
         version: PLAN_VERSION,
         pod,
@@ -151,7 +155,7 @@ fn entry(
         warnings: Vec::new(),
         note: cni::object::Object::default(),
     };
-    let network_status = status_of(&plan, &rest);
+    let network_status = network_status_entries(&plan, &rest);
     let attachments = rest.into_iter().map(|(_, result)| attachment(result)).collect();
     Ok(Entry {
         version: journal::VERSION,
@@ -175,7 +179,7 @@ fn attachment(result: Option<Attached>) -> Attachment {
     Attachment { state, result: result.map(|attached| attached.raw), ..Attachment::default() }
 }
 
-/// The interface of the default network: what the cache has for its name, else `eth0`.
+/// Returns the interface of the default network: that of its cached attachment, else `eth0`.
 fn default_interface(planned: &[Planned], cached: &[Cached]) -> Result<IfName, Error> {
     let default = planned.first();
     let taken: Vec<&str> = planned.iter().filter_map(|other| other.requested.as_deref()).collect();
@@ -198,11 +202,11 @@ fn link(
     executed: Option<Cached>,
     cache: &Cache,
     runtime: &str,
-) -> Result<Link, Error> {
+) -> Result<ImportedAttachment, Error> {
     let network = match (&executed, &planned) {
         (Some(Cached { config, network, .. }), _) => Network::parse(config, network.as_str())?,
         (None, Some(planned)) => planned.network.clone(),
-        (None, None) => return Err(Error::internal("an attachment of nothing")),
+        (None, None) => return Err(Error::internal("attachment without configuration")),
     };
     let result = match &executed {
         Some(Cached { parameters, .. }) => cache.result(&network.name, &parameters.who, network.version)?,
@@ -215,7 +219,7 @@ fn link(
         (false, false) => Role::Every,
     };
     let parameters = executed.map(|executed| executed.parameters);
-    let args = parameters.as_ref().map_or_else(Vec::new, |parameters| beyond(&parameters.args, runtime));
+    let args = parameters.as_ref().map_or_else(Vec::new, |parameters| added_args(&parameters.args, runtime));
     let runtime_config = parameters.map(|parameters| parameters.capability_args).unwrap_or_default();
     let file = runtime_config.text("CNIDeviceInfoFile")?.filter(|path| is_device_file(path));
     let config = String::from_utf8(network.bytes().to_vec())
@@ -232,41 +236,41 @@ fn link(
         args,
         verify: Verify::default(),
         asked: None,
-        default_route: RouteWish::Untouched,
+        default_route: DefaultRouteAction::Untouched,
         device_info: file.map(|path| DeviceInfoFile { copy_from: None, path }),
         because: vec![because],
     };
-    Ok(Link { delegate, version: network.version, result })
+    Ok(ImportedAttachment { delegate, version: network.version, result })
 }
 
-/// Only what Multus made: it is removed with the attachment.
+/// Whether a path is a device information file of Multus, which is removed with the attachment.
 fn is_device_file(path: &str) -> bool {
     let rest = ["/var/run", "/run"].iter().find_map(|start| path.strip_prefix(start)?.strip_prefix(DEVICES));
     rest.is_some_and(|name| !name.is_empty() && !name.contains('/'))
 }
 
-/// What the runtime said, without what Multus added for one network.
-fn own_args(args: &str) -> String {
+/// Returns the arguments of the runtime without those that Multus added for one network.
+fn runtime_args(args: &str) -> String {
     let args = Args::scan(args);
-    let mut said: Vec<String> = Vec::new();
+    let mut unique: Vec<String> = Vec::new();
     for (key, value) in args.pairs().filter(|(key, _)| key.starts_with("K8S_") || *key == "IgnoreUnknown") {
         let pair = format!("{key}={value}");
-        // Multus says what the runtime said a second time.
-        if !said.contains(&pair) {
-            said.push(pair);
+        // Multus repeats the arguments of the runtime.
+        if !unique.contains(&pair) {
+            unique.push(pair);
         }
     }
-    said.join(";")
+    unique.join(";")
 }
 
-/// The pairs of `args` that the runtime did not say.
-fn beyond(args: &str, runtime: &str) -> Vec<(String, String)> {
+/// Returns the pairs of `args` that Multus added to those of the runtime.
+fn added_args(args: &str, runtime: &str) -> Vec<(String, String)> {
     let (args, runtime) = (Args::scan(args), Args::scan(runtime));
     let new = args.pairs().filter(|(key, value)| runtime.get(key) != Some(value) && *key != "IgnoreUnknown");
     new.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-fn pod_of(args: &str) -> Result<PodIdentity, Error> {
+fn pod_identity(args: &str) -> Result<PodIdentity, Error> {
     let args = Args::scan(args);
     let value = |key| args.get(key).unwrap_or_default().to_owned();
     let pod = PodIdentity {
@@ -275,12 +279,12 @@ fn pod_of(args: &str) -> Result<PodIdentity, Error> {
         uid: value("K8S_POD_UID"),
     };
     match pod.namespace.is_empty() || pod.name.is_empty() {
-        true => Err(Error::config("libcni's cache does not say which pod it is of")),
+        true => Err(Error::config("CNI_ARGS in libcni's cache do not name the pod")),
         false => Ok(pod),
     }
 }
 
-fn status_of(plan: &Plan, rest: &[(cni::Version, Option<Attached>)]) -> Vec<status::Entry> {
+fn network_status_entries(plan: &Plan, rest: &[(cni::Version, Option<Attached>)]) -> Vec<status::Entry> {
     let outcomes: Vec<Outcome> = rest
         .iter()
         .map(|(version, result)| Outcome {

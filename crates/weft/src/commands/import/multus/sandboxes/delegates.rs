@@ -1,7 +1,7 @@
-//! The delegates that Multus kept of one sandbox: a JSON list, the default network first.
+//! Delegates that Multus stored for one sandbox: a JSON list, the default network first.
 //!
-//! Rules: of each the bytes of its configuration count, which are base64 as Go writes bytes, not what Multus understood
-//! of it, which lacks the keys that it does not know (M27).
+//! Only `Bytes` is used as configuration: the original bytes, in base64 as Go encodes them. The decoded fields lack
+//! options that Multus does not know (M27).
 //!
 //! Source: Multus `pkg/types/types.go` (`DelegateNetConf`).
 
@@ -17,21 +17,21 @@ use cni::object::DOCUMENT_MAX;
 use cni::{Context, Error, code};
 use serde::Deserialize;
 
-/// Largest file read: one configuration after the other, in base64.
+/// Maximum size of a file, in bytes. A file contains the configurations of all delegates in base64.
 const FILE_MAX: u64 = 16 * DOCUMENT_MAX as u64;
 
-/// One delegate, as it was planned.
+/// Delegate of a sandbox as planned by Multus.
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
-    /// As the status names it.
+    /// Network name in the status.
     pub(super) label: String,
-    /// Its configuration.
+    /// Configuration.
     pub(super) network: Network,
-    /// The interface name that was asked for.
+    /// Requested interface name.
     pub(super) requested: Option<String>,
 }
 
-/// What of it is read.
+/// Fields of a stored delegate.
 #[derive(Deserialize)]
 struct Wire {
     #[serde(default, rename = "Name")]
@@ -43,7 +43,7 @@ struct Wire {
 }
 
 impl Planned {
-    /// The name of its interface.
+    /// Returns the interface name.
     pub(super) fn interface(&self, index: usize, default: &IfName) -> Result<IfName, Error> {
         match (&self.requested, index) {
             (Some(name), _) => IfName::new(name),

@@ -1,8 +1,7 @@
-//! Where the node's files are for who installs: below `--root`, where the host's file system is mounted, or an image
-//! is being built.
+//! Paths of a node below `--root`: a mount of the host's file system in a container, or an image under construction.
 //!
-//! Rules: a path keeps the name that the node knows it by, which is what is written into configurations; links are followed
-//! inside the root, so an image's link to `/var/…` is no way out of it.
+//! - A path has two forms: the name on the node, which is written into configurations, and the path for this process.
+//! - Links are followed inside the root, so a link to `/var/…` in an image does not lead out of it.
 //!
 //! Source: openat2(2), RESOLVE_IN_ROOT.
 
@@ -16,24 +15,24 @@ use rustix::io::Errno;
 
 use cli_support::failure::Failure;
 
-/// A path of the node.
+/// Path on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// As the node names it.
+pub(super) struct NodePath {
+    /// Path on the node.
     pub(super) named: PathBuf,
-    /// As it is reached from here.
+    /// Path for this process.
     pub(super) here: PathBuf,
 }
 
-impl Place {
-    /// The path `named` below `root`; what of it does not exist yet is put behind what does.
+impl NodePath {
+    /// Returns the path `named` below `root`. The last components may be missing.
     ///
     /// # Errors
-    /// The root is not there, or the path is not absolute and leads through something that is no directory.
-    pub(super) fn below(root: &Path, named: &Path) -> Result<Place, Failure> {
+    /// The root does not exist, or the path is not absolute or leads through something that is not a directory.
+    pub(super) fn below(root: &Path, named: &Path) -> Result<NodePath, Failure> {
         let named = named.to_owned();
         if root == Path::new("/") {
-            return Ok(Place { here: named.clone(), named });
+            return Ok(NodePath { here: named.clone(), named });
         }
         let failed = |what: &Path, cause: &dyn std::fmt::Display| {
             Failure::new(format!("--root {}: {}: {cause}", root.display(), what.display()))
@@ -45,27 +44,24 @@ impl Place {
         let directory = OFlags::PATH | OFlags::CLOEXEC;
         let top =
             open(root, directory | OFlags::DIRECTORY, Mode::empty()).map_err(|errno| failed(root, &errno))?;
-        let mut there = named.as_path();
+        let mut existing = named.as_path();
         let mut missing = Vec::new();
         loop {
-            match openat2(&top, there, directory, Mode::empty(), ResolveFlags::IN_ROOT) {
+            match openat2(&top, existing, directory, Mode::empty(), ResolveFlags::IN_ROOT) {
                 Ok(found) => {
                     let mut here = path_of(&found).map_err(|cause| failed(&named, &cause))?;
                     if let Some(first) = missing.last()
                         && fs::symlink_metadata(here.join(first)).is_ok()
                     {
-                        return Err(failed(
-                            &there.join(first),
-                            &"a link that leads to nothing below the root",
-                        ));
+                        return Err(failed(&existing.join(first), &"dangling link below the root"));
                     }
                     here.extend(missing.iter().rev());
-                    return Ok(Place { named, here });
+                    return Ok(NodePath { named, here });
                 }
-                Err(Errno::NOENT) => match (there.parent(), there.file_name()) {
+                Err(Errno::NOENT) => match (existing.parent(), existing.file_name()) {
                     (Some(parent), Some(name)) => {
                         missing.push(name.to_owned());
-                        there = parent;
+                        existing = parent;
                     }
                     _ => return Err(failed(&named, &Errno::NOENT)),
                 },
@@ -74,13 +70,13 @@ impl Place {
         }
     }
 
-    /// What is in it by this name.
-    pub(super) fn join(&self, name: &str) -> Place {
-        Place { named: self.named.join(name), here: self.here.join(name) }
+    /// Returns the path of an entry of this directory.
+    pub(super) fn join(&self, name: &str) -> NodePath {
+        NodePath { named: self.named.join(name), here: self.here.join(name) }
     }
 }
 
-/// What the kernel calls what is open.
+/// Returns the path that the kernel reports for an open descriptor.
 fn path_of(open: &OwnedFd) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", open.as_raw_fd()))
 }

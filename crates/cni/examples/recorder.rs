@@ -1,9 +1,9 @@
-//! The smallest useful CNI plugin: it keeps a ledger of who was attached, in the file its configuration names.
+//! Example of a small CNI plugin: it records calls in the file that its configuration names.
 //!
-//! It works alone or after other plugins, and delegates to IPAM if it is told to:
+//! It works alone or after other plugins, and delegates to IPAM if it is configured:
 //!
 //! ```json
-//! {"cniVersion": "1.1.0", "name": "demo", "type": "ledger", "file": "/tmp/ledger", "ipam": {"type": "host-local"}}
+//! {"cniVersion": "1.1.0", "name": "demo", "type": "recorder", "file": "/tmp/calls", "ipam": {"type": "host-local"}}
 //! ```
 //!
 //! The tests of this crate run it as a process.
@@ -21,18 +21,18 @@ use cni::plugin::{Plugin, process};
 use cni::result::{Interface, Success};
 use cni::runtime::exec::Exec;
 
-/// What is written in the configuration.
+/// Configuration as written.
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
 struct Conf {
     file: String,
 }
 
-struct Ledger;
+struct Recorder;
 
-impl Plugin for Ledger {
+impl Plugin for Recorder {
     fn name(&self) -> &'static str {
-        "ledger"
+        "recorder"
     }
 
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
@@ -72,7 +72,7 @@ impl Plugin for Ledger {
         let kept = fs::read_to_string(&file).map_err(|cause| Error::io(format!("read {file}"), cause))?;
         match kept.lines().any(|known| known == line) {
             true => Ok(()),
-            false => Err(Error::internal(format!("{file} does not know {line:?}"))),
+            false => Err(Error::internal(format!("{file} has no line {line:?}"))),
         }
     }
 
@@ -92,16 +92,16 @@ fn line(verb: &str, who: Option<&Attachment>) -> String {
 fn note(call: &Call, verb: &str, who: Option<&Attachment>) -> Result<(), Error> {
     let Conf { file } = call.config.decode()?;
     if file.is_empty() {
-        return Err(Error::key("file", "\"\"", "the ledger needs a file"));
+        return Err(Error::key("file", "\"\"", "the plugin needs a file"));
     }
-    let mut ledger = OpenOptions::new()
+    let mut output = OpenOptions::new()
         .create(true)
         .append(true)
         .open(&file)
         .map_err(|cause| Error::io(format!("open {file}"), cause))?;
-    writeln!(ledger, "{}", line(verb, who)).map_err(|cause| Error::io(format!("write {file}"), cause))
+    writeln!(output, "{}", line(verb, who)).map_err(|cause| Error::io(format!("write {file}"), cause))
 }
 
 fn main() -> ExitCode {
-    process::main(&[&Ledger], &Exec::new(Duration::from_secs(30)))
+    process::main(&[&Recorder], &Exec::new(Duration::from_secs(30)))
 }

@@ -1,6 +1,7 @@
-//! Work on one sandbox: the meta-plugin is called, and its journal tells how far it is.
+//! Operations on one sandbox: ADD, CHECK and DEL of the meta-plugin.
 //!
-//! Attaching is one call for all networks; each that is done shows in the journal at once, and so on the terminal.
+//! An ADD is one call for all networks. The journal records each attachment when it is complete, so this module polls
+//! the journal and prints the attachments one by one.
 
 use std::thread;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use cni::{Error, Verb};
 use rpc::journal::{Entry, State};
 
-use crate::attachments::{self, Row};
+use crate::attachments::{self, AttachmentRow};
 use crate::meta_plugin_config::MetaPlugin;
 use cli_support::failure::Failure;
 use cli_support::output::Progress;
@@ -16,33 +17,33 @@ use cli_support::terminal::plain;
 use node_support::journal_reader::Journal;
 use node_support::weft_cni::{Subject, WeftCni};
 
-/// How often the journal is looked at.
+/// Interval between two reads of the journal during an ADD.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// One sandbox, and all that is needed to work on it.
+/// One sandbox, and everything that is needed to call the meta-plugin for it.
 #[derive(Clone, Debug)]
-pub(crate) struct Work {
-    /// Who does it.
+pub(crate) struct SandboxOperations {
+    /// Program that runs the meta-plugin.
     pub(crate) weft_cni: WeftCni,
-    /// What the meta-plugin is told about the node.
+    /// Configuration of the meta-plugin.
     pub(crate) meta_plugin: MetaPlugin,
-    /// What it is told about the sandbox.
+    /// CNI parameters of the sandbox.
     pub(crate) subject: Subject,
-    /// Where it writes what it did.
+    /// Journal to which the meta-plugin writes.
     pub(crate) journal: Journal,
-    /// Where people are told.
+    /// Output for progress messages.
     pub(crate) progress: Progress,
 }
 
-impl Work {
-    /// On the sandbox of an entry, as it was attached.
-    pub(crate) fn of_entry(
+impl SandboxOperations {
+    /// Returns the operations on the sandbox of a journal entry, with the parameters of its ADD.
+    pub(crate) fn for_entry(
         weft_cni: WeftCni,
         meta_plugin: MetaPlugin,
         entry: &Entry,
         journal: Journal,
         progress: Progress,
-    ) -> Work {
+    ) -> SandboxOperations {
         let Entry { container_id, netns, ifname, args, path, .. } = entry;
         let subject = Subject {
             container: container_id.clone(),
@@ -51,80 +52,83 @@ impl Work {
             args: args.clone(),
             path: path.clone(),
         };
-        Work { weft_cni, meta_plugin, subject, journal, progress }
+        SandboxOperations { weft_cni, meta_plugin, subject, journal, progress }
     }
 
-    /// Attaches every network; what it came to is in the entry.
+    /// Attaches every network and returns the journal entry.
     ///
     /// # Errors
-    /// The meta-plugin's. It has undone what it did then, or its journal still has an entry.
+    /// The error of the meta-plugin. The meta-plugin has then undone its changes, or the journal still has an entry.
     pub(crate) fn attach(&self) -> Result<Entry, Failure> {
-        let mut told = 0;
+        let mut printed = 0;
         let outcome = thread::scope(|scope| {
             let Ok(call) = thread::Builder::new().spawn_scoped(scope, || self.call(Verb::Add)) else {
-                // Where the kernel gives no thread, all is told in the end.
+                // If no thread can be started, the attachments are printed at the end.
                 return self.call(Verb::Add);
             };
             while !call.is_finished() {
-                told = self.tell(told);
+                printed = self.print_attached(printed);
                 thread::sleep(PAUSE);
             }
             call.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
         if let Err(error) = outcome {
-            return Err(self.explained(error));
+            return Err(self.with_next_step(error));
         }
-        self.tell(told);
+        self.print_attached(printed);
         let entry = self.journal.entry(&self.subject.container)?;
-        entry.ok_or_else(|| Failure::new("the sandbox was attached, but its journal has no entry of it"))
+        entry.ok_or_else(|| Failure::new("the sandbox was attached, but its journal has no entry"))
     }
 
-    /// Says which attachments were done since `told` of them were, and returns how many are now.
-    fn tell(&self, told: usize) -> usize {
-        let Ok(Some(entry)) = self.journal.entry(&self.subject.container) else { return told };
+    /// Prints the attachments that were completed after the first `printed` ones, and returns their total number.
+    fn print_attached(&self, printed: usize) -> usize {
+        let Ok(Some(entry)) = self.journal.entry(&self.subject.container) else { return printed };
         let rows = attachments::rows(&entry);
         let done = rows.iter().take_while(|row| row.state == State::Attached).count();
-        for Row { network, interface, addresses, chain, milliseconds, .. } in
-            rows.iter().take(done).skip(told)
+        for AttachmentRow { network, interface, addresses, chain, milliseconds, .. } in
+            rows.iter().take(done).skip(printed)
         {
             let addresses = if addresses.is_empty() { "no address".to_owned() } else { addresses.join(", ") };
             let line = format!("{interface} on {network} by {chain}: {addresses}, in {milliseconds} ms");
             self.progress.line(format!("  attached {}", plain(&line)));
         }
-        done.max(told)
+        done.max(printed)
     }
 
-    fn explained(&self, error: Error) -> Failure {
-        let left = self.journal.entry(&self.subject.container).is_ok_and(|entry| entry.is_some());
-        let next = match left {
-            true => "not all of it could be undone: weft detach tries again",
-            false => "whatever had been attached is detached again",
+    fn with_next_step(&self, error: Error) -> Failure {
+        let remaining = self.journal.entry(&self.subject.container).is_ok_and(|entry| entry.is_some());
+        let next = match remaining {
+            true => "some changes could not be undone; run weft detach to try again",
+            false => "all changes were undone",
         };
         Failure::from(error).next(next)
     }
 
-    /// Are the attachments of the entry as they were made?
+    /// Runs CHECK of every attachment.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         Ok(self.call(Verb::Check)?)
     }
 
-    /// Detaches every network of `entry`, the last first.
+    /// Detaches every network of `entry`, the last one first, and prints each detached network.
     pub(crate) fn detach(&self, entry: &Entry) -> Result<(), Failure> {
         let outcome = self.call(Verb::Del);
-        let left = match &outcome {
+        let remaining = match &outcome {
             Ok(()) => None,
             Err(_) => self.journal.entry(&self.subject.container).ok().flatten(),
         };
         for (index, delegate) in entry.plan.delegates.iter().enumerate().rev() {
-            let was = entry.attachments.get(index).is_none_or(|before| before.state != State::Detached);
-            let is = left.as_ref().and_then(|left| left.attachments.get(index)).map(|after| after.state);
-            if was && (outcome.is_ok() || is == Some(State::Detached)) {
+            let was_attached =
+                entry.attachments.get(index).is_none_or(|before| before.state != State::Detached);
+            let state =
+                remaining.as_ref().and_then(|entry| entry.attachments.get(index)).map(|after| after.state);
+            if was_attached && (outcome.is_ok() || state == Some(State::Detached)) {
                 let line = format!("{} from {}", delegate.ifname, delegate.network);
                 self.progress.line(format!("  detached {}", plain(&line)));
             }
         }
         outcome.map_err(|error| {
-            Failure::from(error).next("what is left is in the journal: weft detach tries again")
+            Failure::from(error)
+                .next("the journal has the remaining attachments; run weft detach to try again")
         })
     }
 

@@ -1,4 +1,4 @@
-//! Which device goes to which network.
+//! Tests of the allocation of devices.
 
 use super::*;
 
@@ -11,7 +11,7 @@ pub(super) fn sriov(networks: &str) -> World {
 }
 
 #[test]
-fn a_device_is_put_where_plugins_look_for_it() {
+fn device_id_is_in_plugin_config_and_runtime_config() {
     let plan = sriov("device").plan();
     let delegate = &plan.delegates[1];
     for plugin in config(delegate)["plugins"].as_array().unwrap() {
@@ -23,23 +23,25 @@ fn a_device_is_put_where_plugins_look_for_it() {
     assert_eq!(delegate.runtime_config.text("deviceID").unwrap().as_deref(), Some("0000:01:00.1"));
 }
 
+// Requirements: DI-1, DI-2, DI-3
 #[test]
-fn di_1_di_2_di_3_the_device_information_file_is_named_and_told() {
+fn device_info_file_is_passed_to_the_plugins() {
     let plan = sriov("device").plan();
     let path = "/var/run/k8s.cni.cncf.io/devinfo/cni/home-device-c1_net1";
     let from = "/var/run/k8s.cni.cncf.io/devinfo/dp/intel.com-sriov-0000:01:00.1-device.json";
     let file = DeviceInfoFile { copy_from: Some(from.into()), path: path.into() };
     assert_eq!(plan.delegates[1].device_info, Some(file));
     assert_eq!(plan.delegates[1].runtime_config.text("CNIDeviceInfoFile").unwrap().as_deref(), Some(path));
-    // DI-3: without a device a plugin may still write one, if it declares that it does.
+    // DI-3: a plugin that declares the capability may write device information without a device.
     let without = World::new().networks("device,plain").plan();
     let path = "/var/run/k8s.cni.cncf.io/devinfo/cni/home-device-c1_net1".to_owned();
     assert_eq!(without.delegates[1].device_info, Some(DeviceInfoFile { copy_from: None, path }));
     assert_eq!(without.delegates[2].device_info, None);
 }
 
+// Requirements: M15
 #[test]
-fn m15_no_device_is_given_twice_not_even_by_way_of_the_default_network() {
+fn device_is_allocated_to_one_network_only() {
     let mut world = sriov("device,device");
     let ids = |world: &World| -> Vec<String> {
         let plan = world.plan();
@@ -54,16 +56,51 @@ fn m15_no_device_is_given_twice_not_even_by_way_of_the_default_network() {
 }
 
 #[test]
-fn a_missing_device_is_said_so_before_anything_starts() {
+fn device_missing_fails_the_plan() {
     let mut world = World::new().networks("device");
     world.resource("home/device", "intel.com/sriov");
     let fault = world.fails();
     assert!(fault.to_string().contains("intel.com/sriov") && fault.cure.contains("resources"), "{fault}");
-    assert!(fault.reason.contains("was given none"), "{fault}");
+    assert!(fault.reason.contains("none is allocated to the pod"), "{fault}");
 }
 
 #[test]
-fn conflict_c10_an_asked_for_device_must_be_one_the_pod_has() {
+fn device_resource_that_only_marks_nodes_needs_no_device() {
+    let marker = "bridge.network.kubevirt.io/br1";
+    let world = |config: &str, networks: &str| {
+        let mut world = World::new().networks(networks);
+        world.define("home/device", config);
+        world.resource("home/device", marker);
+        world
+    };
+    for plugin in [
+        r#"{"type":"cnv-bridge","bridge":"br1"}"#,
+        r#"{"type":"bridge","bridge":"br1","capabilities":{"mac":true,"deviceID":false}}"#,
+        r#"{"type":"host-device","device":"eth5"}"#,
+    ] {
+        let config =
+            format!(r#"{{"cniVersion":"0.3.1","name":"device","plugins":[{plugin},{{"type":"tuning"}}]}}"#);
+        let plan = world(&config, "device").plan();
+        let delegate = &plan.delegates[1];
+        assert_eq!((delegate.device(), self::config(delegate)["plugins"][0].get("deviceID")), (None, None));
+        assert!(delegate.because.iter().any(|decision| decision.why.contains(marker)), "{plugin}");
+    }
+    for plugin in [
+        r#"{"type":"sriov"}"#,
+        r#"{"type":"host-device"}"#,
+        r#"{"type":"bridge","capabilities":{"deviceID":true}}"#,
+    ] {
+        let config = format!(r#"{{"cniVersion":"0.3.1","name":"device","plugins":[{plugin}]}}"#);
+        assert_eq!(world(&config, "device").fails().rule, Rule::MissingDevice, "{plugin}");
+    }
+    let config = r#"{"cniVersion":"0.3.1","name":"device","type":"bridge"}"#;
+    let asked = world(config, r#"[{"name":"device","deviceID":"x"}]"#).fails();
+    assert_eq!(asked.rule, Rule::DeviceNotAllocated);
+}
+
+// Requirements: conflict C10
+#[test]
+fn device_id_request_must_be_allocated_to_the_pod() {
     let plan = sriov(r#"[{"name":"device","deviceID":"0000:01:00.2"},{"name":"device"}]"#).plan();
     let id = |i: usize| plan.delegates[i].runtime_config.text("deviceID").unwrap();
     assert_eq!((id(1).as_deref(), id(2).as_deref()), (Some("0000:01:00.2"), Some("0000:01:00.1")));
@@ -71,17 +108,18 @@ fn conflict_c10_an_asked_for_device_must_be_one_the_pod_has() {
     assert_eq!((fault.rule, fault.path.to_string().as_str()), (Rule::DeviceNotAllocated, "[0].deviceID"));
 }
 
+// Requirements: conflict C10
 #[test]
-fn conflict_c10_a_device_that_nobody_gave_the_pod_is_not_taken_by_naming_it() {
+fn device_id_request_without_a_resource_is_refused() {
     for world in [
         World::new().networks(r#"[{"name":"device","deviceID":"0000:00:1f.6"}]"#),
         World::new().default_network(r#"[{"name":"device","namespace":"home","deviceID":"0000:00:1f.6"}]"#),
     ] {
         let fault = world.fails();
         assert_eq!((fault.rule, fault.path.to_string().as_str()), (Rule::DeviceNotAllocated, "[0].deviceID"));
-        assert!(fault.reason.contains("home/device names no resource"), "{fault}");
+        assert!(fault.reason.contains("home/device has no resource"), "{fault}");
     }
-    // What is no id at all is none that is asked for.
+    // An empty id is not a request.
     assert_eq!(
         World::new().networks(r#"[{"name":"device","deviceID":""}]"#).plan().delegates[1].device(),
         None

@@ -1,15 +1,15 @@
-//! What a namespace shows, as far as it is the same for two plugins that do the same.
+//! State of a namespace, normalized so that it is equal for two plugins that do the same.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 use testkit::Netns;
 
-/// How many queues were made.
+/// Fields with the number of queues.
 const QUEUES: [&str; 2] = ["num_tx_queues", "num_rx_queues"];
 
-/// Members that are the kernel's own business, our mark, or the length of a queue that nobody uses (Debian's plugins
-/// make it 0, later ones leave it to the kernel, as we do).
+/// Fields that the kernel decides, the owner tag, and the length of an unused queue. Debian's plugins set it
+/// to 0; later plugins and weft leave it to the kernel.
 const LEFT_OUT: &[&str] = &[
     "ifindex",
     "link_index",
@@ -44,9 +44,9 @@ const LEFT_OUT: &[&str] = &[
     "txqlen",
 ];
 
-/// Everything that `ip`, `tc` and the savers of iptables show.
+/// Returns the output of `ip`, `tc` and the savers of iptables.
 #[track_caller]
-pub(crate) fn picture(netns: &Netns) -> Value {
+pub(crate) fn kernel_state(netns: &Netns) -> Value {
     let links = netns.json(["ip", "-d", "-j", "address", "show"]);
     let routes = |family: &str| netns.json(["ip", family, "-j", "-d", "route", "show", "table", "all"]);
     let rules = |family: &str| netns.json(["ip", family, "-j", "rule", "show"]);
@@ -67,11 +67,11 @@ pub(crate) fn picture(netns: &Netns) -> Value {
     all
 }
 
-/// What the kernel does by itself, in its own time.
+/// Whether the kernel adds this object by itself, with a delay.
 fn is_own_business(value: &Value) -> bool {
     let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default();
     let local = |address: &str| address.starts_with("fe80:") || address.starts_with("ff00:");
-    // They come when duplicate address detection has ended, if it runs.
+    // These routes appear when duplicate address detection ends, if it runs.
     let detected = text("table") == "local" && (text("dst").contains(':') || text("type") == "anycast");
     detected
         || local(text("dst"))
@@ -93,11 +93,11 @@ fn tidy(value: &mut Value) {
 
 fn tidy_object(map: &mut Map<String, Value>) {
     LEFT_OUT.iter().for_each(|key| drop(map.shift_remove(*key)));
-    // Of what the kernel makes by itself it leaves one in use, as we make (DEVIATIONS.md).
+    // The kernel creates many queues and uses one; weft creates one (DEVIATIONS.md).
     if map.get("linkinfo").is_some_and(|info| info["info_kind"] == "veth") {
         QUEUES.iter().for_each(|key| drop(map.shift_remove(*key)));
     }
-    // Flags that follow from the carrier.
+    // Removes the flags that depend on the carrier.
     if let Some(Value::Array(flags)) = map.get_mut("flags") {
         let carrier = ["LOWER_UP", "NO-CARRIER", "M-DOWN", "linkdown", "RUNNING"];
         flags.retain(|flag| flag.as_str().is_none_or(|flag| !carrier.contains(&flag)));
@@ -105,14 +105,14 @@ fn tidy_object(map: &mut Map<String, Value>) {
     map.values_mut().for_each(tidy);
 }
 
-/// Names and addresses that are made up, by the order in which they are met.
+/// Placeholders for generated names and addresses, in the order of their first occurrence.
 #[derive(Default)]
-pub(crate) struct Alike {
+pub(crate) struct Placeholders {
     known: BTreeMap<String, String>,
 }
 
-impl Alike {
-    /// The document as text, a member a line, with what is made up in the place of itself.
+impl Placeholders {
+    /// Returns the document as text, one field a line, with placeholders for generated names.
     pub(crate) fn text(&mut self, value: &Value) -> String {
         let text = serde_json::to_string_pretty(value).expect("JSON");
         let mut out = String::with_capacity(text.len());
@@ -147,8 +147,8 @@ impl Alike {
     }
 }
 
-/// A result in one order, and without what says nothing: theirs has an empty `dns`.
-pub(crate) fn said(result: &Value) -> Value {
+/// Returns a result in a fixed order, without an empty `dns`, which the Go plugins add.
+pub(crate) fn normalized_result(result: &Value) -> Value {
     let mut result = result.clone();
     result.sort_all_objects();
     if let Some(map) = result.as_object_mut() {
@@ -157,24 +157,24 @@ pub(crate) fn said(result: &Value) -> Value {
     result
 }
 
-/// The lines that only one of two texts has.
-pub(crate) fn difference(ours: &str, theirs: &str) -> String {
-    let (a, b): (Vec<&str>, Vec<&str>) = (ours.lines().collect(), theirs.lines().collect());
-    let mut told = Vec::new();
-    let only = |these: &[&str], those: &[&str], sign: &str, told: &mut Vec<String>| {
+/// Returns the lines that only one of two texts has.
+pub(crate) fn difference(weft: &str, go: &str) -> String {
+    let (a, b): (Vec<&str>, Vec<&str>) = (weft.lines().collect(), go.lines().collect());
+    let mut lines_of_one = Vec::new();
+    let only = |these: &[&str], those: &[&str], sign: &str, lines_of_one: &mut Vec<String>| {
         let mut left: Vec<&str> = those.to_vec();
         for line in these {
             match left.iter().position(|other| other == line) {
                 Some(place) => drop(left.remove(place)),
-                None => told.push(format!("{sign} {line}")),
+                None => lines_of_one.push(format!("{sign} {line}")),
             }
         }
     };
-    only(&a, &b, "ours  ", &mut told);
-    only(&b, &a, "theirs", &mut told);
-    told.truncate(12);
-    match told.is_empty() {
+    only(&a, &b, "weft", &mut lines_of_one);
+    only(&b, &a, "go  ", &mut lines_of_one);
+    lines_of_one.truncate(12);
+    match lines_of_one.is_empty() {
         true => "another order".to_owned(),
-        false => told.join("\n"),
+        false => lines_of_one.join("\n"),
     }
 }

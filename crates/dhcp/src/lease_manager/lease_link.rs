@@ -1,4 +1,4 @@
-//! The link that a lease is used on, and the DHCP clients for it.
+//! The link that uses a lease, and the DHCP clients for it.
 
 use std::path::{Path, PathBuf};
 
@@ -13,14 +13,14 @@ use crate::owner::Owner;
 use crate::v4::exchange::Client;
 use crate::v4::options::Options;
 use crate::v6;
-use crate::v6::Wish;
+use crate::v6::V6Request;
 use crate::v6::identity::Identity as Identity6;
 
-/// Longest identity of a client, in bytes, without the byte that says what kind it is.
+/// Maximum length of a client identity, in bytes, without the type byte.
 const IDENTITY_MAX: usize = 254;
 
-/// Where a lease is used.
-pub(super) struct Place {
+/// Link that uses a lease, and its namespace.
+pub(super) struct LeaseLink {
     pub(super) netns: Netns,
     pub(super) link: Link,
 }
@@ -28,21 +28,21 @@ pub(super) struct Place {
 impl LeaseManager {
     pub(super) fn client_v6<'a>(
         &self,
-        place: &'a Place,
+        lease_link: &'a LeaseLink,
         identity: &'a Identity6,
-        wish: &'a Wish,
+        v6_request: &'a V6Request,
     ) -> v6::exchange::Client<'a> {
-        let Place { netns, link } = place;
-        v6::exchange::Client { netns, link, identity, wish, timing: self.settings.timing }
+        let LeaseLink { netns, link } = lease_link;
+        v6::exchange::Client { netns, link, identity, v6_request, timing: self.settings.timing }
     }
 
     pub(super) fn client<'a>(
         &self,
-        place: &'a Place,
+        lease_link: &'a LeaseLink,
         identity: &'a [u8],
         options: &'a Options,
     ) -> Result<Client<'a>, Error> {
-        let Place { netns, link } = place;
+        let LeaseLink { netns, link } = lease_link;
         let Ok(hardware) = <[u8; 6]>::try_from(link.mac.as_slice()) else {
             return Err(Error::internal(format!("{} is not Ethernet", link.name)));
         };
@@ -50,30 +50,30 @@ impl LeaseManager {
         Ok(Client { netns, ifname: &link.name, hardware, identity, options, timing, broadcast })
     }
 
-    /// The link, in the namespace at the path; both must be there.
-    pub(super) fn place(&self, path: &Path, ifname: &str) -> Result<Place, Error> {
-        let netns = plugin_support::netns::open_netns(&self.seen_from_here(path))?;
+    /// Returns the link in the namespace at `path`; both must exist.
+    pub(super) fn lease_link(&self, path: &Path, ifname: &str) -> Result<LeaseLink, Error> {
+        let netns = plugin_support::netns::open_netns(&self.with_host_prefix(path))?;
         let link = netns.rtnl().and_then(|mut net| net.link(ifname)).or_refused()?;
-        Ok(Place { netns, link })
+        Ok(LeaseLink { netns, link })
     }
 
-    /// The same; nothing if one of them is gone, or the namespace is another one than it was.
-    pub(super) fn seek(
+    /// As the above, but `None` if one of them does not exist, or the namespace is not the `expected` one.
+    pub(super) fn find_lease_link(
         &self,
         path: &Path,
         ifname: &str,
         expected: Option<u64>,
-    ) -> Result<Option<Place>, Error> {
-        let Some(netns) = Netns::find(&self.seen_from_here(path)).or_refused()? else { return Ok(None) };
+    ) -> Result<Option<LeaseLink>, Error> {
+        let Some(netns) = Netns::find(&self.with_host_prefix(path)).or_refused()? else { return Ok(None) };
         let own = inode(&netns)?;
         if expected.is_some_and(|expected| own != expected) {
             return Ok(None);
         }
         let link = netns.rtnl().and_then(|mut net| net.find_link(ifname)).or_refused()?;
-        Ok(link.map(|link| Place { netns, link }))
+        Ok(link.map(|link| LeaseLink { netns, link }))
     }
 
-    fn seen_from_here(&self, path: &Path) -> PathBuf {
+    fn with_host_prefix(&self, path: &Path) -> PathBuf {
         PathBuf::from(format!("{}{}", self.settings.host_prefix, path.display()))
     }
 }
@@ -83,8 +83,8 @@ pub(super) fn set_up(netns: &Netns, link: &Link, up: bool) -> Result<(), Error> 
     netns.rtnl().and_then(|mut net| net.change_link(link.index, &link.name, &change)).or_refused()
 }
 
-pub(super) fn take_away(place: &Place, address: ipnet::IpNet) -> Result<(), Error> {
-    let Place { netns, link } = place;
+pub(super) fn remove_address(lease_link: &LeaseLink, address: ipnet::IpNet) -> Result<(), Error> {
+    let LeaseLink { netns, link } = lease_link;
     let removed = netns.rtnl().and_then(|mut net| net.delete_address(link.index, &link.name, address));
     linux::error::absent_is_fine(removed).or_refused()
 }
@@ -93,7 +93,7 @@ pub(super) fn inode(netns: &Netns) -> Result<u64, Error> {
     netns.identity().map(Identity::inode).or_refused()
 }
 
-/// What the server knows a client by, as the reference plugin has it: no type, and a text that is cut.
+/// Returns the identity of a client, as in the reference plugin: type 0, and a text that may be truncated.
 pub(super) fn identity(owner: &Owner) -> Vec<u8> {
     let Owner { container, network, ifname } = owner;
     let mut identity = vec![0];

@@ -1,0 +1,78 @@
+//! Behaviour of commands when the cluster does not respond, and the sources of credentials.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers may panic")]
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// Returns a kubeconfig for a server that does not exist, and the URL of that server.
+fn kubeconfig(name: &str) -> (PathBuf, String) {
+    // A port that was just released has no listener.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let server = format!("https://127.0.0.1:{port}");
+    let path = std::env::temp_dir().join(format!("weft-kubeconfig-{}-{name}", std::process::id()));
+    let text = format!(
+        r#"{{"apiVersion":"v1","kind":"Config","current-context":"c",
+            "clusters":[{{"name":"c","cluster":{{"server":"{server}"}}}}],
+            "users":[{{"name":"u","user":{{"token":"t"}}}}],
+            "contexts":[{{"name":"c","context":{{"cluster":"c","user":"u"}}}}]}}"#
+    );
+    fs::write(&path, text).unwrap();
+    (path, server)
+}
+
+fn weft(words: &[&str]) -> Command {
+    let mut command = Command::new(testkit::binary("weft"));
+    for variable in ["KUBECONFIG", "HOME", "KUBERNETES_SERVICE_HOST", "CNI_PATH"] {
+        command.env_remove(variable);
+    }
+    command.args(words);
+    command
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn api_server_unreachable_is_named_with_the_cause() {
+    let (path, server) = kubeconfig("refused");
+    let output = weft(&["ipam", "show", "-o", "json", "--kubeconfig"]).arg(&path).output().unwrap();
+    let output = (output.status.code(), stderr(&output));
+    assert_eq!(output.0, Some(1), "{}", output.1);
+    assert!(output.1.starts_with(&format!("weft: list ippools: {server}: ")), "{}", output.1);
+    assert!(output.1.contains("Connection refused"), "{}", output.1);
+    assert!(!output.1.contains("ServiceError") && !output.1.contains("client error"), "{}", output.1);
+    fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn kubeconfig_is_found_as_by_kubectl() {
+    let (path, server) = kubeconfig("found");
+    let home = path.with_extension("home");
+    fs::create_dir_all(home.join(".kube")).unwrap();
+    fs::copy(&path, home.join(".kube/config")).unwrap();
+    let listed = format!("/nowhere/config:{}", path.display());
+    for (variable, value) in [("HOME", home.to_str().unwrap()), ("KUBECONFIG", &listed)] {
+        let output = weft(&["ipam", "show"]).env(variable, value).output().unwrap();
+        assert!(stderr(&output).contains(&server), "{variable}: {}", stderr(&output));
+    }
+    // An empty variable counts as unset.
+    let output = weft(&["ipam", "show"]).env("KUBECONFIG", "").env("HOME", &home).output().unwrap();
+    assert!(stderr(&output).contains(&server), "{}", stderr(&output));
+    fs::remove_dir_all(home).unwrap();
+    fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn controller_without_a_role_names_the_roles() {
+    let output = weft(&["controller"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("--neutron") && stderr(&output).contains("--ipam"),
+        "{}",
+        stderr(&output)
+    );
+}
