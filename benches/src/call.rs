@@ -1,4 +1,4 @@
-//! One call of a plugin as a runtime makes it, timed from the start of the process to its end.
+//! Call of a plugin as a runtime makes it, timed from the start of the process to its end.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,11 +10,11 @@ use linux::Netns;
 
 use crate::Failure;
 
-/// How long the kernel gets to take a namespace apart, or to have done all that follows from a new link: the grace periods of
-/// that are nobody's who is timed next.
+/// Pause in which the kernel removes a namespace, or completes work that follows from a new link. Its grace periods must
+/// not count for the next call.
 pub(crate) const SETTLING: Duration = Duration::from_millis(100);
 
-/// A container: a namespace of its own, removed with this value.
+/// Container: a network namespace that is removed with this value.
 pub(crate) struct Container {
     pub(crate) id: String,
     pub(crate) netns: String,
@@ -30,42 +30,42 @@ impl Container {
 
 impl Drop for Container {
     fn drop(&mut self) {
-        // Best effort: the next run has other names.
+        // Best effort: the next run uses other names.
         let _ = Netns::destroy(Path::new(&self.netns));
         thread::sleep(SETTLING);
     }
 }
 
-/// Who is called.
+/// Plugin to be called.
 #[derive(Clone, Copy)]
 pub(crate) struct Plugin<'a> {
-    /// Where plugins are.
+    /// Plugin directory.
     pub(crate) directory: &'a Path,
-    /// Which one.
+    /// Name of the plugin.
     pub(crate) name: &'a str,
-    /// Its configuration.
+    /// Path of its configuration.
     pub(crate) config: &'a Path,
 }
 
-/// Calls it; an error holds what it printed.
+/// Calls the plugin; an error contains its output.
 pub(crate) fn call(verb: &str, plugin: Plugin<'_>, container: &Container) -> Result<Duration, Failure> {
     call_in(verb, plugin, [&container.id, &container.netns], &plugin.config.with_extension("answer"))
 }
 
-/// Calls a plugin that has nothing to do in the container's namespace; any number of them at once.
+/// Calls a plugin that does not use the container's namespace; concurrent calls are possible.
 pub(crate) fn call_for(verb: &str, plugin: Plugin<'_>, container: &str) -> Result<Duration, Failure> {
     let answer = plugin.config.with_extension(format!("{container}.answer"));
     call_in(verb, plugin, [container, "/run/netns/none"], &answer)
 }
 
-/// Calls it for a container of that name in that namespace; its answer goes into a file.
+/// Calls the plugin for a container in a namespace; the result is written to `answer`.
 pub(crate) fn call_in(
     verb: &str,
     plugin: Plugin<'_>,
-    who: [&str; 2],
+    target: [&str; 2],
     answer: &Path,
 ) -> Result<Duration, Failure> {
-    let (Plugin { directory, name, config }, [container, netns]) = (plugin, who);
+    let (Plugin { directory, name, config }, [container, netns]) = (plugin, target);
     let mut command = Command::new(directory.join(name));
     command
         .env_clear()
@@ -91,7 +91,7 @@ pub(crate) fn call_in(
     }
 }
 
-/// The start of a process and nothing else.
+/// Times the start of a process without work.
 pub(crate) fn start(program: &Path, arguments: &[&str], verb: &str) -> Result<Duration, Failure> {
     let mut command = Command::new(program);
     command.args(arguments).env_clear().env("CNI_COMMAND", verb).env("CNI_PATH", "/nowhere");
@@ -101,7 +101,7 @@ pub(crate) fn start(program: &Path, arguments: &[&str], verb: &str) -> Result<Du
     Ok(started.elapsed())
 }
 
-/// Does it to all of them at once, each in a thread of its own: what came of each, and how long all of them took.
+/// Runs `work` for all subjects concurrently, each on its own thread; returns the results and the total time.
 pub(crate) fn at_once<S: Sync, T: Send>(
     all: &[S],
     work: impl Fn(&S) -> Result<T, Failure> + Sync,

@@ -1,4 +1,4 @@
-//! What is timed, and what it should come to.
+//! Benchmarks of single plugins, chains and pods, with their goals.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::call::{Container, Plugin, SETTLING, call, start as start_process};
 use crate::table::{Table, Times};
-use crate::{Failure, Setting, floor};
+use crate::{Failure, Setting, baseline};
 
-/// The start of weft-cni over the start of the smallest program there is.
+/// Times the start of weft-cni and of the smallest possible program.
 pub(crate) fn start(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let (mut ours, mut bare, mut peer) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..setting.runs * 4 {
@@ -36,39 +36,43 @@ pub(crate) fn start(setting: &Setting, table: &mut Table) -> Result<(), Failure>
     Ok(())
 }
 
-/// ADD and DEL of one plugin chain, ours, the peer's and the floor in turn.
-pub(crate) struct Duel {
+/// Times of ADD and DEL of one plugin chain, by weft, the peer and the kernel baseline in turn.
+pub(crate) struct Comparison {
     pub(crate) ours: (Times, Times),
     pub(crate) peer: Option<(Times, Times)>,
-    pub(crate) floor: Option<(Times, Times)>,
+    pub(crate) baseline: Option<(Times, Times)>,
 }
 
-/// The same work without a process, in a container of its own; the number is that of the round.
-pub(crate) type Floor<'a> = dyn FnMut(&Container, usize) -> Result<(Duration, Duration), Failure> + 'a;
+/// Times of the same change without a plugin process, in a given container; the number is that of the round.
+pub(crate) type Baseline<'a> = dyn FnMut(&Container, usize) -> Result<(Duration, Duration), Failure> + 'a;
 
-pub(crate) fn duel(setting: &Setting, plugin: &str, config: impl Fn(&str) -> Value) -> Result<Duel, Failure> {
-    duel_above(setting, plugin, config, None)
-}
-
-/// A duel in which the floor is measured between the calls, too.
-pub(crate) fn duel_above(
+pub(crate) fn compare(
     setting: &Setting,
     plugin: &str,
     config: impl Fn(&str) -> Value,
-    mut floor: Option<&mut Floor<'_>>,
-) -> Result<Duel, Failure> {
-    let contestants: Vec<(&Path, &str)> = std::iter::once((setting.ours.as_path(), "w"))
+) -> Result<Comparison, Failure> {
+    compare_with_baseline(setting, plugin, config, None)
+}
+
+/// Compares with the peer and, between the calls, with the kernel baseline.
+pub(crate) fn compare_with_baseline(
+    setting: &Setting,
+    plugin: &str,
+    config: impl Fn(&str) -> Value,
+    mut baseline: Option<&mut Baseline<'_>>,
+) -> Result<Comparison, Failure> {
+    let candidates: Vec<(&Path, &str)> = std::iter::once((setting.ours.as_path(), "w"))
         .chain(setting.peers.as_deref().map(|peers| (peers, "g")))
         .collect();
     let mut files = Vec::new();
-    for (_, tag) in &contestants {
+    for (_, tag) in &candidates {
         files.push(write(setting, &format!("{plugin}-{tag}.json"), &config(tag))?);
     }
-    let mut times = vec![(Vec::new(), Vec::new()); contestants.len()];
+    let mut times = vec![(Vec::new(), Vec::new()); candidates.len()];
     let mut below = (Vec::new(), Vec::new());
-    // The first call of each makes what all calls share: it is not counted.
+    // The first call creates shared objects and does not count.
     for run in 0..=setting.runs {
-        for (index, (directory, tag)) in contestants.iter().enumerate() {
+        for (index, (directory, tag)) in candidates.iter().enumerate() {
             let container = Container::new(format!("{tag}{run}"))?;
             let plugin = Plugin { directory, name: plugin, config: &files[index] };
             let add = call("ADD", plugin, &container)?;
@@ -79,8 +83,8 @@ pub(crate) fn duel_above(
                 times[index].1.push(del);
             }
         }
-        if let Some(floor) = &mut floor {
-            let (add, del) = floor(&Container::new(format!("f{run}"))?, run)?;
+        if let Some(baseline) = &mut baseline {
+            let (add, del) = baseline(&Container::new(format!("f{run}"))?, run)?;
             if run > 0 {
                 below.0.push(add);
                 below.1.push(del);
@@ -89,8 +93,8 @@ pub(crate) fn duel_above(
     }
     let sort = |(add, del)| (Times::new(add), Times::new(del));
     let mut sorted = times.into_iter().map(sort);
-    let ours = sorted.next().ok_or("nobody was timed")?;
-    Ok(Duel { ours, peer: sorted.next(), floor: floor.map(|_| sort(below)) })
+    let ours = sorted.next().ok_or("no plugin was timed")?;
+    Ok(Comparison { ours, peer: sorted.next(), baseline: baseline.map(|_| sort(below)) })
 }
 
 fn bridge(setting: &Setting, tag: &str, masquerade: bool) -> Value {
@@ -103,46 +107,52 @@ fn bridge(setting: &Setting, tag: &str, masquerade: bool) -> Value {
     })
 }
 
-/// Single plugins beside the peer's and the kernel's floor.
+/// Compares single plugins with the peer and with the kernel baseline.
 pub(crate) fn plugins(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let mut with_exec = Vec::new();
-    let mut floor = |container: &Container, run| {
-        let (add, del) = floor::bridge_port(container, run)?;
+    let mut baseline = |container: &Container, run| {
+        let (add, del) = baseline::bridge_port(container, run)?;
         with_exec.push(add + start_process(Path::new("/bin/true"), &[], "")?);
         Ok((add, del))
     };
-    let Duel { ours, peer, floor } =
-        duel_above(setting, "bridge", |tag| bridge(setting, tag, false), Some(&mut floor))?;
-    let floor = floor.ok_or("no floor was measured")?;
-    table.compare("bridge + host-local ADD", &ours.0, "kernel floor", &floor.0, "at most 2 ms, at most 2x");
+    let Comparison { ours, peer, baseline } =
+        compare_with_baseline(setting, "bridge", |tag| bridge(setting, tag, false), Some(&mut baseline))?;
+    let baseline = baseline.ok_or("no kernel baseline was measured")?;
+    table.compare(
+        "bridge + host-local ADD",
+        &ours.0,
+        "kernel baseline",
+        &baseline.0,
+        "at most 2 ms, at most 2x",
+    );
     let with_exec = Times::new(with_exec);
-    table.compare("bridge + host-local ADD", &ours.0, "the floor and a bare exec", &with_exec, "");
-    table.compare("bridge + host-local DEL", &ours.1, "kernel floor", &floor.1, "at most 2 ms more");
+    table.compare("bridge + host-local ADD", &ours.0, "the baseline and a bare exec", &with_exec, "");
+    table.compare("bridge + host-local DEL", &ours.1, "kernel baseline", &baseline.1, "at most 2 ms more");
     if let Some(peer) = &peer {
         table.compare("bridge + host-local ADD", &ours.0, "Go", &peer.0, "at least 5x faster");
         table.compare("bridge + host-local DEL", &ours.1, "Go", &peer.1, "");
     }
-    let Duel { ours, peer, .. } = duel(setting, "bridge", |tag| bridge(setting, tag, true))?;
+    let Comparison { ours, peer, .. } = compare(setting, "bridge", |tag| bridge(setting, tag, true))?;
     match &peer {
         Some(peer) => {
             table.compare("… with ipMasq ADD", &ours.0, "Go", &peer.0, "at least 8x faster, at most 3 ms");
             table.compare("… with ipMasq DEL", &ours.1, "Go", &peer.1, "at most 20 ms");
         }
-        None => table.compare("… with ipMasq ADD", &ours.0, "kernel floor", &floor.0, "at most 3 ms"),
+        None => table.compare("… with ipMasq ADD", &ours.0, "kernel baseline", &baseline.0, "at most 3 ms"),
     }
     Ok(())
 }
 
-/// ADD and DEL of a plugin that stands behind another one: our bridge, made and removed outside the clock.
-fn duel_behind_bridge(setting: &Setting, plugin: &str, keys: &Value) -> Result<Duel, Failure> {
-    let contestants: Vec<(&Path, &str)> = std::iter::once((setting.ours.as_path(), "w"))
+/// Times ADD and DEL of a chained plugin behind weft's bridge, whose own calls are not timed.
+fn compare_behind_bridge(setting: &Setting, plugin: &str, keys: &Value) -> Result<Comparison, Failure> {
+    let candidates: Vec<(&Path, &str)> = std::iter::once((setting.ours.as_path(), "w"))
         .chain(setting.peers.as_deref().map(|peers| (peers, "g")))
         .collect();
     let front = write(setting, &format!("{plugin}-front.json"), &bridge(setting, "w", false))?;
     let front = Plugin { directory: &setting.ours, name: "bridge", config: &front };
-    let mut times = vec![(Vec::new(), Vec::new()); contestants.len()];
+    let mut times = vec![(Vec::new(), Vec::new()); candidates.len()];
     for run in 0..=setting.runs {
-        for (index, (directory, tag)) in contestants.iter().enumerate() {
+        for (index, (directory, tag)) in candidates.iter().enumerate() {
             let container = Container::new(format!("{plugin}{tag}{run}"))?;
             call("ADD", front, &container)?;
             let previous: Value = serde_json::from_slice(&fs::read(front.config.with_extension("answer"))?)?;
@@ -162,12 +172,12 @@ fn duel_behind_bridge(setting: &Setting, plugin: &str, keys: &Value) -> Result<D
         }
     }
     let mut sorted = times.into_iter().map(|(add, del)| (Times::new(add), Times::new(del)));
-    let ours = sorted.next().ok_or("nobody was timed")?;
-    Ok(Duel { ours, peer: sorted.next(), floor: None })
+    let ours = sorted.next().ok_or("no plugin was timed")?;
+    Ok(Comparison { ours, peer: sorted.next(), baseline: None })
 }
 
 fn behind_bridge(setting: &Setting, table: &mut Table, plugin: &str, keys: &Value) -> Result<(), Failure> {
-    let Duel { ours, peer, .. } = duel_behind_bridge(setting, plugin, keys)?;
+    let Comparison { ours, peer, .. } = compare_behind_bridge(setting, plugin, keys)?;
     if let Some(peer) = &peer {
         table.compare(&format!("{plugin} ADD"), &ours.0, "Go", &peer.0, "at least 4x faster");
         table.compare(&format!("{plugin} DEL"), &ours.1, "Go", &peer.1, "");
@@ -175,11 +185,11 @@ fn behind_bridge(setting: &Setting, table: &mut Table, plugin: &str, keys: &Valu
     Ok(())
 }
 
-/// Plugins behind another one beside the peer's.
+/// Compares chained plugins with those of the peer.
 pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     behind_bridge(setting, table, "bandwidth", &limits())?;
     for backend in ["nftables", "iptables"] {
-        let Duel { ours, peer, .. } = duel(setting, "firewall", |tag| firewall(tag, backend))?;
+        let Comparison { ours, peer, .. } = compare(setting, "firewall", |tag| firewall(tag, backend))?;
         if let Some(peer) = &peer {
             let name = format!("firewall, {backend}");
             table.compare(&format!("{name} ADD"), &ours.0, "Go, iptables", &peer.0, "at least 4x faster");
@@ -187,7 +197,7 @@ pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failur
         }
     }
     for (backend, target) in [("nftables", "at least 10x faster"), ("iptables", "at least 4x faster")] {
-        let Duel { ours, peer, .. } = duel(setting, "portmap", |tag| portmap(tag, backend))?;
+        let Comparison { ours, peer, .. } = compare(setting, "portmap", |tag| portmap(tag, backend))?;
         if let Some(peer) = &peer {
             table.compare(&format!("portmap, {backend} ADD"), &ours.0, "Go, iptables", &peer.0, target);
             table.compare(&format!("portmap, {backend} DEL"), &ours.1, "Go, iptables", &peer.1, "");
@@ -203,15 +213,15 @@ pub(crate) fn chained(setting: &Setting, table: &mut Table) -> Result<(), Failur
     Ok(())
 }
 
-/// The chained plugin that needs a kind of link which few kernels here have.
+/// Compares the plugin vrf, whose kind of link few kernels have.
 pub(crate) fn vrf(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
-    match floor::can_make("vrf", NewKind::Vrf { table: 4000 })? {
+    match baseline::can_make("vrf", NewKind::Vrf { table: 4000 })? {
         true => behind_bridge(setting, table, "vrf", &json!({ "vrfname": "blue" })),
         false => Ok(()),
     }
 }
 
-/// One address of each family; who is compared with the Go plugin may have another backend.
+/// Configuration with one address of each family. The Go plugin has only the backend iptables.
 fn firewall(tag: &str, backend: &str) -> Value {
     let backend = if tag == "g" { "iptables" } else { backend };
     json!({
@@ -220,7 +230,7 @@ fn firewall(tag: &str, backend: &str) -> Value {
     })
 }
 
-/// Two ports of one address; who is compared with the Go plugin may have another backend.
+/// Configuration with two ports of one address. The Go plugin has only the backend iptables.
 fn portmap(tag: &str, backend: &str) -> Value {
     let (port, backend) = if tag == "g" { (9000, "iptables") } else { (8000, backend) };
     json!({
@@ -233,7 +243,7 @@ fn portmap(tag: &str, backend: &str) -> Value {
     })
 }
 
-/// A pod through the meta-plugin: one network, and the default network with three more.
+/// Times a pod through the meta-plugin: default network only, and with three more networks.
 pub(crate) fn pods(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let one = pod(setting, 0, &[])?;
     let four = pod(setting, 3, &[])?;
@@ -244,7 +254,7 @@ pub(crate) fn pods(setting: &Setting, table: &mut Table) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Rates for both directions.
+/// Rate limits for both directions.
 fn limits() -> Value {
     json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000})
 }
@@ -254,7 +264,7 @@ fn with_type(plugin: &str, mut keys: Value) -> Value {
     keys
 }
 
-/// A pod with so many networks beside the default one, behind whose bridge other plugins may stand.
+/// Times ADD and DEL of a pod with a number of networks besides the default one, and plugins chained behind its bridge.
 fn pod(setting: &Setting, networks: usize, behind: &[Value]) -> Result<(Times, Times), Failure> {
     let manifests = setting.scratch.join(format!("manifests-{networks}"));
     fs::create_dir_all(&manifests)?;
@@ -299,7 +309,7 @@ fn pod(setting: &Setting, networks: usize, behind: &[Value]) -> Result<(Times, T
     Ok((Times::new(adds), Times::new(dels)))
 }
 
-/// Size on disk, and in memory.
+/// States the size of weft-cni on disk and in memory.
 pub(crate) fn size(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let bytes = fs::metadata(setting.ours.join("weft-cni"))?.len();
     table.state("weft-cni", &format!("{:.2} MB, one file", bytes as f64 / 1e6), "at most 3 MB");
@@ -312,7 +322,7 @@ pub(crate) fn size(setting: &Setting, table: &mut Table) -> Result<(), Failure> 
     Ok(())
 }
 
-/// The largest resident size of an ADD, in kilobytes, as time(1) reports it.
+/// Largest resident size of an ADD in kilobytes, as time(1) reports it.
 fn resident(setting: &Setting) -> Result<u64, Failure> {
     let container = Container::new("rss".to_owned())?;
     let config = setting.scratch.join("weft-3-0.json");
@@ -328,7 +338,7 @@ fn resident(setting: &Setting) -> Result<u64, Failure> {
     let plugin = Plugin { directory: &setting.ours, name: "weft", config: &config };
     call("DEL", plugin, &container)?;
     let text = String::from_utf8(output.stderr)?;
-    let last = text.lines().last().ok_or("time(1) said nothing")?;
+    let last = text.lines().last().ok_or("time(1) printed nothing")?;
     Ok(last.trim().parse()?)
 }
 

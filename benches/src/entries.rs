@@ -1,8 +1,8 @@
-//! Whether a call gets slower with the pods that are there: a node's mappings and its let-through addresses are
-//! elements of maps and sets, and the thousandth should cost what the first did.
+//! Benchmark of portmap and firewall with a thousand pods: their mappings and permitted addresses are elements of maps and
+//! sets, and the thousandth should cost as much as the first.
 //!
-//! Two namespaces stand for two hosts, one with a thousand pods and one with a single one; they are called in turn, and what
-//! is timed is the host's side, where pods meet.
+//! Two namespaces stand for two hosts, one with a thousand pods and one with a single pod. They are called in turn, and only
+//! the host's side is timed, where pods share tables.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::cases::write;
 use crate::table::{Table, Times};
 use crate::{Failure, Setting};
 
-/// More than any node has.
+/// Number of pods, more than any node has.
 const PODS: usize = 1000;
 
-/// ADD of portmap and of firewall where one pod is, and where a thousand are.
+/// Times ADD of portmap and firewall on a host with one pod and on one with a thousand.
 pub(crate) fn entries(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     for plugin in ["portmap", "firewall"] {
         let (many, few) = (Node::new(setting, plugin, PODS)?, Node::new(setting, plugin, 1)?);
@@ -35,7 +35,7 @@ pub(crate) fn entries(setting: &Setting, table: &mut Table) -> Result<(), Failur
     Ok(())
 }
 
-/// A host, and the configurations of its pods: those that are there, and the one that comes and goes.
+/// Host, with the configurations of its pods and of the pod that is timed.
 struct Node<'a> {
     directory: &'a Path,
     plugin: &'a str,
@@ -45,7 +45,7 @@ struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// With so many pods.
+    /// Creates a host with this number of pods.
     fn new(setting: &'a Setting, plugin: &'a str, pods: usize) -> Result<Node<'a>, Failure> {
         let host = Container::new(format!("entries-{plugin}-{pods}"))?;
         let pod = Container::new(format!("entries-{plugin}-{pods}-pod"))?;
@@ -58,7 +58,7 @@ impl<'a> Node<'a> {
         Ok(node)
     }
 
-    /// Calls the plugin on that host for one of them; one namespace stands for all of theirs.
+    /// Calls the plugin on the host for one pod; all pods share one namespace.
     fn call(&self, verb: &str, pod: usize) -> Result<Duration, Failure> {
         let called = Plugin { directory: self.directory, name: self.plugin, config: &self.files[pod] };
         let answer = self.files[pod].with_extension("answer");

@@ -1,21 +1,21 @@
-//! The plugins that make an interface on another one, or move one: beside the peer's.
+//! Benchmark of plugins that create an interface on another one, or move one, compared with the peer.
 //!
-//! Rule: kinds of link that this kernel lacks are left out by name. `benches/guest` times them on a kernel that has them all,
-//! whose processor is an emulated one: ratios of that are for what can be timed nowhere else.
+//! Kinds of link that this kernel lacks are skipped by name. `benches/guest` times them on a kernel that has them all. Its
+//! processor is emulated, so its ratios only serve for plugins that cannot be timed otherwise.
 
 use linux::Rtnl;
 use linux::link::create::{IpvlanMode, NewKind, NewLink, Peer, Queues};
 use serde_json::{Value, json};
 
 use crate::call::Container;
-use crate::cases::{Duel, Floor, duel_above};
+use crate::cases::{Baseline, Comparison, compare_with_baseline};
 use crate::table::Table;
-use crate::{Failure, Setting, floor};
+use crate::{Failure, Setting, baseline};
 
-/// The parent of all, and what is moved: one for each contestant.
+/// Parent of all links; `movew`, `moveg` and `movef` are moved by weft, the Go plugin and the baseline.
 const PARENT: &str = "parent0";
 
-/// ADD and DEL with an address of host-local.
+/// Times ADD and DEL with an address of host-local.
 pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let mut host = Rtnl::open()?;
     for name in [PARENT, "movew", "moveg", "movef"] {
@@ -36,7 +36,7 @@ pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Fai
     ];
     for (plugin, kind) in kinds {
         if let Some(kind) = kind
-            && !floor::can_make(plugin, kind)?
+            && !baseline::can_make(plugin, kind)?
         {
             continue;
         }
@@ -44,13 +44,13 @@ pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Fai
             eprintln!("weft-bench: {plugin} is left out: the peers are older than it");
             continue;
         }
-        let mut moved = |container: &Container, _| floor::moved_link(container, "movef");
-        let below: Option<&mut Floor<'_>> = (plugin == "host-device").then_some(&mut moved as _);
-        let Duel { ours, peer, floor } =
-            duel_above(setting, plugin, |tag| config(setting, plugin, tag), below)?;
-        if let Some((there, back)) = floor {
-            table.compare("host-device + host-local ADD", &ours.0, "kernel floor", &there, "");
-            table.compare("host-device + host-local DEL", &ours.1, "kernel floor", &back, "");
+        let mut moved = |container: &Container, _| baseline::moved_link(container, "movef");
+        let below: Option<&mut Baseline<'_>> = (plugin == "host-device").then_some(&mut moved as _);
+        let Comparison { ours, peer, baseline } =
+            compare_with_baseline(setting, plugin, |tag| config(setting, plugin, tag), below)?;
+        if let Some((there, back)) = baseline {
+            table.compare("host-device + host-local ADD", &ours.0, "kernel baseline", &there, "");
+            table.compare("host-device + host-local DEL", &ours.1, "kernel baseline", &back, "");
         }
         if let Some(peer) = &peer {
             table.compare(&format!("{plugin} + host-local ADD"), &ours.0, "Go", &peer.0, "");

@@ -1,4 +1,4 @@
-//! Addresses from a DHCP server: a real one, on a bridge, and the daemon of each contestant.
+//! Benchmark of DHCP leases: a real server on a bridge, and the lease daemons of weft and of the Go plugins.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -8,20 +8,20 @@ use linux::Rtnl;
 use linux::link::create::{NewKind, NewLink};
 use serde_json::json;
 
-use crate::cases::{Duel, duel};
+use crate::cases::{Comparison, compare};
 use crate::table::Table;
 use crate::{Failure, Setting};
 
-/// The bridge that server and containers are on.
+/// Bridge of server and containers.
 const BRIDGE: &str = "weftdhcp";
-/// The server's address there.
+/// Address of the server.
 const SERVER: &str = "10.248.0.1/16";
-/// How many calls: some of the Go plugin's take ten seconds.
+/// Limit of calls: some of the Go plugin take ten seconds.
 const RUNS_MAX: usize = 20;
-/// How long a program may take to listen.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Limit for a program to listen.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A program that ends with the bench.
+/// Program that ends with the benchmark.
 struct Running(Child);
 
 impl Running {
@@ -33,13 +33,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Gone already is what is wanted.
+        // It may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// ADD and DEL of an interface with a lease.
+/// Times ADD and DEL of an interface with a lease.
 pub(crate) fn leases(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     if !Path::new("/usr/sbin/dnsmasq").exists() {
         eprintln!("weft-bench: no leases: there is no dnsmasq (apt install dnsmasq-base)");
@@ -54,7 +54,7 @@ pub(crate) fn leases(setting: &Setting, table: &mut Table) -> Result<(), Failure
         daemons.push(Running::start(
             Command::new(directory.join("dhcp")).args(["daemon", "-socketpath"]).arg(&socket),
         )?);
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while !socket.exists() {
             if Instant::now() > until {
                 return Err(format!("{} does not listen", directory.join("dhcp").display()).into());
@@ -69,7 +69,7 @@ pub(crate) fn leases(setting: &Setting, table: &mut Table) -> Result<(), Failure
         peers: peers.clone(),
         runs: (*runs).min(RUNS_MAX),
     };
-    let Duel { ours, peer, .. } = duel(&few, "bridge", |tag| {
+    let Comparison { ours, peer, .. } = compare(&few, "bridge", |tag| {
         json!({
             "cniVersion": "1.0.0", "name": format!("bench-dhcp-{tag}"), "type": "bridge", "bridge": BRIDGE,
             "ipam": {"type": "dhcp", "daemonSocketPath": socket(tag)},
@@ -82,7 +82,7 @@ pub(crate) fn leases(setting: &Setting, table: &mut Table) -> Result<(), Failure
     Ok(())
 }
 
-/// A bridge and its server.
+/// Creates the bridge and starts its server.
 fn serve(file: &Path) -> Result<Running, Failure> {
     let mut net = Rtnl::open()?;
     let mut bridge = NewLink::new(BRIDGE, NewKind::Bridge { vlan_filtering: false });

@@ -1,17 +1,18 @@
-//! weft beside its peers, and beside the kernel's own floor: one run, calls interleaved, ratios printed.
+//! Benchmarks of weft compared with the Go plugins and with the kernel alone: one run, interleaved calls, ratios.
 //!
-//! Rules: whoever is timed is a process started as a runtime starts it, from the call to its end; peers are
-//! other people's binaries in a directory; the floor is the same work through raw rtnetlink without a process;
-//! figures are minimum, median and 99th percentile, and it is the median's ratio that counts.
+//! - A plugin is timed as a process, started as a runtime starts it, from the call to its end.
+//! - Peers are binaries of other projects in a directory.
+//! - The kernel baseline is the same change through rtnetlink, without a process.
+//! - A result has minimum, median and 99th percentile; ratios are those of medians.
 //!
-//! Usage: `weft-bench SCRATCH OUR_PLUGINS PEER_PLUGINS RUNS`, inside a network namespace of its own (see `run`).
+//! Usage: `weft-bench SCRATCH WEFT_PLUGINS PEER_PLUGINS RUNS [GROUP...]`, inside a new network namespace (see `run`).
 
 mod addresses;
+mod baseline;
 mod call;
 mod cases;
-mod crowd;
+mod concurrency;
 mod entries;
-mod floor;
 mod interfaces;
 mod leases;
 mod table;
@@ -21,21 +22,21 @@ use std::process::ExitCode;
 
 use table::Table;
 
-/// Anything that stops a bench; it is printed and that is all.
+/// Error that ends a benchmark; it is printed.
 pub(crate) type Failure = Box<dyn std::error::Error>;
 
-/// Measures what belongs together.
+/// Group of measurements.
 type Group = fn(&Setting, &mut Table) -> Result<(), Failure>;
 
-/// What a bench is run with.
+/// Parameters of a benchmark.
 pub(crate) struct Setting {
-    /// For configurations, addresses and journals.
+    /// Directory for configurations, addresses and journals.
     pub(crate) scratch: PathBuf,
-    /// Our plugins.
+    /// Directory of weft's plugins.
     pub(crate) ours: PathBuf,
-    /// The Go plugins, if they are there.
+    /// Directory of the Go plugins, if they are installed.
     pub(crate) peers: Option<PathBuf>,
-    /// How many calls of each kind.
+    /// Number of calls of each kind.
     pub(crate) runs: usize,
 }
 
@@ -53,7 +54,7 @@ fn run() -> Result<(), Failure> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let (words, only) = words.split_at(words.len().min(4));
     let [scratch, ours, peers, runs] = words else {
-        return Err("usage: weft-bench SCRATCH OUR_PLUGINS PEER_PLUGINS RUNS [GROUP...]".into());
+        return Err("usage: weft-bench SCRATCH WEFT_PLUGINS PEER_PLUGINS RUNS [GROUP...]".into());
     };
     let peers = PathBuf::from(peers);
     let setting = Setting {
@@ -64,7 +65,7 @@ fn run() -> Result<(), Failure> {
     };
     if setting.peers.is_none() {
         eprintln!(
-            "weft-bench: no peer plugins: only floors to compare with (apt install containernetworking-plugins)"
+            "weft-bench: no peer plugins: comparing with the kernel only (apt install containernetworking-plugins)"
         );
     }
     let mut table = Table::default();
@@ -77,7 +78,7 @@ fn run() -> Result<(), Failure> {
         ("leases", leases::leases),
         ("addresses", addresses::addresses),
         ("pods", cases::pods),
-        ("crowd", crowd::crowd),
+        ("concurrency", concurrency::concurrency),
         ("entries", entries::entries),
         ("size", cases::size),
     ];

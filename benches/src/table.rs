@@ -1,4 +1,4 @@
-//! The figures, and the table they are shown in.
+//! Times and the table that shows them.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(crate) struct Times(Vec<Duration>);
 
 impl Times {
-    /// From measurements in any order; there is at least one.
+    /// Sorts measurements; there is at least one.
     pub(crate) fn new(mut times: Vec<Duration>) -> Times {
         times.sort();
         Times(times)
@@ -19,7 +19,7 @@ impl Times {
         self.0.get(index).copied().unwrap_or_default()
     }
 
-    /// The median.
+    /// Returns the median.
     pub(crate) fn median(&self) -> Duration {
         self.at(0.5)
     }
@@ -35,14 +35,14 @@ impl Times {
     }
 }
 
-/// Everything that was measured.
+/// Results of all measurements.
 #[derive(Default)]
 pub(crate) struct Table {
     rows: Vec<[String; 5]>,
 }
 
 impl Table {
-    /// Ours beside another's; `goal` is what the ratio, or the figure, should be.
+    /// Adds a comparison; `goal` is the goal for the ratio or the time.
     pub(crate) fn compare(&mut self, what: &str, ours: &Times, beside: &str, other: &Times, goal: &str) {
         let (a, b) = (ours.median().as_secs_f64(), other.median().as_secs_f64());
         let ratio = if a <= b { format!("{:.1}x faster", b / a) } else { format!("{:.2}x of it", a / b) };
@@ -55,16 +55,16 @@ impl Table {
         ]);
     }
 
-    /// A figure that has nobody beside it.
+    /// Adds a figure without comparison.
     pub(crate) fn state(&mut self, what: &str, figure: &str, goal: &str) {
         self.rows.push([what.to_owned(), figure.to_owned(), String::new(), String::new(), goal.to_owned()]);
     }
 
-    /// Markdown, which a terminal shows well enough.
-    #[expect(clippy::print_stdout, reason = "it is what the program is for")]
+    /// Prints the table as Markdown.
+    #[expect(clippy::print_stdout, reason = "printing the table is the purpose of the program")]
     pub(crate) fn print(&self) {
-        let head =
-            ["what", "weft: min / median / p99 ms", "beside", "ratio of medians", "goal"].map(str::to_owned);
+        let head = ["what", "weft: min / median / p99 ms", "compared with", "ratio of medians", "goal"]
+            .map(str::to_owned);
         let all: Vec<&[String; 5]> = std::iter::once(&head).chain(&self.rows).collect();
         let width = |column: usize| all.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: [usize; 5] = std::array::from_fn(width);

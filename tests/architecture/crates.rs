@@ -1,6 +1,6 @@
-//! Tests of the crates: which of them may depend on which, and what their manifests contain.
+//! Tests of the crates: permitted dependencies between them, and the content of their manifests.
 //!
-//! Cargo resolves the dependencies (`cargo metadata`, for Linux). A crate that has no row in [`WALLS`] fails.
+//! Cargo resolves the dependencies (`cargo metadata`, for Linux). A crate without a row in [`BOUNDARIES`] fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,18 +12,18 @@ use testkit::workspace;
 
 use crate::tree::directories;
 
-/// A crate, those of ours that it may use, and what it may not reach outside, by the beginning of the name.
-struct Wall {
+/// Crate, the crates of the workspace that it may use, and the packages that it may not reach, by the beginning of the name.
+struct Boundary {
     name: &'static str,
     may_use: &'static [&'static str],
     never: &'static [&'static str],
 }
 
-/// Whatever waits for sockets or speaks to a cluster.
+/// Packages that wait for sockets or speak to a cluster.
 const CLUSTER: &[&str] =
     &["tokio", "async-std", "smol", "hyper", "reqwest", "tonic", "kube", "k8s-openapi", "schemars"];
 
-/// The same, and the kernel.
+/// Packages that wait for sockets, speak to a cluster, or use the kernel.
 const IMPURE: &[&str] = &[
     "tokio",
     "async-std",
@@ -38,48 +38,48 @@ const IMPURE: &[&str] = &[
     "nix",
 ];
 
-const WALLS: &[Wall] = &[
-    Wall {
+const BOUNDARIES: &[Boundary] = &[
+    Boundary {
         name: "cni",
         may_use: &[],
         never: &["tokio", "async-std", "smol", "hyper", "reqwest", "tonic", "kube", "k8s-openapi", "netlink"],
     },
-    Wall { name: "linux", may_use: &[], never: CLUSTER },
-    Wall { name: "ipam", may_use: &[], never: IMPURE },
-    Wall { name: "npwg", may_use: &["cni"], never: CLUSTER },
-    Wall { name: "manifest", may_use: &["cni", "npwg"], never: CLUSTER },
-    Wall { name: "rpc", may_use: &["cni", "ipam", "manifest", "npwg"], never: CLUSTER },
-    Wall { name: "neutron", may_use: &[], never: &["kube", "k8s-openapi", "netlink"] },
-    Wall { name: "plugin-support", may_use: &["cni", "linux"], never: CLUSTER },
-    Wall { name: "dhcp", may_use: &["cni", "linux", "plugin-support"], never: CLUSTER },
-    Wall { name: "plugins", may_use: &["cni", "ipam", "linux", "plugin-support"], never: CLUSTER },
-    Wall {
+    Boundary { name: "linux", may_use: &[], never: CLUSTER },
+    Boundary { name: "ipam", may_use: &[], never: IMPURE },
+    Boundary { name: "npwg", may_use: &["cni"], never: CLUSTER },
+    Boundary { name: "manifest", may_use: &["cni", "npwg"], never: CLUSTER },
+    Boundary { name: "rpc", may_use: &["cni", "ipam", "manifest", "npwg"], never: CLUSTER },
+    Boundary { name: "neutron", may_use: &[], never: &["kube", "k8s-openapi", "netlink"] },
+    Boundary { name: "plugin-support", may_use: &["cni", "linux"], never: CLUSTER },
+    Boundary { name: "dhcp", may_use: &["cni", "linux", "plugin-support"], never: CLUSTER },
+    Boundary { name: "plugins", may_use: &["cni", "ipam", "linux", "plugin-support"], never: CLUSTER },
+    Boundary {
         name: "weft-cni",
         may_use: &["cni", "dhcp", "ipam", "linux", "manifest", "npwg", "plugin-support", "plugins", "rpc"],
         never: CLUSTER,
     },
-    Wall {
+    Boundary {
         name: "cli-support",
         may_use: &["cni"],
         never: &["hyper", "reqwest", "tonic", "kube", "k8s-openapi", "netlink"],
     },
-    Wall {
+    Boundary {
         name: "kube-support",
         may_use: &["cli-support", "cni", "manifest", "neutron", "npwg", "rpc"],
         never: &["netlink"],
     },
-    Wall {
+    Boundary {
         name: "ipam-api",
         may_use: &["cli-support", "ipam", "kube-support", "npwg", "rpc"],
         never: &["netlink"],
     },
-    Wall { name: "cri", may_use: &["cni", "ipam", "npwg"], never: &["kube", "k8s-openapi", "netlink"] },
-    Wall {
+    Boundary { name: "cri", may_use: &["cni", "ipam", "npwg"], never: &["kube", "k8s-openapi", "netlink"] },
+    Boundary {
         name: "node-support",
         may_use: &["cli-support", "cni", "cri", "ipam", "npwg", "rpc"],
         never: &["kube", "k8s-openapi", "netlink"],
     },
-    Wall {
+    Boundary {
         name: "controllers",
         may_use: &[
             "cli-support",
@@ -94,12 +94,12 @@ const WALLS: &[Wall] = &[
         ],
         never: &["netlink"],
     },
-    Wall {
+    Boundary {
         name: "cri-proxy",
         may_use: &["cli-support", "cni", "cri", "node-support", "npwg", "rpc"],
         never: &["kube", "k8s-openapi", "netlink"],
     },
-    Wall {
+    Boundary {
         name: "node-agent",
         may_use: &[
             "cli-support",
@@ -116,7 +116,7 @@ const WALLS: &[Wall] = &[
         ],
         never: &["netlink"],
     },
-    Wall {
+    Boundary {
         name: "weft",
         may_use: &[
             "cli-support",
@@ -136,24 +136,28 @@ const WALLS: &[Wall] = &[
         ],
         never: &["netlink"],
     },
-    Wall { name: "testkit", may_use: &[], never: CLUSTER },
-    Wall { name: "benches", may_use: &["cni", "ipam", "linux", "weft-cni"], never: CLUSTER },
-    Wall { name: "tests", may_use: &["testkit"], never: &[] },
+    Boundary { name: "testkit", may_use: &[], never: CLUSTER },
+    Boundary { name: "benches", may_use: &["cni", "ipam", "linux", "weft-cni"], never: CLUSTER },
+    Boundary { name: "tests", may_use: &["testkit"], never: &[] },
 ];
 
-/// What a package depends on, by kind: `normal`, `build` or `dev`.
-type Arrows = BTreeMap<String, Vec<(String, &'static str)>>;
+/// Dependencies of each package, with their kind: `normal`, `build` or `dev`.
+type Dependencies = BTreeMap<String, Vec<(String, &'static str)>>;
 
 #[test]
-fn arrows_between_our_crates_point_down_only() {
-    let (arrows, ours) = arrows();
+fn crates_depend_only_on_permitted_crates() {
+    let (dependencies, ours) = dependencies();
     for name in &ours {
-        let wall = WALLS.iter().find(|wall| wall.name == name);
-        let wall = wall.unwrap_or_else(|| panic!("crate {name} has no row in WALLS: say what it may know"));
-        for (target, kind) in arrows[name].iter().filter(|(target, _)| ours.contains(target)) {
+        let boundary = BOUNDARIES.iter().find(|boundary| boundary.name == name);
+        let boundary = boundary.unwrap_or_else(|| {
+            panic!("crate {name} has no row in BOUNDARIES: list the crates that it may use")
+        });
+        for (target, kind) in dependencies[name].iter().filter(|(target, _)| ours.contains(target)) {
             let allowed = match *kind {
-                "dev" => target == "testkit" || wall.may_use.contains(&target.as_str()) || name == "tests",
-                _ => wall.may_use.contains(&target.as_str()),
+                "dev" => {
+                    target == "testkit" || boundary.may_use.contains(&target.as_str()) || name == "tests"
+                }
+                _ => boundary.may_use.contains(&target.as_str()),
             };
             assert!(allowed, "{name} may not depend on {target} ({kind})");
         }
@@ -161,23 +165,23 @@ fn arrows_between_our_crates_point_down_only() {
 }
 
 #[test]
-fn what_a_crate_must_not_know_is_out_of_its_reach() {
-    let (arrows, ours) = arrows();
-    for wall in WALLS.iter().filter(|wall| ours.contains(wall.name)) {
-        for reached in reachable(&arrows, wall.name) {
-            let banned = wall.never.iter().find(|start| reached.starts_with(**start));
+fn crates_reach_no_forbidden_packages() {
+    let (dependencies, ours) = dependencies();
+    for boundary in BOUNDARIES.iter().filter(|boundary| ours.contains(boundary.name)) {
+        for reached in reachable(&dependencies, boundary.name) {
+            let banned = boundary.never.iter().find(|start| reached.starts_with(**start));
             assert!(
                 banned.is_none(),
                 "{} reaches {reached}; `cargo tree -p {0} -i {reached}` shows how",
-                wall.name
+                boundary.name
             );
         }
     }
 }
 
 #[test]
-fn the_agent_cannot_reach_the_kernel_crate() {
-    let (arrows, ours) = arrows();
+fn agent_crates_cannot_reach_the_kernel_crate() {
+    let (dependencies, ours) = dependencies();
     let agents = [
         "cli-support",
         "kube-support",
@@ -190,20 +194,20 @@ fn the_agent_cannot_reach_the_kernel_crate() {
         "weft",
     ];
     for name in agents {
-        assert!(ours.contains(name), "{name} is no crate of this tree");
+        assert!(ours.contains(name), "{name} is not a crate of this workspace");
         assert!(
-            !reachable(&arrows, name).contains("linux"),
+            !reachable(&dependencies, name).contains("linux"),
             "only weft-cni changes the host, and {name} reaches linux"
         );
     }
 }
 
-/// Everything that ends up in a crate's program: normal and build dependencies, and theirs.
-fn reachable(arrows: &Arrows, from: &str) -> BTreeSet<String> {
+/// Returns all packages that are part of a crate's program: transitive normal and build dependencies.
+fn reachable(dependencies: &Dependencies, from: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut waiting = vec![from.to_owned()];
     while let Some(name) = waiting.pop() {
-        for (target, kind) in arrows.get(&name).into_iter().flatten() {
+        for (target, kind) in dependencies.get(&name).into_iter().flatten() {
             if *kind != "dev" && found.insert(target.clone()) {
                 waiting.push(target.clone());
             }
@@ -212,17 +216,17 @@ fn reachable(arrows: &Arrows, from: &str) -> BTreeSet<String> {
     found
 }
 
-/// Every package's dependencies, and the names of our own; as cargo resolves them for Linux.
-fn arrows() -> (Arrows, BTreeSet<String>) {
+/// Returns the dependencies of every package, and the names of the workspace's crates, as cargo resolves them for Linux.
+fn dependencies() -> (Dependencies, BTreeSet<String>) {
     let metadata = metadata();
     let mut names = BTreeMap::new();
     for package in list(&metadata["packages"]) {
         names.insert(text(&package["id"]), text(&package["name"]));
     }
     let ours = list(&metadata["workspace_members"]).iter().map(|id| names[&text(id)].clone()).collect();
-    let mut arrows = Arrows::new();
+    let mut dependencies = Dependencies::new();
     for node in list(&metadata["resolve"]["nodes"]) {
-        let targets = arrows.entry(names[&text(&node["id"])].clone()).or_default();
+        let targets = dependencies.entry(names[&text(&node["id"])].clone()).or_default();
         for dependency in list(&node["deps"]) {
             for kind in list(&dependency["dep_kinds"]) {
                 let kind = match kind["kind"].as_str() {
@@ -234,7 +238,7 @@ fn arrows() -> (Arrows, BTreeSet<String>) {
             }
         }
     }
-    (arrows, ours)
+    (dependencies, ours)
 }
 
 fn metadata() -> Value {
@@ -260,9 +264,9 @@ const CRATES_HEAD: &str = "| crate | depends on |";
 
 #[test]
 fn crates_table_in_architecture_matches_the_manifests() {
-    let (arrows, ours) = arrows();
+    let (dependencies, ours) = dependencies();
     let row = |name: &String| {
-        let used = arrows[name].iter().filter(|(target, kind)| *kind != "dev" && ours.contains(target));
+        let used = dependencies[name].iter().filter(|(target, kind)| *kind != "dev" && ours.contains(target));
         let used: BTreeSet<&str> = used.map(|(target, _)| target.as_str()).collect();
         let targets = Vec::from_iter(used.iter().map(|target| format!("`{target}`"))).join(", ");
         format!("| `{name}` | {} |", if used.is_empty() { "–" } else { &targets })
@@ -273,31 +277,34 @@ fn crates_table_in_architecture_matches_the_manifests() {
     let found: Vec<&str> = rows.take_while(|line| line.starts_with('|')).collect();
     assert!(
         found == expected,
-        "ARCHITECTURE.md, section «Crates»: the manifests say\n\n{CRATES_HEAD}\n|---|---|\n{}\n",
+        "ARCHITECTURE.md, section Crates, does not match the manifests:\n\n{CRATES_HEAD}\n|---|---|\n{}\n",
         expected.join("\n")
     );
 }
 
 #[test]
-fn lints_and_versions_live_in_the_root_manifest() {
+fn lints_and_versions_are_in_the_root_manifest() {
     let root = workspace();
     for directory in directories(&root.join("crates")).into_iter().chain([root.join("tests")]) {
         let Ok(manifest) = fs::read_to_string(directory.join("Cargo.toml")) else { continue };
         let name = directory.display();
-        assert!(manifest.contains("[lints]\nworkspace = true\n"), "{name}: the root manifest has the lints");
+        assert!(
+            manifest.contains("[lints]\nworkspace = true\n"),
+            "{name}: lints belong into the root manifest"
+        );
         let own = manifest
             .lines()
             .find(|line| line.contains("version = \"") || line.contains("= \"^") || is_bare_version(line));
-        assert_eq!(own, None, "{name}: the root manifest has the versions");
+        assert_eq!(own, None, "{name}: versions belong into the root manifest");
     }
 }
 
-/// `serde = "1"`: a dependency with nothing but a version.
+/// Whether a line is a dependency with only a version, such as `serde = "1"`.
 fn is_bare_version(line: &str) -> bool {
     line.split_once(" = \"").is_some_and(|(_, value)| value.starts_with(|first: char| first.is_ascii_digit()))
 }
 
-/// The root files of all targets of our crates, each with the name of its package.
+/// Returns the root files of all targets of the workspace, each with the name of its package.
 pub(crate) fn targets() -> BTreeSet<(String, PathBuf)> {
     let metadata = metadata();
     let ours: BTreeSet<String> = list(&metadata["workspace_members"]).iter().map(text).collect();

@@ -12,14 +12,14 @@ use testkit::workspace;
 use crate::crates::targets;
 use crate::modules::{ModulePath, Modules};
 
-/// Crates that still have cycles. A crate without one may not be listed.
+/// Crates that still have import cycles. A crate without one may not be listed.
 const CYCLES_LEFT: &[&str] = &[];
 
-/// The imports of one cycle: a file, and the file that it imports from.
+/// Imports of one cycle: a file, and the file from which it imports.
 type Cycle = Vec<(PathBuf, PathBuf)>;
 
 #[test]
-fn no_import_cycle_is_larger_than_a_file_and_its_submodules() {
+fn import_cycles_exist_only_between_a_file_and_its_submodules() {
     let (mut found, mut left) = (BTreeSet::new(), BTreeSet::new());
     for (package, root) in targets() {
         let cycles = cycles(&Modules::read(&root));
@@ -32,10 +32,10 @@ fn no_import_cycle_is_larger_than_a_file_and_its_submodules() {
     let found = Vec::from_iter(found);
     assert!(found.is_empty(), "{} cycles of imports:\n\n{}", found.len(), found.join("\n\n"));
     let clean = CYCLES_LEFT.iter().find(|name| !left.contains(**name));
-    assert_eq!(clean, None, "this crate has no cycle any more: remove it from CYCLES_LEFT");
+    assert_eq!(clean, None, "this crate has no cycles: remove it from CYCLES_LEFT");
 }
 
-/// The imports of a cycle, one in a line, by the paths of the files in the tree.
+/// Formats the imports of a cycle, one a line, with paths relative to the workspace.
 fn shown(cycle: &Cycle) -> String {
     let root = workspace();
     let short = |file: &PathBuf| file.strip_prefix(&root).unwrap_or(file).display().to_string();
@@ -43,7 +43,7 @@ fn shown(cycle: &Cycle) -> String {
     Vec::from_iter(cycle.iter().map(line)).join("\n")
 }
 
-/// All cycles, in each module those between its children.
+/// Returns all cycles; each is between the children of one module.
 fn cycles(modules: &Modules) -> Vec<Cycle> {
     let imports = modules.imports();
     let files: BTreeMap<&ModulePath, &Path> = modules.files().collect();
@@ -64,16 +64,16 @@ fn cycles(modules: &Modules) -> Vec<Cycle> {
     cycles
 }
 
-/// Names, and those that each of them imports from.
+/// Names, and the names from which each of them imports.
 type Graph<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 
-/// A module, and the child of some module above it to which it belongs.
+/// Module, and the child of an ancestor module to which it belongs.
 struct Descendant<'a> {
     child: &'a str,
     path: &'a ModulePath,
 }
 
-/// The import, if it is one from a child of `parent` to another child.
+/// Returns the import if it leads from one child of `parent` to another.
 fn between_children<'a>(
     parent: &ModulePath,
     (from, to): &'a (ModulePath, ModulePath),
@@ -86,7 +86,7 @@ fn between_children<'a>(
     (from.child != to.child).then_some((from, to))
 }
 
-/// Groups of more than one name that reach each other.
+/// Returns groups of more than one name that reach each other.
 fn components<'a>(graph: &Graph<'a>) -> BTreeSet<BTreeSet<&'a str>> {
     let reached: Graph<'a> = graph.keys().map(|name| (*name, reachable(graph, name))).collect();
     let group = |(name, others): (&&'a str, &BTreeSet<&'a str>)| {
@@ -110,7 +110,7 @@ fn reachable<'a>(graph: &Graph<'a>, from: &str) -> BTreeSet<&'a str> {
 }
 
 #[test]
-fn cycles_are_found_through_reexports_and_not_between_a_file_and_its_submodules() {
+fn import_cycles_are_found_through_reexports() {
     let directory = std::env::temp_dir().join(format!("weft-cycles-{}", std::process::id()));
     fs::create_dir_all(directory.join("a")).expect("a directory");
     let write = |name: &str, source: &str| fs::write(directory.join(name), source).expect("a file");
@@ -124,9 +124,9 @@ fn cycles_are_found_through_reexports_and_not_between_a_file_and_its_submodules(
     write("c.rs", "pub struct C; use crate::B;");
     let found = cycles(&Modules::read(&directory.join("lib.rs")));
     write("b.rs", "pub struct B; pub mod other {}");
-    let cut = cycles(&Modules::read(&directory.join("lib.rs")));
+    let without_cycle = cycles(&Modules::read(&directory.join("lib.rs")));
     fs::remove_dir_all(&directory).expect("the directory");
     let (a, b) = (directory.join("a.rs"), directory.join("b.rs"));
     assert_eq!(found, [[(a.clone(), b.clone()), (b, a)]]);
-    assert_eq!(cut, Vec::<Cycle>::new());
+    assert_eq!(without_cycle, Vec::<Cycle>::new());
 }

@@ -1,4 +1,4 @@
-//! Tests of the documents: links lead to files that exist, and tables of tests name tests that exist.
+//! Tests of the documents: links lead to existing files, and tables of tests name existing tests.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use testkit::workspace;
 use crate::tree::{directories, sources};
 
 #[test]
-fn links_between_documents_lead_somewhere() {
+fn document_links_lead_to_existing_files() {
     let mut documents = directories(&workspace().join("docs"));
     documents.push(workspace());
     documents.push(workspace().join("docs"));
@@ -23,13 +23,13 @@ fn links_between_documents_lead_somewhere() {
             let path = target.split('#').next().unwrap_or_default();
             let internal = !path.is_empty() && !path.contains("://") && !path.starts_with("mailto:");
             let found = file.parent().is_some_and(|directory| directory.join(path).exists());
-            assert!(!internal || found, "{}: there is no {path}", file.display());
+            assert!(!internal || found, "{}: {path} does not exist", file.display());
         }
     }
 }
 
 #[test]
-fn every_deviation_and_every_invariant_is_pinned_by_a_test_that_exists() {
+fn documents_name_existing_tests_for_each_row() {
     let sources: Vec<String> = sources().into_iter().map(|(_, source)| source).collect();
     for (document, head) in [
         ("DEVIATIONS.md", "| what | why | test |"),
@@ -47,7 +47,7 @@ fn every_deviation_and_every_invariant_is_pinned_by_a_test_that_exists() {
                 let named = row.rsplit('|').nth(1).unwrap_or_default();
                 let pinned = named.trim() == "the same" || named.matches('`').count() >= 4;
                 assert!(pinned, "{document}: no test is named for {row}");
-                // Crate names have no underscore, test names do.
+                // Crate names contain no underscore, test names do.
                 for name in named.split('`').filter(|word| word.contains('_')) {
                     let head = format!("fn {name}(");
                     let found = sources.iter().any(|source| source.contains(&head));
@@ -55,6 +55,6 @@ fn every_deviation_and_every_invariant_is_pinned_by_a_test_that_exists() {
                 }
             }
         }
-        assert!(rows > 5, "{document}: its tables have another head");
+        assert!(rows > 5, "{document}: no table has the expected head");
     }
 }

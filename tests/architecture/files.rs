@@ -1,39 +1,39 @@
-//! Tests of the source files: length, header, names, and the few files that may do what others may not.
+//! Tests of the source files: length, header, names, and permissions that only single files have.
 
 use std::path::Path;
 
 use crate::tree::{code_lines, sources};
 
-/// Names that say nothing about what is inside.
+/// File names that do not describe their content.
 const EMPTY_NAMES: [&str; 10] =
     ["util", "utils", "common", "helper", "helpers", "manager", "misc", "types", "core", "shared"];
 
-/// The one file that may change the namespace of a thread.
+/// Only file that may change the namespace of a thread.
 const ENTERS_NAMESPACES: &str = "crates/linux/src/netns.rs";
 
-/// The one file that may be unsafe.
+/// Only file that may contain unsafe code.
 const UNSAFE: &str = "crates/linux/src/link/tap/device.rs";
 
 const LONGEST_FILE: usize = 800;
 const LONGEST_HEADER: usize = 25;
 
 #[test]
-fn every_source_file_is_short_and_opens_with_its_purpose() {
+fn source_files_are_short_and_have_a_header() {
     for (name, source) in sources() {
         let lines = source.lines().count();
-        assert!(lines <= LONGEST_FILE, "{name} has {lines} lines; the ceiling is {LONGEST_FILE}");
+        assert!(lines <= LONGEST_FILE, "{name} has {lines} lines; the limit is {LONGEST_FILE}");
         let header = source.lines().take_while(|line| line.starts_with("//!")).count();
-        assert!(header > 0, "{name} does not open with //!: why does it exist?");
+        assert!(header > 0, "{name} does not open with a //! header");
         assert!(
             header <= LONGEST_HEADER,
-            "the header of {name} has {header} lines; {LONGEST_HEADER} are enough"
+            "the header of {name} has {header} lines; the limit is {LONGEST_HEADER}"
         );
         assert!(source.ends_with('\n') && !source.contains('\r'), "{name}: lines end with a line feed");
     }
 }
 
 #[test]
-fn file_names_say_what_is_inside() {
+fn file_names_describe_their_content() {
     for (name, _) in sources() {
         let path = Path::new(&name);
         let empty = path
@@ -45,27 +45,30 @@ fn file_names_say_what_is_inside() {
 }
 
 #[test]
-fn one_file_enters_namespaces() {
+fn only_one_file_enters_namespaces() {
     let calls = ["setns(", "move_into_link_name_space(", "move_into_thread_name_spaces("];
     for (name, source) in sources() {
         let exempt = name == ENTERS_NAMESPACES || name.starts_with("crates/testkit/") || name == file!();
         let enters = code_lines(&source).any(|line| calls.iter().any(|call| line.contains(call)));
-        assert!(exempt || !enters, "{name} enters a namespace; {ENTERS_NAMESPACES} does that for everyone");
+        assert!(
+            exempt || !enters,
+            "{name} enters a namespace; {ENTERS_NAMESPACES} is the only file that may"
+        );
     }
 }
 
 #[test]
-fn one_file_is_unsafe() {
-    // The root manifest denies it; these are the ways around that.
+fn only_one_file_contains_unsafe_code() {
+    // The root manifest denies unsafe code; these attributes would permit it.
     let ways = [concat!("allow(", "unsafe_code"), concat!("expect(", "unsafe_code")];
     for (name, source) in sources() {
         let is_unsafe = code_lines(&source).any(|line| ways.iter().any(|way| line.contains(way)));
-        assert_eq!(is_unsafe, name == UNSAFE, "{name}: what is unsafe is in {UNSAFE} and nowhere else");
+        assert_eq!(is_unsafe, name == UNSAFE, "{name}: unsafe code belongs into {UNSAFE}");
     }
 }
 
 #[test]
-fn nothing_is_unfinished() {
+fn source_files_contain_no_unfinished_work() {
     let marks = [
         concat!("TO", "DO"),
         concat!("FIX", "ME"),
@@ -82,9 +85,9 @@ fn nothing_is_unfinished() {
 }
 
 #[test]
-fn words_are_spelled_out_and_functions_do_not_get() {
+fn function_names_do_not_begin_with_get() {
     for (name, source) in sources() {
         let getter = code_lines(&source).find(|line| line.contains(concat!("fn ", "get_")));
-        assert_eq!(getter, None, "{name}: a function is a verb that says what it does");
+        assert_eq!(getter, None, "{name}: a function is a verb that describes its effect");
     }
 }

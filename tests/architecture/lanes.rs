@@ -9,10 +9,10 @@ use crate::crates::targets;
 use crate::modules::Modules;
 use crate::tree::{directories, sources};
 
-/// The lanes that have tests in `tests/`.
+/// Lanes that have tests in `tests/`.
 const LANES: [&str; 7] = ["net", "vm", "containerd", "kube", "node", "neutron", "peer"];
 
-/// Directories of `tests/` that are no lanes.
+/// Directories of `tests/` that are not lanes.
 const OTHERS: [&str; 3] = ["architecture", "benches", "src"];
 
 #[test]

@@ -133,13 +133,17 @@ fn sentences(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns a text without its code spans and quotations, which become one blank each.
+/// Returns a text without its code spans, quotations and placeholders in braces; a sign stands for each.
 fn without_quotations(text: &str) -> String {
     let mut prose = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some(start) = rest.find(['`', '"', '“']) {
+    while let Some(start) = rest.find(['`', '"', '“', '{']) {
         let mark = rest[start..].chars().next().unwrap_or('"');
-        let close = if mark == '“' { '”' } else { mark };
+        let close = match mark {
+            '“' => '”',
+            '{' => '}',
+            same => same,
+        };
         let inside = start + mark.len_utf8();
         let Some(length) = rest[inside..].find(close) else { break };
         prose.push_str(&rest[..start]);
@@ -167,6 +171,7 @@ fn language_check_finds_old_terms_and_clauses_as_subjects() {
     assert_eq!(faults(Kind::Comment, "The user `nobody` and \"who asks\" are quotations."), 0);
     assert_eq!(faults(Kind::Comment, "The file stays. What is lost takes a block with it."), 1);
     assert_eq!(faults(Kind::Comment, "What if the process is killed here?"), 0);
+    assert_eq!(faults(Kind::Literal, "{what}: {who} is not a name"), 0);
     assert_eq!(faults(Kind::Doc, "Does what the caller wants."), 1);
     assert_eq!(faults(Kind::Doc, "Whether duplicate address detection runs."), 0);
     assert_eq!(faults(Kind::TestName, "quarantine_delays_reuse_of_an_address"), 0);

@@ -1,4 +1,4 @@
-//! Tests of the tree itself: the arrows between crates, import cycles, files, lanes and documents.
+//! Tests of the source tree: dependencies between crates, import cycles, files, lanes, documents and language.
 //!
 //! Rules that clippy can check are in the root manifest and in `clippy.toml`, not here.
 

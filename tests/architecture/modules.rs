@@ -15,20 +15,20 @@ use std::path::{Path, PathBuf};
 
 use crate::tokens::{Token, tokens};
 
-/// Most re-exports that an import is followed through.
+/// Limit of re-exports that an import is followed through.
 const REEXPORTS_MAX: usize = 8;
 
-/// Path of a module below the root of its crate; the root's own is empty.
+/// Path of a module below the root of its crate; empty for the root.
 pub(crate) type ModulePath = Vec<String>;
 
-/// A path as the source has it, and the inline modules around it.
+/// Path in the source, with the inline modules around it.
 #[derive(Debug, Clone)]
 struct Import {
     inline: Vec<String>,
     path: Vec<String>,
 }
 
-/// A file of a crate.
+/// File of a crate.
 #[derive(Debug)]
 struct Module {
     file: PathBuf,
@@ -37,7 +37,7 @@ struct Module {
     aliases: BTreeMap<String, Import>,
 }
 
-/// All files of one target.
+/// Files of one target.
 #[derive(Debug, Default)]
 pub(crate) struct Modules(BTreeMap<ModulePath, Module>);
 
@@ -53,7 +53,7 @@ impl Modules {
         modules
     }
 
-    /// Reads a file and those of its submodules; `directory` is where they are.
+    /// Reads a file and its submodules; `directory` contains the submodules.
     fn add(&mut self, path: ModulePath, file: &Path, directory: &Path) {
         let source = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let mut reader = Reader { tokens: tokens(&source), ..Reader::default() };
@@ -68,18 +68,18 @@ impl Modules {
         self.0.insert(path, module);
     }
 
-    /// The files, by the path of their module.
+    /// Returns the files by the path of their module.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&ModulePath, &Path)> {
         self.0.iter().map(|(path, module)| (path, module.file.as_path()))
     }
 
-    /// Pairs of modules of which the first imports something that the second defines.
+    /// Returns pairs of modules of which the first imports something that the second defines.
     pub(crate) fn imports(&self) -> BTreeSet<(ModulePath, ModulePath)> {
         let all = self.0.iter().flat_map(|(path, module)| module.imports.iter().map(move |one| (path, one)));
         all.filter_map(|(path, one)| Some((path.clone(), self.target(path, one, 0)?))).collect()
     }
 
-    /// The module whose file defines what a path names; `None` if the path leads out of this crate.
+    /// Returns the module whose file defines what a path names; `None` if the path leads out of this crate.
     fn target(&self, module: &ModulePath, import: &Import, depth: usize) -> Option<ModulePath> {
         let mut current = [module.clone(), import.inline.clone()].concat();
         let mut rest = import.path.as_slice();
@@ -96,7 +96,7 @@ impl Modules {
             begun = true;
             rest = after;
         }
-        // Inline modules are of the file around them.
+        // Inline modules belong to the file around them.
         while !self.0.contains_key(&current) {
             current.pop()?;
         }
@@ -128,7 +128,7 @@ struct Reader {
     inline: Vec<String>,
     imports: Vec<Import>,
     aliases: BTreeMap<String, Import>,
-    /// Submodules in files of their own, and the file if an attribute names it.
+    /// Submodules in their own files, and the file if an attribute names it.
     children: Vec<(String, Option<String>)>,
 }
 
@@ -185,7 +185,7 @@ impl Reader {
         }
     }
 
-    /// The tree of a `use` declaration behind `prefix`, up to what ends it.
+    /// Reads the tree of a `use` declaration behind `prefix`, up to its end.
     fn read_use(&mut self, prefix: Vec<String>, skip: bool) {
         let path = [prefix, self.read_path()].concat();
         let mut name = path.last().cloned();
@@ -224,7 +224,7 @@ impl Reader {
         self.imports.push(import);
     }
 
-    /// Names with `::` between them, and one that stands at the end.
+    /// Reads names that are separated by `::`.
     fn read_path(&mut self) -> Vec<String> {
         let mut path = Vec::new();
         loop {

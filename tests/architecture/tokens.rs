@@ -1,4 +1,4 @@
-//! The tokens of a Rust file that say which names it uses, and its comments and string literals.
+//! Tokens of a Rust file that show which names it uses, and its comments and string literals.
 //!
 //! Source: the Rust reference, "Lexical structure".
 
@@ -8,7 +8,7 @@ pub(crate) enum Token {
     Name(String),
     Colons,
     Sign(char),
-    /// Contents of an outer attribute, without blanks and quotation marks.
+    /// Content of an outer attribute, without spaces and quotation marks.
     Attribute(String),
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn pieces(source: &str) -> Vec<(usize, Piece<'_>)> {
     pieces
 }
 
-/// The string literals in an attribute, such as a help text.
+/// Returns the string literals in an attribute, such as a help text.
 fn literals(attribute: &str) -> impl Iterator<Item = (usize, Piece<'_>)> {
     let mut place = 0;
     std::iter::from_fn(move || {
@@ -83,13 +83,13 @@ fn literals(attribute: &str) -> impl Iterator<Item = (usize, Piece<'_>)> {
     })
 }
 
-/// The token of an outer attribute; inner attributes have none.
+/// Returns the token of an outer attribute; inner attributes have none.
 fn attribute_token(attribute: &str) -> Option<Token> {
     let inside = attribute.strip_prefix("#[")?.trim_end_matches(']');
     Some(Token::Attribute(inside.chars().filter(|c| !c.is_whitespace() && *c != '"').collect()))
 }
 
-/// The length of the attribute at the beginning.
+/// Returns the length of the attribute at the beginning.
 fn attribute(text: &str) -> usize {
     let (mut depth, mut place) = (0, 0);
     while let Some(next) = text[place..].chars().next() {
@@ -108,7 +108,7 @@ fn attribute(text: &str) -> usize {
     text.len()
 }
 
-/// The length of the string at the beginning.
+/// Returns the length of the string at the beginning.
 fn string(text: &str) -> usize {
     let mut escaped = false;
     for (place, next) in text.char_indices().skip(1) {
@@ -122,7 +122,7 @@ fn string(text: &str) -> usize {
     text.len()
 }
 
-/// The length of `r"…"`, `br#"…"#` and the like, if that is what begins with this word.
+/// Returns the length of `r"…"`, `br#"…"#` and the like, if this word begins such a literal.
 fn raw_string(text: &str, word: &str) -> Option<usize> {
     if !["r", "br", "cr"].contains(&word) {
         return None;
@@ -134,7 +134,7 @@ fn raw_string(text: &str, word: &str) -> Option<usize> {
     Some(word.len() + hashes + 1 + inside.find(&end)? + end.len())
 }
 
-/// The length of `'x'` or `'\n'`, or of the quotation mark of a lifetime.
+/// Returns the length of `'x'` or `'\n'`, or of the quotation mark of a lifetime.
 fn character_or_lifetime(text: &str) -> usize {
     let mut inside = text.chars().skip(1);
     match (inside.next(), inside.next()) {
@@ -145,7 +145,7 @@ fn character_or_lifetime(text: &str) -> usize {
 }
 
 #[test]
-fn tokens_leave_out_comments_and_literals() {
+fn tokens_omit_comments_and_literals() {
     let source = "use a::b; // crate::c\nlet x = \"crate::d \\\" \"; let y = r#\"crate::e\"#; f('\\'', '\"', 'g: loop {})";
     let names = tokens(source).into_iter().filter_map(|token| match token {
         Token::Name(name) => Some(name),

@@ -1,11 +1,11 @@
-//! Files of the tree, for the tests.
+//! Files of the tree, as the tests read them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use testkit::workspace;
 
-/// All Rust files of the tree, by their path from the root.
+/// Returns all Rust files of the tree, by their path from the root.
 pub(crate) fn sources() -> Vec<(String, String)> {
     let root = workspace();
     let mut found = Vec::new();
@@ -22,17 +22,17 @@ pub(crate) fn sources() -> Vec<(String, String)> {
             }
         }
     }
-    assert!(found.len() > 10, "the tree is elsewhere: {found:?}");
+    assert!(found.len() > 10, "the tree has too few source files: {found:?}");
     found
 }
 
-/// The directories in a directory.
+/// Returns the directories in a directory.
 pub(crate) fn directories(parent: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
 }
 
-/// Lines of a source file that are not comments.
+/// Returns the lines of a source file that are not comments.
 pub(crate) fn code_lines(source: &str) -> impl Iterator<Item = &str> {
     source.lines().filter(|line| !line.trim_start().starts_with("//"))
 }

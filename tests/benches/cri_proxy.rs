@@ -1,17 +1,17 @@
-//! `weft cri-proxy` beside the runtime alone: the same calls to both, by turns, in one run.
+//! Benchmark of `weft cri-proxy` compared with the runtime alone: the same calls to both, in turns, in one run.
 //!
 //! ```text
 //!   client ── weft cri-proxy ── containerd        client ── containerd
 //! ```
 //!
-//! Usage: `benches/cri-proxy`, which builds the programs it times; figures are medians unless they say otherwise.
+//! Usage: `benches/cri-proxy`, which builds the programs; figures are medians unless stated otherwise.
 
 #![allow(
     clippy::print_stdout,
     clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
-    reason = "a bench prints its figures, and fails by panicking"
+    reason = "a benchmark prints its results, and fails by panicking"
 )]
 
 use std::path::{Path, PathBuf};
@@ -34,11 +34,11 @@ const LIST: &str = "/runtime.v1.RuntimeService/ListPodNetwork";
 const CALLS: usize = 3000;
 const CLIENTS: usize = 32;
 const PODS: usize = 20;
-/// Sandboxes that each of many clients makes, one after the other.
+/// Number of sandboxes that each client creates, one after the other.
 const EACH: usize = 3;
 const NETWORKS: usize = 1000;
 
-/// Whatever comes back, its size.
+/// Empty message, which accepts any response.
 #[derive(Clone, PartialEq, Message)]
 struct Nothing {}
 
@@ -50,17 +50,19 @@ struct Listed {
 
 fn main() {
     let host = host!(Feature::Bridge, Feature::Veth);
-    let Some(proxy) = Proxy::quiet(host) else { return };
+    let Some(proxy) = Proxy::with_production_log(host) else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (through, alone) = (proxy.reach(SOCKET), proxy.reach(rig::containerd::SOCKET));
-    println!("| what | through the proxy | runtime alone | difference | goal |\n|---|---|---|---|---|");
+    println!(
+        "| measurement | through the proxy | runtime alone | difference | goal |\n|---|---|---|---|---|"
+    );
     runtime.block_on(forwarded(&through, &alone));
     runtime.block_on(parallel(&proxy, &through, &alone));
-    println!("| memory of the proxy after that | {} MB | | | ≤ 15 MB |", proxy.resident() / 1000);
+    println!("| memory of the proxy after that | {} MB | | | ≤ 15 MB |", proxy.resident_memory() / 1000);
     sandboxes(&proxy);
-    crowd(&proxy);
+    concurrency(&proxy);
     listed(&proxy, &runtime);
-    println!("| memory of the proxy at the end | {} MB | | | |", proxy.resident() / 1000);
+    println!("| memory of the proxy at the end | {} MB | | | |", proxy.resident_memory() / 1000);
 }
 
 async fn connect(socket: &Path) -> Channel {
@@ -99,14 +101,14 @@ async fn forwarded(through: &Path, alone: &Path) {
             times.push(started.elapsed());
         }
     }
-    let [ours, theirs] = times.map(median).map(milliseconds);
+    let [ours, direct] = times.map(median).map(milliseconds);
     println!(
-        "| Version, one after the other | {ours:.3} ms | {theirs:.3} ms | {:.3} ms | ≤ 0.2 ms |",
-        ours - theirs
+        "| Version, one after the other | {ours:.3} ms | {direct:.3} ms | {:.3} ms | ≤ 0.2 ms |",
+        ours - direct
     );
 }
 
-/// Calls a second of many clients, each with a connection of its own, and how many calls they were.
+/// Measures calls a second of many clients, each with its own connection, and the number of calls.
 async fn throughput(socket: &Path) -> (f64, f64) {
     let count = Arc::new(AtomicUsize::new(0));
     let mut clients = Vec::new();
@@ -138,9 +140,9 @@ async fn join(tasks: Vec<std::pin::Pin<Box<dyn Future<Output = ()>>>>) {
     set.await;
 }
 
-/// Time of a processor that was used until now: by this client, the proxy, the runtime.
+/// Processor time used so far by this client, the proxy and the runtime.
 fn used(proxy: &Proxy) -> [Duration; 3] {
-    // Fields 14 and 15 of proc_pid_stat(5), in hundredths of a second, after a name that ends with a bracket.
+    // Fields 14 and 15 of proc_pid_stat(5), in hundredths of a second, after the name in parentheses.
     let of = |path: &Path| {
         let stat = std::fs::read_to_string(path).expect("a process");
         let fields: Vec<i64> = stat
@@ -153,17 +155,17 @@ fn used(proxy: &Proxy) -> [Duration; 3] {
         Duration::from_millis(fields.iter().skip(10).take(2).sum::<i64>().unsigned_abs() * 10)
     };
     let service = |name: &str| {
-        let id = proxy.read(format!("/run/services/{name}.pid")).expect("it runs");
+        let id = proxy.read(format!("/run/services/{name}.pid")).expect("a running service");
         of(&proxy.reach(&format!("/proc/{}/stat", id.trim())))
     };
     [of(Path::new("/proc/self/stat")), service("cri-proxy"), service("containerd")]
 }
 
 async fn parallel(proxy: &Proxy, through: &Path, alone: &Path) {
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let (mut ours, mut direct) = (Vec::new(), Vec::new());
     let mut cost = [[0.0; 3]; 2];
     for _ in 0..3 {
-        for ((socket, rates), cost) in [(through, &mut ours), (alone, &mut theirs)].into_iter().zip(&mut cost)
+        for ((socket, rates), cost) in [(through, &mut ours), (alone, &mut direct)].into_iter().zip(&mut cost)
         {
             let before = used(proxy);
             let (rate, calls) = throughput(socket).await;
@@ -174,19 +176,21 @@ async fn parallel(proxy: &Proxy, through: &Path, alone: &Path) {
         }
     }
     let best = |rates: &[f64]| rates.iter().copied().fold(0.0, f64::max);
-    let (ours, theirs) = (best(&ours), best(&theirs));
-    let lost = (1.0 - ours / theirs) * 100.0;
+    let (ours, direct) = (best(&ours), best(&direct));
+    let lost = (1.0 - ours / direct) * 100.0;
     println!(
-        "| Version, {CLIENTS} clients, best of 3 | {ours:.0}/s | {theirs:.0}/s | {lost:.0} % lost | ≤ 5 % |"
+        "| Version, {CLIENTS} clients, best of 3 | {ours:.0}/s | {direct:.0}/s | {lost:.0} % lost | ≤ 5 % |"
     );
-    for (index, who) in ["client", "proxy", "runtime"].into_iter().enumerate() {
+    for (index, name) in ["client", "proxy", "runtime"].into_iter().enumerate() {
         let of = |cost: &[f64; 3]| cost.get(index).copied().unwrap_or_default();
-        let [ours, theirs] = [of(&cost[0]), of(&cost[1])];
-        println!("| processor time of the {who}, a call of those | {ours:.0} µs | {theirs:.0} µs | | |");
+        let [ours, direct] = [of(&cost[0]), of(&cost[1])];
+        println!(
+            "| processor time of the {name} for each of these calls | {ours:.0} µs | {direct:.0} µs | | |"
+        );
     }
 }
 
-/// What making a sandbox takes: through the proxy with the network named, and by the runtime with the default one.
+/// Times the creation of a sandbox: by the proxy with a named network, and by both with the default network.
 fn sandboxes(proxy: &Proxy) {
     proxy.write(
         format!("{}/10-red.conflist", rig::containerd::NETWORKS),
@@ -197,7 +201,7 @@ fn sandboxes(proxy: &Proxy) {
     for number in 0..PODS {
         let named = proxy.pod_on(&format!("named-{number}"), &[("", "red")]);
         let default = proxy.node().pod(&format!("default-{number}"), &[]);
-        // Each is the first as often as the others.
+        // The order rotates.
         for place in 0..times.len() {
             let index = (place + number) % times.len();
             let Some(times) = times.get_mut(index) else { continue };
@@ -212,20 +216,20 @@ fn sandboxes(proxy: &Proxy) {
             proxy.remove(&id);
         }
     }
-    let [ours, theirs, named] = times.map(median).map(milliseconds);
-    let share = |ours: f64| (ours / theirs - 1.0) * 100.0;
+    let [ours, direct, named] = times.map(median).map(milliseconds);
+    let share = |ours: f64| (ours / direct - 1.0) * 100.0;
     println!(
-        "| RunPodSandbox, nothing asked for | {ours:.1} ms | {theirs:.1} ms | {:.1} % | ≤ 3 % |",
+        "| RunPodSandbox, no network requested | {ours:.1} ms | {direct:.1} ms | {:.1} % | ≤ 3 % |",
         share(ours)
     );
     println!(
-        "| RunPodSandbox, one network asked for | {named:.1} ms | {theirs:.1} ms | {:.1} % | ≤ 3 % |",
+        "| RunPodSandbox, one network requested | {named:.1} ms | {direct:.1} ms | {:.1} % | ≤ 3 % |",
         share(named)
     );
 }
 
-/// Sandboxes a second of many clients at once, each made, stopped and removed.
-fn crowd(proxy: &Proxy) {
+/// Measures sandboxes a second of many clients, each created, stopped and removed.
+fn concurrency(proxy: &Proxy) {
     let rate = |round: usize, through: bool| {
         let started = Instant::now();
         std::thread::scope(|scope| {
@@ -233,7 +237,7 @@ fn crowd(proxy: &Proxy) {
                 scope.spawn(move || {
                     let cri = if through { proxy.cri() } else { proxy.node().cri() };
                     for number in 0..EACH {
-                        let name = format!("crowd-{round}-{through}-{client}-{number}");
+                        let name = format!("many-{round}-{through}-{client}-{number}");
                         let id = cri.run_pod_sandbox(&proxy.node().pod(&name, &[])).expect("a pod");
                         cri.stop_pod_sandbox(&id).expect("its end");
                         cri.remove_pod_sandbox(&id).expect("its end");
@@ -243,17 +247,17 @@ fn crowd(proxy: &Proxy) {
         });
         (CLIENTS * EACH) as f64 / started.elapsed().as_secs_f64()
     };
-    let (mut ours, mut theirs) = (0.0_f64, 0.0_f64);
+    let (mut ours, mut direct) = (0.0_f64, 0.0_f64);
     for round in 0..4 {
-        // Each is the first as often as the other.
+        // The order alternates.
         for through in [round % 2 == 0, round % 2 != 0] {
             let rate = rate(round, through);
-            if through { ours = ours.max(rate) } else { theirs = theirs.max(rate) }
+            if through { ours = ours.max(rate) } else { direct = direct.max(rate) }
         }
     }
     println!(
-        "| sandboxes made and removed by {CLIENTS} clients, best of 4 | {ours:.1}/s | {theirs:.1}/s | {:.0} % lost | ≤ 5 % |",
-        (1.0 - ours / theirs) * 100.0
+        "| sandboxes created and removed by {CLIENTS} clients, best of 4 | {ours:.1}/s | {direct:.1}/s | {:.0} % lost | ≤ 5 % |",
+        (1.0 - ours / direct) * 100.0
     );
 }
 

@@ -1,20 +1,20 @@
-//! What a pod costs on a node of a real API server: default network and three more, one after the other, many at once,
-//! and a whole node's worth of them.
+//! Benchmark of pods on a node of a real API server: default network and three more, one after the other, 32 at once, and
+//! 110 at once.
 //!
-//! Usage: `benches/kube-adds`; `benches/kube-adds beside [WAVES]` for the same beside Multus, where `PEERS` has it;
-//! `benches/kube-adds memory [CYCLES]` for what the agent holds. A call is what a runtime pays: a process that is started,
-//! asks the agent, attaches four networks and ends.
+//! Usage: `benches/kube-adds`; `benches/kube-adds compare [WAVES]` compares with Multus, if `PEERS` has it;
+//! `benches/kube-adds memory [CYCLES]` measures the agent. A timed call is what a runtime waits for: a process starts, asks
+//! the agent, attaches four networks and ends.
 
 #![allow(
     clippy::print_stdout,
     clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
-    reason = "a bench prints its figures, and fails by panicking"
+    reason = "a benchmark prints its results, and fails by panicking"
 )]
 
-#[path = "kube_adds/beside.rs"]
-mod beside;
+#[path = "kube_adds/comparison.rs"]
+mod comparison;
 #[path = "kube_adds/processors.rs"]
 mod processors;
 
@@ -28,26 +28,26 @@ use rig::{Agent, Machine};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, host};
 
-/// As many as a kubelet takes.
+/// Default limit of pods of a kubelet.
 const PODS: usize = 110;
-/// As many as come at once after an upgrade.
+/// Number of pods that start at once after an upgrade.
 const AT_ONCE: usize = 32;
-/// So many pods are timed with nothing else going on.
+/// Number of pods that are timed without any other activity.
 const QUIET: usize = 40;
-/// Definitions in a large cluster.
+/// Number of definitions in a large cluster.
 const DEFINITIONS: usize = 1000;
-/// How often many are attached at once.
+/// Number of waves with many pods at once.
 const WAVES: usize = 3;
-/// The same beside others: enough for a median.
-const WAVES_BESIDE: usize = 10;
-/// Before each: what is held back meanwhile is told, or given up with its pod.
+/// Default number of waves of a comparison, enough for a median.
+const COMPARED_WAVES: usize = 10;
+/// Pause before each wave: the agent writes delayed status and Events, or drops them with their pod.
 const REST: Duration = Duration::from_secs(3);
-/// How often pods come and go while memory is looked at, and how many at a time.
+/// Number of ADD and DEL cycles while memory is measured, and number of concurrent workers.
 const CYCLES: usize = 10_000;
 const WORKERS: usize = 4;
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
-/// A pod of the cluster, and its namespace on the node.
+/// Pod of the cluster, and its namespace on the node.
 struct Subject {
     name: String,
     uid: String,
@@ -55,7 +55,7 @@ struct Subject {
 }
 
 fn main() {
-    // What is made bears the name of its thread.
+    // Container ids contain the name of the thread.
     let named = thread::Builder::new().name("kube-adds".to_owned()).spawn(measure);
     named.expect("a thread").join().expect("no failure");
 }
@@ -64,9 +64,9 @@ fn measure() {
     let mut words = std::env::args().skip(1).filter(|word| word != "--bench");
     match (words.next().as_deref(), words.next()) {
         (None, _) => measure_calls(),
-        (Some("beside"), waves) => measure_beside(number(waves, WAVES_BESIDE)),
+        (Some("compare"), waves) => measure_comparison(number(waves, COMPARED_WAVES)),
         (Some("memory"), cycles) => measure_memory(number(cycles, CYCLES)),
-        (Some(other), _) => panic!("{other}: there are `beside [WAVES]` and `memory [CYCLES]`"),
+        (Some(other), _) => panic!("{other}: expected `compare [WAVES]` or `memory [CYCLES]`"),
     }
 }
 
@@ -74,7 +74,7 @@ fn number(word: Option<String>, otherwise: usize) -> usize {
     word.map_or(otherwise, |text| text.parse().expect("a number"))
 }
 
-/// A node of a cluster with three networks, and so many pods on it.
+/// Starts a node of a cluster with three networks and this number of pods.
 fn node(host: Host, count: usize) -> Option<(Agent, Vec<Subject>)> {
     let agent = Agent::new(Machine::new(host, "node"))?;
     for (name, subnet) in [("a", 11), ("b", 12), ("c", 13)] {
@@ -90,13 +90,13 @@ fn node(host: Host, count: usize) -> Option<(Agent, Vec<Subject>)> {
 fn measure_calls() {
     let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), PODS) else { return };
     let alone = agent.pods(&["alone".to_owned()], &json!({}));
-    println!("| what | fastest | median | p99 | slowest | all |\n|---|---|---|---|---|---|");
+    println!("| measurement | fastest | median | p99 | slowest | all |\n|---|---|---|---|---|---|");
     for subject in &subjects[..5] {
         add(&agent, subject);
         del(&agent, subject);
     }
-    // One that the API server has digested before the next comes, beside what the same pod costs without a cluster,
-    // and what a pod of the default network alone does.
+    // ADDs whose API requests are complete before the next one. They are compared with the same pod without a cluster, and
+    // with a pod that only has the default network.
     let alone = Subject { name: "alone".to_owned(), uid: alone[0].clone(), pod: agent.machine.pod("alone") };
     let configuration = manifests(&agent);
     let mut quiet: [Vec<Duration>; 6] = Default::default();
@@ -137,7 +137,7 @@ fn measure_calls() {
     row("DEL, 110 at once", PODS, &subjects, |subject| del(&agent, subject));
 }
 
-/// As many pods as come at once, with one network beside the default one.
+/// Creates as many pods as start at once, with one network besides the default one.
 fn with_one_more(agent: &Agent) -> Vec<Subject> {
     let names: Vec<String> = (0..AT_ONCE).map(|number| format!("q{number}")).collect();
     let uids = agent.pods(&names, &json!({ NETWORKS: "a" }));
@@ -145,32 +145,32 @@ fn with_one_more(agent: &Agent) -> Vec<Subject> {
     names.into_iter().zip(uids).map(subject).collect()
 }
 
-/// The same pods by whoever is there, in turns.
-fn measure_beside(waves: usize) {
+/// Attaches the same pods by weft and by Multus, in turns.
+fn measure_comparison(waves: usize) {
     let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), QUIET) else { return };
     let simple = with_one_more(&agent);
-    let contenders = beside::contenders(&agent);
-    println!("{}", beside::HEAD);
-    beside::alone(&agent, &contenders, "default network and three more", &subjects);
+    let candidates = comparison::candidates(&agent);
+    println!("{}", comparison::HEAD);
+    comparison::alone(&agent, &candidates, "default network and three more", &subjects);
     for (what, subjects) in [
         ("default network and one more", &simple[..]),
         ("default network and three more", &subjects[..AT_ONCE]),
     ] {
-        beside::waves(&agent, &contenders, what, subjects, waves);
+        comparison::waves(&agent, &candidates, what, subjects, waves);
     }
-    beside::assert_forgotten(&agent);
+    comparison::assert_nothing_left(&agent);
 }
 
-/// Waits until the agent has nothing to tell the API server any more: a runtime's next call seldom comes at once.
+/// Waits until the agent has no pending API writes: a runtime's next call seldom follows immediately.
 fn settle(agent: &Agent) {
     let written = "weft_status_updates_total{outcome=\"written\"}";
     let planned = "weft_plan_requests_total{outcome=\"planned\"}";
-    until("all is written", || (agent.figure(written) >= agent.figure(planned)).then_some(()));
-    // Events are not counted; they come after.
+    until("all status is written", || (agent.metric(written) >= agent.metric(planned)).then_some(()));
+    // Events are not counted; they follow later.
     thread::sleep(Duration::from_millis(100));
 }
 
-/// The same networks without a cluster, as manifests on the node; the configuration that reads them.
+/// Writes the same networks as manifests on the node; returns the configuration that reads them.
 fn manifests(agent: &Agent) -> Value {
     let manifests = rig::Cluster::on(&agent.machine);
     for (name, subnet) in [("a", 11), ("b", 12), ("c", 13)] {
@@ -182,14 +182,14 @@ fn manifests(agent: &Agent) -> Value {
     configuration
 }
 
-/// The call for a pod of those manifests.
+/// CNI parameters of a pod of those manifests.
 fn from_files<'a>(agent: &'a Agent, subject: &Subject) -> Attachment<'a> {
     let mut call = agent.machine.attachment("weft", &subject.pod, "eth0");
     call.args = format!("K8S_POD_NAMESPACE={};K8S_POD_NAME=p", rig::agent::NAMESPACE);
     call
 }
 
-/// What an agent holds that knows 1,000 definitions and a node's pods, while they come and go.
+/// Measures the memory of an agent with 1,000 definitions and a node's pods, while pods start and end.
 fn measure_memory(cycles: usize) {
     let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), PODS) else { return };
     let definition = |number: usize| {
@@ -203,8 +203,8 @@ fn measure_memory(cycles: usize) {
     let all: Vec<Value> = (0..DEFINITIONS).map(definition).collect();
     agent.kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": all }).to_string());
     let known = "weft_cache_objects{resource=\"network-attachment-definitions\"}";
-    until("definitions", || agent.figure(known).filter(|known| *known >= DEFINITIONS as f64));
-    println!("| after so many ADDs and DELs | resident | of which its own |\n|---|---|---|");
+    until("definitions", || agent.metric(known).filter(|known| *known >= DEFINITIONS as f64));
+    println!("| cycles of ADD and DEL | resident | of which anonymous |\n|---|---|---|");
     let show = |done: usize| {
         let id = agent.machine.run(["cat", "/run/services/agent.pid"]);
         let status = agent.machine.run(["cat", &format!("/proc/{}/status", id.trim())]);
@@ -243,13 +243,13 @@ fn del(agent: &Agent, Subject { name, uid, pod }: &Subject) -> Duration {
     agent.attachment(pod, name, uid).del(&configuration(&bridge("home", 10))).success().took
 }
 
-/// Does it with all of them, so many at a time.
+/// Runs `work` for all subjects, `at_once` of them concurrently, and prints the times.
 fn row(what: &str, at_once: usize, subjects: &[Subject], work: impl Fn(&Subject) -> Duration + Sync) {
     let (times, whole) = together(at_once, subjects, work);
     print(what, times, Some(whole));
 }
 
-/// The same: how long each took, and all of them.
+/// Runs `work` for all subjects; returns the time of each and the total time.
 fn together(
     at_once: usize,
     subjects: &[Subject],
@@ -270,7 +270,7 @@ fn milliseconds(time: Duration) -> String {
     format!("{:.1} ms", time.as_secs_f64() * 1000.0)
 }
 
-/// The time that so many percent are not above; `times` in order.
+/// Returns a percentile; `times` is sorted.
 fn at(times: &[Duration], percent: usize) -> Duration {
     times[(times.len() * percent / 100).min(times.len() - 1)]
 }

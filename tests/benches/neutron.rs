@@ -1,23 +1,23 @@
-//! Ports of pods beside Neutron's own work: what an ADD costs beyond a port's activation, what a burst of pods costs
-//! Neutron, how long a controller takes that finds a thousand ports.
+//! Benchmark of pod ports compared with Neutron's own work: the cost of an ADD beyond the activation of a port, the load of
+//! many pods on Neutron, and the start of a controller that finds a thousand ports.
 //!
 //! ```text
-//!   add      a pod with 3 networks, ports ready        beside   the same ports put in with ovs-vsctl until OVN has them
-//!   attach   100 pods with 3 networks, pools warm,     beside   Neutron making one port after the other
-//!            all of them attached by the plugin, until Neutron says ACTIVE and the controller has written it
-//!   burst    the same without switch and plugin: what the controller and Neutron's API take
-//!   restart  1000 ports of pods and pools              until the new controller leads
+//!   add      a pod with 3 networks, ports ready         compared with the same ports added by ovs-vsctl until OVN has them
+//!   attach   100 pods with 3 networks, pools filled,    compared with Neutron creating one port after the other
+//!            all attached by the plugin, until Neutron reports ACTIVE and the controller has written it
+//!   burst    the same without switch and plugin: the controller and Neutron's API
+//!   restart  1000 ports of pods and pools               until the new controller leads
 //! ```
 //!
 //! Usage: `benches/neutron`; `PODS` (default 100), `PORTS` (1000) and `ROUNDS` of `add` (15) make it shorter, `ONLY` is
-//! `add`, `attach`, `burst` or `restart`. Figures are medians unless they say otherwise.
+//! `add`, `attach`, `burst` or `restart`. Results are medians unless stated otherwise.
 
 #![allow(
     clippy::print_stdout,
     clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
-    reason = "a bench prints its figures, and fails by panicking"
+    reason = "a benchmark prints its results, and fails by panicking"
 )]
 
 use std::sync::Mutex;
@@ -30,19 +30,19 @@ use rig::openstack::{BOUND, FIRST, NAMESPACE, VIF, configuration};
 use serde_json::{Value, json};
 use testkit::{Pod, host};
 
-/// Sandboxes that a runtime makes at a time.
+/// Number of sandboxes that a runtime creates concurrently.
 const RUNTIME: usize = 8;
-/// How long Neutron may take for the ports of all pools.
-const WARMING: Duration = Duration::from_secs(1200);
-/// Between two looks at what others are to do.
+/// Limit for Neutron to create the ports of all pools.
+const POOL_TIMEOUT: Duration = Duration::from_secs(1200);
+/// Interval between two polls.
 const LOOK: Duration = Duration::from_millis(50);
-/// A Neutron none of whose ports changes for so long has nothing to do.
+/// Time without any change of a port after which Neutron counts as idle.
 const STILL: Duration = Duration::from_secs(2);
 const NETWORKS: &str = "net-0,net-1,net-2";
 
 fn main() {
-    println!("| what | figure | beside | goal |\n|---|---|---|---|");
-    // Containers are named after the thread.
+    println!("| measurement | result | compared with | goal |\n|---|---|---|---|");
+    // Container ids contain the name of the thread.
     let only = std::env::var("ONLY").unwrap_or_default();
     for (name, bench) in [("add", add as fn()), ("attach", attach), ("burst", burst), ("restart", restart)] {
         if !only.is_empty() && only != name {
@@ -69,8 +69,8 @@ fn networks(cluster: &OpenStack) -> Vec<Subnet> {
     (0..3).map(|n| cluster.network(&format!("net-{n}"), &format!("10.4{n}.0.0/16"), &json!({}))).collect()
 }
 
-/// How long it takes from putting a link in until OVN has installed it, for three of them one after the other.
-fn floor(cluster: &OpenStack, subnets: &[Subnet], round: usize) -> Duration {
+/// Times three ports, one after the other, from adding a link to the bridge until OVN has installed it.
+fn baseline(cluster: &OpenStack, subnets: &[Subnet], round: usize) -> Duration {
     let ports: Vec<Value> = subnets
         .iter()
         .map(|subnet| {
@@ -94,7 +94,7 @@ fn floor(cluster: &OpenStack, subnets: &[Subnet], round: usize) -> Duration {
     took
 }
 
-/// What is written of these pods, in one answer: how many of them have all their ports ACTIVE.
+/// Number of pods whose annotation reports all ports as ACTIVE.
 fn written_active(cluster: &OpenStack) -> usize {
     let pods = cluster.kube.json(["pods", "-n", NAMESPACE]);
     let items = pods["items"].as_array().unwrap().iter();
@@ -102,33 +102,33 @@ fn written_active(cluster: &OpenStack) -> usize {
     texts.filter(|text| text.matches(r#""active":true"#).count() == 3).count()
 }
 
-/// Waits until all ports of so many pods are written as ACTIVE. `kubectl` is a program as large as what it watches: not at once again.
+/// Waits until all ports of this number of pods are written as ACTIVE. It polls rarely, because `kubectl` is expensive.
 fn wait_until_written(cluster: &OpenStack, pods: usize, since: Instant) {
     loop {
         let written = written_active(cluster);
         if written >= pods {
             return;
         }
-        assert!(since.elapsed() < WARMING, "not all are ACTIVE: {written}");
+        assert!(since.elapsed() < POOL_TIMEOUT, "not all are ACTIVE: {written}");
         std::thread::sleep(LOOK * 10);
     }
 }
 
-/// What Neutron's own table says: its API would answer with the time that Neutron needs for its ports.
+/// Queries Neutron's database directly: its API would slow down the ports that are measured.
 fn ports_where(cluster: &OpenStack, what: &str, condition: &str) -> String {
     let query = format!("select {what} from ports where {condition}");
     let words = ["mariadb", "-u", "root", "-S", "/run/neutron/maria/sock", "-N", "-e", &query, "neutron"];
     cluster.machine.run(words)
 }
 
-/// Are all of these ports ACTIVE?
+/// Whether all of these ports are ACTIVE.
 fn active(cluster: &OpenStack, vifs: &[Value]) -> bool {
     let ids: Vec<String> = vifs.iter().map(|vif| format!("'{}'", vif["id"].as_str().unwrap())).collect();
     let condition = format!("status='ACTIVE' and id in ({})", ids.join(","));
     ports_where(cluster, "count(*)", &condition).trim().parse() == Ok(vifs.len())
 }
 
-/// Waits until Neutron has nothing to do: what it still does for the round before, and for pools, is not this one's time.
+/// Waits until Neutron is idle: work for the previous round and for pools must not count for this one.
 fn settle(cluster: &OpenStack) {
     let look = || ports_where(cluster, "id, status", "true");
     let (mut last, mut since) = (look(), Instant::now());
@@ -141,7 +141,7 @@ fn settle(cluster: &OpenStack) {
     }
 }
 
-/// The time until both have happened, one after the other; asked for twenty times a second.
+/// Times two conditions, one after the other, polled twenty times a second.
 fn both(
     started: Instant,
     mut first: impl FnMut() -> bool,
@@ -149,7 +149,7 @@ fn both(
 ) -> [Duration; 2] {
     let until = |seen: &mut dyn FnMut() -> bool| {
         while !seen() {
-            assert!(started.elapsed() < WARMING, "not after {WARMING:?}");
+            assert!(started.elapsed() < POOL_TIMEOUT, "not after {POOL_TIMEOUT:?}");
             std::thread::sleep(LOOK);
         }
         started.elapsed()
@@ -182,7 +182,7 @@ fn add() {
             both(plugged, || active(&cluster, &vifs), || written_active(&cluster) == round + 1);
         neutrons.push(neutron);
         written.push(annotation);
-        bare.push(floor(&cluster, &subnets, round));
+        bare.push(baseline(&cluster, &subnets, round));
     }
     let (ours, bare) = (median(ours), median(bare));
     println!(
@@ -191,13 +191,13 @@ fn add() {
         milliseconds(bare)
     );
     println!(
-        "| from the end of that ADD until Neutron says ACTIVE of all 3 | {} ms | | ≤ 1 s |",
+        "| from the end of that ADD until Neutron reports ACTIVE for all 3 | {} ms | | ≤ 1 s |",
         milliseconds(median(neutrons))
     );
     println!("| … until it is written on the pod | {} ms | | |", milliseconds(median(written)));
 }
 
-/// How long Neutron alone takes for so many ports, one after the other: measured with a few.
+/// Time that Neutron alone needs for this number of ports, one after the other, extrapolated from a few.
 fn serial(cluster: &OpenStack, subnets: &[Subnet], host: &str, ports: usize) -> Duration {
     let (few, started) = (30, Instant::now());
     for number in 0..few {
@@ -207,17 +207,17 @@ fn serial(cluster: &OpenStack, subnets: &[Subnet], host: &str, ports: usize) -> 
     started.elapsed() / u32::try_from(few).unwrap() * u32::try_from(ports).unwrap()
 }
 
-/// Starts a controller with pools, and waits until a first pod has filled them.
-fn warm(cluster: &OpenStack, host: &str, each: usize) {
-    // What is taken does not run them low: filling up is three requests, whenever it is.
+/// Starts a controller with pools, and waits until they are filled for a first pod.
+fn fill_pools(cluster: &OpenStack, host: &str, each: usize) {
+    // The batch is large, so that pools do not run low and refilling is three requests at any time.
     let rules = json!({ "pool": { "enabled": true, "min": 5, "batch": each } });
     cluster.start_controller("one", &rules, &[]);
     cluster.wait_until_leading("one");
     cluster.pod(host, "first", NETWORKS);
     let started = Instant::now();
-    let waiting = || cluster.figure("one", "weft_neutron_pool_ports ").unwrap_or_default();
+    let waiting = || cluster.metric("one", "weft_neutron_pool_ports ").unwrap_or_default();
     while waiting() < u64::try_from((each - 1) * 3).unwrap() {
-        assert!(started.elapsed() < WARMING, "the pools are not warm: {}", waiting());
+        assert!(started.elapsed() < POOL_TIMEOUT, "the pools are not filled: {}", waiting());
         std::thread::sleep(Duration::from_secs(1));
     }
 }
@@ -226,21 +226,21 @@ fn attach() {
     let Some(cluster) = OpenStack::new(host!(), Mode::Open, &[FIRST]) else { return };
     let (subnets, pods) = (networks(&cluster), count("PODS", 100));
     let serial = serial(&cluster, &subnets, FIRST, pods * 3);
-    warm(&cluster, FIRST, pods + 10);
+    fill_pools(&cluster, FIRST, pods + 10);
     cluster.start_agent(FIRST, &[]);
     let names: Vec<String> = (0..pods).map(|number| format!("pod{number}")).collect();
     let sandboxes: Vec<Pod> = names.iter().map(|name| cluster.machine.pod(name)).collect();
-    let figure = |line: &str| cluster.figure("one", line).unwrap_or_default();
-    let requests = || figure("weft_neutron_api_requests_total ");
-    let allocated = || figure(r#"weft_neutron_port_operations_total{outcome="allocated"} "#);
+    let metric = |line: &str| cluster.metric("one", line).unwrap_or_default();
+    let requests = || metric("weft_neutron_api_requests_total ");
+    let allocated = || metric(r#"weft_neutron_port_operations_total{outcome="allocated"} "#);
     let (before, finished, started) = (requests(), allocated(), Instant::now());
     cluster.pods(FIRST, &names, NETWORKS);
     let made = started.elapsed();
     while allocated() - finished < u64::try_from(pods).unwrap() {
-        assert!(started.elapsed() < WARMING, "not all have ports");
+        assert!(started.elapsed() < POOL_TIMEOUT, "not all have ports");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let had = started.elapsed();
+    let allocated_after = started.elapsed();
     let list = cluster.kube.json(["pods", "-n", NAMESPACE]);
     let uid = |name: &str| {
         let found = list["items"].as_array().unwrap().iter().find(|pod| pod["metadata"]["name"] == name);
@@ -261,22 +261,22 @@ fn attach() {
     let plugged = started.elapsed();
     wait_until_written(&cluster, pods, started);
     let took = started.elapsed();
-    let asked = requests() - before;
+    let sent = requests() - before;
     println!(
-        "| {pods} pods × 3 ports at once, pools warm: all have ports | {} ms, of which the pods' own creation {} ms | {} ms: Neutron, one port after the other | |",
-        milliseconds(had),
+        "| {pods} pods × 3 ports at once, pools filled: all have ports | {} ms, of which the pods' own creation {} ms | {} ms: Neutron, one port after the other | |",
+        milliseconds(allocated_after),
         milliseconds(made),
         milliseconds(serial)
     );
-    println!("| … all plugged in, {RUNTIME} at a time | {} ms | | |", milliseconds(plugged));
+    println!("| … all attached, {RUNTIME} at a time | {} ms | | |", milliseconds(plugged));
     println!("| … all {} ports ACTIVE, and written | {} ms | | |", pods * 3, milliseconds(took));
     println!(
-        "| … requests to Neutron a pod, all that time | {:.2} | 3 without pools, and the looks | ≤ 0.5 |",
-        asked as f64 / pods as f64
+        "| … requests to Neutron a pod, all that time | {:.2} | 3 without pools, plus polling | ≤ 0.5 |",
+        sent as f64 / pods as f64
     );
 }
 
-/// Copies ports in Neutron's own database, with addresses of their own: a thousand are there at once.
+/// Copies ports in Neutron's database, with distinct addresses, to create a thousand at once.
 const COPY: &str = "
 import sqlite3, sys, uuid
 ids, count = sys.argv[1].split(','), int(sys.argv[2])
@@ -311,7 +311,7 @@ for net, source in enumerate(ids):
 base.commit()
 ";
 
-/// A cloud of Neutron's API with so many ports in each of three subnets that wait in pools; the subnets.
+/// Creates this number of pool ports in each of three subnets; returns the subnets.
 fn filled(cluster: &OpenStack, each: usize) -> Vec<Subnet> {
     let subnets = networks(cluster);
     let new = |subnet: &Subnet| {
@@ -329,7 +329,7 @@ fn filled(cluster: &OpenStack, each: usize) -> Vec<Subnet> {
 }
 
 fn burst() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let pods = count("PODS", 100);
     let subnets = filled(&cluster, pods + 10);
     let serial = serial(&cluster, &subnets, BOUND, pods * 3);
@@ -337,23 +337,23 @@ fn burst() {
     cluster.start_controller("one", &rules, &[]);
     cluster.wait_until_leading("one");
     let names: Vec<String> = (0..pods).map(|number| format!("pod{number}")).collect();
-    let requests = || cluster.figure("one", "weft_neutron_api_requests_total ").unwrap_or_default();
+    let requests = || cluster.metric("one", "weft_neutron_api_requests_total ").unwrap_or_default();
     let (before, started) = (requests(), Instant::now());
     cluster.pods(BOUND, &names, NETWORKS);
     let made = started.elapsed();
     wait_until_written(&cluster, pods, started);
-    let (took, asked) = (started.elapsed(), requests() - before);
+    let (took, sent) = (started.elapsed(), requests() - before);
     println!(
-        "| {pods} pods × 3 ports at once, pools warm, until all are written as ACTIVE | {} ms, of which the pods' own creation {} ms | {} ms: Neutron, one port after the other | |",
+        "| {pods} pods × 3 ports at once, pools filled, until all are written as ACTIVE | {} ms, of which the pods' own creation {} ms | {} ms: Neutron, one port after the other | |",
         milliseconds(took),
         milliseconds(made),
         milliseconds(serial)
     );
-    println!("| … requests to Neutron a pod | {:.2} | 3 without pools | ≤ 0.5 |", asked as f64 / pods as f64);
+    println!("| … requests to Neutron a pod | {:.2} | 3 without pools | ≤ 0.5 |", sent as f64 / pods as f64);
 }
 
 fn restart() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let (pods, wanted) = (count("PODS", 100), count("PORTS", 1000));
     let _ = filled(&cluster, wanted.div_ceil(3));
     let rules = json!({ "pool": { "enabled": true, "min": 5 } });
@@ -363,15 +363,15 @@ fn restart() {
     cluster.pods(BOUND, &names, NETWORKS);
     wait_until_written(&cluster, pods, Instant::now());
     cluster.machine.stop("one", "KILL");
-    // The Lease of the one that was killed is the election's time, not this one's.
+    // The Lease of the killed controller would add the time of the election.
     cluster.kube.kubectl(["delete", "lease", "-n", "kube-system", "weft-neutron"]);
     let started = Instant::now();
     cluster.start_controller("two", &rules, &[]);
     cluster.wait_until_leading("two");
     let took = started.elapsed();
-    let waiting = cluster.figure("two", "weft_neutron_pool_ports ").unwrap_or_default();
+    let waiting = cluster.metric("two", "weft_neutron_pool_ports ").unwrap_or_default();
     println!(
-        "| a controller that finds {} ports of {pods} pods and {waiting} that wait, until it leads and has compared them | {} ms | | ≤ 10 s |",
+        "| start of a controller with {} ports of {pods} pods and {waiting} in pools, until it leads and has compared them | {} ms | | ≤ 10 s |",
         pods * 3,
         milliseconds(took)
     );

@@ -24,7 +24,7 @@ fn serve(node: &Containerd) {
     node.run(["ip", "link", "add", "br0", "address", "02:00:00:00:01:01", "type", "bridge"]);
     node.run(["ip", "address", "add", "10.1.0.1/24", "dev", "br0"]);
     node.run(["ip", "link", "set", "br0", "up"]);
-    let words = dhcp::words(50, &dhcp::IMPATIENT);
+    let words = dhcp::words(50, &dhcp::RENEW_EVERY_SECOND);
     node.start("dnsmasq", std::iter::once("dnsmasq").chain(words.iter().map(String::as_str)));
     until("the server listens", || node.run(["ss", "-lun"]).contains(":67 ").then_some(()));
 }

@@ -12,7 +12,7 @@ use std::sync::mpsc::Receiver;
 use rig::cluster;
 use rig::containerd::NETWORKS;
 use rig::cri::Event;
-use rig::machine::PATIENCE;
+use rig::machine::TIMEOUT;
 use rig::proxy::bridge;
 use rig::{Proxy, assert_nothing_left, links};
 use serde_json::{Value, json};
@@ -300,7 +300,7 @@ fn network_api_events_have_addresses_and_no_weft_annotation() {
     let plain = proxy.cri().run_pod_sandbox(&proxy.pod_on("plain", &[("", "red")])).expect("a pod");
     let expected = ["eth0", "net1", "wire"].map(|link| address(&proxy, &web, link));
     let next = |events: &Receiver<Event>, id: &str, kind| loop {
-        let event = events.recv_timeout(PATIENCE).expect("an event");
+        let event = events.recv_timeout(TIMEOUT).expect("an event");
         if event.container == id && event.kind == kind {
             return event.sandbox.expect("a sandbox's status");
         }

@@ -55,7 +55,7 @@ fn network_api_connectivity_and_doctor_report_a_change() {
     let why = proxy.ready().expect_err("no network is ready");
     assert!(why.contains("red"), "{why}");
     proxy.stop("KILL");
-    proxy.bury();
+    proxy.remove_stale_files();
     // A proxy that ended properly removes its socket, and doctor reports it as well.
     for signal in ["TERM", "KILL"] {
         proxy.launch();
@@ -153,11 +153,11 @@ fn network_api_proxy_killed_at_any_step_stores_whole_networks() {
     let mut red = 1;
     for step in 1.. {
         proxy.stop("KILL");
-        proxy.bury();
+        proxy.remove_stale_files();
         let number = step.to_string();
         proxy.launch_under(&[&killer, &number]);
         rig::machine::until("the proxy listens, or has ended", || {
-            (proxy.reach(SOCKET).exists() || !proxy.lives()).then_some(())
+            (proxy.reach(SOCKET).exists() || !proxy.is_running()).then_some(())
         });
         let name = format!("n{step}");
         let set = proxy.network(&["set", "-f", "-"], &bridge(&name, 9).to_string());
@@ -168,8 +168,8 @@ fn network_api_proxy_killed_at_any_step_stores_whole_networks() {
         if survived {
             proxy.stop("KILL");
         }
-        rig::machine::until("the proxy has ended", || (!proxy.lives()).then_some(()));
-        proxy.bury();
+        rig::machine::until("the proxy has ended", || (!proxy.is_running()).then_some(()));
+        proxy.remove_stale_files();
         // The next proxy reads the stored networks.
         proxy.launch();
         let there: Vec<String> = proxy.networks().into_keys().collect();
@@ -303,20 +303,20 @@ fn network_api_proxy_killed_during_sandbox_setup_leaves_nothing() {
     let (mut early, mut midway) = (0, 0);
     for step in 1.. {
         proxy.stop("KILL");
-        proxy.bury();
+        proxy.remove_stale_files();
         let number = step.to_string();
         proxy.launch_under(&[&killer, &number]);
         rig::machine::until("the proxy listens, or has ended", || {
-            (proxy.reach(SOCKET).exists() || !proxy.lives()).then_some(())
+            (proxy.reach(SOCKET).exists() || !proxy.is_running()).then_some(())
         });
-        let listens = proxy.lives();
+        let listens = proxy.is_running();
         let answer = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &BOTH));
         let survived = proxy.cri().version().is_ok();
         if survived {
             proxy.stop("KILL");
         }
-        rig::machine::until("the proxy has ended", || (!proxy.lives()).then_some(()));
-        proxy.bury();
+        rig::machine::until("the proxy has ended", || (!proxy.is_running()).then_some(()));
+        proxy.remove_stale_files();
         proxy.launch();
         if listens && answer.is_err() {
             midway += 1;
@@ -362,7 +362,9 @@ fn network_api_runtime_killed_during_sandbox_leaves_nothing() {
             assert_eq!(verb, "DEL");
             proxy.cri().stop_pod_sandbox(web).expect_err("the runtime is killed");
         }
-        rig::machine::until("the runtime has ended", || (!proxy.node().lives("containerd")).then_some(()));
+        rig::machine::until("the runtime has ended", || {
+            (!proxy.node().is_running("containerd")).then_some(())
+        });
         proxy.run(["rm", "-f", "/opt/cni/bin/weft", "/run/result", "/run/services/containerd.pid"]);
         proxy.run(["cp", real, "/opt/cni/bin/weft"]);
         proxy.node().launch();
@@ -380,7 +382,7 @@ fn network_api_lost_sandbox_frees_networks_and_addresses() {
     let before = proxy.node().snapshot();
     let lost = proxy.cri().run_pod_sandbox(&proxy.pod_on("lost", &BOTH)).expect("a pod");
     let web = proxy.cri().run_pod_sandbox(&proxy.pod_on("web", &BOTH)).expect("a pod");
-    proxy.node().lose(&lost);
+    proxy.node().forget_sandbox(&lost);
     let entry = |id: &str| proxy.read(format!("/var/lib/weft/sandboxes/{id}.json"));
     let next = proxy.pod_on("next", &[("", "red")]);
     rig::machine::until("the lost sandbox is detached", || {

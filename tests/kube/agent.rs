@@ -1,10 +1,10 @@
-//! An agent between a real API server and the meta-plugin: plans, status, Events, rights.
+//! Agent between a real API server and the meta-plugin: plans, network-status, Events, RBAC, admission policy.
 //!
 //! ```text
-//!   kube-apiserver ◄── agent ◄── weft-cni ADD/DEL ◄── the test, in the place of a runtime
+//!   kube-apiserver ◄── agent ◄── weft-cni ADD/DEL ◄── the test, as container runtime
 //! ```
 //!
-//! Source: the standard, 4–7; DESIGN §4.
+//! Source: multi-network specification (NPWG), sections 4–7.
 
 use rig::agent::{NAMESPACE, node_configuration};
 use rig::cluster::bridge;
@@ -16,10 +16,10 @@ use testkit::{Feature, host};
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
-/// Since then a token says of which node its pod is.
+/// First minor version of Kubernetes whose tokens contain the node of their pod.
 const NODE_IN_TOKEN_MINOR: u32 = 30;
 
-/// A node with an agent and two definitions.
+/// Starts a node with an agent and two definitions.
 macro_rules! node {
     () => {{
         let Some(agent) = Agent::with_networks(host!(Feature::Bridge), ["net-a", "net-b"]) else { return };
@@ -32,7 +32,7 @@ fn select(networks: &str) -> Value {
 }
 
 #[test]
-fn npwg1_5_1_a_pod_is_planned_attached_and_told_of_with_the_shipped_rights() {
+fn network_status_and_events_are_written_with_the_shipped_rbac() {
     let agent = node!();
     let uid = agent.pod("web", &json!({ NETWORKS: "net-a,net-b@blue0", "example.org/other": "kept" }));
     let sandbox = agent.machine.pod("web");
@@ -59,18 +59,18 @@ fn npwg1_5_1_a_pod_is_planned_attached_and_told_of_with_the_shipped_rights() {
         let wanted = format!("AddedInterface Add {interface} [{address}] from {name}");
         assert!(events.contains(&wanted), "{wanted} is not in {events:?}");
     }
-    // One write for the whole ADD, and nothing was asked for that was known.
-    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"written\"}"), Some(1.0));
-    assert_eq!(agent.figure("weft_plan_requests_total{outcome=\"planned\"}"), Some(1.0));
+    // One write for the whole ADD, and no request for cached objects.
+    assert_eq!(agent.metric("weft_status_updates_total{outcome=\"written\"}"), Some(1.0));
+    assert_eq!(agent.metric("weft_plan_requests_total{outcome=\"planned\"}"), Some(1.0));
     let attached = "weft_attachments_total{plugin=\"bridge\",outcome=\"attached\"}";
-    until("the report", || agent.figure(attached).filter(|count| *count >= 3.0));
-    // Bridges stay for the next one, and nothing else does.
+    until("the report", || agent.metric(attached).filter(|count| *count >= 3.0));
+    // Bridges stay for the next attachment; everything else is removed.
     eth0.del(&node_configuration()).success();
     let before = agent.machine.snapshot();
     eth0.add(&node_configuration()).success();
-    // The same pod, the same interface: what is told is the address that it has now.
+    // Same pod and interface: the Event names the current address.
     let again = addresses("net1");
-    assert_ne!(again, expected[1].2, "host-local goes on with the next one");
+    assert_ne!(again, expected[1].2, "host-local continues with the next address");
     let wanted = format!("AddedInterface Add net1 [{again}] from blue/net-a");
     until("an Event of the new address", || agent.events("web").contains(&wanted).then_some(()));
     eth0.del(&node_configuration()).success();
@@ -78,7 +78,7 @@ fn npwg1_5_1_a_pod_is_planned_attached_and_told_of_with_the_shipped_rights() {
 }
 
 #[test]
-fn npwg1_3_4_1_rule4_a_network_that_is_not_there_is_an_event_and_leaves_nothing() {
+fn missing_definition_is_an_event_and_leaves_nothing() {
     let agent = node!();
     let uid = agent.pod("web", &select("nowhere"));
     let sandbox = agent.machine.pod("web");
@@ -88,13 +88,13 @@ fn npwg1_3_4_1_rule4_a_network_that_is_not_there_is_an_event_and_leaves_nothing(
     assert_nothing_left("a refusal", &agent.machine, &before);
     let events = until("an Event", || Some(agent.events("web")).filter(|events| !events.is_empty()));
     assert!(events[0].starts_with("NoNetworkFound ") && events[0].contains("blue/nowhere"), "{events:?}");
-    // Made a moment later, it is there at once.
+    // The pod is attached as soon as the definition exists.
     agent.definition("nowhere", &json!({}), &bridge("nowhere", 13));
     agent.attachment(&sandbox, "web", &uid).add(&node_configuration()).success();
 }
 
 #[test]
-fn an_ignored_annotation_is_a_warning() {
+fn ignored_annotation_is_a_warning_event() {
     let agent = node!();
     let uid = agent.pod("web", &select(r#"[{"name":"net-a","ips":["x"]}]"#));
     let sandbox = agent.machine.pod("web");
@@ -108,13 +108,13 @@ fn an_ignored_annotation_is_a_warning() {
 }
 
 #[test]
-fn m13_pods_are_known_by_their_uid() {
+fn pod_uid_identifies_a_recreated_pod() {
     let agent = node!();
     let sandbox = agent.machine.pod("web");
     let old = agent.pod("web", &select("net-a"));
     agent.delete_pod("web");
-    // Until it hears of that a moment passes in which the pod is there.
-    let gone = until("the end is heard of", || {
+    // Until the agent observes the deletion, an ADD still succeeds.
+    let gone = until("the deletion is observed", || {
         let attachment = agent.attachment(&sandbox, "web", &old);
         let finished = attachment.add(&node_configuration());
         if finished.code == Some(0) {
@@ -125,14 +125,14 @@ fn m13_pods_are_known_by_their_uid() {
     assert_refused("deleted before ADD", &gone, 3, &["blue/web", "not in the cluster"]);
     let new = agent.pod("web", &select("net-b"));
     let other = agent.attachment(&sandbox, "web", &old).add(&node_configuration());
-    assert_refused("created anew", &other, 3, &["blue/web", &old, &new]);
-    // Of the old one's sandbox nothing is written to the new one.
+    assert_refused("recreated", &other, 3, &["blue/web", &old, &new]);
+    // The new pod gets no status of the old pod's sandbox.
     agent.attachment(&sandbox, "web", &new).add(&node_configuration()).success();
     assert_eq!(agent.status("web")[1]["name"], "blue/net-b");
 }
 
 #[test]
-fn a_policy_on_a_definition_says_who_may_use_it() {
+fn access_policy_of_a_definition_is_enforced() {
     let agent = node!();
     let access = |rules: &str| json!({ "weft.dev/access": rules });
     agent.definition(
@@ -153,7 +153,7 @@ fn a_policy_on_a_definition_says_who_may_use_it() {
         let uid = agent.pod("web", &select(network));
         let refused = agent.attachment(&web, "web", &uid).add(&node_configuration());
         assert_refused(network, &refused, 7, &[&format!("blue/{network}"), word]);
-        // It holds for the default network's annotation, too (M14).
+        // The policy also applies to the annotation of the default network (M14).
         agent.delete_pod("web");
         let chosen = json!({ "v1.multus-cni.io/default-network": format!("{NAMESPACE}/{network}") });
         let uid = agent.pod("web", &chosen);
@@ -165,14 +165,14 @@ fn a_policy_on_a_definition_says_who_may_use_it() {
     let db = agent.machine.pod("db");
     let uid = agent.pod("db", &select("of-db,of-team"));
     let attachment = agent.attachment(&db, "db", &uid);
-    until("the label is heard of", || {
+    until("the label is observed", || {
         let finished = attachment.add(&node_configuration());
         (finished.code == Some(0)).then_some(())
     });
     assert_eq!(agent.status("db").len(), 3);
 }
 
-/// A pod with a service account; its uid.
+/// Creates a pod with a service account; returns its uid.
 fn pod_of(agent: &Agent, account: &str, name: &str, annotations: &Value) -> String {
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -184,7 +184,7 @@ fn pod_of(agent: &Agent, account: &str, name: &str, annotations: &Value) -> Stri
 }
 
 #[test]
-fn m14_isolation_and_accounts_hold_for_both_annotations_with_an_agent_and_without() {
+fn namespace_isolation_and_accounts_hold_with_and_without_agent() {
     let agent = node!();
     for (namespace, subnet) in [("green", 21), ("shared", 22)] {
         agent.kube.kubectl(["create", "namespace", namespace]);
@@ -198,8 +198,8 @@ fn m14_isolation_and_accounts_hold_for_both_annotations_with_an_agent_and_withou
     let isolated = json!({ "namespaceIsolation": true, "globalNamespaces": "shared" });
     let mut config = rig::with(&node_configuration(), &isolated);
     let web = agent.machine.pod("web");
-    for way in ["an agent", "no agent"] {
-        if way == "no agent" {
+    for mode in ["an agent", "no agent"] {
+        if mode == "no agent" {
             agent.stop("TERM");
             config["kubeconfig"] = agent.configuration().into();
         }
@@ -210,13 +210,13 @@ fn m14_isolation_and_accounts_hold_for_both_annotations_with_an_agent_and_withou
             ("blue/of-robot", "", Some("does not admit it")),
         ] {
             for key in [NETWORKS, "v1.multus-cni.io/default-network"] {
-                let what = format!("{way}: {key}={network} of {account:?}");
+                let case = format!("{mode}: {key}={network} of {account:?}");
                 let uid = pod_of(&agent, account, "web", &json!({ key: network }));
                 let attachment = agent.attachment(&web, "web", &uid);
                 let added = attachment.add(&config);
                 match why {
-                    Some(why) => assert_refused(&what, &added, 7, &[network, why]),
-                    None => assert_eq!(added.code, Some(0), "{what}: {added}"),
+                    Some(why) => assert_refused(&case, &added, 7, &[network, why]),
+                    None => assert_eq!(added.code, Some(0), "{case}: {added}"),
                 }
                 attachment.del(&config).success();
                 agent.delete_pod("web");
@@ -226,21 +226,23 @@ fn m14_isolation_and_accounts_hold_for_both_annotations_with_an_agent_and_withou
 }
 
 #[test]
-fn m17_a_status_that_is_lost_is_written_again() {
+fn network_status_is_written_again_after_it_was_overwritten() {
     let agent = node!();
     let uid = agent.pod("web", &select("net-a"));
     let sandbox = agent.machine.pod("web");
     agent.attachment(&sandbox, "web", &uid).add(&node_configuration()).success();
     let status = agent.status("web");
-    // Somebody who is slower than we are overwrites it.
+    // Another client overwrites the status later.
     std::thread::sleep(std::time::Duration::from_secs(6));
     agent.kube.kubectl(["annotate", "pod", "-n", NAMESPACE, "web", "--overwrite", &format!("{STATUS}=[]")]);
-    let again = until("it is there again", || Some(agent.status("web")).filter(|status| !status.is_empty()));
+    let again = until("the status is written again", || {
+        Some(agent.status("web")).filter(|status| !status.is_empty())
+    });
     assert_eq!(again, status);
 }
 
 #[test]
-fn an_agent_that_comes_back_writes_what_it_missed_and_nothing_twice() {
+fn agent_restart_writes_missed_status_once() {
     let agent = node!();
     let uid = agent.pod("web", &select("net-a"));
     let sandbox = agent.machine.pod("web");
@@ -248,7 +250,7 @@ fn an_agent_that_comes_back_writes_what_it_missed_and_nothing_twice() {
     let status = agent.status("web");
     agent.stop("KILL");
     agent.kube.kubectl(["annotate", "pod", "-n", NAMESPACE, "web", &format!("{STATUS}-")]);
-    // Without an agent a pod waits, and one that runs can go.
+    // Without an agent, an ADD is refused and a DEL succeeds.
     let other = agent.machine.pod("other");
     let other_uid = agent.pod("other", &select("net-a"));
     let refused = agent.attachment(&other, "other", &other_uid).add(&node_configuration());
@@ -261,11 +263,11 @@ fn an_agent_that_comes_back_writes_what_it_missed_and_nothing_twice() {
     agent.attachment(&other, "other", &other_uid).del(&node_configuration()).success();
     agent.start(&[]);
     agent.wait_until_ready();
-    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"written\"}"), None);
+    assert_eq!(agent.metric("weft_status_updates_total{outcome=\"written\"}"), None);
 }
 
 #[test]
-fn an_agent_that_is_ended_loses_no_event() {
+fn agent_shutdown_loses_no_event() {
     let agent = node!();
     let names: Vec<String> = (0..12).map(|number| format!("web-{number}")).collect();
     let uids = agent.pods(&names, &select("net-a"));
@@ -278,18 +280,18 @@ fn an_agent_that_is_ended_loses_no_event() {
             });
         }
     });
-    // Most of it is still to be told.
+    // Most Events are not sent yet.
     agent.stop("TERM");
     agent.start(&[]);
     agent.wait_until_ready();
     for name in &names {
-        let told = || Some(agent.events(name)).filter(|events| events.len() >= 2);
-        until(&format!("Events of {name}"), told);
+        let sent = || Some(agent.events(name)).filter(|events| events.len() >= 2);
+        until(&format!("Events of {name}"), sent);
     }
 }
 
 #[test]
-fn what_is_wrong_with_one_definition_is_nothing_to_the_others() {
+fn malformed_definition_does_not_affect_others() {
     let agent = node!();
     let metadata = json!({ "name": "odd", "namespace": NAMESPACE });
     let odd = json!({ "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": metadata, "spec": { "config": "{" } });
@@ -304,7 +306,7 @@ fn what_is_wrong_with_one_definition_is_nothing_to_the_others() {
 }
 
 #[test]
-fn a_thin_node_plans_and_publishes_without_an_agent() {
+fn thin_node_plans_and_writes_status_without_an_agent() {
     let agent = node!();
     agent.stop("TERM");
     let mut config = node_configuration();
@@ -317,15 +319,15 @@ fn a_thin_node_plans_and_publishes_without_an_agent() {
         Some(agent.events("web"))
             .filter(|events| events.iter().any(|event| event.contains("from blue/net-a")))
     });
-    let nobody = agent.attachment(&sandbox, "nobody", "").add(&config);
-    assert_refused("a pod that is not there", &nobody, 4, &["attached already"]);
+    let missing = agent.attachment(&sandbox, "missing", "").add(&config);
+    assert_refused("a pod that does not exist", &missing, 4, &["attached already"]);
     agent.attachment(&sandbox, "web", &uid).del(&config).success();
-    let nobody = agent.attachment(&sandbox, "nobody", "").add(&config);
-    assert_refused("a pod that is not there", &nobody, 3, &["blue/nobody", "not in the cluster"]);
+    let missing = agent.attachment(&sandbox, "missing", "").add(&config);
+    assert_refused("a pod that does not exist", &missing, 3, &["blue/missing", "not in the cluster"]);
 }
 
 #[test]
-fn a_network_that_fails_is_counted_and_those_behind_it_are_not() {
+fn failed_attachment_is_counted_in_metrics() {
     let agent = node!();
     agent.definition(
         "bad",
@@ -336,12 +338,12 @@ fn a_network_that_fails_is_counted_and_those_behind_it_are_not() {
     let web = agent.machine.pod("web");
     let refused = agent.attachment(&web, "web", &uid).add(&node_configuration());
     assert_refused("no parent", &refused, 7, &["master", "nowhere"]);
-    let figure = |plugin: &str, outcome: &str| {
-        agent.figure(&format!("weft_attachments_total{{plugin=\"{plugin}\",outcome=\"{outcome}\"}}"))
+    let attachments = |plugin: &str, outcome: &str| {
+        agent.metric(&format!("weft_attachments_total{{plugin=\"{plugin}\",outcome=\"{outcome}\"}}"))
     };
-    assert_eq!(until("the report", || figure("macvlan", "failed")), 1.0);
+    assert_eq!(until("the report", || attachments("macvlan", "failed")), 1.0);
     assert_eq!(
-        (figure("bridge", "attached"), figure("bridge", "failed")),
+        (attachments("bridge", "attached"), attachments("bridge", "failed")),
         (Some(1.0), None),
         "{}",
         agent.page("/metrics")
@@ -349,15 +351,15 @@ fn a_network_that_fails_is_counted_and_those_behind_it_are_not() {
 }
 
 #[test]
-fn m25_v13_8_2_1_the_shipped_roles_allow_nothing_that_is_somebody_elses() {
+fn rbac_roles_grant_only_the_rights_of_each_component() {
     let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
     for file in ["crds/ipamclaims.k8s.cni.cncf.io.yaml", "ipam/rbac.yaml", "neutron/rbac.yaml"] {
         let path = testkit::workspace().join("deploy").join(file);
         agent.kube.kubectl(["apply", "-f", path.to_str().expect("a path")]);
     }
     let may = |account: &str, words: &str| {
-        let who = format!("--as=system:serviceaccount:kube-system:{account}");
-        let line = ["auth", "can-i", "-n", "kube-system", &who].into_iter().chain(words.split(' '));
+        let user = format!("--as=system:serviceaccount:kube-system:{account}");
+        let line = ["auth", "can-i", "-n", "kube-system", &user].into_iter().chain(words.split(' '));
         agent.kube.attempt(line, "").stdout.trim() == "yes"
     };
     for (account, words) in [
@@ -366,9 +368,9 @@ fn m25_v13_8_2_1_the_shipped_roles_allow_nothing_that_is_somebody_elses() {
         ("weft-controller-ipam", "update leases/weft-ipam"),
         ("weft-neutron", "update leases/weft-neutron"),
     ] {
-        until("the rights are known", || may(account, words).then_some(()));
+        until("the roles are effective", || may(account, words).then_some(()));
     }
-    let of_nobody = [
+    let forbidden_for_all = [
         "* *",
         "get secrets",
         "get configmaps",
@@ -385,7 +387,7 @@ fn m25_v13_8_2_1_the_shipped_roles_allow_nothing_that_is_somebody_elses() {
         "impersonate users",
     ];
     for account in ["weft-agent", "weft-controller-ipam", "weft-neutron"] {
-        for words in of_nobody {
+        for words in forbidden_for_all {
             assert!(!may(account, words), "{account}: {words}");
         }
     }
@@ -403,8 +405,8 @@ fn m25_v13_8_2_1_the_shipped_roles_allow_nothing_that_is_somebody_elses() {
     }
 }
 
-/// A token of an agent's pod on this node, and the kubeconfig of who took it.
-fn taken_from(kube: &rig::Kube, node: &str) -> String {
+/// Returns a kubeconfig with a token of the agent's pod on this node, as an attacker on that node has it.
+fn stolen_token(kube: &rig::Kube, node: &str) -> String {
     kube.apply(&json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": node } }).to_string());
     let name = format!("weft-agent-{node}");
     let uid = bound_pod(kube, "kube-system", &name, node);
@@ -417,7 +419,7 @@ fn taken_from(kube: &rig::Kube, node: &str) -> String {
     kube.configuration(&name, &json!({ "token": answer["status"]["token"] }))
 }
 
-/// Makes a pod of a node, with labels and annotations; its uid.
+/// Creates a pod that is bound to a node, with labels and annotations; returns its uid.
 fn bound_pod(kube: &rig::Kube, namespace: &str, name: &str, node: &str) -> Value {
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -433,16 +435,16 @@ fn bound_pod(kube: &rig::Kube, namespace: &str, name: &str, node: &str) -> Value
     kube.json(["pod", "-n", namespace, name])["metadata"]["uid"].clone()
 }
 
-/// A change of one annotation.
+/// Returns a merge patch of one annotation.
 fn annotation(key: &str, value: Option<&str>) -> Value {
     json!({ "metadata": { "annotations": { key: value } } })
 }
 
-/// A cluster with the agent's rights and its policy; nothing, and the test is skipped, where tokens do not say their node.
+/// Starts a cluster with the agent's RBAC and admission policy; `None`, and the test is skipped, if tokens contain no node.
 fn with_policy(host: testkit::Host) -> Option<rig::Kube> {
     let kube = rig::Kube::prepare(Machine::new(host, "node").into(), rig::kube::Accounts::Absent)?;
     if kube.minor() < NODE_IN_TOKEN_MINOR {
-        let why = format!("Kubernetes 1.{NODE_IN_TOKEN_MINOR} or newer is not there: KUBEBUILDER_ASSETS");
+        let why = format!("needs Kubernetes 1.{NODE_IN_TOKEN_MINOR} or newer: KUBEBUILDER_ASSETS");
         testkit::record_skip(&testkit::test_name(), &why);
         return None;
     }
@@ -453,7 +455,7 @@ fn with_policy(host: testkit::Host) -> Option<rig::Kube> {
         let path = testkit::workspace().join("deploy/base").join(file);
         kube.kubectl(["apply", "-f", path.to_str().expect("a path")]);
     }
-    // kubectl reads what it patches.
+    // `kubectl patch` reads the object first.
     for words in [
         "create clusterrole reader --verb get --resource pods/status",
         "create clusterrolebinding reader --clusterrole reader --serviceaccount kube-system:weft-agent",
@@ -463,11 +465,11 @@ fn with_policy(host: testkit::Host) -> Option<rig::Kube> {
     Some(kube)
 }
 
-/// The attack: a token that was taken on one node changes pods of all.
+/// Attack: a token stolen from one node changes pods of all nodes.
 #[test]
-fn by_the_policy_the_token_of_an_agent_writes_network_status_of_pods_of_its_node_alone() {
+fn admission_policy_limits_agent_token_to_pods_of_its_node() {
     let Some(kube) = with_policy(host!()) else { return };
-    let token = taken_from(&kube, "one");
+    let token = stolen_token(&kube, "one");
     for (name, node) in [("near", "one"), ("far", "two")] {
         bound_pod(&kube, "kube-system", name, node);
     }
@@ -476,14 +478,14 @@ fn by_the_policy_the_token_of_an_agent_writes_network_status_of_pods_of_its_node
         let patch = patch.to_string();
         kube.attempt_as(&token, words.split(' ').chain([patch.as_str()]), "")
     };
-    until("the policy holds", || {
+    until("the policy is effective", || {
         let refused = patch("far", &annotation(STATUS, Some("[1]")));
         refused.stderr.contains("only of pods on its own node").then_some(())
     });
     for value in [Some("[]"), Some("[{}]"), None] {
         patch("near", &annotation(STATUS, value)).success();
     }
-    for (what, word) in [
+    for (change, word) in [
         (annotation(NETWORKS, Some("net-a")), "alone"),
         (annotation("a", Some("c")), "alone"),
         (annotation("a", None), "alone"),
@@ -491,9 +493,9 @@ fn by_the_policy_the_token_of_an_agent_writes_network_status_of_pods_of_its_node
         (json!({ "metadata": { "finalizers": ["example.org/never"] } }), "nothing of a pod but"),
         (json!({ "status": { "podIP": "10.0.0.1" } }), "nothing of a pod but"),
     ] {
-        let refused = patch("near", &what);
-        assert!(refused.code != Some(0) && refused.stderr.contains(word), "{what}: {}", refused.stderr);
+        let refused = patch("near", &change);
+        assert!(refused.code != Some(0) && refused.stderr.contains(word), "{change}: {}", refused.stderr);
     }
-    // It is the agent's policy, and nobody else's.
+    // The policy applies to the agent alone.
     kube.kubectl(["annotate", "-n", "kube-system", "pod", "near", "example.org/own=1"]);
 }

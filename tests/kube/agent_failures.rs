@@ -1,7 +1,5 @@
-//! What goes wrong on a node, with a real API server: it is away, the agent is killed or replaced, pods storm, clients
-//! misbehave.
-//!
-//! Source: DESIGN §1 (a missing agent never blocks a DEL), §4.
+//! Failures on a node with a real API server: the API server is unavailable, the agent is killed or replaced, many pods start
+//! at once, clients misbehave.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,7 +15,7 @@ use testkit::{Feature, Pod, host};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
-/// A node with an agent and a definition; with `own` beside an API server that the test may stop.
+/// Starts a node with an agent and a definition; with `own`, the API server is dedicated and may be stopped.
 macro_rules! node {
     () => {
         node!(new)
@@ -33,7 +31,7 @@ fn select(networks: &str) -> Value {
     json!({ NETWORKS: networks })
 }
 
-/// `count` pods in the cluster, and a namespace on the node for each: name, uid and sandbox.
+/// Creates `count` pods in the cluster, and a namespace on the node for each: name, uid and sandbox.
 fn pods(agent: &Agent, count: usize) -> Vec<(String, String, Pod)> {
     let names: Vec<String> = (0..count).map(|number| format!("p{number}")).collect();
     let uids = agent.pods(&names, &select("net-a"));
@@ -47,50 +45,50 @@ fn pods(agent: &Agent, count: usize) -> Vec<(String, String, Pod)> {
         .collect()
 }
 
-/// The pod `web`, which selects this and of which the agent has heard; its uid.
-fn heard_of(agent: &Agent, networks: &str) -> String {
+/// Creates the pod `web` with this selection and waits until the agent has it in its cache; returns its uid.
+fn cached_pod(agent: &Agent, networks: &str) -> String {
     let uid = agent.pod("web", &select(networks));
     let known = "weft_cache_objects{resource=\"pods\"}";
-    until("the pod is heard of", || agent.figure(known).filter(|count| *count >= 1.0));
+    until("the pod is cached", || agent.metric(known).filter(|count| *count >= 1.0));
     uid
 }
 
-/// What the API server's process is told: to stop, where it is, or to go on.
+/// Sends the API server a signal: `STOP` or `CONT`.
 fn signal_api(agent: &Agent, signal: &str) {
     let id = agent.machine.run(["cat", "/run/services/kube-apiserver.pid"]);
     agent.machine.run(["kill", "-s", signal, id.trim()]);
 }
 
-/// The configuration with a pod's annotations, as the runtime tells them.
-fn told(annotations: &Value) -> Value {
-    let mut told = node_configuration();
-    told["capabilities"] = json!({ "io.kubernetes.cri.pod-annotations": true });
-    told["runtimeConfig"] = json!({ "io.kubernetes.cri.pod-annotations": annotations });
-    told
+/// Returns the configuration with annotations of a pod that the runtime passes.
+fn with_annotations(annotations: &Value) -> Value {
+    let mut configuration = node_configuration();
+    configuration["capabilities"] = json!({ "io.kubernetes.cri.pod-annotations": true });
+    configuration["runtimeConfig"] = json!({ "io.kubernetes.cri.pod-annotations": annotations });
+    configuration
 }
 
 fn remove_api(agent: &Agent) {
     agent.machine.stop("kube-apiserver", "KILL");
     let age = "weft_cache_age_seconds{resource=\"pods\"}";
-    until("the agent notices", || agent.figure(age).filter(|age| *age > 0.0));
+    until("the agent notices", || agent.metric(age).filter(|age| *age > 0.0));
 }
 
 #[test]
-fn with_the_api_away_pods_are_planned_from_what_is_known_and_go_and_their_status_comes_later() {
+fn api_outage_pods_are_planned_from_caches_and_deleted() {
     let agent = node!(own);
-    let uid = heard_of(&agent, "net-a");
+    let uid = cached_pod(&agent, "net-a");
     remove_api(&agent);
     let web = agent.machine.pod("web");
     agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
-    // A pod that we never heard of: the runtime tells its annotations, or it has to wait.
+    // The agent does not know this pod: the ADD needs the annotations from the runtime, or it is refused.
     let other = agent.machine.pod("other");
     let refused = agent.attachment(&other, "other", "u-9").add(&node_configuration());
     assert_refused("unknown", &refused, 11, &["blue/other"]);
-    let told = told(&select("net-a"));
+    let passed = with_annotations(&select("net-a"));
     let attachment = agent.attachment(&other, "other", "u-9");
-    attachment.add(&told).success();
+    attachment.add(&passed).success();
     assert!(rig::link(&other, "net1").is_some());
-    attachment.del(&told).success();
+    attachment.del(&passed).success();
     agent.kube.launch();
     agent.kube.wait();
     assert_eq!(agent.status("web")[1]["name"], "blue/net-a");
@@ -99,9 +97,9 @@ fn with_the_api_away_pods_are_planned_from_what_is_known_and_go_and_their_status
 }
 
 #[test]
-fn a_definition_that_could_not_be_asked_for_is_not_one_that_is_missing() {
+fn api_timeout_is_not_a_missing_definition() {
     let agent = node!(own);
-    let uid = heard_of(&agent, "net-new");
+    let uid = cached_pod(&agent, "net-new");
     let web = agent.machine.pod("web");
     let add = || agent.attachment(&web, "web", &uid).add(&node_configuration());
     assert_refused("missing", &add(), 7, &["net-new"]);
@@ -112,11 +110,11 @@ fn a_definition_that_could_not_be_asked_for_is_not_one_that_is_missing() {
 }
 
 #[test]
-fn addresses_given_back_while_the_api_hangs_keep_neither_an_address_of_the_node_nor_a_plan() {
+fn released_addresses_delay_no_add_while_the_api_hangs() {
     let agent = node!(own);
     for name in ["ippools.weft.dev", "ipblocks.weft.dev"] {
         let path = testkit::workspace().join(format!("deploy/crds/{name}.yaml"));
-        agent.kube.apply(&std::fs::read_to_string(path).expect("a file of the project"));
+        agent.kube.apply(&std::fs::read_to_string(path).expect("a file of this tree"));
     }
     agent.kube.wait_until_served();
     let pool = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": "p" },
@@ -133,13 +131,13 @@ fn addresses_given_back_while_the_api_hangs_keep_neither_an_address_of_the_node_
     for at in 0..45 {
         attachment(&format!("c{at}")).add(&conf).success();
     }
-    // One outside of the node's block is given back by its DEL, and every DEL after it tries again.
+    // An address outside of the node's block is returned by its DEL, and every later DEL retries.
     let blocks = agent.kube.json(["ipblocks.weft.dev"]);
     let first = blocks["items"][0]["spec"]["range"] == "10.82.0.0/26";
     let mut named = conf.clone();
     named["args"] = json!({ "cni": { "ips": [if first { "10.82.0.200" } else { "10.82.0.20" }] } });
     attachment("named").add(&named).success();
-    let uid = heard_of(&agent, "net-a");
+    let uid = cached_pod(&agent, "net-a");
     signal_api(&agent, "STOP");
     attachment("named").del(&named).success();
     let begun = thread::scope(|scope| {
@@ -159,7 +157,7 @@ fn addresses_given_back_while_the_api_hangs_keep_neither_an_address_of_the_node_
 }
 
 #[test]
-fn an_agent_killed_after_the_plan_harms_nobody_and_its_successor_writes_the_status() {
+fn agent_killed_after_the_plan_status_follows_from_successor() {
     let agent = node!();
     let slow =
         rig::cluster::recording("slow", "one", &json!({ "ADD": [{ "do": "sleep", "milliseconds": 2000 }] }));
@@ -171,7 +169,7 @@ fn an_agent_killed_after_the_plan_harms_nobody_and_its_successor_writes_the_stat
     thread::scope(|scope| {
         let adding = scope.spawn(|| agent.attachment(&web, "web", &uid).add(&node_configuration()).success());
         let planned = "weft_plan_requests_total{outcome=\"planned\"}";
-        until("the plan", || agent.figure(planned).filter(|count| *count >= 1.0));
+        until("the plan", || agent.metric(planned).filter(|count| *count >= 1.0));
         agent.stop("KILL");
         adding.join().expect("the ADD");
     });
@@ -180,15 +178,15 @@ fn an_agent_killed_after_the_plan_harms_nobody_and_its_successor_writes_the_stat
     assert_eq!(agent.status("web").len(), 2);
 }
 
-/// How an agent is when it is killed: it thinks, its status is on its way, it was told how it went, it tells Events.
+/// Covers a kill while the agent plans, writes the status, receives the report and sends Events.
 #[test]
-fn an_agent_killed_at_any_moment_of_a_pod_harms_nobody() {
+fn agent_killed_at_any_moment_harms_no_pod() {
     const MOMENTS: u64 = 16;
     let agent = node!();
     let config = node_configuration();
     let mut earlier = 0;
     for (moment, (name, uid, pod)) in (0..MOMENTS).zip(pods(&agent, MOMENTS as usize)) {
-        // Spread over what an ADD takes here and what comes after it, whatever the machine is doing.
+        // The moments are spread over the duration of an ADD and of the work after it.
         let killed = thread::scope(|scope| {
             let adding = scope.spawn(|| agent.attachment(&pod, &name, &uid).add(&config));
             thread::sleep(Duration::from_millis(moment * moment / 2));
@@ -199,12 +197,12 @@ fn an_agent_killed_at_any_moment_of_a_pod_harms_nobody() {
             Some(0) => "attached",
             _ => {
                 earlier += 1;
-                assert_eq!(rig::refusal(&killed).0, 11, "nothing but «try again»: {killed}");
-                assert_eq!(addresses(&pod), [""; 0], "nothing of it stays");
+                assert_eq!(rig::refusal(&killed).0, 11, "code 11: try again later: {killed}");
+                assert_eq!(addresses(&pod), [""; 0], "no address remains");
                 "refused"
             }
         };
-        // Without any agent the pod can go, and be made when there is one.
+        // Without an agent, the pod can be deleted; it is attached when an agent runs.
         if before == "attached" && moment % 2 == 0 {
             agent.attachment(&pod, &name, &uid).del(&config).success();
             assert_eq!(addresses(&pod), [""; 0], "DEL needs no agent");
@@ -214,18 +212,18 @@ fn an_agent_killed_at_any_moment_of_a_pod_harms_nobody() {
         if addresses(&pod).is_empty() {
             agent.attachment(&pod, &name, &uid).add(&config).success();
         }
-        // What a predecessor wrote of an earlier sandbox is there until it is written anew.
-        until(&format!("what is told of {name}, {before} when it was killed, is what is there"), || {
+        // Until the new status is written, the pod has that of an earlier sandbox.
+        until(&format!("status of {name}, {before} at the kill, matches its interfaces"), || {
             let status = agent.status(&name);
             let shown: Vec<&str> = status.iter().filter_map(|entry| entry["ips"][0].as_str()).collect();
             (shown == addresses(&pod)).then_some(())
         });
         agent.attachment(&pod, &name, &uid).del(&config).success();
     }
-    assert!(earlier > 0, "it was never killed before its answer");
+    assert!(earlier > 0, "the agent was never killed before its response");
 }
 
-/// The addresses of the pod's interfaces, in order.
+/// IPv4 addresses of the pod's interfaces, in order.
 fn addresses(pod: &Pod) -> Vec<String> {
     let links = ["eth0", "net1"].into_iter().filter(|name| rig::link(pod, name).is_some());
     let of = links.flat_map(|name| rig::addresses_on(pod, name));
@@ -234,9 +232,9 @@ fn addresses(pod: &Pod) -> Vec<String> {
         .collect()
 }
 
-/// Attaches as a kubelet does: again and again, as long as it is told to try again, and nothing else.
+/// Repeats an ADD as a kubelet does, while it fails with code 11 (try again later).
 #[track_caller]
-fn add_in_the_end(agent: &Agent, config: &Value, (name, uid, pod): (&String, &String, &Pod)) {
+fn add_until_success(agent: &Agent, config: &Value, (name, uid, pod): (&String, &String, &Pod)) {
     until("the ADD", || {
         let finished = agent.attachment(pod, name, uid).add(config);
         if finished.code != Some(0) {
@@ -248,14 +246,14 @@ fn add_in_the_end(agent: &Agent, config: &Value, (name, uid, pod): (&String, &St
 }
 
 #[test]
-fn an_agent_replaced_in_the_middle_of_fifty_pods_fails_none_that_is_tried_again() {
+fn agent_replaced_during_fifty_adds_fails_none_after_retry() {
     let agent = node!();
     let all = pods(&agent, 50);
     let config = node_configuration();
     thread::scope(|scope| {
         let (agent, config) = (&agent, &config);
         for (name, uid, pod) in &all {
-            scope.spawn(move || add_in_the_end(agent, config, (name, uid, pod)));
+            scope.spawn(move || add_until_success(agent, config, (name, uid, pod)));
         }
         scope.spawn(|| {
             for signal in ["TERM", "KILL"] {
@@ -275,16 +273,16 @@ fn an_agent_replaced_in_the_middle_of_fifty_pods_fails_none_that_is_tried_again(
 }
 
 #[test]
-fn a_storm_of_128_pods_is_served_by_an_agent_that_has_just_begun() {
+fn agent_that_has_just_started_serves_128_pods_at_once() {
     let agent = node!();
     let all = pods(&agent, 128);
     let config = node_configuration();
     agent.stop("KILL");
     thread::scope(|scope| {
         let (agent, config) = (&agent, &config);
-        // As after a reboot: every pod is there before it.
+        // As after a reboot: all pods exist before the agent.
         for (name, uid, pod) in &all {
-            scope.spawn(move || add_in_the_end(agent, config, (name, uid, pod)));
+            scope.spawn(move || add_until_success(agent, config, (name, uid, pod)));
         }
         agent.start(&[]);
         agent.wait_until_ready();
@@ -292,13 +290,13 @@ fn a_storm_of_128_pods_is_served_by_an_agent_that_has_just_begun() {
     for (name, ..) in &all {
         assert_eq!(agent.status(name).len(), 2, "{name}");
     }
-    // One write a pod, and not one object asked for.
-    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"written\"}"), Some(128.0));
-    assert_eq!(agent.figure("weft_status_updates_total{outcome=\"failed\"}"), None);
+    // One write for each pod, and no GET.
+    assert_eq!(agent.metric("weft_status_updates_total{outcome=\"written\"}"), Some(128.0));
+    assert_eq!(agent.metric("weft_status_updates_total{outcome=\"failed\"}"), None);
 }
 
 #[test]
-fn a_definition_changed_or_gone_between_add_and_del_is_of_no_account() {
+fn definition_changed_or_deleted_before_del_has_no_effect() {
     let agent = node!();
     let uid = agent.pod("web", &select("net-a"));
     let web = agent.machine.pod("web");
@@ -314,7 +312,7 @@ fn a_definition_changed_or_gone_between_add_and_del_is_of_no_account() {
 }
 
 #[test]
-fn a_sandbox_whose_pod_is_gone_is_taken_down_once_its_namespace_is_gone() {
+fn orphaned_sandbox_is_removed_after_its_namespace() {
     let agent = node!();
     agent.stop("TERM");
     agent.start(&["--orphan-grace", "1"]);
@@ -327,7 +325,7 @@ fn a_sandbox_whose_pod_is_gone_is_taken_down_once_its_namespace_is_gone() {
     agent.attachment(&kept, "alive", &alive).add(&config).success();
     let _ = agent.status("lost");
     agent.delete_pod("lost");
-    // Its namespace is there: its runtime will call. Nobody does anything.
+    // Its namespace exists, so the agent waits for a DEL of the runtime.
     let next = |number: usize| {
         let name = format!("next{number}");
         let (pod, uid) = (agent.machine.pod(&name), agent.pod(&name, &json!({})));
@@ -342,7 +340,7 @@ fn a_sandbox_whose_pod_is_gone_is_taken_down_once_its_namespace_is_gone() {
     let entry = rig::cluster::entry_path(&lost);
     lost.remove();
     let mut number = 3;
-    until("it is taken down", || {
+    until("the sandbox is taken down", || {
         next(number);
         number += 1;
         thread::sleep(Duration::from_millis(500));
@@ -350,14 +348,14 @@ fn a_sandbox_whose_pod_is_gone_is_taken_down_once_its_namespace_is_gone() {
     });
     let held = agent.machine.run(["ls", "/var/lib/cni/networks/net-a"]);
     assert_eq!(held.lines().filter(|line| line.starts_with("10.11.")).count(), 1, "{held}");
-    assert!(rig::link(&kept, "net1").is_some(), "one whose pod is there is left alone");
+    assert!(rig::link(&kept, "net1").is_some(), "a sandbox whose pod exists is kept");
 }
 
 #[test]
-fn a_hostile_annotation_is_refused_and_the_next_pod_served() {
+fn hostile_annotation_is_refused_and_the_next_pod_served() {
     let agent = node!();
     let web = agent.machine.pod("web");
-    // All annotations of an object, their keys among them: the API server takes no more.
+    // Largest annotation that the API server accepts: the limit counts all annotations of an object with their keys.
     let most = 256 * 1024 - NETWORKS.len();
     for (number, text) in [
         "[".repeat(most),
@@ -374,13 +372,13 @@ fn a_hostile_annotation_is_refused_and_the_next_pod_served() {
         let (code, why) = rig::refusal(&refused);
         assert!(code == 7 && why.len() < 2000, "{code}: {} bytes", why.len());
     }
-    // No room is left for network-status: the pod runs, and its status costs nobody else theirs.
+    // No room remains for network-status: the pod is attached, and other pods still get their status.
     let filler = "x".repeat(most - "net-a".len() - "example.org/filler".len());
     let uid = agent.pod("full", &json!({ NETWORKS: "net-a", "example.org/filler": filler }));
     let full = agent.machine.pod("full");
     agent.attachment(&full, "full", &uid).add(&node_configuration()).success();
     let failed = "weft_status_updates_total{outcome=\"failed\"}";
-    until("it cannot be written", || agent.figure(failed).filter(|count| *count >= 1.0));
+    until("the status cannot be written", || agent.metric(failed).filter(|count| *count >= 1.0));
     let uid = agent.pod("web", &select("net-a"));
     agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
     assert_eq!(agent.status("web").len(), 2);
@@ -389,14 +387,14 @@ fn a_hostile_annotation_is_refused_and_the_next_pod_served() {
 }
 
 #[test]
-fn clients_that_hammer_stall_or_lie_keep_nobody_from_an_answer() {
+fn agent_socket_serves_pods_despite_misbehaving_clients() {
     let agent = node!();
     let path = agent.machine.reach("/run/weft/agent.sock");
     let connect = || UnixStream::connect(&path).expect("the socket");
     let mut stalled = Vec::new();
     for bytes in [&b""[..], b"\0", b"\xff\xff\xff\xff", b"\0\0\0\x05{}", b"\0\0\0\x02{}", b"\0\0\0\x02[]"] {
         let mut stream = connect();
-        stream.write_all(bytes).expect("bytes go");
+        stream.write_all(bytes).expect("write");
         stalled.push(stream);
     }
     thread::scope(|scope| {
@@ -415,23 +413,23 @@ fn clients_that_hammer_stall_or_lie_keep_nobody_from_an_answer() {
         agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
     });
     assert_eq!(agent.page("/healthz"), "ok\n");
-    // Nobody but root is answered.
+    // Only root may connect.
     let mode = agent.machine.run(["stat", "-c", "%a %u", "/run/weft/agent.sock"]);
     assert_eq!(mode.trim(), "600 0");
-    // Not even where somebody has opened the door.
+    // Other users are rejected even if file modes permit the connection.
     agent.machine.run(["chmod", "755", "/run/weft"]);
     agent.machine.run(["chmod", "666", "/run/weft/agent.sock"]);
-    let stranger = ["setpriv", "--reuid=65534", "--clear-groups", "curl", "-s", "--max-time", "5"];
+    let other_user = ["setpriv", "--reuid=65534", "--clear-groups", "curl", "-s", "--max-time", "5"];
     let ask = ["--unix-socket", "/run/weft/agent.sock", "http://weft/"];
-    let _ = agent.machine.attempt(stranger.into_iter().chain(ask));
-    until("the connection is rejected", || {
+    let _ = agent.machine.attempt(other_user.into_iter().chain(ask));
+    until("the rejected connection is logged", || {
         agent.log().contains("rejected connection from another user").then_some(())
     });
     assert!(agent.log().contains("uid=65534"), "{}", agent.log());
 }
 
 #[test]
-fn without_the_kind_of_definitions_pods_that_want_none_are_attached_and_the_others_are_told_why_not() {
+fn missing_crd_refuses_only_pods_that_select_networks() {
     let agent = node!();
     let uid = agent.pod("plain", &json!({}));
     let choosy = agent.pod("choosy", &select("net-a"));
@@ -439,7 +437,7 @@ fn without_the_kind_of_definitions_pods_that_want_none_are_attached_and_the_othe
     agent.kube.kubectl(["delete", "crd", "network-attachment-definitions.k8s.cni.cncf.io"]);
     agent.start(&[]);
     let reason = "network-attachment-definitions (the cluster has no such kind of object: weft crds";
-    until("it says why", || agent.page("/readyz").contains(reason).then_some(()));
+    until("readiness gives the reason", || agent.page("/readyz").contains(reason).then_some(()));
     let plain = agent.machine.pod("plain");
     agent.attachment(&plain, "plain", &uid).add(&node_configuration()).success();
     let sandbox = agent.machine.pod("choosy");
@@ -448,26 +446,26 @@ fn without_the_kind_of_definitions_pods_that_want_none_are_attached_and_the_othe
 }
 
 #[test]
-fn an_agent_that_begins_without_an_api_says_what_it_waits_for_and_logs_as_it_is_told() {
+fn agent_start_without_api_reports_what_it_waits_for() {
     let agent = node!(own);
     agent.stop("TERM");
     agent.kube.stop("kube-apiserver", "KILL");
     let earlier = agent.log().len();
     agent.start(&["--log-format", "json"]);
-    let waiting = until("it answers", || Some(agent.page("/readyz")).filter(|page| !page.is_empty()));
+    let waiting = until("the agent answers", || Some(agent.page("/readyz")).filter(|page| !page.is_empty()));
     assert!(waiting.starts_with("waiting for: ") && waiting.contains("pods"), "{waiting}");
     let code = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://127.0.0.1:9464/readyz"];
     assert_eq!(agent.machine.run(code), "503");
-    assert_eq!(agent.page("/healthz"), "ok\n", "it lives");
-    // It is no worse than no agent: who wants nothing of the cluster does not wait for it.
+    assert_eq!(agent.page("/healthz"), "ok\n", "the agent is alive");
+    // An agent without caches is no worse than no agent: a pod without selected networks does not wait for it.
     let began = Instant::now();
     let other = agent.machine.pod("other");
     let attachment = agent.attachment(&other, "other", "u-9");
-    attachment.add(&told(&json!({ "a": "b" }))).success();
+    attachment.add(&with_annotations(&json!({ "a": "b" }))).success();
     attachment.call("STATUS", rig::in_version(&node_configuration(), "1.1.0").to_string()).success();
     attachment.del(&node_configuration()).success();
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-    let refused = attachment.add(&told(&select("net-a")));
+    let refused = attachment.add(&with_annotations(&select("net-a")));
     assert_refused("waits", &refused, 11, &["has not been seen yet: pods (", "definitions ("]);
     agent.kube.launch();
     agent.kube.wait();

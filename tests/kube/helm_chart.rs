@@ -1,4 +1,4 @@
-//! The Helm chart beside the kustomizations, by Helm's own code and with a real API server.
+//! Helm chart compared with the kustomizations, with Helm's own code and a real API server.
 //!
 //! ```text
 //!   deploy/helm/weft ── Helm ──┐
@@ -6,7 +6,7 @@
 //!   deploy/{base,…} ── kubectl kustomize ──┘
 //! ```
 //!
-//! Rules: what a value is good for is seen in what it changes; the table of values has every one of them.
+//! Every value of the chart has a row in the table of values, and must change the output.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use rig::{Kube, Machine};
 use serde_json::{Value, json};
 use testkit::{Finished, Host, host, workspace};
 
-/// A machine where Helm runs, with no network but its own and no right that is not needed.
+/// Machine on which Helm runs, without network and without privileges.
 struct Helm {
     machine: Arc<Machine>,
     interpreter: PathBuf,
@@ -29,17 +29,17 @@ impl Helm {
         Some(Helm { machine: Arc::new(Machine::new(host, "control")), interpreter })
     }
 
-    /// `helm COMMAND CHART WORDS`.
+    /// Runs `helm COMMAND CHART WORDS`.
     fn run(&self, command: &str, words: &[&str], stdin: &str) -> Finished {
         let bare = ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"];
         let (script, chart) = (workspace().join("lanes/kube/helm"), workspace().join("deploy/helm/weft"));
         let helm = self.machine.command("setpriv").args(bare).args([text(&self.interpreter), text(&script)]);
-        // Its cache of what the server offers.
+        // HOME contains its discovery cache.
         let helm = helm.env("HOME", rig::machine::CONFIGURATIONS).args([command, text(&chart)]).args(words);
-        helm.stdin(stdin).deadline(rig::machine::PATIENCE).finish()
+        helm.stdin(stdin).deadline(rig::machine::TIMEOUT).finish()
     }
 
-    /// What the chart makes with each of these values: objects as YAML, or a refusal.
+    /// Renders the chart with each of these values: objects as YAML, or an error.
     fn template(&self, values: &[Value]) -> Vec<Result<String, String>> {
         let answers = self.run("template", &[], &json!(values).to_string()).success().json();
         let answers = answers.as_array().expect("a list").clone();
@@ -50,7 +50,7 @@ impl Helm {
     }
 }
 
-/// Every object of a document in YAML by kind and name, as kubectl reads it.
+/// Parses a YAML document with kubectl: objects by kind and name.
 fn objects(kube: &Kube, yaml: &str) -> BTreeMap<String, Value> {
     let read = kube.attempt(["create", "--dry-run=client", "-o", "json", "-f", "-"], yaml).success().stdout;
     let objects = serde_json::Deserializer::from_str(&read).into_iter::<Value>().map(|object| {
@@ -62,8 +62,8 @@ fn objects(kube: &Kube, yaml: &str) -> BTreeMap<String, Value> {
     objects.collect()
 }
 
-/// Each value and what it may be instead; with everything that can be there.
-fn others() -> Vec<(&'static str, Value)> {
+/// Alternative for each value, used with all components enabled.
+fn alternatives() -> Vec<(&'static str, Value)> {
     let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
     let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
     [
@@ -110,12 +110,12 @@ fn others() -> Vec<(&'static str, Value)> {
         ("removal.resources", resources),
     ]
     .into_iter()
-    .chain(others_of_controllers())
+    .chain(alternatives_of_controllers())
     .collect()
 }
 
-/// The same of the controllers.
-fn others_of_controllers() -> [(&'static str, Value); 24] {
+/// Alternatives for the values of controllers.
+fn alternatives_of_controllers() -> [(&'static str, Value); 24] {
     let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
     let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
     [
@@ -146,13 +146,13 @@ fn others_of_controllers() -> [(&'static str, Value); 24] {
     ]
 }
 
-/// Values in which everything is there.
+/// Values that enable all components.
 fn all() -> Value {
     let on = json!({ "enabled": true });
     json!({ "hotPlug": on, "ipam": on, "services": on, "neutron": on })
 }
 
-/// `values` with one of them set.
+/// Returns `values` with one of them set.
 fn with(values: &Value, path: &str, value: &Value) -> Value {
     let mut values = values.clone();
     let place = path.split('.').fold(&mut values, |place, key| &mut place[key]);
@@ -160,7 +160,7 @@ fn with(values: &Value, path: &str, value: &Value) -> Value {
     values
 }
 
-/// The paths of values that are none of maps, but for those that mean something as a whole.
+/// Collects the paths of values that are not maps; some maps count as one value.
 fn leaves(value: &Value, path: &str, found: &mut BTreeSet<String>) {
     let is_whole = ["resources", "nodeSelector", "securityContext"].iter().any(|end| path.ends_with(end));
     match value.as_object().filter(|map| !map.is_empty() && !is_whole) {
@@ -173,12 +173,12 @@ fn leaves(value: &Value, path: &str, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn the_chart_makes_what_the_kustomizations_make() {
+fn helm_chart_renders_the_same_objects_as_kustomize() {
     let Some(helm) = Helm::new(host!()) else { return };
     let Some(kube) = Kube::new(Arc::clone(&helm.machine)) else { return };
     let found = helm.run("lint", &[], "").success().stdout;
     assert_eq!(found, "1 Chart.yaml icon is recommended\n");
-    let ways: [(Value, &[&str]); 8] = [
+    let variants: [(Value, &[&str]); 8] = [
         (json!({}), &["base"]),
         (json!({ "install": { "thin": true } }), &["thin"]),
         (json!({ "hotPlug": { "enabled": true } }), &["hot-plug"]),
@@ -188,8 +188,8 @@ fn the_chart_makes_what_the_kustomizations_make() {
         (json!({ "hotPlug": { "enabled": true }, "removal": { "enabled": true } }), &["removal"]),
         (all(), &["hot-plug", "ipam", "services", "neutron"]),
     ];
-    let values: Vec<Value> = ways.iter().map(|(values, _)| values.clone()).collect();
-    for ((values, directories), made) in ways.iter().zip(helm.template(&values)) {
+    let values: Vec<Value> = variants.iter().map(|(values, _)| values.clone()).collect();
+    for ((values, directories), made) in variants.iter().zip(helm.template(&values)) {
         let made = objects(&kube, &made.unwrap_or_else(|why| panic!("{values}: {why}")));
         let kustomized = directories.iter().map(|directory| {
             let directory = workspace().join("deploy").join(directory);
@@ -205,7 +205,7 @@ fn the_chart_makes_what_the_kustomizations_make() {
 }
 
 #[test]
-fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
+fn helm_install_upgrade_and_uninstall_keep_the_crds() {
     let Some(helm) = Helm::new(host!()) else { return };
     let Some(kube) = Kube::new(Arc::clone(&helm.machine)) else { return };
     let ours = |kind: &str| {
@@ -220,14 +220,13 @@ fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
     let definitions = kube.kubectl(["get", "crd", "-o", "name"]);
     let shipped = std::fs::read_dir(workspace().join("deploy/crds")).expect("the definitions").count();
     assert_eq!(definitions.lines().count(), shipped, "{definitions}");
-    // Each value that there is, as something else, is taken by the server; but for what takes a whole part away, and what
-    // an old server has not.
+    // The server accepts every alternative value, except those that disable a component and those that an old server lacks.
     let mut values = all();
-    let is_left_out = |path: &str| {
+    let is_excluded = |path: &str| {
         path.ends_with("enabled")
             || ["install.thin", "install.configuration", "agent.policy", "neutron.policy"].contains(&path)
     };
-    for (path, value) in others().iter().filter(|(path, _)| !is_left_out(path)) {
+    for (path, value) in alternatives().iter().filter(|(path, _)| !is_excluded(path)) {
         values = with(&values, path, value);
     }
     assert_eq!(install(&values), "2 deployed\n");
@@ -239,7 +238,7 @@ fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
     for word in ["--hot-plug", "--listen=0.0.0.0:9999", "--orphan-grace=0", "--journal=/var/lib/cni/multus"] {
         assert!(words.contains(word), "{word}: {words}");
     }
-    // None at all would mean those of before.
+    // Without values, Helm would reuse the previous ones.
     assert_eq!(install(&json!({ "hotPlug": { "enabled": false } })), "3 deployed\n");
     assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent"]);
     assert_eq!(install(&json!({ "removal": { "enabled": true } })), "4 deployed\n");
@@ -257,11 +256,11 @@ fn helm_installs_changes_and_removes_it_and_leaves_the_definitions() {
     ] {
         assert_eq!(ours(kind), [""; 0], "{kind}");
     }
-    assert_eq!(kube.kubectl(["get", "crd", "-o", "name"]), definitions, "networks outlive their chart");
+    assert_eq!(kube.kubectl(["get", "crd", "-o", "name"]), definitions, "definitions outlive the chart");
 }
 
 #[test]
-fn the_agent_listens_and_is_probed_at_addresses_of_both_kinds() {
+fn helm_listen_address_and_probes_support_ipv4_and_ipv6() {
     let Some(helm) = Helm::new(host!()) else { return };
     let addresses = [
         ("0.0.0.0", "--listen=0.0.0.0:9464", "host: 127.0.0.1\n"),
@@ -276,7 +275,7 @@ fn the_agent_listens_and_is_probed_at_addresses_of_both_kinds() {
 }
 
 #[test]
-fn where_ports_are_written_is_told_to_the_agent_or_to_what_stands_in_its_place() {
+fn helm_vif_store_reaches_the_agent_or_the_thin_node() {
     let Some(helm) = Helm::new(host!()) else { return };
     let neutron = json!({ "enabled": true, "vifStore": "kuryrport" });
     let mut made = helm
@@ -290,14 +289,14 @@ fn where_ports_are_written_is_told_to_the_agent_or_to_what_stands_in_its_place()
     let (agent, thin, otherwise) = (made.next().unwrap(), made.next().unwrap(), made.next().unwrap());
     assert!(agent.contains("- --vif-store=kuryrport\n") && !agent.contains("--set=vifStore"), "{agent}");
     assert!(thin.contains("- --set=vifStore=kuryrport\n"), "{thin}");
-    // The last of them counts.
+    // The last argument wins.
     let places = ["- --set=vifStore=kuryrport\n", "- --set=vifStore=\"annotation\"\n"]
         .map(|word| otherwise.find(word));
     assert!(places[0].is_some() && places[0] < places[1], "{otherwise}");
 }
 
 #[test]
-fn where_the_kubelet_tells_devices_is_told_to_a_node_without_an_agent() {
+fn helm_pod_resources_path_reaches_a_thin_node() {
     let Some(helm) = Helm::new(host!()) else { return };
     let elsewhere = json!({ "podResources": "/var/lib/k0s/kubelet/pod-resources" });
     let made = helm
@@ -309,17 +308,17 @@ fn where_the_kubelet_tells_devices_is_told_to_a_node_without_an_agent() {
         .into_iter()
         .map(|made| made.expect("objects"))
         .collect::<Vec<_>>();
-    let told = "- --set=podResources=/var/lib/k0s/kubelet/pod-resources/kubelet.sock\n";
-    // Init container, and the one that follows.
-    assert_eq!(made[0].matches(told).count(), 2, "{}", made[0]);
+    let argument = "- --set=podResources=/var/lib/k0s/kubelet/pod-resources/kubelet.sock\n";
+    // The init container and the follower.
+    assert_eq!(made[0].matches(argument).count(), 2, "{}", made[0]);
     for others in &made[1..] {
         assert!(!others.contains("podResources="), "{others}");
     }
 }
 
-/// Servers of before 1.30 have no such policies: what the chart makes is what the page says, word for word.
+/// Compares text, because servers before 1.30 have no such policies.
 #[test]
-fn the_policies_of_the_chart_are_those_beside_the_kustomizations() {
+fn helm_admission_policies_equal_the_kustomizations() {
     let Some(helm) = Helm::new(host!()) else { return };
     let policy = |part: &str| {
         let path = workspace().join("deploy").join(part).join("policy.yaml");
@@ -339,12 +338,12 @@ fn the_policies_of_the_chart_are_those_beside_the_kustomizations() {
 }
 
 #[test]
-fn each_value_is_good_for_something() {
+fn helm_values_each_change_the_output() {
     let Some(helm) = Helm::new(host!()) else { return };
-    let mut there = BTreeSet::new();
-    leaves(&helm.run("values", &[], "").success().json(), "", &mut there);
-    let tried: BTreeSet<String> = others().iter().map(|(path, _)| (*path).to_owned()).collect();
-    assert_eq!(there, tried, "values of the chart, and values that are tried");
+    let mut values_of_chart = BTreeSet::new();
+    leaves(&helm.run("values", &[], "").success().json(), "", &mut values_of_chart);
+    let tried: BTreeSet<String> = alternatives().iter().map(|(path, _)| (*path).to_owned()).collect();
+    assert_eq!(values_of_chart, tried, "values of the chart, and values that are tried");
     let all = &all();
     let removing = with(all, "removal.enabled", &json!(true));
     let bare = json!({});
@@ -353,12 +352,12 @@ fn each_value_is_good_for_something() {
         "install.thin" => &bare,
         _ => all,
     };
-    let values = others().into_iter().flat_map(|(path, value)| {
+    let values = alternatives().into_iter().flat_map(|(path, value)| {
         let plain = without(path);
         [plain.clone(), with(plain, path, &value)]
     });
     let made = helm.template(&values.collect::<Vec<_>>());
-    for ((path, value), made) in others().iter().zip(made.chunks(2)) {
+    for ((path, value), made) in alternatives().iter().zip(made.chunks(2)) {
         let [plain, changed] = [&made[0], &made[1]]
             .map(|made| made.as_ref().unwrap_or_else(|why| panic!("{path}: {value}: {why}")));
         assert_ne!(changed, plain, "{path}: {value} changes nothing");
@@ -366,7 +365,7 @@ fn each_value_is_good_for_something() {
 }
 
 #[test]
-fn values_that_are_wrong_are_refused_by_name() {
+fn helm_invalid_values_are_refused_by_name() {
     let Some(helm) = Helm::new(host!()) else { return };
     let wrong = [
         ("agents", json!({}), "agents"),
@@ -394,7 +393,7 @@ fn values_that_are_wrong_are_refused_by_name() {
         json!({ "install": { "thin": true }, "ipam": { "enabled": true } }),
     ];
     for (values, made) in together.iter().zip(helm.template(&together)) {
-        let why = made.expect_err(&format!("{values} is taken"));
+        let why = made.expect_err(&format!("{values} is accepted"));
         assert!(
             why.contains("install.configuration is") || why.contains("install.thin has"),
             "{values}: {why}"
@@ -402,7 +401,7 @@ fn values_that_are_wrong_are_refused_by_name() {
     }
     let values: Vec<Value> = wrong.iter().map(|(path, value, _)| with(&json!({}), path, value)).collect();
     for ((path, value, word), made) in wrong.iter().zip(helm.template(&values)) {
-        let why = made.expect_err(&format!("{path}: {value} is taken"));
+        let why = made.expect_err(&format!("{path}: {value} is accepted"));
         assert!(why.contains(word), "{path}: {value}: {why}");
     }
 }

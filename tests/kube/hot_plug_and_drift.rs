@@ -1,6 +1,5 @@
-//! Sandboxes that change while they run: networks that a pod selects later, and interfaces that vanish.
-//!
-//! Source: DESIGN §1 (work orders, `weft executor`).
+//! Hot-plug and drift: networks that a running pod selects later, and interfaces that vanish. Tasks are executed by
+//! `weft executor`.
 
 use rig::agent::{NAMESPACE, node_configuration};
 use rig::cluster::bridge;
@@ -13,7 +12,7 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const EXECUTOR: &str = "executor";
 const CONFIGURATION: &str = "/etc/cni/net.d/00-weft.conf";
 
-/// A node with an agent that lets running pods change, and two definitions.
+/// Starts a node with an agent and two definitions; the words are further arguments of the agent.
 macro_rules! node {
     ($($word:literal),*) => {{
         let Some(agent) = Agent::with_networks(host!(Feature::Bridge), ["net-a", "net-b"]) else { return };
@@ -25,12 +24,12 @@ macro_rules! node {
     }};
 }
 
-fn start_hands(agent: &Agent) {
+fn start_executor(agent: &Agent) {
     let weft = testkit::binary("weft");
     agent.machine.start(EXECUTOR, [weft.to_str().unwrap(), "executor", "--config", CONFIGURATION]);
 }
 
-/// A pod that selects `networks`, attached.
+/// Creates a pod that selects `networks`, and attaches it.
 fn attached(agent: &Agent, name: &str, networks: &str) -> (Pod, String) {
     let uid = agent.pod(name, &json!({ NETWORKS: networks }));
     let sandbox = agent.machine.pod(name);
@@ -46,7 +45,7 @@ fn select(agent: &Agent, name: &str, networks: &str) {
     agent.kube.kubectl(["annotate", "pod", "-n", NAMESPACE, name, "--overwrite", &annotation]);
 }
 
-/// Waits until network-status names these networks and interfaces.
+/// Waits until network-status has these networks and interfaces.
 fn wait_for_status(agent: &Agent, name: &str, expected: &[(&str, &str)]) {
     agent.machine.wait(EXECUTOR, "changes the status", || {
         let status = agent.status(name);
@@ -58,7 +57,7 @@ fn wait_for_status(agent: &Agent, name: &str, expected: &[(&str, &str)]) {
     });
 }
 
-/// Waits for an Event of the pod that begins so.
+/// Waits for an Event of the pod that begins with this text.
 fn wait_for_event(agent: &Agent, pod: &str, start: &str) -> String {
     agent.machine.wait(EXECUTOR, "causes an Event", || {
         agent.events(pod).into_iter().find(|event| event.starts_with(start))
@@ -66,25 +65,25 @@ fn wait_for_event(agent: &Agent, pod: &str, start: &str) -> String {
 }
 
 #[test]
-fn a_running_pod_gets_the_networks_that_it_selects_now() {
+fn hot_plug_attaches_and_detaches_selected_networks() {
     let agent = node!("--hot-plug");
-    start_hands(&agent);
+    start_executor(&agent);
     let (sandbox, uid) = attached(&agent, "web", "net-a");
     let kept = addresses_on(&sandbox, "net1");
     select(&agent, "web", "net-b@blue0,net-a");
     let home = ("home", "eth0");
     wait_for_status(&agent, "web", &[home, ("blue/net-b", "blue0"), ("blue/net-a", "net1")]);
-    // What stays is not touched.
+    // The remaining attachment is not changed.
     assert_eq!(addresses_on(&sandbox, "net1"), kept);
     let address = addresses_on(&sandbox, "blue0")[0].split('/').next().unwrap().to_owned();
     wait_for_event(&agent, "web", &format!("AddedInterface Add blue0 [{address}] from blue/net-b"));
     sandbox.run(["ping", "-c", "1", "-W", "2", "10.12.0.1"]);
-    // One goes; the one that stays keeps the name that was generated for it.
+    // One network is removed; the other keeps its generated interface name.
     select(&agent, "web", "net-a");
     wait_for_status(&agent, "web", &[home, ("blue/net-a", "net1")]);
     assert!(link(&sandbox, "blue0").is_none());
     wait_for_event(&agent, "web", "RemovedInterface Remove blue0 from blue/net-b");
-    // Without the annotation the pod has the default network, and the DEL finds what is there then.
+    // Without the annotation, the pod has the default network only. The DEL removes the current attachments.
     select(&agent, "web", "");
     wait_for_status(&agent, "web", &[home]);
     let web = agent.attachment(&sandbox, "web", &uid);
@@ -99,27 +98,27 @@ fn a_running_pod_gets_the_networks_that_it_selects_now() {
 }
 
 #[test]
-fn an_agent_that_ends_sends_the_hands_away_that_wait_for_work() {
+fn agent_shutdown_answers_the_waiting_executor() {
     let agent = node!("--hot-plug");
-    start_hands(&agent);
+    start_executor(&agent);
     let (_sandbox, _) = attached(&agent, "web", "net-a");
     select(&agent, "web", "net-b");
     wait_for_status(&agent, "web", &[("home", "eth0"), ("blue/net-b", "net1")]);
     let began = std::time::Instant::now();
     agent.stop("TERM");
-    // What it has to tell is told within three seconds.
+    // The agent sends pending status and Events for three seconds at most.
     assert!(began.elapsed() < std::time::Duration::from_secs(8), "{:?}", began.elapsed());
     assert!(agent.log().contains("ended"), "{}", agent.log());
-    // The hands come again to the next one.
+    // The executor connects to the next agent.
     agent.start(&["--hot-plug"]);
     select(&agent, "web", "net-a");
     wait_for_status(&agent, "web", &[("home", "eth0"), ("blue/net-a", "net1")]);
 }
 
 #[test]
-fn a_definition_that_was_edited_changes_no_running_pod_whichever_agent_comes() {
+fn hot_plug_ignores_edits_of_definitions() {
     let agent = node!("--hot-plug");
-    start_hands(&agent);
+    start_executor(&agent);
     let definition = |declared: bool| {
         let mut config = bridge("edited", 15);
         config["plugins"][0]["capabilities"] = json!({ "mac": declared });
@@ -139,7 +138,7 @@ fn a_definition_that_was_edited_changes_no_running_pod_whichever_agent_comes() {
     agent.stop("TERM");
     agent.start(&["--hot-plug"]);
     agent.wait_until_ready();
-    // The pods are looked at in turn: once this one has changed, the other one could have.
+    // Pods are reconciled in turn: after a change of this pod, the other one had its turn, too.
     select(&agent, "other", "net-a,net-b");
     wait_for_status(&agent, "other", &[("home", "eth0"), ("blue/net-a", "net1"), ("blue/net-b", "net2")]);
     assert!(link(&other, "net2").is_some());
@@ -150,12 +149,12 @@ fn a_definition_that_was_edited_changes_no_running_pod_whichever_agent_comes() {
 }
 
 #[test]
-fn a_network_that_comes_while_a_gc_is_under_way_keeps_what_it_holds() {
+fn hot_plug_during_gc_keeps_the_new_address() {
     let agent = node!("--hot-plug");
     agent.machine.install(&testkit::binary("weft-test-plugin"), &["one"]);
     let slow = json!({ "GC": [{ "do": "sleep", "milliseconds": 4000 }] });
     agent.definition("a-slow", &json!({}), &rig::cluster::recording("a-slow", "one", &slow));
-    start_hands(&agent);
+    start_executor(&agent);
     let (other, _) = attached(&agent, "other", "net-b");
     let (sandbox, uid) = attached(&agent, "web", "a-slow");
     let configuration = rig::in_version(&node_configuration(), "1.1.0");
@@ -165,11 +164,11 @@ fn a_network_that_comes_while_a_gc_is_under_way_keeps_what_it_holds() {
     assert_eq!(held().trim(), "1");
     std::thread::scope(|scope| {
         let gc = scope.spawn(|| {
-            rig::collect(&agent.attachment(&sandbox, "web", &uid), &configuration, Some(&valid)).success()
+            rig::gc(&agent.attachment(&sandbox, "web", &uid), &configuration, Some(&valid)).success()
         });
-        // The GC is with the first network; the pod gets one that it comes to later.
+        // GC is at the first network; the pod gets one that GC reaches later.
         let begun = || agent.machine.run(["cat", rig::cluster::RECORD]).contains("\"GC\"").then_some(());
-        until("the GC is under way", begun);
+        until("the GC has begun", begun);
         select(&agent, "web", "a-slow,net-b");
         let all = [("home", "eth0"), ("blue/a-slow", "net1"), ("blue/net-b", "net2")];
         wait_for_status(&agent, "web", &all);
@@ -178,7 +177,7 @@ fn a_network_that_comes_while_a_gc_is_under_way_keeps_what_it_holds() {
     assert_eq!(held().trim(), "2");
 }
 
-/// The configuration with the result that a runtime passes to CHECK.
+/// Returns the configuration with the result that a runtime passes to CHECK.
 fn with_result(agent: &Agent, sandbox: &Pod) -> Value {
     let path = format!("/var/lib/weft/sandboxes/{}.json", sandbox.container_id());
     let entry = agent.machine.run(["cat", &path]);
@@ -190,27 +189,27 @@ fn with_result(agent: &Agent, sandbox: &Pod) -> Value {
 }
 
 #[test]
-fn what_cannot_be_changed_is_an_event_and_nothing_else() {
+fn hot_plug_failure_is_an_event_and_changes_nothing() {
     let agent = node!("--hot-plug");
-    start_hands(&agent);
+    start_executor(&agent);
     let (sandbox, _) = attached(&agent, "web", "net-a");
     let before = agent.machine.snapshot();
-    // A slip of the pen.
+    // Invalid annotation.
     select(&agent, "web", r#"[{"name":"net-a","ips":["x"]}]"#);
     wait_for_event(&agent, "web", "NetworkChangeFailed nothing is changed: ");
-    // A network that is not there.
+    // Network that does not exist.
     select(&agent, "web", "net-a,nowhere");
     wait_for_event(&agent, "web", "NoNetworkFound ");
-    // A network that this pod may not use.
+    // Network that this pod may not use.
     let closed = json!({ "weft.dev/access": r#"{"namespaces":["other"]}"# });
     agent.definition("closed", &closed, &bridge("closed", 14));
     select(&agent, "web", "net-a,closed");
     wait_for_event(&agent, "web", "NetworkRefused ");
-    // The default route.
+    // Change of the default route.
     select(&agent, "web", r#"[{"name":"net-a"},{"name":"net-b","default-route":["10.12.0.1"]}]"#);
     wait_for_event(&agent, "web", "NetworkChangeFailed change: blue/net-b on net2: the default route");
     assert_nothing_left("refusals", &agent.machine, &before);
-    // A plugin that fails: what it was called for is taken back, and comes when it can.
+    // Plugin that fails: its ADD is undone, and repeated until it succeeds.
     let mut hollow = bridge("net-c", 13);
     hollow["plugins"][0]["bridge"] = json!("up0");
     agent.definition("net-c", &json!({}), &hollow);
@@ -225,38 +224,38 @@ fn what_cannot_be_changed_is_an_event_and_nothing_else() {
 }
 
 #[test]
-fn another_namespace_at_the_path_of_a_sandbox_is_not_changed() {
+fn hot_plug_does_not_enter_another_namespace_at_the_path() {
     let agent = node!("--hot-plug");
     let (sandbox, _) = attached(&agent, "web", "net-a");
-    // Held, the number of the first is not given to the next.
+    // The bind mount keeps the inode number of the first namespace in use.
     agent.machine.run(["sh", "-c", "touch /run/netns/kept && mount --bind /run/netns/web /run/netns/kept"]);
     sandbox.remove();
     agent.machine.run(["ip", "netns", "add", "web"]);
     let (other, _) = attached(&agent, "other", "net-a");
     select(&agent, "web", "net-b,net-a");
     select(&agent, "other", "net-b,net-a");
-    start_hands(&agent);
-    agent.machine.wait(EXECUTOR, "changes the one that is there", || link(&other, "net3"));
-    // Orders are repeated until they are carried out.
+    start_executor(&agent);
+    agent.machine.wait(EXECUTOR, "changes the other pod", || link(&other, "net3"));
+    // Tasks are repeated until they succeed.
     std::thread::sleep(std::time::Duration::from_secs(7));
     let inside = agent.machine.run(["ip", "-n", "web", "-o", "link"]);
     assert_eq!(inside.lines().count(), 1, "{inside}");
 }
 
 #[test]
-fn m22_hands_that_are_killed_in_the_middle_go_on_and_a_del_finds_everything() {
+fn executor_killed_during_hot_plug_continues_and_del_cleans_up() {
     let agent = node!("--hot-plug");
     let (sandbox, uid) = attached(&agent, "web", "net-a");
     let web = agent.attachment(&sandbox, "web", &uid);
     for round in 0..6 {
-        start_hands(&agent);
+        start_executor(&agent);
         select(&agent, "web", if round % 2 == 0 { "net-b,net-b,net-b" } else { "net-a" });
         std::thread::sleep(std::time::Duration::from_millis(150 * round));
         agent.machine.stop(EXECUTOR, "KILL");
     }
-    start_hands(&agent);
+    start_executor(&agent);
     select(&agent, "web", "net-b,net-a");
-    agent.machine.wait(EXECUTOR, "makes the pod as asked", || {
+    agent.machine.wait(EXECUTOR, "attaches the selected networks", || {
         let names: Vec<String> =
             agent.status("web").iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect();
         (names == ["home", "blue/net-b", "blue/net-a"]).then_some(())
@@ -269,14 +268,14 @@ fn m22_hands_that_are_killed_in_the_middle_go_on_and_a_del_finds_everything() {
 }
 
 #[test]
-fn an_interface_that_vanished_is_seen_and_told() {
+fn drift_of_a_deleted_interface_is_an_event_and_a_metric() {
     let agent = node!("--check-interval", "1");
-    start_hands(&agent);
+    start_executor(&agent);
     let (sandbox, _) = attached(&agent, "web", "net-a");
-    let drifted = || agent.figure("weft_drifted_sandboxes ");
-    // It is looked at, and nothing is told of what did not change.
-    let checks = || agent.figure("weft_tasks_total ").filter(|count| *count >= 4.0);
-    agent.machine.wait(EXECUTOR, "checks it", checks);
+    let drifted = || agent.metric("weft_drifted_sandboxes ");
+    // Checks run, and no Event is sent without a change.
+    let checks = || agent.metric("weft_tasks_total ").filter(|count| *count >= 4.0);
+    agent.machine.wait(EXECUTOR, "checks the sandbox", checks);
     assert!(
         !agent.events("web").iter().any(|event| event.starts_with("Interface")),
         "{:?}",
@@ -286,18 +285,18 @@ fn an_interface_that_vanished_is_seen_and_told() {
     sandbox.run(["ip", "link", "delete", "net1"]);
     let event = wait_for_event(&agent, "web", "InterfaceDrifted ");
     assert!(event.contains("net1"), "{event}");
-    until("the figure", || drifted().filter(|count| *count > 0.0));
+    until("the metric", || drifted().filter(|count| *count > 0.0));
     assert_eq!(drifted(), Some(1.0));
-    // The next agent knows that it was right.
+    // The next agent knows the earlier result of the check.
     agent.stop("TERM");
     agent.start(&["--check-interval", "1"]);
     agent.wait_until_ready();
-    until("the figure of the next", || drifted().filter(|count| *count == 1.0));
+    until("the metric of the next agent", || drifted().filter(|count| *count == 1.0));
 }
 
-/// The attack: a pod selects, while it runs, as many networks as it may whose plugin never answers.
+/// Attack: a running pod selects the maximum number of networks whose plugin never answers.
 #[test]
-fn a_pod_with_many_slow_networks_keeps_no_other_from_its_change() {
+fn hot_plug_of_slow_networks_does_not_block_other_pods() {
     let agent = node!("--hot-plug");
     let own = rig::with(&node_configuration(), &json!({ "delegateTimeout": 1 }));
     agent.machine.write(CONFIGURATION, own.to_string());
@@ -308,13 +307,13 @@ fn a_pod_with_many_slow_networks_keeps_no_other_from_its_change() {
         &json!({}),
         &rig::cluster::recording("slow", "slow", &json!({ "ADD": [{ "do": "hang" }] })),
     );
-    // Its container comes first.
+    // Its container sorts first.
     let (_greedy, _) = attached(&agent, "a-greedy", "net-a");
     let (other, _) = attached(&agent, "other", "net-a");
     select(&agent, "a-greedy", &["slow"; 60].join(","));
     select(&agent, "other", "net-a,net-b");
     let began = std::time::Instant::now();
-    start_hands(&agent);
+    start_executor(&agent);
     wait_for_status(&agent, "other", &[("home", "eth0"), ("blue/net-a", "net1"), ("blue/net-b", "net2")]);
     assert!(began.elapsed().as_secs() < 30, "{:?}", began.elapsed());
     assert!(link(&other, "net2").is_some());

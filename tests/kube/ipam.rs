@@ -1,21 +1,24 @@
-//! Addresses that are unique in a cluster: a real API server, several nodes' agents, and the plugin as runtimes call it.
+//! Cluster IPAM: addresses that are unique in a cluster, with a real API server, agents of several nodes, and the plugin.
 //!
 //! ```text
-//!   kube-apiserver ◄── agents of four nodes ◄── weft-ipam ADD/DEL ◄── the test, in the place of the runtimes
+//!   kube-apiserver ◄── agents of four nodes ◄── weft-ipam ADD/DEL ◄── the test, as container runtime
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use rig::addresses::{Nodes, assert_right, control, given, last_byte, ledgers, network, pool, rounds, weft};
+use rig::addresses::{
+    Nodes, address_stores, allocated, assert_ipam_consistent, last_byte, network, pool, reconciliations,
+    start_controllers, weft,
+};
 use rig::machine::until;
 use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
 use testkit::{Finished, Pod};
 
 #[test]
-fn two_nodes_lease_blocks_and_give_each_address_once() {
+fn two_nodes_lease_blocks_and_allocate_each_address_once() {
     let nodes = nodes!(2);
     let pod = nodes.machine.pod("a");
     let conf = |node| network(node, &json!({ "range": "10.9.0.0/20", "quarantine": 0 }));
@@ -23,29 +26,29 @@ fn two_nodes_lease_blocks_and_give_each_address_once() {
     for round in 0..20 {
         for node in 0..2 {
             let container = format!("c{node}-{round}");
-            let ips = given(nodes.attachment(&pod, &container).add(&conf(node)));
+            let ips = allocated(nodes.attachment(&pod, &container).add(&conf(node)));
             assert!(seen.insert(ips[0].clone()), "{ips:?} twice");
-            // The same once more.
-            assert_eq!(given(nodes.attachment(&pod, &container).add(&conf(node))), ips);
+            // A repeated ADD returns the same address.
+            assert_eq!(allocated(nodes.attachment(&pod, &container).add(&conf(node))), ips);
             nodes.attachment(&pod, &container).check(&conf(node)).success();
         }
     }
     let blocks = nodes.blocks();
     let owners: BTreeSet<&str> = blocks.iter().filter_map(|block| block["spec"]["node"].as_str()).collect();
     assert_eq!((blocks.len(), owners.len()), (2, 2), "{blocks:#?}");
-    // The rest of a full node of 250 pods.
+    // The remaining pods of a node with 250 pods.
     for round in 20..250 {
-        let ips = given(nodes.attachment(&pod, &format!("c0-{round}")).add(&conf(0)));
+        let ips = allocated(nodes.attachment(&pod, &format!("c0-{round}")).add(&conf(0)));
         assert!(seen.insert(ips[0].clone()), "{ips:?} twice");
     }
     for node in 0..2 {
-        // Made, and the pool asked about it: what 250 pods cost.
-        let requests = nodes.figure(node, "weft_ipam_api_requests_total ");
+        // Two requests for 250 pods: create a block, read the pool.
+        let requests = nodes.metric(node, "weft_ipam_api_requests_total ");
         assert!(requests <= 2, "node {node}: {requests} requests");
     }
     let pool = nodes.kube.json(["ippools.weft.dev", "10.9.0.0-20"]);
     assert_eq!(pool["spec"], json!({ "range": "10.9.0.0/20", "blockBits": 8 }));
-    // All of it goes again: some by DEL, some by GC, which the runtime calls with what is left.
+    // Addresses are released by DEL and by GC, to which the runtime passes the valid attachments.
     for round in 0..10 {
         nodes.attachment(&pod, &format!("c0-{round}")).del(&conf(0)).success();
     }
@@ -58,28 +61,28 @@ fn two_nodes_lease_blocks_and_give_each_address_once() {
     }
 }
 
-/// Milliseconds since 1970, so long ago.
+/// Returns a time before now in milliseconds since 1970.
 fn ago(past: Duration) -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     u64::try_from((since - past).as_millis()).unwrap()
 }
 
 #[test]
-fn what_is_left_of_an_address_that_was_asked_for_is_removed_when_it_has_rested_for_an_hour() {
+fn quarantine_object_of_a_released_address_is_removed() {
     const HOUR: Duration = Duration::from_secs(3_600);
     let nodes = nodes!(1);
     let sandbox = nodes.machine.pod("a");
     let (blocks, singles) = (pool(&nodes, "10.13.0.0/24", 4), pool(&nodes, "10.14.0.0/29", 0));
-    // Given and taken back by the plugin: its object stays, and says since when it rests.
+    // Allocated and released by the plugin: its object stays and contains the time of release.
     let mut conf = network(0, &json!({ "range": "10.13.0.0/24" }));
     conf["args"] = json!({ "cni": { "ips": ["10.13.0.77"] } });
-    assert_eq!(given(nodes.attachment(&sandbox, "r1").add(&conf)), ["10.13.0.77"]);
+    assert_eq!(allocated(nodes.attachment(&sandbox, "r1").add(&conf)), ["10.13.0.77"]);
     nodes.attachment(&sandbox, "r1").del(&conf).success();
     let name = format!("{blocks}.10.13.0.77-32");
     let object = nodes.kube.json(["ipblocks.weft.dev", &name]);
     let since = object["spec"]["releasedAt"].as_u64().unwrap();
     assert!(since > ago(HOUR) && object["spec"]["node"].is_null(), "{object}");
-    // Others are as if they had been given back earlier, or are somebody's.
+    // Further objects, released earlier or in use.
     let write = |pool: &str, ip: &str, spec: &Value| {
         let mut object = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPBlock",
             "metadata": { "name": format!("{pool}.{ip}-32"), "labels": { "weft.dev/pool": pool } }, "spec": spec });
@@ -100,48 +103,48 @@ fn what_is_left_of_an_address_that_was_asked_for_is_removed_when_it_has_rested_f
         "10.13.0.81",
         &json!({ "node": "worker-0", "addressStore": blocks, "owner": "u/c/i", "generation": 1 }),
     );
-    // Where every address is an object of its own, it says which has rested longest.
+    // In a pool of single addresses, the release time of objects decides which address is allocated next.
     write(&singles, "10.14.0.2", &old);
     let names = || -> BTreeSet<String> {
         let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         nodes.blocks().iter().map(name).collect()
     };
     let before = names();
-    control(&nodes, &[("one", 9601)]);
+    start_controllers(&nodes, &[("one", 9601)]);
     let removed = format!("{blocks}.10.13.0.78-32");
-    until("the object of the address that rested for two hours", || {
+    until("the object of an address in quarantine for two hours", || {
         (!names().contains(&removed)).then_some(())
     });
-    let round = rounds(&nodes, 9601);
-    until("two rounds more", || (rounds(&nodes, 9601) > round + 1).then_some(()));
+    let round = reconciliations(&nodes, 9601);
+    until("two more reconciliations", || (reconciliations(&nodes, 9601) > round + 1).then_some(()));
     let gone: Vec<String> = before.difference(&names()).cloned().collect();
     assert_eq!(gone, [removed]);
-    // It is anybody's again, and so is the one that still rests for who asks for it.
+    // The address is available to any pod again; one in quarantine is available to a pod that requests it.
     conf["args"] = json!({ "cni": { "ips": ["10.13.0.78"] } });
-    assert_eq!(given(nodes.attachment(&sandbox, "r2").add(&conf)), ["10.13.0.78"]);
+    assert_eq!(allocated(nodes.attachment(&sandbox, "r2").add(&conf)), ["10.13.0.78"]);
 }
 
 #[test]
-fn a_node_whose_pods_are_fewer_empties_blocks_and_gives_them_back() {
+fn drained_blocks_are_returned_by_a_node_with_fewer_pods() {
     let nodes = nodes!(1);
     let pod = nodes.machine.pod("a");
     let name = pool(&nodes, "10.12.0.0/22", 4);
     let conf = network(0, &json!({ "range": "10.12.0.0/22", "quarantine": 0 }));
-    let add = |container: &str| given(nodes.attachment(&pod, container).add(&conf))[0].clone();
-    let ledger = || {
+    let add = |container: &str| allocated(nodes.attachment(&pod, container).add(&conf))[0].clone();
+    let store = || {
         let words = ["ipam", "-o", "json", "show", "--blocks", "--address-stores", "/var/lib/weft/ipam-0"];
         let shown = weft(&nodes, &words).success().json();
         shown[0]["ledger"].as_array().cloned().unwrap_or_default()
     };
-    let of_state = |state: &str| ledger().iter().filter(|block| block["state"] == state).count();
+    let of_state = |state: &str| store().iter().filter(|block| block["state"] == state).count();
     let kept: Vec<usize> = (0..40).step_by(5).collect();
     let before: Vec<String> = (0..40).map(|at| add(&format!("c{at}"))).collect();
-    assert_eq!((ledger().len(), of_state("active")), (3, 3));
+    assert_eq!((store().len(), of_state("active")), (3, 3));
     for at in (0..40).filter(|at| !kept.contains(at)) {
         nodes.attachment(&pod, &format!("c{at}")).del(&conf).success();
     }
-    // What is left holds its addresses; nobody new comes into the blocks that are being emptied.
-    assert_eq!((of_state("active"), of_state("draining")), (1, 2), "{:#?}", ledger());
+    // Remaining pods keep their addresses; new pods get none from blocks that are drained.
+    assert_eq!((of_state("active"), of_state("draining")), (1, 2), "{:#?}", store());
     let table = weft(&nodes, &["ipam", "show", "--blocks", "--address-stores", "/var/lib/weft/ipam-0"])
         .success()
         .stdout;
@@ -149,7 +152,7 @@ fn a_node_whose_pods_are_fewer_empties_blocks_and_gives_them_back() {
     for at in &kept {
         nodes.attachment(&pod, &format!("c{at}")).check(&conf).success();
     }
-    let open: Vec<String> = ledger()
+    let open: Vec<String> = store()
         .iter()
         .filter(|block| block["state"] == "active")
         .map(|block| block["range"].to_string())
@@ -159,29 +162,29 @@ fn a_node_whose_pods_are_fewer_empties_blocks_and_gives_them_back() {
         let ip = add(&format!("n{at}"));
         assert!(open[0].contains(ip.rsplit_once('.').unwrap().0), "{ip} {open:?}");
     }
-    let left = ledger();
+    let left = store();
     assert_eq!((left.len(), &left[0]["held"]), (1, &json!(8)), "{left:#?}");
-    // In the cluster, too: but for one that the agent may have leased ahead.
+    // The same in the API, except for a block that the agent may have prefetched.
     let leased = nodes.blocks().iter().filter(|block| block["spec"]["node"] == "worker-0").count();
     assert!(leased <= 2, "{leased} blocks of {name} for 8 pods that were {before:?}");
 }
 
-/// Two nodes, eight addresses: each block is one, and the name of each is made once.
+/// Configuration of a pool with eight addresses for two nodes, where every block is a single address.
 fn tiny(node: usize) -> Value {
     network(node, &json!({ "range": "10.7.0.0/29", "quarantine": 0 }))
 }
 
-/// Gives all of them, to both nodes.
+/// Allocates all addresses, on both nodes.
 #[track_caller]
 fn fill(nodes: &Nodes, pod: &Pod) -> BTreeSet<String> {
-    let add = |at: usize| given(nodes.attachment(pod, &format!("c{at}")).add(&tiny(at % 2)));
+    let add = |at: usize| allocated(nodes.attachment(pod, &format!("c{at}")).add(&tiny(at % 2)));
     let all: BTreeSet<String> = (0..6).flat_map(add).collect();
     assert_eq!(all.len(), 6, "{all:?}");
     all
 }
 
 #[test]
-fn a_range_of_few_addresses_is_shared_and_a_full_one_says_so() {
+fn small_pool_is_shared_and_reports_exhaustion() {
     let nodes = nodes!(2);
     let pod = nodes.machine.pod("a");
     let all = fill(&nodes, &pod);
@@ -189,14 +192,18 @@ fn a_range_of_few_addresses_is_shared_and_a_full_one_says_so() {
     assert_refused("full", &nodes.attachment(&pod, "c6").add(&tiny(0)), 11, &words);
     let probe = nodes.attachment(&pod, "c6").call("STATUS", tiny(0).to_string());
     assert_refused("full", &probe, 50, &words);
-    // What goes on one node is free on the other.
+    // An address that is released on one node is free on the other.
     nodes.attachment(&pod, "c0").del(&tiny(0)).success();
-    let moved = given(nodes.attachment(&pod, "c7").add(&tiny(1)));
+    let moved = allocated(nodes.attachment(&pod, "c7").add(&tiny(1)));
     assert!(all.contains(&moved[0]));
     nodes.attachment(&pod, "c1").check(&tiny(1)).success();
-    let who = weft(&nodes, &["ipam", "-o", "json", "who", &moved[0]]).success().json();
-    assert_eq!((&who[0]["pool"], &who[0]["node"]), (&json!("10.7.0.0-29"), &json!("worker-1")), "{who}");
-    // Of a pool that nobody has used it is not known yet how many blocks it has; nor of one that a hand has spoilt.
+    let found = weft(&nodes, &["ipam", "-o", "json", "who", &moved[0]]).success().json();
+    assert_eq!(
+        (&found[0]["pool"], &found[0]["node"]),
+        (&json!("10.7.0.0-29"), &json!("worker-1")),
+        "{found}"
+    );
+    // An unused pool has no layout yet, and an invalid pool has an unknown number of blocks.
     for (name, spec) in
         [("new", json!({ "range": "10.90.0.0/24" })), ("spoilt", json!({ "range": "10.91.0.1/24" }))]
     {
@@ -211,28 +218,28 @@ fn a_range_of_few_addresses_is_shared_and_a_full_one_says_so() {
     }
     nodes.kube.kubectl(["delete", "ippools.weft.dev", "new", "spoilt"]);
     let six = ["c1", "c2", "c3", "c4", "c5", "c7"].map(|id| format!("uid-{id}/{id}/eth0"));
-    assert_right(&nodes, &six.each_ref().map(String::as_str));
+    assert_ipam_consistent(&nodes, &six.each_ref().map(String::as_str));
 }
 
 #[test]
-fn a_dead_nodes_addresses_come_back_by_whichever_controller_is_left() {
+fn dead_node_addresses_are_released_after_leader_failover() {
     let nodes = nodes!(2);
     let pod = nodes.machine.pod("a");
     let all = fill(&nodes, &pod);
-    // The second node is gone: what it had comes back, when somebody has deleted its object, and not before.
+    // The second node is dead: its addresses return after its object is deleted, not before.
     nodes.stop(1, "KILL");
-    control(&nodes, &[("one", 9601), ("two", 9602)]);
+    start_controllers(&nodes, &[("one", 9601), ("two", 9602)]);
     std::thread::sleep(Duration::from_secs(6));
     let of_dead = || nodes.blocks().iter().filter(|block| block["spec"]["node"] == "worker-1").count();
-    assert_eq!(of_dead(), 3, "its object is there: it may be alive");
+    assert_eq!(of_dead(), 3, "its Node object exists: it may be alive");
     nodes.kube.kubectl(["delete", "node", "worker-1"]);
     until("the blocks of the dead node", || (of_dead() == 0).then_some(()));
     for at in 10..13 {
-        let ips = given(nodes.attachment(&pod, &format!("c{at}")).add(&tiny(0)));
+        let ips = allocated(nodes.attachment(&pod, &format!("c{at}")).add(&tiny(0)));
         assert!(all.contains(&ips[0]));
     }
-    // Whoever leads dies; the other one goes on.
-    let leads = |port| rounds(&nodes, port) > 0;
+    // The leader is killed; the other controller continues.
+    let leads = |port| reconciliations(&nodes, port) > 0;
     let (first, second) = if leads(9601) { ("one", 9602) } else { ("two", 9601) };
     nodes.machine.stop(first, "KILL");
     until("the other controller", || leads(second).then_some(()));
@@ -243,14 +250,14 @@ fn a_dead_nodes_addresses_come_back_by_whichever_controller_is_left() {
     until("the pool's status", full);
 }
 
-/// Containers by the address that each was told.
-type Told = Mutex<BTreeMap<String, String>>;
-/// Addresses that one who works has at a time.
+/// Containers by the address that the plugin returned.
+type Returned = Mutex<BTreeMap<String, String>>;
+/// Number of addresses that a worker holds at a time.
 const KEPT: usize = 4;
 
-/// What one node does, until the time is over: ADD and DEL of its own pods, some of them killed on the way. Whoever works
-/// has some addresses at any time, and those that it has when the time is over it keeps.
-fn work(nodes: &Nodes, pod: &Pod, node: usize, worker: usize, end: Instant, told: &Told) {
+/// Runs ADD and DEL on one node until the end, some of them killed. A worker always holds some addresses, and keeps them
+/// at the end.
+fn work(nodes: &Nodes, pod: &Pod, node: usize, worker: usize, end: Instant, returned: &Returned) {
     let conf = network(node, &json!({ "range": "10.16.0.0/20", "quarantine": 0 }));
     let mut kept: VecDeque<(String, String)> = VecDeque::new();
     for round in 0_u32.. {
@@ -262,9 +269,9 @@ fn work(nodes: &Nodes, pod: &Pod, node: usize, worker: usize, end: Instant, told
         }
         let added = attachment.add(&conf);
         if added.code == Some(0) {
-            let ip = given(added)[0].clone();
-            let before = told.lock().unwrap().insert(ip.clone(), container.clone());
-            assert_eq!(before, None, "{ip} is {container}'s, too");
+            let ip = allocated(added)[0].clone();
+            let before = returned.lock().unwrap().insert(ip.clone(), container.clone());
+            assert_eq!(before, None, "{ip} is also allocated to {container}");
             kept.push_back((ip, container));
         } else {
             nodes.attachment(pod, &container).del(&conf).success();
@@ -274,14 +281,14 @@ fn work(nodes: &Nodes, pod: &Pod, node: usize, worker: usize, end: Instant, told
         }
         if kept.len() > KEPT {
             let (ip, container) = kept.pop_front().unwrap();
-            // It is nobody's from the moment on that its DEL begins.
-            told.lock().unwrap().remove(&ip);
+            // The address may be allocated again as soon as its DEL begins.
+            returned.lock().unwrap().remove(&ip);
             nodes.attachment(pod, &container).del(&conf).success();
         }
     }
 }
 
-/// Ends every container on every node but those of `valid`.
+/// Releases the attachments of every node, except those in `valid`.
 fn sweep(nodes: &Nodes, pod: &Pod, valid: &BTreeMap<String, String>) {
     for node in 0..nodes.count() {
         let mut conf = network(node, &json!({ "range": "10.16.0.0/20", "quarantine": 0 }));
@@ -291,8 +298,8 @@ fn sweep(nodes: &Nodes, pod: &Pod, valid: &BTreeMap<String, String>) {
     }
 }
 
-/// What a node's ledger has: ranges, and how many addresses are held.
-fn in_ledger(nodes: &Nodes, node: usize) -> (BTreeSet<String>, u64) {
+/// Ranges of a node's address store, and the number of held addresses.
+fn in_address_store(nodes: &Nodes, node: usize) -> (BTreeSet<String>, u64) {
     let place = format!("/var/lib/weft/ipam-{node}");
     let shown = weft(nodes, &["ipam", "-o", "json", "show", "--address-stores", &place]).success().json();
     let blocks: Vec<Value> = shown
@@ -306,22 +313,22 @@ fn in_ledger(nodes: &Nodes, node: usize) -> (BTreeSet<String>, u64) {
 }
 
 #[test]
-fn four_nodes_with_many_calls_each_and_no_mercy_give_no_address_twice() {
+fn four_nodes_under_load_and_kills_allocate_no_address_twice() {
     let nodes = nodes!(own 4);
     let pod = nodes.machine.pod("a");
-    let told = Told::default();
-    // On a quiet machine of more than two cores: WEFT_TEST_SECONDS=60 WEFT_TEST_CALLS=32.
+    let returned = Returned::default();
+    // On an idle machine with more than two cores: WEFT_TEST_SECONDS=60 WEFT_TEST_CALLS=32.
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let (seconds, calls) = (number("WEFT_TEST_SECONDS").unwrap_or(8), number("WEFT_TEST_CALLS").unwrap_or(6));
     let end = Instant::now() + Duration::from_secs(seconds);
     std::thread::scope(|scope| {
         for node in 0..nodes.count() {
             for worker in 0..usize::try_from(calls).unwrap() {
-                let (nodes, pod, told) = (&nodes, &pod, &told);
-                scope.spawn(move || work(nodes, pod, node, worker, end, told));
+                let (nodes, pod, returned) = (&nodes, &pod, &returned);
+                scope.spawn(move || work(nodes, pod, node, worker, end, returned));
             }
         }
-        // In the meantime agents are killed, and the API server is started again.
+        // Meanwhile one agent is killed, and the API server is restarted.
         std::thread::sleep(Duration::from_secs(seconds / 4));
         nodes.stop(0, "KILL");
         nodes.kube.stop("kube-apiserver", "KILL");
@@ -333,28 +340,28 @@ fn four_nodes_with_many_calls_each_and_no_mercy_give_no_address_twice() {
     for node in 0..nodes.count() {
         nodes.wait(node);
     }
-    let told = told.into_inner().unwrap();
-    sweep(&nodes, &pod, &told);
-    // What is held is what somebody was told of, and what is leased is what the nodes' ledgers have.
-    let ledgers: Vec<_> = (0..nodes.count()).map(|node| in_ledger(&nodes, node)).collect();
-    assert_eq!(ledgers.iter().map(|(_, held)| *held).sum::<u64>(), told.len() as u64);
-    assert!(told.len() > nodes.count(), "{told:?}");
-    for (node, (ranges, _)) in ledgers.iter().enumerate() {
+    let returned = returned.into_inner().unwrap();
+    sweep(&nodes, &pod, &returned);
+    // Held addresses are those that plugins returned, and leased blocks are those in the address stores.
+    let address_stores: Vec<_> = (0..nodes.count()).map(|node| in_address_store(&nodes, node)).collect();
+    assert_eq!(address_stores.iter().map(|(_, held)| *held).sum::<u64>(), returned.len() as u64);
+    assert!(returned.len() > nodes.count(), "{returned:?}");
+    for (node, (ranges, _)) in address_stores.iter().enumerate() {
         let own = nodes.blocks_of(node);
         let leased: BTreeSet<_> =
             own.iter().map(|block| block["spec"]["range"].as_str().unwrap().to_owned()).collect();
         assert!(!leased.is_empty() && leased == *ranges, "node {node}: {leased:?} {ranges:?}");
     }
     sweep(&nodes, &pod, &BTreeMap::new());
-    // Nothing is held, on no node.
+    // No address is held on any node.
     for node in 0..nodes.count() {
         let place = format!("/var/lib/weft/ipam-{node}/10.16.0.0-20/ledger");
         let slots = nodes.machine.run(["sh", "-c", &format!("od -An -v -tx1 -w16 -j12288 {place}")]);
         let held = slots.lines().filter(|line| line.split_whitespace().nth(7) == Some("01"));
-        // Of what comes before the slots of a second group nothing looks like one that is held: tags are erased, too.
+        // Bytes before the slots of a second group cannot look like a held slot, because owner tags are erased, too.
         assert_eq!(held.count(), 0, "node {node}");
     }
-    assert_right(&nodes, &[]);
+    assert_ipam_consistent(&nodes, &[]);
 }
 
 #[test]
@@ -364,18 +371,18 @@ fn requested_and_sticky_addresses_follow_their_pods() {
     nodes.kube.kubectl(["create", "namespace", "blue"]);
     let range = json!({ "range": "10.8.0.0/20", "quarantine": 0 });
     let conf = |node| network(node, &range);
-    let asking = |node: usize, container: &str, ip: &str| {
+    let requesting = |node: usize, container: &str, ip: &str| {
         let mut conf = conf(node);
         conf["args"] = json!({ "cni": { "ips": [ip] } });
         nodes.attachment(&sandbox, container).add(&conf)
     };
-    // An address of nobody's block, asked for on one node, is not to be had on another.
-    assert_eq!(given(asking(0, "r1", "10.8.4.4")), ["10.8.4.4"]);
-    assert_refused("held", &asking(1, "r2", "10.8.4.4"), 11, &["10.8.4.4", "leased by node worker-0"]);
+    // An address outside of any block that one node requested is not available on another.
+    assert_eq!(allocated(requesting(0, "r1", "10.8.4.4")), ["10.8.4.4"]);
+    assert_refused("held", &requesting(1, "r2", "10.8.4.4"), 11, &["10.8.4.4", "leased by node worker-0"]);
     nodes.attachment(&sandbox, "r1").del(&conf(0)).success();
-    assert_eq!(given(asking(1, "r2", "10.8.4.4")), ["10.8.4.4"]);
+    assert_eq!(allocated(requesting(1, "r2", "10.8.4.4")), ["10.8.4.4"]);
 
-    // A StatefulSet's pod: the same name, another uid, another node.
+    // Pod of a StatefulSet: same name, another uid, another node.
     let sticky = |node: usize, uid: &str, container: &str, verb: &str| {
         let mut conf = network(node, &json!({ "range": "10.8.0.0/20", "sticky": true }));
         conf["ipam"]["quarantine"] = json!(60);
@@ -391,18 +398,18 @@ fn requested_and_sticky_addresses_follow_their_pods() {
         nodes.kube.json(["pod", "-n", "blue", "db-0"])["metadata"]["uid"].as_str().unwrap().to_owned()
     };
     let first = make();
-    let kept = given(sticky(0, &first, "s1", "ADD"));
-    // The old pod is still there: its address is not given to another.
+    let kept = allocated(sticky(0, &first, "s1", "ADD"));
+    // The old pod exists: its address is not allocated to another.
     assert_refused("still held", &sticky(1, "other", "s2", "ADD"), 11, &["leased by node worker-0"]);
     nodes.kube.kubectl(["delete", "pod", "-n", "blue", "db-0", "--force", "--grace-period=0"]);
     let second = make();
-    assert_eq!(given(sticky(1, &second, "s2", "ADD")), kept, "the force-deleted pod's successor");
+    assert_eq!(allocated(sticky(1, &second, "s2", "ADD")), kept, "the force-deleted pod's successor");
     sticky(1, &second, "s2", "DEL").success();
-    // On its own node the sandbox of the one that was deleted by force is there until it is taken down.
+    // On its own node, the sandbox of the force-deleted pod exists until it is taken down.
     let words = ["allocated to another container on this node", &kept[0]];
     assert_refused("not taken down", &sticky(0, &second, "s3", "ADD"), 11, &words);
     sticky(0, &first, "s1", "DEL").success();
-    assert_eq!(given(sticky(0, &second, "s3", "ADD")), kept, "no rest for its own");
+    assert_eq!(allocated(sticky(0, &second, "s3", "ADD")), kept, "no quarantine for the same claim");
 }
 
 /// Asserts that of two nodes that request an address at the same time, at most one gets it. Returns whether the second does.
@@ -416,31 +423,31 @@ fn assert_one_of_two_gets(ip: &str, request: &(dyn Fn(usize, &str, &str) -> Fini
 }
 
 #[test]
-fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
+fn transfer_of_a_free_address_from_another_nodes_block() {
     let nodes = nodes!(2);
     let sandbox = nodes.machine.pod("a");
     let name = pool(&nodes, "10.11.0.0/22", 6);
     let conf = |node| network(node, &json!({ "range": "10.11.0.0/22", "quarantine": 0 }));
-    let asking = |node: usize, container: &str, ip: &str| {
+    let requesting = |node: usize, container: &str, ip: &str| {
         let mut conf = conf(node);
         conf["args"] = json!({ "cni": { "ips": [ip] } });
         nodes.attachment(&sandbox, container).add(&conf)
     };
-    // A node that is busy answers later; then it is asked again.
-    let had = |node: usize, container: &str, ip: &str| {
-        nodes.machine.wait("agent-0", "gives an address up", || {
-            let ended = asking(node, container, ip);
-            (ended.code == Some(0)).then(|| given(ended))
+    // A busy node transfers the address later; then the request is repeated.
+    let add_until_transferred = |node: usize, container: &str, ip: &str| {
+        nodes.machine.wait("agent-0", "transfers an address", || {
+            let ended = requesting(node, container, ip);
+            (ended.code == Some(0)).then(|| allocated(ended))
         })
     };
     let object =
         |ip: &str| nodes.kube.json(["ipblocks.weft.dev", &format!("{name}.{ip}-32")])["spec"].clone();
-    let own = given(nodes.attachment(&sandbox, "b1").add(&conf(0)))[0].clone();
+    let own = allocated(nodes.attachment(&sandbox, "b1").add(&conf(0)))[0].clone();
     let (net, first) = own.rsplit_once('.').unwrap();
     let first = first.parse::<u8>().unwrap() / 64 * 64;
     let at = |offset: u8| format!("{net}.{}", first + offset);
-    // Free: the node gives it up, and the other one has it, and nobody else any more.
-    assert_eq!(had(1, "r1", &at(20)), [at(20)]);
+    // Free address: the node transfers it to the other node, and no other node can get it.
+    assert_eq!(add_until_transferred(1, "r1", &at(20)), [at(20)]);
     let block =
         nodes.blocks().into_iter().find(|block| block["spec"]["reservedAddresses"].is_array()).unwrap();
     assert_eq!(
@@ -449,45 +456,44 @@ fn an_address_that_is_free_in_another_nodes_block_is_had_by_who_names_it() {
     );
     let moved = object(&at(20));
     assert!(moved["node"] == "worker-1" && moved["transferRequestedFrom"].is_null(), "{moved}");
-    assert_refused("now another's", &asking(0, "r2", &at(20)), 11, &[&at(20), "leased by node worker-1"]);
+    assert_refused("now another's", &requesting(0, "r2", &at(20)), 11, &[&at(20), "leased by node worker-1"]);
     nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
-    assert_right(&nodes, &["uid-r1/r1/eth0"]);
-    // Held: who has it is said, it stays where it is, and nothing is left of the question.
+    assert_ipam_consistent(&nodes, &["uid-r1/r1/eth0"]);
+    // Held address: the refusal names its pod, the address stays, and the request leaves nothing behind.
     let words = [&own, "leased by node worker-0", "pod blue/b1, eth0 of net, holds it"];
-    assert_refused("held", &asking(1, "r3", &own), 11, &words);
+    assert_refused("held", &requesting(1, "r3", &own), 11, &words);
     nodes.attachment(&sandbox, "b1").check(&conf(0)).success();
-    let left =
-        |ip: &str| nodes.blocks().iter().filter(|block| block["spec"]["range"] == format!("{ip}/32")).count();
-    assert_eq!(left(&own), 0);
-    let second_got_it = assert_one_of_two_gets(&at(30), &asking);
-    // The node's agent is away: it is said which node that is. When it is there again the address is had.
+    assert!(nodes.blocks().iter().all(|block| block["spec"]["range"] != format!("{own}/32")));
+    let second_got_it = assert_one_of_two_gets(&at(30), &requesting);
+    // The node's agent is stopped: the refusal names the node. After a restart the address is available.
     nodes.stop(0, "KILL");
     let words = [&at(40), "leased by node worker-0", "has not answered the transfer request yet"];
-    assert_refused("away", &asking(1, "r6", &at(40)), 11, &words);
+    assert_refused("away", &requesting(1, "r6", &at(40)), 11, &words);
     assert_eq!(object(&at(40))["transferRequestedFrom"], json!("worker-0"));
     nodes.start(0);
-    assert_eq!(had(1, "r7", &at(40)), [at(40)]);
-    // It goes back, and whoever names it next has it, on any node.
+    assert_eq!(add_until_transferred(1, "r7", &at(40)), [at(40)]);
+    // A released address is available to the next pod that requests it, on any node.
     let back = || {
-        // What an agent that is busy did not hear goes with a later call.
+        // If a busy agent missed the release, a later call repeats it.
         nodes.attachment(&sandbox, "r7").del(&conf(1)).success();
         object(&at(40))["node"].is_null().then_some(())
     };
-    until("the address that goes back", back);
-    assert_eq!(had(0, "r8", &at(40)), [at(40)]);
-    // The rest of the block is given by its node, but for what is another's.
+    until("the address is returned", back);
+    assert_eq!(add_until_transferred(0, "r8", &at(40)), [at(40)]);
+    // The node allocates the rest of its block without the transferred addresses.
     let mut rest = BTreeSet::new();
     for at in 0..70 {
-        assert!(rest.insert(given(nodes.attachment(&sandbox, &format!("f{at}")).add(&conf(0)))[0].clone()));
+        let added = nodes.attachment(&sandbox, &format!("f{at}")).add(&conf(0));
+        assert!(rest.insert(allocated(added)[0].clone()));
     }
     assert!([at(20), at(40)].iter().all(|gone| !rest.contains(gone)), "{rest:?}");
     nodes.attachment(&sandbox, "r1").check(&conf(1)).success();
     let alone = ["uid-r1/r1/eth0", "uid-r8/r8/eth0", "uid-r5/r5/eth0"];
-    assert_right(&nodes, &alone[..2 + usize::from(second_got_it)]);
+    assert_ipam_consistent(&nodes, &alone[..2 + usize::from(second_got_it)]);
 }
 
 #[test]
-fn v13_8_1_v13_8_1_1_v13_8_3_1_a_claim_has_its_addresses_until_it_is_deleted_and_says_which() {
+fn ipamclaim_keeps_its_addresses_until_it_is_deleted() {
     let nodes = nodes!(2);
     let sandbox = nodes.machine.pod("a");
     nodes.kube.kubectl(["create", "namespace", "blue"]);
@@ -510,24 +516,24 @@ fn v13_8_1_v13_8_1_1_v13_8_3_1_a_claim_has_its_addresses_until_it_is_deleted_and
     claim("other.net", "net7");
     let words = ["ipamclaim blue/other.net", "spec.interface: net7", "eth0"];
     assert_refused("another interface", &call("ADD", 0, "p0", "other.net"), 11, &words);
-    // Given once; the status says which, and whose.
-    let kept = given(call("ADD", 0, "p1", "vm.net"));
-    let told = status("vm.net");
-    assert_eq!(told["ips"], json!([format!("{}/20", kept[0]), format!("{}/64", kept[1])]));
+    // Allocated once; the status contains the addresses and the pod.
+    let kept = allocated(call("ADD", 0, "p1", "vm.net"));
+    let written = status("vm.net");
+    assert_eq!(written["ips"], json!([format!("{}/20", kept[0]), format!("{}/64", kept[1])]));
     assert_eq!(
-        (&told["ownerPod"], &told["conditions"][0]["status"]),
+        (&written["ownerPod"], &written["conditions"][0]["status"]),
         (&json!({ "name": "p1" }), &json!("True"))
     );
-    assert_eq!(told["conditions"][0]["type"], "IPsAllocated");
-    // A machine that moves has two pods; then the first one goes.
-    assert_eq!(given(call("ADD", 1, "p2", "vm.net")), kept);
+    assert_eq!(written["conditions"][0]["type"], "IPsAllocated");
+    // A migrating virtual machine has two pods; then the first one is deleted.
+    assert_eq!(allocated(call("ADD", 1, "p2", "vm.net")), kept);
     assert_eq!(status("vm.net")["ownerPod"], json!({ "name": "p2" }));
     for (node, pod) in [(0, "p1"), (1, "p2")] {
         call("DEL", node, pod, "vm.net").success();
     }
-    assert_eq!(given(call("ADD", 0, "p3", "vm.net")), kept, "nobody else gets it while the claim is there");
+    assert_eq!(allocated(call("ADD", 0, "p3", "vm.net")), kept, "kept while the claim exists");
     call("DEL", 0, "p3", "vm.net").success();
-    // One that was restored gets what it had; where that is another's it says whose.
+    // A restored claim gets its previous address; if it is in use, the refusal names its node.
     for (name, ip) in [("back.net", "10.18.7.7/20"), ("late.net", "10.18.7.7/20")] {
         claim(name, "eth0");
         let mut object = nodes.kube.json(["ipamclaims.k8s.cni.cncf.io", "-n", "blue", name]);
@@ -535,7 +541,7 @@ fn v13_8_1_v13_8_1_1_v13_8_3_1_a_claim_has_its_addresses_until_it_is_deleted_and
         let path = format!("/apis/k8s.cni.cncf.io/v1alpha1/namespaces/blue/ipamclaims/{name}/status");
         nodes.kube.attempt(["replace", "--raw", &path, "-f", "-"], &object.to_string()).success();
     }
-    assert_eq!(given(call("ADD", 1, "p4", "back.net"))[0], "10.18.7.7");
+    assert_eq!(allocated(call("ADD", 1, "p4", "back.net"))[0], "10.18.7.7");
     assert_refused(
         "another's",
         &call("ADD", 0, "p5", "late.net"),
@@ -543,8 +549,8 @@ fn v13_8_1_v13_8_1_1_v13_8_3_1_a_claim_has_its_addresses_until_it_is_deleted_and
         &["10.18.7.7", "leased by node worker-1"],
     );
     assert_eq!(status("late.net")["conditions"][0]["status"], "False");
-    // Deleted, and its pods gone: nobody keeps it any more.
-    control(&nodes, &[("one", 9601)]);
+    // After the deletion of claim and pods, the address is released.
+    start_controllers(&nodes, &[("one", 9601)]);
     nodes.kube.kubectl(["delete", "ipamclaim", "-n", "blue", "vm.net"]);
     let of_claim =
         || nodes.blocks().iter().filter(|block| block["spec"]["claim"] == "claim/blue/vm.net").count();
@@ -552,38 +558,38 @@ fn v13_8_1_v13_8_1_1_v13_8_3_1_a_claim_has_its_addresses_until_it_is_deleted_and
 }
 
 #[test]
-fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_back() {
+fn invalid_block_object_is_reported_and_recovers() {
     let nodes = nodes!(2);
     let pod = nodes.machine.pod("a");
     let _ = pool(&nodes, "10.15.0.0/28", 2);
     let conf = |node| network(node, &json!({ "range": "10.15.0.0/28", "quarantine": 0 }));
     let add = |node: usize, container: &str| nodes.attachment(&pod, container).add(&conf(node));
-    let _ = given(add(0, "a1"));
+    let _ = allocated(add(0, "a1"));
     let block = nodes.blocks_of(0)[0].clone();
     let object = block["metadata"]["name"].as_str().unwrap().to_owned();
-    let patch = |holes: &Value| {
+    let patch = |reserved: &Value| {
         let words = ["patch", "ipblock", &object, "--type", "merge", "-p"];
-        let patch = json!({ "spec": { "reservedAddresses": holes } }).to_string();
+        let patch = json!({ "spec": { "reservedAddresses": reserved } }).to_string();
         nodes.kube.kubectl(words.into_iter().chain([patch.as_str()]));
     };
     patch(&json!(["x"]));
-    // Who has the block keeps what it has given, and nobody else gets any of it.
-    let mut theirs = BTreeSet::new();
+    // The node with the block keeps its addresses, and no other node allocates from the block.
+    let mut others = BTreeSet::new();
     let refused = (0..20).find_map(|at| {
         let ended = add(1, &format!("b{at}"));
         if ended.code != Some(0) {
             return Some(ended);
         }
-        theirs.insert(given(ended)[0].clone());
+        others.insert(allocated(ended)[0].clone());
         None
     });
     let words = [&object, "spec was edited and is invalid"];
-    assert_refused("spoilt", &refused.expect("a full pool"), 11, &words);
+    assert_refused("invalid", &refused.expect("a full pool"), 11, &words);
     let range = block["spec"]["range"].as_str().unwrap();
     let first = last_byte(range.split_once('/').unwrap().0);
-    assert!(theirs.iter().all(|ip| !(first..first + 4).contains(&last_byte(ip))), "{range}: {theirs:?}");
+    assert!(others.iter().all(|ip| !(first..first + 4).contains(&last_byte(ip))), "{range}: {others:?}");
     nodes.attachment(&pod, "a1").check(&conf(0)).success();
-    // It is found, told, and not to be removed while its node is there.
+    // `weft ipam check` finds the object, an Event reports it, and it cannot be removed while its node exists.
     let found = weft(&nodes, &["ipam", "check"]);
     assert!(found.code == Some(1) && found.stdout.contains("spoilt"), "{}", found.stdout);
     for words in [vec!["ipam", "free", &object], vec!["ipam", "free", &object, "--force"]] {
@@ -593,8 +599,8 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
             assert!(refused.stderr.contains(word), "{word}: {}", refused.stderr);
         }
     }
-    control(&nodes, &[("one", 9601)]);
-    nodes.machine.wait("one", "tells an Event about the object", || {
+    start_controllers(&nodes, &[("one", 9601)]);
+    nodes.machine.wait("one", "sends an Event about the object", || {
         let events = nodes.kube.json(["events", "-A"])["items"].as_array().cloned().unwrap_or_default();
         let about = |event: &&Value| {
             event["reason"] == "ObjectSpoilt" && event["involvedObject"]["name"] == object.as_str()
@@ -605,34 +611,34 @@ fn what_a_hand_has_spoilt_gives_nothing_is_told_and_is_as_before_when_it_is_put_
         Some(())
     });
     patch(&json!(null));
-    assert_right(&nodes, &[]);
-    let mine = given(add(0, "a2"))[0].clone();
-    assert!(!theirs.contains(&mine), "{mine} {theirs:?}");
-    // Of a node that is gone it is removed.
-    let theirs = nodes.blocks_of(1)[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    assert_ipam_consistent(&nodes, &[]);
+    let mine = allocated(add(0, "a2"))[0].clone();
+    assert!(!others.contains(&mine), "{mine} {others:?}");
+    // The object of a deleted node can be removed.
+    let object_of_other = nodes.blocks_of(1)[0]["metadata"]["name"].as_str().unwrap().to_owned();
     nodes.kube.kubectl(["delete", "node", "worker-1"]);
-    let freed = weft(&nodes, &["ipam", "free", &theirs]);
-    // The controller may have been quicker.
+    let freed = weft(&nodes, &["ipam", "free", &object_of_other]);
+    // The controller may have removed it before.
     assert!(freed.code == Some(0) || freed.stderr.contains("not there"), "{freed:?}");
 }
 
 #[test]
-fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives_only_what_it_has() {
+fn rebooted_node_confirms_its_blocks_with_the_api() {
     let nodes = nodes!(own 2);
     let pod = nodes.machine.pod("a");
     let name = pool(&nodes, "10.15.0.0/26", 3);
     let conf = |node| network(node, &json!({ "range": "10.15.0.0/26", "quarantine": 0 }));
     let add = |node: usize, container: &str| nodes.attachment(&pod, container).add(&conf(node));
     let boot = |node: usize| {
-        let ledger = format!("{}/{name}/ledger", ledgers(node));
-        let line = format!("printf another-boot | dd of={ledger} bs=1 seek=16 conv=notrunc status=none");
+        let store = format!("{}/{name}/ledger", address_stores(node));
+        let line = format!("printf another-boot | dd of={store} bs=1 seek=16 conv=notrunc status=none");
         nodes.machine.run(["sh", "-c", &line])
     };
-    let before: BTreeSet<String> = (0..3).map(|at| given(add(0, &format!("a{at}")))[0].clone()).collect();
+    let before: BTreeSet<String> = (0..3).map(|at| allocated(add(0, &format!("a{at}")))[0].clone()).collect();
     let object = nodes.blocks_of(0)[0]["metadata"]["name"].as_str().unwrap().to_owned();
-    // Its block is still its own, under a new lease, and nothing in it is held: no pod outlived the boot.
+    // The block belongs to the node under a new lease, and no address in it is held: no pod survives a reboot.
     boot(0);
-    let after = given(add(0, "b0"))[0].clone();
+    let after = allocated(add(0, "b0"))[0].clone();
     let again = nodes.kube.json(["ipblocks.weft.dev", &object]);
     assert_eq!(again["spec"]["generation"], json!(1), "{again}");
     for at in 0..3 {
@@ -641,16 +647,18 @@ fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives
         nodes.attachment(&pod, &format!("a{at}")).del(&conf(0)).success();
     }
     nodes.attachment(&pod, "b0").check(&conf(0)).success();
-    let mut all: BTreeSet<String> = (1..8).map(|at| given(add(0, &format!("b{at}")))[0].clone()).collect();
+    let mut all: BTreeSet<String> =
+        (1..8).map(|at| allocated(add(0, &format!("b{at}")))[0].clone()).collect();
     all.insert(after);
     assert!(all.len() == 8 && before.is_subset(&all), "{before:?} {all:?}");
-    // Taken away while the node was off: it gives nothing of it any more, whoever has it now.
+    // The block is taken away while the node is down: the node allocates nothing from it.
     boot(0);
-    nodes.lose(&object);
-    let theirs: BTreeSet<String> = (0..12).map(|at| given(add(1, &format!("c{at}")))[0].clone()).collect();
-    let mine = given(add(0, "d0"))[0].clone();
-    assert!(theirs.len() == 12 && !theirs.contains(&mine), "{mine} {theirs:?}");
-    // Without the API server: what the node has it gives, what it has not it refuses, and nothing is lost.
+    nodes.delete_block(&object);
+    let others: BTreeSet<String> =
+        (0..12).map(|at| allocated(add(1, &format!("c{at}")))[0].clone()).collect();
+    let mine = allocated(add(0, "d0"))[0].clone();
+    assert!(others.len() == 12 && !others.contains(&mine), "{mine} {others:?}");
+    // Without the API server, the node allocates from its blocks, refuses everything else, and loses nothing.
     nodes.kube.stop("kube-apiserver", "KILL");
     nodes.attachment(&pod, "c0").del(&conf(1)).success();
     assert!(nodes.attachment(&pod, "late").add(&conf(1)).code == Some(0));
@@ -662,14 +670,14 @@ fn a_node_that_started_again_asks_whose_its_blocks_are_and_without_the_api_gives
     nodes.attachment(&pod, "c1").check(&conf(1)).success();
     nodes.kube.launch();
     nodes.kube.wait();
-    until("an address when it is there again", || {
+    until("an address after the API server is available", || {
         let ended = nodes.attachment(&pod, "c0").add(&other);
         (ended.code == Some(0)).then_some(())
     });
-    assert_right(&nodes, &[]);
+    assert_ipam_consistent(&nodes, &[]);
 }
 
-/// What whereabouts writes its addresses in.
+/// Creates the CRDs of whereabouts.
 fn define_whereabouts(nodes: &Nodes) {
     for (plural, kind) in [
         ("ippools", "IPPool"),
@@ -690,7 +698,7 @@ fn define_whereabouts(nodes: &Nodes) {
 }
 
 #[test]
-fn what_whereabouts_has_given_stays_with_its_pods() {
+fn whereabouts_import_keeps_addresses_of_existing_pods() {
     let nodes = nodes!(1);
     let sandbox = nodes.machine.pod("a");
     define_whereabouts(&nodes);
@@ -722,20 +730,20 @@ fn what_whereabouts_has_given_stays_with_its_pods() {
     conf["ipam"]["type"] = json!("whereabouts");
     let mut early = nodes.attachment(&sandbox, "early");
     early.args = format!("{};IP=10.6.0.5", early.args);
-    assert_eq!(given(early.add(&conf)), ["10.6.0.5"]);
+    assert_eq!(allocated(early.add(&conf)), ["10.6.0.5"]);
     for _ in 0..2 {
-        let told = weft(&nodes, &["import", "whereabouts", "--apply"]);
-        assert_eq!(told.code, Some(1), "one address is another pod's: {}", told.stdout);
-        assert!(told.stderr.contains("1 of 4 addresses were not kept"), "{}", told.stderr);
-        assert!(told.stdout.contains("not kept: it is node worker-0's"), "{}", told.stdout);
+        let imported = weft(&nodes, &["import", "whereabouts", "--apply"]);
+        assert_eq!(imported.code, Some(1), "one address belongs to another pod: {}", imported.stdout);
+        assert!(imported.stderr.contains("1 of 4 addresses were not kept"), "{}", imported.stderr);
+        assert!(imported.stdout.contains("not kept: it is node worker-0's"), "{}", imported.stdout);
     }
-    let told = weft(&nodes, &["import", "whereabouts", "--apply", "-o", "json"]).stdout;
-    let told: Value = serde_json::from_str(&told).unwrap();
+    let imported = weft(&nodes, &["import", "whereabouts", "--apply", "-o", "json"]).stdout;
+    let imported: Value = serde_json::from_str(&imported).unwrap();
     let kept = |row: &Value| (row["address"].clone(), row["kept"].clone());
-    let kept: Vec<_> = told.as_array().unwrap().iter().map(kept).collect();
+    let kept: Vec<_> = imported.as_array().unwrap().iter().map(kept).collect();
     let expected = [("10.6.0.1", true), ("10.6.0.2", true), ("10.6.0.3", false), ("10.6.0.5", false)];
     assert_eq!(kept, expected.map(|(address, kept)| (json!(address), json!(kept))));
-    // A pod that was made anew is the one that it is kept for.
+    // The address is kept for the recreated pod.
     nodes.kube.kubectl(["delete", "pod", "-n", "blue", "old-a", "--force", "--grace-period=0"]);
     pod("old-a");
     assert_eq!(weft(&nodes, &["import", "whereabouts", "--apply"]).code, Some(1));
@@ -745,9 +753,9 @@ fn what_whereabouts_has_given_stays_with_its_pods() {
     assert!(object["spec"]["owner"].as_str().unwrap().starts_with(uid.as_str().unwrap()), "{object} {uid}");
     let mut taken = BTreeSet::new();
     for at in 0..3 {
-        taken.extend(given(nodes.attachment(&sandbox, &format!("n{at}")).add(&conf)));
+        taken.extend(allocated(nodes.attachment(&sandbox, &format!("n{at}")).add(&conf)));
     }
     let expected = ["10.6.0.3", "10.6.0.4", "10.6.0.6"];
-    assert_eq!(taken.into_iter().collect::<Vec<_>>(), expected, "but for those of pods that are there");
+    assert_eq!(taken.into_iter().collect::<Vec<_>>(), expected, "all except those of existing pods");
     assert_refused("full", &nodes.attachment(&sandbox, "n9").add(&conf), 11, &["no address is free"]);
 }

@@ -1,12 +1,13 @@
-//! End-to-end tests of lane `kube`: agents and controllers beside a real etcd and kube-apiserver, without a kubelet.
+//! End-to-end tests of lane `kube`: agents and controllers with a real etcd and kube-apiserver, without a kubelet.
 //!
-//! Needs what `lanes/kube/prepare` makes.
+//! Needs the programs that `lanes/kube/prepare` provides.
 
 #![cfg(test)]
 
 mod agent;
 mod agent_failures;
 mod api_pool;
+mod console_blocks;
 mod helm_chart;
 mod hot_plug_and_drift;
 mod ipam;

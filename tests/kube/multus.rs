@@ -1,16 +1,16 @@
-//! The real Multus and weft on one node of a real API server: the same pod, what each writes of it, and what Multus
-//! attached taken down by weft.
+//! The real Multus and weft on one node of a real API server: both attach the same pods, their status and results are
+//! compared, and weft removes attachments of Multus.
 //!
 //! ```text
 //!   multus (thin) or multus-shim + multus-daemon (thick), Go plugins ─► network-status, result, Events ─┐ compared
 //!   weft import multus ─► configuration ─► weft, agent ────────────────► network-status, result, Events ─┘
 //! ```
 //!
-//! Rules: weft runs with the configuration that `weft import multus` prints, once with the Go plugins and once with its
-//! own; a difference that is meant has its row in [`MEANT`] and its line in DEVIATIONS.md; a row that shows no difference
-//! anywhere fails, too. `PEERS` has Multus; without, all of it is skipped.
+//! - weft runs with the configuration that `weft import multus` prints, once with the Go plugins and once with its own.
+//! - An intended difference has its row in [`INTENDED`] and its line in DEVIATIONS.md. A row without a difference fails, too.
+//! - `PEERS` contains Multus. Without it, the tests are skipped.
 //!
-//! Source: Multus v4.3; the standard v1.3, 5.
+//! Source: Multus v4.3; multi-network specification (NPWG) v1.3, section 5.
 
 mod difference;
 
@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use difference::differences;
 use rig::agent::{NAMESPACE, NODE};
 use rig::machine::until;
-use rig::multus::{DAEMON, DAEMON_CONFIG, Form, MEMORY};
+use rig::multus::{CACHE_DIRECTORY, DAEMON, DAEMON_CONFIG, Form};
 use rig::peers::peers;
 use rig::{Agent, Machine, Multus, links};
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const CONFIGURATIONS: &str = "/etc/cni/net.d";
 const STORE: &str = "/var/lib/cni/networks";
 
-/// What a pod asks for, by its name.
+/// Pods by name, with the networks that they select.
 const PODS: [(&str, &str); 10] = [
     ("plain", ""),
     ("comma", "red,blue"),
@@ -43,29 +43,29 @@ const PODS: [(&str, &str); 10] = [
     ("disk", "disk"),
 ];
 
-/// Differences that are meant: the end of a line, and why.
-const MEANT: &[(&str, &str)] = &[
-    (".default: ours alone, false", "the standard's examples write it out (C5)"),
+/// Intended differences: the end of a line, and the reason.
+const INTENDED: &[(&str, &str)] = &[
+    (".default: only weft, false", "the examples of the NPWG specification contain it (C5)"),
     (
-        r#".gateway[0]: theirs "<nil>", ours "10.10.0.1""#,
-        "a default route by the subnet's gateway has one (M16)",
+        r#".gateway[0]: Multus "<nil>", weft "10.10.0.1""#,
+        "a default route through the gateway of the subnet (M16)",
     ),
-    (r#".gateway: theirs alone, ["<nil>"]"#, "the default route was moved away (M16)"),
-    (r#".routes: theirs alone, [{"dst":"0.0.0.0/0"}]"#, "the default route was moved away (M16)"),
-    (r#".gateway: ours alone, ["10.11.0.1"]"#, "the default route was moved here (M16)"),
-    (r#".default-route: ours alone, ["10.11.0.1"]"#, "the standard has it, 5.3.6"),
+    (r#".gateway: only Multus, ["<nil>"]"#, "the default route was moved away (M16)"),
+    (r#".routes: only Multus, [{"dst":"0.0.0.0/0"}]"#, "the default route was moved away (M16)"),
+    (r#".gateway: only weft, ["10.11.0.1"]"#, "the default route was moved here (M16)"),
+    (r#".default-route: only weft, ["10.11.0.1"]"#, "NPWG specification, section 5.3.6"),
 ];
 
-/// A node with Multus of one form beside weft, and its networks.
-struct Bench {
+/// Node with one form of Multus and weft, and its networks.
+struct Comparison {
     agent: Agent,
     multus: Multus,
     form: Form,
 }
 
-/// What one of them did with a pod.
+/// Result, network-status and Events of one attachment.
 #[derive(Debug)]
-struct Told {
+struct Attached {
     result: Value,
     status: Value,
     events: BTreeSet<String>,
@@ -75,7 +75,7 @@ fn range(subnet: u8) -> Value {
     json!({ "type": "host-local", "ranges": [[{ "subnet": format!("10.{subnet}.0.0/24") }]] })
 }
 
-/// The network of every pod: the usual one.
+/// Default network.
 fn home() -> Value {
     let mut ipam = range(10);
     ipam["routes"] = json!([{ "dst": "0.0.0.0/0" }]);
@@ -91,7 +91,7 @@ fn definitions() -> [(&'static str, Value); 8] {
         plugin
     };
     let mut single = bridge(12, json!({ "cniVersion": "0.3.1", "name": "blue" }));
-    single["x-somebody"] = "kept".into();
+    single["x-other"] = "kept".into();
     let both = json!({
         "type": "host-local", "ranges": [[{ "subnet": "10.16.0.0/24" }], [{ "subnet": "fd00:16::/64" }]],
         "routes": [{ "dst": "10.99.0.0/16", "gw": "10.16.0.1" }],
@@ -130,8 +130,8 @@ fn definitions() -> [(&'static str, Value); 8] {
     ]
 }
 
-/// A node with both of them, or the end of the test as skipped.
-fn bench(host: testkit::Host, form: Form) -> Option<Bench> {
+/// Starts a node with Multus and weft; `None`, and the test is skipped, if one is not available.
+fn comparison(host: testkit::Host, form: Form) -> Option<Comparison> {
     let programs: Vec<&str> = form.programs().iter().copied().chain(["tuning"]).collect();
     let programs = peers(&programs)?;
     let agent = Agent::new(Machine::new(host, "node"))?;
@@ -151,11 +151,11 @@ fn bench(host: testkit::Host, form: Form) -> Option<Bench> {
     if form == Form::Thick {
         multus.start_daemon(&agent.machine, NODE, CONFIGURATIONS);
     }
-    Some(Bench { agent, multus, form })
+    Some(Comparison { agent, multus, form })
 }
 
-impl Bench {
-    /// Multus's configuration where a runtime finds it: its own of its daemon, or with these keys.
+impl Comparison {
+    /// Writes the configuration of Multus for the runtime: the one of its daemon, or with these fields.
     fn configure(&self, keys: &Value) -> Value {
         let path = format!("{CONFIGURATIONS}/00-multus.conf");
         if self.form == Form::Thick && keys.is_null() {
@@ -175,7 +175,7 @@ impl Bench {
         config
     }
 
-    /// A pod that selects these networks: its uid, and its namespace.
+    /// Creates a pod that selects these networks; returns its uid and namespace.
     fn pod(&self, name: &str, networks: &str) -> (String, Pod) {
         let annotations = if networks.is_empty() { json!({}) } else { json!({ NETWORKS: networks }) };
         (self.agent.pod(name, &annotations), self.agent.machine.pod(name))
@@ -189,7 +189,7 @@ impl Bench {
         weft.args(daemon).args(words).finish()
     }
 
-    /// weft's configuration of Multus's, as a person gets it.
+    /// Configuration of weft that `weft import multus` prints.
     fn translated(&self) -> Value {
         let list: Value = serde_json::from_str(&self.import(&[]).stdout).expect("the configuration");
         let mut config = list["plugins"][0].clone();
@@ -205,29 +205,29 @@ impl Bench {
         call
     }
 
-    /// Attaches, looks, takes down; every address is free again, and none is remembered.
-    fn watch(&self, call: &Attachment<'_>, config: &Value, name: &str) -> Told {
+    /// Attaches a pod, reads status and Events, and deletes the attachment. Addresses of earlier pods are removed before.
+    fn watch(&self, call: &Attachment<'_>, config: &Value, name: &str) -> Attached {
         let machine = &self.agent.machine;
         machine.run(["rm", "-rf", STORE]);
         let result = until("ADD", || Some(call.add(config)).filter(|done| done.code == Some(0))).json();
         let status = Value::from(self.agent.status(name));
         let count = status.as_array().map_or(0, Vec::len);
-        let told = || {
+        let sent = || {
             let events: BTreeSet<String> =
                 self.agent.events(name).iter().filter_map(|event| added(event)).collect();
             (events.len() >= count).then_some(events)
         };
-        // Multus's thin form ends before its Events have gone; nobody can wait for those.
+        // Thin Multus ends before its Events are sent, so they cannot be awaited.
         let events = match self.form == Form::Thin && call.plugin != "weft" {
             true => BTreeSet::new(),
-            false => until("Events", told),
+            false => until("Events", sent),
         };
         call.del(config).success();
-        Told { result, status, events }
+        Attached { result, status, events }
     }
 }
 
-/// The Event of an interface; Multus's has prefix lengths.
+/// Normalizes the Event of an added interface: Multus writes addresses with prefix lengths.
 fn added(event: &str) -> Option<String> {
     let (before, rest) = event.strip_prefix("AddedInterface ")?.split_once('[')?;
     let (addresses, after) = rest.split_once(']')?;
@@ -236,76 +236,81 @@ fn added(event: &str) -> Option<String> {
     Some(format!("{before}{addresses:?}{after}"))
 }
 
-/// The same pods by both: every difference is one that is meant.
-fn compare(bench: &Bench) {
+/// Attaches the same pods by both and fails on any difference that is not intended.
+fn compare(comparison: &Comparison) {
     let mut seen = BTreeSet::new();
     let mut faults = Vec::new();
-    let multus = bench.configure(&Value::Null);
-    let weft = bench.translated();
+    let multus = comparison.configure(&Value::Null);
+    let weft = comparison.translated();
     for (name, networks) in PODS {
-        let (uid, pod) = bench.pod(name, networks);
-        let theirs = bench.watch(&bench.as_multus(&pod, name, &uid), &multus, name);
+        let (uid, pod) = comparison.pod(name, networks);
+        let by_multus = comparison.watch(&comparison.as_multus(&pod, name, &uid), &multus, name);
         for builtin in ["never", "always"] {
             let config = rig::with(&weft, &json!({ "builtin": builtin }));
             let alike = format!("{name}-{builtin}");
-            let (uid, pod) = bench.pod(&alike, networks);
-            let ours = bench.watch(&bench.agent.attachment(&pod, &alike, &uid), &config, &alike);
-            let parts = [("result", &theirs.result, &ours.result), ("status", &theirs.status, &ours.status)];
-            for (what, theirs, ours) in parts {
-                for line in differences(theirs, ours, networks) {
-                    match MEANT.iter().find(|(end, _)| line.ends_with(end)) {
+            let (uid, pod) = comparison.pod(&alike, networks);
+            let by_weft = comparison.watch(&comparison.agent.attachment(&pod, &alike, &uid), &config, &alike);
+            let parts = [
+                ("result", &by_multus.result, &by_weft.result),
+                ("status", &by_multus.status, &by_weft.status),
+            ];
+            for (part, multus, weft) in parts {
+                for line in differences(multus, weft, networks) {
+                    match INTENDED.iter().find(|(end, _)| line.ends_with(end)) {
                         Some((end, _)) => drop(seen.insert(*end)),
-                        None => faults.push(format!("{name} ({builtin}), {what}{line}")),
+                        None => faults.push(format!("{name} ({builtin}), {part}{line}")),
                     }
                 }
             }
-            if bench.form == Form::Thick && theirs.events != ours.events {
-                faults
-                    .push(format!("{name} ({builtin}), Events: {:?}, ours {:?}", theirs.events, ours.events));
+            if comparison.form == Form::Thick && by_multus.events != by_weft.events {
+                faults.push(format!(
+                    "{name} ({builtin}), Events: Multus {:?}, weft {:?}",
+                    by_multus.events, by_weft.events
+                ));
             }
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-    for (end, why) in MEANT {
+    for (end, why) in INTENDED {
         assert!(seen.contains(end), "{end} ({why}): no difference anywhere");
     }
 }
 
 #[test]
-fn weft_writes_of_a_pod_what_multus_thin_writes() {
-    let Some(bench) = bench(host!(Feature::Bridge, Feature::Veth), Form::Thin) else { return };
-    compare(&bench);
+fn multus_thin_and_weft_write_the_same_status() {
+    let Some(comparison) = comparison(host!(Feature::Bridge, Feature::Veth), Form::Thin) else { return };
+    compare(&comparison);
 }
 
 #[test]
-fn weft_writes_of_a_pod_what_multus_thick_writes() {
-    let Some(bench) = bench(host!(Feature::Bridge, Feature::Veth), Form::Thick) else { return };
-    compare(&bench);
+fn multus_thick_and_weft_write_the_same_status() {
+    let Some(comparison) = comparison(host!(Feature::Bridge, Feature::Veth), Form::Thick) else { return };
+    compare(&comparison);
 }
 
-/// What Multus attached, with these keys in its configuration, goes by weft's DEL.
-fn hand_over(bench: &Bench, keys: &Value) {
-    let machine = &bench.agent.machine;
-    let multus = bench.configure(keys);
+/// Attaches pods by Multus with these fields in its configuration, and deletes them by weft.
+fn delete_by_weft(comparison: &Comparison, keys: &Value) {
+    let machine = &comparison.agent.machine;
+    let multus = comparison.configure(keys);
     let before = machine.snapshot();
     let mut attached = Vec::new();
     for (name, networks) in PODS {
         let name = format!("{name}-{}", attached.len() + 100 * usize::from(!keys.is_null()));
-        let (uid, pod) = bench.pod(&name, networks);
+        let (uid, pod) = comparison.pod(&name, networks);
         let shape = pod.snapshot();
-        // As a kubelet does: it waits a quarter of a second for the API server, which is little on a busy machine.
-        let call = bench.as_multus(&pod, &name, &uid);
+        // As a kubelet does: Multus waits 250 ms for the API server, which is too short on a busy machine.
+        let call = comparison.as_multus(&pod, &name, &uid);
         until("Multus's ADD", || call.add(&multus).code.filter(|code| *code == 0));
-        let written = Value::from(bench.agent.status(&name));
+        let written = Value::from(comparison.agent.status(&name));
         attached.push((name, uid, pod, shape, written));
     }
-    let done = bench.import(&["--apply"]).success();
+    let done = comparison.import(&["--apply"]).success();
     for (name, ..) in &attached {
         assert!(done.stderr.contains(&format!("{NAMESPACE}/{name} (")), "{name}: {done}");
     }
     assert_eq!(done.stderr.matches(": imported").count(), attached.len(), "{done}");
-    let weft = bench.translated();
-    if bench.form == Form::Thick {
+    let weft = comparison.translated();
+    if comparison.form == Form::Thick {
         machine.stop(DAEMON, "TERM");
     }
     let listed =
@@ -314,13 +319,14 @@ fn hand_over(bench: &Bench, keys: &Value) {
     for (name, uid, pod, shape, written) in &attached {
         let sandbox =
             listed.as_array().into_iter().flatten().find(|sandbox| sandbox["pod"]["name"] == **name);
-        let shown = differences(written, &sandbox.expect("it is listed")["networkStatus"], "02:00:00:00:00");
+        let shown =
+            differences(written, &sandbox.expect("a listed sandbox")["networkStatus"], "02:00:00:00:00");
         let faults: Vec<&String> =
-            shown.iter().filter(|line| !MEANT.iter().any(|(end, _)| line.ends_with(end))).collect();
+            shown.iter().filter(|line| !INTENDED.iter().any(|(end, _)| line.ends_with(end))).collect();
         assert!(faults.is_empty(), "{name}: {faults:?}");
-        let call = bench.agent.attachment(pod, name, uid);
-        // By our own plugins: Go's bridge checks no network without addresses. Of a default route that a pod asked for,
-        // Multus remembers that it was moved: it stays where it was, with its release of the netlink library.
+        let call = comparison.agent.attachment(pod, name, uid);
+        // By weft's plugins: Go's bridge checks no network without addresses. Multus records that a requested default route was
+        // moved, although its release of the netlink library leaves the route in place.
         if !name.starts_with("routed") {
             call.check(&rig::with(&weft, &json!({ "cniVersion": "1.0.0", "builtin": "always" }))).success();
         }
@@ -329,33 +335,33 @@ fn hand_over(bench: &Bench, keys: &Value) {
         assert_eq!(links(pod), Vec::<String>::new(), "{name}");
         rig::assert_pod_unchanged(name, pod, shape);
     }
-    // The page's last step; bridges stay, as with any plugin.
-    machine.run(["rm", "-r", MEMORY]);
+    // Last step of the documented procedure; bridges remain, as with any plugin.
+    machine.run(["rm", "-r", CACHE_DIRECTORY]);
     let changes = rig::changes(&before, &machine.snapshot());
-    let left: Vec<&str> = changes.lines().filter(|line| !is_the_nodes(line)).collect();
-    assert!(left.is_empty(), "{left:#?}");
+    let remaining: Vec<&str> = changes.lines().filter(|line| !remains_on_a_node(line)).collect();
+    assert!(remaining.is_empty(), "{remaining:#?}");
 }
 
-/// What stays of the first pod on a node, whoever attached it.
-fn is_the_nodes(line: &str) -> bool {
+/// Whether a change remains after the first pod of a node, whichever plugin attached it.
+fn remains_on_a_node(line: &str) -> bool {
     ["link br", "qdisc br", "address ", "route ", "neigh", "sysctl", "/lock", "/run/netns/", "/proc/sys"]
         .iter()
         .any(|word| line.contains(word))
         && !line.contains("veth")
         || line.starts_with("+ directory ")
-        // A daemon that ends takes its configuration along.
+        // A daemon that ends removes its configuration.
         || line.starts_with("- file /etc/cni/net.d/00-multus.conf")
 }
 
 #[test]
-fn what_multus_thin_attached_weft_takes_down() {
-    let Some(bench) = bench(host!(Feature::Bridge, Feature::Veth), Form::Thin) else { return };
-    hand_over(&bench, &json!({ "clusterNetwork": format!("{CONFIGURATIONS}/10-home.conflist") }));
-    hand_over(&bench, &Value::Null);
+fn multus_thin_attachments_are_removed_by_weft() {
+    let Some(comparison) = comparison(host!(Feature::Bridge, Feature::Veth), Form::Thin) else { return };
+    delete_by_weft(&comparison, &json!({ "clusterNetwork": format!("{CONFIGURATIONS}/10-home.conflist") }));
+    delete_by_weft(&comparison, &Value::Null);
 }
 
 #[test]
-fn what_multus_thick_attached_weft_takes_down_with_its_daemon_gone() {
-    let Some(bench) = bench(host!(Feature::Bridge, Feature::Veth), Form::Thick) else { return };
-    hand_over(&bench, &Value::Null);
+fn multus_thick_attachments_are_removed_without_its_daemon() {
+    let Some(comparison) = comparison(host!(Feature::Bridge, Feature::Veth), Form::Thick) else { return };
+    delete_by_weft(&comparison, &Value::Null);
 }

@@ -1,10 +1,10 @@
-//! A real API server and the definition of networks: what it takes, and what it refuses.
+//! CRD of network definitions with a real API server: accepted and refused objects, and RBAC.
 //!
 //! ```text
 //!   weft crds | kubectl apply ── kube-apiserver (RBAC) ── etcd
 //! ```
 //!
-//! Source: the standard, 3.1, 3.2 (NPWG1-3.1-1, 3.1-2, 3.2-1, 3.3-1).
+//! Source: multi-network specification (NPWG), sections 3.1, 3.2 (NPWG1-3.1-1, 3.1-2, 3.2-1, 3.3-1).
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use rig::{Kube, Machine};
 use serde_json::json;
 use testkit::{host, workspace};
 
-/// A server that knows what `weft crds` prints.
+/// Starts a server with the CRDs that `weft crds` prints.
 macro_rules! server {
     () => {{
         let machine = Arc::new(Machine::new(host!(), "control"));
@@ -26,10 +26,10 @@ macro_rules! server {
 fn define(kube: &Kube, machine: &Machine) {
     let weft = testkit::binary("weft");
     let definitions = machine.run([weft.to_str().expect("a path"), "crds"]);
-    let said = kube.apply(&definitions);
-    assert!(said.contains("network-attachment-definitions.k8s.cni.cncf.io created"), "{said}");
+    let applied = kube.apply(&definitions);
+    assert!(applied.contains("network-attachment-definitions.k8s.cni.cncf.io created"), "{applied}");
     kube.wait_until_served();
-    until("it is served", || {
+    until("definitions are served", || {
         kube.attempt(["get", "net-attach-def", "-A"], "").code.filter(|code| *code == 0)
     });
 }
@@ -42,7 +42,7 @@ fn network(name: &str, spec: &str) -> String {
 }
 
 #[test]
-fn npwg1_3_1_1_npwg1_3_1_2_the_definition_is_the_standards_and_takes_what_it_should() {
+fn definition_crd_follows_the_npwg_specification() {
     let kube = server!();
     // Applying it again changes nothing.
     let again = kube.apply(
@@ -79,7 +79,7 @@ fn npwg1_3_1_1_npwg1_3_1_2_the_definition_is_the_standards_and_takes_what_it_sho
 }
 
 #[test]
-fn the_examples_are_accepted_as_they_are() {
+fn example_manifests_are_accepted_by_the_api() {
     let kube = server!();
     for file in ["definitions.yaml", "pods.yaml"] {
         let text = std::fs::read_to_string(workspace().join("examples").join(file)).expect("an example");
@@ -97,7 +97,7 @@ fn the_examples_are_accepted_as_they_are() {
 }
 
 #[test]
-fn who_was_not_given_a_right_does_not_have_it() {
+fn rbac_denies_definitions_without_a_grant() {
     let kube = server!();
     let reader = kube.service_account("default", "reader");
     let list = ["get", "net-attach-def", "-n", "default"];
@@ -110,7 +110,7 @@ fn who_was_not_given_a_right_does_not_have_it() {
     });
     kube.apply(&role.to_string());
     kube.kubectl(["create", "rolebinding", "reader", "--role=reader", "--serviceaccount=default:reader"]);
-    until("it has the right", || kube.attempt_as(&reader, list, "").code.filter(|code| *code == 0));
+    until("the role is effective", || kube.attempt_as(&reader, list, "").code.filter(|code| *code == 0));
     let other = kube.attempt_as(&reader, ["get", "net-attach-def", "-n", "kube-system"], "");
     assert!(other.code != Some(0) && other.stderr.contains("forbidden"), "{other}");
 }

@@ -1,7 +1,5 @@
-//! What an agent takes: memory with many definitions and pods, requests an ADD, and patience with an API server that
-//! forgets or refuses.
-//!
-//! Source: DESIGN §6.
+//! Resources of an agent: memory with many definitions and pods, requests for each ADD, and recovery when the API server has
+//! compacted its history or rejects a token.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,11 +16,11 @@ use testkit::{Feature, host};
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const DEFINITIONS: usize = 1_000;
 const PODS: usize = 110;
-const QUESTIONS: usize = 10_000;
-/// What allocators keep, in kB.
+const REQUESTS: usize = 10_000;
+/// Allowance for memory that allocators keep, in kB.
 const SLACK: u64 = 2_048;
 
-/// Memory of the agent that is no file of its own, and all of it; in kB.
+/// Anonymous memory and resident memory of the agent, in kB.
 fn memory(agent: &Agent) -> (u64, u64) {
     let pid = agent.machine.run(["cat", "/run/services/agent.pid"]);
     let status = agent.machine.run(["cat", &format!("/proc/{}/status", pid.trim())]);
@@ -33,13 +31,13 @@ fn memory(agent: &Agent) -> (u64, u64) {
     (field("RssAnon:"), field("VmRSS:"))
 }
 
-/// Asks for a plan as the hands do; whether there is one.
+/// Sends a plan request as weft-cni does; returns whether the response is a plan.
 fn ask(agent: &Agent, pod: &str, uid: &str, container: &str) -> bool {
-    let question = json!({ "version": 1, "request": { "plan": {
+    let request = json!({ "version": 1, "request": { "plan": {
         "pod": { "namespace": NAMESPACE, "name": pod, "uid": uid }, "container": container, "ifname": "eth0", "began": 0,
         "node": { "configuration": configuration(&bridge("home", 10)), "flavour": "weft", "files": [], "unreadable": [] },
     } } });
-    let text = question.to_string();
+    let text = request.to_string();
     let mut stream = UnixStream::connect(agent.machine.reach("/run/weft/agent.sock")).expect("the socket");
     stream.write_all(&u32::try_from(text.len()).unwrap().to_be_bytes()).unwrap();
     stream.write_all(text.as_bytes()).unwrap();
@@ -52,7 +50,7 @@ fn ask(agent: &Agent, pod: &str, uid: &str, container: &str) -> bool {
 }
 
 #[test]
-fn memory_is_small_with_many_definitions_and_flat_over_many_questions() {
+fn agent_memory_is_small_and_constant_with_many_definitions() {
     let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge), "node")) else { return };
     let definition = |number: usize| {
         json!({
@@ -65,35 +63,35 @@ fn memory_is_small_with_many_definitions_and_flat_over_many_questions() {
     agent.kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": all }).to_string());
     let names: Vec<String> = (0..PODS).map(|number| format!("p{number}")).collect();
     let uids = agent.pods(&names, &json!({ NETWORKS: "net-1,net-2,net-3" }));
-    let known = |what: &str, count: usize| {
-        let line = format!("weft_cache_objects{{resource=\"{what}\"}}");
-        until(what, || agent.figure(&line).filter(|known| *known >= count as f64));
+    let known = |resource: &str, count: usize| {
+        let line = format!("weft_cache_objects{{resource=\"{resource}\"}}");
+        until(resource, || agent.metric(&line).filter(|known| *known >= count as f64));
     };
     known("network-attachment-definitions", DEFINITIONS);
     known("pods", PODS);
-    let questions = |count: usize| {
+    let requests = |count: usize| {
         for number in 0..count {
             let place = number % PODS;
-            assert!(ask(&agent, &names[place], &uids[place], &format!("c{number}")), "question {number}");
+            assert!(ask(&agent, &names[place], &uids[place], &format!("c{number}")), "request {number}");
         }
     };
-    questions(QUESTIONS / 10);
+    requests(REQUESTS / 10);
     let (before, _) = memory(&agent);
-    questions(QUESTIONS);
+    requests(REQUESTS);
     let (after, whole) = memory(&agent);
     eprintln!(
-        "{DEFINITIONS} definitions, {PODS} pods, {QUESTIONS} questions: {before} kB, then {after} kB; resident {whole} kB"
+        "{DEFINITIONS} definitions, {PODS} pods, {REQUESTS} requests: {before} kB, then {after} kB; resident {whole} kB"
     );
     assert!(after < before + SLACK, "{before} kB, then {after} kB");
-    // Programs with all checks on are larger; what they hold is not.
+    // Programs with debug assertions are larger, but use no more memory.
     assert!(after < 25_000, "{after} kB");
 }
 
 #[test]
-fn an_api_server_that_forgot_where_we_were_is_listed_again() {
+fn watch_expired_is_followed_by_a_new_list() {
     let Some(agent) = Agent::own(Machine::new(host!(Feature::Bridge), "node")) else { return };
     agent.definition("net-a", &json!({}), &bridge("net-a", 11));
-    // While the agent cannot hear, the world goes on, and what it will ask for is compacted away.
+    // While the agent is stopped, objects change, and the history that it will request is compacted.
     let pid = agent.machine.run(["cat", "/run/services/agent.pid"]);
     agent.machine.run(["kill", "-s", "STOP", pid.trim()]);
     let restart = || {
@@ -101,7 +99,7 @@ fn an_api_server_that_forgot_where_we_were_is_listed_again() {
         agent.kube.launch_server();
         agent.kube.wait();
     };
-    // What is written to a connection that stands would be read when it goes on.
+    // Data on an open connection would be read after the stop, so the server is restarted.
     restart();
     agent.definition("net-b", &json!({}), &bridge("net-b", 12));
     let revision = "curl -s http://127.0.0.1:2379/v3/kv/range -d '{\"key\":\"AA==\"}' | sed 's/.*\"revision\":\"\\([0-9]*\\)\".*/\\1/'";
@@ -114,16 +112,16 @@ fn an_api_server_that_forgot_where_we_were_is_listed_again() {
     agent.machine.run(["kill", "-s", "CONT", pid.trim()]);
     until("definitions are listed again, not only watched", || (listed() > before).then_some(()));
     let uid = agent.pod("web", &json!({ NETWORKS: "net-a,net-b" }));
-    until("it is planned", || ask(&agent, "web", &uid, "c1").then_some(()));
+    until("the pod is planned", || ask(&agent, "web", &uid, "c1").then_some(()));
     let age = "weft_cache_age_seconds{resource=\"pods\"}";
-    until("both caches are fresh", || agent.figure(age).filter(|age| *age == 0.0));
+    until("both caches are fresh", || agent.metric(age).filter(|age| *age == 0.0));
 }
 
 #[test]
-fn a_token_that_is_replaced_is_read_again() {
+fn rotated_token_is_read_again() {
     let Some(agent) = Agent::own(Machine::new(host!(Feature::Bridge), "node")) else { return };
     agent.definition("net-a", &json!({}), &bridge("net-a", 11));
-    // As in a pod: a file that the kubelet replaces from time to time.
+    // As in a pod: the kubelet replaces the token file regularly.
     let token = agent.kube.token("kube-system", "weft-agent");
     agent.machine.write("/etc/weft-test/token", &token);
     let text = agent.machine.run(["cat", agent.configuration()]);
@@ -134,7 +132,7 @@ fn a_token_that_is_replaced_is_read_again() {
     agent.stop("TERM");
     agent.start(&[]);
     agent.wait_until_ready();
-    // The account is made anew: the old token is worth nothing from now on.
+    // The account is recreated, so the old token is invalid from now on.
     agent.kube.kubectl(["delete", "serviceaccount", "-n", "kube-system", "weft-agent"]);
     agent.kube.kubectl(["create", "serviceaccount", "-n", "kube-system", "weft-agent"]);
     let fresh = agent.kube.token("kube-system", "weft-agent");
@@ -148,14 +146,14 @@ fn a_token_that_is_replaced_is_read_again() {
         with_old.chain([format!("Authorization: Bearer {token}"), "https://127.0.0.1:6443/api".to_owned()]);
     let words: Vec<String> = std::iter::once("curl".to_owned()).chain(with_old).collect();
     let code = agent.machine.run(words.iter().map(String::as_str));
-    assert_eq!(code, "401", "the old token is worth nothing");
+    assert_eq!(code, "401", "the old token is invalid");
     let uid = agent.pod("web", &json!({ NETWORKS: "net-a" }));
     // A client reads its token again within a minute.
-    let patience = std::time::Instant::now() + Duration::from_secs(100);
+    let deadline = std::time::Instant::now() + Duration::from_secs(100);
     let sandbox = agent.machine.pod("web");
     let attachment = agent.attachment(&sandbox, "web", &uid);
     while attachment.add(&configuration(&bridge("home", 10))).code != Some(0) {
-        assert!(std::time::Instant::now() < patience, "{}", agent.log());
+        assert!(std::time::Instant::now() < deadline, "{}", agent.log());
         thread::sleep(Duration::from_secs(1));
     }
     let status = until_status(&agent);
@@ -163,12 +161,12 @@ fn a_token_that_is_replaced_is_read_again() {
 }
 
 fn until_status(agent: &Agent) -> Vec<Value> {
-    let patience = std::time::Instant::now() + Duration::from_secs(100);
+    let deadline = std::time::Instant::now() + Duration::from_secs(100);
     loop {
         if let Some(text) = agent.annotation("web", "k8s.v1.cni.cncf.io/network-status") {
             return serde_json::from_str(&text).unwrap();
         }
-        assert!(std::time::Instant::now() < patience, "{}", agent.log());
+        assert!(std::time::Instant::now() < deadline, "{}", agent.log());
         thread::sleep(Duration::from_millis(200));
     }
 }

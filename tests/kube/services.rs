@@ -1,7 +1,7 @@
-//! Services on further networks: a real API server, and `weft controller --services` with the rights that are deployed.
+//! Services on additional networks: a real API server, and `weft controller --services` with the shipped RBAC.
 //!
 //! ```text
-//!   the test, in the place of kubelets and agents ─► pods, Services ─► kube-apiserver ◄─► weft controller --services
+//!   the test, as kubelets and agents ─► pods, Services ─► kube-apiserver ◄─► weft controller --services
 //! ```
 //!
 //! Source: EndpointSlices as Kubernetes' own controller writes them; multus-service for the annotation.
@@ -22,7 +22,7 @@ const SELECTOR: &str = "weft.dev/service-selector";
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 const LISTEN: &str = "127.0.0.1:9465";
 
-/// A cluster with a controller.
+/// Cluster with a Services controller.
 struct Cluster {
     kube: Kube,
     machine: Arc<Machine>,
@@ -31,10 +31,10 @@ struct Cluster {
 
 impl Cluster {
     fn new(host: Host) -> Option<Cluster> {
-        Kube::new(Machine::new(host, "control").into()).map(Cluster::beside)
+        Kube::new(Machine::new(host, "control").into()).map(Cluster::on)
     }
 
-    fn beside(kube: Kube) -> Cluster {
+    fn on(kube: Kube) -> Cluster {
         let machine = kube.machine();
         kube.apply(&files(&["deploy/services/rbac.yaml"]));
         let account = kube.service_account("kube-system", "weft-controller-services");
@@ -53,10 +53,10 @@ impl Cluster {
         });
     }
 
-    fn figure(&self, name: &str) -> u64 {
+    fn metric(&self, name: &str) -> u64 {
         let page = self.machine.attempt(["curl", "-s", &format!("http://{LISTEN}/metrics")]).stdout;
         let found = page.lines().find_map(|line| line.strip_prefix(name));
-        found.and_then(|text| text.trim().parse().ok()).expect("a figure")
+        found.and_then(|text| text.trim().parse().ok()).expect("a metric")
     }
 
     fn service(&self, name: &str, annotations: Value, spec: &Value) {
@@ -69,20 +69,20 @@ impl Cluster {
         self.kube.apply(&service.to_string());
     }
 
-    /// A pod in the network `storage`, and the Service `web` that lists it.
+    /// Creates a pod in the network `storage`, and the Service `web` that lists it.
     fn list_one(&self) {
         self.kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
         self.condition("a", true);
-        self.service("web", asks("storage"), &one_port());
+        self.service("web", selects_network("storage"), &one_port());
         self.until_listed("the pod is listed", "web", &[("10.1.0.1", true)]);
     }
 
-    /// Gives a slice another label.
+    /// Sets a label of a slice.
     fn relabel(&self, slice: &str, label: &str) {
         self.kube.kubectl(["label", "--overwrite", "endpointslice", "-n", "default", slice, label]);
     }
 
-    /// What the condition of a pod is, as its kubelet would say it.
+    /// Sets the Ready condition of a pod, as its kubelet does.
     fn condition(&self, name: &str, ready: bool) {
         let path = format!("/api/v1/namespaces/default/pods/{name}/status");
         let mut pod = self.kube.json(["pod", "-n", "default", name]);
@@ -110,14 +110,14 @@ impl Cluster {
     }
 
     #[track_caller]
-    fn until_listed(&self, what: &str, service: &str, expected: &[(&str, bool)]) {
+    fn until_listed(&self, condition: &str, service: &str, expected: &[(&str, bool)]) {
         let expected: BTreeMap<_, _> =
             expected.iter().map(|(address, ready)| ((*address).to_owned(), *ready)).collect();
-        self.machine.wait(CONTROLLER, what, || (self.listed(service) == expected).then_some(()));
+        self.machine.wait(CONTROLLER, condition, || (self.listed(service) == expected).then_some(()));
     }
 
-    /// What the owner of a Service was told.
-    fn told(&self, service: &str) -> Vec<String> {
+    /// Events about a Service.
+    fn events(&self, service: &str) -> Vec<String> {
         let events = self.kube.json(["events.events.k8s.io", "-n", "default"]);
         let events = events["items"].as_array().expect("a list");
         let of = events.iter().filter(|event| event["regarding"]["name"] == service);
@@ -126,7 +126,7 @@ impl Cluster {
     }
 }
 
-/// A pod with these addresses on networks.
+/// Pod with these addresses on networks.
 fn pod(name: &str, networks: &[(&str, &[&str])]) -> Value {
     let status: Vec<_> = networks.iter().map(|(name, ips)| json!({ "name": name, "ips": ips })).collect();
     json!({
@@ -138,12 +138,12 @@ fn pod(name: &str, networks: &[(&str, &[&str])]) -> Value {
     })
 }
 
-fn asks(network: &str) -> Value {
+fn selects_network(network: &str) -> Value {
     json!({ NETWORK: network, SELECTOR: "app=web" })
 }
 
 #[test]
-fn addresses_of_a_network_are_listed_and_follow_pods_and_annotations() {
+fn service_slices_follow_pods_and_annotations() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
     let kube = &cluster.kube;
     for (name, ips) in [("a", ["10.1.0.1", "fd01::1"]), ("b", ["10.1.0.2", "fd01::2"])] {
@@ -152,17 +152,18 @@ fn addresses_of_a_network_are_listed_and_follow_pods_and_annotations() {
         kube.apply(&pod(name, &on_both).to_string());
         cluster.condition(name, true);
     }
-    // Somebody else's, of the same Service.
+    // Slice of another controller, of the same Service.
     let mut foreign = json!({ "kind": "EndpointSlice", "addressType": "IPv4", "ports": [],
         "metadata": { "name": "web-foreign", "namespace": "default", "labels": { "kubernetes.io/service-name": "web",
-            "endpointslice.kubernetes.io/managed-by": "somebody" } },
+            "endpointslice.kubernetes.io/managed-by": "other" } },
         "endpoints": [{ "addresses": ["10.9.9.9"], "conditions": { "ready": true } }] });
     foreign["apiVersion"] = json!(discovery(kube));
     kube.apply(&foreign.to_string());
     let ports = json!({ "ports": [{ "name": "web", "port": 80, "targetPort": "http" }] });
-    cluster.service("web", asks("storage"), &ports);
-    let beside = ("10.9.9.9", true);
-    let all = [("10.1.0.1", true), ("10.1.0.2", true), ("fd01::1", true), ("fd01::2", true), beside];
+    cluster.service("web", selects_network("storage"), &ports);
+    let foreign_endpoint = ("10.9.9.9", true);
+    let all =
+        [("10.1.0.1", true), ("10.1.0.2", true), ("fd01::1", true), ("fd01::2", true), foreign_endpoint];
     cluster.until_listed("both pods are listed", "web", &all);
     let slices = cluster.slices("web");
     let ours: Vec<_> = slices.iter().filter(|slice| slice["metadata"]["name"] != "web-foreign").collect();
@@ -177,39 +178,43 @@ fn addresses_of_a_network_are_listed_and_follow_pods_and_annotations() {
     cluster.until_listed(
         "a pod is not ready",
         "web",
-        &[("10.1.0.1", false), ("10.1.0.2", true), ("fd01::1", false), ("fd01::2", true), beside],
+        &[("10.1.0.1", false), ("10.1.0.2", true), ("fd01::1", false), ("fd01::2", true), foreign_endpoint],
     );
     kube.kubectl(["delete", "pod", "-n", "default", "b", "--wait=false"]);
     cluster.until_listed(
-        "the other one ends",
+        "the other pod terminates",
         "web",
-        &[("10.1.0.1", false), ("10.1.0.2", false), ("fd01::1", false), ("fd01::2", false), beside],
+        &[("10.1.0.1", false), ("10.1.0.2", false), ("fd01::1", false), ("fd01::2", false), foreign_endpoint],
     );
     kube.kubectl(["delete", "pod", "-n", "default", "b", "--force", "--grace-period=0"]);
-    cluster.until_listed("it is gone", "web", &[("10.1.0.1", false), ("fd01::1", false), beside]);
-    // A label that it has not; another network; none.
+    cluster.until_listed(
+        "the pod is deleted",
+        "web",
+        &[("10.1.0.1", false), ("fd01::1", false), foreign_endpoint],
+    );
+    // The pod loses its label; the Service selects another network; then none.
     kube.kubectl(["label", "pod", "-n", "default", "a", "app-"]);
-    cluster.until_listed("it is none of the Service's", "web", &[beside]);
+    cluster.until_listed("the Service selects no pod", "web", &[foreign_endpoint]);
     kube.kubectl(["label", "pod", "-n", "default", "a", "app=web"]);
-    cluster.service("web", asks("other/backup"), &ports);
-    cluster.until_listed("the other network's address", "web", &[("10.2.0.1", false), beside]);
+    cluster.service("web", selects_network("other/backup"), &ports);
+    cluster.until_listed("the other network's address", "web", &[("10.2.0.1", false), foreign_endpoint]);
     cluster.service("web", json!({ SELECTOR: "app=web" }), &ports);
-    cluster.until_listed("without the annotation nothing is ours", "web", &[beside]);
-    // As the page has it.
-    let page = std::fs::read_to_string(workspace().join("docs/services.md")).expect("a file of the project");
+    cluster.until_listed("without the annotation no address is listed", "web", &[foreign_endpoint]);
+    // Example of the documentation.
+    let page = std::fs::read_to_string(workspace().join("docs/services.md")).expect("a file of this tree");
     let example = page.split("```").find_map(|block| block.strip_prefix("yaml\n")).expect("an example");
     kube.apply(example);
     cluster.until_listed("the page's example", "web-storage", &[("10.1.0.1", false), ("fd01::1", false)]);
-    assert_eq!(cluster.figure("weft_services_endpointslice_write_failures_total "), 0);
+    assert_eq!(cluster.metric("weft_services_endpointslice_write_failures_total "), 0);
 }
 
-/// Which EndpointSlices there are.
+/// API version of EndpointSlices.
 fn discovery(kube: &Kube) -> &'static str {
     if kube.minor() < 21 { "discovery.k8s.io/v1beta1" } else { "discovery.k8s.io/v1" }
 }
 
 #[test]
-fn what_cannot_be_listed_is_an_event_with_the_cure_and_its_mend_is_heard() {
+fn service_failure_is_an_event_and_recovers() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
     let kube = &cluster.kube;
     kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
@@ -220,43 +225,49 @@ fn what_cannot_be_listed_is_an_event_with_the_cure_and_its_mend_is_heard() {
         spec
     };
     let refused = [
-        ("selects", asks("storage"), with("selector", json!({ "app": "web" })), "spec.selector has app=web"),
-        ("addressed", asks("storage"), with("clusterIP", Value::Null), "spec.clusterIP: None"),
+        (
+            "selects",
+            selects_network("storage"),
+            with("selector", json!({ "app": "web" })),
+            "spec.selector has app=web",
+        ),
+        ("addressed", selects_network("storage"), with("clusterIP", Value::Null), "spec.clusterIP: None"),
         ("lost", json!({ NETWORK: "storage" }), port.clone(), "weft.dev/service-selector is missing"),
         ("odd", json!({ NETWORK: "storage", SELECTOR: "app in (web)" }), port.clone(), "app in (web)"),
-        ("nowhere", asks("a/b/c"), port.clone(), "a/b/c"),
+        ("nowhere", selects_network("a/b/c"), port.clone(), "a/b/c"),
     ];
     for (name, annotations, spec, _) in &refused {
         cluster.service(name, annotations.clone(), spec);
     }
     for (name, _, _, word) in &refused {
         until(&format!("{name} is refused"), || {
-            let told = cluster.told(name);
-            told.iter()
-                .any(|told| told.starts_with("NetworkAddressesRefused ") && told.contains(word))
+            let events = cluster.events(name);
+            events
+                .iter()
+                .any(|event| event.starts_with("NetworkAddressesRefused ") && event.contains(word))
                 .then_some(())
         });
         assert_eq!(cluster.listed(name), BTreeMap::new(), "{name}");
     }
-    assert_eq!(cluster.figure("weft_services_refused "), 5);
+    assert_eq!(cluster.metric("weft_services_refused "), 5);
     cluster.service(
         "odd",
-        asks("storage"),
+        selects_network("storage"),
         &json!({ "ports": [{ "port": 80 }], "publishNotReadyAddresses": true }),
     );
-    cluster.until_listed("what was mended", "odd", &[("10.1.0.1", true)]);
-    // A slip takes back what was listed, and says so.
+    cluster.until_listed("the fixed Service", "odd", &[("10.1.0.1", true)]);
+    // An invalid selector removes the listed addresses, and an Event reports it.
     cluster.service("odd", json!({ NETWORK: "storage", SELECTOR: "app" }), &port);
-    cluster.until_listed("the slip", "odd", &[]);
-    until("the slip is told", || {
-        cluster.told("odd").iter().any(|told| told.contains("has no =")).then_some(())
+    cluster.until_listed("the invalid selector", "odd", &[]);
+    until("the invalid selector is reported", || {
+        cluster.events("odd").iter().any(|event| event.contains("has no =")).then_some(())
     });
 }
 
 #[test]
-fn many_pods_are_few_slices_and_nothing_is_written_when_nothing_changed() {
+fn service_slices_are_full_and_written_only_on_change() {
     let Some(kube) = Kube::own(Machine::new(host!(Feature::Root), "control").into()) else { return };
-    let cluster = Cluster::beside(kube);
+    let cluster = Cluster::on(kube);
     let kube = &cluster.kube;
     let pods: Vec<Value> = (0..250)
         .map(|number| {
@@ -270,15 +281,15 @@ fn many_pods_are_few_slices_and_nothing_is_written_when_nothing_changed() {
     let all = json!({ "apiVersion": "v1", "kind": "List", "items": pods });
     kube.attempt(["create", "-f", "-"], &all.to_string()).success();
     let published = json!({ "ports": [{ "port": 80 }], "publishNotReadyAddresses": true });
-    cluster.service("web", asks("storage"), &published);
+    cluster.service("web", selects_network("storage"), &published);
     cluster.machine.wait(CONTROLLER, "all are listed", || (cluster.listed("web").len() == 250).then_some(()));
     let slices = cluster.slices("web");
     let sizes: Vec<_> =
         slices.iter().map(|slice| slice["endpoints"].as_array().map_or(0, Vec::len)).collect();
     assert_eq!(sizes, [100, 100, 50]);
-    assert!(cluster.figure("weft_services_endpointslice_writes_total ") < 20);
+    assert!(cluster.metric("weft_services_endpointslice_writes_total ") < 20);
     for endpoint in slices.iter().flat_map(|slice| slice["endpoints"].as_array().expect("a list")) {
-        assert_eq!(endpoint["hostname"], endpoint["targetRef"]["name"], "a name of its own in DNS");
+        assert_eq!(endpoint["hostname"], endpoint["targetRef"]["name"], "DNS name of each pod");
     }
     let versions = || {
         let of =
@@ -286,32 +297,34 @@ fn many_pods_are_few_slices_and_nothing_is_written_when_nothing_changed() {
         cluster.slices("web").iter().map(of).collect::<Vec<_>>()
     };
     let before = versions();
-    // Killed, and started again; the server, too.
+    // The controller is killed and started again, and so is the server.
     cluster.machine.stop(CONTROLLER, "KILL");
     cluster.start();
-    cluster.service("bell", asks("storage"), &json!({ "publishNotReadyAddresses": true }));
-    cluster.machine.wait(CONTROLLER, "works again", || (cluster.listed("bell").len() == 250).then_some(()));
+    cluster.service("bell", selects_network("storage"), &json!({ "publishNotReadyAddresses": true }));
+    cluster.machine.wait(CONTROLLER, "continues", || (cluster.listed("bell").len() == 250).then_some(()));
     assert_eq!(versions(), before);
     kube.stop("kube-apiserver", "KILL");
     kube.launch();
     kube.wait();
-    // One goes: one slice is written, or taken away.
+    // One pod is deleted: one slice is written or deleted.
     kube.kubectl(["delete", "pod", "-n", "default", "web-7", "--force", "--grace-period=0"]);
-    cluster.machine.wait(CONTROLLER, "hears of it", || (cluster.listed("web").len() == 249).then_some(()));
+    cluster
+        .machine
+        .wait(CONTROLLER, "observes the deletion", || (cluster.listed("web").len() == 249).then_some(()));
     let after = versions();
     let same = before.iter().filter(|slice| after.contains(slice)).count();
     assert_eq!((after.len(), same), (3, 2), "{before:?} {after:?}");
-    // With its Service all of it goes, by whom collects garbage or by us.
+    // After the Service is deleted, garbage collection or the controller deletes its slices.
     kube.kubectl(["delete", "service", "-n", "default", "web"]);
-    cluster.machine.wait(CONTROLLER, "takes them away", || cluster.slices("web").is_empty().then_some(()));
+    cluster.machine.wait(CONTROLLER, "deletes the slices", || cluster.slices("web").is_empty().then_some(()));
 }
 
 fn one_port() -> Value {
     json!({ "ports": [{ "port": 80 }] })
 }
 
-/// A slice that somebody made by hand.
-fn by_hand(kube: &Kube, name: &str, labels: Value, ports: Value) -> Value {
+/// EndpointSlice that was created manually.
+fn manual_slice(kube: &Kube, name: &str, labels: Value, ports: Value) -> Value {
     let mut slice = json!({ "kind": "EndpointSlice", "addressType": "IPv4",
         "metadata": { "name": name, "namespace": "default" },
         "endpoints": [{ "addresses": ["10.9.9.9"], "conditions": { "ready": true } }] });
@@ -322,33 +335,33 @@ fn by_hand(kube: &Kube, name: &str, labels: Value, ports: Value) -> Value {
 }
 
 #[test]
-fn a_name_that_somebody_else_has_keeps_no_service_from_its_addresses() {
+fn service_slice_name_conflict_is_resolved() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
     let kube = &cluster.kube;
-    let theirs =
-        json!({ "kubernetes.io/service-name": "web", "endpointslice.kubernetes.io/managed-by": "somebody" });
+    let foreign_labels =
+        json!({ "kubernetes.io/service-name": "web", "endpointslice.kubernetes.io/managed-by": "other" });
     for name in ["web-weft-0", "web-weft-1"] {
-        kube.apply(&by_hand(kube, name, theirs.clone(), json!([])).to_string());
+        kube.apply(&manual_slice(kube, name, foreign_labels.clone(), json!([])).to_string());
     }
     kube.apply(&pod("a", &[("default/storage", &["10.1.0.1"])]).to_string());
     cluster.condition("a", true);
-    cluster.service("web", asks("storage"), &one_port());
-    let beside = ("10.9.9.9", true);
-    cluster.until_listed("the pod is listed", "web", &[("10.1.0.1", true), beside]);
-    // One of ours that a hand took from us stays as it is then, and another one is made.
-    cluster.relabel("web-weft-2", "endpointslice.kubernetes.io/managed-by=somebody");
-    until("another one is made", || (cluster.slices("web").len() == 4).then_some(()));
+    cluster.service("web", selects_network("storage"), &one_port());
+    let foreign_endpoint = ("10.9.9.9", true);
+    cluster.until_listed("the pod is listed", "web", &[("10.1.0.1", true), foreign_endpoint]);
+    // A slice that was manually assigned to another manager stays unchanged, and the controller creates another one.
+    cluster.relabel("web-weft-2", "endpointslice.kubernetes.io/managed-by=other");
+    until("another slice is created", || (cluster.slices("web").len() == 4).then_some(()));
     assert_eq!(
         cluster.listed("web"),
-        BTreeMap::from([("10.1.0.1".to_owned(), true), (beside.0.to_owned(), true)])
+        BTreeMap::from([("10.1.0.1".to_owned(), true), (foreign_endpoint.0.to_owned(), true)])
     );
 }
 
 #[test]
-fn one_services_trouble_holds_up_no_other_one() {
+fn service_failure_does_not_delay_other_services() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
     let kube = &cluster.kube;
-    // Nobody answers there, so nothing of this Service's can be made.
+    // The webhook has no server, so no slice of this Service can be created.
     let refuses = json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
         "metadata": { "name": "refuses" }, "webhooks": [{ "name": "refuses.weft.dev", "sideEffects": "None",
             "admissionReviewVersions": ["v1"], "clientConfig": { "url": "https://127.0.0.1:9/" },
@@ -357,43 +370,43 @@ fn one_services_trouble_holds_up_no_other_one() {
                 "resources": ["endpointslices"] }] }] });
     kube.apply(&refuses.to_string());
     cluster.list_one();
-    cluster.service("refused", asks("storage"), &one_port());
-    // 1, 2, 4 and 8 s after each other; the next try is 16 s later.
-    until("it was tried some times", || {
-        (cluster.figure("weft_services_endpointslice_write_failures_total ") >= 5).then_some(())
+    cluster.service("refused", selects_network("storage"), &one_port());
+    // Attempts follow after 1, 2, 4 and 8 s; the next one would follow after 16 s.
+    until("the write has failed repeatedly", || {
+        (cluster.metric("weft_services_endpointslice_write_failures_total ") >= 5).then_some(())
     });
     let began = std::time::Instant::now();
     cluster.condition("a", false);
     cluster.until_listed("the change is written", "web", &[("10.1.0.1", false)]);
     assert!(began.elapsed() < std::time::Duration::from_secs(6), "{:?}", began.elapsed());
     kube.kubectl(["delete", "validatingwebhookconfiguration", "refuses"]);
-    cluster.until_listed("what was refused is written, too", "refused", &[("10.1.0.1", false)]);
+    cluster.until_listed("the refused Service is written, too", "refused", &[("10.1.0.1", false)]);
 }
 
 #[test]
-fn slices_that_make_no_sense_spoil_nothing() {
+fn service_slices_with_invalid_content_are_tolerated() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
     let kube = &cluster.kube;
     cluster.list_one();
     let ours = json!({ "kubernetes.io/service-name": "web",
         "endpointslice.kubernetes.io/managed-by": "weft-controller-services" });
     for (name, port) in [("high", json!(70000)), ("low", json!(-1)), ("none", Value::Null)] {
-        let slice = by_hand(kube, name, ours.clone(), json!([{ "port": port }]));
+        let slice = manual_slice(kube, name, ours.clone(), json!([{ "port": port }]));
         kube.apply(&slice.to_string());
     }
-    cluster.until_listed("what is no Service's goes", "web", &[("10.1.0.1", true)]);
-    // They are there when it starts, too.
+    cluster.until_listed("invalid slices are deleted", "web", &[("10.1.0.1", true)]);
+    // The slices also exist when the controller starts.
     cluster.machine.stop(CONTROLLER, "KILL");
     for (name, port) in [("high", json!(70000)), ("low", json!(-1))] {
-        kube.apply(&by_hand(kube, name, ours.clone(), json!([{ "port": port }])).to_string());
+        kube.apply(&manual_slice(kube, name, ours.clone(), json!([{ "port": port }])).to_string());
     }
     cluster.start();
     cluster.condition("a", false);
-    cluster.until_listed("another one goes on", "web", &[("10.1.0.1", false)]);
+    cluster.until_listed("the controller continues", "web", &[("10.1.0.1", false)]);
 }
 
 #[test]
-fn what_a_hand_changed_or_removed_is_put_right() {
+fn service_slices_changed_manually_are_repaired() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
     let kube = &cluster.kube;
     cluster.list_one();
@@ -405,20 +418,24 @@ fn what_a_hand_changed_or_removed_is_put_right() {
         }
         cluster
             .machine
-            .wait(CONTROLLER, "it is made again", || (cluster.listed("web").len() == 1).then_some(()));
+            .wait(CONTROLLER, "creates the slice again", || (cluster.listed("web").len() == 1).then_some(()));
     }
     let patch = r#"{"endpoints":[{"addresses":["10.6.6.6"],"conditions":{"ready":true}}],"metadata":{"ownerReferences":null}}"#;
     kube.kubectl(["patch", "endpointslice", "-n", "default", &slice(), "--type=merge", "-p", patch]);
-    cluster.machine.wait(CONTROLLER, "it is put right", || {
+    cluster.machine.wait(CONTROLLER, "repairs the slice", || {
         (cluster.listed("web").keys().eq(["10.1.0.1"])).then_some(())
     });
-    // To another Service's, which asks, too: its name must not be in the way for ever.
-    cluster.service("other", asks("none"), &one_port());
+    // The slice is assigned to another Service of the controller: its name must not stay occupied.
+    cluster.service("other", selects_network("none"), &one_port());
     cluster.relabel(&slice(), "kubernetes.io/service-name=other");
-    cluster.machine.wait(CONTROLLER, "it is made again", || (cluster.listed("web").len() == 1).then_some(()));
-    // With a pod that makes the other one want it.
-    cluster.service("other", asks("storage"), &one_port());
-    cluster.machine.wait(CONTROLLER, "the other one", || (cluster.listed("other").len() == 1).then_some(()));
+    cluster
+        .machine
+        .wait(CONTROLLER, "creates the slice again", || (cluster.listed("web").len() == 1).then_some(()));
+    // Now the other Service lists a pod, too.
+    cluster.service("other", selects_network("storage"), &one_port());
+    cluster
+        .machine
+        .wait(CONTROLLER, "lists the other Service", || (cluster.listed("other").len() == 1).then_some(()));
     cluster.relabel(&slice(), "kubernetes.io/service-name=other");
     cluster.machine.wait(CONTROLLER, "both are listed", || {
         (cluster.listed("web").len() == 1 && cluster.listed("other").len() == 1).then_some(())
@@ -426,12 +443,12 @@ fn what_a_hand_changed_or_removed_is_put_right() {
 }
 
 #[test]
-fn a_service_that_had_a_selector_is_made_anew_as_it_is_told() {
+fn service_whose_selector_was_removed_works_once_recreated() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
     let kube = &cluster.kube;
     let manager = "kube-controller-manager";
     let program = kube.program(manager);
-    let account = format!("--kubeconfig={}", kube.certified("admin"));
+    let account = format!("--kubeconfig={}", kube.kubeconfig_for_certificate("admin"));
     let which = "--controllers=endpoint,endpointslice,endpointslicemirroring,garbagecollector";
     kube.apply(r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"worker"}}"#);
     cluster.machine.start(manager, [&*program, &account, which, "--leader-elect=false"]);
@@ -444,13 +461,13 @@ fn a_service_that_had_a_selector_is_made_anew_as_it_is_told() {
     kube.attempt(["replace", "--raw", path, "-f", "-"], &pod.to_string()).success();
     let port = json!([{ "port": 80 }]);
     let selects = json!({ "ports": port, "selector": { "app": "web" } });
-    cluster.service("web", asks("storage"), &selects);
+    cluster.service("web", selects_network("storage"), &selects);
     let listed = || cluster.listed("web").keys().eq(["10.0.0.9"]).then_some(());
-    cluster.machine.wait(manager, "Kubernetes lists it", listed);
-    until("it is told", || {
-        cluster.told("web").iter().any(|told| told.contains("make the Service anew")).then_some(())
+    cluster.machine.wait(manager, "lists the pod address", listed);
+    until("the selector is reported", || {
+        cluster.events("web").iter().any(|event| event.contains("make the Service anew")).then_some(())
     });
-    // Why: what Kubernetes listed stays.
+    // Reason: slices that Kubernetes wrote stay.
     kube.kubectl([
         "patch",
         "service",
@@ -463,7 +480,7 @@ fn a_service_that_had_a_selector_is_made_anew_as_it_is_told() {
     ]);
     cluster.until_listed("both", "web", &[("10.0.0.9", true), ("10.1.0.1", true)]);
     kube.kubectl(["delete", "service", "-n", "default", "web"]);
-    cluster.until_listed("nothing is left", "web", &[]);
-    cluster.service("web", asks("storage"), &json!({ "ports": port }));
-    cluster.until_listed("the network alone", "web", &[("10.1.0.1", true)]);
+    cluster.until_listed("no slice remains", "web", &[]);
+    cluster.service("web", selects_network("storage"), &json!({ "ports": port }));
+    cluster.until_listed("only the address of the network", "web", &[("10.1.0.1", true)]);
 }

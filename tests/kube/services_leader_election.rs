@@ -1,12 +1,12 @@
-//! Two controllers of Services beside a real API server, one of which works: it is killed, or stands still while it writes, and
-//! the other goes on. Who wrote what, the server's own audit log says.
+//! Leader election of two Services controllers with a real API server: the leader is killed or stopped during its writes, and
+//! the other controller continues. The server's audit log shows which of them wrote.
 //!
 //! ```text
-//!   one ── 127.0.0.1 ──► kube-apiserver ─► audit log        the Lease weft-services says who works
+//!   one ── 127.0.0.1 ──► kube-apiserver ─► audit log        the Lease weft-services names the leader
 //!   two ── 192.0.2.1 ──►
 //! ```
 //!
-//! Source: `crates/kube-support/src/leader_election.rs`; Kubernetes, «Auditing».
+//! Source: `crates/kube-support/src/leader_election.rs`; Kubernetes, "Auditing".
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ use rig::parts::text;
 use serde_json::{Value, json};
 use testkit::{Feature, Host, host};
 
-/// The two: its name, the address from which it asks, and where it tells its figures.
+/// The two controllers: name, source address, and listen address for metrics.
 const ONE: (&str, &str, &str) = ("one", "127.0.0.1", "127.0.0.1:9465");
 const TWO: (&str, &str, &str) = ("two", "192.0.2.1", "127.0.0.1:9466");
 const AUDIT: &str = "/run/audit.log";
 const POLICY: &str = "/etc/kubernetes/audit.json";
 
-/// A cluster whose server writes down who writes slices; a pod on a network, and Services that list it.
+/// Cluster whose audit log records writes of slices; a pod on a network, and Services that list it.
 struct Cluster {
     kube: Kube,
     machine: Arc<Machine>,
@@ -60,7 +60,7 @@ impl Cluster {
         self.machine.start(name, [text(&program)].into_iter().chain(words));
     }
 
-    /// Starts both; the first works.
+    /// Starts both; the first one leads.
     fn start_both(&self) {
         self.start(ONE);
         self.machine.wait(ONE.0, "leads", || self.machine.log(ONE.0).contains("leads").then_some(()));
@@ -76,7 +76,7 @@ impl Cluster {
         self.machine.run(["kill", "-s", signal, id.trim()]);
     }
 
-    /// Services `web-0`, `web-1`… and the pod that they list.
+    /// Creates Services `web-0`, `web-1`… and the pod that they list.
     fn create(&self, count: usize) {
         let status = json!([{ "name": "default/storage", "ips": ["10.1.0.1"] }]).to_string();
         let pod = json!({ "apiVersion": "v1", "kind": "Pod",
@@ -95,7 +95,7 @@ impl Cluster {
         self.make_ready("True");
     }
 
-    /// What the kubelet says of the pod.
+    /// Sets the Ready condition of the pod, as its kubelet does.
     fn make_ready(&self, ready: &str) {
         let mut pod = self.kube.json(["pod", "-n", "default", "a"]);
         pod["status"] = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": ready }] });
@@ -103,7 +103,7 @@ impl Cluster {
         self.kube.attempt(words, &pod.to_string()).success();
     }
 
-    /// How many slices there are, and of how many Services the pod is ready.
+    /// Number of slices, and number of those in which the pod is ready.
     fn listed(&self) -> (usize, usize) {
         let slices = self.kube.json(["endpointslices", "-n", "default"]);
         let slices = slices["items"].as_array().expect("a list");
@@ -112,7 +112,7 @@ impl Cluster {
         (ours.len(), ours.iter().copied().filter(is_ready).count())
     }
 
-    /// Address of the writer and name of each slice that was written, in the order of the server.
+    /// Source address and slice name of each write, in the order of the server.
     fn written(&self) -> Vec<(String, String)> {
         let log = self.machine.attempt(["cat", AUDIT]).stdout;
         let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -124,7 +124,7 @@ impl Cluster {
         ours.map(|event| (text(&event["sourceIPs"][0]), text(&event["objectRef"]["name"]))).collect()
     }
 
-    /// How many slices this one wrote.
+    /// Number of slices that this controller wrote.
     fn count(&self, (_, address, _): (&str, &str, &str)) -> usize {
         self.written().iter().filter(|(by, _)| by == address).count()
     }
@@ -135,35 +135,35 @@ fn named(object: &Value) -> &str {
 }
 
 #[test]
-fn a_second_controller_goes_on_where_a_killed_one_was_and_writes_nothing_twice() {
+fn leader_election_successor_continues_without_rewrites() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
     cluster.create(3);
     cluster.start_both();
     cluster.machine.wait(ONE.0, "lists all", || (cluster.listed() == (3, 3)).then_some(()));
     cluster.machine.stop(ONE.0, "KILL");
-    // What happens while nobody works.
+    // Change while no controller leads.
     cluster.make_ready("False");
-    cluster.machine.wait(TWO.0, "goes on", || (cluster.listed() == (3, 0)).then_some(()));
+    cluster.machine.wait(TWO.0, "continues", || (cluster.listed() == (3, 0)).then_some(()));
     let written = cluster.written();
-    // Made by the one, written once by the other: nothing of what was right is written again.
+    // Created by the first controller, written once by the second: no correct slice is written again.
     assert_eq!((cluster.count(ONE), cluster.count(TWO)), (3, 3), "{written:?}");
     assert!(written[3..].iter().all(|(by, _)| by == TWO.1), "{written:?}");
 }
 
-/// One that stood still does not know how long: what it had begun is another one's by now.
+/// Covers a stopped leader, which does not know how much time has passed: another controller leads meanwhile.
 #[test]
-fn a_controller_that_stood_still_while_it_wrote_writes_nothing_more() {
+fn leader_election_stalled_leader_writes_nothing_more() {
     const COUNT: usize = 100;
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
     cluster.create(COUNT);
     cluster.start_both();
     cluster.machine.wait(ONE.0, "lists all", || (cluster.listed() == (COUNT, COUNT)).then_some(()));
-    // Whoever is fast is done before: another time, then, with what is wrong once it is left.
+    // A fast controller may complete its writes before it is stopped; then the test repeats with the opposite condition.
     let (mut now, mut next) = ("False", "True");
     loop {
         let written = cluster.count(ONE);
         cluster.make_ready(now);
-        until("it is in the middle of it", || (cluster.count(ONE) > written).then_some(()));
+        until("the controller is writing", || (cluster.count(ONE) > written).then_some(()));
         cluster.signal(ONE.0, "STOP");
         if cluster.count(ONE) - written < COUNT - 1 {
             break;
@@ -173,14 +173,14 @@ fn a_controller_that_stood_still_while_it_wrote_writes_nothing_more() {
     }
     cluster.make_ready(next);
     let expected = (COUNT, if next == "True" { COUNT } else { 0 });
-    cluster.machine.wait(TWO.0, "goes on", || (cluster.listed() == expected).then_some(()));
+    cluster.machine.wait(TWO.0, "continues", || (cluster.listed() == expected).then_some(()));
     assert!(cluster.count(TWO) > 0);
     cluster.signal(ONE.0, "CONT");
-    until("the first controller ends", || (!cluster.machine.lives(ONE.0)).then_some(()));
+    until("the first controller ends", || (!cluster.machine.is_running(ONE.0)).then_some(()));
     let written = cluster.written();
     let first = written.iter().position(|(by, _)| by == TWO.1).expect("a write");
     assert!(written[first..].iter().all(|(by, _)| by == TWO.1), "{:?}", &written[first..]);
-    cluster.machine.wait(TWO.0, "leaves it right", || (cluster.listed() == expected).then_some(()));
+    cluster.machine.wait(TWO.0, "keeps the slices", || (cluster.listed() == expected).then_some(()));
     assert!(
         cluster.machine.log(ONE.0).contains("another controller goes on"),
         "{}",

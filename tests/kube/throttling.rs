@@ -1,4 +1,4 @@
-//! A real API server that has no time for us, and a clock that jumps.
+//! Real API server that throttles requests (429), and a clock that jumps.
 //!
 //! Source: Kubernetes, `--max-mutating-requests-inflight` and 429 with Retry-After; libfaketime(1).
 
@@ -14,25 +14,25 @@ use testkit::{Feature, Pod, host};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-/// The time that a program is told, as libfaketime reads it.
+/// File with the offset of the clock, as libfaketime reads it.
 const CLOCK: &str = "/run/clock";
 
 fn select() -> Value {
     json!({ NETWORKS: "net-a" })
 }
 
-/// Waits until the agent hears of the API server, and knows so many pods.
+/// Waits until the agent's cache is up to date and contains this number of pods.
 #[track_caller]
-fn until_heard(agent: &Agent, pods: f64) {
+fn until_up_to_date(agent: &Agent, pods: f64) {
     until("the agent is up to date", || {
-        let age = agent.figure("weft_cache_age_seconds{resource=\"pods\"}")?;
-        let known = agent.figure("weft_cache_objects{resource=\"pods\"}")?;
+        let age = agent.metric("weft_cache_age_seconds{resource=\"pods\"}")?;
+        let known = agent.metric("weft_cache_objects{resource=\"pods\"}")?;
         (age == 0.0 && known >= pods).then_some(())
     });
 }
 
-/// Takes the server's one place for requests that change something: by one that never ends.
-fn take_the_only_place(agent: &Agent) {
+/// Occupies the server's only slot for mutating requests with a request that never ends.
+fn occupy_the_only_slot(agent: &Agent) {
     let (kube, machine) = (&agent.kube, &agent.machine);
     let script = "mkfifo /run/hold && exec 3<>/run/hold && exec curl -s --cacert \"$1\" --cert \"$2\" --key \"$3\" \
                   -H 'Content-Type: application/json' -X POST -T - \"$4\" <&3";
@@ -42,10 +42,10 @@ fn take_the_only_place(agent: &Agent) {
     machine.start("holder", line);
 }
 
-/// What a request of the agent's to change a pod comes to.
+/// Status code of a mutating request with the agent's identity.
 fn patch(agent: &Agent) -> String {
     let token = agent.kube.token("kube-system", "weft-agent");
-    let url = format!("{}/api/v1/namespaces/blue/pods/nobody/status", rig::kube::SERVER);
+    let url = format!("{}/api/v1/namespaces/blue/pods/missing/status", rig::kube::SERVER);
     let line = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", &agent.kube.pki("ca.crt")];
     let line = line.into_iter().chain([
         "-H",
@@ -60,7 +60,7 @@ fn patch(agent: &Agent) -> String {
 }
 
 #[test]
-fn refused_for_want_of_time_pods_are_attached_and_their_status_comes_later() {
+fn throttled_api_delays_status_but_no_pod() {
     let Some(agent) = Agent::own(Machine::new(host!(Feature::Bridge), "node")) else { return };
     agent.define(["net-a"]);
     let uid = agent.pod("web", &select());
@@ -68,14 +68,14 @@ fn refused_for_want_of_time_pods_are_attached_and_their_status_comes_later() {
     let one = ["--enable-priority-and-fairness=false", "--max-mutating-requests-inflight=1"];
     agent.kube.launch_server_with(&one);
     agent.kube.wait();
-    until_heard(&agent, 1.0);
-    take_the_only_place(&agent);
+    until_up_to_date(&agent, 1.0);
+    occupy_the_only_slot(&agent);
     until("requests are refused", || (patch(&agent) == "429").then_some(()));
     let web = agent.machine.pod("web");
     agent.attachment(&web, "web", &uid).add(&node_configuration()).success();
     assert!(rig::link(&web, "net1").is_some());
     let failed = "weft_status_updates_total{outcome=\"failed\"}";
-    until("the status is refused", || agent.figure(failed).filter(|count| *count >= 1.0));
+    until("the status is refused", || agent.metric(failed).filter(|count| *count >= 1.0));
     assert_eq!(agent.annotation("web", STATUS), None);
     agent.machine.stop("holder", "KILL");
     assert_eq!(agent.status("web").len(), 2);
@@ -83,13 +83,13 @@ fn refused_for_want_of_time_pods_are_attached_and_their_status_comes_later() {
 }
 
 #[test]
-fn a_clock_that_jumps_costs_no_pod_its_networks_and_no_status_its_pod() {
+fn clock_jump_delays_neither_pods_nor_status() {
     let Some(agent) = Agent::with_networks(host!(Feature::Bridge), ["net-a"]) else { return };
     let Some(parts) = parts("kube") else { return };
     let library = parts.join("faketime/usr/lib");
     let find = ["find", text(&library), "-name", "libfaketime.so.1"];
     let library = agent.machine.run(find).trim().to_owned();
-    assert!(!library.is_empty(), "lanes/kube/prepare gets it");
+    assert!(!library.is_empty(), "lanes/kube/prepare provides libfaketime");
     agent.stop("TERM");
     agent.machine.write(CLOCK, "+0");
     let environment = [
@@ -98,7 +98,7 @@ fn a_clock_that_jumps_costs_no_pod_its_networks_and_no_status_its_pod() {
         "FAKETIME_NO_CACHE=1".to_owned(),
         "FAKETIME_DONT_FAKE_MONOTONIC=1".to_owned(),
     ];
-    agent.start_in(&environment.each_ref().map(String::as_str), &["--orphan-grace", "60"]);
+    agent.start_with_environment(&environment.each_ref().map(String::as_str), &["--orphan-grace", "60"]);
     agent.wait_until_ready();
     let old = (agent.machine.pod("old"), agent.pod("old", &select()));
     let attach = |pod: &Pod, name: &str, uid: &str| {
@@ -112,13 +112,13 @@ fn a_clock_that_jumps_costs_no_pod_its_networks_and_no_status_its_pod() {
         let (pod, uid) = (agent.machine.pod(&name), agent.pod(&name, &select()));
         attach(&pod, &name, &uid);
         assert_eq!(agent.status(&name).len(), 2, "{offset}");
-        // Long enough for another look at what is left behind.
+        // Long enough for another search for orphaned sandboxes.
         sleep(Duration::from_millis(300));
         assert!(agent.machine.read(rig::cluster::entry_path(&old.0)).is_some(), "{offset}");
         agent.attachment(&pod, &name, &uid).del(&node_configuration()).success();
     }
     let moved = agent.log();
     let years: std::collections::BTreeSet<&str> = moved.lines().filter_map(|line| line.get(..4)).collect();
-    assert!(years.len() > 1, "its clock did jump: {years:?}");
+    assert!(years.len() > 1, "the agent's clock jumped: {years:?}");
     agent.attachment(&old.0, "old", &old.1).del(&node_configuration()).success();
 }

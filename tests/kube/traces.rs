@@ -1,10 +1,10 @@
-//! Traces of ADDs, at a receiver that has OpenTelemetry's own messages; and one that is away, stalls or refuses.
+//! Traces of ADDs at a receiver with OpenTelemetry's own messages, and a receiver that is unreachable, stalls or refuses.
 //!
 //! ```text
-//!   weft-cni ADD ── question, report ──► agent ── OTLP (gRPC, HTTP) ──► collector.py ── a line a span ──► the test
+//!   weft-cni ADD ── plan request, report ──► agent ── OTLP (gRPC, HTTP) ──► collector.py ── a line a span ──► the test
 //! ```
 //!
-//! Source: OpenTelemetry, «OTLP exporter configuration», trace.proto.
+//! Source: OpenTelemetry, "OTLP exporter configuration", trace.proto.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,10 +21,10 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const GRPC: &str = "4317";
 const HTTP: &str = "4318";
 const COLLECTOR: &str = "collector";
-/// Spans leave soon, so that nobody waits for them.
+/// Environment variable that shortens the export interval, so that tests need not wait.
 const SOON: &str = "OTEL_BSP_SCHEDULE_DELAY=100";
 
-/// A node with an agent and two definitions, and what receives traces.
+/// Starts a node with an agent and a definition, and returns the receiver of traces.
 macro_rules! node {
     () => {{
         let Some(receiver) = parts("collector") else { return };
@@ -37,7 +37,7 @@ fn receive(agent: &Agent, receiver: &Path, mode: &str) {
     receive_with(agent, receiver, mode, &[]);
 }
 
-/// The same with the files of TLS.
+/// Starts the receiver with TLS files.
 fn receive_with(agent: &Agent, receiver: &Path, mode: &str, files: &[&str]) {
     let python = receiver.join("bin/python");
     let program = receiver.join("collector.py");
@@ -48,18 +48,18 @@ fn receive_with(agent: &Agent, receiver: &Path, mode: &str, files: &[&str]) {
         .wait(COLLECTOR, "listens", || agent.machine.log(COLLECTOR).contains("listens").then_some(()));
 }
 
-/// Starts the agent anew.
+/// Restarts the agent with this environment and these arguments.
 fn restart(agent: &Agent, environment: &[&str], words: &[&str]) {
     agent.stop("TERM");
-    agent.start_in(environment, words);
+    agent.start_with_environment(environment, words);
     agent.wait_until_ready();
 }
 
-/// A span by what it is called, and those of its trace that name it as their parent.
+/// Spans of one trace.
 struct Tree(Vec<Value>);
 
 impl Tree {
-    /// The trace of the pod's ADD, once its status was written, or it failed.
+    /// Returns the trace of a pod's ADD, once its status was written or the ADD failed.
     fn of(agent: &Agent, pod: &str) -> Tree {
         until(&format!("a trace of {pod}"), || {
             let spans: Vec<Value> = agent
@@ -84,7 +84,7 @@ impl Tree {
         roots[0]
     }
 
-    /// Its children in the order of their beginning.
+    /// Child spans in the order of their start.
     fn below<'a>(&'a self, parent: &Value) -> Vec<&'a Value> {
         let mut below: Vec<&Value> =
             self.0.iter().filter(|span| span["parentSpanId"] == parent["spanId"]).collect();
@@ -92,7 +92,7 @@ impl Tree {
         below
     }
 
-    /// Names of what is below, and what is below that, in brackets.
+    /// Names of child spans, with their own children in brackets.
     fn shape(&self, parent: &Value) -> String {
         let names = self.below(parent).into_iter().filter(|span| span["name"] != "network-status");
         let names = names.map(|span| {
@@ -113,12 +113,12 @@ fn time(span: &Value, key: &str) -> u64 {
     text_of(&span[key]).parse().expect("a time")
 }
 
-/// How long a span took, in microseconds.
+/// Duration of a span in microseconds.
 fn length(span: &Value) -> u64 {
     (time(span, "endTimeUnixNano") - time(span, "startTimeUnixNano")) / 1000
 }
 
-/// Pods that get bridge and bridge with tuning; the trace of one, and how long its ADD took for who called.
+/// Attaches a pod to a bridge and a bridge with tuning; returns the trace, after a comparison with the duration of the ADD.
 fn traced(agent: &Agent, pod: &str) -> Tree {
     let mut chain = rig::cluster::bridge("chain", 14);
     chain["plugins"].as_array_mut().expect("a list").push(json!({ "type": "tuning" }));
@@ -145,7 +145,7 @@ fn traced(agent: &Agent, pod: &str) -> Tree {
     ]);
     assert_eq!(root["attributes"], json!(expected));
     assert_eq!(root["resource"]["k8s.node.name"], rig::agent::NODE);
-    // The time is that of the call, and each part lies in the whole, one after the other.
+    // The root span lies within the call, and child spans follow one after the other.
     let (start, end) = (time(root, "startTimeUnixNano"), time(root, "endTimeUnixNano"));
     assert!(before.as_nanos() <= u128::from(start) && u128::from(end) <= after.as_nanos(), "{root}");
     assert!(length(root) <= finished.took.as_micros() as u64, "{root}");
@@ -169,15 +169,15 @@ fn traced(agent: &Agent, pod: &str) -> Tree {
     tree
 }
 
-/// How the receiver was spoken to.
-fn spoken(agent: &Agent) -> Vec<Value> {
+/// Requests that the receiver logged.
+fn requests(agent: &Agent) -> Vec<Value> {
     let log = agent.machine.log(COLLECTOR);
     let all = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     all.filter(|value| value.get("request").is_some()).collect()
 }
 
 #[test]
-fn each_add_is_one_trace_with_its_plan_and_every_plugin_over_http() {
+fn trace_of_an_add_contains_plan_and_plugins_over_http() {
     let (agent, receiver) = node!();
     receive(&agent, &receiver, "take");
     let headers = "OTEL_EXPORTER_OTLP_HEADERS=x-tenant=blue";
@@ -186,14 +186,14 @@ fn each_add_is_one_trace_with_its_plan_and_every_plugin_over_http() {
     assert_eq!(tree.root()["resource"]["service.name"], "weft-agent");
     let id = hex(&tree.root()["traceId"]);
     assert!(agent.log().contains(&format!("trace=\"{id}\"")), "{id} is not in {}", agent.log());
-    let spoken = spoken(&agent);
-    assert!(spoken.iter().all(|request| request["request"] == "http"), "{spoken:?}");
-    assert!(spoken.iter().all(|request| request["headers"]["x-tenant"] == "blue"), "{spoken:?}");
+    let requests = requests(&agent);
+    assert!(requests.iter().all(|request| request["request"] == "http"), "{requests:?}");
+    assert!(requests.iter().all(|request| request["headers"]["x-tenant"] == "blue"), "{requests:?}");
     let sent = "weft_trace_spans_total{outcome=\"exported\"}";
-    assert!(until("figures", || agent.figure(sent)) >= tree.0.len() as f64);
+    assert!(until("metrics", || agent.metric(sent)) >= tree.0.len() as f64);
 }
 
-/// protobuf's JSON has bytes in base64, OpenTelemetry's people write hexadecimal digits.
+/// Converts an id: protobuf's JSON has base64, OpenTelemetry writes hexadecimal digits.
 fn hex(base64: &Value) -> String {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bits: String = text_of(base64)
@@ -209,7 +209,7 @@ fn hex(base64: &Value) -> String {
 }
 
 #[test]
-fn the_environment_says_how_and_what_fails_is_told_where_it_failed() {
+fn trace_environment_variables_and_failed_spans() {
     let (agent, receiver) = node!();
     receive(&agent, &receiver, "take");
     let endpoint = format!("OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{GRPC}");
@@ -217,9 +217,9 @@ fn the_environment_says_how_and_what_fails_is_told_where_it_failed() {
     restart(&agent, &[SOON, &endpoint, grpc, "OTEL_SERVICE_NAME=networks"], &[]);
     let tree = traced(&agent, "web");
     assert_eq!(tree.root()["resource"]["service.name"], "networks");
-    assert!(spoken(&agent).iter().all(|request| request["request"] == "grpc"));
+    assert!(requests(&agent).iter().all(|request| request["request"] == "grpc"));
 
-    // The second of three networks fails: it is taken down again, and those before it; the third is not tried.
+    // The second of three networks fails: it and the previous ones are undone, and the third is not attempted.
     let bad = json!({ "cniVersion": "1.0.0", "type": "macvlan", "master": "nowhere" });
     agent.definition("bad", &json!({}), &bad);
     let uid = agent.pod("worse", &json!({ NETWORKS: "bad,net-a" }));
@@ -244,7 +244,7 @@ fn the_environment_says_how_and_what_fails_is_told_where_it_failed() {
     );
     assert_eq!(root["attributes"]["cni.code"], 7);
 
-    // What is refused has a plan that failed, and nothing else.
+    // The trace of a refused ADD has a failed plan only.
     let uid = agent.pod("worst", &json!({ NETWORKS: "missing" }));
     let sandbox = agent.machine.pod("worst");
     let refused = agent.attachment(&sandbox, "worst", &uid).add(&node_configuration());
@@ -258,7 +258,7 @@ fn the_environment_says_how_and_what_fails_is_told_where_it_failed() {
     );
 }
 
-/// Attaches and detaches a pod so many times: with whatever becomes of the spans.
+/// Attaches and detaches a pod a number of times, regardless of its spans.
 fn work(agent: &Agent, pod: &str, times: usize) {
     let uid = agent.pod(pod, &json!({ NETWORKS: "net-a" }));
     let sandbox = agent.machine.pod(pod);
@@ -269,11 +269,11 @@ fn work(agent: &Agent, pod: &str, times: usize) {
 }
 
 #[test]
-fn a_collector_that_is_away_or_refuses_is_told_once_and_keeps_nobody_waiting() {
+fn trace_collector_unreachable_or_refusing_is_logged_once() {
     let (agent, receiver) = node!();
     let endpoint = format!("http://127.0.0.1:{HTTP}");
     restart(&agent, &[SOON], &["--otlp-endpoint", &endpoint]);
-    let failed = || agent.figure("weft_trace_spans_total{outcome=\"failed\"}").unwrap_or_default();
+    let failed = || agent.metric("weft_trace_spans_total{outcome=\"failed\"}").unwrap_or_default();
     work(&agent, "away", 3);
     let lost = until("spans are lost", || Some(failed()).filter(|count| *count >= 3.0));
     receive(&agent, &receiver, "refuse");
@@ -285,34 +285,34 @@ fn a_collector_that_is_away_or_refuses_is_told_once_and_keeps_nobody_waiting() {
     receive(&agent, &receiver, "take");
     work(&agent, "taken", 1);
     Tree::of(&agent, "taken");
-    until("it is told", || agent.log().contains("traces are exported again").then_some(()));
+    until("the recovery is logged", || agent.log().contains("traces are exported again").then_some(()));
     assert_eq!(warned(&agent.log()), 1, "{}", agent.log());
 }
 
 #[test]
-fn a_collector_that_never_answers_keeps_no_pod_and_no_agent_from_its_end() {
+fn trace_collector_stalled_delays_no_pod_and_no_shutdown() {
     let (agent, receiver) = node!();
     receive(&agent, &receiver, "stall");
     for protocol in ["grpc", "http/protobuf"] {
         let port = if protocol == "grpc" { GRPC } else { HTTP };
         let protocol = format!("OTEL_EXPORTER_OTLP_PROTOCOL={protocol}");
         let endpoint = format!("http://127.0.0.1:{port}");
-        // Longer than anybody waits here; and little room.
-        let patience = "OTEL_EXPORTER_OTLP_TIMEOUT=600000";
+        // Longer than any timeout of the test, with a short queue.
+        let timeout = "OTEL_EXPORTER_OTLP_TIMEOUT=600000";
         let environment =
-            [SOON, &protocol, patience, "OTEL_BSP_MAX_QUEUE_SIZE=8", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=4"];
+            [SOON, &protocol, timeout, "OTEL_BSP_MAX_QUEUE_SIZE=8", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=4"];
         restart(&agent, &environment, &["--otlp-endpoint", &endpoint]);
         work(&agent, &format!("pod-{port}"), 20);
-        assert_eq!(agent.figure("weft_trace_spans_total{outcome=\"exported\"}"), None);
-        assert_eq!(agent.figure("weft_plan_requests_total{outcome=\"planned\"}"), Some(20.0));
+        assert_eq!(agent.metric("weft_trace_spans_total{outcome=\"exported\"}"), None);
+        assert_eq!(agent.metric("weft_plan_requests_total{outcome=\"planned\"}"), Some(20.0));
         assert!(agent.machine.log(COLLECTOR).lines().count() == 1, "{}", agent.machine.log(COLLECTOR));
     }
-    // It ends although nothing of what it has to tell is taken.
+    // The agent shuts down although its spans are not accepted.
     agent.stop("TERM");
 }
 
 #[test]
-fn over_tls_both_sides_know_each_other_or_nothing_is_sent() {
+fn trace_export_over_tls_verifies_both_sides() {
     let (agent, receiver) = node!();
     let pki = |name: &str| agent.kube.pki(name);
     let files = [pki("server.crt"), pki("server.key"), pki("ca.crt")];
@@ -320,31 +320,31 @@ fn over_tls_both_sides_know_each_other_or_nothing_is_sent() {
     let authority = format!("OTEL_EXPORTER_OTLP_CERTIFICATE={}", pki("ca.crt"));
     let certificate = format!("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE={}", pki("admin.crt"));
     let key = format!("OTEL_EXPORTER_OTLP_CLIENT_KEY={}", pki("admin.key"));
-    // Another's authority: that of nobody whom the collector is.
+    // Certificate authority that did not sign the collector's certificate.
     let other = "OTEL_EXPORTER_OTLP_CERTIFICATE=/run/other.crt";
     let line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=other -keyout /dev/null";
     agent.machine.run(["sh", "-c", &format!("{line} -out /run/other.crt 2>/dev/null")]);
     for (protocol, port) in [("grpc", GRPC), ("http/protobuf", HTTP)] {
         let endpoint = format!("OTEL_EXPORTER_OTLP_ENDPOINT=https://127.0.0.1:{port}");
         let protocol = format!("OTEL_EXPORTER_OTLP_PROTOCOL={protocol}");
-        let name = |what: &str| format!("{what}-{port}");
+        let name = |pod: &str| format!("{pod}-{port}");
         restart(&agent, &[SOON, &endpoint, &protocol, &authority, &certificate, &key], &[]);
         work(&agent, &name("known"), 1);
         Tree::of(&agent, &name("known"));
-        for (what, environment) in [
+        for (pod, environment) in [
             ("unknown-collector", [other, &certificate, &key].as_slice()),
             ("unknown-agent", [authority.as_str()].as_slice()),
         ] {
             let environment: Vec<&str> =
                 [SOON, &endpoint, &protocol].into_iter().chain(environment.iter().copied()).collect();
             restart(&agent, &environment, &[]);
-            work(&agent, &name(what), 1);
+            work(&agent, &name(pod), 1);
             let failed = "weft_trace_spans_total{outcome=\"failed\"}";
-            until(&format!("{what} over {protocol}: spans are lost"), || agent.figure(failed));
+            until(&format!("{pod} over {protocol}: spans are lost"), || agent.metric(failed));
             assert_eq!(
-                agent.figure("weft_trace_spans_total{outcome=\"exported\"}"),
+                agent.metric("weft_trace_spans_total{outcome=\"exported\"}"),
                 None,
-                "{what} over {protocol}"
+                "{pod} over {protocol}"
             );
         }
     }
@@ -352,9 +352,9 @@ fn over_tls_both_sides_know_each_other_or_nothing_is_sent() {
 }
 
 #[test]
-fn nothing_is_exported_unasked_and_what_cannot_be_is_said_by_name() {
+fn trace_export_is_off_by_default_and_errors_name_the_setting() {
     let (agent, receiver) = node!();
-    // Both listen where a collector is expected.
+    // The receiver listens on the default ports of a collector.
     receive(&agent, &receiver, "take");
     work(&agent, "unasked", 1);
     let endpoint = format!("OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{HTTP}");

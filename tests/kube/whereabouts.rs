@@ -1,17 +1,17 @@
-//! The real whereabouts and weft on one real API server: what the one has given the other takes over, and the same
-//! configuration gives a result of the same form.
+//! The real whereabouts and weft on one real API server: weft takes over allocated addresses, and the same configuration
+//! gives a result of the same form.
 //!
 //! ```text
 //!   whereabouts ADD ─► IPPool, OverlappingRangeIPReservation ─► weft import whereabouts ─► IPBlock ─► weft-ipam ADD
 //! ```
 //!
-//! `PEERS` has whereabouts; without, all of it is skipped.
+//! `PEERS` contains whereabouts. Without it, the test is skipped.
 //!
 //! Source: whereabouts v0.9 `doc/extended-configuration.md`, `doc/crds/`; docs/migrate-from-whereabouts.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rig::addresses::{Nodes, given, name, network};
+use rig::addresses::{Nodes, allocated, name, network};
 use rig::kube::files;
 use rig::machine::until;
 use rig::parts::text;
@@ -20,7 +20,7 @@ use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
 use testkit::{Attachment, Finished, Pod};
 
-/// Networks by name: `ipam` as a definition has it. The range of `small` is full before long.
+/// Networks by name, with `ipam` as in a definition. The range of `small` is soon exhausted.
 fn networks() -> [(&'static str, Value); 8] {
     [
         (
@@ -43,7 +43,8 @@ fn networks() -> [(&'static str, Value); 8] {
     ]
 }
 
-/// What its installation makes: the flat file, and its resources, without their schema; the slices that its controller would have made of two networks.
+/// Creates the objects of a whereabouts installation without schemas: the flat file, the CRDs, and the slices that its
+/// controller would create for two networks.
 fn prepare(nodes: &Nodes) {
     for (plural, kind) in [
         ("ippools", "IPPool"),
@@ -75,7 +76,7 @@ fn prepare(nodes: &Nodes) {
     nodes.kube.kubectl(["create", "namespace", "blue"]);
 }
 
-/// A pod of the node, and what a runtime says of its interface.
+/// Creates a pod of the node; returns the CNI parameters of its interface.
 fn call<'a>(nodes: &'a Nodes, sandbox: &Pod, pod: &str) -> Attachment<'a> {
     let object = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": pod, "namespace": "blue" },
         "spec": { "nodeName": name(0), "containers": [{ "name": "c", "image": "none" }] } });
@@ -89,7 +90,7 @@ fn call<'a>(nodes: &'a Nodes, sandbox: &Pod, pod: &str) -> Attachment<'a> {
     call
 }
 
-/// The same configuration for both: whereabouts passes over what only weft needs.
+/// Configuration for both plugins: whereabouts ignores the fields that only weft needs.
 fn configuration(name: &str, ipam: &Value) -> Value {
     let mut config = network(0, ipam);
     config["name"] = name.into();
@@ -103,7 +104,7 @@ fn weft(nodes: &Nodes, words: &[&str]) -> Finished {
     command.args(words.iter().copied()).finish()
 }
 
-/// A result with the host's part of its addresses left out.
+/// Returns a result without the host part of its addresses.
 fn form(result: &Value) -> Value {
     let mut result = result.clone();
     for ip in result["ips"].as_array_mut().into_iter().flatten() {
@@ -115,7 +116,7 @@ fn form(result: &Value) -> Value {
 }
 
 #[test]
-fn what_the_real_whereabouts_has_given_stays_with_its_pods_and_new_ones_get_the_like() {
+fn whereabouts_addresses_stay_and_new_pods_continue() {
     let Some(programs) = peers(&["whereabouts"]) else { return };
     let nodes = nodes!(1);
     prepare(&nodes);
@@ -130,7 +131,7 @@ fn what_the_real_whereabouts_has_given_stays_with_its_pods_and_new_ones_get_the_
             let done = call.add(&config);
             let result = done.clone().success().json();
             let held = before.entry(network).or_insert_with(|| (BTreeSet::new(), form(&result)));
-            held.0.extend(given(done));
+            held.0.extend(allocated(done));
         }
     }
 
@@ -144,27 +145,27 @@ fn what_the_real_whereabouts_has_given_stays_with_its_pods_and_new_ones_get_the_
     let all: usize = before.values().map(|(addresses, _)| addresses.len()).sum();
     assert_eq!(done.matches("kept in pool").count(), all, "{done}");
     for (network, ipam) in networks() {
-        let (held, theirs) = &before[network];
+        let (held, expected) = &before[network];
         let config = configuration(network, &ipam);
         let mut ours = BTreeSet::new();
         for number in 0..3 {
             let mut call = call(&nodes, &sandbox, &format!("{network}-new-{number}"));
             call.plugin = "whereabouts".to_owned();
             let done = call.add(&config);
-            assert_eq!(form(&done.clone().success().json()), *theirs, "{network}: the result's form");
-            ours.extend(given(done));
+            assert_eq!(form(&done.clone().success().json()), *expected, "{network}: form of the result");
+            ours.extend(allocated(done));
         }
-        assert!(ours.is_disjoint(held), "{network}: given twice: {held:?}, {ours:?}");
+        assert!(ours.is_disjoint(held), "{network}: allocated twice: {held:?}, {ours:?}");
         for address in held {
-            let who = weft(&nodes, &["ipam", "who", address]).success().stdout;
-            assert!(who.contains(&format!("{network}-old-")), "{network}, {address}: {who}");
+            let holder = weft(&nodes, &["ipam", "who", address]).success().stdout;
+            assert!(holder.contains(&format!("{network}-old-")), "{network}, {address}: {holder}");
         }
     }
-    end_of_the_old_ones(&nodes, &sandbox, &before["small"].0);
+    delete_an_old_pod(&nodes, &sandbox, &before["small"].0);
 }
 
-/// The range of `small` is full; who had an address of whereabouts ends, and it is free again once its pod is gone.
-fn end_of_the_old_ones(nodes: &Nodes, sandbox: &Pod, held: &BTreeSet<String>) {
+/// Checks the exhausted range of `small`: a pod with an address of whereabouts is deleted, and its address is free again.
+fn delete_an_old_pod(nodes: &Nodes, sandbox: &Pod, held: &BTreeSet<String>) {
     let (network, ipam) = networks().into_iter().find(|(network, _)| *network == "small").unwrap();
     let mut config = configuration(network, &ipam);
     config["ipam"]["quarantine"] = 0.into();
@@ -181,9 +182,9 @@ fn end_of_the_old_ones(nodes: &Nodes, sandbox: &Pod, held: &BTreeSet<String>) {
     let words =
         ["controller", "--ipam", "--node-grace", "2", "--ipam-interval", "1", "--kubeconfig", &account];
     nodes.machine.start("controller", [text(&controller)].into_iter().chain(words));
-    let address = until("the address of a pod that is gone", || {
+    let address = until("the address of a deleted pod", || {
         let done = late.add(&config);
-        (done.code == Some(0)).then(|| given(done))
+        (done.code == Some(0)).then(|| allocated(done))
     });
     assert!(held.contains(&address[0]), "{address:?} of {held:?}");
 }

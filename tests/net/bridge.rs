@@ -305,7 +305,7 @@ fn bridge_port_has_an_owner_tag_and_is_found_by_it() {
     eth0.del(&config(&json!({}))).success();
     assert!(rig::link(&host, shown["ifname"].as_str().unwrap()).is_none());
     assert!(rig::link(&host, "renamed0").is_some());
-    rig::collect(&eth0, &config(&json!({})), Some(&[])).success();
+    rig::gc(&eth0, &config(&json!({})), Some(&[])).success();
     assert!(rig::link(&host, "renamed0").is_none());
 }
 

@@ -327,19 +327,19 @@ fn gc_removes_invalid_attachments_only(host: &Host, case: &Case) {
     let kept = foreign.add();
     let full = host.snapshot();
     let (ia, ib) = (a.container_id(), b.container_id());
-    rig::collect(&first.second, &first.config, None).success();
+    rig::gc(&first.second, &first.config, None).success();
     assert_nothing_left("S32: without a list, nothing is removed", host, &full);
     let all = [(ia.as_str(), "eth0"), (ia.as_str(), "eth1"), (ib.as_str(), "eth0")];
-    rig::collect(&first.second, &first.config, Some(&all)).success();
+    rig::gc(&first.second, &first.config, Some(&all)).success();
     assert_nothing_left("S32: all valid, nothing is removed", host, &full);
-    rig::collect(&first.second, &first.config, Some(&[(&ia, "eth1")])).success();
+    rig::gc(&first.second, &first.config, Some(&[(&ia, "eth1")])).success();
     second.second.check(&configs[1]).success();
     foreign.second.check(&kept).success();
-    rig::collect(&first.second, &first.config, Some(&[])).success();
+    rig::gc(&first.second, &first.config, Some(&[])).success();
     foreign.second.check(&kept).success();
     foreign.del(&kept);
     // GC of the bridge.
-    rig::collect(&first.first, &bridge("1.1.0"), Some(&[])).success();
+    rig::gc(&first.first, &bridge("1.1.0"), Some(&[])).success();
     assert_nothing_left("S32: no attachment is valid", host, &with_pods);
     b.remove();
     c.remove();

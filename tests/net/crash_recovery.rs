@@ -298,7 +298,7 @@ fn crash_recovery_gc_detaches_after_killed_add() {
     for place in (8..STEPS_MAX).step_by(11) {
         let Some(label) = walk.killed("ADD", place) else { break };
         collected += u32::from(cluster.entry(&pod).is_some());
-        rig::collect(&walk.attachment, &walk.config, Some(&[])).success();
+        rig::gc(&walk.attachment, &walk.config, Some(&[])).success();
         assert_eq!(cluster.entry(&pod), None, "{label}, then GC");
         assert_pod_unchanged(&label, &pod, &walk.inside);
         // Without an entry, GC leaves the lock file to DEL.

@@ -56,7 +56,7 @@ fn delegate_built_in_and_as_program_have_equal_output() {
         weft.check(&with(&config, &json!({ "prevResult": result.json() }))).success();
         outputs.push((stable_output(&result), status(&cluster, &pod)));
         weft.call("STATUS", config.to_string()).success();
-        rig::collect(&weft, &config, Some(&[(&pod.container_id(), "eth0")])).success();
+        rig::gc(&weft, &config, Some(&[(&pod.container_id(), "eth0")])).success();
         assert_eq!(links(&pod), ["eth0", "net1", "net2", "net3"], "{builtin}: GC of a valid attachment");
         weft.del(&config).success();
         assert!(links(&pod).is_empty(), "{builtin}");

@@ -21,12 +21,12 @@ use testkit::{Feature, Host, Pod, host};
 /// anything.
 fn world(host: &Host) {
     rig::install(host);
-    dhcp::furnish(host, &["br0.disable_ipv6=1", "p0.disable_ipv6=1", "p1.disable_ipv6=1"]);
+    dhcp::create_bridge(host, &["br0.disable_ipv6=1", "p0.disable_ipv6=1", "p1.disable_ipv6=1"]);
 }
 
 /// Returns a machine next to the pods, with the address 10.1.0.66.
 fn beside(host: &Host) -> Pod {
-    let pod = dhcp::beside(host, "10.1.0.66/24");
+    let pod = dhcp::add_neighbour(host, "10.1.0.66/24");
     // A datagram to the broadcast address needs a route.
     pod.run(["ip", "route", "add", "default", "dev", "eth0"]);
     pod
@@ -243,7 +243,7 @@ fn dhcp_lease_is_rebound_by_another_server() {
     let _other = serve(&host, 50, &SHORT_TIMERS);
     let (ended, refused) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&impostor, (&ended, &refused), refuse));
+        scope.spawn(|| send_invalid_responses(&impostor, (&ended, &refused), refuse));
         wait("the impostor refuses the lease", || refused.load(Ordering::Relaxed));
         let so_far = log_count(&host, "DHCPACK(br0)");
         wait("the second server renews the lease", || log_count(&host, "DHCPACK(br0)") > so_far + 1);
@@ -259,7 +259,7 @@ fn dhcp_lease_is_rebound_by_another_server() {
 
 /// Runs a server that answers each request with what `answers` makes of its header, until `ended` is set. It
 /// sets `received` after the first request.
-fn mislead(
+fn send_invalid_responses(
     pod: &Pod,
     (ended, received): (&AtomicBool, &AtomicBool),
     answers: impl Fn(&[u8]) -> Vec<Vec<u8>>,
@@ -386,15 +386,15 @@ fn dhcp_gc_releases_leases_of_attachments_that_are_not_valid() {
         attachment.add(config).success();
     }
     let mut dhcp = host.attachment("dhcp", &pods[0], "eth0");
-    rig::collect(&dhcp, &config(), None).success();
+    rig::gc(&dhcp, &config(), None).success();
     assert_eq!(given(&host).len(), 3, "without a list, no lease is released");
-    rig::collect(&dhcp, &config(), Some(&[(&pods[1].container_id(), "eth0")])).success();
+    rig::gc(&dhcp, &config(), Some(&[(&pods[1].container_id(), "eth0")])).success();
     let names = || given(&host).into_iter().map(|(_, name, _)| name).collect::<Vec<_>>();
     wait("one lease is released", || given(&host).len() == 2);
     let mut left = names();
     left.sort();
     assert_eq!(left, ["b", "c"]);
-    rig::collect(&dhcp, &config(), Some(&[])).success();
+    rig::gc(&dhcp, &config(), Some(&[])).success();
     wait("a second lease is released", || given(&host).len() == 1);
     assert_eq!(names(), ["c"], "another network keeps its lease");
     dhcp.container_id.clear();
@@ -412,7 +412,7 @@ fn dhcp_without_daemon_status_and_add_fail_and_del_succeeds() {
     assert_refused("STATUS", &eth0.call("STATUS", config().to_string()), 50, &words);
     assert_refused("ADD", &eth0.add(&config()), 11, &words);
     eth0.del(&config()).success();
-    rig::collect(&eth0, &config(), Some(&[])).success();
+    rig::gc(&eth0, &config(), Some(&[])).success();
     assert_nothing_left("no daemon", &host, &before);
     assert_pod_unchanged("no daemon", &pod, &inside);
     let dhcp = host.attachment("dhcp", &pod, "eth0");
@@ -480,7 +480,7 @@ fn dhcp_hostile_server_is_ignored() {
     let eth0 = attachment(&host, &pod, "eth0");
     let (ended, received) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&evil, (&ended, &received), deceive));
+        scope.spawn(|| send_invalid_responses(&evil, (&ended, &received), deceive));
         let result = eth0.add(&config()).success().json();
         let known = with(&config(), &json!({ "prevResult": result }));
         wait("the lease is renewed", || log_count(&host, "DHCPACK(br0)") >= 4);

@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rig::dhcp::{
-    IPV6, KEA_LEASES, KEA_LOG, LEASES, LOG, SAID, STATE, asker, attachment, beside, count, daemon, daemon_of,
-    furnish, given, kea, mislead, option, serve, serve_both, wait, words,
+    DAEMON_LOG, IPV6, KEA_LEASES, KEA_LOG, LEASES, LOG, STATE, add_neighbour, attachment,
+    client_and_association, count, create_bridge, daemon, given, kea, option, send_invalid_responses, serve,
+    serve_both, start_daemon_program, wait, words,
 };
 use rig::{addresses_on, assert_nothing_left, assert_pod_unchanged, assert_refused, with};
 use serde_json::{Value, json};
@@ -24,7 +25,7 @@ use testkit::{Feature, Host, Pod, host};
 fn world(host: &Host) {
     rig::install(host);
     // The router ignores its own router advertisements.
-    furnish(host, &["br0.accept_dad=0", "br0.accept_ra=0", "p0.disable_ipv6=1", "p1.disable_ipv6=1"]);
+    create_bridge(host, &["br0.accept_dad=0", "br0.accept_ra=0", "p0.disable_ipv6=1", "p1.disable_ipv6=1"]);
     host.run(["ip", "address", "add", "2001:db8::1/64", "dev", "br0"]);
 }
 
@@ -129,7 +130,7 @@ fn dhcp_v6_both_families_are_allocated_and_released_together() {
     other.add(&config).success();
     assert_eq!(given(&host).len(), 4);
     let dhcp = host.attachment("dhcp", &pods[0], "eth0");
-    rig::collect(&dhcp, &config, Some(&[(&pods[1].container_id(), "eth0")])).success();
+    rig::gc(&dhcp, &config, Some(&[(&pods[1].container_id(), "eth0")])).success();
     wait("both leases of one pod are released", || given(&host).len() == 2);
     let checked = eth0.check(&known);
     assert_refused("collected", &checked, 999, &["eth0", "no lease"]);
@@ -205,7 +206,7 @@ fn dhcp_v6_gc_returns_in_time_without_server_and_continues() {
     }
     server.kill();
     let (started, last) = (Instant::now(), host.attachment("dhcp", &pod, "net7"));
-    rig::collect(&last, &ipv6_only(), Some(&[])).success();
+    rig::gc(&last, &ipv6_only(), Some(&[])).success();
     assert!(started.elapsed() < Duration::from_secs(18), "{:?}", started.elapsed());
     // An attachment that is added again meanwhile keeps its lease. Leases are released in the order of their
     // names.
@@ -213,7 +214,7 @@ fn dhcp_v6_gc_returns_in_time_without_server_and_continues() {
     wait("the other leases are released", || count(&host, STATE, "ifname") == 1);
     std::thread::sleep(Duration::from_secs(4));
     assert_eq!(count(&host, STATE, "net7"), 1, "the attachment keeps its lease");
-    assert_eq!(count(&host, SAID, "Release 2001:db8::"), all.len() - 1);
+    assert_eq!(count(&host, DAEMON_LOG, "Release 2001:db8::"), all.len() - 1);
 }
 
 #[test]
@@ -222,7 +223,7 @@ fn dhcp_v6_lease_can_be_released_during_its_renewal() {
     world(&host);
     let longer: Value = serde_json::from_str(LONG_TIMERS).unwrap();
     let server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &longer);
-    let _daemon = daemon_of(&host, "/opt/cni/bin/dhcp", "-timeout 9s");
+    let _daemon = start_daemon_program(&host, "/opt/cni/bin/dhcp", "-timeout 9s");
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
     eth0.add(&ipv6_only()).success();
@@ -230,7 +231,7 @@ fn dhcp_v6_lease_can_be_released_during_its_renewal() {
     std::thread::sleep(Duration::from_secs(2));
     wait("the daemon sends a renewal", || pod.run(["ss", "-lun"]).contains(":546 "));
     eth0.del(&ipv6_only()).success();
-    assert_eq!(count(&host, SAID, "Release 2001:db8::"), 1, "{:?}", host.read(SAID));
+    assert_eq!(count(&host, DAEMON_LOG, "Release 2001:db8::"), 1, "{:?}", host.read(DAEMON_LOG));
 }
 
 #[test]
@@ -358,7 +359,7 @@ fn dhcp_v6_lease_is_rebound_by_another_server() {
 fn dhcp_v6_no_binding_of_an_unknown_server_keeps_the_address() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
-    let other = beside(&host, "2001:db8::66/64");
+    let other = add_neighbour(&host, "2001:db8::66/64");
     let longer: Value = serde_json::from_str(LONG_TIMERS).unwrap();
     let server = kea(&host, "01", "2001:db8::100-2001:db8::1ff", &longer);
     let _daemon = daemon(&host);
@@ -368,7 +369,7 @@ fn dhcp_v6_no_binding_of_an_unknown_server_keeps_the_address() {
     server.kill();
     let (ended, received) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&other, &know_nothing, &ended, &received));
+        scope.spawn(|| send_invalid_responses(&other, &know_nothing, &ended, &received));
         wait("the other server receives a REQUEST", || received.load(Ordering::Relaxed));
         std::thread::sleep(Duration::from_secs(3));
         ended.store(true, Ordering::Relaxed);
@@ -379,7 +380,7 @@ fn dhcp_v6_no_binding_of_an_unknown_server_keeps_the_address() {
 
 /// Answers REBIND with NoBinding, and no other message.
 fn know_nothing(message: &[u8]) -> (bool, Vec<Vec<u8>>) {
-    let (client, id) = asker(message);
+    let (client, id) = client_and_association(message);
     let association = option(3, &[&id[..], &[0; 8], &option(13, &[0, 3])].concat());
     let body = [option(1, &client), option(2, b"\0\x03\0\x01impost"), association].concat();
     let answer = [&[7], &message[1..4], &body[..]].concat();
@@ -515,7 +516,7 @@ fn dhcp_v6_server_without_free_address_is_reported() {
 fn dhcp_v6_duplicate_address_is_declined() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
-    let _other = beside(&host, "2001:db8::100/64");
+    let _other = add_neighbour(&host, "2001:db8::100/64");
     let _server = kea(&host, "01", "2001:db8::100-2001:db8::101", &json!({}));
     let _daemon = daemon(&host);
     let pod = host.pod("a");
@@ -580,7 +581,7 @@ fn dhcp_v6_link_without_ipv6_or_carrier_is_reported() {
 fn dhcp_v6_waits_for_link_local_address_and_reports_duplicates() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
-    let _other = beside(&host, "fe80::42/64");
+    let _other = add_neighbour(&host, "fe80::42/64");
     let (_server, _daemon) = (serve_both(&host, &[]), daemon(&host));
     let join = |name: &str, outside: &str, generate: &str| {
         let pod = host.pod(name);
@@ -615,7 +616,7 @@ fn dhcp_v6_add_without_router_ends_in_time() {
     let result = eth0.add(&config(&json!({}))).success().json();
     assert!((5..12).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
     assert!(first(&result).ends_with("/128"));
-    assert_eq!(count(&host, SAID, "no router advertises"), 1);
+    assert_eq!(count(&host, DAEMON_LOG, "no router advertises"), 1);
     pod.remove();
     eth0.del(&config(&json!({}))).success();
     assert!(!host.read(STATE).unwrap().contains("eth0"));
@@ -625,13 +626,13 @@ fn dhcp_v6_add_without_router_ends_in_time() {
 fn dhcp_v6_hostile_server_is_ignored() {
     let host = host!(Feature::Bridge, Feature::Kea);
     world(&host);
-    let evil = beside(&host, "2001:db8::66/64");
+    let evil = add_neighbour(&host, "2001:db8::66/64");
     let (_server, _daemon) = (kea(&host, "01", "2001:db8::100-2001:db8::1ff", &json!({})), daemon(&host));
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
     let (ended, received) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| mislead(&evil, &deceive, &ended, &received));
+        scope.spawn(|| send_invalid_responses(&evil, &deceive, &ended, &received));
         let result = eth0.add(&ipv6_only()).success().json();
         assert!(first(&result).starts_with("2001:db8::1"), "{result}");
         std::thread::sleep(Duration::from_secs(6));
@@ -645,7 +646,7 @@ fn dhcp_v6_hostile_server_is_ignored() {
 
 /// Returns many wrong answers, most of them with the right transaction and client.
 fn deceive(message: &[u8]) -> (bool, Vec<Vec<u8>>) {
-    let (client, id) = asker(message);
+    let (client, id) = client_and_association(message);
     let address = |text: &str, preferred: u32, valid: u32| {
         let octets = text.parse::<Ipv6Addr>().unwrap().octets();
         option(5, &[&octets[..], &preferred.to_be_bytes(), &valid.to_be_bytes()].concat())

@@ -337,10 +337,10 @@ fn firewall_rules_of_a_bridge_are_removed_with_it() {
     assert_eq!((rules_of("br0"), rules_of("br1")), (5, 5), "the bridge itself, and both its pairs");
     let valid = [(c.pod.container_id(), "eth0")];
     let valid: Vec<(&str, &str)> = valid.iter().map(|(id, ifname)| (id.as_str(), *ifname)).collect();
-    rig::collect(&a.plugin, &config, Some(&valid)).success();
+    rig::gc(&a.plugin, &config, Some(&valid)).success();
     assert_eq!((rules_of("br0"), rules_of("br1")), (5, 5), "an existing bridge may have other pods");
     host.run(["ip", "link", "delete", "br0"]);
-    rig::collect(&a.plugin, &config, Some(&valid)).success();
+    rig::gc(&a.plugin, &config, Some(&valid)).success();
     assert_eq!((rules_of("br0"), rules_of("br1")), (0, 5));
 }
 
@@ -467,11 +467,11 @@ fn firewall_gc_removes_invalid_attachments_only() {
         let count = || [a, b, c].map(|chain| traces(&host, &chain.pod).len());
         let full = count();
         assert!(full.iter().all(|count| *count > 0), "{full:?}");
-        rig::collect(&a.plugin, &config, None).success();
+        rig::gc(&a.plugin, &config, None).success();
         assert_eq!(count(), full, "{backend}: without a list, nothing is removed");
-        rig::collect(&a.plugin, &config, Some(&[(&b.pod.container_id(), "eth0")])).success();
+        rig::gc(&a.plugin, &config, Some(&[(&b.pod.container_id(), "eth0")])).success();
         assert_eq!(count(), [0, full[1], full[2]], "{backend}");
-        rig::collect(&a.plugin, &config, Some(&[])).success();
+        rig::gc(&a.plugin, &config, Some(&[])).success();
         assert_eq!(count(), [0, 0, full[2]], "{backend}: an empty list means that no attachment is valid");
     }
 }

@@ -328,11 +328,11 @@ fn host_device_returned_by_the_kernel_is_renamed_by_gc() {
     let id = pod.container_id();
     abandon(&host, pod);
     let away = host.snapshot();
-    rig::collect(&net1, &config(&json!({})), None).success();
-    rig::collect(&net1, &config(&json!({})), Some(&[(&id, "net1")])).success();
-    rig::collect(&net1, &config(&json!({ "name": "other" })), Some(&[])).success();
+    rig::gc(&net1, &config(&json!({})), None).success();
+    rig::gc(&net1, &config(&json!({})), Some(&[(&id, "net1")])).success();
+    rig::gc(&net1, &config(&json!({ "name": "other" })), Some(&[])).success();
     assert_returned("valid, or of another network", &host, &away);
-    rig::collect(&net1, &config(&json!({})), Some(&[(&id, "net2")])).success();
+    rig::gc(&net1, &config(&json!({})), Some(&[(&id, "net2")])).success();
     assert_returned("collected", &host, &before);
 }
 
@@ -400,7 +400,7 @@ fn host_device_gc_and_del_ignore_links_with_the_same_alias() {
     while host.attempt(["ip", "link", "show", "far0"]).code == Some(0) && Instant::now() < until {
         sleep(Duration::from_millis(20));
     }
-    rig::collect(&net1, &config(&json!({})), Some(&[])).success();
+    rig::gc(&net1, &config(&json!({})), Some(&[])).success();
     net1.del(&config(&json!({}))).success();
     let mut links = rig::links(&host);
     links.sort();

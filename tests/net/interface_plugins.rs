@@ -106,11 +106,11 @@ impl Case {
         rig::install(host);
         // The namespace of the outside is deleted while its end of the link is in use.
         std::mem::forget(rig::traffic::outside(host));
-        self.furnish(host);
+        self.create_bridge(host);
     }
 
     /// Creates the devices that do not exist, for example because their namespace was deleted.
-    fn furnish(&self, host: &Host) {
+    fn create_bridge(&self, host: &Host) {
         if self.plugin != "host-device" {
             return;
         }
@@ -293,7 +293,7 @@ fn del_is_idempotent_and_works_with_missing_input(host: &Host, case: &Case) {
                 pod = Some(again);
             }
         }
-        case.furnish(host);
+        case.create_bridge(host);
         assert_nothing_left(&label, host, &before);
     }
 }
@@ -496,13 +496,13 @@ fn gc_removes_invalid_attachments_only(host: &Host, case: &Case) {
         attach(&b, "eth9", 3, &with(&other, &case.beside("br9", &ipam)));
     }
     let full = host.snapshot();
-    rig::collect(&eth0, &config, None).success();
+    rig::gc(&eth0, &config, None).success();
     assert_nothing_left("S32: without a list, nothing is removed", host, &full);
     let (ia, ib) = (a.container_id(), b.container_id());
-    rig::collect(&eth0, &config, Some(&[(&ia, "eth0"), (&ia, "eth1"), (&ib, "eth0")])).success();
+    rig::gc(&eth0, &config, Some(&[(&ia, "eth0"), (&ia, "eth1"), (&ib, "eth0")])).success();
     assert_nothing_left("S32: all valid, nothing is removed", host, &full);
 
-    rig::collect(&eth0, &config, Some(&[(&ia, "eth1")])).success();
+    rig::gc(&eth0, &config, Some(&[(&ia, "eth1")])).success();
     if case.makes {
         let files = |network: &str| reservations(host, network);
         assert_eq!(
@@ -525,7 +525,7 @@ fn gc_removes_invalid_attachments_only(host: &Host, case: &Case) {
         assert_eq!(tagged_entries(host, "weft_masquerade", "net"), expected);
         assert_eq!(tagged_entries(host, "weft_spoofing", "net"), if case.plugin == "bridge" { 2 } else { 0 });
     }
-    rig::collect(&eth0, &config, Some(&[])).success();
+    rig::gc(&eth0, &config, Some(&[])).success();
     assert!(reservations(host, "net").is_empty(), "S32: an empty list means that no attachment is valid");
     assert_eq!(
         (tagged_entries(host, "weft_masquerade", "net"), tagged_entries(host, "weft_spoofing", "net")),

@@ -140,7 +140,7 @@ fn journal_unreadable_entry_fails_every_verb_and_is_kept() {
             let word = if label.contains("newer") { "version 2" } else { "unreadable" };
             assert!(message.contains(word), "{verb} with an entry {label}: {message}");
         }
-        let collected = rig::collect(&weft, &config, Some(&[]));
+        let collected = rig::gc(&weft, &config, Some(&[]));
         assert_refused(label, &collected, 6, &[&file]);
         let lock = |line: &&str| !line.contains(".lock");
         let changes = rig::changes(&before, &host.snapshot());
@@ -154,13 +154,13 @@ fn journal_unreadable_entry_fails_every_verb_and_is_kept() {
     let other = host.pod("other");
     cluster.attachment(&other).add(&config).success();
     let (web, others) = (pod.container_id(), other.container_id());
-    let collected = rig::collect(&weft, &config, Some(&[(&web, "eth0"), (&others, "eth0")]));
+    let collected = rig::gc(&weft, &config, Some(&[(&web, "eth0"), (&others, "eth0")]));
     assert_refused("GC", &collected, 6, &[&file]);
     assert_eq!(
         (links(&pod), links(&other)),
         (vec!["eth0".into(), "net1".into(), "net2".into()], vec!["eth0".into(), "net1".into()])
     );
-    assert_refused("GC", &rig::collect(&weft, &config, Some(&[(&web, "eth0")])), 6, &[&file]);
+    assert_refused("GC", &rig::gc(&weft, &config, Some(&[(&web, "eth0")])), 6, &[&file]);
     assert!(links(&other).is_empty(), "GC removes the sandbox that is not valid");
     assert_eq!(links(&pod), ["eth0", "net1", "net2"]);
     // A FIFO without a writer.
@@ -452,7 +452,7 @@ fn journal_entry_size_is_limited_for_large_plugin_results() {
     assert!(links(&pod).is_empty());
     cluster.pod("web", ["loud"; 5].join(","));
     weft.add(&config).success();
-    rig::collect(&weft, &config, Some(&[(&pod.container_id(), "eth0")])).success();
+    rig::gc(&weft, &config, Some(&[(&pod.container_id(), "eth0")])).success();
     weft.del(&config).success();
     assert_eq!(cluster.entry(&pod), None);
     cluster.pod("web", "");

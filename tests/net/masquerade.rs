@@ -129,10 +129,10 @@ fn ip_masq_iptables_needs_only_the_program_of_its_family() {
     eth0.through = ["/usr/bin/env", "PATH=/run/programs"].map(str::to_owned).to_vec();
     eth0.add(&config).success();
     assert!(!rules(&host, &pod).is_empty());
-    rig::collect(&eth0, &config, Some(&[(&pod.container_id(), "eth0")])).success();
+    rig::gc(&eth0, &config, Some(&[(&pod.container_id(), "eth0")])).success();
     eth0.del(&config).success();
     assert!(rules(&host, &pod).is_empty(), "{:?}", rules(&host, &pod));
-    rig::collect(&eth0, &config, Some(&[])).success();
+    rig::gc(&eth0, &config, Some(&[])).success();
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn ip_masq_gc_removes_invalid_attachments_of_both_backends() {
         let before = [count(a), count(b), count(c)];
         assert!(before.iter().all(|count| *count > 0), "{before:?}");
         let config = with(&config, &json!({ "ipMasq": now == backend, "ipMasqBackend": now }));
-        rig::collect(&eth0, &config, Some(&[(&b.container_id(), "eth0")])).success();
+        rig::gc(&eth0, &config, Some(&[(&b.container_id(), "eth0")])).success();
         assert_eq!([count(a), count(b), count(c)], [0, before[1], before[2]], "{backend}, now {now}");
     }
 }
@@ -297,9 +297,9 @@ fn ip_masq_del_and_gc_remove_nftables_rules_of_the_go_plugin() {
             assert_eq!(left(), [false, true, true], "{plugin} {backend}: DEL");
         }
         load();
-        rig::collect(&eth0, &config(plugin, "nftables"), Some(&[("c1", "eth0")])).success();
+        rig::gc(&eth0, &config(plugin, "nftables"), Some(&[("c1", "eth0")])).success();
         assert_eq!(left(), [true, false, true], "{plugin}: GC");
-        rig::collect(&eth0, &config(plugin, "nftables"), Some(&[])).success();
+        rig::gc(&eth0, &config(plugin, "nftables"), Some(&[])).success();
         assert_eq!(left(), [false, false, true], "{plugin}: GC of all");
     }
 }

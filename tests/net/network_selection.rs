@@ -518,10 +518,10 @@ fn gc_detaches_stale_sandboxes_and_calls_every_network() {
     let _ = cluster.calls();
     let weft = cluster.attachment(&web);
     let full = host.snapshot();
-    rig::collect(&weft, &config, None).success();
+    rig::gc(&weft, &config, None).success();
     assert_nothing_left("no list", &host, &full);
 
-    rig::collect(&weft, &config, Some(&[(&web.container_id(), "eth0")])).success();
+    rig::gc(&weft, &config, Some(&[(&web.container_id(), "eth0")])).success();
     assert!(cluster.entry(&stale).is_none() && links(&stale).is_empty(), "{:?}", links(&stale));
     assert_eq!(
         links(&web),
@@ -551,7 +551,7 @@ fn gc_detaches_stale_sandboxes_and_calls_every_network() {
     );
     weft.check(&with(&config, &json!({ "prevResult": {} }))).success();
 
-    rig::collect(&weft, &config, Some(&[])).success();
+    rig::gc(&weft, &config, Some(&[])).success();
     assert!(cluster.entry(&web).is_none() && links(&web).is_empty());
     assert_eq!(links(&foreign), ["eth0", "net1"], "an empty list is for this network alone");
 }

@@ -16,7 +16,7 @@ use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
 use chain::{Chain, both, mapping, traces};
-use rig::traffic::{OUTSIDE, Transport, UPLINK, answered, outside, reached};
+use rig::traffic::{OUTSIDE, Transport, UPLINK, outside, reached, udp_source_seen};
 use rig::{assert_nothing_left, assert_refused, with};
 use serde_json::{Value, json};
 use testkit::{Feature, Netns, host};
@@ -282,13 +282,13 @@ fn portmap_udp_conntrack_entries_follow_the_port() {
         // A client that sends from one port keeps its conntrack entry alive.
         let client = outside.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
         let to = "192.0.2.1:5353".parse().unwrap();
-        assert_eq!(answered(&client, to, &servers[0]), None, "{backend}: no mapping yet");
+        assert_eq!(udp_source_seen(&client, to, &servers[0]), None, "{backend}: no mapping yet");
         let first = a.map(&keys, &ports);
-        assert!(answered(&client, to, &servers[0]).is_some(), "{backend}: the first pod");
+        assert!(udp_source_seen(&client, to, &servers[0]).is_some(), "{backend}: the first pod");
         a.plugin.del(&first).success();
-        assert_eq!(answered(&client, to, &servers[0]), None, "{backend}: not after its DEL");
+        assert_eq!(udp_source_seen(&client, to, &servers[0]), None, "{backend}: not after its DEL");
         let second = b.map(&keys, &ports);
-        assert!(answered(&client, to, &servers[1]).is_some(), "{backend}: the second pod");
+        assert!(udp_source_seen(&client, to, &servers[1]).is_some(), "{backend}: the second pod");
         b.plugin.del(&second).success();
         for chain in [a, b] {
             chain.end();
@@ -520,11 +520,11 @@ fn portmap_gc_removes_invalid_attachments_only() {
         };
         let full = count();
         assert!(full.iter().all(|count| *count > 0), "{full:?}");
-        rig::collect(&a.plugin, &config, None).success();
+        rig::gc(&a.plugin, &config, None).success();
         assert_eq!(count(), full, "{backend}: without a list, nothing is removed");
-        rig::collect(&a.plugin, &config, Some(&[(&b.pod.container_id(), "eth0")])).success();
+        rig::gc(&a.plugin, &config, Some(&[(&b.pod.container_id(), "eth0")])).success();
         assert_eq!(count(), [0, full[1], full[2]], "{backend}");
-        rig::collect(&a.plugin, &config, Some(&[])).success();
+        rig::gc(&a.plugin, &config, Some(&[])).success();
         assert_eq!(count(), [0, 0, full[2]], "{backend}: an empty list means that no attachment is valid");
         c.plugin.del(&with(&c.portmap, &json!({ "name": "other" }))).success();
         for chain in chains {

@@ -6,7 +6,7 @@
 //!
 //! Source: containernetworking/plugins `plugins/main/ptp` v1.9.1.
 
-use rig::traffic::{OUTSIDE, UPLINK, outside, source_seen, speaks};
+use rig::traffic::{OUTSIDE, UPLINK, outside, source_seen, tcp_delivers};
 use rig::{addresses_on, assert_refused, routes, with};
 use serde_json::{Value, json};
 use testkit::{Feature, host};
@@ -96,7 +96,7 @@ fn ptp_containers_reach_each_other_through_the_host() {
         host.attachment("ptp", pod, "eth0").add(&config(&json!({}))).success();
     }
     for target in ["10.1.0.3", "fd01::3"] {
-        assert!(a.pings(target) && speaks(&a, &b, target), "{target}");
+        assert!(a.pings(target) && tcp_delivers(&a, &b, target), "{target}");
     }
     host.attachment("ptp", &a, "eth0").del(&config(&json!({}))).success();
     assert!(host.pings("10.1.0.3"), "the gateway's address is on the other link as well");

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
-use rig::addresses::given;
+use rig::addresses::allocated;
 use rig::{VERSIONS, assert_refused, in_version};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, binary, require};
@@ -50,7 +50,7 @@ fn container<'a>(host: &'a Host, pod: &Pod, id: &str) -> Attachment<'a> {
 
 #[track_caller]
 fn add(host: &Host, pod: &Pod, id: &str, conf: &Value) -> String {
-    given(container(host, pod, id).add(conf)).join(" ")
+    allocated(container(host, pod, id).add(conf)).join(" ")
 }
 
 // === the fixed set ===
@@ -168,7 +168,7 @@ fn weft_ipam_whereabouts_configurations_work_unchanged() {
         let mut attachment = container(&host, &pod, &format!("c{at}"));
         attachment.plugin = "whereabouts".to_owned();
         attachment.args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=blue;K8S_POD_NAME=p{at}");
-        assert_eq!(given(attachment.add(&conf)).join(" "), expected, "{ipam}");
+        assert_eq!(allocated(attachment.add(&conf)).join(" "), expected, "{ipam}");
         attachment.del(&conf).success();
     }
 }
@@ -250,7 +250,7 @@ fn weft_ipam_requested_address_is_allocated_or_refused() {
         attachment.add(&conf)
     };
     for (channel, ip) in ["10.1.2.3", "10.1.2.4", "10.1.2.5"].into_iter().enumerate() {
-        assert_eq!(given(add_with_request(&format!("c{channel}"), ip, channel)), [ip]);
+        assert_eq!(allocated(add_with_request(&format!("c{channel}"), ip, channel)), [ip]);
         assert_refused(
             "held",
             &add_with_request("other", ip, channel),
@@ -258,7 +258,7 @@ fn weft_ipam_requested_address_is_allocated_or_refused() {
             &["pool 10.1.2.0-29", ip, &format!("c{channel}, eth0 of net, holds it")],
         );
         assert_eq!(
-            given(add_with_request(&format!("c{channel}"), ip, channel)),
+            allocated(add_with_request(&format!("c{channel}"), ip, channel)),
             [ip],
             "a repeated ADD returns the same"
         );
@@ -272,7 +272,7 @@ fn weft_ipam_requested_address_is_allocated_or_refused() {
     assert_eq!(add(&host, &pod, "c8", &small()), "10.1.2.1");
     container(&host, &pod, "c0").del(&small()).success();
     assert_eq!(
-        given(add_with_request("c7", "10.1.2.3", 1)),
+        allocated(add_with_request("c7", "10.1.2.3", 1)),
         ["10.1.2.3"],
         "a requested address may be in quarantine"
     );

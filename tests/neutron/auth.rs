@@ -1,5 +1,5 @@
-//! Who we are to a real Keystone, and what becomes of it: password, application credential, a token of somebody else,
-//! one that expires, credentials that are not taken, rights that are missing.
+//! Authentication at a real Keystone: password, application credential, a token of another client, expiry of a token,
+//! rejected credentials, missing roles.
 //!
 //! Source: Identity API v3; `lanes/neutron/keystone-users`.
 
@@ -11,17 +11,17 @@ use rig::{OpenStack, neutron};
 use serde_json::json;
 use testkit::host;
 
-/// How long a token is good for, in seconds.
+/// Lifetime of a token in seconds.
 const TOKEN: u32 = 25;
 
 #[test]
-fn every_way_to_log_in_works_and_a_token_that_expired_is_renewed() {
-    let Some(cluster) = OpenStack::with_tokens_of(host!(), Mode::Keystone, &["node-1"], TOKEN) else {
+fn keystone_auth_methods_work_and_expired_token_is_renewed() {
+    let Some(cluster) = OpenStack::with_token_lifetime(host!(), Mode::Keystone, &["node-1"], TOKEN) else {
         return;
     };
     let net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let clouds = format!("OS_CLIENT_CONFIG_FILE={}", cluster.neutron.clouds());
-    // With a password, then with what a user made for a program.
+    // Password, then application credential.
     for cloud in ["kuryr", "kuryr-ac"] {
         let named = format!("OS_CLOUD={cloud}");
         cluster.start_controller_as(cloud, &[&named, &clouds], &[]);
@@ -29,14 +29,14 @@ fn every_way_to_log_in_works_and_a_token_that_expired_is_renewed() {
         cluster.pod("node-1", cloud, "net-a");
         assert_eq!(cluster.wait_for_vifs(cloud).len(), 1);
         if cloud == "kuryr-ac" {
-            // Longer than its token lives.
+            // Longer than the lifetime of a token.
             std::thread::sleep(Duration::from_secs(u64::from(TOKEN) + 3));
             cluster.pod("node-1", "later", "net-a");
             assert_eq!(cluster.wait_for_vifs("later").len(), 1);
         }
         cluster.machine.stop(cloud, "TERM");
     }
-    // With a token that somebody else got.
+    // Token that another client obtained.
     let token = format!("OS_TOKEN={}", cluster.neutron.token());
     let keystone = format!("OS_AUTH_URL={}", neutron::KEYSTONE);
     let words =
@@ -44,7 +44,7 @@ fn every_way_to_log_in_works_and_a_token_that_expired_is_renewed() {
     cluster.start_controller_as("token", &words, &[]);
     cluster.wait_until_leading("token");
     cluster.machine.stop("token", "TERM");
-    // Who may not say where a port is to be bound, and sees the subnet.
+    // User that may not bind ports to hosts, but sees the subnet.
     let share = json!({ "network": { "shared": true } });
     let _ = cluster.neutron.api("PUT", &format!("networks/{}", net.network), Some(&share));
     cluster.start_controller_as("member", &["OS_CLOUD=member", &clouds], &[]);
@@ -52,10 +52,10 @@ fn every_way_to_log_in_works_and_a_token_that_expired_is_renewed() {
     cluster.pod("node-1", "forbidden", "net-a");
     cluster.wait_for_event("forbidden", &["NeutronRefused", "403"]);
     cluster.machine.stop("member", "TERM");
-    // Who is not known waits, says why, and shows no secret.
+    // A controller with unknown credentials keeps retrying, logs the reason, and logs no secret.
     cluster.start_controller_as("bad", &["OS_CLOUD=bad", &clouds], &[]);
     let log = eventually("a refusal", || {
         Some(cluster.machine.log("bad")).filter(|log| log.contains("credentials rejected"))
     });
-    assert!(cluster.machine.lives("bad") && !log.contains("wrong"), "{log}");
+    assert!(cluster.machine.is_running("bad") && !log.contains("wrong"), "{log}");
 }

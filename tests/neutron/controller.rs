@@ -1,9 +1,9 @@
-//! The controller between a real API server and a real Neutron, when pods ask for what they cannot have, when Neutron
-//! cannot now, and when controllers come and go.
+//! Controller between a real API server and a real Neutron: pods whose ports cannot be created, failures of Neutron, nested
+//! ports that are changed concurrently.
 //!
-//! Neutron runs with its own mechanism drivers for tests: the name of a node says how its ports are bound.
+//! Neutron runs with its own mechanism drivers for tests: the name of a node decides how its ports are bound.
 //!
-//! Source: the specification; Kuryr-Kubernetes and its bugs (`docs/neutron.md`); DESIGN, "nothing leaks".
+//! Source: Kuryr-Kubernetes and its bugs (`docs/neutron.md`).
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use rig::openstack::{BOUND, KURYR_CONFIG, NAMESPACE, UNBOUND, VIF, eventually};
 use serde_json::{Value, json};
 use testkit::host;
 
-/// A balancer before Neutron: the file, and what is in it.
+/// Configuration of a load balancer in front of Neutron: path and content.
 const BALANCER: (&str, &str) = (
     "/run/haproxy.cfg",
     "defaults\n mode http\n retries 0\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n\
@@ -22,8 +22,8 @@ const BALANCER: (&str, &str) = (
 );
 
 #[test]
-fn a_pod_that_cannot_have_its_ports_is_told_why_and_harms_nobody() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+fn port_failures_are_events_and_affect_no_other_pod() {
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let subnet = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let config = |value: Value| json!({ KURYR_CONFIG: value.to_string() });
     cluster.definition("sriov", &json!({ "subnetId": subnet.id, "driverType": "sriov" }));
@@ -39,7 +39,7 @@ fn a_pod_that_cannot_have_its_ports_is_told_why_and_harms_nobody() {
         ("unknown", "nowhere", &["NetworkRefused", "blue/nowhere", "no such"]),
         ("bare", "bare", &["NetworkRefused", "subnetId"]),
         ("broken", "broken", &["NetworkRefused", "blue/broken", KURYR_CONFIG]),
-        // A part that works and one that does not.
+        // One port can be created, the other cannot.
         ("partial", "net-a,gone", &["NeutronRefused", "SubnetNotFound"]),
         ("nested", "nested", &["NodeUnknown", "nested-vlan"]),
     ];
@@ -48,7 +48,7 @@ fn a_pod_that_cannot_have_its_ports_is_told_why_and_harms_nobody() {
         cluster.pod(BOUND, name, networks);
     }
     cluster.pod(UNBOUND, "unbound", "net-a");
-    // Beside them all: an element after one of another namespace is in the pod's own, and what is asked for is had.
+    // Meanwhile an element that follows one of another namespace is in the pod's own namespace, and requested values are set.
     cluster.pod(BOUND, "good", "red/net-c,net-a");
     cluster.pod(BOUND, "asks", r#"[{"name":"net-a","ips":["10.21.0.77/24"],"mac":"02:00:00:00:00:77"}]"#);
     let names: Vec<Value> = cluster.wait_for_vifs("good").iter().map(|vif| vif["ifname"].clone()).collect();
@@ -60,7 +60,7 @@ fn a_pod_that_cannot_have_its_ports_is_told_why_and_harms_nobody() {
         assert_eq!(cluster.annotation(name, VIF), None, "{name}");
     }
     cluster.wait_for_event("unbound", &["PortNotBound", UNBOUND]);
-    // However often it is tried: what was made for it is taken up again, and what cannot be used is removed.
+    // After all retries, created ports are reused, and ports that cannot be used are deleted.
     std::thread::sleep(std::time::Duration::from_secs(6));
     let ports = cluster.neutron.pod_ports();
     let owners: BTreeSet<&str> = ports.iter().map(|port| port["device_id"].as_str().unwrap()).collect();
@@ -74,8 +74,8 @@ fn a_pod_that_cannot_have_its_ports_is_told_why_and_harms_nobody() {
 }
 
 #[test]
-fn what_neutron_cannot_do_now_is_done_when_it_can() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+fn neutron_outage_and_quota_are_retried_until_ports_exist() {
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let neutron = &cluster.neutron;
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let endpoint = format!("OS_ENDPOINT={NEUTRON}");
@@ -90,22 +90,22 @@ fn what_neutron_cannot_do_now_is_done_when_it_can() {
         let _ =
             neutron.api("PUT", &format!("quotas/{project}"), Some(&json!({ "quota": { "port": ports } })));
     };
-    // Exhausted.
+    // Exhausted quota.
     quota(0);
     cluster.pod(BOUND, "quota", "net-a");
     cluster.wait_for_event("quota", &["NeutronQuota", "Quota exceeded"]);
     quota(-1);
     assert_eq!(cluster.wait_for_vifs("quota").len(), 1);
-    // Slow: it takes the connection, and says nothing.
+    // Neutron accepts the connection and does not answer.
     neutron.signal("STOP");
     cluster.pod(BOUND, "slow", "net-a");
     cluster.wait_for_event("slow", &["NeutronUnreachable", "no response within 10 s"]);
     neutron.signal("CONT");
     assert_eq!(cluster.wait_for_vifs("slow").len(), 1);
-    // What it had begun when nobody waited any more is taken up, not made twice.
+    // A port whose creation was begun before the timeout is reused, not created twice.
     let slow = cluster.kube.json(["pod", "-n", NAMESPACE, "slow"])["metadata"]["uid"].clone();
     assert_eq!(neutron.ports(&format!("device_id={}", slow.as_str().unwrap())).len(), 1);
-    // Broken inside.
+    // Internal error.
     let rename = |from: &str, to: &str| {
         let script = "import sqlite3,sys;c=sqlite3.connect('/run/neutron/neutron/neutron.db',timeout=20);\
                       c.execute('PRAGMA legacy_alter_table=ON');c.execute(f'ALTER TABLE {sys.argv[1]} RENAME TO {sys.argv[2]}');c.commit()";
@@ -116,7 +116,7 @@ fn what_neutron_cannot_do_now_is_done_when_it_can() {
     cluster.wait_for_event("broken", &["NeutronRefused", "500"]);
     rename("away", "ipallocations");
     assert_eq!(cluster.wait_for_vifs("broken").len(), 1);
-    // Away.
+    // Connection refused.
     let away = "table inet away { chain in { type filter hook input priority 0; tcp dport 9696 reject with tcp reset; }; }";
     cluster.machine.run(["nft", away]);
     cluster.pod(BOUND, "away", "net-a");
@@ -124,7 +124,7 @@ fn what_neutron_cannot_do_now_is_done_when_it_can() {
     cluster.delete_pod("quota");
     cluster.machine.run(["nft", "delete table inet away"]);
     assert_eq!(cluster.wait_for_vifs("away").len(), 1);
-    // Away behind a balancer, which says so.
+    // Connection refused behind a load balancer, which reports it.
     cluster.machine.stop("one", "TERM");
     cluster.machine.write(BALANCER.0, BALANCER.1);
     cluster.machine.start("balancer", ["/usr/sbin/haproxy", "-db", "-f", BALANCER.0]);
@@ -133,7 +133,7 @@ fn what_neutron_cannot_do_now_is_done_when_it_can() {
     cluster.wait_until_leading("two");
     cluster.machine.run(["nft", away]);
     cluster.pod(BOUND, "behind", "net-a");
-    // An Event of its own, whatever was told before.
+    // A new Event, regardless of earlier ones.
     cluster.wait_for_event("behind", &["NeutronUnreachable", "503"]);
     cluster.machine.run(["nft", "delete table inet away"]);
     assert_eq!(cluster.wait_for_vifs("behind").len(), 1);
@@ -144,8 +144,8 @@ fn what_neutron_cannot_do_now_is_done_when_it_can() {
 }
 
 #[test]
-fn a_kuryrport_is_written_and_read_and_goes_with_its_pod() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+fn kuryrport_is_written_and_deleted_with_its_pod() {
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     cluster.start_controller("one", &json!({}), &["--vif-store", "kuryrport"]);
     cluster.wait_until_leading("one");
@@ -161,7 +161,7 @@ fn a_kuryrport_is_written_and_read_and_goes_with_its_pod() {
     assert_eq!(port["metadata"]["labels"]["kuryr.openstack.org/nodeName"], BOUND);
     assert_eq!(cluster.read_by_os_vif(&port.to_string())[0]["type"], "VIFOpenVSwitch");
     assert_eq!(cluster.annotation("web", VIF), None);
-    // Another controller begins where this one ended.
+    // Another controller takes over the state.
     cluster.machine.stop("one", "TERM");
     cluster.start_controller("two", &json!({}), &["--vif-store", "kuryrport"]);
     cluster.wait_until_leading("two");
@@ -170,17 +170,17 @@ fn a_kuryrport_is_written_and_read_and_goes_with_its_pod() {
     cluster.assert_nothing_left("two");
 }
 
-/// ML2/OVS's own mechanism driver, and what an agent with the firewall driver `iptables_hybrid` reports of its host.
+/// Covers the mechanism driver of ML2/OVS, with the report of an agent with the firewall driver `iptables_hybrid`.
 #[test]
-fn a_host_of_hybrid_plugging_has_a_bridge_for_each_port() {
+fn hybrid_plugging_has_a_bridge_for_each_port() {
     let Some(cluster) = OpenStack::new(host!(), Mode::Agents, &[]) else { return };
     let report = "import sqlite3,json;c=sqlite3.connect('/run/neutron/neutron/neutron.db',timeout=20);\
         now,for_ever='2020-01-01 00:00:00.000000','2099-01-01 00:00:00.000000';\
-        told=json.dumps({'ovs_hybrid_plug':True,'datapath_type':'system','bridge_mappings':{},'tunnel_types':['vxlan'],\
+        reported=json.dumps({'ovs_hybrid_plug':True,'datapath_type':'system','bridge_mappings':{},'tunnel_types':['vxlan'],\
         'tunneling_ip':'192.0.2.1','integration_bridge':'br-int'});\
         c.execute('insert into agents (id,agent_type,binary,topic,host,created_at,started_at,heartbeat_timestamp,\
         configurations,admin_state_up) values (?,?,?,?,?,?,?,?,?,1)',('11111111-1111-1111-1111-111111111111',\
-        'Open vSwitch agent','neutron-openvswitch-agent','N/A','hybrid',now,now,for_ever,told));c.commit()";
+        'Open vSwitch agent','neutron-openvswitch-agent','N/A','hybrid',now,now,for_ever,reported));c.commit()";
     cluster.machine.run(["/usr/bin/python3", "-c", report]);
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     cluster.start_controller("one", &json!({}), &[]);
@@ -196,7 +196,7 @@ fn a_host_of_hybrid_plugging_has_a_bridge_for_each_port() {
     cluster.assert_nothing_left("one");
 }
 
-/// A node that is a guest on a network, whose pods have macvlans: the network, and its port.
+/// Creates a network and the port of a node that is a guest on it; pods of the node have macvlans.
 fn guest(cluster: &OpenStack) -> (Subnet, Value) {
     let net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     cluster.definition("nested", &json!({ "subnetId": net.id, "driverType": "nested-macvlan" }));
@@ -206,14 +206,14 @@ fn guest(cluster: &OpenStack) -> (Subnet, Value) {
     (net, port)
 }
 
-/// What a macvlan sends is let through by the port of its node, which all of them change, and others too: each by what it has
-/// read, on condition that nobody was faster. Neutron gives a port ten such addresses.
+/// Covers allowed address pairs of a node's port, which the controller and other clients change concurrently, each on the
+/// condition that the port is unchanged since it was read. Neutron permits ten pairs for each port.
 #[test]
-fn macvlans_of_a_node_change_its_port_all_at_once_and_none_is_lost_and_no_more_than_it_may_have() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+fn nested_macvlan_concurrent_address_pairs_are_all_kept() {
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let (net, node) = guest(&cluster);
     let path = format!("ports/{}", node["id"].as_str().unwrap());
-    let spoken_for = || -> BTreeSet<String> {
+    let address_pairs = || -> BTreeSet<String> {
         let port = cluster.neutron.port(node["id"].as_str().unwrap());
         let pairs = port["allowed_address_pairs"].as_array().unwrap().iter();
         pairs.map(|pair| pair["ip_address"].as_str().unwrap().to_owned()).collect()
@@ -227,43 +227,43 @@ fn macvlans_of_a_node_change_its_port_all_at_once_and_none_is_lost_and_no_more_t
     let address = |name: &String| cluster.wait_for_vifs(name)[0]["ips"][0].as_str().unwrap().to_owned();
     let names: Vec<String> = (0..10).map(|number| format!("pod-{number}")).collect();
     pods(&names);
-    // All are there when it begins: it works for many at a time.
+    // All pods exist when the controller starts, so it handles many at a time.
     cluster.start_controller("one", &json!({ "workerNodesSubnets": [net.id] }), &[]);
     cluster.wait_until_leading("one");
     let mut renamed = 0;
-    while spoken_for().len() < 10 {
-        assert!(renamed < 300, "{:?}; {}", spoken_for(), cluster.machine.log("one"));
+    while address_pairs().len() < 10 {
+        assert!(renamed < 300, "{:?}; {}", address_pairs(), cluster.machine.log("one"));
         renamed += 1;
         let name = json!({ "port": { "name": format!("guest-{renamed}") } });
         let _ = cluster.neutron.api("PUT", &path, Some(&name));
-        // Whoever begins at once again lets nobody in: Neutron begins anew where two meet.
+        // Without a pause, other clients would never succeed: Neutron restarts a request when two conflict.
         std::thread::sleep(std::time::Duration::from_millis(500));
     }
     assert_eq!(cluster.neutron.port(node["id"].as_str().unwrap())["name"], format!("guest-{renamed}"));
     let addresses: BTreeSet<String> = names.iter().map(address).collect();
-    assert_eq!((addresses.len(), spoken_for()), (10, addresses));
-    // One more is told, and comes in for one that goes.
+    assert_eq!((addresses.len(), address_pairs()), (10, addresses));
+    // One more pod is refused, and gets the address pair once another pod is deleted.
     let late = ["late".to_owned()];
     pods(&late);
     cluster.wait_for_event("late", &["NeutronRefused", "max_allowed_address_pair"]);
     cluster.delete_pod(&names[0]);
     let address = address(&late[0]);
-    assert!(spoken_for().contains(&address), "{address}");
+    assert!(address_pairs().contains(&address), "{address}");
     for name in names[1..].iter().chain(&late) {
         cluster.delete_pod(name);
     }
-    eventually("nobody is spoken for", || spoken_for().is_empty().then_some(()));
+    eventually("no address pair remains", || address_pairs().is_empty().then_some(()));
     cluster.assert_nothing_left("one");
 }
 
-/// Stands before Neutron, and changes a port whenever somebody is about to change it by what was read before: three times.
-const MEANWHILE: &str = r#"
+/// Relay in front of Neutron: it changes a port before the first three conditional changes of that port.
+const CONFLICTING_RELAY: &str = r#"
 import http.server, json, sys, urllib.error, urllib.request
 neutron, left = sys.argv[1], 3
 def ask(method, path, headers, body):
-    question = urllib.request.Request(neutron + path, body, headers, method=method)
+    request = urllib.request.Request(neutron + path, body, headers, method=method)
     try:
-        answer = urllib.request.urlopen(question, timeout=60)
+        answer = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as refused:
         answer = refused
     return answer.status, answer.headers.get('Content-Type'), answer.read()
@@ -290,14 +290,14 @@ class Relay(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(('127.0.0.1', 9797), Relay).serve_forever()
 "#;
 
-/// Neutron says 412 to whoever changes a port by what it was before somebody else changed it.
+/// Covers status 412: the port was changed since it was read.
 #[test]
-fn a_node_port_that_somebody_else_has_just_changed_is_read_again_and_nothing_of_theirs_is_lost() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+fn nested_macvlan_retries_when_the_node_port_was_changed() {
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let (net, node) = guest(&cluster);
     let path = format!("{CONFIGURATIONS}/behind.yaml");
     cluster.machine.write(&path, json!({ "neutron": { "workerNodesSubnets": [net.id] } }).to_string());
-    cluster.machine.start("relay", ["/usr/bin/python3", "-c", MEANWHILE, NEUTRON]);
+    cluster.machine.start("relay", ["/usr/bin/python3", "-c", CONFLICTING_RELAY, NEUTRON]);
     let before = ["OS_AUTH_TYPE=none", "OS_ENDPOINT=http://127.0.0.1:9797"];
     cluster.machine.wait("relay", "answers", || {
         let asked = cluster.machine.attempt(["curl", "-sf", "http://127.0.0.1:9797/"]);

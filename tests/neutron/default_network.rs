@@ -1,11 +1,11 @@
-//! Neutron as the default network: `eth0` of every pod is a port, the others beside it; and KuryrPorts as what controller
-//! and agents have between them.
+//! Neutron as the default network: `eth0` of every pod is a port, with additional ports beside it. KuryrPorts connect
+//! controller and agents.
 //!
 //! ```text
 //!   eth0 ── port in podSubnet, default route     net1 ── Kuryr's eth1, none      KuryrPort: status.vifs of both
 //! ```
 //!
-//! Source: Kuryr-Kubernetes `handlers/vif.py`, `kuryrport.py`; the standard, 3.1 and 4.1.
+//! Source: Kuryr-Kubernetes `handlers/vif.py`, `kuryrport.py`; multi-network specification (NPWG), 3.1 and 4.1.
 
 use rig::neutron::Mode;
 use rig::openstack::{NAMESPACE, VIF, configuration, eventually};
@@ -20,7 +20,7 @@ fn default_network(node: &str) -> Value {
     configuration(node, &json!({ "cniVersion": "1.0.0", "name": "pods", "type": "neutron" }))
 }
 
-/// The VIFs in a pod's KuryrPort, if they are all ACTIVE.
+/// Returns the KuryrPort of a pod if all its VIFs are ACTIVE.
 fn active(cluster: &OpenStack, name: &str) -> Option<Value> {
     let found = cluster.kube.attempt(["get", "kuryrport", "-n", NAMESPACE, name, "-o", "json"], "");
     let port = (found.code == Some(0)).then(|| found.json())?;
@@ -29,21 +29,21 @@ fn active(cluster: &OpenStack, name: &str) -> Option<Value> {
     (!vifs.is_empty() && vifs.values().all(is_active)).then_some(port)
 }
 
-/// Ends the pods: nothing of them is left anywhere.
-fn leave(cluster: &OpenStack, before: &Snapshot, attached: &[(&str, &str, &str, String, Pod)]) {
+/// Deletes the pods, and fails if any of their objects remain.
+fn delete_and_check(cluster: &OpenStack, before: &Snapshot, attached: &[(&str, &str, &str, String, Pod)]) {
     for (node, name, _, uid, sandbox) in attached {
         cluster.attachment(node, sandbox, name, uid).del(&default_network(node)).success();
         assert_eq!(sandbox.json(["ip", "-j", "link"]).as_array().unwrap().len(), 1, "{name}");
         cluster.delete_pod(name);
     }
     NODES.iter().for_each(|node| assert_eq!(cluster.neutron.plugged(node), Vec::<String>::new()));
-    let left = changes(before, &cluster.machine.snapshot());
-    assert!(!left.contains("tap"), "{left}");
+    let remaining = changes(before, &cluster.machine.snapshot());
+    assert!(!remaining.contains("tap"), "{remaining}");
     cluster.assert_nothing_left("controller");
 }
 
 #[test]
-fn every_pod_is_on_neutron_and_further_ports_are_beside_its_default_one() {
+fn default_network_of_neutron_with_additional_ports() {
     let Some(cluster) = OpenStack::new(host!(), Mode::Open, &NODES) else { return };
     let dns = json!({ "dns_nameservers": ["10.30.0.2"] });
     let pods = cluster.neutron.subnet("pods", "10.30.0.0/24", &dns);
@@ -57,7 +57,7 @@ fn every_pod_is_on_neutron_and_further_ports_are_beside_its_default_one() {
         |(node, name, networks)| {
             let uid = cluster.pod(node, name, networks);
             let sandbox = cluster.machine.pod(name);
-            // Its ports may not be written yet: whoever runs pods tries again.
+            // Its ports may not be written yet: a runtime then repeats the ADD.
             let result = eventually(name, || {
                 let done = cluster.attachment(node, &sandbox, name, &uid).add(&default_network(node));
                 let wait = done.stdout.contains("has been written yet");
@@ -75,12 +75,12 @@ fn every_pod_is_on_neutron_and_further_ports_are_beside_its_default_one() {
     );
     let web = &attached[0].4;
     for (_, name, networks, uid, sandbox) in &attached {
-        let further = usize::from(!networks.is_empty());
+        let additional = usize::from(!networks.is_empty());
         let port = eventually("all are ACTIVE", || active(&cluster, name));
         assert_eq!((&port["spec"]["podUid"], cluster.annotation(name, VIF)), (&json!(uid), None));
         let vifs = port["status"]["vifs"].as_object().unwrap();
-        assert_eq!((vifs.len(), &vifs["eth0"]["default"]), (1 + further, &json!(true)));
-        let links = ["eth0", "net1"].iter().take(1 + further);
+        assert_eq!((vifs.len(), &vifs["eth0"]["default"]), (1 + additional, &json!(true)));
+        let links = ["eth0", "net1"].iter().take(1 + additional);
         let seen = cluster.read_by_os_vif(&port.to_string());
         for (link, vif) in links.zip(&seen) {
             let has: Vec<String> = addresses_on(sandbox, link)
@@ -96,9 +96,9 @@ fn every_pod_is_on_neutron_and_further_ports_are_beside_its_default_one() {
         let status: Vec<Value> = serde_json::from_str(&status).unwrap();
         assert_eq!(
             (status.len(), &status[0]["default"], &status[0]["interface"]),
-            (1 + further, &json!(true), &json!("eth0"))
+            (1 + additional, &json!(true), &json!("eth0"))
         );
     }
     assert_eq!(cluster.neutron.pod_ports().len(), 5);
-    leave(&cluster, &before, &attached);
+    delete_and_check(&cluster, &before, &attached);
 }

@@ -1,11 +1,10 @@
-//! The controller as `deploy/neutron` runs it, beside a cloud that speaks TLS: its own command line, files and rights, and
-//! nothing more.
+//! Controller as `deploy/neutron` runs it, with a cloud that uses TLS: command line, files and RBAC of the Deployment only.
 //!
 //! ```text
-//!   Deployment, ConfigMap, Secret of the real API ── as a kubelet would ──► weft controller ── TLS ──► Keystone, Neutron
+//!   Deployment, ConfigMap, Secret of the real API ── as a kubelet does ──► weft controller ── TLS ──► Keystone, Neutron
 //! ```
 //!
-//! Rules: nothing is said here about how it runs that the objects of the API do not say.
+//! The test starts the controller only with settings from the objects of the API.
 //!
 //! Source: `deploy/neutron`, `docs/neutron.md`; Kubernetes "Accessing the API from a Pod".
 
@@ -16,10 +15,10 @@ use rig::parts::text;
 use serde_json::{Value, json};
 use testkit::{host, workspace};
 
-/// Keystone and Neutron, behind TLS.
+/// TLS ports of Keystone and Neutron: name, TLS port, plain port.
 const SECURE: [(&str, u16, u16); 2] = [("keystone", 5443, 5000), ("network", 9443, 9696)];
 
-/// A cloud of a `clouds.yaml`, by who is trusted.
+/// Cloud of a `clouds.yaml` with this certificate authority.
 fn cloud(authority: Option<&str>) -> Value {
     let mut cloud = json!({
         "auth": { "auth_url": "https://127.0.0.1:5443/v3", "username": "kuryr", "password": "secret",
@@ -31,7 +30,7 @@ fn cloud(authority: Option<&str>) -> Value {
     cloud
 }
 
-/// What is mounted for a volume: name and content of each file.
+/// Files of a volume: name and content of each.
 fn content(cluster: &OpenStack, volume: &Value) -> Vec<(String, String)> {
     let get = |kind: &str, name: &Value| {
         cluster.kube.json([kind, "-n", "kube-system", name.as_str().unwrap()])["data"].clone()
@@ -54,7 +53,7 @@ fn content(cluster: &OpenStack, volume: &Value) -> Vec<(String, String)> {
     files.map(|(name, text)| (name.clone(), text.as_str().unwrap().to_owned())).collect()
 }
 
-/// Starts the container of the Deployment as a kubelet would; its listening address's port.
+/// Starts the container of the Deployment as a kubelet does.
 fn start(cluster: &OpenStack, name: &str) {
     let deployment = cluster.kube.json(["deployment", "-n", "kube-system", "weft-neutron"]);
     let pod = &deployment["spec"]["template"]["spec"];
@@ -81,8 +80,9 @@ fn start(cluster: &OpenStack, name: &str) {
     let own = own.map(|one| {
         format!("{}={}", one["name"].as_str().unwrap(), field(&one["valueFrom"]["fieldRef"]["fieldPath"]))
     });
-    let given = ["KUBERNETES_SERVICE_HOST=127.0.0.1".to_owned(), "KUBERNETES_SERVICE_PORT=6443".to_owned()];
-    let environment: Vec<String> = own.chain(given).collect();
+    let injected =
+        ["KUBERNETES_SERVICE_HOST=127.0.0.1".to_owned(), "KUBERNETES_SERVICE_PORT=6443".to_owned()];
+    let environment: Vec<String> = own.chain(injected).collect();
     let command: Vec<&str> =
         container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
     assert_eq!(command[0], "/weft");
@@ -92,7 +92,7 @@ fn start(cluster: &OpenStack, name: &str) {
     cluster.machine.start(name, line.chain(command[1..].iter().copied()));
 }
 
-/// Does a probe of the Deployment succeed?
+/// Whether a probe of the Deployment succeeds.
 fn probe(cluster: &OpenStack, kind: &str) -> bool {
     let deployment = cluster.kube.json(["deployment", "-n", "kube-system", "weft-neutron"]);
     let get = &deployment["spec"]["template"]["spec"]["containers"][0][kind]["httpGet"];
@@ -102,7 +102,7 @@ fn probe(cluster: &OpenStack, kind: &str) -> bool {
 }
 
 #[test]
-fn the_deployment_works_with_its_own_rights_beside_a_cloud_whose_authority_it_is_told() {
+fn deployment_works_with_its_rbac_and_a_private_ca() {
     let Some(cluster) = OpenStack::new(host!(), Mode::Keystone, &["node-1"]) else { return };
     let (kube, machine) = (&cluster.kube, &cluster.machine);
     let (certificate, key) = (kube.pki("server.crt"), kube.pki("server.key"));
@@ -113,7 +113,7 @@ fn the_deployment_works_with_its_own_rights_beside_a_cloud_whose_authority_it_is
         machine.start(name, ["socat", &listen, &format!("TCP:127.0.0.1:{behind}")]);
     }
     let _net = cluster.network("net-a", "10.24.0.0/24", &json!({}));
-    // As docs/neutron.md says; what the server does not know is an error.
+    // As docs/neutron.md describes; `--validate=true` makes unknown fields an error.
     let clouds = json!({ "clouds": { "kuryr": cloud(Some("/etc/openstack/ca.crt")) } });
     machine.write("/etc/weft-test/clouds.yaml", clouds.to_string());
     let authority = format!("--from-file=ca.crt={}", kube.pki("ca.crt"));
@@ -123,8 +123,8 @@ fn the_deployment_works_with_its_own_rights_beside_a_cloud_whose_authority_it_is
     let directory = workspace().join("deploy/neutron");
     kube.kubectl(["apply", "--validate=true", "-k", text(&directory)]);
     start(&cluster, "weft-neutron-0");
-    eventually("it is alive and ready", || {
-        assert!(machine.lives("weft-neutron-0"), "{}", machine.log("weft-neutron-0"));
+    eventually("liveness and readiness probes succeed", || {
+        assert!(machine.is_running("weft-neutron-0"), "{}", machine.log("weft-neutron-0"));
         ["livenessProbe", "readinessProbe"].into_iter().all(|kind| probe(&cluster, kind)).then_some(())
     });
     cluster.pod("node-1", "web", "net-a");
@@ -135,10 +135,10 @@ fn the_deployment_works_with_its_own_rights_beside_a_cloud_whose_authority_it_is
     let lease = kube.json(["lease", "-n", "kube-system", "weft-neutron"]);
     assert_eq!(lease["spec"]["holderIdentity"], "weft-neutron-0");
     cluster.delete_pod("web");
-    eventually("no port is left", || cluster.neutron.pod_ports().is_empty().then_some(()));
+    eventually("no port remains", || cluster.neutron.pod_ports().is_empty().then_some(()));
     let log = machine.log("weft-neutron-0");
     assert!(!log.contains("forbidden") && !log.contains("secret"), "{log}");
-    // What it may not: what it has no business with.
+    // Rights that the controller does not need.
     let rights = kube.service_account("kube-system", "weft-neutron");
     for (verb, what) in [
         ("get", "secrets"),
@@ -151,16 +151,18 @@ fn the_deployment_works_with_its_own_rights_beside_a_cloud_whose_authority_it_is
         assert_eq!(asked.stdout.trim(), "no", "{verb} {what}");
     }
     machine.stop("weft-neutron-0", "TERM");
-    // An authority it was not told, and another one's: not a word is said to such a server, a password least of all.
+    // Without the authority, or with another one, the controller sends the server nothing, in particular no password.
     let other = "/etc/ssl/certs/ca-certificates.crt";
-    for (name, authority) in [("stranger", None), ("another", Some(other))] {
+    for (name, authority) in [("unknown", None), ("another", Some(other))] {
         let clouds = json!({ "clouds": { "kuryr": cloud(authority) } });
         machine.write("/etc/weft-test/clouds.yaml", clouds.to_string());
         let environment = ["OS_CLOUD=kuryr", "OS_CLIENT_CONFIG_FILE=/etc/weft-test/clouds.yaml"];
         cluster.start_controller_as(name, &environment, &[]);
-        eventually("it is refused", || machine.log(name).contains("UnknownIssuer").then_some(()));
-        assert_eq!(cluster.figure(name, "weft_neutron_leader "), Some(0), "{name}");
-        assert!(machine.lives(name));
+        eventually("the certificate is rejected", || {
+            machine.log(name).contains("UnknownIssuer").then_some(())
+        });
+        assert_eq!(cluster.metric(name, "weft_neutron_leader "), Some(0), "{name}");
+        assert!(machine.is_running(name));
         machine.stop(name, "TERM");
     }
 }

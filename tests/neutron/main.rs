@@ -1,6 +1,6 @@
-//! End-to-end tests of lane `neutron`: the Neutron controller and plugin beside a real Neutron with ML2/OVN.
+//! End-to-end tests of lane `neutron`: the Neutron controller and plugin with a real Neutron and ML2/OVN.
 //!
-//! Needs what `lanes/neutron/prepare` makes.
+//! Needs the programs that `lanes/neutron/prepare` provides.
 
 #![cfg(test)]
 

@@ -1,4 +1,4 @@
-//! Pods on a node that is itself a guest of the cloud: their ports are nested in the node's own one.
+//! Nested ports: pods on a node that is a guest of the cloud, with macvlans on the node's own port.
 //!
 //! ```text
 //!   pod ── macvlan ┐
@@ -6,7 +6,7 @@
 //!                                                       └─ router ─ tap ── far, on another one
 //! ```
 //!
-//! `vm-1` is a network namespace whose one link is a port of Neutron, and the name of a node of Kubernetes.
+//! `vm-1` is a network namespace with one link, a port of Neutron. It is also the name of a Kubernetes node.
 //!
 //! Source: Kuryr-Kubernetes `nested_macvlan_vif.py`, `nested_vlan_vif.py`; Networking API v2.0, "Trunk networking".
 
@@ -21,10 +21,10 @@ use testkit::{Pod, host};
 const GUEST: &str = "vm-1";
 
 fn text(value: &Value) -> &str {
-    value.as_str().expect("a text")
+    value.as_str().expect("a string")
 }
 
-/// A router between two subnets.
+/// Creates a router between two subnets.
 fn route(neutron: &Neutron, subnets: [&Subnet; 2]) {
     let router = neutron.api("POST", "routers", Some(&json!({ "router": { "name": "r" } })));
     let path = format!("routers/{}/add_router_interface", text(&router["router"]["id"]));
@@ -33,7 +33,7 @@ fn route(neutron: &Neutron, subnets: [&Subnet; 2]) {
     }
 }
 
-/// A guest of the cloud on a port of this subnet: its port, and where it is.
+/// Creates a guest of the cloud on a port of this subnet; returns the port and the guest's namespace.
 fn guest(cluster: &OpenStack, subnet: &Subnet) -> (Value, Pod) {
     let neutron = &cluster.neutron;
     let new = json!({ "port": {
@@ -53,11 +53,11 @@ fn guest(cluster: &OpenStack, subnet: &Subnet) -> (Value, Pod) {
     let set = [&format!("external_ids:iface-id={id}"), &format!("external_ids:attached-mac={mac}")];
     neutron
         .ovs("node-1", &["add-port", "br-int", &device, "--", "set", "Interface", &device, set[0], set[1]]);
-    eventually("the guest is plugged in", || (neutron.port(id)["status"] == "ACTIVE").then_some(()));
+    eventually("the port of the guest is ACTIVE", || (neutron.port(id)["status"] == "ACTIVE").then_some(()));
     (port, inside)
 }
 
-/// A pod of the guest, whose node's address is known.
+/// Creates a pod of the guest and sets its node's address.
 fn pod(cluster: &OpenStack, name: &str, networks: &str, host: &str) -> String {
     let uid = cluster.pod(GUEST, name, networks);
     cluster.set_host_address(name, host);
@@ -94,28 +94,28 @@ fn address(pod: &Pod) -> String {
     addresses_on(pod, "net1")[0].split('/').next().unwrap().to_owned()
 }
 
-/// How many addresses the node's port speaks for beside its own.
-fn spoken_for(neutron: &Neutron, node_port: &Value) -> usize {
+/// Number of allowed address pairs of the node's port.
+fn address_pairs(neutron: &Neutron, node_port: &Value) -> usize {
     neutron.port(text(&node_port["id"]))["allowed_address_pairs"].as_array().unwrap().len()
 }
 
-/// A pod that goes while nobody looks takes what the node's port speaks for with it.
-fn vanish(cluster: &OpenStack, node_port: &Value, rules: &Value) {
-    let wait = |what, count| {
-        eventually(what, || (spoken_for(&cluster.neutron, node_port) == count).then_some(()));
+/// Checks that the address pair of a pod is removed if the pod is deleted while no controller runs.
+fn delete_without_controller(cluster: &OpenStack, node_port: &Value, rules: &Value) {
+    let wait = |condition, count| {
+        eventually(condition, || (address_pairs(&cluster.neutron, node_port) == count).then_some(()));
     };
-    pod(cluster, "vanishes", "nested", text(&node_port["fixed_ips"][0]["ip_address"]));
-    let _ = cluster.wait_for_vifs("vanishes");
-    wait("it is spoken for, and the others are not", 1);
+    pod(cluster, "deleted", "nested", text(&node_port["fixed_ips"][0]["ip_address"]));
+    let _ = cluster.wait_for_vifs("deleted");
+    wait("only this pod has an address pair", 1);
     cluster.machine.stop("controller", "KILL");
-    cluster.delete_pod("vanishes");
+    cluster.delete_pod("deleted");
     cluster.start_controller("next", rules, &[]);
     cluster.wait_until_leading("next");
-    wait("nothing is spoken for", 0);
+    wait("no address pair remains", 0);
 }
 
 #[test]
-fn macvlans_of_a_guest_speak_with_whom_they_are_on_a_network_and_beyond_its_router() {
+fn nested_macvlan_reaches_its_network_and_the_router() {
     let Some(cluster) = OpenStack::new(host!(), Mode::Open, &["node-1"]) else { return };
     let neutron = &cluster.neutron;
     let (net, beyond) = (
@@ -131,8 +131,8 @@ fn macvlans_of_a_guest_speak_with_whom_they_are_on_a_network_and_beyond_its_rout
     ["node-1", GUEST].into_iter().for_each(|node| cluster.start_agent(node, &[]));
     cluster.wait_until_leading("controller");
     let before = inside.snapshot();
-    let asks = r#"[{"name":"nested","mac":"02:00:00:00:00:55","ips":["10.25.0.55/24"]}]"#;
-    let uids = [("first", "nested"), ("second", asks)]
+    let requesting = r#"[{"name":"nested","mac":"02:00:00:00:00:55","ips":["10.25.0.55/24"]}]"#;
+    let uids = [("first", "nested"), ("second", requesting)]
         .map(|(name, networks)| (name, pod(&cluster, name, networks, host)));
     let pods = uids.each_ref().map(|(name, uid)| attach(&cluster, GUEST, name, uid));
     let plain = [("near", "net-a"), ("far", "net-b")].map(|(name, networks)| {
@@ -168,12 +168,12 @@ fn macvlans_of_a_guest_speak_with_whom_they_are_on_a_network_and_beyond_its_rout
         assert_eq!(sandbox.json(["ip", "-j", "link"]).as_array().unwrap().len(), 1);
         cluster.delete_pod(name);
     }
-    vanish(&cluster, &node_port, &rules);
+    delete_without_controller(&cluster, &node_port, &rules);
     for (name, uid, sandbox) in &plain {
         attachment(&cluster, "node-1", sandbox, name, uid).del(&default("node-1")).success();
         cluster.delete_pod(name);
     }
     cluster.assert_nothing_left("next");
-    let left = rig::changes(&before, &inside.snapshot());
-    assert!(!left.contains("macvlan"), "{left}");
+    let remaining = rig::changes(&before, &inside.snapshot());
+    assert!(!remaining.contains("macvlan"), "{remaining}");
 }

@@ -1,4 +1,4 @@
-//! The plugin `neutron` beside a real Neutron: what it plugs works, and what it unplugs is gone.
+//! Plugin `neutron` with a real Neutron: attached ports carry traffic, and deleted ones leave nothing.
 //!
 //! ```text
 //!   a ── tap ─ br-int ─ machine (node-1) ── Geneve ── node-2 ─ br-int ─ tap ── c
@@ -15,7 +15,7 @@ use rig::{Machine, Neutron, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Pod, host};
 
-/// A port for a node, made by hand.
+/// Creates a port for a node.
 fn port(neutron: &Neutron, subnet: &Subnet, chassis: &str) -> Value {
     let port = json!({ "port": {
         "network_id": subnet.network, "fixed_ips": [{ "subnet_id": subnet.id }], "device_owner": "compute:kuryr",
@@ -27,7 +27,7 @@ fn address(port: &Value) -> &str {
     port["fixed_ips"][0]["ip_address"].as_str().expect("an address")
 }
 
-/// The plugin's configuration for a port, as the agent would write it.
+/// Configuration of the plugin for a port, as the agent writes it.
 fn config(neutron: &Neutron, chassis: &str, port: &Value, kind: &str) -> Value {
     json!({
         "cniVersion": "1.0.0", "name": "os", "type": "neutron", "ovsdb": neutron.ovsdb(chassis), "timeout": 20,
@@ -50,7 +50,7 @@ fn status(neutron: &Neutron, port: &Value) -> String {
     neutron.port(port["id"].as_str().unwrap())["status"].as_str().unwrap().to_owned()
 }
 
-/// So many bytes over TCP, which a wrong checksum stops.
+/// Whether a TCP stream arrives completely; a wrong checksum would stop it.
 fn carries_tcp(from: &Pod, to: &Pod, address: &str) -> bool {
     let serve = "import socket,sys;s=socket.create_server(('0.0.0.0',5001));print('up',flush=True);s.settimeout(9);\
                  c,_=s.accept();n=0\nwhile d:=c.recv(65536): n+=len(d)\nprint(n)";
@@ -65,7 +65,7 @@ fn carries_tcp(from: &Pod, to: &Pod, address: &str) -> bool {
 }
 
 #[test]
-fn ports_work_within_and_across_chassis_and_leave_nothing() {
+fn neutron_plugin_ports_work_across_chassis_and_leave_nothing() {
     let machine = Arc::new(Machine::new(host!(), "node"));
     let Some(neutron) = Neutron::new(Arc::clone(&machine), Mode::Open, &["node-1", "node-2"]) else { return };
     rig::install(&machine);
@@ -94,7 +94,7 @@ fn ports_work_within_and_across_chassis_and_leave_nothing() {
             assert!(carries_tcp(a, pod, address(port)), "no TCP to {}", pod.name());
         }
     }
-    // With the switch's port gone CHECK sees it.
+    // CHECK fails after the port of the switch is deleted.
     neutron.ovs("node-1", &["del-port", &neutron.plugged("node-1")[0]]);
     let broken = [0, 1].map(|n| attachment(&machine, "node-1", &attached[n].0).check(&attached[n].3).code);
     assert!(broken.iter().any(|code| *code != Some(0)), "{broken:?}");
@@ -106,12 +106,15 @@ fn ports_work_within_and_across_chassis_and_leave_nothing() {
         until("DOWN", || (status(&neutron, port) == "DOWN").then_some(()));
     }
     assert!(neutron.plugged("node-1").is_empty() && neutron.plugged("node-2").is_empty());
-    let left = rig::changes(&before, &machine.snapshot());
-    assert!(!left.contains("tap") && !left.contains("qbr") && !left.contains("qv"), "{left}");
+    let remaining = rig::changes(&before, &machine.snapshot());
+    assert!(
+        !remaining.contains("tap") && !remaining.contains("qbr") && !remaining.contains("qv"),
+        "{remaining}"
+    );
 }
 
 #[test]
-fn a_port_that_cannot_be_plugged_leaves_nothing_and_del_works_without_the_switch() {
+fn neutron_plugin_failed_add_leaves_nothing() {
     let machine = Arc::new(Machine::new(host!(), "node"));
     let Some(neutron) = Neutron::new(Arc::clone(&machine), Mode::Open, &["node-1"]) else { return };
     rig::install(&machine);
@@ -124,12 +127,12 @@ fn a_port_that_cannot_be_plugged_leaves_nothing_and_del_works_without_the_switch
     let vif = |keys: &Value| with(&good, &json!({ "vif": with(&good["vif"], keys) }));
     let refusals = [
         (vif(&json!({ "bridge": "nowhere" })), "no such bridge"),
-        (with(&good, &json!({ "ovsdb": "/run/nobody.sock" })), "/run/nobody.sock"),
+        (with(&good, &json!({ "ovsdb": "/run/missing.sock" })), "/run/missing.sock"),
         (with(&good, &json!({ "vif": null })), "weft controller --neutron"),
         (vif(&json!({ "id": "../../x" })), "not the id of a port"),
         (vif(&json!({ "kind": "sriov" })), "ovs, bridge, vlan, macvlan"),
         (vif(&json!({ "result": { "ips": [{ "address": "10.20.0.9" }] } })), "prefix length"),
-        // Nobody binds it: OVN never installs it.
+        // Port that is bound nowhere: OVN never installs it.
         (
             with(&vif(&json!({ "id": "00000000-0000-0000-0000-000000000000" })), &json!({ "timeout": 1 })),
             "does not install",
@@ -142,31 +145,31 @@ fn a_port_that_cannot_be_plugged_leaves_nothing_and_del_works_without_the_switch
         assert!(neutron.plugged("node-1").is_empty(), "{words}");
         machine.assert_unchanged(&before);
     }
-    // Without the switch the link goes, and its port stays behind.
+    // Without the switch, DEL removes the link, and the port of the switch remains.
     attachment.add(&good).success();
     let process = machine.read("/run/neutron/ovn/node-1/ovsdb.pid").unwrap();
     machine.run(["kill", "-s", "STOP", process.trim()]);
     let socket = neutron.ovsdb("node-1");
     machine.run(["mv", &socket, &format!("{socket}.away")]);
     attachment.del(&good).success();
-    assert_eq!(pod.json(["ip", "-j", "link"]).as_array().unwrap().len(), 1, "the link is gone");
+    assert_eq!(pod.json(["ip", "-j", "link"]).as_array().unwrap().len(), 1, "the link is deleted");
     machine.run(["mv", &format!("{socket}.away"), &socket]);
     machine.run(["kill", "-s", "CONT", process.trim()]);
-    let left = neutron.plugged("node-1");
-    assert_eq!(left.len(), 1, "{left:?}");
-    // The next call that finds the switch there clears it away, whosever it is.
+    let remaining = neutron.plugged("node-1");
+    assert_eq!(remaining.len(), 1, "{remaining:?}");
+    // The next call with a running switch removes the port, for any pod.
     let other = machine.pod("other");
     let mut next = machine.attachment("neutron", &other, "eth0");
     next.container_id = "other".to_owned();
     next.del(&good).success();
     assert!(neutron.plugged("node-1").is_empty());
-    // And the port can be plugged in again.
+    // The Neutron port can be attached again.
     attachment.add(&good).success();
     until("ACTIVE", || (status(&neutron, &port) == "ACTIVE").then_some(()));
 }
 
 #[test]
-fn ports_that_come_and_go_at_once_on_one_switch_take_none_of_each_other_away() {
+fn neutron_plugin_concurrent_calls_keep_each_others_ports() {
     const PODS: usize = 5;
     const ROUNDS: usize = 2;
     let machine = Arc::new(Machine::new(host!(), "node"));
@@ -179,7 +182,7 @@ fn ports_that_come_and_go_at_once_on_one_switch_take_none_of_each_other_away() {
             (machine.pod(&format!("pod{number}")), config(&neutron, "node-1", &port, "ovs"))
         })
         .collect();
-    // Whose link is not there yet, or not any more, is nobody's in the eyes of every other call.
+    // Concurrent calls must not delete a port whose link does not exist yet or any more.
     std::thread::scope(|scope| {
         for (pod, config) in &pods {
             let (machine, neutron) = (&machine, &neutron);
@@ -188,7 +191,7 @@ fn ports_that_come_and_go_at_once_on_one_switch_take_none_of_each_other_away() {
                 for _ in 0..ROUNDS {
                     attachment.add(config).success();
                     let device = format!("tap{}", &config["vif"]["id"].as_str().unwrap()[..11]);
-                    assert!(neutron.plugged("node-1").contains(&device), "{device} was taken away");
+                    assert!(neutron.plugged("node-1").contains(&device), "{device} was deleted");
                     attachment.del(config).success();
                 }
                 attachment.add(config).success();

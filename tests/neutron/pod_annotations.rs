@@ -1,15 +1,16 @@
-//! What a pod wishes for, as its annotations and the definitions say and as they change, and what Kuryr left on it.
+//! Networks that a pod's annotations and definitions select, changes of them, and objects that Kuryr left.
 //!
-//! Neutron runs with its own mechanism drivers for tests, beside a real API server with the rights that are shipped.
+//! Neutron runs with its own mechanism drivers for tests, with a real API server and the shipped RBAC.
 //!
-//! Source: the standard, 4.1.2; Multus `v1.multus-cni.io/default-network`; Kuryr-Kubernetes `handlers/kuryrport.py`.
+//! Source: multi-network specification (NPWG), 4.1.2; Multus `v1.multus-cni.io/default-network`; Kuryr-Kubernetes
+//! `handlers/kuryrport.py`.
 
 use rig::OpenStack;
 use rig::openstack::{BOUND, KURYR_CONFIG, NAMESPACE, NETWORKS, VIF, eventually};
 use serde_json::{Value, json};
 use testkit::host;
 
-/// Makes a pod with this metadata from its author.
+/// Creates a pod with this metadata.
 fn pod_with(cluster: &OpenStack, name: &str, metadata: &Value) {
     let mut pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata,
         "spec": { "nodeName": BOUND, "containers": [{ "name": "c", "image": "none" }] } });
@@ -17,7 +18,7 @@ fn pod_with(cluster: &OpenStack, name: &str, metadata: &Value) {
     cluster.kube.attempt(["create", "-f", "-"], &pod.to_string()).success();
 }
 
-/// Waits until a pod's interfaces are these, each with its address's beginning.
+/// Waits until a pod has these interfaces, each with an address that begins so.
 fn wait_for(cluster: &OpenStack, name: &str, expected: &[(&str, &str)]) {
     eventually(&format!("{name}: {expected:?}"), || {
         let vifs = cluster.vifs(name)?;
@@ -29,8 +30,8 @@ fn wait_for(cluster: &OpenStack, name: &str, expected: &[(&str, &str)]) {
 }
 
 #[test]
-fn what_a_pod_wishes_for_is_looked_at_again_until_it_has_begun() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+fn pod_annotation_changes_are_followed_until_the_pod_starts() {
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let pods = cluster.neutron.subnet("pods", "10.20.0.0/24", &json!({}));
     let _one = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let two = cluster.network("net-b", "10.22.0.0/24", &json!({}));
@@ -40,17 +41,17 @@ fn what_a_pod_wishes_for_is_looked_at_again_until_it_has_begun() {
     cluster.start_controller("one", &json!({ "defaultNetwork": true, "podSubnet": pods.id }), &[]);
     cluster.wait_until_leading("one");
     let default = ("eth0", "10.20.0.");
-    // What is not Neutron's becomes so.
+    // A definition becomes a Neutron network.
     cluster.pod(BOUND, "later", "late");
     wait_for(&cluster, "later", &[default]);
     cluster.definition_in(NAMESPACE, "late", &config);
     wait_for(&cluster, "later", &[default, ("eth1", "10.22.0.")]);
-    // What was not selected is.
+    // A network is selected later.
     cluster.pod(BOUND, "more", "");
     wait_for(&cluster, "more", &[default]);
     cluster.kube.kubectl(["annotate", "pod", "-n", NAMESPACE, "more", &format!("{NETWORKS}=net-a")]);
     wait_for(&cluster, "more", &[default, ("eth1", "10.21.0.")]);
-    // What is written already is not taken away from it.
+    // A VIF that is already written is not removed.
     cluster.kube.kubectl([
         "annotate",
         "pod",
@@ -62,29 +63,29 @@ fn what_a_pod_wishes_for_is_looked_at_again_until_it_has_begun() {
     ]);
     cluster.wait_for_event("more", &["NetworkRefused", "eth1", "create the pod anew"]);
     wait_for(&cluster, "more", &[default, ("eth1", "10.21.0.")]);
-    // What nobody can read goes.
-    pod_with(&cluster, "spoilt", &json!({ "annotations": { VIF: "{" } }));
-    cluster.wait_for_event("spoilt", &["VifUnreadable", VIF]);
-    cluster.kube.kubectl(["annotate", "pod", "-n", NAMESPACE, "spoilt", &format!("{VIF}-")]);
-    wait_for(&cluster, "spoilt", &[default]);
-    // An invalid selection selects nothing, and takes nothing away.
+    // An unreadable annotation is ignored until it is deleted.
+    pod_with(&cluster, "unreadable", &json!({ "annotations": { VIF: "{" } }));
+    cluster.wait_for_event("unreadable", &["VifUnreadable", VIF]);
+    cluster.kube.kubectl(["annotate", "pod", "-n", NAMESPACE, "unreadable", &format!("{VIF}-")]);
+    wait_for(&cluster, "unreadable", &[default]);
+    // An invalid selection selects nothing, and removes nothing.
     pod_with(&cluster, "invalid", &json!({ "annotations": { NETWORKS: r#"[{"name":"net-a","mac":5}]"# } }));
     cluster.wait_for_event("invalid", &["AnnotationIgnored", "mac"]);
     wait_for(&cluster, "invalid", &[default]);
-    // The default network is another one.
+    // The annotation selects another default network.
     let annotations = json!({ "v1.multus-cni.io/default-network": "net-d", NETWORKS: "net-a" });
     pod_with(&cluster, "moved", &json!({ "annotations": annotations }));
     wait_for(&cluster, "moved", &[("eth0", "10.22.0."), ("eth1", "10.21.0.")]);
-    for name in ["later", "more", "spoilt", "invalid", "moved"] {
+    for name in ["later", "more", "unreadable", "invalid", "moved"] {
         cluster.delete_pod(name);
     }
     cluster.assert_nothing_left("one");
 }
 
-/// Kuryr of Victoria and later holds pods and KuryrPorts until their ports are released.
+/// Covers finalizers of Kuryr (Victoria and later) on pods and KuryrPorts.
 #[test]
-fn what_kuryr_holds_is_let_go_once_its_ports_are_released() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+fn kuryr_finalizers_are_removed_once_ports_are_released() {
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     cluster.start_controller("one", &json!({}), &["--vif-store", "kuryrport"]);
     cluster.wait_until_leading("one");
@@ -115,9 +116,9 @@ fn what_kuryr_holds_is_let_go_once_its_ports_are_released() {
         ]);
     }
     for name in ["web", "plain"] {
-        eventually("the pod is gone", || get("pod", name).is_none().then_some(()));
+        eventually("the pod is deleted", || get("pod", name).is_none().then_some(()));
     }
-    let port = get("kuryrport", "web").expect("somebody else holds it");
+    let port = get("kuryrport", "web").expect("another finalizer holds it");
     assert_eq!(port["metadata"]["finalizers"], json!(["example.com/other"]));
     cluster.assert_nothing_left("one");
 }

@@ -1,6 +1,6 @@
-//! Pods with ports of a real Neutron, from the annotation to the packet and back to nothing.
+//! Pods with ports of a real Neutron: annotation, traffic, and deletion.
 //!
-//! Source: the specification; Kuryr-Kubernetes `multi_vif.py`, `handlers/vif.py` and its tests.
+//! Source: Kuryr-Kubernetes `multi_vif.py`, `handlers/vif.py` and its tests.
 
 use rig::cluster::bridge;
 use rig::neutron::Mode;
@@ -9,7 +9,7 @@ use rig::{OpenStack, addresses_on};
 use serde_json::{Value, json};
 use testkit::{Pod, host};
 
-/// A cluster with its controller, and an agent on each node; the test is skipped where the lane is not ready.
+/// Starts a cluster with its controller, and an agent on each node; the test is skipped if the lane was not prepared.
 macro_rules! cluster {
     ($nodes:expr, $rules:expr) => {{
         let Some(cluster) = OpenStack::new(host!(), Mode::Open, $nodes) else { return };
@@ -26,7 +26,7 @@ fn address(pod: &Pod, link: &str) -> String {
     addresses_on(pod, link)[0].split('/').next().unwrap().to_owned()
 }
 
-/// The second phase is written, and Neutron says the same of ports that say whose they are.
+/// Waits until the annotation reports ACTIVE, and compares it with the ports and their tags in Neutron.
 fn assert_owned_and_active(cluster: &OpenStack, name: &str, uid: &str) {
     eventually("all are ACTIVE", || {
         let text = cluster.annotation(name, VIF)?;
@@ -40,8 +40,8 @@ fn assert_owned_and_active(cluster: &OpenStack, name: &str, uid: &str) {
     assert!(tags.contains("weft-attachment=eth1") && tags.contains("weft-cluster=kubernetes"), "{tags}");
 }
 
-/// Of a pod's two ports the second cannot be plugged in: the ADD fails, and nothing of the first one stays.
-fn one_that_fails_takes_all_with_it(cluster: &OpenStack, node: &str) {
+/// Checks a pod whose second port cannot be attached: the ADD fails, and the first attachment leaves nothing.
+fn failed_port_undoes_the_add(cluster: &OpenStack, node: &str) {
     let config = json!({ "cniVersion": "1.0.0", "name": "short", "type": "neutron", "timeout": 2 });
     let subnet = &cluster.neutron.ports("device_owner=compute:kuryr")[0]["fixed_ips"][0]["subnet_id"];
     let short = json!({
@@ -64,17 +64,17 @@ fn one_that_fails_takes_all_with_it(cluster: &OpenStack, node: &str) {
     assert!(refused.stdout.contains("does not install"), "{}", refused.stdout);
     assert_eq!(sandbox.json(["ip", "-j", "link"]).as_array().unwrap().len(), 1);
     assert_eq!(cluster.neutron.plugged(node), plugged);
-    let left = rig::changes(&before, &cluster.machine.snapshot());
-    assert!(!left.contains("tap"), "{left}");
-    // The pod goes, and the port that was there with it.
+    let remaining = rig::changes(&before, &cluster.machine.snapshot());
+    assert!(!remaining.contains("tap"), "{remaining}");
+    // The pod is deleted, and its remaining port with it.
     cluster.delete_pod("half");
-    eventually("its port is gone", || {
+    eventually("its port is deleted", || {
         cluster.neutron.ports(&format!("device_id={uid}")).is_empty().then_some(())
     });
 }
 
 #[test]
-fn two_pods_on_two_nodes_reach_each_other_on_two_subnets_and_leave_nothing() {
+fn neutron_pods_reach_each_other_across_nodes_and_leave_nothing() {
     let nodes = ["node-1", "node-2"];
     let cluster = cluster!(&nodes, json!({}));
     let route = json!({ "host_routes": [{ "destination": "203.0.113.0/24", "nexthop": "10.21.0.254" }] });
@@ -108,18 +108,21 @@ fn two_pods_on_two_nodes_reach_each_other_on_two_subnets_and_leave_nothing() {
         }
         let routes = sandbox.run(["ip", "route"]);
         assert!(routes.contains("203.0.113.0/24 via 10.21.0.254 dev net1"), "{routes}");
-        assert!(!routes.contains("default via 10.2"), "a further interface has a default route: {routes}");
+        assert!(
+            !routes.contains("default via 10.2"),
+            "an additional interface has a default route: {routes}"
+        );
     }
     let (web, db) = (&pods[0].3, &pods[1].3);
     for link in ["net1", "net2"] {
         assert!(web.pings(&address(db, link)), "{link}");
         assert!(db.pings(&address(web, link)), "{link}");
     }
-    // The second phase, and what Neutron says.
+    // The annotation reports ACTIVE, as Neutron does.
     for (_, name, uid, _) in &pods {
         assert_owned_and_active(&cluster, name, uid);
     }
-    one_that_fails_takes_all_with_it(&cluster, nodes[0]);
+    failed_port_undoes_the_add(&cluster, nodes[0]);
     for (node, name, uid, sandbox) in &pods {
         let eth0 = cluster.attachment(node, sandbox, name, uid);
         eth0.del(&default(node)).success();
@@ -128,6 +131,6 @@ fn two_pods_on_two_nodes_reach_each_other_on_two_subnets_and_leave_nothing() {
         assert_eq!(sandbox.json(["ip", "-j", "link"]).as_array().unwrap().len(), 1);
         cluster.delete_pod(name);
     }
-    eventually("no port is left", || cluster.neutron.pod_ports().is_empty().then_some(()));
-    assert!(cluster.machine.lives("controller"));
+    eventually("no port remains", || cluster.neutron.pod_ports().is_empty().then_some(()));
+    assert!(cluster.machine.is_running("controller"));
 }

@@ -1,11 +1,11 @@
-//! Security groups: what a port of a pod lets in is what its groups say, within a node and across nodes, from one change
-//! of them to the next.
+//! Security groups: a pod's port admits the traffic that its groups permit, within a node and across nodes, also after a
+//! change of the groups.
 //!
 //! ```text
 //!   web (node-1) ─ tap ─ br-int ══ Geneve ══ br-int ─ tap ─ db (node-2)     both in the group `closed`
 //! ```
 //!
-//! Rules: that nothing answers counts only beside proof that the same packets arrive once they are let in.
+//! A missing answer only counts together with a proof that the same packets arrive once they are permitted.
 //!
 //! Source: Networking API v2.0, "Security groups"; ovn-nb(5), `ACL`.
 
@@ -17,14 +17,14 @@ use rig::{OpenStack, addresses_on};
 use serde_json::{Value, json};
 use testkit::{Pod, host};
 
-/// A group that lets out everything and in nothing.
+/// Creates a group that permits all egress and no ingress.
 fn group(neutron: &Neutron, name: &str) -> String {
     let answer = neutron.api("POST", "security-groups", Some(&json!({ "security_group": { "name": name } })));
     answer["security_group"]["id"].as_str().unwrap().to_owned()
 }
 
-/// Lets a protocol in; the rule's id.
-fn let_in(neutron: &Neutron, group: &str, protocol: &str) -> String {
+/// Permits ingress of a protocol; returns the id of the rule.
+fn permit(neutron: &Neutron, group: &str, protocol: &str) -> String {
     let rule = json!({ "security_group_rule": { "security_group_id": group, "direction": "ingress", "protocol": protocol } });
     let answer = neutron.api("POST", "security-group-rules", Some(&rule));
     answer["security_group_rule"]["id"].as_str().unwrap().to_owned()
@@ -34,20 +34,20 @@ fn address(pod: &Pod) -> String {
     addresses_on(pod, "net1")[0].split('/').next().unwrap().to_owned()
 }
 
-/// Waits until all of them answer to pings, or none does.
+/// Waits until all of them answer pings, or none does.
 fn answer_pings(from: &Pod, others: [&Pod; 2], wanted: bool) {
     for to in others {
         let address = address(to);
-        let what = format!("{}: pings are answered: {wanted}", to.name());
-        eventually(&what, || (from.pings(&address) == wanted).then_some(()));
+        let condition = format!("{}: pings are answered: {wanted}", to.name());
+        eventually(&condition, || (from.pings(&address) == wanted).then_some(()));
     }
 }
 
-/// Waits until all of them take connections, or none does.
+/// Waits until all of them accept connections, or none does.
 fn answer_tcp(from: &Pod, others: [&Pod; 2], wanted: bool) {
     for to in others {
-        let what = format!("{}: connections are taken: {wanted}", to.name());
-        eventually(&what, || {
+        let condition = format!("{}: connections are accepted: {wanted}", to.name());
+        eventually(&condition, || {
             let seen = source_seen(from, to, &address(to));
             assert!(seen.is_none_or(|source| source.to_string() == address(from)), "{seen:?}");
             (seen.is_some() == wanted).then_some(())
@@ -56,7 +56,7 @@ fn answer_tcp(from: &Pod, others: [&Pod; 2], wanted: bool) {
 }
 
 #[test]
-fn a_pod_answers_to_what_its_groups_let_in_and_to_nothing_else() {
+fn security_groups_admit_only_permitted_traffic() {
     let nodes = ["node-1", "node-2"];
     let Some(cluster) = OpenStack::new(host!(), Mode::Open, &nodes) else { return };
     let neutron = &cluster.neutron;
@@ -81,33 +81,34 @@ fn a_pod_answers_to_what_its_groups_let_in_and_to_nothing_else() {
     let others = [&pods[1].3, &pods[2].3];
     answer_pings(web, others, false);
     answer_tcp(web, others, false);
-    // Who is not let in sees an address that does not answer: its neighbour is known.
+    // A refused pod gets no answer from a known neighbour.
     for to in others {
         let neighbour = web.json(["ip", "-j", "neigh", "show", &address(to)]);
         assert_ne!(neighbour[0]["lladdr"], Value::Null, "{}: {neighbour}", to.name());
     }
-    // What is let in comes in, and nothing else.
-    let rule = let_in(neutron, &closed, "icmp");
+    // Only permitted traffic arrives.
+    let rule = permit(neutron, &closed, "icmp");
     answer_pings(web, others, true);
     answer_tcp(web, others, false);
-    let_in(neutron, &closed, "tcp");
+    permit(neutron, &closed, "tcp");
     answer_tcp(web, others, true);
     let _ = neutron.ask("DELETE", &format!("security-group-rules/{rule}"), None);
     answer_pings(web, others, false);
     answer_tcp(web, others, true);
-    // Another group: what the old one let in does not come in any more.
-    let_in(neutron, &other, "icmp");
+    // With another group, traffic that only the old group permits does not arrive.
+    permit(neutron, &other, "icmp");
     for name in ["near", "db"] {
         let change = json!({ "port": { "security_groups": [other] } });
         let _ = neutron.api("PUT", &format!("ports/{}", port_of(name)), Some(&change));
     }
     answer_pings(web, others, true);
     answer_tcp(web, others, false);
-    // Nobody may speak for another address, or as another, than those of the port.
+    // A pod cannot use an address that its port does not have.
     let near = &pods[1].3;
     web.run(["ip", "address", "add", "10.23.0.250/24", "dev", "net1"]);
-    let stolen = ["ping", "-n", "-q", "-c", "3", "-i", "0.2", "-w", "3", "-I", "10.23.0.250", &address(near)];
-    assert_ne!(web.attempt(stolen).code, Some(0), "an address that is not the port's is believed");
+    let spoofed =
+        ["ping", "-n", "-q", "-c", "3", "-i", "0.2", "-w", "3", "-I", "10.23.0.250", &address(near)];
+    assert_ne!(web.attempt(spoofed).code, Some(0), "a spoofed address is accepted");
     assert!(web.pings(&address(near)));
     for (node, name, uid, sandbox) in &pods {
         let default = configuration(node, &bridge("home", 10));

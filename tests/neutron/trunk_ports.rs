@@ -1,11 +1,11 @@
-//! Pods on a guest of the cloud whose port is a trunk: each has a VLAN of its own, which the switch knows.
+//! Trunk ports: pods on a guest of the cloud whose port is a trunk, each with a VLAN that the switch knows.
 //!
 //! ```text
 //!   pod ── VLAN 101 ── eth2 of the guest (qemu, Debian's kernel) ── tap ─ br-int (node-1) ─ tap ── near
 //! ```
 //!
-//! Rules: the guest has a kernel with VLANs, which a small host kernel may lack; it has no way to the API, so its plugin is
-//! given what the annotation says, in the words of the agent.
+//! The guest has a kernel with VLANs, which a small host kernel may lack. It cannot reach the API, so its plugin gets a
+//! configuration with the content of the annotation, as the agent would write it.
 //!
 //! Source: Kuryr-Kubernetes `nested_vlan_vif.py`; Networking API v2.0, "Trunk networking"; ovn-nb(5) `parent_name`, `tag`.
 
@@ -19,10 +19,10 @@ use rig::{OpenStack, addresses_on};
 use serde_json::{Value, json};
 use testkit::{Feature, host, workspace};
 
-/// The guest, as a node of Kubernetes.
+/// Name of the guest as a Kubernetes node.
 const GUEST: &str = "vm-1";
 
-/// What the guest does: `$1` hardware address of its port, `$2` its address, `$3` who is to answer.
+/// Script in the guest: `$1` is the hardware address of its port, `$2` its address, `$3` an address to ping.
 const SCRIPT: &str = r#"set -e
 for link in /sys/class/net/*; do [ "$(cat $link/address)" != "$1" ] || link_name=${link##*/}; done
 ip link set $link_name up
@@ -33,7 +33,7 @@ sed "s/MASTER/$link_name/" /weft/config >/tmp/config
 CNI_COMMAND=ADD /weft/bin/neutron </tmp/config >/tmp/result || { cat /tmp/result; exit 3; }
 echo "link $(ip -n pod -j -d link show net1)"
 ip netns exec pod ping -n -c 3 -i 0.3 -w 60 $3
-# The same without its tag goes nowhere.
+# Without the VLAN tag there is no answer.
 ! ip route add $3 dev $link_name || ! ping -n -c 2 -w 3 $3
 CNI_COMMAND=DEL /weft/bin/neutron </tmp/config
 CNI_COMMAND=DEL /weft/bin/neutron </tmp/config
@@ -42,10 +42,10 @@ echo all is well
 "#;
 
 fn word(value: &Value) -> &str {
-    value.as_str().expect("a text")
+    value.as_str().expect("a string")
 }
 
-/// The guest's port on this subnet, with its card's other end in the switch; and the trunk whose parent it is.
+/// Creates the guest's port on this subnet, connected to the switch, and a trunk on it; returns port, trunk id and device.
 fn trunk(cluster: &OpenStack, subnet: &Subnet) -> (Value, String, String) {
     let neutron = &cluster.neutron;
     let new = json!({ "port": {
@@ -59,11 +59,11 @@ fn trunk(cluster: &OpenStack, subnet: &Subnet) -> (Value, String, String) {
     cluster.machine.run(["ip", "link", "set", &device, "up"]);
     let set = format!("external_ids:iface-id={id}");
     neutron.ovs("node-1", &["add-port", "br-int", &device, "--", "set", "Interface", &device, &set]);
-    eventually("the trunk is plugged in", || (neutron.port(id)["status"] == "ACTIVE").then_some(()));
+    eventually("the trunk is ACTIVE", || (neutron.port(id)["status"] == "ACTIVE").then_some(()));
     (port.clone(), word(&trunk["trunk"]["id"]).to_owned(), device)
 }
 
-/// Runs the script in the guest; what it printed.
+/// Runs the script in the guest; returns its output.
 fn boot(cluster: &OpenStack, card: &str, config: &Value, words: [&str; 3]) -> String {
     let machine = &cluster.machine;
     let files = "/run/guest/weft";
@@ -75,29 +75,29 @@ fn boot(cluster: &OpenStack, card: &str, config: &Value, words: [&str; 3]) -> St
     machine.run(["sh", "-e", "-c", copy, text(&testkit::binary("weft-cni")), "/run/guest"]);
     machine.write(format!("{files}/config"), config.to_string());
     machine.write(format!("{files}/script"), SCRIPT);
-    let target = parts("vm").expect("it was there").parent().expect("target").to_owned();
+    let target = parts("vm").expect("the lane is prepared").parent().expect("target").to_owned();
     let line = format!("sh /weft/script {}", words.join(" "));
     let boot = machine.command(text(&workspace().join("lanes/vm/boot"))).args(["/run/guest", &line]);
     let boot = boot.env("CARGO_TARGET_DIR", &target).env("WEFT_VM_TAP", card).env("WEFT_VM_MEMORY", "1024");
     boot.deadline(Duration::from_secs(400)).finish().success().stdout
 }
 
-/// In the guest the port is a VLAN, and carries packets to `near` and back.
-fn speaks_by_its_vlan(cluster: &OpenStack, parent: &Value, device: &str, vif: &Value, near: &str) {
+/// Checks that the port is a VLAN in the guest and carries packets to `near` and back.
+fn assert_vlan_carries_packets(cluster: &OpenStack, parent: &Value, device: &str, vif: &Value, near: &str) {
     let config = json!({
         "cniVersion": "1.0.0", "name": "net-a", "type": "neutron", "master": "MASTER",
         "vif": { "id": vif["id"], "mac": vif["mac"], "kind": "vlan", "vlanId": vif["vlan_id"], "mtu": 1400,
             "result": { "ips": [{ "address": format!("{}/24", word(&vif["ips"][0])) }] } },
     });
     let card = format!("{device},{}", word(&parent["mac_address"]));
-    let said = boot(
+    let output = boot(
         cluster,
         &card,
         &config,
         [word(&parent["mac_address"]), word(&parent["fixed_ips"][0]["ip_address"]), near],
     );
-    assert!(said.contains("all is well") && said.contains("bytes from"), "{said}");
-    let link = said.lines().find_map(|line| line.strip_prefix("link ")).expect("a link");
+    assert!(output.contains("all is well") && output.contains("bytes from"), "{output}");
+    let link = output.lines().find_map(|line| line.strip_prefix("link ")).expect("a link");
     let link: Value = serde_json::from_str(link).unwrap();
     let info = &link[0]["linkinfo"];
     assert_eq!((&info["info_kind"], &info["info_data"]["id"]), (&json!("vlan"), &vif["vlan_id"]), "{link}");
@@ -105,7 +105,7 @@ fn speaks_by_its_vlan(cluster: &OpenStack, parent: &Value, device: &str, vif: &V
 }
 
 #[test]
-fn a_pod_on_a_guest_has_a_vlan_of_its_trunk_and_is_reached_by_it() {
+fn vlan_trunk_gives_each_pod_on_a_guest_a_vlan() {
     let host = host!(Feature::Tun);
     if parts("vm").is_none() {
         return;
@@ -120,14 +120,14 @@ fn a_pod_on_a_guest_has_a_vlan_of_its_trunk_and_is_reached_by_it() {
     cluster.start_controller("controller", &json!({ "workerNodesSubnets": [nodes.id] }), &[]);
     cluster.start_agent("node-1", &[]);
     cluster.wait_until_leading("controller");
-    // Somebody who is to answer, as usual.
+    // Peer with a regular port.
     let uid = cluster.pod("node-1", "near", "net-a");
     let near = cluster.machine.pod("near");
     let _ = cluster.wait_for_vifs("near");
     let default = configuration("node-1", &bridge("home", 10));
     cluster.attachment("node-1", &near, "near", &uid).add(&default).success();
     let near = addresses_on(&near, "net1")[0].split('/').next().unwrap().to_owned();
-    // Two pods have a VLAN each, which is Neutron's too.
+    // Each of two pods has a VLAN that Neutron knows.
     for name in ["first", "second"] {
         cluster.pod(GUEST, name, "nested");
         cluster.set_host_address(name, address);
@@ -141,8 +141,8 @@ fn a_pod_on_a_guest_has_a_vlan_of_its_trunk_and_is_reached_by_it() {
         eventually("ACTIVE", || (neutron.port(word(&id))["status"] == "ACTIVE").then_some(()));
     }
     assert_ne!(vifs[0]["vlan_id"], vifs[1]["vlan_id"]);
-    speaks_by_its_vlan(&cluster, &parent, &device, &vifs[0], &near);
-    // Without its pod a VLAN is out of the trunk, and free again.
+    assert_vlan_carries_packets(&cluster, &parent, &device, &vifs[0], &near);
+    // After a pod is deleted, its VLAN is removed from the trunk.
     ["first", "second", "near"].into_iter().for_each(|name| cluster.delete_pod(name));
     cluster.assert_nothing_left("controller");
     assert_eq!(neutron.api("GET", &format!("trunks/{trunk}"), None)["trunk"]["sub_ports"], json!([]));

@@ -1,21 +1,21 @@
-//! What is written for a pod: when it cannot be written, when the pod's author has written it, and for static pods.
+//! VIFs written for a pod: failed writes, annotations of the pod's author, and static pods.
 //!
-//! Neutron runs with its own mechanism drivers for tests, beside a real API server with the rights that are shipped.
+//! Neutron runs with its own mechanism drivers for tests, with a real API server and the shipped RBAC.
 //!
-//! Source: the specification; Kubernetes "Create static Pods"; DESIGN, "nothing leaks".
+//! Source: Kubernetes "Create static Pods".
 
 use rig::OpenStack;
 use rig::openstack::{BOUND, NAMESPACE, NETWORKS, VIF, eventually};
 use serde_json::{Value, json};
 use testkit::{host, workspace};
 
-/// What the controller may do with pods from now on.
+/// Sets the verbs that the controller may use on pods.
 fn permit(cluster: &OpenStack, verbs: &[&str]) {
     let rule = json!([{ "op": "replace", "path": "/rules/0/verbs", "value": verbs }]).to_string();
     cluster.kube.kubectl(["patch", "clusterrole", "weft-neutron", "--type=json", "-p", &rule]);
 }
 
-/// Makes a pod that has these annotations from its author; its uid.
+/// Creates a pod with these annotations; returns its uid.
 fn pod_with(cluster: &OpenStack, name: &str, annotations: &Value) -> String {
     let pod = json!({ "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": name, "namespace": NAMESPACE, "annotations": annotations },
@@ -35,8 +35,8 @@ fn kuryr_port(cluster: &OpenStack, name: &str) -> Option<Value> {
 }
 
 #[test]
-fn what_could_not_be_written_is_written_later_as_the_pod_wishes_then() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+fn vif_annotation_is_written_later_with_the_current_selection() {
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let _one = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let two = cluster.network("net-b", "10.22.0.0/24", &json!({}));
     cluster.definition("net-bad", &json!({ "subnetId": "00000000-0000-0000-0000-000000000000" }));
@@ -67,7 +67,7 @@ fn what_could_not_be_written_is_written_later_as_the_pod_wishes_then() {
         assert_eq!(vifs.len(), 1, "{name}: {vifs:?}");
         assert!(vifs[0]["ips"][0].as_str().unwrap().starts_with(address), "{name}: {vifs:?}");
     }
-    // What was had before and is not wished for any more is nobody's.
+    // Ports of networks that are no longer selected are deleted.
     eventually("each has one port", || (cluster.neutron.pod_ports().len() == 5).then_some(()));
     assert_eq!(
         cluster.neutron.ports(&format!("fixed_ips=subnet_id%3D{}&device_owner=compute:kuryr", two.id)).len(),
@@ -80,8 +80,8 @@ fn what_could_not_be_written_is_written_later_as_the_pod_wishes_then() {
 }
 
 #[test]
-fn a_kuryrport_that_cannot_be_written_is_told_and_written_once_it_can() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+fn kuryrport_write_failure_is_an_event_and_retried() {
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     cluster.kube.kubectl(["delete", "crd", "kuryrports.openstack.org"]);
     cluster.start_controller("one", &json!({}), &["--vif-store", "kuryrport"]);
@@ -91,13 +91,13 @@ fn a_kuryrport_that_cannot_be_written_is_told_and_written_once_it_can() {
     let crd = std::fs::read_to_string(workspace().join("deploy/crds/kuryrports.openstack.org.yaml")).unwrap();
     cluster.kube.apply(&crd);
     eventually("a KuryrPort", || kuryr_port(&cluster, "web"));
-    // One of a pod that had the name, as of a StatefulSet.
+    // KuryrPort of an earlier pod with the same name, as of a StatefulSet.
     let other = json!({ "apiVersion": "openstack.org/v1", "kind": "KuryrPort",
         "metadata": { "name": "set-0", "namespace": NAMESPACE },
         "spec": { "podUid": "another", "podNodeName": BOUND, "podStatic": false }, "status": { "vifs": {} } });
     cluster.kube.apply(&other.to_string());
     let uid = cluster.pod(BOUND, "set-0", "net-a");
-    let port = eventually("its own KuryrPort", || kuryr_port(&cluster, "set-0"));
+    let port = eventually("the KuryrPort of the new pod", || kuryr_port(&cluster, "set-0"));
     assert_eq!(port["spec"]["podUid"], uid);
     cluster.delete_pod("web");
     cluster.delete_pod("set-0");
@@ -105,9 +105,9 @@ fn a_kuryrport_that_cannot_be_written_is_told_and_written_once_it_can() {
 }
 
 #[test]
-fn a_static_pod_has_its_ports_under_both_of_its_uids() {
+fn static_pod_has_ports_under_both_of_its_uids() {
     for (store, controller) in [("annotation", "one"), ("kuryrport", "two")] {
-        let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+        let Some(cluster) = OpenStack::without_switch(host!()) else { return };
         let _net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
         cluster.start_controller(controller, &json!({}), &["--vif-store", store]);
         cluster.wait_until_leading(controller);
@@ -132,10 +132,10 @@ fn a_static_pod_has_its_ports_under_both_of_its_uids() {
     }
 }
 
-/// Nobody's port goes with a pod because its author has named it.
+/// Attack: the author of a pod names another port in the annotation, so that it is deleted with the pod.
 #[test]
-fn a_pod_that_names_somebody_elses_port_ends_and_the_port_is_still_there() {
-    let Some(cluster) = OpenStack::beside_api(host!()) else { return };
+fn vif_annotation_naming_a_foreign_port_does_not_delete_it() {
+    let Some(cluster) = OpenStack::without_switch(host!()) else { return };
     let net = cluster.network("net-a", "10.21.0.0/24", &json!({}));
     let neutron = &cluster.neutron;
     let made = |owner: &str| {
@@ -148,27 +148,27 @@ fn a_pod_that_names_somebody_elses_port_ends_and_the_port_is_still_there() {
     let pooled = cluster.wait_for_vifs("victim")[0]["id"].as_str().unwrap().to_owned();
     cluster.pod(BOUND, "asks", r#"[{"name":"net-a","ips":["10.21.0.77"]}]"#);
     let own = cluster.wait_for_vifs("asks")[0]["id"].as_str().unwrap().to_owned();
-    let waits = eventually("a port that waits", || {
+    let free = eventually("a free port of the pool", || {
         let ids = neutron.pod_ports().into_iter().map(|port| port["id"].as_str().unwrap().to_owned());
         ids.into_iter().find(|id| *id != pooled && *id != own)
     });
     let text = cluster.annotation("victim", VIF).unwrap();
-    let named = [made("compute:nova"), made("network:dhcp"), pooled.clone(), own, waits];
+    let named = [made("compute:nova"), made("network:dhcp"), pooled.clone(), own, free];
     for (number, id) in named.iter().enumerate() {
         pod_with(&cluster, &format!("thief-{number}"), &json!({ VIF: text.replace(&pooled, id) }));
     }
-    let released = || cluster.figure("one", "weft_neutron_port_operations_total{outcome=\"released\"} ");
-    eventually("they are seen", || {
-        (cluster.figure("one", "weft_neutron_pods ") == Some(2 + named.len() as u64)).then_some(())
+    let released = || cluster.metric("one", "weft_neutron_port_operations_total{outcome=\"released\"} ");
+    eventually("the controller observes the pods", || {
+        (cluster.metric("one", "weft_neutron_pods ") == Some(2 + named.len() as u64)).then_some(())
     });
     for number in 0..named.len() {
         cluster.delete_pod(&format!("thief-{number}"));
     }
-    eventually("they are released", || (released() == Some(named.len() as u64)).then_some(()));
+    eventually("the pods are released", || (released() == Some(named.len() as u64)).then_some(()));
     for id in &named {
         assert_eq!(neutron.ask("GET", &format!("ports/{id}"), None).0, 200, "{id}");
     }
-    // Nor does anybody else get it.
+    // No other pod gets such a port.
     for name in ["next-0", "next-1", "next-2"] {
         cluster.pod(BOUND, name, "net-a");
         assert_ne!(cluster.wait_for_vifs(name)[0]["id"], pooled, "{name}");

@@ -1,10 +1,10 @@
-//! A whole node whose kubelet speaks to its runtime through `weft cri-proxy`: pods ask for the runtime's networks.
+//! Complete node whose kubelet uses its runtime through `weft cri-proxy`; pods request networks of the runtime.
 //!
 //! ```text
 //!   kubectl ── API server ── kubelet ── weft cri-proxy ── containerd ── weft ── red, blue, _fallback
 //! ```
 //!
-//! Source: «CRI Network API», the proposal; docs/cri-networks.md.
+//! Source: proposal "CRI Network API"; docs/cri-networks.md.
 
 use rig::cluster::bridge;
 use rig::containerd::NETWORKS;
@@ -13,10 +13,10 @@ use rig::{Node, proxy};
 use serde_json::{Value, json};
 use testkit::{Feature, host};
 
-/// What a pod asks for where its client cannot say it in the call.
-const ASKED: &str = r#"[{"network_name":"red"},{"network_name":"blue","interface_name":"storage"}]"#;
+/// Annotation value with which a pod requests networks, for clients that cannot set the field of the call.
+const REQUESTED: &str = r#"[{"network_name":"red"},{"network_name":"blue","interface_name":"storage"}]"#;
 
-/// A pod with a shell.
+/// Pod with a shell.
 fn pod(name: &str, annotations: &Value) -> String {
     let container = json!({
         "name": "shell", "image": "busybox", "imagePullPolicy": "IfNotPresent",
@@ -30,7 +30,7 @@ fn pod(name: &str, annotations: &Value) -> String {
     .to_string()
 }
 
-/// Starts the proxy before the node's runtime.
+/// Starts the proxy in front of the node's runtime.
 #[track_caller]
 fn launch(node: &Node) {
     let weft = testkit::binary("weft");
@@ -40,7 +40,7 @@ fn launch(node: &Node) {
     node.until("the proxy listens", || node.attempt(ready).code.filter(|code| *code == 0));
 }
 
-/// Sets a network through the runtime's socket.
+/// Stores a network through the proxy's socket.
 #[track_caller]
 fn set(node: &Node, name: &str, subnet: u8) {
     let weft = testkit::binary("weft");
@@ -54,19 +54,19 @@ fn delete_all(node: &Node) {
 }
 
 #[test]
-fn pods_of_a_kubelet_before_the_proxy_have_the_networks_that_they_ask_the_runtime_for() {
+fn cri_proxy_behind_a_kubelet_attaches_requested_networks() {
     let host = host!(Feature::Bridge, Feature::Veth);
     let Some(mut node) = Node::new(host) else { return };
     rig::install(&node);
     node.write(format!("{NETWORKS}/10-default.conflist"), bridge("default", 1).to_string());
     launch(&node);
-    node.move_kubelet(proxy::SOCKET);
+    node.set_kubelet_runtime(proxy::SOCKET);
     node.until_ready(true);
     set(&node, "red", 2);
     set(&node, "blue", 3);
-    let asking = json!({ "weft.dev/networks": ASKED });
+    let asking = json!({ "weft.dev/networks": REQUESTED });
 
-    // One of before, and with it what stays on a node: bridges, directories.
+    // Earlier pods create what remains on a node: bridges, directories.
     for (name, annotations) in [("early", &asking), ("early-plain", &json!({}))] {
         node.kube().apply(&pod(name, annotations));
     }
@@ -78,27 +78,27 @@ fn pods_of_a_kubelet_before_the_proxy_have_the_networks_that_they_ask_the_runtim
         node.kube().apply(&pod(name, annotations));
     }
     node.until_pods_ready(["-n", "default", "--all"]);
-    let had = node.addresses("default", "web");
+    let addresses = node.addresses("default", "web");
     let shown: Vec<(&str, bool)> =
-        had.iter().map(|(link, address)| (link.as_str(), address.starts_with("10.2.0."))).collect();
-    assert_eq!(shown, [("eth0", true), ("storage", false)], "{had:?}");
+        addresses.iter().map(|(link, address)| (link.as_str(), address.starts_with("10.2.0."))).collect();
+    assert_eq!(shown, [("eth0", true), ("storage", false)], "{addresses:?}");
     let plain = node.addresses("default", "plain");
     assert!(
         matches!(&plain[..], [(link, address)] if link == "eth0" && address.starts_with("10.1.0.")),
         "{plain:?}"
     );
-    let told = node.kube().json(["pod", "-n", "default", "web"]);
-    assert_eq!(told["status"]["podIP"], had[0].1.as_str(), "the kubelet's pod has its eth0's address");
+    let object = node.kube().json(["pod", "-n", "default", "web"]);
+    assert_eq!(object["status"]["podIP"], addresses[0].1.as_str(), "podIP is the address of eth0");
     node.assert_pings("default", "web", "db");
     assert_eq!(node.kube().kubectl(["logs", "-n", "default", "web"]).trim(), "begun");
 
-    // Ended and started again while pods run and their kubelet is connected.
+    // The proxy is killed and started again while pods run and the kubelet is connected.
     node.machine().stop("cri-proxy", "KILL");
     node.run(["rm", "-f", proxy::SOCKET]);
     launch(&node);
     let answers = || node.exec("default", "web", ["true"]).code.filter(|code| *code == 0);
     node.until("a program runs in a pod", answers);
-    assert_eq!(node.addresses("default", "web"), had, "nobody noticed");
+    assert_eq!(node.addresses("default", "web"), addresses, "addresses are unchanged");
     delete_all(&node);
-    node.until_nothing_is_left("deleted", &before);
+    node.until_unchanged("deleted", &before);
 }

@@ -1,10 +1,10 @@
-//! `kubectl apply` of `deploy/` to a real node, and of `examples/` to what came of it.
+//! `kubectl apply` of `deploy/` to a real node, and then of `examples/`.
 //!
 //! ```text
-//!   API server ◄── agent (a pod of its own) ◄── weft-cni ◄── containerd ◄── kubelet
+//!   API server ◄── agent (a pod) ◄── weft-cni ◄── containerd ◄── kubelet
 //! ```
 //!
-//! Source: the standard, 1.1.5, 5, 6.1; `deploy/base`.
+//! Source: multi-network specification (NPWG), sections 1.1.5, 5, 6.1; `deploy/base`.
 
 use std::collections::BTreeSet;
 use std::thread::sleep;
@@ -18,7 +18,7 @@ use testkit::{Feature, host};
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 
-/// A node with the image of weft, and no network yet.
+/// Starts a node with the image of weft and without a network.
 macro_rules! node {
     () => {{
         let host = host!(Feature::Bridge, Feature::Veth, Feature::NftMasquerade, Feature::GoPlugins);
@@ -28,7 +28,7 @@ macro_rules! node {
     }};
 }
 
-/// Somebody else's default network: the reference plugins, and their configuration.
+/// Installs a default network of another project: the reference plugins, and their configuration.
 fn bring_default_network(node: &Node) {
     node.run(["mkdir", "-p", "/opt/cni/bin"]);
     for plugin in ["bridge", "host-local", "loopback"] {
@@ -40,14 +40,14 @@ fn bring_default_network(node: &Node) {
     node.write("/etc/cni/net.d/10-default.conflist", list.to_string());
 }
 
-/// The same with weft on it.
+/// Installs a default network and weft.
 fn install(node: &Node) {
     bring_default_network(node);
     node.apply_weft();
     node.until_weft_is_installed();
 }
 
-/// The network-status of a pod.
+/// Waits for the network-status of a pod.
 #[track_caller]
 fn status(node: &Node, namespace: &str, pod: &str) -> Vec<Value> {
     node.until(&format!("network-status of {pod}"), || {
@@ -56,20 +56,19 @@ fn status(node: &Node, namespace: &str, pod: &str) -> Vec<Value> {
     })
 }
 
-/// What a status says of each interface: name and first address.
+/// Interface and first address of each entry of a network-status.
 fn shown(status: &[Value]) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     status.iter().map(|entry| (text(&entry["interface"]), text(&entry["ips"][0]))).collect()
 }
 
-/// A file of the examples.
+/// Path of an example.
 fn example(name: &str) -> String {
     testkit::workspace().join("examples").join(name).display().to_string()
 }
 
 #[test]
-fn npwg1_6_1_1_npwg1_6_1_1_1_npwg1_6_1_2_1_weft_waits_for_the_default_network_and_stays_when_its_agent_goes()
-{
+fn installation_waits_for_the_default_network() {
     let node = node!();
     node.apply_weft();
     let phase = |wanted: &str| {
@@ -80,23 +79,23 @@ fn npwg1_6_1_1_npwg1_6_1_1_1_npwg1_6_1_2_1_weft_waits_for_the_default_network_an
     node.until("the installation runs", || phase("running"));
     sleep(Duration::from_secs(2));
     assert_eq!(node.read(INSTALLED), None, "there is no default network");
-    phase("running").expect("it waits");
+    phase("running").expect("the installation waits");
     bring_default_network(&node);
     node.until_weft_is_installed();
-    // Without its agent, and without the API server, what is attached can be taken down.
+    // Without its agent and without the API server, attachments can be deleted.
     let definitions = ["apply", "-f", &example("definitions.yaml")];
     node.kube().kubectl(definitions);
-    node.until_pods_can_be_made("my-namespace");
+    node.until_service_account_exists("my-namespace");
     node.kube().kubectl(["apply", "-f", &example("pods.yaml")]);
     node.until_pods_ready(["-n", "my-namespace", "--all"]);
     node.kube().kubectl(["delete", "daemonset", "weft-agent", "-n", "kube-system"]);
-    node.until("the agent is gone", || {
+    node.until("the agent has ended", || {
         let pods = node.kube().json(["pods", "-n", "kube-system"]);
         pods["items"].as_array().is_some_and(Vec::is_empty).then_some(())
     });
-    assert!(node.read(INSTALLED).is_some(), "pods need it to be removed");
+    assert!(node.read(INSTALLED).is_some(), "DEL of the pods needs the configuration");
     node.until_ready(true);
-    // And a pod that asks for nothing can be made.
+    // A pod without selected networks can be attached.
     let plain = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "plain", "namespace": "my-namespace" },
         "spec": { "containers": [container()], "terminationGracePeriodSeconds": 1 },
@@ -116,11 +115,11 @@ fn npwg1_6_1_1_npwg1_6_1_1_1_npwg1_6_1_2_1_weft_waits_for_the_default_network_an
 }
 
 #[test]
-fn npwg1_1_1_6_1_npwg1_2_1_2_what_is_deployed_attaches_the_examples_and_says_so() {
+fn deployment_attaches_the_examples_and_writes_status() {
     let node = node!();
     install(&node);
     node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
-    node.until_pods_can_be_made("my-namespace");
+    node.until_service_account_exists("my-namespace");
     let begun = Instant::now();
     node.kube().kubectl(["apply", "-f", &example("pods.yaml")]);
     node.until_pods_ready(["-n", "my-namespace", "--all"]);
@@ -132,7 +131,7 @@ fn npwg1_1_1_6_1_npwg1_2_1_2_what_is_deployed_attaches_the_examples_and_says_so(
         let status = status(&node, "my-namespace", pod);
         let (shown, inside) = (shown(&status), node.addresses("my-namespace", pod));
         assert_eq!(shown.iter().map(|(link, _)| link).collect::<Vec<_>>(), links, "{pod}");
-        assert_eq!(shown, inside, "{pod}: the annotation, and what a program in it sees");
+        assert_eq!(shown, inside, "{pod}: the annotation matches its interfaces");
         let object = node.kube().json(["pod", "-n", "my-namespace", pod]);
         assert_eq!(object["status"]["podIP"], shown[0].1.as_str(), "{pod}");
     }
@@ -142,7 +141,7 @@ fn npwg1_1_1_6_1_npwg1_2_1_2_what_is_deployed_attaches_the_examples_and_says_so(
     node.until_no_pod_runs();
     let before = node.snapshot();
 
-    // A network that is not there keeps a pod waiting, and says so; made, it lets it go.
+    // A pod with a missing network waits, with an Event; it starts once the network is created.
     let waiting = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": "waiting", "namespace": "my-namespace", "annotations": { NETWORKS: "net-a,late" } },
@@ -164,10 +163,10 @@ fn npwg1_1_1_6_1_npwg1_2_1_2_what_is_deployed_attaches_the_examples_and_says_so(
     node.kube().apply(&late.to_string());
     node.until_pods_ready(["-n", "my-namespace", "waiting"]);
     node.kube().kubectl(delete);
-    node.until_nothing_is_left("deleted", &before);
+    node.until_unchanged("deleted", &before);
 }
 
-/// A shell that ends when it is told to.
+/// Shell that ends on SIGTERM.
 fn container() -> Value {
     json!({
         "name": "shell", "image": "busybox", "imagePullPolicy": "IfNotPresent",
@@ -176,11 +175,11 @@ fn container() -> Value {
 }
 
 #[test]
-fn a_static_pod_has_its_networks_its_status_and_its_end() {
+fn static_pod_has_networks_and_network_status() {
     let node = node!();
     install(&node);
     node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
-    node.until_pods_can_be_made("my-namespace");
+    node.until_service_account_exists("my-namespace");
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": "fixed", "namespace": "my-namespace", "annotations": { NETWORKS: "net-a" } },
@@ -192,7 +191,7 @@ fn a_static_pod_has_its_networks_its_status_and_its_end() {
     node.until_pods_ready(["-n", "my-namespace", &name]);
     let object = node.kube().json(["pod", "-n", "my-namespace", &name]);
     let own = object["metadata"]["annotations"]["kubernetes.io/config.mirror"].as_str().expect("a uid");
-    assert_ne!(object["metadata"]["uid"], own, "what the API has is another object");
+    assert_ne!(object["metadata"]["uid"], own, "the mirror pod has another uid");
     let status = status(&node, "my-namespace", &name);
     assert_eq!(shown(&status), node.addresses("my-namespace", &name));
     assert_eq!(status.len(), 2);
@@ -201,13 +200,13 @@ fn a_static_pod_has_its_networks_its_status_and_its_end() {
 }
 
 #[test]
-fn a_running_pod_gets_a_network_and_gives_it_back() {
+fn hot_plug_attaches_and_detaches_a_network_on_a_node() {
     let node = node!();
     bring_default_network(&node);
     node.apply_weft_as("hot-plug");
     node.until_weft_is_installed();
     node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
-    node.until_pods_can_be_made("my-namespace");
+    node.until_service_account_exists("my-namespace");
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": "web", "namespace": "my-namespace" },
@@ -223,38 +222,38 @@ fn a_running_pod_gets_a_network_and_gives_it_back() {
         [(format!("{NETWORKS}=net-a"), ["eth0", "net1"].as_slice()), (format!("{NETWORKS}-"), &["eth0"])]
     {
         node.kube().kubectl(["annotate", "pod", "-n", "my-namespace", "web", "--overwrite", &annotation]);
-        node.until("the status says so", || {
+        node.until("the status has the interfaces", || {
             let status = shown(&status(&node, "my-namespace", "web"));
             (status.iter().map(|(link, _)| link).collect::<Vec<_>>() == expected).then_some(())
         });
         assert_eq!(links(), expected);
     }
     node.kube().kubectl(["annotate", "pod", "-n", "my-namespace", "web", &format!("{NETWORKS}=net-a")]);
-    // What docs/scale.md counts with.
-    for (what, path) in [
+    // Sizes for the calculation in docs/scale.md.
+    for (object, path) in [
         ("pod", "/api/v1/namespaces/my-namespace/pods/web"),
         (
             "definition",
             "/apis/k8s.cni.cncf.io/v1/namespaces/my-namespace/network-attachment-definitions/net-a",
         ),
     ] {
-        eprintln!("{what}: {} bytes", node.kube().kubectl(["get", "--raw", path]).len());
+        eprintln!("{object}: {} bytes", node.kube().kubectl(["get", "--raw", path]).len());
     }
-    node.until("it is there again", || (links().len() == 2).then_some(()));
+    node.until("the network is attached again", || (links().len() == 2).then_some(()));
     node.kube().kubectl(["delete", "pod", "-n", "my-namespace", "web", "--wait=false", "--grace-period=1"]);
-    node.until("the pod is gone", || {
-        let left = node.run(["sh", "-c", "ls /var/lib/weft/sandboxes | grep -c json || true"]);
-        (left.trim() == "0").then_some(())
+    node.until("the pod is deleted", || {
+        let entries = node.run(["sh", "-c", "ls /var/lib/weft/sandboxes | grep -c json || true"]);
+        (entries.trim() == "0").then_some(())
     });
 }
 
 #[test]
-fn twenty_pods_come_and_go_while_the_agent_is_replaced() {
+fn agent_replaced_while_twenty_pods_start_and_end() {
     const PODS: usize = 20;
     let node = node!();
     install(&node);
     node.kube().kubectl(["apply", "-f", &example("definitions.yaml")]);
-    node.until_pods_can_be_made("my-namespace");
+    node.until_service_account_exists("my-namespace");
     let deployment = json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "many", "namespace": "my-namespace" },
         "spec": {
@@ -296,11 +295,11 @@ fn twenty_pods_come_and_go_while_the_agent_is_replaced() {
         let running = items.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
         let all: Option<Vec<Vec<Value>>> = running.map(read).collect();
         let all = all.filter(|all| all.len() == PODS && all.iter().all(|status| status.len() == 4))?;
-        let given: BTreeSet<String> =
+        let allocated: BTreeSet<String> =
             all.iter().flat_map(|status| shown(status)).map(|(_, address)| address).collect();
-        assert_eq!(given.len(), 4 * PODS, "no address is given twice");
+        assert_eq!(allocated.len(), 4 * PODS, "no address is allocated twice");
         Some(())
     });
     scale(0);
-    node.until_nothing_is_left("scaled down", &before);
+    node.until_unchanged("scaled down", &before);
 }

@@ -1,12 +1,13 @@
-//! Devices of a real kubelet: a device plugin tells it of some, a pod asks for one, and the network gets that one.
+//! Devices of a real kubelet: a device plugin registers devices, a pod requests one, and its network gets that one.
 //!
 //! ```text
 //!   device plugin ◄── Allocate ── kubelet ── PodResources ──► agent ── plan ──► weft-cni ──► plugin (deviceID)
 //! ```
 //!
-//! The same with a driver of Dynamic Resource Allocation, whose devices the scheduler allocates to ResourceClaims.
+//! The same with a driver of Dynamic Resource Allocation (DRA), whose devices the scheduler allocates to ResourceClaims.
 //!
-//! Source: kubelet device plugins v1beta1, dra v1, PodResources v1; the standard's `k8s.v1.cni.cncf.io/resourceName`.
+//! Source: kubelet device plugins v1beta1, dra v1, PodResources v1; `k8s.v1.cni.cncf.io/resourceName` of the multi-network
+//! specification (NPWG).
 
 use std::path::Path;
 
@@ -19,14 +20,14 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const RESOURCE: &str = "example.com/nic";
 const DEVICES: [&str; 2] = ["0000:00:1e.1", "0000:00:1e.2"];
 
-/// A driver of Dynamic Resource Allocation, and its devices as plugins know them; the last one is of all nodes.
+/// DRA driver, and its devices by the ids that plugins use; the last one belongs to all nodes.
 const DRIVER: &str = "nic.example.com";
 const NICS: [&str; 4] = ["0000:00:1f.1", "0000:00:1f.2", "0000:00:1f.3", "fabric-7"];
-/// The version of Kubernetes, 1.x, from which on this is there for everybody.
+/// First minor version of Kubernetes in which DRA is stable.
 const DYNAMIC_MINOR: u32 = 34;
 
-/// A node with weft in one of its ways, and a network whose plugin writes down what it is told.
-fn prepare(node: &Node, way: &str) {
+/// Installs weft in one of its deployment variants, and a network whose plugin records its calls.
+fn prepare(node: &Node, variant: &str) {
     node.run(["mkdir", "-p", "/opt/cni/bin"]);
     for plugin in ["bridge", "host-local", "loopback"] {
         node.run(["ln", "-s", &format!("/usr/lib/cni/{plugin}"), &format!("/opt/cni/bin/{plugin}")]);
@@ -36,7 +37,7 @@ fn prepare(node: &Node, way: &str) {
         rig::in_version(&rig::cluster::bridge("default", 1), "1.0.0").to_string(),
     );
     node.import_weft();
-    node.apply_weft_as(way);
+    node.apply_weft_as(variant);
     node.until_weft_is_installed();
     node.install(&testkit::binary("weft-test-plugin"), &["one"]);
     node.write(rig::cluster::RECORD, "");
@@ -50,19 +51,19 @@ fn prepare(node: &Node, way: &str) {
     node.kube().apply(&definition.to_string());
 }
 
-/// Two devices of a device plugin.
+/// Starts a device plugin with two devices.
 fn start_device_plugin(node: &Node, client: &Path) {
     let (interpreter, script) = (client.join("bin/python"), workspace().join("lanes/node/device-plugin"));
     let path = format!("PYTHONPATH={}", text(client));
     let line = ["env", &path, text(&interpreter), text(&script), RESOURCE].into_iter().chain(DEVICES);
     node.machine().start("device-plugin", line);
-    node.until("the node has devices", || {
+    node.until("the devices are allocatable", || {
         let found = node.kube().json(["node", rig::node::NAME]);
         (found["status"]["allocatable"][RESOURCE] == "2").then_some(())
     });
 }
 
-/// A device as its driver publishes it.
+/// Device of a ResourceSlice as its driver publishes it.
 fn published(name: &str, kind: &str, id: Option<&str>) -> Value {
     let mut attributes = json!({ "kind": { "string": kind } });
     if let Some(id) = id {
@@ -72,7 +73,7 @@ fn published(name: &str, kind: &str, id: Option<&str>) -> Value {
     json!({ "name": name, "attributes": attributes })
 }
 
-/// Three devices of the node and one of all nodes that networks can ask for, and one that they cannot.
+/// Three devices of the node and one of all nodes that networks can use, and one device that they cannot.
 fn slices() -> Value {
     let slice = |pool: &str, devices: Value| {
         json!({
@@ -90,7 +91,7 @@ fn slices() -> Value {
     json!({ "apiVersion": "v1", "kind": "List", "items": [of_node, of_all] })
 }
 
-/// A driver with its devices, and templates of claims for them.
+/// Starts a driver with its devices, and creates templates of claims for them.
 fn start_driver(node: &Node, client: &Path) {
     let class = |kind: &str| {
         let expression =
@@ -125,7 +126,7 @@ fn start_driver(node: &Node, client: &Path) {
     });
 }
 
-/// A pod that selects networks.
+/// Pod that selects networks.
 fn selecting(name: &str, networks: &str) -> Value {
     let container = json!({
         "name": "shell", "image": "busybox", "imagePullPolicy": "IfNotPresent",
@@ -138,7 +139,7 @@ fn selecting(name: &str, networks: &str) -> Value {
     })
 }
 
-/// Makes a pod that asks for so many devices of a resource.
+/// Creates a pod that requests a number of devices of a resource.
 fn pod_of(node: &Node, name: &str, networks: &str, (resource, devices): (&str, usize)) {
     let mut pod = selecting(name, networks);
     if devices > 0 {
@@ -147,12 +148,12 @@ fn pod_of(node: &Node, name: &str, networks: &str, (resource, devices): (&str, u
     node.kube().apply(&pod.to_string());
 }
 
-/// Makes a pod that asks for so many devices.
+/// Creates a pod that requests a number of devices.
 fn pod(node: &Node, name: &str, networks: &str, devices: usize) {
     pod_of(node, name, networks, (RESOURCE, devices));
 }
 
-/// Makes a pod with a claim of a template, which a container uses or none.
+/// Creates a pod with a claim of a template, which a container uses or not.
 fn claiming(node: &Node, name: &str, networks: &str, (template, used): (&str, bool)) {
     let mut pod = selecting(name, networks);
     pod["spec"]["resourceClaims"] = json!([{ "name": "nic", "resourceClaimTemplateName": template }]);
@@ -162,15 +163,15 @@ fn claiming(node: &Node, name: &str, networks: &str, (template, used): (&str, bo
     node.kube().apply(&pod.to_string());
 }
 
-/// Ends pods, at once.
-fn end(node: &Node, names: &[&str]) {
+/// Deletes pods immediately.
+fn delete_at_once(node: &Node, names: &[&str]) {
     for name in names {
         let line = ["delete", "pod", "-n", "default", name, "--wait=false", "--grace-period=0", "--force"];
         node.kube().kubectl(line);
     }
 }
 
-/// What plugins know the devices by that the claims of a pod were allocated.
+/// Device ids that were allocated to the claims of a pod.
 fn allocated(node: &Node, pod: &str) -> Vec<String> {
     let claims = node.kube().json(["resourceclaims", "-n", "default"]);
     let of_pod = claims["items"]
@@ -185,8 +186,8 @@ fn allocated(node: &Node, pod: &str) -> Vec<String> {
     results.map(|result| NICS[index(result).expect("nic-INDEX")].to_owned()).collect()
 }
 
-/// The devices that the recording plugin was given for a pod, by `verb`.
-fn given(node: &Node, pod: &str, verb: &str) -> Vec<String> {
+/// Device ids that the recording plugin received for a pod with `verb`.
+fn devices_given(node: &Node, pod: &str, verb: &str) -> Vec<String> {
     let record = node.read(rig::cluster::RECORD).unwrap_or_default();
     let calls = record.lines().map(|line| serde_json::from_str::<Call>(line).expect("a record"));
     let of_pod = calls.filter(|call| {
@@ -197,9 +198,9 @@ fn given(node: &Node, pod: &str, verb: &str) -> Vec<String> {
     of_pod.map(device).collect()
 }
 
-/// Waits for an event of a pod with these words.
+/// Waits for an Event of a pod that contains all these strings.
 #[track_caller]
-fn until_told(node: &Node, pod: &str, words: &[&str]) {
+fn until_refused(node: &Node, pod: &str, words: &[&str]) {
     node.until(&format!("{pod} is refused: {words:?}"), || {
         let events = node.kube().json(["events", "-n", "default"]);
         let fits = |event: &Value| {
@@ -213,7 +214,7 @@ fn until_told(node: &Node, pod: &str, words: &[&str]) {
 }
 
 #[test]
-fn a_network_gets_the_device_that_the_kubelet_gave_to_the_pod_and_no_other() {
+fn device_of_the_kubelet_is_passed_to_the_network() {
     let host = host!(Feature::Bridge, Feature::Veth, Feature::GoPlugins);
     let Some(client) = parts("python-client") else { return };
     let Some(node) = Node::new(host) else { return };
@@ -222,27 +223,27 @@ fn a_network_gets_the_device_that_the_kubelet_gave_to_the_pod_and_no_other() {
     pod(&node, "one", "fast", 1);
     node.until_pods_ready(["-n", "default", "one"]);
     let of_kubelet = node.exec("default", "one", ["sh", "-c", "echo $DEVICES"]).success().stdout;
-    assert_eq!(given(&node, "one", "ADD"), [of_kubelet.trim()]);
-    // Nobody gave it one: it is not the one that is left.
+    assert_eq!(devices_given(&node, "one", "ADD"), [of_kubelet.trim()]);
+    // The kubelet allocated it no device: it must not get the free one.
     pod(&node, "none", "fast", 0);
-    until_told(&node, "none", &[RESOURCE, "default/fast"]);
-    // One device, and two networks that want one each.
+    until_refused(&node, "none", &[RESOURCE, "default/fast"]);
+    // One device, and two networks that need one each.
     pod(&node, "half", "fast,fast", 1);
-    until_told(&node, "half", &[RESOURCE]);
+    until_refused(&node, "half", &[RESOURCE]);
     for name in ["none", "half"] {
-        assert_eq!(given(&node, name, "ADD"), [""; 0], "{name}");
+        assert_eq!(devices_given(&node, name, "ADD"), [""; 0], "{name}");
     }
-    end(&node, &["none", "half"]);
+    delete_at_once(&node, &["none", "half"]);
     node.kube().kubectl(["delete", "pod", "-n", "default", "one", "--wait=false", "--grace-period=1"]);
     node.until_no_pod_runs();
-    assert_eq!(given(&node, "one", "DEL"), [of_kubelet.trim()]);
-    // Both of them.
+    assert_eq!(devices_given(&node, "one", "DEL"), [of_kubelet.trim()]);
+    // Two devices for two networks.
     pod(&node, "two", "fast,fast", 2);
     node.until_pods_ready(["-n", "default", "two"]);
-    let mut both = given(&node, "two", "ADD");
+    let mut both = devices_given(&node, "two", "ADD");
     both.sort();
     assert_eq!(both, DEVICES);
-    // An agent that comes looks at every pod anew; the kubelet tells its devices in another order each time.
+    // A new agent reconciles every pod; the kubelet lists its devices in another order each time.
     let agent = || {
         let agents = ["pods", "-n", "kube-system", "-l", "app.kubernetes.io/component=agent"];
         let pods = node.kube().json(agents)["items"].take();
@@ -254,31 +255,35 @@ fn a_network_gets_the_device_that_the_kubelet_gave_to_the_pod_and_no_other() {
         node.kube().kubectl(["delete", "pod", "-n", "kube-system", &old, "--wait=false"]);
         node.until("another agent is ready", || agent().filter(|name| *name != old));
         std::thread::sleep(std::time::Duration::from_secs(3));
-        assert_eq!((given(&node, "two", "DEL").len(), given(&node, "two", "ADD").len()), (0, 2), "{round}");
+        assert_eq!(
+            (devices_given(&node, "two", "DEL").len(), devices_given(&node, "two", "ADD").len()),
+            (0, 2),
+            "{round}"
+        );
     }
 }
 
-/// A node with weft and a driver; nothing, and the test is skipped, where Kubernetes is too old.
+/// Starts a node with weft and a driver; `None`, and the test is skipped, if Kubernetes is too old.
 #[track_caller]
-fn with_driver(host: Host, way: &str) -> Option<Node> {
+fn with_driver(host: Host, variant: &str) -> Option<Node> {
     let client = parts("python-client")?;
     let node = Node::new(host)?;
     if node.kube().minor() < DYNAMIC_MINOR {
-        let why = format!("Kubernetes 1.{DYNAMIC_MINOR} or newer is not there: KUBEBUILDER_ASSETS");
+        let why = format!("needs Kubernetes 1.{DYNAMIC_MINOR} or newer: KUBEBUILDER_ASSETS");
         testkit::record_skip(&testkit::test_name(), &why);
         return None;
     }
-    prepare(&node, way);
+    prepare(&node, variant);
     start_driver(&node, &client);
     Some(node)
 }
 
 #[test]
-fn a_network_gets_the_device_that_a_claim_of_the_pod_was_allocated_and_no_other() {
+fn device_of_a_resource_claim_is_passed_to_the_network() {
     let host = host!(Feature::Bridge, Feature::Veth, Feature::GoPlugins);
     let Some(node) = with_driver(host, "base") else { return };
-    // The kubelet tells of the first; of the second, which no container uses, only the API does; the third is a
-    // resource by its old name; the last is in no slice of this node.
+    // The kubelet reports the first claim; only the API has the second, which no container uses; the third is requested as
+    // an extended resource; the device of the last is in no slice of this node.
     claiming(&node, "used", "fast", ("nic", true));
     claiming(&node, "unused", "fast", ("nic", false));
     pod_of(&node, "extended", "fast", ("example.com/extended", 1));
@@ -286,37 +291,37 @@ fn a_network_gets_the_device_that_a_claim_of_the_pod_was_allocated_and_no_other(
     let names = ["used", "unused", "extended", "fabric"];
     node.until_pods_ready(["-n", "default"].into_iter().chain(names));
     for name in names {
-        let devices = given(&node, name, "ADD");
+        let devices = devices_given(&node, name, "ADD");
         assert_eq!((devices.len(), &devices), (1, &allocated(&node, name)), "{name}");
     }
-    // It has a claim, of something else.
+    // Its claim is for a device that networks cannot use.
     claiming(&node, "clock", "fast", ("clock", true));
-    until_told(&node, "clock", &[RESOURCE, "default/fast"]);
-    assert_eq!(given(&node, "clock", "ADD"), [""; 0]);
-    end(&node, &["clock"]);
+    until_refused(&node, "clock", &[RESOURCE, "default/fast"]);
+    assert_eq!(devices_given(&node, "clock", "ADD"), [""; 0]);
+    delete_at_once(&node, &["clock"]);
     for name in names {
         node.kube().kubectl(["delete", "pod", "-n", "default", name, "--wait=false", "--grace-period=1"]);
     }
     node.until_no_pod_runs();
     for name in names {
-        assert_eq!(given(&node, name, "DEL"), given(&node, name, "ADD"), "{name}");
+        assert_eq!(devices_given(&node, name, "DEL"), devices_given(&node, name, "ADD"), "{name}");
     }
-    // Two of one claim, in its order.
+    // Two devices of one claim, in its order.
     claiming(&node, "two", "fast,fast", ("two", true));
     node.until_pods_ready(["-n", "default", "two"]);
-    let devices = given(&node, "two", "ADD");
+    let devices = devices_given(&node, "two", "ADD");
     assert_eq!((devices.len(), &devices), (2, &allocated(&node, "two")));
 }
 
 #[test]
-fn without_an_agent_a_network_gets_the_device_that_a_claim_of_the_pod_was_allocated() {
+fn device_of_a_resource_claim_is_passed_without_an_agent() {
     let host = host!(Feature::Bridge, Feature::Veth, Feature::GoPlugins);
     let Some(node) = with_driver(host, "thin") else { return };
     claiming(&node, "used", "fast", ("nic", true));
     claiming(&node, "unused", "fast", ("fabric", false));
     node.until_pods_ready(["-n", "default", "used", "unused"]);
     for name in ["used", "unused"] {
-        let devices = given(&node, name, "ADD");
+        let devices = devices_given(&node, name, "ADD");
         assert_eq!((devices.len(), &devices), (1, &allocated(&node, name)), "{name}");
     }
 }

@@ -1,10 +1,10 @@
-//! Weft comes to a node that is in use, is replaced under its pods, and goes again while pods of it run.
+//! Installation of weft on a node in use, its replacement and its removal while pods run.
 //!
 //! ```text
 //!   containerd ── default network ── pods │ + weft ── pods │ another weft ── pods │ default network ── pods
 //! ```
 //!
-//! Source: the standard, 6.1; `docs/installation.md`, `docs/operations.md` («Update», «Remove»).
+//! Source: multi-network specification (NPWG), section 6.1; `docs/installation.md`, `docs/operations.md` ("Update", "Remove").
 
 use rig::Node;
 use rig::installation::INSTALLED;
@@ -14,12 +14,12 @@ use testkit::{Feature, host};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-/// Somebody else's default network.
+/// Configuration of the default network of another project.
 const DEFAULT: &str = "/etc/cni/net.d/10-default.conflist";
-/// What takes weft away.
+/// Service that removes weft.
 const REMOVAL: &str = "removal";
 
-/// A node whose default network is somebody else's, with the image of weft.
+/// Starts a node with the default network of another project and the image of weft.
 macro_rules! node {
     () => {{
         let host = host!(Feature::Bridge, Feature::Veth, Feature::GoPlugins);
@@ -30,14 +30,14 @@ macro_rules! node {
             node.run(["ln", "-s", &format!("/usr/lib/cni/{plugin}"), &format!("/opt/cni/bin/{plugin}")]);
         }
         node.write(DEFAULT, network("default", 1).to_string());
-        // As some installers have it: the directories are not root's.
+        // Some installers leave directories that do not belong to root.
         node.run(["chown", "1000", "/opt/cni/bin", "/etc/cni/net.d"]);
         node.until_ready(true);
         node
     }};
 }
 
-/// A network by the reference plugins.
+/// Network of the reference plugins.
 fn network(name: &str, subnet: u8) -> Value {
     let ranges = json!([[{ "subnet": format!("10.{subnet}.0.0/24") }]]);
     let ipam = json!({ "type": "host-local", "ranges": ranges, "routes": [{ "dst": "0.0.0.0/0" }] });
@@ -46,7 +46,7 @@ fn network(name: &str, subnet: u8) -> Value {
     json!({ "cniVersion": "1.0.0", "name": name, "plugins": [plugin] })
 }
 
-/// Defines the network `red`, which pods select.
+/// Creates the network `red`, which pods select.
 fn define_red(node: &Node) {
     let mut red = network("red", 2);
     red["plugins"][0]["ipam"].as_object_mut().expect("a map").remove("routes");
@@ -68,7 +68,7 @@ fn template(networks: &str) -> Value {
     })
 }
 
-/// Makes a pod that selects `red`, whoever hears of it; waits until it is ready.
+/// Creates a pod that selects `red`, whether or not weft is installed; waits until it is ready.
 #[track_caller]
 fn pod(node: &Node, name: &str) {
     let mut pod = template("red");
@@ -83,13 +83,13 @@ fn delete(node: &Node, name: &str) {
     node.kube().kubectl(["delete", "pod", "-n", "default", name, "--wait=false", "--grace-period=1"]);
 }
 
-/// The interfaces of a pod.
+/// Interfaces of a pod.
 #[track_caller]
 fn links_of(node: &Node, pod: &str) -> Vec<String> {
     node.addresses("default", pod).into_iter().map(|(link, _)| link).collect()
 }
 
-/// The addresses that are held in a network.
+/// Held addresses of a network.
 fn held(node: &Node, network: &str) -> Vec<String> {
     let all = node.attempt(["ls", &format!("/var/lib/cni/networks/{network}")]).stdout;
     all.lines().filter(|name| name.starts_with("10.")).map(str::to_owned).collect()
@@ -103,10 +103,10 @@ fn until_held(node: &Node, network: &str, count: usize) {
 }
 
 #[test]
-fn a_node_in_use_takes_weft_and_gives_it_back_and_no_pod_leaves_anything() {
+fn install_and_remove_on_a_node_in_use_leave_nothing() {
     let node = node!();
     let weft = testkit::binary("weft");
-    // Attached by the runtime alone; weft is asked for its end.
+    // The runtime attaches it without weft; weft is called for its DEL.
     pod(&node, "early");
     assert_eq!(links_of(&node, "early"), ["eth0"]);
     node.apply_weft();
@@ -116,8 +116,8 @@ fn a_node_in_use_takes_weft_and_gives_it_back_and_no_pod_leaves_anything() {
     assert_eq!(links_of(&node, "web"), ["eth0", "net1"]);
     node.assert_pings("default", "early", "web");
     until_held(&node, "default", 2);
-    // Nobody but the agent can tell that it lacks something.
-    node.until("it is told what early lacks", || {
+    // Only the agent can report the missing network.
+    node.until("the missing networks are reported", || {
         let events = node.kube().json(["events", "-n", "default"]);
         let missing = events["items"].as_array()?.iter().filter(|event| event["reason"] == "NetworksMissing");
         let of: Vec<&str> = missing.filter_map(|event| event["involvedObject"]["name"].as_str()).collect();
@@ -126,30 +126,30 @@ fn a_node_in_use_takes_weft_and_gives_it_back_and_no_pod_leaves_anything() {
     delete(&node, "early");
     until_held(&node, "default", 1);
     let known = "ls /var/lib/cni/results | grep -c '^default-' || true";
-    assert_eq!(node.run(["sh", "-c", known]).trim(), "0", "nobody remembers it");
+    assert_eq!(node.run(["sh", "-c", known]).trim(), "0", "no cached result remains");
 
-    // Gone at once: pods that are made now have the default network; the one of before keeps what it has.
+    // After the removal, new pods have the default network; earlier pods keep their networks.
     let refused = node.attempt([text(&weft), "install", "--remove"]);
     assert_eq!(refused.code, Some(1), "{refused}");
     assert!(refused.stderr.contains("1 sandboxes") && refused.stderr.contains("--wait"), "{refused}");
     assert!(node.read(INSTALLED).is_some());
     node.machine().start(REMOVAL, [text(&weft), "install", "--remove", "--wait"]);
-    node.until("the configuration is gone", || node.read(INSTALLED).is_none().then_some(()));
-    node.containerd().until_configured(&node.read(DEFAULT).expect("it is there"));
+    node.until("the configuration is removed", || node.read(INSTALLED).is_none().then_some(()));
+    node.containerd().until_configured(&node.read(DEFAULT).expect("the default network"));
     node.until_ready(true);
     pod(&node, "late");
     assert_eq!(links_of(&node, "late"), ["eth0"]);
     assert_eq!(links_of(&node, "web"), ["eth0", "net1"]);
     node.assert_pings("default", "web", "late");
-    assert!(node.machine().lives(REMOVAL), "{}", node.machine().log(REMOVAL));
+    assert!(node.machine().is_running(REMOVAL), "{}", node.machine().log(REMOVAL));
     delete(&node, "web");
-    node.until("what it left is taken down", || (!node.machine().lives(REMOVAL)).then_some(()));
-    let said = node.machine().log(REMOVAL);
-    assert!(said.contains("no remaining sandboxes"), "{said}");
+    node.until("the removal ends", || (!node.machine().is_running(REMOVAL)).then_some(()));
+    let log = node.machine().log(REMOVAL);
+    assert!(log.contains("no remaining sandboxes"), "{log}");
     assert_eq!((held(&node, "red").len(), held(&node, "default").len()), (0, 1));
     node.kube().kubectl(["delete", "-k", text(&testkit::workspace().join("deploy/base"))]);
 
-    // And anew, with a pod of the time between.
+    // weft is installed again, while a pod from the time between runs.
     node.apply_weft();
     node.until_weft_is_installed();
     pod(&node, "again");
@@ -160,16 +160,16 @@ fn a_node_in_use_takes_weft_and_gives_it_back_and_no_pod_leaves_anything() {
     assert_eq!((held(&node, "red").len(), held(&node, "default").len()), (0, 0));
 }
 
-/// What a pod's container said.
-fn said_by(node: &Node, label: &str, container: &str) -> String {
+/// Log of a container.
+fn log_of(node: &Node, label: &str, container: &str) -> String {
     let words = ["logs", "-n", "kube-system", "-l", label, "-c", container];
     node.kube().attempt(words, "").stdout
 }
 
 #[test]
-fn weft_is_taken_away_from_every_node_of_a_cluster_as_pods_of_before_go() {
+fn removal_daemonset_waits_for_pods_and_leaves_nothing() {
     let node = node!();
-    // Plugins of others by names that weft does not have: they run the node's iptables.
+    // Copies of the reference plugins under names that weft does not provide: they use the node's iptables.
     for plugin in ["bridge", "portmap"] {
         node.run(["cp", &format!("/usr/lib/cni/{plugin}"), &format!("/opt/cni/bin/go-{plugin}")]);
     }
@@ -193,43 +193,43 @@ fn weft_is_taken_away_from_every_node_of_a_cluster_as_pods_of_before_go() {
     let sandbox = entries.split('.').next().expect("an entry").to_owned();
     let rules = || node.run(["iptables-save", "-t", "nat"]);
     assert!(rules().contains(&sandbox) && rules().contains("CNI-DN-"), "{}", rules());
-    let written = node.read(INSTALLED).expect("it is installed");
+    let written = node.read(INSTALLED).expect("the configuration");
     let deploy = testkit::workspace().join("deploy");
-    let [base, removal] = ["base", "removal"].map(|way| deploy.join(way));
+    let [base, removal] = ["base", "removal"].map(|variant| deploy.join(variant));
     node.kube().kubectl(["apply", "-k", text(&removal)]);
     node.kube().kubectl(["delete", "-k", text(&base)]);
-    node.until("the configuration is gone", || node.read(INSTALLED).is_none().then_some(()));
-    node.containerd().until_configured(&node.read(DEFAULT).expect("it is there"));
+    node.until("the configuration is removed", || node.read(INSTALLED).is_none().then_some(()));
+    node.containerd().until_configured(&node.read(DEFAULT).expect("the default network"));
     node.until_ready(true);
-    // The one of before keeps what it has, and is waited for.
+    // The earlier pod keeps its networks, and the removal waits for it.
     pod(&node, "late");
     assert_eq!(links_of(&node, "late"), ["eth0"]);
     node.assert_pings("default", "web", "late");
     let label = "app.kubernetes.io/component=removal";
-    node.until("it is waited for", || {
-        said_by(&node, label, "remove").contains("waiting: 1 sandboxes").then_some(())
+    node.until("the removal waits", || {
+        log_of(&node, label, "remove").contains("waiting: 1 sandboxes").then_some(())
     });
     let set = || node.kube().json(["daemonset", "-n", "kube-system", "weft-removal"]);
     assert_eq!(set()["status"]["numberReady"], 0);
     delete(&node, "web");
-    node.until("nothing is left", || (set()["status"]["numberReady"] == 1).then_some(()));
+    node.until("the removal is complete", || (set()["status"]["numberReady"] == 1).then_some(()));
     assert_eq!((held(&node, "red").len(), held(&node, "default").len()), (0, 1));
     assert!(!rules().contains(&sandbox) && !rules().contains("CNI-DN-"), "{}", rules());
-    assert!(said_by(&node, label, "stay").contains("no remaining sandboxes"));
-    // Somebody installs it beside: the two do not work against each other in silence.
+    assert!(log_of(&node, label, "stay").contains("no remaining sandboxes"));
+    // The configuration is written again while the removal runs: its container reports that and ends.
     node.write(INSTALLED, written);
-    node.until("it is told", || {
+    node.until("the conflict is reported", || {
         let words = ["logs", "-n", "kube-system", "-l", label, "-c", "stay", "--previous"];
         node.kube().attempt(words, "").stdout.contains("another installer has written it again").then_some(())
     });
-    node.until("it is gone again", || node.read(INSTALLED).is_none().then_some(()));
+    node.until("the configuration is removed again", || node.read(INSTALLED).is_none().then_some(()));
     node.kube().kubectl(["delete", "-k", text(&removal)]);
     delete(&node, "late");
     node.until_no_pod_runs();
     assert_eq!(held(&node, "default"), [""; 0]);
 }
 
-/// So many pods that select `red`.
+/// Scales the pods that select `red`.
 #[track_caller]
 fn scale(node: &Node, count: usize) {
     let set = json!({
@@ -250,7 +250,7 @@ fn until_all_are_ready(node: &Node, count: usize) {
     });
 }
 
-/// Gives the agent's pod a second container that follows, as the chart has it.
+/// Adds the follower container to the agent's pod, as the chart does.
 #[track_caller]
 fn follow(node: &Node) {
     let agent = node.kube().json(["daemonset", "-n", "kube-system", "weft-agent"]);
@@ -260,7 +260,7 @@ fn follow(node: &Node) {
     let patch = json!([{ "op": "add", "path": "/spec/template/spec/containers/-", "value": follow }]);
     let words = ["patch", "daemonset", "weft-agent", "-n", "kube-system", "--type=json", "-p"];
     node.kube().kubectl(words.into_iter().chain([patch.to_string().as_str()]));
-    node.until("it follows", || {
+    node.until("the follower is ready", || {
         let pods = node.kube().json(["pods", "-n", "kube-system", "-l", "app.kubernetes.io/name=weft"]);
         let containers = pods["items"][0]["status"]["containerStatuses"].as_array()?;
         (containers.len() == 2 && containers.iter().all(|one| one["ready"] == true)).then_some(())
@@ -268,7 +268,7 @@ fn follow(node: &Node) {
 }
 
 #[test]
-fn weft_is_replaced_under_pods_that_run_and_come_and_go_and_follows_the_default_network() {
+fn upgrade_disturbs_no_pod_and_follows_the_default_network() {
     const PODS: usize = 10;
     let node = node!();
     node.import_weft_as("0.1.1");
@@ -277,32 +277,32 @@ fn weft_is_replaced_under_pods_that_run_and_come_and_go_and_follows_the_default_
     define_red(&node);
     scale(&node, PODS / 2);
     until_all_are_ready(&node, PODS / 2);
-    let had = node.addresses("default", "many-0");
-    assert_eq!(had.len(), 2);
-    // Another program and another agent, while half of the pods are made.
+    let addresses = node.addresses("default", "many-0");
+    assert_eq!(addresses.len(), 2);
+    // Program and agent are replaced while half of the pods start.
     scale(&node, PODS);
     let images = ["install=ghcr.io/weft-net/weft:0.1.1", "agent=ghcr.io/weft-net/weft:0.1.1"];
     let words = ["set", "image", "daemonset", "weft-agent", "-n", "kube-system"];
     node.kube().kubectl(words.into_iter().chain(images));
     until_all_are_ready(&node, PODS);
-    node.until("the program is the other one", || {
+    node.until("the program is replaced", || {
         let end = node.run(["tail", "-c", "5", "/opt/cni/bin/weft-cni"]);
         (end == "0.1.1").then_some(())
     });
     node.until_agent_is_ready();
-    assert_eq!(node.addresses("default", "many-0"), had, "nobody noticed");
+    assert_eq!(node.addresses("default", "many-0"), addresses, "addresses are unchanged");
     node.assert_pings("default", "many-0", &format!("many-{}", PODS - 1));
     node.until("every pod has its network-status", || {
         let pods = node.kube().json(["pods", "-n", "default", "-l", "app=many"]);
-        let is_told = |pod: &Value| pod["metadata"]["annotations"][STATUS].is_string();
-        pods["items"].as_array()?.iter().all(is_told).then_some(())
+        let has_status = |pod: &Value| pod["metadata"]["annotations"][STATUS].is_string();
+        pods["items"].as_array()?.iter().all(has_status).then_some(())
     });
 
-    // The default network's file gets another name.
+    // The file of the default network is renamed.
     follow(&node);
     let renamed = DEFAULT.replace("10-", "20-");
     node.run(["mv", DEFAULT, &renamed]);
-    let written = node.until("the configuration names it", || {
+    let written = node.until("the configuration names the file", || {
         node.read(INSTALLED).filter(|written| written.contains(&renamed))
     });
     node.containerd().until_configured(&written);
@@ -316,14 +316,14 @@ fn weft_is_replaced_under_pods_that_run_and_come_and_go_and_follows_the_default_
 }
 
 #[test]
-fn a_node_without_an_agent_plans_with_the_credentials_that_were_installed() {
+fn thin_node_plans_with_the_installed_credentials() {
     let node = node!();
     node.apply_weft_as("thin");
     node.until_weft_is_installed();
     define_red(&node);
     let credentials = "/etc/cni/net.d/weft.d/kubeconfig";
     assert_eq!(node.run(["stat", "-c", "%a %u", credentials]).trim(), "600 0");
-    assert!(node.read("/run/weft/agent.sock").is_none(), "there is no agent");
+    assert!(node.read("/run/weft/agent.sock").is_none(), "no agent runs");
     pod(&node, "web");
     assert_eq!(links_of(&node, "web"), ["eth0", "net1"]);
     let status: Vec<Value> = node.until("network-status", || {
@@ -331,9 +331,11 @@ fn a_node_without_an_agent_plans_with_the_credentials_that_were_installed() {
         serde_json::from_str(pod["metadata"]["annotations"][STATUS].as_str()?).ok()
     });
     assert_eq!(status[1]["name"], "default/red");
-    // Somebody's mistake is mended: it is kept as a token is, which is replaced while it is used.
+    // The credentials are deleted by mistake: they are written again, as a rotated token is.
     node.run(["rm", credentials]);
-    node.until("the credentials are back", || node.read(credentials).filter(|text| text.contains("token")));
+    node.until("the credentials are written again", || {
+        node.read(credentials).filter(|text| text.contains("token"))
+    });
     delete(&node, "web");
     node.until_no_pod_runs();
     assert_eq!((held(&node, "red").len(), held(&node, "default").len()), (0, 0));

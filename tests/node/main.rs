@@ -1,6 +1,6 @@
-//! End-to-end tests of lane `node`: a whole Kubernetes node with kubelet, containerd and control plane.
+//! End-to-end tests of lane `node`: a complete Kubernetes node with kubelet, containerd and control plane.
 //!
-//! Needs what `lanes/node/prepare` makes.
+//! Needs the programs that `lanes/node/prepare` provides.
 
 #![cfg(test)]
 

@@ -1,16 +1,16 @@
-//! A node of Multus that changes over with its pods, as `docs/migrate-from-multus.md` says, command by command.
+//! Migration of a node from Multus, with its pods, by the commands of `docs/migrate-from-multus.md`.
 //!
 //! ```text
 //!   00-multus.conf, /opt/cni/bin/multus ── pods ──► the page ──► 00-weft.conflist, agent ── the same pods, and new ones
 //! ```
 //!
-//! Where `PEERS` has the real Multus, it attaches the pods of before, thin and thick. No package offers it: without,
-//! it is weft under its name that does, with its configuration and its rights, by the reference plugins; then what weft
-//! remembers of one is put into the form in which Multus remembers it, and forgotten.
+//! If `PEERS` has the real Multus, thin and thick, it attaches the first pods. No package contains it. Without it, weft
+//! under the name `multus`, with the configuration and RBAC of Multus, attaches them with the reference plugins. Then the
+//! journal entry of one sandbox is converted into the cache of Multus and deleted.
 //!
 //! Source: Multus `deployments/multus-daemonset.yml`, `pkg/types/types.go`; libcni `pkg/libcni/api.go` (cniCacheV1).
 
-use rig::multus::{DAEMON, DAEMON_CONFIG, Form, MEMORY};
+use rig::multus::{CACHE_DIRECTORY, DAEMON, DAEMON_CONFIG, Form};
 use rig::parts::{parts, text};
 use rig::peers::peers;
 use rig::{Multus, Node};
@@ -19,14 +19,14 @@ use testkit::{Feature, host, workspace};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-/// In the place of `/root`, which is the machine's own.
+/// Replacement for `/root`, which belongs to the real machine.
 const HOME: &str = "/etc/weft-test/root";
-/// What a person's shell has; nobody needs sudo here.
+/// Environment of the commands; sudo is a no-op.
 const SHELL: &str =
     "export HOME=/etc/weft-test/root KUBECONFIG=$1; PATH=$2:/opt/weft:$PATH; sudo() { \"$@\"; }
     mkdir -p $HOME/migration; cd $HOME/migration; set -e; ";
 
-/// The definitions of before.
+/// Network definitions that exist before the migration.
 fn definitions() -> String {
     let network = |name: &str, subnet: &str| {
         let ipam = json!({ "type": "host-local", "subnet": subnet });
@@ -40,7 +40,7 @@ fn definitions() -> String {
         .to_string()
 }
 
-/// What Multus's installation makes: its DaemonSet, which does nothing here, and its rights.
+/// Objects of the Multus installation: a DaemonSet without function, and RBAC.
 fn installation() -> String {
     let labels = json!({ "name": "multus" });
     let container = json!({ "name": "kube-multus", "image": "busybox", "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", "trap exit TERM; while :; do sleep 1 & wait; done"] });
@@ -49,19 +49,19 @@ fn installation() -> String {
         "spec": { "selector": { "matchLabels": labels }, "template": { "metadata": { "labels": labels },
             "spec": { "hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [container] } } },
     });
-    let mut items = rig::multus::rights();
+    let mut items = rig::multus::rbac_objects();
     items.as_array_mut().expect("a list").push(set);
     json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string()
 }
 
-/// A default network by the reference plugins.
+/// Default network of the reference plugins.
 fn default_network() -> Value {
     let ipam = json!({ "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]], "routes": [{ "dst": "0.0.0.0/0" }] });
     let plugin = json!({ "type": "bridge", "bridge": "cni0", "isGateway": true, "ipam": ipam });
     json!({ "cniVersion": "0.3.1", "name": "default", "plugins": [plugin] })
 }
 
-/// A node with definitions, a default network and plugins, and all of Multus's installation but its programs.
+/// Prepares a node with definitions, a default network, plugins, and the objects of Multus without its programs.
 fn prepare(node: &Node, plugins: &str) {
     node.run(["mkdir", "-p", "/opt/cni/bin", "/opt/weft", "/etc/cni/net.d/multus.d"]);
     for program in ["weft", "weft-cni"] {
@@ -78,14 +78,14 @@ fn prepare(node: &Node, plugins: &str) {
     node.write("/etc/cni/net.d/10-default.conflist", default_network().to_string());
 }
 
-/// A node as Multus's installation leaves it, weft in the place of Multus's program.
+/// Prepares a node as Multus's installation leaves it, with weft in place of Multus's program.
 fn node_of_multus(node: &Node) {
     prepare(node, "/usr/lib/cni");
     node.run(["ln", "-s", "/opt/weft/weft-cni", "/opt/cni/bin/multus"]);
     configure_thin(node);
 }
 
-/// Multus's configuration without a daemon.
+/// Writes the configuration of thin Multus.
 fn configure_thin(node: &Node) {
     let rights = node.kube().service_account("kube-system", "multus");
     node.run(["cp", &rights, "/etc/cni/net.d/multus.d/multus.kubeconfig"]);
@@ -98,7 +98,7 @@ fn configure_thin(node: &Node) {
     node.until_ready(true);
 }
 
-/// A node of the real Multus.
+/// Prepares a node with the real Multus.
 fn node_of_real_multus(node: &Node, form: Form, programs: std::path::PathBuf) {
     prepare(node, text(&programs));
     let multus = Multus::new(&node.machine(), node.kube(), programs);
@@ -108,7 +108,7 @@ fn node_of_real_multus(node: &Node, form: Form, programs: std::path::PathBuf) {
         return configure_thin(node);
     }
     multus.start_daemon(&node.machine(), rig::node::NAME, "/etc/cni/net.d");
-    let config = node.read(DAEMON_CONFIG).expect("the daemon's");
+    let config = node.read(DAEMON_CONFIG).expect("the configuration of the daemon");
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "multus-daemon-config", "namespace": "kube-system" },
         "data": { "daemon-config.json": config },
@@ -118,7 +118,7 @@ fn node_of_real_multus(node: &Node, form: Form, programs: std::path::PathBuf) {
     node.until_ready(true);
 }
 
-/// Makes a pod, and waits for its status unless it is to fail.
+/// Creates a pod that selects these networks.
 #[track_caller]
 fn pod(node: &Node, name: &str, networks: &str) {
     let container = json!({
@@ -147,7 +147,7 @@ fn delete(node: &Node, name: &str) {
     node.kube().kubectl(["delete", "pod", "-n", "default", name, "--wait=false", "--grace-period=1"]);
 }
 
-/// The journal's entry of a pod, and what came of each network: container id, entry, results.
+/// Container id, journal entry, and results of each network of a pod.
 fn entry(node: &Node, pod: &str) -> (String, Value, Vec<Value>) {
     let names = node.run(["ls", "/var/lib/weft/sandboxes"]);
     let read = |name: &str| -> Option<(String, Value, Vec<Value>)> {
@@ -162,14 +162,14 @@ fn entry(node: &Node, pod: &str) -> (String, Value, Vec<Value>) {
     names.lines().find_map(read).expect("the pod is in the journal")
 }
 
-/// Puts what weft remembers of a pod where Multus would have it, and forgets it.
-fn remember_as_multus(node: &Node, pod: &str) {
+/// Writes a pod's journal entry as Multus would cache it, and deletes the entry.
+fn cache_as_multus(node: &Node, pod: &str) {
     let (container, entry, results) = entry(node, pod);
     let base64 = |text: &str| node.command("base64").args(["-w0"]).stdin(text).finish().success().stdout;
     let arguments =
         entry["args"].as_str().expect("args").split(';').map(|pair| pair.split('=').collect::<Vec<_>>());
     let arguments: Vec<Vec<&str>> = arguments.collect();
-    node.run(["mkdir", "-p", &format!("{MEMORY}/results")]);
+    node.run(["mkdir", "-p", &format!("{CACHE_DIRECTORY}/results")]);
     let mut delegates = Vec::new();
     for (delegate, result) in entry["plan"]["delegates"].as_array().expect("delegates").iter().zip(&results) {
         let config = delegate["config"].as_str().expect("its bytes");
@@ -179,18 +179,18 @@ fn remember_as_multus(node: &Node, pod: &str) {
             "kind": "cniCacheV1", "containerId": container, "config": base64(config), "ifName": ifname,
             "networkName": name, "cniArgs": arguments, "capabilityArgs": {}, "result": result,
         });
-        node.write(format!("{MEMORY}/results/{name}-{container}-{ifname}"), cached.to_string());
+        node.write(format!("{CACHE_DIRECTORY}/results/{name}-{container}-{ifname}"), cached.to_string());
         delegates.push(json!({
             "Conf": { "cniVersion": "0.3.1", "name": name }, "ConfList": { "Plugins": null }, "Name": delegate["network"],
             "IsFilterV4Gateway": false, "IsFilterV6Gateway": false, "Bytes": base64(config),
         }));
     }
     assert_eq!(delegates.len(), 3);
-    node.write(format!("{MEMORY}/{container}"), Value::from(delegates).to_string());
+    node.write(format!("{CACHE_DIRECTORY}/{container}"), Value::from(delegates).to_string());
     node.run(["rm", &format!("/var/lib/weft/sandboxes/{container}.json")]);
 }
 
-/// The blocks of a page that are written in `language`, of the section that begins so.
+/// Code blocks in `language` of a section of the document.
 fn blocks(page: &str, section: &str, language: &str) -> Vec<String> {
     let from = page.find(&format!("\n## {section}")).unwrap_or_else(|| panic!("section {section}"));
     let end = page[from + 1..].find("\n## ").map_or(page.len(), |end| from + 1 + end);
@@ -199,44 +199,43 @@ fn blocks(page: &str, section: &str, language: &str) -> Vec<String> {
     after.map(|block| block.split("```").next().unwrap_or_default().to_owned()).collect()
 }
 
-/// Types the commands of a section, but for those with one of these words; what they said. With a daemon its
-/// configuration is given to every import.
+/// Runs the commands of a section, except those that contain one of these strings; returns their output.
 #[track_caller]
-fn follow(node: &Node, page: &str, section: &str, passed_over: &[&str]) -> String {
-    let kube = text(&parts("kube").expect("it runs").join("bin")).to_owned();
-    let mut said = String::new();
+fn run_section(node: &Node, page: &str, section: &str, excluded: &[&str]) -> String {
+    let kube = text(&parts("kube").expect("the lane is prepared").join("bin")).to_owned();
+    let mut output = String::new();
     for block in blocks(page, section, "console") {
         for line in block.lines().filter_map(|line| line.strip_prefix("$ ")) {
-            if passed_over.iter().any(|word| line.contains(word)) {
+            if excluded.iter().any(|word| line.contains(word)) {
                 continue;
             }
             let script =
                 format!("{SHELL}{}", line.replace("worker-1", rig::node::NAME).replace("/root", HOME));
             let finished =
                 node.machine().command("bash").args(["-c", &script, "bash", &node.kube().admin(), &kube]);
-            let finished = finished.deadline(rig::machine::PATIENCE).finish();
+            let finished = finished.deadline(rig::machine::TIMEOUT).finish();
             assert_eq!(finished.code, Some(0), "$ {line}\n{finished}");
-            said.push_str(&finished.stdout);
-            said.push_str(&finished.stderr);
+            output.push_str(&finished.stdout);
+            output.push_str(&finished.stderr);
         }
     }
-    said
+    output
 }
 
-/// Under Multus's name, with its configuration and rights, pods are what they are with Multus.
+/// Fails unless pods look as with Multus, when weft runs under its name with its configuration and RBAC.
 #[track_caller]
-fn assert_it_is_a_multus(node: &Node) {
+fn assert_pods_look_as_with_multus(node: &Node) {
     let status = status(node, "before");
     let shown: Vec<(&Value, &Value)> =
         status.iter().map(|entry| (&entry["name"], &entry["interface"])).collect();
     let expected = [("default", "eth0"), ("default/red", "net1"), ("default/blue", "net2")];
     assert_eq!(json!(shown), json!(expected));
-    // A key that only Multus writes.
+    // Only Multus writes this field.
     assert_eq!(status[0]["gateway"], json!(["10.1.0.1"]));
     let object = node.kube().json(["pod", "-n", "default", "before"]);
-    assert_eq!(object["metadata"]["annotations"][NETWORKS], "red,blue", "others' annotations are kept");
+    assert_eq!(object["metadata"]["annotations"][NETWORKS], "red,blue", "other annotations are kept");
     pod(node, "typo", "red,");
-    node.until("an annotation that is wrong fails the pod", || {
+    node.until("the pod with an invalid annotation fails", || {
         let events = node.kube().json(["events", "-n", "default"]);
         let of = |event: &Value| {
             event["involvedObject"]["name"] == "typo" && event["reason"] == "FailedCreatePodSandBox"
@@ -247,31 +246,34 @@ fn assert_it_is_a_multus(node: &Node) {
 }
 
 #[test]
-fn a_node_changes_over_by_the_page_and_its_pods_stay() {
+fn multus_migration_by_the_document_keeps_pods() {
     let host = host!(Feature::Bridge, Feature::Veth, Feature::GoPlugins);
     let Some(node) = Node::new(host) else { return };
     node.import_weft();
     node_of_multus(&node);
     pod(&node, "before", "red,blue");
     pod(&node, "between", "blue");
-    assert_it_is_a_multus(&node);
+    assert_pods_look_as_with_multus(&node);
     let _ = status(&node, "between");
-    remember_as_multus(&node, "before");
+    cache_as_multus(&node, "before");
     node.run(["rm", "-r", "/opt/cni/bin/multus"]);
 
     let daemon = ["daemon-config"];
-    let (page, said) = look_and_prepare(&node, &daemon);
-    assert!(said.contains("eth0 default, net1 default/red, net2 default/blue: would be imported"), "{said}");
-    let said = follow(&node, &page, "3. Change over", &[]);
-    assert!(said.contains(": imported"), "{said}");
-    assert_pods_stay_and_go(&node, &page);
+    let (page, output) = run_first_steps(&node, &daemon);
+    assert!(
+        output.contains("eth0 default, net1 default/red, net2 default/blue: would be imported"),
+        "{output}"
+    );
+    let output = run_section(&node, &page, "3. Change over", &[]);
+    assert!(output.contains(": imported"), "{output}");
+    assert_pods_stay_and_leave_nothing(&node, &page);
 }
 
-/// The page's first two steps; the page, and what the first import said.
+/// Runs the first two steps of the document; returns the document and the output of the first import.
 #[track_caller]
-fn look_and_prepare(node: &Node, passed_over: &[&str]) -> (String, String) {
+fn run_first_steps(node: &Node, excluded: &[&str]) -> (String, String) {
     let page = std::fs::read_to_string(workspace().join("docs/migrate-from-multus.md")).expect("the page");
-    let said = follow(node, &page, "1. Look", passed_over);
+    let output = run_section(node, &page, "1. Look", excluded);
     let directory = format!("{HOME}/migration");
     node.run(["mkdir", &format!("{directory}/weft")]);
     node.run(["cp", "-r", text(&workspace().join("deploy")), &format!("{directory}/weft/")]);
@@ -280,18 +282,18 @@ fn look_and_prepare(node: &Node, passed_over: &[&str]) -> (String, String) {
         assert!(file.starts_with(&format!("# {name}\n")), "{file}");
         node.write(format!("{directory}/{name}"), file);
     }
-    follow(node, &page, "2. Prepare", &[]);
-    (page, said)
+    run_section(node, &page, "2. Prepare", &[]);
+    (page, output)
 }
 
-/// The page's last step: pods of before and after reach each other, and nothing stays of any.
+/// Runs the last step of the document: pods from before and after reach each other, and leave nothing when deleted.
 #[track_caller]
-fn assert_pods_stay_and_go(node: &Node, page: &str) {
+fn assert_pods_stay_and_leave_nothing(node: &Node, page: &str) {
     node.until_weft_is_installed();
     pod(node, "after", "red,blue");
     assert_eq!(status(node, "after").len(), 3);
     node.assert_pings("default", "after", "before");
-    follow(node, page, "4. When the last", &[]);
+    run_section(node, page, "4. When the last", &[]);
     for name in ["before", "between", "after"] {
         delete(node, name);
     }
@@ -302,8 +304,8 @@ fn assert_pods_stay_and_go(node: &Node, page: &str) {
     }
 }
 
-/// A node of the real Multus changes over, and nothing stays of its pods.
-fn change_over(form: Form) {
+/// Migrates a node with the real Multus, whose pods leave nothing.
+fn migrate(form: Form) {
     let host = host!(Feature::Bridge, Feature::Veth);
     let programs: Vec<&str> = form.programs().iter().copied().chain(["loopback"]).collect();
     let Some(programs) = peers(&programs) else { return };
@@ -317,35 +319,38 @@ fn change_over(form: Form) {
     let _ = status(&node, "between");
 
     let without: &[&str] = if form == Form::Thin { &["daemon-config"] } else { &[] };
-    let (page, said) = look_and_prepare(&node, without);
-    assert!(said.contains("eth0 default, net1 default/red, net2 default/blue: would be imported"), "{said}");
+    let (page, output) = run_first_steps(&node, without);
+    assert!(
+        output.contains("eth0 default, net1 default/red, net2 default/blue: would be imported"),
+        "{output}"
+    );
     let page = match form {
         Form::Thin => page,
         Form::Thick => {
             page.replace("weft import multus --", "weft import multus --daemon-config daemon-config.json --")
         }
     };
-    follow(&node, &page, "3. Change over", &["rm -f", "--config /root", "uncordon"]);
+    run_section(&node, &page, "3. Change over", &["rm -f", "--config /root", "uncordon"]);
     if form == Form::Thick {
-        // Its pod leaves the node with the label.
+        // The pod of Multus leaves the node with the label.
         node.machine().stop(DAEMON, "TERM");
     }
-    let said = follow(
+    let output = run_section(
         &node,
         &page,
         "3. Change over",
         &["kubectl cordon", "sudo cp", "multus --apply", "json --apply", "label node"],
     );
-    assert_eq!(said.matches(": already in the journal").count(), 2, "{said}");
-    assert_pods_stay_and_go(&node, &page);
+    assert_eq!(output.matches(": already in the journal").count(), 2, "{output}");
+    assert_pods_stay_and_leave_nothing(&node, &page);
 }
 
 #[test]
-fn a_node_of_the_real_multus_thin_changes_over_by_the_page() {
-    change_over(Form::Thin);
+fn multus_migration_from_the_real_multus_thin() {
+    migrate(Form::Thin);
 }
 
 #[test]
-fn a_node_of_the_real_multus_thick_changes_over_by_the_page() {
-    change_over(Form::Thick);
+fn multus_migration_from_the_real_multus_thick() {
+    migrate(Form::Thick);
 }

@@ -1,10 +1,10 @@
-//! A whole node with `weft` as its network: what an administrator sees with `kubectl`.
+//! Complete node with `weft` as its network, as an administrator sees it with `kubectl`.
 //!
 //! ```text
 //!   kubectl ── API server ── kubelet ── containerd ── weft ── default, net-a, net-b, net-c
 //! ```
 //!
-//! Source: the standard, 1.1.5, 6.1 (the node is ready with the default network); `examples/`.
+//! Source: multi-network specification (NPWG), sections 1.1.5, 6.1 (the node is ready with the default network); `examples/`.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use rig::{Cluster, Node, links};
 use serde_json::{Value, json};
 use testkit::{Feature, host, workspace};
 
-/// A node that is not ready yet, with weft's program in its place and the definition of networks in its API.
+/// Starts a node that is not ready yet, with the CRDs of `weft crds`.
 macro_rules! node {
     () => {{
         let host = host!(Feature::Bridge, Feature::Veth, Feature::NftMasquerade);
@@ -30,7 +30,7 @@ fn example(name: &str) -> String {
 }
 
 #[test]
-fn npwg1_6_1_the_examples_run_on_a_node_that_is_ready_with_its_default_network() {
+fn node_becomes_ready_and_runs_the_examples() {
     let node = node!();
     rig::install(&node);
     for file in ["definitions.yaml", "pods.yaml"] {
@@ -39,7 +39,7 @@ fn npwg1_6_1_the_examples_run_on_a_node_that_is_ready_with_its_default_network()
     let (ready, message) = node.condition("Ready").expect("a node");
     assert!(!ready && message.contains("cni plugin not initialized"), "{message}");
     node.kube().apply(&example("definitions.yaml"));
-    node.until_pods_can_be_made("my-namespace");
+    node.until_service_account_exists("my-namespace");
     node.kube().apply(&example("pods.yaml"));
     let waiting = node.kube().json(["pods", "-n", "my-namespace"]);
     let phases = waiting["items"].as_array().into_iter().flatten().map(|pod| &pod["status"]["phase"]);
@@ -48,17 +48,17 @@ fn npwg1_6_1_the_examples_run_on_a_node_that_is_ready_with_its_default_network()
     node.containerd().configure(&configuration(&bridge("default", 1)));
     node.until_ready(true);
     node.until_pods_ready(["-n", "my-namespace", "--all"]);
-    let had = node.addresses("my-namespace", "my-pod");
-    let names: Vec<&str> = had.iter().map(|(link, _)| link.as_str()).collect();
+    let addresses = node.addresses("my-namespace", "my-pod");
+    let names: Vec<&str> = addresses.iter().map(|(link, _)| link.as_str()).collect();
     assert_eq!(names, ["eth0", "net1", "net2", "net3", "net4"]);
     let pod = node.kube().json(["pod", "-n", "my-namespace", "my-pod"]);
-    assert_eq!(pod["status"]["podIP"], had[0].1.as_str());
+    assert_eq!(pod["status"]["podIP"], addresses[0].1.as_str());
     let partner = node.addresses("my-namespace", "my-partner");
     assert!(partner.contains(&("blue".to_owned(), "10.101.2.44".to_owned())), "{partner:?}");
     assert_eq!(partner.len(), 4, "{partner:?}");
     node.assert_pings("my-namespace", "my-pod", "my-partner");
 
-    // Gone, and made again under the same names: before that, a kubelet may keep the objects for a while.
+    // The pods are deleted and created again under the same names. Before, a kubelet may keep the objects for a while.
     let delete = ["delete", "pods", "-n", "my-namespace", "--all", "--wait=false"];
     node.kube().kubectl(delete.into_iter().chain(["--grace-period=1"]));
     node.until_no_pod_runs();
@@ -68,13 +68,13 @@ fn npwg1_6_1_the_examples_run_on_a_node_that_is_ready_with_its_default_network()
     node.until_pods_ready(["-n", "my-namespace", "--all"]);
     assert_eq!(node.addresses("my-namespace", "my-pod").len(), 5);
     node.kube().kubectl(delete.into_iter().chain(["--grace-period=1"]));
-    node.until_nothing_is_left("deleted", &before);
+    node.until_unchanged("deleted", &before);
 
     node.unconfigure();
     node.until_ready(false);
 }
 
-/// `count` pods whose names are known before: that is what a directory of manifests needs.
+/// `count` pods with predictable names, which a directory of manifests needs.
 fn replicas(count: usize) -> Value {
     let annotations = json!({ "k8s.v1.cni.cncf.io/networks": "red,wire" });
     let container = json!({
@@ -94,7 +94,7 @@ fn replicas(count: usize) -> Value {
     })
 }
 
-/// A default network and two more, for pods of these names.
+/// Defines the default network and two more, for pods of these names.
 fn define_networks(node: &Node, pods: usize) {
     let cluster = Cluster::new(node);
     cluster.definition("red", &bridge("red", 2));
@@ -114,7 +114,7 @@ fn until_all_are_ready(node: &Node, pods: usize) {
     });
 }
 
-/// The names of files in a directory of the node that begin or end so.
+/// Names of files in a directory of the node that begin or end with `part`.
 fn names_in(directory: &str, part: &str, node: &Node) -> Vec<String> {
     let names = node.attempt(["ls", directory]).stdout;
     let wanted = names.lines().filter(|name| name.starts_with(part) || name.ends_with(part));
@@ -122,13 +122,13 @@ fn names_in(directory: &str, part: &str, node: &Node) -> Vec<String> {
 }
 
 #[test]
-fn many_pods_outlive_their_kubelet_and_runtime_and_leave_nothing() {
+fn pods_survive_restart_of_kubelet_and_runtime() {
     const PODS: usize = 12;
     let node = node!();
     define_networks(&node, PODS);
     let scale = |count: usize| node.kube().apply(&replicas(count).to_string());
     scale(1);
-    node.until("one pod is there", || {
+    node.until("one pod is ready", || {
         let pod = ["wait", "--for=condition=Ready", "--timeout=1s", "pod", "-n", "blue", "many-0"];
         node.kube().attempt(pod, "").code.filter(|code| *code == 0)
     });
@@ -140,22 +140,22 @@ fn many_pods_outlive_their_kubelet_and_runtime_and_leave_nothing() {
     until_all_are_ready(&node, PODS);
     let pods = node.kube().json(["pods", "-n", "blue"]);
     let items = pods["items"].as_array().expect("pods");
-    let given: BTreeSet<&str> = items.iter().filter_map(|pod| pod["status"]["podIP"].as_str()).collect();
-    assert_eq!(given.len(), PODS, "{given:?}");
+    let allocated: BTreeSet<&str> = items.iter().filter_map(|pod| pod["status"]["podIP"].as_str()).collect();
+    assert_eq!(allocated.len(), PODS, "{allocated:?}");
     assert_eq!(links(&node).iter().filter(|link| link.contains("veth")).count(), 3 * PODS);
 
-    let had = node.addresses("blue", "many-0");
+    let addresses = node.addresses("blue", "many-0");
     node.containerd().restart("KILL");
     node.restart_kubelet();
     let answers = || node.exec("blue", "many-0", ["true"]).code.filter(|code| *code == 0);
     node.until("a program runs in a pod", answers);
-    assert_eq!(node.addresses("blue", "many-0"), had, "nobody noticed");
+    assert_eq!(node.addresses("blue", "many-0"), addresses, "addresses are unchanged");
     scale(0);
-    node.until_nothing_is_left("scaled down", &before);
+    node.until_unchanged("scaled down", &before);
 }
 
 #[test]
-fn after_a_power_failure_every_pod_is_attached_anew_and_what_the_dead_held_is_given_back() {
+fn reboot_attaches_every_pod_again_and_releases_addresses() {
     const PODS: usize = 8;
     let node = node!();
     define_networks(&node, PODS);
@@ -166,13 +166,13 @@ fn after_a_power_failure_every_pod_is_attached_anew_and_what_the_dead_held_is_gi
     assert_eq!(before.len(), PODS);
 
     node.reboot();
-    let anew = || {
+    let recreated = || {
         let sandboxes = journal();
         let all_new = sandboxes.iter().all(|name| !before.contains(name));
         (all_new && sandboxes.len() == PODS).then_some(())
     };
-    node.until("every pod has a new sandbox, and the old ones are forgotten", anew);
-    // The API may yet say what was before.
+    node.until("every pod has a new sandbox, and the old entries are removed", recreated);
+    // The API may still show the state before.
     for number in 0..PODS {
         let pod = format!("many-{number}");
         let answers = || node.exec("blue", &pod, ["true"]).code.filter(|code| *code == 0);

@@ -9,7 +9,9 @@
 
 use std::time::Duration;
 
-use rig::dhcp::{IMPATIENT, LEASES, LOG, SAID, STATE, count, daemon_of, given, serve, wait};
+use rig::dhcp::{
+    DAEMON_LOG, LEASES, LOG, RENEW_EVERY_SECOND, STATE, count, given, serve, start_daemon_program, wait,
+};
 use rig::peers::go_plugins;
 use rig::{addresses_on, assert_refused, with};
 use serde_json::{Value, json};
@@ -27,11 +29,11 @@ fn world(host: &Host) {
 }
 
 fn start_go_daemon(host: &Host) -> Running {
-    daemon_of(host, &go_plugins().join("dhcp").display().to_string(), "")
+    start_daemon_program(host, &go_plugins().join("dhcp").display().to_string(), "")
 }
 
 fn start_weft_daemon(host: &Host) -> Running {
-    daemon_of(host, "/opt/cni/bin/dhcp", "-timeout 1s -resendmax 2s")
+    start_daemon_program(host, "/opt/cni/bin/dhcp", "-timeout 1s -resendmax 2s")
 }
 
 fn config() -> Value {
@@ -81,7 +83,7 @@ fn log_count(host: &Host, word: &str) -> usize {
 }
 
 fn daemon_logged(host: &Host, words: &[&str]) -> bool {
-    let log = host.read(SAID).unwrap_or_default();
+    let log = host.read(DAEMON_LOG).unwrap_or_default();
     log.lines().any(|line| words.iter().all(|word| line.contains(word)))
 }
 
@@ -94,7 +96,7 @@ fn address(result: &Value) -> String {
 fn dhcp_takeover_renews_and_releases_leases_of_the_go_daemon() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let _server = serve(&host, 50, &IMPATIENT);
+    let _server = serve(&host, 50, &RENEW_EVERY_SECOND);
     let first = start_go_daemon(&host);
     let pods = [(host.pod("a"), RUNTIME, false), (host.pod("b"), MULTUS, true)];
     let results = [0, 1].map(|at| attach(&host, &pods[at].0, pods[at].1, pods[at].2));
@@ -102,10 +104,10 @@ fn dhcp_takeover_renews_and_releases_leases_of_the_go_daemon() {
     let (before, discovers) = (given(&host), log_count(&host, "DHCPDISCOVER("));
     assert_eq!(before.len(), 2);
     let second = start_weft_daemon(&host);
-    wait("both are taken over", || host.read(SAID).unwrap().matches(": taken over").count() == 2);
+    wait("both are taken over", || host.read(DAEMON_LOG).unwrap().matches(": taken over").count() == 2);
     // The daemon has stored the leases at once, so no other daemon needs the cache.
     second.kill();
-    let third = daemon_of(&host, "/opt/cni/bin/dhcp", "-timeout 1s -takeover=false");
+    let third = start_daemon_program(&host, "/opt/cni/bin/dhcp", "-timeout 1s -takeover=false");
     for result in &results {
         let renewed = format!("DHCPACK(br0) {}", address(result));
         let so_far = log_count(&host, &renewed);
@@ -130,7 +132,7 @@ fn dhcp_takeover_renews_and_releases_leases_of_the_go_daemon() {
 fn dhcp_takeover_killed_at_any_time_completes_later() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let _server = serve(&host, 50, &IMPATIENT);
+    let _server = serve(&host, 50, &RENEW_EVERY_SECOND);
     let first = start_go_daemon(&host);
     let pod = host.pod("a");
     let result = attach(&host, &pod, RUNTIME, true);
@@ -154,14 +156,14 @@ fn dhcp_takeover_killed_at_any_time_completes_later() {
 fn dhcp_takeover_refused_lease_is_logged_and_link_unchanged() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let server = serve(&host, 50, &IMPATIENT);
+    let server = serve(&host, 50, &RENEW_EVERY_SECOND);
     let first = start_go_daemon(&host);
     let pod = host.pod("a");
     let result = attach(&host, &pod, RUNTIME, true);
     first.kill();
     server.kill();
     host.run(["rm", LEASES]);
-    let _other = serve(&host, 150, &IMPATIENT);
+    let _other = serve(&host, 150, &RENEW_EVERY_SECOND);
     let inside = pod.snapshot();
     let _second = start_weft_daemon(&host);
     wait("the refusal is logged", || daemon_logged(&host, &["net/eth0", &address(&result), "DHCPNAK"]));
@@ -179,7 +181,7 @@ fn dhcp_takeover_refused_lease_is_logged_and_link_unchanged() {
 fn dhcp_takeover_retries_until_the_server_answers_or_del() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let server = serve(&host, 50, &IMPATIENT);
+    let server = serve(&host, 50, &RENEW_EVERY_SECOND);
     let first = start_go_daemon(&host);
     let pods = [host.pod("a"), host.pod("b"), host.pod("c")];
     let results = [0, 1, 2].map(|at| attach(&host, &pods[at], RUNTIME, true));
@@ -203,7 +205,7 @@ fn dhcp_takeover_retries_until_the_server_answers_or_del() {
     wait("the lease is forgotten", || {
         daemon_logged(&host, &[&format!("{gone}/net/eth0"), "its container no longer exists"])
     });
-    let _again = serve(&host, 50, &IMPATIENT);
+    let _again = serve(&host, 50, &RENEW_EVERY_SECOND);
     let eth0 = by(&host, &first, "/opt/cni/bin");
     wait("the lease is taken over", || eth0.check(&known(0)).code == Some(0));
     wait("the lease is stored", || host.read(STATE).is_some_and(|kept| kept.contains(&first.container_id())));
@@ -215,7 +217,7 @@ fn dhcp_takeover_retries_until_the_server_answers_or_del() {
 fn dhcp_takeover_ignores_wrong_cache_entries() {
     let host = host!(Feature::Bridge, Feature::GoPlugins, Feature::Dnsmasq);
     world(&host);
-    let _server = serve(&host, 50, &IMPATIENT);
+    let _server = serve(&host, 50, &RENEW_EVERY_SECOND);
     let first = start_go_daemon(&host);
     let pod = host.pod("a");
     let result = attach(&host, &pod, RUNTIME, true);
@@ -257,7 +259,7 @@ fn dhcp_takeover_ignores_wrong_cache_entries() {
     host.run("ip link add eth0 type veth peer name far0".split(' '));
     let discovers = log_count(&host, "DHCPREQUEST(");
     for (what, mut entry, words) in hostile {
-        host.run(["sh", "-c", &format!("rm -f {RUNTIME}/* {SAID}")]);
+        host.run(["sh", "-c", &format!("rm -f {RUNTIME}/* {DAEMON_LOG}")]);
         entry["containerId"] = json!(what);
         host.write(format!("{RUNTIME}/net-{what}-eth0"), entry.to_string());
         for (name, text) in [("x", "{"), ("net-../x-eth0", "\0"), ("y", "[]")] {
@@ -265,7 +267,7 @@ fn dhcp_takeover_ignores_wrong_cache_entries() {
         }
         let running = start_weft_daemon(&host);
         wait("the daemon has read the cache", || daemon_logged(&host, &["listening on"]));
-        assert!(words.is_empty() || daemon_logged(&host, &[words]), "{what}: {:?}", host.read(SAID));
+        assert!(words.is_empty() || daemon_logged(&host, &[words]), "{what}: {:?}", host.read(DAEMON_LOG));
         assert!(
             !daemon_logged(&host, &["taken over"])
                 || words.contains("gone")

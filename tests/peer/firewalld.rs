@@ -172,9 +172,9 @@ fn firewalld_del_without_prev_result_and_gc_find_the_sources() {
     assert_eq!(sources(&host, "trusted"), ["10.1.0.3/32", "fd01::3/128"]);
     plugin.add(&config).success();
     let newest = with(&unknown, &json!({ "cniVersion": "1.1.0" }));
-    rig::collect(&plugin, &newest, Some(&[(&a.container_id(), "eth0")])).success();
+    rig::gc(&plugin, &newest, Some(&[(&a.container_id(), "eth0")])).success();
     assert_eq!(sources(&host, "trusted"), ["10.1.0.2/32", "fd01::2/128"]);
     other.del(&others).success();
-    rig::collect(&plugin, &newest, Some(&[(&b.container_id(), "eth0")])).success();
+    rig::gc(&plugin, &newest, Some(&[(&b.container_id(), "eth0")])).success();
     assert!(sources(&host, "trusted").is_empty());
 }

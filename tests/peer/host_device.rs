@@ -59,9 +59,9 @@ fn host_device_moved_by_weft_is_returned_by_the_go_plugin() {
                 again.del(&config).success();
                 other.remove();
             }
-            "GC" => drop(
-                rig::collect(&weft, &with(&config, &json!({ "cniVersion": "1.1.0" })), Some(&[])).success(),
-            ),
+            "GC" => {
+                drop(rig::gc(&weft, &with(&config, &json!({ "cniVersion": "1.1.0" })), Some(&[])).success());
+            }
             _ => drop(weft.del(&config).success()),
         }
         pod.remove();

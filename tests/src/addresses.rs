@@ -1,7 +1,7 @@
-//! A cluster of several nodes that lease addresses: one API server, and an agent for each node, on one machine.
+//! Cluster of several nodes that lease addresses: one API server and an agent for each node, all on one machine.
 //!
 //! ```text
-//!   kube-apiserver ◄── agent worker-0 ◄── /run/weft-0/agent.sock ◄── weft-ipam, ledgers in /var/lib/weft/ipam-0
+//!   kube-apiserver ◄── agent worker-0 ◄── /run/weft-0/agent.sock ◄── weft-ipam, address stores in /var/lib/weft/ipam-0
 //!                  ◄── agent worker-1 ◄── …
 //! ```
 
@@ -14,8 +14,8 @@ use crate::kube::{Kube, files};
 use crate::machine::Machine;
 use crate::parts::text;
 
-/// A cluster of so many nodes, with `own` beside an API server that the test may stop; the test that asks for it ends, and is
-/// skipped, if the lane was not made ready.
+/// Starts a cluster with this number of nodes; with `own`, its API server is dedicated and may be stopped. The test ends
+/// as skipped if the lane was not prepared.
 #[macro_export]
 macro_rules! nodes {
     (own $count:expr) => {
@@ -31,19 +31,19 @@ macro_rules! nodes {
     }};
 }
 
-/// The nodes of a cluster.
+/// Nodes of a cluster.
 #[derive(Debug)]
 pub struct Nodes {
-    /// Where all of it runs.
+    /// Machine on which everything runs.
     pub machine: Arc<Machine>,
-    /// The cluster.
+    /// API server.
     pub kube: Kube,
     configuration: String,
     count: usize,
 }
 
 impl Nodes {
-    /// Makes so many nodes in a cluster, whose agents are ready.
+    /// Creates this number of nodes in a cluster and waits until their agents are ready.
     #[must_use]
     #[track_caller]
     pub fn new(kube: Kube, count: usize) -> Nodes {
@@ -60,7 +60,7 @@ impl Nodes {
         let configuration = kube.service_account("kube-system", "weft-agent");
         let nodes = Nodes { machine, kube, configuration, count };
         for index in 0..count {
-            nodes.make_node(index);
+            nodes.create_node(index);
             nodes.start(index);
         }
         for index in 0..count {
@@ -69,20 +69,20 @@ impl Nodes {
         nodes
     }
 
-    /// How many there are.
+    /// Number of nodes.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Makes a node's object.
+    /// Creates the Node object of a node.
     #[track_caller]
-    pub fn make_node(&self, index: usize) {
+    pub fn create_node(&self, index: usize) {
         let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name(index) } });
         self.kube.apply(&node.to_string());
     }
 
-    /// Starts a node's agent.
+    /// Starts the agent of a node.
     #[track_caller]
     pub fn start(&self, index: usize) {
         let weft = testkit::binary("weft");
@@ -101,47 +101,47 @@ impl Nodes {
             "--journal",
             &journal,
             "--address-stores",
-            &ledgers(index),
+            &address_stores(index),
             "--listen",
             &listen,
         ];
         self.machine.start(&service(index), line);
     }
 
-    /// Waits until a node's agent is ready.
+    /// Waits until the agent of a node is ready.
     #[track_caller]
     pub fn wait(&self, index: usize) {
         let ready = || (self.page(index, "/readyz") == "ok\n").then_some(());
         self.machine.wait(&service(index), "is ready", ready);
     }
 
-    /// Ends a node's agent.
+    /// Stops the agent of a node with a signal.
     #[track_caller]
     pub fn stop(&self, index: usize, signal: &str) {
         self.machine.stop(&service(index), signal);
     }
 
-    /// What a node's agent logged.
+    /// Log of a node's agent.
     #[must_use]
     pub fn log(&self, index: usize) -> String {
         self.machine.log(&service(index))
     }
 
-    /// A page of a node's agent.
+    /// Body of an HTTP page of a node's agent.
     #[must_use]
     pub fn page(&self, index: usize, path: &str) -> String {
         self.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{}{path}", port(index))]).stdout
     }
 
-    /// A figure of a node's agent.
+    /// Value of a metric of a node's agent; 0 if it is absent.
     #[must_use]
-    pub fn figure(&self, index: usize, line: &str) -> u64 {
+    pub fn metric(&self, index: usize, line: &str) -> u64 {
         let page = self.page(index, "/metrics");
         let found = page.lines().find_map(|found| found.strip_prefix(line));
         found.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// What a runtime on a node says about a container; the pod is only a path.
+    /// CNI parameters of a runtime on a node for a container; only the path of `pod` is used.
     #[must_use]
     pub fn attachment(&self, pod: &Pod, container: &str) -> Attachment<'_> {
         let mut attachment = self.machine.attachment("weft-ipam", pod, "eth0");
@@ -152,30 +152,30 @@ impl Nodes {
         attachment
     }
 
-    /// The blocks and addresses in the API.
+    /// All IPBlock objects.
     #[must_use]
     #[track_caller]
     pub fn blocks(&self) -> Vec<Value> {
         self.kube.json(["ipblocks.weft.dev"])["items"].as_array().cloned().unwrap_or_default()
     }
 
-    /// Somebody deletes a block or an address by hand, and takes away before what keeps it there while it is in use.
+    /// Deletes a block or single address as an operator might: it removes the finalizer first, although it is in use.
     #[track_caller]
-    pub fn lose(&self, block: &str) {
+    pub fn delete_block(&self, block: &str) {
         let patch = r#"{"metadata":{"finalizers":null}}"#;
         self.kube.kubectl(["patch", "ipblocks.weft.dev", block, "--type", "merge", "-p", patch]);
         self.kube.kubectl(["delete", "ipblocks.weft.dev", block]);
     }
 
-    /// The same with all there are.
+    /// Deletes all IPBlock objects, as [`Nodes::delete_block`] does.
     #[track_caller]
-    pub fn lose_all(&self) {
+    pub fn delete_all_blocks(&self) {
         for block in self.blocks() {
-            self.lose(block["metadata"]["name"].as_str().expect("a name"));
+            self.delete_block(block["metadata"]["name"].as_str().expect("a name"));
         }
     }
 
-    /// Those that a node has.
+    /// IPBlock objects of a node.
     #[must_use]
     #[track_caller]
     pub fn blocks_of(&self, index: usize) -> Vec<Value> {
@@ -183,7 +183,7 @@ impl Nodes {
     }
 }
 
-/// A node's name.
+/// Name of a node.
 #[must_use]
 pub fn name(index: usize) -> String {
     format!("worker-{index}")
@@ -197,9 +197,9 @@ fn socket(index: usize) -> String {
     format!("/run/weft-{index}/agent.sock")
 }
 
-/// Where a node's ledgers are.
+/// Directory of a node's address stores.
 #[must_use]
-pub fn ledgers(index: usize) -> String {
+pub fn address_stores(index: usize) -> String {
     format!("/var/lib/weft/ipam-{index}")
 }
 
@@ -207,26 +207,26 @@ fn port(index: usize) -> usize {
     9500 + index
 }
 
-/// The configuration of a network on a node, with these keys of `ipam`.
+/// Configuration of a network on a node, with these fields of `ipam`.
 #[must_use]
 pub fn network(index: usize, ipam: &Value) -> Value {
     let mut ipam = ipam.clone();
     ipam["type"] = json!("weft-ipam");
-    ipam["dataDir"] = json!(ledgers(index));
+    ipam["dataDir"] = json!(address_stores(index));
     ipam["agentSocket"] = json!(socket(index));
     json!({ "cniVersion": "1.1.0", "name": "net", "type": "macvlan", "ipam": ipam })
 }
 
-/// The addresses of a result, without prefix length.
+/// Addresses of a result, without prefix length.
 #[must_use]
 #[track_caller]
-pub fn given(finished: Finished) -> Vec<String> {
+pub fn allocated(finished: Finished) -> Vec<String> {
     let result = finished.success().json();
     let addresses = crate::addresses(&result);
     addresses.iter().map(|address| address.split('/').next().unwrap_or_default().to_owned()).collect()
 }
 
-/// `weft` as who may do everything.
+/// Runs `weft` with the rights of a cluster administrator.
 #[must_use]
 #[track_caller]
 pub fn weft(nodes: &Nodes, words: &[&str]) -> Finished {
@@ -235,10 +235,10 @@ pub fn weft(nodes: &Nodes, words: &[&str]) -> Finished {
     command.args(words.iter().copied()).finish()
 }
 
-/// Nothing is wrong with the addresses of the cluster, but that these have single ones: pod uid, container and interface, as no
-/// pod of most tests is there.
+/// Fails unless `weft ipam check` is satisfied, except for leaked addresses of these owners (pod uid, container and
+/// interface). Most tests create no pod objects, so their single addresses count as leaked.
 #[track_caller]
-pub fn assert_right(nodes: &Nodes, without_pod: &[&str]) {
+pub fn assert_ipam_consistent(nodes: &Nodes, without_pod: &[&str]) {
     let found = weft(nodes, &["ipam", "-o", "json", "check"]);
     let left = found.json().as_array().cloned().expect("a list");
     let mut owners: Vec<&str> = left
@@ -253,9 +253,9 @@ pub fn assert_right(nodes: &Nodes, without_pod: &[&str]) {
     assert_eq!(found.code, Some(i32::from(!left.is_empty())));
 }
 
-/// Starts controllers of these names that tell their figures on these ports, with the rights that are deployed.
+/// Starts IPAM controllers with these names and metrics ports, with the shipped RBAC.
 #[track_caller]
-pub fn control(nodes: &Nodes, replicas: &[(&str, u16)]) {
+pub fn start_controllers(nodes: &Nodes, replicas: &[(&str, u16)]) {
     nodes.kube.apply(&files(&["deploy/ipam/rbac.yaml"]));
     let account = nodes.kube.service_account("kube-system", "weft-controller-ipam");
     let program = testkit::binary("weft");
@@ -267,15 +267,15 @@ pub fn control(nodes: &Nodes, replicas: &[(&str, u16)]) {
     }
 }
 
-/// How often a controller has looked at everything.
+/// Number of reconciliations of a controller.
 #[must_use]
-pub fn rounds(nodes: &Nodes, port: u16) -> u64 {
+pub fn reconciliations(nodes: &Nodes, port: u16) -> u64 {
     let page = nodes.machine.attempt(["curl", "-s", &format!("http://127.0.0.1:{port}/metrics")]).stdout;
     let found = page.lines().find_map(|line| line.strip_prefix("weft_ipam_reconciliations_total "));
     found.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// Makes a pool whose blocks have `2^bits` addresses.
+/// Creates a pool whose blocks have `2^bits` addresses; returns its name.
 #[track_caller]
 pub fn pool(nodes: &Nodes, range: &str, bits: u8) -> String {
     let name = range.replace([':', '/'], "-");
@@ -285,7 +285,7 @@ pub fn pool(nodes: &Nodes, range: &str, bits: u8) -> String {
     name
 }
 
-/// The last number of an IPv4 address.
+/// Last byte of an IPv4 address.
 #[must_use]
 #[track_caller]
 pub fn last_byte(ip: &str) -> u8 {

@@ -1,4 +1,4 @@
-//! An agent beside a real API server, with the rights that are shipped and no capability.
+//! Agent with a real API server, the shipped RBAC and no capability.
 //!
 //! ```text
 //!   kube-apiserver ◄── weft agent (ServiceAccount kube-system/weft-agent) ◄── /run/weft/agent.sock ◄── weft-cni
@@ -14,20 +14,20 @@ use crate::kube::{Kube, files, namespace};
 use crate::machine::{Machine, until};
 use crate::parts::text;
 
-/// The node's name.
+/// Name of the node.
 pub const NODE: &str = "worker-1";
-/// The namespace of the pods.
+/// Namespace of the pods.
 pub const NAMESPACE: &str = "blue";
-/// Where the agent answers over HTTP.
+/// URL of the agent's metrics and health pages.
 const PAGES: &str = "http://127.0.0.1:9464";
 const SERVICE: &str = "agent";
 
-/// A node with an agent.
-#[derive(Debug)]
+/// Node with an agent.
+/// Node with an agent.
 pub struct Agent {
-    /// The node.
+    /// Machine of the node.
     pub machine: Arc<Machine>,
-    /// The cluster.
+    /// API server.
     pub kube: Kube,
     configuration: String,
 }
@@ -35,15 +35,15 @@ pub struct Agent {
 // === impl Agent ===
 
 impl Agent {
-    /// A cluster that knows definitions, a node with plugins, and an agent that is ready; nothing, and the test is
-    /// skipped, if the lane was not made ready.
+    /// Starts an API server with the definitions CRD, a node with plugins, and an agent that is ready; `None`, and the test
+    /// is skipped, if the lane was not prepared.
     #[must_use]
     #[track_caller]
     pub fn new(machine: impl Into<Arc<Machine>>) -> Option<Agent> {
         Kube::new(machine.into()).map(Agent::beside)
     }
 
-    /// The same beside an API server of the test's own, which it may stop.
+    /// Starts the same with a dedicated API server that the test may stop.
     #[must_use]
     #[track_caller]
     pub fn own(machine: impl Into<Arc<Machine>>) -> Option<Agent> {
@@ -65,7 +65,7 @@ impl Agent {
         agent
     }
 
-    /// One on a node of its own, in a cluster where these networks are defined ([`Agent::define`]).
+    /// Starts an agent on a new machine, in a cluster where these networks are defined ([`Agent::define`]).
     #[must_use]
     #[track_caller]
     pub fn with_networks<const COUNT: usize>(host: Host, names: [&str; COUNT]) -> Option<Agent> {
@@ -74,7 +74,7 @@ impl Agent {
         Some(agent)
     }
 
-    /// Defines networks of these names: bridges, each with a subnet.
+    /// Creates bridge networks of these names, each with a subnet.
     #[track_caller]
     pub fn define<const COUNT: usize>(&self, names: [&str; COUNT]) {
         for (name, subnet) in names.into_iter().zip(11..) {
@@ -82,15 +82,15 @@ impl Agent {
         }
     }
 
-    /// Starts it, with further words.
+    /// Starts the agent with further arguments.
     #[track_caller]
     pub fn start(&self, words: &[&str]) {
-        self.start_in(&[], words);
+        self.start_with_environment(&[], words);
     }
 
-    /// The same with these variables in its environment, `NAME=VALUE`.
+    /// Starts the agent with these environment variables, `NAME=VALUE`.
     #[track_caller]
-    pub fn start_in(&self, environment: &[&str], words: &[&str]) {
+    pub fn start_with_environment(&self, environment: &[&str], words: &[&str]) {
         let weft = testkit::binary("weft");
         let bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"];
         let fixed = [
@@ -107,47 +107,47 @@ impl Agent {
         self.machine.start(SERVICE, line.chain(fixed).chain(words.iter().copied()));
     }
 
-    /// Its credentials.
+    /// Path of its kubeconfig.
     #[must_use]
     pub fn configuration(&self) -> &str {
         &self.configuration
     }
 
-    /// Ends it.
+    /// Stops the agent with a signal.
     #[track_caller]
     pub fn stop(&self, signal: &str) {
         self.machine.stop(SERVICE, signal);
     }
 
-    /// What it logged.
+    /// Log of the agent.
     #[must_use]
     pub fn log(&self) -> String {
         self.machine.log(SERVICE)
     }
 
-    /// Waits for `/readyz`.
+    /// Waits until `/readyz` answers `ok`.
     #[track_caller]
     pub fn wait_until_ready(&self) {
         self.machine.wait(SERVICE, "is ready", || (self.page("/readyz") == "ok\n").then_some(()));
     }
 
-    /// A page of its own.
+    /// Body of an HTTP page of the agent.
     #[must_use]
     #[track_caller]
     pub fn page(&self, path: &str) -> String {
         self.machine.attempt(["curl", "-s", &format!("{PAGES}{path}")]).stdout
     }
 
-    /// The value of a figure, by its whole line up to the value.
+    /// Value of a metric; `line` is its name with labels and the space that follows.
     #[must_use]
     #[track_caller]
-    pub fn figure(&self, line: &str) -> Option<f64> {
+    pub fn metric(&self, line: &str) -> Option<f64> {
         let page = self.page("/metrics");
         let found = page.lines().find_map(|found| found.strip_prefix(line))?;
         found.trim().parse().ok()
     }
 
-    /// A definition in the pods' namespace.
+    /// Creates a definition in the namespace of the pods.
     #[track_caller]
     pub fn definition(&self, name: &str, annotations: &Value, config: &Value) {
         let definition = json!({
@@ -159,14 +159,14 @@ impl Agent {
         self.kube.apply(&definition.to_string());
     }
 
-    /// A pod of this node with these annotations; its uid.
+    /// Creates a pod on this node with these annotations; returns its uid.
     #[track_caller]
     pub fn pod(&self, name: &str, annotations: &Value) -> String {
         self.kube.attempt(["create", "-f", "-"], &manifest(name, annotations).to_string()).success();
         self.kube.json(["pod", "-n", NAMESPACE, name])["metadata"]["uid"].as_str().expect("a uid").to_owned()
     }
 
-    /// Many pods of this node with the same annotations; their uids.
+    /// Creates many pods on this node with the same annotations; returns their uids.
     #[track_caller]
     pub fn pods(&self, names: &[String], annotations: &Value) -> Vec<String> {
         let pod = |name: &String| manifest(name, annotations);
@@ -182,13 +182,13 @@ impl Agent {
         names.iter().map(uid).collect()
     }
 
-    /// Removes a pod at once, as if its kubelet had ended it.
+    /// Deletes a pod immediately, as a kubelet does after the pod has ended.
     #[track_caller]
     pub fn delete_pod(&self, name: &str) {
         self.kube.kubectl(["delete", "pod", "-n", NAMESPACE, name, "--force", "--grace-period=0"]);
     }
 
-    /// What a kubelet's runtime says about the sandbox `pod` of the pod `name` with this uid.
+    /// CNI parameters of a container runtime for the sandbox `pod` of the pod `name` with this uid.
     #[must_use]
     pub fn attachment(&self, pod: &Pod, name: &str, uid: &str) -> Attachment<'_> {
         let mut attachment = self.machine.attachment("weft", pod, "eth0");
@@ -199,7 +199,7 @@ impl Agent {
         attachment
     }
 
-    /// An annotation of a pod.
+    /// Value of a pod's annotation.
     #[must_use]
     #[track_caller]
     pub fn annotation(&self, name: &str, key: &str) -> Option<String> {
@@ -215,7 +215,7 @@ impl Agent {
         serde_json::from_str(&text).expect("network-status is JSON")
     }
 
-    /// The Events of a pod, as `REASON note`.
+    /// Events of a pod, as `REASON note`.
     #[must_use]
     #[track_caller]
     pub fn events(&self, name: &str) -> Vec<String> {
@@ -233,13 +233,13 @@ impl Agent {
     }
 }
 
-/// The meta-plugin's configuration where an agent answers.
+/// Configuration of the meta-plugin on a node with an agent.
 #[must_use]
 pub fn configuration(default: &Value) -> Value {
     json!({ "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [default] })
 }
 
-/// The same of a node whose default network is a bridge.
+/// Configuration of the meta-plugin on a node whose default network is a bridge.
 #[must_use]
 pub fn node_configuration() -> Value {
     configuration(&bridge("home", 10))

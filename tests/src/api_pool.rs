@@ -1,5 +1,5 @@
-//! Client of the API server pool: an API server that a test uses alone for a while, because starting one takes longer than most
-//! tests do.
+//! Client of the pool of API servers. A test uses one server alone for a while, because starting a server takes longer
+//! than most tests.
 //!
 //! ```text
 //!   machine (network of the test)            machine of the pool
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! - A test gets a server in the state of a new one: the pool (`tests/src/bin/api_pool.rs`) restores it.
-//! - A test has its server as long as its connection to the pool is open, however the test ends.
-//! - The test's machine has the port of the server only, not its processes, its log or its etcd.
+//! - A test has its server while its connection to the pool is open, however the test ends.
+//! - The test's machine has only the port of the server, not its processes, log or etcd.
 
 use std::io::{self, BufRead, BufReader};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use std::thread;
 
 use testkit::Netns;
 
-use crate::machine::{Machine, PATIENCE};
+use crate::machine::{Machine, TIMEOUT};
 
 /// Name of the pool's socket among the parts of lane `kube`.
 pub const SOCKET: &str = "api-pool";
@@ -36,18 +36,18 @@ pub struct PooledServer {
 // === impl PooledServer ===
 
 impl PooledServer {
-    /// Waits for a server of the pool and makes it reachable on `machine`; `None` if no pool runs or it has no servers left.
+    /// Waits for a server of the pool and makes it reachable on `machine`; `None` if no pool runs or no server remains.
     ///
     /// # Panics
-    /// If no server becomes free within [`PATIENCE`].
+    /// If no server becomes free within [`TIMEOUT`].
     #[must_use]
     #[track_caller]
     pub fn take(parts: &Path, machine: &Machine) -> Option<PooledServer> {
         let connection = UnixStream::connect(parts.join(SOCKET)).ok()?;
-        connection.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        connection.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
         let mut netns = String::new();
         let length = BufReader::new(&connection).read_line(&mut netns).expect("a free server in the pool");
-        // The pool closed the connection: it has no servers any more.
+        // The pool closed the connection because it has no servers.
         if length == 0 {
             return None;
         }
@@ -70,15 +70,15 @@ impl Drop for PooledServer {
 /// Forwards every connection to the server.
 fn forward(listener: &TcpListener, there: &Netns) {
     while let Ok((near, _)) = listener.accept() {
-        // A refused connection is closed on this side, too.
+        // If the server refuses, dropping `near` closes the client's connection.
         let Ok(far) = there.within(|| TcpStream::connect(("127.0.0.1", PORT))) else { continue };
         let (near, far) = (Arc::new(near), Arc::new(far));
         for (from, to) in [(&near, &far), (&far, &near)] {
             let (from, to) = (Arc::clone(from), Arc::clone(to));
-            // Whatever was read is sent at once.
+            // Data is sent as soon as it is read.
             to.set_nodelay(true).expect("an option of a socket");
             thread::spawn(move || {
-                // The end of one side is passed on to the other, also after an error.
+                // The end of one direction is passed on, also after an error.
                 let _ = io::copy(&mut &*from, &mut &*to);
                 let _ = to.shutdown(Shutdown::Write);
             });

@@ -1,26 +1,26 @@
-//! A cluster without a cluster: pods and network definitions as manifests in a directory of the host, and the
-//! meta-plugin called as a kubelet's runtime does.
+//! Cluster without an API server: pods and network definitions are manifests in a directory of the host, and the
+//! meta-plugin is called as a container runtime calls it.
 
 use serde_json::{Value, json};
 use testkit::{Attachment, Call, Host, Pod};
 
 use crate::machine::until;
 
-/// Where the manifests are.
+/// Directory of the manifests.
 pub const MANIFESTS: &str = "/etc/cni/manifests";
-/// Where recording plugins write their calls.
+/// File in which recording plugins write their calls.
 pub const RECORD: &str = "/run/cni/calls";
-/// The namespace of the pods.
+/// Namespace of the pods.
 pub const NAMESPACE: &str = "blue";
 
-/// The manifests of a host.
+/// Manifests of a host.
 #[derive(Debug)]
 pub struct Cluster<'a> {
     host: &'a Host,
 }
 
 impl<'a> Cluster<'a> {
-    /// `weft-cni` installed, the recording plugin as `one`, `two` and `three`, no pods yet.
+    /// Installs `weft-cni`, and the recording plugin as `one`, `two` and `three`. There are no pods yet.
     #[track_caller]
     #[must_use]
     pub fn new(host: &'a Host) -> Cluster<'a> {
@@ -30,13 +30,13 @@ impl<'a> Cluster<'a> {
         Cluster { host }
     }
 
-    /// The manifests of a host on which [`Cluster::new`] was called before.
+    /// Returns the manifests of a host on which [`Cluster::new`] was called before.
     #[must_use]
     pub fn on(host: &'a Host) -> Cluster<'a> {
         Cluster { host }
     }
 
-    /// A pod that selects `networks`: the value of the annotation, as text or as JSON.
+    /// Writes a pod that selects `networks`: the value of the annotation, as a string or as JSON.
     #[track_caller]
     pub fn pod(&self, name: &str, networks: impl Into<Value>) {
         let text = match networks.into() {
@@ -46,7 +46,7 @@ impl<'a> Cluster<'a> {
         self.annotated(name, &json!({ "k8s.v1.cni.cncf.io/networks": text }));
     }
 
-    /// A pod with these annotations.
+    /// Writes a pod with these annotations.
     #[track_caller]
     pub fn annotated(&self, name: &str, annotations: &Value) {
         let metadata = json!({ "name": name, "namespace": NAMESPACE, "annotations": annotations });
@@ -54,13 +54,13 @@ impl<'a> Cluster<'a> {
         self.host.write(format!("{MANIFESTS}/pod-{name}.json"), pod.to_string());
     }
 
-    /// A network definition.
+    /// Writes a network definition.
     #[track_caller]
     pub fn definition(&self, name: &str, config: &Value) {
         self.annotated_definition(name, &json!({}), config);
     }
 
-    /// A network definition with annotations.
+    /// Writes a network definition with annotations.
     #[track_caller]
     pub fn annotated_definition(&self, name: &str, annotations: &Value, config: &Value) {
         let definition = json!({
@@ -72,14 +72,14 @@ impl<'a> Cluster<'a> {
         self.host.write(format!("{MANIFESTS}/net-{name}.json"), definition.to_string());
     }
 
-    /// A definition whose one plugin is a recording one, under the name `plugin`, with orders per verb.
+    /// Writes a definition with one recording plugin, installed as `plugin`, with instructions for each verb.
     #[track_caller]
-    pub fn recording(&self, name: &str, plugin: &str, orders: &Value) {
-        self.definition(name, &recording(name, plugin, orders));
+    pub fn recording(&self, name: &str, plugin: &str, instructions: &Value) {
+        self.definition(name, &recording(name, plugin, instructions));
     }
 
-    /// The calls that the recording plugins wrote down since the last look. Nothing may be running that calls them: what is
-    /// written down during the look is lost.
+    /// Returns the calls that recording plugins recorded since the previous call of this function. No plugin may run
+    /// meanwhile: its record would be lost.
     #[must_use]
     #[track_caller]
     pub fn calls(&self) -> Vec<Call> {
@@ -88,14 +88,14 @@ impl<'a> Cluster<'a> {
         calls
     }
 
-    /// The calls since the last look, as `VERB ifname`; nothing may be running, as for [`Cluster::calls`].
+    /// Returns the calls since the previous look, as `VERB ifname`; no plugin may run, as for [`Cluster::calls`].
     #[must_use]
     #[track_caller]
     pub fn order(&self) -> Vec<String> {
         self.calls().iter().map(named).collect()
     }
 
-    /// Waits for a call, `VERB ifname`, which the next look still finds.
+    /// Waits for a call, `VERB ifname`. The next look still returns it.
     #[track_caller]
     pub fn await_call(&self, call: &str) {
         let is_made = || self.recorded().iter().any(|recorded| named(recorded) == call);
@@ -104,12 +104,12 @@ impl<'a> Cluster<'a> {
 
     fn recorded(&self) -> Vec<Call> {
         let text = self.host.read(RECORD).unwrap_or_default();
-        // What has no end yet is being written.
+        // A line without its end is still being written.
         let (whole, _) = text.rsplit_once('\n').unwrap_or_default();
         whole.lines().map(|line| serde_json::from_str(line).expect("a record")).collect()
     }
 
-    /// What a kubelet's runtime says about `pod`, which has a manifest of its name.
+    /// CNI parameters with which a container runtime calls the meta-plugin for `pod`, whose manifest has the same name.
     #[must_use]
     pub fn attachment(&self, pod: &Pod) -> Attachment<'a> {
         let mut attachment = self.host.attachment("weft", pod, "eth0");
@@ -121,14 +121,14 @@ impl<'a> Cluster<'a> {
         attachment
     }
 
-    /// The journal's entry of a pod's sandbox, as far as it got.
+    /// Returns the journal entry of a pod's sandbox, with the progress recorded so far.
     #[must_use]
     #[track_caller]
     pub fn entry(&self, pod: &Pod) -> Option<Value> {
         let text = self.host.read(entry_path(pod))?;
         let mut values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
         let mut entry = values.next().expect("an entry").expect("an entry is JSON");
-        // What came after it; a last value without its end does not count.
+        // Progress records follow the entry; an incomplete last record does not count.
         for progress in values.map_while(Result::ok) {
             if let Some(index) = progress["attachment"]["index"].as_u64() {
                 entry["attachments"][usize::try_from(index).expect("a place")] =
@@ -147,27 +147,27 @@ fn named(call: &Call) -> String {
     format!("{} {}", call.command, call.environment("CNI_IFNAME"))
 }
 
-/// The file of a pod's entry in the journal.
+/// Path of a pod's entry in the journal.
 #[must_use]
 pub fn entry_path(pod: &Pod) -> String {
     format!("/var/lib/weft/sandboxes/{}.json", pod.container_id())
 }
 
-/// A network whose one plugin records.
+/// Network with one recording plugin.
 #[must_use]
-pub fn recording(name: &str, plugin: &str, orders: &Value) -> Value {
-    json!({ "cniVersion": "1.1.0", "name": name, "plugins": [step(plugin, orders)] })
+pub fn recording(name: &str, plugin: &str, instructions: &Value) -> Value {
+    json!({ "cniVersion": "1.1.0", "name": name, "plugins": [step(plugin, instructions)] })
 }
 
-/// A recording plugin in a chain.
+/// Recording plugin in a chain.
 #[must_use]
-pub fn step(plugin: &str, orders: &Value) -> Value {
-    let mut orders = orders.clone();
-    orders["record"] = RECORD.into();
-    json!({ "type": plugin, "testPlugin": orders })
+pub fn step(plugin: &str, instructions: &Value) -> Value {
+    let mut instructions = instructions.clone();
+    instructions["record"] = RECORD.into();
+    json!({ "type": plugin, "testPlugin": instructions })
 }
 
-/// The meta-plugin's configuration with `default` as the network of every pod.
+/// Configuration of the meta-plugin with `default` as the network of every pod.
 #[must_use]
 pub fn configuration(default: &Value) -> Value {
     json!({
@@ -179,7 +179,7 @@ pub fn configuration(default: &Value) -> Value {
     })
 }
 
-/// A bridge network with addresses of `10.SUBNET.0.0/24`.
+/// Bridge network with addresses of `10.SUBNET.0.0/24`.
 #[must_use]
 pub fn bridge(name: &str, subnet: u8) -> Value {
     json!({ "cniVersion": "1.1.0", "name": name, "plugins": [{

@@ -1,7 +1,7 @@
-//! Console blocks of the documents: the commands a reader is told to type, and how the tests run each block.
+//! Console blocks of the documents: the commands that a reader types, and the way in which tests run each block.
 //!
 //! [`blocks`] reads them, [`ROWS`] says for each whether a test runs it or why none does.
-//! A block is found by its file and the beginning of its first command.
+//! A block is found by its file and the beginning of one of its commands.
 //!
 //! - Every block has exactly one row, and every row a block: a test compares them.
 //! - A block that is not run has a reason; commands of `weft` in it are still parsed, by a test of the program.
@@ -37,7 +37,7 @@ pub enum Way {
 pub struct Row {
     /// File of the block.
     pub file: &'static str,
-    /// Beginning of the first command of the block.
+    /// Beginning of a command of the block.
     pub command: &'static str,
     /// Way in which the block is tested.
     pub way: Way,
@@ -53,33 +53,184 @@ const ATTACHED: &str = "weft attach -f examples/ --pod my-namespace/my-pod >/run
 /// Manifests of a second pod, in the files that the documents name.
 const TWO_PODS: &str = "ip netns add blue
     mkdir networks
-    cp examples/pods.yaml pod.yaml
-    sed -i 's/my-namespace/default/; s/my-pod$/web/' pod.yaml
-    cp examples/definitions.yaml networks/
+    sed 's/my-namespace/default/; s/my-pod$/web/' examples/pods.yaml >pod.yaml
+    sed 's/my-namespace/default/' examples/definitions.yaml >networks/definitions.yaml
     cp examples/10-weft.conflist .";
 
 /// A network of one bridge in the directory of the runtime.
 const MYNET: &str = "ip netns add blue
     mkdir -p /etc/cni/net.d
     cat >/etc/cni/net.d/mynet.conflist <<END
-    {\"cniVersion\":\"1.0.0\",\"name\":\"mynet\",\"plugins\":[{\"type\":\"bridge\",\"bridge\":\"my0\",\"ipam\":{\"type\":\"host-local\",\"subnet\":\"10.9.0.0/24\"}}]}
+    {\"cniVersion\":\"1.0.0\",\"name\":\"mynet\",\"plugins\":[{\"type\":\"bridge\",\"bridge\":\"my0\",
+      \"ipam\":{\"type\":\"host-local\",\"subnet\":\"10.9.0.0/24\"}}]}
 END
     weft-cni install /opt/cni/bin";
 
+/// A file with a fault that `--fix` corrects, and the output of Helm, which Debian does not package.
+const MANIFESTS: &str = "cp examples/definitions.yaml network.yaml
+    helm() { cat examples/pods.yaml examples/definitions.yaml; }";
+
+/// The node configuration of Multus, and what its pods left.
+const MULTUS: &str = "mkdir -p /etc/cni/net.d /var/lib/cni/multus
+    cat >/etc/cni/net.d/00-multus.conf <<END
+    {\"cniVersion\":\"0.3.1\",\"name\":\"multus-cni-network\",\"type\":\"multus\",\"delegates\":[
+      {\"cniVersion\":\"0.3.1\",\"name\":\"home\",\"plugins\":[{\"type\":\"bridge\",\"bridge\":\"home0\"}]}]}
+END";
+
 /// Rows for all console blocks.
 pub const ROWS: &[Row] = &[
-    row("README.md", "make demo", Way::NotRun("builds everything, and runs every test")),
+    row("README.md", "make demo", Way::NotRun("builds everything and runs every test, as CI does")),
     row("README.md", "sudo bin/weft demo", Way::Host("")),
     row("README.md", "bin/weft lint examples/", Way::Host("")),
-    row("README.md", "kubectl apply -f deploy/crds", Way::Kube("")),
+    row("README.md", "kubectl apply -f examples/definitions.yaml", Way::Kube("")),
     row("docs/commands.md", "sudo weft demo", Way::Host("")),
     row("docs/commands.md", "sudo weft attach -f examples/", Way::Host(TWO_PODS)),
     row("docs/commands.md", "sudo weft detach", Way::Host(ATTACHED)),
     row("docs/commands.md", "sudo weft check", Way::Host(ATTACHED)),
     row("docs/commands.md", "sudo weft list", Way::Host(ATTACHED)),
+    row(
+        "docs/commands.md",
+        "sudo weft doctor",
+        Way::NotRun("shows faults of a node: tests/net/doctor.rs makes them"),
+    ),
     row("docs/commands.md", "weft explain", Way::Host("")),
+    row("docs/commands.md", "weft lint examples/", Way::Host(MANIFESTS)),
+    row(
+        "docs/commands.md",
+        "weft agent",
+        Way::NotRun("runs until it is stopped: tests/kube/agent.rs runs it"),
+    ),
+    row(
+        "docs/commands.md",
+        "sudo weft executor",
+        Way::NotRun("runs until it is stopped: tests/kube/hot_plug_and_drift.rs runs it"),
+    ),
+    row(
+        "docs/commands.md",
+        "weft ipam show",
+        Way::NotRun("shows a cluster with agents: tests/kube/ipam.rs runs it"),
+    ),
+    row(
+        "docs/commands.md",
+        "sudo weft cri-proxy",
+        Way::NotRun("runs until it is stopped: tests/containerd runs it"),
+    ),
+    row(
+        "docs/commands.md",
+        "sudo weft network set",
+        Way::NotRun("needs a CRI proxy: tests/containerd/network_api.rs runs it"),
+    ),
+    row(
+        "docs/commands.md",
+        "weft controller --neutron",
+        Way::NotRun("runs until it is stopped: tests/neutron runs it"),
+    ),
+    row(
+        "docs/commands.md",
+        "weft plan --once",
+        Way::NotRun("reads a message of weft-cni: tests/net/crash_recovery_tasks.rs runs it"),
+    ),
+    row(
+        "docs/commands.md",
+        "weft publish",
+        Way::NotRun("publishes a sandbox of a cluster: tests/kube/agent.rs runs it"),
+    ),
     row("docs/commands.md", "sudo weft cni add", Way::Host(MYNET)),
-    row("docs/commands.md", "sudo weft install", Way::Host("")),
+    row(
+        "docs/commands.md",
+        "sudo weft install",
+        Way::NotRun("lists alternatives that exclude each other: crates/weft/tests/install.rs"),
+    ),
+    row("docs/commands.md", "sudo weft import multus", Way::Host(MULTUS)),
+    row(
+        "docs/commands.md",
+        "weft import whereabouts",
+        Way::NotRun("needs pools of whereabouts: tests/kube/whereabouts.rs runs it"),
+    ),
+    row("docs/commands.md", "weft crds", Way::Kube("")),
+    row(
+        "docs/cri-networks.md",
+        "sudo weft-cni install",
+        Way::NotRun("runs until it is stopped: tests/containerd runs it"),
+    ),
+    row(
+        "docs/cri-networks.md",
+        "sudo weft network set",
+        Way::NotRun("needs a CRI proxy: tests/containerd/network_api.rs runs it"),
+    ),
+    row(
+        "docs/installation.md",
+        "make build",
+        Way::NotRun("needs Docker and a registry: lanes/containerd/image builds the image"),
+    ),
+    row("docs/installation.md", "kubectl apply -k deploy/base", Way::Kube("")),
+    row(
+        "docs/installation.md",
+        "helm install",
+        Way::NotRun("Debian has no helm: tests/kube/helm_chart.rs renders the chart"),
+    ),
+    row("docs/installation.md", "kubectl apply -k deploy/thin", Way::Kube("")),
+    row(
+        "docs/installation.md",
+        "kubectl apply -k deploy/removal",
+        Way::NotRun("waits for pods of a node: tests/node/installation.rs runs these steps"),
+    ),
+    row(
+        "docs/installation.md",
+        "helm uninstall",
+        Way::NotRun("Debian has no helm: tests/kube/helm_chart.rs renders the chart"),
+    ),
+    row("docs/installation.md", "kubectl get ipblocks", Way::Kube("kubectl apply -f deploy/crds && sleep 2")),
+    row("docs/ipam-scale.md", "cargo run", Way::NotRun("simulates a large cluster for some minutes")),
+    row("docs/ipam-scale.md", "SEEDS=", Way::NotRun("simulates for many minutes; CI runs fewer seeds")),
+    row("docs/migrate-from-multus.md", "sudo weft import multus >", Way::Host(MULTUS)),
+    row(
+        "docs/migrate-from-multus.md",
+        "sudo weft import multus --daemon-config",
+        Way::NotRun("needs Multus in a cluster: tests/net/import_multus.rs"),
+    ),
+    row(
+        "docs/migrate-from-multus.md",
+        "kubectl apply -f weft/deploy",
+        Way::NotRun("is run under another path: docs/installation.md"),
+    ),
+    row(
+        "docs/migrate-from-multus.md",
+        "kubectl label node --all",
+        Way::NotRun("needs Multus in a cluster: tests/node/multus_migration.rs runs these steps"),
+    ),
+    row(
+        "docs/migrate-from-multus.md",
+        "kubectl cordon",
+        Way::NotRun("needs Multus in a cluster: tests/node/multus_migration.rs runs these steps"),
+    ),
+    row(
+        "docs/migrate-from-multus.md",
+        "kubectl -n kube-system delete daemonset",
+        Way::NotRun("needs Multus in a cluster: tests/node/multus_migration.rs runs these steps"),
+    ),
+    row(
+        "docs/migrate-from-multus.md",
+        "sudo weft-cni install",
+        Way::NotRun("copies a program into /usr/local/bin: tests/net/import_multus.rs runs the import"),
+    ),
+    row(
+        "docs/neutron.md",
+        "kubectl apply -k deploy/neutron",
+        Way::NotRun("needs Kubernetes 1.30 and credentials: tests/neutron applies it"),
+    ),
+    row("docs/services.md", "kubectl apply -k deploy/services", Way::Kube("kubectl apply -k deploy/base")),
+    row(
+        "docs/services.md",
+        "kubectl get endpointslices",
+        Way::NotRun("looks at a Service of a cluster: tests/kube/services.rs makes it"),
+    ),
+    row(
+        "docs/traces.md",
+        "weft agent",
+        Way::NotRun("runs until it is stopped: tests/kube/traces.rs runs it"),
+    ),
+    row("examples/README.md", "weft lint examples/", Way::Host("")),
 ];
 
 /// Returns the console blocks of all documents a user reads, in the order of their files.
@@ -122,8 +273,8 @@ fn blocks_of(file: &str) -> Vec<Block> {
 /// Returns the row of a block.
 #[must_use]
 pub fn row_of(block: &Block) -> Option<&'static Row> {
-    let first = block.commands.first()?;
-    ROWS.iter().find(|row| row.file == block.file && first.starts_with(row.command))
+    let begins = |row: &Row| block.commands.iter().any(|command| command.starts_with(row.command));
+    ROWS.iter().find(|row| row.file == block.file && begins(row))
 }
 
 /// Shell script that runs a block after its preparation; it ends at the first command that fails.

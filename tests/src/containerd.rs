@@ -1,7 +1,6 @@
-//! A real containerd with runc, on a machine of the test's own; see `lanes/containerd/prepare` and `release`.
+//! Real containerd with runc on a machine of the test; see `lanes/containerd/prepare` and `release`.
 //!
-//! Everything it writes is in memory and goes with the machine: state, images, containers. Paths are those that
-//! containerd has by itself.
+//! State, images and containers are in memory and disappear with the machine. Paths are the defaults of containerd.
 
 mod release;
 
@@ -19,16 +18,16 @@ use crate::parts::{parts, text};
 
 pub use release::Release;
 
-/// Where it listens.
+/// Socket of containerd.
 pub const SOCKET: &str = "/run/containerd/containerd.sock";
-/// Its configuration.
+/// Path of its configuration.
 const CONFIGURATION: &str = "/etc/weft-test/containerd.toml";
-/// Where it looks for networks.
+/// Directory of its CNI configurations.
 pub const NETWORKS: &str = "/etc/cni/net.d";
-/// The image of a pod's first container.
+/// Image of the pause container.
 pub const PAUSE: &str = "weft.test/pause:1";
 
-/// A machine with containerd on it.
+/// Machine with containerd on it.
 #[derive(Debug)]
 pub struct Containerd {
     machine: Arc<Machine>,
@@ -40,31 +39,31 @@ pub struct Containerd {
 // === impl Containerd ===
 
 impl Containerd {
-    /// Starts one on `host`; nothing, and the test is skipped, if the lane was not made ready.
+    /// Starts containerd on `host`; `None`, and the test is skipped, if the lane was not prepared.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[must_use]
     #[track_caller]
     pub fn new(host: Host) -> Option<Containerd> {
-        Containerd::reading(host, NETWORKS)
+        Containerd::with_network_directory(host, NETWORKS)
     }
 
-    /// The same, which looks for networks in another directory.
+    /// Starts containerd with another directory of CNI configurations.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[must_use]
     #[track_caller]
-    pub fn reading(host: Host, directory: &str) -> Option<Containerd> {
+    pub fn with_network_directory(host: Host, directory: &str) -> Option<Containerd> {
         let release = Release::chosen(&parts("containerd")?);
         Containerd::released(host, directory, release)
     }
 
-    /// The same with a containerd 2.x; nothing, and the test is skipped, if there is none.
+    /// Starts containerd 2.x; `None`, and the test is skipped, if there is none.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[must_use]
     #[track_caller]
     pub fn newest(host: Host, directory: &str) -> Option<Containerd> {
@@ -86,8 +85,8 @@ impl Containerd {
         Some(containerd)
     }
 
-    /// The same with `weft`, a default network, and the networks `red`, `blue` and `wire`, which the pods `names`
-    /// and `early` select; `early` was there before, and with it what stays on a node: bridges, directories.
+    /// Starts containerd with `weft`, a default network, and the networks `red`, `blue` and `wire`, which the pods `names`
+    /// and `early` select. The pod `early` ran before, so the bridges and directories that remain on a node exist.
     #[must_use]
     #[track_caller]
     pub fn with_networks(host: Host, names: &[&str]) -> Option<Containerd> {
@@ -106,55 +105,56 @@ impl Containerd {
         self.cri().remove_pod_sandbox(id).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Puts an image where the runtime finds it.
+    /// Imports an image.
     #[track_caller]
     pub fn import(&self, file: &str) {
         let ctr = format!("{}/ctr", self.release.programs());
         self.run([&ctr, "-n", "k8s.io", "images", "import", file]);
     }
 
-    /// Puts an image there that has a shell: `weft.test/busybox:1`.
+    /// Imports an image that contains a shell: `weft.test/busybox:1`.
     #[track_caller]
     pub fn import_busybox(&self) {
         self.import(&self.busybox);
     }
 
-    /// Ends it with a signal and starts it again; sandboxes stay.
+    /// Stops containerd with a signal and starts it again; sandboxes stay.
     #[track_caller]
     pub fn restart(&self, signal: &str) {
         self.machine.stop("containerd", signal);
         self.launch();
     }
 
-    /// It loses a sandbox, as if its state were of before: nothing runs, nobody calls DEL, the namespace stays.
+    /// Makes containerd forget a sandbox, as if its state were older: the container ends, the runtime calls no DEL, and
+    /// the namespace stays.
     #[track_caller]
-    pub fn lose(&self, id: &str) {
+    pub fn forget_sandbox(&self, id: &str) {
         let ctr = format!("{}/ctr", self.release.programs());
         self.run([&ctr, "-n", "k8s.io", "tasks", "kill", "--signal", "KILL", id]);
-        self.machine.wait("containerd", "forgets a container", || {
+        self.machine.wait("containerd", "deletes a container", || {
             self.attempt([&ctr, "-n", "k8s.io", "containers", "rm", id]).code.filter(|code| *code == 0)
         });
         if let Release::Two(_) = self.release {
-            // It notes sandboxes apart from their containers.
+            // It stores sandboxes apart from their containers.
             self.run([&ctr, "-n", "k8s.io", "sandboxes", "rm", "--force", id]);
         }
         self.restart("KILL");
         assert!(self.cri().pod_sandbox_status(id).is_err(), "{id} is lost");
     }
 
-    /// The environment's `PATH` with which the runtime's programs are found.
+    /// Value of `PATH` with which the runtime finds its programs.
     #[must_use]
     pub fn path(&self) -> String {
         format!("PATH={}:{}:/usr/sbin:/usr/bin:/sbin:/bin", self.release.programs(), self.runc)
     }
 
-    /// Which one it is.
+    /// Release of containerd that runs.
     #[must_use]
     pub fn release(&self) -> &Release {
         &self.release
     }
 
-    /// Starts it, where it does not run.
+    /// Starts containerd if it does not run.
     #[track_caller]
     pub fn launch(&self) {
         let path = self.path();
@@ -163,31 +163,31 @@ impl Containerd {
         self.machine.wait("containerd", "answers", || self.cri().status().ok());
     }
 
-    /// The machine that it runs on.
+    /// Machine on which containerd runs.
     #[must_use]
     pub fn machine(&self) -> Arc<Machine> {
         Arc::clone(&self.machine)
     }
 
-    /// The interface that a kubelet uses.
+    /// CRI client, as a kubelet uses it.
     #[must_use]
     pub fn cri(&self) -> Cri {
         Cri::new(&self.machine.reach(SOCKET))
     }
 
-    /// Whether it says that the network is ready, and what it says if not.
+    /// Whether the condition `NetworkReady` is true.
     ///
     /// # Errors
-    /// The message, if it is not.
+    /// The message of the condition if it is false.
     #[track_caller]
     pub fn network_ready(&self) -> Result<(), String> {
         let (conditions, _) = self.cri().status().expect("the runtime's status");
         let condition = conditions.into_iter().find(|condition| condition.kind == "NetworkReady");
-        let condition = condition.expect("every runtime says something of its network");
+        let condition = condition.expect("every runtime reports NetworkReady");
         if condition.holds { Ok(()) } else { Err(condition.message) }
     }
 
-    /// A pod as a kubelet would tell of it, in namespace `blue`.
+    /// Pod configuration as a kubelet sends it, in namespace `blue`.
     #[must_use]
     pub fn pod(&self, name: &str, annotations: &[(&str, &str)]) -> PodSandboxConfig {
         let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
@@ -209,22 +209,22 @@ impl Containerd {
         }
     }
 
-    /// What it says of a sandbox, which must be there.
+    /// Status of a sandbox that must exist.
     #[must_use]
     #[track_caller]
     pub fn sandbox(&self, id: &str) -> Sandbox {
         self.cri().pod_sandbox_status(id).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The network namespace of a sandbox.
+    /// Network namespace of a sandbox.
     #[must_use]
     #[track_caller]
     pub fn inside(&self, id: &str) -> Netns {
         self.netns(&self.sandbox(id).netns())
     }
 
-    /// Writes the configuration of the network, as an installation does: beside its place, then renamed; and waits
-    /// until the runtime has read it.
+    /// Writes the CNI configuration as an installation does, to a temporary name that is then renamed, and waits until the
+    /// runtime has read it.
     #[track_caller]
     pub fn configure(&self, plugin: &Value) {
         let list = network_list(plugin).to_string();
@@ -254,7 +254,7 @@ impl Deref for Containerd {
     }
 }
 
-/// Three networks of different kinds, and pods that select them.
+/// Three networks of different plugins, and pods that select them.
 fn define_networks(host: &Host, names: &[&str]) {
     let cluster = Cluster::new(host);
     let mut red = bridge("red", 2);
@@ -269,8 +269,7 @@ fn define_networks(host: &Host, names: &[&str]) {
     }
 }
 
-/// A list of which `plugin` is the only one, with what it takes from the runtime declared; of the newest version
-/// that containerd 1.6 knows.
+/// Conflist with `plugin` alone and all capabilities declared, in the newest version that containerd 1.6 supports.
 #[must_use]
 pub fn network_list(plugin: &Value) -> Value {
     let mut plugin = plugin.clone();

@@ -1,7 +1,7 @@
-//! The container runtime interface, as a kubelet speaks it: gRPC over a unix socket.
+//! Client of the Container Runtime Interface, as a kubelet uses it: gRPC over a Unix socket.
 //!
-//! The messages are those of `runtime.v1` that the tests use, with the fields that they use; a field that is not
-//! written down here is neither sent nor seen.
+//! The messages of `runtime.v1` are those that tests use, with the fields that tests use. Any other field is neither sent
+//! nor read.
 //!
 //! Source: `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`.
 
@@ -19,100 +19,100 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_prost::ProstCodec;
 
-/// As long as a kubelet waits for its runtime.
+/// Timeout of a kubelet for a runtime call.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A pod as the runtime is told of it.
+/// Configuration of a pod sandbox.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandboxConfig {
-    /// Which pod.
+    /// Identity of the pod.
     #[prost(message, optional, tag = "1")]
     pub metadata: Option<PodSandboxMetadata>,
-    /// What it calls itself.
+    /// Host name inside the pod.
     #[prost(string, tag = "2")]
     pub hostname: String,
-    /// Ports of the node that lead to it.
+    /// Ports of the node that are forwarded to the pod.
     #[prost(message, repeated, tag = "5")]
     pub port_mappings: Vec<PortMapping>,
     /// Annotations of the pod.
     #[prost(btree_map = "string, string", tag = "7")]
     pub annotations: BTreeMap<String, String>,
-    /// What only Linux has.
+    /// Options for Linux.
     #[prost(message, optional, tag = "8")]
     pub linux: Option<LinuxPodSandboxConfig>,
-    /// The networks it asks for: the CRI Network API.
+    /// Networks that the pod requests: the CRI Network API.
     #[prost(message, repeated, tag = "1001")]
     pub networks: Vec<PodSandboxNetworkConfig>,
 }
 
-/// A network that a pod asks for.
+/// Network that a pod requests.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandboxNetworkConfig {
-    /// Its interface; empty: the usual one.
+    /// Interface name; empty for the default.
     #[prost(string, tag = "1")]
     pub interface_name: String,
-    /// Which network.
+    /// Name of the network.
     #[prost(string, tag = "2")]
     pub network_name: String,
-    /// Values for its plugins.
+    /// Parameters for its plugins.
     #[prost(btree_map = "string, string", tag = "3")]
     pub parameters: BTreeMap<String, String>,
 }
 
-/// Which pod.
+/// Identity of a pod.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandboxMetadata {
-    /// Its name.
+    /// Pod name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Its uid.
+    /// Pod uid.
     #[prost(string, tag = "2")]
     pub uid: String,
-    /// Its namespace.
+    /// Pod namespace.
     #[prost(string, tag = "3")]
     pub namespace: String,
-    /// How often its sandbox was made before.
+    /// Number of earlier sandboxes of the pod.
     #[prost(uint32, tag = "4")]
     pub attempt: u32,
 }
 
-/// A port of the node that leads to the pod.
+/// Port of the node that is forwarded to the pod.
 #[derive(Clone, PartialEq, Message)]
 pub struct PortMapping {
     /// TCP 0, UDP 1, SCTP 2.
     #[prost(int32, tag = "1")]
     pub protocol: i32,
-    /// The pod's.
+    /// Port in the pod.
     #[prost(int32, tag = "2")]
     pub container_port: i32,
-    /// The node's.
+    /// Port of the node.
     #[prost(int32, tag = "3")]
     pub host_port: i32,
-    /// Which address of the node; empty: each.
+    /// Address of the node; empty for every address.
     #[prost(string, tag = "4")]
     pub host_ip: String,
 }
 
-/// What only Linux has.
+/// Options of a sandbox for Linux.
 #[derive(Clone, PartialEq, Message)]
 pub struct LinuxPodSandboxConfig {
-    /// The control group above the pod's.
+    /// Parent control group of the pod.
     #[prost(string, tag = "1")]
     pub cgroup_parent: String,
-    /// Whose namespaces it uses.
+    /// Namespaces that the pod shares.
     #[prost(message, optional, tag = "2")]
     pub security_context: Option<LinuxSandboxSecurityContext>,
 }
 
-/// Whose namespaces a pod uses.
+/// Namespaces that a pod shares.
 #[derive(Clone, PartialEq, Message)]
 pub struct LinuxSandboxSecurityContext {
-    /// Each kind.
+    /// Mode of each namespace.
     #[prost(message, optional, tag = "1")]
     pub namespace_options: Option<NamespaceOption>,
 }
 
-/// Each kind of namespace.
+/// Mode of each namespace.
 #[derive(Clone, PartialEq, Message)]
 pub struct NamespaceOption {
     /// 0: its own, 2: the node's.
@@ -126,7 +126,7 @@ struct RunPodSandboxRequest {
     config: Option<PodSandboxConfig>,
 }
 
-/// The answer to `RunPodSandbox`, and the request of most others.
+/// Response of `RunPodSandbox`, and request of most other calls.
 #[derive(Clone, PartialEq, Message)]
 struct SandboxId {
     #[prost(string, tag = "1")]
@@ -224,50 +224,50 @@ struct RuntimeStatus {
     conditions: Vec<Condition>,
 }
 
-/// One thing that a runtime says of itself.
+/// Condition of a runtime.
 #[derive(Clone, PartialEq, Message)]
 pub struct Condition {
     /// `RuntimeReady`, `NetworkReady`.
     #[prost(string, tag = "1")]
     pub kind: String,
-    /// Whether it is so.
+    /// Whether the condition is true.
     #[prost(bool, tag = "2")]
     pub holds: bool,
-    /// Why not, in one word.
+    /// Reason if it is false, in one word.
     #[prost(string, tag = "3")]
     pub reason: String,
-    /// And in a sentence.
+    /// Reason if it is false, as a sentence.
     #[prost(string, tag = "4")]
     pub message: String,
 }
 
-/// What a runtime says of a sandbox.
+/// Status of a sandbox.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
     /// Whether it runs.
     pub ready: bool,
-    /// The pod's addresses, the first one first.
+    /// Addresses of the pod, the primary one first.
     pub addresses: Vec<String>,
-    /// The network of each, where it is told.
+    /// Network of each address, if the runtime reports it.
     pub networks: Vec<String>,
     /// The pod's annotations.
     pub annotations: BTreeMap<String, String>,
-    /// The runtime's own notes: `pid`, `runtimeSpec`, `cniResult`.
+    /// Verbose information of the runtime: `pid`, `runtimeSpec`, `cniResult`.
     pub info: Value,
 }
 
-/// Something that happened to a container, or to a sandbox's own.
+/// Event of a container, or of the pause container of a sandbox.
 #[derive(Debug)]
 pub struct Event {
-    /// Of which container.
+    /// Id of the container.
     pub container: String,
     /// 0 created, 1 started, 2 stopped, 3 deleted.
     pub kind: i32,
-    /// What the runtime says of its sandbox, without its own notes; nothing, if there is none any more.
+    /// Status of its sandbox, without verbose information; `None` if the sandbox no longer exists.
     pub sandbox: Option<Sandbox>,
 }
 
-/// A client of one runtime.
+/// Client of one runtime.
 #[derive(Debug)]
 pub struct Cri {
     socket: PathBuf,
@@ -287,10 +287,10 @@ impl Sandbox {
         Sandbox { ready: state == 0, addresses, networks, annotations, info: Value::Null }
     }
 
-    /// The name below `/run/netns` of its network namespace.
+    /// Name below `/run/netns` of its network namespace.
     ///
     /// # Panics
-    /// If it has none there.
+    /// If the namespace is not mounted there.
     #[must_use]
     #[track_caller]
     pub fn netns(&self) -> String {
@@ -305,41 +305,41 @@ impl Sandbox {
 // === impl Cri ===
 
 impl Cri {
-    /// A client of the runtime that listens at `socket`, as this process can open it.
+    /// Creates a client of the runtime that listens at `socket`, a path that this process can open.
     #[must_use]
     pub fn new(socket: &Path) -> Cri {
         Cri { socket: socket.to_owned() }
     }
 
-    /// Makes a sandbox; its id.
+    /// Runs a sandbox; returns its id.
     ///
     /// # Errors
-    /// What the runtime says, in its words.
+    /// The message of the runtime.
     pub fn run_pod_sandbox(&self, config: &PodSandboxConfig) -> Result<String, String> {
         let request = RunPodSandboxRequest { config: Some(config.clone()) };
         self.call::<_, SandboxId>("RunPodSandbox", request).map(|answer| answer.id)
     }
 
-    /// Ends what is in a sandbox and takes its network away.
+    /// Stops a sandbox and removes its network.
     ///
     /// # Errors
-    /// What the runtime says, in its words.
+    /// The message of the runtime.
     pub fn stop_pod_sandbox(&self, id: &str) -> Result<(), String> {
         self.call::<_, Empty>("StopPodSandbox", sandbox(id)).map(|Empty {}| ())
     }
 
-    /// Forgets a sandbox.
+    /// Removes a sandbox.
     ///
     /// # Errors
-    /// What the runtime says, in its words.
+    /// The message of the runtime.
     pub fn remove_pod_sandbox(&self, id: &str) -> Result<(), String> {
         self.call::<_, Empty>("RemovePodSandbox", sandbox(id)).map(|Empty {}| ())
     }
 
-    /// What the runtime says of a sandbox.
+    /// Status of a sandbox.
     ///
     /// # Errors
-    /// What the runtime says, in its words.
+    /// The message of the runtime.
     pub fn pod_sandbox_status(&self, id: &str) -> Result<Sandbox, String> {
         let answer: PodSandboxStatusResponse = self.call("PodSandboxStatus", sandbox(id))?;
         let info =
@@ -347,13 +347,13 @@ impl Cri {
         Ok(Sandbox { info, ..Sandbox::of(answer.status.unwrap_or_default()) })
     }
 
-    /// What happens to containers, from some moment on: a runtime says that it has begun with the first event. It ends
-    /// where the runtime ends it, or refuses.
+    /// Receives events of containers. A runtime confirms the subscription only with its first event. The channel ends when
+    /// the runtime refuses or ends the stream.
     #[must_use]
     pub fn events(&self) -> Receiver<Event> {
         let (events, received) = mpsc::channel();
         let cri = Cri { socket: self.socket.clone() };
-        // It ends with the runtime's, or with the test.
+        // The thread ends with the runtime's stream, or with the test.
         std::thread::spawn(move || {
             runtime().block_on(async {
                 let stream = cri.stream("GetContainerEvents").await;
@@ -375,7 +375,7 @@ impl Cri {
     /// The runtime's version.
     ///
     /// # Errors
-    /// What the runtime says, in its words.
+    /// The message of the runtime.
     pub fn version(&self) -> Result<String, String> {
         self.call::<_, VersionResponse>("Version", Empty {}).map(|answer| answer.runtime_version)
     }
@@ -392,34 +392,34 @@ impl Cri {
         answer.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
     }
 
-    /// The ids of all sandboxes, and whether they run.
+    /// Ids of all sandboxes, and whether they are ready.
     ///
     /// # Errors
-    /// What the runtime says, in its words.
+    /// The message of the runtime.
     pub fn list_pod_sandbox(&self) -> Result<Vec<(String, bool)>, String> {
         let answer: ListPodSandboxResponse = self.call("ListPodSandbox", Empty {})?;
         Ok(answer.items.into_iter().map(|item| (item.id, item.state == 0)).collect())
     }
 
-    /// The annotations of all sandboxes.
+    /// Annotations of all sandboxes.
     ///
     /// # Errors
-    /// What the runtime says, in its words.
+    /// The message of the runtime.
     pub fn annotations(&self) -> Result<Vec<BTreeMap<String, String>>, String> {
         let answer: ListPodSandboxResponse = self.call("ListPodSandbox", Empty {})?;
         Ok(answer.items.into_iter().map(|item| item.annotations).collect())
     }
 
-    /// What the runtime says of itself: its conditions, and its own notes by name.
+    /// Status of the runtime: its conditions, and its verbose information by name.
     ///
     /// # Errors
-    /// What the runtime says, in its words.
+    /// The message of the runtime.
     pub fn status(&self) -> Result<(Vec<Condition>, HashMap<String, String>), String> {
         let answer: StatusResponse = self.call("Status", StatusRequest { verbose: true })?;
         Ok((answer.status.unwrap_or_default().conditions, answer.info))
     }
 
-    /// One call on a connection of its own: a runtime may have been restarted since the last.
+    /// Makes one call on a new connection: the runtime may have been restarted since the previous call.
     fn call<Q: Message + 'static, A: Message + Default + 'static>(
         &self,
         method: &str,
@@ -446,7 +446,7 @@ impl Cri {
             let socket = socket.clone();
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
         });
-        // The address is asked for, and not used.
+        // The address is required and ignored.
         let endpoint = Endpoint::from_static("http://runtime");
         let connected = endpoint.connect_with_connector(connector).await;
         connected.map_err(|error| format!("connect to {}: {error}", self.socket.display()))

@@ -1,8 +1,8 @@
-//! Real DHCP servers for a bridge `br0` with the address 10.1.0.1, and 2001:db8::1 for DHCPv6; an impostor, for what no
-//! real one says; and a daemon that asks them.
+//! Real DHCP servers for a bridge `br0` with the address 10.1.0.1, and 2001:db8::1 for DHCPv6, a server that sends invalid
+//! responses, and the lease daemon.
 //!
-//! Source: dnsmasq(8); kea-dhcp6(8), for what dnsmasq does not do: leases of seconds, REQUEST without rapid commit, a
-//! lease that is not known.
+//! Source: dnsmasq(8); kea-dhcp6(8), for what dnsmasq lacks: leases of seconds, REQUEST without rapid commit, and a
+//! response to an unknown lease.
 
 use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::os::unix::net::UnixStream;
@@ -14,17 +14,17 @@ use testkit::{Attachment, Host, Pod, Running};
 
 use crate::machine::until;
 
-/// Where the daemon writes its leases down.
+/// File in which the daemon stores its leases.
 pub const STATE: &str = "/run/cni/dhcp.leases";
-/// What the daemon says.
-pub const SAID: &str = "/run/daemon.log";
-/// Where the daemon listens.
+/// Log of the daemon.
+pub const DAEMON_LOG: &str = "/run/daemon.log";
+/// Socket of the daemon.
 const SOCKET: &str = "/run/cni/dhcp.sock";
 
-/// Makes the bridge, with a port of its own, so that it is the same with pods and without; `keys` below
-/// `net.ipv6.conf` are set before anything is up.
+/// Creates the bridge with a port, so that its state is the same with and without pods. `keys` below `net.ipv6.conf` are
+/// set before any link is up.
 #[track_caller]
-pub fn furnish(host: &Host, keys: &[&str]) {
+pub fn create_bridge(host: &Host, keys: &[&str]) {
     host.run(["ip", "link", "add", "br0", "address", "02:00:00:00:01:01", "type", "bridge"]);
     host.run(["ip", "link", "add", "p0", "type", "veth", "peer", "name", "p1"]);
     host.run(["ip", "link", "set", "p0", "master", "br0"]);
@@ -38,10 +38,10 @@ pub fn furnish(host: &Host, keys: &[&str]) {
     host.run(["mkdir", "-p", "/var/lib/cni/networks"]);
 }
 
-/// A machine beside the pods, with this address.
+/// Adds a machine with this address to the network of the pods.
 #[track_caller]
 #[must_use]
-pub fn beside(host: &Host, address: &str) -> Pod {
+pub fn add_neighbour(host: &Host, address: &str) -> Pod {
     let pod = host.pod("beside");
     host.run(["ip", "link", "add", "h0", "type", "veth", "peer", "name", "eth0", "netns", "beside"]);
     host.run(["ip", "link", "set", "h0", "master", "br0", "up"]);
@@ -51,36 +51,36 @@ pub fn beside(host: &Host, address: &str) -> Pod {
     pod
 }
 
-/// Starts the daemon, impatient.
+/// Starts the daemon with short timeouts.
 #[track_caller]
 #[must_use]
 pub fn daemon(host: &Host) -> Running {
-    daemon_of(host, "/opt/cni/bin/dhcp", "-timeout 1s -resendtimeout 8s")
+    start_daemon_program(host, "/opt/cni/bin/dhcp", "-timeout 1s -resendtimeout 8s")
 }
 
-/// Starts a daemon of this program with these flags.
+/// Starts a daemon from this program with these flags.
 #[track_caller]
 #[must_use]
-pub fn daemon_of(host: &Host, program: &str, flags: &str) -> Running {
-    let script = format!("exec {program} daemon {flags} 2>>{SAID}");
+pub fn start_daemon_program(host: &Host, program: &str, flags: &str) -> Running {
+    let script = format!("exec {program} daemon {flags} 2>>{DAEMON_LOG}");
     let running = host.command("sh").args(["-c", &script]).start();
     wait_for_daemon(host);
     running
 }
 
-/// Waits until a daemon listens.
+/// Waits until the daemon listens.
 #[track_caller]
 pub fn wait_for_daemon(host: &Host) {
     wait("the daemon listens", || host.within(|| UnixStream::connect(SOCKET)).is_ok());
 }
 
-/// Waits until something is so.
+/// Waits until a condition is true.
 #[track_caller]
 pub fn wait(what: &str, is_so: impl Fn() -> bool) {
     until(what, || is_so().then_some(()));
 }
 
-/// Attaches with the name of the pod, as a kubelet's runtime tells it.
+/// CNI parameters with the name of the pod, as a container runtime of Kubernetes passes it.
 #[must_use]
 pub fn attachment<'a>(host: &'a Host, pod: &Pod, ifname: &str) -> Attachment<'a> {
     let mut attachment = host.attachment("bridge", pod, ifname);
@@ -88,7 +88,7 @@ pub fn attachment<'a>(host: &'a Host, pod: &Pod, ifname: &str) -> Attachment<'a>
     attachment
 }
 
-/// What dnsmasq has given: address, host name and identity of the client.
+/// Leases of dnsmasq: address, host name and identity of the client.
 #[must_use]
 pub fn given(host: &Host) -> Vec<(String, String, String)> {
     let text = host.read(LEASES).unwrap_or_default();
@@ -96,20 +96,20 @@ pub fn given(host: &Host) -> Vec<(String, String, String)> {
     fields.filter(|f| f.len() == 5).map(|f| (f[2].clone(), f[3].clone(), f[4].clone())).collect()
 }
 
-/// How often a file has a word.
+/// Number of occurrences of a string in a file.
 #[must_use]
 pub fn count(host: &Host, file: &str, word: &str) -> usize {
     host.read(file).unwrap_or_default().matches(word).count()
 }
 
-/// What it has given, a line each.
+/// Leases of dnsmasq, one a line.
 pub const LEASES: &str = "/run/leases";
-/// What it says of every message.
+/// Log of dnsmasq, with every message.
 pub const LOG: &str = "/run/dnsmasq.log";
-/// With these it wants to be asked every second.
-pub const IMPATIENT: [&str; 2] = ["--dhcp-option=58,1", "--dhcp-option=59,3"];
+/// Options that make clients renew every second.
+pub const RENEW_EVERY_SECOND: [&str; 2] = ["--dhcp-option=58,1", "--dhcp-option=59,3"];
 
-/// Its words: 21 addresses from 10.1.0.`first` on, for two minutes each.
+/// Arguments of dnsmasq: 21 addresses from 10.1.0.`first`, leased for two minutes.
 #[must_use]
 pub fn words(first: u8, more: &[&str]) -> Vec<String> {
     let fixed = [
@@ -130,7 +130,7 @@ pub fn words(first: u8, more: &[&str]) -> Vec<String> {
     fixed.chain(files).chain([range]).collect()
 }
 
-/// Starts one on a host.
+/// Starts dnsmasq on a host.
 #[track_caller]
 #[must_use]
 pub fn serve(host: &Host, first: u8, more: &[&str]) -> Running {
@@ -139,17 +139,17 @@ pub fn serve(host: &Host, first: u8, more: &[&str]) -> Running {
     server
 }
 
-/// Where dnsmasq serves IPv6: addresses from 2001:db8::100 on, for two minutes each, and router advertisements, with a prefix
-/// that whoever wants to makes addresses of.
+/// Arguments of dnsmasq for IPv6: addresses from 2001:db8::100, leased for two minutes, and router advertisements with a
+/// prefix for SLAAC.
 pub const IPV6: [&str; 3] =
     ["--dhcp-range=2001:db8::100,2001:db8::1ff,slaac,64,120", "--enable-ra", "--ra-param=br0,high,10"];
 
-/// What Kea says of every message.
+/// Log of Kea, with every message.
 pub const KEA_LOG: &str = "/run/kea.log";
-/// What Kea has given, a line for each change.
+/// Leases of Kea, one line for each change.
 pub const KEA_LEASES: &str = "/run/kea-leases6.csv";
 
-/// Starts dnsmasq for both families on a host whose bridge has 2001:db8::1, too.
+/// Starts dnsmasq for both families on a host whose bridge also has 2001:db8::1.
 #[track_caller]
 #[must_use]
 pub fn serve_both(host: &Host, more: &[&str]) -> Running {
@@ -158,8 +158,8 @@ pub fn serve_both(host: &Host, more: &[&str]) -> Running {
     server
 }
 
-/// Starts Kea for DHCPv6 on `br0`: `pool` below 2001:db8::/64, addresses for four seconds each, of which it wants to hear
-/// every second. `identifier`: two hexadecimal digits that tell it from another one; `more`: keys that it has beside.
+/// Starts Kea for DHCPv6 on `br0`: `pool` below 2001:db8::/64, leases of four seconds, renewed every second. `identifier`
+/// is two hexadecimal digits that distinguish the server; `more` are further options.
 #[track_caller]
 #[must_use]
 pub fn kea(host: &Host, identifier: &str, pool: &str, more: &Value) -> Running {
@@ -177,7 +177,7 @@ pub fn kea(host: &Host, identifier: &str, pool: &str, more: &Value) -> Running {
     for (key, value) in more.as_object().into_iter().flatten() {
         keys[key] = value.clone();
     }
-    // It opens its socket once, and does not try again.
+    // Kea opens its socket once and does not retry.
     until("the bridge has a link-local address", || {
         let shown = host.run(["ip", "-6", "address", "show", "dev", "br0", "scope", "link"]);
         (shown.contains("fe80::") && !shown.contains("tentative")).then_some(())
@@ -194,12 +194,12 @@ pub fn kea(host: &Host, identifier: &str, pool: &str, more: &Value) -> Running {
     server
 }
 
-/// What is said to a question, and whether it is the one that was waited for.
-pub type Tongue<'a> = &'a (dyn Fn(&[u8]) -> (bool, Vec<Vec<u8>>) + Sync);
+/// Function that returns invalid responses to a request, and whether it is the request that the test waits for.
+pub type Responder<'a> = &'a (dyn Fn(&[u8]) -> (bool, Vec<Vec<u8>>) + Sync);
 
-/// Answers each question with what is no answer, until it is told to end.
+/// Answers each request with invalid responses until `ended` is set.
 #[track_caller]
-pub fn mislead(pod: &Pod, say: Tongue<'_>, ended: &AtomicBool, heard: &AtomicBool) {
+pub fn send_invalid_responses(pod: &Pod, respond: Responder<'_>, ended: &AtomicBool, received: &AtomicBool) {
     let link = pod.json(["ip", "-j", "link", "show", "eth0"]);
     let index = u32::try_from(link[0]["ifindex"].as_u64().expect("an index")).expect("a small one");
     let socket = pod.within(|| {
@@ -209,31 +209,31 @@ pub fn mislead(pod: &Pod, say: Tongue<'_>, ended: &AtomicBool, heard: &AtomicBoo
         socket
     });
     socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
-    let mut question = [0; 2048];
-    // A test that has failed ends it so.
+    let mut request = [0; 2048];
+    // If the test fails, this ends after a minute.
     let until = Instant::now() + Duration::from_secs(60);
     while !ended.load(Ordering::Relaxed) && Instant::now() < until {
-        let Ok((length, from)) = socket.recv_from(&mut question) else { continue };
-        let (is_it, answers) = say(&question[..length]);
+        let Ok((length, from)) = socket.recv_from(&mut request) else { continue };
+        let (is_it, answers) = respond(&request[..length]);
         for answer in answers {
             let _ = socket.send_to(&answer, from);
         }
-        heard.fetch_or(is_it, Ordering::Relaxed);
+        received.fetch_or(is_it, Ordering::Relaxed);
     }
 }
 
-/// An option of DHCPv6.
+/// Encodes a DHCPv6 option.
 #[must_use]
 pub fn option(number: u16, value: &[u8]) -> Vec<u8> {
     let length = u16::try_from(value.len()).unwrap();
     [&number.to_be_bytes()[..], &length.to_be_bytes(), value].concat()
 }
 
-/// The client's name and its association, as they came.
+/// Client identifier and identity association of a request, as bytes.
 #[must_use]
-pub fn asker(question: &[u8]) -> (Vec<u8>, Vec<u8>) {
+pub fn client_and_association(request: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let (mut client, mut id) = (Vec::new(), vec![0; 4]);
-    let mut rest = question.get(4..).unwrap_or_default();
+    let mut rest = request.get(4..).unwrap_or_default();
     while let [n0, n1, l0, l1, later @ ..] = rest {
         let length = usize::from(u16::from_be_bytes([*l0, *l1])).min(later.len());
         match u16::from_be_bytes([*n0, *n1]) {

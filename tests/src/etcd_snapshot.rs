@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Deserializer, Value, json};
 
 use crate::kube::Kube;
-use crate::machine::PATIENCE;
+use crate::machine::TIMEOUT;
 
 const ETCD: &str = "http://127.0.0.1:2379/v3/kv";
 /// How long etcd must stay unchanged before the snapshot of a new server is taken.
@@ -69,7 +69,7 @@ impl EtcdSnapshot {
     /// # Errors
     /// The difference that remains after [`PATIENCE`].
     pub fn restore(&self, kube: &Kube) -> Result<(), String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let now = stored(kube);
             if now != self.stored {

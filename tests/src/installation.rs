@@ -1,19 +1,19 @@
-//! The programs of this tree as an image, and `deploy/` applied to a node.
+//! Image with the programs of this tree, and `deploy/` applied to a node.
 
 use testkit::workspace;
 
 use crate::node::Node;
 use crate::parts::text;
 
-/// The image that `deploy/base` names, and its tag there.
+/// Image that `deploy/base` names, and its tag there.
 const IMAGE: &str = "ghcr.io/weft-net/weft";
 const TAG: &str = "0.1.0";
 
-/// What it writes when the default network is ready.
+/// Conflist that the installation writes when the default network is ready.
 pub const INSTALLED: &str = "/etc/cni/net.d/00-weft.conflist";
 
-/// Programs and, where they are not static, the libraries of this machine that they need: directory, tag, programs. Each
-/// program ends with the tag, which nobody reads: so those of one image are not those of another.
+/// Script that collects programs and the libraries of this machine that they need: directory, tag, programs. It appends
+/// the tag to each program, so that the programs of two images differ.
 const COLLECT: &str = r#"set -e
     directory=$0 tag=$1
     shift
@@ -28,13 +28,13 @@ const COLLECT: &str = r#"set -e
     done"#;
 
 impl Node {
-    /// Puts the image of both programs where the runtime finds it.
+    /// Imports the image with both programs.
     #[track_caller]
     pub fn import_weft(&self) {
         self.import_weft_as(TAG);
     }
 
-    /// The same as another release.
+    /// Imports the image under another tag.
     #[track_caller]
     pub fn import_weft_as(&self, tag: &str) {
         let programs = ["weft", "weft-cni"].map(testkit::binary);
@@ -48,24 +48,24 @@ impl Node {
         self.run(["rm", "-r", directory, image]);
     }
 
-    /// Applies `deploy/`.
+    /// Applies `deploy/base`.
     #[track_caller]
     pub fn apply_weft(&self) {
         self.apply_weft_as("base");
     }
 
-    /// The same as one of the ways that are in `deploy/`.
+    /// Applies one of the variants in `deploy/`.
     #[track_caller]
-    pub fn apply_weft_as(&self, way: &str) {
+    pub fn apply_weft_as(&self, variant: &str) {
         let deploy = workspace().join("deploy");
-        let (definitions, base) = (deploy.join("crds"), deploy.join(way));
+        let (definitions, base) = (deploy.join("crds"), deploy.join(variant));
         self.kube().kubectl(["apply", "-f", text(&definitions)]);
         self.kube().wait_until_served();
         self.kube().kubectl(["apply", "-k", text(&base)]);
     }
 
-    /// Waits until weft is installed on a node that has a default network: the agent is ready, and the runtime knows
-    /// of it.
+    /// Waits until weft is installed on a node that has a default network: the agent is ready, and the runtime has read the
+    /// conflist.
     #[track_caller]
     pub fn until_weft_is_installed(&self) {
         let written = self.until("the configuration is written", || self.read(INSTALLED));
@@ -74,7 +74,7 @@ impl Node {
         self.until_ready(true);
     }
 
-    /// Waits until the agent is.
+    /// Waits until the agent is ready.
     #[track_caller]
     pub fn until_agent_is_ready(&self) {
         self.until("the agent is ready", || {

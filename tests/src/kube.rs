@@ -1,8 +1,8 @@
-//! A real Kubernetes API: etcd and kube-apiserver on a machine of the test's own; see `lanes/kube/prepare`.
+//! Real Kubernetes API: etcd and kube-apiserver on a machine of the test; see `lanes/kube/prepare`.
 //!
-//! Everything is in memory and on the machine's own loopback link, so ports are everywhere the same and never clash.
-//! Access is controlled (Node, RBAC): who wants something comes with an identity. Where a pool of servers runs (`api_pool.rs`), a test
-//! uses one of those and starts none.
+//! Data is in memory and ports are on the machine's own loopback link, so ports are constant and never conflict. Access is
+//! controlled (Node, RBAC), so every client needs an identity. If a pool of servers runs (`api_pool.rs`), a test uses one
+//! of its servers and starts none.
 //!
 //! Source: kube-apiserver(8) of 1.20 and 1.36.
 
@@ -19,15 +19,15 @@ use crate::api_pool::PooledServer;
 use crate::machine::{CONFIGURATIONS, Machine, until};
 use crate::parts::{parts, text};
 
-/// The server.
+/// URL of the API server.
 pub const SERVER: &str = "https://127.0.0.1:6443";
-/// Addresses of Services.
+/// Range of Service addresses.
 const SERVICES: &str = "10.96.0.0/16";
-/// Why a test cannot stop or start its server.
+/// Panic message of a test that stops or starts a server of the pool.
 const POOLED: &str = "this API server belongs to the pool: a test that stops it needs its own, `Kube::own`";
-/// What 1.20 is to serve where nothing but ourselves asks it, and what it waits for itself: describing all the rest is more than
-/// a third of what its start costs.
-const ASKED: &[&str] = &[
+/// APIs that 1.20 serves if only weft and the server itself use it. Publishing the OpenAPI documents of all others takes
+/// more than a third of its start time.
+const SERVED: &[&str] = &[
     "v1",
     "admissionregistration.k8s.io/v1",
     "apiextensions.k8s.io/v1",
@@ -46,8 +46,8 @@ const ASKED: &[&str] = &[
     "scheduling.k8s.io/v1",
     "storage.k8s.io/v1",
 ];
-/// What 1.20 need not serve to controllers either: older versions of what is served anyway.
-const UNASKED: &[&str] = &[
+/// APIs that 1.20 need not serve to controllers: older versions of APIs that are served.
+const NOT_SERVED: &[&str] = &[
     "apiextensions.k8s.io/v1beta1",
     "authentication.k8s.io/v1beta1",
     "authorization.k8s.io/v1beta1",
@@ -66,7 +66,7 @@ const UNASKED: &[&str] = &[
     "storage.k8s.io/v1beta1",
 ];
 
-/// The text of manifests of the project, to be applied at once; the paths are the project's.
+/// Content of manifests of this tree, joined for one `kubectl apply`; paths are relative to the workspace.
 ///
 /// # Panics
 /// If one cannot be read.
@@ -77,39 +77,39 @@ pub fn files(paths: &[&str]) -> String {
     paths.iter().map(text).collect::<Vec<_>>().join("\n---\n")
 }
 
-/// The manifest of a namespace, to stand behind others.
+/// Manifest of a namespace, to append to others.
 #[must_use]
 pub fn namespace(name: &str) -> String {
     format!("\n---\n{}", json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }))
 }
 
-/// Whether pods need a service account, which a controller would have to make.
+/// Whether pods need a service account, which a controller has to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accounts {
-    /// A pod is given its namespace's account.
+    /// Pods get the default account of their namespace.
     Required,
-    /// There is no controller that makes them.
+    /// No controller creates accounts.
     Absent,
 }
 
-/// A Kubernetes API.
+/// Kubernetes API server with etcd.
 #[derive(Debug)]
 pub struct Kube {
     machine: Arc<Machine>,
     parts: PathBuf,
     accounts: Accounts,
-    // Last: the server is returned when no process on the machine uses it any more.
+    // Last: the server is returned to the pool after all processes of the machine have ended.
     pooled: Option<PooledServer>,
 }
 
 // === impl Kube ===
 
 impl Kube {
-    /// An API server that the test neither stops nor looks into: one of the pool if it runs, else the test's own. `None`, and
-    /// the test is skipped, if the lane was not prepared.
+    /// Returns an API server that the test neither stops nor inspects: one of the pool if it runs, else a dedicated one.
+    /// `None`, and the test is skipped, if the lane was not prepared.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[must_use]
     #[track_caller]
     pub fn new(machine: Arc<Machine>) -> Option<Kube> {
@@ -122,10 +122,10 @@ impl Kube {
         Some(kube)
     }
 
-    /// One that the test may stop, start again and look into.
+    /// Starts a dedicated server that the test may stop, start again and inspect.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[must_use]
     #[track_caller]
     pub fn own(machine: Arc<Machine>) -> Option<Kube> {
@@ -135,29 +135,29 @@ impl Kube {
         Some(kube)
     }
 
-    /// The same, nothing of which runs yet.
+    /// Prepares a dedicated server without starting any process.
     #[must_use]
     #[track_caller]
     pub fn prepare(machine: Arc<Machine>, accounts: Accounts) -> Option<Kube> {
         let kube = Kube { machine, parts: parts("kube")?, accounts, pooled: None };
-        kube.certified("admin");
+        kube.kubeconfig_for_certificate("admin");
         Some(kube)
     }
 
-    /// Where it is.
+    /// Machine on which it runs.
     #[must_use]
     pub fn machine(&self) -> Arc<Machine> {
         Arc::clone(&self.machine)
     }
 
-    /// Writes a kubeconfig for who has a certificate of that name; its path.
+    /// Writes a kubeconfig with the client certificate of this name; returns its path.
     #[track_caller]
-    pub fn certified(&self, name: &str) -> String {
+    pub fn kubeconfig_for_certificate(&self, name: &str) -> String {
         let file = |end: &str| self.pki(&format!("{name}.{end}"));
         self.configuration(name, &json!({ "client-certificate": file("crt"), "client-key": file("key") }))
     }
 
-    /// Starts what of them does not run.
+    /// Starts etcd and the API server if they do not run.
     ///
     /// # Panics
     /// If the server belongs to the pool.
@@ -167,7 +167,7 @@ impl Kube {
         for (program, launch) in
             [("etcd", Kube::launch_etcd as fn(&Kube)), ("kube-apiserver", Kube::launch_server)]
         {
-            if !self.machine.lives(program) {
+            if !self.machine.is_running(program) {
                 launch(self);
             }
         }
@@ -182,13 +182,13 @@ impl Kube {
             return;
         }
         self.machine.wait("kube-apiserver", "is ready", || {
-            // Asking is work, too.
+            // Polling is work, too.
             sleep(Duration::from_millis(100));
             look()
         });
     }
 
-    /// What the server answers to who may do everything: to all of these paths, one after the other, until one fails.
+    /// Sends GET requests as cluster administrator for these paths, one after the other, until one fails.
     #[must_use]
     #[track_caller]
     pub fn ask(&self, paths: &[&str]) -> Finished {
@@ -198,7 +198,7 @@ impl Kube {
         self.machine.attempt(words.into_iter().chain(addresses.iter().map(String::as_str)))
     }
 
-    /// Ends one of its two programs with a signal.
+    /// Stops etcd or the API server with a signal.
     #[track_caller]
     pub fn stop(&self, program: &str, signal: &str) {
         assert!(self.pooled.is_none(), "{POOLED}");
@@ -223,13 +223,13 @@ impl Kube {
         self.machine.start("etcd", words);
     }
 
-    /// Starts the server.
+    /// Starts the API server.
     #[track_caller]
     pub fn launch_server(&self) {
         self.launch_server_with(&[]);
     }
 
-    /// Starts the server with further words.
+    /// Starts the API server with further arguments.
     #[track_caller]
     pub fn launch_server_with(&self, further: &[&str]) {
         let pki = |name| self.pki(name);
@@ -258,8 +258,8 @@ impl Kube {
         ];
         if self.minor() == 20 {
             words.push(match self.accounts {
-                Accounts::Absent => format!("--runtime-config=api/all=false,{}=true", ASKED.join("=true,")),
-                Accounts::Required => format!("--runtime-config={}=false", UNASKED.join("=false,")),
+                Accounts::Absent => format!("--runtime-config=api/all=false,{}=true", SERVED.join("=true,")),
+                Accounts::Required => format!("--runtime-config={}=false", NOT_SERVED.join("=false,")),
             });
         }
         if self.accounts == Accounts::Absent {
@@ -268,27 +268,28 @@ impl Kube {
         self.machine.start("kube-apiserver", words.iter().map(String::as_str).chain(further.iter().copied()));
     }
 
-    /// The path of one of the programs.
+    /// Path of a program of the lane.
     #[must_use]
     pub fn program(&self, name: &str) -> String {
         text(&self.parts.join("bin").join(name)).to_owned()
     }
 
-    /// Which Kubernetes it is: 20 of 1.20.
+    /// Minor version of Kubernetes: 20 for 1.20.
     #[must_use]
     #[track_caller]
     pub fn minor(&self) -> u32 {
-        let told = fs::read_to_string(self.parts.join("version")).expect("what `prepare` was told");
-        told.split('.').nth(1).and_then(|minor| minor.parse().ok()).expect("Kubernetes v1.MINOR.PATCH")
+        let version =
+            fs::read_to_string(self.parts.join("version")).expect("the version that `prepare` wrote");
+        version.split('.').nth(1).and_then(|minor| minor.parse().ok()).expect("Kubernetes v1.MINOR.PATCH")
     }
 
-    /// The path of a certificate or key.
+    /// Path of a certificate or key.
     #[must_use]
     pub fn pki(&self, name: &str) -> String {
         text(&self.parts.join("pki").join(name)).to_owned()
     }
 
-    /// Writes a kubeconfig for who has these credentials; its path.
+    /// Writes a kubeconfig with these credentials; returns its path.
     #[track_caller]
     pub fn configuration(&self, name: &str, user: &Value) -> String {
         let path = format!("{CONFIGURATIONS}/{name}");
@@ -304,13 +305,13 @@ impl Kube {
         path
     }
 
-    /// The kubeconfig of who may do everything.
+    /// Path of the kubeconfig of the cluster administrator.
     #[must_use]
     pub fn admin(&self) -> String {
         format!("{CONFIGURATIONS}/admin")
     }
 
-    /// Makes a service account, if there is none, and a kubeconfig with a token of it; its path.
+    /// Creates a service account if it does not exist, and a kubeconfig with its token; returns the path.
     #[track_caller]
     pub fn service_account(&self, namespace: &str, name: &str) -> String {
         let token = self.requested_token(namespace, name).unwrap_or_else(|_| {
@@ -323,7 +324,7 @@ impl Kube {
         self.configuration(&format!("{namespace}-{name}"), &json!({ "token": token }))
     }
 
-    /// A token of a service account.
+    /// Requests a token of a service account.
     #[must_use]
     #[track_caller]
     pub fn token(&self, namespace: &str, name: &str) -> String {
@@ -338,13 +339,13 @@ impl Kube {
         if finished.code == Some(0) { Ok(token(finished.json())) } else { Err(finished) }
     }
 
-    /// `kubectl` with these words and this input, as who may do everything.
+    /// Runs `kubectl` with these arguments and this input as cluster administrator.
     #[track_caller]
     pub fn attempt<'a>(&self, words: impl IntoIterator<Item = &'a str>, stdin: &str) -> Finished {
         self.attempt_as(&self.admin(), words, stdin)
     }
 
-    /// The same as somebody else.
+    /// Runs `kubectl` with another kubeconfig.
     #[track_caller]
     pub fn attempt_as<'a>(
         &self,
@@ -353,32 +354,32 @@ impl Kube {
         stdin: &str,
     ) -> Finished {
         let kubectl = self.machine.command(&self.program("kubectl"));
-        // Its cache of what the server offers; it ends before its garbage matters.
+        // HOME contains its discovery cache. It exits before garbage collection matters.
         let kubectl = kubectl.env("HOME", CONFIGURATIONS).env("KUBECONFIG", configuration).env("GOGC", "off");
-        kubectl.args(words).stdin(stdin).deadline(crate::machine::PATIENCE).finish()
+        kubectl.args(words).stdin(stdin).deadline(crate::machine::TIMEOUT).finish()
     }
 
-    /// `kubectl` with words that must succeed; what it prints.
+    /// Runs `kubectl`, which must succeed; returns its standard output.
     #[track_caller]
     pub fn kubectl<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> String {
         self.attempt(words, "").success().stdout
     }
 
-    /// `kubectl get` with these words, as JSON.
+    /// Runs `kubectl get` with these arguments; returns JSON.
     #[track_caller]
     pub fn json<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Value {
         let words = ["get", "-o", "json"].into_iter().chain(words);
         self.attempt(words, "").success().json()
     }
 
-    /// Waits until the server serves what was defined.
+    /// Waits until the server serves all custom resources.
     #[track_caller]
     pub fn wait_until_served(&self) {
         self.kubectl(["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
     }
 
-    /// Applies manifests, which the server must accept: what kubectl itself says of them it has to read the description of all
-    /// of the API for, and that is most of its work.
+    /// Applies manifests, which the server must accept. Validation by kubectl is off: it would download the OpenAPI document,
+    /// which is most of its work.
     #[track_caller]
     pub fn apply(&self, manifests: &str) -> String {
         let words = ["apply", "--validate=false", "--openapi-patch=false", "-f", "-"];

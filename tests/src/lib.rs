@@ -1,8 +1,8 @@
-//! What the end-to-end tests of the plugins have in common: a pretend host with `weft-cni` installed, an
-//! outside world, traffic, and a directory of manifests.
+//! Shared rig of the end-to-end tests: a pretend host with `weft-cni` installed, an outside world, traffic, a directory
+//! of manifests, and real programs such as containerd, an API server or Neutron.
 //!
-//! Rules: no reader of ours is the oracle; what is expected to stay after an attachment has gone is named here,
-//! and nowhere else.
+//! - Expectations are read with the system's own tools, never with code of weft.
+//! - Leftovers that may remain after an attachment is deleted are listed in [`changes`] and nowhere else.
 
 #![allow(
     clippy::panic,
@@ -46,10 +46,10 @@ pub use node::Node;
 pub use openstack::OpenStack;
 pub use proxy::Proxy;
 
-/// Every version of the protocol there has been.
+/// Every version of the CNI specification.
 pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// Every name under which the tests call `weft-cni`.
+/// Every name under which tests call `weft-cni`.
 pub const NAMES: &[&str] = &[
     "weft-cni",
     "weft",
@@ -77,14 +77,14 @@ pub const NAMES: &[&str] = &[
     "whereabouts",
 ];
 
-/// Puts `weft-cni` where the host's runtime looks, under all its names.
+/// Installs `weft-cni` in the plugin directory of the host, under all its names.
 pub fn install(host: &Host) {
     host.install(&testkit::binary("weft-cni"), NAMES);
-    // As on a node that has been used: what stays is a difference to tell.
+    // These directories exist on any used node. Without them, every ADD would show as a difference.
     host.run(["sh", "-c", "mkdir -p /run/cni && mkdir -p -m 700 /run/cni/host-device"]);
 }
 
-/// The words that run a plugin where `iptables` is the older one, whose rules the kernel keeps apart from nftables.
+/// Returns the command prefix that runs a plugin with legacy iptables, whose rules the kernel keeps apart from nftables.
 #[must_use]
 #[track_caller]
 pub fn with_legacy_iptables(host: &Host) -> Vec<String> {
@@ -94,13 +94,13 @@ pub fn with_legacy_iptables(host: &Host) -> Vec<String> {
     ["env", "PATH=/run/legacy"].map(str::to_owned).to_vec()
 }
 
-/// `config` in a version of the protocol.
+/// Returns `config` with another `cniVersion`.
 #[must_use]
 pub fn in_version(config: &Value, version: &str) -> Value {
     with(config, &json!({ "cniVersion": version }))
 }
 
-/// `config` with some keys set.
+/// Returns `config` with some fields set.
 #[must_use]
 pub fn with(config: &Value, keys: &Value) -> Value {
     let mut config = config.clone();
@@ -110,14 +110,14 @@ pub fn with(config: &Value, keys: &Value) -> Value {
     config
 }
 
-/// What is new, gone or different, but for what comes and goes by itself:
-/// - what host-local remembers to be fast or fair: where round robin goes on, and what a copy of its directory
-///   says (whether there is one counts, but not the directory above, which stays until the next boot);
-/// - what an agent has checked, for the next agent;
-/// - link-local addresses of links that stay, and their routes: the kernel gives them in its own time;
+/// Differences between two snapshots, without those that appear and disappear independently of the test:
+/// - state of host-local that only affects speed or fairness: the position of round robin, and the content of the copy
+///   of its directory. Whether that copy exists counts. The directory above it stays until the next boot;
+/// - results of drift checks, which an agent stores for its successor;
+/// - link-local addresses of remaining links, and their routes: the kernel adds them later;
 /// - the local route of an IPv6 address: the kernel adds it from a work queue, later than the address, which is a
-///   difference of its own;
-/// - the multicast route of a link: the kernel has it as long as the link is ready, which takes it a moment.
+///   difference itself;
+/// - the multicast route of a link: it exists while the link is ready, which takes a moment.
 #[must_use]
 #[track_caller]
 pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
@@ -134,8 +134,8 @@ pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
             || line.strip_prefix("+ route local local ").is_some_and(is_ipv6)
             || line.get(2..).is_some_and(|rest| rest.starts_with("route local multicast ff00::/8 "))
     };
-    let told: Vec<&str> = lines.lines().filter(|line| !own_time(line)).collect();
-    told.join("\n")
+    let remaining: Vec<&str> = lines.lines().filter(|line| !own_time(line)).collect();
+    remaining.join("\n")
 }
 
 /// Whether the address at the beginning of a line is one of IPv6.
@@ -143,24 +143,24 @@ fn is_ipv6(line: &str) -> bool {
     line.split(' ').next().is_some_and(|address| address.contains(':'))
 }
 
-/// Fails unless the host is as it was, and the pods are.
+/// Fails unless the host equals its snapshot.
 #[track_caller]
-pub fn assert_nothing_left(what: &str, host: &Host, before: &Snapshot) {
+pub fn assert_nothing_left(case: &str, host: &Host, before: &Snapshot) {
     let changes = changes(before, &host.snapshot());
-    assert!(changes.is_empty(), "{what}: the host is not as it was:\n{changes}");
+    assert!(changes.is_empty(), "{case}: the host is not as it was:\n{changes}");
 }
 
-/// The same for a pod.
+/// Fails unless the pod equals its snapshot.
 #[track_caller]
-pub fn assert_pod_unchanged(what: &str, pod: &Pod, before: &Snapshot) {
+pub fn assert_pod_unchanged(case: &str, pod: &Pod, before: &Snapshot) {
     let changes = changes(before, &pod.snapshot());
-    assert!(changes.is_empty(), "{what}: pod {} is not as it was:\n{changes}", pod.name());
+    assert!(changes.is_empty(), "{case}: pod {} is not as it was:\n{changes}", pod.name());
 }
 
-/// The code and message of a refusal.
+/// Code and message of a CNI error.
 ///
 /// # Panics
-/// If it is none: success, or an exit without an error in the protocol's form.
+/// If the plugin succeeded, or exited without a CNI error on standard output.
 #[must_use]
 #[track_caller]
 pub fn refusal(finished: &Finished) -> (u64, String) {
@@ -170,17 +170,17 @@ pub fn refusal(finished: &Finished) -> (u64, String) {
     (error["code"].as_u64().expect("a code"), format!("{} {}", text("msg"), text("details")))
 }
 
-/// Fails unless it was refused with this code and every one of these words.
+/// Fails unless the plugin failed with this code and a message that contains all these strings.
 #[track_caller]
-pub fn assert_refused(what: &str, finished: &Finished, code: u64, words: &[&str]) {
+pub fn assert_refused(case: &str, finished: &Finished, code: u64, words: &[&str]) {
     let (given, message) = refusal(finished);
-    assert_eq!(given, code, "{what}: {message}");
+    assert_eq!(given, code, "{case}: {message}");
     for word in words {
-        assert!(message.contains(word), "{what}: {word:?} is missing in: {message}");
+        assert!(message.contains(word), "{case}: {word:?} is missing in: {message}");
     }
 }
 
-/// The addresses of a result in any version, with their prefix lengths.
+/// Addresses of a result of any version, with prefix lengths.
 #[must_use]
 pub fn addresses(result: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -189,7 +189,7 @@ pub fn addresses(result: &Value) -> Vec<String> {
     old.chain(new).collect()
 }
 
-/// The addresses of a link that are not the kernel's own, as `ip -j` has them.
+/// Addresses of a link as `ip -j` prints them, without those of scope link.
 #[must_use]
 #[track_caller]
 pub fn addresses_on(netns: &Netns, link: &str) -> Vec<String> {
@@ -201,7 +201,7 @@ pub fn addresses_on(netns: &Netns, link: &str) -> Vec<String> {
         .collect()
 }
 
-/// One link as `ip -d -j` has it; `None` if there is none.
+/// One link as `ip -d -j` prints it; `None` if it does not exist.
 #[must_use]
 #[track_caller]
 pub fn link(netns: &Netns, name: &str) -> Option<Value> {
@@ -209,7 +209,7 @@ pub fn link(netns: &Netns, name: &str) -> Option<Value> {
     (finished.code == Some(0)).then(|| finished.json()[0].clone())
 }
 
-/// Is a link, as [`link`] has it, up? The operational state follows in the kernel's own time.
+/// Whether a link, as [`link`] returns it, has the flag UP. The kernel changes the operational state later.
 #[must_use]
 pub fn is_up(link: &Value) -> bool {
     link["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "UP"))
@@ -250,9 +250,9 @@ fn route_text(route: &Value) -> String {
     text
 }
 
-/// GC with a list of what is valid; `None`: without a list.
+/// Calls GC with a list of valid attachments; `None` omits the list.
 #[track_caller]
-pub fn collect(attachment: &Attachment<'_>, config: &Value, valid: Option<&[(&str, &str)]>) -> Finished {
+pub fn gc(attachment: &Attachment<'_>, config: &Value, valid: Option<&[(&str, &str)]>) -> Finished {
     let mut config = config.clone();
     if let Some(valid) = valid {
         let list = valid.iter().map(|(id, ifname)| json!({ "containerID": id, "ifname": ifname }));

@@ -1,4 +1,4 @@
-//! A pretend host with processes of its own: what a container runtime, or a whole node, runs on.
+//! Pretend host with its own processes: a container runtime or a whole node runs on it.
 //!
 //! ```text
 //!   machine ── control groups /weft-test-… only
@@ -6,11 +6,10 @@
 //!            └─ Machine: first process ── services ── containers
 //! ```
 //!
-//! Rules:
-//! - every process is in a PID namespace whose first process ends with the test, however the test ends; the kernel
-//!   then kills the rest, containers too;
-//! - mounts of containers are in a further mount namespace, and go with it; `/run/netns` is seen from the host;
-//! - of the machine itself, control groups are touched: in one group of a name of our own, removed at the end.
+//! - Every process is in a PID namespace whose first process ends with the test, however the test ends. The kernel then
+//!   kills the rest, including containers.
+//! - Mounts of containers are in a further mount namespace and disappear with it. The host sees `/run/netns`.
+//! - Of the real machine, only control groups are changed: one group with a reserved name, removed at the end.
 //!
 //! Source: pid_namespaces(7), unshare(1), cgroups(7).
 
@@ -24,20 +23,20 @@ use std::time::{Duration, Instant};
 
 use testkit::{Command, Finished, Host, Running};
 
-/// How long anything may take to come up or to go.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How long nobody looks after a look that took no time, and after one that took long.
+/// Limit for any wait.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+/// Shortest and longest pause between two polls; the pause grows with the duration of a poll.
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// Process ids and output of services.
+/// Directory of process ids and logs of services.
 const SERVICES: &str = "/run/services";
-/// Names of our control groups begin with it; the test's process id and a number follow.
+/// Prefix of control group names; the test's process id and a number follow.
 const GROUPS: &str = "weft-test-";
-/// Where control groups are.
+/// Mount point of control groups.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// What the first process does: the rest of a machine's file system, whose mounts containers may see; then, for as long as somebody holds its input,
-/// take in orphans.
+/// Script of the first process. It mounts the rest of the machine's file system, whose mounts containers may see. Then it
+/// adopts orphaned processes until its input is closed.
 const FIRST: &str = "set -e
     mount --rbind /run/machine/sys/fs/cgroup /sys/fs/cgroup
     mount --make-rshared /
@@ -46,20 +45,20 @@ const FIRST: &str = "set -e
     : >/run/services/up
     exec 3<&0; cat <&3 >/dev/null & wait $!";
 
-/// Where what a machine is configured with lies; it outlives a reboot, and is nobody else's.
+/// Directory of configuration files that only this machine reads; it survives a reboot.
 pub const CONFIGURATIONS: &str = "/etc/weft-test";
 
-/// A host with processes of its own.
+/// Pretend host with its own processes.
 #[derive(Debug)]
 pub struct Machine {
-    // First: what is in it ends before the host does.
+    // First: its processes end before the host is dropped.
     boot: Mutex<Boot>,
     name: String,
     group: String,
     host: Host,
 }
 
-/// From start to end of a machine's processes.
+/// Processes of a machine between two reboots.
 #[derive(Debug)]
 struct Boot {
     first: Running,
@@ -69,10 +68,10 @@ struct Boot {
 // === impl Machine ===
 
 impl Machine {
-    /// Starts one on `host`, whose name will be `name`.
+    /// Starts a machine on `host` with host name `name`.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[must_use]
     #[track_caller]
     pub fn new(host: Host, name: &str) -> Machine {
@@ -84,8 +83,8 @@ impl Machine {
         Machine { boot, name: name.to_owned(), group, host }
     }
 
-    /// The machine loses power and is started again: what was in memory is gone, processes, network and `/run`;
-    /// what was on disk is there. What is beyond its network stays, and the link `up0` to it.
+    /// Reboots the machine: processes, network and `/run` are lost, files on disk stay. Devices beyond its network stay, and
+    /// so does the link `up0`.
     #[track_caller]
     pub fn reboot(&self) {
         let mut boot = self.boot.lock().expect("no panic before");
@@ -101,20 +100,20 @@ impl Machine {
         host.run(["mkdir", "-p", CONFIGURATIONS]);
         host.run(["sh", "-e", "-c", clear]);
         for link in crate::links(host).iter().filter(|link| *link != "up0") {
-            // The other end of one that is gone already.
+            // Deleting one end of a pair deletes the other, so this may fail.
             let _ = host.attempt(["ip", "link", "delete", link]);
         }
         *boot = Boot::new(host, &self.name);
     }
 
-    /// The control group in which its containers have to be, as a path from the root of each hierarchy.
+    /// Control group for containers, as a path from the root of each hierarchy.
     #[must_use]
     pub fn group(&self) -> String {
         format!("/{}", self.group)
     }
 
-    /// Makes the control group, for who expects it to be there. With version 1 a group of processors is empty at
-    /// first, and takes nobody.
+    /// Creates the control group, for programs that expect it. With cgroup v1, a new cpuset group is empty and accepts no
+    /// process until its CPUs and memory nodes are set.
     #[track_caller]
     pub fn make_group(&self) {
         let script = "for place in /sys/fs/cgroup /sys/fs/cgroup/*; do
@@ -126,25 +125,25 @@ impl Machine {
         self.run(["sh", "-c", script, &self.group]);
     }
 
-    /// A path of the machine as this process can open it, mounts of containers included.
+    /// Returns a path that this process can open for a path of the machine, including mounts of containers.
     #[must_use]
     pub fn reach(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.id()))
     }
 
-    /// The first process, as this process knows it.
+    /// Process id of the first process in the namespace of the test.
     fn id(&self) -> u32 {
         self.boot.lock().expect("no panic before").id
     }
 
-    /// A program to run inside, found in `PATH`.
+    /// Returns a command to run inside; the program is looked up in `PATH`.
     pub fn command(&self, program: &str) -> Command {
         let id = self.id().to_string();
         let namespaces = ["--mount", "--pid", "--ipc", "--uts", "--root", "--wd"];
         self.host.command("nsenter").args(["--target", &id]).args(namespaces).args(["--", program])
     }
 
-    /// Runs a program inside that must succeed; what it prints.
+    /// Runs a program inside that must succeed; returns its standard output.
     #[track_caller]
     pub fn run<'a>(&self, line: impl IntoIterator<Item = &'a str>) -> String {
         self.attempt(line).success().stdout
@@ -158,61 +157,61 @@ impl Machine {
         self.command(program).args(words).finish()
     }
 
-    /// Starts a program that stays; its output goes to its log.
+    /// Starts a service; its output goes to its log.
     #[track_caller]
     pub fn start<'a>(&self, service: &str, line: impl IntoIterator<Item = &'a str>) {
         let file = format!("{SERVICES}/{service}");
         let script = "setsid sh -c 'echo $$ >\"$0.pid.new\"; mv \"$0.pid.new\" \"$0.pid\"; exec \"$@\"' \"$0\" \"$@\" \
                       >>\"$0.log\" 2>&1 </dev/null &";
-        // To look for garbage as often as usual is a sixth of what a server in Go does that lives for seconds.
+        // With the default garbage collection, a short-lived Go server spends a sixth of its time on it.
         let shell = self.command("sh").env("GOGC", "400");
         shell.args(["-c", script, &file]).args(line).finish().success();
         until(&format!("{service} is started"), || self.host.read(format!("{file}.pid")));
     }
 
-    /// Ends a program with a signal, and waits until it is gone.
+    /// Stops a service with a signal and waits until it has ended.
     #[track_caller]
     pub fn stop(&self, service: &str, signal: &str) {
         let file = format!("{SERVICES}/{service}.pid");
         let id = self.host.read(&file).unwrap_or_else(|| panic!("{service} was never started"));
         self.run(["kill", "-s", signal, id.trim()]);
-        until(&format!("{service} is gone"), || (!self.lives(service)).then_some(()));
+        until(&format!("{service} has ended"), || (!self.is_running(service)).then_some(()));
         self.host.run(["rm", &file]);
     }
 
-    /// Whether a program that was started runs: a thread of it that is left has its sockets still.
+    /// Whether a service runs. A remaining thread counts, because it still holds the sockets.
     #[must_use]
-    pub fn lives(&self, service: &str) -> bool {
+    pub fn is_running(&self, service: &str) -> bool {
         let Some(id) = self.host.read(format!("{SERVICES}/{service}.pid")) else { return false };
         let threads = fs::read_dir(self.reach(&format!("/proc/{}/task", id.trim())));
         threads.into_iter().flatten().flatten().any(|thread| runs(&thread.path().join("stat")))
     }
 
-    /// What a program printed so far.
+    /// Output of a service so far.
     #[must_use]
     pub fn log(&self, service: &str) -> String {
         self.host.read(format!("{SERVICES}/{service}.log")).unwrap_or_default()
     }
 
-    /// Waits for something that a program brings about.
+    /// Waits for an effect of a service.
     ///
     /// # Panics
-    /// If the program ends before, or it takes too long; with the end of its log.
+    /// If the service ends before, or at the timeout; the message contains the end of its log.
     #[track_caller]
-    pub fn wait<T>(&self, service: &str, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        let until = Instant::now() + PATIENCE;
+    pub fn wait<T>(&self, service: &str, condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let until = Instant::now() + TIMEOUT;
         loop {
             let started = Instant::now();
             if let Some(found) = look() {
                 return found;
             }
-            let ended = !self.lives(service);
+            let ended = !self.is_running(service);
             if ended || Instant::now() > until {
                 let log = self.log(service);
                 let lines: Vec<&str> = log.lines().collect();
                 let tail = lines[lines.len().saturating_sub(20)..].join("\n");
                 let why = if ended { "it has ended" } else { "it takes too long" };
-                panic!("{service}: {what}: {why}; its log ends with\n{tail}");
+                panic!("{service}: {condition}: {why}; its log ends with\n{tail}");
             }
             pause(started);
         }
@@ -244,54 +243,54 @@ impl Boot {
         let namespaces = ["--mount", "--mount-proc", "--propagation", "unchanged", "--pid", "--ipc", "--uts"];
         let words = ["--fork", "--kill-child", "sh", "-c", FIRST, name];
         let first = host.command("unshare").args(namespaces).args(words).start_tied();
-        until("the machine is up", || host.read(format!("{SERVICES}/up")));
+        until("the machine is started", || host.read(format!("{SERVICES}/up")));
         let children = format!("/proc/{0}/task/{0}/children", first.id());
         let children = fs::read_to_string(&children).expect("children of unshare");
         let id = children.trim().parse().expect("one child");
         Boot { first, id }
     }
 
-    /// Kills all of its processes, and takes their control group away.
+    /// Kills all processes and removes the control group.
     fn end(&mut self, group: &str) {
         self.first.end();
-        // All of them are dead once the first is: but its end may take the kernel a moment, and who takes in orphans may let
-        // it lie for a second.
+        // The first process takes the others with it, but the kernel may need a moment, and a zombie may remain for a second
+        // until its parent reaps it.
         let process = Path::new("/proc").join(self.id.to_string()).join("stat");
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while (runs(&process) || !remove_group(group)) && Instant::now() < deadline {
             thread::sleep(PAUSE);
         }
     }
 }
 
-/// Whether a process or thread is more than what is left for its parent to read; by its `stat`.
+/// Whether a process or thread, given its `stat`, runs and is no zombie.
 fn runs(stat: &Path) -> bool {
     fs::read_to_string(stat).is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
 }
 
-/// Waits until `look` finds something.
+/// Waits until `look` returns a value.
 ///
 /// # Panics
-/// If it takes too long.
+/// If it takes longer than [`TIMEOUT`].
 #[track_caller]
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+pub fn until<T>(condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let started = Instant::now();
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what}: not after {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "{condition}: not after {TIMEOUT:?}");
         pause(started);
     }
 }
 
-/// Waits before the next look: whoever waits for work must not be most of it.
+/// Pauses in proportion to the duration of the last poll, so that polling is not most of the load.
 fn pause(started: Instant) {
     thread::sleep(started.elapsed().clamp(PAUSE, PAUSE_MAX));
 }
 
-/// Control groups that tests left which were killed.
+/// Removes control groups of tests that were killed.
 fn remove_orphaned_groups() {
     for place in hierarchies() {
         for entry in fs::read_dir(place).into_iter().flatten().flatten() {
@@ -304,7 +303,7 @@ fn remove_orphaned_groups() {
     }
 }
 
-/// Takes a control group away in every hierarchy; false if something is still in it.
+/// Removes a control group from every hierarchy; returns false if it still contains processes.
 fn remove_group(name: &str) -> bool {
     let all = hierarchies().into_iter().map(|place| place.join(name));
     all.filter(|path| path.exists()).all(|path| remove_tree(&path))
@@ -316,7 +315,7 @@ fn remove_tree(path: &Path) -> bool {
     empty && fs::remove_dir(path).is_ok()
 }
 
-/// The roots of all hierarchies: one with version 2, one a controller with version 1.
+/// Roots of all hierarchies: one with cgroup v2, one for each controller with v1.
 fn hierarchies() -> Vec<PathBuf> {
     let below = fs::read_dir(CGROUPS).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut roots: Vec<PathBuf> =

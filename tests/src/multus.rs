@@ -1,12 +1,12 @@
-//! The real Multus on a machine whose API server answers, in both of its forms; see [`crate::peers`].
+//! Real Multus, thin and thick, on a machine with an API server; see [`crate::peers`].
 //!
 //! ```text
 //!   thin:   multus ─────────────────────────────► API server, plugins
 //!   thick:  multus-shim ──► /run/multus/multus.sock ──► multus-daemon ──► API server, plugins
 //! ```
 //!
-//! Its plugins are the Go ones of the same directory. The daemon runs on the machine itself and not in a container, so
-//! its paths are the machine's.
+//! Its delegates are the Go plugins of the same directory. The daemon runs directly on the machine instead of in a
+//! container, so its paths are those of the machine.
 //!
 //! Source: Multus v4.3 `deployments/`, `docs/configuration.md`.
 
@@ -18,25 +18,25 @@ use crate::kube::Kube;
 use crate::machine::Machine;
 use crate::parts::text;
 
-/// What it remembers.
-pub const MEMORY: &str = "/var/lib/cni/multus";
-/// The daemon's configuration.
+/// Directory in which Multus caches the networks of a sandbox.
+pub const CACHE_DIRECTORY: &str = "/var/lib/cni/multus";
+/// Configuration of the daemon.
 pub const DAEMON_CONFIG: &str = "/etc/weft-test/daemon-config.json";
-/// The service it is.
+/// Name of the daemon's service.
 pub const DAEMON: &str = "multus-daemon";
-/// Where a program of a pod finds its rights.
+/// Directory in which a program in a pod finds its service account.
 const RIGHTS: &str = "/run/secrets/kubernetes.io/serviceaccount";
 
-/// How it is built.
+/// Deployment form of Multus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// One program that does all.
+    /// One program that does everything.
     Thin,
-    /// One that hands on to a daemon.
+    /// A shim that forwards to a daemon.
     Thick,
 }
 
-/// One of a machine.
+/// Multus on a machine.
 #[derive(Debug)]
 pub struct Multus {
     programs: PathBuf,
@@ -44,10 +44,10 @@ pub struct Multus {
 }
 
 impl Form {
-    /// Both.
+    /// Both forms.
     pub const ALL: [Form; 2] = [Form::Thin, Form::Thick];
 
-    /// What people call it.
+    /// Name of the form in its documentation.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ impl Form {
         }
     }
 
-    /// What has to be in the directory of the peers.
+    /// Programs that the directory of peers must contain.
     #[must_use]
     pub fn programs(self) -> &'static [&'static str] {
         match self {
@@ -65,7 +65,7 @@ impl Form {
         }
     }
 
-    /// Its plugin, which is the `type` of its configuration.
+    /// Plugin that the runtime calls: the `type` of its configuration.
     #[must_use]
     pub fn plugin(self) -> &'static str {
         match self {
@@ -76,11 +76,11 @@ impl Form {
 }
 
 impl Multus {
-    /// Makes its account with the rights that its installation gives, and nothing else yet.
+    /// Creates its service account with the RBAC of its installation, and nothing else yet.
     #[must_use]
     #[track_caller]
     pub fn new(machine: &Machine, kube: &Kube, programs: PathBuf) -> Multus {
-        kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": rights() }).to_string());
+        kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": rbac_objects() }).to_string());
         let kubeconfig = kube.service_account("kube-system", "multus");
         let authority = machine.read(kube.pki("ca.crt")).expect("a certificate");
         machine.write(format!("{RIGHTS}/ca.crt"), authority);
@@ -88,25 +88,25 @@ impl Multus {
         Multus { programs, kubeconfig }
     }
 
-    /// Its credentials.
+    /// Path of its kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> &str {
         &self.kubeconfig
     }
 
-    /// Where its programs and its plugins are.
+    /// Directory of its programs and plugins.
     #[must_use]
     pub fn directory(&self) -> &str {
         text(&self.programs)
     }
 
-    /// The path of one of its programs.
+    /// Path of one of its programs.
     #[must_use]
     pub fn program(&self, name: &str) -> String {
         text(&self.programs.join(name)).to_owned()
     }
 
-    /// The configuration of a node with this default network.
+    /// Configuration of a node with this default network.
     #[must_use]
     pub fn configuration(&self, form: Form, default: &Value) -> Value {
         let mut configuration = json!({
@@ -117,17 +117,17 @@ impl Multus {
                 configuration["kubeconfig"] = self.kubeconfig.as_str().into();
                 configuration["binDir"] = self.directory().into();
             }
-            // The daemon has the rest.
+            // The daemon has the remaining settings.
             Form::Thick => configuration["daemonSocketDir"] = "/run/multus".into(),
         }
         configuration
     }
 
-    /// Starts the daemon of the node `name`: it writes `00-multus.conf` into `networks`, as soon as another network is
-    /// there, and follows that one.
+    /// Starts the daemon of the node `name`. It writes `00-multus.conf` into `networks` when another network exists there,
+    /// and follows changes of that network.
     #[track_caller]
     pub fn start_daemon(&self, machine: &Machine, name: &str, networks: &str) {
-        // The version is that of its installation.
+        // The version of its default installation.
         let config = json!({
             "cniVersion": "0.3.1", "logLevel": "error", "logToStderr": true, "binDir": self.directory(),
             "cniConfigDir": networks, "multusAutoconfigDir": networks, "multusConfigFile": "auto",
@@ -149,9 +149,9 @@ impl Multus {
     }
 }
 
-/// The objects of its account, as its installation makes them.
+/// Objects of its service account and RBAC, as its installation creates them.
 #[must_use]
-pub fn rights() -> Value {
+pub fn rbac_objects() -> Value {
     json!([
         { "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "multus", "namespace": "kube-system" } },
         { "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": "multus" }, "rules": [

@@ -1,11 +1,11 @@
-//! A real Neutron on a machine of the test's own, with OVN and Open vSwitch in user space; see `lanes/neutron/prepare`.
+//! Real Neutron on a machine of the test, with OVN and Open vSwitch in user space; see `lanes/neutron/prepare`.
 //!
 //! ```text
 //!   machine (chassis node-1) ── underlay ── node-2      Neutron :9696, Keystone :5000, on the machine's loopback
 //! ```
 //!
-//! The first chassis is the machine itself, another one a network namespace of its name. The oracle is `curl`, and
-//! `ovs-vsctl` of the chassis.
+//! The first chassis is the machine itself. Any other is a network namespace of its name. Expectations are read with
+//! `curl`, and with `ovs-vsctl` of the chassis.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,59 +16,59 @@ use testkit::workspace;
 use crate::machine::Machine;
 use crate::parts::{parts, text};
 
-/// Where it answers.
+/// URL of Neutron.
 pub const NEUTRON: &str = "http://127.0.0.1:9696";
-/// Where Keystone does.
+/// URL of Keystone.
 pub const KEYSTONE: &str = "http://127.0.0.1:5000";
-/// Everything of it.
+/// Directory of its files.
 const DIRECTORY: &str = "/run/neutron";
 
-/// What of it runs.
+/// Services and drivers that run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Neutron with OVN; nobody asks who one is.
+    /// Neutron with OVN, without authentication.
     Open,
-    /// The same, and Keystone asks.
+    /// Neutron with OVN and Keystone.
     Keystone,
-    /// Neutron with its own mechanism drivers for tests, without any switch.
+    /// Neutron with its own mechanism drivers for tests, without a switch.
     Api,
-    /// Neutron with ML2/OVS, without any switch: what an agent would report is up to the test.
+    /// Neutron with ML2/OVS, without a switch: the test reports what an agent would report.
     Agents,
 }
 
-/// A Neutron.
+/// Running Neutron.
 #[derive(Debug)]
 pub struct Neutron {
     machine: Arc<Machine>,
     mode: Mode,
 }
 
-/// A network with one subnet.
+/// Network with one subnet.
 #[derive(Clone, Debug)]
 pub struct Subnet {
-    /// The network's id.
+    /// Id of the network.
     pub network: String,
-    /// The subnet's id.
+    /// Id of the subnet.
     pub id: String,
 }
 
 // === impl Neutron ===
 
 impl Neutron {
-    /// Starts one; nothing, and the test is skipped, if the lane was not made ready.
+    /// Starts Neutron; `None`, and the test is skipped, if the lane was not prepared.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[must_use]
     #[track_caller]
     pub fn new(machine: impl Into<Arc<Machine>>, mode: Mode, chassis: &[&str]) -> Option<Neutron> {
-        Neutron::with_tokens_of(machine, mode, chassis, 3600)
+        Neutron::with_token_lifetime(machine, mode, chassis, 3600)
     }
 
-    /// The same, where a token is good for so many seconds.
+    /// Starts Neutron with tokens that are valid for this number of seconds.
     #[must_use]
     #[track_caller]
-    pub fn with_tokens_of(
+    pub fn with_token_lifetime(
         machine: impl Into<Arc<Machine>>,
         mode: Mode,
         chassis: &[&str],
@@ -85,7 +85,7 @@ impl Neutron {
         let stack = workspace().join("lanes/neutron/stack");
         let template = parts.join("template");
         machine.run(["mkdir", "-p", DIRECTORY]);
-        // Its processes stay, and would hold our pipe.
+        // Its processes continue to run and would keep this pipe open.
         let script = "\"$0\" start \"$1\" \"$2\" >/run/neutron.log 2>&1 </dev/null || { cat /run/neutron.log; exit 1; }";
         let stack = machine
             .command("sh")
@@ -94,30 +94,30 @@ impl Neutron {
             .env("MECHANISM", mechanism)
             .env("CHASSIS", chassis.join(" "))
             .env("TOKEN_TTL", seconds.to_string())
-            .deadline(crate::machine::PATIENCE * 3);
+            .deadline(crate::machine::TIMEOUT * 3);
         stack.finish().success();
         Some(Neutron { machine, mode })
     }
 
-    /// The machine.
+    /// Machine on which Neutron runs.
     #[must_use]
     pub fn machine(&self) -> &Arc<Machine> {
         &self.machine
     }
 
-    /// The file of clouds of a Keystone.
+    /// Path of `clouds.yaml` for Keystone.
     #[must_use]
     pub fn clouds(&self) -> String {
         format!("{DIRECTORY}/clouds.yaml")
     }
 
-    /// The socket of a chassis's Open vSwitch.
+    /// OVSDB socket of a chassis.
     #[must_use]
     pub fn ovsdb(&self, chassis: &str) -> String {
         format!("{DIRECTORY}/ovn/{chassis}/db.sock")
     }
 
-    /// What `ovs-vsctl` says of a chassis.
+    /// Runs `ovs-vsctl` on a chassis and returns its output.
     #[track_caller]
     pub fn ovs(&self, chassis: &str, words: &[&str]) -> String {
         let database = format!("--db=unix:{}", self.ovsdb(chassis));
@@ -126,7 +126,7 @@ impl Neutron {
         self.machine.run(line)
     }
 
-    /// The ports of a chassis's `br-int` that are links of pods.
+    /// Ports of `br-int` on a chassis that are links of pods.
     #[must_use]
     #[track_caller]
     pub fn plugged(&self, chassis: &str) -> Vec<String> {
@@ -135,7 +135,7 @@ impl Neutron {
         all.lines().filter(of_pods).map(str::to_owned).collect()
     }
 
-    /// One request to Neutron, as its administrator; status and answer.
+    /// Sends a request to Neutron as administrator; returns status and body.
     #[must_use]
     #[track_caller]
     pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
@@ -150,14 +150,14 @@ impl Neutron {
             content = body.to_string();
             words.extend(["-H", "Content-Type: application/json", "-d", &content]);
         }
-        // Two that change one port at once keep each other waiting in Neutron.
-        let curl = self.machine.command("curl").args(words).deadline(crate::machine::PATIENCE * 2);
+        // Neutron delays concurrent changes of one port.
+        let curl = self.machine.command("curl").args(words).deadline(crate::machine::TIMEOUT * 2);
         let answer = curl.finish().success().stdout;
         let (body, status) = answer.rsplit_once('\n').expect("a status");
         (status.parse().expect("a status"), serde_json::from_str(body).unwrap_or(Value::Null))
     }
 
-    /// The same, which must succeed.
+    /// Sends a request that must succeed.
     #[must_use]
     #[track_caller]
     pub fn api(&self, method: &str, path: &str, body: Option<&Value>) -> Value {
@@ -166,7 +166,7 @@ impl Neutron {
         answer
     }
 
-    /// A token of the administrator.
+    /// Token of the administrator.
     #[must_use]
     #[track_caller]
     pub fn token(&self) -> String {
@@ -182,7 +182,7 @@ impl Neutron {
         token.unwrap_or_else(|| panic!("no token: {answer}")).trim().to_owned()
     }
 
-    /// Makes a network with a subnet of these words beside its prefix.
+    /// Creates a network with a subnet; `words` are fields of the subnet besides its prefix.
     #[must_use]
     #[track_caller]
     pub fn subnet(&self, name: &str, cidr: &str, words: &Value) -> Subnet {
@@ -195,7 +195,7 @@ impl Neutron {
         Subnet { network: text(&network), id: text(&subnet["subnet"]["id"]) }
     }
 
-    /// The ports that a query selects.
+    /// Ports that match a query.
     #[must_use]
     #[track_caller]
     pub fn ports(&self, query: &str) -> Vec<Value> {
@@ -203,30 +203,30 @@ impl Neutron {
         answer["ports"].as_array().expect("a list").clone()
     }
 
-    /// The ports that were made for pods.
+    /// Ports of pods.
     #[must_use]
     #[track_caller]
     pub fn pod_ports(&self) -> Vec<Value> {
         self.ports("device_owner=compute:kuryr")
     }
 
-    /// A port.
+    /// Returns one port.
     #[must_use]
     #[track_caller]
     pub fn port(&self, id: &str) -> Value {
         self.api("GET", &format!("ports/{id}"), None)["port"].clone()
     }
 
-    /// What its server logged.
+    /// Log of the Neutron server.
     #[must_use]
     pub fn log(&self) -> String {
         self.machine.read(format!("{DIRECTORY}/neutron/server.log")).unwrap_or_default()
     }
 
-    /// Sends its server a signal: `STOP`, `CONT`, `KILL`.
+    /// Sends the Neutron server a signal: `STOP`, `CONT`, `KILL`.
     #[track_caller]
     pub fn signal(&self, signal: &str) {
-        let id = self.machine.read(format!("{DIRECTORY}/neutron/pid")).expect("it was started");
+        let id = self.machine.read(format!("{DIRECTORY}/neutron/pid")).expect("Neutron was started");
         let script = "for one in $1 $(pgrep -P \"$1\"); do kill -s \"$0\" \"$one\"; done";
         self.machine.run(["sh", "-c", script, signal, id.trim()]);
     }

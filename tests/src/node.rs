@@ -1,15 +1,14 @@
-//! A whole Kubernetes of one node: etcd, API server, controllers, scheduler, kubelet, containerd; see
+//! Complete Kubernetes cluster of one node: etcd, API server, controllers, scheduler, kubelet, containerd; see
 //! `lanes/node/prepare`.
 //!
 //! ```text
 //!   outside ── up0 192.0.2.2 ── up0 192.0.2.1 ── node: pods, API server 6443, kubelet 10250
 //! ```
 //!
-//! Rules: nothing of the machine is changed: what a kubelet writes into its kernel goes to files laid over it; what
-//! it writes elsewhere is in memory. No privilege is switched off: control groups per pod, RBAC and the Node
-//! authorizer, service accounts, probes, exec.
-//!
-//! There is no kube-proxy and no DNS. Of Services there is `kubernetes`, by one rule: pods reach the API server.
+//! - The real machine is not changed: sysctls that a kubelet writes go to files mounted over them, other files are in
+//!   memory.
+//! - No protection is switched off: control groups for each pod, RBAC, the Node authorizer, service accounts, probes, exec.
+//! - There is no kube-proxy and no DNS. The only Service is `kubernetes`: one rule lets pods reach the API server.
 //!
 //! Source: kubelet 1.20 and 1.36 `cmd/kubelet/app/server.go`; kube-controller-manager(8), kube-scheduler(8).
 
@@ -27,15 +26,15 @@ use crate::machine::{CONFIGURATIONS, Machine};
 use crate::parts::{parts, text};
 use crate::traffic::{self, OUTSIDE, UPLINK};
 
-/// The node's name.
+/// Name of the node.
 pub const NAME: &str = "node";
-/// How long a change of a node or a pod may take: a kubelet has clocks of ten seconds and more.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Limit for any change of a node or pod: a kubelet has intervals of ten seconds and more.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Where the kubelet reads pods that no API server has told it of.
+/// Directory of the kubelet's static pods.
 pub const STATIC_PODS: &str = "/etc/weft-test/static-pods";
 
-/// What a kubelet sets in the kernel of its node, or refuses to start.
+/// Sysctls that a kubelet requires, with their values.
 const KERNEL: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -45,35 +44,35 @@ const KERNEL: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// The Service `kubernetes`, without kube-proxy.
+/// Rules of the Service `kubernetes`, in place of kube-proxy.
 const SERVICE: &str = "table ip kubernetes {
     chain prerouting { type nat hook prerouting priority -100; ip daddr 10.96.0.1 tcp dport 443 dnat to 192.0.2.1:6443; }
     chain output { type nat hook output priority -100; ip daddr 10.96.0.1 tcp dport 443 dnat to 192.0.2.1:6443; }
 }";
 
-/// A cluster of one node.
+/// Cluster of one node.
 #[derive(Debug)]
 pub struct Node {
     kube: Kube,
     containerd: Containerd,
     outside: Pod,
-    /// The socket that the kubelet finds its runtime at.
+    /// Runtime socket of the kubelet.
     runtime: String,
 }
 
 // === impl Node ===
 
 impl Node {
-    /// Starts one on `host`, with no network yet; nothing, and the test is skipped, if the lane was not made ready.
+    /// Starts a cluster on `host` without a pod network; `None`, and the test is skipped, if the lane was not prepared.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[must_use]
     #[track_caller]
     pub fn new(host: Host) -> Option<Node> {
         let images = parts("node")?;
         let outside = traffic::outside(&host);
-        // Nobody answers names here, and waiting for that takes seconds.
+        // There is no DNS server, and a lookup would wait for seconds.
         host.run(["rm", "-f", "/etc/resolv.conf", "/etc/hosts"]);
         host.write("/etc/resolv.conf", "");
         host.write("/etc/hosts", format!("127.0.0.1 localhost\n{} {NAME}\n", UPLINK[0]));
@@ -83,24 +82,24 @@ impl Node {
         node.containerd.import(text(&images.join("busybox.tar")));
         node.launch();
         node.until("the node is registered", || node.condition("Ready").map(|_| ()));
-        node.until_pods_can_be_made("default");
+        node.until_service_account_exists("default");
         Some(node)
     }
 
-    /// Starts all of Kubernetes.
+    /// Starts all programs of Kubernetes.
     #[track_caller]
     fn launch(&self) {
         self.run(["ip", "route", "replace", "default", "via", OUTSIDE[0]]);
         self.command("nft").args(["-f", "-"]).stdin(SERVICE).finish().success();
         self.shield_kernel();
-        // First: it waits for the server, but spends its first seconds on itself.
+        // Started first: it waits for the server, but its own start takes seconds.
         self.launch_kubelet();
         self.kube.launch();
         self.kube.wait();
         self.launch_controllers();
     }
 
-    /// The node loses power and is started again.
+    /// Reboots the node.
     #[track_caller]
     pub fn reboot(&self) {
         self.machine().reboot();
@@ -108,7 +107,7 @@ impl Node {
         self.launch();
     }
 
-    /// Files over what a kubelet would change on the whole machine: they say what it wants to see.
+    /// Mounts files with the required values over the sysctls that a kubelet would change on the real machine.
     fn shield_kernel(&self) {
         for (name, value) in KERNEL {
             let file = format!("{CONFIGURATIONS}/{}", name.replace('/', "."));
@@ -120,7 +119,7 @@ impl Node {
     #[track_caller]
     fn launch_kubelet(&self) {
         let kube = &self.kube;
-        let kubeconfig = kube.certified("kubelet");
+        let kubeconfig = kube.kubeconfig_for_certificate("kubelet");
         let mut configuration = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -139,13 +138,13 @@ impl Node {
             "clusterDNS": ["10.96.0.10"],
             "resolvConf": "",
             "maxOpenFiles": 4096,
-            // By itself it speaks five times a second at most, and looks every ten seconds.
+            // The defaults are five requests a second and a status update every ten seconds.
             "nodeStatusUpdateFrequency": "1s",
             "kubeAPIQPS": 200,
             "kubeAPIBurst": 400,
             "eventRecordQPS": 200,
             "eventBurst": 400,
-            // No registry can give back an image that it takes away.
+            // A deleted image could not be pulled again, because there is no registry.
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
             "evictionHard": { "memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%" },
@@ -167,7 +166,7 @@ impl Node {
             words.push(format!("--pod-infra-container-image={}", containerd::PAUSE));
         } else {
             configuration["containerRuntimeEndpoint"] = endpoint.into();
-            // This machine may have no other control groups than the old ones.
+            // The real machine may have cgroup v1 only.
             configuration["failCgroupV1"] = false.into();
         }
         self.write(format!("{CONFIGURATIONS}/kubelet.json"), configuration.to_string());
@@ -185,58 +184,58 @@ impl Node {
         let name = "kube-controller-manager";
         let words = [
             kube.program(name),
-            format!("--kubeconfig={}", kube.certified(name)),
+            format!("--kubeconfig={}", kube.kubeconfig_for_certificate(name)),
             format!("--service-account-private-key-file={}", kube.pki("accounts.key")),
             format!("--root-ca-file={}", kube.pki("ca.crt")),
-            // Each controller with its own rights, or it may not take a node's taints away.
+            // Every controller uses its own account. Otherwise it may not remove the taints of a node.
             "--use-service-account-credentials=true".to_owned(),
             "--node-monitor-period=1s".to_owned(),
         ];
         self.machine().start(name, words.iter().map(String::as_str).chain(speed));
         let name = "kube-scheduler";
-        let words = [kube.program(name), format!("--kubeconfig={}", kube.certified(name))];
+        let words = [kube.program(name), format!("--kubeconfig={}", kube.kubeconfig_for_certificate(name))];
         self.machine().start(name, words.iter().map(String::as_str).chain(speed));
     }
 
-    /// Its API.
+    /// API server of the cluster.
     #[must_use]
     pub fn kube(&self) -> &Kube {
         &self.kube
     }
 
-    /// Its runtime.
+    /// Container runtime of the node.
     #[must_use]
     pub fn containerd(&self) -> &Containerd {
         &self.containerd
     }
 
-    /// What is beyond the node.
+    /// Outside world of the node.
     #[must_use]
     pub fn outside(&self) -> &Pod {
         &self.outside
     }
 
-    /// The machine that it runs on.
+    /// Machine on which the node runs.
     #[must_use]
     pub fn machine(&self) -> Arc<Machine> {
         self.containerd.machine()
     }
 
-    /// Kills a program of it and starts it again.
+    /// Kills the kubelet and starts it again.
     #[track_caller]
     pub fn restart_kubelet(&self) {
         self.machine().stop("kubelet", "KILL");
         self.launch_kubelet();
     }
 
-    /// The kubelet is started again, and finds its runtime at this socket from now on.
+    /// Restarts the kubelet with another runtime socket, which stays from now on.
     #[track_caller]
-    pub fn move_kubelet(&mut self, socket: &str) {
+    pub fn set_kubelet_runtime(&mut self, socket: &str) {
         socket.clone_into(&mut self.runtime);
         self.restart_kubelet();
     }
 
-    /// The node's condition of that kind: whether it holds, and the message.
+    /// Condition of the node: whether it is true, and its message.
     #[must_use]
     pub fn condition(&self, kind: &str) -> Option<(bool, String)> {
         let finished = self.kube.attempt(["get", "node", NAME, "-o", "json"], "");
@@ -246,21 +245,21 @@ impl Node {
         Some((condition["status"] == "True", condition["message"].as_str().unwrap_or_default().to_owned()))
     }
 
-    /// Waits until the node is ready, or is not.
+    /// Waits until the node is ready or not ready.
     #[track_caller]
     pub fn until_ready(&self, wanted: bool) {
-        let what = if wanted { "the node is ready" } else { "the node is not ready" };
-        self.until(what, || self.condition("Ready").filter(|(holds, _)| *holds == wanted).map(|_| ()));
+        let condition = if wanted { "the node is ready" } else { "the node is not ready" };
+        self.until(condition, || self.condition("Ready").filter(|(holds, _)| *holds == wanted).map(|_| ()));
     }
 
-    /// Waits until a namespace has its service account: without it, pods are refused.
+    /// Waits until the service account of a namespace exists; pods are refused before.
     #[track_caller]
-    pub fn until_pods_can_be_made(&self, namespace: &str) {
+    pub fn until_service_account_exists(&self, namespace: &str) {
         let account = ["get", "serviceaccount", "default", "-n", namespace];
-        self.until("pods can be made", || self.quiet(account));
+        self.until("the service account exists", || self.quiet(account));
     }
 
-    /// Waits until pods are ready: `kubectl wait` with these words.
+    /// Waits until pods are ready; `words` are further arguments of `kubectl wait`.
     #[track_caller]
     pub fn until_pods_ready<'a>(&self, words: impl IntoIterator<Item = &'a str>) {
         let words: Vec<&str> =
@@ -268,7 +267,7 @@ impl Node {
         self.until(&format!("{words:?}"), || self.quiet(words.iter().copied()));
     }
 
-    /// Runs a program in a pod's first container.
+    /// Runs a program in the first container of a pod.
     #[track_caller]
     pub fn exec<'a>(
         &self,
@@ -280,12 +279,12 @@ impl Node {
         self.kube.attempt(words, "")
     }
 
-    /// The addresses of a pod's interfaces as a program in it sees them: interface and address.
+    /// Interfaces and addresses of a pod, as a program in the pod sees them.
     #[must_use]
     #[track_caller]
     pub fn addresses(&self, namespace: &str, pod: &str) -> Vec<(String, String)> {
-        let told = self.exec(namespace, pod, ["ip", "-o", "-4", "address"]).success().stdout;
-        let lines = told.lines().filter_map(|line| {
+        let output = self.exec(namespace, pod, ["ip", "-o", "-4", "address"]).success().stdout;
+        let lines = output.lines().filter_map(|line| {
             let mut words = line.split_whitespace().skip(1);
             let (link, address) = (words.next()?, words.nth(1)?.split('/').next()?);
             (link != "lo").then(|| (link.to_owned(), address.to_owned()))
@@ -293,7 +292,7 @@ impl Node {
         lines.collect()
     }
 
-    /// Fails unless a program in one pod reaches another pod by every one of its addresses.
+    /// Fails unless a program in one pod reaches every address of another pod.
     #[track_caller]
     pub fn assert_pings(&self, namespace: &str, from: &str, to: &str) {
         for (link, address) in self.addresses(namespace, to) {
@@ -302,31 +301,31 @@ impl Node {
         }
     }
 
-    /// Waits until no pod that has a network of its own runs. A kubelet stops what it does not want any more at
-    /// once, and forgets it a minute later.
+    /// Waits until no pod with its own network runs. A kubelet stops unwanted pods immediately and removes them a minute
+    /// later.
     #[track_caller]
     pub fn until_no_pod_runs(&self) {
         self.until("no pod runs", || links(self).iter().all(|link| !link.contains("veth")).then_some(()));
-        // Links go first: after them our journal, then the runtime's cache.
-        self.until("nobody knows of one", || {
+        // Links are deleted first, then weft's journal entries, then the runtime's cache.
+        self.until("no journal entry and no cached result remains", || {
             let known = "ls /var/lib/weft/sandboxes /var/lib/cni/results 2>/dev/null | grep -cE '[.]json$|-eth0$' || true";
             (self.run(["sh", "-c", known]).trim() == "0").then_some(())
         });
     }
 
-    /// Waits until the node is as it was: a kubelet takes its time to notice what it has to take down.
+    /// Waits until the node equals its snapshot: a kubelet tears down pods with a delay.
     ///
     /// # Panics
-    /// If it is not, with the difference.
+    /// If it differs, with the difference.
     #[track_caller]
-    pub fn until_nothing_is_left(&self, what: &str, before: &Snapshot) {
-        let deadline = Instant::now() + PATIENCE;
+    pub fn until_unchanged(&self, case: &str, before: &Snapshot) {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let changes = crate::changes(before, &self.snapshot());
             if changes.is_empty() {
                 return;
             }
-            assert!(Instant::now() < deadline, "{what}: the node is not as it was:\n{changes}");
+            assert!(Instant::now() < deadline, "{case}: the node is not as it was:\n{changes}");
             sleep(Duration::from_millis(200));
         }
     }
@@ -335,13 +334,13 @@ impl Node {
         (self.kube.attempt(words, "").code == Some(0)).then_some(())
     }
 
-    /// Waits for something.
+    /// Waits until `look` returns a value.
     ///
     /// # Panics
-    /// If it takes too long, with what the cluster says about pods, and what the kubelet complained of last.
+    /// At the timeout, with pods, Events and the last errors of the kubelet.
     #[track_caller]
-    pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+    pub fn until<T>(&self, condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(found) = look() {
                 return found;
@@ -352,13 +351,13 @@ impl Node {
                 let log = self.machine().log("kubelet");
                 let errors: Vec<&str> = log.lines().filter(|line| line.starts_with('E')).collect();
                 let errors = errors[errors.len().saturating_sub(15)..].join("\n");
-                panic!("{what}: not after {PATIENCE:?}\n{pods}\n{events}\n{errors}");
+                panic!("{condition}: not after {TIMEOUT:?}\n{pods}\n{events}\n{errors}");
             }
             sleep(Duration::from_millis(200));
         }
     }
 
-    /// Takes the network's configuration away.
+    /// Removes the configuration of the pod network.
     #[track_caller]
     pub fn unconfigure(&self) {
         self.run(["rm", &format!("{NETWORKS}/00-weft.conflist")]);

@@ -1,5 +1,4 @@
-//! A cluster on OpenStack: a real API server, a real Neutron, controllers with the rights that are shipped, and an agent
-//! for each node.
+//! Cluster on OpenStack: a real API server, a real Neutron, controllers with the shipped RBAC, and an agent for each node.
 //!
 //! ```text
 //!   kube-apiserver ◄── weft controller --neutron ──► Neutron ──► OVN ──► node-1 (the machine), node-2
@@ -7,7 +6,7 @@
 //!         └── weft agent of each node ◄── weft-cni, called as a runtime does
 //! ```
 //!
-//! A node is a chassis of OVN: its name is that of a network namespace, and `/run/openvswitch` is its switch's.
+//! A node is a chassis of OVN. It is a network namespace of that name, and its `/run/openvswitch` belongs to its switch.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -22,69 +21,70 @@ use crate::machine::{CONFIGURATIONS, Machine};
 use crate::neutron::{Mode, NEUTRON, Neutron, Subnet};
 use crate::parts::text;
 
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(150);
-/// How often it is looked.
+/// Limit for any wait.
+const TIMEOUT: Duration = Duration::from_secs(150);
+/// Interval between two polls.
 const PAUSE: Duration = Duration::from_millis(300);
-/// The namespace of the pods.
+/// Namespace of the pods.
 pub const NAMESPACE: &str = "blue";
-/// The annotation that selects networks.
+/// Annotation that selects networks.
 pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-/// The annotation of a definition that makes it Neutron's.
+/// Annotation that makes a definition a Neutron network.
 pub const KURYR_CONFIG: &str = "openstack.org/kuryr-config";
-/// The annotation in which the controller writes.
+/// Annotation that the controller writes.
 pub const VIF: &str = "openstack.org/kuryr-vif";
-/// A node of [`OpenStack::beside_api`] whose ports are bound, and ACTIVE at once.
+/// Node of [`OpenStack::without_switch`] whose ports are bound and become ACTIVE at once.
 pub const BOUND: &str = "host-ovs-filter-active";
-/// A node of [`OpenStack::beside_api`] that nobody binds a port on.
+/// Node of [`OpenStack::without_switch`] on which no mechanism driver binds a port.
 pub const UNBOUND: &str = "host-fail";
-/// The first node: the machine itself.
+/// First node: the machine itself.
 pub const FIRST: &str = "node-1";
 
-/// A cluster on OpenStack.
+/// Cluster on OpenStack.
 #[derive(Debug)]
 pub struct OpenStack {
-    /// The machine all of it is on.
+    /// Machine on which everything runs.
     pub machine: Arc<Machine>,
-    /// The cluster.
+    /// API server.
     pub kube: Kube,
-    /// The cloud.
+    /// Neutron.
     pub neutron: Neutron,
     rights: String,
-    /// What os_vif read, by document: it takes half a second, and who waits for a change looks at the same one again.
+    /// Results of os_vif by document. It takes half a second to start, and a waiting test reads one document repeatedly.
     read: Mutex<BTreeMap<String, Vec<Value>>>,
 }
 
 // === impl OpenStack ===
 
 impl OpenStack {
-    /// Starts one whose nodes are these; nothing, and the test is skipped, if the lane was not made ready.
+    /// Starts a cluster with these nodes; `None`, and the test is skipped, if the lane was not prepared.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[must_use]
     #[track_caller]
     pub fn new(host: Host, mode: Mode, nodes: &[&str]) -> Option<OpenStack> {
-        OpenStack::with_tokens_of(host, mode, nodes, 3600)
+        OpenStack::with_token_lifetime(host, mode, nodes, 3600)
     }
 
-    /// One beside Neutron's API with its own mechanism drivers for tests: the name of a node says how its ports are bound.
+    /// Starts a cluster with Neutron's mechanism drivers for tests: the name of a node decides how its ports are bound.
     #[must_use]
     #[track_caller]
-    pub fn beside_api(host: Host) -> Option<OpenStack> {
+    pub fn without_switch(host: Host) -> Option<OpenStack> {
         OpenStack::new(host, Mode::Api, &[])
     }
 
-    /// The same, where a token is good for so many seconds.
+    /// Starts a cluster whose tokens are valid for this number of seconds.
     #[must_use]
     #[track_caller]
-    pub fn with_tokens_of(host: Host, mode: Mode, nodes: &[&str], seconds: u32) -> Option<OpenStack> {
+    pub fn with_token_lifetime(host: Host, mode: Mode, nodes: &[&str], seconds: u32) -> Option<OpenStack> {
         let machine = Arc::new(Machine::new(host, "node"));
         let name = std::thread::current().name().unwrap_or("test").to_owned();
         let (cloud, cluster) = std::thread::scope(|scope| {
             let cloud = std::thread::Builder::new().name(name);
-            let cloud = cloud
-                .spawn_scoped(scope, || Neutron::with_tokens_of(Arc::clone(&machine), mode, nodes, seconds));
+            let cloud = cloud.spawn_scoped(scope, || {
+                Neutron::with_token_lifetime(Arc::clone(&machine), mode, nodes, seconds)
+            });
             let cluster = Kube::new(Arc::clone(&machine));
             (cloud.expect("a thread").join().expect("a cloud"), cluster)
         });
@@ -104,7 +104,7 @@ impl OpenStack {
         Some(OpenStack { machine, kube, neutron, rights, read: Mutex::default() })
     }
 
-    /// Starts a controller of this name; `rules` are what its file says of ports, beside which cloud.
+    /// Starts a controller of this name; `rules` is the section `neutron` of its configuration file.
     #[track_caller]
     pub fn start_controller(&self, name: &str, rules: &Value, words: &[&str]) {
         let path = format!("{CONFIGURATIONS}/{name}.yaml");
@@ -117,7 +117,7 @@ impl OpenStack {
         );
     }
 
-    /// The same with this environment and these words alone.
+    /// Starts a controller with this environment and only these arguments.
     #[track_caller]
     pub fn start_controller_as(&self, name: &str, environment: &[&str], words: &[&str]) {
         let weft = testkit::binary("weft");
@@ -140,19 +140,19 @@ impl OpenStack {
         self.machine.start(name, line);
     }
 
-    /// A figure of a controller, by its whole line up to the value.
+    /// Value of a controller's metric; `line` is its name with labels and the space that follows.
     #[must_use]
-    pub fn figure(&self, name: &str, line: &str) -> Option<u64> {
+    pub fn metric(&self, name: &str, line: &str) -> Option<u64> {
         let address = format!("http://127.0.0.1:{}/metrics", page_of(name));
         let page = self.machine.attempt(["curl", "-s", &address]).stdout;
         page.lines().find_map(|found| found.strip_prefix(line))?.trim().parse().ok()
     }
 
-    /// Waits until a controller leads and has seen all there is.
+    /// Waits until a controller leads and has listed all objects.
     #[track_caller]
     pub fn wait_until_leading(&self, name: &str) {
         self.machine
-            .wait(name, "leads", || (self.figure(name, "weft_neutron_leader ") == Some(1)).then_some(()));
+            .wait(name, "leads", || (self.metric(name, "weft_neutron_leader ") == Some(1)).then_some(()));
     }
 
     /// Starts the agent of a node.
@@ -183,13 +183,13 @@ impl OpenStack {
         });
     }
 
-    /// A definition as Kuryr's users have them: without any configuration.
+    /// Creates a definition as users of Kuryr write it: with annotations only, without `spec.config`.
     #[track_caller]
     pub fn definition(&self, name: &str, kuryr_config: &Value) {
         self.definition_in(NAMESPACE, name, &json!({ KURYR_CONFIG: kuryr_config.to_string() }));
     }
 
-    /// The same with any annotations, in any namespace.
+    /// Creates a definition with any annotations, in any namespace.
     #[track_caller]
     pub fn definition_in(&self, namespace: &str, name: &str, annotations: &Value) {
         let definition = json!({
@@ -199,7 +199,7 @@ impl OpenStack {
         self.kube.apply(&definition.to_string());
     }
 
-    /// A subnet, and a definition of the same name for it.
+    /// Creates a subnet, and a definition of the same name for it.
     #[must_use]
     #[track_caller]
     pub fn network(&self, name: &str, cidr: &str, words: &Value) -> Subnet {
@@ -208,21 +208,21 @@ impl OpenStack {
         subnet
     }
 
-    /// A pod of a node that selects these networks; its uid.
+    /// Creates a pod that is bound to a node and selects these networks; returns its uid.
     #[track_caller]
     pub fn pod(&self, node: &str, name: &str, networks: &str) -> String {
         self.kube.attempt(["create", "-f", "-"], &manifest(node, name, networks).to_string()).success();
         self.kube.json(["pod", "-n", NAMESPACE, name])["metadata"]["uid"].as_str().expect("a uid").to_owned()
     }
 
-    /// Many pods of a node.
+    /// Creates many pods that are bound to a node.
     #[track_caller]
     pub fn pods(&self, node: &str, names: &[String], networks: &str) {
         let items: Vec<Value> = names.iter().map(|name| manifest(node, name, networks)).collect();
         self.kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string());
     }
 
-    /// Says where a pod's node is, as a kubelet would.
+    /// Sets `status.hostIP` of a pod, as a kubelet does.
     #[track_caller]
     pub fn set_host_address(&self, name: &str, address: &str) {
         let mut pod = self.kube.json(["pod", "-n", NAMESPACE, name]);
@@ -232,13 +232,13 @@ impl OpenStack {
         self.kube.attempt(["replace", "--raw", &path, "-f", "-"], &pod.to_string()).success();
     }
 
-    /// Removes a pod at once, as if its kubelet had ended it.
+    /// Deletes a pod immediately, as a kubelet does after the pod has ended.
     #[track_caller]
     pub fn delete_pod(&self, name: &str) {
         self.kube.kubectl(["delete", "pod", "-n", NAMESPACE, name, "--force", "--grace-period=0"]);
     }
 
-    /// An annotation of a pod.
+    /// Value of a pod's annotation.
     #[must_use]
     #[track_caller]
     pub fn annotation(&self, name: &str, key: &str) -> Option<String> {
@@ -246,14 +246,14 @@ impl OpenStack {
         pod["metadata"]["annotations"][key].as_str().map(str::to_owned)
     }
 
-    /// What the real os_vif reads of a pod's annotation: a VIF each, by name.
+    /// VIFs of a pod's annotation as the real os_vif parses them, one for each interface; `None` without the annotation.
     #[must_use]
     #[track_caller]
     pub fn vifs(&self, name: &str) -> Option<Vec<Value>> {
         self.annotation(name, VIF).map(|text| self.read_by_os_vif(&text))
     }
 
-    /// What the real os_vif reads.
+    /// VIFs of a document as the real os_vif parses them.
     #[must_use]
     #[track_caller]
     pub fn read_by_os_vif(&self, document: &str) -> Vec<Value> {
@@ -261,14 +261,14 @@ impl OpenStack {
             return read.clone();
         }
         let reader = workspace().join("lanes/neutron/check-annotation");
-        let told = self.machine.command(text(&reader)).stdin(document).finish().success().stdout;
+        let printed = self.machine.command(text(&reader)).stdin(document).finish().success().stdout;
         let read: Vec<Value> =
-            told.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
+            printed.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
         self.read.lock().expect("no panic before").insert(document.to_owned(), read.clone());
         read
     }
 
-    /// Waits for a pod's VIFs.
+    /// Waits for the VIFs of a pod.
     #[must_use]
     #[track_caller]
     pub fn wait_for_vifs(&self, name: &str) -> Vec<Value> {
@@ -276,7 +276,7 @@ impl OpenStack {
         self.read_by_os_vif(&text)
     }
 
-    /// The Events of a pod, as `REASON note`.
+    /// Events of a pod, as `REASON note`.
     #[must_use]
     #[track_caller]
     pub fn events(&self, name: &str) -> Vec<String> {
@@ -287,7 +287,7 @@ impl OpenStack {
         of_pod.map(|event| format!("{} {}", word(&event["reason"]), word(&event["note"]))).collect()
     }
 
-    /// Waits for an Event of a pod that has all these words.
+    /// Waits for an Event of a pod that contains all these strings.
     #[track_caller]
     pub fn wait_for_event(&self, name: &str, words: &[&str]) -> String {
         eventually(&format!("an Event of {name} with {words:?}"), || {
@@ -295,14 +295,14 @@ impl OpenStack {
         })
     }
 
-    /// No port of a pod is left, and the controller lives.
+    /// Waits until no port of a pod remains, and fails if the controller has ended.
     #[track_caller]
     pub fn assert_nothing_left(&self, controller: &str) {
-        eventually("no port is left", || self.neutron.pod_ports().is_empty().then_some(()));
-        assert!(self.machine.lives(controller), "{}", self.machine.log(controller));
+        eventually("no port remains", || self.neutron.pod_ports().is_empty().then_some(()));
+        assert!(self.machine.is_running(controller), "{}", self.machine.log(controller));
     }
 
-    /// What a kubelet's runtime on `node` says about the sandbox `pod` of the pod `name` with this uid.
+    /// CNI parameters of a container runtime on `node` for the sandbox `pod` of the pod `name` with this uid.
     #[must_use]
     pub fn attachment(&self, node: &str, pod: &Pod, name: &str, uid: &str) -> Attachment<'_> {
         let mut attachment = self.machine.attachment("weft", pod, "eth0");
@@ -328,23 +328,23 @@ impl OpenStack {
     }
 }
 
-/// Waits until `look` finds something, which asks programs that cost more than what is waited for: it looks rarely.
+/// Waits until `look` returns a value. It polls rarely, because `look` runs expensive programs.
 ///
 /// # Panics
-/// If it takes longer than a loaded machine may need.
+/// If it takes longer than a loaded machine needs.
 #[track_caller]
-pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+pub fn eventually<T>(condition: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what}: not after {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "{condition}: not after {TIMEOUT:?}");
         sleep(PAUSE);
     }
 }
 
-/// The meta-plugin's configuration on a node.
+/// Configuration of the meta-plugin on a node.
 #[must_use]
 pub fn configuration(node: &str, default: &Value) -> Value {
     json!({ "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [default], "agentSocket": socket_of(node) })
@@ -354,7 +354,7 @@ fn socket_of(node: &str) -> String {
     format!("/run/weft/{node}.sock")
 }
 
-/// Where somebody's pages are: a port of its own.
+/// Port for the metrics and health pages of an agent or controller, derived from its name.
 fn page_of(name: &str) -> u16 {
     10_000 + name.bytes().fold(0, |sum: u16, byte| (sum * 7 + u16::from(byte)) % 5000)
 }

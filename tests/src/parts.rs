@@ -1,11 +1,11 @@
-//! The real parts of a lane, which `lanes/LANE/prepare` got ready.
+//! Location of the real programs of a lane, which `lanes/LANE/prepare` provides.
 
 use std::path::{Path, PathBuf};
 
-/// The directory of a lane's parts; nothing if they were not got ready, and the test is skipped then.
+/// Directory with the programs of a lane; `None`, and the test is skipped, if the lane was not prepared.
 ///
 /// # Panics
-/// Under CI, where nothing that packages offer may be missing.
+/// Under CI, where no part may be missing that a package provides.
 #[must_use]
 #[track_caller]
 pub fn parts(lane: &str) -> Option<PathBuf> {
@@ -24,10 +24,10 @@ pub fn parts(lane: &str) -> Option<PathBuf> {
     None
 }
 
-/// A path as text.
+/// Returns a path as a string.
 ///
 /// # Panics
-/// If it is none.
+/// If it is not UTF-8.
 #[must_use]
 pub fn text(path: &Path) -> &str {
     path.to_str().expect("a path of this tree is text")

@@ -1,12 +1,12 @@
-//! Programs of other projects, in a directory that somebody filled and `PEERS` names.
+//! Programs of other projects, in a directory that `PEERS` names.
 //!
-//! What is looked for there: `multus`, `multus-daemon` and `multus-shim` (Multus) and `whereabouts`, which no package
-//! offers, and the Go plugins by their names, which Debian does: an older one, and with `PEERS=debian` a newer one.
-//! Nothing is fetched; what is not there is a test that is skipped and counted, or a row that is left out.
+//! Lanes look for `multus`, `multus-daemon` and `multus-shim` (Multus) and `whereabouts`, which no Debian package
+//! contains, and for the Go plugins. Debian packages those, in an older version and, with `PEERS=debian`, in a newer one.
+//! Nothing is downloaded. If a program is missing, its test is skipped and counted, or its row is left out.
 
 use std::path::PathBuf;
 
-/// The directory, if all of these programs are in it; nothing, and the test is skipped, if one is not.
+/// Returns the directory if it contains all these programs; else `None`, and the test is skipped.
 #[must_use]
 #[track_caller]
 pub fn peers(programs: &[&str]) -> Option<PathBuf> {
@@ -19,10 +19,10 @@ pub fn peers(programs: &[&str]) -> Option<PathBuf> {
     }
 }
 
-/// The directory, if all of these programs are in it.
+/// Returns the directory if it contains all these programs.
 ///
 /// # Errors
-/// What is missing.
+/// The missing programs.
 pub fn find(programs: &[&str]) -> Result<PathBuf, String> {
     let named = std::env::var_os("PEERS").filter(|name| *name != "debian").map(PathBuf::from);
     let directory = named.and_then(|directory| directory.canonicalize().ok());
@@ -37,22 +37,22 @@ pub fn find(programs: &[&str]) -> Result<PathBuf, String> {
     }
 }
 
-/// Where the Go plugins are: those that this machine has, unless `PEERS` names others.
+/// Directory of the Go plugins: that of this machine, unless `PEERS` names another.
 ///
 /// # Panics
-/// Under CI, if those that `lanes/peer/prepare` gets are asked for and not there.
+/// Under CI, if `PEERS=debian` and `lanes/peer/prepare` was not run.
 #[must_use]
 pub fn go_plugins() -> PathBuf {
     match std::env::var_os("PEERS") {
         None => PathBuf::from("/usr/lib/cni"),
-        Some(name) if name == "debian" => {
-            crate::parts::parts("peer").expect("got by lanes/peer/prepare").join("root/usr/lib/cni")
-        }
+        Some(name) if name == "debian" => crate::parts::parts("peer")
+            .expect("plugins downloaded by lanes/peer/prepare")
+            .join("root/usr/lib/cni"),
         Some(directory) => PathBuf::from(directory),
     }
 }
 
-/// Are they newer ones than Debian's stable release has?
+/// Whether the Go plugins are newer than those of Debian's stable release.
 #[must_use]
 pub fn are_newest() -> bool {
     std::env::var_os("PEERS").is_some()

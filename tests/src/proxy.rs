@@ -1,4 +1,4 @@
-//! `weft cri-proxy` before a real containerd.
+//! `weft cri-proxy` in front of a real containerd.
 //!
 //! ```text
 //!   the test ── CRI ── weft cri-proxy ── CRI ── containerd ── CNI ── weft
@@ -15,13 +15,13 @@ use crate::containerd::{self, Containerd};
 use crate::cri::{Cri, PodSandboxConfig, PodSandboxNetworkConfig};
 use crate::parts::{parts, text};
 
-/// Where it listens.
+/// Socket of the proxy.
 pub const SOCKET: &str = "/run/weft/cri.sock";
-/// Where the runtime finds the list that leads to it.
+/// Directory in which the runtime finds the proxy's conflist.
 pub const RUNTIME_NETWORKS: &str = "/etc/cni/weft";
 const SERVICE: &str = "cri-proxy";
 
-/// A machine with a runtime and a proxy before it.
+/// Machine with a runtime and a proxy in front of it.
 #[derive(Debug)]
 pub struct Proxy {
     node: Containerd,
@@ -31,22 +31,22 @@ pub struct Proxy {
 // === impl Proxy ===
 
 impl Proxy {
-    /// Starts it before a runtime.
+    /// Starts the proxy in front of a runtime.
     #[must_use]
     #[track_caller]
     pub fn before(node: Containerd) -> Proxy {
         Proxy::with(node, &[])
     }
 
-    /// The same with the networks of the proxy: none yet.
+    /// Starts runtime and proxy; the proxy manages networks and has none yet.
     #[must_use]
     #[track_caller]
     pub fn with_networks(host: Host) -> Option<Proxy> {
-        let node = Containerd::reading(host, RUNTIME_NETWORKS)?;
+        let node = Containerd::with_network_directory(host, RUNTIME_NETWORKS)?;
         Some(Proxy::with_plugins_on(node))
     }
 
-    /// The same before a containerd 2.x.
+    /// Starts containerd 2.x and a proxy that manages networks.
     #[must_use]
     #[track_caller]
     pub fn with_networks_on_newest(host: Host) -> Option<Proxy> {
@@ -61,27 +61,27 @@ impl Proxy {
         Proxy::with_networks_on(node)
     }
 
-    /// The same, which logs as in production: for benches.
+    /// Starts runtime and proxy with the log level of production, for benchmarks.
     #[must_use]
     #[track_caller]
-    pub fn quiet(host: Host) -> Option<Proxy> {
-        let node = Containerd::reading(host, RUNTIME_NETWORKS)?;
+    pub fn with_production_log(host: Host) -> Option<Proxy> {
+        let node = Containerd::with_network_directory(host, RUNTIME_NETWORKS)?;
         crate::install(&node);
         let mut proxy = Proxy::with_networks_on(node);
         proxy.relaunch(&["--log", "info"]);
         Some(proxy)
     }
 
-    /// The memory that it has, in kilobytes.
+    /// Resident memory of the proxy in kilobytes.
     #[must_use]
     #[track_caller]
-    pub fn resident(&self) -> u64 {
+    pub fn resident_memory(&self) -> u64 {
         let script = format!("grep VmRSS /proc/$(cat /run/services/{SERVICE}.pid)/status");
         let line = self.node.run(["sh", "-c", &script]);
         line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("a number")
     }
 
-    /// The same on a runtime that reads [`RUNTIME_NETWORKS`] and has its plugins.
+    /// Starts the proxy in front of a runtime that reads [`RUNTIME_NETWORKS`] and has its plugins.
     #[must_use]
     #[track_caller]
     pub fn with_networks_on(node: Containerd) -> Proxy {
@@ -100,7 +100,7 @@ impl Proxy {
         proxy
     }
 
-    /// `weft network …` on the machine, with `stdin`.
+    /// Runs `weft network …` on the machine, with `stdin`.
     #[track_caller]
     pub fn network(&self, words: &[&str], stdin: &str) -> Finished {
         let weft = testkit::binary("weft");
@@ -109,13 +109,13 @@ impl Proxy {
         self.node.command("sh").args(["-c", script, text(&weft)]).args(words.iter().copied()).finish()
     }
 
-    /// Sets a network, which must succeed.
+    /// Stores a network, which must succeed.
     #[track_caller]
     pub fn set(&self, network: &Value) {
         self.network(&["set", "-f", "-"], &network.to_string()).success();
     }
 
-    /// All networks by name, as `weft network list -o json` has them.
+    /// All networks by name, as `weft network list -o json` prints them.
     #[must_use]
     #[track_caller]
     pub fn networks(&self) -> BTreeMap<String, Value> {
@@ -125,8 +125,8 @@ impl Proxy {
         all.as_array().expect("a list").iter().map(|network| (name(network), network.clone())).collect()
     }
 
-    /// What a client in another language is answered, see `lanes/containerd/client.py`; nothing, and the test is
-    /// skipped, if there is none.
+    /// Responses of the proxy to calls of a client in another language, see `lanes/containerd/client.py`; `None`, and the
+    /// test is skipped, if the client is not available.
     #[must_use]
     #[track_caller]
     pub fn calls(&self, calls: &Value) -> Option<Vec<Value>> {
@@ -139,7 +139,7 @@ impl Proxy {
         Some(answers.as_array().expect("a list").clone())
     }
 
-    /// The configuration of a pod as that client writes it.
+    /// Pod configuration in the form that the Python client takes.
     #[must_use]
     pub fn pod_in_json(&self, name: &str, networks: &Value) -> Value {
         json!({
@@ -150,7 +150,7 @@ impl Proxy {
         })
     }
 
-    /// What `weft doctor` finds.
+    /// Findings of `weft doctor`.
     #[must_use]
     #[track_caller]
     pub fn findings(&self) -> Vec<String> {
@@ -160,13 +160,13 @@ impl Proxy {
         found.as_array().expect("a list").iter().map(text).collect()
     }
 
-    /// Whether it runs.
+    /// Whether the proxy runs.
     #[must_use]
-    pub fn lives(&self) -> bool {
-        self.node.lives(SERVICE)
+    pub fn is_running(&self) -> bool {
+        self.node.is_running(SERVICE)
     }
 
-    /// A pod that asks for networks: interface and name of each.
+    /// Pod configuration that requests networks: interface and network name of each.
     #[must_use]
     pub fn pod_on(&self, name: &str, networks: &[(&str, &str)]) -> PodSandboxConfig {
         let network = |(interface, network): &(&str, &str)| PodSandboxNetworkConfig {
@@ -177,38 +177,38 @@ impl Proxy {
         PodSandboxConfig { networks: networks.iter().map(network).collect(), ..self.node.pod(name, &[]) }
     }
 
-    /// Whether the proxy says that the network is ready.
+    /// Whether the proxy reports the network as ready.
     ///
     /// # Errors
-    /// The message, if it is not.
+    /// The message of the condition if it is false.
     #[track_caller]
     pub fn ready(&self) -> Result<(), String> {
         let (conditions, _) = self.cri().status().expect("the runtime's status");
         let condition = conditions.into_iter().find(|condition| condition.kind == "NetworkReady");
-        let condition = condition.expect("every runtime says something of its network");
+        let condition = condition.expect("every runtime reports NetworkReady");
         if condition.holds { Ok(()) } else { Err(condition.message) }
     }
 
-    /// Starts it, where it does not run.
+    /// Starts the proxy if it does not run.
     #[track_caller]
     pub fn launch(&self) {
         self.launch_under(&[]);
         self.node.wait(SERVICE, "listens", || UnixStream::connect(self.node.reach(SOCKET)).ok());
     }
 
-    /// Takes away what is left of one that was killed from outside.
+    /// Removes the files of a proxy that was killed by another process.
     #[track_caller]
-    pub fn bury(&self) {
+    pub fn remove_stale_files(&self) {
         self.node.run(["rm", "-f", SOCKET, &format!("/run/services/{SERVICE}.pid")]);
     }
 
-    /// Starts it with other words than before from now on.
+    /// Restarts the proxy with these further arguments, which stay from now on.
     #[track_caller]
     pub fn relaunch(&mut self, words: &[&'static str]) {
         self.relaunch_as(&[&["--runtime-networks", RUNTIME_NETWORKS], words].concat());
     }
 
-    /// The same, and the runtime's networks are not its own.
+    /// Restarts the proxy with only these arguments, so the runtime may read other networks.
     #[track_caller]
     pub fn relaunch_as(&mut self, words: &[&'static str]) {
         self.stop("TERM");
@@ -216,7 +216,7 @@ impl Proxy {
         self.launch();
     }
 
-    /// Starts it by another program, and does not wait.
+    /// Starts the proxy through another program, and does not wait for it.
     #[track_caller]
     pub fn launch_under(&self, program: &[&str]) {
         let weft = testkit::binary("weft");
@@ -226,25 +226,25 @@ impl Proxy {
         self.node.start(SERVICE, program.iter().copied().chain(words));
     }
 
-    /// Ends it with a signal.
+    /// Stops the proxy with a signal.
     #[track_caller]
     pub fn stop(&self, signal: &str) {
         self.node.stop(SERVICE, signal);
     }
 
-    /// What it logged.
+    /// Log of the proxy.
     #[must_use]
     pub fn log(&self) -> String {
         self.node.log(SERVICE)
     }
 
-    /// The runtime behind it.
+    /// Runtime behind the proxy.
     #[must_use]
     pub fn node(&self) -> &Containerd {
         &self.node
     }
 
-    /// The interface that a kubelet uses, through the proxy.
+    /// CRI client of the proxy, as a kubelet uses it.
     #[must_use]
     pub fn cri(&self) -> Cri {
         Cri::new(&self.node.reach(SOCKET))
@@ -259,7 +259,7 @@ impl Deref for Proxy {
     }
 }
 
-/// A network of the API: a bridge with addresses of `10.SUBNET.0.0/24`.
+/// Network of the CRI Network API: a bridge with addresses of `10.SUBNET.0.0/24`.
 #[must_use]
 pub fn bridge(name: &str, subnet: u8) -> Value {
     json!({ "metadata": { "name": name }, "cniv1_config": { "cni_version": "1.0.0", "plugins": [{

@@ -1,10 +1,10 @@
-//! An outside world, and what it sees of who speaks to it.
+//! Outside world, and the source addresses that it sees.
 //!
 //! ```text
 //!   outside ── up0 192.0.2.2/24, fd00:2::2/64 ── up0 192.0.2.1/24, fd00:2::1/64 ── host
 //! ```
 //!
-//! The outside has no route back to the pods: it only reaches who comes with the host's address.
+//! The outside world has no route back to pods: it only answers packets with the address of the host.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, sockopt};
 use testkit::{Host, Netns, Pod};
 
-/// The outside's addresses.
+/// Addresses of the outside world.
 pub const OUTSIDE: [&str; 2] = ["192.0.2.2", "fd00:2::2"];
-/// The host's on the link to it.
+/// Addresses of the host on the link to it.
 pub const UPLINK: [&str; 2] = ["192.0.2.1", "fd00:2::1"];
 
-/// How long a connection may take to be made or refused.
-const PATIENCE: Duration = Duration::from_millis(1500);
+/// Limit for establishing a connection or having it refused.
+const TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Makes the outside and the host's link to it.
+/// Creates the outside world and the host's link to it.
 #[must_use]
 #[track_caller]
 pub fn outside(host: &Host) -> Pod {
@@ -31,7 +31,7 @@ pub fn outside(host: &Host) -> Pod {
     host.command("ip").args(["-batch", "-"]).stdin(wire).finish().success();
     let ends: [(&Netns, _); 2] = [(host, UPLINK), (&outside, OUTSIDE)];
     for (place, (netns, addresses)) in ends.iter().enumerate() {
-        // Nothing is left to the kernel's own time: link-local addresses, detection of duplicates.
+        // Link-local addresses are static and duplicate address detection is off, because the kernel delays both.
         let script = format!(
             "link set up0 addrgenmode none\nlink set up0 up\naddress add {}/24 dev up0\n\
              address add {}/64 dev up0 nodad\naddress add fe80::{}/64 dev up0 nodad\n",
@@ -42,16 +42,16 @@ pub fn outside(host: &Host) -> Pod {
         netns.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
     }
     for (netns, addresses) in ends {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while !netns.run(["ip", "-6", "route", "show", "table", "local"]).contains(addresses[1]) {
-            assert!(Instant::now() < until, "the wire to the outside does not come up");
+            assert!(Instant::now() < until, "the link to the outside world does not come up");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
     outside
 }
 
-/// The address that a TCP server at `address` in `server` sees `client` come from; `None` if it does not come.
+/// Source address that a TCP server at `address` in `server` sees for `client`; `None` if no connection arrives.
 #[must_use]
 #[track_caller]
 pub fn source_seen(client: &Netns, server: &Netns, address: &str) -> Option<IpAddr> {
@@ -59,8 +59,8 @@ pub fn source_seen(client: &Netns, server: &Netns, address: &str) -> Option<IpAd
     let listener = server.within(|| TcpListener::bind(SocketAddr::new(address, 0))).expect("listen");
     let to = listener.local_addr().expect("our own address");
     listener.set_nonblocking(true).expect("not to wait");
-    let talk = client.within(|| TcpStream::connect_timeout(&to, PATIENCE)).ok()?;
-    let until = Instant::now() + PATIENCE;
+    let talk = client.within(|| TcpStream::connect_timeout(&to, TIMEOUT)).ok()?;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match listener.accept() {
             Ok((_, peer)) => return Some(peer.ip().to_canonical()),
@@ -73,19 +73,19 @@ pub fn source_seen(client: &Netns, server: &Netns, address: &str) -> Option<IpAd
     }
 }
 
-/// How two programs speak to each other.
+/// Transport protocol of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
-    /// A connection.
+    /// TCP.
     Tcp,
-    /// A datagram.
+    /// UDP.
     Udp,
-    /// An association of one client and one server, which is used like a connection; sctp(7).
+    /// SCTP with one association of one client and one server, used like a connection; sctp(7).
     Sctp,
 }
 
-/// Whom a server at `at` in `server` sees when `client` speaks to `to`, which may be another address that leads
-/// there; `None` if nothing arrives, or no answer comes back.
+/// Client address that a server at `at` in `server` sees when `client` connects or sends to `to`. `to` may be another
+/// address that is translated to `at`. `None` if nothing arrives, or no response returns.
 #[must_use]
 #[track_caller]
 pub fn reached(
@@ -100,19 +100,19 @@ pub fn reached(
     match transport {
         Transport::Tcp | Transport::Sctp => reached_by_connection(transport, client, to, server, at),
         Transport::Udp => {
-            let listener = patiently(|| server.within(|| UdpSocket::bind(at)));
+            let listener = retry_while_in_use(|| server.within(|| UdpSocket::bind(at)));
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let talk = client.within(|| UdpSocket::bind(any)).expect("a socket");
-            answered(&talk, to, &listener)
+            udp_source_seen(&talk, to, &listener)
         }
     }
 }
 
-/// A socket at an address that the one before may still have for a moment: a process that another test starts
-/// shares all sockets until it runs its program.
+/// Binds a socket at an address that a previous socket may still hold briefly: a process that another test starts
+/// shares all sockets until it calls exec.
 #[track_caller]
-fn patiently<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
-    let until = Instant::now() + PATIENCE;
+fn retry_while_in_use<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
+    let until = Instant::now() + TIMEOUT;
     loop {
         match bind() {
             Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
@@ -132,23 +132,23 @@ fn reached_by_connection(
 ) -> Option<SocketAddr> {
     let is_sctp = transport == Transport::Sctp;
     let listen = || if is_sctp { listen_by_sctp(at) } else { TcpListener::bind(at) };
-    let listener = patiently(|| server.within(listen));
+    let listener = retry_while_in_use(|| server.within(listen));
     listener.set_nonblocking(true).expect("not to wait");
-    let connect = || if is_sctp { connect_by_sctp(to) } else { TcpStream::connect_timeout(&to, PATIENCE) };
+    let connect = || if is_sctp { connect_by_sctp(to) } else { TcpStream::connect_timeout(&to, TIMEOUT) };
     let talk = client.within(connect).ok()?;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while Instant::now() < until {
         if let Ok((_, peer)) = listener.accept() {
             return Some(SocketAddr::new(peer.ip().to_canonical(), peer.port()));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
-    // Somebody else answered.
+    // Another server accepted the connection.
     drop(talk);
     None
 }
 
-/// A socket of SCTP that is used as one of TCP is.
+/// SCTP socket that is used as a TCP socket.
 fn sctp(at: SocketAddr) -> std::io::Result<OwnedFd> {
     let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     Ok(socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::SCTP))?)
@@ -163,19 +163,19 @@ fn listen_by_sctp(at: SocketAddr) -> std::io::Result<TcpListener> {
 
 fn connect_by_sctp(to: SocketAddr) -> std::io::Result<TcpStream> {
     let socket = sctp(to)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(TIMEOUT))?;
     rustix::net::connect(&socket, &to)?;
     Ok(socket.into())
 }
 
-/// Whom `server` sees when `client` sends it a word by way of `to`, if its answer comes back.
+/// Source address that `server` sees when `client` sends it a datagram through `to`; `None` if no response returns.
 #[must_use]
 #[track_caller]
-pub fn answered(client: &UdpSocket, to: SocketAddr, server: &UdpSocket) -> Option<SocketAddr> {
+pub fn udp_source_seen(client: &UdpSocket, to: SocketAddr, server: &UdpSocket) -> Option<SocketAddr> {
     for socket in [client, server] {
-        socket.set_read_timeout(Some(PATIENCE / 3)).expect("set a timeout");
+        socket.set_read_timeout(Some(TIMEOUT / 3)).expect("set a timeout");
     }
-    // What was refused before is said now.
+    // The first send may report an error of an earlier datagram.
     let _ = client.send_to(b"warp", to).or_else(|_| client.send_to(b"warp", to));
     let mut word = [0; 8];
     let (_, peer) = server.recv_from(&mut word).ok()?;
@@ -184,31 +184,31 @@ pub fn answered(client: &UdpSocket, to: SocketAddr, server: &UdpSocket) -> Optio
     (from == to && word[..length] == *b"weft").then(|| SocketAddr::new(peer.ip().to_canonical(), peer.port()))
 }
 
-/// Whether bytes written by a client arrive at a server: a connection and one word.
+/// Whether bytes that a client writes to a TCP connection arrive at the server.
 #[must_use]
 #[track_caller]
-pub fn speaks(client: &Netns, server: &Netns, address: &str) -> bool {
+pub fn tcp_delivers(client: &Netns, server: &Netns, address: &str) -> bool {
     use std::io::Write;
     let address: IpAddr = address.parse().expect("an address");
     let listener = server.within(|| TcpListener::bind(SocketAddr::new(address, 0))).expect("listen");
     let to = listener.local_addr().expect("our own address");
-    let Ok(mut stream) = client.within(|| TcpStream::connect_timeout(&to, PATIENCE)) else { return false };
+    let Ok(mut stream) = client.within(|| TcpStream::connect_timeout(&to, TIMEOUT)) else { return false };
     stream.write_all(b"thread").expect("write");
     drop(stream);
     let (mut accepted, _) = listener.accept().expect("accept");
-    accepted.set_read_timeout(Some(PATIENCE)).expect("set a timeout");
+    accepted.set_read_timeout(Some(TIMEOUT)).expect("set a timeout");
     let mut word = String::new();
     accepted.read_to_string(&mut word).is_ok_and(|_| word == "thread")
 }
 
-/// How much longer than it is measured a stream is sent, so that what was saved up at first does not count.
+/// Time for which a stream runs before the measurement, so that a saved-up burst does not count.
 const WARM_UP: Duration = Duration::from_millis(700);
 
-/// How many pieces the time of a measurement has.
+/// Number of intervals of a measurement.
 const PIECES: u32 = 9;
 
-/// Bytes a second that arrive over one TCP connection from `client` to `server`, measured over `time`: the median of
-/// pieces of it, since on a busy machine a reader that comes late finds in one piece what belongs to two.
+/// Bytes a second that arrive over one TCP connection from `client` to `server`. The result is the median of the
+/// intervals of `time`: on a busy machine, a delayed reader finds the bytes of two intervals in one.
 #[must_use]
 #[track_caller]
 pub fn throughput(client: &Netns, server: &Netns, address: &str, time: Duration) -> f64 {
@@ -216,13 +216,13 @@ pub fn throughput(client: &Netns, server: &Netns, address: &str, time: Duration)
     let address: IpAddr = address.parse().expect("an address");
     let listener = server.within(|| TcpListener::bind(SocketAddr::new(address, 0))).expect("listen");
     let to = listener.local_addr().expect("our own address");
-    let mut stream = client.within(|| TcpStream::connect_timeout(&to, PATIENCE)).expect("connect");
+    let mut stream = client.within(|| TcpStream::connect_timeout(&to, TIMEOUT)).expect("connect");
     let (mut accepted, _) = listener.accept().expect("accept");
-    accepted.set_read_timeout(Some(PATIENCE)).expect("set a timeout");
+    accepted.set_read_timeout(Some(TIMEOUT)).expect("set a timeout");
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let piece = vec![0; 64 * 1024];
-            // The reader closes: that is the end.
+            // The reader ends the stream by closing it.
             while stream.write_all(&piece).is_ok() {}
         });
         let mut piece = vec![0; 64 * 1024];

@@ -1,4 +1,4 @@
-//! Calling a plugin as a container runtime does: environment, configuration on stdin, verdict.
+//! Call of a plugin as a container runtime makes it: environment, configuration on standard input, exit code.
 //!
 //! Source: CNI specification 1.1.0, section 2.
 
@@ -9,9 +9,9 @@ use serde_json::Value;
 use crate::command::Finished;
 use crate::host::{Host, PLUGINS, Pod};
 
-/// One interface of one container, and the plugin that is asked about it.
+/// Interface of a container, and the plugin that is called for it.
 ///
-/// The fields are what goes into the environment; a test changes what it wants to be odd.
+/// The fields become the environment; a test changes fields to make a call unusual.
 #[derive(Debug)]
 pub struct Attachment<'a> {
     host: &'a Host,
@@ -27,12 +27,12 @@ pub struct Attachment<'a> {
     pub args: String,
     /// `CNI_PATH`.
     pub path: String,
-    /// The words of a command that runs the plugin, in front of its path; empty: it is run directly.
+    /// Command prefix that runs the plugin; empty if it is run directly.
     pub through: Vec<String>,
 }
 
 impl Host {
-    /// What a runtime would say about interface `ifname` of `pod`.
+    /// Returns the parameters that a runtime uses for interface `ifname` of `pod`.
     #[must_use]
     pub fn attachment(&self, plugin: &str, pod: &Pod, ifname: &str) -> Attachment<'_> {
         Attachment {
@@ -49,25 +49,25 @@ impl Host {
 }
 
 impl Attachment<'_> {
-    /// `ADD`; the configuration is a whole JSON document.
+    /// Calls `ADD` with a configuration.
     #[track_caller]
     pub fn add(&self, config: &Value) -> Finished {
         self.call("ADD", config.to_string())
     }
 
-    /// `CHECK`.
+    /// Calls `CHECK` with a configuration.
     #[track_caller]
     pub fn check(&self, config: &Value) -> Finished {
         self.call("CHECK", config.to_string())
     }
 
-    /// `DEL`.
+    /// Calls `DEL` with a configuration.
     #[track_caller]
     pub fn del(&self, config: &Value) -> Finished {
         self.call("DEL", config.to_string())
     }
 
-    /// Any verb with any input.
+    /// Calls any verb with any input.
     #[track_caller]
     pub fn call(&self, verb: &str, stdin: impl Into<Vec<u8>>) -> Finished {
         let Attachment { host, plugin, container_id, netns, ifname, args, path, through } = self;

@@ -1,8 +1,8 @@
-//! Finding our programs: what a test runs is what the tree says now.
+//! Location of the programs of this workspace, built from the current sources.
 //!
 //! With `WEFT_BIN_DIR` set, programs are taken from there as they are (`make bench`, release builds).
-//! Otherwise they lie beside the running test; one that is missing, or older than a source file it was
-//! made of, is built first. Which files those are cargo has written down in `PROGRAM.d`.
+//! Otherwise they lie beside the running test. A program that is missing or older than one of its sources is built
+//! first. Cargo lists the sources in `PROGRAM.d`.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-/// The path of one of our programs: `weft-cni`, `weft`, `weft-test-plugin`.
+/// Path of a program of this workspace: `weft-cni`, `weft`, `weft-test-plugin`.
 ///
 /// # Panics
-/// If it is not there and cannot be built, with cargo's words.
+/// If it does not exist and cannot be built, with the output of cargo.
 #[must_use]
 #[track_caller]
 pub fn binary(name: &str) -> PathBuf {
@@ -21,7 +21,7 @@ pub fn binary(name: &str) -> PathBuf {
         let path = workspace().join(directory).join(name);
         assert!(
             path.exists(),
-            "there is no {}: WEFT_BIN_DIR says to look there; `make build` fills bin/",
+            "{} does not exist: WEFT_BIN_DIR names its directory; `make build` fills bin/",
             path.display()
         );
         return path;
@@ -29,21 +29,21 @@ pub fn binary(name: &str) -> PathBuf {
     fresh("--bin", name, "")
 }
 
-/// The path of an example of one of our crates.
+/// Path of an example of a crate of this workspace.
 ///
 /// # Panics
-/// If it is not there and cannot be built, with cargo's words.
+/// If it does not exist and cannot be built, with the output of cargo.
 #[must_use]
 #[track_caller]
 pub fn example(name: &str) -> PathBuf {
     fresh("--example", name, "examples")
 }
 
-/// What cargo calls by `option`, and puts into `directory` of a profile's: as the tree says now.
+/// Path of a target that cargo selects with `option`, in `directory` of the profile's directory; built if it is stale.
 #[track_caller]
 fn fresh(option: &str, name: &str, directory: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
-    // target/debug/deps/net_rig-0123456789abcdef: programs are two floors up.
+    // target/debug/deps/net_rig-0123456789abcdef: programs are two directories up.
     let profile = test.parent().and_then(Path::parent).expect("a test lies in target/PROFILE/deps");
     let path = profile.join(directory).join(name);
     if !is_fresh(&path) {
@@ -52,16 +52,16 @@ fn fresh(option: &str, name: &str, directory: &str) -> PathBuf {
     path
 }
 
-/// The directory of the workspace's manifest.
+/// Root directory of the workspace.
 #[must_use]
 pub fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).expect("crates/testkit is two floors down").to_path_buf()
+    here.ancestors().nth(2).expect("crates/testkit is two directories down").to_path_buf()
 }
 
-/// Whether it is there, and nothing it was made of changed since it was made, or since cargo last looked.
+/// Whether a program exists and none of its sources changed since it was built, or since cargo last ran.
 ///
-/// Cargo leaves a program alone whose sources, but not whose lock file, are older: hence the second.
+/// Cargo does not rebuild a program when only the lock file is newer: hence the second time.
 fn is_fresh(path: &Path) -> bool {
     let modified = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     let (Some(built), Ok(sources)) = (modified(path), std::fs::read_to_string(path.with_extension("d")))
@@ -73,7 +73,7 @@ fn is_fresh(path: &Path) -> bool {
     sources_of(&sources).all(|source| older(&source)) && older(&workspace().join("Cargo.lock"))
 }
 
-/// The files after the colon of `target: source source`; a blank in a name is written `\ `.
+/// Returns the files after the colon of `target: source source`; a space in a name is written `\ `.
 fn sources_of(dep_info: &str) -> impl Iterator<Item = PathBuf> {
     let after = dep_info.split_once(": ").map_or("", |(_, sources)| sources.trim_end());
     let escaped = after.replace("\\ ", "\0");
@@ -95,8 +95,8 @@ fn build(option: &str, path: &Path, profile_directory: &Path) {
     let target = profile_directory.parent().expect("target/PROFILE");
     let started = SystemTime::now();
     let mut command = Command::new(cargo);
-    // What a test is told of its own package is not for others' build scripts: they would be run again, now and for whoever
-    // builds next.
+    // Variables of the test's own package must not reach build scripts of other crates: they would run again, in this
+    // build and in the next one.
     let of_package = |name: &OsString| {
         let name = name.to_string_lossy();
         name == "OUT_DIR" || name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
@@ -116,10 +116,10 @@ fn build(option: &str, path: &Path, profile_directory: &Path) {
         String::from_utf8_lossy(&output.stderr)
     );
     let checked = File::create(path.with_extension("checked"));
-    // What changed while cargo was at work counts as changed later.
+    // A source that changed while cargo ran counts as changed later.
     checked
         .and_then(|file| file.set_modified(started))
-        .unwrap_or_else(|error| panic!("note that {name} is fresh: {error}"));
+        .unwrap_or_else(|error| panic!("record that {name} is fresh: {error}"));
 }
 
 #[cfg(test)]
@@ -127,13 +127,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dep_info_is_read_with_blanks_in_names() {
+    fn dep_info_file_names_may_contain_spaces() {
         let sources: Vec<_> = sources_of("/t/weft: /a/main.rs /with\\ blank/lib.rs\n").collect();
         assert_eq!(sources, [Path::new("/a/main.rs"), Path::new("/with blank/lib.rs")]);
     }
 
     #[test]
-    fn a_program_is_built_when_it_is_missing_and_then_found() {
+    fn test_binary_that_is_missing_is_built() {
         let plugin = binary("weft-test-plugin");
         assert!(plugin.exists());
         assert!(is_fresh(&plugin), "{} is stale right after it was built", plugin.display());

@@ -1,9 +1,7 @@
 //! Programs run inside a pretend host or pod, with a deadline.
 //!
-//! Rules:
-//! - nothing waits for ever: a program that is not done at its deadline is killed and the test fails,
-//!   saying what it had printed;
-//! - a background program dies with its handle.
+//! - Nothing waits for ever: a program that runs at its deadline is killed, and the test fails with its output.
+//! - A background program is killed when its handle is dropped.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -19,16 +17,16 @@ use serde_json::Value;
 
 use crate::world::World;
 
-/// How long a program may take unless the test says otherwise.
+/// Default deadline of a program.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// More output than this is a failure of the test, in bytes.
+/// Limit for the output of a program in bytes; more fails the test.
 const OUTPUT_LIMIT: usize = 64 << 20;
 
-/// `PIPE_BUF`: so much can be written to a pipe that is ready without waiting, in bytes; pipe(7).
+/// `PIPE_BUF`: number of bytes that a writable pipe accepts without blocking; pipe(7).
 const PIPE_PIECE: usize = 4096;
 
-/// A program about to be run.
+/// Program to be run.
 #[derive(Debug)]
 #[must_use = "nothing runs before `finish` or `start`"]
 pub struct Command {
@@ -39,24 +37,24 @@ pub struct Command {
     line: String,
 }
 
-/// A program that has ended.
+/// Program that has ended.
 #[derive(Debug, Clone)]
 pub struct Finished {
-    /// What it printed.
+    /// Standard output.
     pub stdout: String,
-    /// What it complained of.
+    /// Standard error.
     pub stderr: String,
-    /// Its exit status; `None` if a signal ended it.
+    /// Exit status; `None` if a signal ended the program.
     pub code: Option<i32>,
-    /// The signal that ended it.
+    /// Signal that ended the program.
     pub signal: Option<i32>,
     /// Wall-clock time from start to end.
     pub took: Duration,
-    /// The command line, for messages.
+    /// Command line, for messages.
     line: String,
 }
 
-/// A program in the background; killed when dropped.
+/// Program that runs in the background; killed when dropped.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -89,7 +87,7 @@ impl Command {
         self
     }
 
-    /// Starts from an environment with nothing but `PATH` in it.
+    /// Starts with an environment that contains only `PATH`.
     pub fn clean_environment(mut self) -> Command {
         self.inner
             .env_clear()
@@ -97,23 +95,23 @@ impl Command {
         self
     }
 
-    /// What the program reads.
+    /// Sets standard input.
     pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Command {
         self.stdin = bytes.into();
         self
     }
 
-    /// How long it may take.
+    /// Sets the deadline.
     pub fn deadline(mut self, deadline: Duration) -> Command {
         self.deadline = deadline;
         self
     }
 
-    /// Runs it to its end, however that is.
+    /// Runs the program until it ends, with or without success.
     ///
     /// # Panics
-    /// If it cannot be started, is not done at its deadline, prints more than 64 MiB, or leaves
-    /// something behind that holds its output open.
+    /// If it cannot be started, runs at its deadline, prints more than 64 MiB, or leaves a process that holds its output
+    /// open.
     #[track_caller]
     pub fn finish(mut self) -> Finished {
         let started = Instant::now();
@@ -124,14 +122,14 @@ impl Command {
         let complete = talk.run(started + deadline);
         let [stdout, stderr] = talk.texts();
         if !complete {
-            let ended = child.try_wait().expect("look at our own child").is_some();
-            // Gone already is what we want.
+            let ended = child.try_wait().expect("poll the child").is_some();
+            // It may have ended already.
             let _ = child.kill();
             let _ = child.wait();
-            let what = if ended { "left something behind that holds its output open" } else { "was killed" };
-            panic!("`{line}` was not done after {deadline:?} and {what}; it had printed:\n{stdout}{stderr}");
+            let what = if ended { "left a process that holds its output open" } else { "was killed" };
+            panic!("`{line}` had not ended after {deadline:?} and {what}; it had printed:\n{stdout}{stderr}");
         }
-        let status = child.wait().expect("wait for our own child");
+        let status = child.wait().expect("wait for the child");
         Finished {
             stdout,
             stderr,
@@ -142,7 +140,7 @@ impl Command {
         }
     }
 
-    /// Starts it in the background, without input; its output is the test's.
+    /// Starts the program in the background without input; its output goes to that of the test.
     #[track_caller]
     pub fn start(mut self) -> Running {
         self.inner.stdin(Stdio::null()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
@@ -150,8 +148,8 @@ impl Command {
         Running { child, line: self.line }
     }
 
-    /// The same, with an input that is open as long as the handle and this process live: a program that reads it
-    /// ends with them, however this process ends.
+    /// Starts the program with an input that stays open while the handle and this process exist. A program that reads its
+    /// input ends with them, however this process ends.
     #[track_caller]
     pub fn start_tied(mut self) -> Running {
         self.inner.stdin(Stdio::piped()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
@@ -167,23 +165,23 @@ impl Command {
     }
 }
 
-/// Waits until `child` ends, or kills it at the deadline: `None`.
+/// Waits until `child` ends; kills it at the deadline and returns `None`.
 fn wait(child: &mut Child, deadline: Duration) -> Option<ExitStatus> {
     let process = descriptor(child);
     let until = Instant::now() + deadline;
     if wait_ready(&mut [PollFd::new(&process, PollFlags::IN)], until) {
-        return Some(child.wait().expect("wait for our own child"));
+        return Some(child.wait().expect("wait for the child"));
     }
-    child.kill().expect("kill our own child");
-    child.wait().expect("wait for our own child");
+    child.kill().expect("kill the child");
+    child.wait().expect("wait for the child");
     None
 }
 
 fn descriptor(child: &Child) -> OwnedFd {
-    pidfd_open(Pid::from_child(child), PidfdFlags::empty()).expect("a descriptor of our own child")
+    pidfd_open(Pid::from_child(child), PidfdFlags::empty()).expect("a pidfd of the child")
 }
 
-/// Waits for any of `descriptors`; false if it is `until` first.
+/// Waits for any of `descriptors`; returns false at `until`.
 fn wait_ready(descriptors: &mut [PollFd<'_>], until: Instant) -> bool {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -198,8 +196,8 @@ fn wait_ready(descriptors: &mut [PollFd<'_>], until: Instant) -> bool {
 
 // === impl Conversation ===
 
-/// Input and both outputs of one child, at once and without a thread: neither side ever waits for
-/// a full pipe, and the deadline holds for what is left running with the output open, too.
+/// Input and both outputs of one child, served concurrently on one thread. Neither side waits for a full pipe, and the
+/// deadline also applies to a remaining process that holds the output open.
 struct Conversation {
     process: Option<OwnedFd>,
     stdin: Option<(ChildStdin, Vec<u8>)>,
@@ -218,7 +216,7 @@ impl Conversation {
         }
     }
 
-    /// Until the child has ended and both outputs are closed; false if it is `until` first.
+    /// Runs until the child has ended and both outputs are closed; returns false at `until`.
     fn run(&mut self, until: Instant) -> bool {
         while self.process.is_some() || self.outputs.iter().any(|(pipe, _)| pipe.is_some()) {
             if self.stdin.as_ref().is_some_and(|(_, left)| left.is_empty()) {
@@ -240,7 +238,7 @@ impl Conversation {
         true
     }
 
-    /// Does what can be done without waiting; `ready` is in the order of `run`.
+    /// Reads and writes what is possible without waiting; `ready` has the order of `run`.
     fn step(&mut self, ready: &[bool]) {
         let mut ready = ready.iter().copied();
         if self.process.is_some() && ready.next() == Some(true) {
@@ -257,7 +255,7 @@ impl Conversation {
             let piece = left.len().min(PIPE_PIECE);
             match pipe.write(&left[..piece]) {
                 Ok(written) => drop(left.drain(..written)),
-                // A program need not read its input; a broken pipe is its answer.
+                // A program need not read its input; a broken pipe is no error.
                 Err(_) => self.stdin = None,
             }
         }
@@ -268,7 +266,7 @@ impl Conversation {
     }
 }
 
-/// Takes what a readable pipe has; at its end it is closed.
+/// Reads the available bytes of a readable pipe; closes it at its end.
 fn read_some(pipe: &mut Option<File>, bytes: &mut Vec<u8>) {
     let mut piece = [0; 16 * 1024];
     let length = pipe.as_mut().map_or(0, |pipe| pipe.read(&mut piece).expect("read a child's output"));
@@ -282,23 +280,23 @@ fn read_some(pipe: &mut Option<File>, bytes: &mut Vec<u8>) {
 // === impl Finished ===
 
 impl Finished {
-    /// Itself, if the exit status is 0.
+    /// Returns itself if the exit status is 0.
     ///
     /// # Panics
-    /// Otherwise, with everything the program printed.
+    /// Otherwise, with the output of the program.
     #[track_caller]
     pub fn success(self) -> Finished {
         assert!(self.code == Some(0), "{self}");
         self
     }
 
-    /// Its standard output as JSON.
+    /// Standard output as JSON.
     ///
     /// # Panics
-    /// If it is none.
+    /// If it is not JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("no JSON ({error}): {self}"))
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("not JSON ({error}): {self}"))
     }
 }
 
@@ -317,31 +315,31 @@ impl std::fmt::Display for Finished {
 // === impl Running ===
 
 impl Running {
-    /// Its process id.
+    /// Process id.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Kills it, as `kill -9` does, and waits until it is gone.
+    /// Kills the program, as `kill -9` does, and waits until it has ended.
     pub fn kill(mut self) {
         self.end();
     }
 
-    /// Waits for its end.
+    /// Waits until the program ends.
     ///
     /// # Panics
-    /// If it is not done at the deadline.
+    /// If it runs at the deadline.
     #[track_caller]
     pub fn finish(mut self, deadline: Duration) -> ExitStatus {
         let line = std::mem::take(&mut self.line);
         wait(&mut self.child, deadline)
-            .unwrap_or_else(|| panic!("`{line}` was not done after {deadline:?} and was killed"))
+            .unwrap_or_else(|| panic!("`{line}` had not ended after {deadline:?} and was killed"))
     }
 
-    /// The same for one that somebody else holds on to.
+    /// Kills the program, as [`Running::kill`] does, without consuming the handle.
     pub fn end(&mut self) {
-        // Gone already is what we want.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

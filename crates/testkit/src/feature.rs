@@ -1,13 +1,13 @@
-//! What this kernel and machine can do, found out by trying; what is missing skips a test by name.
+//! Features of this kernel and machine, found out by trying; a test that lacks one is skipped by name.
 //!
 //! Rules:
-//! - the table is the whole truth: feature, how to try it, what offers it;
-//! - a skip is never silent: it goes to stderr, and to the file that `WEFT_SKIP_LOG` names, which the
-//!   table of lanes counts;
-//! - under CI (`CI` is set) a test may skip what the *kernel* lacks, but fails for what a package offers;
-//! - where nothing may be missing (`WEFT_NO_SKIP` is set: the lane `vm` brings its own kernel), a skip fails.
+//! - The table has all features: name, script that tries it, origin.
+//! - A skip is never silent: it is printed to standard error and appended to the file that `WEFT_SKIP_LOG` names. The
+//!   summary of lanes counts those lines.
+//! - Under CI (`CI` is set), a test may skip a missing feature of the *kernel*, but fails if a package is missing.
+//! - If `WEFT_NO_SKIP` is set, any skip fails. The lane `vm` sets it, because it has its own kernel.
 //!
-//! Source: the kernel's Kconfig symbols, which are named.
+//! Source: the kernel's Kconfig symbols in the table.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -16,9 +16,9 @@ use serde_json::json;
 
 use crate::world::{on_a_thread, unshare};
 
-/// Something a test needs and a machine may lack.
+/// Feature that a test needs and a machine may lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "each has its row in the table below, which says what it is")]
+#[allow(missing_docs, reason = "the table below describes each")]
 pub enum Feature {
     Root,
     Dummy,
@@ -59,21 +59,21 @@ pub enum Feature {
     BridgeNetfilter,
 }
 
-/// What a shell says of a program that it cannot find; sh(1).
+/// Exit status of a shell for a program that it cannot find; sh(1).
 const COMMAND_NOT_FOUND: i32 = 127;
 
-/// Who could provide it.
-enum Offer {
+/// Origin of a feature.
+enum Origin {
     Kernel(&'static str),
     Package(&'static str),
     Privilege,
     Lane(&'static str),
 }
 
-/// A row: the feature, its name, a script that succeeds in an empty namespace if it is there, and its origin.
-type Row = (Feature, &'static str, &'static str, Offer);
+/// Row of the table: feature, name, a script that succeeds in an empty namespace if the feature exists, and origin.
+type Row = (Feature, &'static str, &'static str, Origin);
 
-/// A veth pair, as the parent that other kinds of link need.
+/// Prefixes a script with the creation of a veth pair, the parent of other kinds of link.
 macro_rules! on_veth {
     ($script:literal) => {
         concat!("ip link add p0 type veth peer p1 && ", $script)
@@ -81,57 +81,62 @@ macro_rules! on_veth {
 }
 
 const TABLE: &[Row] = &[
-    (Feature::Root, "root", "test \"$(id -u)\" = 0", Offer::Privilege),
-    (Feature::Dummy, "dummy links", "ip link add x type dummy", Offer::Kernel("DUMMY")),
+    (Feature::Root, "root", "test \"$(id -u)\" = 0", Origin::Privilege),
+    (Feature::Dummy, "dummy links", "ip link add x type dummy", Origin::Kernel("DUMMY")),
     (
         Feature::Vlan,
         "vlan links",
         on_veth!("ip link add x link p0 type vlan id 5"),
-        Offer::Kernel("VLAN_8021Q"),
+        Origin::Kernel("VLAN_8021Q"),
     ),
-    (Feature::Ipvlan, "ipvlan links", on_veth!("ip link add x link p0 type ipvlan"), Offer::Kernel("IPVLAN")),
+    (
+        Feature::Ipvlan,
+        "ipvlan links",
+        on_veth!("ip link add x link p0 type ipvlan"),
+        Origin::Kernel("IPVLAN"),
+    ),
     (
         Feature::Macvlan,
         "macvlan links",
         on_veth!("ip link add x link p0 type macvlan"),
-        Offer::Kernel("MACVLAN"),
+        Origin::Kernel("MACVLAN"),
     ),
     (
         Feature::Macvtap,
         "macvtap links",
         on_veth!("ip link add x link p0 type macvtap"),
-        Offer::Kernel("MACVTAP"),
+        Origin::Kernel("MACVTAP"),
     ),
-    (Feature::Vxlan, "vxlan links", "ip link add x type vxlan id 5 dstport 4789", Offer::Kernel("VXLAN")),
-    (Feature::Vrf, "vrf links", "ip link add x type vrf table 10", Offer::Kernel("NET_VRF")),
-    (Feature::Bond, "bond links", "ip link add x type bond", Offer::Kernel("BONDING")),
-    (Feature::Bridge, "bridges", "ip link add x type bridge", Offer::Kernel("BRIDGE")),
+    (Feature::Vxlan, "vxlan links", "ip link add x type vxlan id 5 dstport 4789", Origin::Kernel("VXLAN")),
+    (Feature::Vrf, "vrf links", "ip link add x type vrf table 10", Origin::Kernel("NET_VRF")),
+    (Feature::Bond, "bond links", "ip link add x type bond", Origin::Kernel("BONDING")),
+    (Feature::Bridge, "bridges", "ip link add x type bridge", Origin::Kernel("BRIDGE")),
     (
         Feature::BridgeVlan,
         "bridge VLAN filtering",
         "ip link add x type bridge vlan_filtering 1",
-        Offer::Kernel("BRIDGE_VLAN_FILTERING"),
+        Origin::Kernel("BRIDGE_VLAN_FILTERING"),
     ),
-    (Feature::Veth, "veth links", on_veth!("true"), Offer::Kernel("VETH")),
-    (Feature::Tun, "tap links", "ip tuntap add x mode tap", Offer::Kernel("TUN")),
-    (Feature::Ifb, "ifb links", "ip link add x type ifb", Offer::Kernel("IFB")),
+    (Feature::Veth, "veth links", on_veth!("true"), Origin::Kernel("VETH")),
+    (Feature::Tun, "tap links", "ip tuntap add x mode tap", Origin::Kernel("TUN")),
+    (Feature::Ifb, "ifb links", "ip link add x type ifb", Origin::Kernel("IFB")),
     (
         Feature::Tbf,
         "token bucket filter",
         on_veth!("tc qdisc add dev p0 root tbf rate 1mbit burst 10k latency 20ms"),
-        Offer::Kernel("NET_SCH_TBF"),
+        Origin::Kernel("NET_SCH_TBF"),
     ),
     (
         Feature::Htb,
         "hierarchical token bucket",
         on_veth!("tc qdisc add dev p0 root handle 1: htb"),
-        Offer::Kernel("NET_SCH_HTB"),
+        Origin::Kernel("NET_SCH_HTB"),
     ),
     (
         Feature::Ingress,
         "ingress queueing discipline",
         on_veth!("tc qdisc add dev p0 ingress"),
-        Offer::Kernel("NET_SCH_INGRESS"),
+        Origin::Kernel("NET_SCH_INGRESS"),
     ),
     (
         Feature::Mirred,
@@ -139,92 +144,92 @@ const TABLE: &[Row] = &[
         on_veth!(
             "tc qdisc add dev p0 ingress && tc filter add dev p0 ingress protocol all u32 match u32 0 0 action mirred egress redirect dev p1"
         ),
-        Offer::Kernel("NET_ACT_MIRRED"),
+        Origin::Kernel("NET_ACT_MIRRED"),
     ),
-    (Feature::Ipv6, "IPv6", "test -d /proc/sys/net/ipv6", Offer::Kernel("IPV6")),
-    (Feature::NftInet, "nftables, family inet", "nft add table inet x", Offer::Kernel("NF_TABLES_INET")),
+    (Feature::Ipv6, "IPv6", "test -d /proc/sys/net/ipv6", Origin::Kernel("IPV6")),
+    (Feature::NftInet, "nftables, family inet", "nft add table inet x", Origin::Kernel("NF_TABLES_INET")),
     (
         Feature::NftBridge,
         "nftables, family bridge",
         "nft 'table bridge x { chain c { type filter hook prerouting priority 0; }; }'",
-        Offer::Kernel("NF_TABLES_BRIDGE"),
+        Origin::Kernel("NF_TABLES_BRIDGE"),
     ),
     (
         Feature::NftNetdev,
         "nftables, family netdev",
         "ip link set lo up && nft 'table netdev x { chain c { type filter hook ingress device lo priority 0; }; }'",
-        Offer::Kernel("NF_TABLES_NETDEV"),
+        Origin::Kernel("NF_TABLES_NETDEV"),
     ),
     (
         Feature::NftMasquerade,
         "nftables masquerade",
         "nft 'table inet x { chain c { type nat hook postrouting priority 100; masquerade; }; }'",
-        Offer::Kernel("NFT_MASQ"),
+        Origin::Kernel("NFT_MASQ"),
     ),
     (
         Feature::NftFib,
         "nftables fib",
         "nft 'table inet x { chain c { type filter hook prerouting priority 0; fib daddr type local accept; }; }'",
-        Offer::Kernel("NFT_FIB_INET"),
+        Origin::Kernel("NFT_FIB_INET"),
     ),
-    (Feature::Conntrack, "conntrack tool", "conntrack -L", Offer::Package("conntrack")),
+    (Feature::Conntrack, "conntrack tool", "conntrack -L", Origin::Package("conntrack")),
     (
         Feature::IptablesLegacy,
         "iptables, legacy",
         "iptables-legacy -t nat -S",
-        Offer::Kernel("IP_NF_IPTABLES_LEGACY"),
+        Origin::Kernel("IP_NF_IPTABLES_LEGACY"),
     ),
-    (Feature::IptablesNft, "iptables over nftables", "iptables-nft -t nat -S", Offer::Package("iptables")),
-    (Feature::Ping, "ping", "ip link set lo up && ping -c 1 -W 1 127.0.0.1", Offer::Package("iputils-ping")),
+    (Feature::IptablesNft, "iptables over nftables", "iptables-nft -t nat -S", Origin::Package("iptables")),
+    (Feature::Ping, "ping", "ip link set lo up && ping -c 1 -W 1 127.0.0.1", Origin::Package("iputils-ping")),
     (
         Feature::GoPlugins,
         "the Go reference plugins in /usr/lib/cni",
         "test -x /usr/lib/cni/bridge",
-        Offer::Package("containernetworking-plugins"),
+        Origin::Package("containernetworking-plugins"),
     ),
     (
         Feature::NewGoPlugins,
         "newer Go plugins than Debian's",
         "test -n \"$PEERS\"",
-        Offer::Lane("peer with PEERS=debian"),
+        Origin::Lane("peer with PEERS=debian"),
     ),
-    (Feature::Ethtool, "ethtool", "ethtool lo", Offer::Package("ethtool")),
-    // Whose hardware a test may take away.
-    (Feature::Guest, "the guest's own hardware", "grep -qw weft.guest /proc/cmdline", Offer::Lane("vm")),
+    (Feature::Ethtool, "ethtool", "ethtool lo", Origin::Package("ethtool")),
+    // A test may remove the hardware of a guest.
+    (Feature::Guest, "the guest's own hardware", "grep -qw weft.guest /proc/cmdline", Origin::Lane("vm")),
     (
         Feature::Firewalld,
         "firewalld and a D-Bus daemon",
         "test -x /usr/sbin/firewalld && test -x /usr/bin/dbus-daemon",
-        Offer::Package("firewalld"),
+        Origin::Package("firewalld"),
     ),
-    (Feature::Sctp, "SCTP", "modprobe -q sctp; grep -q ^SCTP /proc/net/protocols", Offer::Kernel("IP_SCTP")),
-    (Feature::Dnsmasq, "dnsmasq", "dnsmasq --version", Offer::Package("dnsmasq-base")),
-    (Feature::Kea, "kea-dhcp6", "kea-dhcp6 -v", Offer::Package("kea-dhcp6-server")),
+    (Feature::Sctp, "SCTP", "modprobe -q sctp; grep -q ^SCTP /proc/net/protocols", Origin::Kernel("IP_SCTP")),
+    (Feature::Dnsmasq, "dnsmasq", "dnsmasq --version", Origin::Package("dnsmasq-base")),
+    (Feature::Kea, "kea-dhcp6", "kea-dhcp6 -v", Origin::Package("kea-dhcp6-server")),
     (
         Feature::BridgeNetfilter,
         "bridged packets shown to iptables",
         "test -e /proc/sys/net/bridge/bridge-nf-call-iptables",
-        Offer::Kernel("BRIDGE_NETFILTER"),
+        Origin::Kernel("BRIDGE_NETFILTER"),
     ),
 ];
 
-/// What trying a feature came to.
+/// Result of trying a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trial {
     Present,
     Absent,
-    /// The tool with which to try is not installed.
+    /// The tool that tries it is not installed.
     NoTool,
 }
 
 impl Feature {
-    /// Whether it is here.
+    /// Whether this machine has the feature.
     #[must_use]
     pub fn is_present(self) -> bool {
         self.trial() == Trial::Present
     }
 
-    /// Tried once in a process, in a namespace that is thrown away.
+    /// Result of the script, which runs once in a process, in a temporary namespace.
     fn trial(self) -> Trial {
         static TRIED: [OnceLock<Trial>; TABLE.len()] = [const { OnceLock::new() }; TABLE.len()];
         *TRIED[self as usize].get_or_init(|| attempt(self, self.row().2))
@@ -234,39 +239,39 @@ impl Feature {
         &TABLE[self as usize]
     }
 
-    /// All of them, in the order of the table.
+    /// All features, in the order of the table.
     pub fn all() -> impl Iterator<Item = Feature> {
         TABLE.iter().map(|row| row.0)
     }
 
-    /// The symbol of the kernel's configuration that brings it, without `CONFIG_`; none if it is not the kernel's.
+    /// Symbol of the kernel's configuration that enables it, without `CONFIG_`; `None` if it is no feature of the kernel.
     #[must_use]
     pub fn kernel_symbol(self) -> Option<&'static str> {
         match self.row().3 {
-            Offer::Kernel(symbol) => Some(symbol),
-            Offer::Package(_) | Offer::Privilege | Offer::Lane(_) => None,
+            Origin::Kernel(symbol) => Some(symbol),
+            Origin::Package(_) | Origin::Privilege | Origin::Lane(_) => None,
         }
     }
 
-    /// Why it is missing; nothing if it is here.
+    /// Reason why the feature is missing; `None` if it exists.
     #[must_use]
     pub fn missing(self) -> Option<String> {
-        let (_, name, script, offer) = self.row();
-        match (self.trial(), offer) {
+        let (_, name, script, origin) = self.row();
+        match (self.trial(), origin) {
             (Trial::Present, _) => None,
             (Trial::NoTool, _) => Some(format!("no tool to try {name} with: `{script}` (run `make setup`)")),
-            (Trial::Absent, Offer::Kernel(symbol)) => {
+            (Trial::Absent, Origin::Kernel(symbol)) => {
                 Some(format!("the kernel has no {name} (CONFIG_{symbol})"))
             }
-            (Trial::Absent, Offer::Package(package)) => Some(format!("no {name} (package {package})")),
-            (Trial::Absent, Offer::Privilege) => Some(format!("not {name}")),
-            (Trial::Absent, Offer::Lane(lane)) => Some(format!("only lane {lane} has {name}")),
+            (Trial::Absent, Origin::Package(package)) => Some(format!("no {name} (package {package})")),
+            (Trial::Absent, Origin::Privilege) => Some(format!("not {name}")),
+            (Trial::Absent, Origin::Lane(lane)) => Some(format!("only lane {lane} has {name}")),
         }
     }
 
-    /// Whether something that can be installed, or another user, would have it.
-    fn could_be_had(self) -> bool {
-        self.trial() == Trial::NoTool || !matches!(self.row().3, Offer::Kernel(_) | Offer::Lane(_))
+    /// Whether a package, or another user, would provide the feature.
+    fn is_installable(self) -> bool {
+        self.trial() == Trial::NoTool || !matches!(self.row().3, Origin::Kernel(_) | Origin::Lane(_))
     }
 }
 
@@ -285,10 +290,10 @@ fn attempt(feature: Feature, script: &str) -> Trial {
     })
 }
 
-/// Whether the running test has to be skipped for want of one of `features`; says so if it has.
+/// Whether the running test is skipped because it lacks one of `features`; records the skip.
 ///
 /// # Panics
-/// Under CI, if the missing thing could be had, and where nothing may be missing.
+/// Under CI, if the missing feature is available as a package, and if `WEFT_NO_SKIP` is set.
 #[must_use]
 #[track_caller]
 pub fn skip(test: &str, features: &[Feature]) -> bool {
@@ -296,15 +301,15 @@ pub fn skip(test: &str, features: &[Feature]) -> bool {
     else {
         return false;
     };
-    assert!(std::env::var_os("CI").is_none() || !feature.could_be_had(), "{test}: {why}");
-    assert!(std::env::var_os("WEFT_NO_SKIP").is_none(), "{test}: nothing may be missing here: {why}");
+    assert!(std::env::var_os("CI").is_none() || !feature.is_installable(), "{test}: {why}");
+    assert!(std::env::var_os("WEFT_NO_SKIP").is_none(), "{test}: WEFT_NO_SKIP is set: {why}");
     record_skip(test, &why);
     true
 }
 
-/// Says that a test is skipped, and why; [`require!`](crate::require) does it for features.
+/// Records that a test is skipped, and why; [`require!`](crate::require) does it for features.
 pub fn record_skip(test: &str, why: &str) {
-    // Not through eprintln: a test's prints are hidden when it passes.
+    // libtest hides the output of eprintln when a test passes.
     let _ = writeln!(std::io::stderr(), "skipped {test}: {why}");
     if let Some(path) = std::env::var_os("WEFT_SKIP_LOG") {
         let line = json!({ "binary": test_binary(), "test": test, "why": why }).to_string() + "\n";
@@ -330,8 +335,8 @@ macro_rules! require {
     };
 }
 
-/// A [`Host`](crate::Host) for this test, or its end as skipped: without root, or without one of the
-/// features that are given. `let host = host!(Feature::Vlan);`
+/// Returns a [`Host`](crate::Host) for this test. The test ends as skipped without root, or if it lacks one of the
+/// given features. `let host = host!(Feature::Vlan);`
 #[macro_export]
 macro_rules! host {
     ($($feature:expr),* $(,)?) => {{
@@ -345,10 +350,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_feature_has_one_row() {
+    fn feature_table_has_one_row_for_each_feature() {
         for (place, row) in TABLE.iter().enumerate() {
             assert_eq!(TABLE.iter().position(|other| other.0 == row.0), Some(place), "{:?}", row.0);
-            assert_eq!(row.0 as usize, place, "{:?} stands elsewhere in the enum", row.0);
+            assert_eq!(row.0 as usize, place, "{:?} is at another position in the enum", row.0);
         }
         assert_eq!(
             Feature::BridgeNetfilter as usize + 1,

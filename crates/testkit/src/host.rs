@@ -1,19 +1,18 @@
-//! A pretend host and its pretend pods.
+//! Pretend host with pretend pods, in namespaces.
 //!
-//! [`Host::new`] makes a network namespace that is the host's, with the loopback link up, and a mount
-//! namespace with a private `/run`, `/etc/cni`, `/opt/cni`, `/var/lib/cni`, `/var/lib/weft`.
-//! [`Host::pod`] mounts a further network namespace as `/run/netns/NAME`, empty and with the loopback
-//! link down, as a container runtime hands it over.
+//! [`Host::new`] creates a network namespace for the host, with the loopback link up, and a mount namespace with a private
+//! `/run`, `/etc/cni`, `/opt/cni`, `/var/lib/cni`, `/var/lib/weft`. [`Host::pod`] mounts a further network namespace as
+//! `/run/netns/NAME`. It is empty and its loopback link is down, as a container runtime creates it.
 //!
 //! ```text
-//!   machine ── never touched
+//!   machine ── never changed
 //!      └─ Host  /run/netns/a  /run/netns/b  /var/lib/cni …
 //!            ├─ Pod a
 //!            └─ Pod b
 //! ```
 //!
-//! When a test fails it prints what it had changed; with `WEFT_TEST_KEEP=1` its world stays until the
-//! test is interrupted, and the `nsenter` line that shows it is printed.
+//! A failed test prints what it had changed. With `WEFT_TEST_KEEP=1` its namespaces stay until the test is interrupted, and
+//! it prints the `nsenter` line that enters them.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -27,19 +26,19 @@ use crate::netns::Netns;
 use crate::snapshot::Snapshot;
 use crate::world::World;
 
-/// Where a host's runtime looks for plugins.
+/// Directory in which a host's runtime looks for plugins.
 pub(crate) const PLUGINS: &str = "/opt/cni/bin";
-/// How long a failed test's world is kept with `WEFT_TEST_KEEP=1`.
+/// Time for which the namespaces of a failed test are kept with `WEFT_TEST_KEEP=1`.
 const KEEP: Duration = Duration::from_secs(3600);
 
-/// A pretend host. Dropping the last of it and its pods removes everything.
+/// Pretend host. Everything is removed when the host and all its pods are dropped.
 #[derive(Debug)]
 pub struct Host {
     netns: Netns,
     life: Arc<Life>,
 }
 
-/// A pretend pod: a named network namespace of a host.
+/// Pretend pod: a named network namespace of a host.
 #[derive(Debug)]
 pub struct Pod {
     netns: Netns,
@@ -47,7 +46,7 @@ pub struct Pod {
     life: Arc<Life>,
 }
 
-/// Ends what still runs inside, and speaks up if the test failed.
+/// Guard that reports changes if the test failed, and kills the remaining processes.
 #[derive(Debug)]
 struct Life {
     world: World,
@@ -57,12 +56,12 @@ struct Life {
 // === impl Host ===
 
 impl Host {
-    /// A new one.
+    /// Creates a host.
     ///
     /// # Panics
-    /// Without root. A test says `let host = testkit::host!();`, which skips then.
+    /// Without root. A test uses `let host = testkit::host!();`, which then skips.
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "making a world is no default")]
+    #[expect(clippy::new_without_default, reason = "creating namespaces is no default")]
     #[track_caller]
     pub fn new() -> Host {
         let world = World::new();
@@ -71,7 +70,7 @@ impl Host {
         Host { netns, life }
     }
 
-    /// The host's own namespace in a new world, its loopback link up.
+    /// Returns the host's network namespace in a new world, with the loopback link up.
     #[track_caller]
     fn bare(world: World) -> Netns {
         let netns = Netns { world, name: "host".to_owned() };
@@ -79,10 +78,10 @@ impl Host {
         netns
     }
 
-    /// A new pod, whose network namespace is mounted as `/run/netns/NAME`.
+    /// Creates a pod, whose network namespace is mounted as `/run/netns/NAME`.
     ///
     /// # Panics
-    /// If there is one of that name.
+    /// If a pod of that name exists.
     #[must_use]
     #[track_caller]
     pub fn pod(&self, name: &str) -> Pod {
@@ -91,50 +90,50 @@ impl Host {
         Pod { netns, path: PathBuf::from(format!("/run/netns/{name}")), life: Arc::clone(&self.life) }
     }
 
-    /// The namespace that a program mounted as `/run/netns/NAME`.
+    /// Returns the namespace that a program mounted as `/run/netns/NAME`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If it does not exist.
     #[must_use]
     #[track_caller]
     pub fn netns(&self, name: &str) -> Netns {
         Netns { world: self.netns.world.mounted(name), name: name.to_owned() }
     }
 
-    /// The namespace of another process, at the [`Netns::handle`] which that one told.
+    /// Returns the namespace of another process, at the [`Netns::handle`] of that process.
     ///
     /// # Panics
-    /// If there is none.
+    /// If it does not exist.
     #[must_use]
     #[track_caller]
     pub fn netns_at(&self, handle: &Path) -> Netns {
         Netns { world: self.netns.world.elsewhere(handle), name: "elsewhere".to_owned() }
     }
 
-    /// The name of the test that made it.
+    /// Name of the test that created the host.
     #[must_use]
     pub fn test(&self) -> &str {
         &self.life.test
     }
 
-    /// What [`Netns::snapshot`] has, and every file in [`crate::snapshot::DIRECTORIES`].
+    /// Snapshot as [`Netns::snapshot`], with every file in [`crate::snapshot::DIRECTORIES`].
     #[must_use]
     #[track_caller]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::of_host(&self.netns)
     }
 
-    /// The leak check: fails with the difference if the host is not as it was.
+    /// Fails with the difference if the host does not equal its snapshot: the leak check.
     ///
     /// # Panics
-    /// If it is not.
+    /// If it differs.
     #[track_caller]
     pub fn assert_unchanged(&self, before: &Snapshot) {
         let changes = before.changes(&self.snapshot());
         assert!(changes.is_empty(), "{} changed its host:\n{changes}", self.life.test);
     }
 
-    /// Puts a program where the host's runtime looks for plugins, `/opt/cni/bin`, under each of `names`.
+    /// Installs a program in the plugin directory, `/opt/cni/bin`, under each of `names`.
     #[track_caller]
     pub fn install(&self, program: &Path, names: &[&str]) {
         let program =
@@ -149,7 +148,7 @@ impl Host {
         });
     }
 
-    /// Writes a file of the host, with the directories above it.
+    /// Writes a file of the host and creates its parent directories.
     #[track_caller]
     pub fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) {
         let (path, content) = (path.as_ref(), content.as_ref());
@@ -162,7 +161,7 @@ impl Host {
         });
     }
 
-    /// Reads a file of the host; `None` if there is none.
+    /// Reads a file of the host; `None` if it does not exist.
     #[must_use]
     #[track_caller]
     pub fn read(&self, path: impl AsRef<Path>) -> Option<String> {
@@ -186,20 +185,20 @@ impl Deref for Host {
 // === impl Pod ===
 
 impl Pod {
-    /// Where the namespace is mounted, as seen from inside the host: what `CNI_NETNS` says.
+    /// Mount point of the namespace as seen from inside the host: the value of `CNI_NETNS`.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The container id a runtime would use for it: unique in the machine, and it names the test.
+    /// Container id for the pod: unique on the machine, and it contains the name of the test.
     #[must_use]
     pub fn container_id(&self) -> String {
         let test = self.life.test.rsplit("::").next().unwrap_or_default();
         format!("{test}-{}", self.netns.name)
     }
 
-    /// Takes the namespace away, as a runtime does after a sandbox has ended.
+    /// Removes the namespace, as a runtime does after a sandbox has ended.
     #[track_caller]
     pub fn remove(self) {
         let Pod { netns, path, life } = self;
@@ -233,25 +232,26 @@ impl Drop for Life {
                     .changes(&Snapshot::of_host(&Netns { world: world.clone(), name: "host".to_owned() }))
             });
             if let Ok(changes) = changes {
-                eprintln!("{test}: its host when it failed, beside a fresh one:\n{changes}");
+                eprintln!("{test}: changes of its host when it failed, compared with a new host:\n{changes}");
             }
             if std::env::var_os("WEFT_TEST_KEEP").is_some() {
-                eprintln!("{test}: look around with\n  {}\nand end the test when done", world.nsenter());
+                eprintln!(
+                    "{test}: enter its host with\n  {}\nand interrupt the test to end it",
+                    world.nsenter()
+                );
                 thread::sleep(KEEP);
             } else {
-                eprintln!(
-                    "{test}: to look around, run it again with WEFT_TEST_KEEP=1: it prints the nsenter line and waits"
-                );
+                eprintln!("{test}: to inspect its host, run the test again with WEFT_TEST_KEEP=1");
             }
         }
         for process in world.processes() {
-            // They are in a mount namespace that only this test has: nobody else's can be among them.
+            // They are in a mount namespace that only this test uses.
             let _ = Pid::from_raw(process).map(|process| kill_process(process, Signal::KILL));
         }
     }
 }
 
-/// The running test, as libtest names its thread.
+/// Name of the running test, which libtest gives to its thread.
 #[must_use]
 pub fn test_name() -> String {
     match thread::current().name() {

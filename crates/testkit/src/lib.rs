@@ -1,12 +1,11 @@
-//! What tests stand on: pretend hosts in namespaces of their own, a gate for what a kernel lacks,
-//! a leak check, and a plugin that records and misbehaves on demand.
+//! Support for tests: pretend hosts in namespaces, skips for missing features, a leak check, and a plugin that records its
+//! calls and misbehaves on demand.
 //!
-//! Rules:
-//! - depends on none of our crates: the oracle is `ip -j`, `nft -j`, `tc -j` and `ping`, never the
-//!   code under test;
-//! - a test never touches the machine: it has its own network and mount namespace ([`Host`]), so
-//!   tests run in parallel, and what they leave goes when they end, also after a panic;
-//! - what cannot be tested here is skipped by name and counted ([`require!`]), never silently passed.
+//! - This crate depends on no other crate of the workspace. Expectations are read with `ip -j`, `nft -j`, `tc -j` and
+//!   `ping`, never with the code under test.
+//! - A test never changes the machine. It has its own network and mount namespace ([`Host`]), so tests run in parallel,
+//!   and their leftovers disappear when they end, also after a panic.
+//! - A test that cannot run here is skipped by name and counted ([`require!`]), never silently passed.
 //!
 //! A test in five lines:
 //! ```no_run

@@ -20,18 +20,18 @@ pub struct Netns {
 // === impl Netns ===
 
 impl Netns {
-    /// Its name: the pod's, or `host`.
+    /// Name of the namespace: that of the pod, or `host`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A program to run inside, found in `PATH`.
+    /// Returns a command to run inside; the program is looked up in `PATH`.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         Command::new(&self.world, program.as_ref())
     }
 
-    /// Runs a program that must succeed; what it prints.
+    /// Runs a program that must succeed; returns its standard output.
     ///
     /// # Panics
     /// If it fails, with its output.
@@ -48,26 +48,26 @@ impl Netns {
         self.command(program).args(words).finish()
     }
 
-    /// Runs a program that must succeed and print JSON; no output at all counts as `[]`, as `ip -j` means it.
+    /// Runs a program that must succeed and print JSON; empty output counts as `[]`, as `ip -j` means it.
     #[track_caller]
     pub fn json<A: AsRef<OsStr>>(&self, line: impl IntoIterator<Item = A>) -> Value {
         let finished = self.attempt(line).success();
         if finished.stdout.trim().is_empty() { Value::Array(Vec::new()) } else { finished.json() }
     }
 
-    /// Runs `work` inside, on a thread of its own: sockets opened there stay there.
+    /// Runs `work` inside on a new thread: sockets opened there stay in the namespace.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.world.run(work)
     }
 
-    /// Whether `address` answers an echo request, of which there is one every fifth of a second for two
-    /// seconds: a link that just came up may lose the first.
+    /// Whether `address` answers an echo request. Requests are sent every 200 ms for two seconds, because a link that just
+    /// came up may lose the first.
     #[track_caller]
     pub fn pings(&self, address: &str) -> bool {
         self.attempt(["ping", "-n", "-q", "-i", "0.2", "-c", "1", "-w", "2", address]).code == Some(0)
     }
 
-    /// A path to the network namespace that this process can open, whatever namespace it is in itself.
+    /// Path of the network namespace that this process can open from any namespace.
     #[must_use]
     pub fn handle(&self) -> PathBuf {
         use std::os::fd::AsRawFd;

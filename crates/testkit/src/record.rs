@@ -1,11 +1,11 @@
-//! What `weft-test-plugin` writes down about each call, one JSON object a line.
+//! Record of the calls of `weft-test-plugin`, one JSON object a line.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// One call of the recording plugin.
+/// Call of the recording plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Call {
@@ -13,17 +13,17 @@ pub struct Call {
     pub command: String,
     /// Every environment variable that starts with `CNI_`, sorted.
     pub environment: std::collections::BTreeMap<String, String>,
-    /// Standard input, as it came; bytes that are no UTF-8 are replaced.
+    /// Standard input; bytes that are not UTF-8 are replaced.
     pub stdin: String,
-    /// The name it was called under, without directory.
+    /// Name under which it was called, without directory.
     pub program: String,
 }
 
 impl Call {
-    /// The configuration it was given.
+    /// Configuration of the call.
     ///
     /// # Panics
-    /// If that was no JSON.
+    /// If it is not JSON.
     #[must_use]
     #[track_caller]
     pub fn config(&self) -> Value {
@@ -31,17 +31,17 @@ impl Call {
             .unwrap_or_else(|error| panic!("configuration of {}: {error}: {}", self.command, self.stdin))
     }
 
-    /// One environment variable; empty if it was not set.
+    /// Value of an environment variable; empty if it was not set.
     #[must_use]
     pub fn environment(&self, name: &str) -> &str {
         self.environment.get(name).map_or("", String::as_str)
     }
 }
 
-/// The calls in a record, in order; none if the file is not there.
+/// Calls in a record, in order; none if the file does not exist.
 ///
 /// # Panics
-/// If a line is no record.
+/// If a line is not a record.
 #[must_use]
 #[track_caller]
 pub fn calls(path: &Path) -> Vec<Call> {

@@ -1,10 +1,10 @@
-//! The leak check: everything about a namespace that network software can change, and what differs.
+//! Snapshot of everything in a namespace that network software can change, and the differences of two snapshots.
 //!
 //! Rules:
-//! - what the system's own tools say, never our readers;
-//! - what changes by itself (timers, counters, handles, carrier, duplicate address detection) is left
-//!   out; a snapshot of an idle namespace is equal to the next one;
-//! - a difference is a line that a person can read.
+//! - It is read with the system's own tools, never with code of weft.
+//! - Volatile state (timers, counters, handles, carrier, duplicate address detection) is left out: two snapshots of an idle
+//!   namespace are equal.
+//! - A difference is a readable line.
 //!
 //! Sources: ip(8), nft(8) and tc(8) with `-j`, iptables-save(8), `/proc/sys/net`.
 
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::netns::Netns;
 
-/// The directories of a host whose files belong to its snapshot.
+/// Directories of a host whose files belong to its snapshot.
 pub const DIRECTORIES: [&str; 7] =
     ["/etc/cni", "/opt/cni", "/run/cni", "/run/netns", "/run/weft", "/var/lib/cni", "/var/lib/weft"];
 
@@ -56,7 +56,7 @@ impl Snapshot {
         Snapshot { entries: entries.0 }
     }
 
-    /// What became different until `later`, a line each; empty if nothing did.
+    /// Differences of a later snapshot, one a line; empty if it is equal.
     ///
     /// `+` is new, `-` is gone, `~` has another value.
     #[must_use]
@@ -64,13 +64,13 @@ impl Snapshot {
         difference::lines(&self.entries, &later.entries).join("\n")
     }
 
-    /// The titles that begin with `prefix`: `link `, `route main`, `file /var/lib/cni`.
+    /// Titles that begin with `prefix`: `link `, `route main`, `file /var/lib/cni`.
     pub fn titles(&self, prefix: &str) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str).filter(move |title| title.starts_with(prefix))
     }
 }
 
-/// Entries being collected; a title that is there already gets a number.
+/// Entries during collection; a repeated title gets a number.
 #[derive(Default)]
 struct Entries(BTreeMap<String, Value>);
 

@@ -1,11 +1,11 @@
-//! A pair of namespaces, mount and network, and threads that work inside.
+//! Pair of a mount and a network namespace, and threads that work inside.
 //!
 //! Rules:
-//! - a thread enters and ends; nothing is ever restored, so a panic inside is harmless;
-//! - the namespaces live by two descriptors: when the last owner is dropped the kernel takes away
-//!   every mount, link, route and rule in them;
-//! - directories that a node's network software writes to are private; the rest of the file system
-//!   is the machine's, and reading it works as usual.
+//! - A thread enters the namespaces and ends there. Nothing is restored, so a panic inside is harmless.
+//! - Two descriptors keep the namespaces alive. When the last owner is dropped, the kernel removes every mount, link, route
+//!   and rule in them.
+//! - Directories that network software writes to are private. The rest of the file system is the machine's and is
+//!   readable as usual.
 //!
 //! Source: mount_namespaces(7), network_namespaces(7), setns(2); ip-netns(8) for `/run/netns`.
 
@@ -22,10 +22,10 @@ use rustix::mount::{
 use rustix::process::{chroot, fchdir};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-/// Where the machine's own directories stay readable after something was laid over them.
+/// Directory in which the machine's own directories stay readable after others were mounted over them.
 const MACHINE: &str = "/run/machine";
 
-/// Directories of which a pretend host has its own copy, and the entries it must not see of the machine's.
+/// Directories of which a pretend host has its own copy, and the entries of the machine that the copy omits.
 const SHADOWED: [(&str, &[&str]); 4] = [
     ("/etc", &["cni"]),
     ("/var/lib", &["cni", "weft", "containerd", "etcd", "kubelet"]),
@@ -33,17 +33,17 @@ const SHADOWED: [(&str, &[&str]); 4] = [
     ("/opt", &["cni"]),
 ];
 
-/// Namespaces to work in.
+/// Mount and network namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
     mount: Arc<File>,
     network: Arc<File>,
-    /// The directory that is `/` inside: entering a mount namespace alone would lead out of a chroot.
+    /// Directory that is `/` inside: entering a mount namespace alone would leave the chroot.
     root: Arc<File>,
 }
 
 impl World {
-    /// A new pretend host: empty network, private `/run`, and CNI directories that do not exist yet.
+    /// Creates a pretend host: empty network, private `/run`, and CNI directories that do not exist yet.
     pub(crate) fn new() -> World {
         let made = on_a_thread(|| {
             unshare(UnshareFlags::FS | UnshareFlags::NEWNS | UnshareFlags::NEWNET)?;
@@ -54,7 +54,7 @@ impl World {
         made.unwrap_or_else(|errno: Errno| panic!("make a pretend host: {errno}"))
     }
 
-    /// A new network namespace, mounted as `/run/netns/NAME` in this world's file system.
+    /// Creates a network namespace, mounted as `/run/netns/NAME` in this world's file system.
     pub(crate) fn child(&self, name: &str) -> World {
         let path = format!("/run/netns/{name}");
         let network = self.run(|| {
@@ -68,12 +68,12 @@ impl World {
         World { network, ..self.clone() }
     }
 
-    /// The network namespace that is mounted as `/run/netns/NAME` in this world's file system.
+    /// Returns the network namespace that is mounted as `/run/netns/NAME` in this world's file system.
     pub(crate) fn mounted(&self, name: &str) -> World {
         self.run(|| self.elsewhere(Path::new("/run/netns").join(name).as_path()))
     }
 
-    /// The network namespace at a path that the caller can open, beside this world's file system.
+    /// Returns the network namespace at a path that the caller can open, with this world's file system.
     pub(crate) fn elsewhere(&self, path: &Path) -> World {
         let file = File::open(path);
         let file = file.unwrap_or_else(|error| panic!("open network namespace {}: {error}", path.display()));
@@ -86,7 +86,7 @@ impl World {
             self.enter().unwrap_or_else(|errno| panic!("enter a pretend host: {errno}"));
             assert!(
                 Path::new(MACHINE).is_dir(),
-                "this is not the pretend host: the test would touch the machine"
+                "not inside the pretend host: the test would change the machine"
             );
             work()
         })
@@ -100,12 +100,12 @@ impl World {
         chroot(".")
     }
 
-    /// The open network namespace.
+    /// Open file of the network namespace.
     pub(crate) fn network(&self) -> &File {
         &self.network
     }
 
-    /// The command line that enters from a shell, as long as this process lives.
+    /// Command line that enters the namespaces from a shell while this process runs.
     pub(crate) fn nsenter(&self) -> String {
         let file = |option: &str, file: &File| {
             format!(" --{option}=/proc/{}/fd/{}", std::process::id(), file.as_raw_fd())
@@ -119,7 +119,7 @@ impl World {
         .concat()
     }
 
-    /// Processes that are inside this world's mount namespace, by id.
+    /// Ids of the processes in this world's mount namespace.
     pub(crate) fn processes(&self) -> Vec<i32> {
         let inside = fs::read_link(format!("/proc/self/fd/{}", self.mount.as_raw_fd())).ok();
         let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -133,7 +133,7 @@ impl World {
     }
 }
 
-/// Runs `work` on a thread that has the caller's name and ends with it.
+/// Runs `work` on a thread that has the caller's name.
 pub(crate) fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let name = thread::current().name().unwrap_or("test").to_owned();
     thread::scope(|scope| {
@@ -142,20 +142,20 @@ pub(crate) fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Gives this thread namespaces, or a file system state, of its own.
+/// Gives this thread new namespaces, or its own file system state.
 pub(crate) fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
-    #[expect(deprecated, reason = "its danger is CLONE_FILES, which we never ask for")]
+    #[expect(deprecated, reason = "its danger is CLONE_FILES, which is never used here")]
     rustix::thread::unshare(flags)
 }
 
-/// Something of this thread's, by its name in proc(5).
+/// Opens a file of this thread in proc(5).
 fn own(name: &str) -> Arc<File> {
     let path = format!("/proc/thread-self/{name}");
     Arc::new(File::open(&path).unwrap_or_else(|error| panic!("open {path}: {error}")))
 }
 
-/// Private `/run`, a `/sys` that shows this network namespace, and copies of [`SHADOWED`] made of
-/// symbolic links: overlayfs would do too, but not every kernel and not every file system has it.
+/// Mounts a private `/run`, a `/sys` that shows this network namespace, and copies of [`SHADOWED`] that consist of
+/// symbolic links. overlayfs would do the same, but is not available on every kernel and file system.
 fn lay_out_directories() -> Result<(), Errno> {
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
     let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -172,12 +172,12 @@ fn lay_out_directories() -> Result<(), Errno> {
             }
         }
     }
-    // Control groups are mounted below it, and are the machine's.
+    // Control groups are mounted below it, and belong to the machine.
     let machine = format!("{MACHINE}/sys");
     fs::create_dir(&machine).map_err(failed)?;
     mount_bind_recursive("/sys", &machine)?;
     mount("sysfs", "/sys", "sysfs", plain | MountFlags::NOEXEC, None)?;
-    // As ip-netns(8) leaves it: namespaces mounted here are seen, and can be removed, from copies of this world.
+    // As ip-netns(8) does: copies of this world see namespaces mounted here and can remove them.
     fs::create_dir("/run/netns").map_err(failed)?;
     mount_bind("/run/netns", "/run/netns")?;
     mount_change("/run/netns", MountPropagationFlags::SHARED | MountPropagationFlags::REC)

@@ -1,4 +1,4 @@
-//! The rig itself: that a pretend host is one, that it is private, and that a leak is seen.
+//! The rig itself: a pretend host is isolated and private, and the leak check finds changes.
 //!
 //! ```text
 //!   Host ── lo
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use testkit::{Feature, Host, host};
 
-/// Two pods with a wire between them.
+/// Creates two pods with a veth pair between them.
 fn wired(host: &Host) -> (testkit::Pod, testkit::Pod) {
     let (a, b) = (host.pod("a"), host.pod("b"));
     host.run(["ip", "-n", "a", "link", "add", "eth0", "type", "veth", "peer", "eth0", "netns", "b"]);
@@ -23,17 +23,17 @@ fn wired(host: &Host) -> (testkit::Pod, testkit::Pod) {
 }
 
 #[test]
-fn two_pods_on_a_wire_ping_each_other_and_nobody_else() {
+fn pods_on_a_veth_pair_ping_only_each_other() {
     let host = host!(Feature::Ping);
     let (a, b) = wired(&host);
     assert!(a.pings("10.1.0.2"), "a reaches b");
     assert!(b.pings("10.1.0.1"), "b reaches a");
-    assert!(!a.pings("10.1.0.3"), "nobody has 10.1.0.3");
-    assert!(!host.pings("10.1.0.2"), "the host is not on the wire");
+    assert!(!a.pings("10.1.0.3"), "no pod has 10.1.0.3");
+    assert!(!host.pings("10.1.0.2"), "the host is not connected to the pods");
 }
 
 #[test]
-fn a_change_of_any_kind_shows_in_the_snapshot_and_goes_with_it() {
+fn snapshot_shows_every_kind_of_change() {
     let host = host!(Feature::NftInet, Feature::Tbf, Feature::Ingress);
     let before = host.snapshot();
     let cases: [(&str, &str, &str); 10] = [
@@ -83,17 +83,17 @@ fn a_change_of_any_kind_shows_in_the_snapshot_and_goes_with_it() {
 }
 
 #[test]
-fn a_leak_fails_the_test() {
+fn leak_check_fails_the_test() {
     let host = host!();
     let before = host.snapshot();
     host.run(["ip", "link", "add", "leak", "type", "veth", "peer", "kael"]);
     let verdict = std::panic::catch_unwind(|| host.assert_unchanged(&before));
-    let message = *verdict.expect_err("the check must fail").downcast::<String>().expect("a text");
+    let message = *verdict.expect_err("the check must fail").downcast::<String>().expect("a message");
     assert!(message.contains("+ link leak"), "{message}");
 }
 
 #[test]
-fn the_directories_of_network_software_are_private_and_the_machine_is_not_touched() {
+fn host_directories_are_private() {
     let host = host!();
     let files = [
         "/run/weft/x",
@@ -116,21 +116,21 @@ fn the_directories_of_network_software_are_private_and_the_machine_is_not_touche
 }
 
 #[test]
-fn sys_shows_the_links_of_the_host() {
+fn sysfs_shows_the_links_of_the_host() {
     let host = host!();
     host.run(["ip", "link", "add", "v0", "type", "veth", "peer", "v1"]);
     let shown = host.run(["ls", "/sys/class/net"]);
-    // A kernel with bonds has a file there.
+    // A kernel with bonding has a file there.
     let links: Vec<&str> = shown.lines().filter(|name| *name != "bonding_masters").collect();
     assert_eq!(links, ["lo", "v0", "v1"]);
 }
 
 #[test]
-fn what_a_test_starts_ends_with_its_host() {
+fn processes_of_a_test_end_with_its_host() {
     let host = host!();
     let left = host.run(["sh", "-c", "setsid sleep 300 >/dev/null 2>&1 </dev/null & echo $!"]);
     let process = format!("/proc/{}", left.trim());
-    assert!(Path::new(&process).exists(), "it runs");
+    assert!(Path::new(&process).exists(), "the process runs");
     drop(host);
     let until = Instant::now() + Duration::from_secs(5);
     while Path::new(&process).join("cwd").read_link().is_ok() {
@@ -140,34 +140,34 @@ fn what_a_test_starts_ends_with_its_host() {
 }
 
 #[test]
-fn a_program_that_does_not_end_is_killed_and_named() {
+fn command_is_killed_at_its_deadline() {
     let host = host!();
     let started = Instant::now();
     let attempt = || {
         host.command("sh").args(["-c", "echo early; sleep 60"]).deadline(Duration::from_millis(200)).finish()
     };
     let verdict = std::panic::catch_unwind(std::panic::AssertUnwindSafe(attempt));
-    let message = *verdict.expect_err("it must not wait").downcast::<String>().expect("a text");
+    let message = *verdict.expect_err("it must not wait").downcast::<String>().expect("a message");
     assert!(
-        message.contains("was not done after 200ms and was killed") && message.contains("early"),
+        message.contains("had not ended after 200ms and was killed") && message.contains("early"),
         "{message}"
     );
     assert!(started.elapsed() < Duration::from_secs(5));
 }
 
 #[test]
-fn an_output_that_a_grandchild_holds_open_is_a_failure() {
+fn command_fails_if_a_grandchild_holds_its_output_open() {
     let host = host!();
     let attempt = || {
         host.command("sh").args(["-c", "sleep 60 & echo done"]).deadline(Duration::from_millis(300)).finish()
     };
     let verdict = std::panic::catch_unwind(std::panic::AssertUnwindSafe(attempt));
-    let message = *verdict.expect_err("it must notice").downcast::<String>().expect("a text");
-    assert!(message.contains("left something behind that holds its output open"), "{message}");
+    let message = *verdict.expect_err("it must notice").downcast::<String>().expect("a message");
+    assert!(message.contains("left a process that holds its output open"), "{message}");
 }
 
 #[test]
-fn large_input_and_output_pass_through_at_once() {
+fn command_passes_large_input_and_output() {
     let host = host!();
     let input = "0123456789abcdef".repeat(64 * 1024);
     let finished = host.command("cat").stdin(input.clone()).finish().success();
@@ -175,7 +175,7 @@ fn large_input_and_output_pass_through_at_once() {
 }
 
 #[test]
-fn a_pod_that_is_removed_is_gone_and_the_host_as_before() {
+fn removed_pod_leaves_the_host_unchanged() {
     let host = host!();
     let before = host.snapshot();
     let pod = host.pod("a");
@@ -185,7 +185,7 @@ fn a_pod_that_is_removed_is_gone_and_the_host_as_before() {
 }
 
 #[test]
-fn a_socket_opened_within_a_pod_stays_there() {
+fn socket_opened_in_a_pod_stays_there() {
     let host = host!();
     let (a, b) = wired(&host);
     let server = a.within(|| std::net::UdpSocket::bind("10.1.0.1:7000")).expect("bind in a");
@@ -198,22 +198,22 @@ fn a_socket_opened_within_a_pod_stays_there() {
 }
 
 #[test]
-fn what_the_kernel_was_built_with_is_found_by_trying() {
+fn kernel_features_match_the_kernel_configuration() {
     let host = host!();
-    // A kernel need not tell; modules may be missing although it was built with them.
-    let told = host.attempt(["zcat", "/proc/config.gz"]);
-    if told.code != Some(0) || Path::new("/proc/modules").exists() {
-        return testkit::record_skip(host.test(), "the kernel does not tell what is built into it");
+    // A kernel need not expose its configuration; modules may be missing although they were built.
+    let config = host.attempt(["zcat", "/proc/config.gz"]);
+    if config.code != Some(0) || Path::new("/proc/modules").exists() {
+        return testkit::record_skip(host.test(), "the kernel does not expose its configuration");
     }
     for feature in Feature::all() {
         let Some(symbol) = feature.kernel_symbol() else { continue };
-        let built_in = told.stdout.contains(&format!("CONFIG_{symbol}=y\n"));
+        let built_in = config.stdout.contains(&format!("CONFIG_{symbol}=y\n"));
         assert_eq!(feature.is_present(), built_in, "{feature:?}: CONFIG_{symbol} built in: {built_in}");
     }
 }
 
 #[test]
-fn a_world_costs_a_few_milliseconds() {
+fn host_is_created_in_milliseconds() {
     let _ = host!();
     let mut times: Vec<Duration> = (0..20)
         .map(|_| {

@@ -1,4 +1,4 @@
-//! The recording plugin: behaves when asked, misbehaves when asked, writes down everything.
+//! The recording plugin: it behaves by default, misbehaves when instructed, and records every call.
 
 #![cfg(test)]
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use testkit::{binary, calls};
 
-/// A file of this test alone, removed at the end.
+/// File of this test alone, removed at the end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -54,7 +54,7 @@ fn stdout(output: &Output) -> Value {
 }
 
 #[test]
-fn without_orders_it_is_a_good_plugin() {
+fn plugin_without_instructions_behaves() {
     let first = call("ADD", "", &json!({ "cniVersion": "1.0.0", "name": "n", "type": "t" }));
     let interface = json!({ "name": "eth0", "sandbox": "/run/netns/c1" });
     assert_eq!(stdout(&first), json!({ "cniVersion": "1.0.0", "interfaces": [interface] }));
@@ -67,7 +67,7 @@ fn without_orders_it_is_a_good_plugin() {
 }
 
 #[test]
-fn every_call_is_recorded_in_order() {
+fn plugin_calls_are_recorded_in_order() {
     let record = Scratch::new("record");
     let config =
         json!({ "cniVersion": "1.0.0", "name": "n", "type": "t", "testPlugin": { "record": record.text() } });
@@ -81,40 +81,40 @@ fn every_call_is_recorded_in_order() {
 }
 
 #[test]
-fn each_misbehaviour_is_what_it_says() {
-    let order = |orders: Value| json!({ "cniVersion": "1.0.0", "name": "n", "type": "t", "testPlugin": { "ADD": orders } });
-    let garbage = call("ADD", "TEST_ADD=garbage", &order(json!([])));
+fn plugin_misbehaves_as_instructed() {
+    let config = |instructions: Value| json!({ "cniVersion": "1.0.0", "name": "n", "type": "t", "testPlugin": { "ADD": instructions } });
+    let garbage = call("ADD", "TEST_ADD=garbage", &config(json!([])));
     assert!(garbage.status.success() && std::str::from_utf8(&garbage.stdout).is_err());
-    let half = call("ADD", "TEST_ADD=half", &order(json!([])));
+    let half = call("ADD", "TEST_ADD=half", &config(json!([])));
     assert!(serde_json::from_slice::<Value>(&half.stdout).is_err());
-    let flood = call("ADD", "", &order(json!([{ "do": "flood", "bytes": 3_000_000 }])));
+    let flood = call("ADD", "", &config(json!([{ "do": "flood", "bytes": 3_000_000 }])));
     assert_eq!(stdout(&flood)["padding"].as_str().map(str::len), Some(3_000_000));
-    let signal = call("ADD", "TEST_ADD=signal", &order(json!([])));
+    let signal = call("ADD", "TEST_ADD=signal", &config(json!([])));
     assert_eq!(signal.status.signal(), Some(9));
     let fail =
-        call("ADD", "", &order(json!([{ "do": "fail", "code": 11, "message": "later", "details": "d" }])));
+        call("ADD", "", &config(json!([{ "do": "fail", "code": 11, "message": "later", "details": "d" }])));
     assert_eq!(stdout(&fail), json!({ "cniVersion": "1.0.0", "code": 11, "msg": "later", "details": "d" }));
     assert_eq!(fail.status.code(), Some(1));
-    let exit = call("ADD", "", &order(json!([{ "do": "exit", "code": 42 }])));
+    let exit = call("ADD", "", &config(json!([{ "do": "exit", "code": 42 }])));
     assert!(exit.status.code() == Some(42) && exit.stdout.is_empty());
-    let stderr = call("ADD", "", &order(json!([{ "do": "stderr", "text": "oh", "times": 2 }])));
+    let stderr = call("ADD", "", &config(json!([{ "do": "stderr", "text": "oh", "times": 2 }])));
     assert!(stderr.stderr == b"oh\noh\n" && stderr.status.success());
-    let deaf = call("ADD", "TEST_ADD=deaf", &order(json!([{ "do": "exit", "code": 42 }])));
+    let deaf = call("ADD", "TEST_ADD=deaf", &config(json!([{ "do": "exit", "code": 42 }])));
     assert!(deaf.status.success() && stdout(&deaf)["cniVersion"] == "1.0.0");
     let started = Instant::now();
-    call("ADD", "", &order(json!([{ "do": "sleep", "milliseconds": 60 }])));
+    call("ADD", "", &config(json!([{ "do": "sleep", "milliseconds": 60 }])));
     assert!(started.elapsed() >= Duration::from_millis(60));
-    let unknown = call("ADD", "", &order(json!([{ "do": "dance" }])));
+    let unknown = call("ADD", "", &config(json!([{ "do": "dance" }])));
     assert_eq!(stdout(&unknown)["code"], 7);
 }
 
 #[test]
-fn a_hanging_plugin_hangs_until_it_is_killed() {
+fn hanging_plugin_runs_until_it_is_killed() {
     for order in ["hang", "hang-with-child"] {
         let mut child = prepared("DEL", &format!("TEST_DEL={order}")).spawn().expect("start the plugin");
         drop(child.stdin.take());
         std::thread::sleep(Duration::from_millis(100));
-        assert!(child.try_wait().expect("look at the plugin").is_none(), "{order}: it ended by itself");
+        assert!(child.try_wait().expect("look at the plugin").is_none(), "{order}: it ended on its own");
         if order == "hang-with-child" {
             let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id()))
                 .expect("its children");
@@ -129,7 +129,7 @@ fn a_hanging_plugin_hangs_until_it_is_killed() {
 }
 
 #[test]
-fn noop_the_debug_file_says_what_to_answer_and_learns_what_was_asked() {
+fn noop_debug_file_sets_the_response_and_records_the_call() {
     let (debug, log) = (Scratch::new("debug"), Scratch::new("log"));
     std::fs::write(
         &debug.0,
@@ -141,20 +141,20 @@ fn noop_the_debug_file_says_what_to_answer_and_learns_what_was_asked() {
     let output = call("ADD", &format!("DEBUG={}", debug.text()), &config);
     assert_eq!(stdout(&output), json!({ "some": "result" }));
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(3), &b"complaint"[..]));
-    let learnt: Value = read(&debug.0);
+    let recorded: Value = read(&debug.0);
     assert_eq!(
-        (learnt["Command"].as_str(), learnt["CmdArgs"]["IfName"].as_str()),
+        (recorded["Command"].as_str(), recorded["CmdArgs"]["IfName"].as_str()),
         (Some("ADD"), Some("eth0"))
     );
     assert!(
-        learnt["CmdArgs"]["StdinData"].as_str().is_some_and(|text| text.starts_with("eyJ")),
+        recorded["CmdArgs"]["StdinData"].as_str().is_some_and(|text| text.starts_with("eyJ")),
         "base64 of an object"
     );
     assert_eq!(read(&log.0)[0]["Command"], "ADD");
 }
 
 #[test]
-fn noop_errors_versions_and_previous_results_follow_the_debug_file() {
+fn noop_debug_file_sets_errors_and_versions() {
     let debug = Scratch::new("debug2");
     let args = format!("DEBUG={}", debug.text());
     let config = json!({ "cniVersion": "1.0.0", "name": "n", "type": "noop", "prevResult": { "cniVersion": "1.0.0" } });

@@ -1,5 +1,5 @@
-//! Whose processor time passes: of the calls, of who answers them, of the API server and its store, and the rest of the
-//! machine, which is the kernel on nobody's behalf and whoever else runs.
+//! Processor time of the calls, of the service that answers them, of the API server and etcd, and of the rest of the machine,
+//! which includes kernel threads and other processes.
 //!
 //! Source: proc(5), `/proc/PID/stat`, `/proc/stat`; 100 ticks a second.
 
@@ -10,29 +10,29 @@ use rig::Machine;
 
 const TICK_MS: f64 = 10.0;
 
-/// Milliseconds of processors.
+/// Processor time in milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
-    /// Plugins, with all that they start.
+    /// Plugins, with their child processes.
     pub(crate) calls: f64,
-    /// The agent or the daemon, with all that it starts.
+    /// The agent or the daemon, with its child processes.
     pub(crate) service: f64,
     /// kube-apiserver and etcd.
     pub(crate) api: f64,
-    /// Whoever else had one, this bench included.
+    /// Other processes, including this benchmark.
     pub(crate) rest: f64,
-    /// Nobody.
+    /// Idle time.
     pub(crate) idle: f64,
 }
 
 impl Spent {
-    /// Since the machine started.
+    /// Processor time since the machine started.
     pub(crate) fn now(machine: &Machine, service: Option<&str>) -> Spent {
-        let own = times(&fs::read_to_string("/proc/self/stat").expect("our own times"));
+        let own = times(&fs::read_to_string("/proc/self/stat").expect("times of this process"));
         let of = |service: &str| {
-            let id = machine.read(format!("/run/services/{service}.pid")).expect("it runs");
+            let id = machine.read(format!("/run/services/{service}.pid")).expect("a running service");
             let stat = fs::read_to_string(machine.reach(&format!("/proc/{}/stat", id.trim())));
-            let times = times(&stat.expect("its times"));
+            let times = times(&stat.expect("times of the service"));
             times[0] + times[1]
         };
         let service = service.map_or(0.0, of);
@@ -41,7 +41,7 @@ impl Spent {
         Spent { calls: own[1], service, api, rest: busy - own[1] - service - api, idle }
     }
 
-    /// The share of each in all there was, for people: percents.
+    /// Shares in percent, as text.
     pub(crate) fn shares(&self) -> String {
         let Spent { calls, service, api, rest, idle } = *self;
         let all = (calls + service + api + rest + idle).max(1.0);
@@ -74,15 +74,15 @@ impl AddAssign for Spent {
     }
 }
 
-/// A process's own, and that of children it has waited for, in milliseconds.
+/// Processor time of a process, and of children it has waited for, in milliseconds.
 fn times(stat: &str) -> [f64; 2] {
-    // The name, in brackets, may have blanks.
+    // The name, in parentheses, may contain spaces.
     let fields: Vec<&str> = stat.rsplit(')').next().expect("fields").split_whitespace().collect();
     let ticks = |index: usize| fields[index].parse::<f64>().expect("ticks") * TICK_MS;
     [ticks(11) + ticks(12), ticks(13) + ticks(14)]
 }
 
-/// Of all processors: busy, idle.
+/// Busy and idle time of all processors.
 fn whole(stat: &str) -> (f64, f64) {
     let line = stat.lines().next().expect("all processors");
     let ticks: Vec<f64> = line.split_whitespace().skip(1).filter_map(|text| text.parse().ok()).collect();

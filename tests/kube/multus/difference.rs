@@ -1,29 +1,29 @@
-//! Where two JSON documents differ: a line for each place.
+//! Differences of two JSON documents, one line for each place.
 //!
-//! Rules: hardware addresses, names of links on the host and paths of namespaces are made up anew each time, and are
-//! alike if there is one in the same place; but those that were asked for.
+//! Hardware addresses, names of links on the host and paths of namespaces are generated. They count as equal if both
+//! documents have one, except for requested addresses.
 
 use serde_json::Value;
 
-/// A line for each place where they differ; `asked` holds hardware addresses that were asked for.
-pub(crate) fn differences(theirs: &Value, ours: &Value, asked: &str) -> Vec<String> {
+/// Returns a line for each difference; `asked` contains the requested hardware addresses.
+pub(crate) fn differences(multus: &Value, weft: &Value, asked: &str) -> Vec<String> {
     let mut lines = Vec::new();
-    compare("", theirs, ours, asked, &mut lines);
+    compare("", multus, weft, asked, &mut lines);
     lines
 }
 
-fn compare(path: &str, theirs: &Value, ours: &Value, asked: &str, lines: &mut Vec<String>) {
-    match (theirs, ours) {
+fn compare(path: &str, multus: &Value, weft: &Value, asked: &str, lines: &mut Vec<String>) {
+    match (multus, weft) {
         (Value::Object(a), Value::Object(b)) => {
             for (key, value) in a {
                 let path = format!("{path}.{key}");
                 match b.get(key) {
                     Some(other) => compare(&path, value, other, asked, lines),
-                    None => lines.push(format!("{path}: theirs alone, {value}")),
+                    None => lines.push(format!("{path}: only Multus, {value}")),
                 }
             }
             for (key, value) in b.iter().filter(|(key, _)| !a.contains_key(*key)) {
-                lines.push(format!("{path}.{key}: ours alone, {value}"));
+                lines.push(format!("{path}.{key}: only weft, {value}"));
             }
         }
         (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
@@ -31,17 +31,17 @@ fn compare(path: &str, theirs: &Value, ours: &Value, asked: &str, lines: &mut Ve
                 compare(&format!("{path}[{index}]"), one, other, asked, lines);
             }
         }
-        _ if alike(path, theirs, asked) == alike(path, ours, asked) => {}
-        _ => lines.push(format!("{path}: theirs {theirs}, ours {ours}")),
+        _ if normalized(path, multus, asked) == normalized(path, weft, asked) => {}
+        _ => lines.push(format!("{path}: Multus {multus}, weft {weft}")),
     }
 }
 
-/// A value, or what stands for one that is made up.
-fn alike(path: &str, value: &Value, asked: &str) -> Value {
+/// Returns the value, or a constant for a generated one.
+fn normalized(path: &str, value: &Value, asked: &str) -> Value {
     let Some(text) = value.as_str() else { return value.clone() };
     let is_hardware = path.ends_with(".mac") && text.len() == 17 && !asked.contains(text);
     match is_hardware || text.starts_with("veth") || path.ends_with(".sandbox") {
-        true => "made up".into(),
+        true => "generated".into(),
         false => value.clone(),
     }
 }

@@ -1,4 +1,4 @@
-//! Pool of API servers that tests use one after the other: `weft-test-api-pool COUNT` runs COUNT servers until it is ended.
+//! Pool of API servers for tests, used one after the other: `weft-test-api-pool COUNT` runs COUNT servers until it is ended.
 //!
 //! ```text
 //!   start ─► snapshot of etcd ─► in use by a test ─► connection closed ─► etcd restored ─┐
@@ -10,7 +10,7 @@
 //! - A server that cannot be restored is stopped, and another one is started.
 //! - A test that is killed returns its server, because its connection to the pool ends with it.
 //!
-//! Source: ours; `tests/src/api_pool.rs` is the client.
+//! The client is `tests/src/api_pool.rs`.
 
 #![allow(clippy::expect_used, reason = "a test's support fails by panicking")]
 

@@ -1,48 +1,49 @@
-//! Which containerd a test runs, and what that wants to be configured with.
+//! Release of containerd that a test runs, and its configuration.
 //!
-//! | `CONTAINERD2` | which |
+//! | `CONTAINERD2` | release |
 //! |---|---|
-//! | not set, empty | Debian 12's, 1.6 |
-//! | `debian` | the 2.x of Debian's unstable suite, which `lanes/containerd/prepare` got |
-//! | a directory | the one that is there: as a package unpacks, `usr/bin/containerd`; else `bin/containerd` or `containerd` |
+//! | not set, empty | 1.6 of Debian 12 |
+//! | `debian` | 2.x of Debian unstable, which `lanes/containerd/prepare` downloads |
+//! | a directory | the one in that directory: `usr/bin/containerd` as in a package, `bin/containerd` or `containerd` |
 //!
-//! A test of what 1.6 cannot do runs with 2.x whatever is named, and is skipped where none was got.
+//! A test of a feature that 1.6 lacks always runs 2.x, and is skipped if none is available.
 //!
-//! The shim and `ctr` are those beside it; runc is Debian 12's always, for later ones want another C library.
+//! The shim and `ctr` are those of the same directory. runc is always the one of Debian 12, because later ones need
+//! another C library.
 //!
-//! Source: containerd `docs/cri/config.md`, both versions of the file.
+//! Source: containerd `docs/cri/config.md`, for both versions of the configuration.
 
 use std::path::{Path, PathBuf};
 
 use super::{PAUSE, SOCKET};
 use crate::parts::text;
 
-/// The environment's variable.
+/// Environment variable that selects the release.
 const VARIABLE: &str = "CONTAINERD2";
-/// Its value for what was fetched.
-const FETCHED: &str = "debian";
+/// Value that selects the downloaded release.
+const DOWNLOADED: &str = "debian";
 
-/// A containerd, by the directory of its programs.
+/// Release of containerd, with the directory of its programs.
 #[derive(Clone, Debug)]
 pub enum Release {
-    /// Configured with version 2 of the file.
+    /// 1.6, configured with version 2 of the file.
     One(PathBuf),
-    /// Configured with version 3 of the file.
+    /// 2.x, configured with version 3 of the file.
     Two(PathBuf),
 }
 
 impl Release {
-    /// The one that the environment names, of a lane's parts.
+    /// Returns the release that the environment selects.
     ///
     /// # Panics
-    /// If the one that is named is not there.
+    /// If the selected release does not exist.
     #[must_use]
     #[track_caller]
     pub fn chosen(parts: &Path) -> Release {
         let named = std::env::var(VARIABLE).unwrap_or_default();
         let root = match named.as_str() {
             "" => return Release::One(parts.join("root/usr/bin")),
-            FETCHED => fetched(parts),
+            DOWNLOADED => downloaded(parts),
             directory => PathBuf::from(directory),
         };
         Release::second(&root).unwrap_or_else(|| {
@@ -51,19 +52,19 @@ impl Release {
         })
     }
 
-    /// A 2.x: the one that is named, else the one that was fetched; nothing, and the test is skipped, if there is none.
+    /// Returns a 2.x: the selected one, else the downloaded one; `None`, and the test is skipped, if there is none.
     ///
     /// # Panics
-    /// Under CI, where nothing that packages offer may be missing.
+    /// Under CI, where no part may be missing that a package provides.
     #[must_use]
     #[track_caller]
     pub fn newest(parts: &Path) -> Option<Release> {
         let found = match Release::chosen(parts) {
-            Release::One(_) => Release::second(&fetched(parts)),
+            Release::One(_) => Release::second(&downloaded(parts)),
             second @ Release::Two(_) => Some(second),
         };
         if found.is_none() {
-            let why = format!("no containerd 2.x: run `{VARIABLE}={FETCHED} lanes/containerd/prepare`");
+            let why = format!("no containerd 2.x: run `{VARIABLE}={DOWNLOADED} lanes/containerd/prepare`");
             assert!(std::env::var_os("CI").is_none(), "{why}");
             testkit::record_skip(&testkit::test_name(), &why);
         }
@@ -75,7 +76,7 @@ impl Release {
         places.into_iter().find(|place| place.join("containerd").is_file()).map(Release::Two)
     }
 
-    /// Where its programs are.
+    /// Directory of its programs.
     #[must_use]
     pub fn programs(&self) -> &str {
         match self {
@@ -83,7 +84,7 @@ impl Release {
         }
     }
 
-    /// What its version begins with.
+    /// Beginning of its version.
     #[must_use]
     pub fn version(&self) -> &'static str {
         match self {
@@ -92,7 +93,7 @@ impl Release {
         }
     }
 
-    /// Its configuration: plugins in `/opt/cni/bin`, networks in `directory`.
+    /// Content of its configuration: plugins in `/opt/cni/bin`, networks in `directory`.
     #[must_use]
     pub fn configuration(&self, runc: &str, directory: &str) -> String {
         match self {
@@ -102,13 +103,13 @@ impl Release {
     }
 }
 
-/// Where `lanes/containerd/prepare` unpacks what it fetches.
-fn fetched(parts: &Path) -> PathBuf {
+/// Directory into which `lanes/containerd/prepare` unpacks its download.
+fn downloaded(parts: &Path) -> PathBuf {
     parts.join("second")
 }
 
-/// Without CAP_SYS_RESOURCE runc cannot make a pod less likely to be killed when memory is short:
-/// `restrict_oom_score_adj` asks it to do what it can.
+/// Configuration of 1.6. Without CAP_SYS_RESOURCE, runc cannot lower the OOM score of a pod:
+/// `restrict_oom_score_adj` makes it apply the lowest permitted value.
 fn first(runc: &str, directory: &str) -> String {
     format!(
         r#"version = 2
@@ -138,7 +139,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
     )
 }
 
-/// The same for 2.x, whose CRI is three plugins, and whose sandbox image is one of those that are kept.
+/// Configuration of 2.x, where CRI is three plugins and the sandbox image is a pinned image.
 fn second(runc: &str, directory: &str) -> String {
     format!(
         r#"version = 3

@@ -1,11 +1,11 @@
-//! `weft-test-killer K PROGRAM ARGUMENT…`: runs a program and ends it, as `kill -9` does, right before the K-th
-//! of its system calls that change something.
+//! `weft-test-killer K PROGRAM ARGUMENT…`: runs a program and kills it, as `kill -9` does, right before the K-th of its
+//! system calls with an effect.
 //!
-//! The calls of all its threads count together, in the order in which they are made; those of other programs
-//! that it starts do not count, and end with it. Exit code 200: killed, and standard error says before what.
-//! Otherwise the program came to its end earlier, and its exit code is this one's.
+//! The calls of all its threads count together, in order. Calls of its child processes do not count, and the children are
+//! killed with it. Exit code 200: killed; standard error names the system call. Otherwise the program ended earlier, and
+//! its exit code is passed on.
 //!
-//! strace counts each thread's calls apart, so with it most places cannot be reached.
+//! strace counts the calls of each thread separately, so it cannot kill at most of these points.
 //!
 //! Source: ptrace(2).
 
@@ -19,10 +19,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// The exit code that says «killed».
+/// Exit code for a killed program.
 const KILLED: u8 = 200;
 
-/// System calls that change something outside the process, or are the moment before or after.
+/// System calls that change something outside the process, or mark the moment before or after a change.
 const EFFECTS: &[(nix::libc::c_long, &str)] = &[
     (nix::libc::SYS_sendto, "sendto"),
     (nix::libc::SYS_sendmsg, "sendmsg"),
@@ -59,8 +59,9 @@ const EFFECTS: &[(nix::libc::c_long, &str)] = &[
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
-    let place = arguments.next().and_then(|text| text.to_str()?.parse().ok()).expect("a number: which call");
-    // It stops by itself, so that nothing is missed before it is watched.
+    let place =
+        arguments.next().and_then(|text| text.to_str()?.parse().ok()).expect("K, the number of the call");
+    // The shell stops itself, so no call is missed before tracing begins.
     let mut child = Command::new("sh")
         .args(["-c", "kill -STOP $$; exec \"$0\" \"$@\""])
         .args(arguments)
@@ -70,7 +71,7 @@ fn main() -> ExitCode {
     match watched.run() {
         End::Killed(before) => {
             eprintln!("killed before {before}");
-            // Whoever is watched ends with us.
+            // Child processes end with this tracer.
             let _ = child.kill();
             reap(Pid::from_raw(child.id().cast_signed()));
             let _ = child.wait();
@@ -83,18 +84,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// How it ended.
+/// End of the program.
 enum End {
     Killed(&'static str),
     Exited(i32),
 }
 
-/// A program under watch.
+/// Traced program.
 struct Watched {
     main: Pid,
-    /// The shell has become the program.
+    /// Whether the shell has become the program.
     running: bool,
-    /// How many calls are still to come, the last one included.
+    /// Number of remaining calls, including the last one.
     left: u64,
 }
 
@@ -140,7 +141,7 @@ impl Watched {
         }
     }
 
-    /// Counts the call that `pid` is about to make; its name, if it is the one.
+    /// Counts the call that `pid` is about to make; returns its name if the program is killed before it.
     fn counted(&mut self, pid: Pid) -> Option<&'static str> {
         let number = call_of(pid)?;
         let (_, name) = EFFECTS.iter().find(|(known, _)| *known == number)?;
@@ -152,7 +153,7 @@ impl Watched {
     }
 }
 
-/// Threads that are watched are reaped one by one; before that the process is not.
+/// Reaps the threads one by one: the process can be reaped only after them.
 fn reap(main: Pid) {
     loop {
         match waitpid(None::<Pid>, Some(WaitPidFlag::__WALL)) {
@@ -163,17 +164,17 @@ fn reap(main: Pid) {
     }
 }
 
-/// A thread that has just ended is no fault.
+/// Continues a thread. A thread that has just ended is no error.
 fn go_on(pid: Pid, signal: Option<Signal>) {
     let _ = ptrace::syscall(pid, signal);
 }
 
-/// A call is reported when it begins and when it ends.
+/// Whether the stop is at the beginning of a call; its end is reported, too.
 fn begins(pid: Pid) -> bool {
     ptrace::syscall_info(pid).is_ok_and(|info| info.op == nix::libc::PTRACE_SYSCALL_INFO_ENTRY)
 }
 
-/// The number of the call that a thread is in.
+/// Number of the call in which a thread is.
 fn call_of(pid: Pid) -> Option<nix::libc::c_long> {
     let registers = ptrace::getregs(pid).ok()?;
     #[cfg(target_arch = "x86_64")]
@@ -183,7 +184,7 @@ fn call_of(pid: Pid) -> Option<nix::libc::c_long> {
     nix::libc::c_long::try_from(number).ok()
 }
 
-/// The process that a thread belongs to.
+/// Process of a thread.
 fn group_of(pid: Pid) -> Option<Pid> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;

@@ -1,19 +1,18 @@
-//! `weft-test-plugin`: a real plugin that records its calls and does what the test tells it to.
+//! `weft-test-plugin`: a real plugin that records its calls and follows the instructions of a test.
 //!
-//! Two ways to tell it, which go together:
-//! - the protocol of the CNI project's own `noop` plugin ([`noop`]), so that tests written for one
-//!   work with the other;
-//! - a key `testPlugin` in the configuration ([`orders`]): where to record, what to do for each verb.
+//! Instructions come in two ways, which may be combined:
+//! - the protocol of the CNI project's own `noop` plugin ([`noop`]), so that its tests work with this plugin;
+//! - the field `testPlugin` of the configuration ([`instructions`]): the record file, and the actions for each verb.
 //!
-//! Without orders it behaves: the previous result is passed on, a first plugin invents an interface.
+//! Without instructions it behaves correctly: it passes on the previous result, or invents an interface if it is first.
 //!
 //! Source: CNI specification 1.1.0; containernetworking/cni `plugins/test/noop`.
 
 #![allow(clippy::panic, clippy::expect_used, reason = "a test's support fails by panicking")]
 
+mod instructions;
 mod misbehaviour;
 mod noop;
-mod orders;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -21,9 +20,9 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use orders::{Order, Orders};
+use instructions::{Instruction, Instructions};
 
-/// What there is to know about this call.
+/// Parameters of this call.
 pub(crate) struct Call {
     pub(crate) verb: String,
     pub(crate) environment: BTreeMap<String, String>,
@@ -31,7 +30,7 @@ pub(crate) struct Call {
     pub(crate) config: Value,
 }
 
-/// An error as the protocol prints it.
+/// CNI error of the plugin.
 pub(crate) struct Refusal {
     pub(crate) code: u64,
     pub(crate) message: String,
@@ -43,7 +42,7 @@ fn main() -> ExitCode {
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .collect();
     let verb = environment.get("CNI_COMMAND").cloned().unwrap_or_default();
-    if orders::is_deaf(&environment) {
+    if instructions::is_deaf(&environment) {
         return misbehaviour::be_deaf();
     }
     let mut stdin = Vec::new();
@@ -59,10 +58,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Records, obeys, answers; the exit status.
+/// Records the call, follows the instructions and answers; returns the exit status.
 fn answer(call: &Call) -> Result<u8, Refusal> {
-    let orders = Orders::read(call)?;
-    orders.record(call);
+    let instructions = Instructions::read(call)?;
+    instructions.record(call);
     let noop = noop::Debug::read(call)?;
     if call.verb == "VERSION" {
         let versions = noop.as_ref().map_or_else(noop::all_versions, noop::Debug::versions);
@@ -72,10 +71,10 @@ fn answer(call: &Call) -> Result<u8, Refusal> {
     call.require_environment()?;
     noop::reconcile(call, noop.as_ref())?;
     let mut result = None;
-    for order in orders.of(&call.verb) {
-        if let Order::Result { value } = order {
+    for instruction in instructions.of(&call.verb) {
+        if let Instruction::Result { value } = instruction {
             result = Some(value.clone());
-        } else if let Some(code) = misbehaviour::obey(order, call)? {
+        } else if let Some(code) = misbehaviour::run(instruction, call)? {
             return Ok(code);
         }
     }
@@ -95,7 +94,7 @@ impl Call {
         self.environment.get(name).map_or("", String::as_str)
     }
 
-    /// One of `CNI_ARGS`.
+    /// Returns a value of `CNI_ARGS`.
     pub(crate) fn argument(&self, name: &str) -> Option<&str> {
         self.variable("CNI_ARGS")
             .split(';')
@@ -112,7 +111,7 @@ impl Call {
             .unwrap_or("0.1.0")
     }
 
-    /// What a plugin that is content prints for ADD.
+    /// Result of a plugin that succeeds.
     fn good_result(&self) -> Value {
         if let Some(previous) = self.config.get("prevResult") {
             return previous.clone();
@@ -159,7 +158,7 @@ impl Refusal {
     }
 }
 
-/// Prints to the caller. A caller that does not listen any more is no failure of ours.
+/// Prints to the caller. A caller that has closed the pipe is no error.
 pub(crate) fn print(bytes: &[u8]) {
     let mut stdout = std::io::stdout();
     let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());

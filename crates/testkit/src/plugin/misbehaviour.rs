@@ -1,4 +1,4 @@
-//! Everything a plugin should not do.
+//! Misbehaviour that a test can instruct.
 
 use std::io::Write;
 use std::process::{Command, ExitCode};
@@ -7,56 +7,56 @@ use std::time::Duration;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Signal, getpid, kill_process};
 
-use crate::orders::Order;
+use crate::instructions::Instruction;
 use crate::{Call, Refusal, print};
 
-/// The longest a plugin hangs.
+/// Limit for a hanging plugin.
 const FOREVER: Duration = Duration::from_secs(600);
 
-/// Carries out one order: the exit status, or nothing if the call goes on.
-pub(crate) fn obey(order: &Order, call: &Call) -> Result<Option<u8>, Refusal> {
-    match order {
-        Order::Hang => std::thread::sleep(FOREVER),
-        Order::HangWithChild => {
+/// Runs one instruction; returns the exit status, or `None` if the call continues.
+pub(crate) fn run(instruction: &Instruction, call: &Call) -> Result<Option<u8>, Refusal> {
+    match instruction {
+        Instruction::Hang => std::thread::sleep(FOREVER),
+        Instruction::HangWithChild => {
             let child = Command::new("sleep").arg(FOREVER.as_secs().to_string()).spawn();
             child.and_then(|mut child| child.wait()).expect("a child that sleeps");
         }
-        Order::Garbage => print(b"{\"cniVersion\": \xff\xfe not JSON at all"),
-        Order::Half => print(b"{\"cniVersion\": \"1.0.0\", \"interfaces\": [{\"name\": \"et"),
-        Order::Flood { bytes } => flood(*bytes),
-        Order::Signal { number } => {
+        Instruction::Garbage => print(b"{\"cniVersion\": \xff\xfe not JSON at all"),
+        Instruction::Half => print(b"{\"cniVersion\": \"1.0.0\", \"interfaces\": [{\"name\": \"et"),
+        Instruction::Flood { bytes } => flood(*bytes),
+        Instruction::Signal { number } => {
             let signal = Signal::from_named_raw(*number).expect("a signal's number");
             kill_process(getpid(), signal).expect("send ourselves a signal");
             std::thread::sleep(FOREVER);
         }
-        Order::DeleteNetns => {
+        Instruction::DeleteNetns => {
             let path = call.variable("CNI_NETNS");
             unmount(path, UnmountFlags::DETACH).unwrap_or_else(|errno| panic!("unmount {path}: {errno}"));
             std::fs::remove_file(path).unwrap_or_else(|error| panic!("remove {path}: {error}"));
             return Ok(None);
         }
-        Order::Sleep { milliseconds } => {
+        Instruction::Sleep { milliseconds } => {
             std::thread::sleep(Duration::from_millis(*milliseconds));
             return Ok(None);
         }
-        Order::Fail { code, message, details } => {
+        Instruction::Fail { code, message, details } => {
             return Err(Refusal { code: *code, message: message.clone(), details: details.clone() });
         }
-        Order::Exit { code } => return Ok(Some(*code)),
-        Order::Stderr { text, times } => {
+        Instruction::Exit { code } => return Ok(Some(*code)),
+        Instruction::Stderr { text, times } => {
             let mut stderr = std::io::stderr().lock();
             for _ in 0..*times {
-                // A caller that closed it does not want to know.
+                // The caller may have closed standard error.
                 let _ = writeln!(stderr, "{text}");
             }
             return Ok(None);
         }
-        Order::Result { .. } => return Ok(None),
+        Instruction::Result { .. } => return Ok(None),
     }
     Ok(Some(0))
 }
 
-/// Closes stdin unread and answers.
+/// Closes standard input without reading it, and answers.
 pub(crate) fn be_deaf() -> ExitCode {
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null").expect("open /dev/null"))
         .expect("close stdin");
@@ -64,7 +64,7 @@ pub(crate) fn be_deaf() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A result that never ends: well-formed as far as it goes.
+/// Prints a result without end, well-formed so far.
 fn flood(bytes: u64) {
     let piece = [b'x'; 64 * 1024];
     let mut stdout = std::io::stdout().lock();
@@ -75,6 +75,6 @@ fn flood(bytes: u64) {
         written = stdout.write_all(&piece[..length]);
         left -= length as u64;
     }
-    // The caller may well have stopped listening.
+    // The caller may have stopped reading.
     let _ = written.and_then(|()| stdout.write_all(b"\"}")).and_then(|()| stdout.flush());
 }

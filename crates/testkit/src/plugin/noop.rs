@@ -1,7 +1,7 @@
-//! The protocol of the CNI project's `noop` plugin: a file says what to answer, and learns what was asked.
+//! Protocol of the CNI project's `noop` plugin: a file contains the response and receives the parameters of the call.
 //!
-//! The file is named by `DEBUG=` in `CNI_ARGS`, else by `debugFile` in the configuration; `commandLog`
-//! names a second file, a JSON array to which each call is appended. Go writes bytes as base64.
+//! `DEBUG=` in `CNI_ARGS`, else `debugFile` in the configuration, names the file. `commandLog` names a second file, a JSON
+//! array to which each call is appended. Go writes bytes as base64.
 //!
 //! Source: containernetworking/cni `plugins/test/noop/{main,debug/debug}.go` (v1.3.0), `pkg/skel`.
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{Call, Refusal, print};
 
-/// The file's content; names and letter case are Go's.
+/// Content of the file; names and letter case are those of Go.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct Debug {
@@ -27,7 +27,7 @@ pub(crate) struct Debug {
 }
 
 impl Debug {
-    /// The file of this call, if it names one.
+    /// Reads the file of this call, if it names one.
     pub(crate) fn read(call: &Call) -> Result<Option<Debug>, Refusal> {
         let Some(path) = path(call) else { return Ok(None) };
         let text = std::fs::read(path).map_err(|error| Refusal::new(999, format!("open {path}: {error}")))?;
@@ -38,17 +38,17 @@ impl Debug {
         self.report_version_support.clone().unwrap_or_else(all_versions)
     }
 
-    /// Writes down the call, answers as told; the exit status.
+    /// Records the call and answers as the file says; returns the exit status.
     pub(crate) fn behave(mut self, call: &Call) -> Result<u8, Refusal> {
         self.command.clone_from(&call.verb);
         self.cmd_args = command_arguments(call);
         if let Some(path) = path(call) {
-            let text = serde_json::to_vec(&self).expect("what we read is JSON");
+            let text = serde_json::to_vec(&self).expect("the file is JSON");
             std::fs::write(path, text)
                 .map_err(|error| Refusal::new(999, format!("write {path}: {error}")))?;
         }
         self.log(call)?;
-        // A caller that closed stderr does not want to know.
+        // The caller may have closed standard error.
         let _ = std::io::stderr().write_all(self.report_stderr.as_bytes());
         if !self.report_error.is_empty() {
             let code = if self.report_error_code == 0 { 999 } else { self.report_error_code };
@@ -85,12 +85,12 @@ impl Debug {
     }
 }
 
-/// Every version there has been, and one that never was.
+/// All CNI versions, and one that does not exist.
 pub(crate) fn all_versions() -> Vec<String> {
     ["0.-42.0", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"].map(str::to_owned).to_vec()
 }
 
-/// Refuses a configuration of a version that the plugin was told not to know.
+/// Refuses a configuration of a version that the file does not list.
 pub(crate) fn reconcile(call: &Call, debug: Option<&Debug>) -> Result<(), Refusal> {
     let versions = debug.map_or_else(all_versions, Debug::versions);
     let version = call.version();
@@ -141,7 +141,7 @@ mod tests {
     use super::base64;
 
     #[test]
-    fn base64_is_that_of_rfc_4648_section_10() {
+    fn base64_matches_the_vectors_of_rfc_4648() {
         let vectors = [
             ("", ""),
             ("f", "Zg=="),

@@ -1,4 +1,4 @@
-//! Asking the tools, and leaving out what changes by itself.
+//! Collects the state of a namespace from the tools, without volatile members.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::Entries;
 use crate::netns::Netns;
 
-/// Members that change by themselves, wherever they stand.
+/// Members that change on their own, in any object.
 const VOLATILE: [&str; 26] = [
     "ifindex",
     "link_index",
@@ -42,7 +42,7 @@ const VOLATILE: [&str; 26] = [
 /// Link and route flags that follow from the carrier.
 const VOLATILE_FLAGS: [&str; 5] = ["LOWER_UP", "NO-CARRIER", "M-DOWN", "linkdown", "RUNNING"];
 
-/// Sysctls of a namespace that are not about one link.
+/// Sysctls of a namespace that do not belong to a link.
 const SYSCTLS: [&str; 5] = [
     "net/ipv4/ip_forward",
     "net/ipv4/ip_local_reserved_ports",
@@ -99,13 +99,13 @@ fn links(netns: &Netns, links: Vec<Value>, entries: &mut Entries) {
     }
 }
 
-/// All of `net.ipv4.conf.LINK` and its IPv6 sister.
+/// Returns all of `net.ipv4.conf.LINK` and `net.ipv6.conf.LINK`.
 fn link_sysctls(link: &str) -> Value {
     let mut all = Map::new();
     for family in ["ipv4", "ipv6"] {
         let Ok(directory) = fs::read_dir(format!("/proc/sys/net/{family}/conf/{link}")) else { continue };
         for file in directory.flatten() {
-            // Some cannot be read, like a stable_secret that was never set.
+            // Some cannot be read, for example a stable_secret that was never set.
             if let Ok(value) = fs::read_to_string(file.path()) {
                 all.insert(
                     format!("{family}.{}", file.file_name().to_string_lossy()),
@@ -118,7 +118,7 @@ fn link_sysctls(link: &str) -> Value {
     Value::Object(all)
 }
 
-/// Objects whose title is the values of some members.
+/// Adds objects whose title consists of the values of some members.
 fn plain(kind: &str, title: &[&str], objects: Vec<Value>, entries: &mut Entries) {
     for mut object in objects {
         strip(&mut object);
@@ -134,7 +134,7 @@ fn plain(kind: &str, title: &[&str], objects: Vec<Value>, entries: &mut Entries)
     }
 }
 
-/// Packet filters of both kinds.
+/// Adds packet filters of nftables and legacy iptables.
 fn tables(netns: &Netns, entries: &mut Entries) {
     let mut ruleset = netns.json(["nft", "-j", "list", "ruleset"]);
     for object in list(ruleset["nftables"].take()) {
@@ -154,7 +154,7 @@ fn tables(netns: &Netns, entries: &mut Entries) {
             }
         }
     }
-    // The older kind, and only if this namespace has any: asking would create the tables.
+    // Legacy tables only if this namespace has any: reading would create them.
     for (names, save) in
         [("ip_tables_names", "iptables-legacy-save"), ("ip6_tables_names", "ip6tables-legacy-save")]
     {
@@ -167,7 +167,7 @@ fn tables(netns: &Netns, entries: &mut Entries) {
     }
 }
 
-/// Links that have a queueing discipline to which filters can be attached on the way in.
+/// Links with a queueing discipline for ingress filters.
 fn devices_with_filters(entries: &Entries) -> Vec<String> {
     let disciplines = entries.0.iter().filter(|(title, _)| title.starts_with("qdisc "));
     disciplines
@@ -176,7 +176,7 @@ fn devices_with_filters(entries: &Entries) -> Vec<String> {
         .collect()
 }
 
-/// Every file below `directory`: mode, and content or link target. What is not there has no entries.
+/// Adds every file below `directory` with mode, and content or link target. A missing directory adds no entries.
 pub(super) fn files(directory: &Path, entries: &mut Entries) {
     let Ok(found) = fs::read_dir(directory) else { return };
     entries.add(&format!("directory {}", directory.display()), mode(directory));
@@ -190,7 +190,7 @@ pub(super) fn files(directory: &Path, entries: &mut Entries) {
         } else if path.is_dir() {
             files(&path, entries);
         } else if path.starts_with("/run/netns") {
-            // A mounted namespace: reading it says EINVAL.
+            // Mounted namespace: reading it fails with EINVAL.
             entries.add(&title, json!({}));
         } else if path.is_file() {
             let content = fs::read(&path).unwrap_or_default();
@@ -209,7 +209,7 @@ fn mode(path: &Path) -> Value {
     )
 }
 
-/// Takes out what changes by itself.
+/// Removes volatile members.
 fn strip(value: &mut Value) {
     match value {
         Value::Object(members) => {
@@ -231,7 +231,7 @@ fn list(value: Value) -> Vec<Value> {
     }
 }
 
-/// A member as text; empty if there is none.
+/// Returns a member as a string; empty if it does not exist.
 fn text(value: &Value, member: &str) -> String {
     match value.get(member) {
         None | Some(Value::Null) => String::new(),

@@ -1,13 +1,13 @@
-//! Two snapshots, and what a person wants to know about the way from one to the other.
+//! Readable differences of two snapshots.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// The longest description of one thing, in characters.
+/// Limit for the description of a value, in characters.
 const LONGEST: usize = 300;
 
-/// A line for each difference, in the order of titles.
+/// Returns a line for each difference, in the order of titles.
 pub(super) fn lines(before: &BTreeMap<String, Value>, after: &BTreeMap<String, Value>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut titles: Vec<_> = before.keys().chain(after.keys()).collect();
@@ -24,7 +24,7 @@ pub(super) fn lines(before: &BTreeMap<String, Value>, after: &BTreeMap<String, V
     lines
 }
 
-/// Goes down to the members that differ.
+/// Descends to the members that differ.
 fn compare(path: &str, old: &Value, new: &Value, lines: &mut Vec<String>) {
     match (old, new) {
         _ if old == new => {}
@@ -55,7 +55,7 @@ fn compare(path: &str, old: &Value, new: &Value, lines: &mut Vec<String>) {
     }
 }
 
-/// In one line of bearable length, without the sysctls of a whole link.
+/// Describes a value in one line of limited length, without the sysctls of a link.
 fn describe(value: &Value) -> String {
     let mut value = value.clone();
     if let Some(members) = value.as_object_mut() {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn each_difference_is_a_line() {
+    fn snapshot_difference_has_one_line_for_each_change() {
         let before =
             entries([("link a", json!({"mtu": 1500})), ("link b", json!({})), ("set", json!(["x", "y"]))]);
         let after = entries([

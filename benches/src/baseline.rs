@@ -1,4 +1,4 @@
-//! The same work through raw rtnetlink, in this process: what nobody can be faster than.
+//! Kernel baseline: the same changes through rtnetlink in this process, the lower bound for any plugin.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -12,9 +12,9 @@ use linux::{Netns, Rtnl};
 use crate::Failure;
 use crate::call::{Container, SETTLING};
 
-const BRIDGE: &str = "floor0";
+const BRIDGE: &str = "baseline0";
 
-/// A bridge port with an address and a default route, and taking it away again.
+/// Times the creation of a bridge port with an address and a default route, and its removal.
 pub(crate) fn bridge_port(container: &Container, number: usize) -> Result<(Duration, Duration), Failure> {
     let mut host = Rtnl::open()?;
     let bridge = match host.find_link(BRIDGE)? {
@@ -26,7 +26,7 @@ pub(crate) fn bridge_port(container: &Container, number: usize) -> Result<(Durat
             bridge
         }
     };
-    let name = format!("floor{number}p");
+    let name = format!("baseline{number}p");
     let started = Instant::now();
     let netns = Netns::open(Path::new(&container.netns))?;
     let peer = Peer { name: "eth0", mtu: None, mac: None, queues: Queues::ONE, netns: Some(&netns) };
@@ -47,7 +47,7 @@ pub(crate) fn bridge_port(container: &Container, number: usize) -> Result<(Durat
     Ok((added, started.elapsed()))
 }
 
-/// A link of the host moved into a container, with an address, and back again.
+/// Times the move of a host link into a container, with an address, and the move back.
 pub(crate) fn moved_link(container: &Container, name: &str) -> Result<(Duration, Duration), Failure> {
     let started = Instant::now();
     let mut host = Rtnl::open()?;
@@ -66,7 +66,7 @@ pub(crate) fn moved_link(container: &Container, name: &str) -> Result<(Duration,
     Ok((added, started.elapsed()))
 }
 
-/// Whether this kernel makes that kind of link; a missing kind is named on stderr.
+/// Whether this kernel supports a kind of link; a missing kind is reported on standard error.
 pub(crate) fn can_make(plugin: &str, kind: NewKind<'_>) -> Result<bool, Failure> {
     let mut host = Rtnl::open()?;
     if let Err(error) = host.add_link(&NewLink::new("trial0", kind)) {

@@ -1,9 +1,9 @@
-//! What the test wants of the plugin: key `testPlugin` of the configuration, or `TEST_…` in `CNI_ARGS`.
+//! Instructions for the plugin: field `testPlugin` of the configuration, or `TEST_…` in `CNI_ARGS`.
 //!
 //! ```json
 //! { "testPlugin": { "record": "/tmp/calls", "ADD": [{ "do": "sleep", "milliseconds": 50 }, { "do": "fail", "code": 11 }] } }
 //! ```
-//! or, for orders without parameters, `CNI_ARGS=TEST_RECORD=/tmp/calls;TEST_DEL=hang`.
+//! Instructions without parameters can be in `CNI_ARGS=TEST_RECORD=/tmp/calls;TEST_DEL=hang`.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -13,50 +13,50 @@ use serde_json::Value;
 
 use crate::{Call, Refusal};
 
-/// One thing to do. All but `sleep`, `stderr` and `result` end the plugin.
+/// Instruction. All but `sleep`, `stderr`, `delete-netns` and `result` end the plugin.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
-pub(crate) enum Order {
-    /// Never answer (for ten minutes: a plugin that nobody kills must not stay for ever).
+pub(crate) enum Instruction {
+    /// Hangs without an answer (for ten minutes, so that a plugin that is not killed ends).
     Hang,
-    /// Start a child that keeps stdout open, and never answer.
+    /// Starts a child that keeps standard output open, and does not answer.
     HangWithChild,
-    /// Print what is no JSON and no UTF-8.
+    /// Prints bytes that are neither JSON nor UTF-8.
     Garbage,
-    /// Print the first half of a good result.
+    /// Prints the first half of a valid result.
     Half,
-    /// Print this many bytes of JSON string; 100 MB unless said.
+    /// Prints this many bytes of a JSON string (default: 100 MB).
     Flood {
         #[serde(default = "hundred_megabytes")]
         bytes: u64,
     },
-    /// End by a signal; 9 unless said.
+    /// Ends with a signal (default: 9).
     Signal {
         #[serde(default = "kill")]
         number: i32,
     },
-    /// Unmount and remove the network namespace, then go on.
+    /// Unmounts and removes the network namespace, then continues.
     DeleteNetns,
-    /// Wait, then go on.
+    /// Waits, then continues.
     Sleep { milliseconds: u64 },
-    /// Print an error; code 999 unless said.
+    /// Prints an error (default code: 999).
     Fail {
         #[serde(default = "internal")]
         code: u64,
-        #[serde(default = "on_demand")]
+        #[serde(default = "default_message")]
         message: String,
         #[serde(default)]
         details: String,
     },
-    /// Exit with this status and print nothing.
+    /// Exits with this status and prints nothing.
     Exit { code: u8 },
-    /// Print to stderr, then go on.
+    /// Prints to standard error, then continues.
     Stderr {
         text: String,
         #[serde(default = "once")]
         times: u64,
     },
-    /// The result to print.
+    /// Sets the result to print.
     Result { value: Value },
 }
 
@@ -72,7 +72,7 @@ fn internal() -> u64 {
     999
 }
 
-fn on_demand() -> String {
+fn default_message() -> String {
     "failed as the test wants".to_owned()
 }
 
@@ -80,37 +80,37 @@ fn once() -> u64 {
     1
 }
 
-/// All orders of a call.
+/// Instructions of a call.
 #[derive(Debug, Default, Deserialize)]
-pub(crate) struct Orders {
+pub(crate) struct Instructions {
     record: Option<String>,
     #[serde(flatten)]
-    verbs: BTreeMap<String, Vec<Order>>,
+    verbs: BTreeMap<String, Vec<Instruction>>,
 }
 
-impl Orders {
-    pub(crate) fn read(call: &Call) -> Result<Orders, Refusal> {
-        let mut orders = match call.config.get("testPlugin") {
-            Some(orders) => Orders::deserialize(orders)
+impl Instructions {
+    pub(crate) fn read(call: &Call) -> Result<Instructions, Refusal> {
+        let mut instructions = match call.config.get("testPlugin") {
+            Some(instructions) => Instructions::deserialize(instructions)
                 .map_err(|error| Refusal::new(7, format!("testPlugin: {error}")))?,
-            None => Orders::default(),
+            None => Instructions::default(),
         };
         if let Some(record) = call.argument("TEST_RECORD") {
-            orders.record = Some(record.to_owned());
+            instructions.record = Some(record.to_owned());
         }
         if let Some(name) = call.argument(&format!("TEST_{}", call.verb)) {
-            let order = Order::deserialize(serde_json::json!({ "do": name }))
+            let instruction = Instruction::deserialize(serde_json::json!({ "do": name }))
                 .map_err(|error| Refusal::new(7, format!("TEST_{}={name}: {error}", call.verb)))?;
-            orders.verbs.entry(call.verb.clone()).or_default().push(order);
+            instructions.verbs.entry(call.verb.clone()).or_default().push(instruction);
         }
-        Ok(orders)
+        Ok(instructions)
     }
 
-    pub(crate) fn of(&self, verb: &str) -> &[Order] {
+    pub(crate) fn of(&self, verb: &str) -> &[Instruction] {
         self.verbs.get(verb).map_or(&[], Vec::as_slice)
     }
 
-    /// Appends this call to the record, in one write: calls at the same time do not mix.
+    /// Appends this call to the record in one write, so that concurrent calls do not mix.
     pub(crate) fn record(&self, call: &Call) {
         let Some(path) = &self.record else { return };
         let program = std::env::args().next().unwrap_or_default();
@@ -132,7 +132,7 @@ impl Orders {
     }
 }
 
-/// `TEST_<VERB>=deaf`: has to be known before the configuration is read, so it is in `CNI_ARGS` only.
+/// Whether `TEST_<VERB>=deaf` is set. It must be known before the configuration is read, so only `CNI_ARGS` has it.
 pub(crate) fn is_deaf(environment: &BTreeMap<String, String>) -> bool {
     let variable = |name| environment.get(name).map_or("", String::as_str);
     let wanted = format!("TEST_{}=deaf", variable("CNI_COMMAND"));

@@ -1,7 +1,7 @@
-//! A node that starts: many pods at once, each with an address, ports of the host and limits.
+//! Benchmark of a node that starts: many concurrent pods, each with an address, host ports and rate limits.
 //!
-//! Ours is one call of the meta-plugin a pod; the peers have nobody who calls them in turn, so this does, as a runtime
-//! does: each plugin with the result of the one before it, DEL in reverse.
+//! weft is one call of the meta-plugin for each pod. The Go plugins are called one after the other, as a runtime does: each
+//! plugin with the result of the previous one, DEL in reverse order.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,28 +13,28 @@ use crate::cases::write;
 use crate::table::{Table, Times};
 use crate::{Failure, Setting};
 
-/// As many as a kubelet takes.
+/// Default limit of pods of a kubelet.
 const PODS: usize = 110;
-/// How many of them are removed one after the other; the rest at once.
+/// Number of pods that are removed one after the other; the rest concurrently.
 const ONE_BY_ONE: usize = 20;
 
-/// What came of a crowd: each pod's time and all of them together.
-struct Crowd {
+/// Times of each pod and of all pods.
+struct Outcome {
     adds: Times,
     whole: Duration,
     dels: Times,
     gone: Duration,
 }
 
-/// A pod's plugins, in order, ready to be called.
+/// Plugins of a pod, in order, with their configurations.
 struct Chain {
     directory: PathBuf,
     plugins: Vec<(&'static str, PathBuf)>,
     container: Container,
 }
 
-/// bridge + portmap + bandwidth, of many pods at once.
-pub(crate) fn crowd(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+/// Times bridge + portmap + bandwidth for many concurrent pods.
+pub(crate) fn concurrency(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let ours = run(&chains(setting, &setting.ours, "w")?)?;
     let peer = setting.peers.as_deref().map(|peers| run(&chains(setting, peers, "g")?)).transpose()?;
     let what = |part: &str| format!("{PODS} pods at once, bridge + portmap + bandwidth: {part}");
@@ -54,7 +54,7 @@ pub(crate) fn crowd(setting: &Setting, table: &mut Table) -> Result<(), Failure>
     Ok(())
 }
 
-fn run(chains: &[Chain]) -> Result<Crowd, Failure> {
+fn run(chains: &[Chain]) -> Result<Outcome, Failure> {
     let (adds, whole) = at_once(chains, timed(Chain::add))?;
     let (first, rest) = chains.split_at(ONE_BY_ONE);
     let mut dels = Vec::new();
@@ -64,7 +64,7 @@ fn run(chains: &[Chain]) -> Result<Crowd, Failure> {
         dels.push(started.elapsed());
     }
     let (_, gone) = at_once(rest, Chain::del)?;
-    Ok(Crowd { adds: Times::new(adds), whole, dels: Times::new(dels), gone })
+    Ok(Outcome { adds: Times::new(adds), whole, dels: Times::new(dels), gone })
 }
 
 fn timed(work: impl Fn(&Chain) -> Result<(), Failure>) -> impl Fn(&Chain) -> Result<Duration, Failure> {
@@ -78,12 +78,12 @@ fn chains(setting: &Setting, directory: &Path, tag: &str) -> Result<Vec<Chain>, 
     let is_ours = tag == "w";
     let third = if is_ours { 0 } else { 1 };
     let bridge = json!({
-        "type": "bridge", "bridge": format!("crowd{tag}"), "isDefaultGateway": true,
+        "type": "bridge", "bridge": format!("many{tag}"), "isDefaultGateway": true,
         "ipam": { "type": "host-local", "subnet": format!("10.23{third}.0.0/16"), "dataDir": setting.scratch.join("addresses") },
     });
     let limits = json!({ "type": "bandwidth", "ingressRate": 800_000_000_u64, "ingressBurst": 8_000_000_u64,
         "egressRate": 800_000_000_u64, "egressBurst": 8_000_000_u64 });
-    let manifests = setting.scratch.join("crowd");
+    let manifests = setting.scratch.join("concurrent");
     std::fs::create_dir_all(&manifests)?;
     let pod =
         json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "namespace": "bench", "name": "pod" } });
@@ -94,7 +94,7 @@ fn chains(setting: &Setting, directory: &Path, tag: &str) -> Result<Vec<Chain>, 
         let mapping = json!([{ "hostPort": port, "containerPort": 80, "protocol": "tcp" }]);
         let ports = json!({ "type": "portmap", "capabilities": { "portMappings": true },
             "runtimeConfig": { "portMappings": mapping } });
-        let name = format!("crowd-{tag}");
+        let name = format!("concurrent-{tag}");
         let plugins: Vec<(&'static str, Value)> = match is_ours {
             true => {
                 let mut plain = ports;
@@ -111,9 +111,12 @@ fn chains(setting: &Setting, directory: &Path, tag: &str) -> Result<Vec<Chain>, 
         for (plugin, mut config) in plugins {
             config["cniVersion"] = json!("1.0.0");
             config["name"] = json!(name);
-            files.push((plugin, write(setting, &format!("crowd-{tag}-{number}-{plugin}.json"), &config)?));
+            files.push((
+                plugin,
+                write(setting, &format!("concurrent-{tag}-{number}-{plugin}.json"), &config)?,
+            ));
         }
-        let container = Container::new(format!("crowd{tag}{number}"))?;
+        let container = Container::new(format!("concurrent{tag}{number}"))?;
         chains.push(Chain { directory: directory.to_owned(), plugins: files, container });
     }
     Ok(chains)
@@ -128,13 +131,13 @@ impl Chain {
         let mut last: Option<Value> = None;
         for (name, config) in &self.plugins {
             if let Some(last) = last {
-                give(config, &last)?;
+                set_previous_result(config, &last)?;
             }
             call("ADD", self.plugin(name, config), &self.container)?;
             last = Some(serde_json::from_slice(&std::fs::read(config.with_extension("answer"))?)?);
         }
         for (_, config) in self.plugins.iter().filter(|_| self.plugins.len() > 1) {
-            give(config, last.as_ref().ok_or("there is no result")?)?;
+            set_previous_result(config, last.as_ref().ok_or("there is no result")?)?;
         }
         Ok(())
     }
@@ -147,8 +150,8 @@ impl Chain {
     }
 }
 
-/// Puts a result into a configuration.
-fn give(config: &Path, result: &Value) -> Result<(), Failure> {
+/// Sets `prevResult` of a configuration.
+fn set_previous_result(config: &Path, result: &Value) -> Result<(), Failure> {
     let mut object: Value = serde_json::from_slice(&std::fs::read(config)?)?;
     object["prevResult"] = result.clone();
     Ok(std::fs::write(config, object.to_string())?)

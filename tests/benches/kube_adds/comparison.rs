@@ -1,10 +1,10 @@
-//! The same pods on the same networks, attached by weft and by the real Multus in both of its forms, one call after
-//! another and 32 at once, in turns.
+//! Comparison of weft with the real Multus, thin and thick: the same pods on the same networks, one call after another and
+//! 32 at once, in turns.
 //!
-//! Rules: all of them attach by the same definitions; Multus runs the Go plugins, as it would, with its addresses in the
-//! same files. A call that fails is made again at once, as a kubelet does later, and counts with all its time. What each of
-//! them does behind a call (Events, status) is done before the next one's turn. Multus's daemon keeps the limits that it
-//! puts on itself, 50 requests a second: they are in its program and not in its configuration.
+//! - All attach by the same definitions. Multus runs the Go plugins, with addresses in the same files.
+//! - A call that fails is repeated immediately, as a kubelet repeats it later, and counts with its whole time.
+//! - Work after a call (Events, status) is complete before the next candidate's turn.
+//! - The daemon of Multus keeps its limit of 50 requests a second, which is compiled in and not configurable.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rig::agent::{NODE, configuration};
 use rig::cluster::bridge;
-use rig::multus::{DAEMON, Form, MEMORY};
+use rig::multus::{CACHE_DIRECTORY, DAEMON, Form};
 use rig::{Agent, Multus, peers};
 use serde_json::Value;
 use testkit::{Attachment, Finished};
@@ -20,16 +20,16 @@ use testkit::{Attachment, Finished};
 use super::processors::Spent;
 use super::{AT_ONCE, Subject, at, milliseconds, settle, together};
 
-/// Where its daemon finds a default network, and writes the configuration that it makes of it.
+/// Directory in which the daemon finds a default network, and writes the configuration derived from it.
 const NETWORKS: &str = "/run/multus-networks";
-/// What is begun behind a call is told after two seconds at the latest.
+/// Pause after a wave: work after a call is complete two seconds later at the latest.
 const REST: Duration = Duration::from_millis(2500);
 
-/// How often a call is made again.
+/// Limit of repetitions of a call.
 const TRIES: usize = 20;
 
-/// Who attaches pods.
-pub(crate) struct Contender {
+/// Program that attaches pods.
+pub(crate) struct Candidate {
     name: &'static str,
     plugin: String,
     configuration: Value,
@@ -37,21 +37,21 @@ pub(crate) struct Contender {
     failures: AtomicUsize,
 }
 
-/// What came of it.
+/// Measurements of a candidate.
 #[derive(Default)]
 struct Figures {
     times: Vec<Duration>,
-    /// Pods a second, wave by wave.
+    /// Pods a second of each wave.
     rates: Vec<f64>,
-    /// During the calls, and until all is told.
+    /// Processor time during the calls, and until later work is complete.
     during: Spent,
     whole: Spent,
 }
 
-/// Those who are there; who is not is named.
-pub(crate) fn contenders(agent: &Agent) -> Vec<Contender> {
+/// Returns the candidates that are installed, and prints the missing ones.
+pub(crate) fn candidates(agent: &Agent) -> Vec<Candidate> {
     let home = bridge("home", 10);
-    let weft = Contender {
+    let weft = Candidate {
         name: "weft",
         plugin: "weft".to_owned(),
         configuration: configuration(&home),
@@ -63,7 +63,7 @@ pub(crate) fn contenders(agent: &Agent) -> Vec<Contender> {
         let programs = match peers::find(form.programs()) {
             Ok(programs) => programs,
             Err(why) => {
-                println!("left out, {}: {why}\n", form.name());
+                println!("{} is not compared: {why}\n", form.name());
                 continue;
             }
         };
@@ -72,7 +72,7 @@ pub(crate) fn contenders(agent: &Agent) -> Vec<Contender> {
             agent.machine.write(format!("{NETWORKS}/10-home.conflist"), home.to_string());
             multus.start_daemon(&agent.machine, NODE, NETWORKS);
         }
-        all.push(Contender {
+        all.push(Candidate {
             name: form.name(),
             plugin: multus.program(form.plugin()),
             configuration: multus.configuration(form, &home),
@@ -83,7 +83,7 @@ pub(crate) fn contenders(agent: &Agent) -> Vec<Contender> {
     all
 }
 
-impl Contender {
+impl Candidate {
     fn call<'a>(&self, agent: &'a Agent, subject: &Subject) -> Attachment<'a> {
         let mut call = agent.attachment(&subject.pod, &subject.name, &subject.uid);
         call.plugin.clone_from(&self.plugin);
@@ -91,15 +91,15 @@ impl Contender {
     }
 
     fn add(&self, agent: &Agent, subject: &Subject) -> Duration {
-        self.in_the_end(|| self.call(agent, subject).add(&self.configuration))
+        self.until_success(|| self.call(agent, subject).add(&self.configuration))
     }
 
     fn del(&self, agent: &Agent, subject: &Subject) -> Duration {
-        self.in_the_end(|| self.call(agent, subject).del(&self.configuration))
+        self.until_success(|| self.call(agent, subject).del(&self.configuration))
     }
 
-    /// How long it takes until it succeeds.
-    fn in_the_end(&self, work: impl Fn() -> Finished) -> Duration {
+    /// Repeats a call until it succeeds; returns the whole time.
+    fn until_success(&self, work: impl Fn() -> Finished) -> Duration {
         let begun = Instant::now();
         let mut done = work();
         for _ in 0..TRIES {
@@ -114,34 +114,34 @@ impl Contender {
     }
 }
 
-/// One call after the other, each when what the last one began is done.
-pub(crate) fn alone(agent: &Agent, contenders: &[Contender], what: &str, subjects: &[Subject]) {
-    let mut adds: Vec<Figures> = contenders.iter().map(|_| Figures::default()).collect();
-    let mut dels: Vec<Figures> = contenders.iter().map(|_| Figures::default()).collect();
+/// Times one call after the other, each after the work of the previous one is complete.
+pub(crate) fn alone(agent: &Agent, candidates: &[Candidate], case: &str, subjects: &[Subject]) {
+    let mut adds: Vec<Figures> = candidates.iter().map(|_| Figures::default()).collect();
+    let mut dels: Vec<Figures> = candidates.iter().map(|_| Figures::default()).collect();
     for (turn, subject) in subjects.iter().enumerate() {
-        for (place, contender) in contenders.iter().enumerate() {
-            let add = contender.add(agent, subject);
+        for (place, candidate) in candidates.iter().enumerate() {
+            let add = candidate.add(agent, subject);
             settle(agent);
-            let del = contender.del(agent, subject);
+            let del = candidate.del(agent, subject);
             settle(agent);
-            // The first ones find files and pages that are not there yet.
+            // The first calls find caches empty.
             if turn > 1 {
                 adds[place].times.push(add);
                 dels[place].times.push(del);
             }
         }
     }
-    tell(contenders, &format!("ADD, {what}, alone"), &adds);
-    tell(contenders, "DEL of it", &dels);
+    print_rows(candidates, &format!("ADD, {case}, alone"), &adds);
+    print_rows(candidates, "DEL of it", &dels);
 }
 
-/// 32 at once, so many times.
-pub(crate) fn waves(agent: &Agent, contenders: &[Contender], what: &str, subjects: &[Subject], times: usize) {
-    let mut adds: Vec<Figures> = contenders.iter().map(|_| Figures::default()).collect();
-    let mut dels: Vec<Figures> = contenders.iter().map(|_| Figures::default()).collect();
+/// Times 32 calls at once, repeatedly.
+pub(crate) fn waves(agent: &Agent, candidates: &[Candidate], case: &str, subjects: &[Subject], times: usize) {
+    let mut adds: Vec<Figures> = candidates.iter().map(|_| Figures::default()).collect();
+    let mut dels: Vec<Figures> = candidates.iter().map(|_| Figures::default()).collect();
     for _ in 0..times {
-        for (place, contender) in contenders.iter().enumerate() {
-            let now = || Spent::now(&agent.machine, contender.service);
+        for (place, candidate) in candidates.iter().enumerate() {
+            let now = || Spent::now(&agent.machine, candidate.service);
             let wave = |figures: &mut Figures, work: &(dyn Fn(&Subject) -> Duration + Sync)| {
                 let before = now();
                 let (times, whole) = together(AT_ONCE, subjects, work);
@@ -153,21 +153,21 @@ pub(crate) fn waves(agent: &Agent, contenders: &[Contender], what: &str, subject
                 figures.during += after - before;
                 figures.whole += now() - before;
             };
-            wave(&mut adds[place], &|subject| contender.add(agent, subject));
-            wave(&mut dels[place], &|subject| contender.del(agent, subject));
+            wave(&mut adds[place], &|subject| candidate.add(agent, subject));
+            wave(&mut dels[place], &|subject| candidate.del(agent, subject));
         }
     }
     println!("\n{HEAD}");
-    tell(contenders, &format!("ADD, {what}, 32 at once, {times} times"), &adds);
-    tell(contenders, "DEL of them", &dels);
+    print_rows(candidates, &format!("ADD, {case}, 32 at once, {times} times"), &adds);
+    print_rows(candidates, "DEL of them", &dels);
     println!();
-    for (what, all) in [("ADD", &adds), ("DEL", &dels)] {
-        for (contender, figures) in contenders.iter().zip(all) {
+    for (case, all) in [("ADD", &adds), ("DEL", &dels)] {
+        for (candidate, figures) in candidates.iter().zip(all) {
             let Figures { during, whole, times, .. } = figures;
             let each = |time: f64| time / times.len() as f64;
             println!(
-                "{what}, {}: of both processors during the calls {}; ms each: calls {:.1}, service {:.1}, API {:.1}; until all is told: calls {:.1}, service {:.1}, API {:.1}",
-                contender.name,
+                "{case}, {}: processor time during the calls: {}; ms for each call: calls {:.1}, service {:.1}, API {:.1}; including later work: calls {:.1}, service {:.1}, API {:.1}",
+                candidate.name,
                 during.shares(),
                 each(during.calls),
                 each(during.service),
@@ -178,29 +178,30 @@ pub(crate) fn waves(agent: &Agent, contenders: &[Contender], what: &str, subject
             );
         }
     }
-    for Contender { name, failures, .. } in contenders {
-        println!("{name}: {} calls failed, and were made again", failures.swap(0, Ordering::Relaxed));
+    for Candidate { name, failures, .. } in candidates {
+        println!("{name}: {} calls failed, and were repeated", failures.swap(0, Ordering::Relaxed));
     }
 }
 
-/// Fails if Multus has lost something of what it attached: the calls would not have been whole ones.
-pub(crate) fn assert_forgotten(agent: &Agent) {
-    let left = agent.machine.run(["sh", "-c", &format!("find {MEMORY} -type f 2>/dev/null | head -5")]);
-    assert_eq!(left, "", "left by Multus");
+/// Fails if Multus left files or addresses: its calls would have been incomplete.
+pub(crate) fn assert_nothing_left(agent: &Agent) {
+    let remaining =
+        agent.machine.run(["sh", "-c", &format!("find {CACHE_DIRECTORY} -type f 2>/dev/null | head -5")]);
+    assert_eq!(remaining, "", "files of Multus remain");
     let held = "find /var/lib/cni/networks -type f -name '10.*' 2>/dev/null | head -5";
-    assert_eq!(agent.machine.run(["sh", "-c", held]), "", "addresses left");
+    assert_eq!(agent.machine.run(["sh", "-c", held]), "", "addresses remain");
 }
 
-pub(crate) const HEAD: &str = "| what | who | fastest | median | p99 | slowest | pods/s: median (all) | weft is so many times faster |\n|---|---|---|---|---|---|---|---|";
+pub(crate) const HEAD: &str = "| measurement | program | fastest | median | p99 | slowest | pods/s: median (range) | factor by which weft is faster |\n|---|---|---|---|---|---|---|---|";
 
-fn tell(contenders: &[Contender], what: &str, all: &[Figures]) {
+fn print_rows(candidates: &[Candidate], case: &str, all: &[Figures]) {
     let median = |figures: &Figures| at(&sorted(&figures.times), 50);
     let rate = |figures: &Figures| {
         let mut rates = figures.rates.clone();
         rates.sort_by(f64::total_cmp);
         (!rates.is_empty()).then(|| (rates[rates.len() / 2], rates[0], rates[rates.len() - 1]))
     };
-    for (contender, figures) in contenders.iter().zip(all) {
+    for (candidate, figures) in candidates.iter().zip(all) {
         let times = sorted(&figures.times);
         let slower = median(figures).as_secs_f64() / median(&all[0]).as_secs_f64();
         let mut ratio = format!("{slower:.1} by the median");
@@ -209,11 +210,11 @@ fn tell(contenders: &[Contender], what: &str, all: &[Figures]) {
             pods = format!("{middle:.0} ({least:.0} to {most:.0})");
             ratio = format!("{:.1} by pods/s, {ratio}", ours / middle);
         }
-        if contender.name == contenders[0].name {
+        if candidate.name == candidates[0].name {
             ratio.clear();
         }
         let cells = [0, 50, 99, 100].map(|percent| milliseconds(at(&times, percent))).join(" | ");
-        println!("| {what} | {} | {cells} | {pods} | {ratio} |", contender.name);
+        println!("| {case} | {} | {cells} | {pods} | {ratio} |", candidate.name);
     }
 }
 
