@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `SetPodNetwork`, `RemovePodNetwork`, `ListPodNetwork` | answered by the proxy |
 //! | `RunPodSandbox` | validated, annotated if it requests networks, forwarded; the response is checked against the journal |
-//! | `PodSandboxStatus`, `GetContainerEvents` | forwarded; addresses by network are added to the response, except in `v1alpha2` |
+//! | `PodSandboxStatus`, `GetContainerEvents` | forwarded; addresses by network are added, except in `v1alpha2` |
 //! | `ListPodSandbox`, `PodSandboxStats` and similar calls | forwarded; the annotation is removed from the response |
 //! | `Status` | forwarded; `NetworkReady` combines the runtime and the networks |
 //! | any other, including unknown calls | forwarded |

@@ -114,7 +114,7 @@ impl Store {
                     error!(file = %path.display(), error = %why, "failed to read network, retrying later");
                 }
                 Err(why) => {
-                    error!(file = %path.display(), error = %why, "invalid network file: store the network again")
+                    error!(file = %path.display(), error = %why, "invalid network file: store the network again");
                 }
             }
         }

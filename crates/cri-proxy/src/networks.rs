@@ -187,7 +187,7 @@ impl Networks {
                 warn!(network = %name, %error, "failed to read stored network");
             }
             Err(status) => {
-                warn!(network = %name, error = status.message(), "state of stored network unknown")
+                warn!(network = %name, error = status.message(), "state of stored network unknown");
             }
         }
         Status::internal(format!("network {name}: not {what}: {cause}: try again"))

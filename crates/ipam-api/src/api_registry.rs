@@ -1,4 +1,4 @@
-//! The Kubernetes API as the registry of one pool's blocks.
+//! Registry of one pool's blocks in the Kubernetes API.
 //!
 //! Reads go to the database of the API server, not to its cache. A request without a response may have been executed. Lists
 //! are read in pages.

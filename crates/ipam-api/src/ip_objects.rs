@@ -2,9 +2,9 @@
 //!
 //! - A manually edited, invalid object keeps its holder and is never allocated.
 //! - A string that does not fit a label is hashed.
-//! - The layout of a pool is in its status ([`RecordedLayout`]), which is written by requests of its own: each carries the
-//!   resource version of the pool whose spec it records, so a spec that changes meanwhile makes the request fail.
-//! - A liveness probe is in the status of an IPBlock, which is written with the object: whatever changes the object
+//! - The layout of a pool is in its status ([`RecordedLayout`]), which separate requests write. Each request carries the
+//!   resource version of the pool whose spec it records, so it fails if the spec has changed meanwhile.
+//! - A liveness probe is in the status of an IPBlock, which is written with the object. Every change of the object
 //!   removes the probe ([`BlockObject::of`] writes none), in one compare-and-swap.
 //!
 //! Source: [`kube_support::custom_resources`]; Kubernetes API conventions, names and labels.

@@ -1,7 +1,7 @@
 //! Errors of OpenStack requests, by the kinds that callers distinguish.
 //!
 //! Source: OpenStack Networking API v2.0, "Faults"; facts of Neutron 21: 409 `OverQuota`, 412
-//! `RevisionNumberConstraintFailed`, 401 with another body than the rest.
+//! `RevisionNumberConstraintFailed`, 401 with a body of another form.
 
 use std::fmt;
 

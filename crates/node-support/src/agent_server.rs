@@ -102,7 +102,7 @@ impl AgentServer {
         Listener::bind(path).map(AgentServer)
     }
 
-    /// Whether another process listens in this one's place.
+    /// Returns a flag that is set while another process listens at the path.
     pub fn replaced(&self) -> Arc<AtomicBool> {
         self.0.replaced()
     }

@@ -42,7 +42,7 @@ impl<'a> ClientProbe<'a> {
     /// Waits until the client confirms that it is connected, and so holds the lock of its address store.
     ///
     /// # Errors
-    /// It does not within [`CONFIRM_MAX`].
+    /// The client does not confirm within [`CONFIRM_MAX`].
     pub async fn confirm(&self) -> Result<(), Unconfirmed> {
         let confirmed = timeout(CONFIRM_MAX, async {
             frame_io::write(&mut *self.writing.lock().await, &Response::ProbeClient).await.ok()?;

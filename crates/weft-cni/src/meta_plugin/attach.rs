@@ -117,7 +117,7 @@ fn carry_out(record: &mut Record, invoker: &PluginInvoker, entry: &mut Entry) ->
     let default = delegates.iter().position(|delegate| delegate.role == Role::Default).unwrap_or(0);
     match results.into_iter().nth(default) {
         Some((_, success)) => Ok(success),
-        None => Err(Error::internal("the plan holds no network")),
+        None => Err(Error::internal("the plan contains no network")),
     }
 }
 

@@ -29,7 +29,7 @@ use crate::builtins;
 
 /// Prefix of weft's annotations. A pod with one of them is planned only by the agent or the planner process.
 const OWN_PREFIX: &str = "weft.dev/";
-/// Most manifest files read from one directory.
+/// Largest number of manifest files read from one directory.
 const MANIFESTS_MAX: usize = 10_000;
 
 /// Returns the plan for one sandbox.

@@ -154,8 +154,7 @@ fn allocate_from(
                 who.allocated.store(true, Relaxed);
                 store.record_owner(slot, &who.owner)?;
                 store.write(&edits)?;
-                return settle_and_prefetch(settings, pool, who, clock, store)
-                    .map(|()| Attempt::Allocated(ip));
+                return settle_and_hint(settings, pool, who, clock, store).map(|()| Attempt::Allocated(ip));
             }
             Allocation::Refused(why) => {
                 let owner =
@@ -235,7 +234,7 @@ pub(super) fn low(store: &Store) -> usize {
 }
 
 /// Waits for the disk, and notifies the agent if few addresses are free.
-fn settle_and_prefetch(
+fn settle_and_hint(
     settings: &Settings,
     pool: &Pool,
     who: &Claimant,

@@ -406,7 +406,7 @@ impl Bounds {
         let (key_of_range, text) = either("range", range, "subnet", subnet);
         let mut first = either("range_start", range_start, "rangeStart", start);
         let mut last = either("range_end", range_end, "rangeEnd", end);
-        // whereabouts also writes first-last/length.
+        // whereabouts also accepts `first-last/length`.
         let text = match text.split_once('-') {
             Some((from, rest)) => {
                 let to = rest.split('/').next().unwrap_or_default();
