@@ -488,7 +488,7 @@ fn attached_sandbox_is_not_attached_again() {
     let config = configuration(&bridge("default", 1));
     let result = weft.add(&config).success().json();
     let (before, inside) = (host.snapshot(), pod.snapshot());
-    assert_refused("S18", &weft.add(&config), 4, &["attached already", "DEL"]);
+    assert_refused("S18", &weft.add(&config), 4, &["already attached", "DEL"]);
     assert_nothing_left("S18", &host, &before);
     assert_pod_unchanged("S18", &pod, &inside);
     weft.check(&with(&config, &json!({ "prevResult": result }))).success();
