@@ -511,7 +511,7 @@ fn ipamclaim_keeps_its_addresses_until_it_is_deleted() {
         conf["args"] = json!({ "cni": { "ipam-claim-reference": name } });
         nodes.attachment(&sandbox, container).call(verb, conf.to_string())
     };
-    assert_refused("none", &call("ADD", 0, "p0", "vm.net"), 11, &["ipamclaim blue/vm.net", "not there"]);
+    assert_refused("none", &call("ADD", 0, "p0", "vm.net"), 11, &["ipamclaim blue/vm.net", "not found"]);
     claim("vm.net", "eth0");
     claim("other.net", "net7");
     let words = ["ipamclaim blue/other.net", "spec.interface: net7", "eth0"];
