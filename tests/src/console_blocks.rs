@@ -4,7 +4,7 @@
 //! A block is found by its file and the beginning of one of its commands.
 //!
 //! - Every block has exactly one row, and every row a block: a test compares them.
-//! - A block that is not run has a reason; commands of `weft` in it are still parsed, by a test of the program.
+//! - A block that is not run has a reason; a test of the program still parses the commands of `weft` in it.
 
 use std::fs;
 

@@ -114,8 +114,7 @@ fn run<T>(work: impl Future<Output = T>) -> T {
 fn cluster(nodes: u64, pods: u64, range: &str) {
     let subnet: IpNet = range.parse().expect("a network");
     let layout = PoolLayout::for_nodes(subnet, nodes);
-    let filter =
-        AddressFilter { range: Range::between(subnet, None, None).expect("a range"), exclude: Vec::new() };
+    let filter = AddressFilter::new(Range::between(subnet, None, None).expect("a range"), &[]);
     let clock = Clock { now: 1_000_000, quarantine: 60_000 };
     let registry = Memory::default();
     let started = Instant::now();
@@ -185,8 +184,7 @@ fn allocator(held: u64) {
     let mut store = AddressStore::new("boot");
     let subnet: IpNet = "10.0.0.0/8".parse().expect("a network");
     let layout = PoolLayout::new(subnet, 8);
-    let filter =
-        AddressFilter { range: Range::between(subnet, None, None).expect("a range"), exclude: Vec::new() };
+    let filter = AddressFilter::new(Range::between(subnet, None, None).expect("a range"), &[]);
     let rounds = 2_000;
     let blocks = (held + rounds) / 256 + 1;
     for index in 0..blocks {

@@ -2,6 +2,10 @@
 //!
 //! A filter is a range of the pool without its gateway and without the excluded networks. Several networks may have
 //! filters on one pool; addresses are unique in the pool.
+//!
+//! - The network address of a subnet and the broadcast address of an IPv4 subnet are never admitted, even if the range
+//!   names them. The network address of an IPv6 subnet is the anycast address of its routers (RFC 4291, 2.6.1).
+//! - Excluded networks are sorted and disjoint, so that a look takes logarithmic time.
 
 use std::net::IpAddr;
 
@@ -18,8 +22,8 @@ use crate::range::{Range, RangeError};
 pub struct AddressFilter {
     /// Range with its gateway, which is never allocated.
     pub range: Range,
-    /// Networks that are never allocated from.
-    pub exclude: Vec<IpNet>,
+    /// Networks that are never allocated from, sorted and disjoint.
+    exclude: Vec<IpNet>,
 }
 
 /// JSON form of a filter; reading it checks the range.
@@ -43,7 +47,7 @@ impl TryFrom<FilterFields> for AddressFilter {
             Some(gateway) => range.with_gateway(gateway)?,
             None => range,
         };
-        Ok(AddressFilter { range, exclude })
+        Ok(AddressFilter::new(range, &exclude))
     }
 }
 
@@ -55,20 +59,47 @@ impl From<AddressFilter> for FilterFields {
 }
 
 impl AddressFilter {
+    /// Returns the filter of a range without some networks.
+    pub fn new(range: Range, exclude: &[IpNet]) -> AddressFilter {
+        AddressFilter { range, exclude: IpNet::aggregate(&exclude.to_vec()) }
+    }
+
+    /// Returns the filter without some more networks.
+    #[must_use]
+    pub fn without(&self, exclude: &[IpNet]) -> AddressFilter {
+        AddressFilter::new(self.range.clone(), &[&self.exclude[..], exclude].concat())
+    }
+
     /// Whether the network may allocate an address.
     pub fn admits(&self, ip: IpAddr) -> bool {
-        self.range.contains(ip)
-            && self.range.gateway() != Some(ip)
-            && !self.exclude.iter().any(|net| net.contains(&ip))
+        let (first, last) = self.bounds();
+        let is_inside = (first..=last).contains(&number(ip)) && self.range.contains(ip);
+        is_inside && self.range.gateway() != Some(ip) && self.excluding(ip).is_none()
+    }
+
+    /// Numbers of the first and last address of a host in the range.
+    fn bounds(&self) -> (u128, u128) {
+        let (first, last) = self.range.bounds();
+        let subnet = self.range.subnet();
+        let broadcast = number(subnet.broadcast());
+        let highest = if subnet.addr().is_ipv4() { broadcast - 1 } else { broadcast };
+        (first.max(number(subnet.network()) + 1), last.min(highest))
+    }
+
+    /// Excluded network that contains an address.
+    fn excluding(&self, ip: IpAddr) -> Option<&IpNet> {
+        // IPv4 networks come before IPv6 networks.
+        let index = self.exclude.partition_point(|net| net.broadcast() < ip);
+        self.exclude.get(index).filter(|net| net.contains(&ip))
     }
 
     /// First admitted address with this number or a higher one.
     fn next(&self, from: u128) -> Option<u128> {
-        let (first, last) = self.range.bounds();
+        let (first, last) = self.bounds();
         let mut at = from.max(first);
         while at <= last {
             let ip = self.range.family().address(at);
-            if let Some(net) = self.exclude.iter().find(|net| net.contains(&ip)) {
+            if let Some(net) = self.excluding(ip) {
                 at = number(net.broadcast()).checked_add(1)?;
             } else if self.range.gateway() == Some(ip) {
                 at = at.checked_add(1)?;
@@ -91,7 +122,7 @@ impl AddressFilter {
 
     /// Iterates over the blocks with admitted addresses, each once, from a place that `seed` determines.
     pub fn blocks<'a>(&'a self, layout: &'a PoolLayout, seed: u64) -> impl Iterator<Item = IpNet> + 'a {
-        let (first, last) = self.range.bounds();
+        let (first, last) = self.bounds();
         let index = |number| layout.index_of(self.range.family().address(number));
         let span = index(first).zip(index(last));
         let (low, count) = span.map_or((0, 0), |(low, high)| (low, (high - low).saturating_add(1)));
@@ -150,7 +181,8 @@ mod tests {
             Some(gateway) => range.with_gateway(gateway).unwrap(),
             None => range,
         };
-        AddressFilter { range, exclude: exclude.iter().map(|net| net.parse().unwrap()).collect() }
+        let exclude: Vec<IpNet> = exclude.iter().map(|net| net.parse().unwrap()).collect();
+        AddressFilter::new(range, &exclude)
     }
 
     #[test]
@@ -173,6 +205,38 @@ mod tests {
             !filter.overlaps("10.0.0.4/30".parse().unwrap())
                 && filter.overlaps("10.0.0.8/30".parse().unwrap())
         );
+    }
+
+    #[test]
+    fn address_filter_never_admits_network_and_broadcast_address() {
+        let all = |filter: &AddressFilter, block: &str| -> Vec<String> {
+            filter.addresses(block.parse().unwrap()).map(|ip| ip.to_string()).collect()
+        };
+        let whole = filter("10.0.0.0/30", "10.0.0.0", "10.0.0.3", "", &[]);
+        assert_eq!(all(&whole, "10.0.0.0/30"), ["10.0.0.1", "10.0.0.2"]);
+        assert!(filter("10.0.0.0/24", "10.0.0.0", "10.0.0.0", "", &[]).is_empty());
+        assert!(filter("10.0.0.0/24", "10.0.0.255", "10.0.0.255", "", &[]).is_empty());
+        let six = filter("fd00::/126", "fd00::", "fd00::3", "", &[]);
+        assert_eq!(all(&six, "fd00::/126"), ["fd00::1", "fd00::2", "fd00::3"]);
+        for (filter, ip) in [(&whole, "10.0.0.0"), (&whole, "10.0.0.3"), (&six, "fd00::"), (&six, "10.0.0.1")]
+        {
+            assert!(!filter.admits(ip.parse().unwrap()), "{ip}");
+        }
+        assert_eq!(whole.blocks(&PoolLayout::new("10.0.0.0/30".parse().unwrap(), 2), 1).count(), 1);
+    }
+
+    #[test]
+    fn address_filter_looks_up_many_exclusions_in_any_order() {
+        let mut exclude: Vec<IpNet> = (0..=255u8)
+            .flat_map(|high| (0..=255u8).step_by(2).map(move |low| IpAddr::from([10, 1, high, low]).into()))
+            .collect();
+        exclude.reverse();
+        exclude.push("fd00::/64".parse().unwrap());
+        let range = Range::between("10.1.0.0/16".parse().unwrap(), None, None).unwrap();
+        let filter = AddressFilter::new(range, &exclude);
+        let all: Vec<IpAddr> = filter.addresses("10.1.0.0/16".parse().unwrap()).collect();
+        assert_eq!(all.len(), 32_767);
+        assert!(all.iter().all(|ip| filter.admits(*ip)) && !filter.admits(IpAddr::from([10, 1, 9, 8])));
     }
 
     #[test]

@@ -506,6 +506,5 @@ async fn ready(
 
 /// The network's addresses, less what the pool excludes.
 fn filter(demand: &AllocateRequest, pool: &Pool) -> AddressFilter {
-    let exclude = demand.filter.exclude.iter().chain(&pool.exclude).copied().collect();
-    AddressFilter { range: demand.filter.range.clone(), exclude }
+    demand.filter.without(&pool.exclude)
 }

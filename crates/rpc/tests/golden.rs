@@ -150,7 +150,7 @@ fn rpc_allocate_messages_have_the_documented_form() {
     let range = "10.8.0.0/16".parse().unwrap();
     let request = AllocateRequest {
         pool: PoolReference { name: "10.8.0.0-16".into(), must_exist: false, network: String::new(), range },
-        filter: AddressFilter { range: Range::between(range, None, None).unwrap(), exclude: Vec::new() },
+        filter: AddressFilter::new(Range::between(range, None, None).unwrap(), &[]),
         store: "10.8.0.0-16".into(),
         directory: "/var/lib/weft/ipam".into(),
         blocks: Vec::new(),

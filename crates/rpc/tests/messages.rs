@@ -205,10 +205,10 @@ fn allocate_request() -> impl Strategy<Value = AllocateRequest> {
             let range = "10.0.0.0/16".parse().unwrap();
             AllocateRequest {
                 pool: PoolReference { name: owner.clone(), must_exist: flag, network: claim.clone(), range },
-                filter: AddressFilter {
-                    range: Range::between(range, None, None).unwrap(),
-                    exclude: vec!["10.0.7.0/24".parse().unwrap()],
-                },
+                filter: AddressFilter::new(
+                    Range::between(range, None, None).unwrap(),
+                    &["10.0.7.0/24".parse().unwrap()],
+                ),
                 store: owner.clone(),
                 directory: claim.clone(),
                 blocks,

@@ -166,6 +166,44 @@ mod tests {
         }
     }
 
+    /// Returns the words of the commands of this program in the console blocks of a page. What follows a command in a pipe, or
+    /// redirects its output, is left out.
+    fn commands_of(page: &str) -> Vec<Vec<String>> {
+        let mut commands = Vec::new();
+        for command in page.lines().filter_map(|line| line.trim_start().strip_prefix("$ ")) {
+            let command = command.split(" # ").next().unwrap_or_default();
+            let pieces = command.split(['|', '>', '<']).flat_map(|piece| piece.split("&&"));
+            for piece in pieces.map(|piece| piece.replace('\'', "")) {
+                let words = piece.split_whitespace().map(str::to_owned);
+                let is_prefix = |word: &String| word == "sudo" || word.starts_with("OS_CLOUD=");
+                let words: Vec<String> = words.skip_while(is_prefix).collect();
+                if words.first().is_some_and(|word| word == "weft" || word == "bin/weft") {
+                    commands.push(words);
+                }
+            }
+        }
+        commands
+    }
+
+    #[test]
+    fn documents_name_commands_and_options_that_exist() {
+        let mut count = 0;
+        for directory in ["", "docs", "docs/plugins", "docs/design", "examples"] {
+            for entry in std::fs::read_dir(testkit::workspace().join(directory)).unwrap().flatten() {
+                let path = entry.path();
+                if path.extension().is_none_or(|extension| extension != "md") {
+                    continue;
+                }
+                for words in commands_of(&std::fs::read_to_string(&path).unwrap()) {
+                    count += 1;
+                    let parsed = Cli::try_parse_from(&words);
+                    assert!(parsed.is_ok(), "{}: {words:?}: {}", path.display(), parsed.unwrap_err());
+                }
+            }
+        }
+        assert!(count > 30, "only {count} commands were found");
+    }
+
     #[test]
     fn help_commands_and_options_are_documented() {
         let page = include_str!("../../../docs/commands.md");

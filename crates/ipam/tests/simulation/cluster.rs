@@ -156,7 +156,7 @@ impl Cluster {
             seed,
             shape,
             layout: PoolLayout::new(subnet, shape.bits),
-            filter: Arc::new(AddressFilter { range, exclude: Vec::new() }),
+            filter: Arc::new(AddressFilter::new(range, &[])),
             random: Random(
                 seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407),
             ),

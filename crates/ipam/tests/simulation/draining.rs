@@ -31,7 +31,7 @@ struct Node {
 impl Node {
     fn new() -> Node {
         let range = Range::between("10.0.0.0/16".parse().unwrap(), None, None).unwrap();
-        let filter = AddressFilter { range, exclude: Vec::new() };
+        let filter = AddressFilter::new(range, &[]);
         let (store, holders) = (AddressStore::new("b"), BTreeSet::new());
         Node { store, filter, now: 1_000_000, leased: 0, returned: 0, holders }
     }

@@ -29,11 +29,7 @@ impl World {
         let range = Range::between(subnet, end(first), end(last)).unwrap();
         let api = Api::new(1);
         api.server.lock().unwrap().trouble = 0;
-        World {
-            api,
-            filter: AddressFilter { range, exclude: Vec::new() },
-            layout: PoolLayout::new(subnet, 2),
-        }
+        World { api, filter: AddressFilter::new(range, &[]), layout: PoolLayout::new(subnet, 2) }
     }
 
     fn create(&self, net: &str, node: &str, released_at: u64) -> IpBlock {

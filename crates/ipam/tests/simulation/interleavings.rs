@@ -49,8 +49,7 @@ fn play(actions: [Action; 2], history: &[Step], is_held: bool) -> Played {
     let (server, store) = begin(actions, is_held);
     let (server, store) = (Arc::new(Mutex::new(server)), Arc::new(Mutex::new(store)));
     let subnet: IpNet = "10.0.0.0/29".parse().unwrap();
-    let filter =
-        Arc::new(AddressFilter { range: Range::between(subnet, None, None).unwrap(), exclude: Vec::new() });
+    let filter = Arc::new(AddressFilter::new(Range::between(subnet, None, None).unwrap(), &[]));
     let mut gates = Vec::new();
     let mut tasks: Vec<Task> = Vec::new();
     for (index, action) in actions.into_iter().enumerate() {

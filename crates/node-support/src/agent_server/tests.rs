@@ -51,7 +51,7 @@ fn allocation(operation: Operation) -> Request {
     let range = Range::between(subnet, None, None).unwrap();
     Request::AllocateBlocks(Box::new(AllocateRequest {
         pool: PoolReference { name: "p".into(), must_exist: true, network: String::new(), range: subnet },
-        filter: AddressFilter { range, exclude: Vec::new() },
+        filter: AddressFilter::new(range, &[]),
         store: "p".into(),
         directory: String::new(),
         blocks: Vec::new(),

@@ -139,7 +139,7 @@ mod tests {
         let range = "10.0.0.0/24".parse().unwrap();
         let request = AllocateRequest {
             pool: PoolReference { name: "p".into(), must_exist: false, network: String::new(), range },
-            filter: AddressFilter { range: Range::between(range, None, None).unwrap(), exclude: Vec::new() },
+            filter: AddressFilter::new(Range::between(range, None, None).unwrap(), &[]),
             store: "p".into(),
             directory: "/".into(),
             blocks: Vec::new(),

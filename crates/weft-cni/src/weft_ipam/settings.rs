@@ -360,7 +360,7 @@ impl IpamConf {
         })?;
         let exclude = self.excluded(&format!("{key}.exclude"), &conf.exclude, net)?;
         let gateway = range.gateway();
-        let filter = AddressFilter { range, exclude };
+        let filter = AddressFilter::new(range, &exclude);
         if filter.is_empty() {
             return Err(Error::key(format!("{key}.exclude"), &filter.range, "excludes every address"));
         }
@@ -506,7 +506,11 @@ fn assign(sets: &mut [Set], requests: Requests) -> Result<(), Error> {
                 ));
             }
             None if !set.pools.iter().any(|pool| pool.filter.admits(*ip)) => {
-                return Err(Error::key(key, ip, "excluded, or the gateway's address"));
+                return Err(Error::key(
+                    key,
+                    ip,
+                    "excluded, or the address of the gateway, of the network or of broadcasts",
+                ));
             }
             None => set.request = Some(request),
         }
