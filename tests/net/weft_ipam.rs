@@ -517,7 +517,10 @@ fn weft_ipam_bad_options_are_refused_and_change_nothing() {
             json!({ "range": "10.1.2.0/24", "range_start": "10.1.2.9", "range_end": "10.1.2.3" }),
             &["ipam.range_end", "10.1.2.3", "before"],
         ),
-        (json!({ "range": "10.1.2.0/29", "exclude": ["10.1.2.0/29"] }), &["ipam.exclude", "excludes every address"]),
+        (
+            json!({ "range": "10.1.2.0/29", "exclude": ["10.1.2.0/29"] }),
+            &["ipam.exclude", "excludes every address"],
+        ),
         (json!({ "range": "10.1.2.0/29", "exclude": ["x"] }), &["ipam.exclude[0]", "\"x\""]),
         (json!({ "range": "10.1.2.0/29", "gateway": "x" }), &["ipam.gateway", "\"x\""]),
         (json!({ "ipRanges": [{ "range": "10.1.0.0/16" }, { "range": "10.1.2.0/24" }] }), &["overlaps"]),
