@@ -85,7 +85,7 @@ fn network_api_fallback_network_follows_the_file_on_disk() {
     let proxy = proxy!();
     assert!(proxy.networks().is_empty());
     let why = proxy.ready().expect_err("there is no network");
-    assert!(why.contains("/etc/cni/net.d holds none"), "{why}");
+    assert!(why.contains("/etc/cni/net.d contains none"), "{why}");
     let error = proxy.cri().run_pod_sandbox(&proxy.node().pod("web", &[])).expect_err("no network");
     assert!(error.contains("no default network"), "{error}");
     let list = |subnet| cluster::bridge("admins", subnet).to_string();
@@ -169,7 +169,7 @@ fn network_api_network_in_use_is_kept_or_drained() {
         .cri()
         .run_pod_sandbox(&proxy.pod_on("db", &[("", "red")]))
         .expect_err("the network is draining");
-    assert!(error.contains("it is being removed"), "{error}");
+    assert!(error.contains("is being removed"), "{error}");
     let drains = || proxy.networks()["red"]["status"]["draining"].as_bool();
     assert_eq!(drains(), Some(true));
     // Setting the network again ends draining.

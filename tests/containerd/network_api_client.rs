@@ -132,11 +132,11 @@ fn network_api_client_generation_orders_writers_of_a_network() {
     assert_eq!(codes, [ok, refused, refused, ok, ok, refused, ok, ok, ok], "{answers:#?}");
     let message = |place: usize| answers[place]["message"].as_str().expect("a text");
     assert!(
-        message(1).starts_with("config.metadata.generation: 4: older than what is stored: 5"),
+        message(1).starts_with("config.metadata.generation: 4: older than the stored generation 5"),
         "{}",
         message(1)
     );
-    assert!(message(2).starts_with("config.metadata.generation: 5: is stored already"), "{}", message(2));
+    assert!(message(2).starts_with("config.metadata.generation: 5: is already stored"), "{}", message(2));
     assert!(message(5).contains("has uid \"a\", not \"b\""), "{}", message(5));
     let left = &answers[6]["reply"]["networks"][0]["config"]["metadata"];
     assert_eq!((&left["uid"], &left["generation"]), (&json!("a"), &json!(6)));
@@ -321,7 +321,7 @@ fn impossible_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str
         (on(json!([one("", "")])), "INVALID_ARGUMENT", "config.networks[0].network_name"),
         (on(json!([one("", "absent")])), "NOT_FOUND", "config.networks[0].network_name: \"absent\""),
         (on(json!([one("", "_fallback")])), "NOT_FOUND", "config.networks[0].network_name: _fallback"),
-        (on(json!([one("net1", "red")])), "INVALID_ARGUMENT", "none is attached as eth0"),
+        (on(json!([one("net1", "red")])), "INVALID_ARGUMENT", "no network is attached as eth0"),
         (
             on(json!([one("", "red"), one("lo", "blue")])),
             "INVALID_ARGUMENT",
@@ -335,7 +335,7 @@ fn impossible_sandboxes(proxy: &Proxy) -> Vec<(Value, &'static str, &'static str
         (
             on(json!([one("eth0", "red"), one("eth0", "blue")])),
             "INVALID_ARGUMENT",
-            "config.networks[1].interface_name: \"eth0\": is there twice",
+            "config.networks[1].interface_name: \"eth0\": is a duplicate",
         ),
         (
             on(json!([{ "network_name": "red", "parameters": { "bandwidth": "{}" } }])),

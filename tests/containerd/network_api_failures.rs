@@ -251,7 +251,7 @@ fn network_api_refuses_sandboxes_if_the_runtime_skips_the_proxy() {
         .cri()
         .run_pod_sandbox(&proxy.pod_on("web", &BOTH))
         .expect_err("the runtime does not call the proxy");
-    for word in ["called no list of weft cri-proxy", "conf_dir", "must be /etc/cni/weft"] {
+    for word in ["did not call the list of weft cri-proxy", "conf_dir", "to /etc/cni/weft"] {
         assert!(error.contains(word), "{word:?} is missing in: {error}");
     }
     assert_eq!(
@@ -263,7 +263,7 @@ fn network_api_refuses_sandboxes_if_the_runtime_skips_the_proxy() {
     let found = proxy.findings();
     assert!(found.iter().any(|finding| finding.contains("no sandbox gets blue, red")), "{found:?}");
     rig::machine::until("the proxy logs it", || {
-        proxy.log().contains("the runtime does not call the proxy").then_some(())
+        proxy.log().contains("runtime does not call the proxy").then_some(())
     });
     proxy.remove(&plain);
     // A runtime without a network is not ready, whatever the status of the proxy's networks.

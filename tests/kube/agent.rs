@@ -325,7 +325,7 @@ fn thin_node_plans_and_writes_status_without_an_agent() {
             .filter(|events| events.iter().any(|event| event.contains("from blue/net-a")))
     });
     let missing = agent.attachment(&sandbox, "missing", "").add(&config);
-    assert_refused("a pod that does not exist", &missing, 4, &["attached already"]);
+    assert_refused("a pod that does not exist", &missing, 4, &["already attached"]);
     agent.attachment(&sandbox, "web", &uid).del(&config).success();
     let missing = agent.attachment(&sandbox, "missing", "").add(&config);
     assert_refused("a pod that does not exist", &missing, 3, &["blue/missing", "not in the cluster"]);

@@ -422,7 +422,9 @@ fn agent_socket_serves_pods_despite_misbehaving_clients() {
     let other_user = ["setpriv", "--reuid=65534", "--clear-groups", "curl", "-s", "--max-time", "5"];
     let ask = ["--unix-socket", "/run/weft/agent.sock", "http://weft/"];
     let _ = agent.machine.attempt(other_user.into_iter().chain(ask));
-    until("the rejected connection is logged", || agent.log().contains("a stranger asked").then_some(()));
+    until("the rejected connection is logged", || {
+        agent.log().contains("rejected connection from another user").then_some(())
+    });
     assert!(agent.log().contains("uid=65534"), "{}", agent.log());
 }
 

@@ -512,7 +512,7 @@ fn ipamclaim_keeps_its_addresses_until_it_is_deleted() {
         conf["args"] = json!({ "cni": { "ipam-claim-reference": name } });
         nodes.attachment(&sandbox, container).call(verb, conf.to_string())
     };
-    assert_refused("none", &call("ADD", 0, "p0", "vm.net"), 11, &["ipamclaim blue/vm.net", "not there"]);
+    assert_refused("none", &call("ADD", 0, "p0", "vm.net"), 11, &["ipamclaim blue/vm.net", "not found"]);
     claim("vm.net", "eth0");
     claim("other.net", "net7");
     let words = ["ipamclaim blue/other.net", "spec.interface: net7", "eth0"];
@@ -584,7 +584,7 @@ fn invalid_block_object_is_reported_and_recovers() {
         others.insert(allocated(ended)[0].clone());
         None
     });
-    let words = [&object, "spec was edited and makes no sense"];
+    let words = [&object, "spec was edited and is invalid"];
     assert_refused("invalid", &refused.expect("a full pool"), 11, &words);
     let range = block["spec"]["range"].as_str().unwrap();
     let first = last_byte(range.split_once('/').unwrap().0);
@@ -608,10 +608,7 @@ fn invalid_block_object_is_reported_and_recovers() {
         };
         let event = events.iter().find(about)?.clone();
         assert_eq!(event["involvedObject"]["uid"], block["metadata"]["uid"], "{event}");
-        assert!(
-            event["type"] == "Warning" && event["message"].as_str()?.contains("makes no sense"),
-            "{event}"
-        );
+        assert!(event["type"] == "Warning" && event["message"].as_str()?.contains("is invalid"), "{event}");
         Some(())
     });
     patch(&json!(null));

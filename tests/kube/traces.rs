@@ -279,7 +279,7 @@ fn trace_collector_unreachable_or_refusing_is_logged_once() {
     receive(&agent, &receiver, "refuse");
     work(&agent, "refused", 3);
     until("more are lost", || (failed() > lost).then_some(()));
-    let warned = |log: &str| log.matches("traces cannot be exported").count();
+    let warned = |log: &str| log.matches("failed to export traces").count();
     assert_eq!(warned(&agent.log()), 1, "{}", agent.log());
     agent.machine.stop(COLLECTOR, "TERM");
     receive(&agent, &receiver, "take");

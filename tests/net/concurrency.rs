@@ -36,7 +36,7 @@ fn concurrency_of_two_adds_of_a_sandbox_refuses_one() {
     let both = together(&[(&weft, "ADD", &config), (&weft, "ADD", &config)]);
     let refused: Vec<&Finished> = both.iter().filter(|finished| finished.code != Some(0)).collect();
     assert_eq!(refused.len(), 1, "{both:?}");
-    assert!(refusal(refused[0]).1.contains("attached already"), "{}", refused[0]);
+    assert!(refusal(refused[0]).1.contains("already attached"), "{}", refused[0]);
     assert_eq!(cluster.order(), ["ADD eth0", "ADD net1"]);
 }
 
@@ -102,7 +102,7 @@ fn concurrency_sandbox_lock_works_while_its_file_is_recreated() {
         let calls = [(&weft, "ADD", &config), (&weft, "DEL", &config)];
         let all = together(&[calls, calls, calls, calls].concat());
         for finished in all.iter().filter(|finished| finished.code != Some(0)) {
-            assert!(refusal(finished).1.contains("attached already"), "{finished}");
+            assert!(refusal(finished).1.contains("already attached"), "{finished}");
         }
     }
     weft.del(&config).success();

@@ -298,7 +298,7 @@ fn journal_call_for_another_interface_changes_nothing() {
     let checked = with(&config, &json!({ "prevResult": result }));
     let mut other = cluster.attachment(&pod);
     other.ifname = "eth7".to_owned();
-    assert_refused("attached", &other.add(&config), 4, &["is attached already"]);
+    assert_refused("attached", &other.add(&config), 4, &["is already attached"]);
     // A runtime calls DEL after an ADD that failed.
     other.del(&config).success();
     assert_refused("another", &other.check(&checked), 3, &["is attached as eth0, not as eth7"]);

@@ -499,7 +499,7 @@ fn attached_sandbox_is_not_attached_again() {
     let config = configuration(&bridge("default", 1));
     let result = weft.add(&config).success().json();
     let (before, inside) = (host.snapshot(), pod.snapshot());
-    assert_refused("S18", &weft.add(&config), 4, &["attached already", "DEL"]);
+    assert_refused("S18", &weft.add(&config), 4, &["already attached", "DEL"]);
     assert_nothing_left("S18", &host, &before);
     assert_pod_unchanged("S18", &pod, &inside);
     weft.check(&with(&config, &json!({ "prevResult": result }))).success();
@@ -704,7 +704,7 @@ fn readiness_file_delays_add_and_not_del() {
     assert_eq!(steps(&cluster.calls()), ["one eth0", "two net1"]);
     host.run(["rm", "/run/cni/ready"]);
     let ended = weft.del(&config);
-    assert!(ended.stderr.contains("/run/cni/ready is not there; detaching from the journal"), "{ended}");
+    assert!(ended.stderr.contains("/run/cni/ready does not exist; detaching from the journal"), "{ended}");
     ended.success();
     assert_eq!(steps(&cluster.calls()), ["two net1", "one eth0"]);
 }

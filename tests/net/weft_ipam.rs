@@ -517,7 +517,10 @@ fn weft_ipam_bad_options_are_refused_and_change_nothing() {
             json!({ "range": "10.1.2.0/24", "range_start": "10.1.2.9", "range_end": "10.1.2.3" }),
             &["ipam.range_end", "10.1.2.3", "before"],
         ),
-        (json!({ "range": "10.1.2.0/29", "exclude": ["10.1.2.0/29"] }), &["ipam.exclude", "nothing is left"]),
+        (
+            json!({ "range": "10.1.2.0/29", "exclude": ["10.1.2.0/29"] }),
+            &["ipam.exclude", "excludes every address"],
+        ),
         (json!({ "range": "10.1.2.0/29", "exclude": ["x"] }), &["ipam.exclude[0]", "\"x\""]),
         (json!({ "range": "10.1.2.0/29", "gateway": "x" }), &["ipam.gateway", "\"x\""]),
         (json!({ "ipRanges": [{ "range": "10.1.0.0/16" }, { "range": "10.1.2.0/24" }] }), &["overlaps"]),
@@ -613,11 +616,8 @@ fn weft_ipam_foreign_file_in_place_of_address_store_is_kept() {
     host.write(format!("{PLACE}/ledger"), "kept for the printer");
     for verb in ["ADD", "CHECK"] {
         let refused = container(&host, &pod, "c1").call(verb, small().to_string());
-        let words = [
-            PLACE,
-            "not an address store of this version",
-            "put back what it was, or move its directory away",
-        ];
+        let words =
+            [PLACE, "not an address store of this version", "restore the file, or remove its directory"];
         assert_refused(verb, &refused, 7, &words);
     }
     assert_refused("STATUS", &container(&host, &pod, "c1").call("STATUS", small().to_string()), 50, &[PLACE]);
@@ -639,7 +639,7 @@ fn weft_ipam_invalid_address_store_does_not_block_del() {
         ("printf '\\143' | dd of=STORE bs=1 seek=2048 conv=notrunc status=none", "block 0 is invalid"),
         ("printf '\\144' | dd of=STORE bs=1 seek=2050 conv=notrunc status=none", "block 0 is invalid"),
         ("truncate -s 128 STORE", "truncated: 0 of 1 groups of 16 blocks are present"),
-        ("truncate -s 0 STORE", "empty, though addresses were given from it"),
+        ("truncate -s 0 STORE", "empty, though addresses were allocated from it"),
         ("rm STORE; mkdir STORE", "is a directory"),
     ];
     for (at, (damage, why)) in damages.into_iter().enumerate() {
@@ -675,7 +675,7 @@ fn weft_ipam_invalid_address_store_does_not_block_del() {
         "moved",
         &container(&host, &pod, "n").add(&small()),
         7,
-        &["empty, though addresses were given"],
+        &["empty, though addresses were allocated"],
     );
     shell("rm STORE");
     host.run(["rm", "-r", PLACE]);

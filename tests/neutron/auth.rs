@@ -55,7 +55,7 @@ fn keystone_auth_methods_work_and_expired_token_is_renewed() {
     // A controller with unknown credentials keeps retrying, logs the reason, and logs no secret.
     cluster.start_controller_as("bad", &["OS_CLOUD=bad", &clouds], &[]);
     let log = eventually("a refusal", || {
-        Some(cluster.machine.log("bad")).filter(|log| log.contains("the credentials are not taken"))
+        Some(cluster.machine.log("bad")).filter(|log| log.contains("credentials rejected"))
     });
     assert!(cluster.machine.is_running("bad") && !log.contains("wrong"), "{log}");
 }

@@ -99,7 +99,7 @@ fn neutron_outage_and_quota_are_retried_until_ports_exist() {
     // Neutron accepts the connection and does not answer.
     neutron.signal("STOP");
     cluster.pod(BOUND, "slow", "net-a");
-    cluster.wait_for_event("slow", &["NeutronUnreachable", "no answer within 10 s"]);
+    cluster.wait_for_event("slow", &["NeutronUnreachable", "no response within 10 s"]);
     neutron.signal("CONT");
     assert_eq!(cluster.wait_for_vifs("slow").len(), 1);
     // A port whose creation was begun before the timeout is reused, not created twice.

@@ -1,12 +1,12 @@
-//! Clients that name the socket's path as `:authority`, which HTTP/2's libraries refuse: it is respelled before one sees it.
+//! Rewriting of the `:authority` header of clients that send the socket's path, which HTTP/2 libraries refuse.
 //!
-//! gRPC's libraries in C++, Python and Java do so on a unix socket, and kubelets before 1.26. A runtime does not look at it.
+//! gRPC's libraries in C++, Python and Java send the path on a Unix socket, and so do kubelets before 1.26. A runtime ignores
+//! the header.
 //!
-//! Rules:
-//! - only what cannot be an authority is changed, into as many bytes: the table of headers that both sides keep is counted in
-//!   them (RFC 7541, 4.1);
-//! - what is not understood passes as it is: who reads it next says what is wrong with it;
-//! - no more than one frame of headers is held.
+//! - Only an invalid authority is changed, into a value of the same length: the header tables of both sides count its bytes
+//!   (RFC 7541, 4.1).
+//! - Bytes that cannot be parsed pass unchanged: the HTTP/2 library reports the error.
+//! - At most one HEADERS frame is buffered.
 //!
 //! Source: RFC 9113, 4.1, 6.2, 8.3.1; RFC 7541, 5 and 6.
 
@@ -18,54 +18,54 @@ use std::task::{Context, Poll, ready};
 use hyper::http::uri::Authority;
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// What a client says first.
+/// Length of the client's connection preface.
 const PREFACE: usize = 24;
-/// The head of a frame: length, kind, flags, stream.
+/// Length of a frame header: length, type, flags, stream.
 const HEAD: usize = 9;
-/// The largest frame that we let a client send.
+/// Largest frame that a client may send.
 const FRAME_MAX: usize = 16 << 10;
-/// The kind of frame that begins a request.
+/// Type of the frame that begins a request.
 const HEADERS: u8 = 1;
 const PADDED: u8 = 0x08;
 const PRIORITY: u8 = 0x20;
-/// What is read at a time.
+/// Number of bytes that are read at a time.
 const READ_MAX: usize = 8 << 10;
-/// `:authority` in the table that everybody knows, and by its name.
+/// Index of `:authority` in the static table, and its name.
 const INDEX: usize = 1;
 const NAME: &[u8] = b":authority";
 
-/// What a client says, respelled.
+/// Stream of a client with rewritten authorities.
 pub(crate) struct RewrittenAuthority<R> {
     inner: R,
     input: Box<[u8]>,
-    speller: Speller,
+    rewriter: FrameRewriter,
     output: Vec<u8>,
-    /// So much of `output` has been read.
+    /// Number of bytes of `output` that have been read.
     read: usize,
 }
 
-/// Where in the stream of frames we are.
-struct Speller {
+/// Parser of a stream of frames.
+struct FrameRewriter {
     held: Vec<u8>,
     expected: Expected,
 }
 
-/// So many bytes…
+/// Number of bytes and their handling.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
-    /// … that pass as they are.
+    /// They pass unchanged.
     Passing(usize),
-    /// … that are gathered: a head, or a head and the headers behind it.
+    /// They are buffered: a frame header, or a complete HEADERS frame.
     Whole(usize),
 }
 
 // === impl RewrittenAuthority ===
 
 impl<R> RewrittenAuthority<R> {
-    /// What is read from `inner`, from the beginning of a connection.
+    /// Returns the rewritten stream of `inner`, from the beginning of a connection.
     pub(crate) fn of(inner: R) -> RewrittenAuthority<R> {
-        let speller = Speller { held: Vec::new(), expected: Expected::Passing(PREFACE) };
-        RewrittenAuthority { inner, input: vec![0; READ_MAX].into(), speller, output: Vec::new(), read: 0 }
+        let rewriter = FrameRewriter { held: Vec::new(), expected: Expected::Passing(PREFACE) };
+        RewrittenAuthority { inner, input: vec![0; READ_MAX].into(), rewriter, output: Vec::new(), read: 0 }
     }
 }
 
@@ -82,11 +82,11 @@ impl<R: AsyncRead + Unpin> AsyncRead for RewrittenAuthority<R> {
             let mut input = ReadBuf::new(&mut this.input);
             ready!(Pin::new(&mut this.inner).poll_read(context, &mut input))?;
             if input.filled().is_empty() {
-                // A frame that was cut off is somebody else's to judge; nothing, if there is none.
-                this.output.append(&mut this.speller.held);
+                // At the end of the stream an incomplete frame passes unchanged.
+                this.output.append(&mut this.rewriter.held);
                 break;
             }
-            this.speller.push(input.filled(), &mut this.output);
+            this.rewriter.push(input.filled(), &mut this.output);
         }
         let rest = &this.output[this.read..];
         let part = &rest[..rest.len().min(buffer.remaining())];
@@ -96,9 +96,9 @@ impl<R: AsyncRead + Unpin> AsyncRead for RewrittenAuthority<R> {
     }
 }
 
-// === impl Speller ===
+// === impl FrameRewriter ===
 
-impl Speller {
+impl FrameRewriter {
     fn push(&mut self, mut input: &[u8], output: &mut Vec<u8>) {
         while !input.is_empty() {
             match self.expected {
@@ -127,7 +127,7 @@ impl Speller {
         };
     }
 
-    /// Passes what was gathered, or goes on gathering.
+    /// Passes the buffered bytes on, or continues to buffer a frame.
     fn pass(&mut self, output: &mut Vec<u8>) {
         let [high, middle, low, kind, ..] = self.held[..] else { return };
         let length = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
@@ -136,7 +136,7 @@ impl Speller {
             self.expected = Expected::Whole(HEAD + length);
             return;
         }
-        match if is_head { None } else { respelled(&self.held) } {
+        match if is_head { None } else { rewritten(&self.held) } {
             Some(frame) => output.extend(frame),
             None => output.extend_from_slice(&self.held),
         }
@@ -145,21 +145,21 @@ impl Speller {
     }
 }
 
-/// The frame with an authority that can be one; nothing, if it has one already, or none, or is none of ours to judge.
-fn respelled(frame: &[u8]) -> Option<Vec<u8>> {
+/// Returns the frame with a valid authority; `None` if it needs no change or cannot be parsed.
+fn rewritten(frame: &[u8]) -> Option<Vec<u8>> {
     let (head, payload) = frame.split_at_checked(HEAD)?;
     let flags = head[4];
     let padding = if flags & PADDED == 0 { 0 } else { usize::from(*payload.first()?) };
     let start = usize::from(flags & PADDED != 0) + if flags & PRIORITY == 0 { 0 } else { 5 };
     let end = payload.len().checked_sub(padding)?;
-    let (place, said) = authority(payload.get(start..end)?)?;
-    if said.is_empty() || Authority::try_from(said.as_slice()).is_ok() {
+    let (place, value) = authority(payload.get(start..end)?)?;
+    if value.is_empty() || Authority::try_from(value.as_slice()).is_ok() {
         return None;
     }
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
-    let mut text = Vec::with_capacity(said.len() + 4);
-    put_length(said.len(), &mut text);
-    text.extend(said.iter().map(|byte| if is_plain(byte) { *byte } else { b'-' }));
+    let mut text = Vec::with_capacity(value.len() + 4);
+    put_length(value.len(), &mut text);
+    text.extend(value.iter().map(|byte| if is_plain(byte) { *byte } else { b'-' }));
 
     let length = payload.len() - place.len() + text.len();
     if length > FRAME_MAX {
@@ -174,12 +174,12 @@ fn respelled(frame: &[u8]) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-/// Where in a block of headers the authority is written out, and what it says; nothing, if it is not.
+/// Returns the position and the value of a literal authority in a header block; `None` if there is none.
 fn authority(block: &[u8]) -> Option<(Range<usize>, Vec<u8>)> {
     let mut at = 0;
     while let Some(first) = block.get(at) {
         match first {
-            // Both are in a table, or a table's size.
+            // An indexed header, or a change of the table's size.
             0x80.. => drop(integer(block, &mut at, 7)?),
             0x20..0x40 => drop(integer(block, &mut at, 5)?),
             _ => {
@@ -198,7 +198,7 @@ fn authority(block: &[u8]) -> Option<(Range<usize>, Vec<u8>)> {
     None
 }
 
-/// A number whose first byte has so many bits for it.
+/// Reads an integer with a prefix of `bits` bits.
 fn integer(block: &[u8], at: &mut usize, bits: u32) -> Option<usize> {
     let mut next = || {
         let byte = usize::from(*block.get(*at)?);
@@ -217,11 +217,11 @@ fn integer(block: &[u8], at: &mut usize, bits: u32) -> Option<usize> {
             return Some(number);
         }
     }
-    // Longer than any frame.
+    // The number exceeds any frame.
     None
 }
 
-/// A text as it is written: whether by Huffman's code, and its bytes.
+/// Reads a string: whether it is Huffman coded, and its bytes.
 fn string<'a>(block: &'a [u8], at: &mut usize) -> Option<(bool, &'a [u8])> {
     let is_coded = block.get(*at)? & 0x80 != 0;
     let length = integer(block, at, 7)?;
@@ -239,7 +239,7 @@ fn text((is_coded, bytes): (bool, &[u8])) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// The length of a text that is written as it is.
+/// Writes the length of a string that is not Huffman coded.
 fn put_length(length: usize, output: &mut Vec<u8>) {
     let Some(mut rest) = length.checked_sub(0x7f) else {
         output.push(length.to_le_bytes()[0]);
@@ -282,17 +282,17 @@ mod tests {
         [&[high, middle, low, kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// What comes out of a connection's beginning with `frames` behind it, by so many bytes at a time.
+    /// Returns the output for a connection preface followed by `frames`, received `step` bytes at a time.
     fn passed(frames: &[u8], step: usize) -> Vec<u8> {
-        let said = [&[b'P'; PREFACE], frames].concat();
-        let mut speller = Speller { held: Vec::new(), expected: Expected::Passing(PREFACE) };
+        let received = [&[b'P'; PREFACE], frames].concat();
+        let mut rewriter = FrameRewriter { held: Vec::new(), expected: Expected::Passing(PREFACE) };
         let mut output = Vec::new();
-        said.chunks(step).for_each(|part| speller.push(part, &mut output));
-        output.append(&mut speller.held);
+        received.chunks(step).for_each(|part| rewriter.push(part, &mut output));
+        output.append(&mut rewriter.held);
         output.split_off(PREFACE)
     }
 
-    /// A request's block: POST, http, a path in no table, the authority as it is given, a header behind it.
+    /// Returns the header block of a request: POST, http, a literal path, this authority, and another header.
     fn block(authority: &[u8]) -> Vec<u8> {
         let path = [&[0x44], &plain(b"/runtime.v1.RuntimeService/Version")[..]].concat();
         let behind = [&[0x40], &plain(b"te")[..], &coded(b"trailers")].concat();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_as_authority_becomes_one_of_the_same_length_however_it_is_written() {
+    fn authority_with_a_path_is_rewritten_to_the_same_length() {
         let wanted = |head: &[u8]| block(&[head, &plain(LEGAL.as_bytes())].concat());
         let by_name = |name: Vec<u8>| [vec![0x40], name].concat();
         let (data, ping) = (frame(0, 1, b"\0\0\0\0\0"), frame(6, 0, &[7; 8]));
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_path_keeps_its_length() {
+    fn authority_with_a_long_path_keeps_its_length() {
         let path = format!("/{}", "a".repeat(299));
         let request = block(&[&[0x41], &coded(path.as_bytes())[..]].concat());
         let wanted = block(&[&[0x41], &plain(format!("-{}", &path[1..]).as_bytes())[..]].concat());
@@ -328,14 +328,14 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_an_authority_or_is_none_passes_as_it_is() {
+    fn authority_that_is_valid_or_missing_passes_unchanged() {
         for authority in ["localhost", "[::1]:80", "unix", ""] {
             let frame = frame(HEADERS, 4, &block(&[&[0x41], &coded(authority.as_bytes())[..]].concat()));
             assert_eq!(passed(&frame, 5), frame, "{authority}");
         }
         let other = frame(HEADERS, 4, &block(&[&[0x44], &plain(PATH.as_bytes())[..]].concat()));
         assert_eq!(passed(&other, 5), other);
-        // Of a frame that is longer than one may be, or that grows so long, nothing is held or changed.
+        // A frame above the limit, or one that would exceed it, is neither buffered nor changed.
         let long = frame(HEADERS, 4, &[&[0x41], &plain(&[b'/'; FRAME_MAX])[..]].concat());
         assert_eq!(passed(&long, 4096), long);
         let grows = frame(HEADERS, 4, &[&[0x41], &coded(&[b'/'; FRAME_MAX])[..]].concat());
@@ -344,9 +344,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_pass_at_any_pace(said in prop::collection::vec(any::<u8>(), 0..300), step in 1usize..40) {
-            prop_assert_eq!(passed(&said, step), passed(&said, 4096));
-            let framed = frame(HEADERS, 4, &said);
+        fn authority_rewriting_accepts_any_bytes_at_any_pace(sent in prop::collection::vec(any::<u8>(), 0..300), step in 1usize..40) {
+            prop_assert_eq!(passed(&sent, step), passed(&sent, 4096));
+            let framed = frame(HEADERS, 4, &sent);
             prop_assert_eq!(passed(&framed, step).len() >= HEAD, true);
             prop_assert_eq!(passed(&framed, step), passed(&framed, 4096));
         }

@@ -1,7 +1,8 @@
-//! The container runtime behind the proxy: one HTTP/2 connection for each client of ours, made when it is needed.
+//! Connection to the container runtime: one HTTP/2 connection for each client of the proxy, opened on demand.
 //!
-//! Rules: a client that stalls stalls its own connection and nobody else's; a runtime that is away is UNAVAILABLE, and
-//! is tried again with the next call; a call is tried twice only if the first attempt certainly did not leave.
+//! - A client that stalls delays its own connection and no other.
+//! - A runtime that is away is UNAVAILABLE, and is tried again with the next call.
+//! - A call is repeated only if its first attempt was certainly not sent.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,21 +19,21 @@ use tracing::debug;
 
 use cri::unix_service::with_sources;
 
-/// Why a body ended early.
+/// Error of a body that ended early.
 pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
-/// A body on its way through.
+/// Body of a forwarded request or response.
 pub(crate) type Body = UnsyncBoxBody<Bytes, Cause>;
 
-/// What a call may have in flight, in bytes.
+/// Flow-control window of a call, in bytes.
 pub(crate) const STREAM_WINDOW: u32 = 256 << 10;
-/// What a connection may have in flight, in bytes.
+/// Flow-control window of a connection, in bytes.
 pub(crate) const CONNECTION_WINDOW: u32 = 1 << 20;
-/// Largest headers, in bytes.
+/// Largest size of headers, in bytes.
 pub(crate) const HEADERS_MAX: u32 = 64 << 10;
-/// The host of a call that names none; a unix socket has none, and the runtime does not look.
+/// Host of a call without one; the runtime ignores it.
 const HOST: &str = "localhost";
 
-/// One client's way to the runtime.
+/// Connection of one client to the runtime.
 #[derive(Debug)]
 pub(crate) struct Backend {
     socket: Arc<PathBuf>,
@@ -40,15 +41,15 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    /// To the runtime that listens at `socket`; nothing is opened yet.
+    /// Returns a connection to the runtime's socket; it is not opened yet.
     pub(crate) fn at(socket: Arc<PathBuf>) -> Backend {
         Backend { socket, connection: Mutex::new(None) }
     }
 
-    /// Makes a call.
+    /// Sends a call.
     ///
     /// # Errors
-    /// UNAVAILABLE: the runtime is away, or went away.
+    /// UNAVAILABLE: the runtime cannot be reached, or the connection was lost.
     pub(crate) async fn call(&self, mut request: Request<Body>) -> Result<Response<Incoming>, Status> {
         address(&mut request);
         let mut connection = self.connection().await?;
@@ -56,7 +57,7 @@ impl Backend {
             Ok(answer) => return Ok(answer),
             Err(refused) => refused,
         };
-        // The runtime may have been restarted since the last call: this one never left.
+        // The runtime may have been restarted since the last call: this call was not sent.
         let Some(request) = refused.take_message() else { return Err(self.away(refused.error())) };
         self.connection.lock().await.take();
         let mut connection = self.connection().await?;
@@ -78,7 +79,7 @@ impl Backend {
         let (sender, connection) = opened.map_err(|cause| self.away(&cause))?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                debug!(%error, "a connection to the runtime ended");
+                debug!(%error, "connection to the runtime ended");
             }
         });
         *known = Some(sender.clone());
@@ -90,7 +91,7 @@ impl Backend {
     }
 }
 
-/// HTTP/2 wants a host; what a client said is kept.
+/// Adds a host, which HTTP/2 requires, if the client sent none.
 fn address(request: &mut Request<Body>) {
     if request.uri().authority().is_some() {
         return;

@@ -1,7 +1,7 @@
-//! A body of which each message is edited on its way to a client; of a stream as of a single answer.
+//! Body of a response whose messages are edited on their way to a client, for streams and single responses.
 //!
-//! Rules: a message that cannot be understood passes as it is; trailers come last, as they came; no message larger than
-//! the runtime's own is gathered.
+//! A message that cannot be decoded passes unchanged. Trailers follow last, unchanged. No message larger than the runtime's
+//! own limit is buffered.
 //!
 //! Source: gRPC over HTTP/2, «Length-Prefixed-Message».
 
@@ -17,15 +17,15 @@ use tonic::codegen::http::HeaderMap;
 use super::backend::{Body, Cause};
 use super::relay::{self, Relayed};
 
-/// Largest message that is edited, in bytes: as large as the runtime's own.
+/// Largest message that is edited, in bytes: the runtime's own limit.
 pub(crate) const MESSAGE_MAX: usize = 16 << 20;
-/// What stands before a message: whether it is compressed, and its length.
+/// Length of the prefix of a message: a flag for compression, and the length.
 pub(crate) const PREFIX: usize = 5;
 
-/// What becomes of a message; nothing: it stays as it is.
+/// Edit of a message; `None` leaves it unchanged.
 pub(crate) type Edit = Box<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send>;
 
-/// A body of which each message is edited.
+/// Returns a body in which each message is edited.
 pub(crate) fn edited(body: Incoming, edit: Edit) -> Body {
     let inner = Relayed::of(body);
     Edited { inner, held: BytesMut::new(), edit, trailers: None, ended: false }.boxed_unsync()
@@ -39,13 +39,13 @@ struct Edited {
     ended: bool,
 }
 
-/// What is at the beginning of what was received.
+/// State of the buffer.
 enum Head {
-    /// A whole message with its prefix, of so many bytes.
+    /// A complete message of this many bytes, with its prefix.
     Message(usize),
-    /// Less than one.
+    /// An incomplete message.
     Part,
-    /// One that is too large.
+    /// A message above the limit.
     TooLarge,
 }
 
@@ -60,7 +60,7 @@ impl Edited {
         }
     }
 
-    /// The next message, edited.
+    /// Returns the next message, edited.
     fn message(&mut self, length: usize) -> Bytes {
         let message = self.held.split_to(length).freeze();
         let compressed = message.first() != Some(&0);
@@ -84,7 +84,7 @@ impl HttpBody for Edited {
                     self.ended = true;
                     self.held.clear();
                     let status = Status::resource_exhausted(format!(
-                        "the runtime's message is larger than {MESSAGE_MAX} bytes"
+                        "the message of the runtime is larger than {MESSAGE_MAX} bytes"
                     ));
                     return Poll::Ready(Some(Ok(Frame::trailers(relay::trailers(&status)))));
                 }
@@ -108,13 +108,13 @@ impl HttpBody for Edited {
         }
     }
 
-    /// True at once for an answer that is an error without a message, which a client of Go insists on.
+    /// True at once for an error without a message: Go clients require the flag on its headers.
     fn is_end_stream(&self) -> bool {
         self.held.is_empty() && self.trailers.is_none() && (self.ended || self.inner.is_end_stream())
     }
 }
 
-/// A message with its prefix; nothing if it is too long for one.
+/// Returns a message with its prefix; `None` if it is too long.
 pub(crate) fn framed(message: &[u8]) -> Option<Bytes> {
     let length = u32::try_from(message.len()).ok()?;
     let mut bytes = Vec::with_capacity(PREFIX + message.len());

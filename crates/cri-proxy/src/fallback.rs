@@ -1,44 +1,44 @@
-//! The network of the CNI configurations on disk, `_fallback`: what a runtime would take by itself.
+//! Network `_fallback` of the CNI configurations on disk: the one that a runtime would use itself.
 //!
-//! Rules: it is read when it is asked for, so that nothing about it is ever old, however the file came there; the file
-//! whose name sorts first counts, and one that is broken is a fault and not passed over, as runtimes have it; lists of
-//! the meta-plugin are passed over, for they lead back here.
+//! - It is read on each use, so it is never stale.
+//! - The first file by name counts. As in runtimes, an invalid first file is an error and not skipped.
+//! - Lists of the meta-plugin are skipped, because they lead back to the proxy.
 
 use std::path::{Path, PathBuf};
 
 use cni::network::{Network, plugin_type};
 use cni::runtime::load::Directory;
 
-/// What the meta-plugin is called in a list.
-const OURSELVES: &str = "weft";
+/// Type of the meta-plugin in a list.
+const META_PLUGIN: &str = "weft";
 
-/// A directory of configurations.
+/// Directory of configurations.
 #[derive(Clone, Debug)]
 pub(crate) struct Fallback(PathBuf);
 
-/// What is there.
+/// Network on disk.
 #[derive(Clone, Debug)]
 pub(crate) enum OnDisk {
-    /// Nothing.
+    /// No file.
     Absent,
-    /// A file that is none, and why.
+    /// An invalid file, with the reason.
     Broken(String),
-    /// This.
+    /// A network.
     Found(Box<Network>),
 }
 
 impl Fallback {
-    /// The one of this directory.
+    /// Returns the fallback of a directory.
     pub(crate) fn of(directory: &Path) -> Fallback {
         Fallback(directory.to_owned())
     }
 
-    /// Where it is.
+    /// Returns the directory.
     pub(crate) fn directory(&self) -> &Path {
         &self.0
     }
 
-    /// What is there now.
+    /// Reads the network that is on disk now.
     pub(crate) fn read(&self) -> OnDisk {
         let Directory { networks, faults } = match Directory::of_runtime(&self.0) {
             Ok(directory) => directory,
@@ -64,7 +64,7 @@ fn broken_file(path: &Path, error: &cni::Error) -> OnDisk {
 
 fn is_ours(network: &Network) -> bool {
     let first = network.plugins.first().and_then(|plugin| plugin_type(plugin).ok());
-    first.is_some_and(|plugin| plugin.as_str() == OURSELVES)
+    first.is_some_and(|plugin| plugin.as_str() == META_PLUGIN)
 }
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_what_a_runtime_would_take_by_itself() {
+    fn fallback_is_the_network_that_a_runtime_would_use() {
         let directory = std::env::temp_dir().join(format!("weft-fallback-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let list = |name: &str| {

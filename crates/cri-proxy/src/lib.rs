@@ -1,15 +1,17 @@
-//! `weft cri-proxy`: the CRI Network API, before a container runtime that does not know it.
+//! `weft cri-proxy`: adds the CRI Network API to a container runtime that does not implement it.
 //!
 //! ```text
-//!   kubelet, weft network, … ──► door ──► calls ──┬─► backend ──► containerd, CRI-O ── CNI ──► weft-cni
-//!                                                 └─► networks (store, fallback)                  │
-//!                                     plan ◄── planner ◄────────────────── question ──────────────┘
+//!   kubelet, weft network, … ──► server ──► calls ──┬─► backend ──► containerd, CRI-O ── CNI ──► weft-cni
+//!                                                   └─► networks (store, fallback)                  │
+//!                                       plan ◄── request handler ◄───────── plan request ───────────┘
 //! ```
 //!
-//! Rules: what is not ours is forwarded at the level of HTTP/2, bytes untouched, so that calls and fields of newer
-//! releases pass; the proxy may be up before the runtime, and outlives it; it keeps nothing in memory that matters.
+//! - Calls that the proxy does not know are forwarded at the level of HTTP/2, byte for byte, so that calls and fields of
+//!   newer releases pass.
+//! - The proxy may start before the runtime, and continues when the runtime restarts.
+//! - It keeps no essential state in memory.
 //!
-//! Source: CRI `runtime.v1`; «CRI Network API», the proposal; docs/cri-networks.md.
+//! Source: CRI `runtime.v1`; the proposal «CRI Network API»; docs/cri-networks.md.
 
 #![forbid(unsafe_code)]
 
@@ -48,7 +50,7 @@ use crate::lock::ProxyLock;
 use crate::network_condition::NetworkConditions;
 use crate::network_store::Store;
 use crate::request_handler::Planner;
-use calls::{Calls, Owner};
+use calls::{Calls, NetworkOwner};
 use cli_support::background::BackgroundTasks;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::logging::Log;
@@ -67,7 +69,7 @@ use plugins::Plugins;
 /// Path to the socket for plan requests of the meta-plugin.
 const PLAN_SOCKET: &str = "/run/weft/networks.sock";
 
-/// What `weft cri-proxy` is told.
+/// Options of `weft cri-proxy`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
@@ -115,20 +117,20 @@ pub struct Arguments {
     log: Log,
 }
 
-/// Does it, until SIGTERM or SIGINT.
+/// Runs the proxy until SIGTERM or SIGINT.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.log.start()?;
     raise_descriptors();
     cli_support::async_runtime::runtime()?.block_on(work(arguments))
 }
 
-/// As many descriptors as this process may have: a client takes two, and what starts services gives them few.
+/// Raises the limit of open files to its maximum: each client takes two, and service managers allow few.
 fn raise_descriptors() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
     {
-        warn!(%error, "the limit of open files stays as it is");
+        warn!(%error, "failed to raise the limit of open files");
     }
 }
 
@@ -136,19 +138,19 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { listen, runtime, runtime_networks, journal: directory, plan_socket, agent, .. } =
         arguments;
     let grace = Duration::from_secs(arguments.orphan_grace);
-    let _claim = ProxyLock::of(&[("--journal", directory), ("--store", &arguments.store)])?;
-    refuse_living(&[("--listen", listen), ("--plan-socket", plan_socket)])?;
+    let _lock = ProxyLock::of(&[("--journal", directory), ("--store", &arguments.store)])?;
+    refuse_sockets_in_use(&[("--listen", listen), ("--plan-socket", plan_socket)])?;
     let entries = directory.join(record::ENTRIES);
     let journal = Journal::at(&entries);
     let networks = Arc::new(networks(arguments, &journal)?);
     let sandboxes = Arc::new(Sandboxes::of(&entries));
     let background = BackgroundTasks::default();
     background.begin("the journal", follow(Arc::clone(&sandboxes), Arc::clone(&networks)));
-    let questions = AgentServer::bind(plan_socket)?;
+    let plan_server = AgentServer::bind(plan_socket)?;
     let listener = Listener::bind(listen)?;
     let owner = owner(runtime_networks.as_deref(), arguments)?;
     let known = Arc::new(RuntimeSandboxes::default());
-    if let Owner::Ours(directory) = &owner {
+    if let NetworkOwner::Proxy(directory) = &owner {
         let followed = runtime_sandboxes::follow(runtime.clone(), grace, Arc::clone(&known));
         background.begin("the runtime's sandboxes", followed);
         background.begin("the runtime's list", runtime_network::follow(runtime.clone(), directory.clone()));
@@ -162,10 +164,10 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     });
     let conditions = Arc::new(NetworkConditions::of(networks, sandboxes));
     let calls = Arc::new(Calls { conditions, journal, owner, room: unary_message::room() });
-    info!(listen = %listen.display(), runtime = %runtime.display(), ?runtime_networks, "started");
+    info!(listen = %listen.display(), runtime = %runtime.display(), ?runtime_networks, "CRI proxy started");
     let (end, mut ended) = watch::channel(());
-    let asked = tokio::spawn(questions.serve(planner, async move {
-        // The sender goes when the door is shut.
+    let planning = tokio::spawn(plan_server.serve(planner, async move {
+        // The sender is dropped when the server has ended.
         let _ = ended.changed().await;
     }));
     server::serve(
@@ -176,17 +178,17 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     )
     .await;
     drop(end);
-    let _ = asked.await;
-    info!("ended");
+    let _ = planning.await;
+    info!("CRI proxy stopped");
     background.outcome()
 }
 
-/// Refuses to take a socket from a process that answers there: its clients would be ours, and its sandboxes would not.
-fn refuse_living(sockets: &[(&str, &Path)]) -> Result<(), Failure> {
+/// Refuses sockets that another process serves: this proxy would take its clients, but not its sandboxes.
+fn refuse_sockets_in_use(sockets: &[(&str, &Path)]) -> Result<(), Failure> {
     let living = sockets.iter().find(|(_, path)| std::os::unix::net::UnixStream::connect(path).is_ok());
     let Some((option, path)) = living else { return Ok(()) };
-    let why = format!("{option} {}: another process listens there", path.display());
-    Err(Failure::new(why).next(format!("end that one, or name another socket with {option}")))
+    let why = format!("{option} {}: another process listens on it", path.display());
+    Err(Failure::new(why).next(format!("stop that process, or set another socket with {option}")))
 }
 
 fn networks(arguments: &Arguments, journal: &Journal) -> Result<Networks, Failure> {
@@ -200,14 +202,14 @@ fn networks(arguments: &Arguments, journal: &Journal) -> Result<Networks, Failur
     )
 }
 
-/// Puts the list into the runtime's directory, if that is ours to do.
-fn owner(directory: Option<&Path>, arguments: &Arguments) -> Result<Owner, Failure> {
-    let Some(directory) = directory else { return Ok(Owner::Runtime) };
+/// Writes the proxy's list into the runtime's CNI directory, if one is given.
+fn owner(directory: Option<&Path>, arguments: &Arguments) -> Result<NetworkOwner, Failure> {
+    let Some(directory) = directory else { return Ok(NetworkOwner::Runtime) };
     runtime_network::write(directory, &arguments.plan_socket, &arguments.journal, &arguments.plugins)?;
-    Ok(Owner::Ours(directory.to_owned()))
+    Ok(NetworkOwner::Proxy(directory.to_owned()))
 }
 
-/// Follows the journal, and lets networks go that have drained.
+/// Follows the journal, and removes draining networks without sandboxes.
 async fn follow(sandboxes: Arc<Sandboxes>, networks: Arc<Networks>) {
     sandboxes.read_all();
     let mut watch = sandboxes.watch();

@@ -1,7 +1,7 @@
-//! Which directories are this proxy's alone: a journal and a store have one proxy, and a proxy one runtime.
+//! Lock of the proxy's directories: a journal and a store belong to one proxy, and a proxy to one runtime.
 //!
-//! Rules: two proxies with one journal would each take the other's sandboxes for lost; a lock of the kernel goes with its
-//! process, however that ends; who is just ending is waited for.
+//! Two proxies with one journal would each treat the other's sandboxes as lost. The kernel releases a lock when its process
+//! ends. A new proxy waits for one that is shutting down.
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::os::unix::fs::DirBuilderExt;
@@ -14,23 +14,24 @@ use crate::server::DRAIN_MAX;
 use cli_support::failure::Failure;
 use cli_support::privilege;
 
-/// How long one is waited for that ends: what is under way with it, it finishes.
-const PATIENCE: Duration = DRAIN_MAX.saturating_add(Duration::from_secs(2));
-/// After this long it is said what is waited for.
-const SILENCE: Duration = Duration::from_secs(1);
+/// Timeout for another proxy: it may be shutting down and finishes its calls.
+const TIMEOUT: Duration = DRAIN_MAX.saturating_add(Duration::from_secs(2));
+/// Time after which the wait is logged.
+const LOG_AFTER: Duration = Duration::from_secs(1);
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Directories that nobody else has, as long as this is there.
+/// Locks of directories, held as long as this value lives.
 #[derive(Debug)]
-pub(crate) struct ProxyLock(#[expect(dead_code, reason = "their locks are what they are for")] Vec<File>);
+pub(crate) struct ProxyLock(#[expect(dead_code, reason = "the open files hold the locks")] Vec<File>);
 
 impl ProxyLock {
-    /// Claims directories, each named by the option that says it; they are made if they are not there.
+    /// Locks directories, each named by its option; creates missing ones.
     pub(crate) fn of(directories: &[(&str, &Path)]) -> Result<ProxyLock, Failure> {
-        ProxyLock::within(PATIENCE, directories)
+        ProxyLock::within(TIMEOUT, directories)
     }
 
-    fn within(patience: Duration, directories: &[(&str, &Path)]) -> Result<ProxyLock, Failure> {
+    fn within(timeout: Duration, directories: &[(&str, &Path)]) -> Result<ProxyLock, Failure> {
         let mut locked: Vec<(File, &Path)> = Vec::new();
         for (option, path) in directories {
             let failed =
@@ -41,30 +42,30 @@ impl ProxyLock {
                 continue;
             }
             let directory = File::open(path).map_err(failed)?;
-            lock(&directory, option, path, patience)?;
+            lock(&directory, option, path, timeout)?;
             locked.push((directory, path));
         }
         Ok(ProxyLock(locked.into_iter().map(|(directory, _)| directory).collect()))
     }
 }
 
-fn lock(directory: &File, option: &str, path: &Path, patience: Duration) -> Result<(), Failure> {
+fn lock(directory: &File, option: &str, path: &Path, timeout: Duration) -> Result<(), Failure> {
     let started = Instant::now();
-    let mut is_told = false;
+    let mut is_logged = false;
     loop {
         match directory.try_lock() {
             Ok(()) => return Ok(()),
-            Err(TryLockError::WouldBlock) if started.elapsed() < patience => {
-                if !is_told && started.elapsed() > SILENCE {
-                    info!("{option} {}: waiting for the weft cri-proxy that uses it to end", path.display());
-                    is_told = true;
+            Err(TryLockError::WouldBlock) if started.elapsed() < timeout => {
+                if !is_logged && started.elapsed() > LOG_AFTER {
+                    info!(option, path = %path.display(), "waiting for another weft cri-proxy to exit");
+                    is_logged = true;
                 }
                 std::thread::sleep(PAUSE);
             }
             Err(TryLockError::WouldBlock) => {
                 let why = format!("{option} {}: another weft cri-proxy uses it", path.display());
                 let cure = format!(
-                    "end that one, or give each runtime's proxy its own: {option}, --listen, --plan-socket"
+                    "stop that one, or give each runtime's proxy its own directories and sockets: {option}, --listen, --plan-socket"
                 );
                 return Err(Failure::new(why).next(cure));
             }
@@ -82,7 +83,7 @@ mod tests {
     const BRIEF: Duration = Duration::from_millis(100);
 
     #[test]
-    fn a_directory_has_one_proxy_and_is_free_when_that_has_ended() {
+    fn proxy_lock_admits_one_proxy_until_it_exits() {
         let place = std::env::temp_dir().join(format!("weft-claim-{}", std::process::id()));
         let (journal, store) = (place.join("journal"), place.join("store"));
         let first = ProxyLock::within(BRIEF, &[("--journal", &journal), ("--store", &store)]).unwrap();
@@ -92,11 +93,11 @@ mod tests {
         assert!(refused.starts_with(&format!("--store {}: another", store.display())), "{refused}");
         ProxyLock::within(BRIEF, &[("--journal", &other)]).unwrap();
         drop(first);
-        // One place for both is nobody else's either.
+        // Both options may name the same directory.
         let both = ProxyLock::within(BRIEF, &[("--journal", &store), ("--store", &store)]).unwrap();
         ProxyLock::within(BRIEF, &[("--store", &store)]).unwrap_err();
         drop(both);
-        // One that ends later than at once is waited for.
+        // A proxy that is shutting down is waited for.
         let ending = ProxyLock::within(BRIEF, &[("--store", &store)]).unwrap();
         let next = std::thread::scope(|scope| {
             let next = scope.spawn(|| ProxyLock::of(&[("--store", &store)]));

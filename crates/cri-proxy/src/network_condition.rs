@@ -1,11 +1,11 @@
-//! How networks are: can sandboxes be attached, are those that are attached as they were?
+//! Status of networks: whether sandboxes can be attached, and whether attached sandboxes are unchanged.
 //!
-//! | | comes from |
+//! | field | source |
 //! |---|---|
-//! | `sandbox_management` | every plugin is there and speaks the version; STATUS, from 1.1.0 on; not while it drains |
+//! | `sandbox_management` | every plugin is installed and supports the version; STATUS, from 1.1.0 on; false while it drains |
 //! | `connectivity` | CHECK of each live attachment, from 0.4.0 on unless `disable_check`; true if there is none |
 //!
-//! Rules: STATUS and CHECK run programs, a few at a time; who asks has an answer within a bound, however many of them hang.
+//! STATUS and CHECK run programs, a few at a time. A caller gets a response within a bounded time, even if programs hang.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,12 +34,12 @@ use cri::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata, NetworkSt
 use node_support::plan_metadata;
 use node_support::sandboxes::Sandboxes;
 
-/// Most networks that are told of where none is ready.
+/// Largest number of networks named in an error.
 const FAULTS_MAX: usize = 8;
-/// How long plugins are asked for one who wants to know: none is begun after that.
+/// Time within which plugins are started for a caller.
 const ASK_MAX: Duration = Duration::from_secs(12);
 
-/// Reason why no sandbox can be made.
+/// Reason why no sandbox can be created.
 #[derive(Debug, Error)]
 pub(crate) enum ReadinessError {
     /// The default network is not ready.
@@ -58,12 +58,12 @@ pub(crate) enum ReadinessError {
         /// Networks with the errors of their plugins.
         networks: Vec<(String, Error)>,
     },
-    /// The networks were not asked.
+    /// The check could not be run.
     #[error("{}", .0.message())]
-    Unasked(Status),
+    Failed(Status),
 }
 
-/// The networks and their sandboxes, watched.
+/// Networks with their sandboxes.
 #[derive(Debug)]
 pub(crate) struct NetworkConditions {
     pub(crate) networks: Arc<Networks>,
@@ -71,33 +71,33 @@ pub(crate) struct NetworkConditions {
     answers: Answers,
 }
 
-/// What was found of a network: both hold until a plugin says otherwise.
+/// Status of a network; both are true until a plugin reports otherwise.
 struct Found {
     managed: AtomicBool,
     connected: AtomicBool,
 }
 
-/// An attachment: its sandbox, and its place in the plan.
+/// Attachment: the journal entry, and the index in its plan.
 type Place<'a> = (&'a Entry, usize);
 
 impl NetworkConditions {
-    /// Of these networks, with what the journal knows.
+    /// Returns the status of these networks with the sandboxes of the journal.
     pub(crate) fn of(networks: Arc<Networks>, sandboxes: Arc<Sandboxes>) -> NetworkConditions {
         NetworkConditions { networks, sandboxes, answers: Answers::default() }
     }
 
-    /// All networks, as they are now; the one on disk is as if it had been set.
+    /// Returns all networks with their present status, including the one on disk.
     pub(crate) async fn list(self: &Arc<NetworkConditions>) -> Result<Vec<network_api::Network>, Status> {
         let conditions = Arc::clone(self);
-        let look = move || {
+        let examine = move || {
             let all: Vec<Arc<Stored>> =
                 conditions.on_disk().into_iter().chain(conditions.networks.all()).collect();
             conditions.examine(&all)
         };
-        blocking(look).await
+        blocking(examine).await
     }
 
-    /// One network as it is now.
+    /// Returns one network with its present status.
     pub(crate) async fn one(
         self: &Arc<NetworkConditions>,
         stored: Arc<Stored>,
@@ -106,21 +106,21 @@ impl NetworkConditions {
         blocking(move || conditions.examine(&[stored]).pop()).await
     }
 
-    /// Whether sandboxes can be made: the default network is ready, or without one some network is.
+    /// Checks whether sandboxes can be created: the default network is ready, or without one any network is.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why they cannot.
     pub(crate) async fn readiness(self: &Arc<NetworkConditions>) -> Result<(), ReadinessError> {
         let conditions = Arc::clone(self);
-        let looked = blocking(move || conditions.is_ready()).await;
-        looked.unwrap_or_else(|status| Err(ReadinessError::Unasked(status)))
+        let examined = blocking(move || conditions.is_ready()).await;
+        examined.unwrap_or_else(|status| Err(ReadinessError::Failed(status)))
     }
 
     fn is_ready(&self) -> Result<(), ReadinessError> {
-        let look = Look::at(&self.networks);
+        let probe = StatusProbe::of(&self.networks);
         let managed = |label: &str, network: &Network| {
             let needs = network.needs()?;
-            self.management(&look, label, network, &needs)
+            self.management(&probe, label, network, &needs)
         };
         let absent = match self.networks.default_network() {
             Ok(usable) => {
@@ -137,7 +137,7 @@ impl NetworkConditions {
             self.networks.all().into_iter().filter(|stored| !stored.draining).collect();
         let (some, faults) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
         each(&usable, |stored| {
-            // One that is ready is enough.
+            // One ready network is enough.
             if some.load(Ordering::Relaxed) {
                 return;
             }
@@ -171,14 +171,14 @@ impl NetworkConditions {
         Some(Arc::new(Stored { checked, draining: false }))
     }
 
-    /// Looks at each. Every plugin is asked once, however long all of them take together.
+    /// Examines networks. The time limit holds for all of them together.
     fn examine(&self, all: &[Arc<Stored>]) -> Vec<network_api::Network> {
         let sandboxes = self.sandboxes.all();
         let users = users(sandboxes.values().map(|sandbox| &*sandbox.entry), all);
-        let look = Look::at(&self.networks);
-        let unasked = || Found { managed: AtomicBool::new(true), connected: AtomicBool::new(true) };
-        let networks: Vec<(&Stored, Found)> = all.iter().map(|stored| (&**stored, unasked())).collect();
-        // Each network for itself, then each attachment on it.
+        let probe = StatusProbe::of(&self.networks);
+        let initial = || Found { managed: AtomicBool::new(true), connected: AtomicBool::new(true) };
+        let networks: Vec<(&Stored, Found)> = all.iter().map(|stored| (&**stored, initial())).collect();
+        // First each network, then each attachment.
         let questions: Vec<(usize, Option<Place<'_>>)> =
             (0..all.len()).map(|index| (index, None)).chain(users).collect();
         let ask = |(index, user): &(usize, Option<Place<'_>>)| {
@@ -186,45 +186,46 @@ impl NetworkConditions {
             match user {
                 None => {
                     let label = checked.name.to_string();
-                    let ready = || self.management(&look, &label, &checked.network, &checked.needs).is_ok();
+                    let ready = || self.management(&probe, &label, &checked.network, &checked.needs).is_ok();
                     found.managed.store(!draining && ready(), Ordering::Relaxed);
                 }
                 Some((entry, place)) if found.connected.load(Ordering::Relaxed) => {
-                    if self.connected(entry, *place, look.until).is_err() {
+                    if self.connected(entry, *place, probe.until).is_err() {
                         found.connected.store(false, Ordering::Relaxed);
                     }
                 }
-                // One that is not as it was is enough.
+                // One changed attachment is enough.
                 Some(_) => {}
             }
         };
         each(&questions, ask);
-        let told = networks.into_iter().map(|(stored, Found { managed, connected })| network_api::Network {
-            config: Some(stored.checked.config.clone()),
-            status: Some(NetworkStatus {
-                sandbox_management: managed.into_inner(),
-                connectivity: connected.into_inner(),
-                draining: stored.draining,
-            }),
-        });
-        told.collect()
+        let examined =
+            networks.into_iter().map(|(stored, Found { managed, connected })| network_api::Network {
+                config: Some(stored.checked.config.clone()),
+                status: Some(NetworkStatus {
+                    sandbox_management: managed.into_inner(),
+                    connectivity: connected.into_inner(),
+                    draining: stored.draining,
+                }),
+            });
+        examined.collect()
     }
 
     fn management(
         &self,
-        look: &Look<'_>,
+        probe: &StatusProbe<'_>,
         label: &str,
         network: &Network,
         needs: &[PluginType],
     ) -> Result<(), Error> {
-        look.plugins.require(needs, network.version)?;
+        probe.plugins.require(needs, network.version)?;
         if network.version < Verb::Status.since() {
             return Ok(());
         }
-        // Another configuration is another question.
-        let key = format!("status {label} {}", fingerprint(network.bytes()));
+        // The result depends on the configuration.
+        let key = format!("status {label} {}", digest(network.bytes()));
         let ask = || chain::status(&self.networks.plugins, network, self.networks.plugins.path());
-        self.answers.ask(key, look.until, ask).unwrap_or_else(|| Err(plugins::late()))
+        self.answers.ask(key, probe.until, ask).unwrap_or_else(|| Err(plugins::late()))
     }
 
     fn connected(&self, entry: &Entry, place: usize, until: Instant) -> Result<(), Error> {
@@ -234,34 +235,34 @@ impl NetworkConditions {
             return Ok(());
         }
         let key = format!("check {} {}", entry.container_id, delegate.ifname);
-        let told = self.answers.ask(key, until, || {
+        let result = self.answers.ask(key, until, || {
             let last = entry.last_result(place, &network)?;
             chain::check(&self.networks.plugins, &network, &entry.parameters(delegate), last.as_ref())
         });
-        // Of what nobody could ask nothing is known.
-        told.unwrap_or(Ok(()))
+        // Without a result the attachment counts as unchanged.
+        result.unwrap_or(Ok(()))
     }
 }
 
-/// What stands for a configuration, which may be long and edited often.
-fn fingerprint(bytes: &[u8]) -> String {
+/// Returns the digest of a configuration, as a short key.
+fn digest(bytes: &[u8]) -> String {
     Sha512::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// One look at networks: at their plugins, and how long those are asked.
-struct Look<'a> {
-    plugins: plugins::Look<'a>,
+/// Probe of networks: the versions of their plugins, and the time limit.
+struct StatusProbe<'a> {
+    plugins: plugins::VersionProbe<'a>,
     until: Instant,
 }
 
-impl Look<'_> {
-    fn at(networks: &Networks) -> Look<'_> {
+impl StatusProbe<'_> {
+    fn of(networks: &Networks) -> StatusProbe<'_> {
         let until = Instant::now() + ASK_MAX;
-        Look { plugins: networks.plugins.look_until(until), until }
+        StatusProbe { plugins: networks.plugins.probe_until(until), until }
     }
 }
 
-/// Does it for each, a few at a time.
+/// Runs `work` for each, a few at a time.
 fn each<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     let some = || {
@@ -271,19 +272,19 @@ fn each<T: Sync>(all: &[T], work: impl Fn(&T) + Sync) {
     };
     std::thread::scope(|scope| {
         for _ in 1..PARALLEL.min(all.len()) {
-            // Where the kernel gives no thread, those that there are do more.
+            // If the kernel refuses a thread, the existing ones do more.
             let _ = std::thread::Builder::new().spawn_scoped(scope, some);
         }
         some();
     });
 }
 
-/// The error of each network, as the end of a sentence.
+/// Returns the error of each network, as the end of a sentence.
 fn sentences(networks: &[(String, Error)]) -> String {
     networks.iter().map(|(label, error)| format!("; network {label}: {error}")).collect()
 }
 
-/// The live attachments on each of these networks, with the network's place among them.
+/// Returns the live attachments of these networks, each with the index of its network.
 fn users<'a>(
     entries: impl Iterator<Item = &'a Entry>,
     all: &[Arc<Stored>],
@@ -301,7 +302,7 @@ fn users<'a>(
     users
 }
 
-/// The value of the capability `ipRanges`.
+/// Returns the value of the capability `ipRanges`.
 pub(crate) fn ip_ranges(ranges: &[Vec<ipnet::IpNet>]) -> Vec<Vec<capability::IpRange>> {
     let range = |subnet: &ipnet::IpNet| capability::IpRange {
         subnet: *subnet,

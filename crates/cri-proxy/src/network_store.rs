@@ -1,7 +1,7 @@
-//! The networks that were set, on disk: a file each, named by a hash of the network's name.
+//! Store of networks on disk: one file for each, named by a hash of the network's name.
 //!
-//! Rules: a file is whole or not there (temporary name, fsync, rename, fsync of the directory), 0600; what cannot be read
-//! is told and left as it is, and read again where another time may do.
+//! A file is complete or does not exist (temporary name, fsync, rename, fsync of the directory). Its mode is 0600. An
+//! unreadable file is logged and kept, and read again if the cause may be temporary.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -20,55 +20,55 @@ use cri::network_api::validation;
 use cri::network_api::validation::Checked;
 use cri::network_api::{Name, NetworkConfig};
 
-/// The form of file this release writes; a newer one is not read.
+/// Version of the file format; a newer one is not read.
 const VERSION: u32 = 1;
-/// Largest file, in bytes.
+/// Largest file in bytes.
 const FILE_MAX: u64 = 16 << 20;
 
-/// The directory.
+/// Store in a directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Store(PathBuf);
 
-/// What a file ends with that is not in its place yet.
+/// Extension of a temporary file.
 const TEMPORARY: &str = "new";
 
-/// A network that was set.
+/// Stored network.
 #[derive(Clone, Debug)]
 pub(crate) struct Stored {
-    /// What it is.
+    /// Valid network.
     pub(crate) checked: Checked,
-    /// It goes with its last sandbox, and takes no new one.
+    /// Whether it is removed with its last sandbox and accepts no new one.
     pub(crate) draining: bool,
 }
 
-/// What was read.
+/// Result of reading the store.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// The networks.
+    /// Networks that could be read.
     pub(crate) networks: Vec<Stored>,
-    /// Are there others, which another look may find?
-    pub(crate) lacks: bool,
+    /// Whether there are others that may be readable later.
+    pub(crate) has_unread: bool,
 }
 
-/// Why a file was not read.
+/// Reason why a file was not read.
 #[derive(Debug)]
 enum Unread {
-    /// The file system said so.
-    Now(io::Error),
-    /// It makes no sense, and will not.
-    Ever(String),
+    /// An I/O error, which may be temporary.
+    Io(io::Error),
+    /// Invalid content.
+    Invalid(String),
 }
 
 impl fmt::Display for Unread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unread::Now(cause) => write!(f, "{cause}"),
-            Unread::Ever(why) => f.write_str(why),
+            Unread::Io(cause) => write!(f, "{cause}"),
+            Unread::Invalid(why) => f.write_str(why),
         }
     }
 }
 
-/// File of a network that was not read.
+/// Error of reading the file of a network.
 #[derive(Debug, Error)]
 #[error("{}: {cause}", .file.display())]
 pub(crate) struct StoreError {
@@ -86,17 +86,19 @@ struct Document {
 }
 
 impl Store {
-    /// Opens the directory, which is made if it is not there.
+    /// Opens a directory; creates it if it does not exist.
     pub(crate) fn open(directory: &Path) -> Result<Store, Failure> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
-        made.map_err(|cause| privilege::refused(&format!("networks: make {}", directory.display()), &cause))?;
+        made.map_err(|cause| {
+            privilege::refused(&format!("networks: create {}", directory.display()), &cause)
+        })?;
         Ok(Store(directory.to_owned()))
     }
 
-    /// Everything that can be read. What a process left that died while it wrote, nobody was told of: it is removed.
+    /// Reads all networks. Removes temporary files: their writers were killed before they reported success.
     pub(crate) fn read_all(&self) -> Result<Found, Failure> {
         let failed = |cause| privilege::refused(&format!("networks: read {}", self.0.display()), &cause);
-        let mut found = Found { networks: Vec::new(), lacks: false };
+        let mut found = Found { networks: Vec::new(), has_unread: false };
         for file in fs::read_dir(&self.0).map_err(failed)? {
             let path = file.map_err(failed)?.path();
             if path.extension().is_some_and(|extension| extension == TEMPORARY) {
@@ -107,21 +109,23 @@ impl Store {
             }
             match read(&path) {
                 Ok(stored) => found.networks.push(stored),
-                Err(why @ Unread::Now(_)) => {
-                    found.lacks = true;
-                    error!(file = %path.display(), %why, "a network cannot be read now: it is tried again");
+                Err(why @ Unread::Io(_)) => {
+                    found.has_unread = true;
+                    error!(file = %path.display(), error = %why, "failed to read network, retrying later");
                 }
-                Err(why) => error!(file = %path.display(), %why, "a network cannot be read: set it again"),
+                Err(why) => {
+                    error!(file = %path.display(), error = %why, "invalid network file: store the network again");
+                }
             }
         }
         Ok(found)
     }
 
-    /// What is stored under this name.
+    /// Returns the network stored under a name.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub(crate) fn look(&self, name: &Name) -> Result<Option<Stored>, StoreError> {
+    pub(crate) fn find(&self, name: &Name) -> Result<Option<Stored>, StoreError> {
         let path = self.file(name);
         match path.try_exists() {
             Ok(false) => Ok(None),
@@ -129,10 +133,10 @@ impl Store {
         }
     }
 
-    /// Writes one, durably.
+    /// Writes a network durably.
     ///
     /// # Errors
-    /// It is not written; or it is, and may not outlive a loss of power.
+    /// The file is not written; or it is, and may not survive a loss of power.
     pub(crate) fn write(&self, stored: &Stored) -> io::Result<()> {
         let Stored { checked, draining } = stored;
         let document = Document { version: VERSION, draining: *draining, config: checked.config.clone() };
@@ -152,7 +156,7 @@ impl Store {
         written.and_then(|()| self.sync())
     }
 
-    /// Removes one, durably; one that is not there is removed.
+    /// Removes a network durably; a missing one is no error.
     ///
     /// # Errors
     /// As [`Store::write`].
@@ -176,15 +180,15 @@ impl Store {
 
 fn read(path: &Path) -> Result<Stored, Unread> {
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(Unread::Now)?;
-    file.take(FILE_MAX).read_to_end(&mut bytes).map_err(Unread::Now)?;
+    let file = File::open(path).map_err(Unread::Io)?;
+    file.take(FILE_MAX).read_to_end(&mut bytes).map_err(Unread::Io)?;
     let document: Document =
-        serde_json::from_slice(&bytes).map_err(|cause| Unread::Ever(cause.to_string()))?;
+        serde_json::from_slice(&bytes).map_err(|cause| Unread::Invalid(cause.to_string()))?;
     if document.version != VERSION {
         let why = format!("version {}: this release reads version {VERSION}", document.version);
-        return Err(Unread::Ever(why));
+        return Err(Unread::Invalid(why));
     }
     let checked = validation::check(Some(document.config))
-        .map_err(|status| Unread::Ever(status.message().to_owned()))?;
+        .map_err(|status| Unread::Invalid(status.message().to_owned()))?;
     Ok(Stored { checked, draining: document.draining })
 }

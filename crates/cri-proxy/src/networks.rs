@@ -1,11 +1,10 @@
-//! The networks of this node: those that were set, and the one on disk.
+//! Networks of this node: the stored ones, and the one on disk.
 //!
-//! Rules:
-//! - what is told to a writer is on disk by then; writers follow each other;
-//! - what a writer began is finished, whether or not the writer waits for it: memory is as the disk is;
-//! - a sandbox keeps the configuration it was attached with, so a network may be replaced at any time;
-//! - a network in use is not removed: the journal says who uses it, and what is being attached counts;
-//! - a generation orders writers of one object; another uid is another object.
+//! - A network is on disk before its writer gets a response. Writers run one after the other.
+//! - A write is completed even if its client disconnects, so that memory equals the disk.
+//! - A sandbox keeps the configuration it was attached with, so a network may be replaced at any time.
+//! - A network in use is not removed. The journal tells the users; sandboxes that are being created count as well.
+//! - The generation orders the writers of one object; another uid is another object.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,42 +30,42 @@ use cri::network_api::{FALLBACK, Name, NetworkConfig, NetworkMetadata};
 use node_support::journal_reader::{Journal, Row};
 use node_support::plan_metadata;
 
-/// Most networks.
+/// Largest number of networks.
 const NETWORKS_MAX: usize = 10_000;
-/// Most bytes of all networks as messages: a list of them, with the one on disk, is one of 16 MiB at most.
+/// Largest size of all networks as messages, in bytes: a list of them, with the one on disk, must fit 16 MiB.
 const BYTES_MAX: usize = 14 << 20;
-/// Most sandboxes named in a message.
+/// Largest number of sandboxes named in an error.
 const NAMED_MAX: usize = 8;
 
-/// The networks.
+/// Networks of a node.
 #[derive(Debug)]
 pub(crate) struct Networks {
     store: Store,
     pub(crate) plugins: Plugins,
     pub(crate) fallback: Fallback,
-    /// What sandboxes get that ask for nothing; else the fallback.
+    /// Network of sandboxes that request none; else the fallback.
     default: Option<Name>,
     journal: Journal,
     known: Mutex<BTreeMap<Name, Arc<Stored>>>,
-    /// Could some not be read that another look may find?
-    lacks: AtomicBool,
-    /// Sandboxes that are being attached, by network.
+    /// Whether files could not be read that may be readable later.
+    has_unread: AtomicBool,
+    /// Numbers of sandboxes that are being created, by network.
     running: Mutex<BTreeMap<Name, usize>>,
     writing: Arc<Turn<()>>,
 }
 
-/// A network that a sandbox can be attached to.
+/// Network that a sandbox can be attached to.
 #[derive(Clone, Debug)]
 pub(crate) struct Usable {
-    /// As sandboxes call it.
+    /// Name for sandboxes.
     pub(crate) label: String,
-    /// What is run.
+    /// Configuration list to execute.
     pub(crate) network: Network,
-    /// Its addresses, for plugins that take them.
+    /// Ranges, for plugins with `ipRanges`.
     pub(crate) ranges: Vec<Vec<IpNet>>,
 }
 
-/// As long as it is there, a network is in use.
+/// Guard of networks in use.
 #[derive(Debug)]
 pub(crate) struct InUse {
     networks: Arc<Networks>,
@@ -74,7 +73,7 @@ pub(crate) struct InUse {
 }
 
 impl Networks {
-    /// Reads what was set.
+    /// Reads the stored networks.
     pub(crate) fn open(
         store: Store,
         plugins: Plugins,
@@ -82,7 +81,7 @@ impl Networks {
         default: Option<Name>,
         journal: Journal,
     ) -> Result<Networks, Failure> {
-        let Found { networks, lacks } = store.read_all()?;
+        let Found { networks, has_unread } = store.read_all()?;
         let known =
             networks.into_iter().map(|stored| (stored.checked.name.clone(), Arc::new(stored))).collect();
         Ok(Networks {
@@ -92,7 +91,7 @@ impl Networks {
             default,
             journal,
             known: Mutex::new(known),
-            lacks: AtomicBool::new(lacks),
+            has_unread: AtomicBool::new(has_unread),
             running: Mutex::default(),
             writing: Arc::default(),
         })
@@ -106,12 +105,12 @@ impl Networks {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those that were set, by name.
+    /// Returns the stored networks, sorted by name.
     pub(crate) fn all(&self) -> Vec<Arc<Stored>> {
         self.known().values().cloned().collect()
     }
 
-    /// Creates or replaces one; as it is stored then.
+    /// Creates or replaces a network; returns it as stored.
     pub(crate) async fn set(
         self: &Arc<Networks>,
         config: Option<NetworkConfig>,
@@ -119,24 +118,26 @@ impl Networks {
         let checked = validation::check(config)?;
         let networks = Arc::clone(self);
         let (needs, version) = (checked.needs.clone(), checked.network.version);
-        blocking(move || networks.plugins.look().require(&needs, version))
+        blocking(move || networks.plugins.probe().require(&needs, version))
             .await?
             .map_err(|error| fault("config.cniv1_config", types(&checked.needs), error))?;
         let turn = Arc::clone(&self.writing).lock_owned().await;
         let networks = Arc::clone(self);
-        finished(turn, async move { networks.replace(checked).await }).await
+        complete(turn, async move { networks.replace(checked).await }).await
     }
 
-    /// Stores what was checked, where it is another than before.
+    /// Stores a valid network, if it differs from the stored one.
     async fn replace(self: &Arc<Networks>, mut checked: Checked) -> Result<Arc<Stored>, Status> {
-        if self.lacks.load(Ordering::Relaxed) {
-            self.look_again().await;
+        if self.has_unread.load(Ordering::Relaxed) {
+            self.reread().await;
         }
         let before = self.known().get(&checked.name).cloned();
         if before.is_none() && self.known().len() >= NETWORKS_MAX {
-            return Err(Status::resource_exhausted(format!("there are {NETWORKS_MAX} networks already")));
+            return Err(Status::resource_exhausted(format!(
+                "the limit of {NETWORKS_MAX} networks is reached"
+            )));
         }
-        settle(&mut checked.config, before.as_deref().map(|stored| &stored.checked.config))?;
+        settle_generation(&mut checked.config, before.as_deref().map(|stored| &stored.checked.config))?;
         self.require_room(&checked)?;
         if let Some(same) =
             before.filter(|stored| stored.checked.config == checked.config && !stored.draining)
@@ -146,11 +147,11 @@ impl Networks {
         let generation = checked.config.metadata.as_ref().map(|metadata| metadata.generation);
         let stored = Arc::new(Stored { checked, draining: false });
         self.write(&stored).await?;
-        info!(network = %stored.checked.name, ?generation, "set");
+        info!(network = %stored.checked.name, ?generation, "network stored");
         Ok(stored)
     }
 
-    /// Who lists the networks must be able to take them all.
+    /// Checks that all networks still fit a list for clients.
     fn require_room(&self, checked: &Checked) -> Result<(), Status> {
         let known = self.known();
         let others = known.values().filter(|stored| stored.checked.name != checked.name);
@@ -160,7 +161,7 @@ impl Networks {
         match others + own > BYTES_MAX && own > before {
             false => Ok(()),
             true => Err(Status::resource_exhausted(format!(
-                "network {} has {own} bytes beside {others} of the others, and all may have {BYTES_MAX}: remove some",
+                "network {} has {own} bytes, the others {others}, and the limit is {BYTES_MAX}: remove some",
                 checked.name
             ))),
         }
@@ -176,21 +177,23 @@ impl Networks {
         Ok(())
     }
 
-    /// What failed may be done all the same, but for its durability: the disk says what is there.
+    /// Updates memory from the disk after a failed write: it may have been done, but not durably. Returns the error.
     async fn failed(self: &Arc<Networks>, name: &Name, what: &str, cause: &std::io::Error) -> Status {
         let (store, wanted) = (self.store.clone(), name.clone());
-        match blocking(move || store.look(&wanted)).await {
+        match blocking(move || store.find(&wanted)).await {
             Ok(Ok(Some(there))) => drop(self.known().insert(name.clone(), Arc::new(there))),
             Ok(Ok(None)) => drop(self.known().remove(name)),
             Ok(Err(error)) => {
-                warn!(network = %name, why = error.to_string(), "what is stored cannot be read");
+                warn!(network = %name, %error, "failed to read stored network");
             }
-            Err(status) => warn!(network = %name, why = status.message(), "what is stored is not known"),
+            Err(status) => {
+                warn!(network = %name, error = status.message(), "state of stored network unknown");
+            }
         }
         Status::internal(format!("network {name}: not {what}: {cause}: try again"))
     }
 
-    /// Removes one, or lets it drain.
+    /// Removes a network, or lets it drain.
     pub(crate) async fn remove(
         self: &Arc<Networks>,
         metadata: Option<NetworkMetadata>,
@@ -200,16 +203,16 @@ impl Networks {
         let uid = metadata.map(|metadata| metadata.uid).unwrap_or_default();
         let turn = Arc::clone(&self.writing).lock_owned().await;
         let networks = Arc::clone(self);
-        finished(turn, async move { networks.take_away(&name, &uid, drain).await }).await
+        complete(turn, async move { networks.remove_known(&name, &uid, drain).await }).await
     }
 
-    async fn take_away(self: &Arc<Networks>, name: &Name, uid: &str, drain: bool) -> Result<(), Status> {
+    async fn remove_known(self: &Arc<Networks>, name: &Name, uid: &str, drain: bool) -> Result<(), Status> {
         let Some(stored) = self.known().get(name).cloned() else {
-            return self.take_away_unknown(name, uid).await;
+            return self.remove_unread(name, uid).await;
         };
         let known = stored.checked.config.metadata.as_ref().map_or("", |metadata| metadata.uid.as_str());
         if !uid.is_empty() && uid != known {
-            let why = format!("network {name} has uid {known:?}, not {uid:?}: it is another one");
+            let why = format!("network {name} has uid {known:?}, not {uid:?}: it is another network");
             return Err(Status::failed_precondition(why));
         }
         let users = self.users(name).await?;
@@ -218,30 +221,30 @@ impl Networks {
             (false, true) => {
                 let draining = Stored { draining: true, ..Stored::clone(&stored) };
                 self.write(&Arc::new(draining)).await?;
-                info!(network = %name, sandboxes = users.len(), "draining");
+                info!(network = %name, sandboxes = users.len(), "network draining");
                 Ok(())
             }
             (false, false) => Err(in_use(name, &users)),
         }
     }
 
-    /// A file that could not be read is not known, and would be there again once it can be.
-    async fn take_away_unknown(self: &Arc<Networks>, name: &Name, uid: &str) -> Result<(), Status> {
+    /// Removes the file of a network that could not be read; otherwise the network would reappear once it is readable.
+    async fn remove_unread(self: &Arc<Networks>, name: &Name, uid: &str) -> Result<(), Status> {
         let (store, wanted) = (self.store.clone(), name.clone());
-        let unread = match blocking(move || store.look(&wanted)).await? {
+        let unread = match blocking(move || store.find(&wanted)).await? {
             Ok(None) => return Ok(()),
-            Ok(Some(_)) => "it was not there, or not readable, when the proxy was started".to_owned(),
+            Ok(Some(_)) => "its file did not exist or was unreadable when the proxy started".to_owned(),
             Err(error) => error.to_string(),
         };
         if !uid.is_empty() {
-            let why = format!("network {name}: {unread}: whether its uid is {uid:?} is not known: name none");
+            let why = format!("network {name}: {unread}: cannot compare its uid with {uid:?}: omit the uid");
             return Err(Status::failed_precondition(why));
         }
         let users = self.users(name).await?;
         if !users.is_empty() {
             return Err(in_use(name, &users));
         }
-        warn!(network = %name, why = unread, "a network that could not be read is removed");
+        warn!(network = %name, error = unread, "removing network that could not be read");
         self.forget(name).await
     }
 
@@ -251,35 +254,35 @@ impl Networks {
             return Err(self.failed(name, "removed", &cause).await);
         }
         self.known().remove(name);
-        info!(network = %name, "removed");
+        info!(network = %name, "network removed");
         Ok(())
     }
 
-    /// Reads what could not be read before; nobody else may be writing.
-    async fn look_again(self: &Arc<Networks>) {
+    /// Reads files again that could not be read; the caller must hold the writers' lock.
+    async fn reread(self: &Arc<Networks>) {
         let store = self.store.clone();
         match blocking(move || store.read_all()).await {
-            Ok(Ok(Found { networks, lacks })) => {
+            Ok(Ok(Found { networks, has_unread })) => {
                 let mut known = self.known();
                 for stored in networks {
                     known.entry(stored.checked.name.clone()).or_insert_with(|| Arc::new(stored));
                 }
-                self.lacks.store(lacks, Ordering::Relaxed);
+                self.has_unread.store(has_unread, Ordering::Relaxed);
             }
-            Ok(Err(why)) => warn!(%why, "what is stored cannot be read"),
-            Err(status) => warn!(why = status.message(), "what is stored is not known"),
+            Ok(Err(error)) => warn!(%error, "failed to read stored networks"),
+            Err(status) => warn!(error = status.message(), "state of stored networks unknown"),
         }
     }
 
-    /// Finds those that could not be read before, if there are any.
+    /// Reads files again that could not be read, if there are any.
     pub(crate) async fn recover(self: &Arc<Networks>) {
-        if self.lacks.load(Ordering::Relaxed) {
+        if self.has_unread.load(Ordering::Relaxed) {
             let _turn = self.writing.lock().await;
-            self.look_again().await;
+            self.reread().await;
         }
     }
 
-    /// Removes what drains and has drained.
+    /// Removes draining networks without users.
     pub(crate) async fn finish_draining(self: &Arc<Networks>) {
         let draining: Vec<Name> =
             self.known().iter().filter(|(_, stored)| stored.draining).map(|(name, _)| name.clone()).collect();
@@ -292,12 +295,12 @@ impl Networks {
                 Err(status) => Err(status),
             };
             if let Err(status) = done {
-                warn!(network = %name, why = status.message(), "still draining");
+                warn!(network = %name, error = status.message(), "failed to remove draining network");
             }
         }
     }
 
-    /// Who uses it, as a person calls them; also who may, where that cannot be known.
+    /// Returns the users of a network, for people. Sandboxes that may be users count as well.
     async fn users(self: &Arc<Networks>, name: &Name) -> Result<Vec<String>, Status> {
         let journal = self.journal.clone();
         let rows = blocking(move || journal.rows()).await?;
@@ -316,17 +319,17 @@ impl Networks {
                 }
                 Row::Entry(_) => None,
                 Row::Broken { container, .. } => {
-                    Some(format!("sandbox {container}, whose entry in the journal cannot be read"))
+                    Some(format!("sandbox {container}, whose journal entry cannot be read"))
                 }
             })
             .collect();
         if let Some(count) = self.running().get(name) {
-            users.push(format!("{count} that are being made"));
+            users.push(format!("{count} that are being created"));
         }
         Ok(users)
     }
 
-    /// A network by the name a sandbox uses; `path` is where it stands.
+    /// Returns a network by its name for sandboxes; `path` is the path of the name in the request.
     pub(crate) fn find(&self, name: &Name, path: &str) -> Result<Usable, Status> {
         if name.namespace.is_empty() && name.name == FALLBACK {
             return match self.fallback.read() {
@@ -334,15 +337,15 @@ impl Networks {
                 OnDisk::Broken(why) => Err(Status::failed_precondition(format!("{path}: {FALLBACK}: {why}"))),
                 OnDisk::Absent => {
                     let directory = self.fallback.directory().display();
-                    Err(Status::not_found(format!("{path}: {FALLBACK}: {directory} holds no network")))
+                    Err(Status::not_found(format!("{path}: {FALLBACK}: {directory} contains no network")))
                 }
             };
         }
         let label = name.to_string();
         match self.known().get(name) {
-            None => Err(Status::not_found(format!("{path}: {label:?}: there is no such network"))),
+            None => Err(Status::not_found(format!("{path}: {label:?}: no such network"))),
             Some(stored) if stored.draining => {
-                let why = format!("{path}: {label:?}: it is being removed, and takes no new sandbox");
+                let why = format!("{path}: {label:?}: is being removed and accepts no new sandbox");
                 Err(Status::failed_precondition(why))
             }
             Some(stored) => {
@@ -352,10 +355,10 @@ impl Networks {
         }
     }
 
-    /// What sandboxes get that ask for nothing.
+    /// Returns the network of sandboxes that request none.
     ///
     /// # Errors
-    /// Code 11: there is none now.
+    /// Code 11: there is none at present.
     pub(crate) fn default_network(&self) -> Result<Usable, Error> {
         let absent = |why: String| Error::new(code::TRY_AGAIN_LATER, why);
         match &self.default {
@@ -366,19 +369,19 @@ impl Networks {
                 OnDisk::Found(network) => Ok(on_disk(*network)),
                 OnDisk::Broken(why) => Err(absent(format!("no default network: {why}"))),
                 OnDisk::Absent => Err(absent(format!(
-                    "no default network: {} holds none",
+                    "no default network: {} contains none",
                     self.fallback.directory().display()
                 ))),
             },
         }
     }
 
-    /// The network that was set and is what sandboxes get that ask for nothing, if one is.
+    /// Returns the name of the default network, if it is a stored one.
     pub(crate) fn default_name(&self) -> Option<&Name> {
         self.default.as_ref()
     }
 
-    /// Holds networks as being in use.
+    /// Marks networks as in use until the guard is dropped.
     pub(crate) fn hold(self: &Arc<Networks>, names: Vec<Name>) -> InUse {
         let mut running = self.running();
         for name in &names {
@@ -407,10 +410,10 @@ fn on_disk(network: Network) -> Usable {
     Usable { label: FALLBACK.to_owned(), network, ranges: Vec::new() }
 }
 
-/// Settles uid and generation beside what is stored.
+/// Sets uid and generation of a network that replaces `stored`.
 ///
-/// Generation 0 keeps the generation where nothing changes, and is the next one where something does.
-fn settle(config: &mut NetworkConfig, stored: Option<&NetworkConfig>) -> Result<(), Status> {
+/// Generation 0 keeps the generation if nothing changes, and increments it otherwise.
+fn settle_generation(config: &mut NetworkConfig, stored: Option<&NetworkConfig>) -> Result<(), Status> {
     let before = stored.and_then(|stored| stored.metadata.clone()).unwrap_or_default();
     let metadata = config.metadata.get_or_insert_default();
     let written = metadata.generation;
@@ -429,10 +432,10 @@ fn settle(config: &mut NetworkConfig, stored: Option<&NetworkConfig>) -> Result<
         0 if same => before.generation,
         0 => before.generation.saturating_add(1),
         older if older < before.generation => {
-            return refused(&format!("older than what is stored: {}", before.generation));
+            return refused(&format!("older than the stored generation {}", before.generation));
         }
         equal if equal == before.generation && !same => {
-            return refused("is stored already, with another content: a change has a higher one");
+            return refused("is already stored with another content: a change needs a higher generation");
         }
         newer => newer,
     };
@@ -444,7 +447,7 @@ fn types(needs: &[PluginType]) -> String {
     needs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The refusal to remove what is used.
+/// Returns the error of removing a network in use.
 fn in_use(name: &Name, users: &[String]) -> Status {
     let shown = users.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
     let more = users.len().saturating_sub(NAMED_MAX);
@@ -452,8 +455,8 @@ fn in_use(name: &Name, users: &[String]) -> Status {
     Status::failed_precondition(format!("network {name} is in use by {shown}{more}"))
 }
 
-/// Goes on with a writer's work when the writer has gone: a call that is cancelled is dropped wherever it waits.
-async fn finished<T: Send + 'static>(
+/// Completes a write in a task of its own: a cancelled call would otherwise stop anywhere.
+async fn complete<T: Send + 'static>(
     turn: OwnedMutexGuard<()>,
     work: impl Future<Output = Result<T, Status>> + Send + 'static,
 ) -> Result<T, Status> {
@@ -465,7 +468,7 @@ async fn finished<T: Send + 'static>(
     done.await.map_err(|cause| Status::internal(cause.to_string()))?
 }
 
-/// Does what takes time away from the thread that answers.
+/// Runs blocking work on another thread.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {

@@ -1,8 +1,9 @@
-//! What a sandbox may ask of a network: values for capabilities that its plugins declare, of the form that those have.
+//! Validation of the parameters that a sandbox requests of a network: values for capabilities that its plugins declare.
 //!
-//! Rules: a value that no plugin would take, or that none could act on, is refused by its path before the runtime hears of
-//! the sandbox; what only the runtime knows is not a sandbox's to say; capabilities that there is no convention for are
-//! between the client and the plugin. Whether an address is free and belongs to the network, its plugin decides.
+//! - A value that no plugin takes, or that is invalid, is refused by its path before the runtime receives the request.
+//! - A sandbox cannot set capabilities that only the runtime knows.
+//! - Capabilities without a convention are between the client and the plugin. The plugin decides whether an address is free
+//!   and belongs to the network.
 //!
 //! Source: CNI CONVENTIONS.md, «Dynamic Plugin specific fields»; «CRI Network API», `PodSandboxNetworkConfig.parameters`.
 
@@ -22,16 +23,16 @@ use tonic::Status;
 use super::networks::Usable;
 use cri::network_api::validation::fault;
 
-/// Largest parameters of a sandbox, in bytes.
+/// Largest size of a sandbox's parameters, in bytes.
 pub(crate) const BYTES_MAX: usize = 64 << 10;
-/// Bytes of a hardware address that a network of ours has: Ethernet, InfiniBand.
+/// Lengths of a hardware address: Ethernet, InfiniBand.
 const MAC_LENGTHS: &[usize] = &[6, 20];
-/// Bytes of an InfiniBand GUID.
+/// Lengths of an InfiniBand GUID.
 const GUID_LENGTHS: &[usize] = &[8];
-/// What ports are of.
+/// Protocols of ports.
 const PROTOCOLS: &[&str] = &["", "tcp", "udp", "sctp"];
 
-/// Checks what is asked of one network; `path` is its place in the request, `room` what all may still have, in bytes.
+/// Validates the parameters of one network. `path` is its path in the request, `room` the remaining size for all, in bytes.
 ///
 /// # Errors
 /// INVALID_ARGUMENT with the path of the value.
@@ -70,7 +71,7 @@ fn check_value(key: &str, value: &RawValue, at: &str) -> Result<(), Status> {
         ALIASES => read::<Vec<String>>(value, at).map(drop),
         DEVICE_ID => read::<String>(value, at).map(drop),
         CGROUP_PATH | POD_ANNOTATIONS | DEVICE_INFO_FILE => {
-            Err(fault(at, value.get(), "is the runtime's to say, not a sandbox's"))
+            Err(fault(at, value.get(), "is set by the runtime, not by a sandbox"))
         }
         _ => Ok(()),
     }
@@ -78,7 +79,7 @@ fn check_value(key: &str, value: &RawValue, at: &str) -> Result<(), Status> {
 
 fn read<T: DeserializeOwned>(value: &RawValue, at: &str) -> Result<T, Status> {
     if value.get() == "null" {
-        return Err(fault(at, value.get(), "is no value: leave it out"));
+        return Err(fault(at, value.get(), "is not a value: omit it"));
     }
     fold::from_raw(value, at).map_err(|error| Status::invalid_argument(error.to_string()))
 }
@@ -89,10 +90,10 @@ fn check_ips(ips: &[RequestedIp], at: &str) -> Result<(), Status> {
         let address = ip.address;
         let at = format!("{at}[{index}]");
         if address.is_unspecified() || address.is_loopback() || address.is_multicast() {
-            return Err(fault(&at, ip.to_string(), "is no address that an interface can have"));
+            return Err(fault(&at, ip.to_string(), "is not an address of an interface"));
         }
         if !seen.insert(address) {
-            return Err(fault(&at, ip.to_string(), "is there twice"));
+            return Err(fault(&at, ip.to_string(), "is a duplicate"));
         }
     }
     Ok(())
@@ -107,7 +108,7 @@ fn check_hardware(address: &HardwareAddress, lengths: &[usize], at: &str) -> Res
     }
     let is_group = bytes.len() == 6 && bytes.first().is_some_and(|first| first & 1 == 1);
     if is_group || bytes.iter().all(|byte| *byte == 0) {
-        return Err(fault(at, address.to_string(), "is no address of one interface"));
+        return Err(fault(at, address.to_string(), "is not an address of a single interface"));
     }
     Ok(())
 }
@@ -116,7 +117,7 @@ fn check_ports(mappings: &[PortMapping], at: &str) -> Result<(), Status> {
     for (index, mapping) in mappings.iter().enumerate() {
         let PortMapping { host_port: _, container_port, protocol, host_ip: _ } = mapping;
         if *container_port == 0 {
-            return Err(fault(&format!("{at}[{index}].containerPort"), container_port, "is no port"));
+            return Err(fault(&format!("{at}[{index}].containerPort"), container_port, "is not a port"));
         }
         if !PROTOCOLS.contains(&protocol.to_ascii_lowercase().as_str()) {
             return Err(fault(&format!("{at}[{index}].protocol"), protocol, "must be tcp, udp or sctp"));
@@ -129,7 +130,7 @@ fn check_ports(mappings: &[PortMapping], at: &str) -> Result<(), Status> {
 mod tests {
     use super::*;
 
-    fn told(key: &str, json: &str) -> Result<(), String> {
+    fn checked(key: &str, json: &str) -> Result<(), String> {
         let value = RawValue::from_string(json.to_owned()).unwrap();
         check_value(key, &value, "p").map_err(|status| {
             assert_eq!(status.code(), tonic::Code::InvalidArgument);
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_plugin_can_act_on_passes() {
+    fn sandbox_parameters_that_are_valid_pass() {
         for (key, json) in [
             (IPS, r#"["10.1.0.9/24","fd00::9","10.1.0.10"]"#),
             (IPS, "[]"),
@@ -150,14 +151,14 @@ mod tests {
             (DNS, r#"{"servers":["10.0.0.1"]}"#),
             (ALIASES, r#"["web"]"#),
             (DEVICE_ID, r#""0000:04:00.5""#),
-            ("example.com/nobody-knows", "[1, {}]"),
+            ("example.com/unknown", "[1, {}]"),
         ] {
-            assert_eq!(told(key, json), Ok(()), "{key}: {json}");
+            assert_eq!(checked(key, json), Ok(()), "{key}: {json}");
         }
     }
 
     #[test]
-    fn what_none_could_act_on_is_refused_by_its_path() {
+    fn sandbox_parameters_that_are_invalid_are_refused_by_path() {
         for (key, json, begins) in [
             (IPS, "null", "p: "),
             (IPS, "{}", "p: "),
@@ -165,7 +166,7 @@ mod tests {
             (IPS, "[7]", "p[0]: "),
             (IPS, r#"["10.1.0.9/33"]"#, "p[0]: "),
             (IPS, r#"["10.1.0.9","10.1.0.300"]"#, "p[1]: "),
-            (IPS, r#"["10.1.0.9","10.1.0.9/24"]"#, "p[1]: \"10.1.0.9/24\": is there twice"),
+            (IPS, r#"["10.1.0.9","10.1.0.9/24"]"#, "p[1]: \"10.1.0.9/24\": is a duplicate"),
             (IPS, r#"["0.0.0.0"]"#, "p[0]: "),
             (IPS, r#"["127.0.0.1/8"]"#, "p[0]: "),
             (IPS, r#"["ff02::1"]"#, "p[0]: "),
@@ -174,7 +175,11 @@ mod tests {
             (MAC, r#""""#, "p: "),
             (MAC, r#""02:00:00:00:00""#, "p: "),
             (MAC, r#""02:00:00:00:00:0g""#, "p: "),
-            (MAC, r#""01:00:5e:00:00:01""#, "p: \"01:00:5e:00:00:01\": is no address of one interface"),
+            (
+                MAC,
+                r#""01:00:5e:00:00:01""#,
+                "p: \"01:00:5e:00:00:01\": is not an address of a single interface",
+            ),
             (MAC, r#""00:00:00:00:00:00""#, "p: "),
             (MAC, r#""02:00:00:00:00:00:00:07""#, "p: \"02:00:00:00:00:00:00:07\": has 8 bytes"),
             (INFINIBAND_GUID, r#""02:00:00:00:00:07""#, "p: "),
@@ -194,7 +199,7 @@ mod tests {
             (POD_ANNOTATIONS, "{}", "p: "),
             (DEVICE_INFO_FILE, r#""/etc/shadow""#, "p: "),
         ] {
-            let error = told(key, json).expect_err(json);
+            let error = checked(key, json).expect_err(json);
             assert!(error.starts_with(begins), "{key}: {json}: {error}");
         }
     }

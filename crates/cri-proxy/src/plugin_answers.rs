@@ -1,7 +1,9 @@
-//! What plugins said when they were asked how they are, and when.
+//! Cache of the results of plugin probes: STATUS and CHECK.
 //!
-//! Rules: an answer counts for a few seconds and no longer; of those who want the same answer one asks and the others wait for
-//! it; only so many plugins run at a time, whoever has them asked; nobody is asked for somebody who has stopped waiting.
+//! - A result is valid for a few seconds.
+//! - Of several callers that need the same result one runs the plugin and the others wait for it.
+//! - The number of plugins that run at a time is bounded.
+//! - No plugin is started for a caller whose deadline has passed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use cni::Error;
 
-/// How long what a plugin said counts.
+/// Time for which a result is valid.
 const FRESH: Duration = Duration::from_secs(5);
-/// Plugins asked at a time.
+/// Largest number of plugins that run at a time.
 pub(crate) const PARALLEL: usize = 4;
-/// Most answers kept.
+/// Largest number of cached results.
 const ANSWERS_MAX: usize = 20_000;
 
-/// An answer, and when it came; nothing: nobody has had one.
+/// Result with its time; `None` before the first one.
 type Answer = Mutex<Option<(Instant, Result<(), Error>)>>;
 
-/// The answers.
+/// Cached results.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     known: Mutex<BTreeMap<String, Arc<Answer>>>,
@@ -27,7 +29,7 @@ pub(crate) struct Answers {
     ended: Condvar,
 }
 
-/// A plugin that runs.
+/// Guard of a running plugin.
 struct Running<'a>(&'a Answers);
 
 impl Drop for Running<'_> {
@@ -42,7 +44,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Answers {
-    /// The answer to the question `key`: what is known, else what `ask` says; nothing, if that could not be begun by `until`.
+    /// Returns the result for `key`: a cached one, else that of `ask`. Returns `None` if `ask` could not be started by `until`.
     pub(crate) fn ask(
         &self,
         key: String,
@@ -50,31 +52,31 @@ impl Answers {
         ask: impl FnOnce() -> Result<(), Error>,
     ) -> Option<Result<(), Error>> {
         let cell = self.cell(key);
-        let mut said = locked(&cell);
-        if let Some((when, answer)) = &*said
+        let mut cached = locked(&cell);
+        if let Some((when, answer)) = &*cached
             && when.elapsed() < FRESH
         {
             return Some(answer.clone());
         }
-        let _running = self.turn(until)?;
+        let _running = self.slot(until)?;
         let answer = ask();
-        *said = Some((Instant::now(), answer.clone()));
+        *cached = Some((Instant::now(), answer.clone()));
         Some(answer)
     }
 
     fn cell(&self, key: String) -> Arc<Answer> {
         let mut known = locked(&self.known);
         if known.len() >= ANSWERS_MAX {
-            // One that is waited for is locked.
+            // A cell that a caller waits for is locked.
             known.retain(|_, cell| {
                 cell.try_lock()
-                    .map_or(true, |said| said.as_ref().is_some_and(|(when, _)| when.elapsed() < FRESH))
+                    .map_or(true, |cached| cached.as_ref().is_some_and(|(when, _)| when.elapsed() < FRESH))
             });
         }
         Arc::clone(known.entry(key).or_default())
     }
 
-    fn turn(&self, until: Instant) -> Option<Running<'_>> {
+    fn slot(&self, until: Instant) -> Option<Running<'_>> {
         let mut running = locked(&self.running);
         while *running >= PARALLEL {
             let left = until.checked_duration_since(Instant::now())?;
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_who_ask_the_same_have_it_asked_once_and_few_plugins_run_at_a_time() {
+    fn plugin_probe_runs_once_for_many_callers_and_few_at_a_time() {
         let (answers, asked) = (Answers::default(), AtomicUsize::new(0));
         let (running, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let until = Instant::now() + Duration::from_secs(60);
@@ -112,15 +114,15 @@ mod tests {
                 scope.spawn(move || answers.ask(key, until, ask).unwrap().unwrap_err());
             }
         });
-        assert_eq!(asked.load(Ordering::SeqCst), 8, "one question each");
+        assert_eq!(asked.load(Ordering::SeqCst), 8, "one run for each key");
         assert!(most.load(Ordering::SeqCst) <= PARALLEL, "{most:?} at a time");
     }
 
     #[test]
-    fn who_stops_waiting_is_told_and_nobody_is_asked_for_him() {
+    fn plugin_probe_is_not_started_after_the_deadline() {
         let answers = Answers::default();
         let now = Instant::now();
-        assert_eq!(answers.ask("late".into(), now, || panic!("nobody waits")), None);
+        assert_eq!(answers.ask("late".into(), now, || panic!("the deadline has passed")), None);
         let until = now + Duration::from_millis(50);
         std::thread::scope(|scope| {
             for plugin in 0..PARALLEL {
@@ -138,7 +140,7 @@ mod tests {
         });
         let later = Instant::now() + Duration::from_secs(9);
         assert_eq!(answers.ask("one more".into(), later, || Ok(())), Some(Ok(())));
-        // What is known costs nobody time.
-        assert_eq!(answers.ask("one more".into(), now, || panic!("it is known")), Some(Ok(())));
+        // A cached result needs no time.
+        assert_eq!(answers.ask("one more".into(), now, || panic!("cached")), Some(Ok(())));
     }
 }

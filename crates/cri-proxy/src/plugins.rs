@@ -1,9 +1,8 @@
-//! The plugins of this node: are they there, do they speak a network's version, what do they say of themselves?
+//! Plugins of this node: whether they are installed, which CNI versions they support, and their execution.
 //!
-//! They are looked for as the meta-plugin does it, the built-in ones of `weft-cni` included, and run as a runtime runs
-//! them.
+//! Plugins are searched as the meta-plugin does, including the built-in ones of `weft-cni`, and executed as a runtime does.
 //!
-//! Rules: every run has a deadline; what a program said of its versions counts as long as its file is the same.
+//! Every run has a deadline. The versions of a program are cached as long as its file is the same.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -21,32 +20,32 @@ use cni::{Error, Version, code};
 
 use node_support::weft_cni::WeftCni;
 
-/// Time for one run.
+/// Deadline of one run.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The plugins of a node.
+/// Plugins of a node.
 #[derive(Debug)]
 pub(crate) struct Plugins {
     path: String,
     weft_cni: Option<PathBuf>,
-    known: Mutex<BTreeMap<PluginType, (Fingerprint, Vec<String>)>>,
+    known: Mutex<BTreeMap<PluginType, (FileIdentity, Vec<String>)>>,
 }
 
-/// One look at the plugins: what was seen of one is not looked for again.
-pub(crate) struct Look<'a> {
+/// Probe of plugin versions, which examines each plugin once.
+pub(crate) struct VersionProbe<'a> {
     plugins: &'a Plugins,
     seen: Mutex<BTreeMap<PluginType, Result<Vec<String>, Error>>>,
-    /// None is asked anew after that.
+    /// Time after which no further plugin is run.
     until: Option<Instant>,
 }
 
-/// Why nothing is known of a plugin.
+/// Returns the error of a plugin that was not run in time.
 pub(crate) fn late() -> Error {
-    Error::new(code::TRY_AGAIN_LATER, "not asked: other plugins take their time")
+    Error::new(code::TRY_AGAIN_LATER, "not checked: other plugins are slow")
 }
 
-impl Look<'_> {
-    /// Is every plugin there, and does it speak this version? Takes time where one is new.
+impl VersionProbe<'_> {
+    /// Checks that every plugin is installed and supports a version. Runs a plugin whose versions are unknown.
     pub(crate) fn require(&self, needs: &[PluginType], version: Version) -> Result<(), Error> {
         let wanted = version.as_str();
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,11 +71,11 @@ impl Look<'_> {
     }
 }
 
-/// What runs as a plugin.
+/// Program of a plugin.
 enum Program {
-    /// A file of its own.
+    /// A file of that name.
     File(PathBuf),
-    /// `weft-cni`, which has to be told the name and may not know it; and why there is no file.
+    /// `weft-cni`, which gets the name as argument and may not contain the plugin; with the error of the missing file.
     WeftCni(PathBuf, Error),
 }
 
@@ -87,55 +86,55 @@ impl Program {
     }
 }
 
-/// Which file a program is.
+/// Identity of a program's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Fingerprint {
+struct FileIdentity {
     path: PathBuf,
     inode: u64,
     length: u64,
     modified: (i64, i64),
 }
 
-impl Fingerprint {
-    fn of(path: PathBuf) -> Result<Fingerprint, Error> {
+impl FileIdentity {
+    fn of(path: PathBuf) -> Result<FileIdentity, Error> {
         let found = std::fs::metadata(&path).map_err(|cause| Error::io(path.display(), cause))?;
         let modified = (found.mtime(), found.mtime_nsec());
-        Ok(Fingerprint { path, inode: found.ino(), length: found.size(), modified })
+        Ok(FileIdentity { path, inode: found.ino(), length: found.size(), modified })
     }
 }
 
 impl Plugins {
-    /// Those in the directories of `path`, and those that are built in.
+    /// Returns the plugins in the directories of `path`, and the built-in ones.
     pub(crate) fn in_path(path: &str) -> Plugins {
         let weft_cni = WeftCni::find().ok().map(|weft_cni| weft_cni.program().to_owned());
         Plugins { path: path.to_owned(), weft_cni, known: Mutex::default() }
     }
 
-    /// Where they are looked for.
+    /// Returns the search path.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
-    /// Looks at plugins, at each once.
-    pub(crate) fn look(&self) -> Look<'_> {
-        Look { plugins: self, seen: Mutex::default(), until: None }
+    /// Returns a probe of plugin versions.
+    pub(crate) fn probe(&self) -> VersionProbe<'_> {
+        VersionProbe { plugins: self, seen: Mutex::default(), until: None }
     }
 
-    /// The same for so long.
-    pub(crate) fn look_until(&self, until: Instant) -> Look<'_> {
-        Look { until: Some(until), ..self.look() }
+    /// Returns a probe that runs no further plugin after `until`.
+    pub(crate) fn probe_until(&self, until: Instant) -> VersionProbe<'_> {
+        VersionProbe { until: Some(until), ..self.probe() }
     }
 
     fn versions(&self, plugin: &PluginType) -> Result<Vec<String>, Error> {
         let program = self.program(plugin)?;
-        let file = Fingerprint::of(program.path().to_owned())?;
+        let file = FileIdentity::of(program.path().to_owned())?;
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(plugin).cloned();
         if let Some((_, versions)) = known.filter(|(known, _)| *known == file) {
             return Ok(versions);
         }
         let versions = probe::versions(self, plugin, &self.path).map_err(|error| match program {
             Program::File(_) => error,
-            // It is not built in, either.
+            // The plugin is not built in either.
             Program::WeftCni(_, absent) => absent,
         })?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);

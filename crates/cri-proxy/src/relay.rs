@@ -1,7 +1,7 @@
-//! A body on its way from the runtime to a client, as it is.
+//! Body of a response that is forwarded unchanged from the runtime to a client.
 //!
-//! Rules: bytes and trailers pass as they come; a runtime that goes away in the middle is UNAVAILABLE in the trailers,
-//! as gRPC has it; where messages are edited, one that cannot be understood passes as it is.
+//! Data and trailers pass as they arrive. If the runtime's connection is lost, the client receives UNAVAILABLE in the
+//! trailers, as gRPC requires.
 //!
 //! Source: gRPC over HTTP/2, «Length-Prefixed-Message».
 
@@ -16,19 +16,19 @@ use tonic::codegen::http::HeaderMap;
 use super::backend::{Body, Cause};
 use cri::unix_service::with_sources;
 
-/// A body as it is.
-pub(crate) fn untouched(body: Incoming) -> Body {
+/// Returns a response's body for a client, unchanged.
+pub(crate) fn unchanged(body: Incoming) -> Body {
     Relayed::of(body).boxed_unsync()
 }
 
-/// The runtime's body.
+/// Body of a response of the runtime.
 pub(crate) struct Relayed {
     inner: Incoming,
     ended: bool,
 }
 
 impl Relayed {
-    /// As it comes.
+    /// Wraps a body.
     pub(crate) fn of(inner: Incoming) -> Relayed {
         Relayed { inner, ended: false }
     }
@@ -48,12 +48,12 @@ impl HttpBody for Relayed {
         loop {
             let polled = std::task::ready!(Pin::new(&mut self.inner).poll_frame(context));
             return Poll::Ready(match polled {
-                // They say nothing, and HTTP/2 takes only so many of them on a connection.
+                // Empty frames have no meaning, and HTTP/2 limits their number on a connection.
                 Some(Ok(frame)) if frame.data_ref().is_some_and(Bytes::is_empty) => continue,
                 Some(Ok(frame)) => Some(Ok(frame)),
                 Some(Err(cause)) => {
                     self.ended = true;
-                    let why = format!("the runtime went away: {}", with_sources(&cause));
+                    let why = format!("connection to the runtime lost: {}", with_sources(&cause));
                     Some(Ok(Frame::trailers(trailers(&Status::unavailable(why)))))
                 }
                 None => None,
@@ -72,7 +72,7 @@ impl HttpBody for Relayed {
 
 pub(crate) fn trailers(status: &Status) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    // What cannot be said as a header is not said; the code can.
+    // A message that is not a valid header is left out; the code is always valid.
     let _ = status.add_header(&mut headers);
     headers
 }

@@ -1,8 +1,7 @@
-//! What clients are told of sandboxes: as the runtime tells it, with the addresses of every network by name, and without
-//! our annotation.
+//! Rewriting of responses about sandboxes: adds the addresses of every network by name, and removes the proxy's annotation.
 //!
-//! Rules: a message that holds nothing of ours is not touched; what is not meant is copied byte for byte; addresses come
-//! from the journal, the primary network's first, which has no place for its own name.
+//! A message without the annotation is not changed, and other fields are copied byte for byte. Addresses come from the
+//! journal. The primary network's address comes first; its field has no place for the name of the network.
 //!
 //! Source: CRI `runtime.v1`, `PodSandboxStatus`, `ContainerEventResponse`; «CRI Network API», `PodIP`.
 
@@ -19,53 +18,58 @@ use cri::messages::{Condition, PodIp, PodSandboxStatus};
 use cri::wire;
 use node_support::journal_reader::Journal;
 
-/// `PodSandboxStatusResponse.status`.
+/// Field `PodSandboxStatusResponse.status`.
 const STATUS: u32 = 1;
-/// `PodSandboxStatusResponse.info`.
+/// Field `PodSandboxStatusResponse.info`.
 const INFO: u32 = 2;
-/// `ContainerEventResponse.pod_sandbox_status`.
+/// Field `ContainerEventResponse.pod_sandbox_status`.
 const EVENT_STATUS: u32 = 4;
-/// `PodSandboxStatus.network`.
+/// Field `PodSandboxStatus.network`.
 const NETWORK: u32 = 5;
-/// `PodSandboxNetworkStatus.additional_ips`.
+/// Field `PodSandboxNetworkStatus.additional_ips`.
 const ADDITIONAL_IPS: u32 = 2;
-/// `PodIP.network_name`.
+/// Field `PodIP.network_name`.
 const NETWORK_NAME: u32 = 2;
-/// The condition that speaks of the network.
+/// Type of the condition of the network.
 const NETWORK_READY: &str = "NetworkReady";
 
-/// Whose addresses a client is told.
+/// Addresses in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReportedAddresses {
-    /// Those of every network.
+    /// Addresses of every network.
     All,
-    /// Those of `eth0`'s network, as the runtime has it.
+    /// Addresses of the primary network alone, as the runtime reports them.
     Primary,
 }
 
-/// `PodSandboxStatusResponse`.
-pub(crate) fn status(message: &[u8], journal: &Journal, told: ReportedAddresses) -> Option<Vec<u8>> {
-    with_status(message, STATUS, journal, told)
+/// Rewrites `PodSandboxStatusResponse`.
+pub(crate) fn status(message: &[u8], journal: &Journal, reported: ReportedAddresses) -> Option<Vec<u8>> {
+    with_status(message, STATUS, journal, reported)
 }
 
-/// `ContainerEventResponse`.
+/// Rewrites `ContainerEventResponse`.
 pub(crate) fn event(message: &[u8], journal: &Journal) -> Option<Vec<u8>> {
     with_status(message, EVENT_STATUS, journal, ReportedAddresses::All)
 }
 
-/// Any other message about sandboxes: without our annotation.
+/// Removes the annotation from any other response about sandboxes.
 pub(crate) fn list(message: &[u8]) -> Option<Vec<u8>> {
     wire::without_entry(message, ATTACHMENTS)
 }
 
-fn with_status(message: &[u8], field: u32, journal: &Journal, told: ReportedAddresses) -> Option<Vec<u8>> {
-    if !wire::holds(message, ATTACHMENTS.as_bytes()) {
+fn with_status(
+    message: &[u8],
+    field: u32,
+    journal: &Journal,
+    reported: ReportedAddresses,
+) -> Option<Vec<u8>> {
+    if !wire::contains(message, ATTACHMENTS.as_bytes()) {
         return None;
     }
     wire::edit(message, |record| {
         let content = record.content?;
         let edited = match record.number {
-            number if number == field => sandbox(content, journal, told),
+            number if number == field => sandbox(content, journal, reported),
             INFO => info(content),
             _ => None,
         }?;
@@ -75,13 +79,13 @@ fn with_status(message: &[u8], field: u32, journal: &Journal, told: ReportedAddr
     })
 }
 
-/// `PodSandboxStatus`.
-fn sandbox(message: &[u8], journal: &Journal, told: ReportedAddresses) -> Option<Vec<u8>> {
+/// Rewrites `PodSandboxStatus`.
+fn sandbox(message: &[u8], journal: &Journal, reported: ReportedAddresses) -> Option<Vec<u8>> {
     let PodSandboxStatus { id, annotations } = PodSandboxStatus::decode(message).ok()?;
     let attachments: Vec<Attachment> = serde_json::from_str(annotations.get(ATTACHMENTS)?).ok()?;
     let entry = ContainerId::new(&id).ok().and_then(|id| journal.entry(&id).ok()?);
     let stripped = wire::without_entry(message, ATTACHMENTS)?;
-    if told == ReportedAddresses::Primary {
+    if reported == ReportedAddresses::Primary {
         return Some(stripped);
     }
     let named = |record: &wire::Record<'_>| {
@@ -93,7 +97,7 @@ fn sandbox(message: &[u8], journal: &Journal, told: ReportedAddresses) -> Option
     wire::edit(&stripped, named).or(Some(stripped))
 }
 
-/// `PodSandboxNetworkStatus`: what is there is the primary network's; the others follow.
+/// Rewrites `PodSandboxNetworkStatus`: the existing addresses are the primary network's; the others are appended.
 fn network(message: &[u8], attachments: &[Attachment], entry: Option<&Entry>) -> Vec<u8> {
     let primary = attachments.iter().find(|attachment| attachment.interface.as_str() == PRIMARY);
     let name = |record: &wire::Record<'_>| {
@@ -106,7 +110,7 @@ fn network(message: &[u8], attachments: &[Attachment], entry: Option<&Entry>) ->
     };
     let mut out = wire::edit(message, name).unwrap_or_else(|| message.to_vec());
     if message.is_empty() {
-        // It has ended: the runtime tells no address of it any more.
+        // The sandbox has ended: the runtime reports no address.
         return out;
     }
     let others = attachments.iter().filter(|attachment| attachment.interface.as_str() != PRIMARY);
@@ -119,7 +123,7 @@ fn network(message: &[u8], attachments: &[Attachment], entry: Option<&Entry>) ->
     out
 }
 
-/// The addresses of one interface of a sandbox, from the result of its attachment.
+/// Returns the addresses of one interface of a sandbox, from the result of its attachment.
 fn addresses(entry: &Entry, interface: &str) -> Vec<String> {
     let place = entry.plan.delegates.iter().position(|delegate| delegate.ifname.as_str() == interface);
     let Some((delegate, attachment)) =
@@ -134,40 +138,40 @@ fn addresses(entry: &Entry, interface: &str) -> Vec<String> {
     own.addresses.iter().map(|ip| ip.address.addr().to_string()).collect()
 }
 
-/// An entry of the runtime's notes: JSON, in which the annotation may stand, too.
+/// Removes the annotation from an entry of the runtime's verbose `info`, which is JSON.
 fn info(entry: &[u8]) -> Option<Vec<u8>> {
-    if !wire::holds(entry, ATTACHMENTS.as_bytes()) {
+    if !wire::contains(entry, ATTACHMENTS.as_bytes()) {
         return None;
     }
     wire::edit(entry, |record| {
         let text = record.content.filter(|_| record.number == 2)?;
         let mut value: Value = serde_json::from_slice(text).ok()?;
-        forget(&mut value);
+        remove_annotation(&mut value);
         let mut out = Vec::new();
         wire::push(&mut out, 2, value.to_string().as_bytes());
         Some(out)
     })
 }
 
-fn forget(value: &mut Value) {
+fn remove_annotation(value: &mut Value) {
     match value {
         Value::Object(object) => {
             object.shift_remove(ATTACHMENTS);
-            object.values_mut().for_each(forget);
+            object.values_mut().for_each(remove_annotation);
         }
-        Value::Array(list) => list.iter_mut().for_each(forget),
+        Value::Array(list) => list.iter_mut().for_each(remove_annotation),
         _ => {}
     }
 }
 
-/// `StatusResponse`: whether the network is ready, as the runtime and its networks are.
+/// Rewrites `StatusResponse`: the network is ready if the runtime and the networks are.
 pub(crate) fn readiness(message: &[u8], ready: &Result<(), impl ToString>) -> Option<Vec<u8>> {
     wire::edit(message, |response| {
         let status = response.content.filter(|_| response.number == 1)?;
         let edited = wire::edit(status, |record| {
             let content = record.content.filter(|_| record.number == 1)?;
             let Condition { kind, holds } = Condition::decode(content).ok()?;
-            // A runtime that is not ready says so itself: it has not read our list, and makes no sandbox.
+            // A runtime that is not ready keeps its own reason: it has not read the list and creates no sandbox.
             (kind == NETWORK_READY && holds).then(|| condition(content, ready))
         })?;
         let mut out = Vec::new();
@@ -176,7 +180,7 @@ pub(crate) fn readiness(message: &[u8], ready: &Result<(), impl ToString>) -> Op
     })
 }
 
-/// The condition with its truth and its reason replaced.
+/// Returns the condition with its status and reason replaced.
 fn condition(content: &[u8], ready: &Result<(), impl ToString>) -> Vec<u8> {
     let replaced = |number: u32| (2..=4).contains(&number);
     let mut inner = wire::edit(content, |record| replaced(record.number).then(Vec::new))
@@ -205,7 +209,7 @@ mod tests {
         additional_ips: Vec<PodIp>,
     }
 
-    /// As a newer release of CRI may have it: with a field that nobody here knows.
+    /// Message of a newer release of CRI, with an unknown field.
     #[derive(Clone, PartialEq, Message)]
     struct Full {
         #[prost(string, tag = "1")]
@@ -215,7 +219,7 @@ mod tests {
         #[prost(btree_map = "string, string", tag = "8")]
         annotations: BTreeMap<String, String>,
         #[prost(string, tag = "4711")]
-        unheard_of: String,
+        unknown: String,
     }
 
     #[derive(Clone, PartialEq, Message)]
@@ -240,7 +244,7 @@ mod tests {
       "complete":true}"#;
 
     #[test]
-    fn an_event_of_a_sandbox_tells_the_addresses_of_every_network_and_keeps_all_else() {
+    fn event_of_a_sandbox_gets_the_addresses_of_every_network() {
         let directory = std::env::temp_dir().join(format!("weft-reply-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         std::fs::write(directory.join("c1.json"), ENTRY).unwrap();
@@ -251,7 +255,7 @@ mod tests {
             id: "c1".to_owned(),
             network: Some(Network { ip: "10.0.0.2".to_owned(), additional_ips }),
             annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
-            unheard_of: "stays".to_owned(),
+            unknown: "stays".to_owned(),
         };
         let event = |status| Event {
             container_id: "c1".to_owned(),
@@ -266,12 +270,12 @@ mod tests {
         ));
         let edited = super::event(&sent.encode_to_vec(), &journal).unwrap();
         assert_eq!(Event::decode(edited.as_slice()).unwrap(), expected);
-        // Who takes every address for the pod's own is told of one network.
+        // Clients of `v1alpha2` receive only the addresses of the primary network.
         let primary = status(&[("mine", "1")], vec![ip("fd00::2", "")]);
         let edited =
             sandbox(&sent.status.unwrap().encode_to_vec(), &journal, ReportedAddresses::Primary).unwrap();
         assert_eq!(Full::decode(edited.as_slice()).unwrap(), primary);
-        // A sandbox that asked for nothing passes as it is.
+        // A sandbox without requested networks passes unchanged.
         assert_eq!(
             super::event(&event(status(&[("mine", "1")], Vec::new())).encode_to_vec(), &journal),
             None
@@ -280,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_network_is_ready_as_runtime_and_networks_are_and_other_conditions_stay() {
+    fn network_ready_condition_combines_runtime_and_networks() {
         #[derive(Clone, PartialEq, Message)]
         struct Full {
             #[prost(string, tag = "1")]
@@ -292,7 +296,7 @@ mod tests {
             #[prost(string, tag = "4")]
             message: String,
             #[prost(string, tag = "9")]
-            unheard_of: String,
+            unknown: String,
         }
         #[derive(Clone, PartialEq, Message)]
         struct Conditions {
@@ -309,7 +313,7 @@ mod tests {
             holds,
             reason: reason.to_owned(),
             message: message.to_owned(),
-            unheard_of: "stays".to_owned(),
+            unknown: "stays".to_owned(),
         };
         let response = |network: Full| Response {
             status: Some(Conditions { conditions: vec![condition("RuntimeReady", true, "", ""), network] }),
@@ -318,14 +322,14 @@ mod tests {
         let ready = condition(NETWORK_READY, true, "", "");
         let uninitialized = condition(NETWORK_READY, false, "NetworkPluginNotReady", "not initialized");
         let no_network = || Err("no network".to_owned());
-        for (told, networks, expected) in [
+        for (reported, networks, expected) in [
             (&ready, no_network(), &not_ready),
             (&ready, Ok(()), &ready),
             (&uninitialized, Ok(()), &uninitialized),
             (&uninitialized, no_network(), &uninitialized),
         ] {
-            let told = response(told.clone());
-            let edited = readiness(&told.encode_to_vec(), &networks).unwrap_or_else(|| told.encode_to_vec());
+            let sent = response(reported.clone());
+            let edited = readiness(&sent.encode_to_vec(), &networks).unwrap_or_else(|| sent.encode_to_vec());
             assert_eq!(Response::decode(edited.as_slice()).unwrap(), response(expected.clone()));
         }
     }

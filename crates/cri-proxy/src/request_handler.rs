@@ -1,8 +1,9 @@
-//! The plan of a sandbox that the runtime is making: asked for by the meta-plugin, made of the attachments that came with
-//! it and the networks as they are now, by the same planner as every other.
+//! Planner of sandboxes that the runtime creates: plans the attachments in the sandbox's annotation with the present
+//! networks.
 //!
-//! Rules: a sandbox that asks for nothing gets the default network as the file has it, or, where an agent is named, what
-//! the agent plans; with each plan go orders to take down what the runtime has lost, which nobody else would.
+//! The meta-plugin requests the plan, and the same pure planner as everywhere makes it. A sandbox without requested networks
+//! gets the default network. With an agent, the agent plans such a sandbox. Each response also contains tasks for sandboxes
+//! that the runtime has lost.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -40,28 +41,28 @@ use node_support::plan_metadata;
 use node_support::plan_metadata::PlanMetadata;
 use node_support::sandbox_gc::SandboxGc;
 
-/// The namespace of the definitions that stand for a sandbox's networks while a plan is made.
+/// Namespace of the definitions that represent the networks of a sandbox in a plan request.
 const STAND_IN: &str = "networks";
 
-/// Answers the meta-plugin.
+/// Handler of the meta-plugin's requests.
 #[derive(Debug)]
 pub(crate) struct Planner {
     pub(crate) networks: Arc<Networks>,
-    /// The runtime's socket.
+    /// Socket of the runtime.
     pub(crate) runtime: PathBuf,
-    /// The agent's socket, for sandboxes that ask for nothing.
+    /// Socket of the agent, for sandboxes without requested networks.
     pub(crate) agent: Option<PathBuf>,
-    /// Who looks for sandboxes that the runtime has lost.
+    /// Garbage collector of sandboxes that the runtime has lost.
     pub(crate) sandbox_gc: SandboxGc,
 }
 
-/// A network and what a sandbox wants of it.
-struct Wanted {
+/// Network of a sandbox with its parameters.
+struct RequestedNetwork {
     interface: IfName,
     usable: Usable,
     parameters: BTreeMap<String, Box<RawValue>>,
-    /// Keeps the network's own name, as without us.
-    unasked: bool,
+    /// Whether the sandbox requested nothing; the network then keeps the label that it has without the proxy.
+    is_default: bool,
 }
 
 impl RequestHandler for Planner {
@@ -72,25 +73,25 @@ impl RequestHandler for Planner {
             (Some(agent), []) if !request.pod.name.is_empty() => {
                 let default = self.networks.default_network()?;
                 let mut plan = relay(agent, request, &default).await?;
-                let networks = give_default(&mut plan, default)?;
+                let networks = set_default_ranges(&mut plan, default)?;
                 (plan, networks)
             }
-            (_, asked) => {
-                let wanted = self.wanted(asked, request)?;
-                let label = |wanted: &Wanted| (wanted.interface.to_string(), wanted.usable.label.clone());
-                let networks = wanted.iter().map(label).collect();
-                (plan(request, node, wanted)?, networks)
+            (_, attachments) => {
+                let requested = self.requested(attachments, request)?;
+                let label = |one: &RequestedNetwork| (one.interface.to_string(), one.usable.label.clone());
+                let networks = requested.iter().map(label).collect();
+                (plan(request, node, requested)?, networks)
             }
         };
-        PlanMetadata { runtime: plan_metadata::settled(&self.runtime), networks }.write(&mut plan)?;
+        PlanMetadata { runtime: plan_metadata::canonical(&self.runtime), networks }.write(&mut plan)?;
         Ok(plan)
     }
 
     fn due_tasks(&self) -> Vec<Task> {
-        let runtime = plan_metadata::settled(&self.runtime);
-        // By another list it is another meta-plugin's, or somebody's own.
+        let runtime = plan_metadata::canonical(&self.runtime);
+        // An entry of another list was not made through this proxy.
         self.sandbox_gc.lost(|entry| {
-            entry.network == runtime_network::NAME && !plan_metadata::is_anothers(entry, &runtime)
+            entry.network == runtime_network::NAME && !plan_metadata::is_of_another_runtime(entry, &runtime)
         })
     }
 
@@ -99,17 +100,17 @@ impl RequestHandler for Planner {
     }
 }
 
-/// What came with the sandbox; nothing: it asks for nothing.
+/// Returns the attachments in the annotation of a sandbox; none if it requests nothing.
 fn attachments(node: &NodeConfiguration, request: &PlanRequest) -> Result<Vec<Attachment>, Error> {
     if request.pod.name.is_empty() {
         return Ok(Vec::new());
     }
     let Some(mut pod) = node.pod_of_runtime(&request.pod)? else {
-        // Without a single annotation runtimes pass none.
+        // Runtimes pass no annotations if a sandbox has none.
         if node.capabilities.contains(cni::capability::POD_ANNOTATIONS) {
             return Ok(Vec::new());
         }
-        let why = "the runtime passes no annotations, by which a sandbox says which networks it asks for";
+        let why = "the runtime does not pass annotations, which contain the requested networks of a sandbox";
         let cure = "declare the capability io.kubernetes.cri.pod-annotations in the list of the meta-plugin";
         return Err(Error::config(why).details(cure));
     };
@@ -118,38 +119,46 @@ fn attachments(node: &NodeConfiguration, request: &PlanRequest) -> Result<Vec<At
 }
 
 impl Planner {
-    /// The primary one first.
-    fn wanted(&self, asked: &[Attachment], request: &PlanRequest) -> Result<Vec<Wanted>, Error> {
-        if asked.is_empty() {
+    /// Returns the requested networks, the primary one first.
+    fn requested(
+        &self,
+        attachments: &[Attachment],
+        request: &PlanRequest,
+    ) -> Result<Vec<RequestedNetwork>, Error> {
+        if attachments.is_empty() {
             let usable = self.networks.default_network()?;
-            let interface = request.ifname.clone();
-            return Ok(vec![Wanted { interface, usable, parameters: BTreeMap::new(), unasked: true }]);
+            let (interface, parameters) = (request.ifname.clone(), BTreeMap::new());
+            return Ok(vec![RequestedNetwork { interface, usable, parameters, is_default: true }]);
         }
-        let mut wanted = Vec::new();
-        for Attachment { interface, network, parameters } in asked {
+        let mut requested = Vec::new();
+        for Attachment { interface, network, parameters } in attachments {
             let found = self.networks.find(&Name::read(network), interface.as_str());
-            // It was there when the sandbox was asked for.
+            // The network existed when the sandbox was requested.
             let usable = found.map_err(|status| {
                 Error::new(code::TRY_AGAIN_LATER, format!("networks: {}", status.message()))
             })?;
-            let parameters = parameters.clone();
-            wanted.push(Wanted { interface: interface.clone(), usable, parameters, unasked: false });
+            let (interface, parameters) = (interface.clone(), parameters.clone());
+            requested.push(RequestedNetwork { interface, usable, parameters, is_default: false });
         }
-        // Stable: the others stay in their order.
-        wanted.sort_by_key(|wanted| wanted.interface != request.ifname);
-        match wanted.first().is_some_and(|first| first.interface == request.ifname) {
-            true => Ok(wanted),
+        // A stable sort keeps the order of the others.
+        requested.sort_by_key(|one| one.interface != request.ifname);
+        match requested.first().is_some_and(|first| first.interface == request.ifname) {
+            true => Ok(requested),
             false => Err(Error::config(format!(
-                "annotation {ATTACHMENTS}: nothing is attached as {}, which the runtime asks for",
+                "annotation {ATTACHMENTS}: no network for {}, which the runtime requests",
                 request.ifname
             ))),
         }
     }
 }
 
-/// Has the planner make it, and gives each delegate what is wanted of it.
-fn plan(request: &PlanRequest, mut node: NodeConfiguration, wanted: Vec<Wanted>) -> Result<Plan, Error> {
-    let Some((primary, others)) = wanted.split_first() else { return Err(Error::internal("no network")) };
+/// Makes the plan and applies the request of each network to its delegate.
+fn plan(
+    request: &PlanRequest,
+    mut node: NodeConfiguration,
+    requested: Vec<RequestedNetwork>,
+) -> Result<Plan, Error> {
+    let Some((primary, others)) = requested.split_first() else { return Err(Error::internal("no network")) };
     node.default_network =
         DefaultNetwork::Written { first: Box::new(primary.usable.network.clone()), others: Vec::new() };
     node.default_networks = Vec::new();
@@ -195,38 +204,38 @@ fn plan(request: &PlanRequest, mut node: NodeConfiguration, wanted: Vec<Wanted>)
     let mut plan = plan::plan(&request).map_err(Error::from)?;
     let delegates =
         plan.delegates.iter_mut().filter(|delegate| matches!(delegate.role, Role::Default | Role::Selected));
-    for (delegate, wanted) in delegates.zip(wanted) {
-        give(delegate, wanted)?;
+    for (delegate, requested) in delegates.zip(requested) {
+        apply(delegate, requested)?;
     }
     Ok(plan)
 }
 
-/// What an agent cannot know of the default network: its ranges. Its label stays the agent's, which tells pods' statuses.
-fn give_default(plan: &mut Plan, default: Usable) -> Result<BTreeMap<String, String>, Error> {
+/// Sets the ranges of the default network, which the agent does not know. The label remains the agent's.
+fn set_default_ranges(plan: &mut Plan, default: Usable) -> Result<BTreeMap<String, String>, Error> {
     let Some(delegate) = plan.delegates.iter_mut().find(|delegate| delegate.role == Role::Default) else {
         return Err(Error::internal("the agent's plan has no default network"));
     };
-    // A pod may have selected another one for its default.
+    // The pod may have selected another default network.
     if delegate.config_name != default.network.name {
         return Ok(BTreeMap::new());
     }
-    give_ranges(delegate, &default)?;
+    set_ranges(delegate, &default)?;
     Ok(BTreeMap::from([(delegate.ifname.to_string(), default.label)]))
 }
 
-/// The addresses of a network that was set with some.
-fn give_ranges(delegate: &mut Delegate, usable: &Usable) -> Result<(), Error> {
+/// Sets the ranges of a stored network.
+fn set_ranges(delegate: &mut Delegate, usable: &Usable) -> Result<(), Error> {
     match usable.ranges.as_slice() {
         [] => Ok(()),
         ranges => delegate.runtime_config.set(IP_RANGES, &network_condition::ip_ranges(ranges)),
     }
 }
 
-/// The network's own name, its ranges, and the sandbox's parameters.
-fn give(delegate: &mut Delegate, wanted: Wanted) -> Result<(), Error> {
-    let Wanted { interface: _, usable, parameters, unasked } = wanted;
-    give_ranges(delegate, &usable)?;
-    if !unasked || usable.label != cri::network_api::FALLBACK {
+/// Sets the label and the ranges of the network, and the parameters of the sandbox.
+fn apply(delegate: &mut Delegate, requested: RequestedNetwork) -> Result<(), Error> {
+    let RequestedNetwork { interface: _, usable, parameters, is_default } = requested;
+    set_ranges(delegate, &usable)?;
+    if !is_default || usable.label != cri::network_api::FALLBACK {
         delegate.network = usable.label;
     }
     for (capability, value) in parameters {
@@ -236,19 +245,21 @@ fn give(delegate: &mut Delegate, wanted: Wanted) -> Result<(), Error> {
     Ok(())
 }
 
-/// What is asked for must be in the result.
+/// Requires the requested addresses in the result.
 fn verify(delegate: &mut Delegate, capability: &str, value: &RawValue) -> Result<(), Error> {
     let illegal = |why: &str| Error::key(capability, value.get(), why);
     match capability {
         cni::capability::IPS => {
             let ips: Vec<String> =
                 serde_json::from_str(value.get()).map_err(|_| illegal("must be a list of addresses"))?;
-            let ips = ips.iter().map(|ip| RequestedIp::parse(ip).ok_or_else(|| illegal("holds no address")));
+            let ips = ips
+                .iter()
+                .map(|ip| RequestedIp::parse(ip).ok_or_else(|| illegal("contains an invalid address")));
             delegate.verify.ips = ips.collect::<Result<_, _>>()?;
         }
         cni::capability::MAC => {
             let mac: String = serde_json::from_str(value.get()).map_err(|_| illegal("must be a string"))?;
-            let mac = HardwareAddress::parse(&mac).ok_or_else(|| illegal("is no hardware address"))?;
+            let mac = HardwareAddress::parse(&mac).ok_or_else(|| illegal("is not a hardware address"))?;
             delegate.verify.mac = Some(mac);
         }
         _ => {}
@@ -256,7 +267,7 @@ fn verify(delegate: &mut Delegate, capability: &str, value: &RawValue) -> Result
     Ok(())
 }
 
-/// Requests the plan of the agent, with the default network written out.
+/// Requests a plan from the agent, with the default network in the configuration.
 async fn relay(agent: &PathBuf, request: &PlanRequest, default: &Usable) -> Result<Plan, Error> {
     let mut configuration = Object::parse(request.node.configuration.get().as_bytes(), "configuration")?;
     configuration.banish("clusterNetwork");

@@ -1,7 +1,7 @@
-//! What a sandbox asks for: the networks of its configuration, or of an annotation, checked and made explicit.
+//! Networks that a sandbox requests, in its configuration or in an annotation: validated, with all defaults applied.
 //!
-//! Rules: every refusal comes before the runtime hears of the sandbox; what is resolved travels with the sandbox in an
-//! annotation of ours, which is nobody else's to set and is taken out of what clients are told.
+//! Every refusal comes before the runtime receives the request. The resolved attachments travel through the runtime in
+//! another annotation, which clients must not set and do not see.
 //!
 //! Source: «CRI Network API», «Defaulting and initialization».
 
@@ -20,31 +20,31 @@ use cri::messages::PodSandboxConfig;
 use cri::network_api::validation::fault;
 use cri::network_api::{FALLBACK, Name, SandboxNetwork, conflist};
 
-/// By this annotation a client asks that cannot send the field.
+/// Annotation with the requested networks, for clients that cannot send the field.
 pub(crate) const NETWORKS: &str = "weft.dev/networks";
-/// In this one the attachments travel through the runtime.
+/// Annotation in which the attachments travel through the runtime.
 pub(crate) const ATTACHMENTS: &str = "weft.dev/attachments";
-/// The interface that every sandbox has.
+/// Interface that every sandbox has.
 pub(crate) const PRIMARY: &str = "eth0";
 
-/// Most networks of a sandbox.
+/// Largest number of networks of a sandbox.
 const NETWORKS_MAX: usize = 32;
-/// Largest annotation, in bytes.
+/// Largest annotation in bytes.
 const ANNOTATION_MAX: usize = 256 << 10;
 
-/// One attachment of a sandbox.
+/// Attachment of a sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Attachment {
-    /// Its interface.
+    /// Interface.
     pub(crate) interface: IfName,
-    /// The network, as the sandbox called it.
+    /// Network, by the name that the sandbox used.
     pub(crate) network: String,
-    /// Values by capability.
+    /// Parameters by capability.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) parameters: BTreeMap<String, Box<RawValue>>,
 }
 
-/// The same as a person writes it into an annotation: values are JSON.
+/// Attachment in the annotation of a person: values are JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Annotated {
@@ -56,16 +56,18 @@ struct Annotated {
     parameters: BTreeMap<String, Box<RawValue>>,
 }
 
-/// Where a list of networks stands.
+/// Requested networks with their path in the request.
 struct Source {
     path: String,
     asked: Vec<(String, String, BTreeMap<String, Box<RawValue>>)>,
 }
 
-/// The attachments that a sandbox asks for; none: the default network.
+/// Returns the attachments that a sandbox requests; none means the default network.
 pub(crate) fn attachments(config: &PodSandboxConfig, networks: &Networks) -> Result<Vec<Attachment>, Status> {
     if config.annotations.contains_key(ATTACHMENTS) {
-        let why = format!("is the proxy's own: ask with networks, or with the annotation {NETWORKS}");
+        let why = format!(
+            "is reserved for the proxy: request networks with the field or the annotation {NETWORKS}"
+        );
         return Err(Status::invalid_argument(format!("config.annotations[{ATTACHMENTS:?}]: {why}")));
     }
     let Some(Source { path, asked }) = source(config)? else { return Ok(Vec::new()) };
@@ -89,7 +91,7 @@ pub(crate) fn attachments(config: &PodSandboxConfig, networks: &Networks) -> Res
     Ok(attachments)
 }
 
-/// Which network a sandbox means, at `path`.
+/// Parses the name of a network at `path`.
 fn name(written: &str, path: &str) -> Result<Name, Status> {
     if written.is_empty() {
         return Err(fault(path, written, "names no network"));
@@ -100,7 +102,7 @@ fn name(written: &str, path: &str) -> Result<Name, Status> {
     let illegal = illegal.or_else(|| definition_name_fault(&name.name).filter(|_| name.name != FALLBACK));
     match illegal {
         None => Ok(name),
-        Some(why) => Err(fault(path, written, format_args!("is no name of a network: {why}"))),
+        Some(why) => Err(fault(path, written, format_args!("is not a name of a network: {why}"))),
     }
 }
 
@@ -115,15 +117,15 @@ fn source(config: &PodSandboxConfig) -> Result<Option<Source>, Status> {
             }
             let asked: Vec<Annotated> =
                 serde_json::from_str(text).map_err(|cause| fault(&at, text, cause))?;
-            refuse_what_is_given(&at, &asked)?;
+            refuse_assigned_parameters(&at, &asked)?;
             let asked = asked.into_iter().map(|one| (one.interface_name, one.network_name, one.parameters));
             let asked: Vec<_> = asked.collect();
             if asked.is_empty() {
-                return Err(fault(&at, text, "asks for no network: leave it out for the default network"));
+                return Err(fault(&at, text, "requests no network: omit it for the default network"));
             }
             Ok(Some(Source { path: at, asked }))
         }
-        (_, Some(text)) => Err(fault(&at, text, "the sandbox asks with config.networks as well: keep one")),
+        (_, Some(text)) => Err(fault(&at, text, "config.networks requests networks as well: keep one")),
         (written, None) => {
             let asked = written.iter().map(|SandboxNetwork { interface_name, network_name, parameters }| {
                 let parameters = parameters
@@ -139,25 +141,21 @@ fn source(config: &PodSandboxConfig) -> Result<Option<Source>, Status> {
     }
 }
 
-/// Refuses devices and ranges in an annotation. Whoever makes a pod writes that, and a kubelet hands it on: it would be any device
-/// of the node, another pod's too, and addresses of whatever range. Which a pod was given, a client says in the field.
-fn refuse_what_is_given(at: &str, asked: &[Annotated]) -> Result<(), Status> {
+/// Refuses devices and ranges in an annotation. The author of a pod writes the annotation and the kubelet passes it on, so it
+/// could name any device of the node, another pod's too, and any range. A client sets the pod's own in the field.
+fn refuse_assigned_parameters(at: &str, asked: &[Annotated]) -> Result<(), Status> {
     for (index, one) in asked.iter().enumerate() {
         for key in [DEVICE_ID, IP_RANGES] {
             if let Some(value) = one.parameters.get(key) {
                 let at = format!("{at}[{index}].parameters[{key:?}]");
-                return Err(fault(
-                    &at,
-                    value.get(),
-                    "is not an annotation's to say: ask with config.networks",
-                ));
+                return Err(fault(&at, value.get(), "cannot be set in an annotation: use config.networks"));
             }
         }
     }
     Ok(())
 }
 
-/// The name of each interface: as asked for, else `eth0` for the first and `net1`, `net2`, … for the others.
+/// Returns the name of each interface: as requested, else `eth0` for the first and `net1`, `net2`, … for the others.
 fn interfaces<'a>(path: &str, asked: impl Iterator<Item = &'a str> + Clone) -> Result<Vec<IfName>, Status> {
     let mut taken: BTreeSet<String> = BTreeSet::new();
     for (index, name) in asked.clone().enumerate().filter(|(_, name)| !name.is_empty()) {
@@ -166,10 +164,10 @@ fn interfaces<'a>(path: &str, asked: impl Iterator<Item = &'a str> + Clone) -> R
             return Err(fault(&at, name, why));
         }
         if name == "lo" {
-            return Err(fault(&at, name, "is every sandbox's own"));
+            return Err(fault(&at, name, "is reserved for the loopback interface"));
         }
         if !taken.insert(name.to_owned()) {
-            return Err(fault(&at, name, "is there twice"));
+            return Err(fault(&at, name, "is a duplicate"));
         }
     }
     let mut names = Vec::new();
@@ -187,7 +185,7 @@ fn interfaces<'a>(path: &str, asked: impl Iterator<Item = &'a str> + Clone) -> R
     match names.iter().any(|name| name.as_str() == PRIMARY) {
         true => Ok(names),
         false => {
-            let why = format!("none is attached as {PRIMARY}, which every sandbox has");
+            let why = format!("no network is attached as {PRIMARY}, which every sandbox has");
             Err(Status::invalid_argument(format!("{path}: {why}")))
         }
     }
@@ -205,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_are_as_asked_for_or_eth0_net1_net2() {
+    fn interface_names_are_as_requested_or_eth0_net1_net2() {
         for (asked, expected) in [
             (&["", "", ""][..], &["eth0", "net1", "net2"][..]),
             (&["", "net1", ""], &["eth0", "net1", "net2"]),
@@ -221,8 +219,8 @@ mod tests {
             );
         }
         for (asked, word) in [
-            (&["net1"][..], "none is attached as eth0"),
-            (&["eth0", "eth0"], "[1].interface_name: \"eth0\": is there twice"),
+            (&["net1"][..], "no network is attached as eth0"),
+            (&["eth0", "eth0"], "[1].interface_name: \"eth0\": is a duplicate"),
             (&["eth0", "lo"], "[1].interface_name: \"lo\""),
             (&["eth0", "1234567890123456"], "[1].interface_name"),
             (&["eth0", "a/b"], "[1].interface_name"),
@@ -238,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_and_ranges_are_named_by_a_client_and_by_no_annotation() {
+    fn devices_and_ranges_are_refused_in_an_annotation() {
         for (key, value) in
             [("deviceID", r#""0000:00:1f.6""#), ("ipRanges", r#"[[{"subnet":"10.0.0.0/8"}]]"#)]
         {
@@ -249,7 +247,7 @@ mod tests {
             let error = source(&PodSandboxConfig { annotations, ..PodSandboxConfig::default() }).err();
             let error = error.expect("a refusal").message().to_owned();
             assert!(error.contains(&format!("[1].parameters[{key:?}]: ")), "{error}");
-            assert!(error.ends_with("is not an annotation's to say: ask with config.networks"), "{error}");
+            assert!(error.ends_with("cannot be set in an annotation: use config.networks"), "{error}");
             let parameters = [(key.to_owned(), value.to_owned())].into_iter().collect();
             let network =
                 SandboxNetwork { network_name: "fast".into(), parameters, ..SandboxNetwork::default() };

@@ -1,8 +1,10 @@
-//! The list by which the runtime calls the meta-plugin, and that asks us: one file in the runtime's directory.
+//! CNI configuration list through which the runtime calls the meta-plugin, one file in the runtime's directory. The
+//! meta-plugin then requests plans from the proxy.
 //!
-//! Rules: it is written beside its place, by a name that no runtime loads, and renamed within the directory (runtimes overlook
-//! what comes from elsewhere);
-//! it stays when the proxy ends, because sandboxes are taken down through it; somebody else's file is not replaced.
+//! - The file is written in the same directory under a name that no runtime loads, and renamed. (Runtimes do not notice a
+//!   file that is moved from another directory.)
+//! - It stays when the proxy ends, because sandboxes are taken down through it.
+//! - The file of another project is not replaced.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -16,24 +18,24 @@ use tracing::{info, warn};
 
 use cli_support::failure::Failure;
 use cri::messages::StatusRequest;
-use cri::runtime_status::{Known, STATUS, known, of_lists};
+use cri::runtime_status::{ListReport, STATUS, list_info, list_report};
 use cri::unix_service;
 
-/// Its name: it sorts before others, for a runtime takes the first.
+/// Name of the file: it sorts first, and a runtime uses the first list.
 const FILE: &str = "00-weft.conflist";
-/// What it is called until it is whole: runtimes load what ends in `.conf`, `.conflist` or `.json`, hidden or not.
+/// Temporary name: runtimes load files that end in `.conf`, `.conflist` or `.json`, hidden or not.
 const TEMPORARY: &str = ".00-weft.conflist.new";
 /// Name of the network.
 pub const NAME: &str = "weft-cri";
-/// What runtimes of CNI 1.0.0 and 1.1.0 understand.
+/// CNI version, which runtimes of CNI 1.0.0 and 1.1.0 support.
 const VERSION: &str = "1.0.0";
 
-/// How soon a runtime reads a list that is new.
+/// Time within which a runtime reads a new list.
 const READ_MAX: Duration = Duration::from_secs(5);
-/// How often it is asked whether it has, and how long that may take.
+/// Interval of the checks whether the runtime has read the list, and timeout of a check.
 const LOOK_PERIOD: Duration = Duration::from_secs(30);
 
-/// Writes it, unless it is there as it should be.
+/// Writes the list, unless it is up to date.
 pub fn write(directory: &Path, socket: &Path, journal: &Path, plugins: &str) -> Result<(), Failure> {
     let path = directory.join(FILE);
     let _ = fs::remove_file(directory.join(TEMPORARY));
@@ -45,8 +47,11 @@ pub fn write(directory: &Path, socket: &Path, journal: &Path, plugins: &str) -> 
     match fs::read(&path) {
         Ok(there) if there == text.as_bytes() => return Ok(()),
         Ok(there) if !is_ours(&there) => {
-            return Err(Failure::new(format!("runtime's network {}: it is another one", path.display()))
-                .next("remove it once no pod is left that it attached, or name another directory"));
+            return Err(Failure::new(format!(
+                "runtime's network {}: is the file of another project",
+                path.display()
+            ))
+            .next("remove it when no pod that it attached remains, or use another directory"));
         }
         Err(cause) if cause.kind() != ErrorKind::NotFound => return Err(failed(cause)),
         _ => {}
@@ -62,7 +67,7 @@ pub fn write(directory: &Path, socket: &Path, journal: &Path, plugins: &str) -> 
     written.map_err(failed)
 }
 
-/// Is our list in this directory?
+/// Whether the directory contains the proxy's list.
 pub fn is_in(directory: &Path) -> bool {
     fs::read(directory.join(FILE)).is_ok_and(|bytes| is_ours(&bytes))
 }
@@ -74,11 +79,11 @@ fn list(socket: &Path, journal: &Path, plugins: &str) -> Value {
         "name": NAME,
         "plugins": [{
             "type": "weft",
-            // Never looked up: the proxy says which network it is.
+            // Never read: the proxy names the network in the plan.
             "clusterNetwork": "default",
             "agentSocket": socket,
             "cniDir": journal,
-            // As in CNI_PATH: the meta-plugin puts it before what the runtime says.
+            // As in CNI_PATH: the meta-plugin searches it before the runtime's directories.
             "binDir": directories.join(":"),
             "capabilities": {
                 "io.kubernetes.cri.pod-annotations": true,
@@ -91,7 +96,7 @@ fn list(socket: &Path, journal: &Path, plugins: &str) -> Value {
     })
 }
 
-/// Warns when the runtime says that it has not read the list, and when it has; for ever.
+/// Warns when the runtime reports that it has not read the list, and logs when it has; never ends.
 pub async fn follow(runtime: PathBuf, directory: PathBuf) {
     let mut before = true;
     let mut wait = READ_MAX;
@@ -99,22 +104,25 @@ pub async fn follow(runtime: PathBuf, directory: PathBuf) {
         sleep(wait).await;
         wait = LOOK_PERIOD;
         let request = StatusRequest { verbose: true };
-        // Who is away says nothing.
+        // A runtime that does not answer is skipped.
         let Ok(Ok(answer)) = timeout(LOOK_PERIOD, unix_service::call(&runtime, STATUS, &request)).await
         else {
             continue;
         };
-        let Some(Known { reads, from }) = known(&of_lists(&answer).info, NAME) else { continue };
-        match (reads, before) {
+        let Some(ListReport { is_read, directory: from }) = list_report(&list_info(&answer).info, NAME)
+        else {
+            continue;
+        };
+        match (is_read, before) {
             (false, true) => warn!(
                 from,
-                "the runtime does not call the proxy: sandboxes that ask for networks are refused; its conf_dir must be {}, and max_conf_num 1; restart it then",
+                "runtime does not call the proxy: sandboxes that request networks are refused; set its conf_dir to {} and max_conf_num to 1, then restart it",
                 directory.display()
             ),
-            (true, false) => info!(from, "the runtime calls the proxy"),
+            (true, false) => info!(from, "runtime calls the proxy"),
             _ => {}
         }
-        before = reads;
+        before = is_read;
     }
 }
 
@@ -129,14 +137,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_meta_plugin_is_told_of_every_directory_of_plugins() {
+    fn runtime_list_contains_every_plugin_directory() {
         let list = list(Path::new("/run/s"), Path::new("/var/j"), "/opt/cni/bin::/usr/lib/cni");
         let node = NodeConfiguration::read(list["plugins"][0].to_string().as_bytes(), Flavour::Weft).unwrap();
         assert_eq!(node.bin_dir, "/opt/cni/bin:/usr/lib/cni");
     }
 
     #[test]
-    fn nothing_that_a_runtime_loads_is_there_by_half() {
+    fn runtime_list_is_never_incomplete() {
         let directory = std::env::temp_dir().join(format!("weft-list-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let write = || write(&directory, Path::new("/run/s"), Path::new("/var/j"), "/opt/cni/bin");
@@ -152,7 +160,7 @@ mod tests {
         assert!(!is_in(&directory));
         write().unwrap();
         assert_eq!((names(), is_in(&directory)), (vec![FILE.to_owned()], true));
-        // It cannot be put in its place.
+        // The rename fails.
         fs::remove_file(directory.join(FILE)).unwrap();
         fs::create_dir_all(directory.join(TEMPORARY).join("x")).unwrap();
         write().unwrap_err();

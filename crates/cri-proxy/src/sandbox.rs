@@ -1,7 +1,7 @@
-//! The runtime's answer to a sandbox that asked for networks: it counts if the runtime had them attached.
+//! Check of the runtime's response for a sandbox that requested networks: the journal must contain the sandbox.
 //!
-//! Rules: a runtime that does not call our list knows nothing of what was asked for; a sandbox that it made without is taken
-//! back, whoever waits for it, and refused.
+//! A runtime that does not call the proxy's list ignores the requested networks. A sandbox that it created without them is
+//! removed again, even if its client has disconnected, and the call is refused.
 //!
 //! Source: CRI `runtime.v1`, RunPodSandbox.
 
@@ -23,65 +23,70 @@ use cri::messages::PodSandboxId;
 use cri::unix_service::with_sources;
 use node_support::journal_reader::Journal;
 
-/// The answer as it came, if the journal knows the sandbox; `service` is the path of the runtime's methods, `directory`
-/// where it has to find our list.
+/// Returns the response unchanged, if the journal contains the sandbox. `service` is the path of the runtime's methods,
+/// `directory` the CNI directory with the proxy's list.
 ///
 /// # Errors
-/// FAILED_PRECONDITION: the runtime does not call our list.
-pub(super) async fn confirmed(
+/// FAILED_PRECONDITION: the runtime does not call the proxy's list.
+pub(super) async fn checked(
     answer: Response<Incoming>,
     journal: &Journal,
     (backend, service): (&Arc<Backend>, &'static str),
     directory: &Path,
 ) -> Result<Response<Body>, Status> {
     if answer.body().is_end_stream() {
-        return Ok(answer.map(relay::untouched));
+        return Ok(answer.map(relay::unchanged));
     }
     let (parts, body) = answer.into_parts();
     let whole = Limited::new(Relayed::of(body), MESSAGE_MAX).collect().await;
-    let whole = whole.map_err(|cause| Status::internal(format!("the runtime's answer: {cause}")))?;
+    let whole = whole.map_err(|cause| Status::internal(format!("response of the runtime: {cause}")))?;
     let trailers = whole.trailers().cloned();
     let bytes = whole.to_bytes();
-    if let Some(id) = unknown(&bytes, journal) {
-        return Err(taken_back(Arc::clone(backend), service, id, directory).await);
+    if let Some(id) = missing_in_journal(&bytes, journal) {
+        return Err(remove_sandbox(Arc::clone(backend), service, id, directory).await);
     }
     let body = Full::new(bytes).with_trailers(std::future::ready(trailers.map(Ok)));
     Ok(Response::from_parts(parts, body.map_err(Cause::from).boxed_unsync()))
 }
 
-/// The sandbox in an answer that the journal does not know.
-fn unknown(answer: &Bytes, journal: &Journal) -> Option<String> {
+/// Returns the id of the sandbox in a response, if the journal does not contain it.
+fn missing_in_journal(answer: &Bytes, journal: &Journal) -> Option<String> {
     let id = PodSandboxId::decode(answer.get(PREFIX..)?).ok()?.id;
     let container = ContainerId::new(&id).ok()?;
-    // One that cannot be read was written by whom the runtime called.
+    // An unreadable entry was written by the meta-plugin, so the runtime did call it.
     matches!(journal.entry(&container), Ok(None)).then_some(id)
 }
 
-/// Takes a sandbox back that was made without its networks; what its client is told.
-async fn taken_back(backend: Arc<Backend>, service: &'static str, id: String, directory: &Path) -> Status {
+/// Removes a sandbox that was created without its networks; returns the error for the client.
+async fn remove_sandbox(
+    backend: Arc<Backend>,
+    service: &'static str,
+    id: String,
+    directory: &Path,
+) -> Status {
     let why = format!(
-        "the runtime made sandbox {id} and called no list of weft cri-proxy for it, so that it is on none of its networks: \
-        conf_dir in the runtime's configuration must be {}, and max_conf_num 1; restart the runtime then",
+        "the runtime created sandbox {id} without its networks, because it did not call the list of weft cri-proxy: \
+        set conf_dir in the runtime's configuration to {} and max_conf_num to 1, then restart the runtime",
         directory.display()
     );
-    warn!(sandbox = id, why);
-    // It must go even if its client does not wait.
-    let gone = tokio::spawn(async move {
-        let told = PodSandboxId { id };
+    warn!(sandbox = id, error = why, "sandbox created without its networks");
+    // The task continues if the client disconnects.
+    let removed = tokio::spawn(async move {
+        let sandbox = PodSandboxId { id };
         for method in ["StopPodSandbox", "RemovePodSandbox"] {
-            tell(&backend, &format!("{service}{method}"), &told).await?;
+            call(&backend, &format!("{service}{method}"), &sandbox).await?;
         }
-        info!(sandbox = told.id, "taken back");
+        info!(sandbox = sandbox.id, "sandbox removed");
         Ok::<(), String>(())
     });
-    match gone.await.unwrap_or_else(|cause| Err(cause.to_string())) {
+    match removed.await.unwrap_or_else(|cause| Err(cause.to_string())) {
         Ok(()) => Status::failed_precondition(why),
-        Err(left) => Status::failed_precondition(format!("{why}; it could not be removed: {left}")),
+        Err(cause) => Status::failed_precondition(format!("{why}; it could not be removed: {cause}")),
     }
 }
 
-/// One call to the runtime whose answer says nothing.
-async fn tell(backend: &Backend, path: &str, sandbox: &PodSandboxId) -> Result<(), String> {
+/// Sends a call to the runtime and ignores the content of its response.
+async fn call(backend: &Backend, path: &str, sandbox: &PodSandboxId) -> Result<(), String> {
     let failed = |cause: &dyn std::error::Error| format!("{path}: {}", with_sources(cause));
     let body = Full::new(framed(&sandbox.encode_to_vec()).unwrap_or_default());
     let request = Request::post(path)

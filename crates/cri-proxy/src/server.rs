@@ -1,7 +1,8 @@
-//! Where clients come in: a unix socket that speaks HTTP/2, with a bound on everything.
+//! Server for CRI clients: HTTP/2 on a Unix socket.
 //!
-//! Rules: a client has so many calls at a time, and the proxy so many clients; what a client does not read is not read
-//! from the runtime either; who is told to end finishes the calls that are under way, and no others.
+//! - The numbers of clients and of calls of a client are bounded.
+//! - Data that a client does not read is not read from the runtime either.
+//! - On shutdown, calls in progress are finished and no others are accepted.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -20,16 +21,16 @@ use super::calls::{Calls, Client};
 use crate::authority_rewriting::RewrittenAuthority;
 use node_support::listener::Listener;
 
-/// Clients at a time.
+/// Largest number of clients.
 const CLIENTS_MAX: usize = 512;
-/// Calls of one client at a time; further ones are refused by HTTP/2's own means, and a client waits.
+/// Largest number of concurrent calls of a client; HTTP/2 makes the client wait with further ones.
 const CALLS_MAX: u32 = 256;
-/// What is held for a client that does not read, in bytes a call.
+/// Largest amount of unread data of a call, in bytes.
 const UNREAD_MAX: usize = 256 << 10;
-/// How long calls that are under way may take once we have to end.
+/// Timeout of calls in progress on shutdown.
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(10);
 
-/// Serves until `end` comes.
+/// Serves clients until `end`.
 pub(crate) async fn serve(
     mut listener: Listener,
     runtime: PathBuf,
@@ -46,13 +47,13 @@ pub(crate) async fn serve(
             () = &mut end => break,
         };
         let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
-            warn!(clients = CLIENTS_MAX, "too many clients");
+            warn!(clients = CLIENTS_MAX, "connection closed: too many clients");
             continue;
         };
         let client = Arc::new(Client::of(&calls, &runtime));
         let (calls, ended) = (Arc::clone(&calls), ended.clone());
         tokio::spawn(async move {
-            attend(stream, client, calls, ended).await;
+            serve_client(stream, client, calls, ended).await;
             drop(permit);
         });
     }
@@ -62,8 +63,13 @@ pub(crate) async fn serve(
     let _ = tokio::time::timeout(DRAIN_MAX, ending.closed()).await;
 }
 
-/// One client, to its end.
-async fn attend(stream: UnixStream, client: Arc<Client>, calls: Arc<Calls>, mut ended: watch::Receiver<()>) {
+/// Serves one client until it disconnects.
+async fn serve_client(
+    stream: UnixStream,
+    client: Arc<Client>,
+    calls: Arc<Calls>,
+    mut ended: watch::Receiver<()>,
+) {
     let service = service_fn(|request| {
         let (calls, client) = (Arc::clone(&calls), Arc::clone(&client));
         async move { Ok::<_, Infallible>(calls.answer(&client, request).await) }
@@ -76,8 +82,8 @@ async fn attend(stream: UnixStream, client: Arc<Client>, calls: Arc<Calls>, mut 
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(UNREAD_MAX)
         .max_header_list_size(HEADERS_MAX);
-    let (said, answered) = stream.into_split();
-    let stream = TokioIo::new(tokio::io::join(RewrittenAuthority::of(said), answered));
+    let (reading, writing) = stream.into_split();
+    let stream = TokioIo::new(tokio::io::join(RewrittenAuthority::of(reading), writing));
     let mut connection = std::pin::pin!(builder.serve_connection(stream, service));
     let finished = tokio::select! {
         finished = &mut connection => finished,
@@ -87,6 +93,6 @@ async fn attend(stream: UnixStream, client: Arc<Client>, calls: Arc<Calls>, mut 
         }
     };
     if let Err(error) = finished {
-        debug!(%error, "a client's connection ended");
+        debug!(%error, "client connection ended");
     }
 }

@@ -1,7 +1,9 @@
-//! One message in, one message out: what the proxy's own calls are made of.
+//! Unary gRPC messages of the calls that the proxy itself handles.
 //!
-//! Rules: a message has a bound and a time to arrive; beyond a modest size only a few may be on their way at once, one of a
-//! client, so that none keeps others out by sending half of many; a message that is compressed is refused, which gRPC allows.
+//! - A message is bounded in size and time.
+//! - Only a few messages above a small size are received at once, one for each client, so that a client with many incomplete
+//!   messages does not block others.
+//! - A compressed message is refused, which gRPC allows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,52 +21,52 @@ use tonic::codegen::http::{HeaderValue, header};
 use super::backend::{Body, Cause};
 use crate::body_rewriting::{MESSAGE_MAX, PREFIX, framed};
 
-/// What is gathered of a message without asking.
-const MODEST: usize = 64 << 10;
-/// Larger ones at a time, of all clients; of one client it is one.
-const LARGE: usize = 4;
-/// How long a message may take to arrive; the time that it waits for its turn does not count.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// How long nothing may come of a larger one, which others may be waiting for.
+/// Largest message that is received without a slot, in bytes.
+const SMALL_MAX: usize = 64 << 10;
+/// Number of larger messages that are received at once, from all clients; from one client it is one.
+const LARGE_AT_ONCE: usize = 4;
+/// Timeout for a message to arrive, without the wait for a slot.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest pause within a large message, because others may wait for its slot.
 const STALL_MAX: Duration = Duration::from_secs(5);
 
-/// Gathers the messages of one client.
+/// Receiver of the messages of one client.
 #[derive(Debug)]
-pub(crate) struct Gatherer {
+pub(crate) struct MessageReceiver {
     all: Arc<Semaphore>,
     own: Semaphore,
     stall_max: Duration,
 }
 
-/// The room for larger messages, which all clients share.
+/// Returns the slots for large messages, which all clients share.
 pub(crate) fn room() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(LARGE))
+    Arc::new(Semaphore::new(LARGE_AT_ONCE))
 }
 
-impl Gatherer {
-    /// Of one client more.
-    pub(crate) fn within(room: &Arc<Semaphore>) -> Gatherer {
-        Gatherer { all: Arc::clone(room), own: Semaphore::new(1), stall_max: STALL_MAX }
+impl MessageReceiver {
+    /// Returns the receiver of a new client.
+    pub(crate) fn within(room: &Arc<Semaphore>) -> MessageReceiver {
+        MessageReceiver { all: Arc::clone(room), own: Semaphore::new(1), stall_max: STALL_MAX }
     }
 
-    /// The one message of a call.
+    /// Receives the message of a call.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT: it is none · RESOURCE_EXHAUSTED: it is too large · UNIMPLEMENTED: it is compressed ·
-    /// DEADLINE_EXCEEDED: it does not arrive.
-    pub(crate) async fn gather<B>(&self, mut body: B) -> Result<Bytes, Status>
+    /// INVALID_ARGUMENT: malformed. RESOURCE_EXHAUSTED: too large. UNIMPLEMENTED: compressed. DEADLINE_EXCEEDED: it does not
+    /// arrive in time.
+    pub(crate) async fn receive<B>(&self, mut body: B) -> Result<Bytes, Status>
     where
         B: HttpBody<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
     {
         let mut held = BytesMut::new();
-        let mut turn = None;
-        let mut until = Instant::now() + PATIENCE;
+        let mut slot = None;
+        let mut until = Instant::now() + TIMEOUT;
         loop {
-            let stalled = turn.as_ref().map(|_| Instant::now() + self.stall_max);
+            let stalled = slot.as_ref().map(|_| Instant::now() + self.stall_max);
             let frame = timeout_at(stalled.map_or(until, |stalled| stalled.min(until)), body.frame()).await;
             let frame = frame.map_err(|_| {
-                Status::deadline_exceeded(format!("the request stops after {} bytes", held.len()))
+                Status::deadline_exceeded(format!("the request stalls after {} bytes", held.len()))
             })?;
             let Some(frame) = frame else { return message(held.freeze()) };
             let frame = frame.map_err(|cause| Status::cancelled(cause.to_string()))?;
@@ -74,10 +76,10 @@ impl Gatherer {
                     "the request is larger than {MESSAGE_MAX} bytes"
                 )));
             }
-            if held.len() + data.len() > MODEST && turn.is_none() {
+            if held.len() + data.len() > SMALL_MAX && slot.is_none() {
                 let waited = Instant::now();
-                // Neither is ever closed.
-                turn = Some((self.own.acquire().await.ok(), self.all.acquire().await.ok()));
+                // The semaphores are never closed.
+                slot = Some((self.own.acquire().await.ok(), self.all.acquire().await.ok()));
                 until += waited.elapsed();
             }
             held.extend_from_slice(&data);
@@ -87,32 +89,31 @@ impl Gatherer {
 
 fn message(mut held: Bytes) -> Result<Bytes, Status> {
     if held.len() < PREFIX {
-        return Err(Status::invalid_argument("the request holds no message"));
+        return Err(Status::invalid_argument("the request contains no message"));
     }
     if held.get_u8() != 0 {
-        return Err(Status::unimplemented("the request is compressed, which this call does not take"));
+        return Err(Status::unimplemented("the request is compressed, which this call does not support"));
     }
     let length = held.get_u32() as usize;
     match held.len() {
         held_length if held_length == length => Ok(held),
         held_length => Err(Status::invalid_argument(format!(
-            "the request has a message of {length} bytes and holds {held_length}"
+            "the request announces a message of {length} bytes and contains {held_length}"
         ))),
     }
 }
 
-/// Reads a message.
+/// Decodes a message.
 pub(crate) fn decode<T: Message + Default>(bytes: &[u8]) -> Result<T, Status> {
-    T::decode(bytes)
-        .map_err(|cause| Status::invalid_argument(format!("the request is not understood: {cause}")))
+    T::decode(bytes).map_err(|cause| Status::invalid_argument(format!("decode request: {cause}")))
 }
 
-/// The answer of a call that went well.
+/// Returns the response of a successful call.
 pub(crate) fn reply(message: &impl Message) -> Response<Body> {
     let length = message.encoded_len();
     let framed = (length <= MESSAGE_MAX).then(|| framed(&message.encode_to_vec())).flatten();
     let Some(bytes) = framed else {
-        let why = format!("the answer has {length} bytes, and clients take {MESSAGE_MAX}: remove networks");
+        let why = format!("the response has {length} bytes, clients accept {MESSAGE_MAX}: remove networks");
         return Status::resource_exhausted(why).into_http();
     };
     let mut trailers = HeaderMap::new();
@@ -135,7 +136,7 @@ mod tests {
 
     const LENGTH: usize = 70 << 10;
 
-    /// A message of which `sent` bytes come, and then nothing until the sender goes.
+    /// Returns a message of which `sent` bytes arrive, and nothing more until the sender is dropped.
     fn part(
         sent: usize,
     ) -> (mpsc::UnboundedSender<Bytes>, impl HttpBody<Data = Bytes, Error = Infallible> + Unpin) {
@@ -150,30 +151,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_sends_half_of_many_large_messages_keeps_nobody_else_waiting() {
+    async fn incomplete_large_messages_of_one_client_delay_no_other() {
         let room = room();
-        let stalling =
-            Arc::new(Gatherer { stall_max: Duration::from_millis(300), ..Gatherer::within(&room) });
+        let stalling = Arc::new(MessageReceiver {
+            stall_max: Duration::from_millis(300),
+            ..MessageReceiver::within(&room)
+        });
         let halves: Vec<_> = (0..8)
             .map(|_| {
                 let (sender, body) = part(LENGTH - 1);
-                let gatherer = Arc::clone(&stalling);
-                (sender, tokio::spawn(async move { gatherer.gather(body).await }))
+                let receiver = Arc::clone(&stalling);
+                (sender, tokio::spawn(async move { receiver.receive(body).await }))
             })
             .collect();
         tokio::time::sleep(Duration::from_millis(50)).await;
         let (sender, whole) = part(usize::MAX);
         drop(sender);
         let started = Instant::now();
-        let message = Gatherer::within(&room).gather(whole).await.unwrap();
+        let message = MessageReceiver::within(&room).receive(whole).await.unwrap();
         assert_eq!(message.len(), LENGTH);
         assert!(started.elapsed() < Duration::from_millis(200), "{:?}", started.elapsed());
-        // Each is told, one after the other, and gives its turn back.
+        // Each is refused, one after the other, and releases its slot.
         for (sender, half) in halves {
             let refused = half.await.unwrap().unwrap_err();
             assert_eq!(refused.code(), tonic::Code::DeadlineExceeded);
             drop(sender);
         }
-        assert_eq!(room.available_permits(), LARGE);
+        assert_eq!(room.available_permits(), LARGE_AT_ONCE);
     }
 }

@@ -1,11 +1,11 @@
-//! `weft cri-proxy` forwards what nobody has heard of: random calls, messages, metadata and trailers come back as they
-//! were sent.
+//! Transparency of `weft cri-proxy`: random calls, messages, metadata and trailers that the proxy does not know pass
+//! unchanged.
 //!
 //! ```text
 //!   the test ── HTTP/2 ── weft cri-proxy ── HTTP/2 ── a server that sends everything back
 //! ```
 //!
-//! What a real runtime does with its own calls is in `tests/containerd_*.rs`; none answers calls that do not exist yet.
+//! `tests/containerd` tests the calls of a real runtime; no runtime answers calls that do not exist yet.
 //!
 //! Source: gRPC over HTTP/2.
 
@@ -31,7 +31,7 @@ use tokio::sync::mpsc;
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 type Sender = hyper::client::conn::http2::SendRequest<Body>;
 
-/// The proxy, and the server behind it; both end with this.
+/// Proxy with a server behind it; both end with this value.
 struct Setting {
     directory: PathBuf,
     proxy: Child,
@@ -76,7 +76,7 @@ impl Drop for Setting {
     }
 }
 
-/// Sends everything back: each piece of the body as it comes, then metadata as trailers.
+/// Serves connections; each response repeats the body as it arrives, then the metadata as trailers.
 async fn serve(listener: UnixListener) {
     while let Ok((stream, _)) = listener.accept().await {
         let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
@@ -107,7 +107,7 @@ fn echo(request: Request<Incoming>) -> Response<Body> {
     let (sender, receiver) = mpsc::channel::<Result<Frame<Bytes>, Infallible>>(4);
     tokio::spawn(async move {
         while let Some(Ok(frame)) = body.frame().await {
-            // The end of a request is an empty one; in an answer HTTP/2 takes so many of them and no more.
+            // The end of a request is an empty frame; in a response HTTP/2 limits the number of empty frames.
             if frame.data_ref().is_some_and(Bytes::is_empty) {
                 continue;
             }
@@ -129,7 +129,7 @@ fn received<T: Send + 'static>(receiver: mpsc::Receiver<T>) -> impl futures_util
     })
 }
 
-/// One call as it is sent.
+/// Call.
 #[derive(Clone, Debug)]
 struct Call {
     path: String,
@@ -144,7 +144,7 @@ fn call() -> impl Strategy<Value = Call> {
     let path = path.prop_filter("the proxy's own", move |path| {
         !own.contains(path.rsplit('/').next().unwrap_or_default())
     });
-    // Those whose answers are looked at, with messages that hold nothing of ours or are none.
+    // Calls whose responses are decoded, with messages without the annotation, or malformed ones.
     let looked_at = prop::sample::select(vec![
         "PodSandboxStatus",
         "ListPodSandbox",
@@ -189,7 +189,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn calls_messages_and_metadata_that_nobody_has_heard_of_pass_as_they_are() {
+fn proxy_forwards_unknown_calls_messages_and_metadata_unchanged() {
     let runtime = runtime();
     let (setting, sender) = runtime.block_on(async {
         let setting = Setting::new("transparency").await;
@@ -218,7 +218,7 @@ fn calls_messages_and_metadata_that_nobody_has_heard_of_pass_as_they_are() {
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// A record of a message: its number, and bytes.
+/// Returns a record of a message.
 fn record(number: u32, content: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for mut value in [u64::from(number) << 3 | 2, content.len() as u64] {
@@ -232,12 +232,12 @@ fn record(number: u32, content: &[u8]) -> Vec<u8> {
     out
 }
 
-/// An entry of a map of texts in the field `number`.
+/// Returns an entry of a map from string to string in the field `number`.
 fn entry(number: u32, key: &str, value: &str) -> Vec<u8> {
     record(number, &[record(1, key.as_bytes()), record(2, value.as_bytes())].concat())
 }
 
-/// A message as gRPC frames it.
+/// Returns a message with gRPC's prefix.
 fn framed(message: &[u8]) -> Vec<u8> {
     let mut out = vec![0];
     out.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
@@ -246,7 +246,7 @@ fn framed(message: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn our_annotation_goes_from_every_answer_that_repeats_it_and_all_else_stays() {
+fn proxy_removes_its_annotation_from_every_response() {
     let runtime = runtime();
     let (setting, sender) = runtime.block_on(async {
         let setting = Setting::new("annotation").await;
@@ -259,13 +259,13 @@ fn our_annotation_goes_from_every_answer_that_repeats_it_and_all_else_stays() {
         "PodSandboxStats",
         "ListPodSandboxStats",
         "StreamPodSandboxStats",
-        // A request that asks for nothing passes with every field; its answer is no list.
+        // A request without networks passes with every field; its response is not a list.
         "RunPodSandbox",
     ];
-    let unheard_of = (1000u32..500_000, prop::collection::vec(any::<u8>(), 0..300));
+    let unknown = (1000u32..500_000, prop::collection::vec(any::<u8>(), 0..300));
     let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::with_cases(60) });
     let outcome =
-        runner.run(&(prop::sample::select(methods.to_vec()), unheard_of), |(method, (number, bytes))| {
+        runner.run(&(prop::sample::select(methods.to_vec()), unknown), |(method, (number, bytes))| {
             let ours = match method {
                 "RunPodSandbox" => Vec::new(),
                 _ => entry(6, "weft.dev/attachments", r#"[{"interface":"eth0","network":"red"}]"#),
@@ -273,7 +273,7 @@ fn our_annotation_goes_from_every_answer_that_repeats_it_and_all_else_stays() {
             let sandbox = |ours: &[u8]| {
                 let inner =
                     [&record(1, b"id")[..], ours, &entry(7, "mine", "1"), &record(number, &bytes)].concat();
-                // RunPodSandboxRequest, ListPodSandboxResponse, and stats with their attributes one deeper.
+                // RunPodSandboxRequest and ListPodSandboxResponse; the attributes of stats are nested one level deeper.
                 framed(&[record(1, &inner), record(number, &bytes)].concat())
             };
             let sent = sandbox(&ours);
@@ -296,11 +296,11 @@ fn our_annotation_goes_from_every_answer_that_repeats_it_and_all_else_stays() {
 }
 
 #[test]
-fn a_stream_goes_both_ways_at_once_and_large_messages_and_errors_pass() {
+fn proxy_passes_bidirectional_streams_large_messages_and_errors() {
     runtime().block_on(async {
         let setting = Setting::new("streams").await;
         let mut sender = setting.connect().await;
-        // Each message is answered before the next is sent.
+        // Each message is answered before the next one is sent.
         let (feed, fed) = mpsc::channel::<Result<Frame<Bytes>, Infallible>>(1);
         let body = StreamBody::new(received(fed)).boxed_unsync();
         let request = Request::post("http://localhost/a.B/Talk").body(body).expect("a request");
@@ -312,12 +312,12 @@ fn a_stream_goes_both_ways_at_once_and_large_messages_and_errors_pass() {
         }
         drop(feed);
         assert!(answer.frame().await.expect("trailers").expect("trailers").is_trailers());
-        // 16 MiB, as large as a runtime takes.
+        // 16 MiB, the limit of a runtime.
         let large =
             Call { path: "/a.B/Large".into(), metadata: BTreeMap::new(), pieces: vec![vec![7; 16 << 20]] };
         let answer = sender.send_request(self::request(&large)).await.expect("an answer");
         assert_eq!(answer.into_body().collect().await.expect("a body").to_bytes().len(), 16 << 20);
-        // An error without a message ends with its headers, which a client of Go insists on.
+        // An error without a message ends with its headers; Go clients require the flag on them.
         let mut failing = large;
         failing.pieces.clear();
         failing.metadata.insert("x-error".into(), "yes".into());

@@ -1,5 +1,5 @@
-//! What the proxy looks at in CRI's own messages, and nothing else: clients' and the runtime's are decoded with these, never
-//! encoded.
+//! CRI messages with only the fields that the proxy reads. Messages of clients and of the runtime are decoded with these
+//! types, and never encoded from them.
 //!
 //! Source: `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`.
 
@@ -17,7 +17,7 @@ pub const CONFIG_ANNOTATIONS: u32 = 7;
 /// Request of `RunPodSandbox`.
 #[derive(Clone, PartialEq, Message)]
 pub struct RunPodSandboxRequest {
-    /// The configuration of the sandbox.
+    /// Configuration of the sandbox.
     #[prost(message, optional, tag = "1")]
     pub config: Option<PodSandboxConfig>,
 }
@@ -25,21 +25,21 @@ pub struct RunPodSandboxRequest {
 /// Configuration of a pod sandbox.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandboxConfig {
-    /// Its annotations.
+    /// Annotations.
     #[prost(btree_map = "string, string", tag = "7")]
     pub annotations: BTreeMap<String, String>,
-    /// Its part for Linux.
+    /// Part for Linux.
     #[prost(message, optional, tag = "8")]
     pub linux: Option<LinuxPodSandboxConfig>,
-    /// Its networks (CRI Network API).
+    /// Networks (CRI Network API).
     #[prost(message, repeated, tag = "1001")]
     pub networks: Vec<SandboxNetwork>,
 }
 
-/// Its part for Linux.
+/// Part of a sandbox configuration for Linux.
 #[derive(Clone, PartialEq, Message)]
 pub struct LinuxPodSandboxConfig {
-    /// The security context.
+    /// Security context.
     #[prost(message, optional, tag = "2")]
     pub security_context: Option<SecurityContext>,
 }
@@ -47,21 +47,21 @@ pub struct LinuxPodSandboxConfig {
 /// Security context of a sandbox.
 #[derive(Clone, PartialEq, Message)]
 pub struct SecurityContext {
-    /// The namespaces.
+    /// Namespaces.
     #[prost(message, optional, tag = "1")]
     pub namespace_options: Option<NamespaceOption>,
 }
 
-/// Which namespaces a sandbox has of its own.
+/// Namespaces of a sandbox.
 #[derive(Clone, PartialEq, Message)]
 pub struct NamespaceOption {
-    /// 2: the node's.
+    /// Network namespace; 2: the node's.
     #[prost(int32, tag = "1")]
     pub network: i32,
 }
 
 impl PodSandboxConfig {
-    /// Does it use the node's network?
+    /// Whether the sandbox uses the node's network.
     pub fn is_on_host(&self) -> bool {
         let context = self.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
         context.and_then(|context| context.namespace_options.as_ref()).is_some_and(|named| named.network == 2)
@@ -71,10 +71,10 @@ impl PodSandboxConfig {
 /// Status of a pod sandbox.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandboxStatus {
-    /// Its id.
+    /// Id.
     #[prost(string, tag = "1")]
     pub id: String,
-    /// Its annotations.
+    /// Annotations.
     #[prost(btree_map = "string, string", tag = "8")]
     pub annotations: BTreeMap<String, String>,
 }
@@ -82,10 +82,10 @@ pub struct PodSandboxStatus {
 /// Further address of a pod sandbox.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodIp {
-    /// The address.
+    /// Address.
     #[prost(string, tag = "1")]
     pub ip: String,
-    /// The network it is on (CRI Network API).
+    /// Network of the address (CRI Network API).
     #[prost(string, tag = "2")]
     pub network_name: String,
 }
@@ -93,7 +93,7 @@ pub struct PodIp {
 /// Condition of a runtime.
 #[derive(Clone, PartialEq, Message)]
 pub struct Condition {
-    /// Its type.
+    /// Type.
     #[prost(string, tag = "1")]
     pub kind: String,
     /// Whether it is true.
@@ -101,23 +101,23 @@ pub struct Condition {
     pub holds: bool,
 }
 
-/// The answer to `RunPodSandbox`, and the request of `StopPodSandbox` and `RemovePodSandbox`.
+/// Response to `RunPodSandbox`, and request of `StopPodSandbox` and `RemovePodSandbox`.
 #[derive(Clone, PartialEq, Message)]
 pub struct PodSandboxId {
-    /// Its id.
+    /// Id of the sandbox.
     #[prost(string, tag = "1")]
     pub id: String,
 }
 
-/// Of `Status`.
+/// Request of `Status`.
 #[derive(Clone, PartialEq, Message)]
 pub struct StatusRequest {
-    /// Whether `info` is wanted.
+    /// Whether `info` is requested.
     #[prost(bool, tag = "1")]
     pub verbose: bool,
 }
 
-/// The answer, of which only the runtime's notes are looked at.
+/// Response to `Status`, of which only `info` is read.
 #[derive(Clone, PartialEq, Message)]
 pub struct StatusInfo {
     /// Information for people, by name.

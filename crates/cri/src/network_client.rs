@@ -1,4 +1,4 @@
-//! A client of the CRI Network API: what `weft network` and `weft agent --sync-networks` speak with.
+//! Client of the CRI Network API, for `weft network` and `weft agent --sync-networks`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,34 +12,33 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_prost::ProstCodec;
 
 use crate::messages::{StatusInfo, StatusRequest};
-use crate::runtime_status;
-use crate::runtime_status::{Known, STATUS};
+use crate::runtime_status::{self, ListReport, STATUS};
 
 use crate::network_api::{
     Empty, LIST, ListReply, Network, NetworkConfig, NetworkMetadata, REMOVE, RemoveRequest, SET, SetReply,
     SetRequest,
 };
 
-/// Largest answer, in bytes: as large as a runtime's.
+/// Largest response in bytes, as large as a runtime's.
 const ANSWER_MAX: usize = 16 << 20;
-/// How long an answer may take: plugins may be asked before there is one.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of a response, which may have to wait for plugins.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A connection to a runtime's socket, or to a proxy before it.
+/// Connection to a runtime's socket, or to the proxy in front of it.
 #[derive(Clone, Debug)]
 pub struct Client(Channel);
 
-/// What becomes of a network in use that is to be removed.
+/// Handling of a network in use that is to be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InUse {
-    /// It stays, and that is an error.
+    /// The request fails.
     Refused,
-    /// It goes with its last sandbox.
+    /// The network is removed with its last sandbox.
     Drained,
 }
 
 impl Client {
-    /// Connects.
+    /// Connects to a socket.
     pub async fn connect(socket: &Path) -> Result<Client, Status> {
         let socket = socket.to_owned();
         let shown = socket.display().to_string();
@@ -53,33 +52,33 @@ impl Client {
         })
     }
 
-    /// Creates or replaces a network; as it is then.
+    /// Creates or replaces a network; returns it as stored.
     pub async fn set(&self, config: NetworkConfig) -> Result<Network, Status> {
         let reply: SetReply = self.call(SET, SetRequest { config: Some(config) }).await?;
         Ok(reply.network.unwrap_or_default())
     }
 
-    /// Removes a network; one that is not there is removed.
+    /// Removes a network; a missing one is no error.
     pub async fn remove(&self, metadata: NetworkMetadata, in_use: InUse) -> Result<(), Status> {
         let request = RemoveRequest { metadata: Some(metadata), drain: in_use == InUse::Drained };
         self.call::<_, Empty>(REMOVE, request).await.map(|Empty {}| ())
     }
 
-    /// All networks.
+    /// Returns all networks.
     pub async fn list(&self) -> Result<Vec<Network>, Status> {
         Ok(self.call::<_, ListReply>(LIST, Empty {}).await?.networks)
     }
 
-    /// Asks the runtime behind a proxy for its version, and throws that away.
+    /// Checks that the runtime behind a proxy answers, by a request of its version.
     pub async fn reach_runtime(&self) -> Result<(), Status> {
         self.call::<_, Empty>("/runtime.v1.RuntimeService/Version", Empty {}).await.map(|Empty {}| ())
     }
 
-    /// The runtime's report on the CNI network `name`; `None` if it does not report which lists it has read.
-    pub async fn runtime_lists(&self, name: &str) -> Option<Known> {
+    /// Returns the runtime's report on the CNI network `name`; `None` if it does not report the lists that it has read.
+    pub async fn runtime_lists(&self, name: &str) -> Option<ListReport> {
         let request = StatusRequest { verbose: true };
-        let told = self.call::<_, StatusInfo>(STATUS, request).await;
-        runtime_status::known(&told.ok()?.info, name)
+        let status = self.call::<_, StatusInfo>(STATUS, request).await;
+        runtime_status::list_report(&status.ok()?.info, name)
     }
 
     async fn call<Q: Message + 'static, A: Message + Default + 'static>(
@@ -90,7 +89,7 @@ impl Client {
         let mut client = tonic::client::Grpc::new(self.0.clone()).max_decoding_message_size(ANSWER_MAX);
         client.ready().await.map_err(|cause| Status::unavailable(cause.to_string()))?;
         let mut request = tonic::Request::new(request);
-        request.set_timeout(PATIENCE);
+        request.set_timeout(TIMEOUT);
         let codec: ProstCodec<Q, A> = ProstCodec::default();
         let answer = client.unary(request, PathAndQuery::from_static(path), codec).await;
         answer.map(tonic::Response::into_inner)

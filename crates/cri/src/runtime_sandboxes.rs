@@ -1,10 +1,10 @@
-//! The sandboxes that the container runtime knows: what the journal has and the runtime has not, nobody will ever DEL.
+//! Sandboxes that the container runtime lists. For a journal entry that the runtime does not list, no DEL will ever come.
 //!
-//! That happens where a runtime lost its state and its pods live on, in new sandboxes. It is asked by option: who can
-//! open a runtime's socket can do everything on the node, whatever it asks.
+//! This happens if a runtime loses its state and its pods continue in new sandboxes. The list is read only if an option
+//! requests it, because access to the socket of a runtime is access to the whole node.
 //!
-//! Rules: a runtime that does not answer knows everything; a sandbox is unknown only as of a look, never by itself, as
-//! a runtime shows one that it is making when it is made.
+//! - While the runtime does not answer, every sandbox counts as present.
+//! - A sandbox is absent only as of a certain list, because a runtime lists a sandbox after its creation.
 //!
 //! Source: CRI `runtime.v1`, ListPodSandbox.
 
@@ -21,11 +21,12 @@ use tracing::{info, warn};
 use crate::unix_service::{self, CallError};
 use crate::wire;
 
-/// How often it is looked, at most and at least.
-const LOOK_MIN: Duration = Duration::from_secs(1);
-const LOOK_MAX: Duration = Duration::from_secs(30);
-/// How long the runtime may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Shortest interval between two lists.
+const LIST_MIN: Duration = Duration::from_secs(1);
+/// Longest interval between two lists.
+const LIST_MAX: Duration = Duration::from_secs(30);
+/// Timeout of a list.
+const TIMEOUT: Duration = Duration::from_secs(10);
 const LIST: &str = "/runtime.v1.RuntimeService/ListPodSandbox";
 
 #[derive(Clone, PartialEq, Message)]
@@ -33,7 +34,7 @@ struct ListRequest {}
 
 /// Field `items` of a ListPodSandboxResponse.
 const ITEMS: u32 = 1;
-/// So many sandboxes a runtime has at most: nodes have some hundreds.
+/// Largest number of sandboxes in a list; nodes have some hundreds.
 const SANDBOXES_MAX: usize = 1 << 16;
 
 #[derive(Clone, PartialEq, Message)]
@@ -42,123 +43,123 @@ struct PodSandbox {
     id: String,
 }
 
-/// What the runtime said last.
+/// Last list of the runtime.
 #[derive(Debug, Default)]
-pub struct RuntimeSandboxes(Mutex<Looks>);
+pub struct RuntimeSandboxes(Mutex<Lists>);
 
 #[derive(Debug, Default)]
-struct Looks {
-    /// When the last look began that had an answer.
+struct Lists {
+    /// Start of the last list that succeeded; `None` if the last one failed.
     at: Option<Instant>,
     listed: BTreeSet<String>,
-    /// Of those that are not listed now: were they ever?
+    /// Sandboxes that were listed before and are not now.
     missed: BTreeSet<String>,
 }
 
-/// What is known of a sandbox.
+/// Presence of a sandbox in the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sight {
-    /// The runtime has it, or cannot be asked.
-    Known,
-    /// It had none of this name when it was asked then, and never before.
+pub enum Presence {
+    /// The runtime lists it, or does not answer.
+    Present,
+    /// The runtime did not list it at this time, and never before.
     NeverSeen(Instant),
-    /// It had one, and had none any more when it was asked then.
+    /// The runtime listed it before, and did not at this time.
     Missed(Instant),
 }
 
 // === impl RuntimeSandboxes ===
 
 impl RuntimeSandboxes {
-    fn looks(&self) -> MutexGuard<'_, Looks> {
+    fn lists(&self) -> MutexGuard<'_, Lists> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is this container known?
-    pub fn sight(&self, container: &str) -> Sight {
-        let looks = self.looks();
-        match looks.at {
-            None => Sight::Known,
-            Some(_) if looks.listed.contains(container) => Sight::Known,
-            Some(at) if looks.missed.contains(container) => Sight::Missed(at),
-            Some(at) => Sight::NeverSeen(at),
+    /// Returns the presence of a container.
+    pub fn presence(&self, container: &str) -> Presence {
+        let lists = self.lists();
+        match lists.at {
+            None => Presence::Present,
+            Some(_) if lists.listed.contains(container) => Presence::Present,
+            Some(at) if lists.missed.contains(container) => Presence::Missed(at),
+            Some(at) => Presence::NeverSeen(at),
         }
     }
 
-    /// Takes in what a look that began `at` came to; nothing: the runtime did not answer.
-    pub(crate) fn saw(&self, at: Instant, listed: Option<BTreeSet<String>>) {
-        let mut looks = self.looks();
+    /// Records a list that was started `at`; `None` if the runtime did not answer.
+    pub(crate) fn record(&self, at: Instant, listed: Option<BTreeSet<String>>) {
+        let mut lists = self.lists();
         let Some(listed) = listed else {
-            looks.at = None;
+            lists.at = None;
             return;
         };
-        let before = std::mem::replace(&mut looks.listed, listed);
-        let missed: BTreeSet<String> = before.difference(&looks.listed).cloned().collect();
-        looks.missed.extend(missed);
-        looks.at = Some(at);
+        let before = std::mem::replace(&mut lists.listed, listed);
+        let missed: BTreeSet<String> = before.difference(&lists.listed).cloned().collect();
+        lists.missed.extend(missed);
+        lists.at = Some(at);
     }
 
-    /// Forgets the sandboxes that nobody asks for any more.
+    /// Forgets the missed sandboxes that are not in use any more.
     pub fn retain(&self, wanted: impl Fn(&str) -> bool) {
-        self.looks().missed.retain(|container| wanted(container));
+        self.lists().missed.retain(|container| wanted(container));
     }
 }
 
-/// Looks again and again, for ever; often enough for who waits `grace`.
+/// Lists the sandboxes periodically and never ends; at least four times within `grace`.
 pub async fn follow(socket: PathBuf, grace: Duration, into: Arc<RuntimeSandboxes>) {
-    let mut ticks = interval((grace / 4).clamp(LOOK_MIN, LOOK_MAX));
+    let mut ticks = interval((grace / 4).clamp(LIST_MIN, LIST_MAX));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut failing = false;
     loop {
         ticks.tick().await;
         let at = Instant::now();
-        let listed = look(&socket).await;
+        let listed = list(&socket).await;
         match (&listed, failing) {
-            (Err(why), false) => {
-                warn!(socket = %socket.display(), why = why.to_string(), "the runtime cannot be asked for its sandboxes");
+            (Err(error), false) => {
+                warn!(socket = %socket.display(), %error, "failed to list sandboxes of the runtime");
             }
-            (Ok(_), true) => info!(socket = %socket.display(), "the runtime answers again"),
+            (Ok(_), true) => info!(socket = %socket.display(), "sandboxes of the runtime listed again"),
             _ => {}
         }
         failing = listed.is_err();
-        into.saw(at, listed.ok());
+        into.record(at, listed.ok());
     }
 }
 
-/// Failure of a look at the sandboxes of the runtime.
+/// Failure of a list of the runtime's sandboxes.
 #[derive(Debug, Error)]
-enum LookError {
-    /// The runtime does not answer in time.
-    #[error("no answer within {} s", PATIENCE.as_secs())]
+enum ListError {
+    /// The runtime did not answer in time.
+    #[error("no response within {} s", TIMEOUT.as_secs())]
     Late,
     /// The runtime cannot be reached, or refuses.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The answer is no message.
-    #[error("its answer is no message")]
-    Answer,
-    /// A sandbox in the answer cannot be read.
+    /// The response is malformed.
+    #[error("malformed response")]
+    Malformed,
+    /// A sandbox in the response is malformed.
     #[error("{0}")]
     Sandbox(DecodeError),
-    /// The answer has more sandboxes than a node can have.
-    #[error("it has more than {SANDBOXES_MAX} sandboxes")]
+    /// The response has more sandboxes than a node can have.
+    #[error("more than {SANDBOXES_MAX} sandboxes")]
     TooMany,
 }
 
-async fn look(socket: &Path) -> Result<BTreeSet<String>, LookError> {
-    let answer = timeout(PATIENCE, unix_service::call(socket, LIST, &ListRequest {})).await;
-    let answer = answer.map_err(|_| LookError::Late)??;
-    unfolded(&answer)
+async fn list(socket: &Path) -> Result<BTreeSet<String>, ListError> {
+    let response = timeout(TIMEOUT, unix_service::call(socket, LIST, &ListRequest {})).await;
+    let response = response.map_err(|_| ListError::Late)??;
+    ids(&response)
 }
 
-/// The names of the sandboxes in an answer.
-fn unfolded(answer: &[u8]) -> Result<BTreeSet<String>, LookError> {
+/// Returns the ids of the sandboxes in a response.
+fn ids(response: &[u8]) -> Result<BTreeSet<String>, ListError> {
     let mut listed = BTreeSet::new();
-    for record in wire::records(answer) {
-        let record = record.map_err(|_| LookError::Answer)?;
+    for record in wire::records(response) {
+        let record = record.map_err(|_| ListError::Malformed)?;
         let Some(item) = record.content.filter(|_| record.number == ITEMS) else { continue };
-        listed.insert(PodSandbox::decode(item).map_err(LookError::Sandbox)?.id);
+        listed.insert(PodSandbox::decode(item).map_err(ListError::Sandbox)?.id);
         if listed.len() > SANDBOXES_MAX {
-            return Err(LookError::TooMany);
+            return Err(ListError::TooMany);
         }
     }
     Ok(listed)
@@ -173,35 +174,44 @@ mod tests {
     }
 
     #[test]
-    fn of_what_a_runtime_lists_the_names_are_unfolded_and_no_more_than_a_node_can_have() {
-        let mut answer = Vec::new();
+    fn runtime_sandbox_list_is_decoded_and_bounded() {
+        let mut response = Vec::new();
         for id in ["a", "b"] {
             let mut item = PodSandbox { id: id.to_owned() }.encode_to_vec();
             wire::push(&mut item, 7, &wire::entry("a", "label"));
-            wire::push(&mut answer, ITEMS, &item);
+            wire::push(&mut response, ITEMS, &item);
         }
-        assert_eq!(unfolded(&answer).unwrap(), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
-        assert!(matches!(unfolded(b"\x0a\x09"), Err(LookError::Answer)));
+        assert_eq!(ids(&response).unwrap(), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
+        assert!(matches!(ids(b"\x0a\x09"), Err(ListError::Malformed)));
         for number in 0..=SANDBOXES_MAX {
-            wire::push(&mut answer, ITEMS, &PodSandbox { id: number.to_string() }.encode_to_vec());
+            wire::push(&mut response, ITEMS, &PodSandbox { id: number.to_string() }.encode_to_vec());
         }
-        assert!(unfolded(&answer).unwrap_err().to_string().contains("more than 65536"));
+        assert!(ids(&response).unwrap_err().to_string().contains("more than 65536"));
     }
 
     #[test]
-    fn a_runtime_that_does_not_answer_knows_everything() {
+    fn runtime_sandboxes_are_all_present_while_the_runtime_is_away() {
         let sandboxes = RuntimeSandboxes::default();
-        assert_eq!(sandboxes.sight("a"), Sight::Known);
+        assert_eq!(sandboxes.presence("a"), Presence::Present);
         let at = Instant::now();
-        sandboxes.saw(at, listed(&["a"]));
-        assert_eq!((sandboxes.sight("a"), sandboxes.sight("b")), (Sight::Known, Sight::NeverSeen(at)));
-        sandboxes.saw(at, None);
-        assert_eq!((sandboxes.sight("a"), sandboxes.sight("b")), (Sight::Known, Sight::Known));
-        // What it had before it was away counts.
+        sandboxes.record(at, listed(&["a"]));
+        assert_eq!(
+            (sandboxes.presence("a"), sandboxes.presence("b")),
+            (Presence::Present, Presence::NeverSeen(at))
+        );
+        sandboxes.record(at, None);
+        assert_eq!(
+            (sandboxes.presence("a"), sandboxes.presence("b")),
+            (Presence::Present, Presence::Present)
+        );
+        // Sandboxes listed before the outage are missed.
         let later = at + Duration::from_secs(1);
-        sandboxes.saw(later, listed(&["b"]));
-        assert_eq!((sandboxes.sight("a"), sandboxes.sight("b")), (Sight::Missed(later), Sight::Known));
+        sandboxes.record(later, listed(&["b"]));
+        assert_eq!(
+            (sandboxes.presence("a"), sandboxes.presence("b")),
+            (Presence::Missed(later), Presence::Present)
+        );
         sandboxes.retain(|_| false);
-        assert_eq!(sandboxes.sight("a"), Sight::NeverSeen(later));
+        assert_eq!(sandboxes.presence("a"), Presence::NeverSeen(later));
     }
 }

@@ -1,8 +1,9 @@
-//! One question to a service of this node that listens on a unix socket and speaks gRPC: the kubelet, the runtime.
+//! Single gRPC calls to a service of this node on a Unix socket: the kubelet, the container runtime.
 //!
-//! Rules: a connection for each question, because they are rare and either side may be restarted; an answer is bounded, and
-//! left folded: an empty message has two bytes on the wire and a hundred in memory, so whoever asks unfolds no more of it
-//! than it looks at; whoever asks says how long it waits.
+//! - Each call has its own connection, because calls are rare and either side may be restarted.
+//! - A response is bounded and not decoded: an empty message has two bytes on the wire and a hundred in memory. The caller
+//!   decodes only the records that it needs.
+//! - The caller sets a timeout.
 
 use std::path::Path;
 
@@ -16,45 +17,45 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-/// Largest answer, in bytes.
+/// Largest response in bytes.
 const ANSWER_MAX: usize = 16 << 20;
 
-/// Messages as the bytes that they are.
+/// Codec of messages that are already encoded.
 #[derive(Clone, Copy, Debug)]
-struct Folded;
+struct Encoded;
 
-/// Failure of a question to a service.
+/// Failure of a call.
 #[derive(Debug, Error)]
 pub enum CallError {
-    /// The service does not answer on its socket.
+    /// The service did not answer on its socket.
     #[error("{}", with_sources(.0))]
     Connect(tonic::transport::Error),
-    /// The service refused the question, or its answer was not read.
+    /// The service refused the request, or its response could not be received.
     #[error("{}", .0.message())]
     Refused(Status),
 }
 
-/// Asks `question` of the method `path`, `/package.Service/Method`; the message that comes back, as it is.
+/// Calls the method `path`, `/package.Service/Method`; returns the encoded response.
 ///
 /// # Errors
-/// There is no connection to the service, or it refuses the question.
-pub async fn call(socket: &Path, path: &'static str, question: &impl Message) -> Result<Bytes, CallError> {
+/// There is no connection to the service, or it refused the request.
+pub async fn call(socket: &Path, path: &'static str, request: &impl Message) -> Result<Bytes, CallError> {
     let socket = socket.to_owned();
     let connect = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
-    // The name of the host is of no account: the connector knows the socket.
+    // The host name is not used: the connector knows the socket.
     let endpoint = Endpoint::from_static("http://localhost");
     let channel: Channel = endpoint.connect_with_connector(connect).await.map_err(CallError::Connect)?;
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(ANSWER_MAX);
     client.ready().await.map_err(CallError::Connect)?;
-    let question = tonic::Request::new(question.encode_to_vec());
-    let answer = client.unary(question, PathAndQuery::from_static(path), Folded).await;
-    answer.map(tonic::Response::into_inner).map_err(CallError::Refused)
+    let request = tonic::Request::new(request.encode_to_vec());
+    let response = client.unary(request, PathAndQuery::from_static(path), Encoded).await;
+    response.map(tonic::Response::into_inner).map_err(CallError::Refused)
 }
 
-/// An error and what it came of.
+/// Returns the messages of an error and its causes.
 pub fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -68,24 +69,24 @@ pub fn with_sources(error: &dyn std::error::Error) -> String {
     text
 }
 
-// === impl Folded ===
+// === impl Encoded ===
 
-impl Codec for Folded {
+impl Codec for Encoded {
     type Encode = Vec<u8>;
     type Decode = Bytes;
-    type Encoder = Folded;
-    type Decoder = Folded;
+    type Encoder = Encoded;
+    type Decoder = Encoded;
 
-    fn encoder(&mut self) -> Folded {
-        Folded
+    fn encoder(&mut self) -> Encoded {
+        Encoded
     }
 
-    fn decoder(&mut self) -> Folded {
-        Folded
+    fn decoder(&mut self) -> Encoded {
+        Encoded
     }
 }
 
-impl Encoder for Folded {
+impl Encoder for Encoded {
     type Item = Vec<u8>;
     type Error = Status;
 
@@ -95,7 +96,7 @@ impl Encoder for Folded {
     }
 }
 
-impl Decoder for Folded {
+impl Decoder for Encoded {
     type Item = Bytes;
     type Error = Status;
 

@@ -1,33 +1,33 @@
-//! Editing protobuf messages without knowing them: what is not meant is copied byte for byte.
+//! Editor of protobuf messages without their schema: unedited records are copied byte for byte.
 //!
-//! Rules: a record is kept, dropped or replaced as a whole; a message that is none is left alone; embedded messages merge
-//! and repeated fields concatenate, so that adding is appending.
+//! A record is kept, dropped or replaced as a whole. Bytes that are not a message are left unchanged. Embedded messages merge
+//! and repeated fields concatenate, so a field is added by appending a record.
 //!
 //! Source: Protocol Buffers, «Encoding».
 
-/// How deep messages are looked into.
+/// Deepest nesting of messages that is searched.
 const DEPTH_MAX: usize = 8;
 
-/// One record of a message.
+/// Record of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// The field.
+    /// Field number.
     pub number: u32,
-    /// Its bytes, key and length included.
+    /// Bytes of the record, key and length included.
     pub whole: &'a [u8],
-    /// What is in it, where it has a length.
+    /// Content of a record with a length.
     pub content: Option<&'a [u8]>,
 }
 
-/// What is no message.
+/// Error of bytes that are not a message.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// The records of a message that were not looked at yet.
+/// Iterator over the records of a message.
 #[derive(Debug)]
 pub struct Records<'a>(&'a [u8]);
 
-/// The records of a message, one after the other, so that their number takes no memory; after what is none there is no other.
+/// Returns the records of a message lazily, so that their number takes no memory. Ends after the first malformed record.
 pub fn records(message: &[u8]) -> Records<'_> {
     Records(message)
 }
@@ -50,7 +50,7 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
-/// The first record of a message, and what follows it.
+/// Returns the first record of a message and the remaining bytes.
 fn first(message: &[u8]) -> Option<(Record<'_>, &[u8])> {
     let (key, key_length) = varint(message)?;
     let number = u32::try_from(key >> 3).ok().filter(|number| *number > 0)?;
@@ -65,7 +65,7 @@ fn first(message: &[u8]) -> Option<(Record<'_>, &[u8])> {
             (end, Some(rest.get(prefix..end)?))
         }
         5 => (4, None),
-        // Groups went with proto2.
+        // Groups do not exist in proto3.
         _ => return None,
     };
     let (whole, rest) = message.split_at_checked(key_length.checked_add(length)?)?;
@@ -91,20 +91,20 @@ fn push_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(u8::try_from(value).unwrap_or_default());
 }
 
-/// Appends a record with a length: a message, a text.
+/// Appends a record with a length: a message or a string.
 pub fn push(out: &mut Vec<u8>, number: u32, content: &[u8]) {
     push_varint(out, u64::from(number) << 3 | 2);
     push_varint(out, content.len() as u64);
     out.extend_from_slice(content);
 }
 
-/// Appends a truth value, also one that is false.
+/// Appends a boolean, including `false`.
 pub fn push_bool(out: &mut Vec<u8>, number: u32, value: bool) {
     push_varint(out, u64::from(number) << 3);
     out.push(u8::from(value));
 }
 
-/// An entry of a map of texts.
+/// Returns an entry of a map from string to string.
 pub fn entry(key: &str, value: &str) -> Vec<u8> {
     let mut out = Vec::new();
     push(&mut out, 1, key.as_bytes());
@@ -112,8 +112,8 @@ pub fn entry(key: &str, value: &str) -> Vec<u8> {
     out
 }
 
-/// Does it hold these bytes?
-pub fn holds(message: &[u8], needle: &[u8]) -> bool {
+/// Whether a message contains these bytes.
+pub fn contains(message: &[u8], needle: &[u8]) -> bool {
     let Some(first) = needle.first() else { return true };
     let mut rest = message;
     while let Some(at) = rest.iter().position(|byte| byte == first) {
@@ -126,7 +126,7 @@ pub fn holds(message: &[u8], needle: &[u8]) -> bool {
     false
 }
 
-/// The message with each record edited; nothing if it is none, or if nothing changes.
+/// Returns the message with each record edited; `None` if it is malformed or nothing changes.
 pub fn edit(message: &[u8], mut each: impl FnMut(&Record<'_>) -> Option<Vec<u8>>) -> Option<Vec<u8>> {
     if records(message).any(|record| record.is_err()) {
         return None;
@@ -145,7 +145,7 @@ pub fn edit(message: &[u8], mut each: impl FnMut(&Record<'_>) -> Option<Vec<u8>>
     changed.then_some(out)
 }
 
-/// The message without the entry `key` of any map of texts in it, however deep; nothing if there is none.
+/// Returns the message without the entry `key` of any map from string to string, at any depth; `None` if there is none.
 pub fn without_entry(message: &[u8], key: &str) -> Option<Vec<u8>> {
     let mut needle = Vec::new();
     push(&mut needle, 1, key.as_bytes());
@@ -153,7 +153,7 @@ pub fn without_entry(message: &[u8], key: &str) -> Option<Vec<u8>> {
 }
 
 fn strip(message: &[u8], needle: &[u8], depth: usize) -> Option<Vec<u8>> {
-    if depth == 0 || !holds(message, needle) {
+    if depth == 0 || !contains(message, needle) {
         return None;
     }
     edit(message, |record| {
@@ -168,7 +168,7 @@ fn strip(message: &[u8], needle: &[u8], depth: usize) -> Option<Vec<u8>> {
     })
 }
 
-/// A key and a value, both texts, and nothing else.
+/// Whether a record contains a key and a value, both strings, and nothing else.
 fn is_entry(content: &[u8]) -> bool {
     records(content).take(3).count() <= 2
         && records(content).all(|record| {
@@ -182,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// A message: fields with random content, messages in messages, and here and there the entry that is to go.
+    /// Part of a message: random content, nested messages, and the entry to remove.
     #[derive(Clone, Debug)]
     enum Part {
         Other(u32, Vec<u8>),
@@ -206,7 +206,7 @@ mod tests {
         })
     }
 
-    /// The bytes; without ours if `keep` says so.
+    /// Returns the bytes of the parts that `keep` selects.
     fn bytes(parts: &[Part], keep: &dyn Fn(&Part) -> bool) -> Vec<u8> {
         let mut out = Vec::new();
         for part in parts.iter().filter(|part| keep(part)) {
@@ -225,14 +225,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn our_entry_goes_from_any_message_and_every_other_byte_stays(parts in prop::collection::vec(part(), 0..8)) {
+        fn wire_entry_is_removed_from_any_message(parts in prop::collection::vec(part(), 0..8)) {
             let (with, without) = (bytes(&parts, &|_| true), bytes(&parts, &|part| !matches!(part, Part::Ours(_))));
             let stripped = without_entry(&with, KEY).unwrap_or_else(|| with.clone());
             prop_assert_eq!(stripped, without);
         }
 
         #[test]
-        fn random_bytes_are_survived(message in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn wire_random_bytes_are_handled(message in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = without_entry(&message, KEY);
             prop_assert_eq!(edit(&message, |_| None), None);
             if let Ok(records) = records(&message).collect::<Result<Vec<_>, _>>() {
@@ -249,19 +249,19 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_goes_and_everything_else_stays_where_it_is() {
+    fn wire_entry_is_removed_and_everything_else_is_unchanged() {
         let ours = entry("weft.dev/x", "1");
-        let theirs = entry("other", "weft.dev/x");
-        let inner = message(&[(1, b"id"), (7, &theirs), (7, &ours), (99, b"\xff\xfe")]);
+        let other = entry("other", "weft.dev/x");
+        let inner = message(&[(1, b"id"), (7, &other), (7, &ours), (99, b"\xff\xfe")]);
         let outer = message(&[(1, &inner), (1, &message(&[(1, b"second")])), (5, b"weft.dev/x")]);
-        let expected_inner = message(&[(1, b"id"), (7, &theirs), (99, b"\xff\xfe")]);
+        let expected_inner = message(&[(1, b"id"), (7, &other), (99, b"\xff\xfe")]);
         let expected = message(&[(1, &expected_inner), (1, &message(&[(1, b"second")])), (5, b"weft.dev/x")]);
         assert_eq!(without_entry(&outer, "weft.dev/x"), Some(expected));
         assert_eq!(without_entry(&outer, "weft.dev/y"), None);
     }
 
     #[test]
-    fn what_is_no_message_is_left_alone() {
+    fn wire_malformed_message_is_left_unchanged() {
         for bytes in [&b"\x0a\x05ab"[..], b"\x00", b"\x0b", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"] {
             assert_eq!(records(bytes).last(), Some(Err(Malformed)), "{bytes:?}");
             assert_eq!(edit(bytes, |_| Some(Vec::new())), None);

@@ -1,7 +1,7 @@
-//! The Kubernetes API as the registry of one pool's blocks.
+//! Registry of one pool's blocks in the Kubernetes API.
 //!
-//! Rules: what is read is read from the database, not from a cache of the server; a request without an answer may have
-//! been done; lists come in pages.
+//! Reads go to the database of the API server, not to its cache. A request without a response may have been executed. Lists
+//! are read in pages.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::time::{sleep, timeout};
 
 use crate::ip_objects::{
-    BlockObject, CLAIM_LABEL, Cut, NODE_LABEL, POOL_LABEL, PoolObject, TRANSFER_LABEL, WITHIN_LABEL,
+    BlockObject, CLAIM_LABEL, LayoutState, NODE_LABEL, POOL_LABEL, PoolObject, TRANSFER_LABEL, WITHIN_LABEL,
     block_name, label, name_of, record_of,
 };
 use crate::pool_lookup::Pool;
@@ -24,34 +24,36 @@ use kube_support::api_error;
 use kube_support::lookup::ask;
 use kube_support::resources::PodObject;
 
-/// How long one request may take.
+/// Timeout of a request.
 const REQUEST_MAX: Duration = Duration::from_secs(5);
-/// Objects of a page.
+/// Number of objects in a page.
 const PAGE: u32 = 1000;
-/// How often it is looked whether another node has given an address up: for three and a half seconds in all, because the
-/// ledger of whoever asked is locked in the meantime.
-pub const LOOKS: u32 = 7;
-const LOOK_MIN: Duration = Duration::from_millis(50);
-const LOOK_MAX: Duration = Duration::from_secs(1);
+/// Number of checks whether another node has transferred an address: 3.5 s in all, because the client's address store is
+/// locked meanwhile.
+pub const TRANSFER_CHECKS: u32 = 7;
+/// Shortest pause between two checks.
+const CHECK_MIN: Duration = Duration::from_millis(50);
+/// Longest pause between two checks.
+const CHECK_MAX: Duration = Duration::from_secs(1);
 
-/// The blocks of one pool.
+/// Registry of one pool's blocks.
 #[derive(Clone)]
 pub struct ApiRegistry {
     client: Client,
     blocks: Api<BlockObject>,
     pool: String,
     uid: Option<String>,
-    /// How the pool is cut.
+    /// Layout of the pool.
     pub grid: PoolLayout,
-    /// Where single addresses may have been made in it, as it was read.
-    told: Option<BTreeSet<u16>>,
-    /// Namespace and name of the pod that a claim is about.
+    /// Recorded sections of the pool that may contain single addresses, as last read.
+    single_address_sections: Option<BTreeSet<u16>>,
+    /// Namespace and name of the pod whose claim is allocated.
     pod: (String, String),
     requests: prometheus_client::metrics::counter::Counter,
 }
 
 impl ApiRegistry {
-    /// The blocks of a pool, for a claim of the pod with this namespace and name; requests are counted.
+    /// Returns the registry of a pool, for a claim of the pod with this namespace and name. Requests are counted.
     pub fn new(
         client: Client,
         pool: &Pool,
@@ -59,24 +61,24 @@ impl ApiRegistry {
         requests: prometheus_client::metrics::counter::Counter,
     ) -> ApiRegistry {
         let blocks = Api::all(client.clone());
-        let Pool { name, uid, grid, exclude: _, told } = pool.clone();
-        ApiRegistry { client, blocks, pool: name, uid, grid, told, pod, requests }
+        let Pool { name, uid, grid, exclude: _, single_address_sections } = pool.clone();
+        ApiRegistry { client, blocks, pool: name, uid, grid, single_address_sections, pod, requests }
     }
 
-    /// The blocks of a pool that is cut, for nobody's claim; nothing if its spec cannot be read.
+    /// Returns the registry of a pool with a fixed layout, without a claim; `None` if its spec is invalid.
     pub fn of(
         client: &Client,
         pool: &PoolObject,
         requests: &prometheus_client::metrics::counter::Counter,
     ) -> Option<ApiRegistry> {
         let (name, uid) = (pool.metadata.name.clone()?, pool.metadata.uid.clone());
-        let (grid, told) = (pool.grid().ok().flatten()?, pool.told());
-        let pool = Pool { name, uid, grid, exclude: Vec::new(), told };
-        let nobody = (String::new(), String::new());
-        Some(ApiRegistry::new(client.clone(), &pool, nobody, requests.clone()))
+        let (grid, single_address_sections) = (pool.grid().ok().flatten()?, pool.recorded_sections());
+        let pool = Pool { name, uid, grid, exclude: Vec::new(), single_address_sections };
+        let no_pod = (String::new(), String::new());
+        Some(ApiRegistry::new(client.clone(), &pool, no_pod, requests.clone()))
     }
 
-    /// A request about a block or a single address, which is counted.
+    /// Sends a request about a block or a single address, and counts it.
     async fn request<T>(
         &self,
         work: impl Future<Output = Result<T, kube::Error>>,
@@ -91,13 +93,13 @@ impl ApiRegistry {
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(RegistryError::Conflict),
             Ok(Err(error)) => Err(RegistryError::Unknown(api_error::describe(&error))),
             Err(_) => Err(RegistryError::Unknown(format!(
-                "the API server does not answer within {} s",
+                "the API server did not answer within {} s",
                 REQUEST_MAX.as_secs()
             ))),
         }
     }
 
-    /// Every object with these labels; one that makes no sense is an error: it may be anybody's.
+    /// Returns every object with these labels. An invalid object is an error: its addresses may be in use.
     pub async fn list_labelled(&self, labels: &[(&str, String)]) -> Result<Vec<IpBlock>, RegistryError> {
         let mut selector = format!("{POOL_LABEL}={}", label(&self.pool));
         for (key, value) in labels {
@@ -117,12 +119,12 @@ impl ApiRegistry {
         }
     }
 
-    /// Writes an object as it is to be.
+    /// Replaces an object.
     async fn put(&self, net: IpNet, object: &BlockObject) -> Result<IpBlock, RegistryError> {
         let name = block_name(&self.pool, net);
         let replaced = async {
             match self.blocks.replace(&name, &PostParams::default(), object).await {
-                // One that is gone has changed, too.
+                // A deleted object has changed, too.
                 Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
                 other => other.map(Some),
             }
@@ -134,7 +136,7 @@ impl ApiRegistry {
         let name = object.metadata.name.as_deref().unwrap_or_default();
         let fault = || {
             RegistryError::Unknown(format!(
-                "ipblock {name}: spec was edited and makes no sense: put it back, or `weft ipam free` it when nobody has its addresses"
+                "ipblock {name}: spec was edited and is invalid: restore it, or run `weft ipam free` when no pod has its addresses"
             ))
         };
         object.object().filter(|_| object.spec.pool == self.pool).ok_or_else(fault)
@@ -205,28 +207,30 @@ impl Registry for ApiRegistry {
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = self.request(pools.get_opt(&self.pool)).await?;
         let is_it = |pool: &PoolObject| {
-            let is_cut = pool.cut() == Ok(Cut::Done) && pool.grid() == Ok(Some(self.grid));
-            is_cut && pool.metadata.uid == self.uid
+            let is_fixed =
+                pool.layout_state() == Ok(LayoutState::Fixed) && pool.grid() == Ok(Some(self.grid));
+            is_fixed && pool.metadata.uid == self.uid
         };
         let Some(pool) = found.filter(is_it) else { return Ok(PoolState::Changed) };
-        Ok(match (pool.told(), self.grid.section_of(net.addr())) {
-            (Some(told), Some(part)) if !told.contains(&part) => PoolState::NoSingleAddresses,
+        Ok(match (pool.recorded_sections(), self.grid.section_of(net.addr())) {
+            (Some(recorded), Some(section)) if !recorded.contains(&section) => PoolState::NoSingleAddresses,
             _ => PoolState::SingleAddressesPossible,
         })
     }
 
     async fn record_single_address(&self, net: IpNet) -> Result<(), RegistryError> {
-        let Some((told, part)) = self.told.as_ref().zip(self.grid.section_of(net.addr())) else {
+        let known = self.single_address_sections.as_ref();
+        let Some((recorded, section)) = known.zip(self.grid.section_of(net.addr())) else {
             return Ok(());
         };
-        if told.contains(&part) {
+        if recorded.contains(&section) {
             return Ok(());
         }
         let pools = Api::<PoolObject>::all(self.client.clone());
-        let (parameters, patch) = (PatchParams::default(), json!({ "status": record_of([part], None) }));
-        let said = self.request(pools.patch_status(&self.pool, &parameters, &Patch::Merge(patch))).await?;
-        // One that does not keep it says nothing of any address any more, and every block is looked into.
-        match said.metadata.uid == self.uid {
+        let (parameters, patch) = (PatchParams::default(), json!({ "status": record_of([section], None) }));
+        let patched = self.request(pools.patch_status(&self.pool, &parameters, &Patch::Merge(patch))).await?;
+        // A new pool of this name has no complete record, so every block is searched for single addresses.
+        match patched.metadata.uid == self.uid {
             true => Ok(()),
             false => Err(RegistryError::Unknown(AllocationError::PoolChanged.to_string())),
         }
@@ -241,16 +245,16 @@ impl Registry for ApiRegistry {
     }
 
     async fn wait_for_transfer(&self, check: u32) {
-        sleep(LOOK_MAX.min(LOOK_MIN * 2_u32.saturating_pow(check))).await;
+        sleep(CHECK_MAX.min(CHECK_MIN * 2_u32.saturating_pow(check))).await;
     }
 }
 
-/// The selector of what a node has, for a watch.
+/// Returns the label selector of a node's blocks, for a watch.
 pub fn of_node(node: &str) -> String {
     format!("{NODE_LABEL}={}", label(node))
 }
 
-/// Label selector of the addresses that a node is asked to transfer, for a watch.
+/// Returns the label selector of the addresses that a node is requested to transfer, for a watch.
 pub fn asked_of(node: &str) -> String {
     format!("{TRANSFER_LABEL}={}", label(node))
 }

@@ -1,6 +1,6 @@
-//! What the cluster says about addresses, all at once. What is wrong with it is in [`super::findings`].
+//! Snapshot of the addresses of a cluster: pools, blocks, nodes, and pods with their network-status.
 //!
-//! Rule: it changes nothing.
+//! It changes nothing. [`super::findings`] reports inconsistencies of a snapshot.
 
 pub(crate) mod address_use;
 
@@ -30,39 +30,39 @@ use kube_support::cache::{Cache, follow};
 use kube_support::custom_resources::IPPoolStatus;
 use kube_support::resources::{Key, NodeHealth, NodeObject, PodObject, Reduced};
 
-/// Objects of a page.
+/// Number of objects in a page.
 const PAGE: u32 = 500;
-/// How long the first list of what is followed may take.
+/// Timeout of the first list of watched objects.
 const LIST_MAX: Duration = Duration::from_secs(60);
 
-/// All of it.
+/// Snapshot of a cluster.
 #[derive(Debug, Default)]
 pub struct ClusterSnapshot {
     /// The pools.
     pub pools: Vec<PoolObject>,
     /// The blocks and single addresses.
     pub blocks: Vec<BlockObject>,
-    /// The nodes; is it out of service?
+    /// The nodes, and whether each is out of service.
     pub nodes: BTreeMap<String, bool>,
     /// The pods, by namespace and name.
     pub pods: BTreeMap<Key, Holder>,
-    /// The addresses that they show, by pool; counted once.
+    /// The addresses that the pods show, by pool; computed once.
     pub(super) used: OnceLock<BTreeMap<String, BTreeSet<IpAddr>>>,
 }
 
-/// A pod, and the addresses its status shows.
+/// Pod with the addresses in its network-status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Holder {
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its uid.
+    /// Uid.
     pub uid: String,
-    /// Its node.
+    /// Node.
     pub node: String,
-    /// Address, interface and network of each.
+    /// Address, interface and network of each attachment.
     pub addresses: Vec<(IpAddr, String, String)>,
 }
 
@@ -85,15 +85,15 @@ pub enum SnapshotError {
         /// The error of the API.
         error: kube::Error,
     },
-    /// What is followed was not listed in time.
-    #[error("list {kind}: not within {} s", LIST_MAX.as_secs())]
+    /// Watched objects were not listed in time.
+    #[error("list {kind}: no response within {} s", LIST_MAX.as_secs())]
     Late {
         /// The kind of the objects, in the plural.
         kind: &'static str,
     },
 }
 
-/// Every object of a kind, page by page.
+/// Returns every object of a kind; lists page by page.
 async fn list<K>(api: Api<K>, kind: &'static str) -> Result<Vec<K>, SnapshotError>
 where
     K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
@@ -111,7 +111,7 @@ where
 }
 
 impl ClusterSnapshot {
-    /// Asks for everything. Blocks come before nodes and pods: what is held is looked at first.
+    /// Lists everything. Blocks are listed before nodes and pods, so that a pod of a listed block is listed, too.
     pub async fn take(client: &Client) -> Result<ClusterSnapshot, SnapshotError> {
         let snapshot = ClusterSnapshot::of_objects(client).await?;
         let nodes = list(Api::<NodeObject>::all(client.clone()), "nodes").await?;
@@ -123,7 +123,7 @@ impl ClusterSnapshot {
         })
     }
 
-    /// The same without asking for what is followed, which may be a little behind.
+    /// Lists pools and blocks; takes pods and nodes from a watch, which may be slightly behind.
     pub async fn beside(client: &Client, followed: &Followed) -> Result<ClusterSnapshot, SnapshotError> {
         let snapshot = ClusterSnapshot::of_objects(client).await?;
         let node = |node: Arc<NodeHealth>| (node.name.clone(), node.is_out_of_service);
@@ -132,7 +132,7 @@ impl ClusterSnapshot {
         Ok(ClusterSnapshot { nodes, pods: followed.pods.all().into_iter().map(pod).collect(), ..snapshot })
     }
 
-    /// The pods of a namespace, as they are at this moment.
+    /// Lists the pods of a namespace.
     pub async fn pods_of(client: &Client, namespace: &str) -> Result<Vec<Holder>, SnapshotError> {
         let pods = list(Api::<ShownPod>::namespaced(client.clone(), namespace), "pods").await?;
         Ok(pods.into_iter().map(ShownPod::reduce).collect())
@@ -144,17 +144,17 @@ impl ClusterSnapshot {
         Ok(ClusterSnapshot { pools, blocks, ..ClusterSnapshot::default() })
     }
 
-    /// The pool of this name.
+    /// Returns the pool of this name.
     pub fn pool(&self, name: &str) -> Option<&PoolObject> {
         self.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(name))
     }
 
-    /// The pool that an address is of, the smallest first.
+    /// Returns the pools whose range contains an address, the smallest first.
     pub fn pools_of(&self, ip: IpAddr) -> Vec<&PoolObject> {
         self.ranges().into_iter().filter(|(range, _)| range.contains(&ip)).map(|(_, pool)| pool).collect()
     }
 
-    /// The addresses of a pool that pods show.
+    /// Returns the addresses of a pool that pods show.
     pub fn used_of(&self, pool: &str) -> &BTreeSet<IpAddr> {
         static NONE: BTreeSet<IpAddr> = BTreeSet::new();
         let count = || {
@@ -169,7 +169,7 @@ impl ClusterSnapshot {
         self.used.get_or_init(count).get(pool).unwrap_or(&NONE)
     }
 
-    /// The pools whose range can be read, the smallest first.
+    /// Returns the pools with a valid range, the smallest first.
     pub(super) fn ranges(&self) -> Vec<(IpNet, &PoolObject)> {
         let range = |pool: &PoolObject| pool.spec.range.parse::<IpNet>().ok();
         let mut ranges: Vec<_> = self.pools.iter().filter_map(|pool| Some((range(pool)?, pool))).collect();
@@ -177,16 +177,16 @@ impl ClusterSnapshot {
         ranges
     }
 
-    /// The objects of a pool that make sense.
+    /// Returns the valid objects of a pool.
     pub fn objects_of(&self, pool: &str) -> impl Iterator<Item = IpBlock> {
         self.blocks.iter().filter(move |block| block.spec.pool == pool).filter_map(BlockObject::object)
     }
 
-    /// How full a pool is.
+    /// Returns the status of a pool: its layout and its use.
     pub fn status_of(&self, pool: &PoolObject) -> IPPoolStatus {
         let name = pool.metadata.name.as_deref().unwrap_or_default();
         let grid = pool.grid().ok().flatten();
-        // The layout and the record of single addresses are not counted: they stay as they are.
+        // Layout and record of single addresses are kept as they are.
         let IPPoolStatus { layout, single_address_blocks, .. } = pool.status.clone().unwrap_or_default();
         let mut status = IPPoolStatus { layout, single_address_blocks, ..IPPoolStatus::default() };
         let mut nodes = BTreeSet::new();
@@ -216,15 +216,15 @@ impl ClusterSnapshot {
         status
     }
 
-    /// Is a node of this name gone, or known to be off?
+    /// Whether a node is gone or out of service.
     pub fn is_off(&self, node: &str) -> bool {
         self.nodes.get(node).copied().unwrap_or(true)
     }
 }
 
-// === pods and nodes, reduced ===
+// === watched pods and nodes ===
 
-/// Pods and nodes: one watch of each, because all of them, whole, are gigabytes in a large cluster.
+/// Watched pods and nodes in reduced form: the whole objects of a large cluster are gigabytes.
 pub struct Followed {
     pods: Arc<Cache<Holder>>,
     nodes: Arc<Cache<NodeHealth>>,
@@ -237,7 +237,7 @@ impl Default for Followed {
 }
 
 impl Followed {
-    /// Keeps both up to date, for ever.
+    /// Keeps both up to date; never ends.
     pub fn follow(&self, client: &Client) -> impl Future<Output = ()> + use<> {
         let (pods, nodes) = (Api::<ShownPod>::all(client.clone()), Api::<NodeObject>::all(client.clone()));
         let pods = follow(pods, watcher::Config::default(), Arc::clone(&self.pods));
@@ -250,7 +250,7 @@ impl Followed {
     /// Waits until both were listed once.
     ///
     /// # Errors
-    /// Which was not, for so long.
+    /// One of them was not listed in time.
     pub async fn listed(&self) -> Result<(), SnapshotError> {
         let unlisted = |kind| SnapshotError::Late { kind };
         timeout(LIST_MAX, self.pods.synced()).await.map_err(|_| unlisted(self.pods.kind()))?;
@@ -258,7 +258,7 @@ impl Followed {
     }
 }
 
-/// A pod of which nothing is kept but who it is and the addresses it shows.
+/// Pod of which only the identity and the shown addresses are kept.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct ShownPod(PodObject);
@@ -305,7 +305,7 @@ impl Holder {
         (self.namespace.clone(), self.name.clone())
     }
 
-    /// Does it show this address?
+    /// Whether the pod shows this address.
     pub fn shows(&self, ip: IpAddr) -> bool {
         self.addresses.iter().any(|(shown, ..)| *shown == ip)
     }
@@ -333,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_has_run_to_its_end_has_no_addresses_and_is_known_still() {
+    fn completed_pod_has_no_addresses_in_the_snapshot() {
         for (phase, count) in [("Running", 1), ("Pending", 1), ("Succeeded", 0), ("Failed", 0)] {
             let shown = serde_json::json!([{ "name": "a/net", "interface": "net1", "ips": ["10.0.0.2"] }]);
             let pod = serde_json::json!({ "metadata": { "name": "p", "namespace": "a", "uid": "u",

@@ -1,8 +1,9 @@
-//! What is wrong with the addresses of a cluster.
+//! Findings: inconsistencies in the addresses of a cluster. This module only reports them.
 //!
-//! Rules: what cannot be read is named, never left out; an address is doubled when two pods' network-status show it of one
-//! pool, or when two objects hold it; stray when the object around it is nobody's, or another node's than its pod's;
-//! leaked when its pod is gone. Nothing is done about any of it here.
+//! - Objects that cannot be read are reported, never left out.
+//! - `doubled`: two pods show the same address of a pool in their network-status, or two objects contain it.
+//! - `stray`: the object that contains a pod's address is not leased, or leased by another node than the pod's.
+//! - `leaked`: the pod of a single address is gone.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -13,33 +14,33 @@ use serde::Serialize;
 use crate::cluster_snapshot::address_use::AddressUse;
 use crate::cluster_snapshot::{ClusterSnapshot, Holder};
 use crate::ip_objects::BlockObject;
-use crate::store_name::elsewhere;
+use crate::store_name::other_directory;
 
-/// Something that is wrong.
+/// Inconsistency of the cluster's addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
-    /// What kind: a word.
+    /// Kind, one word.
     pub what: &'static str,
-    /// The object.
+    /// Object.
     pub object: String,
-    /// One sentence.
+    /// Reason, one sentence.
     pub why: String,
 }
 
 impl ClusterSnapshot {
-    /// What is wrong.
+    /// Returns all findings.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
-        self.spoilt(&mut findings);
+        self.invalid_objects(&mut findings);
         self.doubled_objects(&mut findings);
-        self.astray(&mut findings);
-        self.leaked(&mut findings);
+        self.doubled_and_stray_addresses(&mut findings);
+        self.leaked_addresses(&mut findings);
         findings
     }
 
-    /// Objects that make no sense, and those of nodes that are gone.
-    fn spoilt(&self, findings: &mut Vec<Finding>) {
+    /// Adds invalid objects, and objects of nodes that are gone.
+    fn invalid_objects(&self, findings: &mut Vec<Finding>) {
         for pool in &self.pools {
             let object = format!("ippool {}", pool.metadata.name.as_deref().unwrap_or_default());
             let wrong = pool.grid().map(drop).and_then(|()| pool.exclude().map(drop));
@@ -53,31 +54,28 @@ impl ClusterSnapshot {
             let name = block.metadata.name.as_deref().unwrap_or_default();
             let finding = |what, why: String| Finding { what, object: format!("ipblock {name}"), why };
             if block.object().is_none() {
-                findings.push(finding("spoilt", "its spec was edited and makes no sense".to_owned()));
+                findings.push(finding("spoilt", "its spec was edited and is invalid".to_owned()));
             }
             if self.pool(&block.spec.pool).is_none() {
-                findings.push(finding("orphan", format!("its pool {} is not there", block.spec.pool)));
+                findings.push(finding("orphan", format!("its pool {} does not exist", block.spec.pool)));
             }
             let node = &block.spec.node;
-            if let Some(directory) = elsewhere(&block.spec.address_store) {
+            if let Some(directory) = other_directory(&block.spec.address_store) {
                 findings.push(finding(
                     "elsewhere",
                     format!(
-                        "its ledger on node {node} is in {directory} (ipam.dataDir), which is not its agent's \
-                         --address-stores: other networks of the pool have none of its addresses"
+                        "its address store on node {node} is in {directory} (ipam.dataDir), not in the agent's \
+                         --address-stores: other networks of the pool cannot use its addresses"
                     ),
                 ));
             }
             if !node.is_empty() && self.is_off(node) {
-                findings.push(finding(
-                    "dead-node",
-                    format!("node {node}, which has it, is gone or out of service"),
-                ));
+                findings.push(finding("dead-node", format!("its node {node} is gone or out of service")));
             }
         }
     }
 
-    /// Two objects with the same address, neither a hole in the other.
+    /// Adds pairs of objects with a common address that is not a reserved address of the outer one.
     fn doubled_objects(&self, findings: &mut Vec<Finding>) {
         let space =
             |pool: &str| self.pool(pool).map(|pool| pool.spec.network_name.clone()).unwrap_or_default();
@@ -92,20 +90,20 @@ impl ClusterSnapshot {
                 other.net.prefix_len(),
             ))
         });
-        // Sorted like this, whatever holds an object comes before it.
+        // In this order an object follows the objects that contain it.
         let mut around: Vec<&(String, IpBlock, &BlockObject)> = Vec::new();
         for entry in &all {
             let (space, object, block) = entry;
             around.retain(|(other, outer, _)| other == space && outer.net.contains(&object.net));
             for (_, outer, holder) in &around {
-                let hole = object.is_single_address() && outer.reserved.contains(&object.net.addr());
-                // One that is asked for is not had yet.
+                let reserved = object.is_single_address() && outer.reserved.contains(&object.net.addr());
+                // A requested address is not leased yet.
                 let asked = !object.holder.transfer_requested_from.is_empty()
                     || !object.holder.transfer_refused_by.is_empty();
                 let both = !asked && !object.is_free() && !outer.holder.node.is_empty();
-                if both && !hole {
+                if both && !reserved {
                     let name = |block: &BlockObject| block.metadata.name.clone().unwrap_or_default();
-                    let why = format!("{} is in {}, too", object.net, name(holder));
+                    let why = format!("{} is also in {}", object.net, name(holder));
                     findings.push(Finding {
                         what: "doubled",
                         object: format!("ipblock {}", name(block)),
@@ -117,27 +115,30 @@ impl ClusterSnapshot {
         }
     }
 
-    /// Two pods with the same address of a pool, and addresses that are not their pod's node's.
-    fn astray(&self, findings: &mut Vec<Finding>) {
+    /// Adds pairs of pods with the same address of a pool, and addresses that are not of their pod's node.
+    fn doubled_and_stray_addresses(&self, findings: &mut Vec<Finding>) {
         let mut seen: BTreeMap<(IpAddr, Vec<&str>, &str), &Holder> = BTreeMap::new();
         for AddressUse { pod, ip, network, pools, lessor } in AddressUse::all(self) {
             let Some(pool) = pools.first().copied() else { continue };
             let object = format!("pod {}/{}", pod.namespace, pod.name);
-            // Which of several pools it is of, if a node has that address of each, only the network can tell.
+            // If the node leases the address from several pools, only the network tells which pool it is.
             let apart = if pools.len() > 1 { network } else { "" };
             if let Some(other) = seen.insert((ip, pools, apart), pod)
                 && other.uid != pod.uid
             {
-                let why = format!("{ip} of {network} is {}/{}'s, too", other.namespace, other.name);
+                let why =
+                    format!("{ip} of {network} is also an address of {}/{}", other.namespace, other.name);
                 findings.push(Finding { what: "doubled", object: object.clone(), why });
             }
             let why = match lessor {
-                None => format!("{ip} of {network} is in pool {pool}, and nobody has leased it"),
-                // Single addresses move with what keeps them.
+                None => format!("{ip} of {network} is in pool {pool}, and no node has leased it"),
+                // A single address moves with its claim.
                 Some(lessor) if !lessor.is_single && lessor.node != pod.node && !self.is_off(&pod.node) => {
-                    let owner =
-                        if lessor.node.is_empty() { "nobody's" } else { &format!("node {}'s", lessor.node) };
-                    format!("{ip} of {network} is {owner}, and its pod is on node {}", pod.node)
+                    let holder = match lessor.node {
+                        "" => "not leased".to_owned(),
+                        node => format!("leased by node {node}"),
+                    };
+                    format!("{ip} of {network} is {holder}, and its pod is on node {}", pod.node)
                 }
                 Some(_) => continue,
             };
@@ -145,8 +146,8 @@ impl ClusterSnapshot {
         }
     }
 
-    /// Single addresses whose pod is gone, and that nothing keeps.
-    fn leaked(&self, findings: &mut Vec<Finding>) {
+    /// Adds single addresses whose pod is gone and that no claim keeps.
+    fn leaked_addresses(&self, findings: &mut Vec<Finding>) {
         let uids = self.uids();
         for block in &self.blocks {
             let Some(IpBlock { net, holder, .. }) = block.object() else { continue };
@@ -155,7 +156,7 @@ impl ClusterSnapshot {
             if is_held && !uid.is_empty() && !uids.contains(uid) {
                 let object = format!("ipblock {}", block.metadata.name.as_deref().unwrap_or_default());
                 let why = format!(
-                    "node {} has {net} for container {}, whose pod is gone: its DEL or the runtime's GC gives it back",
+                    "node {} has {net} for container {}, whose pod is gone: its DEL or the runtime's GC releases it",
                     holder.node, holder.owner
                 );
                 findings.push(Finding { what: "leaked", object, why });
@@ -163,7 +164,7 @@ impl ClusterSnapshot {
         }
     }
 
-    /// Of every pod.
+    /// Returns the uids of all pods.
     pub fn uids(&self) -> HashSet<&str> {
         self.pods.values().map(|pod| pod.uid.as_str()).collect()
     }
@@ -177,11 +178,11 @@ mod tests {
 
     fn snapshot(blocks: &[(&str, &str, &[&str])], pods: &[(&str, &str)]) -> ClusterSnapshot {
         let pool = json!({ "metadata": { "name": "p" }, "spec": { "range": "10.0.0.0/16", "blockBits": 8 } });
-        let block = |(range, node, holes): &(&str, &str, &[&str])| {
+        let block = |(range, node, reserved): &(&str, &str, &[&str])| {
             let name = format!("p.{}", range.replace('/', "-"));
             let meta = json!({ "name": name, "uid": "u", "resourceVersion": "1" });
             serde_json::from_value(
-                json!({ "metadata": meta, "spec": { "pool": "p", "range": range, "node": node, "reservedAddresses": holes } }),
+                json!({ "metadata": meta, "spec": { "pool": "p", "range": range, "node": node, "reservedAddresses": reserved } }),
             )
             .unwrap()
         };
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_has_no_findings_and_is_counted() {
+    fn findings_are_empty_for_a_consistent_cluster_which_is_counted() {
         let snapshot = snapshot(
             &[("10.0.0.0/24", "n1", &["10.0.0.9"]), ("10.0.0.9/32", "n2", &[]), ("10.0.3.0/24", "n2", &[])],
             &[("a", "10.0.0.1"), ("b", "10.0.0.9"), ("c", "192.0.2.1")],
@@ -218,9 +219,9 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_of_the_pool_whose_block_its_node_has() {
+    fn address_belongs_to_the_pool_whose_block_its_node_leases() {
         let mut snapshot = snapshot(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.1")]);
-        // Another address space with the same range, of which the other node has the block.
+        // Another address space with the same range, whose block the other node leases.
         let mut pool = snapshot.pools[0].clone();
         pool.metadata.name = Some("red-p".into());
         pool.spec.network_name = "red".into();
@@ -233,7 +234,7 @@ mod tests {
         snapshot.pods.get_mut(&key("b")).unwrap().node = "n2".into();
         assert_eq!(snapshot.findings(), []);
         assert_eq!(["p", "red-p"].map(|pool| snapshot.used_of(pool).len()), [1, 1]);
-        // On one node that has both blocks, only the networks tell them apart.
+        // On one node with both blocks, only the networks tell the pools apart.
         for block in &mut snapshot.blocks {
             block.spec.node = "n1".into();
         }
@@ -244,20 +245,20 @@ mod tests {
     }
 
     #[test]
-    fn two_networks_of_one_pool_have_no_address_in_common() {
+    fn finding_doubled_covers_two_networks_of_one_pool() {
         let mut snapshot = snapshot(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.1")]);
         snapshot.pods.get_mut(&(String::new(), "b".to_owned())).unwrap().addresses[0].2 = "other".into();
         assert_eq!(whats(&snapshot), ["doubled"]);
     }
 
     #[test]
-    fn an_address_of_another_nodes_block_is_astray_and_one_of_a_pod_that_is_gone_leaked() {
-        let mut astray = snapshot(&[("10.0.0.0/24", "n2", &[])], &[("a", "10.0.0.1")]);
-        assert_eq!(whats(&astray), ["stray"]);
-        assert!(astray.findings()[0].why.contains("is node n2's, and its pod is on node n1"));
-        // Pods of a node that is gone are shown until somebody removes them.
-        astray.nodes.remove("n1");
-        assert_eq!(astray.findings(), []);
+    fn finding_stray_or_leaked_depends_on_node_and_pod() {
+        let mut stray = snapshot(&[("10.0.0.0/24", "n2", &[])], &[("a", "10.0.0.1")]);
+        assert_eq!(whats(&stray), ["stray"]);
+        assert!(stray.findings()[0].why.contains("is leased by node n2, and its pod is on node n1"));
+        // Pods of a deleted node are listed until they are removed.
+        stray.nodes.remove("n1");
+        assert_eq!(stray.findings(), []);
         let mut single = snapshot(&[("10.0.0.9/32", "n1", &[])], &[("a", "10.0.0.9")]);
         single.blocks[0].spec.owner = "a/c1/net1".into();
         assert_eq!(single.findings(), []);
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wrong_thing_is_found() {
+    fn findings_cover_each_kind() {
         let doubled = snapshot(&[("10.0.0.0/24", "n1", &[]), ("10.0.0.9/32", "n2", &[])], &[]);
         assert_eq!(whats(&doubled), ["doubled"]);
         let twice = snapshot(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.1")]);
@@ -280,9 +281,9 @@ mod tests {
         );
         assert_eq!(whats(&snapshot(&[("10.0.0.1/24", "n1", &[])], &[])), ["spoilt"]);
         let mut placed = snapshot(&[("10.0.0.0/24", "n1", &[])], &[]);
-        placed.blocks[0].spec.address_store = crate::store_name::placed("p", "/srv/ledgers");
+        placed.blocks[0].spec.address_store = crate::store_name::name_in_directory("p", "/srv/stores");
         assert_eq!(whats(&placed), ["elsewhere"]);
-        assert!(placed.findings()[0].why.contains("on node n1 is in /srv/ledgers (ipam.dataDir)"));
+        assert!(placed.findings()[0].why.contains("on node n1 is in /srv/stores (ipam.dataDir)"));
         let mut orphan = snapshot(&[("10.0.0.0/24", "n1", &[])], &[]);
         orphan.pools.clear();
         assert_eq!(whats(&orphan), ["orphan"]);

@@ -1,4 +1,4 @@
-//! IPAMClaims: addresses that a workload keeps, whichever of its pods has them, as the multi-network standard writes them.
+//! IPAMClaims of the multi-network specification: addresses that a workload keeps when its pods are replaced.
 //!
 //! ```text
 //!   pod: ipam-claim-reference ──► IPAMClaim, read ──► its interface? its addresses, if it has any
@@ -6,11 +6,12 @@
 //!                                     └──── status: ips, ownerPod, conditions ◄─────────────────┘
 //! ```
 //!
-//! Rules: a claim that is not there, or is of another interface, gives no address; what its status says it has is what it
-//! gets, or nothing; an address is the claim's until the claim is gone, whatever becomes of its pods. That the
-//! status could not be written fails no pod: the next one writes it.
+//! - A claim that does not exist, or is of another interface, yields no address.
+//! - If the status of a claim contains an address, the claim gets this address or none.
+//! - A claim keeps its address until the claim is deleted, independent of its pods.
+//! - A failed update of the status fails no pod: the next pod writes it.
 //!
-//! Source: the standard 1.3, 8; k8snetworkplumbingwg/ipamclaims v1alpha1.
+//! Source: the multi-network specification 1.3, 8; k8snetworkplumbingwg/ipamclaims v1alpha1.
 
 use std::net::IpAddr;
 
@@ -31,12 +32,12 @@ use kube_support::custom_resources::{IPAMClaim, IPAMClaimSpec, IPAMClaimStatus, 
 use kube_support::lookup::ASK_MAX;
 use kube_support::resource;
 
-/// What the name of a claim's lease begins with.
+/// Prefix of a claim's name in a lease.
 pub const OF_CLAIM: &str = "claim/";
-/// Whether addresses were given, in the status.
+/// Type of the condition that tells whether addresses are allocated.
 const CONDITION: &str = "IPsAllocated";
 
-/// A claim as it comes from the API.
+/// Claim as it comes from the API.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ClaimObject {
     metadata: ObjectMeta,
@@ -48,7 +49,7 @@ pub struct ClaimObject {
 
 resource!(ClaimObject as IPAMClaim);
 
-/// Reason why a claim gives no address.
+/// Reason why a claim yields no address.
 #[derive(Debug, Error)]
 #[error("ipamclaim {namespace}/{name}: {fault}")]
 pub struct ClaimError {
@@ -64,28 +65,28 @@ pub struct ClaimError {
 #[derive(Debug, Error)]
 pub enum ClaimFault {
     /// There is no such object.
-    #[error("not there: its workload's controller makes it")]
+    #[error("not found: the controller of its workload creates it")]
     Missing,
     /// The API server refuses, or cannot be reached.
     #[error("{}", api_error::describe(.0))]
     Api(kube::Error),
-    /// The API server does not answer in time.
-    #[error("the API server does not answer")]
+    /// The API server did not answer in time.
+    #[error("the API server did not answer in time")]
     Late,
-    /// The claim is of another interface than the one that the pod asks for.
-    #[error("spec.interface: {interface}: the pod asks with it for {asked}")]
+    /// The claim is of another interface than the pod requests.
+    #[error("spec.interface: {interface}: the pod requests it for {asked}")]
     Interface {
         /// The interface of the claim.
         interface: String,
-        /// The interface that the pod asks for.
+        /// The requested interface.
         asked: String,
     },
-    /// An entry of its status is no address.
+    /// An entry of the status is not an address.
     #[error("status.ips: {0:?}: not an address")]
     Address(String),
 }
 
-/// The claim of a demand.
+/// Claim of an allocation request.
 pub struct Claim {
     api: Api<ClaimObject>,
     namespace: String,
@@ -94,13 +95,13 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// The claim that a demand names; nothing if what keeps its address is none.
+    /// Reads the claim that a request names; `None` if the request names no IPAMClaim.
     ///
     /// # Errors
-    /// It is not there, or of another interface.
-    pub async fn of(client: &Client, demand: &AllocateRequest) -> Result<Option<Claim>, ClaimError> {
+    /// The claim does not exist, or is of another interface.
+    pub async fn of(client: &Client, request: &AllocateRequest) -> Result<Option<Claim>, ClaimError> {
         let Some((namespace, name)) =
-            demand.claim.strip_prefix(OF_CLAIM).and_then(|claim| claim.split_once('/'))
+            request.claim.strip_prefix(OF_CLAIM).and_then(|claim| claim.split_once('/'))
         else {
             return Ok(None);
         };
@@ -112,7 +113,7 @@ impl Claim {
             Ok(Err(error)) => return Err(failed(ClaimFault::Api(error))),
             Err(_) => return Err(failed(ClaimFault::Late)),
         };
-        let own = demand.owner.rsplit('/').next().unwrap_or_default();
+        let own = request.owner.rsplit('/').next().unwrap_or_default();
         let interface = object.spec.interface.as_str();
         if !interface.is_empty() && interface != own {
             let (interface, asked) = (interface.to_owned(), own.to_owned());
@@ -122,15 +123,15 @@ impl Claim {
         Ok(Some(Claim { api, namespace, name, object }))
     }
 
-    /// Its name, for people.
+    /// Returns the name for messages.
     pub fn name(&self) -> String {
         format!("ipamclaim {}/{}", self.namespace, self.name)
     }
 
-    /// The address of a pool that its status says it has.
+    /// Returns the address of a pool that the status contains.
     ///
     /// # Errors
-    /// An entry that is no address.
+    /// An entry is not an address.
     pub fn address(&self, range: IpNet) -> Result<Option<IpAddr>, ClaimError> {
         for text in &self.object.status.ips {
             let read = text.parse::<IpNet>().map(|net| net.addr()).or_else(|_| text.parse::<IpAddr>());
@@ -146,24 +147,24 @@ impl Claim {
         Ok(None)
     }
 
-    /// Writes what came of it into the status, if that is news.
-    pub async fn tell(&self, range: IpNet, pod: &str, outcome: Result<IpAddr, &str>) {
+    /// Writes the outcome of an allocation into the status, if it changes the status.
+    pub async fn update_status(&self, range: IpNet, pod: &str, outcome: Result<IpAddr, &str>) {
         let IPAMClaimStatus { ips, owner_pod, conditions } = &self.object.status;
         let address = |text: &String| text.split('/').next().and_then(|ip| ip.parse::<IpAddr>().ok());
-        let mut told = ips.clone();
+        let mut all_ips = ips.clone();
         let (status, reason, message) = match outcome {
             Ok(ip) => {
-                // Those of other ranges are of the same interface's other addresses.
-                told.retain(|text| address(text).is_none_or(|known| !range.contains(&known)));
-                told.push(IpNet::new(ip, range.prefix_len()).unwrap_or(IpNet::from(ip)).to_string());
-                ("True", "SuccessfulAllocation", "the addresses are the claim's".to_owned())
+                // Addresses of other ranges are the further addresses of the same interface.
+                all_ips.retain(|text| address(text).is_none_or(|known| !range.contains(&known)));
+                all_ips.push(IpNet::new(ip, range.prefix_len()).unwrap_or(IpNet::from(ip)).to_string());
+                ("True", "SuccessfulAllocation", "the addresses are allocated to the claim".to_owned())
             }
             Err(why) => ("False", "AllocationFailed", why.to_owned()),
         };
         let known = conditions.iter().find(|known| known["type"] == CONDITION);
         let is_known = known.is_some_and(|known| known["status"] == status && known["message"] == message);
         let owner = OwnerPod { name: pod.to_owned() };
-        let same_ips = told.len() == ips.len() && told.iter().all(|ip| ips.contains(ip));
+        let same_ips = all_ips.len() == ips.len() && all_ips.iter().all(|ip| ips.contains(ip));
         if is_known && same_ips && (outcome.is_err() || owner_pod.as_ref() == Some(&owner)) {
             return;
         }
@@ -175,7 +176,7 @@ impl Claim {
             conditions.iter().filter(|known| known["type"] != CONDITION).cloned().collect();
         all.push(json!({ "type": CONDITION, "status": status, "reason": reason, "message": message,
             "lastTransitionTime": since, "observedGeneration": self.object.metadata.generation.unwrap_or(0) }));
-        let mut written = json!({ "ips": told, "conditions": all });
+        let mut written = json!({ "ips": all_ips, "conditions": all });
         if outcome.is_ok() {
             written["ownerPod"] = json!({ "name": pod });
         }
@@ -185,8 +186,8 @@ impl Claim {
         let failed = match timeout(ASK_MAX, patched).await {
             Ok(Ok(_)) => return,
             Ok(Err(error)) => api_error::describe(&error),
-            Err(_) => "the API server does not answer".to_owned(),
+            Err(_) => "the API server did not answer in time".to_owned(),
         };
-        warn!(claim = self.name(), why = failed, "its status was not written");
+        warn!(claim = self.name(), error = failed, "failed to update claim status");
     }
 }

@@ -1,10 +1,10 @@
 //! Objects of [`ipam::registry`] as IPBlock and IPPool objects of the group `weft.dev`.
 //!
-//! - An object that was edited into nonsense is held by whoever it seems to be held by, and is never allocated.
+//! - A manually edited, invalid object keeps its holder and is never allocated.
 //! - A string that does not fit a label is hashed.
-//! - The layout of a pool is in its status ([`RecordedLayout`]), which is written by requests of its own: each carries the
-//!   resource version of the pool whose spec it records, so a spec that changes meanwhile makes the request fail.
-//! - A liveness probe is in the status of an IPBlock, which is written with the object: whatever changes the object
+//! - The layout of a pool is in its status ([`RecordedLayout`]), which separate requests write. Each request carries the
+//!   resource version of the pool whose spec it records, so it fails if the spec has changed meanwhile.
+//! - A liveness probe is in the status of an IPBlock, which is written with the object. Every change of the object
 //!   removes the probe ([`BlockObject::of`] writes none), in one compare-and-swap.
 //!
 //! Source: [`kube_support::custom_resources`]; Kubernetes API conventions, names and labels.
@@ -66,15 +66,15 @@ pub struct PoolObject {
     pub status: Option<IPPoolStatus>,
 }
 
-/// State of a pool.
+/// State of a pool's layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
-    /// Not used yet.
-    No,
-    /// An agent checks whether another pool has addresses of it.
-    Begun,
-    /// Its range, block size and address space are fixed.
-    Done,
+pub enum LayoutState {
+    /// The pool is not used yet.
+    Unset,
+    /// An agent checks whether another pool contains addresses of the pool.
+    Pending,
+    /// Range, block size and address space are fixed.
+    Fixed,
 }
 
 /// Block or single address as it comes from the API.
@@ -93,12 +93,12 @@ pub struct BlockObject {
     pub status: Option<IPBlockStatus>,
 }
 
-/// Reads the status of a block. One that cannot be read is none: the objects beside it must stay readable.
+/// Reads the status of a block. An unreadable status becomes none: the objects of the same list must stay readable.
 fn status<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IPBlockStatus>, D::Error> {
     Ok(serde_json::from_value(Value::deserialize(from)?).ok())
 }
 
-/// A number as the API has them.
+/// Returns a number as the signed type of the API.
 fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -108,14 +108,14 @@ fn signed(number: u64) -> i64 {
 resource!(PoolObject as IPPool);
 resource!(BlockObject as IPBlock);
 
-/// Its kind, as the API wants it written.
+/// Returns API version and kind, as an object must contain them.
 pub fn kind_of<T: Resource<DynamicType = ()>>() -> Option<TypeMeta> {
     Some(TypeMeta { api_version: T::api_version(&()).into_owned(), kind: T::kind(&()).into_owned() })
 }
 
 // === names ===
 
-/// A network as part of a name: `10.1.2.0-24`, of IPv6 all 32 digits.
+/// Returns a network as part of a name: `10.1.2.0-24`; IPv6 has all 32 digits.
 pub fn name_of(net: IpNet) -> String {
     match net {
         IpNet::V4(net) => format!("{}-{}", net.network(), net.prefix_len()),
@@ -123,12 +123,12 @@ pub fn name_of(net: IpNet) -> String {
     }
 }
 
-/// The name of a pool's block.
+/// Returns the name of a pool's block.
 pub fn block_name(pool: &str, net: IpNet) -> String {
     format!("{pool}.{}", name_of(net))
 }
 
-/// A text as a label's value.
+/// Returns a string as the value of a label.
 pub fn label(text: &str) -> String {
     let word = |byte: u8| byte.is_ascii_alphanumeric();
     let bytes = text.as_bytes();
@@ -192,14 +192,14 @@ impl BlockObject {
         }
     }
 
-    /// The object as it is before it is removed.
+    /// Returns the object as it is written before its deletion: without a finalizer.
     pub fn unused(pool: &str, grid: &PoolLayout, object: &IpBlock) -> BlockObject {
         let mut written = BlockObject::of(pool, grid, object);
         written.metadata.finalizers = None;
         written
     }
 
-    /// Has somebody deleted it, who waits until it is nobody's?
+    /// Whether the object is being deleted and waits for its finalizer.
     pub fn is_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
@@ -218,7 +218,7 @@ impl BlockObject {
         Some(in_use)
     }
 
-    /// Whether its node's agent is asked for a sign of life.
+    /// Whether the agent of its node is probed.
     pub fn is_probed(&self) -> bool {
         self.status.as_ref().is_some_and(IPBlockStatus::is_probed)
     }
@@ -234,7 +234,7 @@ impl BlockObject {
         self.status = None;
     }
 
-    /// The size of the blocks of its pool when it was made, as a power of two.
+    /// Returns the block size of the pool when the object was created, as a power of two.
     pub fn bits(&self) -> Option<u8> {
         let net: IpNet = self.spec.range.parse().ok()?;
         if net.prefix_len() < net.max_prefix_len() {
@@ -246,7 +246,7 @@ impl BlockObject {
         net.max_prefix_len().checked_sub(length)
     }
 
-    /// What it says; nothing if its range is none or not the one of its name, or a number is negative.
+    /// Returns the block. `None` if its range is invalid or differs from its name, or a number is negative.
     pub fn object(&self) -> Option<IpBlock> {
         let BlockObject { types: _, metadata, spec, status: _ } = self;
         let net: IpNet = spec.range.parse().ok()?;
@@ -255,7 +255,7 @@ impl BlockObject {
             return None;
         }
         let IPBlockSpec { node, address_store, owner, claim, .. } = spec.clone();
-        // A reserved address that cannot be read could be any address: none of the block is safe.
+        // An unreadable reserved address could be any address: no address of the block is safe.
         let reserved = spec.reserved_addresses.iter().map(|ip| ip.parse().ok());
         let reserved = reserved.collect::<Option<Vec<IpAddr>>>()?;
         Some(IpBlock {
@@ -277,7 +277,7 @@ impl BlockObject {
     }
 }
 
-/// Reason why a pool makes no sense, in a sentence about the pool.
+/// Error of an invalid pool.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("pool {pool}: {fault}")]
 pub struct PoolError {
@@ -307,7 +307,7 @@ pub enum PoolFault {
          again"
     )]
     RecordUnreadable,
-    /// The range is no network.
+    /// The range is not a network.
     #[error("spec.range: {0:?}: not a network")]
     Range(String),
     /// The range has host bits set.
@@ -315,22 +315,22 @@ pub enum PoolFault {
     HostBits {
         /// The range.
         range: String,
-        /// The network that it is in.
+        /// The network that contains it.
         network: IpNet,
     },
-    /// The blocks are too large.
+    /// The block size is too large.
     #[error("spec.blockBits: {0}: at most {most}", most = pool_layout::BITS_MAX)]
     BlockBits(u8),
-    /// The size of the blocks is missing.
+    /// The block size is missing.
     #[error("spec.blockBits: missing")]
     NoBlockBits,
-    /// An entry of what is excluded is no network.
+    /// An excluded entry is not a network.
     #[error("spec.exclude: {0:?}: not a network")]
     Exclude(String),
 }
 
-/// Status that records single addresses in these sections of a pool, in addition to the recorded ones; `complete_for`:
-/// the uid of the pool for which the record is complete.
+/// Returns the status that records single addresses in these sections of a pool, in addition to the recorded ones.
+/// `complete_for`: uid of the pool for which the record is complete.
 pub fn record_of(sections: impl IntoIterator<Item = u16>, complete_for: Option<&str>) -> Value {
     let sections = sections.into_iter().map(|section| (section.to_string(), RECORDED));
     let complete_for = complete_for.map(|uid| (POOL_UID.to_owned(), uid));
@@ -340,18 +340,18 @@ pub fn record_of(sections: impl IntoIterator<Item = u16>, complete_for: Option<&
 // === impl PoolObject ===
 
 impl PoolObject {
-    /// State of the pool.
+    /// Returns the state of the layout.
     ///
     /// # Errors
-    /// The spec differs from the layout that was recorded when the pool was first used: its leased addresses would be leased
+    /// The spec differs from the layout that was recorded when the pool was first used, so leased addresses would be leased
     /// again. Or the record cannot be read.
-    pub fn cut(&self) -> Result<Cut, PoolError> {
+    pub fn layout_state(&self) -> Result<LayoutState, PoolError> {
         let Some(recorded) = self.status.as_ref().and_then(|status| status.layout.as_ref()) else {
-            return Ok(Cut::No);
+            return Ok(LayoutState::Unset);
         };
         match recorded.phase {
-            LayoutPhase::Pending => Ok(Cut::Begun),
-            LayoutPhase::Fixed if *recorded == self.layout_now() => Ok(Cut::Done),
+            LayoutPhase::Pending => Ok(LayoutState::Pending),
+            LayoutPhase::Fixed if *recorded == self.layout_now() => Ok(LayoutState::Fixed),
             LayoutPhase::Fixed => {
                 let (now, recorded) = (summary(&self.layout_now()), summary(recorded));
                 Err(self.fault(PoolFault::Changed { now, recorded }))
@@ -360,24 +360,24 @@ impl PoolObject {
         }
     }
 
-    /// Status that records a state of the pool with its present spec.
-    pub fn layout_status(&self, cut: Cut) -> Value {
-        match cut {
-            Cut::No => json!({ "layout": null }),
-            Cut::Begun => json!({ "layout": { "phase": LayoutPhase::Pending } }),
-            Cut::Done => json!({ "layout": self.layout_now() }),
+    /// Returns the status that records a state of the layout for the present spec.
+    pub fn layout_status(&self, state: LayoutState) -> Value {
+        match state {
+            LayoutState::Unset => json!({ "layout": null }),
+            LayoutState::Pending => json!({ "layout": { "phase": LayoutPhase::Pending } }),
+            LayoutState::Fixed => json!({ "layout": self.layout_now() }),
         }
     }
 
-    /// Sections of the pool in which single addresses may have been created; `None` where the record is missing or of
-    /// another pool of the name.
-    pub fn told(&self) -> Option<BTreeSet<u16>> {
+    /// Returns the sections of the pool in which single addresses may have been created; `None` if the record is missing or
+    /// of another pool of the name.
+    pub fn recorded_sections(&self) -> Option<BTreeSet<u16>> {
         let singles = &self.status.as_ref()?.single_address_blocks;
         let complete_for = singles.get(POOL_UID).filter(|uid| Some(*uid) == self.metadata.uid.as_ref());
         complete_for.map(|_| singles.keys().filter_map(|section| section.parse().ok()).collect())
     }
 
-    /// Error about this pool.
+    /// Returns an error about this pool.
     pub(crate) fn fault(&self, fault: PoolFault) -> PoolError {
         PoolError { pool: self.metadata.name.clone().unwrap_or_default(), fault }
     }
@@ -387,12 +387,12 @@ impl PoolObject {
         RecordedLayout { phase: LayoutPhase::Fixed, range, block_bits, network_name }
     }
 
-    /// How it is cut, if its spec can be read and the size is known.
+    /// Returns the layout, if the spec is valid and the block size is known.
     ///
     /// # Errors
-    /// Which key is wrong, or was changed since it was cut.
+    /// A field is invalid, or was changed after the layout was fixed.
     pub fn grid(&self) -> Result<Option<PoolLayout>, PoolError> {
-        self.cut()?;
+        self.layout_state()?;
         let IPPoolSpec { range, block_bits, .. } = &self.spec;
         let net: IpNet = range.parse().map_err(|_| self.fault(PoolFault::Range(range.clone())))?;
         if net != net.trunc() {
@@ -405,10 +405,10 @@ impl PoolObject {
         }
     }
 
-    /// What is never given of it.
+    /// Returns the addresses that are never allocated.
     ///
     /// # Errors
-    /// Which entry is wrong.
+    /// An entry is invalid.
     pub fn exclude(&self) -> Result<Vec<IpNet>, PoolError> {
         let read = |text: &String| {
             text.parse::<IpNet>()
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn ipblock_object_that_is_written_reads_back() {
         let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
         for net in ["10.0.0.0/24", "10.0.3.7/32"] {
             let written = BlockObject::of("p", &grid, &object(net));
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn finalizer_is_on_an_object_that_is_in_use_and_restored_unless_it_is_probed() {
+    fn finalizer_is_on_an_object_in_use_and_restored_unless_probed() {
         let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
         let finalizers = |object: &BlockObject| object.metadata.finalizers.clone().unwrap_or_default();
         let own = object("10.0.3.7/32");
@@ -468,13 +468,13 @@ mod tests {
         assert_eq!(finalizers(&removed), [""; 0]);
         assert_eq!(removed.in_use().map(|object| finalizers(&object)), Some(vec![IN_USE.to_owned()]));
         removed.set_probe(Timestamp::UNIX_EPOCH);
-        assert!(removed.in_use().is_none(), "it would be an answer");
+        assert!(removed.in_use().is_none(), "the write would answer the probe");
         let free = BlockObject::of("p", &grid, &IpBlock { holder: Holder::default(), ..own });
         assert!(finalizers(&free).is_empty() && free.in_use().is_none());
     }
 
     #[test]
-    fn liveness_probe_is_written_with_the_object_and_removed_by_every_other_change() {
+    fn liveness_probe_is_removed_by_every_other_change() {
         let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
         let mut probed = BlockObject::of("p", &grid, &object("10.0.0.0/24"));
         assert!(!probed.is_probed());
@@ -487,18 +487,18 @@ mod tests {
         assert_eq!(serde_json::to_value(&changed).unwrap().get("status"), None);
         read.remove_probe();
         assert_eq!(serde_json::to_value(&read).unwrap().get("status"), None);
-        // The objects beside one with a status that cannot be read stay readable.
-        let mut spoilt = serde_json::to_value(&changed).unwrap();
-        spoilt["status"] = json!("x");
-        let spoilt: BlockObject = serde_json::from_value(spoilt).unwrap();
-        assert!(!spoilt.is_probed() && spoilt.object().is_some());
+        // An unreadable status does not make the object unreadable.
+        let mut invalid = serde_json::to_value(&changed).unwrap();
+        invalid["status"] = json!("x");
+        let invalid: BlockObject = serde_json::from_value(invalid).unwrap();
+        assert!(!invalid.is_probed() && invalid.object().is_some());
     }
 
     #[test]
-    fn what_a_hand_has_spoilt_is_nothing() {
+    fn invalid_ipblock_object_is_no_block() {
         let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
         let good = BlockObject::of("p", &grid, &object("10.0.0.0/24"));
-        let spoilt: [fn(&mut BlockObject); 7] = [
+        let edits: [fn(&mut BlockObject); 7] = [
             |object| object.spec.generation = -1,
             |object| object.spec.released_at = -1,
             |object| object.spec.range = "10.0.0.0".into(),
@@ -507,27 +507,27 @@ mod tests {
             |object| object.spec.reserved_addresses = vec!["x".into()],
             |object| object.spec.pool = "q".into(),
         ];
-        for spoil in spoilt {
+        for edit in edits {
             let mut object = good.clone();
-            spoil(&mut object);
+            edit(&mut object);
             assert_eq!(object.object(), None, "{object:?}");
         }
     }
 
-    /// The pool after a request has written these fields of its status.
+    /// Returns the pool after a request has written these fields of its status.
     fn recorded(pool: &PoolObject, fields: &Value) -> PoolObject {
         let status = serde_json::from_value(fields.clone()).unwrap();
         PoolObject { status: Some(status), ..pool.clone() }
     }
 
     #[test]
-    fn pool_that_was_edited_after_its_first_use_has_no_layout_until_it_is_restored() {
+    fn pool_edited_after_first_use_has_no_layout_until_restored() {
         let spec = r#"{ "range": "10.0.0.0/24", "blockBits": 4, "networkName": "red" }"#;
         let text = format!(r#"{{ "metadata": {{ "name": "p" }}, "spec": {spec} }}"#);
         let mut pool: PoolObject = serde_json::from_str(&text).unwrap();
-        for state in [Cut::No, Cut::Begun, Cut::Done] {
+        for state in [LayoutState::Unset, LayoutState::Pending, LayoutState::Fixed] {
             pool = recorded(&pool, &pool.layout_status(state));
-            assert_eq!(pool.cut(), Ok(state));
+            assert_eq!(pool.layout_state(), Ok(state));
         }
         let edits: [fn(&mut IPPoolSpec); 4] = [
             |spec| spec.block_bits = Some(3),
@@ -542,7 +542,7 @@ mod tests {
             assert!(why.contains("were \"10.0.0.0/24 4 red\" when it was first used"), "{why}");
         }
         pool.spec.exclude.push("10.0.0.0/28".into());
-        assert_eq!(pool.grid().unwrap().unwrap().bits(), 4, "what is excluded may change");
+        assert_eq!(pool.grid().unwrap().unwrap().bits(), 4, "the exclusions may change");
         let unreadable = recorded(&pool, &json!({ "layout": { "phase": "Other" } }));
         assert!(unreadable.grid().unwrap_err().to_string().contains("status.layout cannot be read"));
         let written = serde_json::to_value(&pool).unwrap();
@@ -551,19 +551,19 @@ mod tests {
 
     #[test]
     fn single_address_record_counts_if_it_is_complete_for_this_pool() {
-        let told = |uid: &str, status: &Value| {
+        let sections = |uid: &str, status: &Value| {
             let text = json!({ "metadata": { "name": "p", "uid": uid }, "spec": {}, "status": status });
-            serde_json::from_value::<PoolObject>(text).unwrap().told()
+            serde_json::from_value::<PoolObject>(text).unwrap().recorded_sections()
         };
         let complete = record_of([3, 500], Some("u"));
-        assert_eq!(told("u", &complete), Some(BTreeSet::from([3, 500])));
-        assert_eq!(told("v", &complete), None, "of another pool of the name");
-        assert_eq!(told("u", &record_of([3], None)), None, "what was recorded before is not known");
-        assert_eq!(told("u", &json!({})), None);
+        assert_eq!(sections("u", &complete), Some(BTreeSet::from([3, 500])));
+        assert_eq!(sections("v", &complete), None, "of another pool of the name");
+        assert_eq!(sections("u", &record_of([3], None)), None, "earlier records are unknown");
+        assert_eq!(sections("u", &json!({})), None);
     }
 
     #[test]
-    fn an_object_says_of_which_blocks_its_pool_was() {
+    fn ipblock_object_tells_the_block_size_of_its_pool() {
         let grid = PoolLayout::new("10.0.0.0/16".parse().unwrap(), 8);
         for (net, grid, bits) in [
             ("10.0.0.0/24", grid, 8),
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_is_legal_and_tells_long_texts_apart() {
+    fn label_is_valid_and_distinguishes_long_strings() {
         let long = "x".repeat(64);
         for text in ["n1", &long, "a/b", "", "-a", "10.0.0.0-24"] {
             let label = label(text);

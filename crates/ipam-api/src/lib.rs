@@ -1,4 +1,4 @@
-//! IPAM in the Kubernetes API: IPPool and IPBlock objects, the registry on them, and a snapshot of the cluster.
+//! Cluster IPAM in the Kubernetes API: IPPool and IPBlock objects, the registry on them, and a snapshot of the cluster.
 
 #![forbid(unsafe_code)]
 

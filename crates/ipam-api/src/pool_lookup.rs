@@ -1,18 +1,18 @@
 //! Lookup of the pool of a network's range, and the decision about its layout.
 //!
 //! ```text
-//!   by name ──► there? ──► layout fixed ──► its blocks
-//!              │       └─► not yet: pending ──► another one that has addresses of it? ── no ──► fixed
+//!   by name ──► exists? ──► layout fixed ──► its blocks
+//!              │       └─► not yet: pending ──► another pool with addresses of it? ── no ──► fixed
 //!              └► range within another pool of the same address space? ──► that pool
-//!                 └► created; blocks as they were, or by range and number of nodes; smaller pools inside it are excluded
+//!                 └► created; block size as before, or by range and number of nodes; smaller pools inside it are excluded
 //! ```
 //!
-//! - The layout of a pool is decided once and recorded in its status; a spec that differs from it is refused.
-//! - The record is a write of its own, with the resource version of the pool whose spec it records. Nothing is leased of a
+//! - The layout of a pool is decided once and recorded in its status. A spec that differs from it is refused.
+//! - The record is a separate write, with the resource version of the pool whose spec it records. Nothing is leased from a
 //!   pool without a record, so a call that ends before it writes one leaves a pool that was never used.
-//! - What was leased of a pool that was deleted decides its layout when it is created again.
-//! - Two pools that have addresses in common are one, the one that was fixed first: each says that it is pending and then
-//!   reads the others, so of two at least one sees the other.
+//! - A pool that is created again after its deletion gets the layout of its existing leases.
+//! - Two pools must not have addresses in common; the pool whose layout was fixed first wins. Each lookup records that its
+//!   pool is pending and then reads the others, so at least one of two sees the other.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -28,72 +28,73 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use crate::ip_objects::{
-    BlockObject, Cut, POOL_LABEL, PoolError, PoolFault, PoolObject, kind_of, label, record_of,
+    BlockObject, LayoutState, POOL_LABEL, PoolError, PoolFault, PoolObject, kind_of, label, record_of,
 };
 use kube_support::api_error;
 use kube_support::custom_resources::IPPoolSpec;
 use kube_support::resources::NodeObject;
 
-/// Objects of a page.
+/// Number of objects in a page.
 const PAGE: u32 = 1000;
-/// How often, and how long in between, it is looked whether another one that began at the same moment has given way.
-const LOOKS: usize = 6;
-const LOOK: Duration = Duration::from_millis(250);
+/// Number of checks whether a concurrent change has ended.
+const CHECKS: usize = 6;
+/// Pause between two checks.
+const CHECK: Duration = Duration::from_millis(250);
 
-/// A pool that addresses can be leased from.
+/// Pool that addresses can be leased from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// The object's name.
+    /// Name of the object.
     pub name: String,
-    /// Which one of that name.
+    /// Uid of the object.
     pub uid: Option<String>,
-    /// How it is cut.
+    /// Layout.
     pub grid: PoolLayout,
-    /// Parts that are never given.
+    /// Parts that are never allocated.
     pub exclude: Vec<IpNet>,
-    /// Where single addresses may have been made in it, if it says so: [`PoolObject::told`].
-    pub told: Option<BTreeSet<u16>>,
+    /// Sections that may contain single addresses, if recorded: [`PoolObject::recorded_sections`].
+    pub single_address_sections: Option<BTreeSet<u16>>,
 }
 
-/// Why a pool cannot be used, each in one sentence.
+/// Reason why a pool cannot be used, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unusable {
-    /// The API did not say: it may be as it was.
+    /// The API server did not answer; the state of the pool is unknown.
     Unknown(String),
-    /// Somebody else changed it in the meantime.
+    /// Another client changed the pool meanwhile.
     Changed(String),
-    /// The API's refusal, or what is wrong with the object.
+    /// The API server refused the request, or the object is invalid.
     Refused(String),
 }
 
-/// The pool that is wanted; made if it is not there and need not be.
+/// Returns the requested pool; creates it if it does not exist and need not exist.
 ///
 /// # Errors
-/// [`Unusable`]; others that change it at the same moment are waited for.
+/// [`Unusable`]. A concurrent change by another client is waited for.
 pub async fn resolve(client: &Client, wanted: &PoolReference) -> Result<Pool, Unusable> {
-    let asking = Asking { client, pools: Api::all(client.clone()), wanted };
-    let mut found = asking.resolve().await;
-    for _ in 0..LOOKS {
+    let lookup = Lookup { client, pools: Api::all(client.clone()), wanted };
+    let mut found = lookup.resolve().await;
+    for _ in 0..CHECKS {
         if !matches!(found, Err(Unusable::Changed(_))) {
             break;
         }
-        sleep(LOOK).await;
-        found = asking.resolve().await;
+        sleep(CHECK).await;
+        found = lookup.resolve().await;
     }
     found
 }
 
-/// Whose a pool is that turns out not to be usable.
+/// Origin of a pool that turns out to be unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Made {
-    /// Made just now, and removed.
-    Now,
-    /// Somebody's: it stays.
-    Before,
+enum Origin {
+    /// Created by this lookup, which removes it.
+    Created,
+    /// Existed before; it is kept.
+    Existing,
 }
 
-/// A question for a pool.
-struct Asking<'a> {
+/// Lookup of one pool.
+struct Lookup<'a> {
     client: &'a Client,
     pools: Api<PoolObject>,
     wanted: &'a PoolReference,
@@ -118,20 +119,20 @@ impl fmt::Display for Unusable {
     }
 }
 
-impl Asking<'_> {
+impl Lookup<'_> {
     async fn resolve(&self) -> Result<Pool, Unusable> {
-        let (asking, wanted) = (self, self.wanted);
-        if let Some(found) = asking.done(asking.pools.get_opt(&wanted.name).await)? {
-            return asking.usable(found).await;
+        let wanted = self.wanted;
+        if let Some(found) = self.done(self.pools.get_opt(&wanted.name).await)? {
+            return self.usable(found).await;
         }
         if wanted.must_exist {
-            return Err(format!("pool {} is not there: make an IPPool of that name", wanted.name).into());
+            return Err(format!("pool {} does not exist: create an IPPool of that name", wanted.name).into());
         }
-        let others = asking.done(asking.pools.list(&ListParams::default()).await)?.items;
+        let others = self.done(self.pools.list(&ListParams::default()).await)?.items;
         let same = |pool: &&PoolObject| pool.spec.network_name == wanted.network;
         let ranges = others.iter().filter(same).filter_map(|pool| Some((pool, range(pool)?)));
         if let Some((around, _)) = ranges.clone().find(|(_, range)| range.contains(&wanted.range)) {
-            return asking.usable(around.clone()).await;
+            return self.usable(around.clone()).await;
         }
         let inside = ranges.filter(|(_, range)| wanted.range.contains(range));
         let pool = PoolObject {
@@ -139,21 +140,22 @@ impl Asking<'_> {
             metadata: ObjectMeta { name: Some(wanted.name.clone()), ..ObjectMeta::default() },
             spec: IPPoolSpec {
                 range: wanted.range.to_string(),
-                block_bits: Some(asking.bits(&wanted.name, wanted.range).await?),
+                block_bits: Some(self.bits(&wanted.name, wanted.range).await?),
                 network_name: wanted.network.clone(),
                 exclude: inside.map(|(_, range)| range.to_string()).collect(),
             },
             status: None,
         };
-        match asking.pools.create(&PostParams::default(), &pool).await {
-            Ok(made) => asking.cut(made, Made::Now).await,
+        match self.pools.create(&PostParams::default(), &pool).await {
+            Ok(created) => self.fix_layout(created, Origin::Created).await,
             Err(kube::Error::Api(status)) if status.code == 409 => {
-                let found = asking.done(asking.pools.get(&wanted.name).await)?;
-                asking.usable(found).await
+                let found = self.done(self.pools.get(&wanted.name).await)?;
+                self.usable(found).await
             }
-            Err(error) => Err(asking.failed(&error)),
+            Err(error) => Err(self.failed(&error)),
         }
     }
+
     fn failed(&self, error: &kube::Error) -> Unusable {
         let why = format!("pool {}: {}", self.wanted.name, api_error::describe(error));
         match error {
@@ -167,11 +169,11 @@ impl Asking<'_> {
         done.map_err(|error| self.failed(&error))
     }
 
-    /// A pool that is there, cut if it is not yet.
+    /// Returns an existing pool; fixes its layout if that has not been done.
     async fn usable(&self, found: PoolObject) -> Result<Pool, Unusable> {
         let (name, space) = (name(&found), &found.spec.network_name);
         let wanted = self.wanted;
-        // Who names a pool has its address space.
+        // A network that names its pool gets the address space of the pool.
         if *space != wanted.network && !(wanted.must_exist && wanted.network.is_empty()) {
             return Err(format!(
                 "pool {name}: spec.networkName: {space:?}: the network's network_name is {:?}",
@@ -179,23 +181,23 @@ impl Asking<'_> {
             )
             .into());
         }
-        let pool = match found.cut()? {
-            Cut::Done => read(&found)?,
-            Cut::No | Cut::Begun => self.cut(found, Made::Before).await?,
+        let pool = match found.layout_state()? {
+            LayoutState::Fixed => read(&found)?,
+            LayoutState::Unset | LayoutState::Pending => self.fix_layout(found, Origin::Existing).await?,
         };
         let own = pool.grid.subnet();
         match own.contains(&wanted.range) {
             true => Ok(pool),
             false => Err(format!(
-                "pool {name}: spec.range: {own}: does not hold the network's range {}",
+                "pool {name}: spec.range: {own}: does not contain the network's range {}",
                 wanted.range
             )
             .into()),
         }
     }
 
-    /// Cuts a pool that is not used yet.
-    async fn cut(&self, mut pool: PoolObject, made: Made) -> Result<Pool, Unusable> {
+    /// Fixes the layout of a pool that is not used yet.
+    async fn fix_layout(&self, mut pool: PoolObject, origin: Origin) -> Result<Pool, Unusable> {
         let name = name(&pool);
         let Some(own) = range(&pool) else { return Ok(read(&pool)?) };
         let is_open = pool.spec.block_bits.is_none();
@@ -206,8 +208,8 @@ impl Asking<'_> {
         let leased = self.leased(&name).await?;
         if let Some(other) = leased.iter().find(|block| !fits(block, &grid)) {
             return Err(format!(
-                "pool {name}: spec: {}, which was leased of it, is none of its blocks of {} addresses: give it the range and the \
-                 blockBits that it had, or delete that IPBlock when nobody has an address of it",
+                "pool {name}: spec: {}, which was leased from it, is not one of its blocks of {} addresses: restore the range and the \
+                 blockBits that it had, or delete that IPBlock when no pod has an address of it",
                 other.metadata.name.as_deref().unwrap_or_default(),
                 grid.block_size()
             )
@@ -216,33 +218,33 @@ impl Asking<'_> {
         if is_open {
             pool = self.replace(&pool).await?;
         }
-        if leased.is_empty() && pool.cut()? == Cut::No {
-            pool = self.record(&pool, pool.layout_status(Cut::Begun)).await?;
+        if leased.is_empty() && pool.layout_state()? == LayoutState::Unset {
+            pool = self.record(&pool, pool.layout_status(LayoutState::Pending)).await?;
         }
-        let mut looks = LOOKS;
-        while let Some((rival, way)) = self.rival(&pool, own, leased.is_empty()).await? {
-            looks -= 1;
-            if way == Way::Stands || looks == 0 {
-                return Err(self.withdraw(pool, made, &rival).await.into());
+        let mut checks = CHECKS;
+        while let Some((rival, conflict)) = self.rival(&pool, own, leased.is_empty()).await? {
+            checks -= 1;
+            if conflict == Conflict::Final || checks == 0 {
+                return Err(self.withdraw(pool, origin, &rival).await.into());
             }
-            sleep(LOOK).await;
+            sleep(CHECK).await;
         }
-        let mut status = pool.layout_status(Cut::Done);
+        let mut status = pool.layout_status(LayoutState::Fixed);
         if let Some(record) = single_addresses(&pool, &grid, &leased) {
             status["singleAddressBlocks"] = record["singleAddressBlocks"].clone();
         }
         let pool = self.record(&pool, status).await?;
-        match pool.cut()? {
-            Cut::Done => Ok(read(&pool)?),
-            Cut::No | Cut::Begun => Err(format!(
-                "pool {name}: the API server does not keep status.layout: apply the definitions of this release (weft crds)"
+        match pool.layout_state()? {
+            LayoutState::Fixed => Ok(read(&pool)?),
+            LayoutState::Unset | LayoutState::Pending => Err(format!(
+                "pool {name}: the API server does not keep status.layout: apply the CRDs of this release (weft crds)"
             )
             .into()),
         }
     }
 
-    /// Writes fields of a pool's status, if the pool was not changed since it was read: the layout that is recorded is that
-    /// of the spec that was read.
+    /// Writes fields of a pool's status, if the pool was not changed since it was read: the record is the layout of the spec
+    /// that was read.
     async fn record(&self, pool: &PoolObject, status: serde_json::Value) -> Result<PoolObject, Unusable> {
         let version = &pool.metadata.resource_version;
         let patch = json!({ "metadata": { "resourceVersion": version }, "status": status });
@@ -258,7 +260,7 @@ impl Asking<'_> {
 
     fn changed(&self, written: Result<PoolObject, kube::Error>) -> Result<PoolObject, Unusable> {
         match written {
-            // One that is gone has changed, too.
+            // A deleted pool has changed, too.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
                 Err(Unusable::Changed(self.failed(&kube::Error::Api(status)).to_string()))
             }
@@ -266,72 +268,72 @@ impl Asking<'_> {
         }
     }
 
-    /// Another pool that has addresses of this one; `is_new`: nothing of this one was ever leased.
+    /// Returns another pool that contains addresses of this one. `is_new`: nothing was ever leased from this pool.
     async fn rival(
         &self,
         pool: &PoolObject,
         own: IpNet,
         is_new: bool,
-    ) -> Result<Option<(PoolObject, Way)>, Unusable> {
+    ) -> Result<Option<(PoolObject, Conflict)>, Unusable> {
         let others = self.done(self.pools.list(&ListParams::default()).await)?.items;
         let mut waits = None;
         for other in others {
-            let Some(theirs) = range(&other).filter(|_| name(&other) != name(pool)) else { continue };
-            let apart = !theirs.contains(&own) && !own.contains(&theirs);
-            if apart || other.spec.network_name != pool.spec.network_name || excludes(pool, theirs) {
+            let Some(other_range) = range(&other).filter(|_| name(&other) != name(pool)) else { continue };
+            let apart = !other_range.contains(&own) && !own.contains(&other_range);
+            if apart || other.spec.network_name != pool.spec.network_name || excludes(pool, other_range) {
                 continue;
             }
-            let state = other.cut().unwrap_or(Cut::Done);
-            // What it leaves out it has not, unless it leased it before.
+            let state = other.layout_state().unwrap_or(LayoutState::Fixed);
+            // The other pool does not use addresses that it excludes, unless it leased them before.
             if excludes(&other, own) {
                 let lies_inside =
                     |block: &BlockObject| block.object().is_some_and(|it| own.contains(&it.net));
                 if is_new && self.leased(&name(&other)).await?.iter().any(lies_inside) {
-                    return Ok(Some((other, Way::Stands)));
+                    return Ok(Some((other, Conflict::Final)));
                 }
                 continue;
             }
             let yields = name(&other) > name(pool);
             match state {
-                Cut::Done => return Ok(Some((other, Way::Stands))),
-                // Both are doubled already, if they are.
+                LayoutState::Fixed => return Ok(Some((other, Conflict::Final))),
+                // This pool has leases: refusing it now would not undo duplicates.
                 _ if !is_new => {}
-                Cut::Begun if yields => waits = Some((other, Way::Begins)),
-                Cut::Begun => return Ok(Some((other, Way::Stands))),
-                Cut::No if !self.leased(&name(&other)).await?.is_empty() => {
-                    return Ok(Some((other, Way::Stands)));
+                LayoutState::Pending if yields => waits = Some((other, Conflict::Temporary)),
+                LayoutState::Pending => return Ok(Some((other, Conflict::Final))),
+                LayoutState::Unset if !self.leased(&name(&other)).await?.is_empty() => {
+                    return Ok(Some((other, Conflict::Final)));
                 }
-                // Nobody has used it.
-                Cut::No => {}
+                // The other pool is unused.
+                LayoutState::Unset => {}
             }
         }
         Ok(waits)
     }
 
-    /// Gives way; why.
-    async fn withdraw(&self, pool: PoolObject, made: Made, rival: &PoolObject) -> String {
+    /// Withdraws from a conflict; returns the reason.
+    async fn withdraw(&self, pool: PoolObject, origin: Origin, rival: &PoolObject) -> String {
         let (own, other) = (name(&pool), name(rival));
-        let (range, theirs) = (pool.spec.range.clone(), &rival.spec.range);
-        // What does not succeed leaves it begun: whoever wants it goes on.
-        if made == Made::Now {
+        let (range, other_range) = (pool.spec.range.clone(), &rival.spec.range);
+        // If this fails the pool stays pending, and the next lookup continues.
+        if origin == Origin::Created {
             let ObjectMeta { uid, resource_version, .. } = pool.metadata;
             let preconditions = Some(Preconditions { uid, resource_version });
             let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
             let _ = self.pools.delete(&own, &parameters).await;
             return format!(
-                "pool {own}: pool {other} of overlapping range was made at the same moment: try again"
+                "pool {own}: pool {other} with an overlapping range was created concurrently: try again"
             );
         }
-        if pool.cut() == Ok(Cut::Begun) {
-            let _ = self.record(&pool, pool.layout_status(Cut::No)).await;
+        if pool.layout_state() == Ok(LayoutState::Pending) {
+            let _ = self.record(&pool, pool.layout_status(LayoutState::Unset)).await;
         }
         format!(
-            "pool {own}: spec.range: {range}: pool {other} has addresses of it ({theirs}): use that one, or write what is the \
-             other's into spec.exclude, or give one of them another networkName"
+            "pool {own}: spec.range: {range}: overlaps pool {other} ({other_range}): use that pool, add its addresses to \
+             spec.exclude, or give one of them another networkName"
         )
     }
 
-    /// Everything that was leased of a pool.
+    /// Returns everything that was leased from a pool.
     async fn leased(&self, pool: &str) -> Result<Vec<BlockObject>, Unusable> {
         let blocks = Api::<BlockObject>::all(self.client.clone());
         let mut parameters =
@@ -347,7 +349,7 @@ impl Asking<'_> {
         }
     }
 
-    /// The size of blocks: as of those that were leased before the pool was deleted, else by the number of nodes.
+    /// Returns the block size of a new pool: that of existing leases from a deleted pool, else by the number of nodes.
     async fn bits(&self, pool: &str, range: IpNet) -> Result<u8, Unusable> {
         let leased = self.leased(pool).await?;
         if let Some(bits) = leased.iter().find_map(BlockObject::bits) {
@@ -357,13 +359,13 @@ impl Asking<'_> {
     }
 }
 
-/// What is to be done about another pool.
+/// Conflict with another pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// It gives way to nobody.
-    Stands,
-    /// It begins at the same moment, and gives way when it sees us.
-    Begins,
+enum Conflict {
+    /// The other pool does not withdraw.
+    Final,
+    /// The layout of the other pool is being fixed concurrently; it withdraws when it sees this pool.
+    Temporary,
 }
 
 fn name(pool: &PoolObject) -> String {
@@ -374,19 +376,19 @@ fn range(pool: &PoolObject) -> Option<IpNet> {
     pool.spec.range.parse().ok()
 }
 
-/// Does a pool leave out all of these addresses?
+/// Whether a pool excludes all of these addresses.
 fn excludes(pool: &PoolObject, range: IpNet) -> bool {
     pool.exclude().is_ok_and(|nets| nets.iter().any(|net| net.contains(&range)))
 }
 
-/// Is an object a block, or in a block, as a grid has them? One that makes no sense is found elsewhere.
+/// Whether an object is a block of a layout, or inside one. An invalid object is reported elsewhere.
 fn fits(block: &BlockObject, grid: &PoolLayout) -> bool {
     let Some(object) = block.object() else { return true };
     let around = grid.block_of(object.net.addr());
     around.is_some() && block.bits() == Some(grid.bits())
 }
 
-/// Record of the sections of a pool that have single addresses, from the beginning; `None` if it cannot be relied on, or if
+/// Returns the complete record of the sections of a pool that have single addresses. `None` if it is not reliable, or if
 /// every block is one address: then every block is searched for single addresses.
 fn single_addresses(
     pool: &PoolObject,
@@ -402,11 +404,12 @@ fn single_addresses(
 fn read(object: &PoolObject) -> Result<Pool, PoolError> {
     let (name, exclude) = (name(object), object.exclude()?);
     let grid = object.grid()?.ok_or_else(|| object.fault(PoolFault::NoBlockBits))?;
-    Ok(Pool { name, uid: object.metadata.uid.clone(), grid, exclude, told: object.told() })
+    let single_address_sections = object.recorded_sections();
+    Ok(Pool { name, uid: object.metadata.uid.clone(), grid, exclude, single_address_sections })
 }
 
-/// How many nodes there are: one object is asked for, and how many more there would be. A server that does not say is asked
-/// for all of them.
+/// Returns the number of nodes: requests one object and the number of remaining ones. If the API server does not return that
+/// number, all objects are listed.
 async fn nodes(client: &Client) -> Result<u64, kube::Error> {
     let nodes = Api::<NodeObject>::all(client.clone());
     let mut parameters = ListParams::default().limit(1);

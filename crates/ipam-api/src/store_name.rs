@@ -1,22 +1,22 @@
-//! Names of the address stores of a node, as IPBlock objects have them: the pool, and the directory if it is not the usual one.
+//! Names of the address stores of a node in IPBlock objects: the pool, and the directory if it is not the agent's.
 
-/// Where a node keeps its ledgers.
+/// Default directory of the address stores on a node.
 pub const ADDRESS_STORES: &str = "/var/lib/weft/ipam";
 
-/// Between the name of a ledger and its directory, where that is not the agent's: no pool's name has it.
+/// Separator of pool and directory; no pool's name contains it.
 const AT: char = '@';
 
-/// The name of a ledger that is in another directory than the agent's.
-pub fn placed(ledger: &str, directory: &str) -> String {
-    format!("{ledger}{AT}{directory}")
+/// Returns the name of an address store that is not in the agent's directory.
+pub fn name_in_directory(store: &str, directory: &str) -> String {
+    format!("{store}{AT}{directory}")
 }
 
-/// The directory of such a one.
-pub fn elsewhere(ledger: &str) -> Option<&str> {
-    ledger.split_once(AT).map(|(_, directory)| directory)
+/// Returns the directory of an address store that is not in the agent's directory.
+pub fn other_directory(store: &str) -> Option<&str> {
+    store.split_once(AT).map(|(_, directory)| directory)
 }
 
-/// The name alone.
-pub fn address_store_name(ledger: &str) -> &str {
-    ledger.split_once(AT).map_or(ledger, |(name, _)| name)
+/// Returns the name of an address store without its directory.
+pub fn address_store_name(store: &str) -> &str {
+    store.split_once(AT).map_or(store, |(name, _)| name)
 }

@@ -1,7 +1,7 @@
-//! Neutron's API.
+//! Client of Neutron's API.
 //!
-//! Rules: a token that has expired is renewed once for a request, however many find out at a time; nothing else is tried
-//! again here: who asked knows whether it is worth it. Requests are counted.
+//! An expired token is renewed once for a request, even if many requests find it expired at a time. Nothing else is
+//! retried: the caller knows whether a retry is useful. Requests are counted.
 //!
 //! Source: OpenStack Networking API v2.0.
 
@@ -15,16 +15,16 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tracing::debug;
 
-use crate::error::{Error, Why};
+use crate::error::{Cause, Error};
 use crate::http::Http;
 use crate::port::{Network, NewPort, Port, Subnet};
 use crate::session::Session;
 use crate::settings::Settings;
 
-/// Largest page of a list, in objects.
+/// Number of objects in a page of a list.
 const PAGE: usize = 1000;
 
-/// Speaks to one cloud's Neutron.
+/// Client of one cloud's Neutron.
 #[derive(Debug)]
 pub struct Client {
     http: Http,
@@ -33,30 +33,30 @@ pub struct Client {
     requests: AtomicU64,
 }
 
-/// What each port of several that are made at once may take more.
+/// Additional timeout for each port of a bulk request.
 const EACH: Duration = Duration::from_secs(2);
 
-/// What of an answer is asked for, and which: `[("tags", "a,b"), ("fields", "id")]`.
+/// Query of a list: `[("tags", "a,b"), ("fields", "id")]`.
 pub type Query<'a> = &'a [(&'a str, &'a str)];
 
 // === impl Client ===
 
 impl Client {
-    /// One that has not spoken to anybody yet.
+    /// Returns a client; does not connect yet.
     ///
     /// # Errors
-    /// The bundle of authorities cannot be used.
+    /// The CA bundle is invalid.
     pub fn new(settings: Settings) -> Result<Client, Error> {
-        let http = Http::new(settings.ca_bundle.as_deref(), settings.patience)?;
+        let http = Http::new(settings.ca_bundle.as_deref(), settings.timeout)?;
         Ok(Client { http, settings, session: Mutex::new(None), requests: AtomicU64::new(0) })
     }
 
-    /// How many requests Neutron was sent.
+    /// Returns the number of requests sent to Neutron.
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// The session; a new one if there is none, or the one there is has this number and is not good any more.
+    /// Returns the session; opens a new one if there is none, or if the present one has the number `expired`.
     async fn session(&self, expired: Option<u64>) -> Result<Session, Error> {
         let mut held = self.session.lock().await;
         match &*held {
@@ -70,7 +70,7 @@ impl Client {
         }
     }
 
-    /// One request to Neutron.
+    /// Sends one request to Neutron.
     async fn call(
         &self,
         method: Method,
@@ -78,10 +78,10 @@ impl Client {
         body: Option<&Value>,
         revision: Option<u64>,
     ) -> Result<Value, Error> {
-        self.call_patiently(method, path, body, revision, Duration::ZERO).await
+        self.call_longer(method, path, body, revision, Duration::ZERO).await
     }
 
-    async fn call_patiently(
+    async fn call_longer(
         &self,
         method: Method,
         path: &str,
@@ -118,22 +118,22 @@ impl Client {
         read(&format!("GET {path}"), answer, key)
     }
 
-    /// A subnet.
+    /// Returns a subnet.
     pub async fn subnet(&self, id: &str) -> Result<Subnet, Error> {
         self.show(&format!("/v2.0/subnets/{}", word(id)), "subnet").await
     }
 
-    /// A network.
+    /// Returns a network.
     pub async fn network(&self, id: &str) -> Result<Network, Error> {
         self.show(&format!("/v2.0/networks/{}", word(id)), "network").await
     }
 
-    /// A port.
+    /// Returns a port.
     pub async fn port(&self, id: &str) -> Result<Port, Error> {
         self.show(&format!("/v2.0/ports/{}", word(id)), "port").await
     }
 
-    /// All ports that a query selects, however many pages it takes.
+    /// Returns all ports that match a query, from all pages.
     pub async fn ports(&self, query: Query<'_>) -> Result<Vec<Port>, Error> {
         let mut all: Vec<Port> = Vec::new();
         loop {
@@ -145,38 +145,38 @@ impl Client {
                 path.push_str(&format!("&{key}={}", word(value)));
             }
             let answer = self.call(Method::GET, &path, None, None).await?;
-            let goes_on = goes_on(&answer);
+            let has_next = has_next_page(&answer);
             let page: Vec<Port> = read(&format!("GET {path}"), answer, "ports")?;
             let (is_empty, is_full) = (page.is_empty(), page.len() >= PAGE);
             all.extend(page);
-            if is_empty || !(is_full || goes_on) {
+            if is_empty || !(is_full || has_next) {
                 return Ok(all);
             }
         }
     }
 
-    /// Makes a port.
+    /// Creates a port.
     pub async fn create_port(&self, port: &NewPort) -> Result<Port, Error> {
         let answer = self.call(Method::POST, "/v2.0/ports", Some(&json!({ "port": port })), None).await?;
         read("POST /v2.0/ports", answer, "port")
     }
 
-    /// Makes several ports in one request: all of them or none.
+    /// Creates several ports in one request: all or none.
     pub async fn create_ports(&self, ports: &[NewPort]) -> Result<Vec<Port>, Error> {
         let body = json!({ "ports": ports });
         let longer = EACH * u32::try_from(ports.len()).unwrap_or(u32::MAX).min(1000);
-        let answer = self.call_patiently(Method::POST, "/v2.0/ports", Some(&body), None, longer).await?;
+        let answer = self.call_longer(Method::POST, "/v2.0/ports", Some(&body), None, longer).await?;
         read("POST /v2.0/ports", answer, "ports")
     }
 
-    /// Changes a port; with a revision, only if it is still of that one.
+    /// Changes a port; with a revision, only if the port still has it.
     pub async fn update_port(&self, id: &str, change: &Value, revision: Option<u64>) -> Result<Port, Error> {
         let path = format!("/v2.0/ports/{}", word(id));
         let answer = self.call(Method::PUT, &path, Some(&json!({ "port": change })), revision).await?;
         read(&format!("PUT {path}"), answer, "port")
     }
 
-    /// Removes a port; one that is not there is removed already.
+    /// Deletes a port; a missing one is no error.
     pub async fn delete_port(&self, id: &str) -> Result<(), Error> {
         match self.call(Method::DELETE, &format!("/v2.0/ports/{}", word(id)), None, None).await {
             Err(error) if !error.is_absent() => Err(error),
@@ -190,7 +190,7 @@ impl Client {
         self.call(Method::PUT, &path, Some(&json!({ "tags": tags })), None).await.map(drop)
     }
 
-    /// The extensions this cloud has, by alias.
+    /// Returns the aliases of this cloud's extensions.
     pub async fn extensions(&self) -> Result<Vec<String>, Error> {
         let all: Vec<Value> = self.show("/v2.0/extensions?fields=alias", "extensions").await?;
         Ok(all.iter().filter_map(|one| one["alias"].as_str().map(str::to_owned)).collect())
@@ -207,32 +207,33 @@ impl Client {
         self.call(Method::PUT, &path, Some(&json!({ "sub_ports": subports })), None).await
     }
 
-    /// All trunks, with their subports.
+    /// Returns all trunks with their subports.
     pub(crate) async fn trunks(&self) -> Result<Vec<Value>, Error> {
         self.show("/v2.0/trunks?fields=id&fields=sub_ports", "trunks").await
     }
 
-    /// A trunk's subports.
+    /// Returns the subports of a trunk.
     pub(crate) async fn subports(&self, id: &str) -> Result<Vec<Value>, Error> {
         let trunk: Value = self.show(&format!("/v2.0/trunks/{}", word(id)), "trunk").await?;
         Ok(trunk["sub_ports"].as_array().cloned().unwrap_or_default())
     }
 }
 
-/// Does a list go on behind this page of ports? A server may have smaller pages than those that are asked for
-/// (`pagination_max_limit`), and says by a link that there is another one.
-fn goes_on(answer: &Value) -> bool {
+/// Whether another page follows this page of ports. A server may return smaller pages than requested
+/// (`pagination_max_limit`); a link then names the next one.
+fn has_next_page(answer: &Value) -> bool {
     answer["ports_links"].as_array().into_iter().flatten().any(|link| link["rel"] == "next")
 }
 
-/// A value within an address.
+/// Encodes a value as part of a URL.
 fn word(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
 fn read<T: DeserializeOwned>(what: &str, mut answer: Value, key: &str) -> Result<T, Error> {
     let part = answer.get_mut(key).map(Value::take).unwrap_or_default();
-    serde_json::from_value(part).map_err(|cause| Error::new(what, Why::Unreadable(format!("{key}: {cause}"))))
+    serde_json::from_value(part)
+        .map_err(|cause| Error::new(what, Cause::Unreadable(format!("{key}: {cause}"))))
 }
 
 #[cfg(test)]
@@ -240,11 +241,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_that_is_not_full_is_the_last_only_if_it_says_so() {
+    fn port_list_continues_only_with_a_link_to_the_next_page() {
         let links =
             |rel: &[&str]| rel.iter().map(|rel| json!({ "rel": rel, "href": "h" })).collect::<Vec<_>>();
-        assert!(goes_on(&json!({ "ports": [], "ports_links": links(&["previous", "next"]) })));
-        assert!(!goes_on(&json!({ "ports": [], "ports_links": links(&["previous"]) })));
-        assert!(!goes_on(&json!({ "ports": [] })));
+        assert!(has_next_page(&json!({ "ports": [], "ports_links": links(&["previous", "next"]) })));
+        assert!(!has_next_page(&json!({ "ports": [], "ports_links": links(&["previous"]) })));
+        assert!(!has_next_page(&json!({ "ports": [] })));
     }
 }

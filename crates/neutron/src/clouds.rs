@@ -1,7 +1,8 @@
-//! `clouds.yaml` and the `OS_*` variables, as OpenStack's own clients take them.
+//! Parser of `clouds.yaml` and of the `OS_*` variables, compatible with OpenStack's own clients.
 //!
-//! Rules: a variable wins over the file; `secure.yaml` beside the file is laid over it; what would turn the checking of
-//! certificates off is refused by name; how we identify ourselves is named by `auth_type`, or seen from what is given.
+//! - A variable overrides the file. `secure.yaml` beside the file is merged over it.
+//! - A setting that disables certificate verification is refused by its name.
+//! - `auth_type` names the kind of authentication; without it the kind follows from the given keys.
 //!
 //! Source: openstacksdk "Configuration"; keystoneauth plugins `password`, `v3applicationcredential`, `token`, `none`.
 
@@ -13,14 +14,14 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::error::Error;
-use crate::settings::{Auth, Credential, Domain, Name, PATIENCE, Secret, Settings};
+use crate::settings::{Auth, Credential, Domain, Name, Secret, Settings, TIMEOUT};
 
-/// Where the file is looked for unless `OS_CLIENT_CONFIG_FILE` says.
+/// Default paths of the file; `OS_CLIENT_CONFIG_FILE` overrides them.
 pub const PLACES: [&str; 2] = ["clouds.yaml", "/etc/openstack/clouds.yaml"];
 /// Largest file, in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// Flat words, as `OS_*` without the prefix and keystoneauth's sections have them: `auth_url`, `username`…
+/// Flat settings: the names are those of `OS_*` without the prefix and of keystoneauth's sections: `auth_url`, `username`…
 pub type Words = BTreeMap<String, String>;
 
 #[derive(Debug, Default, Deserialize)]
@@ -29,10 +30,10 @@ struct Clouds {
     clouds: BTreeMap<String, Map<String, Value>>,
 }
 
-/// The settings that the environment gives: `OS_CLOUD` of a file, else the other variables alone.
+/// Returns the settings of the environment: the cloud `OS_CLOUD` of a file, else the other variables alone.
 ///
 /// # Errors
-/// What is missing or not understood.
+/// A setting is missing or invalid.
 pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Settings, Error> {
     let given = |name: &str| variable(name).filter(|value| !value.is_empty());
     let mut words = Words::new();
@@ -40,7 +41,7 @@ pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Set
         let named = given("OS_CLIENT_CONFIG_FILE").map(PathBuf::from);
         let found = named.or_else(|| PLACES.iter().map(PathBuf::from).find(|path| path.exists()));
         let Some(path) = found else {
-            let why = format!("OS_CLOUD is {cloud:?}, but neither {} is there", PLACES.join(" nor "));
+            let why = format!("OS_CLOUD is {cloud:?}, but neither {} exists", PLACES.join(" nor "));
             return Err(Error::configuration("clouds.yaml", why));
         };
         words = read_file(&path, &cloud)?;
@@ -53,7 +54,7 @@ pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Set
     from_words("the environment", &words)
 }
 
-/// The settings of one cloud of a file.
+/// Returns the settings of one cloud of a file.
 ///
 /// # Errors
 /// The file cannot be read, or has no such cloud.
@@ -68,7 +69,7 @@ fn read_file(path: &Path, cloud: &str) -> Result<Words, Error> {
         let known: Vec<String> = clouds.into_keys().collect();
         return Err(Error::configuration(
             what,
-            format!("no cloud {cloud:?}; there are: {}", known.join(", ")),
+            format!("no cloud {cloud:?}; known clouds: {}", known.join(", ")),
         ));
     };
     let secure = path.with_file_name("secure.yaml");
@@ -90,19 +91,19 @@ fn parse(path: &Path) -> Result<Clouds, Error> {
         return Err(failed(format!("larger than {FILE_MAX} bytes")));
     }
     let text = std::fs::read_to_string(path).map_err(|cause| failed(cause.to_string()))?;
-    // Without its quotation of the place: a secret may stand there.
+    // Without the parser's quotation, which may contain a secret.
     serde_saphyr::from_str(&text)
         .map_err(|cause| failed(format!("not a list of clouds{}", place(&cause.to_string()))))
 }
 
-/// `line 3 column 5` of a parser's message.
+/// Returns `, line 3` from the message of a parser.
 fn place(message: &str) -> String {
     let words: Vec<&str> = message.split(|letter: char| !letter.is_alphanumeric()).collect();
     let number = words.windows(2).find(|pair| pair[0] == "line" && pair[1].parse::<u32>().is_ok());
     number.map(|pair| format!(", line {}", pair[1])).unwrap_or_default()
 }
 
-/// One cloud's keys, those of `auth` among them.
+/// Returns one cloud's settings, including those of `auth`.
 fn flatten(what: &str, cloud: &Map<String, Value>) -> Result<Words, Error> {
     let mut words = Words::new();
     let auth = cloud.get("auth").and_then(Value::as_object).into_iter().flatten();
@@ -117,13 +118,13 @@ fn flatten(what: &str, cloud: &Map<String, Value>) -> Result<Words, Error> {
         words.insert(key.clone(), text);
     }
     if words.get("verify").is_some_and(|verify| verify == "false") {
-        let why = "verify: certificates are always checked; name the authority by cacert";
+        let why = "verify: certificates are always verified; name the authority in cacert";
         return Err(Error::configuration(what, why));
     }
     Ok(words)
 }
 
-/// What is read of the environment, without `OS_` and in small letters.
+/// Names of the environment variables, without `OS_` and in lower case.
 const KEYS: &[&str] = &[
     "auth_type",
     "auth_url",
@@ -151,10 +152,10 @@ const KEYS: &[&str] = &[
     "api_timeout",
 ];
 
-/// The settings in flat words: of a cloud, of the environment, of keystoneauth's section in an `.conf`.
+/// Returns the settings from flat settings: of a cloud, of the environment, or of keystoneauth's section in a `.conf` file.
 ///
 /// # Errors
-/// What is missing or not understood; `what` names where the words stand.
+/// A setting is missing or invalid; `what` names the source of the settings.
 pub fn from_words(what: &str, words: &Words) -> Result<Settings, Error> {
     let word =
         |keys: &[&str]| keys.iter().find_map(|key| words.get(*key).filter(|text| !text.is_empty()).cloned());
@@ -163,7 +164,8 @@ pub fn from_words(what: &str, words: &Words) -> Result<Settings, Error> {
     let auth = auth(what, &word, endpoint.is_some())?;
     if auth == Auth::None && endpoint.is_none() {
         return Err(failed(
-            "auth_type none: endpoint is missing: there is no catalog to find Neutron in".to_owned(),
+            "auth_type none: endpoint is missing: without Keystone there is no catalog to find Neutron in"
+                .to_owned(),
         ));
     }
     let interface =
@@ -172,8 +174,8 @@ pub fn from_words(what: &str, words: &Words) -> Result<Settings, Error> {
     if !["public", "internal", "admin"].contains(&interface.as_str()) {
         return Err(failed(format!("interface: {interface:?} is not one of public, internal, admin")));
     }
-    let patience = match word(&["api_timeout", "timeout"]) {
-        None => PATIENCE,
+    let timeout = match word(&["api_timeout", "timeout"]) {
+        None => TIMEOUT,
         Some(text) => match text.parse::<u64>() {
             Ok(seconds @ 1..=3600) => Duration::from_secs(seconds),
             _ => return Err(failed(format!("api_timeout: {text:?} is not within 1..=3600 seconds"))),
@@ -185,12 +187,12 @@ pub fn from_words(what: &str, words: &Words) -> Result<Settings, Error> {
         interface,
         endpoint,
         ca_bundle: word(&["cacert", "cafile"]).map(PathBuf::from),
-        patience,
+        timeout,
     })
 }
 
-/// How we identify ourselves, where it is not said.
-fn seen(word: &dyn Fn(&[&str]) -> Option<String>, has_endpoint: bool) -> &'static str {
+/// Returns the kind of authentication if `auth_type` is not set.
+fn default_auth_type(word: &dyn Fn(&[&str]) -> Option<String>, has_endpoint: bool) -> &'static str {
     let has = |key: &str| word(&[key]).is_some();
     match () {
         () if has("application_credential_secret") => "v3applicationcredential",
@@ -220,7 +222,7 @@ fn auth(what: &str, word: &dyn Fn(&[&str]) -> Option<String>, has_endpoint: bool
         by_id.or_else(|| by_name().map(|name| Name::InDomain(name, domain("project"))))
     };
     let auth_url = || needed("auth_url").map(|url| url.trim_end_matches('/').to_owned());
-    let kind = word(&["auth_type"]).unwrap_or_else(|| seen(word, has_endpoint).to_owned());
+    let kind = word(&["auth_type"]).unwrap_or_else(|| default_auth_type(word, has_endpoint).to_owned());
     match kind.as_str() {
         "none" | "noauth" => Ok(Auth::None),
         "password" | "v3password" => Ok(Auth::Password {
@@ -237,7 +239,7 @@ fn auth(what: &str, word: &dyn Fn(&[&str]) -> Option<String>, has_endpoint: bool
                     let name = needed("application_credential_name")?;
                     let user = user().ok_or_else(|| {
                         failed(
-                            "application_credential_name: username is missing: it is unique for a user"
+                            "application_credential_name: username is missing: the name is unique for a user only"
                                 .to_owned(),
                         )
                     })?;

@@ -1,91 +1,91 @@
-//! What goes wrong with a cloud, told apart as far as somebody does something different about it.
+//! Errors of OpenStack requests, by the kinds that callers distinguish.
 //!
 //! Source: OpenStack Networking API v2.0, "Faults"; facts of Neutron 21: 409 `OverQuota`, 412
-//! `RevisionNumberConstraintFailed`, 401 with another body than the rest.
+//! `RevisionNumberConstraintFailed`, 401 with a body of another form.
 
 use std::fmt;
 
-/// What went wrong.
+/// Error of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// What was tried: `POST /v2.0/ports`, `clouds.yaml`.
+    /// Operation: `POST /v2.0/ports`, `clouds.yaml`.
     pub what: String,
-    /// Why it failed.
-    pub why: Why,
+    /// Cause.
+    pub why: Cause,
 }
 
-/// Why.
+/// Cause of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// What we were told to use cannot be used.
+pub enum Cause {
+    /// The settings are invalid.
     Configuration(String),
-    /// Nobody answers, or not in time.
+    /// The server did not answer, or not in time.
     Unreachable(String),
-    /// An answer that cannot be read.
+    /// The response is invalid.
     Unreadable(String),
-    /// The credentials are not taken (401).
+    /// The server rejected the credentials (401).
     Unauthorized(String),
-    /// The server says no.
+    /// The server refused the request.
     Refused {
-        /// The status.
+        /// HTTP status.
         status: u16,
-        /// Neutron's name for it: `PortNotFound`, `OverQuota`; may be empty.
+        /// Neutron's error type: `PortNotFound`, `OverQuota`; may be empty.
         kind: String,
-        /// For people.
+        /// Message for people.
         message: String,
-        /// To be named to the cloud's operator; may be empty.
+        /// Request id for the operator of the cloud; may be empty.
         request: String,
     },
 }
 
 impl Error {
-    pub(crate) fn new(what: impl Into<String>, why: Why) -> Error {
+    pub(crate) fn new(what: impl Into<String>, why: Cause) -> Error {
         Error { what: what.into(), why }
     }
 
-    /// An error of what we were told to use.
+    /// Returns an error of the settings.
     pub fn configuration(what: impl Into<String>, why: impl Into<String>) -> Error {
-        Error::new(what, Why::Configuration(why.into()))
+        Error::new(what, Cause::Configuration(why.into()))
     }
 
-    /// The status, if a server answered.
+    /// Returns the HTTP status, if a server answered.
     pub fn status(&self) -> Option<u16> {
         match self.why {
-            Why::Refused { status, .. } => Some(status),
-            Why::Unauthorized(_) => Some(401),
+            Cause::Refused { status, .. } => Some(status),
+            Cause::Unauthorized(_) => Some(401),
             _ => None,
         }
     }
 
-    /// Neutron's name for it.
+    /// Returns Neutron's error type.
     pub fn kind(&self) -> &str {
         match &self.why {
-            Why::Refused { kind, .. } => kind,
+            Cause::Refused { kind, .. } => kind,
             _ => "",
         }
     }
 
-    /// There is no such thing.
+    /// Whether the object does not exist.
     pub fn is_absent(&self) -> bool {
         self.status() == Some(404)
     }
 
-    /// Somebody was faster: what it was based on has changed.
+    /// Whether the object has changed since it was read.
     pub fn is_outdated(&self) -> bool {
         self.status() == Some(412)
     }
 
-    /// No more of it may be made.
+    /// Whether the quota is exhausted.
     pub fn is_over_quota(&self) -> bool {
         self.kind() == "OverQuota"
     }
 
-    /// May it be otherwise in a while, with nobody changing what was asked for?
-    pub fn passes(&self) -> bool {
+    /// Whether the same request may succeed later.
+    pub fn is_transient(&self) -> bool {
         match &self.why {
-            Why::Configuration(_) => false,
-            Why::Unreachable(_) | Why::Unreadable(_) | Why::Unauthorized(_) => true,
-            Why::Refused { status, kind, .. } => {
+            Cause::Configuration(_) => false,
+            Cause::Unreachable(_) | Cause::Unreadable(_) | Cause::Unauthorized(_) => true,
+            Cause::Refused { status, kind, .. } => {
                 matches!(status, 408 | 412 | 429 | 500..=599)
                     || matches!(kind.as_str(), "OverQuota" | "IpAddressGenerationFailure" | "RetryRequest")
             }
@@ -95,14 +95,14 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Error { what, why } = self;
+        let Error { what: operation, why } = self;
         match why {
-            Why::Configuration(why) | Why::Unreachable(why) | Why::Unreadable(why) => {
-                write!(to, "{what}: {why}")
+            Cause::Configuration(why) | Cause::Unreachable(why) | Cause::Unreadable(why) => {
+                write!(to, "{operation}: {why}")
             }
-            Why::Unauthorized(why) => write!(to, "{what}: the credentials are not taken: {why}"),
-            Why::Refused { status, kind, message, request } => {
-                write!(to, "{what}: {status}")?;
+            Cause::Unauthorized(why) => write!(to, "{operation}: credentials rejected: {why}"),
+            Cause::Refused { status, kind, message, request } => {
+                write!(to, "{operation}: {status}")?;
                 for part in [kind, message].into_iter().filter(|part| !part.is_empty()) {
                     write!(to, " {part}")?;
                 }

@@ -1,7 +1,8 @@
-//! JSON over HTTP/1.1, with TLS that is verified.
+//! HTTP/1.1 client for JSON, with verified TLS.
 //!
-//! Rules: an answer is at most [`ANSWER_MAX`] bytes and takes at most the patience given; redirects are not followed;
-//! certificates are checked against the machine's authorities, or against those of a bundle alone.
+//! - A response has at most [`ANSWER_MAX`] bytes and must arrive within the timeout.
+//! - Redirects are not followed.
+//! - Certificates are verified against the system's authorities, or against those of a bundle alone.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,23 +22,23 @@ use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
 use tokio::time::timeout;
 
-use crate::error::{Error, Why};
+use crate::error::{Cause, Error};
 
-/// Largest answer, in bytes: ten thousand ports.
+/// Largest response in bytes: ten thousand ports.
 const ANSWER_MAX: usize = 32 << 20;
-/// How long a connection may take.
+/// Timeout of a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// How long an idle connection is kept.
+/// Time after which an idle connection is closed.
 const IDLE_MAX: Duration = Duration::from_secs(20);
 
-/// Speaks to servers.
+/// HTTP client.
 #[derive(Clone, Debug)]
 pub(crate) struct Http {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
-    patience: Duration,
+    timeout: Duration,
 }
 
-/// What a server said.
+/// Response of a server.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -46,8 +47,8 @@ pub(crate) struct Answer {
 }
 
 impl Http {
-    /// A client that trusts the authorities of a bundle, or else the machine's.
-    pub(crate) fn new(bundle: Option<&Path>, patience: Duration) -> Result<Http, Error> {
+    /// Returns a client that trusts the authorities of a bundle, or else the system's.
+    pub(crate) fn new(bundle: Option<&Path>, timeout: Duration) -> Result<Http, Error> {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         connector.set_connect_timeout(Some(CONNECT_MAX));
@@ -58,10 +59,10 @@ impl Http {
             .enable_http1()
             .wrap_connector(connector);
         let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(IDLE_MAX).build(connector);
-        Ok(Http { client, patience })
+        Ok(Http { client, timeout })
     }
 
-    /// One request, which may take so much longer than others.
+    /// Sends one request; `longer` is added to the timeout.
     pub(crate) async fn call(
         &self,
         method: &Method,
@@ -71,9 +72,8 @@ impl Http {
         longer: Duration,
     ) -> Result<Answer, Error> {
         let what = || format!("{method} {uri}");
-        let unreachable = |why: String| Error::new(what(), Why::Unreachable(why));
-        let address: Uri =
-            uri.parse().map_err(|_| Error::configuration(what(), "this is not the address of a server"))?;
+        let unreachable = |why: String| Error::new(what(), Cause::Unreachable(why));
+        let address: Uri = uri.parse().map_err(|_| Error::configuration(what(), "not a URL of a server"))?;
         let mut request = Request::builder().method(method).uri(address).header(ACCEPT, "application/json");
         request = request.header(USER_AGENT, concat!("weft/", env!("CARGO_PKG_VERSION")));
         for (name, value) in headers {
@@ -89,22 +89,22 @@ impl Http {
             let response = self.client.request(request).await.map_err(|cause| unreachable(chain(&cause)))?;
             let (head, body) = response.into_parts();
             let body = Limited::new(body, ANSWER_MAX).collect().await;
-            let body = body.map_err(|cause| unreachable(format!("the answer breaks off: {cause}")))?;
+            let body = body.map_err(|cause| unreachable(format!("the response is incomplete: {cause}")))?;
             Ok((head, body.to_bytes()))
         };
-        let patience = self.patience + longer;
-        let answered = timeout(patience, answered).await;
+        let deadline = self.timeout + longer;
+        let answered = timeout(deadline, answered).await;
         let (head, bytes) =
-            answered.map_err(|_| unreachable(format!("no answer within {} s", patience.as_secs())))??;
+            answered.map_err(|_| unreachable(format!("no response within {} s", deadline.as_secs())))??;
         let body = match bytes.is_empty() {
             true => Value::Null,
             false => match serde_json::from_slice(&bytes) {
                 Ok(body) => body,
-                // What a proxy says of a server that is away is for people.
+                // A proxy's error page is text for people.
                 Err(_) if !head.status.is_success() => {
                     Value::String(String::from_utf8_lossy(&bytes).chars().take(200).collect())
                 }
-                Err(cause) => return Err(Error::new(what(), Why::Unreadable(cause.to_string()))),
+                Err(cause) => return Err(Error::new(what(), Cause::Unreadable(cause.to_string()))),
             },
         };
         Ok(Answer { status: head.status, headers: head.headers, body })
@@ -114,7 +114,7 @@ impl Http {
 // === impl Answer ===
 
 impl Answer {
-    /// The error that an answer without success stands for.
+    /// Returns the error of a response without success.
     pub(crate) fn refusal(&self, what: &str) -> Error {
         let Answer { status, headers, body } = self;
         let fault = &body["NeutronError"];
@@ -125,8 +125,8 @@ impl Answer {
             .unwrap_or_default()
             .to_owned();
         let why = match status.as_u16() {
-            401 => Why::Unauthorized(message),
-            status => Why::Refused {
+            401 => Cause::Unauthorized(message),
+            status => Cause::Refused {
                 status,
                 kind: text(&fault["type"]),
                 message,
@@ -141,7 +141,7 @@ impl Answer {
     }
 }
 
-/// An error and what is behind it: the first alone says «client error (Connect)».
+/// Returns the messages of an error and its causes: the first alone says only "client error (Connect)".
 fn chain(error: &dyn std::error::Error) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();
@@ -166,10 +166,10 @@ fn tls(bundle: Option<&Path>) -> Result<ClientConfig, Error> {
                 roots.add(certificate).map_err(|cause| failed(cause.to_string()))?;
             }
             if roots.is_empty() {
-                return Err(failed("it holds no certificate".to_owned()));
+                return Err(failed("contains no certificate".to_owned()));
             }
         }
-        // None is no error yet: plain HTTP needs none, and TLS says so itself.
+        // No root is no error: plain HTTP needs none, and TLS fails by itself.
         None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());

@@ -1,4 +1,4 @@
-//! OpenStack Networking as weft needs it: who we are, ports, and how they are described to a node.
+//! OpenStack Networking (Neutron): settings and authentication, ports, and VIF objects, which describe ports to a node.
 //!
 //! ```text
 //!   clouds.yaml, OS_* ─► settings ─► session (Keystone) ─► client ─► ports, subnets, trunks
@@ -6,8 +6,10 @@
 //!   openstack.org/kuryr-vif ◄── PodState of Vif ◄────────────────────────┘
 //! ```
 //!
-//! Rules: nothing here knows Kubernetes. What a server says is bounded and checked. TLS is verified; who wants
-//! another authority names a bundle. A secret is in no message and in no `Debug`.
+//! - No code of this crate depends on Kubernetes.
+//! - Responses of a server are bounded and validated.
+//! - TLS is always verified; a CA bundle replaces the system's authorities.
+//! - A secret appears in no message and in no `Debug`.
 
 #![forbid(unsafe_code)]
 

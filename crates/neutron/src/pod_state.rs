@@ -1,8 +1,8 @@
-//! All VIFs of a pod, in the two forms in which Kuryr keeps them: the annotation `openstack.org/kuryr-vif`, and
+//! VIFs of a pod, in the two forms in which Kuryr stores them: the annotation `openstack.org/kuryr-vif`, and
 //! `status.vifs` of a KuryrPort.
 //!
-//! Rules: the annotation of Queens (one bare VIF) is read, too; a pod whose default network is somebody else's has no
-//! default VIF, and the field is left out.
+//! The annotation of Queens (a single VIF) is read as well. A pod whose default network is not Neutron's has no default VIF,
+//! and the field is left out.
 //!
 //! Source: Kuryr-Kubernetes `objects/vif.py` (train) `PodState`; `controller/handlers/kuryrport.py` (2023.1).
 
@@ -13,36 +13,36 @@ use serde_json::{Map, Value, json};
 use crate::primitive::{Data, object, open};
 use crate::vif::{DecodeError, Vif};
 
-/// The name of a pod's default interface.
+/// Name of a pod's default interface.
 pub const DEFAULT: &str = "eth0";
 
-/// All VIFs of a pod.
+/// VIFs of a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodState {
-    /// Of the default network, where that is Neutron's.
+    /// VIF of the default network, if that is Neutron's.
     pub default: Option<Vif>,
-    /// The others, by the name that Kuryr gives an interface: `eth1`, `eth2`…
+    /// Other VIFs, by the name that Kuryr gives an interface: `eth1`, `eth2`…
     pub additional: BTreeMap<String, Vif>,
 }
 
 impl PodState {
-    /// Every VIF and its name.
+    /// Returns every VIF with its name.
     pub fn vifs(&self) -> impl Iterator<Item = (&str, &Vif)> {
         let default = self.default.iter().map(|vif| (DEFAULT, vif));
         default.chain(self.additional.iter().map(|(name, vif)| (name.as_str(), vif)))
     }
 
-    /// Every VIF, to be changed.
+    /// Returns every VIF for changes.
     pub fn vifs_mut(&mut self) -> impl Iterator<Item = &mut Vif> {
         self.default.iter_mut().chain(self.additional.values_mut())
     }
 
-    /// The VIF of this name.
+    /// Returns the VIF of this name.
     pub fn vif(&self, name: &str) -> Option<&Vif> {
         self.vifs().find(|(known, _)| *known == name).map(|(_, vif)| vif)
     }
 
-    /// Puts one in.
+    /// Inserts a VIF.
     pub fn insert(&mut self, name: &str, vif: Vif) {
         match name {
             DEFAULT => self.default = Some(vif),
@@ -50,7 +50,7 @@ impl PodState {
         }
     }
 
-    /// Takes one out.
+    /// Removes a VIF.
     pub fn remove(&mut self, name: &str) -> Option<Vif> {
         match name {
             DEFAULT => self.default.take(),
@@ -58,17 +58,17 @@ impl PodState {
         }
     }
 
-    /// Is there none?
+    /// Whether there is no VIF.
     pub fn is_empty(&self) -> bool {
         self.default.is_none() && self.additional.is_empty()
     }
 
-    /// Is every one of them ACTIVE?
+    /// Whether every VIF is ACTIVE.
     pub fn is_active(&self) -> bool {
         self.vifs().all(|(_, vif)| vif.active)
     }
 
-    /// As the annotation's object.
+    /// Returns the object of the annotation.
     pub fn to_primitive(&self) -> Value {
         let PodState { default, additional } = self;
         let additional: Map<String, Value> =
@@ -80,15 +80,15 @@ impl PodState {
         object("PodState", "1.0", data)
     }
 
-    /// As the annotation's text.
+    /// Returns the text of the annotation.
     pub fn to_annotation(&self) -> String {
         self.to_primitive().to_string()
     }
 
-    /// Reads the annotation.
+    /// Parses the annotation.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The annotation is invalid.
     pub fn from_annotation(text: &str) -> Result<PodState, DecodeError> {
         let value: Value = serde_json::from_str(text)?;
         let state = open(&value).ok_or(DecodeError::NotAnObject)?;
@@ -106,7 +106,7 @@ impl PodState {
         Ok(read)
     }
 
-    /// As `status.vifs` of a KuryrPort.
+    /// Returns `status.vifs` of a KuryrPort.
     pub fn to_vifs(&self) -> Value {
         let one = |(name, vif): (&str, &Vif)| {
             (name.to_owned(), json!({ "default": name == DEFAULT, "vif": vif.to_primitive() }))
@@ -114,10 +114,10 @@ impl PodState {
         Value::Object(self.vifs().map(one).collect())
     }
 
-    /// Reads `status.vifs` of a KuryrPort.
+    /// Parses `status.vifs` of a KuryrPort.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A VIF is invalid.
     pub fn from_vifs(vifs: &Value) -> Result<PodState, DecodeError> {
         let mut read = PodState::default();
         for (name, entry) in vifs.as_object().into_iter().flatten() {

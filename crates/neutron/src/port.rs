@@ -1,4 +1,4 @@
-//! What Neutron's API says: ports, networks, subnets; as far as we look at it.
+//! Objects of Neutron's API: ports, networks and subnets, with the fields that weft uses.
 //!
 //! Source: OpenStack Networking API v2.0, "Ports", "Networks", "Subnets", with the extensions `binding`, `tag-ports-…`,
 //! `provider`.
@@ -9,76 +9,76 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The status of a port that is plugged in.
+/// Status of a port that is plugged in.
 pub const ACTIVE: &str = "ACTIVE";
-/// The binding of a port that no mechanism of its host wants.
+/// Binding of a port that no mechanism of its host accepts.
 pub const BINDING_FAILED: &str = "binding_failed";
-/// The binding of a port before it is begun.
+/// Binding of a port without a host.
 pub const UNBOUND: &str = "unbound";
-/// Who a port of a pod belongs to, as Kuryr says.
+/// Device owner of a pod's port, as Kuryr sets it.
 pub const DEVICE_OWNER: &str = "compute:kuryr";
 
-/// A port.
+/// Port.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Port {
-    /// Its id.
+    /// Id.
     pub id: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// For people, and for us where it cannot be tagged as it is made.
+    /// Description; also contains weft's tags where the cloud does not accept tags on creation.
     pub description: String,
-    /// What it is on.
+    /// Id of the network.
     pub network_id: String,
-    /// Its project.
+    /// Id of the project.
     pub project_id: String,
-    /// Its hardware address.
+    /// Hardware address.
     pub mac_address: String,
-    /// `ACTIVE` once it is plugged in.
+    /// Status: `ACTIVE` once the port is plugged in.
     pub status: String,
-    /// What it is for: a pod's uid.
+    /// Device: a pod's uid.
     pub device_id: String,
-    /// Who made it.
+    /// Component that created the port.
     pub device_owner: String,
-    /// Its addresses.
+    /// Addresses.
     pub fixed_ips: Vec<FixedIp>,
-    /// Its security groups.
+    /// Ids of the security groups.
     pub security_groups: Vec<String>,
-    /// Its tags.
+    /// Tags.
     pub tags: Vec<String>,
-    /// Counts its changes.
+    /// Number of the revision.
     pub revision_number: u64,
-    /// Where it is to be plugged in.
+    /// Host where the port is to be plugged in.
     #[serde(rename = "binding:host_id")]
     pub host_id: String,
-    /// How.
+    /// Type of the binding.
     #[serde(rename = "binding:vif_type")]
     pub vif_type: String,
-    /// And what one must know for that.
+    /// Details of the binding.
     #[serde(rename = "binding:vif_details")]
     pub vif_details: Map<String, Value>,
-    /// The trunk whose parent it is.
+    /// Trunk whose parent port this is.
     pub trunk_details: Option<TrunkDetails>,
-    /// Further addresses that may come from it.
+    /// Further addresses that the port may send from.
     pub allowed_address_pairs: Vec<AddressPair>,
 }
 
 impl Port {
-    /// Has a mechanism of its host taken it?
+    /// Whether a mechanism of the host has bound the port.
     pub fn is_bound(&self) -> bool {
         self.vif_type != BINDING_FAILED && self.vif_type != UNBOUND
     }
 }
 
-/// The trunk whose parent a port is.
+/// Trunk of a parent port.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct TrunkDetails {
-    /// Its id.
+    /// Id.
     pub trunk_id: String,
 }
 
-/// An address that may come from a port beside its own.
+/// Address that a port may send from besides its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AddressPair {
@@ -89,96 +89,96 @@ pub struct AddressPair {
     pub mac_address: Option<String>,
 }
 
-/// An address of a port.
+/// Address of a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FixedIp {
-    /// Of which subnet.
+    /// Id of the subnet.
     pub subnet_id: String,
     /// The address; Neutron chooses one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip_address: Option<IpAddr>,
 }
 
-/// A network.
+/// Network.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Network {
-    /// Its id.
+    /// Id.
     pub id: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its MTU in bytes.
+    /// MTU in bytes.
     pub mtu: Option<u32>,
-    /// What it is on the wire; only an administrator is told.
+    /// Type of the provider network; visible to administrators only.
     #[serde(rename = "provider:network_type")]
     pub network_type: Option<String>,
-    /// Which of them.
+    /// Segment of the provider network.
     #[serde(rename = "provider:segmentation_id")]
     pub segmentation_id: Option<u64>,
 }
 
-/// A subnet.
+/// Subnet.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Subnet {
-    /// Its id.
+    /// Id.
     pub id: String,
-    /// Its network.
+    /// Id of the network.
     pub network_id: String,
-    /// Its prefix.
+    /// Prefix.
     pub cidr: IpNet,
-    /// The way out.
+    /// Gateway.
     #[serde(default)]
     pub gateway_ip: Option<IpAddr>,
     /// Name servers.
     #[serde(default)]
     pub dns_nameservers: Vec<IpAddr>,
-    /// Routes for whoever is on it.
+    /// Routes of the hosts in the subnet.
     #[serde(default)]
     pub host_routes: Vec<HostRoute>,
 }
 
-/// A route for whoever is on a subnet.
+/// Route of the hosts in a subnet.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct HostRoute {
-    /// Where to.
+    /// Destination.
     pub destination: IpNet,
-    /// By way of.
+    /// Gateway.
     pub nexthop: IpAddr,
 }
 
-/// A port to be made. `POST /v2.0/ports`
+/// Port to be created with `POST /v2.0/ports`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NewPort {
-    /// Its project; the token's if absent.
+    /// Id of the project; the token's if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub project_id: Option<String>,
-    /// What it is on.
+    /// Id of the network.
     pub network_id: String,
-    /// Its subnets, and what addresses are wanted.
+    /// Subnets and requested addresses.
     pub fixed_ips: Vec<FixedIp>,
-    /// Who makes it.
+    /// Component that creates the port.
     pub device_owner: &'static str,
-    /// What it is for.
+    /// Device: a pod's uid.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub device_id: String,
-    /// Is it to be plugged in at all? One that only keeps an address is not.
+    /// Whether the port is to be plugged in. One that only reserves an address is not.
     pub admin_state_up: bool,
-    /// Where it will be plugged in; absent for what is nested.
+    /// Host where the port is plugged in; absent for a nested port.
     #[serde(rename = "binding:host_id", skip_serializing_if = "Option::is_none")]
     pub host_id: Option<String>,
-    /// Hardware address that is wanted.
+    /// Requested hardware address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac_address: Option<String>,
-    /// Its security groups; the project's default one if absent.
+    /// Ids of the security groups; the project's default group if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub security_groups: Option<Vec<String>>,
-    /// For people.
+    /// Name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// What we say of it where the cloud takes tags only afterwards; at most 255 characters.
+    /// Description: weft's tags where the cloud accepts tags only after creation; at most 255 characters.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub description: String,
-    /// Its tags, where the cloud takes them at once.
+    /// Tags, where the cloud accepts them on creation.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
 }

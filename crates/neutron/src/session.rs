@@ -1,4 +1,4 @@
-//! A token and Neutron's address, from Keystone.
+//! Session with Keystone: a token and the URL of Neutron.
 //!
 //! Source: OpenStack Identity API v3, "Password", "Token" and "Application credential" authentication, "catalog".
 
@@ -7,23 +7,23 @@ use std::time::Duration;
 use hyper::Method;
 use serde_json::{Value, json};
 
-use crate::error::{Error, Why};
+use crate::error::{Cause, Error};
 use crate::http::Http;
 use crate::settings::{Auth, Credential, Domain, Name, Settings};
 
-/// What a request is sent with.
+/// Session of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
-    /// Nothing where nobody asks.
+    /// Token; `None` without authentication.
     pub(crate) token: Option<String>,
-    /// Neutron's address, without `/v2.0` and without a slash at its end.
+    /// URL of Neutron, without `/v2.0` and without a slash at its end.
     pub(crate) endpoint: String,
-    /// Which of our sessions it is: who finds it expired says so of this one.
+    /// Number of the session: a request that finds its session expired names it, so that only one new session is opened.
     pub(crate) number: u64,
 }
 
 impl Session {
-    /// Logs in.
+    /// Authenticates.
     pub(crate) async fn open(http: &Http, settings: &Settings, number: u64) -> Result<Session, Error> {
         let fixed = settings.endpoint.as_deref().map(root);
         let Some((auth_url, body)) = request(&settings.auth) else {
@@ -41,8 +41,8 @@ impl Session {
             return Err(answer.refusal(&what));
         }
         let token = answer.headers.get("x-subject-token").and_then(|token| token.to_str().ok());
-        let unreadable = |why: &str| Error::new(what.clone(), Why::Unreadable(why.to_owned()));
-        let token = token.ok_or_else(|| unreadable("there is no X-Subject-Token"))?.to_owned();
+        let unreadable = |why: &str| Error::new(what.clone(), Cause::Unreadable(why.to_owned()));
+        let token = token.ok_or_else(|| unreadable("X-Subject-Token is missing"))?.to_owned();
         let endpoint = match fixed {
             Some(endpoint) => endpoint,
             None => find(&answer.body["token"]["catalog"], settings)?,
@@ -51,7 +51,7 @@ impl Session {
     }
 }
 
-/// Keystone's address and what is said to it.
+/// Returns the URL of Keystone and the body of the authentication request.
 fn request(auth: &Auth) -> Option<(&str, Value)> {
     let (auth_url, identity, project) = match auth {
         Auth::None => return None,
@@ -69,7 +69,7 @@ fn request(auth: &Auth) -> Option<(&str, Value)> {
                     own["user"] = named(user);
                 }
             }
-            // It has a project of its own: a scope is refused.
+            // The credential has a project; Keystone refuses a scope.
             (auth_url, json!({ "methods": ["application_credential"], "application_credential": own }), None)
         }
         Auth::Token { auth_url, token, project } => {
@@ -91,7 +91,7 @@ fn named(name: &Name) -> Value {
     }
 }
 
-/// Neutron's address in a catalog.
+/// Returns the URL of Neutron in a catalog.
 fn find(catalog: &Value, settings: &Settings) -> Result<String, Error> {
     let all = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let mut seen = Vec::new();
@@ -107,11 +107,11 @@ fn find(catalog: &Value, settings: &Settings) -> Result<String, Error> {
         }
     }
     let wanted = format!("{}/{}", settings.region.as_deref().unwrap_or("any region"), settings.interface);
-    let why = format!("no network service at {wanted}; there are: {}", seen.join(", "));
+    let why = format!("no network service at {wanted}; the catalog has: {}", seen.join(", "));
     Err(Error::configuration("catalog", why))
 }
 
-/// An address as requests go on from it.
+/// Returns a URL as the base of request paths.
 fn root(address: &str) -> String {
     let address = address.trim_end_matches('/');
     address.strip_suffix("/v2.0").unwrap_or(address).to_owned()
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn neutrons_address_is_that_of_the_region_and_the_interface() {
+    fn neutron_url_is_that_of_the_region_and_the_interface() {
         let mut settings = Settings::open("unused");
         assert_eq!(find(&catalog(), &settings).unwrap(), "https://one");
         settings.region = Some("two".to_owned());
@@ -140,7 +140,7 @@ mod tests {
         settings = Settings { region: Some("one".to_owned()), interface: "internal".to_owned(), ..settings };
         assert_eq!(find(&catalog(), &settings).unwrap(), "https://inner-one");
         settings.region = Some("three".to_owned());
-        let told = find(&catalog(), &settings).unwrap_err().to_string();
-        assert!(told.contains("three/internal") && told.contains("two/public"), "{told}");
+        let error = find(&catalog(), &settings).unwrap_err().to_string();
+        assert!(error.contains("three/internal") && error.contains("two/public"), "{error}");
     }
 }

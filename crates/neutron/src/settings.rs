@@ -1,95 +1,95 @@
-//! Which cloud, and who we are there.
+//! Settings of an OpenStack cloud and its credentials.
 //!
-//! Rules: a secret shows itself in no `Debug`.
+//! A secret appears in no `Debug` output.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long a request may take unless told otherwise.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Default timeout of a request.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Which cloud, and who we are there.
+/// Settings of a cloud.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Who we are.
+    /// Authentication.
     pub auth: Auth,
-    /// Which region of the catalog; any if absent.
+    /// Region in the catalog; any if absent.
     pub region: Option<String>,
-    /// Which of the catalog's addresses: `public`, `internal`, `admin`.
+    /// Interface in the catalog: `public`, `internal`, `admin`.
     pub interface: String,
-    /// Neutron's address, instead of the catalog's.
+    /// URL of Neutron, instead of the catalog's.
     pub endpoint: Option<String>,
-    /// The authorities to trust, instead of the machine's.
+    /// Bundle of trusted authorities, instead of the system's.
     pub ca_bundle: Option<PathBuf>,
-    /// How long a request may take.
-    pub patience: Duration,
+    /// Timeout of a request.
+    pub timeout: Duration,
 }
 
-/// Who we are.
+/// Authentication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Auth {
-    /// Nobody asks.
+    /// No authentication.
     None,
     /// A user with a password.
     Password {
-        /// Keystone's address.
+        /// URL of Keystone.
         auth_url: String,
         /// The user.
         user: Name,
         /// The password.
         password: Secret,
-        /// In which project.
+        /// The project.
         project: Option<Name>,
     },
-    /// What a user has made for a program.
+    /// An application credential of a user.
     ApplicationCredential {
-        /// Keystone's address.
+        /// URL of Keystone.
         auth_url: String,
         /// The credential.
         credential: Credential,
         /// Its secret.
         secret: Secret,
     },
-    /// A token that somebody else got.
+    /// An existing token.
     Token {
-        /// Keystone's address.
+        /// URL of Keystone.
         auth_url: String,
         /// The token.
         token: Secret,
-        /// In which project.
+        /// The project.
         project: Option<Name>,
     },
 }
 
-/// An application credential: by its id, or by its name and whose it is.
+/// Application credential: by id, or by name and user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential {
-    /// By its id.
+    /// Id.
     Id(String),
-    /// By its name, which is unique for its user.
+    /// Name, which is unique for its user.
     Named(String, Name),
 }
 
-/// A user or a project: by id, or by name in a domain.
+/// User or project: by id, or by name in a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Name {
-    /// By id.
+    /// Id.
     Id(String),
-    /// By name, and the domain's id or name.
+    /// Name, and the id or name of the domain.
     InDomain(String, Domain),
 }
 
-/// A domain.
+/// Domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Domain {
-    /// By id.
+    /// Id.
     Id(String),
-    /// By name.
+    /// Name.
     Name(String),
 }
 
-/// What nobody is to read in a log.
+/// String that `Debug` does not show.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
 
@@ -100,12 +100,12 @@ impl fmt::Debug for Secret {
 }
 
 impl Settings {
-    /// A cloud that asks nobody who he is.
+    /// Returns the settings of a cloud without authentication.
     pub fn open(endpoint: impl Into<String>) -> Settings {
         Settings::new(Auth::None, Some(endpoint.into()))
     }
 
-    /// Somebody's, with everything else as it usually is.
+    /// Returns settings with defaults for all other fields.
     pub fn new(auth: Auth, endpoint: Option<String>) -> Settings {
         Settings {
             auth,
@@ -113,7 +113,7 @@ impl Settings {
             interface: "public".to_owned(),
             endpoint,
             ca_bundle: None,
-            patience: PATIENCE,
+            timeout: TIMEOUT,
         }
     }
 }

@@ -1,7 +1,7 @@
-//! What is nested in a node's own port: VLANs of its trunk, and addresses that may come from it.
+//! Nested ports in a node's own port: VLANs of its trunk, and addresses that it may send from.
 //!
-//! Rules: a VLAN's id is chosen among those that are free, and another one when somebody was faster; a change of a
-//! port's addresses is made against the revision that was read.
+//! A VLAN id is chosen among the free ones, and again after a conflict with another client. A change of a port's addresses
+//! names the revision that was read.
 //!
 //! Source: Networking API v2.0, "Trunk networking"; Kuryr-Kubernetes `nested_vlan_vif.py`, `nested_macvlan_vif.py`.
 
@@ -14,16 +14,16 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::port::{AddressPair, Port};
 
-/// How often a race is run again.
+/// Number of retries after a conflict.
 const TRIES: usize = 5;
-/// The VLANs there are.
+/// Range of VLAN ids.
 const VLANS: std::ops::RangeInclusive<u16> = 1..=4094;
 
 impl Client {
-    /// The node's own port, by its address in one of these subnets.
+    /// Returns the node's own port, by its address in one of these subnets.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such port.
     pub async fn node_port(&self, address: IpAddr, subnets: &[String]) -> Result<Port, Error> {
         let query = format!("ip_address={address}");
         let found = self.ports(&[("fixed_ips", &query)]).await?;
@@ -38,10 +38,10 @@ impl Client {
         })
     }
 
-    /// Makes a port a subport of a trunk; its VLAN.
+    /// Adds a port to a trunk as a subport; returns its VLAN id.
     ///
     /// # Errors
-    /// All VLANs are taken, or somebody was faster too often.
+    /// All VLAN ids are in use, or too many conflicts occurred.
     pub async fn nest(&self, trunk: &str, port: &str) -> Result<u16, Error> {
         let mut tries = 0;
         loop {
@@ -54,19 +54,19 @@ impl Client {
             let taken: BTreeSet<u64> =
                 taken.iter().filter_map(|one| one["segmentation_id"].as_u64()).collect();
             let Some(id) = free_vlan(&taken, port) else {
-                return Err(Error::configuration(format!("trunk {trunk}"), "all 4094 VLANs are taken"));
+                return Err(Error::configuration(format!("trunk {trunk}"), "all 4094 VLAN ids are in use"));
             };
             let subport = json!([{ "port_id": port, "segmentation_type": "vlan", "segmentation_id": id }]);
             match self.change_trunk(trunk, "add_subports", &subport).await {
                 Ok(_) => return Ok(id),
-                // Every other conflict is the port's own.
+                // Other conflicts concern the port itself.
                 Err(error) if error.kind() == "DuplicateSubPort" && tries < TRIES => tries += 1,
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Takes a port out of whatever trunk it is in.
+    /// Removes a port from every trunk.
     pub async fn unnest_everywhere(&self, port: &str) -> Result<(), Error> {
         let trunks = self.trunks().await?;
         let has_it = |trunk: &&Value| {
@@ -78,7 +78,7 @@ impl Client {
         Ok(())
     }
 
-    /// Has a trunk this subport? One that is gone has none.
+    /// Whether a trunk has this subport. A missing trunk has none.
     pub async fn has_subport(&self, trunk: &str, port: &str) -> Result<bool, Error> {
         match self.subports(trunk).await {
             Err(error) if error.is_absent() => Ok(false),
@@ -86,7 +86,7 @@ impl Client {
         }
     }
 
-    /// Takes a subport out of its trunk; one that is in none is out already.
+    /// Removes a subport from its trunk; a missing one is no error.
     pub async fn unnest(&self, trunk: &str, port: &str) -> Result<(), Error> {
         match self.change_trunk(trunk, "remove_subports", &json!([{ "port_id": port }])).await {
             Err(error) if error.is_absent() => Ok(()),
@@ -94,10 +94,10 @@ impl Client {
         }
     }
 
-    /// Lets a node's port speak for these addresses beside its own, or no longer.
+    /// Allows or forbids a node's port to send from these addresses besides its own.
     ///
     /// # Errors
-    /// Somebody else was changing it all the time.
+    /// Too many conflicts occurred.
     pub async fn allow(&self, node_port: &str, pair: &[AddressPair], allowed: Allowed) -> Result<(), Error> {
         let mut tries = 0;
         loop {
@@ -121,16 +121,16 @@ impl Client {
     }
 }
 
-/// Whether a port may speak for an address.
+/// Whether a port may send from an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
-    /// From now on.
+    /// Allowed.
     Yes,
-    /// No longer.
+    /// Forbidden.
     No,
 }
 
-/// A VLAN nobody has: where the search begins depends on the port, so that two who search at a time rarely meet.
+/// Returns a free VLAN id. The search begins at an id that depends on the port, so that concurrent searches rarely conflict.
 fn free_vlan(taken: &BTreeSet<u64>, port: &str) -> Option<u16> {
     let count = VLANS.end() - VLANS.start() + 1;
     let hash = port.bytes().fold(0u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_vlan_is_given_before_there_is_none() {
+    fn vlan_ids_are_all_allocated_before_none_is_free() {
         let mut taken = BTreeSet::new();
         while let Some(id) = free_vlan(&taken, "some-port") {
             assert!(VLANS.contains(&id) && taken.insert(u64::from(id)), "{id}");

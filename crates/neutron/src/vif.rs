@@ -1,7 +1,8 @@
-//! A VIF: a port as os_vif describes it to whoever plugs it in.
+//! VIFs: descriptions of ports in the format of os_vif, for the component that plugs them in.
 //!
-//! Rules: the lowest versions that Kuryr wrote, because a reader refuses a higher one; fields that are not set are left
-//! out; a kind we do not plug ourselves is kept as it came.
+//! - The versions are the lowest ones that Kuryr wrote, because a reader refuses a higher one.
+//! - Fields that are not set are left out.
+//! - A kind that weft does not plug in is preserved unchanged.
 //!
 //! Source: os_vif `objects/vif.py`, `network.py`, `subnet.py`; Kuryr-Kubernetes `objects/vif.py`, `os_vif_util.py`.
 
@@ -13,103 +14,103 @@ use serde_json::{Value, json};
 use crate::port::{self, Port};
 use crate::primitive::{Data, Object, list, object, open};
 
-/// Longest name of an interface that Kuryr gives, in bytes.
+/// Longest name of an interface that Kuryr assigns, in bytes.
 const NAME_LENGTH: usize = 14;
 
-/// A port, for a node.
+/// VIF of a port.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vif {
-    /// The port's id.
+    /// Id of the port.
     pub id: String,
-    /// Its hardware address.
+    /// Hardware address.
     pub address: String,
-    /// Its network, as far as this port is concerned.
+    /// Network with the port's subnets and addresses.
     pub network: Network,
-    /// Does Neutron say ACTIVE?
+    /// Whether the port's status is ACTIVE.
     pub active: bool,
-    /// Is the port somebody else's, and stays?
+    /// Whether the port belongs to another component and is kept on deletion.
     pub preserve_on_delete: bool,
-    /// Does the switch filter?
+    /// Whether the switch filters traffic.
     pub has_traffic_filtering: bool,
-    /// The name of the interface on the host.
+    /// Name of the interface on the host.
     pub vif_name: String,
-    /// How it is plugged in.
+    /// Kind: how the port is plugged in.
     pub kind: Kind,
 }
 
-/// How a VIF is plugged in.
+/// Kind of a VIF: how it is plugged in.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
     /// A port of a switch: `VIFOpenVSwitch`.
     OpenVSwitch {
-        /// The switch's bridge.
+        /// Bridge of the switch.
         bridge: String,
     },
-    /// A port of a bridge of the kernel, which is a port of the switch: `VIFBridge`.
+    /// A port of a Linux bridge, which is a port of the switch: `VIFBridge`.
     Bridge {
-        /// The bridge of the kernel.
+        /// The Linux bridge.
         bridge: String,
     },
     /// A VLAN on the node's own port, which is a trunk: `VIFVlanNested`.
     VlanNested {
-        /// Its id.
+        /// VLAN id.
         vlan_id: u16,
     },
     /// A macvlan on the node's own port: `VIFMacvlanNested`.
     MacvlanNested,
-    /// What others plug in.
+    /// A kind that weft does not plug in.
     Foreign {
-        /// Its class.
+        /// Class.
         name: String,
-        /// Its version.
+        /// Version.
         version: String,
-        /// The fields of its own.
+        /// Fields that are specific to the class.
         own: Data,
     },
 }
 
-/// A network, as far as one port is concerned.
+/// Network of one port.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Network {
-    /// Its id.
+    /// Id.
     pub id: String,
-    /// Its name.
+    /// Name.
     pub label: String,
-    /// Its MTU in bytes.
+    /// MTU in bytes.
     pub mtu: Option<u32>,
-    /// The switch's bridge it is on.
+    /// Bridge of the switch.
     pub bridge: Option<String>,
-    /// Nova's; Kuryr says false.
+    /// Field of Nova; Kuryr writes false.
     pub multi_host: bool,
-    /// Nova's; Kuryr says false.
+    /// Field of Nova; Kuryr writes false.
     pub should_provide_bridge: bool,
-    /// The VLAN it is on the wire, for a network of type `vlan`.
+    /// VLAN id of a provider network of type `vlan`.
     pub vlan: Option<u16>,
-    /// Its subnets with this port's addresses.
+    /// Subnets with this port's addresses.
     pub subnets: Vec<Subnet>,
 }
 
-/// A subnet with a port's addresses in it.
+/// Subnet with a port's addresses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subnet {
-    /// Its prefix.
+    /// Prefix.
     pub cidr: IpNet,
     /// Name servers.
     pub dns: Vec<IpAddr>,
-    /// The way out, if there is one.
+    /// Gateway, if there is one.
     pub gateway: Option<IpAddr>,
     /// Host routes.
     pub routes: Vec<Route>,
-    /// The port's addresses.
+    /// Addresses of the port.
     pub ips: Vec<IpAddr>,
 }
 
-/// A host route.
+/// Host route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Where to.
+    /// Destination.
     pub cidr: IpNet,
-    /// By way of.
+    /// Gateway.
     pub gateway: IpAddr,
 }
 
@@ -121,17 +122,17 @@ pub struct UnknownBinding {
     pub vif_type: String,
 }
 
-/// A reason why a VIF, or the VIFs of a pod, cannot be read.
+/// Error of a VIF, or of the VIFs of a pod, that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The text is not JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// The value is not an object of os_vif.
+    /// The value is not an os_vif object.
     #[error("not an object of os_vif")]
     NotAnObject,
     /// The object is not a VIF.
-    #[error("{object} is no VIF")]
+    #[error("{object} is not a VIF")]
     NotAVif {
         /// The name of the object.
         object: String,
@@ -144,8 +145,8 @@ pub enum DecodeError {
         /// The name of the field.
         field: String,
     },
-    /// A field of an object has a text of another form.
-    #[error("{object}: {field}: {text:?} is none")]
+    /// A field of an object has an invalid value.
+    #[error("{object}: {field}: {text:?} is invalid")]
     ParseField {
         /// The name of the object.
         object: String,
@@ -159,27 +160,27 @@ pub enum DecodeError {
     VlanId,
 }
 
-/// Which of the VIFs a port becomes.
+/// Kind of VIF that is made of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plugging {
-    /// What Neutron has bound it to, on this bridge of the switch.
+    /// The binding of Neutron, with this bridge of the switch.
     Bound {
-        /// The bridge where the binding names none.
+        /// Bridge if the binding names none.
         bridge: String,
     },
     /// A subport of a trunk.
     Vlan(u16),
-    /// An address beside the node's own.
+    /// An address in addition to the node's own.
     Macvlan,
 }
 
 // === impl Vif ===
 
 impl Vif {
-    /// Of a port and what it is on.
+    /// Returns the VIF of a port and its network.
     ///
     /// # Errors
-    /// The binding, where it is one that nobody here can plug in.
+    /// weft cannot plug in the type of the binding.
     pub fn of(
         port: &Port,
         network: &port::Network,
@@ -216,7 +217,7 @@ impl Vif {
         })
     }
 
-    /// As it is written.
+    /// Returns the primitive.
     pub fn to_primitive(&self) -> Value {
         let Vif { id, address, network, active, preserve_on_delete, has_traffic_filtering, vif_name, kind } =
             self;
@@ -254,10 +255,10 @@ impl Vif {
         object(name, version, data)
     }
 
-    /// Reads one.
+    /// Parses a primitive.
     ///
     /// # Errors
-    /// What is missing.
+    /// A field is missing or invalid.
     pub fn from_primitive(value: &Value) -> Result<Vif, DecodeError> {
         let object = open(value).ok_or(DecodeError::NotAnObject)?;
         let text = |key: &str| match object.text(key) {
@@ -296,7 +297,7 @@ const BRIDGE: &str = "VIFBridge";
 const VLAN_NESTED: &str = "VIFVlanNested";
 const MACVLAN_NESTED: &str = "VIFMacvlanNested";
 
-/// The fields that all VIFs have.
+/// Fields that all VIFs have.
 const SHARED: [&str; 7] =
     ["id", "address", "network", "active", "preserve_on_delete", "has_traffic_filtering", "vif_name"];
 
@@ -311,7 +312,7 @@ impl Kind {
     }
 }
 
-/// `tap` and as much of a port's id as a name has room for.
+/// Returns the prefix and as much of a port's id as fits the name of an interface.
 pub fn named_after(prefix: &str, id: &str) -> String {
     format!("{prefix}{id}").chars().take(NAME_LENGTH).collect()
 }

@@ -1,4 +1,4 @@
-//! What the real Kuryr made of real answers of Neutron: read, and written the same.
+//! Golden tests: VIF objects that Kuryr wrote for responses of Neutron are read, and written identically.
 //!
 //! Source: `testdata/`: raw answers of Neutron 21 and what Kuryr of Train and 2023.1 wrote for them, with os-vif 1.17.0
 //! and 3.1.1.
@@ -26,7 +26,7 @@ fn annotation(name: &str) -> String {
     text(&format!("{}/testdata/{name}", env!("CARGO_MANIFEST_DIR")))
 }
 
-/// A value without the marks that Train never resets, in an order of its own in every process.
+/// Returns a value without `versioned_object.changes`, which Train never resets and orders at random.
 fn without_changes(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -38,7 +38,7 @@ fn without_changes(value: &Value) -> Value {
     }
 }
 
-/// The VIF of an interface of `neutron.json`.
+/// Returns the VIF of an interface of `neutron.json`.
 fn vif(interface: &str, how: &Plugging, change: impl FnOnce(&mut Port)) -> Vif {
     let part = read("neutron.json")[interface].clone();
     let mut port: Port = serde_json::from_value(part["port"].clone()).unwrap();
@@ -61,7 +61,7 @@ fn state(status: &str) -> PodState {
 }
 
 #[test]
-fn what_we_make_of_ports_is_what_kuryr_makes_of_them() {
+fn vif_annotation_of_ports_equals_that_of_kuryr() {
     assert_eq!(state("ACTIVE").to_primitive(), read("podstate-nochanges.json"));
     let train = [("train-annotation-active.json", "ACTIVE"), ("train-annotation-inactive.json", "DOWN")];
     for (file, status) in train {
@@ -70,7 +70,7 @@ fn what_we_make_of_ports_is_what_kuryr_makes_of_them() {
 }
 
 #[test]
-fn a_kuryrport_holds_the_same() {
+fn kuryrport_contains_the_same_vifs() {
     for (file, status) in [("kuryrport-active.json", "ACTIVE"), ("kuryrport-inactive.json", "DOWN")] {
         let port = read(file);
         let vifs = &port["status"]["vifs"];
@@ -80,7 +80,7 @@ fn a_kuryrport_holds_the_same() {
 }
 
 #[test]
-fn what_kuryr_wrote_is_read_and_written_the_same() {
+fn vif_annotation_of_kuryr_round_trips() {
     for (file, active) in [
         ("podstate-nochanges.json", true),
         ("train-annotation-active.json", true),
@@ -94,7 +94,7 @@ fn what_kuryr_wrote_is_read_and_written_the_same() {
 }
 
 #[test]
-fn every_kind_of_vif_is_read_and_written_the_same() {
+fn vif_of_every_kind_round_trips() {
     for file in ["vif-types.json", "train-vif-types.json"] {
         for (name, value) in read(file).as_object().unwrap() {
             let vif = Vif::from_primitive(value).unwrap_or_else(|why| panic!("{file}: {name}: {why}"));
@@ -110,7 +110,7 @@ fn every_kind_of_vif_is_read_and_written_the_same() {
 }
 
 #[test]
-fn each_kind_that_we_plug_is_made_as_kuryr_makes_it() {
+fn vif_of_each_supported_kind_equals_that_of_kuryr() {
     let expected = read("vif-types.json");
     let hybrid = |port: &mut Port| drop(port.vif_details.insert("ovs_hybrid_plug".into(), true.into()));
     let made = BTreeMap::from([
@@ -125,14 +125,14 @@ fn each_kind_that_we_plug_is_made_as_kuryr_makes_it() {
 }
 
 #[test]
-fn a_single_vif_as_queens_wrote_it_is_the_default_one() {
+fn vif_annotation_of_queens_is_the_default_vif() {
     let bare = read("vif-types.json")["VIFOpenVSwitch"].to_string();
     let state = PodState::from_annotation(&bare).unwrap();
     assert!(state.default.is_some() && state.additional.is_empty());
 }
 
 #[test]
-fn a_pod_whose_default_network_is_another_has_no_default_vif() {
+fn vif_annotation_without_default_network_has_no_default_vif() {
     let mut some = state("ACTIVE");
     some.default = None;
     let again = PodState::from_annotation(&some.to_annotation()).unwrap();
@@ -141,7 +141,7 @@ fn a_pod_whose_default_network_is_another_has_no_default_vif() {
 }
 
 #[test]
-fn what_nobody_can_plug_is_refused_by_name_and_what_is_none_too() {
+fn vif_of_an_unsupported_binding_or_invalid_json_is_refused() {
     let part = read("neutron.json")["eth1"].clone();
     let mut port: Port = serde_json::from_value(part["port"].clone()).unwrap();
     let network: Network = serde_json::from_value(part["network"].clone()).unwrap();

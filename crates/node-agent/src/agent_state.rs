@@ -145,7 +145,7 @@ impl RequestHandler for AgentState {
             Vec::new()
         };
         tasks.extend(self.drift.due(&self.sandboxes));
-        self.metrics.ordered(tasks.len());
+        self.metrics.tasks_sent(tasks.len());
         tasks
     }
 
@@ -156,7 +156,7 @@ impl RequestHandler for AgentState {
             let mut tasks = self.due_tasks();
             if let Some(hot_plug) = &self.hot_plug {
                 let due = hot_plug.due(&self.planner, &self.sandboxes, &request.node).await;
-                self.metrics.ordered(due.len());
+                self.metrics.tasks_sent(due.len());
                 tasks.extend(due);
             }
             if !tasks.is_empty() || started.elapsed() >= POLL_MAX {

@@ -40,7 +40,7 @@ use cli_support::background::run_on_thread;
 use cli_support::failure::Failure;
 use ipam_api::api_registry::{ApiRegistry, of_node};
 use ipam_api::clock::now;
-use ipam_api::ip_objects::{BlockObject, Cut, PoolObject, block_name};
+use ipam_api::ip_objects::{BlockObject, LayoutState, PoolObject, block_name};
 use ipam_api::owned_block::OwnedBlock;
 use kube_support::api_error;
 use kube_support::cache::Cache;
@@ -191,7 +191,7 @@ impl Leases {
         loop {
             changes.mark_unchanged();
             let mut done = Ok(());
-            for owned in all(own).iter().filter(|owned| owned.is_doubted) {
+            for owned in all(own).iter().filter(|owned| owned.is_probed) {
                 done = done.and(self.answer(&block_name(&owned.pool, owned.object.net)).await);
             }
             wait(&mut changes, done.map(|()| Outcome::Done)).await;
@@ -337,7 +337,7 @@ impl Leases {
         let found = found.map_err(|_| LeaseError::NoAnswer)?;
         let found = found.map_err(|error| LeaseError::request("list ippools", &error))?.items;
         let has = |pool: &&PoolObject| {
-            let grid = pool.grid().ok().flatten().filter(|_| pool.cut() == Ok(Cut::Done));
+            let grid = pool.grid().ok().flatten().filter(|_| pool.layout_state() == Ok(LayoutState::Fixed));
             let is_single = net.prefix_len() == net.max_prefix_len();
             grid.and_then(|grid| grid.block_of(net.addr())).is_some_and(|block| is_single || block == *net)
         };

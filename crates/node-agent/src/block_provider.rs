@@ -35,14 +35,14 @@ use tokio::sync::watch::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use ipam_api::api_registry::{ApiRegistry, LOOKS, of_node};
+use ipam_api::api_registry::{ApiRegistry, TRANSFER_CHECKS, of_node};
 use ipam_api::clock::now;
 use ipam_api::ip_claim::Claim;
 use ipam_api::ip_objects::BlockObject;
 use ipam_api::owned_block::OwnedBlock;
 use ipam_api::pool_lookup;
 use ipam_api::pool_lookup::{Pool, Unusable};
-use ipam_api::store_name::{elsewhere, placed};
+use ipam_api::store_name::{name_in_directory, other_directory};
 use kube_support::cache::{Cache, follow};
 use kube_support::lookup::ASK_MAX;
 use node_support::client_probe::{ClientProbe, Unconfirmed};
@@ -142,7 +142,11 @@ impl BlockProvider {
     ) -> AllocateResponse {
         self.is_used.send_replace(true);
         let is_here = Path::new(&request.directory) == self.store_dir;
-        let store = if is_here { request.store.clone() } else { placed(&request.store, &request.directory) };
+        let store = if is_here {
+            request.store.clone()
+        } else {
+            name_in_directory(&request.store, &request.directory)
+        };
         let request = &AllocateRequest { store, ..request.clone() };
         let prefetched = self.prefetched_of(&request.store);
         let mut prefetched = prefetched.lock().await;
@@ -152,7 +156,7 @@ impl BlockProvider {
             Ok(_) => "allocated",
             Err(_) => "failed",
         };
-        metrics.supplied(outcome);
+        metrics.allocated(outcome);
         match answered {
             Ok(lease) => self.with_hint(request, AllocateResponse { lease, ..AllocateResponse::default() }),
             Err(error) => {
@@ -165,7 +169,7 @@ impl BlockProvider {
     /// Adds a hint to the response if the store is in another directory than the agent's: free addresses of the node
     /// may be in the stores there.
     fn with_hint(&self, request: &AllocateRequest, mut response: AllocateResponse) -> AllocateResponse {
-        let Some(directory) = elsewhere(&request.store) else { return response };
+        let Some(directory) = other_directory(&request.store) else { return response };
         let stores = self.store_dir.display();
         let hint = format!(
             "ipam.dataDir {directory} is not the agent's --address-stores {stores}: free addresses in the stores \
@@ -263,7 +267,7 @@ impl BlockProvider {
             shares_claim: request.shares_claim,
             clock: Clock { now: now(), quarantine: request.quarantine },
             seed: self.seed(request),
-            transfer_checks: LOOKS,
+            transfer_checks: TRANSFER_CHECKS,
         };
         let response = match request.operation {
             Operation::Prefetch => self.prefetch(&allocator, &request.blocks, prefetched).await,
@@ -398,8 +402,8 @@ impl BlockProvider {
                 response.error,
                 Some(AllocationError::InOwnBlock { .. } | AllocationError::OfferTaken(_))
             ) => {}
-            (Some(lease), _) => claim.tell(range, &request.pod.name, Ok(lease.net.addr())).await,
-            (None, Some(why)) => claim.tell(range, &request.pod.name, Err(why)).await,
+            (Some(lease), _) => claim.update_status(range, &request.pod.name, Ok(lease.net.addr())).await,
+            (None, Some(why)) => claim.update_status(range, &request.pod.name, Err(why)).await,
             // The client repeats the request.
             (None, None) => {}
         }

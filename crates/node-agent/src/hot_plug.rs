@@ -21,7 +21,7 @@ use rpc::plan::PlanRequest;
 use rpc::task::Task;
 
 use super::planner::{Planner, pod_key};
-use node_support::plan_metadata::has_its_own;
+use node_support::plan_metadata::has_runtime_networks;
 use node_support::sandboxes::Sandboxes;
 
 /// First and longest pause before a change is ordered again.
@@ -86,7 +86,7 @@ impl HotPlug {
     /// Returns the pod's annotation if its sandbox is to be compared.
     fn is_due(&self, planner: &Planner, entry: &Entry) -> Option<Option<String>> {
         let is_whole = entry.complete || entry.changing;
-        if entry.plan.pod.uid.is_empty() || !is_whole || has_its_own(&entry.plan, &entry.ifname) {
+        if entry.plan.pod.uid.is_empty() || !is_whole || has_runtime_networks(&entry.plan, &entry.ifname) {
             return None;
         }
         let pod = planner.pods.find(&pod_key(&entry.plan.pod)).filter(|pod| pod.uid == entry.plan.pod.uid)?;

@@ -29,7 +29,7 @@ use ipam_api::api_registry::{ApiRegistry, asked_of};
 use ipam_api::clock::now;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
 use ipam_api::owned_block::OwnedBlock;
-use ipam_api::store_name::elsewhere;
+use ipam_api::store_name::other_directory;
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow as fill};
 use node_support::weft_cni::WeftCni;
@@ -152,7 +152,7 @@ impl TransferHandler {
         }
         let (store_dir, store) = (self.store_dir.clone(), block.holder.store.clone());
         let (lease, ip) = (block.lease_id(), object.net.addr());
-        if let Some(directory) = elsewhere(&store) {
+        if let Some(directory) = other_directory(&store) {
             // The agent cannot tell whether the address is free there.
             let by = format!(
                 "an address store in {directory} (ipam.dataDir), which is not the agent's --address-stores,"

@@ -1,6 +1,6 @@
-//! The ledgers of this node as people see them: who holds what, as the plugin wrote it beside them.
+//! Reader of the address stores of this node, with the owners that `weft-ipam` recorded.
 //!
-//! Rules: they are read without their locks, and by who may read them; a record that makes no sense is nobody's.
+//! It takes no locks and needs permission to read the files. An invalid owner record is ignored.
 //!
 //! Source: `docs/plugins/weft-ipam.md`, Files.
 
@@ -13,34 +13,34 @@ use std::path::{Path, PathBuf};
 use ipam::AddressStore;
 use ipam::address_store::{self, SLOTS, SlotId, StoreError};
 
-/// Length of an owner's record beside a ledger.
+/// Length of an owner record in bytes.
 const RECORD: usize = 1024;
 
-/// Who holds an address, as the plugin wrote it.
+/// Owner of an address, as `weft-ipam` recorded it.
 #[derive(Debug)]
 pub struct Owner {
-    /// The container id of its sandbox.
+    /// Container id of the sandbox.
     pub container: String,
-    /// The interface in the sandbox.
+    /// Interface in the sandbox.
     pub ifname: String,
-    /// The network.
+    /// Name of the network.
     pub network: String,
-    /// Of the pod; empty where there was none.
+    /// Uid of the pod; empty without a pod.
     pub uid: String,
-    /// With a blank after it; empty where there was none.
+    /// Namespace and name of the pod, followed by a blank; empty without a pod.
     pod: String,
     /// Claim or sticky key that keeps the address when the pod is gone; empty: none.
     pub claim: String,
 }
 
-/// An address that is held.
+/// Address in use.
 #[derive(Debug)]
 pub struct Held {
     /// The address.
     pub ip: IpAddr,
-    /// Milliseconds since 1970.
+    /// Time of its allocation, in milliseconds since 1970.
     pub since: u64,
-    /// What holds it.
+    /// Owner of the address.
     pub owner: Owner,
 }
 
@@ -73,10 +73,10 @@ pub enum ReadError {
     },
 }
 
-/// Each ledger below a directory, which need not be there: its name and where it is.
+/// Returns name and path of each address store below a directory; none if the directory does not exist.
 ///
 /// # Errors
-/// The directory cannot be read: what is below it is not known.
+/// The directory cannot be read.
 pub fn all(directory: &Path) -> Result<Vec<(String, PathBuf)>, ReadError> {
     let failed = |cause| ReadError::List { directory: directory.to_owned(), cause };
     let entries = match fs::read_dir(directory) {
@@ -90,12 +90,12 @@ pub fn all(directory: &Path) -> Result<Vec<(String, PathBuf)>, ReadError> {
     Ok(all)
 }
 
-/// A ledger; nothing where there is none.
+/// Reads an address store; `None` if it does not exist.
 ///
 /// # Errors
-/// It cannot be read: by us, or by anybody.
-pub fn read(place: &Path) -> Result<Option<AddressStore>, ReadError> {
-    let path = place.join("ledger");
+/// The store cannot be read, or is invalid.
+pub fn read(store: &Path) -> Result<Option<AddressStore>, ReadError> {
+    let path = store.join("ledger");
     match fs::read(&path) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
         Err(cause) => Err(ReadError::Read { file: path, cause }),
@@ -105,25 +105,25 @@ pub fn read(place: &Path) -> Result<Option<AddressStore>, ReadError> {
     }
 }
 
-/// What is held in a ledger, as far as it is known by whom.
+/// Returns the addresses of a store that are in use and have a valid owner record.
 ///
 /// # Errors
-/// The records of owners cannot be read.
-pub fn held(place: &Path, ledger: &AddressStore) -> Result<Vec<Held>, ReadError> {
-    let path = place.join("owners");
+/// The owner records cannot be read.
+pub fn held(store: &Path, addresses: &AddressStore) -> Result<Vec<Held>, ReadError> {
+    let path = store.join("owners");
     let owners = match fs::read(&path) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         read => read.map_err(|cause| ReadError::Read { file: path, cause })?,
     };
-    let held = ledger.held().filter_map(|(at, since, _)| {
-        Some(Held { ip: ledger.address(at)?, since, owner: Owner::read(&owners, at)? })
+    let held = addresses.held().filter_map(|(slot, since, _)| {
+        Some(Held { ip: addresses.address(slot)?, since, owner: Owner::read(&owners, slot)? })
     });
     Ok(held.collect())
 }
 
 impl Owner {
-    fn read(owners: &[u8], at: SlotId) -> Option<Owner> {
-        let record = owners.get((at.page * SLOTS + at.slot) * RECORD..)?;
+    fn read(owners: &[u8], slot: SlotId) -> Option<Owner> {
+        let record = owners.get((slot.page * SLOTS + slot.slot) * RECORD..)?;
         let text = std::str::from_utf8(&record[..record.len().min(RECORD)]).ok()?;
         let mut lines = text.trim_end_matches('\0').lines().map(str::to_owned);
         let (container, ifname, network) = (lines.next()?, lines.next()?, lines.next()?);

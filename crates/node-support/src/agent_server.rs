@@ -5,10 +5,10 @@
 //! - Requests are served in the order of their arrival, [`PARALLEL`] at a time. [`QUEUE_MAX`] more wait in a queue; beyond that
 //!   a request is refused and may be repeated.
 //! - A request that takes longer than [`SLOT_MAX`] no longer blocks others: a pod may request a port that is never created.
-//! - Allocations have slots of their own, so that they and plans do not wait for each other; allocations that are repeated with
-//!   a later call anyway do not delay those that a client waits for.
-//! - An allocation ends when its client goes away: the next holder of the store's lock may get what this request does not
-//!   know of. A release is completed, and so is a prefetch, whose client does not wait.
+//! - Allocations have slots of their own, so that they and plans do not wait for each other. Allocations that a later call
+//!   repeats anyway do not delay those that a client waits for.
+//! - An allocation ends when its client disconnects: the next holder of the store's lock may allocate addresses that this
+//!   request does not know of. A release is completed, and so is a prefetch, whose client does not wait.
 //! - Clients that poll for tasks get a response at once when the agent shuts down.
 //! - A client that stalls is disconnected. A plan that is not ready in time is refused before the kubelet gives up.
 //!
@@ -43,9 +43,9 @@ use cli_support::failure::Failure;
 
 /// Requests served at a time, and as many allocations.
 const PARALLEL: usize = 32;
-/// Best-effort allocations served at a time: a later call repeats them.
+/// Best-effort allocations served at a time. A later call repeats a dropped one.
 const BEST_EFFORT: usize = 8;
-/// Timeout of a best-effort allocation for its slot: its client has gone by then.
+/// Timeout of a best-effort allocation for its slot: its client has disconnected by then.
 const BEST_EFFORT_MAX: Duration = Duration::from_secs(2);
 /// Requests in the queue, and requests that take longer than [`SLOT_MAX`].
 const QUEUE_MAX: usize = 512;
@@ -62,7 +62,7 @@ const REPORT_WAIT: Duration = Duration::from_secs(600);
 
 /// Handler of the requests.
 pub trait RequestHandler: Send + Sync + 'static {
-    /// Returns the plan of a sandbox, or why there is none.
+    /// Returns the plan of a sandbox.
     fn plan_sandbox(&self, request: &PlanRequest) -> impl Future<Output = Result<Plan, Error>> + Send;
     /// Returns blocks for an address store.
     fn allocate_blocks(
@@ -82,7 +82,7 @@ pub trait RequestHandler: Send + Sync + 'static {
     fn task_result(&self, _: &TaskResult) {}
     /// Returns the metrics, if there are any.
     fn metrics(&self) -> Option<&Metrics>;
-    /// Notes that a pod is being attached, until the value is dropped.
+    /// Records that a pod is being attached, until the value is dropped.
     fn begin(&self) -> Option<Call<'_>> {
         None
     }
@@ -102,7 +102,7 @@ impl AgentServer {
         Listener::bind(path).map(AgentServer)
     }
 
-    /// Whether another process listens in this one's place.
+    /// Returns a flag that is set while another process listens at the path.
     pub fn replaced(&self) -> Arc<AtomicBool> {
         self.0.replaced()
     }
@@ -146,7 +146,7 @@ impl AgentServer {
 /// Arrival of a request, by the monotonic clock and by the system's.
 type Arrival = (Instant, SystemTime);
 
-/// What all exchanges share.
+/// State that all exchanges share.
 struct Exchanges<H> {
     handler: Arc<H>,
     /// Slots of requests that are being served.
@@ -253,12 +253,12 @@ impl<H: RequestHandler> Exchanges<H> {
         match planned {
             Ok(plan) => {
                 let microseconds = started.elapsed().as_micros();
-                info!(networks = plan.delegates.len(), microseconds, "planned");
+                info!(networks = plan.delegates.len(), microseconds, "sandbox planned");
                 self.answered("planned", started);
                 Response::Plan(Box::new(PlanResponse { plan, tasks: self.handler.due_tasks() }))
             }
             Err(error) => {
-                warn!(code = error.code, %error, "refused");
+                warn!(code = error.code, %error, "plan refused");
                 self.answered("refused", started);
                 Response::Refused(error)
             }
@@ -271,7 +271,7 @@ impl<H: RequestHandler> Exchanges<H> {
         }
     }
 
-    /// Returns tasks once there are some; a task that is given to a client that has gone would be lost.
+    /// Returns tasks once there are some. It ends with the client's connection, because a task sent to it would be lost.
     async fn poll_tasks(
         &self,
         mut stream: UnixStream,
@@ -310,7 +310,7 @@ impl<H: RequestHandler> Exchanges<H> {
             }
         };
         let allocated = tokio::select! {
-            // First, so that nothing that was observed after the client went away has an effect.
+            // First, so that an observation after the client disconnected has no effect.
             biased;
             () = gone, if !request.operation.outlives_client() => return Ok(()),
             allocated = allocated => allocated.ok().flatten(),
@@ -322,7 +322,7 @@ impl<H: RequestHandler> Exchanges<H> {
         respond(&mut stream, &Response::Blocks(Box::new(allocated.unwrap_or_else(late)))).await
     }
 
-    /// Waits for the slot of an allocation; `None` if that takes longer than its client waits.
+    /// Waits for the slot of an allocation; `None` if that takes longer than the client waits.
     async fn allocation_slot(&self, operation: Operation) -> Option<SemaphorePermit<'_>> {
         if operation.is_best_effort() {
             return timeout(BEST_EFFORT_MAX, self.best_effort.acquire()).await.ok()?.ok();
@@ -368,7 +368,7 @@ impl<H: RequestHandler> Exchanges<H> {
         if let Ok(done) = timeout(SLOT_MAX, &mut work).await {
             return done;
         }
-        // Where too many requests are slow already, this one keeps its slot.
+        // If too many requests are slow already, this one keeps its slot.
         let _held = match self.slow.try_acquire() {
             Ok(slow) => {
                 drop(slot);

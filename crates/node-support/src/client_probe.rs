@@ -1,8 +1,8 @@
 //! Client liveness probe: asks the client of an allocation to confirm that it is still connected.
 //!
-//! A client that holds the lock of an address store may be killed, and the lock be released a moment before its socket
-//! closes. What the agent observes from then on may belong to the next holder of the lock. So the agent probes the client
-//! after it observed something: a client that confirms holds the lock, and no other process held it before.
+//! A client that holds the lock of an address store may be killed, and the lock may be released before its socket closes.
+//! The agent then may observe state of the next lock holder. So the agent probes the client after each observation: a
+//! client that confirms holds the lock, and no other process held it before.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub struct ClientProbe<'a> {
     confirmations: Semaphore,
 }
 
-/// The client did not confirm in time.
+/// Error of a client that did not confirm in time.
 #[derive(Debug, thiserror::Error)]
 #[error("agent: the client did not confirm that it is still connected")]
 pub struct Unconfirmed;
@@ -34,7 +34,7 @@ impl<'a> ClientProbe<'a> {
         ClientProbe { writing: Mutex::new(writing), confirmations: Semaphore::new(0) }
     }
 
-    /// Notes a confirmation.
+    /// Records a confirmation.
     pub fn confirmed(&self) {
         self.confirmations.add_permits(1);
     }
@@ -42,7 +42,7 @@ impl<'a> ClientProbe<'a> {
     /// Waits until the client confirms that it is connected, and so holds the lock of its address store.
     ///
     /// # Errors
-    /// It does not within [`CONFIRM_MAX`].
+    /// The client does not confirm within [`CONFIRM_MAX`].
     pub async fn confirm(&self) -> Result<(), Unconfirmed> {
         let confirmed = timeout(CONFIRM_MAX, async {
             frame_io::write(&mut *self.writing.lock().await, &Response::ProbeClient).await.ok()?;

@@ -1,6 +1,6 @@
 //! Asynchronous reading and writing of the messages of [`rpc::frame`].
 //!
-//! Memory is allocated for bytes that have arrived, never for a length that was only announced.
+//! Memory is allocated for bytes that have arrived, never for an announced length.
 
 use std::io::ErrorKind;
 use std::time::Duration;

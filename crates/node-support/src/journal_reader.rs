@@ -1,6 +1,6 @@
 //! Reader of the meta-plugin's journal: one file for each sandbox.
 //!
-//! Rules: nothing is changed; an entry that cannot be read is reported, and does not hide the others.
+//! It changes nothing. An unreadable entry is reported and does not hide the others.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -13,7 +13,7 @@ use rpc::journal::{ENTRY_MAX, Entry};
 use cli_support::failure::Failure;
 use cli_support::privilege;
 
-/// One directory of entries.
+/// Directory of journal entries.
 #[derive(Clone, Debug)]
 pub struct Journal(PathBuf);
 
@@ -22,11 +22,11 @@ pub struct Journal(PathBuf);
 pub enum Row {
     /// An entry.
     Entry(Box<Entry>),
-    /// One that cannot be read.
+    /// An unreadable entry.
     Broken {
-        /// The container id, by the file's name.
+        /// The container id, from the name of the file.
         container: String,
-        /// Why.
+        /// The error.
         error: Error,
     },
 }
@@ -34,35 +34,34 @@ pub enum Row {
 // === impl Journal ===
 
 impl Journal {
-    /// The one in this directory, which need not be there.
+    /// Returns the journal in a directory, which need not exist.
     pub fn at(directory: &Path) -> Journal {
         Journal(directory.to_owned())
     }
 
-    /// Its directory.
+    /// Returns the directory.
     pub fn directory(&self) -> &Path {
         &self.0
     }
 
-    /// The file of a sandbox.
+    /// Returns the file of a sandbox.
     pub fn file(&self, container: &ContainerId) -> PathBuf {
         self.0.join(format!("{container}.json"))
     }
 
-    /// The entry of a sandbox, if there is one.
+    /// Returns the entry of a sandbox, if there is one.
     pub fn entry(&self, container: &ContainerId) -> Result<Option<Entry>, Failure> {
         let path = self.file(container);
         match read(&path) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
             Err(cause) => Err(privilege::refused(&format!("journal: read {}", path.display()), &cause)),
             Ok(bytes) => Ok(Some(
-                understand(&bytes, container.as_str())
-                    .context(format_args!("journal: {}", path.display()))?,
+                decode(&bytes, container.as_str()).context(format_args!("journal: {}", path.display()))?,
             )),
         }
     }
 
-    /// Every sandbox, by container id.
+    /// Returns every entry, sorted by container id.
     pub fn rows(&self) -> Result<Vec<Row>, Failure> {
         let failed = |cause| privilege::refused(&format!("journal: read {}", self.0.display()), &cause);
         let files = match fs::read_dir(&self.0) {
@@ -73,7 +72,7 @@ impl Journal {
         for file in files {
             let name = file.map_err(failed)?.file_name();
             let name = name.to_string_lossy();
-            // A hidden one is still being written.
+            // A hidden file is still being written.
             containers
                 .extend(name.strip_suffix(".json").filter(|id| !id.starts_with('.')).map(str::to_owned));
         }
@@ -81,13 +80,13 @@ impl Journal {
         Ok(containers.into_iter().filter_map(|container| self.row(container)).collect())
     }
 
-    /// None if it went away meanwhile.
+    /// Returns the entry of a sandbox; `None` if it was removed meanwhile.
     fn row(&self, container: String) -> Option<Row> {
         let path = self.0.join(format!("{container}.json"));
         let entry = match read(&path) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => return None,
             Err(cause) => Err(Error::io("unreadable", cause)),
-            Ok(bytes) => understand(&bytes, &container),
+            Ok(bytes) => decode(&bytes, &container),
         };
         Some(match entry {
             Ok(entry) => Row::Entry(Box::new(entry)),
@@ -105,10 +104,10 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     }
 }
 
-fn understand(bytes: &[u8], container: &str) -> Result<Entry, Error> {
+fn decode(bytes: &[u8], container: &str) -> Result<Entry, Error> {
     let entry = Entry::read(bytes)?;
     match entry.container_id.as_str() == container {
         true => Ok(entry),
-        false => Err(Error::internal(format!("it is the entry of sandbox {}", entry.container_id))),
+        false => Err(Error::internal(format!("the entry is of sandbox {}", entry.container_id))),
     }
 }

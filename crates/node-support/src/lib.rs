@@ -1,4 +1,4 @@
-//! Support for the roles of a node: the server that weft-cni asks, the journal's reader, sandbox garbage collection, traces.
+//! Support for the roles of a node: the server for weft-cni, the journal reader, sandbox garbage collection, metrics, traces.
 
 #![forbid(unsafe_code)]
 

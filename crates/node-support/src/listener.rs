@@ -1,9 +1,10 @@
-//! A unix socket that is ours alone: where the hands ask, and where clients of the container runtime come in.
+//! Unix socket for weft-cni and for clients of the container runtime, restricted to root and the server's own user.
 //!
-//! Rules: only root and we ourselves get in, by what the kernel says of the peer; the socket is 0600, and put in its
-//! place by rename, so that a process that is replaced is replaced between two callers; it goes when this is dropped,
-//! unless another process has taken its place. It is looked every few seconds whether it is still there: one that was
-//! removed is put there anew, and who was replaced knows it.
+//! - The kernel reports the uid of a peer. A connection of another user is closed and logged. The socket has mode 0600.
+//! - The socket is bound under another name and renamed, so every connection reaches either the old or the new process.
+//! - A dropped listener removes its socket, unless another process has replaced it.
+//! - The listener checks every few seconds that the socket exists. It creates a removed socket again, and knows when it was
+//!   replaced.
 
 use std::fs;
 use std::io;
@@ -18,38 +19,39 @@ use tracing::warn;
 
 use cli_support::failure::Failure;
 
-/// How long it waits after the kernel refused a connection: it lacks file descriptors, or memory.
+/// Pause after a failed `accept`: the kernel lacks file descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How often it is looked whether the socket is in its place.
+/// Interval between two checks of the socket.
 const LOOK: Duration = Duration::from_secs(2);
-/// At every so many looks another process that has its place is asked whether it lives: it takes that for a caller.
-const ASK_EVERY: u32 = 30;
+/// Number of checks between two connections to the socket of a process that has replaced this one. Rare, because that
+/// process serves each of them as a connection.
+const CONNECT_EVERY: u32 = 30;
 
-/// A socket that listens.
+/// Listening socket.
 #[derive(Debug)]
 pub struct Listener {
     inner: UnixListener,
     path: PathBuf,
     inode: u64,
     replaced: Arc<AtomicBool>,
-    /// Who was seen there last, and how often nobody else was.
+    /// Inode of another process's socket at the path, and the number of checks that found it.
     other: (u64, u32),
 }
 
 impl Listener {
-    /// Listens at `path`, whose directory is made if it is not there.
+    /// Listens at `path`; creates its directory if it does not exist.
     pub fn bind(path: &Path) -> Result<Listener, Failure> {
-        let (inner, inode) = put(path)?;
+        let (inner, inode) = bind_and_rename(path)?;
         Ok(Listener { inner, path: path.to_owned(), inode, replaced: Arc::default(), other: (0, 0) })
     }
 
-    /// Whether another process listens in this one's place.
+    /// Returns a flag that is set while another process listens at the path.
     pub fn replaced(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.replaced)
     }
 
-    /// Is it in its place? What is gone, or nobody's, is put there anew; somebody else who listens is left there.
-    async fn look(&mut self) {
+    /// Checks the socket. Creates it again if it is removed or its process is dead; leaves the socket of a live process.
+    async fn check(&mut self) {
         let Listener { inner, path, inode, replaced, other: (known, looks) } = self;
         let there = fs::metadata(&*path).map(|meta| meta.ino()).ok();
         if there == Some(*inode) {
@@ -59,51 +61,51 @@ impl Listener {
         if let Some(there) = there {
             *looks = if there == *known { looks.wrapping_add(1) } else { 0 };
             *known = there;
-            if !looks.is_multiple_of(ASK_EVERY) || lives(path).await {
+            if !looks.is_multiple_of(CONNECT_EVERY) || is_alive(path).await {
                 if !replaced.swap(true, Ordering::Relaxed) {
-                    warn!(socket = %path.display(), "another process listens in this one's place");
+                    warn!(socket = %path.display(), "socket replaced by another process");
                 }
                 return;
             }
         }
-        match put(path) {
-            Ok(anew) => {
-                (*inner, *inode) = anew;
+        match bind_and_rename(path) {
+            Ok(created) => {
+                (*inner, *inode) = created;
                 replaced.store(false, Ordering::Relaxed);
-                warn!(socket = %path.display(), "it was removed, and is there again");
+                warn!(socket = %path.display(), "removed socket created again");
             }
-            Err(why) => warn!(%why, "it was removed, and cannot be put there again"),
+            Err(error) => warn!(%error, "failed to create removed socket again"),
         }
     }
 
-    /// The next caller that may come in.
+    /// Returns the next permitted connection.
     pub async fn accept(&mut self) -> UnixStream {
         let own = rustix::process::geteuid().as_raw();
         loop {
             let accepted = tokio::select! {
                 accepted = self.inner.accept() => accepted,
                 () = tokio::time::sleep(LOOK) => {
-                    self.look().await;
+                    self.check().await;
                     continue;
                 }
             };
             let stream = match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    warn!(%error, "accept");
+                    warn!(%error, "failed to accept connection");
                     tokio::time::sleep(PAUSE).await;
                     continue;
                 }
             };
             match stream.peer_cred() {
                 Ok(peer) if peer.uid() == 0 || peer.uid() == own => return stream,
-                Ok(peer) => warn!(uid = peer.uid(), "a stranger asked"),
-                Err(error) => warn!(%error, "who asks is not known"),
+                Ok(peer) => warn!(uid = peer.uid(), "rejected connection from another user"),
+                Err(error) => warn!(%error, "rejected connection: its user is unknown"),
             }
         }
     }
 
-    /// Removes the socket, if it is still this one.
+    /// Removes the socket, unless another process has replaced it.
     pub fn retire(&self) {
         if is_at(&self.path, self.inode) {
             let _ = fs::remove_file(&self.path);
@@ -111,8 +113,8 @@ impl Listener {
     }
 }
 
-/// Does anybody listen there? Whoever has too many callers does.
-async fn lives(path: &Path) -> bool {
+/// Whether a process listens at a path. One with a full backlog counts.
+async fn is_alive(path: &Path) -> bool {
     let dead = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
     UnixStream::connect(path).await.err().is_none_or(|cause| !dead.contains(&cause.kind()))
 }
@@ -121,8 +123,8 @@ fn is_at(path: &Path, inode: u64) -> bool {
     fs::metadata(path).is_ok_and(|found| found.ino() == inode)
 }
 
-/// Listens at `path`, and by which inode that is known.
-fn put(path: &Path) -> Result<(UnixListener, u64), Failure> {
+/// Listens at `path`; returns the listener and the inode of its socket.
+fn bind_and_rename(path: &Path) -> Result<(UnixListener, u64), Failure> {
     let failed = |cause: io::Error| Failure::new(format!("socket {}: {cause}", path.display()));
     let directory = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(directory).map_err(failed)?;
@@ -141,7 +143,7 @@ fn put(path: &Path) -> Result<(UnixListener, u64), Failure> {
     Ok((inner, inode))
 }
 
-/// Removes what others left that died before their socket was in its place: nobody listens there.
+/// Removes temporary sockets of processes that died before the rename.
 fn sweep(directory: &Path, path: &Path) {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return };
     let is_left = |found: &Path| {
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_is_removed_comes_again_and_one_that_is_replaced_is_told() {
+    fn socket_is_created_again_if_removed_and_left_if_replaced() {
         let directory = std::env::temp_dir().join(format!("weft-listener-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let path = directory.join("a.sock");
@@ -175,18 +177,18 @@ mod tests {
             let mut first = Listener::bind(&path).unwrap();
             let replaced = first.replaced();
             fs::remove_file(&path).unwrap();
-            first.look().await;
+            first.check().await;
             assert!(is_at(&path, first.inode) && !replaced.load(Ordering::Relaxed));
             let second = Listener::bind(&path).unwrap();
-            first.look().await;
+            first.check().await;
             assert!(is_at(&path, second.inode) && replaced.load(Ordering::Relaxed));
-            // The other one dies, and its socket stays.
+            // The other process dies and its socket file remains.
             let left = second.path.with_extension("left");
             fs::rename(&path, &left).unwrap();
             drop(second);
             fs::rename(&left, &path).unwrap();
-            for _ in 0..ASK_EVERY {
-                first.look().await;
+            for _ in 0..CONNECT_EVERY {
+                first.check().await;
             }
             assert!(is_at(&path, first.inode) && !replaced.load(Ordering::Relaxed));
         });

@@ -1,6 +1,6 @@
-//! The figures of an agent, as Prometheus reads them.
+//! Metrics of a node, in the Prometheus text format.
 //!
-//! Rules: labels have few values: plugins, outcomes, kinds; never a pod, a network or a message.
+//! Labels have few values: plugins, outcomes, kinds; never a pod, a network or a message.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use rpc::plan::{AttachmentReport, PlanReport};
 
-/// Upper ends of the classes of durations, in seconds.
+/// Upper bounds of the histogram buckets for durations, in seconds.
 const CLASSES: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0];
-/// Most different plugins that are counted by name; others are counted together.
+/// Largest number of plugins that are counted by name; others are counted together.
 const PLUGINS_MAX: usize = 64;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -58,18 +58,18 @@ impl MetricConstructor<Histogram> for Seconds {
     }
 }
 
-/// Spans that left, or were to leave.
+/// Counter of trace spans, by outcome.
 #[derive(Clone, Debug, Default)]
 pub struct Spans(Family<Outcome, Counter>);
 
 impl Spans {
-    /// So many left, or could not.
-    pub fn left(&self, outcome: &'static str, count: u64) {
+    /// Counts spans with an outcome.
+    pub fn add(&self, outcome: &'static str, count: u64) {
         self.0.get_or_create(&Outcome { outcome }).inc_by(count);
     }
 }
 
-/// All of them.
+/// Metrics of a node.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -78,17 +78,17 @@ pub struct Metrics {
     attachments: Family<OfPlugin, Counter>,
     attaching: Family<Plugin, Histogram, Seconds>,
     published: Family<Outcome, Counter>,
-    orders: Counter,
-    supplies: Family<Outcome, Counter>,
-    /// Requests to the API server about addresses.
+    tasks: Counter,
+    allocations: Family<Outcome, Counter>,
+    /// Number of requests to the API server for address management.
     pub address_requests: Counter,
     changes: Family<Outcome, Counter>,
     drifted: Gauge,
     unattached: Gauge,
-    /// What became of spans.
+    /// Number of trace spans.
     pub spans: Spans,
     plugins: std::sync::Mutex<std::collections::BTreeSet<String>>,
-    /// Questions that wait for their turn.
+    /// Number of requests in the queue.
     pub waiting: Gauge,
     objects: Family<Resource, Gauge>,
     ages: Family<Resource, Gauge<f64, AtomicU64>>,
@@ -104,8 +104,8 @@ impl Default for Metrics {
             attachments: Family::default(),
             attaching: Family::new_with_constructor(Seconds),
             published: Family::default(),
-            orders: Counter::default(),
-            supplies: Family::default(),
+            tasks: Counter::default(),
+            allocations: Family::default(),
             address_requests: Counter::default(),
             changes: Family::default(),
             drifted: Gauge::default(),
@@ -156,7 +156,7 @@ impl Metrics {
         registry.register(
             "allocation_requests",
             "Number of requests from weft-ipam for blocks and single addresses, by outcome",
-            self.supplies.clone(),
+            self.allocations.clone(),
         );
         registry.register(
             "ipam_api_requests",
@@ -166,7 +166,7 @@ impl Metrics {
         registry.register(
             "tasks",
             "Number of tasks sent to weft-cni: sandboxes to take down, check or change",
-            self.orders.clone(),
+            self.tasks.clone(),
         );
         registry.register(
             "hot_plug_changes",
@@ -210,13 +210,13 @@ impl Metrics {
         );
     }
 
-    /// A question was answered.
+    /// Counts a response to a plan request.
     pub fn answered(&self, outcome: &'static str, took: Duration) {
         self.answers.get_or_create(&Outcome { outcome }).inc();
         self.stages.get_or_create(&Stage { stage: "plan" }).observe(took.as_secs_f64());
     }
 
-    /// The hands said how it went.
+    /// Counts the attachments of a plan report.
     pub fn reported(&self, report: &PlanReport) {
         let PlanReport { microseconds, attachments, error } = report;
         let stage = if error.is_some() { "failed_add" } else { "add" };
@@ -231,7 +231,7 @@ impl Metrics {
         }
     }
 
-    /// The plugin's name, unless there are too many of them.
+    /// Returns the plugin's name as label value, or `other` if there are too many plugins.
     fn label(&self, plugin: &str) -> String {
         let mut known = self.plugins.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match known.contains(plugin) || known.len() < PLUGINS_MAX {
@@ -243,52 +243,52 @@ impl Metrics {
         }
     }
 
-    /// A status was written, or could not be.
+    /// Counts an update of a network-status annotation.
     pub fn published(&self, outcome: &'static str, took: Duration) {
         self.published.get_or_create(&Outcome { outcome }).inc();
         self.stages.get_or_create(&Stage { stage: "status" }).observe(took.as_secs_f64());
     }
 
-    /// Orders were given.
-    pub fn ordered(&self, count: usize) {
-        self.orders.inc_by(count as u64);
+    /// Counts tasks sent to weft-cni.
+    pub fn tasks_sent(&self, count: usize) {
+        self.tasks.inc_by(count as u64);
     }
 
-    /// A ledger's demand was answered.
-    pub fn supplied(&self, outcome: &'static str) {
-        self.supplies.get_or_create(&Outcome { outcome }).inc();
+    /// Counts a response to an allocation request.
+    pub fn allocated(&self, outcome: &'static str) {
+        self.allocations.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// A running sandbox was changed, or could not be.
+    /// Counts a hot-plug change.
     pub fn changed(&self, outcome: &'static str) {
         self.changes.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// So many sandboxes are not as they were attached.
+    /// Sets the number of sandboxes with drift.
     pub fn drifted(&self, count: usize) {
         self.drifted.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// So many pods run without the networks they select.
+    /// Sets the number of running pods without their selected networks.
     pub fn unattached(&self, count: usize) {
         self.unattached.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// What a cache holds.
+    /// Sets the number of objects in a cache and its age.
     pub fn cache(&self, resource: &'static str, count: usize, age: Duration) {
         self.objects.get_or_create(&Resource { resource }).set(i64::try_from(count).unwrap_or(i64::MAX));
         self.ages.get_or_create(&Resource { resource }).set(age.as_secs_f64());
     }
 
-    /// What the journal holds.
+    /// Sets the number of journal entries in a state.
     pub fn sandboxes(&self, state: &'static str, count: usize) {
         self.sandboxes.get_or_create(&State { state }).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// The page.
+    /// Returns the metrics page.
     pub fn page(&self) -> String {
         let mut page = String::new();
-        // Writing to a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = text::encode(&mut page, &self.registry);
         page
     }
@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_has_what_was_counted_and_few_labels() {
+    fn metrics_page_has_the_counts_and_few_labels() {
         let metrics = Metrics::default();
         metrics.answered("planned", Duration::from_millis(3));
         let tried = |plugin: &str, microseconds| AttachmentReport {

@@ -1,7 +1,7 @@
-//! What the proxy notes in the plan of a sandbox: the runtime it was made for, and which of its networks each interface is on.
+//! Metadata that the CRI proxy adds to the plan of a sandbox: the runtime's socket, and the network of each interface.
 //!
-//! Rules: a label of the status is for people, and networks of different kinds may have the same one; the plan of a
-//! sandbox that was attached without the proxy has no note, and its labels are used instead.
+//! The label of a network in the status is for people; networks of different kinds may have the same label. The plan of a
+//! sandbox that was attached without the proxy has no metadata, and its labels are used instead.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,27 +13,27 @@ use serde::{Deserialize, Serialize};
 
 use cri::network_api::FALLBACK;
 
-/// Its keys in [`Plan::note`].
+/// Fields in [`Plan::note`].
 const RUNTIME: &str = "runtime";
 const NETWORKS: &str = "networks";
 
-/// What is noted.
+/// Metadata of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanMetadata {
-    /// The runtime's socket, without links.
+    /// Path of the runtime's socket, without symbolic links.
     pub runtime: PathBuf,
-    /// The network of each interface, as sandboxes call it.
+    /// Network of each interface, by the name that sandboxes use.
     pub networks: BTreeMap<String, String>,
 }
 
 impl PlanMetadata {
-    /// Returns the note of a plan; `None` if it was not made by the proxy.
+    /// Returns the metadata of a plan; `None` if the proxy did not make it.
     pub fn of(plan: &Plan) -> Option<PlanMetadata> {
         let runtime = plan.note.read(RUNTIME).ok()??;
         Some(PlanMetadata { runtime, networks: plan.note.read(NETWORKS).ok()?.unwrap_or_default() })
     }
 
-    /// Notes it.
+    /// Writes the metadata to a plan.
     pub fn write(&self, plan: &mut Plan) -> Result<(), cni::Error> {
         let PlanMetadata { runtime, networks } = self;
         plan.note.set(RUNTIME, runtime)?;
@@ -41,32 +41,33 @@ impl PlanMetadata {
     }
 }
 
-/// The runtime's socket, so that one is called the same however it was named.
-pub fn settled(runtime: &Path) -> PathBuf {
+/// Returns the path of the runtime's socket without symbolic links, so that equal sockets have equal paths.
+pub fn canonical(runtime: &Path) -> PathBuf {
     std::fs::canonicalize(runtime).unwrap_or_else(|_| runtime.to_owned())
 }
 
-/// Is this sandbox another runtime's? Nothing in it tells, where no note is.
-pub fn is_anothers(entry: &Entry, runtime: &Path) -> bool {
-    PlanMetadata::of(&entry.plan).is_some_and(|note| note.runtime != runtime)
+/// Whether the sandbox belongs to another runtime. One without metadata does not.
+pub fn is_of_another_runtime(entry: &Entry, runtime: &Path) -> bool {
+    PlanMetadata::of(&entry.plan).is_some_and(|metadata| metadata.runtime != runtime)
 }
 
-/// Has a sandbox networks that it asked its runtime for, beside that of its first interface? Its pod's annotation says
-/// nothing of them.
-pub fn has_its_own(plan: &Plan, first: &IfName) -> bool {
-    PlanMetadata::of(plan).is_some_and(|note| note.networks.keys().any(|ifname| ifname != first.as_str()))
+/// Whether the sandbox has networks that it requested from its runtime, besides the one of its first interface. The pod's
+/// annotation does not contain them.
+pub fn has_runtime_networks(plan: &Plan, first: &IfName) -> bool {
+    PlanMetadata::of(plan)
+        .is_some_and(|metadata| metadata.networks.keys().any(|ifname| ifname != first.as_str()))
 }
 
-/// What is attached, or may be: the place of each attachment in the plan, and its network as sandboxes call it. `on_disk` is
-/// the CNI name of `_fallback`.
+/// Returns the attachments that exist or may exist: the index in the plan, and the network by the name that sandboxes use.
+/// `on_disk` is the CNI name of `_fallback`.
 pub fn attached(entry: &Entry, on_disk: Option<&str>) -> Vec<(usize, String)> {
-    let note = PlanMetadata::of(&entry.plan);
+    let metadata = PlanMetadata::of(&entry.plan);
     let attachments = entry.plan.delegates.iter().zip(&entry.attachments).enumerate();
     let there = attachments.filter(|(_, (_, attachment))| attachment.state != State::Detached);
     let named = there.flat_map(|(place, (delegate, _))| {
-        let labels = match &note {
-            Some(note) => note.networks.get(delegate.ifname.as_str()).into_iter().cloned().collect(),
-            // Who asked for nothing has it under its CNI name.
+        let labels = match &metadata {
+            Some(metadata) => metadata.networks.get(delegate.ifname.as_str()).into_iter().cloned().collect(),
+            // A sandbox without a request has the fallback under its CNI name.
             None if delegate.role == Role::Default && on_disk == Some(delegate.config_name.as_str()) => {
                 vec![delegate.network.clone(), FALLBACK.to_owned()]
             }
@@ -81,9 +82,9 @@ pub fn attached(entry: &Entry, on_disk: Option<&str>) -> Vec<(usize, String)> {
 mod tests {
     use super::*;
 
-    /// A sandbox whose only network has this label, with and without a note.
-    fn entry(label: &str, config_name: &str, note: Option<&str>) -> Entry {
-        let note = note.map_or_else(String::new, |network| {
+    /// Returns a sandbox whose only network has this label, with or without metadata.
+    fn entry(label: &str, config_name: &str, network: Option<&str>) -> Entry {
+        let note = network.map_or_else(String::new, |network| {
             format!(r#","note":{{"runtime":"/run/a.sock","networks":{{"eth0":"{network}"}}}}"#)
         });
         let text = format!(
@@ -97,29 +98,29 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_that_asked_for_several_networks_has_its_own() {
+    fn plan_metadata_shows_networks_requested_from_the_runtime() {
         let mut entry = entry("red", "red", Some("red"));
-        assert!(!has_its_own(&entry.plan, &entry.ifname), "an agent's plan that was relayed");
-        let mut note = PlanMetadata::of(&entry.plan).unwrap();
-        note.networks.insert("net1".to_owned(), "blue".to_owned());
-        note.write(&mut entry.plan).unwrap();
-        assert!(has_its_own(&entry.plan, &entry.ifname));
+        assert!(!has_runtime_networks(&entry.plan, &entry.ifname), "an agent's plan, relayed by the proxy");
+        let mut metadata = PlanMetadata::of(&entry.plan).unwrap();
+        metadata.networks.insert("net1".to_owned(), "blue".to_owned());
+        metadata.write(&mut entry.plan).unwrap();
+        assert!(has_runtime_networks(&entry.plan, &entry.ifname));
         entry.plan.note = cni::object::Object::default();
-        assert!(!has_its_own(&entry.plan, &entry.ifname), "no proxy made it");
+        assert!(!has_runtime_networks(&entry.plan, &entry.ifname), "attached without the proxy");
     }
 
     #[test]
-    fn a_network_set_by_the_name_of_the_one_on_disk_is_another() {
+    fn plan_metadata_separates_a_stored_network_from_the_fallback() {
         let is_on =
             |entry: &Entry, label: &str| attached(entry, Some("admins")).contains(&(0, label.to_owned()));
         let by_default = entry("admins", "admins", Some(FALLBACK));
         assert_eq!((is_on(&by_default, FALLBACK), is_on(&by_default, "admins")), (true, false));
         let asked_for = entry("admins", "admins", Some("admins"));
         assert_eq!((is_on(&asked_for, FALLBACK), is_on(&asked_for, "admins")), (false, true));
-        // By an agent's plan it keeps its CNI name.
+        // In an agent's plan the fallback keeps its CNI name.
         let relayed = entry("podnet", "podnet", Some("infra/pods"));
         assert_eq!((is_on(&relayed, "infra/pods"), is_on(&relayed, "podnet")), (true, false));
-        // Attached without the proxy: it may be either.
+        // Attached without the proxy: either is possible.
         let old = entry("admins", "admins", None);
         assert_eq!((is_on(&old, FALLBACK), is_on(&old, "admins"), is_on(&old, "red")), (true, true, false));
         let mut gone = asked_for;
@@ -128,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_is_its_runtimes_and_one_that_says_nothing_may_be_anybodys() {
-        let noted = entry("red", "red", Some("red"));
-        assert!(is_anothers(&noted, Path::new("/run/b.sock")));
-        assert!(!is_anothers(&noted, Path::new("/run/a.sock")));
-        assert!(!is_anothers(&entry("red", "red", None), Path::new("/run/b.sock")));
+    fn plan_metadata_identifies_the_runtime_of_a_sandbox() {
+        let described = entry("red", "red", Some("red"));
+        assert!(is_of_another_runtime(&described, Path::new("/run/b.sock")));
+        assert!(!is_of_another_runtime(&described, Path::new("/run/a.sock")));
+        assert!(!is_of_another_runtime(&entry("red", "red", None), Path::new("/run/b.sock")));
         let mut plan = entry("red", "red", None).plan;
-        let note = PlanMetadata::of(&noted.plan).unwrap();
-        note.write(&mut plan).unwrap();
-        assert_eq!(PlanMetadata::of(&plan), Some(note));
+        let metadata = PlanMetadata::of(&described.plan).unwrap();
+        metadata.write(&mut plan).unwrap();
+        assert_eq!(PlanMetadata::of(&plan), Some(metadata));
     }
 }

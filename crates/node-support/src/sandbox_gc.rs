@@ -1,15 +1,14 @@
-//! Who acts when nobody calls: sandboxes whose pod is gone, sandboxes that the runtime has lost, and teardowns that
-//! failed.
+//! Garbage collection of sandboxes that no runtime will take down: their pod is deleted, the runtime has lost them, or
+//! their DEL failed.
 //!
-//! The agent only decides; the hands carry it out when they have answered their runtime. Nothing is ordered while
-//! the cluster cannot be seen: a pod that we do not hear of is not a pod that is gone.
+//! The agent only decides which sandboxes to take down. weft-cni executes the tasks after it has answered the runtime.
+//! Without a view of the cluster the agent sends no task: an unknown pod is not a deleted pod.
 //!
-//! Rules:
-//! - one must have been a suspect for a while, because its runtime calls first; a failed order is repeated less and
-//!   less often;
-//! - the hands leave alone what still has its namespace, unless the runtime itself is known to have lost it: it had it
-//!   once, or its pod is one of this node;
-//! - so long as a runtime may still be making a sandbox, it has not lost it.
+//! - A sandbox must be an orphan for the grace period, because its runtime normally calls DEL. A task is repeated with
+//!   growing pauses.
+//! - weft-cni leaves a sandbox alone whose namespace exists, unless the runtime is known to have lost it: the runtime had it
+//!   before, or its pod is on this node.
+//! - While a runtime may still be creating a sandbox, the runtime has not lost it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,115 +20,118 @@ use rpc::journal::Entry;
 use rpc::task::{Certainty, Task};
 
 use super::sandboxes::Sandboxes;
-use cri::runtime_sandboxes::{RuntimeSandboxes, Sight};
+use cri::runtime_sandboxes::{Presence, RuntimeSandboxes};
 
-/// How soon an order is repeated first, and at most.
+/// Shortest pause before a task is repeated.
 const REPEAT_MIN: Duration = Duration::from_secs(10);
+/// Longest pause before a task is repeated.
 const REPEAT_MAX: Duration = Duration::from_secs(600);
-/// Most orders in one reply.
-const ORDERS_MAX: usize = 4;
-/// How long a runtime may take from our answer to an ADD until it shows the sandbox.
+/// Largest number of tasks in one response.
+const TASKS_MAX: usize = 4;
+/// Longest time from the response to an ADD until the runtime lists the sandbox.
 const SHOWN_MAX: Duration = Duration::from_secs(15);
-/// How long it may take to give up an ADD.
+/// Longest time until a runtime gives up an ADD.
 const ADD_MAX: Duration = Duration::from_secs(300);
 
-/// Who looks for what is left behind.
+/// Garbage collector of sandboxes.
 #[derive(Debug)]
 pub struct SandboxGc {
     sandboxes: Arc<Sandboxes>,
     runtime: Arc<RuntimeSandboxes>,
     grace: Duration,
-    suspects: Mutex<BTreeMap<ContainerId, Suspect>>,
+    orphans: Mutex<BTreeMap<ContainerId, Orphan>>,
 }
 
-/// A sandbox that nobody may call for any more.
+/// Sandbox that its runtime may never take down.
 #[derive(Clone, Copy, Debug)]
-struct Suspect {
+struct Orphan {
     since: Instant,
     certainty: Certainty,
-    ordered: Option<Instant>,
+    sent: Option<Instant>,
     times: u32,
 }
 
-/// Why it may be one, and as of when; `grace` must lie between.
+/// Observation that a sandbox is orphaned: its certainty and time. It must hold for `grace`.
 #[derive(Clone, Copy, Debug)]
-struct Suspicion {
+struct Observation {
     certainty: Certainty,
     as_of: Instant,
     grace: Duration,
 }
 
 impl SandboxGc {
-    /// One that waits for `grace` before anything is ordered.
+    /// Returns a collector with a grace period.
     pub fn new(sandboxes: Arc<Sandboxes>, runtime: Arc<RuntimeSandboxes>, grace: Duration) -> SandboxGc {
-        SandboxGc { sandboxes, runtime, grace, suspects: Mutex::default() }
+        SandboxGc { sandboxes, runtime, grace, orphans: Mutex::default() }
     }
 
-    /// The orders that are due now; `is_here` says of a pod whether the cluster has it on this node. To be called only while the
-    /// cluster is seen.
+    /// Returns the tasks that are due; `is_here` tells whether the cluster has a pod on this node. Must be called only while
+    /// the view of the cluster is complete.
     pub fn due(&self, is_here: impl Fn(&PodIdentity) -> bool) -> Vec<Task> {
         let now = Instant::now();
         let seen = |entry: &Entry| Some(if is_here(&entry.plan.pod) { PodSeen::Here } else { PodSeen::Gone });
-        self.ordered(self.suspected(seen, now), now)
+        self.tasks(self.orphaned(seen, now), now)
     }
 
-    /// The same where no cluster is known: what the runtime has lost of its own sandboxes.
+    /// Returns the tasks that are due where no cluster is known: own sandboxes that the runtime has lost.
     pub fn lost(&self, is_its_own: impl Fn(&Entry) -> bool) -> Vec<Task> {
         let now = Instant::now();
         let seen = |entry: &Entry| is_its_own(entry).then_some(PodSeen::Here);
-        self.ordered(self.suspected(seen, now), now)
+        self.tasks(self.orphaned(seen, now), now)
     }
 
-    /// The orders that come of what is suspected now; each has its uid.
-    fn ordered(&self, suspected: BTreeMap<ContainerId, (String, Suspicion)>, now: Instant) -> Vec<Task> {
-        let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
-        suspects.retain(|container, _| suspected.contains_key(container));
-        let mut orders = Vec::new();
-        for (container, (uid, Suspicion { certainty, as_of, grace })) in suspected {
-            let fresh = Suspect { since: as_of, certainty, ordered: None, times: 0 };
-            let suspect = suspects.entry(container.clone()).or_insert(fresh);
-            if suspect.certainty != certainty {
-                // Another reason has a time of its own.
-                *suspect = fresh;
+    /// Returns the tasks that follow from the present observations, each with the uid of its pod.
+    fn tasks(&self, orphaned: BTreeMap<ContainerId, (String, Observation)>, now: Instant) -> Vec<Task> {
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        orphans.retain(|container, _| orphaned.contains_key(container));
+        let mut tasks = Vec::new();
+        for (container, (uid, Observation { certainty, as_of, grace })) in orphaned {
+            let fresh = Orphan { since: as_of, certainty, sent: None, times: 0 };
+            let orphan = orphans.entry(container.clone()).or_insert(fresh);
+            if orphan.certainty != certainty {
+                // The grace period of another reason starts now.
+                *orphan = fresh;
             }
-            let is_settled = as_of.saturating_duration_since(suspect.since) >= grace;
-            let repeated = suspect
-                .ordered
-                .is_none_or(|last| now.saturating_duration_since(last) >= pause(suspect.times));
-            if orders.len() < ORDERS_MAX && is_settled && repeated {
-                suspect.ordered = Some(now);
-                suspect.times = suspect.times.saturating_add(1);
-                orders.push(Task::TakeDown { container, uid, certainty });
+            let is_settled = as_of.saturating_duration_since(orphan.since) >= grace;
+            let repeated =
+                orphan.sent.is_none_or(|last| now.saturating_duration_since(last) >= pause(orphan.times));
+            if tasks.len() < TASKS_MAX && is_settled && repeated {
+                orphan.sent = Some(now);
+                orphan.times = orphan.times.saturating_add(1);
+                tasks.push(Task::TakeDown { container, uid, certainty });
             }
         }
-        orders
+        tasks
     }
 
-    /// The suspects among the sandboxes; `pod` says what is seen of one's pod, and nothing of one that is not ours to judge.
-    fn suspected(
+    /// Returns the orphaned sandboxes; `pod` returns what is known of a sandbox's pod, or `None` to skip the sandbox.
+    fn orphaned(
         &self,
         pod: impl Fn(&Entry) -> Option<PodSeen>,
         now: Instant,
-    ) -> BTreeMap<ContainerId, (String, Suspicion)> {
+    ) -> BTreeMap<ContainerId, (String, Observation)> {
         let all = self.sandboxes.all();
         let names: BTreeSet<&str> = all.keys().map(ContainerId::as_str).collect();
         self.runtime.retain(|container| names.contains(container));
-        let suspected = all.iter().filter_map(|(container, sandbox)| {
+        let orphaned = all.iter().filter_map(|(container, sandbox)| {
             let (entry, uid) = (&sandbox.entry, &sandbox.entry.plan.pod.uid);
-            // One that belongs to no pod was made by hand.
+            // A sandbox without a pod was created manually.
             let pod = pod(entry).filter(|_| !uid.is_empty())?;
-            let seen =
-                Seen { sight: self.runtime.sight(container.as_str()), pod, progress: Progress::of(entry) };
-            Some((container.clone(), (uid.clone(), seen.suspicion(self.grace, now)?)))
+            let seen = Seen {
+                presence: self.runtime.presence(container.as_str()),
+                pod,
+                progress: Progress::of(entry),
+            };
+            Some((container.clone(), (uid.clone(), seen.observation(self.grace, now)?)))
         });
-        suspected.collect()
+        orphaned.collect()
     }
 }
 
-/// What is known of a sandbox.
+/// Known state of a sandbox.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    sight: Sight,
+    presence: Presence,
     pod: PodSeen,
     progress: Progress,
 }
@@ -143,7 +145,7 @@ enum PodSeen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Attached,
-    /// Its ADD may be under way.
+    /// Incomplete; its ADD may be running.
     Partly,
     /// Its DEL failed.
     Failed,
@@ -160,23 +162,23 @@ impl Progress {
 }
 
 impl Seen {
-    fn suspicion(self, grace: Duration, now: Instant) -> Option<Suspicion> {
-        // The runtime has called already, and failed: it need not be waited for.
+    fn observation(self, grace: Duration, now: Instant) -> Option<Observation> {
+        // The runtime has called DEL already, and it failed: no need to wait for the runtime.
         let grace = if self.progress == Progress::Failed { Duration::ZERO } else { grace };
-        match (self.sight, self.pod) {
-            (Sight::Missed(at), _) | (Sight::NeverSeen(at), PodSeen::Here) => {
+        match (self.presence, self.pod) {
+            (Presence::Missed(at), _) | (Presence::NeverSeen(at), PodSeen::Here) => {
                 let making = if self.progress == Progress::Partly { ADD_MAX } else { SHOWN_MAX };
-                Some(Suspicion { certainty: Certainty::Gone, as_of: at, grace: grace.max(making) })
+                Some(Observation { certainty: Certainty::Gone, as_of: at, grace: grace.max(making) })
             }
-            (Sight::Known, PodSeen::Here) => None,
-            (Sight::Known | Sight::NeverSeen(_), PodSeen::Gone) => {
-                Some(Suspicion { certainty: Certainty::PodGone, as_of: now, grace })
+            (Presence::Present, PodSeen::Here) => None,
+            (Presence::Present | Presence::NeverSeen(_), PodSeen::Gone) => {
+                Some(Observation { certainty: Certainty::PodGone, as_of: now, grace })
             }
         }
     }
 }
 
-/// How soon an order is repeated that was given so many times.
+/// Returns the pause after a task that was sent `times` times.
 fn pause(times: u32) -> Duration {
     REPEAT_MAX.min(REPEAT_MIN * 2_u32.saturating_pow(times.saturating_sub(1).min(10)))
 }
@@ -197,62 +199,62 @@ mod tests {
         SandboxGc::new(Arc::new(Sandboxes::of(Path::new("/nowhere"))), Arc::default(), GRACE)
     }
 
-    fn one(suspicion: Suspicion) -> BTreeMap<ContainerId, (String, Suspicion)> {
-        BTreeMap::from([(ContainerId::new("c").unwrap(), ("u".to_owned(), suspicion))])
+    fn one(observation: Observation) -> BTreeMap<ContainerId, (String, Observation)> {
+        BTreeMap::from([(ContainerId::new("c").unwrap(), ("u".to_owned(), observation))])
     }
 
     #[test]
-    fn an_order_that_does_not_help_is_repeated_less_and_less_often() {
+    fn sandbox_gc_repeats_a_failing_task_with_growing_pauses() {
         let (sandbox_gc, start) = (sandbox_gc(), Instant::now());
-        let mut ordered = Vec::new();
+        let mut sent = Vec::new();
         for second in 0..3600 {
             let now = start + seconds(second);
-            let pending = Suspicion { certainty: Certainty::PodGone, as_of: now, grace: Duration::ZERO };
-            ordered.extend(sandbox_gc.ordered(one(pending), now).iter().map(|_| second));
+            let pending = Observation { certainty: Certainty::PodGone, as_of: now, grace: Duration::ZERO };
+            sent.extend(sandbox_gc.tasks(one(pending), now).iter().map(|_| second));
         }
-        assert_eq!(ordered, [0, 10, 30, 70, 150, 310, 630, 1230, 1830, 2430, 3030]);
+        assert_eq!(sent, [0, 10, 30, 70, 150, 310, 630, 1230, 1830, 2430, 3030]);
     }
 
     #[test]
-    fn one_that_is_seen_again_is_no_suspect_any_more() {
+    fn sandbox_gc_restarts_the_grace_period_of_a_sandbox_seen_again() {
         let (sandbox_gc, start) = (sandbox_gc(), Instant::now());
         let at = |second: u64| {
             let now = start + seconds(second);
-            (one(Suspicion { certainty: Certainty::Gone, as_of: now, grace: GRACE }), now)
+            (one(Observation { certainty: Certainty::Gone, as_of: now, grace: GRACE }), now)
         };
-        let count = |(suspected, now)| sandbox_gc.ordered(suspected, now).len();
+        let count = |(orphaned, now)| sandbox_gc.tasks(orphaned, now).len();
         assert_eq!((count(at(0)), count(at(299))), (0, 0));
         assert_eq!(count((BTreeMap::new(), start + seconds(300))), 0);
         assert_eq!((count(at(301)), count(at(600)), count(at(601))), (0, 0, 1));
     }
 
     #[test]
-    fn a_look_that_is_old_proves_nothing_later() {
+    fn sandbox_gc_needs_a_second_observation_after_the_grace_period() {
         let (sandbox_gc, start) = (sandbox_gc(), Instant::now());
-        let looked = Suspicion { certainty: Certainty::Gone, as_of: start, grace: GRACE };
+        let looked = Observation { certainty: Certainty::Gone, as_of: start, grace: GRACE };
         for second in [0, 400, 4000] {
-            assert_eq!(sandbox_gc.ordered(one(looked), start + seconds(second)), [], "{second}");
+            assert_eq!(sandbox_gc.tasks(one(looked), start + seconds(second)), [], "{second}");
         }
     }
 
     #[test]
-    fn what_may_still_be_made_is_waited_for_and_what_the_runtime_lost_is_certain() {
+    fn sandbox_gc_waits_for_a_running_add_and_finds_lost_sandboxes() {
         let now = Instant::now();
-        let look = |sight, pod, progress| {
-            let seen = Seen { sight, pod, progress };
-            seen.suspicion(seconds(1), now).map(|found| (found.certainty, found.grace.as_secs()))
+        let look = |presence, pod, progress| {
+            let seen = Seen { presence, pod, progress };
+            seen.observation(seconds(1), now).map(|found| (found.certainty, found.grace.as_secs()))
         };
-        let (missed, never) = (Sight::Missed(now), Sight::NeverSeen(now));
+        let (missed, never) = (Presence::Missed(now), Presence::NeverSeen(now));
         let (whole, partly, failed) = (Progress::Attached, Progress::Partly, Progress::Failed);
         let gone = |grace| Some((Certainty::Gone, grace));
-        assert_eq!(look(Sight::Known, PodSeen::Here, whole), None);
-        assert_eq!(look(Sight::Known, PodSeen::Here, failed), None, "its runtime calls again");
+        assert_eq!(look(Presence::Present, PodSeen::Here, whole), None);
+        assert_eq!(look(Presence::Present, PodSeen::Here, failed), None, "its runtime calls again");
         assert_eq!(look(never, PodSeen::Here, whole), gone(15));
         assert_eq!(look(never, PodSeen::Here, partly), gone(300));
         assert_eq!(look(missed, PodSeen::Here, failed), gone(15));
         assert_eq!(look(missed, PodSeen::Gone, whole), gone(15));
-        // Nobody says that it was a pod of this runtime: it may be somebody's own.
+        // The runtime was never seen with it: it may be a sandbox of another runtime.
         assert_eq!(look(never, PodSeen::Gone, whole), Some((Certainty::PodGone, 1)));
-        assert_eq!(look(Sight::Known, PodSeen::Gone, failed), Some((Certainty::PodGone, 0)));
+        assert_eq!(look(Presence::Present, PodSeen::Gone, failed), Some((Certainty::PodGone, 0)));
     }
 }

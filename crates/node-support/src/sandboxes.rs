@@ -1,8 +1,8 @@
-//! The sandboxes of this node as the journal has them, followed as it changes.
+//! Sandboxes of this node: a copy of the journal in memory that follows its changes.
 //!
-//! Rules: the journal is only read; what inotify tells of is read again, and everything from time to time, because
-//! a queue may overflow and a directory may come late; of what cannot be read now what was last read counts, so that
-//! nobody takes it for gone and forgets what is known of it.
+//! - The journal is only read. Files that inotify reports are read again, and every file from time to time, because the
+//!   queue may overflow and the directory may be created later.
+//! - If an entry cannot be read now, the entry as last read counts. The sandbox must not be taken for a deleted one.
 //!
 //! Source: inotify(7).
 
@@ -22,25 +22,25 @@ use tracing::{debug, warn};
 
 use crate::journal_reader::{Journal, Row};
 
-/// How often everything is read again.
+/// Interval between two scans of the whole journal.
 pub const RESCAN: Duration = Duration::from_secs(30);
-/// How often it is looked whether the directory has come.
+/// Interval between two checks whether the directory exists.
 const RETRY: Duration = Duration::from_secs(1);
-/// Room for what inotify tells at once, in bytes.
+/// Size of the buffer for inotify events, in bytes.
 const EVENTS: usize = 16 * 1024;
-/// Stack of the thread that waits for them, in bytes.
+/// Stack size of the thread that waits for events, in bytes.
 const STACK: usize = 128 * 1024;
 
-/// A sandbox as it was last read.
+/// Sandbox as last read.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
-    /// Its entry.
+    /// Journal entry.
     pub entry: Arc<Entry>,
-    /// When its file was written last.
+    /// Time of the last write to its file.
     pub modified: SystemTime,
 }
 
-/// Every sandbox by container id.
+/// Sandboxes by container id.
 #[derive(Debug)]
 pub struct Sandboxes {
     journal: Journal,
@@ -50,7 +50,7 @@ pub struct Sandboxes {
 }
 
 impl Sandboxes {
-    /// Those of the journal in `directory`, not read yet.
+    /// Returns the sandboxes of the journal in `directory`, without reading it.
     pub fn of(directory: &Path) -> Sandboxes {
         Sandboxes {
             journal: Journal::at(directory),
@@ -64,22 +64,22 @@ impl Sandboxes {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is there an entry that cannot be read?
+    /// Whether the journal contains an unreadable entry.
     pub fn has_broken(&self) -> bool {
         !self.broken.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// All of them.
+    /// Returns all sandboxes.
     pub fn all(&self) -> BTreeMap<ContainerId, Sandbox> {
         self.known().clone()
     }
 
-    /// One of them.
+    /// Returns one sandbox.
     pub fn find(&self, container: &ContainerId) -> Option<Sandbox> {
         self.known().get(container).cloned()
     }
 
-    /// How many are whole, partly there, and unreadable.
+    /// Returns the numbers of attached, partly attached and unreadable sandboxes.
     pub fn counts(&self) -> [(&'static str, usize); 3] {
         let known = self.known();
         let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,11 +88,11 @@ impl Sandboxes {
         [("attached", whole.len()), ("partly attached", partly.len()), ("unreadable", broken.len())]
     }
 
-    /// Reads everything.
+    /// Reads the whole journal.
     pub fn read_all(&self) {
         let rows = match self.journal.rows() {
             Ok(rows) => rows,
-            Err(error) => return warn!(%error, "the journal cannot be read"),
+            Err(error) => return warn!(%error, "failed to read journal"),
         };
         let mut known = BTreeMap::new();
         let mut broken = BTreeSet::new();
@@ -104,7 +104,7 @@ impl Sandboxes {
                     known.insert(container, Sandbox { entry: Arc::new(*entry), modified });
                 }
                 Row::Broken { container, error } => {
-                    warn!(container, %error, "an entry of the journal cannot be read");
+                    warn!(container, %error, "failed to read journal entry");
                     let id = ContainerId::new(&container).ok();
                     known.extend(id.and_then(|id| Some((id.clone(), self.find(&id)?))));
                     broken.insert(container);
@@ -115,7 +115,7 @@ impl Sandboxes {
         *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = broken;
     }
 
-    /// Reads one again.
+    /// Reads one entry again.
     fn read(&self, container: &ContainerId) {
         match self.journal.entry(container) {
             Ok(Some(entry)) => {
@@ -123,8 +123,8 @@ impl Sandboxes {
                 self.known().insert(container.clone(), Sandbox { entry: Arc::new(entry), modified });
             }
             Ok(None) => drop(self.known().remove(container)),
-            // It may be half written; everything is read again soon.
-            Err(error) => debug!(%container, %error, "not readable now"),
+            // The file may be partly written; the next scan reads it again.
+            Err(error) => debug!(%container, %error, "failed to read journal entry, retrying later"),
         }
     }
 
@@ -133,7 +133,7 @@ impl Sandboxes {
         metadata.and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
-    /// Waits until something may have changed, and reads it.
+    /// Waits for a change and reads it.
     pub async fn changed(&self, watch: &mut Option<Watch>) {
         let Some(open) = watch else {
             tokio::time::sleep(RETRY).await;
@@ -152,13 +152,13 @@ impl Sandboxes {
         }
     }
 
-    /// Begins to watch, if the directory is there.
+    /// Starts to watch the directory, if it exists.
     pub fn watch(&self) -> Option<Watch> {
         Watch::open(&self.directory)
     }
 }
 
-/// What is told of changes in the directory: by a thread, since a file descriptor in tokio's hands takes `unsafe`.
+/// Stream of changes in the directory, from a thread: a file descriptor in tokio would need `unsafe`.
 #[derive(Debug)]
 pub struct Watch(UnboundedReceiver<BTreeSet<ContainerId>>);
 
@@ -173,12 +173,12 @@ impl Watch {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return None,
             Err(error) => {
-                warn!(%error, directory = %directory.display(), "the journal cannot be watched");
+                warn!(%error, directory = %directory.display(), "failed to watch journal");
                 return None;
             }
         };
         let (sender, receiver) = mpsc::unbounded_channel();
-        let told = move || {
+        let forward = move || {
             let mut room = [MaybeUninit::uninit(); EVENTS];
             let mut reader = inotify::Reader::new(&fd, &mut room);
             while let Some(changed) = next(&mut reader) {
@@ -187,18 +187,18 @@ impl Watch {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("inotify".to_owned()).stack_size(STACK).spawn(told);
-        thread.inspect_err(|error| warn!(%error, "the journal cannot be watched")).ok()?;
+        let thread = std::thread::Builder::new().name("inotify".to_owned()).stack_size(STACK).spawn(forward);
+        thread.inspect_err(|error| warn!(%error, "failed to watch journal")).ok()?;
         Some(Watch(receiver))
     }
 
-    /// The containers whose files changed; nothing if the watch has ended or missed something.
+    /// Returns the containers whose files changed; `None` if the watch has ended or missed an event.
     async fn next(&mut self) -> Option<BTreeSet<ContainerId>> {
         self.0.recv().await
     }
 }
 
-/// Waits for changes; nothing when the directory goes, or some were missed.
+/// Waits for changes; `None` if the directory is removed, or an event was missed.
 fn next(reader: &mut inotify::Reader<'_, &OwnedFd>) -> Option<BTreeSet<ContainerId>> {
     let mut changed = BTreeSet::new();
     loop {
@@ -232,7 +232,7 @@ mod tests {
       "attachments":[],"complete":false}"#;
 
     #[test]
-    fn what_cannot_be_read_is_not_gone_and_what_is_gone_is() {
+    fn journal_entry_that_becomes_unreadable_keeps_its_sandbox() {
         let directory = std::env::temp_dir().join(format!("weft-sandboxes-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let (file, container) = (directory.join("ns_web.json"), ContainerId::new("ns_web").unwrap());
@@ -244,13 +244,13 @@ mod tests {
         };
         assert_eq!(counted(), (true, [0, 1, 0]));
         std::fs::remove_file(&file).unwrap();
-        // A link to itself: nobody can read it, not even root.
+        // A link to itself: even root cannot read it.
         std::os::unix::fs::symlink(&file, &file).unwrap();
         assert_eq!(counted(), (true, [0, 0, 1]));
         std::fs::remove_file(&file).unwrap();
         assert_eq!(counted(), (false, [0, 0, 0]));
         std::fs::write(&file, "{").unwrap();
-        assert_eq!(counted(), (false, [0, 0, 1]), "it was never read");
+        assert_eq!(counted(), (false, [0, 0, 1]), "never read successfully");
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

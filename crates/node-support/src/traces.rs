@@ -2,16 +2,14 @@
 //!
 //! ```text
 //!   CNI ADD ─┬─ plan              the agent
-//!            ├─ bridge ADD ─── host-local ADD     each plugin, and those that it called: the hands measured them
+//!            ├─ bridge ADD ─── host-local ADD     each plugin, and those that it called: weft-cni measured them
 //!            ├─ tuning ADD        …
-//!            └─ network-status    the agent, once the API server took it
+//!            └─ network-status    the agent, once the API server accepted it
 //! ```
 //!
-//! Rules:
-//! - nothing is exported unless it was asked for, and nothing is kept for it then;
-//! - nobody waits for a collector: spans are put into a queue of bounded size, which a thread of its own empties; what
-//!   does not fit is dropped;
-//! - what hands tell is shown and not believed: times are cut to what is possible.
+//! - Traces are exported only on request, and nothing is kept for them otherwise.
+//! - No request waits for a collector: spans go into a bounded queue, which a thread empties. Spans beyond it are dropped.
+//! - Times that weft-cni reports are not trusted: they are limited to the possible range.
 //!
 //! Source: OpenTelemetry, traces and the environment of its SDKs; semantic conventions `k8s.*`, `container.id`.
 
@@ -34,32 +32,32 @@ use super::metrics::Metrics;
 use cli_support::failure::Failure;
 pub use collector::Export;
 
-/// Most ADDs whose status is still awaited.
+/// Largest number of ADDs whose status is pending.
 const OPEN_MAX: usize = 1024;
-/// Earlier than this before its question, no call began: a runtime gives up sooner.
+/// Longest time between the begin of a call and its request: a runtime gives up sooner.
 const CALL_MAX: Duration = Duration::from_secs(600);
-/// Longest text of a failure, in characters.
+/// Longest text of an error, in characters.
 const TEXT_MAX: usize = 1024;
-/// How long the last spans may take to leave when the agent ends.
-const FAREWELL: Duration = Duration::from_secs(3);
-/// Name of who traces.
+/// Timeout for the last spans when the agent shuts down.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(3);
+/// Name of the instrumentation scope.
 const SCOPE: &str = "weft";
 
-/// Where spans go.
+/// Exporter of traces.
 #[derive(Debug)]
 pub struct Traces {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
-    /// Whose status is still awaited.
+    /// ADDs whose status is pending.
     open: Mutex<VecDeque<(ContainerId, SpanContext)>>,
 }
 
-/// The trace of one ADD.
+/// Trace of one ADD.
 #[derive(Debug)]
 pub struct Trace {
     tracer: SdkTracer,
     root: Span,
-    /// What the plugins' children are told of.
+    /// Parent of the plugins' spans.
     context: Context,
     began: SystemTime,
 }
@@ -67,17 +65,17 @@ pub struct Trace {
 // === impl Traces ===
 
 impl Traces {
-    /// Starts to export, if it is asked for by option or environment.
+    /// Starts the export, if it is requested by option or environment.
     ///
     /// # Errors
-    /// What the option or a variable says cannot be done.
+    /// The option or a variable is invalid.
     pub fn start(export: &Export, node: &str, metrics: &Metrics) -> Result<Option<Traces>, Failure> {
         let Some(provider) = collector::provider(export, node, metrics)? else { return Ok(None) };
         let tracer = provider.tracer(SCOPE);
         Ok(Some(Traces { provider, tracer, open: Mutex::default() }))
     }
 
-    /// The trace of the call that asks.
+    /// Begins the trace of a plan request.
     pub fn begin(&self, request: &PlanRequest, arrived: SystemTime) -> Trace {
         let PlanRequest { pod, container, ifname, node: _, began } = request;
         let attributes = [
@@ -105,7 +103,7 @@ impl Traces {
         Trace { tracer: self.tracer.clone(), root, context, began }
     }
 
-    /// A status was written, or could not be; more tries may follow.
+    /// Adds the span of a status update; further attempts may follow a failure.
     pub fn status(
         &self,
         container: &ContainerId,
@@ -131,10 +129,10 @@ impl Traces {
         span.end();
     }
 
-    /// Sends what is left.
+    /// Sends the remaining spans.
     pub fn end(&self) {
-        // What a collector does not take now is lost; it was never more than a figure.
-        let _ = self.provider.shutdown_with_timeout(FAREWELL);
+        // Spans that the collector does not accept now are lost.
+        let _ = self.provider.shutdown_with_timeout(SHUTDOWN_MAX);
     }
 
     fn open(&self) -> MutexGuard<'_, VecDeque<(ContainerId, SpanContext)>> {
@@ -145,12 +143,12 @@ impl Traces {
 // === impl Trace ===
 
 impl Trace {
-    /// What it is found by.
+    /// Returns the trace id.
     pub fn id(&self) -> String {
         self.root.span_context().trace_id().to_string()
     }
 
-    /// The plan was made, or refused, which ends it.
+    /// Adds the span of planning; a refusal ends the trace.
     pub fn planned(&mut self, arrived: SystemTime, networks: Result<usize, &Error>) {
         let builder = SpanBuilder::from_name("plan").with_start_time(arrived);
         let mut span = self.tracer.build_with_context(builder, &self.context);
@@ -163,11 +161,11 @@ impl Trace {
         span.end();
     }
 
-    /// The hands said how it went.
+    /// Adds the spans of the plugins and ends the trace.
     pub fn reported(mut self, report: &PlanReport) {
         let PlanReport { microseconds, attachments, error } = report;
         let whole = Duration::from_micros(*microseconds).min(CALL_MAX);
-        // Who failed first failed the call; behind it things were taken down again.
+        // The first failed plugin failed the call; later calls were the teardown.
         let mut unexplained = error.as_ref();
         for tried in attachments {
             self.ran(tried, whole, &mut unexplained);
@@ -178,7 +176,7 @@ impl Trace {
         self.root.end_with_timestamp(self.began + whole);
     }
 
-    /// The plugins of one network, and those that they called.
+    /// Adds the spans of the plugins of one network, and of the plugins that they called.
     fn ran(&mut self, tried: &AttachmentReport, whole: Duration, unexplained: &mut Option<&Error>) {
         let AttachmentReport { network, plugin: _, ifname, microseconds: _, steps } = tried;
         let mut callers: Vec<Context> = vec![self.context.clone()];
@@ -205,7 +203,7 @@ impl Trace {
         }
     }
 
-    /// Says on the whole, and on a part of it, that it failed and why.
+    /// Records an error on the whole trace, and on a part of it.
     fn fail(&mut self, part: Option<&mut Span>, error: &Error) {
         let code = KeyValue::new("cni.code", i64::from(error.code));
         for span in [Some(&mut self.root), part].into_iter().flatten() {

@@ -1,8 +1,8 @@
-//! The hands: `weft-cni`. Whatever this command changes, that program changes for it.
+//! Interface to the program `weft-cni`, which makes every change of the host for `weft`.
 //!
-//! It is looked for beside the file this program really is, then in `PATH`, then in `/opt/cni/bin`. It is called as a
-//! container runtime calls a plugin, or for a namespace by hand (`weft-cni sandbox …`); with a *place* set it
-//! does its work inside that network namespace, which is then the host.
+//! The program is searched beside the real file of this program, then in `PATH`, then in `/opt/cni/bin`. It is called as a
+//! container runtime calls a plugin, or with a command (`weft-cni sandbox …`). With a *host namespace* set, it runs inside
+//! that network namespace as if it were the host's.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -30,29 +30,30 @@ use cli_support::terminal::plain;
 
 /// Name of the program.
 const PROGRAM: &str = "weft-cni";
-/// Where container runtimes expect plugins.
+/// Directory where container runtimes expect plugins.
 pub const PLUGINS: &str = "/opt/cni/bin";
-/// Where Debian has the reference plugins.
+/// Directory of the reference plugins on Debian.
 pub const PACKAGED: &str = "/usr/lib/cni";
-/// Where hosts have their programs.
+/// `PATH` of a host.
 pub const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Time for one call of the meta-plugin: its delegates have deadlines of their own.
+/// Timeout of one call of the meta-plugin: its delegates have their own deadlines.
 const DEADLINE: Duration = Duration::from_secs(600);
-/// How much of two files is compared at a time, in bytes.
+/// Number of bytes of two files that are compared at a time.
 const PIECE: usize = 64 * 1024;
-/// The exit code of `sandbox ping` for «no answer».
-const NO_ANSWER: i32 = 3;
-/// Exit codes of `release-address`: the address is in use, and the lease does not exist.
-const HELD: i32 = 3;
-const UNKNOWN: i32 = 4;
-/// Longest text about who holds an address.
-const HOLDER_MAX: usize = 300;
+/// Exit code of `sandbox ping` without a reply.
+const NO_REPLY: i32 = 3;
+/// Exit code of `release-address`: the address is in use.
+const IN_USE: i32 = 3;
+/// Exit code of `release-address`: the lease does not exist.
+const UNKNOWN_LEASE: i32 = 4;
+/// Longest description of an address's owner, in characters.
+const OWNER_MAX: usize = 300;
 
-/// The program, and where it works.
+/// Program and the namespace that it runs in.
 #[derive(Clone, Debug)]
 pub struct WeftCni {
     program: PathBuf,
-    place: Option<String>,
+    host_namespace: Option<String>,
     on_host: OnHost,
 }
 
@@ -66,12 +67,12 @@ pub struct OnHost {
 }
 
 impl OnHost {
-    /// Was it said?
+    /// Whether the option is set.
     pub fn is_wanted(self) -> bool {
         self.on_host
     }
 
-    /// Where a path of the host is for us.
+    /// Returns the path in this process's mount namespace for a path of the host.
     pub fn path(self, path: &Path) -> PathBuf {
         match (self.on_host, path.strip_prefix("/")) {
             (true, Ok(below)) => Path::new("/proc/1/root").join(below),
@@ -80,7 +81,7 @@ impl OnHost {
     }
 }
 
-/// A sandbox as the meta-plugin is told of it.
+/// Sandbox, as parameters of a call of the meta-plugin.
 #[derive(Clone, Debug)]
 pub struct Subject {
     /// `CNI_CONTAINERID`.
@@ -95,25 +96,26 @@ pub struct Subject {
     pub path: String,
 }
 
-/// What becomes of somebody else's plugin that has the name.
+/// Handling of another project's plugin that has the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// It is in the way.
+    /// The installation fails.
     Refused,
-    /// It stays.
+    /// The plugin is kept.
     Kept,
 }
 
-/// Something that bears a mark.
+/// Resource with an owner tag of weft.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Marked {
-    /// What it is.
+pub struct Tagged {
+    /// The resource, for example `link veth0`.
     pub on: String,
-    /// `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`.
-    pub mark: String,
+    /// Owner tag: `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`.
+    #[serde(rename = "mark")]
+    pub tag: String,
 }
 
-/// What is in a network namespace: lists of lines by kind.
+/// Content of a network namespace: lists of lines by kind.
 pub type Contents = BTreeMap<String, Vec<String>>;
 
 /// `--path`.
@@ -125,13 +127,13 @@ pub struct Plugins {
 }
 
 impl Plugins {
-    /// What was said, if anything was.
-    pub fn said(&self) -> Option<&str> {
+    /// Returns the value of the option, if it is not empty.
+    pub fn given(&self) -> Option<&str> {
         self.path.as_deref().filter(|path| !path.is_empty())
     }
 }
 
-/// Does one file hold what the other does?
+/// Whether two files have the same content.
 pub fn is_copy(of: &Path, there: &Path) -> bool {
     let same = || -> io::Result<bool> {
         let (mut own, mut there) = (File::open(of)?, File::open(there)?);
@@ -160,48 +162,49 @@ impl WeftCni {
         let beside = own.and_then(|own| own.parent().map(Path::to_owned));
         let listed = std::env::var_os("PATH").unwrap_or_default();
         let directories = beside.into_iter().chain(std::env::split_paths(&listed)).chain([PLUGINS.into()]);
-        // An empty entry would mean the working directory, which nobody chose.
+        // An empty entry of PATH would mean the working directory.
         let absolute = directories.filter(|directory| directory.is_absolute());
         match absolute.map(|directory| directory.join(PROGRAM)).find(|path| path.is_file()) {
-            Some(program) => Ok(WeftCni { program, place: None, on_host: OnHost::default() }),
-            None => Err(Failure::new(format!("{PROGRAM} is not there: it does the work of this command"))
-                .next(format!("put it beside weft, or into a directory of PATH, or into {PLUGINS}"))),
+            Some(program) => Ok(WeftCni { program, host_namespace: None, on_host: OnHost::default() }),
+            None => Err(Failure::new(format!("{PROGRAM} not found: this command needs it"))
+                .next(format!("install it beside weft, in a directory of PATH, or in {PLUGINS}"))),
         }
     }
 
-    /// Is the program what this path leads to? It is a link to it, or a copy of the one that was found.
+    /// Whether the path is a link to weft-cni or a copy of it.
     pub fn is_in(path: &Path) -> bool {
         let is_link = std::fs::canonicalize(path).is_ok_and(|real| real.ends_with(PROGRAM));
         is_link || WeftCni::find().is_ok_and(|weft_cni| is_copy(&weft_cni.program, path))
     }
 
-    /// The program itself.
+    /// Returns the path of the program.
     pub fn program(&self) -> &Path {
         &self.program
     }
 
-    /// The same, at work inside a network namespace.
-    pub fn inside(&self, place: &str) -> WeftCni {
-        WeftCni { place: Some(place.to_owned()), ..self.clone() }
+    /// Returns the same program, run inside a network namespace.
+    pub fn inside(&self, host_namespace: &str) -> WeftCni {
+        WeftCni { host_namespace: Some(host_namespace.to_owned()), ..self.clone() }
     }
 
-    /// The same, with the files of the host where that is wanted.
+    /// Returns the same program, with the files of the host if the option is set.
     pub fn on_host(self, on_host: OnHost) -> Result<WeftCni, Failure> {
         if on_host.on_host && std::process::id() == 1 {
-            let why = "--on-host: this is the first process here, so the host's cannot be seen";
+            let why =
+                "--on-host: this is process 1 of its PID namespace, so the host's files are not visible";
             return Err(Failure::new(why)
-                .next("set hostPID: true in the pod, or leave --on-host out")
+                .next("set hostPID: true in the pod, or omit --on-host")
                 .exit(Exit::Usage));
         }
         Ok(WeftCni { on_host, ..self })
     }
 
-    /// The `CNI_PATH` where nobody says another.
+    /// Returns the default `CNI_PATH`.
     pub fn plugin_path(&self) -> String {
         WeftCni::plugin_path_of(Some(self))
     }
 
-    /// The same where the program may be nowhere.
+    /// Returns the default `CNI_PATH`, also if weft-cni is not installed.
     pub fn plugin_path_of(weft_cni: Option<&WeftCni>) -> String {
         let own = weft_cni.and_then(|weft_cni| weft_cni.program.parent());
         let own = own.map(|directory| directory.display().to_string());
@@ -209,7 +212,7 @@ impl WeftCni {
         own.into_iter().chain([PLUGINS.to_owned(), PACKAGED.to_owned()]).collect::<Vec<_>>().join(":")
     }
 
-    /// Calls the meta-plugin by a name, with its configuration on stdin; its stderr goes to ours.
+    /// Calls the meta-plugin under a name, with its configuration on stdin. Its stderr is printed to stderr.
     pub fn call(&self, name: &str, stdin: &str, verb: Verb, subject: &Subject) -> Result<(), Error> {
         let Subject { container, netns, ifname, args, path } = subject;
         let environment = Environment {
@@ -230,7 +233,7 @@ impl WeftCni {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Has it put itself into a plugin directory under a name; what it did, a line each.
+    /// Installs weft-cni in a plugin directory under a name; returns its report, one line each.
     pub fn install(&self, directory: &Path, name: &str, foreign: Foreign) -> Result<String, Failure> {
         let mut command = Command::new(&self.program);
         command.arg("install").arg(directory).args(["--names", name]);
@@ -244,7 +247,7 @@ impl WeftCni {
         }
     }
 
-    /// Whether it is the plugin of this name.
+    /// Whether weft-cni contains the plugin of this name.
     pub fn answers_to(&self, plugin: &str) -> Result<bool, Failure> {
         let mut command = Command::new(&self.program);
         command.arg(plugin).env("CNI_COMMAND", "VERSION");
@@ -273,33 +276,33 @@ impl WeftCni {
     /// Releases an address of a lease to another node: `weft-cni release-address`. Returns the reply of the address store.
     pub fn release_address(
         &self,
-        ledgers: &Path,
-        ledger: &str,
+        stores: &Path,
+        pool: &str,
         lease: &str,
         ip: IpAddr,
     ) -> Result<TransferReply, Failure> {
         let mut command = Command::new(&self.program);
-        command.arg("release-address").arg(ledgers).args([ledger, lease, &ip.to_string()]);
+        command.arg("release-address").arg(stores).args([pool, lease, &ip.to_string()]);
         let output = self.output(command)?;
         match output.status.code() {
             Some(0) => Ok(TransferReply::Reserved),
-            Some(HELD) => {
-                let by = String::from_utf8_lossy(&output.stdout);
-                Ok(TransferReply::InUse(plain(by.trim()).chars().take(HOLDER_MAX).collect()))
+            Some(IN_USE) => {
+                let owner = String::from_utf8_lossy(&output.stdout);
+                Ok(TransferReply::InUse(plain(owner.trim()).chars().take(OWNER_MAX).collect()))
             }
-            Some(UNKNOWN) => Ok(TransferReply::UnknownLease),
+            Some(UNKNOWN_LEASE) => Ok(TransferReply::UnknownLease),
             _ => Err(self.failure(&output)),
         }
     }
 
-    /// Marks a lease as unconfirmed, so that nothing is allocated from it. Returns whether the address store has it.
-    pub fn mark_unconfirmed(&self, ledgers: &Path, ledger: &str, lease: &str) -> Result<bool, Failure> {
+    /// Marks a lease as unconfirmed, so that nothing is allocated from it. Returns whether the address store contains it.
+    pub fn mark_unconfirmed(&self, stores: &Path, pool: &str, lease: &str) -> Result<bool, Failure> {
         let mut command = Command::new(&self.program);
-        command.arg("release-address").arg(ledgers).args([ledger, lease]);
+        command.arg("release-address").arg(stores).args([pool, lease]);
         let output = self.output(command)?;
         match output.status.code() {
             Some(0) => Ok(true),
-            Some(UNKNOWN) => Ok(false),
+            Some(UNKNOWN_LEASE) => Ok(false),
             _ => Err(self.failure(&output)),
         }
     }
@@ -308,7 +311,7 @@ impl WeftCni {
     fn feed(&self, mut command: Command, stdin: &[u8]) -> Result<(), Failure> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let ended = command.process_group(0).spawn().and_then(|mut child| {
-            // It may refuse before it has read all; its own words say why.
+            // It may exit before it has read everything; its error message says why.
             let _ = child.stdin.take().map(|mut pipe| pipe.write_all(stdin));
             child.wait_with_output()
         });
@@ -325,68 +328,68 @@ impl WeftCni {
         output.map_err(|cause| Failure::new(format!("run {}: {cause}", self.program.display())))
     }
 
-    /// What a run that failed said.
+    /// Returns the error message of a failed run.
     fn failure(&self, output: &Output) -> Failure {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.trim().trim_start_matches("weft-cni: ");
-        Failure::new(if said.is_empty() { output.status.to_string() } else { said.to_owned() })
+        let message = String::from_utf8_lossy(&output.stderr);
+        let message = message.trim().trim_start_matches("weft-cni: ");
+        Failure::new(if message.is_empty() { output.status.to_string() } else { message.to_owned() })
     }
 
-    /// Makes a network namespace and mounts it at `path`.
+    /// Creates a network namespace and mounts it at `path`.
     pub fn create(&self, path: &str) -> Result<(), Failure> {
         self.sandbox(["create", path]).map(drop)
     }
 
-    /// Removes the network namespace at `path`; one that is gone is removed.
+    /// Deletes the network namespace at `path`; a missing one is no error.
     pub fn delete(&self, path: &str) -> Result<(), Failure> {
         self.sandbox(["delete", path]).map(drop)
     }
 
-    /// What is in the network namespace at `path`.
+    /// Returns the content of the network namespace at `path`.
     pub fn contents(&self, path: &str) -> Result<Contents, Failure> {
         self.show(["show", path].as_slice())
     }
 
-    /// What is in the network namespace we are in.
+    /// Returns the content of this process's network namespace.
     pub fn own_contents(&self) -> Result<Contents, Failure> {
         self.show(["show"].as_slice())
     }
 
-    /// What bears a mark of a container on this host.
-    pub fn marks(&self) -> Result<Vec<Marked>, Failure> {
+    /// Returns the resources of this host with an owner tag of a container.
+    pub fn owner_tags(&self) -> Result<Vec<Tagged>, Failure> {
         let text = self.sandbox(["owner-tags"])?.unwrap_or_default();
         serde_json::from_str(&text)
-            .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox owner-tags: not understood: {cause}")))
+            .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox owner-tags: invalid output: {cause}")))
     }
 
     fn show(&self, words: &[&str]) -> Result<Contents, Failure> {
         let text = self.sandbox(words)?.unwrap_or_default();
         serde_json::from_str(&text)
-            .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox show: not understood: {cause}")))
+            .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox show: invalid output: {cause}")))
     }
 
-    /// One echo request from the namespace at `path`; how long the answer took, or `None` if there was none.
+    /// Sends one echo request from the namespace at `path`; returns the round-trip time, or `None` without a reply.
     pub fn ping(&self, path: &str, to: &str, from: &str) -> Result<Option<String>, Failure> {
         let answer = self.sandbox(["ping", path, to, from])?;
         Ok(answer.map(|text| text.trim().to_owned()))
     }
 
-    /// `weft-cni sandbox …`: what it printed, or `None` if nobody answered a ping.
+    /// Runs `weft-cni sandbox …`; returns its output, or `None` if a ping had no reply.
     fn sandbox<S: AsRef<OsStr>>(&self, words: impl AsRef<[S]>) -> Result<Option<String>, Failure> {
         let mut command = self.command();
         command.arg("sandbox").args(words.as_ref());
         let output = self.output(command)?;
         match output.status.code() {
             Some(0) => Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned())),
-            Some(NO_ANSWER) => Ok(None),
+            Some(NO_REPLY) => Ok(None),
             _ => Err(self.failure(&output)),
         }
     }
 
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        if let Some(place) = &self.place {
-            command.args(["sandbox", "run", place]).arg(&self.program);
+        if let Some(namespace) = &self.host_namespace {
+            command.args(["sandbox", "run", namespace]).arg(&self.program);
         }
         command
     }

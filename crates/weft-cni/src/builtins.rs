@@ -1,4 +1,4 @@
-//! Plugin table of this program. The meta-plugin is not in it: no network may name it.
+//! Table of the built-in plugins. The meta-plugin is not in it: no network may name it.
 
 use cni::plugin::Plugin;
 use dhcp::Dhcp;
@@ -23,12 +23,12 @@ use plugins::ipam::static_address::Static;
 
 use crate::weft_ipam::WeftIpam;
 
-/// Name of the program's file, to which the names of the plugins are links.
+/// File name of the program; the names of the plugins are links to it.
 pub const PROGRAM: &str = "weft-cni";
 
-/// The plugin table: the plugins that a network may name.
+/// The built-in plugins, which a network may name.
 ///
-/// A plugin says by the methods of [`Plugin`] what the meta-plugin must know of it; there is no other table.
+/// All that the meta-plugin must know about a plugin comes from its [`Plugin`] methods; there is no other table.
 pub const TABLE: &[&dyn Plugin] = &[
     &Bandwidth,
     &Bridge,

@@ -1,4 +1,4 @@
-//! Commands of `weft-cni`: installing itself, and changes to this node that `weft` requests, which changes nothing itself.
+//! Commands of `weft-cni`: its installation, and changes to this node that `weft` requests. `weft` itself changes nothing.
 //!
 //! Exit codes: 0 success, 1 failure, 2 wrong usage; `sandbox ping`: 3 no reply; `release-address`: 3 the address is in use,
 //! 4 the lease does not exist.
@@ -18,8 +18,8 @@ use plugin_support::log;
 
 use crate::install::{Foreign, Installation};
 use crate::inventory;
-use crate::meta_plugin::{adoption, tasks};
-use crate::weft_ipam::transfer::{self, Said};
+use crate::meta_plugin::{import_entry, tasks};
+use crate::weft_ipam::transfer::{self, ReleaseOutcome};
 
 /// The text of `weft-cni --help`.
 pub(crate) const USAGE: &str = "\
@@ -74,25 +74,25 @@ Exit codes: 0 success, 1 failure, 2 wrong usage. ping: 3 no reply. release-addre
 printed), 4 the lease does not exist.
 ";
 
-/// How long a ping waits for its answer.
+/// Timeout for the reply to a ping.
 const PING_WAIT: Duration = Duration::from_secs(2);
 
-/// A command, its arguments as written.
+/// Command with its arguments as written.
 #[derive(Debug)]
 pub enum Command<'a> {
-    /// `--help`, or `--help` behind a command.
+    /// `--help`, alone or after a command.
     Help,
     /// `--version`
     Version,
-    /// `install …`: the words behind it.
+    /// `install …`: the words after it.
     Install(Vec<&'a str>),
     /// `import-entry DIR`
     ImportEntry(&'a Path),
     /// `run-tasks [--on-host | --after PID]`
     RunTasks {
-        /// Whether to enter the host's files first.
+        /// Whether to enter the mount namespace of the host first.
         on_host: bool,
-        /// The parent process, whose exit is waited for.
+        /// Parent process, whose exit the command waits for first.
         after: Option<&'a str>,
     },
     /// `release-address DIR POOL LEASE [ADDRESS]`
@@ -103,7 +103,7 @@ pub enum Command<'a> {
         pool: &'a str,
         /// The lease.
         lease: &'a str,
-        /// The address; without one all of the lease is unconfirmed.
+        /// Address; without it the whole lease is marked as unconfirmed.
         address: Option<&'a str>,
     },
     /// `sandbox create PATH`
@@ -127,28 +127,28 @@ pub enum Command<'a> {
     SandboxPing {
         /// The namespace.
         path: &'a Path,
-        /// The address that is asked.
+        /// Address to ping.
         to: &'a str,
         /// The source address.
         from: Option<&'a str>,
     },
-    /// A command's word with arguments that are not understood.
-    Misunderstood(Vec<&'a str>),
+    /// Command with invalid arguments.
+    Invalid(Vec<&'a str>),
 }
 
 impl<'a> Command<'a> {
-    /// Reads the words behind the program's name; `None` if they begin with no command.
+    /// Parses the words after the program's name; `None` if the first one is not a command.
     pub fn parse(words: &[&'a str]) -> Option<Command<'a>> {
         Some(match words {
             ["--help" | "-h" | "help"] => Command::Help,
             [
-                "install" | adoption::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND,
+                "install" | import_entry::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND,
                 ..,
                 "--help" | "-h",
             ] => Command::Help,
             ["--version" | "-V"] => Command::Version,
             ["install", rest @ ..] => Command::Install(rest.to_vec()),
-            [adoption::COMMAND, directory] => Command::ImportEntry(Path::new(*directory)),
+            [import_entry::COMMAND, directory] => Command::ImportEntry(Path::new(*directory)),
             [tasks::COMMAND] => Command::RunTasks { on_host: false, after: None },
             [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true, after: None },
             [tasks::COMMAND, tasks::AFTER, parent] => {
@@ -163,10 +163,10 @@ impl<'a> Command<'a> {
                 }
             }
             ["sandbox", word, rest @ ..] => {
-                Command::parse_sandbox(word, rest).unwrap_or_else(|| Command::Misunderstood(words.to_vec()))
+                Command::parse_sandbox(word, rest).unwrap_or_else(|| Command::Invalid(words.to_vec()))
             }
-            [adoption::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND, ..] => {
-                Command::Misunderstood(words.to_vec())
+            [import_entry::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND, ..] => {
+                Command::Invalid(words.to_vec())
             }
             _ => return None,
         })
@@ -190,7 +190,7 @@ impl<'a> Command<'a> {
         })
     }
 
-    /// Runs the command to its end.
+    /// Executes the command and returns its exit code.
     pub fn run(self) -> ExitCode {
         self.execute().unwrap_or_else(|error| {
             log!("weft-cni: {error}");
@@ -201,12 +201,12 @@ impl<'a> Command<'a> {
     fn execute(self) -> Result<ExitCode, Error> {
         let done = |()| ExitCode::SUCCESS;
         match self {
-            Command::Help => Ok(say(USAGE)),
-            Command::Version => Ok(say(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
+            Command::Help => Ok(print(USAGE)),
+            Command::Version => Ok(print(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
             Command::Install(words) => install(&words),
-            Command::ImportEntry(directory) => adoption::adopt(directory).map(done),
+            Command::ImportEntry(directory) => import_entry::import(directory).map(done),
             Command::RunTasks { on_host, after } => {
-                let unknown = |_| misunderstood(&[tasks::COMMAND, tasks::AFTER]);
+                let unknown = |_| invalid_command(&[tasks::COMMAND, tasks::AFTER]);
                 let after = after.map(|parent| parent.parse().map_err(unknown)).transpose()?;
                 if on_host {
                     linux::netns::enter_host_mount_namespace().or_refused()?;
@@ -214,23 +214,23 @@ impl<'a> Command<'a> {
                 tasks::run(after).map(done)
             }
             Command::ReleaseAddress { directory, pool, lease, address: None } => {
-                transfer::doubt(directory, pool, lease).map(|said| given_up(&said))
+                transfer::mark_unconfirmed(directory, pool, lease).map(|outcome| release_code(&outcome))
             }
             Command::ReleaseAddress { directory, pool, lease, address: Some(ip) } => {
-                transfer::give_up(directory, pool, lease, address(ip)?).map(|said| given_up(&said))
+                transfer::release(directory, pool, lease, address(ip)?).map(|outcome| release_code(&outcome))
             }
             Command::SandboxCreate(path) => Netns::create(path).or_refused().map(|_| ExitCode::SUCCESS),
             Command::SandboxDelete(path) => Netns::destroy(path).or_refused().map(done),
             Command::SandboxShow(path) => show(path),
-            Command::SandboxOwnerTags => marks(),
+            Command::SandboxOwnerTags => owner_tags(),
             Command::SandboxRun { path, program, arguments } => execute(path, program, &arguments),
             Command::SandboxPing { path, to, from } => ping(path, to, from),
-            Command::Misunderstood(words) => Err(misunderstood(&words)),
+            Command::Invalid(words) => Err(invalid_command(&words)),
         }
     }
 }
 
-/// Runs the lease daemon until it is told to end.
+/// Runs the lease daemon until it is terminated.
 pub fn run_daemon(flags: &[&str]) -> ExitCode {
     match dhcp::daemon::run(flags) {
         Ok(()) => ExitCode::SUCCESS,
@@ -241,7 +241,7 @@ pub fn run_daemon(flags: &[&str]) -> ExitCode {
     }
 }
 
-/// Executes `program` in place of this one; returns only if it cannot, with the error on stdout.
+/// Replaces this process with `program`. Returns only on failure, with the error on stdout.
 pub fn exec_with_parent(parent: u32, program: &Path, arguments: &[OsString]) -> ExitCode {
     let cause = parent_death::exec(parent, program, arguments, BUSY_MAX);
     // The caller may have exited.
@@ -252,12 +252,12 @@ pub fn exec_with_parent(parent: u32, program: &Path, arguments: &[OsString]) -> 
     ExitCode::FAILURE
 }
 
-fn misunderstood(words: &[&str]) -> Error {
+fn invalid_command(words: &[&str]) -> Error {
     let why = format!("{:?} is not a valid command; see weft-cni --help", words.join(" "));
     Error::new(cni::code::INVALID_ENVIRONMENT, why)
 }
 
-fn say(text: &str) -> ExitCode {
+fn print(text: &str) -> ExitCode {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
@@ -270,18 +270,18 @@ fn install(words: &[&str]) -> Result<ExitCode, Error> {
     while let Some(word) = rest.next() {
         match *word {
             "--names" => {
-                let list = rest.next().ok_or_else(|| misunderstood(words))?;
+                let list = rest.next().ok_or_else(|| invalid_command(words))?;
                 names = Installation::names(list)?;
             }
             "--replace" => foreign = Foreign::Replace,
             "--keep" => foreign = Foreign::Keep,
             path if directory.is_none() && !path.starts_with('-') => directory = Some(PathBuf::from(path)),
-            _ => return Err(misunderstood(words)),
+            _ => return Err(invalid_command(words)),
         }
     }
-    let Some(directory) = directory else { return Err(misunderstood(&["install"])) };
-    let report = Installation { directory, names, foreign }.carry_out()?;
-    Ok(say(&(report.join("\n") + "\n")))
+    let Some(directory) = directory else { return Err(invalid_command(&["install"])) };
+    let report = Installation { directory, names, foreign }.run()?;
+    Ok(print(&(report.join("\n") + "\n")))
 }
 
 fn show(path: Option<&Path>) -> Result<ExitCode, Error> {
@@ -292,16 +292,16 @@ fn show(path: Option<&Path>) -> Result<ExitCode, Error> {
     let inventory = inventory::take(&netns.or_refused()?)?;
     let mut text = cni::result::pretty(&inventory)?;
     text.push(b'\n');
-    Ok(say(&String::from_utf8_lossy(&text)))
+    Ok(print(&String::from_utf8_lossy(&text)))
 }
 
-fn marks() -> Result<ExitCode, Error> {
-    let mut text = cni::result::pretty(&inventory::marks(&Netns::own().or_refused()?)?)?;
+fn owner_tags() -> Result<ExitCode, Error> {
+    let mut text = cni::result::pretty(&inventory::owner_tags(&Netns::own().or_refused()?)?)?;
     text.push(b'\n');
-    Ok(say(&String::from_utf8_lossy(&text)))
+    Ok(print(&String::from_utf8_lossy(&text)))
 }
 
-/// Runs a program inside; its exit code is ours.
+/// Runs a program in a network namespace and returns its exit code.
 fn execute(path: &Path, program: &str, arguments: &[&str]) -> Result<ExitCode, Error> {
     let netns = Netns::open(path).or_refused()?;
     let ended = netns.run(|| process::Command::new(program).args(arguments).status()).or_refused()?;
@@ -314,7 +314,7 @@ fn ping(path: &Path, to: &str, from: Option<&str>) -> Result<ExitCode, Error> {
     let from = from.map(address).transpose()?;
     let netns = Netns::open(path).or_refused()?;
     match netns.run(|| echo::ping(to, from, PING_WAIT)).or_refused()?.or_refused()? {
-        Some(took) => Ok(say(&format!("{:.3} ms\n", took.as_secs_f64() * 1e3))),
+        Some(took) => Ok(print(&format!("{:.3} ms\n", took.as_secs_f64() * 1e3))),
         None => {
             log!("weft-cni: no reply from {to} within {} s", PING_WAIT.as_secs());
             Ok(ExitCode::from(3))
@@ -322,14 +322,15 @@ fn ping(path: &Path, to: &str, from: Option<&str>) -> Result<ExitCode, Error> {
     }
 }
 
-fn given_up(said: &Said) -> ExitCode {
-    match said {
-        Said::Hole => ExitCode::SUCCESS,
-        Said::Held(owner) => {
-            say(&format!("{owner}\n"));
+/// Returns the exit code of `release-address`; prints the owner of an address in use.
+fn release_code(outcome: &ReleaseOutcome) -> ExitCode {
+    match outcome {
+        ReleaseOutcome::Released => ExitCode::SUCCESS,
+        ReleaseOutcome::InUse(owner) => {
+            print(&format!("{owner}\n"));
             ExitCode::from(3)
         }
-        Said::Unknown => ExitCode::from(4),
+        ReleaseOutcome::UnknownLease => ExitCode::from(4),
     }
 }
 

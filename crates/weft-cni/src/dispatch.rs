@@ -1,4 +1,4 @@
-//! Names that the program answers to: those of the meta-plugin and of the built-in plugins.
+//! Names that the program can be called by: those of the meta-plugin and of the built-in plugins.
 
 use cni::plugin::Plugin;
 use npwg::configuration::Flavour;

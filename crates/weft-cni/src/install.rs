@@ -1,10 +1,9 @@
-//! `weft-cni install DIR`: puts this binary into a plugin directory, under the names asked for.
+//! `weft-cni install DIR`: copies this binary into a plugin directory under the requested names.
 //!
-//! Rules:
-//! - written beside and renamed: whoever runs the old one keeps it, nobody sees half of the new one, and
-//!   there is no «text file busy»;
-//! - what is the same is left alone; a foreign plugin is only replaced if that was said;
-//! - names are links to the one file, relative, so the directory may be seen under another path.
+//! - The file is written under a temporary name and renamed. Processes of the old binary continue, no process sees an
+//!   incomplete file, and the write does not fail with `ETXTBSY`.
+//! - An identical file is not written again. A plugin of another project is replaced only on request.
+//! - The names are relative links to the one file, so the directory works under another path.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -16,33 +15,33 @@ use cni::Error;
 use crate::builtins::PROGRAM;
 use crate::dispatch;
 
-/// What to install, and how.
+/// Target directory, names and conflict policy of an installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Installation {
-    /// The plugin directory; made if it is not there.
+    /// Plugin directory; created if it does not exist.
     pub directory: PathBuf,
-    /// The names to answer to.
+    /// Plugin names to install.
     pub names: Vec<String>,
-    /// What to do with foreign plugins of these names.
+    /// Handling of plugins of other projects with these names.
     pub foreign: Foreign,
 }
 
-/// What to do with a foreign plugin that has one of our names.
+/// Handling of a plugin of another project that has one of the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// Refuse before anything is changed.
+    /// Fail before anything is changed.
     Refuse,
     /// Replace it.
     Replace,
-    /// Leave it where it is: the name is not ours here.
+    /// Leave it; the name is not installed.
     Keep,
 }
 
-/// What was done, a line each.
+/// Results, one line for each file.
 pub type Report = Vec<String>;
 
 impl Installation {
-    /// Reads the names: a list divided by commas, or `all`.
+    /// Parses the names: a list separated by commas, or `all`.
     pub fn names(text: &str) -> Result<Vec<String>, Error> {
         if text == "all" {
             return Ok(dispatch::names().map(str::to_owned).collect());
@@ -57,11 +56,11 @@ impl Installation {
         }
     }
 
-    /// Does it.
+    /// Installs the binary and its links.
     ///
     /// # Errors
-    /// A foreign plugin in the way (nothing is changed then), or the file system's refusal.
-    pub fn carry_out(&self) -> Result<Report, Error> {
+    /// Another project's plugin has one of the names and [`Foreign::Refuse`] holds (nothing is changed then), or an I/O error.
+    pub fn run(&self) -> Result<Report, Error> {
         let Installation { directory, names, foreign } = self;
         let failed = |what: &str, path: &Path, cause: io::Error| {
             Error::io(format_args!("{what} {}", path.display()), cause)
@@ -87,7 +86,7 @@ impl Installation {
                 continue;
             }
             if *foreign == Foreign::Keep && is_foreign(&link)? {
-                report.push(format!("{}: somebody else's, kept", link.display()));
+                report.push(format!("{}: plugin of another project, kept", link.display()));
                 continue;
             }
             let temporary = directory.join(format!(".{name}.new"));
@@ -103,7 +102,7 @@ impl Installation {
         for name in &self.names {
             let path = self.directory.join(name);
             if is_foreign(&path)? {
-                let why = "a foreign plugin of that name is there; --replace puts ours in its place, --keep does not";
+                let why = "a plugin of another project has this name; use --replace to replace it or --keep to keep it";
                 return Err(Error::config(format!("{}: {why}", path.display())));
             }
         }
@@ -111,7 +110,7 @@ impl Installation {
     }
 }
 
-/// Whether there is something that is no link to our file.
+/// Whether the path exists and is not a link to this program's file.
 fn is_foreign(path: &Path) -> Result<bool, Error> {
     match fs::symlink_metadata(path) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(false),
@@ -122,7 +121,7 @@ fn is_foreign(path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Writes beside, onto the disk, and renames.
+/// Copies a file: writes a temporary file, synchronizes it and renames it.
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let temporary = to.with_file_name(format!(".{PROGRAM}.new"));
     discard(&temporary)?;
@@ -136,7 +135,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         .and_then(|mut file| io::copy(&mut source, &mut file).and_then(|_| file.sync_all()))
         .and_then(|()| fs::rename(&temporary, to));
     if written.is_err() {
-        // Half a binary helps nobody; on a full disk its room does.
+        // An incomplete copy is useless and takes space on a full disk.
         let _ = fs::remove_file(&temporary);
     }
     written

@@ -1,7 +1,6 @@
-//! What is in a network namespace, as a list of lines that can be compared: for showing that a teardown left
-//! nothing.
+//! Inventory of a network namespace: a sorted list of lines that tests compare to show that a teardown left nothing.
 //!
-//! Left out is what changes by itself: counters, indexes, carrier, addresses the kernel makes.
+//! It leaves out state that changes by itself: counters, indexes, carrier, and addresses that the kernel assigns.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +17,10 @@ use plugins::interface::host_device;
 use plugins::iptables;
 use serde::Serialize;
 
-/// How the names of our packet-filter tables begin.
+/// Prefix of the names of weft's packet-filter tables.
 const TABLES: &str = "weft_";
 
-/// What is there, by kind, each a sorted list.
+/// Links, addresses, routes, rules and packet-filter entries of a namespace, each a sorted list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Inventory {
     /// `eth0 veth 02:…`
@@ -32,44 +31,45 @@ pub struct Inventory {
     pub routes: Vec<String>,
     /// `from 10.1.0.5/32 lookup 100`
     pub rules: Vec<String>,
-    /// Packet-filter entries that bear our mark.
+    /// Owner tags of packet-filter entries.
     pub filters: Vec<String>,
 }
 
-/// Something that bears a mark of ours.
+/// Resource with an owner tag of weft.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Marked {
-    /// What it is: `link veth0`, `element of inet weft_masquerade sources4`.
+pub struct Tagged {
+    /// The resource: `link veth0`, `element of inet weft_masquerade sources4`.
     pub on: String,
-    /// Its mark: `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`.
-    pub mark: String,
+    /// Its owner tag: `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`.
+    #[serde(rename = "mark")]
+    pub tag: String,
 }
 
-/// Everything in a namespace that bears a mark of a container: links, packet-filter entries, rules of iptables.
-pub fn marks(netns: &Netns) -> Result<Vec<Marked>, Error> {
+/// Returns all resources of a namespace with the owner tag of a container: links, packet-filter entries, iptables rules.
+pub fn owner_tags(netns: &Netns) -> Result<Vec<Tagged>, Error> {
     let links = netns.rtnl().or_refused()?.links().or_refused()?;
     let returned = host_device::returned_devices(&links)?;
-    let mut marked: Vec<Marked> = links
+    let mut tagged: Vec<Tagged> = links
         .into_iter()
         .map(|link| (link.alias, link.name))
-        .chain(returned.into_iter().map(|(name, mark)| (mark, name)))
-        .map(|(mark, name)| Marked { on: format!("link {name}"), mark })
-        .chain(netns.run(filter_marks).or_refused()??)
-        .chain(netns.run(rule_marks).or_refused()??)
+        .chain(returned.into_iter().map(|(name, tag)| (tag, name)))
+        .map(|(tag, name)| Tagged { on: format!("link {name}"), tag })
+        .chain(netns.run(filter_tags).or_refused()??)
+        .chain(netns.run(rule_tags).or_refused()??)
         .collect();
-    // What all containers share belongs to none of them.
-    marked.retain(|marked| OwnerTag::read(&marked.mark).is_some_and(|mark| !mark.container.is_empty()));
-    Ok(marked)
+    // Resources that all containers share belong to no container.
+    tagged.retain(|tagged| OwnerTag::read(&tagged.tag).is_some_and(|tag| !tag.container.is_empty()));
+    Ok(tagged)
 }
 
-/// The entries of our own packet-filter tables in the calling thread's namespace.
-fn filter_marks() -> Result<Vec<Marked>, Error> {
+/// Returns the entries of weft's packet-filter tables in the calling thread's namespace.
+fn filter_tags() -> Result<Vec<Tagged>, Error> {
     let mut nft = Nft::open().or_refused()?;
-    let mut marked = Vec::new();
+    let mut tagged = Vec::new();
     for family in [nft::Family::Inet, nft::Family::Bridge] {
         let tables = match nft.tables(family) {
             Ok(tables) => tables,
-            // A kernel without this family has nothing in it.
+            // The kernel does not support this family.
             Err(_) => continue,
         };
         for name in tables.iter().filter(|name| name.starts_with(TABLES)) {
@@ -77,34 +77,34 @@ fn filter_marks() -> Result<Vec<Marked>, Error> {
             for set in nft.sets(table).or_refused()? {
                 let elements = nft.elements(table, &set).or_refused()?.into_iter();
                 let on = format!("element of {table} {set}");
-                marked.extend(elements.map(|element| Marked { on: on.clone(), mark: element.comment }));
+                tagged.extend(elements.map(|element| Tagged { on: on.clone(), tag: element.comment }));
             }
         }
     }
-    Ok(marked)
+    Ok(tagged)
 }
 
-/// The rules of iptables that `firewall`, `portmap` and `ipMasq` made, in the calling thread's namespace; none where iptables
-/// cannot be run.
-fn rule_marks() -> Result<Vec<Marked>, Error> {
-    let mut marked = Vec::new();
+/// Returns the iptables rules of `firewall`, `portmap` and `ipMasq` in the calling thread's namespace. Returns none where
+/// iptables cannot be executed.
+fn rule_tags() -> Result<Vec<Tagged>, Error> {
+    let mut tagged = Vec::new();
     for (table, chain) in [(firewall::TABLE, firewall::PRIVATE), (portmap::TABLE, "POSTROUTING")] {
         for family in iptables::Family::ALL {
             if iptables::has_chain(family, table, chain)?
                 && let Ok(saved) = family.save(table)
             {
-                let own = saved.lines().filter_map(|rule| Some((rule, mark_of(rule)?)));
-                marked.extend(own.map(|(rule, mark)| Marked { on: format!("iptables {rule}"), mark }));
+                let own = saved.lines().filter_map(|rule| Some((rule, tag_of(rule)?)));
+                tagged.extend(own.map(|(rule, tag)| Tagged { on: format!("iptables {rule}"), tag }));
             }
         }
     }
-    Ok(marked)
+    Ok(tagged)
 }
 
-/// The mark of a container's rule; the reference plugins', which do not say for which interface, are ours as well.
-fn mark_of(rule: &str) -> Option<String> {
-    if let Some(mark) = comment_of(rule) {
-        return Some(mark.to_owned());
+/// Returns the owner tag of a container's rule. Rules of the reference plugins count as well; they do not name the interface.
+fn tag_of(rule: &str) -> Option<String> {
+    if let Some(tag) = comment_of(rule) {
+        return Some(tag.to_owned());
     }
     let kinds = [("portmap", portmap::COMMENT), ("ipMasq", "")];
     let named = |(kind, word)| iptables::named(rule, word).map(|named| (kind, named));
@@ -113,7 +113,7 @@ fn mark_of(rule: &str) -> Option<String> {
     Some(OwnerTag { plugin: plugin.to_owned(), network, container, ifname }.text(usize::MAX))
 }
 
-/// Looks around in a namespace.
+/// Returns the inventory of a namespace.
 pub fn take(netns: &Netns) -> Result<Inventory, Error> {
     let mut net = netns.rtnl().or_refused()?;
     let links = net.links().or_refused()?;
@@ -130,7 +130,7 @@ pub fn take(netns: &Netns) -> Result<Inventory, Error> {
             .collect(),
         routes: routes(&mut net, name)?,
         rules: rules(&mut net)?,
-        filters: netns.run(filter_marks).or_refused()??.into_iter().map(|marked| marked.mark).collect(),
+        filters: netns.run(filter_tags).or_refused()??.into_iter().map(|tagged| tagged.tag).collect(),
     };
     let Inventory { links, addresses, routes, rules, filters } = &mut inventory;
     for list in [links, addresses, routes, rules, filters] {
@@ -151,7 +151,7 @@ fn routes<'a>(net: &mut Rtnl, name: impl Fn(u32) -> &'a str) -> Result<Vec<Strin
         let via = route.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
         format!("{}{via} dev {} table {}", route.dst, name(route.link), route.table)
     };
-    // Link-local networks come and go with carrier.
+    // Routes of link-local networks appear and disappear with the carrier.
     let own = list.iter().filter(|route| !route.dst.to_string().starts_with("fe80::"));
     Ok(own.map(describe).collect())
 }

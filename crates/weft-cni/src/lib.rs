@@ -6,7 +6,7 @@
 //!                                 plugin_invoker (built-in or exec) ◄───┘
 //! ```
 //!
-//! Nothing here runs an async runtime or speaks to a Kubernetes API, and only `dhcp daemon` outlives its call.
+//! No code of this crate runs an async runtime or connects to a Kubernetes API. Only `dhcp daemon` outlives its call.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +28,7 @@ use cni::plugin::process;
 use crate::plugin_invoker::PluginInvoker;
 use crate::role::Role;
 
-/// Does what the program was called for.
+/// Runs the program in the role that its arguments select.
 pub fn run() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     match Role::of(&arguments) {

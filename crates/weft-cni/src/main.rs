@@ -1,8 +1,8 @@
-//! `weft-cni`: one static binary that is every plugin, by the name it is called as.
+//! `weft-cni`: one static binary that contains every plugin; its file name selects the plugin.
 
 use std::process::ExitCode;
 
-/// musl's allocator maps and unmaps memory for every few kilobytes; this one asks for 64 KiB at a time.
+/// The allocator of musl maps and unmaps memory for every few kilobytes; this one requests 64 KiB at a time.
 #[global_allocator]
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 

@@ -1,24 +1,24 @@
-//! `weft`: the meta-plugin. The container runtime calls it for a pod; it attaches the default network and
-//! every network the pod asks for.
+//! `weft`: the meta-plugin. The container runtime calls it for a pod; it attaches the default network and every network
+//! that the pod requests.
 //!
 //! ```text
 //!   ADD    lock ─► plan (pure) ─► journal ─► each delegate's chain ─► verify ─► default routes ─► status
 //!   DEL    lock ─► journal ─► each delegate's chain, last first ─► entry removed
-//!   CHECK  journal ─► each delegate's chain        GC  journal less what is valid ─► DEL; then delegates
-//!   STATUS are the networks that every pod gets ready, could they serve?
+//!   CHECK  journal ─► each delegate's chain        GC  journal without the valid sandboxes ─► DEL; then delegates
+//!   STATUS of the networks that every pod gets
 //! ```
 //!
-//! It also answers to the name `multus`; some defaults differ then (DEVIATIONS.md).
+//! It can also be called as `multus`; some defaults differ then (DEVIATIONS.md).
 //!
-//! Source: the multi-network standard v1.0–v1.3, CNI 1.1.0; Multus for the configuration.
+//! Source: the multi-network specification v1.0–v1.3, CNI 1.1.0; Multus for the configuration.
 
-pub mod adoption;
 mod agent;
 mod attach;
 mod change;
 mod detach;
 mod devices;
 mod gc;
+pub mod import_entry;
 mod journal;
 mod lock;
 mod namespace;
@@ -46,14 +46,14 @@ use rpc::journal::{self as record, Entry};
 use rpc::plan::{AttachmentReport, PlanReport, PluginCall};
 
 use crate::plugin_invoker::{self, PluginInvoker, Run};
-use agent::Advice;
+use agent::PlannedSandbox;
 use journal::Journal;
 use lock::Lock;
 
-/// The meta-plugin, under one of its names.
+/// Meta-plugin, under one of its names.
 pub struct Weft(pub Flavour);
 
-/// What every verb starts from.
+/// Configuration and state that every verb needs.
 struct Node {
     configuration: NodeConfiguration,
     journal: Journal,
@@ -63,18 +63,18 @@ struct Node {
 }
 
 impl Weft {
-    /// Plans and attaches; the sandbox is locked.
+    /// Plans and attaches a sandbox; the caller holds its lock.
     fn attach(&self, node: &Node, request: &Attach) -> Result<Success, Error> {
         let Attach { who, netns, call } = request;
         let (started, netns) = (Instant::now(), netns.display().to_string());
-        clear_remains(node, who)?;
+        clear_leftovers(node, who)?;
         let sandbox = Sandbox { container: who.container.clone(), ifname: who.ifname.clone() };
-        let mut advice = planning::plan(&node.configuration, call, &sandbox, self.0)?;
-        let listener = advice.listener();
-        if listener.is_there() {
-            node.invoker.take_notes();
+        let mut planned = planning::plan(&node.configuration, call, &sandbox, self.0)?;
+        let receiver = planned.take_report_receiver();
+        if receiver.is_connected() {
+            node.invoker.start_recording();
         }
-        let Advice { plan, tasks, .. } = advice;
+        let PlannedSandbox { plan, tasks, .. } = planned;
         for warning in &plan.warnings {
             log!("weft: {}", warning.fault);
         }
@@ -94,8 +94,8 @@ impl Weft {
             changing: false,
         };
         let attached = attach::attach(&node.journal, &node.invoker, &mut entry);
-        if listener.is_there() {
-            listener.report(report(&entry, &node.invoker.runs(), started, attached.as_ref().err()));
+        if receiver.is_connected() {
+            receiver.report(report(&entry, &node.invoker.take_runs(), started, attached.as_ref().err()));
         }
         if !tasks.is_empty() {
             tasks::run_later(call, self.0, tasks);
@@ -107,11 +107,11 @@ impl Weft {
         self.node_of(NodeConfiguration::read(call.config.bytes(), self.0)?, call)
     }
 
-    /// For who needs nothing of the configuration but where the journal and plugins are: one that is wrong by now keeps no pod
-    /// from ending.
+    /// Returns the node for a verb that needs only the location of the journal and of plugins. An invalid configuration must
+    /// not prevent a pod's deletion.
     fn node_of_journal(&self, call: &Call) -> Result<Node, Error> {
         let configuration = NodeConfiguration::read(call.config.bytes(), self.0).or_else(|error| {
-            log!("weft: {error}: what the journal says counts");
+            log!("weft: {error}: continuing with the configuration in the journal");
             NodeConfiguration::of_journal(call.config.bytes(), self.0).map_err(|_| error)
         })?;
         self.node_of(configuration, call)
@@ -130,7 +130,7 @@ impl Weft {
     }
 }
 
-/// What is searched first, `binDir` or what was used before, and then what the runtime says, unless it is there already.
+/// Joins two search paths: the directories of `first`, then those of `path` that are not among them.
 fn join_path(first: &str, path: &str) -> String {
     let mut directories: Vec<&str> = first.split(':').filter(|directory| !directory.is_empty()).collect();
     for directory in path.split(':').filter(|directory| !directory.is_empty()) {
@@ -168,20 +168,20 @@ impl Plugin for Weft {
         let node = self.node_of_journal(call)?;
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
         let Some(mut entry) = node.journal.read(&who.container)? else {
-            // Nothing was begun for it by us: the entry comes before the first effect.
+            // The entry is written before the first effect, so without an entry weft attached nothing.
             node.journal.remove(&who.container)?;
             let detached = preexisting::take_down(&node, request);
             lock.retire();
             return detached;
         };
         if entry.ifname != who.ifname {
-            // An ADD under this name was refused: what is attached is another attachment.
+            // An ADD under this interface name was refused; the entry is of another attachment.
             return Ok(());
         }
-        readiness::look(&node.configuration);
+        readiness::log_if_not_ready(&node.configuration);
         if let Some(netns) = netns {
             entry.netns = netns.display().to_string();
-            // Where nothing is, what it was stays known.
+            // If the path leads to no namespace, the recorded identity is kept.
             let now = namespace::identify(&entry.netns)?;
             if !now.is_empty() {
                 entry.namespace = now;
@@ -222,12 +222,12 @@ impl Plugin for Weft {
 
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
         let node = self.node(&request.call)?;
-        readiness::now(&node.configuration)?;
+        readiness::require_ready(&node.configuration)?;
         let networks = planning::networks_of_every_pod(&node.configuration, &request.call, self.0);
         for (place, network) in networks.map_err(readiness::unavailable)?.iter().enumerate() {
-            let asked = readiness::plugins_are_there(&node.invoker, network, &node.path)
+            let asked = readiness::require_plugins(&node.invoker, network, &node.path)
                 .and_then(|()| chain::status(&node.invoker, network, &node.path));
-            // The default network's answer is that of the whole, word by word.
+            // An error of the default network is returned unchanged.
             asked.map_err(|error| match place {
                 0 => error,
                 _ => error.context(format_args!("network {} of every pod", network.name)),
@@ -237,23 +237,23 @@ impl Plugin for Weft {
     }
 }
 
-/// Takes down what an ADD that was killed has left; an attached sandbox is not attached again (S18, S25).
-fn clear_remains(node: &Node, who: &Attachment) -> Result<(), Error> {
+/// Takes down the leftovers of a killed ADD; a sandbox that is attached is not attached again (S18, S25).
+fn clear_leftovers(node: &Node, who: &Attachment) -> Result<(), Error> {
     let Some(mut entry) = node.journal.read(&who.container)? else { return Ok(()) };
     if entry.complete || entry.changing {
-        let why = format!("sandbox {} is attached already: DEL comes first", who.container);
+        let why = format!("sandbox {} is already attached: call DEL first", who.container);
         return Err(Error::new(code::INVALID_ENVIRONMENT, why));
     }
-    detach::take_down(&node.journal, &node.invoker, &mut entry).context("remains of an earlier attempt")
+    detach::take_down(&node.journal, &node.invoker, &mut entry).context("leftovers of an earlier attempt")
 }
 
-/// Is every attachment as it was made?
+/// Checks every attachment.
 fn check_all(invoker: &PluginInvoker, entry: &Entry) -> Result<(), Error> {
     let (_, errors) = check_each(invoker, entry);
     cni::error::collected(errors)
 }
 
-/// The interfaces of those that are not, and why.
+/// Checks every attachment; returns the interfaces of those that differ, and the errors.
 fn check_each(invoker: &PluginInvoker, entry: &Entry) -> (Vec<IfName>, Vec<Error>) {
     let check = |(index, delegate): (usize, &Delegate)| {
         let step = format!("check {} ({})", delegate.ifname, delegate.network);
@@ -276,7 +276,7 @@ fn check_one(invoker: &PluginInvoker, entry: &Entry, index: usize, delegate: &De
 fn report(entry: &Entry, runs: &[Run], started: Instant, error: Option<&Error>) -> PlanReport {
     let failed = |error: &Error| Error { details: String::new(), ..error.clone() };
     let attachments = &entry.attachments;
-    // One after the other: the one behind the last that was attached has failed, those behind it were not tried.
+    // Attachments are made in order: the one after the last attached one has failed, those after it were not attempted.
     let done = attachments.iter().filter(|attachment| attachment.microseconds.is_some()).count();
     let begun = attachments.iter().any(|attachment| attachment.state != record::State::Planned);
     let tried =
@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bin_dir_comes_first_and_once() {
+    fn search_path_lists_the_bin_dir_first_and_once() {
         assert_eq!(join_path("/opt/cni/bin", "/usr/lib/cni:/opt/cni/bin"), "/opt/cni/bin:/usr/lib/cni");
         assert_eq!(join_path("/opt/cni/bin", ""), "/opt/cni/bin");
         assert_eq!(join_path("", "/a::/b"), "/a:/b");

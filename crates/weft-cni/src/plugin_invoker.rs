@@ -1,8 +1,8 @@
-//! Running a delegate: in this process if it is one of ours, else as a program.
+//! Invocation of a delegate: in this process if the plugin is built in, else as a program.
 //!
-//! Which of the two is decided by what CNI_PATH comes to first: this binary (or nothing) means in process, a
-//! foreign program of the name in an earlier directory is run, and ends with us. The bytes are the same either way.
-//! A meta-plugin is nobody's delegate.
+//! CNI_PATH decides: a program of that name in a directory before this binary's directory is executed, and is killed with
+//! this process. In every other case a built-in plugin runs in process. Input and output are the same bytes either way.
+//! A meta-plugin is never a delegate.
 //!
 //! Source: SPEC 1.1.0 §4 (S30, L1).
 
@@ -25,65 +25,65 @@ use npwg::definition::META_PLUGINS;
 
 use crate::builtins;
 
-/// Environment variable of every delegate and of what it starts: the meta-plugin serves none of them.
+/// Environment variable of every delegate and its children: in these processes the meta-plugin refuses to run.
 const DELEGATE: &str = "WEFT_DELEGATE";
-/// How long a delegate of a plain plugin may take: shorter than the kubelet waits for the whole pod.
+/// Deadline of the delegates of a plugin that runs alone: shorter than the kubelet's timeout for a whole pod.
 const DEADLINE: Duration = Duration::from_secs(100);
-/// Most calls that are remembered.
+/// Largest number of recorded invocations.
 const RUNS_MAX: usize = 256;
 
-/// What runs delegates, and knows which it ran if it was told to take notes.
+/// Invoker of delegates, which optionally records its invocations.
 #[derive(Debug)]
 pub struct PluginInvoker {
     builtin: Builtin,
     exec: Exec,
-    notes: Cell<bool>,
+    records: Cell<bool>,
     runs: RefCell<Vec<Run>>,
     depth: Cell<usize>,
 }
 
-/// A plugin that was run.
+/// Recorded invocation of a plugin.
 #[derive(Debug)]
 pub struct Run {
-    /// Its name.
+    /// Plugin name.
     pub plugin: PluginType,
     /// `CNI_COMMAND`.
     pub verb: String,
     /// `CNI_IFNAME`.
     pub ifname: String,
-    /// When it began.
+    /// Start time.
     pub began: Instant,
-    /// How long it took; zero while it runs.
+    /// Duration; zero while the plugin runs.
     pub took: Duration,
-    /// How many plugins had called each other until it was called.
+    /// Number of plugins that are calling each other above this one.
     pub depth: usize,
-    /// Did it fail?
+    /// Whether the invocation failed.
     pub failed: bool,
 }
 
 impl PluginInvoker {
-    /// For a plugin that runs as a process of its own.
+    /// Returns the invoker of a plugin that runs as its own process.
     pub fn of_process() -> PluginInvoker {
         PluginInvoker::new(Builtin::Auto, DEADLINE)
     }
 
-    /// With a rule for built-in plugins, and a deadline for programs.
+    /// Returns an invoker with a rule for built-in plugins and a deadline for programs.
     pub fn new(builtin: Builtin, deadline: Duration) -> PluginInvoker {
-        let (notes, runs, depth) = (Cell::default(), RefCell::default(), Cell::default());
-        PluginInvoker { builtin, exec: Exec::new(deadline).through(command), notes, runs, depth }
+        let (records, runs, depth) = (Cell::default(), RefCell::default(), Cell::default());
+        PluginInvoker { builtin, exec: Exec::new(deadline).through(command), records, runs, depth }
     }
 
-    /// From now on what is run is noted: somebody will ask.
-    pub fn take_notes(&self) {
-        self.notes.set(true);
+    /// Starts to record invocations.
+    pub fn start_recording(&self) {
+        self.records.set(true);
     }
 
-    /// What was run, in the order of its beginning; it is told once.
-    pub fn runs(&self) -> Vec<Run> {
+    /// Takes the recorded invocations, in the order of their start.
+    pub fn take_runs(&self) -> Vec<Run> {
         self.runs.take()
     }
 
-    /// Does `plugin` run in this process, given this CNI_PATH?
+    /// Whether `plugin` runs in this process, given this CNI_PATH.
     pub fn in_process(&self, plugin: &PluginType, path: &str) -> bool {
         let foreign = || first_is_foreign(plugin, path);
         builtins::find(plugin.as_str()).is_some()
@@ -97,7 +97,7 @@ impl PluginInvoker {
 
 impl Invoke for PluginInvoker {
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
-        if !self.notes.get() {
+        if !self.records.get() {
             return self.run(plugin, environment, stdin);
         }
         let (place, depth, began) = (self.runs.borrow().len(), self.depth.get(), Instant::now());
@@ -136,18 +136,18 @@ impl PluginInvoker {
     }
 }
 
-/// The command of a delegate: it is killed with this process, and marked as a delegate.
+/// Returns the command of a delegate: it is killed with this process, and its environment identifies it as a delegate.
 fn command(program: &Path) -> Command {
     let mut command = parent_death::command(program);
     command.env(DELEGATE, "1");
     command
 }
 
-/// Refuses to be the meta-plugin in a process that a delegate has started: the configuration that a delegate passes on is
-/// the definition's, not the node's.
+/// Refuses to run the meta-plugin in a process that a delegate has started. A delegate passes on the configuration of a
+/// definition, not the node's.
 ///
 /// # Errors
-/// This process is a delegate, or was started by one.
+/// This process is a delegate or a child of one.
 pub fn refuse_delegate() -> Result<(), Error> {
     match std::env::var_os(DELEGATE) {
         None => Ok(()),
@@ -159,9 +159,9 @@ fn refused_delegate() -> Error {
     Error::config("a plugin of a network calls the meta-plugin, which would attach the pod's networks again")
 }
 
-/// Does CNI_PATH lead to another program under the plugin's name before it comes to us?
+/// Whether CNI_PATH contains another program under the plugin's name before it contains this one.
 ///
-/// We are in a directory if this program is in it under any of its usual names; beside us, we come first.
+/// A directory contains this program if any of its usual names leads to this file; this program then comes first.
 fn first_is_foreign(plugin: &PluginType, path: &str) -> bool {
     let identity =
         |path: &Path| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|m| (m.dev(), m.ino()));

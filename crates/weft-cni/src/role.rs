@@ -1,7 +1,7 @@
-//! What the program is called for, decided once from its arguments.
+//! Role of the process, decided once from its arguments: a plugin, a command or the DHCP daemon.
 //!
-//! The file name of the first argument wins: a program called as `bridge` is the plugin `bridge`, whatever its other
-//! arguments are. `dhcp daemon` is the one exception, as for the reference plugin.
+//! The file name of the first argument comes first: a program called as `bridge` is the plugin `bridge`, whatever its
+//! other arguments are. `dhcp daemon` is the one exception, as for the reference plugin.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -13,7 +13,7 @@ use linux::parent_death;
 use crate::command::Command;
 use crate::dispatch;
 
-/// What the program is called for.
+/// Role of the process.
 pub enum Role<'a> {
     /// The lease daemon, with its flags.
     DhcpDaemon(Vec<&'a str>),
@@ -28,9 +28,9 @@ pub enum Role<'a> {
     },
     /// One CNI call of a plugin.
     Plugin(&'static dyn Plugin),
-    /// A command of an operator or of `weft`.
+    /// Command of an operator or of `weft`.
     Command(Command<'a>),
-    /// No plugin of this name, and no command.
+    /// Neither a plugin nor a command of this name.
     Unknown,
 }
 
@@ -38,7 +38,7 @@ impl<'a> Role<'a> {
     /// Returns the role for these arguments, the program itself included.
     pub fn of(arguments: &'a [OsString]) -> Role<'a> {
         if let Some(flags) = daemon_flags(arguments) {
-            return Role::DhcpDaemon(flags.iter().map(|flag| text(flag)).collect());
+            return Role::DhcpDaemon(flags.iter().map(|flag| utf8(flag)).collect());
         }
         if let [_, word, parent, program, arguments @ ..] = arguments
             && word == parent_death::COMMAND
@@ -49,12 +49,12 @@ impl<'a> Role<'a> {
         if let Some(plugin) = process::called_as(dispatch::find, arguments) {
             return Role::Plugin(plugin);
         }
-        let words: Vec<&str> = arguments.iter().skip(1).map(|word| text(word)).collect();
+        let words: Vec<&str> = arguments.iter().skip(1).map(|word| utf8(word)).collect();
         Command::parse(&words).map_or(Role::Unknown, Role::Command)
     }
 }
 
-/// The flags of `weft-cni dhcp daemon`, or of the program called as `dhcp` with `daemon`.
+/// Returns the flags of `weft-cni dhcp daemon`, or of the program called as `dhcp` with `daemon`.
 fn daemon_flags(arguments: &[OsString]) -> Option<&[OsString]> {
     match arguments {
         [program, word, flags @ ..] if word == "daemon" && Path::new(program).file_name()? == dhcp::NAME => {
@@ -65,8 +65,8 @@ fn daemon_flags(arguments: &[OsString]) -> Option<&[OsString]> {
     }
 }
 
-/// An argument as text; one that is not UTF-8 matches nothing.
-fn text(argument: &OsStr) -> &str {
+/// Returns an argument as a string; one that is not UTF-8 matches nothing.
+fn utf8(argument: &OsStr) -> &str {
     argument.to_str().unwrap_or("\u{fffd}")
 }
 
@@ -101,7 +101,7 @@ mod tests {
             (&["weft-cni", "exec-with-parent", "x", "/x"], "unknown"),
             (&["weft-cni", "sandbox", "owner-tags"], "SandboxOwnerTags"),
             (&["weft-cni", "--version"], "Version"),
-            (&["weft-cni", "sandbox"], "Misunderstood([\"sandbox\"])"),
+            (&["weft-cni", "sandbox"], "Invalid([\"sandbox\"])"),
             (&["weft-cni", "what"], "unknown"),
             (&["weft-cni"], "unknown"),
         ] {
@@ -128,7 +128,7 @@ mod tests {
             let words: Vec<&str> =
                 example.iter().map(|word| if *word == "$$" { "7" } else { word }).collect();
             let found = role(&words);
-            assert!(found != "unknown" && !found.starts_with("Misunderstood"), "{example:?}: {found}");
+            assert!(found != "unknown" && !found.starts_with("Invalid"), "{example:?}: {found}");
         }
     }
 }

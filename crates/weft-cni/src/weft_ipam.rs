@@ -1,15 +1,14 @@
-//! `weft-ipam`: addresses that are unique in the cluster, given on the node. Also under the name `whereabouts`.
+//! `weft-ipam`: IPAM plugin whose addresses are unique in the cluster. It can also be called as `whereabouts`.
 //!
 //! ```text
-//!   ADD   ledger (locked) ─► free? ─► owner signed, slot held ─► unlocked ─► on the disk ─► answer
-//!                              └─► no: agent leases a block ─► written down ─┘
+//!   ADD   address store (locked) ─► free? ─► owner recorded, slot held ─► unlocked ─► on the disk ─► answer
+//!                                     └─► no: agent leases a block ─► recorded ─┘
 //! ```
 //!
-//! Rules:
-//! - an attachment has one address of each set; a repeated ADD gives the same; two sets are given together or not at all;
-//! - neither API server nor agent is needed while the node has a free address; a DEL needs neither, ever;
-//! - what cannot be given back to the cluster now is given back with a later call; what cannot be written into a ledger,
-//!   because it cannot be read, is written beside it: [`deferred_releases`].
+//! - An attachment has one address of each range set. A repeated ADD returns the same. Two sets succeed or fail together.
+//! - While the node has a free address, an ADD needs neither API server nor agent. A DEL never needs them.
+//! - A block that cannot be returned to the cluster now is returned by a later call. A release that cannot be written to
+//!   an unreadable store is written to a file beside it: [`deferred_releases`].
 //!
 //! Source: whereabouts 0.9 for names and meaning of options; `docs/plugins/weft-ipam.md`.
 
@@ -19,9 +18,9 @@ mod capacity;
 mod deferred_releases;
 mod owners;
 mod release;
-mod rounds;
 pub mod settings;
 pub mod store;
+mod sync_rounds;
 pub mod transfer;
 
 use std::collections::HashSet;
@@ -37,13 +36,13 @@ use ipam::address_store::SlotId;
 use plugin_support::directory;
 use plugin_support::log;
 
-use self::allocation::{Who, give};
+use self::allocation::{Claimant, allocate};
 use self::capacity::has_room;
-use self::release::{Demanded, Gone, release, take_back, take_back_anywhere};
+use self::release::{Released, ReturnPolicy, release, release_in_all_stores, release_slots};
 use self::settings::Settings;
 use self::store::{Owner, Store};
 
-/// The plugin, under one of its names.
+/// Plugin, under one of its names.
 pub struct WeftIpam(pub &'static str);
 
 // === impl Plugin ===
@@ -55,15 +54,15 @@ impl Plugin for WeftIpam {
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
         let settings = Arc::new(Settings::read(&request.call, Some(&request.who))?);
-        let all = (0..settings.sets.len()).map(|index| Arc::new(Who::of(&settings, request, index)));
+        let all = (0..settings.sets.len()).map(|index| Arc::new(Claimant::of(&settings, request, index)));
         let (all, mut ips) = (all.collect::<Vec<_>>(), Vec::with_capacity(settings.sets.len()));
         for (set, who) in settings.sets.iter().zip(&all) {
-            match give(&settings, set, who) {
+            match allocate(&settings, set, who) {
                 Ok(ip) => ips.push(ip),
                 Err(error) => {
-                    // Of several addresses all or none; what an earlier call gave may be that of a container that runs.
-                    let new = all.iter().filter(|who| who.given.load(Relaxed)).map(|who| who.mark);
-                    let _ = take_back(&settings, Gone::of(&request.call, &request.who, new.collect()));
+                    // All sets or none. Addresses of an earlier call may belong to a running container and are kept.
+                    let new = all.iter().filter(|who| who.allocated.load(Relaxed)).map(|who| who.tag);
+                    let _ = release(&settings, Released::of(&request.call, &request.who, new.collect()));
                     return Err(error);
                 }
             }
@@ -74,15 +73,15 @@ impl Plugin for WeftIpam {
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
-        // With ranges that have changed or become wrong, the address is in one of the other ledgers that are there.
+        // If the ranges have changed or become invalid, the address is in another address store.
         let Ok(settings) = Settings::read(&request.call, None) else {
-            return take_back_anywhere(&request.call, &request.who);
+            return release_in_all_stores(&request.call, &request.who);
         };
-        let gone = Gone::all(&request.call, &request.who, settings.sets.len());
-        if !take_back(&Arc::new(settings), gone)?
-            && let Err(error) = take_back_anywhere(&request.call, &request.who)
+        let released = Released::all(&request.call, &request.who, settings.sets.len());
+        if !release(&Arc::new(settings), released)?
+            && let Err(error) = release_in_all_stores(&request.call, &request.who)
         {
-            // The network's own ledgers have been read: another network's must not keep this pod from ending.
+            // The stores of this network have been read. A fault in another network's store must not fail this DEL.
             log!("{}: {error}", self.0);
         }
         Ok(())
@@ -92,12 +91,12 @@ impl Plugin for WeftIpam {
         let settings = Settings::read(&request.call, Some(&request.who))?;
         let results = request.call.config.prev_result()?.unwrap_or_default().ips;
         for (index, set) in settings.sets.iter().enumerate() {
-            let who = Who::of(&settings, request, index);
+            let who = Claimant::of(&settings, request, index);
             let mut held = None;
             for pool in &set.pools {
                 let Some(store) = Store::find(&settings.directory, &pool.name)? else { continue };
-                let (store, own) = store.held_by(&[who.mark])?;
-                held = held.or(own.first().and_then(|place| store.ledger.address(*place)));
+                let (store, own) = store.held_by(&[who.tag])?;
+                held = held.or(own.first().and_then(|slot| store.addresses.address(*slot)));
             }
             let Attachment { container, ifname } = &request.who;
             let Some(ip) = held else {
@@ -130,9 +129,9 @@ impl Plugin for WeftIpam {
         for pool in settings.pools() {
             let swept = Store::find(&settings.directory, &pool.name).map_err(Error::from).and_then(|found| {
                 let Some(store) = found else { return Ok(()) };
-                let held = store.ledger.held().map(|(place, ..)| place);
-                let stale: Vec<SlotId> = held.filter(|place| is_stale(&store.owner(*place))).collect();
-                release(&settings, store, pool, Demanded::Always, &stale).map(drop)
+                let held = store.addresses.held().map(|(slot, ..)| slot);
+                let stale: Vec<SlotId> = held.filter(|slot| is_stale(&store.owner(*slot))).collect();
+                release_slots(&settings, store, pool, ReturnPolicy::Always, &stale).map(drop)
             });
             errors.extend(swept.err());
         }

@@ -1,4 +1,4 @@
-//! `weft-cni install`: what is put where, and what of others is left alone.
+//! Tests of `weft-cni install`: which files are written, and which plugins of other projects are kept.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A directory of this test, gone with it.
+/// Directory of a test, removed with this value.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -22,7 +22,7 @@ impl Directory {
         command.arg("install").arg(&self.0).args(words).output().unwrap()
     }
 
-    /// Names, and what each leads to: a link's target, or the first bytes of a file.
+    /// Returns names with the target of a link, or the first bytes of a file.
     fn entries(&self) -> Vec<(String, String)> {
         let entry = |path: &Path| match fs::read_link(path) {
             Ok(target) => target.display().to_string(),
@@ -51,7 +51,7 @@ fn pairs(entries: &[(String, String)]) -> Vec<(&str, &str)> {
 const PROGRAM: (&str, &str) = ("weft-cni", "\u{7f}ELF");
 
 #[test]
-fn it_is_there_under_the_names_asked_for_and_again_changes_nothing() {
+fn install_creates_the_names_and_a_repetition_changes_nothing() {
     let directory = Directory::new("names");
     assert!(directory.install(&[]).status.success());
     assert_eq!(pairs(&directory.entries()), [("weft", "weft-cni"), PROGRAM]);
@@ -67,13 +67,14 @@ fn it_is_there_under_the_names_asked_for_and_again_changes_nothing() {
 }
 
 #[test]
-fn somebody_elses_plugin_is_in_the_way_or_kept_or_replaced() {
+fn install_refuses_keeps_or_replaces_another_projects_plugin() {
     let directory = Directory::new("foreign");
     fs::write(directory.0.join("bridge"), "theirs").unwrap();
     let refused = directory.install(&["--names", "weft,bridge"]);
     assert_eq!(refused.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("/bridge: a foreign plugin"), "{refused:?}");
-    assert_eq!(pairs(&directory.entries()), [("bridge", "thei")], "nothing was begun");
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert!(stderr.contains("/bridge: a plugin of another project"), "{refused:?}");
+    assert_eq!(pairs(&directory.entries()), [("bridge", "thei")], "nothing was changed");
     let kept = directory.install(&["--names", "weft,bridge", "--keep"]);
     assert!(kept.status.success(), "{kept:?}");
     assert_eq!(pairs(&directory.entries()), [("bridge", "thei"), ("weft", "weft-cni"), PROGRAM]);
@@ -82,13 +83,13 @@ fn somebody_elses_plugin_is_in_the_way_or_kept_or_replaced() {
 }
 
 #[test]
-fn a_program_that_runs_is_replaced_under_its_feet() {
+fn install_replaces_the_binary_of_a_running_process() {
     let directory = Directory::new("busy");
     let old = directory.0.join("weft-cni");
     fs::copy("/bin/sleep", &old).unwrap();
     let mut running = Command::new(&old).arg("60").spawn().unwrap();
     assert!(directory.install(&[]).status.success());
-    assert_eq!(running.try_wait().unwrap(), None, "it runs on");
+    assert_eq!(running.try_wait().unwrap(), None, "the old process continues");
     running.kill().unwrap();
     running.wait().unwrap();
     assert_eq!(pairs(&directory.entries()), [("weft", "weft-cni"), PROGRAM]);

@@ -150,7 +150,7 @@ impl IpamReconciler {
 
     /// Records manually created single addresses in their pool, so that a node that leases the block around one finds it.
     async fn record_single_addresses(&self, snapshot: &ClusterSnapshot, pool: &PoolObject) {
-        let Some(recorded) = pool.told() else { return };
+        let Some(recorded) = pool.recorded_sections() else { return };
         let name = pool.metadata.name.as_deref().unwrap_or_default();
         let Some(registry) = ApiRegistry::of(&self.client, pool, &self.requests) else { return };
         let singles = snapshot.objects_of(name).filter(IpBlock::is_single_address).map(|object| object.net);

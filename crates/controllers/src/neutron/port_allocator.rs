@@ -90,7 +90,7 @@ impl From<Error> for PortFailure {
             // The limit is low by default and is not the pod's fault.
             why.push_str("; each macvlan on a node needs an allowed address pair of its port: raise max_allowed_address_pair in neutron.conf");
         }
-        PortFailure { reason, is_transient: error.passes(), why }
+        PortFailure { reason, is_transient: error.is_transient(), why }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Networks that writers set and remove: cancelled, failed, unreadable, too large. Each has a place of its own on the disk, and a
-//! plugin that is a program.
+//! Tests of network writers that are cancelled or fail, and of files that are unreadable or too large. Each test has its own
+//! directory and a plugin program.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ fn config(uid: &str, generation: u32, kind: &str) -> NetworkConfig {
 }
 
 #[test]
-fn generations_order_writers_of_one_object() {
+fn network_generation_orders_writers_of_one_object() {
     let stored = config("u", 5, "bridge");
     for (uid, written, kind, expected) in [
         ("u", 0, "bridge", Some(5)),
@@ -29,17 +29,17 @@ fn generations_order_writers_of_one_object() {
         ("another", 1, "ptp", Some(1)),
     ] {
         let mut config = config(uid, written, kind);
-        let settled = settle(&mut config, Some(&stored)).ok();
+        let settled = settle_generation(&mut config, Some(&stored)).ok();
         let metadata = config.metadata.unwrap();
         assert_eq!(settled.map(|()| metadata.generation), expected, "{uid} {written} {kind}");
         assert_eq!(metadata.uid, if uid.is_empty() { "u" } else { uid });
     }
     let mut first = config("", 0, "bridge");
-    settle(&mut first, None).unwrap();
+    settle_generation(&mut first, None).unwrap();
     assert_eq!(first.metadata.unwrap().generation, 1);
 }
 
-/// A place for networks, with a plugin that only says its versions.
+/// Directory with the files of a node, and a plugin that only reports its versions.
 struct Place(PathBuf);
 
 impl Place {
@@ -73,7 +73,7 @@ impl Drop for Place {
     }
 }
 
-/// A network of the plugin that is there; `note` tells one from another.
+/// Returns a network of that plugin; `note` distinguishes contents.
 fn noted(name: &str, note: u32) -> NetworkConfig {
     let mut config = config("", 0, "one");
     config.metadata.get_or_insert_default().name = name.to_owned();
@@ -87,7 +87,7 @@ fn metadata(name: &str) -> Option<NetworkMetadata> {
     Some(NetworkMetadata { name: name.to_owned(), ..NetworkMetadata::default() })
 }
 
-/// Those that are known and those that are on the disk, with their generations: they must be the same.
+/// Asserts that the networks in memory equal those on disk.
 fn assert_as_stored(networks: &Networks, store: &Store, when: &str) {
     let stored = store.read_all().unwrap().networks;
     let on_disk: BTreeMap<Name, NetworkConfig> =
@@ -101,7 +101,7 @@ fn assert_as_stored(networks: &Networks, store: &Store, when: &str) {
 }
 
 #[tokio::test]
-async fn a_writer_that_is_cancelled_anywhere_leaves_memory_as_the_disk_is() {
+async fn cancelled_network_writer_leaves_memory_equal_to_the_disk() {
     let place = Place::new("cancelled");
     let (networks, store) = (place.networks(), place.store());
     networks.set(Some(noted("red", 0))).await.unwrap();
@@ -114,26 +114,26 @@ async fn a_writer_that_is_cancelled_anywhere_leaves_memory_as_the_disk_is() {
                 drop(writer.set(Some(noted("red", round))).await);
             }
         });
-        // From before it begins until after it is done.
+        // The delay ranges from before the begin to after the end of the write.
         tokio::time::sleep(Duration::from_micros(u64::from(round) * 37 % 3000)).await;
         work.abort();
         let _ = work.await;
-        // Whoever writes next finds what is there.
+        // The next writer finds the same state in memory and on disk.
         let _turn = networks.writing.lock().await;
         assert_as_stored(&networks, &store, &format!("round {round}"));
     }
-    // What is said to be stored is, also after that.
+    // A successful write is stored.
     networks.set(Some(noted("red", 7))).await.unwrap();
     assert_as_stored(&networks, &store, "the end");
     assert_as_stored(&place.networks(), &store, "another process");
 }
 
 #[tokio::test]
-async fn what_failed_is_known_as_the_disk_has_it() {
+async fn failed_network_write_updates_memory_from_the_disk() {
     let place = Place::new("failed");
     let (networks, store) = (place.networks(), place.store());
     let red = networks.set(Some(noted("red", 1))).await.unwrap();
-    // As if only the directory could not be made durable.
+    // Simulates a failed fsync of the directory.
     let mut later = Stored::clone(&red);
     later.checked.config = noted("red", 2);
     store.write(&later).unwrap();
@@ -146,7 +146,7 @@ async fn what_failed_is_known_as_the_disk_has_it() {
 }
 
 #[tokio::test]
-async fn a_network_whose_file_cannot_be_read_is_removed_by_its_name_and_does_not_come_back() {
+async fn unreadable_network_is_removed_by_name_and_does_not_return() {
     let place = Place::new("unreadable");
     let name = Name::read("red");
     place.networks().set(Some(noted("red", 1))).await.unwrap();
@@ -154,19 +154,19 @@ async fn a_network_whose_file_cannot_be_read_is_removed_by_its_name_and_does_not
     let whole = std::fs::read(&file).unwrap();
     std::fs::write(&file, "{").unwrap();
     let networks = place.networks();
-    assert!(networks.all().is_empty(), "it is told and passed over");
+    assert!(networks.all().is_empty(), "the file is logged and skipped");
     let with_uid = NetworkMetadata { uid: "u".to_owned(), ..metadata("red").unwrap() };
     let refused = networks.remove(Some(with_uid), false).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
     assert!(refused.message().contains(&file.display().to_string()), "{refused:?}");
-    // In use, by what may use it.
+    // Networks of unknown users count as in use.
     let held = networks.hold(vec![name]);
     let refused = networks.remove(metadata("red"), true).await.unwrap_err();
-    assert!(refused.message().contains("in use by 1 that are being made"), "{refused:?}");
+    assert!(refused.message().contains("in use by 1 that are being created"), "{refused:?}");
     drop(held);
     networks.remove(metadata("red"), false).await.unwrap();
-    assert!(!file.exists(), "it would be there again, once it can be read");
-    // One that came under the proxy's hands goes as well.
+    assert!(!file.exists(), "the network would return once the file is readable");
+    // A file that was created while the proxy runs is removed as well.
     std::fs::write(&file, &whole).unwrap();
     networks.remove(metadata("red"), false).await.unwrap();
     assert!(!file.exists());
@@ -174,14 +174,14 @@ async fn a_network_whose_file_cannot_be_read_is_removed_by_its_name_and_does_not
 }
 
 #[tokio::test]
-async fn a_network_whose_file_could_not_be_read_once_is_found_by_another_look_and_by_its_writer() {
+async fn network_that_was_unreadable_once_is_found_later() {
     let place = Place::new("unread");
     place.networks().set(Some(noted("red", 1))).await.unwrap();
     let second = place.networks().set(Some(noted("red", 2))).await.unwrap();
     let file = std::fs::read_dir(place.0.join("store")).unwrap().next().unwrap().unwrap().path();
     let kept = place.0.join("kept");
     for by_its_writer in [false, true] {
-        // A link to itself: nobody can read it, not even root.
+        // A link to itself: even root cannot read it.
         std::fs::rename(&file, &kept).unwrap();
         std::os::unix::fs::symlink(&file, &file).unwrap();
         let networks = place.networks();
@@ -192,7 +192,7 @@ async fn a_network_whose_file_could_not_be_read_once_is_found_by_another_look_an
             let found = networks.set(Some(noted("red", 2))).await.unwrap();
             assert_eq!(
                 found.checked.config.metadata, second.checked.config.metadata,
-                "it is what it was, and not the first"
+                "the second network, not a new one"
             );
         } else {
             networks.recover().await;
@@ -203,7 +203,7 @@ async fn a_network_whose_file_could_not_be_read_once_is_found_by_another_look_an
 }
 
 #[tokio::test]
-async fn networks_that_no_client_could_list_are_not_taken() {
+async fn network_is_refused_if_a_list_would_exceed_its_limit() {
     let place = Place::new("large");
     let networks = place.networks();
     let large = |name: &str, bytes: usize| {
@@ -224,7 +224,7 @@ async fn networks_that_no_client_could_list_are_not_taken() {
     assert!(status.message().starts_with("network n15 has 950"), "{status:?}");
     let all: usize = networks.all().iter().map(|stored| stored.checked.config.encoded_len()).sum();
     assert!(all <= BYTES_MAX && networks.all().len() == 15, "{all}");
-    // There is room for small ones, for a smaller one in another's place, and for what was given back.
+    // Small networks, smaller replacements, and networks after a removal still fit.
     networks.set(Some(noted("small", 1))).await.unwrap();
     networks.set(large("n3", 900_000)).await.unwrap();
     networks.remove(metadata("n4"), false).await.unwrap();

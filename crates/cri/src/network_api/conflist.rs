@@ -1,7 +1,7 @@
-//! From a network of the API to the CNI configuration list that is run, and back for the one on disk.
+//! Conversion of a network of the API into the CNI configuration list that is executed, and of a list on disk into the API.
 //!
-//! Rules: a value that is JSON text stays as it was written, any other text is a string; what is read from a file is run
-//! from the file's own bytes, the message is a view of it.
+//! A value that is JSON text stays as it was written, any other text becomes a string. A list on disk is executed from the
+//! bytes of its file; the message is only a view of it.
 //!
 //! Source: `proto/podnetwork.proto`; CNI SPEC 1.1.0, section 1.
 
@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use super::{CniConfig, CniPlugin, NetworkConfig};
 
-/// Keys of a plugin that have a field of their own, or are CNI's.
+/// Fields of a plugin that are separate fields of the message, or are set by CNI.
 pub(crate) const RESERVED: &[&str] = &[
     "type",
     "name",
@@ -25,10 +25,10 @@ pub(crate) const RESERVED: &[&str] = &[
     "cni.dev/valid-attachments",
 ];
 
-/// The list as text.
+/// Returns the list as JSON.
 ///
 /// # Errors
-/// Our own fault, if it cannot be said in JSON.
+/// Internal error, if a value cannot be encoded.
 pub fn render(config: &CniConfig, name: &str) -> Result<String, Error> {
     let mut list = Object::default();
     list.set("cniVersion", &config.cni_version)?;
@@ -56,7 +56,7 @@ fn plugin(written: &CniPlugin) -> Result<Box<RawValue>, Error> {
     RawValue::from_string(json).map_err(|cause| Error::internal(format!("encode plugin {kind}: {cause}")))
 }
 
-/// A value of a map of parameters: JSON text, else a string.
+/// Returns a value of a map of parameters: JSON text, else a string.
 pub fn value(text: &str) -> Result<Box<RawValue>, Error> {
     match RawValue::from_string(text.trim().to_owned()) {
         Ok(raw) => Ok(raw),
@@ -65,10 +65,10 @@ pub fn value(text: &str) -> Result<Box<RawValue>, Error> {
     }
 }
 
-/// A network as the API shows it, without metadata.
+/// Returns a network as the API shows it, without metadata.
 ///
 /// # Errors
-/// A plugin without a legal `type`.
+/// A plugin has no valid `type`.
 pub fn view(network: &Network) -> Result<NetworkConfig, Error> {
     let plugins = network.plugins.iter().map(view_of_plugin).collect::<Result<Vec<_>, _>>()?;
     Ok(NetworkConfig {
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_comes_back_from_its_view_as_it_was() {
+    fn conflist_round_trips_through_its_view() {
         let text = r#"{"cniVersion":"1.0.0","name":"red","disableCheck":true,"plugins":[{"type":"bridge","capabilities":{"mac":true},"bridge":"br1","ipam":{"type":"host-local","ranges":[[{"subnet":"10.1.0.0/24"}]]},"mtu":1400},{"type":"tuning"}]}"#;
         let network = Network::parse(text.as_bytes(), "test").unwrap();
         let view = view(&network).unwrap().cniv1_config.unwrap();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_json_or_a_string() {
+    fn conflist_parameter_is_json_or_a_string() {
         for (text, expected) in
             [("br0", r#""br0""#), ("1", "1"), (" {\"a\": 1}", "{\"a\": 1}"), ("", r#""""#), ("{", r#""{""#)]
         {

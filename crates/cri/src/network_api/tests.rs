@@ -1,8 +1,8 @@
-//! The messages as they are written down here, held against `proto/podnetwork.proto`, which is what clients are made of.
+//! Comparison of the message types with `proto/podnetwork.proto`, from which clients are generated.
 //!
-//! Each message of the .proto is filled by its description, every field with a value that no field of another type
-//! would keep, then read by ours. Ours has to show the same names and values in the same order, and to write the same
-//! bytes again: a number, a name or a type that differs, a field that is missing and one too many are all seen.
+//! Each message of the .proto is filled by its description: every field gets a value that no field of another type would
+//! keep. The Rust type then reads it. It must show the same names and values in the same order, and write the same bytes.
+//! So a wrong number, name or type, a missing field and an additional field are all detected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,15 +15,15 @@ use prost_reflect::{
 use super::*;
 use crate::messages;
 
-/// How a message of ours shows what it read, and what it writes again.
+/// Function that reads a message; returns its `Debug` output, and the bytes that it writes.
 type Ours = fn(&[u8]) -> (String, Vec<u8>);
 
 fn read<T: Message + Default + fmt::Debug>(bytes: &[u8]) -> (String, Vec<u8>) {
-    let message = T::decode(bytes).expect("what the .proto says is understood");
+    let message = T::decode(bytes).expect("a message of the .proto decodes");
     (format!("{message:?}"), message.encode_to_vec())
 }
 
-/// Every message of the .proto and ours.
+/// Every message of the .proto with its Rust type.
 const PAIRS: &[(&str, &str, Ours)] = &[
     ("NetworkMetadata", "NetworkMetadata", read::<NetworkMetadata>),
     ("CNIv1PluginConfig", "CniPlugin", read::<CniPlugin>),
@@ -43,7 +43,7 @@ const PAIRS: &[(&str, &str, Ours)] = &[
     ("PodIP", "PodIp", read::<messages::PodIp>),
 ];
 
-/// The fields of CRI's own that ours looks at beside the .proto's, empty: as they are shown.
+/// CRI's own fields in the Rust types beside those of the .proto, empty, as `Debug` shows them.
 const UPSTREAM: &str = "annotations: {}, linux: None, ";
 
 fn pool() -> DescriptorPool {
@@ -52,7 +52,7 @@ fn pool() -> DescriptorPool {
     DescriptorPool::from_file_descriptor_set(files).expect("its messages are whole")
 }
 
-/// A value that says which field it is of, and of which type.
+/// Returns a value that identifies its field and type.
 fn value(field: &FieldDescriptor) -> Value {
     if field.is_map() {
         let text = |word: &str| format!("{word} of {}", field.name());
@@ -62,11 +62,11 @@ fn value(field: &FieldDescriptor) -> Value {
     let one = match field.kind() {
         Kind::String => Value::String(format!("{} {}", field.parent_message().name(), field.name())),
         Kind::Bool => Value::Bool(true),
-        // As an int32 it is another number, as a bool another one, too.
+        // As int32 or as bool it would be another value.
         Kind::Uint32 => Value::U32(u32::MAX),
         Kind::Enum(_) => Value::EnumNumber(-7),
         Kind::Message(message) => Value::Message(filled(&message)),
-        other => panic!("{}: say here how a value of {other:?} is told from others", field.full_name()),
+        other => panic!("{}: add a distinctive value for {other:?} here", field.full_name()),
     };
     if field.cardinality() == Cardinality::Repeated { Value::List(vec![one.clone(), one]) } else { one }
 }
@@ -77,10 +77,10 @@ fn filled(message: &MessageDescriptor) -> DynamicMessage {
     dynamic
 }
 
-/// As ours should show it.
+/// Returns the expected `Debug` output of the Rust type.
 fn shown(message: &DynamicMessage) -> String {
     let descriptor = message.descriptor();
-    let ours = PAIRS.iter().find(|(theirs, _, _)| *theirs == descriptor.name()).expect("a message of ours").1;
+    let ours = PAIRS.iter().find(|(proto, _, _)| *proto == descriptor.name()).expect("a known message").1;
     let fields: Vec<String> = descriptor
         .fields()
         .map(|field| {
@@ -109,7 +109,7 @@ fn shown_value(value: &Value) -> String {
         Value::Map(map) => {
             let texts: BTreeMap<&str, String> = map
                 .iter()
-                .map(|(key, value)| (key.as_str().expect("keys are texts"), shown_value(value)))
+                .map(|(key, value)| (key.as_str().expect("keys are strings"), shown_value(value)))
                 .collect();
             let entries: Vec<String> = texts.iter().map(|(key, value)| format!("{key:?}: {value}")).collect();
             format!("{{{}}}", entries.join(", "))
@@ -119,27 +119,27 @@ fn shown_value(value: &Value) -> String {
 }
 
 #[test]
-fn every_field_has_the_name_the_number_and_the_type_that_the_proto_gives_it() {
+fn network_api_fields_have_name_number_and_type_of_the_proto() {
     let pool = pool();
     let described: BTreeSet<String> = pool
         .all_messages()
         .filter(|message| !message.is_map_entry())
         .map(|message| message.name().to_owned())
         .collect();
-    let paired: BTreeSet<String> = PAIRS.iter().map(|(theirs, _, _)| (*theirs).to_owned()).collect();
+    let paired: BTreeSet<String> = PAIRS.iter().map(|(proto, _, _)| (*proto).to_owned()).collect();
     assert_eq!(described, paired);
-    for (theirs, _, ours) in PAIRS {
-        let message = filled(&pool.get_message_by_name(&format!("runtime.v1.{theirs}")).expect("a message"));
+    for (proto, _, ours) in PAIRS {
+        let message = filled(&pool.get_message_by_name(&format!("runtime.v1.{proto}")).expect("a message"));
         let bytes = message.encode_to_vec();
         let (seen, written) = ours(&bytes);
         let seen = seen.replace("r#", "").replace(UPSTREAM, "");
-        assert_eq!(seen, shown(&message), "{theirs}");
-        assert_eq!(written, bytes, "{theirs}");
+        assert_eq!(seen, shown(&message), "{proto}");
+        assert_eq!(written, bytes, "{proto}");
     }
 }
 
 #[test]
-fn the_calls_are_those_of_the_proto() {
+fn network_api_methods_are_those_of_the_proto() {
     let pool = pool();
     let paths: BTreeSet<String> = pool
         .services()
@@ -153,5 +153,5 @@ fn the_calls_are_those_of_the_proto() {
         .all_enums()
         .flat_map(|known| known.values().map(|value| value.number()).collect::<Vec<_>>())
         .collect();
-    assert_eq!(numbers, [0], "validation knows CNIv1 alone");
+    assert_eq!(numbers, [0], "validation accepts CNIv1 alone");
 }

@@ -1,7 +1,7 @@
-//! What a network has to be before it is stored: every check that needs no plugin to be asked.
+//! Validation of a network before it is stored: every check that needs no plugin.
 //!
-//! Rules: the first fault is told, with its path in the message and its value; nothing is put right silently but empty
-//! names that have a default.
+//! The first fault is returned with its path in the message and its value. Only empty names with a default are corrected
+//! silently.
 
 use std::collections::BTreeSet;
 
@@ -18,46 +18,46 @@ use tonic::Status;
 use super::conflist::{self, RESERVED};
 use super::{CniConfig, CniPlugin, FALLBACK, IpRange, Name, NetworkConfig, NetworkMetadata};
 
-/// The capability by which plugins get `ip_ranges`.
+/// Capability of plugins that receive `ip_ranges`.
 pub const IP_RANGES: &str = "ipRanges";
-/// Most plugins of a network.
+/// Largest number of plugins of a network.
 const PLUGINS_MAX: usize = 32;
-/// Most ranges of a network.
+/// Largest number of ranges of a network.
 const RANGES_MAX: usize = 64;
-/// Most capabilities of a plugin.
+/// Largest number of capabilities of a plugin.
 const CAPABILITIES_MAX: usize = 32;
-/// Longest uid, and longest name of a capability.
+/// Longest uid, and longest name of a capability, in bytes.
 const WORD_MAX: usize = 253;
 
-/// A network that may be stored.
+/// Valid network.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// As it was sent.
+    /// Configuration as received.
     pub config: NetworkConfig,
-    /// Which one.
+    /// Name.
     pub name: Name,
-    /// What is run.
+    /// Configuration list to execute.
     pub network: Network,
-    /// The plugins that takes.
+    /// Plugins that the list needs.
     pub needs: Vec<PluginType>,
-    /// The value of `ipRanges` for each sandbox: one set for each family, in their order.
+    /// Value of `ipRanges` for each sandbox: one set for each family, in their order.
     pub ranges: Vec<Vec<IpNet>>,
 }
 
-/// One fault of a message.
+/// Returns the error of a fault in a message.
 pub fn fault(path: &str, value: impl std::fmt::Debug, why: impl std::fmt::Display) -> Status {
     let value: String = format!("{value:?}").chars().take(200).collect();
     Status::invalid_argument(format!("{path}: {value}: {why}"))
 }
 
-/// Which network a message means; `path` is that of its metadata.
+/// Returns the name of a network in a message; `path` is that of its metadata.
 pub fn name(metadata: Option<&NetworkMetadata>, path: &str) -> Result<Name, Status> {
     let Some(metadata) = metadata else {
         return Err(Status::invalid_argument(format!("{path}: missing")));
     };
     let NetworkMetadata { name, namespace, uid, generation: _ } = metadata;
     if name == FALLBACK {
-        let why = "this network is the one of the configurations on disk: change its file";
+        let why = "this network is that of the configurations on disk: change its file";
         return Err(fault(&format!("{path}.name"), name, why));
     }
     if let Some(why) = definition_name_fault(name) {
@@ -73,7 +73,7 @@ pub fn name(metadata: Option<&NetworkMetadata>, path: &str) -> Result<Name, Stat
     Ok(Name::of(metadata))
 }
 
-/// Checks a network.
+/// Validates a network.
 ///
 /// # Errors
 /// INVALID_ARGUMENT with the path of the field.
@@ -85,7 +85,9 @@ pub fn check(config: Option<NetworkConfig>) -> Result<Checked, Status> {
         return Err(fault("config.network_type", network_type, "must be 0: CNIv1"));
     }
     let Some(cni) = cniv1_config else {
-        return Err(Status::invalid_argument("config.cniv1_config: missing: it says which plugins to run"));
+        return Err(Status::invalid_argument(
+            "config.cniv1_config: missing: it contains the plugins to execute",
+        ));
     };
     check_list(cni, &name)?;
     let path = "config.cniv1_config";
@@ -141,25 +143,27 @@ fn check_plugin(plugin: &CniPlugin, index: usize) -> Result<(), Status> {
         let at = format!("{path}.capabilities[{place}]");
         let legal = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
         if capability.is_empty() || capability.len() > WORD_MAX || !capability.chars().all(legal) {
-            return Err(fault(&at, capability, "is no name of a capability"));
+            return Err(fault(&at, capability, "is not a name of a capability"));
         }
         if !seen.insert(capability) {
-            return Err(fault(&at, capability, "is there twice"));
+            return Err(fault(&at, capability, "is a duplicate"));
         }
     }
     for key in parameters.keys() {
         if key.is_empty() || key.chars().any(char::is_control) {
-            return Err(fault(&format!("{path}.parameters"), key, "is no key"));
+            return Err(fault(&format!("{path}.parameters"), key, "is not a key"));
         }
         if let Some(reserved) = RESERVED.iter().find(|reserved| cni::fold::same(reserved, key)) {
-            let why = format!("{reserved} is not the plugin's own: it has a field, or the runtime sets it");
+            let why = format!(
+                "{reserved} is not a field of the plugin: the message has a field, or the runtime sets it"
+            );
             return Err(fault(&format!("{path}.parameters"), key, why));
         }
     }
     Ok(())
 }
 
-/// An `ipam` that is there names a plugin.
+/// Checks that an `ipam` object names a plugin.
 fn check_ipam(plugin: &Object, index: usize) -> Result<(), Status> {
     let path = format!("config.cniv1_config.plugins[{index}].parameters[\"ipam\"]");
     let Some(written) = plugin.get("ipam") else { return Ok(()) };
@@ -181,7 +185,7 @@ fn check_ranges(written: &[IpRange], capabilities: &BTreeSet<String>) -> Result<
         return Err(fault("config.ip_ranges", written.len(), format_args!("must be at most {RANGES_MAX}")));
     }
     if !capabilities.contains(IP_RANGES) {
-        let why = "no plugin declares the capability ipRanges, so nobody would use them";
+        let why = "no plugin declares the capability ipRanges, so they would have no effect";
         return Err(fault("config.ip_ranges", written.len(), why));
     }
     let (mut sets, mut ranges): (Vec<Vec<IpNet>>, Vec<Vec<Range>>) = (Vec::new(), Vec::new());
@@ -209,7 +213,8 @@ fn check_ranges(written: &[IpRange], capabilities: &BTreeSet<String>) -> Result<
         ranges.get_mut(place).into_iter().for_each(|set| set.push(range.clone()));
     }
     for set in ranges {
-        RangeSet::new(set).map_err(|_| fault("config.ip_ranges", written.len(), "is no set of ranges"))?;
+        RangeSet::new(set)
+            .map_err(|_| fault("config.ip_ranges", written.len(), "is not a valid set of ranges"))?;
     }
     Ok(sets)
 }

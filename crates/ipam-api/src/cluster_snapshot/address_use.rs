@@ -1,6 +1,7 @@
-//! The pool that an address is of which a pod shows: pools of several address spaces may have it.
+//! Pool of an address that a pod shows; pools of several address spaces may contain the address.
 //!
-//! Rule: the one in which it is the pod's own, else one whose block the pod's node has, else the smallest.
+//! The first match counts: the pool in which the address is leased for the pod, in which the pod's node leases the block,
+//! or the smallest pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,47 +10,47 @@ use ipnet::IpNet;
 
 use crate::cluster_snapshot::{ClusterSnapshot, Holder};
 
-/// An address in a pod's network-status.
+/// Address in a pod's network-status.
 #[derive(Debug)]
 pub(crate) struct AddressUse<'a> {
     pub(crate) pod: &'a Holder,
     pub(crate) ip: IpAddr,
-    /// The name of the network, as the status has it.
+    /// Name of the network in the status.
     pub(crate) network: &'a str,
-    /// The pools it is of: several if nothing tells them apart, none if no pool has it.
+    /// Pools of the address: several if nothing tells them apart, none if no pool contains it.
     pub(crate) pools: Vec<&'a str>,
-    /// The object around it in the first of them.
+    /// Object that contains the address in the first of the pools.
     pub(crate) lessor: Option<Lessor<'a>>,
 }
 
-/// Who has the object around an address.
+/// Holder of the object that contains an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lessor<'a> {
-    /// The node; empty: none has.
+    /// Node; empty: none.
     pub(crate) node: &'a str,
-    /// The uid of the pod, of a single address.
+    /// Uid of the pod of a single address.
     uid: &'a str,
-    /// Is it that address alone?
+    /// Whether the object is a single address.
     pub(crate) is_single: bool,
 }
 
-/// How surely an address is of a pool; the least is the best.
+/// Certainty that an address is of a pool, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Match {
     Pod,
     Node,
     Other,
-    Nobody,
+    None,
 }
 
-/// Objects by pool and addresses.
+/// Objects by pool and range.
 struct Lessors<'a> {
     all: BTreeMap<(&'a str, IpNet), Lessor<'a>>,
     lengths: BTreeMap<&'a str, BTreeSet<u8>>,
 }
 
 impl<'a> AddressUse<'a> {
-    /// All that pods show.
+    /// Returns all addresses that pods show.
     pub(crate) fn all(snapshot: &'a ClusterSnapshot) -> Vec<AddressUse<'a>> {
         let lessors = Lessors::of(snapshot);
         let pools: Vec<(IpNet, &str)> = snapshot
@@ -82,7 +83,7 @@ impl<'a> Lessors<'a> {
         Lessors { all, lengths }
     }
 
-    /// The object around an address, the smallest.
+    /// Returns the smallest object that contains an address.
     fn around(&self, pool: &'a str, ip: IpAddr) -> Option<Lessor<'a>> {
         let lengths = self.lengths.get(pool)?.iter().rev();
         let nets = lengths.filter_map(|length| IpNet::new(ip, *length).ok());
@@ -106,7 +107,7 @@ impl<'a> Lessors<'a> {
                     }
                     Some(Lessor { node, .. }) if !node.is_empty() && node == pod.node => Match::Node,
                     Some(_) => Match::Other,
-                    None => Match::Nobody,
+                    None => Match::None,
                 };
                 (how, *pool, lessor)
             })

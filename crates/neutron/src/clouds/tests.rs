@@ -1,4 +1,4 @@
-//! What OpenStack's clients are told, told to us.
+//! Tests of `clouds.yaml` and the `OS_*` variables.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn environment(pairs: &[(&str, &str)]) -> Result<Settings, Error> {
 }
 
 #[test]
-fn variables_say_who_we_are() {
+fn openstack_variables_become_settings() {
     let settings = environment(&[
         ("OS_AUTH_URL", "http://keystone:5000/v3/"),
         ("OS_USERNAME", "kuryr"),
@@ -25,11 +25,11 @@ fn variables_say_who_we_are() {
     assert_eq!(auth_url, "http://keystone:5000/v3");
     assert_eq!(*user, Name::InDomain("kuryr".into(), Domain::Name("Default".into())));
     assert_eq!(*project, Some(Name::InDomain("k8s".into(), Domain::Id("default".into()))));
-    assert!(!format!("{settings:?}").contains("hidden"), "a secret shows itself");
+    assert!(!format!("{settings:?}").contains("hidden"), "`Debug` shows a secret");
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn openstack_settings_errors_name_the_setting() {
     let table: [(&[(&str, &str)], &str); 6] = [
         (&[], "auth_url is missing"),
         (&[("OS_AUTH_TYPE", "none")], "endpoint is missing"),
@@ -46,7 +46,7 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn a_cloud_of_a_file_is_found_and_its_secrets_lie_beside() {
+fn clouds_yaml_is_merged_with_secure_yaml() {
     let directory = std::env::temp_dir().join(format!("weft-clouds-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let file = directory.join("clouds.yaml");
@@ -60,9 +60,9 @@ fn a_cloud_of_a_file_is_found_and_its_secrets_lie_beside() {
     let credential = Credential::Id("abc".into());
     assert_eq!(one.auth, Auth::ApplicationCredential { auth_url: "http://k/v3".into(), credential, secret });
     let two = from_file(&file, "two").unwrap_err().to_string();
-    assert!(two.contains("always checked"), "{two}");
+    assert!(two.contains("always verified"), "{two}");
     let three = from_file(&file, "three").unwrap_err().to_string();
-    assert!(three.contains("no cloud \"three\"; there are: one, two"), "{three}");
+    assert!(three.contains("no cloud \"three\"; known clouds: one, two"), "{three}");
     std::fs::write(&file, "clouds: [password: hidden").unwrap();
     let broken = from_file(&file, "one").unwrap_err().to_string();
     assert!(!broken.contains("hidden"), "{broken}");

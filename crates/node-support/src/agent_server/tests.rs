@@ -1,4 +1,4 @@
-//! Concurrency and cancellation of requests, with handlers that never finish.
+//! Tests of concurrency and cancellation, with handlers that never finish.
 
 use cni::name::{ContainerId, IfName};
 use ipam::{AddressFilter, AllocationKind, Range};
@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::*;
 
-/// The pod whose plan is never ready.
+/// Name of the pod whose plan is never ready.
 const SLOW: &str = "slow";
 /// Operation of a client that waits for an address.
 const ALLOCATE: Operation = Operation::Allocate(AllocationKind::Any);
@@ -83,7 +83,7 @@ fn plan(pod: &str) -> Request {
     }))
 }
 
-/// A server with a handler, on a socket of its own.
+/// Server with a handler, on its own socket.
 struct Served(std::path::PathBuf);
 
 impl Served {
@@ -94,7 +94,7 @@ impl Served {
         Served(path)
     }
 
-    /// Sends a request on a connection of its own.
+    /// Sends a request on a new connection.
     async fn send(&self, request: &Request) -> UnixStream {
         self.send_bytes(&frame::encode(request).unwrap()).await
     }
@@ -130,7 +130,7 @@ async fn best_effort_allocations_delay_neither_plans_nor_allocations() {
     }
 }
 
-/// The attack: pods that request ports that nothing creates keep every other pod of the node from starting.
+/// Simulates pods that request ports which are never created, to keep every other pod of the node from starting.
 #[tokio::test]
 async fn plans_that_wait_for_ports_delay_no_other_plan() {
     let served = Served::new("slow", Arc::new(Stuck));
@@ -140,11 +140,11 @@ async fn plans_that_wait_for_ports_delay_no_other_plan() {
     }
     tokio::time::sleep(SLOT_MAX / 10).await;
     let mut stream = served.send(&plan("other")).await;
-    // The requests before it hold their slots twice as long as one may; without the limit, 20 s and more.
+    // The earlier requests hold their slots for up to twice `SLOT_MAX`; without that limit, 20 s and more.
     assert!(receive(&mut stream, 5 * SLOT_MAX).await.is_ok());
 }
 
-/// Handler that counts the allocations that it works on, and never finishes one.
+/// Handler that counts running allocations and never finishes one.
 #[derive(Default)]
 struct Counting(AtomicUsize);
 
@@ -230,7 +230,7 @@ async fn client_probe_is_confirmed_by_the_client_alone() {
     for (sent, expected) in [
         (alive.as_slice(), "alive"),
         (&[], "did not confirm"),
-        // Never the whole of a message.
+        // An incomplete message.
         (&alive[..alive.len() - 1], "did not confirm"),
     ] {
         let mut stream = served.send(&allocation(ALLOCATE)).await;
@@ -241,7 +241,7 @@ async fn client_probe_is_confirmed_by_the_client_alone() {
         };
         assert!(blocks.error().unwrap().contains(expected), "{expected}");
     }
-    // A message that does not belong here ends the exchange.
+    // An unexpected message ends the exchange.
     let mut stream = served.send(&allocation(ALLOCATE)).await;
     assert!(matches!(receive(&mut stream, longest).await.unwrap(), Response::ProbeClient));
     stream.write_all(&frame::encode(&plan("")).unwrap()).await.unwrap();

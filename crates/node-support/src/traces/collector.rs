@@ -1,7 +1,7 @@
-//! Where spans are sent: an OpenTelemetry collector, or whatever else takes OTLP.
+//! Export of spans to an OpenTelemetry collector (OTLP).
 //!
-//! Rules: what is asked for and cannot be done is said at the start, by the name of its option or variable; a
-//! collector that is away is told once, and once that it is back.
+//! - An invalid option or variable is an error at start and is named in it.
+//! - An unreachable collector is logged once, and once again when it is reachable.
 //!
 //! Source: OpenTelemetry, «OTLP exporter configuration» and «general SDK configuration».
 
@@ -24,19 +24,19 @@ use rustls::{ClientConfig, RootCertStore};
 use tracing::{info, warn};
 
 use crate::metrics::{Metrics, Spans};
-use crate::traces::otlp_client::Courier;
+use crate::traces::otlp_client::OtlpClient;
 use cli_support::failure::{Exit, Failure};
 
-/// What a service is called that has no other name.
+/// Default name of the service.
 const SERVICE: &str = "weft-agent";
-/// Behind the address of a collector that takes more than traces.
+/// Path of traces below the collector's address.
 const PATH: &str = "/v1/traces";
-/// How long a collector may think, if nothing is said.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Default timeout of a collector's response.
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest certificate or key, in bytes.
 const PEM_MAX: u64 = 1 << 20;
 
-/// Is anything exported, and where to?
+/// Options for the export of traces.
 #[derive(Clone, Debug, Args)]
 pub struct Export {
     /// URL of an OpenTelemetry collector (OTLP) that receives a trace of each ADD (default: the OTEL_EXPORTER_OTLP_…
@@ -45,40 +45,41 @@ pub struct Export {
     otlp_endpoint: Option<String>,
 }
 
-/// What makes spans leave; nothing if nobody asked for it.
+/// Returns the provider that exports spans; `None` if no export is requested.
 pub(super) fn provider(
     export: &Export,
     node: &str,
     metrics: &Metrics,
 ) -> Result<Option<SdkTracerProvider>, Failure> {
     let Export { otlp_endpoint } = export;
-    let told = otlp_endpoint.is_some() || otlp("ENDPOINT").is_some();
+    let is_requested = otlp_endpoint.is_some() || otlp("ENDPOINT").is_some();
     let is_off = variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     match variable("OTEL_TRACES_EXPORTER").as_deref() {
         Some("none") => return Ok(None),
         None | Some("otlp") => {}
         Some(other) => {
-            return Err(wrong("OTEL_TRACES_EXPORTER", other, "`otlp` and `none` are known"));
+            return Err(invalid("OTEL_TRACES_EXPORTER", other, "set it to `otlp` or `none`"));
         }
     }
-    if !told || is_off {
+    if !is_requested || is_off {
         return Ok(None);
     }
-    let patience = match otlp("TIMEOUT") {
-        None => PATIENCE,
+    let timeout = match otlp("TIMEOUT") {
+        None => TIMEOUT,
         Some((name, value)) => match value.parse() {
             Ok(milliseconds) => Duration::from_millis(milliseconds),
-            Err(_) => return Err(wrong(&name, &value, "it is a number of milliseconds")),
+            Err(_) => return Err(invalid(&name, &value, "set it to a number of milliseconds")),
         },
     };
     let exporter = match otlp("PROTOCOL") {
-        Some((_, protocol)) if protocol == "grpc" => over_grpc(otlp_endpoint.as_deref(), patience),
+        Some((_, protocol)) if protocol == "grpc" => over_grpc(otlp_endpoint.as_deref(), timeout),
         Some((name, protocol)) if protocol != "http/protobuf" => {
-            return Err(wrong(&name, &protocol, "`http/protobuf` and `grpc` are known"));
+            return Err(invalid(&name, &protocol, "set it to `http/protobuf` or `grpc`"));
         }
-        _ => over_http(otlp_endpoint.as_deref(), patience),
+        _ => over_http(otlp_endpoint.as_deref(), timeout),
     }?;
-    let exporter = Watched { exporter, spans: metrics.spans.clone(), is_away: AtomicBool::new(false) };
+    let exporter =
+        CountingExporter { exporter, spans: metrics.spans.clone(), is_away: AtomicBool::new(false) };
     let mut resource = Resource::builder().with_attributes([
         KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
         KeyValue::new("k8s.node.name", node.to_owned()),
@@ -91,7 +92,7 @@ pub(super) fn provider(
     Ok(Some(provider.build()))
 }
 
-fn over_grpc(endpoint: Option<&str>, patience: Duration) -> Result<SpanExporter, Failure> {
+fn over_grpc(endpoint: Option<&str>, timeout: Duration) -> Result<SpanExporter, Failure> {
     let mut tls = ClientTlsConfig::new();
     tls = match pem("CERTIFICATE")? {
         Some((_, authority)) => tls.ca_certificate(Certificate::from_pem(authority)),
@@ -101,7 +102,7 @@ fn over_grpc(endpoint: Option<&str>, patience: Duration) -> Result<SpanExporter,
         tls = tls.identity(Identity::from_pem(certificate.1, key.1));
     }
     let address = endpoint.map(str::to_owned).or_else(|| otlp("ENDPOINT").map(|(_, address)| address));
-    let mut builder = SpanExporter::builder().with_tonic().with_timeout(patience);
+    let mut builder = SpanExporter::builder().with_tonic().with_timeout(timeout);
     if address.is_some_and(|address| address.starts_with("https:")) {
         builder = builder.with_tls_config(tls);
     }
@@ -111,9 +112,9 @@ fn over_grpc(endpoint: Option<&str>, patience: Duration) -> Result<SpanExporter,
     builder.build().map_err(refused)
 }
 
-fn over_http(endpoint: Option<&str>, patience: Duration) -> Result<SpanExporter, Failure> {
-    let client = Courier::new(tls()?, patience);
-    let mut builder = SpanExporter::builder().with_http().with_http_client(client).with_timeout(patience);
+fn over_http(endpoint: Option<&str>, timeout: Duration) -> Result<SpanExporter, Failure> {
+    let client = OtlpClient::new(tls()?, timeout);
+    let mut builder = SpanExporter::builder().with_http().with_http_client(client).with_timeout(timeout);
     if let Some(endpoint) = endpoint {
         builder = builder.with_endpoint(format!("{}{PATH}", endpoint.trim_end_matches('/')));
     }
@@ -124,27 +125,27 @@ fn refused(cause: impl std::fmt::Display) -> Failure {
     Failure::new(format!("traces: {cause}")).exit(Exit::Usage)
 }
 
-fn wrong(name: &str, value: &str, cure: &str) -> Failure {
-    Failure::new(format!("{name}={value}: not a value of it")).next(cure).exit(Exit::Usage)
+fn invalid(name: &str, value: &str, cure: &str) -> Failure {
+    Failure::new(format!("{name}={value}: invalid value")).next(cure).exit(Exit::Usage)
 }
 
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// A variable of the exporter, that for traces alone first; its name and value.
+/// Returns name and value of an exporter's variable; the one for traces alone comes first.
 fn otlp(what: &str) -> Option<(String, String)> {
     let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
     names.into_iter().find_map(|name| variable(&name).map(|value| (name, value)))
 }
 
-/// The file that such a variable names, and what is in it.
+/// Returns the setting and the content of the file that such a variable names.
 fn pem(what: &str) -> Result<Option<(String, Vec<u8>)>, Failure> {
     let Some((name, path)) = otlp(what) else { return Ok(None) };
     let failed = |cause: String| Failure::new(format!("{name}={path}: {cause}")).exit(Exit::Usage);
     let size = fs::metadata(&path).map_err(|cause| failed(cause.to_string()))?.len();
     if size > PEM_MAX {
-        return Err(failed(format!("{size} bytes are no certificate")));
+        return Err(failed(format!("{size} bytes are too many for a certificate or key")));
     }
     let bytes = fs::read(&path).map_err(|cause| failed(cause.to_string()))?;
     Ok(Some((format!("{name}={path}"), bytes)))
@@ -152,13 +153,13 @@ fn pem(what: &str) -> Result<Option<(String, Vec<u8>)>, Failure> {
 
 type Pem = (String, Vec<u8>);
 
-/// Who we are to the collector: certificate and key.
+/// Returns the client certificate and its key.
 fn identity() -> Result<Option<(Pem, Pem)>, Failure> {
     match (pem("CLIENT_CERTIFICATE")?, pem("CLIENT_KEY")?) {
         (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
         (None, None) => Ok(None),
         (Some((name, _)), None) | (None, Some((name, _))) => {
-            Err(Failure::new(format!("{name}: certificate and key go together")).exit(Exit::Usage))
+            Err(Failure::new(format!("{name}: certificate and key must be set together")).exit(Exit::Usage))
         }
     }
 }
@@ -176,7 +177,7 @@ fn tls() -> Result<ClientConfig, Failure> {
                 roots.add(certificate).map_err(|cause| failed(&authority.0, cause.to_string()))?;
             }
         }
-        // None is no error yet: plain HTTP needs none, and TLS says so itself.
+        // No root is no error: plain HTTP needs none, and TLS fails by itself.
         None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -193,30 +194,30 @@ fn tls() -> Result<ClientConfig, Failure> {
     }
 }
 
-/// An exporter whose work is counted.
+/// Exporter that counts spans.
 #[derive(Debug)]
-struct Watched {
+struct CountingExporter {
     exporter: SpanExporter,
     spans: Spans,
     is_away: AtomicBool,
 }
 
-impl trace::SpanExporter for Watched {
+impl trace::SpanExporter for CountingExporter {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let count = batch.len() as u64;
         let exported = self.exporter.export(batch).await;
         let was_away = self.is_away.swap(exported.is_err(), Ordering::Relaxed);
         match &exported {
             Ok(()) => {
-                self.spans.left("exported", count);
+                self.spans.add("exported", count);
                 if was_away {
                     info!("traces are exported again");
                 }
             }
             Err(error) => {
-                self.spans.left("failed", count);
+                self.spans.add("failed", count);
                 if !was_away {
-                    warn!(%error, "traces cannot be exported, and are dropped");
+                    warn!(%error, "failed to export traces; they are dropped");
                 }
             }
         }

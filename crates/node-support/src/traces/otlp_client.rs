@@ -1,7 +1,7 @@
-//! Carries spans over HTTP, with the client that everything else here has.
+//! HTTP client of the trace exporter.
 //!
-//! Rules: the thread that exports has no runtime of its own, so the agent's does the work; an answer is bounded in
-//! size and time.
+//! The exporting thread has no async runtime, so the agent's runtime sends the request. A response is bounded in size and
+//! time.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -16,44 +16,44 @@ use rustls::ClientConfig;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-/// Largest answer, in bytes: it says what was refused, and why.
+/// Largest response in bytes: it contains what was refused, and why.
 const ANSWER_MAX: usize = 64 * 1024;
 
-/// Goes to a collector.
+/// HTTP client of one collector.
 #[derive(Clone, Debug)]
-pub(super) struct Courier {
+pub(super) struct OtlpClient {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     runtime: Handle,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl Courier {
-    /// One that trusts whom `tls` trusts, and waits so long for an answer. To be made inside a runtime.
-    pub(super) fn new(tls: ClientConfig, patience: Duration) -> Courier {
+impl OtlpClient {
+    /// Returns a client with a TLS configuration and a timeout. Must be called inside a runtime.
+    pub(super) fn new(tls: ClientConfig, timeout: Duration) -> OtlpClient {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
-        connector.set_connect_timeout(Some(patience));
+        connector.set_connect_timeout(Some(timeout));
         let connector = HttpsConnectorBuilder::new()
             .with_tls_config(tls)
             .https_or_http()
             .enable_http1()
             .wrap_connector(connector);
         let client = Client::builder(TokioExecutor::new()).build(connector);
-        Courier { client, runtime: Handle::current(), patience }
+        OtlpClient { client, runtime: Handle::current(), timeout }
     }
 
-    async fn carry(self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+    async fn send(self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let answered = async {
             let response = self.client.request(request.map(Full::new)).await?;
             let (head, body) = response.into_parts();
             let body = Limited::new(body, ANSWER_MAX).collect().await?;
             Ok(Response::from_parts(head, body.to_bytes()))
         };
-        timeout(self.patience, answered).await?
+        timeout(self.timeout, answered).await?
     }
 }
 
-impl HttpClient for Courier {
+impl HttpClient for OtlpClient {
     fn send_bytes<'a, 'b>(
         &'a self,
         request: Request<Bytes>,
@@ -62,7 +62,7 @@ impl HttpClient for Courier {
         'a: 'b,
         Self: 'b,
     {
-        let carried = self.runtime.spawn(self.clone().carry(request));
-        Box::pin(async move { carried.await? })
+        let sent = self.runtime.spawn(self.clone().send(request));
+        Box::pin(async move { sent.await? })
     }
 }

@@ -26,47 +26,47 @@ use rpc::task::{Task, TaskResult};
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Timeout for the agent to accept the connection.
 const CALL_MAX: Duration = Duration::from_secs(10);
-/// Timeout for the report of an executed plan, and for a look whether an agent listens.
+/// Timeout for the report of an executed plan, and for the check whether an agent listens.
 const REPORT_MAX: Duration = Duration::from_millis(100);
-/// Name of the other binary.
-const BRAIN: &str = "weft";
-/// The same where its name is taken: in a plugin directory that is a link to ourselves.
-const APART: &str = "weft.d/weft";
+/// Name of the planner's binary.
+const PLANNER: &str = "weft";
+/// Path of the planner in a plugin directory, where the name `weft` is a link to this program.
+const PLANNER_IN_PLUGIN_DIRECTORY: &str = "weft.d/weft";
 
-/// Plan, and the connection that it came on.
+/// Plan of a sandbox, and the connection that it was received on.
 #[derive(Debug)]
-pub(super) struct Advice {
+pub(super) struct PlannedSandbox {
     /// The plan.
     pub(super) plan: Plan,
-    /// Tasks of this node, for once the runtime has its answer.
+    /// Tasks of this node, to execute once the runtime has its answer.
     pub(super) tasks: Vec<Task>,
-    /// The connection, if an agent planned.
+    /// The connection, if an agent made the plan.
     agent: Option<UnixStream>,
 }
 
-impl Advice {
+impl PlannedSandbox {
     /// Returns a plan that is not reported on.
-    pub(super) fn of(plan: Plan) -> Advice {
-        Advice { plan, tasks: Vec::new(), agent: None }
+    pub(super) fn of(plan: Plan) -> PlannedSandbox {
+        PlannedSandbox { plan, tasks: Vec::new(), agent: None }
     }
 
     /// Takes the receiver of the report.
-    pub(super) fn listener(&mut self) -> Listener {
-        Listener(self.agent.take())
+    pub(super) fn take_report_receiver(&mut self) -> ReportReceiver {
+        ReportReceiver(self.agent.take())
     }
 }
 
-/// Receiver of the report of an executed plan.
+/// Agent that receives the report of an executed plan, if there is one.
 #[derive(Debug)]
-pub(super) struct Listener(Option<UnixStream>);
+pub(super) struct ReportReceiver(Option<UnixStream>);
 
-impl Listener {
+impl ReportReceiver {
     /// Whether an agent receives the report.
-    pub(super) fn is_there(&self) -> bool {
+    pub(super) fn is_connected(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Sends the report; a failure changes nothing.
+    /// Sends the report; a failure is ignored.
     pub(super) fn report(self, report: PlanReport) {
         let Some(mut stream) = self.0 else { return };
         if stream.set_write_timeout(Some(REPORT_MAX)).is_ok() {
@@ -76,7 +76,7 @@ impl Listener {
 }
 
 /// Requests a plan.
-pub(super) fn plan(node: &NodeConfiguration, request: PlanRequest) -> Result<Advice, Error> {
+pub(super) fn plan(node: &NodeConfiguration, request: PlanRequest) -> Result<PlannedSandbox, Error> {
     let (socket, request) = (Path::new(&node.agent_socket), Request::Plan(Box::new(request)));
     let (response, agent) = match connect_within(socket, CALL_MAX) {
         Ok(mut stream) => {
@@ -91,7 +91,7 @@ pub(super) fn plan(node: &NodeConfiguration, request: PlanRequest) -> Result<Adv
     match response {
         Response::Plan(response) => {
             let PlanResponse { plan, tasks } = *response;
-            Ok(Advice { plan, tasks, agent })
+            Ok(PlannedSandbox { plan, tasks, agent })
         }
         other => Err(other.into_error()),
     }
@@ -126,7 +126,7 @@ fn unreachable(socket: &Path, cause: &io::Error) -> Error {
 /// Sends a request and receives its response, both within `timeout`.
 fn ask(stream: &mut UnixStream, request: &Request, timeout: Duration) -> Result<Response, Error> {
     let mut stream = Bounded::within(stream, timeout);
-    // The agent is there but slow, or ends just now: the same call may succeed later.
+    // The agent is slow or shutting down: the same call may succeed later.
     let again = |error: frame::FrameError| match Error::from(error) {
         error if error.code == code::IO_FAILURE => Error { code: code::TRY_AGAIN_LATER, ..error },
         error => error,
@@ -154,7 +154,7 @@ fn run_once(program: &Path, request: &Request, timeout: Duration) -> Result<Resp
         .map_err(|cause| absent(&cause))?;
     let response = ask(&mut ours, request, timeout);
     if response.is_err() {
-        // One that has ended by itself still says how.
+        // The exit status of a process that ended by itself is still reported.
         let _ = child.kill();
     }
     let status = child.wait().map_err(failed)?;
@@ -164,13 +164,13 @@ fn run_once(program: &Path, request: &Request, timeout: Duration) -> Result<Resp
     }
 }
 
-/// Beside the file this program really is, else wherever PATH says. In a plugin directory that name is a link to
-/// ourselves, the plugin `weft`; `weft install --thin` puts the program into a directory of its own there.
+/// Returns the path of `weft`: beside the real file of this program, else as found in PATH. In a plugin directory that name
+/// is a link to this program, the plugin `weft`; `weft install --thin` puts the program into a subdirectory there.
 pub(super) fn find_weft() -> PathBuf {
     let own = std::fs::canonicalize("/proc/self/exe").unwrap_or_default();
-    let beside = [BRAIN, APART].map(|name| own.with_file_name(name));
+    let beside = [PLANNER, PLANNER_IN_PLUGIN_DIRECTORY].map(|name| own.with_file_name(name));
     let is_another = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|real| real != own);
-    beside.into_iter().find(is_another).unwrap_or_else(|| PathBuf::from(BRAIN))
+    beside.into_iter().find(is_another).unwrap_or_else(|| PathBuf::from(PLANNER))
 }
 
 fn absent(cause: &io::Error) -> Error {
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_planner_that_hangs_is_ended_and_one_that_fails_says_how() {
+    fn planner_that_hangs_is_killed_and_one_that_fails_is_reported() {
         let directory = std::env::temp_dir().join(format!("weft-planner-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let program = directory.join("weft");
@@ -201,7 +201,7 @@ mod tests {
         let began = Instant::now();
         let late = run("exec sleep 60");
         assert!(late.code == code::TRY_AGAIN_LATER && began.elapsed() < Duration::from_secs(20), "{late}");
-        // One that says a little again and again has no more time.
+        // Partial data again and again does not extend the deadline.
         let slow = run(r"printf '\0\0\0\200'; for n in $(seq 128); do printf ' ' || exit; sleep 0.1; done");
         assert!(slow.code == code::TRY_AGAIN_LATER && began.elapsed() < Duration::from_secs(10), "{slow}");
         let failed = run("exit 3");

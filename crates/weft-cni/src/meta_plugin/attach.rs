@@ -1,9 +1,9 @@
-//! ADD of a planned sandbox: one network after the other, each result recorded as it comes.
+//! ADD of a planned sandbox: attaches one network after the other and records each result.
 //!
 //! - The entry is on the disk before the first effect (`docs/design/journal.md`).
-//! - The first failure ends the ADD: what was attempted is taken down, last first, and what cannot be taken down stays in
-//!   the journal for the next DEL.
-//! - What a pod requests is verified in the result.
+//! - The first failure ends the ADD: attempted networks are taken down, last first. Those that cannot be taken down
+//!   stay in the journal for the next DEL.
+//! - Each result is compared with the pod's request.
 //!
 //! Source: the multi-network specification 6.2, 7.1–7.3; CNI 1.1.0 §3 "Add".
 
@@ -28,14 +28,14 @@ use crate::plugin_invoker::PluginInvoker;
 /// Attaches every network of the entry's plan; returns the default network's result.
 ///
 /// # Errors
-/// The first failure, after everything was undone; what could not be undone is in its details.
+/// The first failure, after everything was undone; its details contain what could not be undone.
 pub(super) fn attach(
     journal: &Journal,
     invoker: &PluginInvoker,
     entry: &mut Entry,
 ) -> Result<Success, Error> {
-    plugins_are_there(invoker, entry, &entry.plan.delegates)?;
-    names_are_free(entry, &entry.plan.delegates)?;
+    require_plugins(invoker, entry, &entry.plan.delegates)?;
+    require_free_names(entry, &entry.plan.delegates)?;
     let mut record = journal.begin(entry)?;
     let carried = carry_out(&mut record, invoker, entry);
     let Err(error) = carried else { return carried };
@@ -43,35 +43,35 @@ pub(super) fn attach(
     Err(match undone {
         Ok(()) => error,
         Err(left) => {
-            let details = format!("not undone, for the next DEL to do: {left}");
+            let details = format!("not undone, left to the next DEL: {left}");
             let earlier = error.details.clone();
             error.details(if earlier.is_empty() { details } else { format!("{earlier}; {details}") })
         }
     })
 }
 
-/// Refuses delegates whose plugins cannot all be run: a misspelt `type` must not leave something behind that only
-/// the plugin of that name could remove.
-pub(super) fn plugins_are_there<'a>(
+/// Refuses delegates whose plugins are not all installed. A misspelt `type` must not leave behind state that only the plugin
+/// of that name could remove.
+pub(super) fn require_plugins<'a>(
     invoker: &PluginInvoker,
     entry: &Entry,
     delegates: impl IntoIterator<Item = &'a Delegate>,
 ) -> Result<(), Error> {
     for delegate in delegates {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-        readiness::plugins_are_there(invoker, &network, &entry.path)
+        readiness::require_plugins(invoker, &network, &entry.path)
             .map_err(|error| Error { code: code::INVALID_CONFIG, ..error })
             .context(&delegate.network)?;
     }
     Ok(())
 }
 
-/// Refuses delegates one of whose interfaces is there already (S25): undoing it would remove what is not ours.
-pub(super) fn names_are_free<'a>(
+/// Refuses delegates with an interface that exists already (S25): an undo would remove an interface that weft did not create.
+pub(super) fn require_free_names<'a>(
     entry: &Entry,
     delegates: impl IntoIterator<Item = &'a Delegate>,
 ) -> Result<(), Error> {
-    // What to say of a namespace that is not there, the plugins know.
+    // A missing namespace is reported by the plugins.
     let Some(netns) = Netns::find(Path::new(&entry.netns)).or_refused()? else { return Ok(()) };
     let mut net = netns.rtnl().or_refused()?;
     for delegate in delegates {
@@ -96,7 +96,7 @@ fn carry_out(record: &mut Record, invoker: &PluginInvoker, entry: &mut Entry) ->
         let (network, attached) = match attach_one(invoker, entry, delegate) {
             Ok(attached) => attached,
             Err(error) => {
-                // These were not attempted (NPWG1-7.2-2): nothing of them is to be torn down.
+                // These networks were not attempted (NPWG1-7.2-2): there is nothing to tear down.
                 for later in &mut entry.attachments[index + 1..] {
                     later.state = State::Detached;
                 }
@@ -117,11 +117,11 @@ fn carry_out(record: &mut Record, invoker: &PluginInvoker, entry: &mut Entry) ->
     let default = delegates.iter().position(|delegate| delegate.role == Role::Default).unwrap_or(0);
     match results.into_iter().nth(default) {
         Some((_, success)) => Ok(success),
-        None => Err(Error::internal("the plan holds no network")),
+        None => Err(Error::internal("the plan contains no network")),
     }
 }
 
-/// One network: its device, its plugins, and whether they did as asked.
+/// Attaches one network: publishes its device, calls its plugins and verifies the result.
 pub(super) fn attach_one(
     invoker: &PluginInvoker,
     entry: &Entry,
@@ -136,18 +136,19 @@ pub(super) fn attach_one(
     Ok((network, attached))
 }
 
-/// Default routes, and the results that say what is now there; returns the places of those that changed.
+/// Sets the default routes and updates the results; returns the indexes of the changed results.
 pub(super) fn settle_routes(
     entry: &mut Entry,
     delegates: &[Delegate],
     results: &mut [(Network, Success)],
 ) -> Result<Vec<usize>, Error> {
-    let parties = delegates.iter().zip(results.iter_mut());
-    let mut parties: Vec<routes::Party<'_>> =
-        parties.map(|(delegate, (_, result))| routes::Party { delegate, result, changed: false }).collect();
-    routes::settle(Path::new(&entry.netns), &mut parties)?;
-    let parties = parties.iter().enumerate();
-    let changed: Vec<usize> = parties.filter(|(_, party)| party.changed).map(|(index, _)| index).collect();
+    let attached = delegates.iter().zip(results.iter_mut());
+    let mut attached: Vec<routes::Attached<'_>> = attached
+        .map(|(delegate, (_, result))| routes::Attached { delegate, result, changed: false })
+        .collect();
+    routes::settle(Path::new(&entry.netns), &mut attached)?;
+    let attached = attached.iter().enumerate();
+    let changed: Vec<usize> = attached.filter(|(_, one)| one.changed).map(|(index, _)| index).collect();
     for &index in &changed {
         let (network, result) = &results[index];
         let value = result.to_value(network.version).context(&delegates[index].network)?;
@@ -158,6 +159,7 @@ pub(super) fn settle_routes(
     Ok(changed)
 }
 
+/// Returns the network-status of the plan's attachments.
 pub(super) fn statuses(plan: &Plan, results: &[(Network, Success)]) -> Vec<status::Entry> {
     let outcomes: Vec<Outcome> = results
         .iter()

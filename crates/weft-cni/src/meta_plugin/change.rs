@@ -2,8 +2,8 @@
 //!
 //! - [`rpc::change`] decides what is done. The change is in the journal before it begins, so that a DEL finds everything and
 //!   the same change can continue after a crash (`docs/design/journal.md`).
-//! - What stays is not touched, and a failure of one network does not hold up the others.
-//! - A change begins nothing more after the time that one delegate may take; the rest is put off.
+//! - Unchanged networks are not touched, and a failure of one network does not stop the others.
+//! - A change starts no further network after the timeout of one delegate; the others are postponed.
 
 use std::time::{Duration, Instant};
 
@@ -19,48 +19,48 @@ use super::journal::Journal;
 use super::{attach, detach};
 use crate::plugin_invoker::PluginInvoker;
 
-/// What came of a change.
+/// Result of a change.
 #[derive(Debug, Default)]
 pub(super) struct Changed {
-    /// What was done.
+    /// Networks that were added or removed.
     pub(super) done: Vec<NetworkChange>,
-    /// What failed.
+    /// Failures.
     pub(super) errors: Vec<Error>,
 }
 
-/// Makes the sandbox of `entry` the one of `plan`, as far as it comes within `patience`; the sandbox is locked.
+/// Changes the sandbox of `entry` to `plan`, and starts nothing after `timeout`. The caller holds the sandbox's lock.
 ///
 /// # Errors
-/// A change that is not made at all. What fails of one that is, is in the answer.
+/// Nothing was changed. Failures of single networks are part of the result.
 pub(super) fn change(
     journal: &Journal,
     invoker: &PluginInvoker,
     entry: &Entry,
     plan: &Plan,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Changed, Error> {
     let began = Instant::now();
     let mut changed = Changed::default();
     let Some(change) = change::between(entry, plan)? else { return Ok(changed) };
     let (added, removed) = (change.added(), change.removed());
     let Change { mut entry, wanted } = change;
-    attach::plugins_are_there(invoker, &entry, added.iter().map(|place| &entry.plan.delegates[*place]))?;
+    attach::require_plugins(invoker, &entry, added.iter().map(|place| &entry.plan.delegates[*place]))?;
     journal.begin(&entry)?;
     for place in removed {
         let delegate = entry.plan.delegates[place].clone();
-        let in_time = within(began, patience);
+        let in_time = within(began, timeout);
         match in_time.and_then(|()| detach::detach_one(invoker, &entry, place, &delegate)) {
             Ok(()) => {
                 entry.attachments[place].state = State::Detached;
                 let Delegate { network, ifname, .. } = delegate;
                 changed.done.push(NetworkChange { network, ifname, added: None });
             }
-            Err(error) => changed.errors.push(note(&mut entry, place, error, "detach")),
+            Err(error) => changed.errors.push(record_failure(&mut entry, place, error, "detach")),
         }
         journal.update(&entry)?;
     }
     for place in added {
-        add(invoker, &mut entry, place, &mut changed, within(began, patience));
+        add(invoker, &mut entry, place, &mut changed, within(began, timeout));
         journal.update(&entry)?;
     }
     changed.errors.extend(settle(&mut entry, wanted).err());
@@ -68,18 +68,18 @@ pub(super) fn change(
     Ok(changed)
 }
 
-/// Is there time to begin one more?
-fn within(began: Instant, patience: Duration) -> Result<(), Error> {
-    match began.elapsed() < patience {
+/// Checks that another network may be started.
+fn within(began: Instant, timeout: Duration) -> Result<(), Error> {
+    match began.elapsed() < timeout {
         true => Ok(()),
         false => {
-            let why = format!("put off: what came before it took {} s", began.elapsed().as_secs());
+            let why = format!("postponed: earlier networks took {} s", began.elapsed().as_secs());
             Err(Error::new(code::TRY_AGAIN_LATER, why))
         }
     }
 }
 
-/// Attaches one network, if there is time; what an attempt leaves is taken back.
+/// Attaches one network if there is time; a failed attempt is undone.
 fn add(
     invoker: &PluginInvoker,
     entry: &mut Entry,
@@ -90,7 +90,7 @@ fn add(
     let delegate = entry.plan.delegates[place].clone();
     let started = Instant::now();
     let attached = in_time
-        .and_then(|()| attach::names_are_free(entry, [&delegate]))
+        .and_then(|()| attach::require_free_names(entry, [&delegate]))
         .map_err(|error| (error, false))
         .and_then(|()| attach::attach_one(invoker, entry, &delegate).map_err(|error| (error, true)));
     match attached {
@@ -106,24 +106,24 @@ fn add(
             };
         }
         Err((error, begun)) => {
-            changed.errors.push(note(entry, place, error, "attach"));
-            let left = if begun { detach::detach_one(invoker, entry, place, &delegate) } else { Ok(()) };
-            match left {
+            changed.errors.push(record_failure(entry, place, error, "attach"));
+            let undone = if begun { detach::detach_one(invoker, entry, place, &delegate) } else { Ok(()) };
+            match undone {
                 Ok(()) => entry.attachments[place].state = State::Detached,
-                Err(error) => changed.errors.push(note(entry, place, error, "undo")),
+                Err(error) => changed.errors.push(record_failure(entry, place, error, "undo")),
             }
         }
     }
 }
 
-fn note(entry: &mut Entry, place: usize, error: Error, what: &str) -> Error {
+fn record_failure(entry: &mut Entry, place: usize, error: Error, what: &str) -> Error {
     let Delegate { network, ifname, .. } = &entry.plan.delegates[place];
     let error = error.context(format_args!("{what} {ifname} ({network})"));
     entry.attachments[place].failure = Some(error.clone());
     error
 }
 
-/// What the sandbox is now: what is not there goes from the entry, routes and status are of what is.
+/// Updates the entry to the present state: removes detached networks, sets routes and status for the attached ones.
 fn settle(entry: &mut Entry, wanted: usize) -> Result<(), Error> {
     let all =
         std::mem::take(&mut entry.plan.delegates).into_iter().zip(std::mem::take(&mut entry.attachments));
@@ -134,7 +134,7 @@ fn settle(entry: &mut Entry, wanted: usize) -> Result<(), Error> {
     let count = there.len();
     let kept = there.into_iter().chain(left).map(|(_, pair)| pair);
     (entry.plan.delegates, entry.attachments) = kept.unzip();
-    // Whole as far as it could be: what is wanted and not there is for the next order.
+    // Complete as far as possible: the next task attaches networks that are still missing.
     (entry.complete, entry.changing) = (true, false);
     let delegates = entry.plan.delegates[..count].to_vec();
     let mut results: Vec<(Network, Success)> = Vec::with_capacity(count);

@@ -1,9 +1,9 @@
 //! DEL of a sandbox: from the journal alone, last network first.
 //!
-//! - Every attachment that may have been begun is taken down. A failure does not stop the others; what is left stays in
-//!   the entry for the next DEL (`docs/design/journal.md`).
+//! - Every attachment that may have been begun is taken down. A failure does not stop the others; the remaining ones stay
+//!   in the entry for the next DEL (`docs/design/journal.md`).
 //! - A path that leads to another namespace than the sandbox's is not entered: [`namespace`].
-//! - Links of built-in plugins are removed with one request first, so that the grace period of the kernel passes once.
+//! - Links of built-in plugins are removed with one request first, so that the kernel's grace period is waited for once.
 //!
 //! Source: the multi-network specification 7.2; CNI 1.1.0 §3 "Delete".
 
@@ -31,10 +31,10 @@ use super::{devices, namespace};
 use crate::builtins;
 use crate::plugin_invoker::PluginInvoker;
 
-/// Takes down what the entry says may be there, and removes the entry when nothing is left.
+/// Takes down everything that may exist according to the entry, and removes the entry if nothing remains.
 ///
 /// # Errors
-/// All failures in one; the entry then holds what is left.
+/// All failures in one; the entry then contains the remaining attachments.
 pub(super) fn take_down(journal: &Journal, invoker: &PluginInvoker, entry: &mut Entry) -> Result<(), Error> {
     let mut errors = Vec::new();
     let recorded = entry.netns.clone();
@@ -73,7 +73,7 @@ pub(super) fn detach_one(
     delegate: &Delegate,
 ) -> Result<(), Error> {
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-    // One that cannot be read keeps no network from its end: a plugin knows by itself what it made.
+    // An unreadable result does not prevent the DEL: a plugin finds its own resources without it.
     let last = entry.last_result(index, &network).unwrap_or_else(|error| {
         log!("weft: {}: the result of {} is not passed on: {error}", entry.container_id, delegate.ifname);
         None
@@ -90,8 +90,8 @@ pub(super) fn detach_one(
     cni::error::collected(errors)
 }
 
-/// Whether a plugin that fails at DEL cannot have done anything at an ADD that did not end: it refuses the version or, if it
-/// is built in, the configuration, which it reads before it acts; or it is not a program that the kernel can execute.
+/// Whether a plugin that fails at DEL cannot have done anything in an incomplete ADD. It refuses the version, it is built in
+/// and refuses the configuration, which it reads before it acts, or the kernel cannot execute its program.
 fn never_acted(invoker: &PluginInvoker, path: &str, failure: &PluginFailure<'_>) -> bool {
     let PluginFailure { plugin, error } = failure;
     let Ok(kind) = plugin_type(plugin) else { return false };
@@ -113,14 +113,15 @@ fn never_acted(invoker: &PluginInvoker, path: &str, failure: &PluginFailure<'_>)
     never
 }
 
-/// Removes together the links that DEL of the built-in plugins would remove one by one.
+/// Removes the links that the built-in plugins' DEL would remove one by one, all at once.
 ///
-/// A request removes links of one namespace. Where there are links on the host to be removed anyhow (an ifb), the
-/// pairs go by their ends there, too.
+/// A request removes links of one namespace. If links on the host must be removed anyway (an ifb), veth pairs are removed
+/// by their host ends in the same request.
 fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) -> Result<(), Error> {
     let pending = delegates.iter().zip(&entry.attachments);
     let pending = pending.filter(|(_, attachment)| attachment.state != State::Detached);
-    let own: Vec<Own> = pending.filter_map(|(delegate, _)| Own::of(invoker, entry, delegate)).collect();
+    let own: Vec<LinkAttachment> =
+        pending.filter_map(|(delegate, _)| LinkAttachment::of(invoker, entry, delegate)).collect();
     let mut host = Rtnl::open().or_refused()?;
     let mut outside = Vec::new();
     for one in &own {
@@ -137,7 +138,7 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
             names.push(one);
         }
     }
-    // One link alone is removed by its own plugin, for the same price.
+    // A single link is removed by its own plugin at the same cost.
     if outside.len() > 1 {
         host.delete_links(&outside, REMOVAL_GROUP).or_refused()?;
     }
@@ -155,12 +156,12 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
     net.delete_links(&indexes, REMOVAL_GROUP).or_refused()
 }
 
-/// An attachment that consists of links which built-in plugins created and whose DEL removes them.
-struct Own {
+/// Attachment of links that built-in plugins created and remove with their DEL.
+struct LinkAttachment {
     who: Attachment,
     network: String,
     creator: &'static dyn Plugin,
-    /// Plugins of the list that have a link on the host beside it.
+    /// Plugins of the chain that also have a link on the host.
     on_host: Vec<&'static dyn Plugin>,
 }
 
@@ -170,10 +171,10 @@ struct IpamType {
     r#type: String,
 }
 
-impl Own {
-    /// None where a foreign plugin in the chain may need the interface before it is removed, or where addresses are released
-    /// through it.
-    fn of(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Option<Own> {
+impl LinkAttachment {
+    /// Returns `None` if an external plugin of the chain may need the interface during its DEL, or if addresses are released
+    /// through the interface.
+    fn of(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Option<LinkAttachment> {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network).ok()?;
         let types = network.plugins.iter().map(plugin_type).collect::<Result<Vec<_>, _>>().ok()?;
         let ipam: IpamType = network.plugins.first()?.read("ipam").ok()?.unwrap_or_default();
@@ -186,7 +187,7 @@ impl Own {
             return None;
         }
         let who = Attachment { container: entry.container_id.clone(), ifname: delegate.ifname.clone() };
-        let mut own = Own { who, network: network.name.to_string(), creator, on_host: Vec::new() };
+        let mut own = LinkAttachment { who, network: network.name.to_string(), creator, on_host: Vec::new() };
         own.on_host = plugins.filter(|plugin| own.host_link_name(*plugin, 0).is_some()).collect();
         Some(own)
     }
@@ -195,7 +196,7 @@ impl Own {
         plugin.host_link_name(&self.network, &self.who, attempt)
     }
 
-    /// Returns the index of a plugin's link on the host. One without the tag is left to the plugin's DEL.
+    /// Returns the index of a plugin's link on the host; `None` if it lacks the owner tag and is left to the plugin's DEL.
     fn host_link(&self, host: &mut Rtnl, plugin: &dyn Plugin) -> Result<Option<u32>, Error> {
         let alias = self.tag(plugin).text(ALIAS_MAX);
         let mut attempt = 0;

@@ -1,7 +1,7 @@
-//! The files that carry what is known about an attachment's device.
+//! Device information files of an attachment.
 //!
-//! Rules: a file is bounded, written by rename, readable by root alone; that there is none is no error,
-//! that it cannot be understood costs the status one key and nothing else.
+//! A file is bounded, written by rename and readable by root alone. A missing file is no error. An invalid file costs the
+//! status one field and nothing else.
 //!
 //! Source: Device Information Specification v1.1.0 (DI-1 to DI-5).
 
@@ -14,7 +14,7 @@ use npwg::device::{DeviceInfo, FILE_MAX};
 use npwg::plan::DeviceInfoFile;
 use plugin_support::log;
 
-/// Puts what the device plugin wrote where CNI plugins look for it (DI-1).
+/// Copies the file of the device plugin to the path where CNI plugins expect it (DI-1).
 pub(super) fn publish(file: &DeviceInfoFile) -> Result<(), Error> {
     let DeviceInfoFile { copy_from, path } = file;
     let path = Path::new(path);
@@ -30,7 +30,7 @@ pub(super) fn publish(file: &DeviceInfoFile) -> Result<(), Error> {
     }
 }
 
-/// What stands in the file after ADD (DI-4); what cannot be understood is said on stderr and left out.
+/// Returns the content of the file after ADD (DI-4). Invalid content is logged and left out.
 pub(super) fn collect(file: &DeviceInfoFile) -> Option<DeviceInfo> {
     let bytes = read(Path::new(&file.path)).ok().flatten()?;
     match DeviceInfo::read(&bytes) {

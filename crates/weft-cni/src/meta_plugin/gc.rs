@@ -1,9 +1,10 @@
 //! GC: takes down sandboxes that the runtime no longer knows, then calls GC of every network.
 //!
-//! - Only sandboxes of this network (by the name of its configuration) are taken down; without a list, none.
-//! - A network receives the attachments that the journal holds and those that the runtime lists.
-//! - With an entry that cannot be read no network is called: it would remove what is not listed.
-//! - Hot-plug waits until the last network has answered (`docs/design/journal.md`, locks).
+//! - Only sandboxes of this network (by the name of its configuration) are taken down; without a list of valid attachments,
+//!   none.
+//! - A network receives the attachments in the journal and those that the runtime lists.
+//! - If an entry cannot be read, no network is called: it would remove attachments that are not listed.
+//! - Hot-plug waits until the last network has answered (`docs/design/journal.md`, "Locks").
 //!
 //! Source: CNI 1.1.0 §2 "GC", §3.
 
@@ -19,7 +20,7 @@ use rpc::journal::Entry;
 use super::lock::Lock;
 use super::{Node, detach, join_path, planning};
 
-/// Takes down the stale, then forwards.
+/// Takes down stale sandboxes, then calls GC of the networks.
 pub(super) fn collect(node: &Node, request: &Sweep, flavour: Flavour) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let (known, mut errors) = entries(node)?;
@@ -35,12 +36,12 @@ pub(super) fn collect(node: &Node, request: &Sweep, flavour: Flavour) -> Result<
         errors.extend(take_down(node, &entry).context(context).err());
     }
     if all_is_known {
-        errors.extend(forward_what_is_left(node, request, flavour, &valid));
+        errors.extend(forward_to_networks(node, request, flavour, &valid));
     }
     cni::error::collected(errors)
 }
 
-/// All that can be read of the journal, and why the rest cannot.
+/// Returns the readable entries of the journal, and the errors of the others.
 fn entries(node: &Node) -> Result<(Vec<Entry>, Vec<Error>), Error> {
     let (mut known, mut errors) = (Vec::new(), Vec::new());
     for container in node.journal.containers()? {
@@ -52,8 +53,8 @@ fn entries(node: &Node) -> Result<(Vec<Entry>, Vec<Error>), Error> {
     Ok((known, errors))
 }
 
-/// GC of the networks, with what the journal holds now; what could not be taken down still holds what it holds.
-fn forward_what_is_left(
+/// Calls GC of the networks with the present entries of the journal. Sandboxes that could not be taken down remain in use.
+fn forward_to_networks(
     node: &Node,
     request: &Sweep,
     flavour: Flavour,
@@ -74,7 +75,7 @@ fn forward_what_is_left(
 
 fn take_down(node: &Node, stale: &Entry) -> Result<(), Error> {
     let lock = Lock::acquire(node.journal.directory(), &stale.container_id)?;
-    // It may have gone, or changed, while we waited.
+    // The entry may have been removed or changed while this process waited.
     let Some(mut entry) = node.journal.read(&stale.container_id)? else {
         lock.retire();
         return Ok(());
@@ -85,7 +86,7 @@ fn take_down(node: &Node, stale: &Entry) -> Result<(), Error> {
     Ok(())
 }
 
-/// GC of every network that is configured or still in use.
+/// Calls GC of every network that is configured or still in use.
 fn forward(
     node: &Node,
     request: &Sweep,

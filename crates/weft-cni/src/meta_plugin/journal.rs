@@ -13,14 +13,14 @@ use cni::{Context, Error, code};
 use rpc::journal::{ENTRIES, ENTRY_MAX, Entry};
 use rustix::fs::OFlags;
 
-/// The entries of this node.
+/// Journal of this node.
 #[derive(Clone, Debug)]
 pub(super) struct Journal {
     directory: PathBuf,
 }
 
 impl Journal {
-    /// The journal below `directory` (`/var/lib/weft`, or `cniDir`), made if it is not there.
+    /// Opens the journal below `directory` (`/var/lib/weft`, or `cniDir`); creates it if it does not exist.
     pub(super) fn open(directory: &Path) -> Result<Journal, Error> {
         let directory = directory.join(ENTRIES);
         fs::DirBuilder::new()
@@ -31,15 +31,15 @@ impl Journal {
         Ok(Journal { directory })
     }
 
-    /// Where entries and locks are.
+    /// Returns the directory of entries and locks.
     pub(super) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// The entry of a sandbox, if there is one.
+    /// Returns the entry of a sandbox, if it has one.
     ///
     /// # Errors
-    /// An entry that is there and cannot be used; the message says what to do.
+    /// The entry exists and cannot be used.
     pub(super) fn read(&self, container: &ContainerId) -> Result<Option<Entry>, Error> {
         let path = self.file(container);
         let Some(bytes) = read_bounded(&path)? else { return Ok(None) };
@@ -57,7 +57,7 @@ impl Journal {
         Ok(Some(entry))
     }
 
-    /// Writes an entry so that it survives whatever comes: file and directory are on the disk on return.
+    /// Writes an entry durably: file and directory are synchronized on return.
     pub(super) fn begin(&self, entry: &Entry) -> Result<Record, Error> {
         let file = self.replacement(entry)?;
         let begun = file
@@ -70,14 +70,13 @@ impl Journal {
         Ok(Record { file, path, room })
     }
 
-    /// Replaces an entry. A machine that loses power has lost its namespaces too, so this one does not wait
-    /// for the disk.
+    /// Replaces an entry without synchronizing the disk: a loss of power destroys the network namespaces as well.
     pub(super) fn update(&self, entry: &Entry) -> Result<(), Error> {
         self.replacement(entry)?;
         self.publish(entry).map_err(|cause| self.failed("write", entry, &cause))
     }
 
-    /// Removes the entry of a sandbox that has nothing any more, and what a writer that died has left of one.
+    /// Removes the entry of a sandbox, and the temporary file of a writer that was killed.
     pub(super) fn remove(&self, container: &ContainerId) -> Result<(), Error> {
         for path in [self.file(container), self.temporary(container)] {
             match fs::remove_file(&path) {
@@ -90,7 +89,7 @@ impl Journal {
         Ok(())
     }
 
-    /// The sandboxes that have an entry, in order of their ids.
+    /// Returns the sandboxes with an entry, sorted by id.
     pub(super) fn containers(&self) -> Result<Vec<ContainerId>, Error> {
         let failed = |cause| Error::io(format_args!("journal: read {}", self.directory.display()), cause);
         let mut containers = Vec::new();
@@ -103,7 +102,7 @@ impl Journal {
         Ok(containers)
     }
 
-    /// Writes the temporary file; its name is fixed, so a crash leaves at most one.
+    /// Writes the temporary file. Its name is fixed, so a crash leaves at most one.
     fn replacement(&self, entry: &Entry) -> Result<File, Error> {
         let bytes = entry.value().context("journal")?;
         if bytes.len() as u64 > ENTRY_MAX {
@@ -126,7 +125,7 @@ impl Journal {
     }
 
     fn failed(&self, what: &str, entry: &Entry, cause: &std::io::Error) -> Error {
-        // Half a temporary file helps nobody; on a full disk its room does.
+        // An incomplete temporary file is useless and takes space on a full disk.
         let _ = fs::remove_file(self.temporary(&entry.container_id));
         Error::io(format_args!("journal: {what} {}", self.file(&entry.container_id).display()), cause)
     }
@@ -144,14 +143,14 @@ impl Journal {
 pub(super) struct Record {
     file: File,
     path: PathBuf,
-    /// How many bytes there is room for.
+    /// Remaining space in bytes.
     room: u64,
 }
 
 impl Record {
-    /// Adds values, in one write; they do not wait for the disk, for the same reason as [`Journal::update`].
+    /// Appends values in one write, without synchronizing the disk, for the same reason as [`Journal::update`].
     ///
-    /// After a failure the entry has to be replaced: the last value may lack its end.
+    /// After a failure the entry must be replaced: its last value may be incomplete.
     pub(super) fn add(&mut self, values: &[u8]) -> Result<(), Error> {
         self.room = self.room.checked_sub(values.len() as u64).ok_or_else(|| too_long(&self.path))?;
         let written = self.file.write_all(values);
@@ -162,12 +161,12 @@ impl Record {
 fn too_long(path: &Path) -> Error {
     let why = format!("journal: {}: longer than {ENTRY_MAX} bytes", path.display());
     Error::new(code::IO_FAILURE, why)
-        .details("the plugins of this pod's networks say too much, or they are too many")
+        .details("the results of this pod's networks are too large, or there are too many networks")
 }
 
 fn read_bounded(path: &Path) -> Result<Option<Vec<u8>>, Error> {
     let failed = |cause| Error::io(format_args!("journal: read {}", path.display()), cause);
-    // A pipe would keep us waiting.
+    // Without NONBLOCK, opening a FIFO would block.
     let opened = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
     let file = match opened {
         Ok(file) => file,

@@ -15,12 +15,12 @@ use cni::{Error, code};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-/// How long to wait for another operation on the same sandbox.
+/// Timeout for another operation on the same sandbox.
 const WAIT_MAX: Duration = Duration::from_secs(90);
-/// Longest pause between two looks.
+/// Longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
-/// What no sandbox is called: the lock that a GC and changes of running pods take in turns.
+/// Name of the lock that a GC and hot-plug changes exclude each other with. No sandbox has this name.
 const CHANGES: &str = "changes";
 
 /// A held lock on a sandbox.
@@ -32,7 +32,7 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// Waits for its turn.
+    /// Acquires the lock of a sandbox; waits up to [`WAIT_MAX`].
     ///
     /// # Errors
     /// Code 11 if another operation does not end in time.
@@ -52,7 +52,7 @@ impl Lock {
         }
     }
 
-    /// Waits until no running pod changes its networks, and keeps them from it.
+    /// Acquires the lock that prevents changes of running pods.
     ///
     /// # Errors
     /// As for [`Lock::acquire`].
@@ -60,7 +60,7 @@ impl Lock {
         Lock::acquire(directory, &ContainerId::new(CHANGES)?)
     }
 
-    /// Takes the lock if it is free.
+    /// Acquires the lock if it is free.
     pub(super) fn attempt(directory: &Path, container: &ContainerId) -> Result<Option<Lock>, Error> {
         let path = directory.join(format!("{container}.lock"));
         loop {
@@ -78,14 +78,14 @@ impl Lock {
         }
     }
 
-    /// Ends with the sandbox: removes the file, then unlocks.
+    /// Removes the lock file of a deleted sandbox, then unlocks.
     pub(super) fn retire(self) {
-        // A leftover lock file is harmless: the next one who comes takes it over.
+        // A leftover lock file is harmless: the next operation reuses it.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Is the locked file still the one that others would open?
+/// Whether the path still leads to the locked file.
 fn is_current(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
         (Ok(held), Ok(named)) => (held.dev(), held.ino()) == (named.dev(), named.ino()),

@@ -1,11 +1,12 @@
-//! Which network namespace an entry means: its path may lead to another one by now.
+//! Identity of the network namespace of a journal entry, because the entry's path may lead to another namespace later.
 //!
-//! A path below `/proc/PID` is another process's once that number is given again, and after a boot it is anybody's; a
-//! file that was removed and made again is another namespace. What is there then is not ours to take down. (The kernel
-//! gives inode numbers again, too: one that is made right after the sandbox's end may look the same.)
+//! The kernel reuses process ids, so `/proc/PID/ns/net` may be another process's namespace. After a boot every such path
+//! is. A mounted file may have been removed and created again. Such a namespace must not be torn down. (The kernel reuses
+//! inode numbers, too: a namespace created directly after the sandbox's end may have the same identity.)
 //!
-//! Rules: a namespace is its identity in one boot; one that is not known, of entries that others wrote, is believed; our own
-//! is not the sandbox's, unless `CNI_NETNS_OVERRIDE` says that it may be.
+//! - A namespace is identified by boot id, device and inode.
+//! - An entry without an identity (of another writer) is trusted.
+//! - The namespace of this process is never the sandbox's, unless `CNI_NETNS_OVERRIDE` allows it.
 //!
 //! Source: namespaces(7), "The /proc/pid/ns/ directory"; random(4) `boot_id`.
 
@@ -18,11 +19,11 @@ use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use rpc::journal::Entry;
 
-/// What a path leads to now; empty if to no namespace, or if the boot has no id. Of a path that cannot be followed those
-/// say it who need what is there.
+/// Returns the identity of the namespace at a path. Empty if there is no namespace, or the boot has no id. A path that
+/// cannot be followed is no error here: the code that needs the namespace reports it.
 ///
 /// # Errors
-/// Which namespace it is cannot be told now.
+/// The identity cannot be read.
 pub(super) fn identify(path: &str) -> Result<String, Error> {
     match Netns::find(Path::new(path)) {
         Ok(Some(netns)) => in_this_boot(&netns),
@@ -30,22 +31,22 @@ pub(super) fn identify(path: &str) -> Result<String, Error> {
     }
 }
 
-/// Forgets the path of an entry if it leads to another namespace than the sandbox's, so that it counts as gone.
+/// Clears the path of an entry if it leads to a namespace other than the sandbox's, so that the namespace counts as gone.
 ///
 /// # Errors
-/// Which namespace it is cannot be told now: it may be another one.
+/// The identity of the namespace at the path cannot be read.
 pub(super) fn forget_another(entry: &mut Entry) -> Result<(), Error> {
     if is_another(entry, &identify(&entry.netns)?)? {
-        log!("weft: {}: is another namespace now than that of {}", entry.netns, entry.container_id);
+        log!("weft: {}: is no longer the namespace of {}", entry.netns, entry.container_id);
         entry.netns.clear();
     }
     Ok(())
 }
 
-/// Is the sandbox's namespace where the entry says?
+/// Whether the sandbox's namespace still exists at the entry's path.
 ///
 /// # Errors
-/// What is there cannot be looked at.
+/// The namespace at the path cannot be inspected.
 pub(super) fn is_there(entry: &Entry) -> Result<bool, Error> {
     let found = Netns::find(Path::new(&entry.netns)).or_refused()?;
     match found {
@@ -54,7 +55,7 @@ pub(super) fn is_there(entry: &Entry) -> Result<bool, Error> {
     }
 }
 
-/// What is not known is believed.
+/// Whether the namespace with the identity `now` is not the entry's. An unknown identity is trusted.
 fn is_another(entry: &Entry, now: &str) -> Result<bool, Error> {
     if now.is_empty() {
         return Ok(false);
@@ -66,7 +67,7 @@ fn is_another(entry: &Entry, now: &str) -> Result<bool, Error> {
     Ok(may_be_own != Some(true) && in_this_boot(&Netns::own().or_refused()?)? == now)
 }
 
-/// Empty where boots have no id.
+/// Returns the identity of a namespace; empty if the boot has no id.
 fn in_this_boot(netns: &Netns) -> Result<String, Error> {
     let boot = boot_id::read().map_err(|cause| Error::io(boot_id::PATH, cause))?;
     let identity = netns.identity().or_refused()?;

@@ -1,8 +1,7 @@
-//! Where the plan of a sandbox comes from: the agent, a directory of manifests, or `weft plan --once`. Where nobody is there
-//! to be asked, a pod that selects nothing gets what the node gives to every pod, if that takes no definition.
+//! Source of a sandbox's plan: the agent, a directory of manifests, or `weft plan --once`. If none is reachable, a pod that
+//! selects nothing gets the networks of every pod, unless these need a definition.
 //!
-//! This file fetches what the pure planner needs; what is decided is in [`npwg::plan`], which pod is meant in
-//! [`Collection::pod`].
+//! This module collects the input of the pure planner, [`npwg::plan`]. [`Collection::pod`] identifies the pod.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -25,33 +24,33 @@ use plugin_support::log;
 use rpc::node_input::NodeInput;
 use rpc::plan::PlanRequest;
 
-use super::agent::{self, Advice};
+use super::agent::{self, PlannedSandbox};
 use crate::builtins;
 
-/// Annotations that are ours begin with it: what they ask for, somebody has to know.
-const OWN: &str = "weft.dev/";
-/// Most manifest files read from one directory.
+/// Prefix of weft's annotations. A pod with one of them is planned only by the agent or the planner process.
+const OWN_PREFIX: &str = "weft.dev/";
+/// Largest number of manifest files read from one directory.
 const MANIFESTS_MAX: usize = 10_000;
 
-/// Makes the plan for one sandbox.
+/// Returns the plan for one sandbox.
 pub(super) fn plan(
     node: &NodeConfiguration,
     call: &Call,
     sandbox: &Sandbox,
     flavour: Flavour,
-) -> Result<Advice, Error> {
+) -> Result<PlannedSandbox, Error> {
     plan_for(node, call, sandbox, flavour, &named(call.args()))
 }
 
-/// The networks that every pod gets, as one that selects nothing would get them: the default network, then the others.
+/// Returns the networks that a pod without a selection gets: the default network, then the others.
 pub(super) fn networks_of_every_pod(
     node: &NodeConfiguration,
     call: &Call,
     flavour: Flavour,
 ) -> Result<Vec<Network>, Error> {
     let sandbox = Sandbox { container: ContainerId::new("none")?, ifname: IfName::new("eth0")? };
-    let advice = plan_for(node, call, &sandbox, flavour, &PodIdentity::default())?;
-    let delegates = advice.plan.delegates.iter();
+    let planned = plan_for(node, call, &sandbox, flavour, &PodIdentity::default())?;
+    let delegates = planned.plan.delegates.iter();
     delegates.map(|delegate| Network::parse(delegate.config.as_bytes(), &delegate.network)).collect()
 }
 
@@ -61,10 +60,10 @@ fn plan_for(
     sandbox: &Sandbox,
     flavour: Flavour,
     pod: &PodIdentity,
-) -> Result<Advice, Error> {
+) -> Result<PlannedSandbox, Error> {
     let disk = read_disk(node)?;
     if let Some(directory) = &node.manifest_dir {
-        return from_manifests(node, &disk, pod, sandbox, Path::new(directory)).map(Advice::of);
+        return from_manifests(node, &disk, pod, sandbox, Path::new(directory)).map(PlannedSandbox::of);
     }
     let configuration = serde_json::value::to_raw_value(call.config.value())
         .map_err(|cause| Error::internal(format!("encode the configuration: {cause}")))?;
@@ -77,25 +76,30 @@ fn plan_for(
     };
     match agent::plan(node, request) {
         Err(error) if error.code == code::TRY_AGAIN_LATER && !agent::is_there(node) => {
-            alone(node, &disk, pod, sandbox).map(Advice::of).ok_or(error)
+            plan_without_cluster(node, &disk, pod, sandbox).map(PlannedSandbox::of).ok_or(error)
         }
         asked => asked,
     }
 }
 
-/// The plan of a pod that selects nothing, by what the runtime says of it; nothing where it takes a cluster to know.
-fn alone(node: &NodeConfiguration, disk: &Disk, named: &PodIdentity, sandbox: &Sandbox) -> Option<Plan> {
+/// Returns the plan of a pod that selects nothing, from the runtime's call alone; `None` if the plan depends on the cluster.
+fn plan_without_cluster(
+    node: &NodeConfiguration,
+    disk: &Disk,
+    named: &PodIdentity,
+    sandbox: &Sandbox,
+) -> Option<Plan> {
     let all = Collection::default();
     let pod = all.pod(node, named).ok()?;
     let asks = |key: &String| {
         [Annotation::Networks.key(), Annotation::DefaultNetwork.key()].contains(&key.as_str())
-            || key.starts_with(OWN)
+            || key.starts_with(OWN_PREFIX)
     };
     if pod.annotations.keys().any(asks) || !plan::wanted(&pod, node).is_empty() {
         return None;
     }
     let plan = all.plan(node, disk, named, sandbox).ok()?;
-    // Its port is somebody else's to make first.
+    // Another component must create the port first.
     let takes_port = |delegate: &Delegate| {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
         network.and_then(|network| network.needs()).map_or(true, |needs| {
@@ -107,11 +111,11 @@ fn alone(node: &NodeConfiguration, disk: &Disk, named: &PodIdentity, sandbox: &S
     if plan.delegates.iter().any(takes_port) {
         return None;
     }
-    log!("weft: nobody is there to plan: a pod that selects nothing gets the networks of every pod");
+    log!("weft: no planner is reachable; the pod selects nothing and gets the networks of every pod");
     Some(plan)
 }
 
-/// The pod that a runtime's `CNI_ARGS` name (V16).
+/// Returns the pod that the runtime names in `CNI_ARGS` (V16).
 fn named(args: &str) -> PodIdentity {
     let args = Args::scan(args);
     let value = |key| args.get(key).unwrap_or_default().to_owned();
@@ -122,7 +126,7 @@ fn named(args: &str) -> PodIdentity {
     }
 }
 
-/// The networks on disk that a plan may need.
+/// Reads the networks on disk that a plan may need.
 fn read_disk(node: &NodeConfiguration) -> Result<Disk, Error> {
     let mut disk = Disk::default();
     for place in node.places() {
@@ -149,14 +153,14 @@ fn from_manifests(
     manifests.plan(node, disk, named, sandbox)
 }
 
-/// The manifest files of a directory, by name.
+/// Returns the manifest files of a directory, sorted by path.
 fn manifest_files(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let failed = |cause| Error::io(format_args!("read {}", directory.display()), cause);
     let mut files = Vec::new();
     for entry in fs::read_dir(directory).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-        // Metadata follows links: a fifo would hang us.
+        // `metadata` follows symbolic links. Reading a FIFO would block.
         if ["yaml", "yml", "json"].contains(&extension)
             && fs::metadata(&path).is_ok_and(|meta| meta.is_file())
         {

@@ -1,15 +1,13 @@
-//! Sandboxes of before weft was installed: the runtime attached them to the default network by itself, and calls weft
-//! for their end.
+//! DEL of sandboxes that existed before weft was installed: the runtime attached them to the default network itself.
 //!
-//! The runtime's own cache says what their ADD was: network, configuration, arguments, result. By that they are taken down,
-//! as the runtime would have done it: addresses and ports of the default network would stay behind otherwise.
+//! The runtime's own cache contains the ADD: network, configuration, arguments, result. This module takes the attachment
+//! down from it as the runtime would. Without it, addresses and ports of the default network would remain.
 //!
-//! Rules:
-//! - only where the journal has no entry, and only what the cache names: a DEL that is repeated finds nothing;
-//! - a plugin's own program is run where it is, in place of the one we have of that name: it made what goes;
-//! - what a meta-plugin attached is left alone: ours is in the journal, another's is `weft import multus`'s to take over;
-//! - what fails stays in the cache for the next DEL; what cannot be understood, or whose plugins are gone, is said, and keeps
-//!   no pod from its end.
+//! - It acts only if the journal has no entry, and only on attachments in the cache: a repeated DEL finds nothing.
+//! - It executes the program of a plugin, not the built-in plugin of that name, because the program made the attachment.
+//! - It leaves attachments of a meta-plugin alone: weft's are in the journal, and `weft import multus` imports Multus's.
+//! - A failed attachment stays in the cache for the next DEL. One that cannot be parsed, or whose plugins are not
+//!   installed, is logged and does not fail the DEL.
 //!
 //! Source: libcni `libcni/api.go` (`cachedInfo`); go-cni `cni.go` (`Remove`).
 
@@ -27,10 +25,10 @@ use plugin_support::log;
 use super::{Node, readiness};
 use crate::plugin_invoker::PluginInvoker;
 
-/// Takes down what the runtime attached by itself.
+/// Takes down attachments that the runtime made itself.
 ///
 /// # Errors
-/// All failures in one; what failed is still in the runtime's cache.
+/// All failures in one; failed attachments stay in the runtime's cache.
 pub(super) fn take_down(node: &Node, request: &Detach) -> Result<(), Error> {
     let Detach { who, netns, call } = request;
     let cache = Cache::new(Path::new(cache::DIRECTORY));
@@ -39,11 +37,11 @@ pub(super) fn take_down(node: &Node, request: &Detach) -> Result<(), Error> {
     let mut errors = Vec::new();
     for entry in known {
         let cache::Entry { network: name, config, mut parameters } = entry;
-        // The note of this very call is the runtime's to remove.
+        // The runtime removes the cache entry of this call itself.
         if parameters.who != *who || name == call.config.name {
             continue;
         }
-        let Ok(network) = Network::parse(&config, name.as_str()).inspect_err(say) else { continue };
+        let Ok(network) = Network::parse(&config, name.as_str()).inspect_err(log_error) else { continue };
         parameters.netns.clone_from(&netns);
         parameters.path.clone_from(&node.path);
         errors.extend(detach(node, &cache, &network, &parameters).err());
@@ -57,8 +55,9 @@ fn detach(
     network: &Network,
     parameters: &chain::Parameters,
 ) -> Result<(), Error> {
-    let Ok(types) = network.needs().inspect_err(say) else { return Ok(()) };
-    let is_ready = readiness::plugins_are_there(&node.invoker, network, &parameters.path).inspect_err(say);
+    let Ok(types) = network.needs().inspect_err(log_error) else { return Ok(()) };
+    let is_ready =
+        readiness::require_plugins(&node.invoker, network, &parameters.path).inspect_err(log_error);
     if is_ready.is_err() || types.iter().any(|name| META_PLUGINS.contains(&name.as_str())) {
         return Ok(());
     }
@@ -66,11 +65,11 @@ fn detach(
     let step = || format!("detach {ifname} ({}), attached before weft was installed", network.name);
     let last = match cache.result(&network.name, &parameters.who, network.version) {
         Err(error) if error.code == code::IO_FAILURE => return Err(error.context(step())),
-        last => last.inspect_err(say),
+        last => last.inspect_err(log_error),
     };
-    let own = PluginInvoker::new(Builtin::Never, node.configuration.delegate_timeout);
-    let are_there = types.iter().all(|name| exec::find(name, &parameters.path).is_ok());
-    let invoker = if are_there { &own } else { &node.invoker };
+    let programs = PluginInvoker::new(Builtin::Never, node.configuration.delegate_timeout);
+    let are_installed = types.iter().all(|name| exec::find(name, &parameters.path).is_ok());
+    let invoker = if are_installed { &programs } else { &node.invoker };
     let last = last.unwrap_or_default();
     let failures = chain::del_all(invoker, network, parameters, last.as_ref());
     cni::error::collected(failures.into_iter().map(|failure| failure.error).collect()).context(step())?;
@@ -78,6 +77,6 @@ fn detach(
     cache.remove(&network.name, &parameters.who)
 }
 
-fn say(error: &Error) {
+fn log_error(error: &Error) {
     log!("weft: the runtime's cache: {error}");
 }

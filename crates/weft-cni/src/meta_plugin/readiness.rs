@@ -1,6 +1,6 @@
-//! Is the default network ready? An ADD waits for it, a DEL does not, STATUS says so.
+//! Readiness of the default network: an ADD waits for it, a DEL does not, STATUS reports it.
 //!
-//! Source: the standard 6.1.2 (NPWG1-6.1.2-2); conflict C19; Multus `readinessindicatorfile`; CNI STATUS
+//! Source: the multi-network specification 6.1.2 (NPWG1-6.1.2-2); conflict C19; Multus `readinessindicatorfile`; CNI STATUS
 //! (S33: code 50).
 
 use std::path::Path;
@@ -15,22 +15,22 @@ use plugin_support::log;
 
 use crate::plugin_invoker::PluginInvoker;
 
-/// How long an ADD waits: as long as Multus does.
+/// Timeout of an ADD: the same as that of Multus.
 const WAIT_MAX: Duration = Duration::from_secs(45);
-/// How often it looks.
+/// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Blocks until the default network is ready.
 ///
 /// # Errors
-/// Code 11, naming the file that is waited for.
+/// Code 11 with the file that is missing.
 pub(super) fn wait(node: &NodeConfiguration) -> Result<(), Error> {
     let Some(file) = &node.readiness_file else { return Ok(()) };
     let started = Instant::now();
     while !Path::new(file).exists() {
         if started.elapsed() >= WAIT_MAX {
             let why = format!(
-                "the default network is not ready: {file} is not there after {} s",
+                "the default network is not ready: {file} does not exist after {} s",
                 WAIT_MAX.as_secs()
             );
             return Err(Error::new(code::TRY_AGAIN_LATER, why));
@@ -40,26 +40,26 @@ pub(super) fn wait(node: &NodeConfiguration) -> Result<(), Error> {
     Ok(())
 }
 
-/// Says so if the default network is not ready, and goes on: what is recorded can be taken down without it.
-pub(super) fn look(node: &NodeConfiguration) {
+/// Logs that the default network is not ready. The DEL continues: it works from the journal.
+pub(super) fn log_if_not_ready(node: &NodeConfiguration) {
     if let Some(file) = node.readiness_file.as_ref().filter(|file| !Path::new(file).exists()) {
-        log!("weft: the default network is not ready: {file} is not there; detaching from the journal");
+        log!("weft: the default network is not ready: {file} does not exist; detaching from the journal");
     }
 }
 
-/// STATUS: code 50 if the default network is not ready now.
-pub(super) fn now(node: &NodeConfiguration) -> Result<(), Error> {
+/// Returns code 50 (STATUS) if the default network is not ready now.
+pub(super) fn require_ready(node: &NodeConfiguration) -> Result<(), Error> {
     match node.readiness_file.as_ref().filter(|file| !Path::new(file).exists()) {
         None => Ok(()),
         Some(file) => {
-            let why = format!("the default network is not ready: {file} is not there");
+            let why = format!("the default network is not ready: {file} does not exist");
             Err(Error::new(code::NOT_AVAILABLE, why))
         }
     }
 }
 
-/// STATUS: what an ADD would fail of for want of a file or an agent is code 50; a configuration that is wrong
-/// stays that.
+/// Returns the error of a STATUS: a missing file or agent, which would fail an ADD, becomes code 50. An error of the
+/// configuration is unchanged.
 pub(super) fn unavailable(error: Error) -> Error {
     match error.code {
         code::IO_FAILURE | code::TRY_AGAIN_LATER => Error { code: code::NOT_AVAILABLE, ..error },
@@ -67,8 +67,8 @@ pub(super) fn unavailable(error: Error) -> Error {
     }
 }
 
-/// Refuses a network one of whose plugins is not there or is not a program (STATUS: code 50).
-pub(super) fn plugins_are_there(invoker: &PluginInvoker, network: &Network, path: &str) -> Result<(), Error> {
+/// Refuses a network if one of its plugins is not installed or is not a program (STATUS: code 50).
+pub(super) fn require_plugins(invoker: &PluginInvoker, network: &Network, path: &str) -> Result<(), Error> {
     for plugin in network.needs()? {
         if !invoker.in_process(&plugin, path)
             && let Err(error) = exec::find(&plugin, path).and_then(|program| exec::check_executable(&program))

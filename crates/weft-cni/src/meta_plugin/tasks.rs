@@ -5,11 +5,11 @@
 //!                                 └──────── waits for that exit ──────────────────────► executes the tasks
 //! ```
 //!
-//! Tasks are executed as a DEL is: by the journal, under the sandbox's lock. A task that fails stays for the next time.
+//! Tasks are executed as a DEL is: from the journal, under the sandbox's lock. A failed task is repeated later.
 //!
-//! - A batch that is not complete is none: its sender was killed.
+//! - A batch that is not complete is discarded: its sender was killed.
 //! - A task names a sandbox and its pod, and the entry of another pod is left alone.
-//! - Where only the pod is known to be gone, a sandbox whose namespace still exists is left alone: its runtime will call.
+//! - If only the pod is known to be gone, a sandbox whose namespace still exists is left alone: its runtime will call DEL.
 //! - The result of a check or a change is reported to the agent.
 
 use std::io;
@@ -39,13 +39,13 @@ use crate::plugin_invoker::PluginInvoker;
 /// First argument of a process that executes a task batch.
 pub const COMMAND: &str = "run-tasks";
 
-/// Option for a process in a container: plugins find the programs of the host, for instance iptables.
+/// Option for a process in a container: plugins find the programs of the host, for example iptables.
 pub const ON_HOST: &str = "--on-host";
 
 /// Option with the id of the parent process, whose exit is waited for.
 pub const AFTER: &str = "--after";
 
-/// Has a process of its own execute the tasks once this one has exited. A failure to start it is logged.
+/// Starts a process that executes the tasks once this one has exited. A failure to start it is logged.
 pub(super) fn run_later(call: &Call, flavour: Flavour, tasks: Vec<Task>) {
     if let Err(error) = start(call.config.value(), flavour, tasks) {
         log!("weft: failed to hand over tasks: {error}");
@@ -58,7 +58,7 @@ fn start(configuration: &Value, flavour: Flavour, tasks: Vec<Task>) -> Result<()
     let mut child = Command::new("/proc/self/exe")
         .args([COMMAND, AFTER, &std::process::id().to_string()])
         .env_clear()
-        // Where `weft` may be.
+        // The directory of `weft` may be in it.
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -74,11 +74,11 @@ fn start(configuration: &Value, flavour: Flavour, tasks: Vec<Task>) -> Result<()
 /// Reads a task batch from standard input, waits for the exit of the process `after`, and executes the tasks.
 ///
 /// # Errors
-/// All failures in one; what could not be done stays in the journal.
+/// All failures in one; unfinished work stays in the journal.
 pub fn run(after: Option<u32>) -> Result<(), Error> {
     // The runtime may kill the process group of the plugin that it called.
     match rustix::process::setsid() {
-        // The leader of a process group is in no other one.
+        // The leader of a process group is already separate.
         Ok(_) | Err(Errno::PERM) => {}
         Err(cause) => return Err(Error::io("leave the session", cause)),
     }
@@ -101,7 +101,7 @@ pub fn run(after: Option<u32>) -> Result<(), Error> {
                 publish(directory, container, kubeconfig.as_deref()).map(|()| None)
             }
             Task::Check { container, uid } => check(&journal, &invoker, container, uid),
-            Task::Change { plan } => alter(&journal, &invoker, plan, node.delegate_timeout),
+            Task::Change { plan } => change_networks(&journal, &invoker, plan, node.delegate_timeout),
         };
         match result {
             Ok(Some(result)) => errors.extend(agent::report(&node, result).err()),
@@ -112,7 +112,7 @@ pub fn run(after: Option<u32>) -> Result<(), Error> {
     cni::error::collected(errors)
 }
 
-/// Returns the entry of a sandbox, locked; `None` if another process works on it, or it is gone or another pod's.
+/// Returns the entry of a sandbox, locked. Returns `None` if it is locked by another process, is gone, or is another pod's.
 fn find(journal: &Journal, container: &ContainerId, uid: &str) -> Result<Option<(Lock, Entry)>, Error> {
     let Some(lock) = Lock::attempt(journal.directory(), container)? else { return Ok(None) };
     let Some(entry) = journal.read(container)? else {
@@ -122,7 +122,7 @@ fn find(journal: &Journal, container: &ContainerId, uid: &str) -> Result<Option<
     Ok((entry.plan.pod.uid == uid).then_some((lock, entry)))
 }
 
-/// Checks that a sandbox is as it was attached; one that is not completely attached has no result.
+/// Checks that a sandbox is as it was attached. Returns no result for a sandbox that is not completely attached.
 fn check(
     journal: &Journal,
     invoker: &PluginInvoker,
@@ -139,21 +139,21 @@ fn check(
     Ok(Some(TaskResult { kind: TaskKind::Check, container: container.clone(), uid, changes, error, wrong }))
 }
 
-/// Changes a running sandbox to the one of `plan`.
-fn alter(
+/// Changes a running sandbox to `plan`.
+fn change_networks(
     journal: &Journal,
     invoker: &PluginInvoker,
     plan: &Plan,
     timeout: Duration,
 ) -> Result<Option<TaskResult>, Error> {
-    // A GC would take new reservations for leftovers.
+    // A concurrent GC would treat new reservations as leftovers.
     let changes = Lock::changes(journal.directory())?;
-    let altered = alter_alone(journal, invoker, plan, timeout);
+    let changed = change_locked(journal, invoker, plan, timeout);
     changes.retire();
-    altered
+    changed
 }
 
-fn alter_alone(
+fn change_locked(
     journal: &Journal,
     invoker: &PluginInvoker,
     plan: &Plan,
@@ -187,7 +187,7 @@ fn take_down(
     Ok(())
 }
 
-/// `weft publish --journal DIRECTORY --container-id CONTAINER`; it knows how long to try.
+/// Runs `weft publish --journal DIRECTORY --container-id CONTAINER`, which has its own timeout.
 fn publish(directory: &str, container: &ContainerId, kubeconfig: Option<&str>) -> Result<(), Error> {
     let program = agent::find_weft();
     let mut command = Command::new(&program);

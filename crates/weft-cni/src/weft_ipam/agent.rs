@@ -1,4 +1,4 @@
-//! Asking for what a ledger lacks: the agent on its socket, or, without a cluster, nobody but ourselves.
+//! Allocation requests of an address store: to the agent's socket, or answered locally where there is no cluster.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
@@ -16,16 +16,16 @@ use rpc::message::{Request, Response};
 
 use super::settings::{Pool, Settings};
 
-/// How long the agent may take when an address waits for it: shorter than others wait for the ledger.
+/// Timeout of the agent while an ADD waits: shorter than the timeout of other calls for the address store.
 const ADD_MAX: Duration = Duration::from_secs(20);
-/// How long where nothing waits for it.
-const COURTESY: Duration = Duration::from_secs(2);
+/// Timeout of a best-effort request.
+const BEST_EFFORT_MAX: Duration = Duration::from_secs(2);
 
-/// Request of a store.
-pub(super) fn demand(
+/// Returns the request of an address store.
+pub(super) fn allocate_request(
     settings: &Settings,
     pool: &Pool,
-    ledger: &AddressStore,
+    addresses: &AddressStore,
     operation: Operation,
     owner: &str,
 ) -> AllocateRequest {
@@ -39,23 +39,23 @@ pub(super) fn demand(
         filter: pool.filter.clone(),
         store: pool.name.clone(),
         directory: settings.directory.display().to_string(),
-        blocks: ledger.lease_request(AllocationKind::Nothing).blocks,
+        blocks: addresses.lease_request(AllocationKind::Nothing).blocks,
         operation,
         pod: settings.pod.clone(),
         owner: owner.to_owned(),
         claim: settings.claim.name.clone(),
         shares_claim: settings.claim.shared,
-        quarantine: settings.rest,
+        quarantine: settings.quarantine,
     }
 }
 
-/// Asks the agent and waits for its answer.
+/// Sends a request to the agent and returns its response.
 pub(super) fn ask(socket: &Path, request: AllocateRequest) -> Result<AllocateResponse, Error> {
-    let patience = if request.operation.is_best_effort() { COURTESY } else { ADD_MAX };
+    let timeout = if request.operation.is_best_effort() { BEST_EFFORT_MAX } else { ADD_MAX };
     let failed = |cause: std::io::Error| match cause.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
             let why = format!(
-                "no free address on this node, and no agent to lease more: {}: {cause}",
+                "no free address on this node, and no agent to lease another block: {}: {cause}",
                 socket.display()
             );
             Error::new(code::TRY_AGAIN_LATER, why)
@@ -65,11 +65,11 @@ pub(super) fn ask(socket: &Path, request: AllocateRequest) -> Result<AllocateRes
         }
         _ => Error::io(format_args!("agent {}", socket.display()), cause),
     };
-    let mut stream = connect_within(socket, COURTESY).map_err(failed)?;
-    exchange(&mut stream, request, patience).context(format_args!("agent {}", socket.display()))
+    let mut stream = connect_within(socket, BEST_EFFORT_MAX).map_err(failed)?;
+    exchange(&mut stream, request, timeout).context(format_args!("agent {}", socket.display()))
 }
 
-/// Sends a request and receives its response, which may take `timeout`: the address store is locked meanwhile.
+/// Sends a request and receives its response within `timeout`. The caller keeps the address store locked.
 fn exchange(
     stream: &mut UnixStream,
     request: AllocateRequest,
@@ -86,22 +86,22 @@ fn exchange(
     }
 }
 
-/// Tells the agent that more will be needed soon; whether it listens changes nothing.
+/// Notifies the agent that the store will need another block soon; a failure is ignored.
 pub(super) fn hint(socket: &Path, request: AllocateRequest) {
-    if let Ok(mut stream) = connect_within(socket, COURTESY) {
+    if let Ok(mut stream) = connect_within(socket, BEST_EFFORT_MAX) {
         let _ = frame::send(&mut stream, &Request::AllocateBlocks(Box::new(request)));
     }
 }
 
-/// Without a cluster every block is ours.
-pub(super) fn supply_alone(pool: &Pool, ledger: &AddressStore, kind: AllocationKind) -> LeaseResponse {
-    let grid = PoolLayout::new(pool.range, BITS_MAX);
-    let has = |net| ledger.blocks().any(|block| block.net == net);
+/// Returns the response of an allocation without a cluster, where every block of the pool is available to this node.
+pub(super) fn allocate_locally(pool: &Pool, addresses: &AddressStore, kind: AllocationKind) -> LeaseResponse {
+    let layout = PoolLayout::new(pool.range, BITS_MAX);
+    let has = |net| addresses.blocks().any(|block| block.net == net);
     let wanted = match kind {
-        AllocationKind::Address(ip) => grid.block_of(ip),
-        _ => pool.filter.blocks(&grid, 0).find(|net| !has(*net)),
+        AllocationKind::Address(ip) => layout.block_of(ip),
+        _ => pool.filter.blocks(&layout, 0).find(|net| !has(*net)),
     };
-    let confirmed = ledger.blocks().filter(|block| block.state == BlockState::Unconfirmed);
+    let confirmed = addresses.blocks().filter(|block| block.state == BlockState::Unconfirmed);
     let confirmed: Vec<_> = confirmed.map(|block| (block.lease.clone(), block.lease)).collect();
     let leases = wanted.filter(|net| confirmed.is_empty() && !has(*net)).into_iter();
     let lease =
@@ -120,14 +120,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_that_asks_again_and_again_whether_somebody_is_there_has_no_more_time_for_it() {
+    fn repeated_client_probes_do_not_extend_the_timeout() {
         let path = std::env::temp_dir().join(format!("weft-still-{}", std::process::id()));
         let listener = UnixListener::bind(&path).unwrap();
         let agent = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let _: Request = frame::receive(&mut stream).unwrap();
             let began = Instant::now();
-            while began.elapsed() < 5 * COURTESY && frame::send(&mut stream, &Response::ProbeClient).is_ok() {
+            while began.elapsed() < 5 * BEST_EFFORT_MAX
+                && frame::send(&mut stream, &Response::ProbeClient).is_ok()
+            {
                 if frame::receive::<Request>(&mut stream).is_err() {
                     return;
                 }
@@ -135,7 +137,7 @@ mod tests {
             }
         });
         let range = "10.0.0.0/24".parse().unwrap();
-        let demand = AllocateRequest {
+        let request = AllocateRequest {
             pool: PoolReference { name: "p".into(), must_exist: false, network: String::new(), range },
             filter: AddressFilter::new(Range::between(range, None, None).unwrap(), &[]),
             store: "p".into(),
@@ -149,8 +151,12 @@ mod tests {
             quarantine: 0,
         };
         let began = Instant::now();
-        assert!(ask(&path, demand).is_err());
-        assert!(began.elapsed() >= COURTESY && began.elapsed() < 2 * COURTESY, "{:?}", began.elapsed());
+        assert!(ask(&path, request).is_err());
+        assert!(
+            began.elapsed() >= BEST_EFFORT_MAX && began.elapsed() < 2 * BEST_EFFORT_MAX,
+            "{:?}",
+            began.elapsed()
+        );
         agent.join().unwrap();
         std::fs::remove_file(&path).unwrap();
     }

@@ -1,6 +1,6 @@
 //! ADD: one address of each set, from the address store of this node or through its agent.
 //!
-//! The store is unlocked while the agent needs it, and the attachment is tried again then.
+//! If the agent must change the address store itself, the store is unlocked for a while and the allocation is tried again.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use cni::invocation::{Attach, Attachment};
 use cni::result::IpConfig;
 use cni::{Error, code};
+use ipam::address_store::OwnerTag;
 use ipam::pool_layout::address_count;
 use ipam::{Allocation, AllocationError, AllocationKind, Clock, LeaseResponse};
 use ipnet::IpNet;
@@ -18,36 +19,37 @@ use rpc::allocate::{AllocateResponse, Operation};
 
 use super::agent;
 use super::settings::{Pool, Set, Settings, Source};
-use super::store::{Owner, Store, mark, now};
+use super::store::{Owner, Store, now, owner_tag};
 
-/// Fewer free addresses than this, and the agent is told that more will be needed; of small blocks a quarter. A block of 256 is
-/// enough for the 250 pods of a full node without another.
+/// Number of free addresses below which the agent is notified to prefetch a block; for small blocks a quarter of the block.
+/// With this number a block of 256 addresses suffices for the 250 pods of a full node.
 const LOW: usize = 4;
-/// Questions of one ADD: one for what the node was leased before, one for something new, one for bad luck.
-const QUESTIONS: usize = 3;
-/// How long the ledger is let go of for its agent, each time, in milliseconds.
+/// Largest number of further requests of one ADD: one for a block of an earlier lease, one for a new block, one for a
+/// conflict.
+const REQUESTS_MAX: usize = 3;
+/// Pauses in which the store is unlocked for the agent, in milliseconds.
 const PAUSES: [u64; 6] = [50, 100, 200, 400, 800, 1600];
 
-/// Whom an address is for.
-pub(super) struct Who {
+/// Attachment that an address is allocated to.
+pub(super) struct Claimant {
     pub(super) owner: Owner,
-    /// One of 2⁶⁴; the same for every call of an attachment and a set.
-    pub(super) mark: u64,
-    /// Its name in the registry.
+    /// Owner tag: equal for every call of an attachment and a range set.
+    pub(super) tag: OwnerTag,
+    /// Name of the owner in the cluster's IPAM objects.
     pub(super) name: String,
-    /// Did this call write an address down for it?
-    pub(super) given: AtomicBool,
+    /// Whether this call wrote an address for it into the store.
+    pub(super) allocated: AtomicBool,
 }
 
-impl Who {
-    pub(super) fn of(settings: &Settings, request: &Attach, index: usize) -> Who {
+impl Claimant {
+    pub(super) fn of(settings: &Settings, request: &Attach, index: usize) -> Claimant {
         let Attachment { container, ifname } = &request.who;
         let network = request.call.config.name.as_str();
         let pod = [settings.pod.uid.clone(), settings.pod.namespace.clone(), settings.pod.name.clone()];
-        Who {
-            mark: mark(network, container.as_str(), ifname.as_str(), index),
+        Claimant {
+            tag: owner_tag(network, container.as_str(), ifname.as_str(), index),
             name: format!("{}/{container}/{ifname}", pod[0]),
-            given: AtomicBool::new(false),
+            allocated: AtomicBool::new(false),
             owner: Owner {
                 container: container.to_string(),
                 ifname: ifname.to_string(),
@@ -59,12 +61,12 @@ impl Who {
     }
 }
 
-/// One address of a set: the one that is held, else of the first pool that has one.
-pub(super) fn give(settings: &Arc<Settings>, set: &Set, who: &Arc<Who>) -> Result<IpConfig, Error> {
+/// Returns one address of a set: the one that the attachment holds, else one of the first pool that has a free address.
+pub(super) fn allocate(settings: &Arc<Settings>, set: &Set, who: &Arc<Claimant>) -> Result<IpConfig, Error> {
     let mut last = None;
     let mut pools: Vec<&Arc<Pool>> = set.pools.iter().collect();
     if pools.len() > 1 {
-        pools.sort_by_cached_key(|pool| !holds(settings, pool, who.mark));
+        pools.sort_by_cached_key(|pool| !holds(settings, pool, who.tag));
     }
     for pool in pools {
         if let Some(request) = &set.request
@@ -72,20 +74,20 @@ pub(super) fn give(settings: &Arc<Settings>, set: &Set, who: &Arc<Who>) -> Resul
         {
             continue;
         }
-        let wish = match (&set.request, settings.claim.name.is_empty()) {
+        let kind = match (&set.request, settings.claim.name.is_empty()) {
             (Some(request), true) => AllocationKind::Address(request.ip),
             (Some(request), false) => AllocationKind::AddressForClaim(request.ip),
             (None, true) => AllocationKind::Any,
             (None, false) => AllocationKind::ForClaim(None),
         };
         let (own, from, whom) = (Arc::clone(settings), Arc::clone(pool), Arc::clone(who));
-        let turn = move |wish: AllocationKind| {
+        let attempt = move |kind: AllocationKind| {
             let (own, from, whom) = (Arc::clone(&own), Arc::clone(&from), Arc::clone(&whom));
             Store::create(&settings.directory, &pool.name, move |store| {
-                give_from(&own, &from, wish, &whom, store)
+                allocate_from(&own, &from, kind, &whom, store)
             })
         };
-        match in_turns(wish, turn) {
+        match retry_while_transferring(kind, attempt) {
             Ok(ip) => {
                 let address = IpNet::new(ip, pool.range.prefix_len()).unwrap_or(IpNet::from(ip));
                 return Ok(IpConfig { interface: None, address, gateway: pool.gateway });
@@ -93,66 +95,66 @@ pub(super) fn give(settings: &Arc<Settings>, set: &Set, who: &Arc<Who>) -> Resul
             Err(error) => last = Some(error),
         }
     }
-    Err(last.unwrap_or_else(|| Error::config("ipam.ranges: none may give the address that is asked for")))
+    Err(last.unwrap_or_else(|| Error::config("ipam.ranges: the requested address is in none of the ranges")))
 }
 
-/// Has the owner with this mark an address of the pool? A ledger that cannot be read is told of when it is asked.
-fn holds(settings: &Settings, pool: &Pool, mark: u64) -> bool {
+/// Whether the owner with this tag has an address of the pool. A store that cannot be read is reported by the allocation.
+fn holds(settings: &Settings, pool: &Pool, tag: OwnerTag) -> bool {
     let found = Store::find(&settings.directory, &pool.name).ok().flatten();
-    found.is_some_and(|store| store.ledger.held_by(mark).next().is_some())
+    found.is_some_and(|store| store.addresses.held_by(tag).next().is_some())
 }
 
-/// How a turn ended.
-enum Ended {
-    /// With this address.
-    Given(IpAddr),
-    /// The agent needs the ledger for this address; why it is not there yet.
-    LetGo(IpAddr, Error),
+/// Result of one attempt.
+enum Attempt {
+    /// The allocated address.
+    Allocated(IpAddr),
+    /// The agent needs the store to transfer this address; the error if it does not do so in time.
+    Transferring(IpAddr, Error),
 }
 
-/// As many turns as it takes until the agent has given up what is wanted, within a few seconds.
-fn in_turns(
-    mut wish: AllocationKind,
-    turn: impl Fn(AllocationKind) -> Result<Ended, Error>,
+/// Repeats an attempt until the agent has transferred the requested address, for a few seconds.
+fn retry_while_transferring(
+    mut kind: AllocationKind,
+    attempt: impl Fn(AllocationKind) -> Result<Attempt, Error>,
 ) -> Result<IpAddr, Error> {
     let mut pauses = PAUSES.iter();
     loop {
-        match (turn(wish)?, pauses.next()) {
-            (Ended::Given(ip), _) => return Ok(ip),
-            (Ended::LetGo(ip, _), Some(pause)) => {
-                if matches!(wish, AllocationKind::ForClaim(_)) {
-                    wish = AllocationKind::ForClaim(Some(ip));
+        match (attempt(kind)?, pauses.next()) {
+            (Attempt::Allocated(ip), _) => return Ok(ip),
+            (Attempt::Transferring(ip, _), Some(pause)) => {
+                if matches!(kind, AllocationKind::ForClaim(_)) {
+                    kind = AllocationKind::ForClaim(Some(ip));
                 }
                 std::thread::sleep(Duration::from_millis(*pause));
             }
-            (Ended::LetGo(_, error), None) => return Err(error),
+            (Attempt::Transferring(_, error), None) => return Err(error),
         }
     }
 }
 
-fn give_from(
+fn allocate_from(
     settings: &Settings,
     pool: &Pool,
-    wish: AllocationKind,
-    who: &Who,
+    kind: AllocationKind,
+    who: &Claimant,
     mut store: Store,
-) -> Result<Ended, Error> {
-    let refused = |why: &dyn fmt::Display| refusal(pool, wish, why);
+) -> Result<Attempt, Error> {
+    let refused = |why: &dyn fmt::Display| refusal(pool, kind, why);
     let (mut refusal, mut tried) = (None, Vec::new());
-    for _ in 0..=QUESTIONS {
-        let clock = Clock { now: now(), quarantine: settings.rest };
-        let turn = store.ledger.allocate(clock, &pool.filter, who.mark, wish);
-        store.trusted()?;
-        let wanted = match turn {
-            // Written before: by a call that perhaps did not live until it was on the disk, or just now, for this owner alone.
+    for _ in 0..=REQUESTS_MAX {
+        let clock = Clock { now: now(), quarantine: settings.quarantine };
+        let allocation = store.addresses.allocate(clock, &pool.filter, who.tag, kind);
+        store.require_readable()?;
+        let wanted = match allocation {
+            // Already recorded: by an earlier call, which may have been killed before the disk was synchronized, or just now.
             Allocation::Allocated(_, ip, edits) if edits.is_empty() => {
-                return store.settle().map(|()| Ended::Given(ip));
+                return store.settle().map(|()| Attempt::Allocated(ip));
             }
-            Allocation::Allocated(place, ip, edits) => {
-                who.given.store(true, Relaxed);
-                store.sign(place, &who.owner)?;
+            Allocation::Allocated(slot, ip, edits) => {
+                who.allocated.store(true, Relaxed);
+                store.record_owner(slot, &who.owner)?;
                 store.write(&edits)?;
-                return settled(settings, pool, who, clock, store).map(|()| Ended::Given(ip));
+                return settle_and_hint(settings, pool, who, clock, store).map(|()| Attempt::Allocated(ip));
             }
             Allocation::Refused(why) => {
                 let owner =
@@ -170,28 +172,28 @@ fn give_from(
             }
         };
         let wanted = if let AllocationKind::ForClaim(named) = wanted {
-            let offer = store.ledger.offer_for_claim(clock, &pool.filter, who.mark, named, &tried);
+            let offer = store.addresses.offer_for_claim(clock, &pool.filter, who.tag, named, &tried);
             AllocationKind::ForClaim(offer)
         } else {
             wanted
         };
-        let answer = ask(settings, pool, &store, wanted, who)?;
-        let (why, supply) = (answer.error(), answer.lease);
-        receive(&mut store, clock, who, &supply)?;
-        match supply.error {
+        let answer = request_lease(settings, pool, &store, wanted, who)?;
+        let (why, lease) = (answer.error(), answer.lease);
+        apply(&mut store, clock, who, &lease)?;
+        match lease.error {
             Some(why @ AllocationError::InOwnBlock { ip, .. }) => {
                 return match holder(&store, ip) {
                     Some(owner) => Err(refused(&format!("{owner} holds {ip}"))),
-                    None => Ok(Ended::LetGo(ip, refused(&format!("{ip}: {why}")))),
+                    None => Ok(Attempt::Transferring(ip, refused(&format!("{ip}: {why}")))),
                 };
             }
-            Some(AllocationError::OfferTaken(ip)) if tried.len() < QUESTIONS => {
+            Some(AllocationError::OfferTaken(ip)) if tried.len() < REQUESTS_MAX => {
                 tried.push(ip);
                 continue;
             }
             _ => {}
         }
-        refusal = if supply.leases.is_empty() && supply.confirmed.is_empty() {
+        refusal = if lease.leases.is_empty() && lease.confirmed.is_empty() {
             Some(why.or(refusal).unwrap_or_else(|| "no address is free".to_owned()))
         } else {
             None
@@ -200,9 +202,9 @@ fn give_from(
     Err(refused(&refusal.unwrap_or_else(|| "no address is free".to_owned())))
 }
 
-/// Says of what it is that there is no address.
-fn refusal(pool: &Pool, wish: AllocationKind, why: &dyn fmt::Display) -> Error {
-    let why = match wish {
+/// Returns the error of an allocation; it names the requested address, or the pool's range.
+fn refusal(pool: &Pool, kind: AllocationKind, why: &dyn fmt::Display) -> Error {
+    let why = match kind {
         AllocationKind::Address(ip) | AllocationKind::AddressForClaim(ip) => {
             format!("pool {}: {ip}: {why}", pool.name)
         }
@@ -211,53 +213,64 @@ fn refusal(pool: &Pool, wish: AllocationKind, why: &dyn fmt::Display) -> Error {
     Error::new(code::TRY_AGAIN_LATER, why)
 }
 
-/// Writes an answer down. An address of our own is held as soon as it is written.
-fn receive(store: &mut Store, clock: Clock, who: &Who, supply: &LeaseResponse) -> Result<(), Error> {
-    let edits = store.ledger.apply_response(clock, who.mark, supply);
-    if let Some(place) = store.ledger.held_by(who.mark).next() {
-        who.given.store(true, Relaxed);
-        store.sign(place, &who.owner)?;
+/// Applies a response to the store. A claimed address in it is held as soon as it is written.
+fn apply(store: &mut Store, clock: Clock, who: &Claimant, lease: &LeaseResponse) -> Result<(), Error> {
+    let edits = store.addresses.apply_response(clock, who.tag, lease);
+    if let Some(slot) = store.addresses.held_by(who.tag).next() {
+        who.allocated.store(true, Relaxed);
+        store.record_owner(slot, &who.owner)?;
     }
     store.write(&edits)
 }
 
-/// How many free addresses are few.
+/// Returns the number of free addresses below which a block is prefetched.
 pub(super) fn low(store: &Store) -> usize {
-    let size =
-        store.ledger.blocks().find(|block| !block.single_owner).map_or(0, |block| address_count(block.net));
+    let size = store
+        .addresses
+        .blocks()
+        .find(|block| !block.single_owner)
+        .map_or(0, |block| address_count(block.net));
     usize::try_from(size / 4).unwrap_or(LOW).clamp(1, LOW)
 }
 
-/// Waits for the disk, and tells the agent if few addresses are left.
-fn settled(settings: &Settings, pool: &Pool, who: &Who, clock: Clock, store: Store) -> Result<(), Error> {
+/// Waits for the disk, and notifies the agent if few addresses are free.
+fn settle_and_hint(
+    settings: &Settings,
+    pool: &Pool,
+    who: &Claimant,
+    clock: Clock,
+    store: Store,
+) -> Result<(), Error> {
     let low = settings.source == Source::Cluster
-        && !store.ledger.has_free(clock, |ip| pool.filter.admits(ip), low(&store));
-    let demand = low.then(|| agent::demand(settings, pool, &store.ledger, Operation::Prefetch, &who.name));
+        && !store.addresses.has_free(clock, |ip| pool.filter.admits(ip), low(&store));
+    let request = low
+        .then(|| agent::allocate_request(settings, pool, &store.addresses, Operation::Prefetch, &who.name));
     store.settle()?;
-    if let Some(demand) = demand {
-        agent::hint(&settings.socket, demand);
+    if let Some(request) = request {
+        agent::hint(&settings.socket, request);
     }
     Ok(())
 }
 
-/// Asks for what the ledger lacks.
-fn ask(
+/// Requests a lease for an allocation that the store cannot serve.
+fn request_lease(
     settings: &Settings,
     pool: &Pool,
     store: &Store,
     wanted: AllocationKind,
-    who: &Who,
+    who: &Claimant,
 ) -> Result<AllocateResponse, Error> {
     if settings.source == Source::File {
-        let lease = agent::supply_alone(pool, &store.ledger, wanted);
+        let lease = agent::allocate_locally(pool, &store.addresses, wanted);
         return Ok(AllocateResponse { lease, ..AllocateResponse::default() });
     }
-    let demand = agent::demand(settings, pool, &store.ledger, Operation::Allocate(wanted), &who.name);
-    agent::ask(&settings.socket, demand)
+    let operation = Operation::Allocate(wanted);
+    let request = agent::allocate_request(settings, pool, &store.addresses, operation, &who.name);
+    agent::ask(&settings.socket, request)
         .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })
 }
 
-/// Who holds an address of the ledger.
+/// Returns the owner of an address in the store.
 fn holder(store: &Store, ip: IpAddr) -> Option<Owner> {
-    store.ledger.find_held(ip).map(|place| store.owner(place))
+    store.addresses.find_held(ip).map(|slot| store.owner(slot))
 }

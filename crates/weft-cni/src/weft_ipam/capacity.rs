@@ -10,32 +10,32 @@ use super::settings::{Pool, Settings, Source};
 use super::store::{Store, now};
 
 pub(super) fn has_room(settings: &Settings, pool: &Pool) -> Result<(), Error> {
-    let clock = Clock { now: now(), quarantine: settings.rest };
+    let clock = Clock { now: now(), quarantine: settings.quarantine };
     let store = Store::find(&settings.directory, &pool.name)?;
     let none = ipam::AddressStore::new("");
-    let ledger = store.as_ref().map_or(&none, |store| &store.ledger);
-    let has_free = ledger.has_free(clock, |ip| pool.filter.admits(ip), 1);
+    let addresses = store.as_ref().map_or(&none, |store| &store.addresses);
+    let has_free = addresses.has_free(clock, |ip| pool.filter.admits(ip), 1);
     let Usage { held, quarantined, free } = match has_free {
         true => return Ok(()),
-        false => ledger.usage(clock, |ip| pool.filter.admits(ip)),
+        false => addresses.usage(clock, |ip| pool.filter.admits(ip)),
     };
-    store.as_ref().map_or(Ok(()), Store::trusted)?;
-    let said = match settings.source {
+    store.as_ref().map_or(Ok(()), Store::require_readable)?;
+    let refusal = match settings.source {
         Source::File => {
-            let supply = agent::supply_alone(pool, ledger, AllocationKind::Any);
-            (supply.leases.is_empty() && supply.confirmed.is_empty()).then(|| "no address is free".to_owned())
+            let lease = agent::allocate_locally(pool, addresses, AllocationKind::Any);
+            (lease.leases.is_empty() && lease.confirmed.is_empty()).then(|| "no address is free".to_owned())
         }
         Source::Cluster => {
-            let demand = agent::demand(settings, pool, ledger, Operation::CheckCapacity, "");
-            // Nobody waits for the agent but we.
+            let request = agent::allocate_request(settings, pool, addresses, Operation::CheckCapacity, "");
+            // Other calls must not wait for the agent.
             drop(store);
-            let asked = agent::ask(&settings.socket, demand);
+            let asked = agent::ask(&settings.socket, request);
             let asked = asked
                 .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })?;
             asked.error()
         }
     };
-    let Some(why) = said else { return Ok(()) };
+    let Some(why) = refusal else { return Ok(()) };
     let details =
         format!("in the blocks of this node {held} are held, {quarantined} in quarantine, {free} free");
     Err(Error::new(code::NOT_AVAILABLE, format!("pool {}: {}: {why}", pool.name, pool.filter.range))

@@ -1,13 +1,13 @@
-//! What was given back while the ledger could not be read: a line for each attachment, until the ledger can be.
+//! Deferred releases: attachments that ended while the address store was unreadable, one line each, until it is readable.
 //!
 //! ```text
-//!   DEL ──► ledger spoilt ──► owners: was it ever given anything? ──► released: NETWORK CONTAINER INTERFACE
-//!   any call ──► ledger read again ──► released ──► those addresses are free ──► released is removed
+//!   DEL ──► store unreadable ──► owners: had it an address? ──► released: NETWORK CONTAINER INTERFACE
+//!   any call ──► store readable again ──► released ──► those addresses are free ──► released is removed
 //! ```
 //!
-//! Rules: a pod ends whatever has become of the ledger; nothing is given from a ledger that cannot be read, so nothing is
-//! given twice; a line is on the disk before the DEL is answered, and stays until what it says is. A line that was
-//! half written when the power went is of a pod that went with it.
+//! - A DEL succeeds with an unreadable store. Nothing is allocated from such a store, so no address is allocated twice.
+//! - A line is on the disk before the DEL returns, and stays until its addresses are released on the disk.
+//! - A line that a loss of power cut off is ignored: its pod ended with the machine.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -18,15 +18,15 @@ use cni::invocation::Attachment;
 
 use super::owners::{OWNERS, RECORD};
 
-/// The file's name.
+/// Name of the file.
 const RELEASED: &str = "released";
-/// Longest file: a line for each address of a ledger, and some.
+/// Largest length of the file: a line for each address of a store, with a margin.
 const LENGTH_MAX: u64 = 64 << 20;
 
-/// Writes down that an attachment of this network is gone. One that no address was signed for needs no line.
+/// Records that an attachment of this network has ended. An attachment without an owner record needs no line.
 pub(super) fn remember(directory: &Path, network: &str, who: &Attachment) -> io::Result<()> {
     let Attachment { container, ifname } = who;
-    if !was_given(directory, &format!("{container}\n{ifname}\n{network}\n")) {
+    if !has_owner_record(directory, &format!("{container}\n{ifname}\n{network}\n")) {
         return Ok(());
     }
     let line = format!("{network} {container} {ifname}");
@@ -35,14 +35,14 @@ pub(super) fn remember(directory: &Path, network: &str, who: &Attachment) -> io:
     let mut text = String::new();
     (&file).take(LENGTH_MAX).read_to_string(&mut text)?;
     if !text.lines().any(|known| known == line) {
-        // After half a line of somebody who was killed.
+        // The previous line may be incomplete because its writer was killed.
         let divider = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
         file.write_all(format!("{divider}{line}\n").as_bytes())?;
     }
     file.sync_data()
 }
 
-/// Network, container and interface of each attachment that is gone.
+/// Returns network, container and interface of each recorded attachment.
 pub(super) fn recall(directory: &Path) -> io::Result<Vec<[String; 3]>> {
     let mut text = String::new();
     match File::open(directory.join(RELEASED)) {
@@ -57,13 +57,13 @@ pub(super) fn recall(directory: &Path) -> io::Result<Vec<[String; 3]>> {
     Ok(text.lines().filter_map(line).collect())
 }
 
-/// Removes the file, once what it says is in the ledger.
+/// Removes the file, once the address store contains the releases.
 pub(super) fn forget(directory: &Path) -> io::Result<()> {
     std::fs::remove_file(directory.join(RELEASED))
 }
 
-/// Is there an address that was signed for this owner? If that cannot be said, there may be.
-fn was_given(directory: &Path, owner: &str) -> bool {
+/// Whether an address was recorded for this owner, or the file cannot be read.
+fn has_owner_record(directory: &Path, owner: &str) -> bool {
     let Ok(mut file) = File::open(directory.join(OWNERS)) else { return true };
     let mut record = [0; RECORD];
     loop {

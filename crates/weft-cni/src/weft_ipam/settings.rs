@@ -1,10 +1,10 @@
-//! What a configuration says about addresses: the pools, which addresses of them, for whom.
+//! Configuration of `weft-ipam`: the pools of a network, their usable addresses, and the owner of an address.
 //!
-//! Three vocabularies, freely mixed: whereabouts' (`range`, `range_start`, `exclude`, `ipRanges`, `network_name`),
-//! host-local's (`subnet`, `rangeStart`, `ranges`, `resolvConf`, `dataDir`), our own (`pool`, `store`, `quarantine`, `sticky`).
-//! Each entry of `ipRanges`, and each list of `ranges`, gives one address.
+//! Three vocabularies can be mixed: whereabouts' (`range`, `range_start`, `exclude`, `ipRanges`, `network_name`),
+//! host-local's (`subnet`, `rangeStart`, `ranges`, `resolvConf`, `dataDir`) and weft's (`pool`, `store`, `quarantine`,
+//! `sticky`). Each entry of `ipRanges`, and each list of `ranges`, is a set that yields one address.
 //!
-//! The pool of a range is named as whereabouts names it, `[network_name-]10.1.0.0-16`: networks that write the same range
+//! The pool of a range has the name that whereabouts gives it, `[network_name-]10.1.0.0-16`. Networks with the same range
 //! share its addresses; start, end, exclude and gateway are each network's own.
 //!
 //! Source: whereabouts `pkg/types/types.go`, `pkg/config/config.go`; host-local.
@@ -25,17 +25,17 @@ use plugins::ipam::host_local::resolv_conf;
 use plugins::ipam::{self as addresses, Request, RequestConf, Requests, RouteConf};
 use serde::Deserialize;
 
-/// Where ledgers are kept.
+/// Default directory of the address stores.
 const DATA_DIRECTORY: &str = "/var/lib/weft/ipam";
-/// Where the agent answers.
+/// Default path of the agent's socket.
 const AGENT_SOCKET: &str = "/run/weft/agent.sock";
-/// How long a freed address rests, in seconds.
+/// Default quarantine of a released address, in seconds.
 const QUARANTINE: u64 = 60;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Conf {
-    ipam: Keys,
+    ipam: IpamConf,
     args: ArgsConf,
     #[serde(rename = "runtimeConfig")]
     runtime_config: RuntimeConf,
@@ -51,21 +51,21 @@ struct RuntimeConf {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ArgsConf {
-    cni: WishConf,
+    cni: RequestedClaimConf,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct WishConf {
+struct RequestedClaimConf {
     #[serde(rename = "ipam-claim-reference")]
     claim: String,
     sticky: bool,
 }
 
-/// The `ipam` object, key by key.
+/// The `ipam` object, field by field.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Keys {
+struct IpamConf {
     #[serde(rename = "type")]
     plugin: String,
     range: String,
@@ -94,7 +94,7 @@ struct Keys {
     #[serde(rename = "agentSocket")]
     agent_socket: String,
     quarantine: Option<u64>,
-    /// Whether every pod keeps its address; where nothing is said, those that ask for it.
+    /// Whether every pod keeps its address; if absent, the pods that request it.
     sticky: Option<bool>,
 }
 
@@ -120,7 +120,7 @@ struct AddressConf {
     gateway: String,
 }
 
-/// Where addresses come from.
+/// Origin of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The cluster, through the agent.
@@ -129,68 +129,68 @@ pub enum Source {
     File,
 }
 
-/// One pool, and what the network may have of it.
+/// Pool, and the part of it that the network may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// Its name, and that of its ledger.
+    /// Name of the pool and of its address store.
     pub name: String,
-    /// Was it named by the configuration? Then it is there already.
+    /// Whether the configuration names the pool, which then must exist.
     pub given: bool,
-    /// Its addresses.
+    /// Range of the pool.
     pub range: IpNet,
-    /// The network's.
+    /// Addresses that the network may use.
     pub filter: AddressFilter,
-    /// The gateway of the result.
+    /// Gateway of the result.
     pub gateway: Option<IpAddr>,
 }
 
-/// What one address is given from: the first of these pools that has one.
+/// Set of pools that yields one address, from the first pool with a free one.
 #[derive(Clone, Debug)]
 pub struct Set {
     /// The pools.
     pub pools: Vec<Arc<Pool>>,
-    /// The address that is asked for.
+    /// Requested address.
     pub request: Option<Request>,
 }
 
-/// What keeps an address when its pod is gone.
+/// Claim that keeps an address when its pod is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// Its name; empty: nothing does.
+    /// Name; empty: none.
     pub name: String,
-    /// Do several pods hold it at a time? A virtual machine that moves has two.
+    /// Whether several pods hold it at a time, as during the migration of a virtual machine.
     pub shared: bool,
 }
 
-/// The whole, checked.
+/// Validated configuration.
 #[derive(Debug)]
 pub struct Settings {
-    /// Where ledgers are kept.
+    /// Directory of the address stores.
     pub directory: PathBuf,
-    /// Where addresses come from.
+    /// Origin of addresses.
     pub source: Source,
-    /// Where the agent answers.
+    /// Path of the agent's socket.
     pub socket: PathBuf,
-    /// How long a freed address rests, in milliseconds.
-    pub rest: u64,
-    /// The name of the address space.
+    /// Quarantine of a released address, in milliseconds.
+    pub quarantine: u64,
+    /// Name of the address space.
     pub network: String,
-    /// One address is given from each.
+    /// Sets; each yields one address.
     pub sets: Vec<Set>,
-    /// Addresses that are added as they are.
+    /// Addresses that are added to the result unchanged.
     pub fixed: Vec<IpConfig>,
     /// Routes of the result.
     pub routes: Vec<Route>,
     /// DNS settings of the result.
     pub dns: Dns,
-    /// What keeps the addresses.
+    /// Claim that keeps the addresses.
     pub claim: Claim,
     /// The pod, as the runtime names it.
     pub pod: PodIdentity,
 }
 
 impl Settings {
-    /// Every pool once.
+    /// Returns every pool once.
     pub fn pools(&self) -> Vec<&Arc<Pool>> {
         let mut pools: Vec<&Arc<Pool>> = Vec::new();
         for pool in self.sets.iter().flat_map(|set| &set.pools) {
@@ -201,18 +201,20 @@ impl Settings {
         pools
     }
 
-    /// Reads and checks everything.
+    /// Reads and validates the configuration.
     pub fn read(call: &Call, who: Option<&Attachment>) -> Result<Settings, Error> {
         let settings = Settings::written(call, who)?;
         match settings.sets.is_empty() {
-            true => Err(Error::config("ipam.range: missing: there is no range to give addresses from")),
+            true => Err(Error::config("ipam.range: missing: there is no range to allocate addresses from")),
             false => Ok(settings),
         }
     }
 
-    /// The same, for STATUS and GC: without ranges the runtime may name some with ADD (`ipRanges`), and none is right.
+    /// Same as [`Settings::read`] for STATUS and GC, where no range may be known: the runtime can pass ranges with ADD
+    /// (`ipRanges`).
     pub fn written(call: &Call, who: Option<&Attachment>) -> Result<Settings, Error> {
-        let Conf { ipam: mut keys, args: ArgsConf { cni: wish }, runtime_config } = call.config.decode()?;
+        let Conf { ipam: mut keys, args: ArgsConf { cni: requested }, runtime_config } =
+            call.config.decode()?;
         let arguments = Args::parse(call.args())?;
         arguments.only(&["IP", "GATEWAY"])?;
         let requests = Requests::read(call.config.decode::<RequestConf>()?, &arguments)?;
@@ -233,9 +235,9 @@ impl Settings {
         }
         let families = sets.iter().filter_map(|set| set.pools.first()).map(|pool| pool.range.addr());
         addresses::one_of_each_family(call.config.version, families, "ipam.ipRanges")?;
-        let claim = claim(&wish, &keys, &pod, call, who)?;
+        let claim = claim(&requested, &keys, &pod, call, who)?;
         if source == Source::File && !claim.name.is_empty() {
-            let why = "addresses that outlive their pod are the cluster's: not with store \"file\"";
+            let why = "addresses that outlive their pod need the cluster: not possible with store \"file\"";
             return Err(Error::key("ipam.store", "\"file\"", why));
         }
         let dns = match keys.resolv_conf.as_str() {
@@ -249,7 +251,7 @@ impl Settings {
             directory: absolute("ipam.dataDir", &keys.data_dir, DATA_DIRECTORY)?,
             source,
             socket: absolute("ipam.agentSocket", &keys.agent_socket, AGENT_SOCKET)?,
-            rest: keys.quarantine.unwrap_or(QUARANTINE).saturating_mul(1000),
+            quarantine: keys.quarantine.unwrap_or(QUARANTINE).saturating_mul(1000),
             network: keys.network_name,
             sets,
             fixed: fixed(keys.addresses)?,
@@ -261,8 +263,8 @@ impl Settings {
     }
 }
 
-impl Keys {
-    /// The sets, in the order in which they are written.
+impl IpamConf {
+    /// Returns the sets, in the order of the configuration.
     fn sets(&mut self, runtime: RuntimeConf) -> Result<Vec<Set>, Error> {
         name("ipam.network_name", &self.network_name)?;
         name("ipam.pool", &self.pool)?;
@@ -311,7 +313,7 @@ impl Keys {
         }
     }
 
-    /// The gateway of a range that names none. whereabouts has one for all, wherever it is.
+    /// Returns the gateway of a range that names none. whereabouts uses one gateway for all ranges of its family.
     fn shared_gateway(&self, net: IpNet) -> Result<Option<IpAddr>, Error> {
         let gateway = addresses::address("ipam.gateway", &self.gateway)?;
         let serves = |ip: &IpAddr| match self.plugin == "whereabouts" {
@@ -321,8 +323,8 @@ impl Keys {
         Ok(gateway.filter(serves))
     }
 
-    /// Refuses a gateway that nobody in this network can reach. What whereabouts takes is taken under its name.
-    fn refuse_astray(&self, key: &str, gateway: Option<IpAddr>, net: IpNet) -> Result<(), Error> {
+    /// Refuses a gateway that is unreachable in this network. Under the name `whereabouts` it is accepted, as whereabouts does.
+    fn refuse_unreachable(&self, key: &str, gateway: Option<IpAddr>, net: IpNet) -> Result<(), Error> {
         match gateway.filter(|gateway| !is_reached(net, *gateway)) {
             Some(gateway) if self.plugin != "whereabouts" => {
                 Err(Error::key(key, gateway, format!("not in {} and not link-local", net.trunc())))
@@ -338,8 +340,8 @@ impl Keys {
             "" => self.shared_gateway(net)?,
             gateway => addresses::address(&key_of_gateway, gateway)?,
         };
-        self.refuse_astray(&key_of_gateway, own, net)?;
-        // host-local's subnet has a gateway if none is named; whereabouts' range has none.
+        self.refuse_unreachable(&key_of_gateway, own, net)?;
+        // A `subnet` of host-local has a default gateway, a `range` of whereabouts has none.
         let usual = |ranged: &Range| conf.range.is_empty().then(|| ranged.first_host());
         let made = Range::between(net.trunc(), first.1, last.1).and_then(|made| {
             match own.filter(|ip| is_of_family(net, *ip)).or_else(|| usual(&made)) {
@@ -360,7 +362,7 @@ impl Keys {
         let gateway = range.gateway();
         let filter = AddressFilter::new(range, &exclude);
         if filter.is_empty() {
-            return Err(Error::key(format!("{key}.exclude"), &filter.range, "nothing is left to give"));
+            return Err(Error::key(format!("{key}.exclude"), &filter.range, "excludes every address"));
         }
         let given = !self.pool.is_empty();
         let name = match given {
@@ -386,7 +388,7 @@ impl Keys {
     }
 }
 
-/// A range as it is written: its network, first and last address, each with its key.
+/// Bounds of a range as written: its network, first and last address, each with its key.
 struct Bounds {
     net: IpNet,
     key: String,
@@ -404,7 +406,7 @@ impl Bounds {
         let (key_of_range, text) = either("range", range, "subnet", subnet);
         let mut first = either("range_start", range_start, "rangeStart", start);
         let mut last = either("range_end", range_end, "rangeEnd", end);
-        // whereabouts also writes first-last/length.
+        // whereabouts also accepts `first-last/length`.
         let text = match text.split_once('-') {
             Some((from, rest)) => {
                 let to = rest.split('/').next().unwrap_or_default();
@@ -431,7 +433,7 @@ fn is_of_family(net: IpNet, ip: IpAddr) -> bool {
     net.addr().is_ipv4() == ip.is_ipv4()
 }
 
-/// Does a host of this network reach it without a route?
+/// Whether a host of this network reaches the gateway without a route.
 fn is_reached(net: IpNet, gateway: IpAddr) -> bool {
     let is_local = match gateway {
         IpAddr::V4(ip) => ip.is_link_local(),
@@ -440,7 +442,7 @@ fn is_reached(net: IpNet, gateway: IpAddr) -> bool {
     net.contains(&gateway) || (is_local && is_of_family(net, gateway))
 }
 
-/// Refuses what no host can have as its address: RFC 6890, RFC 4291 2.4.
+/// Refuses networks whose addresses no host can have: RFC 6890, RFC 4291 2.4.
 fn refuse_unusable(key: &str, net: IpNet) -> Result<(), Error> {
     for (other, why) in [
         ("0.0.0.0/8", "of no host"),
@@ -457,14 +459,14 @@ fn refuse_unusable(key: &str, net: IpNet) -> Result<(), Error> {
     Ok(())
 }
 
-/// The name of a range's pool: what whereabouts calls it.
+/// Returns the name of a range's pool, as whereabouts names it.
 fn pool_name(network: &str, range: IpNet) -> String {
     let text = range.to_string().replace([':', '/'], "-");
     let divider = if network.is_empty() { "" } else { "-" };
     format!("{network}{divider}{text}")
 }
 
-/// It becomes part of an object's name and of a path.
+/// Checks a name that becomes part of an object's name and of a path.
 pub(super) fn name(key: &str, text: &str) -> Result<(), Error> {
     match text.is_empty() || ipam::address_store::is_valid_name(text) {
         true => Ok(()),
@@ -485,7 +487,7 @@ fn refuse_overlaps(sets: &[Set]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Gives each request to the set it lies in; the same address is usually sent by more than one channel.
+/// Assigns each request to the set that contains it. The same address is usually requested through more than one channel.
 fn assign(sets: &mut [Set], requests: Requests) -> Result<(), Error> {
     let Requests { environment, args, runtime } = requests;
     for request in environment.into_iter().chain(args).chain(runtime) {
@@ -500,7 +502,7 @@ fn assign(sets: &mut [Set], requests: Requests) -> Result<(), Error> {
                 return Err(Error::key(
                     key,
                     ip,
-                    format!("the range gives one address, and {} asks for {}", known.key, known.ip),
+                    format!("the range yields one address, and {} requests {}", known.key, known.ip),
                 ));
             }
             None if !set.pools.iter().any(|pool| pool.filter.admits(*ip)) => {
@@ -517,35 +519,36 @@ fn assign(sets: &mut [Set], requests: Requests) -> Result<(), Error> {
 }
 
 fn claim(
-    wish: &WishConf,
-    keys: &Keys,
+    requested: &RequestedClaimConf,
+    keys: &IpamConf,
     pod: &PodIdentity,
     call: &Call,
     who: Option<&Attachment>,
 ) -> Result<Claim, Error> {
     let PodIdentity { namespace, name, .. } = pod;
-    if wish.sticky && keys.sticky == Some(false) {
+    if requested.sticky && keys.sticky == Some(false) {
         return Err(Error::key(
             "args.cni.sticky",
             "true",
             "this network keeps no addresses: ipam.sticky is false",
         ));
     }
-    // It comes from a pod and becomes part of a path.
-    if let Some(why) =
-        Some(&wish.claim).filter(|claim| !claim.is_empty()).and_then(|claim| definition_name_fault(claim))
+    // The name comes from a pod and becomes part of a path.
+    if let Some(why) = Some(&requested.claim)
+        .filter(|claim| !claim.is_empty())
+        .and_then(|claim| definition_name_fault(claim))
     {
-        return Err(Error::key("args.cni.ipam-claim-reference", format!("{:?}", wish.claim), why));
+        return Err(Error::key("args.cni.ipam-claim-reference", format!("{:?}", requested.claim), why));
     }
-    let sticky = wish.sticky || keys.sticky == Some(true);
-    if who.is_none() || (wish.claim.is_empty() && !sticky) {
+    let sticky = requested.sticky || keys.sticky == Some(true);
+    if who.is_none() || (requested.claim.is_empty() && !sticky) {
         return Ok(Claim::default());
     }
     if name.is_empty() {
-        return Err(Error::key("ipam.sticky", "true", "CNI_ARGS names no pod whose address could be kept"));
+        return Err(Error::key("ipam.sticky", "true", "CNI_ARGS names no pod that could keep its address"));
     }
     let ifname = who.map(|who| who.ifname.to_string()).unwrap_or_default();
-    Ok(match wish.claim.as_str() {
+    Ok(match requested.claim.as_str() {
         "" => Claim { name: format!("pod/{namespace}/{name}/{}/{ifname}", call.config.name), shared: false },
         claim => Claim { name: format!("claim/{namespace}/{claim}"), shared: true },
     })
@@ -563,7 +566,7 @@ fn fixed(written: Vec<AddressConf>) -> Result<Vec<IpConfig>, Error> {
     written.into_iter().enumerate().map(read).collect()
 }
 
-/// Where ledgers are kept; nothing else of the configuration is read.
+/// Returns the directory of the address stores; reads nothing else of the configuration.
 pub fn directory(call: &Call) -> Result<PathBuf, Error> {
     let key = call.config.value().get("ipam").and_then(|ipam| ipam.get("dataDir"));
     absolute("ipam.dataDir", key.and_then(|value| value.as_str()).unwrap_or_default(), DATA_DIRECTORY)

@@ -1,19 +1,18 @@
-//! A ledger on the disk: one file, locked for the time of a turn, changed by small writes in place.
+//! Files of an address store: locked for one operation at a time, changed by small writes in place.
 //!
 //! ```text
 //!   <dataDir>/<pool>/       0700
-//!     ledger                0600  see [`ipam::address_store`]; locked with flock(2) by whoever has the turn
-//!     owners                0600  who holds an address, for people and GC: a record for each place
-//!     synced                0600  how far the disk is: see [`super::rounds`]
-//!     released              0600  who gave an address back while the ledger could not be read; see [`super::deferred_releases`]
+//!     ledger                0600  see [`ipam::address_store`]; an operation holds its flock(2)
+//!     owners                0600  owner of each address, for people and GC: a record for each slot
+//!     synced                0600  progress of disk synchronization: see [`super::sync_rounds`]
+//!     released              0600  releases while the store was unreadable: see [`super::deferred_releases`]
 //! ```
 //!
-//! Rules:
-//! - an address is told to nobody before it is on the disk; the lock is not held while the disk is waited for, so that
-//!   many calls wait for it together ([`super::rounds`]); what can be done before a turn or after it is not done in it.
-//!   Where the ledger grows, or a block comes, it is waited for in between ([`WriteOrder`]);
-//! - of a large ledger only what is looked at is kept; if it cannot be read again, nothing is written;
-//! - a file that is no ledger of this form is never written to; neither is one that is empty though addresses were given.
+//! - An address is on the disk before an ADD returns it. The lock is released while the disk is synchronized, so that many
+//!   calls share a synchronization. Work that can precede or follow an operation is not done under the lock. A store that
+//!   grows or receives a block is synchronized in between ([`WriteOrder`]).
+//! - Of a large store only the pages that are read are kept in memory. If a page cannot be read, nothing is written.
+//! - A file that is not a valid store is never written to. Neither is an empty one if owners are recorded.
 
 use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -25,30 +24,30 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::Error;
 use ipam::AddressStore;
-use ipam::address_store::{Edit, SLOTS, SlotId, StoreFile, WriteOrder};
+use ipam::address_store::{Edit, OwnerTag, SLOTS, SlotId, StoreFile, WriteOrder};
 use linux::boot_id;
 use plugin_support::hash::hashed;
 use plugins::ipam::host_local::store::when_locked;
 
 use super::owners::{OWNERS, RECORD};
-use super::{deferred_releases, rounds};
+use super::{deferred_releases, sync_rounds};
 
-/// The ledger's file.
-const LEDGER: &str = "ledger";
-/// Most addresses of one attachment that are looked for when its configuration is not at hand.
+/// Name of the store's file.
+const STORE_FILE: &str = "ledger";
+/// Largest number of addresses of one attachment that are searched for without its configuration.
 pub(super) const SETS_MAX: usize = 16;
 
-/// A ledger, locked as long as this value lives.
+/// Address store of a pool, locked as long as this value lives.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
     file: Arc<File>,
     owners: File,
-    /// What is in it.
-    pub ledger: AddressStore,
+    /// Content of the file.
+    pub addresses: AddressStore,
 }
 
-/// Who holds an address.
+/// Owner of an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
     /// The container.
@@ -57,14 +56,14 @@ pub struct Owner {
     pub ifname: String,
     /// The network's name.
     pub network: String,
-    /// The pod's uid, namespace and name, as far as they are known.
+    /// The pod's uid, namespace and name; empty if unknown.
     pub pod: [String; 3],
-    /// What keeps its address when the pod is gone; empty: nothing. Should the address's object be deleted by hand, the agent
-    /// reads it here.
+    /// Claim that keeps the address when the pod is gone; empty: none. The agent reads it here if the claim's object was
+    /// deleted manually.
     pub claim: String,
 }
 
-/// For people.
+/// Formats the owner for people.
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Owner { container, ifname, network, pod: [_, namespace, name], claim: _ } = self;
@@ -75,41 +74,41 @@ impl fmt::Display for Owner {
     }
 }
 
-/// The two files of a ledger, opened.
+/// Open files of an address store.
 struct Files {
-    ledger: File,
+    store: File,
     owners: File,
 }
 
-/// What a ledger is read from, and how long that was; the lock goes with it.
+/// Content of the store's file and its length when it was opened. Holds the lock.
 #[derive(Debug)]
 struct Bytes(Arc<File>, u64);
 
-/// Why a ledger was not opened.
+/// Error of opening a store.
 #[derive(Debug)]
-pub enum Refused {
-    /// What is in it cannot be read: the lock, as far as there is something to lock.
+pub enum OpenError {
+    /// The content cannot be read; with the lock, if the file could be opened.
     Unreadable(Error, Option<Arc<File>>),
-    /// Anything else.
+    /// Any other error.
     Other(Error),
 }
 
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Error {
-        match refused {
-            Refused::Unreadable(error, _) | Refused::Other(error) => error,
+impl From<OpenError> for Error {
+    fn from(error: OpenError) -> Error {
+        match error {
+            OpenError::Unreadable(error, _) | OpenError::Other(error) => error,
         }
     }
 }
 
-/// One of 2⁶⁴; the same for every call of an attachment and a set.
-pub fn mark(network: &str, container: &str, ifname: &str, set: usize) -> u64 {
+/// Returns the owner tag of an attachment and a range set: equal for every call, 64 bits.
+pub fn owner_tag(network: &str, container: &str, ifname: &str, set: usize) -> OwnerTag {
     let digits = hashed("", 16, &[network, container, ifname, &set.to_string()]);
     u64::from_str_radix(&digits, 16).unwrap_or_default()
 }
 
 impl Store {
-    /// Does something with the ledger of a pool when it is its turn, perhaps in another thread; makes the ledger if it is missing.
+    /// Runs `work` with the locked store of a pool, perhaps in another thread. Creates a missing store.
     pub fn create<T: Send + 'static>(
         directory: &Path,
         pool: &str,
@@ -129,11 +128,11 @@ impl Store {
         Files::turn(files, directory, |opened| work(opened?))
     }
 
-    /// The same with a ledger that is there; nothing if there is none, and never was.
+    /// Runs `work` with the locked store of a pool; returns `None` if there is none and never was one.
     pub fn with<T: Send + 'static>(
         directory: &Path,
         pool: &str,
-        work: impl FnOnce(Result<Store, Refused>) -> Result<T, Error> + Send + 'static,
+        work: impl FnOnce(Result<Store, OpenError>) -> Result<T, Error> + Send + 'static,
     ) -> Result<Option<T>, Error> {
         let directory = directory.join(pool);
         let is_missing = |name: &str| {
@@ -141,101 +140,100 @@ impl Store {
             looked.is_err_and(|cause| matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
         };
         let files = match Files::open(&directory, false) {
-            Err(_) if is_missing(LEDGER) && is_missing(OWNERS) => return Ok(None),
+            Err(_) if is_missing(STORE_FILE) && is_missing(OWNERS) => return Ok(None),
             opened => opened,
         };
         Files::turn(files, directory, work).map(Some)
     }
 
-    /// The ledger of a pool, for as long as the value lives; nothing if there is none, and never was.
-    pub fn find(directory: &Path, pool: &str) -> Result<Option<Store>, Refused> {
-        Store::with(directory, pool, Ok).map_err(Refused::Other)?.transpose()
+    /// Returns the locked store of a pool; `None` if there is none and never was one.
+    pub fn find(directory: &Path, pool: &str) -> Result<Option<Store>, OpenError> {
+        Store::with(directory, pool, Ok).map_err(OpenError::Other)?.transpose()
     }
 
-    /// Reads a ledger that is locked.
-    fn open(directory: &Path, Files { ledger: file, owners }: Files) -> Result<Store, Refused> {
-        let path = directory.join(LEDGER);
-        let unreadable = |cause: &io::Error| Refused::Unreadable(failed(&path, "read", cause), None);
+    /// Reads a locked store.
+    fn open(directory: &Path, Files { store: file, owners }: Files) -> Result<Store, OpenError> {
+        let path = directory.join(STORE_FILE);
+        let unreadable = |cause: &io::Error| OpenError::Unreadable(failed(&path, "read", cause), None);
         let file = Arc::new(file);
-        // Another boot frees what is held: it must be known that it is one.
+        // A new boot releases all addresses, so the boot id must be known.
         let current = boot_id::read()
-            .map_err(|cause| Refused::Other(failed(Path::new(boot_id::PATH), "read", &cause)))?
+            .map_err(|cause| OpenError::Other(failed(Path::new(boot_id::PATH), "read", &cause)))?
             .unwrap_or("unknown");
         let length = file.metadata().map_err(|cause| unreadable(&cause))?.len();
         let is_empty = length == 0;
         if is_empty && owners.metadata().is_ok_and(|owners| owners.len() == 0) {
-            let ledger = AddressStore::new(current);
-            begin(&file, directory, &ledger)
-                .map_err(|cause| Refused::Other(failed(&path, "write", &cause)))?;
-            return Ok(Store { path, file, owners, ledger });
+            let addresses = AddressStore::new(current);
+            begin(&file, directory, &addresses)
+                .map_err(|cause| OpenError::Other(failed(&path, "write", &cause)))?;
+            return Ok(Store { path, file, owners, addresses });
         }
         let read = match is_empty {
-            true => Err("empty, though addresses were given from it".to_owned()),
+            true => Err("empty, though addresses were allocated from it".to_owned()),
             false => AddressStore::open(Arc::new(Bytes(Arc::clone(&file), length)))
                 .map_err(|cause| unreadable(&cause))?
-                .map_err(|spoilt| spoilt.to_string()),
+                .map_err(|invalid| invalid.to_string()),
         };
-        let ledger = match read {
-            Ok(ledger) => ledger,
+        let addresses = match read {
+            Ok(addresses) => addresses,
             Err(why) => {
-                let cure =
-                    "put back what it was, or move its directory away when no pod has an address of it";
+                let cure = "restore the file, or remove its directory when no pod has an address of the pool";
                 let error = Error::config(format!("{}: {why}: {cure}", path.display()));
-                return Err(Refused::Unreadable(error, Some(file)));
+                return Err(OpenError::Unreadable(error, Some(file)));
             }
         };
-        let mut store = Store { path, file, owners, ledger };
+        let mut store = Store { path, file, owners, addresses };
         match store.catch_up(directory, current) {
             Ok(()) => Ok(store),
-            Err(error) if store.ledger.read_error().is_some() => {
-                Err(Refused::Unreadable(error, Some(store.file)))
+            Err(error) if store.addresses.read_error().is_some() => {
+                Err(OpenError::Unreadable(error, Some(store.file)))
             }
-            Err(error) => Err(Refused::Other(error)),
+            Err(error) => Err(OpenError::Other(error)),
         }
     }
 
-    /// What of it could not be read since it was opened.
+    /// Checks that every page could be read since the store was opened.
     ///
     /// # Errors
-    /// That; nothing that the ledger has said holds then.
-    pub fn trusted(&self) -> Result<(), Error> {
-        match self.ledger.read_error() {
+    /// A page could not be read; earlier answers of the store are invalid.
+    pub fn require_readable(&self) -> Result<(), Error> {
+        match self.addresses.read_error() {
             None => Ok(()),
             Some(why) => Err(Error::io(self.path.display(), format_args!("read: {why}"))),
         }
     }
 
-    /// What the owners with these marks hold.
-    pub fn held_by(self, marks: &[u64]) -> Result<(Store, Vec<SlotId>), Refused> {
-        let own = marks.iter().flat_map(|mark| self.ledger.held_by(*mark)).collect();
-        match self.trusted() {
+    /// Returns the slots that the owners with these tags hold.
+    pub fn held_by(self, tags: &[OwnerTag]) -> Result<(Store, Vec<SlotId>), OpenError> {
+        let own = tags.iter().flat_map(|tag| self.addresses.held_by(*tag)).collect();
+        match self.require_readable() {
             Ok(()) => Ok((self, own)),
-            Err(error) => Err(Refused::Unreadable(error, Some(self.file))),
+            Err(error) => Err(OpenError::Unreadable(error, Some(self.file))),
         }
     }
 
-    /// Writes down what happened without the ledger: another boot began, or attachments ended while it could not be read.
+    /// Applies events that the store does not contain yet: a new boot, and deferred releases.
     fn catch_up(&mut self, directory: &Path, boot: &str) -> Result<(), Error> {
-        if self.ledger.boot_id() != boot {
-            let edits = self.ledger.begin_boot(boot, now());
+        if self.addresses.boot_id() != boot {
+            let edits = self.addresses.begin_boot(boot, now());
             self.write(&edits)?;
         }
-        let failed = |cause: io::Error| failed(directory, "read what was released in", &cause);
+        let failed = |cause: io::Error| failed(directory, "read the deferred releases in", &cause);
         let released = deferred_releases::recall(directory).map_err(failed)?;
         if released.is_empty() {
             return Ok(());
         }
-        let marks = released.iter().flat_map(|[network, container, ifname]| {
-            (0..SETS_MAX).map(move |set| mark(network, container, ifname, set))
+        let tags = released.iter().flat_map(|[network, container, ifname]| {
+            (0..SETS_MAX).map(move |set| owner_tag(network, container, ifname, set))
         });
-        let edits = self.ledger.release_owners(now(), &marks.collect::<Vec<_>>());
+        let edits = self.addresses.release_owners(now(), &tags.collect::<Vec<_>>());
         self.write(&edits)?;
         self.file.sync_data().and_then(|()| deferred_releases::forget(directory)).map_err(failed)
     }
 
     /// Writes edits, in their order.
     pub fn write(&self, edits: &[Edit]) -> Result<(), Error> {
-        self.trusted()?;
+        self.require_readable()?;
         for Edit { offset, bytes, order } in edits {
             let settled = match order {
                 WriteOrder::Immediate => Ok(()),
@@ -247,25 +245,25 @@ impl Store {
         Ok(())
     }
 
-    /// Gives the lock back and waits for the disk, with others who do.
+    /// Releases the lock and waits for the disk, together with other calls.
     pub fn settle(self) -> Result<(), Error> {
-        let Store { path, file, owners, ledger: _ } = self;
+        let Store { path, file, owners, addresses: _ } = self;
         let directory = path.parent().unwrap_or(&path);
-        let settled = file.unlock().and_then(|()| rounds::settle(&file, &owners, directory));
+        let settled = file.unlock().and_then(|()| sync_rounds::settle(&file, &owners, directory));
         settled.map_err(|cause| failed(&path, "write", &cause))
     }
 
-    /// Writes down who holds what is about to be given.
-    pub fn sign(&self, place: SlotId, owner: &Owner) -> Result<(), Error> {
+    /// Records the owner of a slot that is about to be allocated.
+    pub fn record_owner(&self, slot: SlotId, owner: &Owner) -> Result<(), Error> {
         let bytes = owner.record();
-        let signed = self.owners.write_all_at(&bytes, record(place));
-        signed.map_err(|cause| failed(&self.path.with_file_name(OWNERS), "write", &cause))
+        let written = self.owners.write_all_at(&bytes, record_offset(slot));
+        written.map_err(|cause| failed(&self.path.with_file_name(OWNERS), "write", &cause))
     }
 
-    /// Who holds it, as far as that can be read.
-    pub fn owner(&self, place: SlotId) -> Owner {
+    /// Returns the owner of a slot; fields that cannot be read are empty.
+    pub fn owner(&self, slot: SlotId) -> Owner {
         let mut bytes = [0; RECORD];
-        let read = self.owners.read_at(&mut bytes, record(place)).unwrap_or(0);
+        let read = self.owners.read_at(&mut bytes, record_offset(slot)).unwrap_or(0);
         let text = std::str::from_utf8(&bytes[..read]).unwrap_or_default();
         let mut lines = text.split('\n').map(str::to_owned);
         let mut line = || lines.next().unwrap_or_default();
@@ -282,7 +280,7 @@ impl Store {
 // === impl Owner ===
 
 impl Owner {
-    /// As it is written. A claim that has no room is left out: half of its name may be another's.
+    /// Returns the record of the owner. A claim that does not fit is left out: half of its name may be another's.
     fn record(&self) -> Vec<u8> {
         let Owner { container, ifname, network, pod, claim } = self;
         let mut bytes = format!("{container}\n{ifname}\n{network}\n{}\n", pod.join("\n")).into_bytes();
@@ -300,34 +298,34 @@ impl Files {
     fn open(directory: &Path, create: bool) -> io::Result<Files> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(create).mode(0o600);
-        let ledger = options.open(directory.join(LEDGER))?;
+        let store = options.open(directory.join(STORE_FILE))?;
         let owners = directory.join(OWNERS);
         let owners = match options.open(&owners) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => options.create(true).open(&owners)?,
             opened => opened?,
         };
-        Ok(Files { ledger, owners })
+        Ok(Files { store, owners })
     }
 
-    /// Waits for the turn; what is not locked because it cannot be opened needs none.
+    /// Runs `work` once the store is locked. If the store could not be opened, `work` receives the error at once.
     fn turn<T: Send + 'static>(
         files: io::Result<Files>,
         directory: PathBuf,
-        work: impl FnOnce(Result<Store, Refused>) -> Result<T, Error> + Send + 'static,
+        work: impl FnOnce(Result<Store, OpenError>) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let path = directory.join(LEDGER);
-        let Files { ledger, owners } = match files {
+        let path = directory.join(STORE_FILE);
+        let Files { store, owners } = match files {
             Ok(files) => files,
-            // It passes: nothing is written down beside a ledger that others read.
+            // A temporary lack of resources: other calls read the store, so no release is deferred.
             Err(cause) if linux::error::lacks_resources(&cause) => {
-                return work(Err(Refused::Other(failed(&path, "open", &cause))));
+                return work(Err(OpenError::Other(failed(&path, "open", &cause))));
             }
-            Err(cause) => return work(Err(Refused::Unreadable(failed(&path, "open", &cause), None))),
+            Err(cause) => return work(Err(OpenError::Unreadable(failed(&path, "open", &cause), None))),
         };
-        // Read once, and not while others wait.
+        // Reads the boot id into its cache before the lock is taken.
         let _ = boot_id::read();
-        let turn = move |ledger| work(Store::open(&directory, Files { ledger, owners }));
-        when_locked(ledger, &path.display().to_string(), turn)?
+        let turn = move |store| work(Store::open(&directory, Files { store, owners }));
+        when_locked(store, &path.display().to_string(), turn)?
     }
 }
 
@@ -343,22 +341,23 @@ impl StoreFile for Bytes {
     }
 }
 
-fn record(place: SlotId) -> u64 {
-    ((place.page * SLOTS + place.slot) * RECORD) as u64
+/// Returns the offset of a slot's record in the file of owners.
+fn record_offset(slot: SlotId) -> u64 {
+    ((slot.page * SLOTS + slot.slot) * RECORD) as u64
 }
 
 fn failed(path: &Path, what: &str, cause: &io::Error) -> Error {
     Error::io(path.display(), linux::Error::io(what, cause))
 }
 
-/// Makes a ledger that is there after a loss of power: what was signed later is of a ledger that is not empty.
-fn begin(file: &File, directory: &Path, ledger: &AddressStore) -> io::Result<()> {
-    file.write_all_at(&ledger.to_bytes(), 0)?;
+/// Writes an empty store durably: later owner records then always belong to a store that is not empty.
+fn begin(file: &File, directory: &Path, addresses: &AddressStore) -> io::Result<()> {
+    file.write_all_at(&addresses.to_bytes(), 0)?;
     file.sync_all()?;
     File::open(directory)?.sync_all()
 }
 
-/// Milliseconds since 1970.
+/// Returns the time in milliseconds since 1970.
 pub fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -369,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_keeps_an_address_is_written_whole_or_not_at_all() {
+    fn owner_record_contains_the_whole_claim_or_none() {
         let owner = |claim: usize| Owner {
             container: "c".to_owned(),
             ifname: "eth0".to_owned(),

@@ -1,8 +1,8 @@
-//! `weft-cni release-address`: makes an address of a block another node's, for the agent that was asked for it; or lets nobody new into a
-//! block that the cluster says is not this node's any more.
+//! `weft-cni release-address`: releases an address of a leased block to another node for the agent, or marks a lease as
+//! unconfirmed.
 //!
-//! Rules: what is held stays, and it is said whose it is; what is said to be given up is on the disk; the same once more changes
-//! nothing. Why two nodes never have it: `docs/design/ipam.md`.
+//! - An address in use is not released; its owner is printed. A released address is on the disk.
+//! - A repeated call changes nothing. The safety argument is in `docs/design/ipam.md`.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -13,57 +13,58 @@ use ipam::transfer::Reservation;
 use super::settings;
 use super::store::{Owner, Store};
 
-/// The word on the command line for it.
+/// Name of the command.
 pub const COMMAND: &str = "release-address";
 
-/// What the ledger said.
+/// Result of a release.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
-    /// It is a hole; of a block, nobody new comes into it.
-    Hole,
-    /// It is held.
-    Held(Owner),
-    /// It has no such lease.
-    Unknown,
+pub enum ReleaseOutcome {
+    /// The address is reserved for the transfer, or the lease is marked as unconfirmed.
+    Released,
+    /// A container holds the address.
+    InUse(Owner),
+    /// The address store does not contain the lease.
+    UnknownLease,
 }
 
-/// Gives `ip` of a lease up, in the ledger of this name below `directory`.
+/// Releases the address `ip` of a lease in the address store of a pool below `directory`.
 ///
 /// # Errors
-/// 4 the name is none · 5, 7, 11 the ledger cannot be read, written or locked.
-pub fn give_up(directory: &Path, ledger: &str, lease: &str, ip: IpAddr) -> Result<Said, Error> {
-    let Some(mut store) = find(directory, ledger)? else { return Ok(Said::Unknown) };
-    let given = store.ledger.reserve_for_transfer(lease, ip);
-    store.trusted()?;
-    Ok(match given {
+/// Code 4: invalid name of the pool. Codes 5, 7, 11: the store cannot be read, written or locked.
+pub fn release(directory: &Path, pool: &str, lease: &str, ip: IpAddr) -> Result<ReleaseOutcome, Error> {
+    let Some(mut store) = find(directory, pool)? else { return Ok(ReleaseOutcome::UnknownLease) };
+    let reservation = store.addresses.reserve_for_transfer(lease, ip);
+    store.require_readable()?;
+    Ok(match reservation {
         Reservation::Reserved(edits) => {
             store.write(&edits)?;
-            // One before us may have written it and died.
+            // An earlier call may have written the reservation and been killed.
             store.settle()?;
-            Said::Hole
+            ReleaseOutcome::Released
         }
-        Reservation::InUse(place) => Said::Held(store.owner(place)),
-        Reservation::UnknownLease => Said::Unknown,
+        Reservation::InUse(slot) => ReleaseOutcome::InUse(store.owner(slot)),
+        Reservation::UnknownLease => ReleaseOutcome::UnknownLease,
     })
 }
 
-/// Lets nobody new into a lease until the agent was asked whose it is, in the ledger of this name below `directory`.
+/// Marks a lease as unconfirmed in the address store of a pool below `directory`: nothing is allocated from it until the
+/// agent confirms it.
 ///
 /// # Errors
-/// As of [`give_up`].
-pub fn doubt(directory: &Path, ledger: &str, lease: &str) -> Result<Said, Error> {
-    let Some(mut store) = find(directory, ledger)? else { return Ok(Said::Unknown) };
-    let Some(edit) = store.ledger.mark_unconfirmed(lease) else { return Ok(Said::Unknown) };
+/// As for [`release`].
+pub fn mark_unconfirmed(directory: &Path, pool: &str, lease: &str) -> Result<ReleaseOutcome, Error> {
+    let Some(mut store) = find(directory, pool)? else { return Ok(ReleaseOutcome::UnknownLease) };
+    let Some(edit) = store.addresses.mark_unconfirmed(lease) else { return Ok(ReleaseOutcome::UnknownLease) };
     store.write(&[edit])?;
     store.settle()?;
-    Ok(Said::Hole)
+    Ok(ReleaseOutcome::Released)
 }
 
-fn find(directory: &Path, ledger: &str) -> Result<Option<Store>, Error> {
-    // It comes from the cluster and becomes part of a path.
-    if ledger.is_empty() {
-        return Err(Error::key("ledger", "\"\"", "not a name"));
+fn find(directory: &Path, pool: &str) -> Result<Option<Store>, Error> {
+    // The name comes from the cluster and becomes part of a path.
+    if pool.is_empty() {
+        return Err(Error::key("pool", "\"\"", "not a name"));
     }
-    settings::name("ledger", ledger)?;
-    Ok(Store::find(directory, ledger)?)
+    settings::name("pool", pool)?;
+    Ok(Store::find(directory, pool)?)
 }

@@ -94,7 +94,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         subject: Subject {
             ifname: IfName::new(IFNAME)?,
             args: cni_args(pod, &container, &namespace),
-            path: plugins.said().map_or_else(|| weft_cni.plugin_path(), str::to_owned),
+            path: plugins.given().map_or_else(|| weft_cni.plugin_path(), str::to_owned),
             netns: namespace.path.clone(),
             container,
         },

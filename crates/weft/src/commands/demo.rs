@@ -65,7 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let progress = Progress::beside(Format::Text);
     let tag = RunTag::new();
     let demo = examples::load(files, pod.as_ref(), partner.as_ref())?;
-    let mut demo_host = DemoHost::new(tag, weft_cni, plugins.said(), progress);
+    let mut demo_host = DemoHost::new(tag, weft_cni, plugins.given(), progress);
     demo_host.remove_abandoned()?;
     let before = Snapshot::take(demo_host.weft_cni(), demo_host.tag())?;
     progress.line(format!("simulated host {} with two pods", demo_host.tag().host()));

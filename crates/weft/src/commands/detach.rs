@@ -75,7 +75,7 @@ pub(crate) fn operations_on(
     let (meta_plugin, journal) = (handle.meta_plugin(entry)?, handle.journal().clone());
     let mut operations =
         SandboxOperations::for_entry(weft_cni.clone(), meta_plugin, entry, journal, progress);
-    if let Some(path) = plugins.said() {
+    if let Some(path) = plugins.given() {
         path.clone_into(&mut operations.subject.path);
     }
     Ok(operations)

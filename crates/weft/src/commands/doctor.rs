@@ -25,7 +25,7 @@ use cli_support::privilege;
 use cli_support::terminal::plain;
 use ipam_api::store_name::ADDRESS_STORES;
 use node_support::journal_reader::Row;
-use node_support::weft_cni::{Marked, Plugins, WeftCni};
+use node_support::weft_cni::{Plugins, Tagged, WeftCni};
 use reservations::RETRY;
 
 /// Directories in which runtimes and Multus cache the results of attachments.
@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     findings.extend(RESULT_CACHES.iter().filter_map(|directory| unreadable_cache(Path::new(directory))));
     let known: Vec<&Entry> = entries.iter().map(|(_, entry)| entry).collect();
-    findings.extend(weft_cni.marks()?.iter().filter_map(|marked| orphan_finding(marked, &known)));
+    findings.extend(weft_cni.owner_tags()?.iter().filter_map(|marked| orphan_finding(marked, &known)));
     let is_known =
         |network: &str, container: &str, ifname: &str| is_known(&known, network, container, ifname);
     findings.extend(reservations::findings(Path::new(reservations::DIRECTORY), is_known));
@@ -160,8 +160,8 @@ fn unreadable_cache(directory: &Path) -> Option<Finding> {
 }
 
 /// Returns a finding for an object whose container is unknown.
-fn orphan_finding(marked: &Marked, known: &[&Entry]) -> Option<Finding> {
-    let Marked { on, mark } = marked;
+fn orphan_finding(marked: &Tagged, known: &[&Entry]) -> Option<Finding> {
+    let Tagged { on, tag: mark } = marked;
     let mut parts = mark.split('/').skip(2);
     let (network, container, ifname) = (parts.next()?, parts.next()?, parts.next()?);
     if is_known(known, network, container, ifname) {
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn doctor_reports_orphaned_link_of_an_unknown_container() {
-        let marked = |mark: &str| Marked { on: "link veth0".into(), mark: mark.into() };
+        let marked = |mark: &str| Tagged { on: "link veth0".into(), tag: mark.into() };
         let found = orphan_finding(&marked("weft/bridge/net/c1/eth0"), &[]).unwrap();
         assert_eq!(
             (found.what.as_str(), found.why.contains("container c1 on network net")),

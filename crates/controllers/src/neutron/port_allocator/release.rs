@@ -21,7 +21,7 @@ impl Allocator {
     async fn node(&self, host: Option<IpAddr>) -> Result<Option<Port>, Error> {
         let Some(host) = host else { return Ok(None) };
         match self.neutron.node_port(host, &self.rules.worker_nodes_subnets).await {
-            Err(error) if error.passes() => Err(error),
+            Err(error) if error.is_transient() => Err(error),
             other => Ok(other.ok()),
         }
     }

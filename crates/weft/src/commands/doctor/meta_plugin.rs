@@ -90,7 +90,7 @@ fn check_program(meta_plugin: &MetaPlugin, what: &str, plugins: &Plugins) -> Opt
 /// Returns the plugin directories of the runtime, as far as the configuration and the options say.
 fn runtime_path(meta_plugin: &MetaPlugin, plugins: &Plugins) -> String {
     let configured = &meta_plugin.node.bin_dir;
-    plugins.said().map_or_else(
+    plugins.given().map_or_else(
         || match configured == PLUGINS {
             true => format!("{PLUGINS}:{PACKAGED}"),
             false => format!("{configured}:{PLUGINS}:{PACKAGED}"),

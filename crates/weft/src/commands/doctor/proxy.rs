@@ -9,7 +9,7 @@ use super::Finding;
 use cli_support::failure::Failure;
 use cri::network_api::{FALLBACK, Name, Network};
 use cri::network_client::Client;
-use cri::runtime_status::Known;
+use cri::runtime_status::ListReport;
 use cri_proxy::runtime_network;
 
 /// Usual CNI configuration directories of a runtime behind the proxy.
@@ -49,7 +49,7 @@ pub(super) fn findings(socket: &Path) -> Result<Vec<Finding>, Failure> {
     })
 }
 
-type ProxyState = (Vec<Network>, Result<(), Status>, Option<Known>);
+type ProxyState = (Vec<Network>, Result<(), Status>, Option<ListReport>);
 
 async fn query(socket: &Path) -> Result<ProxyState, Status> {
     let client = Client::connect(socket).await?;
@@ -61,8 +61,8 @@ async fn query(socket: &Path) -> Result<ProxyState, Status> {
 }
 
 /// Returns a finding if networks are set but the runtime does not use the list of the proxy.
-fn unused_networks(what: &str, networks: &[Network], lists: Option<&Known>) -> Option<Finding> {
-    let Known { reads, from } = lists?;
+fn unused_networks(what: &str, networks: &[Network], lists: Option<&ListReport>) -> Option<Finding> {
+    let ListReport { is_read: reads, directory: from } = lists?;
     let is_set = |network: &&Network| label(network) != FALLBACK;
     let set: Vec<String> = networks.iter().filter(is_set).map(label).collect();
     if *reads || set.is_empty() {

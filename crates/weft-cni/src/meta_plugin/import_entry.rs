@@ -11,26 +11,26 @@ use rpc::journal::{ENTRY_MAX, Entry};
 use super::journal::Journal;
 use super::lock::Lock;
 
-/// The word on the command line for it.
+/// Name of the command.
 pub const COMMAND: &str = "import-entry";
 
-/// Reads an entry from stdin and puts it into the journal below `directory`.
+/// Reads an entry from stdin and writes it to the journal below `directory`.
 ///
 /// # Errors
-/// The sandbox has an entry, or this one cannot be used.
-pub fn adopt(directory: &Path) -> Result<(), Error> {
+/// The sandbox already has an entry, or the one on stdin is invalid.
+pub fn import(directory: &Path) -> Result<(), Error> {
     let mut bytes = Vec::new();
     let read = std::io::stdin().lock().take(ENTRY_MAX).read_to_end(&mut bytes);
     read.map_err(|cause| Error::io("read the entry", cause))?;
     let entry = Entry::read(&bytes)?;
     let Entry { container_id, plan, attachments, .. } = &entry;
     if plan.container != *container_id || plan.delegates.len() != attachments.len() {
-        return Err(Error::config(format!("sandbox {container_id}: entry and plan are not of one another")));
+        return Err(Error::config(format!("sandbox {container_id}: entry and plan do not match")));
     }
     let journal = Journal::open(directory)?;
     let lock = Lock::acquire(journal.directory(), container_id)?;
     if journal.read(container_id)?.is_some() {
-        return Err(Error::config(format!("sandbox {container_id} is in the journal already")));
+        return Err(Error::config(format!("sandbox {container_id} already has a journal entry")));
     }
     let begun = journal.begin(&entry).map(drop);
     if begun.is_err() {

@@ -1,95 +1,93 @@
-//! Waiting for the disk together: one round to it is enough for all whose writes came before it.
+//! Shared disk synchronization: one `fdatasync` round serves all calls whose writes precede it.
 //!
 //! ```text
-//!   written ──► begun = n ──► is another to go next? ── yes ─► waits for him ──► one that began after n has ended? done
-//!                                    └── no ─► goes next: waits for the round that is out ──► n + 1 begun ─► disk ─► ended
+//!   written ──► begun = n ──► is another call next? ── yes ─► waits for it ──► a round > n has ended? done
+//!                                    └── no ─► is next: waits for the running round ──► n + 1 begun ─► disk ─► ended
 //! ```
 //!
-//! Who goes next has the lock of `owners`, who is out the one of `synced`, where the numbers are. 32 calls that each went
-//! themselves kept the ledger's pages locked from each other's writes, three waits for the device each.
+//! The next call holds the lock of `owners`; the call whose round runs holds the lock of `synced`, which contains the
+//! numbers. (32 calls that each synchronized the file delayed each other's writes.) Rounds run one after the other, and a
+//! round's number is written before it begins. A call that reads n after its write, and later reads that a round above n
+//! has ended, therefore knows that this round began after its write.
 //!
-//! Why nobody is told too early: rounds follow each other and each has a number that is written down before it begins. Who
-//! reads n after his write, and later that a round above n has ended, knows that this one began after he wrote.
+//! - A round that failed, or whose call was killed, serves no other call. Each call with an earlier write synchronizes the
+//!   file itself, because the kernel reports a disk error to each open file separately.
+//! - If a lock or a number is invalid, the call synchronizes the file itself, which is always correct.
+//! - `synced` itself is never synchronized: its numbers are compared only among running calls.
 //!
-//! Rules:
-//! - a round that failed, or whose caller died in it, stands for nobody: who wrote before the next one goes himself, because
-//!   the system tells an error of the disk to each who asks, and not through others;
-//! - whatever is wrong with locks or numbers, the caller goes himself: that is always right;
-//! - what is in `synced` needs no disk: it is only compared while callers live.
-//!
-//! Source: flock(2); fsync(2), for what an error means.
+//! Source: flock(2); fsync(2), for the meaning of an error.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// The file with the numbers.
+/// File with the numbers.
 const SYNCED: &str = "synced";
-/// How often somebody else is waited for: twice, and for bad luck.
+/// Largest number of waits for other calls: two, and a margin.
 const WAITS: usize = 4;
 
-/// The numbers of rounds; a file without any is at the beginning.
+/// Numbers of rounds. An empty file has none: all are 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Rounds {
-    /// The last one that was begun.
+    /// Last round that began.
     begun: u64,
-    /// The last one that ended well.
+    /// Last round that succeeded.
     ended: u64,
-    /// The last one of which it is known that it did not.
+    /// Last round that is known to have failed.
     failed: u64,
 }
 
-/// Waits until what was written into the ledger of this directory is on the disk.
+/// Waits until the writes to the address store in this directory are on the disk.
 ///
 /// # Errors
 /// Those of the disk.
-pub(super) fn settle(ledger: &File, owners: &File, directory: &Path) -> io::Result<()> {
-    match share(ledger, owners, directory) {
+pub(super) fn settle(store: &File, owners: &File, directory: &Path) -> io::Result<()> {
+    match share(store, owners, directory) {
         Ok(Shared::Synced(synced)) => synced,
-        Ok(Shared::Not) | Err(_) => ledger.sync_data(),
+        Ok(Shared::Not) | Err(_) => store.sync_data(),
     }
 }
 
-/// What came of waiting together.
+/// Result of a shared synchronization.
 enum Shared {
-    /// A round for this caller was made, by him or another.
+    /// A round of this or another call covers the writes.
     Synced(io::Result<()>),
-    /// None was.
+    /// No round does.
     Not,
 }
 
-fn share(ledger: &File, owners: &File, directory: &Path) -> io::Result<Shared> {
+fn share(store: &File, owners: &File, directory: &Path) -> io::Result<Shared> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let out = options.open(directory.join(SYNCED))?;
-    let before = Rounds::read(&out)?;
+    let running = options.open(directory.join(SYNCED))?;
+    let before = Rounds::read(&running)?;
     for _ in 0..WAITS {
         if owners.try_lock().is_ok() {
-            out.lock()?;
+            running.lock()?;
             owners.unlock()?;
-            return go(ledger, &out).map(Shared::Synced);
+            return run(store, &running).map(Shared::Synced);
         }
-        // Who goes next, then who is out; all who wait go on at once.
+        // Waits for the next call, then for the running one; all waiting calls continue together.
         owners.lock_shared()?;
         owners.unlock()?;
-        out.lock_shared()?;
-        out.unlock()?;
-        if before.is_covered_by(Rounds::read(&out)?) {
+        running.lock_shared()?;
+        running.unlock()?;
+        if before.is_covered_by(Rounds::read(&running)?) {
             return Ok(Shared::Synced(Ok(())));
         }
     }
     Ok(Shared::Not)
 }
 
-/// A round; the lock goes with the file.
-fn go(ledger: &File, out: &File) -> io::Result<io::Result<()>> {
-    let round = Rounds::read(out)?.next();
-    round.write(out)?;
-    let synced = ledger.sync_data();
+/// Runs one round. The lock is released when the file is closed.
+fn run(store: &File, running: &File) -> io::Result<io::Result<()>> {
+    let round = Rounds::read(running)?.next();
+    round.write(running)?;
+    let synced = store.sync_data();
     if synced.is_ok() {
-        // If it cannot be said, it stands for nobody else.
-        let _ = Rounds { ended: round.begun, ..round }.write(out);
+        // If this write fails, the round serves no other call.
+        let _ = Rounds { ended: round.begun, ..round }.write(running);
     }
     Ok(synced)
 }
@@ -119,14 +117,14 @@ impl Rounds {
         file.write_all_at(&bytes, 0)
     }
 
-    /// The round after them.
+    /// Returns the next round.
     fn next(self) -> Rounds {
         let last = self.begun.max(self.ended);
         let failed = if self.begun == self.ended { self.failed } else { last };
         Rounds { begun: last.saturating_add(1), ended: self.ended, failed }
     }
 
-    /// Has a round begun and ended well since, and none failed? What makes no sense covers nobody.
+    /// Whether a round has begun and succeeded since `self`, and none failed. Invalid numbers cover no write.
     fn is_covered_by(self, now: Rounds) -> bool {
         let makes_sense = self.ended <= self.begun && now.ended <= now.begun;
         makes_sense && now.ended > self.begun && now.failed < self.begun
@@ -146,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_that_was_out_when_somebody_wrote_does_not_cover_him_and_the_next_one_does() {
+    fn sync_round_covers_only_writes_before_its_begin() {
         let out = SETTLED.next();
         assert!(SETTLED.is_covered_by(ended(out)));
         assert!(!SETTLED.is_covered_by(out));
@@ -155,8 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_that_failed_or_whose_caller_died_covers_nobody_and_neither_does_the_next_for_who_wrote_before_it()
-     {
+    fn sync_round_that_failed_covers_no_earlier_write() {
         let died = SETTLED.next();
         let next = ended(died.next());
         assert_eq!(next.failed, died.begun);
@@ -167,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_make_no_sense_cover_nobody_and_are_left_behind() {
+    fn sync_round_numbers_that_are_invalid_cover_no_write() {
         let odd = Rounds { begun: 3, ended: 90, failed: 0 };
         let next = ended(odd.next());
         assert!(!odd.is_covered_by(odd));
@@ -177,7 +174,7 @@ mod tests {
         assert!(!most.is_covered_by(ended(most.next())));
     }
 
-    /// A directory with a ledger and owners, removed with this value.
+    /// Directory with the files of an address store, removed with this value.
     struct Scratch(PathBuf);
 
     impl Drop for Scratch {
@@ -209,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_one_that_dies_goes_himself() {
+    fn sync_round_of_a_killed_call_is_replaced_by_the_waiting_call() {
         let scratch = Scratch::new("dies");
         let [next, out] = ["owners", SYNCED].map(|name| scratch.open(name));
         next.lock().unwrap();
@@ -225,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_say_that_he_goes_goes_all_the_same() {
+    fn sync_round_runs_without_a_usable_number_file() {
         let scratch = Scratch::new("says");
         let synced = scratch.0.join(SYNCED);
         std::fs::create_dir(&synced).unwrap();
@@ -237,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn many_at_once_all_end_and_no_more_rounds_are_made_than_there_are_calls() {
+    fn sync_rounds_of_concurrent_calls_end_without_extra_rounds() {
         let scratch = Scratch::new("many");
         std::thread::scope(|scope| {
             for _ in 0..16 {
