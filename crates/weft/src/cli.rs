@@ -166,8 +166,7 @@ mod tests {
         }
     }
 
-    /// Returns the words of the commands of this program in the console blocks of a page. What follows a command in a pipe, or
-    /// redirects its output, is left out.
+    /// Returns the words of the commands of this program in the console blocks of a page, without pipes and redirections.
     fn commands_of(page: &str) -> Vec<Vec<String>> {
         let mut commands = Vec::new();
         for command in page.lines().filter_map(|line| line.trim_start().strip_prefix("$ ")) {
