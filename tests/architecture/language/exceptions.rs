@@ -11,10 +11,8 @@ pub(super) struct Exception {
     pub(super) reason: &'static str,
 }
 
-pub(super) const EXCEPTIONS: &[Exception] = &[
-    Exception {
-        file: "crates/weft/src/commands/ipam.rs",
-        text: "weft ipam who",
-        reason: "the name of a command, in an example of its help",
-    },
-];
+pub(super) const EXCEPTIONS: &[Exception] = &[Exception {
+    file: "crates/weft/src/commands/ipam.rs",
+    text: "weft ipam who",
+    reason: "the name of a command, in an example of its help",
+}];
