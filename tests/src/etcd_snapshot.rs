@@ -67,7 +67,7 @@ impl EtcdSnapshot {
     /// Deletes keys that are new, and writes those that were changed or deleted.
     ///
     /// # Errors
-    /// The difference that remains after [`PATIENCE`].
+    /// The difference that remains after [`TIMEOUT`].
     pub fn restore(&self, kube: &Kube) -> Result<(), String> {
         let deadline = Instant::now() + TIMEOUT;
         loop {
