@@ -555,7 +555,7 @@ fn attach_without_weft_cni_says_where_to_install_it() {
     host.run(["cp", &testkit::binary("weft").display().to_string(), "/run/weft-alone"]);
     let alone = host.command("/run/weft-alone").clean_environment().env("PATH", "/nonexistent");
     let refused = alone.args(["attach", "--pod", "a/b", "-f", "/x"]).finish();
-    assert_failed(&refused, FAILED, &["weft-cni is not there", "/opt/cni/bin"]);
+    assert_failed(&refused, FAILED, &["weft-cni not found", "/opt/cni/bin"]);
     // weft-cni is found in PATH, or in the plugin directory.
     rig::install(&host);
     for path in ["/nonexistent", "/opt/cni/bin"] {

@@ -697,7 +697,7 @@ fn dhcp_v6_bad_families_are_refused_by_key_and_value() {
     let dhcp = host.attachment("dhcp", &pod, "eth0");
     for (ipam, words) in [
         (json!({ "families": ["ipv6", "ipx"] }), ["ipam.families[1]", "\"ipx\""]),
-        (json!({ "families": ["ipv6", "ipv6"] }), ["ipam.families[1]", "already"]),
+        (json!({ "families": ["ipv6", "ipv6"] }), ["ipam.families[1]", "listed twice"]),
         (json!({ "families": [] }), ["ipam.families", "[]"]),
         (json!({ "families": "ipv6" }), ["ipam.families", "\"ipv6\""]),
         (json!({ "families": ["ipv4"], "requestV6": [{ "option": 31 }] }), ["ipam.requestV6", "ipv6"]),
