@@ -612,6 +612,27 @@ fn command_line_uses_the_runtimes_configuration_and_its_cni_dir() {
 }
 
 #[test]
+fn check_uses_the_cni_version_of_each_network() {
+    let host = host!();
+    let cluster = recording(&host, &json!({}));
+    host.run(["rm", &format!("{}/weft.conf", cluster::MANIFESTS)]);
+    let weft_conf = json!({"type": "weft", "manifestDir": cluster::MANIFESTS,
+        "delegates": [cluster::recording("home", "three", &json!({}))]});
+    // The meta-plugin's own version has no CHECK.
+    let chain = json!({"cniVersion": "0.3.1", "name": "w", "plugins": [weft_conf]});
+    host.write("/etc/cni/net.d/00-weft.conflist", chain.to_string());
+    run(&host, "attach --pod blue/web").success();
+    run(&host, "check --pod blue/web").success();
+    let checks = || cluster.calls().iter().filter(|call| call.command == "CHECK").count();
+    assert_eq!(checks(), 3);
+    let found = run(&host, "doctor -o json").json();
+    let changed = |finding: &Value| finding["what"].as_str().is_some_and(|what| what.starts_with("sandbox"));
+    assert!(!found.as_array().expect("a list").iter().any(changed), "{found}");
+    assert_eq!(checks(), 3);
+    run(&host, "detach --pod blue/web").success();
+}
+
+#[test]
 fn list_and_detach_work_with_a_broken_runtime_configuration() {
     let host = host!();
     let _cluster = recording(&host, &json!({}));
