@@ -681,6 +681,57 @@ fn list_and_detach_fail_if_the_journal_cannot_be_located() {
 }
 
 #[test]
+fn list_and_detach_fail_if_the_configuration_is_not_valid() {
+    let host = host!();
+    let _cluster = recording(&host, &json!({}));
+    host.run(["rm", &format!("{}/weft.conf", cluster::MANIFESTS)]);
+    let weft_conf = json!({"cniVersion": "1.1.0", "name": "w", "type": "weft", "cniDir": "/var/lib/weft/elsewhere",
+        "manifestDir": cluster::MANIFESTS, "delegates": [cluster::recording("home", "three", &json!({}))]});
+    let (file, text) = ("/etc/cni/net.d/20-weft.conf", weft_conf.to_string());
+    host.write(file, &text);
+    run(&host, "attach --pod blue/web").success();
+    let attached = list(&host);
+    let files = || host.run(["sh", "-c", "find /run/netns /var/lib/weft -name '*blue_web*' | sort"]);
+    let before = files();
+    for (damaged, says) in [
+        (String::new(), "not a JSON object"),
+        (text[..text.len() / 2].to_owned(), "not a JSON object"),
+        (text.replace("\"w\"", "\"w\","), "not a JSON object"),
+        (format!("\u{feff}{text}"), "byte order mark"),
+        (text.replace("\"type\"", "\"typ\""), "missing"),
+        (text.replace("\"weft\"", "\"wetf\""), "did you mean weft?"),
+    ] {
+        host.write(file, &damaged);
+        for line in ["detach --pod blue/web", "check --pod blue/web", "list", "list -o json"] {
+            let refused = run(&host, line);
+            assert_failed(&refused, FAILED, &["the directory of the journal is unknown", file, says]);
+            assert!(!refused.stdout.contains("no attachments"), "{refused}");
+        }
+        assert_eq!(files(), before);
+        let found = run(&host, "doctor -o json").json();
+        assert!(found[0]["what"] == "configuration" && found[0]["why"].to_string().contains(file), "{found}");
+    }
+    // A later valid file does not hide that the first one may be the right one.
+    host.write(file, "{\"type\": \"weft\"");
+    host.write("/etc/cni/net.d/30-weft.conf", text.replace("elsewhere", "other"));
+    assert_failed(&run(&host, "list"), FAILED, &[file]);
+    // An invalid file of another plugin does not matter beside a valid configuration.
+    host.write("/etc/cni/net.d/10-other.conf", "{\"type\": \"bridge\"");
+    host.run(["rm", "/etc/cni/net.d/30-weft.conf"]);
+    host.write(file, &text);
+    assert_eq!(list(&host), attached);
+    // Cilium renames the files of other plugins.
+    host.run(["rm", "/etc/cni/net.d/10-other.conf"]);
+    host.run(["mv", file, &format!("{file}.cilium_bak")]);
+    let found = run(&host, "doctor -o json").json();
+    assert_eq!(found[0]["what"], format!("configuration {file}.cilium_bak"));
+    assert!(found[0]["cure"].to_string().contains("cni.exclusive"), "{found}");
+    assert_eq!(list(&host), attached);
+    run(&host, "detach --pod blue/web").success();
+    assert_eq!(list(&host), json!([]));
+}
+
+#[test]
 fn attach_calls_plugins_with_the_runtimes_variables() {
     let host = host!();
     let cluster = recording(&host, &json!({}));

@@ -54,7 +54,10 @@ impl JournalHandle {
         let Inputs { files, config } = inputs;
         let (found, unknown) = match files.is_empty() && config.is_none() {
             true => {
-                MetaPlugin::find_any(None, &[]).map_or_else(|why| (None, Some(why)), |found| (found, None))
+                let found = MetaPlugin::find_any(None, &[]);
+                // The renamed file still says where the journal is.
+                let found = found.map(|found| found.or_else(MetaPlugin::renamed_by_cilium));
+                found.map_or_else(|why| (None, Some(why)), |found| (found, None))
             }
             false => (MetaPlugin::find_any(config.as_deref(), &input_files::read(files)?)?, None),
         };

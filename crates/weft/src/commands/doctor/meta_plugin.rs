@@ -32,7 +32,7 @@ pub(super) fn findings(
         Ok(Some(meta_plugin)) => meta_plugin,
         Ok(None) if proxy::is_used(cri_socket, []) => return Vec::new(),
         Ok(None) => {
-            return vec![Finding::new("configuration", "no file configures weft", "run weft install")];
+            return vec![missing_configuration()];
         }
         Err(failure) => {
             return vec![Finding::new(
@@ -59,6 +59,19 @@ pub(super) fn findings(
         findings.extend(check_status(weft_cni, meta_plugin, &what, plugins));
     }
     findings
+}
+
+/// Returns the finding for a node on which no file configures weft.
+fn missing_configuration() -> Finding {
+    match MetaPlugin::renamed_by_cilium() {
+        None => Finding::new("configuration", "no file configures weft", "run weft install"),
+        Some(renamed) => {
+            let why =
+                "Cilium renamed it, because its option cni.exclusive is true, so the runtime does not use it";
+            let cure = "set cni.exclusive to false in the configuration of Cilium, then run weft install";
+            Finding::new(format!("configuration {}", renamed.file), why, cure)
+        }
+    }
 }
 
 /// Returns a finding if another file sorts before the configuration.
