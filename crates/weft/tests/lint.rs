@@ -122,6 +122,18 @@ fn lint_fix_keeps_mode_links_and_other_content() {
 }
 
 #[test]
+fn lint_fix_never_writes_another_meaning() {
+    let directory = TestDirectory::new("anchors");
+    let config = "  config: &cfg\n    type: dummy\n    name: a\n    cniVersion: 1.0.0\n";
+    let text = format!("{}  other: *cfg\n", definition("a", config));
+    let file = directory.file("a.yaml", &text);
+    let refused = lint([Path::new("--fix"), &file]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(!self::text(&refused).contains("fixed"), "{}", self::text(&refused));
+    assert_eq!(fs::read_to_string(&file).unwrap(), text);
+}
+
+#[test]
 fn lint_checks_every_file_and_prints_positions() {
     let directory = TestDirectory::new("several");
     directory.file("a.yaml", "kind: [\n");
