@@ -38,6 +38,8 @@ pub const PACKAGED: &str = "/usr/lib/cni";
 pub const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Time for one call of the meta-plugin: its delegates have deadlines of their own.
 const DEADLINE: Duration = Duration::from_secs(600);
+/// Timeout of VERSION of a plugin.
+const VERSION_MAX: Duration = Duration::from_secs(10);
 /// How much of two files is compared at a time, in bytes.
 const PIECE: usize = 64 * 1024;
 /// The exit code of `sandbox ping` for «no answer».
@@ -157,12 +159,15 @@ impl WeftCni {
     /// Finds the program.
     pub fn find() -> Result<WeftCni, Failure> {
         let own = std::fs::canonicalize("/proc/self/exe").ok();
-        let beside = own.and_then(|own| own.parent().map(Path::to_owned));
+        let beside = own.as_deref().and_then(|own| own.parent().map(Path::to_owned));
         let listed = std::env::var_os("PATH").unwrap_or_default();
         let directories = beside.into_iter().chain(std::env::split_paths(&listed)).chain([PLUGINS.into()]);
         // An empty entry would mean the working directory, which nobody chose.
         let absolute = directories.filter(|directory| directory.is_absolute());
-        match absolute.map(|directory| directory.join(PROGRAM)).find(|path| path.is_file()) {
+        // A copy of this program that was written over weft-cni does not do its work.
+        let is_other =
+            |path: &PathBuf| path.is_file() && !own.as_deref().is_some_and(|own| is_copy(own, path));
+        match absolute.map(|directory| directory.join(PROGRAM)).find(is_other) {
             Some(program) => Ok(WeftCni { program, place: None, on_host: OnHost::default() }),
             None => Err(Failure::new(format!("{PROGRAM} is not there: it does the work of this command"))
                 .next(format!("put it beside weft, or into a directory of PATH, or into {PLUGINS}"))),
@@ -249,6 +254,14 @@ impl WeftCni {
         let mut command = Command::new(&self.program);
         command.arg(plugin).env("CNI_COMMAND", "VERSION");
         Ok(self.output(command)?.status.success())
+    }
+
+    /// Whether the file of a plugin answers VERSION, or else its error.
+    pub fn answers_version(plugin: &Path) -> Result<(), Error> {
+        let environment =
+            Environment { command: Verb::Version.as_str().to_owned(), ..Environment::default() };
+        let (_, failure) = Exec::new(VERSION_MAX).complete(Command::new(plugin), &environment, b"{}")?;
+        failure.map_or(Ok(()), Err)
     }
 
     /// Adds an entry to the journal in a directory: `weft-cni import-entry`.
