@@ -213,6 +213,36 @@ fn detach_of_a_pod_with_several_sandboxes_needs_an_id() {
 // === refusals ===
 
 #[test]
+fn detach_and_check_accept_the_short_container_id_of_crictl() {
+    let host = host!();
+    let _cluster = recording(&host, &json!({}));
+    let ids = ["3248917cd160aa", "3248917cd160bb", "blue_web", "blue_web2"].map(str::to_owned);
+    for id in &ids {
+        run(&host, &format!("attach -f {} --pod blue/web --container-id {id}", cluster::MANIFESTS)).success();
+    }
+    let ids_left = || -> Vec<String> {
+        let listed = list(&host);
+        let ids =
+            listed.as_array().expect("a list").iter().map(|sandbox| sandbox["containerId"].as_str().unwrap());
+        ids.map(str::to_owned).collect()
+    };
+    assert_eq!(ids_left(), ids);
+    let ambiguous = run(&host, "detach --container-id 3248917cd160");
+    assert_failed(&ambiguous, FAILED, &["2 sandboxes", &ids[0], &ids[1]]);
+    assert_failed(&run(&host, "detach --container-id 3248917cd160a --pod blue/other"), FAILED, &["blue/web"]);
+    run(&host, "check --container-id 3248917cd160a").success();
+    run(&host, "detach --container-id 3248917cd160a").success();
+    assert_eq!(ids_left(), ids[1..]);
+    // The id of one pod may begin with that of another, which is not its short form.
+    run(&host, "detach --container-id blue_web").success();
+    run(&host, "detach --container-id blue_web").success();
+    assert_eq!(ids_left(), [ids[1].as_str(), ids[3].as_str()]);
+    let long = "a".repeat(500);
+    let refused = run(&host, &format!("detach --container-id {long}"));
+    assert!(refused.stderr.contains("500 bytes, the maximum is 200"), "{refused}");
+}
+
+#[test]
 fn attach_twice_is_refused_and_detach_twice_finds_nothing() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     attach(&host, POD).success();
