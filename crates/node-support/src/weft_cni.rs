@@ -104,6 +104,8 @@ pub enum Foreign {
     Refused,
     /// It stays.
     Kept,
+    /// It is replaced.
+    Replaced,
 }
 
 /// Something that bears a mark.
@@ -239,9 +241,11 @@ impl WeftCni {
     pub fn install(&self, directory: &Path, name: &str, foreign: Foreign) -> Result<String, Failure> {
         let mut command = Command::new(&self.program);
         command.arg("install").arg(directory).args(["--names", name]);
-        if foreign == Foreign::Kept {
-            command.arg("--keep");
-        }
+        command.args(match foreign {
+            Foreign::Refused => None,
+            Foreign::Kept => Some("--keep"),
+            Foreign::Replaced => Some("--replace"),
+        });
         let output = self.output(command)?;
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),

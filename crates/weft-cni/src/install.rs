@@ -103,7 +103,7 @@ impl Installation {
         for name in &self.names {
             let path = self.directory.join(name);
             if is_foreign(&path)? {
-                let why = "a foreign plugin of that name is there; --replace puts ours in its place, --keep does not";
+                let why = "another plugin of this name; use --replace to replace it";
                 return Err(Error::config(format!("{}: {why}", path.display())));
             }
         }

@@ -72,7 +72,7 @@ fn somebody_elses_plugin_is_in_the_way_or_kept_or_replaced() {
     fs::write(directory.0.join("bridge"), "theirs").unwrap();
     let refused = directory.install(&["--names", "weft,bridge"]);
     assert_eq!(refused.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("/bridge: a foreign plugin"), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("/bridge: another plugin"), "{refused:?}");
     assert_eq!(pairs(&directory.entries()), [("bridge", "thei")], "nothing was begun");
     let kept = directory.install(&["--names", "weft,bridge", "--keep"]);
     assert!(kept.status.success(), "{kept:?}");
