@@ -274,6 +274,14 @@ fn import_multus_converts_configuration_and_names_losses() {
         without.json()["plugins"][0]["clusterNetwork"] == "a" && !without.stdout.contains("retries"),
         "{without}"
     );
+    let both = json!({
+        "cniVersion": "1.0.0", "name": "m", "type": "multus", "clusterNetwork": "a", "logLevel": "Verbose",
+        "systemNamespaces": [""], "delegates": [{ "name": "b", "type": "bridge" }],
+    });
+    host.write("/etc/cni/m.conf", both.to_string());
+    let ignored = import(&host, &["--config", "/etc/cni/m.conf"]).success();
+    assert!(ignored.stderr.contains("delegates: left out"), "{ignored}");
+    assert!(ignored.json()["plugins"][0].get("delegates").is_none(), "{ignored}");
     let refusals = [
         (json!({ "cniVersion": "1.0.0", "name": "m", "type": "multus" }), "clusterNetwork: missing"),
         (json!({ "cniVersion": "1.0.0", "name": "m", "type": "bridge" }), "neither multus nor multus-shim"),

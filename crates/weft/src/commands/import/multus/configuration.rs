@@ -214,8 +214,12 @@ fn refer_to_default_network(
     notes: &mut Vec<String>,
 ) -> Result<(), Failure> {
     let has_other = plugin.text("clusterNetwork")?.is_some_and(|name| !name.is_empty());
+    if has_other && plugin.get("delegates").is_some() {
+        notes.push("delegates: left out, because Multus ignores it beside clusterNetwork".to_owned());
+        plugin.banish("delegates");
+    }
     let delegates = plugin.read::<Vec<Value>>("delegates")?.unwrap_or_default();
-    let Some(default) = delegates.first().filter(|_| !has_other) else { return Ok(()) };
+    let Some(default) = delegates.first() else { return Ok(()) };
     let is_default = |(_, network): &&(PathBuf, Network)| {
         serde_json::from_slice::<Value>(network.bytes()).is_ok_and(|other| other == *default)
     };
