@@ -184,7 +184,8 @@ fn network_api_network_in_use_is_kept_or_drained() {
     assert_eq!(proxy.networks()["red"]["status"]["sandbox_management"], false);
     proxy.remove(&web);
     rig::machine::until("the network is removed", || proxy.networks().is_empty().then_some(()));
-    proxy.network(&["rm", "red"], "").success();
+    let unknown = proxy.network(&["rm", "red"], "");
+    assert!(unknown.code == Some(1) && unknown.stderr.contains("network red: not found"), "{unknown}");
 }
 
 #[test]

@@ -213,6 +213,36 @@ fn detach_of_a_pod_with_several_sandboxes_needs_an_id() {
 // === refusals ===
 
 #[test]
+fn detach_and_check_accept_the_short_container_id_of_crictl() {
+    let host = host!();
+    let _cluster = recording(&host, &json!({}));
+    let ids = ["3248917cd160aa", "3248917cd160bb", "blue_web", "blue_web2"].map(str::to_owned);
+    for id in &ids {
+        run(&host, &format!("attach -f {} --pod blue/web --container-id {id}", cluster::MANIFESTS)).success();
+    }
+    let ids_left = || -> Vec<String> {
+        let listed = list(&host);
+        let ids =
+            listed.as_array().expect("a list").iter().map(|sandbox| sandbox["containerId"].as_str().unwrap());
+        ids.map(str::to_owned).collect()
+    };
+    assert_eq!(ids_left(), ids);
+    let ambiguous = run(&host, "detach --container-id 3248917cd160");
+    assert_failed(&ambiguous, FAILED, &["2 sandboxes", &ids[0], &ids[1]]);
+    assert_failed(&run(&host, "detach --container-id 3248917cd160a --pod blue/other"), FAILED, &["blue/web"]);
+    run(&host, "check --container-id 3248917cd160a").success();
+    run(&host, "detach --container-id 3248917cd160a").success();
+    assert_eq!(ids_left(), ids[1..]);
+    // The id of one pod may begin with that of another, which is not its short form.
+    run(&host, "detach --container-id blue_web").success();
+    run(&host, "detach --container-id blue_web").success();
+    assert_eq!(ids_left(), [ids[1].as_str(), ids[3].as_str()]);
+    let long = "a".repeat(500);
+    let refused = run(&host, &format!("detach --container-id {long}"));
+    assert!(refused.stderr.contains("500 bytes, the maximum is 200"), "{refused}");
+}
+
+#[test]
 fn attach_twice_is_refused_and_detach_twice_finds_nothing() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     attach(&host, POD).success();
@@ -612,6 +642,27 @@ fn command_line_uses_the_runtimes_configuration_and_its_cni_dir() {
 }
 
 #[test]
+fn check_uses_the_cni_version_of_each_network() {
+    let host = host!();
+    let cluster = recording(&host, &json!({}));
+    host.run(["rm", &format!("{}/weft.conf", cluster::MANIFESTS)]);
+    let weft_conf = json!({"type": "weft", "manifestDir": cluster::MANIFESTS,
+        "delegates": [cluster::recording("home", "three", &json!({}))]});
+    // The meta-plugin's own version has no CHECK.
+    let chain = json!({"cniVersion": "0.3.1", "name": "w", "plugins": [weft_conf]});
+    host.write("/etc/cni/net.d/00-weft.conflist", chain.to_string());
+    run(&host, "attach --pod blue/web").success();
+    run(&host, "check --pod blue/web").success();
+    let checks = || cluster.calls().iter().filter(|call| call.command == "CHECK").count();
+    assert_eq!(checks(), 3);
+    let found = run(&host, "doctor -o json").json();
+    let changed = |finding: &Value| finding["what"].as_str().is_some_and(|what| what.starts_with("sandbox"));
+    assert!(!found.as_array().expect("a list").iter().any(changed), "{found}");
+    assert_eq!(checks(), 3);
+    run(&host, "detach --pod blue/web").success();
+}
+
+#[test]
 fn list_and_detach_work_with_a_broken_runtime_configuration() {
     let host = host!();
     let _cluster = recording(&host, &json!({}));
@@ -657,6 +708,57 @@ fn list_and_detach_fail_if_the_journal_cannot_be_located() {
     run(&host, "detach --pod blue/web").success();
     assert_eq!(list(&host), json!([]));
     assert_eq!(host.run(["find", "/run", "-name", "weft-attach-*"]), "");
+}
+
+#[test]
+fn list_and_detach_fail_if_the_configuration_is_not_valid() {
+    let host = host!();
+    let _cluster = recording(&host, &json!({}));
+    host.run(["rm", &format!("{}/weft.conf", cluster::MANIFESTS)]);
+    let weft_conf = json!({"cniVersion": "1.1.0", "name": "w", "type": "weft", "cniDir": "/var/lib/weft/elsewhere",
+        "manifestDir": cluster::MANIFESTS, "delegates": [cluster::recording("home", "three", &json!({}))]});
+    let (file, text) = ("/etc/cni/net.d/20-weft.conf", weft_conf.to_string());
+    host.write(file, &text);
+    run(&host, "attach --pod blue/web").success();
+    let attached = list(&host);
+    let files = || host.run(["sh", "-c", "find /run/netns /var/lib/weft -name '*blue_web*' | sort"]);
+    let before = files();
+    for (damaged, says) in [
+        (String::new(), "not a JSON object"),
+        (text[..text.len() / 2].to_owned(), "not a JSON object"),
+        (text.replace("\"w\"", "\"w\","), "not a JSON object"),
+        (format!("\u{feff}{text}"), "byte order mark"),
+        (text.replace("\"type\"", "\"typ\""), "missing"),
+        (text.replace("\"weft\"", "\"wetf\""), "did you mean weft?"),
+    ] {
+        host.write(file, &damaged);
+        for line in ["detach --pod blue/web", "check --pod blue/web", "list", "list -o json"] {
+            let refused = run(&host, line);
+            assert_failed(&refused, FAILED, &["the directory of the journal is unknown", file, says]);
+            assert!(!refused.stdout.contains("no attachments"), "{refused}");
+        }
+        assert_eq!(files(), before);
+        let found = run(&host, "doctor -o json").json();
+        assert!(found[0]["what"] == "configuration" && found[0]["why"].to_string().contains(file), "{found}");
+    }
+    // A later valid file does not hide that the first one may be the right one.
+    host.write(file, "{\"type\": \"weft\"");
+    host.write("/etc/cni/net.d/30-weft.conf", text.replace("elsewhere", "other"));
+    assert_failed(&run(&host, "list"), FAILED, &[file]);
+    // An invalid file of another plugin does not matter beside a valid configuration.
+    host.write("/etc/cni/net.d/10-other.conf", "{\"type\": \"bridge\"");
+    host.run(["rm", "/etc/cni/net.d/30-weft.conf"]);
+    host.write(file, &text);
+    assert_eq!(list(&host), attached);
+    // Cilium renames the files of other plugins.
+    host.run(["rm", "/etc/cni/net.d/10-other.conf"]);
+    host.run(["mv", file, &format!("{file}.cilium_bak")]);
+    let found = run(&host, "doctor -o json").json();
+    assert_eq!(found[0]["what"], format!("configuration {file}.cilium_bak"));
+    assert!(found[0]["cure"].to_string().contains("cni.exclusive"), "{found}");
+    assert_eq!(list(&host), attached);
+    run(&host, "detach --pod blue/web").success();
+    assert_eq!(list(&host), json!([]));
 }
 
 #[test]

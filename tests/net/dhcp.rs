@@ -616,6 +616,10 @@ fn dhcp_daemon_rejects_malformed_and_unauthorized_requests() {
     assert!(mode.trim().ends_with("00"), "{mode}");
     let second = host.command("/opt/cni/bin/dhcp").args(["daemon"]).finish();
     assert!(second.code == Some(1) && second.stderr.contains("another daemon"), "{second}");
+    host.write("/run/cni/file", "content");
+    let file = host.command("/opt/cni/bin/dhcp").args(["daemon", "-socketpath", "/run/cni/file"]).finish();
+    assert!(file.code == Some(1) && file.stderr.contains("no socket"), "{file}");
+    assert_eq!(host.read("/run/cni/file").as_deref(), Some("content"));
     let wrong = host.command("/opt/cni/bin/dhcp").args(["daemon", "-timeout", "soon"]).finish();
     assert!(wrong.code == Some(1) && wrong.stderr.contains("\"soon\""), "{wrong}");
 }

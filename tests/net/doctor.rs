@@ -70,6 +70,40 @@ fn doctor_reports_changed_failed_and_orphaned_objects() {
     run(&host, "doctor").success();
 }
 
+#[test]
+fn doctor_reports_a_plugin_file_that_is_overwritten() {
+    let host = host!();
+    let weft_cni = testkit::binary("weft-cni").display().to_string();
+    let install = || host.run([&weft_cni, "install", "/opt/cni/bin", "--names", "weft,loopback"]);
+    install();
+    let config = json!({ "cniVersion": "1.0.0", "name": "w", "type": "weft", "clusterNetwork": "home" });
+    host.write("/etc/cni/net.d/00-weft.conf", config.to_string());
+    let is_damaged =
+        |finding: &Value| finding["why"].as_str().unwrap().contains("/opt/cni/bin/weft-cni is damaged");
+    assert!(!findings(&host).iter().any(is_damaged));
+
+    // The copy is written through the link, onto every plugin.
+    host.run(["cp", &testkit::binary("weft").display().to_string(), "/opt/cni/bin/"]);
+    for (plugin, verb) in [("weft", "ADD"), ("weft", "DEL"), ("loopback", "DEL"), ("weft", "VERSION")] {
+        let call =
+            host.command(format!("/opt/cni/bin/{plugin}")).clean_environment().env("CNI_COMMAND", verb);
+        let refused = call.stdin(config.to_string()).finish();
+        let error = refused.json();
+        assert_eq!(
+            (refused.code, &error["code"], &error["cniVersion"]),
+            (Some(1), &json!(4), &json!("1.0.0"))
+        );
+        assert!(error["msg"].as_str().unwrap().contains(plugin), "{refused}");
+        assert!(error["details"].as_str().unwrap().contains("weft install"), "{refused}");
+    }
+    assert!(findings(&host).iter().any(is_damaged));
+    let itself = host.command("/opt/cni/bin/weft").clean_environment().env("PATH", "/nonexistent");
+    let refused = itself.args(["doctor"]).finish();
+    assert!(refused.stderr.contains("weft-cni is not there"), "{refused}");
+    install();
+    assert!(!findings(&host).iter().any(is_damaged));
+}
+
 /// Returns the findings about objects without a known container.
 fn orphans(host: &Host) -> Vec<String> {
     let found = findings(host);

@@ -249,7 +249,7 @@ fn import_multus_converts_configuration_and_names_losses() {
     assert_eq!(
         list,
         json!({
-            "cniVersion": "0.3.1", "name": "multus-cni-network", "plugins": [{
+            "cniVersion": "1.0.0", "name": "multus-cni-network", "plugins": [{
                 "type": "weft", "logLevel": "debug", "namespaceIsolation": true,
                 "clusterNetwork": "/etc/cni/multus/net.d/home.conflist",
                 "readinessindicatorfile": "/run/flannel/subnet.env",
@@ -261,6 +261,7 @@ fn import_multus_converts_configuration_and_names_losses() {
     for key in ["chrootDir", "socketDir", "multusConfigFile", "perNodeCertificate"] {
         assert!(done.stderr.contains(&format!("configuration: {key} is left out")), "{key}: {done}");
     }
+    assert!(done.stderr.contains("cniVersion: 0.3.1 becomes 1.0.0"), "{done}");
     let unknown =
         json!({ "cniVersion": "1.0.0", "name": "m", "type": "multus", "clusterNetwork": "a", "retries": 3 });
     host.write("/etc/cni/m.conf", unknown.to_string());
@@ -273,6 +274,14 @@ fn import_multus_converts_configuration_and_names_losses() {
         without.json()["plugins"][0]["clusterNetwork"] == "a" && !without.stdout.contains("retries"),
         "{without}"
     );
+    let both = json!({
+        "cniVersion": "1.0.0", "name": "m", "type": "multus", "clusterNetwork": "a", "logLevel": "Verbose",
+        "systemNamespaces": [""], "delegates": [{ "name": "b", "type": "bridge" }],
+    });
+    host.write("/etc/cni/m.conf", both.to_string());
+    let ignored = import(&host, &["--config", "/etc/cni/m.conf"]).success();
+    assert!(ignored.stderr.contains("delegates: left out"), "{ignored}");
+    assert!(ignored.json()["plugins"][0].get("delegates").is_none(), "{ignored}");
     let refusals = [
         (json!({ "cniVersion": "1.0.0", "name": "m", "type": "multus" }), "clusterNetwork: missing"),
         (json!({ "cniVersion": "1.0.0", "name": "m", "type": "bridge" }), "neither multus nor multus-shim"),

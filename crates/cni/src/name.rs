@@ -15,6 +15,9 @@ pub const IFNAME_MAX: usize = 15;
 /// Maximum length of a container id or network name, in bytes: they become file names.
 pub const NAME_MAX: usize = 200;
 
+/// Maximum number of characters of a name that is too long in its error.
+const SHOWN_MAX: usize = 40;
+
 macro_rules! text_newtype {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -81,11 +84,8 @@ impl ContainerId {
         if text.is_empty() {
             return Err(Error::new(code::UNKNOWN_CONTAINER, "missing containerID"));
         }
-        if !is_identifier(text) {
-            return Err(Error::new(
-                code::INVALID_ENVIRONMENT,
-                format!("invalid characters in containerID {text:?}"),
-            ));
+        if let Some(fault) = identifier_fault(text, "containerID") {
+            return Err(Error::new(code::INVALID_ENVIRONMENT, fault));
         }
         Ok(ContainerId(text.to_owned()))
     }
@@ -97,11 +97,8 @@ impl NetworkName {
         if text.is_empty() {
             return Err(Error::new(code::INVALID_CONFIG, "missing network name"));
         }
-        if !is_identifier(text) {
-            return Err(Error::new(
-                code::INVALID_CONFIG,
-                format!("invalid characters in network name {text:?}"),
-            ));
+        if let Some(fault) = identifier_fault(text, "network name") {
+            return Err(Error::new(code::INVALID_CONFIG, fault));
         }
         Ok(NetworkName(text.to_owned()))
     }
@@ -136,13 +133,15 @@ impl PluginType {
     }
 }
 
-/// Whether `text` matches `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$` and is not too long.
-fn is_identifier(text: &str) -> bool {
-    let mut bytes = text.bytes();
-    let Some(first) = bytes.next() else { return false };
-    text.len() <= NAME_MAX
-        && first.is_ascii_alphanumeric()
-        && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+/// Returns why `text` is too long or does not match `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, or `None` if it is an identifier.
+fn identifier_fault(text: &str, what: &str) -> Option<String> {
+    if text.len() > NAME_MAX {
+        let start: String = text.chars().take(SHOWN_MAX).collect();
+        return Some(format!("{what} {start:?}…: {} bytes, the maximum is {NAME_MAX}", text.len()));
+    }
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
+    let is_valid = text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.bytes().all(is_inner);
+    (!is_valid).then(|| format!("invalid characters in {what} {text:?}"))
 }
 
 /// Returns why `text` is not an interface name, or `None` if it is one.

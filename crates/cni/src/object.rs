@@ -21,6 +21,9 @@ use crate::fold;
 /// Maximum size of a JSON document from any source, in bytes.
 pub const DOCUMENT_MAX: usize = 1 << 20;
 
+/// U+FEFF in UTF-8, with which some editors begin a file.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Ordered object of unparsed values.
 #[derive(Clone, Debug, Default)]
 pub struct Object(Vec<(String, Box<RawValue>)>);
@@ -35,7 +38,11 @@ impl Object {
             ));
         }
         serde_json::from_slice(bytes).map_err(|cause| {
-            Error::new(code::DECODING_FAILURE, format!("{document} is not a JSON object: {cause}"))
+            let why = match bytes.starts_with(BYTE_ORDER_MARK) {
+                true => "it begins with a byte order mark; save it as UTF-8 without one".to_owned(),
+                false => cause.to_string(),
+            };
+            Error::new(code::DECODING_FAILURE, format!("{document} is not a JSON object: {why}"))
         })
     }
 

@@ -10,8 +10,9 @@
 //! Source: Go plugin `plugins/ipam/dhcp/{main,daemon}.go`; sd_listen_fds(3).
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -72,6 +73,7 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
             .map_err(|cause| Error::io("wait for signals", cause))?;
     }
     let (listener, own) = listener(&socket)?;
+    let bound = inode_of(&socket);
     if let Some(path) = &pidfile {
         fs::write(path, std::process::id().to_string())
             .map_err(|cause| Error::io(format_args!("write {}", path.display()), cause))?;
@@ -88,7 +90,7 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
         false => log!("dhcp: listening on the socket passed by the service manager"),
     }
     serve(&listener, &manager, &ended)?;
-    if own {
+    if own && inode_of(&socket) == bound {
         // Best effort: another process may have removed the file.
         let _ = fs::remove_file(&socket);
     }
@@ -96,6 +98,11 @@ pub fn run(words: &[&str]) -> Result<(), Error> {
         let _ = fs::remove_file(path);
     }
     Ok(())
+}
+
+/// Returns the inode of a file; `None` if there is none.
+fn inode_of(path: &Path) -> Option<u64> {
+    path.symlink_metadata().ok().map(|there| there.ino())
 }
 
 /// Returns the socket to listen on, and whether this process must remove it.
@@ -107,10 +114,18 @@ fn listener(path: &Path) -> Result<(UnixListener, bool), Error> {
     if let Some(directory) = path.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
     }
-    if path.symlink_metadata().is_ok() {
-        if UnixStream::connect(path).is_ok() {
-            let why = format!("listen on {}: another daemon listens there", path.display());
-            return Err(Error::new(code::IO_FAILURE, why));
+    if let Ok(there) = path.symlink_metadata() {
+        let refused =
+            |why: &str| Err(Error::new(code::IO_FAILURE, format!("listen on {}: {why}", path.display())));
+        if !there.file_type().is_socket() {
+            return refused(
+                "a file that is no socket is there; remove it, or name another path with -socketpath",
+            );
+        }
+        match UnixStream::connect(path) {
+            Err(cause) if cause.kind() == ErrorKind::ConnectionRefused => {}
+            Err(cause) => return Err(failed(cause)),
+            Ok(_) => return refused("another daemon listens there"),
         }
         fs::remove_file(path).map_err(failed)?;
     }

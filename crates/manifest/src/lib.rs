@@ -20,6 +20,7 @@ mod node;
 mod object;
 pub mod position;
 mod source;
+pub mod stream;
 mod weight;
 
 use npwg::metadata::{Definition, Pod};

@@ -67,7 +67,15 @@ pub fn manifest(manifest: &Manifest, knowledge: &Knowledge) -> Vec<Finding> {
     for located in &manifest.pods {
         annotation::look(&mut report, located);
     }
-    report.sorted()
+    let mut findings = report.sorted();
+    let edits: Vec<Edit> = findings.iter().filter_map(|finding| finding.fix.clone()).collect();
+    let fixable = findings.iter_mut().filter(|finding| finding.fix.is_some());
+    for (finding, is_harmless) in fixable.zip(repair::harmless(manifest.source.text(), &edits)) {
+        if !is_harmless {
+            (finding.fix, finding.corrected) = (None, String::new());
+        }
+    }
+    findings
 }
 
 /// Returns the findings of a CNI configuration on disk, of a single plugin or a list.

@@ -8,12 +8,13 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::net::{UnixListener, UnixStream};
 use tracing::warn;
 
@@ -128,6 +129,7 @@ fn bind_and_rename(path: &Path) -> Result<(UnixListener, u64), Failure> {
     let failed = |cause: io::Error| Failure::new(format!("socket {}: {cause}", path.display()));
     let directory = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(directory).map_err(failed)?;
+    check_place(path)?;
     let mut hidden = path.as_os_str().to_owned();
     hidden.push(format!(".{}", std::process::id()));
     let hidden = PathBuf::from(hidden);
@@ -141,6 +143,50 @@ fn bind_and_rename(path: &Path) -> Result<(UnixListener, u64), Failure> {
     let inode = fs::metadata(&hidden).map_err(failed)?.ino();
     fs::rename(&hidden, path).map_err(failed)?;
     Ok((inner, inode))
+}
+
+/// Refuses a path that has something else than a socket, or the socket of another program that listens.
+///
+/// The socket of an earlier process of the same role is replaced. In another PID namespace the program is unknown, and its
+/// socket is replaced too: only the role's own containers share the directory.
+fn check_place(path: &Path) -> Result<(), Failure> {
+    let failed = |why: &dyn std::fmt::Display| Failure::new(format!("socket {}: {why}", path.display()));
+    match fs::symlink_metadata(path) {
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(cause) => return Err(failed(&cause)),
+        Ok(there) if there.file_type().is_socket() => {}
+        Ok(_) => {
+            let why = failed(&"a file that is no socket is there");
+            return Err(why.next("remove the file, or use another path for the socket"));
+        }
+    }
+    let own = role_of(std::process::id());
+    let Some(pid) = listening_process(path) else { return Ok(()) };
+    match role_of(pid) {
+        Some(other) if own.as_ref() != Some(&other) => {
+            let why = failed(&format_args!("{} (process {pid}) listens there", other.0));
+            Err(why.next("stop that program, or use another path for the socket"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the process that listens at `path`, if this PID namespace has it.
+fn listening_process(path: &Path) -> Option<u32> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
+    let peer = UnixStream::from_std(socket.into()).ok()?.peer_cred().ok()?;
+    peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0)
+}
+
+/// Returns the program of a process and its first argument: `weft` and `agent`.
+fn role_of(pid: u32) -> Option<(String, Vec<u8>)> {
+    let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let name = program.file_name()?.to_string_lossy().into_owned();
+    let words = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let command = words.split(|byte| *byte == 0).nth(1).unwrap_or_default().to_vec();
+    Some((name.trim_end_matches(" (deleted)").to_owned(), command))
 }
 
 /// Removes temporary sockets of processes that died before the rename.
@@ -192,6 +238,33 @@ mod tests {
             }
             assert!(is_at(&path, first.inode) && !replaced.load(Ordering::Relaxed));
         });
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn socket_path_of_a_file_or_a_live_program_is_refused() {
+        let directory = std::env::temp_dir().join(format!("weft-listener-other-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let (file, link, live) = (directory.join("file"), directory.join("link"), directory.join("live"));
+        fs::write(&file, "content").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let script = "use Socket; socket(S, PF_UNIX, SOCK_STREAM, 0); bind(S, sockaddr_un($ARGV[0])); listen(S, 9); sleep 99";
+        let mut other = std::process::Command::new("perl").args(["-e", script]).arg(&live).spawn().unwrap();
+        while std::os::unix::net::UnixStream::connect(&live).is_err() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        cli_support::async_runtime::runtime().unwrap().block_on(async {
+            for (path, says) in [(&file, "no socket"), (&link, "no socket"), (&live, "perl (process")] {
+                let refused = Listener::bind(path).unwrap_err().to_string();
+                assert!(refused.contains(says) && refused.contains(path.to_str().unwrap()), "{refused}");
+            }
+            assert_eq!(fs::read_to_string(&link).unwrap(), "content");
+            other.kill().unwrap();
+            other.wait().unwrap();
+            // A socket without a listener is replaced.
+            drop(Listener::bind(&live).unwrap());
+        });
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 2);
         fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -38,6 +38,8 @@ pub const PACKAGED: &str = "/usr/lib/cni";
 pub const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Timeout of one call of the meta-plugin: its delegates have their own deadlines.
 const DEADLINE: Duration = Duration::from_secs(600);
+/// Timeout of VERSION of a plugin.
+const VERSION_MAX: Duration = Duration::from_secs(10);
 /// Number of bytes of two files that are compared at a time.
 const PIECE: usize = 64 * 1024;
 /// Exit code of `sandbox ping` without a reply.
@@ -103,6 +105,8 @@ pub enum Foreign {
     Refused,
     /// The plugin is kept.
     Kept,
+    /// It is replaced.
+    Replaced,
 }
 
 /// Resource with an owner tag of weft.
@@ -159,12 +163,15 @@ impl WeftCni {
     /// Finds the program.
     pub fn find() -> Result<WeftCni, Failure> {
         let own = std::fs::canonicalize("/proc/self/exe").ok();
-        let beside = own.and_then(|own| own.parent().map(Path::to_owned));
+        let beside = own.as_deref().and_then(|own| own.parent().map(Path::to_owned));
         let listed = std::env::var_os("PATH").unwrap_or_default();
         let directories = beside.into_iter().chain(std::env::split_paths(&listed)).chain([PLUGINS.into()]);
         // An empty entry of PATH would mean the working directory.
         let absolute = directories.filter(|directory| directory.is_absolute());
-        match absolute.map(|directory| directory.join(PROGRAM)).find(|path| path.is_file()) {
+        // A copy of this program that was written over weft-cni is not weft-cni.
+        let is_other =
+            |path: &PathBuf| path.is_file() && !own.as_deref().is_some_and(|own| is_copy(own, path));
+        match absolute.map(|directory| directory.join(PROGRAM)).find(is_other) {
             Some(program) => Ok(WeftCni { program, host_namespace: None, on_host: OnHost::default() }),
             None => Err(Failure::new(format!("{PROGRAM} not found: this command needs it"))
                 .next(format!("install it beside weft, in a directory of PATH, or in {PLUGINS}"))),
@@ -237,9 +244,11 @@ impl WeftCni {
     pub fn install(&self, directory: &Path, name: &str, foreign: Foreign) -> Result<String, Failure> {
         let mut command = Command::new(&self.program);
         command.arg("install").arg(directory).args(["--names", name]);
-        if foreign == Foreign::Kept {
-            command.arg("--keep");
-        }
+        command.args(match foreign {
+            Foreign::Refused => None,
+            Foreign::Kept => Some("--keep"),
+            Foreign::Replaced => Some("--replace"),
+        });
         let output = self.output(command)?;
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
@@ -252,6 +261,14 @@ impl WeftCni {
         let mut command = Command::new(&self.program);
         command.arg(plugin).env("CNI_COMMAND", "VERSION");
         Ok(self.output(command)?.status.success())
+    }
+
+    /// Whether the file of a plugin answers VERSION, or else its error.
+    pub fn answers_version(plugin: &Path) -> Result<(), Error> {
+        let environment =
+            Environment { command: Verb::Version.as_str().to_owned(), ..Environment::default() };
+        let (_, failure) = Exec::new(VERSION_MAX).complete(Command::new(plugin), &environment, b"{}")?;
+        failure.map_or(Ok(()), Err)
     }
 
     /// Adds an entry to the journal in a directory: `weft-cni import-entry`.

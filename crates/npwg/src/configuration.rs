@@ -101,7 +101,7 @@ pub struct NodeConfiguration {
     pub runtime_config: Object,
     /// Capabilities declared to the runtime.
     pub capabilities: BTreeSet<String>,
-    /// Unknown options, which are accepted under the name `multus`.
+    /// Unknown and ignored options, which are accepted under the name `multus`.
     pub warnings: Vec<Warning>,
 }
 

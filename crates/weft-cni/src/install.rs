@@ -102,7 +102,7 @@ impl Installation {
         for name in &self.names {
             let path = self.directory.join(name);
             if is_foreign(&path)? {
-                let why = "a plugin of another project has this name; use --replace to replace it or --keep to keep it";
+                let why = "a plugin of another project has this name; use --replace to replace it";
                 return Err(Error::config(format!("{}: {why}", path.display())));
             }
         }

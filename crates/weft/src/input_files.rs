@@ -6,7 +6,7 @@
 //! - A `.json` file is a manifest if it has `kind` or `apiVersion`, else a CNI configuration.
 
 use std::fs::{self, File as Open};
-use std::io::Read;
+use std::io::{BufReader, Chain, Cursor, Read};
 use std::path::{Path, PathBuf};
 
 use cni::object::{DOCUMENT_MAX, Object};
@@ -39,12 +39,33 @@ pub(crate) enum Kind {
     Configuration,
 }
 
+/// File, or the beginning of a long manifest.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// File with its content.
+    Whole(File),
+    /// Path and content of a manifest that is longer than a document may be.
+    Long(PathBuf, BufReader<Chain<Cursor<Vec<u8>>, Open>>),
+}
+
 /// Reads the given files and the files of the given directories.
 pub(crate) fn read(paths: &[PathBuf]) -> Result<Vec<File>, Failure> {
     let mut files = Vec::new();
+    for path in expand(paths)? {
+        match open(&path)? {
+            Input::Whole(file) => files.push(file),
+            Input::Long(path, _) => return Err(too_long(&path)),
+        }
+    }
+    Ok(files)
+}
+
+/// Returns the given files and the files of the given directories.
+pub(crate) fn expand(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    let mut files = Vec::new();
     for path in paths {
         match path.is_dir() {
-            false => files.push(read_file(path)?),
+            false => files.push(path.clone()),
             true => {
                 let files_found = files_in(path)?;
                 if files_found.is_empty() {
@@ -54,30 +75,41 @@ pub(crate) fn read(paths: &[PathBuf]) -> Result<Vec<File>, Failure> {
                         "files with .yaml, .yml, .json, .conf or .conflist are read; subdirectories are not";
                     return Err(Failure::new(why).next(next));
                 }
-                for file in files_found {
-                    files.push(read_file(&file)?);
-                }
+                files.extend(files_found);
             }
         }
     }
     Ok(files)
 }
 
-fn read_file(path: &Path) -> Result<File, Failure> {
+/// Reads a file, or the beginning of a long manifest.
+pub(crate) fn open(path: &Path) -> Result<Input, Failure> {
     let failed = |why: &dyn std::fmt::Display| Failure::new(format!("read {}: {why}", path.display()));
     let mut bytes = Vec::new();
-    Open::open(path)
-        .and_then(|file| file.take(DOCUMENT_MAX as u64 + 1).read_to_end(&mut bytes))
-        .map_err(|cause| failed(&cause))?;
+    let mut file = Open::open(path).map_err(|cause| failed(&cause))?;
+    let read = file.by_ref().take(DOCUMENT_MAX as u64 + 1).read_to_end(&mut bytes);
+    read.map_err(|cause| failed(&cause))?;
     if bytes.len() > DOCUMENT_MAX {
-        return Err(failed(&format_args!("larger than {DOCUMENT_MAX} bytes")));
+        return match CONFIGURATIONS.contains(&extension(path)) {
+            true => Err(too_long(path)),
+            false => Ok(Input::Long(path.to_owned(), BufReader::new(Cursor::new(bytes).chain(file)))),
+        };
     }
     let text = String::from_utf8(bytes).map_err(|_| failed(&"not UTF-8"))?;
-    Ok(File { path: path.to_owned(), kind: kind(path, &text), text })
+    Ok(Input::Whole(File { path: path.to_owned(), kind: kind(path, &text), text }))
+}
+
+/// Returns the error of a file that must be read whole.
+pub(crate) fn too_long(path: &Path) -> Failure {
+    Failure::new(format!("read {}: larger than {DOCUMENT_MAX} bytes", path.display()))
+}
+
+fn extension(path: &Path) -> &str {
+    path.extension().and_then(|extension| extension.to_str()).unwrap_or_default()
 }
 
 fn kind(path: &Path, text: &str) -> Kind {
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    let extension = extension(path);
     if CONFIGURATIONS.contains(&extension) {
         return Kind::Configuration;
     }
@@ -96,7 +128,7 @@ fn files_in(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        let extension = extension(&path);
         let is_known =
             extension == "json" || MANIFESTS.contains(&extension) || CONFIGURATIONS.contains(&extension);
         // The metadata of the target of a link: opening a FIFO would block.

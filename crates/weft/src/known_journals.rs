@@ -37,7 +37,7 @@ pub(crate) struct Target {
     /// Namespace and name of the pod
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub(crate) pod: Option<PodName>,
-    /// Container ID of the sandbox (required if the pod has several)
+    /// Container ID of the sandbox, or its beginning as crictl prints it (required if the pod has several)
     #[arg(long, value_name = "ID", value_parser = ContainerId::new)]
     pub(crate) container_id: Option<ContainerId>,
 }
@@ -54,7 +54,10 @@ impl JournalHandle {
         let Inputs { files, config } = inputs;
         let (found, unknown) = match files.is_empty() && config.is_none() {
             true => {
-                MetaPlugin::find_any(None, &[]).map_or_else(|why| (None, Some(why)), |found| (found, None))
+                let found = MetaPlugin::find_any(None, &[]);
+                // The renamed file still says where the journal is.
+                let found = found.map(|found| found.or_else(MetaPlugin::renamed_by_cilium));
+                found.map_or_else(|why| (None, Some(why)), |found| (found, None))
             }
             false => (MetaPlugin::find_any(config.as_deref(), &input_files::read(files)?)?, None),
         };
@@ -113,7 +116,12 @@ impl Target {
         }
         match (&self.pod, &self.container_id) {
             (Some(pod), None) => search_by_pod(pod, handles),
-            _ => Ok(None),
+            (_, Some(prefix)) => {
+                let found = search_by_prefix(prefix, handles)?;
+                found.iter().try_for_each(|(_, entry)| self.refuse_other_pod(entry))?;
+                Ok(found)
+            }
+            (None, None) => Ok(None),
         }
     }
 
@@ -149,6 +157,40 @@ impl Target {
             (None, None) => "nothing".to_owned(),
         }
     }
+}
+
+/// Returns the sandbox whose container ID begins with `prefix`, the short form of crictl.
+///
+/// Only container IDs of runtimes have a short form: hexadecimal ones. Other IDs contain the name of a pod, and the name of
+/// one pod can begin with that of another.
+fn search_by_prefix(
+    prefix: &ContainerId,
+    handles: &[JournalHandle],
+) -> Result<Option<(JournalHandle, Entry)>, Failure> {
+    let has_prefix =
+        |id: &str| id.starts_with(prefix.as_str()) && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let mut found = Vec::new();
+    for handle in handles {
+        for row in handle.journal.rows()? {
+            match row {
+                Row::Entry(entry) if has_prefix(entry.container_id.as_str()) => {
+                    found.push((entry.container_id.to_string(), Ok((handle.clone(), *entry))));
+                }
+                Row::Broken { container, error } if has_prefix(&container) => {
+                    let failure = Failure::from(error).context(format!("journal entry {container}"));
+                    found.push((container, Err(failure)));
+                }
+                _ => {}
+            }
+        }
+    }
+    if found.len() > 1 {
+        let ids: Vec<&str> = found.iter().map(|(id, _)| id.as_str()).collect();
+        let why =
+            format!("--container-id {prefix}: {} sandboxes begin with it: {}", ids.len(), ids.join(", "));
+        return Err(Failure::new(why).next("use more characters of the container ID"));
+    }
+    found.pop().map(|(_, result)| result).transpose()
 }
 
 /// Returns the sandbox of a pod, whatever its container ID is.

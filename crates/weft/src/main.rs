@@ -16,11 +16,19 @@ mod pod_name;
 mod sandbox_operations;
 mod scratch;
 
+use std::path::Path;
 use std::process::ExitCode;
+
+use cni::environment::Environment;
+use cni::plugin::process;
+use cni::{Error, code};
 
 use cli_support::output::{Format, Progress};
 
 fn main() -> ExitCode {
+    if let Some(refused) = refuse_cni_call() {
+        return refused;
+    }
     let invocation = match cli::parse(std::env::args_os()) {
         Ok(invocation) => invocation,
         Err(error) => return cli::print_error(&error),
@@ -34,4 +42,19 @@ fn main() -> ExitCode {
             failure.code()
         }
     }
+}
+
+/// Refuses the call of a container runtime: this program is in the place of a plugin. Plugins are called without arguments.
+fn refuse_cni_call() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os();
+    let (program, none) = (arguments.next()?, arguments.next());
+    if none.is_some() || Environment::of_process().command.is_empty() {
+        return None;
+    }
+    let program = Path::new(&program).display().to_string();
+    let own = std::fs::canonicalize("/proc/self/exe").unwrap_or_default();
+    let why =
+        format!("plugin {program}: {} is the command line weft, not the plugin weft-cni", own.display());
+    let cure = "run weft install on this node from another directory than the plugin directory";
+    Some(process::refuse_call(Error::new(code::INVALID_ENVIRONMENT, why).details(cure)))
 }

@@ -7,14 +7,20 @@
 //! 2. The files of `-f`. At most one of them may configure the meta-plugin.
 //! 3. The first file by name in `/etc/cni/net.d`, as for a container runtime. A file of Multus itself (the `multus` in
 //!    its `binDir` is not weft-cni) is used only if there is no other.
+//!
+//! A file in `/etc/cni/net.d` that is unreadable or no valid network is an error if it may be the searched one: it sorts
+//! before the one that was found and mentions a meta-plugin, or none was found.
 
+use std::fs::File as OpenFile;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use cni::network::{Network, plugin_type};
-use cni::object::Object;
+use cni::object::{DOCUMENT_MAX, Object};
 use cni::runtime::chain;
 use cni::runtime::load::{self, Directory};
 use npwg::configuration::{Flavour, NodeConfiguration};
+use npwg::nearest::{hint, nearest};
 use rpc::journal;
 use serde::Serialize;
 
@@ -24,6 +30,11 @@ use node_support::weft_cni::WeftCni;
 
 /// Default CNI configuration directory of container runtimes.
 const RUNTIME_DIRECTORY: &str = "/etc/cni/net.d";
+
+/// Types of the meta-plugin.
+const NAMES: [&str; 2] = ["weft", "multus"];
+/// Extension that Cilium appends to the configurations of other plugins (`cni.exclusive`).
+const CILIUM_EXTENSION: &str = "cilium_bak";
 
 /// Meta-plugin with its configuration.
 #[derive(Clone, Debug)]
@@ -80,7 +91,20 @@ impl MetaPlugin {
         MetaPlugin::first(Path::new(RUNTIME_DIRECTORY))
     }
 
-    /// Returns the first one of a directory. An unreadable file that sorts before it is an error, because it may be the one.
+    /// Returns the configuration in the runtime's directory that Cilium renamed, if there is one.
+    pub(crate) fn renamed_by_cilium() -> Option<MetaPlugin> {
+        let mut files: Vec<PathBuf> = std::fs::read_dir(RUNTIME_DIRECTORY)
+            .ok()?
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == CILIUM_EXTENSION))
+            .filter(|path| path.is_file())
+            .collect();
+        files.sort();
+        files.iter().find_map(|path| MetaPlugin::of(&load::network(path).ok()?, path).ok()?)
+    }
+
+    /// Returns the first one of a directory. A file that sorts before it and cannot be used is an error if it may be the one.
     fn first(directory: &Path) -> Result<Option<MetaPlugin>, Failure> {
         let directory = Directory::read(directory)?;
         let mut networks: Vec<&(PathBuf, Network)> = directory.networks.iter().collect();
@@ -91,12 +115,14 @@ impl MetaPlugin {
                 Some(found) if found.is_multus_itself() => multus = multus.or(Some(found)),
                 Some(found) => {
                     directory.is_first(Some(path))?;
+                    check_faults(&directory, |fault| fault < path && mentions_meta_plugin(fault))?;
                     return Ok(Some(found));
                 }
-                None => {}
+                None => check_type(network, path)?,
             }
         }
         directory.is_first(None)?;
+        check_faults(&directory, |fault| multus.is_none() || mentions_meta_plugin(fault))?;
         Ok(multus)
     }
 
@@ -172,6 +198,37 @@ impl MetaPlugin {
     pub(crate) fn journal(&self) -> PathBuf {
         let directory = self.node.cni_dir.as_deref().unwrap_or(journal::DIRECTORY);
         Path::new(directory).join(journal::ENTRIES)
+    }
+}
+
+/// Fails if one of the selected files is not a valid network.
+fn check_faults(directory: &Directory, is_selected: impl Fn(&Path) -> bool) -> Result<(), Failure> {
+    let faults = directory.faults.iter().filter(|(path, _)| is_selected(path));
+    faults.min_by_key(|(path, _)| path).map_or(Ok(()), |(_, error)| Err(error.clone().into()))
+}
+
+/// Whether the name or the content of an invalid file contains the name of a meta-plugin, in any encoding of ASCII.
+fn mentions_meta_plugin(path: &Path) -> bool {
+    let mut bytes = Vec::new();
+    let read = OpenFile::open(path).and_then(|file| file.take(DOCUMENT_MAX as u64).read_to_end(&mut bytes));
+    bytes.retain(|byte| *byte != 0);
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let text = name + &String::from_utf8_lossy(&bytes);
+    read.is_err() || NAMES.iter().any(|name| text.contains(name))
+}
+
+/// Refuses a network of another type that has the options of the meta-plugin: the type is misspelt.
+fn check_type(network: &Network, path: &Path) -> Result<(), Failure> {
+    let Some(first) = network.plugins.first() else { return Ok(()) };
+    let name = plugin_type(first)?;
+    let option = ["clusterNetwork", "delegates"].into_iter().find(|key| first.get(key).is_some());
+    match option.filter(|_| nearest(name.as_str(), &NAMES).is_some()) {
+        Some(option) => {
+            let hint = hint(name.as_str(), &NAMES);
+            let why = format!("no meta-plugin, although it has {option}: {hint}");
+            Err(Failure::new(format!("{}: type: {:?}: {why}", path.display(), name.as_str())))
+        }
+        None => Ok(()),
     }
 }
 

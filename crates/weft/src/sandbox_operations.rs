@@ -6,7 +6,8 @@
 use std::thread;
 use std::time::Duration;
 
-use cni::{Error, Verb};
+use cni::object::Object;
+use cni::{Error, Verb, Version};
 use rpc::journal::{Entry, State};
 
 use crate::attachments::{self, AttachmentRow};
@@ -104,9 +105,15 @@ impl SandboxOperations {
         Failure::from(error).next(next)
     }
 
-    /// Runs CHECK of every attachment.
+    /// Runs CHECK of every attachment whose network has it.
+    ///
+    /// Only the version of each network decides. The meta-plugin is called in the latest version, because its own
+    /// configuration can have a version without CHECK.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        Ok(self.call(Verb::Check)?)
+        let mut object = self.meta_plugin.object.clone();
+        object.banish("cniVersion");
+        object.set("cniVersion", Version::LATEST.as_str())?;
+        Ok(self.call_with(&object, Verb::Check)?)
     }
 
     /// Detaches every network of `entry`, the last one first, and prints each detached network.
@@ -133,7 +140,10 @@ impl SandboxOperations {
     }
 
     fn call(&self, verb: Verb) -> Result<(), Error> {
-        let MetaPlugin { object, .. } = &self.meta_plugin;
+        self.call_with(&self.meta_plugin.object, verb)
+    }
+
+    fn call_with(&self, object: &Object, verb: Verb) -> Result<(), Error> {
         self.weft_cni.call(self.meta_plugin.name(), &object.to_json(), verb, &self.subject)
     }
 }

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -496,4 +496,18 @@ fn install_unreadable_file_prevents_another_default_network() {
     fs::rename(&kept, &own).unwrap();
     assert!(runtime.install(&[]).status.success());
     assert_eq!(runtime.written(), before);
+}
+
+#[test]
+fn install_replaces_another_plugin_only_if_requested() {
+    let runtime = Runtime::new("replace");
+    let list = json!({ "cniVersion": "1.0.0", "name": "home", "plugins": [{ "type": "bridge" }] });
+    runtime.write("conf/10-home.conflist", &list);
+    runtime.write("bin/weft", &json!("another plugin"));
+    assert_refused(&runtime.install(&[]), &["bin/weft: another plugin", "--replace"]);
+    assert_eq!(runtime.written(), None);
+    let replaced = runtime.install(&["--replace"]);
+    assert!(replaced.status.success(), "{}", stderr(&replaced));
+    assert_eq!(fs::read_link(runtime.0.join("bin/weft")).unwrap(), Path::new("weft-cni"));
+    assert!(runtime.written().is_some());
 }

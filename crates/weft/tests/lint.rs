@@ -123,6 +123,18 @@ fn lint_fix_keeps_mode_links_and_other_content() {
 }
 
 #[test]
+fn lint_fix_never_writes_another_meaning() {
+    let directory = TestDirectory::new("anchors");
+    let config = "  config: &cfg\n    type: dummy\n    name: a\n    cniVersion: 1.0.0\n";
+    let text = format!("{}  other: *cfg\n", definition("a", config));
+    let file = directory.file("a.yaml", &text);
+    let refused = lint([Path::new("--fix"), &file]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(!self::text(&refused).contains("fixed"), "{}", self::text(&refused));
+    assert_eq!(fs::read_to_string(&file).unwrap(), text);
+}
+
+#[test]
 fn lint_checks_every_file_and_prints_positions() {
     let directory = TestDirectory::new("several");
     directory.file("a.yaml", "kind: [\n");
@@ -211,6 +223,32 @@ fn lint_reads_a_pipe_but_cannot_fix_it() {
 }
 
 #[test]
+fn lint_streams_a_long_list_with_positions() {
+    let directory = TestDirectory::new("long");
+    let item = |number: usize, networks: &str| {
+        format!(
+            "- apiVersion: v1\n  kind: Pod\n  metadata:\n    annotations:\n      k8s.v1.cni.cncf.io/networks: {networks}\n    \
+             name: p{number}\n    namespace: n\n  spec:\n    containers:\n    - image: {}\n      name: c\n",
+            "x".repeat(1000)
+        )
+    };
+    let count = 5000;
+    let items: String =
+        (0..count).map(|number| item(number, if number == 4321 { "A_b" } else { "a" })).collect();
+    let text = format!("apiVersion: v1\nitems:\n{items}kind: List\nmetadata:\n  resourceVersion: \"\"\n");
+    assert!(text.len() > 4 << 20);
+    let file = directory.file("long.yaml", &text);
+    let found = lint([Path::new("-o"), Path::new("json"), &file]);
+    let report: Value = serde_json::from_slice(&found.stdout).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    assert_eq!((findings.len(), found.status.code()), (1, Some(1)), "{report}");
+    let line = text.lines().position(|line| line.ends_with("A_b")).unwrap() + 1;
+    assert_eq!(findings[0]["position"]["line"], line, "{report}");
+    let refused = lint([Path::new("--fix"), &file]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("larger than"), "{refused:?}");
+}
+
+#[test]
 fn lint_unreadable_input_is_named() {
     let directory = TestDirectory::new("nothing");
     for (path, output_text) in [
@@ -227,7 +265,7 @@ fn lint_unreadable_input_is_named() {
             "{error}"
         );
     }
-    let large = directory.file("large.yaml", &"# x\n".repeat(300_000));
+    let large = directory.file("large.conf", &"# x\n".repeat(300_000));
     let error = String::from_utf8_lossy(&lint([large]).stderr).into_owned();
     assert!(error.contains("larger than"), "{error}");
 }

@@ -19,7 +19,7 @@ use super::{Answer, Plugin, respond};
 use crate::environment::Environment;
 use crate::error::{Error, code};
 use crate::invoke::Invoke;
-use crate::object::DOCUMENT_MAX;
+use crate::object::{DOCUMENT_MAX, Object};
 use crate::version::{Verb, Version};
 
 /// Maximum length of a panic's message in an error, in characters.
@@ -54,6 +54,14 @@ pub fn refuse<'a>(names: impl Iterator<Item = &'a str>) -> ExitCode {
         "" => deliver(&Answer { stdout: Vec::new(), stderr: format!("{why}\n"), success: false }),
         _ => deliver(&Answer::failed(&Error::new(code::INVALID_ENVIRONMENT, why))),
     }
+}
+
+/// Answers a CNI call of a program that is no plugin with `error`, in the version of the configuration; exit code 1.
+pub fn refuse_call(error: Error) -> ExitCode {
+    let stdin = if io::stdin().is_terminal() { Vec::new() } else { optional_stdin() };
+    let text = Object::parse(&stdin, "stdin").and_then(|object| object.text("cniVersion"));
+    let version = text.ok().flatten().and_then(|text| Version::from_wire(&text)).unwrap_or(Version::LATEST);
+    deliver(&Answer::failed(&error.in_version(version)))
 }
 
 /// Runs `plugin` with this process's variables and stdin; exit code 0 or 1.

@@ -63,9 +63,11 @@ fn structured(report: &mut Report<'_>, located: &Located<Definition>, json: &str
         replacement: edit.replacement.clone(),
     };
     let corrected = repair::apply(report.source.slice(object), &[inside]);
+    let has_tag = repair::has_tag(report.source, &located.node, node);
     let finding: &mut Finding = report.add(node.span.start, fault);
-    finding.corrected = corrected;
-    finding.fix = Some(edit);
+    if !has_tag {
+        (finding.corrected, finding.fix) = (corrected, Some(edit));
+    }
 }
 
 fn names(report: &mut Report<'_>, located: &Located<Definition>, subject: &str) {

@@ -1,6 +1,11 @@
 //! Edits of a file that fix a finding.
 
-use crate::{Node, Source, Span, Value};
+use serde_json::Value as Json;
+
+use crate::{Node, Source, Span, Value, document};
+
+/// Maximum number of edits that are tried one by one.
+const TRIALS_MAX: usize = 64;
 
 /// Edit of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +34,77 @@ pub fn apply(text: &str, edits: &[Edit]) -> String {
     }
     out.push_str(text.get(at..).unwrap_or_default());
     out
+}
+
+/// Selects the edits after which the file has the same meaning, with `spec.config` as a string in more definitions.
+///
+/// Returns for each edit whether it may be applied, together with all others that may.
+pub(super) fn harmless(text: &str, edits: &[Edit]) -> Vec<bool> {
+    let converted = |edits: &[Edit]| converted_configs(&documents(text), &documents(&apply(text, edits)));
+    if edits.is_empty() || converted(edits).is_some_and(|count| count >= edits.len()) {
+        return vec![true; edits.len()];
+    }
+    let mut kept: Vec<Edit> = Vec::new();
+    let mut count = 0;
+    let mut selected = Vec::new();
+    for (index, edit) in edits.iter().enumerate() {
+        let tried: Vec<Edit> = kept.iter().chain([edit]).cloned().collect();
+        let after = if index < TRIALS_MAX { converted(&tried) } else { None };
+        let is_harmless = after.is_some_and(|after| after > count);
+        if is_harmless {
+            (kept, count) = (tried, after.unwrap_or_default());
+        }
+        selected.push(is_harmless);
+    }
+    selected
+}
+
+/// Returns the documents of a text; invalid ones are `null`.
+fn documents(text: &str) -> Vec<Json> {
+    let documents = document::documents(&Source::new(text));
+    documents.into_iter().map(|document| document.map_or(Json::Null, |node| node.to_json())).collect()
+}
+
+/// Returns the number of definitions whose `spec.config` became a string of the same content; `None` if anything else
+/// differs.
+fn converted_configs(before: &[Json], after: &[Json]) -> Option<usize> {
+    if before.len() != after.len() {
+        return None;
+    }
+    before.iter().zip(after).map(|(before, after)| converted_inside(before, after)).sum()
+}
+
+fn converted_inside(before: &Json, after: &Json) -> Option<usize> {
+    match (before, after) {
+        (Json::Array(before), Json::Array(after)) => converted_configs(before, after),
+        (Json::Object(before), Json::Object(after)) if before.len() == after.len() => {
+            let is_definition = before.get("kind").is_some_and(|kind| kind == "NetworkAttachmentDefinition");
+            let converted = |(key, old): (&String, &Json)| match after.get(key)? {
+                new if key == "spec" && is_definition => converted_spec(old, new),
+                new => converted_inside(old, new),
+            };
+            before.iter().map(converted).sum()
+        }
+        _ => (before == after).then_some(0),
+    }
+}
+
+fn converted_spec(before: &Json, after: &Json) -> Option<usize> {
+    let (Some(old), Some(Json::String(new))) = (before.get("config"), after.get("config")) else {
+        return (before == after).then_some(0);
+    };
+    let rest = |spec: &Json| {
+        let mut spec = spec.clone();
+        spec.as_object_mut().map(|spec| spec.remove("config"));
+        spec
+    };
+    if rest(before) != rest(after) {
+        return None;
+    }
+    match old {
+        Json::String(old) => (old == new).then_some(0),
+        old => serde_json::from_str::<Json>(new).is_ok_and(|new| new == *old).then_some(1),
+    }
 }
 
 /// Returns an edit that converts a map under `config:` to a string.
@@ -67,6 +143,12 @@ pub(super) fn config_as_text(source: &Source, object: &Node, map: &Node, json: &
     }
 }
 
+/// Whether `config:` has an explicit tag, which would not fit a string.
+pub(super) fn has_tag(source: &Source, object: &Node, map: &Node) -> bool {
+    let before = key_end(source, object).map(|start| source.slice(Span { start, end: map.span.start }));
+    before.is_some_and(|before| before.split_whitespace().any(|word| word.starts_with('!')))
+}
+
 /// Returns the offset after `config:`.
 fn key_end(source: &Source, object: &Node) -> Option<usize> {
     let Value::Map(entries) = &object.get("spec")?.value else { return None };
@@ -88,17 +170,27 @@ fn in_brackets(source: &Source, node: &Node) -> bool {
     source.slice(node.span).starts_with(['{', '['])
 }
 
-/// Returns the end of a node's own text: for a map or list without brackets, the end of its last value.
+/// Returns the end of a node's own text. A map or list without brackets ends with its last value or, if that is empty, an
+/// alias or merged by `<<`, with the last line that is no comment.
 fn end(source: &Source, node: &Node) -> usize {
     let last = match &node.value {
         Value::Map(entries) => entries.last().map(|(_, node)| node),
         Value::List(items) => items.last(),
-        _ => None,
+        _ => return node.span.end,
     };
-    match last {
-        Some(last) if !in_brackets(source, node) => end(source, last),
-        _ => node.span.end,
+    if in_brackets(source, node) {
+        return node.span.end;
     }
+    let mut text = source.slice(node.span).trim_end();
+    while let Some((before, line)) = text.rsplit_once('\n')
+        && line.trim_start().starts_with('#')
+    {
+        text = before.trim_end();
+    }
+    // The values of an alias are elsewhere.
+    let is_inside = |last: &&Node| node.span.start <= last.span.start && last.span.end <= node.span.end;
+    let last = last.filter(is_inside).map(|last| end(source, last));
+    last.unwrap_or_default().max(node.span.start + text.len())
 }
 
 /// Returns the end of the line if only a comment follows: the comment would become part of the string.

@@ -2,6 +2,7 @@
 
 use super::*;
 use npwg::metadata::SpecConfig;
+use npwg::rule::Rule;
 
 fn lint(text: &str) -> Vec<Finding> {
     manifest(&Manifest::parse(text), &Knowledge::default())
@@ -374,4 +375,82 @@ fn lint_findings_serialize_to_json() {
     let json = serde_json::to_value(&findings[0]).unwrap();
     assert_eq!(json["position"], serde_json::json!({"line": 6, "column": 34}));
     assert_eq!((&json["severity"], &json["rule"]), (&"error".into(), &"malformed-network-reference".into()));
+}
+
+/// Applies all fixes; returns the documents and the number of findings of the same rule that remain.
+fn fixed(text: &str) -> (Vec<serde_json::Value>, usize) {
+    let findings = |text: &str| {
+        let findings = manifest(&Manifest::parse(text), &Knowledge::default());
+        findings.into_iter().filter(|finding| finding.fault.rule == Rule::ConfigNotAString)
+    };
+    let edits: Vec<Edit> = findings(text).filter_map(|finding| finding.fix).collect();
+    let after = apply(text, &edits);
+    (crate::values(&after).unwrap_or_else(|error| panic!("{error}:\n{after}")), findings(&after).count())
+}
+
+#[test]
+fn lint_fix_keeps_the_meaning_of_anchors_and_empty_values() {
+    let head = |name: &str| {
+        format!(
+            "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {{name: {name}}}\n"
+        )
+    };
+    let item = |name: &str, spec: &str| {
+        format!(
+            "- apiVersion: k8s.cni.cncf.io/v1\n  kind: NetworkAttachmentDefinition\n  metadata: {{name: {name}}}\n{spec}"
+        )
+    };
+    let list = |items: &[String]| format!("apiVersion: v1\nkind: List\nitems:\n{}", items.concat());
+    let texts = [
+        list(&[
+            item("a", "  spec:\n    config: &cfg {\"type\": \"dummy\"}\n"),
+            item("b", "  spec:\n    config: *cfg\n"),
+        ]),
+        list(&[
+            item("a", "  spec:\n    config: &cfg\n      type: dummy\n      mtu: 1400\n"),
+            item("b", "  spec:\n    config: *cfg\n"),
+            item("c", "  spec: {config: *cfg}\n"),
+        ]),
+        list(&[item("a", "  spec: &spec\n    config:\n      type: dummy\n"), item("b", "  spec: *spec\n")]),
+        format!("{}spec:\n  config:\n    type: bridge\n    ipam:\n", head("a")),
+        format!("{}spec:\n  config:\n    type: bridge\n    ipam: # none\n# end\n---\na: 1\n", head("a")),
+        format!("{}spec:\n  config:\n    - a: |\n        # text\n\n# end\n  other: 1\n", head("a")),
+        format!(
+            "x: &ipam\n  type: static\n{}spec:\n  config:\n    type: bridge\n    ipam: *ipam\n",
+            head("a")
+        ),
+        format!(
+            "x: &ipam {{type: static}}\n{}spec:\n  config:\n    type: bridge\n    <<: *ipam\n",
+            head("a")
+        ),
+        format!("{}spec:\n  config: !!map\n    type: bridge\n", head("a")),
+        format!("{}spec: {{config: {{type: bridge, ipam: }}}}\n", head("a")),
+        format!("{}spec:\n  ? config\n  : type: bridge\n", head("a")),
+        format!("{}spec:\n  config:\n    &cfg\n    type: bridge\n  other: *cfg\n", head("a")),
+    ];
+    for (index, text) in texts.iter().enumerate() {
+        let before = crate::values(text).unwrap();
+        let (after, remaining) = fixed(text);
+        assert_eq!(before.len(), after.len(), "{text}");
+        let objects = |documents: &[serde_json::Value]| -> Vec<serde_json::Value> {
+            let items = |document: &serde_json::Value| match document["items"].as_array() {
+                Some(items) => items.clone(),
+                None => vec![document.clone()],
+            };
+            documents.iter().flat_map(items).collect()
+        };
+        let mut strings = 0;
+        for (old, new) in objects(&before).iter().zip(&mut objects(&after)) {
+            if let Some(config) = new["spec"]["config"].as_str() {
+                new["spec"]["config"] = serde_json::from_str(config).unwrap();
+                strings += 1;
+            }
+            assert_eq!(old, new, "{text}");
+        }
+        // Where nothing can be changed alone, the finding stays.
+        // A tag or an alias beside `config` would no longer fit: the finding stays.
+        let expected =
+            [(2, 0), (3, 0), (2, 0), (1, 0), (1, 0), (1, 0), (1, 0), (1, 0), (0, 1), (1, 0), (1, 0), (0, 1)];
+        assert_eq!((strings, remaining), expected[index], "{text}");
+    }
 }

@@ -69,7 +69,7 @@ conf! {
     cni_version "cniVersion": String,
     cluster_network "clusterNetwork": String,
     default_networks "defaultNetworks": Vec<String>,
-    system_namespaces "systemNamespaces": Vec<String>,
+    system_namespaces "systemNamespaces": Option<Vec<String>>,
     multus_namespace "multusNamespace": String,
     namespace_isolation "namespaceIsolation": bool,
     global_namespaces "globalNamespaces": String,
@@ -108,12 +108,12 @@ struct LogOptions {
 
 pub(super) fn read(bytes: &[u8], flavour: Flavour) -> Result<NodeConfiguration, Error> {
     let object = Object::parse(bytes, "network configuration")?;
-    let warnings = unknown_keys(&object, flavour)?;
+    let mut warnings = unknown_keys(&object, flavour)?;
     let value: Value = serde_json::from_slice(bytes)
         .map_err(|cause| Error::config(format!("network configuration: {cause}")))?;
     let conf: Conf = fold::from_value(&value, "")?;
     let runtime_config = object.read_object("runtimeConfig")?.unwrap_or_default();
-    let default_network = default_network(&object, &conf.cluster_network)?;
+    let default_network = default_network(&object, &conf.cluster_network, flavour, &mut warnings)?;
     let mut configuration = conf.settle(flavour, default_network, runtime_config)?;
     configuration.warnings = warnings;
     Ok(configuration)
@@ -138,8 +138,23 @@ fn unknown_keys(object: &Object, flavour: Flavour) -> Result<Vec<Warning>, Error
     Ok(warnings)
 }
 
-/// Reads `delegates` or `clusterNetwork`; exactly one of them must be set.
-fn default_network(object: &Object, cluster_network: &str) -> Result<DefaultNetwork, Error> {
+/// Reads `delegates` or `clusterNetwork`; exactly one of them must be set. Under the name `multus` `clusterNetwork` takes
+/// precedence, as in Multus.
+fn default_network(
+    object: &Object,
+    cluster_network: &str,
+    flavour: Flavour,
+    warnings: &mut Vec<Warning>,
+) -> Result<DefaultNetwork, Error> {
+    if flavour == Flavour::Multus && !cluster_network.is_empty() {
+        let ignored = object.get("delegates").filter(|raw| !matches!(raw.get(), "null" | "[]"));
+        warnings.extend(ignored.map(|_| {
+            let reason = "is ignored, because clusterNetwork names the default network";
+            let fault = Fault::new(Rule::UnknownKey, "network configuration", reason);
+            Warning::new(Reason::Questionable, fault.at(KeyPath::root().key("delegates")))
+        }));
+        return place("clusterNetwork", cluster_network).map(DefaultNetwork::Named);
+    }
     let delegates: Vec<Box<RawValue>> = match object.get("delegates").filter(|raw| raw.get() != "null") {
         None => Vec::new(),
         Some(raw) => serde_json::from_str(raw.get())
@@ -272,10 +287,10 @@ impl Conf {
     }
 
     fn system_namespaces(&self) -> Result<Vec<String>, Error> {
-        match self.system_namespaces.as_slice() {
-            [] => Ok(vec!["kube-system".to_owned()]),
-            list => list.iter().map(|text| namespace("systemNamespaces", text)).collect(),
-        }
+        // As in Multus, an empty list and a list of an empty name exempt no namespace.
+        let Some(list) = &self.system_namespaces else { return Ok(vec!["kube-system".to_owned()]) };
+        let named = list.iter().filter(|text| !text.is_empty());
+        named.map(|text| namespace("systemNamespaces", text)).collect()
     }
 
     /// Reads `auxiliaryCNIChainName`. Its directory is beside the file of the default network, so there must be such a file.
@@ -308,7 +323,7 @@ impl Conf {
         let LogOptions { max_age, max_size, max_backups, compress } = &self.log_options;
         Ok(Logging {
             file: optional_path("logFile", &self.log_file)?,
-            level: mode_or("logLevel", &self.log_level, LogLevel::Error)?,
+            level: mode_or("logLevel", &self.log_level.to_lowercase(), LogLevel::Error)?,
             to_stderr: self.log_to_stderr.unwrap_or(true),
             rotation: Rotation {
                 max_age: max_age.unwrap_or(5),

@@ -118,6 +118,34 @@ fn default_network_is_delegates_or_cluster_network_not_both() -> Result<(), Erro
 }
 
 #[test]
+fn cluster_network_of_multus_takes_precedence_over_delegates() -> Result<(), Error> {
+    let delegates = r#","delegates":[{"name":"a","type":"bridge"}]"#;
+    let node = read_as(delegates, Flavour::Multus)?;
+    assert!(matches!(&node.default_network, DefaultNetwork::Named(Place::Name(name)) if name == "base"));
+    let [warning] = node.warnings.as_slice() else { panic!("{:?}", node.warnings) };
+    assert!(warning.fault.to_string().contains("delegates: is ignored"), "{}", warning.fault);
+    assert!(read_as(r#","delegates":[]"#, Flavour::Multus)?.warnings.is_empty());
+    Ok(())
+}
+
+#[test]
+fn system_namespaces_empty_list_exempts_no_namespace() -> Result<(), Error> {
+    for empty in [r#","systemNamespaces":[]"#, r#","systemNamespaces":[""]"#] {
+        assert!(read(empty)?.system_namespaces.is_empty(), "{empty}");
+    }
+    assert_eq!(read(r#","systemNamespaces":null"#)?.system_namespaces, ["kube-system"]);
+    assert_eq!(read(r#","systemNamespaces":["","a"]"#)?.system_namespaces, ["a"]);
+    Ok(())
+}
+
+#[test]
+fn log_level_is_read_in_any_case() -> Result<(), Error> {
+    assert_eq!(read(r#","logLevel":"Debug""#)?.logging.level, LogLevel::Debug);
+    assert_eq!(read(r#","logLevel":"VERBOSE""#)?.logging.level, LogLevel::Verbose);
+    Ok(())
+}
+
+#[test]
 fn unknown_key_is_refused_with_a_hint_and_a_warning_for_multus() -> Result<(), Error> {
     let error = read(r#","clusterNetwrok":"x""#).unwrap_err();
     assert_eq!(error.code, 7);

@@ -84,7 +84,7 @@ pub(super) fn plan(node: &NodeConfiguration, request: PlanRequest) -> Result<Pla
             (response.context(format_args!("agent {}", socket.display()))?, Some(stream))
         }
         Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            (ask_once(&request)?, None)
+            (ask_once(socket, &request)?, None)
         }
         Err(cause) => return Err(unreachable(socket, &cause)),
     };
@@ -136,13 +136,13 @@ fn ask(stream: &mut UnixStream, request: &Request, timeout: Duration) -> Result<
 }
 
 /// Runs `weft plan --once`, which reads one request and writes its response.
-fn ask_once(request: &Request) -> Result<Response, Error> {
+fn ask_once(socket: &Path, request: &Request) -> Result<Response, Error> {
     let program = find_weft();
-    run_once(&program, request, DEADLINE).context(format_args!("{} plan --once", program.display()))
+    run_once(&program, socket, request, DEADLINE).context(format_args!("{} plan --once", program.display()))
 }
 
 /// Runs `program` as a planner; it is killed if it has not answered within `timeout`.
-fn run_once(program: &Path, request: &Request, timeout: Duration) -> Result<Response, Error> {
+fn run_once(program: &Path, socket: &Path, request: &Request, timeout: Duration) -> Result<Response, Error> {
     let failed = |cause| Error::io("start", cause);
     let (mut ours, theirs) = UnixStream::pair().map_err(failed)?;
     let theirs = OwnedFd::from(theirs);
@@ -151,7 +151,7 @@ fn run_once(program: &Path, request: &Request, timeout: Duration) -> Result<Resp
         .stdin(theirs.try_clone().map_err(failed)?)
         .stdout(theirs)
         .spawn()
-        .map_err(|cause| absent(&cause))?;
+        .map_err(|cause| absent(socket, &cause))?;
     let response = ask(&mut ours, request, timeout);
     if response.is_err() {
         // The exit status of a process that ended by itself is still reported.
@@ -173,9 +173,12 @@ pub(super) fn find_weft() -> PathBuf {
     beside.into_iter().find(is_another).unwrap_or_else(|| PathBuf::from(PLANNER))
 }
 
-fn absent(cause: &io::Error) -> Error {
-    let cure = "there is no agent and no manifestDir: start the agent, install weft beside weft-cni, or set manifestDir";
-    Error::new(code::TRY_AGAIN_LATER, cause.to_string()).details(cure)
+/// Returns the error of a node where nothing can plan.
+fn absent(socket: &Path, cause: &io::Error) -> Error {
+    let cure = "start the node agent (kubectl -n weft-system get pods -o wide lists the agents), \
+        run weft install --thin on this node, or set manifestDir";
+    let why = format!("{cause}; no node agent listens on {}", socket.display());
+    Error::new(code::TRY_AGAIN_LATER, why).details(cure)
 }
 
 #[cfg(test)]
@@ -189,14 +192,14 @@ mod tests {
     fn planner_that_hangs_is_killed_and_one_that_fails_is_reported() {
         let directory = std::env::temp_dir().join(format!("weft-planner-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        let program = directory.join("weft");
+        let (program, socket) = (directory.join("weft"), Path::new("/x/agent.sock"));
         let request = br#"{"version":1,"request":{"plan":{"pod":{"namespace":"n","name":"p","uid":""},"container":"c",
             "ifname":"eth0","node":{"configuration":{},"flavour":"weft","files":[],"unreadable":[]},"began":0}}}"#;
         let request: Request = frame::decode(request).unwrap();
         let run = |script: &str| {
             std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
             std::fs::set_permissions(&program, PermissionsExt::from_mode(0o700)).unwrap();
-            run_once(&program, &request, Duration::from_millis(300)).unwrap_err()
+            run_once(&program, socket, &request, Duration::from_millis(300)).unwrap_err()
         };
         let began = Instant::now();
         let late = run("exec sleep 60");
@@ -207,7 +210,10 @@ mod tests {
         let failed = run("exit 3");
         assert!(failed.msg.contains("exit status: 3"), "{failed}");
         std::fs::remove_dir_all(&directory).unwrap();
-        let absent = run_once(&program, &request, DEADLINE).unwrap_err();
-        assert!(absent.code == code::TRY_AGAIN_LATER && absent.details.contains("manifestDir"), "{absent}");
+        let absent = run_once(&program, socket, &request, DEADLINE).unwrap_err();
+        assert!(absent.code == code::TRY_AGAIN_LATER && absent.msg.contains("on /x/agent.sock"), "{absent}");
+        for cure in ["kubectl -n weft-system", "weft install --thin", "manifestDir"] {
+            assert!(absent.details.contains(cure), "{absent}");
+        }
     }
 }

@@ -102,6 +102,9 @@ pub(crate) struct Arguments {
     /// Path to a configuration to install (default: one generated for the default network)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Replace another plugin with the name weft in the plugin directory (default: fail)
+    #[arg(long, conflicts_with = "remove")]
+    replace: bool,
     /// Path to a file whose existence means that the default network is ready
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
@@ -204,7 +207,8 @@ fn attempt(
     paths: &InstallPaths,
     weft_cni: &WeftCni,
 ) -> Result<(Readiness, Vec<String>), Failure> {
-    let done = weft_cni.install(&paths.plugins.here, "weft", Foreign::Refused)?;
+    let foreign = if arguments.replace { Foreign::Replaced } else { Foreign::Refused };
+    let done = weft_cni.install(&paths.plugins.here, "weft", foreign)?;
     let mut done: Vec<String> = done.lines().map(str::to_owned).collect();
     if let Some(thin) = Thin::of(arguments, paths) {
         done.extend(thin.install()?);

@@ -9,17 +9,19 @@ mod explanation;
 mod report;
 mod rewrite;
 
-use std::path::PathBuf;
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use manifest::Manifest;
 use manifest::lint::{self, Edit, Finding, Knowledge};
+use manifest::stream::Pieces;
 use npwg::refusal::Fault;
 use npwg::rule::{Rule, Severity};
 use serde::Serialize;
 
 use crate::input_files;
-use crate::input_files::{File, Kind};
+use crate::input_files::{File, Input, Kind};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output};
@@ -91,7 +93,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let mut report = LintReport::default();
     let stdin = |path: &PathBuf| if path.as_os_str() == "-" { STDIN.into() } else { path.clone() };
-    for mut file in input_files::read(&paths.iter().map(stdin).collect::<Vec<_>>())? {
+    for path in input_files::expand(&paths.iter().map(stdin).collect::<Vec<_>>())? {
+        let mut file = match input_files::open(&path)? {
+            Input::Whole(file) => file,
+            Input::Long(path, _) if *fix => return Err(input_files::too_long(&path)),
+            Input::Long(path, text) => {
+                let located = |finding| Located { file: path.display().to_string(), finding };
+                report.files += 1;
+                report.findings.extend(lint_pieces(&path, text)?.into_iter().map(located));
+                continue;
+            }
+        };
         let mut findings = lint_file(&file);
         if *fix {
             let corrected = apply_fixes(&mut file, &findings)?;
@@ -126,6 +138,23 @@ fn lint_file(file: &File) -> Vec<Finding> {
         Kind::Manifest => lint::manifest(&Manifest::parse(&file.text), &knowledge),
         Kind::Configuration => lint::configuration(&file.text, &knowledge),
     }
+}
+
+/// Returns the findings of a long manifest, which is parsed object by object.
+fn lint_pieces(path: &Path, text: impl BufRead) -> Result<Vec<Finding>, Failure> {
+    let knowledge = Knowledge::of_known_plugins();
+    let mut findings = Vec::new();
+    for piece in Pieces::new(text) {
+        let piece = piece.map_err(|cause| Failure::new(format!("read {}: {cause}", path.display())))?;
+        let of_piece = lint::manifest(&Manifest::parse(&piece.text), &knowledge);
+        findings.extend(of_piece.into_iter().map(|mut finding| {
+            finding.position.line += piece.lines_before;
+            // Only a file that is read whole can be corrected.
+            finding.fix = None;
+            finding
+        }));
+    }
+    Ok(findings)
 }
 
 /// Applies the corrections of the findings to the file on disk and in memory.

@@ -190,12 +190,7 @@ fn row(network: &Network) -> Vec<String> {
 async fn show(arguments: &Show) -> Result<(), Failure> {
     let Show { name, server, output } = arguments;
     let networks = connect(server).await?.list().await.map_err(|status| failure(&status))?;
-    let Some(network) = networks.iter().find(|network| label(network) == *name) else {
-        let names: Vec<String> = networks.iter().map(label).collect();
-        let available = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        return Err(Failure::new(format!("network {name}: not found"))
-            .next(format!("available networks: {available}")));
-    };
+    let network = find(&networks, name)?;
     if output.format == Format::Json {
         return output::print_json(network);
     }
@@ -211,16 +206,32 @@ async fn show(arguments: &Show) -> Result<(), Failure> {
     output::print(&format!("{}\n{pretty}\n", table::lay_out(&headings, &rows, 0)))
 }
 
+/// Returns the network of this name.
+fn find<'a>(networks: &'a [Network], name: &str) -> Result<&'a Network, Failure> {
+    let wanted = Name::read(name).to_string();
+    networks.iter().find(|network| label(network) == wanted).ok_or_else(|| {
+        let names: Vec<String> = networks.iter().map(label).collect();
+        let available = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        Failure::new(format!("network {name}: not found")).next(format!("available networks: {available}"))
+    })
+}
+
 async fn remove(arguments: &Remove) -> Result<(), Failure> {
     let Remove { names, drain, server } = arguments;
     let client = connect(server).await?;
+    let networks = client.list().await.map_err(|status| failure(&status))?;
     let in_use = if *drain { InUse::Drained } else { InUse::Refused };
     let progress = Progress::beside(Format::Text);
     let mut failures: Option<Failure> = None;
     for network in names {
         let Name { namespace, name } = Name::read(network);
         let metadata = NetworkMetadata { name, namespace, ..NetworkMetadata::default() };
-        match client.remove(metadata, in_use).await {
+        // The runtime accepts the removal of a network that it does not have, which hides a misspelt name.
+        let removed = match find(&networks, network) {
+            Ok(_) => client.remove(metadata, in_use).await.map_err(|status| failure(&status)),
+            Err(unknown) => Err(unknown),
+        };
+        match removed {
             Ok(()) => {
                 let state = if *drain {
                     "is removed, or drains until its last sandbox is removed"
@@ -229,8 +240,7 @@ async fn remove(arguments: &Remove) -> Result<(), Failure> {
                 };
                 progress.line(plain(&format!("{network} {state}")));
             }
-            Err(status) => {
-                let failed = failure(&status);
+            Err(failed) => {
                 failures = Some(match failures {
                     Some(before) => before.also(Some(failed)),
                     None => failed,

@@ -32,7 +32,7 @@ pub(super) fn findings(
         Ok(Some(meta_plugin)) => meta_plugin,
         Ok(None) if proxy::is_used(cri_socket, []) => return Vec::new(),
         Ok(None) => {
-            return vec![Finding::new("configuration", "no file configures weft", "run weft install")];
+            return vec![missing_configuration()];
         }
         Err(failure) => {
             return vec![Finding::new(
@@ -61,6 +61,19 @@ pub(super) fn findings(
     findings
 }
 
+/// Returns the finding for a node on which no file configures weft.
+fn missing_configuration() -> Finding {
+    match MetaPlugin::renamed_by_cilium() {
+        None => Finding::new("configuration", "no file configures weft", "run weft install"),
+        Some(renamed) => {
+            let why =
+                "Cilium renamed it, because its option cni.exclusive is true, so the runtime does not use it";
+            let cure = "set cni.exclusive to false in the configuration of Cilium, then run weft install";
+            Finding::new(format!("configuration {}", renamed.file), why, cure)
+        }
+    }
+}
+
 /// Returns a finding if another file sorts before the configuration.
 fn check_file_order(meta_plugin: &MetaPlugin, what: &str) -> Option<Finding> {
     let file = Path::new(&meta_plugin.file);
@@ -72,12 +85,20 @@ fn check_file_order(meta_plugin: &MetaPlugin, what: &str) -> Option<Finding> {
     Some(Finding::new(what, why, "remove that file, or run weft install with --file-name"))
 }
 
-/// Returns a finding if the plugin directories of the runtime have no program of this name.
+/// Returns a finding if the plugin directories of the runtime have no program of this name, or a file that is no plugin.
 fn check_program(meta_plugin: &MetaPlugin, what: &str, plugins: &Plugins) -> Option<Finding> {
     let directories = runtime_path(meta_plugin, plugins);
     let name = meta_plugin.name();
-    if directories.split(':').any(|directory| Path::new(directory).join(name).is_file()) {
-        return None;
+    let files = directories.split(':').map(|directory| Path::new(directory).join(name));
+    if let Some(file) = files.into_iter().find(|file| file.is_file()) {
+        let error = WeftCni::answers_version(&file).err()?;
+        let real = fs::canonicalize(&file).unwrap_or(file);
+        let why = format!("plugin {name}: {} is damaged, so no pod starts or ends: {error}", real.display());
+        return Some(Finding::new(
+            what,
+            why,
+            "run weft install, from another directory than that of the plugins",
+        ));
     }
     let why = format!("plugin {name}: not found in {directories}, so the runtime cannot call it");
     Some(Finding::new(

@@ -15,7 +15,7 @@ use cni::name::NetworkName;
 use cni::network::{Network, plugin_type};
 use cni::object::Object;
 use cni::runtime::load::{self, Directory};
-use cni::{Context, Error};
+use cni::{Context, Error, Version};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::refusal::{Reason, Step, Warning};
 use npwg::status::StatusStyle;
@@ -50,6 +50,8 @@ const MULTUS_ONLY_OPTIONS: &[&str] = &[
     "perNodeCertificate",
     "socketDir",
 ];
+/// Oldest CNI version of a converted configuration.
+const OLDEST_VERSION: Version = Version::V1_0_0;
 /// Options whose paths may be those of the daemon's container.
 const PATHS: &[&str] = &["binDir", "clusterNetwork", "confDir", "readinessindicatorfile"];
 
@@ -101,7 +103,12 @@ impl Configuration {
         translate(&mut plugin, &mut notes)?;
         let left_out = remove_unknown_options(&mut plugin);
         refer_to_default_network(&mut plugin, conf_dir, &mut notes)?;
-        let text = list(&network, &plugin, others).context(&file)?;
+        let version = network.version.max(OLDEST_VERSION);
+        if version != network.version {
+            let why = "runtimes call CHECK since 0.4.0; each network keeps its own version";
+            notes.push(format!("cniVersion: {} becomes {version}: {why}", network.version));
+        }
+        let text = list(&network, version, &plugin, others).context(&file)?;
         let read_back = Network::parse(text.as_bytes(), &file)?;
         let found = MetaPlugin::read(&read_back, &path)?;
         Ok(Configuration {
@@ -207,8 +214,12 @@ fn refer_to_default_network(
     notes: &mut Vec<String>,
 ) -> Result<(), Failure> {
     let has_other = plugin.text("clusterNetwork")?.is_some_and(|name| !name.is_empty());
+    if has_other && plugin.get("delegates").is_some() {
+        notes.push("delegates: left out, because Multus ignores it beside clusterNetwork".to_owned());
+        plugin.banish("delegates");
+    }
     let delegates = plugin.read::<Vec<Value>>("delegates")?.unwrap_or_default();
-    let Some(default) = delegates.first().filter(|_| !has_other) else { return Ok(()) };
+    let Some(default) = delegates.first() else { return Ok(()) };
     let is_default = |(_, network): &&(PathBuf, Network)| {
         serde_json::from_slice::<Value>(network.bytes()).is_ok_and(|other| other == *default)
     };
@@ -237,10 +248,10 @@ fn node_path(text: &str) -> Option<String> {
     (!Path::new(text).exists()).then(|| rest.to_owned())
 }
 
-fn list(network: &Network, plugin: &Object, others: &[Object]) -> Result<String, Error> {
+fn list(network: &Network, version: Version, plugin: &Object, others: &[Object]) -> Result<String, Error> {
     let plugins: Vec<&Object> = std::iter::once(plugin).chain(others).collect();
     let mut list = Object::default();
-    list.set("cniVersion", network.version.as_str())?;
+    list.set("cniVersion", version.as_str())?;
     list.set("name", network.name.as_str())?;
     list.set("plugins", &plugins)?;
     let mut text = cni::result::pretty(&list)?;
