@@ -38,7 +38,7 @@ pub(crate) struct Pools {
 #[derive(Debug, Default)]
 struct State {
     waiting: BTreeMap<PoolKey, VecDeque<Port>>,
-    /// Ports of pools that a pod has.
+    /// Ports taken from pools by pods, by the id of the port.
     taken: BTreeMap<String, Taken>,
     filling: BTreeMap<PoolKey, Arc<tokio::sync::Mutex<()>>>,
 }
