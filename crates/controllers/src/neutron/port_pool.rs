@@ -17,7 +17,7 @@ use tracing::debug;
 
 use crate::neutron::port_rules::Pool;
 
-/// PoolKey of a pool: the ports in it are interchangeable.
+/// Key of a pool: the ports of one pool are interchangeable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PoolKey {
     /// Name of the node.
