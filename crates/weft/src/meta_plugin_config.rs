@@ -6,7 +6,8 @@
 //! 1. The file of `--config`.
 //! 2. The files of `-f`. At most one of them may configure the meta-plugin.
 //! 3. The first file by name in `/etc/cni/net.d`, as for a container runtime. A file of Multus itself (the `multus` in
-//!    its `binDir` is not weft-cni) is used only if there is no other.
+//!    its `binDir` is not weft-cni) is used only if there is no other. If an earlier file cannot be read, the search fails,
+//!    because that file may be the one.
 
 use std::path::{Path, PathBuf};
 
