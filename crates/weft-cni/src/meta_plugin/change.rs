@@ -123,7 +123,7 @@ fn record_failure(entry: &mut Entry, place: usize, error: Error, what: &str) -> 
     error
 }
 
-/// Updates the entry to the present state: removes detached networks, sets routes and status for the attached ones.
+/// Updates the entry to the current state of the sandbox: removes detached networks, sets routes and status for the attached ones.
 fn settle(entry: &mut Entry, wanted: usize) -> Result<(), Error> {
     let all =
         std::mem::take(&mut entry.plan.delegates).into_iter().zip(std::mem::take(&mut entry.attachments));
