@@ -153,7 +153,7 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Creates a host that already has the shared objects.
+/// Attaches and detaches once, so that the objects that containers share exist. Returns the pod and a snapshot after it.
 fn primed(host: &Host, case: &Case) -> (Pod, Snapshot) {
     rig::install(host);
     let pod = host.pod("a");

@@ -344,7 +344,7 @@ fn firewall_rules_of_a_bridge_are_removed_with_it() {
     assert_eq!((rules_of("br0"), rules_of("br1")), (0, 5));
 }
 
-// === the fixed set ===
+// === tests that every plugin has ===
 
 // Requirements: S31
 #[test]

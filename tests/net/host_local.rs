@@ -85,7 +85,7 @@ fn sweep(version: &str, valid: Option<Value>) -> Value {
     conf
 }
 
-// === the fixed set ===
+// === tests that every plugin has ===
 
 #[test]
 fn host_local_address_is_added_checked_and_deleted() {

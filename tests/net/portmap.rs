@@ -403,7 +403,7 @@ fn portmap_repeated_add_replaces_its_mappings() {
     }
 }
 
-// === the fixed set ===
+// === tests that every plugin has ===
 
 // Requirements: S31
 #[test]

@@ -106,7 +106,7 @@ fn refusal(finished: &Finished) -> (u64, String) {
     (error["code"].as_u64().expect("a code"), error["msg"].as_str().expect("a message").to_owned())
 }
 
-// === the fixed set ===
+// === tests that every plugin has ===
 
 #[test]
 fn tuning_all_options_are_set_checked_and_restored() {

@@ -53,7 +53,7 @@ fn add(host: &Host, pod: &Pod, id: &str, conf: &Value) -> String {
     allocated(container(host, pod, id).add(conf)).join(" ")
 }
 
-// === the fixed set ===
+// === tests that every plugin has ===
 
 #[test]
 fn weft_ipam_address_is_added_checked_and_deleted() {

@@ -34,7 +34,7 @@ fn address(pod: &Pod) -> String {
     addresses_on(pod, "net1")[0].split('/').next().unwrap().to_owned()
 }
 
-/// Waits until all of them answer pings, or none does.
+/// Waits until all pods in `others` answer pings (`wanted`), or until none of them does.
 fn answer_pings(from: &Pod, others: [&Pod; 2], wanted: bool) {
     for to in others {
         let address = address(to);

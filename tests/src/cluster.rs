@@ -88,14 +88,14 @@ impl<'a> Cluster<'a> {
         calls
     }
 
-    /// Returns the calls since the previous look, as `VERB ifname`; no plugin may run, as for [`Cluster::calls`].
+    /// Returns the same calls as [`Cluster::calls`], each as `VERB ifname`.
     #[must_use]
     #[track_caller]
     pub fn order(&self) -> Vec<String> {
         self.calls().iter().map(named).collect()
     }
 
-    /// Waits for a call, `VERB ifname`. The next look still returns it.
+    /// Waits until a plugin has recorded the call `VERB ifname`. [`Cluster::calls`] still returns the call.
     #[track_caller]
     pub fn await_call(&self, call: &str) {
         let is_made = || self.recorded().iter().any(|recorded| named(recorded) == call);

@@ -208,7 +208,7 @@ impl Proxy {
         self.relaunch_as(&[&["--runtime-networks", RUNTIME_NETWORKS], words].concat());
     }
 
-    /// Restarts the proxy with only these arguments, so the runtime may read other networks.
+    /// Restarts the proxy with only these arguments: without `--runtime-networks` it does not manage the runtime's networks.
     #[track_caller]
     pub fn relaunch_as(&mut self, words: &[&'static str]) {
         self.stop("TERM");

@@ -92,7 +92,7 @@ pub struct Arguments {
     /// CNI configuration directory whose first network becomes the network _fallback
     #[arg(long, default_value = "/etc/cni/net.d", value_name = "DIR")]
     fallback: PathBuf,
-    /// Network of sandboxes that request none (default: _fallback)
+    /// Network of sandboxes that request none (default: _fallback, the first network on disk)
     #[arg(long, value_name = "[NAMESPACE/]NAME")]
     default_network: Option<String>,
     /// Directories of external plugins, separated by colons

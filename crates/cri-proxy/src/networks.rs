@@ -3,8 +3,10 @@
 //! - A network is on disk before its writer gets a response. Writers run one after the other.
 //! - A write is completed even if its client disconnects, so that memory equals the disk.
 //! - A sandbox keeps the configuration it was attached with, so a network may be replaced at any time.
-//! - A network in use is not removed. The journal tells the users; sandboxes that are being created count as well.
-//! - The generation orders the writers of one object; another uid is another object.
+//! - A network in use is not removed. The journal shows which sandboxes use it; sandboxes that are being created count as
+//!   well, and so does a journal entry that cannot be read.
+//! - A write with the stored uid is refused if its generation is older, or equal with other content. Generation 0 stands for
+//!   the next one. A write with another uid replaces the network whatever its generation is.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,9 +1,9 @@
-//! Planner of sandboxes that the runtime creates: plans the attachments in the sandbox's annotation with the present
-//! networks.
+//! Handler of the meta-plugin's plan requests: plans the attachments that the sandbox's annotation lists.
 //!
-//! The meta-plugin requests the plan, and the same pure planner as everywhere makes it. A sandbox without requested networks
-//! gets the default network. With an agent, the agent plans such a sandbox. Each response also contains tasks for sandboxes
-//! that the runtime has lost.
+//! - The networks are those stored now, and the planner is [`npwg::plan`], as in the agent.
+//! - A sandbox without requested networks gets the default network. If an agent is configured, its plan request is relayed
+//!   to the agent, which adds the networks that the pod selects.
+//! - Each response also contains tasks for sandboxes that the runtime has lost.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,7 +1,8 @@
 //! Networks that a sandbox requests, in its configuration or in an annotation: validated, with all defaults applied.
 //!
-//! Every refusal comes before the runtime receives the request. The resolved attachments travel through the runtime in
-//! another annotation, which clients must not set and do not see.
+//! - Every refusal comes before the runtime receives the request.
+//! - An annotation cannot name devices or ranges: the author of a pod writes it, and could name those of another pod.
+//! - The resolved attachments travel through the runtime in another annotation, which clients must not set and do not see.
 //!
 //! Source: «CRI Network API», «Defaulting and initialization».
 

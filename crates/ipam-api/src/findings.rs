@@ -1,9 +1,14 @@
 //! Findings: inconsistencies in the addresses of a cluster. This module only reports them.
 //!
-//! - Objects that cannot be read are reported, never left out.
-//! - `doubled`: two pods show the same address of a pool in their network-status, or two objects contain it.
-//! - `stray`: the object that contains a pod's address is not leased, or leased by another node than the pod's.
-//! - `leaked`: the pod of a single address is gone.
+//! | kind | inconsistency |
+//! |---|---|
+//! | `spoilt` | an object is invalid, for example edited manually |
+//! | `orphan` | the pool of a block does not exist |
+//! | `elsewhere` | the address store of a block is outside of the agent's `--address-stores` |
+//! | `dead-node` | the node of a block is deleted or out of service |
+//! | `doubled` | two pods show the same address of a pool in their network-status, or two objects contain it |
+//! | `stray` | a pod's address is in no leased object, or in a block of another node |
+//! | `leaked` | the pod of a single address is deleted, and no claim keeps the address |
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;

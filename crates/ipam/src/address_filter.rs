@@ -5,7 +5,7 @@
 //!
 //! - The network address of a subnet and the broadcast address of an IPv4 subnet are never admitted, even if the range
 //!   names them. The network address of an IPv6 subnet is the anycast address of its routers (RFC 4291, 2.6.1).
-//! - Excluded networks are sorted and disjoint, so that a look takes logarithmic time.
+//! - Excluded networks are sorted and disjoint, so that a lookup takes logarithmic time.
 
 use std::net::IpAddr;
 

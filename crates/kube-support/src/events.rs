@@ -2,7 +2,8 @@
 //!
 //! - Events are sent once, one after the other, in the background. They are delayed while pods are attached, because they
 //!   would compete for the processors.
-//! - When the process ends, the queue is sent first.
+//! - The queue is limited, and Events beyond it are dropped. When the process ends, the queue is sent first, for a few
+//!   seconds at most.
 //! - The note is limited to [`NOTE_MAX`] bytes.
 //! - The API counts repeated Events as a series that shows the first note only. So another note is another action.
 //!

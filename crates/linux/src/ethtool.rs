@@ -1,6 +1,7 @@
 //! Offloads of a link, through the netlink interface of ethtool.
 //!
-//! Only the named offload changes. Kernels before 5.6 lack this netlink family; the operation then fails.
+//! Only the named offload is requested to change; the kernel also disables the offloads that depend on it. Kernels before
+//! 5.6 lack this netlink family; the operation then fails.
 //!
 //! Source: kernel `Documentation/networking/ethtool-netlink.rst`, `include/uapi/linux/ethtool_netlink.h`,
 //! `genetlink.h`.

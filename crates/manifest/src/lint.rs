@@ -96,11 +96,11 @@ struct Report<'a> {
 /// Place of an embedded text in the file.
 #[derive(Clone, Copy)]
 enum Place<'a> {
-    /// The text is the file.
+    /// The text is the whole file.
     Whole,
-    /// The text is this scalar.
+    /// The text is the string of the YAML scalar at these offsets.
     Scalar(Span),
-    /// The text was generated from these nodes.
+    /// The text is the JSON form of this YAML node, for a `spec.config` that is written as a map.
     Nodes(&'a Node),
 }
 

@@ -14,7 +14,7 @@ pub(super) struct Weight {
 }
 
 impl Weight {
-    /// Counts the nodes of a tree.
+    /// Measures a tree.
     pub(super) fn of(node: &Node) -> Weight {
         let around = |all: Weight, inner: Weight| Weight {
             nodes: all.nodes + inner.nodes,

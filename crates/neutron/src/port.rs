@@ -132,12 +132,12 @@ pub struct Subnet {
     /// Name servers.
     #[serde(default)]
     pub dns_nameservers: Vec<IpAddr>,
-    /// Routes of the hosts in the subnet.
+    /// Static routes that the hosts in the subnet get.
     #[serde(default)]
     pub host_routes: Vec<HostRoute>,
 }
 
-/// Route of the hosts in a subnet.
+/// Static route that the hosts in a subnet get.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct HostRoute {
     /// Destination.

@@ -23,7 +23,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Authenticates.
+    /// Requests a token from Keystone, and finds the URL of Neutron in its catalog unless the settings contain it.
     pub(crate) async fn open(http: &Http, settings: &Settings, number: u64) -> Result<Session, Error> {
         let fixed = settings.endpoint.as_deref().map(root);
         let Some((auth_url, body)) = request(&settings.auth) else {

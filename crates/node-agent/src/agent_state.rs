@@ -1,6 +1,5 @@
-//! State of the node agent: the planner and the components that follow the node's sandboxes.
-//!
-//! It handles the requests that arrive on the agent's socket.
+//! State of the node agent, and its handler of the requests on the socket: each request is passed to the component that
+//! serves it (planner, block provider, sandbox GC, drift detection, hot-plug).
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Drift detection: finds attachments that no longer match their configuration, for example a deleted interface.
 //!
-//! The agent orders CHECKs as tasks, a few with each response, and stores the results. `weft doctor` shows the same.
-//! Nothing is repaired: the change may be intended, and recreating the pod repairs it.
+//! The agent sends CHECKs as tasks to weft-cni, a few with each response, and compares the results with earlier ones.
+//! Nothing is repaired: the change may be intended, and recreating the pod repairs it. (`weft doctor` runs CHECK, too.)
 //!
 //! - The kubelet never calls CHECK, so a plugin may reject its own intact attachment. Faults of the first check
 //!   are therefore not drift.

@@ -1,7 +1,8 @@
 //! Hot-plug: compares the networks that a running pod's annotation selects with those of its sandbox.
 //!
 //! - It is opt-in, and works only for an executor that polls for tasks (`weft executor`).
-//! - A sandbox is compared when its pod's annotation changes, and again at growing intervals until it matches.
+//! - A sandbox is compared when its pod's annotation changes, and again at growing intervals until it matches or the change
+//!   proves impossible.
 //! - A sandbox whose networks were requested through the container runtime keeps them; its annotation is ignored.
 //! - An invalid annotation changes nothing, so that a typing error removes no network.
 //! - Devices, isolation and policies are those of an ADD, because the plan is made by the same planner.
@@ -24,7 +25,7 @@ use super::planner::{Planner, pod_key};
 use node_support::plan_metadata::has_runtime_networks;
 use node_support::sandboxes::Sandboxes;
 
-/// First and longest pause before a change is ordered again.
+/// First and longest pause before a change is sent again.
 const REPEAT_MIN: Duration = Duration::from_secs(5);
 const REPEAT_MAX: Duration = Duration::from_secs(600);
 /// Maximum number of changes in one response.

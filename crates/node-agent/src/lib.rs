@@ -10,7 +10,7 @@
 //! - The agent changes nothing on the host. It needs no capability.
 //! - It writes to the directory of its socket only, and reads the journal and the address stores.
 //! - `weft-cni` writes the address stores; the agent executes it for that.
-//! - One thread runs all tasks of the agent.
+//! - One thread runs all asynchronous tasks. Blocking work (weft-cni, the watch of the journal) has threads of its own.
 
 #![forbid(unsafe_code)]
 

@@ -5,8 +5,9 @@
 //! ```
 //!
 //! - The plan, and so the journal, contains the whole description of each port. Nothing is looked up on the node.
-//! - Further ports are numbered like the controller numbers them: in the order of the selection, counting only definitions
+//! - Further ports have the numbers that the controller gives them: in the order of the selection, counting only definitions
 //!   with `openstack.org/kuryr-config`. The controller's configuration determines the prefix before the number.
+//! - A running pod gets no further Neutron port, because the numbers of its ports could change.
 //! - A definition with `openstack.org/kuryr-config` and no plugin of type neutron, like those of Kuryr, is completed as a
 //!   network of that type.
 

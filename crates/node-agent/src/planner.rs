@@ -8,8 +8,10 @@
 //!
 //! - In the normal case nothing is read from the API. An object that is not in the cache is requested once.
 //! - Without the API server, the caches and the runtime's description of the pod suffice.
-//! - A pod is identified by its uid.
-//! - A pod that selects no definition is planned even if no cache was ever filled.
+//! - A pod with another uid than the one that the runtime names is refused.
+//! - If no cache was ever filled, a pod is planned if the runtime passes its annotations and its plan needs no definition.
+//! - A refusal counts as "try again later" (code 11) while a definition that the plan needs cannot be read.
+//! - Neutron ports are put into the plan last ([`crate::neutron_ports`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -284,7 +286,7 @@ impl Planner {
                 let api = Api::<DefinitionObject>::namespaced(self.client.clone(), &reference.namespace);
                 match timeout(ASK_MAX, api.get_opt(&reference.name)).await {
                     Ok(Ok(asked)) => found.extend(asked.map(|asked| (reference.clone(), asked.reduce()))),
-                    // Without the permission it counts as absent; a later attempt would not succeed either.
+                    // Without the permission the definition counts as absent; a later attempt would not succeed either.
                     Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
                         debug!(%reference, why = status.message, "no permission to read the NetworkAttachmentDefinition");
                     }

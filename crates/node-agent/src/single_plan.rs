@@ -1,7 +1,7 @@
 //! Plan of one sandbox without an agent (`weft plan --once`): the inputs are read from the API and the kubelet.
 //!
-//! The plan is the same as that of [`crate::planner`]. There is no cache: without the API server the pod is as the
-//! container runtime passed it, and no definition is available.
+//! The plan is the same as that of [`crate::planner`], but there is no cache. Without the API server the pod is as the
+//! container runtime passed it, and a plan that needs a definition fails with code 11 (try again later).
 
 use std::collections::BTreeMap;
 use std::path::Path;

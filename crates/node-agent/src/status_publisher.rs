@@ -2,6 +2,7 @@
 //!
 //! - Each attached sandbox causes one PATCH of that annotation alone, with the uid as precondition. No other
 //!   annotation, and no other pod of the same name, is changed.
+//! - Without the permission to patch, the publisher replaces the pod's status instead, as Multus does.
 //! - A failed write is repeated as long as the sandbox exists. A status that was removed or changed is written again.
 //! - Of several sandboxes of one pod the newest counts.
 //!

@@ -8,6 +8,7 @@
 //!
 //! - `weft-cni` changes the store, under its lock, before the cluster is updated; [`ipam::transfer`] explains why that is safe.
 //! - Addresses are handled one at a time. A failed transfer is tried again.
+//! - An address in a store outside of `--address-stores` is refused: the agent cannot tell whether it is free.
 //! - Nothing is watched on a node that never requested an address.
 
 use std::fmt::Display;

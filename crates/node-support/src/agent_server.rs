@@ -133,7 +133,7 @@ impl AgentServer {
             let exchanges = Arc::clone(&exchanges);
             tokio::spawn(async move {
                 if let Err(error) = exchanges.serve(stream).await {
-                    warn!(%error, "exchange ended early");
+                    warn!(%error, "exchange with a client ended early");
                 }
                 drop(permit);
             });

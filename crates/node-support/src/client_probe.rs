@@ -1,8 +1,8 @@
 //! Client liveness probe: asks the client of an allocation to confirm that it is still connected.
 //!
 //! A client that holds the lock of an address store may be killed, and the lock may be released before its socket closes.
-//! The agent then may observe state of the next lock holder. So the agent probes the client after each observation: a
-//! client that confirms holds the lock, and no other process held it before.
+//! The agent then may observe objects that the next lock holder created. So the agent probes the client after each
+//! observation. A client that confirms has held the lock since its request, so what was observed is not of another holder.
 
 use std::time::Duration;
 

@@ -3,8 +3,8 @@
 //! - The kernel reports the uid of a peer. A connection of another user is closed and logged. The socket has mode 0600.
 //! - The socket is bound under another name and renamed, so every connection reaches either the old or the new process.
 //! - A dropped listener removes its socket, unless another process has replaced it.
-//! - The listener checks every few seconds that the socket exists. It creates a removed socket again, and knows when it was
-//!   replaced.
+//! - The listener checks every few seconds that the path leads to its socket. It creates a removed socket again, and leaves
+//!   the socket of another live process ([`Listener::replaced`]).
 
 use std::fs;
 use std::io;
@@ -73,7 +73,7 @@ impl Listener {
             Ok(created) => {
                 (*inner, *inode) = created;
                 replaced.store(false, Ordering::Relaxed);
-                warn!(socket = %path.display(), "removed socket created again");
+                warn!(socket = %path.display(), "socket was removed and is created again");
             }
             Err(error) => warn!(%error, "failed to create removed socket again"),
         }

@@ -1,11 +1,11 @@
-//! Garbage collection of sandboxes that no runtime will take down: their pod is deleted, the runtime has lost them, or
-//! their DEL failed.
+//! Garbage collection of sandboxes that no runtime will take down: their pod is deleted, or the runtime has lost them.
 //!
-//! The agent only decides which sandboxes to take down. weft-cni executes the tasks after it has answered the runtime.
-//! Without a view of the cluster the agent sends no task: an unknown pod is not a deleted pod.
+//! This module only decides which sandboxes to take down. weft-cni executes the tasks after it has answered the runtime.
+//! Without a complete view of the cluster the agent requests no decision: an unknown pod is not a deleted pod. The CRI
+//! proxy, which sees no cluster, requests only the sandboxes that its runtime has lost.
 //!
-//! - A sandbox must be an orphan for the grace period, because its runtime normally calls DEL. A task is repeated with
-//!   growing pauses.
+//! - A sandbox must be an orphan for the grace period, because its runtime normally calls DEL. If a DEL has failed, the
+//!   grace period is zero. A task is repeated with growing pauses.
 //! - weft-cni leaves a sandbox alone whose namespace exists, unless the runtime is known to have lost it: the runtime had it
 //!   before, or its pod is on this node.
 //! - While a runtime may still be creating a sandbox, the runtime has not lost it.

@@ -69,7 +69,7 @@ pub struct OnHost {
 }
 
 impl OnHost {
-    /// Whether the option is set.
+    /// Whether `--on-host` is set.
     pub fn is_wanted(self) -> bool {
         self.on_host
     }

@@ -1,7 +1,8 @@
 //! Verification after ADD: whether the result shows the addresses that the pod requested.
 //!
 //! An attachment without its requested addresses fails and is undone with the others (C1), so no request is dropped
-//! silently. Only the attachment's own interface counts: the one with its name in the sandbox, else the first there.
+//! silently. Only the attachment's own interface counts: the one with its name in the sandbox, else the first there. A
+//! result has no field for a GUID, so a GUID is compared only with the hardware address of an IPoIB interface.
 //!
 //! Source: multi-network specification v1.0, 4.1.2.1.3.2 and 4.1.2.1.4.2; v1.2, 4.1.2.1.10.
 

@@ -62,7 +62,7 @@ pub struct Saved(String);
 /// Function that returns the commands which change a table.
 type Lines<'a> = &'a mut dyn FnMut(&Saved) -> Vec<String>;
 
-// === impl Turn ===
+// === impl FilterLock ===
 
 impl FilterLock {
     /// Waits for the lock.

@@ -1,12 +1,13 @@
 //! Messages of the agent's socket: [`Request`] from `weft-cni` to the agent, [`Response`] back.
 //!
-//! One connection is one exchange: a request, its response, and for two of them one more message.
+//! One connection is one exchange: a request and its response. A plan is followed by a report of its execution, and during
+//! an allocation the agent may probe the client.
 //!
 //! ```text
 //!   Plan ───────────► Plan, Refused          after Plan: PlanReport ►
 //!   PollTasks ──────► Tasks, Refused
 //!   TaskResult ─────► Accepted, Refused
-//!   AllocateBlocks ─► Blocks, Refused        before it, as often as the agent needs: ◄ ProbeClient, ClientAlive ►
+//!   AllocateBlocks ─► Blocks, Refused        before Blocks, any number of times: ◄ ProbeClient, ClientAlive ►
 //! ```
 //!
 //! - Unknown fields are ignored, and so are tasks of an unknown kind; an unknown request is refused.

@@ -1,7 +1,7 @@
 //! Commands of `weft-cni`: its installation, and changes to this node that `weft` requests. `weft` itself changes nothing.
 //!
 //! Exit codes: 0 success, 1 failure, 2 wrong usage; `sandbox ping`: 3 no reply; `release-address`: 3 the address is in use,
-//! 4 the lease does not exist.
+//! 4 the lease does not exist; `sandbox run`: that of the program.
 
 use std::ffi::OsString;
 use std::io::Write;

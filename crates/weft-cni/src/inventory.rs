@@ -1,6 +1,9 @@
-//! Inventory of a network namespace: a sorted list of lines that tests compare to show that a teardown left nothing.
+//! Content of a network namespace for `weft-cni sandbox show`, and the objects with an owner tag for `sandbox owner-tags`.
 //!
-//! It leaves out state that changes by itself: counters, indexes, carrier, and addresses that the kernel assigns.
+//! - Two contents of a namespace can be compared: each is a list of sorted lines without state that changes by itself
+//!   (counters, indexes, carrier, addresses of link scope). `weft demo` and tests show in this way that a teardown left
+//!   nothing.
+//! - An object with an owner tag belongs to one container. `weft doctor` reports those whose container does not exist.
 
 use std::collections::BTreeMap;
 

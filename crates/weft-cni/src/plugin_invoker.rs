@@ -1,8 +1,10 @@
 //! Invocation of a delegate: in this process if the plugin is built in, else as a program.
 //!
-//! CNI_PATH decides: a program of that name in a directory before this binary's directory is executed, and is killed with
-//! this process. In every other case a built-in plugin runs in process. Input and output are the same bytes either way.
-//! A meta-plugin is never a delegate.
+//! - The option `builtin` of the meta-plugin decides. With its default, `auto`, the order of the directories in CNI_PATH
+//!   decides: a program with the plugin's name is executed if its directory precedes the directory of this binary.
+//! - Input and output are the same bytes in both cases.
+//! - A program is killed when this process ends.
+//! - A meta-plugin is never a delegate.
 //!
 //! Source: SPEC 1.1.0 §4 (S30, L1).
 

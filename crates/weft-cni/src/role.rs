@@ -1,7 +1,7 @@
 //! Role of the process, decided once from its arguments: a plugin, a command or the DHCP daemon.
 //!
 //! The file name of the first argument comes first: a program called as `bridge` is the plugin `bridge`, whatever its
-//! other arguments are. `dhcp daemon` is the one exception, as for the reference plugin.
+//! other arguments are. There are two exceptions: `dhcp daemon`, as for the reference plugin, and `exec-with-parent`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

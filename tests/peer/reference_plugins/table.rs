@@ -15,11 +15,11 @@ pub(crate) struct Base {
 /// Step in which the two plugins differ, the reason, and the CNI versions (all, if none is named).
 pub(crate) type Difference = (&'static str, &'static str, &'static [&'static str]);
 
-/// Configuration: the base with options set.
+/// Configuration to compare: the plugin's base configuration with these options.
 pub(crate) struct Row {
     /// Name of the plugin.
     pub(crate) plugin: &'static str,
-    /// Options; `CNI_ARGS` is the variable.
+    /// Options as JSON; the key `CNI_ARGS` sets the environment variable instead.
     pub(crate) keys: &'static str,
     /// Steps in which the two plugins differ.
     pub(crate) differs: &'static [Difference],
@@ -46,7 +46,7 @@ impl Row {
 /// Configuration of the plugin that creates the interface of a chained plugin.
 const FRONT: &str = r#"{"type":"bridge","bridge":"br0","ipam":{"type":"static","addresses":[{"address":"10.1.0.5/24","gateway":"10.1.0.1"},{"address":"fd01::5/64","gateway":"fd01::1"}],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}}"#;
 
-/// Base for each plugin.
+/// Base configuration of each plugin.
 pub(crate) const BASES: &[Base] = &[
     Base {
         plugin: "bridge",

@@ -36,7 +36,8 @@ use kube_support::events::EventReason;
 const ATTACHMENT: &str = "weft-attachment=";
 /// Prefix of the tag with the pod's uid, for ports whose `device_id` cannot contain it: subports of a trunk.
 const POD: &str = "weft-pod=";
-/// Prefix of the tag of a macvlan's port with the id of the node's port that allows its addresses.
+/// Prefix of a tag of a macvlan's port. The tag contains the id of the node's port, whose allowed address pairs contain the
+/// addresses of the macvlan.
 const NODE: &str = "weft-node=";
 /// Device owner of a trunk's subport.
 const SUBPORT: &str = "trunk:subport";

@@ -17,7 +17,7 @@ use tracing::debug;
 
 use crate::neutron::port_rules::Pool;
 
-/// PoolKey of a pool: the ports in it are interchangeable.
+/// Key of a pool: the ports of one pool are interchangeable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PoolKey {
     /// Name of the node.
@@ -38,7 +38,7 @@ pub(crate) struct Pools {
 #[derive(Debug, Default)]
 struct State {
     waiting: BTreeMap<PoolKey, VecDeque<Port>>,
-    /// Ports of pools that a pod has.
+    /// Ports taken from pools by pods, by the id of the port.
     taken: BTreeMap<String, Taken>,
     filling: BTreeMap<PoolKey, Arc<tokio::sync::Mutex<()>>>,
 }

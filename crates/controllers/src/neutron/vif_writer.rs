@@ -1,7 +1,8 @@
 //! Writer of a pod's VIFs: to Kuryr's annotation of the pod, or to a KuryrPort.
 //!
 //! - Each write contains the pod's uid, so that it never changes another pod of the same name.
-//! - Content that cannot be read is an error and stays unchanged.
+//! - The KuryrPort of an earlier pod of the same name is deleted, and one for this pod is created.
+//! - Kuryr's finalizers are removed only after the ports are released, and no other finalizer is removed.
 //!
 //! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD `kuryrports`.
 

@@ -505,7 +505,7 @@ enum SolicitAnswer {
     Lease(Box<Lease>),
 }
 
-// === impl Quest ===
+// === impl Acquisition ===
 
 impl Acquisition<'_> {
     fn is_over(&self) -> bool {

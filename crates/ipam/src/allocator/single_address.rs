@@ -15,7 +15,7 @@ use crate::registry::{Registry, RegistryError, create_object};
 /// Reaction to a single address that lies in a leased block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockConflict {
-    /// The address is given back; another one will do.
+    /// The address is released again; any other address suffices.
     Yield,
     /// The address is needed: the block's node is asked to transfer it.
     RequestTransfer,

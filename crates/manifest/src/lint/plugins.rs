@@ -342,7 +342,7 @@ pub(super) fn missing_range(
 }
 
 impl Knowledge {
-    /// Returns the options of the plugins of these tables.
+    /// Returns the options of the plugins in the two tables above.
     pub fn of_known_plugins() -> Knowledge {
         Knowledge { plugin_keys: owned(PLUGINS), ipam_keys: owned(ADDRESS_MANAGERS) }
     }

@@ -100,7 +100,7 @@ struct RequestedRules {
     target: Option<PolicyTarget>,
 }
 
-// === impl Wanted ===
+// === impl RequestedRules ===
 
 impl RequestedRules {
     /// Reads the configuration; also returns the previous plugin's result.

@@ -96,7 +96,7 @@ struct RequestedPorts {
     addresses: Vec<IpNet>,
 }
 
-// === impl Wanted ===
+// === impl RequestedPorts ===
 
 impl RequestedPorts {
     /// Reads the request, `None` if the runtime passes no mappings, and the previous plugin's result.

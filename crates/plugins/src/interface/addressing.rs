@@ -3,7 +3,8 @@
 //! Rules:
 //! - Every address of the result belongs to the interface that is being configured, or to none.
 //! - The order is addresses, up, routes, because a route needs a reachable gateway.
-//! - IPv6 duplicate address detection is awaited only where it runs, for at most 5 s.
+//! - IPv6 duplicate address detection is awaited only if the result has an IPv6 gateway and the link has a carrier, for at
+//!   most 5 s.
 //! - A route without a gateway uses the gateway of its address family, if there is one.
 //!
 //! Source: plugins `pkg/ipam/ipam_linux.go` `ConfigureIface` (G1); SPEC 1.1.0 §5 "routes" (S35: mtu and advmss are

@@ -90,7 +90,7 @@ pub(crate) fn all_versions() -> Vec<String> {
     ["0.-42.0", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"].map(str::to_owned).to_vec()
 }
 
-/// Refuses a configuration of a version that the file does not list.
+/// Refuses a configuration of a version that the debug file does not list.
 pub(crate) fn reconcile(call: &Call, debug: Option<&Debug>) -> Result<(), Refusal> {
     let versions = debug.map_or_else(all_versions, Debug::versions);
     let version = call.version();

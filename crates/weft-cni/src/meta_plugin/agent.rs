@@ -1,7 +1,8 @@
 //! Requests of the meta-plugin: a plan from the agent, else from `weft plan --once`; reports to the agent.
 //!
 //! - One deadline holds for a request and its response.
-//! - A refusal of the agent is final. An agent that does not listen is replaced by a short-lived process that plans alike.
+//! - If no agent listens, `weft plan --once` makes the plan: a short-lived process with the same planner.
+//! - A refusal by the agent is final: no other planner is requested.
 //! - The report of an executed plan is for metrics: it never fails an ADD, nor delays it by more than [`REPORT_MAX`].
 //!
 //! Source: `docs/design/rpc.md`.

@@ -1,5 +1,6 @@
 //! ADD of a planned sandbox: attaches one network after the other and records each result.
 //!
+//! - All plugins are installed and all interface names are free, or the ADD fails without an effect.
 //! - The entry is on the disk before the first effect (`docs/design/journal.md`).
 //! - The first failure ends the ADD: attempted networks are taken down, last first. Those that cannot be taken down
 //!   stay in the journal for the next DEL.

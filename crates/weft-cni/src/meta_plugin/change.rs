@@ -3,7 +3,7 @@
 //! - [`rpc::change`] decides what is done. The change is in the journal before it begins, so that a DEL finds everything and
 //!   the same change can continue after a crash (`docs/design/journal.md`).
 //! - Unchanged networks are not touched, and a failure of one network does not stop the others.
-//! - A change starts no further network after the timeout of one delegate; the others are postponed.
+//! - Once a change has run for `delegateTimeout`, it starts no further network. A later task does the remaining ones.
 
 use std::time::{Duration, Instant};
 
@@ -123,7 +123,7 @@ fn record_failure(entry: &mut Entry, place: usize, error: Error, what: &str) -> 
     error
 }
 
-/// Updates the entry to the present state: removes detached networks, sets routes and status for the attached ones.
+/// Updates the entry to the current state of the sandbox: removes detached networks, sets routes and status for the attached ones.
 fn settle(entry: &mut Entry, wanted: usize) -> Result<(), Error> {
     let all =
         std::mem::take(&mut entry.plan.delegates).into_iter().zip(std::mem::take(&mut entry.attachments));

@@ -1,12 +1,13 @@
 //! Identity of the network namespace of a journal entry, because the entry's path may lead to another namespace later.
 //!
-//! The kernel reuses process ids, so `/proc/PID/ns/net` may be another process's namespace. After a boot every such path
-//! is. A mounted file may have been removed and created again. Such a namespace must not be torn down. (The kernel reuses
-//! inode numbers, too: a namespace created directly after the sandbox's end may have the same identity.)
+//! The kernel reuses process ids, so `/proc/PID/ns/net` may lead to the namespace of another process, and after a boot it
+//! always does. A mounted file may have been removed and created again. Such a namespace must not be torn down.
 //!
 //! - A namespace is identified by boot id, device and inode.
-//! - An entry without an identity (of another writer) is trusted.
+//! - An entry without an identity (for example an imported one) is trusted: its path leads to the sandbox's namespace.
 //! - The namespace of this process is never the sandbox's, unless `CNI_NETNS_OVERRIDE` allows it.
+//! - Limit: the kernel also reuses inode numbers, so a namespace that is created directly after the end of the sandbox may
+//!   have the same identity.
 //!
 //! Source: namespaces(7), "The /proc/pid/ns/ directory"; random(4) `boot_id`.
 

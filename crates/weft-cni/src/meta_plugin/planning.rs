@@ -1,7 +1,12 @@
-//! Source of a sandbox's plan: the agent, a directory of manifests, or `weft plan --once`. If none is reachable, a pod that
-//! selects nothing gets the networks of every pod, unless these need a definition.
+//! Source of a sandbox's plan: a directory of manifests if one is configured, else the agent, else `weft plan --once`.
 //!
-//! This module collects the input of the pure planner, [`npwg::plan`]. [`Collection::pod`] identifies the pod.
+//! If neither agent nor API server can be reached, this module plans a pod that selects nothing: the pod gets the networks
+//! that the configuration names for every pod. It does not if the plan may depend on the cluster:
+//! - one of these networks is a NetworkAttachmentDefinition;
+//! - one of them needs a port that another component creates;
+//! - the pod has an annotation of weft (`weft.dev/…`).
+//!
+//! The input is collected here; [`npwg::plan`] decides. [`Collection::pod`] identifies the pod.
 
 use std::fs::{self, File};
 use std::io::Read;

@@ -4,7 +4,8 @@
 //! down from it as the runtime would. Without it, addresses and ports of the default network would remain.
 //!
 //! - It acts only if the journal has no entry, and only on attachments in the cache: a repeated DEL finds nothing.
-//! - It executes the program of a plugin, not the built-in plugin of that name, because the program made the attachment.
+//! - It executes the programs of the plugins, because they made the attachment. Only if one of them is not installed, the
+//!   built-in plugins are used.
 //! - It leaves attachments of a meta-plugin alone: weft's are in the journal, and `weft import multus` imports Multus's.
 //! - A failed attachment stays in the cache for the next DEL. One that cannot be parsed, or whose plugins are not
 //!   installed, is logged and does not fail the DEL.

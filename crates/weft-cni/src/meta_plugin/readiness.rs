@@ -1,4 +1,8 @@
-//! Readiness of the default network: an ADD waits for it, a DEL does not, STATUS reports it.
+//! Readiness of the default network: the file of `readinessindicatorfile` exists.
+//!
+//! - An ADD waits for the file for up to 45 s.
+//! - A DEL does not wait: it works from the journal.
+//! - STATUS fails with code 50 while the file or a program of the network is missing.
 //!
 //! Source: the multi-network specification 6.1.2 (NPWG1-6.1.2-2); conflict C19; Multus `readinessindicatorfile`; CNI STATUS
 //! (S33: code 50).

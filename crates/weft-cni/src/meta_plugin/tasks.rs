@@ -5,7 +5,7 @@
 //!                                 └──────── waits for that exit ──────────────────────► executes the tasks
 //! ```
 //!
-//! Tasks are executed as a DEL is: from the journal, under the sandbox's lock. A failed task is repeated later.
+//! Tasks are executed as a DEL is: from the journal, under the sandbox's lock. The agent sends a failed task again later.
 //!
 //! - A batch that is not complete is discarded: its sender was killed.
 //! - A task names a sandbox and its pod, and the entry of another pod is left alone.

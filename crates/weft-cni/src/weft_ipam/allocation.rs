@@ -146,7 +146,8 @@ fn allocate_from(
         let allocation = store.addresses.allocate(clock, &pool.filter, who.tag, kind);
         store.require_readable()?;
         let wanted = match allocation {
-            // Already recorded: by an earlier call, which may have been killed before the disk was synchronized, or just now.
+            // The address is recorded already: from the response of the agent, or by an earlier call, which may have been
+            // killed before the disk was synchronized.
             Allocation::Allocated(_, ip, edits) if edits.is_empty() => {
                 return store.settle().map(|()| Attempt::Allocated(ip));
             }

@@ -119,7 +119,7 @@ pub(crate) struct Arguments {
     /// Directory in which the ServiceAccount of this pod is mounted
     #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT, hide = true)]
     service_account: PathBuf,
-    /// Remove the configuration but keep weft-cni; with --wait, remove it at once and wait for the existing sandboxes
+    /// Remove the configuration but keep weft-cni; refused while a sandbox needs weft's DEL, unless --wait is set
     #[arg(long)]
     remove: bool,
     #[command(flatten)]

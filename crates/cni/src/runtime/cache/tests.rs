@@ -76,7 +76,7 @@ fn cache_entry_of_libcni_is_read() -> Result<(), Error> {
     assert_eq!(entry.parameters.args, "IgnoreUnknown=1;A=b");
     assert_eq!(entry.parameters.netns, "/run/netns/blue");
     assert_eq!(entry.parameters.capability_args.to_json(), r#"{"mac":"c2:11:22:33:44:55"}"#);
-    // In the current version of the configuration, not in that of the ADD.
+    // The result is read in the requested version, not in that of the ADD.
     let attached = cache(&rig).result(&name, &who, Version::V0_4_0)?.unwrap();
     assert_eq!(
         attached.raw.get(),

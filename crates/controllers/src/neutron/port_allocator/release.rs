@@ -1,7 +1,10 @@
 //! Release of a pod's ports: into their pools, or deletion.
 //!
-//! A VIF written on a pod is untrusted, because the pod's author may have written it. It only names a port to look at; Neutron
-//! tells the owner. A port is not touched if it is not weft's, belongs to another pod, or may belong to one.
+//! A VIF written on a pod is untrusted, because the pod's author may have written it. It only names a port to look at; the
+//! port in Neutron shows its owner. A port is not touched in these cases:
+//! - Neither weft nor Kuryr created it.
+//! - It belongs to another pod or another cluster.
+//! - It has no owner, and another pod names it, too.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -41,7 +41,7 @@ const FEW: usize = 30;
 pub(super) enum Polled {
     /// All waiting pods.
     All,
-    /// If there are many, those that their node has attached.
+    /// Only pods whose node has attached them, if many pods wait; else all.
     Likely,
 }
 

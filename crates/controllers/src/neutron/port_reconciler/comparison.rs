@@ -1,7 +1,10 @@
 //! Comparison of all ports with all pods: deletes orphaned ports, and keeps ports for the pods they were created for.
 //!
-//! - An orphaned port is deleted at the second comparison that finds it, because a new port may not be written yet.
-//! - If the ports written on pods cannot be read completely, no port is deleted.
+//! - An orphaned port is deleted at the second comparison that finds it, because a new port may not be written yet. The
+//!   comparison at the start, before the controller creates ports, deletes it at once.
+//! - A pooled port of a node without pods is deleted in the same way: the node may be gone.
+//! - If the KuryrPorts cannot be listed, no port is deleted. Content on a pod that cannot be read protects every port whose
+//!   id it contains.
 //!
 //! Source: Kuryr-Kubernetes `drivers/vif_pool.py`, recovery of pools.
 

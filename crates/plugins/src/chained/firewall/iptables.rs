@@ -35,7 +35,7 @@ pub(super) struct ContainerRules<'a> {
     pub(super) target: Option<&'a PolicyTarget>,
 }
 
-// === impl Passage ===
+// === impl ContainerRules ===
 
 impl ContainerRules<'_> {
     fn families(&self) -> impl Iterator<Item = Family> {

@@ -82,7 +82,7 @@ enum Field {
     OwnerTag(Vec<u32>),
 }
 
-// === impl Dialect ===
+// === impl Syntax ===
 
 impl Syntax {
     /// Returns the syntax of the words by their first character, as the reference plugin does; `None` without words.

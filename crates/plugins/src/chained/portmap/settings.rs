@@ -189,7 +189,7 @@ fn chosen(backend: Option<&str>, own: &[(&'static str, Syntax, String)]) -> Resu
 // === impl Mapping ===
 
 impl Mapping {
-    /// Returns the mappings that the runtime passes. If a host port is mapped twice, the first mapping counts.
+    /// Returns the mappings that the runtime passes. A host port may be mapped twice; the backends use the first mapping.
     pub(super) fn all(config: &Config) -> Result<Vec<Mapping>, Error> {
         let written: Vec<PortMapping> = config.capability(PORT_MAPPINGS)?.unwrap_or_default();
         written.iter().enumerate().map(|(at, mapping)| Mapping::read(at, mapping)).collect()

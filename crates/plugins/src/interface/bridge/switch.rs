@@ -1,4 +1,4 @@
-//! The bridge: exists, is up, and has the gateway's addresses.
+//! Setup of the bridge: creates it if it is absent, sets it up, and adds the gateway's addresses.
 //!
 //! A bridge is shared by all containers of a network, and possibly with other networks and programs. So it is created
 //! if absent and never changed beyond the configuration. Only a failed ADD that created it removes it, if it has no

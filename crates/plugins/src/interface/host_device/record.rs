@@ -5,6 +5,8 @@
 //! - The file is written before the device moves and removed after it is back, so each moved device has a record.
 //! - A device matches a record by alias or name *and* by kind and hardware address or index. A link that has only the
 //!   alias stays where it is.
+//! - In the container, alias and kind suffice for the link with the attachment's interface name, because hardware address
+//!   and index may have changed. Its parent or peer is compared once it is on the host.
 //! - A record is validated when it is read, above all the name.
 
 use std::path::{Path, PathBuf};

@@ -116,7 +116,7 @@ fn paths(is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<PathBuf>, Error> {
     Ok(paths)
 }
 
-/// Returns `None` if the file is gone or invalid: then the alias alone describes the device.
+/// Reads a record; `None` if the file is gone or invalid. The device is then described by its alias alone.
 fn read(path: &Path) -> Result<Option<(Record, bool)>, Error> {
     let failed = |cause: io::Error| failed("read", path, &cause);
     let file = match File::open(path) {

@@ -60,7 +60,7 @@ pub(super) struct DemoHost {
     pods: Vec<AttachedPod>,
 }
 
-// === impl Stage ===
+// === impl DemoHost ===
 
 impl DemoHost {
     /// Returns a host of which nothing is created yet.
