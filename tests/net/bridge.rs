@@ -214,6 +214,32 @@ fn bridge_mtu_is_set_on_both_ends_and_a_new_bridge() {
 }
 
 #[test]
+fn bridge_mtu_too_small_for_ipv6_is_accepted() {
+    let host = host!(Feature::Bridge, Feature::Ping);
+    rig::install(&host);
+    // The kernel has no IPv6 on an interface with an MTU below 1280 bytes.
+    let keys = config(&json!({ "mtu": 1279, "isGateway": true }));
+    let (a, b) = (host.pod("a"), host.pod("b"));
+    let (first, _) = (add(&host, &a, &keys), add(&host, &b, &keys));
+    assert_eq!(
+        (&port(&host, &first)["mtu"], port(&host, &first)["ifalias"].is_string()),
+        (&json!(1279), true)
+    );
+    assert!(a.pings(&ip_of(&b)) && a.pings("10.1.0.1"));
+    let eth0 = host.attachment("bridge", &a, "eth0");
+    eth0.check(&with(&keys, &json!({ "prevResult": first }))).success();
+    eth0.del(&keys).success();
+    let c = host.pod("c");
+    let result = add(&host, &c, &config(&json!({ "mtu": 1280 })));
+    let name = result["interfaces"][1]["name"].as_str().expect("a port");
+    let port = &host.json(["ip", "-d", "-j", "link", "show", name])[0];
+    assert_eq!(
+        port["inet6_addr_gen_mode"], "none",
+        "a port with IPv6 generates no link-local address: {port}"
+    );
+}
+
+#[test]
 fn bridge_hairpin_mode_reflects_frames() {
     let host = host!(Feature::Bridge, Feature::NftNetdev);
     rig::install(&host);

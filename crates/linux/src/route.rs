@@ -217,10 +217,12 @@ impl Rtnl {
     }
 
     /// Every unicast route of a family, in all tables but `local`. `ip -4|-6 route show table all`
+    ///
+    /// A kernel without the family (`ipv6.disable=1`) has none: it lists the routes of the other families instead.
     pub fn routes(&mut self, family: Family) -> Result<Vec<Route>, Error> {
         let query = Message::route(GET_ROUTE, family.number(), RouteFields::default());
-        let answers = self.dump(&query, || "list routes".to_owned())?;
-        Ok(answers.iter().flat_map(unicast).collect())
+        let answers = self.dump_family(&query, || "list routes".to_owned())?;
+        Ok(answers.iter().filter(|answer| answer.byte_at(0) == family.number()).flat_map(unicast).collect())
     }
 }
 
