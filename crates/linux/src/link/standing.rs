@@ -4,7 +4,6 @@
 //! Source: kernel `net/core/dev.c` (`__dev_change_net_namespace` closes the device), `drivers/net/vrf.c`
 //! (`cycle_netdev`), `net/ipv6/addrconf.c` (`addrconf_ifdown`).
 
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
@@ -13,9 +12,7 @@ use crate::error::{Error, exists_is_fine};
 use crate::link::Link;
 use crate::route::{Existing, Route};
 use crate::rtnl::Rtnl;
-
-/// How often a route is tried that cannot be had yet.
-const POLL: Duration = Duration::from_millis(10);
+use crate::watch::Watch;
 
 /// Addresses and routes of one interface.
 #[derive(Clone, Debug)]
@@ -37,12 +34,36 @@ impl Standing {
 
     /// Gives it to `link`, which may have another index now, in `table`; what is there already stays.
     ///
-    /// IPv6 is ready in the kernel's own time: routes of it are tried for as long as `patience`.
-    ///
     /// # Errors
     /// The first; everything is tried.
-    pub fn restore(&self, net: &mut Rtnl, link: &Link, table: u32, patience: Duration) -> Result<(), Error> {
-        let until = Instant::now() + patience;
+    pub fn restore(&self, net: &mut Rtnl, link: &Link, table: u32) -> Result<(), Error> {
+        self.restore_with(net, link, table, |_| Ok(false))
+    }
+
+    /// As [`Standing::restore`]. IPv6 is ready in the kernel's own time: its routes are tried again after each of the
+    /// `changes` in the namespace, for at most `timeout`.
+    pub fn restore_within(
+        &self,
+        net: &mut Rtnl,
+        link: &Link,
+        table: u32,
+        changes: &Watch,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        let until = Instant::now() + timeout;
+        self.restore_with(net, link, table, |route| {
+            Ok(route.dst.addr().is_ipv6() && Instant::now() < until && changes.wait(until)?)
+        })
+    }
+
+    /// Restores everything. A route that the kernel refuses is tried again while `is_to_retry` returns true.
+    fn restore_with(
+        &self,
+        net: &mut Rtnl,
+        link: &Link,
+        table: u32,
+        is_to_retry: impl Fn(&Route) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
         let mut outcome = Ok(());
         for address in &self.addresses {
             outcome = outcome.and(exists_is_fine(net.add_own_address(link.index, &link.name, *address)));
@@ -50,8 +71,7 @@ impl Standing {
         for route in &self.routes {
             let route = Route { link: link.index, table, ..route.clone() };
             let mut tried = exists_is_fine(net.add_route(&route, Existing::Append));
-            while tried.is_err() && route.dst.addr().is_ipv6() && Instant::now() < until {
-                sleep(POLL);
+            while tried.is_err() && is_to_retry(&route)? {
                 tried = exists_is_fine(net.add_route(&route, Existing::Append));
             }
             outcome = outcome.and(tried);
