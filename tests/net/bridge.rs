@@ -615,6 +615,38 @@ fn bridge_routes_have_metric_table_scope_mtu_and_advmss() {
 }
 
 #[test]
+fn bridge_route_options_reach_the_kernel_in_every_cni_version() {
+    for version in ["0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
+        let host = host!(Feature::Bridge, Feature::Ipv6);
+        rig::install(&host);
+        let pod = host.pod("a");
+        let ipam_routes = json!([
+            { "dst": "0.0.0.0/0", "priority": 500 }, { "dst": "::/0", "priority": 501 },
+            { "dst": "10.7.0.0/16", "gw": "10.1.0.9", "mtu": 1300, "advmss": 1200 },
+            { "dst": "10.8.0.0/16", "table": 77 }, { "dst": "10.9.0.0/16", "scope": 253 },
+        ]);
+        let keys = json!({ "cniVersion": version, "isGateway": true, "ipam": dual_stack(&ipam_routes) });
+        add(&host, &pod, &config(&keys));
+        let main = [
+            "default via 10.1.0.1 dev eth0 metric 500",
+            "10.7.0.0/16 via 10.1.0.9 dev eth0 mtu 1300 advmss 1200",
+            "10.9.0.0/16 dev eth0 scope link",
+        ];
+        let present = pod.run(["ip", "route"]);
+        for route in main {
+            let is_it = |line: &&str| line.replace("proto 119 ", "").trim_end() == route;
+            assert!(present.lines().any(|line| is_it(&line)), "{version}: {route} in {present}");
+        }
+        assert_eq!(
+            routes(&pod, &["-6", "route", "show", "default"]),
+            ["default via fd01::1 dev eth0 metric 501"],
+            "{version}"
+        );
+        assert_eq!(routes(&pod, &["route", "show", "table", "77"]), ["10.8.0.0/16 via 10.1.0.1 dev eth0"]);
+    }
+}
+
+#[test]
 fn bridge_containers_of_both_families_reach_each_other_at_once() {
     let host = host!(Feature::Bridge, Feature::Ipv6, Feature::Ping);
     rig::install(&host);

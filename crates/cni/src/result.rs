@@ -7,6 +7,7 @@
 //! Source: SPEC 1.1.0 §5 and the same section of each older tag; libcni `pkg/types/{020,040,100}`
 //! (requirements S2, S7, S15, S22–S24, S35, C1–C8).
 
+mod route;
 mod v02;
 mod v04;
 mod v1;
