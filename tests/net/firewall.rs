@@ -347,6 +347,24 @@ fn firewall_rules_of_a_bridge_are_removed_with_it() {
 // === the fixed set ===
 
 #[test]
+fn firewall_works_without_access_to_the_legacy_table_list() {
+    let host = host!(Feature::Bridge, Feature::IptablesLegacy);
+    let _ = world(&host);
+    let other = Chain::new(&host, "b", 1);
+    other.add(&json!({}));
+    let before = host.snapshot();
+    let mut a = Chain::new(&host, "a", 1);
+    a.plugin.through = rig::as_in_an_unprivileged_container();
+    let config = a.add(&json!({}));
+    let rules = host.run(["nft", "list", "table", "inet", "weft_firewall"]);
+    assert!(a.addresses().iter().all(|address| rules.contains(address)), "the native backend: {rules}");
+    a.plugin.check(&config).success();
+    a.plugin.del(&config).success();
+    a.end();
+    assert_nothing_left("DEL", &host, &before);
+}
+
+#[test]
 fn firewall_del_leaves_nothing_whatever_its_input() {
     for backend in BACKENDS {
         let host = host!(Feature::Bridge, Feature::NftInet, Feature::NftBridge, Feature::IptablesNft);

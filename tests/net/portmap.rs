@@ -454,6 +454,33 @@ fn portmap_del_leaves_nothing_whatever_its_input() {
 }
 
 #[test]
+fn portmap_works_without_access_to_the_legacy_table_list() {
+    let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesLegacy);
+    rig::install(&host);
+    let other = Chain::new(&host, "b");
+    other.map(&json!({}), &both(9090, 90));
+    let before = host.snapshot();
+    let mut a = Chain::new(&host, "a");
+    a.plugin.through = rig::as_in_an_unprivileged_container();
+    let unreadable =
+        host.attempt(["sh", "-c", &format!("{} cat /proc/net/ip_tables_names", a.plugin.through.join(" "))]);
+    assert_ne!(unreadable.code, Some(0), "the test needs an unreadable file: {unreadable}");
+    a.plugin.del(&a.config(&json!({}), &json!([]))).success();
+    let config = a.map(&json!({ "snat": false }), &both(8080, 80));
+    a.plugin.check(&config).success();
+    a.plugin.del(&config).success();
+    a.end();
+    assert_nothing_left("DEL", &host, &before);
+    // The rules of iptables are found by the program instead.
+    let mut c = Chain::new(&host, "c");
+    let config = c.map(&json!({ "backend": "iptables", "snat": false }), &both(8080, 80));
+    c.plugin.through = rig::as_in_an_unprivileged_container();
+    c.plugin.del(&config).success();
+    let saved = host.run(["iptables-save", "-t", "nat"]);
+    assert!(!saved.contains(&c.pod.container_id()), "{saved}");
+}
+
+#[test]
 fn portmap_check_finds_each_missing_rule() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);

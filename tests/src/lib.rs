@@ -94,6 +94,16 @@ pub fn with_legacy_iptables(host: &Host) -> Vec<String> {
     ["env", "PATH=/run/legacy"].map(str::to_owned).to_vec()
 }
 
+/// Returns the command that runs a plugin as in an unprivileged container: with every right on the network, and without
+/// access to `/proc/net/ip_tables_names` and other files of root.
+#[must_use]
+pub fn as_in_an_unprivileged_container() -> Vec<String> {
+    let rights = "+net_admin,+net_raw,+sys_admin";
+    let rights = [format!("--inh-caps={rights}"), format!("--ambient-caps={rights}")];
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"].map(str::to_owned);
+    user.into_iter().chain(rights).collect()
+}
+
 /// Returns `config` with another `cniVersion`.
 #[must_use]
 pub fn in_version(config: &Value, version: &str) -> Value {
