@@ -592,6 +592,8 @@ fn bridge_routes_have_metric_table_scope_mtu_and_advmss() {
         { "dst": "10.7.0.0/16", "gw": "10.1.0.9", "priority": 50, "mtu": 1300, "advmss": 1200 },
         { "dst": "10.8.0.0/16", "table": 77 },
         { "dst": "10.9.0.0/16", "scope": 253 },
+        { "dst": "10.10.0.0/16", "table": 0 },
+        { "dst": "fd08::/64", "gw": "fd01::9", "table": 0 },
         { "dst": "fd07::/64", "gw": "fd01::9", "priority": 51 },
     ]);
     let keys = config(&json!({ "isGateway": true, "ipam": dual_stack(&ipam_routes) }));

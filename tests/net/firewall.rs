@@ -472,6 +472,30 @@ fn firewall_check_finds_each_missing_rule() {
 }
 
 #[test]
+fn firewall_check_accepts_policies_behind_a_point_to_point_link() {
+    for backend in ["nftables", "iptables"] {
+        let host = host!(Feature::Bridge, Feature::IptablesNft);
+        rig::install(&host);
+        for policy in ["same-bridge", "isolated"] {
+            let pod = host.pod(policy);
+            let ptp = json!({
+                "cniVersion": "1.1.0", "name": "net", "type": "ptp",
+                "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]] },
+            });
+            let result = host.attachment("ptp", &pod, "eth0").add(&ptp).success().json();
+            let config = json!({
+                "cniVersion": "1.1.0", "name": "net", "type": "firewall", "backend": backend,
+                "ingressPolicy": policy, "prevResult": result,
+            });
+            let firewall = host.attachment("firewall", &pod, "eth0");
+            firewall.add(&config).success();
+            firewall.check(&config).success();
+            firewall.del(&config).success();
+        }
+    }
+}
+
+#[test]
 fn firewall_gc_removes_invalid_attachments_only() {
     for backend in BACKENDS {
         let host = host!(Feature::Bridge, Feature::NftInet, Feature::NftBridge, Feature::IptablesNft);

@@ -481,6 +481,28 @@ fn portmap_works_without_access_to_the_legacy_table_list() {
 }
 
 #[test]
+fn portmap_check_accepts_mappings_of_another_address_family() {
+    for backend in BACKENDS {
+        let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
+        rig::install(&host);
+        let pod = host.pod("a");
+        let bridge = json!({
+            "cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br0",
+            "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]] },
+        });
+        let result = host.attachment("bridge", &pod, "eth0").add(&bridge).success().json();
+        let config = json!({
+            "cniVersion": "1.1.0", "name": "net", "type": "portmap", "backend": backend, "prevResult": result,
+            "runtimeConfig": { "portMappings": [with(&mapping(8080, 80, "tcp"), &json!({ "hostIP": "::" }))] },
+        });
+        let portmap = host.attachment("portmap", &pod, "eth0");
+        portmap.add(&config).success();
+        portmap.check(&config).success();
+        portmap.del(&config).success();
+    }
+}
+
+#[test]
 fn portmap_check_finds_each_missing_rule() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
     rig::install(&host);

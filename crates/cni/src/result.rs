@@ -87,6 +87,11 @@ impl Route {
     pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Route {
         Route { dst, gw, mtu: None, advmss: None, priority: None, table: None, scope: None }
     }
+
+    /// Returns the routing table if the route names one; 0 stands for the kernel's choice, the main table.
+    pub fn named_table(&self) -> Option<u32> {
+        self.table.filter(|table| *table != 0)
+    }
 }
 
 /// DNS settings of a result or configuration.

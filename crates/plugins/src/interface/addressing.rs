@@ -161,13 +161,13 @@ fn await_duplicate_detection(net: &mut Rtnl, link: &Link, changes: &Watch) -> Re
 
 /// Returns a route of the result in the kernel's form.
 pub fn kernel_route(link: &Link, result: &Success, route: &cni::result::Route) -> Route {
-    let cni::result::Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
+    let cni::result::Route { dst, gw, mtu, advmss, priority, table: _, scope } = *route;
     let gateway = gw.or_else(|| family_gateway(result, dst.addr().is_ipv4()));
     let mut kernel = Route::new(dst, link.index, gateway);
     kernel.mtu = mtu.filter(|mtu| *mtu > 0);
     kernel.advmss = advmss.filter(|advmss| *advmss > 0);
     kernel.priority = priority.filter(|priority| *priority > 0);
-    kernel.table = table.unwrap_or(TABLE_MAIN);
+    kernel.table = route.named_table().unwrap_or(TABLE_MAIN);
     if let Some(scope) = scope {
         kernel.scope = scope;
         // The scope "link" and a gateway contradict each other; the scope was requested.

@@ -127,7 +127,7 @@ fn compare_routes(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), E
         let wanted = super::addressing::kernel_route(link, result, route);
         let found = present.iter().any(|there| {
             there.dst == wanted.dst.trunc()
-                && (route.table.is_none() || there.table == wanted.table)
+                && route.named_table().is_none_or(|table| there.table == table)
                 && (route.gw.is_none() || there.gateway == route.gw)
                 && wanted.priority.is_none_or(|priority| there.priority == Some(priority))
         });
