@@ -476,6 +476,7 @@ fn bridge_vlan_and_trunk_are_set_on_port_and_gateway() {
     assert!(on_port[0].2.contains("PVID") && on_port[0].2.contains("Egress Untagged"), "{on_port:?}");
     assert_eq!(result["interfaces"][3]["name"], "br0.5");
     assert_eq!(addresses_on(&host, "br0.5"), ["10.1.0.1/24"]);
+    assert_eq!(host.run(["cat", "/proc/sys/net/ipv6/conf/br0.5/accept_dad"]), "0\n");
     assert!(a.pings("10.1.0.1"));
     let (eth0, known) =
         (host.attachment("bridge", &a, "eth0"), with(&five, &json!({ "prevResult": result })));
@@ -646,6 +647,31 @@ fn bridge_route_options_reach_the_kernel_in_every_cni_version() {
         );
         assert_eq!(routes(&pod, &["route", "show", "table", "77"]), ["10.8.0.0/16 via 10.1.0.1 dev eth0"]);
     }
+}
+
+#[test]
+fn bridge_ipv6_parameters_are_set_on_a_new_bridge_only() {
+    let host = host!(Feature::Bridge, Feature::Ipv6);
+    rig::install(&host);
+    let parameter = |link: &str, name: &str| {
+        let path = format!("/proc/sys/net/ipv6/conf/{link}/{name}");
+        host.run(["cat", path.as_str()]).trim().to_owned()
+    };
+    // An uplink of the host, up or down, keeps what the administrator set.
+    for (name, state) in [("up1", "up"), ("down1", "down")] {
+        host.run(["ip", "link", "add", name, "type", "bridge"]);
+        host.run(["sysctl", "-qw", &format!("net.ipv6.conf.{name}.accept_ra=2")]);
+        host.run(["ip", "link", "set", name, state]);
+        let keys = config(&json!({ "bridge": name, "promiscMode": true, "ipam": dual_stack(&json!([])) }));
+        add(&host, &host.pod(name), &keys);
+        assert_eq!(
+            (parameter(name, "accept_ra"), parameter(name, "accept_dad")),
+            ("2".into(), "1".into()),
+            "{name}"
+        );
+    }
+    add(&host, &host.pod("a"), &config(&json!({ "isGateway": true, "ipam": dual_stack(&json!([])) })));
+    assert_eq!((parameter("br0", "accept_ra"), parameter("br0", "accept_dad")), ("0".into(), "0".into()));
 }
 
 #[test]
