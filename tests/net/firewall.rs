@@ -11,8 +11,6 @@
 //!
 //! Source: plugins `plugins/meta/firewall`; nerdctl#1872 for the input of DEL.
 
-use std::time::Duration;
-
 use rig::traffic::{OUTSIDE, Transport, outside, reached};
 use rig::{assert_nothing_left, assert_refused, with};
 use serde_json::{Value, json};
@@ -61,11 +59,7 @@ impl<'a> Chain<'a> {
         let bridge = bridge(number);
         let first = host.attachment("bridge", &pod, ifname);
         let result = first.add(&bridge).success().json();
-        // Waits for duplicate address detection: without a link-local address the host cannot ask for
-        // neighbours.
-        while !host.run(["ip", "-6", "address", "show", "tentative"]).is_empty() {
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        rig::await_ipv6(host, &format!("br{number}"));
         let firewall = json!({ "cniVersion": "1.1.0", "name": bridge["name"], "type": "firewall", "prevResult": result });
         let plugin = host.attachment("firewall", &pod, ifname);
         Chain { pod, firewall, plugin, first, bridge }

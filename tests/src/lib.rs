@@ -32,6 +32,9 @@ pub mod peers;
 pub mod proxy;
 pub mod traffic;
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 use testkit::{Attachment, Finished, Host, Netns, Pod, Snapshot};
 
@@ -102,6 +105,26 @@ pub fn as_in_an_unprivileged_container() -> Vec<String> {
     let rights = [format!("--inh-caps={rights}"), format!("--ambient-caps={rights}")];
     let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"].map(str::to_owned);
     user.into_iter().chain(rights).collect()
+}
+
+/// Waits until the kernel has completed the IPv6 addresses of a router's link: none is tentative, each has its anycast
+/// route. Without a link-local address the host cannot ask for neighbours.
+pub fn await_ipv6(host: &Netns, link: &str) {
+    let count = |arguments: &[&str], word: &str| {
+        let shown = host.run([&["ip", "-6"], arguments, &["dev", link]].concat());
+        shown.split_whitespace().filter(|found| *found == word).count()
+    };
+    let is_complete = || {
+        let addresses = count(&["address", "show"], "inet6");
+        addresses > 1
+            && count(&["address", "show", "tentative"], "inet6") == 0
+            && count(&["route", "show", "table", "local"], "anycast") == addresses
+    };
+    let until = Instant::now() + Duration::from_secs(5);
+    while !is_complete() {
+        assert!(Instant::now() < until, "{link}: {}", host.run(["ip", "-6", "address", "show", "dev", link]));
+        sleep(Duration::from_millis(20));
+    }
 }
 
 /// Returns `config` with another `cniVersion`.

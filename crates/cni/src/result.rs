@@ -151,6 +151,14 @@ impl Success {
         Ok((version, success))
     }
 
+    /// Whether an interface of this result is in the container: it has a sandbox.
+    ///
+    /// Some plugins never set a sandbox. In a result without any, the interface `ifname` (`CNI_IFNAME`) is the container's.
+    pub fn is_inside(&self, interface: &Interface, ifname: &str) -> bool {
+        let is_marked = |interface: &Interface| !interface.sandbox.is_empty();
+        is_marked(interface) || (interface.name == ifname && !self.interfaces.iter().any(is_marked))
+    }
+
     /// Returns this result as JSON in the form of `version`.
     ///
     /// # Errors

@@ -185,6 +185,19 @@ fn result_from_1_x_down_keeps_route_fields_only() -> Result<(), Error> {
     Ok(())
 }
 
+#[test]
+fn result_without_a_sandbox_has_the_interface_of_cni_ifname() -> Result<(), Error> {
+    let inside = |interfaces: Value| -> Result<Vec<String>, Error> {
+        let success = read(&json!({"cniVersion": "1.0.0", "interfaces": interfaces}), Version::ABSENT)?;
+        let inside = success.interfaces.iter().filter(|interface| success.is_inside(interface, "eth0"));
+        Ok(inside.map(|interface| interface.name.clone()).collect())
+    };
+    assert_eq!(inside(json!([{"name": "br0"}, {"name": "eth0"}]))?, ["eth0"]);
+    assert_eq!(inside(json!([{"name": "br0"}, {"name": "net1"}]))?, [""; 0]);
+    assert_eq!(inside(json!([{"name": "eth0"}, {"name": "net1", "sandbox": "/run/netns/a"}]))?, ["net1"]);
+    Ok(())
+}
+
 // Requirements: C6
 #[test]
 fn result_of_1_0_0_and_1_1_0_are_the_same() -> Result<(), Error> {

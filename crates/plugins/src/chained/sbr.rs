@@ -110,7 +110,7 @@ fn relevant<'a>(ifname: &'a str, result: &'a Success) -> impl Iterator<Item = &'
     result.ips.iter().filter(move |ip| {
         let interface = ip.interface.and_then(|index| usize::try_from(index).ok());
         match interface.and_then(|index| result.interfaces.get(index)) {
-            Some(interface) => interface.name == ifname && !interface.sandbox.is_empty(),
+            Some(interface) => interface.name == ifname && result.is_inside(interface, ifname),
             None => true,
         }
     })
