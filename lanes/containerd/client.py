@@ -42,7 +42,7 @@ METHODS = {
     "PortForward": (cri.PortForwardRequest, cri.UrlResponse),
     "Status": (cri.Empty, cri.StatusResponse),
     "Version": (cri.Empty, cri.VersionResponse),
-    "NobodyHasHeardOfThis": (cri.Empty, cri.Empty),
+    "NoSuchMethod": (cri.Empty, cri.Empty),
     "/runtime.v1alpha2.RuntimeService/RunPodSandbox": (cri.RunPodSandboxRequest, cri.RunPodSandboxResponse),
     "/runtime.v1.ImageService/ListImages": (cri.Empty, cri.ListImagesResponse),
 }

@@ -466,7 +466,7 @@ fn agent_start_without_api_reports_what_it_waits_for() {
     attachment.del(&node_configuration()).success();
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     let refused = attachment.add(&with_annotations(&select("net-a")));
-    assert_refused("waits", &refused, 11, &["has not been seen yet: pods (", "definitions ("]);
+    assert_refused("waits", &refused, 11, &["the caches are not filled yet: pods (", "definitions ("]);
     agent.kube.launch();
     agent.kube.wait();
     agent.wait_until_ready();

@@ -736,7 +736,11 @@ fn whereabouts_import_keeps_addresses_of_existing_pods() {
         let imported = weft(&nodes, &["import", "whereabouts", "--apply"]);
         assert_eq!(imported.code, Some(1), "one address belongs to another pod: {}", imported.stdout);
         assert!(imported.stderr.contains("1 of 4 addresses were not kept"), "{}", imported.stderr);
-        assert!(imported.stdout.contains("not kept: it is node worker-0's"), "{}", imported.stdout);
+        assert!(
+            imported.stdout.contains("not kept: it is allocated by node worker-0"),
+            "{}",
+            imported.stdout
+        );
     }
     let imported = weft(&nodes, &["import", "whereabouts", "--apply", "-o", "json"]).stdout;
     let imported: Value = serde_json::from_str(&imported).unwrap();

@@ -53,7 +53,7 @@ fn duplicate_address_of_two_pods_is_an_event() {
         (&json!("blue"), &json!("Warning")),
         "{event}"
     );
-    let why = format!("{} of blue/net is blue/one's, too", ips[0]);
+    let why = format!("{} of blue/net is also an address of blue/one", ips[0]);
     assert!(event["message"].as_str().unwrap().contains(&why), "{event}");
     // The Event is sent once.
     let before = reconciliations(&nodes, 9603);

@@ -65,6 +65,27 @@ fn root_of(host: &Host, link: &str) -> Value {
 }
 
 #[test]
+fn bandwidth_mtu_too_small_for_ipv6_is_accepted() {
+    let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let bridge = json!({
+        "cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br0", "mtu": 1200,
+        "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]] },
+    });
+    let front = host.attachment("bridge", &pod, "eth0");
+    let previous = front.add(&bridge).success().json();
+    let world = World { bandwidth: host.attachment("bandwidth", &pod, "eth0"), pod, bridge: front, previous };
+    let config = world.config(&both());
+    let result = world.bandwidth.add(&config).success().json();
+    world.bandwidth.check(&with(&config, &json!({ "prevResult": result }))).success();
+    let ifb = result["interfaces"][3]["name"].as_str().expect("the ifb");
+    let ifb = rig::link(&host, ifb).expect("the ifb");
+    assert_eq!((&ifb["mtu"], &ifb["operstate"]), (&json!(1200), &json!("UNKNOWN")), "{ifb}");
+    world.bandwidth.del(&config).success();
+}
+
+#[test]
 fn bandwidth_rate_is_met_within_a_tenth_in_both_directions() {
     let host = host!(Feature::Ifb, Feature::Tbf, Feature::Mirred);
     let world = world(&host);

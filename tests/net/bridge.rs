@@ -214,6 +214,32 @@ fn bridge_mtu_is_set_on_both_ends_and_a_new_bridge() {
 }
 
 #[test]
+fn bridge_mtu_too_small_for_ipv6_is_accepted() {
+    let host = host!(Feature::Bridge, Feature::Ping);
+    rig::install(&host);
+    // The kernel has no IPv6 on an interface with an MTU below 1280 bytes.
+    let keys = config(&json!({ "mtu": 1279, "isGateway": true }));
+    let (a, b) = (host.pod("a"), host.pod("b"));
+    let (first, _) = (add(&host, &a, &keys), add(&host, &b, &keys));
+    assert_eq!(
+        (&port(&host, &first)["mtu"], port(&host, &first)["ifalias"].is_string()),
+        (&json!(1279), true)
+    );
+    assert!(a.pings(&ip_of(&b)) && a.pings("10.1.0.1"));
+    let eth0 = host.attachment("bridge", &a, "eth0");
+    eth0.check(&with(&keys, &json!({ "prevResult": first }))).success();
+    eth0.del(&keys).success();
+    let c = host.pod("c");
+    let result = add(&host, &c, &config(&json!({ "mtu": 1280 })));
+    let name = result["interfaces"][1]["name"].as_str().expect("a port");
+    let port = &host.json(["ip", "-d", "-j", "link", "show", name])[0];
+    assert_eq!(
+        port["inet6_addr_gen_mode"], "none",
+        "a port with IPv6 generates no link-local address: {port}"
+    );
+}
+
+#[test]
 fn bridge_hairpin_mode_reflects_frames() {
     let host = host!(Feature::Bridge, Feature::NftNetdev);
     rig::install(&host);
@@ -450,6 +476,7 @@ fn bridge_vlan_and_trunk_are_set_on_port_and_gateway() {
     assert!(on_port[0].2.contains("PVID") && on_port[0].2.contains("Egress Untagged"), "{on_port:?}");
     assert_eq!(result["interfaces"][3]["name"], "br0.5");
     assert_eq!(addresses_on(&host, "br0.5"), ["10.1.0.1/24"]);
+    assert_eq!(host.run(["cat", "/proc/sys/net/ipv6/conf/br0.5/accept_dad"]), "0\n");
     assert!(a.pings("10.1.0.1"));
     let (eth0, known) =
         (host.attachment("bridge", &a, "eth0"), with(&five, &json!({ "prevResult": result })));
@@ -569,6 +596,8 @@ fn bridge_routes_have_metric_table_scope_mtu_and_advmss() {
         { "dst": "10.7.0.0/16", "gw": "10.1.0.9", "priority": 50, "mtu": 1300, "advmss": 1200 },
         { "dst": "10.8.0.0/16", "table": 77 },
         { "dst": "10.9.0.0/16", "scope": 253 },
+        { "dst": "10.10.0.0/16", "table": 0 },
+        { "dst": "fd08::/64", "gw": "fd01::9", "table": 0 },
         { "dst": "fd07::/64", "gw": "fd01::9", "priority": 51 },
     ]);
     let keys = config(&json!({ "isGateway": true, "ipam": dual_stack(&ipam_routes) }));
@@ -589,6 +618,103 @@ fn bridge_routes_have_metric_table_scope_mtu_and_advmss() {
     eth0.check(&known).success();
     pod.run(["ip", "route", "delete", "10.8.0.0/16", "table", "77"]);
     assert_refused("CHECK", &eth0.check(&known), 999, &["10.8.0.0/16"]);
+}
+
+#[test]
+fn bridge_route_options_reach_the_kernel_in_every_cni_version() {
+    for version in ["0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
+        let host = host!(Feature::Bridge, Feature::Ipv6);
+        rig::install(&host);
+        let pod = host.pod("a");
+        let ipam_routes = json!([
+            { "dst": "0.0.0.0/0", "priority": 500 }, { "dst": "::/0", "priority": 501 },
+            { "dst": "10.7.0.0/16", "gw": "10.1.0.9", "mtu": 1300, "advmss": 1200 },
+            { "dst": "10.8.0.0/16", "table": 77 }, { "dst": "10.9.0.0/16", "scope": 253 },
+        ]);
+        let keys = json!({ "cniVersion": version, "isGateway": true, "ipam": dual_stack(&ipam_routes) });
+        add(&host, &pod, &config(&keys));
+        let main = [
+            "default via 10.1.0.1 dev eth0 metric 500",
+            "10.7.0.0/16 via 10.1.0.9 dev eth0 mtu 1300 advmss 1200",
+            "10.9.0.0/16 dev eth0 scope link",
+        ];
+        let present = pod.run(["ip", "route"]);
+        for route in main {
+            let is_it = |line: &&str| line.replace("proto 119 ", "").trim_end() == route;
+            assert!(present.lines().any(|line| is_it(&line)), "{version}: {route} in {present}");
+        }
+        assert_eq!(
+            routes(&pod, &["-6", "route", "show", "default"]),
+            ["default via fd01::1 dev eth0 metric 501"],
+            "{version}"
+        );
+        assert_eq!(routes(&pod, &["route", "show", "table", "77"]), ["10.8.0.0/16 via 10.1.0.1 dev eth0"]);
+    }
+}
+
+#[test]
+fn bridge_routes_of_one_destination_are_one_multipath_route() {
+    let host = host!(Feature::Bridge, Feature::Ipv6);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let seven = json!({ "dst": "10.7.0.0/16", "gw": "10.1.0.9" });
+    let ipam_routes = json!([
+        seven, with(&seven, &json!({ "gw": "10.1.0.8" })), seven,
+        { "dst": "fd07::/64", "gw": "fd01::9" }, { "dst": "fd07::/64", "gw": "fd01::8" }, { "dst": "fd07::/64", "gw": "fd01::9" },
+        { "dst": "10.8.0.0/16" }, { "dst": "10.8.0.0/16" }, { "dst": "10.9.0.0/16", "gw": "0.0.0.0" },
+    ]);
+    let keys = json!({ "isGateway": true, "ipam": dual_stack(&ipam_routes) });
+    let result = add(&host, &pod, &config(&keys));
+    for (dst, gateways) in [("10.7.0.0/16", ["10.1.0.9", "10.1.0.8"]), ("fd07::/64", ["fd01::9", "fd01::8"])]
+    {
+        let family = if dst.contains(':') { "-6" } else { "-4" };
+        let shown = pod.json(["ip", family, "-j", "route", "show", dst]);
+        assert_eq!(shown.as_array().map(Vec::len), Some(1), "{shown}");
+        let hops: Vec<&str> = shown[0]["nexthops"]
+            .as_array()
+            .expect("hops")
+            .iter()
+            .filter_map(|hop| hop["gateway"].as_str())
+            .collect();
+        assert_eq!(hops, gateways);
+    }
+    assert_eq!(routes(&pod, &["route", "show", "10.8.0.0/16"]), ["10.8.0.0/16 via 10.1.0.1 dev eth0"]);
+    assert_eq!(routes(&pod, &["route", "show", "10.9.0.0/16"]), ["10.9.0.0/16 dev eth0"]);
+    let known = with(&config(&keys), &json!({ "prevResult": result }));
+    host.attachment("bridge", &pod, "eth0").check(&known).success();
+    // A chained plugin moves the routes with all next hops.
+    let sbr = json!({ "cniVersion": "1.1.0", "name": "net", "type": "sbr", "prevResult": result });
+    let chained = host.attachment("sbr", &pod, "eth0");
+    chained.add(&sbr).success();
+    let moved = pod.json(["ip", "-j", "route", "show", "table", "100", "10.7.0.0/16"]);
+    assert_eq!(moved[0]["nexthops"].as_array().map(Vec::len), Some(2), "{moved}");
+    chained.check(&sbr).success();
+    chained.del(&sbr).success();
+}
+
+#[test]
+fn bridge_ipv6_parameters_are_set_on_a_new_bridge_only() {
+    let host = host!(Feature::Bridge, Feature::Ipv6);
+    rig::install(&host);
+    let parameter = |link: &str, name: &str| {
+        let path = format!("/proc/sys/net/ipv6/conf/{link}/{name}");
+        host.run(["cat", path.as_str()]).trim().to_owned()
+    };
+    // An uplink of the host, up or down, keeps what the administrator set.
+    for (name, state) in [("up1", "up"), ("down1", "down")] {
+        host.run(["ip", "link", "add", name, "type", "bridge"]);
+        host.run(["sysctl", "-qw", &format!("net.ipv6.conf.{name}.accept_ra=2")]);
+        host.run(["ip", "link", "set", name, state]);
+        let keys = config(&json!({ "bridge": name, "promiscMode": true, "ipam": dual_stack(&json!([])) }));
+        add(&host, &host.pod(name), &keys);
+        assert_eq!(
+            (parameter(name, "accept_ra"), parameter(name, "accept_dad")),
+            ("2".into(), "1".into()),
+            "{name}"
+        );
+    }
+    add(&host, &host.pod("a"), &config(&json!({ "isGateway": true, "ipam": dual_stack(&json!([])) })));
+    assert_eq!((parameter("br0", "accept_ra"), parameter("br0", "accept_dad")), ("0".into(), "0".into()));
 }
 
 #[test]

@@ -401,6 +401,46 @@ fn hostile_input_is_refused_and_changes_nothing(host: &Host, case: &Case) {
     assert_nothing_left(case.plugin, host, &before);
 }
 
+/// Some plugins, such as that of Alibaba Terway, never set a sandbox.
+#[test]
+fn prev_result_without_a_sandbox_has_the_containers_interface() {
+    let host = testkit::host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let result = host.attachment("bridge", &pod, "eth0").add(&bridge("1.1.0")).success().json();
+    let mut ips = result["ips"].clone();
+    ips.as_array_mut().expect("addresses").iter_mut().for_each(|ip| ip["interface"] = 0.into());
+    let previous = json!({ "cniVersion": "1.1.0", "interfaces": [{ "name": "eth0" }], "ips": ips });
+    let mapping = json!([{ "hostPort": 8000, "containerPort": 80, "protocol": "tcp" }]);
+    let cases = [
+        ("firewall", json!({ "backend": "nftables" }), "nft list table inet weft_firewall"),
+        (
+            "portmap",
+            json!({ "runtimeConfig": { "portMappings": mapping } }),
+            "nft list table inet weft_portmap",
+        ),
+        ("sbr", json!({}), "ip netns exec a ip rule"),
+    ];
+    for (plugin, keys, shown) in cases {
+        let base = json!({ "cniVersion": "1.1.0", "name": "net", "type": plugin, "prevResult": previous });
+        let config = with(&base, &keys);
+        let eth0 = host.attachment(plugin, &pod, "eth0");
+        let shows = || host.run(["sh", "-c", shown]).contains("10.1.0.2");
+        eth0.add(&config).success();
+        assert!(shows(), "{plugin}: the address of the container");
+        eth0.check(&config).success();
+        eth0.del(&config).success();
+        assert!(!shows(), "{plugin}: after DEL");
+    }
+    // Without an address there is nothing to accept, and the plugin says so.
+    let config = json!({
+        "cniVersion": "1.1.0", "name": "net", "type": "firewall", "backend": "nftables",
+        "prevResult": { "cniVersion": "1.1.0", "interfaces": [{ "name": "eth0" }] },
+    });
+    let added = host.attachment("firewall", &pod, "eth0").add(&config).success();
+    assert!(added.stderr.contains("prevResult has no address of eth0"), "{}", added.stderr);
+}
+
 /// Installs wrappers of the iptables programs that record each execution. Returns the words that run a plugin
 /// with them.
 fn counted_iptables(host: &Host) -> Vec<String> {

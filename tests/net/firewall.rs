@@ -11,8 +11,6 @@
 //!
 //! Source: plugins `plugins/meta/firewall`; nerdctl#1872 for the input of DEL.
 
-use std::time::Duration;
-
 use rig::traffic::{OUTSIDE, Transport, outside, reached};
 use rig::{assert_nothing_left, assert_refused, with};
 use serde_json::{Value, json};
@@ -61,11 +59,7 @@ impl<'a> Chain<'a> {
         let bridge = bridge(number);
         let first = host.attachment("bridge", &pod, ifname);
         let result = first.add(&bridge).success().json();
-        // Waits for duplicate address detection: without a link-local address the host cannot ask for
-        // neighbours.
-        while !host.run(["ip", "-6", "address", "show", "tentative"]).is_empty() {
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        rig::await_ipv6(host, &format!("br{number}"));
         let firewall = json!({ "cniVersion": "1.1.0", "name": bridge["name"], "type": "firewall", "prevResult": result });
         let plugin = host.attachment("firewall", &pod, ifname);
         Chain { pod, firewall, plugin, first, bridge }
@@ -217,6 +211,22 @@ fn firewall_rules_of_the_administrator_come_first() {
 }
 
 #[test]
+fn firewall_chain_of_the_administrator_selects_iptables() {
+    let host = host!(Feature::Bridge, Feature::IptablesNft);
+    let outside = world(&host);
+    // Written before the first pod starts, for pods that the Go plugin would accept.
+    host.run(["iptables", "-N", "CNI-ADMIN"]);
+    host.run(["iptables", "-A", "CNI-ADMIN", "-d", "10.1.0.2", "-j", "DROP"]);
+    let (a, b) = (Chain::new(&host, "a", 0), Chain::new(&host, "b", 0));
+    for pod in [&a, &b] {
+        let config = pod.add(&json!({}));
+        pod.plugin.check(&config).success();
+    }
+    assert!(!reaches(&outside, &a.pod, "10.1.0.2"), "the rule of the administrator applies");
+    assert!(reaches(&outside, &b.pod, "10.1.0.3"), "to this address alone");
+}
+
+#[test]
 fn firewall_ignores_marks_of_other_programs() {
     let host = host!(Feature::Bridge, Feature::NftInet);
     let outside = world(&host);
@@ -348,6 +358,24 @@ fn firewall_rules_of_a_bridge_are_removed_with_it() {
 
 // Requirements: S31
 #[test]
+fn firewall_works_without_access_to_the_legacy_table_list() {
+    let host = host!(Feature::Bridge, Feature::IptablesLegacy);
+    let _ = world(&host);
+    let other = Chain::new(&host, "b", 1);
+    other.add(&json!({}));
+    let before = host.snapshot();
+    let mut a = Chain::new(&host, "a", 1);
+    a.plugin.through = rig::as_in_an_unprivileged_container();
+    let config = a.add(&json!({}));
+    let rules = host.run(["nft", "list", "table", "inet", "weft_firewall"]);
+    assert!(a.addresses().iter().all(|address| rules.contains(address)), "the native backend: {rules}");
+    a.plugin.check(&config).success();
+    a.plugin.del(&config).success();
+    a.end();
+    assert_nothing_left("DEL", &host, &before);
+}
+
+#[test]
 fn firewall_del_leaves_nothing_whatever_its_input() {
     for backend in BACKENDS {
         let host = host!(Feature::Bridge, Feature::NftInet, Feature::NftBridge, Feature::IptablesNft);
@@ -456,6 +484,30 @@ fn firewall_check_finds_each_missing_rule() {
 }
 
 // Requirements: S32
+#[test]
+fn firewall_check_accepts_policies_behind_a_point_to_point_link() {
+    for backend in ["nftables", "iptables"] {
+        let host = host!(Feature::Bridge, Feature::IptablesNft);
+        rig::install(&host);
+        for policy in ["same-bridge", "isolated"] {
+            let pod = host.pod(policy);
+            let ptp = json!({
+                "cniVersion": "1.1.0", "name": "net", "type": "ptp",
+                "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]] },
+            });
+            let result = host.attachment("ptp", &pod, "eth0").add(&ptp).success().json();
+            let config = json!({
+                "cniVersion": "1.1.0", "name": "net", "type": "firewall", "backend": backend,
+                "ingressPolicy": policy, "prevResult": result,
+            });
+            let firewall = host.attachment("firewall", &pod, "eth0");
+            firewall.add(&config).success();
+            firewall.check(&config).success();
+            firewall.del(&config).success();
+        }
+    }
+}
+
 #[test]
 fn firewall_gc_removes_invalid_attachments_only() {
     for backend in BACKENDS {

@@ -35,6 +35,27 @@ fn rules(host: &Host, pod: &Pod) -> Vec<String> {
 
 // Requirements: G5
 #[test]
+fn ip_masq_del_works_without_access_to_the_legacy_table_list() {
+    for (plugin, backend) in ["bridge", "ptp"].iter().flat_map(|p| BACKENDS.map(|b| (*p, b))) {
+        let host =
+            host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft, Feature::IptablesLegacy);
+        rig::install(&host);
+        // The IPAM plugin keeps no file.
+        let addresses = json!([{ "address": "10.1.0.2/24", "gateway": "10.1.0.1" }]);
+        let keys = json!({ "ipam": { "type": "static", "addresses": addresses } });
+        let config = with(&config(plugin, backend), &keys);
+        let pod = host.pod("a");
+        let mut eth0 = host.attachment(plugin, &pod, "eth0");
+        eth0.add(&config).success();
+        assert!(!rules(&host, &pod).is_empty(), "{plugin} {backend}");
+        eth0.through = rig::as_in_an_unprivileged_container();
+        eth0.del(&config).success();
+        assert_eq!(rules(&host, &pod), [""; 0], "{plugin} {backend}");
+        assert!(rig::links(&pod).is_empty(), "{plugin} {backend}");
+    }
+}
+
+#[test]
 fn ip_masq_del_leaves_no_rule_whatever_its_input() {
     for (plugin, backend) in ["bridge", "ptp"].iter().flat_map(|p| BACKENDS.map(|b| (*p, b))) {
         let host = host!(Feature::Bridge, Feature::NftMasquerade, Feature::IptablesNft);

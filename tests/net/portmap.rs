@@ -11,6 +11,7 @@
 //! must not redirect; nerdctl#1872 for the input of DEL.
 
 mod chain;
+mod legacy_tables;
 
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
@@ -90,32 +91,6 @@ fn portmap_sctp_is_mapped() {
         assert_eq!(gone, None, "{backend}");
         a.end();
     }
-}
-
-#[test]
-fn portmap_works_with_legacy_iptables() {
-    let host = host!(Feature::Bridge, Feature::IptablesLegacy);
-    rig::install(&host);
-    let outside = outside(&host);
-    let mut a = Chain::new(&host, "a");
-    a.plugin.through = rig::with_legacy_iptables(&host);
-    let saved = || {
-        let both =
-            ["iptables-legacy-save", "ip6tables-legacy-save"].map(|save| host.run([save, "-t", "nat"]));
-        both.concat().matches(&a.pod.container_id()).count()
-    };
-    let config = a.map(&json!({ "backend": "iptables" }), &both(8080, 80));
-    assert!(saved() > 0, "the rules are in legacy iptables");
-    a.plugin.check(&config).success();
-    for transport in TRANSPORTS {
-        for (way, six) in [("192.0.2.1:8080", false), ("[fd00:2::1]:8080", true)] {
-            let seen = reached(transport, &outside, way, &a.pod, &a.at(six, 80));
-            assert!(seen.is_some(), "{transport:?} {way}");
-        }
-    }
-    a.plugin.del(&config).success();
-    assert_eq!(saved(), 0);
-    assert_eq!(reached(Transport::Tcp, &outside, "192.0.2.1:8080", &a.pod, &a.at(false, 80)), None);
 }
 
 #[test]
@@ -457,6 +432,28 @@ fn portmap_del_leaves_nothing_whatever_its_input() {
 }
 
 // Requirements: S16
+#[test]
+fn portmap_check_accepts_mappings_of_another_address_family() {
+    for backend in BACKENDS {
+        let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);
+        rig::install(&host);
+        let pod = host.pod("a");
+        let bridge = json!({
+            "cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br0",
+            "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]] },
+        });
+        let result = host.attachment("bridge", &pod, "eth0").add(&bridge).success().json();
+        let config = json!({
+            "cniVersion": "1.1.0", "name": "net", "type": "portmap", "backend": backend, "prevResult": result,
+            "runtimeConfig": { "portMappings": [with(&mapping(8080, 80, "tcp"), &json!({ "hostIP": "::" }))] },
+        });
+        let portmap = host.attachment("portmap", &pod, "eth0");
+        portmap.add(&config).success();
+        portmap.check(&config).success();
+        portmap.del(&config).success();
+    }
+}
+
 #[test]
 fn portmap_check_finds_each_missing_rule() {
     let host = host!(Feature::Bridge, Feature::NftFib, Feature::NftMasquerade, Feature::IptablesNft);

@@ -32,6 +32,9 @@ pub mod peers;
 pub mod proxy;
 pub mod traffic;
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 use testkit::{Attachment, Finished, Host, Netns, Pod, Snapshot};
 
@@ -92,6 +95,36 @@ pub fn with_legacy_iptables(host: &Host) -> Vec<String> {
     let all = format!("for family in ip ip6; do for what in save restore; do {link}; done; done");
     host.run(["sh", "-c", &format!("mkdir -p /run/legacy; {all}")]);
     ["env", "PATH=/run/legacy"].map(str::to_owned).to_vec()
+}
+
+/// Returns the command that runs a plugin as in an unprivileged container: with every right on the network, and without
+/// access to `/proc/net/ip_tables_names` and other files of root.
+#[must_use]
+pub fn as_in_an_unprivileged_container() -> Vec<String> {
+    let rights = "+net_admin,+net_raw,+sys_admin";
+    let rights = [format!("--inh-caps={rights}"), format!("--ambient-caps={rights}")];
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"].map(str::to_owned);
+    user.into_iter().chain(rights).collect()
+}
+
+/// Waits until the kernel has completed the IPv6 addresses of a router's link: none is tentative, each has its anycast
+/// route. Without a link-local address the host cannot ask for neighbours.
+pub fn await_ipv6(host: &Netns, link: &str) {
+    let count = |arguments: &[&str], word: &str| {
+        let shown = host.run([&["ip", "-6"], arguments, &["dev", link]].concat());
+        shown.split_whitespace().filter(|found| *found == word).count()
+    };
+    let is_complete = || {
+        let addresses = count(&["address", "show"], "inet6");
+        addresses > 1
+            && count(&["address", "show", "tentative"], "inet6") == 0
+            && count(&["route", "show", "table", "local"], "anycast") == addresses
+    };
+    let until = Instant::now() + Duration::from_secs(5);
+    while !is_complete() {
+        assert!(Instant::now() < until, "{link}: {}", host.run(["ip", "-6", "address", "show", "dev", link]));
+        sleep(Duration::from_millis(20));
+    }
 }
 
 /// Returns `config` with another `cniVersion`.

@@ -7,6 +7,7 @@
 //! Source: SPEC 1.1.0 §5 and the same section of each older tag; libcni `pkg/types/{020,040,100}`
 //! (requirements S2, S7, S15, S22–S24, S35, R1–R8).
 
+mod route;
 mod v02;
 mod v04;
 mod v1;
@@ -86,6 +87,11 @@ impl Route {
     pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Route {
         Route { dst, gw, mtu: None, advmss: None, priority: None, table: None, scope: None }
     }
+
+    /// Returns the routing table if the route names one; 0 stands for the kernel's choice, the main table.
+    pub fn named_table(&self) -> Option<u32> {
+        self.table.filter(|table| *table != 0)
+    }
 }
 
 /// DNS settings of a result or configuration.
@@ -143,6 +149,14 @@ impl Success {
             Version::V1_0_0 | Version::V1_1_0 => v1::read(value),
         }?;
         Ok((version, success))
+    }
+
+    /// Whether an interface of this result is in the container: it has a sandbox.
+    ///
+    /// Some plugins never set a sandbox. In a result without any, the interface `ifname` (`CNI_IFNAME`) is the container's.
+    pub fn is_inside(&self, interface: &Interface, ifname: &str) -> bool {
+        let is_marked = |interface: &Interface| !interface.sandbox.is_empty();
+        is_marked(interface) || (interface.name == ifname && !self.interfaces.iter().any(is_marked))
     }
 
     /// Returns this result as JSON in the form of `version`.

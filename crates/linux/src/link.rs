@@ -12,6 +12,7 @@ pub mod tap;
 use std::os::fd::{AsFd, AsRawFd};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use rustix::io::Errno;
 
 use crate::attributes::{Attributes, find, ne16_of, ne32_of, text};
 use crate::error::{Error, Kind};
@@ -394,9 +395,14 @@ impl Rtnl {
         self.execute(flags, link.message(), || format!("create {link}"))?;
         // The kernel accepts these attributes only for an existing link. They are not sent in the same datagram: after a refusal
         // of the creation they would change a link with this name that another process created.
-        let afterwards = link.afterwards();
-        let requests = afterwards.into_iter().map(|message| Request { flags: 0, message });
-        self.execute_all(requests.collect(), |_| format!("create {link}")).inspect_err(|_| {
+        let mut completed = self.complete(link);
+        // The kernel has no IPv6 (`ipv6.disable=1`), or the link has none because its MTU is below 1280. Then no link-local
+        // address is generated in any case.
+        if link.no_link_local && matches!(&completed, Err(error) if error.errno() == Some(Errno::AFNOSUPPORT))
+        {
+            completed = self.complete(&create::NewLink { no_link_local: false, ..link.clone() });
+        }
+        completed.inspect_err(|_| {
             if !matches!(link.kind, create::NewKind::Bridge { .. })
                 && let Ok(Some(made)) = self.find_link(link.name)
             {
@@ -404,6 +410,12 @@ impl Rtnl {
                 let _ = self.delete_link(made.index, link.name);
             }
         })
+    }
+
+    /// Sets the attributes that only an existing link accepts.
+    fn complete(&mut self, link: &create::NewLink<'_>) -> Result<(), Error> {
+        let requests = link.afterwards().into_iter().map(|message| Request { flags: 0, message });
+        self.execute_all(requests.collect(), |_| format!("create {link}"))
     }
 
     /// Changes several links at once; after a failure the later changes have still been made.

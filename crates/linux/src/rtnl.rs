@@ -5,6 +5,8 @@
 
 pub(crate) mod message;
 
+use rustix::io::Errno;
+
 use crate::error::Error;
 use crate::netlink::{Failure, Protocol, Request, Socket};
 use message::Message;
@@ -77,5 +79,17 @@ impl Rtnl {
         operation: impl FnOnce() -> String,
     ) -> Result<Vec<Message>, Error> {
         self.socket.dump(0, message).map_err(|failure| failure.of(operation()))
+    }
+
+    /// Everything of a kind in one address family; nothing if the kernel was started without the family.
+    pub(crate) fn dump_family(
+        &mut self,
+        message: &Message,
+        operation: impl FnOnce() -> String,
+    ) -> Result<Vec<Message>, Error> {
+        match self.dump(message, operation) {
+            Err(error) if error.errno() == Some(Errno::AFNOSUPPORT) => Ok(Vec::new()),
+            dumped => dumped,
+        }
     }
 }

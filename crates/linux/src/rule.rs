@@ -75,16 +75,20 @@ impl Rtnl {
 
     /// Returns the tables of all rules of a family, whatever their conditions are.
     pub fn tables_of_rules(&mut self, of: Family) -> Result<Vec<u32>, Error> {
-        let query = Message::route(GET_RULE, of.number(), RouteFields::default());
-        let answers = self.dump(&query, || "list rules".to_owned())?;
-        Ok(answers.iter().filter(|answer| answer.kind() == NEW_RULE).map(table).collect())
+        Ok(self.all_rules(of.number())?.iter().map(table).collect())
     }
 
     /// Returns the rules of a family by source address; others are left out. `ip -4|-6 rule show`
     pub fn rules(&mut self, of: Family) -> Result<Vec<Rule>, Error> {
-        let query = Message::route(GET_RULE, of.number(), RouteFields::default());
-        let answers = self.dump(&query, || "list rules".to_owned())?;
-        Ok(answers.iter().filter_map(by_source).collect())
+        Ok(self.all_rules(of.number())?.iter().filter_map(by_source).collect())
+    }
+
+    /// Every rule of a family. A kernel without the family (`ipv6.disable=1`) has none.
+    fn all_rules(&mut self, family: u8) -> Result<Vec<Message>, Error> {
+        let query = Message::route(GET_RULE, family, RouteFields::default());
+        let mut answers = self.dump_family(&query, || "list rules".to_owned())?;
+        answers.retain(|answer| answer.kind() == NEW_RULE && answer.byte_at(0) == family);
+        Ok(answers)
     }
 }
 
@@ -96,14 +100,28 @@ fn table(message: &Message) -> u32 {
 fn by_source(message: &Message) -> Option<Rule> {
     let number = |kind| message.attributes.find(kind).and_then(ne32_of);
     let from = message.attributes.find(SOURCE).and_then(address_of)?;
-    (message.kind() == NEW_RULE).then_some(Rule {
+    let protocol = message.attributes.find(MADE_BY).and_then(|value| value.first().copied());
+    Some(Rule {
         from: IpNet::new(from, message.byte_at(2)).ok()?,
         table: table(message),
         priority: number(PRIORITY),
-        protocol: message
-            .attributes
-            .find(MADE_BY)
-            .and_then(|value| value.first().copied())
-            .unwrap_or_default(),
+        protocol: protocol.unwrap_or_default(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A family without routing rules in any kernel: `AF_APPLETALK`.
+    const WITHOUT_RULES: u8 = 5;
+
+    #[test]
+    fn rules_of_a_family_that_the_kernel_lacks_are_none() {
+        let mut net = Rtnl::open().expect("a routing socket");
+        let query = Message::route(GET_RULE, WITHOUT_RULES, RouteFields::default());
+        let refused = net.dump(&query, String::new).expect_err("the kernel has no such rules");
+        assert_eq!(refused.errno(), Some(rustix::io::Errno::AFNOSUPPORT));
+        assert!(net.all_rules(WITHOUT_RULES).expect("none").is_empty());
+    }
 }

@@ -31,11 +31,25 @@ pub struct Watch {
 impl Watch {
     /// Starts watching the calling thread's namespace. `ip -6 monitor link address route`
     pub fn open() -> Result<Watch, Error> {
+        Watch::of(&[LINKS, ADDRESSES, ROUTES])
+    }
+
+    /// Begins to listen for links alone. `ip monitor link`
+    pub fn links() -> Result<Watch, Error> {
+        Watch::of(&[LINKS])
+    }
+
+    /// Begins to listen for links and IPv6 addresses. `ip -6 monitor link address`
+    pub fn addresses() -> Result<Watch, Error> {
+        Watch::of(&[LINKS, ADDRESSES])
+    }
+
+    fn of(groups: &[u32]) -> Result<Watch, Error> {
         let failed = |error: std::io::Error| Error::io("listen to netlink", &error);
         let mut socket = netlink_sys::Socket::new(netlink_sys::protocols::NETLINK_ROUTE).map_err(failed)?;
         socket.bind(&netlink_sys::SocketAddr::new(0, 0)).map_err(failed)?;
-        for group in [LINKS, ADDRESSES, ROUTES] {
-            socket.add_membership(group).map_err(failed)?;
+        for group in groups {
+            socket.add_membership(*group).map_err(failed)?;
         }
         Ok(Watch { socket })
     }

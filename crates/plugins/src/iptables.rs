@@ -12,7 +12,7 @@
 //!   exists: the output of `iptables-save` may be incomplete.
 //! - A program is killed when its caller ends. The lock is released only after the last program has ended, so the next
 //!   caller sees the result.
-//! - No program runs if [`has_chain`] finds nothing for it to do. If that is not known, it is an error.
+//! - No program runs if [`has_chain`] finds nothing for it to do. If the kernel does not answer, it is an error.
 //!
 //! Source: iptables-restore(8); plugins `pkg/utils/utils.go` (chain names), `pkg/utils/iptables.go`.
 
@@ -197,14 +197,7 @@ pub fn is_creation(line: &str) -> bool {
 ///
 /// No program runs if there is no chain. The lock is awaited only if a running program may be about to create one.
 pub fn clean(table: &str, chains: &[&str], lines: Lines<'_>) -> Result<(), Error> {
-    let exists = |family| {
-        for chain in chains {
-            if has_chain(family, table, chain)? {
-                return Ok(true);
-            }
-        }
-        Ok::<bool, Error>(false)
-    };
+    let exists = |family| has_any_chain(family, table, chains);
     let shared = FilterLock::of(Lock::Shared)?;
     if Family::ALL.into_iter().all(|family| matches!(exists(family), Ok(false))) {
         return Ok(());
@@ -222,41 +215,68 @@ pub fn clean(table: &str, chains: &[&str], lines: Lines<'_>) -> Result<(), Error
     collected(errors)
 }
 
-/// Whether a chain exists, or may exist. Runs no program. A chain without rules counts, because rules may jump to it.
+/// Whether a chain exists, or may exist. Usually runs no program. A chain without rules counts, because rules may jump to it.
 ///
 /// # Errors
 /// The kernel did not answer.
 pub fn has_chain(family: Family, table: &str, chain: &str) -> Result<bool, Error> {
-    Ok(has_chain_in_nft(family, table, chain)? || has_legacy(family, table)?)
+    has_any_chain(family, table, &[chain])
+}
+
+/// As [`has_chain`], for one of several chains.
+pub fn has_any_chain(family: Family, table: &str, chains: &[&str]) -> Result<bool, Error> {
+    let is_saved = |saved: &Saved| chains.iter().any(|chain| saved.has_chain(chain));
+    Ok(has_any_in_nft(family, table, chains)? || has_legacy(family, table, is_saved)?)
 }
 
 /// Whether a chain exists in nf_tables, where this is certain.
 pub fn has_chain_in_nft(family: Family, table: &str, chain: &str) -> Result<bool, Error> {
-    let find = |mut nft: Nft| nft.has_chain(nft::Table::new(family.nft(), table), chain);
+    has_any_in_nft(family, table, &[chain])
+}
+
+fn has_any_in_nft(family: Family, table: &str, chains: &[&str]) -> Result<bool, Error> {
+    let find = |mut nft: Nft| {
+        for chain in chains {
+            if nft.has_chain(nft::Table::new(family.nft(), table), chain)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    };
     Ok(entries::unless_absent(Nft::open().and_then(find))?.unwrap_or(false))
 }
 
-/// Whether a chain whose name has this prefix exists, or may exist. Runs no program.
+/// Whether a chain whose name has this prefix exists, or may exist. Usually runs no program.
 pub fn has_chains(family: Family, table: &str, prefix: &str) -> Result<bool, Error> {
     let in_nft = |mut nft: Nft| nft.chains(nft::Table::new(family.nft(), table));
     let listed = entries::unless_absent(Nft::open().and_then(in_nft))?.unwrap_or_default();
-    Ok(listed.iter().any(|chain| chain.starts_with(prefix)) || has_legacy(family, table)?)
+    let is_one = |saved: &Saved| saved.chains().any(|chain| chain.starts_with(prefix));
+    Ok(listed.iter().any(|chain| chain.starts_with(prefix)) || has_legacy(family, table, is_one)?)
 }
 
 /// Whether the legacy kernel interface uses a table. Only its program can read the content. If the program is not
 /// installed, no rules of containers are in it.
-fn has_legacy(family: Family, table: &str) -> Result<bool, Error> {
+///
+/// In an unprivileged container the list of tables may be unreadable. Then the program runs, and `matches` its output. A
+/// program that fails there could not create rules either.
+fn has_legacy(family: Family, table: &str, matches: impl Fn(&Saved) -> bool) -> Result<bool, Error> {
     let path = family.legacy();
     let is_used = match std::fs::read_to_string(path) {
         Ok(tables) => tables.lines().any(|line| line == table),
         // The kernel has no such interface, or it is not in use yet.
         Err(cause) if cause.kind() == ErrorKind::NotFound => false,
+        Err(cause) if cause.kind() == ErrorKind::PermissionDenied => {
+            return Ok(has_save_program(family) && family.save(table).is_ok_and(|saved| matches(&saved)));
+        }
         Err(cause) => return Err(Error::io(format_args!("read {path}"), cause)),
     };
+    Ok(is_used && has_save_program(family))
+}
+
+fn has_save_program(family: Family) -> bool {
     let directories = std::env::var_os("PATH").unwrap_or_default();
     let mut directories = std::env::split_paths(&directories);
-    Ok(is_used
-        && directories.any(|directory| may_exist(&directory.join(format!("{}-save", family.program())))))
+    directories.any(|directory| may_exist(&directory.join(format!("{}-save", family.program()))))
 }
 
 /// Whether the program exists, or may exist.
@@ -327,9 +347,14 @@ impl Saved {
         self.0.lines()
     }
 
+    /// Returns the names of the table's chains.
+    fn chains(&self) -> impl Iterator<Item = &str> {
+        self.lines().filter_map(|line| line.strip_prefix(':').map(first_word))
+    }
+
     /// Whether the table has a chain of this name.
     pub fn has_chain(&self, chain: &str) -> bool {
-        self.lines().any(|line| line.strip_prefix(':').is_some_and(|rest| first_word(rest) == chain))
+        self.chains().any(|known| known == chain)
     }
 
     /// Whether the table has exactly this rule.

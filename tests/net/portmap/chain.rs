@@ -1,7 +1,5 @@
 //! A pod behind `bridge` and `portmap`, and the rules of its ports.
 
-use std::time::Duration;
-
 use rig::with;
 use serde_json::{Value, json};
 use testkit::{Attachment, Host, Pod};
@@ -42,11 +40,7 @@ impl<'a> Chain<'a> {
         let pod = host.pod(name);
         let first = host.attachment("bridge", &pod, "eth0");
         let result = first.add(&bridge()).success().json();
-        // Waits for duplicate address detection: without a link-local address the host cannot ask for
-        // neighbours.
-        while !host.run(["ip", "-6", "address", "show", "tentative"]).is_empty() {
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        rig::await_ipv6(host, "br0");
         let portmap =
             json!({ "cniVersion": "1.1.0", "name": "net", "type": "portmap", "prevResult": result });
         let plugin = host.attachment("portmap", &pod, "eth0");

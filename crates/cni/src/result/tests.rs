@@ -168,7 +168,7 @@ fn result_to_1_0_0_drops_only_the_address_version() -> Result<(), Error> {
 
 // Requirements: R5
 #[test]
-fn result_from_1_x_down_drops_new_keys() -> Result<(), Error> {
+fn result_from_1_x_down_keeps_route_fields_only() -> Result<(), Error> {
     let mut value = full("1.1.0");
     value["ips"][0]["address"] = "::ffff:10.1.2.3/120".into();
     let down = convert(&value, Version::V0_3_1)?;
@@ -180,7 +180,21 @@ fn result_from_1_x_down_drops_new_keys() -> Result<(), Error> {
         down["ips"],
         json!([{"version": "4", "interface": 0, "address": "10.1.2.3/24", "gateway": "10.1.2.1"}])
     );
-    assert_eq!(down["routes"], json!([{"dst": "0.0.0.0/0", "gw": "10.1.2.1"}]));
+    assert_eq!(down["routes"], value["routes"]);
+    assert_eq!(convert(&down, Version::V1_1_0)?["routes"], value["routes"], "and back");
+    Ok(())
+}
+
+#[test]
+fn result_without_a_sandbox_has_the_interface_of_cni_ifname() -> Result<(), Error> {
+    let inside = |interfaces: Value| -> Result<Vec<String>, Error> {
+        let success = read(&json!({"cniVersion": "1.0.0", "interfaces": interfaces}), Version::ABSENT)?;
+        let inside = success.interfaces.iter().filter(|interface| success.is_inside(interface, "eth0"));
+        Ok(inside.map(|interface| interface.name.clone()).collect())
+    };
+    assert_eq!(inside(json!([{"name": "br0"}, {"name": "eth0"}]))?, ["eth0"]);
+    assert_eq!(inside(json!([{"name": "br0"}, {"name": "net1"}]))?, [""; 0]);
+    assert_eq!(inside(json!([{"name": "eth0"}, {"name": "net1", "sandbox": "/run/netns/a"}]))?, ["net1"]);
     Ok(())
 }
 
@@ -205,7 +219,7 @@ fn result_to_0_2_0_keeps_the_first_address_of_a_family() -> Result<(), Error> {
         convert(&value, Version::V0_2_0)?,
         json!({
             "cniVersion": "0.2.0",
-            "ip4": {"ip": "10.1.2.3/24", "gateway": "10.1.2.1", "routes": [{"dst": "10.0.0.0/8", "gw": "10.1.2.1"}]},
+            "ip4": {"ip": "10.1.2.3/24", "gateway": "10.1.2.1", "routes": [{"dst": "10.0.0.0/8", "gw": "10.1.2.1", "mtu": 1300}]},
             "dns": {}
         })
     );
@@ -296,11 +310,7 @@ fn reduced(success: &Success) -> Success {
         pci_id: String::new(),
         ..i.clone()
     };
-    Success {
-        interfaces: success.interfaces.iter().map(old).collect(),
-        routes: success.routes.iter().map(|route| Route::new(route.dst, route.gw)).collect(),
-        ..success.clone()
-    }
+    Success { interfaces: success.interfaces.iter().map(old).collect(), ..success.clone() }
 }
 
 proptest! {

@@ -6,7 +6,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Dns, IpConfig, Route, Success, text};
+use super::route::WireRoute;
+use super::{Dns, IpConfig, Success, text};
 use crate::error::Error;
 use crate::fold;
 use crate::version::Version;
@@ -33,14 +34,6 @@ struct WireIp {
     routes: Vec<WireRoute>,
 }
 
-#[derive(Default, Deserialize, Serialize)]
-#[serde(default)]
-struct WireRoute {
-    dst: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    gw: String,
-}
-
 pub(super) fn read(value: &Value) -> Result<Success, Error> {
     let Wire { cni_version: _, ip4, ip6, dns } = fold::from_value(value, "")?;
     let mut success = Success { dns, ..Success::default() };
@@ -51,9 +44,8 @@ pub(super) fn read(value: &Value) -> Result<Success, Error> {
             address: text::cidr(&format!("{key}.ip"), &ip)?,
             gateway: text::ip(&format!("{key}.gateway"), &gateway)?,
         });
-        for WireRoute { dst, gw } in routes {
-            let dst = text::cidr(&format!("{key}.routes.dst"), &dst)?;
-            success.routes.push(Route::new(dst, text::ip(&format!("{key}.routes.gw"), &gw)?));
+        for route in routes {
+            success.routes.push(route.read(&format!("{key}.routes"))?);
         }
     }
     Ok(success)
@@ -76,11 +68,6 @@ fn family(success: &Success, is: impl Fn(&IpNet) -> bool) -> Option<WireIp> {
     Some(WireIp {
         ip: first.address.to_string(),
         gateway: first.gateway.map(|gw| gw.to_string()).unwrap_or_default(),
-        routes: routes
-            .map(|route| WireRoute {
-                dst: route.dst.to_string(),
-                gw: route.gw.map(|gw| gw.to_string()).unwrap_or_default(),
-            })
-            .collect(),
+        routes: routes.map(WireRoute::of).collect(),
     })
 }

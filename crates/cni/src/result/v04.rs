@@ -8,7 +8,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Dns, Interface, IpConfig, Route, Success, text};
+use super::route::WireRoute;
+use super::{Dns, Interface, IpConfig, Success, text};
 use crate::error::Error;
 use crate::fold;
 use crate::version::Version;
@@ -50,14 +51,6 @@ struct WireIp {
     gateway: String,
 }
 
-#[derive(Default, Deserialize, Serialize)]
-#[serde(default)]
-struct WireRoute {
-    dst: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    gw: String,
-}
-
 pub(super) fn read(value: &Value) -> Result<Success, Error> {
     let Wire { cni_version: _, interfaces, ips, ip, routes, dns } = fold::from_value(value, "")?;
     let interfaces = interfaces.into_iter().map(|WireInterface { name, mac, sandbox }| Interface {
@@ -70,12 +63,7 @@ pub(super) fn read(value: &Value) -> Result<Success, Error> {
     Ok(Success {
         interfaces: interfaces.collect(),
         ips: ips.into_iter().map(read_ip).collect::<Result<_, _>>()?,
-        routes: routes
-            .into_iter()
-            .map(|WireRoute { dst, gw }| {
-                Ok(Route::new(text::cidr("routes.dst", &dst)?, text::ip("routes.gw", &gw)?))
-            })
-            .collect::<Result<_, Error>>()?,
+        routes: routes.into_iter().map(|route| route.read("routes")).collect::<Result<_, Error>>()?,
         dns,
     })
 }
@@ -108,13 +96,7 @@ pub(super) fn write(success: &Success, version: Version) -> Result<Value, Error>
             })
             .collect(),
         ip: Vec::new(),
-        routes: routes
-            .iter()
-            .map(|route| WireRoute {
-                dst: route.dst.to_string(),
-                gw: route.gw.map(|gw| gw.to_string()).unwrap_or_default(),
-            })
-            .collect(),
+        routes: routes.iter().map(WireRoute::of).collect(),
         dns: dns.clone(),
     };
     serde_json::to_value(wire).map_err(|cause| Error::internal(format!("encode result: {cause}")))

@@ -5,7 +5,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Dns, Interface, IpConfig, Route, Success, text};
+use super::route::{WireRoute, is_unset};
+use super::{Dns, Interface, IpConfig, Success, text};
 use crate::error::Error;
 use crate::fold;
 use crate::version::Version;
@@ -51,29 +52,6 @@ struct WireIp {
     gateway: String,
 }
 
-#[derive(Default, Deserialize, Serialize)]
-#[serde(default)]
-struct WireRoute {
-    dst: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    gw: String,
-    #[serde(skip_serializing_if = "is_unset")]
-    mtu: Option<u32>,
-    #[serde(skip_serializing_if = "is_unset")]
-    advmss: Option<u32>,
-    #[serde(skip_serializing_if = "is_unset")]
-    priority: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    table: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    scope: Option<u8>,
-}
-
-/// Whether Go omits the number: it prints none of these if it is 0.
-fn is_unset(number: &Option<u32>) -> bool {
-    matches!(number, None | Some(0))
-}
-
 pub(super) fn read(value: &Value) -> Result<Success, Error> {
     let Wire { cni_version: _, interfaces, ips, routes, dns } = fold::from_value(value, "")?;
     let interfaces = interfaces.into_iter().map(|wire| {
@@ -87,21 +65,8 @@ pub(super) fn read(value: &Value) -> Result<Success, Error> {
     Ok(Success {
         interfaces: interfaces.collect(),
         ips: ips.collect::<Result<_, Error>>()?,
-        routes: routes.into_iter().map(read_route).collect::<Result<_, Error>>()?,
+        routes: routes.into_iter().map(|route| route.read("routes")).collect::<Result<_, Error>>()?,
         dns,
-    })
-}
-
-fn read_route(wire: WireRoute) -> Result<Route, Error> {
-    let WireRoute { dst, gw, mtu, advmss, priority, table, scope } = wire;
-    Ok(Route {
-        dst: text::cidr("routes.dst", &dst)?,
-        gw: text::ip("routes.gw", &gw)?,
-        mtu,
-        advmss,
-        priority,
-        table,
-        scope,
     })
 }
 
@@ -119,7 +84,7 @@ pub(super) fn write(success: &Success, version: Version) -> impl Serialize + use
                 gateway: ip.gateway.map(|gw| gw.to_string()).unwrap_or_default(),
             })
             .collect(),
-        routes: routes.iter().map(write_route).collect(),
+        routes: routes.iter().map(WireRoute::of).collect(),
         dns: dns.clone(),
     }
 }
@@ -127,17 +92,4 @@ pub(super) fn write(success: &Success, version: Version) -> impl Serialize + use
 fn write_interface(interface: &Interface) -> WireInterface {
     let Interface { name, mac, mtu, sandbox, socket_path, pci_id } = interface.clone();
     WireInterface { name, mac, mtu, sandbox, socket_path, pci_id }
-}
-
-fn write_route(route: &Route) -> WireRoute {
-    let Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
-    WireRoute {
-        dst: dst.to_string(),
-        gw: gw.map(|gw| gw.to_string()).unwrap_or_default(),
-        mtu,
-        advmss,
-        priority,
-        table,
-        scope,
-    }
 }

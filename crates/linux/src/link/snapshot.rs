@@ -4,18 +4,16 @@
 //! Source: kernel `net/core/dev.c` (`__dev_change_net_namespace` closes the device), `drivers/net/vrf.c`
 //! (`cycle_netdev`), `net/ipv6/addrconf.c` (`addrconf_ifdown`).
 
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
 use crate::error::{Error, exists_is_fine};
 use crate::link::Link;
+use crate::route::multipath::groups;
 use crate::route::{Existing, Route};
 use crate::rtnl::Rtnl;
-
-/// Interval between attempts to add a route that is not possible yet.
-const POLL: Duration = Duration::from_millis(10);
+use crate::watch::Watch;
 
 /// Addresses and routes of one interface.
 #[derive(Clone, Debug)]
@@ -37,22 +35,46 @@ impl LinkSnapshot {
 
     /// Restores the snapshot on `link`, which may have another index now, in `table`; existing addresses and routes are kept.
     ///
-    /// The kernel configures IPv6 asynchronously: IPv6 routes are retried for `timeout`.
-    ///
     /// # Errors
     /// The first error; everything is tried.
-    pub fn restore(&self, net: &mut Rtnl, link: &Link, table: u32, timeout: Duration) -> Result<(), Error> {
+    pub fn restore(&self, net: &mut Rtnl, link: &Link, table: u32) -> Result<(), Error> {
+        self.restore_with(net, link, table, |_| Ok(false))
+    }
+
+    /// As [`LinkSnapshot::restore`]. IPv6 is ready in the kernel's own time: its routes are tried again after each of the
+    /// `changes` in the namespace, for at most `timeout`.
+    pub fn restore_within(
+        &self,
+        net: &mut Rtnl,
+        link: &Link,
+        table: u32,
+        changes: &Watch,
+        timeout: Duration,
+    ) -> Result<(), Error> {
         let until = Instant::now() + timeout;
+        self.restore_with(net, link, table, |route| {
+            Ok(route.dst.addr().is_ipv6() && Instant::now() < until && changes.wait(until)?)
+        })
+    }
+
+    /// Restores everything. A route that the kernel refuses is tried again while `is_to_retry` returns true.
+    fn restore_with(
+        &self,
+        net: &mut Rtnl,
+        link: &Link,
+        table: u32,
+        is_to_retry: impl Fn(&Route) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
         let mut outcome = Ok(());
         for address in &self.addresses {
             outcome = outcome.and(exists_is_fine(net.add_own_address(link.index, &link.name, *address)));
         }
-        for route in &self.routes {
-            let route = Route { link: link.index, table, ..route.clone() };
-            let mut tried = exists_is_fine(net.add_route(&route, Existing::Append));
-            while tried.is_err() && route.dst.addr().is_ipv6() && Instant::now() < until {
-                sleep(POLL);
-                tried = exists_is_fine(net.add_route(&route, Existing::Append));
+        let moved = |route: &Route| Route { link: link.index, table, ..route.clone() };
+        let routes: Vec<Route> = self.routes.iter().map(moved).collect();
+        for hops in groups(&routes) {
+            let mut tried = exists_is_fine(net.add_routes(&hops, Existing::Append));
+            while tried.is_err() && is_to_retry(&hops[0])? {
+                tried = exists_is_fine(net.add_routes(&hops, Existing::Append));
             }
             outcome = outcome.and(tried);
         }

@@ -20,6 +20,7 @@ use cni::plugin::Plugin;
 use cni::result::Success;
 use cni::{Error, code};
 use ipnet::IpNet;
+use plugin_support::log;
 use plugin_support::netns::open_netns;
 use plugin_support::owner_tag::OwnerTag;
 
@@ -45,6 +46,12 @@ impl Plugin for Firewall {
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
         let (wanted, result) = RequestedRules::read(request)?;
         open_netns(&request.netns)?;
+        if wanted.addresses.is_empty() {
+            let ifname = &request.who.ifname;
+            log!(
+                "firewall: prevResult has no address of {ifname}, so no traffic of the container is accepted"
+            );
+        }
         wanted.add().inspect_err(|_| drop(wanted.remove()))?;
         Ok(result)
     }
@@ -53,7 +60,11 @@ impl Plugin for Firewall {
         let config = &request.call.config;
         let tag = OwnerTag::of(NAME, config, &request.who);
         // An invalid prevResult says nothing about addresses.
-        let known = config.prev_result().ok().flatten().map(|result| container_addresses(&result));
+        let known = config
+            .prev_result()
+            .ok()
+            .flatten()
+            .map(|result| container_addresses(&result, request.who.ifname.as_str()));
         remove(&tag, Settings::read(config).ok().as_ref(), &known.unwrap_or_default())
     }
 
@@ -108,11 +119,12 @@ impl RequestedRules {
         let config = &request.call.config;
         let settings = Settings::read(config)?;
         let result = config.require_prev_result()?;
-        expect_interface(&result, request.who.ifname.as_str())?;
-        let target = PolicyTarget::read(settings.policy, &result)?;
+        let ifname = request.who.ifname.as_str();
+        expect_interface(&result, ifname)?;
+        let target = PolicyTarget::read(settings.policy, &result, ifname)?;
         let tag = OwnerTag::of(NAME, config, &request.who);
         let backend = settings.chosen()?;
-        let addresses = container_addresses(&result);
+        let addresses = container_addresses(&result, ifname);
         Ok((RequestedRules { tag, settings, backend, addresses, target }, result))
     }
 

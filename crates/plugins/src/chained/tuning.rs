@@ -20,7 +20,7 @@ use cni::error::collected;
 use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
-use cni::result::Success;
+use cni::result::{Interface, Success};
 use cni::{Error, code};
 use linux::link::{Change, Link, mac_text};
 use linux::sysctl;
@@ -118,9 +118,16 @@ impl Plugin for Tuning {
 
 /// Updates the result: interfaces of this name in the container get the values that were set.
 fn record(settings: &Settings, ifname: &str, result: &mut Success) {
-    let inside =
-        |interface: &&mut cni::result::Interface| interface.name == ifname && !interface.sandbox.is_empty();
-    for interface in result.interfaces.iter_mut().filter(inside) {
+    let is_own = |interface: &Interface| interface.name == ifname && result.is_inside(interface, ifname);
+    let own: Vec<usize> = result
+        .interfaces
+        .iter()
+        .enumerate()
+        .filter(|(_, each)| is_own(each))
+        .map(|(index, _)| index)
+        .collect();
+    for interface in own {
+        let interface = &mut result.interfaces[interface];
         if let Some(mac) = &settings.mac {
             interface.mac = mac_text(mac);
         }

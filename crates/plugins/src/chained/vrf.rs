@@ -29,6 +29,7 @@ use linux::link::snapshot::LinkSnapshot;
 use linux::link::{Change, Detail, Link};
 use linux::netns::Lock;
 use linux::route::{Family, TABLE_MAIN};
+use linux::watch::Watch;
 use linux::{Netns, Rtnl, Undo};
 use plugin_support::failure::OrRefused;
 use plugin_support::netns::open_netns;
@@ -265,21 +266,27 @@ fn enter<'a>(
     undo: &mut Undo<'a>,
 ) -> Result<(), Error> {
     let standing = LinkSnapshot::of(net, link, TABLE_MAIN).or_refused()?;
+    // Opened before the move, so that every later change is received.
+    let changes = netns.run(Watch::open).or_refused()?.or_refused()?;
     let (before, own) = (standing.clone(), link.clone());
     undo.push(move || {
         let Ok(mut net) = netns.rtnl() else { return };
+        let changes = netns.run(Watch::open);
         let _ = set_master(&mut net, &own, 0);
-        let _ = before.restore(&mut net, &own, TABLE_MAIN, IPV6_TIMEOUT);
+        let _ = match changes {
+            Ok(Ok(changes)) => before.restore_within(&mut net, &own, TABLE_MAIN, &changes, IPV6_TIMEOUT),
+            _ => before.restore(&mut net, &own, TABLE_MAIN),
+        };
     });
     set_master(net, link, vrf.index).or_refused()?;
-    standing.restore(net, link, vrf.table, IPV6_TIMEOUT).or_refused()
+    standing.restore_within(net, link, vrf.table, &changes, IPV6_TIMEOUT).or_refused()
 }
 
 /// Takes the interface out of the VRF. Routes that the main table does not accept must not prevent a DEL.
 fn leave(net: &mut Rtnl, link: &Link, vrf: ExistingVrf) -> Result<(), Error> {
     let standing = LinkSnapshot::of(net, link, vrf.table).or_refused()?;
     set_master(net, link, 0).or_refused()?;
-    let _ = standing.restore(net, link, TABLE_MAIN, Duration::ZERO);
+    let _ = standing.restore(net, link, TABLE_MAIN);
     Ok(())
 }
 

@@ -3,15 +3,15 @@
 //! Rules:
 //! - Every address of the result belongs to the interface that is being configured, or to none.
 //! - The order is addresses, up, routes, because a route needs a reachable gateway.
-//! - IPv6 duplicate address detection is awaited only if the result has an IPv6 gateway and the link has a carrier, for at
-//!   most 5 s.
-//! - A route without a gateway uses the gateway of its address family, if there is one.
+//! - The end of IPv6 duplicate address detection is awaited for at most 5 s. Without detection the kernel completes an
+//!   address at once, but asynchronously. The kernel's notifications end the wait.
+//! - A route without a gateway uses the gateway of its address family, if there is one. With the unspecified address as
+//!   gateway it uses none.
 //!
 //! Source: plugins `pkg/ipam/ipam_linux.go` `ConfigureIface` (G1); SPEC 1.1.0 §5 "routes" (S35: mtu and advmss are
 //! applied here; the Go plugins ignore them).
 
 use std::net::IpAddr;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use cni::Error;
@@ -20,13 +20,12 @@ use ipnet::IpNet;
 use linux::link::{Change, Link};
 use linux::route::{Existing, Route, TABLE_MAIN};
 use linux::sysctl::{self, Family};
+use linux::watch::Watch;
 use linux::{Kind, Netns, Rtnl};
 use plugin_support::failure::OrRefused;
 
 /// Timeout of duplicate address detection.
 const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval at which its state is read.
-const DETECTION_POLL: Duration = Duration::from_millis(10);
 
 /// Configures `link`, inside its namespace; `net` is a socket of that namespace.
 ///
@@ -50,6 +49,9 @@ fn configure_between(
     if ipv6 {
         enable_ipv6(&link.name)?;
     }
+    let gateway6 = result.ips.iter().any(|ip| ip.gateway.is_some_and(|gateway| gateway.is_ipv6()));
+    // Opened before the addresses are added, so that every later change is received.
+    let changes = gateway6.then(Watch::addresses).transpose().or_refused()?;
     net.add_addresses(link.index, &link.name, &addresses).or_refused()?;
     net.change_link(link.index, &link.name, &Change { up: Some(true), ..Change::default() }).or_refused()?;
     if ipv6 {
@@ -57,9 +59,8 @@ fn configure_between(
         // Before, it takes a moment.
         net.link_at(link.index).or_refused()?;
     }
-    let gateway6 = result.ips.iter().any(|ip| ip.gateway.is_some_and(|gateway| gateway.is_ipv6()));
-    if gateway6 {
-        await_duplicate_detection(net, link)?;
+    if let Some(changes) = changes {
+        await_duplicate_detection(net, link, &changes)?;
     }
     between(net)?;
     let routes: Vec<Route> = result.routes.iter().map(|route| kernel_route(link, result, route)).collect();
@@ -127,11 +128,11 @@ fn enable_ipv6(name: &str) -> Result<(), Error> {
     }
 }
 
-/// Waits until no IPv6 address is tentative.
+/// Waits until no IPv6 address is tentative. `changes` reports the namespace's links and addresses.
 ///
 /// On a link without carrier addresses stay tentative, which is no error: detection starts with the carrier.
-pub fn await_duplicate_detection(net: &mut Rtnl, link: &Link) -> Result<(), Error> {
-    let started = Instant::now();
+fn await_duplicate_detection(net: &mut Rtnl, link: &Link, changes: &Watch) -> Result<(), Error> {
+    let deadline = Instant::now() + DETECTION_TIMEOUT;
     loop {
         let addresses = net.addresses(link.index, &link.name).or_refused()?;
         if let Some(taken) = addresses.iter().find(|address| address.duplicate) {
@@ -144,7 +145,7 @@ pub fn await_duplicate_detection(net: &mut Rtnl, link: &Link) -> Result<(), Erro
         if !net.link_at(link.index).or_refused()?.carrier {
             return Ok(());
         }
-        if started.elapsed() >= DETECTION_TIMEOUT {
+        if Instant::now() >= deadline {
             if !net.link_at(link.index).or_refused()?.running {
                 return Ok(());
             }
@@ -155,19 +156,23 @@ pub fn await_duplicate_detection(net: &mut Rtnl, link: &Link) -> Result<(), Erro
                 DETECTION_TIMEOUT.as_secs()
             )));
         }
-        sleep(DETECTION_POLL);
+        changes.wait(deadline).or_refused()?;
     }
 }
 
 /// Returns a route of the result in the kernel's form.
 pub fn kernel_route(link: &Link, result: &Success, route: &cni::result::Route) -> Route {
-    let cni::result::Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
-    let gateway = gw.or_else(|| family_gateway(result, dst.addr().is_ipv4()));
+    let cni::result::Route { dst, gw, mtu, advmss, priority, table: _, scope } = *route;
+    // The unspecified address as gateway requests a route without one, as with `ip route add`.
+    let gateway = match gw {
+        Some(gateway) => Some(gateway).filter(|gateway| !gateway.is_unspecified()),
+        None => family_gateway(result, dst.addr().is_ipv4()),
+    };
     let mut kernel = Route::new(dst, link.index, gateway);
     kernel.mtu = mtu.filter(|mtu| *mtu > 0);
     kernel.advmss = advmss.filter(|advmss| *advmss > 0);
     kernel.priority = priority.filter(|priority| *priority > 0);
-    kernel.table = table.unwrap_or(TABLE_MAIN);
+    kernel.table = route.named_table().unwrap_or(TABLE_MAIN);
     if let Some(scope) = scope {
         kernel.scope = scope;
         // The scope "link" and a gateway contradict each other; the scope was requested.

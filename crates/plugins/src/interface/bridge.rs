@@ -423,8 +423,8 @@ fn add_default_route(routes: &mut Vec<Route>, gateway: IpAddr) {
         IpAddr::V6(_) => IpNet::from(IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
     };
     let Ok(everywhere) = IpNet::new(everywhere.addr(), 0) else { return };
-    let is_main = |table| matches!(table, None | Some(0 | TABLE_MAIN));
-    match routes.iter_mut().find(|route| route.dst == everywhere && is_main(route.table)) {
+    let is_main = |route: &Route| route.named_table().is_none_or(|table| table == TABLE_MAIN);
+    match routes.iter_mut().find(|route| route.dst == everywhere && is_main(route)) {
         Some(route) => {
             route.gw.get_or_insert(gateway);
         }

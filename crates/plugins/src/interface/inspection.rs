@@ -127,8 +127,8 @@ fn compare_routes(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), E
         let wanted = super::addressing::kernel_route(link, result, route);
         let found = present.iter().any(|there| {
             there.dst == wanted.dst.trunc()
-                && (route.table.is_none() || there.table == wanted.table)
-                && (route.gw.is_none() || there.gateway == route.gw)
+                && route.named_table().is_none_or(|table| there.table == table)
+                && (route.gw.is_none() || there.gateway == wanted.gateway)
                 && wanted.priority.is_none_or(|priority| there.priority == Some(priority))
         });
         if !found {

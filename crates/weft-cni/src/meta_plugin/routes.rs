@@ -134,7 +134,7 @@ fn forget_default_routes(one: &mut Attached<'_>, families: &[Family]) {
     let gone = |route: &ResultRoute| {
         let family = if route.dst.addr().is_ipv4() { Family::V4 } else { Family::V6 };
         route.dst.prefix_len() == 0
-            && route.table.is_none_or(|table| table == TABLE_MAIN)
+            && route.named_table().is_none_or(|table| table == TABLE_MAIN)
             && families.contains(&family)
     };
     let before = one.result.routes.len();

@@ -4,7 +4,7 @@
 
 use cni::Error;
 use cni::config::Config;
-use cni::result::Success;
+use cni::result::{Interface, Success};
 use ipnet::IpNet;
 use serde::Deserialize;
 
@@ -115,7 +115,9 @@ impl Settings {
             None if firewalld::is_running() => Ok(Backend::Firewalld),
             None if self.names_chain => Ok(Backend::Iptables),
             None => {
-                let is_there = |family| iptables::has_chain(family, super::TABLE, super::PRIVATE);
+                // An administrator may write rules into the chain before the first container starts.
+                let chains = [super::PRIVATE, ADMIN_CHAIN];
+                let is_there = |family| iptables::has_any_chain(family, super::TABLE, &chains);
                 Ok(if Family::any(is_there)? { Backend::Iptables } else { Backend::Nftables })
             }
         }
@@ -133,10 +135,14 @@ pub(super) struct PolicyTarget {
 
 impl PolicyTarget {
     /// Returns the first interface of a result, which must be on the host, and the other interfaces there.
-    pub(super) fn read(policy: Policy, result: &Success) -> Result<Option<PolicyTarget>, Error> {
-        let mut on_host = result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
-        let first =
-            result.interfaces.first().filter(|first| first.sandbox.is_empty() && !first.name.is_empty());
+    pub(super) fn read(
+        policy: Policy,
+        result: &Success,
+        ifname: &str,
+    ) -> Result<Option<PolicyTarget>, Error> {
+        let is_on_host = |interface: &&Interface| !result.is_inside(interface, ifname);
+        let mut on_host = result.interfaces.iter().filter(is_on_host);
+        let first = result.interfaces.first().filter(is_on_host).filter(|first| !first.name.is_empty());
         match (policy, first) {
             (Policy::Open, _) => Ok(None),
             (_, None) => {
@@ -157,12 +163,12 @@ impl PolicyTarget {
 }
 
 /// Returns the addresses of a result, except those of the host's interfaces.
-pub(super) fn container_addresses(result: &Success) -> Vec<IpNet> {
+pub(super) fn container_addresses(result: &Success, ifname: &str) -> Vec<IpNet> {
     let is_host = |index: Option<i32>| {
         let interface = index
             .and_then(|index| usize::try_from(index).ok())
             .and_then(|index| result.interfaces.get(index));
-        interface.is_some_and(|interface| interface.sandbox.is_empty())
+        interface.is_some_and(|interface| !result.is_inside(interface, ifname))
     };
     let inside = result.ips.iter().filter(|ip| !is_host(ip.interface));
     inside.map(|ip| IpNet::from(ip.address.addr())).collect()
@@ -170,7 +176,8 @@ pub(super) fn container_addresses(result: &Success) -> Vec<IpNet> {
 
 /// Fails if the result is another interface's.
 pub(super) fn expect_interface(result: &Success, ifname: &str) -> Result<(), Error> {
-    let mut inside = result.interfaces.iter().filter(|interface| !interface.sandbox.is_empty()).peekable();
+    let mut inside =
+        result.interfaces.iter().filter(|interface| result.is_inside(interface, ifname)).peekable();
     match inside.peek().is_none() || inside.any(|interface| interface.name == ifname) {
         true => Ok(()),
         false => Err(Error::config(format!("prevResult has no interface {ifname:?} with a sandbox"))),
@@ -226,11 +233,17 @@ mod tests {
         };
         let good =
             result(json!([{ "name": "br0" }, { "name": "veth1" }, { "name": "eth0", "sandbox": "/x" }]));
-        assert_eq!(PolicyTarget::read(Policy::Open, &good).unwrap(), None);
+        assert_eq!(PolicyTarget::read(Policy::Open, &good, "eth0").unwrap(), None);
         let target = PolicyTarget { bridge: "br0".into(), ports: vec!["veth1".into()] };
-        assert_eq!(PolicyTarget::read(Policy::Isolated, &good).unwrap(), Some(target));
-        for bad in [json!([]), json!([{ "name": "eth0", "sandbox": "/x" }]), json!([{ "name": "../x" }])] {
-            assert_eq!(PolicyTarget::read(Policy::SameBridge, &result(bad)).unwrap_err().code, 7);
+        assert_eq!(PolicyTarget::read(Policy::Isolated, &good, "eth0").unwrap(), Some(target));
+        let bad = [
+            json!([]),
+            json!([{ "name": "eth0", "sandbox": "/x" }]),
+            json!([{ "name": "eth0" }]),
+            json!([{ "name": "../x" }]),
+        ];
+        for bad in bad {
+            assert_eq!(PolicyTarget::read(Policy::SameBridge, &result(bad), "eth0").unwrap_err().code, 7);
         }
     }
 }

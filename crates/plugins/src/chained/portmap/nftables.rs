@@ -288,6 +288,10 @@ pub(super) fn check(
     let name = variant.table();
     let mut nft = Nft::open().or_refused()?;
     let own = own_entries(&comment, mappings, masquerade, addresses);
+    // No mapping is of an address family of the container: ADD created nothing.
+    if own.is_empty() {
+        return Ok(());
+    }
     if let Some(Entry { set, key, .. }) = entries::missing(&mut nft, table(&name), &comment, &own)? {
         let what = describe(set, key);
         return Err(Error::internal(format!("table inet {name}: {what} does not lead to this container")));

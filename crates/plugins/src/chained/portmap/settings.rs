@@ -238,7 +238,7 @@ pub(super) fn container_addresses(result: &Success, ifname: &str) -> Vec<IpNet> 
         let interface = index
             .and_then(|index| usize::try_from(index).ok())
             .and_then(|index| result.interfaces.get(index));
-        interface.is_some_and(|interface| interface.name != ifname || interface.sandbox.is_empty())
+        interface.is_some_and(|interface| interface.name != ifname || !result.is_inside(interface, ifname))
     };
     let inside: Vec<IpNet> =
         result.ips.iter().filter(|ip| !elsewhere(ip.interface)).map(|ip| ip.address).collect();

@@ -1,12 +1,12 @@
 //! The host end of a container's pair as a port of the bridge: reflection, isolation, VLANs.
 
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use cni::Error;
 use linux::Rtnl;
 use linux::link::bridge::{PortVlan, VlanOn};
 use linux::link::{BridgePort, Link};
+use linux::watch::Watch;
 use plugin_support::failure::OrRefused;
 
 use super::{Network, Reflection, Trunk};
@@ -16,8 +16,6 @@ use crate::interface::inspection::differs;
 const VLAN_MAX: u16 = 4094;
 /// Timeout until a port forwards.
 const FORWARDING_TIMEOUT: Duration = Duration::from_millis(2550);
-/// Interval at which the port's state is read.
-const FORWARDING_POLL: Duration = Duration::from_micros(200);
 
 /// Validated VLANs of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -196,19 +194,26 @@ pub(super) fn await_forwarding(
     port: &str,
     forwarding: bool,
 ) -> Result<[Link; 2], Error> {
-    let started = Instant::now();
+    let deadline = Instant::now() + FORWARDING_TIMEOUT;
+    let mut changes = None;
     loop {
         let [host_end, above] = host.links_named([port, bridge]).or_refused()?;
         if (host_end.running && above.running) || !forwarding {
             return Ok([above, host_end]);
         }
-        if started.elapsed() >= FORWARDING_TIMEOUT {
+        if Instant::now() >= deadline {
             return Err(Error::internal(format!(
                 "bridge port {port} in error state: not up after {} ms",
                 FORWARDING_TIMEOUT.as_millis()
             )));
         }
-        sleep(FORWARDING_POLL);
+        // Usually the first read finds both. The links are read again after the subscription, which may be too late.
+        match &changes {
+            Some(changes) => {
+                Watch::wait(changes, deadline).or_refused()?;
+            }
+            None => changes = Some(Watch::links().or_refused()?),
+        }
     }
 }
 

@@ -44,11 +44,12 @@ pub(super) fn ensure(
     undo: &mut Undo<'_>,
 ) -> Result<Link, Error> {
     let name = network.bridge.as_str();
-    let mut created = false;
-    let link = match host.find_link(name).or_refused()? {
+    let found = host.find_link(name).or_refused()?;
+    let is_new = found.is_none();
+    let link = match found {
         Some(link) => link,
         None => {
-            created = create(host, network, config, undo)?;
+            create(host, network, config, undo)?;
             host.link(name).or_refused()?
         }
     };
@@ -58,13 +59,30 @@ pub(super) fn ensure(
         log!("bridge: {name} does not filter by VLAN, so vlan and vlanTrunk have no effect on it");
     }
     let promiscuous = network.reflection == Reflection::Promiscuous;
-    if created || !link.up || (promiscuous && !link.promiscuous) {
-        // Best effort, as in the reference plugin: only this plugin sets the routes of the bridge.
-        let _ = sysctl::write_interface(Family::V6, name, "accept_ra", "0");
+    if is_new || !link.up || (promiscuous && !link.promiscuous) {
+        // A bridge that is down without being new is left from a killed ADD, or belongs to another program.
+        if is_new || is_own(&link) {
+            prepare_ipv6(name);
+        }
         let change = Change { up: Some(true), promiscuous: promiscuous.then_some(true), ..Change::default() };
         host.change_link(link.index, name, &change).or_refused()?;
     }
     Ok(link)
+}
+
+/// Whether this plugin created the bridge.
+fn is_own(bridge: &Link) -> bool {
+    OwnerTag::read(&bridge.alias).is_some_and(|tag| tag.plugin == NAME && tag.container.is_empty())
+}
+
+/// Prepares a link of this plugin on the host, which is still down, for IPv6: containers cannot add routes by router
+/// advertisements, and the link-local address answers to the first container without duplicate address detection.
+///
+/// Best effort: a kernel without IPv6 has none of these files.
+fn prepare_ipv6(name: &str) {
+    for parameter in ["accept_ra", "accept_dad"] {
+        let _ = sysctl::write_interface(Family::V6, name, parameter, "0");
+    }
 }
 
 /// Fails if the name belongs to an interface that is no bridge.
@@ -85,8 +103,8 @@ pub(super) fn status(network: &Network) -> Result<(), Error> {
     able.map_err(|error| Error { code: code::NOT_AVAILABLE, ..error })
 }
 
-/// Creates the bridge; returns false if another ADD created it first.
-fn create(host: &mut Rtnl, network: &Network, config: &Config, undo: &mut Undo<'_>) -> Result<bool, Error> {
+/// Creates the bridge; succeeds if another ADD created it first.
+fn create(host: &mut Rtnl, network: &Network, config: &Config, undo: &mut Undo<'_>) -> Result<(), Error> {
     let alias = OwnerTag::shared(NAME, config).text(ALIAS_MAX);
     let kind = NewKind::Bridge { vlan_filtering: !network.vlans.is_none() };
     let mut link = NewLink::new(&network.bridge, kind);
@@ -94,12 +112,12 @@ fn create(host: &mut Rtnl, network: &Network, config: &Config, undo: &mut Undo<'
     link.alias = Some(&alias);
     let made = host.add_link(&link);
     if matches!(&made, Err(error) if error.kind() == Kind::Exists) {
-        return Ok(false);
+        return Ok(());
     }
     // Also after an error: the bridge did not exist before, and the kernel's answer may have been lost.
     let name = network.bridge.clone();
     undo.push(move || remove_unused(&name));
-    made.or_refused().map(|()| true)
+    made.or_refused()
 }
 
 /// Removes a bridge that this ADD created, unless it has a port by now.
@@ -168,6 +186,7 @@ fn create_gateway_port(
         network.vlans.access_only().apply(host, &port)?;
     }
     let link = host.link(name).or_refused()?;
+    prepare_ipv6(name);
     host.set_up(link.index, name).or_refused()?;
     Ok(link)
 }

@@ -11,7 +11,6 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::time::Duration;
 
 use cni::error::collected;
 use cni::{Error, code};
@@ -222,7 +221,7 @@ impl PendingMove {
             }
         }
         if let Ok(link) = host.link(&record.host_state.name) {
-            let _ = standing.restore(&mut host, &link, TABLE_MAIN, Duration::ZERO);
+            let _ = standing.restore(&mut host, &link, TABLE_MAIN);
             let _ = store::forget(tag);
         }
     }
