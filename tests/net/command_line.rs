@@ -612,6 +612,31 @@ fn plan_once_is_used_if_there_is_no_agent() {
     assert_eq!(cluster.calls().len(), 0);
 }
 
+#[test]
+fn manifest_dir_file_that_is_unreadable_is_skipped_and_named() {
+    let host = host!();
+    let cluster = recording(&host, &json!({}));
+    let pod = host.pod("web");
+    let config = cluster::configuration(&cluster::recording("home", "three", &json!({})));
+    let file = format!("{}/0-broken.yaml", cluster::MANIFESTS);
+    let text = "\u{feff}kind: ConfigMap\nmetadata: {name: x}\n";
+    let utf16: Vec<u8> = text.encode_utf16().flat_map(u16::to_be_bytes).collect();
+    let latin1 = b"# \xe4\n".to_vec();
+    for content in [utf16, latin1, "# x\n".repeat(300_000).into_bytes()] {
+        host.write(&file, content);
+        let attachment = cluster.attachment(&pod);
+        let added = attachment.add(&config).success();
+        assert!(added.stderr.contains(&file), "{added}");
+        attachment.del(&config).success();
+        host.write("/etc/cni/weft.conf", config.to_string());
+        let explained = run(&host, "explain -n blue web --config /etc/cni/weft.conf").success();
+        assert!(explained.stderr.contains(&file), "{explained}");
+    }
+    // What the file may have contained is missing.
+    host.run(["rm", &format!("{}/net-first.json", cluster::MANIFESTS)]);
+    rig::assert_refused("no network", &cluster.attachment(&pod).add(&config), 7, &["first", &file]);
+}
+
 // === configurations ===
 
 #[test]
