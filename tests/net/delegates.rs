@@ -43,6 +43,23 @@ fn status(cluster: &Cluster<'_>, pod: &Pod) -> Value {
 
 // Requirements: S30
 #[test]
+fn delegate_with_a_name_of_openshift_is_built_in() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    let plugins = json!([{ "type": "cnv-bridge", "bridge": "br9" }, { "type": "cnv-tuning", "mtu": 1400 }]);
+    cluster.definition("red", &json!({ "cniVersion": "0.3.1", "name": "red", "plugins": plugins }));
+    cluster.pod("web", "red");
+    let pod = host.pod("web");
+    let config = configuration(&bridge("default", 1));
+    cluster.attachment(&pod).add(&config).success();
+    assert_eq!(rig::link(&pod, "net1").expect("a link")["mtu"], 1400);
+    let ports = host.run(["ip", "-j", "link", "show", "master", "br9"]);
+    assert_eq!(ports.parse::<Value>().expect("JSON").as_array().map(Vec::len), Some(1));
+    cluster.attachment(&pod).del(&config).success();
+    assert!(links(&pod).is_empty());
+}
+
+#[test]
 fn delegate_built_in_and_as_program_have_equal_output() {
     let host = host!(Feature::Bridge, Feature::Macvlan, Feature::NftMasquerade);
     let cluster = world(&host);

@@ -11,6 +11,7 @@ mod bridge;
 mod chained_plugins;
 mod command_line;
 mod concurrency;
+mod configuration_files;
 mod configuration_limits;
 mod console_blocks;
 mod crash_recovery;

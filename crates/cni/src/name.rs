@@ -134,14 +134,14 @@ impl PluginType {
 }
 
 /// Returns why `text` is too long or does not match `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, or `None` if it is an identifier.
-fn identifier_fault(text: &str, what: &str) -> Option<String> {
+fn identifier_fault(text: &str, kind: &str) -> Option<String> {
     if text.len() > NAME_MAX {
-        let start: String = text.chars().take(SHOWN_MAX).collect();
-        return Some(format!("{what} {start:?}…: {} bytes, the maximum is {NAME_MAX}", text.len()));
+        let beginning: String = text.chars().take(SHOWN_MAX).collect();
+        return Some(format!("{kind} {beginning:?}…: {} bytes, the maximum is {NAME_MAX}", text.len()));
     }
     let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
     let is_valid = text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.bytes().all(is_inner);
-    (!is_valid).then(|| format!("invalid characters in {what} {text:?}"))
+    (!is_valid).then(|| format!("invalid characters in {kind} {text:?}"))
 }
 
 /// Returns why `text` is not an interface name, or `None` if it is one.

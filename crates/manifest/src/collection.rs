@@ -57,7 +57,7 @@ impl Collection {
         named: &PodIdentity,
         sandbox: &Sandbox,
     ) -> Result<Plan, Error> {
-        let pod = self.pod(node, named)?;
+        let pod = self.pod(node, named).map_err(|error| self.with_problems(error))?;
         let wanted = plan::wanted(&pod, node);
         let wanted = self.definitions.iter().filter(|(reference, _)| wanted.contains(*reference));
         let access = policy::access(&pod, policy::policies(wanted), self.namespaces.get(&pod.namespace));
@@ -71,13 +71,15 @@ impl Collection {
             access: &access,
             held: &[],
         };
-        plan::plan(&request).map_err(|refusal| {
-            let error = Error::from(refusal);
-            match self.problems.is_empty() {
-                true => error,
-                false => error.details(format!("in the manifests: {}", self.problems.join("; "))),
-            }
-        })
+        plan::plan(&request).map_err(|refusal| self.with_problems(Error::from(refusal)))
+    }
+
+    /// Adds the files and objects that could not be read to an error.
+    fn with_problems(&self, error: Error) -> Error {
+        match self.problems.is_empty() {
+            true => error,
+            false => error.details(format!("in the manifests: {}", self.problems.join("; "))),
+        }
     }
 
     /// Returns the pod of this identity; its annotations may come from the runtime instead of a manifest.

@@ -2,6 +2,7 @@
 
 use cni::plugin::Plugin;
 use dhcp::Dhcp;
+use manifest::lint::plugins::canonical;
 use plugins::chained::bandwidth::Bandwidth;
 use plugins::chained::firewall::Firewall;
 use plugins::chained::portmap::Portmap;
@@ -53,8 +54,9 @@ pub const TABLE: &[&dyn Plugin] = &[
     &WeftIpam("whereabouts"),
 ];
 
-/// Returns the built-in plugin of this name.
+/// Returns the built-in plugin of this name or alias.
 pub fn find(name: &str) -> Option<&'static dyn Plugin> {
+    let name = canonical(name);
     TABLE.iter().find(|plugin| plugin.name() == name).copied()
 }
 
@@ -63,6 +65,13 @@ mod tests {
     use manifest::lint::plugins;
 
     use super::*;
+
+    #[test]
+    fn alias_of_a_plugin_finds_a_built_in_plugin() {
+        for (alias, plugin) in plugins::ALIASES {
+            assert_eq!(find(alias).map(|found| found.name()), Some(*plugin));
+        }
+    }
 
     #[test]
     fn linter_knows_the_options_of_every_builtin_plugin() {

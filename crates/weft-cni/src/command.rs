@@ -16,7 +16,7 @@ use linux::{Netns, echo, parent_death};
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
 
-use crate::install::{Foreign, Installation};
+use crate::install::{Foreign, Installation, Name};
 use crate::inventory;
 use crate::meta_plugin::{import_entry, tasks};
 use crate::weft_ipam::transfer::{self, ReleaseOutcome};
@@ -27,8 +27,9 @@ weft-cni: all weft CNI plugins and the meta-plugin in one binary. A container ru
 
 Usage:
   weft-cni install DIR [--names NAME,NAME…|all] [--replace|--keep]
-      Install this binary into a CNI plugin directory under the given names (default: weft). If another plugin has one
-      of the names, the command fails (default), replaces it or keeps it.
+      Install this binary into a CNI plugin directory under the given names (default: weft). NAME is a plugin, or
+      NAME=PLUGIN for another name of it. If another plugin has one of the names, the command fails (default), replaces it
+      or keeps it.
   weft-cni import-entry DIR
       Add the journal entry on stdin to the journal in DIR.
   weft-cni run-tasks [--on-host|--after PID]
@@ -265,7 +266,7 @@ fn print(text: &str) -> ExitCode {
 }
 
 fn install(words: &[&str]) -> Result<ExitCode, Error> {
-    let (mut directory, mut names, mut foreign) = (None, vec!["weft".to_owned()], Foreign::Refuse);
+    let (mut directory, mut names, mut foreign) = (None, vec![Name::of_plugin("weft")], Foreign::Refuse);
     let mut rest = words.iter();
     while let Some(word) = rest.next() {
         match *word {

@@ -1,10 +1,15 @@
 //! Names that the program can be called by: those of the meta-plugin and of the built-in plugins.
 
+use std::path::Path;
+
 use cni::plugin::Plugin;
 use npwg::configuration::Flavour;
 
 use crate::builtins;
 use crate::meta_plugin::Weft;
+
+/// Beginning of the name of a hidden link that names a plugin.
+pub const LINK_PREFIX: &str = ".weft-cni.";
 
 const META_PLUGINS: &[&dyn Plugin] = &[&Weft(Flavour::Weft), &Weft(Flavour::Multus)];
 
@@ -18,9 +23,15 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     plugins().map(|plugin| plugin.name())
 }
 
-/// Returns the plugin of this name.
+/// Returns the plugin of this name or alias.
 pub fn find(name: &str) -> Option<&'static dyn Plugin> {
-    plugins().find(|plugin| plugin.name() == name)
+    META_PLUGINS.iter().copied().find(|plugin| plugin.name() == name).or_else(|| builtins::find(name))
+}
+
+/// Returns the plugin of a link `NAME -> .weft-cni.PLUGIN`, which `weft-cni install --names NAME=PLUGIN` creates.
+pub fn find_by_link(program: &Path) -> Option<&'static dyn Plugin> {
+    let target = std::fs::read_link(program).ok()?;
+    find(target.file_name()?.to_str()?.strip_prefix(LINK_PREFIX)?)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use cni::Error;
+use cni::name::PluginType;
 
 use crate::builtins::PROGRAM;
 use crate::dispatch;
@@ -20,10 +21,48 @@ use crate::dispatch;
 pub struct Installation {
     /// Plugin directory; created if it does not exist.
     pub directory: PathBuf,
-    /// Plugin names to install.
-    pub names: Vec<String>,
+    /// Names to install.
+    pub names: Vec<Name>,
     /// Handling of plugins of other projects with these names.
     pub foreign: Foreign,
+}
+
+/// Name of a link, and the link's target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    /// File name.
+    pub name: String,
+    /// `weft-cni`; for a name that is no plugin, the hidden link of the plugin.
+    pub target: String,
+}
+
+impl Name {
+    /// Returns the link of a plugin's own name.
+    pub fn of_plugin(name: &str) -> Name {
+        Name { name: name.to_owned(), target: PROGRAM.to_owned() }
+    }
+
+    /// Reads `PLUGIN` or `NAME=PLUGIN`.
+    fn read(text: &str) -> Result<Name, Error> {
+        let (name, plugin) = text.split_once('=').unwrap_or((text, text));
+        let fault = |why: String| Err(Error::key("--names", format!("{text:?}"), why));
+        let Some(found) = dispatch::find(plugin) else {
+            let known: Vec<&str> = dispatch::names().collect();
+            let other = "; NAME=PLUGIN installs a plugin under another name";
+            return fault(format!("{plugin:?} is not one of {}{other}", known.join(", ")));
+        };
+        match dispatch::find(name) {
+            Some(own) if own.name() == found.name() => Ok(Name::of_plugin(name)),
+            Some(own) => fault(format!("{name} is the name of the plugin {}", own.name())),
+            None if PluginType::new(name).is_err() || name.starts_with('.') || name == PROGRAM => {
+                fault(format!("{name:?} cannot be the name of a plugin"))
+            }
+            None => {
+                let target = format!("{}{}", dispatch::LINK_PREFIX, found.name());
+                Ok(Name { name: name.to_owned(), target })
+            }
+        }
+    }
 }
 
 /// Handling of a plugin of another project that has one of the names.
@@ -41,19 +80,12 @@ pub enum Foreign {
 pub type Report = Vec<String>;
 
 impl Installation {
-    /// Parses the names: a list separated by commas, or `all`.
-    pub fn names(text: &str) -> Result<Vec<String>, Error> {
+    /// Parses the names: a list, separated by commas, of `PLUGIN` and `NAME=PLUGIN`, or `all`.
+    pub fn names(text: &str) -> Result<Vec<Name>, Error> {
         if text == "all" {
-            return Ok(dispatch::names().map(str::to_owned).collect());
+            return Ok(dispatch::names().map(Name::of_plugin).collect());
         }
-        let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
-        match names.iter().find(|name| dispatch::find(name).is_none()) {
-            None => Ok(names),
-            Some(unknown) => {
-                let known: Vec<&str> = dispatch::names().collect();
-                Err(Error::key("--names", format!("{unknown:?}"), format!("not one of {}", known.join(", "))))
-            }
-        }
+        text.split(',').map(|name| Name::read(name.trim())).collect()
     }
 
     /// Installs the binary and its links.
@@ -79,27 +111,25 @@ impl Installation {
                 report.push(format!("{}: installed", binary.display()));
             }
         }
-        for name in names.iter().filter(|name| *name != PROGRAM) {
-            let link = directory.join(name);
-            if fs::read_link(&link).is_ok_and(|target| target == Path::new(PROGRAM)) {
-                report.push(format!("{}: up to date", link.display()));
+        for Name { name, target } in names.iter().filter(|name| name.name != PROGRAM) {
+            let path = directory.join(name);
+            if *foreign == Foreign::Keep && is_foreign(&path)? {
+                report.push(format!("{}: plugin of another project, kept", path.display()));
                 continue;
             }
-            if *foreign == Foreign::Keep && is_foreign(&link)? {
-                report.push(format!("{}: plugin of another project, kept", link.display()));
-                continue;
+            if target != PROGRAM {
+                link(directory, target, PROGRAM)?;
             }
-            let temporary = directory.join(format!(".{name}.new"));
-            discard(&temporary).map_err(|cause| failed("remove", &temporary, cause))?;
-            let linked = symlink(PROGRAM, &temporary).and_then(|()| fs::rename(&temporary, &link));
-            linked.map_err(|cause| failed("link", &link, cause))?;
-            report.push(format!("{}: linked to {PROGRAM}", link.display()));
+            report.push(match link(directory, name, target)? {
+                true => format!("{}: linked to {target}", path.display()),
+                false => format!("{}: up to date", path.display()),
+            });
         }
         Ok(report)
     }
 
     fn refuse_foreign(&self) -> Result<(), Error> {
-        for name in &self.names {
+        for Name { name, .. } in &self.names {
             let path = self.directory.join(name);
             if is_foreign(&path)? {
                 let why = "a plugin of another project has this name; use --replace to replace it";
@@ -116,9 +146,25 @@ fn is_foreign(path: &Path) -> Result<bool, Error> {
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(false),
         Err(cause) => Err(Error::io(format_args!("look at {}", path.display()), cause)),
         Ok(_) => {
-            Ok(!fs::read_link(path).is_ok_and(|target| target.file_name().is_some_and(|n| n == PROGRAM)))
+            let is_ours = |name: &str| name == PROGRAM || name.starts_with(dispatch::LINK_PREFIX);
+            let target = fs::read_link(path).unwrap_or_default();
+            Ok(!target.file_name().and_then(|name| name.to_str()).is_some_and(is_ours))
         }
     }
+}
+
+/// Links a name of the directory to a target in it; returns whether that was a change.
+fn link(directory: &Path, name: &str, target: &str) -> Result<bool, Error> {
+    let path = directory.join(name);
+    if fs::read_link(&path).is_ok_and(|found| found == Path::new(target)) {
+        return Ok(false);
+    }
+    let temporary = directory.join(format!(".{name}.new"));
+    let linked = discard(&temporary)
+        .and_then(|()| symlink(target, &temporary))
+        .and_then(|()| fs::rename(&temporary, &path));
+    linked.map_err(|cause| Error::io(format_args!("link {}", path.display()), cause))?;
+    Ok(true)
 }
 
 /// Copies a file: writes a temporary file, synchronizes it and renames it.

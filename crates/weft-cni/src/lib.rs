@@ -28,6 +28,9 @@ use cni::plugin::process;
 use crate::plugin_invoker::PluginInvoker;
 use crate::role::Role;
 
+/// Advice for a call under an unknown name.
+const OTHER_NAMES: &str = "weft-cni install DIR --names NAME=PLUGIN installs a plugin under another name";
+
 /// Runs the program in the role that its arguments select.
 pub fn run() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
@@ -38,6 +41,6 @@ pub fn run() -> ExitCode {
         Role::ExecWithParent { parent, program, arguments } => {
             command::exec_with_parent(parent, program, arguments)
         }
-        Role::Unknown => process::refuse(dispatch::names()),
+        Role::Unknown => process::refuse(dispatch::names(), OTHER_NAMES),
     }
 }

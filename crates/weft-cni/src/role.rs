@@ -49,6 +49,10 @@ impl<'a> Role<'a> {
         if let Some(plugin) = process::called_as(dispatch::find, arguments) {
             return Role::Plugin(plugin);
         }
+        if let Some(plugin) = arguments.first().and_then(|program| dispatch::find_by_link(Path::new(program)))
+        {
+            return Role::Plugin(plugin);
+        }
         let words: Vec<&str> = arguments.iter().skip(1).map(|word| utf8(word)).collect();
         Command::parse(&words).map_or(Role::Unknown, Role::Command)
     }
@@ -92,6 +96,7 @@ mod tests {
         for (words, expected) in [
             (&["/opt/cni/bin/bridge"][..], "plugin bridge"),
             (&["/opt/cni/bin/bridge", "sandbox", "owner-tags"], "plugin bridge"),
+            (&["/opt/cni/bin/cnv-bridge"], "plugin bridge"),
             (&["weft-cni", "multus"], "plugin multus"),
             (&["weft-cni", "dhcp", "daemon", "-broadcast"], "daemon [\"-broadcast\"]"),
             (&["/opt/cni/bin/dhcp", "daemon"], "daemon []"),

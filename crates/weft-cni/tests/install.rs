@@ -96,3 +96,32 @@ fn install_replaces_the_binary_of_a_running_process() {
     let version = Command::new(&old).arg("--version").output().unwrap();
     assert!(String::from_utf8_lossy(&version.stdout).starts_with("weft-cni "), "{version:?}");
 }
+
+#[test]
+fn install_gives_a_plugin_another_name() {
+    let directory = Directory::new("alias");
+    assert!(
+        directory.install(&["--names", "cnv-bridge=bridge,cnv-tuning,my-bridge=bridge"]).status.success()
+    );
+    let expected = [
+        (".weft-cni.bridge", "weft-cni"),
+        ("cnv-bridge", "weft-cni"),
+        ("cnv-tuning", "weft-cni"),
+        ("my-bridge", ".weft-cni.bridge"),
+        PROGRAM,
+    ];
+    assert_eq!(pairs(&directory.entries()), expected);
+    for (name, plugin) in [("cnv-bridge", "bridge"), ("cnv-tuning", "tuning"), ("my-bridge", "bridge")] {
+        let about = Command::new(directory.0.join(name)).output().unwrap();
+        let text = String::from_utf8_lossy(&about.stderr).into_owned();
+        assert!(text.starts_with(&format!("CNI {plugin} plugin")), "{about:?}");
+    }
+    let again = String::from_utf8(directory.install(&["--names", "my-bridge=bridge"]).stdout).unwrap();
+    assert!(again.lines().all(|line| line.ends_with(": up to date")), "{again}");
+    for wrong in ["my-bridge=brigde", "ptp=bridge", "a/b=bridge", "=bridge", "weft-cni=bridge"] {
+        assert_eq!(directory.install(&["--names", wrong]).status.code(), Some(1), "{wrong}");
+    }
+    std::os::unix::fs::symlink("weft-cni", directory.0.join("unknown")).unwrap();
+    let refused = Command::new(directory.0.join("unknown")).env("CNI_COMMAND", "ADD").output().unwrap();
+    assert!(String::from_utf8_lossy(&refused.stdout).contains("--names NAME=PLUGIN"), "{refused:?}");
+}

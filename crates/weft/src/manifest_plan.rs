@@ -58,7 +58,16 @@ impl LoadedInputs {
     fn with_manifest_directory(mut self) -> Result<LoadedInputs, Failure> {
         if self.manifests().next().is_none() {
             match &self.meta_plugin.node.manifest_dir {
-                Some(directory) => self.files.extend(input_files::read(&[directory.into()])?),
+                Some(directory) => {
+                    for path in input_files::expand(&[directory.into()])? {
+                        match input_files::read(&[path]) {
+                            Ok(files) => self.files.extend(files),
+                            // As in an ADD.
+                            Err(failure) => Progress::beside(Format::Json)
+                                .line(format!("weft: skipped: {}", plain(&failure.to_string()))),
+                        }
+                    }
+                }
                 None => {
                     let why = "no manifests: -f is not given and the configuration has no manifestDir";
                     return Err(Failure::new(why).next(

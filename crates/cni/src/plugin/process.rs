@@ -42,17 +42,17 @@ pub fn main(plugins: &[&dyn Plugin], delegates: &dyn Invoke) -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     match called_as(|name| plugins.iter().find(|plugin| plugin.name() == name).copied(), &arguments) {
         Some(plugin) => run(plugin, delegates),
-        None => refuse(plugins.iter().map(|plugin| plugin.name())),
+        None => refuse(plugins.iter().map(|plugin| plugin.name()), ""),
     }
 }
 
-/// Answers a call that names none of these plugins; exit code 1.
-pub fn refuse<'a>(names: impl Iterator<Item = &'a str>) -> ExitCode {
+/// Answers a call that names none of these plugins, with an advice; exit code 1.
+pub fn refuse<'a>(names: impl Iterator<Item = &'a str>, advice: &str) -> ExitCode {
     let names: Vec<&str> = names.collect();
     let why = format!("no plugin of this name: call this program as one of {}", names.join(", "));
     match Environment::of_process().command.as_str() {
         "" => deliver(&Answer { stdout: Vec::new(), stderr: format!("{why}\n"), success: false }),
-        _ => deliver(&Answer::failed(&Error::new(code::INVALID_ENVIRONMENT, why))),
+        _ => deliver(&Answer::failed(&Error::new(code::INVALID_ENVIRONMENT, why).details(advice))),
     }
 }
 

@@ -118,7 +118,7 @@ impl Chain<'_, '_> {
     /// Checks the plugin's keys and those of its `ipam`, for plugins of the tables.
     fn keys_of(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
         let knowledge = self.knowledge;
-        match knowledge.plugin_keys.get(name) {
+        match knowledge.plugin_keys.get(plugins::canonical(name)) {
             Some(own) => {
                 self.unknown_keys(name, own, PLUGIN_KEYS, map, path);
                 if let Some(row) = plugins::plugin(name) {

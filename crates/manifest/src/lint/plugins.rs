@@ -55,6 +55,14 @@ const ROUTES: Form = Each(&Fields(&[
 ]));
 const ADDRESSES: Form = Each(&Fields(&[("address", Prefix), ("gateway", Address)]));
 
+/// Other names of plugins, as OpenShift Virtualization installs them: name and plugin.
+pub const ALIASES: &[(&str, &str)] = &[("cnv-bridge", "bridge"), ("cnv-tuning", "tuning")];
+
+/// Returns the plugin of an alias, or else the name itself.
+pub fn canonical(name: &str) -> &str {
+    ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, plugin)| plugin)
+}
+
 /// Plugins that create, change or check an interface.
 pub const PLUGINS: &[Plugin] = &[
     Plugin {
@@ -307,6 +315,7 @@ impl Plugin {
 
 /// Returns the row of a plugin.
 pub(super) fn plugin(name: &str) -> Option<&'static Plugin> {
+    let name = canonical(name);
     PLUGINS.iter().find(|plugin| plugin.name == name)
 }
 

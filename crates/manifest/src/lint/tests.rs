@@ -377,6 +377,14 @@ fn lint_findings_serialize_to_json() {
     assert_eq!((&json["severity"], &json["rule"]), (&"error".into(), &"malformed-network-reference".into()));
 }
 
+#[test]
+fn lint_validates_options_of_plugin_aliases() {
+    let text = r#"{"cniVersion":"1.0.0","name":"n","type":"cnv-bridge","brigde":"br0"}"#;
+    let found = configuration(text, &Knowledge::of_known_plugins());
+    assert!(found.iter().any(|finding| finding.fault.rule == Rule::UnknownKey), "{found:?}");
+    assert!(found.iter().all(|finding| finding.fault.rule != Rule::UnknownPluginType), "{found:?}");
+}
+
 /// Applies all fixes; returns the documents and the number of findings of the same rule that remain.
 fn fixed(text: &str) -> (Vec<serde_json::Value>, usize) {
     let findings = |text: &str| {
@@ -386,6 +394,15 @@ fn fixed(text: &str) -> (Vec<serde_json::Value>, usize) {
     let edits: Vec<Edit> = findings(text).filter_map(|finding| finding.fix).collect();
     let after = apply(text, &edits);
     (crate::values(&after).unwrap_or_else(|error| panic!("{error}:\n{after}")), findings(&after).count())
+}
+
+/// Returns the objects of all documents and lists.
+fn objects(documents: &[serde_json::Value]) -> Vec<serde_json::Value> {
+    let items = |document: &serde_json::Value| match document["items"].as_array() {
+        Some(items) => items.clone(),
+        None => vec![document.clone()],
+    };
+    documents.iter().flat_map(items).collect()
 }
 
 #[test]
@@ -432,13 +449,6 @@ fn lint_fix_keeps_the_meaning_of_anchors_and_empty_values() {
         let before = crate::values(text).unwrap();
         let (after, remaining) = fixed(text);
         assert_eq!(before.len(), after.len(), "{text}");
-        let objects = |documents: &[serde_json::Value]| -> Vec<serde_json::Value> {
-            let items = |document: &serde_json::Value| match document["items"].as_array() {
-                Some(items) => items.clone(),
-                None => vec![document.clone()],
-            };
-            documents.iter().flat_map(items).collect()
-        };
         let mut strings = 0;
         for (old, new) in objects(&before).iter().zip(&mut objects(&after)) {
             if let Some(config) = new["spec"]["config"].as_str() {

@@ -142,7 +142,7 @@ fn read_disk(node: &NodeConfiguration) -> Result<Disk, Error> {
     Ok(disk)
 }
 
-/// Plans from a directory of YAML and JSON manifests.
+/// Plans from a directory of YAML and JSON manifests. A file that cannot be read is skipped, and named in a refusal.
 fn from_manifests(
     node: &NodeConfiguration,
     disk: &Disk,
@@ -152,8 +152,13 @@ fn from_manifests(
 ) -> Result<Plan, Error> {
     let mut manifests = Collection::default();
     for path in manifest_files(directory).context("manifestDir")? {
-        let text = read_text(&path).context("manifestDir")?;
-        manifests.add(&path.display().to_string(), Manifest::parse(&text));
+        match read_text(&path) {
+            Ok(text) => manifests.add(&path.display().to_string(), Manifest::parse(&text)),
+            Err(error) => {
+                log!("weft: manifestDir: skipped: {error}");
+                manifests.problems.push(error.to_string());
+            }
+        }
     }
     manifests.plan(node, disk, named, sandbox)
 }
