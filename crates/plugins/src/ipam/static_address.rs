@@ -3,8 +3,8 @@
 //! No state is stored, so there is nothing to release. The caller must know that an address is free.
 //!
 //! Rules beyond the reference plugin's:
-//! - A requested address without prefix length gets the prefix length and gateway of the configured subnet that
-//!   contains it. It is refused only if there is none.
+//! - A requested address in a configured subnet gets that subnet's gateway. Without prefix length it also gets the
+//!   subnet's; it is refused only if there is no such subnet.
 //! - CHECK fails if prevResult lacks an address.
 //!
 //! Source: containernetworking/plugins `plugins/ipam/static` v1.9.1; NPWG v1.1 4.1.2.1.3 `ips`.
@@ -95,17 +95,21 @@ impl Address {
         }
     }
 
-    /// Returns a requested address; without prefix length, with that of the configured subnet that contains it.
+    /// Returns a requested address with the gateway of the configured subnet that contains it, and without prefix length
+    /// with that subnet's. A request with another prefix length is for another subnet.
     fn requested(request: &Request, configured: &[Address]) -> Result<Address, Error> {
         let Request { key, ip, prefixed } = request;
+        let is_subnet = |address: &&Address| match prefixed {
+            Some(net) => net.trunc() == address.address.trunc(),
+            None => address.address.contains(ip),
+        };
+        let like = configured.iter().find(is_subnet);
+        let gateway = like.and_then(|like| like.gateway).filter(|gateway| gateway != ip);
         if let Some(address) = *prefixed {
-            return Ok(Address { address, gateway: None });
+            return Ok(Address { address, gateway });
         }
-        let like = configured.iter().find(|address| address.address.contains(ip));
-        let made = like.and_then(|like| {
-            let address = IpNet::new(*ip, like.address.prefix_len()).ok()?;
-            Some(Address { address, gateway: like.gateway.filter(|gateway| gateway != ip) })
-        });
+        let made = like.and_then(|like| IpNet::new(*ip, like.address.prefix_len()).ok());
+        let made = made.map(|address| Address { address, gateway });
         let why = "it needs a prefix length, because no configured subnet contains it";
         made.ok_or_else(|| Error::key(key, ip, why))
     }
@@ -122,7 +126,13 @@ fn chosen(configured: &[Address], requests: Requests, gateways: &str) -> Result<
             .collect::<Result<Vec<_>, Error>>()
     };
     let mut addresses = configured.to_vec();
-    addresses.extend(all(&environment)?);
+    // With `IP` of `CNI_ARGS`, `GATEWAY` names the gateways, as in the reference plugin.
+    for request in &environment {
+        let bare = |address| Address { address, gateway: None };
+        addresses.push(
+            request.prefixed.map_or_else(|| Address::requested(request, configured), |net| Ok(bare(net)))?,
+        );
+    }
     for text in gateways.split(',').map(str::trim).filter(|_| !gateways.is_empty()) {
         let Some(gateway) = cni::address::parse_ip(text) else {
             return Err(Error::key("CNI_ARGS GATEWAY", format!("{text:?}"), "not an IP address"));
@@ -252,13 +262,18 @@ mod tests {
     }
 
     #[test]
-    fn static_request_without_prefix_uses_the_configured_subnet() {
+    fn static_request_uses_the_configured_subnet() {
         let ask = |ips: &[&str]| conf(&json!({ "runtimeConfig": { "ips": ips } }));
         assert_eq!(
             read(&ask(&["10.1.0.77", "fd00::77"]), "").unwrap(),
             ["10.1.0.77/24 via 10.1.0.1", "fd00::77/64"]
         );
-        assert_eq!(read(&ask(&["10.1.0.77/16"]), "").unwrap(), ["10.1.0.77/16"], "as requested");
+        assert_eq!(
+            read(&ask(&["10.1.0.77/24"]), "").unwrap(),
+            ["10.1.0.77/24 via 10.1.0.1"],
+            "the same subnet"
+        );
+        assert_eq!(read(&ask(&["10.1.0.77/16"]), "").unwrap(), ["10.1.0.77/16"], "another subnet");
         assert_eq!(read(&ask(&["10.1.0.1"]), "").unwrap(), ["10.1.0.1/24"], "not its own gateway");
         assert_eq!(read(&conf(&json!({})), "IP=10.1.0.77").unwrap()[2], "10.1.0.77/24 via 10.1.0.1");
         let error = read(&ask(&["10.1.0.77", "10.9.0.77"]), "").unwrap_err();
