@@ -215,3 +215,22 @@ fn static_addresses_and_routes_are_set_on_the_interface() {
     host.assert_unchanged(&before.0);
     assert_eq!(before.1.changes(&pod.snapshot()), "");
 }
+
+#[test]
+fn static_hundreds_of_addresses_and_routes_are_set() {
+    let host = host!(Feature::Bridge, Feature::Ipv6);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let addresses: Vec<Value> = (0..600)
+        .map(|number| json!({ "address": format!("10.{}.{}.5/24", number / 200, number % 200) }))
+        .collect();
+    let routes: Vec<Value> = (0..600)
+        .map(|number| json!({ "dst": format!("10.77.{}.{}/32", number / 200, number % 200) }))
+        .collect();
+    let ipam = json!({ "type": "static", "addresses": addresses, "routes": routes });
+    let config =
+        json!({ "cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br0", "ipam": ipam });
+    host.attachment("bridge", &pod, "eth0").add(&config).success();
+    assert_eq!(rig::addresses_on(&pod, "eth0").len(), 600);
+    assert_eq!(pod.run(["ip", "route"]).matches("10.77.").count(), 600);
+}

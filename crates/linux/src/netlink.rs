@@ -34,6 +34,10 @@ const RECEIVE_MAX: usize = 16 << 20;
 /// Maximum size of a datagram that fits into a socket's default send buffer, in bytes.
 const ORDINARY_DATAGRAM: usize = 64 * 1024;
 
+/// Maximum number of requests in one datagram. The acknowledgements of about 270 fit into a socket's default receive buffer;
+/// the kernel drops the others.
+const REQUESTS_MAX: usize = 64;
+
 /// `NLMSGERR_ATTR_MSG`: the explanation in an extended acknowledgement.
 const EXPLANATION: u16 = 1;
 
@@ -120,11 +124,32 @@ impl Socket {
         Ok(Socket { inner, protocol, sequence: 0, buffer: Vec::with_capacity(RECEIVE_SIZE) })
     }
 
-    /// Sends `requests` in one datagram and waits for all acknowledgements.
+    /// Sends `requests` in one datagram, or in several if they are many, and waits for all acknowledgements.
     ///
     /// Returns the answers in the order of arrival. After a refusal the later requests have still been executed; the first
     /// refusal is returned.
-    pub fn exchange<M>(&mut self, requests: Vec<Request<M>>) -> Result<Vec<M>, Failure>
+    pub fn exchange<M>(&mut self, mut requests: Vec<Request<M>>) -> Result<Vec<M>, Failure>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable,
+    {
+        let (mut answers, mut refusal, mut done) = (Vec::new(), None, 0);
+        while !requests.is_empty() {
+            let later = requests.split_off(requests.len().min(REQUESTS_MAX));
+            let count = requests.len();
+            match self.exchange_once(std::mem::replace(&mut requests, later)) {
+                Ok(part) => answers.extend(part),
+                Err(Failure::Refused(first)) => {
+                    refusal.get_or_insert(Refusal { index: done + first.index, ..first });
+                }
+                Err(failure) => return Err(failure),
+            }
+            done += count;
+        }
+        refusal.map_or(Ok(answers), |refusal| Err(Failure::Refused(refusal)))
+    }
+
+    /// Sends `requests` in one datagram.
+    fn exchange_once<M>(&mut self, requests: Vec<Request<M>>) -> Result<Vec<M>, Failure>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
     {
