@@ -650,6 +650,46 @@ fn bridge_route_options_reach_the_kernel_in_every_cni_version() {
 }
 
 #[test]
+fn bridge_routes_of_one_destination_are_one_multipath_route() {
+    let host = host!(Feature::Bridge, Feature::Ipv6);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let seven = json!({ "dst": "10.7.0.0/16", "gw": "10.1.0.9" });
+    let ipam_routes = json!([
+        seven, with(&seven, &json!({ "gw": "10.1.0.8" })), seven,
+        { "dst": "fd07::/64", "gw": "fd01::9" }, { "dst": "fd07::/64", "gw": "fd01::8" }, { "dst": "fd07::/64", "gw": "fd01::9" },
+        { "dst": "10.8.0.0/16" }, { "dst": "10.8.0.0/16" }, { "dst": "10.9.0.0/16", "gw": "0.0.0.0" },
+    ]);
+    let keys = json!({ "isGateway": true, "ipam": dual_stack(&ipam_routes) });
+    let result = add(&host, &pod, &config(&keys));
+    for (dst, gateways) in [("10.7.0.0/16", ["10.1.0.9", "10.1.0.8"]), ("fd07::/64", ["fd01::9", "fd01::8"])]
+    {
+        let family = if dst.contains(':') { "-6" } else { "-4" };
+        let shown = pod.json(["ip", family, "-j", "route", "show", dst]);
+        assert_eq!(shown.as_array().map(Vec::len), Some(1), "{shown}");
+        let hops: Vec<&str> = shown[0]["nexthops"]
+            .as_array()
+            .expect("hops")
+            .iter()
+            .filter_map(|hop| hop["gateway"].as_str())
+            .collect();
+        assert_eq!(hops, gateways);
+    }
+    assert_eq!(routes(&pod, &["route", "show", "10.8.0.0/16"]), ["10.8.0.0/16 via 10.1.0.1 dev eth0"]);
+    assert_eq!(routes(&pod, &["route", "show", "10.9.0.0/16"]), ["10.9.0.0/16 dev eth0"]);
+    let known = with(&config(&keys), &json!({ "prevResult": result }));
+    host.attachment("bridge", &pod, "eth0").check(&known).success();
+    // A chained plugin moves the routes with all next hops.
+    let sbr = json!({ "cniVersion": "1.1.0", "name": "net", "type": "sbr", "prevResult": result });
+    let chained = host.attachment("sbr", &pod, "eth0");
+    chained.add(&sbr).success();
+    let moved = pod.json(["ip", "-j", "route", "show", "table", "100", "10.7.0.0/16"]);
+    assert_eq!(moved[0]["nexthops"].as_array().map(Vec::len), Some(2), "{moved}");
+    chained.check(&sbr).success();
+    chained.del(&sbr).success();
+}
+
+#[test]
 fn bridge_ipv6_parameters_are_set_on_a_new_bridge_only() {
     let host = host!(Feature::Bridge, Feature::Ipv6);
     rig::install(&host);

@@ -4,6 +4,8 @@
 //!
 //! Source: rtnetlink(7) RTM_NEWROUTE/GETROUTE/DELROUTE; ip-route(8).
 
+pub(crate) mod multipath;
+
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -164,6 +166,15 @@ impl Route {
         message
     }
 
+    /// A route with the next hops of this one and of `others`.
+    fn multipath(&self, others: &[Route]) -> Message {
+        let hops = multipath::hops(&[std::slice::from_ref(self), others].concat());
+        let common = Route { gateway: None, link: 0, onlink: false, ..self.clone() };
+        let mut message = common.message(NEW_ROUTE);
+        message.attributes.bytes(MULTIPATH, &hops);
+        message
+    }
+
     /// `10.0.0.0/8 via 10.1.0.1`: for error texts.
     fn describe(&self) -> String {
         match self.gateway {
@@ -185,11 +196,16 @@ impl Rtnl {
     }
 
     /// Adds several routes in one datagram, in order; on failure those after it have still been tried.
+    ///
+    /// Routes of one destination through several gateways become one multipath route. A repeated route is added once.
     pub fn add_routes(&mut self, routes: &[Route], existing: Existing) -> Result<(), Error> {
-        let requests =
-            routes.iter().map(|route| Request { flags: existing.flags(), message: route.message(NEW_ROUTE) });
-        self.execute_all(requests.collect(), |at| match routes.get(at) {
-            Some(route) => format!("add route {}", route.describe()),
+        let groups = multipath::groups(routes);
+        let requests = groups.iter().filter_map(|group| group.split_first()).map(|(first, others)| {
+            let message = if others.is_empty() { first.message(NEW_ROUTE) } else { first.multipath(others) };
+            Request { flags: existing.flags(), message }
+        });
+        self.execute_all(requests.collect(), |at| match groups.get(at) {
+            Some(group) => format!("add route {}", multipath::describe(group)),
             None => "add routes".to_owned(),
         })
     }

@@ -170,6 +170,8 @@ pub fn adopt(reserved: Success, index: i32, result: &mut Success) -> Result<(), 
     (result.ips, result.routes, result.dns) = (ips, routes, dns);
     for ip in &mut result.ips {
         ip.interface = Some(index);
+        // The unspecified address stands for none.
+        ip.gateway = ip.gateway.filter(|gateway| !gateway.is_unspecified());
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 
 use crate::error::{Error, exists_is_fine};
 use crate::link::Link;
+use crate::route::multipath::groups;
 use crate::route::{Existing, Route};
 use crate::rtnl::Rtnl;
 use crate::watch::Watch;
@@ -68,11 +69,12 @@ impl Standing {
         for address in &self.addresses {
             outcome = outcome.and(exists_is_fine(net.add_own_address(link.index, &link.name, *address)));
         }
-        for route in &self.routes {
-            let route = Route { link: link.index, table, ..route.clone() };
-            let mut tried = exists_is_fine(net.add_route(&route, Existing::Append));
-            while tried.is_err() && is_to_retry(&route)? {
-                tried = exists_is_fine(net.add_route(&route, Existing::Append));
+        let moved = |route: &Route| Route { link: link.index, table, ..route.clone() };
+        let routes: Vec<Route> = self.routes.iter().map(moved).collect();
+        for hops in groups(&routes) {
+            let mut tried = exists_is_fine(net.add_routes(&hops, Existing::Append));
+            while tried.is_err() && is_to_retry(&hops[0])? {
+                tried = exists_is_fine(net.add_routes(&hops, Existing::Append));
             }
             outcome = outcome.and(tried);
         }

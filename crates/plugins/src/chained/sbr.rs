@@ -168,7 +168,8 @@ fn add_tables<'a>(
     add_rules(net, netns, rules.into_iter(), undo)?;
     undo.push(undo_removed_routes(netns, own));
     for route in &leave {
-        net.delete_route(route).or_refused().context("table main")?;
+        // The kernel removes an IPv4 route with all its next hops.
+        linux::error::absent_is_fine(net.delete_route(route)).or_refused().context("table main")?;
     }
     undo.push(undo_added_routes(netns, hints.clone()));
     net.add_routes(&hints, Existing::Replace).or_refused().context("table main")
@@ -211,9 +212,7 @@ fn undo_added_routes(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
 fn undo_removed_routes(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
     move || {
         let Ok(mut net) = netns.rtnl() else { return };
-        for route in direct_first(routes) {
-            let _ = net.add_route(&route, Existing::Append);
-        }
+        let _ = net.add_routes(&direct_first(routes), Existing::Append);
     }
 }
 

@@ -5,7 +5,8 @@
 //! - The order is addresses, up, routes, because a route needs a reachable gateway.
 //! - The end of IPv6 duplicate address detection is awaited for at most 5 s. Without detection the kernel completes an
 //!   address at once, but asynchronously. The kernel's notifications end the wait.
-//! - A route without a gateway uses the gateway of its address family, if there is one.
+//! - A route without a gateway uses the gateway of its address family, if there is one. With the unspecified address as
+//!   gateway it uses none.
 //!
 //! Source: plugins `pkg/ipam/ipam_linux.go` `ConfigureIface` (G1); SPEC 1.1.0 §5 "routes" (S35: mtu and advmss are
 //! applied here; the Go plugins ignore them).
@@ -162,7 +163,11 @@ fn await_duplicate_detection(net: &mut Rtnl, link: &Link, changes: &Watch) -> Re
 /// Returns a route of the result in the kernel's form.
 pub fn kernel_route(link: &Link, result: &Success, route: &cni::result::Route) -> Route {
     let cni::result::Route { dst, gw, mtu, advmss, priority, table: _, scope } = *route;
-    let gateway = gw.or_else(|| family_gateway(result, dst.addr().is_ipv4()));
+    // The unspecified address as gateway requests a route without one, as with `ip route add`.
+    let gateway = match gw {
+        Some(gateway) => Some(gateway).filter(|gateway| !gateway.is_unspecified()),
+        None => family_gateway(result, dst.addr().is_ipv4()),
+    };
     let mut kernel = Route::new(dst, link.index, gateway);
     kernel.mtu = mtu.filter(|mtu| *mtu > 0);
     kernel.advmss = advmss.filter(|advmss| *advmss > 0);

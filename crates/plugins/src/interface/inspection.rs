@@ -128,7 +128,7 @@ fn compare_routes(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), E
         let found = present.iter().any(|there| {
             there.dst == wanted.dst.trunc()
                 && route.named_table().is_none_or(|table| there.table == table)
-                && (route.gw.is_none() || there.gateway == route.gw)
+                && (route.gw.is_none() || there.gateway == wanted.gateway)
                 && wanted.priority.is_none_or(|priority| there.priority == Some(priority))
         });
         if !found {
