@@ -743,3 +743,20 @@ fn host_local_reservation_unreadable_once_is_released_later() {
     two.del(&conf).success();
     assert!(reservations(&host).is_empty(), "{:?}", reservations(&host));
 }
+
+#[test]
+fn host_local_del_with_invalid_ipam_uses_the_default_directory() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let eth0 = container(&host, &pod, "c1");
+    for invalid in
+        [json!([]), json!("x"), json!({ "type": "host-local", "dataDir": 7 }), json!({ "dataDir": "x" })]
+    {
+        eth0.add(&small(9)).success();
+        let mut broken = small(9);
+        broken["ipam"] = invalid.clone();
+        eth0.del(&broken).success();
+        let left = host.run(["ls", PLACE]);
+        assert!(!left.contains("10.1.2."), "{invalid}: {left}");
+    }
+}

@@ -57,7 +57,7 @@ impl Plugin for Dhcp {
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
         let Detach { who, netns: _, call } = request;
         let daemon_request = DaemonRequest::Release { owner: owner(&call.config, who) };
-        without_daemon(send_request(&socket_of(&call.config)?, &daemon_request))
+        without_daemon(send_request(&socket_of(&call.config), &daemon_request))
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
@@ -78,7 +78,7 @@ impl Plugin for Dhcp {
         let Some(valid) = request.valid()? else { return Ok(()) };
         let network = request.call.config.name.to_string();
         without_daemon(send_request(
-            &socket_of(&request.call.config)?,
+            &socket_of(&request.call.config),
             &DaemonRequest::Keep { network, valid },
         ))
     }

@@ -125,8 +125,9 @@ fn check_prefix_length(length: Option<u8>) -> Result<u8, Error> {
     }
 }
 
-/// Returns only the daemon's socket: a DEL must work if the rest is invalid.
-pub fn socket_of(config: &Config) -> Result<PathBuf, Error> {
+/// Returns only the daemon's socket, for DEL and GC, which must work with any configuration: an invalid one means the
+/// default socket.
+pub fn socket_of(config: &Config) -> PathBuf {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Outer {
@@ -138,8 +139,8 @@ pub fn socket_of(config: &Config) -> Result<PathBuf, Error> {
         #[serde(rename = "daemonSocketPath")]
         daemon_socket_path: String,
     }
-    let Outer { ipam: Inner { daemon_socket_path } } = config.decode()?;
-    socket(&daemon_socket_path)
+    let configured = config.decode().and_then(|Outer { ipam }| socket(&ipam.daemon_socket_path));
+    configured.unwrap_or_else(|_| PathBuf::from(SOCKET))
 }
 
 fn socket(text: &str) -> Result<PathBuf, Error> {

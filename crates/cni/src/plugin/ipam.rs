@@ -29,8 +29,16 @@ impl<'a> Ipam<'a> {
     }
 
     /// Returns the IPAM of a call, or `None` for a layer-2 network: one without `ipam.type`.
+    ///
+    /// # Errors
+    /// Code 7: `ipam` has another form, or its type is no plugin's name.
     pub fn configured(call: &'a Call, delegates: &'a dyn Invoke) -> Result<Option<Ipam<'a>>, Error> {
-        Ok((!call.config.ipam_type()?.is_empty()).then_some(Ipam { call, delegates }))
+        let plugin = call.config.ipam_type()?;
+        if plugin.is_empty() {
+            return Ok(None);
+        }
+        PluginType::new(&plugin).context("ipam.type")?;
+        Ok(Some(Ipam { call, delegates }))
     }
 
     /// Reserves addresses.

@@ -70,7 +70,9 @@ impl Plugin for HostLocal {
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
-        let Some(mut store) = Store::find(&StoreLocation::read(&request.call)?)? else { return Ok(()) };
+        let Some(mut store) = Store::find(&StoreLocation::for_removal(&request.call)?)? else {
+            return Ok(());
+        };
         let released = release(&mut store, &request.who);
         store.save_index();
         released
@@ -92,7 +94,9 @@ impl Plugin for HostLocal {
 
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
         let Some(valid) = request.valid()? else { return Ok(()) };
-        let Some(mut store) = Store::find(&StoreLocation::read(&request.call)?)? else { return Ok(()) };
+        let Some(mut store) = Store::find(&StoreLocation::for_removal(&request.call)?)? else {
+            return Ok(());
+        };
         let swept = store.sweep(|content| match content {
             Content::Owned(owner) => !owner.is_among(&valid),
             Content::Unfinished => true,

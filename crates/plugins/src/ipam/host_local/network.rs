@@ -106,10 +106,16 @@ pub struct Source {
 }
 
 impl StoreLocation {
-    /// Reads only `ipam.dataDir`, because DEL must work with ranges that have become invalid.
+    /// Reads only `ipam.dataDir`.
     pub fn read(call: &Call) -> Result<StoreLocation, Error> {
         let LocationConf { ipam: LocationIpamConf { data_dir } } = call.config.decode()?;
         StoreLocation::new(&data_dir, &call.config.name)
+    }
+
+    /// As [`StoreLocation::read`]. DEL and GC must work with any configuration, so an invalid one means the default
+    /// directory.
+    pub fn for_removal(call: &Call) -> Result<StoreLocation, Error> {
+        StoreLocation::read(call).or_else(|_| StoreLocation::new("", &call.config.name))
     }
 
     fn new(data_directory: &str, network: &NetworkName) -> Result<StoreLocation, Error> {
