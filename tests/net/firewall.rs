@@ -211,6 +211,22 @@ fn firewall_rules_of_the_administrator_come_first() {
 }
 
 #[test]
+fn firewall_chain_of_the_administrator_selects_iptables() {
+    let host = host!(Feature::Bridge, Feature::IptablesNft);
+    let outside = world(&host);
+    // Written before the first pod starts, for pods that the Go plugin would accept.
+    host.run(["iptables", "-N", "CNI-ADMIN"]);
+    host.run(["iptables", "-A", "CNI-ADMIN", "-d", "10.1.0.2", "-j", "DROP"]);
+    let (a, b) = (Chain::new(&host, "a", 0), Chain::new(&host, "b", 0));
+    for pod in [&a, &b] {
+        let config = pod.add(&json!({}));
+        pod.plugin.check(&config).success();
+    }
+    assert!(!reaches(&outside, &a.pod, "10.1.0.2"), "the rule of the administrator applies");
+    assert!(reaches(&outside, &b.pod, "10.1.0.3"), "to this address alone");
+}
+
+#[test]
 fn firewall_ignores_marks_of_other_programs() {
     let host = host!(Feature::Bridge, Feature::NftInet);
     let outside = world(&host);

@@ -197,14 +197,7 @@ pub fn is_creation(line: &str) -> bool {
 ///
 /// No program runs if there is no chain. The lock is awaited only if a running program may be about to create one.
 pub fn clean(table: &str, chains: &[&str], lines: Lines<'_>) -> Result<(), Error> {
-    let exists = |family| {
-        for chain in chains {
-            if has_chain(family, table, chain)? {
-                return Ok(true);
-            }
-        }
-        Ok::<bool, Error>(false)
-    };
+    let exists = |family| has_any_chain(family, table, chains);
     let shared = FilterLock::of(Lock::Shared)?;
     if Family::ALL.into_iter().all(|family| matches!(exists(family), Ok(false))) {
         return Ok(());
@@ -227,12 +220,29 @@ pub fn clean(table: &str, chains: &[&str], lines: Lines<'_>) -> Result<(), Error
 /// # Errors
 /// The kernel did not answer.
 pub fn has_chain(family: Family, table: &str, chain: &str) -> Result<bool, Error> {
-    Ok(has_chain_in_nft(family, table, chain)? || has_legacy(family, table, |saved| saved.has_chain(chain))?)
+    has_any_chain(family, table, &[chain])
+}
+
+/// As [`has_chain`], for one of several chains.
+pub fn has_any_chain(family: Family, table: &str, chains: &[&str]) -> Result<bool, Error> {
+    let is_saved = |saved: &Saved| chains.iter().any(|chain| saved.has_chain(chain));
+    Ok(has_any_in_nft(family, table, chains)? || has_legacy(family, table, is_saved)?)
 }
 
 /// Whether a chain exists in nf_tables, where this is certain.
 pub fn has_chain_in_nft(family: Family, table: &str, chain: &str) -> Result<bool, Error> {
-    let find = |mut nft: Nft| nft.has_chain(nft::Table::new(family.nft(), table), chain);
+    has_any_in_nft(family, table, &[chain])
+}
+
+fn has_any_in_nft(family: Family, table: &str, chains: &[&str]) -> Result<bool, Error> {
+    let find = |mut nft: Nft| {
+        for chain in chains {
+            if nft.has_chain(nft::Table::new(family.nft(), table), chain)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    };
     Ok(entries::unless_absent(Nft::open().and_then(find))?.unwrap_or(false))
 }
 

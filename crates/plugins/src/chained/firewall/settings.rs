@@ -115,7 +115,9 @@ impl Settings {
             None if firewalld::is_running() => Ok(Backend::Firewalld),
             None if self.names_chain => Ok(Backend::Iptables),
             None => {
-                let is_there = |family| iptables::has_chain(family, super::TABLE, super::PRIVATE);
+                // An administrator may write rules into the chain before the first container starts.
+                let chains = [super::PRIVATE, ADMIN_CHAIN];
+                let is_there = |family| iptables::has_any_chain(family, super::TABLE, &chains);
                 Ok(if Family::any(is_there)? { Backend::Iptables } else { Backend::Nftables })
             }
         }
