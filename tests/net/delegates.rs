@@ -128,6 +128,32 @@ fn delegate_ipam_of_go_plugins_serves_built_in_plugins() {
 }
 
 #[test]
+fn delegate_ipam_type_of_a_foreign_plugin_is_its_own() {
+    let host = host!(Feature::Bridge, Feature::Macvlan);
+    let cluster = world(&host);
+    host.run(["ln", "-s", &testkit::binary("weft-test-plugin").display().to_string(), "/opt/cni/bin/acme"]);
+    for (number, ipam) in
+        [json!({ "type": "acme-internal" }), json!({ "type": ["a", "b"] })].iter().enumerate()
+    {
+        let foreign = json!({ "cniVersion": "1.0.0", "type": "acme", "ipam": ipam, "testPlugin": { "record": RECORD } });
+        cluster.definition(&format!("own{number}"), &foreign);
+        cluster.pod("web", format!("own{number}"));
+        let pod = host.pod("web");
+        let weft = cluster.attachment(&pod);
+        let config = configuration(&bridge("default", 1));
+        weft.add(&config).success();
+        weft.del(&config).success();
+        pod.remove();
+    }
+    // A built-in plugin calls the program of its `ipam.type`, which is missing.
+    let missing = json!({ "cniVersion": "1.0.0", "type": "ptp", "ipam": { "type": "acme-internal" } });
+    cluster.definition("missing", &missing);
+    cluster.pod("web", "missing");
+    let refused = cluster.attachment(&host.pod("web")).add(&configuration(&bridge("default", 1)));
+    assert_refused("a missing IPAM plugin", &refused, 7, &["acme-internal", "/opt/cni/bin"]);
+}
+
+#[test]
 fn delegate_plugin_not_found_names_the_searched_directories() {
     let host = host!(Feature::Bridge, Feature::Macvlan);
     let cluster = world(&host);

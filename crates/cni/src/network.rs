@@ -162,9 +162,20 @@ impl Network {
 
     /// Returns the plugins that running this network needs, IPAM included, without duplicates, in order of use.
     pub fn needs(&self) -> Result<Vec<PluginType>, Error> {
+        self.needs_where(|_| true)
+    }
+
+    /// As [`Network::needs`], with the IPAM plugins of those plugins alone that `uses_ipam_type` selects. Another plugin may
+    /// have its own meaning of `ipam.type`.
+    pub fn needs_where(
+        &self,
+        uses_ipam_type: impl Fn(&PluginType) -> bool,
+    ) -> Result<Vec<PluginType>, Error> {
         let mut needs = Vec::new();
         for plugin in &self.plugins {
-            for name in std::iter::once(plugin_type(plugin)?).chain(ipam_type(plugin)?) {
+            let name = plugin_type(plugin)?;
+            let ipam = if uses_ipam_type(&name) { ipam_type(plugin)? } else { None };
+            for name in std::iter::once(name).chain(ipam) {
                 if !needs.contains(&name) {
                     needs.push(name);
                 }

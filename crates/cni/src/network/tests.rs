@@ -138,6 +138,11 @@ fn network_needs_lists_plugins_and_ipam() -> Result<(), Error> {
     assert_eq!(needs, ["bridge", "host-local", "macvlan"]);
     let evil = read(r#"{"name":"n","type":"bridge","ipam":{"type":"../x"}}"#)?;
     assert_eq!(evil.needs().unwrap_err().code, 7);
+    let foreign = read(
+        r#"{"name":"n","plugins":[{"type":"acme","ipam":{"type":["a"]}},{"type":"bridge","ipam":{"type":"dhcp"}}]}"#,
+    )?;
+    let needs = foreign.needs_where(|plugin| plugin.as_str() == "bridge")?;
+    assert_eq!(needs.iter().map(ToString::to_string).collect::<Vec<_>>(), ["acme", "bridge", "dhcp"]);
     Ok(())
 }
 

@@ -69,7 +69,8 @@ pub(super) fn unavailable(error: Error) -> Error {
 
 /// Refuses a network one of whose plugins is not there or is not a program (STATUS: code 50).
 pub(super) fn plugins_are_there(invoker: &PluginInvoker, network: &Network, path: &str) -> Result<(), Error> {
-    for plugin in network.needs()? {
+    // A foreign plugin calls its IPAM plugin itself, or takes `ipam.type` for something else.
+    for plugin in network.needs_where(|plugin| invoker.in_process(plugin, path))? {
         if !invoker.in_process(&plugin, path)
             && let Err(error) = exec::find(&plugin, path).and_then(|program| exec::check_executable(&program))
         {

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use cni::Error;
+use cni::name::PluginType;
 use cni::network::{Network, plugin_type};
 use cni::runtime::chain;
 use cni::runtime::exec::Exec;
@@ -272,7 +273,8 @@ fn check_readiness(
         );
         return Ok(Readiness::NotYet(Failure::new(why).next(faults.join("; "))));
     };
-    for plugin in network.needs()? {
+    let is_own = |plugin: &PluginType| weft_cni.answers_to(plugin.as_str()).unwrap_or(false);
+    for plugin in network.needs_where(is_own)? {
         if !plugins.here.join(plugin.as_str()).exists() && !weft_cni.answers_to(plugin.as_str())? {
             let why = format!(
                 "network {}: plugin {plugin}: not found in {}",
