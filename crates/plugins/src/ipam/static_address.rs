@@ -126,7 +126,13 @@ fn chosen(configured: &[Address], requests: Requests, gateways: &str) -> Result<
             .collect::<Result<Vec<_>, Error>>()
     };
     let mut addresses = configured.to_vec();
-    addresses.extend(all(&environment)?);
+    // With `IP` of `CNI_ARGS`, `GATEWAY` names the gateways, as in the reference plugin.
+    for request in &environment {
+        let bare = |address| Address { address, gateway: None };
+        addresses.push(
+            request.prefixed.map_or_else(|| Address::requested(request, configured), |net| Ok(bare(net)))?,
+        );
+    }
     for text in gateways.split(',').map(str::trim).filter(|_| !gateways.is_empty()) {
         let Some(gateway) = cni::address::parse_ip(text) else {
             return Err(Error::key("CNI_ARGS GATEWAY", format!("{text:?}"), "not an IP address"));
