@@ -38,10 +38,6 @@ use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use serde::Deserialize;
 
-/// Interface group that collects links, so that the kernel removes them with one request. Every link in it is to be
-/// deleted.
-pub const REMOVAL_GROUP: u32 = 0x7765_6674;
-
 /// Largest MTU that the kernel accepts for any link, in bytes.
 const MTU_MAX: u32 = 65535;
 /// Smallest MTU that IPv4 allows, in bytes.
@@ -283,5 +279,5 @@ pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
         tag.is_of(plugin, network) && !tag.container.is_empty() && !keep.contains(&link.alias)
     };
     let stale: Vec<u32> = host.links().or_refused()?.iter().filter(|l| stale(l)).map(|l| l.index).collect();
-    host.delete_links(&stale, REMOVAL_GROUP).or_refused()
+    host.delete_links(&stale).or_refused()
 }

@@ -3,7 +3,8 @@
 //! - Every attachment that may have been begun is taken down. A failure does not stop the others; what is left stays in
 //!   the entry for the next DEL (`docs/design/journal.md`).
 //! - A path that leads to another namespace than the sandbox's is not entered: [`namespace`].
-//! - Links of built-in plugins are removed with one request first, so that the grace period of the kernel passes once.
+//! - Interfaces of the host return first: a process in the sandbox could mix them up with the links that are removed.
+//! - Links of built-in plugins are then removed with one request, so that the grace period of the kernel passes once.
 //!
 //! Source: the multi-network specification 7.2; CNI 1.1.0 §3 "Delete".
 
@@ -22,7 +23,7 @@ use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
-use plugins::interface::{REMOVAL_GROUP, belongs_to_other};
+use plugins::interface::belongs_to_other;
 use rpc::journal::{Entry, State};
 use serde::Deserialize;
 
@@ -40,21 +41,17 @@ pub(super) fn take_down(journal: &Journal, invoker: &PluginInvoker, entry: &mut 
     let recorded = entry.netns.clone();
     namespace::forget_another(entry)?;
     let delegates = entry.plan.delegates.clone();
-    errors.extend(unregister(invoker, entry, &delegates).err());
-    for (index, delegate) in delegates.iter().enumerate().rev() {
-        if entry.attachments.get(index).is_none_or(|attachment| attachment.state == State::Detached) {
-            continue;
-        }
-        let outcome = detach_one(invoker, entry, index, delegate);
-        let outcome = outcome.map_err(|error| error.context(format_args!("detach {}", delegate.ifname)));
-        let attachment = &mut entry.attachments[index];
-        match outcome {
-            Ok(()) => attachment.state = State::Detached,
-            Err(error) => {
-                attachment.failure = Some(error.clone());
-                errors.push(error);
-            }
-        }
+    let (moved, others): (Vec<usize>, Vec<usize>) =
+        (0..delegates.len()).rev().partition(|index| moves_interface(&delegates[*index]));
+    for index in moved {
+        errors.extend(detach_next(invoker, entry, index, &delegates[index]).err());
+    }
+    // An interface that did not return is still in the sandbox: then each plugin removes its own link.
+    if errors.is_empty() {
+        errors.extend(unregister(invoker, entry, &delegates).err());
+    }
+    for index in others {
+        errors.extend(detach_next(invoker, entry, index, &delegates[index]).err());
     }
     (entry.complete, entry.changing) = (false, false);
     entry.netns = recorded;
@@ -64,6 +61,35 @@ pub(super) fn take_down(journal: &Journal, invoker: &PluginInvoker, entry: &mut 
     };
     errors.extend(recorded.err());
     cni::error::collected(errors)
+}
+
+/// Detaches a network that may be attached, and notes the outcome.
+fn detach_next(
+    invoker: &PluginInvoker,
+    entry: &mut Entry,
+    index: usize,
+    delegate: &Delegate,
+) -> Result<(), Error> {
+    if entry.attachments.get(index).is_none_or(|attachment| attachment.state == State::Detached) {
+        return Ok(());
+    }
+    let outcome = detach_one(invoker, entry, index, delegate);
+    let outcome = outcome.map_err(|error| error.context(format_args!("detach {}", delegate.ifname)));
+    let attachment = &mut entry.attachments[index];
+    match &outcome {
+        Ok(()) => attachment.state = State::Detached,
+        Err(error) => attachment.failure = Some(error.clone()),
+    }
+    outcome
+}
+
+/// Whether a network consists of an interface of the host.
+fn moves_interface(delegate: &Delegate) -> bool {
+    let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
+    network.is_ok_and(|network| {
+        let first = network.plugins.first().and_then(|plugin| plugin_type(plugin).ok());
+        first.and_then(|name| builtins::find(name.as_str())).is_some_and(Plugin::moves_interface)
+    })
 }
 
 pub(super) fn detach_one(
@@ -139,7 +165,7 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
     }
     // One link alone is removed by its own plugin, for the same price.
     if outside.len() > 1 {
-        host.delete_links(&outside, REMOVAL_GROUP).or_refused()?;
+        host.delete_links(&outside).or_refused()?;
     }
     if names.len() < 2 {
         return Ok(());
@@ -152,7 +178,7 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
         let link = link.filter(|link| !belongs_to_other(&mut host, link, &one.tag(one.creator)));
         indexes.extend(link.map(|link| link.index));
     }
-    net.delete_links(&indexes, REMOVAL_GROUP).or_refused()
+    net.delete_links(&indexes).or_refused()
 }
 
 /// An attachment that consists of links which built-in plugins created and whose DEL removes them.
