@@ -1,8 +1,8 @@
 //! Which network namespace an entry means: its path may lead to another one by now.
 //!
 //! A path below `/proc/PID` is another process's once that number is given again, and after a boot it is anybody's; a
-//! file that was removed and made again is another namespace. What is there then is not ours to take down. (The kernel
-//! gives inode numbers again, too: one that is made right after the sandbox's end may look the same.)
+//! file that was removed and made again is another namespace. What is there then is not ours to take down. The kernel
+//! reuses inode numbers, so the cookie of the namespace counts, which is unique in a boot. Kernels before 5.14 have none.
 //!
 //! Rules: a namespace is its identity in one boot; one that is not known, of entries that others wrote, is believed; our own
 //! is not the sandbox's, unless `CNI_NETNS_OVERRIDE` says that it may be.
@@ -59,16 +59,41 @@ fn is_another(entry: &Entry, now: &str) -> Result<bool, Error> {
     if now.is_empty() {
         return Ok(false);
     }
-    if !entry.namespace.is_empty() && entry.namespace != now {
+    if !entry.namespace.is_empty() && !is_same(&entry.namespace, now) {
         return Ok(true);
     }
     let may_be_own = args::boolean(&std::env::var(environment::NETNS_OVERRIDE).unwrap_or_default());
     Ok(may_be_own != Some(true) && in_this_boot(&Netns::own().or_refused()?)? == now)
 }
 
-/// Empty where boots have no id.
+/// Whether two identities are of one namespace. One of an earlier release or kernel has no cookie.
+fn is_same(one: &str, other: &str) -> bool {
+    let parts = |text: &str| {
+        let mut parts = text.splitn(3, '/').map(str::to_owned);
+        (parts.next(), parts.next(), parts.next())
+    };
+    let ((boot, inode, cookie), (other_boot, other_inode, other_cookie)) = (parts(one), parts(other));
+    let cookies = cookie.is_none() || other_cookie.is_none() || cookie == other_cookie;
+    (boot, inode) == (other_boot, other_inode) && cookies
+}
+
+/// Boot id, device and inode, and the cookie if there is one. Empty where boots have no id.
 fn in_this_boot(netns: &Netns) -> Result<String, Error> {
     let boot = boot_id::read().map_err(|cause| Error::io(boot_id::PATH, cause))?;
     let identity = netns.identity().or_refused()?;
-    Ok(boot.map(|boot| format!("{boot}/{identity}")).unwrap_or_default())
+    let cookie = netns.cookie().map(|cookie| format!("/{cookie}")).unwrap_or_default();
+    Ok(boot.map(|boot| format!("{boot}/{identity}{cookie}")).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_same;
+
+    #[test]
+    fn netns_identity_without_cookie_is_compared_by_inode() {
+        let [known, old, reused, other] = ["b/4:17/5", "b/4:17", "b/4:17/6", "b/4:18/5"];
+        assert!(is_same(known, known) && is_same(known, old) && is_same(old, reused));
+        assert!(!is_same(known, reused) && !is_same(known, other) && !is_same(old, other));
+        assert!(!is_same(known, "c/4:17/5"), "of another boot");
+    }
 }
