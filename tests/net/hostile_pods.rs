@@ -11,8 +11,9 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::crash_recovery_tasks::Walk;
 use rig::cluster::{bridge, configuration};
-use rig::{Cluster, assert_nothing_left, link, links};
+use rig::{Cluster, assert_nothing_left, link, links, with};
 use serde_json::{Value, json};
 use testkit::{Feature, Host, Netns, Pod, Snapshot, host};
 
@@ -215,4 +216,112 @@ fn hostile_pod_link_never_moves_to_the_host() {
     net1.del(&device()).success();
     assert_eq!((links(&host), links(&pod)), (vec![], vec!["net1".to_owned()]), "it stays in the pod");
     drop(other);
+}
+
+/// Layer-2 network whose interface is in the pod only.
+fn flat() -> Value {
+    let range = json!({ "type": "host-local", "subnet": "10.7.0.0/24" });
+    json!({ "cniVersion": "1.1.0", "name": "net-a", "type": "macvlan", "master": "up0", "ipam": range })
+}
+
+/// Reservations of `net-a`.
+fn reservations(host: &Host) -> String {
+    host.run(["sh", "-c", "ls /var/lib/cni/networks/net-a | grep '^10' || true"]).trim().to_owned()
+}
+
+#[test]
+fn hostile_pod_hot_plug_removes_the_renamed_interface() {
+    let host = host!(Feature::Bridge, Feature::Macvlan);
+    host.run(["ip", "link", "add", "up0", "type", "veth", "peer", "name", "up1"]);
+    let pod = host.pod("web");
+    let walk = Walk::new(&host, &pod);
+    walk.cluster.definition("net-a", &flat());
+    for script in
+        ["link set a0 name own", "link set a0 alias weft/a/b/c/d", "link set a0 alias weft/a/b/c/d name own"]
+    {
+        walk.attach();
+        assert_ne!(reservations(&host), "");
+        pod.run(["sh", "-c", &format!("ip link set a0 down && ip {script}")]);
+        walk.run_through(&[], &walk.change("net-b@b0"));
+        assert_eq!(
+            (links(&pod), reservations(&host).as_str()),
+            (vec!["b0".into(), "eth0".into()], ""),
+            "{script}"
+        );
+        walk.attachment.del(&walk.config).success();
+    }
+}
+
+#[test]
+fn hostile_pod_hot_plug_keeps_addresses_of_moved_interfaces() {
+    let host = host!(Feature::Bridge, Feature::Macvlan);
+    host.run(["ip", "link", "add", "up0", "type", "veth", "peer", "name", "up1"]);
+    let (pod, other) = (host.pod("web"), host.pod("other"));
+    let walk = Walk::new(&host, &pod);
+    walk.cluster.definition("net-a", &flat());
+    walk.attach();
+    let held = reservations(&host);
+    pod.run(["ip", "link", "set", "a0", "netns", "other"]);
+    for replaced in [false, true] {
+        if replaced {
+            pod.run(["ip", "link", "add", "a0", "type", "veth", "peer", "name", "a1"]);
+        }
+        walk.run_through(&[], &walk.change("net-b@b0"));
+        assert_eq!(reservations(&host), held, "replaced: {replaced}");
+        let entry = walk.cluster.entry(&pod).expect("an entry");
+        let failures = entry["attachments"].as_array().expect("attachments").iter();
+        let failures: Vec<&Value> = failures.filter_map(|one| one.get("failure")).collect();
+        assert!(failures.len() == 1 && failures[0]["msg"].as_str().unwrap().contains("a0"), "{entry}");
+        assert_eq!(links(&pod).contains(&"a0".to_owned()), replaced, "another interface stays");
+    }
+    assert!(link(&other, "a0").is_some());
+    walk.attachment.del(&walk.config).success();
+    assert_eq!(reservations(&host), "", "the sandbox's DEL releases the address");
+}
+
+#[test]
+fn hostile_pod_device_named_as_another_network_is_not_deleted() {
+    let host = host!(Feature::Bridge, Feature::Macvlan);
+    host.run(["ip", "link", "add", "up0", "type", "veth", "peer", "name", "up1"]);
+    host.run(["ip", "link", "add", "dev0", "type", "veth", "peer", "name", "dev1"]);
+    let pod = host.pod("web");
+    rig::install(&host);
+    let (net1, net2) =
+        (host.attachment("host-device", &pod, "net1"), host.attachment("macvlan", &pod, "net2"));
+    let macvlan = with(&flat(), &json!({ "name": "net-a" }));
+    net1.add(&device()).success();
+    net2.add(&macvlan).success();
+    pod.run(["ip", "link", "delete", "net2"]);
+    pod.run(["sh", "-c", "ip link set net1 down && ip link set net1 name net2"]);
+    net2.del(&macvlan).success();
+    assert!(link(&pod, "net2").is_some(), "the device of the node is not deleted");
+    net1.del(&device()).success();
+    assert!(link(&host, "dev0").is_some());
+}
+
+/// A later namespace at the same path has the inode number of the deleted one.
+#[test]
+fn hostile_pod_netns_with_reused_inode_is_not_entered() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    cluster.definition("red", &bridge("red", 2));
+    cluster.pod("web", "red");
+    let config = configuration(&bridge("default", 1));
+    for _ in 0..6 {
+        let pod = host.pod("web");
+        let mut weft = cluster.attachment(&pod);
+        weft.add(&config).success();
+        pod.remove();
+        host.run(["ip", "netns", "add", "web"]);
+        let inside = |words: &str| host.run(["nsenter", "--net=/run/netns/web", "sh", "-c", words]);
+        for name in ["eth0", "net1"] {
+            inside(&format!("ip link add {name} type veth peer name of-{name}"));
+        }
+        weft.netns.clear();
+        weft.del(&config).success();
+        for name in ["eth0", "net1"] {
+            inside(&format!("ip link show {name}"));
+        }
+        host.run(["ip", "netns", "delete", "web"]);
+    }
 }

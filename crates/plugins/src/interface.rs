@@ -253,7 +253,7 @@ fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
     collected(errors)
 }
 
-/// Whether an interface in a container belongs to another attachment, or is hardware or `lo`. The owner tag of a veth
+/// Whether an interface in a container belongs to another attachment or to the host, or is hardware or `lo`. The owner tag of a veth
 /// pair is on its host end.
 pub fn belongs_to_other(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> bool {
     let is_its_own = |found: OwnerTag, alias: &str| {
@@ -263,6 +263,7 @@ pub fn belongs_to_other(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> bool {
         |link: &Link| OwnerTag::read(&link.alias).is_some_and(|found| !is_its_own(found, &link.alias));
     let outside = link.link.filter(|_| link.kind == "veth").and_then(|end| host.link_at(end).ok());
     link.kind.is_empty()
+        || host_device::is_moved(link, &tag.container)
         || is_marked(link)
         || outside.is_some_and(|end| end.link == Some(link.index) && is_marked(&end))
 }

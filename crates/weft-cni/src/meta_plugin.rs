@@ -15,6 +15,7 @@
 pub mod adoption;
 mod agent;
 mod attach;
+mod attached_link;
 mod change;
 mod detach;
 mod devices;

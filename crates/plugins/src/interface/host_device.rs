@@ -193,6 +193,13 @@ pub fn returned_devices(links: &[Link]) -> Result<Vec<(String, String)>, Error> 
     Ok(store::all()?.into_iter().filter_map(named).collect())
 }
 
+/// Whether a link in a container is a device that was moved there. A process in the container can give the device the name
+/// of another interface.
+pub fn is_moved(link: &Link, container: &str) -> bool {
+    let records = store::of_container(container).unwrap_or_default();
+    records.iter().any(|kept| kept.record.is_inside(link))
+}
+
 /// Renames the devices that the kernel returned when containers of this network ended.
 fn sweep(request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };

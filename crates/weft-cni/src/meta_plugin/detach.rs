@@ -24,11 +24,11 @@ use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use plugins::interface::belongs_to_other;
-use rpc::journal::{Entry, State};
+use rpc::journal::{AttachedLink, Entry, State};
 use serde::Deserialize;
 
 use super::journal::Journal;
-use super::{devices, namespace};
+use super::{attached_link, devices, namespace};
 use crate::builtins;
 use crate::plugin_invoker::PluginInvoker;
 
@@ -146,7 +146,11 @@ fn never_acted(invoker: &PluginInvoker, path: &str, failure: &PluginFailure<'_>)
 fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) -> Result<(), Error> {
     let pending = delegates.iter().zip(&entry.attachments);
     let pending = pending.filter(|(_, attachment)| attachment.state != State::Detached);
-    let own: Vec<Own> = pending.filter_map(|(delegate, _)| Own::of(invoker, entry, delegate)).collect();
+    let own: Vec<Own> = pending
+        .filter_map(|(delegate, attachment)| {
+            Own::of(invoker, entry, delegate).map(|own| Own { link: attachment.link.clone(), ..own })
+        })
+        .collect();
     let mut host = Rtnl::open().or_refused()?;
     let mut outside = Vec::new();
     for one in &own {
@@ -163,22 +167,49 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
             names.push(one);
         }
     }
-    // One link alone is removed by its own plugin, for the same price.
+    // One link alone is removed by its own plugin, at the same cost.
     if outside.len() > 1 {
         host.delete_links(&outside).or_refused()?;
     }
-    if names.len() < 2 {
+    // One link alone is removed by its own plugin, unless that finds it only by a name, which a pod can change.
+    let by_index = |one: &&Own| one.link.is_some() && one.host_link_name(one.creator, 0).is_none();
+    if names.len() < 2 && !names.iter().any(by_index) {
         return Ok(());
     }
     let Some(netns) = Netns::find(Path::new(&entry.netns)).or_refused()? else { return Ok(()) };
     let mut net = netns.rtnl().or_refused()?;
     let mut indexes = Vec::with_capacity(names.len());
     for one in names {
-        let link = net.find_link(one.who.ifname.as_str()).or_refused()?;
-        let link = link.filter(|link| !belongs_to_other(&mut host, link, &one.tag(one.creator)));
+        let link = match &one.link {
+            Some(known) => attached_link::find(&mut net, known)?.filter(|link| !link.kind.is_empty()),
+            None => net
+                .find_link(one.who.ifname.as_str())
+                .or_refused()?
+                .filter(|link| !belongs_to_other(&mut host, link, &one.tag(one.creator))),
+        };
         indexes.extend(link.map(|link| link.index));
     }
     net.delete_links(&indexes).or_refused()
+}
+
+/// Way in which the interface of an attachment is removed from a running sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Removal {
+    /// The plugin removes the end on the host, and the kernel the one in the sandbox.
+    ByHostEnd,
+    /// The link is in the sandbox only, and no plugin needs it at DEL.
+    Inside,
+    /// A plugin removes or returns it.
+    ByPlugin,
+}
+
+/// Returns how the interface of a network is removed.
+pub(super) fn removal(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Removal {
+    match Own::of(invoker, entry, delegate) {
+        Some(own) if own.host_link_name(own.creator, 0).is_some() => Removal::ByHostEnd,
+        Some(_) => Removal::Inside,
+        None => Removal::ByPlugin,
+    }
 }
 
 /// An attachment that consists of links which built-in plugins created and whose DEL removes them.
@@ -186,6 +217,8 @@ struct Own {
     who: Attachment,
     network: String,
     creator: &'static dyn Plugin,
+    /// Its link in the sandbox, if the journal has it.
+    link: Option<AttachedLink>,
     /// Plugins of the list that have a link on the host beside it.
     on_host: Vec<&'static dyn Plugin>,
 }
@@ -212,7 +245,8 @@ impl Own {
             return None;
         }
         let who = Attachment { container: entry.container_id.clone(), ifname: delegate.ifname.clone() };
-        let mut own = Own { who, network: network.name.to_string(), creator, on_host: Vec::new() };
+        let mut own =
+            Own { who, network: network.name.to_string(), creator, link: None, on_host: Vec::new() };
         own.on_host = plugins.filter(|plugin| own.host_link_name(*plugin, 0).is_some()).collect();
         Some(own)
     }

@@ -60,6 +60,11 @@ pub(super) fn of_device(name: &str) -> Result<Vec<StoredRecord>, Error> {
     list(&|file| file.split_once(':').is_some_and(|(device, _)| device == name))
 }
 
+/// Returns the records of a container.
+pub(super) fn of_container(container: &str) -> Result<Vec<StoredRecord>, Error> {
+    list(&|file| file.split(':').nth(1) == Some(container))
+}
+
 /// Returns all records.
 pub(super) fn all() -> Result<Vec<StoredRecord>, Error> {
     list(&|_| true)
