@@ -7,7 +7,6 @@ pub(crate) mod message;
 
 use std::os::fd::{AsFd, AsRawFd};
 
-use crate::Netns;
 use crate::attributes::ne32_of;
 use crate::error::Error;
 use crate::netlink::{Failure, Protocol, Request, Socket};
@@ -30,9 +29,9 @@ impl Rtnl {
         Ok(Rtnl { socket: Socket::open(Protocol::Route)? })
     }
 
-    /// Returns the id that this socket's namespace has for `netns`, as in [`crate::link::Link::link_netns_id`]; `None` if it
+    /// Returns the id that this socket's namespace has for the namespace `netns`, as in [`crate::link::Link::link_netns_id`]; `None` if it
     /// has none. `ip netns list-id`
-    pub fn netns_id(&mut self, netns: &Netns) -> Result<Option<i32>, Error> {
+    pub fn netns_id(&mut self, netns: &impl AsFd) -> Result<Option<i32>, Error> {
         let mut message = Message::netns_id(GET_NETNS_ID);
         message.attributes.ne32(NETNS_DESCRIPTOR, netns.as_fd().as_raw_fd().cast_unsigned());
         let answers = self.ask(message, || "read the id of a network namespace".to_owned())?;

@@ -17,7 +17,16 @@ use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use rpc::journal::{AttachedLink, Entry};
 
-use super::detach::Removal;
+/// Way in which the interface of an attachment is removed from a running sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Removal {
+    /// The plugin removes the end on the host, and the kernel the one in the sandbox.
+    ByHostEnd,
+    /// The link is in the sandbox only, and no plugin needs it at DEL.
+    Inside,
+    /// A plugin removes or returns it.
+    ByPlugin,
+}
 
 /// Returns the interface of an attachment whose ADD has ended; none if there is none of its name.
 pub(super) fn read(entry: &Entry, delegate: &Delegate) -> Option<AttachedLink> {

@@ -27,8 +27,9 @@ use plugins::interface::belongs_to_other;
 use rpc::journal::{AttachedLink, Entry, State};
 use serde::Deserialize;
 
+use super::attached_link::{self, Removal};
 use super::journal::Journal;
-use super::{attached_link, devices, namespace};
+use super::{devices, namespace};
 use crate::builtins;
 use crate::plugin_invoker::PluginInvoker;
 
@@ -190,17 +191,6 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
         indexes.extend(link.map(|link| link.index));
     }
     net.delete_links(&indexes).or_refused()
-}
-
-/// Way in which the interface of an attachment is removed from a running sandbox.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Removal {
-    /// The plugin removes the end on the host, and the kernel the one in the sandbox.
-    ByHostEnd,
-    /// The link is in the sandbox only, and no plugin needs it at DEL.
-    Inside,
-    /// A plugin removes or returns it.
-    ByPlugin,
 }
 
 /// Returns how the interface of a network is removed.
