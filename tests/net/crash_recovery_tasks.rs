@@ -40,18 +40,18 @@ const OTHER: &str = "net-b@b0";
 const MORE: &str = "net-a@a0,net-b@b0";
 
 /// A sandbox and the tasks about it.
-struct Walk<'a> {
+pub(crate) struct Walk<'a> {
     host: &'a Host,
-    cluster: Cluster<'a>,
+    pub(crate) cluster: Cluster<'a>,
     pod: &'a Pod,
-    attachment: Attachment<'a>,
-    config: Value,
+    pub(crate) attachment: Attachment<'a>,
+    pub(crate) config: Value,
     before: Snapshot,
     inside: Snapshot,
 }
 
 impl<'a> Walk<'a> {
-    fn new(host: &'a Host, pod: &'a Pod) -> Walk<'a> {
+    pub(crate) fn new(host: &'a Host, pod: &'a Pod) -> Walk<'a> {
         let cluster = Cluster::new(host);
         cluster.definition("net-a", &bridge("net-a", 2));
         cluster.definition("net-b", &bridge("net-b", 3));
@@ -69,13 +69,13 @@ impl<'a> Walk<'a> {
     }
 
     /// Attaches the pod with its first selection.
-    fn attach(&self) {
+    pub(crate) fn attach(&self) {
         self.cluster.pod("web", ATTACHED);
         self.attachment.add(&self.config).success();
     }
 
     /// Returns the task that gives the sandbox the networks in `selected`, with the planner's plan.
-    fn change(&self, selected: &str) -> Value {
+    pub(crate) fn change(&self, selected: &str) -> Value {
         self.cluster.pod("web", selected);
         let answer = self.planned("web", self.pod);
         self.cluster.pod("web", ATTACHED);
@@ -101,7 +101,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Runs a task through `words`, as `weft executor` does.
-    fn run_through(&self, words: &[&str], task: &Value) -> Finished {
+    pub(crate) fn run_through(&self, words: &[&str], task: &Value) -> Finished {
         let weft_cni = testkit::binary("weft-cni").display().to_string();
         let mut line = words.iter().copied().chain([weft_cni.as_str(), "run-tasks"]);
         let command = self.host.command(line.next().expect("a program")).args(line);

@@ -27,6 +27,7 @@ mod firewall;
 mod host_device;
 mod host_local;
 mod host_ports;
+mod hostile_pods;
 mod import_multus;
 mod interface_plugins;
 mod ipvlan;

@@ -37,6 +37,13 @@ pub trait Plugin: Sync {
         false
     }
 
+    /// Whether ADD moves an interface of the host into the container and DEL returns it.
+    ///
+    /// A meta-plugin calls this DEL before it removes interfaces of the container in one request.
+    fn moves_interface(&self) -> bool {
+        false
+    }
+
     /// Returns the name of the host link that ADD creates for an attachment, at the `attempt`th try (0 first). Returns `None`
     /// after the last try, and for a plugin that creates no link.
     ///

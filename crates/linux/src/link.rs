@@ -9,16 +9,19 @@ pub mod create;
 pub mod snapshot;
 pub mod tap;
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsFd, AsRawFd};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rustix::io::Errno;
 
-use crate::attributes::{Attributes, find, ne16_of, ne32_of, text};
+use crate::attributes::{Attributes, find, items, ne16_of, ne32_of, text};
 use crate::error::{Error, Kind};
 use crate::netlink::Request;
 use crate::rtnl::Rtnl;
-use crate::rtnl::message::{DELETE_LINK, GET_LINK, INET, INET6, Message, NEW_LINK, SET_LINK};
+use crate::rtnl::message::{
+    DELETE_LINK, DELETE_LINK_PROPERTY, GET_LINK, INET, INET6, Message, NEW_LINK, NEW_LINK_PROPERTY, SET_LINK,
+};
 
 /// `IFLA_…`: attributes of a link.
 mod attribute {
@@ -39,6 +42,9 @@ mod attribute {
     pub(super) const RX_QUEUES: u16 = 32;
     pub(super) const CARRIER: u16 = 33;
     pub(super) const LINK_NETNS_ID: u16 = 37;
+    pub(super) const PROPERTIES: u16 = 52;
+    pub(super) const ALTERNATIVE_NAME: u16 = 53;
+    pub(super) const PERMANENT_ADDRESS: u16 = 54;
 }
 
 /// `IFLA_INFO_…`: kind of a link and attributes of its kind.
@@ -81,6 +87,11 @@ const UP: u32 = 1;
 const PROMISCUOUS: u32 = 0x100;
 /// `IFF_ALLMULTI`
 const ALL_MULTICAST: u32 = 0x200;
+/// Flags that a user can change, apart from `IFF_UP`: DEBUG, NOTRAILERS, NOARP, PROMISC, ALLMULTI, MULTICAST, PORTSEL,
+/// AUTOMEDIA, DYNAMIC.
+const SETTABLE: u32 = 0x4 | 0x20 | 0x80 | PROMISCUOUS | ALL_MULTICAST | 0x1000 | 0x2000 | 0x4000 | 0x8000;
+/// Largest number of bytes of alternative names in one request; an attribute has at most 64 KiB.
+const PROPERTIES_MAX: usize = 32 << 10;
 /// `ARPHRD_LOOPBACK`
 const LOOPBACK: u16 = 772;
 /// `IF_OPER_UNKNOWN` and `IF_OPER_UP`
@@ -111,6 +122,12 @@ pub struct Link {
     pub promiscuous: bool,
     /// Whether it receives all multicast packets.
     pub all_multicast: bool,
+    /// Flags that a user can change (`IFF_NOARP`, `IFF_PROMISC` and others), without `IFF_UP`.
+    pub flags: u32,
+    /// Alternative names.
+    pub alternative_names: Vec<String>,
+    /// Hardware address that the driver reports, which no user can change; empty if unknown.
+    pub permanent_mac: Vec<u8>,
     /// Index of the bridge, bond or VRF of which it is a port.
     pub master: Option<u32>,
     /// Index of the parent (macvlan, vlan) or of the peer (veth), perhaps in another namespace.
@@ -186,6 +203,8 @@ pub struct Change<'a> {
     pub promiscuous: Option<bool>,
     /// Whether to receive all multicast packets.
     pub all_multicast: Option<bool>,
+    /// All flags of [`Link::flags`].
+    pub flags: Option<u32>,
     /// Length of the transmit queue, in packets.
     pub tx_queue_length: Option<u32>,
     /// New master; `Some(0)` removes the link from its master.
@@ -209,6 +228,7 @@ impl Link {
             up: flags & UP != 0,
             promiscuous: flags & PROMISCUOUS != 0,
             all_multicast: flags & ALL_MULTICAST != 0,
+            flags: flags & SETTABLE,
             loopback: u16::from_ne_bytes([message.byte_at(2), message.byte_at(3)]) == LOOPBACK,
             ..Link::default()
         };
@@ -229,6 +249,11 @@ impl Link {
                 attribute::ALIAS => link.alias = text(value),
                 attribute::TX_QUEUE_LENGTH => link.tx_queue_length = number(),
                 attribute::INFO => link.read_info(value),
+                attribute::PERMANENT_ADDRESS => link.permanent_mac = value.to_vec(),
+                attribute::PROPERTIES => {
+                    let names = items(value).filter(|(kind, _)| *kind == attribute::ALTERNATIVE_NAME);
+                    link.alternative_names.extend(names.map(|(_, name)| text(name)));
+                }
                 _ => {}
             }
         }
@@ -361,28 +386,65 @@ impl Rtnl {
         self.execute(0, Message::link(DELETE_LINK, index), || format!("delete link {name}"))
     }
 
-    /// Removes several links within one grace period: they are put in `group`, and the group is removed.
+    /// Removes several links within one grace period: they are put in a group, and the group is removed.
     ///
-    /// `ip link set dev NAME group N` for each, then `ip link del group N`. No other link may be in `group`. Links that no
-    /// longer exist are ignored. Links that the kernel does not remove in this way (hardware) remain.
-    pub fn delete_links(&mut self, indexes: &[u32], group: u32) -> Result<(), Error> {
-        let mut grouped = 0;
-        for index in indexes {
-            let change = Change { group: Some(group), ..Change::default() };
-            match self.change_link(*index, &format!("with index {index}"), &change) {
-                Ok(()) => grouped += 1,
-                Err(error) if error.kind() == Kind::Absent => {}
-                Err(error) => return Err(error),
-            }
-        }
-        if grouped == 0 {
+    /// `ip link set dev NAME group N` for each, then `ip link del group N`. The group is a random number, and all requests
+    /// are in one datagram: a process in the namespace cannot put another link into the group beforehand. If the kernel
+    /// refuses to remove the group, the links are removed one by one. Links that no longer exist are ignored.
+    pub fn delete_links(&mut self, indexes: &[u32]) -> Result<(), Error> {
+        if indexes.is_empty() {
             return Ok(());
         }
-        let mut message = Message::link(DELETE_LINK, 0);
-        message.attributes.ne32(attribute::GROUP, group);
-        let deleted = self.execute(0, message, || format!("delete {grouped} links of group {group}"));
-        // Another process that removes links through the same group may have removed these, too.
-        crate::error::absent_is_fine(deleted)
+        let group = random_group();
+        let change = Change { group: Some(group), ..Change::default() };
+        let mut messages: Vec<Message> = indexes.iter().map(|index| change.message(*index)).collect();
+        let mut removal = Message::link(DELETE_LINK, 0);
+        removal.attributes.ne32(attribute::GROUP, group);
+        messages.push(removal);
+        let requests = messages.into_iter().map(|message| Request { flags: 0, message }).collect();
+        if self.execute_all(requests, |_| format!("delete {} links", indexes.len())).is_ok() {
+            return Ok(());
+        }
+        let mut outcome = Ok(());
+        for index in indexes {
+            let deleted = self.delete_link(*index, &format!("with index {index}"));
+            outcome = outcome.and(crate::error::absent_is_fine(deleted));
+        }
+        outcome
+    }
+
+    /// Adds alternative names to a link. `ip link property add dev NAME altname …`
+    ///
+    /// # Errors
+    /// [`Kind::Exists`]: the link or another one has one of the names.
+    pub fn add_alternative_names(&mut self, link: &Link, names: &[&str]) -> Result<(), Error> {
+        self.alternative_names(NEW_LINK_PROPERTY, "add", link, names)
+    }
+
+    /// Removes alternative names of a link. `ip link property del dev NAME altname …`
+    pub fn remove_alternative_names(&mut self, link: &Link, names: &[&str]) -> Result<(), Error> {
+        self.alternative_names(DELETE_LINK_PROPERTY, "remove", link, names)
+    }
+
+    fn alternative_names(&mut self, kind: u16, verb: &str, link: &Link, names: &[&str]) -> Result<(), Error> {
+        let mut rest = names;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = rest.iter().take_while(|name| {
+                bytes += name.len() + 8;
+                bytes <= PROPERTIES_MAX
+            });
+            let (now, later) = rest.split_at(fits.count().max(1));
+            rest = later;
+            let mut message = Message::link(kind, link.index);
+            message.attributes.nested(attribute::PROPERTIES, |list| {
+                for name in now {
+                    list.text(attribute::ALTERNATIVE_NAME, name);
+                }
+            });
+            self.execute(0, message, || format!("{verb} alternative names of link {}", link.name))?;
+        }
+        Ok(())
     }
 
     /// Creates a link. `ip link add …`, see [`create::NewLink`].
@@ -439,6 +501,7 @@ impl Change<'_> {
             mac,
             promiscuous,
             all_multicast,
+            flags: settable,
             tx_queue_length,
             master,
             group,
@@ -446,7 +509,10 @@ impl Change<'_> {
             arp_notify,
             link_local,
         } = self;
-        let (mut flags, mut mask) = (0, 0);
+        let (mut flags, mut mask) = match settable {
+            Some(settable) => (settable & SETTABLE, SETTABLE),
+            None => (0, 0),
+        };
         for (wanted, flag) in [(up, UP), (promiscuous, PROMISCUOUS), (all_multicast, ALL_MULTICAST)] {
             if let Some(on) = wanted {
                 mask |= flag;
@@ -492,6 +558,7 @@ impl Change<'_> {
             mac,
             promiscuous,
             all_multicast,
+            flags: settable,
             tx_queue_length,
             master,
             group,
@@ -513,6 +580,7 @@ impl Change<'_> {
         say(mac.map(|mac| format!("address {}", mac_text(mac))));
         say(promiscuous.as_ref().map(|on| format!("promisc {}", switch(on))));
         say(all_multicast.as_ref().map(|on| format!("allmulticast {}", switch(on))));
+        say(settable.map(|flags| format!("flags {flags:#x}")));
         say(tx_queue_length.map(|length| format!("txqueuelen {length}")));
         say(master.map(|master| format!("master index {master}")));
         say(group.map(|group| format!("group {group}")));
@@ -535,6 +603,12 @@ pub fn mac_text(mac: &[u8]) -> String {
         text.push(char::from(DIGITS[usize::from(byte & 0xf)]));
     }
     text
+}
+
+/// Returns a group number that no other process can know.
+fn random_group() -> u32 {
+    // The keys of a `RandomState` are random numbers of the kernel.
+    (RandomState::new().build_hasher().finish() as u32).max(1)
 }
 
 /// Writes which flags to change, and their values.

@@ -5,6 +5,8 @@
 //!
 //! Source: network_namespaces(7), setns(2); ip-netns(8) for named namespaces.
 
+mod cookie;
+
 use std::fmt;
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -56,7 +58,8 @@ pub struct Netns {
     name: String,
 }
 
-/// Identity of a namespace: two handles belong to the same namespace exactly if their identities are equal.
+/// Identity of a namespace that exists: two open handles belong to the same namespace exactly if their identities are equal.
+/// A later namespace may get the identity of a deleted one; see [`Netns::cookie`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     device: u64,
@@ -126,6 +129,12 @@ impl Netns {
             Ok(meta) => Ok(Identity { device: meta.dev(), inode: meta.ino() }),
             Err(error) => Err(Error::io(format!("stat network namespace {}", self.name), &error)),
         }
+    }
+
+    /// Returns the cookie of the namespace, a number that the kernel gives to no other namespace of this boot, unlike an
+    /// inode number. `None` on kernels before 5.14.
+    pub fn cookie(&self) -> Option<u64> {
+        self.run(cookie::own).ok().flatten()
     }
 
     /// Runs `work` inside. `ip netns exec …`
@@ -384,5 +393,6 @@ mod tests {
     #[test]
     fn netns_own_has_a_stable_identity() {
         assert_eq!(Netns::own().unwrap().identity(), Netns::own().unwrap().identity());
+        assert_eq!(Netns::own().unwrap().cookie(), cookie::own());
     }
 }

@@ -5,11 +5,19 @@
 
 pub(crate) mod message;
 
+use std::os::fd::{AsFd, AsRawFd};
+
+use crate::attributes::ne32_of;
 use rustix::io::Errno;
 
 use crate::error::Error;
 use crate::netlink::{Failure, Protocol, Request, Socket};
-use message::Message;
+use message::{GET_NETNS_ID, Message};
+
+/// `NETNSA_NSID`
+const NETNS_ID: u16 = 1;
+/// `NETNSA_FD`
+const NETNS_DESCRIPTOR: u16 = 3;
 
 /// Routing socket.
 #[derive(Debug)]
@@ -21,6 +29,16 @@ impl Rtnl {
     /// Opens a socket in the calling thread's namespace; for another one see [`crate::Netns::rtnl`].
     pub fn open() -> Result<Rtnl, Error> {
         Ok(Rtnl { socket: Socket::open(Protocol::Route)? })
+    }
+
+    /// Returns the id that this socket's namespace has for the namespace `netns`, as in [`crate::link::Link::link_netns_id`]; `None` if it
+    /// has none. `ip netns list-id`
+    pub fn netns_id(&mut self, netns: &impl AsFd) -> Result<Option<i32>, Error> {
+        let mut message = Message::netns_id(GET_NETNS_ID);
+        message.attributes.ne32(NETNS_DESCRIPTOR, netns.as_fd().as_raw_fd().cast_unsigned());
+        let answers = self.ask(message, || "read the id of a network namespace".to_owned())?;
+        let id = answers.iter().find_map(|answer| answer.attributes.find(NETNS_ID).and_then(ne32_of));
+        Ok(id.map(u32::cast_signed).filter(|id| *id >= 0))
     }
 
     /// Sends one request without an answer.

@@ -39,10 +39,6 @@ use plugin_support::log;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use serde::Deserialize;
 
-/// Interface group that collects links, so that the kernel removes them with one request. Every link in it is to be
-/// deleted.
-pub const REMOVAL_GROUP: u32 = 0x7765_6674;
-
 /// Largest MTU that the kernel accepts for any link, in bytes.
 const MTU_MAX: u32 = 65535;
 /// Smallest MTU that IPv4 allows, in bytes.
@@ -260,7 +256,7 @@ fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
     collected(errors)
 }
 
-/// Whether an interface in a container belongs to another attachment, or is hardware or `lo`. The owner tag of a veth
+/// Whether an interface in a container belongs to another attachment or to the host, or is hardware or `lo`. The owner tag of a veth
 /// pair is on its host end.
 pub fn belongs_to_other(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> bool {
     let is_its_own = |found: OwnerTag, alias: &str| {
@@ -270,6 +266,7 @@ pub fn belongs_to_other(host: &mut Rtnl, link: &Link, tag: &OwnerTag) -> bool {
         |link: &Link| OwnerTag::read(&link.alias).is_some_and(|found| !is_its_own(found, &link.alias));
     let outside = link.link.filter(|_| link.kind == "veth").and_then(|end| host.link_at(end).ok());
     link.kind.is_empty()
+        || host_device::is_moved(link, &tag.container)
         || is_marked(link)
         || outside.is_some_and(|end| end.link == Some(link.index) && is_marked(&end))
 }
@@ -286,5 +283,5 @@ pub fn sweep(plugin: &str, request: &Sweep) -> Result<(), Error> {
         tag.is_of(plugin, network) && !tag.container.is_empty() && !keep.contains(&link.alias)
     };
     let stale: Vec<u32> = host.links().or_refused()?.iter().filter(|l| stale(l)).map(|l| l.index).collect();
-    host.delete_links(&stale, REMOVAL_GROUP).or_refused()
+    host.delete_links(&stale).or_refused()
 }

@@ -71,12 +71,26 @@ pub struct Attachment {
     /// Result in effect, in the version of the delegate's configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Box<RawValue>>,
+    /// Its interface in the sandbox; absent if ADD created none, and while DEL removes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<AttachedLink>,
     /// Duration of its ADD, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub microseconds: Option<u64>,
     /// Error of its last DEL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Error>,
+}
+
+/// Interface of an attachment, by properties that no process in the sandbox can change.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AttachedLink {
+    /// Index in the sandbox.
+    pub index: u32,
+    /// Kind, the driver's name; empty for hardware.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kind: String,
 }
 
 /// State of an attachment.

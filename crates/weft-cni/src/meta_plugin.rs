@@ -14,6 +14,7 @@
 
 mod agent;
 mod attach;
+mod attached_link;
 mod change;
 mod detach;
 mod devices;

@@ -51,6 +51,13 @@ pub(crate) const NEW_FILTER: u16 = 44;
 /// `RTM_GETTFILTER`
 pub(crate) const GET_FILTER: u16 = 46;
 
+/// `RTM_GETNSID`
+pub(crate) const GET_NETNS_ID: u16 = 90;
+/// `RTM_NEWLINKPROP`
+pub(crate) const NEW_LINK_PROPERTY: u16 = 108;
+/// `RTM_DELLINKPROP`
+pub(crate) const DELETE_LINK_PROPERTY: u16 = 109;
+
 /// `AF_UNSPEC`
 pub(crate) const UNSPEC: u8 = 0;
 /// `AF_INET`
@@ -74,7 +81,8 @@ pub(crate) struct Message {
 /// Returns the length of the fixed part of this type, in bytes.
 fn fixed_length(kind: u16) -> usize {
     match kind {
-        16..20 => 16,
+        16..20 | 108..112 => 16,
+        88..92 => 4,
         20..24 => 8,
         36..48 => 20,
         _ => 12,
@@ -87,6 +95,11 @@ impl Message {
         let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
         message.put(4, &index.to_ne_bytes());
         message
+    }
+
+    /// Returns a message about ids of namespaces (`struct rtgenmsg`, padded).
+    pub(crate) fn netns_id(kind: u16) -> Message {
+        Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() }
     }
 
     /// Returns a message about an address (`struct ifaddrmsg`) of the link with this index.

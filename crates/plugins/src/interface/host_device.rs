@@ -9,8 +9,9 @@
 //! - The record is on disk before the device moves. One request moves it, renames it and sets its alias, so a killed
 //!   ADD leaves a complete device.
 //! - The alias is the device's name on the host, as the Go plugin sets it. Each plugin can return what the other moved.
-//! - DEL finds the device by alias and record, in the container or where the kernel moved it.
-//! - DEL reads no device, bus or device configuration, and touches no interface that this plugin did not move.
+//! - DEL finds the device by its record, in the container or where the kernel moved it, and gives it the recorded name
+//!   and settings back, whatever a process in the container changed.
+//! - DEL touches no interface that this plugin or the Go plugin did not move.
 //! - A failed ADD returns the device with its state, addresses and routes.
 //!
 //! Source: containernetworking/plugins `plugins/main/host-device` v1.9.1; kernel `net/core/dev.c`
@@ -110,6 +111,10 @@ impl Plugin for HostDevice {
         NAME
     }
 
+    fn moves_interface(&self) -> bool {
+        true
+    }
+
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
         let device = Device::read(&request.call)?;
         // Validated here because the last step of ADD uses it and must not fail.
@@ -127,12 +132,19 @@ impl Plugin for HostDevice {
         let mut undo = Undo::new();
         undo.push(|| pending.undo(&netns));
         let moved = relocation::into_container(&mut host, &link, &netns, request.who.ifname.as_str())?;
+        pending.moved(&moved)?;
         single::finish_add(request, ipam.map_or(Source::Nowhere, Source::Managed), &netns, &moved, undo)
     }
 
     fn del(&self, request: &Detach, delegates: &dyn Invoke) -> Result<(), Error> {
         let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
-        interface::release_after(request, delegates, || relocation::to_host(request.netns.as_deref(), &tag))
+        // A device without a record; an invalid configuration names none.
+        let configured = match Device::written(&request.call) {
+            Ok(Some(Device::Named(name))) => Some(name),
+            _ => None,
+        };
+        let to_host = || relocation::to_host(request.netns.as_deref(), &tag, configured.as_deref());
+        interface::release_after(request, delegates, to_host)
     }
 
     fn check(&self, request: &Attach, delegates: &dyn Invoke) -> Result<(), Error> {
@@ -181,6 +193,13 @@ pub fn returned_devices(links: &[Link]) -> Result<Vec<(String, String)>, Error> 
     Ok(store::all()?.into_iter().filter_map(named).collect())
 }
 
+/// Whether a link in a container is a device that was moved there. A process in the container can give the device the name
+/// of another interface.
+pub fn is_moved(link: &Link, container: &str) -> bool {
+    let records = store::of_container(container).unwrap_or_default();
+    records.iter().any(|kept| kept.record.is_inside(link))
+}
+
 /// Renames the devices that the kernel returned when containers of this network ended.
 fn sweep(request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
@@ -194,7 +213,7 @@ fn sweep(request: &Sweep) -> Result<(), Error> {
         if kept.is_leaving || own.is_none_or(|tag| keep.contains(&tag)) {
             continue;
         }
-        match relocation::restore_name(&mut host, &links, &kept.record) {
+        match relocation::restore(&mut host, &links, &kept.record) {
             // A device that is not on the host may be in a namespace that still exists, or on its way back.
             Ok(there) if there || kept.record.is_lost(false) => errors.extend(kept.remove().err()),
             Ok(_) => {}

@@ -19,6 +19,7 @@ use plugin_support::hash::hashed;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 
 use crate::interface::expect_no_link;
+use crate::interface::host_device;
 use crate::interface::inspection::differs;
 
 /// Namespace of a parent.
@@ -95,6 +96,7 @@ impl Parent {
         let mut tried = self.net.add_link(&made);
         if tried.as_ref().is_err_and(|error| error.kind() == Kind::Exists)
             && let Some(leftover) = inside.find_link(&temporary).or_refused()?
+            && !belongs_to_host(&leftover, tag)
         {
             inside.delete_link(leftover.index, &temporary).or_refused()?;
             tried = self.net.add_link(&made);
@@ -107,7 +109,7 @@ impl Parent {
             inside.link_at(link.index).or_refused()
         });
         // Also if only the answer was lost. Best effort: the original error is returned.
-        named.inspect_err(|_| forget_child(container, &temporary, child.name, &alias))
+        named.inspect_err(|_| forget_child(container, child.name, tag))
     }
 
     /// Returns the error of a creation. "Exists" is temporary: another container may release, for example, the VLAN id.
@@ -151,15 +153,22 @@ pub fn temporary_name(tag: &OwnerTag) -> String {
 }
 
 /// Removes a child under its temporary name, or under its final name if it has the owner tag: best effort.
-fn forget_child(container: &Netns, temporary: &str, name: &str, alias: &str) {
+fn forget_child(container: &Netns, name: &str, tag: &OwnerTag) {
     let Ok(mut inside) = container.rtnl() else { return };
-    for name in [temporary, name] {
+    let (temporary, alias) = (temporary_name(tag), tag.text(ALIAS_MAX));
+    for name in [temporary.as_str(), name] {
         if let Ok(Some(link)) = inside.find_link(name)
             && (name == temporary || link.alias == alias)
+            && !belongs_to_host(&link, tag)
         {
             let _ = inside.delete_link(link.index, name);
         }
     }
+}
+
+/// Whether a link in the container is hardware or a device of the host, to which a process gave the name or the tag.
+fn belongs_to_host(link: &Link, tag: &OwnerTag) -> bool {
+    link.kind.is_empty() || host_device::is_moved(link, &tag.container)
 }
 
 /// Removes a link that a killed ADD left under its temporary name; succeeds if there is none.
@@ -168,6 +177,8 @@ pub fn remove_unnamed(netns: Option<&Path>, tag: &OwnerTag) -> Result<(), Error>
     let mut inside = netns.rtnl().or_refused()?;
     match inside.find_link(&temporary_name(tag)).or_refused()? {
         None => Ok(()),
+        // A process in the container can give any link this name.
+        Some(link) if belongs_to_host(&link, tag) => Ok(()),
         Some(link) => linux::error::absent_is_fine(inside.delete_link(link.index, &link.name)).or_refused(),
     }
 }

@@ -46,9 +46,10 @@ pub fn add(
     request.call.config.dns()?;
     let netns = plugin_support::netns::open_netns(&request.netns)?;
     let link = make(&netns)?;
-    let (name, inside) = (request.who.ifname.as_str(), &netns);
+    let (index, name, inside) = (link.index, request.who.ifname.as_str(), &netns);
     let mut undo = Undo::new();
-    undo.push(move || interface::remove_inside(inside, name));
+    // By index: a process in the container may have renamed it. Best effort: the original error is returned.
+    undo.push(move || drop(inside.rtnl().and_then(|mut net| net.delete_link(index, name))));
     finish_add(request, source, &netns, &link, undo)
 }
 

@@ -23,7 +23,7 @@ use plugin_support::failure::OrRefused;
 use rpc::journal::{Entry, State};
 
 use super::journal::{Journal, Record};
-use super::{detach, devices, readiness, routes};
+use super::{attached_link, detach, devices, readiness, routes};
 use crate::plugin_invoker::PluginInvoker;
 
 /// Attaches every network of the entry's plan; returns the default network's result.
@@ -104,10 +104,12 @@ fn carry_out(record: &mut Record, invoker: &PluginInvoker, entry: &mut Entry) ->
                 return Err(error.context(step()));
             }
         };
+        let link = attached_link::read(entry, delegate);
         let attachment = &mut entry.attachments[index];
         attachment.state = State::Attached;
         attachment.microseconds = u64::try_from(started.elapsed().as_micros()).ok();
         attachment.result = Some(attached.raw);
+        attachment.link = link;
         results.push((network, attached.success));
         record.add(&entry.attachments_at(&[index])?)?;
     }

@@ -12,11 +12,11 @@ use cni::result::Success;
 use cni::{Context, Error, code};
 use npwg::plan::{Delegate, Plan};
 use rpc::change::{self, Change};
-use rpc::journal::{Attachment, Entry, State};
+use rpc::journal::{AttachedLink, Attachment, Entry, State};
 use rpc::task::NetworkChange;
 
 use super::journal::Journal;
-use super::{attach, detach};
+use super::{attach, attached_link, detach};
 use crate::plugin_invoker::PluginInvoker;
 
 /// Result of a change.
@@ -45,11 +45,17 @@ pub(super) fn change(
     let (added, removed) = (change.added(), change.removed());
     let Change { mut entry, wanted } = change;
     attach::require_plugins(invoker, &entry, added.iter().map(|place| &entry.plan.delegates[*place]))?;
+    // A link that was seen leaves the entry, so that a change that is interrupted after its removal can continue.
+    let links = removed.iter().map(|place| take_link(&mut entry, *place)).collect::<Result<Vec<_>, _>>()?;
     journal.begin(&entry)?;
-    for place in removed {
+    for (place, link) in removed.into_iter().zip(links) {
         let delegate = entry.plan.delegates[place].clone();
         let in_time = within(began, timeout);
-        match in_time.and_then(|()| detach::detach_one(invoker, &entry, place, &delegate)) {
+        let released = in_time.and_then(|()| release(invoker, &entry, place, &delegate, link.as_ref()));
+        if released.is_err() && link.is_some() {
+            entry.attachments[place].link = link;
+        }
+        match released.and_then(|()| detach::detach_one(invoker, &entry, place, &delegate)) {
             Ok(()) => {
                 entry.attachments[place].state = State::Detached;
                 let Delegate { network, ifname, .. } = delegate;
@@ -66,6 +72,30 @@ pub(super) fn change(
     changed.errors.extend(settle(&mut entry, wanted).err());
     journal.update(&entry)?;
     Ok(changed)
+}
+
+/// Takes the link of an attachment out of the entry if it is in the sandbox.
+fn take_link(entry: &mut Entry, place: usize) -> Result<Option<AttachedLink>, Error> {
+    match &entry.attachments[place].link {
+        Some(known) if attached_link::is_there(entry, known)? => Ok(entry.attachments[place].link.take()),
+        _ => Ok(None),
+    }
+}
+
+/// Removes the interface of one attachment before its DEL. One without a known link is left to its plugins.
+fn release(
+    invoker: &PluginInvoker,
+    entry: &Entry,
+    place: usize,
+    delegate: &Delegate,
+    seen: Option<&AttachedLink>,
+) -> Result<(), Error> {
+    match seen.or(entry.attachments[place].link.as_ref()) {
+        Some(link) => {
+            attached_link::release(entry, delegate, link, detach::removal(invoker, entry, delegate))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Checks that another network may be started.
@@ -96,11 +126,12 @@ fn add(
     match attached {
         Ok((_, attached)) => {
             let ips = attached.success.ips.iter().map(|ip| ip.address.addr()).collect();
-            let Delegate { network, ifname, .. } = delegate;
+            let (network, ifname) = (delegate.network.clone(), delegate.ifname.clone());
             changed.done.push(NetworkChange { network, ifname, added: Some(ips) });
             entry.attachments[place] = Attachment {
                 state: State::Attached,
                 result: Some(attached.raw),
+                link: attached_link::read(entry, &delegate),
                 microseconds: u64::try_from(started.elapsed().as_micros()).ok(),
                 failure: None,
             };

@@ -3,7 +3,8 @@
 //! - Every attachment that may have been begun is taken down. A failure does not stop the others; the remaining ones stay
 //!   in the entry for the next DEL (`docs/design/journal.md`).
 //! - A path that leads to another namespace than the sandbox's is not entered: [`namespace`].
-//! - Links of built-in plugins are removed with one request first, so that the kernel's grace period is waited for once.
+//! - Interfaces of the host return first: a process in the sandbox could mix them up with the links that are removed.
+//! - Links of built-in plugins are then removed with one request, so that the grace period of the kernel passes once.
 //!
 //! Source: the multi-network specification 7.2; CNI 1.1.0 §3 "Delete".
 
@@ -22,10 +23,11 @@ use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
-use plugins::interface::{REMOVAL_GROUP, belongs_to_other};
-use rpc::journal::{Entry, State};
+use plugins::interface::belongs_to_other;
+use rpc::journal::{AttachedLink, Entry, State};
 use serde::Deserialize;
 
+use super::attached_link::{self, Removal};
 use super::journal::Journal;
 use super::{devices, namespace};
 use crate::builtins;
@@ -40,21 +42,17 @@ pub(super) fn take_down(journal: &Journal, invoker: &PluginInvoker, entry: &mut 
     let recorded = entry.netns.clone();
     namespace::forget_another(entry)?;
     let delegates = entry.plan.delegates.clone();
-    errors.extend(unregister(invoker, entry, &delegates).err());
-    for (index, delegate) in delegates.iter().enumerate().rev() {
-        if entry.attachments.get(index).is_none_or(|attachment| attachment.state == State::Detached) {
-            continue;
-        }
-        let outcome = detach_one(invoker, entry, index, delegate);
-        let outcome = outcome.map_err(|error| error.context(format_args!("detach {}", delegate.ifname)));
-        let attachment = &mut entry.attachments[index];
-        match outcome {
-            Ok(()) => attachment.state = State::Detached,
-            Err(error) => {
-                attachment.failure = Some(error.clone());
-                errors.push(error);
-            }
-        }
+    let (moved, others): (Vec<usize>, Vec<usize>) =
+        (0..delegates.len()).rev().partition(|index| moves_interface(&delegates[*index]));
+    for index in moved {
+        errors.extend(detach_next(invoker, entry, index, &delegates[index]).err());
+    }
+    // An interface that did not return is still in the sandbox: then each plugin removes its own link.
+    if errors.is_empty() {
+        errors.extend(unregister(invoker, entry, &delegates).err());
+    }
+    for index in others {
+        errors.extend(detach_next(invoker, entry, index, &delegates[index]).err());
     }
     (entry.complete, entry.changing) = (false, false);
     entry.netns = recorded;
@@ -64,6 +62,35 @@ pub(super) fn take_down(journal: &Journal, invoker: &PluginInvoker, entry: &mut 
     };
     errors.extend(recorded.err());
     cni::error::collected(errors)
+}
+
+/// Detaches a network that may be attached, and notes the outcome.
+fn detach_next(
+    invoker: &PluginInvoker,
+    entry: &mut Entry,
+    index: usize,
+    delegate: &Delegate,
+) -> Result<(), Error> {
+    if entry.attachments.get(index).is_none_or(|attachment| attachment.state == State::Detached) {
+        return Ok(());
+    }
+    let outcome = detach_one(invoker, entry, index, delegate);
+    let outcome = outcome.map_err(|error| error.context(format_args!("detach {}", delegate.ifname)));
+    let attachment = &mut entry.attachments[index];
+    match &outcome {
+        Ok(()) => attachment.state = State::Detached,
+        Err(error) => attachment.failure = Some(error.clone()),
+    }
+    outcome
+}
+
+/// Whether a network consists of an interface of the host.
+fn moves_interface(delegate: &Delegate) -> bool {
+    let network = Network::parse(delegate.config.as_bytes(), &delegate.network);
+    network.is_ok_and(|network| {
+        let first = network.plugins.first().and_then(|plugin| plugin_type(plugin).ok());
+        first.and_then(|name| builtins::find(name.as_str())).is_some_and(Plugin::moves_interface)
+    })
 }
 
 pub(super) fn detach_one(
@@ -120,8 +147,12 @@ fn never_acted(invoker: &PluginInvoker, path: &str, failure: &PluginFailure<'_>)
 fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) -> Result<(), Error> {
     let pending = delegates.iter().zip(&entry.attachments);
     let pending = pending.filter(|(_, attachment)| attachment.state != State::Detached);
-    let own: Vec<LinkAttachment> =
-        pending.filter_map(|(delegate, _)| LinkAttachment::of(invoker, entry, delegate)).collect();
+    let own: Vec<LinkAttachment> = pending
+        .filter_map(|(delegate, attachment)| {
+            LinkAttachment::of(invoker, entry, delegate)
+                .map(|own| LinkAttachment { link: attachment.link.clone(), ..own })
+        })
+        .collect();
     let mut host = Rtnl::open().or_refused()?;
     let mut outside = Vec::new();
     for one in &own {
@@ -140,20 +171,36 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
     }
     // A single link is removed by its own plugin at the same cost.
     if outside.len() > 1 {
-        host.delete_links(&outside, REMOVAL_GROUP).or_refused()?;
+        host.delete_links(&outside).or_refused()?;
     }
-    if names.len() < 2 {
+    // One link alone is removed by its own plugin, unless that finds it only by a name, which a pod can change.
+    let by_index = |one: &&LinkAttachment| one.link.is_some() && one.host_link_name(one.creator, 0).is_none();
+    if names.len() < 2 && !names.iter().any(by_index) {
         return Ok(());
     }
     let Some(netns) = Netns::find(Path::new(&entry.netns)).or_refused()? else { return Ok(()) };
     let mut net = netns.rtnl().or_refused()?;
     let mut indexes = Vec::with_capacity(names.len());
     for one in names {
-        let link = net.find_link(one.who.ifname.as_str()).or_refused()?;
-        let link = link.filter(|link| !belongs_to_other(&mut host, link, &one.tag(one.creator)));
+        let link = match &one.link {
+            Some(known) => attached_link::find(&mut net, known)?.filter(|link| !link.kind.is_empty()),
+            None => net
+                .find_link(one.who.ifname.as_str())
+                .or_refused()?
+                .filter(|link| !belongs_to_other(&mut host, link, &one.tag(one.creator))),
+        };
         indexes.extend(link.map(|link| link.index));
     }
-    net.delete_links(&indexes, REMOVAL_GROUP).or_refused()
+    net.delete_links(&indexes).or_refused()
+}
+
+/// Returns how the interface of a network is removed.
+pub(super) fn removal(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Removal {
+    match LinkAttachment::of(invoker, entry, delegate) {
+        Some(own) if own.host_link_name(own.creator, 0).is_some() => Removal::ByHostEnd,
+        Some(_) => Removal::Inside,
+        None => Removal::ByPlugin,
+    }
 }
 
 /// Attachment of links that built-in plugins created and remove with their DEL.
@@ -161,6 +208,8 @@ struct LinkAttachment {
     who: Attachment,
     network: String,
     creator: &'static dyn Plugin,
+    /// Its link in the sandbox, if the journal has it.
+    link: Option<AttachedLink>,
     /// Plugins of the chain that also have a link on the host.
     on_host: Vec<&'static dyn Plugin>,
 }
@@ -187,7 +236,13 @@ impl LinkAttachment {
             return None;
         }
         let who = Attachment { container: entry.container_id.clone(), ifname: delegate.ifname.clone() };
-        let mut own = LinkAttachment { who, network: network.name.to_string(), creator, on_host: Vec::new() };
+        let mut own = LinkAttachment {
+            who,
+            network: network.name.to_string(),
+            creator,
+            link: None,
+            on_host: Vec::new(),
+        };
         own.on_host = plugins.filter(|plugin| own.host_link_name(*plugin, 0).is_some()).collect();
         Some(own)
     }

@@ -2,6 +2,7 @@
 //!
 //! The kernel reuses process ids, so `/proc/PID/ns/net` may lead to the namespace of another process, and after a boot it
 //! always does. A mounted file may have been removed and created again. Such a namespace must not be torn down.
+//! The kernel reuses inode numbers, too. The cookie of a namespace is unique in a boot; kernels before 5.14 have none.
 //!
 //! - A namespace is identified by boot id, device and inode.
 //! - An entry without an identity (for example an imported one) is trusted: its path leads to the sandbox's namespace.
@@ -61,16 +62,41 @@ fn is_another(entry: &Entry, now: &str) -> Result<bool, Error> {
     if now.is_empty() {
         return Ok(false);
     }
-    if !entry.namespace.is_empty() && entry.namespace != now {
+    if !entry.namespace.is_empty() && !is_same(&entry.namespace, now) {
         return Ok(true);
     }
     let may_be_own = args::boolean(&std::env::var(environment::NETNS_OVERRIDE).unwrap_or_default());
     Ok(may_be_own != Some(true) && in_this_boot(&Netns::own().or_refused()?)? == now)
 }
 
-/// Returns the identity of a namespace; empty if the boot has no id.
+/// Whether two identities belong to one namespace. An older kernel has no cookie; then the rest decides.
+fn is_same(one: &str, other: &str) -> bool {
+    let parts = |text: &str| {
+        let mut parts = text.splitn(3, '/').map(str::to_owned);
+        (parts.next(), parts.next(), parts.next())
+    };
+    let ((boot, inode, cookie), (other_boot, other_inode, other_cookie)) = (parts(one), parts(other));
+    let cookies = cookie.is_none() || other_cookie.is_none() || cookie == other_cookie;
+    (boot, inode) == (other_boot, other_inode) && cookies
+}
+
+/// Returns the identity of a namespace: boot id, device and inode, and its cookie; empty if the boot has no id.
 fn in_this_boot(netns: &Netns) -> Result<String, Error> {
     let boot = boot_id::read().map_err(|cause| Error::io(boot_id::PATH, cause))?;
     let identity = netns.identity().or_refused()?;
-    Ok(boot.map(|boot| format!("{boot}/{identity}")).unwrap_or_default())
+    let cookie = netns.cookie().map(|cookie| format!("/{cookie}")).unwrap_or_default();
+    Ok(boot.map(|boot| format!("{boot}/{identity}{cookie}")).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_same;
+
+    #[test]
+    fn netns_identity_without_cookie_is_compared_by_inode() {
+        let [known, old, reused, other] = ["b/4:17/5", "b/4:17", "b/4:17/6", "b/4:18/5"];
+        assert!(is_same(known, known) && is_same(known, old) && is_same(old, reused));
+        assert!(!is_same(known, reused) && !is_same(known, other) && !is_same(old, other));
+        assert!(!is_same(known, "c/4:17/5"), "of another boot");
+    }
 }

@@ -3,22 +3,24 @@
 //! Rules:
 //! - While the device is away, its alias is exactly its name on the host: the DEL of the Go plugin reads it, too.
 //! - The file is written before the device moves and removed after it is back, so each moved device has a record.
-//! - A device matches a record by alias or name *and* by kind and hardware address or index. A link that has only the
-//!   alias stays where it is.
-//! - In the container, alias and kind suffice for the link with the attachment's interface name, because hardware address
-//!   and index may have changed. Its parent or peer is compared once it is on the host.
+//! - A process in the container can write name, alias, hardware address and other settings of the device. So a device
+//!   matches a record by properties that it cannot write: kind, and permanent hardware address or index.
 //! - A record is validated when it is read, above all the name.
 
 use std::path::{Path, PathBuf};
 
+use cni::address::parse_mac;
 use cni::name::ifname_fault;
 use linux::Netns;
-use linux::link::{Link, mac_text};
+use linux::link::{Change, Link, mac_text};
 use plugin_support::owner_tag::OwnerTag;
 use serde::{Deserialize, Serialize};
 
 /// Length that no owner tag reaches, in bytes: it has three names of at most 200.
 const TAG_MAX: usize = 1024;
+
+/// `IFF_NOARP`
+const NO_ARP: u32 = 0x80;
 
 /// State that a device gets back when it returns to the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +32,22 @@ pub(super) struct HostState {
     pub up: bool,
     /// Alias.
     pub alias: String,
+}
+
+/// Settings of a device that a process in the container can change, and that a device gets back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Settings {
+    /// Group number.
+    pub group: u32,
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// Flags, as in [`Link::flags`].
+    pub flags: u32,
+    /// Length of the transmit queue, in packets.
+    pub queue: u32,
+    /// Alternative names.
+    pub altnames: Vec<String>,
 }
 
 /// Record of a device that is away.
@@ -48,6 +66,15 @@ pub(super) struct Record {
     kind: String,
     mac: String,
     index: u32,
+    /// Index in the container, if it is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inside: Option<u32>,
+    /// Permanent hardware address; empty if the driver reports none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    permanent: String,
+    /// Absent in records of devices that an earlier release of weft moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settings: Option<Settings>,
     /// Parent or peer of the link: its index, and the host's id of the namespace that has this index.
     #[serde(rename = "end")]
     peer: (Option<u32>, Option<i32>),
@@ -57,12 +84,6 @@ impl HostState {
     /// Returns the present state of `link`.
     pub(super) fn of(link: &Link) -> HostState {
         HostState { name: link.name.clone(), up: link.up, alias: link.alias.clone() }
-    }
-
-    /// Returns the state for an alias that is only a name, as the Go plugin and a device without a record have it.
-    pub(super) fn of_alias(alias: &str) -> Option<HostState> {
-        let fine = !alias.is_empty() && ifname_fault(alias).is_none();
-        fine.then(|| HostState { name: alias.to_owned(), ..HostState::default() })
     }
 }
 
@@ -78,8 +99,37 @@ impl Record {
             kind: link.kind.clone(),
             mac: mac_text(&link.mac),
             index: link.index,
+            inside: None,
+            permanent: mac_text(&link.permanent_mac),
+            settings: Some(Settings {
+                group: link.group,
+                mtu: link.mtu,
+                flags: link.flags,
+                queue: link.tx_queue_length,
+                altnames: link.alternative_names.clone(),
+            }),
             peer: peer(link),
         }
+    }
+
+    /// Returns a record for `link`, in the container, which was the device `name` on the host: another program moved it, or
+    /// its record is lost.
+    pub(super) fn without_file(name: &str, link: &Link) -> Record {
+        let host_state = HostState { name: name.to_owned(), ..HostState::default() };
+        Record {
+            host_state,
+            kind: link.kind.clone(),
+            mac: mac_text(&link.mac),
+            index: link.index,
+            // Its parent or peer is on the host.
+            peer: (link.link, None),
+            ..Record::default()
+        }
+    }
+
+    /// Returns the record with the index that the device has in the container, if that index is another one.
+    pub(super) fn renumbered(&self, inside: &Link) -> Option<Record> {
+        (inside.index != self.index).then(|| Record { inside: Some(inside.index), ..self.clone() })
     }
 
     /// Returns the owner tag of the attachment.
@@ -98,31 +148,72 @@ impl Record {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Whether `link` is the device, while it is away or after the kernel returned it.
+    /// Whether `link`, in the container, is the device.
+    pub(super) fn is_inside(&self, link: &Link) -> bool {
+        self.is_device(link, self.inside.unwrap_or(self.index))
+    }
+
+    /// Whether `link` has the alias that weft gives a device, and the kind and hardware address of the device. A process in
+    /// the container can write the alias and the address.
+    pub(super) fn may_be(&self, link: &Link) -> bool {
+        link.alias == self.host_state.name && link.kind == self.kind && mac_text(&link.mac) == self.mac
+    }
+
+    /// Whether `link`, on the host, is the device, under any name: it did not leave, or it returned.
+    pub(super) fn is_outside(&self, link: &Link) -> bool {
+        (self.is_device(link, self.index) || self.permanent.is_empty() && self.may_be(link))
+            && self.has_recorded_peer(link)
+    }
+
+    /// Whether `link` is the device on the host, under another name.
     pub(super) fn is_away(&self, link: &Link) -> bool {
-        link.alias == self.host_state.name && self.matches_identity(link)
+        link.name != self.host_state.name && self.is_outside(link)
     }
 
-    /// Whether `link` is the device with its name and alias unchanged, as in the container if its new name was refused.
-    pub(super) fn is_unchanged(&self, link: &Link) -> bool {
-        let HostState { name, up: _, alias } = &self.host_state;
-        let same = link.name == *name && link.alias == *alias;
-        same && link.kind == self.kind && mac_text(&link.mac) == self.mac
-    }
-
-    /// Whether `link` matches by alias and kind alone: its hardware address and index may have changed.
-    pub(super) fn is_renamed(&self, link: &Link) -> bool {
-        link.alias == self.host_state.name && link.kind == self.kind
+    /// Whether `link` is the device on the host, under its own name.
+    pub(super) fn is_unmoved(&self, link: &Link) -> bool {
+        link.name == self.host_state.name && self.is_outside(link)
     }
 
     /// Whether `link`, on the host, has the recorded parent or peer. A link created in the container has another one.
     pub(super) fn has_recorded_peer(&self, link: &Link) -> bool {
-        self.peer == peer(link)
+        self.kind.is_empty() || self.peer == peer(link)
     }
 
-    /// Whether `link` is the device, on the host under its own name.
-    pub(super) fn is_on_host(&self, link: &Link) -> bool {
-        link.name == self.host_state.name && self.matches_identity(link)
+    /// Returns the changes that give the device its settings back; the first one cannot fail because of its driver.
+    pub(super) fn resets<'a>(&'a self, link: &Link, mac: &'a [u8]) -> Vec<Change<'a>> {
+        let nothing = Change::default;
+        let Some(Settings { group, mtu, flags, queue, altnames: _ }) = &self.settings else {
+            return (link.group != 0).then(|| Change { group: Some(0), ..nothing() }).into_iter().collect();
+        };
+        let changes = [
+            (link.group != *group).then(|| Change { group: Some(*group), ..nothing() }),
+            (link.flags != *flags).then(|| Change { flags: Some(*flags), ..nothing() }),
+            (link.tx_queue_length != *queue).then(|| Change { tx_queue_length: Some(*queue), ..nothing() }),
+            (link.mtu != *mtu).then(|| Change { mtu: Some(*mtu), ..nothing() }),
+            (!mac.is_empty() && link.mac != mac).then(|| Change { mac: Some(mac), ..nothing() }),
+        ];
+        changes.into_iter().flatten().collect()
+    }
+
+    /// Whether the kernel has switched duplicate address detection off, because `link` came without ARP and the device had it.
+    pub(super) fn lost_duplicate_detection(&self, link: &Link) -> bool {
+        let had_arp = self.settings.as_ref().is_some_and(|settings| settings.flags & NO_ARP == 0);
+        had_arp && link.flags & NO_ARP != 0
+    }
+
+    /// Returns the recorded hardware address; empty if there was none.
+    pub(super) fn mac(&self) -> Vec<u8> {
+        parse_mac(&self.mac).unwrap_or_default()
+    }
+
+    /// Returns the alternative names that `link` has and the device had not, and those that it had and `link` has not.
+    pub(super) fn alternative_names<'a>(&'a self, link: &'a Link) -> (Vec<&'a str>, Vec<&'a str>) {
+        let had = self.settings.as_ref().map(|settings| settings.altnames.as_slice()).unwrap_or_default();
+        let beyond = |of: &'a [String], these: &[String]| {
+            of.iter().filter(|name| !these.contains(name)).map(String::as_str).collect()
+        };
+        (beyond(&link.alternative_names, had), beyond(had, &link.alternative_names))
     }
 
     /// Whether a device that was not found no longer exists. The kernel destroys virtual devices with their namespace
@@ -133,9 +224,13 @@ impl Record {
         !self.kind.is_empty() && (looked_inside || !lives())
     }
 
-    /// The hardware address may have been changed by a plugin, the index by a namespace that already used it.
-    fn matches_identity(&self, link: &Link) -> bool {
-        link.kind == self.kind && (mac_text(&link.mac) == self.mac || link.index == self.index)
+    /// Whether `link` has this index and the kind of the device, or the permanent address of the device. An index is unique
+    /// in a namespace, and hardware gets a new one if its index is in use.
+    fn is_device(&self, link: &Link, index: u32) -> bool {
+        let permanent = mac_text(&link.permanent_mac);
+        let matches =
+            if self.permanent.is_empty() { link.index == index } else { permanent == self.permanent };
+        link.kind == self.kind && matches
     }
 }
 
@@ -187,33 +282,63 @@ mod tests {
     }
 
     #[test]
-    fn device_record_matches_by_more_than_the_alias() {
+    fn device_record_matches_by_what_a_pod_cannot_write() {
         let away = Link { name: "net1".into(), alias: "eth5".into(), ..link() };
         let mac = vec![2, 0, 0, 0, 0, 6];
-        for known in
-            [away.clone(), Link { index: 8, ..away.clone() }, Link { mac: mac.clone(), ..away.clone() }]
-        {
-            assert!(record().is_away(&known) && !record().is_unchanged(&known), "{known:?}");
+        for known in [
+            away.clone(),
+            Link { alias: "eth6".into(), mac: mac.clone(), name: "eth0".into(), ..away.clone() },
+            Link { index: 8, ..away.clone() },
+        ] {
+            assert!(record().is_away(&known) && record().is_outside(&known), "{known:?}");
         }
         for other in [
-            Link { alias: "eth6".into(), ..away.clone() },
             Link { index: 8, mac, ..away.clone() },
-            Link { kind: "macvlan".into(), ..away },
+            Link { index: 8, alias: "eth6".into(), ..away.clone() },
+            Link { kind: "macvlan".into(), ..away.clone() },
         ] {
-            assert!(!record().is_away(&other), "{other:?}");
+            assert!(!record().is_away(&other) && !record().is_inside(&other), "{other:?}");
         }
-        assert!(record().is_unchanged(&link()) && record().is_on_host(&link()) && !record().is_away(&link()));
+        assert!(record().is_outside(&link()) && record().is_unmoved(&link()) && !record().is_away(&link()));
+        let inside = Link { index: 9, alias: "weft/a/b/c/d".into(), ..away };
+        let renumbered = record().renumbered(&inside).unwrap();
+        assert!(!record().is_inside(&inside) && renumbered.is_inside(&inside));
+        assert!(renumbered.is_unmoved(&link()) && record().renumbered(&link()).is_none());
+    }
+
+    #[test]
+    fn device_record_of_hardware_matches_by_permanent_address() {
+        let card = Link { permanent_mac: vec![2, 0, 0, 0, 0, 1], ..link() };
+        let record = Record::of(&card, &record().tag().unwrap(), Path::new("/run/netns/gone"), 7);
+        let spoilt = Link { index: 9, name: "x".into(), mac: vec![2, 0, 0, 0, 0, 9], ..card.clone() };
+        assert!(record.is_inside(&spoilt) && record.is_away(&spoilt));
+        let other = Link { permanent_mac: vec![2, 0, 0, 0, 0, 2], alias: "eth5".into(), ..card };
         assert!(
-            record().is_on_host(&Link { alias: "eth5".into(), ..link() }),
-            "as left by Debian's host-device"
+            !record.is_inside(&other) && !record.is_outside(&other),
+            "the index alone is of another card"
         );
     }
 
     #[test]
-    fn device_alias_that_is_no_interface_name_is_ignored() {
-        assert_eq!(HostState::of_alias("eth5").map(|host_state| host_state.name).as_deref(), Some("eth5"));
-        for text in ["", "uplink to rack 7", "a/b", "sixteen-letters-"] {
-            assert_eq!(HostState::of_alias(text), None, "{text:?}");
-        }
+    fn device_record_resets_exactly_what_differs() {
+        let mac = record().mac();
+        assert!(record().resets(&link(), &mac).is_empty());
+        let spoilt = Link {
+            group: 7,
+            mtu: 1400,
+            flags: 0x80,
+            tx_queue_length: 1,
+            mac: vec![2, 0, 0, 0, 0, 9],
+            alternative_names: vec!["eth0".into()],
+            ..link()
+        };
+        let record = record();
+        let changes = record.resets(&spoilt, &mac);
+        assert_eq!((changes.len(), changes[0].group, changes[4].mac), (5, Some(0), Some(mac.as_slice())));
+        assert_eq!(record.alternative_names(&spoilt), (vec!["eth0"], vec![]));
+        // A record of an earlier release has no settings; no device of the host is in a group of a container.
+        let old = Record { settings: None, ..record.clone() };
+        let changes = old.resets(&spoilt, &mac);
+        assert_eq!((changes.len(), changes[0].group), (1, Some(0)));
     }
 }

@@ -3,12 +3,18 @@
 //! Rules:
 //! - Each move is one request, so the device is always in exactly one namespace.
 //! - On the way back the device's name must be free on the host. If it is not, the device stays and the error says why.
-//! - A process in the container can set names and aliases there. So an interface that was created in the container is
-//!   never moved to the host. It would connect the container to the host under a name that the host trusts.
+//! - A process in the container can set names, aliases and addresses there. The record on the host decides which link is
+//!   the device and which name and settings it gets back. No other link of the container is moved to the host: it would
+//!   connect the container to the host under a name that the host trusts.
+//! - Without a record, the configuration decides: the link has the alias that the configuration calls `device`, and it is
+//!   hardware, or its parent or peer is on the host.
+//! - The device gets its alias and its state back last. Until then its alias is its name, so an interrupted return is
+//!   completed by the next DEL or GC.
 //!
 //! Source: ip-link(8) `netns`; kernel `net/core/dev.c` (`__dev_change_net_namespace`), `net/core/rtnetlink.c`
 //! (`do_setlink`: first the namespace, then name, alias, and up).
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::path::Path;
 
@@ -17,6 +23,7 @@ use cni::{Error, code};
 use linux::link::snapshot::LinkSnapshot;
 use linux::link::{Change, Link};
 use linux::route::TABLE_MAIN;
+use linux::sysctl::{self, Family};
 use linux::{Netns, Rtnl};
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::OwnerTag;
@@ -38,27 +45,38 @@ pub(super) fn into_container(
 
 /// Moves the device of an attachment back to its place on the host, from the container or from where the kernel left
 /// it. Does nothing if the device is in neither place.
-pub(super) fn to_host(netns: Option<&Path>, tag: &OwnerTag) -> Result<(), Error> {
+///
+/// `configured` is the device that the configuration names, for a device without a record.
+pub(super) fn to_host(netns: Option<&Path>, tag: &OwnerTag, configured: Option<&str>) -> Result<(), Error> {
     let records = store::of_attachment(tag)?;
     let mut host = Rtnl::open().or_refused()?;
-    let (mut errors, mut found) = (Vec::new(), false);
+    let (mut errors, mut found, mut outside) = (Vec::new(), false, Vec::new());
     let container = netns.map(Netns::find).transpose().or_refused()?.flatten();
-    if let Some(netns) = &container {
-        let mut inside = netns.rtnl().or_refused()?;
-        for link in inside.links().or_refused()? {
-            if let Some((host_state, record)) = state_on_host(&link, tag, &records) {
-                match move_to_host(&mut inside, netns, &link, &mut host, &host_state, record) {
-                    Ok(ours) => found |= ours,
-                    Err(error) => errors.push(error),
-                }
-            }
+    let inside = container.as_ref().map(Inside::open).transpose()?;
+    for StoredRecord { record, .. } in &records {
+        let link = inside.as_ref().and_then(|inside| find_inside(&inside.links, record, &tag.ifname));
+        let (Some(inside), Some(link)) = (&inside, link) else {
+            outside.push(record);
+            continue;
+        };
+        match move_to_host(inside, link, &mut host, record) {
+            Ok(true) => found = true,
+            Ok(false) => outside.push(record),
+            Err(error) => errors.push(error),
         }
     }
-    let links = host.links().or_refused()?;
-    for StoredRecord { record, .. } in &records {
-        match restore_name(&mut host, &links, record) {
-            Ok(there) => found |= there,
-            Err(error) => errors.push(error),
+    if let (Some(inside), Some(name), []) = (&inside, configured, records.as_slice())
+        && let Some(link) = inside.without_record(name, &tag.ifname)?
+    {
+        errors.extend(move_to_host(inside, link, &mut host, &Record::without_file(name, link)).err());
+    }
+    if !outside.is_empty() {
+        let links = host.links().or_refused()?;
+        for record in outside {
+            match restore(&mut host, &links, record) {
+                Ok(there) => found |= there,
+                Err(error) => errors.push(error),
+            }
         }
     }
     // A device that was not found may be in a namespace that no request names, or on its way back.
@@ -69,37 +87,47 @@ pub(super) fn to_host(netns: Option<&Path>, tag: &OwnerTag) -> Result<(), Error>
     collected(errors)
 }
 
-/// Returns the state that a device in the container had on the host, and its record. None if the device was not on the
-/// host, or was not moved for this attachment.
-fn state_on_host<'a>(
-    link: &Link,
-    tag: &OwnerTag,
-    records: &'a [StoredRecord],
-) -> Option<(HostState, Option<&'a Record>)> {
-    let named = link.name == tag.ifname;
-    let is_of = |record: &Record| {
-        record.is_away(link) || record.is_unchanged(link) || named && record.is_renamed(link)
-    };
-    if let Some(StoredRecord { record, .. }) = records.iter().find(|kept| is_of(&kept.record)) {
-        return Some((record.host_state.clone(), Some(record)));
+/// A container's namespace and its links.
+struct Inside<'a> {
+    netns: &'a Netns,
+    net: RefCell<Rtnl>,
+    links: Vec<Link>,
+}
+
+impl Inside<'_> {
+    fn open(netns: &Netns) -> Result<Inside<'_>, Error> {
+        let mut net = netns.rtnl().or_refused()?;
+        let links = net.links().or_refused()?;
+        Ok(Inside { netns, net: RefCell::new(net), links })
     }
-    let host_state = HostState::of_alias(&link.alias).filter(|_| named);
-    host_state.filter(|_| !may_be_made_inside(link)).map(|host_state| (host_state, None))
+
+    /// Returns the link `ifname` if it was the device `name` of the host: it has that alias, and a process in the container
+    /// cannot have created it. Such a process can create a link with a peer in a third namespace, but none with a parent
+    /// or peer on the host.
+    fn without_record(&self, name: &str, ifname: &str) -> Result<Option<&Link>, Error> {
+        let Some(link) = self.links.iter().find(|link| link.name == ifname && link.alias == name) else {
+            return Ok(None);
+        };
+        if link.kind.is_empty() {
+            return Ok((!link.loopback).then_some(link));
+        }
+        let host = Netns::own().or_refused()?;
+        let id_of_host = self.net.borrow_mut().netns_id(&host).or_refused()?;
+        Ok((id_of_host.is_some() && link.link_netns_id == id_of_host).then_some(link))
+    }
 }
 
-/// Whether a process in the container can have created the link. It cannot create hardware, or a link whose peer is in
-/// another namespace. A dummy is connected to nothing.
-fn may_be_made_inside(link: &Link) -> bool {
-    !link.kind.is_empty() && link.kind != "dummy" && link.link_netns_id.is_none()
+/// Returns the device of a record among the links of a container. A killed ADD may not have recorded its new index.
+fn find_inside<'a>(links: &'a [Link], record: &Record, ifname: &str) -> Option<&'a Link> {
+    let recorded = links.iter().find(|link| record.is_inside(link));
+    recorded.or_else(|| links.iter().find(|link| link.name == ifname && record.may_be(link)))
 }
 
-/// Renames the device of a record if the kernel returned it to the host; true if the device is on the host now.
-///
-/// A device that another process already renamed keeps its state.
-pub(super) fn restore_name(host: &mut Rtnl, links: &[Link], record: &Record) -> Result<bool, Error> {
-    match links.iter().find(|link| record.is_away(link) && record.has_recorded_peer(link)) {
-        Some(link) => rename(host, link, &record.host_state).map(|()| true),
-        None => Ok(links.iter().any(|link| record.is_on_host(link))),
+/// Restores the device of a record if it is on the host, and returns whether it is.
+pub(super) fn restore(host: &mut Rtnl, links: &[Link], record: &Record) -> Result<bool, Error> {
+    match links.iter().find(|link| record.is_outside(link)) {
+        Some(link) => reset(host, link, record).map(|()| true),
+        None => Ok(false),
     }
 }
 
@@ -109,12 +137,12 @@ pub(super) fn restore_name(host: &mut Rtnl, links: &[Link], record: &Record) -> 
 /// Code 11 if another ADD is moving the device: the record of that ADD must stay.
 pub(super) fn with_name_restored(host: &mut Rtnl, link: Link) -> Result<Link, Error> {
     let mut changed = false;
-    for kept in store::of_devices(&[&link.name, &link.alias])? {
-        if kept.is_leaving && kept.record.is_on_host(&link) {
+    for kept in store::all()? {
+        if kept.is_leaving && kept.record.is_unmoved(&link) {
             let whose = format!("{}: another ADD is moving this interface: {}", link.name, kept.record.tag);
             return Err(Error::new(code::TRY_AGAIN_LATER, whose));
         }
-        if restore_name(host, std::slice::from_ref(&link), &kept.record)? {
+        if restore(host, std::slice::from_ref(&link), &kept.record)? {
             kept.remove()?;
             changed = true;
         }
@@ -124,7 +152,7 @@ pub(super) fn with_name_restored(host: &mut Rtnl, link: Link) -> Result<Link, Er
 
 /// Returns the device that had this name on the host before it was moved, if it is back under another name.
 pub(super) fn find_returned(host: &mut Rtnl, name: &str) -> Result<Option<Link>, Error> {
-    let records = store::of_devices(&[name])?;
+    let records = store::of_device(name)?;
     let is_away = |link: &Link| records.iter().any(|kept| kept.record.is_away(link));
     Ok(host.links().or_refused()?.into_iter().find(is_away))
 }
@@ -134,43 +162,59 @@ pub(super) fn find_returned(host: &mut Rtnl, name: &str) -> Result<Option<Link>,
 ///
 /// The parent of a virtual link can be read only on the host. Until it is verified the link is down, and its alias is
 /// its name, as after a return by the kernel.
-fn move_to_host(
-    inside: &mut Rtnl,
-    container: &Netns,
-    link: &Link,
-    host: &mut Rtnl,
-    host_state: &HostState,
-    record: Option<&Record>,
-) -> Result<bool, Error> {
-    expect_free(host, &host_state.name, &link.name)?;
-    let HostState { name, up, alias } = host_state;
+fn move_to_host(inside: &Inside<'_>, link: &Link, host: &mut Rtnl, record: &Record) -> Result<bool, Error> {
+    let name = record.host_state.name.as_str();
+    expect_free(host, name, &link.name)?;
     let own = Netns::own().or_refused()?;
-    let Some(record) = record.filter(|_| !link.kind.is_empty()) else {
-        let change = Change { name: Some(name), alias: Some(alias), up: Some(*up), ..Change::default() };
-        return inside.move_link(link.index, &link.name, &own, &change).or_refused().map(|()| true);
-    };
+    let mut net = inside.net.borrow_mut();
+    // The kernel moves a link with its names, if none of them is in use.
+    let (beyond, _) = record.alternative_names(link);
+    net.remove_alternative_names(link, &beyond).or_refused()?;
     let change = Change { name: Some(name), alias: Some(name), up: Some(false), ..Change::default() };
-    inside.move_link(link.index, &link.name, &own, &change).or_refused()?;
+    net.move_link(link.index, &link.name, &own, &change).or_refused()?;
     let there = host.link(name).or_refused()?;
     if record.has_recorded_peer(&there) {
-        return rename(host, &there, host_state).map(|()| true);
+        return reset(host, &there, record).map(|()| true);
     }
     let back = Change { name: Some(&link.name), alias: Some(&link.alias), ..Change::default() };
-    host.move_link(there.index, name, container, &back).or_refused().map(|()| false)
+    host.move_link(there.index, name, inside.netns, &back).or_refused().map(|()| false)
 }
 
-/// Restores the state of a device that the kernel returned to the host.
-fn rename(host: &mut Rtnl, link: &Link, host_state: &HostState) -> Result<(), Error> {
-    let HostState { name, up, alias } = host_state;
-    let mut change = Change { alias: Some(alias), up: Some(*up), ..Change::default() };
+/// Gives a device on the host its name, its settings, its alias and its state back, in this order.
+fn reset(host: &mut Rtnl, link: &Link, record: &Record) -> Result<(), Error> {
+    let HostState { name, up, alias } = &record.host_state;
+    let mac = record.mac();
+    let (beyond, missing) = record.alternative_names(link);
+    let resets = record.resets(link, &mac);
     if link.name != *name {
         expect_free(host, name, &link.name)?;
-        change.name = Some(name);
-        // Kernels before 6.5 rename an interface only while it is down.
+    }
+    if link.name != *name || !resets.is_empty() {
+        // Kernels before 6.5 rename an interface only while it is down, and drivers refuse settings while it is up.
+        let down = Change { name: Some(name), alias: Some(name), ..Change::default() };
         host.change_link(link.index, &link.name, &Change { up: Some(false), ..Change::default() })
             .or_refused()?;
+        host.change_link(link.index, &link.name, &down).or_refused()?;
     }
-    host.change_link(link.index, &link.name, &change).or_refused()
+    host.remove_alternative_names(link, &beyond).or_refused()?;
+    let mut errors = Vec::new();
+    for change in resets {
+        errors.extend(host.change_link(link.index, name, &change).or_refused().err());
+    }
+    if !errors.is_empty() {
+        return collected(errors);
+    }
+    if record.lost_duplicate_detection(link)
+        && let Ok(value) = sysctl::read_interface(Family::V6, "default", "accept_dad")
+    {
+        let _ = sysctl::write_interface(Family::V6, name, "accept_dad", &value);
+    }
+    // Another interface may have got one of the names meanwhile.
+    for missing in missing {
+        let _ = host.add_alternative_names(link, &[missing]);
+    }
+    host.change_link(link.index, name, &Change { alias: Some(alias), up: Some(*up), ..Change::default() })
+        .or_refused()
 }
 
 fn expect_free(host: &mut Rtnl, name: &str, now: &str) -> Result<(), Error> {
@@ -188,9 +232,9 @@ fn expect_free(host: &mut Rtnl, name: &str, now: &str) -> Result<(), Error> {
 /// State of a device on the host, which a failed ADD restores.
 pub(super) struct PendingMove {
     tag: OwnerTag,
-    record: Record,
     standing: LinkSnapshot,
-    _leaving: File,
+    /// The record, and its file.
+    kept: RefCell<(Record, File)>,
 }
 
 impl PendingMove {
@@ -205,20 +249,29 @@ impl PendingMove {
         let standing = LinkSnapshot::of(host, link, TABLE_MAIN).or_refused()?;
         let record = Record::of(link, tag, path, netns.identity().or_refused()?.inode());
         let leaving = store::keep(&record)?;
-        Ok(PendingMove { tag: tag.clone(), record, standing, _leaving: leaving })
+        Ok(PendingMove { tag: tag.clone(), standing, kept: RefCell::new((record, leaving)) })
+    }
+
+    /// Records the index of the device in the container, which is another one if that index was in use there.
+    pub(super) fn moved(&self, inside: &Link) -> Result<(), Error> {
+        let renumbered = self.kept.borrow().0.renumbered(inside);
+        if let Some(record) = renumbered {
+            let leaving = store::keep(&record)?;
+            *self.kept.borrow_mut() = (record, leaving);
+        }
+        Ok(())
     }
 
     /// Returns the device with its addresses and routes. Errors are ignored: the caller returns the original error.
     pub(super) fn undo(&self, container: &Netns) {
-        let PendingMove { tag, record, standing, _leaving } = self;
+        let PendingMove { tag, standing, kept } = self;
+        let (record, _leaving) = &*kept.borrow();
         let Ok(mut host) = Rtnl::open() else { return };
-        let Ok(mut inside) = container.rtnl() else { return };
-        if matches!(host.find_link(&record.host_state.name), Ok(None)) {
-            // The device is unchanged if the kernel refused its new name.
-            let moved = |link: &Link| record.is_away(link) || record.is_unchanged(link);
-            if let Some(link) = inside.links().unwrap_or_default().into_iter().find(moved) {
-                let _ = move_to_host(&mut inside, container, &link, &mut host, &record.host_state, None);
-            }
+        let Ok(inside) = Inside::open(container) else { return };
+        if matches!(host.find_link(&record.host_state.name), Ok(None))
+            && let Some(link) = find_inside(&inside.links, record, &tag.ifname)
+        {
+            let _ = move_to_host(&inside, link, &mut host, record);
         }
         if let Ok(link) = host.link(&record.host_state.name) {
             let _ = standing.restore(&mut host, &link, TABLE_MAIN);

@@ -55,9 +55,14 @@ pub(super) fn of_attachment(tag: &OwnerTag) -> Result<Vec<StoredRecord>, Error> 
     list(&|name| name.ends_with(&suffix))
 }
 
-/// Returns the records of devices that had one of these names on the host.
-pub(super) fn of_devices(names: &[&str]) -> Result<Vec<StoredRecord>, Error> {
-    list(&|name| name.split_once(':').is_some_and(|(device, _)| names.contains(&device)))
+/// Returns the records of devices that had this name on the host.
+pub(super) fn of_device(name: &str) -> Result<Vec<StoredRecord>, Error> {
+    list(&|file| file.split_once(':').is_some_and(|(device, _)| device == name))
+}
+
+/// Returns the records of a container.
+pub(super) fn of_container(container: &str) -> Result<Vec<StoredRecord>, Error> {
+    list(&|file| file.split(':').nth(1) == Some(container))
 }
 
 /// Returns all records.
@@ -116,7 +121,7 @@ fn paths(is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<PathBuf>, Error> {
     Ok(paths)
 }
 
-/// Reads a record; `None` if the file is gone or invalid. The device is then described by its alias alone.
+/// Reads a record; `None` if the file is gone or invalid. Then the configuration decides.
 fn read(path: &Path) -> Result<Option<(Record, bool)>, Error> {
     let failed = |cause: io::Error| failed("read", path, &cause);
     let file = match File::open(path) {
