@@ -39,6 +39,7 @@ mod portmap;
 mod preexisting_attachments;
 mod ptp;
 mod sbr;
+mod shared_address;
 mod static_ipam;
 mod tap;
 mod tuning;

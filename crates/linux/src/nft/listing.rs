@@ -1,7 +1,7 @@
 //! Reading back rules and elements, to find ours by their comments.
 
 use super::comment;
-use super::set::{Data, Element};
+use super::set::{Data, Element, Verdict};
 use super::{ChainType, Family, Hook, Nft, Table, kind};
 use crate::attributes::{Attributes, be64_of, find, items};
 use crate::error::{Error, Kind};
@@ -68,6 +68,8 @@ pub struct ListedElement {
     pub value: Data,
     /// Empty if it has none.
     pub comment: String,
+    /// Verdict in a verdict map.
+    pub verdict: Option<Verdict>,
 }
 
 impl Nft {
@@ -194,11 +196,7 @@ impl Nft {
         let mut elements = Vec::new();
         for answer in &answers {
             for (_, item) in answer.attributes.find(LIST_ELEMENTS).into_iter().flat_map(items) {
-                elements.extend(Element::read(item).map(|(key, value, comment)| ListedElement {
-                    key,
-                    value,
-                    comment,
-                }));
+                elements.extend(Element::read(item));
             }
         }
         Ok(elements)
@@ -229,8 +227,7 @@ impl Nft {
         };
         let mut found =
             answers.iter().flat_map(|answer| answer.attributes.find(LIST_ELEMENTS)).flat_map(items);
-        let element = found.find_map(|(_, item)| Element::read(item));
-        Ok(element.map(|(key, value, comment)| ListedElement { key, value, comment }))
+        Ok(found.find_map(|(_, item)| Element::read(item)))
     }
 
     fn dump(
