@@ -50,7 +50,9 @@ fn nobody_who_may_only_look_at_a_namespace_keeps_its_administrators_waiting() {
         let beside = Netns::lock_own(Lock::Shared).expect("a shared lock");
         let _two = Netns::lock_own(Lock::Shared).expect("two of them");
         assert!(Netns::lock_own(Lock::TryExclusive).is_err(), "not while they are held");
-        drop(beside);
-        assert!(Netns::own().unwrap().lock(Lock::TryExclusive).is_err(), "the other one is held");
+        let own = Netns::own().expect("this namespace");
+        assert!(own.lock(Lock::TryExclusive).is_err(), "by its handle, it is the same lock");
+        drop((beside, _two));
+        drop(own.lock(Lock::TryExclusive).expect("released"));
     });
 }
