@@ -5,6 +5,7 @@
 
 #![cfg(test)]
 
+mod agent_replies;
 mod bandwidth;
 mod bond;
 mod bridge;

@@ -32,40 +32,49 @@ pub fn connect_within(path: &Path, patience: Duration) -> io::Result<UnixStream>
 
 /// A conversation that has an end, however often the other side says a little.
 ///
-/// Reads and writes fail with [`ErrorKind::TimedOut`] once it is over, and with that or [`ErrorKind::WouldBlock`] if it ends while
-/// they wait.
+/// Reads and writes fail with [`ErrorKind::TimedOut`] once it is over, also if it ends while they wait.
 #[derive(Debug)]
 pub struct Bounded<'a> {
     stream: &'a mut UnixStream,
     end: Instant,
+    patience: Duration,
 }
 
 impl Bounded<'_> {
     /// From now on it may take `patience`.
     pub fn within(stream: &mut UnixStream, patience: Duration) -> Bounded<'_> {
-        Bounded { stream, end: Instant::now() + patience }
+        Bounded { stream, end: Instant::now() + patience, patience }
     }
 
     /// What is left of its time; never nothing, which would be for ever.
     fn left(&self) -> io::Result<Option<Duration>> {
         match self.end.saturating_duration_since(Instant::now()) {
-            Duration::ZERO => Err(ErrorKind::TimedOut.into()),
+            Duration::ZERO => Err(self.late()),
             left => Ok(Some(left)),
         }
+    }
+
+    fn late(&self) -> io::Error {
+        io::Error::new(ErrorKind::TimedOut, format!("no answer within {} ms", self.patience.as_millis()))
+    }
+
+    /// Names the timeout, for which the kernel's error is EAGAIN.
+    fn named(&self, cause: io::Error) -> io::Error {
+        if cause.kind() == ErrorKind::WouldBlock { self.late() } else { cause }
     }
 }
 
 impl Read for Bounded<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(buffer)
+        self.stream.read(buffer).map_err(|cause| self.named(cause))
     }
 }
 
 impl Write for Bounded<'_> {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(buffer)
+        self.stream.write(buffer).map_err(|cause| self.named(cause))
     }
 
     fn flush(&mut self) -> io::Result<()> {
