@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, warn};
 
 use cli_support::activity::Busy;
+use cli_support::terminal::plain;
 
 /// Name of who tells.
 const CONTROLLER: &str = "weft";
@@ -349,8 +350,9 @@ pub fn told_apart(action: &str, note: &str) -> String {
     format!("{action} {:08x}", hasher.finish() >> 32)
 }
 
-/// The text, cut to what the API takes.
+/// Returns the text without control characters, shortened to the limit of the API.
 fn clip(text: &str) -> String {
+    let text = plain(text);
     let mut end = text.len().min(NOTE_MAX);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -361,6 +363,12 @@ fn clip(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn event_note_has_no_control_characters() {
+        assert_eq!(clip("interface \"a\u{1b}[2J\u{9b}\u{202e}b\"\n"), "interface \"a [2J  b\" ");
+        assert!(clip(&"\u{202e}".repeat(NOTE_MAX)).len() <= NOTE_MAX);
+    }
 
     #[test]
     fn another_text_is_another_action_and_another_try_is_not() {
