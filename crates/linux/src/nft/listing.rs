@@ -1,7 +1,7 @@
 //! Reading back rules and elements, to find ours by their comments.
 
 use super::comment;
-use super::set::{Data, Element, Verdict};
+use super::set::{Data, Element, ListedElement};
 use super::{ChainType, Family, Hook, Nft, Table, kind};
 use crate::attributes::{Attributes, be64_of, find, items};
 use crate::error::{Error, Kind};
@@ -57,19 +57,6 @@ pub struct ListedChain {
     pub name: String,
     /// Whether what comes to its end is dropped.
     pub drops: bool,
-}
-
-/// An element that is there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedElement {
-    /// The key, as [`Element::new`] takes it.
-    pub key: Data,
-    /// What it leads to in a map of values; empty in a set and in a verdict map.
-    pub value: Data,
-    /// Empty if it has none.
-    pub comment: String,
-    /// Verdict in a verdict map.
-    pub verdict: Option<Verdict>,
 }
 
 impl Nft {

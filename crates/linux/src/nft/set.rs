@@ -9,7 +9,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{ListedElement, comment};
+use super::comment;
 use crate::attributes::Attributes;
 
 const ELEMENT_KEY: u16 = 1;
@@ -85,6 +85,19 @@ pub struct Element {
     key: Data,
     target: Target,
     comment: String,
+}
+
+/// An element that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedElement {
+    /// The key, as [`Element::new`] takes it.
+    pub key: Data,
+    /// What it leads to in a map of values; empty in a set and in a verdict map.
+    pub value: Data,
+    /// Empty if it has none.
+    pub comment: String,
+    /// Verdict in a verdict map.
+    pub verdict: Option<Verdict>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
