@@ -84,7 +84,7 @@ fn alternatives() -> Vec<(&'static str, Value)> {
         ("install.configuration", json!("{}")),
         ("install.resources", resources.clone()),
         ("agent.log", json!("debug")),
-        ("agent.policy", json!(true)),
+        ("agent.policy", json!("always")),
         ("agent.logFormat", json!("json")),
         ("agent.listen.address", json!("0.0.0.0")),
         ("agent.listen.port", json!(9999)),
@@ -319,20 +319,23 @@ fn helm_pod_resources_path_reaches_a_thin_node() {
 /// Compares text, because servers before 1.30 have no such policies.
 #[test]
 fn helm_admission_policies_equal_the_kustomizations() {
+    const WORDS: [&str; 3] = ["auto", "always", "never"];
     let Some(helm) = Helm::new(host!()) else { return };
     let policy = |part: &str| {
         let path = workspace().join("deploy").join(part).join("policy.yaml");
         let policy = std::fs::read_to_string(path).expect("the policy");
         policy[policy.find("apiVersion").expect("an object")..].to_owned()
     };
-    let made =
-        ["auto", "always", "never"].map(|word| json!({ "neutron": { "enabled": true, "policy": word } }));
-    let agents = [false, true].map(|is_wanted| json!({ "agent": { "policy": is_wanted } }));
-    let made = helm.template(&made.into_iter().chain(agents).collect::<Vec<_>>());
+    // The policy of the agent is off in the cases of the controller.
+    let ports = WORDS.map(
+        |word| json!({ "agent": { "policy": "never" }, "neutron": { "enabled": true, "policy": word } }),
+    );
+    let agents = WORDS.map(|word| json!({ "agent": { "policy": word } }));
+    let made = helm.template(&ports.into_iter().chain(agents).collect::<Vec<_>>());
     let made = made.into_iter().map(|made| made.expect("objects")).collect::<Vec<_>>();
     assert!(made[1].contains(&policy("neutron")), "{}", made[1]);
     assert!(made[4].contains(&policy("base")), "{}", made[4]);
-    for without in [&made[0], &made[2], &made[3]] {
+    for without in [&made[0], &made[2], &made[3], &made[5]] {
         assert!(!without.contains("ValidatingAdmissionPolicy"));
     }
 }

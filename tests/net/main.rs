@@ -5,6 +5,7 @@
 
 #![cfg(test)]
 
+mod agent_replies;
 mod bandwidth;
 mod bond;
 mod bridge;
@@ -41,6 +42,7 @@ mod portmap;
 mod preexisting_attachments;
 mod ptp;
 mod sbr;
+mod shared_address;
 mod static_ipam;
 mod tap;
 mod tuning;

@@ -708,3 +708,23 @@ fn readiness_file_delays_add_and_not_del() {
     ended.success();
     assert_eq!(steps(&cluster.calls()), ["two net1", "one eth0"]);
 }
+
+#[test]
+fn device_info_directory_does_not_depend_on_the_umask() {
+    for umask in ["0000", "0077"] {
+        let host = host!();
+        let cluster = Cluster::new(&host);
+        let mut extra = recording("extra", "two", &json!({}));
+        extra["plugins"][0]["capabilities"] = json!({ "CNIDeviceInfoFile": true });
+        cluster.definition("extra", &extra);
+        cluster.pod("web", "extra");
+        let pod = host.pod("web");
+        let mut attachment = cluster.attachment(&pod);
+        attachment.through = ["sh", "-c"].map(str::to_owned).to_vec();
+        attachment.through.push(format!("umask {umask}; exec /opt/cni/bin/weft"));
+        attachment.add(&configuration(&recording("default", "one", &json!({})))).success();
+        for directory in ["/var/run/k8s.cni.cncf.io", "/var/run/k8s.cni.cncf.io/devinfo/cni"] {
+            assert_eq!(host.run(["stat", "-c", "%a", directory]).trim(), "755", "{umask}: {directory}");
+        }
+    }
+}

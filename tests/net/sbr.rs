@@ -288,3 +288,28 @@ fn sbr_del_finds_rules_without_interface_or_prev_result() {
         net1(&host, &world.pod);
     }
 }
+
+#[test]
+fn sbr_lock_is_out_of_reach_of_a_node_user() {
+    let host = host!(Feature::Bridge);
+    let world = world(&host);
+    let (before, path) = (rules(&world.pod), world.sbr.netns.clone());
+    let hold = |netns: &Netns, line: &str| {
+        let script = format!(
+            "f=$(mktemp); ({line} sh -c 'echo held; exec sleep 60') >$f 2>&1 & while ! grep -q held $f; do sleep 0.01; done; rm $f"
+        );
+        netns.run(["sh", "-c", &script]);
+    };
+    // Both in the host and in the pod, on each file that leads to the namespace.
+    let user = "setpriv --reuid 65534 --clear-groups flock -s";
+    hold(&host, &format!("{user} {path}"));
+    hold(&world.pod, &format!("{user} /proc/self/ns/net"));
+    let config = world.config(&json!({}));
+    world.sbr.add(&config).success();
+    assert_ne!(rules(&world.pod), before);
+    // An administrator of the pod's namespace holds the lock: ADD is refused, and DEL goes on without it.
+    hold(&world.pod, "exec 9>/proc/sys/net/ipv4/route/flush; flock 9;");
+    assert_refused("the lock is held", &world.sbr.add(&config), 11, &["lock"]);
+    world.sbr.del(&config).success();
+    assert_eq!(rules(&world.pod), before);
+}

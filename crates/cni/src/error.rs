@@ -11,6 +11,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::{plain, serialize_plain};
 use crate::version::Version;
 
 /// Well-known error codes. Codes of 100 and above belong to plugins.
@@ -51,10 +52,10 @@ pub struct Error {
     #[serde(default)]
     pub code: u32,
     /// Message, one sentence.
-    #[serde(default)]
+    #[serde(default, serialize_with = "serialize_plain")]
     pub msg: String,
     /// Details for the reader of a log; may be empty.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty", serialize_with = "serialize_plain")]
     pub details: String,
 }
 
@@ -165,9 +166,9 @@ pub(crate) fn cut(text: String, most: usize) -> String {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.msg)?;
+        f.write_str(&plain(&self.msg))?;
         if !self.details.is_empty() {
-            write!(f, "; {}", self.details)?;
+            write!(f, "; {}", plain(&self.details))?;
         }
         Ok(())
     }

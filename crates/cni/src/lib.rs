@@ -34,6 +34,7 @@ pub mod plugin;
 pub mod result;
 pub mod runtime;
 mod shallow;
+pub mod text;
 pub mod version;
 
 pub use error::{Context, Error, code};

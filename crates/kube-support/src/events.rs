@@ -26,6 +26,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, warn};
 
 use cli_support::activity::Busy;
+use cli_support::terminal::plain;
 
 /// Name of the reporting controller.
 const CONTROLLER: &str = "weft";
@@ -360,8 +361,9 @@ pub fn distinct_action(action: &str, note: &str) -> String {
     format!("{action} {:08x}", hasher.finish() >> 32)
 }
 
-/// Returns the text, cut to the maximum length of a note.
+/// Returns the text without control characters, shortened to the limit of the API.
 fn clip(text: &str) -> String {
+    let text = plain(text);
     let mut end = text.len().min(NOTE_MAX);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -372,6 +374,12 @@ fn clip(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn event_note_has_no_control_characters() {
+        assert_eq!(clip("interface \"a\u{1b}[2J\u{9b}\u{202e}b\"\n"), "interface \"a [2J  b\" ");
+        assert!(clip(&"\u{202e}".repeat(NOTE_MAX)).len() <= NOTE_MAX);
+    }
 
     #[test]
     fn event_action_differs_by_note_but_not_by_request_id() {

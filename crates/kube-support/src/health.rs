@@ -3,10 +3,12 @@
 //! A role is ready when every cache was filled once and its socket listens. Otherwise `/readyz` lists what is missing,
 //! with the reason. A later loss of the API server does not make it unready, because the last known state is served.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -16,13 +18,16 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::io::Errno;
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tracing::warn;
 
 use cli_support::failure::Failure;
 
 /// Timeout for the headers of a request.
-const HEADERS_MAX: std::time::Duration = std::time::Duration::from_secs(10);
-/// Maximum number of concurrent connections.
+const HEADERS_MAX: Duration = Duration::from_secs(1);
+/// Timeout for a whole connection.
+const CONNECTION_MAX: Duration = Duration::from_secs(10);
+/// Maximum number of connections. A further one ends the oldest, so that idle connections do not delay a probe.
 const CONNECTIONS_MAX: usize = 64;
 
 /// Source of the metrics and the readiness.
@@ -55,20 +60,22 @@ fn is_of_family(cause: &io::Error) -> bool {
 
 /// Serves requests until the process ends.
 pub async fn serve(listener: TcpListener, status: Arc<impl HealthStatus>) {
-    let slots = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS_MAX));
+    let mut connections: VecDeque<JoinHandle<()>> = VecDeque::new();
     loop {
-        // The semaphore is never closed.
-        let Ok(permit) = Arc::clone(&slots).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
                 warn!(%error, "failed to accept a connection to the HTTP server");
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         let status = Arc::clone(&status);
-        tokio::spawn(async move {
+        connections.retain(|connection| !connection.is_finished());
+        if connections.len() >= CONNECTIONS_MAX {
+            connections.pop_front().inspect(JoinHandle::abort);
+        }
+        connections.push_back(tokio::spawn(async move {
             let answer = service_fn(move |request| {
                 let answered = answer(&request, &*status);
                 async move { Ok::<_, Infallible>(answered) }
@@ -76,9 +83,9 @@ pub async fn serve(listener: TcpListener, status: Arc<impl HealthStatus>) {
             let mut server = http1::Builder::new();
             server.timer(TokioTimer::new()).header_read_timeout(HEADERS_MAX).keep_alive(false);
             // A client that closes the connection is not an error.
-            let _ = server.serve_connection(TokioIo::new(stream), answer).await;
-            drop(permit);
-        });
+            let connection = server.serve_connection(TokioIo::new(stream), answer);
+            let _ = tokio::time::timeout(CONNECTION_MAX, connection).await;
+        }));
     }
 }
 
@@ -95,4 +102,50 @@ fn answer(request: &Request<Incoming>, health: &impl HealthStatus) -> Response<F
     let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = status;
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use super::*;
+
+    struct Ready;
+
+    impl HealthStatus for Ready {
+        fn page(&self) -> String {
+            String::new()
+        }
+
+        fn waits_for(&self) -> Vec<String> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn health_probes_are_answered_beside_idle_connections() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let listener = runtime.block_on(bind((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || runtime.block_on(serve(listener, Arc::new(Ready))));
+        // Some send nothing, and some a part of a request.
+        let mut idle = Vec::new();
+        for number in 0..3 * CONNECTIONS_MAX {
+            let mut stream = TcpStream::connect(address).unwrap();
+            if number % 2 == 0 {
+                stream.write_all(b"GET /healthz HTTP/1.1\r\n").unwrap();
+            }
+            idle.push(stream);
+        }
+        for path in ["/healthz", "/readyz"] {
+            let mut probe = TcpStream::connect(address).unwrap();
+            // The timeout of a probe.
+            probe.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            probe.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).unwrap();
+            let mut answer = String::new();
+            probe.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+        }
+    }
 }

@@ -154,17 +154,15 @@ impl Netns {
         Ok(result)
     }
 
-    /// Locks the namespace among processes that use this lock. `flock PATH`
-    ///
-    /// The lock is on the namespace itself: it leaves no file and ends with the returned value. Any process that may open the
-    /// namespace can lock it, so a caller waits no longer than [`LOCK_MAX`].
+    /// Locks the namespace among its administrators, as [`Netns::lock_own`] does inside.
     ///
     /// # Errors
-    /// [`crate::Kind::TimedOut`] after that time, or at once with [`Lock::TryExclusive`].
+    /// Those of [`Netns::lock_own`], and those of [`Netns::run`].
     pub fn lock(&self, lock: Lock) -> Result<Locked, Error> {
-        self.lock_for(lock, LOCK_MAX)
+        self.run(|| Netns::lock_own(lock))?
     }
 
+    /// Locks the file of the namespace. `flock PATH`. Every process that can open the namespace can hold this lock.
     fn lock_for(&self, lock: Lock, most: Duration) -> Result<Locked, Error> {
         let operation = || format!("lock network namespace {}", self.name);
         // A lock belongs to the open file, and a clone would share it: so the file is opened again.
@@ -173,11 +171,12 @@ impl Netns {
         lock_within(own, lock, most).map_err(|errno| Error::kernel(operation(), errno))
     }
 
-    /// Locks the calling thread's namespace among its administrators, on a file that only they may open. If `/proc/sys` is
-    /// read-only, the file cannot be opened, and the lock is that of [`Netns::lock`].
+    /// Locks the calling thread's namespace among its administrators, on a file that only they may open. It leaves no file
+    /// and ends with the returned value. If `/proc/sys` is read-only, the file cannot be opened, and the lock is that of
+    /// the namespace itself, which other users can hold.
     ///
     /// # Errors
-    /// Those of [`Netns::lock`].
+    /// [`crate::Kind::TimedOut`] after [`LOCK_MAX`], or at once with [`Lock::TryExclusive`].
     pub fn lock_own(lock: Lock) -> Result<Locked, Error> {
         lock_file(OF_ADMINISTRATORS, lock, LOCK_MAX)
     }
@@ -187,7 +186,7 @@ impl Netns {
     /// killed.
     ///
     /// # Errors
-    /// Those of [`Netns::lock`], after a minute: many processes may hold the lock before, each with its programs.
+    /// Those of [`Netns::lock_own`], after a minute: many processes may hold the lock before, each with its programs.
     pub fn lock_filters(lock: Lock) -> Result<Locked, Error> {
         let locked = lock_file(OF_FILTERS, lock, LOCK_OF_PROGRAMS_MAX)?;
         rustix::io::fcntl_setfd(&locked._file, FdFlags::empty())

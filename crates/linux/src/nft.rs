@@ -30,9 +30,9 @@ mod set;
 
 pub use batch::Batch;
 pub use chain::{BaseChain, ChainType, Hook, Policy, priority};
-pub use listing::{ListedChain, ListedElement, ListedRule};
+pub use listing::{ListedChain, ListedRule};
 pub use rule::{Is, Mapping, Protocol, Rule, Selector, State};
-pub use set::{Data, Element, Set, Type, Verdict};
+pub use set::{Data, Element, ListedElement, Set, Type, Verdict};
 
 use std::mem::ManuallyDrop;
 

@@ -33,40 +33,49 @@ pub fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixStream> 
 
 /// Connection with a deadline, which does not depend on how often the peer sends.
 ///
-/// After the deadline reads and writes fail with [`ErrorKind::TimedOut`]; a read or write that is waiting then fails with that
-/// or with [`ErrorKind::WouldBlock`].
+/// Reads and writes fail with [`ErrorKind::TimedOut`] after the deadline, also if it passes while they wait.
 #[derive(Debug)]
 pub struct Bounded<'a> {
     stream: &'a mut UnixStream,
     end: Instant,
+    timeout: Duration,
 }
 
 impl Bounded<'_> {
     /// Limits the stream to `timeout` from now on.
     pub fn within(stream: &mut UnixStream, timeout: Duration) -> Bounded<'_> {
-        Bounded { stream, end: Instant::now() + timeout }
+        Bounded { stream, end: Instant::now() + timeout, timeout }
     }
 
     /// Returns the remaining time; never zero, which the socket would interpret as no limit.
     fn left(&self) -> io::Result<Option<Duration>> {
         match self.end.saturating_duration_since(Instant::now()) {
-            Duration::ZERO => Err(ErrorKind::TimedOut.into()),
+            Duration::ZERO => Err(self.late()),
             left => Ok(Some(left)),
         }
+    }
+
+    fn late(&self) -> io::Error {
+        io::Error::new(ErrorKind::TimedOut, format!("no answer within {} ms", self.timeout.as_millis()))
+    }
+
+    /// Names the timeout, for which the kernel's error is EAGAIN.
+    fn named(&self, cause: io::Error) -> io::Error {
+        if cause.kind() == ErrorKind::WouldBlock { self.late() } else { cause }
     }
 }
 
 impl Read for Bounded<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(buffer)
+        self.stream.read(buffer).map_err(|cause| self.named(cause))
     }
 }
 
 impl Write for Bounded<'_> {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(buffer)
+        self.stream.write(buffer).map_err(|cause| self.named(cause))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -261,6 +261,12 @@ pub fn attachment_file(network: &str, container: &ContainerId, ifname: &IfName) 
     file(CNI_DIRECTORY, &format!("{network}-{short}")).or_else(|| file(CNI_DIRECTORY, &short))
 }
 
+/// Whether a path is that of a file directly in [`PLUGIN_DIRECTORY`].
+pub fn is_plugin_file(path: &str) -> bool {
+    let name = path.strip_prefix(PLUGIN_DIRECTORY).and_then(|rest| rest.strip_prefix('/'));
+    name.is_some_and(|name| !name.is_empty() && file(PLUGIN_DIRECTORY, name).as_deref() == Some(path))
+}
+
 /// Returns a path directly in `directory`; `/` in the name becomes `-`, as the specification requires.
 fn file(directory: &str, name: &str) -> Option<String> {
     let name = name.replace('/', "-");

@@ -12,6 +12,7 @@ mod devices;
 mod interface;
 mod limits;
 mod networks;
+mod received;
 mod route;
 mod transport;
 

@@ -12,6 +12,7 @@
 use std::fmt;
 
 use cni::error::{Error, code};
+use cni::text::is_control;
 use serde::{Deserialize, Serialize};
 
 use crate::rule::Rule;
@@ -161,7 +162,7 @@ pub fn quote(text: &str) -> String {
 /// Returns the beginning of `text`, short enough for a message and without characters that could break a log line.
 pub fn clip(text: &str) -> String {
     let mut short: String =
-        text.chars().take(QUOTE_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect();
+        text.chars().take(QUOTE_MAX).map(|c| if is_control(c) { ' ' } else { c }).collect();
     if text.chars().nth(QUOTE_MAX).is_some() {
         short.push('…');
     }
@@ -270,9 +271,9 @@ mod tests {
 
     #[test]
     fn quoted_value_is_shortened_and_escaped() {
-        let quoted = quote(&"a\n\u{1b}[31m".repeat(100));
-        assert!(quoted.chars().count() <= QUOTE_MAX + 1, "{quoted}");
-        assert!(!quoted.contains(|c: char| c.is_control()), "{quoted}");
+        let quoted = quote(&"a\n\u{1b}[31m\u{202e}".repeat(100)) + &clip("\u{9b}\u{202e}");
+        assert!(quoted.chars().count() <= QUOTE_MAX + 3, "{quoted}");
+        assert!(!quoted.contains(is_control), "{quoted}");
     }
 
     #[test]

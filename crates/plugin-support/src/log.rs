@@ -12,7 +12,7 @@ macro_rules! log {
     ($($words:tt)*) => { $crate::log::write(format_args!($($words)*)) };
 }
 
-/// Writes a line to stderr in one call, and ignores a failure.
+/// Writes a line to stderr in one call, without control characters, and ignores a failure.
 pub fn write(line: fmt::Arguments<'_>) {
-    let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+    let _ = io::stderr().lock().write_all((cni::text::plain(&line.to_string()) + "\n").as_bytes());
 }

@@ -3,20 +3,24 @@
 //! Rules:
 //! - In the usual case, ADD is one transaction that only adds entries. If the kernel reports that an object is missing,
 //!   the objects that all entries share are created.
-//! - The last attachment that requests an entry gets it. Only the attachment named in the comment removes it, because
-//!   an address or port may belong to another container by now.
+//! - Several attachments can request an entry of the same key. One of them has it, and the others claim it (`claims`).
+//!   An attachment removes only its own entry and claim. The entry then passes to another claimant.
 //!
 //! Source: nft(8) "sets", "maps".
+
+mod claims;
 
 use std::collections::{HashMap, HashSet};
 
 use cni::Error;
 use cni::invocation::ValidAttachment;
 use linux::Kind;
-use linux::nft::{Batch, Data, Element, Family, ListedElement, Nft, Table};
+use linux::nft::{Batch, Data, Element, Family, ListedElement, Nft, Set, Table, Verdict};
 use plugin_support::failure::{OrRefused, refused};
 use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 use rustix::io::Errno;
+
+use self::claims::{Changes, Claims, Contest};
 
 /// Maximum number of attempts for a transaction that conflicts with others.
 const TRIES: usize = 5;
@@ -31,6 +35,29 @@ pub struct Entry {
     pub value: Option<Data>,
     /// Complete element.
     pub element: Element,
+}
+
+/// Sets and maps of a table with entries of attachments.
+#[derive(Clone, Copy)]
+pub struct EntrySets<'a> {
+    /// Table that contains the sets.
+    pub table: Table<'a>,
+    /// The sets. Their entries of one key are shared by its claimants.
+    pub sets: &'a [Set<'static>],
+    /// Precedence of a verdict: the entry belongs to a claimant with the highest one. Among equal ones, the last
+    /// attachment that requests the entry gets it.
+    pub precedence: fn(&Verdict) -> u8,
+}
+
+/// Entry that an attachment does not have any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemovedEntry {
+    /// Name of the set.
+    pub set: &'static str,
+    /// Key of the entry.
+    pub key: Data,
+    /// Whether another attachment has claimed the key.
+    pub is_claimed: bool,
 }
 
 /// Names of all nf_tables tables, so that a caller need not query a table that does not exist.
@@ -67,46 +94,53 @@ pub fn unless_absent<T>(listed: Result<T, linux::Error>) -> Result<Option<T>, Er
     }
 }
 
+// === impl EntrySets ===
+
+impl EntrySets<'_> {
+    /// Returns the names of the sets.
+    pub fn names(&self) -> Vec<&'static str> {
+        self.sets.iter().map(Set::name).collect()
+    }
+}
+
+/// Returns the same precedence for every verdict.
+pub fn any_verdict(_: &Verdict) -> u8 {
+    0
+}
+
 /// Adds the entries, whose comments are all `comment`, in one transaction.
 ///
-/// An existing entry of the same key is replaced, whatever its owner. Then other entries of the same comment are
+/// If an entry of the same key belongs to another attachment, both claim it. Then other entries of the same comment are
 /// removed, too. Without such a conflict they are not searched for: it would read all entries at every ADD, and a
 /// repeated ADD has the same keys. `shared_objects` returns what the entries need and can be committed repeatedly.
 pub fn put(
     nft: &mut Nft,
-    table: Table<'_>,
-    sets: &[&'static str],
+    sets: EntrySets<'_>,
     comment: &str,
     entries: &[Entry],
     shared_objects: impl Fn() -> Result<Batch, Error>,
 ) -> Result<(), Error> {
+    let mut changes = Changes::default();
+    entries.iter().for_each(|entry| changes.create(entry.set, entry.element.clone()));
     let mut batch = Batch::new();
-    create(&mut batch, table, sets, entries);
+    changes.write(sets.table, &mut batch);
+    let mut conflicts = false;
     for _ in 0..TRIES {
         match nft.commit(batch) {
             Ok(()) => return Ok(()),
-            Err(error) if matches!(error.kind(), Kind::Absent | Kind::Exists) => {}
+            Err(error) if error.kind() == Kind::Absent => {}
+            Err(error) if error.kind() == Kind::Exists => conflicts = true,
             Err(error) => return Err(refused(&error)),
         }
-        // Either an object is missing, or an entry is left from a container that was never deleted.
+        // Either an object is missing, or a key belongs to another container, which may be one that was never deleted.
         batch = shared_objects()?;
-        let keys: HashSet<(&str, &Data)> = entries.iter().map(|entry| (entry.set, &entry.key)).collect();
-        let in_the_way =
-            find(nft, table, sets, |set, key, found| found == comment || keys.contains(&(set, key)))?;
-        for (set, key) in in_the_way {
-            batch.delete_elements(table, set, &[Element::new(key)]);
+        if conflicts {
+            Contest { sets, comment, entries }.write(nft, &mut batch)?;
+        } else {
+            changes.write(sets.table, &mut batch);
         }
-        create(&mut batch, table, sets, entries);
     }
     nft.commit(batch).or_refused()
-}
-
-fn create(batch: &mut Batch, table: Table<'_>, sets: &[&'static str], entries: &[Entry]) {
-    for set in sets {
-        let own: Vec<Element> =
-            entries.iter().filter(|entry| entry.set == *set).map(|entry| entry.element.clone()).collect();
-        batch.create_elements(table, set, &own);
-    }
 }
 
 /// Returns set and key of the entries that `matches` selects by set, key and comment; none if a set does not exist.
@@ -130,31 +164,103 @@ pub fn find(
     Ok(found)
 }
 
-/// Removes the entries that `matches` selects by comment, in one transaction; returns set and key of each.
+/// Removes the entries and claims that `matches` selects by comment; returns the entries.
+///
+/// An entry that others claim passes to one of them in the same transaction.
 pub fn remove(
     nft: &mut Nft,
+    sets: EntrySets<'_>,
+    matches: impl Fn(&str) -> bool,
+) -> Result<Vec<RemovedEntry>, Error> {
+    let own = find(nft, sets.table, &sets.names(), |_, _, comment| matches(comment))?;
+    remove_at(nft, sets, own, matches)
+}
+
+/// As [`remove`], for callers that know the keys of all entries. It takes constant time.
+pub fn remove_known(
+    nft: &mut Nft,
+    sets: EntrySets<'_>,
+    keys: &[(&'static str, Data)],
+    matches: impl Fn(&str) -> bool,
+) -> Result<Vec<RemovedEntry>, Error> {
+    let own = among(nft, sets.table, keys, &matches)?;
+    remove_at(nft, sets, own, matches)
+}
+
+fn remove_at(
+    nft: &mut Nft,
+    sets: EntrySets<'_>,
+    mut own: Vec<(&'static str, Data)>,
+    matches: impl Fn(&str) -> bool,
+) -> Result<Vec<RemovedEntry>, Error> {
+    let mut keys = own.clone();
+    let mut last = Ok(());
+    for _ in 0..=TRIES {
+        let claims = Claims::read(nft, sets)?;
+        keys.extend(claims.keys_of(&matches));
+        keys.sort_unstable_by(|one, other| (one.0, one.1.bytes()).cmp(&(other.0, other.1.bytes())));
+        keys.dedup();
+        if last.is_err() || !claims.is_empty() {
+            // Another process changed an entry, or may have done so.
+            own = among(nft, sets.table, &keys, &matches)?;
+        }
+        let mut changes = Changes::default();
+        own.iter().for_each(|(set, key)| changes.delete(set, key));
+        claims.pass(nft, &mut changes, &keys, &own, &matches)?;
+        let mut batch = Batch::new();
+        changes.write(sets.table, &mut batch);
+        if batch.is_empty() {
+            let removed = keys.into_iter().map(|(set, key)| {
+                let is_claimed = claims.best(set, &key, &matches).is_some();
+                RemovedEntry { set, key, is_claimed }
+            });
+            return Ok(removed.collect());
+        }
+        own.clear();
+        last = nft.commit(batch);
+        if let Err(error) = &last
+            && !matches!(error.kind(), Kind::Absent | Kind::Exists)
+        {
+            return Err(refused(error));
+        }
+    }
+    last.or_refused().and_then(|()| {
+        Err(Error::internal(format!("table {}: other processes keep changing the entries", sets.table)))
+    })
+}
+
+/// Returns those of the keys whose entry `matches` selects by comment.
+fn among(
+    nft: &mut Nft,
     table: Table<'_>,
-    sets: &[&'static str],
+    keys: &[(&'static str, Data)],
     matches: impl Fn(&str) -> bool,
 ) -> Result<Vec<(&'static str, Data)>, Error> {
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let found = find(nft, table, sets, |_, _, comment| matches(comment))?;
-        let mut batch = Batch::new();
-        for (set, key) in &found {
-            batch.delete_elements(table, set, &[Element::new(key.clone())]);
+    let mut own = Vec::new();
+    for (set, key) in keys {
+        if nft.element(table, set, key).or_refused()?.is_some_and(|entry| matches(&entry.comment)) {
+            own.push((*set, key.clone()));
         }
-        match nft.commit(batch) {
-            Ok(()) => return Ok(found),
-            // Another process removed one of them meanwhile.
-            Err(error) if error.kind() == Kind::Absent && tries < TRIES => {}
-            Err(error) => return Err(refused(&error)),
-        }
+    }
+    Ok(own)
+}
+
+/// Whether an entry exists and the attachment with this comment has it or has claimed it.
+pub fn has(
+    nft: &mut Nft,
+    table: Table<'_>,
+    set: &'static str,
+    key: &Data,
+    comment: &str,
+) -> Result<bool, Error> {
+    match nft.element(table, set, key).or_refused()? {
+        None => Ok(false),
+        Some(entry) if entry.comment == comment => Ok(true),
+        Some(_) => claims::exists(nft, table, set, key, comment),
     }
 }
 
-/// Returns the first entry that does not exist as it was created.
+/// Returns the first entry that does not exist as it was created. An entry without a value may be another claimant's.
 pub fn missing<'a>(
     nft: &mut Nft,
     table: Table<'_>,
@@ -167,10 +273,14 @@ pub fn missing<'a>(
             let elements = nft.elements(table, entry.set).or_refused()?;
             present.insert(entry.set, elements.into_iter().map(|there| (there.key.clone(), there)).collect());
         }
-        let there = present.get(entry.set).and_then(|set| set.get(&entry.key));
-        let is_ours = there.is_some_and(|there| {
-            there.comment == comment && entry.value.as_ref().is_none_or(|value| there.value == *value)
-        });
+        let is_ours = match present.get(entry.set).and_then(|set| set.get(&entry.key)) {
+            None => false,
+            Some(there) if there.comment == comment => {
+                entry.value.as_ref().is_none_or(|value| there.value == *value)
+            }
+            Some(_) if entry.value.is_some() => false,
+            Some(_) => claims::exists(nft, table, entry.set, &entry.key, comment)?,
+        };
         if !is_ours {
             return Ok(Some(entry));
         }

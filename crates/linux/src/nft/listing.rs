@@ -1,7 +1,7 @@
 //! Listing of rules and elements, which identifies those of weft by their comments.
 
 use super::comment;
-use super::set::{Data, Element};
+use super::set::{Data, Element, ListedElement};
 use super::{ChainType, Family, Hook, Nft, Table, kind};
 use crate::attributes::{Attributes, be64_of, find, items};
 use crate::error::{Error, Kind};
@@ -57,17 +57,6 @@ pub struct ListedChain {
     pub name: String,
     /// Whether its policy is drop.
     pub drops: bool,
-}
-
-/// Existing element.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedElement {
-    /// Key, in the form of [`Element::new`].
-    pub key: Data,
-    /// Value in a map; empty in a set and in a verdict map.
-    pub value: Data,
-    /// Comment; empty if there is none.
-    pub comment: String,
 }
 
 impl Nft {
@@ -194,11 +183,7 @@ impl Nft {
         let mut elements = Vec::new();
         for answer in &answers {
             for (_, item) in answer.attributes.find(LIST_ELEMENTS).into_iter().flat_map(items) {
-                elements.extend(Element::read(item).map(|(key, value, comment)| ListedElement {
-                    key,
-                    value,
-                    comment,
-                }));
+                elements.extend(Element::read(item));
             }
         }
         Ok(elements)
@@ -229,8 +214,7 @@ impl Nft {
         };
         let mut found =
             answers.iter().flat_map(|answer| answer.attributes.find(LIST_ELEMENTS)).flat_map(items);
-        let element = found.find_map(|(_, item)| Element::read(item));
-        Ok(element.map(|(key, value, comment)| ListedElement { key, value, comment }))
+        Ok(found.find_map(|(_, item)| Element::read(item)))
     }
 
     fn dump(

@@ -87,6 +87,19 @@ pub struct Element {
     comment: String,
 }
 
+/// An element that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedElement {
+    /// The key, as [`Element::new`] takes it.
+    pub key: Data,
+    /// Value in a map; empty in a set and in a verdict map.
+    pub value: Data,
+    /// Empty if it has none.
+    pub comment: String,
+    /// Verdict in a verdict map.
+    pub verdict: Option<Verdict>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target {
     Nothing,
@@ -207,6 +220,27 @@ impl<'a> Set<'a> {
     }
 }
 
+impl<'a> Set<'a> {
+    /// Name of the set.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// Types of the fields of a key.
+    pub fn key(&self) -> &'a [Type] {
+        self.key
+    }
+
+    /// Returns a set with another name and key, and with the same values.
+    #[must_use]
+    pub fn with_key<'b>(&self, name: &'b str, key: &'b [Type]) -> Set<'b>
+    where
+        'a: 'b,
+    {
+        Set { name, key, data: self.data }
+    }
+}
+
 impl Mapped<'_> {
     /// Returns the type number and length of the data.
     pub(super) fn number_and_length(self) -> Option<(u32, u32)> {
@@ -247,6 +281,18 @@ impl Element {
         self
     }
 
+    /// Returns the element as a listing shows it.
+    #[must_use]
+    pub fn listed(&self) -> ListedElement {
+        let Element { key, target, comment } = self;
+        let (value, verdict) = match target {
+            Target::Nothing => (Data::default(), None),
+            Target::Verdict(verdict) => (Data::default(), Some(verdict.clone())),
+            Target::Value(value) => (value.clone(), None),
+        };
+        ListedElement { key: key.clone(), value, comment: comment.clone(), verdict }
+    }
+
     pub(super) fn write(&self, attributes: &mut Attributes) {
         let Element { key, target, comment } = self;
         attributes.nested(ELEMENT_KEY, |inner| key.write(inner));
@@ -264,20 +310,34 @@ impl Element {
         }
     }
 
-    /// Reads an element that [`Element::write`] wrote, without its value if that is a verdict.
-    pub(super) fn read(attributes: &[u8]) -> Option<(Data, Data, String)> {
+    /// Reads an element that [`Element::write`] wrote.
+    pub(super) fn read(attributes: &[u8]) -> Option<ListedElement> {
         use crate::attributes::find;
         let key = find(find(attributes, ELEMENT_KEY)?, DATA_VALUE)?;
-        let value =
-            find(attributes, ELEMENT_DATA).and_then(|data| find(data, DATA_VALUE)).unwrap_or_default();
+        let data = find(attributes, ELEMENT_DATA);
+        let value = data.and_then(|data| find(data, DATA_VALUE)).unwrap_or_default();
+        let verdict = data.and_then(|data| find(data, DATA_VERDICT)).and_then(Verdict::read);
         let comment = find(attributes, ELEMENT_USER_DATA).map(comment::of_user_data).unwrap_or_default();
-        Some((Data(key.to_vec()), Data(value.to_vec()), comment))
+        Some(ListedElement { key: Data(key.to_vec()), value: Data(value.to_vec()), comment, verdict })
     }
 }
 
 // === impl Verdict ===
 
 impl Verdict {
+    fn read(attributes: &[u8]) -> Option<Verdict> {
+        use crate::attributes::find;
+        let chain = || find(attributes, VERDICT_CHAIN).map(crate::attributes::text);
+        match i32::from_be_bytes(find(attributes, VERDICT_CODE)?.try_into().ok()?) {
+            0 => Some(Verdict::Drop),
+            1 => Some(Verdict::Accept),
+            -3 => chain().map(Verdict::Jump),
+            -4 => chain().map(Verdict::Goto),
+            -5 => Some(Verdict::Return),
+            _ => None,
+        }
+    }
+
     pub(super) fn write(&self, attributes: &mut Attributes) {
         // `NF_…` and `NFT_…` codes.
         let (code, chain) = match self {
@@ -296,6 +356,21 @@ impl Verdict {
     }
 }
 
+// === impl ListedElement ===
+
+impl ListedElement {
+    /// Returns an element with another key, and with the same value or verdict and the same comment.
+    pub fn at(&self, key: Data) -> Element {
+        let ListedElement { key: _, value, comment, verdict } = self;
+        let element = Element::new(key).comment(comment.as_str());
+        match verdict {
+            Some(verdict) => element.verdict(verdict.clone()),
+            None if value.bytes().is_empty() => element,
+            None => element.value(value.clone()),
+        }
+    }
+}
+
 // === impl Data ===
 
 impl Data {
@@ -306,6 +381,12 @@ impl Data {
         self.0.extend(next.into().0);
         self.0.resize(self.0.len().next_multiple_of(REGISTER), 0);
         self
+    }
+
+    /// Returns the fields of a concatenation without its last one, whose type is `last`.
+    #[must_use]
+    pub fn without(&self, last: Type) -> Data {
+        Data(self.0[..self.0.len().saturating_sub(last.padded())].to_vec())
     }
 
     /// Returns the name of a link.

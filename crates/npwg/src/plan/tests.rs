@@ -3,6 +3,7 @@
 mod access;
 mod devices;
 mod network;
+mod received;
 mod request;
 mod route;
 

@@ -6,7 +6,7 @@
 //! | `mac` | `mac` | `mac`; 20 bytes also `infinibandGUID` (C2) | `MAC`, if of 6 bytes | the policy (C1) |
 //! | `infiniband-guid` | – | `infinibandGUID` | – | capability |
 //! | `portMappings`, `bandwidth` | – | the same | – | capability |
-//! | `cni-args` | its keys | – | – | – |
+//! | `cni-args` | its keys | – | – | for `ips` and `mac` among them the capability, if the policy requires it |
 //! | `ipam-claim-reference` | the same | – | – | – (V13-4.1.2.1.11-2) |
 //! | a device | (`deviceID`, `pciBusID` beside it) | `deviceID`, `CNIDeviceInfoFile` | – | – |
 //!
@@ -18,6 +18,7 @@
 use std::collections::BTreeSet;
 
 use cni::capability::{self, HardwareAddress, RequestedIp};
+use cni::fold::same;
 use cni::object::Object;
 use serde::Serialize;
 use serde_json::Value;
@@ -124,6 +125,7 @@ impl Requests<'_> {
                 keys.join(", "),
                 "requested; in args.cni of every plugin",
             ));
+            self.require_capability_of_args()?;
         }
         if !element.ips.is_empty() {
             self.ips(&element.ips)?;
@@ -170,8 +172,8 @@ impl Requests<'_> {
     }
 
     fn mac(&mut self, mac: &HardwareAddress) -> Result<(), Refusal> {
-        let same = |value: &Value| value.as_str().and_then(HardwareAddress::parse).as_ref() == Some(mac);
-        self.agree("mac", mac, same)?;
+        let agrees = |value: &Value| value.as_str().and_then(HardwareAddress::parse).as_ref() == Some(mac);
+        self.agree("mac", mac, agrees)?;
         self.channels.arg("mac", mac);
         let understood = |capability: &str| self.channels.declared.contains(capability);
         let as_guid = !understood(capability::MAC) && understood(capability::INFINIBAND_GUID);
@@ -243,7 +245,7 @@ impl Requests<'_> {
         }
     }
 
-    fn undeclared<T: Serialize>(&self, key: &str, capability: &str, value: &T) -> Fault {
+    fn undeclared<T: Serialize + ?Sized>(&self, key: &str, capability: &str, value: &T) -> Fault {
         let reason = format!("no plugin of {} declares the capability {capability}", self.subject);
         let cure =
             format!("write \"capabilities\": {{\"{capability}\": true}} into the plugin that understands it");
@@ -251,17 +253,31 @@ impl Requests<'_> {
         self.asked.fault(Rule::MissingCapability, key, reason).showing(&shown).cure(cure)
     }
 
+    /// Refuses addresses in `cni-args` if the policy requires a capability for them and no plugin declares it.
+    fn require_capability_of_args(&self) -> Result<(), Refusal> {
+        if !self.policy.requires_capability() {
+            return Ok(());
+        }
+        for (key, value) in self.asked.element.cni_args.iter() {
+            let request = [capability::IPS, capability::MAC].into_iter().find(|request| same(key, request));
+            if let Some(request) = request.filter(|request| !self.channels.declared.contains(*request)) {
+                return Err(Refusal::failed(self.undeclared("cni-args", request, value)));
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses a `cni-args` key that contradicts the request of the same name (C8).
     fn agree<T: Serialize + ?Sized>(
         &self,
         key: &str,
         value: &T,
-        same: impl FnOnce(&Value) -> bool,
+        agrees: impl Fn(&Value) -> bool,
     ) -> Result<(), Refusal> {
-        let Ok(Some(other)) = self.asked.element.cni_args.read::<Value>(key) else { return Ok(()) };
-        if same(&other) {
-            return Ok(());
-        }
+        // Plugins in Go read a key in any case.
+        let named = self.asked.element.cni_args.iter().filter(|(name, _)| same(name, key));
+        let mut others = named.filter_map(|(_, raw)| serde_json::from_str::<Value>(raw.get()).ok());
+        let Some(other) = others.find(|other| !agrees(other)) else { return Ok(()) };
         let shown = serde_json::to_string(value).unwrap_or_default();
         let fault = self.asked.fault(
             Rule::ConflictingCniArgs,

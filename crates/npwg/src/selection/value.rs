@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use cni::address::parse_ip;
 use cni::capability::{Bandwidth, HardwareAddress, PortMapping, RequestedIp};
 use cni::name::{IfName, ifname_fault};
+use cni::text::is_control;
 use serde_json::{Map, Value};
 
 use crate::refusal::{KeyPath, quote};
@@ -92,6 +93,10 @@ pub(super) fn guid(path: &KeyPath, value: &Value) -> Read<HardwareAddress> {
 /// Reads an interface name that the kernel accepts.
 pub(super) fn interface(path: &KeyPath, value: &Value) -> Read<IfName> {
     let name = text(path, value)?;
+    if name.contains(is_control) {
+        // The kernel accepts such a name, which would change how a status or a log is shown.
+        return wrong(path, value, "is not an interface name: it contains a control or direction character");
+    }
     match (IfName::new(name), ifname_fault(name)) {
         (Ok(name), _) => Ok(name),
         (Err(_), fault) => {

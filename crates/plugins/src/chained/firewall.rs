@@ -81,7 +81,7 @@ impl Plugin for Firewall {
         let Some(valid) = request.valid()? else { return Ok(()) };
         let network = request.call.config.name.as_str();
         let natively = nftables::sweep(NAME, network, &valid);
-        let zoned = natively.clone().unwrap_or_default();
+        let zoned = natively.clone().unwrap_or_default().left_zone;
         let zone = Settings::read(&request.call.config).map(|settings| settings.zone);
         let swept = [
             natively.map(drop),
@@ -173,13 +173,16 @@ fn remove(tag: &OwnerTag, settings: Option<&Settings>, known: &[IpNet]) -> Resul
     let natively = nftables::remove(tag);
     let mut removed = Vec::new();
     if let Some(Settings { backend: None | Some(Backend::Firewalld), zone, .. }) = settings {
-        let own = natively.iter().flatten().filter(|net| !known.contains(net)).copied();
+        let own = natively.iter().flat_map(|removed| &removed.left_zone);
+        let own = own.filter(|net| !known.contains(net)).copied();
         // An address in the zone may belong to another container by now: that one keeps it.
         removed.push(nftables::without_zone_owner(known).and_then(|mut zoned| {
             zoned.extend(own);
             firewalld::remove(zone, &zoned)
         }));
     }
-    removed.extend([natively.map(drop), ingress::remove(tag), iptables::remove(tag, known)]);
+    // The reference plugin's rules have no owner. Those of an attachment that nftables accepted belong to another one.
+    let unowned = if natively.as_ref().is_ok_and(|removed| removed.any) { &[] } else { known };
+    removed.extend([natively.map(drop), ingress::remove(tag), iptables::remove(tag, unowned)]);
     collected(removed.into_iter().filter_map(Result::err).collect())
 }

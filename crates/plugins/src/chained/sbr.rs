@@ -83,7 +83,8 @@ impl Plugin for Sbr {
         let table = Settings::read(&call.config).ok().and_then(|settings| settings.table);
         let known = call.config.prev_result().ok().flatten().unwrap_or_default();
         let known = relevant(who.ifname.as_str(), &known).map(|ip| ip.address.addr()).collect();
-        let _lock = netns.lock(Lock::Exclusive).or_refused()?;
+        // DEL also works without the lock: a process that holds it must not keep a sandbox.
+        let _lock = netns.lock(Lock::Exclusive).ok();
         remove_rules(&mut netns.rtnl().or_refused()?, who.ifname.as_str(), table, known)
     }
 

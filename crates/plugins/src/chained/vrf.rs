@@ -123,7 +123,8 @@ impl Plugin for Vrf {
         let Some(netns) = netns.as_deref().map(Netns::find).transpose().or_refused()?.flatten() else {
             return Ok(());
         };
-        let _lock = netns.lock(Lock::Exclusive).or_refused()?;
+        // DEL also works without the lock: a process that holds it must not keep a sandbox.
+        let _lock = netns.lock(Lock::Exclusive).ok();
         // ADD refuses an invalid configuration, so there is nothing to remove.
         let Ok(Settings { name, .. }) = Settings::read(call) else { return Ok(()) };
         let mut net = netns.rtnl().or_refused()?;

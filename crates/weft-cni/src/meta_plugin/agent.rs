@@ -7,12 +7,12 @@
 //!
 //! Source: `docs/design/rpc.md`.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cni::{Context, Error, code};
 use linux::unix::{Bounded, connect_within};
@@ -25,6 +25,8 @@ use rpc::task::{Task, TaskResult};
 
 /// Deadline of a request: shorter than the kubelet waits for a sandbox.
 const DEADLINE: Duration = Duration::from_secs(60);
+/// Wait for an answer after which a pod that selects nothing is planned without the agent.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Timeout for the agent to accept the connection.
 const CALL_MAX: Duration = Duration::from_secs(10);
 /// Timeout for the report of an executed plan, and for the check whether an agent listens.
@@ -76,12 +78,24 @@ impl ReportReceiver {
     }
 }
 
-/// Requests a plan.
-pub(super) fn plan(node: &NodeConfiguration, request: PlanRequest) -> Result<PlannedSandbox, Error> {
+/// Requests a plan. If an agent has not answered within [`SILENCE_MAX`], `alone` may plan instead.
+///
+/// # Errors
+/// Code 11: no answer. Code 6: the plan is not for this sandbox, or contains what no planner plans.
+pub(super) fn plan(
+    node: &NodeConfiguration,
+    request: PlanRequest,
+    alone: &dyn Fn() -> Option<Plan>,
+) -> Result<PlannedSandbox, Error> {
+    let (sandbox, pod) = (request.sandbox(), request.pod.clone());
     let (socket, request) = (Path::new(&node.agent_socket), Request::Plan(Box::new(request)));
     let (response, agent) = match connect_within(socket, CALL_MAX) {
         Ok(mut stream) => {
-            let response = ask(&mut stream, &request, DEADLINE);
+            let mut patient = Patient::new(&mut stream, [SILENCE_MAX, DEADLINE], alone);
+            let response = converse(&mut patient, &request);
+            if let Some(plan) = patient.plan.take() {
+                return Ok(PlannedSandbox::of(plan));
+            }
             (response.context(format_args!("agent {}", socket.display()))?, Some(stream))
         }
         Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
@@ -92,6 +106,7 @@ pub(super) fn plan(node: &NodeConfiguration, request: PlanRequest) -> Result<Pla
     match response {
         Response::Plan(response) => {
             let PlanResponse { plan, tasks } = *response;
+            plan.expect_for(&sandbox, &pod).context(format_args!("agent {}", socket.display()))?;
             Ok(PlannedSandbox { plan, tasks, agent })
         }
         other => Err(other.into_error()),
@@ -126,14 +141,81 @@ fn unreachable(socket: &Path, cause: &io::Error) -> Error {
 
 /// Sends a request and receives its response, both within `timeout`.
 fn ask(stream: &mut UnixStream, request: &Request, timeout: Duration) -> Result<Response, Error> {
-    let mut stream = Bounded::within(stream, timeout);
+    converse(&mut Bounded::within(stream, timeout), request)
+}
+
+fn converse(stream: &mut (impl Read + Write), request: &Request) -> Result<Response, Error> {
     // The agent is slow or shutting down: the same call may succeed later.
     let again = |error: frame::FrameError| match Error::from(error) {
         error if error.code == code::IO_FAILURE => Error { code: code::TRY_AGAIN_LATER, ..error },
         error => error,
     };
-    frame::send(&mut stream, request).map_err(again)?;
-    frame::receive(&mut stream).map_err(again)
+    frame::send(stream, request).map_err(again)?;
+    frame::receive(stream).map_err(again)
+}
+
+/// Connection to the agent that is bounded by two timeouts: the first one if the pod can be planned without the agent.
+struct Patient<'a> {
+    stream: &'a mut UnixStream,
+    timeouts: [Duration; 2],
+    began: Instant,
+    /// Plans without the agent; taken once it was tried.
+    alone: Option<&'a dyn Fn() -> Option<Plan>>,
+    /// Plan without the agent, which ends the conversation.
+    plan: Option<Plan>,
+}
+
+impl<'a> Patient<'a> {
+    fn new(
+        stream: &'a mut UnixStream,
+        timeouts: [Duration; 2],
+        alone: &'a dyn Fn() -> Option<Plan>,
+    ) -> Patient<'a> {
+        Patient { stream, timeouts, began: Instant::now(), alone: Some(alone), plan: None }
+    }
+
+    /// Repeats an operation until it succeeds or the time is over.
+    fn within(
+        &mut self,
+        mut operation: impl FnMut(&mut Bounded<'_>) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            let [first, last] = self.timeouts;
+            let most = if self.alone.is_some() { first } else { last };
+            let mut bounded = Bounded::within(self.stream, most.saturating_sub(self.began.elapsed()));
+            match operation(&mut bounded) {
+                Err(cause) if cause.kind() == ErrorKind::TimedOut => {}
+                done => return done,
+            }
+            let Some(alone) = self.alone.take() else {
+                let why = format!(
+                    "the agent accepted the connection and did not answer within {} s",
+                    last.as_secs()
+                );
+                return Err(io::Error::new(ErrorKind::TimedOut, why));
+            };
+            self.plan = alone();
+            if self.plan.is_some() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.within(|stream| stream.read(buffer))
+    }
+}
+
+impl Write for Patient<'_> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.within(|stream| stream.write(buffer))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 /// Runs `weft plan --once`, which reads one request and writes its response.
@@ -188,6 +270,38 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn agent_that_never_answers_is_named_in_the_error() {
+        let tried = std::cell::Cell::new(0);
+        let alone = || {
+            tried.set(tried.get() + 1);
+            None
+        };
+        // The other end stays open and answers nothing, or a part of a message.
+        for said in [&b""[..], &[0, 0]] {
+            let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(said).unwrap();
+            let times = [Duration::from_millis(50), Duration::from_secs(1)];
+            let mut patient = Patient::new(&mut ours, times, &alone);
+            let task = TaskResult {
+                kind: rpc::task::TaskKind::Check,
+                container: cni::name::ContainerId::new("c").unwrap(),
+                uid: String::new(),
+                changes: Vec::new(),
+                error: None,
+                wrong: Vec::new(),
+            };
+            let late = converse(&mut patient, &Request::TaskResult(task)).unwrap_err();
+            assert_eq!(late.code, code::TRY_AGAIN_LATER, "{late}");
+            assert!(
+                late.msg.contains("agent accepted the connection and did not answer within 1 s"),
+                "{late}"
+            );
+            assert!(!late.msg.contains("os error"), "{late}");
+        }
+        assert_eq!(tried.get(), 2, "once for each conversation");
+    }
 
     #[test]
     fn planner_that_hangs_is_killed_and_one_that_fails_is_reported() {

@@ -5,8 +5,9 @@
 //!
 //! Source: Device Information Specification v1.1.0 (DI-1 to DI-5).
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{ErrorKind, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use cni::Error;
@@ -21,7 +22,8 @@ pub(super) fn publish(file: &DeviceInfoFile) -> Result<(), Error> {
     let failed =
         |cause: std::io::Error| Error::io(format_args!("device information {}", path.display()), cause);
     if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory).map_err(failed)?;
+        // Other programs read the files by their paths. The caller's umask must not open the directory to writers.
+        create_directory(directory).map_err(failed)?;
     }
     let Some(source) = copy_from else { return Ok(()) };
     match read(Path::new(source)).map_err(failed)? {
@@ -49,6 +51,21 @@ pub(super) fn withdraw(file: &DeviceInfoFile) -> Result<(), Error> {
             Err(Error::io(format_args!("device information {}", file.path), cause))
         }
         _ => Ok(()),
+    }
+}
+
+/// Creates a directory and its parents with mode 0755, whatever the umask is.
+fn create_directory(directory: &Path) -> std::io::Result<()> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = directory.parent() {
+        create_directory(parent)?;
+    }
+    match fs::create_dir(directory) {
+        Ok(()) => fs::set_permissions(directory, Permissions::from_mode(0o755)),
+        Err(cause) if cause.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(cause) => Err(cause),
     }
 }
 

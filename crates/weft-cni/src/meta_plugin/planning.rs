@@ -79,9 +79,10 @@ fn plan_for(
         node: NodeInput::new(configuration, flavour, &disk),
         began: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64),
     };
-    match agent::plan(node, request) {
+    let alone = || plan_without_cluster(node, &disk, pod, sandbox);
+    match agent::plan(node, request, &alone) {
         Err(error) if error.code == code::TRY_AGAIN_LATER && !agent::is_there(node) => {
-            plan_without_cluster(node, &disk, pod, sandbox).map(PlannedSandbox::of).ok_or(error)
+            alone().map(PlannedSandbox::of).ok_or(error)
         }
         asked => asked,
     }

@@ -22,7 +22,7 @@ use cni::invocation::Call;
 use cni::name::ContainerId;
 use linux::parent_death;
 use npwg::configuration::Flavour;
-use npwg::plan::Plan;
+use npwg::plan::{Plan, Sandbox};
 use plugin_support::log;
 use rpc::frame;
 use rpc::journal::{DIRECTORY, Entry};
@@ -98,7 +98,9 @@ pub fn run(after: Option<u32>) -> Result<(), Error> {
                 take_down(&journal, &invoker, container, uid, *certainty).map(|()| None)
             }
             Task::Publish { container, kubeconfig } => {
-                publish(directory, container, kubeconfig.as_deref()).map(|()| None)
+                // The path is that of this node: a kubeconfig can name programs, and the agent may be compromised.
+                let own = kubeconfig.as_ref().and(node.kubeconfig.as_deref());
+                publish(directory, container, own).map(|()| None)
             }
             Task::Check { container, uid } => check(&journal, &invoker, container, uid),
             Task::Change { plan } => change_networks(&journal, &invoker, plan, node.delegate_timeout),
@@ -164,6 +166,8 @@ fn change_locked(
     if !(entry.complete || entry.changing) || !namespace::is_there(&entry)? {
         return Ok(None);
     }
+    let sandbox = Sandbox { container: entry.container_id.clone(), ifname: entry.ifname.clone() };
+    plan.expect_for(&sandbox, &entry.plan.pod)?;
     let Changed { done, errors } = change::change(journal, invoker, &entry, plan, timeout)
         .unwrap_or_else(|error| Changed { done: Vec::new(), errors: vec![error] });
     let (container, uid) = (container.clone(), uid.clone());

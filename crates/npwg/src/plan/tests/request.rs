@@ -64,6 +64,40 @@ fn ip_request_policy_can_require_the_capability() {
     }
 }
 
+#[test]
+fn ip_request_policy_applies_to_cni_args_as_well() {
+    for policy in ["capability", "both"] {
+        let node = format!(r#""ipRequestPolicy":"{policy}""#);
+        // Plugins in Go read keys in any case.
+        for args in [
+            r#"{"ips":["10.0.0.1"]}"#,
+            r#"{"mac":"02:00:00:00:00:01"}"#,
+            r#"{"other":1,"IPs":["10.0.0.1"]}"#,
+            r#"{"ip\u017f":["10.0.0.1"]}"#,
+            r#"{"ips":"no list"}"#,
+        ] {
+            let keys = format!(r#""cni-args":{args}"#);
+            let fault = asked_plain(&keys).node(&node).fails();
+            assert_eq!(
+                (fault.rule, fault.path.to_string().as_str()),
+                (Rule::MissingCapability, "[0].cni-args")
+            );
+            assert!(asked(&keys).node(&node).try_plan().is_ok(), "{keys}");
+            assert!(asked_plain(&keys).try_plan().is_ok(), "{keys}: the default");
+        }
+        assert!(asked_plain(r#""cni-args":{"ipset":1}"#).node(&node).try_plan().is_ok());
+    }
+}
+
+#[test]
+fn conflicting_cni_args_are_found_in_any_case() {
+    for args in [r#"{"ips":["10.0.0.2"]}"#, r#"{"IPS":["10.0.0.2"]}"#, r#"{"ips":["10.0.0.1"],"Ips":[]}"#] {
+        let fault = asked(&format!(r#""ips":["10.0.0.1"],"cni-args":{args}"#)).fails();
+        assert_eq!(fault.rule, Rule::ConflictingCniArgs, "{args}");
+    }
+    assert!(asked(r#""ips":["10.0.0.1"],"cni-args":{"IPS":["10.0.0.1"]}"#).try_plan().is_ok());
+}
+
 // Requirements: conflict C1
 #[test]
 fn ip_request_policy_decides_what_is_verified() {

@@ -36,7 +36,7 @@ use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use super::nftables::{INGRESS, TABLE, shared_objects};
 use super::settings::{Policy, PolicyTarget};
-use crate::entries::{self, Entry};
+use crate::entries::{self, Entry, EntrySets, any_verdict};
 
 const BRIDGES: &str = "bridges";
 const PAIRS: &str = "pairs";
@@ -55,7 +55,15 @@ pub(super) fn add(policy: Policy, tag: &OwnerTag, target: &PolicyTarget) -> Resu
         return Ok(());
     }
     let comment = tag.text(COMMENT_MAX);
-    entries::put(&mut nft, SWITCHED, &[PORTS], &comment, &own_entries(&comment, target), || Ok(switched()))
+    entries::put(&mut nft, shared(&[ports()]), &comment, &own_entries(&comment, target), || Ok(switched()))
+}
+
+fn ports() -> Set<'static> {
+    Set::of(PORTS, &[Type::Link])
+}
+
+fn shared<'a>(sets: &'a [Set<'static>]) -> EntrySets<'a> {
+    EntrySets { table: SWITCHED, sets, precedence: any_verdict }
 }
 
 fn own_entries(comment: &str, target: &PolicyTarget) -> Vec<Entry> {
@@ -122,7 +130,7 @@ fn switched() -> Batch {
     let mut batch = Batch::new();
     batch
         .ensure_table(SWITCHED)
-        .ensure_set(SWITCHED, &Set::of(PORTS, &[Type::Link]))
+        .ensure_set(SWITCHED, &ports())
         .ensure_base_chain(SWITCHED, CHAIN, base)
         .flush_chain(SWITCHED, CHAIN);
     for rule in &switched_rules() {
@@ -173,14 +181,14 @@ fn expect(nft: &mut Nft, table: Table<'_>, chain: &str, rules: usize) -> Result<
 pub(super) fn remove(tag: &OwnerTag) -> Result<(), Error> {
     let comment = tag.text(COMMENT_MAX);
     let Some(mut nft) = entries::open()? else { return Ok(()) };
-    entries::remove(&mut nft, SWITCHED, &[PORTS], |found| found == comment).map(drop)
+    entries::remove(&mut nft, shared(&[ports()]), |found| found == comment).map(drop)
 }
 
 /// Removes the entries of attachments of `plugin` and `network` that are not valid any more, and those of bridges that
 /// no longer exist.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let Some(mut nft) = entries::open()? else { return Ok(()) };
-    entries::remove(&mut nft, SWITCHED, &[PORTS], entries::is_stale(plugin, network, valid))?;
+    entries::remove(&mut nft, shared(&[ports()]), entries::is_stale(plugin, network, valid))?;
     let about = entries::find(&mut nft, TABLE, &[BRIDGES, PAIRS, CLOSED], |_, _, _| true)?;
     if about.is_empty() {
         return Ok(());

@@ -137,12 +137,18 @@ pub fn comment_of(rule: &str) -> Option<&str> {
 
 // === DEL, GC ===
 
-/// Removes the container's rules: those with its owner tag, and those without a comment that match a known address.
+/// Removes the container's rules with its owner tag. If a family has none, removes those without a comment that match a
+/// known address: the reference plugin created them. Otherwise those belong to another container with the address.
 pub(super) fn remove(tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     let text = tag.text(COMMENT_MAX);
-    remove_all(&|line| {
-        comment_of(line) == Some(&text)
-            || known.iter().any(|net| pair(net, "").iter().any(|rule| rule == line.trim_end()))
+    iptables::clean(TABLE, &[PRIVATE], &mut |saved| {
+        let own: Vec<&str> = saved.lines().filter(|line| comment_of(line) == Some(&text)).collect();
+        let is_known =
+            |line: &&str| known.iter().any(|net| pair(net, "").iter().any(|rule| rule == line.trim_end()));
+        match own.is_empty() {
+            true => saved.lines().filter(is_known).map(deletion).collect(),
+            false => own.into_iter().map(deletion).collect(),
+        }
     })
 }
 

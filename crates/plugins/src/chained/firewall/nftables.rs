@@ -29,7 +29,7 @@ use linux::nft::{
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
-use crate::entries::{self, Entry};
+use crate::entries::{self, Entry, EntrySets, any_verdict};
 use crate::iptables::Family;
 
 /// Table for routed traffic.
@@ -53,6 +53,18 @@ const ACCEPT_COMMENT: &str = "weft firewall";
 /// Priority before every other chain that may drop forwarded packets.
 const FIRST: i32 = -400;
 
+fn pods() -> [Set<'static>; 2] {
+    [Set::of(SETS[0], &[Type::Ipv4]), Set::of(SETS[1], &[Type::Ipv6])]
+}
+
+fn zoned() -> [Set<'static>; 2] {
+    [Set::of(ZONED[0], &[Type::Ipv4]), Set::of(ZONED[1], &[Type::Ipv6])]
+}
+
+fn shared<'a>(sets: &'a [Set<'static>]) -> EntrySets<'a> {
+    EntrySets { table: TABLE, sets, precedence: any_verdict }
+}
+
 /// Accepts the container's traffic, in one transaction; a second one if a chain that drops has no rule yet.
 pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     if addresses.is_empty() {
@@ -62,7 +74,7 @@ pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     let mut nft = Nft::open().or_refused()?;
     accept_in_dropping_chains(&mut nft, addresses)?;
     let own = own_entries(SETS, &comment, addresses);
-    entries::put(&mut nft, TABLE, &SETS, &comment, &own, || Ok(shared_objects()))
+    entries::put(&mut nft, shared(&pods()), &comment, &own, || Ok(shared_objects()))
 }
 
 /// Records the owner of addresses in a zone of firewalld.
@@ -70,7 +82,7 @@ pub(super) fn record_zone_owner(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(
     let comment = tag.text(COMMENT_MAX);
     let own = own_entries(ZONED, &comment, addresses);
     let mut nft = Nft::open().or_refused()?;
-    entries::put(&mut nft, TABLE, &ZONED, &comment, &own, || Ok(shared_objects()))
+    entries::put(&mut nft, shared(&zoned()), &comment, &own, || Ok(shared_objects()))
 }
 
 fn own_entries(sets: [&'static str; 2], comment: &str, addresses: &[IpNet]) -> Vec<Entry> {
@@ -107,12 +119,11 @@ pub(super) fn shared_objects() -> Batch {
         policy: Policy::Accept,
     };
     let mut batch = Batch::new();
+    batch.ensure_table(TABLE);
+    for set in pods().iter().chain(&zoned()) {
+        batch.ensure_set(TABLE, set);
+    }
     batch
-        .ensure_table(TABLE)
-        .ensure_set(TABLE, &Set::of(SETS[0], &[Type::Ipv4]))
-        .ensure_set(TABLE, &Set::of(SETS[1], &[Type::Ipv6]))
-        .ensure_set(TABLE, &Set::of(ZONED[0], &[Type::Ipv4]))
-        .ensure_set(TABLE, &Set::of(ZONED[1], &[Type::Ipv6]))
         .ensure_chain(TABLE, INGRESS)
         .ensure_chain(TABLE, ADMIN)
         .ensure_base_chain(TABLE, CHAIN, base)
@@ -199,7 +210,7 @@ pub(super) fn has(tag: &OwnerTag, addresses: &[IpNet]) -> Result<bool, Error> {
     let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
     for Entry { set, key, value: _, element: _ } in own_entries(SETS, &comment, addresses) {
-        if nft.element(TABLE, set, &key).or_refused()?.is_some_and(|there| there.comment == comment) {
+        if entries::has(&mut nft, TABLE, set, &key, &comment)? {
             return Ok(true);
         }
     }
@@ -219,23 +230,35 @@ pub(super) fn without_zone_owner(addresses: &[IpNet]) -> Result<Vec<IpNet>, Erro
     Ok(free)
 }
 
-/// Removes the container's addresses; returns those that were in a zone of firewalld.
-pub(super) fn remove(tag: &OwnerTag) -> Result<Vec<IpNet>, Error> {
+/// Addresses that [`remove`] or [`sweep`] removed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Removed {
+    /// Those that no container in a zone of firewalld has any more.
+    pub(super) left_zone: Vec<IpNet>,
+    /// Whether there was any.
+    pub(super) any: bool,
+}
+
+/// Removes the container's addresses.
+pub(super) fn remove(tag: &OwnerTag) -> Result<Removed, Error> {
     let comment = tag.text(COMMENT_MAX);
     remove_all(|found| found == comment)
 }
 
-/// Removes the addresses of attachments of `plugin` and `network` that are not valid any more. Returns those that were
-/// in a zone of firewalld.
-pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<Vec<IpNet>, Error> {
+/// Removes the addresses of attachments of `plugin` and `network` that are not valid any more.
+pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<Removed, Error> {
     remove_all(entries::is_stale(plugin, network, valid))
 }
 
-fn remove_all(matches: impl Fn(&str) -> bool) -> Result<Vec<IpNet>, Error> {
-    let Some(mut nft) = entries::open()? else { return Ok(Vec::new()) };
-    let all = [SETS, ZONED].concat();
-    let removed = entries::remove(&mut nft, TABLE, &all, matches)?;
-    Ok(removed.iter().filter(|(set, _)| ZONED.contains(set)).filter_map(|(_, key)| address(key)).collect())
+fn remove_all(matches: impl Fn(&str) -> bool) -> Result<Removed, Error> {
+    let Some(mut nft) = entries::open()? else { return Ok(Removed::default()) };
+    let all = [pods(), zoned()].concat();
+    let entries = entries::remove(&mut nft, shared(&all), matches)?;
+    let left = entries.iter().filter(|entry| ZONED.contains(&entry.set) && !entry.is_claimed);
+    Ok(Removed {
+        left_zone: left.filter_map(|entry| address(&entry.key)).collect(),
+        any: !entries.is_empty(),
+    })
 }
 
 fn address(key: &Data) -> Option<IpNet> {

@@ -18,7 +18,7 @@
 //! - Only packets to an address of this host are forwarded (GHSA-jv3w-x3r3-g6rm).
 //! - Only packets that were forwarded here are masqueraded.
 //! - Networks with other conditions or another mark bit have a separate table.
-//! - The last attachment that requests an entry gets it. Only the attachment named in its comment removes it.
+//! - The last attachment that requests a port gets it. With its DEL, the port returns to another one that requested it.
 //!
 //! Source: nft(8); plugins `plugins/meta/portmap/portmap_nftables.go`.
 
@@ -37,7 +37,7 @@ use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use super::conditions::Conditions;
 use super::settings::{MARK_BIT, Mapping, Masquerade};
-use crate::entries::{self, Entry};
+use crate::entries::{self, Entry, EntrySets};
 use crate::interface::masquerade::subnet_chain;
 use crate::iptables::Family;
 
@@ -79,9 +79,6 @@ const NAMES: [Names; 2] = [
 /// Chain of networks that masquerade every source.
 const ALL_SOURCES: &str = "everyone";
 
-/// Names of all maps.
-const MAPS: [&str; 6] = ["hosts4", "ports4", "targets4", "hosts6", "ports6", "targets6"];
-
 // === impl Variant ===
 
 impl Variant<'_> {
@@ -101,11 +98,39 @@ fn table(name: &str) -> Table<'_> {
     Table::new(NftFamily::Inet, name)
 }
 
+/// Returns all maps.
+fn maps() -> [Set<'static>; 6] {
+    const TO: [[Type; 2]; 2] = [[Type::Ipv4, Type::Port], [Type::Ipv6, Type::Port]];
+    const HOSTS: [[Type; 3]; 2] =
+        [[Type::Ipv4, Type::Protocol, Type::Port], [Type::Ipv6, Type::Protocol, Type::Port]];
+    let [four, six] = &NAMES;
+    [
+        Set::to_values(four.ports, &[Type::Protocol, Type::Port], &TO[0]),
+        Set::to_values(four.hosts, &HOSTS[0], &TO[0]),
+        Set::to_verdicts(four.targets, &[Type::Ipv4]),
+        Set::to_values(six.ports, &[Type::Protocol, Type::Port], &TO[1]),
+        Set::to_values(six.hosts, &HOSTS[1], &TO[1]),
+        Set::to_verdicts(six.targets, &[Type::Ipv6]),
+    ]
+}
+
+fn shared<'a>(table: Table<'a>, sets: &'a [Set<'static>]) -> EntrySets<'a> {
+    EntrySets { table, sets, precedence: width }
+}
+
+/// Precedence of the chain that a verdict jumps to: of two subnets, the wider one masquerades more sources.
+fn width(verdict: &Verdict) -> u8 {
+    let Verdict::Jump(chain) = verdict else { return 0 };
+    let length = chain.rsplit_once('/').map_or(Some(0), |(_, length)| length.parse::<u8>().ok());
+    u8::MAX - length.unwrap_or(u8::MAX)
+}
+
 // === ADD ===
 
 /// Forwards the ports to the container's addresses, in one transaction.
 ///
-/// An existing entry is replaced, also one of another attachment; so are other entries of the same attachment.
+/// An existing entry is replaced, also one of another attachment, which gets it back after DEL. Other entries of the same
+/// attachment are removed.
 pub(super) fn add(
     variant: &Variant<'_>,
     tag: &OwnerTag,
@@ -117,7 +142,8 @@ pub(super) fn add(
     let own = own_entries(&comment, mappings, masquerade, addresses);
     let name = variant.table();
     let shared_objects = || shared_objects(variant, table(&name), addresses);
-    entries::put(&mut Nft::open().or_refused()?, table(&name), &MAPS, &comment, &own, shared_objects)
+    let mut nft = Nft::open().or_refused()?;
+    entries::put(&mut nft, shared(table(&name), &maps()), &comment, &own, shared_objects)
 }
 
 /// Returns the entries of an attachment: one for each port and address family, and one for each address.
@@ -250,16 +276,8 @@ const BEFORE_SOURCE_NAT: i32 = priority::SOURCE_NAT - 1;
 fn shared_objects(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Result<Batch, Error> {
     let mut batch = Batch::new();
     batch.ensure_table(table);
-    for names in &NAMES {
-        let address = match names.family {
-            Family::V4 => Type::Ipv4,
-            Family::V6 => Type::Ipv6,
-        };
-        let to = [address, Type::Port];
-        batch
-            .ensure_set(table, &Set::to_values(names.ports, &[Type::Protocol, Type::Port], &to))
-            .ensure_set(table, &Set::to_values(names.hosts, &[address, Type::Protocol, Type::Port], &to))
-            .ensure_set(table, &Set::to_verdicts(names.targets, &[address]));
+    for map in &maps() {
+        batch.ensure_set(table, map);
     }
     for Chain { name, base, rules } in &chains(variant, table, addresses)? {
         match base {
@@ -341,8 +359,8 @@ fn remove_all(matches: impl Fn(&str) -> bool) -> Result<Vec<u16>, Error> {
     let mut ports = Vec::new();
     for name in nft.tables(NftFamily::Inet).or_refused()? {
         if name.starts_with(TABLE) {
-            let removed = entries::remove(&mut nft, table(&name), &MAPS, &matches)?;
-            let known = removed.iter().filter_map(|(map, key)| protocol_and_port(map, key));
+            let removed = entries::remove(&mut nft, shared(table(&name), &maps()), &matches)?;
+            let known = removed.iter().filter_map(|entry| protocol_and_port(entry.set, &entry.key));
             ports.extend(known.filter(|(protocol, _)| *protocol == Protocol::Udp).map(|(_, port)| port));
         }
     }

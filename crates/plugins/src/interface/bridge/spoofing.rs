@@ -23,18 +23,25 @@ use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use super::NAME;
-use crate::entries;
+use crate::entries::{self, EntrySets, any_verdict};
 use crate::interface::veth;
 
 const TABLE: Table<'static> = Table::new(Family::Bridge, "weft_spoofing");
 const CHAIN: &str = "prerouting";
 const CHECKED: &str = "checked";
 const ALLOWED: &str = "allowed";
-const SETS: [&str; 2] = [CHECKED, ALLOWED];
 
 /// Table that contains the reference plugin's rules.
 const REFERENCE: Table<'static> = Table::new(Family::Bridge, "nat");
 const REFERENCE_BASE: &str = "PREROUTING";
+
+fn sets() -> [Set<'static>; 2] {
+    [Set::of(CHECKED, &[Type::Link]), Set::of(ALLOWED, &[Type::Link, Type::Ether])]
+}
+
+fn shared<'a>(sets: &'a [Set<'static>]) -> EntrySets<'a> {
+    EntrySets { table: TABLE, sets, precedence: any_verdict }
+}
 
 /// Accepts frames from `mac` only on `port`.
 pub(super) fn allow_only(port: &str, mac: &str, tag: &OwnerTag) -> Result<(), Error> {
@@ -44,7 +51,7 @@ pub(super) fn allow_only(port: &str, mac: &str, tag: &OwnerTag) -> Result<(), Er
     };
     let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
-    entries::remove(&mut nft, TABLE, &SETS, |found| found == comment)?;
+    entries::remove(&mut nft, shared(&sets()), |found| found == comment)?;
     let base = BaseChain {
         chain_type: ChainType::Filter,
         hook: Hook::Prerouting,
@@ -60,8 +67,8 @@ pub(super) fn allow_only(port: &str, mac: &str, tag: &OwnerTag) -> Result<(), Er
     let mut batch = Batch::new();
     batch
         .ensure_table(TABLE)
-        .ensure_set(TABLE, &Set::of(CHECKED, &[Type::Link]))
-        .ensure_set(TABLE, &Set::of(ALLOWED, &[Type::Link, Type::Ether]))
+        .ensure_set(TABLE, &sets()[0])
+        .ensure_set(TABLE, &sets()[1])
         .ensure_base_chain(TABLE, CHAIN, base)
         .flush_chain(TABLE, CHAIN)
         .add_rule(TABLE, CHAIN, &spoofed)
@@ -96,7 +103,7 @@ fn has(nft: &mut Nft, port: &str, tag: &OwnerTag) -> Result<bool, linux::Error> 
 pub(super) fn allow_any(tag: &OwnerTag) -> Result<(), Error> {
     let comment = tag.text(COMMENT_MAX);
     let mut nft = Nft::open().or_refused()?;
-    entries::remove(&mut nft, TABLE, &SETS, |found| found == comment)?;
+    entries::remove(&mut nft, shared(&sets()), |found| found == comment)?;
     remove_reference(&mut nft, tag)
 }
 
@@ -122,5 +129,5 @@ fn remove_reference(nft: &mut Nft, tag: &OwnerTag) -> Result<(), Error> {
 pub(super) fn sweep(request: &Sweep) -> Result<(), Error> {
     let Some(valid) = request.valid()? else { return Ok(()) };
     let is_stale = entries::is_stale(NAME, request.call.config.name.as_str(), &valid);
-    entries::remove(&mut Nft::open().or_refused()?, TABLE, &SETS, is_stale).map(|_| ())
+    entries::remove(&mut Nft::open().or_refused()?, shared(&sets()), is_stale).map(drop)
 }

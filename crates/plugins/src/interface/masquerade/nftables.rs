@@ -15,7 +15,8 @@
 //! - Table, maps and chains are created once and shared. An attachment is one entry, found by its address in constant
 //!   time and identified by its comment.
 //! - There is one chain for each subnet, and it is not removed. Addresses with /32 or /128 share one chain.
-//! - An entry is removed only if its comment names the attachment: the address may belong to another container by now.
+//! - An entry is removed only if its comment names the attachment: another container may have the address, too. See
+//!   `entries`.
 //!
 //! Source: nft(8); plugins `pkg/ip/ipmasq_nftables_linux.go` (G5, which has one more rule for each address).
 
@@ -24,15 +25,14 @@ use std::net::IpAddr;
 use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
-use linux::Kind;
 use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy, Selector, Set, Table, Type,
     Verdict, priority,
 };
-use plugin_support::failure::{OrRefused, refused};
+use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
-use crate::entries;
+use crate::entries::{self, Entry, EntrySets};
 
 /// Name of the table.
 pub(super) const NAME: &str = "weft_masquerade";
@@ -40,50 +40,36 @@ const TABLE: Table<'static> = Table::new(Family::Inet, NAME);
 const CHAIN: &str = "postrouting";
 const SOURCES4: &str = "sources4";
 const SOURCES6: &str = "sources6";
-const SOURCES: [&str; 2] = [SOURCES4, SOURCES6];
 /// Multicast networks. Packets to groups are not masqueraded.
 const MULTICAST: [&str; 2] = ["224.0.0.0/4", "ff00::/8"];
+
+/// Returns the maps. A narrow subnet has precedence: it exempts the fewest destinations, as with a rule for each attachment.
+fn sets() -> [Set<'static>; 2] {
+    [Set::to_verdicts(SOURCES4, &[Type::Ipv4]), Set::to_verdicts(SOURCES6, &[Type::Ipv6])]
+}
+
+fn shared<'a>(sets: &'a [Set<'static>; 2]) -> EntrySets<'a> {
+    EntrySets { table: TABLE, sets, precedence: prefix_length }
+}
+
+/// Returns the prefix length in the name of the chain that a verdict jumps to.
+fn prefix_length(verdict: &Verdict) -> u8 {
+    let Verdict::Jump(chain) = verdict else { return 0 };
+    chain.rsplit_once('/').map_or(u8::MAX, |(_, length)| length.parse().unwrap_or(0))
+}
 
 /// Adds the entries in one transaction; a second one creates the objects that they need.
 pub(super) fn add(tag: &OwnerTag, addresses: &[IpNet]) -> Result<(), Error> {
     let comment = tag.text(COMMENT_MAX);
+    let entry = |net: &IpNet| {
+        let key = Data::from(net.addr());
+        let verdict = Verdict::Jump(chain_of(net));
+        let element = Element::new(key.clone()).verdict(verdict).comment(comment.as_str());
+        Entry { set: map(net.addr()), key, value: None, element }
+    };
+    let own: Vec<Entry> = addresses.iter().map(entry).collect();
     let mut nft = Nft::open().or_refused()?;
-    match nft.commit(all(addresses, &comment)) {
-        Ok(()) => return Ok(()),
-        Err(error) if error.kind() == Kind::Absent => nft.commit(shared_objects(addresses)?).or_refused()?,
-        Err(error) if error.kind() == Kind::Exists => {}
-        Err(error) => return Err(refused(&error)),
-    }
-    // Either the objects did not exist, or an entry is left from a container that was never deleted.
-    take_over(&mut nft, addresses, &comment)
-}
-
-/// Returns a batch that adds the entries and fails if an address has one already.
-fn all(addresses: &[IpNet], comment: &str) -> Batch {
-    let mut batch = Batch::new();
-    for net in addresses {
-        let target = Verdict::Jump(chain_of(net));
-        let element = Element::new(net.addr()).verdict(target).comment(comment);
-        batch.create_elements(TABLE, map(net.addr()), &[element]);
-    }
-    batch
-}
-
-/// Replaces existing entries in one transaction.
-fn take_over(nft: &mut Nft, addresses: &[IpNet], comment: &str) -> Result<(), Error> {
-    let mut batch = Batch::new();
-    for net in addresses {
-        let present = nft.element(TABLE, map(net.addr()), &Data::from(net.addr())).or_refused()?;
-        if present.is_some() {
-            batch.delete_elements(TABLE, map(net.addr()), &[Element::new(net.addr())]);
-        }
-    }
-    for net in addresses {
-        let target = Verdict::Jump(chain_of(net));
-        let element = Element::new(net.addr()).verdict(target).comment(comment);
-        batch.create_elements(TABLE, map(net.addr()), &[element]);
-    }
-    nft.commit(batch).or_refused()
+    entries::put(&mut nft, shared(&sets()), &comment, &own, || shared_objects(addresses))
 }
 
 /// Returns everything that the entries need; it can be committed repeatedly.
@@ -97,8 +83,8 @@ fn shared_objects(addresses: &[IpNet]) -> Result<Batch, Error> {
     };
     batch
         .ensure_table(TABLE)
-        .ensure_set(TABLE, &Set::to_verdicts(SOURCES4, &[Type::Ipv4]))
-        .ensure_set(TABLE, &Set::to_verdicts(SOURCES6, &[Type::Ipv6]))
+        .ensure_set(TABLE, &sets()[0])
+        .ensure_set(TABLE, &sets()[1])
         .ensure_base_chain(TABLE, CHAIN, base)
         .flush_chain(TABLE, CHAIN)
         .add_rule(TABLE, CHAIN, &TABLE.rule().verdict_of(&[Selector::Source4], SOURCES4))
@@ -123,18 +109,13 @@ fn shared_objects(addresses: &[IpNet]) -> Result<Batch, Error> {
 /// Removes the attachment's entries: at the `known` addresses, in constant time, or by comment if there are none.
 pub(super) fn remove(nft: &mut Nft, tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
     let comment = tag.text(COMMENT_MAX);
-    let mut batch = Batch::new();
-    for net in known {
-        if has(nft, net, &comment)? {
-            batch.delete_elements(TABLE, map(net.addr()), &[Element::new(net.addr())]);
-        }
-    }
-    match nft.commit(batch) {
-        Ok(()) if !known.is_empty() => Ok(()),
-        Err(error) if error.kind() != Kind::Absent => Err(refused(&error)),
-        // No address is known, or another process removed an entry meanwhile and the whole batch failed.
-        _ => entries::remove(nft, TABLE, &SOURCES, |found| found == comment).map(|_| ()),
-    }
+    let is_own = |found: &str| found == comment;
+    let keys: Vec<_> = known.iter().map(|net| (map(net.addr()), Data::from(net.addr()))).collect();
+    let removed = match keys.is_empty() {
+        true => entries::remove(nft, shared(&sets()), is_own),
+        false => entries::remove_known(nft, shared(&sets()), &keys, is_own),
+    };
+    removed.map(drop)
 }
 
 /// Returns those of the addresses that have no entry of the attachment.
@@ -150,15 +131,14 @@ pub(super) fn without_entry(nft: &mut Nft, tag: &OwnerTag, addresses: &[IpNet]) 
 }
 
 fn has(nft: &mut Nft, net: &IpNet, comment: &str) -> Result<bool, Error> {
-    let element = nft.element(TABLE, map(net.addr()), &Data::from(net.addr())).or_refused()?;
-    Ok(element.is_some_and(|element| element.comment == comment))
+    entries::has(nft, TABLE, map(net.addr()), &Data::from(net.addr()), comment)
 }
 
 /// Removes the entries of attachments of `plugin` and `network` that are not valid any more.
 pub(super) fn sweep(plugin: &str, network: &str, valid: &[ValidAttachment]) -> Result<(), Error> {
     let Some(mut nft) = entries::open()? else { return Ok(()) };
     let is_stale = entries::is_stale(plugin, network, valid);
-    entries::remove(&mut nft, TABLE, &SOURCES, is_stale).map(|_| ())
+    entries::remove(&mut nft, shared(&sets()), is_stale).map(drop)
 }
 
 fn map(address: IpAddr) -> &'static str {
