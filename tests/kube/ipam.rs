@@ -726,8 +726,7 @@ fn whereabouts_import_keeps_addresses_of_existing_pods() {
     assert!(would_be("10.6.0.1").contains("would be kept"), "{dry}");
     assert!(would_be("10.6.0.3").contains("not kept: its pod no longer exists"), "{dry}");
     assert_eq!(nodes.blocks().len(), 0);
-    let conf = network(0, &json!({ "range": "10.6.0.0/29", "quarantine": 0 }));
-    let mut conf = conf;
+    let mut conf = network(0, &json!({ "range": "10.6.0.0/29", "quarantine": 0 }));
     conf["ipam"]["type"] = json!("whereabouts");
     let mut early = nodes.attachment(&sandbox, "early");
     early.args = format!("{};IP=10.6.0.5", early.args);
@@ -742,8 +741,7 @@ fn whereabouts_import_keeps_addresses_of_existing_pods() {
             imported.stdout
         );
     }
-    let imported = weft(&nodes, &["import", "whereabouts", "--apply", "-o", "json"]).stdout;
-    let imported: Value = serde_json::from_str(&imported).unwrap();
+    let imported = weft(&nodes, &["import", "whereabouts", "--apply", "-o", "json"]).json();
     let kept = |row: &Value| (row["address"].clone(), row["kept"].clone());
     let kept: Vec<_> = imported.as_array().unwrap().iter().map(kept).collect();
     let expected = [("10.6.0.1", true), ("10.6.0.2", true), ("10.6.0.3", false), ("10.6.0.5", false)];
