@@ -504,7 +504,7 @@ fn install_replaces_another_plugin_only_if_requested() {
     let list = json!({ "cniVersion": "1.0.0", "name": "home", "plugins": [{ "type": "bridge" }] });
     runtime.write("conf/10-home.conflist", &list);
     runtime.write("bin/weft", &json!("another plugin"));
-    assert_refused(&runtime.install(&[]), &["bin/weft: another plugin", "--replace"]);
+    assert_refused(&runtime.install(&[]), &["bin/weft: a plugin of another project", "--replace"]);
     assert_eq!(runtime.written(), None);
     let replaced = runtime.install(&["--replace"]);
     assert!(replaced.status.success(), "{}", stderr(&replaced));
