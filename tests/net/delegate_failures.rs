@@ -408,7 +408,12 @@ fn plan_without_agent_is_retried_unless_the_pod_selects_nothing() {
     let config = json!({
         "cniVersion": "1.0.0", "name": "weft-net", "type": "weft", "delegates": [bridge("default", 1)],
     });
-    assert_refused("no agent", &attachment.add(&config), 11, &["weft plan --once", "there is no agent"]);
+    assert_refused(
+        "no agent",
+        &attachment.add(&config),
+        11,
+        &["weft plan --once", "no node agent listens on"],
+    );
     // The runtime's annotations suffice if the pod selects nothing, because then there is nothing to look up.
     let annotated = |annotations: Value| {
         let annotated = json!({ "io.kubernetes.cri.pod-annotations": annotations });
@@ -423,7 +428,7 @@ fn plan_without_agent_is_retried_unless_the_pod_selects_nothing() {
         ("has an annotation of weft", annotated(json!({ "weft.dev/networks": "a" }))),
         ("a network name that may be a definition", by_name),
     ] {
-        assert_refused(label, &attachment.add(&config), 11, &["there is no agent"]);
+        assert_refused(label, &attachment.add(&config), 11, &["no node agent listens on"]);
     }
     let plain = annotated(json!({ "example.org/other": "x" }));
     attachment.add(&plain).success();

@@ -99,7 +99,7 @@ fn doctor_reports_a_plugin_file_that_is_overwritten() {
     assert!(findings(&host).iter().any(is_damaged));
     let itself = host.command("/opt/cni/bin/weft").clean_environment().env("PATH", "/nonexistent");
     let refused = itself.args(["doctor"]).finish();
-    assert!(refused.stderr.contains("weft-cni is not there"), "{refused}");
+    assert!(refused.stderr.contains("weft-cni not found"), "{refused}");
     install();
     assert!(!findings(&host).iter().any(is_damaged));
 }

@@ -146,7 +146,7 @@ fn check_planner(meta_plugin: &MetaPlugin) -> Option<Finding> {
     };
     let why =
         format!("no agent answers ({cause}), and {without_agent}; pods that select networks do not start");
-    let cure = "start the agent (kubectl -n weft-system get pods -o wide), or run weft install --thin";
+    let cure = "start the agent (kubectl -n kube-system get pods -l app.kubernetes.io/component=agent -o wide), or run weft install --thin";
     Some(Finding::new(format!("agent {}", node.agent_socket), why, cure))
 }
 
