@@ -229,7 +229,7 @@ fn service_failure_is_an_event_and_recovers() {
             "selects",
             selects_network("storage"),
             with("selector", json!({ "app": "web" })),
-            "spec.selector has app=web",
+            "spec.selector: app=web",
         ),
         ("addressed", selects_network("storage"), with("clusterIP", Value::Null), "spec.clusterIP: None"),
         ("lost", json!({ NETWORK: "storage" }), port.clone(), "weft.dev/service-selector is missing"),
