@@ -207,7 +207,7 @@ fn removal_daemonset_waits_for_pods_and_leaves_nothing() {
     node.assert_pings("default", "web", "late");
     let label = "app.kubernetes.io/component=removal";
     node.until("the removal waits", || {
-        log_of(&node, label, "remove").contains("waiting: 1 sandboxes").then_some(())
+        log_of(&node, label, "remove").contains("waiting for 1 sandboxes").then_some(())
     });
     let set = || node.kube().json(["daemonset", "-n", "kube-system", "weft-removal"]);
     assert_eq!(set()["status"]["numberReady"], 0);
