@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use cni::name::{ContainerId, IfName};
 use cni::network::Network;
 use libfuzzer_sys::fuzz_target;
+use manifest::lint;
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::definition::Disk;
 use npwg::device::Devices;
-use manifest::lint;
 use npwg::metadata::{Definition, Pod, SpecConfig};
 use npwg::plan::{Access, Plan, Request, Sandbox, plan};
 use npwg::selection::Annotation;
@@ -36,7 +36,8 @@ fuzz_target!(|text: &str| {
         definitions: &BTreeMap::from([(definition.reference(), definition)]),
         disk: &Disk::default(),
         devices: &Devices::new(),
-        access: &Access::open(), held: &[],
+        access: &Access::open(),
+        held: &[],
     };
     let Ok(plan) = plan(&request) else { return };
     for delegate in &plan.delegates {

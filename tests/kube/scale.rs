@@ -107,7 +107,8 @@ fn watch_expired_is_followed_by_a_new_list() {
     let compact = format!("{{\"revision\":\"{}\",\"physical\":true}}", revision.trim());
     agent.machine.run(["curl", "-sf", "http://127.0.0.1:2379/v3/kv/compaction", "-d", &compact]);
     restart();
-    let listed = || agent.log().matches("resource listed resource=\"network-attachment-definitions\"").count();
+    let listed =
+        || agent.log().matches("resource listed resource=\"network-attachment-definitions\"").count();
     let before = listed();
     agent.machine.run(["kill", "-s", "CONT", pid.trim()]);
     until("definitions are listed again, not only watched", || (listed() > before).then_some(()));

@@ -244,7 +244,9 @@ pub fn assert_ipam_consistent(nodes: &Nodes, without_pod: &[&str]) {
     let mut owners: Vec<&str> = left
         .iter()
         .filter(|finding| finding["what"] == "leaked")
-        .filter_map(|finding| finding["why"].as_str()?.split("for container ").nth(1)?.split(", whose").next())
+        .filter_map(|finding| {
+            finding["why"].as_str()?.split("for container ").nth(1)?.split(", whose").next()
+        })
         .collect();
     let mut expected = without_pod.to_vec();
     owners.sort_unstable();
