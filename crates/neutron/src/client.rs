@@ -100,7 +100,7 @@ impl Client {
             self.requests.fetch_add(1, Ordering::Relaxed);
             let address = format!("{}{path}", session.endpoint);
             let answer = self.http.call(&method, &address, &headers, body, longer).await?;
-            debug!(%method, path, status = answer.status.as_u16(), "neutron");
+            debug!(%method, path, status = answer.status.as_u16(), "Neutron answered");
             if answer.status.as_u16() == 401 && session.token.is_some() && !renewed {
                 session = self.session(Some(session.number)).await?;
                 renewed = true;
