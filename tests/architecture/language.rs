@@ -25,7 +25,7 @@ const LONGEST_TEST_NAME: usize = 60;
 const LONGEST_LINE: usize = 120;
 
 /// First words of a doc comment that is a question or has no head noun.
-const QUESTIONS: [&str; 8] = ["what", "who", "whose", "whom", "does", "is", "was", "did"];
+const QUESTIONS: [&str; 9] = ["what", "who", "whose", "whom", "how", "does", "is", "was", "did"];
 
 /// First words of a sentence whose subject is a free relative clause.
 const RELATIVES: [&str; 4] = ["what", "whatever", "who", "whoever"];

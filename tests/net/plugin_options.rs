@@ -551,8 +551,9 @@ fn plugin_options_named_in_documentation_are_all_tested() {
         let page = workspace().join(format!("docs/plugins/{}.md", case.plugin));
         let page = std::fs::read_to_string(page).expect("a page for each plugin");
         // Tables whose first column has the heading `option`.
-        let tables = page.split("\n\n").filter(|part| part.starts_with("| option"));
-        for line in tables.flat_map(|table| table.lines().skip(2)) {
+        let tables: Vec<&str> = page.split("\n\n").filter(|part| part.starts_with("| option")).collect();
+        assert!(!tables.is_empty(), "the page of {} has no table of options", case.plugin);
+        for line in tables.iter().flat_map(|table| table.lines().skip(2)) {
             let first = line.trim_start_matches('|').split(" | ").next().unwrap_or_default();
             for key in first.split('`').skip(1).step_by(2) {
                 let last = key.rsplit(['.', '…']).next().unwrap_or(key);

@@ -15,7 +15,7 @@ use crate::kube::Kube;
 use crate::machine::TIMEOUT;
 
 const ETCD: &str = "http://127.0.0.1:2379/v3/kv";
-/// How long etcd must stay unchanged before the snapshot of a new server is taken.
+/// Time for which etcd must stay unchanged before the snapshot of a new server is taken.
 const QUIET: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Paths that the server answers from its cache, which follows etcd: what tests create most, and what grants rights.

@@ -280,14 +280,12 @@ mod tests {
         fs::write(&path, text.replace(&boot_id().unwrap(), "another")).unwrap();
         assert!(load(&path).unwrap().is_empty(), "of another boot");
         for damaged in [
-            text.replace("\"ack\":\"02", "\"ack\":\"0x"),
+            text.replace("\"lease\":\"02", "\"lease\":\"0x"),
             text[..text.len() / 2].to_owned(),
             text.replace("0a010005", "7f010005"),
         ] {
             fs::write(&path, &damaged).unwrap();
-            // The field is called "lease", so the first replacement changes nothing.
-            let damaged = damaged != text;
-            assert_eq!(load(&path).is_err(), damaged);
+            assert!(damaged != text && load(&path).is_err());
         }
         fs::remove_file(&path).unwrap();
     }

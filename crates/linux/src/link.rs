@@ -164,7 +164,7 @@ pub enum Detail {
     },
     /// A macvlan.
     Macvlan {
-        /// How interfaces of the same parent reach each other.
+        /// Mode: the way in which interfaces of the same parent reach each other.
         mode: Option<create::MacvlanMode>,
     },
     /// An ipvlan.

@@ -89,7 +89,7 @@ pub struct NodeConfiguration {
     pub invalid_annotation: InvalidAnnotation,
     /// Form of the network status.
     pub status: StatusStyle,
-    /// How requested addresses are enforced.
+    /// Enforcement of requested addresses.
     pub ip_request_policy: IpRequestPolicy,
     /// Socket of the kubelet that lists a pod's devices, if it is not at the default path.
     pub pod_resources: Option<String>,

@@ -53,7 +53,7 @@ pub enum Task {
     },
 }
 
-/// How certain it is that a sandbox is gone.
+/// Certainty that a sandbox is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Certainty {

@@ -49,7 +49,7 @@ pub enum NewKind<'a> {
     Macvlan {
         /// Index of the parent, in the socket's namespace.
         parent: u32,
-        /// How interfaces of the same parent reach each other.
+        /// Mode: the way in which interfaces of the same parent reach each other.
         mode: MacvlanMode,
         /// Length of the queue for broadcasts and multicasts, in packets.
         broadcast_queue_length: Option<u32>,
