@@ -33,6 +33,7 @@ mod import_multus;
 mod interface_plugins;
 mod ipvlan;
 mod journal;
+mod link_removal;
 mod lint;
 mod macvlan;
 mod masquerade;

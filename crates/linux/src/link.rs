@@ -6,6 +6,7 @@
 
 pub mod bridge;
 pub mod create;
+pub mod removal;
 pub mod snapshot;
 pub mod tap;
 
@@ -17,7 +18,7 @@ use rustix::io::Errno;
 
 use crate::attributes::{Attributes, find, items, ne16_of, ne32_of, text};
 use crate::error::{Error, Kind};
-use crate::netlink::Request;
+use crate::netlink::{Request, datagram};
 use crate::rtnl::Rtnl;
 use crate::rtnl::message::{
     DELETE_LINK, DELETE_LINK_PROPERTY, GET_LINK, INET, INET6, Message, NEW_LINK, NEW_LINK_PROPERTY, SET_LINK,
@@ -381,7 +382,7 @@ impl Rtnl {
 
     /// Removes a link. `ip link del dev NAME`
     ///
-    /// Waits for the kernel's grace period, about 20 ms for every kind of link.
+    /// Waits for the kernel's grace period, about 20 ms for every kind of link; [`removal`] does not.
     pub fn delete_link(&mut self, index: u32, name: &str) -> Result<(), Error> {
         self.execute(0, Message::link(DELETE_LINK, index), || format!("delete link {name}"))
     }
@@ -395,12 +396,7 @@ impl Rtnl {
         if indexes.is_empty() {
             return Ok(());
         }
-        let group = random_group();
-        let change = Change { group: Some(group), ..Change::default() };
-        let mut messages: Vec<Message> = indexes.iter().map(|index| change.message(*index)).collect();
-        let mut removal = Message::link(DELETE_LINK, 0);
-        removal.attributes.ne32(attribute::GROUP, group);
-        messages.push(removal);
+        let messages = removal_messages(indexes);
         let requests = messages.into_iter().map(|message| Request { flags: 0, message }).collect();
         if self.execute_all(requests, |_| format!("delete {} links", indexes.len())).is_ok() {
             return Ok(());
@@ -411,6 +407,11 @@ impl Rtnl {
             outcome = outcome.and(crate::error::absent_is_fine(deleted));
         }
         outcome
+    }
+
+    /// Returns the request that removes the links with these indexes, as one datagram.
+    pub(crate) fn removal_of_links(indexes: &[u32]) -> Vec<u8> {
+        datagram(removal_messages(indexes))
     }
 
     /// Adds alternative names to a link. `ip link property add dev NAME altname …`
@@ -603,6 +604,20 @@ pub fn mac_text(mac: &[u8]) -> String {
         text.push(char::from(DIGITS[usize::from(byte & 0xf)]));
     }
     text
+}
+
+/// Returns the messages that remove links: one link by its index, several as a group.
+fn removal_messages(indexes: &[u32]) -> Vec<Message> {
+    if let [index] = indexes {
+        return vec![Message::link(DELETE_LINK, *index)];
+    }
+    let group = random_group();
+    let change = Change { group: Some(group), ..Change::default() };
+    let mut messages: Vec<Message> = indexes.iter().map(|index| change.message(*index)).collect();
+    let mut removal = Message::link(DELETE_LINK, 0);
+    removal.attributes.ne32(attribute::GROUP, group);
+    messages.push(removal);
+    messages
 }
 
 /// Returns a group number that no other process can know.

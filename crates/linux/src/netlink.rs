@@ -7,6 +7,7 @@
 //!
 //! Source: netlink(7); kernel Documentation/userspace-api/netlink/intro.rst.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use netlink_packet_core::{
@@ -100,6 +101,12 @@ impl Failure {
             Failure::Io(errno) => Error::kernel(operation, errno),
             Failure::Decode(why) => Error::protocol(operation, why),
         }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.as_fd()
     }
 }
 
@@ -388,6 +395,15 @@ fn append<M: NetlinkSerializable>(datagram: &mut Vec<u8>, sequence: u32, flags: 
     let aligned = message.buffer_len().next_multiple_of(4);
     datagram.resize(start + aligned, 0);
     message.serialize(&mut datagram[start..start + aligned]);
+}
+
+/// Returns requests as one datagram, without a request for acknowledgements.
+pub(crate) fn datagram<M: NetlinkSerializable>(requests: Vec<M>) -> Vec<u8> {
+    let mut datagram = Vec::with_capacity(128 * requests.len());
+    for (sequence, message) in (1..).zip(requests) {
+        append(&mut datagram, sequence, 0, message);
+    }
+    datagram
 }
 
 /// Message as received.

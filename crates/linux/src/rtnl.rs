@@ -5,7 +5,7 @@
 
 pub(crate) mod message;
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use crate::attributes::ne32_of;
 use rustix::io::Errno;
@@ -23,6 +23,12 @@ const NETNS_DESCRIPTOR: u16 = 3;
 #[derive(Debug)]
 pub struct Rtnl {
     socket: Socket,
+}
+
+impl AsFd for Rtnl {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 impl Rtnl {

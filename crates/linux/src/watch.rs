@@ -1,15 +1,18 @@
 //! Notification about changes to the links and the IPv6 configuration of a namespace.
 //!
 //! A notification only says *that* something changed, and the receiver then reads the present state. So messages that the
-//! socket dropped lose nothing, and the content of messages is not used.
+//! socket dropped lose nothing, and the content of messages is not used. The exception is the removal of links
+//! ([`Watch::removed_links`]): there the receiver knows what to do if a message was dropped.
 //!
 //! Source: rtnetlink(7), `RTNLGRP_*` in `include/uapi/linux/rtnetlink.h`.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
+use socket2::{SockFilter, SockRef};
 
 use crate::error::Error;
 
@@ -19,6 +22,12 @@ const LINKS: u32 = 1;
 const ADDRESSES: u32 = 9;
 /// `RTNLGRP_IPV6_ROUTE`
 const ROUTES: u32 = 11;
+/// `RTM_DELLINK`
+const LINK_REMOVED: u16 = 17;
+/// Offset of the interface index in a message about a link: header, and half of `struct ifinfomsg`.
+const INDEX_OFFSET: usize = 16 + 4;
+/// Length of the part of such a message that is read, in bytes.
+const HEAD: usize = INDEX_OFFSET + 4;
 /// Maximum number of messages that are read at a time: a namespace with continuous changes must not block its watcher.
 const AT_A_TIME: usize = 1024;
 
@@ -72,5 +81,93 @@ impl Watch {
             }
         }
         Ok(true)
+    }
+
+    /// Lets the kernel drop every message but those about the removal of these links, so that changes of other links do not
+    /// wake this process.
+    pub(crate) fn filter_removed(&self, indexes: &[u32]) {
+        // The filter only saves time.
+        let _ = SockRef::from(&self.socket).attach_filter(&only_removals(indexes));
+    }
+
+    /// Reads the messages that have arrived, without waiting, and calls `removed` with the index of each link that the kernel
+    /// has removed or moved to another namespace. Messages of other senders are ignored.
+    pub(crate) fn removed_links(&self, mut removed: impl FnMut(u32)) {
+        for _ in 0..AT_A_TIME {
+            let mut head = [0; HEAD];
+            match self.socket.recv_from(&mut &mut head[..], RecvFlags::DONTWAIT.bits().cast_signed()) {
+                Ok((length, sender)) if length >= head.len() => {
+                    if let Some(index) = removed_link(&head, sender.port_number()) {
+                        removed(index);
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                // A message was dropped.
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Returns the index of the link whose removal a message announces. Only the kernel sends from port 0.
+fn removed_link(head: &[u8; HEAD], port: u32) -> Option<u32> {
+    let kind = u16::from_ne_bytes([head[4], head[5]]);
+    let index = head[INDEX_OFFSET..].try_into().map(u32::from_ne_bytes).ok()?;
+    (port == 0 && kind == LINK_REMOVED).then_some(index)
+}
+
+/// Returns the filter: messages about the removal of the links with these indexes, or of all links if they are many.
+///
+/// Classic BPF as in [`crate::packet`]; it loads numbers in network byte order.
+fn only_removals(indexes: &[u32]) -> Vec<SockFilter> {
+    const HALF_AT: u16 = 0x28;
+    const WORD_AT: u16 = 0x20;
+    const IS: u16 = 0x15;
+    const END: u16 = 0x06;
+    /// A jump has one byte for its distance.
+    const INDEXES_MAX: usize = 128;
+    let line = SockFilter::new;
+    let indexes = if indexes.len() > INDEXES_MAX { &[] } else { indexes };
+    let kind = u16::from_be_bytes(LINK_REMOVED.to_ne_bytes());
+    let mut filter = vec![line(HALF_AT, 0, 0, 4), line(IS, 1, 0, kind.into()), line(END, 0, 0, 0)];
+    if !indexes.is_empty() {
+        filter.push(line(WORD_AT, 0, 0, INDEX_OFFSET as u32));
+        for (left, index) in (1_u8..).zip(indexes.iter().rev()).collect::<Vec<_>>().into_iter().rev() {
+            filter.push(line(IS, left, 0, u32::from_be_bytes(index.to_ne_bytes())));
+        }
+        filter.push(line(END, 0, 0, 0));
+    }
+    filter.push(line(END, 0, 0, u32::MAX));
+    filter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watch_takes_the_removal_of_a_link_from_the_kernel_alone() {
+        let mut head = [0; HEAD];
+        head[4..6].copy_from_slice(&LINK_REMOVED.to_ne_bytes());
+        head[INDEX_OFFSET..].copy_from_slice(&9_u32.to_ne_bytes());
+        assert_eq!(removed_link(&head, 0), Some(9));
+        assert_eq!(removed_link(&head, 4711), None);
+        head[4] = 16;
+        assert_eq!(removed_link(&head, 0), None);
+    }
+
+    #[test]
+    fn watch_filter_has_one_jump_for_each_index() {
+        // Kind, index, and an end for either outcome.
+        for (count, length) in [(0, 4), (1, 7), (128, 134), (129, 4)] {
+            let indexes: Vec<u32> = (1..=count).collect();
+            assert_eq!(only_removals(&indexes).len(), length, "{count} links");
+        }
     }
 }

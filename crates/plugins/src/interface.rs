@@ -249,7 +249,7 @@ fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
         if let Some(link) = net.find_link(request.who.ifname.as_str()).or_refused()?
             && !belongs_to_other(&mut host, &link, tag)
         {
-            let deleted = linux::error::absent_is_fine(net.delete_link(link.index, &link.name));
+            let deleted = netns.removal().and_then(|removal| removal.delete(&[link.index]));
             errors.extend(deleted.or_refused().err());
         }
     }

@@ -54,6 +54,8 @@ Usage:
       Run the lease daemon of the dhcp plugin.
   weft-cni exec-with-parent PID PROGRAM ARGUMENT…
       Replace this process with a program that is killed when its parent, process PID, exits.
+  weft-cni remove-links INDEX…
+      Remove the links with these indexes, by a routing socket on stdin. DEL does not wait for its end.
   weft-cni --version
       Print the version.
 
@@ -70,6 +72,7 @@ Examples:
   weft-cni sandbox ping /run/netns/blue 10.0.0.1
   weft-cni dhcp daemon -hostprefix /host
   weft-cni exec-with-parent $$ /opt/cni/bin/flannel
+  weft-cni remove-links 12 14
 
 Exit codes: 0 success, 1 failure, 2 wrong usage. ping: 3 no reply. release-address: 3 the address is in use (its owner is
 printed), 4 the lease does not exist.
@@ -239,6 +242,14 @@ pub fn run_daemon(flags: &[&str]) -> ExitCode {
             log!("weft-cni: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Removes links for a process that does not wait for the end of their removal. That process reports failures.
+pub fn remove_links(indexes: &[&str]) -> ExitCode {
+    match linux::link::removal::run(indexes) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
     }
 }
 

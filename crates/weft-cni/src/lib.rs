@@ -34,6 +34,7 @@ const OTHER_NAMES: &str = "weft-cni install DIR --names NAME=PLUGIN installs a p
 /// Runs the program in the role that its arguments select.
 pub fn run() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
+    linux::link::removal::enable();
     match Role::of(&arguments) {
         Role::Plugin(plugin) => process::run(plugin, &PluginInvoker::of_process()),
         Role::Command(command) => command.run(),
@@ -41,6 +42,7 @@ pub fn run() -> ExitCode {
         Role::ExecWithParent { parent, program, arguments } => {
             command::exec_with_parent(parent, program, arguments)
         }
+        Role::RemoveLinks(indexes) => command::remove_links(&indexes),
         Role::Unknown => process::refuse(dispatch::names(), OTHER_NAMES),
     }
 }

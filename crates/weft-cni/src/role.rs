@@ -1,13 +1,14 @@
 //! Role of the process, decided once from its arguments: a plugin, a command or the DHCP daemon.
 //!
 //! The file name of the first argument comes first: a program called as `bridge` is the plugin `bridge`, whatever its
-//! other arguments are. There are two exceptions: `dhcp daemon`, as for the reference plugin, and `exec-with-parent`.
+//! other arguments are. The exceptions are `dhcp daemon`, as for the reference plugin, `exec-with-parent` and `remove-links`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use cni::plugin::Plugin;
 use cni::plugin::process;
+use linux::link::removal;
 use linux::parent_death;
 
 use crate::command::Command;
@@ -26,6 +27,8 @@ pub enum Role<'a> {
         /// Its arguments.
         arguments: &'a [OsString],
     },
+    /// Removes the links with these indexes, on the socket that is the standard input.
+    RemoveLinks(Vec<&'a str>),
     /// One CNI call of a plugin.
     Plugin(&'static dyn Plugin),
     /// Command of an operator or of `weft`.
@@ -45,6 +48,11 @@ impl<'a> Role<'a> {
             && let Some(parent) = parent.to_str().and_then(|parent| parent.parse().ok())
         {
             return Role::ExecWithParent { parent, program: Path::new(program), arguments };
+        }
+        if let [_, word, indexes @ ..] = arguments
+            && word == removal::COMMAND
+        {
+            return Role::RemoveLinks(indexes.iter().map(|index| utf8(index)).collect());
         }
         if let Some(plugin) = process::called_as(dispatch::find, arguments) {
             return Role::Plugin(plugin);
@@ -85,6 +93,7 @@ mod tests {
             Role::ExecWithParent { parent, program, arguments } => {
                 format!("exec {parent} {} {}", program.display(), arguments.len())
             }
+            Role::RemoveLinks(indexes) => format!("remove {indexes:?}"),
             Role::Plugin(plugin) => format!("plugin {}", plugin.name()),
             Role::Command(command) => format!("{command:?}"),
             Role::Unknown => "unknown".to_owned(),
@@ -104,6 +113,7 @@ mod tests {
             (&["weft-cni", "daemon"], "unknown"),
             (&["weft-cni", "exec-with-parent", "7", "/x", "a", "b"], "exec 7 /x 2"),
             (&["weft-cni", "exec-with-parent", "x", "/x"], "unknown"),
+            (&["weft-cni", "remove-links", "7", "9"], "remove [\"7\", \"9\"]"),
             (&["weft-cni", "sandbox", "owner-tags"], "SandboxOwnerTags"),
             (&["weft-cni", "--version"], "Version"),
             (&["weft-cni", "sandbox"], "Invalid([\"sandbox\"])"),

@@ -25,6 +25,7 @@ use cni::plugin::Plugin;
 use cni::result::Success;
 use cni::version::Version;
 use linux::link::Link;
+use linux::link::removal::LinkRemoval;
 use linux::{Netns, Rtnl, Undo};
 use plugin_support::failure::OrRefused;
 use plugin_support::netns::open_netns;
@@ -80,7 +81,7 @@ impl Plugin for Bandwidth {
         let mut host = Rtnl::open().or_refused()?;
         match shaper::find_ifb(&mut host, &tag, &|| host_end_index(request))? {
             None => Ok(()),
-            Some(ifb) => linux::error::absent_is_fine(host.delete_link(ifb.index, &ifb.name)).or_refused(),
+            Some(ifb) => LinkRemoval::open().and_then(|removal| removal.delete(&[ifb.index])).or_refused(),
         }
     }
 

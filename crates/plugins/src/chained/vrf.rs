@@ -142,7 +142,7 @@ impl Plugin for Vrf {
         if !ours || used {
             return Ok(());
         }
-        linux::error::absent_is_fine(net.delete_link(vrf.index, &name)).or_refused()
+        netns.removal().and_then(|removal| removal.delete(&[vrf.index])).or_refused()
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {

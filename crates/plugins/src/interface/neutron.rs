@@ -27,6 +27,7 @@ use cni::version::Version;
 use cni::{Context, Error};
 use linux::link::Link;
 use linux::link::create::{MacvlanMode, NewKind, NewLink, Peer, Queues};
+use linux::link::removal::LinkRemoval;
 use linux::{Kind, Netns, Rtnl, Undo, ethtool};
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
@@ -363,10 +364,9 @@ fn remove_port(ovsdb: &str, tag: &OwnerTag) -> Result<(), Error> {
     let mut host = Rtnl::open().or_refused()?;
     let (links, unplugged) = unplug(ovsdb, &mut host, |tag| tag == text)?;
     let mut errors: Vec<Error> = unplugged.err().into_iter().collect();
-    for link in links.iter().filter(|link| link.alias == text) {
-        let gone = linux::error::absent_is_fine(host.delete_link(link.index, &link.name));
-        errors.extend(gone.or_refused().err());
-    }
+    let own: Vec<u32> = links.iter().filter(|link| link.alias == text).map(|link| link.index).collect();
+    let gone = LinkRemoval::open().and_then(|removal| removal.delete(&own));
+    errors.extend(gone.or_refused().err());
     cni::error::collected(errors)
 }
 

@@ -11,6 +11,7 @@
 use cni::Error;
 use cni::invocation::Attachment;
 use linux::link::create::{NewKind, NewLink, Peer, Queues};
+use linux::link::removal::LinkRemoval;
 use linux::link::{Change, Link};
 use linux::sysctl::{self, Family};
 use linux::{Kind, Netns, Rtnl};
@@ -145,7 +146,7 @@ pub fn find_host_end(host: &mut Rtnl, tag: &OwnerTag) -> Result<Option<Link>, Er
 /// Removes the host end of an attachment and thereby the container's end; returns whether it existed.
 pub fn remove_host_end(host: &mut Rtnl, tag: &OwnerTag) -> Result<bool, Error> {
     let Some(link) = find_host_end(host, tag)? else { return Ok(false) };
-    linux::error::absent_is_fine(host.delete_link(link.index, &link.name)).or_refused()?;
+    LinkRemoval::open().and_then(|removal| removal.delete(&[link.index])).or_refused()?;
     Ok(true)
 }
 

@@ -18,6 +18,7 @@ use cni::plugin::Plugin;
 use cni::runtime::chain::{self, PluginFailure};
 use cni::runtime::exec;
 use cni::{Error, code};
+use linux::link::removal::LinkRemoval;
 use linux::{Netns, Rtnl};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
@@ -171,7 +172,7 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
     }
     // A single link is removed by its own plugin at the same cost.
     if outside.len() > 1 {
-        host.delete_links(&outside).or_refused()?;
+        LinkRemoval::open().and_then(|removal| removal.delete(&outside)).or_refused()?;
     }
     // One link alone is removed by its own plugin, unless that finds it only by a name, which a pod can change.
     let by_index = |one: &&LinkAttachment| one.link.is_some() && one.host_link_name(one.creator, 0).is_none();
@@ -191,7 +192,7 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
         };
         indexes.extend(link.map(|link| link.index));
     }
-    net.delete_links(&indexes).or_refused()
+    netns.removal().and_then(|removal| removal.delete(&indexes)).or_refused()
 }
 
 /// Returns how the interface of a network is removed.

@@ -1,0 +1,103 @@
+//! Tests of the removal of links, which does not wait for the kernel's grace period.
+//!
+//! Source: docs/design/journal.md, "Removal of links".
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rig::assert_pod_unchanged;
+use rig::cluster::bridge;
+use rig::traffic::outside;
+use serde_json::json;
+use testkit::{Feature, Netns, host};
+
+/// Longest time for the processes of a removal to end.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Beginning of the abstract socket name that a process of a removal has.
+const NAME: &str = "@weft-remove-links-";
+/// Takes all of these names, as any process of the node can.
+const HOLDER: &str = "
+import signal, socket
+held = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(4)]
+for number, one in enumerate(held):
+    one.bind('\\0weft-remove-links-%d' % number)
+signal.pause()
+";
+/// Sends "link INDEX was removed" to every listener in the namespace, without end. The kernel allows it with `NET_ADMIN`.
+const FORGER: &str = "
+import socket, struct, sys
+index = socket.if_nametoindex('net1')
+message = struct.pack('=IHHII', 32, 17, 0, 0, 0) + struct.pack('=BBHiII', 0, 0, 1, index, 0, 0)
+sender = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+ready.bind('\\0forger')
+while True:
+    try:
+        sender.sendto(message, (0, 1))
+    except OSError:
+        pass
+";
+
+/// Lists the Unix sockets of a network namespace.
+fn sockets(world: &Netns) -> String {
+    world.command("cat").args(["/proc/net/unix"]).finish().success().stdout
+}
+
+/// Waits until a condition holds.
+#[track_caller]
+fn wait_for(condition: impl Fn() -> bool) {
+    let until = Instant::now() + TIMEOUT;
+    while !condition() {
+        assert!(Instant::now() < until, "not within {TIMEOUT:?}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn link_removal_ignores_announcements_of_the_pod() {
+    let host = host!(Feature::Macvlan);
+    rig::install(&host);
+    let _outside = outside(&host);
+    let config = json!({ "cniVersion": "1.0.0", "name": "m", "type": "macvlan", "master": "up0" });
+    let pod = host.pod("forger");
+    let attachment = host.attachment("macvlan", &pod, "net1");
+    for round in 0..10 {
+        attachment.add(&config).success();
+        let forger = pod.command("/usr/bin/python3").args(["-c", FORGER]).start();
+        wait_for(|| sockets(&pod).contains("@forger"));
+        attachment.del(&config).success();
+        assert_eq!(rig::link(&pod, "net1"), None, "round {round}");
+        drop(forger);
+    }
+}
+
+#[test]
+fn link_removal_leaves_no_process() {
+    let host = host!();
+    rig::install(&host);
+    let pod = host.pod("short");
+    let inside = pod.snapshot();
+    let attachment = host.attachment("bridge", &pod, "net1");
+    for _ in 0..8 {
+        attachment.add(&bridge("red", 2)).success();
+        attachment.del(&bridge("red", 2)).success();
+        assert_pod_unchanged("after DEL", &pod, &inside);
+    }
+    // Each process of a removal has one of these names.
+    wait_for(|| !sockets(&host).contains(NAME));
+}
+
+#[test]
+fn link_removal_works_without_further_processes() {
+    let host = host!();
+    rig::install(&host);
+    let pod = host.pod("alone");
+    let inside = pod.snapshot();
+    let holder = host.command("/usr/bin/python3").args(["-c", HOLDER]).start();
+    wait_for(|| sockets(&host).matches(NAME).count() == 4);
+    let attachment = host.attachment("bridge", &pod, "net1");
+    attachment.add(&bridge("red", 2)).success();
+    attachment.del(&bridge("red", 2)).success();
+    assert_pod_unchanged("after DEL", &pod, &inside);
+    drop(holder);
+}
