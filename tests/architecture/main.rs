@@ -12,5 +12,6 @@ mod files;
 mod lanes;
 mod language;
 mod modules;
+mod programs;
 mod tokens;
 mod tree;

@@ -373,6 +373,7 @@ fn rbac_roles_grant_only_the_rights_of_each_component() {
         ("weft-agent", "patch ipamclaims.k8s.cni.cncf.io --subresource=status"),
         ("weft-controller-ipam", "update leases/weft-ipam"),
         ("weft-neutron", "update leases/weft-neutron"),
+        ("weft-neutron", "patch pods --subresource=status"),
     ] {
         until("the roles are effective", || may(account, words).then_some(()));
     }
@@ -404,6 +405,8 @@ fn rbac_roles_grant_only_the_rights_of_each_component() {
         ("weft-agent", "get leases/weft-ipam"),
         ("weft-controller-ipam", "patch pods"),
         ("weft-controller-ipam", "update leases/weft-neutron"),
+        ("weft-neutron", "patch pods"),
+        ("weft-neutron", "update pods"),
         ("weft-neutron", "delete ipblocks.weft.dev"),
         ("weft-neutron", "update leases/weft-ipam"),
     ] {
@@ -492,12 +495,12 @@ fn admission_policy_limits_agent_token_to_pods_of_its_node() {
         patch("near", &annotation(STATUS, value)).success();
     }
     for (change, word) in [
-        (annotation(NETWORKS, Some("net-a")), "alone"),
-        (annotation("a", Some("c")), "alone"),
-        (annotation("a", None), "alone"),
-        (json!({ "metadata": { "labels": { "app": "web" } } }), "nothing of a pod but"),
-        (json!({ "metadata": { "finalizers": ["example.org/never"] } }), "nothing of a pod but"),
-        (json!({ "status": { "podIP": "10.0.0.1" } }), "nothing of a pod but"),
+        (annotation(NETWORKS, Some("net-a")), "only the annotation"),
+        (annotation("a", Some("c")), "only the annotation"),
+        (annotation("a", None), "only the annotation"),
+        (json!({ "metadata": { "labels": { "app": "web" } } }), "only an annotation of a pod"),
+        (json!({ "metadata": { "finalizers": ["example.org/never"] } }), "only an annotation of a pod"),
+        (json!({ "status": { "podIP": "10.0.0.1" } }), "only an annotation of a pod"),
     ] {
         let refused = patch("near", &change);
         assert!(refused.code != Some(0) && refused.stderr.contains(word), "{change}: {}", refused.stderr);
