@@ -26,7 +26,7 @@ use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Access, Held, Plan, PodIdentity, Request};
 use npwg::policy::{self, Labels};
 use npwg::refusal::Refusal;
-use rpc::plan::PlanRequest;
+use rpc::plan::{PlanRequest, Purpose};
 use tokio::time::{timeout, timeout_at};
 use tracing::{debug, warn};
 
@@ -137,7 +137,7 @@ impl Planner {
             plan::plan(&request)
         };
         let mut plan = planned.map_err(|refusal| {
-            if unavailable.is_empty() {
+            if unavailable.is_empty() && request.purpose == Purpose::Attach {
                 self.events.refused(&pod, &refusal);
             }
             self.explained(refusal, &unavailable)

@@ -22,6 +22,7 @@ mod gc;
 pub mod import_entry;
 mod journal;
 mod lock;
+mod lost_entry;
 mod namespace;
 mod planning;
 mod preexisting;
@@ -169,17 +170,18 @@ impl Plugin for Weft {
         let node = self.node_of_journal(call)?;
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
         let Some(mut entry) = node.journal.read(&who.container)? else {
-            // The entry is written before the first effect, so without an entry weft attached nothing.
+            // The entry is written before the first effect, so without an entry weft attached nothing, or the entry was lost.
             node.journal.remove(&who.container)?;
-            let detached = preexisting::take_down(&node, request);
+            preexisting::take_down(&node, request)?;
+            lost_entry::take_down(&node, request, self.0)?;
             lock.retire();
-            return detached;
+            return Ok(());
         };
         if entry.ifname != who.ifname {
             // An ADD under this interface name was refused; the entry is of another attachment.
             return Ok(());
         }
-        readiness::log_if_not_ready(&node.configuration);
+        readiness::wait_briefly(&node.configuration);
         if let Some(netns) = netns {
             entry.netns = netns.display().to_string();
             // If the path leads to no namespace, the recorded identity is kept.
