@@ -34,6 +34,7 @@ mod interface_plugins;
 mod ipvlan;
 mod journal;
 mod lint;
+mod log_file;
 mod lost_entry;
 mod macvlan;
 mod masquerade;
