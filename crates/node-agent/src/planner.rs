@@ -116,8 +116,9 @@ impl Planner {
         }
         let (mut definitions, unavailable) = self.definitions(&wanted).await;
         let neutron = kube_support::kuryr::definition::complete(&mut definitions);
+        let resources = plan::resources(&pod, &node, definitions.values());
         let devices =
-            device_facts::devices(&self.pod_resources, (&self.client, &self.slices), &pod, &definitions)
+            device_facts::devices(&self.pod_resources, (&self.client, &self.slices), &pod, &resources)
                 .await?;
         let access = self.access(&pod, &definitions).await;
         let sandbox = request.sandbox();
