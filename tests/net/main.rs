@@ -37,6 +37,8 @@ mod journal;
 mod large_pods;
 mod link_removal;
 mod lint;
+mod log_file;
+mod lost_entry;
 mod macvlan;
 mod masquerade;
 mod network_selection;

@@ -6,23 +6,23 @@
 //!   API ── claims of no container ─┴─► ResourceSlices ─► resource, id
 //! ```
 //!
-//! - Nothing is read unless a definition needs a device. Claims are not read if device plugins provide all resources.
+//! - Nothing is read unless a definition or the pod names a resource. Claims are not read if device plugins provide all resources.
 //! - Devices are in the order of the containers, followed by those of the pod itself.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use cni::{Error, code};
 use kube::{Api, Client};
 use npwg::device::{Device, Devices};
-use npwg::metadata::{Definition, NetworkReference, Pod};
+use npwg::metadata::Pod;
 
 use super::pod_resources::{self, PodDevices};
 use super::resource_claims::{AllocatedDevice, ClaimObject};
 use super::resource_slices::{Published, Slices};
 use kube_support::lookup::ask;
 
-/// Returns the pod's devices, if a definition needs one.
+/// Returns the pod's devices, if one of these resources is wanted.
 ///
 /// # Errors
 /// 7 a device has no id for a plugin · 11 the kubelet or the API server does not answer now.
@@ -30,15 +30,14 @@ pub(crate) async fn devices(
     socket: &Path,
     (client, slices): (&Client, &Slices),
     pod: &Pod,
-    definitions: &BTreeMap<NetworkReference, Definition>,
+    wanted: &BTreeSet<String>,
 ) -> Result<Devices, Error> {
-    let wanted: BTreeSet<&str> = definitions.values().filter_map(Definition::resource).collect();
     if wanted.is_empty() {
         return Ok(Devices::new());
     }
     let PodDevices { mut devices, allocated } =
         pod_resources::pod_devices(socket, &pod.namespace, &pod.name).await?;
-    if wanted.iter().all(|resource| devices.contains_key(*resource)) {
+    if wanted.iter().all(|resource| devices.contains_key(resource)) {
         return Ok(devices);
     }
     let unreported =
@@ -58,16 +57,16 @@ pub(crate) async fn devices(
             None => unknown = Some(device),
         }
     }
-    decide(devices, &wanted, unknown)
+    decide(devices, wanted, unknown)
 }
 
 /// Returns the devices. If a resource is missing and a device is in no slice, it may be that one: try again later.
 fn decide(
     devices: Devices,
-    wanted: &BTreeSet<&str>,
+    wanted: &BTreeSet<String>,
     unknown: Option<AllocatedDevice>,
 ) -> Result<Devices, Error> {
-    match (unknown, wanted.iter().find(|resource| !devices.contains_key(**resource))) {
+    match (unknown, wanted.iter().find(|resource| !devices.contains_key(*resource))) {
         (Some(device), Some(resource)) => {
             let why = format!(
                 "{device} is in no ResourceSlice, and the pod has no other device of resource {resource}"
@@ -130,7 +129,8 @@ mod tests {
     #[test]
     fn device_in_no_slice_is_an_error_if_a_resource_is_missing() {
         let given = Devices::from([("r".to_owned(), Vec::new())]);
-        let (lacking, complete) = (BTreeSet::from(["r", "s"]), BTreeSet::from(["r"]));
+        let complete = BTreeSet::from(["r".to_owned()]);
+        let lacking = BTreeSet::from(["r".to_owned(), "s".to_owned()]);
         let error = decide(given.clone(), &lacking, Some(device("a"))).unwrap_err();
         assert_eq!(error.code, code::TRY_AGAIN_LATER);
         assert!(error.msg.contains("is in no ResourceSlice") && error.msg.ends_with("resource s"), "{error}");

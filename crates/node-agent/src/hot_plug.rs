@@ -18,7 +18,7 @@ use npwg::selection::Annotation;
 use rpc::change;
 use rpc::journal::Entry;
 use rpc::node_input::NodeInput;
-use rpc::plan::PlanRequest;
+use rpc::plan::{PlanRequest, Purpose};
 use rpc::task::Task;
 
 use super::planner::{Planner, pod_key};
@@ -134,6 +134,7 @@ async fn verdict(planner: &Planner, node: &NodeInput, entry: &Entry) -> Verdict 
         ifname: entry.ifname.clone(),
         node: node.clone(),
         began: 0,
+        purpose: Purpose::Attach,
     };
     let plan = match planner.plan(&request, &entry.held()).await {
         Ok(plan) => plan,

@@ -26,7 +26,7 @@ use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Access, Held, Plan, PodIdentity, Request};
 use npwg::policy::{self, Labels};
 use npwg::refusal::Refusal;
-use rpc::plan::PlanRequest;
+use rpc::plan::{PlanRequest, Purpose};
 use tokio::time::{timeout, timeout_at};
 use tracing::{debug, warn};
 
@@ -116,8 +116,9 @@ impl Planner {
         }
         let (mut definitions, unavailable) = self.definitions(&wanted).await;
         let neutron = kube_support::kuryr::definition::complete(&mut definitions);
+        let resources = plan::resources(&pod, &node, definitions.values());
         let devices =
-            device_facts::devices(&self.pod_resources, (&self.client, &self.slices), &pod, &definitions)
+            device_facts::devices(&self.pod_resources, (&self.client, &self.slices), &pod, &resources)
                 .await?;
         let access = self.access(&pod, &definitions).await;
         let sandbox = request.sandbox();
@@ -137,7 +138,7 @@ impl Planner {
             plan::plan(&request)
         };
         let mut plan = planned.map_err(|refusal| {
-            if unavailable.is_empty() {
+            if unavailable.is_empty() && request.purpose == Purpose::Attach {
                 self.events.refused(&pod, &refusal);
             }
             self.explained(refusal, &unavailable)

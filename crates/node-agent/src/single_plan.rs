@@ -88,7 +88,8 @@ async fn ask_and_plan(
     };
     let kubelet = node.pod_resources.as_deref().unwrap_or(POD_RESOURCES);
     let slices = Slices::new(&pod.node_name);
-    let devices = device_facts::devices(Path::new(kubelet), (&client, &slices), &pod, &definitions).await?;
+    let resources = plan::resources(&pod, node, definitions.values());
+    let devices = device_facts::devices(Path::new(kubelet), (&client, &slices), &pod, &resources).await?;
     let sandbox = request.sandbox();
     let request = Request {
         pod: &pod,

@@ -77,7 +77,7 @@ impl Traces {
 
     /// Begins the trace of a plan request.
     pub fn begin(&self, request: &PlanRequest, arrived: SystemTime) -> Trace {
-        let PlanRequest { pod, container, ifname, node: _, began } = request;
+        let PlanRequest { pod, container, ifname, node: _, began, purpose: _ } = request;
         let attributes = [
             KeyValue::new("k8s.namespace.name", pod.namespace.clone()),
             KeyValue::new("k8s.pod.name", pod.name.clone()),

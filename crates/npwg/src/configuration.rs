@@ -24,6 +24,10 @@ const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 pub use mode::{Builtin, Flavour, InvalidAnnotation, IpRequestPolicy, LogLevel, VifStore};
 
+/// Options that DEL needs, each of which may be invalid.
+const OF_DEL: [&str; 8] =
+    ["cniDir", "binDir", "builtin", "delegateTimeout", "logFile", "logLevel", "logToStderr", "logOptions"];
+
 /// Validated configuration of the meta-plugin on a node.
 ///
 /// | option | default | meaning |
@@ -37,7 +41,7 @@ pub use mode::{Builtin, Flavour, InvalidAnnotation, IpRequestPolicy, LogLevel, V
 /// | `confDir`, `binDir` | `/etc/cni/multus/net.d`, `/opt/cni/bin` | networks on disk; plugins |
 /// | `cniDir` | `/var/lib/weft` | the journal |
 /// | `kubeconfig`, `readinessindicatorfile`, `auxiliaryCNIChainName` | – | as in Multus |
-/// | `logFile`, `logLevel`, `logToStderr`, `logOptions` | –, `error`, `true` | as in Multus |
+/// | `logFile`, `logLevel`, `logToStderr`, `logOptions` | –, `error`, `true` | as in Multus; rotated files are not compressed |
 /// | `retryDeleteOnError` | `false` | accepted without effect; a failed DEL is always kept for another attempt |
 /// | `builtin` | `auto` | `auto`: built-in unless another plugin of that name comes first in `CNI_PATH`; `always`; `never` |
 /// | `agentSocket`, `manifestDir` | `/run/weft/agent.sock`, – | source of the plan: the node agent, or a directory of manifests |
@@ -220,7 +224,7 @@ impl NodeConfiguration {
         }
         some.set("clusterNetwork", "unknown")?;
         let mut read = conf::read(some.to_json().as_bytes(), flavour)?;
-        for key in ["cniDir", "binDir", "builtin", "delegateTimeout"] {
+        for key in OF_DEL {
             let Some(value) = all.get(key) else { continue };
             let before = some.clone();
             some.set_raw(key, value.to_owned());

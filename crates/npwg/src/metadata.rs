@@ -80,6 +80,10 @@ pub enum SpecConfig {
 /// Annotation of a definition with the device-plugin resource that each attachment uses.
 pub const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
 
+/// Annotation of a definition without a resource of its own: the resources that a pod may request for an attachment,
+/// separated by commas. Without it a pod may request any resource that is allocated to it.
+pub const ALLOWED_RESOURCE_NAMES: &str = "k8s.v1.cni.cncf.io/allowedResourceNames";
+
 impl Definition {
     /// Returns namespace and name.
     pub fn reference(&self) -> NetworkReference {
@@ -89,6 +93,12 @@ impl Definition {
     /// Returns the device-plugin resource that each attachment uses, if any.
     pub fn resource(&self) -> Option<&str> {
         self.annotations.get(RESOURCE_NAME).map(String::as_str).filter(|name| !name.is_empty())
+    }
+
+    /// Returns the resources that a pod may request for an attachment; `None` if they are not limited.
+    pub fn allowed_resources(&self) -> Option<Vec<&str>> {
+        let list = self.annotations.get(ALLOWED_RESOURCE_NAMES)?;
+        Some(list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect())
     }
 }
 
@@ -156,9 +166,39 @@ pub fn definition_name_fault(text: &str) -> Option<String> {
     text.split('.').find_map(label_fault)
 }
 
+/// Returns why `text` is not the name of an extended resource (`domain/name`), or `None`.
+pub(crate) fn resource_fault(text: &str) -> Option<String> {
+    let (domain, name) = match text.split_once('/') {
+        Some(parts) => parts,
+        None => return Some("has no domain: write domain/name".to_owned()),
+    };
+    if let Some(fault) = definition_name_fault(domain) {
+        return Some(format!("the domain {fault}"));
+    }
+    let inner = |c: char| c.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&c);
+    let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let good = name.len() <= 63 && name.chars().all(inner);
+    let good = good && ends(name.chars().next()) && ends(name.chars().next_back());
+    (!good).then(|| {
+        "the name after / is not up to 63 letters, digits and -_. between two of the first".to_owned()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn resource_name_has_a_domain_and_a_qualified_name() {
+        for good in ["example.com/vf", "bridge.network.kubevirt.io/br1", "a/B_c.d-1", "nvidia.com/asap2_vf"] {
+            assert_eq!(resource_fault(good), None, "{good}");
+        }
+        for bad in
+            ["", "vf", "/vf", "a/", "A/b", "a/b/c", "a/-b", "a/b-", "a/b c", &format!("a/{}", "x".repeat(64))]
+        {
+            assert!(resource_fault(bad).is_some(), "{bad:?}");
+        }
+    }
 
     // Requirements: NPWG1-3.3-1
     #[test]

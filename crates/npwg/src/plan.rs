@@ -35,7 +35,8 @@ use crate::selection::Element;
 
 pub use crate::metadata::PodIdentity;
 pub use access::Access;
-pub use networks::wanted;
+pub use devices::takes_device;
+pub use networks::{resources, wanted};
 pub use route::{DefaultRouteAction, Families, Gateway};
 
 /// Maximum size of all configurations of a plan, in bytes: a plan is sent over a socket and written to the journal.

@@ -160,6 +160,8 @@ rules! {
         "An element requests addresses both by ips and by ipam-claim-reference."
     InvalidDeviceId "invalid-device-id" Error File Weft("docs/devices.md")
         "deviceID is not a string of at most 253 bytes without control characters."
+    InvalidResourceName "invalid-resource-name" Error File Weft("docs/devices.md")
+        "resourceName is not the name of an extended resource."
 
     // NetworkAttachmentDefinitions and CNI configurations.
     ConfigNotAString "config-not-a-string" Error File Specification("3.1")
@@ -224,6 +226,8 @@ rules! {
         "The pod makes a request that no plugin of the network declares as a capability."
     DeviceNotAllocated "device-not-allocated" Error Plan Weft("docs/devices.md")
         "deviceID names a device that the kubelet did not allocate to the pod, or that another network uses."
+    ResourceNotAllowed "resource-not-allowed" Error Plan Weft("docs/devices.md")
+        "resourceName of the pod contradicts the resource of the definition, or the definition does not allow it."
     MissingDevice "missing-device" Error Plan Weft("docs/devices.md")
         "The network needs a device of a resource of which the pod has too few."
     ConfigurationTooLarge "configuration-too-large" Error Plan Weft("docs/lint.md")

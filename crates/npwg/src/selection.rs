@@ -91,6 +91,8 @@ pub struct Element {
     pub ipam_claim: Option<String>,
     /// Device id that the pod requests (Multus).
     pub device_id: Option<String>,
+    /// Device-plugin resource that the pod requests (Multus).
+    pub resource: Option<String>,
 }
 
 impl Element {
@@ -108,6 +110,7 @@ impl Element {
             default_route: DefaultRoute::NotRequested,
             ipam_claim: None,
             device_id: None,
+            resource: None,
         }
     }
 
@@ -115,7 +118,7 @@ impl Element {
     /// interface and the default route are left out.
     pub fn requests(&self) -> BTreeMap<String, String> {
         let Element { index: _, network: _, interface: _, default_route: _, ips, mac, guid, .. } = self;
-        let Element { cni_args, port_mappings, bandwidth, ipam_claim, device_id, .. } = self;
+        let Element { cni_args, port_mappings, bandwidth, ipam_claim, device_id, resource, .. } = self;
         // A value that is nested too deeply for `Value` is compared as written.
         let value = |raw: &RawValue| {
             serde_json::from_str::<Value>(raw.get())
@@ -130,6 +133,7 @@ impl Element {
             ("bandwidth", bandwidth.as_ref().map(serde_json::to_string)),
             ("ipam-claim-reference", ipam_claim.clone().map(Ok)),
             ("deviceID", device_id.clone().map(Ok)),
+            ("resourceName", resource.clone().map(Ok)),
         ];
         let others =
             others.into_iter().filter_map(|(key, text)| Some((key.to_owned(), text?.unwrap_or_default())));

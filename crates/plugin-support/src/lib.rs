@@ -11,5 +11,6 @@ pub mod failure;
 pub mod file;
 pub mod hash;
 pub mod log;
+pub mod log_file;
 pub mod netns;
 pub mod owner_tag;

@@ -24,6 +24,20 @@ pub struct PlanRequest {
     pub node: NodeInput,
     /// Start of the runtime's call, in microseconds of Unix time, for traces.
     pub began: u64,
+    /// Use of the plan.
+    #[serde(default, skip_serializing_if = "Purpose::is_attach")]
+    pub purpose: Purpose,
+}
+
+/// Use of a plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Purpose {
+    /// The networks are attached.
+    #[default]
+    Attach,
+    /// The networks are detached, because the journal has lost the entry of the sandbox. A refusal is no event of the pod.
+    Detach,
 }
 
 /// Plan of a sandbox.
@@ -90,6 +104,16 @@ impl PlanRequest {
     /// Returns the sandbox that the plan is for.
     pub fn sandbox(&self) -> Sandbox {
         Sandbox { container: self.container.clone(), ifname: self.ifname.clone() }
+    }
+}
+
+// === impl Purpose ===
+
+impl Purpose {
+    /// Whether the networks are attached.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+    fn is_attach(&self) -> bool {
+        *self == Purpose::Attach
     }
 }
 

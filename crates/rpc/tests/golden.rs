@@ -17,7 +17,7 @@ use rpc::allocate::{AllocateRequest, AllocateResponse, Operation, PoolReference}
 use rpc::frame::{self, Message};
 use rpc::message::{Request, Response};
 use rpc::node_input::NodeInput;
-use rpc::plan::{AttachmentReport, PlanReport, PlanRequest, PlanResponse, PluginCall};
+use rpc::plan::{AttachmentReport, PlanReport, PlanRequest, PlanResponse, PluginCall, Purpose};
 use rpc::task::{Certainty, PollTasks, Task, TaskBatch, TaskKind, TaskResult};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -85,6 +85,7 @@ fn rpc_plan_messages_have_the_documented_form() {
         ifname: ifname("eth0"),
         node: node(),
         began: 1_764_072_000_000_000,
+        purpose: Purpose::Attach,
     };
     let mut manifests = Collection::default();
     manifests.add("pod.yaml", Manifest::parse(MANIFESTS));

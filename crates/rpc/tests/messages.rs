@@ -21,7 +21,7 @@ use rpc::allocate::{AllocateRequest, AllocateResponse, Operation, PoolReference}
 use rpc::frame::{self, MESSAGE_MAX, Message};
 use rpc::message::{Request, Response};
 use rpc::node_input::{NetworkFile, NodeInput};
-use rpc::plan::{AttachmentReport, PlanReport, PlanRequest, PlanResponse, PluginCall};
+use rpc::plan::{AttachmentReport, PlanReport, PlanRequest, PlanResponse, PluginCall, Purpose};
 use rpc::task::{Certainty, NetworkChange, PollTasks, Task, TaskBatch, TaskKind, TaskResult};
 use serde_json::value::RawValue;
 
@@ -240,9 +240,10 @@ fn allocate_response() -> impl Strategy<Value = AllocateResponse> {
 
 fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
-        (identity(), container(), ifname(), node(), any::<u64>()).prop_map(
-            |(pod, container, ifname, node, began)| {
-                Request::Plan(Box::new(PlanRequest { pod, container, ifname, node, began }))
+        (identity(), container(), ifname(), node(), any::<u64>(), any::<bool>()).prop_map(
+            |(pod, container, ifname, node, began, detaches)| {
+                let purpose = if detaches { Purpose::Detach } else { Purpose::Attach };
+                Request::Plan(Box::new(PlanRequest { pod, container, ifname, node, began, purpose }))
             }
         ),
         report().prop_map(Request::PlanReport),
@@ -291,6 +292,7 @@ proptest! {
         match (&sent, &received) {
             (Request::Plan(sent), Request::Plan(received)) => {
                 prop_assert_eq!(sent.node.configuration.get(), received.node.configuration.get());
+                prop_assert_eq!(sent.purpose, received.purpose);
             }
             (Request::AllocateBlocks(sent), Request::AllocateBlocks(received)) => {
                 prop_assert_eq!(sent, received);

@@ -22,6 +22,8 @@ mod gc;
 pub mod import_entry;
 mod journal;
 mod lock;
+mod logging;
+mod lost_entry;
 mod namespace;
 mod planning;
 mod preexisting;
@@ -64,6 +66,71 @@ struct Node {
 }
 
 impl Weft {
+    fn add_sandbox(&self, request: &Attach) -> Result<Success, Error> {
+        let Attach { who, netns: _, call } = request;
+        let node = self.node(call)?;
+        readiness::wait(&node.configuration)?;
+        let lock = Lock::acquire(node.journal.directory(), &who.container)?;
+        let attached = self.attach(&node, request);
+        if attached.is_err() && node.journal.read(&who.container).is_ok_and(|entry| entry.is_none()) {
+            lock.retire();
+        }
+        attached
+    }
+
+    fn del_sandbox(&self, request: &Detach) -> Result<(), Error> {
+        let Detach { who, netns, call } = request;
+        let node = self.node_of_journal(call)?;
+        let lock = Lock::acquire(node.journal.directory(), &who.container)?;
+        let Some(mut entry) = node.journal.read(&who.container)? else {
+            // The entry is written before the first effect, so without an entry weft attached nothing, or the entry was lost.
+            node.journal.remove(&who.container)?;
+            preexisting::take_down(&node, request)?;
+            lost_entry::take_down(&node, request, self.0)?;
+            lock.retire();
+            return Ok(());
+        };
+        if entry.ifname != who.ifname {
+            // An ADD under this interface name was refused; the entry is of another attachment.
+            return Ok(());
+        }
+        readiness::wait_briefly(&node.configuration);
+        if let Some(netns) = netns {
+            entry.netns = netns.display().to_string();
+            // If the path leads to no namespace, the recorded identity is kept.
+            let now = namespace::identify(&entry.netns)?;
+            if !now.is_empty() {
+                entry.namespace = now;
+            }
+        }
+        entry.path = join_path(&entry.path, &node.path);
+        detach::take_down(&node.journal, &node.invoker, &mut entry)?;
+        lock.retire();
+        Ok(())
+    }
+
+    fn check_sandbox(&self, request: &Attach) -> Result<(), Error> {
+        let Attach { who, netns, call } = request;
+        let node = self.node_of_journal(call)?;
+        let lock = Lock::acquire(node.journal.directory(), &who.container)?;
+        let Some(mut entry) = node.journal.read(&who.container)? else {
+            lock.retire();
+            let why = format!("sandbox {} is not attached", who.container);
+            return Err(Error::new(code::UNKNOWN_CONTAINER, why));
+        };
+        if entry.ifname != who.ifname {
+            let why =
+                format!("sandbox {} is attached as {}, not as {}", who.container, entry.ifname, who.ifname);
+            return Err(Error::new(code::UNKNOWN_CONTAINER, why));
+        }
+        if !entry.complete {
+            return Err(Error::internal(format!("sandbox {} is only partly attached", who.container)));
+        }
+        entry.netns = netns.display().to_string();
+        entry.path = join_path(&entry.path, &node.path);
+        check_all(&node.invoker, &entry)
+    }
+
     /// Plans and attaches a sandbox; the caller holds its lock.
     fn attach(&self, node: &Node, request: &Attach) -> Result<Success, Error> {
         let Attach { who, netns, call } = request;
@@ -76,6 +143,7 @@ impl Weft {
             node.invoker.start_recording();
         }
         let PlannedSandbox { plan, tasks, .. } = planned;
+        logging::plan(&plan);
         for warning in &plan.warnings {
             log!("weft: {}", warning.fault);
         }
@@ -120,6 +188,7 @@ impl Weft {
 
     fn node_of(&self, configuration: NodeConfiguration, call: &Call) -> Result<Node, Error> {
         plugin_invoker::refuse_delegate()?;
+        logging::direct(&configuration.logging);
         for warning in &configuration.warnings {
             log!("weft: {}", warning.fault);
         }
@@ -153,67 +222,21 @@ impl Plugin for Weft {
     }
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
-        let Attach { who, netns: _, call } = request;
-        let node = self.node(call)?;
-        readiness::wait(&node.configuration)?;
-        let lock = Lock::acquire(node.journal.directory(), &who.container)?;
-        let attached = self.attach(&node, request);
-        if attached.is_err() && node.journal.read(&who.container).is_ok_and(|entry| entry.is_none()) {
-            lock.retire();
-        }
+        let attached = self.add_sandbox(request);
+        logging::outcome("ADD", &request.who, &attached);
         attached
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
-        let Detach { who, netns, call } = request;
-        let node = self.node_of_journal(call)?;
-        let lock = Lock::acquire(node.journal.directory(), &who.container)?;
-        let Some(mut entry) = node.journal.read(&who.container)? else {
-            // The entry is written before the first effect, so without an entry weft attached nothing.
-            node.journal.remove(&who.container)?;
-            let detached = preexisting::take_down(&node, request);
-            lock.retire();
-            return detached;
-        };
-        if entry.ifname != who.ifname {
-            // An ADD under this interface name was refused; the entry is of another attachment.
-            return Ok(());
-        }
-        readiness::log_if_not_ready(&node.configuration);
-        if let Some(netns) = netns {
-            entry.netns = netns.display().to_string();
-            // If the path leads to no namespace, the recorded identity is kept.
-            let now = namespace::identify(&entry.netns)?;
-            if !now.is_empty() {
-                entry.namespace = now;
-            }
-        }
-        entry.path = join_path(&entry.path, &node.path);
-        detach::take_down(&node.journal, &node.invoker, &mut entry)?;
-        lock.retire();
-        Ok(())
+        let detached = self.del_sandbox(request);
+        logging::outcome("DEL", &request.who, &detached);
+        detached
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
-        let Attach { who, netns, call } = request;
-        let node = self.node_of_journal(call)?;
-        let lock = Lock::acquire(node.journal.directory(), &who.container)?;
-        let Some(mut entry) = node.journal.read(&who.container)? else {
-            lock.retire();
-            let why = format!("sandbox {} is not attached", who.container);
-            return Err(Error::new(code::UNKNOWN_CONTAINER, why));
-        };
-        if entry.ifname != who.ifname {
-            let why =
-                format!("sandbox {} is attached as {}, not as {}", who.container, entry.ifname, who.ifname);
-            return Err(Error::new(code::UNKNOWN_CONTAINER, why));
-        }
-        if !entry.complete {
-            return Err(Error::internal(format!("sandbox {} is only partly attached", who.container)));
-        }
-        entry.netns = netns.display().to_string();
-        entry.path = join_path(&entry.path, &node.path);
-        check_all(&node.invoker, &entry)
+        let checked = self.check_sandbox(request);
+        logging::outcome("CHECK", &request.who, &checked);
+        checked
     }
 
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {

@@ -24,6 +24,7 @@ use cni::runtime::exec::Exec;
 use linux::parent_death;
 use npwg::configuration::Builtin;
 use npwg::definition::META_PLUGINS;
+use plugin_support::log::{self, Level};
 
 use crate::builtins;
 
@@ -100,7 +101,7 @@ impl PluginInvoker {
 impl Invoke for PluginInvoker {
     fn invoke(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
         if !self.records.get() {
-            return self.run(plugin, environment, stdin);
+            return self.run_logged(plugin, environment, stdin);
         }
         let (place, depth, began) = (self.runs.borrow().len(), self.depth.get(), Instant::now());
         if place < RUNS_MAX {
@@ -110,7 +111,7 @@ impl Invoke for PluginInvoker {
             self.runs.borrow_mut().push(Run { plugin, verb, ifname, began, took, depth, failed: false });
         }
         self.depth.set(depth + 1);
-        let done = self.run(plugin, environment, stdin);
+        let done = self.run_logged(plugin, environment, stdin);
         self.depth.set(depth);
         if let Some(run) = self.runs.borrow_mut().get_mut(place) {
             run.took = began.elapsed();
@@ -125,6 +126,23 @@ impl Invoke for PluginInvoker {
 }
 
 impl PluginInvoker {
+    fn run_logged(
+        &self,
+        plugin: &PluginType,
+        environment: &Environment,
+        stdin: &[u8],
+    ) -> Result<Vec<u8>, Error> {
+        if !log::is_written(Level::Debug) {
+            return self.run(plugin, environment, stdin);
+        }
+        let began = Instant::now();
+        let done = self.run(plugin, environment, stdin);
+        let (verb, ifname, took) = (&environment.command, &environment.ifname, began.elapsed());
+        let outcome = done.as_ref().map_or_else(Error::to_string, |_| "succeeded".to_owned());
+        log::write(Level::Debug, format_args!("weft: {plugin} {verb} {ifname}: {outcome} after {took:?}"));
+        done
+    }
+
     fn run(&self, plugin: &PluginType, environment: &Environment, stdin: &[u8]) -> Result<Vec<u8>, Error> {
         if META_PLUGINS.contains(&plugin.as_str()) {
             return Err(refused_delegate().context(plugin));

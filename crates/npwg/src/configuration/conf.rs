@@ -327,7 +327,8 @@ impl Conf {
             to_stderr: self.log_to_stderr.unwrap_or(true),
             rotation: Rotation {
                 max_age: max_age.unwrap_or(5),
-                max_size: max_size.unwrap_or(100),
+                // As in lumberjack, 0 is the default.
+                max_size: max_size.filter(|size| *size > 0).unwrap_or(100),
                 max_backups: max_backups.unwrap_or(5),
                 compress: compress.unwrap_or(true),
             },

@@ -101,7 +101,7 @@ const DEVICE_PLUGINS: [&str; 5] = ["sriov", "ib-sriov", "accelerated-bridge", "v
 const OWN_DEVICE: [&str; 4] = ["device", "hwaddr", "kernelpath", "pciBusID"];
 
 /// Whether a plugin of the network takes the device that is allocated to the pod.
-fn takes_device(network: &Network) -> bool {
+pub fn takes_device(network: &Network) -> bool {
     network.plugins.iter().any(|plugin| {
         let capabilities = plugin.read_object("capabilities").ok().flatten().unwrap_or_default();
         let declared = capabilities.read::<bool>(capability::DEVICE_ID).ok().flatten().unwrap_or_default();

@@ -14,8 +14,8 @@ use cni::network::Network;
 use super::{CONFIGURATIONS_MAX, Decision, Request, Role, access, reference_fault, too_large};
 use crate::configuration::{DefaultNetwork, InvalidAnnotation, NodeConfiguration, Place};
 use crate::definition::{self, OnDisk, Origin, Resolved};
-use crate::metadata::{NetworkReference, Pod};
-use crate::refusal::{Fault, KeyPath, Reason, Refusal, Warning};
+use crate::metadata::{Definition, NetworkReference, Pod};
+use crate::refusal::{Fault, KeyPath, Reason, Refusal, Warning, quote};
 use crate::request::DefaultRoute;
 use crate::rule::Rule;
 use crate::selection::{Annotation, Element, Reading};
@@ -177,16 +177,57 @@ fn of_element(request: &Request<'_>, annotation: Annotation, element: Element) -
         Annotation::DefaultNetwork => Role::Default,
         Annotation::Networks => Role::Selected,
     };
+    let asked = Asked { annotation, element };
     Ok(Draft {
         label: network.to_string(),
         role,
         subject: definition::subject(&network),
         origin: origin(&resolved, &network),
         network: resolved.network,
-        resource: definition.resource().map(str::to_owned),
+        resource: resource(&asked, definition)?,
         named_by: format!("{}: {path}", annotation.subject()),
-        asked: Some(Asked { annotation, element }),
+        asked: Some(asked),
     })
+}
+
+/// Returns the resource of a selected network: that of its definition, else the one that the pod requests.
+fn resource(asked: &Asked, definition: &Definition) -> Result<Option<String>, Refusal> {
+    let own = definition.resource();
+    let Some(requested) = asked.element.resource.as_deref() else { return Ok(own.map(str::to_owned)) };
+    let subject = definition::subject(&definition.reference());
+    let reason = match own {
+        Some(own) if own == requested => None,
+        Some(own) => Some(format!("{subject} has resource {own}")),
+        None => definition
+            .allowed_resources()
+            .filter(|allowed| !allowed.contains(&requested))
+            .map(|allowed| format!("{subject} allows {}", allowed.join(", "))),
+    };
+    match reason {
+        None => Ok(Some(requested.to_owned())),
+        Some(reason) => {
+            let fault = asked.fault(Rule::ResourceNotAllowed, "resourceName", reason);
+            Err(Refusal::failed(
+                fault.showing(&quote(requested)).cure("request that resource, or remove the key"),
+            ))
+        }
+    }
+}
+
+/// Returns the device-plugin resources that a pod's networks may use, so that the caller can fetch the devices first.
+pub fn resources<'a>(
+    pod: &Pod,
+    node: &NodeConfiguration,
+    definitions: impl IntoIterator<Item = &'a Definition>,
+) -> BTreeSet<String> {
+    let own = definitions.into_iter().filter_map(Definition::resource).map(str::to_owned);
+    let elements = [Annotation::DefaultNetwork, Annotation::Networks].into_iter().flat_map(|annotation| {
+        let read = pod.annotations.get(annotation.key());
+        let read =
+            read.and_then(|text| Reading::of(annotation, text, home(annotation, pod, node)).settle().ok());
+        read.into_iter().flat_map(|selection| selection.elements)
+    });
+    own.chain(elements.filter_map(|element| element.resource)).collect()
 }
 
 fn origin(resolved: &Resolved, network: &NetworkReference) -> String {

@@ -6,7 +6,7 @@
 //! | `ips`, `mac`, `interface` | annotation invalid | NPWG1-4.1.2.1.3 to 4.1.2.1.5 |
 //! | `cni-args`, `portMappings`, `bandwidth`, `default-route` | annotation invalid | V11-4.1.2.1.6 to 4.1.2.1.9 |
 //! | `infiniband-guid` | annotation invalid | V12-4.1.2.1.10 |
-//! | `ipam-claim-reference`, `deviceID` | attachment fails | V13-4.1.2.1.11, Multus |
+//! | `ipam-claim-reference`, `deviceID`, `resourceName` | attachment fails | V13-4.1.2.1.11, Multus |
 //!
 //! An empty value of some keys ([`EMPTY_IS_ABSENT`]) counts as absent, with a warning: templates write one if a user sets no
 //! value, and Multus reads it in this way. `interfaceRequest` is Multus's old name for `interface`.
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::form::Item;
 use super::value::{self, Read, Wrong};
 use super::{Annotation, Element, Reader, WARNINGS_MAX};
-use crate::metadata::{NetworkReference, definition_name_fault, label_fault};
+use crate::metadata::{NetworkReference, definition_name_fault, label_fault, resource_fault};
 use crate::nearest::hint;
 use crate::refusal::{Fault, KeyPath, Reason};
 use crate::request::{DefaultRoute, guid_of};
@@ -39,6 +39,7 @@ const KEYS: &[&str] = &[
     "infiniband-guid",
     "ipam-claim-reference",
     "deviceID",
+    "resourceName",
     "interfaceRequest",
 ];
 
@@ -52,6 +53,7 @@ const EMPTY_IS_ABSENT: &[&str] = &[
     "bandwidth",
     "infiniband-guid",
     "ipam-claim-reference",
+    "resourceName",
 ];
 
 /// Maximum length of an unknown key that a warning repeats, in bytes.
@@ -141,6 +143,7 @@ impl Keys<'_> {
         element.default_route = self.default_route();
         element.ipam_claim = self.claim(!element.ips.is_empty());
         element.device_id = self.device();
+        element.resource = self.resource();
         self.compare(&element);
         network.map(|_| element)
     }
@@ -268,6 +271,12 @@ impl Keys<'_> {
             named(path, value, bad.then(|| "is not a device id".to_owned()))
         })?;
         Some(id).filter(|id| !id.is_empty())
+    }
+
+    fn resource(&mut self) -> Option<String> {
+        self.or_fails("resourceName", Rule::InvalidResourceName, |path, value| {
+            named(path, value, resource_fault(value::text(path, value)?))
+        })
     }
 
     /// Refuses a hardware address and a GUID that differ: the lower 8 bytes of the address must be the GUID (C11).

@@ -467,6 +467,15 @@ fn device_id_values_and_errors() {
 }
 
 #[test]
+fn resource_name_values_and_errors() {
+    assert_eq!(select(&with(r#""resourceName":"a.b/c""#))[0].resource.as_deref(), Some("a.b/c"));
+    assert_eq!(select(&with(r#""resourceName":"""#))[0].resource, None);
+    for bad in ["\"vf\"", "5", "[\"a/b\"]"] {
+        fails(&with(&format!(r#""resourceName":{bad}"#)), Rule::InvalidResourceName, "[0].resourceName");
+    }
+}
+
+#[test]
 fn warnings_are_limited_and_omit_long_keys() {
     let long = "x".repeat(65);
     let found = reading(&with(&format!(r#""{long}":1,"{}":1"#, &long[..64])));

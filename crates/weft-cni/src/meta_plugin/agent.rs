@@ -20,11 +20,13 @@ use npwg::configuration::NodeConfiguration;
 use npwg::plan::Plan;
 use rpc::frame;
 use rpc::message::{Request, Response};
-use rpc::plan::{PlanReport, PlanRequest, PlanResponse};
+use rpc::plan::{PlanReport, PlanRequest, PlanResponse, Purpose};
 use rpc::task::{Task, TaskResult};
 
 /// Deadline of a request: shorter than the kubelet waits for a sandbox.
 const DEADLINE: Duration = Duration::from_secs(60);
+/// Deadline of a request for a sandbox that is to be detached.
+const DETACH_DEADLINE: Duration = Duration::from_secs(10);
 /// Wait for an answer after which a pod that selects nothing is planned without the agent.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Timeout for the agent to accept the connection.
@@ -88,10 +90,14 @@ pub(super) fn plan(
     alone: &dyn Fn() -> Option<Plan>,
 ) -> Result<PlannedSandbox, Error> {
     let (sandbox, pod) = (request.sandbox(), request.pod.clone());
+    let deadline = match request.purpose {
+        Purpose::Attach => DEADLINE,
+        Purpose::Detach => DETACH_DEADLINE,
+    };
     let (socket, request) = (Path::new(&node.agent_socket), Request::Plan(Box::new(request)));
     let (response, agent) = match connect_within(socket, CALL_MAX) {
         Ok(mut stream) => {
-            let mut patient = Patient::new(&mut stream, [SILENCE_MAX, DEADLINE], alone);
+            let mut patient = Patient::new(&mut stream, [SILENCE_MAX, deadline], alone);
             let response = converse(&mut patient, &request);
             if let Some(plan) = patient.plan.take() {
                 return Ok(PlannedSandbox::of(plan));
@@ -99,7 +105,7 @@ pub(super) fn plan(
             (response.context(format_args!("agent {}", socket.display()))?, Some(stream))
         }
         Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            (ask_once(socket, &request)?, None)
+            (ask_once(socket, &request, deadline)?, None)
         }
         Err(cause) => return Err(unreachable(socket, &cause)),
     };
@@ -219,9 +225,9 @@ impl Write for Patient<'_> {
 }
 
 /// Runs `weft plan --once`, which reads one request and writes its response.
-fn ask_once(socket: &Path, request: &Request) -> Result<Response, Error> {
+fn ask_once(socket: &Path, request: &Request, deadline: Duration) -> Result<Response, Error> {
     let program = find_weft();
-    run_once(&program, socket, request, DEADLINE).context(format_args!("{} plan --once", program.display()))
+    run_once(&program, socket, request, deadline).context(format_args!("{} plan --once", program.display()))
 }
 
 /// Runs `program` as a planner; it is killed if it has not answered within `timeout`.

@@ -69,6 +69,11 @@ fn is_another(entry: &Entry, now: &str) -> Result<bool, Error> {
     Ok(may_be_own != Some(true) && in_this_boot(&Netns::own().or_refused()?)? == now)
 }
 
+/// Whether two identities are known and belong to one namespace.
+pub(super) fn are_same(one: &str, other: &str) -> bool {
+    !one.is_empty() && !other.is_empty() && is_same(one, other)
+}
+
 /// Whether two identities belong to one namespace. An older kernel has no cookie; then the rest decides.
 fn is_same(one: &str, other: &str) -> bool {
     let parts = |text: &str| {

@@ -27,7 +27,7 @@ use npwg::plan::{self, Delegate, Plan, PodIdentity, Sandbox};
 use npwg::selection::Annotation;
 use plugin_support::log;
 use rpc::node_input::NodeInput;
-use rpc::plan::PlanRequest;
+use rpc::plan::{PlanRequest, Purpose};
 
 use super::agent::{self, PlannedSandbox};
 use crate::builtins;
@@ -44,7 +44,17 @@ pub(super) fn plan(
     sandbox: &Sandbox,
     flavour: Flavour,
 ) -> Result<PlannedSandbox, Error> {
-    plan_for(node, call, sandbox, flavour, &named(call.args()))
+    plan_for(node, call, sandbox, flavour, &named(call.args()), Purpose::Attach)
+}
+
+/// Returns the plan of a sandbox whose networks are to be detached.
+pub(super) fn plan_to_detach(
+    node: &NodeConfiguration,
+    call: &Call,
+    sandbox: &Sandbox,
+    flavour: Flavour,
+) -> Result<PlannedSandbox, Error> {
+    plan_for(node, call, sandbox, flavour, &named(call.args()), Purpose::Detach)
 }
 
 /// Returns the networks that a pod without a selection gets: the default network, then the others.
@@ -54,7 +64,7 @@ pub(super) fn networks_of_every_pod(
     flavour: Flavour,
 ) -> Result<Vec<Network>, Error> {
     let sandbox = Sandbox { container: ContainerId::new("none")?, ifname: IfName::new("eth0")? };
-    let planned = plan_for(node, call, &sandbox, flavour, &PodIdentity::default())?;
+    let planned = plan_for(node, call, &sandbox, flavour, &PodIdentity::default(), Purpose::Attach)?;
     let delegates = planned.plan.delegates.iter();
     delegates.map(|delegate| Network::parse(delegate.config.as_bytes(), &delegate.network)).collect()
 }
@@ -65,6 +75,7 @@ fn plan_for(
     sandbox: &Sandbox,
     flavour: Flavour,
     pod: &PodIdentity,
+    purpose: Purpose,
 ) -> Result<PlannedSandbox, Error> {
     let disk = read_disk(node)?;
     if let Some(directory) = &node.manifest_dir {
@@ -78,6 +89,7 @@ fn plan_for(
         ifname: sandbox.ifname.clone(),
         node: NodeInput::new(configuration, flavour, &disk),
         began: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64),
+        purpose,
     };
     let alone = || plan_without_cluster(node, &disk, pod, sandbox);
     match agent::plan(node, request, &alone) {

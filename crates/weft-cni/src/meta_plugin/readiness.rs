@@ -1,7 +1,7 @@
 //! Readiness of the default network: the file of `readinessindicatorfile` exists.
 //!
 //! - An ADD waits for the file for up to 45 s.
-//! - A DEL does not wait: it works from the journal.
+//! - A DEL waits for up to half a second and continues without the file: it works from the journal.
 //! - STATUS fails with code 50 while the file or a program of the network is missing.
 //!
 //! Source: the multi-network specification 6.1.2 (NPWG1-6.1.2-2); conflict C19; Multus `readinessindicatorfile`; CNI STATUS
@@ -21,6 +21,8 @@ use crate::plugin_invoker::PluginInvoker;
 
 /// Timeout of an ADD: the same as that of Multus.
 const WAIT_MAX: Duration = Duration::from_secs(45);
+/// Timeout of a DEL: a default network that restarts is usually ready again by then.
+const DETACH_WAIT_MAX: Duration = Duration::from_millis(500);
 /// Pause between two checks.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -29,26 +31,37 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// # Errors
 /// Code 11 with the file that is missing.
 pub(super) fn wait(node: &NodeConfiguration) -> Result<(), Error> {
-    let Some(file) = &node.readiness_file else { return Ok(()) };
-    let started = Instant::now();
-    while !Path::new(file).exists() {
-        if started.elapsed() >= WAIT_MAX {
+    match missing_after(node, WAIT_MAX) {
+        None => Ok(()),
+        Some(file) => {
             let why = format!(
                 "the default network is not ready: {file} does not exist after {} s",
                 WAIT_MAX.as_secs()
             );
-            return Err(Error::new(code::TRY_AGAIN_LATER, why));
+            Err(Error::new(code::TRY_AGAIN_LATER, why))
         }
-        sleep(PAUSE);
     }
-    Ok(())
 }
 
-/// Logs that the default network is not ready. The DEL continues: it works from the journal.
-pub(super) fn log_if_not_ready(node: &NodeConfiguration) {
-    if let Some(file) = node.readiness_file.as_ref().filter(|file| !Path::new(file).exists()) {
+/// Blocks for a moment until the default network is ready. The DEL continues without it: it works from the journal.
+pub(super) fn wait_briefly(node: &NodeConfiguration) {
+    if let Some(file) = missing_after(node, DETACH_WAIT_MAX) {
         log!("weft: the default network is not ready: {file} does not exist; detaching from the journal");
     }
+}
+
+/// Waits for the file; returns its path if it is missing after `timeout`.
+fn missing_after(node: &NodeConfiguration, timeout: Duration) -> Option<&str> {
+    let file = node.readiness_file.as_deref()?;
+    let started = Instant::now();
+    while !Path::new(file).exists() {
+        let left = timeout.saturating_sub(started.elapsed());
+        if left.is_zero() {
+            return Some(file);
+        }
+        sleep(PAUSE.min(left));
+    }
+    None
 }
 
 /// Returns code 50 (STATUS) if the default network is not ready now.
@@ -83,4 +96,28 @@ pub(super) fn require_plugins(invoker: &PluginInvoker, network: &Network, path: 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use npwg::configuration::Flavour;
+
+    use super::*;
+
+    // Requirements: NPWG1-6.1.2-2, conflict C19
+    #[test]
+    fn readiness_file_is_awaited_within_a_bound() {
+        let file = std::env::temp_dir().join(format!("weft-ready-{}", std::process::id()));
+        let config = serde_json::json!({ "cniVersion": "1.0.0", "name": "weft", "type": "weft", "clusterNetwork": "pods",
+            "readinessindicatorfile": file });
+        let node = NodeConfiguration::read(config.to_string().as_bytes(), Flavour::Weft).unwrap();
+        assert_eq!(missing_after(&node, Duration::from_millis(1)), file.to_str(), "the bound ends the wait");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| missing_after(&node, Duration::from_secs(600)).is_none());
+            std::fs::write(&file, "").unwrap();
+            assert!(waiting.join().unwrap(), "the file ends the wait");
+        });
+        std::fs::remove_file(&file).unwrap();
+        assert!(DETACH_WAIT_MAX < WAIT_MAX);
+    }
 }

@@ -125,3 +125,48 @@ fn device_id_request_without_a_resource_is_refused() {
         None
     );
 }
+
+#[test]
+fn resource_name_of_an_element_selects_the_device() {
+    let ask = |world: World, resource: &str| {
+        world.networks(&format!(r#"[{{"name":"device","resourceName":"{resource}"}}]"#))
+    };
+    let mut world = World::new();
+    world.device("intel.com/sriov", "0000:01:00.1");
+    world.device("nvidia.com/vf", "0000:02:00.1");
+    world = ask(world, "nvidia.com/vf");
+    let plan = world.plan();
+    assert_eq!(plan.delegates[1].device().as_deref(), Some("0000:02:00.1"));
+    let asked = plan.delegates[1].asked.as_ref().unwrap();
+    assert_eq!(asked["resourceName"], "nvidia.com/vf", "a changed resource changes the attachment");
+    let wanted = resources(&world.pod, &world.configuration(), world.definitions.values());
+    assert_eq!(wanted.into_iter().collect::<Vec<_>>(), ["nvidia.com/vf"]);
+    // The same name as that of the definition, or another one.
+    world.resource("home/device", "nvidia.com/vf");
+    assert_eq!(world.plan().delegates[1].device().as_deref(), Some("0000:02:00.1"));
+    let fault = ask(world, "intel.com/sriov").fails();
+    assert_eq!((fault.rule, fault.path.to_string().as_str()), (Rule::ResourceNotAllowed, "[0].resourceName"));
+    assert!(fault.to_string().contains("home/device has resource nvidia.com/vf"), "{fault}");
+}
+
+#[test]
+fn resource_name_of_an_element_is_limited_by_the_definition() {
+    let key = crate::metadata::ALLOWED_RESOURCE_NAMES;
+    for (allowed, is_allowed) in
+        [("intel.com/sriov, nvidia.com/vf", true), ("intel.com/sriov", false), ("", false)]
+    {
+        let mut world = World::new().networks(r#"[{"name":"device","resourceName":"nvidia.com/vf"}]"#);
+        world.device("nvidia.com/vf", "0000:02:00.1");
+        let reference = NetworkReference::new("home", "device");
+        world.definitions.get_mut(&reference).unwrap().annotations.insert(key.into(), allowed.into());
+        match world.try_plan() {
+            Ok(plan) => assert!(is_allowed && plan.delegates[1].device().is_some(), "{allowed}"),
+            Err(refusal) => {
+                assert!(
+                    !is_allowed && refusal.fault().rule == Rule::ResourceNotAllowed,
+                    "{allowed}: {refusal}"
+                );
+            }
+        }
+    }
+}
