@@ -1,12 +1,14 @@
 # `make` lists the targets; CI runs the same targets as a developer.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check unit net vm containerd kube node neutron peer bench clean
+.PHONY: help setup build programs dist dist-check demo test check unit net vm containerd kube node neutron peer bench clean
 
 TARGET := $(shell uname -m)-unknown-linux-musl
 CARGO_TARGET_DIR ?= target
+# Directory of the built programs.
+OUT ?= bin
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install missing packages and the musl target, for building and testing
 	@lanes/setup
@@ -35,11 +37,20 @@ bin/weft: PROFILE := command
 bin/%: FORCE
 	cargo rustc --profile $(PROFILE) --locked --target $(TARGET) --config 'target.$(TARGET).rustflags=$(RUSTC_FLAGS)' \
 	  -p $(PACKAGE) --bin $* -- $(FLAGS)
-	@mkdir -p bin
-	@install -m 0755 $(CARGO_TARGET_DIR)/$(TARGET)/$(PROFILE)/$* $@
-	@found=$$(grep -aoF $(FOREIGN:%=-e '%/') $@ | sort | uniq -c); \
-	  [ -z "$$found" ] || { printf '%s contains paths of the builder:\n%s\n' $@ "$$found" >&2; exit 1; }
+	@mkdir -p $(OUT)
+	@install -m 0755 $(CARGO_TARGET_DIR)/$(TARGET)/$(PROFILE)/$* $(OUT)/$*
+	@found=$$(grep -aoF $(FOREIGN:%=-e '%/') $(OUT)/$* | sort | uniq -c); \
+	  [ -z "$$found" ] || { printf '%s contains paths of the builder:\n%s\n' $(OUT)/$* "$$found" >&2; exit 1; }
 FORCE:
+
+# Both programs for TARGET, into OUT.
+programs: bin/weft-cni bin/weft
+
+dist: setup ## a release in dist/: archives, packages, images, charts, checksums
+	@release/build
+
+dist-check: ## verify the release in dist/
+	@release/check
 
 demo: build ## attach a pod to four networks on this machine, show it and remove everything again
 	@bin/weft demo

@@ -44,6 +44,7 @@ const BOUNDARIES: &[Boundary] = &[
         may_use: &[],
         never: &["tokio", "async-std", "smol", "hyper", "reqwest", "tonic", "kube", "k8s-openapi", "netlink"],
     },
+    Boundary { name: "build-info", may_use: &[], never: IMPURE },
     Boundary { name: "linux", may_use: &[], never: CLUSTER },
     Boundary { name: "ipam", may_use: &[], never: IMPURE },
     Boundary { name: "npwg", may_use: &["cni"], never: CLUSTER },
@@ -55,7 +56,18 @@ const BOUNDARIES: &[Boundary] = &[
     Boundary { name: "plugins", may_use: &["cni", "ipam", "linux", "plugin-support"], never: CLUSTER },
     Boundary {
         name: "weft-cni",
-        may_use: &["cni", "dhcp", "ipam", "linux", "manifest", "npwg", "plugin-support", "plugins", "rpc"],
+        may_use: &[
+            "build-info",
+            "cni",
+            "dhcp",
+            "ipam",
+            "linux",
+            "manifest",
+            "npwg",
+            "plugin-support",
+            "plugins",
+            "rpc",
+        ],
         never: CLUSTER,
     },
     Boundary {
@@ -119,6 +131,7 @@ const BOUNDARIES: &[Boundary] = &[
     Boundary {
         name: "weft",
         may_use: &[
+            "build-info",
             "cli-support",
             "cni",
             "controllers",

@@ -148,6 +148,7 @@ pub const ROWS: &[Row] = &[
         Way::NotRun("needs pools of whereabouts: tests/kube/whereabouts.rs runs it"),
     ),
     row("docs/commands.md", "weft crds", Way::Kube("")),
+    row("docs/commands.md", "weft version", Way::Host("")),
     row(
         "docs/cri-networks.md",
         "sudo weft-cni install",

@@ -10,12 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 use std::time::Duration;
 
+use build_info::BuildInfo;
 use cni::Error;
 use cni::runtime::exec::BUSY_MAX;
 use linux::{Netns, echo, parent_death};
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
 
+use crate::dispatch;
 use crate::install::{Foreign, Installation, Name};
 use crate::inventory;
 use crate::meta_plugin::{import_entry, tasks};
@@ -56,6 +58,8 @@ Usage:
       Replace this process with a program that is killed when its parent, process PID, exits.
   weft-cni remove-links INDEX…
       Remove the links with these indexes, by a routing socket on stdin. DEL does not wait for its end.
+  weft-cni version [-o text|json]
+      Print the version, commit, date, architecture and plugins of this program.
   weft-cni --version
       Print the version.
 
@@ -73,6 +77,7 @@ Examples:
   weft-cni dhcp daemon -hostprefix /host
   weft-cni exec-with-parent $$ /opt/cni/bin/flannel
   weft-cni remove-links 12 14
+  weft-cni version -o json
 
 Exit codes: 0 success, 1 failure, 2 wrong usage. ping: 3 no reply. release-address: 3 the address is in use (its owner is
 printed), 4 the lease does not exist.
@@ -88,6 +93,11 @@ pub enum Command<'a> {
     Help,
     /// `--version`
     Version,
+    /// `version [-o text|json]`
+    BuildInfo {
+        /// Whether the output is JSON.
+        json: bool,
+    },
     /// `install …`: the words after it.
     Install(Vec<&'a str>),
     /// `import-entry DIR`
@@ -146,11 +156,18 @@ impl<'a> Command<'a> {
         Some(match words {
             ["--help" | "-h" | "help"] => Command::Help,
             [
-                "install" | import_entry::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND,
+                "install"
+                | import_entry::COMMAND
+                | tasks::COMMAND
+                | "sandbox"
+                | transfer::COMMAND
+                | "version",
                 ..,
                 "--help" | "-h",
             ] => Command::Help,
             ["--version" | "-V"] => Command::Version,
+            ["version"] | ["version", "-o", "text"] => Command::BuildInfo { json: false },
+            ["version", "-o", "json"] => Command::BuildInfo { json: true },
             ["install", rest @ ..] => Command::Install(rest.to_vec()),
             [import_entry::COMMAND, directory] => Command::ImportEntry(Path::new(*directory)),
             [tasks::COMMAND] => Command::RunTasks { on_host: false, after: None },
@@ -169,7 +186,7 @@ impl<'a> Command<'a> {
             ["sandbox", word, rest @ ..] => {
                 Command::parse_sandbox(word, rest).unwrap_or_else(|| Command::Invalid(words.to_vec()))
             }
-            [import_entry::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND, ..] => {
+            [import_entry::COMMAND | tasks::COMMAND | "sandbox" | transfer::COMMAND | "version", ..] => {
                 Command::Invalid(words.to_vec())
             }
             _ => return None,
@@ -207,6 +224,7 @@ impl<'a> Command<'a> {
         match self {
             Command::Help => Ok(print(USAGE)),
             Command::Version => Ok(print(concat!("weft-cni ", env!("CARGO_PKG_VERSION"), "\n"))),
+            Command::BuildInfo { json } => version(json),
             Command::Install(words) => install(&words),
             Command::ImportEntry(directory) => import_entry::import(directory).map(done),
             Command::RunTasks { on_host, after } => {
@@ -274,6 +292,16 @@ fn print(text: &str) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
+}
+
+/// Prints the identification of this build; its features are the plugins.
+fn version(json: bool) -> Result<ExitCode, Error> {
+    let build = BuildInfo::of("weft-cni", dispatch::names().collect());
+    if !json {
+        return Ok(print(&build.to_string()));
+    }
+    let text = cni::result::pretty(&build)?;
+    Ok(print(&format!("{}\n", String::from_utf8_lossy(&text))))
 }
 
 fn install(words: &[&str]) -> Result<ExitCode, Error> {

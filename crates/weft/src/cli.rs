@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     attach, check, cnitool, crds, demo, detach, doctor, executor, explain, import, install, lint, list,
-    network, plan, publish,
+    network, plan, publish, version,
 };
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 
@@ -76,6 +76,8 @@ enum Command {
     Import(import::Arguments),
     /// Print the CustomResourceDefinitions
     Crds(crds::Arguments),
+    /// Print the version, commit, date and features of this program
+    Version(version::Arguments),
 }
 
 /// Parsed command line, with the prefix of error messages for the name by which the program was called.
@@ -130,6 +132,7 @@ impl Invocation {
             Command::Install(arguments) => install::run(arguments),
             Command::Import(arguments) => import::run(arguments),
             Command::Crds(arguments) => crds::run(arguments),
+            Command::Version(arguments) => version::run(arguments),
             Command::Cni(arguments) => cnitool::run(arguments),
         }
     }

@@ -17,3 +17,4 @@ pub(crate) mod list;
 pub(crate) mod network;
 pub(crate) mod plan;
 pub(crate) mod publish;
+pub(crate) mod version;
