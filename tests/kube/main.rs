@@ -24,3 +24,4 @@ mod services_leader_election;
 mod throttling;
 mod traces;
 mod whereabouts;
+mod whereabouts_import;

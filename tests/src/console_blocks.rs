@@ -77,6 +77,62 @@ const MULTUS: &str = "mkdir -p /etc/cni/net.d /var/lib/cni/multus
       {\"cniVersion\":\"0.3.1\",\"name\":\"home\",\"plugins\":[{\"type\":\"bridge\",\"bridge\":\"home0\"}]}]}
 END";
 
+macro_rules! whereabouts {
+    () => {
+        "kubectl apply -f deploy/crds
+    kubectl apply -f - <<END
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: ippools.whereabouts.cni.cncf.io}
+spec:
+  group: whereabouts.cni.cncf.io
+  scope: Namespaced
+  names: {plural: ippools, singular: ippool, kind: IPPool}
+  versions:
+    - {name: v1alpha1, served: true, storage: true,
+       schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+END
+    for name in blue openshift-multus; do kubectl create namespace $name; done
+    sleep 2
+    kubectl apply -f - <<END
+apiVersion: whereabouts.cni.cncf.io/v1alpha1
+kind: IPPool
+metadata: {name: 192.168.2.0-24, namespace: openshift-multus}
+spec: {range: 192.168.2.0/24, allocations: {'5': {id: c, podref: blue/web-0, ifname: net1}}}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: web-0
+  namespace: blue
+  annotations: {k8s.v1.cni.cncf.io/network-status: '[{\"name\":\"blue/data\",\"interface\":\"net1\",\"ips\":[\"192.168.2.5\"]}]'}
+spec: {nodeName: worker-0, containers: [{name: c, image: none}]}
+---
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {name: data, namespace: blue}
+spec: {config: '{\"cniVersion\":\"1.0.0\",\"type\":\"macvlan\",\"ipam\":{\"type\":\"whereabouts\",\"range\":\"192.168.2.0/24\"}}'}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: worker-0}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: whereabouts, namespace: kube-system}
+spec:
+  selector: {matchLabels: {app: whereabouts}}
+  template: {metadata: {labels: {app: whereabouts}}, spec: {containers: [{name: c, image: none}]}}
+END"
+    };
+}
+
+/// A pod with an address of whereabouts, whose objects are not in `kube-system`, and its DaemonSet.
+const WHEREABOUTS: &str = whereabouts!();
+
+/// The same after the import.
+const WHEREABOUTS_IMPORTED: &str = concat!(whereabouts!(), "\n    weft import whereabouts --apply");
+
 /// Rows for all console blocks.
 pub const ROWS: &[Row] = &[
     row("README.md", "make demo", Way::NotRun("builds everything and runs every test, as CI does")),
@@ -142,11 +198,7 @@ pub const ROWS: &[Row] = &[
         Way::NotRun("lists alternatives that exclude each other: crates/weft/tests/install.rs"),
     ),
     row("docs/commands.md", "sudo weft import multus", Way::Host(MULTUS)),
-    row(
-        "docs/commands.md",
-        "weft import whereabouts",
-        Way::NotRun("needs pools of whereabouts: tests/kube/whereabouts.rs runs it"),
-    ),
+    row("docs/commands.md", "weft import whereabouts", Way::Kube(WHEREABOUTS)),
     row("docs/commands.md", "weft crds", Way::Kube("")),
     row("docs/commands.md", "weft version", Way::Host("")),
     row(
@@ -215,6 +267,16 @@ pub const ROWS: &[Row] = &[
         "sudo weft-cni install",
         Way::NotRun("copies a program into /usr/local/bin: tests/net/import_multus.rs runs the import"),
     ),
+    row("docs/migrate-from-whereabouts.md", "weft crds", Way::Kube("")),
+    row("docs/migrate-from-whereabouts.md", "weft import whereabouts --apply", Way::Kube(WHEREABOUTS)),
+    row(
+        "docs/migrate-from-whereabouts.md",
+        "kubectl -n kube-system delete daemonset",
+        Way::Kube(WHEREABOUTS),
+    ),
+    row("docs/migrate-from-whereabouts.md", "sudo weft-cni install", Way::Host("")),
+    row("docs/migrate-from-whereabouts.md", "weft ipam show", Way::Kube(WHEREABOUTS_IMPORTED)),
+    row("docs/migrate-from-whereabouts.md", "weft import whereabouts", Way::Kube(WHEREABOUTS)),
     row(
         "docs/neutron.md",
         "kubectl apply -k deploy/neutron",

@@ -113,13 +113,21 @@ where
 impl ClusterSnapshot {
     /// Lists everything. Blocks are listed before nodes and pods, so that a pod of a listed block is listed, too.
     pub async fn take(client: &Client) -> Result<ClusterSnapshot, SnapshotError> {
-        let snapshot = ClusterSnapshot::of_objects(client).await?;
+        let ClusterSnapshot { pools, blocks, .. } = ClusterSnapshot::of_objects(client).await?;
+        Ok(ClusterSnapshot { pools, blocks, ..ClusterSnapshot::of_pods(client).await? })
+    }
+
+    /// Lists nodes and pods; the snapshot has no pools and no blocks.
+    ///
+    /// # Errors
+    /// The API server refuses a list, or cannot be reached.
+    pub async fn of_pods(client: &Client) -> Result<ClusterSnapshot, SnapshotError> {
         let nodes = list(Api::<NodeObject>::all(client.clone()), "nodes").await?;
         let pods = list(Api::<ShownPod>::all(client.clone()), "pods").await?;
         Ok(ClusterSnapshot {
             nodes: nodes.into_iter().map(|node| (node.name(), node.is_out_of_service())).collect(),
             pods: pods.into_iter().map(ShownPod::reduce).map(|pod| (pod.key(), pod)).collect(),
-            ..snapshot
+            ..ClusterSnapshot::default()
         })
     }
 

@@ -1,0 +1,98 @@
+//! Import of the addresses: creates the pools, and an object that keeps each address for its pod.
+
+use std::collections::BTreeMap;
+
+use ipam::registry::create_object;
+use ipam::{Holder, Registry, RegistryError};
+use ipnet::IpNet;
+use kube::Client;
+use prometheus_client::metrics::counter::Counter;
+use rpc::allocate::PoolReference;
+
+use super::objects::Allocation;
+use super::outcome::{Outcome, claim_name, describe_holder, outcome_by_owner, pool_name};
+use super::{ClusterState, find_pod};
+use cli_support::failure::Failure;
+use ipam_api::api_registry::ApiRegistry;
+use ipam_api::pool_lookup;
+
+/// Creates the pools and an object for each address. Returns the outcome of each address.
+pub(super) async fn import(client: &Client, state: &ClusterState) -> Result<Vec<Outcome>, Failure> {
+    let mut pools: BTreeMap<(String, IpNet), pool_lookup::Pool> = BTreeMap::new();
+    let mut outcomes = vec![Outcome::PodDeleted; state.addresses.len()];
+    // Large ranges first, because a smaller range inside one belongs to the same pool.
+    let mut order: Vec<usize> = (0..state.addresses.len()).collect();
+    order.sort_by_key(|at| state.addresses[*at].allocation.range.prefix_len());
+    for at in order {
+        let one = &state.addresses[at];
+        let Allocation { network_name, range, pod, address, .. } = &one.allocation;
+        let key = (network_name.clone(), *range);
+        if !pools.contains_key(&key) {
+            let name = pool_name(network_name, *range);
+            let reference =
+                PoolReference { name, must_exist: false, network: network_name.clone(), range: *range };
+            let pool = pool_lookup::resolve(client, &reference).await;
+            pools.insert(key.clone(), pool.map_err(|why| Failure::new(why.to_string()))?);
+        }
+        outcomes[at] = match (outcome_by_owner(&state.snapshot, one), find_pod(&state.snapshot, pod)) {
+            (Some(outcome), _) => outcome,
+            (None, None) => Outcome::PodDeleted,
+            (None, Some(holder)) => {
+                let created = create_block(client, &pools[&key], &one.allocation, &holder.uid).await;
+                created.map_err(|fault| Failure::new(format!("{address}: {fault}")))?
+            }
+        };
+    }
+    Ok(outcomes)
+}
+
+/// Creates the object of one address, unless it exists with another owner.
+async fn create_block(
+    client: &Client,
+    pool: &pool_lookup::Pool,
+    allocation: &Allocation,
+    uid: &str,
+) -> Result<Outcome, RegistryError> {
+    let Allocation { address, pod, container, interface, .. } = allocation;
+    let (namespace, name) = pod.split_once('/').unwrap_or_default();
+    let pod_key = (namespace.to_owned(), name.to_owned());
+    let claim = claim_name(pod);
+    let owner = format!("{uid}/{container}/{interface}");
+    let holder = Holder { owner, claim: claim.clone(), ..Holder::default() };
+    let registry = ApiRegistry::new(client.clone(), pool, pod_key, Counter::default());
+    match create_object(&registry, IpNet::from(*address), &holder).await {
+        // Distinguish an object of an earlier import from one with another owner.
+        Err(RegistryError::Conflict) => match registry.read(IpNet::from(*address)).await? {
+            // The pod may have been recreated, and the controller reclaims an object whose pod no longer exists.
+            Some(mut existing) if existing.holder.claim == claim => {
+                if existing.holder.node.is_empty() && existing.holder.owner != holder.owner {
+                    existing.holder.owner = holder.owner;
+                    match registry.replace(&existing).await {
+                        Err(RegistryError::Conflict) => {
+                            return Ok(Outcome::Refused(
+                                "its object changed concurrently; run the command again".to_owned(),
+                            ));
+                        }
+                        replaced => drop(replaced?),
+                    }
+                }
+            }
+            Some(other) => return Ok(Outcome::Refused(format!("it is {}", describe_holder(&other.holder)))),
+            None => {
+                return Ok(Outcome::Refused(
+                    "its object was deleted concurrently; run the command again".to_owned(),
+                ));
+            }
+        },
+        created => drop(created?),
+    }
+    // A node that leased the enclosing block may allocate the address to another pod.
+    if let Some(block) = pool.grid.block_of(*address).filter(|_| !pool.grid.has_single_addresses_only())
+        && let Some(block) = registry.read(block).await?
+        && !block.reserved.contains(address)
+    {
+        let node = block.holder.node;
+        return Ok(Outcome::Refused(format!("node {node} has already leased its block {}", block.net)));
+    }
+    Ok(Outcome::Kept(pool.name.clone()))
+}
