@@ -8,6 +8,7 @@
 mod attachments;
 mod cli;
 mod commands;
+mod expected_devices;
 mod input_files;
 mod known_journals;
 mod manifest_plan;

@@ -10,6 +10,7 @@ use npwg::configuration::{NodeConfiguration, Place};
 use npwg::definition::Disk;
 use npwg::plan::{Plan, PodIdentity, Sandbox};
 
+use crate::expected_devices;
 use crate::input_files;
 use crate::input_files::{File, Kind};
 use crate::meta_plugin_config::MetaPlugin;
@@ -86,6 +87,21 @@ impl LoadedInputs {
 
     /// Returns the plan for a pod. If no manifest has the pod, the error names the pods of the manifests.
     pub(crate) fn plan(&self, pod: &PodName) -> Result<Plan, Failure> {
+        let (manifests, sandbox) = self.manifests_with(pod)?;
+        Ok(plan(&manifests, &self.meta_plugin.node, &pod.identity(), &sandbox)?)
+    }
+
+    /// Returns the plan for a pod, to be shown: with placeholders for the devices that the pod requests.
+    pub(crate) fn expected_plan(&self, pod: &PodName) -> Result<Plan, Failure> {
+        let (manifests, sandbox) = self.manifests_with(pod)?;
+        let (node, identity) = (&self.meta_plugin.node, pod.identity());
+        let texts = self.manifests().map(|file| file.text.as_str());
+        let devices = expected_devices::expected_devices(texts, &identity);
+        Ok(expected_devices::plan(&manifests, node, (&identity, &sandbox), &disk(node)?, &devices)?)
+    }
+
+    /// Returns the objects of the manifests and the sandbox of the pod. If no manifest has the pod, the error names the pods.
+    fn manifests_with(&self, pod: &PodName) -> Result<(Collection, Sandbox), Failure> {
         let sandbox = Sandbox { container: pod.container_id()?, ifname: IfName::new(IFNAME)? };
         let manifests = collect(self.manifests());
         for problem in manifests.problems.iter().take(NAMED_MAX) {
@@ -99,7 +115,7 @@ impl LoadedInputs {
             let failure = Failure::new(format!("pod {pod} is not in the manifests"));
             return Err(failure.next(available_pods(&names)));
         }
-        Ok(plan(&manifests, &self.meta_plugin.node, &pod.identity(), &sandbox)?)
+        Ok((manifests, sandbox))
     }
 }
 
@@ -130,11 +146,15 @@ pub(crate) fn plan(
     pod: &PodIdentity,
     sandbox: &Sandbox,
 ) -> Result<Plan, Error> {
+    manifests.plan(node, &disk(node)?, pod, sandbox)
+}
+
+fn disk(node: &NodeConfiguration) -> Result<Disk, Error> {
     let mut disk = Disk::default();
     for location in node.places() {
         if let Place::Path(path) = location {
             disk.add(Directory::at(Path::new(&path))?);
         }
     }
-    manifests.plan(node, &disk, pod, sandbox)
+    Ok(disk)
 }

@@ -170,3 +170,50 @@ fn explain_kuryr_definition_uses_the_neutron_plugin() {
         stderr(&output)
     );
 }
+
+/// The kubelet allocates devices on the node. Files have only the limits of the pod.
+#[test]
+fn explain_pod_with_devices_says_that_the_node_knows_them() {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("devices.yaml");
+    let definition = |name: &str, resource: &str, kind: &str| {
+        json!({ "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": { "name": name, "namespace": "my-namespace", "annotations": { "k8s.v1.cni.cncf.io/resourceName": resource } },
+            "spec": { "config": json!({ "cniVersion": "1.0.0", "name": name, "type": kind }).to_string() } })
+    };
+    let limits = |vfs: u32| json!({ "intel.com/vf": vfs.to_string(), "example.com/br1": 1, "cpu": "2" });
+    let pod = |name: &str, vfs: u32| {
+        json!({ "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": name, "namespace": "my-namespace", "annotations": { "k8s.v1.cni.cncf.io/networks": "vf,vf,marked" } },
+            "spec": { "containers": [{ "name": "main", "resources": { "limits": limits(vfs) } }] } })
+    };
+    let all = [
+        definition("vf", "intel.com/vf", "sriov"),
+        definition("marked", "example.com/br1", "bridge"),
+        pod("enough", 2),
+        pod("few", 1),
+    ];
+    let text: Vec<String> = all.iter().map(Value::to_string).collect();
+    std::fs::write(&path, text.join("\n---\n")).unwrap();
+    let explain = |pod: &str| {
+        weft(&format!("explain -n my-namespace {pod} -f {} -f {}", examples(), path.display()))
+            .output()
+            .unwrap()
+    };
+    let output = explain("enough");
+    let shown = String::from_utf8_lossy(&output.stdout);
+    let known = "      device        known on the node only  (a device of intel.com/vf, allocated to main)";
+    assert_eq!(shown.matches(known).count(), 2, "{shown}{}", stderr(&output));
+    assert!(shown.contains("device        none  (example.com/br1 has no devices"), "{shown}");
+    assert!(!shown.contains("placeholder"), "{shown}");
+    let refused = explain("few");
+    assert_eq!(refused.status.code(), Some(1));
+    let error = stderr(&refused);
+    assert!(
+        error.contains("needs one more device of intel.com/vf than the 1 allocated to the pod"),
+        "{error}"
+    );
+    let words = format!("attach --pod my-namespace/enough -f {} -f {}", examples(), path.display());
+    let error = stderr(&weft(&words).output().unwrap());
+    let is_root = !error.contains("root");
+    assert!(!is_root || error.contains("only the kubelet allocates devices"), "{error}");
+}

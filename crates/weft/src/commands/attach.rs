@@ -31,6 +31,10 @@ use node_support::weft_cni::{Plugins, Subject, WeftCni};
 /// Argument in `CNI_ARGS` that marks the namespace as created for this sandbox.
 pub(crate) const CREATED_NAMESPACE: &str = "WEFT_NETNS=own";
 
+/// Next step for a pod that lacks nothing but devices.
+const ONLY_DEVICES: &str =
+    "only the kubelet allocates devices, so weft attach cannot attach this pod; weft explain shows its plan";
+
 /// Creates the private directory of an attach. It is also the lock: one attach runs at a time for each sandbox.
 pub(crate) fn lock_sandbox(container: &ContainerId) -> Result<Scratch, Failure> {
     Scratch::new(
@@ -76,7 +80,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let weft_cni = WeftCni::find()?;
     let loaded = inputs.read()?;
     let step = format!("attach {pod}");
-    let plan = loaded.plan(pod).map_err(|failure| failure.context(&step))?;
+    let plan = loaded.plan(pod).map_err(|failure| {
+        // If it can be planned with placeholders, the pod only lacks its devices.
+        let only_devices = loaded.expected_plan(pod).is_ok();
+        let failure = failure.context(&step);
+        if only_devices { failure.next(ONLY_DEVICES) } else { failure }
+    })?;
     let progress = Progress::beside(output.format);
     print_header(progress, pod, plan.delegates.len(), &loaded.meta_plugin);
 

@@ -21,7 +21,8 @@ use cli_support::terminal::plain;
 Example:
   weft explain -n my-namespace my-pod -f examples/
 
-The plan is the same as that of `weft attach` and of the meta-plugin for the same files. Root is not required.
+The plan is the same as that of `weft attach` and of the meta-plugin for the same files. Devices are known on the node
+only: the plan shows which networks take one. Root is not required.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
@@ -52,7 +53,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let pod = PodName::new(namespace, pod)
         .map_err(|error| Failure::new(error.to_string()).exit(cli_support::failure::Exit::Usage))?;
     let loaded = inputs.read()?;
-    let plan = loaded.plan(&pod).map_err(|failure| failure.context(format_args!("explain {pod}")))?;
+    let plan =
+        loaded.expected_plan(&pod).map_err(|failure| failure.context(format_args!("explain {pod}")))?;
     match output.format {
         Format::Json => output::print_json(&Explanation {
             pod: &plan.pod,
