@@ -23,7 +23,6 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
 use crate::conntrack::Conntrack;
 use crate::error::Error;
-use crate::link::removal::LinkRemoval;
 use crate::nft::Nft;
 use crate::rtnl::Rtnl;
 
@@ -198,11 +197,6 @@ impl Netns {
     /// Opens a routing socket in this namespace, which any thread may use.
     pub fn rtnl(&self) -> Result<Rtnl, Error> {
         self.run(Rtnl::open)?
-    }
-
-    /// Prepares the removal of links of this namespace.
-    pub fn removal(&self) -> Result<LinkRemoval, Error> {
-        self.run(LinkRemoval::open)?
     }
 
     /// Opens an nf_tables socket in this namespace, which any thread may use.

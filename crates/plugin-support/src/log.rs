@@ -65,7 +65,7 @@ pub fn write(level: Level, line: fmt::Arguments<'_>) {
 pub fn write_to_file(level: Level, line: fmt::Arguments<'_>) {
     let Some(file) = DESTINATION.get().and_then(|set| set.file.as_ref()) else { return };
     if is_written(level) {
-        file.write(level, &cni::text::plain(&line.to_string()));
+        file.write(level.as_str(), &cni::text::plain(&line.to_string()));
     }
 }
 

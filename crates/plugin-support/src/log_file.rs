@@ -22,8 +22,6 @@ use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFla
 use rustix::fs::{fchmod, flock, fstat, mkdirat, open, openat, renameat_with, statat, unlinkat};
 use rustix::io::Errno;
 
-use crate::log::Level;
-
 const DAY: Duration = Duration::from_secs(86_400);
 /// Form of [`timestamp`] in the name of a renamed file, with `0` for a digit.
 const STAMP: &str = "0000-00-00T00-00-00.000";
@@ -63,11 +61,11 @@ impl LogFile {
     }
 
     /// Appends a line with time and level; ignores a failure.
-    pub(crate) fn write(&self, level: Level, line: &str) {
+    pub(crate) fn write(&self, level: &str, line: &str) {
         let now = SystemTime::now();
         let [date, time] = timestamp(now);
         let seconds = time.split('.').next().unwrap_or_default().replace('-', ":");
-        let line = format!("{date}T{seconds}Z [{}] {line}\n", level.as_str());
+        let line = format!("{date}T{seconds}Z [{}] {line}\n", level);
         let _ = self.append(line.as_bytes(), now);
     }
 

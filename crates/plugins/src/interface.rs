@@ -31,6 +31,7 @@ use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, Success};
 use cni::{Error, code};
 use linux::link::create::Queues;
+use linux::link::removal::LinkRemoval;
 use linux::link::{Change, Link, mac_text};
 use linux::sysctl::{self, Family};
 use linux::{Netns, Rtnl};
@@ -249,7 +250,7 @@ fn remove(request: &Detach, tag: &OwnerTag) -> Result<(), Error> {
         if let Some(link) = net.find_link(request.who.ifname.as_str()).or_refused()?
             && !belongs_to_other(&mut host, &link, tag)
         {
-            let deleted = netns.removal().and_then(|removal| removal.delete(&[link.index]));
+            let deleted = LinkRemoval::within(&netns).and_then(|removal| removal.delete(&[link.index]));
             errors.extend(deleted.or_refused().err());
         }
     }

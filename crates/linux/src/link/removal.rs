@@ -33,6 +33,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketT
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::error::Error;
+use crate::netns::Netns;
 use crate::rtnl::Rtnl;
 use crate::watch::Watch;
 
@@ -61,10 +62,15 @@ pub struct LinkRemoval {
 }
 
 impl LinkRemoval {
-    /// Opens the sockets in the calling thread's namespace; for another one see [`crate::Netns::removal`].
+    /// Opens the sockets in the calling thread's namespace.
     pub fn open() -> Result<LinkRemoval, Error> {
         let announcements = if HAS_COMMAND.load(Ordering::Relaxed) { Watch::links().ok() } else { None };
         Ok(LinkRemoval { net: Rtnl::open()?, announcements })
+    }
+
+    /// Opens the sockets in a namespace.
+    pub fn within(netns: &Netns) -> Result<LinkRemoval, Error> {
+        netns.run(LinkRemoval::open)?
     }
 
     /// Removes the links with these indexes. Links that do not exist are ignored. `ip link del dev NAME`

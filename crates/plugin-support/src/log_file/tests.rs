@@ -1,3 +1,5 @@
+//! Tests of the log file: permissions, rotation, hostile paths and concurrent writers.
+
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,9 +43,9 @@ fn log_file_is_private_and_gets_missing_directories() {
     let directory = directory();
     let path = directory.join("a/b/weft.log");
     let log = LogFile::new(&path, SMALL).unwrap();
-    log.write(Level::Verbose, "first");
+    log.write("verbose", "first");
     fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
-    log.write(Level::Error, "second");
+    log.write("error", "second");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let text = fs::read_to_string(&path).unwrap();
     let lines: Vec<&str> = text.lines().collect();
@@ -74,7 +76,7 @@ fn log_file_links_and_special_files_are_refused() {
     let log = LogFile::new(&path, SMALL).unwrap();
     fs::remove_file(&path).unwrap();
     symlink(&victim, &path).unwrap();
-    log.write(Level::Error, "lost");
+    log.write("error", "lost");
     assert_eq!(fs::read_to_string(&victim).unwrap(), "kept");
     assert_eq!(names(&directory.join("real")), [""; 0]);
     fs::remove_dir_all(&directory).unwrap();
@@ -117,7 +119,7 @@ fn log_file_of_concurrent_writers_loses_no_line() {
             let log = &log;
             scope.spawn(move || {
                 for line in 0..100 {
-                    log.write(Level::Error, &format!("{writer}:{line}"));
+                    log.write("error", &format!("{writer}:{line}"));
                 }
             });
         }

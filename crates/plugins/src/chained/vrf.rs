@@ -25,6 +25,7 @@ use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
 use linux::link::create::{NewKind, NewLink};
+use linux::link::removal::LinkRemoval;
 use linux::link::snapshot::LinkSnapshot;
 use linux::link::{Change, Detail, Link};
 use linux::netns::Lock;
@@ -142,7 +143,7 @@ impl Plugin for Vrf {
         if !ours || used {
             return Ok(());
         }
-        netns.removal().and_then(|removal| removal.delete(&[vrf.index])).or_refused()
+        LinkRemoval::within(&netns).and_then(|removal| removal.delete(&[vrf.index])).or_refused()
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {

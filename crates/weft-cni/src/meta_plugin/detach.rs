@@ -192,7 +192,7 @@ fn unregister(invoker: &PluginInvoker, entry: &Entry, delegates: &[Delegate]) ->
         };
         indexes.extend(link.map(|link| link.index));
     }
-    netns.removal().and_then(|removal| removal.delete(&indexes)).or_refused()
+    LinkRemoval::within(&netns).and_then(|removal| removal.delete(&indexes)).or_refused()
 }
 
 /// Returns how the interface of a network is removed.
