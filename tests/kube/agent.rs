@@ -355,11 +355,30 @@ fn failed_attachment_is_counted_in_metrics() {
     );
 }
 
+/// Rights that no component has.
+const FORBIDDEN: [&str; 14] = [
+    "* *",
+    "get secrets",
+    "get configmaps",
+    "create pods",
+    "create pods --subresource=exec",
+    "delete pods",
+    "update nodes",
+    "create network-attachment-definitions.k8s.cni.cncf.io",
+    "list leases",
+    "get leases/kube-scheduler",
+    "update leases/kube-controller-manager",
+    "delete leases",
+    "create clusterroles",
+    "impersonate users",
+];
+
 // Requirements: M25, V13-8.2-1
 #[test]
 fn rbac_roles_grant_only_the_rights_of_each_component() {
     let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
-    for file in ["crds/ipamclaims.k8s.cni.cncf.io.yaml", "ipam/rbac.yaml", "neutron/rbac.yaml"] {
+    let roles = ["ipam/rbac.yaml", "services/rbac.yaml", "neutron/rbac.yaml"];
+    for file in ["crds/ipamclaims.k8s.cni.cncf.io.yaml"].into_iter().chain(roles) {
         let path = testkit::workspace().join("deploy").join(file);
         agent.kube.kubectl(["apply", "-f", path.to_str().expect("a path")]);
     }
@@ -372,29 +391,14 @@ fn rbac_roles_grant_only_the_rights_of_each_component() {
         ("weft-agent", "patch pods --subresource=status"),
         ("weft-agent", "patch ipamclaims.k8s.cni.cncf.io --subresource=status"),
         ("weft-controller-ipam", "update leases/weft-ipam"),
+        ("weft-controller-services", "update leases/weft-services"),
         ("weft-neutron", "update leases/weft-neutron"),
         ("weft-neutron", "patch pods --subresource=status"),
     ] {
         until("the roles are effective", || may(account, words).then_some(()));
     }
-    let forbidden_for_all = [
-        "* *",
-        "get secrets",
-        "get configmaps",
-        "create pods",
-        "create pods --subresource=exec",
-        "delete pods",
-        "update nodes",
-        "create network-attachment-definitions.k8s.cni.cncf.io",
-        "list leases",
-        "get leases/kube-scheduler",
-        "update leases/kube-controller-manager",
-        "delete leases",
-        "create clusterroles",
-        "impersonate users",
-    ];
-    for account in ["weft-agent", "weft-controller-ipam", "weft-neutron"] {
-        for words in forbidden_for_all {
+    for account in ["weft-agent", "weft-controller-ipam", "weft-controller-services", "weft-neutron"] {
+        for words in FORBIDDEN {
             assert!(!may(account, words), "{account}: {words}");
         }
     }
@@ -405,6 +409,11 @@ fn rbac_roles_grant_only_the_rights_of_each_component() {
         ("weft-agent", "get leases/weft-ipam"),
         ("weft-controller-ipam", "patch pods"),
         ("weft-controller-ipam", "update leases/weft-neutron"),
+        ("weft-controller-ipam", "patch ipamclaims.k8s.cni.cncf.io"),
+        ("weft-controller-services", "patch pods"),
+        ("weft-controller-services", "patch pods --subresource=status"),
+        ("weft-controller-services", "update services"),
+        ("weft-controller-services", "update leases/weft-ipam"),
         ("weft-neutron", "patch pods"),
         ("weft-neutron", "update pods"),
         ("weft-neutron", "delete ipblocks.weft.dev"),
@@ -449,8 +458,9 @@ fn annotation(key: &str, value: Option<&str>) -> Value {
     json!({ "metadata": { "annotations": { key: value } } })
 }
 
-/// Starts a cluster with the agent's RBAC and admission policy; `None`, and the test is skipped, if tokens contain no node.
-fn with_policy(host: testkit::Host) -> Option<rig::Kube> {
+/// Starts a cluster with the RBAC and admission policy of an account, from a directory of `deploy`; `None`, and the test is
+/// skipped, if the server has no such policies, or tokens contain no node.
+fn with_policy(host: testkit::Host, account: &str, part: &str) -> Option<rig::Kube> {
     let kube = rig::Kube::prepare(Machine::new(host, "node").into(), rig::kube::Accounts::Absent)?;
     if kube.minor() < NODE_IN_TOKEN_MINOR {
         let why = format!("needs Kubernetes 1.{NODE_IN_TOKEN_MINOR} or newer: KUBEBUILDER_ASSETS");
@@ -459,25 +469,25 @@ fn with_policy(host: testkit::Host) -> Option<rig::Kube> {
     }
     kube.launch();
     kube.wait();
-    kube.service_account("kube-system", "weft-agent");
+    for account in ["weft-agent", account] {
+        kube.service_account("kube-system", account);
+    }
     for file in ["rbac.yaml", "policy.yaml"] {
-        let path = testkit::workspace().join("deploy/base").join(file);
+        let path = testkit::workspace().join("deploy").join(part).join(file);
         kube.kubectl(["apply", "-f", path.to_str().expect("a path")]);
     }
     // `kubectl patch` reads the object first.
-    for words in [
-        "create clusterrole reader --verb get --resource pods/status",
-        "create clusterrolebinding reader --clusterrole reader --serviceaccount kube-system:weft-agent",
-    ] {
-        kube.kubectl(words.split(' '));
-    }
+    kube.kubectl("create clusterrole reader --verb get --resource pods/status".split(' '));
+    let bind = "create clusterrolebinding reader --clusterrole reader --serviceaccount";
+    let account = format!("kube-system:{account}");
+    kube.kubectl(bind.split(' ').chain([account.as_str()]));
     Some(kube)
 }
 
 /// Attack: a token stolen from one node changes pods of all nodes.
 #[test]
 fn admission_policy_limits_agent_token_to_pods_of_its_node() {
-    let Some(kube) = with_policy(host!()) else { return };
+    let Some(kube) = with_policy(host!(), "weft-agent", "base") else { return };
     let token = stolen_token(&kube, "one");
     for (name, node) in [("near", "one"), ("far", "two")] {
         bound_pod(&kube, "kube-system", name, node);
@@ -507,4 +517,48 @@ fn admission_policy_limits_agent_token_to_pods_of_its_node() {
     }
     // The policy applies to the agent alone.
     kube.kubectl(["annotate", "-n", "kube-system", "pod", "near", "example.org/own=1"]);
+}
+
+/// Attack: a stolen token of the controller of Neutron ports changes pods.
+#[test]
+fn admission_policy_limits_neutron_token_to_its_annotation() {
+    let Some(kube) = with_policy(host!(), "weft-neutron", "neutron") else { return };
+    let token = kube.service_account("kube-system", "weft-neutron");
+    bound_pod(&kube, "kube-system", "web", "one");
+    let patch_by = |token: Option<&str>, words: &str, patch: &Value| {
+        let patch = patch.to_string();
+        let line = words.split(' ').chain(["--type", "merge", "-p", patch.as_str()]);
+        match token {
+            Some(token) => kube.attempt_as(token, line, ""),
+            None => kube.attempt(line, ""),
+        }
+    };
+    let patch =
+        |patch: &Value| patch_by(Some(&token), "patch -n kube-system pod web --subresource status", patch);
+    let finalizers = |names: &[&str]| json!({ "metadata": { "finalizers": names } });
+    let (kuryr, other) = ("kuryr.openstack.org/pod-finalizer", "example.org/other");
+    patch_by(None, "patch -n kube-system pod web", &finalizers(&[kuryr, other])).success();
+    until("the policy is effective", || {
+        patch(&annotation("a", Some("c"))).stderr.contains("only the annotation").then_some(())
+    });
+    for value in [Some("{}"), Some("[]"), None] {
+        patch(&annotation("openstack.org/kuryr-vif", value)).success();
+    }
+    for (change, word) in [
+        (annotation(NETWORKS, Some("net-a")), "only the annotation"),
+        (annotation("a", None), "only the annotation"),
+        (finalizers(&[kuryr]), "only the finalizer"),
+        (finalizers(&[kuryr, other, "example.org/never"]), "only the finalizer"),
+        (json!({ "metadata": { "labels": { "app": "web" } } }), "only an annotation and a finalizer"),
+        (json!({ "status": { "podIP": "10.0.0.1" } }), "only an annotation and a finalizer"),
+    ] {
+        let refused = patch(&change);
+        assert!(refused.code != Some(0) && refused.stderr.contains(word), "{change}: {}", refused.stderr);
+    }
+    patch(&finalizers(&[other])).success();
+    // Another user cannot write the annotation.
+    let words = "annotate -n kube-system pod web openstack.org/kuryr-vif=1";
+    let refused = kube.attempt(words.split(' '), "");
+    assert!(refused.stderr.contains("only the controller of Neutron ports"), "{}", refused.stderr);
+    patch_by(None, "patch -n kube-system pod web", &finalizers(&[])).success();
 }

@@ -6,7 +6,7 @@
 //!
 //! Source: docs/security.md, "Marks on kernel objects"; bpf(2); kernel `include/uapi/linux/if_link.h`.
 
-use rig::link;
+use rig::{link, links};
 use serde_json::{Value, json};
 use testkit::{Feature, Host, Netns, host};
 
@@ -136,6 +136,31 @@ fn hostile_pod_sizes_and_modes_of_the_device_do_not_return() {
         pod.run(["sh", "-ec", script]);
     };
     assert_reset(&host, &spoil, &|host| settings(host).to_string());
+}
+
+/// The pod lives on, as after hot-unplug; a killed or failed DEL is repeated.
+#[test]
+fn hostile_pod_link_on_the_device_loses_it() {
+    let host = host!(Feature::Veth, Feature::Macvlan);
+    let (_cluster, _far) = world(&host);
+    let pod = host.pod("web");
+    let net1 = host.attachment("host-device", &pod, "net1");
+    let before = host.snapshot();
+    for returned in [false, true] {
+        net1.add(&device()).success();
+        pod.run([
+            "sh",
+            "-ec",
+            "ip link add link net1 name mv0 type macvlan; ip link add own0 type veth peer name own1",
+        ]);
+        if returned {
+            host.run(["sh", "-c", "ip -n web link set net1 netns $$"]);
+        }
+        net1.del(&device()).success();
+        assert_eq!(links(&pod), ["own0", "own1"], "returned: {returned}");
+        pod.run(["ip", "link", "delete", "own0"]);
+        assert_returned("macvlan", &host, &before);
+    }
 }
 
 #[test]

@@ -9,12 +9,13 @@
 //! - Without a record, the configuration decides: the link has the alias that the configuration calls `device`, and it is
 //!   hardware, or its parent or peer is on the host.
 //! - The kernel removes queueing disciplines, filters, neighbours and addresses of a device that moves. XDP programs,
-//!   offloads and further settings stay with it, so the host resets them while the device is down.
+//!   offloads and further settings stay with it, so the host resets them while the device is down. Links that a process in
+//!   the container created on the device are removed before the device is up.
 //! - The device gets its alias and its state back last. Until then its alias is its name, so an interrupted return is
 //!   completed by the next DEL or GC.
 //!
 //! Source: ip-link(8) `netns`; kernel `net/core/dev.c` (`__dev_change_net_namespace`), `net/core/rtnetlink.c`
-//! (`do_setlink`: first the namespace, then name, alias, and up).
+//! (`do_setlink`: first the namespace, then name, alias, and up), `drivers/net/macvlan.c` (`macvlan_device_event`).
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -32,6 +33,9 @@ use plugin_support::owner_tag::OwnerTag;
 
 use super::record::{HostState, Record};
 use super::store::{self, StoredRecord};
+
+/// Kinds of links that stay on a device when it changes its namespace.
+const STAYING_KINDS: [&str; 5] = ["macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"];
 
 /// Moves a device of the host into the container, where it is down.
 pub(super) fn into_container(
@@ -75,6 +79,9 @@ pub(super) fn to_host(netns: Option<&Path>, tag: &OwnerTag, configured: Option<&
     if !outside.is_empty() {
         let links = host.links().or_refused()?;
         for record in outside {
+            if let (Some(inside), Some(link)) = (&inside, links.iter().find(|link| record.is_outside(link))) {
+                errors.extend(inside.remove_links_on(link.index).err());
+            }
             match restore(&mut host, &links, record) {
                 Ok(there) => found |= there,
                 Err(error) => errors.push(error),
@@ -89,7 +96,7 @@ pub(super) fn to_host(netns: Option<&Path>, tag: &OwnerTag, configured: Option<&
     collected(errors)
 }
 
-/// A container's namespace. Its links are read one by one, because a process in the container can create many.
+/// A container's namespace.
 struct Inside<'a> {
     netns: &'a Netns,
     net: RefCell<Rtnl>,
@@ -118,6 +125,25 @@ impl Inside<'_> {
         let named = net.find_link(ifname).or_refused()?;
         // The kernel also finds alternative names.
         Ok(named.filter(|link| link.name == ifname && record.may_be(link)))
+    }
+
+    /// Removes the links in the container that were created on a device, which is on the host now, under the index `device`.
+    /// They would give the container access to the host's network.
+    fn remove_links_on(&self, device: u32) -> Result<(), Error> {
+        let mut net = self.net.borrow_mut();
+        let is_on = |link: &Link| STAYING_KINDS.contains(&link.kind.as_str()) && link.link == Some(device);
+        let mut found = net.links().or_refused()?;
+        found.retain(|link| is_on(link) && link.link_netns_id.is_some());
+        if found.is_empty() {
+            return Ok(());
+        }
+        let id_of_host = net.netns_id(&Netns::own().or_refused()?).or_refused()?;
+        let mut errors = Vec::new();
+        for link in found.iter().filter(|link| link.link_netns_id == id_of_host) {
+            let deleted = linux::error::absent_is_fine(net.delete_link(link.index, &link.name));
+            errors.extend(deleted.or_refused().err());
+        }
+        collected(errors)
     }
 
     /// Returns the link `ifname` if it was the device `name` of the host: it has that alias, and a process in the container
@@ -187,7 +213,9 @@ fn move_to_host(inside: &Inside<'_>, link: &Link, host: &mut Rtnl, record: &Reco
     let change = Change { name: Some(name), alias: Some(name), up: Some(false), ..Change::default() };
     net.move_link(link.index, &link.name, &own, &change).or_refused()?;
     let there = host.link(name).or_refused()?;
+    drop(net);
     if record.has_recorded_peer(&there) {
+        inside.remove_links_on(there.index)?;
         return reset(host, &there, record).map(|()| true);
     }
     let back = Change { name: Some(&link.name), alias: Some(&link.alias), ..Change::default() };
