@@ -48,12 +48,17 @@ const BOUNDARIES: &[Boundary] = &[
     Boundary { name: "linux", may_use: &[], never: CLUSTER },
     Boundary { name: "ipam", may_use: &[], never: IMPURE },
     Boundary { name: "npwg", may_use: &["cni"], never: CLUSTER },
-    Boundary { name: "manifest", may_use: &["cni", "npwg"], never: CLUSTER },
+    Boundary { name: "plugin-config", may_use: &["cni", "ipam", "npwg"], never: CLUSTER },
+    Boundary { name: "manifest", may_use: &["cni", "npwg", "plugin-config"], never: CLUSTER },
     Boundary { name: "rpc", may_use: &["cni", "ipam", "manifest", "npwg"], never: CLUSTER },
     Boundary { name: "neutron", may_use: &[], never: &["kube", "k8s-openapi", "netlink"] },
     Boundary { name: "plugin-support", may_use: &["cni", "linux"], never: CLUSTER },
-    Boundary { name: "dhcp", may_use: &["cni", "linux", "plugin-support"], never: CLUSTER },
-    Boundary { name: "plugins", may_use: &["cni", "ipam", "linux", "plugin-support"], never: CLUSTER },
+    Boundary { name: "dhcp", may_use: &["cni", "linux", "plugin-config", "plugin-support"], never: CLUSTER },
+    Boundary {
+        name: "plugins",
+        may_use: &["cni", "ipam", "linux", "plugin-config", "plugin-support"],
+        never: CLUSTER,
+    },
     Boundary {
         name: "weft-cni",
         may_use: &[
@@ -64,6 +69,7 @@ const BOUNDARIES: &[Boundary] = &[
             "linux",
             "manifest",
             "npwg",
+            "plugin-config",
             "plugin-support",
             "plugins",
             "rpc",

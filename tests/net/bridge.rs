@@ -190,7 +190,7 @@ fn bridge_queues_are_set_on_both_ends() {
         assert_eq!(used.split_whitespace().count() as u64, 2 * number, "{used}");
     }
     let refused = host.attachment("bridge", &host.pod("c"), "eth0").add(&config(&json!({ "queues": 4097 })));
-    assert_refused("queues", &refused, 7, &["queues", "4097", "1..=4096"]);
+    assert_refused("queues", &refused, 7, &["queues", "4097", "1 and 4096"]);
 }
 
 #[test]

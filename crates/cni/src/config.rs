@@ -15,6 +15,7 @@ use crate::object::DOCUMENT_MAX;
 use crate::result::{Dns, Success};
 use crate::shallow;
 use crate::version::Version;
+use crate::wording;
 
 /// Maximum size of the configuration of DEL and GC, in bytes: a configuration, the result of another plugin as
 /// `prevResult`, and the arguments of the runtime.
@@ -67,7 +68,11 @@ impl Config {
     /// In this order (K4): code 6, not JSON; code 7, name missing or malformed; code 1, version not in `versions`.
     pub fn read(bytes: Vec<u8>, versions: &[Version]) -> Result<Config, Error> {
         check_length(&bytes, DOCUMENT_MAX)?;
-        Config::new(serde_json::from_slice(&bytes).map_err(|cause| not_json(&cause))?, bytes, versions)
+        Config::new(
+            serde_json::from_slice(&bytes).map_err(|cause| not_json(&bytes, &cause))?,
+            bytes,
+            versions,
+        )
     }
 
     /// Reads the configuration of DEL or GC for a plugin that supports `versions`.
@@ -79,7 +84,11 @@ impl Config {
     /// Those of [`Config::read`].
     pub fn read_for_removal(bytes: Vec<u8>, versions: &[Version]) -> Result<Config, Error> {
         check_length(&bytes, REMOVAL_MAX)?;
-        Config::new(shallow::parse(&bytes, NESTING_MAX).map_err(|cause| not_json(&cause))?, bytes, versions)
+        Config::new(
+            shallow::parse(&bytes, NESTING_MAX).map_err(|cause| not_json(&bytes, &cause))?,
+            bytes,
+            versions,
+        )
     }
 
     fn new(value: Value, bytes: Vec<u8>, versions: &[Version]) -> Result<Config, Error> {
@@ -155,7 +164,8 @@ impl Config {
     /// Returns [`Config::prev_result`], which must exist: for a plugin that only works after another one.
     pub fn require_prev_result(&self) -> Result<Success, Error> {
         self.prev_result()?.ok_or_else(|| {
-            Error::config("prevResult is missing: this plugin must be called after another one in a list")
+            let why = "prevResult is missing: this plugin must be called after another one in a list";
+            Error::config(why).at("prevResult")
         })
     }
 }
@@ -168,8 +178,9 @@ fn check_length(bytes: &[u8], limit: usize) -> Result<(), Error> {
     Err(Error::new(code::DECODING_FAILURE, why))
 }
 
-fn not_json(cause: &serde_json::Error) -> Error {
-    Error::new(code::DECODING_FAILURE, format!("network configuration is not valid JSON: {cause}"))
+fn not_json(bytes: &[u8], cause: &serde_json::Error) -> Error {
+    let why = wording::syntax_error(bytes, cause);
+    Error::new(code::DECODING_FAILURE, format!("network configuration is not valid JSON: {why}"))
 }
 
 /// Returns the value of a key, matched exactly or else without case; the last one counts.

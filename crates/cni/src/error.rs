@@ -43,7 +43,7 @@ pub mod code {
 }
 
 /// Error as it is printed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Error {
     /// CNI version of the call. Go plugins omit it, weft prints it.
     #[serde(rename = "cniVersion", default, skip_serializing_if = "Option::is_none")]
@@ -57,7 +57,30 @@ pub struct Error {
     /// Details for the reader of a log; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty", serialize_with = "serialize_plain")]
     pub details: String,
+    /// Key that the error is about, if it is about one. It is not part of the printed error, nor of a comparison.
+    #[serde(skip)]
+    pub invalid_key: Option<Box<InvalidKey>>,
 }
+
+/// Key of a configuration that has an invalid value, or is missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidKey {
+    /// Path as in the message: `ipam.ranges[0][0].subnet`.
+    pub path: String,
+    /// Value as in the message; empty for a missing key.
+    pub value: String,
+    /// Reason as in the message, after path and value.
+    pub why: String,
+}
+
+impl PartialEq for Error {
+    fn eq(&self, other: &Error) -> bool {
+        let Error { cni_version, code, msg, details, invalid_key: _ } = self;
+        (cni_version, code, msg, details) == (&other.cni_version, &other.code, &other.msg, &other.details)
+    }
+}
+
+impl Eq for Error {}
 
 /// Maximum length of a key or value in an error, in bytes.
 const VALUE_MAX: usize = 256;
@@ -65,7 +88,7 @@ const VALUE_MAX: usize = 256;
 impl Error {
     /// Returns an error with this code and message.
     pub fn new(code: u32, msg: impl Into<String>) -> Error {
-        Error { cni_version: None, code, msg: msg.into(), details: String::new() }
+        Error { cni_version: None, code, msg: msg.into(), details: String::new(), invalid_key: None }
     }
 
     /// Returns an error of the environment or the file system: code 5, `what: cause`.
@@ -80,12 +103,38 @@ impl Error {
 
     /// Returns an error of one key: code 7, `key: value: why`; key and value are shortened.
     pub fn key(key: impl fmt::Display, value: impl fmt::Display, why: impl fmt::Display) -> Error {
-        Error::config(refusal(&key, &value, &why))
+        Error::new(code::INVALID_CONFIG, refusal(&key, &value, &why)).about(key, value, why)
+    }
+
+    /// Returns an error of a required key that is missing: code 7, `key: missing; cure`.
+    pub fn missing(key: impl fmt::Display, cure: impl fmt::Display) -> Error {
+        let why = format!("missing; {cure}");
+        Error::config(format!("{key}: {why}")).about(key, "", why)
+    }
+
+    /// Sets the key that the error is about.
+    fn about(mut self, path: impl fmt::Display, value: impl fmt::Display, why: impl fmt::Display) -> Error {
+        let [value, why] = [value.to_string(), why.to_string()];
+        self.invalid_key =
+            Some(Box::new(InvalidKey { path: path.to_string(), value: cut(value, VALUE_MAX), why }));
+        self
+    }
+
+    /// Sets the key that the error is about; the message does not name its value.
+    #[must_use]
+    pub fn at(self, path: impl fmt::Display) -> Error {
+        let why = self.msg.clone();
+        self.about(path, "", why)
+    }
+
+    /// Returns an error of decoding: code 7, with the key if the decoder knows it.
+    pub(crate) fn decoding(msg: String, key: Option<InvalidKey>) -> Error {
+        Error { invalid_key: key.map(Box::new), ..Error::config(msg) }
     }
 
     /// Returns an error of a field that the plugin knows and does not support: code 2, with key and value, as the specification requires.
     pub fn unsupported(key: impl fmt::Display, value: impl fmt::Display, why: impl fmt::Display) -> Error {
-        Error::new(code::UNSUPPORTED_FIELD, refusal(&key, &value, &why))
+        Error::new(code::UNSUPPORTED_FIELD, refusal(&key, &value, &why)).about(key, value, why)
     }
 
     /// Returns an unexpected error: code 999.
@@ -126,7 +175,7 @@ impl Error {
     /// Adds further failures: the code of the first is kept, the messages are joined by `; `.
     #[must_use]
     pub fn also(mut self, more: impl IntoIterator<Item = Error>) -> Error {
-        for Error { cni_version: _, code: _, msg, details } in more {
+        for Error { cni_version: _, code: _, msg, details, invalid_key: _ } in more {
             self.msg = format!("{}; {msg}", self.msg);
             if !details.is_empty() {
                 if !self.details.is_empty() {

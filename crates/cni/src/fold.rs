@@ -20,7 +20,8 @@ use serde::de::{
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::error::{Error, code, cut};
+use crate::error::{Error, InvalidKey, code, cut};
+use crate::wording;
 
 /// Maximum length of an invalid value that an error repeats, in characters.
 const QUOTE_MAX: usize = 80;
@@ -28,23 +29,75 @@ const QUOTE_MAX: usize = 80;
 /// Decodes a document. Errors: code 6, not JSON; code 7, wrong type.
 pub fn from_slice<T: DeserializeOwned>(bytes: &[u8], document: &str) -> Result<T, Error> {
     let value: Value = serde_json::from_slice(bytes).map_err(|cause| {
-        Error::new(code::DECODING_FAILURE, format!("{document} is not valid JSON: {cause}"))
+        let why = wording::syntax_error(bytes, &cause);
+        Error::new(code::DECODING_FAILURE, format!("{document} is not valid JSON: {why}"))
     })?;
     from_value(&value, "").map_err(|error| error.context(document))
 }
 
 /// Decodes the raw value of `key`.
 pub fn from_raw<T: DeserializeOwned>(raw: &RawValue, key: &str) -> Result<T, Error> {
-    let value: Value = serde_json::from_str(raw.get())
-        .map_err(|cause| Error::new(code::DECODING_FAILURE, format!("{key}: not valid JSON: {cause}")))?;
+    let value: Value = serde_json::from_str(raw.get()).map_err(|cause| {
+        let why = wording::syntax_error(raw.get().as_bytes(), &cause);
+        Error::new(code::DECODING_FAILURE, format!("{key}: not valid JSON: {why}"))
+    })?;
     from_value(&value, key)
 }
 
 /// Decodes the value of `key` (empty for a whole document). Error: code 7, wrong type.
 pub fn from_value<T: DeserializeOwned>(value: &Value, key: &str) -> Result<T, Error> {
+    decode(value, key, Keys::Folded)
+}
+
+fn decode<T: DeserializeOwned>(value: &Value, key: &str, keys: Keys) -> Result<T, Error> {
     let path = Path { parent: None, step: Step::Key(key) };
-    T::deserialize(Folding { value, path: &path })
-        .map_err(|fault| Error::config(fault.at(&path, value).to_string()))
+    T::deserialize(Folding { value, path: &path, keys }).map_err(|fault| {
+        let fault = fault.at(&path, value);
+        let message = fault.to_string();
+        let why = fault.why.to_string();
+        let key = fault.place.map(|Place { key, value }| InvalidKey { path: key, value, why });
+        Error::decoding(message, key)
+    })
+}
+
+/// Decodes the value of `key` into a type that refuses unknown keys: keys match exactly, and unknown ones are passed on.
+/// Error: code 7.
+pub fn strict<T: DeserializeOwned>(value: &Value, key: &str) -> Result<T, Error> {
+    decode(value, key, Keys::Exact)
+}
+
+/// Returns the fields of a struct, by the names from which it is decoded.
+pub fn fields<T: DeserializeOwned>() -> &'static [&'static str] {
+    let mut found: &'static [&'static str] = &[];
+    // The decoder has no value, so it always fails.
+    let _ = T::deserialize(Fields(&mut found));
+    found
+}
+
+/// Decoder that only notes the fields of a struct.
+struct Fields<'a>(&'a mut &'static [&'static str]);
+
+impl<'de> Deserializer<'de> for Fields<'_> {
+    type Error = Fault;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Fault> {
+        Err(de::Error::custom("there is no value"))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        *self.0 = fields;
+        self.deserialize_any(visitor)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
 }
 
 /// Whether Go's decoder treats two keys as the same.
@@ -86,16 +139,33 @@ impl fmt::Display for Path<'_> {
 /// Error of a value, with its place once that is known.
 #[derive(Debug)]
 struct Fault {
-    place: Option<String>,
-    why: String,
+    place: Option<Place>,
+    why: Why,
+}
+
+/// Place of an invalid value.
+#[derive(Debug)]
+struct Place {
+    key: String,
+    value: String,
+}
+
+/// Reason of a fault.
+#[derive(Debug)]
+enum Why {
+    /// The value must have this type, by the decoder's name.
+    Type(String),
+    /// Another reason.
+    Text(String),
 }
 
 impl Fault {
     fn at(mut self, path: &Path<'_>, value: &Value) -> Fault {
         if self.place.is_none() {
-            let where_ = path.to_string();
-            let what = quote(value);
-            self.place = Some(if where_.is_empty() { what } else { format!("{where_}: {what}") });
+            if let Why::Type(name) = &self.why {
+                self.why = Why::Text(wording::expected(&name.as_str(), Some(value)));
+            }
+            self.place = Some(Place { key: path.to_string(), value: quote(value) });
         }
         self
     }
@@ -104,8 +174,19 @@ impl Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            Some(place) => write!(f, "{place}: {}", self.why),
-            None => f.write_str(&self.why),
+            Some(Place { key, value }) if key.is_empty() => write!(f, "{value}: ")?,
+            Some(Place { key, value }) => write!(f, "{key}: {value}: ")?,
+            None => {}
+        }
+        self.why.fmt(f)
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::Type(name) => f.write_str(&wording::expected(&name.as_str(), None)),
+            Why::Text(text) => f.write_str(text),
         }
     }
 }
@@ -114,16 +195,25 @@ impl std::error::Error for Fault {}
 
 impl de::Error for Fault {
     fn custom<T: fmt::Display>(why: T) -> Fault {
-        Fault { place: None, why: why.to_string() }
+        Fault { place: None, why: Why::Text(why.to_string()) }
     }
 
     // The value is left out on purpose: the place already shows it, shortened.
     fn invalid_type(_: Unexpected<'_>, expected: &dyn Expected) -> Fault {
-        de::Error::custom(format_args!("expected {expected}"))
+        Fault { place: None, why: Why::Type(expected.to_string()) }
     }
 
     fn invalid_value(_: Unexpected<'_>, expected: &dyn Expected) -> Fault {
-        de::Error::custom(format_args!("expected {expected}"))
+        Fault { place: None, why: Why::Type(expected.to_string()) }
+    }
+
+    fn missing_field(field: &'static str) -> Fault {
+        de::Error::custom(format_args!("the key {field:?} is missing"))
+    }
+
+    fn unknown_field(field: &str, known: &'static [&'static str]) -> Fault {
+        let field = cut(format!("{field:?}"), QUOTE_MAX);
+        de::Error::custom(format_args!("unknown key {field}; the keys are {}", known.join(", ")))
     }
 
     fn unknown_variant(_: &str, variants: &'static [&'static str]) -> Fault {
@@ -137,9 +227,19 @@ pub fn quote(value: &Value) -> String {
     cut(value.to_string(), QUOTE_MAX)
 }
 
+/// Comparison of the keys of a struct.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keys {
+    /// As Go compares them; unknown keys are ignored.
+    Folded,
+    /// Exactly; unknown keys are passed on.
+    Exact,
+}
+
 struct Folding<'a> {
     value: &'a Value,
     path: &'a Path<'a>,
+    keys: Keys,
 }
 
 /// Implements a scalar method: `null` gives the zero value, other values go to `deserialize_any`.
@@ -158,7 +258,7 @@ impl<'de> Deserializer<'de> for Folding<'_> {
     type Error = Fault;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
-        let Folding { value, path } = self;
+        let Folding { value, path, keys } = self;
         let result = match value {
             Value::Null => visitor.visit_unit(),
             Value::Bool(b) => visitor.visit_bool(*b),
@@ -168,8 +268,8 @@ impl<'de> Deserializer<'de> for Folding<'_> {
                 (_, _, n) => visitor.visit_f64(n.unwrap_or(f64::NAN)),
             },
             Value::String(s) => visitor.visit_str(s),
-            Value::Array(items) => visitor.visit_seq(Items { items, next: 0, path }),
-            Value::Object(map) => visitor.visit_map(Entries::all(map, path)),
+            Value::Array(items) => visitor.visit_seq(Items { items, next: 0, path, keys }),
+            Value::Object(map) => visitor.visit_map(Entries::all(map, path, keys)),
         };
         result.map_err(|fault: Fault| fault.at(path, value))
     }
@@ -180,12 +280,17 @@ impl<'de> Deserializer<'de> for Folding<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Fault> {
-        let Folding { value, path } = self;
+        let Folding { value, path, keys } = self;
         let entries = match value {
+            Value::Object(map) if keys == Keys::Exact => Entries::all(map, path, keys),
             Value::Object(map) => Entries::of(map, fields, path),
-            Value::Null => Entries { list: Vec::new(), next: 0, path },
+            Value::Null => Entries { list: Vec::new(), next: 0, path, keys },
             // serde's own error would accept a list for a struct.
-            _ => return Err(Fault { place: None, why: "expected an object".to_owned() }.at(path, value)),
+            _ => {
+                return Err(
+                    Fault { place: None, why: Why::Text("expected an object".to_owned()) }.at(path, value)
+                );
+            }
         };
         visitor.visit_map(entries).map_err(|fault: Fault| fault.at(path, value))
     }
@@ -211,7 +316,7 @@ impl<'de> Deserializer<'de> for Folding<'_> {
         _variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Fault> {
-        let Folding { value, path } = self;
+        let Folding { value, path, keys: _ } = self;
         match value.as_str() {
             Some(text) => {
                 visitor.visit_enum(StrDeserializer::<Fault>::new(text)).map_err(|fault| fault.at(path, value))
@@ -222,14 +327,16 @@ impl<'de> Deserializer<'de> for Folding<'_> {
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         match self.value {
-            Value::Null => visitor.visit_seq(Items { items: &[], next: 0, path: self.path }),
+            Value::Null => visitor.visit_seq(Items { items: &[], next: 0, path: self.path, keys: self.keys }),
             _ => self.deserialize_any(visitor),
         }
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         match self.value {
-            Value::Null => visitor.visit_map(Entries { list: Vec::new(), next: 0, path: self.path }),
+            Value::Null => {
+                visitor.visit_map(Entries { list: Vec::new(), next: 0, path: self.path, keys: self.keys })
+            }
             _ => self.deserialize_any(visitor),
         }
     }
@@ -253,6 +360,7 @@ struct Items<'a> {
     items: &'a [Value],
     next: usize,
     path: &'a Path<'a>,
+    keys: Keys,
 }
 
 impl<'de> SeqAccess<'de> for Items<'_> {
@@ -262,7 +370,9 @@ impl<'de> SeqAccess<'de> for Items<'_> {
         let Some(value) = self.items.get(self.next) else { return Ok(None) };
         let path = Path { parent: Some(self.path), step: Step::Index(self.next) };
         self.next += 1;
-        seed.deserialize(Folding { value, path: &path }).map(Some).map_err(|fault| fault.at(&path, value))
+        seed.deserialize(Folding { value, path: &path, keys: self.keys })
+            .map(Some)
+            .map_err(|fault| fault.at(&path, value))
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -275,12 +385,13 @@ struct Entries<'a> {
     list: Vec<(&'a str, &'a str, &'a Value)>,
     next: usize,
     path: &'a Path<'a>,
+    keys: Keys,
 }
 
 impl<'a> Entries<'a> {
-    fn all(map: &'a serde_json::Map<String, Value>, path: &'a Path<'a>) -> Entries<'a> {
+    fn all(map: &'a serde_json::Map<String, Value>, path: &'a Path<'a>, keys: Keys) -> Entries<'a> {
         let list = map.iter().map(|(key, value)| (key.as_str(), key.as_str(), value)).collect();
-        Entries { list, next: 0, path }
+        Entries { list, next: 0, path, keys }
     }
 
     fn of(
@@ -302,7 +413,7 @@ impl<'a> Entries<'a> {
                 None => list.push((field, key, value)),
             }
         }
-        Entries { list, next: 0, path }
+        Entries { list, next: 0, path, keys: Keys::Folded }
     }
 }
 
@@ -322,7 +433,8 @@ impl<'de> MapAccess<'de> for Entries<'_> {
         };
         self.next += 1;
         let path = Path { parent: Some(self.path), step: Step::Key(key) };
-        seed.deserialize(Folding { value, path: &path }).map_err(|fault| fault.at(&path, value))
+        seed.deserialize(Folding { value, path: &path, keys: self.keys })
+            .map_err(|fault| fault.at(&path, value))
     }
 }
 
@@ -424,6 +536,32 @@ mod tests {
         let labels = read(r#"{"labels":{"App":true,"app":false}}"#)?.labels;
         assert_eq!(labels.len(), 2);
         Ok(())
+    }
+
+    #[test]
+    fn strict_decoding_reports_unknown_and_missing_keys() {
+        #[derive(Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Strict {
+            #[allow(dead_code, reason = "only decoded")]
+            key: String,
+        }
+        let read =
+            |text: &str| strict::<Strict>(&serde_json::from_str(text).unwrap(), "[0]").unwrap_err().msg;
+        assert_eq!(
+            read(r#"{"key":"a","kye":1}"#),
+            r#"[0]: {"key":"a","kye":1}: unknown key "kye"; the keys are key"#
+        );
+        assert_eq!(read("{}"), r#"[0]: {}: the key "key" is missing"#);
+        assert_eq!(read(r#"{"key":7}"#), "[0].key: 7: expected a string");
+        assert_eq!(read("7"), "[0]: 7: expected an object");
+    }
+
+    #[test]
+    fn fold_fields_are_the_names_that_are_decoded() {
+        let expected = ["hostPort", "protocol", "hostIp", "nested", "mode", "labels"];
+        assert_eq!(fields::<Mapping>(), expected);
+        assert!(fields::<Vec<String>>().is_empty());
     }
 
     #[test]

@@ -36,6 +36,7 @@ pub mod runtime;
 mod shallow;
 pub mod text;
 pub mod version;
+pub mod wording;
 
 pub use error::{Context, Error, code};
 pub use version::{Verb, Version};

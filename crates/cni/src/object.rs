@@ -17,12 +17,10 @@ use serde_json::value::RawValue;
 
 use crate::error::{Error, code};
 use crate::fold;
+use crate::wording;
 
 /// Maximum size of a JSON document from any source, in bytes.
 pub const DOCUMENT_MAX: usize = 1 << 20;
-
-/// U+FEFF in UTF-8, with which some editors begin a file.
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Ordered object of unparsed values.
 #[derive(Clone, Debug, Default)]
@@ -38,9 +36,9 @@ impl Object {
             ));
         }
         serde_json::from_slice(bytes).map_err(|cause| {
-            let why = match bytes.starts_with(BYTE_ORDER_MARK) {
-                true => "it begins with a byte order mark; save it as UTF-8 without one".to_owned(),
-                false => cause.to_string(),
+            let why = match cause.is_data() {
+                true => "it is another JSON value".to_owned(),
+                false => wording::syntax_error(bytes, &cause),
             };
             Error::new(code::DECODING_FAILURE, format!("{document} is not a JSON object: {why}"))
         })

@@ -21,6 +21,7 @@ use serde_json::Value;
 use crate::error::{Error, code};
 use crate::fold;
 use crate::version::Version;
+use crate::wording;
 
 /// Result of an ADD in its newest form.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -126,7 +127,10 @@ impl Success {
     /// Code 6: not JSON. Code 1: unknown version. Code 7: malformed field.
     pub fn read(bytes: &[u8], expected: Version) -> Result<(Version, Success), Error> {
         let value: Value = serde_json::from_slice(bytes).map_err(|cause| {
-            Error::new(code::DECODING_FAILURE, format!("result is not valid JSON: {cause}"))
+            Error::new(
+                code::DECODING_FAILURE,
+                format!("result is not valid JSON: {}", wording::syntax_error(bytes, &cause)),
+            )
         })?;
         Success::from_value(&value, expected)
     }

@@ -26,7 +26,7 @@ const FILE: &str = "00-weft.conflist";
 /// Temporary name: runtimes load files that end in `.conf`, `.conflist` or `.json`, hidden or not.
 const TEMPORARY: &str = ".00-weft.conflist.new";
 /// Name of the network.
-pub const NAME: &str = "weft-cri";
+pub const NAME: &str = npwg::configuration::PROXY_NETWORK;
 /// CNI version, which runtimes of CNI 1.0.0 and 1.1.0 support.
 const VERSION: &str = "1.0.0";
 

@@ -18,7 +18,6 @@ pub mod lease_manager;
 pub mod orphans;
 pub mod owner;
 pub mod plugin;
-pub mod plugin_config;
 pub mod protocol;
 pub mod state;
 pub mod terms;

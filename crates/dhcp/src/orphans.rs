@@ -28,8 +28,8 @@ use plugin_support::log;
 use serde::Deserialize;
 
 use crate::owner::{Family, Owner};
-use crate::plugin_config::PluginConfig;
 use crate::v4::options::Options;
+use plugin_config::dhcp::PluginConfig;
 
 /// Cache directories of libcni: the runtime's and that of Multus.
 pub const DIRECTORIES: [&str; 2] = [cni::runtime::cache::DIRECTORY, "/var/lib/cni/multus"];

@@ -1,5 +1,6 @@
 //! Owner of a lease, and the two address families.
 
+pub use plugin_config::dhcp::Family;
 use serde::{Deserialize, Serialize};
 
 /// Owner of a lease.
@@ -11,21 +12,4 @@ pub struct Owner {
     pub network: String,
     /// Name of the interface in the container.
     pub ifname: String,
-}
-
-/// Address family, which selects the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Family {
-    /// DHCPv4.
-    Ipv4,
-    /// DHCPv6.
-    Ipv6,
-}
-
-impl Family {
-    /// Returns the families of a configuration without `families`.
-    pub fn default_ones() -> Vec<Family> {
-        vec![Family::Ipv4]
-    }
 }

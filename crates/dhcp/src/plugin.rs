@@ -19,8 +19,8 @@ use cni::{Context, Error, code};
 use linux::unix::{Bounded, connect_within};
 
 use crate::owner::Owner;
-use crate::plugin_config::{PluginConfig, socket_of};
 use crate::protocol::{self, DaemonAnswer, DaemonRequest};
+use plugin_config::dhcp::{PluginConfig, socket_of};
 
 /// Plugin `dhcp`.
 pub struct Dhcp;

@@ -14,8 +14,7 @@ use crate::owner::{Family, Owner};
 use crate::v4::options::Options;
 use crate::v6::V6Request;
 
-/// Default socket of the daemon.
-pub const SOCKET: &str = "/run/cni/dhcp.sock";
+pub use plugin_config::dhcp::SOCKET;
 /// End of a message, ignored by this protocol. For the reference plugin's daemon, an HTTP server, it ends a request,
 /// which the server then refuses at once instead of waiting for more.
 const END: &[u8] = b"\r\n\r\n";

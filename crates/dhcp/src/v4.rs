@@ -6,4 +6,4 @@ pub mod exchange;
 pub mod frame;
 pub mod lease;
 pub mod message;
-pub mod options;
+pub use plugin_config::dhcp::v4 as options;

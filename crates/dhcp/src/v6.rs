@@ -17,30 +17,7 @@ pub mod identity;
 pub mod lease;
 pub mod link;
 pub mod message;
-pub mod options;
 pub mod timing;
 
-use serde::{Deserialize, Serialize};
-
-use self::options::Options;
-
-/// DHCPv6 request for an address.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct V6Request {
-    /// Options of the request.
-    pub options: Options,
-    /// Prefix length that the interface uses with the address.
-    pub prefix_length: u8,
-    /// Whether duplicate address detection runs before the address is used.
-    pub detect_duplicates: bool,
-}
-
-/// Prefix length of a single address.
-pub const PREFIX_LENGTH: u8 = 128;
-
-impl Default for V6Request {
-    fn default() -> V6Request {
-        V6Request { options: Options::default(), prefix_length: PREFIX_LENGTH, detect_duplicates: false }
-    }
-}
+pub use plugin_config::dhcp::v6 as options;
+pub use plugin_config::dhcp::{PREFIX_LENGTH, V6Request};

@@ -90,6 +90,17 @@ impl Error {
         self.errno().is_some_and(|errno| LACKING.contains(&errno) || of_time.contains(&errno))
     }
 
+    /// Names the kernel module that may be missing, if the kernel does not support what was requested.
+    #[must_use]
+    pub(crate) fn of_module(mut self, module: &str) -> Error {
+        if let Cause::Kernel { errno: Errno::OPNOTSUPP, explanation } = &mut self.cause {
+            let divider = if explanation.is_empty() { "" } else { "; " };
+            *explanation =
+                format!("{explanation}{divider}load the kernel module on this node: modprobe {module}");
+        }
+        self
+    }
+
     /// Returns the errno, if the kernel sent one.
     pub fn errno(&self) -> Option<Errno> {
         match &self.cause {
@@ -166,6 +177,16 @@ mod tests {
         );
         assert!(![Errno::INVAL, Errno::BUSY, Errno::NODEV, Errno::PERM].into_iter().any(is_transient));
         assert!(!Error::protocol("change link eth0", "unreadable").is_transient());
+    }
+
+    #[test]
+    fn error_of_a_missing_kernel_module_names_it() {
+        let error =
+            Error::explained("create vlan net1", Errno::OPNOTSUPP, "Unknown device type").of_module("8021q");
+        let text = "(Unknown device type; load the kernel module on this node: modprobe 8021q)";
+        assert!(error.to_string().ends_with(text), "{error}");
+        let other = Error::kernel("create vlan net1", Errno::EXIST).of_module("8021q");
+        assert!(!other.to_string().contains("modprobe"), "{other}");
     }
 
     #[test]

@@ -466,7 +466,9 @@ impl Rtnl {
     /// other attachments may already use.
     pub fn add_link(&mut self, link: &create::NewLink<'_>) -> Result<(), Error> {
         let flags = NLM_F_CREATE | NLM_F_EXCL;
-        self.execute(flags, link.message(), || format!("create {link}"))?;
+        let module = link.kind.module();
+        self.execute(flags, link.message(), || format!("create {link}"))
+            .map_err(|error| error.of_module(module))?;
         // The kernel accepts these attributes only for an existing link. They are not sent in the same datagram: after a refusal
         // of the creation they would change a link with this name that another process created.
         let mut completed = self.complete(link);

@@ -2,8 +2,6 @@
 //!
 //! A key is validated before it becomes a path, and the path never leaves `/proc/sys`. For another namespace, call these
 //! functions inside [`crate::Netns::run`].
-//!
-//! Source: sysctl(8) on `.` and `/` in names (the first separator decides the notation).
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,30 +16,12 @@ const KEY_MAX: usize = 256;
 pub struct Key(String);
 
 impl Key {
-    /// Validates a key in either notation: `net.ipv4.ip_forward` or `net/ipv4/conf/eth0.100/forwarding`.
-    ///
-    /// In dotted notation a `/` stands for a `.` inside a component, as in sysctl(8).
-    pub fn new(text: &str) -> Option<Key> {
-        let dotted = match (text.find('.'), text.find('/')) {
-            (Some(dot), Some(slash)) => dot < slash,
-            (Some(_), None) => true,
-            _ => false,
-        };
-        let path: String = match dotted {
-            false => text.to_owned(),
-            true => text
-                .chars()
-                .map(|c| match c {
-                    '.' => '/',
-                    '/' => '.',
-                    c => c,
-                })
-                .collect(),
-        };
+    /// Validates a key that is written as a path: `net/ipv4/conf/eth0.100/forwarding`.
+    pub fn new(path: &str) -> Option<Key> {
         let legal = |part: &str| {
             !part.is_empty() && part != "." && part != ".." && !part.contains(|c: char| c.is_control())
         };
-        (path.len() <= KEY_MAX && path.split('/').all(legal)).then_some(Key(path))
+        (path.len() <= KEY_MAX && path.split('/').all(legal)).then(|| Key(path.to_owned()))
     }
 
     /// Returns the key as a path relative to `/proc/sys`.
@@ -107,34 +87,19 @@ impl Family {
 mod tests {
     use super::*;
 
-    // Requirements: G6
-    #[test]
-    fn sysctl_notation_is_decided_by_the_first_separator() {
-        let path = |text: &str| Key::new(text).map(|key| key.as_path().to_owned());
-        assert_eq!(path("net.ipv4.ip_forward").as_deref(), Some("net/ipv4/ip_forward"));
-        assert_eq!(
-            path("net.ipv4.conf.eth0/100.arp_notify").as_deref(),
-            Some("net/ipv4/conf/eth0.100/arp_notify")
-        );
-        assert_eq!(
-            path("net/ipv4/conf/eth0.100/arp_notify").as_deref(),
-            Some("net/ipv4/conf/eth0.100/arp_notify")
-        );
-    }
-
     #[test]
     fn sysctl_key_cannot_leave_proc_sys() {
-        let long = format!("net.{}", "x".repeat(300));
+        let long = format!("net/{}", "x".repeat(300));
         for bad in [
             "",
             "..",
             "net/../kernel",
-            "net..ipv4",
+            "net//ipv4",
             "/net/core",
             "net/",
             "net/./core",
             "a\0b",
-            "net.ipv4.\n",
+            "net/ipv4/\n",
             &long,
         ] {
             assert_eq!(Key::new(bad), None, "{bad:?}");

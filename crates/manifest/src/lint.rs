@@ -7,17 +7,20 @@
 //!
 //! Source: multi-network specification, sections 3 and 4.
 
+pub mod across;
 mod annotation;
 mod chain;
 mod definition;
 pub mod kuryr;
+mod misplaced;
+mod order;
 pub mod page;
 mod plugin;
 pub mod plugins;
+mod refused;
 mod repair;
-mod values;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -53,6 +56,17 @@ pub struct Knowledge {
     pub plugin_keys: BTreeMap<String, Vec<String>>,
     /// Options in `ipam` of each IPAM plugin.
     pub ipam_keys: BTreeMap<String, Vec<String>>,
+    /// Programs of the node, if its plugin directories are known.
+    pub programs: Option<Programs>,
+}
+
+/// Programs in plugin directories.
+#[derive(Clone, Debug, Default)]
+pub struct Programs {
+    /// The directories.
+    pub directories: Vec<String>,
+    /// File names of the programs.
+    pub names: BTreeSet<String>,
 }
 
 /// Returns the findings of a manifest, in the order of the file.
@@ -67,6 +81,7 @@ pub fn manifest(manifest: &Manifest, knowledge: &Knowledge) -> Vec<Finding> {
     for located in &manifest.pods {
         annotation::look(&mut report, located);
     }
+    misplaced::look(&mut report, manifest);
     let mut findings = report.sorted();
     let edits: Vec<Edit> = findings.iter().filter_map(|finding| finding.fix.clone()).collect();
     let fixable = findings.iter_mut().filter(|finding| finding.fix.is_some());
@@ -83,7 +98,12 @@ pub fn configuration(text: &str, knowledge: &Knowledge) -> Vec<Finding> {
     let source = Source::new(text);
     let mut report = Report { source: &source, findings: Vec::new() };
     let place = Place::Whole;
-    chain::look(&mut report, &chain::Subject { name: "configuration", owner: None, place }, text, knowledge);
+    chain::look(
+        &mut report,
+        &chain::Subject { name: "configuration", owner: None, has_resource: false, place },
+        text,
+        knowledge,
+    );
     report.sorted()
 }
 
@@ -115,14 +135,7 @@ impl Report<'_> {
 
     /// Adds a finding at an offset of an embedded text.
     fn add_inside(&mut self, place: Place<'_>, text: &str, offset: usize, fault: Fault) {
-        let at = match place {
-            Place::Whole => offset,
-            Place::Scalar(span) => {
-                span.start + crate::position::in_scalar(self.source.slice(span), text, offset)
-            }
-            Place::Nodes(node) => node.span.start,
-        };
-        self.add(at, fault);
+        self.add(embedded(self.source, place, text, offset), fault);
     }
 
     /// Adds a finding at its path in an embedded text.
@@ -141,6 +154,15 @@ impl Report<'_> {
         findings.sort_by_key(|finding| (finding.position, finding.severity));
         findings.dedup();
         findings
+    }
+}
+
+/// Returns the offset in the file of an offset of an embedded text.
+fn embedded(source: &Source, place: Place<'_>, text: &str, offset: usize) -> usize {
+    match place {
+        Place::Whole => offset,
+        Place::Scalar(span) => span.start + crate::position::in_scalar(source.slice(span), text, offset),
+        Place::Nodes(node) => node.span.start,
     }
 }
 

@@ -23,7 +23,15 @@ const TEMPLATES: &[(&str, &[&str])] = &[
     ("Job", &["spec", "template"]),
     ("CronJob", &["spec", "jobTemplate", "spec", "template"]),
     ("PodTemplate", &["template"]),
+    ("DeploymentConfig", &["spec", "template"]),
+    ("Rollout", &["spec", "template"]),
+    ("VirtualMachine", &["spec", "template"]),
+    ("VirtualMachineInstance", &[]),
+    ("VirtualMachineInstanceReplicaSet", &["spec", "template"]),
 ];
+
+/// Versions of the kinds of KubeVirt.
+const KUBEVIRT: &[&str] = &["kubevirt.io/v1", "kubevirt.io/v1alpha3"];
 
 /// Reads one object or the items of a list.
 pub(super) fn read(manifest: &mut Manifest, node: &Node) {
@@ -224,6 +232,9 @@ impl Object<'_> {
         match self.kind {
             "Pod" | "PodTemplate" | "ReplicationController" => self.version(&["v1"]),
             "Job" | "CronJob" => self.version(&["batch/v1"]),
+            "DeploymentConfig" => self.version(&["apps.openshift.io/v1"]),
+            "Rollout" => self.version(&["argoproj.io/v1alpha1"]),
+            kind if kind.starts_with("VirtualMachine") => self.version(KUBEVIRT),
             _ => self.version(&["apps/v1"]),
         }
         let host_network = match self.value(&self.at(&["spec", "hostNetwork"])).map(|node| &node.value) {

@@ -4,6 +4,8 @@
 //! path. [`in_scalar`] finds that offset of the string in the scalar as written, quoted or not, folded or not. YAML only
 //! changes blanks of a string, so the characters that are not blanks are counted.
 
+use std::collections::BTreeSet;
+
 use npwg::refusal::{KeyPath, Step};
 
 /// Returns the offset in the JSON at which the value at `path` begins, or that of its nearest existing ancestor.
@@ -17,6 +19,17 @@ pub fn offset(json: &str, path: &KeyPath) -> usize {
         }
     }
     reader.at
+}
+
+/// Maximum number of repeated keys that are found.
+const DUPLICATES_MAX: usize = 16;
+
+/// Returns the keys of valid JSON that occur twice in one object, each with its path and the offset of the second.
+pub fn duplicate_keys(json: &str) -> Vec<(KeyPath, usize)> {
+    let mut found = Vec::new();
+    let mut reader = Reader { bytes: json.as_bytes(), at: 0 };
+    let _ = reader.duplicates(&KeyPath::root(), &mut found);
+    found
 }
 
 /// Cursor in valid JSON. The search ends at the first invalid byte.
@@ -84,6 +97,42 @@ impl Reader<'_> {
         }
         self.at = exact.or(folded)?;
         Some(())
+    }
+
+    /// Skips one value and collects the keys in it that occur twice.
+    fn duplicates(&mut self, path: &KeyPath, found: &mut Vec<(KeyPath, usize)>) -> Option<()> {
+        self.blanks();
+        let (close, is_object) = match self.peek()? {
+            b'{' => (b'}', true),
+            b'[' => (b']', false),
+            _ => return self.value(),
+        };
+        self.at += 1;
+        let mut names = BTreeSet::new();
+        for index in 0.. {
+            self.blanks();
+            if self.peek()? == close {
+                self.at += 1;
+                return Some(());
+            }
+            let mut inner = path.index(index);
+            if is_object {
+                let start = self.at;
+                self.string()?;
+                let name: String = serde_json::from_slice(self.bytes.get(start..self.at)?).ok()?;
+                self.take(b':')?;
+                inner = path.key(&name);
+                if !names.insert(name) && found.len() < DUPLICATES_MAX {
+                    found.push((inner.clone(), start));
+                }
+            }
+            self.duplicates(&inner, found)?;
+            self.blanks();
+            if self.peek()? == b',' {
+                self.at += 1;
+            }
+        }
+        None
     }
 
     fn string(&mut self) -> Option<()> {

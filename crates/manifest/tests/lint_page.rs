@@ -5,8 +5,9 @@
 use std::collections::BTreeSet;
 
 use cni::name::{ContainerId, IfName};
+use manifest::lint::across::Across;
 use manifest::lint::page::{self, PAGE};
-use manifest::lint::{self, Knowledge};
+use manifest::lint::{self, Knowledge, Programs};
 use manifest::{Collection, Manifest};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::definition::Disk;
@@ -63,11 +64,19 @@ fn as_file(example: &str) -> String {
 
 /// Returns the rules and severities of the linter's findings.
 fn linted(example: &str) -> Vec<(Rule, Severity)> {
-    let (file, knowledge) = (as_file(example), Knowledge::of_known_plugins());
-    let findings = match file.trim_start().starts_with('{') {
+    let programs = Programs {
+        directories: vec!["/opt/cni/bin".into()],
+        names: BTreeSet::from(["sriov".into(), "ib-sriov".into()]),
+    };
+    let knowledge = Knowledge { programs: Some(programs), ..Knowledge::of_known_plugins() };
+    let file = as_file(example);
+    let mut findings = match file.trim_start().starts_with('{') {
         true => lint::configuration(&file, &knowledge),
         false => lint::manifest(&Manifest::parse(&file), &knowledge),
     };
+    let mut across = Across::default();
+    across.add("example", &Manifest::parse(&file), 0);
+    findings.extend(across.findings().into_iter().map(|(_, finding)| finding));
     findings.iter().map(|finding| (finding.fault.rule, finding.severity)).collect()
 }
 

@@ -178,7 +178,7 @@ pub fn from_words(what: &str, words: &Words) -> Result<Settings, Error> {
         None => TIMEOUT,
         Some(text) => match text.parse::<u64>() {
             Ok(seconds @ 1..=3600) => Duration::from_secs(seconds),
-            _ => return Err(failed(format!("api_timeout: {text:?} is not within 1..=3600 seconds"))),
+            _ => return Err(failed(format!("api_timeout: {text:?} is not between 1 and 3600 seconds"))),
         },
     };
     Ok(Settings {

@@ -156,7 +156,7 @@ pub enum DecodeError {
         text: String,
     },
     /// The VLAN id of a nested VIF is missing or out of range.
-    #[error("VIFVlanNested: vlan_id is not within 1..=4094")]
+    #[error("VIFVlanNested: vlan_id is not between 1 and 4094")]
     VlanId,
 }
 

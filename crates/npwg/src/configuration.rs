@@ -105,9 +105,14 @@ pub struct NodeConfiguration {
     pub runtime_config: Object,
     /// Capabilities declared to the runtime.
     pub capabilities: BTreeSet<String>,
+    /// Name of the network; empty if there is none.
+    pub network: String,
     /// Unknown and ignored options, which are accepted under the name `multus`.
     pub warnings: Vec<Warning>,
 }
+
+/// Name of the network whose planner is the CRI proxy instead of the node agent.
+pub const PROXY_NETWORK: &str = "weft-cri";
 
 /// Source of the default network.
 #[derive(Clone, Debug)]

@@ -16,6 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cni::{fold, wording};
 use serde::Deserialize;
 use serde_json::Value;
 use thiserror::Error;
@@ -48,17 +49,11 @@ pub enum PolicyError {
     #[error("annotation {ACCESS} is longer than {POLICY_MAX} bytes")]
     TooLong,
     /// The annotation is not JSON.
-    #[error("annotation {ACCESS}: {0}")]
-    NotJson(#[source] serde_json::Error),
+    #[error("annotation {ACCESS}: not JSON: {0}")]
+    NotJson(String),
     /// An element is not a rule.
-    #[error("annotation {ACCESS}: [{index}]: {cause}")]
-    NotARule {
-        /// Index of the element.
-        index: usize,
-        /// Error of the reader.
-        #[source]
-        cause: serde_json::Error,
-    },
+    #[error("annotation {ACCESS}: {0}")]
+    NotARule(#[source] cni::Error),
     /// A rule has no condition, and would admit every pod.
     #[error("annotation {ACCESS}: [{index}]: names nothing: write one of {known}", known = CONDITIONS)]
     NoCondition {
@@ -151,14 +146,15 @@ impl Policy {
         if text.len() > POLICY_MAX {
             return Err(PolicyError::TooLong);
         }
-        let written = match serde_json::from_str(text).map_err(PolicyError::NotJson)? {
+        let written = match serde_json::from_str(text)
+            .map_err(|cause| PolicyError::NotJson(wording::syntax_error(text.as_bytes(), &cause)))?
+        {
             Value::Array(rules) => rules,
             rule => vec![rule],
         };
         let mut rules = Vec::with_capacity(written.len());
         for (index, value) in written.into_iter().enumerate() {
-            let rule: Rule =
-                serde_json::from_value(value).map_err(|cause| PolicyError::NotARule { index, cause })?;
+            let rule: Rule = fold::strict(&value, &format!("[{index}]")).map_err(PolicyError::NotARule)?;
             if rule == Rule::default() {
                 return Err(PolicyError::NoCondition { index });
             }
@@ -295,11 +291,14 @@ mod tests {
     #[test]
     fn access_policy_malformed_is_reported() {
         for (text, word) in [
-            ("", "EOF"),
+            ("", "it is empty"),
             ("{}", "[0]: names nothing"),
-            (r#"[{"namespace":["a"]}]"#, "unknown field `namespace`"),
-            (r#"{"podSelector":{"matchExpressions":[{"key":"a","operator":"Has"}]}}"#, "unknown variant"),
-            ("7", "[0]: invalid type"),
+            (r#"[{"namespace":["a"]}]"#, "unknown key \"namespace\"; the keys are namespaces"),
+            (
+                r#"{"podSelector":{"matchExpressions":[{"key":"a","operator":"Has"}]}}"#,
+                "operator: \"Has\": expected one of",
+            ),
+            ("7", "[0]: 7: expected an object"),
         ] {
             let why = Policy::read(text).unwrap_err().to_string();
             assert!(why.starts_with("annotation weft.dev/access: ") && why.contains(word), "{text}: {why}");

@@ -100,14 +100,22 @@ rules! {
         "The file is not valid YAML or JSON, or exceeds a limit on size or nesting."
     InvalidObject "invalid-object" Error File Kubernetes("API reference")
         "A field that every Kubernetes object needs is missing or has the wrong type."
+    DuplicateKey "duplicate-key" Warning File Weft("docs/lint.md")
+        "A key occurs twice in one object: only the last value counts."
+    DuplicateDefinition "duplicate-definition" Warning File Weft("docs/lint.md")
+        "Two objects define one network: the one that is applied last counts."
+    NetworkNotInFiles "network-not-in-files" Warning File Weft("docs/lint.md")
+        "The pod selects a network that is in none of the files, although other definitions are."
 
     // The network annotations of a pod.
     MalformedAnnotation "malformed-annotation" Error File Specification("4.1")
         "The annotation is neither a comma-separated list of networks nor a JSON list of objects."
     AnnotationTooLarge "annotation-too-large" Error File Weft("docs/lint.md")
         "The annotation is longer than 256 KiB or selects more than 128 networks."
+    UnknownAnnotation "unknown-annotation" Warning File Specification("4.1")
+        "The name of the annotation is almost that of a network annotation; no component reads it."
     MisplacedAnnotation "misplaced-annotation" Warning File Specification("4.1")
-        "The annotation is on a workload instead of its pod template; pods do not inherit it."
+        "The annotation is on a workload instead of its pod template, or not in metadata.annotations."
     HostNetworkPod "host-network-pod" Warning File Specification("1.1")
         "The pod uses the network of its node (hostNetwork), so no network can be attached to it."
     DefaultNetworkCount "default-network-count" Error File Weft("docs/plugins/weft.md")
@@ -150,6 +158,8 @@ rules! {
         "portMappings is not a list of valid port mappings."
     InvalidBandwidth "invalid-bandwidth" Error File Specification("4.1.2.1.8")
         "bandwidth does not hold at least one rate, or a burst has no rate."
+    DefaultInterfaceName "default-interface-name" Warning File Specification("4.1.2.1.5")
+        "interface is eth0, the name that container runtimes give to the default network."
     InvalidDefaultRoute "invalid-default-route" Error File Specification("4.1.2.1.9")
         "default-route is not a list of IP addresses."
     DuplicateDefaultRoute "duplicate-default-route" Error File Specification("4.1.2.1.9")
@@ -166,6 +176,8 @@ rules! {
     // NetworkAttachmentDefinitions and CNI configurations.
     ConfigNotAString "config-not-a-string" Error File Specification("3.1")
         "spec.config is a YAML map; it must be a string that contains JSON."
+    MisplacedConfig "misplaced-config" Warning File Specification("3.1")
+        "The configuration is not in spec.config, so the API server drops it."
     EmptyConfig "empty-config" Warning File Specification("3.4.1")
         "spec.config is empty and counts as absent."
     ConfigOnDisk "config-on-disk" Note File Specification("3.2")
@@ -192,6 +204,12 @@ rules! {
         "type is not the file name of a plugin."
     UnknownPluginType "unknown-plugin-type" Warning File Weft("docs/lint.md")
         "type is almost the name of a known plugin, and probably misspelled."
+    PluginNotFound "plugin-not-found" Warning File Cni("1, plugin configuration objects")
+        "No plugin directory has a program of this name."
+    MissingInterfacePlugin "missing-interface-plugin" Error File Cni("3, overview")
+        "A plugin that changes an interface has no earlier plugin that makes one."
+    NoInterfacePlugin "no-interface-plugin" Warning File Cni("3, overview")
+        "No plugin of the file makes an interface: it is only usable as a part of another network."
     InvalidValue "invalid-value" Error File Weft("docs/lint.md")
         "The plugin will reject the value of this key."
     MissingKey "missing-key" Error File Weft("docs/lint.md")

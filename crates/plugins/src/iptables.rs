@@ -25,14 +25,12 @@ use cni::{Error, code};
 use linux::Netns;
 use linux::netns::{Lock, Locked};
 use linux::nft::{self, Nft};
+use plugin_config::chain::CHAIN_MAX;
 use plugin_support::failure::OrRefused;
 use plugin_support::hash::hex;
 use plugin_support::owner_tag::OwnerTag;
 
 use crate::entries;
-
-/// Maximum length of a chain name, in bytes.
-const CHAIN_MAX: usize = 28;
 
 /// Maximum length of a rule's comment, in bytes.
 const COMMENT_MAX: usize = 255;
@@ -292,20 +290,6 @@ pub fn chain_name(prefix: &str, tag: &OwnerTag) -> String {
     use sha2::{Digest, Sha512};
     let digest = Sha512::digest(format!("{}{}", tag.network, tag.container));
     hex(&format!("CNI-{prefix}"), CHAIN_MAX, &digest)
-}
-
-/// Returns the chain's name if it is safe in an iptables script.
-pub fn checked_chain(key: &str, chain: String) -> Result<String, Error> {
-    let legal = |byte: u8| byte.is_ascii_graphic() && !b"\"'\\!#:".contains(&byte);
-    match !chain.is_empty() && chain.len() <= CHAIN_MAX && !chain.starts_with('-') && chain.bytes().all(legal)
-    {
-        true => Ok(chain),
-        false => Err(Error::key(
-            key,
-            format!("{chain:?}"),
-            format!("not a chain name of 1 to {CHAIN_MAX} characters"),
-        )),
-    }
 }
 
 /// Returns a word as `iptables-save` quotes it. Control characters, which could end a line of a script, become `_`.

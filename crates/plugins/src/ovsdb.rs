@@ -16,10 +16,9 @@ use std::time::{Duration, Instant};
 
 use cni::{Error, code};
 use linux::unix::connect_within;
+pub use plugin_config::neutron::SOCKET;
 use serde_json::Value;
 
-/// Default socket of the server.
-pub const SOCKET: &str = "/run/openvswitch/db.sock";
 /// Timeout of an answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of an answer, in bytes.

@@ -18,7 +18,6 @@ mod capacity;
 mod deferred_releases;
 mod owners;
 mod release;
-pub mod settings;
 pub mod store;
 mod sync_rounds;
 pub mod transfer;
@@ -30,16 +29,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use cni::invocation::{Attach, Attachment, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
-use cni::result::Success;
+use cni::result::{Dns, Success};
 use cni::{Error, code};
 use ipam::address_store::SlotId;
+use plugin_config::weft_ipam::{self as settings, Settings};
 use plugin_support::directory;
 use plugin_support::log;
+use plugins::ipam::host_local::resolv_conf;
 
 use self::allocation::{Claimant, allocate};
 use self::capacity::has_room;
 use self::release::{Released, ReturnPolicy, release, release_in_all_stores, release_slots};
-use self::settings::Settings;
 use self::store::{Owner, Store};
 
 /// Plugin, under one of its names.
@@ -54,6 +54,7 @@ impl Plugin for WeftIpam {
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
         let settings = Arc::new(Settings::read(&request.call, Some(&request.who))?);
+        let dns = dns(&settings)?;
         let all = (0..settings.sets.len()).map(|index| Arc::new(Claimant::of(&settings, request, index)));
         let (all, mut ips) = (all.collect::<Vec<_>>(), Vec::with_capacity(settings.sets.len()));
         for (set, who) in settings.sets.iter().zip(&all) {
@@ -68,7 +69,7 @@ impl Plugin for WeftIpam {
             }
         }
         ips.extend(settings.fixed.iter().cloned());
-        let (routes, dns) = (settings.routes.clone(), settings.dns.clone());
+        let routes = settings.routes.clone();
         Ok(Success { interfaces: Vec::new(), ips, routes, dns })
     }
 
@@ -141,6 +142,7 @@ impl Plugin for WeftIpam {
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
         let unavailable = |error: Error| Error { code: code::NOT_AVAILABLE, ..error };
         let settings = Settings::written(&request.call, None)?;
+        dns(&settings)?;
         directory::usable("ipam.dataDir", &settings.directory)?;
         for set in &settings.sets {
             let mut last = None;
@@ -156,4 +158,9 @@ impl Plugin for WeftIpam {
         }
         Ok(())
     }
+}
+
+/// Returns the DNS settings of the result.
+fn dns(settings: &Settings) -> Result<Dns, Error> {
+    settings.resolv_conf.as_deref().map_or_else(|| Ok(settings.dns.clone()), resolv_conf::read)
 }

@@ -128,7 +128,7 @@ pub(crate) enum RulesError {
     #[error("pod_subnet is missing: set it to the subnet of the pods' default interfaces")]
     NoPodSubnet,
     /// The batch size is out of bounds.
-    #[error("ports_pool_batch: {0} is not within 1..=1000")]
+    #[error("ports_pool_batch: {0} is not between 1 and 1000")]
     Batch(usize),
     /// The prefix is not valid in an interface name.
     #[error("additional_ifname_prefix: {0:?} is not one to ten lower-case letters")]

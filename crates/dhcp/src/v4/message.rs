@@ -13,6 +13,8 @@
 
 use std::net::Ipv4Addr;
 
+pub use plugin_config::dhcp::v4::option;
+
 /// Length of the part before the options, in bytes.
 const FIXED: usize = 236;
 /// Bytes at the start of the options.
@@ -24,36 +26,6 @@ const FILE: std::ops::Range<usize> = 108..236;
 const SERVER_NAME: std::ops::Range<usize> = 44..108;
 /// Flag that requests broadcast answers.
 const BROADCAST: u16 = 0x8000;
-
-/// Option numbers.
-pub mod option {
-    #![allow(missing_docs, reason = "RFC 2132 names them")]
-    pub const PAD: u8 = 0;
-    pub const SUBNET_MASK: u8 = 1;
-    pub const ROUTERS: u8 = 3;
-    pub const NAME_SERVERS: u8 = 6;
-    pub const HOST_NAME: u8 = 12;
-    pub const DOMAIN_NAME: u8 = 15;
-    pub const INTERFACE_MTU: u8 = 26;
-    pub const STATIC_ROUTES: u8 = 33;
-    pub const REQUESTED_ADDRESS: u8 = 50;
-    pub const LEASE_TIME: u8 = 51;
-    pub const OVERLOAD: u8 = 52;
-    pub const MESSAGE_TYPE: u8 = 53;
-    pub const SERVER: u8 = 54;
-    pub const PARAMETERS: u8 = 55;
-    pub const MESSAGE: u8 = 56;
-    pub const MAXIMUM_SIZE: u8 = 57;
-    pub const RENEWAL_TIME: u8 = 58;
-    pub const REBINDING_TIME: u8 = 59;
-    pub const VENDOR_CLASS: u8 = 60;
-    pub const CLIENT: u8 = 61;
-    pub const USER_CLASS: u8 = 77;
-    pub const DOMAIN_SEARCH: u8 = 119;
-    pub const CLASSLESS_ROUTES: u8 = 121;
-    pub const MICROSOFT_ROUTES: u8 = 249;
-    pub const END: u8 = 255;
-}
 
 /// Type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -298,6 +298,14 @@ impl NewKind<'_> {
         };
     }
 
+    /// Returns the kernel module that provides the kind.
+    pub(crate) fn module(&self) -> &'static str {
+        match self {
+            NewKind::Vlan { .. } => "8021q",
+            other => other.name(),
+        }
+    }
+
     fn name(&self) -> &'static str {
         match self {
             NewKind::Bridge { .. } => "bridge",

@@ -9,6 +9,9 @@ use npwg::selection::{Annotation, Reading};
 /// Default namespace of a default-network annotation without one.
 const MULTUS_NAMESPACE: &str = "kube-system";
 
+/// Name that container runtimes give to the interface of the default network.
+const USUAL_NAME: &str = "eth0";
+
 pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
     let PodObject { pod, kind } = &located.value;
     for annotation in [Annotation::DefaultNetwork, Annotation::Networks] {
@@ -27,6 +30,9 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
         for warning in &reading.warnings {
             report.add_at_path(place, text, warning.fault.clone());
         }
+        if annotation == Annotation::Networks {
+            reserved_names(report, place, text, &reading);
+        }
         if pod.host_network {
             let subject = format!("{} {}/{}", kind.to_lowercase(), pod.namespace, pod.name);
             let fault = Fault::new(
@@ -40,6 +46,25 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
         }
     }
     misplaced(report, located);
+}
+
+/// Reports requested interface names that a pod has already.
+fn reserved_names(report: &mut Report<'_>, place: Place<'_>, text: &str, reading: &Reading) {
+    for element in &reading.elements {
+        let name = element.interface.as_ref().map(|name| name.as_str());
+        let (rule, reason) = match name {
+            Some("lo") => (Rule::DuplicateInterfaceName, "is the loopback interface, which every pod has"),
+            Some(USUAL_NAME) => (
+                Rule::DefaultInterfaceName,
+                "is the name that runtimes give to the default network; such a pod is refused",
+            ),
+            _ => continue,
+        };
+        let path = KeyPath::root().index(element.index).key("interface");
+        let fault = Fault::new(rule, Annotation::Networks.subject(), reason).at(path);
+        let fault = fault.showing(&npwg::refusal::quote(name.unwrap_or_default()));
+        report.add_at_path(place, text, fault.cure("choose another name, or leave it out"));
+    }
 }
 
 /// Reports annotations that are on the workload instead of its pod template.

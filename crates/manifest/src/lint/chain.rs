@@ -6,12 +6,13 @@
 use cni::name::NetworkName;
 use cni::network::Network;
 use cni::version::{Triple, Version};
+use cni::wording;
 use serde_json::{Map, Value};
 
 use super::{Knowledge, Place, Report};
 use npwg::definition::{inline, refuse_meta_plugin};
 use npwg::nearest::nearest;
-use npwg::refusal::{Fault, KeyPath, quote};
+use npwg::refusal::{Fault, KeyPath, Step, quote};
 use npwg::rule::{Rule, Severity};
 
 /// Keys of a list. Plugins may read others, so only a near miss is reported.
@@ -24,6 +25,8 @@ pub(super) struct Subject<'a> {
     pub(super) name: &'a str,
     /// Name of the definition that contains it.
     pub(super) owner: Option<&'a str>,
+    /// Whether the definition names a resource, whose devices the plugins get.
+    pub(super) has_resource: bool,
     /// Place in the file.
     pub(super) place: Place<'a>,
 }
@@ -32,26 +35,29 @@ pub(super) fn look(report: &mut Report<'_>, subject: &Subject<'_>, text: &str, k
     let value: Value = match serde_json::from_str(text) {
         Ok(value) => value,
         Err(cause) => {
-            let at = byte_of(text, cause.line(), cause.column());
-            let fault = Fault::new(Rule::MalformedConfig, subject.name, format!("is not JSON: {cause}"));
+            let at = wording::offset(text.as_bytes(), cause.line(), cause.column());
+            let why = wording::syntax_error(text.as_bytes(), &cause);
+            let fault = Fault::new(Rule::MalformedConfig, subject.name, format!("is not JSON: {why}"));
             report.add_inside(subject.place, text, at, fault);
             return;
         }
     };
-    let mut chain = Chain { report, subject, text, knowledge, errors: 0 };
+    let none = Map::new();
+    let whole = value.as_object().unwrap_or(&none);
+    let mut chain = Chain { report, subject, text, knowledge, whole, errors: 0 };
     match &value {
-        Value::Object(map) => chain.object(map),
-        other => chain.say(
-            fault(Rule::MalformedConfig, &KeyPath::root(), "is not a JSON object").showing(&shown(other)),
-        ),
+        Value::Object(map) => {
+            chain.duplicates();
+            chain.object(map);
+        }
+        other => {
+            let fault = fault(Rule::MalformedConfig, &KeyPath::root(), "is not a JSON object");
+            let is_quoted = other.as_str().is_some_and(|text| text.trim_start().starts_with('{'));
+            let cure = if is_quoted { "remove the quotation marks around the object" } else { "" };
+            chain.say(fault.showing(&shown(other)).cure(cure));
+        }
     }
     chain.as_the_plan_reads_it();
-}
-
-/// Returns the offset of a line and column as serde_json counts them.
-fn byte_of(text: &str, line: usize, column: usize) -> usize {
-    let start: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
-    (start + column.saturating_sub(1)).min(text.len())
 }
 
 /// Returns the value of `key`, matched exactly or else without case, as plugins do.
@@ -79,6 +85,8 @@ pub(super) struct Chain<'a, 'b> {
     pub(super) subject: &'a Subject<'a>,
     text: &'a str,
     pub(super) knowledge: &'a Knowledge,
+    /// The configuration.
+    pub(super) whole: &'a Map<String, Value>,
     errors: usize,
 }
 
@@ -99,9 +107,12 @@ impl Chain<'_, '_> {
                 if plugins.is_empty() {
                     self.say(fault(Rule::MissingPlugin, &root.key("plugins"), "lists no plugin"));
                 }
-                for (index, plugin) in plugins.iter().enumerate() {
-                    self.plugin(&root.key("plugins").index(index), plugin);
+                let at = |index: usize| root.key("plugins").index(index);
+                let each: Vec<_> = plugins.iter().enumerate().map(|(index, one)| (at(index), one)).collect();
+                for (path, plugin) in &each {
+                    self.plugin(path, plugin);
                 }
+                self.order(&each);
             }
             Some(other) => {
                 self.say(
@@ -109,10 +120,22 @@ impl Chain<'_, '_> {
                         .showing(&shown(other)),
                 );
             }
-            None if find(map, "type").is_some() => self.plugin(&root, &Value::Object(map.clone())),
+            None if find(map, "type").is_some() => {
+                let plugin = Value::Object(map.clone());
+                self.plugin(&root, &plugin);
+                self.order(&[(root, &plugin)]);
+            }
             None => {
-                let cure = "write \"type\" for one plugin, or \"plugins\" for a list";
-                self.say(fault(Rule::MissingPlugin, &root, "names no plugin").cure(cure));
+                let fault = fault(Rule::MissingPlugin, &root, "names no plugin");
+                let near = |key: &&String| nearest(key, &["type", "plugins"]).is_some();
+                let cure = match map.keys().find(near) {
+                    Some(key) => {
+                        let meant = nearest(key, &["type", "plugins"]).unwrap_or_default();
+                        format!("the key is {key:?}: did you mean {meant:?}?")
+                    }
+                    None => "write \"type\" for one plugin, or \"plugins\" for a list".to_owned(),
+                };
+                self.say(fault.cure(cure));
             }
         }
     }
@@ -185,6 +208,21 @@ impl Chain<'_, '_> {
                 let cure = format!("add \"cniVersion\": \"{}\"", Version::LATEST);
                 self.say(fault(Rule::MissingCniVersion, &KeyPath::root(), reason).cure(cure));
             }
+        }
+    }
+
+    /// Reports keys that occur twice in one object. For `sysctl` of `tuning` the plugin refuses them.
+    fn duplicates(&mut self) {
+        for (path, offset) in crate::position::duplicate_keys(self.text) {
+            let is_sysctl = matches!(path.steps(), [.., Step::Key(outer), _] if outer == "sysctl");
+            let fault = match is_sysctl {
+                true => fault(Rule::InvalidValue, &path, "the key occurs twice"),
+                false => fault(Rule::DuplicateKey, &path, "occurs twice: only the last value counts"),
+            };
+            let fault =
+                Fault { subject: self.subject.name.to_owned(), ..fault }.cure("remove one of the two");
+            self.errors += usize::from(is_sysctl);
+            self.report.add_inside(self.subject.place, self.text, offset, fault);
         }
     }
 

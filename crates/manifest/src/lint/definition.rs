@@ -14,6 +14,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
     kuryr::look(report, located);
     let path = config_path();
     let node = located.node_at(&path);
+    let has_resource = definition.resource().is_some();
     let fault = |rule: Rule, reason: &str| Fault::new(rule, &subject, reason).at(path.clone());
     match &definition.config {
         // A Neutron port needs no configuration.
@@ -35,7 +36,7 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
         }
         SpecConfig::Text(text) => {
             let place = Place::Scalar(node.span);
-            let chain = chain::Subject { name: &subject, owner: Some(&definition.name), place };
+            let chain = chain::Subject { name: &subject, owner: Some(&definition.name), has_resource, place };
             chain::look(report, &chain, text, knowledge);
         }
         SpecConfig::Structured(json) => {
@@ -45,7 +46,8 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>, knowl
             if let Value::Map(_) = node.value {
                 // The content of the map can be checked nevertheless.
                 let place = Place::Nodes(node);
-                let chain = chain::Subject { name: &subject, owner: Some(&definition.name), place };
+                let chain =
+                    chain::Subject { name: &subject, owner: Some(&definition.name), has_resource, place };
                 chain::look(report, &chain, json, knowledge);
             }
         }

@@ -32,7 +32,8 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<Definition>) {
             return;
         }
         Err(cause) => {
-            report.add(at, fault(cause.to_string()));
+            let why = cni::wording::syntax_error(text.as_bytes(), &cause);
+            report.add(at, fault(format!("is not JSON: {why}")));
             return;
         }
     };

@@ -4,9 +4,9 @@ use cni::capability;
 use cni::name::PluginType;
 use serde_json::{Map, Value};
 
+use super::Programs;
 use super::chain::{Chain, fault, find, shown};
 use super::plugins;
-use super::values::{self, Form};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::nearest::hint;
 use npwg::refusal::KeyPath;
@@ -24,7 +24,12 @@ const PLUGIN_KEYS: &[&str] = &[
     "dns",
     "runtimeConfig",
     "prevResult",
+    // Read by kubevirt/ipam-extensions, which writes claims for machines.
+    "allowPersistentIPs",
 ];
+
+/// Plugins that attach further networks.
+const META_PLUGINS: &[&str] = &["multus", "multus-shim", "weft"];
 
 /// Known plugins whose options are not in the tables.
 const OTHERS: &[&str] = &[
@@ -99,7 +104,7 @@ impl Chain<'_, '_> {
             return;
         };
         for (name, on) in declared {
-            if !on.is_boolean() {
+            if !on.is_boolean() && !on.is_null() {
                 self.say(
                     fault(Rule::InvalidCapabilities, &path.key(name), "must be true or false")
                         .showing(&shown(on)),
@@ -115,73 +120,54 @@ impl Chain<'_, '_> {
         }
     }
 
-    /// Checks the plugin's keys and those of its `ipam`, for plugins of the tables.
+    /// Checks the plugin's keys and those of its `ipam`, for known plugins.
     fn keys_of(&mut self, name: &str, map: &Map<String, Value>, path: &KeyPath) {
         let knowledge = self.knowledge;
-        match knowledge.plugin_keys.get(plugins::canonical(name)) {
+        let plugin = plugins::canonical(name);
+        match knowledge.plugin_keys.get(plugin) {
             Some(own) => {
                 self.unknown_keys(name, own, PLUGIN_KEYS, map, path);
-                if let Some(row) = plugins::plugin(name) {
-                    self.values(row.options, map, path);
-                    self.missing(row.missing(map), name, path);
-                }
+                self.refused(map, path, &|call, provided| plugin_config::check(plugin, call, provided));
             }
             None => self.unknown_type(name, knowledge.plugin_keys.keys(), path),
         }
+        // A chained plugin never calls an IPAM plugin.
         let Some(Value::Object(ipam)) = find(map, "ipam") else { return };
         let Some(name) = find(ipam, "type").and_then(Value::as_str) else { return };
-        let path = path.key("ipam");
+        if name.is_empty() || plugin_config::CHAINED.contains(&plugin) {
+            return;
+        }
+        let place = path.key("ipam");
         match knowledge.ipam_keys.get(name) {
             Some(own) => {
-                self.unknown_keys(name, own, &["type"], ipam, &path);
-                if let Some(row) = plugins::address_manager(name) {
-                    self.values(row.options, ipam, &path);
-                }
-                self.missing(plugins::missing_range(name, ipam, map), name, &path);
+                self.unknown_keys(name, own, &["type"], ipam, &place);
+                self.refused(map, path, &|call, provided| plugin_config::check_ipam(name, call, provided));
             }
-            None => self.unknown_type(name, knowledge.ipam_keys.keys(), &path),
-        }
-    }
-
-    /// Checks the values of the options.
-    fn values(&mut self, rows: &[(&str, Form)], map: &Map<String, Value>, path: &KeyPath) {
-        for (key, value) in map.iter().filter(|(_, value)| !value.is_null()) {
-            let form = rows.iter().find(|(known, _)| cni::fold::same(known, key)).map(|(_, form)| *form);
-            form.into_iter().for_each(|form| self.value(form, value, &path.key(key)));
-        }
-    }
-
-    fn value(&mut self, form: Form, value: &Value, path: &KeyPath) {
-        match (form, value) {
-            (Form::Each(form), Value::Array(list)) => {
-                list.iter().enumerate().for_each(|(at, value)| self.value(*form, value, &path.index(at)));
+            // Another plugin may read its `ipam` in any way.
+            None if knowledge.plugin_keys.contains_key(plugin) => {
+                self.unknown_type(name, knowledge.ipam_keys.keys(), &place);
             }
-            (Form::Fields(rows), Value::Object(map)) => self.values(rows, map, path),
-            _ => {
-                if let Some(reason) = values::fault_of(form, value) {
-                    self.say(fault(Rule::InvalidValue, path, reason).showing(&shown(value)));
-                }
-            }
-        }
-    }
-
-    fn missing(&mut self, missing: Option<(&str, &str)>, name: &str, path: &KeyPath) {
-        if let Some((key, why)) = missing {
-            self.say(fault(Rule::MissingKey, path, format!("{name} has no {key}: {why}")));
+            None => {}
         }
     }
 
     /// Reports a probable misspelling of a plugin's name.
     fn unknown_type<'k>(&mut self, name: &str, known: impl Iterator<Item = &'k String>, path: &KeyPath) {
         let known: Vec<&str> = known.map(String::as_str).chain(OTHERS.iter().copied()).collect();
-        if known.contains(&name) {
-            return;
-        }
-        let near = hint(name, &known);
-        if !near.is_empty() {
-            let reason = "is not a known plugin";
-            let fault = fault(Rule::UnknownPluginType, &path.key("type"), reason);
-            self.say(fault.showing(&shown(&Value::from(name))).cure(near));
+        let near = if known.contains(&name) { String::new() } else { hint(name, &known) };
+        let (at, value) = (path.key("type"), shown(&Value::from(name)));
+        let missing = self.knowledge.programs.as_ref().filter(|programs| !programs.names.contains(name));
+        match missing {
+            _ if !near.is_empty() => {
+                let fault = fault(Rule::UnknownPluginType, &at, "is not a known plugin");
+                self.say(fault.showing(&value).cure(near));
+            }
+            Some(Programs { directories, names: _ }) if !META_PLUGINS.contains(&name) => {
+                let reason = format!("there is no program of this name in {}", directories.join(", "));
+                let cure = "install it on every node, or name its directory with --plugin-dir";
+                self.say(fault(Rule::PluginNotFound, &at, reason).showing(&value).cure(cure));
+            }
+            _ => {}
         }
     }
 
@@ -210,10 +196,7 @@ impl Chain<'_, '_> {
             Err(error) => self.say(fault(Rule::InvalidNodeConfiguration, path, error.to_string())),
             Ok(node) => {
                 for warning in node.warnings {
-                    let at = warning.fault.path.steps().iter().fold(path.clone(), |path, step| match step {
-                        npwg::refusal::Step::Key(key) => path.key(key),
-                        npwg::refusal::Step::Index(index) => path.index(*index),
-                    });
+                    let at = super::refused::joined(path, &warning.fault.path);
                     self.say(fault(warning.fault.rule, &at, warning.fault.reason).cure(warning.fault.cure));
                 }
             }

@@ -220,31 +220,30 @@ fn of_keys(keys: &str) -> Vec<String> {
         let Fault { rule, path, reason, cure, .. } = &finding.fault;
         format!("{rule} {path}: {reason} {cure}").trim().to_owned()
     };
-    found.iter().map(line).collect()
+    // Plugins of either kind are alone in these texts.
+    let others = found.iter().filter(|finding| finding.fault.rule != Rule::NoInterfacePlugin);
+    others.map(line).collect()
 }
 
 #[test]
 fn lint_invalid_value_of_a_plugin_is_reported() {
     for (keys, said) in [
-        (
-            r#""type":"vlan","master":"eth0","vlanId":5000"#,
-            "invalid-value vlanId: must be a whole number within 0..=4094",
-        ),
-        (r#""type":"vlan","vlanId":5"#, "vlan has no master"),
-        (r#""type":"bridge","mtu":"abc""#, "invalid-value mtu: must be a number"),
-        (r#""type":"bridge","MTU":40"#, "invalid-value MTU: must be 0, or"),
-        (r#""type":"bridge","vlan":9999"#, "invalid-value vlan: must be"),
-        (r#""type":"bridge","isGateway":"yes""#, "invalid-value isGateway: must be true or false"),
+        (r#""type":"vlan","master":"eth0","vlanId":5000"#, "invalid-value vlanId: not between 0 and 4094"),
+        (r#""type":"vlan","vlanId":5"#, "missing-key : master is missing; set it to the parent interface"),
+        (r#""type":"bridge","mtu":"abc""#, "invalid-value mtu: expected a whole number from 0 to 4294967295"),
+        (r#""type":"bridge","MTU":40"#, "invalid-value MTU: not between 68 and 65535"),
+        (r#""type":"bridge","vlan":9999"#, "invalid-value vlan: not between 0 and 4094"),
+        (r#""type":"bridge","isGateway":"yes""#, "invalid-value isGateway: expected true or false"),
         (r#""type":"bridge","bridge":"a-name-of-20-letters""#, "is longer than 15 bytes"),
         (
             r#""type":"bridge","vlanTrunk":[{"id":5},{"minID":"x"}]"#,
-            "invalid-value vlanTrunk[1].minID: must be a number",
+            "invalid-value vlanTrunk[1].minID: expected a whole number",
         ),
-        (r#""type":"ipvlan","mode":"l9""#, "invalid-value mode: must be one of l2, l3, l3s"),
-        (r#""type":"macvlan","mode":"bride""#, "must be one of bridge, private"),
-        (r#""type":"ptp""#, "missing-key : ptp has no ipam"),
-        (r#""type":"vrf""#, "vrf has no vrfname"),
-        (r#""type":"tuning","sysctl":{"a":1}"#, "invalid-value sysctl: must be an object of strings"),
+        (r#""type":"ipvlan","mode":"l9""#, "invalid-value mode: not one of l2, l3, l3s"),
+        (r#""type":"macvlan","mode":"bride""#, "not one of bridge, private"),
+        (r#""type":"ptp""#, "missing-key : ipam.type is missing; a point-to-point link"),
+        (r#""type":"vrf""#, "vrfname is missing; set it"),
+        (r#""type":"tuning","sysctl":{"a":1}"#, "invalid-value sysctl.a: expected a string"),
         (r#""type":"brigde""#, "unknown-plugin-type type: is not a known plugin did you mean bridge?"),
     ] {
         let found = of_keys(keys);
@@ -265,15 +264,15 @@ fn lint_invalid_value_of_ipam_is_reported() {
     for (ipam, said) in [
         (
             r#""type":"host-local","subnet":"10.0.0.0/33""#,
-            "invalid-value ipam.subnet: must be an address with a prefix length",
+            "invalid-value ipam.subnet: not an address with a prefix length",
         ),
-        (r#""type":"host-local""#, "missing-key ipam: host-local has no ranges"),
+        (r#""type":"host-local""#, "missing-key ipam: ipam.ranges is missing"),
         (
             r#""type":"host-local","ranges":[[{"subnet":"10.0.0.0/8","gateway":"x"}]]"#,
-            "ipam.ranges[0][0].gateway: must be an IP address",
+            "ipam.ranges[0][0].gateway: not an IP address",
         ),
         (r#""type":"host-local","subnet":"10.0.0.0/8","routes":[{"dst":"10"}]"#, "ipam.routes[0].dst"),
-        (r#""type":"weft-ipam""#, "weft-ipam has no range"),
+        (r#""type":"weft-ipam""#, "ipam.range is missing"),
         (r#""type":"whereabouts","range":"10.0.0.0/8","exclude":["x"]"#, "ipam.exclude[0]"),
         (r#""type":"static","addresses":[{"address":"10.0.0.1"}]"#, "ipam.addresses[0].address"),
         (r#""type":"host-locl""#, "did you mean host-local?"),
@@ -283,7 +282,6 @@ fn lint_invalid_value_of_ipam_is_reported() {
     }
     for ipam in [
         r#""type":"whereabouts","range":"10.0.0.2-10.0.0.9/24","exclude":["10.0.0.3","10.0.0.8/30"]"#,
-        r#""type":"whereabouts","configuration_path":"/etc/whereabouts""#,
         r#""type":"static""#,
     ] {
         assert_eq!(of_keys(&format!(r#""type":"bridge","ipam":{{{ipam}}}"#)), [""; 0], "{ipam}");
@@ -362,7 +360,7 @@ fn lint_kuryr_definition_needs_no_config_and_is_checked() {
         (r#"{"driverType":"sriov"}"#, "neutron-vif, nested-vlan, nested-macvlan"),
         (r#"{"subnetID":"s"}"#, "subnetID: unknown key"),
         ("[]", "is not an object"),
-        ("{", "EOF"),
+        ("{", "a closing } is missing"),
     ] {
         let found = found(text);
         assert!(found.len() == 1 && found[0].contains(words), "{text}: {found:?}");
@@ -462,5 +460,262 @@ fn lint_fix_keeps_the_meaning_of_anchors_and_empty_values() {
         let expected =
             [(2, 0), (3, 0), (2, 0), (1, 0), (1, 0), (1, 0), (1, 0), (1, 0), (0, 1), (1, 0), (1, 0), (0, 1)];
         assert_eq!((strings, remaining), expected[index], "{text}");
+    }
+}
+
+#[test]
+fn lint_ranges_that_add_refuses_are_errors() {
+    for (ipam, said) in [
+        (
+            r#""type":"weft-ipam","range":"224.0.0.0/4""#,
+            "ipam.range: has addresses of 224.0.0.0/4, which are multicast",
+        ),
+        (
+            r#""type":"whereabouts","range":"127.0.0.0/8""#,
+            "ipam.range: has addresses of 127.0.0.0/8, which are loopback",
+        ),
+        (r#""type":"host-local","subnet":"10.0.0.0/31""#, "ipam.subnet: too small"),
+        (r#""type":"host-local","subnet":"10.0.0.0/32""#, "ipam.subnet: too small"),
+        (
+            r#""type":"host-local","subnet":"10.0.0.5/24""#,
+            "ipam.subnet: has host bits set: the network is 10.0.0.0/24",
+        ),
+        (
+            r#""type":"whereabouts","range":"10.0.0.20-10.0.0.10/24""#,
+            "ipam.range: before the first address 10.0.0.20",
+        ),
+        (r#""type":"whereabouts","range":"10.9.0.20-10.0.0.10/24""#, "ipam.range: not in subnet 10.0.0.0/24"),
+        (
+            r#""type":"host-local","ranges":[[{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.9","rangeEnd":"10.0.0.5"}]]"#,
+            "ipam.ranges[0][0].rangeEnd: before the first address 10.0.0.9",
+        ),
+        (
+            r#""type":"whereabouts","range":"10.0.0.0/30","exclude":["10.0.0.0/29"]"#,
+            "ipam.exclude: excludes every address",
+        ),
+        (
+            r#""type":"host-local","ranges":[[{"subnet":"10.0.0.0/24"}],[{"subnet":"10.0.0.0/16"}]]"#,
+            "ipam.ranges[1]: overlaps ipam.ranges[0]",
+        ),
+        (
+            r#""type":"whereabouts","range":"10.0.0.0/24","network_name":"Blue_Net""#,
+            "ipam.network_name: not a name",
+        ),
+    ] {
+        let found = of_keys(&format!(r#""type":"bridge","ipam":{{{ipam}}}"#));
+        assert!(matches!(found.as_slice(), [one] if one.contains(said)), "{ipam}: {found:?}");
+    }
+}
+
+#[test]
+fn lint_reports_several_errors_of_one_plugin_with_their_places() {
+    let text = r#"{"cniVersion":"1.0.0","name":"a","type":"bridge","mtu":"1500","vlan":5000,"hairpinMode":true,"promiscMode":true}"#;
+    let found = configuration(text, &Knowledge::of_known_plugins());
+    assert_eq!(
+        short(&found),
+        ["1:56 Error invalid-value", "1:70 Error invalid-value", "1:108 Error invalid-value"]
+    );
+    assert_eq!(
+        found[0].fault.reason,
+        "expected a whole number from 0 to 4294967295; remove the quotation marks"
+    );
+    assert_eq!(found[2].fault.reason, "cannot be combined with hairpinMode: true");
+    let zero = of_keys(r#""type":"host-device","hwaddr":"00:00:00:00:00:00""#);
+    assert!(matches!(zero.as_slice(), [one] if one.contains("the address of no interface")), "{zero:?}");
+    let none = of_keys(r#""type":"host-device""#);
+    assert!(matches!(none.as_slice(), [one] if one.contains("device is missing; set device")), "{none:?}");
+    assert_eq!(of_keys(r#""type":"host-device","capabilities":{"deviceID":true}"#), [""; 0]);
+}
+
+#[test]
+fn lint_chained_plugin_needs_an_earlier_interface() {
+    let rules = |plugins: &str| {
+        let json = format!(r#"{{"cniVersion":"1.0.0","name":"a","plugins":[{plugins}]}}"#);
+        let rules = |findings: Vec<Finding>| {
+            findings.iter().map(|finding| finding.fault.rule.name()).collect::<Vec<_>>().join(" ")
+        };
+        (rules(lint(&config(&json))), rules(configuration(&json, &Knowledge::default())))
+    };
+    let both = |rule: &str| (rule.to_owned(), rule.to_owned());
+    for name in ["bandwidth", "firewall", "portmap", "sbr", "tuning", "cnv-tuning", "vrf"] {
+        let (chained, maker) = (format!(r#"{{"type":"{name}"}}"#), r#"{"type":"acme"}"#);
+        assert_eq!(rules(&format!("{maker},{chained}")), both(""), "{name}");
+        assert_eq!(rules(&format!("{chained},{maker}")), both("missing-interface-plugin"), "{name}");
+        let alone = ("missing-interface-plugin".to_owned(), "no-interface-plugin".to_owned());
+        assert_eq!(rules(&chained), alone, "{name}");
+    }
+}
+
+#[test]
+fn lint_duplicate_keys_of_yaml_and_json_are_reported() {
+    let yaml =
+        definition("  config: \"\"\n  config: '{\"cniVersion\":\"1.0.0\",\"name\":\"a\",\"type\":\"x\"}'\n");
+    assert_eq!(short(&lint(&yaml)), ["7:3 Warning duplicate-key"]);
+    let json = lint(&config(
+        r#"{"cniVersion":"1.0.0","name":"a","type":"x","args":{"cni":{"a":1,"a":2}},"type":"y"}"#,
+    ));
+    assert_eq!(short(&json), ["7:70 Warning duplicate-key", "7:78 Warning duplicate-key"]);
+    // The plugin refuses it.
+    let sysctl = of_keys(r#""type":"tuning","sysctl":{"net.core.somaxconn":"1","net.core.somaxconn":"2"}"#);
+    assert_eq!(
+        sysctl,
+        ["invalid-value sysctl.net.core.somaxconn: the key occurs twice remove one of the two"]
+    );
+    // A merged key is replaced on purpose, and an alias is reported once.
+    let merged = "a: &a {x: 1, x: 2}\nb: *a\nc: {<<: *a, x: 3}\nkind: ConfigMap\n";
+    assert_eq!(short(&lint(merged)), ["1:14 Warning duplicate-key"]);
+}
+
+#[test]
+fn lint_misplaced_and_misspelt_annotations_are_reported() {
+    let rules = |metadata: &str, spec: &str| {
+        let text = format!("apiVersion: v1\nkind: Pod\nmetadata:\n  name: p\n{metadata}spec:\n{spec}");
+        lint(&text)
+            .iter()
+            .map(|finding| format!("{} {}", finding.fault.rule, finding.fault.cure))
+            .collect::<Vec<_>>()
+    };
+    let key = "k8s.v1.cni.cncf.io";
+    for (name, meant) in [
+        (format!("{key}/network"), format!("{key}/networks")),
+        (format!("{key}/networks-default"), "v1.multus-cni.io/default-network".to_owned()),
+        ("v1.multus-cni.io/default-networks".to_owned(), "v1.multus-cni.io/default-network".to_owned()),
+        (format!("{key}/resourcename"), format!("{key}/resourceName")),
+        ("k8s.v1.cncf.io/networks".to_owned(), format!("{key}/networks")),
+    ] {
+        let found = rules(&format!("  annotations: {{{name}: a}}\n"), "  {}\n");
+        assert_eq!(found, [format!("unknown-annotation did you mean {meant}?")], "{name}");
+    }
+    assert_eq!(
+        rules(&format!("  annotations: {{{key}/network-status: '[]', example.com/x: a}}\n"), "  {}\n"),
+        [""; 0]
+    );
+    let moved = ["misplaced-annotation move it to metadata.annotations"];
+    assert_eq!(rules(&format!("  labels: {{{key}/networks: a}}\n"), "  {}\n"), moved);
+    assert_eq!(rules(&format!("  annotation: {{{key}/networks: a}}\n"), "  {}\n"), moved);
+    assert_eq!(rules("", &format!("  annotations: {{{key}/networks: a}}\n")), moved);
+}
+
+#[test]
+fn lint_misplaced_config_is_reported() {
+    let json = "'{\"cniVersion\":\"1.0.0\",\"name\":\"a\",\"type\":\"x\"}'";
+    let beside = format!("{}config: {json}\n", definition("  {}\n"));
+    for (text, line) in [
+        (beside, "7:1"),
+        (definition(&format!("  Config: {json}\n")), "6:3"),
+        (definition("  type: bridge\n"), "6:3"),
+    ] {
+        let expected = ["1:1 Note config-on-disk".to_owned(), format!("{line} Warning misplaced-config")];
+        assert_eq!(short(&lint(&text)), expected, "{text}");
+    }
+}
+
+#[test]
+fn lint_templates_of_other_workloads_are_read() {
+    for (version, kind) in [
+        ("apps.openshift.io/v1", "DeploymentConfig"),
+        ("argoproj.io/v1alpha1", "Rollout"),
+        ("kubevirt.io/v1", "VirtualMachine"),
+    ] {
+        let text = format!(
+            "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: d}}\nspec:\n  template:\n    metadata:\n      annotations:\n        k8s.v1.cni.cncf.io/networks: UPPER\n"
+        );
+        assert_eq!(short(&lint(&text)), ["8:38 Error malformed-network-reference"], "{kind}");
+    }
+}
+
+#[test]
+fn lint_reserved_interface_names_and_addresses_are_reported() {
+    for (element, expected) in [
+        (r#""interface":"lo""#, "Error duplicate-interface-name"),
+        (r#""interface":"eth0""#, "Warning default-interface-name"),
+        (r#""mac":"01:00:5e:00:00:01""#, "Error invalid-mac"),
+        (r#""mac":"00:00:00:00:00:00""#, "Error invalid-mac"),
+        (r#""default-route":["0.0.0.0"]"#, "Error invalid-default-route"),
+        (r#""default-route":["::"]"#, "Error invalid-default-route"),
+        (r#""ips":"10.0.0.5""#, "Error invalid-ips"),
+        (r#""gateway":"10.0.0.1""#, "Warning unknown-key"),
+    ] {
+        let found = lint(&pod(&format!("'[{{\"name\":\"a\",{element}}}]'")));
+        assert!(matches!(short(&found).as_slice(), [one] if one.ends_with(expected)), "{element}: {found:?}");
+    }
+}
+
+#[test]
+fn lint_across_files_finds_duplicate_and_unknown_networks() {
+    let definitions = Manifest::parse(&config(r#"{"cniVersion":"1.0.0","name":"a","type":"x"}"#));
+    let machine = "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {name: vm}\nspec:\n  template:\n    spec:\n      networks:\n      - name: net\n        multus: {networkName: aa}\n";
+    let found = |files: &[(&str, Manifest)]| {
+        let mut across = across::Across::default();
+        files.iter().for_each(|(name, manifest)| across.add(name, manifest, 0));
+        let line = |(file, finding): (String, Finding)| {
+            format!("{file} {} {}", short(&[finding.clone()])[0], finding.fault)
+        };
+        across.findings().into_iter().map(line).collect::<Vec<_>>()
+    };
+    let pods = Manifest::parse(&pod("a,other/a,b"));
+    assert_eq!(found(&[("pods", pods.clone())]), [""; 0], "without definitions nothing is known");
+    let all = found(&[
+        ("a.yaml", definitions.clone()),
+        ("b.yaml", definitions),
+        ("pods", pods),
+        ("vm", Manifest::parse(machine)),
+    ]);
+    assert_eq!(all.len(), 4, "{all:?}");
+    assert!(
+        all[0].starts_with("b.yaml 4:9 Warning duplicate-definition")
+            && all[0].contains("is also in a.yaml:4"),
+        "{all:?}"
+    );
+    assert!(
+        all[1].starts_with("pods 6:36 Warning network-not-in-files")
+            && all[1].ends_with("did you mean default/a?"),
+        "{all:?}"
+    );
+    assert!(all[2].starts_with("pods 6:44 "), "{all:?}");
+    assert!(
+        all[3].starts_with("vm 9:31 ") && all[3].contains("spec.networks[0].multus.networkName"),
+        "{all:?}"
+    );
+}
+
+#[test]
+fn lint_plugin_without_a_program_in_the_directories_is_reported() {
+    let programs = Programs { directories: vec!["/opt/cni/bin".into()], names: ["sriov".to_owned()].into() };
+    let knowledge = Knowledge { programs: Some(programs), ..Knowledge::of_known_plugins() };
+    let found = |plugin: &str, knowledge: &Knowledge| {
+        let json =
+            format!(r#"{{"cniVersion":"1.0.0","name":"a","type":"{plugin}","allowPersistentIPs":true}}"#);
+        configuration(&json, knowledge)
+            .into_iter()
+            .map(|finding| finding.fault.to_string())
+            .collect::<Vec<_>>()
+    };
+    let missing = found("bond", &knowledge);
+    assert!(
+        matches!(missing.as_slice(), [one] if one.contains("type: \"bond\": there is no program of this name in /opt/cni/bin")),
+        "{missing:?}"
+    );
+    for plugin in ["sriov", "bridge"] {
+        assert_eq!(found(plugin, &knowledge), [""; 0], "{plugin}");
+    }
+    assert_eq!(found("bond", &Knowledge::of_known_plugins()), [""; 0]);
+}
+
+#[test]
+fn lint_usual_mistakes_in_json_name_the_cure() {
+    for (json, cure) in [
+        ("{'name': 'a'}", "write \" instead"),
+        ("{“name”: “a”}", "typographic quotation mark"),
+        ("{\"name\": \"a\", # the name\n \"type\": \"x\"}", "JSON has no comments"),
+        ("{\"name\": \"a\",}", "remove the comma"),
+        ("\"{}\"", "remove the quotation marks around the object"),
+        (
+            "{\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type:\": \"vrf\"}",
+            "the key is \"type:\": did you mean \"type\"?",
+        ),
+    ] {
+        let found = lint(&config(json));
+        assert!(found.iter().any(|finding| finding.fault.to_string().contains(cure)), "{json}: {found:?}");
     }
 }

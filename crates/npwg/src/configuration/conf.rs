@@ -12,6 +12,7 @@ use cni::name::NetworkName;
 use cni::network::Network;
 use cni::object::Object;
 use cni::version::Version;
+use cni::wording;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -109,12 +110,14 @@ struct LogOptions {
 pub(super) fn read(bytes: &[u8], flavour: Flavour) -> Result<NodeConfiguration, Error> {
     let object = Object::parse(bytes, "network configuration")?;
     let mut warnings = unknown_keys(&object, flavour)?;
-    let value: Value = serde_json::from_slice(bytes)
-        .map_err(|cause| Error::config(format!("network configuration: {cause}")))?;
+    let value: Value = serde_json::from_slice(bytes).map_err(|cause| {
+        Error::config(format!("network configuration: {}", wording::syntax_error(bytes, &cause)))
+    })?;
     let conf: Conf = fold::from_value(&value, "")?;
     let runtime_config = object.read_object("runtimeConfig")?.unwrap_or_default();
     let default_network = default_network(&object, &conf.cluster_network, flavour, &mut warnings)?;
     let mut configuration = conf.settle(flavour, default_network, runtime_config)?;
+    configuration.network = object.text("name").ok().flatten().unwrap_or_default();
     configuration.warnings = warnings;
     Ok(configuration)
 }
@@ -282,6 +285,7 @@ impl Conf {
             },
             runtime_config,
             capabilities: capabilities.collect::<BTreeSet<_>>(),
+            network: String::new(),
             warnings: Vec::new(),
         })
     }

@@ -170,7 +170,7 @@ fn of_element(request: &Request<'_>, annotation: Annotation, element: Element) -
     access::check(request, &network, fault(Rule::NetworkNotAllowed, ""))?;
     let Some(definition) = request.definitions.find(&network) else {
         let fault = fault(Rule::UnknownNetwork, "there is no such NetworkAttachmentDefinition");
-        return Err(Refusal::failed(fault));
+        return Err(Refusal::failed(fault.cure(cure_of_unknown(request, annotation, &network))));
     };
     let resolved = definition::resolve(definition, request.disk, &request.node.conf_dir)?;
     let role = match annotation {
@@ -228,6 +228,25 @@ pub fn resources<'a>(
         read.into_iter().flat_map(|selection| selection.elements)
     });
     own.chain(elements.filter_map(|element| element.resource)).collect()
+}
+
+/// Returns the next step for a network without a definition.
+fn cure_of_unknown(request: &Request<'_>, annotation: Annotation, network: &NetworkReference) -> String {
+    let NetworkReference { namespace, name } = network;
+    let own = NetworkReference::new(&request.pod.namespace, name);
+    let searched = &request.node.multus_namespace;
+    match annotation {
+        Annotation::DefaultNetwork if namespace == searched && own.namespace != *namespace => {
+            // Only definitions that the pod names are looked up.
+            let is_named = wanted(request.pod, request.node).contains(&own);
+            let is_there = is_named && request.definitions.find(&own).is_some();
+            let there = if is_there { ", which exists" } else { "" };
+            format!(
+                "a name without a namespace is searched in {searched}; write {own} for the one of the pod's namespace{there}"
+            )
+        }
+        _ => format!("kubectl get network-attachment-definitions -n {namespace} lists those that there are"),
+    }
 }
 
 fn origin(resolved: &Resolved, network: &NetworkReference) -> String {

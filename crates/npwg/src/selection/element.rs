@@ -56,6 +56,23 @@ const EMPTY_IS_ABSENT: &[&str] = &[
     "resourceName",
 ];
 
+/// Names that users give to keys, with the key that is meant.
+const OTHER_NAMES: &[(&str, &str)] = &[
+    ("gateway", "default-route"),
+    ("defaultRoute", "default-route"),
+    ("default-gateway", "default-route"),
+    ("ip", "ips"),
+    ("ipAddress", "ips"),
+    ("address", "ips"),
+    ("addresses", "ips"),
+    ("macAddress", "mac"),
+    ("mac-address", "mac"),
+    ("ifname", "interface"),
+    ("interfaceName", "interface"),
+    ("args", "cni-args"),
+    ("device", "deviceID"),
+];
+
 /// Maximum length of an unknown key that a warning repeats, in bytes.
 const LONGEST_KEY: usize = 64;
 
@@ -96,7 +113,7 @@ fn reference(reader: &mut Reader, index: usize, text: &str, home: &str) -> Optio
     if let Some(reason) = wrong_namespace.or_else(wrong_name) {
         let fault =
             reader.fault(Rule::MalformedNetworkReference, reason).at(path).showing(&value::shown(text));
-        reader.fails(fault.cure("write name or namespace/name"));
+        reader.fails(fault.cure(cure_of_reference(text)));
         return None;
     }
     let mut element = Element::plain(index, NetworkReference::new(namespace.unwrap_or(home), name));
@@ -110,6 +127,19 @@ fn reference(reader: &mut Reader, index: usize, text: &str, home: &str) -> Optio
         }
     }
     Some(element)
+}
+
+/// Returns the cure of an element that is no reference.
+fn cure_of_reference(text: &str) -> &'static str {
+    if text.is_empty() {
+        "remove the comma in front of it or after it"
+    } else if text.contains(|c: char| c == ';' || c.is_whitespace()) {
+        "separate the names of networks by commas"
+    } else if text.starts_with(['[', '{', '"', '\'']) {
+        "write names without quotation marks and brackets, or a JSON list"
+    } else {
+        "write name or namespace/name"
+    }
 }
 
 /// Completes a fault with the place, value and reason of `wrong`.
@@ -208,7 +238,8 @@ impl Keys<'_> {
             return None;
         }
         let name = self.or_fails("name", Rule::InvalidNetworkName, |path, value| {
-            named(path, value, definition_name_fault(value::text(path, value)?))
+            let text = value::text(path, value)?;
+            named(path, value, definition_name_fault(text).map(|fault| fault_of_name(text, fault)))
         })?;
         let namespace = match self.value("namespace") {
             None => home.to_owned(),
@@ -327,7 +358,9 @@ impl Keys<'_> {
         for (path, key, known) in found {
             let fault = self.reader.fault(Rule::UnknownKey, "unknown key; it has no effect");
             let path = if key.len() > LONGEST_KEY { self.path.clone() } else { path };
-            self.reader.warn(Reason::UnknownKey, fault.at(path).cure(hint(key, known)));
+            let other = OTHER_NAMES.iter().find(|(name, _)| fold::same(name, key) && known == KEYS);
+            let cure = other.map_or_else(|| hint(key, known), |(_, meant)| format!("did you mean {meant}?"));
+            self.reader.warn(Reason::UnknownKey, fault.at(path).cure(cure));
         }
         if self.reader.annotation == Annotation::DefaultNetwork && self.value("interface").is_some() {
             let fault = self
@@ -336,6 +369,19 @@ impl Keys<'_> {
             let fault = fault.at(self.path.key("interface"));
             self.reader.warn(Reason::Questionable, fault);
         }
+    }
+}
+
+/// Returns the fault of a name, with the cure if it is a reference.
+fn fault_of_name(text: &str, fault: String) -> String {
+    match (text.split_once('/'), text.split_once('@')) {
+        (Some((namespace, name)), _) => {
+            format!("{fault}; write \"namespace\": {namespace:?} and \"name\": {name:?}")
+        }
+        (None, Some((name, interface))) => {
+            format!("{fault}; write \"name\": {name:?} and \"interface\": {interface:?}")
+        }
+        (None, None) => fault,
     }
 }
 

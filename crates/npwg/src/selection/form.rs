@@ -7,6 +7,7 @@
 //! Source: multi-network specification, 4.1.1 and 4.1.2; conflict C16; Multus defect M9.
 
 use cni::object::Object;
+use cni::wording;
 use serde_json::value::RawValue;
 
 use super::{ANNOTATION_MAX, ELEMENTS_MAX, Reader};
@@ -32,12 +33,13 @@ pub(super) fn items(reader: &mut Reader, text: &str) -> Vec<Item> {
     match text.chars().next() {
         None => Vec::new(),
         Some('[') => objects(reader, text),
-        Some(first @ ('{' | '"')) => {
-            let what = if first == '{' { "a JSON object" } else { "a JSON string" };
-            let fault = reader
-                .fault(Rule::MalformedAnnotation, format!("is {what}, not a list"))
-                .showing(&quote(text));
-            reader.fails(fault.cure("write [ in front of it and ] after it"));
+        Some(first @ ('{' | '"' | '\'' | '\u{2018}'..='\u{201f}')) => {
+            let (what, cure) = match first {
+                '{' => ("is a JSON object, not a list", "write [ in front of it and ] after it"),
+                _ => ("is in quotation marks", "remove the quotation marks around it"),
+            };
+            let fault = reader.fault(Rule::MalformedAnnotation, what).showing(&quote(text));
+            reader.fails(fault.cure(cure));
             Vec::new()
         }
         Some(_) => references(reader, text),
@@ -59,7 +61,8 @@ fn objects(reader: &mut Reader, text: &str) -> Vec<Item> {
     let list: Vec<Box<RawValue>> = match serde_json::from_str(text) {
         Ok(list) => list,
         Err(cause) => {
-            let fault = reader.fault(Rule::MalformedAnnotation, format!("is not a JSON list: {cause}"));
+            let why = wording::syntax_error(text.as_bytes(), &cause);
+            let fault = reader.fault(Rule::MalformedAnnotation, format!("is not a JSON list: {why}"));
             reader.fails(fault.showing(&quote(text)));
             return Vec::new();
         }

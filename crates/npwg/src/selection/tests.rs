@@ -502,7 +502,34 @@ fn renamed_default_interface_is_a_warning() {
 fn annotation_of_unknown_form_is_named() {
     let reason = |text: &str| reading(text).settle().unwrap_err().to_string();
     assert!(reason(r#"{"name":"a"}"#).contains("is a JSON object, not a list"));
-    assert!(reason(r#""a""#).contains("is a JSON string, not a list"));
+    assert!(reason(r#""a""#).contains("is in quotation marks: remove"));
     // An annotation of the maximum length is parsed, one byte more is refused.
     fails(&"a".repeat(ANNOTATION_MAX), Rule::MalformedNetworkReference, "[0]");
+}
+
+#[test]
+fn annotation_fault_names_the_cure() {
+    for (text, cure) in [
+        (r#""net-a""#, "remove the quotation marks around it"),
+        ("'net-a'", "remove the quotation marks around it"),
+        (r#""[{\"name\":\"a\"}]""#, "remove the quotation marks around it"),
+        (r#"{"name":"a"}"#, "write [ in front of it and ] after it"),
+        ("net-a,", "remove the comma"),
+        ("net-a,,net-b", "remove the comma"),
+        ("net-a;net-b", "separate the names of networks by commas"),
+        ("net-a net-b", "separate the names of networks by commas"),
+        ("net-a\nnet-b", "separate the names of networks by commas"),
+        (r#"["net-a"]"#, "write {\"name\": …}"),
+        (r#"[{"name":"default/net-a"}]"#, r#"write "namespace": "default" and "name": "net-a""#),
+        (r#"[{"name":"net-a@net7"}]"#, r#"write "name": "net-a" and "interface": "net7""#),
+        (r#"[{'name':'net-a'}]"#, "' is no quotation mark of JSON"),
+        (r#"[{“name”:“net-a”}]"#, "“ is a typographic quotation mark"),
+        (r#"[{"name":"net-a",}]"#, "remove the comma"),
+        (r#"[{"name":"net-a","ips":"10.0.0.5/24"}]"#, r#"must be a list: write ["10.0.0.5/24"]"#),
+    ] {
+        let why = reading(text).settle().unwrap_err().to_string();
+        assert!(why.contains(cure), "{text}: {why}");
+    }
+    let warning = &reading(r#"[{"name":"a","gateway":["10.0.0.1"]}]"#).warnings[0];
+    assert_eq!(warning.fault.cure, "did you mean default-route?");
 }

@@ -41,6 +41,7 @@ pub(super) fn text<'a>(path: &KeyPath, value: &'a Value) -> Read<&'a str> {
 fn list<'a>(path: &KeyPath, value: &'a Value) -> Read<&'a [Value]> {
     match value.as_array() {
         Some(list) => Ok(list),
+        None if value.is_string() => wrong(path, value, format!("must be a list: write [{value}]")),
         None => wrong(path, value, "must be a list"),
     }
 }
@@ -75,6 +76,16 @@ pub(super) fn ips(path: &KeyPath, value: &Value) -> Read<Vec<RequestedIp>> {
 pub(super) fn mac(path: &KeyPath, value: &Value) -> Read<HardwareAddress> {
     let lengths = [ETHERNET_LENGTH, INFINIBAND_LENGTH];
     match HardwareAddress::parse(text(path, value)?).filter(|mac| lengths.contains(&mac.bytes().len())) {
+        Some(mac) if mac.bytes().iter().all(|byte| *byte == 0) => {
+            wrong(path, value, "is the address of no interface")
+        }
+        // The lowest bit of the first byte of an Ethernet address marks a group.
+        Some(mac)
+            if mac.bytes().len() == ETHERNET_LENGTH
+                && mac.bytes().first().is_some_and(|byte| byte & 1 == 1) =>
+        {
+            wrong(path, value, "is the address of a group: the second digit must be even")
+        }
         Some(mac) => Ok(mac),
         None => {
             wrong(path, value, "is neither an Ethernet address of 6 bytes nor an IPoIB address of 20 bytes")
@@ -178,6 +189,9 @@ pub(super) fn gateways(path: &KeyPath, value: &Value) -> Read<Vec<IpAddr>> {
         let Some(gateway) = parse_ip(text(&at, item)?) else {
             return wrong(&at, item, "is not an IP address");
         };
+        if gateway.is_unspecified() || gateway.is_multicast() || gateway.is_loopback() {
+            return wrong(&at, item, "is not the address of a gateway; [] uses the gateway of the network");
+        }
         if !gateways.contains(&gateway) {
             gateways.push(gateway);
         }

@@ -31,9 +31,9 @@ use plugin_support::failure::OrRefused;
 use plugin_support::netns::open_netns;
 use plugin_support::owner_tag::OwnerTag;
 
-use self::limits::Limits;
 use self::shaper::Shaper;
 use crate::interface::{self, link_in};
+use plugin_config::bandwidth::Limits;
 
 /// Plugin `bandwidth`.
 pub struct Bandwidth;

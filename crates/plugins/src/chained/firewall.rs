@@ -20,12 +20,13 @@ use cni::plugin::Plugin;
 use cni::result::Success;
 use cni::{Error, code};
 use ipnet::IpNet;
+use plugin_config::firewall::{Backend, Settings};
 use plugin_support::log;
 use plugin_support::netns::open_netns;
 use plugin_support::owner_tag::OwnerTag;
 
 use self::iptables::ContainerRules;
-use self::settings::{Backend, PolicyTarget, Settings, container_addresses, expect_interface};
+use self::settings::{PolicyTarget, chosen, container_addresses, expect_interface};
 
 /// Plugin `firewall`.
 pub struct Firewall;
@@ -93,7 +94,7 @@ impl Plugin for Firewall {
     }
 
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {
-        let able = match Settings::read(&request.call.config)?.chosen()? {
+        let able = match chosen(&Settings::read(&request.call.config)?)? {
             Backend::Nftables => nftables::status(),
             Backend::Iptables => iptables::status(),
             Backend::Firewalld => firewalld::status(),
@@ -123,7 +124,7 @@ impl RequestedRules {
         expect_interface(&result, ifname)?;
         let target = PolicyTarget::read(settings.policy, &result, ifname)?;
         let tag = OwnerTag::of(NAME, config, &request.who);
-        let backend = settings.chosen()?;
+        let backend = chosen(&settings)?;
         let addresses = container_addresses(&result, ifname);
         Ok((RequestedRules { tag, settings, backend, addresses, target }, result))
     }

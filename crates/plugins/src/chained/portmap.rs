@@ -26,13 +26,14 @@ use linux::conntrack::Conntrack;
 use linux::nft::Protocol;
 use linux::sysctl::{self, Family};
 use linux::{Rtnl, Undo};
+use plugin_config::portmap::{Backend, Masquerade, Settings};
 use plugin_support::failure::OrRefused;
 use plugin_support::netns::open_netns;
 use plugin_support::owner_tag::OwnerTag;
 
 use self::iptables::Forwarding;
 use self::nftables::Variant;
-use self::settings::{Backend, Mapping, Masquerade, Settings, container_addresses};
+use self::settings::{Mapping, container_addresses};
 
 /// Plugin `portmap`.
 pub struct Portmap;

@@ -14,7 +14,6 @@
 //!
 //! Source: containernetworking/plugins `plugins/meta/sbr` v1.9.1; `gateways` and `addSourceHints`: later versions.
 
-pub mod settings;
 pub mod split;
 
 use std::collections::HashSet;
@@ -31,10 +30,10 @@ use linux::netns::Lock;
 use linux::route::{Existing, Family, PROTOCOL, Route, TABLE_MAIN};
 use linux::rule::Rule;
 use linux::{Kind, Netns, Rtnl, Undo};
+use plugin_config::sbr::Settings;
 use plugin_support::failure::OrRefused;
 use plugin_support::netns::open_netns;
 
-use self::settings::Settings;
 use self::split::{Split, direct_first};
 
 /// Plugin `sbr`.

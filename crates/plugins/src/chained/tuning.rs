@@ -13,11 +13,10 @@
 
 pub mod allowlist;
 pub mod backup;
-pub mod settings;
 
 use cni::address::parse_mac;
 use cni::error::collected;
-use cni::invocation::{Attach, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::{Interface, Success};
@@ -25,14 +24,15 @@ use cni::{Error, code};
 use linux::link::{Change, Link, mac_text};
 use linux::sysctl;
 use linux::{Kind, Netns, Rtnl};
+use plugin_config::tuning::{Key, PLACEHOLDER, Settings, Sysctl, data_directory, restorable};
 use plugin_support::directory;
 use plugin_support::failure::{OrRefused, refused};
 use plugin_support::log;
 use plugin_support::netns::open_netns;
 use rustix::io::Errno;
 
+use self::allowlist::Allowlist;
 use self::backup::{Backup, BackupFile};
-use self::settings::{PLACEHOLDER, Settings, Sysctl, data_directory, restorable};
 use crate::interface::inspection::differs;
 
 /// Plugin `tuning`.
@@ -50,7 +50,7 @@ impl Plugin for Tuning {
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
         let Attach { who, netns: path, call } = request;
         let ifname = who.ifname.as_str();
-        let settings = Settings::read(call, ifname)?;
+        let settings = read(call, ifname)?;
         let file = BackupFile::of_attachment(&data_directory(call)?, who);
         let mut result = call.config.require_prev_result()?;
         let network = call.config.name.as_str();
@@ -82,7 +82,7 @@ impl Plugin for Tuning {
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
         let ifname = request.who.ifname.as_str();
-        let settings = Settings::read(&request.call, ifname)?;
+        let settings = read(&request.call, ifname)?;
         request.call.config.require_prev_result()?;
         open_netns(&request.netns)?.run(|| inspect(&settings, ifname)).or_refused()?
     }
@@ -111,9 +111,19 @@ impl Plugin for Tuning {
             _ => error,
         };
         // STATUS has no interface, so the placeholder stands for its name.
-        Settings::read(&request.call, PLACEHOLDER).map_err(unavailable)?;
+        read(&request.call, PLACEHOLDER).map_err(unavailable)?;
         directory::usable("dataDir", &data_directory(&request.call)?)
     }
+}
+
+/// Reads and validates the configuration, including the node's allow-list.
+fn read(call: &Call, ifname: &str) -> Result<Settings, Error> {
+    let settings = Settings::read(call, ifname)?;
+    let allowlist = Allowlist::read()?;
+    for Sysctl { written, key: _, value } in &settings.sysctls {
+        allowlist.check(written, value)?;
+    }
+    Ok(settings)
 }
 
 /// Updates the result: interfaces of this name in the container get the values that were set.
@@ -160,6 +170,12 @@ fn tune(settings: &Settings, ifname: &str, network: &str, file: BackupFile) -> R
     })
 }
 
+/// Returns the key of the kernel crate.
+fn known(written: &str, value: &str, key: &Key) -> Result<sysctl::Key, Error> {
+    let illegal = || Error::key(format!("sysctl.{written}"), format!("{value:?}"), "not a legal key");
+    sysctl::Key::new(key.as_path()).ok_or_else(illegal)
+}
+
 /// Fails if the hardware address has the wrong length: the kernel would use the first bytes of a longer one.
 fn check_length(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
     match (&settings.mac, link) {
@@ -175,7 +191,7 @@ fn check_length(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
 fn present(settings: &Settings, link: Option<&Link>) -> Result<Backup, Error> {
     let mut backup = Backup::default();
     for Sysctl { written, key, value } in &settings.sysctls {
-        match sysctl::read(key) {
+        match sysctl::read(&known(written, value, key)?) {
             Ok(present) => drop(backup.sysctl.insert(key.as_path().to_owned(), present)),
             Err(error) if error.kind() == Kind::Absent || error.is_transient() => {
                 return Err(sysctl_error(written, value, &error));
@@ -198,7 +214,8 @@ fn present(settings: &Settings, link: Option<&Link>) -> Result<Backup, Error> {
 fn apply(settings: &Settings, link: Option<&Link>) -> Result<(), Error> {
     let Settings { sysctls, mac, promiscuous, mtu, all_multicast, tx_queue_length } = settings;
     for Sysctl { written, key, value } in sysctls {
-        sysctl::write(key, value).map_err(|error| sysctl_error(written, value, &error))?;
+        sysctl::write(&known(written, value, key)?, value)
+            .map_err(|error| sysctl_error(written, value, &error))?;
     }
     let Some(link) = link else { return Ok(()) };
     let mut net = Rtnl::open().or_refused()?;
@@ -308,7 +325,7 @@ fn restore(backup: &Backup, ifname: &str) -> Result<NotRestored, Error> {
     }
     // After the link: with a small MTU the interface has no IPv6 parameters.
     for (path, value) in sysctl {
-        let Some(key) = restorable(path) else { continue };
+        let Some(key) = restorable(path).and_then(|key| sysctl::Key::new(key.as_path())) else { continue };
         match sysctl::write(&key, value) {
             Err(error) if error.kind() != Kind::Absent => {
                 not_restored.push(&error, format_args!("restore sysctl {path}"));
@@ -324,7 +341,8 @@ fn restore(backup: &Backup, ifname: &str) -> Result<NotRestored, Error> {
 fn inspect(settings: &Settings, ifname: &str) -> Result<(), Error> {
     let Settings { sysctls, mac, promiscuous, mtu, all_multicast, tx_queue_length } = settings;
     for Sysctl { written, key, value } in sysctls {
-        let present = sysctl::read(key).map_err(|error| sysctl_error(written, value, &error))?;
+        let present = sysctl::read(&known(written, value, key)?)
+            .map_err(|error| sysctl_error(written, value, &error))?;
         // The kernel separates several numbers by tabs, whatever separator was written.
         if !present.split_whitespace().eq(value.split_whitespace()) {
             return Err(Error::internal(format!("sysctl {}: is {present:?}, not {value:?}", key.as_path())));

@@ -20,7 +20,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use cni::Error;
-use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
@@ -32,13 +32,12 @@ use linux::netns::Lock;
 use linux::route::{Family, TABLE_MAIN};
 use linux::watch::Watch;
 use linux::{Netns, Rtnl, Undo};
+use plugin_config::vrf::Settings;
 use plugin_support::failure::OrRefused;
 use plugin_support::netns::open_netns;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
-use serde::Deserialize;
 use sha2::{Digest, Sha512};
 
-use crate::interface::check_name;
 use crate::interface::inspection::differs;
 
 /// Plugin `vrf`.
@@ -50,38 +49,11 @@ const RESERVED: RangeInclusive<u32> = 253..=255;
 /// Timeout until IPv6 is ready on an interface that has come up.
 const IPV6_TIMEOUT: Duration = Duration::from_millis(2500);
 
-/// The configuration as written.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Conf {
-    vrfname: String,
-    table: u32,
-}
-
-/// Validated configuration.
-#[derive(Debug)]
-struct Settings {
-    name: String,
-    /// Routing table; none: a free one is chosen.
-    table: Option<u32>,
-}
-
 /// Existing VRF.
 #[derive(Clone, Copy, Debug)]
 struct ExistingVrf {
     index: u32,
     table: u32,
-}
-
-impl Settings {
-    fn read(call: &Call) -> Result<Settings, Error> {
-        let Conf { vrfname, table } = call.config.decode()?;
-        if vrfname.is_empty() {
-            return Err(Error::config("vrfname: missing; set it to the name of the interface's VRF"));
-        }
-        check_name("vrfname", &vrfname)?;
-        Ok(Settings { name: vrfname, table: (table != 0).then_some(table) })
-    }
 }
 
 // === impl Plugin ===

@@ -21,13 +21,12 @@ use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, Route, Success};
 use cni::{Context, Error};
 use ipnet::IpNet;
-use linux::link::create::Queues;
 use linux::link::{Link, mac_text};
 use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl, Undo};
+use plugin_config::bridge::{ContainerInterface, Gateway, Network};
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::OwnerTag;
-use serde::Deserialize;
 
 use crate::interface::{self, addressing, forwarding, masquerade, veth};
 
@@ -35,183 +34,8 @@ use crate::interface::{self, addressing, forwarding, masquerade, veth};
 pub struct Bridge;
 
 const NAME: &str = "bridge";
-/// Default bridge.
-const DEFAULT_BRIDGE: &str = "cni0";
 /// Index of the container's interface in the results: bridge, host end, container's end.
 const CONTAINER: i32 = 2;
-
-/// The configuration as written.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-#[serde(rename_all = "camelCase")]
-struct Conf {
-    bridge: String,
-    is_gateway: bool,
-    is_default_gateway: bool,
-    force_address: bool,
-    ip_masq: bool,
-    ip_masq_backend: String,
-    mtu: u32,
-    queues: u32,
-    hairpin_mode: bool,
-    promisc_mode: bool,
-    vlan: u16,
-    vlan_trunk: Option<Vec<Trunk>>,
-    preserve_default_vlan: bool,
-    #[serde(rename = "macspoofchk")]
-    mac_spoof_check: bool,
-    #[serde(rename = "enabledad")]
-    enable_dad: bool,
-    disable_container_interface: bool,
-    port_isolation: bool,
-    args: interface::CniArgs,
-    runtime_config: interface::RuntimeConfig,
-}
-
-/// Entry of `vlanTrunk`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Trunk {
-    #[serde(rename = "minID")]
-    min_id: Option<i64>,
-    #[serde(rename = "maxID")]
-    max_id: Option<i64>,
-    id: Option<i64>,
-}
-
-/// Validated configuration.
-#[derive(Debug)]
-struct Network {
-    /// Name of the bridge.
-    bridge: String,
-    /// Whether the bridge is the containers' gateway.
-    gateway: Gateway,
-    /// Whether a different address on the bridge may be replaced.
-    force_address: bool,
-    /// Backend that masquerades outgoing traffic, if configured.
-    masquerade: Option<masquerade::Backend>,
-    /// MTU in bytes, if configured.
-    mtu: Option<u32>,
-    /// Queues of each end of the pair.
-    queues: Queues,
-    /// Reflection of a container's traffic to itself.
-    reflection: Reflection,
-    /// VLANs of the container's port.
-    vlans: port::Vlans,
-    /// Whether frames with a foreign source address are dropped.
-    mac_spoof_check: bool,
-    /// Whether duplicate address detection runs.
-    enable_dad: bool,
-    /// Configuration of the container's interface.
-    interface: ContainerInterface,
-    /// Whether the ports of containers are isolated from each other.
-    port_isolation: bool,
-    /// Requested hardware address.
-    mac: Option<Vec<u8>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gateway {
-    None,
-    Bridge,
-    /// The bridge is a gateway, and the containers' default route uses it.
-    Default,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reflection {
-    None,
-    Hairpin,
-    Promiscuous,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ContainerInterface {
-    /// Up, with addresses of IPAM.
-    Addressed,
-    /// Up, without addresses.
-    Layer2,
-    /// Down: the container configures it.
-    Untouched,
-}
-
-impl Reflection {
-    fn read(hairpin: bool, promiscuous: bool) -> Result<Reflection, Error> {
-        match (hairpin, promiscuous) {
-            (true, true) => Err(Error::key("promiscMode", true, "cannot be combined with hairpinMode: true")),
-            (true, false) => Ok(Reflection::Hairpin),
-            (false, true) => Ok(Reflection::Promiscuous),
-            (false, false) => Ok(Reflection::None),
-        }
-    }
-}
-
-impl Network {
-    fn read(call: &invocation::Call) -> Result<Network, Error> {
-        let addressed = !call.config.ipam_type()?.is_empty();
-        let conf: Conf = call.config.decode()?;
-        // Validated here because the last step of ADD uses it and must not fail.
-        call.config.dns()?;
-        Network::check(conf, call.args(), addressed)
-    }
-
-    fn check(conf: Conf, args: &str, addressed: bool) -> Result<Network, Error> {
-        let Conf {
-            bridge,
-            is_gateway,
-            is_default_gateway,
-            force_address,
-            ip_masq,
-            ip_masq_backend,
-            mtu,
-            queues,
-            hairpin_mode,
-            promisc_mode,
-            vlan,
-            vlan_trunk,
-            preserve_default_vlan,
-            mac_spoof_check,
-            enable_dad,
-            disable_container_interface,
-            port_isolation,
-            args: cni_args,
-            runtime_config,
-        } = conf;
-        let bridge = if bridge.is_empty() { DEFAULT_BRIDGE.to_owned() } else { bridge };
-        interface::check_name("bridge", &bridge)?;
-        let masquerade = masquerade::Backend::read(&ip_masq_backend)?;
-        Ok(Network {
-            gateway: match (is_gateway, is_default_gateway) {
-                (_, true) => Gateway::Default,
-                (true, false) => Gateway::Bridge,
-                (false, false) => Gateway::None,
-            },
-            force_address,
-            masquerade: ip_masq.then_some(masquerade),
-            mtu: interface::check_mtu(mtu)?,
-            queues: interface::check_queues(queues)?,
-            reflection: Reflection::read(hairpin_mode, promisc_mode)?,
-            vlans: port::Vlans::check(&bridge, vlan, vlan_trunk, preserve_default_vlan)?,
-            mac_spoof_check,
-            enable_dad,
-            interface: match (addressed, disable_container_interface) {
-                (true, true) => {
-                    return Err(Error::key(
-                        "disableContainerInterface",
-                        true,
-                        "cannot be combined with ipam",
-                    ));
-                }
-                (true, false) => ContainerInterface::Addressed,
-                (false, false) => ContainerInterface::Layer2,
-                (false, true) => ContainerInterface::Untouched,
-            },
-            port_isolation,
-            mac: interface::requested_mac(&runtime_config, &cni_args, args)?,
-            bridge,
-        })
-    }
-}
 
 // === impl Plugin ===
 
@@ -304,7 +128,7 @@ impl<'a> Attachment<'a> {
             netns,
             mtu: network.mtu,
             mac: network.mac.as_deref(),
-            queues: network.queues,
+            queues: veth::queues(network.queues),
             master: Some(bridge.index),
             tag,
         };

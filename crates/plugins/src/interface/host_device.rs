@@ -23,20 +23,19 @@ mod relocation;
 mod store;
 
 use cni::Error;
-use cni::address::parse_mac;
 use cni::error::collected;
-use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, Success};
 use linux::link::Link;
 use linux::{Rtnl, Undo};
+use plugin_config::host_device::Device;
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::OwnerTag;
-use serde::Deserialize;
 
-use self::device::{Device, FoundDevice};
+use self::device::{Find, FoundDevice};
 use self::record::Record;
 use self::store::StoredRecord;
 use crate::interface;
@@ -46,63 +45,6 @@ use crate::interface::single::{self, Source};
 pub struct HostDevice;
 
 const NAME: &str = "host-device";
-
-/// The configuration as written.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Conf {
-    device: String,
-    hwaddr: String,
-    kernelpath: String,
-    #[serde(rename = "pciBusID")]
-    pci_bus_id: String,
-    #[serde(rename = "runtimeConfig")]
-    runtime_config: RuntimeConfig,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct RuntimeConfig {
-    #[serde(rename = "deviceID")]
-    device_id: String,
-}
-
-impl Device {
-    /// Returns the device that the configuration or the runtime names.
-    fn read(call: &Call) -> Result<Device, Error> {
-        let missing =
-            "device: missing; set device, hwaddr, kernelpath or pciBusID, or let the runtime pass deviceID";
-        Device::written(call)?.ok_or_else(|| Error::config(missing))
-    }
-
-    /// Returns the device that the runtime names, else the first one in the configuration.
-    fn written(call: &Call) -> Result<Option<Device>, Error> {
-        let Conf { device, hwaddr, kernelpath, pci_bus_id, runtime_config } = call.config.decode()?;
-        let RuntimeConfig { device_id } = runtime_config;
-        if !device_id.is_empty() {
-            device::check_bus_name("runtimeConfig.deviceID", &device_id)?;
-            return Ok(Some(Device::OfRuntime(device_id)));
-        }
-        if !device.is_empty() {
-            interface::check_name("device", &device)?;
-            return Ok(Some(Device::Named(device)));
-        }
-        if !hwaddr.is_empty() {
-            let mac = parse_mac(&hwaddr);
-            let mac =
-                mac.ok_or_else(|| Error::key("hwaddr", format!("{hwaddr:?}"), "not a hardware address"))?;
-            return Ok(Some(Device::WithAddress(mac)));
-        }
-        if !kernelpath.is_empty() {
-            return device::check_path("kernelpath", &kernelpath).map(|path| Some(Device::AtPath(path)));
-        }
-        if !pci_bus_id.is_empty() {
-            device::check_bus_name("pciBusID", &pci_bus_id)?;
-            return Ok(Some(Device::OnPci { key: "pciBusID", address: pci_bus_id }));
-        }
-        Ok(None)
-    }
-}
 
 // === impl Plugin ===
 

@@ -9,19 +9,19 @@
 //! Source: containernetworking/plugins `plugins/main/ipvlan` v1.9.1; kernel `Documentation/networking/ipvlan.rst`.
 
 use cni::Error;
-use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
 use linux::Netns;
 use linux::link::create::{IpvlanMode, NewKind, NewLink};
 use linux::link::{Detail, Link};
+use plugin_config::ipvlan::{Mode, Network};
 use plugin_support::owner_tag::OwnerTag;
-use serde::Deserialize;
 
 use crate::interface;
 use crate::interface::inspection::{differs, expect_kind};
-use crate::interface::parent::{self, LinkNamespace, Parent, inspect_parent, remove_unnamed};
+use crate::interface::parent::{self, Parent, inspect_parent, remove_unnamed};
 use crate::interface::single::{self, Source};
 
 /// Plugin `ipvlan`.
@@ -29,61 +29,12 @@ pub struct Ipvlan;
 
 const NAME: &str = "ipvlan";
 
-/// The configuration as written.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Conf {
-    master: String,
-    mode: String,
-    mtu: u32,
-    #[serde(rename = "linkInContainer")]
-    link_in_container: bool,
-}
-
-/// Validated configuration.
-#[derive(Debug)]
-struct Network {
-    /// Configured parent. None: the previous plugin's interface, else the interface of the default route.
-    master: Option<String>,
-    /// Namespace of the parent.
-    parent_in: LinkNamespace,
-    mode: IpvlanMode,
-    /// MTU in bytes, if configured.
-    mtu: Option<u32>,
-}
-
-impl Network {
-    fn read(call: &Call) -> Result<Network, Error> {
-        let Conf { master, mode, mtu, link_in_container } = call.config.decode()?;
-        if !master.is_empty() {
-            interface::check_name("master", &master)?;
-        }
-        Ok(Network {
-            master: (!master.is_empty()).then_some(master),
-            parent_in: LinkNamespace::read(link_in_container),
-            mode: match mode.as_str() {
-                "" | "l2" => IpvlanMode::L2,
-                "l3" => IpvlanMode::L3,
-                "l3s" => IpvlanMode::L3s,
-                other => return Err(Error::key("mode", format!("{other:?}"), "not one of l2, l3, l3s")),
-            },
-            mtu: interface::check_mtu(mtu)?,
-        })
-    }
-
-    /// Without a configured parent, uses the only interface of the previous plugin.
-    fn chained(self, previous: Option<&Success>) -> Result<Network, Error> {
-        let (None, Some(previous)) = (&self.master, previous) else { return Ok(self) };
-        match previous.interfaces.as_slice() {
-            [only] if !only.name.is_empty() => {
-                interface::check_name("prevResult.interfaces[0].name", &only.name)?;
-                Ok(Network { master: Some(only.name.clone()), ..self })
-            }
-            several => Err(Error::config(format!(
-                "master: missing, and prevResult has {} interfaces instead of one; set it",
-                several.len()
-            ))),
-        }
+/// Returns the mode as the kernel names it.
+fn kernel_mode(mode: Mode) -> IpvlanMode {
+    match mode {
+        Mode::L2 => IpvlanMode::L2,
+        Mode::L3 => IpvlanMode::L3,
+        Mode::L3s => IpvlanMode::L3s,
     }
 }
 
@@ -117,8 +68,8 @@ impl Plugin for Ipvlan {
         let network = Network::read(&request.call)?;
         single::check(request, delegates, |netns, link| {
             expect_kind(link, NAME)?;
-            if link.detail != (Detail::Ipvlan { mode: Some(network.mode) }) {
-                let (is, wanted) = (format!("{:?}", link.detail), format!("{:?}", network.mode));
+            if link.detail != (Detail::Ipvlan { mode: Some(kernel_mode(network.mode)) }) {
+                let (is, wanted) = (format!("{:?}", link.detail), format!("{:?}", kernel_mode(network.mode)));
                 return Err(differs(&link.name, "mode", &is, &wanted));
             }
             inspect_parent(network.master.as_deref(), network.parent_in, netns, link)
@@ -144,7 +95,7 @@ fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Er
     let tag = OwnerTag::of(NAME, &request.call.config, &request.who);
     let mut parent = Parent::find(network.master.as_deref(), network.parent_in, netns)?;
     let mtu = parent.check_mtu(network.mtu)?;
-    let kind = NewKind::Ipvlan { parent: parent.link.index, mode: network.mode };
+    let kind = NewKind::Ipvlan { parent: parent.link.index, mode: kernel_mode(network.mode) };
     let link = NewLink { mtu, ..NewLink::new(request.who.ifname.as_str(), kind) };
     parent.create_child(&link, netns, &tag)
 }

@@ -8,19 +8,19 @@
 //! Source: containernetworking/plugins `plugins/main/macvlan` v1.9.1.
 
 use cni::Error;
-use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
 use linux::Netns;
 use linux::link::create::{MacvlanMode, NewKind, NewLink};
 use linux::link::{Detail, Link};
+use plugin_config::macvlan::{Mode, Network};
 use plugin_support::owner_tag::OwnerTag;
-use serde::Deserialize;
 
 use crate::interface;
 use crate::interface::inspection::{differs, expect_kind};
-use crate::interface::parent::{self, LinkNamespace, Parent, inspect_parent, remove_unnamed};
+use crate::interface::parent::{self, Parent, inspect_parent, remove_unnamed};
 use crate::interface::single::{self, Source};
 
 /// Plugin `macvlan`.
@@ -28,68 +28,13 @@ pub struct Macvlan;
 
 const NAME: &str = "macvlan";
 
-/// The configuration as written.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Conf {
-    master: String,
-    mode: String,
-    mtu: u32,
-    mac: String,
-    #[serde(rename = "linkInContainer")]
-    link_in_container: bool,
-    #[serde(rename = "bcqueuelen")]
-    broadcast_queue_length: u32,
-    args: interface::CniArgs,
-    #[serde(rename = "runtimeConfig")]
-    runtime_config: interface::RuntimeConfig,
-}
-
-/// Validated configuration.
-#[derive(Debug)]
-struct Network {
-    /// Configured parent; none: the interface of the default route.
-    master: Option<String>,
-    /// Namespace of the parent.
-    parent_in: LinkNamespace,
-    mode: MacvlanMode,
-    /// MTU in bytes, if configured; at most the parent's.
-    mtu: Option<u32>,
-    /// Requested hardware address.
-    mac: Option<Vec<u8>>,
-    broadcast_queue_length: Option<u32>,
-}
-
-impl Network {
-    fn read(call: &Call) -> Result<Network, Error> {
-        let conf: Conf = call.config.decode()?;
-        Network::check(conf, call.args())
-    }
-
-    fn check(conf: Conf, cni_args: &str) -> Result<Network, Error> {
-        let Conf { master, mode, mtu, mac, link_in_container, broadcast_queue_length, args, runtime_config } =
-            conf;
-        if !master.is_empty() {
-            interface::check_name("master", &master)?;
-        }
-        let configured = interface::ethernet_address("mac", &mac)?;
-        Ok(Network {
-            master: (!master.is_empty()).then_some(master),
-            parent_in: LinkNamespace::read(link_in_container),
-            mode: match mode.as_str() {
-                "" | "bridge" => MacvlanMode::Bridge,
-                "private" => MacvlanMode::Private,
-                "vepa" => MacvlanMode::Vepa,
-                "passthru" => MacvlanMode::Passthru,
-                other => {
-                    let why = "not one of bridge, private, vepa, passthru";
-                    return Err(Error::key("mode", format!("{other:?}"), why));
-                }
-            },
-            mtu: interface::check_mtu(mtu)?,
-            mac: interface::requested_mac(&runtime_config, &args, cni_args)?.or(configured),
-            broadcast_queue_length: (broadcast_queue_length > 0).then_some(broadcast_queue_length),
-        })
+/// Returns the mode as the kernel names it.
+fn kernel_mode(mode: Mode) -> MacvlanMode {
+    match mode {
+        Mode::Bridge => MacvlanMode::Bridge,
+        Mode::Private => MacvlanMode::Private,
+        Mode::Vepa => MacvlanMode::Vepa,
+        Mode::Passthru => MacvlanMode::Passthru,
     }
 }
 
@@ -119,8 +64,8 @@ impl Plugin for Macvlan {
         let network = Network::read(&request.call)?;
         single::check(request, delegates, |netns, link| {
             expect_kind(link, NAME)?;
-            if link.detail != (Detail::Macvlan { mode: Some(network.mode) }) {
-                let (is, wanted) = (format!("{:?}", link.detail), format!("{:?}", network.mode));
+            if link.detail != (Detail::Macvlan { mode: Some(kernel_mode(network.mode)) }) {
+                let (is, wanted) = (format!("{:?}", link.detail), format!("{:?}", kernel_mode(network.mode)));
                 return Err(differs(&link.name, "mode", &is, &wanted));
             }
             inspect_parent(network.master.as_deref(), network.parent_in, netns, link)
@@ -145,7 +90,7 @@ fn create(request: &Attach, network: &Network, netns: &Netns) -> Result<Link, Er
     let mtu = parent.check_mtu(network.mtu)?;
     let kind = NewKind::Macvlan {
         parent: parent.link.index,
-        mode: network.mode,
+        mode: kernel_mode(network.mode),
         broadcast_queue_length: network.broadcast_queue_length,
     };
     let mut link = NewLink::new(request.who.ifname.as_str(), kind);

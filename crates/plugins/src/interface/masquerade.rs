@@ -11,6 +11,7 @@ mod nftables;
 mod reference;
 
 pub use nftables::subnet_chain;
+pub use plugin_config::masquerade::Backend;
 
 use cni::Error;
 use cni::config::Config;
@@ -20,26 +21,6 @@ use linux::nft::Family;
 use plugin_support::owner_tag::OwnerTag;
 
 use crate::entries;
-
-/// Packet filter that masquerades.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
-    /// nf_tables, one transaction.
-    Nftables,
-    /// `iptables-restore` and `ip6tables-restore`.
-    Iptables,
-}
-
-impl Backend {
-    /// Reads `ipMasqBackend`; empty is nftables.
-    pub fn read(text: &str) -> Result<Backend, Error> {
-        match text {
-            "" | "nftables" => Ok(Backend::Nftables),
-            "iptables" => Ok(Backend::Iptables),
-            other => Err(Error::key("ipMasqBackend", format!("{other:?}"), "not one of nftables, iptables")),
-        }
-    }
-}
 
 /// Masquerades packets from `addresses` to all destinations except their own subnet and multicast groups.
 ///

@@ -17,25 +17,22 @@
 //!
 //! Source: os_vif `vif_plug_ovs`; Kuryr-Kubernetes `cni/binding/{bridge,nested}.py`.
 
-use std::time::Duration;
-
-use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::Error;
+use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
-use cni::version::Version;
-use cni::{Context, Error};
 use linux::link::Link;
 use linux::link::create::{MacvlanMode, NewKind, NewLink, Peer, Queues};
 use linux::link::removal::LinkRemoval;
 use linux::{Kind, Netns, Rtnl, Undo, ethtool};
+use plugin_config::neutron::{Network, PlugMethod, Vif};
+use plugin_config::parent::LinkNamespace;
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
-use serde::Deserialize;
-use serde_json::Value;
 
 use crate::interface::inspection::{compare_addressing, expect_kind, find_inside};
-use crate::interface::parent::{LinkNamespace, Parent, remove_unnamed};
+use crate::interface::parent::{Parent, remove_unnamed};
 use crate::interface::single::{self, Source};
 use crate::interface::{self, expect_no_link};
 use crate::ovsdb::{Ovsdb, Plug, SOCKET};
@@ -47,144 +44,12 @@ pub struct Neutron;
 const NAME: &str = "neutron";
 /// Maximum length of an interface name that is derived from a port id, in bytes.
 const NAME_LENGTH: usize = 14;
-/// Default timeout for the switch, in seconds.
-const TIMEOUT: u64 = 60;
 
-/// The configuration as written.
-#[derive(Debug, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Conf {
-    /// Socket of the Open vSwitch database.
-    ovsdb: String,
-    /// Parent interface of nested ports on the node; empty: that of the default route.
-    master: String,
-    /// One of `auto`, `on` and `off`.
-    tx_checksum: String,
-    /// Timeout for the switch, in seconds.
-    timeout: u64,
-    vif: Option<VifConf>,
-}
-
-impl Default for Conf {
-    fn default() -> Conf {
-        let text = |text: &str| text.to_owned();
-        Conf { ovsdb: text(SOCKET), master: text(""), tx_checksum: text("auto"), timeout: TIMEOUT, vif: None }
-    }
-}
-
-/// Port as described by the agent.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct VifConf {
-    id: String,
-    mac: String,
-    kind: String,
-    bridge: String,
-    vlan_id: u16,
-    mtu: u32,
-    /// Addresses, routes and DNS, in the form of a result.
-    result: Value,
-}
-
-/// Validated configuration.
-#[derive(Debug)]
-struct Network {
-    ovsdb: String,
-    master: Option<String>,
-    tx_checksum: Option<bool>,
-    timeout: Duration,
-    vif: Option<Vif>,
-}
-
-/// Validated port.
-#[derive(Debug)]
-struct Vif {
-    id: String,
-    mac: Vec<u8>,
-    mac_text: String,
-    method: PlugMethod,
-    mtu: Option<u32>,
-    given: Success,
-}
-
-/// Method by which the port is connected.
-#[derive(Debug)]
-enum PlugMethod {
-    Switch { bridge: String, hybrid: bool },
-    Vlan(u16),
-    Macvlan,
-}
-
-impl Network {
-    fn read(call: &Call) -> Result<Network, Error> {
-        let Conf { ovsdb, master, tx_checksum, timeout, vif } = call.config.decode()?;
-        if !master.is_empty() {
-            interface::check_name("master", &master)?;
-        }
-        let tx_checksum = match tx_checksum.as_str() {
-            "auto" => None,
-            "on" => Some(true),
-            "off" => Some(false),
-            other => return Err(Error::key("txChecksum", format!("{other:?}"), "not one of auto, on, off")),
-        };
-        if !(1..=600).contains(&timeout) {
-            return Err(Error::key("timeout", timeout, "not within 1..=600 seconds"));
-        }
-        Ok(Network {
-            ovsdb,
-            master: (!master.is_empty()).then_some(master),
-            tx_checksum,
-            timeout: Duration::from_secs(timeout),
-            vif: vif.map(|vif| vif.check().context("vif")).transpose()?,
-        })
-    }
-
-    fn vif(&self) -> Result<&Vif, Error> {
-        self.vif.as_ref().ok_or_else(|| {
-            Error::config(
-                "vif: missing: `weft agent` adds it after `weft controller --neutron` has created the port",
-            )
-        })
-    }
-}
-
-impl VifConf {
-    fn check(self) -> Result<Vif, Error> {
-        let VifConf { id, mac: mac_text, kind, bridge, vlan_id, mtu, result } = self;
-        let is_id = id.len() == 36 && id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-        if !is_id {
-            return Err(Error::key("id", format!("{id:?}"), "not the id of a port"));
-        }
-        let mac = interface::ethernet_address("mac", &mac_text)?;
-        let method = match kind.as_str() {
-            "ovs" | "bridge" => {
-                interface::check_name("bridge", &bridge)?;
-                PlugMethod::Switch { bridge, hybrid: kind == "bridge" }
-            }
-            "vlan" if (1..=4094).contains(&vlan_id) => PlugMethod::Vlan(vlan_id),
-            "vlan" => return Err(Error::key("vlanId", vlan_id, "not within 1..=4094")),
-            "macvlan" => PlugMethod::Macvlan,
-            other => {
-                return Err(Error::key(
-                    "kind",
-                    format!("{other:?}"),
-                    "not one of ovs, bridge, vlan, macvlan",
-                ));
-            }
-        };
-        let (_, given) = Success::from_value(&result, Version::V1_0_0).context("result")?;
-        let mac = mac.ok_or_else(|| Error::config("mac: missing"))?;
-        Ok(Vif { id, mac, mac_text, method, mtu: interface::check_mtu(mtu)?, given })
-    }
-}
-
-impl Vif {
-    /// Returns the name of a link on the host: `prefix` and the beginning of the port's id.
-    fn named(&self, prefix: &str) -> String {
-        let mut name = format!("{prefix}{}", self.id);
-        name.truncate(NAME_LENGTH);
-        name
-    }
+/// Returns the name of a port's link on the host: `prefix` and the beginning of the port's id.
+fn name_of(vif: &Vif, prefix: &str) -> String {
+    let mut name = format!("{prefix}{}", vif.id);
+    name.truncate(NAME_LENGTH);
+    name
 }
 
 // === impl Plugin ===
@@ -303,7 +168,7 @@ impl Plugin for Neutron {
 /// An existing link of the same name is left from an earlier attachment of the port and is replaced.
 fn make_links(vif: &Vif, netns: &Netns, name: &str, alias: &str, hybrid: bool) -> Result<String, Error> {
     let mut host = Rtnl::open().or_refused()?;
-    let device = vif.named("tap");
+    let device = name_of(vif, "tap");
     let mut make = |name: &str, kind: NewKind<'_>, master: Option<u32>| {
         let link = NewLink {
             mtu: vif.mtu,
@@ -328,9 +193,9 @@ fn make_links(vif: &Vif, netns: &Netns, name: &str, alias: &str, hybrid: bool) -
         make(&device, NewKind::Veth(inside), None)?;
         return Ok(device);
     }
-    let bridge = make(&vif.named("qbr"), NewKind::Bridge { vlan_filtering: false }, None)?.index;
+    let bridge = make(&name_of(vif, "qbr"), NewKind::Bridge { vlan_filtering: false }, None)?.index;
     make(&device, NewKind::Veth(inside), Some(bridge))?;
-    let (outer, inner) = (vif.named("qvo"), vif.named("qvb"));
+    let (outer, inner) = (name_of(vif, "qvo"), name_of(vif, "qvb"));
     let peer = Peer { name: &outer, mtu: vif.mtu, mac: None, queues: Queues::ONE, netns: None };
     make(&inner, NewKind::Veth(peer), Some(bridge))?;
     let outer_link = host.link(&outer).or_refused()?;

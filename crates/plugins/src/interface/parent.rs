@@ -14,6 +14,7 @@ use linux::link::create::NewLink;
 use linux::link::{Change, Link};
 use linux::route::{Family, TABLE_MAIN};
 use linux::{Kind, Netns, Rtnl};
+use plugin_config::parent::LinkNamespace;
 use plugin_support::failure::{OrRefused, refused};
 use plugin_support::hash::hashed;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
@@ -21,22 +22,6 @@ use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use crate::interface::expect_no_link;
 use crate::interface::host_device;
 use crate::interface::inspection::differs;
-
-/// Namespace of a parent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LinkNamespace {
-    /// Namespace in which the plugin runs.
-    Host,
-    /// Namespace of the container (`linkInContainer`).
-    Container,
-}
-
-impl LinkNamespace {
-    /// Returns the namespace for a value of `linkInContainer`.
-    pub fn read(link_in_container: bool) -> LinkNamespace {
-        if link_in_container { LinkNamespace::Container } else { LinkNamespace::Host }
-    }
-}
 
 /// Existing parent interface.
 #[derive(Debug)]

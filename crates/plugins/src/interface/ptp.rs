@@ -10,19 +10,18 @@
 use std::net::IpAddr;
 
 use cni::Error;
-use cni::invocation::{Attach, Attachment, Call, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Attachment, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, IpConfig, Success};
 use ipnet::IpNet;
 use linux::link::Link;
-use linux::link::create::Queues;
 use linux::route::{Existing, Route, SCOPE_GLOBAL, SCOPE_LINK, TABLE_MAIN};
 use linux::{Kind, Netns, Rtnl, Undo, sysctl};
+use plugin_config::ptp::{Network, expect_ipam};
 use plugin_support::failure::{OrRefused, refused};
 use plugin_support::owner_tag::OwnerTag;
-use serde::Deserialize;
 
 use crate::interface::inspection::{
     compare_addressing, differs, expect_addresses, expect_kind, find_host_end, find_inside, own_ips,
@@ -35,40 +34,6 @@ pub struct Ptp;
 const NAME: &str = "ptp";
 /// Index of the container's interface in the results: host end, container's end.
 const CONTAINER: i32 = 1;
-
-/// The configuration as written.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Conf {
-    ip_masq: bool,
-    ip_masq_backend: String,
-    mtu: u32,
-    queues: u32,
-}
-
-/// Validated configuration.
-#[derive(Debug)]
-struct Network {
-    masquerade: Option<masquerade::Backend>,
-    /// MTU in bytes, if configured.
-    mtu: Option<u32>,
-    /// Queues of each end.
-    queues: Queues,
-}
-
-impl Network {
-    fn read(call: &Call) -> Result<Network, Error> {
-        let Conf { ip_masq, ip_masq_backend, mtu, queues } = call.config.decode()?;
-        let backend = masquerade::Backend::read(&ip_masq_backend)?;
-        // Validated here because the last step of ADD uses it and must not fail.
-        call.config.dns()?;
-        Ok(Network {
-            masquerade: ip_masq.then_some(backend),
-            mtu: interface::check_mtu(mtu)?,
-            queues: interface::check_queues(queues)?,
-        })
-    }
-}
 
 // === impl Plugin ===
 
@@ -88,11 +53,11 @@ impl Plugin for Ptp {
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
         let Attach { who, netns: path, call } = request;
         let network = Network::read(call)?;
+        expect_ipam(call)?;
         let netns = plugin_support::netns::open_netns(path)?;
         let tag = OwnerTag::of(NAME, &call.config, who);
         let mut host = Rtnl::open().or_refused()?;
         let mut undo = Undo::new();
-        // Not `configured`: a point-to-point link needs an address.
         let ipam = Ipam::new(call, delegates);
         let reserved = ipam.add()?;
         undo.push(move || drop(ipam.del()));
@@ -105,7 +70,7 @@ impl Plugin for Ptp {
             netns: &netns,
             mtu: network.mtu,
             mac: None,
-            queues: network.queues,
+            queues: veth::queues(network.queues),
             master: None,
             tag: &tag,
         };

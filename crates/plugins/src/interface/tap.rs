@@ -9,20 +9,20 @@
 //! Source: containernetworking/plugins `plugins/main/tap` v1.9.1.
 
 use cni::Error;
-use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
 use linux::link::tap::{self, NewTap};
 use linux::link::{Change, Link};
 use linux::{Netns, Rtnl};
+use plugin_config::tap::Network;
 use plugin_support::failure::{OrRefused, refused};
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
-use serde::Deserialize;
 
+use crate::interface;
 use crate::interface::inspection::{differs, expect_kind};
 use crate::interface::single::{self, Source};
-use crate::interface::{self, RuntimeConfig};
 
 /// Plugin `tap`.
 pub struct Tap;
@@ -30,88 +30,6 @@ pub struct Tap;
 const NAME: &str = "tap";
 /// Kernel's name for the link kind.
 const KIND: &str = "tun";
-/// Maximum length of an SELinux context, in bytes.
-const CONTEXT_MAX: usize = 1024;
-/// Largest MTU of a tap interface, in bytes: 65535 minus an Ethernet header.
-const MTU_MAX: u32 = 65521;
-
-/// The configuration as written.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Conf {
-    #[serde(rename = "multiQueue")]
-    multi_queue: bool,
-    mtu: u32,
-    mac: String,
-    owner: Option<u32>,
-    group: Option<u32>,
-    #[serde(rename = "selinuxContext")]
-    selinux_context: String,
-    bridge: String,
-    args: interface::CniArgs,
-    #[serde(rename = "runtimeConfig")]
-    runtime_config: RuntimeConfig,
-}
-
-/// Validated configuration.
-#[derive(Debug)]
-struct Network {
-    multi_queue: bool,
-    /// MTU in bytes, if configured.
-    mtu: Option<u32>,
-    /// Requested hardware address.
-    mac: Option<Vec<u8>>,
-    /// User and group that may open it; none: only privileged processes.
-    owner: Option<u32>,
-    group: Option<u32>,
-    /// SELinux context, if configured.
-    context: Option<String>,
-    /// Bridge in the container that it becomes a port of.
-    bridge: Option<String>,
-}
-
-impl Network {
-    fn read(call: &Call) -> Result<Network, Error> {
-        let Conf { multi_queue, mtu, mac, owner, group, selinux_context, bridge, args, runtime_config } =
-            call.config.decode()?;
-        let requested = interface::requested_mac(&runtime_config, &args, call.args())?;
-        if !bridge.is_empty() {
-            interface::check_name("bridge", &bridge)?;
-        }
-        let mtu = interface::check_mtu(mtu)?;
-        if let Some(mtu) = mtu.filter(|mtu| *mtu > MTU_MAX) {
-            return Err(Error::key("mtu", mtu, format!("greater than {MTU_MAX}, a tap interface's largest")));
-        }
-        Ok(Network {
-            multi_queue,
-            mtu,
-            mac: requested.or(interface::ethernet_address("mac", &mac)?),
-            owner: expect_id("owner", owner)?,
-            group: expect_id("group", group)?,
-            context: context(selinux_context)?,
-            bridge: (!bridge.is_empty()).then_some(bridge),
-        })
-    }
-}
-
-/// Fails for the largest number, which means "no user" to the kernel.
-fn expect_id(key: &str, id: Option<u32>) -> Result<Option<u32>, Error> {
-    match id {
-        Some(u32::MAX) => Err(Error::key(key, u32::MAX, "not a valid id")),
-        id => Ok(id),
-    }
-}
-
-fn context(text: String) -> Result<Option<String>, Error> {
-    let key = |why: &str| Error::key("selinuxContext", format!("{text:?}"), why);
-    if text.is_empty() {
-        return Ok(None);
-    }
-    if text.len() > CONTEXT_MAX || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(key("not a security context"));
-    }
-    Ok(Some(text))
-}
 
 // === impl Plugin ===
 

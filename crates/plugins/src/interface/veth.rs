@@ -42,6 +42,11 @@ pub struct Veth<'a> {
     pub tag: &'a OwnerTag,
 }
 
+/// Returns the queues of an end, a number that the configuration has validated.
+pub fn queues(number: u32) -> Queues {
+    Queues::new(number).unwrap_or(Queues::ONE)
+}
+
 /// Returns the name of an attachment's host end for attempt number `attempt`; `None` after the last name.
 pub fn candidate(network: &str, who: &Attachment, attempt: u32) -> Option<String> {
     (attempt < TRIES).then(|| name_of([network, who.container.as_str(), who.ifname.as_str()], attempt))

@@ -9,69 +9,25 @@
 //! Source: containernetworking/plugins `plugins/main/vlan` v1.9.1; kernel `net/8021q`.
 
 use cni::Error;
-use cni::invocation::{Attach, Call, Detach, Probe, Sweep};
+use cni::invocation::{Attach, Detach, Probe, Sweep};
 use cni::invoke::Invoke;
 use cni::plugin::Plugin;
 use cni::result::Success;
 use linux::Netns;
 use linux::link::create::{NewKind, NewLink};
 use linux::link::{Detail, Link};
+use plugin_config::vlan::Network;
 use plugin_support::owner_tag::OwnerTag;
-use serde::Deserialize;
 
 use crate::interface;
 use crate::interface::inspection::{differs, expect_kind};
-use crate::interface::parent::{self, LinkNamespace, Parent, inspect_parent, remove_unnamed};
+use crate::interface::parent::{self, Parent, inspect_parent, remove_unnamed};
 use crate::interface::single::{self, Source};
 
 /// Plugin `vlan`.
 pub struct Vlan;
 
 const NAME: &str = "vlan";
-/// Largest VLAN id.
-const ID_MAX: u16 = 4094;
-
-/// The configuration as written.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Conf {
-    master: String,
-    #[serde(rename = "vlanId")]
-    vlan_id: i64,
-    mtu: u32,
-    #[serde(rename = "linkInContainer")]
-    link_in_container: bool,
-}
-
-/// Validated configuration.
-#[derive(Debug)]
-struct Network {
-    /// Parent interface.
-    master: String,
-    /// Namespace of the parent.
-    parent_in: LinkNamespace,
-    /// VLAN id: 0 (frames with a priority only) to 4094.
-    id: u16,
-    /// MTU in bytes, if configured; at most the parent's.
-    mtu: Option<u32>,
-}
-
-impl Network {
-    fn read(call: &Call) -> Result<Network, Error> {
-        let Conf { master, vlan_id, mtu, link_in_container } = call.config.decode()?;
-        if master.is_empty() {
-            return Err(Error::config("master: missing; set it to the parent interface"));
-        }
-        interface::check_name("master", &master)?;
-        let id = u16::try_from(vlan_id).ok().filter(|id| *id <= ID_MAX);
-        Ok(Network {
-            master,
-            parent_in: LinkNamespace::read(link_in_container),
-            id: id.ok_or_else(|| Error::key("vlanId", vlan_id, format!("not within 0..={ID_MAX}")))?,
-            mtu: interface::check_mtu(mtu)?,
-        })
-    }
-}
 
 // === impl Plugin ===
 

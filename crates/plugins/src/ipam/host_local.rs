@@ -17,7 +17,6 @@
 
 pub mod boot;
 pub mod index;
-pub mod network;
 pub mod owner;
 pub mod resolv_conf;
 pub mod store;
@@ -32,10 +31,10 @@ use cni::{Error, code};
 use ipam::{Assignment, RangeSet};
 use plugin_support::directory;
 
-use self::network::{Network, Source, StoreLocation};
 use self::owner::{Content, Owner};
 use self::store::{Reservation, Store};
-use super::Request;
+use plugin_config::addresses::Request;
+use plugin_config::host_local::{Network, Source, StoreLocation};
 
 /// Plugin `host-local`.
 pub struct HostLocal;

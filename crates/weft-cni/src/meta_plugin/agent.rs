@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use cni::{Context, Error, code};
 use linux::unix::{Bounded, connect_within};
-use npwg::configuration::NodeConfiguration;
+use npwg::configuration::{NodeConfiguration, PROXY_NETWORK};
 use npwg::plan::Plan;
 use rpc::frame;
 use rpc::message::{Request, Response};
@@ -105,6 +105,10 @@ pub(super) fn plan(
             (response.context(format_args!("agent {}", socket.display()))?, Some(stream))
         }
         Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            // Only the proxy knows which network the sandbox requests.
+            if node.network == PROXY_NETWORK {
+                return Err(proxy_absent(socket, &cause));
+            }
             (ask_once(socket, &request, deadline)?, None)
         }
         Err(cause) => return Err(unreachable(socket, &cause)),
@@ -270,6 +274,13 @@ fn absent(socket: &Path, cause: &io::Error) -> Error {
     Error::new(code::TRY_AGAIN_LATER, why).details(cure)
 }
 
+/// Returns the error of a sandbox whose network only the CRI proxy knows.
+fn proxy_absent(socket: &Path, cause: &io::Error) -> Error {
+    let why = format!("CRI proxy {}: {cause}", socket.display());
+    Error::new(code::TRY_AGAIN_LATER, why)
+        .details("start weft cri-proxy on this node; its log says why it stopped")
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
@@ -307,6 +318,20 @@ mod tests {
             assert!(!late.msg.contains("os error"), "{late}");
         }
         assert_eq!(tried.get(), 2, "once for each conversation");
+    }
+
+    #[test]
+    fn cri_proxy_that_is_down_is_named_in_the_error() {
+        let text = r#"{"cniVersion":"1.0.0","name":"weft-cri","type":"weft","clusterNetwork":"default",
+            "agentSocket":"/x/networks.sock"}"#;
+        let node = NodeConfiguration::read(text.as_bytes(), npwg::configuration::Flavour::Weft).unwrap();
+        let request = br#"{"version":1,"request":{"plan":{"pod":{"namespace":"n","name":"p","uid":""},"container":"c",
+            "ifname":"eth0","node":{"configuration":{},"flavour":"weft","files":[],"unreadable":[]},"began":0}}}"#;
+        let Request::Plan(request) = frame::decode(request).unwrap() else { panic!("not a plan") };
+        let error = plan(&node, *request, &|| None).unwrap_err();
+        assert_eq!(error.code, code::TRY_AGAIN_LATER);
+        assert!(error.msg.starts_with("CRI proxy /x/networks.sock: "), "{error}");
+        assert!(error.details.contains("weft cri-proxy") && !error.to_string().contains("agent"), "{error}");
     }
 
     #[test]

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use manifest::Manifest;
-use manifest::lint::{self, Edit, Finding, Knowledge};
+use manifest::lint::across::Across;
+use manifest::lint::{self, Edit, Finding, Knowledge, Programs};
 use manifest::stream::Pieces;
 use npwg::refusal::Fault;
 use npwg::rule::{Rule, Severity};
@@ -25,6 +26,9 @@ use crate::input_files::{File, Input, Kind};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output};
+
+/// Directory in which runtimes look for plugins.
+const PLUGIN_DIRECTORY: &str = "/opt/cni/bin";
 
 /// Path of stdin.
 const STDIN: &str = "/dev/stdin";
@@ -51,8 +55,11 @@ pub(crate) struct Arguments {
     /// Correct the files where there is exactly one correct form
     #[arg(long)]
     fix: bool,
+    /// Directory with the plugins of a node; may be repeated (default: /opt/cni/bin, if it exists)
+    #[arg(long, value_name = "DIR")]
+    plugin_dir: Vec<PathBuf>,
     /// Rule to explain with a wrong and a right example, instead of reading files
-    #[arg(long, value_name = "RULE", conflicts_with_all = ["paths", "fix"])]
+    #[arg(long, value_name = "RULE", conflicts_with_all = ["paths", "fix", "plugin_dir"])]
     explain: Option<Rule>,
     #[command(flatten)]
     output: Output,
@@ -87,11 +94,12 @@ struct Fixed {
 
 /// Runs `weft lint`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { paths, fix, explain, output } = arguments;
+    let Arguments { paths, fix, plugin_dir, explain, output } = arguments;
     if let Some(rule) = explain {
         return explanation::print(*rule, output.format);
     }
-    let mut report = LintReport::default();
+    let knowledge = Knowledge { programs: programs(plugin_dir)?, ..Knowledge::of_known_plugins() };
+    let (mut report, mut across) = (LintReport::default(), Across::default());
     let stdin = |path: &PathBuf| if path.as_os_str() == "-" { STDIN.into() } else { path.clone() };
     for path in input_files::expand(&paths.iter().map(stdin).collect::<Vec<_>>())? {
         let mut file = match input_files::open(&path)? {
@@ -100,22 +108,28 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             Input::Long(path, text) => {
                 let located = |finding| Located { file: path.display().to_string(), finding };
                 report.files += 1;
-                report.findings.extend(lint_pieces(&path, text)?.into_iter().map(located));
+                report
+                    .findings
+                    .extend(lint_pieces(&path, text, &knowledge, &mut across)?.into_iter().map(located));
                 continue;
             }
         };
-        let mut findings = lint_file(&file);
+        let mut findings = lint_file(&file, &knowledge);
         if *fix {
             let corrected = apply_fixes(&mut file, &findings)?;
             if !corrected.is_empty() {
-                findings = lint_file(&file);
+                findings = lint_file(&file, &knowledge);
                 report.fixed.extend(corrected);
             }
         }
         let path = file.path.display().to_string();
+        if file.kind == Kind::Manifest {
+            across.add(&path, &Manifest::parse(&file.text), 0);
+        }
         report.files += 1;
         report.findings.extend(findings.into_iter().map(|finding| Located { file: path.clone(), finding }));
     }
+    report.include(across);
     match output.format {
         Format::Json => output::print_json(&report)?,
         Format::Text => output::print(&report::render(&report, report::Colours::of_terminal()))?,
@@ -127,26 +141,64 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 impl LintReport {
+    /// Adds the findings about several files, in the order of files and lines.
+    fn include(&mut self, across: Across) {
+        let found = across.findings().into_iter().map(|(file, finding)| Located { file, finding });
+        let mut files: Vec<String> = Vec::new();
+        for Located { file, .. } in &self.findings {
+            if files.last() != Some(file) {
+                files.push(file.clone());
+            }
+        }
+        self.findings.extend(found);
+        let place = |file: &str| files.iter().position(|known| known == file).unwrap_or(files.len());
+        self.findings.sort_by_key(|located| (place(&located.file), located.finding.position));
+    }
+
     fn count(&self, severity: Severity) -> usize {
         self.findings.iter().filter(|located| located.finding.severity == severity).count()
     }
 }
 
-fn lint_file(file: &File) -> Vec<Finding> {
-    let knowledge = Knowledge::of_known_plugins();
+fn lint_file(file: &File, knowledge: &Knowledge) -> Vec<Finding> {
     match file.kind {
-        Kind::Manifest => lint::manifest(&Manifest::parse(&file.text), &knowledge),
-        Kind::Configuration => lint::configuration(&file.text, &knowledge),
+        Kind::Manifest => lint::manifest(&Manifest::parse(&file.text), knowledge),
+        Kind::Configuration => lint::configuration(&file.text, knowledge),
     }
 }
 
+/// Returns the programs in the plugin directories; without an option, those of the usual one if it exists.
+fn programs(given: &[PathBuf]) -> Result<Option<Programs>, Failure> {
+    let usual = PathBuf::from(PLUGIN_DIRECTORY);
+    let directories = match given {
+        [] if !usual.is_dir() => return Ok(None),
+        [] => std::slice::from_ref(&usual),
+        given => given,
+    };
+    let mut programs = Programs::default();
+    for directory in directories {
+        let failed = |cause| Failure::new(format!("read {}: {cause}", directory.display()));
+        for entry in std::fs::read_dir(directory).map_err(failed)? {
+            programs.names.insert(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
+        }
+        programs.directories.push(directory.display().to_string());
+    }
+    Ok(Some(programs))
+}
+
 /// Returns the findings of a long manifest, which is parsed object by object.
-fn lint_pieces(path: &Path, text: impl BufRead) -> Result<Vec<Finding>, Failure> {
-    let knowledge = Knowledge::of_known_plugins();
+fn lint_pieces(
+    path: &Path,
+    text: impl BufRead,
+    knowledge: &Knowledge,
+    across: &mut Across,
+) -> Result<Vec<Finding>, Failure> {
     let mut findings = Vec::new();
     for piece in Pieces::new(text) {
         let piece = piece.map_err(|cause| Failure::new(format!("read {}: {cause}", path.display())))?;
-        let of_piece = lint::manifest(&Manifest::parse(&piece.text), &knowledge);
+        let manifest = Manifest::parse(&piece.text);
+        across.add(&path.display().to_string(), &manifest, piece.lines_before);
+        let of_piece = lint::manifest(&manifest, knowledge);
         findings.extend(of_piece.into_iter().map(|mut finding| {
             finding.position.line += piece.lines_before;
             // Only a file that is read whole can be corrected.

@@ -200,3 +200,16 @@ fn default_network_can_be_selected_again() {
     let defaults = plan.delegates.iter().filter(|d| d.role == Role::Default).count();
     assert_eq!(defaults, 1);
 }
+
+#[test]
+fn unknown_default_network_names_where_it_was_searched() {
+    let fault = World::new().default_network("capable").fails();
+    assert_eq!(fault.rule, Rule::UnknownNetwork);
+    let expected = "a name without a namespace is searched in kube-system; \
+                    write home/capable for the one of the pod's namespace";
+    assert_eq!(fault.cure, expected);
+    let known = World::new().default_network("capable").networks("capable").fails();
+    assert_eq!(known.cure, format!("{expected}, which exists"));
+    let other = World::new().default_network("home/nowhere").fails();
+    assert!(other.cure.contains("kubectl get network-attachment-definitions -n home"), "{other}");
+}

@@ -10,12 +10,13 @@ use linux::link::create::{NewKind, NewLink};
 use linux::tc::filter::Side;
 use linux::tc::{Bucket, Root};
 use linux::{Kind, Rtnl, Undo};
+use plugin_config::bandwidth::{Limit, Limits, Scope};
 use plugin_support::failure::{OrRefused, refused};
 use plugin_support::hash::{hashed, hex};
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 use sha2::{Digest, Sha512};
 
-use super::limits::{Limit, Limits, Scope};
+use super::limits::{bucket, unlimited};
 use crate::interface::inspection::differs;
 
 /// Prefix of an ifb's name.
@@ -107,7 +108,7 @@ impl Shaper<'_> {
             undo.push(move || {
                 let _ = Rtnl::open().and_then(|mut host| host.unlimit(index, &name));
             });
-            shape(host, end, &limit.bucket(end.mtu), Side::Source, &limits.scope)?;
+            shape(host, end, &bucket(limit, end.mtu), Side::Source, &limits.scope)?;
         }
         Ok(ifb)
     }
@@ -123,7 +124,7 @@ impl Shaper<'_> {
         });
         let ifb = self.create_ifb(host)?;
         // The limit is in place before the first packet is redirected.
-        shape(host, &ifb, &limit.bucket(end.mtu), Side::Destination, &limits.scope)?;
+        shape(host, &ifb, &bucket(limit, end.mtu), Side::Destination, &limits.scope)?;
         self.enter(host)?;
         let (index, name) = (end.index, end.name.clone());
         undo.push(move || {
@@ -183,7 +184,7 @@ impl Shaper<'_> {
     pub fn inspect(&self, host: &mut Rtnl) -> Result<(), Error> {
         let Shaper { end, tag, limits } = self;
         if let Some(limit) = &limits.ingress {
-            compare(host, end, &limit.bucket(end.mtu), &limits.scope)?;
+            compare(host, end, &bucket(limit, end.mtu), &limits.scope)?;
         }
         let Some(limit) = &limits.egress else { return Ok(()) };
         let Some(ifb) = find_ifb(host, tag, &|| Ok(Some(end.index)))? else {
@@ -196,7 +197,7 @@ impl Shaper<'_> {
         if !targets.contains(&ifb.index) {
             return Err(Error::internal(format!("{} is not redirected to {}", end.name, ifb.name)));
         }
-        compare(host, &ifb, &limit.bucket(end.mtu), &limits.scope)
+        compare(host, &ifb, &bucket(limit, end.mtu), &limits.scope)
     }
 }
 
@@ -210,7 +211,7 @@ fn shape(host: &mut Rtnl, link: &Link, bucket: &Bucket, side: Side, scope: &Scop
     };
     host.classify(*index, name, default).or_refused()?;
     host.add_class(*index, name, SHAPED, bucket).or_refused()?;
-    host.add_class(*index, name, UNSHAPED, &Limit::unlimited()).or_refused()?;
+    host.add_class(*index, name, UNSHAPED, &unlimited()).or_refused()?;
     for subnet in subnets {
         host.choose_class(*index, name, side, *subnet, chosen).or_refused()?;
     }

@@ -31,11 +31,12 @@ use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy as Default, Rule, Selector,
     Set, Table, Type, Verdict, priority,
 };
+use plugin_config::firewall::Policy;
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use super::nftables::{INGRESS, TABLE, shared_objects};
-use super::settings::{Policy, PolicyTarget};
+use super::settings::PolicyTarget;
 use crate::entries::{self, Entry, EntrySets, any_verdict};
 
 const BRIDGES: &str = "bridges";

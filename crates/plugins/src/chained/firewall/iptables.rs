@@ -16,9 +16,10 @@
 use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
+use plugin_config::firewall::Policy;
 use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
-use super::settings::{Policy, PolicyTarget};
+use super::settings::PolicyTarget;
 use super::{PRIVATE, TABLE};
 use crate::entries;
 use crate::iptables::{self, Family, FilterLock, Saved, chain_of, comment, deletion};

@@ -18,9 +18,10 @@ use cni::Error;
 use cni::invocation::ValidAttachment;
 use ipnet::IpNet;
 use linux::nft::Protocol;
+use plugin_config::portmap::{Marking, Masquerade};
 use plugin_support::owner_tag::OwnerTag;
 
-use super::settings::{Mapping, Marking, Masquerade};
+use super::settings::Mapping;
 use crate::iptables::{self, Family, FilterLock, Saved, chain_of, comment, deletion, quoted};
 
 /// Table with the rules of `portmap`.

@@ -35,8 +35,11 @@ use plugin_support::failure::OrRefused;
 use plugin_support::hash::hashed;
 use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
-use super::conditions::Conditions;
-use super::settings::{MARK_BIT, Mapping, Masquerade};
+use plugin_config::conditions::Conditions;
+use plugin_config::portmap::{MARK_BIT, Masquerade};
+
+use super::conditions::restrict;
+use super::settings::Mapping;
 use crate::entries::{self, Entry, EntrySets};
 use crate::interface::masquerade::subnet_chain;
 use crate::iptables::Family;
@@ -248,7 +251,7 @@ fn chains(variant: &Variant<'_>, table: Table<'_>, addresses: &[IpNet]) -> Resul
         ];
         chains.push(Chain::plain(names.forwarded, rules));
         let jump = Verdict::Jump(names.forwarded.to_owned());
-        let restricted = conditions.restrict(address).into_iter();
+        let restricted = restrict(conditions, address).into_iter();
         entrances.extend(restricted.map(|rule| rule.destination_is_local(Is::In).decide(&jump)));
         exits.push(table.rule().mark(Is::In, bit, bit).verdict_of(&[destination], names.targets));
     }

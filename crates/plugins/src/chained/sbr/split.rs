@@ -14,7 +14,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use linux::route::{Route, SCOPE_LINK};
 
 use super::FIRST_TABLE;
-use super::settings::{Settings, Subnets};
+use plugin_config::sbr::{Settings, Subnets};
 
 /// Plan for the routing tables.
 #[derive(Debug, Default, PartialEq, Eq)]

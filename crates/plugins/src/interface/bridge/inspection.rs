@@ -6,11 +6,13 @@ use cni::result::{Interface, IpConfig, Success};
 use ipnet::IpNet;
 use linux::Rtnl;
 use linux::link::Link;
+use plugin_config::bridge::{ContainerInterface, Gateway, Network, Reflection};
 use plugin_support::failure::OrRefused;
 use plugin_support::netns::open_netns;
 use plugin_support::owner_tag::OwnerTag;
 
-use super::{ContainerInterface, Gateway, NAME, Network, Reflection, spoofing, switch};
+use super::port::PortVlans;
+use super::{NAME, spoofing, switch};
 use crate::interface::inspection::{
     compare, compare_addressing, differs, expect_addresses, expect_kind, find_host_end, find_inside, own_ips,
 };
@@ -98,7 +100,7 @@ fn inspect_gateways(
     if network.gateway == Gateway::None {
         return Ok(());
     }
-    let gateway_link = match network.vlans.access() {
+    let gateway_link = match network.vlans.access {
         None => bridge.clone(),
         Some(id) => host.link(&switch::gateway_link_name(&network.bridge, id)).or_refused()?,
     };

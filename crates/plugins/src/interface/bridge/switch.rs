@@ -13,12 +13,15 @@ use linux::link::{Change, Detail, Link, mac_text};
 use linux::netns::{Lock, Locked};
 use linux::sysctl::{self, Family};
 use linux::{Kind, Netns, Rtnl, Undo};
+use plugin_config::bridge::{Network, Reflection};
+use plugin_config::interface::check_name;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 
-use super::{NAME, Network, Reflection};
-use crate::interface;
+use super::NAME;
+use super::port::PortVlans;
+use crate::interface::veth;
 
 /// Lock that prevents the removal of the bridge while a port is created.
 #[must_use = "the bridge may be removed when this value is dropped"]
@@ -151,11 +154,11 @@ pub(super) fn gateway_link(
     bridge: &Link,
     config: &Config,
 ) -> Result<GatewayLink, Error> {
-    let Some(id) = network.vlans.access() else {
+    let Some(id) = network.vlans.access else {
         return Ok(GatewayLink { link: bridge.clone(), interface: None });
     };
     let name = gateway_link_name(&network.bridge, id);
-    interface::check_name("bridge and vlan together", &name)?;
+    check_name("bridge and vlan together", &name)?;
     let link = match host.find_link(&name).or_refused()? {
         Some(link) if link.up => link,
         // It is set up in the last step: the ADD that created it was killed, or is still running.
@@ -174,7 +177,7 @@ fn create_gateway_port(
 ) -> Result<Link, Error> {
     let port_name = plugin_support::hash::hashed("veth", 12, &[name, "gateway"]);
     let alias = OwnerTag::shared(NAME, config).text(ALIAS_MAX);
-    let peer = Peer { name, mtu: network.mtu, mac: None, queues: network.queues, netns: None };
+    let peer = Peer { name, mtu: network.mtu, mac: None, queues: veth::queues(network.queues), netns: None };
     let mut pair = NewLink::new(&port_name, NewKind::Veth(peer));
     pair.mtu = network.mtu;
     pair.master = Some(bridge.index);

@@ -1,17 +1,16 @@
 //! Selection of the device: by name, hardware address, sysfs path, PCI address or auxiliary device.
 //!
-//! Rules:
-//! - An input is one path component, or a path below `/sys/devices` without `..`.
-//! - If a device has several interfaces, the first by name is used, as in the reference plugin.
+//! If a device has several interfaces, the first by name is used, as in the reference plugin.
 //!
 //! Source: plugins `host-device.go` `getLink`, `handleDeviceID`, `hasDpdkDriver`; sysfs(5).
 
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 
 use cni::Error;
 use linux::Rtnl;
 use linux::link::{Link, mac_text};
+use plugin_config::host_device::Device;
 use plugin_support::failure::OrRefused;
 
 use super::relocation;
@@ -20,32 +19,8 @@ use super::relocation;
 const PCI: &str = "/sys/bus/pci/devices";
 /// Directory of devices that are a part of another device, for example sub-functions.
 const AUXILIARY: &str = "/sys/bus/auxiliary/devices";
-/// Directory of all devices.
-const DEVICES: &str = "/sys/devices";
 /// Kernel drivers that hand a device to a userspace program.
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
-/// Longest name on a bus, in bytes.
-const BUS_NAME_MAX: usize = 128;
-
-/// Selector of a device.
-#[derive(Debug)]
-pub(super) enum Device {
-    /// `device`
-    Named(String),
-    /// `hwaddr`
-    WithAddress(Vec<u8>),
-    /// `kernelpath`
-    AtPath(PathBuf),
-    /// `pciBusID`, or a PCI address in `runtimeConfig.deviceID`.
-    OnPci {
-        /// Configuration field that contains the address.
-        key: &'static str,
-        /// PCI address such as `0000:04:00.5`.
-        address: String,
-    },
-    /// `runtimeConfig.deviceID`: a PCI address, else an auxiliary device.
-    OfRuntime(String),
-}
 
 /// Result of the search for a device.
 pub(super) enum FoundDevice {
@@ -55,40 +30,24 @@ pub(super) enum FoundDevice {
     InUserSpace,
 }
 
-/// Fails unless `name` is one path component.
-pub(super) fn check_bus_name(key: &str, name: &str) -> Result<(), Error> {
-    let legal = name.len() <= BUS_NAME_MAX
-        && name != "."
-        && name != ".."
-        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
-    match legal {
-        true => Ok(()),
-        false => Err(Error::key(key, format!("{name:?}"), "not the name of a device on a bus")),
-    }
-}
-
-/// Fails unless `text` is a path below `/sys/devices`.
-pub(super) fn check_path(key: &str, text: &str) -> Result<PathBuf, Error> {
-    let path = Path::new(text);
-    let below = path.strip_prefix(DEVICES).is_ok_and(|rest| rest.components().next().is_some());
-    let straight = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
-    match below && straight && !text.contains('\0') {
-        true => Ok(path.to_owned()),
-        false => Err(Error::key(key, format!("{text:?}"), format!("not a path below {DEVICES}"))),
-    }
-}
-
-impl Device {
+/// Search for a device on the host.
+pub(super) trait Find {
     /// Whether a userspace program drives the device. False for a device that does not exist.
-    pub(super) fn is_in_user_space(&self) -> bool {
-        let (Device::OnPci { address, .. } | Device::OfRuntime(address)) = self else { return false };
-        driver(address).is_some_and(|driver| USER_SPACE_DRIVERS.contains(&driver.as_str()))
-    }
+    fn is_in_user_space(&self) -> bool;
 
     /// Finds the device on the host.
     ///
     /// If the kernel returned the device when its container ended, the device gets its name back first.
-    pub(super) fn find(&self, host: &mut Rtnl) -> Result<FoundDevice, Error> {
+    fn find(&self, host: &mut Rtnl) -> Result<FoundDevice, Error>;
+}
+
+impl Find for Device {
+    fn is_in_user_space(&self) -> bool {
+        let (Device::OnPci { address, .. } | Device::OfRuntime(address)) = self else { return false };
+        driver(address).is_some_and(|driver| USER_SPACE_DRIVERS.contains(&driver.as_str()))
+    }
+
+    fn find(&self, host: &mut Rtnl) -> Result<FoundDevice, Error> {
         if self.is_in_user_space() {
             return Ok(FoundDevice::InUserSpace);
         }
@@ -170,41 +129,4 @@ fn entries(directory: &Path) -> Vec<String> {
 fn driver(address: &str) -> Option<String> {
     let link = fs::read_link(Path::new(PCI).join(address).join("driver")).ok()?;
     link.file_name()?.to_str().map(str::to_owned)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn device_bus_name_must_be_one_path_component() {
-        for good in ["0000:04:00.5", "10000:e1:00.0", "mlx5_core.sf.4"] {
-            check_bus_name("pciBusID", good).unwrap();
-        }
-        let long = "x".repeat(129);
-        for bad in ["..", ".", "a/b", "../../../etc", "a b", "a\nb", "a\0b", "ä", &long] {
-            let error = check_bus_name("pciBusID", bad).unwrap_err();
-            assert!(error.code == 7 && error.msg.starts_with("pciBusID: "), "{bad:?}: {error}");
-        }
-    }
-
-    #[test]
-    fn device_kernelpath_must_be_below_sys_devices() {
-        let good = "/sys/devices/pci0000:00/0000:00:02.0";
-        assert_eq!(check_path("kernelpath", good).unwrap(), Path::new(good));
-        for bad in [
-            "/sys/devices",
-            "/sys/devices/",
-            "/sys/devicesx/y",
-            "/sys/class/net",
-            "sys/devices/x",
-            "/sys/devices/../class",
-            "/sys/devices/a/../../..",
-            "/sys/devices/a\0b",
-            "",
-        ] {
-            let error = check_path("kernelpath", bad).unwrap_err();
-            assert!(error.code == 7 && error.msg.starts_with("kernelpath: "), "{bad:?}: {error}");
-        }
-    }
 }

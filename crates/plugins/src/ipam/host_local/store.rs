@@ -36,8 +36,8 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::boot::Boot;
 use super::index::Index;
-use super::network::StoreLocation;
 use super::owner::{CONTENT_MAX, Content, Owner};
+use plugin_config::host_local::StoreLocation;
 
 const LOCK: &str = "lock";
 const LAST_RESERVED: &str = "last_reserved_ip.";

@@ -109,7 +109,8 @@ mod tests {
 
     fn report(text: &str) -> LintReport {
         let file = File { path: "a.yaml".into(), text: text.to_owned(), kind: Kind::Manifest };
-        let findings = super::super::lint_file(&file).into_iter();
+        let findings =
+            super::super::lint_file(&file, &manifest::lint::Knowledge::of_known_plugins()).into_iter();
         let findings = findings.map(|finding| Located { file: "a.yaml".into(), finding }).collect();
         LintReport { files: 1, findings, fixed: Vec::new() }
     }

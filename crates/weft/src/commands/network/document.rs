@@ -65,12 +65,9 @@ enum NetworkError {
     /// The document is neither a network nor a configuration list.
     #[error("not a network: expected metadata and cniv1_config, or a CNI configuration list")]
     Recognize,
-    /// The document does not have the form of the API.
+    /// The document does not have the form of the API, or its configuration list is invalid or cannot be expressed there.
     #[error(transparent)]
-    Decode(#[from] serde_json::Error),
-    /// The configuration list is invalid, or cannot be expressed in the API.
-    #[error(transparent)]
-    ConvertList(#[from] cni::Error),
+    Invalid(#[from] cni::Error),
 }
 
 fn network(document: Value, name: Option<&str>) -> Result<NetworkConfig, NetworkError> {
@@ -90,7 +87,7 @@ fn network(document: Value, name: Option<&str>) -> Result<NetworkConfig, Network
             }
         }
     }
-    let mut config: NetworkConfig = serde_json::from_value(document)?;
+    let mut config: NetworkConfig = cni::fold::strict(&document, "")?;
     if let Some(name) = name {
         let Name { namespace, name } = Name::read(name);
         let metadata = config.metadata.get_or_insert_default();

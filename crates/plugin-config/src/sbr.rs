@@ -75,6 +75,11 @@ fn read_gateways(list: &[Value]) -> Result<Vec<IpAddr>, Error> {
     Ok(gateways)
 }
 
+/// Returns the options, by name.
+pub(crate) fn options() -> &'static [&'static str] {
+    cni::fold::fields::<Conf>()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

@@ -11,8 +11,36 @@ use cni::fold::quote;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::message::option;
-use crate::v4::options::{Provide, Request, VALUE_MAX, check_lengths};
+use super::v4::{Provide, Request, VALUE_MAX, check_lengths};
+
+/// Option numbers.
+pub mod option {
+    #![allow(missing_docs, reason = "RFC 8415 §24 and IANA name them")]
+    pub const CLIENT: u16 = 1;
+    pub const SERVER: u16 = 2;
+    pub const ASSOCIATION: u16 = 3;
+    pub const TEMPORARY: u16 = 4;
+    pub const ADDRESS: u16 = 5;
+    pub const REQUESTED: u16 = 6;
+    pub const PREFERENCE: u16 = 7;
+    pub const ELAPSED: u16 = 8;
+    pub const RELAYED: u16 = 9;
+    pub const AUTHENTICATION: u16 = 11;
+    pub const UNICAST: u16 = 12;
+    pub const STATUS: u16 = 13;
+    pub const RAPID_COMMIT: u16 = 14;
+    pub const USER_CLASS: u16 = 15;
+    pub const VENDOR_CLASS: u16 = 16;
+    pub const RELAY_INTERFACE: u16 = 18;
+    pub const RECONFIGURE: u16 = 19;
+    pub const RECONFIGURE_ACCEPT: u16 = 20;
+    pub const NAME_SERVERS: u16 = 23;
+    pub const DOMAIN_SEARCH: u16 = 24;
+    pub const DELEGATION: u16 = 25;
+    pub const DELEGATED: u16 = 26;
+    pub const NAME: u16 = 39;
+    pub const SOL_MAX_RT: u16 = 82;
+}
 
 /// Valid lengths of a DUID, in bytes.
 const CLIENT: std::ops::RangeInclusive<usize> = 3..=130;

@@ -15,11 +15,12 @@ use cni::address::parse_mac;
 use cni::args::Args;
 use cni::invocation::Call;
 use cni::object::Object;
-use linux::sysctl::Key;
 use serde::Deserialize;
 
-use super::allowlist::Allowlist;
 use crate::interface::check_mtu;
+
+/// Maximum length of a key, in bytes.
+const KEY_MAX: usize = 256;
 
 /// Default directory of backups.
 const DATA_DIRECTORY: &str = "/run/cni/tuning";
@@ -78,6 +79,43 @@ struct DirectoryConf {
     data_dir: String,
 }
 
+/// Key of a kernel parameter as a path (`net/ipv4/conf/eth0.100/arp_notify`).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key(String);
+
+impl Key {
+    /// Reads a key in either notation: `net.ipv4.ip_forward` or `net/ipv4/conf/eth0.100/forwarding`.
+    ///
+    /// In dotted notation a `/` stands for a `.` inside a component, as in sysctl(8).
+    fn new(text: &str) -> Option<Key> {
+        let dotted = match (text.find('.'), text.find('/')) {
+            (Some(dot), Some(slash)) => dot < slash,
+            (Some(_), None) => true,
+            _ => false,
+        };
+        let path: String = match dotted {
+            false => text.to_owned(),
+            true => text
+                .chars()
+                .map(|c| match c {
+                    '.' => '/',
+                    '/' => '.',
+                    c => c,
+                })
+                .collect(),
+        };
+        let legal = |part: &str| {
+            !part.is_empty() && part != "." && part != ".." && !part.contains(|c: char| c.is_control())
+        };
+        (path.len() <= KEY_MAX && path.split('/').all(legal)).then_some(Key(path))
+    }
+
+    /// Returns the key as a path relative to `/proc/sys`.
+    pub fn as_path(&self) -> &str {
+        &self.0
+    }
+}
+
 /// Kernel parameter to set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sysctl {
@@ -117,15 +155,10 @@ pub fn data_directory(call: &Call) -> Result<PathBuf, Error> {
 }
 
 impl Settings {
-    /// Reads and validates the configuration, including the node's allow-list.
+    /// Reads and validates the configuration, without the node's allow-list.
     pub fn read(call: &Call, ifname: &str) -> Result<Settings, Error> {
         refuse_duplicates(call)?;
-        let settings = Settings::check(call.config.decode()?, call.args(), ifname)?;
-        let allowlist = Allowlist::read()?;
-        for Sysctl { written, key: _, value } in &settings.sysctls {
-            allowlist.check(written, value)?;
-        }
-        Ok(settings)
+        Settings::check(call.config.decode()?, call.args(), ifname)
     }
 
     fn check(conf: Conf, cni_args: &str, ifname: &str) -> Result<Settings, Error> {
@@ -224,6 +257,11 @@ fn refuse_duplicates(call: &Call) -> Result<(), Error> {
         }
         _ => Ok(()),
     }
+}
+
+/// Returns the options, by name.
+pub(crate) fn options() -> Vec<&'static str> {
+    [cni::fold::fields::<Conf>(), cni::fold::fields::<DirectoryConf>()].concat()
 }
 
 #[cfg(test)]

@@ -21,9 +21,9 @@ use ipam::{AddressFilter, Range, RangePart};
 use ipnet::IpNet;
 use npwg::metadata::definition_name_fault;
 use npwg::plan::PodIdentity;
-use plugins::ipam::host_local::resolv_conf;
-use plugins::ipam::{self as addresses, Request, RequestConf, Requests, RouteConf};
 use serde::Deserialize;
+
+use crate::addresses::{self, Request, RequestConf, Requests, RouteConf};
 
 /// Default directory of the address stores.
 const DATA_DIRECTORY: &str = "/var/lib/weft/ipam";
@@ -181,8 +181,10 @@ pub struct Settings {
     pub fixed: Vec<IpConfig>,
     /// Routes of the result.
     pub routes: Vec<Route>,
-    /// DNS settings of the result.
+    /// DNS settings of the result, unless it gets those of a file.
     pub dns: Dns,
+    /// File from which the result's DNS settings are read.
+    pub resolv_conf: Option<PathBuf>,
     /// Claim that keeps the addresses.
     pub claim: Claim,
     /// The pod, as the runtime names it.
@@ -205,7 +207,7 @@ impl Settings {
     pub fn read(call: &Call, who: Option<&Attachment>) -> Result<Settings, Error> {
         let settings = Settings::written(call, who)?;
         match settings.sets.is_empty() {
-            true => Err(Error::config("ipam.range: missing: there is no range to allocate addresses from")),
+            true => Err(Error::missing("ipam.range", "there is no range to allocate addresses from")),
             false => Ok(settings),
         }
     }
@@ -240,13 +242,9 @@ impl Settings {
             let why = "addresses that outlive their pod need the cluster: not possible with store \"file\"";
             return Err(Error::key("ipam.store", "\"file\"", why));
         }
-        let dns = match keys.resolv_conf.as_str() {
-            "" => keys.dns,
-            path if path.contains('\0') => {
-                return Err(Error::key("ipam.resolvConf", format!("{path:?}"), "not a path"));
-            }
-            path => resolv_conf::read(path.as_ref())?,
-        };
+        if keys.resolv_conf.contains('\0') {
+            return Err(Error::key("ipam.resolvConf", format!("{:?}", keys.resolv_conf), "not a path"));
+        }
         Ok(Settings {
             directory: absolute("ipam.dataDir", &keys.data_dir, DATA_DIRECTORY)?,
             source,
@@ -256,7 +254,8 @@ impl Settings {
             sets,
             fixed: fixed(keys.addresses)?,
             routes: addresses::routes(keys.routes)?,
-            dns,
+            dns: keys.dns,
+            resolv_conf: (!keys.resolv_conf.is_empty()).then(|| PathBuf::from(keys.resolv_conf)),
             claim,
             pod,
         })
@@ -467,7 +466,7 @@ fn pool_name(network: &str, range: IpNet) -> String {
 }
 
 /// Checks a name that becomes part of an object's name and of a path.
-pub(super) fn name(key: &str, text: &str) -> Result<(), Error> {
+pub fn name(key: &str, text: &str) -> Result<(), Error> {
     match text.is_empty() || ipam::address_store::is_valid_name(text) {
         true => Ok(()),
         false => {
@@ -578,4 +577,31 @@ fn absolute(key: &str, text: &str, otherwise: &str) -> Result<PathBuf, Error> {
         text if text.starts_with('/') && !text.contains('\0') => Ok(PathBuf::from(text)),
         text => Err(Error::key(key, format!("{text:?}"), "not an absolute path")),
     }
+}
+
+/// Options of whereabouts that have no effect here: they are about its locks, its store and its log.
+const OF_WHEREABOUTS: &[&str] = &[
+    "enable_overlapping_ranges",
+    "node_slice_size",
+    "leader_lease_duration",
+    "leader_renew_deadline",
+    "leader_retry_period",
+    "kubernetes",
+    "log_file",
+    "log_level",
+    "configuration_path",
+    "reconciler_cron_expression",
+    "sleep_for_race",
+    "datastore",
+    "etcd_host",
+    "etcd_username",
+    "etcd_password",
+    "etcd_key_file",
+    "etcd_cert_file",
+    "etcd_ca_cert_file",
+];
+
+/// Returns the options, by name.
+pub(crate) fn options() -> Vec<&'static str> {
+    [cni::fold::fields::<IpamConf>(), OF_WHEREABOUTS].concat()
 }

@@ -151,3 +151,19 @@ fn tuning_duplicate_sysctl_key_is_found_among_many() {
     assert_eq!(error.msg, "sysctl.7: \"other\": the key occurs twice");
     assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
 }
+
+// Requirements: G6
+#[test]
+fn sysctl_notation_is_decided_by_the_first_separator() {
+    let path = |text: &str| Key::new(text).map(|key| key.as_path().to_owned());
+    assert_eq!(path("net.ipv4.ip_forward").as_deref(), Some("net/ipv4/ip_forward"));
+    assert_eq!(
+        path("net.ipv4.conf.eth0/100.arp_notify").as_deref(),
+        Some("net/ipv4/conf/eth0.100/arp_notify")
+    );
+    assert_eq!(
+        path("net/ipv4/conf/eth0.100/arp_notify").as_deref(),
+        Some("net/ipv4/conf/eth0.100/arp_notify")
+    );
+    assert_eq!(path("net..ipv4"), None);
+}

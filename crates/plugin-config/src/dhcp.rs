@@ -1,17 +1,58 @@
-//! Configuration of the plugin `dhcp`.
+//! The configuration of `dhcp`.
+
+pub mod v4;
+pub mod v6;
 
 use std::path::PathBuf;
 
 use cni::Error;
 use cni::config::Config;
 use cni::fold::quote;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::owner::Family;
-use crate::protocol::SOCKET;
-use crate::v4::options::{Options, Provide, Request};
-use crate::v6::{self, V6Request};
+use self::v4::{Options, Provide, Request};
+
+/// Default socket of the daemon.
+pub const SOCKET: &str = "/run/cni/dhcp.sock";
+
+/// Address family, which selects the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// DHCPv4.
+    Ipv4,
+    /// DHCPv6.
+    Ipv6,
+}
+
+impl Family {
+    /// Returns the families of a configuration without `families`.
+    pub fn default_ones() -> Vec<Family> {
+        vec![Family::Ipv4]
+    }
+}
+
+/// DHCPv6 request for an address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct V6Request {
+    /// Options of the request.
+    pub options: v6::Options,
+    /// Prefix length that the interface uses with the address.
+    pub prefix_length: u8,
+    /// Whether duplicate address detection runs before the address is used.
+    pub detect_duplicates: bool,
+}
+
+/// Prefix length of a single address.
+pub const PREFIX_LENGTH: u8 = 128;
+
+impl Default for V6Request {
+    fn default() -> V6Request {
+        V6Request { options: v6::Options::default(), prefix_length: PREFIX_LENGTH, detect_duplicates: false }
+    }
+}
 
 /// The configuration as written.
 #[derive(Debug, Default, Deserialize)]
@@ -80,7 +121,8 @@ impl PluginConfig {
         if let Some((key, _)) = of_v6.iter().find(|(_, is_there)| *is_there)
             && !families.contains(&Family::Ipv6)
         {
-            return Err(Error::config(format!("ipam.{key}: needs \"ipv6\" in ipam.families")));
+            let key = format!("ipam.{key}");
+            return Err(Error::config(format!("{key}: needs \"ipv6\" in ipam.families")).at(key));
         }
         Ok(PluginConfig {
             socket: socket(&daemon_socket_path)?,
@@ -88,7 +130,7 @@ impl PluginConfig {
             options: Options::read(&provide, &request, args)?,
             priority: (priority > 0).then_some(priority),
             v6_request: V6Request {
-                options: v6::options::Options::read(&provide_v6, &request_v6, args)?,
+                options: v6::Options::read(&provide_v6, &request_v6, args)?,
                 prefix_length: check_prefix_length(prefix_length_v6)?,
                 detect_duplicates: enabledad,
             },
@@ -119,9 +161,9 @@ fn read_families(listed: &[Value]) -> Result<Vec<Family>, Error> {
 
 fn check_prefix_length(length: Option<u8>) -> Result<u8, Error> {
     match length {
-        None => Ok(v6::PREFIX_LENGTH),
-        Some(length) if (1..=v6::PREFIX_LENGTH).contains(&length) => Ok(length),
-        Some(length) => Err(Error::key("ipam.prefixLengthV6", length, "not within 1..=128")),
+        None => Ok(PREFIX_LENGTH),
+        Some(length) if (1..=PREFIX_LENGTH).contains(&length) => Ok(length),
+        Some(length) => Err(Error::key("ipam.prefixLengthV6", length, "not between 1 and 128")),
     }
 }
 
@@ -152,4 +194,9 @@ fn socket(text: &str) -> Result<PathBuf, Error> {
             Err(Error::key("ipam.daemonSocketPath", format!("{path:?}"), why))
         }
     }
+}
+
+/// Returns the options, by name.
+pub(crate) fn options() -> &'static [&'static str] {
+    cni::fold::fields::<IpamConf>()
 }

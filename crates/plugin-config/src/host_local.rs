@@ -16,7 +16,7 @@ use cni::version::Version;
 use ipam::{Range, RangePart, RangeSet, RangeSetError};
 use serde::Deserialize;
 
-use super::super::{self as addresses, Request, RequestConf, Requests, RouteConf};
+use crate::addresses::{self, Request, RequestConf, Requests, RouteConf};
 
 /// Default directory of reservations, as in the reference plugin.
 const DATA_DIRECTORY: &str = "/var/lib/cni/networks";
@@ -79,7 +79,7 @@ struct LocationIpamConf {
 pub struct StoreLocation {
     /// Directory: `dataDir` and the network's name, which is one path component.
     pub directory: PathBuf,
-    /// Directory of indexes; see [`super::index`].
+    /// Directory of indexes.
     pub index_directory: PathBuf,
 }
 
@@ -136,7 +136,7 @@ impl Network {
     pub fn read(call: &Call) -> Result<Network, Error> {
         let network = Network::written(call)?;
         match network.sources.is_empty() {
-            true => Err(Error::config("ipam.ranges: missing: there is no range to allocate from")),
+            true => Err(Error::missing("ipam.ranges", "there is no range to allocate from")),
             false => Ok(network),
         }
     }
@@ -149,7 +149,7 @@ impl Network {
         arguments.only(&["IP"])?;
         let requests = Requests::read(call.config.decode::<RequestConf>()?, &arguments)?;
         let Conf { ipam, runtime_config: RuntimeConf { ip_ranges } } = call.config.decode()?;
-        let Some(ipam) = ipam else { return Err(Error::config("ipam: missing")) };
+        let Some(ipam) = ipam else { return Err(Error::missing("ipam", "set ipam.ranges")) };
         let IpamConf { subnet, range_start, range_end, gateway, ranges, routes, resolv_conf } = ipam;
 
         let mut written = Vec::new();
@@ -258,6 +258,11 @@ fn sources(sets: Vec<RangeSet>, requests: Requests) -> Result<Vec<Source>, Error
         }
     }
     Ok(sources)
+}
+
+/// Returns the options, by name.
+pub(crate) fn options() -> Vec<&'static str> {
+    [cni::fold::fields::<IpamConf>(), cni::fold::fields::<LocationIpamConf>()].concat()
 }
 
 #[cfg(test)]

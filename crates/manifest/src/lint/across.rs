@@ -1,0 +1,146 @@
+//! Linter of several files together: definitions that are there twice, and selected networks that are in no file.
+//!
+//! A file may be read in pieces, so only names and places are kept.
+
+use std::collections::BTreeMap;
+
+use super::Finding;
+use crate::node::Value;
+use crate::{Manifest, Position};
+use npwg::metadata::NetworkReference;
+use npwg::nearest::hint;
+use npwg::refusal::{Fault, KeyPath, quote};
+use npwg::rule::Rule;
+use npwg::selection::{Annotation, Reading};
+
+/// Names of all files.
+#[derive(Debug, Default)]
+pub struct Across {
+    definitions: BTreeMap<NetworkReference, Seen>,
+    selected: Vec<Selected>,
+    findings: Vec<(String, Finding)>,
+}
+
+/// Place in a file.
+#[derive(Clone, Debug)]
+struct Seen {
+    file: String,
+    position: Position,
+}
+
+/// Selection of a network.
+#[derive(Debug)]
+struct Selected {
+    network: NetworkReference,
+    subject: String,
+    path: KeyPath,
+    seen: Seen,
+}
+
+impl Across {
+    /// Adds a file, or a piece of it that begins after `lines_before` lines.
+    pub fn add(&mut self, file: &str, manifest: &Manifest, lines_before: usize) {
+        let seen = |at: usize| {
+            let Position { line, column } = manifest.source.position(at);
+            Seen { file: file.to_owned(), position: Position { line: line + lines_before, column } }
+        };
+        for located in &manifest.definitions {
+            let reference = located.value.reference();
+            let path = KeyPath::root().key("metadata").key("name");
+            let here = seen(located.node_at(&path).span.start);
+            if reference.name.is_empty() {
+                continue;
+            }
+            if let Some(first) = self.definitions.get(&reference) {
+                let Seen { file, position } = first;
+                let reason =
+                    format!("is also in {file}:{}; the one that is applied last counts", position.line);
+                let subject = npwg::definition::subject(&reference);
+                let fault = Fault::new(Rule::DuplicateDefinition, subject, reason).at(path);
+                self.say(
+                    &here,
+                    fault.showing(&quote(&reference.name)).cure("rename or remove one of the two"),
+                );
+            } else {
+                self.definitions.insert(reference, here);
+            }
+        }
+        for located in &manifest.pods {
+            let pod = &located.value.pod;
+            let annotation = Annotation::Networks;
+            let path = KeyPath::root().key("metadata").key("annotations").key(annotation.key());
+            if let Some(text) = pod.annotations.get(annotation.key()) {
+                let (node, source) = (located.node_at(&path), &manifest.source);
+                for element in Reading::of(annotation, text, &pod.namespace).elements {
+                    let path = KeyPath::root().index(element.index);
+                    let place = super::Place::Scalar(node.span);
+                    let at = super::embedded(source, place, text, super::offset(text, &path));
+                    let (network, subject) = (element.network, annotation.subject());
+                    self.selected.push(Selected { network, subject, path, seen: seen(at) });
+                }
+            }
+            self.networks_of_machine(located, &seen);
+        }
+    }
+
+    /// Adds the networks of a KubeVirt machine, which KubeVirt writes into the annotation of its pod.
+    fn networks_of_machine(
+        &mut self,
+        located: &crate::Located<crate::PodObject>,
+        seen: &dyn Fn(usize) -> Seen,
+    ) {
+        let crate::PodObject { pod, kind } = &located.value;
+        if !kind.starts_with("VirtualMachine") {
+            return;
+        }
+        let list = located.node_at(&KeyPath::root().key("spec").key("networks"));
+        let Value::List(networks) = &list.value else { return };
+        for (index, node) in networks.iter().enumerate() {
+            let name = node.get("multus").and_then(|multus| multus.get("networkName"));
+            let Some((Value::Text(text), span)) = name.map(|name| (&name.value, name.span)) else { continue };
+            let network = match text.split_once('/') {
+                Some((namespace, name)) => NetworkReference::new(namespace, name),
+                None => NetworkReference::new(&pod.namespace, text),
+            };
+            let path =
+                KeyPath::root().key("spec").key("networks").index(index).key("multus").key("networkName");
+            let subject = format!("{} {}/{}", kind.to_lowercase(), pod.namespace, pod.name);
+            self.selected.push(Selected { network, subject, path, seen: seen(span.start) });
+        }
+    }
+
+    fn say(&mut self, seen: &Seen, fault: Fault) {
+        let severity = fault.rule.severity();
+        let finding =
+            Finding { severity, position: seen.position, fault, corrected: String::new(), fix: None };
+        self.findings.push((seen.file.clone(), finding));
+    }
+
+    /// Returns the findings, each with its file. Without any definition nothing is known about the networks of pods.
+    pub fn findings(mut self) -> Vec<(String, Finding)> {
+        if self.definitions.is_empty() {
+            return self.findings;
+        }
+        let selected = std::mem::take(&mut self.selected);
+        for Selected { network, subject, path, seen } in selected {
+            if self.definitions.contains_key(&network) {
+                continue;
+            }
+            let elsewhere = self.definitions.keys().find(|other| other.name == network.name);
+            let names: Vec<&str> = self
+                .definitions
+                .keys()
+                .filter(|other| other.namespace == network.namespace)
+                .map(|other| other.name.as_str())
+                .collect();
+            let cure = match elsewhere {
+                Some(other) => format!("did you mean {other}?"),
+                None => hint(&network.name, &names),
+            };
+            let reason = "is in none of the files, although other definitions are";
+            let fault = Fault::new(Rule::NetworkNotInFiles, subject, reason).at(path);
+            self.say(&seen, fault.showing(&quote(&network.to_string())).cure(cure));
+        }
+        self.findings
+    }
+}

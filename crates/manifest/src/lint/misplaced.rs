@@ -1,0 +1,175 @@
+//! Linter of keys at a place where nothing reads them: annotations, `spec.config`, and keys that occur twice.
+
+use super::Report;
+use crate::node::{Key, Node, Value};
+use crate::{Located, Manifest, PodObject};
+use npwg::metadata::RESOURCE_NAME;
+use npwg::nearest::nearest;
+use npwg::refusal::{Fault, KeyPath};
+use npwg::rule::Rule;
+
+/// Domains of the annotations.
+const DOMAINS: &[&str] = &["k8s.v1.cni.cncf.io", "v1.multus-cni.io"];
+/// Annotation that replaces the default network.
+const DEFAULT_NETWORK: &str = "v1.multus-cni.io/default-network";
+/// Annotations of these domains that a component reads.
+const KNOWN: &[&str] = &[
+    "k8s.v1.cni.cncf.io/networks",
+    "k8s.v1.cni.cncf.io/network-status",
+    "k8s.v1.cni.cncf.io/networks-status",
+    "k8s.v1.cni.cncf.io/policy-for",
+    RESOURCE_NAME,
+    DEFAULT_NETWORK,
+];
+/// Keys of a CNI configuration, which belong into the string `spec.config`.
+const OF_CONFIG: &[&str] = &["cniVersion", "name", "type", "plugins", "ipam"];
+
+pub(super) fn look(report: &mut Report<'_>, manifest: &Manifest) {
+    for located in &manifest.pods {
+        let PodObject { pod, kind } = &located.value;
+        let subject = format!("{} {}/{}", kind.to_lowercase(), pod.namespace, pod.name);
+        Object { report: &mut *report, subject: &subject, node: &located.node }.look(&located.base);
+    }
+    for located in &manifest.definitions {
+        let subject = npwg::definition::subject(&located.value.reference());
+        let mut object = Object { report: &mut *report, subject: &subject, node: &located.node };
+        object.look(&located.base);
+        object.config();
+    }
+    let namespaces = manifest.namespaces.iter().map(|Located { node, .. }| node);
+    let others = manifest.others.iter().map(|Located { node, .. }| node);
+    for node in namespaces.chain(others) {
+        Object { report: &mut *report, subject: "document", node }.duplicates(node, &KeyPath::root());
+    }
+}
+
+/// Linter of one object.
+struct Object<'a, 'b> {
+    report: &'a mut Report<'b>,
+    subject: &'a str,
+    node: &'a Node,
+}
+
+impl Object<'_, '_> {
+    fn look(&mut self, base: &KeyPath) {
+        let object = self.node;
+        self.duplicates(object, &KeyPath::root());
+        self.annotations(&base.key("metadata").key("annotations"));
+        let cure = "move it to metadata.annotations";
+        let base_text = if base.is_root() { String::new() } else { format!("{base}.") };
+        let cure = cure.replace("metadata", &format!("{base_text}metadata"));
+        for (path, reason) in [
+            (base.key("metadata").key("labels"), "is a label, and only annotations select networks"),
+            (base.key("spec").key("annotations"), "is in spec, where nothing reads annotations"),
+        ] {
+            self.elsewhere(&path, reason, &cure);
+        }
+        let metadata = base.key("metadata");
+        for (key, _) in entries(object, &metadata) {
+            if key.text != "annotations" && nearest(&key.text, &["annotations"]).is_some() {
+                let reason = format!("is in {}, which Kubernetes drops", key.text);
+                self.elsewhere(&metadata.key(&key.text), &reason, &cure);
+            }
+        }
+    }
+
+    /// Reports annotations whose name is almost that of a known one.
+    fn annotations(&mut self, path: &KeyPath) {
+        for (key, _) in entries(self.node, path) {
+            let name = key.text.as_str();
+            let Some((domain, last)) = name.split_once('/').filter(|_| !KNOWN.contains(&name)) else {
+                continue;
+            };
+            let in_domain = DOMAINS.iter().any(|known| known.eq_ignore_ascii_case(domain));
+            let same_end = KNOWN.iter().any(|known| known.split('/').next_back() == Some(last));
+            if !(in_domain || same_end && nearest(domain, DOMAINS).is_some()) {
+                continue;
+            }
+            let meant = match last.contains("default") {
+                true => Some(DEFAULT_NETWORK),
+                false => nearest(name, KNOWN),
+            };
+            let cure = meant.map(|meant| format!("did you mean {meant}?")).unwrap_or_default();
+            let fault = Fault::new(
+                Rule::UnknownAnnotation,
+                self.subject,
+                "is not an annotation that selects networks",
+            );
+            self.report.add(key.span.start, fault.at(path.key(name)).cure(cure));
+        }
+    }
+
+    /// Reports known annotations at a place where nothing reads them.
+    fn elsewhere(&mut self, path: &KeyPath, reason: &str, cure: &str) {
+        for (key, _) in entries(self.node, path) {
+            if KNOWN.contains(&key.text.as_str()) {
+                let fault = Fault::new(Rule::MisplacedAnnotation, self.subject, reason);
+                self.report.add(key.span.start, fault.at(path.key(&key.text)).cure(cure));
+            }
+        }
+    }
+
+    /// Reports a configuration that is not in `spec.config`.
+    fn config(&mut self) {
+        let (root, spec) = (KeyPath::root(), KeyPath::root().key("spec"));
+        let beside = entries(self.node, &root).into_iter().filter(|(key, _)| key.text == "config");
+        let mut found: Vec<(KeyPath, usize, &str)> = Vec::new();
+        for (key, _) in beside {
+            found.push((root.key("config"), key.span.start, "indent it below spec"));
+        }
+        for (key, _) in entries(self.node, &spec) {
+            let name = key.text.as_str();
+            let cure = match name {
+                "config" => continue,
+                _ if name.eq_ignore_ascii_case("config") => "write config in lower case",
+                _ if OF_CONFIG.contains(&name) => {
+                    "write \"config: |\" below spec, and the JSON on indented lines below it"
+                }
+                _ => continue,
+            };
+            found.push((spec.key(name), key.span.start, cure));
+        }
+        for (path, at, cure) in found {
+            let reason = "is not spec.config: the API server drops it";
+            self.report.add(at, Fault::new(Rule::MisplacedConfig, self.subject, reason).at(path).cure(cure));
+        }
+    }
+
+    /// Reports keys that occur twice in one map. An entry of a merge, or of an alias, is older than its map.
+    fn duplicates(&mut self, node: &Node, path: &KeyPath) {
+        match &node.value {
+            Value::List(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    self.duplicates(item, &path.index(index));
+                }
+            }
+            Value::Map(entries) => {
+                let mut names = std::collections::BTreeSet::new();
+                for (key, inner) in entries {
+                    let at = path.key(&key.text);
+                    if key.span.start >= node.span.start && !names.insert(&key.text) {
+                        let reason = "occurs twice: only the last value counts";
+                        let fault = Fault::new(Rule::DuplicateKey, self.subject, reason).at(at.clone());
+                        self.report.add(key.span.start, fault.cure("remove one of the two"));
+                    }
+                    self.duplicates(inner, &at);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Returns the entries of the map at `path`.
+fn entries<'a>(node: &'a Node, path: &KeyPath) -> Vec<&'a (Key, Node)> {
+    let mut node = node;
+    for step in path.steps() {
+        let npwg::refusal::Step::Key(key) = step else { return Vec::new() };
+        let Some(inner) = node.get(key) else { return Vec::new() };
+        node = inner;
+    }
+    match &node.value {
+        Value::Map(entries) => entries.iter().collect(),
+        _ => Vec::new(),
+    }
+}
