@@ -2,7 +2,7 @@
 //! 110 at once.
 //!
 //! Usage: `benches/kube-adds`; `benches/kube-adds compare [WAVES]` compares with Multus, if `PEERS` has it;
-//! `benches/kube-adds memory [CYCLES]` measures the agent. A timed call is what a runtime waits for: a process starts, asks
+//! `benches/kube-adds memory [CYCLES]` and `benches/kube-adds held [COUNT...]` measure the agent. A timed call is what a runtime waits for: a process starts, asks
 //! the agent, attaches four networks and ends.
 
 #![allow(
@@ -15,6 +15,8 @@
 
 #[path = "kube_adds/comparison.rs"]
 mod comparison;
+#[path = "kube_adds/held.rs"]
+mod held;
 #[path = "kube_adds/processors.rs"]
 mod processors;
 
@@ -66,8 +68,18 @@ fn measure() {
         (None, _) => measure_calls(),
         (Some("compare"), waves) => measure_comparison(number(waves, COMPARED_WAVES)),
         (Some("memory"), cycles) => measure_memory(number(cycles, CYCLES)),
-        (Some(other), _) => panic!("{other}: expected `compare [WAVES]` or `memory [CYCLES]`"),
+        (Some("held"), first) => measure_held(first.into_iter().chain(words)),
+        (Some(other), _) => {
+            panic!("{other}: expected `compare [WAVES]`, `memory [CYCLES]` or `held [COUNT...]`")
+        }
     }
+}
+
+fn measure_held(words: impl Iterator<Item = String>) {
+    let counts: Vec<usize> = words.map(|word| word.parse().expect("a number")).collect();
+    let counts = if counts.is_empty() { held::COUNTS.to_vec() } else { counts };
+    let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge, Feature::Veth), "node")) else { return };
+    held::measure(&agent, &counts);
 }
 
 fn number(word: Option<String>, otherwise: usize) -> usize {

@@ -214,7 +214,7 @@ impl Comparison {
         let count = status.as_array().map_or(0, Vec::len);
         let sent = || {
             let events: BTreeSet<String> =
-                self.agent.events(name).iter().filter_map(|event| added(event)).collect();
+                self.agent.events(name).iter().flat_map(|event| added(event)).collect();
             (events.len() >= count).then_some(events)
         };
         // Thin Multus ends before its Events are sent, so they cannot be awaited.
@@ -227,13 +227,18 @@ impl Comparison {
     }
 }
 
-/// Normalizes the Event of an added interface: Multus writes addresses with prefix lengths.
-fn added(event: &str) -> Option<String> {
-    let (before, rest) = event.strip_prefix("AddedInterface ")?.split_once('[')?;
-    let (addresses, after) = rest.split_once(']')?;
-    let addresses: Vec<&str> =
-        addresses.split(' ').map(|address| address.split('/').next().unwrap_or_default()).collect();
-    Some(format!("{before}{addresses:?}{after}"))
+/// Returns the sentences of an Event about added interfaces, of which Multus has one in each Event. Multus writes addresses
+/// with prefix lengths, which are left out.
+fn added(event: &str) -> Vec<String> {
+    let sentences = event.strip_prefix("AddedInterface ").unwrap_or_default().split("; ");
+    let normalized = sentences.filter_map(|sentence| {
+        let (before, rest) = sentence.split_once('[')?;
+        let (addresses, after) = rest.split_once(']')?;
+        let addresses: Vec<&str> =
+            addresses.split(' ').map(|address| address.split('/').next().unwrap_or_default()).collect();
+        Some(format!("{before}{addresses:?}{after}"))
+    });
+    normalized.collect()
 }
 
 /// Attaches the same pods by both and fails on any difference that is not intended.

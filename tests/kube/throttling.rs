@@ -113,7 +113,7 @@ fn clock_jump_delays_neither_pods_nor_status() {
         attach(&pod, &name, &uid);
         assert_eq!(agent.status(&name).len(), 2, "{offset}");
         // Long enough for another search for orphaned sandboxes.
-        sleep(Duration::from_millis(300));
+        sleep(Duration::from_millis(600));
         assert!(agent.machine.read(rig::cluster::entry_path(&old.0)).is_some(), "{offset}");
         agent.attachment(&pod, &name, &uid).del(&node_configuration()).success();
     }

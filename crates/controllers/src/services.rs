@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{DeleteParams, PostParams, Preconditions};
-use kube::runtime::events::{EventType, Recorder};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client, Resource};
 use prometheus_client::encoding::text;
@@ -44,6 +43,7 @@ use crate::services::service_objects::{
 };
 use crate::services::slice_diff::{SliceChange, slice_changes};
 use kube_support::cache::{Cache, follow};
+use kube_support::event_publisher::{EventPublisher, EventType};
 use kube_support::health::HealthStatus;
 use kube_support::resources::{Key, Reduced};
 use kube_support::{api_error, events};
@@ -77,7 +77,7 @@ pub(crate) struct ServiceController {
     services: Arc<Cache<Service>>,
     pods: Arc<Cache<Backend>>,
     slices: Arc<Cache<Slice>>,
-    recorder: Recorder,
+    publisher: EventPublisher,
     /// Reason of the last Event about a Service, by its uid.
     reported: Mutex<BTreeMap<String, String>>,
     registry: Registry,
@@ -123,14 +123,14 @@ impl ServiceController {
             "Number of failed writes of EndpointSlices",
             failed.clone(),
         );
-        let recorder = events::recorder(client.clone(), Some(identity.to_owned()));
+        let publisher = events::publisher(client.clone(), Some(identity.to_owned()));
         let reported = Mutex::default();
         ServiceController {
             client,
             services,
             pods,
             slices,
-            recorder,
+            publisher,
             reported,
             registry,
             selected,
@@ -339,7 +339,7 @@ impl ServiceController {
                 "ListAddresses",
                 &why,
             );
-            let _ = timeout(WRITE_MAX, event.publish(&self.recorder, &about)).await;
+            let _ = timeout(WRITE_MAX, event.publish(&self.publisher, &about)).await;
         }
     }
 }

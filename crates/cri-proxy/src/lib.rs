@@ -217,7 +217,7 @@ async fn follow(sandboxes: Arc<Sandboxes>, networks: Arc<Networks>) {
         networks.recover().await;
         networks.finish_draining().await;
         tokio::select! {
-            () = sandboxes.changed(&mut watch) => {}
+            _ = sandboxes.changed(&mut watch) => {}
             () = tokio::time::sleep(RESCAN) => sandboxes.read_all(),
         }
     }

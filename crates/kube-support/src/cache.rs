@@ -2,8 +2,10 @@
 //!
 //! - A new list replaces the old one when it is complete.
 //! - While the API server cannot be reached, the last known state is served, and its age is known.
+//! - A consumer that handles each object on its own follows the keys of changed objects ([`ChangedKeys`]).
 //! - An event of the watch takes precedence over the response of a concurrent request ([`pending_lookup`]).
 
+pub mod changed_keys;
 pub mod pending_lookup;
 
 use std::collections::BTreeMap;
@@ -21,6 +23,7 @@ use tokio::sync::watch::{Receiver, Sender};
 use tracing::{info, warn};
 
 use crate::api_error;
+use crate::cache::changed_keys::{ChangedKeys, Consumers};
 use crate::cache::pending_lookup::{Lookups, PendingLookup};
 use crate::lookup::ASK_MAX;
 use crate::resources::{Key, Reduced, key};
@@ -43,6 +46,8 @@ struct State<T> {
     incoming: BTreeMap<Key, Arc<T>>,
     /// Lookups in progress.
     lookups: BTreeMap<Key, Lookups>,
+    /// Consumers of the keys of changed objects.
+    consumers: Consumers,
     synced: bool,
     failing: Option<Instant>,
     /// Reason of the last failure; none after a success.
@@ -56,6 +61,7 @@ impl<T: PartialEq> Cache<T> {
             objects: BTreeMap::new(),
             incoming: BTreeMap::new(),
             lookups: BTreeMap::new(),
+            consumers: Consumers::default(),
             synced: false,
             failing: None,
             refusal: None,
@@ -103,6 +109,11 @@ impl<T: PartialEq> Cache<T> {
         self.changes.subscribe()
     }
 
+    /// Returns the keys of the objects that change from now on. [`Cache::changes`] tells when there are some.
+    pub fn changed_keys(&self) -> ChangedKeys {
+        self.state().consumers.add()
+    }
+
     /// Returns the kind, and the reason of the last failure, while no complete list was read.
     pub fn waited(&self) -> Option<String> {
         let state = self.state();
@@ -146,6 +157,7 @@ impl<T: PartialEq> Cache<T> {
             Event::InitDone => {
                 state.objects = std::mem::take(&mut state.incoming);
                 state.lookups.values_mut().for_each(Lookups::record_event);
+                state.consumers.record_all();
                 state.synced = true;
                 true
             }
@@ -154,6 +166,7 @@ impl<T: PartialEq> Cache<T> {
                 state.record_event(&key);
                 let known = state.objects.get(&key).is_some_and(|known| **known == object);
                 if !known {
+                    state.consumers.record(&key);
                     state.objects.insert(key, Arc::new(object));
                 }
                 !known
@@ -161,6 +174,7 @@ impl<T: PartialEq> Cache<T> {
             Event::Delete(object) => {
                 let key = key(&object);
                 state.record_event(&key);
+                state.consumers.record(&key);
                 state.objects.remove(&key).is_some()
             }
         }

@@ -1,11 +1,12 @@
 //! Events on pods.
 //!
-//! - Events are sent once, one after the other, in the background. They are delayed while pods are attached, because they
-//!   would compete for the processors.
+//! - Events are sent once, one after the other, in the background, at a limited rate ([`Pace`]). They are delayed while
+//!   pods are attached, because they would compete for the processors.
+//! - An ADD that succeeds causes one Event with all its interfaces.
 //! - The queue is limited, and Events beyond it are dropped. When the process ends, the queue is sent first, for a few
 //!   seconds at most.
 //! - The note is limited to [`NOTE_MAX`] bytes.
-//! - The API counts repeated Events as a series that shows the first note only. So another note is another action.
+//! - A series of Events ([`crate::event_publisher`]) shows the first note only. So another note is another action.
 //!
 //! Source: Events v1; reasons `AddedInterface` and `NoNetworkFound` as in Multus.
 
@@ -15,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use npwg::metadata::Pod;
 use npwg::plan::PodIdentity;
 use npwg::refusal::{Fault, Reason, Refusal};
@@ -25,6 +25,7 @@ use rpc::task::NetworkChange;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, warn};
 
+use crate::event_publisher::{Event, EventPublisher, EventType};
 use cli_support::activity::Busy;
 use cli_support::terminal::plain;
 
@@ -36,6 +37,10 @@ const NOTE_MAX: usize = 1024;
 const QUEUE_MAX: usize = 1024;
 /// Longest delay of an Event while pods are attached.
 const DELAY_MAX: Duration = Duration::from_secs(2);
+/// Number of Events that are sent at once; enough for every pod of a node that starts.
+const PACE_BURST: f64 = 256.0;
+/// Number of Events a second after that.
+const PACE_RATE: f64 = 50.0;
 /// Deadline for the queue to be sent when the process ends.
 const END_MAX: Duration = Duration::from_secs(3);
 
@@ -61,18 +66,41 @@ pub struct EventText {
     at: Instant,
 }
 
+/// Rate of Events: [`PACE_BURST`] at once, then [`PACE_RATE`] a second.
+#[derive(Debug)]
+struct Pace {
+    available: f64,
+    at: Instant,
+}
+
+impl Pace {
+    fn new(now: Instant) -> Pace {
+        Pace { available: PACE_BURST, at: now }
+    }
+
+    /// Takes one Event from the rate and returns the delay before it may be sent.
+    fn delay(&mut self, now: Instant) -> Duration {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.available = (self.available + passed * PACE_RATE).min(PACE_BURST) - 1.0;
+        self.at = now;
+        Duration::from_secs_f64((-self.available / PACE_RATE).max(0.0))
+    }
+}
+
 impl Events {
     /// Returns the queue, and starts the task that sends its Events.
     pub fn new(client: Client, node: &str, busy: &Arc<Busy>) -> Events {
         let busy = Arc::clone(busy);
         let (sender, mut receiver) = mpsc::channel::<QueueItem>(QUEUE_MAX);
-        let recorder = recorder(client, Some(node.to_owned()));
+        let publisher = publisher(client, Some(node.to_owned()));
         tokio::spawn(async move {
+            let mut pace = Pace::new(Instant::now());
             while let Some(item) = receiver.recv().await {
                 match item {
                     QueueItem::Event(event, pod) => {
+                        tokio::time::sleep(pace.delay(Instant::now())).await;
                         busy.quiet(DELAY_MAX.saturating_sub(event.at.elapsed())).await;
-                        event.publish(&recorder, &reference(&pod)).await;
+                        event.publish(&publisher, &reference(&pod)).await;
                     }
                     // The receiver may have timed out.
                     QueueItem::Flush(done) => drop(done.send(())),
@@ -131,7 +159,7 @@ impl Events {
                 match added {
                     Some(ips) => {
                         let ips: Vec<String> = ips.iter().map(ToString::to_string).collect();
-                        EventText::added(ifname.as_str(), &ips, network)
+                        EventText::added(&[added_interface(ifname.as_str(), &ips, network)])
                     }
                     None => {
                         let note = format!("Remove {ifname} from {network}");
@@ -290,51 +318,68 @@ impl EventText {
         }
     }
 
-    fn added(interface: &str, ips: &[String], network: &str) -> EventText {
-        let note = format!("Add {interface} [{}] from {network}", ips.join(" "));
-        EventText::new(EventType::Normal, EventReason::AddedInterface, &format!("Attach {interface}"), &note)
+    /// Returns the Event of interfaces that were added, each described by [`added_interface`].
+    fn added(interfaces: &[String]) -> EventText {
+        let note = list_within(interfaces, NOTE_MAX);
+        EventText::new(EventType::Normal, EventReason::AddedInterface, "Attach", &note)
     }
 
     /// Sends the Event about an object.
-    pub async fn publish(self, recorder: &Recorder, about: &ObjectReference) {
+    pub async fn publish(self, publisher: &EventPublisher, about: &ObjectReference) {
         let EventText { kind, reason, action, note, at: _ } = self;
-        let event = Event {
-            type_: kind,
-            reason: reason.as_str().to_owned(),
-            note: Some(note),
-            action,
-            secondary: None,
-        };
-        if let Err(error) = recorder.publish(&event, about).await {
+        let event = Event { r#type: kind, reason: reason.as_str(), action: &action, note: &note };
+        if let Err(error) = publisher.publish(&event, about).await {
             debug!(%error, reason = reason.as_str(), "failed to send Event");
         }
     }
 }
 
+/// Returns the sentence about an added interface, as Multus writes it.
+fn added_interface(interface: &str, ips: &[String], network: &str) -> String {
+    format!("Add {interface} [{}] from {network}", ips.join(" "))
+}
+
+/// Joins sentences to a text of at most `length` bytes, which ends with the number of the omitted ones.
+fn list_within(sentences: &[String], length: usize) -> String {
+    let mut text = String::new();
+    for (index, sentence) in sentences.iter().enumerate() {
+        let rest = format!("; and {} more", sentences.len() - index);
+        let separator = if text.is_empty() { "" } else { "; " };
+        let is_last = index + 1 == sentences.len();
+        let room = if is_last { 0 } else { rest.len() };
+        if !text.is_empty() && text.len() + separator.len() + sentence.len() + room > length {
+            return text + &rest;
+        }
+        text += separator;
+        text += sentence;
+    }
+    text
+}
+
 /// Sends the Events of an attached sandbox and waits until they are sent.
 pub async fn publish(client: Client, entry: &Entry) {
-    let recorder = recorder(client, None);
+    let publisher = publisher(client, None);
     for event in of(entry) {
-        event.publish(&recorder, &reference(&entry.plan.pod)).await;
+        event.publish(&publisher, &reference(&entry.plan.pod)).await;
     }
 }
 
-/// Returns the recorder that sends Events in the name of weft.
-pub fn recorder(client: Client, instance: Option<String>) -> Recorder {
-    Recorder::new(client, Reporter { controller: CONTROLLER.to_owned(), instance })
+/// Returns the publisher that sends Events in the name of weft.
+pub fn publisher(client: Client, instance: Option<String>) -> EventPublisher {
+    EventPublisher::new(client, CONTROLLER, instance)
 }
 
-/// Returns an Event for each interface and for each warning.
+/// Returns one Event for all interfaces, and one for each warning.
 fn of(entry: &Entry) -> Vec<EventText> {
-    let interfaces = entry
-        .network_status
-        .iter()
-        .map(|status| EventText::added(&status.interface, &status.ips, &status.name));
+    let status = &entry.network_status;
+    let interfaces: Vec<String> =
+        status.iter().map(|status| added_interface(&status.interface, &status.ips, &status.name)).collect();
+    let interfaces = (!interfaces.is_empty()).then(|| EventText::added(&interfaces));
     let warnings = entry.plan.warnings.iter().map(|warning| {
         let reason = EventReason::of_warning(warning.event);
         EventText::new(EventType::Warning, reason, "Plan", &with_rule(&warning.fault))
     });
-    interfaces.chain(warnings).collect()
+    interfaces.into_iter().chain(warnings).collect()
 }
 
 fn reference(pod: &PodIdentity) -> ObjectReference {
@@ -379,6 +424,36 @@ mod tests {
     fn event_note_has_no_control_characters() {
         assert_eq!(clip("interface \"a\u{1b}[2J\u{9b}\u{202e}b\"\n"), "interface \"a [2J  b\" ");
         assert!(clip(&"\u{202e}".repeat(NOTE_MAX)).len() <= NOTE_MAX);
+    }
+
+    #[test]
+    fn event_of_an_attached_pod_names_interfaces_up_to_the_limit() {
+        let all: Vec<String> = (0..40)
+            .map(|n| added_interface(&format!("net{n}"), &["10.1.0.2".to_owned()], "blue/net-a"))
+            .collect();
+        assert_eq!(
+            list_within(&all[..2], NOTE_MAX),
+            "Add net0 [10.1.0.2] from blue/net-a; Add net1 [10.1.0.2] from blue/net-a"
+        );
+        let long = list_within(&all, NOTE_MAX);
+        let shown = long.matches("Add ").count();
+        assert!(long.len() <= NOTE_MAX && shown > 20, "{long}");
+        assert!(long.ends_with(&format!("; and {} more", 40 - shown)), "{long}");
+        // The limit is exact: without the last sentence nothing is omitted.
+        let exact = list_within(&all[..2], usize::MAX).len();
+        assert_eq!(list_within(&all[..2], exact), list_within(&all[..2], usize::MAX));
+        assert_eq!(list_within(&all[..2], exact - 1), "Add net0 [10.1.0.2] from blue/net-a; and 1 more");
+        assert_eq!(list_within(&all[..1], 3), all[0], "the API's limit is applied to the note");
+    }
+
+    #[test]
+    fn event_rate_is_limited_after_a_burst() {
+        let now = Instant::now();
+        let mut pace = Pace::new(now);
+        let delays: Vec<Duration> = (0..258).map(|_| pace.delay(now)).collect();
+        assert!(delays[..256].iter().all(Duration::is_zero), "{delays:?}");
+        assert_eq!(delays[256..], [20, 40].map(Duration::from_millis));
+        assert_eq!(pace.delay(now + Duration::from_secs(60)), Duration::ZERO);
     }
 
     #[test]

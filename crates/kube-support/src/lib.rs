@@ -7,6 +7,7 @@ pub mod cache;
 pub mod client;
 mod credentials;
 pub mod custom_resources;
+pub mod event_publisher;
 pub mod events;
 pub mod health;
 pub mod kuryr;

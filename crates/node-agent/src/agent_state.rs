@@ -2,8 +2,8 @@
 //! serves it (planner, block provider, sandbox GC, drift detection, hot-plug).
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cni::Error;
@@ -34,6 +34,10 @@ use node_support::traces::Traces;
 const POLL_MAX: Duration = Duration::from_secs(20);
 /// Interval at which a poll looks for tasks that no pod change announces.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time for which a poll collects changes of pods, so that many at once cost one comparison of all sandboxes.
+const POLL_GATHER: Duration = Duration::from_millis(50);
+/// Shortest interval between two searches for tasks on behalf of plans: each looks at all sandboxes.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// State of the node agent.
 pub(crate) struct AgentState {
@@ -53,6 +57,8 @@ pub(crate) struct AgentState {
     sandboxes: Arc<Sandboxes>,
     drift: Drift,
     hot_plug: Option<HotPlug>,
+    /// Time of the last search for tasks.
+    searched: Mutex<Option<Instant>>,
 }
 
 /// Configuration of the agent's state.
@@ -103,7 +109,22 @@ impl AgentState {
             sandboxes: Arc::clone(&config.sandboxes),
             drift: Drift::new(config.check_interval, config.checked.clone()),
             hot_plug: config.hot_plug.then(HotPlug::default),
+            searched: Mutex::default(),
         }
+    }
+
+    /// Returns the tasks that are due for any sandbox.
+    fn search_tasks(&self) -> Vec<Task> {
+        // Without a live watch, a pod missing from the cache is not known to be deleted.
+        let mut tasks = if self.planner.sees_cluster() {
+            self.sandbox_gc
+                .due(|pod| self.planner.pods.find(&pod_key(pod)).is_some_and(|known| known.uid == pod.uid))
+        } else {
+            Vec::new()
+        };
+        tasks.extend(self.drift.due(&self.sandboxes));
+        self.metrics.tasks_sent(tasks.len());
+        tasks
     }
 }
 
@@ -122,6 +143,9 @@ impl HealthStatus for AgentState {
             self.planner.definitions.count(),
             self.planner.definitions.age(),
         );
+        for (state, count) in self.sandboxes.counts() {
+            self.metrics.sandboxes(state, count);
+        }
         self.metrics.page()
     }
 }
@@ -136,23 +160,20 @@ impl RequestHandler for AgentState {
     }
 
     fn due_tasks(&self) -> Vec<Task> {
-        // Without a live watch, a pod missing from the cache is not known to be deleted.
-        let mut tasks = if self.planner.sees_cluster() {
-            self.sandbox_gc
-                .due(|pod| self.planner.pods.find(&pod_key(pod)).is_some_and(|known| known.uid == pod.uid))
-        } else {
-            Vec::new()
-        };
-        tasks.extend(self.drift.due(&self.sandboxes));
-        self.metrics.tasks_sent(tasks.len());
-        tasks
+        let mut searched = self.searched.lock().unwrap_or_else(PoisonError::into_inner);
+        if searched.is_some_and(|at| at.elapsed() < SEARCH_INTERVAL) {
+            return Vec::new();
+        }
+        *searched = Some(Instant::now());
+        drop(searched);
+        self.search_tasks()
     }
 
     async fn poll_tasks(&self, request: &PollTasks) -> Vec<Task> {
         let started = Instant::now();
         let mut pods = self.planner.pods.changes();
         loop {
-            let mut tasks = self.due_tasks();
+            let mut tasks = self.search_tasks();
             if let Some(hot_plug) = &self.hot_plug {
                 let due = hot_plug.due(&self.planner, &self.sandboxes, &request.node).await;
                 self.metrics.tasks_sent(due.len());
@@ -162,7 +183,9 @@ impl RequestHandler for AgentState {
                 return tasks;
             }
             // A changed pod is handled at once, everything else at the interval.
-            let _ = timeout(POLL_INTERVAL, pods.changed()).await;
+            if timeout(POLL_INTERVAL, pods.changed()).await.is_ok() {
+                tokio::time::sleep(POLL_GATHER).await;
+            }
         }
     }
 

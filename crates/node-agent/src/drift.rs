@@ -19,7 +19,7 @@ use cni::name::{ContainerId, IfName};
 use rpc::task::{Task, TaskResult};
 use tracing::warn;
 
-use node_support::sandboxes::Sandboxes;
+use node_support::sandboxes::{Sandbox, Sandboxes};
 
 /// Time until the first check of a sandbox.
 const FIRST: Duration = Duration::from_secs(10);
@@ -96,7 +96,10 @@ impl Drift {
         if self.interval.is_zero() {
             return Vec::new();
         }
-        let (now, all) = (Instant::now(), sandboxes.all());
+        sandboxes.with(|all| self.due_of(all, Instant::now()))
+    }
+
+    fn due_of(&self, all: &BTreeMap<ContainerId, Sandbox>, now: Instant) -> Vec<Task> {
         let (mut checked, mut stored) = (self.checked(), self.stored());
         checked.retain(|container, _| all.contains_key(container));
         if !all.is_empty() {
@@ -104,17 +107,22 @@ impl Drift {
         }
         let mut tasks = Vec::new();
         for (container, sandbox) in all {
-            let known = checked.entry(container.clone()).or_insert_with(|| CheckState {
-                due: now + self.interval.min(FIRST),
-                first_faults: stored.remove(&container),
-                added: BTreeSet::new(),
-                drifted: BTreeSet::new(),
-            });
+            if !checked.contains_key(container) {
+                let state = CheckState {
+                    due: now + self.interval.min(FIRST),
+                    first_faults: stored.remove(container),
+                    added: BTreeSet::new(),
+                    drifted: BTreeSet::new(),
+                };
+                checked.insert(container.clone(), state);
+            }
+            let Some(known) = checked.get_mut(container) else { continue };
             if tasks.len() == CHECKS_MAX || !sandbox.entry.complete || now < known.due {
                 continue;
             }
             known.due = now + self.interval;
-            tasks.push(Task::Check { container, uid: sandbox.entry.plan.pod.uid.clone() });
+            let (container, uid) = (container.clone(), sandbox.entry.plan.pod.uid.clone());
+            tasks.push(Task::Check { container, uid });
         }
         tasks
     }

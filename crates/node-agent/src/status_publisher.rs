@@ -5,29 +5,34 @@
 //! - Without the permission to patch, the publisher replaces the pod's status instead, as Multus does.
 //! - A failed write is repeated as long as the sandbox exists. A status that was removed or changed is written again.
 //! - Of several sandboxes of one pod the newest counts.
+//! - A change of one entry or pod causes work for that pod only. All pods are looked at every [`RESCAN`].
 //!
 //! Source: multi-network specification (NPWG), section 5; Kubernetes API, merge patch (RFC 7386).
 
+mod pod_sandboxes;
+mod status_write;
+mod work_queue;
+
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use cni::name::ContainerId;
-use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::Client;
 use npwg::metadata::Pod;
-use npwg::plan::PodIdentity;
 use npwg::status::{self, NETWORK_STATUS};
 use rpc::journal::Entry;
 use tokio::task::JoinSet;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::planner::pod_key;
 use crate::agent_state::AgentState;
-use kube_support::api_error;
-use kube_support::api_error::is_about_uid;
-use kube_support::resources::{MIRROR, PodObject, Reduced};
-use node_support::sandboxes::{RESCAN, Sandbox, Sandboxes};
+use kube_support::cache::changed_keys::Changed;
+use node_support::sandboxes::{JournalChange, RESCAN, Sandboxes};
+use pod_sandboxes::PodSandboxes;
+use status_write::Written;
+use work_queue::WorkQueue;
 
 /// Number of concurrent writes.
 const PARALLEL: usize = 8;
@@ -36,125 +41,166 @@ const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Time after which a pod without the written status counts as changed; until then the watch may lag behind.
 const LAG_MAX: Duration = Duration::from_secs(5);
-/// Number of attempts to replace a pod that other clients change concurrently.
-const REPLACES: usize = 5;
 /// Longest delay of a write in favour of pods that are being attached.
 const DELAY_MAX: Duration = Duration::from_millis(200);
-/// Deadline of a write.
-const WRITE_MAX: Duration = Duration::from_secs(10);
 
 /// Publisher of the status of all sandboxes of the node.
 pub(crate) struct StatusPublisher {
     client: Client,
     agent: Arc<AgentState>,
     sandboxes: Arc<Sandboxes>,
+    of_pods: PodSandboxes,
     states: BTreeMap<ContainerId, WriteState>,
+    /// Pods to look at, by uid.
+    queue: WorkQueue,
     writes: JoinSet<(ContainerId, Written)>,
 }
 
 /// State of the publication for one sandbox.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum WriteState {
     /// A write is in progress, after this number of failures.
     Writing { times: u32 },
     /// The last write failed; the next one begins at `until`.
     Waiting { times: u32, until: Instant },
-    /// The pod has this status.
-    Written { text: String, at: Instant },
+    /// The pod has a status with this hash.
+    Written { hash: u64, at: Instant },
     /// The pod was deleted.
     Obsolete,
 }
 
-/// Outcome of a write.
-#[derive(Debug)]
-enum Written {
-    Yes(String),
-    /// The pod was deleted, or the pod of that name is another one.
-    Obsolete,
-    Failed(String),
-}
-
-/// Outcome of one API request.
-#[derive(Debug)]
-enum Patched {
-    Yes,
-    Gone,
-    /// The pod of that name has another uid.
-    Another,
-    Forbidden,
-    Failed(String),
+/// Action that is due for a pod.
+#[derive(Debug, PartialEq, Eq)]
+enum Due {
+    Write,
+    /// The pod is to be looked at again.
+    At(Instant),
+    Nothing,
 }
 
 impl StatusPublisher {
     pub(crate) fn new(client: Client, agent: Arc<AgentState>, sandboxes: Arc<Sandboxes>) -> StatusPublisher {
-        StatusPublisher { client, agent, sandboxes, states: BTreeMap::new(), writes: JoinSet::new() }
+        StatusPublisher {
+            client,
+            agent,
+            sandboxes,
+            of_pods: PodSandboxes::default(),
+            states: BTreeMap::new(),
+            queue: WorkQueue::default(),
+            writes: JoinSet::new(),
+        }
     }
 
     /// Runs until the agent ends.
     pub(crate) async fn run(mut self) {
         self.sandboxes.read_all();
         let mut watch = self.sandboxes.watch();
+        let changed_pods = self.agent.planner.pods.changed_keys();
         let mut pods = self.agent.planner.pods.changes();
         let mut rescan = tokio::time::interval(RESCAN);
-        let mut retry = tokio::time::interval(RETRY_MIN);
-        retry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
+            let next = self.queue.next();
             tokio::select! {
-                () = self.sandboxes.changed(&mut watch) => {}
-                changed = pods.changed() => if changed.is_err() { return },
-                _ = rescan.tick() => self.sandboxes.read_all(),
-                _ = retry.tick(), if self.waits() => {}
+                change = self.sandboxes.changed(&mut watch) => self.journal_changed(change),
+                changed = pods.changed() => match changed {
+                    Ok(()) => self.pods_changed(changed_pods.take()),
+                    Err(_) => return,
+                },
+                _ = rescan.tick() => {
+                    self.sandboxes.read_all();
+                    self.journal_changed(JournalChange::All);
+                }
+                () = tokio::time::sleep_until(next.unwrap_or_else(Instant::now).into()), if next.is_some() => {}
                 Some(ended) = self.writes.join_next() => if let Ok((container, written)) = ended {
                     self.settle(container, written);
                 },
             }
-            self.begin_all();
+            self.begin_due();
         }
     }
 
-    fn waits(&self) -> bool {
-        self.states.values().any(|work| matches!(work, WriteState::Waiting { .. }))
-    }
-
-    /// Begins every write that is due.
-    fn begin_all(&mut self) {
-        let all = self.sandboxes.all();
-        self.states.retain(|container, _| all.contains_key(container));
-        for (state, count) in self.sandboxes.counts() {
-            self.agent.metrics.sandboxes(state, count);
-        }
-        for (container, sandbox) in newest(&all) {
-            if self.writes.len() >= PARALLEL {
-                return;
+    /// Queues the pods whose entries changed.
+    fn journal_changed(&mut self, change: JournalChange) {
+        let StatusPublisher { sandboxes, of_pods, states, queue, .. } = self;
+        sandboxes.with(|all| match change {
+            JournalChange::All => {
+                states.retain(|container, _| all.contains_key(container));
+                *of_pods = PodSandboxes::default();
+                for (container, sandbox) in all {
+                    of_pods.update(container, Some(sandbox));
+                }
+                of_pods.uids().for_each(|uid| queue.add(uid));
             }
-            let entry = &sandbox.entry;
-            let pod = self.agent.planner.pods.find(&pod_key(&entry.plan.pod));
-            let Some(pod) = pod.filter(|pod| pod.uid == entry.plan.pod.uid) else { continue };
-            let Ok(text) = status::render(&entry.network_status) else { continue };
-            if self.is_due(&container, &pod, &text) {
-                self.begin(container, Arc::clone(entry), text);
+            JournalChange::Some(containers) => {
+                for container in containers {
+                    let sandbox = all.get(&container);
+                    if sandbox.is_none() {
+                        states.remove(&container);
+                    }
+                    of_pods.update(&container, sandbox).iter().for_each(|uid| queue.add(uid));
+                }
+            }
+        });
+    }
+
+    /// Queues the pods that changed, if they have a sandbox.
+    fn pods_changed(&mut self, changed: Changed) {
+        match changed {
+            Changed::All => self.of_pods.uids().for_each(|uid| self.queue.add(uid)),
+            Changed::Keys(keys) => {
+                for key in keys {
+                    if let Some(pod) = self.agent.planner.pods.find(&key)
+                        && self.of_pods.newest(&pod.uid).is_some()
+                    {
+                        self.queue.add(&pod.uid);
+                    }
+                }
             }
         }
     }
 
-    fn is_due(&mut self, container: &ContainerId, pod: &Pod, text: &str) -> bool {
+    /// Begins the writes that are due, as many as may run.
+    fn begin_due(&mut self) {
+        self.queue.wake(Instant::now());
+        while self.writes.len() < PARALLEL {
+            let Some(uid) = self.queue.take() else { return };
+            self.look_at(uid);
+        }
+    }
+
+    /// Begins the write for a pod if it is due.
+    fn look_at(&mut self, uid: String) {
+        let Some(container) = self.of_pods.newest(&uid) else { return };
+        let Some(sandbox) = self.sandboxes.find(container) else { return };
+        let (container, entry) = (container.clone(), sandbox.entry);
+        let pod = self.agent.planner.pods.find(&pod_key(&entry.plan.pod));
+        let Some(pod) = pod.filter(|pod| pod.uid == entry.plan.pod.uid) else { return };
+        let Ok(text) = status::render(&entry.network_status) else { return };
+        match self.due(&container, &pod, &text, Instant::now()) {
+            Due::Write => self.begin(container, entry, text),
+            Due::At(time) => self.queue.add_at(time, uid),
+            Due::Nothing => {}
+        }
+    }
+
+    fn due(&mut self, container: &ContainerId, pod: &Pod, text: &str, now: Instant) -> Due {
         let is_there = pod.annotations.get(NETWORK_STATUS).is_some_and(|there| there == text);
         match self.states.get(container) {
-            Some(WriteState::Writing { .. } | WriteState::Obsolete) => false,
-            Some(WriteState::Waiting { until, .. }) => *until <= Instant::now(),
+            Some(WriteState::Writing { .. } | WriteState::Obsolete) => Due::Nothing,
+            Some(WriteState::Waiting { until, .. }) if *until <= now => Due::Write,
+            Some(WriteState::Waiting { until, .. }) => Due::At(*until),
+            Some(WriteState::Written { .. }) if is_there => Due::Nothing,
             // The watch delivers our own write a little later.
-            Some(WriteState::Written { text: written, at }) if written == text && at.elapsed() < LAG_MAX => {
-                false
+            Some(WriteState::Written { hash, at }) if *hash == hash_of(text) && now < *at + LAG_MAX => {
+                Due::At(*at + LAG_MAX)
             }
-            Some(WriteState::Written { .. }) => !is_there,
+            Some(WriteState::Written { .. }) => Due::Write,
             None if is_there => {
-                self.states.insert(
-                    container.clone(),
-                    WriteState::Written { text: text.to_owned(), at: Instant::now() },
-                );
-                false
+                let state = WriteState::Written { hash: hash_of(text), at: now };
+                self.states.insert(container.clone(), state);
+                Due::Nothing
             }
-            None => true,
+            None => Due::Write,
         }
     }
 
@@ -171,7 +217,7 @@ impl StatusPublisher {
         self.writes.spawn(async move {
             agent.busy.quiet(DELAY_MAX).await;
             let (started, began) = (Instant::now(), SystemTime::now());
-            let written = write(client, &entry.plan.pod, text).await;
+            let written = status_write::write(client, &entry.plan.pod, text).await;
             let outcome = match &written {
                 Written::Yes(_) => "written",
                 Written::Obsolete => "skipped",
@@ -189,15 +235,17 @@ impl StatusPublisher {
         });
     }
 
+    /// Records the outcome of a write. Its pod is looked at again, because it may have changed meanwhile.
     fn settle(&mut self, container: ContainerId, written: Written) {
+        let Some(sandbox) = self.sandboxes.find(&container) else { return };
         let times = match self.states.get(&container) {
             Some(WriteState::Writing { times }) => *times,
             _ => 0,
         };
-        let work = match written {
+        let state = match written {
             Written::Yes(text) => {
                 info!(%container, "network-status written");
-                WriteState::Written { text, at: Instant::now() }
+                WriteState::Written { hash: hash_of(&text), at: Instant::now() }
             }
             Written::Obsolete => WriteState::Obsolete,
             Written::Failed(why) => {
@@ -206,106 +254,15 @@ impl StatusPublisher {
                 WriteState::Waiting { times: times + 1, until: Instant::now() + pause }
             }
         };
-        self.states.insert(container, work);
+        self.states.insert(container, state);
+        self.queue.add(&sandbox.entry.plan.pod.uid);
     }
 }
 
-/// Returns the newest complete sandbox of each pod.
-fn newest(all: &BTreeMap<ContainerId, Sandbox>) -> BTreeMap<ContainerId, Sandbox> {
-    let mut of_pod: BTreeMap<&str, (&ContainerId, &Sandbox)> = BTreeMap::new();
-    for (container, sandbox) in all {
-        let Entry { complete, plan, network_status, .. } = &*sandbox.entry;
-        if !complete || plan.pod.uid.is_empty() || network_status.is_empty() {
-            continue;
-        }
-        let newer =
-            of_pod.get(plan.pod.uid.as_str()).is_none_or(|(_, known)| known.modified <= sandbox.modified);
-        if newer {
-            of_pod.insert(&plan.pod.uid, (container, sandbox));
-        }
-    }
-    of_pod.into_values().map(|(container, sandbox)| (container.clone(), sandbox.clone())).collect()
-}
-
-/// Writes the status to the pod with this uid.
-///
-/// The API's object of a static pod has another uid than the pod itself; that uid is read once the API rejects ours.
-async fn write(client: Client, pod: &PodIdentity, text: String) -> Written {
-    let PodIdentity { namespace, name, uid } = pod;
-    let pods: Api<PodObject> = Api::namespaced(client.clone(), namespace);
-    let written = async {
-        let outcome = match patch(&pods, name, uid, &text).await {
-            Patched::Forbidden => replace(client, pod, &text).await,
-            Patched::Another => match pods.get(name).await {
-                Ok(there) => {
-                    let own = there.meta().uid.clone().unwrap_or_default();
-                    match there.reduce().uid == *uid && own != *uid {
-                        true => patch(&pods, name, &own, &text).await,
-                        false => Patched::Another,
-                    }
-                }
-                Err(error) => Patched::Failed(api_error::describe(&error)),
-            },
-            patched => patched,
-        };
-        match outcome {
-            Patched::Yes => Written::Yes(text),
-            Patched::Gone | Patched::Another => Written::Obsolete,
-            Patched::Forbidden => {
-                Written::Failed("no permission to patch or to replace the pod's status".to_owned())
-            }
-            Patched::Failed(why) => Written::Failed(why),
-        }
-    };
-    let late = || Written::Failed(format!("the API server did not answer within {} s", WRITE_MAX.as_secs()));
-    tokio::time::timeout(WRITE_MAX, written).await.unwrap_or_else(|_| late())
-}
-
-/// Patches the status annotation.
-///
-/// `kubectl -n NAMESPACE patch pod NAME --subresource status --type merge -p '{"metadata":{"uid":…,"annotations":{…}}}'`
-async fn patch(pods: &Api<PodObject>, name: &str, uid: &str, text: &str) -> Patched {
-    let patch = serde_json::json!({ "metadata": { "uid": uid, "annotations": { NETWORK_STATUS: text } } });
-    match pods.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await {
-        Ok(_) => Patched::Yes,
-        Err(kube::Error::Api(status)) if status.code == 404 => Patched::Gone,
-        Err(kube::Error::Api(status)) if status.code == 403 => Patched::Forbidden,
-        Err(kube::Error::Api(status)) if is_about_uid(&status) => {
-            debug!(name, message = status.message, "the pod of this name has another uid");
-            Patched::Another
-        }
-        Err(error) => Patched::Failed(api_error::describe(&error)),
-    }
-}
-
-/// Replaces the pod's status, with all other fields unchanged: `kubectl -n NAMESPACE replace --subresource status`.
-///
-/// It is for installations that keep the permissions of Multus, which are to read and to replace pods.
-async fn replace(client: Client, pod: &PodIdentity, text: &str) -> Patched {
-    let PodIdentity { namespace, name, uid } = pod;
-    let kind = ApiResource::erase::<PodObject>(&());
-    let pods: Api<DynamicObject> = Api::namespaced_with(client, namespace, &kind);
-    let mut last = String::new();
-    for _ in 0..REPLACES {
-        let mut there = match pods.get(name).await {
-            Ok(there) => there,
-            Err(kube::Error::Api(status)) if status.code == 404 => return Patched::Gone,
-            Err(error) => return Patched::Failed(api_error::describe(&error)),
-        };
-        let mirrored = there.annotations().get(MIRROR);
-        if there.metadata.uid.as_ref() != Some(uid) && mirrored != Some(uid) {
-            return Patched::Another;
-        }
-        there.annotations_mut().insert(NETWORK_STATUS.to_owned(), text.to_owned());
-        match pods.replace_status(name, &PostParams::default(), &there).await {
-            Ok(_) => return Patched::Yes,
-            Err(kube::Error::Api(status)) if status.code == 403 => return Patched::Forbidden,
-            // Another client has changed the pod meanwhile.
-            Err(kube::Error::Api(status)) if status.code == 409 => last = status.message,
-            Err(error) => return Patched::Failed(api_error::describe(&error)),
-        }
-    }
-    Patched::Failed(last)
+fn hash_of(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Reason why the status of a sandbox could not be published.
@@ -331,7 +288,7 @@ pub(crate) async fn publish(client: &Client, entry: &Entry) -> Result<(), Publis
     let started = Instant::now();
     let mut pause = RETRY_MIN;
     loop {
-        match write(client.clone(), &entry.plan.pod, text.clone()).await {
+        match status_write::write(client.clone(), &entry.plan.pod, text.clone()).await {
             Written::Yes(_) | Written::Obsolete => return Ok(()),
             Written::Failed(why) if started.elapsed() >= RETRY_MAX => {
                 return Err(PublishError::Write { reason: why });

@@ -63,6 +63,11 @@ impl Journal {
 
     /// Returns every entry, sorted by container id.
     pub fn rows(&self) -> Result<Vec<Row>, Failure> {
+        Ok(self.containers()?.into_iter().filter_map(|container| self.row(container)).collect())
+    }
+
+    /// Returns the container ids of all entries, sorted.
+    pub(crate) fn containers(&self) -> Result<Vec<String>, Failure> {
         let failed = |cause| privilege::refused(&format!("journal: read {}", self.0.display()), &cause);
         let files = match fs::read_dir(&self.0) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -77,11 +82,11 @@ impl Journal {
                 .extend(name.strip_suffix(".json").filter(|id| !id.starts_with('.')).map(str::to_owned));
         }
         containers.sort();
-        Ok(containers.into_iter().filter_map(|container| self.row(container)).collect())
+        Ok(containers)
     }
 
     /// Returns the entry of a sandbox; `None` if it was removed meanwhile.
-    fn row(&self, container: String) -> Option<Row> {
+    pub(crate) fn row(&self, container: String) -> Option<Row> {
         let path = self.0.join(format!("{container}.json"));
         let entry = match read(&path) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => return None,

@@ -10,7 +10,7 @@
 //!   before, or its pod is on this node.
 //! - While a runtime may still be creating a sandbox, the runtime has not lost it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -110,21 +110,22 @@ impl SandboxGc {
         pod: impl Fn(&Entry) -> Option<PodSeen>,
         now: Instant,
     ) -> BTreeMap<ContainerId, (String, Observation)> {
-        let all = self.sandboxes.all();
-        let names: BTreeSet<&str> = all.keys().map(ContainerId::as_str).collect();
-        self.runtime.retain(|container| names.contains(container));
-        let orphaned = all.iter().filter_map(|(container, sandbox)| {
-            let (entry, uid) = (&sandbox.entry, &sandbox.entry.plan.pod.uid);
-            // A sandbox without a pod was created manually.
-            let pod = pod(entry).filter(|_| !uid.is_empty())?;
-            let seen = Seen {
-                presence: self.runtime.presence(container.as_str()),
-                pod,
-                progress: Progress::of(entry),
-            };
-            Some((container.clone(), (uid.clone(), seen.observation(self.grace, now)?)))
-        });
-        orphaned.collect()
+        self.sandboxes.with(|all| {
+            let is_known = |name: &str| ContainerId::new(name).is_ok_and(|id| all.contains_key(&id));
+            self.runtime.retain(is_known);
+            let orphaned = all.iter().filter_map(|(container, sandbox)| {
+                let (entry, uid) = (&sandbox.entry, &sandbox.entry.plan.pod.uid);
+                // A sandbox without a pod was created manually.
+                let pod = pod(entry).filter(|_| !uid.is_empty())?;
+                let seen = Seen {
+                    presence: self.runtime.presence(container.as_str()),
+                    pod,
+                    progress: Progress::of(entry),
+                };
+                Some((container.clone(), (uid.clone(), seen.observation(self.grace, now)?)))
+            });
+            orphaned.collect()
+        })
     }
 }
 

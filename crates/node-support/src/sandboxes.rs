@@ -1,7 +1,8 @@
 //! Sandboxes of this node: a copy of the journal in memory that follows its changes.
 //!
-//! - The journal is only read. Files that inotify reports are read again, and every file from time to time, because the
-//!   queue may overflow and the directory may be created later.
+//! - The journal is only read. Files that inotify reports are read again. Every file is looked at from time to time, because
+//!   the queue may overflow and the directory may be created later; a file that is unchanged is not read again.
+//! - An entry is read when a writer closes its file, not at each value that an ADD appends.
 //! - If an entry cannot be read now, the entry as last read counts. The sandbox must not be taken for a deleted one.
 //!
 //! Source: inotify(7).
@@ -9,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -18,6 +20,7 @@ use rpc::journal::Entry;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::time::{Instant, timeout_at};
 use tracing::{debug, warn};
 
 use crate::journal_reader::{Journal, Row};
@@ -26,6 +29,8 @@ use crate::journal_reader::{Journal, Row};
 pub const RESCAN: Duration = Duration::from_secs(30);
 /// Interval between two checks whether the directory exists.
 const RETRY: Duration = Duration::from_secs(1);
+/// Time for which changes are collected: an ADD of a few networks ends within it.
+const GATHER: Duration = Duration::from_millis(10);
 /// Size of the buffer for inotify events, in bytes.
 const EVENTS: usize = 16 * 1024;
 /// Stack size of the thread that waits for events, in bytes.
@@ -38,6 +43,17 @@ pub struct Sandbox {
     pub entry: Arc<Entry>,
     /// Time of the last write to its file.
     pub modified: SystemTime,
+    /// Inode and size of its file.
+    file: (u64, u64),
+}
+
+/// Change of the journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JournalChange {
+    /// Each sandbox may have changed.
+    All,
+    /// These entries were written or removed.
+    Some(BTreeSet<ContainerId>),
 }
 
 /// Sandboxes by container id.
@@ -88,25 +104,40 @@ impl Sandboxes {
         [("attached", whole.len()), ("partly attached", partly.len()), ("unreadable", broken.len())]
     }
 
-    /// Reads the whole journal.
+    /// Calls `work` with all sandboxes, which cannot change meanwhile.
+    pub fn with<T>(&self, work: impl FnOnce(&BTreeMap<ContainerId, Sandbox>) -> T) -> T {
+        work(&self.known())
+    }
+
+    /// Reads every entry that has changed since it was last read.
     pub fn read_all(&self) {
-        let rows = match self.journal.rows() {
-            Ok(rows) => rows,
+        let containers = match self.journal.containers() {
+            Ok(containers) => containers,
             Err(error) => return warn!(%error, "failed to read journal"),
         };
         let mut known = BTreeMap::new();
         let mut broken = BTreeSet::new();
-        for row in rows {
-            match row {
-                Row::Entry(entry) => {
-                    let container = entry.container_id.clone();
-                    let modified = self.modified(&container);
-                    known.insert(container, Sandbox { entry: Arc::new(*entry), modified });
+        for container in containers {
+            let id = ContainerId::new(&container).ok();
+            // First: an entry that changes while it is read is read again.
+            let stamp = id.as_ref().and_then(|id| self.stamp(id));
+            let before = id.as_ref().and_then(|id| self.find(id));
+            if let (Some(id), Some(before)) = (&id, &before)
+                && stamp == Some((before.modified, before.file))
+            {
+                known.insert(id.clone(), before.clone());
+                continue;
+            }
+            match self.journal.row(container) {
+                None => {}
+                Some(Row::Entry(entry)) => {
+                    let (modified, file) = stamp.unwrap_or((SystemTime::UNIX_EPOCH, (0, 0)));
+                    let sandbox = Sandbox { entry: Arc::new(*entry), modified, file };
+                    known.insert(sandbox.entry.container_id.clone(), sandbox);
                 }
-                Row::Broken { container, error } => {
+                Some(Row::Broken { container, error }) => {
                     warn!(container, %error, "failed to read journal entry");
-                    let id = ContainerId::new(&container).ok();
-                    known.extend(id.and_then(|id| Some((id.clone(), self.find(&id)?))));
+                    known.extend(id.zip(before));
                     broken.insert(container);
                 }
             }
@@ -117,10 +148,12 @@ impl Sandboxes {
 
     /// Reads one entry again.
     fn read(&self, container: &ContainerId) {
+        let stamp = self.stamp(container);
         match self.journal.entry(container) {
             Ok(Some(entry)) => {
-                let modified = self.modified(container);
-                self.known().insert(container.clone(), Sandbox { entry: Arc::new(entry), modified });
+                let (modified, file) = stamp.unwrap_or((SystemTime::UNIX_EPOCH, (0, 0)));
+                let sandbox = Sandbox { entry: Arc::new(entry), modified, file };
+                self.known().insert(container.clone(), sandbox);
             }
             Ok(None) => drop(self.known().remove(container)),
             // The file may be partly written; the next scan reads it again.
@@ -128,26 +161,31 @@ impl Sandboxes {
         }
     }
 
-    fn modified(&self, container: &ContainerId) -> SystemTime {
-        let metadata = std::fs::metadata(self.journal.file(container));
-        metadata.and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
+    /// Returns the time of the last write to an entry's file, its inode and its size.
+    fn stamp(&self, container: &ContainerId) -> Option<(SystemTime, (u64, u64))> {
+        let metadata = std::fs::metadata(self.journal.file(container)).ok()?;
+        Some((metadata.modified().ok()?, (metadata.ino(), metadata.len())))
     }
 
     /// Waits for a change and reads it.
-    pub async fn changed(&self, watch: &mut Option<Watch>) {
+    pub async fn changed(&self, watch: &mut Option<Watch>) -> JournalChange {
         let Some(open) = watch else {
             tokio::time::sleep(RETRY).await;
             *watch = Watch::open(&self.directory);
             if watch.is_some() {
                 self.read_all();
             }
-            return;
+            return JournalChange::All;
         };
         match open.next().await {
-            Some(containers) => containers.iter().for_each(|container| self.read(container)),
+            Some(containers) => {
+                containers.iter().for_each(|container| self.read(container));
+                JournalChange::Some(containers)
+            }
             None => {
                 *watch = None;
                 self.read_all();
+                JournalChange::All
             }
         }
     }
@@ -160,12 +198,16 @@ impl Sandboxes {
 
 /// Stream of changes in the directory, from a thread: a file descriptor in tokio would need `unsafe`.
 #[derive(Debug)]
-pub struct Watch(UnboundedReceiver<BTreeSet<ContainerId>>);
+pub struct Watch {
+    receiver: UnboundedReceiver<BTreeSet<ContainerId>>,
+    /// Changes that are collected until `deadline`.
+    pending: BTreeSet<ContainerId>,
+    deadline: Option<Instant>,
+}
 
 impl Watch {
     fn open(directory: &Path) -> Option<Watch> {
-        let watched =
-            WatchFlags::CLOSE_WRITE | WatchFlags::MODIFY | WatchFlags::MOVED_TO | WatchFlags::DELETE;
+        let watched = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::DELETE;
         let ended = WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF | WatchFlags::ONLYDIR;
         let opened = inotify::init(CreateFlags::CLOEXEC)
             .and_then(|fd| inotify::add_watch(&fd, directory, watched | ended).map(|_| fd));
@@ -189,12 +231,27 @@ impl Watch {
         };
         let thread = std::thread::Builder::new().name("inotify".to_owned()).stack_size(STACK).spawn(forward);
         thread.inspect_err(|error| warn!(%error, "failed to watch journal")).ok()?;
-        Some(Watch(receiver))
+        Some(Watch { receiver, pending: BTreeSet::new(), deadline: None })
     }
 
     /// Returns the containers whose files changed; `None` if the watch has ended or missed an event.
+    ///
+    /// A caller may drop the future: collected changes are kept for the next call.
     async fn next(&mut self) -> Option<BTreeSet<ContainerId>> {
-        self.0.recv().await
+        loop {
+            let received = match self.deadline {
+                None => self.receiver.recv().await,
+                Some(deadline) => match timeout_at(deadline, self.receiver.recv()).await {
+                    Ok(received) => received,
+                    Err(_) => {
+                        self.deadline = None;
+                        return Some(std::mem::take(&mut self.pending));
+                    }
+                },
+            };
+            self.pending.extend(received?);
+            self.deadline.get_or_insert_with(|| Instant::now() + GATHER);
+        }
     }
 }
 
@@ -251,6 +308,41 @@ mod tests {
         assert_eq!(counted(), (false, [0, 0, 0]));
         std::fs::write(&file, "{").unwrap();
         assert_eq!(counted(), (false, [0, 0, 1]), "never read successfully");
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[tokio::test]
+    async fn journal_change_is_read_once_and_other_entries_are_kept() {
+        let directory = std::env::temp_dir().join(format!("weft-changes-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let [one, other] = ["ns_web", "ns_db"].map(|id| ContainerId::new(id).unwrap());
+        let write = |id: &ContainerId, end: &str| {
+            let text = ENTRY.replace("ns_web", id.as_str());
+            std::fs::write(directory.join(format!("{id}.json")), text + end).unwrap();
+        };
+        write(&one, "");
+        write(&other, "");
+        let sandboxes = Sandboxes::of(&directory);
+        sandboxes.read_all();
+        let mut watch = sandboxes.watch();
+        let entry = |id: &ContainerId| sandboxes.find(id).unwrap().entry;
+        let (before, kept) = (entry(&one), entry(&other));
+        // Two writes within a moment are one change.
+        write(&one, "");
+        write(&one, r#"{"complete":{"networkStatus":[]}}"#);
+        let changed = sandboxes.changed(&mut watch).await;
+        assert_eq!(changed, JournalChange::Some(BTreeSet::from([one.clone()])));
+        assert!(!before.complete && entry(&one).complete);
+        assert!(Arc::ptr_eq(&kept, &entry(&other)), "not read again");
+        // A scan reads changed entries only.
+        let known = entry(&one);
+        write(&other, r#"{"complete":{"networkStatus":[]}}"#);
+        sandboxes.read_all();
+        assert!(Arc::ptr_eq(&known, &entry(&one)) && entry(&other).complete);
+        std::fs::remove_file(directory.join("ns_db.json")).unwrap();
+        let changed = sandboxes.changed(&mut watch).await;
+        assert_eq!(changed, JournalChange::Some(BTreeSet::from([other.clone()])));
+        assert!(sandboxes.find(&other).is_none() && sandboxes.find(&one).is_some());
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

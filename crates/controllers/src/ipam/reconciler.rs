@@ -16,12 +16,9 @@ use std::time::Duration;
 
 use ipam::{Holder, IpBlock, Registry, end_claim};
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::api::events::v1::Event as EventObject;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
@@ -37,6 +34,7 @@ use ipam_api::findings::Finding;
 use ipam_api::ip_claim::OF_CLAIM;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
 use kube_support::api_error;
+use kube_support::event_publisher::{Event, EventPublisher, EventType};
 use kube_support::events::distinct_action;
 use kube_support::lookup::ask;
 use kube_support::resources::PodObject;
@@ -56,9 +54,7 @@ const OBJECT_RETENTION: Duration = Duration::from_secs(3600);
 /// Reconciler of the cluster's addresses.
 pub(crate) struct IpamReconciler {
     client: Client,
-    recorder: Recorder,
-    /// Identity of this controller in Events.
-    identity: String,
+    publisher: EventPublisher,
     gone_nodes: GoneNodes,
     /// Time for which the address of a deleted sticky pod is kept.
     retention: Duration,
@@ -91,13 +87,11 @@ impl IpamReconciler {
         retention: Duration,
         identity: &str,
     ) -> IpamReconciler {
-        let identity = identity.to_owned();
-        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(identity.clone()) };
-        let recorder = Recorder::new(client.clone(), reporter);
+        let publisher = EventPublisher::new(client.clone(), CONTROLLER, Some(identity.to_owned()));
         let (reported, requests) = (BTreeSet::new(), Counter::default());
         let gone_nodes = GoneNodes::new(client.clone(), grace, requests.clone());
         let followed = Followed::default();
-        IpamReconciler { client, recorder, identity, gone_nodes, retention, followed, reported, requests }
+        IpamReconciler { client, publisher, gone_nodes, retention, followed, reported, requests }
     }
 
     /// Keeps the caches of pods and nodes up to date until the process ends.
@@ -320,46 +314,16 @@ impl IpamReconciler {
             let mut note = format!("{object}: {why}");
             note.truncate(note.floor_char_boundary(NOTE_MAX));
             let event = Event {
-                type_: EventType::Warning,
-                reason: if *what == "doubled" { "AddressDoubled" } else { "ObjectSpoilt" }.to_owned(),
-                action: distinct_action("Check", &note),
-                note: Some(note),
-                secondary: None,
+                r#type: EventType::Warning,
+                reason: if *what == "doubled" { "AddressDoubled" } else { "ObjectSpoilt" },
+                action: &distinct_action("Check", &note),
+                note: &note,
             };
-            let about = reference(snapshot, object);
-            if let Err(error) = self.publish(event, about).await {
+            if let Err(error) = self.publisher.publish(&event, &reference(snapshot, object)).await {
                 warn!(%error, "failed to send Event");
             }
         }
         self.reported = current;
-    }
-}
-
-impl IpamReconciler {
-    /// Sends an Event. The API accepts an Event about a cluster-scoped object only in `kube-system`; [`Recorder`] would put it
-    /// into `default`.
-    async fn publish(&self, event: Event, about: ObjectReference) -> Result<(), kube::Error> {
-        if about.namespace.is_some() {
-            return self.recorder.publish(&event, &about).await;
-        }
-        let Event { type_: _, reason, note, action, secondary: _ } = event;
-        let object = EventObject {
-            metadata: ObjectMeta {
-                generate_name: about.name.as_ref().map(|name| format!("{name}.weft-")),
-                ..ObjectMeta::default()
-            },
-            action: Some(action),
-            event_time: Some(MicroTime(Timestamp::now())),
-            note,
-            reason: Some(reason),
-            regarding: Some(about),
-            reporting_controller: Some(CONTROLLER.to_owned()),
-            reporting_instance: Some(self.identity.clone()),
-            type_: Some("Warning".to_owned()),
-            ..EventObject::default()
-        };
-        let events: Api<EventObject> = Api::namespaced(self.client.clone(), "kube-system");
-        events.create(&PostParams::default(), &object).await.map(drop)
     }
 }
 

@@ -42,6 +42,7 @@ impl<'a, T: PartialEq> PendingLookup<'a, T> {
     pub fn found(self, object: T) {
         let mut state = self.cache.state();
         if self.is_current(&state) {
+            state.consumers.record(&self.key);
             state.objects.insert(self.key.clone(), Arc::new(object));
         }
     }
@@ -50,6 +51,7 @@ impl<'a, T: PartialEq> PendingLookup<'a, T> {
     pub fn gone(self) {
         let mut state = self.cache.state();
         if self.is_current(&state) {
+            state.consumers.record(&self.key);
             state.objects.remove(&self.key);
         }
     }
