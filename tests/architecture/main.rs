@@ -12,5 +12,6 @@ mod files;
 mod lanes;
 mod language;
 mod modules;
+mod site;
 mod tokens;
 mod tree;
