@@ -12,6 +12,7 @@ mod files;
 mod lanes;
 mod language;
 mod modules;
+mod programs;
 mod site;
 mod tokens;
 mod tree;

@@ -355,11 +355,30 @@ fn failed_attachment_is_counted_in_metrics() {
     );
 }
 
+/// Rights that no component has.
+const FORBIDDEN: [&str; 14] = [
+    "* *",
+    "get secrets",
+    "get configmaps",
+    "create pods",
+    "create pods --subresource=exec",
+    "delete pods",
+    "update nodes",
+    "create network-attachment-definitions.k8s.cni.cncf.io",
+    "list leases",
+    "get leases/kube-scheduler",
+    "update leases/kube-controller-manager",
+    "delete leases",
+    "create clusterroles",
+    "impersonate users",
+];
+
 // Requirements: M25, V13-8.2-1
 #[test]
 fn rbac_roles_grant_only_the_rights_of_each_component() {
     let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
-    for file in ["crds/ipamclaims.k8s.cni.cncf.io.yaml", "ipam/rbac.yaml", "neutron/rbac.yaml"] {
+    let roles = ["ipam/rbac.yaml", "services/rbac.yaml", "neutron/rbac.yaml"];
+    for file in ["crds/ipamclaims.k8s.cni.cncf.io.yaml"].into_iter().chain(roles) {
         let path = testkit::workspace().join("deploy").join(file);
         agent.kube.kubectl(["apply", "-f", path.to_str().expect("a path")]);
     }
@@ -372,28 +391,14 @@ fn rbac_roles_grant_only_the_rights_of_each_component() {
         ("weft-agent", "patch pods --subresource=status"),
         ("weft-agent", "patch ipamclaims.k8s.cni.cncf.io --subresource=status"),
         ("weft-controller-ipam", "update leases/weft-ipam"),
+        ("weft-controller-services", "update leases/weft-services"),
         ("weft-neutron", "update leases/weft-neutron"),
+        ("weft-neutron", "patch pods --subresource=status"),
     ] {
         until("the roles are effective", || may(account, words).then_some(()));
     }
-    let forbidden_for_all = [
-        "* *",
-        "get secrets",
-        "get configmaps",
-        "create pods",
-        "create pods --subresource=exec",
-        "delete pods",
-        "update nodes",
-        "create network-attachment-definitions.k8s.cni.cncf.io",
-        "list leases",
-        "get leases/kube-scheduler",
-        "update leases/kube-controller-manager",
-        "delete leases",
-        "create clusterroles",
-        "impersonate users",
-    ];
-    for account in ["weft-agent", "weft-controller-ipam", "weft-neutron"] {
-        for words in forbidden_for_all {
+    for account in ["weft-agent", "weft-controller-ipam", "weft-controller-services", "weft-neutron"] {
+        for words in FORBIDDEN {
             assert!(!may(account, words), "{account}: {words}");
         }
     }
@@ -404,6 +409,13 @@ fn rbac_roles_grant_only_the_rights_of_each_component() {
         ("weft-agent", "get leases/weft-ipam"),
         ("weft-controller-ipam", "patch pods"),
         ("weft-controller-ipam", "update leases/weft-neutron"),
+        ("weft-controller-ipam", "patch ipamclaims.k8s.cni.cncf.io"),
+        ("weft-controller-services", "patch pods"),
+        ("weft-controller-services", "patch pods --subresource=status"),
+        ("weft-controller-services", "update services"),
+        ("weft-controller-services", "update leases/weft-ipam"),
+        ("weft-neutron", "patch pods"),
+        ("weft-neutron", "update pods"),
         ("weft-neutron", "delete ipblocks.weft.dev"),
         ("weft-neutron", "update leases/weft-ipam"),
     ] {
@@ -492,12 +504,12 @@ fn admission_policy_limits_agent_token_to_pods_of_its_node() {
         patch("near", &annotation(STATUS, value)).success();
     }
     for (change, word) in [
-        (annotation(NETWORKS, Some("net-a")), "alone"),
-        (annotation("a", Some("c")), "alone"),
-        (annotation("a", None), "alone"),
-        (json!({ "metadata": { "labels": { "app": "web" } } }), "nothing of a pod but"),
-        (json!({ "metadata": { "finalizers": ["example.org/never"] } }), "nothing of a pod but"),
-        (json!({ "status": { "podIP": "10.0.0.1" } }), "nothing of a pod but"),
+        (annotation(NETWORKS, Some("net-a")), "only the annotation"),
+        (annotation("a", Some("c")), "only the annotation"),
+        (annotation("a", None), "only the annotation"),
+        (json!({ "metadata": { "labels": { "app": "web" } } }), "only an annotation of a pod"),
+        (json!({ "metadata": { "finalizers": ["example.org/never"] } }), "only an annotation of a pod"),
+        (json!({ "status": { "podIP": "10.0.0.1" } }), "only an annotation of a pod"),
     ] {
         let refused = patch("near", &change);
         assert!(refused.code != Some(0) && refused.stderr.contains(word), "{change}: {}", refused.stderr);

@@ -115,10 +115,12 @@ fn alternatives() -> Vec<(&'static str, Value)> {
 }
 
 /// Alternatives for the values of controllers.
-fn alternatives_of_controllers() -> [(&'static str, Value); 24] {
+fn alternatives_of_controllers() -> [(&'static str, Value); 26] {
     let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
     let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
     [
+        ("networkPolicy.enabled", json!(false)),
+        ("networkPolicy.metricsFrom", json!([{ "podSelector": {} }])),
         ("ipam.enabled", json!(false)),
         ("ipam.replicas", json!(1)),
         ("ipam.resources", resources.clone()),

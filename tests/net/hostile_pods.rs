@@ -26,12 +26,12 @@ const MAC: &str = "02:00:00:00:0d:00";
 const ALIASES: [&str; 4] = ["eth0", "weft/a/b/c/d", "weft/host-device/dev/c1/net1 docker0 up x", ""];
 
 /// Configuration of `host-device` alone.
-fn device() -> Value {
+pub(crate) fn device() -> Value {
     json!({ "cniVersion": "1.1.0", "name": "dev", "type": "host-device", "device": "dev0" })
 }
 
 /// Creates the device, with settings of its own, and the namespace of its peer.
-fn world(host: &Host) -> (Cluster<'_>, Pod) {
+pub(crate) fn world(host: &Host) -> (Cluster<'_>, Pod) {
     let cluster = Cluster::new(host);
     let far = host.pod("far");
     host.run(["sysctl", "-qw", "net.ipv6.conf.default.addr_gen_mode=1"]);
@@ -60,14 +60,14 @@ fn spoil(pod: &Netns) {
 
 /// Moves `net1` to the host, as the kernel does with hardware when a container ends.
 #[track_caller]
-fn abandon(host: &Host, pod: Pod, name: &str) {
+pub(crate) fn abandon(host: &Host, pod: Pod, name: &str) {
     host.run(["sh", "-c", &format!("ip -n {} link set {name} netns $$", pod.name())]);
     pod.remove();
 }
 
 /// Waits until the host is as before: its kernel changes operational states later.
 #[track_caller]
-fn assert_returned(case: &str, host: &Host, before: &Snapshot) {
+pub(crate) fn assert_returned(case: &str, host: &Host, before: &Snapshot) {
     let until = Instant::now() + KERNEL_TIMEOUT;
     while !rig::changes(before, &host.snapshot()).is_empty() && Instant::now() < until {
         sleep(Duration::from_millis(20));

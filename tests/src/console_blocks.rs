@@ -264,6 +264,11 @@ pub const ROWS: &[Row] = &[
     row("docs/installation.md", "kubectl apply -k deploy/base", Way::Kube("")),
     row(
         "docs/installation.md",
+        "kubectl apply -f deploy/base/policy.yaml",
+        Way::NotRun("needs Kubernetes 1.30: tests/kube/agent.rs applies it"),
+    ),
+    row(
+        "docs/installation.md",
         "helm install",
         Way::NotRun("Debian has no helm: tests/kube/helm_chart.rs renders the chart"),
     ),

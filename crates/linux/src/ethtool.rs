@@ -8,7 +8,7 @@
 
 use rustix::io::Errno;
 
-use crate::attributes::{Attributes, find};
+use crate::attributes::{Attributes, find, items, text};
 use crate::error::Error;
 use crate::netfilter::Message;
 use crate::netlink::{Protocol, Request, Socket};
@@ -21,6 +21,8 @@ const FIND_FAMILY: u8 = 3;
 const FAMILY_ID: u16 = 1;
 const FAMILY_NAME: u16 = 2;
 
+/// `ETHTOOL_MSG_FEATURES_GET`
+const READ_FEATURES: u8 = 11;
 /// `ETHTOOL_MSG_FEATURES_SET`
 const SET_FEATURES: u8 = 12;
 /// `ETHTOOL_A_FEATURES_HEADER`, `ETHTOOL_A_FEATURES_WANTED`
@@ -28,15 +30,62 @@ const HEADER: u16 = 1;
 const WANTED: u16 = 3;
 /// `ETHTOOL_A_HEADER_DEV_NAME`
 const DEVICE_NAME: u16 = 2;
-/// `ETHTOOL_A_BITSET_BITS`, `ETHTOOL_A_BITSET_BITS_BIT`, `ETHTOOL_A_BITSET_BIT_NAME`
+/// `ETHTOOL_A_BITSET_BITS`, `ETHTOOL_A_BITSET_BITS_BIT`, `ETHTOOL_A_BITSET_BIT_NAME`, `ETHTOOL_A_BITSET_BIT_VALUE`
 const BITS: u16 = 3;
 const BIT: u16 = 1;
 const BIT_NAME: u16 = 2;
+const BIT_VALUE: u16 = 3;
 
 /// Makes a link of this thread's namespace compute checksums in software, which also disables the offloads that depend on
 /// checksum offload. `ethtool -K NAME tx off`
 pub fn disable_tx_checksum(name: &str) -> Result<(), Error> {
-    let operation = || format!("turn off checksum offload of {name}");
+    set_features(name, &[("tx-checksum-ip-generic", false)])
+}
+
+/// Returns the names of the offloads that are requested of a link in this thread's namespace; what its driver lacks is
+/// included. `ethtool -k NAME`
+pub fn wanted_features(name: &str) -> Result<Vec<String>, Error> {
+    let operation = || format!("read the offloads of {name}");
+    let answers = request(READ_FEATURES, &header(name), operation)?;
+    let wanted = answers.iter().find_map(|answer| find(answer.attributes.as_bytes(), WANTED));
+    let bits = wanted.and_then(|bitset| find(bitset, BITS)).unwrap_or_default();
+    let named = items(bits).filter_map(|(_, bit)| find(bit, BIT_NAME));
+    Ok(named.map(text).collect())
+}
+
+/// Changes the named offloads of a link in this thread's namespace. `ethtool -K NAME FEATURE on|off`
+pub fn set_features(name: &str, features: &[(&str, bool)]) -> Result<(), Error> {
+    let mut set = header(name);
+    set.nested(WANTED, |wanted| {
+        wanted.nested(BITS, |bits| {
+            for (feature, on) in features {
+                // A named bit without a value is switched off.
+                bits.nested(BIT, |bit| {
+                    bit.text(BIT_NAME, feature);
+                    if *on {
+                        bit.bytes(BIT_VALUE, &[]);
+                    }
+                });
+            }
+        });
+    });
+    request(SET_FEATURES, &set, || format!("change the offloads of {name}")).map(drop)
+}
+
+fn header(name: &str) -> Attributes {
+    let mut attributes = Attributes::new();
+    attributes.nested(HEADER, |header| {
+        header.text(DEVICE_NAME, name);
+    });
+    attributes
+}
+
+/// Sends a command of ethtool.
+fn request(
+    command: u8,
+    attributes: &Attributes,
+    operation: impl Fn() -> String,
+) -> Result<Vec<Message>, Error> {
     let mut socket = Socket::open(Protocol::Generic)?;
     let mut ask = Attributes::new();
     ask.text(FAMILY_NAME, "ethtool");
@@ -48,19 +97,6 @@ pub fn disable_tx_checksum(name: &str) -> Result<(), Error> {
     let Some(kind) = family.and_then(|id| Some(u16::from_ne_bytes(id.try_into().ok()?))) else {
         return Err(Error::kernel(operation(), Errno::OPNOTSUPP));
     };
-    let mut set = Attributes::new();
-    set.nested(HEADER, |header| {
-        header.text(DEVICE_NAME, name);
-    });
-    // A named bit without a value is switched off.
-    set.nested(WANTED, |wanted| {
-        wanted.nested(BITS, |bits| {
-            bits.nested(BIT, |bit| {
-                bit.text(BIT_NAME, "tx-checksum-ip-generic");
-            });
-        });
-    });
-    let message = Message { kind, family: SET_FEATURES, resource: 0, attributes: set };
-    socket.exchange(vec![Request { flags: 0, message }]).map_err(|failure| failure.of(operation()))?;
-    Ok(())
+    let message = Message { kind, family: command, resource: 0, attributes: attributes.clone() };
+    socket.exchange(vec![Request { flags: 0, message }]).map_err(|failure| failure.of(operation()))
 }

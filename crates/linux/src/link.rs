@@ -6,6 +6,7 @@
 
 pub mod bridge;
 pub mod create;
+pub mod device_settings;
 pub mod snapshot;
 pub mod tap;
 
@@ -17,6 +18,7 @@ use rustix::io::Errno;
 
 use crate::attributes::{Attributes, find, items, ne16_of, ne32_of, text};
 use crate::error::{Error, Kind};
+use crate::link::device_settings::{DeviceSettings, SettingsChange, XdpProgram};
 use crate::netlink::Request;
 use crate::rtnl::Rtnl;
 use crate::rtnl::message::{
@@ -140,6 +142,10 @@ pub struct Link {
     pub alias: String,
     /// Length of the transmit queue, in packets.
     pub tx_queue_length: u32,
+    /// Settings that follow it to another namespace.
+    pub settings: DeviceSettings,
+    /// XDP programs, at most one in each mode.
+    pub xdp: Vec<XdpProgram>,
     /// Attributes of its kind.
     pub detail: Detail,
     /// Attributes as a port of a bridge.
@@ -218,6 +224,10 @@ pub struct Change<'a> {
     pub arp_notify: Option<bool>,
     /// Whether to generate IPv6 link-local addresses: `addrgenmode eui64` or `none`. Set it before `up`, too.
     pub link_local: Option<bool>,
+    /// Settings of [`Link::settings`].
+    pub settings: Option<SettingsChange<'a>>,
+    /// Mode in which to remove the XDP program, as in [`XdpProgram::mode`].
+    pub remove_xdp: Option<u32>,
 }
 
 impl Link {
@@ -254,7 +264,8 @@ impl Link {
                     let names = items(value).filter(|(kind, _)| *kind == attribute::ALTERNATIVE_NAME);
                     link.alternative_names.extend(names.map(|(_, name)| text(name)));
                 }
-                _ => {}
+                device_settings::XDP => link.xdp = device_settings::xdp_programs(value),
+                _ => link.settings.read(kind, value),
             }
         }
         link
@@ -508,6 +519,8 @@ impl Change<'_> {
             alias,
             arp_notify,
             link_local,
+            settings,
+            remove_xdp,
         } = self;
         let (mut flags, mut mask) = match settable {
             Some(settable) => (settable & SETTABLE, SETTABLE),
@@ -541,6 +554,7 @@ impl Change<'_> {
                 list.ne32(kind, *value);
             }
         }
+        device_settings::write(list, settings.as_ref(), *remove_xdp);
         if arp_notify.is_some() || link_local.is_some() {
             list.nested(attribute::PER_FAMILY, |families| {
                 per_family(families, *arp_notify, *link_local);
@@ -565,6 +579,8 @@ impl Change<'_> {
             alias,
             arp_notify,
             link_local,
+            settings,
+            remove_xdp,
         } = self;
         let switch = |on: &bool| if *on { "on" } else { "off" };
         let mut text = String::new();
@@ -587,6 +603,8 @@ impl Change<'_> {
         say(alias.map(|alias| format!("alias {alias:?}")));
         say(arp_notify.as_ref().map(|on| format!("arp_notify {}", switch(on))));
         say(link_local.as_ref().map(|on| format!("addrgenmode {}", if *on { "eui64" } else { "none" })));
+        say(settings.map(|change| format!("to {:?}", change.wanted)));
+        say(remove_xdp.map(|mode| format!("xdp off, mode {mode}")));
         text
     }
 }

@@ -3,6 +3,8 @@
 //! - Each write contains the pod's uid, so that it never changes another pod of the same name.
 //! - The KuryrPort of an earlier pod of the same name is deleted, and one for this pod is created.
 //! - Kuryr's finalizers are removed only after the ports are released, and no other finalizer is removed.
+//! - A pod is changed through its subresource `status`, which accepts annotations and finalizers, and no change of `spec`.
+//!   So the token of the controller cannot change images.
 //!
 //! Source: Kuryr-Kubernetes `controller/handlers/vif.py` (train), `kuryrport.py` (2023.1), the CRD `kuryrports`.
 
@@ -10,7 +12,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource};
 use neutron::pod_state::PodState;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -77,7 +78,7 @@ async fn annotate(client: &Client, subject: &PodSubject, state: &PodState) -> Re
     // The uid is a precondition: for another uid the API server answers 409.
     let patch =
         json!({ "metadata": { "uid": object, "annotations": { ANNOTATION: state.to_annotation() } } });
-    match pods.patch_metadata(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+    match pods.patch_status(&pod.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 || is_about_uid(&status) => Err(Unwritten::Gone),
         Err(error) => Err(Unwritten::Failed(WriteError::Annotate(error))),
@@ -123,8 +124,10 @@ pub(crate) async fn remove_finalizers(
         let ports: Api<KuryrPort> = Api::namespaced(client.clone(), &pod.namespace);
         let known = ports.get_opt(&pod.name).await.map_err(|error| RequestError::new("get", pod, error))?;
         let own = known.filter(|port| port.spec["podUid"] == pod.uid);
-        if let Some(port) = own {
-            remove_finalizer(&ports, &pod.name, &port.metadata, PORT_FINALIZER).await?;
+        let removal = own.map(|port| removal(&port.metadata, PORT_FINALIZER)).transpose()?.flatten();
+        if let Some(patch) = removal {
+            let patched = ports.patch_metadata(&pod.name, &PatchParams::default(), &patch).await;
+            removed::<KuryrPort>(PORT_FINALIZER, patched.map(drop))?;
         }
     }
     if !subject.has_finalizer {
@@ -132,23 +135,22 @@ pub(crate) async fn remove_finalizers(
     }
     let pods: Api<SubjectObject> = Api::namespaced(client.clone(), &pod.namespace);
     let there = pods.get_metadata_opt(&pod.name).await.map_err(WriteError::GetPod)?;
-    match there.filter(|there| there.metadata.uid.as_ref() == Some(&subject.object)) {
-        Some(there) => remove_finalizer(&pods, &pod.name, &there.metadata, POD_FINALIZER).await,
+    let own = there.filter(|there| there.metadata.uid.as_ref() == Some(&subject.object));
+    match own.map(|there| removal(&there.metadata, POD_FINALIZER)).transpose()?.flatten() {
+        Some(patch) => {
+            let patched = pods.patch_status(&pod.name, &PatchParams::default(), &patch).await;
+            removed::<SubjectObject>(POD_FINALIZER, patched.map(drop))
+        }
         None => Ok(()),
     }
 }
 
-/// Removes one finalizer from an object: `kubectl patch --type=json -p '[{"op":"remove","path":"/metadata/finalizers/N"}]'`
-async fn remove_finalizer<K>(
-    api: &Api<K>,
-    name: &str,
-    of: &ObjectMeta,
-    finalizer: &str,
-) -> Result<(), WriteError>
-where
-    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
-{
-    let Some(index) = of.finalizers.iter().flatten().position(|one| one == finalizer) else { return Ok(()) };
+/// Returns the patch that removes one finalizer from an object; `None` if the object has no such finalizer.
+/// `kubectl patch --type=json -p '[{"op":"remove","path":"/metadata/finalizers/N"}]'`
+fn removal(of: &ObjectMeta, finalizer: &str) -> Result<Option<Patch<()>>, serde_json::Error> {
+    let Some(index) = of.finalizers.iter().flatten().position(|one| one == finalizer) else {
+        return Ok(None);
+    };
     let path = format!("/metadata/finalizers/{index}");
     // The index changes if another finalizer is removed meanwhile.
     let change = json!([
@@ -156,12 +158,19 @@ where
         { "op": "test", "path": &path, "value": finalizer },
         { "op": "remove", "path": &path },
     ]);
-    let change = serde_json::from_value(change)?;
-    match api.patch_metadata(name, &PatchParams::default(), &Patch::Json::<()>(change)).await {
+    Ok(Some(Patch::Json(serde_json::from_value(change)?)))
+}
+
+/// Names the object in the error of a removal. An object that no longer exists has no finalizer.
+fn removed<K>(finalizer: &str, patched: Result<(), kube::Error>) -> Result<(), WriteError>
+where
+    K: Resource<DynamicType = ()>,
+{
+    match patched {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         other => {
             let (kind, finalizer) = (K::kind(&()).into_owned(), finalizer.to_owned());
-            other.map(drop).map_err(|error| WriteError::RemoveFinalizer { kind, finalizer, error })
+            other.map_err(|error| WriteError::RemoveFinalizer { kind, finalizer, error })
         }
     }
 }

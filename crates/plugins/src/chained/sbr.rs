@@ -17,6 +17,7 @@
 pub mod settings;
 pub mod split;
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 use cni::error::collected;
@@ -221,14 +222,20 @@ fn undo_removed_routes(netns: &Netns, routes: Vec<Route>) -> impl FnOnce() {
 
 /// Removes the rules of an interface, by its recorded and its present addresses, and rules of this plugin whose
 /// interface is gone.
-fn remove_rules(net: &mut Rtnl, ifname: &str, table: Option<u32>, mut own: Vec<IpAddr>) -> Result<(), Error> {
-    let mut present = Vec::new();
+fn remove_rules(
+    net: &mut Rtnl,
+    ifname: &str,
+    table: Option<u32>,
+    mut own: HashSet<IpAddr>,
+) -> Result<(), Error> {
+    // A process in the container can add many addresses and rules.
+    let mut present = HashSet::new();
     let index = net.find_link(ifname).or_refused()?.map(|link| link.index);
     for address in net.all_addresses().or_refused()? {
         match Some(address.link) == index {
-            true => own.push(address.address.addr()),
-            false => present.push(address.address.addr()),
-        }
+            true => own.insert(address.address.addr()),
+            false => present.insert(address.address.addr()),
+        };
     }
     let mut errors = Vec::new();
     for family in [Family::V4, Family::V6] {

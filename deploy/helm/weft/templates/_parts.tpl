@@ -89,3 +89,30 @@ subjects:
     fieldRef:
       fieldPath: metadata.namespace
 {{- end -}}
+
+{{/* NetworkPolicy of a controller in the network of pods. The argument has its name and component, and the values. */}}
+{{- define "weft.shield" -}}
+{{- with .top.Values.networkPolicy }}
+{{- if .enabled }}
+---
+# The node of a pod may always connect to it, for probes.
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {{ $.name }}
+  namespace: {{ $.top.Release.Namespace }}
+spec:
+  podSelector:
+    matchLabels:
+      {{- include "weft.labels" $.component | nindent 6 }}
+  policyTypes: [Ingress]
+  {{- with .metricsFrom }}
+  ingress:
+    - from:
+        {{- toYaml . | nindent 8 }}
+      ports:
+        - port: 9465
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use cni::address::parse_mac;
 use cni::name::ifname_fault;
 use linux::Netns;
+use linux::link::device_settings::{DeviceSettings, SettingsChange};
 use linux::link::{Change, Link, mac_text};
 use plugin_support::owner_tag::OwnerTag;
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,28 @@ pub(super) struct Settings {
     pub queue: u32,
     /// Alternative names.
     pub altnames: Vec<String>,
+    /// Absent in records of devices that an earlier release of weft moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub further: Option<Further>,
+}
+
+/// Settings that [`DeviceSettings`] describes, XDP programs and offloads.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Further {
+    /// Hardware address of broadcasts.
+    pub broadcast: String,
+    /// Link mode.
+    pub mode: u8,
+    /// Whether a protocol has switched it off.
+    pub protodown: bool,
+    /// Sizes of aggregated packets.
+    pub aggregation: [u32; 5],
+    /// Ids of XDP programs.
+    pub xdp: Vec<u32>,
+    /// Names of the requested offloads; absent if the kernel does not report them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offloads: Option<Vec<String>>,
 }
 
 /// Record of a device that is away.
@@ -87,6 +110,31 @@ impl HostState {
     }
 }
 
+impl Further {
+    /// Returns the present settings of `link`, without its offloads.
+    fn of(link: &Link) -> Further {
+        let DeviceSettings { broadcast, link_mode, protocol_down, aggregation } = &link.settings;
+        Further {
+            broadcast: mac_text(broadcast),
+            mode: *link_mode,
+            protodown: *protocol_down,
+            aggregation: *aggregation,
+            xdp: link.xdp.iter().map(|program| program.id).collect(),
+            offloads: None,
+        }
+    }
+
+    /// Returns the settings to give back.
+    fn device_settings(&self) -> DeviceSettings {
+        DeviceSettings {
+            broadcast: parse_mac(&self.broadcast).unwrap_or_default(),
+            link_mode: self.mode,
+            protocol_down: self.protodown,
+            aggregation: self.aggregation,
+        }
+    }
+}
+
 impl Record {
     /// Returns the record of `link`, to be moved for `tag` into the namespace at path `netns` with inode `inode`.
     pub(super) fn of(link: &Link, tag: &OwnerTag, netns: &Path, inode: u64) -> Record {
@@ -107,6 +155,7 @@ impl Record {
                 flags: link.flags,
                 queue: link.tx_queue_length,
                 altnames: link.alternative_names.clone(),
+                further: Some(Further::of(link)),
             }),
             peer: peer(link),
         }
@@ -132,6 +181,40 @@ impl Record {
         (inside.index != self.index).then(|| Record { inside: Some(inside.index), ..self.clone() })
     }
 
+    /// Adds the requested offloads of the device.
+    pub(super) fn with_offloads(mut self, wanted: Vec<String>) -> Record {
+        if let Some(further) = self.settings.as_mut().and_then(|settings| settings.further.as_mut()) {
+            further.offloads = Some(wanted);
+        }
+        self
+    }
+
+    /// Returns the offloads that differ from the record, each with its recorded value. `now`: the requested ones.
+    pub(super) fn offload_resets<'a>(&'a self, now: &'a [String]) -> Vec<(&'a str, bool)> {
+        let Some(had) = self.further().and_then(|further| further.offloads.as_ref()) else {
+            return Vec::new();
+        };
+        let missing = had.iter().filter(|one| !now.contains(one)).map(|one| (one.as_str(), true));
+        let beyond = now.iter().filter(|one| !had.contains(one)).map(|one| (one.as_str(), false));
+        missing.chain(beyond).collect()
+    }
+
+    fn further(&self) -> Option<&Further> {
+        self.settings.as_ref()?.further.as_ref()
+    }
+
+    /// Returns the settings that the device gets back, as [`Record::resets`] needs them; `link` is the device.
+    pub(super) fn device_settings(&self, link: &Link) -> DeviceSettings {
+        self.further().map_or_else(|| link.settings.clone(), Further::device_settings)
+    }
+
+    /// Returns the removals of XDP programs that the device had not: one that filters or redirects the packets of the host.
+    fn xdp_removals<'a>(&self, link: &Link) -> impl Iterator<Item = Change<'a>> {
+        let had = self.further().map(|further| further.xdp.as_slice()).unwrap_or_default();
+        let foreign = link.xdp.iter().filter(|program| !had.contains(&program.id));
+        foreign.map(|program| Change { remove_xdp: Some(program.mode), ..Change::default() })
+    }
+
     /// Returns the owner tag of the attachment.
     pub(super) fn tag(&self) -> Option<OwnerTag> {
         OwnerTag::read(&self.tag)
@@ -148,9 +231,19 @@ impl Record {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
+    /// Returns the index of the device in the container.
+    pub(super) fn index_inside(&self) -> u32 {
+        self.inside.unwrap_or(self.index)
+    }
+
+    /// Whether the driver reports a permanent hardware address, by which the device is found under any index.
+    pub(super) fn has_permanent_address(&self) -> bool {
+        !self.permanent.is_empty()
+    }
+
     /// Whether `link`, in the container, is the device.
     pub(super) fn is_inside(&self, link: &Link) -> bool {
-        self.is_device(link, self.inside.unwrap_or(self.index))
+        self.is_device(link, self.index_inside())
     }
 
     /// Whether `link` has the alias that weft gives a device, and the kind and hardware address of the device. A process in
@@ -181,19 +274,31 @@ impl Record {
     }
 
     /// Returns the changes that give the device its settings back; the first one cannot fail because of its driver.
-    pub(super) fn resets<'a>(&'a self, link: &Link, mac: &'a [u8]) -> Vec<Change<'a>> {
+    /// `mac`, `further`: [`Record::mac`], [`Record::device_settings`].
+    pub(super) fn resets<'a>(
+        &'a self,
+        link: &'a Link,
+        mac: &'a [u8],
+        further: &'a DeviceSettings,
+    ) -> Vec<Change<'a>> {
         let nothing = Change::default;
-        let Some(Settings { group, mtu, flags, queue, altnames: _ }) = &self.settings else {
-            return (link.group != 0).then(|| Change { group: Some(0), ..nothing() }).into_iter().collect();
+        let Some(Settings { group, mtu, flags, queue, altnames: _, further: _ }) = &self.settings else {
+            let group = (link.group != 0).then(|| Change { group: Some(0), ..nothing() });
+            return group.into_iter().chain(self.xdp_removals(link)).collect();
         };
+        let settings = SettingsChange { wanted: further, present: &link.settings };
         let changes = [
             (link.group != *group).then(|| Change { group: Some(*group), ..nothing() }),
             (link.flags != *flags).then(|| Change { flags: Some(*flags), ..nothing() }),
             (link.tx_queue_length != *queue).then(|| Change { tx_queue_length: Some(*queue), ..nothing() }),
             (link.mtu != *mtu).then(|| Change { mtu: Some(*mtu), ..nothing() }),
             (!mac.is_empty() && link.mac != mac).then(|| Change { mac: Some(mac), ..nothing() }),
+            (!settings.is_empty()).then(|| Change { settings: Some(settings), ..nothing() }),
         ];
-        changes.into_iter().flatten().collect()
+        // A program may prevent a larger MTU, so it is removed before.
+        let (first, others) = changes.split_at(1);
+        let programs = self.xdp_removals(link).map(Some);
+        first.iter().cloned().chain(programs).chain(others.iter().cloned()).flatten().collect()
     }
 
     /// Whether the kernel has switched duplicate address detection off, because `link` came without ARP and the device had it.
@@ -240,6 +345,8 @@ fn peer(link: &Link) -> (Option<u32>, Option<i32>) {
 
 #[cfg(test)]
 mod tests {
+    use linux::link::device_settings::XdpProgram;
+
     use super::*;
 
     fn link() -> Link {
@@ -322,7 +429,10 @@ mod tests {
     #[test]
     fn device_record_resets_exactly_what_differs() {
         let mac = record().mac();
-        assert!(record().resets(&link(), &mac).is_empty());
+        let further = record().device_settings(&link());
+        let unspoilt = link();
+        let record = record();
+        assert!(record.resets(&unspoilt, &mac, &further).is_empty());
         let spoilt = Link {
             group: 7,
             mtu: 1400,
@@ -330,15 +440,31 @@ mod tests {
             tx_queue_length: 1,
             mac: vec![2, 0, 0, 0, 0, 9],
             alternative_names: vec!["eth0".into()],
+            settings: DeviceSettings { link_mode: 1, ..DeviceSettings::default() },
+            xdp: vec![XdpProgram { mode: 2, id: 9 }],
             ..link()
         };
-        let record = record();
-        let changes = record.resets(&spoilt, &mac);
-        assert_eq!((changes.len(), changes[0].group, changes[4].mac), (5, Some(0), Some(mac.as_slice())));
+        let changes = record.resets(&spoilt, &mac, &further);
+        assert_eq!((changes.len(), changes[0].group, changes[5].mac), (7, Some(0), Some(mac.as_slice())));
+        assert_eq!((changes[1].remove_xdp, changes[6].settings.is_some()), (Some(2), true));
         assert_eq!(record.alternative_names(&spoilt), (vec!["eth0"], vec![]));
         // A record of an earlier release has no settings; no device of the host is in a group of a container.
         let old = Record { settings: None, ..record.clone() };
-        let changes = old.resets(&spoilt, &mac);
-        assert_eq!((changes.len(), changes[0].group), (1, Some(0)));
+        let changes = old.resets(&spoilt, &mac, &further);
+        assert_eq!((changes.len(), changes[0].group, changes[1].remove_xdp), (2, Some(0), Some(2)));
+    }
+
+    #[test]
+    fn device_record_keeps_xdp_and_offloads_of_the_host() {
+        let program = XdpProgram { mode: 4, id: 7 };
+        let protected = Link { xdp: vec![program], ..link() };
+        let record = Record::of(&protected, &record().tag().unwrap(), Path::new("/run/netns/gone"), 7);
+        let further = record.device_settings(&protected);
+        assert!(record.resets(&protected, &record.mac(), &further).is_empty());
+        let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert!(record.offload_resets(&own(&["rx-gro"])).is_empty(), "the kernel reported none");
+        let record = record.with_offloads(own(&["rx-gro", "tx-tcp"]));
+        assert_eq!(record.offload_resets(&own(&["tx-tcp", "rx-all"])), [("rx-gro", true), ("rx-all", false)]);
+        assert_eq!(Record::read(&record.text()), Some(record));
     }
 }

@@ -8,6 +8,8 @@
 //!   connect the container to the host under a name that the host trusts.
 //! - Without a record, the configuration decides: the link has the alias that the configuration calls `device`, and it is
 //!   hardware, or its parent or peer is on the host.
+//! - The kernel removes queueing disciplines, filters, neighbours and addresses of a device that moves. XDP programs,
+//!   offloads and further settings stay with it, so the host resets them while the device is down.
 //! - The device gets its alias and its state back last. Until then its alias is its name, so an interrupted return is
 //!   completed by the next DEL or GC.
 //!
@@ -24,7 +26,7 @@ use linux::link::snapshot::LinkSnapshot;
 use linux::link::{Change, Link};
 use linux::route::TABLE_MAIN;
 use linux::sysctl::{self, Family};
-use linux::{Netns, Rtnl};
+use linux::{Kind, Netns, Rtnl, ethtool};
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::OwnerTag;
 
@@ -54,12 +56,12 @@ pub(super) fn to_host(netns: Option<&Path>, tag: &OwnerTag, configured: Option<&
     let container = netns.map(Netns::find).transpose().or_refused()?.flatten();
     let inside = container.as_ref().map(Inside::open).transpose()?;
     for StoredRecord { record, .. } in &records {
-        let link = inside.as_ref().and_then(|inside| find_inside(&inside.links, record, &tag.ifname));
+        let link = inside.as_ref().map(|inside| inside.find(record, &tag.ifname)).transpose()?.flatten();
         let (Some(inside), Some(link)) = (&inside, link) else {
             outside.push(record);
             continue;
         };
-        match move_to_host(inside, link, &mut host, record) {
+        match move_to_host(inside, &link, &mut host, record) {
             Ok(true) => found = true,
             Ok(false) => outside.push(record),
             Err(error) => errors.push(error),
@@ -68,7 +70,7 @@ pub(super) fn to_host(netns: Option<&Path>, tag: &OwnerTag, configured: Option<&
     if let (Some(inside), Some(name), []) = (&inside, configured, records.as_slice())
         && let Some(link) = inside.without_record(name, &tag.ifname)?
     {
-        errors.extend(move_to_host(inside, link, &mut host, &Record::without_file(name, link)).err());
+        errors.extend(move_to_host(inside, &link, &mut host, &Record::without_file(name, &link)).err());
     }
     if !outside.is_empty() {
         let links = host.links().or_refused()?;
@@ -87,25 +89,43 @@ pub(super) fn to_host(netns: Option<&Path>, tag: &OwnerTag, configured: Option<&
     collected(errors)
 }
 
-/// A container's namespace and its links.
+/// A container's namespace. Its links are read one by one, because a process in the container can create many.
 struct Inside<'a> {
     netns: &'a Netns,
     net: RefCell<Rtnl>,
-    links: Vec<Link>,
 }
 
 impl Inside<'_> {
     fn open(netns: &Netns) -> Result<Inside<'_>, Error> {
-        let mut net = netns.rtnl().or_refused()?;
-        let links = net.links().or_refused()?;
-        Ok(Inside { netns, net: RefCell::new(net), links })
+        let net = netns.rtnl().or_refused()?;
+        Ok(Inside { netns, net: RefCell::new(net) })
+    }
+
+    /// Returns the device of a record. A killed ADD may not have recorded its new index.
+    fn find(&self, record: &Record, ifname: &str) -> Result<Option<Link>, Error> {
+        let mut net = self.net.borrow_mut();
+        match net.link_at(record.index_inside()) {
+            Ok(link) if record.is_inside(&link) => return Ok(Some(link)),
+            Err(error) if error.kind() != Kind::Absent => return Err(error).or_refused(),
+            _ => {}
+        }
+        // Hardware with another index.
+        if record.has_permanent_address()
+            && let Some(link) = net.links().or_refused()?.into_iter().find(|link| record.is_inside(link))
+        {
+            return Ok(Some(link));
+        }
+        let named = net.find_link(ifname).or_refused()?;
+        // The kernel also finds alternative names.
+        Ok(named.filter(|link| link.name == ifname && record.may_be(link)))
     }
 
     /// Returns the link `ifname` if it was the device `name` of the host: it has that alias, and a process in the container
     /// cannot have created it. Such a process can create a link with a peer in a third namespace, but none with a parent
     /// or peer on the host.
-    fn without_record(&self, name: &str, ifname: &str) -> Result<Option<&Link>, Error> {
-        let Some(link) = self.links.iter().find(|link| link.name == ifname && link.alias == name) else {
+    fn without_record(&self, name: &str, ifname: &str) -> Result<Option<Link>, Error> {
+        let named = self.net.borrow_mut().find_link(ifname).or_refused()?;
+        let Some(link) = named.filter(|link| link.name == ifname && link.alias == name) else {
             return Ok(None);
         };
         if link.kind.is_empty() {
@@ -115,12 +135,6 @@ impl Inside<'_> {
         let id_of_host = self.net.borrow_mut().netns_id(&host).or_refused()?;
         Ok((id_of_host.is_some() && link.link_netns_id == id_of_host).then_some(link))
     }
-}
-
-/// Returns the device of a record among the links of a container. A killed ADD may not have recorded its new index.
-fn find_inside<'a>(links: &'a [Link], record: &Record, ifname: &str) -> Option<&'a Link> {
-    let recorded = links.iter().find(|link| record.is_inside(link));
-    recorded.or_else(|| links.iter().find(|link| link.name == ifname && record.may_be(link)))
 }
 
 /// Restores the device of a record if it is on the host, and returns whether it is.
@@ -185,7 +199,8 @@ fn reset(host: &mut Rtnl, link: &Link, record: &Record) -> Result<(), Error> {
     let HostState { name, up, alias } = &record.host_state;
     let mac = record.mac();
     let (beyond, missing) = record.alternative_names(link);
-    let resets = record.resets(link, &mac);
+    let further = record.device_settings(link);
+    let resets = record.resets(link, &mac, &further);
     if link.name != *name {
         expect_free(host, name, &link.name)?;
     }
@@ -201,6 +216,7 @@ fn reset(host: &mut Rtnl, link: &Link, record: &Record) -> Result<(), Error> {
     for change in resets {
         errors.extend(host.change_link(link.index, name, &change).or_refused().err());
     }
+    errors.extend(reset_offloads(name, record).err());
     if !errors.is_empty() {
         return collected(errors);
     }
@@ -215,6 +231,13 @@ fn reset(host: &mut Rtnl, link: &Link, record: &Record) -> Result<(), Error> {
     }
     host.change_link(link.index, name, &Change { alias: Some(alias), up: Some(*up), ..Change::default() })
         .or_refused()
+}
+
+/// Gives a device on the host its offloads back. A kernel that does not report them did not change them through netlink.
+fn reset_offloads(name: &str, record: &Record) -> Result<(), Error> {
+    let Ok(now) = ethtool::wanted_features(name) else { return Ok(()) };
+    let resets = record.offload_resets(&now);
+    if resets.is_empty() { Ok(()) } else { ethtool::set_features(name, &resets).or_refused() }
 }
 
 fn expect_free(host: &mut Rtnl, name: &str, now: &str) -> Result<(), Error> {
@@ -248,6 +271,10 @@ impl PendingMove {
     ) -> Result<PendingMove, Error> {
         let standing = LinkSnapshot::of(host, link, TABLE_MAIN).or_refused()?;
         let record = Record::of(link, tag, path, netns.identity().or_refused()?.inode());
+        let record = match ethtool::wanted_features(&link.name) {
+            Ok(wanted) => record.with_offloads(wanted),
+            Err(_) => record,
+        };
         let leaving = store::keep(&record)?;
         Ok(PendingMove { tag: tag.clone(), standing, kept: RefCell::new((record, leaving)) })
     }
@@ -269,9 +296,9 @@ impl PendingMove {
         let Ok(mut host) = Rtnl::open() else { return };
         let Ok(inside) = Inside::open(container) else { return };
         if matches!(host.find_link(&record.host_state.name), Ok(None))
-            && let Some(link) = find_inside(&inside.links, record, &tag.ifname)
+            && let Ok(Some(link)) = inside.find(record, &tag.ifname)
         {
-            let _ = move_to_host(&inside, link, &mut host, record);
+            let _ = move_to_host(&inside, &link, &mut host, record);
         }
         if let Ok(link) = host.link(&record.host_state.name) {
             let _ = standing.restore(&mut host, &link, TABLE_MAIN);
