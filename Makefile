@@ -1,6 +1,6 @@
 # `make` lists the targets; CI runs the same targets as a developer.
 .DEFAULT_GOAL := help
-.PHONY: help setup build programs dist dist-check demo test check unit net vm containerd kube node neutron peer bench clean
+.PHONY: help setup build programs dist dist-check docs demo test check unit net vm containerd kube node neutron peer bench clean
 
 TARGET := $(shell uname -m)-unknown-linux-musl
 CARGO_TARGET_DIR ?= target
@@ -47,6 +47,9 @@ FORCE:
 
 # Both programs for TARGET, into OUT.
 programs: bin/weft-cni bin/weft
+
+docs: ## the documentation site in target/site, with every link verified
+	@release/site
 
 dist: setup ## a release in dist/: archives, packages, images, charts, checksums
 	@release/build

@@ -13,5 +13,6 @@ mod lanes;
 mod language;
 mod modules;
 mod programs;
+mod site;
 mod tokens;
 mod tree;

@@ -132,12 +132,17 @@ const WHEREABOUTS: &str = whereabouts!();
 
 /// The same after the import.
 const WHEREABOUTS_IMPORTED: &str = concat!(whereabouts!(), "\n    weft import whereabouts --apply");
+/// A default network in the directory of the runtime, and weft before it.
+const INSTALLED: &str = "mkdir -p /etc/cni/net.d /opt/cni/bin
+    cat >/etc/cni/net.d/10-pods.conflist <<END
+    {\"cniVersion\":\"1.0.0\",\"name\":\"pods\",\"plugins\":[{\"type\":\"bridge\",\"bridge\":\"my0\",
+      \"ipam\":{\"type\":\"host-local\",\"subnet\":\"10.9.0.0/24\"}}]}
+END
+    weft install";
 
 /// Rows for all console blocks.
 pub const ROWS: &[Row] = &[
-    row("README.md", "make demo", Way::NotRun("builds everything and runs every test, as CI does")),
     row("README.md", "sudo bin/weft demo", Way::Host("")),
-    row("README.md", "bin/weft lint examples/", Way::Host("")),
     row("README.md", "kubectl apply -f examples/definitions.yaml", Way::Kube("")),
     row("docs/commands.md", "sudo weft demo", Way::Host("")),
     row("docs/commands.md", "sudo weft attach -f examples/", Way::Host(TWO_PODS)),
@@ -210,6 +215,97 @@ pub const ROWS: &[Row] = &[
         "docs/cri-networks.md",
         "sudo weft network set",
         Way::NotRun("needs a CRI proxy: tests/containerd/network_api.rs runs it"),
+    ),
+    row(
+        "docs/guides/air-gapped.md",
+        "sha256sum --check",
+        Way::NotRun("needs files of a release: release/check verifies the checksums"),
+    ),
+    row(
+        "docs/guides/air-gapped.md",
+        "skopeo copy",
+        Way::NotRun("needs a registry and Helm: release/check verifies the archive"),
+    ),
+    row(
+        "docs/guides/air-gapped.md",
+        "sudo ctr --namespace k8s.io images import",
+        Way::NotRun("lists alternatives for different runtimes: release/check imports the archives"),
+    ),
+    row(
+        "docs/guides/air-gapped.md",
+        "sudo ctr --namespace k8s.io images list",
+        Way::NotRun("looks at a runtime with a loaded image"),
+    ),
+    row("docs/guides/default-networks.md", "sudo ls /etc/cni/net.d", Way::Host(INSTALLED)),
+    row(
+        "docs/guides/distributions.md",
+        "kind load image-archive",
+        Way::NotRun("Debian has no kind: release/check imports the archive"),
+    ),
+    row(
+        "docs/guides/distributions.md",
+        "kubectl --namespace kube-system rollout status",
+        Way::NotRun("needs nodes: tests/node/deployment.rs waits for the rollout"),
+    ),
+    row(
+        "docs/guides/dual-stack.md",
+        "kubectl exec my-pod -- ip -6",
+        Way::NotRun("needs a physical network: tests/net/macvlan.rs attaches both families"),
+    ),
+    row(
+        "docs/guides/first-network.md",
+        "kubectl apply -f deploy/crds",
+        Way::NotRun("needs nodes: tests/node/deployment.rs applies the manifests"),
+    ),
+    row(
+        "docs/guides/first-network.md",
+        "kubectl exec web",
+        Way::NotRun("needs nodes: tests/node/pods.rs attaches pods of a cluster"),
+    ),
+    row(
+        "docs/guides/kubevirt.md",
+        "kubectl get pod -l kubevirt.io/domain=my-vm",
+        Way::NotRun("needs KubeVirt, which Debian does not package"),
+    ),
+    row(
+        "docs/guides/macvlan-dhcp.md",
+        "kubectl exec my-pod -- ip address",
+        Way::NotRun("needs a physical network: tests/net/dhcp.rs leases addresses"),
+    ),
+    row(
+        "docs/guides/sr-iov.md",
+        "kubectl get pod dpi",
+        Way::NotRun("needs a network card: tests/node/devices.rs passes devices"),
+    ),
+    row(
+        "docs/guides/static-addresses.md",
+        "weft ipam show",
+        Way::NotRun("needs a StatefulSet on nodes: tests/kube/ipam_claims.rs keeps addresses"),
+    ),
+    row(
+        "docs/guides/troubleshooting.md",
+        "sudo weft doctor",
+        Way::NotRun("shows faults of a node: tests/net/doctor.rs makes them"),
+    ),
+    row(
+        "docs/guides/uninstall.md",
+        "kubectl get daemonsets",
+        Way::NotRun("needs a node without weft: tests/node/installation.rs removes it"),
+    ),
+    row(
+        "docs/guides/upgrade.md",
+        "kubectl apply -f deploy/crds",
+        Way::NotRun("needs two releases and Helm: tests/kube/helm_chart.rs upgrades the chart"),
+    ),
+    row(
+        "docs/guides/upgrade.md",
+        "weft-cni version",
+        Way::NotRun("needs nodes: tests/node/installation.rs replaces the programs"),
+    ),
+    row(
+        "docs/guides/vlan.md",
+        "kubectl exec my-pod -- ping",
+        Way::NotRun("needs a physical network: tests/net/vlan.rs attaches pods to VLANs"),
     ),
     row(
         "docs/installation.md",
@@ -309,7 +405,7 @@ pub const ROWS: &[Row] = &[
 pub fn blocks() -> Vec<Block> {
     let root = workspace();
     let mut files = Vec::new();
-    for directory in ["", "docs", "docs/plugins", "docs/design", "deploy", "examples"] {
+    for directory in ["", "docs", "docs/guides", "docs/plugins", "docs/design", "deploy", "examples"] {
         for entry in fs::read_dir(root.join(directory)).into_iter().flatten().flatten() {
             let name = entry.file_name().into_string().unwrap_or_default();
             if name.ends_with(".md") {

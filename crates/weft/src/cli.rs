@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn documents_name_commands_and_options_that_exist() {
         let mut count = 0;
-        for directory in ["", "docs", "docs/plugins", "docs/design", "examples"] {
+        for directory in ["", "docs", "docs/guides", "docs/plugins", "docs/design", "examples"] {
             for entry in std::fs::read_dir(testkit::workspace().join(directory)).unwrap().flatten() {
                 let path = entry.path();
                 if path.extension().is_none_or(|extension| extension != "md") {
