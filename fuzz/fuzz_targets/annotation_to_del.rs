@@ -26,6 +26,8 @@ use npwg::plan::{Access, Delegate, Plan, Request, Sandbox, plan};
 use npwg::selection::Annotation;
 
 const NODE: &[u8] = br#"{"name":"w","type":"weft","delegates":[{"name":"base","type":"bridge"}]}"#;
+/// Result of an ADD.
+const RESULT: &[u8] = br#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/24"}]}"#;
 
 fuzz_target!(|input: &str| {
     let (annotation, config) = input.split_once('\0').unwrap_or((input, r#"{"type":"bridge"}"#));
@@ -65,17 +67,15 @@ fn planned(annotation: &str, config: &str) -> Option<Plan> {
 fn assert_readable(delegate: &Delegate) {
     let network = Network::parse(delegate.config.as_bytes(), "journal").expect("a network");
     let parameters = Parameters {
-        who: Attachment {
-            container: ContainerId::new("c").expect("an id"),
-            ifname: delegate.ifname.clone(),
-        },
+        who: Attachment { container: ContainerId::new("c").expect("an id"), ifname: delegate.ifname.clone() },
         netns: String::new(),
         args: String::new(),
         capability_args: delegate.runtime_config.clone(),
         args_cni: Object::default(),
         path: String::new(),
     };
-    let result = Success::default().to_value(network.version).expect("an empty result");
+    let (_, result) = Success::read(RESULT, Version::V1_0_0).expect("a result");
+    let result = result.to_value(network.version).expect("a result with an address exists in every version");
     let result = serde_json::value::to_raw_value(&result).expect("JSON");
     for plugin in network.plugins.iter().rev() {
         plugin_type(plugin).expect("a type");

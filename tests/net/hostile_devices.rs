@@ -138,29 +138,41 @@ fn hostile_pod_sizes_and_modes_of_the_device_do_not_return() {
     assert_reset(&host, &spoil, &|host| settings(host).to_string());
 }
 
-/// The pod lives on, as after hot-unplug; a killed or failed DEL is repeated.
-#[test]
-fn hostile_pod_link_on_the_device_loses_it() {
-    let host = host!(Feature::Veth, Feature::Macvlan);
-    let (_cluster, _far) = world(&host);
+/// Creates a link on the device in a pod that lives on, as after hot-unplug. A killed or failed DEL is repeated.
+#[track_caller]
+fn assert_link_is_removed(host: &Host, kind: &str) {
+    let (_cluster, _far) = world(host);
     let pod = host.pod("web");
     let net1 = host.attachment("host-device", &pod, "net1");
     let before = host.snapshot();
     for returned in [false, true] {
         net1.add(&device()).success();
-        pod.run([
-            "sh",
-            "-ec",
-            "ip link add link net1 name mv0 type macvlan; ip link add own0 type veth peer name own1",
-        ]);
+        let script =
+            format!("ip link add link net1 name up0 type {kind}; ip link add own0 type veth peer name own1");
+        pod.run(["sh", "-ec", &script]);
         if returned {
             host.run(["sh", "-c", "ip -n web link set net1 netns $$"]);
         }
         net1.del(&device()).success();
-        assert_eq!(links(&pod), ["own0", "own1"], "returned: {returned}");
+        assert_eq!(links(&pod), ["own0", "own1"], "{kind}, returned: {returned}");
         pod.run(["ip", "link", "delete", "own0"]);
-        assert_returned("macvlan", &host, &before);
+        assert_returned(kind, host, &before);
     }
+}
+
+#[test]
+fn hostile_pod_link_on_the_device_loses_it() {
+    assert_link_is_removed(&host!(Feature::Veth, Feature::Macvlan), "macvlan");
+}
+
+#[test]
+fn hostile_pod_vlan_on_the_device_loses_it() {
+    assert_link_is_removed(&host!(Feature::Veth, Feature::Vlan), "vlan id 7");
+}
+
+#[test]
+fn hostile_pod_ipvlan_on_the_device_loses_it() {
+    assert_link_is_removed(&host!(Feature::Veth, Feature::Ipvlan), "ipvlan");
 }
 
 #[test]
