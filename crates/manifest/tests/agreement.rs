@@ -29,43 +29,46 @@ use serde_json::{Map, Value, json};
 const NODE: &str = r#"{"cniVersion":"1.1.0","name":"weft","type":"weft","invalidAnnotation":"fail",
     "delegates":[{"cniVersion":"1.0.0","name":"pods","type":"bridge"}]}"#;
 
+/// Words of the options, and others.
+const WORDS: &[&str] = &[
+    "",
+    "eth0",
+    "a-name-of-20-letters",
+    "all",
+    "bridge",
+    "private",
+    "l2",
+    "l3s",
+    "nftables",
+    "iptables",
+    "firewalld",
+    "open",
+    "isolated",
+    "auto",
+    "on",
+    "file",
+    "cluster",
+    "ipv4",
+    "ipv6",
+    "/run/x",
+    "relative",
+    "Blue_Net",
+    "blue",
+    "CNI-ADMIN",
+    "a b",
+    "0000:04:00.5",
+    "/sys/devices/pci0000:00/x",
+    "routers",
+    "121",
+];
+
 /// Values that are at, beside and beyond the limits of some option.
 fn scalar() -> impl Strategy<Value = Value> {
     let numbers = prop_oneof![
         select(vec![-1_i64, 0, 1, 5, 8, 31, 32, 67, 68, 128, 129, 255, 256, 1500, 4094, 4095, 4096, 4097]),
         select(vec![65_521_i64, 65_522, 65_535, 65_536, 4_294_967_295, 4_294_967_296, i64::MAX]),
     ];
-    let words = select(vec![
-        "",
-        "eth0",
-        "a-name-of-20-letters",
-        "all",
-        "bridge",
-        "private",
-        "l2",
-        "l3s",
-        "nftables",
-        "iptables",
-        "firewalld",
-        "open",
-        "isolated",
-        "auto",
-        "on",
-        "file",
-        "cluster",
-        "ipv4",
-        "ipv6",
-        "/run/x",
-        "relative",
-        "Blue_Net",
-        "blue",
-        "CNI-ADMIN",
-        "a b",
-        "0000:04:00.5",
-        "/sys/devices/pci0000:00/x",
-        "routers",
-        "121",
-    ]);
+    let words = select(WORDS.to_vec());
     let addresses = select(vec![
         "10.0.0.5",
         "10.0.0.0/24",

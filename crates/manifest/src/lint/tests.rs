@@ -649,7 +649,7 @@ fn lint_across_files_finds_duplicate_and_unknown_networks() {
         let mut across = across::Across::default();
         files.iter().for_each(|(name, manifest)| across.add(name, manifest, 0));
         let line = |(file, finding): (String, Finding)| {
-            format!("{file} {} {}", short(&[finding.clone()])[0], finding.fault)
+            format!("{file} {} {}", short(std::slice::from_ref(&finding))[0], finding.fault)
         };
         across.findings().into_iter().map(line).collect::<Vec<_>>()
     };
