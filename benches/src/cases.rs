@@ -247,9 +247,27 @@ fn portmap(tag: &str, backend: &str) -> Value {
 pub(crate) fn pods(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let one = pod(setting, 0, &[])?;
     let four = pod(setting, 3, &[])?;
+    let ten = pod(setting, 10, &[])?;
+    let thirty = pod(setting, 30, &[])?;
     let limited = pod(setting, 0, &[with_type("bandwidth", limits())])?;
     table.compare("pod, default + 3 networks ADD", &four.0, "default only", &one.0, "at most 6 ms");
     table.compare("pod, default + 3 networks DEL", &four.1, "default only", &one.1, "at most 1.5x");
+    for (networks, times) in [(10, &ten), (30, &thirty)] {
+        table.compare(
+            &format!("pod, default + {networks} networks ADD"),
+            &times.0,
+            "default only",
+            &one.0,
+            "",
+        );
+        table.compare(
+            &format!("pod, default + {networks} networks DEL"),
+            &times.1,
+            "default only",
+            &one.1,
+            "",
+        );
+    }
     table.compare("pod, default with bandwidth DEL", &limited.1, "default only", &one.1, "at most 1.3x");
     Ok(())
 }
@@ -264,8 +282,9 @@ fn with_type(plugin: &str, mut keys: Value) -> Value {
     keys
 }
 
-/// Times ADD and DEL of a pod with a number of networks besides the default one, and plugins chained behind its bridge.
-fn pod(setting: &Setting, networks: usize, behind: &[Value]) -> Result<(Times, Times), Failure> {
+/// Writes the configuration and the manifests of a pod with a number of networks besides the default one, and plugins chained
+/// behind its bridge. Returns the path of the configuration.
+fn pod_configuration(setting: &Setting, networks: usize, behind: &[Value]) -> Result<PathBuf, Failure> {
     let manifests = setting.scratch.join(format!("manifests-{networks}"));
     fs::create_dir_all(&manifests)?;
     let names: Vec<String> = (1..=networks).map(|number| format!("net-{number}")).collect();
@@ -276,7 +295,7 @@ fn pod(setting: &Setting, networks: usize, behind: &[Value]) -> Result<(Times, T
     for (number, name) in names.iter().enumerate() {
         let config = json!({
             "cniVersion": "1.0.0", "name": name, "type": "bridge", "bridge": format!("pod{number}"),
-            "ipam": {"type": "host-local", "subnet": format!("10.24{number}.0.0/16"), "dataDir": setting.scratch.join("addresses")},
+            "ipam": {"type": "host-local", "subnet": format!("10.{}.0.0/16", 160 + number), "dataDir": setting.scratch.join("addresses")},
         });
         items.push(json!({
             "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
@@ -294,8 +313,13 @@ fn pod(setting: &Setting, networks: usize, behind: &[Value]) -> Result<(Times, T
         "cniVersion": "1.0.0", "name": "weft", "type": "weft", "manifestDir": manifests,
         "cniDir": setting.scratch.join("state"), "binDir": setting.ours, "delegates": [default],
     });
+    write(setting, &format!("weft-{networks}-{}.json", behind.len()), &config)
+}
+
+/// Times ADD and DEL of a pod with a number of networks besides the default one, and plugins chained behind its bridge.
+fn pod(setting: &Setting, networks: usize, behind: &[Value]) -> Result<(Times, Times), Failure> {
+    let config = pod_configuration(setting, networks, behind)?;
     let tag = format!("{networks}-{}", behind.len());
-    let config = write(setting, &format!("weft-{tag}.json"), &config)?;
     let plugin = Plugin { directory: &setting.ours, name: "weft", config: &config };
     let (mut adds, mut dels) = (Vec::new(), Vec::new());
     for run in 0..=setting.runs {
@@ -325,7 +349,7 @@ pub(crate) fn size(setting: &Setting, table: &mut Table) -> Result<(), Failure> 
 /// Largest resident size of an ADD in kilobytes, as time(1) reports it.
 fn resident(setting: &Setting) -> Result<u64, Failure> {
     let container = Container::new("rss".to_owned())?;
-    let config = setting.scratch.join("weft-3-0.json");
+    let config = pod_configuration(setting, 3, &[])?;
     let output = std::process::Command::new("/usr/bin/time")
         .args(["-f", "%M"])
         .arg(setting.ours.join("weft"))

@@ -4,6 +4,7 @@
 //! - Peers are binaries of other projects in a directory.
 //! - The kernel baseline is the same change through rtnetlink, without a process.
 //! - A result has minimum, median and 99th percentile; ratios are those of medians.
+//! - An unknown group is an error before anything is measured. If a group fails, the results of the others are printed.
 //!
 //! Usage: `weft-bench SCRATCH WEFT_PLUGINS PEER_PLUGINS RUNS [GROUP...]`, inside a new network namespace (see `run`).
 
@@ -27,6 +28,21 @@ pub(crate) type Failure = Box<dyn std::error::Error>;
 
 /// Group of measurements.
 type Group = fn(&Setting, &mut Table) -> Result<(), Failure>;
+
+/// Groups of measurements, in the order in which they run.
+static GROUPS: [(&str, Group); 11] = [
+    ("start", cases::start),
+    ("plugins", cases::plugins),
+    ("interfaces", interfaces::interfaces),
+    ("chained", cases::chained),
+    ("vrf", cases::vrf),
+    ("leases", leases::leases),
+    ("addresses", addresses::addresses),
+    ("pods", cases::pods),
+    ("concurrency", concurrency::concurrency),
+    ("entries", entries::entries),
+    ("size", cases::size),
+];
 
 /// Parameters of a benchmark.
 pub(crate) struct Setting {
@@ -68,25 +84,46 @@ fn run() -> Result<(), Failure> {
             "weft-bench: no peer plugins: comparing with the kernel only (apt install containernetworking-plugins)"
         );
     }
+    let groups: Vec<&(&str, Group)> = selected(only)?;
     let mut table = Table::default();
-    let groups: [(&str, Group); 11] = [
-        ("start", cases::start),
-        ("plugins", cases::plugins),
-        ("interfaces", interfaces::interfaces),
-        ("chained", cases::chained),
-        ("vrf", cases::vrf),
-        ("leases", leases::leases),
-        ("addresses", addresses::addresses),
-        ("pods", cases::pods),
-        ("concurrency", concurrency::concurrency),
-        ("entries", entries::entries),
-        ("size", cases::size),
-    ];
+    let mut failures = Vec::new();
     for (name, group) in groups {
-        if only.is_empty() || only.iter().any(|wanted| wanted == name) {
-            group(&setting, &mut table)?;
-        }
+        failures.extend(group(&setting, &mut table).err().map(|failure| format!("{name}: {failure}")));
     }
     table.print();
-    Ok(())
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("; ").into()) }
+}
+
+/// Returns the groups with these names, or all.
+fn selected(only: &[String]) -> Result<Vec<&'static (&'static str, Group)>, Failure> {
+    let known = |wanted: &&String| GROUPS.iter().any(|(name, _)| name == wanted);
+    if let Some(unknown) = only.iter().find(|wanted| !known(wanted)) {
+        let names: Vec<&str> = GROUPS.iter().map(|(name, _)| *name).collect();
+        return Err(format!("{unknown}: no such group; the groups are {}", names.join(" ")).into());
+    }
+    Ok(GROUPS
+        .iter()
+        .filter(|(name, _)| only.is_empty() || only.iter().any(|wanted| wanted == name))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bench_groups_are_selected_by_name_and_unknown_ones_refused() {
+        let names = |only: &[&str]| {
+            let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
+            let groups = selected(&only).map_err(|failure| failure.to_string())?;
+            Ok::<_, String>(groups.iter().map(|(name, _)| *name).collect::<Vec<_>>())
+        };
+        assert_eq!(names(&[]).unwrap().len(), GROUPS.len());
+        assert_eq!(names(&["size", "start"]).unwrap(), ["start", "size"]);
+        let refused = names(&["start", "nonsense"]).unwrap_err();
+        assert!(
+            refused.starts_with("nonsense: no such group") && refused.contains("concurrency"),
+            "{refused}"
+        );
+    }
 }
