@@ -6,7 +6,7 @@ use cni::Error;
 use cni::invocation;
 use serde::Deserialize;
 
-use crate::vlans::Vlans;
+use crate::vlans::{Trunk, Vlans};
 use crate::{interface, masquerade};
 
 /// Default bridge.
@@ -38,20 +38,6 @@ struct Conf {
     port_isolation: bool,
     args: interface::CniArgs,
     runtime_config: interface::RuntimeConfig,
-}
-
-/// Entry of `vlanTrunk`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Trunk {
-    /// First VLAN of a range.
-    #[serde(rename = "minID")]
-    pub min_id: Option<i64>,
-    /// Last VLAN of a range.
-    #[serde(rename = "maxID")]
-    pub max_id: Option<i64>,
-    /// A single VLAN.
-    pub id: Option<i64>,
 }
 
 /// Validated configuration.

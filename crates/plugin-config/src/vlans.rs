@@ -2,10 +2,24 @@
 
 use cni::Error;
 
-use crate::bridge::Trunk;
+use serde::Deserialize;
 
 /// Largest VLAN id.
 const VLAN_MAX: u16 = 4094;
+
+/// Entry of `vlanTrunk`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Trunk {
+    /// First VLAN of a range.
+    #[serde(rename = "minID")]
+    min_id: Option<i64>,
+    /// Last VLAN of a range.
+    #[serde(rename = "maxID")]
+    max_id: Option<i64>,
+    /// A single VLAN.
+    id: Option<i64>,
+}
 
 /// Validated VLANs of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
