@@ -1,4 +1,4 @@
-//! Tests of configurations as distributions ship them: `tests/testdata/conflists`, with their keys and no more.
+//! Tests of configurations as distributions ship them: `tests/net/testdata`, with their keys and no more.
 //!
 //! ```text
 //!   weft ── built-in plugins                             k3s, kind, minikube, podman, CRI-O, Nomad, Harvester, OpenShift
@@ -41,7 +41,7 @@ const FIRST: [&str; 7] = ["flannel", "calico", "aws-cni", "azure-vnet", "terway"
 const MIDDLE: [&str; 2] = ["egress-cni", "cilium-cni"];
 
 fn files() -> Vec<PathBuf> {
-    let directory = workspace().join("tests/testdata/conflists");
+    let directory = workspace().join("tests/net/testdata");
     let entries =
         std::fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("a file").path()).collect();

@@ -109,7 +109,7 @@ fn journal_lost_entry_del_killed_at_every_step_leaves_nothing() {
 }
 
 #[test]
-fn journal_lost_entry_without_a_result_or_a_plan_changes_nothing() {
+fn journal_lost_entry_without_result_or_plan_changes_nothing() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     let (cluster, config) = networks(&host);
     let pod = host.pod("web");

@@ -14,7 +14,7 @@ const FILE: &str = "/etc/cni/net.d/00-weft.conflist";
 const VERSION: &str = "1.0.0";
 
 #[test]
-fn reference_plugins_rows_attached_by_weft_pass_check_and_doctor() {
+fn reference_plugins_rows_pass_check_and_doctor() {
     let _ = host!(Feature::Bridge, Feature::Macvlan, Feature::IptablesNft, Feature::Tbf, Feature::Ifb);
     let (mut wrong, mut attached) = (Vec::new(), 0);
     // Kinds of links that this kernel may lack are attached in the lane `vm`, and an IPAM plugin alone is no network.
@@ -60,7 +60,7 @@ fn attach(base: &Base, keys: &str) -> Option<String> {
     plugins.push(config(base, keys, VERSION));
     plugins.iter_mut().for_each(|plugin| {
         let plugin = plugin.as_object_mut().expect("a plugin");
-        // What the runtime passes is no part of a network on disk.
+        // These keys come from the runtime: a network on disk has none.
         for key in ["name", "cniVersion", "CNI_ARGS", "runtimeConfig", "prevResult"] {
             plugin.remove(key);
         }

@@ -1,3 +1,5 @@
+//! Tests of the log file.
+
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::atomic::{AtomicU32, Ordering};
