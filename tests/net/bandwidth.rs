@@ -406,3 +406,19 @@ fn bandwidth_repeated_add_replaces_the_limits() {
     world.bridge.del(&bridge()).success();
     assert_eq!(rig::links(&host), ["br0"]);
 }
+
+/// Without limits the plugin does nothing, so the interface needs no end on the host.
+#[test]
+fn bandwidth_without_limits_is_checked_behind_any_interface() {
+    let host = host!(Feature::Macvlan);
+    rig::install(&host);
+    let _outside = rig::traffic::outside(&host);
+    let pod = host.pod("a");
+    let macvlan = json!({ "cniVersion": "1.0.0", "name": "net", "type": "macvlan", "master": "up0" });
+    let result = host.attachment("macvlan", &pod, "eth0").add(&macvlan).success().json();
+    let config = json!({ "cniVersion": "1.0.0", "name": "net", "type": "bandwidth", "prevResult": result });
+    let bandwidth = host.attachment("bandwidth", &pod, "eth0");
+    bandwidth.call("ADD", config.to_string()).success();
+    bandwidth.check(&config).success();
+    bandwidth.del(&config).success();
+}

@@ -407,7 +407,7 @@ fn journal_del_searches_plugins_in_the_directories_of_its_add() {
     let weft = cluster.attachment(&pod);
     weft.add(&with(&config, &json!({ "binDir": "/opt/far" }))).success();
     weft.del(&config).success();
-    assert_eq!(cluster.order(), ["ADD net1", "DEL net1"]);
+    assert_eq!(cluster.order(), ["ADD net1", "CHECK net1", "DEL net1"]);
 }
 
 // Requirements: K6

@@ -14,6 +14,7 @@ mod command_line;
 mod concurrency;
 mod configuration_files;
 mod configuration_limits;
+mod conflists;
 mod console_blocks;
 mod crash_recovery;
 mod crash_recovery_tasks;

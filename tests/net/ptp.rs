@@ -207,3 +207,19 @@ fn ptp_check_finds_changes_and_options_are_checked() {
         );
     }
 }
+
+#[test]
+fn ptp_routes_may_use_another_gateway_of_the_subnet() {
+    let host = host!(Feature::Veth);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let ipam = json!({ "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]],
+        "routes": [{ "dst": "10.9.0.0/16", "gw": "10.1.0.3" }, { "dst": "fd09::/64", "gw": "fd01::9" }] });
+    // A CHECK follows.
+    host.attachment("ptp", &pod, "eth0").add(&config(&json!({ "ipam": ipam }))).success();
+    for (family, dst, gateway) in [("-4", "10.9.0.0/16", "10.1.0.3"), ("-6", "fd09::/64", "fd01::9")] {
+        let shown = pod.json(["ip", family, "-j", "route", "show", dst]);
+        assert_eq!(shown[0]["gateway"], gateway, "{shown}");
+        assert_eq!(shown[0]["flags"], json!(["onlink"]), "{shown}");
+    }
+}

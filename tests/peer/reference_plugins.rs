@@ -10,6 +10,7 @@
 //! in the same places. `PEERS` names newer binaries than Debian's; rows that need newer ones are skipped
 //! without it.
 
+mod attached_by_weft;
 mod kernel_state;
 mod table;
 
@@ -129,6 +130,9 @@ fn differences(base: &Base, keys: &str, differs: &[Difference], version: &str) -
     let weft = outcomes(base, keys, version, Path::new("/opt/cni/bin"));
     let go = outcomes(base, keys, version, &go_plugins());
     let mut found = Vec::new();
+    if weft.get(CHECK).is_some_and(|outcome| outcome != "succeeds") {
+        found.push(format!("{} {keys} ({version}): CHECK fails after an ADD that succeeded", base.plugin));
+    }
     for (step, weft_outcome) in &weft {
         let go_outcome = go.get(step);
         let applies = |versions: &[&str]| versions.is_empty() || versions.contains(&version);

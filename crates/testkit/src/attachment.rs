@@ -49,10 +49,28 @@ impl Host {
 }
 
 impl Attachment<'_> {
-    /// Calls `ADD` with a configuration.
+    /// Calls `ADD` with a configuration. If it succeeds, a `CHECK` with its result must succeed, too.
+    ///
+    /// # Panics
+    /// If that `CHECK` fails.
     #[track_caller]
     pub fn add(&self, config: &Value) -> Finished {
-        self.call("ADD", config.to_string())
+        let added = self.call("ADD", config.to_string());
+        if self.is_checked(config) && added.code == Some(0) {
+            let mut known = config.clone();
+            known["prevResult"] = added.json();
+            let checked = self.check(&known);
+            assert_eq!(checked.code, Some(0), "CHECK after an ADD that succeeded: {checked}\n{known}");
+        }
+        added
+    }
+
+    /// Whether a `CHECK` follows an `ADD`: not if the test counts the calls, if another program is called, or if the version
+    /// has no `CHECK`.
+    fn is_checked(&self, config: &Value) -> bool {
+        let has_check = config["cniVersion"].as_str().is_some_and(|version| version >= "0.4.0");
+        let counts_calls = config.to_string().contains("testPlugin");
+        has_check && !counts_calls && self.through.is_empty() && !self.plugin.starts_with('/')
     }
 
     /// Calls `CHECK` with a configuration.

@@ -1,4 +1,4 @@
-//! Tests of the log file: permissions, rotation, hostile paths and concurrent writers.
+//! Tests of the log file.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -34,15 +34,15 @@ const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// # Errors
 /// The first error. Completed steps are not undone: the caller removes the interface.
 pub fn configure(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
-    configure_between(net, link, result, |_| Ok(()))
+    configure_between(net, link, result, |_, _| Ok(()))
 }
 
-/// As [`configure`], and calls `between` after the addresses and before the routes.
+/// As [`configure`], and calls `between` with the routes after the addresses and before the routes are added.
 fn configure_between(
     net: &mut Rtnl,
     link: &Link,
     result: &Success,
-    between: impl FnOnce(&mut Rtnl) -> Result<(), Error>,
+    between: impl FnOnce(&mut Rtnl, &mut [Route]) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let addresses = own_addresses(link, result)?;
     let ipv6 = addresses.iter().any(|address| address.addr().is_ipv6());
@@ -62,8 +62,9 @@ fn configure_between(
     if let Some(changes) = changes {
         await_duplicate_detection(net, link, &changes)?;
     }
-    between(net)?;
-    let routes: Vec<Route> = result.routes.iter().map(|route| kernel_route(link, result, route)).collect();
+    let mut routes: Vec<Route> =
+        result.routes.iter().map(|route| kernel_route(link, result, route)).collect();
+    between(net, &mut routes)?;
     match net.add_routes(&routes, Existing::Append).or_refused() {
         Ok(()) => Ok(()),
         Err(error) => Err(error.details(format!("on {}", link.name))),
@@ -72,15 +73,15 @@ fn configure_between(
 
 /// Enters the container's namespace, prepares the interface and calls [`configure`].
 pub fn enter(netns: &Netns, link: &Link, result: &Success) -> Result<(), Error> {
-    enter_between(netns, link, result, |_| Ok(()))
+    enter_between(netns, link, result, |_, _| Ok(()))
 }
 
-/// As [`enter`], and calls `between` after the addresses and before the routes.
+/// As [`enter`], and calls `between` with the routes after the addresses and before the routes are added.
 pub fn enter_between(
     netns: &Netns,
     link: &Link,
     result: &Success,
-    between: impl FnOnce(&mut Rtnl) -> Result<(), Error> + Send,
+    between: impl FnOnce(&mut Rtnl, &mut [Route]) -> Result<(), Error> + Send,
 ) -> Result<(), Error> {
     let inside = || {
         let mut net = Rtnl::open().or_refused()?;

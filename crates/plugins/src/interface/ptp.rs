@@ -161,7 +161,16 @@ fn check_gateways(result: &Success) -> Result<(), Error> {
 ///
 /// `ip route del SUBNET dev ETH; ip route add GW dev ETH scope link src IP; ip route add SUBNET via GW src IP`
 fn configure_inside(netns: &Netns, link: &Link, result: &Success) -> Result<(), Error> {
-    addressing::enter_between(netns, link, result, |net| add_gateway_routes(net, link, result))
+    addressing::enter_between(netns, link, result, |net, routes| {
+        add_gateway_routes(net, link, result)?;
+        // The subnet is not on the link any more, so another gateway in it must be declared to be there.
+        let is_another = |gateway: IpAddr| {
+            result.ips.iter().any(|ip| ip.address.contains(&gateway))
+                && result.ips.iter().all(|ip| ip.gateway != Some(gateway))
+        };
+        routes.iter_mut().for_each(|route| route.onlink = route.gateway.is_some_and(is_another));
+        Ok(())
+    })
 }
 
 fn add_gateway_routes(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
