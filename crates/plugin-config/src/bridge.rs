@@ -7,7 +7,7 @@ use cni::invocation;
 use cni::name::ifname_fault;
 use serde::Deserialize;
 
-use crate::vlans::Vlans;
+use crate::vlans::{Trunk, Vlans};
 use crate::{interface, masquerade};
 
 /// Default bridge.
@@ -39,20 +39,6 @@ struct Conf {
     port_isolation: bool,
     args: interface::CniArgs,
     runtime_config: interface::RuntimeConfig,
-}
-
-/// Entry of `vlanTrunk`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Trunk {
-    /// First VLAN of a range.
-    #[serde(rename = "minID")]
-    pub min_id: Option<i64>,
-    /// Last VLAN of a range.
-    #[serde(rename = "maxID")]
-    pub max_id: Option<i64>,
-    /// A single VLAN.
-    pub id: Option<i64>,
 }
 
 /// Validated configuration.

@@ -1,11 +1,24 @@
 //! The VLANs of a bridge port, from `vlan`, `vlanTrunk` and `preserveDefaultVlan` of `bridge`.
 
 use cni::Error;
-
-use crate::bridge::Trunk;
+use serde::Deserialize;
 
 /// Largest VLAN id.
 const VLAN_MAX: u16 = 4094;
+
+/// Entry of `vlanTrunk`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Trunk {
+    /// First VLAN of a range.
+    #[serde(rename = "minID")]
+    pub min_id: Option<i64>,
+    /// Last VLAN of a range.
+    #[serde(rename = "maxID")]
+    pub max_id: Option<i64>,
+    /// A single VLAN.
+    pub id: Option<i64>,
+}
 
 /// Validated VLANs of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
