@@ -4,6 +4,7 @@
 
 use cni::Error;
 use cni::invocation;
+use cni::name::ifname_fault;
 use serde::Deserialize;
 
 use crate::vlans::{Trunk, Vlans};
@@ -122,7 +123,20 @@ impl Network {
         let conf: Conf = call.config.decode()?;
         // Validated here because the last step of ADD uses it and must not fail.
         call.config.dns()?;
-        Network::check(conf, call.args(), addressed)
+        let network = Network::check(conf, call.args(), addressed)?;
+        network.check_gateway_name()?;
+        Ok(network)
+    }
+
+    /// Fails unless the interface of the gateway in a VLAN, such as `cni0.5`, has a valid name.
+    fn check_gateway_name(&self) -> Result<(), Error> {
+        let has_gateway = self.gateway != Gateway::None && self.interface == ContainerInterface::Addressed;
+        let Some(id) = self.vlans.access.filter(|_| has_gateway) else { return Ok(()) };
+        let name = format!("{}.{id}", self.bridge);
+        match ifname_fault(&name) {
+            None => Ok(()),
+            Some(fault) => Err(Error::key("vlan", id, format!("the gateway's interface {name:?} {fault}"))),
+        }
     }
 
     fn check(conf: Conf, args: &str, addressed: bool) -> Result<Network, Error> {

@@ -1,9 +1,10 @@
 //! The options that several interface plugins have: names, MTU, queues, hardware addresses.
 
-use cni::Error;
 use cni::address::parse_mac;
 use cni::args::Args;
-use cni::name::ifname_fault;
+use cni::invocation::Call;
+use cni::name::{PluginType, ifname_fault};
+use cni::{Context, Error};
 use serde::Deserialize;
 
 /// Largest MTU that the kernel accepts for any link, in bytes.
@@ -90,5 +91,14 @@ pub fn ethernet_address(key: &str, text: &str) -> Result<Option<Vec<u8>>, Error>
         _ if text.is_empty() => Ok(None),
         Some(mac) => Ok(Some(mac)),
         None => Err(Error::key(key, format!("{text:?}"), "not an Ethernet address of one interface")),
+    }
+}
+
+/// Fails unless the configuration names an IPAM plugin; `cure` says why the plugin needs one.
+pub fn expect_ipam(call: &Call, cure: &str) -> Result<(), Error> {
+    let plugin = call.config.ipam_type()?;
+    match plugin.is_empty() {
+        true => Err(Error::missing("ipam.type", cure)),
+        false => PluginType::new(&plugin).map(drop).context("ipam.type"),
     }
 }

@@ -71,6 +71,9 @@ pub const PLUGINS: &[&str] = &[
 /// IPAM plugins, which read their configuration here.
 pub const IPAM_PLUGINS: &[&str] = &["dhcp", "host-local", "static", "weft-ipam", "whereabouts"];
 
+/// Reason why `dummy` needs an IPAM plugin.
+pub const WHY_DUMMY_IPAM: &str = "a dummy interface needs addresses";
+
 /// Plugins that change the interface of an earlier plugin and fail without one.
 pub const CHAINED: &[&str] = &["bandwidth", "firewall", "portmap", "sbr", "tuning", "vrf"];
 
@@ -117,7 +120,7 @@ pub fn check(plugin: &str, call: &Call, provided: Provided) -> Option<Result<(),
     Some(match plugin {
         "bandwidth" => bandwidth::Limits::read(config).map(drop),
         "bridge" => bridge::Network::read(call).map(drop).and_then(|()| ipam_name(call)),
-        "dummy" => ipam_name(call),
+        "dummy" => interface::expect_ipam(call, WHY_DUMMY_IPAM),
         "firewall" => firewall::Settings::read(config).map(drop),
         "host-device" if provided.device => {
             host_device::Device::written(call).map(drop).and_then(|()| ipam_name(call))
@@ -128,7 +131,9 @@ pub fn check(plugin: &str, call: &Call, provided: Provided) -> Option<Result<(),
         "macvlan" => macvlan::Network::read(call).map(drop).and_then(|()| ipam_name(call)),
         "neutron" => neutron::Network::read(call).map(drop),
         "portmap" => portmap::Settings::read(config).map(drop),
-        "ptp" => ptp::Network::read(call).map(drop).and_then(|()| ptp::expect_ipam(call)),
+        "ptp" => {
+            ptp::Network::read(call).map(drop).and_then(|()| interface::expect_ipam(call, ptp::WHY_IPAM))
+        }
         "sbr" => sbr::Settings::read(config).map(drop),
         "tap" => tap::Network::read(call).map(drop).and_then(|()| ipam_name(call)),
         "tuning" => tuning::Settings::read(call, tuning::PLACEHOLDER)

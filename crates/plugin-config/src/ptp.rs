@@ -2,12 +2,14 @@
 //!
 //! Source: plugins `plugins/main/ptp`; docs/plugins/ptp.md.
 
+use cni::Error;
 use cni::invocation::Call;
-use cni::name::PluginType;
-use cni::{Context, Error};
 use serde::Deserialize;
 
 use crate::{interface, masquerade};
+
+/// Reason why it needs an IPAM plugin.
+pub const WHY_IPAM: &str = "a point-to-point link without an address has no use";
 
 /// The configuration as written.
 #[derive(Debug, Default, Deserialize)]
@@ -42,15 +44,6 @@ impl Network {
             mtu: interface::check_mtu(mtu)?,
             queues: interface::check_queues(queues)?,
         })
-    }
-}
-
-/// Fails unless the configuration names an IPAM plugin.
-pub fn expect_ipam(call: &Call) -> Result<(), Error> {
-    let plugin = call.config.ipam_type()?;
-    match plugin.is_empty() {
-        true => Err(Error::missing("ipam.type", "a point-to-point link without an address has no use")),
-        false => PluginType::new(&plugin).map(drop).context("ipam.type"),
     }
 }
 

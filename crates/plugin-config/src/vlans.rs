@@ -1,7 +1,6 @@
 //! The VLANs of a bridge port, from `vlan`, `vlanTrunk` and `preserveDefaultVlan` of `bridge`.
 
 use cni::Error;
-
 use serde::Deserialize;
 
 /// Largest VLAN id.

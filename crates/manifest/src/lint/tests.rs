@@ -242,6 +242,11 @@ fn lint_invalid_value_of_a_plugin_is_reported() {
         (r#""type":"ipvlan","mode":"l9""#, "invalid-value mode: not one of l2, l3, l3s"),
         (r#""type":"macvlan","mode":"bride""#, "not one of bridge, private"),
         (r#""type":"ptp""#, "missing-key : ipam.type is missing; a point-to-point link"),
+        (r#""type":"dummy""#, "missing-key : ipam.type is missing; a dummy interface needs addresses"),
+        (
+            r#""type":"bridge","bridge":"br-of-tenant","vlan":4000,"isGateway":true,"ipam":{"type":"dhcp"}"#,
+            "invalid-value vlan: the gateway's interface \"br-of-tenant.4000\" is longer than 15 bytes",
+        ),
         (r#""type":"vrf""#, "vrfname is missing; set it"),
         (r#""type":"tuning","sysctl":{"a":1}"#, "invalid-value sysctl.a: expected a string"),
         (r#""type":"brigde""#, "unknown-plugin-type type: is not a known plugin did you mean bridge?"),

@@ -15,6 +15,7 @@ use cni::result::Success;
 use linux::link::Link;
 use linux::link::create::{NewKind, NewLink};
 use linux::{Kind, Netns};
+use plugin_config::WHY_DUMMY_IPAM;
 use plugin_support::failure::{OrRefused, refused};
 use plugin_support::owner_tag::{ALIAS_MAX, OwnerTag};
 
@@ -62,7 +63,7 @@ impl Plugin for Dummy {
 }
 
 fn require_ipam(ipam: Option<Ipam<'_>>) -> Result<Ipam<'_>, Error> {
-    ipam.ok_or_else(|| Error::config("ipam.type: missing: a dummy interface needs addresses"))
+    ipam.ok_or_else(|| Error::missing("ipam.type", WHY_DUMMY_IPAM))
 }
 
 /// Creates the interface: `ip link add ETH type dummy` in the container.

@@ -19,7 +19,8 @@ use ipnet::IpNet;
 use linux::link::Link;
 use linux::route::{Existing, Route, SCOPE_GLOBAL, SCOPE_LINK, TABLE_MAIN};
 use linux::{Kind, Netns, Rtnl, Undo, sysctl};
-use plugin_config::ptp::{Network, expect_ipam};
+use plugin_config::interface::expect_ipam;
+use plugin_config::ptp::{Network, WHY_IPAM};
 use plugin_support::failure::{OrRefused, refused};
 use plugin_support::owner_tag::OwnerTag;
 
@@ -53,7 +54,7 @@ impl Plugin for Ptp {
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error> {
         let Attach { who, netns: path, call } = request;
         let network = Network::read(call)?;
-        expect_ipam(call)?;
+        expect_ipam(call, WHY_IPAM)?;
         let netns = plugin_support::netns::open_netns(path)?;
         let tag = OwnerTag::of(NAME, &call.config, who);
         let mut host = Rtnl::open().or_refused()?;
