@@ -222,6 +222,7 @@ const WEFT_IPAM_RANGE: Form = Fields(&[
     ("rangeEnd", Address),
     ("gateway", Address),
     ("exclude", Each(&AddressOrPrefix)),
+    ("pick_addresses", Each(&Address)),
 ]);
 /// Options of whereabouts, of host-local, and of weft-ipam.
 const WEFT_IPAM: Options = &[
@@ -229,6 +230,7 @@ const WEFT_IPAM: Options = &[
     ("range_start", Address),
     ("range_end", Address),
     ("exclude", Each(&AddressOrPrefix)),
+    ("pick_addresses", Each(&Address)),
     ("ipRanges", Each(&WEFT_IPAM_RANGE)),
     ("gateway", Address),
     ("routes", ROUTES),
