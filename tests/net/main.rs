@@ -55,3 +55,4 @@ mod tuning;
 mod vlan;
 mod vrf;
 mod weft_ipam;
+mod weft_ipam_stores;

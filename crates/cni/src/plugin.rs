@@ -62,6 +62,14 @@ pub trait Plugin: Sync {
         false
     }
 
+    /// Whether another project's plugin of this name has state that this plugin does not know: addresses in a cluster.
+    ///
+    /// Such a plugin runs for a network only where it is installed under this name. To install it is the decision that the
+    /// state was taken over.
+    fn replaces_state(&self) -> bool {
+        false
+    }
+
     /// Attaches, or fails without having changed anything.
     fn add(&self, request: &Attach, delegates: &dyn Invoke) -> Result<Success, Error>;
 

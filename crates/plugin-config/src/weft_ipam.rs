@@ -77,6 +77,7 @@ struct IpamConf {
     #[serde(rename = "rangeEnd")]
     end: String,
     exclude: Vec<String>,
+    pick_addresses: Vec<String>,
     gateway: String,
     #[serde(rename = "ipRanges")]
     ip_ranges: Vec<RangeConf>,
@@ -110,6 +111,7 @@ struct RangeConf {
     #[serde(rename = "rangeEnd")]
     end: String,
     exclude: Vec<String>,
+    pick_addresses: Vec<String>,
     gateway: String,
 }
 
@@ -203,10 +205,16 @@ impl Settings {
         pools
     }
 
+    /// Returns the names of the pools of all sets.
+    pub fn all_pool_names(&self) -> Vec<&str> {
+        self.sets.iter().flat_map(|set| &set.pools).map(|pool| pool.name.as_str()).collect()
+    }
+
     /// Reads and validates the configuration.
     pub fn read(call: &Call, who: Option<&Attachment>) -> Result<Settings, Error> {
         let settings = Settings::written(call, who)?;
-        match settings.sets.is_empty() {
+        // whereabouts also serves networks that have only fixed addresses.
+        match settings.sets.is_empty() && settings.fixed.is_empty() {
             true => Err(Error::missing("ipam.range", "there is no range to allocate addresses from")),
             false => Ok(settings),
         }
@@ -217,6 +225,7 @@ impl Settings {
     pub fn written(call: &Call, who: Option<&Attachment>) -> Result<Settings, Error> {
         let Conf { ipam: mut keys, args: ArgsConf { cni: requested }, runtime_config } =
             call.config.decode()?;
+        keys.relax();
         let arguments = Args::parse(call.args())?;
         arguments.only(&["IP", "GATEWAY"])?;
         let requests = Requests::read(call.config.decode::<RequestConf>()?, &arguments)?;
@@ -232,7 +241,8 @@ impl Settings {
             other => return Err(Error::key("ipam.store", format!("{other:?}"), "neither cluster nor file")),
         };
         let mut sets = keys.sets(runtime_config)?;
-        if !sets.is_empty() {
+        let fixed = fixed(std::mem::take(&mut keys.addresses))?;
+        if !sets.is_empty() || !fixed.is_empty() {
             assign(&mut sets, requests)?;
         }
         let families = sets.iter().filter_map(|set| set.pools.first()).map(|pool| pool.range.addr());
@@ -252,7 +262,7 @@ impl Settings {
             quarantine: keys.quarantine.unwrap_or(QUARANTINE).saturating_mul(1000),
             network: keys.network_name,
             sets,
-            fixed: fixed(keys.addresses)?,
+            fixed,
             routes: addresses::routes(keys.routes)?,
             dns: keys.dns,
             resolv_conf: (!keys.resolv_conf.is_empty()).then(|| PathBuf::from(keys.resolv_conf)),
@@ -263,6 +273,21 @@ impl Settings {
 }
 
 impl IpamConf {
+    /// Removes leading zeros of IPv4 addresses under the name `whereabouts`, which reads them as decimal numbers.
+    fn relax(&mut self) {
+        if self.plugin != "whereabouts" {
+            return;
+        }
+        let own = [&mut self.range, &mut self.range_start, &mut self.range_end, &mut self.gateway];
+        own.into_iter().chain(&mut self.exclude).for_each(decimal);
+        for RangeConf { range, range_start, range_end, exclude, gateway, .. } in &mut self.ip_ranges {
+            [range, range_start, range_end, gateway].into_iter().chain(exclude).for_each(decimal);
+        }
+        for AddressConf { address, gateway } in &mut self.addresses {
+            [address, gateway].into_iter().for_each(decimal);
+        }
+    }
+
     /// Returns the sets, in the order of the configuration.
     fn sets(&mut self, runtime: RuntimeConf) -> Result<Vec<Set>, Error> {
         name("ipam.network_name", &self.network_name)?;
@@ -276,6 +301,7 @@ impl IpamConf {
             start: take(&mut self.start),
             end: take(&mut self.end),
             exclude: std::mem::take(&mut self.exclude),
+            pick_addresses: std::mem::take(&mut self.pick_addresses),
             gateway: self.gateway.clone(),
         };
         let mut written: Vec<(String, Vec<RangeConf>)> = Vec::new();
@@ -300,7 +326,11 @@ impl IpamConf {
             {
                 return Err(Error::key(key, other.range, format!("not of the family of {}", first.range)));
             }
-            sets.push(Set { pools, request: None });
+            // whereabouts accepts a range twice.
+            let is_same = |set: &Set| self.plugin == "whereabouts" && set.pools == pools;
+            if !sets.iter().any(is_same) {
+                sets.push(Set { pools, request: None });
+            }
         }
         refuse_overlaps(&sets)?;
         let gateway = addresses::address("ipam.gateway", &self.gateway)?;
@@ -342,7 +372,10 @@ impl IpamConf {
         self.refuse_unreachable(&key_of_gateway, own, net)?;
         // A `subnet` of host-local has a default gateway, a `range` of whereabouts has none.
         let usual = |ranged: &Range| conf.range.is_empty().then(|| ranged.first_host());
-        let made = Range::between(net.trunc(), first.1, last.1).and_then(|made| {
+        // whereabouts ignores an end before the start.
+        let is_before = |end: &IpAddr| first.1.is_some_and(|start| *end < start);
+        let end = last.1.filter(|end| self.plugin != "whereabouts" || !is_before(end));
+        let made = Range::between(net.trunc(), first.1, end).and_then(|made| {
             match own.filter(|ip| is_of_family(net, *ip)).or_else(|| usual(&made)) {
                 Some(gateway) => made.with_gateway(gateway),
                 None => Ok(made),
@@ -357,7 +390,8 @@ impl IpamConf {
             };
             Error::key(key, value, reason)
         })?;
-        let exclude = self.excluded(&format!("{key}.exclude"), &conf.exclude, net)?;
+        let mut exclude = self.excluded(&format!("{key}.exclude"), &conf.exclude, net)?;
+        exclude.extend(unpicked(key, &conf.pick_addresses, &range)?);
         let gateway = range.gateway();
         let filter = AddressFilter::new(range, &exclude);
         if filter.is_empty() {
@@ -385,6 +419,59 @@ impl IpamConf {
         };
         written.iter().enumerate().map(read).collect()
     }
+}
+
+/// Removes leading zeros of the parts of an IPv4 address, network or range.
+fn decimal(text: &mut String) {
+    if text.contains(':') || !text.contains('.') {
+        return;
+    }
+    let part = |part: &str| {
+        let digits = part.trim_start_matches('0');
+        if digits.starts_with(|first: char| first.is_ascii_digit()) || part.is_empty() {
+            digits.to_owned()
+        } else {
+            format!("0{digits}")
+        }
+    };
+    let address = |address: &str| address.split('.').map(part).collect::<Vec<_>>().join(".");
+    *text = text.split('-').map(address).collect::<Vec<_>>().join("-");
+}
+
+/// Returns the parts of a range that are not among its `pick_addresses`; none if it has no such list.
+fn unpicked(key: &str, picked: &[String], range: &Range) -> Result<Vec<IpNet>, Error> {
+    let mut known = Vec::with_capacity(picked.len());
+    for (at, text) in picked.iter().enumerate() {
+        let key = format!("{key}.pick_addresses[{at}]");
+        let Some(ip) = addresses::address(&key, text)? else { continue };
+        if !range.contains(ip) {
+            return Err(Error::key(key, ip, format!("not in {range}")));
+        }
+        known.push(ip);
+    }
+    if known.is_empty() {
+        return Ok(Vec::new());
+    }
+    known.sort();
+    known.dedup();
+    let mut rest: Vec<IpNet> = vec![range.subnet()];
+    for ip in known {
+        let own = IpNet::from(ip);
+        rest = rest
+            .into_iter()
+            .flat_map(|net| if net.contains(&own) { around(net, own) } else { vec![net] })
+            .collect();
+    }
+    Ok(rest)
+}
+
+/// Returns the parts of a network beside one address.
+fn around(net: IpNet, own: IpNet) -> Vec<IpNet> {
+    let halves = (net.prefix_len()..own.prefix_len()).filter_map(|length| {
+        let half = IpNet::new(own.addr(), length).ok()?.trunc();
+        half.subnets(length + 1).ok()?.find(|half| !half.contains(&own))
+    });
+    halves.collect()
 }
 
 /// Bounds of a range as written: its network, first and last address, each with its key.
@@ -563,6 +650,25 @@ fn fixed(written: Vec<AddressConf>) -> Result<Vec<IpConfig>, Error> {
         })
     };
     written.into_iter().enumerate().map(read).collect()
+}
+
+/// Returns index, pool and range of each range in a network's configuration, if this plugin allocates from it; nothing for
+/// an invalid configuration.
+pub fn pool_names(config: &str) -> Vec<(usize, String, IpNet)> {
+    let Ok(config) = serde_json::from_str::<serde_json::Value>(config) else { return Vec::new() };
+    let plugins = config["plugins"].as_array().cloned().unwrap_or_else(|| vec![config.clone()]);
+    let mut found = Vec::new();
+    for plugin in plugins {
+        let Ok(Conf { ipam: mut keys, .. }) = serde_json::from_value::<Conf>(plugin) else { continue };
+        if !matches!(keys.plugin.as_str(), "weft-ipam" | "whereabouts") {
+            continue;
+        }
+        keys.relax();
+        for (index, set) in keys.sets(RuntimeConf::default()).unwrap_or_default().iter().enumerate() {
+            found.extend(set.pools.iter().map(|pool| (index, pool.name.clone(), pool.range)));
+        }
+    }
+    found
 }
 
 /// Returns the directory of the address stores; reads nothing else of the configuration.

@@ -2,6 +2,8 @@
 //!
 //! - The option `builtin` of the meta-plugin decides. With its default, `auto`, the order of the directories in CNI_PATH
 //!   decides: a program with the plugin's name is executed if its directory precedes the directory of this binary.
+//! - Under the name of an address manager with state in the cluster (`whereabouts`), `auto` runs this binary only if it is
+//!   installed under that name. Without any program of the name an ADD is refused; a DEL has nothing to release then.
 //! - Input and output are the same bytes in both cases.
 //! - A program is killed when this process ends.
 //! - A meta-plugin is never a delegate.
@@ -88,13 +90,20 @@ impl PluginInvoker {
 
     /// Whether `plugin` runs in this process, given this CNI_PATH.
     pub fn in_process(&self, plugin: &PluginType, path: &str) -> bool {
-        let foreign = || first_is_foreign(plugin, path);
-        builtins::find(plugin.as_str()).is_some()
-            && match self.builtin {
-                Builtin::Always => true,
-                Builtin::Never => false,
-                Builtin::Auto => !foreign(),
-            }
+        let Some(builtin) = builtins::find(plugin.as_str()) else { return false };
+        match self.builtin {
+            Builtin::Always => true,
+            Builtin::Never => false,
+            Builtin::Auto if builtin.replaces_state() => program(plugin, path) == Some(Program::Own),
+            Builtin::Auto => !first_is_foreign(plugin, path),
+        }
+    }
+
+    /// Returns the refusal of an ADD if no program has the name of a plugin that must be installed under it.
+    pub fn undecided(&self, plugin: &PluginType, path: &str) -> Option<Error> {
+        let builtin = builtins::find(plugin.as_str()).filter(|builtin| builtin.replaces_state())?;
+        let is_undecided = self.builtin == Builtin::Auto && program(plugin, path).is_none();
+        is_undecided.then(|| undecided(builtin.name(), path))
     }
 }
 
@@ -151,7 +160,13 @@ impl PluginInvoker {
             Some(builtin) if self.in_process(plugin, &environment.path) => {
                 respond(builtin, environment, &mut &*stdin, self).into_result()
             }
-            _ => self.exec.invoke(plugin, environment, stdin),
+            builtin => match (builtin, self.undecided(plugin, &environment.path)) {
+                (Some(builtin), Some(_)) if matches!(environment.command.as_str(), "DEL" | "GC") => {
+                    respond(builtin, environment, &mut &*stdin, self).into_result()
+                }
+                (_, Some(error)) => Err(error),
+                (_, None) => self.exec.invoke(plugin, environment, stdin),
+            },
         }
     }
 }
@@ -179,12 +194,42 @@ fn refused_delegate() -> Error {
     Error::config("a plugin of a network calls the meta-plugin, which would attach the pod's networks again")
 }
 
+/// Returns the refusal to serve a name whose state in the cluster nothing has taken over.
+fn undecided(plugin: &str, path: &str) -> Error {
+    let why = format!(
+        "plugin {plugin}: no program of this name in {path}: weft allocates addresses under it only where it is installed \
+         under it, because addresses of running pods may be recorded elsewhere"
+    );
+    Error::config(why).details(format!(
+        "run weft import {plugin}, then weft-cni install DIR --names {plugin}; for a new network use type weft-ipam"
+    ))
+}
+
+/// Origin of the first program of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Program {
+    Own,
+    Foreign,
+}
+
+/// Returns the origin of the first program in CNI_PATH with the plugin's name; `None` if there is none.
+fn program(plugin: &PluginType, path: &str) -> Option<Program> {
+    let own = identity(Path::new("/proc/self/exe"));
+    let directories = path.split(':').filter(|directory| !directory.is_empty());
+    let found =
+        directories.filter_map(|directory| identity(&Path::new(directory).join(plugin.as_str()))).next()?;
+    Some(if Some(found) == own { Program::Own } else { Program::Foreign })
+}
+
+/// Returns device and inode of a file.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|meta| (meta.dev(), meta.ino()))
+}
+
 /// Whether CNI_PATH contains another program under the plugin's name before it contains this one.
 ///
 /// A directory contains this program if any of its usual names leads to this file; this program then comes first.
 fn first_is_foreign(plugin: &PluginType, path: &str) -> bool {
-    let identity =
-        |path: &Path| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|m| (m.dev(), m.ino()));
     let own = identity(Path::new("/proc/self/exe"));
     for directory in path.split(':').filter(|directory| !directory.is_empty()).map(Path::new) {
         let found = identity(&directory.join(plugin.as_str()));

@@ -16,6 +16,8 @@ mod agent;
 mod allocation;
 mod capacity;
 mod deferred_releases;
+mod lost_store;
+mod overlap;
 mod owners;
 mod release;
 pub mod store;
@@ -32,14 +34,16 @@ use cni::plugin::Plugin;
 use cni::result::{Dns, Success};
 use cni::{Error, code};
 use ipam::address_store::SlotId;
-use plugin_config::weft_ipam::{self as settings, Settings};
+use plugin_config::weft_ipam::{Pool, Settings};
 use plugin_support::directory;
 use plugin_support::log;
 use plugins::ipam::host_local::resolv_conf;
 
 use self::allocation::{Claimant, allocate};
 use self::capacity::has_room;
-use self::release::{Released, ReturnPolicy, release, release_in_all_stores, release_slots};
+use self::release::{
+    Found, Released, ReturnPolicy, release, release_in_all_stores, release_slots, sweep_other_stores,
+};
 use self::store::{Owner, Store};
 
 /// Plugin, under one of its names.
@@ -52,6 +56,10 @@ impl Plugin for WeftIpam {
         self.0
     }
 
+    fn replaces_state(&self) -> bool {
+        self.0 == "whereabouts"
+    }
+
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
         let settings = Arc::new(Settings::read(&request.call, Some(&request.who))?);
         let dns = dns(&settings)?;
@@ -62,8 +70,12 @@ impl Plugin for WeftIpam {
                 Ok(ip) => ips.push(ip),
                 Err(error) => {
                     // All sets or none. Addresses of an earlier call may belong to a running container and are kept.
-                    let new = all.iter().filter(|who| who.allocated.load(Relaxed)).map(|who| who.tag);
-                    let _ = release(&settings, Released::of(&request.call, &request.who, new.collect()));
+                    // Only their stores are locked again: another one may be locked by a process that does not end.
+                    let new =
+                        || all.iter().zip(&settings.sets).filter(|(who, _)| who.allocated.load(Relaxed));
+                    let pools: Vec<&Arc<Pool>> = new().flat_map(|(_, set)| &set.pools).collect();
+                    let tags = new().map(|(who, _)| who.tag).collect();
+                    let _ = release(&settings, &pools, Released::of(&request.call, &request.who, tags));
                     return Err(error);
                 }
             }
@@ -79,7 +91,8 @@ impl Plugin for WeftIpam {
             return release_in_all_stores(&request.call, &request.who);
         };
         let released = Released::all(&request.call, &request.who, settings.sets.len());
-        if !release(&Arc::new(settings), released)?
+        let settings = Arc::new(settings);
+        if release(&settings, &settings.pools(), released)? != Found::All
             && let Err(error) = release_in_all_stores(&request.call, &request.who)
         {
             // The stores of this network have been read. A fault in another network's store must not fail this DEL.
@@ -136,6 +149,7 @@ impl Plugin for WeftIpam {
             });
             errors.extend(swept.err());
         }
+        errors.extend(sweep_other_stores(&settings, is_stale).err());
         Error::join(errors).map_or(Ok(()), Err)
     }
 

@@ -16,6 +16,7 @@ mod meta_plugin_config;
 mod pod_name;
 mod sandbox_operations;
 mod scratch;
+mod whereabouts_program;
 
 use std::path::Path;
 use std::process::ExitCode;

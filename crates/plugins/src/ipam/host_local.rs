@@ -17,6 +17,7 @@
 
 pub mod boot;
 pub mod index;
+mod lock_holder;
 pub mod owner;
 pub mod resolv_conf;
 pub mod store;

@@ -88,6 +88,10 @@ pub(super) fn unavailable(error: Error) -> Error {
 pub(super) fn require_plugins(invoker: &PluginInvoker, network: &Network, path: &str) -> Result<(), Error> {
     // A foreign plugin calls its IPAM plugin itself, or takes `ipam.type` for something else.
     for plugin in network.needs_where(|plugin| invoker.in_process(plugin, path))? {
+        if let Some(error) = invoker.undecided(&plugin, path) {
+            let msg = format!("network {}: {}", network.name, error.msg);
+            return Err(Error { code: code::NOT_AVAILABLE, msg, ..error });
+        }
         if !invoker.in_process(&plugin, path)
             && let Err(error) = exec::find(&plugin, path).and_then(|program| exec::check_executable(&program))
         {

@@ -14,7 +14,7 @@ use rpc::allocate::{AllocateRequest, AllocateResponse, Operation, PoolReference}
 use rpc::frame;
 use rpc::message::{Request, Response};
 
-use super::settings::{Pool, Settings};
+use plugin_config::weft_ipam::{Pool, Settings};
 
 /// Timeout of the agent while an ADD waits: shorter than the timeout of other calls for the address store.
 const ADD_MAX: Duration = Duration::from_secs(20);

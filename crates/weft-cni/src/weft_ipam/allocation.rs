@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cni::invocation::{Attach, Attachment};
 use cni::result::IpConfig;
@@ -17,9 +17,10 @@ use ipam::{Allocation, AllocationError, AllocationKind, Clock, LeaseResponse};
 use ipnet::IpNet;
 use rpc::allocate::{AllocateResponse, Operation};
 
-use super::agent;
-use super::settings::{Pool, Set, Settings, Source};
-use super::store::{Owner, Store, now, owner_tag};
+use super::overlap::{lock_all, overlapping_stores};
+use super::store::{OpenError, Owner, Store, now, owner_tag, spread};
+use super::{agent, lost_store};
+use plugin_config::weft_ipam::{Pool, Set, Settings, Source};
 
 /// Number of free addresses below which the agent is notified to prefetch a block; for small blocks a quarter of the block.
 /// With this number a block of 256 addresses suffices for the 250 pods of a full node.
@@ -27,6 +28,8 @@ const LOW: usize = 4;
 /// Largest number of further requests of one ADD: one for a block of an earlier lease, one for a new block, one for a
 /// conflict.
 const REQUESTS_MAX: usize = 3;
+/// Time after which no further pool is tried: the longest wait for a locked store.
+const WAIT_MAX: Duration = Duration::from_secs(25);
 /// Pauses in which the store is unlocked for the agent, in milliseconds.
 const PAUSES: [u64; 6] = [50, 100, 200, 400, 800, 1600];
 
@@ -56,6 +59,7 @@ impl Claimant {
                 network: network.to_owned(),
                 pod,
                 claim: settings.claim.name.clone(),
+                spread: spread(settings),
             },
         }
     }
@@ -64,11 +68,17 @@ impl Claimant {
 /// Returns one address of a set: the one that the attachment holds, else one of the first pool that has a free address.
 pub(super) fn allocate(settings: &Arc<Settings>, set: &Set, who: &Arc<Claimant>) -> Result<IpConfig, Error> {
     let mut last = None;
-    let mut pools: Vec<&Arc<Pool>> = set.pools.iter().collect();
-    if pools.len() > 1 {
-        pools.sort_by_cached_key(|pool| !holds(settings, pool, who.tag));
+    let began = Instant::now();
+    let mut pools = Vec::with_capacity(set.pools.len());
+    for pool in &set.pools {
+        pools.push((set.pools.len() > 1 && holds(settings, pool, who.tag)?, pool));
     }
-    for pool in pools {
+    pools.sort_by_key(|(holds, _)| !holds);
+    for (_, pool) in pools {
+        // A store that another process keeps locked has taken the time of the whole call.
+        if last.is_some() && began.elapsed() >= WAIT_MAX {
+            break;
+        }
         if let Some(request) = &set.request
             && !pool.filter.admits(request.ip)
         {
@@ -81,8 +91,13 @@ pub(super) fn allocate(settings: &Arc<Settings>, set: &Set, who: &Arc<Claimant>)
             (None, false) => AllocationKind::ForClaim(None),
         };
         let (own, from, whom) = (Arc::clone(settings), Arc::clone(pool), Arc::clone(who));
+        let others = overlapping_stores(settings, pool);
         let attempt = move |kind: AllocationKind| {
             let (own, from, whom) = (Arc::clone(&own), Arc::clone(&from), Arc::clone(&whom));
+            if !others.is_empty() {
+                let (store, pool) = lock_all(&own.directory, &from, &others, kind)?;
+                return allocate_from(&own, &pool, kind, &whom, store);
+            }
             Store::create(&settings.directory, &pool.name, move |store| {
                 allocate_from(&own, &from, kind, &whom, store)
             })
@@ -99,9 +114,15 @@ pub(super) fn allocate(settings: &Arc<Settings>, set: &Set, who: &Arc<Claimant>)
 }
 
 /// Whether the owner with this tag has an address of the pool. A store that cannot be read is reported by the allocation.
-fn holds(settings: &Settings, pool: &Pool, tag: OwnerTag) -> bool {
-    let found = Store::find(&settings.directory, &pool.name).ok().flatten();
-    found.is_some_and(|store| store.addresses.held_by(tag).next().is_some())
+///
+/// # Errors
+/// The store cannot be opened or locked.
+fn holds(settings: &Settings, pool: &Pool, tag: OwnerTag) -> Result<bool, Error> {
+    match Store::find(&settings.directory, &pool.name) {
+        Ok(found) => Ok(found.is_some_and(|store| store.addresses.held_by(tag).next().is_some())),
+        Err(OpenError::Unreadable(..)) => Ok(false),
+        Err(OpenError::Other(error)) => Err(error),
+    }
 }
 
 /// Result of one attempt.
@@ -221,7 +242,8 @@ fn apply(store: &mut Store, clock: Clock, who: &Claimant, lease: &LeaseResponse)
         who.allocated.store(true, Relaxed);
         store.record_owner(slot, &who.owner)?;
     }
-    store.write(&edits)
+    store.write(&edits)?;
+    lost_store::restore(store, &lease.leases)
 }
 
 /// Returns the number of free addresses below which a block is prefetched.

@@ -6,8 +6,8 @@ use ipam::{AllocationKind, Clock};
 use rpc::allocate::Operation;
 
 use super::agent;
-use super::settings::{Pool, Settings, Source};
 use super::store::{Store, now};
+use plugin_config::weft_ipam::{Pool, Settings, Source};
 
 pub(super) fn has_room(settings: &Settings, pool: &Pool) -> Result<(), Error> {
     let clock = Clock { now: now(), quarantine: settings.quarantine };

@@ -11,9 +11,9 @@ use plugin_support::log;
 use rpc::allocate::{AllocateRequest, Operation};
 
 use super::allocation::low;
-use super::settings::{self, Pool, Settings, Source};
-use super::store::{OpenError, SETS_MAX, Store, now, owner_tag};
+use super::store::{OpenError, Owner, SETS_MAX, Store, now, owner_tag, spread};
 use super::{agent, deferred_releases};
+use plugin_config::weft_ipam::{self as settings, Pool, Settings, Source};
 
 /// Time after which an idle block is returned, in milliseconds.
 const IDLE: u64 = 600_000;
@@ -27,26 +27,56 @@ pub(super) enum ReturnPolicy {
     Always,
 }
 
-/// Releases the addresses of an attachment; returns whether it had any.
-pub(super) fn release(settings: &Arc<Settings>, released: Released) -> Result<bool, Error> {
+/// Addresses that were found in the pools of the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// None.
+    Nothing,
+    /// Some; the attachment was made with other pools, so it may hold more.
+    Part,
+    /// All.
+    All,
+}
+
+/// Releases the addresses of an attachment in these pools; returns whether it had any.
+pub(super) fn release(
+    settings: &Arc<Settings>,
+    pools: &[&Arc<Pool>],
+    released: Released,
+) -> Result<Found, Error> {
     let released = Arc::new(released);
-    let (mut found, mut errors) = (false, Vec::new());
-    for pool in settings.pools() {
+    let (mut found, mut errors) = (Found::Nothing, Vec::new());
+    for pool in pools {
         let (own, from, released) = (Arc::clone(settings), Arc::clone(pool), Arc::clone(&released));
         let turn = move |opened: Result<Store, OpenError>| {
             let (store, held) = match opened.and_then(|store| store.held_by(&released.tags)) {
                 Ok(found) => found,
                 Err(error) => {
-                    return released.defer(&own.directory.join(&from.name), error).map(|()| (false, None));
+                    let deferred = released.defer(&own.directory.join(&from.name), error);
+                    return deferred.map(|()| (Found::Nothing, None));
                 }
             };
+            let spread = spread(&own);
+            let is_part = |slot: &SlotId| {
+                let recorded = store.owner(*slot).spread;
+                !recorded.is_empty() && recorded != spread
+            };
+            let found = match held.is_empty() {
+                true => Found::Nothing,
+                false if held.iter().any(is_part) => Found::Part,
+                false => Found::All,
+            };
             let released = release_slots(&own, store, &from, ReturnPolicy::IfNeeded, &held);
-            released.map(|request| (!held.is_empty(), request))
+            released.map(|request| (found, request))
         };
         match Store::with(&settings.directory, &pool.name, turn) {
             Ok(was) => {
-                let (was, request) = was.unwrap_or_default();
-                found |= was;
+                let (was, request) = was.unwrap_or((Found::Nothing, None));
+                found = match (found, was) {
+                    (Found::Part, _) | (_, Found::Part) => Found::Part,
+                    (Found::Nothing, was) => was,
+                    (Found::All, _) => Found::All,
+                };
                 if let Some(request) = request {
                     errors.extend(return_blocks(settings, pool, request).err());
                 }
@@ -72,6 +102,31 @@ pub(super) fn release_in_all_stores(call: &Call, who: &Attachment) -> Result<(),
             }
             Ok(None) => {}
             Err(error) => errors.extend(released.defer(&directory.join(&name), error).err()),
+        }
+    }
+    Error::join(errors).map_or(Ok(()), Err)
+}
+
+/// Releases the addresses of a network's attachments that are not valid, in the stores of pools that its configuration
+/// does not have any more. A later call notifies the cluster.
+pub(super) fn sweep_other_stores(
+    settings: &Settings,
+    is_stale: impl Fn(&Owner) -> bool,
+) -> Result<(), Error> {
+    let known = settings.pools();
+    let mut errors = Vec::new();
+    let entries = std::fs::read_dir(&settings.directory).into_iter().flatten().flatten();
+    for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
+        if known.iter().any(|pool| pool.name == name) {
+            continue;
+        }
+        // A store that cannot be read allocates nothing, and may be another network's.
+        let Ok(Some(mut store)) = Store::find(&settings.directory, &name) else { continue };
+        let held = store.addresses.held().map(|(slot, ..)| slot);
+        let stale: Vec<SlotId> = held.filter(|slot| is_stale(&store.owner(*slot))).collect();
+        if !stale.is_empty() {
+            let edits = store.addresses.release_slots(now(), &stale);
+            errors.extend(store.write(&edits).and_then(|()| store.settle()).err());
         }
     }
     Error::join(errors).map_or(Ok(()), Err)

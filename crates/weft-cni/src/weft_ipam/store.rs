@@ -5,6 +5,7 @@
 //!     ledger                0600  see [`ipam::address_store`]; an operation holds its flock(2)
 //!     owners                0600  owner of each address, for people and GC: a record for each slot
 //!     synced                0600  progress of disk synchronization: see [`super::sync_rounds`]
+//!     regained              0600  addresses of living sandboxes when it was created: see [`super::lost_store`]
 //!     released              0600  releases while the store was unreadable: see [`super::deferred_releases`]
 //! ```
 //!
@@ -26,11 +27,12 @@ use cni::Error;
 use ipam::AddressStore;
 use ipam::address_store::{Edit, OwnerTag, SLOTS, SlotId, StoreFile, WriteOrder};
 use linux::boot_id;
+use plugin_config::weft_ipam::Settings;
 use plugin_support::hash::hashed;
 use plugins::ipam::host_local::store::when_locked;
 
 use super::owners::{OWNERS, RECORD};
-use super::{deferred_releases, sync_rounds};
+use super::{deferred_releases, lost_store, sync_rounds};
 
 /// Name of the store's file.
 const STORE_FILE: &str = "ledger";
@@ -61,12 +63,21 @@ pub struct Owner {
     /// Claim that keeps the address when the pod is gone; empty: none. The agent reads it here if the claim's object was
     /// deleted manually.
     pub claim: String,
+    /// Pools of the whole attachment ([`spread`]); empty if it has one address of one pool.
+    pub spread: String,
 }
 
 /// Formats the owner for people.
+/// Returns a digest of the pools of all sets; empty for one pool. An attachment whose recorded digest differs from that of its
+/// DEL may hold addresses of pools that the configuration no longer has.
+pub(super) fn spread(settings: &Settings) -> String {
+    let names = settings.all_pool_names();
+    if names.len() < 2 { String::new() } else { hashed("", 16, &names) }
+}
+
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Owner { container, ifname, network, pod: [_, namespace, name], claim: _ } = self;
+        let Owner { container, ifname, network, pod: [_, namespace, name], .. } = self;
         match name.is_empty() {
             true => write!(f, "container {container}, {ifname} of {network},"),
             false => write!(f, "pod {namespace}/{name}, {ifname} of {network},"),
@@ -164,6 +175,8 @@ impl Store {
         let is_empty = length == 0;
         if is_empty && owners.metadata().is_ok_and(|owners| owners.len() == 0) {
             let addresses = AddressStore::new(current);
+            lost_store::prepare(directory)
+                .map_err(|cause| OpenError::Other(failed(directory, "write", &cause)))?;
             begin(&file, directory, &addresses)
                 .map_err(|cause| OpenError::Other(failed(&path, "write", &cause)))?;
             return Ok(Store { path, file, owners, addresses });
@@ -231,6 +244,11 @@ impl Store {
         self.file.sync_data().and_then(|()| deferred_releases::forget(directory)).map_err(failed)
     }
 
+    /// Returns the path of another file of the store.
+    pub(super) fn sibling(&self, name: &str) -> PathBuf {
+        self.path.with_file_name(name)
+    }
+
     /// Writes edits, in their order.
     pub fn write(&self, edits: &[Edit]) -> Result<(), Error> {
         self.require_readable()?;
@@ -273,6 +291,7 @@ impl Store {
             network: line(),
             pod: [line(), line(), line()],
             claim: line().trim_end_matches('\0').to_owned(),
+            spread: line().trim_end_matches('\0').to_owned(),
         }
     }
 }
@@ -282,10 +301,15 @@ impl Store {
 impl Owner {
     /// Returns the record of the owner. A claim that does not fit is left out: half of its name may be another's.
     fn record(&self) -> Vec<u8> {
-        let Owner { container, ifname, network, pod, claim } = self;
+        let Owner { container, ifname, network, pod, claim, spread } = self;
         let mut bytes = format!("{container}\n{ifname}\n{network}\n{}\n", pod.join("\n")).into_bytes();
-        if !claim.is_empty() && bytes.len() + claim.len() < RECORD {
-            bytes.extend(format!("{claim}\n").bytes());
+        let rest = if spread.is_empty() { 0 } else { spread.len() + 1 };
+        let fits = !claim.is_empty() && bytes.len() + claim.len() + rest < RECORD;
+        if fits || !spread.is_empty() {
+            bytes.extend(format!("{}\n", if fits { claim } else { "" }).bytes());
+        }
+        if !spread.is_empty() {
+            bytes.extend(format!("{spread}\n").bytes());
         }
         bytes.resize(RECORD, 0);
         bytes
@@ -375,6 +399,7 @@ mod tests {
             network: "net".to_owned(),
             pod: ["uid", "blue", "web-0"].map(str::to_owned),
             claim: "k".repeat(claim),
+            spread: String::new(),
         };
         let before = "c\neth0\nnet\nuid\nblue\nweb-0\n".to_owned();
         for (claim, is_written) in
@@ -385,6 +410,13 @@ mod tests {
             let expected =
                 if is_written { format!("{before}{}\n", "k".repeat(claim)) } else { before.clone() };
             assert_eq!((text.len(), text.trim_end_matches('\0')), (RECORD, &*expected), "{claim}");
+            let spread = Owner { spread: "0123456789abcdef".to_owned(), ..owner(claim) }.record();
+            let lines = String::from_utf8(spread).unwrap();
+            assert_eq!(
+                (lines.len(), lines.split('\n').nth(7)),
+                (RECORD, Some("0123456789abcdef")),
+                "{claim}"
+            );
         }
     }
 }

@@ -10,8 +10,8 @@ use std::path::Path;
 use cni::Error;
 use ipam::transfer::Reservation;
 
-use super::settings;
 use super::store::{Owner, Store};
+use plugin_config::weft_ipam as settings;
 
 /// Name of the command.
 pub const COMMAND: &str = "release-address";

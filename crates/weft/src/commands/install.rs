@@ -35,12 +35,14 @@ use cni::runtime::chain;
 use cni::runtime::exec::Exec;
 use cni::runtime::load::Directory;
 use node_path::NodePath;
-use npwg::configuration::{Flavour, NodeConfiguration};
+use npwg::configuration::{Builtin, Flavour, NodeConfiguration};
 
 use serde_json::{Value, json};
 use thin::Thin;
 
 use crate::meta_plugin_config::MetaPlugin;
+use crate::whereabouts_program;
+use crate::whereabouts_program::WhereaboutsProgram;
 use cli_support::atomic_file;
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 use cli_support::output::{Format, Progress};
@@ -220,6 +222,7 @@ fn attempt(
 
 /// Writes the configuration, as the last step. Returns a line for each change.
 fn write_configuration(paths: &InstallPaths, weft_cni: &WeftCni, text: &str) -> Result<Vec<String>, Failure> {
+    refuse_unimported(paths, text)?;
     // Runtimes call loopback themselves. It is installed last, because the installer of the default network may have its own.
     let done = weft_cni.install(&paths.plugins.here, "loopback", Foreign::Kept)?;
     let mut done: Vec<String> = done.lines().map(str::to_owned).collect();
@@ -294,6 +297,28 @@ fn check_readiness(
     }
     let file = path.file_name().map(|name| networks.named.join(name));
     generate_configuration(&file.unwrap_or_default(), network, arguments, paths).map(Readiness::Ready)
+}
+
+/// Refuses a configuration with which the built-in plugin would serve the name of an installed whereabouts, whose addresses
+/// it does not know.
+fn refuse_unimported(paths: &InstallPaths, text: &str) -> Result<(), Failure> {
+    let network = Network::parse(text.as_bytes(), "configuration")?;
+    let found = MetaPlugin::read(&network, &paths.written.named)?;
+    let WhereaboutsProgram::Foreign(path) =
+        whereabouts_program::find(&paths.plugins.here.display().to_string())
+    else {
+        return Ok(());
+    };
+    if found.node.builtin != Builtin::Always {
+        return Ok(());
+    }
+    let why = format!(
+        "builtin: always: weft-ipam would serve networks of whereabouts, although {} is installed",
+        path.display()
+    );
+    Err(Failure::new(why).next(
+        "set builtin to auto, or import its addresses and install weft under its name: docs/migrate-from-whereabouts.md",
+    ))
 }
 
 /// Returns the requested network, or else the first one by file name that is no meta-plugin.

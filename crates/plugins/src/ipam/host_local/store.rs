@@ -36,6 +36,7 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::boot::Boot;
 use super::index::Index;
+use super::lock_holder;
 use super::owner::{CONTENT_MAX, Content, Owner};
 use plugin_config::host_local::StoreLocation;
 
@@ -152,6 +153,7 @@ pub fn when_locked<T: Send + 'static>(
 /// Non-generic part of [`when_locked`].
 fn work_locked(lock: File, name: &str, work: Box<dyn FnOnce(File) + Send>) -> Result<(), Error> {
     let failed = |error: &io::Error| io_error(&format!("lock {name}"), error);
+    let identity = lock_holder::identity(&lock);
     for _ in 0..ATTEMPTS {
         match lock.try_lock() {
             Ok(()) => {
@@ -176,9 +178,10 @@ fn work_locked(lock: File, name: &str, work: Box<dyn FnOnce(File) + Send>) -> Re
     std::thread::Builder::new().spawn(waiter).map_err(|error| failed(&error))?;
     let done = match receive.recv_timeout(LOCK_TIMEOUT) {
         Err(RecvTimeoutError::Timeout) if !decided.swap(true, Ordering::AcqRel) => {
+            let holder = lock_holder::find(identity).unwrap_or_else(|| "another process".to_owned());
             return Err(Error::new(
                 code::TRY_AGAIN_LATER,
-                format!("lock {name}: another process has held it for {} s", LOCK_TIMEOUT.as_secs()),
+                format!("lock {name}: {holder} has held it for {} s", LOCK_TIMEOUT.as_secs()),
             ));
         }
         // The thread has the lock and does the work.

@@ -14,9 +14,12 @@ use super::{Finding, proxy};
 use crate::commands::install::{first_before, thin};
 use crate::manifest_plan::IFNAME;
 use crate::meta_plugin_config::MetaPlugin;
+use crate::whereabouts_program;
+use crate::whereabouts_program::WhereaboutsProgram;
 use cri_proxy::runtime_network;
 use node_agent::single_plan;
 use node_support::weft_cni::{PACKAGED, PLUGINS, PROGRAMS, Plugins, Subject, WeftCni};
+use npwg::configuration::Builtin;
 
 /// CNI version of the STATUS call.
 const STATUS_VERSION: &str = "1.1.0";
@@ -55,6 +58,7 @@ pub(super) fn findings(
     // The CRI proxy is checked through its API.
     if !is_list_of_proxy(&meta_plugin) {
         findings.extend(check_bin_dir(&meta_plugin, &what));
+        findings.extend(check_whereabouts(&meta_plugin, &what));
         findings.extend(check_planner(&meta_plugin));
         findings.extend(check_status(weft_cni, meta_plugin, &what, plugins));
     }
@@ -72,6 +76,19 @@ fn missing_configuration() -> Finding {
             Finding::new(format!("configuration {}", renamed.file), why, cure)
         }
     }
+}
+
+/// Returns a finding if the built-in plugin serves the name of an installed whereabouts, whose addresses it does not know.
+fn check_whereabouts(meta_plugin: &MetaPlugin, what: &str) -> Option<Finding> {
+    let WhereaboutsProgram::Foreign(path) = whereabouts_program::find(&meta_plugin.node.bin_dir) else {
+        return None;
+    };
+    let why = format!(
+        "builtin: always: networks of whereabouts get addresses of weft-ipam, although {} is installed",
+        path.display()
+    );
+    let cure = "set builtin to auto until weft import whereabouts has imported its addresses";
+    (meta_plugin.node.builtin == Builtin::Always).then(|| Finding::new(what, why, cure))
 }
 
 /// Returns a finding if another file sorts before the configuration.

@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use rpc::journal::{self, Entry};
 
+use crate::whereabouts_program;
+use crate::whereabouts_program::WhereaboutsProgram;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Progress};
@@ -85,6 +87,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     progress.line(format!("{} sandboxes in {}", found.entries.len(), directory.display()));
+    match whereabouts_note(&found.entries, &configuration.bin_dir) {
+        Some(Ok(note)) => progress.line(plain(&note)),
+        Some(Err(fault)) => {
+            left_out += 1;
+            progress.line(plain(&format!("not imported: {fault}")));
+        }
+        None => {}
+    }
     output::print(&configuration.text)?;
     match left_out {
         0 => Ok(()),
@@ -93,6 +103,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 .next("delete the affected pods while Multus is still installed"))
         }
     }
+}
+
+/// Returns a note about sandboxes with addresses of whereabouts, or the fault that their DEL could not release them.
+fn whereabouts_note(entries: &[Entry], directories: &str) -> Option<Result<String, String>> {
+    let is_used = |entry: &&Entry| {
+        entry.plan.delegates.iter().any(|delegate| whereabouts_program::is_used_by(&delegate.config))
+    };
+    let count = entries.iter().filter(is_used).count();
+    if count == 0 {
+        return None;
+    }
+    let subject = format!("whereabouts: {count} sandboxes have its addresses");
+    Some(match whereabouts_program::find(directories) {
+        WhereaboutsProgram::Foreign(path) => Ok(format!(
+            "{subject}: weft continues to execute {}; keep it until weft import whereabouts has imported them",
+            path.display()
+        )),
+        WhereaboutsProgram::Own(path) => Ok(format!(
+            "{subject}: {} is weft, whose pools must contain them; weft import whereabouts --verify compares them",
+            path.display()
+        )),
+        WhereaboutsProgram::Missing => Err(format!(
+            "{subject}: no program of this name is in {directories}; restore it, or see docs/migrate-from-whereabouts.md"
+        )),
+    })
 }
 
 /// Importer of journal entries. Without `weft_cni` it writes nothing.
