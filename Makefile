@@ -63,7 +63,7 @@ demo: build ## attach a pod to four networks on this machine, show it and remove
 test: setup ## run every test that can run here, and list the skipped tests with reasons
 	@lanes/run
 
-check: ## check formatting and lints
+check: ## check formatting, lints and the documentation site
 	@lanes/run check
 unit: ## tests that need only cargo
 	@lanes/run unit

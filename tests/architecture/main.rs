@@ -4,6 +4,7 @@
 
 #![cfg(test)]
 
+mod chart;
 mod console_blocks;
 mod crates;
 mod cycles;

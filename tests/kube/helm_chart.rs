@@ -62,6 +62,32 @@ fn objects(kube: &Kube, yaml: &str) -> BTreeMap<String, Value> {
     objects.collect()
 }
 
+/// Labels that only a release of Helm has.
+const RELEASE_LABELS: [&str; 6] = [
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/version",
+    "app.kubernetes.io/part-of",
+    "app.kubernetes.io/managed-by",
+    "helm.sh/chart",
+];
+
+/// Removes the labels of a release, after a look at each, so that the object can be compared with that of kustomize.
+fn without_release_labels(mut object: Value, kustomized: &Value) -> Value {
+    let labels = object["metadata"]["labels"].as_object_mut().expect("labels");
+    for label in RELEASE_LABELS {
+        let is_of_both = !kustomized["metadata"]["labels"][label].is_null();
+        assert!(labels.contains_key(label), "no label {label}");
+        if !is_of_both {
+            labels.remove(label);
+        }
+    }
+    if labels.is_empty() {
+        object["metadata"].as_object_mut().expect("metadata").remove("labels");
+    }
+    object
+}
+
 /// Alternative for each value, used with all components enabled.
 fn alternatives() -> Vec<(&'static str, Value)> {
     let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
@@ -100,10 +126,14 @@ fn alternatives() -> Vec<(&'static str, Value)> {
         ("agent.affinity", json!({ "nodeAffinity": {} })),
         ("agent.tolerations", tolerations),
         ("agent.priorityClassName", json!("")),
+        ("agent.serviceAccount.create", json!(false)),
+        ("agent.serviceAccount.name", json!("mine")),
         ("agent.maxUnavailable", json!(1)),
         ("agent.podAnnotations", words.clone()),
         ("agent.podLabels", words),
         ("agent.securityContext", json!({ "seLinuxOptions": { "type": "spc_t" } })),
+        ("podDisruptionBudget.enabled", json!(true)),
+        ("extraObjects", extra_objects()),
         ("hotPlug.enabled", json!(false)),
         ("hotPlug.resources", resources.clone()),
         ("removal.enabled", json!(true)),
@@ -114,8 +144,14 @@ fn alternatives() -> Vec<(&'static str, Value)> {
     .collect()
 }
 
+/// Object that a user adds to the release.
+fn extra_objects() -> Value {
+    let metadata = json!({ "name": "weft-extra", "namespace": "{{ .Release.Namespace }}" });
+    json!([{ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": { "a": "b" } }])
+}
+
 /// Alternatives for the values of controllers.
-fn alternatives_of_controllers() -> [(&'static str, Value); 26] {
+fn alternatives_of_controllers() -> [(&'static str, Value); 35] {
     let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
     let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
     [
@@ -127,12 +163,18 @@ fn alternatives_of_controllers() -> [(&'static str, Value); 26] {
         ("ipam.nodeSelector", words.clone()),
         ("ipam.tolerations", tolerations.clone()),
         ("ipam.priorityClassName", json!("")),
+        ("ipam.affinity", json!({ "nodeAffinity": {} })),
+        ("ipam.serviceAccount.create", json!(false)),
+        ("ipam.serviceAccount.name", json!("mine")),
         ("services.enabled", json!(false)),
         ("services.replicas", json!(1)),
         ("services.resources", resources.clone()),
         ("services.nodeSelector", words.clone()),
         ("services.tolerations", tolerations.clone()),
         ("services.priorityClassName", json!("")),
+        ("services.affinity", json!({ "nodeAffinity": {} })),
+        ("services.serviceAccount.create", json!(false)),
+        ("services.serviceAccount.name", json!("mine")),
         ("neutron.enabled", json!(false)),
         ("neutron.replicas", json!(1)),
         ("neutron.vifStore", json!("kuryrport")),
@@ -145,6 +187,9 @@ fn alternatives_of_controllers() -> [(&'static str, Value); 26] {
         ("neutron.nodeSelector", words),
         ("neutron.tolerations", tolerations),
         ("neutron.priorityClassName", json!("")),
+        ("neutron.affinity", json!({ "nodeAffinity": {} })),
+        ("neutron.serviceAccount.create", json!(false)),
+        ("neutron.serviceAccount.name", json!("mine")),
     ]
 }
 
@@ -201,7 +246,8 @@ fn helm_chart_renders_the_same_objects_as_kustomize() {
         let names = |of: &BTreeMap<String, Value>| of.keys().cloned().collect::<Vec<_>>();
         assert_eq!(names(&made), names(&kustomized), "{directories:?}");
         for (name, object) in &kustomized {
-            assert_eq!(&made[name], object, "{directories:?}: {name}");
+            let made = without_release_labels(made[name].clone(), object);
+            assert_eq!(&made, object, "{directories:?}: {name}");
         }
     }
 }
@@ -231,7 +277,19 @@ fn helm_install_upgrade_and_uninstall_keep_the_crds() {
     for (path, value) in alternatives().iter().filter(|(path, _)| !is_excluded(path)) {
         values = with(&values, path, value);
     }
+    values = with(&values, "podDisruptionBudget.enabled", &json!(true));
     assert_eq!(install(&values), "2 deployed\n");
+    let controllers_of = |kind: &str| {
+        ours(kind).iter().map(|name| name.rsplit('/').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        controllers_of("poddisruptionbudget"),
+        ["weft-controller-ipam", "weft-controller-services", "weft-neutron"]
+    );
+    assert_eq!(ours("serviceaccount"), [""; 0], "existing accounts are used");
+    let binding = kube.json(["clusterrolebinding", "weft-agent"]);
+    assert_eq!(binding["subjects"][0]["name"], "mine");
+    assert_eq!(kube.json(["configmap", "-n", "kube-system", "weft-extra"])["data"]["a"], "b");
     assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent", "daemonset.apps/weft-executor"]);
     let controllers = ["controller-ipam", "controller-services", "neutron"];
     assert_eq!(ours("deployment"), controllers.map(|name| format!("deployment.apps/weft-{name}")));
@@ -334,7 +392,13 @@ fn helm_admission_policies_equal_the_kustomizations() {
     );
     let agents = WORDS.map(|word| json!({ "agent": { "policy": word } }));
     let made = helm.template(&ports.into_iter().chain(agents).collect::<Vec<_>>());
-    let made = made.into_iter().map(|made| made.expect("objects")).collect::<Vec<_>>();
+    // The labels of a release are all that the objects of the kustomization lack.
+    let is_label = |line: &&str| {
+        *line == "  labels:" || RELEASE_LABELS.iter().any(|label| line.contains(&format!("    {label}: ")))
+    };
+    let plain =
+        |made: String| made.lines().filter(|line| !is_label(line)).collect::<Vec<_>>().join("\n") + "\n";
+    let made = made.into_iter().map(|made| plain(made.expect("objects"))).collect::<Vec<_>>();
     assert!(made[1].contains(&policy("neutron")), "{}", made[1]);
     assert!(made[4].contains(&policy("base")), "{}", made[4]);
     for without in [&made[0], &made[2], &made[3], &made[5]] {
@@ -390,6 +454,10 @@ fn helm_invalid_values_are_refused_by_name() {
         ("hotPlug.enabled", json!("yes"), "/hotPlug/enabled"),
         ("neutron.vifStore", json!("etcd"), "/neutron/vifStore"),
         ("ipam.replicas", json!(-1), "/ipam/replicas"),
+        ("ipam.serviceAccount.name", json!("Mine"), "/ipam/serviceAccount/name"),
+        ("install.set.namespaceIsolaton", json!(true), "namespaceIsolaton"),
+        ("install.set.delegateTimeout", json!(0), "/install/set/delegateTimeout"),
+        ("extraObjects", json!([{ "kind": "ConfigMap" }]), "/extraObjects"),
     ];
     let together = [
         json!({ "install": { "configuration": "{}", "set": { "builtin": "never" } } }),

@@ -13,6 +13,22 @@ app.kubernetes.io/name: weft
 app.kubernetes.io/component: {{ . }}
 {{- end -}}
 
+{{/* Labels of every object, not used in selectors: they change with a release. The argument is the chart's scope. */}}
+{{- define "weft.common" -}}
+app.kubernetes.io/name: weft
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: weft
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end -}}
+
+{{/* Labels of a workload: those of every object and its component. */}}
+{{- define "weft.workload" -}}
+{{ include "weft.common" .top }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
 {{/* Options of `weft install` for the paths of the node: a list, as JSON. */}}
 {{- define "weft.places" -}}
 {{- $words := list -}}
@@ -36,13 +52,17 @@ capabilities:
   add: [DAC_OVERRIDE]
 {{- end -}}
 
-{{/* ServiceAccount. The argument has its name and namespace. */}}
+{{/* ServiceAccount, unless an existing one is used. The argument has its name and namespace, and `own`. */}}
 {{- define "weft.account" -}}
+{{- if .own -}}
 apiVersion: v1
 kind: ServiceAccount
 metadata:
   name: {{ .name }}
   namespace: {{ .namespace }}
+  labels:
+    {{- include "weft.common" .top | nindent 4 }}
+{{- end -}}
 {{- end -}}
 
 {{/* Binding of the ClusterRole `role` to an account. */}}
@@ -51,6 +71,8 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
   name: {{ .role }}
+  labels:
+    {{- include "weft.common" .top | nindent 4 }}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: ClusterRole
@@ -61,17 +83,19 @@ subjects:
     namespace: {{ .namespace }}
 {{- end -}}
 
-{{/* Binding of the Role with the account's name to the account, in its namespace. */}}
+{{/* Binding of the Role `role` to the account, in its namespace. */}}
 {{- define "weft.here" -}}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
-  name: {{ .name }}
+  name: {{ .role }}
   namespace: {{ .namespace }}
+  labels:
+    {{- include "weft.common" .top | nindent 4 }}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: Role
-  name: {{ .name }}
+  name: {{ .role }}
 subjects:
   - kind: ServiceAccount
     name: {{ .name }}
@@ -101,6 +125,8 @@ kind: NetworkPolicy
 metadata:
   name: {{ $.name }}
   namespace: {{ $.top.Release.Namespace }}
+  labels:
+    {{- include "weft.common" $.top | nindent 4 }}
 spec:
   podSelector:
     matchLabels:
@@ -115,4 +141,39 @@ spec:
   {{- end }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* PodDisruptionBudget of a controller: a drain waits until the other replica runs. The argument is that of `weft.shield`. */}}
+{{- define "weft.budget" -}}
+{{- if .top.Values.podDisruptionBudget.enabled }}
+---
+apiVersion: {{ ternary "policy/v1" "policy/v1beta1" (semverCompare ">=1.21-0" .top.Capabilities.KubeVersion.Version) }}
+kind: PodDisruptionBudget
+metadata:
+  name: {{ .name }}
+  namespace: {{ .top.Release.Namespace }}
+  labels:
+    {{- include "weft.common" .top | nindent 4 }}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels:
+      {{- include "weft.labels" .component | nindent 6 }}
+{{- end }}
+{{- end -}}
+
+{{/* Affinity of a controller: that of its values, else replicas on different nodes. The argument has both. */}}
+{{- define "weft.affinity" -}}
+{{- with .affinity -}}
+{{ toYaml . }}
+{{- else -}}
+podAntiAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels:
+            app.kubernetes.io/component: {{ .component }}
+{{- end -}}
 {{- end -}}
