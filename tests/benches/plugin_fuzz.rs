@@ -19,21 +19,21 @@
     reason = "a tool prints, and fails by panicking"
 )]
 
-mod plugin_fuzz {
-    pub(crate) mod generate;
-    pub(crate) mod known;
-}
+#[path = "plugin_fuzz/generate.rs"]
+mod generate;
 #[expect(dead_code, reason = "the lane `peer` also prints differences")]
 #[path = "../peer/reference_plugins/kernel_state.rs"]
 mod kernel_state;
+#[path = "plugin_fuzz/known.rs"]
+mod known;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 
+use generate::{Chain, generate};
 use kernel_state::{Placeholders, kernel_state};
-use plugin_fuzz::generate::{Chain, generate};
-use plugin_fuzz::known::{Difference, reason};
+use known::{Difference, reason};
 use rig::peers::go_plugins;
 use rig::with;
 use serde_json::{Value, json};

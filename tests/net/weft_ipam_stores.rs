@@ -174,8 +174,8 @@ fn locked_address_store_is_waited_for_once_and_its_holder_named() {
     let (host, pod) = world();
     let conf = config("net", "weft-ipam", &json!({ "range": "10.1.2.0/29" }));
     container(&host, &pod, "weft-ipam", "c1").add(&conf).success();
-    let ledger = "/var/lib/weft/ipam/10.1.2.0-29/ledger";
-    let locked = host.command("flock").args([ledger, "sleep", "300"]).start_tied();
+    let store = "/var/lib/weft/ipam/10.1.2.0-29/ledger";
+    let locked = host.command("flock").args([store, "sleep", "300"]).start_tied();
     // A second wait would exceed the deadline.
     let waiting =
         host.command("/opt/cni/bin/weft-ipam").clean_environment().deadline(Duration::from_secs(55));
@@ -229,7 +229,7 @@ fn whereabouts_configurations_that_whereabouts_accepts_work() {
 }
 
 #[test]
-fn whereabouts_name_is_served_only_where_weft_is_installed_under_it() {
+fn whereabouts_name_is_served_only_if_weft_is_installed_as_it() {
     let host = host!(Feature::Bridge);
     let cluster = Cluster::new(&host);
     let ipam = json!({ "type": "whereabouts", "store": "file", "range": "10.9.0.0/24", "quarantine": 0 });
