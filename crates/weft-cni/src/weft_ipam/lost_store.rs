@@ -4,59 +4,20 @@
 //!   ADD ──► no store ──► journal: addresses of living sandboxes ──► regained ──► block added ──► held by their owners
 //! ```
 //!
-//! - The journal is read only when a store is created. A node without such sandboxes gets no file.
-//! - A sandbox whose namespace does not exist any more has no address.
-//! - The addresses belong to their owners again, so that their DEL releases them.
+//! The addresses belong to their owners again, so that their DEL releases them. [`super::living_addresses`] writes the file.
 
 use std::fs;
 use std::io::{self, Read};
-use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 
 use cni::Error;
-use cni::name::IfName;
 use ipam::BlockLease;
 use ipam::address_store::Slot;
-use npwg::plan::PodIdentity;
-use rpc::journal::{self, Entry, State};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
+use super::living_addresses::{REGAINED, RegainedAddress};
 use super::store::{Owner, Store, now, owner_tag};
-use plugin_config::weft_ipam::pool_names;
 
-/// Name of the file.
-const REGAINED: &str = "regained";
 /// Largest length of the file.
 const LENGTH_MAX: u64 = 16 << 20;
-
-/// Address of a living sandbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct RegainedAddress {
-    ip: IpAddr,
-    network: String,
-    container: String,
-    ifname: IfName,
-    set: usize,
-    pod: PodIdentity,
-}
-
-/// Writes the addresses of this pool that living sandboxes have, for a store that is about to be created.
-pub(super) fn prepare(directory: &Path) -> io::Result<()> {
-    let Some(pool) = directory.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
-    let found = addresses(&Path::new(journal::DIRECTORY).join(journal::ENTRIES), pool);
-    if found.is_empty() {
-        return Ok(());
-    }
-    let text = serde_json::to_vec(&found)?;
-    let temporary = directory.join(".regained.new");
-    let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    io::Write::write_all(&mut file, &text)?;
-    file.sync_all()?;
-    fs::rename(temporary, directory.join(REGAINED))
-}
 
 /// Holds the regained addresses of new blocks.
 pub(super) fn restore(store: &mut Store, leases: &[BlockLease]) -> Result<(), Error> {
@@ -93,43 +54,4 @@ pub(super) fn restore(store: &mut Store, leases: &[BlockLease]) -> Result<(), Er
         store.write(&edits)?;
     }
     Ok(())
-}
-
-/// Returns the addresses of a pool that living sandboxes of the journal have. Unreadable entries are left out.
-fn addresses(entries: &Path, pool: &str) -> Vec<RegainedAddress> {
-    let files = fs::read_dir(entries).into_iter().flatten().flatten().map(|entry| entry.path());
-    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
-    let read = files.filter_map(|path| {
-        let mut bytes = Vec::new();
-        fs::File::open(path).ok()?.take(journal::ENTRY_MAX).read_to_end(&mut bytes).ok()?;
-        Entry::read(&bytes).ok()
-    });
-    let living = read.filter(|entry| Path::new(&entry.netns).exists());
-    living.flat_map(|entry| addresses_of(&entry, pool)).collect()
-}
-
-fn addresses_of(entry: &Entry, pool: &str) -> Vec<RegainedAddress> {
-    let mut found = Vec::new();
-    for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {
-        let result = attachment.result.as_ref().filter(|_| attachment.state == State::Attached);
-        let result = result.and_then(|result| serde_json::from_str::<Value>(result.get()).ok());
-        let ips = result.iter().flat_map(|result| result["ips"].as_array().into_iter().flatten());
-        let ips = ips.filter_map(|ip| ip["address"].as_str()?.split('/').next()?.parse::<IpAddr>().ok());
-        let ips: Vec<IpAddr> = ips.collect();
-        if ips.is_empty() {
-            continue;
-        }
-        for (set, name, range) in pool_names(&delegate.config) {
-            let in_range = ips.iter().filter(|ip| name == pool && range.contains(*ip));
-            found.extend(in_range.map(|ip| RegainedAddress {
-                ip: *ip,
-                network: delegate.config_name.to_string(),
-                container: entry.container_id.to_string(),
-                ifname: delegate.ifname.clone(),
-                set,
-                pod: entry.plan.pod.clone(),
-            }));
-        }
-    }
-    found
 }

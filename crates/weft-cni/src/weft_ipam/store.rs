@@ -5,7 +5,7 @@
 //!     ledger                0600  see [`ipam::address_store`]; an operation holds its flock(2)
 //!     owners                0600  owner of each address, for people and GC: a record for each slot
 //!     synced                0600  progress of disk synchronization: see [`super::sync_rounds`]
-//!     regained              0600  addresses of living sandboxes when it was created: see [`super::lost_store`]
+//!     regained              0600  addresses of living sandboxes when it was created: see [`super::living_addresses`]
 //!     released              0600  releases while the store was unreadable: see [`super::deferred_releases`]
 //! ```
 //!
@@ -32,7 +32,7 @@ use plugin_support::hash::hashed;
 use plugins::ipam::host_local::store::when_locked;
 
 use super::owners::{OWNERS, RECORD};
-use super::{deferred_releases, lost_store, sync_rounds};
+use super::{deferred_releases, living_addresses, sync_rounds};
 
 /// Name of the store's file.
 const STORE_FILE: &str = "ledger";
@@ -175,7 +175,7 @@ impl Store {
         let is_empty = length == 0;
         if is_empty && owners.metadata().is_ok_and(|owners| owners.len() == 0) {
             let addresses = AddressStore::new(current);
-            lost_store::prepare(directory)
+            living_addresses::prepare(directory)
                 .map_err(|cause| OpenError::Other(failed(directory, "write", &cause)))?;
             begin(&file, directory, &addresses)
                 .map_err(|cause| OpenError::Other(failed(&path, "write", &cause)))?;
