@@ -1,7 +1,7 @@
 //! Cost of a pod for the agent of a node that holds many sandboxes already.
 //!
-//! - Processor time of the agent is counted for its threads, in nanoseconds. Its share until everything is told includes the
-//!   writes of network-status and Events, which follow the calls. All is told when the agent has nothing more to do.
+//! - Processor time of the agent is counted for its threads, in nanoseconds. Its share until everything is published includes the
+//!   writes of network-status and Events, which follow the calls. All is published when the agent has nothing more to do.
 //! - A status is readable when the API server has accepted it.
 //!
 //! Source: proc(5), `/proc/PID/task/TID/schedstat`.
@@ -25,7 +25,7 @@ const MEASURED: usize = 64;
 const ROUNDS: usize = 3;
 /// Number of concurrent calls.
 const AT_ONCE: usize = 4;
-/// Interval in which an agent without work uses at most [`QUIET_MAX`]; all is told after two of them.
+/// Interval in which an agent without work uses at most [`QUIET_MAX`]; all is published after two of them.
 const QUIET: Duration = Duration::from_millis(700);
 const QUIET_MAX: Duration = Duration::from_millis(4);
 
@@ -52,7 +52,7 @@ pub(crate) fn measure(agent: &Agent, counts: &[usize]) {
         subjects.map(|(name, uid)| Subject { pod: agent.machine.pod(&name), name, uid }).collect();
     let (measured, held) = subjects.split_at(MEASURED);
     println!(
-        "| sandboxes held | pods/s | agent, during the calls | agent, until all is told | all statuses readable after |\n|---|---|---|---|---|"
+        "| sandboxes held | pods/s | agent, during the calls | agent, until all is published | all statuses readable after |\n|---|---|---|---|---|"
     );
     let mut attached = 0;
     for &count in counts {
@@ -72,7 +72,7 @@ pub(crate) fn measure(agent: &Agent, counts: &[usize]) {
     }
 }
 
-/// Attaches the measured pods, waits until all is told, and detaches them.
+/// Attaches the measured pods, waits until all is published, and detaches them.
 fn round(agent: &Agent, measured: &[Subject]) -> Round {
     let written = || agent.metric("weft_status_updates_total{outcome=\"written\"}").unwrap_or_default();
     let wanted = written() + measured.len() as f64;
