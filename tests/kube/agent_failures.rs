@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rig::agent::node_configuration;
-use rig::cluster::bridge;
+use rig::cluster::{bridge, recording};
 use rig::machine::until;
 use rig::{Agent, Machine, assert_refused};
 use serde_json::{Value, json};
@@ -159,8 +159,7 @@ fn released_addresses_delay_no_add_while_the_api_hangs() {
 #[test]
 fn agent_killed_after_the_plan_status_follows_from_successor() {
     let agent = node!();
-    let slow =
-        rig::cluster::recording("slow", "one", &json!({ "ADD": [{ "do": "sleep", "milliseconds": 2000 }] }));
+    let slow = recording("slow", "one", &json!({ "ADD": [{ "do": "sleep", "milliseconds": 2000 }] }));
     agent.machine.install(&testkit::binary("weft-test-plugin"), &["one"]);
     agent.machine.write(rig::cluster::RECORD, "");
     agent.definition("slow", &json!({}), &slow);
@@ -474,4 +473,44 @@ fn agent_start_without_api_reports_what_it_waits_for() {
     let lines: Vec<Value> =
         log[earlier..].lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
     assert!(lines.iter().all(|line| line["level"].is_string() && line["timestamp"].is_string()), "{log}");
+}
+
+#[test]
+fn failed_calls_are_logged_counted_and_events_of_the_pod() {
+    let agent = node!();
+    agent.machine.install(&testkit::binary("weft-test-plugin"), &["two"]);
+    agent.machine.write(rig::cluster::RECORD, "");
+    let failing = |verb: &str, message: &str| {
+        let instructions = json!({ verb: [{ "do": "fail", "code": 123, "message": message }] });
+        agent.definition(verb.to_lowercase().as_str(), &json!({}), &recording("x", "two", &instructions));
+    };
+    failing("ADD", "no room at all");
+    failing("DEL", "cannot leave");
+    let config = node_configuration();
+    let event = |pod: &str, start: &str| {
+        until(start, || agent.events(pod).into_iter().find(|event| event.starts_with(start)))
+    };
+    let pods = [("refused", "add"), ("stuck", "del"), ("missing", "nowhere")];
+    let [refused, stuck, missing] =
+        pods.map(|(name, network)| (agent.machine.pod(name), name, agent.pod(name, &select(network))));
+    let call = |(pod, name, uid): &(Pod, &str, String)| agent.attachment(pod, name, uid);
+    assert_refused("ADD", &call(&refused).add(&config), 123, &["no room at all"]);
+    assert!(event("refused", "AttachFailed ").contains("no room at all"));
+    call(&stuck).add(&config).success();
+    assert_refused("DEL", &call(&stuck).del(&config), 123, &["cannot leave"]);
+    assert!(event("stuck", "DetachFailed ").contains("cannot leave"));
+    // A refused plan has one Event and one line in the log.
+    assert_refused("plan", &call(&missing).add(&config), 7, &["blue/nowhere"]);
+    let counted = |labels: &str| agent.metric(&format!("weft_failed_calls_total{{{labels}}} "));
+    let plan = "verb=\"ADD\",code=\"7\",reason=\"plan\"";
+    until("the refused plan is counted", || counted(plan).filter(|count| *count == 1.0));
+    for verb in ["ADD", "DEL"] {
+        assert_eq!(counted(&format!("verb=\"{verb}\",code=\"plugin\",reason=\"plugin\"")), Some(1.0));
+    }
+    let events = agent.events("missing");
+    assert!(events.len() == 1 && events[0].starts_with("NoNetworkFound "), "{events:?}");
+    let log = agent.log();
+    let failures: Vec<&str> = log.lines().filter(|line| line.contains("call of weft-cni failed")).collect();
+    assert_eq!(failures.len(), 2, "{failures:?}");
+    assert!(failures[0].contains("WARN") && failures[0].contains("no room at all"), "{failures:?}");
 }

@@ -26,6 +26,7 @@ mod dhcp_v6;
 mod doctor;
 mod dummy;
 mod firewall;
+mod history;
 mod host_device;
 mod host_local;
 mod host_ports;

@@ -149,6 +149,7 @@ pub const ROWS: &[Row] = &[
     row("docs/commands.md", "sudo weft detach", Way::Host(ATTACHED)),
     row("docs/commands.md", "sudo weft check", Way::Host(ATTACHED)),
     row("docs/commands.md", "sudo weft list", Way::Host(ATTACHED)),
+    row("docs/commands.md", "sudo weft history", Way::Host(ATTACHED)),
     row(
         "docs/commands.md",
         "sudo weft doctor",

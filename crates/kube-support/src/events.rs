@@ -197,6 +197,12 @@ impl Events {
         self.send(&identity(pod), event);
     }
 
+    /// Sends an Event: a pod could not be attached or detached.
+    pub fn call_failed(&self, pod: &PodIdentity, reason: EventReason, why: &str) {
+        let action = if reason == EventReason::DetachFailed { "Detach" } else { "Attach" };
+        self.send(pod, EventText::new(EventType::Warning, reason, action, why));
+    }
+
     /// Sends the Events of an attached sandbox.
     pub fn attached(&self, entry: &Entry) {
         of(entry).into_iter().for_each(|event| self.send(&entry.plan.pod, event));
@@ -208,6 +214,10 @@ impl Events {
 pub enum EventReason {
     /// An interface was attached.
     AddedInterface,
+    /// A pod could not be attached.
+    AttachFailed,
+    /// A pod could not be detached.
+    DetachFailed,
     /// A pod's network annotation was invalid and was ignored.
     AnnotationIgnored,
     /// No plugin declares the capability that a request needs.
@@ -273,6 +283,8 @@ impl EventReason {
     pub fn as_str(self) -> &'static str {
         match self {
             EventReason::AddedInterface => "AddedInterface",
+            EventReason::AttachFailed => "AttachFailed",
+            EventReason::DetachFailed => "DetachFailed",
             EventReason::AnnotationIgnored => "AnnotationIgnored",
             EventReason::CapabilityMissing => "CapabilityMissing",
             EventReason::InterfaceDrifted => "InterfaceDrifted",

@@ -3,6 +3,9 @@
 //! A role is ready when every cache was filled once and its socket listens. Otherwise `/readyz` lists what is missing,
 //! with the reason. A later loss of the API server does not make it unready, because the last known state is served.
 
+mod metrics_format;
+mod process_metrics;
+
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
@@ -12,6 +15,7 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -22,6 +26,7 @@ use tokio::task::JoinHandle;
 use tracing::warn;
 
 use cli_support::failure::Failure;
+use metrics_format::MetricsFormat;
 
 /// Timeout for the headers of a request.
 const HEADERS_MAX: Duration = Duration::from_secs(1);
@@ -32,7 +37,7 @@ const CONNECTIONS_MAX: usize = 64;
 
 /// Source of the metrics and the readiness.
 pub trait HealthStatus: Send + Sync + 'static {
-    /// Returns the metrics in the Prometheus text format.
+    /// Returns the metrics in OpenMetrics or in the text format of Prometheus. Those of the process are added to them.
     fn page(&self) -> String;
     /// Returns what is missing; empty if the role is ready.
     fn waits_for(&self) -> Vec<String>;
@@ -90,8 +95,14 @@ pub async fn serve(listener: TcpListener, status: Arc<impl HealthStatus>) {
 }
 
 fn answer(request: &Request<Incoming>, health: &impl HealthStatus) -> Response<Full<Bytes>> {
+    let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let format = MetricsFormat::accepted(accept);
+    let mut content_type = "text/plain; charset=utf-8";
     let (status, text) = match request.uri().path() {
-        "/metrics" => (StatusCode::OK, health.page()),
+        "/metrics" => {
+            content_type = format.content_type();
+            (StatusCode::OK, format.render(&(health.page() + "\n" + &process_metrics::page())))
+        }
         "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
         "/readyz" => match health.waits_for().as_slice() {
             [] => (StatusCode::OK, "ok\n".to_owned()),
@@ -101,6 +112,7 @@ fn answer(request: &Request<Incoming>, health: &impl HealthStatus) -> Response<F
     };
     let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 
@@ -115,12 +127,39 @@ mod tests {
 
     impl HealthStatus for Ready {
         fn page(&self) -> String {
-            String::new()
+            "# HELP weft_x X.\n# TYPE weft_x counter\nweft_x_total 1\n# EOF\n".to_owned()
         }
 
         fn waits_for(&self) -> Vec<String> {
             Vec::new()
         }
+    }
+
+    #[test]
+    fn metrics_page_has_the_content_type_of_its_format() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let listener = runtime.block_on(bind((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || runtime.block_on(serve(listener, Arc::new(Ready))));
+        let get = |path: &str, accept: &str| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nAccept: {accept}\r\n\r\n");
+            stream.write_all(request.as_bytes()).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
+        };
+        let open = get("/metrics", "application/openmetrics-text;version=1.0.0");
+        assert!(
+            open.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"),
+            "{open}"
+        );
+        assert!(open.contains("# TYPE weft_x counter\n") && open.ends_with("# EOF\n"), "{open}");
+        assert!(open.contains("process_cpu_seconds_total ") && open.contains("weft_build_info{"), "{open}");
+        let text = get("/metrics", "*/*");
+        assert!(text.contains("content-type: text/plain; version=0.0.4; charset=utf-8\r\n"), "{text}");
+        assert!(text.contains("# TYPE weft_x_total counter\n") && !text.contains("# EOF"), "{text}");
+        assert!(get("/healthz", "*/*").contains("content-type: text/plain; charset=utf-8\r\n"));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::drift::{CheckOutcome, Drift};
 use super::planner::{Planner, pod_key};
 use crate::block_provider::BlockProvider;
 use crate::hot_plug::HotPlug;
+use crate::network_info;
 use cli_support::activity::{Busy, Call};
 use cri::runtime_sandboxes::RuntimeSandboxes;
 use kube_support::health::HealthStatus;
@@ -146,7 +147,7 @@ impl HealthStatus for AgentState {
         for (state, count) in self.sandboxes.counts() {
             self.metrics.sandboxes(state, count);
         }
-        self.metrics.page()
+        self.metrics.page() + "\n" + &network_info::page(&self.sandboxes)
     }
 }
 

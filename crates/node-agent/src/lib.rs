@@ -17,9 +17,11 @@
 mod agent_state;
 mod block_leases;
 mod block_provider;
+mod call_failures;
 mod device_facts;
 mod drift;
 mod hot_plug;
+mod network_info;
 mod network_sync;
 mod neutron_ports;
 mod planner;
@@ -162,6 +164,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let agent = Arc::new(AgentState::new(&client, node_name, pod_resources.clone(), &config, telemetry));
     background.begin("HTTP server", health::serve(listener, Arc::clone(&agent)));
     follow_addresses(&client, node_name, address_stores, &agent, &background);
+    background.begin("failures of calls", call_failures::follow(Arc::clone(&agent), directory.clone()));
     background.begin("unattached pods", unattached_pods::follow(Arc::clone(&agent), Arc::clone(&sandboxes)));
     let publisher = background
         .begin("network-status publisher", StatusPublisher::new(client, Arc::clone(&agent), sandboxes).run());

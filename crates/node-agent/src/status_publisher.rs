@@ -163,13 +163,13 @@ impl StatusPublisher {
     fn begin_due(&mut self) {
         self.queue.wake(Instant::now());
         while self.writes.len() < PARALLEL {
-            let Some(uid) = self.queue.take() else { return };
-            self.look_at(uid);
+            let Some((uid, since)) = self.queue.take() else { return };
+            self.look_at(uid, since);
         }
     }
 
-    /// Begins the write for a pod if it is due.
-    fn look_at(&mut self, uid: String) {
+    /// Begins the write for a pod if it is due. The pod has been in the queue since `since`.
+    fn look_at(&mut self, uid: String, since: Instant) {
         let Some(container) = self.of_pods.newest(&uid) else { return };
         let Some(sandbox) = self.sandboxes.find(container) else { return };
         let (container, entry) = (container.clone(), sandbox.entry);
@@ -177,7 +177,7 @@ impl StatusPublisher {
         let Some(pod) = pod.filter(|pod| pod.uid == entry.plan.pod.uid) else { return };
         let Ok(text) = status::render(&entry.network_status) else { return };
         match self.due(&container, &pod, &text, Instant::now()) {
-            Due::Write => self.begin(container, entry, text),
+            Due::Write => self.begin(container, entry, text, since),
             Due::At(time) => self.queue.add_at(time, uid),
             Due::Nothing => {}
         }
@@ -204,7 +204,7 @@ impl StatusPublisher {
         }
     }
 
-    fn begin(&mut self, container: ContainerId, entry: Arc<Entry>, text: String) {
+    fn begin(&mut self, container: ContainerId, entry: Arc<Entry>, text: String, since: Instant) {
         let times = match self.states.get(&container) {
             Some(WriteState::Waiting { times, .. }) => *times,
             _ => 0,
@@ -215,7 +215,8 @@ impl StatusPublisher {
             agent.planner.events.attached(&entry);
         }
         self.writes.spawn(async move {
-            agent.busy.quiet(DELAY_MAX).await;
+            // A pod that has waited for other writes is not delayed again.
+            agent.busy.quiet(DELAY_MAX.saturating_sub(since.elapsed())).await;
             let (started, began) = (Instant::now(), SystemTime::now());
             let written = status_write::write(client, &entry.plan.pod, text).await;
             let outcome = match &written {

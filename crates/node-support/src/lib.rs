@@ -6,6 +6,7 @@ pub mod address_store;
 pub mod agent_server;
 pub mod client_probe;
 pub mod frame_io;
+pub mod history;
 pub mod journal_reader;
 pub mod listener;
 pub mod metrics;

@@ -5,6 +5,7 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use cni::code;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -49,6 +50,31 @@ struct State {
     state: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FailedCall {
+    verb: &'static str,
+    code: &'static str,
+    reason: &'static str,
+}
+
+/// Values of the label `verb`.
+const VERBS: [&str; 8] = ["ADD", "DEL", "CHECK", "GC", "take-down", "check", "change", "publish"];
+/// Values of the label `reason` besides `plugin`: stages of a call.
+const REASONS: [&str; 12] = [
+    "configuration",
+    "ready",
+    "lock",
+    "leftovers",
+    "plan",
+    "journal",
+    "links",
+    "verify",
+    "entry",
+    "check",
+    "collect",
+    "task",
+];
+
 #[derive(Clone, Copy, Debug)]
 struct Seconds;
 
@@ -83,6 +109,7 @@ pub struct Metrics {
     /// Number of requests to the API server for address management.
     pub address_requests: Counter,
     changes: Family<Outcome, Counter>,
+    failed_calls: Family<FailedCall, Counter>,
     drifted: Gauge,
     unattached: Gauge,
     /// Number of trace spans.
@@ -108,6 +135,7 @@ impl Default for Metrics {
             allocations: Family::default(),
             address_requests: Counter::default(),
             changes: Family::default(),
+            failed_calls: Family::default(),
             drifted: Gauge::default(),
             unattached: Gauge::default(),
             spans: Spans::default(),
@@ -172,6 +200,11 @@ impl Metrics {
             "hot_plug_changes",
             "Number of changes to the networks of running pods, by outcome",
             self.changes.clone(),
+        );
+        registry.register(
+            "failed_calls",
+            "Number of failed calls and tasks of weft-cni, by verb, CNI code and reason",
+            self.failed_calls.clone(),
         );
         registry.register("trace_spans", "Number of trace spans exported, by outcome", self.spans.0.clone());
     }
@@ -264,6 +297,18 @@ impl Metrics {
         self.changes.get_or_create(&Outcome { outcome }).inc();
     }
 
+    /// Counts a failed call or task. `stage` is the stage that failed, or the name of a plugin.
+    pub fn call_failed(&self, verb: &str, code: u32, stage: &str) {
+        let known =
+            |values: &[&'static str], text: &str| values.iter().find(|value| **value == text).copied();
+        let call = FailedCall {
+            verb: known(&VERBS, verb).unwrap_or("other"),
+            code: code_label(code),
+            reason: known(&REASONS, stage).unwrap_or("plugin"),
+        };
+        self.failed_calls.get_or_create(&call).inc();
+    }
+
     /// Sets the number of sandboxes with drift.
     pub fn drifted(&self, count: usize) {
         self.drifted.set(i64::try_from(count).unwrap_or(i64::MAX));
@@ -294,6 +339,26 @@ impl Metrics {
     }
 }
 
+/// Returns the label of a CNI code: the number of a well-known one, else `plugin` (from 100) or `other`.
+fn code_label(number: u32) -> &'static str {
+    match number {
+        code::INCOMPATIBLE_VERSION => "1",
+        code::UNSUPPORTED_FIELD => "2",
+        code::UNKNOWN_CONTAINER => "3",
+        code::INVALID_ENVIRONMENT => "4",
+        code::IO_FAILURE => "5",
+        code::DECODING_FAILURE => "6",
+        code::INVALID_CONFIG => "7",
+        code::INVALID_NETNS => "8",
+        code::TRY_AGAIN_LATER => "11",
+        code::NOT_AVAILABLE => "50",
+        code::LIMITED_CONNECTIVITY => "51",
+        code::INTERNAL => "999",
+        100.. => "plugin",
+        _ => "other",
+    }
+}
+
 fn seconds(microseconds: u64) -> f64 {
     Duration::from_micros(microseconds).as_secs_f64()
 }
@@ -321,6 +386,10 @@ mod tests {
         report.attachments = (0..200).map(|n| tried(&format!("x{n}"), None)).collect();
         metrics.reported(&report);
         metrics.cache("pods", 7, Duration::from_secs(2));
+        for number in 0..2000 {
+            metrics.call_failed(&format!("V{number}"), number, &format!("plugin-{number}"));
+        }
+        metrics.call_failed("ADD", 7, "plan");
         let page = metrics.page();
         for line in [
             r#"weft_plan_requests_total{outcome="planned"} 1"#,
@@ -328,10 +397,13 @@ mod tests {
             r#"weft_attachments_total{plugin="macvlan",outcome="failed"} 1"#,
             r#"weft_attachment_duration_seconds_count{plugin="bridge"} 1"#,
             r#"weft_cache_objects{resource="pods"} 7"#,
+            r#"weft_failed_calls_total{verb="ADD",code="7",reason="plan"} 1"#,
+            r#"weft_failed_calls_total{verb="other",code="11",reason="plugin"} 1"#,
             r#"weft_cache_age_seconds{resource="pods"} 2.0"#,
         ] {
             assert!(page.contains(line), "{line} is not in\n{page}");
         }
+        assert_eq!(page.matches("weft_failed_calls_total{").count(), 15, "twelve codes, two other, one call");
         assert!(page.contains(r#"plugin="other""#) && !page.contains(r#"plugin="x199""#));
     }
 }

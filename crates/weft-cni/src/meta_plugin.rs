@@ -19,6 +19,7 @@ mod change;
 mod detach;
 mod devices;
 mod gc;
+mod history;
 pub mod import_entry;
 mod journal;
 mod lock;
@@ -50,6 +51,7 @@ use rpc::plan::{AttachmentReport, PlanReport, PluginCall};
 
 use crate::plugin_invoker::{self, PluginInvoker, Run};
 use agent::PlannedSandbox;
+use history::CallRecorder;
 use journal::Journal;
 use lock::Lock;
 
@@ -66,22 +68,73 @@ struct Node {
 }
 
 impl Weft {
-    fn add_sandbox(&self, request: &Attach) -> Result<Success, Error> {
+    /// Plans and attaches a sandbox; the caller holds its lock.
+    fn attach(&self, node: &Node, request: &Attach, recorder: &mut CallRecorder) -> Result<Success, Error> {
+        let Attach { who, netns, call } = request;
+        let (started, netns) = (Instant::now(), netns.display().to_string());
+        recorder.stage("leftovers");
+        clear_leftovers(node, who)?;
+        recorder.stage("plan");
+        let sandbox = Sandbox { container: who.container.clone(), ifname: who.ifname.clone() };
+        let mut planned = planning::plan(&node.configuration, call, &sandbox, self.0)?;
+        let receiver = planned.take_report_receiver();
+        node.invoker.start_recording();
+        let PlannedSandbox { plan, tasks, .. } = planned;
+        logging::plan(&plan);
+        for warning in &plan.warnings {
+            log!("weft: {}", warning.fault);
+        }
+        let mut entry = Entry {
+            version: record::VERSION,
+            network: call.config.name.to_string(),
+            container_id: who.container.clone(),
+            namespace: namespace::identify(&netns)?,
+            netns,
+            ifname: who.ifname.clone(),
+            args: call.args().to_owned(),
+            path: node.path.clone(),
+            attachments: vec![record::Attachment::default(); plan.delegates.len()],
+            plan,
+            network_status: Vec::new(),
+            complete: false,
+            changing: false,
+        };
+        recorder.attach(&entry.plan.delegates);
+        recorder.pod(&entry.plan.pod);
+        let attached = attach::attach(&node.journal, &node.invoker, &mut entry);
+        let runs = node.invoker.take_runs();
+        if receiver.is_connected() {
+            receiver.report(report(&entry, &runs, started, attached.as_ref().err()));
+        }
+        recorder.runs(runs);
+        if !tasks.is_empty() {
+            tasks::run_later(call, self.0, tasks);
+        }
+        attached
+    }
+
+    fn add_recorded(&self, request: &Attach, recorder: &mut CallRecorder) -> Result<Success, Error> {
         let Attach { who, netns: _, call } = request;
         let node = self.node(call)?;
+        recorder.journal(&node.journal);
+        recorder.stage("ready");
         readiness::wait(&node.configuration)?;
+        recorder.stage("lock");
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
-        let attached = self.attach(&node, request);
+        let attached = self.attach(&node, request, recorder);
         if attached.is_err() && node.journal.read(&who.container).is_ok_and(|entry| entry.is_none()) {
             lock.retire();
         }
         attached
     }
 
-    fn del_sandbox(&self, request: &Detach) -> Result<(), Error> {
+    fn del_recorded(&self, request: &Detach, recorder: &mut CallRecorder) -> Result<(), Error> {
         let Detach { who, netns, call } = request;
         let node = self.node_of_journal(call)?;
+        recorder.journal(&node.journal);
+        recorder.stage("lock");
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
+        recorder.stage("entry");
         let Some(mut entry) = node.journal.read(&who.container)? else {
             // The entry is written before the first effect, so without an entry weft attached nothing, or the entry was lost.
             node.journal.remove(&who.container)?;
@@ -104,15 +157,23 @@ impl Weft {
             }
         }
         entry.path = join_path(&entry.path, &node.path);
-        detach::take_down(&node.journal, &node.invoker, &mut entry)?;
+        recorder.pod(&entry.plan.pod);
+        recorder.detach(&entry.plan.delegates);
+        node.invoker.start_recording();
+        let detached = detach::take_down(&node.journal, &node.invoker, &mut entry);
+        recorder.runs(node.invoker.take_runs());
+        detached?;
         lock.retire();
         Ok(())
     }
 
-    fn check_sandbox(&self, request: &Attach) -> Result<(), Error> {
+    fn check_recorded(&self, request: &Attach, recorder: &mut CallRecorder) -> Result<(), Error> {
         let Attach { who, netns, call } = request;
         let node = self.node_of_journal(call)?;
+        recorder.journal(&node.journal);
+        recorder.stage("lock");
         let lock = Lock::acquire(node.journal.directory(), &who.container)?;
+        recorder.stage("check");
         let Some(mut entry) = node.journal.read(&who.container)? else {
             lock.retire();
             let why = format!("sandbox {} is not attached", who.container);
@@ -131,45 +192,29 @@ impl Weft {
         check_all(&node.invoker, &entry)
     }
 
-    /// Plans and attaches a sandbox; the caller holds its lock.
-    fn attach(&self, node: &Node, request: &Attach) -> Result<Success, Error> {
-        let Attach { who, netns, call } = request;
-        let (started, netns) = (Instant::now(), netns.display().to_string());
-        clear_leftovers(node, who)?;
-        let sandbox = Sandbox { container: who.container.clone(), ifname: who.ifname.clone() };
-        let mut planned = planning::plan(&node.configuration, call, &sandbox, self.0)?;
-        let receiver = planned.take_report_receiver();
-        if receiver.is_connected() {
-            node.invoker.start_recording();
+    /// Runs a call and appends its record to the history.
+    fn recorded<T>(
+        &self,
+        verb: &str,
+        call: &Call,
+        who: Option<&Attachment>,
+        work: impl FnOnce(&mut CallRecorder) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut recorder = CallRecorder::begin(verb, planning::named(call.args()));
+        if let Some(Attachment { container, ifname }) = who {
+            recorder.sandbox(container, ifname);
         }
-        let PlannedSandbox { plan, tasks, .. } = planned;
-        logging::plan(&plan);
-        for warning in &plan.warnings {
-            log!("weft: {}", warning.fault);
+        recorder.stage("configuration");
+        let done = work(&mut recorder);
+        if let Some(who) = who {
+            logging::outcome(verb, who, &done);
         }
-        let mut entry = Entry {
-            version: record::VERSION,
-            network: call.config.name.to_string(),
-            container_id: who.container.clone(),
-            namespace: namespace::identify(&netns)?,
-            netns,
-            ifname: who.ifname.clone(),
-            args: call.args().to_owned(),
-            path: node.path.clone(),
-            attachments: vec![record::Attachment::default(); plan.delegates.len()],
-            plan,
-            network_status: Vec::new(),
-            complete: false,
-            changing: false,
-        };
-        let attached = attach::attach(&node.journal, &node.invoker, &mut entry);
-        if receiver.is_connected() {
-            receiver.report(report(&entry, &node.invoker.take_runs(), started, attached.as_ref().err()));
-        }
-        if !tasks.is_empty() {
-            tasks::run_later(call, self.0, tasks);
-        }
-        attached
+        recorder.finish(done.as_ref().err(), || {
+            let node = NodeConfiguration::of_journal(call.config.bytes(), self.0);
+            let directory = node.ok().and_then(|node| node.cni_dir);
+            directory.unwrap_or_else(|| record::DIRECTORY.to_owned()).into()
+        });
+        done
     }
 
     fn node(&self, call: &Call) -> Result<Node, Error> {
@@ -222,26 +267,27 @@ impl Plugin for Weft {
     }
 
     fn add(&self, request: &Attach, _: &dyn Invoke) -> Result<Success, Error> {
-        let attached = self.add_sandbox(request);
-        logging::outcome("ADD", &request.who, &attached);
-        attached
+        let Attach { who, netns: _, call } = request;
+        self.recorded("ADD", call, Some(who), |recorder| self.add_recorded(request, recorder))
     }
 
     fn del(&self, request: &Detach, _: &dyn Invoke) -> Result<(), Error> {
-        let detached = self.del_sandbox(request);
-        logging::outcome("DEL", &request.who, &detached);
-        detached
+        let Detach { who, netns: _, call } = request;
+        self.recorded("DEL", call, Some(who), |recorder| self.del_recorded(request, recorder))
     }
 
     fn check(&self, request: &Attach, _: &dyn Invoke) -> Result<(), Error> {
-        let checked = self.check_sandbox(request);
-        logging::outcome("CHECK", &request.who, &checked);
-        checked
+        let Attach { who, netns: _, call } = request;
+        self.recorded("CHECK", call, Some(who), |recorder| self.check_recorded(request, recorder))
     }
 
     fn gc(&self, request: &Sweep, _: &dyn Invoke) -> Result<(), Error> {
-        let node = self.node(&request.call)?;
-        gc::collect(&node, request, self.0)
+        self.recorded("GC", &request.call, None, |recorder| {
+            let node = self.node(&request.call)?;
+            recorder.journal(&node.journal);
+            recorder.stage("collect");
+            gc::collect(&node, request, self.0)
+        })
     }
 
     fn status(&self, request: &Probe, _: &dyn Invoke) -> Result<(), Error> {

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    attach, check, cnitool, crds, demo, detach, doctor, executor, explain, import, install, lint, list,
-    network, plan, publish, version,
+    attach, check, cnitool, crds, demo, detach, doctor, executor, explain, history, import, install, lint,
+    list, network, plan, publish, version,
 };
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 
@@ -46,6 +46,8 @@ enum Command {
     Demo(demo::Arguments),
     /// List the attachments on this node
     List(list::Arguments),
+    /// Show the last calls of this node, their failures, and the stages of an ADD
+    History(history::Arguments),
     /// Diagnose this node: changed attachments, failed teardowns, orphaned resources
     Doctor(doctor::Arguments),
     /// Show the plan for a pod and the source of each decision, without changing anything
@@ -118,6 +120,7 @@ impl Invocation {
             Command::Detach(arguments) => detach::run(arguments),
             Command::Demo(arguments) => demo::run(arguments),
             Command::List(arguments) => list::run(arguments),
+            Command::History(arguments) => history::run(arguments),
             Command::Doctor(arguments) => doctor::run(arguments),
             Command::Explain(arguments) => explain::run(arguments),
             Command::Lint(arguments) => lint::run(arguments),

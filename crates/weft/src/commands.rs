@@ -9,6 +9,7 @@ pub(crate) mod detach;
 pub(crate) mod doctor;
 pub(crate) mod executor;
 pub(crate) mod explain;
+pub(crate) mod history;
 pub(crate) mod import;
 pub(crate) mod install;
 pub(crate) mod ipam;

@@ -6,7 +6,8 @@ use std::time::Instant;
 /// Pods by uid.
 #[derive(Debug, Default)]
 pub(super) struct WorkQueue {
-    order: VecDeque<String>,
+    /// Pods with the time at which they were added.
+    order: VecDeque<(String, Instant)>,
     queued: BTreeSet<String>,
     later: BTreeSet<(Instant, String)>,
 }
@@ -15,7 +16,7 @@ impl WorkQueue {
     /// Adds a pod, unless it is in the queue.
     pub(super) fn add(&mut self, uid: &str) {
         if self.queued.insert(uid.to_owned()) {
-            self.order.push_back(uid.to_owned());
+            self.order.push_back((uid.to_owned(), Instant::now()));
         }
     }
 
@@ -38,11 +39,11 @@ impl WorkQueue {
         }
     }
 
-    /// Takes the next pod.
-    pub(super) fn take(&mut self) -> Option<String> {
-        let uid = self.order.pop_front()?;
+    /// Takes the next pod, with the time at which it was added.
+    pub(super) fn take(&mut self) -> Option<(String, Instant)> {
+        let (uid, since) = self.order.pop_front()?;
         self.queued.remove(&uid);
-        Some(uid)
+        Some((uid, since))
     }
 }
 
@@ -63,11 +64,14 @@ mod tests {
         queue.add_at(later, "c".to_owned());
         queue.wake(now);
         assert_eq!(queue.next(), Some(later));
-        let mut taken = || [queue.take(), queue.take(), queue.take()].map(Option::unwrap_or_default);
+        fn take(queue: &mut WorkQueue) -> Option<String> {
+            queue.take().map(|(uid, _)| uid)
+        }
+        let mut taken = || [(); 3].map(|()| take(&mut queue).unwrap_or_default());
         assert_eq!(taken(), ["b", "a", ""]);
         queue.add("d");
         queue.wake(later);
         assert_eq!(queue.next(), None);
-        assert_eq!([queue.take(), queue.take(), queue.take()], [Some("d".into()), Some("c".into()), None]);
+        assert_eq!([(); 3].map(|()| take(&mut queue)), [Some("d".into()), Some("c".into()), None]);
     }
 }

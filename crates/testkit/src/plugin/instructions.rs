@@ -88,6 +88,9 @@ pub(crate) struct Instructions {
     verbs: BTreeMap<String, Vec<Instruction>>,
 }
 
+/// Variables of W3C Trace Context and Baggage, which are recorded beside those of CNI.
+const TRACE_CONTEXT: [&str; 3] = ["TRACEPARENT", "TRACESTATE", "BAGGAGE"];
+
 impl Instructions {
     pub(crate) fn read(call: &Call) -> Result<Instructions, Refusal> {
         let mut instructions = match call.config.get("testPlugin") {
@@ -120,7 +123,7 @@ impl Instructions {
                 .environment
                 .clone()
                 .into_iter()
-                .filter(|(name, _)| name.starts_with("CNI_"))
+                .filter(|(name, _)| name.starts_with("CNI_") || TRACE_CONTEXT.contains(&name.as_str()))
                 .collect(),
             stdin: String::from_utf8_lossy(&call.stdin).into_owned(),
             program: program.rsplit('/').next().unwrap_or_default().to_owned(),

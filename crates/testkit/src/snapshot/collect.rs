@@ -176,6 +176,9 @@ fn devices_with_filters(entries: &Entries) -> Vec<String> {
         .collect()
 }
 
+/// History of calls. Every call appends to it, like a log.
+const HISTORY: &str = "/var/lib/weft/history";
+
 /// Adds every file below `directory` with mode, and content or link target. A missing directory adds no entries.
 pub(super) fn files(directory: &Path, entries: &mut Entries) {
     let Ok(found) = fs::read_dir(directory) else { return };
@@ -184,6 +187,9 @@ pub(super) fn files(directory: &Path, entries: &mut Entries) {
     paths.sort();
     for path in paths {
         let title = format!("file {}", path.display());
+        if path == Path::new(HISTORY) {
+            continue;
+        }
         if path.is_symlink() {
             let target = fs::read_link(&path).map(|target| target.display().to_string()).unwrap_or_default();
             entries.add(&title, json!({ "link": target }));

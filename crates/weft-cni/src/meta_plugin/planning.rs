@@ -134,7 +134,7 @@ fn plan_without_cluster(
 }
 
 /// Returns the pod that the runtime names in `CNI_ARGS` (V16).
-fn named(args: &str) -> PodIdentity {
+pub(super) fn named(args: &str) -> PodIdentity {
     let args = Args::scan(args);
     let value = |key| args.get(key).unwrap_or_default().to_owned();
     PodIdentity {

@@ -31,6 +31,7 @@ use rustix::io::Errno;
 use serde_json::Value;
 
 use super::change::{self, Changed};
+use super::history::{self, CallRecorder};
 use super::journal::Journal;
 use super::lock::Lock;
 use super::{agent, check_each, detach, namespace};
@@ -93,9 +94,13 @@ pub fn run(after: Option<u32>) -> Result<(), Error> {
     let invoker = PluginInvoker::new(node.builtin, node.delegate_timeout);
     let mut errors = Vec::new();
     for task in &batch.tasks {
+        let mut recorder = begin_record(&journal, task);
         let result = match task {
             Task::TakeDown { container, uid, certainty } => {
-                take_down(&journal, &invoker, container, uid, *certainty).map(|()| None)
+                invoker.start_recording();
+                let done = take_down(&journal, &invoker, container, uid, *certainty, &mut recorder);
+                recorder.runs(invoker.take_runs());
+                done.map(|()| None)
             }
             Task::Publish { container, kubeconfig } => {
                 // The path is that of this node: a kubeconfig can name programs, and the agent may be compromised.
@@ -103,8 +108,16 @@ pub fn run(after: Option<u32>) -> Result<(), Error> {
                 publish(directory, container, own).map(|()| None)
             }
             Task::Check { container, uid } => check(&journal, &invoker, container, uid),
-            Task::Change { plan } => change_networks(&journal, &invoker, plan, node.delegate_timeout),
+            Task::Change { plan } => {
+                recorder.networks(&plan.delegates);
+                change_networks(&journal, &invoker, plan, node.delegate_timeout)
+            }
         };
+        let error = match &result {
+            Ok(result) => result.as_ref().and_then(|result| result.error.as_ref()),
+            Err(error) => Some(error),
+        };
+        recorder.finish(error, || directory.into());
         match result {
             Ok(Some(result)) => errors.extend(agent::report(&node, result).err()),
             Ok(None) => {}
@@ -112,6 +125,21 @@ pub fn run(after: Option<u32>) -> Result<(), Error> {
         }
     }
     cni::error::collected(errors)
+}
+
+/// Begins the record of a task.
+fn begin_record(journal: &Journal, task: &Task) -> CallRecorder {
+    let (verb, container, pod) = match task {
+        Task::TakeDown { container, uid: _, certainty: _ } => (history::TAKE_DOWN, container, None),
+        Task::Publish { container, kubeconfig: _ } => ("publish", container, None),
+        Task::Check { container, uid: _ } => ("check", container, None),
+        Task::Change { plan } => (history::CHANGE, &plan.container, Some(&plan.pod)),
+    };
+    let mut recorder = CallRecorder::begin(verb, pod.cloned().unwrap_or_default());
+    recorder.journal(journal);
+    recorder.sandbox(container, &"");
+    recorder.stage("task");
+    recorder
 }
 
 /// Returns the entry of a sandbox, locked. Returns `None` if it is locked by another process, is gone, or is another pod's.
@@ -181,11 +209,14 @@ fn take_down(
     container: &ContainerId,
     uid: &str,
     certainty: Certainty,
+    recorder: &mut CallRecorder,
 ) -> Result<(), Error> {
     let Some((lock, mut entry)) = find(journal, container, uid)? else { return Ok(()) };
+    recorder.pod(&entry.plan.pod);
     if certainty == Certainty::PodGone && namespace::is_there(&entry)? {
         return Ok(());
     }
+    recorder.detach(&entry.plan.delegates);
     detach::take_down(journal, invoker, &mut entry)?;
     lock.retire();
     Ok(())

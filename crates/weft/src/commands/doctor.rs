@@ -10,6 +10,7 @@ mod reservations;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use rpc::journal::{Entry, State};
@@ -23,7 +24,9 @@ use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
 use cli_support::privilege;
 use cli_support::terminal::plain;
+use ipam_api::clock::now;
 use ipam_api::store_name::ADDRESS_STORES;
+use node_support::history::History;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::{Plugins, Tagged, WeftCni};
 use reservations::RETRY;
@@ -31,6 +34,9 @@ use reservations::RETRY;
 /// Directories in which runtimes and Multus cache the results of attachments.
 const RESULT_CACHES: [&str; 3] =
     ["/var/lib/cni/results", "/var/lib/cni/cache/results", "/var/lib/cni/multus/results"];
+
+/// Age up to which failed calls are mentioned.
+const HISTORY_MAX: Duration = Duration::from_secs(3600);
 
 /// Subject of findings about the configuration.
 const CONFIGURATION: &str = "configuration";
@@ -84,7 +90,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     findings.extend(unknown.map(|why| {
         Finding::new(CONFIGURATION, why.to_string(), "correct the configuration, then run weft doctor again")
     }));
+    let mut failures = 0;
     for handle in handles {
+        failures += handle.journal().directory().parent().map_or(0, recent_failures);
         for row in handle.journal().rows()? {
             match row {
                 Row::Entry(entry) => entries.push((handle.clone(), *entry)),
@@ -109,7 +117,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if proxy::is_used(cri_socket, known.iter().copied()) {
         findings.extend(proxy::findings(cri_socket)?);
     }
-    print_findings(&findings, known.len(), *output)
+    print_findings(&findings, (known.len(), failures), *output)
+}
+
+/// Returns the number of calls below `directory` (`cniDir`) that failed within the last hour.
+fn recent_failures(directory: &Path) -> usize {
+    let since = u128::from(now()).saturating_sub(HISTORY_MAX.as_millis()) * 1000;
+    let records = History::below(directory).records().unwrap_or_default();
+    records.iter().filter(|record| record.error.is_some() && u128::from(record.time) >= since).count()
 }
 
 /// Returns the problems of a sandbox: a missing namespace, a failed DEL, a changed attachment.
@@ -206,7 +221,11 @@ fn is_cached(directory: &Path, network: &str, container: &str, ifname: &str) -> 
     })
 }
 
-fn print_findings(findings: &[Finding], sandboxes: usize, output: Output) -> Result<(), Failure> {
+fn print_findings(
+    findings: &[Finding],
+    (sandboxes, failures): (usize, usize),
+    output: Output,
+) -> Result<(), Failure> {
     match output.format {
         Format::Json => output::print_json(&findings)?,
         Format::Text if findings.is_empty() => {
@@ -218,6 +237,10 @@ fn print_findings(findings: &[Finding], sandboxes: usize, output: Output) -> Res
             });
             output::print(&lines.collect::<String>())?;
         }
+    }
+    if failures > 0 && output.format == Format::Text {
+        let hint = "weft history --failed lists them";
+        output::print(&format!("{failures} calls failed within the last hour; {hint}\n"))?;
     }
     match findings.len() {
         0 => Ok(()),

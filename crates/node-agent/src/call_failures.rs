@@ -1,0 +1,58 @@
+//! Failures of calls and tasks, as the history on the node has them: each is logged, counted, and an Event of its pod.
+//!
+//! - `weft-cni` has no log, so its failures reach the cluster by the history ([`rpc::history`]), also those of a DEL,
+//!   which never contacts the agent.
+//! - Refused plans and the results of checks and changes were logged by the agent itself. They are only counted here.
+//! - Failures from before the start of the agent stay in the history (`weft history`).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rpc::history::Record;
+use tracing::warn;
+
+use crate::agent_state::AgentState;
+use kube_support::events::EventReason;
+use node_support::history::History;
+
+/// Interval at which the history is read.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Stage in which the agent itself refuses a call, and tasks whose results it receives.
+const PLAN: &str = "plan";
+const REPORTED: [&str; 2] = ["check", "change"];
+
+/// Follows the history below `directory` (`cniDir`) until the agent ends.
+pub(crate) async fn follow(agent: Arc<AgentState>, directory: PathBuf) {
+    let mut failures = History::below(&directory).follow_failures();
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        for record in failures.read_new() {
+            report(&agent, &record);
+        }
+    }
+}
+
+fn report(agent: &AgentState, record: &Record) {
+    let Record { verb, pod, container, failed_stage, error: Some(error), .. } = record else { return };
+    agent.metrics.call_failed(verb, error.code, failed_stage);
+    if failed_stage == PLAN || REPORTED.contains(&verb.as_str()) {
+        return;
+    }
+    warn!(
+        verb,
+        namespace = pod.namespace,
+        pod = pod.name,
+        container,
+        stage = failed_stage,
+        code = error.code,
+        %error,
+        "call of weft-cni failed"
+    );
+    let reason = match verb.as_str() {
+        "ADD" => EventReason::AttachFailed,
+        "DEL" | "take-down" => EventReason::DetachFailed,
+        _ => return,
+    };
+    agent.planner.events.call_failed(pod, reason, &error.to_string());
+}

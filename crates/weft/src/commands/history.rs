@@ -1,0 +1,281 @@
+//! `weft history`: prints what `weft-cni` did for the pods of this node, and how the calls ended.
+//!
+//! - It reads the history on the node's disk; agent and API server are not needed. It changes nothing.
+//! - Of each pod the newest records are printed. `--timeline` prints the stages of one ADD.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use rpc::history::{NetworkRecord, Record, Stage};
+
+use crate::known_journals::{JournalHandle, KnownJournals};
+use crate::manifest_plan::Inputs;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output;
+use cli_support::table;
+use cli_support::terminal::plain;
+use node_support::history::History;
+
+/// Width of the bars of a timeline, in characters.
+const BARS: u64 = 40;
+
+/// Arguments of `weft history`.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft history
+  weft history -n my-namespace my-pod --failed
+  weft history -n my-namespace my-pod --timeline
+
+The history contains the last calls and tasks of this node, failures and successes, in two files of at most 1 MiB each
+and their predecessors. -f and --config are only used to find it if cniDir of the configuration moves it.
+
+{EXIT_CODES}"))]
+pub(crate) struct Arguments {
+    /// Name of the pod (default: all pods of this node)
+    #[arg(value_name = "POD")]
+    pod: Option<String>,
+    /// Namespace of the pod
+    #[arg(short = 'n', long, default_value = "default")]
+    namespace: String,
+    /// Number of records of each pod
+    #[arg(long, default_value_t = 10, value_name = "COUNT")]
+    last: usize,
+    /// Print failures only
+    #[arg(long)]
+    failed: bool,
+    /// Print the stages of the pod's last ADD
+    #[arg(long, requires = "pod")]
+    timeline: bool,
+    #[command(flatten)]
+    inputs: Inputs,
+    /// Output format
+    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text")]
+    format: Format,
+}
+
+/// Format of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Tables and sentences for people
+    Text,
+    /// JSON for programs
+    Json,
+    /// YAML for programs
+    Yaml,
+}
+
+/// Runs `weft history`.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { pod, namespace, last, failed, timeline, inputs, format } = arguments;
+    let KnownJournals { known, unknown } = JournalHandle::all(inputs)?;
+    let mut records = Vec::new();
+    for handle in known {
+        if let Some(directory) = handle.journal().directory().parent() {
+            records.extend(History::below(directory).records()?);
+        }
+    }
+    records.sort_by_key(|record| record.time);
+    if let Some(pod) = pod {
+        records.retain(|record| record.pod.name == *pod && record.pod.namespace == *namespace);
+    }
+    if *failed {
+        records.retain(|record| record.error.is_some());
+    }
+    if *timeline {
+        records = records.into_iter().rfind(|record| record.verb == "ADD").into_iter().collect();
+        if records.is_empty() {
+            let why = format!("no ADD of pod {namespace}/{} is recorded", pod.as_deref().unwrap_or_default());
+            return Err(Failure::new(why).next("weft history lists the recorded calls"));
+        }
+    } else {
+        keep_last(&mut records, *last);
+    }
+    match (format, records.last()) {
+        (Format::Json, _) => output::print_json(&records)?,
+        (Format::Yaml, _) => {
+            let text = serde_saphyr::to_string(&records);
+            output::print(&text.map_err(|cause| Failure::new(format!("encode the output: {cause}")))?)?;
+        }
+        (Format::Text, Some(record)) if *timeline => output::print(&waterfall(record))?,
+        (Format::Text, None) => output::print("no calls are recorded\n")?,
+        (Format::Text, Some(_)) => output::print(&lay_out(&records))?,
+    }
+    unknown.filter(|_| records.is_empty()).map_or(Ok(()), Err)
+}
+
+/// Keeps the last records of each pod.
+fn keep_last(records: &mut Vec<Record>, last: usize) {
+    let mut counts: BTreeMap<(String, String), usize> = BTreeMap::new();
+    let mut kept: Vec<Record> = Vec::new();
+    for record in records.drain(..).rev() {
+        let count = counts.entry((record.pod.namespace.clone(), record.pod.name.clone())).or_default();
+        if *count < last {
+            *count += 1;
+            kept.push(record);
+        }
+    }
+    kept.reverse();
+    *records = kept;
+}
+
+fn lay_out(records: &[Record]) -> String {
+    let row = |record: &Record| {
+        let outcome = match &record.error {
+            None if record.verb == "ADD" => networks(record),
+            None => "done".to_owned(),
+            Some(error) if record.failed_stage.is_empty() => format!("failed: {error}"),
+            Some(error) => format!("failed ({}): {error}", record.failed_stage),
+        };
+        vec![
+            utc(record.time),
+            record.verb.clone(),
+            format!("{}/{}", record.pod.namespace, record.pod.name),
+            milliseconds(record.microseconds),
+            outcome,
+        ]
+    };
+    let rows: Vec<Vec<String>> = records.iter().map(row).collect();
+    table::lay_out(&["time", "call", "pod", "duration", "outcome"], &rows, 0)
+}
+
+/// Returns the plan of a call in short: `eth0 home (bridge), net1 blue/net-a (macvlan)`.
+fn networks(record: &Record) -> String {
+    let each = record.networks.iter().map(|NetworkRecord { network, interface, plugin }| {
+        let plugin = if plugin.is_empty() { String::new() } else { format!(" ({plugin})") };
+        format!("{interface} {network}{plugin}")
+    });
+    each.collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the stages of a call as bars on a common axis.
+fn waterfall(record: &Record) -> String {
+    let Record { time, microseconds, verb, pod, stages, error, trace, .. } = record;
+    let outcome = error.as_ref().map_or_else(|| networks(record), |error| format!("failed: {error}"));
+    let head = format!(
+        "{} {verb} {}/{} {} {outcome}",
+        utc(*time),
+        pod.namespace,
+        pod.name,
+        milliseconds(*microseconds)
+    );
+    let mut text = plain(&head) + "\n";
+    if !trace.is_empty() {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "trace {}", plain(trace));
+    }
+    let whole = (*microseconds).max(1);
+    let rows = stages.iter().map(|Stage { name, began, microseconds, depth }| {
+        let start = began.saturating_mul(BARS).checked_div(whole).unwrap_or_default().min(BARS - 1);
+        let length = microseconds.saturating_mul(BARS).div_ceil(whole).clamp(1, BARS - start);
+        let bar = format!("{}{}", " ".repeat(start as usize), "█".repeat(length as usize));
+        vec![format!("{}{name}", "  ".repeat((*depth).min(4))), milliseconds(*microseconds), bar]
+    });
+    text + &table::lay_out(&["stage", "duration", ""], &rows.collect::<Vec<_>>(), 0)
+}
+
+fn milliseconds(microseconds: u64) -> String {
+    format!("{:.1} ms", Duration::from_micros(microseconds).as_secs_f64() * 1e3)
+}
+
+/// Returns a time as in RFC 3339, in UTC.
+fn utc(microseconds: u64) -> String {
+    let seconds = microseconds / 1_000_000;
+    let (days, time) = (seconds / 86_400, seconds % 86_400);
+    // Days since 1 March of year 0, in eras of 400 years (Howard Hinnant, `civil_from_days`).
+    let shifted = days + 719_468;
+    let (era, day) = (shifted / 146_097, shifted % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let date = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let (hour, minute, second) = (time / 3_600, time / 60 % 60, time % 60);
+    format!("{:04}-{month:02}-{date:02}T{hour:02}:{minute:02}:{second:02}Z", era * 400 + year + next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cni::Error;
+    use npwg::plan::PodIdentity;
+
+    fn record(name: &str, time: u64) -> Record {
+        let pod = PodIdentity { namespace: "blue".into(), name: name.into(), uid: String::new() };
+        let network =
+            NetworkRecord { network: "blue/net-a".into(), interface: "net1".into(), plugin: "bridge".into() };
+        let stage =
+            |name: &str, began, microseconds, depth| Stage { name: name.into(), began, microseconds, depth };
+        let stages = vec![
+            stage("plan", 0, 1_000, 0),
+            stage("bridge ADD net1", 1_000, 3_000, 0),
+            stage("host-local ADD net1", 2_000, 10, 1),
+        ];
+        let (verb, networks) = ("ADD".into(), vec![network]);
+        Record {
+            time,
+            microseconds: 4_000,
+            verb,
+            pod,
+            networks,
+            stages,
+            trace: "4bf9".into(),
+            ..Record::default()
+        }
+    }
+
+    #[test]
+    fn history_times_are_dates_in_utc() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_795_638_369, "2026-11-25T20:26:09Z"),
+            (4_107_542_399, "2100-02-28T23:59:59Z"),
+        ] {
+            assert_eq!(utc(seconds * 1_000_000 + 999_999), text);
+        }
+        assert!(!utc(u64::MAX).is_empty());
+    }
+
+    #[test]
+    fn history_table_has_the_last_records_of_each_pod() {
+        let mut records: Vec<Record> = (0..5).map(|time| record("web", time)).collect();
+        records.push(record("db", 9));
+        keep_last(&mut records, 2);
+        let times: Vec<u64> = records.iter().map(|record| record.time).collect();
+        assert_eq!(times, [3, 4, 9]);
+        let error = Error::new(7, "no such\u{1b}[2J network");
+        records[1].error = Some(error);
+        records[1].failed_stage = "plan".into();
+        let text = lay_out(&records);
+        assert!(text.contains("failed (plan): no such [2J network"), "{text}");
+        assert!(text.contains("ADD   blue/db   4.0 ms    net1 blue/net-a (bridge)\n"), "{text}");
+    }
+
+    #[test]
+    fn history_timeline_shows_each_stage_on_one_axis() {
+        let text = waterfall(&record("web", 0));
+        let bar = |start: usize, length: usize| format!("{}{}", " ".repeat(start), "█".repeat(length));
+        for line in [
+            "1970-01-01T00:00:00Z ADD blue/web 4.0 ms net1 blue/net-a (bridge)".to_owned(),
+            "trace 4bf9".to_owned(),
+            format!("plan                   1.0 ms    {}", bar(0, 10)),
+            format!("bridge ADD net1        3.0 ms    {}", bar(10, 30)),
+            format!("  host-local ADD net1  0.0 ms    {}", bar(20, 1)),
+        ] {
+            assert!(text.lines().any(|shown| shown == line), "{line:?} is not in\n{text}");
+        }
+        // Values of a damaged file.
+        let mut odd = record("web", u64::MAX);
+        odd.stages.push(Stage {
+            began: u64::MAX,
+            microseconds: u64::MAX,
+            depth: usize::MAX,
+            ..Stage::default()
+        });
+        odd.microseconds = 0;
+        assert!(!waterfall(&odd).is_empty());
+    }
+}
