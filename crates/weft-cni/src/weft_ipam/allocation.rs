@@ -11,11 +11,12 @@ use std::time::Duration;
 use cni::invocation::{Attach, Attachment};
 use cni::result::IpConfig;
 use cni::{Error, code};
-use ipam::address_store::OwnerTag;
+use ipam::address_store::{OwnerTag, SlotId};
 use ipam::pool_layout::address_count;
 use ipam::{Allocation, AllocationError, AllocationKind, Clock, LeaseResponse};
 use ipnet::IpNet;
-use rpc::allocate::{AllocateResponse, Operation};
+use plugin_support::log;
+use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
 
 use super::agent;
 use super::settings::{Pool, Set, Settings, Source};
@@ -141,8 +142,9 @@ fn allocate_from(
 ) -> Result<Attempt, Error> {
     let refused = |why: &dyn fmt::Display| refusal(pool, kind, why);
     let (mut refusal, mut tried) = (None, Vec::new());
-    for _ in 0..=REQUESTS_MAX {
-        let clock = Clock { now: now(), quarantine: settings.quarantine };
+    let mut quarantine = settings.quarantine;
+    for _ in 0..=2 * REQUESTS_MAX {
+        let clock = Clock { now: now(), quarantine };
         let allocation = store.addresses.allocate(clock, &pool.filter, who.tag, kind);
         store.require_readable()?;
         let wanted = match allocation {
@@ -155,6 +157,12 @@ fn allocate_from(
                 who.allocated.store(true, Relaxed);
                 store.record_owner(slot, &who.owner)?;
                 store.write(&edits)?;
+                if quarantine < settings.quarantine {
+                    log!(
+                        "pool {}: {ip} is allocated in quarantine, because no other address is free",
+                        pool.name
+                    );
+                }
                 return settle_and_hint(settings, pool, who, clock, store).map(|()| Attempt::Allocated(ip));
             }
             Allocation::Refused(why) => {
@@ -164,9 +172,24 @@ fn allocate_from(
                     owner.map_or_else(|| refused(&why), |owner| refused(&format!("{owner} holds it")))
                 );
             }
+            Allocation::NeedsLease(AllocationKind::Any, Some(AllocationError::Quarantined(_)))
+                if let Some(slot) = released_by(&store, clock, pool, &who.owner) =>
+            {
+                who.allocated.store(true, Relaxed);
+                store.record_owner(slot, &who.owner)?;
+                let edits = store.addresses.hold(slot, clock.now, who.tag);
+                store.write(&edits)?;
+                // The next attempt finds the address of the owner.
+                continue;
+            }
             Allocation::NeedsLease(wanted, why) => {
-                if let Some(why) = refusal {
-                    return Err(refused(&why));
+                if let Some(why) = refusal.take() {
+                    // Before a refusal, the address that waits longest is allocated.
+                    if quarantine == 0 || !is_any(kind) {
+                        return Err(refused(&why));
+                    }
+                    quarantine = 0;
+                    continue;
                 }
                 refusal = why.map(|why| why.to_string());
                 wanted
@@ -178,7 +201,7 @@ fn allocate_from(
         } else {
             wanted
         };
-        let answer = request_lease(settings, pool, &store, wanted, who)?;
+        let answer = request_lease(settings, pool, &store, wanted, who, quarantine)?;
         let (why, lease) = (answer.error(), answer.lease);
         apply(&mut store, clock, who, &lease)?;
         match lease.error {
@@ -201,6 +224,21 @@ fn allocate_from(
         };
     }
     Err(refused(&refusal.unwrap_or_else(|| "no address is free".to_owned())))
+}
+
+/// Returns an address in quarantine that the same interface of the same pod held before.
+fn released_by(store: &Store, clock: Clock, pool: &Pool, owner: &Owner) -> Option<SlotId> {
+    let interface = |owner: &Owner| (owner.network.clone(), owner.ifname.clone(), owner.pod.clone());
+    if owner.pod[0].is_empty() {
+        return None;
+    }
+    let mut waiting = store.addresses.in_quarantine(clock, |ip| pool.filter.admits(ip)).into_iter();
+    waiting.find(|slot| interface(&store.owner(*slot)) == interface(owner))
+}
+
+/// Whether any address suffices.
+fn is_any(kind: AllocationKind) -> bool {
+    matches!(kind, AllocationKind::Any | AllocationKind::ForClaim(_))
 }
 
 /// Returns the error of an allocation; it names the requested address, or the pool's range.
@@ -260,6 +298,7 @@ fn request_lease(
     store: &Store,
     wanted: AllocationKind,
     who: &Claimant,
+    quarantine: u64,
 ) -> Result<AllocateResponse, Error> {
     if settings.source == Source::File {
         let lease = agent::allocate_locally(pool, &store.addresses, wanted);
@@ -267,6 +306,7 @@ fn request_lease(
     }
     let operation = Operation::Allocate(wanted);
     let request = agent::allocate_request(settings, pool, &store.addresses, operation, &who.name);
+    let request = AllocateRequest { quarantine, ..request };
     agent::ask(&settings.socket, request)
         .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })
 }

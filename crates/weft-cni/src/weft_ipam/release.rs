@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cni::Error;
 use cni::invocation::{Attachment, Call};
 use ipam::address_store::{OwnerTag, SlotId};
-use ipam::{AllocationKind, BlockState, Clock};
+use ipam::{AllocationKind, BlockState, Clock, IDLE};
 use plugin_support::log;
 use rpc::allocate::{AllocateRequest, Operation};
 
@@ -14,9 +14,6 @@ use super::allocation::low;
 use super::settings::{self, Pool, Settings, Source};
 use super::store::{OpenError, SETS_MAX, Store, now, owner_tag};
 use super::{agent, deferred_releases};
-
-/// Time after which an idle block is returned, in milliseconds.
-const IDLE: u64 = 600_000;
 
 /// Condition of a request to the agent.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -67,7 +64,7 @@ pub(super) fn release_in_all_stores(call: &Call, who: &Attachment) -> Result<(),
         let found = Store::find(&directory, &name);
         match found.and_then(|found| found.map(|store| store.held_by(&released.tags)).transpose()) {
             Ok(Some((mut store, held))) => {
-                let edits = store.addresses.release_slots(now(), &held);
+                let edits = store.addresses.release_slots(unconfigured_clock(), &held);
                 errors.extend(store.write(&edits).err());
             }
             Ok(None) => {}
@@ -75,6 +72,11 @@ pub(super) fn release_in_all_stores(call: &Call, who: &Attachment) -> Result<(),
         }
     }
     Error::join(errors).map_or(Ok(()), Err)
+}
+
+/// Clock of a release without the network's configuration.
+pub(super) fn unconfigured_clock() -> Clock {
+    Clock { now: now(), quarantine: settings::QUARANTINE * 1000 }
 }
 
 /// Attachment whose addresses are released: all of a DEL, or those that a failed ADD allocated.
@@ -142,7 +144,7 @@ pub(super) fn release_slots(
     stale: &[SlotId],
 ) -> Result<Option<AllocateRequest>, Error> {
     let clock = Clock { now: now(), quarantine: settings.quarantine };
-    let edits = store.addresses.release_slots(clock.now, stale);
+    let edits = store.addresses.release_slots(clock, stale);
     store.write(&edits)?;
     if settings.source == Source::File {
         return store.settle().map(|()| None);

@@ -30,6 +30,7 @@ use plugin_support::hash::hashed;
 use plugins::ipam::host_local::store::when_locked;
 
 use super::owners::{OWNERS, RECORD};
+use super::release::unconfigured_clock;
 use super::{deferred_releases, sync_rounds};
 
 /// Name of the store's file.
@@ -226,7 +227,7 @@ impl Store {
         let tags = released.iter().flat_map(|[network, container, ifname]| {
             (0..SETS_MAX).map(move |set| owner_tag(network, container, ifname, set))
         });
-        let edits = self.addresses.release_owners(now(), &tags.collect::<Vec<_>>());
+        let edits = self.addresses.release_owners(unconfigured_clock(), &tags.collect::<Vec<_>>());
         self.write(&edits)?;
         self.file.sync_data().and_then(|()| deferred_releases::forget(directory)).map_err(failed)
     }
