@@ -440,20 +440,12 @@ impl BlockProvider {
             return self.serve(allocator, pool, (request, probe), (wanted, wanted), prefetched).await;
         };
         let range = request.pool.range;
-        let kept = claim.address(range).map_err(|error| ServeError::read_claim(&error))?;
-        let kind = match (kept, wanted) {
-            (Some(ip), _) if !allocator.filter.admits(ip) => {
-                return Err(ServeError::AllocateClaimed { claim: claim.name(), address: ip });
+        let kind = match self.kind_for_claim(&claim, allocator.filter, request, wanted).await {
+            Ok(kind) => kind,
+            Err(error) => {
+                claim.update_status(range, &request.pod.name, Err(&error.to_string())).await;
+                return Err(error);
             }
-            (Some(ip), AllocationKind::AddressForClaim(named)) if ip != named => {
-                return Err(ServeError::AllocateRequested {
-                    claim: claim.name(),
-                    address: ip,
-                    requested: named,
-                });
-            }
-            (Some(ip), _) => AllocationKind::AddressForClaim(ip),
-            (None, wanted) => wanted,
         };
         let response = self.serve(allocator, pool, (request, probe), (wanted, kind), prefetched).await?;
         let refusal = response.error.as_ref().map(ToString::to_string);
@@ -469,6 +461,35 @@ impl BlockProvider {
             (None, None) => {}
         }
         Ok(response)
+    }
+
+    /// Returns what a claim gets: the address in its status, or none.
+    async fn kind_for_claim(
+        &self,
+        claim: &Claim,
+        filter: &AddressFilter,
+        request: &AllocateRequest,
+        wanted: AllocationKind,
+    ) -> Result<AllocationKind, ServeError> {
+        let failed = |error: &dyn Display| ServeError::read_claim(error);
+        let kept = claim.address(request.pool.range).map_err(|error| failed(&error))?;
+        let foreign = match kept {
+            Some(_) => None,
+            None => claim.foreign_address(&self.client, request).await.map_err(|error| failed(&error))?,
+        };
+        match (kept, wanted) {
+            (Some(address), _) if !filter.admits(address) => {
+                Err(ServeError::AllocateClaimed { claim: claim.name(), address })
+            }
+            (Some(address), AllocationKind::AddressForClaim(requested)) if address != requested => {
+                Err(ServeError::AllocateRequested { claim: claim.name(), address, requested })
+            }
+            (Some(ip), _) => Ok(AllocationKind::AddressForClaim(ip)),
+            (None, wanted) => match foreign {
+                Some(address) => Err(ServeError::AllocateClaimed { claim: claim.name(), address }),
+                None => Ok(wanted),
+            },
+        }
     }
 
     async fn serve(
