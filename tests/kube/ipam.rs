@@ -534,13 +534,16 @@ fn ipamclaim_keeps_its_addresses_until_it_is_deleted() {
     }
     assert_eq!(allocated(call("ADD", 0, "p3", "vm.net")), kept, "kept while the claim exists");
     call("DEL", 0, "p3", "vm.net").success();
-    // A restored claim gets its previous address; if it is in use, the refusal names its node.
-    for (name, ip) in [("back.net", "10.18.7.7/20"), ("late.net", "10.18.7.7/20")] {
-        claim(name, "eth0");
+    let restore = |name: &str, ip: &str| {
         let mut object = nodes.kube.json(["ipamclaims.k8s.cni.cncf.io", "-n", "blue", name]);
         object["status"] = json!({ "ips": [ip] });
         let path = format!("/apis/k8s.cni.cncf.io/v1alpha1/namespaces/blue/ipamclaims/{name}/status");
         nodes.kube.attempt(["replace", "--raw", &path, "-f", "-"], &object.to_string()).success();
+    };
+    // A restored claim gets its previous address; if it is in use, the refusal names its node.
+    for name in ["back.net", "late.net"] {
+        claim(name, "eth0");
+        restore(name, "10.18.7.7/20");
     }
     assert_eq!(allocated(call("ADD", 1, "p4", "back.net"))[0], "10.18.7.7");
     assert_refused(
@@ -550,6 +553,17 @@ fn ipamclaim_keeps_its_addresses_until_it_is_deleted() {
         &["10.18.7.7", "leased by node worker-1"],
     );
     assert_eq!(status("late.net")["conditions"][0]["status"], "False");
+    // An address that the network cannot allocate is refused, and stays in the status.
+    claim("moved.net", "eth0");
+    restore("moved.net", "192.0.2.7/24");
+    let words = ["ipamclaim blue/moved.net", "status.ips: 192.0.2.7", "does not allocate this address"];
+    assert_refused("outside", &call("ADD", 0, "p6", "moved.net"), 11, &words);
+    let written = status("moved.net");
+    assert_eq!(
+        (&written["ips"], &written["conditions"][0]["status"]),
+        (&json!(["192.0.2.7/24"]), &json!("False"))
+    );
+    assert!(written["conditions"][0]["message"].as_str().unwrap().contains("192.0.2.7"), "{written}");
     // After the deletion of claim and pods, the address is released.
     start_controllers(&nodes, &[("one", 9601)]);
     nodes.kube.kubectl(["delete", "ipamclaim", "-n", "blue", "vm.net"]);

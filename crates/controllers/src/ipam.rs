@@ -1,6 +1,7 @@
 //! IPAM controller: runs [`IpamReconciler`] periodically and counts its results.
 
 mod gone_nodes;
+mod pool_metrics;
 pub(crate) mod reconciler;
 mod round_error;
 
@@ -15,6 +16,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
+use crate::ipam::pool_metrics::PoolMetrics;
 use crate::ipam::reconciler::{IpamReconciler, Round};
 use kube_support::health::HealthStatus;
 
@@ -30,6 +32,7 @@ pub(crate) struct IpamController {
     pools: Gauge,
     leased: Gauge,
     findings: Gauge<u64, AtomicU64>,
+    usage: PoolMetrics,
 }
 
 impl IpamController {
@@ -58,6 +61,7 @@ impl IpamController {
         registry.register("pools", "Number of pools", pools.clone());
         registry.register("leased_blocks", "Number of blocks leased by nodes", leased.clone());
         registry.register("findings", "Number of findings, as in weft ipam check", findings.clone());
+        let usage = PoolMetrics::register(&mut registry);
         let reconciler = Mutex::new(reconciler);
         IpamController {
             reconciler,
@@ -70,6 +74,7 @@ impl IpamController {
             pools,
             leased,
             findings,
+            usage,
         }
     }
 
@@ -100,7 +105,7 @@ impl IpamController {
     }
 
     fn count(&self, round: &Round) {
-        let Round { reclaimed, ended, findings, pools, leased } = round;
+        let Round { reclaimed, ended, findings, pools, leased, usage } = round;
         if *reclaimed > 0 || *ended > 0 {
             info!(reclaimed, ended, "reclaimed blocks and ended claims");
         }
@@ -110,6 +115,7 @@ impl IpamController {
         self.pools.set(i64::try_from(*pools).unwrap_or(i64::MAX));
         self.leased.set(i64::try_from(*leased).unwrap_or(i64::MAX));
         self.findings.set(findings.len() as u64);
+        self.usage.set(usage);
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::ip_objects::{
     BlockObject, CLAIM_LABEL, LayoutState, NODE_LABEL, POOL_LABEL, PoolObject, TRANSFER_LABEL, WITHIN_LABEL,
-    block_name, label, name_of, record_of,
+    block_name, kind_of, label, name_of, record_of, written_request,
 };
 use crate::pool_lookup::Pool;
 use kube_support::api_error;
@@ -28,11 +28,11 @@ use kube_support::resources::PodObject;
 const REQUEST_MAX: Duration = Duration::from_secs(5);
 /// Number of objects in a page.
 const PAGE: u32 = 1000;
-/// Number of checks whether another node has transferred an address: 3.5 s in all, because the client's address store is
+/// Number of checks whether another node has transferred an address: 3.3 s in all, because the client's address store is
 /// locked meanwhile.
-pub const TRANSFER_CHECKS: u32 = 7;
+pub const TRANSFER_CHECKS: u32 = 8;
 /// Shortest pause between two checks.
-const CHECK_MIN: Duration = Duration::from_millis(50);
+const CHECK_MIN: Duration = Duration::from_millis(20);
 /// Longest pause between two checks.
 const CHECK_MAX: Duration = Duration::from_secs(1);
 
@@ -179,6 +179,20 @@ impl Registry for ApiRegistry {
 
     async fn replace(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {
         self.put(object.net, &BlockObject::of(&self.pool, &self.grid, object)).await
+    }
+
+    async fn replace_requests(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {
+        // The whole object is written as it was read, with the liveness probe of its status.
+        let found = self.request(self.blocks.get_opt(&block_name(&self.pool, object.net))).await?;
+        let is_same = |found: &BlockObject| {
+            found.metadata.uid.as_deref() == Some(&object.uid)
+                && found.metadata.resource_version.as_deref() == Some(&object.version)
+        };
+        let mut written = found.filter(is_same).ok_or(RegistryError::Conflict)?;
+        written.spec.transfer_requests =
+            object.holder.transfer_requests.iter().map(written_request).collect();
+        written.types = kind_of::<BlockObject>();
+        self.put(object.net, &written).await
     }
 
     async fn delete(&self, object: &IpBlock) -> Result<(), RegistryError> {

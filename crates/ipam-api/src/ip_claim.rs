@@ -7,7 +7,8 @@
 //! ```
 //!
 //! - A claim that does not exist, or is of another interface, yields no address.
-//! - If the status of a claim contains an address, the claim gets this address or none.
+//! - If the status of a claim contains an address, the claim gets this address or none. An address outside of the
+//!   network's range is refused, and the condition says so.
 //! - A claim keeps its address until the claim is deleted, independent of its pods.
 //! - A failed update of the status fails no pod: the next pod writes it.
 //!
@@ -18,7 +19,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
+use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client};
 use rpc::allocate::AllocateRequest;
 use serde::Deserialize;
@@ -27,6 +28,7 @@ use thiserror::Error;
 use tokio::time::timeout;
 use tracing::warn;
 
+use crate::ip_objects::{BlockObject, CLAIM_LABEL, label};
 use kube_support::api_error;
 use kube_support::custom_resources::{IPAMClaim, IPAMClaimSpec, IPAMClaimStatus, OwnerPod};
 use kube_support::lookup::ASK_MAX;
@@ -94,6 +96,11 @@ pub struct Claim {
     object: ClaimObject,
 }
 
+/// Reads an address with or without a prefix length.
+fn parse(text: &str) -> Option<IpAddr> {
+    text.parse::<IpNet>().map(|net| net.addr()).or_else(|_| text.parse::<IpAddr>()).ok()
+}
+
 impl Claim {
     /// Reads the claim that a request names; `None` if the request names no IPAMClaim.
     ///
@@ -134,8 +141,7 @@ impl Claim {
     /// An entry is not an address.
     pub fn address(&self, range: IpNet) -> Result<Option<IpAddr>, ClaimError> {
         for text in &self.object.status.ips {
-            let read = text.parse::<IpNet>().map(|net| net.addr()).or_else(|_| text.parse::<IpAddr>());
-            let ip = read.map_err(|_| ClaimError {
+            let ip = parse(text).ok_or_else(|| ClaimError {
                 namespace: self.namespace.clone(),
                 name: self.name.clone(),
                 fault: ClaimFault::Address(text.clone()),
@@ -145,6 +151,40 @@ impl Claim {
             }
         }
         Ok(None)
+    }
+
+    /// Returns an address of the status that the network of a request cannot allocate: of the family of its range, outside
+    /// of it, and not allocated to the claim from another range of the same interface.
+    ///
+    /// # Errors
+    /// An entry is not an address, or the IPBlocks cannot be read.
+    pub async fn foreign_address(
+        &self,
+        client: &Client,
+        request: &AllocateRequest,
+    ) -> Result<Option<IpAddr>, ClaimError> {
+        let range = request.pool.range;
+        let failed = |fault| ClaimError { namespace: self.namespace.clone(), name: self.name.clone(), fault };
+        let mut outside = Vec::new();
+        for text in &self.object.status.ips {
+            let ip = parse(text).ok_or_else(|| failed(ClaimFault::Address(text.clone())))?;
+            if ip.is_ipv4() == range.addr().is_ipv4() && !range.contains(&ip) {
+                outside.push(ip);
+            }
+        }
+        if outside.is_empty() {
+            return Ok(None);
+        }
+        let blocks: Api<BlockObject> = Api::all(client.clone());
+        let selector = format!("{CLAIM_LABEL}={}", label(&request.claim));
+        let listed = timeout(ASK_MAX, blocks.list(&ListParams::default().labels(&selector))).await;
+        let listed = listed.map_err(|_| failed(ClaimFault::Late))?;
+        let listed = listed.map_err(|error| failed(ClaimFault::Api(error)))?.items;
+        let objects: Vec<_> = listed.iter().filter_map(BlockObject::object).collect();
+        let is_allocated = |ip: &IpAddr| {
+            objects.iter().any(|object| object.holder.claim == request.claim && object.net.addr() == *ip)
+        };
+        Ok(outside.into_iter().find(|ip| !is_allocated(ip)))
     }
 
     /// Writes the outcome of an allocation into the status, if it changes the status.

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipam::{Holder, IpBlock, PoolLayout, pool_layout};
+use ipam::{AddressSpan, Holder, IpBlock, PoolLayout, SPANS_MAX, TransferRequest, pool_layout};
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
@@ -24,7 +24,8 @@ use sha2::{Digest, Sha512};
 use thiserror::Error;
 
 use kube_support::custom_resources::{
-    IPBlock, IPBlockSpec, IPBlockStatus, IPPool, IPPoolSpec, IPPoolStatus, LayoutPhase, RecordedLayout,
+    IPBlock, IPBlockSpec, IPBlockStatus, IPBlockTransferRequest, IPPool, IPPoolSpec, IPPoolStatus,
+    LayoutPhase, RecordedLayout,
 };
 use kube_support::resource;
 
@@ -187,6 +188,7 @@ impl BlockObject {
                 transfer_requested_from,
                 transfer_refused_by,
                 reserved_addresses: reserved.iter().map(IpAddr::to_string).collect(),
+                transfer_requests: holder.transfer_requests.iter().map(written_request).collect(),
             },
             status: None,
         }
@@ -271,10 +273,37 @@ impl BlockObject {
                 generation: u64::try_from(spec.generation).ok()?,
                 transfer_requested_from: spec.transfer_requested_from.clone(),
                 transfer_refused_by: spec.transfer_refused_by.clone(),
+                transfer_requests: spec.transfer_requests.iter().filter_map(read_request).collect(),
             },
             reserved,
         })
     }
+}
+
+/// Returns a transfer request as it is written.
+pub(crate) fn written_request(request: &TransferRequest) -> IPBlockTransferRequest {
+    let TransferRequest { node, store, addresses, quarantine, requested_at } = request;
+    IPBlockTransferRequest {
+        node: node.clone(),
+        address_store: store.clone(),
+        addresses: addresses.iter().map(AddressSpan::to_string).collect(),
+        quarantine: signed(*quarantine),
+        requested_at: signed(*requested_at),
+    }
+}
+
+/// Reads a transfer request; `None` if it is invalid or too long.
+fn read_request(written: &IPBlockTransferRequest) -> Option<TransferRequest> {
+    let IPBlockTransferRequest { node, address_store, addresses, quarantine, requested_at } = written;
+    let spans = addresses.iter().map(|text| AddressSpan::parse(text));
+    let is_legal = !node.is_empty() && addresses.len() <= SPANS_MAX;
+    Some(TransferRequest {
+        node: Some(node.clone()).filter(|_| is_legal)?,
+        store: address_store.clone(),
+        addresses: spans.collect::<Option<_>>()?,
+        quarantine: u64::try_from(*quarantine).ok()?,
+        requested_at: u64::try_from(*requested_at).ok()?,
+    })
 }
 
 /// Error of an invalid pool.

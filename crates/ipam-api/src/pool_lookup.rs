@@ -4,7 +4,7 @@
 //!   by name ──► exists? ──► layout fixed ──► its blocks
 //!              │       └─► not yet: pending ──► another pool with addresses of it? ── no ──► fixed
 //!              └► range within another pool of the same address space? ──► that pool
-//!                 └► created; block size as before, or by range and number of nodes; smaller pools inside it are excluded
+//!                 └► created; block size as before, or by window and number of nodes; smaller pools inside it are excluded
 //! ```
 //!
 //! - The layout of a pool is decided once and recorded in its status. A spec that differs from it is refused.
@@ -19,6 +19,7 @@ use std::fmt;
 use std::time::Duration;
 
 use ipam::PoolLayout;
+use ipam::pool_layout::address_count;
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
@@ -72,7 +73,16 @@ pub enum Unusable {
 /// # Errors
 /// [`Unusable`]. A concurrent change by another client is waited for.
 pub async fn resolve(client: &Client, wanted: &PoolReference) -> Result<Pool, Unusable> {
-    let lookup = Lookup { client, pools: Api::all(client.clone()), wanted };
+    resolve_for(client, wanted, address_count(wanted.range)).await
+}
+
+/// Returns the requested pool like [`resolve`], for a network that may allocate `window` addresses of it. The block size
+/// of a new pool depends on them.
+///
+/// # Errors
+/// As for [`resolve`].
+pub async fn resolve_for(client: &Client, wanted: &PoolReference, window: u128) -> Result<Pool, Unusable> {
+    let lookup = Lookup { client, pools: Api::all(client.clone()), wanted, window };
     let mut found = lookup.resolve().await;
     for _ in 0..CHECKS {
         if !matches!(found, Err(Unusable::Changed(_))) {
@@ -98,6 +108,8 @@ struct Lookup<'a> {
     client: &'a Client,
     pools: Api<PoolObject>,
     wanted: &'a PoolReference,
+    /// Number of addresses that the network may allocate.
+    window: u128,
 }
 
 impl From<String> for Unusable {
@@ -349,13 +361,15 @@ impl Lookup<'_> {
         }
     }
 
-    /// Returns the block size of a new pool: that of existing leases from a deleted pool, else by the number of nodes.
+    /// Returns the block size of a new pool: that of existing leases from a deleted pool, else by window and number of
+    /// nodes.
     async fn bits(&self, pool: &str, range: IpNet) -> Result<u8, Unusable> {
         let leased = self.leased(pool).await?;
         if let Some(bits) = leased.iter().find_map(BlockObject::bits) {
             return Ok(bits);
         }
-        Ok(PoolLayout::for_nodes(range, self.done(nodes(self.client).await)?).bits())
+        let nodes = self.done(nodes(self.client).await)?;
+        Ok(PoolLayout::for_window(range, self.window, nodes).bits())
     }
 }
 

@@ -83,6 +83,10 @@ impl Registry for Memory {
         })
     }
 
+    async fn replace_requests(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {
+        self.replace(object).await
+    }
+
     async fn delete(&self, object: &IpBlock) -> Result<(), RegistryError> {
         self.request("delete", |objects| objects.remove(&object.net));
         Ok(())
@@ -113,8 +117,8 @@ fn run<T>(work: impl Future<Output = T>) -> T {
 
 fn cluster(nodes: u64, pods: u64, range: &str) {
     let subnet: IpNet = range.parse().expect("a network");
-    let layout = PoolLayout::for_nodes(subnet, nodes);
     let filter = AddressFilter::new(Range::between(subnet, None, None).expect("a range"), &[]);
+    let layout = PoolLayout::for_window(subnet, filter.count(), nodes);
     let clock = Clock { now: 1_000_000, quarantine: 60_000 };
     let registry = Memory::default();
     let started = Instant::now();
@@ -209,7 +213,7 @@ fn allocator(held: u64) {
     }
     let allocated = started.elapsed();
     for owner in owners() {
-        let _ = store.release_owners(clock.now, &[owner]);
+        let _ = store.release_owners(clock, &[owner]);
     }
     let [add, del] =
         [allocated, started.elapsed() - allocated].map(|took| took.as_secs_f64() / rounds as f64);

@@ -115,6 +115,21 @@ impl AddressFilter {
         self.next(0).is_none()
     }
 
+    /// Number of admitted addresses, at most `u128::MAX`.
+    pub fn count(&self) -> u128 {
+        let (first, last) = self.bounds();
+        let within = |from: u128, to: u128| match (from.max(first), to.min(last)) {
+            (from, to) if from <= to => (to - from).saturating_add(1),
+            _ => 0,
+        };
+        let family = |net: &&IpNet| net.addr().is_ipv4() == self.range.subnet().addr().is_ipv4();
+        let excluded = self.exclude.iter().filter(family);
+        let excluded: u128 = excluded.map(|net| within(number(net.network()), number(net.broadcast()))).sum();
+        let gateway = self.range.gateway().filter(|ip| self.excluding(*ip).is_none());
+        let gateway = gateway.map_or(0, |ip| within(number(ip), number(ip)));
+        within(first, last) - excluded - gateway
+    }
+
     /// Whether the filter admits an address of a block.
     pub fn overlaps(&self, block: IpNet) -> bool {
         self.next(number(block.network())).is_some_and(|ip| ip <= number(block.broadcast()))
@@ -164,7 +179,7 @@ impl AddressFilter {
 }
 
 /// Spreads neighbouring seeds over all 64 bits. Source: finalizer of SplitMix64.
-fn mix(seed: u64) -> u64 {
+pub(crate) fn mix(seed: u64) -> u64 {
     let mixed = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 31)
@@ -201,6 +216,7 @@ mod tests {
             let ip = IpAddr::from([10, 0, 0, last]);
             assert_eq!(filter.admits(ip), all.contains(&ip.to_string()), "{ip}");
         }
+        assert_eq!(filter.count(), 5);
         assert!(
             !filter.overlaps("10.0.0.4/30".parse().unwrap())
                 && filter.overlaps("10.0.0.8/30".parse().unwrap())
@@ -235,7 +251,7 @@ mod tests {
         let range = Range::between("10.1.0.0/16".parse().unwrap(), None, None).unwrap();
         let filter = AddressFilter::new(range, &exclude);
         let all: Vec<IpAddr> = filter.addresses("10.1.0.0/16".parse().unwrap()).collect();
-        assert_eq!(all.len(), 32_767);
+        assert_eq!((all.len(), filter.count()), (32_767, 32_767));
         assert!(all.iter().all(|ip| filter.admits(*ip)) && !filter.admits(IpAddr::from([10, 1, 9, 8])));
     }
 
@@ -245,6 +261,12 @@ mod tests {
         assert!(filter("10.0.0.0/30", "", "", "10.0.0.1", &["10.0.0.2/32"]).is_empty());
         assert!(filter("::/0", "", "", "", &["::/1", "8000::/1"]).is_empty());
         assert!(!filter("fd00::/64", "", "", "", &["fd00::/65"]).is_empty());
+        let halves = filter("::/0", "", "", "", &["::/1", "8000::/1"]);
+        assert_eq!(
+            (halves.count(), filter("10.0.0.0/30", "", "", "10.0.0.1", &["10.0.0.2/32"]).count()),
+            (0, 0)
+        );
+        assert_eq!(filter("10.0.0.0/24", "10.0.0.0", "10.0.0.0", "", &[]).count(), 0);
     }
 
     #[test]

@@ -54,6 +54,16 @@ pub enum AllocationError {
     Unavailable(String),
 }
 
+impl AllocationError {
+    /// Whether another node may have a free address although none is known to be free.
+    pub(crate) fn may_be_free_elsewhere(&self) -> bool {
+        matches!(
+            self,
+            AllocationError::Exhausted | AllocationError::Quarantined(_) | AllocationError::Contended
+        )
+    }
+}
+
 impl From<RegistryError> for AllocationError {
     fn from(error: RegistryError) -> AllocationError {
         match error {

@@ -6,6 +6,7 @@
 mod adopt;
 mod any_address;
 mod block;
+mod other_nodes;
 mod request_transfer;
 mod single_address;
 
@@ -26,6 +27,8 @@ use crate::registry::{PoolState, Registry, RegistryError, block_around};
 const UNLISTED_ATTEMPTS: usize = 2;
 /// Number of objects that are tried in all.
 const ATTEMPTS: usize = 64;
+/// Step between the seeds of two attempts: 2⁶⁴ divided by the golden ratio.
+const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Allocator of one pool for one holder.
 #[derive(Debug)]

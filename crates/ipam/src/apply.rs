@@ -15,7 +15,13 @@ impl AddressStore {
         let info = |block: Block| {
             let held =
                 if self.is_unconfirmed_and_used(&block) { self.held_addresses(&block) } else { Vec::new() };
-            BlockInfo { net: block.net, lease: block.lease, state: block.state, held }
+            let released_at = match self.slots_of(&block).next() {
+                Some(Slot::Free(since)) if block.single_owner && block.state == BlockState::Returning => {
+                    since
+                }
+                _ => 0,
+            };
+            BlockInfo { net: block.net, lease: block.lease, state: block.state, held, released_at }
         };
         LeaseRequest { blocks: self.blocks().map(info).collect(), kind }
     }

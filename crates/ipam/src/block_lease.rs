@@ -49,4 +49,12 @@ pub struct BlockInfo {
     /// Held addresses of an unconfirmed block; empty for other states and after a boot.
     #[serde(default)]
     pub held: Vec<IpAddr>,
+    /// Time of release of a single address that is being returned, in milliseconds since 1970; 0 for other blocks.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub released_at: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }

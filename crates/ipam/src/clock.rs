@@ -13,6 +13,13 @@ pub struct Clock {
 }
 
 impl Clock {
+    /// Returns the time of release of an address that was held since `held_since`, so that its quarantine is at most as
+    /// long as it was held. Never 0, which means that the address was never held.
+    pub(crate) fn released_at(self, held_since: u64) -> u64 {
+        let held = self.now.saturating_sub(held_since);
+        self.now.saturating_sub(self.quarantine.saturating_sub(held)).max(1)
+    }
+
     /// Returns when the quarantine of an address released at `released_at` ends; `None` if it is over.
     ///
     /// A release time far in the future means that the clock was set back; then there is no quarantine. The release
@@ -30,6 +37,18 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quarantine_is_at_most_as_long_as_the_address_was_held() {
+        let clock = Clock { now: 1_000, quarantine: 60 };
+        for (held_since, end) in
+            [(0, Some(1_060)), (940, Some(1_060)), (990, Some(1_010)), (1_000, None), (1_001, None)]
+        {
+            let released_at = clock.released_at(held_since);
+            assert_eq!(clock.quarantined_until(released_at), end, "{held_since}");
+        }
+        assert_eq!(Clock { now: 1, quarantine: 60 }.released_at(1), 1);
+    }
 
     #[test]
     fn quarantine_of_zero_never_delays_an_address() {

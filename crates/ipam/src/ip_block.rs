@@ -2,13 +2,24 @@
 //!
 //! States of an object and their meaning: `docs/design/ipam.md#objects`.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
+use crate::address_filter::AddressFilter;
 use crate::block_lease::BlockLease;
 use crate::clock::Clock;
+use crate::number::{Family, number};
 use crate::pool_layout::is_single_address;
+
+/// Largest number of transfer requests in an object.
+pub const REQUESTS_MAX: usize = 16;
+/// Largest number of address spans in a transfer request: as many as a block of 256 addresses can have.
+pub const SPANS_MAX: usize = 128;
+/// Time for which a request is served after its requester has given up, in milliseconds.
+pub(crate) const REQUEST_LIFETIME: u64 = 600_000;
 
 /// Object of a pool: a block, or a single address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +56,78 @@ pub struct Holder {
     /// For a single address: holder of the address on that node, as the node answered; empty if it is free or the
     /// node has not answered.
     pub transfer_refused_by: String,
+    /// For a block: requests of other nodes for any address of this node's blocks.
+    pub transfer_requests: Vec<TransferRequest>,
+}
+
+/// Request of another node for any address of the blocks of this object's holder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TransferRequest {
+    /// Node that needs an address.
+    pub node: String,
+    /// Address store of that node.
+    pub store: String,
+    /// Addresses that the requester may allocate.
+    pub addresses: Vec<AddressSpan>,
+    /// Length of the quarantine in milliseconds.
+    pub quarantine: u64,
+    /// Time of the request, in milliseconds since 1970.
+    pub requested_at: u64,
+}
+
+/// Span of addresses, from the first to the last, both included and of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddressSpan {
+    /// First address.
+    pub first: IpAddr,
+    /// Last address.
+    pub last: IpAddr,
+}
+
+impl TransferRequest {
+    /// Whether the requester may allocate an address.
+    pub fn admits(&self, ip: IpAddr) -> bool {
+        self.addresses.iter().any(|span| (span.first..=span.last).contains(&ip))
+    }
+
+    /// Whether the requester has given up long ago.
+    pub fn has_expired(&self, now: u64) -> bool {
+        self.requested_at.saturating_add(REQUEST_LIFETIME) < now
+    }
+
+    /// Whether this is the same request, or an earlier or later one of the same store.
+    pub(crate) fn is_of_store(&self, other: &TransferRequest) -> bool {
+        (&self.node, &self.store) == (&other.node, &other.store)
+    }
+}
+
+impl AddressSpan {
+    /// Spans of the addresses of a block that a network may allocate and that are not reserved.
+    pub(crate) fn of_block(filter: &AddressFilter, block: &IpBlock) -> Vec<AddressSpan> {
+        let mut spans: Vec<AddressSpan> = Vec::new();
+        for ip in filter.addresses(block.net).filter(|ip| !block.reserved.contains(ip)) {
+            match spans.last_mut().filter(|span| number(span.last).checked_add(1) == Some(number(ip))) {
+                Some(span) => span.last = ip,
+                None => spans.push(AddressSpan { first: ip, last: ip }),
+            }
+        }
+        spans
+    }
+
+    /// Reads `FIRST-LAST`; `None` if the text is not a span.
+    pub fn parse(text: &str) -> Option<AddressSpan> {
+        let (first, last) = text.split_once('-')?;
+        let (first, last): (IpAddr, IpAddr) = (first.parse().ok()?, last.parse().ok()?);
+        let is_ordered = Family::of(first) == Family::of(last) && first <= last;
+        is_ordered.then_some(AddressSpan { first, last })
+    }
+}
+
+impl fmt::Display for AddressSpan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
 }
 
 impl IpBlock {

@@ -2,8 +2,9 @@
 //!
 //! - The block size of a pool is fixed when the pool is first used, because nodes compete for a block by its name.
 //! - A block has at most 256 addresses. A block of one address is that address.
+//! - A network whose window is not larger than a block uses single addresses instead.
 //!
-//! [`PoolLayout::for_nodes`] chooses a size that gives every node four blocks. See `docs/design/ipam.md#pool-layout`.
+//! [`PoolLayout::for_window`] chooses a size that gives every node four blocks. See `docs/design/ipam.md#pool-layout`.
 
 use std::net::IpAddr;
 
@@ -17,6 +18,12 @@ pub const BITS_MAX: u8 = 8;
 const SECTIONS: u128 = 512;
 /// Number of blocks that every node should be able to lease.
 const BLOCKS_PER_NODE: u128 = 4;
+/// Smallest useful block: a lease of a smaller one costs as much as the single addresses in it.
+const BLOCK_MIN: u128 = 4;
+/// A window with at least this many addresses has blocks of at least [`LARGE_BLOCK_MIN`], if every node can lease one:
+/// a lease costs two requests, and one request must yield 16 addresses.
+const LARGE_WINDOW: u128 = 1024;
+const LARGE_BLOCK_MIN: u128 = 32;
 
 /// Subnet of a pool and the size of its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,14 +40,20 @@ impl PoolLayout {
         PoolLayout { subnet, bits: bits.min(BITS_MAX).min(host) }
     }
 
-    /// Splits `subnet` so that each of `nodes` nodes can lease four blocks.
-    pub fn for_nodes(subnet: IpNet, nodes: u64) -> PoolLayout {
-        let host = u32::from(Family::of(subnet.addr()).bits() - subnet.prefix_len());
-        // Above 2^100 addresses the number of nodes makes no difference.
-        let addresses = 1_u128 << host.min(100);
-        let share = addresses / (BLOCKS_PER_NODE * u128::from(nodes.max(1)));
-        let bits = share.checked_ilog2().unwrap_or(0).min(u32::from(BITS_MAX));
-        PoolLayout::new(subnet, u8::try_from(bits).unwrap_or(BITS_MAX))
+    /// Splits `subnet` for a network that may allocate `window` addresses of it, so that each of `nodes` nodes can lease
+    /// four blocks. If the window is too small for blocks, the size is that for a network with the whole subnet.
+    pub fn for_window(subnet: IpNet, window: u128, nodes: u64) -> PoolLayout {
+        let bits = match bits_for(window, nodes) {
+            0 => bits_for(address_count(subnet), nodes),
+            bits => bits,
+        };
+        PoolLayout::new(subnet, bits)
+    }
+
+    /// Whether a network that may allocate `window` addresses leases blocks. A window within one block would be
+    /// available to a single node.
+    pub fn has_blocks_for(&self, window: u128) -> bool {
+        !self.has_single_addresses_only() && window > u128::from(self.block_size())
     }
 
     /// Subnet of the pool.
@@ -95,6 +108,17 @@ impl PoolLayout {
     }
 }
 
+/// Size of a block, as a power of two, for `window` addresses on `nodes` nodes; 0 for single addresses.
+fn bits_for(window: u128, nodes: u64) -> u8 {
+    let nodes = u128::from(nodes.max(1));
+    let mut share = window / (BLOCKS_PER_NODE * nodes);
+    if window >= LARGE_WINDOW && window / LARGE_BLOCK_MIN >= nodes {
+        share = share.max(LARGE_BLOCK_MIN);
+    }
+    let bits = share.checked_ilog2().filter(|_| share >= BLOCK_MIN).unwrap_or(0);
+    u8::try_from(bits).unwrap_or(BITS_MAX).min(BITS_MAX)
+}
+
 /// Whether a network is one address.
 pub(crate) fn is_single_address(net: IpNet) -> bool {
     net.prefix_len() == net.max_prefix_len()
@@ -125,22 +149,52 @@ mod tests {
     }
 
     #[test]
-    fn pool_layout_block_size_follows_range_and_node_count() {
+    fn pool_layout_block_size_follows_window_and_node_count() {
         let cases = [
-            ("10.0.0.0/16", 3, 8),
-            ("10.0.0.0/16", 100, 7),
-            ("10.0.0.0/16", 1_000, 4),
-            ("10.0.0.0/24", 3, 4),
-            ("10.0.0.0/24", 64, 0),
-            ("10.0.0.0/28", 100, 0),
-            ("10.0.0.0/8", 10_000, 8),
-            ("fd00::/64", 10_000, 8),
-            ("::/0", 1, 8),
-            ("10.0.0.0/30", 0, 0),
+            ("10.0.0.0/16", 65_534, 3, 8),
+            ("10.0.0.0/16", 65_534, 100, 7),
+            ("10.0.0.0/16", 65_534, 1_000, 5),
+            ("10.0.0.0/16", 65_534, 5_000, 0),
+            ("10.0.0.0/24", 254, 3, 4),
+            ("10.0.0.0/24", 254, 15, 2),
+            ("10.0.0.0/24", 254, 16, 0),
+            ("10.0.0.0/27", 30, 6, 0),
+            ("10.0.0.0/28", 14, 100, 0),
+            ("10.0.0.0/22", 1_022, 32, 2),
+            ("10.0.0.0/21", 1_024, 32, 5),
+            ("10.0.0.0/21", 1_024, 33, 2),
+            ("10.0.0.0/8", 1 << 24, 10_000, 8),
+            ("fd00::/64", u128::from(u64::MAX), 10_000, 8),
+            ("::/0", u128::MAX, 1, 8),
+            ("10.0.0.0/30", 2, 0, 0),
         ];
-        for (subnet, nodes, bits) in cases {
-            assert_eq!(PoolLayout::for_nodes(net(subnet), nodes).bits(), bits, "{subnet} for {nodes}");
+        for (subnet, window, nodes, bits) in cases {
+            let layout = PoolLayout::for_window(net(subnet), window, nodes);
+            let expected = if bits == 0 { bits_for(address_count(net(subnet)), nodes) } else { bits };
+            assert_eq!(layout.bits(), expected, "{window} of {subnet} for {nodes}");
+            assert_eq!(bits_for(window, nodes), bits, "{window} of {subnet} for {nodes}");
         }
+    }
+
+    #[test]
+    fn pool_layout_small_window_has_no_blocks() {
+        for (subnet, window, nodes, has_blocks) in [
+            ("10.93.96.0/20", 2, 3, false),
+            ("10.56.217.0/24", 11, 3, false),
+            ("10.0.0.0/27", 5, 3, false),
+            ("10.0.0.0/27", 30, 6, false),
+            ("10.0.0.0/24", 254, 3, true),
+            ("10.0.0.0/16", 1_024, 10, true),
+        ] {
+            let layout = PoolLayout::for_window(net(subnet), window, nodes);
+            assert_eq!(
+                layout.has_blocks_for(window),
+                has_blocks,
+                "{window} of {subnet} for {nodes}: {layout:?}"
+            );
+        }
+        // A network with the whole range leases blocks of the pool that the small window created.
+        assert!(PoolLayout::for_window(net("10.93.96.0/20"), 2, 3).has_blocks_for(4_094));
     }
 
     #[test]

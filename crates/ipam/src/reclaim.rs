@@ -43,8 +43,10 @@ pub async fn release_lease<R: Registry>(
 /// Error of the registry.
 pub async fn reclaim<R: Registry>(registry: &R, mut object: IpBlock, now: u64) -> Result<(), RegistryError> {
     if object.is_single_address() {
-        let Holder { claim, generation, .. } = object.holder;
-        object.holder = Holder { claim, generation, released_at: now, ..Holder::default() };
+        let Holder { claim, generation, owner, .. } = object.holder;
+        // The same interface of the same pod may have the address again at once.
+        let owner = if claim.is_empty() { owner } else { String::new() };
+        object.holder = Holder { claim, generation, owner, released_at: now, ..Holder::default() };
         return registry.replace(&object).await.map(drop);
     }
     registry.delete(&object).await

@@ -73,6 +73,13 @@ pub trait Registry: Sync {
     /// the change is removed.
     fn replace(&self, object: &IpBlock) -> impl Future<Output = Result<IpBlock, RegistryError>> + Send;
 
+    /// Replaces the transfer requests of an object, if it was not changed since `object` was read. This is the only change
+    /// by a node that is not the holder; it does not answer a liveness probe of the holder.
+    fn replace_requests(
+        &self,
+        object: &IpBlock,
+    ) -> impl Future<Output = Result<IpBlock, RegistryError>> + Send;
+
     /// Deletes an object, if it was not changed since `object` was read. Deleting a missing object succeeds.
     fn delete(&self, object: &IpBlock) -> impl Future<Output = Result<(), RegistryError>> + Send;
 
@@ -85,7 +92,7 @@ pub trait Registry: Sync {
     /// Whether the pod of an owner is known to be deleted.
     fn is_pod_deleted(&self, owner: &str) -> impl Future<Output = Result<bool, RegistryError>> + Send;
 
-    /// Waits before the check number `check` of a transfer; later checks wait longer.
+    /// Waits before the check number `check` whether a request of a transfer was answered; later checks wait longer.
     fn wait_for_transfer(&self, check: u32) -> impl Future<Output = ()> + Send;
 }
 

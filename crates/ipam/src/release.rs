@@ -2,11 +2,15 @@
 //!
 //! See `docs/design/ipam.md#return-of-blocks`.
 
-use crate::address_store::{AddressStore, Block, Edit, OwnerTag, SlotId};
+use crate::address_store::{AddressStore, Block, Edit, OwnerTag, Slot, SlotId};
 use crate::block_lease::BlockState;
 use crate::clock::Clock;
 use crate::pool_layout::address_count;
 
+/// Time after which an idle block is returned, in milliseconds.
+pub const IDLE: u64 = 600_000;
+/// Largest number of free addresses that a node with pods keeps; of small blocks, a quarter.
+const KEEP: u64 = 4;
 /// A block may be drained if at most one address in this many is held.
 const DRAIN_BELOW: u64 = 4;
 /// One in this many of a block's addresses must be free in other blocks before the block is drained.
@@ -14,21 +18,36 @@ const DRAIN_RESERVE: u64 = 4;
 
 impl AddressStore {
     /// Releases the addresses that these owners hold.
-    pub fn release_owners(&mut self, now: u64, owners: &[OwnerTag]) -> Vec<Edit> {
+    pub fn release_owners(&mut self, clock: Clock, owners: &[OwnerTag]) -> Vec<Edit> {
         let own: Vec<SlotId> = owners.iter().flat_map(|owner| self.held_by(*owner)).collect();
-        self.release_slots(now, &own)
+        self.release_slots(clock, &own)
     }
 
-    /// Releases the addresses of these slots.
-    pub fn release_slots(&mut self, now: u64, slots: &[SlotId]) -> Vec<Edit> {
+    /// Releases the addresses of these slots. The quarantine of an address is at most as long as it was held, so the time
+    /// of release of an address that was held briefly is earlier.
+    pub fn release_slots(&mut self, clock: Clock, slots: &[SlotId]) -> Vec<Edit> {
         let mut edits = Vec::new();
         for id in slots {
-            edits.extend(self.free(*id, now));
+            let since = match self.slot(*id) {
+                Slot::Held { since, .. } => clock.released_at(since),
+                _ => clock.now,
+            };
+            edits.extend(self.free(*id, since));
             if self.block(id.page).is_some_and(|block| block.single_owner) {
                 edits.push(self.set_state(id.page, BlockState::Returning));
             }
         }
         edits
+    }
+
+    /// Marks blocks as returning without a call of a pod: as [`AddressStore::release_idle_blocks`]. A node without pods
+    /// keeps no block.
+    pub fn return_idle_blocks(&mut self, clock: Clock, idle: u64) -> Vec<Edit> {
+        let is_used = self.blocks().any(|block| self.is_held(&block));
+        let small =
+            self.blocks().find(|block| !block.single_owner).map_or(0, |block| address_count(block.net) / 4);
+        let keep = if is_used { u64::try_from(small).unwrap_or(KEEP).clamp(1, KEEP) } else { 0 };
+        self.release_idle_blocks(clock, idle, keep)
     }
 
     /// Marks the blocks that the node does not need as returning: single addresses without owner, drained blocks that
@@ -38,14 +57,8 @@ impl AddressStore {
         let blocks: Vec<Block> = self.blocks().collect();
         let mut free = None;
         let mut edits = Vec::new();
-        // A block leased again keeps the addresses of its earlier lease from other nodes.
-        let protects_earlier_lease = |block: &Block| {
-            let is_earlier =
-                |other: &&Block| other.net == block.net && other.lease != block.lease && !block.single_owner;
-            blocks.iter().filter(is_earlier).any(|other| self.is_held(other))
-        };
         let is_candidate =
-            |block: &&Block| block.state == BlockState::Active && !protects_earlier_lease(block);
+            |block: &&Block| block.state == BlockState::Active && !self.protects_earlier_lease(block);
         let candidates: Vec<&Block> = blocks.iter().filter(is_candidate).collect();
         for block in candidates {
             let is_over = match (block.single_owner, block.draining) {
@@ -69,6 +82,13 @@ impl AddressStore {
         }
         edits.extend(self.drain_emptiest_block(clock, keep));
         edits
+    }
+
+    /// Whether a block was leased again and keeps the addresses of its earlier lease from other nodes.
+    pub(crate) fn protects_earlier_lease(&self, block: &Block) -> bool {
+        let is_earlier =
+            |other: &Block| other.net == block.net && other.lease != block.lease && !block.single_owner;
+        self.blocks().filter(is_earlier).any(|other| self.is_held(&other))
     }
 
     /// Starts to drain the block with the fewest held addresses, if it holds few and the other blocks have room for

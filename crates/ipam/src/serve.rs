@@ -73,15 +73,34 @@ impl<R: Registry> BlockAllocator<'_, R> {
     /// returning lease never changes its state again.
     pub async fn return_blocks(&self, request: &LeaseRequest, response: &mut LeaseResponse) {
         let returning = request.blocks.iter().filter(|block| block.state == BlockState::Returning);
-        for BlockInfo { net, lease, .. } in returning {
-            match release_lease(self.registry, *net, lease, self.clock.now).await {
+        for BlockInfo { net, lease, released_at, .. } in returning {
+            // The quarantine of a single address began when its owner released it.
+            let now = self.clock.now;
+            let released_at = if *released_at == 0 { now } else { (*released_at).min(now) };
+            match release_lease(self.registry, *net, lease, released_at).await {
                 Ok(()) => response.returned.push(lease.clone()),
                 Err(error) => response.error = Some(error.into()),
             }
         }
     }
 
+    /// Leases what a request needs; asks other nodes if no address is known to be free.
     async fn lease(
+        &self,
+        kind: AllocationKind,
+        context: RequestContext<'_>,
+    ) -> Result<BlockLease, AllocationError> {
+        let is_any = matches!(kind, AllocationKind::Any | AllocationKind::ForClaim(_));
+        match self.lease_free(kind, context).await {
+            Err(refusal) if is_any && refusal.may_be_free_elsewhere() => {
+                self.lease_from_other_nodes(kind, context, refusal).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Leases what a request needs from what the registry knows to be free.
+    pub(crate) async fn lease_free(
         &self,
         kind: AllocationKind,
         context: RequestContext<'_>,
@@ -90,7 +109,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
             AllocationKind::Address(ip) | AllocationKind::AddressForClaim(ip) => {
                 self.lease_address(ip, context).await
             }
-            AllocationKind::Any if !self.layout.has_single_addresses_only() => {
+            AllocationKind::Any if self.layout.has_blocks_for(self.filter.count()) => {
                 self.lease_block_or_address(context).await
             }
             AllocationKind::ForClaim(offer) => self.lease_any_address(offer, context).await,

@@ -18,7 +18,7 @@ mod ipam_claim;
 mod kuryr_port;
 mod network_attachment_definition;
 
-pub use ip_block::{IPBlock, IPBlockSpec, IPBlockStatus};
+pub use ip_block::{IPBlock, IPBlockSpec, IPBlockStatus, IPBlockTransferRequest};
 pub use ip_pool::{IPPool, IPPoolSpec, IPPoolStatus, LayoutPhase, RecordedLayout};
 pub use ipam_claim::{IPAMClaim, IPAMClaimSpec, IPAMClaimStatus, OwnerPod};
 pub use kuryr_port::{KuryrPort, KuryrPortSpec, KuryrPortStatus};

@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 
 use ipam::{
     AddressFilter, AllocationError, AllocationKind, BlockAllocator, BlockInfo, BlockLease, BlockState, Clock,
-    Holder, IpBlock, LeaseRequest, LeaseResponse, RegistryError, RequestContext, release_lease,
+    Holder, IpBlock, LeaseRequest, LeaseResponse, RegistryError, RequestContext, TransferRequest,
+    release_lease,
 };
 use kube::api::ListParams;
 use kube::runtime::watcher::Config;
@@ -52,8 +53,21 @@ use node_support::metrics::Metrics;
 const SYNC_MAX: Duration = Duration::from_secs(5);
 /// Time after which an unused prefetched block is returned.
 const PREFETCH_MAX: Duration = Duration::from_secs(600);
+/// Time for which another node's request waits for a request of the same store on this node.
+const GIVE_UP_MAX: Duration = Duration::from_millis(200);
 /// Time for which a pool is not read again, by requests that lease nothing for a waiting client.
 const POOL_CACHE_MAX: Duration = Duration::from_secs(60);
+
+/// Result of a request to give up a prefetched block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GiveUp {
+    /// A block was returned.
+    Done,
+    /// There is none.
+    Nothing,
+    /// A request of the store is being served.
+    Busy,
+}
 
 /// Provider of address blocks for the stores of this node.
 pub(crate) struct BlockProvider {
@@ -65,6 +79,8 @@ pub(crate) struct BlockProvider {
     /// Whether this node has ever requested addresses.
     is_used: Sender<bool>,
     prefetched: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<PrefetchedBlocks>>>>,
+    /// Longest quarantine by store.
+    quarantines: Mutex<BTreeMap<String, u64>>,
 }
 
 /// Reason why a request for addresses could not be served at all.
@@ -130,6 +146,7 @@ impl BlockProvider {
             own_followed: Once::new(),
             is_used: Sender::new(false),
             prefetched: Mutex::default(),
+            quarantines: Mutex::default(),
         }
     }
 
@@ -148,6 +165,7 @@ impl BlockProvider {
             name_in_directory(&request.store, &request.directory)
         };
         let request = &AllocateRequest { store, ..request.clone() };
+        self.note_quarantine(request);
         let prefetched = self.prefetched_of(&request.store);
         let mut prefetched = prefetched.lock().await;
         let answered = self.try_allocate((request, probe), &mut prefetched, metrics).await;
@@ -164,6 +182,12 @@ impl BlockProvider {
                 self.with_hint(request, AllocateResponse::unavailable(error.to_string()))
             }
         }
+    }
+
+    fn note_quarantine(&self, request: &AllocateRequest) {
+        let mut quarantines = self.quarantines.lock().unwrap_or_else(PoisonError::into_inner);
+        let longest = quarantines.entry(request.store.clone()).or_default();
+        *longest = (*longest).max(request.quarantine);
     }
 
     /// Adds a hint to the response if the store is in another directory than the agent's: free addresses of the node
@@ -239,6 +263,55 @@ impl BlockProvider {
         Ok(true)
     }
 
+    /// Gives up a prefetched block of a store to another node, if there is one that it may use. Does not wait long for a
+    /// request of the store that is being served: that one may wait for other nodes itself.
+    ///
+    /// # Errors
+    /// The error of the registry.
+    pub(crate) async fn give_up_prefetched(
+        &self,
+        registry: &ApiRegistry,
+        store: &str,
+        request: &TransferRequest,
+    ) -> Result<GiveUp, RegistryError> {
+        let prefetched = self.prefetched_of(store);
+        let Ok(mut prefetched) = timeout(GIVE_UP_MAX, prefetched.lock()).await else {
+            return Ok(GiveUp::Busy);
+        };
+        let is_wanted = |block: &IpBlock| {
+            let addresses = 0..ipam::pool_layout::address_count(block.net);
+            let mut free = addresses.map(|offset| ipam::pool_layout::nth(block.net, offset));
+            free.any(|ip| request.admits(ip) && !block.reserved.contains(&ip))
+        };
+        let Some(at) = prefetched.ready.iter().position(|(_, ready)| is_wanted(ready)) else {
+            return Ok(GiveUp::Nothing);
+        };
+        let (_, block) = prefetched.ready.remove(at);
+        release_lease(registry, block.net, &block.lease_id(), now()).await?;
+        Ok(GiveUp::Done)
+    }
+
+    /// Returns prefetched blocks of a store that were not used in time; then the leases of those that are still ready.
+    ///
+    /// # Errors
+    /// The error of the registry.
+    pub(crate) async fn ready_blocks(
+        &self,
+        registry: &ApiRegistry,
+        store: &str,
+    ) -> Result<HashSet<String>, RegistryError> {
+        let prefetched = self.prefetched_of(store);
+        let mut prefetched = prefetched.lock().await;
+        return_unused(registry, &mut prefetched, now()).await?;
+        Ok(prefetched.ready.iter().map(|(_, ready)| ready.lease_id()).collect())
+    }
+
+    /// Longest quarantine that a network has requested of a store since the agent started, in milliseconds.
+    pub(crate) fn quarantine_of(&self, store: &str) -> u64 {
+        let quarantines = self.quarantines.lock().unwrap_or_else(PoisonError::into_inner);
+        quarantines.get(store).copied().unwrap_or(0)
+    }
+
     async fn try_allocate(
         &self,
         (request, probe): (&AllocateRequest, &ClientProbe<'_>),
@@ -276,7 +349,7 @@ impl BlockProvider {
                 Ok(LeaseResponse { error, ..LeaseResponse::default() })
             }
             Operation::Return => {
-                self.return_unused(&allocator, prefetched).await?;
+                return_unused(&registry, prefetched, allocator.clock.now).await?;
                 let ask = LeaseRequest { blocks: request.blocks.clone(), kind: AllocationKind::Nothing };
                 let mut response = LeaseResponse::default();
                 allocator.return_blocks(&ask, &mut response).await;
@@ -312,7 +385,8 @@ impl BlockProvider {
         {
             return Ok(pool.clone());
         }
-        let resolved = timeout(SYNC_MAX, pool_lookup::resolve(&self.client, &request.pool)).await;
+        let lookup = pool_lookup::resolve_for(&self.client, &request.pool, request.filter.count());
+        let resolved = timeout(SYNC_MAX, lookup).await;
         let no_answer = |_| Err(Unusable::Unknown("the API server does not answer".to_owned()));
         match (resolved.unwrap_or_else(no_answer), &prefetched.pool) {
             (Ok(pool), _) => {
@@ -339,7 +413,7 @@ impl BlockProvider {
         known: &[BlockInfo],
         prefetched: &mut PrefetchedBlocks,
     ) -> Result<LeaseResponse, ServeError> {
-        if !allocator.layout.has_single_addresses_only() && prefetched.ready.is_empty() {
+        if allocator.layout.has_blocks_for(allocator.filter.count()) && prefetched.ready.is_empty() {
             match allocator.prefetch_block(RequestContext { blocks: known, seen: &[] }).await {
                 Ok(object) => {
                     info!(block = %object.net, "prefetched block");
@@ -349,19 +423,6 @@ impl BlockProvider {
             }
         }
         Ok(LeaseResponse::default())
-    }
-
-    /// Returns prefetched blocks that were not used in time.
-    async fn return_unused(
-        &self,
-        allocator: &BlockAllocator<'_, ApiRegistry>,
-        prefetched: &mut PrefetchedBlocks,
-    ) -> Result<(), ServeError> {
-        for (_, ready) in prefetched.ready.extract_if(.., |(since, _)| since.elapsed() > PREFETCH_MAX) {
-            let (net, lease, now) = (ready.net, ready.lease_id(), allocator.clock.now);
-            release_lease(allocator.registry, net, &lease, now).await?;
-        }
-        Ok(())
     }
 
     /// Leases an address for a claim. An address in the IPAMClaim takes precedence; the outcome is written to the IPAMClaim.
@@ -379,20 +440,12 @@ impl BlockProvider {
             return self.serve(allocator, pool, (request, probe), (wanted, wanted), prefetched).await;
         };
         let range = request.pool.range;
-        let kept = claim.address(range).map_err(|error| ServeError::read_claim(&error))?;
-        let kind = match (kept, wanted) {
-            (Some(ip), _) if !allocator.filter.admits(ip) => {
-                return Err(ServeError::AllocateClaimed { claim: claim.name(), address: ip });
+        let kind = match self.kind_for_claim(&claim, allocator.filter, request, wanted).await {
+            Ok(kind) => kind,
+            Err(error) => {
+                claim.update_status(range, &request.pod.name, Err(&error.to_string())).await;
+                return Err(error);
             }
-            (Some(ip), AllocationKind::AddressForClaim(named)) if ip != named => {
-                return Err(ServeError::AllocateRequested {
-                    claim: claim.name(),
-                    address: ip,
-                    requested: named,
-                });
-            }
-            (Some(ip), _) => AllocationKind::AddressForClaim(ip),
-            (None, wanted) => wanted,
         };
         let response = self.serve(allocator, pool, (request, probe), (wanted, kind), prefetched).await?;
         let refusal = response.error.as_ref().map(ToString::to_string);
@@ -410,6 +463,35 @@ impl BlockProvider {
         Ok(response)
     }
 
+    /// Returns what a claim gets: the address in its status, or none.
+    async fn kind_for_claim(
+        &self,
+        claim: &Claim,
+        filter: &AddressFilter,
+        request: &AllocateRequest,
+        wanted: AllocationKind,
+    ) -> Result<AllocationKind, ServeError> {
+        let failed = |error: &dyn Display| ServeError::read_claim(error);
+        let kept = claim.address(request.pool.range).map_err(|error| failed(&error))?;
+        let foreign = match kept {
+            Some(_) => None,
+            None => claim.foreign_address(&self.client, request).await.map_err(|error| failed(&error))?,
+        };
+        match (kept, wanted) {
+            (Some(address), _) if !filter.admits(address) => {
+                Err(ServeError::AllocateClaimed { claim: claim.name(), address })
+            }
+            (Some(address), AllocationKind::AddressForClaim(requested)) if address != requested => {
+                Err(ServeError::AllocateRequested { claim: claim.name(), address, requested })
+            }
+            (Some(ip), _) => Ok(AllocationKind::AddressForClaim(ip)),
+            (None, wanted) => match foreign {
+                Some(address) => Err(ServeError::AllocateClaimed { claim: claim.name(), address }),
+                None => Ok(wanted),
+            },
+        }
+    }
+
     async fn serve(
         &self,
         allocator: &BlockAllocator<'_, ApiRegistry>,
@@ -420,7 +502,7 @@ impl BlockProvider {
     ) -> Result<LeaseResponse, ServeError> {
         let unconfirmed = request.blocks.iter().any(|known| known.state == BlockState::Unconfirmed);
         if wanted == AllocationKind::Nothing {
-            self.return_unused(allocator, prefetched).await?;
+            return_unused(allocator.registry, prefetched, allocator.clock.now).await?;
         }
         if (!unconfirmed || wanted != AllocationKind::Any)
             && let Some(lease) = take_prefetched(allocator, wanted, prefetched).await?
@@ -478,6 +560,18 @@ impl BlockProvider {
         let own = own.filter(|owned| owned.pool == pool && owned.object.holder.node == self.node);
         own.map(|owned| owned.object).filter(|object| object.holder.store == store).collect()
     }
+}
+
+/// Returns prefetched blocks that were not used in time.
+async fn return_unused(
+    registry: &ApiRegistry,
+    prefetched: &mut PrefetchedBlocks,
+    now: u64,
+) -> Result<(), RegistryError> {
+    for (_, ready) in prefetched.ready.extract_if(.., |(since, _)| since.elapsed() > PREFETCH_MAX) {
+        release_lease(registry, ready.net, &ready.lease_id(), now).await?;
+    }
+    Ok(())
 }
 
 /// Marks the addresses that the pool excludes as reserved in the leased blocks.

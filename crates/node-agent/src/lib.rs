@@ -21,6 +21,7 @@ mod call_failures;
 mod device_facts;
 mod drift;
 mod hot_plug;
+mod idle_blocks;
 mod network_info;
 mod network_sync;
 mod neutron_ports;
@@ -214,6 +215,8 @@ fn follow_addresses(
     background.begin("address transfers", transfer_handler::follow(client, node, stores, own));
     let (client, node, stores, own) = all();
     background.begin("block leases", block_leases::follow(client, node, stores, own));
+    let (client, node, stores, own) = all();
+    background.begin("return of idle blocks", idle_blocks::follow(client, node, stores, own));
     let agent = Arc::clone(agent);
     background.begin("detection of address stores", async move { agent.block_provider.detect_use().await });
 }

@@ -1,6 +1,8 @@
-//! Transfer handler: transfers single addresses out of this node's blocks to nodes that request them by name.
+//! Transfer handler: transfers addresses out of this node's blocks to nodes that request them.
 //!
 //! ```text
+//!   IPBlock of this node, `transferRequests` ──watch──► prefetched block? ── yes ─► block returned
+//!           └─ no ─► weft-cni release-address --any ─► block returned, or addresses reserved in the store, then in the IPBlock
 //!   IPBlock of one address, `transferRequestedFrom` this node ──watch──► in a prefetched block? ── yes ─► block returned
 //!           └─ no ─► weft-cni release-address ─► free: reserved in the store, then in the block's IPBlock
 //!                                             └─► held: its holder is written to `transferRefusedBy`
@@ -16,14 +18,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipam::RegistryError;
+use ipam::address_store::is_valid_name;
+use ipam::give_up::{self, GiveUpMessage, GiveUpOutcome};
 use ipam::transfer::{self, TransferOutcome, TransferReply};
+use ipam::{IpBlock, RegistryError, TransferRequest};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::agent_state::AgentState;
+use crate::block_provider::GiveUp;
 use cli_support::background::run_on_thread;
 use cli_support::failure::Failure;
 use ipam_api::api_registry::{ApiRegistry, asked_of};
@@ -54,17 +59,31 @@ pub(crate) async fn follow(client: Client, node: String, store_dir: PathBuf, age
     let selection = Config::default().labels(&asked_of(&node));
     tokio::spawn(fill(Api::<BlockObject>::all(client.clone()), selection, Arc::clone(&requested)));
     let handler = TransferHandler { client, node, store_dir, agent };
-    let mut changes = requested.changes();
+    let own = handler.agent.block_provider.own_blocks();
+    let (mut changes, mut own_changes) = (requested.changes(), own.changes());
     loop {
         changes.mark_unchanged();
+        own_changes.mark_unchanged();
         let mut again = false;
+        for owned in own.all() {
+            let Some(owned) = owned.as_ref().as_ref() else { continue };
+            if let Some(request) = give_up::next_request(&owned.object, now()) {
+                again |= handler.give_up(&own, owned, request).await;
+            }
+        }
         for owned in requested.all() {
             let Some(owned) = owned.as_ref().as_ref() else { continue };
             if owned.object.holder.transfer_requested_from == handler.node {
                 again |= handler.serve(owned).await;
             }
         }
-        let _ = timeout(if again { RETRY } else { IDLE }, changes.changed()).await;
+        let changed = async {
+            tokio::select! {
+                changed = changes.changed() => changed,
+                changed = own_changes.changed() => changed,
+            }
+        };
+        let _ = timeout(if again { RETRY } else { IDLE }, changed).await;
     }
 }
 
@@ -110,6 +129,82 @@ impl TransferError {
 }
 
 impl TransferHandler {
+    /// Serves a request for any address. The result is whether it must be tried again.
+    async fn give_up(
+        &self,
+        own: &Cache<Option<OwnedBlock>>,
+        asked: &OwnedBlock,
+        request: &TransferRequest,
+    ) -> bool {
+        let (pool, node) = (&asked.pool, &request.node);
+        match self.try_give_up(own, asked, request).await {
+            Ok(GiveUpOutcome::GivenUp) => {
+                info!(pool, node, "gave up free addresses to another node");
+            }
+            Ok(GiveUpOutcome::Refused) => {}
+            // The change of the object is about to be seen.
+            Ok(GiveUpOutcome::Pending) => return true,
+            Err(error) => {
+                let error = error.to_string();
+                warn!(pool, node, error, "failed to give up addresses to another node; will try again");
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn try_give_up(
+        &self,
+        own: &Cache<Option<OwnedBlock>>,
+        asked: &OwnedBlock,
+        request: &TransferRequest,
+    ) -> Result<GiveUpOutcome, TransferError> {
+        let OwnedBlock { pool, object, .. } = asked;
+        let store = &object.holder.store;
+        let is_of_store = |owned: &OwnedBlock| {
+            let holder = &owned.object.holder;
+            owned.pool == *pool && holder.node == self.node && holder.store == *store
+        };
+        // The objects are read before the store gives up anything.
+        let objects = own.all().into_iter().filter_map(|owned| Option::clone(&owned));
+        let objects: Vec<IpBlock> = objects.filter(is_of_store).map(|owned| owned.object).collect();
+        let Some(registry) = self.registry(pool).await? else { return Ok(GiveUpOutcome::Refused) };
+        // The agent cannot read a store in another directory. The name becomes part of a path.
+        if !is_valid_name(store) {
+            give_up::end_request(&registry, object, request).await?;
+            return Ok(GiveUpOutcome::Refused);
+        }
+        match self.agent.block_provider.give_up_prefetched(&registry, store, request).await? {
+            GiveUp::Done => {
+                give_up::end_request(&registry, object, request).await?;
+                return Ok(GiveUpOutcome::GivenUp);
+            }
+            // A call of this node waits for an address itself and keeps the store locked.
+            GiveUp::Busy => {
+                give_up::end_request(&registry, object, request).await?;
+                return Ok(GiveUpOutcome::Refused);
+            }
+            GiveUp::Nothing => {}
+        }
+        let message = GiveUpMessage { request: request.clone(), known: give_up::known_blocks(&objects) };
+        let (store_dir, store) = (self.store_dir.clone(), store.clone());
+        let given = run_on_thread(move || {
+            WeftCni::find().and_then(|weft_cni| weft_cni.give_up(&store_dir, &store, &message))
+        });
+        let given = given.await.map_err(|error| TransferError::run_on_thread(&error))?;
+        let failed = |failure: Failure| TransferError::ReleaseAddress { reason: failure.to_string() };
+        let given = given.map_err(failed)?;
+        Ok(give_up::complete_give_up(&registry, &objects, object, request, given, now()).await?)
+    }
+
+    /// Returns the registry of a pool; `None` if it does not exist or is invalid.
+    async fn registry(&self, pool: &str) -> Result<Option<ApiRegistry>, TransferError> {
+        let pools = Api::<PoolObject>::all(self.client.clone());
+        let found = timeout(RETRY, pools.get_opt(pool)).await.map_err(|_| TransferError::NoAnswer)?;
+        let found = found.map_err(|error| TransferError::ReadPool { reason: api_error::describe(&error) })?;
+        Ok(found.and_then(|pool| ApiRegistry::of(&self.client, &pool, &self.agent.metrics.address_requests)))
+    }
+
     /// Serves a transfer request. The result is whether it must be tried again.
     async fn serve(&self, owned: &OwnedBlock) -> bool {
         let address = owned.object.net.addr();

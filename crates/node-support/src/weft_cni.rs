@@ -18,9 +18,12 @@ use cni::environment::Environment;
 use cni::name::{ContainerId, IfName};
 use cni::runtime::exec::Exec;
 use cni::{Error, Verb};
+use ipam::BlockInfo;
+use ipam::give_up::{GiveUpMessage, GivenUp, ReturnMessage};
 use ipam::transfer::TransferReply;
 use rpc::frame;
 use rpc::task::TaskBatch;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use cli_support::failure::{Exit, Failure};
@@ -324,8 +327,43 @@ impl WeftCni {
         }
     }
 
+    /// Gives up a block or some addresses of an address store for another node.
+    pub fn give_up(&self, stores: &Path, pool: &str, message: &GiveUpMessage) -> Result<GivenUp, Failure> {
+        self.exchange(stores, pool, "--any", message)
+    }
+
+    /// Marks the idle blocks of an address store as returning, and removes the returned ones; returns all blocks.
+    pub fn return_idle(
+        &self,
+        stores: &Path,
+        pool: &str,
+        message: &ReturnMessage,
+    ) -> Result<Vec<BlockInfo>, Failure> {
+        self.exchange(stores, pool, "--idle", message)
+    }
+
+    /// Sends a message to `release-address` and reads its reply.
+    fn exchange<T: DeserializeOwned>(
+        &self,
+        stores: &Path,
+        pool: &str,
+        option: &str,
+        message: &impl Serialize,
+    ) -> Result<T, Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg("release-address").arg(stores).args([pool, option]);
+        let failed = |cause: serde_json::Error| Failure::new(format!("release-address {option}: {cause}"));
+        let output = self.fed(command, &serde_json::to_vec(message).map_err(failed)?)?;
+        serde_json::from_slice(&output.stdout).map_err(failed)
+    }
+
     /// Runs a command that reads `stdin`.
-    fn feed(&self, mut command: Command, stdin: &[u8]) -> Result<(), Failure> {
+    fn feed(&self, command: Command, stdin: &[u8]) -> Result<(), Failure> {
+        self.fed(command, stdin).map(drop)
+    }
+
+    /// Runs a command that reads `stdin`; returns its output if it succeeds.
+    fn fed(&self, mut command: Command, stdin: &[u8]) -> Result<Output, Failure> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let ended = command.process_group(0).spawn().and_then(|mut child| {
             // It may exit before it has read everything; its error message says why.
@@ -335,7 +373,7 @@ impl WeftCni {
         let output =
             ended.map_err(|cause| Failure::new(format!("run {}: {cause}", self.program.display())))?;
         match output.status.success() {
-            true => Ok(()),
+            true => Ok(output),
             false => Err(self.failure(&output)),
         }
     }

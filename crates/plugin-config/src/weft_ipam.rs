@@ -30,7 +30,7 @@ const DATA_DIRECTORY: &str = "/var/lib/weft/ipam";
 /// Default path of the agent's socket.
 const AGENT_SOCKET: &str = "/run/weft/agent.sock";
 /// Default quarantine of a released address, in seconds.
-const QUARANTINE: u64 = 60;
+pub const QUARANTINE: u64 = 60;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]

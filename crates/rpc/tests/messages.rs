@@ -199,6 +199,7 @@ fn allocate_request() -> impl Strategy<Value = AllocateRequest> {
         lease,
         state,
         held,
+        released_at: 0,
     });
     (operation, vec(block, 0..3), identity(), text(), text(), any::<bool>(), any::<u64>()).prop_map(
         |(operation, blocks, pod, owner, claim, flag, quarantine)| {

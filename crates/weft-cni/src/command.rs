@@ -4,7 +4,7 @@
 //! 4 the lease does not exist; `sandbox run`: that of the program.
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
@@ -40,6 +40,12 @@ Usage:
   weft-cni release-address DIR POOL LEASE [ADDRESS]
       Release an unused address of a leased block to another node. DIR is the directory of the address stores. Without
       ADDRESS, mark the whole lease as unconfirmed: nothing is allocated from it until the agent confirms it.
+  weft-cni release-address DIR POOL --any
+      Give up a block, or some free addresses, of the address store of POOL to the node whose request is on stdin, and print
+      what was given up as JSON.
+  weft-cni release-address DIR POOL --idle
+      Mark the idle blocks of the address store of POOL as returning, remove the returned ones named on stdin, and print
+      the blocks of the store as JSON.
   weft-cni sandbox create PATH
       Create a network namespace mounted at PATH.
   weft-cni sandbox delete PATH
@@ -68,6 +74,8 @@ Examples:
   weft-cni import-entry /var/lib/weft <entry.json
   weft-cni run-tasks <tasks
   weft-cni release-address /var/lib/weft/ipam 10.9.0.0-20 10.9.3.0/24 10.9.3.7
+  weft-cni release-address /var/lib/weft/ipam 10.9.0.0-20 --any <request.json
+  weft-cni release-address /var/lib/weft/ipam 10.9.0.0-20 --idle <returned.json
   weft-cni sandbox create /run/netns/blue
   weft-cni sandbox delete /run/netns/blue
   weft-cni sandbox show /run/netns/blue
@@ -83,6 +91,8 @@ Exit codes: 0 success, 1 failure, 2 wrong usage. ping: 3 no reply. release-addre
 printed), 4 the lease does not exist.
 ";
 
+/// Longest message on stdin, in bytes.
+const MESSAGE_MAX: u64 = 4 << 20;
 /// Timeout for the reply to a ping.
 const PING_WAIT: Duration = Duration::from_secs(2);
 
@@ -119,6 +129,20 @@ pub enum Command<'a> {
         lease: &'a str,
         /// Address; without it the whole lease is marked as unconfirmed.
         address: Option<&'a str>,
+    },
+    /// `release-address DIR POOL --any`
+    GiveUp {
+        /// The directory of the address stores.
+        directory: &'a Path,
+        /// The pool.
+        pool: &'a str,
+    },
+    /// `release-address DIR POOL --idle`
+    ReturnIdle {
+        /// The directory of the address stores.
+        directory: &'a Path,
+        /// The pool.
+        pool: &'a str,
     },
     /// `sandbox create PATH`
     SandboxCreate(&'a Path),
@@ -174,6 +198,12 @@ impl<'a> Command<'a> {
             [tasks::COMMAND, tasks::ON_HOST] => Command::RunTasks { on_host: true, after: None },
             [tasks::COMMAND, tasks::AFTER, parent] => {
                 Command::RunTasks { on_host: false, after: Some(parent) }
+            }
+            [transfer::COMMAND, directory, pool, transfer::ANY] => {
+                Command::GiveUp { directory: Path::new(*directory), pool }
+            }
+            [transfer::COMMAND, directory, pool, transfer::IDLE_BLOCKS] => {
+                Command::ReturnIdle { directory: Path::new(*directory), pool }
             }
             [transfer::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
                 Command::ReleaseAddress {
@@ -240,6 +270,12 @@ impl<'a> Command<'a> {
             }
             Command::ReleaseAddress { directory, pool, lease, address: Some(ip) } => {
                 transfer::release(directory, pool, lease, address(ip)?).map(|outcome| release_code(&outcome))
+            }
+            Command::GiveUp { directory, pool } => {
+                print_json(&transfer::give_up(directory, pool, &read_message()?)?)
+            }
+            Command::ReturnIdle { directory, pool } => {
+                print_json(&transfer::return_idle(directory, pool, &read_message()?)?)
             }
             Command::SandboxCreate(path) => Netns::create(path).or_refused().map(|_| ExitCode::SUCCESS),
             Command::SandboxDelete(path) => Netns::destroy(path).or_refused().map(done),
@@ -372,6 +408,19 @@ fn release_code(outcome: &ReleaseOutcome) -> ExitCode {
         }
         ReleaseOutcome::UnknownLease => ExitCode::from(4),
     }
+}
+
+/// Reads a message of the agent from stdin.
+fn read_message<T: serde::de::DeserializeOwned>() -> Result<T, Error> {
+    let mut text = Vec::new();
+    let read = std::io::stdin().lock().take(MESSAGE_MAX).read_to_end(&mut text);
+    read.map_err(|cause| Error::io("read stdin", cause))?;
+    serde_json::from_slice(&text).map_err(|cause| Error::config(format!("stdin: {cause}")))
+}
+
+fn print_json(message: &impl serde::Serialize) -> Result<ExitCode, Error> {
+    let text = serde_json::to_string(message).map_err(|cause| Error::internal(cause.to_string()))?;
+    Ok(print(&(text + "\n")))
 }
 
 fn address(text: &str) -> Result<IpAddr, Error> {

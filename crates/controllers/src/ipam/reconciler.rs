@@ -25,6 +25,7 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::ipam::gone_nodes::GoneNodes;
+use crate::ipam::pool_metrics::PoolUsage;
 use crate::ipam::round_error::RoundError;
 use ipam_api::api_registry::ApiRegistry;
 use ipam_api::clock::now;
@@ -77,6 +78,8 @@ pub(crate) struct Round {
     pub(crate) pools: u64,
     /// Number of blocks that nodes lease.
     pub(crate) leased: u64,
+    /// Use of each pool.
+    pub(crate) usage: BTreeMap<String, PoolUsage>,
 }
 
 impl IpamReconciler {
@@ -116,6 +119,8 @@ impl IpamReconciler {
         for pool in &snapshot.pools {
             round.pools += 1;
             round.leased += self.write_status(&snapshot, pool).await?;
+            let name = pool.metadata.name.clone().unwrap_or_default();
+            round.usage.insert(name, PoolUsage::of(&snapshot, pool));
             self.record_single_addresses(&snapshot, pool).await;
         }
         self.restore_finalizers(&snapshot).await;

@@ -61,6 +61,16 @@ impl AddressStore {
         }
     }
 
+    /// Slots of open blocks whose accepted address is in quarantine.
+    pub fn in_quarantine(&self, clock: Clock, accepts: impl Fn(IpAddr) -> bool) -> Vec<SlotId> {
+        let open = (0..self.pages()).filter(|page| self.is_open(*page));
+        let slots =
+            open.flat_map(|page| self.slots(page).map(move |(slot, what)| (SlotId { page, slot }, what)));
+        let is_waiting = |what| matches!(what, Slot::Free(since) if clock.quarantined_until(since).is_some());
+        let waiting = slots.filter(|(_, what)| is_waiting(*what)).map(|(id, _)| id);
+        waiting.filter(|id| self.address(*id).is_some_and(&accepts)).collect()
+    }
+
     /// Counts addresses by state. Only open blocks have free addresses, and only accepted ones count as free.
     pub fn usage(&self, clock: Clock, accepts: impl Fn(IpAddr) -> bool) -> Usage {
         let mut usage = Usage::default();

@@ -5,12 +5,15 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::single_address::BlockConflict;
+use super::single_address::{BlockConflict, is_of_same_pod};
 use super::{ATTEMPTS, BlockAllocator, RequestContext};
 use crate::allocation_error::AllocationError;
 use crate::block_lease::{BlockInfo, BlockLease, BlockState};
-use crate::ip_block::{Holder, IpBlock};
+use crate::ip_block::{AddressSpan, Holder, IpBlock};
 use crate::registry::Registry;
+
+/// Time after which a requester of a transfer has given up, in milliseconds.
+const REQUESTER_MAX: u64 = 10_000;
 
 impl<R: Registry> BlockAllocator<'_, R> {
     /// Leases a single address: the one that the holder's claim keeps, else one that is free outside of leased blocks,
@@ -87,13 +90,19 @@ impl<R: Registry> BlockAllocator<'_, R> {
         all: Vec<IpBlock>,
         context: RequestContext<'_>,
     ) -> Result<BlockLease, AllocationError> {
-        // An address with a transfer request is about to be leased by the requester.
+        // An address with a transfer request is about to be leased by the requester, unless that gave up.
+        let is_requested = |object: &IpBlock| {
+            let holder = &object.holder;
+            let is_recent = holder.released_at.saturating_add(REQUESTER_MAX) >= self.clock.now;
+            !holder.transfer_requested_from.is_empty() && is_recent
+        };
         let is_released = |object: &IpBlock| {
-            let is_free = object.is_free() && object.holder.transfer_requested_from.is_empty();
+            let is_free = object.is_free() && !is_requested(object);
             object.is_single_address() && is_free && self.filter.admits(object.net.addr())
         };
         let mut released: Vec<IpBlock> = all.into_iter().filter(is_released).collect();
-        released.sort_by_key(|object| object.holder.released_at);
+        let is_other = |object: &IpBlock| !is_of_same_pod(&object.holder.owner, &self.holder.owner);
+        released.sort_by_key(|object| (is_other(object), object.holder.released_at));
         let mut error = AllocationError::Exhausted;
         for object in released.into_iter().take(ATTEMPTS) {
             match self.take_over(object, self.clock, context).await {
@@ -114,7 +123,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
         Err(error)
     }
 
-    /// Checks whether an address is available: in an unconfirmed block of this node, or by a new lease.
+    /// Checks whether an address is available: in an unconfirmed block of this node, by a new lease, or perhaps in a block
+    /// of another node, whose address store alone knows.
     ///
     /// # Errors
     /// No address is available, or the registry failed.
@@ -129,6 +139,13 @@ impl<R: Registry> BlockAllocator<'_, R> {
         let mut unconfirmed =
             blocks.iter().filter(|block| block.state == BlockState::Unconfirmed && block.held.is_empty());
         if unconfirmed.any(|block| self.filter.overlaps(block.net) && is_own(&block)) {
+            return Ok(());
+        }
+        let is_other = |object: &&IpBlock| {
+            let node = &object.holder.node;
+            !object.is_single_address() && !node.is_empty() && *node != self.holder.node
+        };
+        if all.iter().filter(is_other).any(|block| !AddressSpan::of_block(self.filter, block).is_empty()) {
             return Ok(());
         }
         // A released address is available by a lease of itself or of the block around it.

@@ -4,14 +4,11 @@ use std::collections::HashSet;
 
 use ipnet::IpNet;
 
-use super::{ATTEMPTS, BlockAllocator, RequestContext, UNLISTED_ATTEMPTS};
+use super::{ATTEMPTS, BlockAllocator, RequestContext, SEED_STEP, UNLISTED_ATTEMPTS};
 use crate::allocation_error::AllocationError;
 use crate::block_lease::{BlockInfo, BlockLease};
 use crate::ip_block::{Holder, IpBlock};
 use crate::registry::{PoolState, Registry, RegistryError};
-
-/// Step between the seeds of two attempts: 2⁶⁴ divided by the golden ratio.
-const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl<R: Registry> BlockAllocator<'_, R> {
     /// Leases a block. If every block is leased, leases a single address that is reserved in a block and free.

@@ -21,6 +21,15 @@ pub(super) enum BlockConflict {
     RequestTransfer,
 }
 
+/// Whether two owners (pod uid, container, interface) are the same interface of one pod.
+pub(super) fn is_of_same_pod(one: &str, other: &str) -> bool {
+    fn parts(owner: &str) -> Option<(&str, &str)> {
+        let (uid, rest) = owner.split_once('/')?;
+        Some((uid, rest.rsplit_once('/')?.1)).filter(|_| !uid.is_empty())
+    }
+    parts(one).is_some_and(|interface| parts(other) == Some(interface))
+}
+
 impl<R: Registry> BlockAllocator<'_, R> {
     /// Leases this address. The quarantine does not apply to an address that is named.
     ///
@@ -131,7 +140,9 @@ impl<R: Registry> BlockAllocator<'_, R> {
             if !is_movable {
                 return Err(held);
             }
-        } else if let (false, Some(end)) = (has_claim, object.quarantined_until(clock)) {
+        } else if let (false, Some(end)) =
+            (has_claim || is_of_same_pod(owner, &own.owner), object.quarantined_until(clock))
+        {
             return Err(AllocationError::Quarantined(end));
         }
         // A pod deleted from the cluster may still run on its node.

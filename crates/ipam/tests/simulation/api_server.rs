@@ -252,6 +252,10 @@ impl Registry for Api {
         self.request(|server| server.change(object, !object.is_in_use())).await
     }
 
+    async fn replace_requests(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {
+        self.request(|server| server.change(object, false)).await
+    }
+
     async fn delete(&self, object: &IpBlock) -> Result<(), RegistryError> {
         let mut object = object.clone();
         if object.is_in_use() && self.server.lock().unwrap().protects {

@@ -4,6 +4,7 @@ mod advance;
 mod call;
 mod check;
 mod events;
+mod liveness;
 mod lost_leases;
 mod manual_deletion;
 mod node;
@@ -16,7 +17,7 @@ use std::ops::Add;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use ipam::{AddressFilter, Clock, PoolLayout, Range};
+use ipam::{AddressFilter, AllocationError, Clock, PoolLayout, Range};
 use ipnet::IpNet;
 
 use self::call::{Call, Verb};
@@ -70,6 +71,10 @@ pub(crate) struct Counts {
     pub(crate) transferred: u64,
     /// Addresses obtained in one call although they lay in a block of the same node.
     pub(crate) own_block: u64,
+    /// Addresses that were allocated in quarantine, because no other was free.
+    pub(crate) in_quarantine: u64,
+    /// Addresses allocated to all free ones in a check that every node gets one.
+    pub(crate) filled: u64,
     /// Leases lost by a node that was taken for dead.
     pub(crate) unconfirmed: u64,
     /// Leases created again under the pods that held addresses in them.
@@ -94,9 +99,12 @@ pub(crate) struct Cluster {
     holders: BTreeMap<IpAddr, BTreeSet<(usize, Owner)>>,
     /// Networks of deleted objects; the start of the quarantine of their addresses is lost.
     deleted: Vec<IpNet>,
-    /// Time of release and last owner of each address, while no clock was moved.
-    released: BTreeMap<IpAddr, (u64, Owner)>,
+    /// Time of release, end of the quarantine, and last owner of each address, while no clock was moved.
+    released: BTreeMap<IpAddr, (u64, u64, Owner)>,
+    /// Time at which each pod got its address.
+    since: BTreeMap<(usize, Owner), u64>,
     controller: Option<Task<()>>,
+    last_refusal: Option<AllocationError>,
     next: u64,
     pub(crate) steps: u64,
     pub(crate) counts: Counts,
@@ -114,6 +122,8 @@ impl Add for Counts {
             drained: self.drained + other.drained,
             transferred: self.transferred + other.transferred,
             own_block: self.own_block + other.own_block,
+            in_quarantine: self.in_quarantine + other.in_quarantine,
+            filled: self.filled + other.filled,
             unconfirmed: self.unconfirmed + other.unconfirmed,
             leased_again: self.leased_again + other.leased_again,
             deleted: self.deleted + other.deleted,
@@ -124,11 +134,23 @@ impl Add for Counts {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counts { allocated, refused, refused_by_name, kills, drained, transferred, own_block, .. } = self;
+        let Counts {
+            allocated,
+            refused,
+            refused_by_name,
+            kills,
+            drained,
+            transferred,
+            own_block,
+            in_quarantine,
+            filled,
+            ..
+        } = self;
         write!(
             f,
             "{allocated} allocated, {refused} refused, {refused_by_name} by name, {kills} kills, \
-             {drained} blocks drained, {transferred} transferred, {own_block} of an own block"
+             {drained} blocks drained, {transferred} transferred, {own_block} of an own block, {in_quarantine} in \
+             quarantine, {filled} of all free ones"
         )
     }
 }
@@ -166,16 +188,22 @@ impl Cluster {
             holders: BTreeMap::new(),
             deleted: Vec::new(),
             released: BTreeMap::new(),
+            since: BTreeMap::new(),
             controller: None,
+            last_refusal: None,
             next: 0,
             steps: 0,
             counts: Counts::default(),
         }
     }
 
-    /// Runs the cluster with all events for this number of steps.
+    /// Runs the cluster with all events for this number of steps. Several times all faults are repaired, and it is checked
+    /// that any node gets any free address.
     pub(crate) fn run(&mut self, steps: u64) {
-        for _ in 0..steps {
+        for step in 0..steps {
+            if step % (steps / 4) == steps / 4 - 1 {
+                self.check_any_node_gets_free_addresses();
+            }
             self.step();
             let node = self.pick();
             self.random_event(node);
@@ -211,8 +239,8 @@ impl Cluster {
         let begins = self.random.once_in(8);
         let node = &mut self.nodes[index];
         self.counts.transferred += node.transfers.step(begins, &node.api, self.layout, &node.name, clock.now);
-        let reservations = node.transfers.reservations();
-        node.calls.extend(reservations.map(|(lease, ip, reply)| Call::of(Verb::Reserve(lease, ip, reply))));
+        let tasks = node.transfers.store_tasks();
+        node.calls.extend(tasks.map(|task| Call::of(Verb::Store(task))));
         // The first call has the lock.
         if !node.calls.is_empty() {
             self.advance(index);

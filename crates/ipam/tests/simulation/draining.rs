@@ -65,7 +65,7 @@ impl Node {
     fn del(&mut self, owner: u64) {
         self.holders.retain(|(_, other)| *other != owner);
         let clock = self.clock();
-        let _ = self.store.release_owners(clock.now, &[owner]);
+        let _ = self.store.release_owners(clock, &[owner]);
         let _ = self.store.release_idle_blocks(clock, IDLE, KEEP);
         let returning: Vec<_> =
             self.store.blocks().filter(|block| block.state == BlockState::Returning).collect();

@@ -12,11 +12,11 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use ipam::address_store::Slot;
-use ipam::{AddressFilter, AddressStore, AllocationError, BlockLease, Range};
+use ipam::address_store::{Block, Slot};
+use ipam::{AddressFilter, AddressStore, AllocationError, BlockLease, BlockState, Range};
 use ipnet::IpNet;
 
-use self::action::{Action, Task, own};
+use self::action::{Action, Task, own, request_for_any};
 use self::gate::{FATES, Fate, Gate, POOLS, Server, Step};
 
 /// Result of a history.
@@ -34,6 +34,15 @@ fn begin(actions: [Action; 2], is_held: bool) -> (Server, AddressStore) {
         Action::Transfers(ip) => Some(ip.parse().unwrap()),
         _ => None,
     });
+    if actions.iter().any(|action| matches!(action, Action::GivesUp)) {
+        let (mut server, mut store) = own();
+        server.objects[0].holder.transfer_requests.push(request_for_any());
+        if is_held {
+            let place = store.find("10.0.0.1".parse().unwrap()).unwrap();
+            let _ = store.hold(place, 1, 42);
+        }
+        return (server, store);
+    }
     let none = Server { pool: Some(POOLS[0]), ..Server::default() };
     let Some(ip) = transferred else { return (none, AddressStore::new("b")) };
     let (server, mut store) = own();
@@ -81,7 +90,8 @@ fn play(actions: [Action; 2], history: &[Step], is_held: bool) -> Played {
         let slots = store.slots_of(&block).enumerate().filter(|(_, what)| *what != Slot::Reserved);
         slots.map(move |(slot, _)| ipam::pool_layout::nth(block.net, slot as u128)).collect::<Vec<_>>()
     };
-    let own = store.blocks().flat_map(of_block).collect();
+    let is_open = |block: &Block| block.state == BlockState::Active;
+    let own = store.blocks().filter(is_open).flat_map(of_block).collect();
     Played { outcome, own, objects }
 }
 
@@ -155,6 +165,15 @@ fn interleavings_of_a_transfer_never_share_an_address() {
     println!("histories: {ended}, {had} with the address; {refused} where it is held");
     assert!(had > 0 && ended > 50 && refused > 50);
     assert_eq!(never, 0, "the address is held on the node of the block");
+}
+
+#[test]
+fn interleavings_of_a_given_up_address_never_share_it() {
+    let (ended, had) = explore_with([Action::GivesUp, Action::Address("10.0.0.2")], 2, true);
+    let (other, _) = explore_with([Action::GivesUp, Action::Address("10.0.0.3")], 2, true);
+    let (blocks, leased) = explore_with([Action::GivesUp, Action::Block], 2, false);
+    println!("histories: {ended}, {had} with the address; {other}; {blocks}, {leased} with a block");
+    assert!(ended > 50 && had > 0 && other > 50 && blocks > 50 && leased > 0);
 }
 
 #[test]

@@ -8,28 +8,52 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
+use ipam::give_up::{GiveUpOutcome, GivenUp, KnownBlock, complete_give_up, known_blocks, next_request};
 use ipam::transfer::{TransferOutcome, TransferReply, complete_transfer, requested_block};
-use ipam::{AllocationError, IpBlock, PoolLayout};
+use ipam::{AllocationError, IpBlock, PoolLayout, TransferRequest};
 
 use super::api_server::{Api, Task};
 
 /// Reply of a call to the agent; it never comes if the call is killed.
-#[derive(Clone, Default)]
-pub(crate) struct Reply(Arc<Mutex<Option<TransferReply>>>);
+pub(crate) struct Reply<T>(Arc<Mutex<Option<T>>>);
 
-/// Reservation that a call must make: lease, address, and the place for the reply.
-type ReservationTask = (String, IpAddr, Reply);
+/// Change of the store that a call must make for the agent, and the place for the reply.
+#[derive(Clone)]
+pub(crate) enum StoreTask {
+    /// Reserves an address of a lease.
+    Reserve(String, IpAddr, Reply<TransferReply>),
+    /// Gives up a block or some addresses.
+    GiveUp(TransferRequest, Vec<KnownBlock>, Reply<GivenUp>),
+}
 
 /// The agent's handler of transfer requests.
 #[derive(Default)]
 pub(crate) struct TransferHandler {
     task: Option<Task<Option<TransferOutcome>>>,
-    reservations: Arc<Mutex<Vec<ReservationTask>>>,
+    store_tasks: Arc<Mutex<Vec<StoreTask>>>,
     /// Current time.
     now: Arc<AtomicU64>,
 }
 
-impl Reply {
+impl<T> Clone for Reply<T> {
+    fn clone(&self) -> Reply<T> {
+        Reply(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Default for Reply<T> {
+    fn default() -> Reply<T> {
+        Reply(Arc::default())
+    }
+}
+
+impl<T> Reply<T> {
+    pub(crate) fn put(&self, reply: T) {
+        *self.0.lock().unwrap() = Some(reply);
+    }
+}
+
+impl Reply<TransferReply> {
     /// Records the outcome of a call.
     pub(crate) fn send(&self, outcome: &Result<Option<IpAddr>, AllocationError>) {
         let reply = match outcome {
@@ -37,18 +61,18 @@ impl Reply {
             Err(AllocationError::HeldOnThisNode(_)) => TransferReply::InUse("a pod".into()),
             Err(_) => TransferReply::UnknownLease,
         };
-        *self.0.lock().unwrap() = Some(reply);
+        self.put(reply);
     }
 }
 
-impl Future for Reply {
-    type Output = TransferReply;
+impl<T> Future for Reply<T> {
+    type Output = Option<T>;
 
-    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<TransferReply> {
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<T>> {
         match self.0.lock().unwrap().take() {
-            Some(reply) => Poll::Ready(reply),
+            Some(reply) => Poll::Ready(Some(reply)),
             // The call was killed.
-            None if Arc::strong_count(&self.0) == 1 => Poll::Ready(TransferReply::UnknownLease),
+            None if Arc::strong_count(&self.0) == 1 => Poll::Ready(None),
             None => Poll::Pending,
         }
     }
@@ -62,13 +86,22 @@ impl TransferHandler {
             let server = api.server.lock().unwrap();
             let is_requested = |object: &&IpBlock| object.holder.transfer_requested_from == node;
             let requested = server.objects.values().find(is_requested).cloned();
+            let own: Vec<IpBlock> =
+                server.objects.values().filter(|object| object.holder.node == node).cloned().collect();
             drop(server);
-            self.task = requested.map(|object| {
-                let (api, reservations) = (api.clone(), Arc::clone(&self.reservations));
-                let node = node.to_owned();
-                Box::pin(transfer(api, layout, node, object, Arc::clone(&self.now), reservations))
-                    as Task<Option<TransferOutcome>>
-            });
+            let asked =
+                own.iter().find_map(|object| Some((object.clone(), next_request(object, now)?.clone())));
+            let (api, tasks, time) = (api.clone(), Arc::clone(&self.store_tasks), Arc::clone(&self.now));
+            let task: Option<Task<Option<TransferOutcome>>> = match (requested, asked) {
+                (Some(object), _) => {
+                    Some(Box::pin(transfer(api, layout, node.to_owned(), object, time, tasks)))
+                }
+                (None, Some((asked, request))) => {
+                    Some(Box::pin(give_up(api, own, asked, request, time, tasks)))
+                }
+                (None, None) => None,
+            };
+            self.task = task;
         }
         let Some(task) = &mut self.task else { return 0 };
         match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -80,9 +113,9 @@ impl TransferHandler {
         }
     }
 
-    /// Takes the reservations that calls must make.
-    pub(crate) fn reservations(&self) -> std::vec::IntoIter<ReservationTask> {
-        std::mem::take(&mut *self.reservations.lock().unwrap()).into_iter()
+    /// Takes the changes of the store that calls must make.
+    pub(crate) fn store_tasks(&self) -> std::vec::IntoIter<StoreTask> {
+        std::mem::take(&mut *self.store_tasks.lock().unwrap()).into_iter()
     }
 }
 
@@ -92,11 +125,31 @@ async fn transfer(
     node: String,
     object: IpBlock,
     now: Arc<AtomicU64>,
-    reservations: Arc<Mutex<Vec<ReservationTask>>>,
+    store_tasks: Arc<Mutex<Vec<StoreTask>>>,
 ) -> Option<TransferOutcome> {
     let block = requested_block(&api, layout, &node, &object, now.load(Relaxed)).await.ok()??;
     let reply = Reply::default();
-    reservations.lock().unwrap().push((block.lease_id(), object.net.addr(), reply.clone()));
-    let reply = reply.await;
+    store_tasks.lock().unwrap().push(StoreTask::Reserve(block.lease_id(), object.net.addr(), reply.clone()));
+    let reply = reply.await.unwrap_or(TransferReply::UnknownLease);
     complete_transfer(&api, &object, block, reply, now.load(Relaxed)).await.ok()
+}
+
+/// Serves a request for any address. The objects were read before the store gives up anything.
+async fn give_up(
+    api: Api,
+    objects: Vec<IpBlock>,
+    asked: IpBlock,
+    request: TransferRequest,
+    now: Arc<AtomicU64>,
+    store_tasks: Arc<Mutex<Vec<StoreTask>>>,
+) -> Option<TransferOutcome> {
+    let reply = Reply::default();
+    store_tasks.lock().unwrap().push(StoreTask::GiveUp(
+        request.clone(),
+        known_blocks(&objects),
+        reply.clone(),
+    ));
+    let given = reply.await?;
+    let done = complete_give_up(&api, &objects, &asked, &request, given, now.load(Relaxed)).await.ok()?;
+    Some(if done == GiveUpOutcome::GivenUp { TransferOutcome::Transferred } else { TransferOutcome::Refused })
 }

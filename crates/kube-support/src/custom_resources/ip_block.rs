@@ -2,7 +2,7 @@
 
 use kube::CustomResource;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 /// Addresses of the object and their holder.
@@ -73,6 +73,32 @@ pub struct IPBlockSpec {
     /// Addresses of a block that its node may not allocate, because another node holds them as single addresses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reserved_addresses: Vec<String>,
+    /// For a block: requests of other nodes for any address of this node's blocks. An unreadable list counts as empty.
+    #[serde(deserialize_with = "readable", skip_serializing_if = "Vec::is_empty")]
+    pub transfer_requests: Vec<IPBlockTransferRequest>,
+}
+
+/// Request of another node for any address of a node's blocks.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct IPBlockTransferRequest {
+    /// Node that needs an address.
+    pub node: String,
+    /// Address store of that node.
+    pub address_store: String,
+    /// Addresses that it may allocate, as FIRST-LAST.
+    pub addresses: Vec<String>,
+    /// Quarantine of a released address, in milliseconds.
+    #[schemars(range(min = 0))]
+    pub quarantine: i64,
+    /// Time of the request, in milliseconds since 1970.
+    #[schemars(range(min = 0))]
+    pub requested_at: i64,
+}
+
+/// Reads requests; unreadable ones must not make the list of objects unreadable.
+fn readable<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IPBlockTransferRequest>, D::Error> {
+    Ok(serde_json::from_value(Value::deserialize(from)?).unwrap_or_default())
 }
 
 /// State of the object. It is written together with the rest of the object.

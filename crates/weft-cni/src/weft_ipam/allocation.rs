@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use cni::invocation::{Attach, Attachment};
 use cni::result::IpConfig;
 use cni::{Error, code};
-use ipam::address_store::OwnerTag;
+use ipam::address_store::{Edit, OwnerTag, SlotId};
 use ipam::pool_layout::address_count;
 use ipam::{Allocation, AllocationError, AllocationKind, Clock, LeaseResponse};
 use ipnet::IpNet;
-use rpc::allocate::{AllocateResponse, Operation};
+use plugin_support::log;
+use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
 
 use super::overlap::{lock_all, overlapping_stores};
 use super::store::{OpenError, Owner, Store, now, owner_tag, spread};
@@ -153,6 +154,29 @@ fn retry_while_transferring(
     }
 }
 
+/// State of the attempts of one call.
+struct Progress {
+    /// Reason why the last request to the agent was refused.
+    refusal: Option<String>,
+    /// Offered addresses that other owners took.
+    tried: Vec<IpAddr>,
+    /// Length of the quarantine; 0 before a refusal.
+    quarantine: u64,
+}
+
+/// Next step of an attempt.
+enum Step {
+    /// The address is recorded already: from the response of the agent, or by an earlier call, which may have been killed
+    /// before the disk was synchronized.
+    Known(IpAddr),
+    /// This address is recorded.
+    Allocated(IpAddr),
+    /// The store has changed, or the quarantine is ignored from now on.
+    Again,
+    /// The agent must be asked.
+    Ask(AllocationKind),
+}
+
 fn allocate_from(
     settings: &Settings,
     pool: &Pool,
@@ -161,45 +185,21 @@ fn allocate_from(
     mut store: Store,
 ) -> Result<Attempt, Error> {
     let refused = |why: &dyn fmt::Display| refusal(pool, kind, why);
-    let (mut refusal, mut tried) = (None, Vec::new());
-    for _ in 0..=REQUESTS_MAX {
-        let clock = Clock { now: now(), quarantine: settings.quarantine };
-        let allocation = store.addresses.allocate(clock, &pool.filter, who.tag, kind);
-        store.require_readable()?;
-        let wanted = match allocation {
-            // The address is recorded already: from the response of the agent, or by an earlier call, which may have been
-            // killed before the disk was synchronized.
-            Allocation::Allocated(_, ip, edits) if edits.is_empty() => {
-                return store.settle().map(|()| Attempt::Allocated(ip));
-            }
-            Allocation::Allocated(slot, ip, edits) => {
-                who.allocated.store(true, Relaxed);
-                store.record_owner(slot, &who.owner)?;
-                store.write(&edits)?;
+    let mut progress = Progress { refusal: None, tried: Vec::new(), quarantine: settings.quarantine };
+    for _ in 0..=2 * REQUESTS_MAX {
+        let clock = Clock { now: now(), quarantine: progress.quarantine };
+        let wanted = match from_store(pool, kind, who, &mut store, clock, &mut progress)? {
+            Step::Known(ip) => return store.settle().map(|()| Attempt::Allocated(ip)),
+            Step::Allocated(ip) => {
+                if progress.quarantine < settings.quarantine {
+                    log!("pool {}: {ip} is allocated in quarantine: no other address is free", pool.name);
+                }
                 return settle_and_hint(settings, pool, who, clock, store).map(|()| Attempt::Allocated(ip));
             }
-            Allocation::Refused(why) => {
-                let owner =
-                    if let AllocationError::HeldOnThisNode(ip) = why { holder(&store, ip) } else { None };
-                return Err(
-                    owner.map_or_else(|| refused(&why), |owner| refused(&format!("{owner} holds it")))
-                );
-            }
-            Allocation::NeedsLease(wanted, why) => {
-                if let Some(why) = refusal {
-                    return Err(refused(&why));
-                }
-                refusal = why.map(|why| why.to_string());
-                wanted
-            }
+            Step::Again => continue,
+            Step::Ask(wanted) => wanted,
         };
-        let wanted = if let AllocationKind::ForClaim(named) = wanted {
-            let offer = store.addresses.offer_for_claim(clock, &pool.filter, who.tag, named, &tried);
-            AllocationKind::ForClaim(offer)
-        } else {
-            wanted
-        };
-        let answer = request_lease(settings, pool, &store, wanted, who)?;
+        let answer = request_lease(settings, pool, &store, wanted, who, progress.quarantine)?;
         let (why, lease) = (answer.error(), answer.lease);
         apply(&mut store, clock, who, &lease)?;
         match lease.error {
@@ -209,19 +209,89 @@ fn allocate_from(
                     None => Ok(Attempt::Transferring(ip, refused(&format!("{ip}: {why}")))),
                 };
             }
-            Some(AllocationError::OfferTaken(ip)) if tried.len() < REQUESTS_MAX => {
-                tried.push(ip);
+            Some(AllocationError::OfferTaken(ip)) if progress.tried.len() < REQUESTS_MAX => {
+                progress.tried.push(ip);
                 continue;
             }
             _ => {}
         }
-        refusal = if lease.leases.is_empty() && lease.confirmed.is_empty() {
-            Some(why.or(refusal).unwrap_or_else(|| "no address is free".to_owned()))
-        } else {
-            None
-        };
+        let is_refused = lease.leases.is_empty() && lease.confirmed.is_empty();
+        progress.refusal = is_refused.then(|| why.or(progress.refusal.take()).unwrap_or_else(no_address));
     }
-    Err(refused(&refusal.unwrap_or_else(|| "no address is free".to_owned())))
+    Err(refused(&progress.refusal.unwrap_or_else(no_address)))
+}
+
+/// Allocates from the store, if it has an address.
+fn from_store(
+    pool: &Pool,
+    kind: AllocationKind,
+    who: &Claimant,
+    store: &mut Store,
+    clock: Clock,
+    progress: &mut Progress,
+) -> Result<Step, Error> {
+    let refused = |why: &dyn fmt::Display| refusal(pool, kind, why);
+    let allocation = store.addresses.allocate(clock, &pool.filter, who.tag, kind);
+    store.require_readable()?;
+    let wanted = match allocation {
+        Allocation::Allocated(_, ip, edits) if edits.is_empty() => return Ok(Step::Known(ip)),
+        Allocation::Allocated(slot, ip, edits) => {
+            return record(store, who, slot, &edits).map(|()| Step::Allocated(ip));
+        }
+        Allocation::Refused(why) => {
+            let AllocationError::HeldOnThisNode(ip) = why else { return Err(refused(&why)) };
+            let owner = holder(store, ip).map(|owner| refused(&format!("{owner} holds it")));
+            return Err(owner.unwrap_or_else(|| refused(&why)));
+        }
+        Allocation::NeedsLease(AllocationKind::Any, Some(AllocationError::Quarantined(_)))
+            if let Some(slot) = released_by(store, clock, pool, &who.owner) =>
+        {
+            let edits = store.addresses.hold(slot, clock.now, who.tag);
+            // The next step finds the address of the owner.
+            return record(store, who, slot, &edits).map(|()| Step::Again);
+        }
+        Allocation::NeedsLease(wanted, why) => {
+            if let Some(why) = progress.refusal.take() {
+                // Before a refusal, the address that waits longest is allocated.
+                if progress.quarantine == 0 || !is_any(kind) {
+                    return Err(refused(&why));
+                }
+                progress.quarantine = 0;
+                return Ok(Step::Again);
+            }
+            progress.refusal = why.map(|why| why.to_string());
+            wanted
+        }
+    };
+    let AllocationKind::ForClaim(named) = wanted else { return Ok(Step::Ask(wanted)) };
+    let offer = store.addresses.offer_for_claim(clock, &pool.filter, who.tag, named, &progress.tried);
+    Ok(Step::Ask(AllocationKind::ForClaim(offer)))
+}
+
+fn no_address() -> String {
+    "no address is free".to_owned()
+}
+
+/// Records the owner of a slot, then that it is held.
+fn record(store: &Store, who: &Claimant, slot: SlotId, edits: &[Edit]) -> Result<(), Error> {
+    who.allocated.store(true, Relaxed);
+    store.record_owner(slot, &who.owner)?;
+    store.write(edits)
+}
+
+/// Returns an address in quarantine that the same interface of the same pod held before.
+fn released_by(store: &Store, clock: Clock, pool: &Pool, owner: &Owner) -> Option<SlotId> {
+    let interface = |owner: &Owner| (owner.network.clone(), owner.ifname.clone(), owner.pod.clone());
+    if owner.pod[0].is_empty() {
+        return None;
+    }
+    let mut waiting = store.addresses.in_quarantine(clock, |ip| pool.filter.admits(ip)).into_iter();
+    waiting.find(|slot| interface(&store.owner(*slot)) == interface(owner))
+}
+
+/// Whether any address suffices.
+fn is_any(kind: AllocationKind) -> bool {
+    matches!(kind, AllocationKind::Any | AllocationKind::ForClaim(_))
 }
 
 /// Returns the error of an allocation; it names the requested address, or the pool's range.
@@ -282,6 +352,7 @@ fn request_lease(
     store: &Store,
     wanted: AllocationKind,
     who: &Claimant,
+    quarantine: u64,
 ) -> Result<AllocateResponse, Error> {
     if settings.source == Source::File {
         let lease = agent::allocate_locally(pool, &store.addresses, wanted);
@@ -289,6 +360,7 @@ fn request_lease(
     }
     let operation = Operation::Allocate(wanted);
     let request = agent::allocate_request(settings, pool, &store.addresses, operation, &who.name);
+    let request = AllocateRequest { quarantine, ..request };
     agent::ask(&settings.socket, request)
         .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })
 }

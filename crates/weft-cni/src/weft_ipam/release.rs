@@ -6,17 +6,14 @@ use std::sync::Arc;
 use cni::Error;
 use cni::invocation::{Attachment, Call};
 use ipam::address_store::{OwnerTag, SlotId};
-use ipam::{AllocationKind, BlockState, Clock};
+use ipam::{AllocationKind, BlockState, Clock, IDLE};
 use plugin_support::log;
 use rpc::allocate::{AllocateRequest, Operation};
 
 use super::allocation::low;
-use super::store::{OpenError, Owner, SETS_MAX, Store, now, owner_tag, spread};
+use super::store::{OpenError, Owner, SETS_MAX, Store, now, owner_tag, spread, unconfigured_clock};
 use super::{agent, deferred_releases};
 use plugin_config::weft_ipam::{self as settings, Pool, Settings, Source};
-
-/// Time after which an idle block is returned, in milliseconds.
-const IDLE: u64 = 600_000;
 
 /// Condition of a request to the agent.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,7 +94,7 @@ pub(super) fn release_in_all_stores(call: &Call, who: &Attachment) -> Result<(),
         let found = Store::find(&directory, &name);
         match found.and_then(|found| found.map(|store| store.held_by(&released.tags)).transpose()) {
             Ok(Some((mut store, held))) => {
-                let edits = store.addresses.release_slots(now(), &held);
+                let edits = store.addresses.release_slots(unconfigured_clock(), &held);
                 errors.extend(store.write(&edits).err());
             }
             Ok(None) => {}
@@ -125,7 +122,7 @@ pub(super) fn sweep_other_stores(
         let held = store.addresses.held().map(|(slot, ..)| slot);
         let stale: Vec<SlotId> = held.filter(|slot| is_stale(&store.owner(*slot))).collect();
         if !stale.is_empty() {
-            let edits = store.addresses.release_slots(now(), &stale);
+            let edits = store.addresses.release_slots(unconfigured_clock(), &stale);
             errors.extend(store.write(&edits).and_then(|()| store.settle()).err());
         }
     }
@@ -197,7 +194,7 @@ pub(super) fn release_slots(
     stale: &[SlotId],
 ) -> Result<Option<AllocateRequest>, Error> {
     let clock = Clock { now: now(), quarantine: settings.quarantine };
-    let edits = store.addresses.release_slots(clock.now, stale);
+    let edits = store.addresses.release_slots(clock, stale);
     store.write(&edits)?;
     if settings.source == Source::File {
         return store.settle().map(|()| None);

@@ -24,10 +24,10 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::Error;
-use ipam::AddressStore;
 use ipam::address_store::{Edit, OwnerTag, SLOTS, SlotId, StoreFile, WriteOrder};
+use ipam::{AddressStore, Clock};
 use linux::boot_id;
-use plugin_config::weft_ipam::Settings;
+use plugin_config::weft_ipam::{QUARANTINE, Settings};
 use plugin_support::hash::hashed;
 use plugins::ipam::host_local::store::when_locked;
 
@@ -68,6 +68,11 @@ pub struct Owner {
 }
 
 /// Formats the owner for people.
+/// Clock of a release without the network's configuration.
+pub(super) fn unconfigured_clock() -> Clock {
+    Clock { now: now(), quarantine: QUARANTINE * 1000 }
+}
+
 /// Returns a digest of the pools of all sets; empty for one pool. An attachment whose recorded digest differs from that of its
 /// DEL may hold addresses of pools that the configuration no longer has.
 pub(super) fn spread(settings: &Settings) -> String {
@@ -239,7 +244,7 @@ impl Store {
         let tags = released.iter().flat_map(|[network, container, ifname]| {
             (0..SETS_MAX).map(move |set| owner_tag(network, container, ifname, set))
         });
-        let edits = self.addresses.release_owners(now(), &tags.collect::<Vec<_>>());
+        let edits = self.addresses.release_owners(unconfigured_clock(), &tags.collect::<Vec<_>>());
         self.write(&edits)?;
         self.file.sync_data().and_then(|()| deferred_releases::forget(directory)).map_err(failed)
     }

@@ -4,13 +4,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipam::address_store::{Edit, WriteOrder};
+use ipam::give_up::GivenUp;
 use ipam::{
     AddressFilter, AllocationError, AllocationKind, BlockAllocator, Clock, Holder, IpBlock, LeaseRequest,
     LeaseResponse, PoolLayout,
 };
 
 use super::super::api_server::Api;
-use super::call::{Answer, Verb};
+use super::super::transfer::StoreTask;
+use super::call::{Answer, Call, Verb};
 use super::{Cluster, Owner};
 
 /// Number of checks whether an address was transferred.
@@ -39,7 +41,7 @@ impl Cluster {
             let call = node.calls.remove(0);
             self.counts.drained += call.drained;
             self.counts.own_block += u64::from(call.unlocks > 0 && matches!(outcome, Ok(Some(_))));
-            return self.end_call(index, &call.verb, outcome);
+            return self.end_call(index, &call, outcome);
         }
         if call.store.is_none() && call.unlocks > call.restarts {
             call.restarts = call.unlocks;
@@ -73,6 +75,7 @@ impl Cluster {
         if let (AllocationKind::ForClaim(_), Some(ip)) = (kind, owner.restored) {
             request.kind = AllocationKind::AddressForClaim(ip);
         }
+        let clock = call.clock(clock);
         let answer = Answer::default();
         call.answer = Some(Arc::clone(&answer));
         let holder = Holder {
@@ -94,11 +97,18 @@ impl Cluster {
         node.agent.push((Box::pin(agent.serve(request, node.seen.clone())), answer));
     }
 
-    fn end_call(&mut self, index: usize, verb: &Verb, outcome: Result<Option<IpAddr>, AllocationError>) {
-        match (verb, outcome) {
-            (Verb::Add(owner, kind), Ok(Some(ip))) => self.record_allocation(index, owner, *kind, ip),
+    fn end_call(&mut self, index: usize, call: &Call, outcome: Result<Option<IpAddr>, AllocationError>) {
+        match (&call.verb, outcome) {
+            (Verb::Add(owner, kind), Ok(Some(ip))) => {
+                if call.ignores_quarantine {
+                    self.counts.in_quarantine += 1;
+                    self.released.remove(&ip);
+                }
+                self.record_allocation(index, owner, *kind, ip);
+            }
             (Verb::Add(_, kind), Err(error)) => {
                 self.counts.refused += 1;
+                self.last_refusal = Some(error.clone());
                 if let (
                     AllocationKind::Address(ip) | AllocationKind::AddressForClaim(ip),
                     AllocationError::Held { net, .. } | AllocationError::NotTransferred { net, .. },
@@ -112,7 +122,21 @@ impl Cluster {
                 // A DEL always succeeds on the node; a later request tells the agent.
                 self.nodes[index].pods.remove(owner);
             }
-            (Verb::Reserve(_, _, reply), outcome) => reply.send(&outcome),
+            (Verb::Store(StoreTask::Reserve(_, _, reply)), outcome) => reply.send(&outcome),
+            (Verb::Store(StoreTask::GiveUp(request, _, reply)), _) => {
+                let given = call.given.clone().expect("the store was asked");
+                // The requester takes an address in quarantine, or another node does before it.
+                match &given {
+                    GivenUp::Addresses { addresses, .. } if request.quarantine == 0 => {
+                        self.released.retain(|ip, _| !addresses.contains(ip));
+                    }
+                    GivenUp::Block { net, .. } if request.quarantine == 0 => {
+                        self.released.retain(|ip, _| !net.contains(ip));
+                    }
+                    _ => {}
+                }
+                reply.put(given);
+            }
             _ => {}
         }
     }

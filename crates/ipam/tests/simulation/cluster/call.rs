@@ -4,13 +4,14 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use ipam::address_store::Edit;
+use ipam::give_up::GivenUp;
 use ipam::transfer::Reservation;
 use ipam::{
     AddressFilter, AddressStore, Allocation, AllocationError, AllocationKind, BlockState, Clock,
     LeaseRequest, LeaseResponse,
 };
 
-use super::super::transfer::Reply;
+use super::super::transfer::StoreTask;
 use super::{IDLE, Owner};
 
 /// Number of times a call unlocks the store so that the agent can transfer an address.
@@ -25,8 +26,8 @@ pub(super) enum Verb {
     Del(Owner),
     /// Returns idle blocks; this many addresses remain free elsewhere.
     Tidy(u64),
-    /// Reserves an address of a lease for another node.
-    Reserve(String, IpAddr, Reply),
+    /// Changes the store for another node.
+    Store(StoreTask),
 }
 
 /// Call of the plugin.
@@ -46,6 +47,10 @@ pub(super) struct Call {
     pub(super) tried: Vec<IpAddr>,
     /// Number of drained blocks that were returned with it.
     pub(super) drained: u64,
+    /// Whether the call takes an address in quarantine, because no other is free.
+    pub(super) ignores_quarantine: bool,
+    /// Result of a request to give up an address.
+    pub(super) given: Option<GivenUp>,
     /// Whether the changes that need no agent were made.
     begun: bool,
     pub(super) outcome: Option<Result<Option<IpAddr>, AllocationError>>,
@@ -63,6 +68,8 @@ impl Call {
             restarts: 0,
             tried: Vec::new(),
             drained: 0,
+            ignores_quarantine: false,
+            given: None,
             begun: false,
             outcome: None,
         }
@@ -71,7 +78,7 @@ impl Call {
     pub(super) fn owner(&self) -> Owner {
         match &self.verb {
             Verb::Add(owner, _) | Verb::Del(owner) => owner.clone(),
-            Verb::Tidy(_) | Verb::Reserve(..) => Owner::of("none".into()),
+            Verb::Tidy(_) | Verb::Store(_) => Owner::of("none".into()),
         }
     }
 
@@ -110,27 +117,46 @@ impl Call {
             return self.tried.push(ip);
         }
         if let (Some(error), true) = (response.error, response.leases.is_empty()) {
-            self.outcome = Some(Err(error));
+            let is_full = matches!(error, AllocationError::Exhausted | AllocationError::Quarantined(_));
+            let is_any = matches!(self.verb, Verb::Add(_, AllocationKind::Any | AllocationKind::ForClaim(_)));
+            if is_full && is_any && !self.ignores_quarantine {
+                (self.ignores_quarantine, self.requests) = (true, 0);
+            } else {
+                self.outcome = Some(Err(error));
+            }
         }
         if matches!(self.verb, Verb::Del(_) | Verb::Tidy(_)) {
             self.outcome = Some(Ok(None));
         }
     }
 
+    /// Clock without a quarantine for a call that ignores it.
+    pub(super) fn clock(&self, clock: Clock) -> Clock {
+        if self.ignores_quarantine { Clock { quarantine: 0, ..clock } } else { clock }
+    }
+
     /// Makes the changes that need no agent; returns what the agent must be asked for, if that is not enough.
     pub(super) fn work(&mut self, clock: Clock, filter: &Arc<AddressFilter>) -> Option<AllocationKind> {
+        let clock = self.clock(clock);
         let owner = self.owner().tag();
         let store = self.store.as_mut()?;
         match &self.verb {
             // The changes of the store are in the file by now.
             Verb::Del(_) | Verb::Tidy(_) if self.begun => Some(AllocationKind::Nothing),
             Verb::Del(_) => {
-                self.unwritten.extend(store.release_owners(clock.now, &[owner]));
+                self.unwritten.extend(store.release_owners(clock, &[owner]));
                 self.begun = true;
                 None
             }
-            Verb::Reserve(lease, ip, _) => {
-                // The outcome is reported when the edits are on the disk.
+            // The outcome is reported when the edits are on the disk.
+            Verb::Store(StoreTask::GiveUp(request, known, _)) => {
+                let (given, edits) = store.give_up(clock.now, request, known);
+                self.unwritten.extend(edits);
+                self.given = Some(given);
+                self.outcome = Some(Ok(None));
+                None
+            }
+            Verb::Store(StoreTask::Reserve(lease, ip, _)) => {
                 self.outcome = Some(match store.reserve_for_transfer(lease, *ip) {
                     Reservation::Reserved(edits) => {
                         self.unwritten.extend(edits);

@@ -38,20 +38,19 @@ impl Cluster {
             assert_eq!(ip, named, "seed {seed}");
         }
         assert!(owner.restored.is_none_or(|known| known == ip), "seed {seed}: {owner:?} is allocated {ip}");
-        if let Some((released_at, last)) = self.released.remove(&ip)
+        self.since.entry((index, owner.clone())).or_insert(self.now);
+        if let Some((released_at, end, last)) = self.released.remove(&ip)
             && kind == AllocationKind::Any
             && last != *owner
         {
             let now = self.now;
-            assert!(
-                now >= released_at + QUARANTINE,
-                "seed {seed}: {ip} was released at {released_at} and is allocated at {now}"
-            );
+            assert!(now >= end, "seed {seed}: {ip} was released at {released_at} and is allocated at {now}");
         }
     }
 
     /// Records that an owner has no address from now on.
     pub(super) fn forget(&mut self, index: usize, owner: &Owner) {
+        let since = self.since.remove(&(index, owner.clone()));
         if let Some(address) = self.nodes[index].pods.get_mut(owner)
             && let Some(ip) = address.take()
         {
@@ -60,7 +59,8 @@ impl Cluster {
             if is_deleted || self.nodes.iter().any(|node| node.clock_moved) {
                 self.released.remove(&ip);
             } else {
-                self.released.insert(ip, (self.now, owner.clone()));
+                let held = since.map_or(0, |since| self.now - since);
+                self.released.insert(ip, (self.now, self.now + QUARANTINE.min(held), owner.clone()));
             }
         }
         if !owner.claim.is_empty() {

@@ -45,7 +45,7 @@ impl Cluster {
         let is_busy = |node: &Node, owner: &Owner| {
             node.calls.iter().any(|call| match &call.verb {
                 Verb::Add(other, _) | Verb::Del(other) => other == owner,
-                Verb::Tidy(_) | Verb::Reserve(..) => false,
+                Verb::Tidy(_) | Verb::Store(_) => false,
             })
         };
         let known: Vec<Owner> = self.nodes[index].pods.keys().cloned().collect();

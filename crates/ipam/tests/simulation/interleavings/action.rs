@@ -6,10 +6,11 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Mutex;
 
+use ipam::give_up::{complete_give_up, known_blocks, next_request};
 use ipam::transfer::{self, Reservation, TransferReply};
 use ipam::{
-    AddressFilter, AddressStore, AllocationError, AllocationKind, BlockAllocator, BlockLease, Clock, Holder,
-    IpBlock, LeaseRequest, PoolLayout, Registry, RequestContext,
+    AddressFilter, AddressSpan, AddressStore, AllocationError, AllocationKind, BlockAllocator, BlockLease,
+    Clock, Holder, IpBlock, LeaseRequest, PoolLayout, Registry, RequestContext, TransferRequest,
 };
 use ipnet::IpNet;
 
@@ -26,6 +27,8 @@ pub(super) enum Action {
     Address(&'static str),
     /// Leases a block from the beginning, and transfers this address when it is requested.
     Transfers(&'static str),
+    /// Leases a block from the beginning, whose object contains a request for any address, and serves the request.
+    GivesUp,
     /// Sends a request for any address, and a second one if the first has no result.
     Requests,
     /// Sends one request for this address.
@@ -61,6 +64,7 @@ impl Action {
                 allocator.lease_address(ip.parse().unwrap(), RequestContext::default()).await
             }
             Action::Transfers(ip) => transfer_address(gate, layout, ip.parse().unwrap(), store).await,
+            Action::GivesUp => give_up(gate, store).await,
             Action::Requests => send_two_requests(&allocator).await,
             Action::RequestsAddress(ip) => {
                 send_request(&allocator, gate, &[], AllocationKind::Address(ip.parse().unwrap())).await
@@ -82,6 +86,24 @@ pub(super) fn own() -> (Server, AddressStore) {
     let lease = BlockLease { net, id: object.lease_id(), single_owner: false, reserved: Vec::new() };
     let _ = store.add_block(&lease, 1);
     (Server { objects: vec![object], pool: Some(POOLS[0]), ..Server::default() }, store)
+}
+
+/// Request of the second node for any address of that block.
+pub(super) fn request_for_any() -> TransferRequest {
+    let addresses = vec![AddressSpan::parse("10.0.0.1-10.0.0.3").unwrap()];
+    TransferRequest { node: "n1".into(), store: "l".into(), addresses, quarantine: 10, requested_at: 1_000 }
+}
+
+/// Serves a request for any address once.
+async fn give_up(gate: &Gate, store: &Mutex<AddressStore>) -> Result<BlockLease, AllocationError> {
+    let mut objects = gate.list().await?;
+    objects.retain(|object| object.holder.node == "n0");
+    let asked =
+        objects.iter().find_map(|object| Some((object.clone(), next_request(object, 1_000)?.clone())));
+    let Some((asked, request)) = asked else { return Err(AllocationError::Exhausted) };
+    let given = store.lock().unwrap().give_up(1_000, &request, &known_blocks(&objects)).0;
+    complete_give_up(gate, &objects, &asked, &request, given, 1_000).await?;
+    Err(AllocationError::Exhausted)
 }
 
 /// Serves a transfer request once. In a cluster the agent repeats it after an error.

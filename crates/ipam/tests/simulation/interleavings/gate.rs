@@ -138,6 +138,10 @@ impl Registry for Gate {
         .await
     }
 
+    async fn replace_requests(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {
+        self.replace(object).await
+    }
+
     async fn delete(&self, object: &IpBlock) -> Result<(), RegistryError> {
         self.request(|server| {
             let Some(at) = server.objects.iter().position(|known| known.net == object.net) else {

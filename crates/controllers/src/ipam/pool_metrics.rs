@@ -1,0 +1,221 @@
+//! Metrics of each pool: its size, its use, and the blocks of each node.
+//!
+//! - `used` are the addresses that pods show, nodes lease as single addresses, or claims keep.
+//! - Addresses in quarantine are counted as far as the cluster knows them: released single addresses. Only its node knows
+//!   those of a block.
+//! - The number of time series is bounded: further pools and nodes are counted together as `other`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipam::{AddressFilter, IpBlock, Range};
+use ipam_api::clock::now;
+use ipam_api::cluster_snapshot::ClusterSnapshot;
+use ipam_api::ip_objects::PoolObject;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+/// Largest number of pools with series of their own.
+const POOLS_MAX: usize = 100;
+/// Largest number of pairs of pool and node with a series of their own.
+const NODES_MAX: usize = 1_000;
+/// Quarantine of a network that does not set one, in milliseconds.
+const QUARANTINE: u64 = 60_000;
+/// Label of the pools and nodes that are counted together.
+const OTHER: &str = "other";
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
+struct PoolLabels {
+    pool: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
+struct NodeLabels {
+    pool: String,
+    node: String,
+}
+
+/// Use of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PoolUsage {
+    size: u64,
+    used: u64,
+    quarantined: u64,
+    /// Number of leased blocks by node.
+    blocks: BTreeMap<String, u64>,
+}
+
+/// Metrics of all pools.
+#[derive(Default)]
+pub(crate) struct PoolMetrics {
+    size: Family<PoolLabels, Gauge>,
+    used: Family<PoolLabels, Gauge>,
+    free: Family<PoolLabels, Gauge>,
+    quarantined: Family<PoolLabels, Gauge>,
+    blocks: Family<NodeLabels, Gauge>,
+}
+
+impl PoolUsage {
+    /// Counts the use of a pool.
+    pub(crate) fn of(snapshot: &ClusterSnapshot, pool: &PoolObject) -> PoolUsage {
+        let name = pool.metadata.name.as_deref().unwrap_or_default();
+        let mut usage = PoolUsage { size: size(pool), ..PoolUsage::default() };
+        let mut used: BTreeSet<IpAddr> = snapshot.used_of(name).clone();
+        let now = now();
+        for object in snapshot.objects_of(name) {
+            if !object.is_single_address() {
+                *usage.blocks.entry(object.holder.node).or_default() += 1;
+            } else if object.is_in_use() {
+                used.insert(object.net.addr());
+            } else if is_in_quarantine(&object, now) {
+                usage.quarantined += 1;
+            }
+        }
+        usage.blocks.remove("");
+        usage.used = used.len() as u64;
+        usage
+    }
+
+    fn add(&mut self, other: PoolUsage) {
+        let PoolUsage { size, used, quarantined, blocks } = other;
+        self.size = self.size.saturating_add(size);
+        self.used += used;
+        self.quarantined += quarantined;
+        for (node, count) in blocks {
+            *self.blocks.entry(node).or_default() += count;
+        }
+    }
+}
+
+impl PoolMetrics {
+    /// Registers the metrics.
+    pub(crate) fn register(registry: &mut Registry) -> PoolMetrics {
+        let all = PoolMetrics::default();
+        let gauges = [
+            ("pool_size", "Number of addresses of a pool that can be allocated", &all.size),
+            ("pool_used", "Number of used addresses of a pool", &all.used),
+            ("pool_free", "Number of addresses of a pool that are neither used nor in quarantine", &all.free),
+            (
+                "pool_quarantined",
+                "Number of released single addresses of a pool in quarantine",
+                &all.quarantined,
+            ),
+        ];
+        for (name, help, gauge) in gauges {
+            registry.register(name, help, gauge.clone());
+        }
+        registry.register("pool_blocks", "Number of blocks of a pool that a node leases", all.blocks.clone());
+        all
+    }
+
+    /// Replaces all values.
+    pub(crate) fn set(&self, pools: &BTreeMap<String, PoolUsage>) {
+        for gauge in [&self.size, &self.used, &self.free, &self.quarantined] {
+            gauge.clear();
+        }
+        self.blocks.clear();
+        let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let mut series = 0;
+        for (name, usage) in bounded(pools) {
+            let labels = PoolLabels { pool: name.clone() };
+            let free = usage.size.saturating_sub(usage.used).saturating_sub(usage.quarantined);
+            self.size.get_or_create(&labels).set(signed(usage.size));
+            self.used.get_or_create(&labels).set(signed(usage.used));
+            self.free.get_or_create(&labels).set(signed(free));
+            self.quarantined.get_or_create(&labels).set(signed(usage.quarantined));
+            for (node, count) in usage.blocks {
+                series += 1;
+                let node = if series <= NODES_MAX { node } else { OTHER.to_owned() };
+                self.blocks.get_or_create(&NodeLabels { pool: name.clone(), node }).inc_by(signed(count));
+            }
+        }
+    }
+}
+
+/// Returns the use of at most [`POOLS_MAX`] pools, and of the others together.
+fn bounded(pools: &BTreeMap<String, PoolUsage>) -> BTreeMap<String, PoolUsage> {
+    let mut bounded = BTreeMap::new();
+    for (at, (name, usage)) in pools.iter().enumerate() {
+        if at < POOLS_MAX {
+            bounded.insert(name.clone(), usage.clone());
+        } else {
+            bounded.entry(OTHER.to_owned()).or_insert_with(PoolUsage::default).add(usage.clone());
+        }
+    }
+    bounded
+}
+
+/// Number of addresses that the pool can allocate; 0 if its spec is invalid.
+fn size(pool: &PoolObject) -> u64 {
+    let range = pool.spec.range.parse().ok().and_then(|subnet| Range::between(subnet, None, None).ok());
+    let filter = range.zip(pool.exclude().ok()).map(|(range, exclude)| AddressFilter::new(range, &exclude));
+    filter.map_or(0, |filter| u64::try_from(filter.count()).unwrap_or(u64::MAX))
+}
+
+fn is_in_quarantine(object: &IpBlock, now: u64) -> bool {
+    object.holder.released_at > 0 && object.holder.released_at.saturating_add(QUARANTINE) > now
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text;
+
+    use super::*;
+
+    fn page(pools: &BTreeMap<String, PoolUsage>) -> String {
+        let mut registry = Registry::default();
+        let metrics = PoolMetrics::register(&mut registry);
+        metrics.set(pools);
+        metrics.set(pools);
+        let mut page = String::new();
+        text::encode(&mut page, &registry).unwrap();
+        page
+    }
+
+    #[test]
+    fn pool_metrics_count_size_used_free_and_blocks() {
+        let object = |name: &str, range: &str, node: &str, released_at: u64| {
+            serde_json::from_value(serde_json::json!({
+                "metadata": { "name": name, "uid": "u", "resourceVersion": "1" },
+                "spec": { "pool": "p", "range": range, "node": node, "releasedAt": released_at },
+            }))
+            .unwrap()
+        };
+        let pool: PoolObject = serde_json::from_value(serde_json::json!({
+            "metadata": { "name": "p" }, "spec": { "range": "10.0.0.0/28", "exclude": ["10.0.0.8/30"] },
+        }))
+        .unwrap();
+        let mut snapshot = ClusterSnapshot::default();
+        snapshot.blocks.extend([
+            object("p.10.0.0.0-30", "10.0.0.0/30", "n1", 0),
+            object("p.10.0.0.5-32", "10.0.0.5/32", "n2", 0),
+            object("p.10.0.0.6-32", "10.0.0.6/32", "", now()),
+            object("p.10.0.0.7-32", "10.0.0.7/32", "", 1),
+        ]);
+        let usage = PoolUsage::of(&snapshot, &pool);
+        let page = page(&BTreeMap::from([("p".to_owned(), usage)]));
+        for line in [
+            "pool_size{pool=\"p\"} 10",
+            "pool_used{pool=\"p\"} 1",
+            "pool_free{pool=\"p\"} 8",
+            "pool_quarantined{pool=\"p\"} 1",
+            "pool_blocks{pool=\"p\",node=\"n1\"} 1",
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line}: {page}");
+        }
+    }
+
+    #[test]
+    fn pool_metrics_have_a_bounded_number_of_series() {
+        let blocks: BTreeMap<String, u64> = (0..50).map(|node| (format!("n{node}"), 2)).collect();
+        let usage = PoolUsage { size: 5, used: 1, quarantined: 0, blocks };
+        let pools = (0..POOLS_MAX + 50).map(|pool| (format!("p{pool:03}"), usage.clone())).collect();
+        let page = page(&pools);
+        let count = |name: &str| page.lines().filter(|line| line.starts_with(name)).count();
+        assert_eq!(count("pool_size{"), POOLS_MAX + 1);
+        assert!(page.contains("pool_size{pool=\"other\"} 250"), "{page}");
+        assert!(count("pool_blocks{") <= NODES_MAX + POOLS_MAX + 1);
+    }
+}

@@ -1,0 +1,192 @@
+//! Any address of another node, if none is known to be free: requests in the objects of other nodes' blocks.
+//!
+//! The other node's part is in [`crate::give_up`]; the protocol is in
+//! `docs/design/ipam.md#any-address-of-another-node`.
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+
+use super::{BlockAllocator, RequestContext, SEED_STEP};
+use crate::address_filter::mix;
+use crate::allocation_error::AllocationError;
+use crate::block_lease::BlockLease;
+use crate::ip_block::{AddressSpan, IpBlock, REQUESTS_MAX, SPANS_MAX, TransferRequest};
+use crate::lease_message::AllocationKind;
+use crate::registry::{Registry, RegistryError};
+
+/// Number of requests that wait for an answer at a time.
+const WAVE: usize = 4;
+/// Number of checks after which requests without an answer do not delay others any more.
+const PATIENT_CHECKS: u32 = 4;
+/// Number of checks in all.
+const CHECKS_MAX: u32 = 64;
+
+/// Blocks in whose objects a request is written, with the addresses of each request.
+type AskedBlocks<'a> = Vec<(&'a IpBlock, Vec<AddressSpan>)>;
+
+/// Answer to a request.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Answer {
+    /// There is none yet.
+    None,
+    /// The request was removed: addresses may be reserved.
+    Addresses,
+    /// The block is free.
+    Block,
+}
+
+/// Requests that wait for an answer.
+#[derive(Default)]
+struct Waiting {
+    /// Blocks with a request, and the request.
+    posted: Vec<(IpNet, TransferRequest)>,
+    /// The same for nodes that did not answer in time.
+    slow: Vec<(IpNet, TransferRequest)>,
+}
+
+impl<R: Registry> BlockAllocator<'_, R> {
+    /// Asks the nodes of other blocks for an address, some at a time, until one is leased or all have answered.
+    pub(crate) async fn lease_from_other_nodes(
+        &self,
+        kind: AllocationKind,
+        context: RequestContext<'_>,
+        mut refusal: AllocationError,
+    ) -> Result<BlockLease, AllocationError> {
+        let mut queue = self.requests_for_any(&self.registry.list().await?).into_iter();
+        let (mut waiting, mut check, mut checks) = (Waiting::default(), 0, 0);
+        while check < self.transfer_checks && checks < CHECKS_MAX {
+            while waiting.posted.len() < WAVE
+                && let Some((object, request)) = queue.next()
+            {
+                if self.post(&object, &request).await? {
+                    waiting.posted.push((object.net, request));
+                }
+            }
+            if waiting.posted.is_empty() && waiting.slow.is_empty() {
+                break;
+            }
+            self.registry.wait_for_transfer(check).await;
+            (check, checks) = (check + 1, checks + 1);
+            let answer = self.answer(&mut waiting).await?;
+            if answer != Answer::None {
+                check = 0;
+                match self.lease_given(kind, answer, context).await {
+                    Err(error) if error.may_be_free_elsewhere() => refusal = error,
+                    outcome => {
+                        self.withdraw(waiting).await;
+                        return outcome;
+                    }
+                }
+            }
+            if check >= PATIENT_CHECKS && !queue.as_slice().is_empty() {
+                waiting.slow.append(&mut waiting.posted);
+                check = 0;
+            }
+        }
+        Err(refusal)
+    }
+
+    /// Returns a request for each node with addresses that may be free, in an order that differs for each request.
+    fn requests_for_any(&self, all: &[IpBlock]) -> Vec<(IpBlock, TransferRequest)> {
+        let own = &self.holder;
+        let is_other = |object: &&IpBlock| {
+            let (node, store) = (&object.holder.node, &object.holder.store);
+            !object.is_single_address() && !node.is_empty() && (node, store) != (&own.node, &own.store)
+        };
+        let mut requests: BTreeMap<(&str, &str), AskedBlocks<'_>> = BTreeMap::new();
+        for object in all.iter().filter(is_other) {
+            let spans = AddressSpan::of_block(self.filter, object);
+            if spans.is_empty() {
+                continue;
+            }
+            let of_store = requests.entry((&object.holder.node, &object.holder.store)).or_default();
+            match of_store.last_mut() {
+                Some((_, known)) if known.len() + spans.len() <= SPANS_MAX => known.extend(spans),
+                _ => of_store.push((object, spans)),
+            }
+        }
+        let mut requests: AskedBlocks<'_> = requests.into_values().flatten().collect();
+        let order = self.seed ^ self.clock.now.wrapping_mul(SEED_STEP);
+        requests.sort_by_cached_key(|(object, _)| {
+            let name = format!("{}/{}", object.holder.node, object.net);
+            mix(name.bytes().fold(order, |hash, byte| mix(hash ^ u64::from(byte))))
+        });
+        let request = |addresses| TransferRequest {
+            node: own.node.clone(),
+            store: own.store.clone(),
+            addresses,
+            quarantine: self.clock.quarantine,
+            requested_at: self.clock.now,
+        };
+        requests.into_iter().map(|(object, spans)| (object.clone(), request(spans))).collect()
+    }
+
+    /// Writes a request into an object, in place of an earlier one of this store; returns whether it waits for an answer.
+    async fn post(&self, object: &IpBlock, request: &TransferRequest) -> Result<bool, RegistryError> {
+        let holder = &object.holder;
+        let mut object = object.clone();
+        for _ in 0..2 {
+            let requests = &mut object.holder.transfer_requests;
+            requests.retain(|other| !other.is_of_store(request) && !other.has_expired(self.clock.now));
+            if requests.len() >= REQUESTS_MAX {
+                return Ok(false);
+            }
+            requests.push(request.clone());
+            match self.registry.replace_requests(&object).await {
+                Ok(_) => return Ok(true),
+                Err(RegistryError::Conflict) => {}
+                Err(error) => return Err(error),
+            }
+            match self.registry.read(object.net).await? {
+                Some(current) if current.holder.node == holder.node => object = current,
+                // The block is free: the next attempt may lease it.
+                _ => return Ok(true),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Leases what other nodes gave up.
+    async fn lease_given(
+        &self,
+        kind: AllocationKind,
+        answer: Answer,
+        context: RequestContext<'_>,
+    ) -> Result<BlockLease, AllocationError> {
+        match (kind, answer) {
+            // No block is free, so none is tried.
+            (AllocationKind::Any, Answer::Addresses) => {
+                let lease = self.lease_any_address(None, context).await?;
+                self.verify_single_address(lease).await
+            }
+            _ => self.lease_free(kind, context).await,
+        }
+    }
+
+    /// Removes the answered requests; returns the best answer.
+    async fn answer(&self, waiting: &mut Waiting) -> Result<Answer, RegistryError> {
+        let mut answer = Answer::None;
+        for requests in [&mut waiting.posted, &mut waiting.slow] {
+            for (net, request) in std::mem::take(requests) {
+                match self.registry.read(net).await? {
+                    Some(object) if object.holder.transfer_requests.contains(&request) => {
+                        requests.push((net, request));
+                    }
+                    Some(_) => answer = answer.max(Answer::Addresses),
+                    None => answer = Answer::Block,
+                }
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Removes requests that are needed no longer. One that remains makes its node give up an address in vain.
+    async fn withdraw(&self, waiting: Waiting) {
+        for (net, request) in waiting.posted.into_iter().chain(waiting.slow) {
+            if let Ok(Some(object)) = self.registry.read(net).await {
+                let _ = crate::give_up::end_request(self.registry, &object, &request).await;
+            }
+        }
+    }
+}
