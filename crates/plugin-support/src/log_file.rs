@@ -65,7 +65,7 @@ impl LogFile {
         let now = SystemTime::now();
         let [date, time] = timestamp(now);
         let seconds = time.split('.').next().unwrap_or_default().replace('-', ":");
-        let line = format!("{date}T{seconds}Z [{}] {line}\n", level);
+        let line = format!("{date}T{seconds}Z [{level}] {line}\n");
         let _ = self.append(line.as_bytes(), now);
     }
 
