@@ -83,7 +83,7 @@ const BOUNDARIES: &[Boundary] = &[
     },
     Boundary {
         name: "kube-support",
-        may_use: &["cli-support", "cni", "manifest", "neutron", "npwg", "rpc"],
+        may_use: &["build-info", "cli-support", "cni", "manifest", "neutron", "npwg", "rpc"],
         never: &["netlink"],
     },
     Boundary {
@@ -94,7 +94,7 @@ const BOUNDARIES: &[Boundary] = &[
     Boundary { name: "cri", may_use: &["cni", "ipam", "npwg"], never: &["kube", "k8s-openapi", "netlink"] },
     Boundary {
         name: "node-support",
-        may_use: &["build-info", "cli-support", "cni", "cri", "ipam", "npwg", "rpc"],
+        may_use: &["cli-support", "cni", "cri", "ipam", "npwg", "rpc"],
         never: &["kube", "k8s-openapi", "netlink"],
     },
     Boundary {

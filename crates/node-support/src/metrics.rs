@@ -11,7 +11,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use rpc::plan::{AttachmentReport, PlanReport};
 
@@ -148,9 +147,6 @@ impl Default for Metrics {
             registry: Registry::default(),
         };
         let mut registry = Registry::with_prefix("weft");
-        let build = [("version", build_info::VERSION), ("commit", build_info::COMMIT)];
-        let build = build.map(|(label, value)| (label, value.to_owned())).to_vec();
-        registry.register("build", "Version and commit of this program", Info::new(build));
         metrics.register_counts(&mut registry);
         metrics.register_states(&mut registry);
         Metrics { registry, ..metrics }
@@ -395,9 +391,7 @@ mod tests {
         }
         metrics.call_failed("ADD", 7, "plan");
         let page = metrics.page();
-        let build = format!("weft_build_info{{version=\"{}\",", build_info::VERSION);
         for line in [
-            build.as_str(),
             r#"weft_plan_requests_total{outcome="planned"} 1"#,
             r#"weft_attachments_total{plugin="bridge",outcome="attached"} 1"#,
             r#"weft_attachments_total{plugin="macvlan",outcome="failed"} 1"#,

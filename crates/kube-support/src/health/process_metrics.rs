@@ -16,9 +16,10 @@ const VIRTUAL_SIZE: usize = 20;
 /// Returns the metrics as lines of OpenMetrics without its end. A value that cannot be read is left out.
 pub(super) fn page() -> String {
     let mut page = format!(
-        "# HELP weft_build_info Version of the program.\n# TYPE weft_build_info gauge\n\
-         weft_build_info{{version=\"{}\"}} 1\n",
-        env!("CARGO_PKG_VERSION")
+        "# HELP weft_build_info Version and commit of the program.\n# TYPE weft_build_info gauge\n\
+         weft_build_info{{version=\"{}\",commit=\"{}\"}} 1\n",
+        build_info::VERSION,
+        build_info::COMMIT
     );
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<f64> = stat
