@@ -1,7 +1,8 @@
 //! Liveness: as long as one address is free anywhere in the cluster, a pod on any node gets one.
 //!
 //! All faults are repaired: every node and agent runs, and no pod's call is in progress. Then pods are created on random
-//! nodes until no address is free, or many. Each gets an address in one call. Nodes without a call serve as drained ones.
+//! nodes until no address is free, or many. Each gets an address in one call, or in
+//! three if claims keep addresses of leased blocks. Nodes without a call serve as drained ones.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,6 +16,8 @@ use super::{Cluster, Owner, QUARANTINE};
 
 /// Largest number of pods of one check.
 const PODS_MAX: usize = 64;
+/// Largest number of calls for a pod.
+const ATTEMPTS: usize = 3;
 
 impl Cluster {
     /// Repairs every fault, and checks that pods on random nodes get all free addresses.
@@ -31,9 +34,16 @@ impl Cluster {
             let index = self.pick();
             self.next += 1;
             let owner = Owner::of(format!("f{}/{index}", self.next));
-            self.nodes[index].calls.push(Call::of(Verb::Add(owner.clone(), AllocationKind::Any)));
-            self.finish_calls_of_all();
-            let got = self.nodes[index].pods.get(&owner).copied().flatten();
+            let mut got = None;
+            // A node may give up an address that a claim keeps; then the runtime tries again.
+            for _ in 0..ATTEMPTS {
+                self.nodes[index].calls.push(Call::of(Verb::Add(owner.clone(), AllocationKind::Any)));
+                self.finish_calls_of_all();
+                got = self.nodes[index].pods.get(&owner).copied().flatten();
+                if got.is_some() {
+                    break;
+                }
+            }
             let Some(ip) = got else {
                 panic!(
                     "seed {}, step {}: n{index} gets no address although {free:?} are free: {}",
