@@ -492,20 +492,34 @@ fn transfer_of_a_free_address_from_another_nodes_block() {
     assert_ipam_consistent(&nodes, &alone[..2 + usize::from(second_got_it)]);
 }
 
+/// Creates an IPAMClaim in the namespace `blue`.
+fn claim(nodes: &Nodes, name: &str, interface: &str) {
+    let spec = json!({ "network": "net", "interface": interface });
+    let claim = json!({ "apiVersion": "k8s.cni.cncf.io/v1alpha1", "kind": "IPAMClaim",
+        "metadata": { "name": name, "namespace": "blue" }, "spec": spec });
+    nodes.kube.apply(&claim.to_string());
+}
+
+fn claim_status(nodes: &Nodes, name: &str) -> Value {
+    nodes.kube.json(["ipamclaims.k8s.cni.cncf.io", "-n", "blue", name])["status"].clone()
+}
+
+/// Writes an address into the status of a claim, as a restored backup has it.
+fn restore_claim(nodes: &Nodes, name: &str, ip: &str) {
+    let mut object = nodes.kube.json(["ipamclaims.k8s.cni.cncf.io", "-n", "blue", name]);
+    object["status"] = json!({ "ips": [ip] });
+    let path = format!("/apis/k8s.cni.cncf.io/v1alpha1/namespaces/blue/ipamclaims/{name}/status");
+    nodes.kube.attempt(["replace", "--raw", &path, "-f", "-"], &object.to_string()).success();
+}
+
 // Requirements: V13-8-1, V13-8.1-1, V13-8.3-1
 #[test]
 fn ipamclaim_keeps_its_addresses_until_it_is_deleted() {
     let nodes = nodes!(2);
     let sandbox = nodes.machine.pod("a");
     nodes.kube.kubectl(["create", "namespace", "blue"]);
-    let claim = |name: &str, interface: &str| {
-        let spec = json!({ "network": "net", "interface": interface });
-        let claim = json!({ "apiVersion": "k8s.cni.cncf.io/v1alpha1", "kind": "IPAMClaim",
-            "metadata": { "name": name, "namespace": "blue" }, "spec": spec });
-        nodes.kube.apply(&claim.to_string());
-    };
-    let status =
-        |name: &str| nodes.kube.json(["ipamclaims.k8s.cni.cncf.io", "-n", "blue", name])["status"].clone();
+    let claim = |name: &str, interface: &str| claim(&nodes, name, interface);
+    let status = |name: &str| claim_status(&nodes, name);
     let call = |verb: &str, node: usize, container: &str, name: &str| {
         let both = json!({ "quarantine": 0, "ipRanges": [{ "range": "10.18.0.0/20" }, { "range": "fd00:18::/64" }] });
         let mut conf = network(node, &both);
@@ -534,16 +548,10 @@ fn ipamclaim_keeps_its_addresses_until_it_is_deleted() {
     }
     assert_eq!(allocated(call("ADD", 0, "p3", "vm.net")), kept, "kept while the claim exists");
     call("DEL", 0, "p3", "vm.net").success();
-    let restore = |name: &str, ip: &str| {
-        let mut object = nodes.kube.json(["ipamclaims.k8s.cni.cncf.io", "-n", "blue", name]);
-        object["status"] = json!({ "ips": [ip] });
-        let path = format!("/apis/k8s.cni.cncf.io/v1alpha1/namespaces/blue/ipamclaims/{name}/status");
-        nodes.kube.attempt(["replace", "--raw", &path, "-f", "-"], &object.to_string()).success();
-    };
     // A restored claim gets its previous address; if it is in use, the refusal names its node.
     for name in ["back.net", "late.net"] {
         claim(name, "eth0");
-        restore(name, "10.18.7.7/20");
+        restore_claim(&nodes, name, "10.18.7.7/20");
     }
     assert_eq!(allocated(call("ADD", 1, "p4", "back.net"))[0], "10.18.7.7");
     assert_refused(
@@ -553,23 +561,31 @@ fn ipamclaim_keeps_its_addresses_until_it_is_deleted() {
         &["10.18.7.7", "leased by node worker-1"],
     );
     assert_eq!(status("late.net")["conditions"][0]["status"], "False");
-    // An address that the network cannot allocate is refused, and stays in the status.
-    claim("moved.net", "eth0");
-    restore("moved.net", "192.0.2.7/24");
-    let words = ["ipamclaim blue/moved.net", "status.ips: 192.0.2.7", "does not allocate this address"];
-    assert_refused("outside", &call("ADD", 0, "p6", "moved.net"), 11, &words);
-    let written = status("moved.net");
-    assert_eq!(
-        (&written["ips"], &written["conditions"][0]["status"]),
-        (&json!(["192.0.2.7/24"]), &json!("False"))
-    );
-    assert!(written["conditions"][0]["message"].as_str().unwrap().contains("192.0.2.7"), "{written}");
     // After the deletion of claim and pods, the address is released.
     start_controllers(&nodes, &[("one", 9601)]);
     nodes.kube.kubectl(["delete", "ipamclaim", "-n", "blue", "vm.net"]);
     let of_claim =
         || nodes.blocks().iter().filter(|block| block["spec"]["claim"] == "claim/blue/vm.net").count();
     until("the claim's addresses", || (of_claim() == 0).then_some(()));
+}
+
+#[test]
+fn ipamclaim_with_an_address_outside_the_range_is_refused() {
+    let nodes = nodes!(1);
+    let sandbox = nodes.machine.pod("a");
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    claim(&nodes, "moved.net", "eth0");
+    restore_claim(&nodes, "moved.net", "192.0.2.7/24");
+    let mut conf = network(0, &json!({ "range": "10.18.0.0/20" }));
+    conf["args"] = json!({ "cni": { "ipam-claim-reference": "moved.net" } });
+    let words = ["ipamclaim blue/moved.net", "status.ips: 192.0.2.7", "does not allocate this address"];
+    assert_refused("outside", &nodes.attachment(&sandbox, "p6").add(&conf), 11, &words);
+    let written = claim_status(&nodes, "moved.net");
+    assert_eq!(
+        (&written["ips"], &written["conditions"][0]["status"]),
+        (&json!(["192.0.2.7/24"]), &json!("False"))
+    );
+    assert!(written["conditions"][0]["message"].as_str().unwrap().contains("192.0.2.7"), "{written}");
 }
 
 #[test]

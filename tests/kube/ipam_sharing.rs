@@ -86,7 +86,7 @@ fn transfer_of_any_address_serves_nodes_without_a_block() {
         let ip = allocated(added)[0].clone();
         assert!(all.insert(ip.clone()), "{ip} twice");
     }
-    println!("nodes without a block: {}", summary(took));
+    eprintln!("nodes without a block: {}", summary(took));
     let full = nodes.attachment(&pod, "full").add(&network(5, &ipam));
     assert_refused("full", &full, 11, &["no address is free"]);
     // One free address, on one node: each other node gets it.
@@ -102,7 +102,7 @@ fn transfer_of_any_address_serves_nodes_without_a_block() {
         assert!(all.contains(&ip), "{ip}");
         last = (node, name);
     }
-    println!("the last address of the cluster: {}", summary(took));
+    eprintln!("the last address of the cluster: {}", summary(took));
     for at in 1..254 {
         nodes.attachment(&pod, &format!("t{at}")).check(&network(at % 6, &ipam)).success();
     }
