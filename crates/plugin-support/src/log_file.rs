@@ -65,7 +65,7 @@ impl LogFile {
         let now = SystemTime::now();
         let [date, time] = timestamp(now);
         let seconds = time.split('.').next().unwrap_or_default().replace('-', ":");
-        let line = format!("{date}T{seconds}Z [{}] {line}\n", level);
+        let line = format!("{date}T{seconds}Z [{level}] {line}\n");
         let _ = self.append(line.as_bytes(), now);
     }
 
@@ -106,7 +106,8 @@ impl LogFile {
         };
         for (index, (stamp, name)) in backups.iter().enumerate() {
             if index >= kept || *stamp < oldest {
-                unlinkat(directory, name.as_str(), AtFlags::empty())?;
+                // A directory of this name, for example, does not keep the others.
+                let _ = unlinkat(directory, name.as_str(), AtFlags::empty());
             }
         }
         Ok(())
