@@ -38,6 +38,23 @@ while True:
         pass
 ";
 
+/// Makes `net1` a port of a bridge of the pod and ends that, without end. For each end the kernel announces the removal of a
+/// port in the same way as that of a link, except for the address family.
+const TOGGLER: &str = "
+import socket, struct, time
+port, bridge = socket.if_nametoindex('net1'), socket.if_nametoindex('br0')
+def set_bridge(index):
+    link = struct.pack('=BBHiII', 0, 0, 0, port, 0, 0) + struct.pack('=HHI', 8, 10, index)
+    return struct.pack('=IHHII', 16 + len(link), 19, 1, 0, 0) + link
+sender = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+messages = set_bridge(bridge) + set_bridge(0)
+ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+ready.bind('\\0toggler')
+while True:
+    sender.sendto(messages, (0, 0))
+    time.sleep(0.01)
+";
+
 /// Lists the Unix sockets of a network namespace.
 fn sockets(world: &Netns) -> String {
     world.command("cat").args(["/proc/net/unix"]).finish().success().stdout
@@ -68,6 +85,27 @@ fn link_removal_ignores_announcements_of_the_pod() {
         attachment.del(&config).success();
         assert_eq!(rig::link(&pod, "net1"), None, "round {round}");
         drop(forger);
+    }
+}
+
+#[test]
+fn link_removal_ignores_a_port_that_leaves_a_bridge() {
+    let host = host!(Feature::Macvlan, Feature::Bridge);
+    rig::install(&host);
+    let _outside = outside(&host);
+    let config = json!({ "cniVersion": "1.0.0", "name": "m", "type": "macvlan", "master": "up0" });
+    let pod = host.pod("toggler");
+    pod.run(["ip", "link", "add", "br0", "type", "bridge"]);
+    let attachment = host.attachment("macvlan", &pod, "net1");
+    for round in 0..15 {
+        attachment.add(&config).success();
+        let toggler = pod.command("/usr/bin/python3").args(["-c", TOGGLER]).start();
+        wait_for(|| sockets(&pod).contains("@toggler"));
+        attachment.del(&config).success();
+        // A request to the kernel would wait for the removal.
+        let present = pod.command("cat").args(["/proc/net/dev"]).finish().success().stdout;
+        assert!(!present.contains("net1"), "round {round}: {present}");
+        drop(toggler);
     }
 }
 

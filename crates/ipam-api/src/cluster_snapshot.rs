@@ -18,7 +18,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
-use npwg::status::NETWORK_STATUS;
+use npwg::status::{NETWORK_NAME_MAX, NETWORK_STATUS};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::time::timeout;
@@ -32,6 +32,10 @@ use kube_support::resources::{Key, NodeHealth, NodeObject, PodObject, Reduced};
 
 /// Number of objects in a page.
 const PAGE: u32 = 500;
+/// Maximum number of addresses of a pod. A network-status is untrusted: every user that can change the pod can write it.
+const ADDRESSES_MAX: usize = 256;
+/// Maximum length of the name of an interface, in bytes.
+const INTERFACE_MAX: usize = 15;
 /// Timeout of the first list of watched objects.
 const LIST_MAX: Duration = Duration::from_secs(60);
 
@@ -327,11 +331,13 @@ impl Holder {
             .filter(|_| !is_over)
             .and_then(|text| serde_json::from_str(text).ok())
             .unwrap_or_default();
-        let addresses = shown.into_iter().flat_map(|Shown { name, interface, ips }| {
+        let is_valid =
+            |entry: &Shown| entry.name.len() <= NETWORK_NAME_MAX && entry.interface.len() <= INTERFACE_MAX;
+        let addresses = shown.into_iter().filter(is_valid).flat_map(|Shown { name, interface, ips }| {
             let ips = ips.into_iter().filter_map(|ip| ip.split('/').next().and_then(|ip| ip.parse().ok()));
-            ips.map(move |ip| (ip, interface.clone(), name.clone())).collect::<Vec<_>>()
+            ips.map(move |ip| (ip, interface.clone(), name.clone()))
         });
-        let addresses = addresses.collect();
+        let addresses = addresses.take(ADDRESSES_MAX).collect();
         Holder { namespace: pod.namespace, name: pod.name, uid: pod.uid, node: pod.node_name, addresses }
     }
 }
@@ -348,6 +354,24 @@ mod tests {
                 "annotations": { NETWORK_STATUS: shown.to_string() } }, "status": { "phase": phase } });
             let holder = Holder::of(serde_json::from_value(pod).unwrap());
             assert_eq!((holder.addresses.len(), holder.uid.as_str()), (count, "u"), "{phase}");
+        }
+    }
+
+    #[test]
+    fn network_status_of_a_pod_is_limited_in_the_snapshot() {
+        let ips: Vec<String> =
+            (0..20_000).map(|host: u32| format!("10.0.{}.{}", host / 256, host % 256)).collect();
+        for (name, interface, count) in [
+            ("net".to_owned(), "net1".to_owned(), ADDRESSES_MAX),
+            ("n".repeat(NETWORK_NAME_MAX), "i".repeat(INTERFACE_MAX), ADDRESSES_MAX),
+            ("n".repeat(NETWORK_NAME_MAX + 1), "net1".to_owned(), 0),
+            ("net".to_owned(), "i".repeat(INTERFACE_MAX + 1), 0),
+        ] {
+            let shown = serde_json::json!([{ "name": name, "interface": interface, "ips": ips }]);
+            let pod = serde_json::json!({ "metadata": { "name": "p", "namespace": "a", "uid": "u",
+                "annotations": { NETWORK_STATUS: shown.to_string() } } });
+            let holder = Holder::of(serde_json::from_value(pod).unwrap());
+            assert_eq!(holder.addresses.len(), count, "{name} {interface}");
         }
     }
 }

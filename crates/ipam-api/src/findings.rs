@@ -21,6 +21,10 @@ use crate::cluster_snapshot::{ClusterSnapshot, Holder};
 use crate::ip_objects::BlockObject;
 use crate::store_name::other_directory;
 
+/// Maximum number of objects that are reported to contain the same object, so that the number of findings is not quadratic
+/// in the number of objects.
+const AROUND_MAX: usize = 8;
+
 /// Inconsistency of the cluster's addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -100,13 +104,15 @@ impl ClusterSnapshot {
         for entry in &all {
             let (space, object, block) = entry;
             around.retain(|(other, outer, _)| other == space && outer.net.contains(&object.net));
-            for (_, outer, holder) in &around {
+            let mut reported = 0;
+            for (_, outer, holder) in around.iter().rev() {
                 let reserved = object.is_single_address() && outer.reserved.contains(&object.net.addr());
                 // A requested address is not leased yet.
                 let asked = !object.holder.transfer_requested_from.is_empty()
                     || !object.holder.transfer_refused_by.is_empty();
                 let both = !asked && !object.is_free() && !outer.holder.node.is_empty();
-                if both && !reserved {
+                if both && !reserved && reported < AROUND_MAX {
+                    reported += 1;
                     let name = |block: &BlockObject| block.metadata.name.clone().unwrap_or_default();
                     let why = format!("{} is also in {}", object.net, name(holder));
                     findings.push(Finding {
@@ -247,6 +253,23 @@ mod tests {
         assert_eq!(whats(&snapshot), ["doubled"]);
         snapshot.pods.get_mut(&key("b")).unwrap().addresses[0].2 = "other".into();
         assert_eq!(snapshot.findings(), []);
+    }
+
+    #[test]
+    fn finding_doubled_is_limited_for_each_object() {
+        let mut snapshot = snapshot(&[("10.0.0.0/24", "n1", &[])], &[]);
+        for number in 0..100 {
+            let mut block = snapshot.blocks[0].clone();
+            block.spec.pool = format!("p{number}");
+            block.metadata.name = Some(format!("p{number}.10.0.0.0-24"));
+            let mut pool = snapshot.pools[0].clone();
+            pool.metadata.name = Some(block.spec.pool.clone());
+            snapshot.pools.push(pool);
+            snapshot.blocks.push(block);
+        }
+        let found = whats(&snapshot);
+        assert!(found.iter().all(|what| *what == "doubled"), "{found:?}");
+        assert_eq!(found.len(), (1..AROUND_MAX).sum::<usize>() + AROUND_MAX * (100 - AROUND_MAX + 1));
     }
 
     #[test]

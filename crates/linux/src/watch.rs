@@ -24,8 +24,10 @@ const ADDRESSES: u32 = 9;
 const ROUTES: u32 = 11;
 /// `RTM_DELLINK`
 const LINK_REMOVED: u16 = 17;
-/// Offset of the interface index in a message about a link: header, and half of `struct ifinfomsg`.
-const INDEX_OFFSET: usize = 16 + 4;
+/// Offset of the address family in a message about a link: it follows the header.
+const FAMILY_OFFSET: usize = 16;
+/// Offset of the interface index in a message about a link: half of `struct ifinfomsg` is before it.
+const INDEX_OFFSET: usize = FAMILY_OFFSET + 4;
 /// Length of the part of such a message that is read, in bytes.
 const HEAD: usize = INDEX_OFFSET + 4;
 /// Maximum number of messages that are read at a time: a namespace with continuous changes must not block its watcher.
@@ -91,7 +93,8 @@ impl Watch {
     }
 
     /// Reads the messages that have arrived, without waiting, and calls `removed` with the index of each link that the kernel
-    /// has removed or moved to another namespace. Messages of other senders are ignored.
+    /// has removed or moved to another namespace. Messages of other senders are ignored, and those of a bridge, which
+    /// announces so that a link is no longer one of its ports.
     pub(crate) fn removed_links(&self, mut removed: impl FnMut(u32)) {
         for _ in 0..AT_A_TIME {
             let mut head = [0; HEAD];
@@ -115,17 +118,20 @@ impl AsFd for Watch {
     }
 }
 
-/// Returns the index of the link whose removal a message announces. Only the kernel sends from port 0.
+/// Returns the index of the link whose removal a message announces. Only the kernel sends from port 0, and it announces the
+/// removal of a link without an address family.
 fn removed_link(head: &[u8; HEAD], port: u32) -> Option<u32> {
     let kind = u16::from_ne_bytes([head[4], head[5]]);
+    let is_removal = kind == LINK_REMOVED && head[FAMILY_OFFSET] == 0;
     let index = head[INDEX_OFFSET..].try_into().map(u32::from_ne_bytes).ok()?;
-    (port == 0 && kind == LINK_REMOVED).then_some(index)
+    (port == 0 && is_removal).then_some(index)
 }
 
 /// Returns the filter: messages about the removal of the links with these indexes, or of all links if they are many.
 ///
 /// Classic BPF as in [`crate::packet`]; it loads numbers in network byte order.
 fn only_removals(indexes: &[u32]) -> Vec<SockFilter> {
+    const BYTE_AT: u16 = 0x30;
     const HALF_AT: u16 = 0x28;
     const WORD_AT: u16 = 0x20;
     const IS: u16 = 0x15;
@@ -136,6 +142,7 @@ fn only_removals(indexes: &[u32]) -> Vec<SockFilter> {
     let indexes = if indexes.len() > INDEXES_MAX { &[] } else { indexes };
     let kind = u16::from_be_bytes(LINK_REMOVED.to_ne_bytes());
     let mut filter = vec![line(HALF_AT, 0, 0, 4), line(IS, 1, 0, kind.into()), line(END, 0, 0, 0)];
+    filter.extend([line(BYTE_AT, 0, 0, FAMILY_OFFSET as u32), line(IS, 1, 0, 0), line(END, 0, 0, 0)]);
     if !indexes.is_empty() {
         filter.push(line(WORD_AT, 0, 0, INDEX_OFFSET as u32));
         for (left, index) in (1_u8..).zip(indexes.iter().rev()).collect::<Vec<_>>().into_iter().rev() {
@@ -158,14 +165,17 @@ mod tests {
         head[INDEX_OFFSET..].copy_from_slice(&9_u32.to_ne_bytes());
         assert_eq!(removed_link(&head, 0), Some(9));
         assert_eq!(removed_link(&head, 4711), None);
+        head[FAMILY_OFFSET] = 7;
+        assert_eq!(removed_link(&head, 0), None, "a bridge lost a port");
+        head[FAMILY_OFFSET] = 0;
         head[4] = 16;
         assert_eq!(removed_link(&head, 0), None);
     }
 
     #[test]
     fn watch_filter_has_one_jump_for_each_index() {
-        // Kind, index, and an end for either outcome.
-        for (count, length) in [(0, 4), (1, 7), (128, 134), (129, 4)] {
+        // Kind, family, index, and an end for either outcome.
+        for (count, length) in [(0, 7), (1, 10), (128, 137), (129, 7)] {
             let indexes: Vec<u32> = (1..=count).collect();
             assert_eq!(only_removals(&indexes).len(), length, "{count} links");
         }

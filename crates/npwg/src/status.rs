@@ -25,6 +25,9 @@ use crate::refusal::Reason;
 
 /// Key of the annotation.
 pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+/// Maximum length of the name of a network, in bytes: NAMESPACE/NAME. A reader that keeps the name with each address of an
+/// annotation ignores entries with longer names: every user that can change a pod can write them.
+pub const NETWORK_NAME_MAX: usize = 63 + 1 + 253;
 
 /// Entry of the status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -106,7 +106,8 @@ impl LogFile {
         };
         for (index, (stamp, name)) in backups.iter().enumerate() {
             if index >= kept || *stamp < oldest {
-                unlinkat(directory, name.as_str(), AtFlags::empty())?;
+                // A directory of this name, for example, does not keep the others.
+                let _ = unlinkat(directory, name.as_str(), AtFlags::empty());
             }
         }
         Ok(())

@@ -30,6 +30,9 @@ use kube_support::resources::{NodeObject, PodObject};
 /// Time for the agent to answer a probe: its watch may have to reconnect.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Maximum length of the name of a node, in bytes.
+const NODE_NAME_MAX: usize = 253;
+
 /// State of the nodes that seem to be gone.
 pub(super) struct GoneNodes {
     client: Client,
@@ -151,7 +154,13 @@ impl GoneNodes {
 
     /// Whether the node is off, according to its object and its pods now. Pods that tolerate the taint stay bound to a node
     /// that is out of service.
+    ///
+    /// No node can have a name that is invalid, for example in an object that was edited manually. The API server would
+    /// refuse the requests, and so end every round.
     async fn is_off_now(&self, node: &str) -> Result<bool, RoundError> {
+        if !is_node_name(node) {
+            return Ok(true);
+        }
         let failed = |error| RoundError::Node { node: node.to_owned(), error };
         let nodes: Api<NodeObject> = Api::all(self.client.clone());
         let found = nodes.get_opt(node).await.map_err(failed)?;
@@ -163,5 +172,36 @@ impl GoneNodes {
         let own = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let bound = pods.list(&own).await.map_err(failed)?.items;
         Ok(bound.iter().all(|pod| is_marked && pod.stays_out_of_service()))
+    }
+}
+
+/// Whether a node can have this name (DNS subdomain).
+fn is_node_name(name: &str) -> bool {
+    let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let is_inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(byte);
+    let bytes = name.as_bytes();
+    bytes.len() <= NODE_NAME_MAX
+        && bytes.iter().all(is_inner)
+        && is_end(bytes.first())
+        && is_end(bytes.last())
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::Config;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn gone_node_with_an_invalid_name_causes_no_request() {
+        // Nothing listens there, so every request fails.
+        let client = Client::try_from(Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
+        let nodes = GoneNodes::new(client, Duration::ZERO, Counter::default());
+        for name in ["a b", "n1,metadata.name=n2", "../pods", "..", "N1", "n1?watch=1", &"n".repeat(254)] {
+            assert!(matches!(nodes.is_off_now(name).await, Ok(true)), "{name}");
+        }
+        for name in ["n1", "ip-10-0-0-1.eu-central-1.compute.internal", &"n".repeat(253)] {
+            assert!(nodes.is_off_now(name).await.is_err(), "{name}");
+        }
     }
 }

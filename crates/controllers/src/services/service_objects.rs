@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use npwg::status::{Entry, NETWORK_STATUS};
+use npwg::status::{Entry, NETWORK_NAME_MAX, NETWORK_STATUS};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -220,7 +220,8 @@ impl Reduced for BackendObject {
 fn addresses(status: &str) -> Vec<(String, IpAddr)> {
     let entries: Vec<Entry> = serde_json::from_str(status).unwrap_or_default();
     let mut seen = BTreeSet::new();
-    let all = entries.into_iter().flat_map(|entry| {
+    let is_valid = |entry: &Entry| entry.name.len() <= NETWORK_NAME_MAX;
+    let all = entries.into_iter().filter(is_valid).flat_map(|entry| {
         let Entry { name, ips, .. } = entry;
         ips.into_iter().map(move |ip| (name.clone(), ip))
     });
@@ -433,6 +434,10 @@ mod tests {
         let ips: Vec<_> = (0..1000).map(|n| format!("10.0.{}.{}", n / 256, n % 256)).collect();
         let pod = reduced(&json!([{ "name": "n/a", "ips": ips }]).to_string(), "Running");
         assert_eq!(pod.addresses.len(), ADDRESSES_MAX);
+        // Each address keeps the name of its network.
+        let long = "n".repeat(NETWORK_NAME_MAX + 1);
+        let pod = reduced(&json!([{ "name": long, "ips": ips }]).to_string(), "Running");
+        assert!(pod.addresses.is_empty());
     }
 
     #[test]

@@ -83,6 +83,23 @@ fn log_file_links_and_special_files_are_refused() {
 }
 
 #[test]
+fn log_file_rotation_ends_although_a_file_cannot_be_removed() {
+    let directory = directory();
+    let path = directory.join("weft.log");
+    let rotation = Rotation { max_backups: 1, ..SMALL };
+    let log = LogFile::new(&path, rotation).unwrap();
+    let of = |year: u32| format!("weft-{year}-01-01T00-00-00.000.log");
+    fs::create_dir(directory.join(of(2001))).unwrap();
+    fs::write(directory.join(of(2000)), "old").unwrap();
+    log.write("error", &"a".repeat(190));
+    log.write("error", "after the rotation");
+    assert!(fs::read_to_string(&path).unwrap().ends_with("after the rotation\n"));
+    let left = names(&directory);
+    assert!(left.len() == 3 && left.contains(&of(2001)), "{left:?}");
+    fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
 fn log_file_rotation_keeps_the_newest_files() {
     let directory = directory();
     let path = directory.join("weft.log");
