@@ -109,7 +109,7 @@ fn transfer_of_any_address_serves_nodes_without_a_block() {
 }
 
 #[test]
-fn transfer_of_any_address_empties_blocks_of_a_node_without_calls() {
+fn transfer_of_any_address_empties_blocks_of_an_idle_node() {
     let nodes = nodes!(6);
     let pod = nodes.machine.pod("a");
     pool(&nodes, "10.81.0.0/27", 2);
@@ -165,7 +165,7 @@ fn transfer_of_any_address_waits_for_a_stopped_agent() {
 }
 
 #[test]
-fn released_address_is_returned_without_a_call_when_the_agent_starts() {
+fn released_address_is_returned_when_the_agent_starts() {
     let nodes = nodes!(2);
     let pod = nodes.machine.pod("a");
     let ipam = json!({ "range": "10.83.0.0/29", "quarantine": 0 });
