@@ -107,6 +107,19 @@ fn bridge(setting: &Setting, tag: &str, masquerade: bool) -> Value {
     })
 }
 
+/// The bridge with a range of each family.
+fn dual_stack(setting: &Setting, tag: &str) -> Value {
+    let mut config = bridge(setting, tag, false);
+    let third = 4 + u8::from(tag == "g");
+    config["name"] = json!(format!("bench-{tag}-dual"));
+    config["bridge"] = json!(format!("b{third}{tag}"));
+    config["ipam"] = json!({
+        "type": "host-local", "dataDir": setting.scratch.join("addresses"),
+        "ranges": [[{ "subnet": format!("10.25{third}.0.0/16") }], [{ "subnet": format!("fd00:25{third}::/64") }]],
+    });
+    config
+}
+
 /// Compares single plugins with the peer and with the kernel baseline.
 pub(crate) fn plugins(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let mut with_exec = Vec::new();
@@ -132,6 +145,7 @@ pub(crate) fn plugins(setting: &Setting, table: &mut Table) -> Result<(), Failur
         table.compare("bridge + host-local ADD", &ours.0, "Go", &peer.0, "at least 5x faster");
         table.compare("bridge + host-local DEL", &ours.1, "Go", &peer.1, "");
     }
+    let alone = ours.0;
     let Comparison { ours, peer, .. } = compare(setting, "bridge", |tag| bridge(setting, tag, true))?;
     match &peer {
         Some(peer) => {
@@ -139,6 +153,11 @@ pub(crate) fn plugins(setting: &Setting, table: &mut Table) -> Result<(), Failur
             table.compare("… with ipMasq DEL", &ours.1, "Go", &peer.1, "at most 20 ms");
         }
         None => table.compare("… with ipMasq ADD", &ours.0, "kernel baseline", &baseline.0, "at most 3 ms"),
+    }
+    let dual = compare(setting, "bridge", |tag| dual_stack(setting, tag))?;
+    table.compare("… IPv4 and IPv6 ADD", &dual.ours.0, "IPv4 alone", &alone, "at most 1.3x");
+    if let Some(peer) = &dual.peer {
+        table.compare("… IPv4 and IPv6 ADD", &dual.ours.0, "Go", &peer.0, "");
     }
     Ok(())
 }

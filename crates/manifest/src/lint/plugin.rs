@@ -137,17 +137,17 @@ impl Chain<'_, '_> {
         if name.is_empty() || plugin_config::CHAINED.contains(&plugin) {
             return;
         }
+        // A foreign plugin may complete or read its `ipam` in any way.
+        if !knowledge.plugin_keys.contains_key(plugin) {
+            return;
+        }
         let place = path.key("ipam");
         match knowledge.ipam_keys.get(name) {
             Some(own) => {
                 self.unknown_keys(name, own, &["type"], ipam, &place);
                 self.refused(map, path, &|call, provided| plugin_config::check_ipam(name, call, provided));
             }
-            // Another plugin may read its `ipam` in any way.
-            None if knowledge.plugin_keys.contains_key(plugin) => {
-                self.unknown_type(name, knowledge.ipam_keys.keys(), &place);
-            }
-            None => {}
+            None => self.unknown_type(name, knowledge.ipam_keys.keys(), &place),
         }
     }
 

@@ -486,7 +486,7 @@ fn lint_ranges_that_add_refuses_are_errors() {
             "ipam.subnet: has host bits set: the network is 10.0.0.0/24",
         ),
         (
-            r#""type":"whereabouts","range":"10.0.0.20-10.0.0.10/24""#,
+            r#""type":"weft-ipam","range":"10.0.0.20-10.0.0.10/24""#,
             "ipam.range: before the first address 10.0.0.20",
         ),
         (r#""type":"whereabouts","range":"10.9.0.20-10.0.0.10/24""#, "ipam.range: not in subnet 10.0.0.0/24"),
