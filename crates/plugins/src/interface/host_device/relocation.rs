@@ -138,12 +138,9 @@ impl Inside<'_> {
             return Ok(());
         }
         let id_of_host = net.netns_id(&Netns::own().or_refused()?).or_refused()?;
-        let mut errors = Vec::new();
-        for link in found.iter().filter(|link| link.link_netns_id == id_of_host) {
-            let deleted = linux::error::absent_is_fine(net.delete_link(link.index, &link.name));
-            errors.extend(deleted.or_refused().err());
-        }
-        collected(errors)
+        let on_device = found.iter().filter(|link| link.link_netns_id == id_of_host);
+        let indexes: Vec<u32> = on_device.map(|link| link.index).collect();
+        net.delete_links(&indexes).or_refused()
     }
 
     /// Returns the link `ifname` if it was the device `name` of the host: it has that alias, and a process in the container
