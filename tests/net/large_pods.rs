@@ -4,7 +4,7 @@
 //! ```text
 //!   dev0 (host-device) ─┐
 //!   br1 ── eth0 ────────┼─ pod web: 100,000 routes, 20,000 addresses, 5,000 rules, 1,500 links, or 64 KiB of names
-//!   br2 ── a0 (sbr) ────┘
+//!   br2 ── a0 (sbr) ────┘   or 2,000 macvlans on the device
 //! ```
 //!
 //! Source: docs/security.md, "Actors".
@@ -36,7 +36,7 @@ fn burden(pod: &Netns, script: &str) {
 /// Runs every verb beside the objects of `script`, which a process in the pod creates.
 #[track_caller]
 fn assert_endured(script: &str) {
-    let host = host!(Feature::Bridge);
+    let host = host!(Feature::Bridge, Feature::Macvlan);
     host.run(["ip", "link", "add", "dev0", "type", "veth", "peer", "name", "far0"]);
     let pod = host.pod("web");
     let walk = Walk::new(&host, &pod);
@@ -90,6 +90,12 @@ fn large_pod_with_5000_rules_is_torn_down() {
 #[test]
 fn large_pod_with_1500_links_is_torn_down() {
     assert_endured("for i in range(750): print(f\"link add big{i} type veth peer name peer{i}\")");
+}
+
+/// They stay on the device when it returns, so weft removes them.
+#[test]
+fn large_pod_with_2000_links_on_its_device_is_torn_down() {
+    assert_endured("for i in range(2000): print(f\"link add big{i} link d0 type macvlan mode private\")");
 }
 
 /// The kernel accepts at most 64 KiB of names for a link.

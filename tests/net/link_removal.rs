@@ -52,7 +52,7 @@ ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 ready.bind('\\0toggler')
 while True:
     sender.sendto(messages, (0, 0))
-    time.sleep(0.01)
+    time.sleep(0.001)
 ";
 
 /// Lists the Unix sockets of a network namespace.
@@ -97,7 +97,7 @@ fn link_removal_ignores_a_port_that_leaves_a_bridge() {
     let pod = host.pod("toggler");
     pod.run(["ip", "link", "add", "br0", "type", "bridge"]);
     let attachment = host.attachment("macvlan", &pod, "net1");
-    for round in 0..15 {
+    for round in 0..20 {
         attachment.add(&config).success();
         let toggler = pod.command("/usr/bin/python3").args(["-c", TOGGLER]).start();
         wait_for(|| sockets(&pod).contains("@toggler"));

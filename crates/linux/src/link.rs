@@ -95,6 +95,8 @@ const ALL_MULTICAST: u32 = 0x200;
 const SETTABLE: u32 = 0x4 | 0x20 | 0x80 | PROMISCUOUS | ALL_MULTICAST | 0x1000 | 0x2000 | 0x4000 | 0x8000;
 /// Largest number of bytes of alternative names in one request; an attribute has at most 64 KiB.
 const PROPERTIES_MAX: usize = 32 << 10;
+/// Largest number of links in one request to remove links: a datagram has at most 200 KiB by default.
+const REMOVED_AT_ONCE_MAX: usize = 1000;
 /// `ARPHRD_LOOPBACK`
 const LOOPBACK: u16 = 772;
 /// `IF_OPER_UNKNOWN` and `IF_OPER_UP`
@@ -398,15 +400,20 @@ impl Rtnl {
         self.execute(0, Message::link(DELETE_LINK, index), || format!("delete link {name}"))
     }
 
-    /// Removes several links within one grace period: they are put in a group, and the group is removed.
+    /// Removes several links within one grace period for each thousand: they are put in a group, and the group is removed.
     ///
     /// `ip link set dev NAME group N` for each, then `ip link del group N`. The group is a random number, and all requests
     /// are in one datagram: a process in the namespace cannot put another link into the group beforehand. If the kernel
     /// refuses to remove the group, the links are removed one by one. Links that no longer exist are ignored.
     pub fn delete_links(&mut self, indexes: &[u32]) -> Result<(), Error> {
-        if indexes.is_empty() {
-            return Ok(());
+        let mut outcome = Ok(());
+        for some in indexes.chunks(REMOVED_AT_ONCE_MAX) {
+            outcome = outcome.and(self.delete_group(some));
         }
+        outcome
+    }
+
+    fn delete_group(&mut self, indexes: &[u32]) -> Result<(), Error> {
         let messages = removal_messages(indexes);
         let requests = messages.into_iter().map(|message| Request { flags: 0, message }).collect();
         if self.execute_all(requests, |_| format!("delete {} links", indexes.len())).is_ok() {

@@ -82,7 +82,8 @@ pub struct Attachment {
     pub failure: Option<Error>,
 }
 
-/// Interface of an attachment, by properties that no process in the sandbox can change.
+/// Interface of an attachment, by properties that no process in the sandbox can change. It can create another link that has
+/// them, once it has moved the interface to another namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AttachedLink {

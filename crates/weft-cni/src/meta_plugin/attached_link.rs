@@ -5,6 +5,8 @@
 //!
 //! - An address is released only after its interface was removed, or its end on the host.
 //! - An interface that is not found may be in another namespace: its addresses stay allocated until the sandbox's DEL.
+//! - Limit: a process that moves the interface to another namespace can create a link of this index and kind in its place.
+//!   The kernel shows nothing that distinguishes two macvlans of one parent.
 //!
 //! Source: netdevice(7); kernel `net/core/dev.c` (`dev_new_index`: an index is unique in its namespace).
 

@@ -170,6 +170,7 @@ impl Record {
             kind: link.kind.clone(),
             mac: mac_text(&link.mac),
             index: link.index,
+            permanent: mac_text(&link.permanent_mac),
             // Its parent or peer is on the host.
             peer: (link.link, None),
             ..Record::default()
@@ -268,8 +269,15 @@ impl Record {
         link.name == self.host_state.name && self.is_outside(link)
     }
 
+    /// Whether `link`, which was moved from the container to the host as the device, is the device. A process in the container
+    /// may have replaced the device between its search and the move.
+    pub(super) fn is_moved(&self, link: &Link) -> bool {
+        let is_card = self.permanent.is_empty() || mac_text(&link.permanent_mac) == self.permanent;
+        link.kind == self.kind && is_card && self.has_recorded_peer(link)
+    }
+
     /// Whether `link`, on the host, has the recorded parent or peer. A link created in the container has another one.
-    pub(super) fn has_recorded_peer(&self, link: &Link) -> bool {
+    fn has_recorded_peer(&self, link: &Link) -> bool {
         self.kind.is_empty() || self.peer == peer(link)
     }
 
@@ -423,6 +431,27 @@ mod tests {
         assert!(
             !record.is_inside(&other) && !record.is_outside(&other),
             "the index alone is of another card"
+        );
+    }
+
+    #[test]
+    fn device_record_refuses_a_link_that_a_pod_moved_in_its_place() {
+        let card = Link { permanent_mac: vec![2, 0, 0, 0, 0, 1], ..link() };
+        let of = |link: &Link| Record::of(link, &record().tag().unwrap(), Path::new("/run/netns/gone"), 7);
+        // The kernel chose another index.
+        let returned = Link { index: 9, ..card.clone() };
+        for record in [of(&card), Record::without_file("eth5", &card)] {
+            assert!(record.is_moved(&returned));
+            let veth = Link { kind: "veth".into(), link: Some(3), link_netns_id: Some(1), ..link() };
+            let other_card = Link { permanent_mac: vec![2, 0, 0, 0, 0, 2], ..card.clone() };
+            assert!(!record.is_moved(&veth) && !record.is_moved(&other_card));
+        }
+        let on_uplink = Link { kind: "vlan".into(), link: Some(3), ..link() };
+        let other_kind = Link { kind: "macvlan".into(), ..on_uplink.clone() };
+        let other_parent = Link { link: Some(4), ..on_uplink.clone() };
+        let record = of(&on_uplink);
+        assert!(
+            record.is_moved(&on_uplink) && !record.is_moved(&other_kind) && !record.is_moved(&other_parent)
         );
     }
 

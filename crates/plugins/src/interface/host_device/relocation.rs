@@ -138,12 +138,9 @@ impl Inside<'_> {
             return Ok(());
         }
         let id_of_host = net.netns_id(&Netns::own().or_refused()?).or_refused()?;
-        let mut errors = Vec::new();
-        for link in found.iter().filter(|link| link.link_netns_id == id_of_host) {
-            let deleted = linux::error::absent_is_fine(net.delete_link(link.index, &link.name));
-            errors.extend(deleted.or_refused().err());
-        }
-        collected(errors)
+        let on_device = found.iter().filter(|link| link.link_netns_id == id_of_host);
+        let indexes: Vec<u32> = on_device.map(|link| link.index).collect();
+        net.delete_links(&indexes).or_refused()
     }
 
     /// Returns the link `ifname` if it was the device `name` of the host: it has that alias, and a process in the container
@@ -200,8 +197,8 @@ pub(super) fn find_returned(host: &mut Rtnl, name: &str) -> Result<Option<Link>,
 /// Moves a link from the container to the host and restores its state. Returns false for a link that only looks like
 /// the device; it stays in the container.
 ///
-/// The parent of a virtual link can be read only on the host. Until it is verified the link is down, and its alias is
-/// its name, as after a return by the kernel.
+/// The parent of a virtual link can be read only on the host, and a process in the container may replace the device before
+/// the move. Until the link is verified it is down, and its alias is its name, as after a return by the kernel.
 fn move_to_host(inside: &Inside<'_>, link: &Link, host: &mut Rtnl, record: &Record) -> Result<bool, Error> {
     let name = record.host_state.name.as_str();
     expect_free(host, name, &link.name)?;
@@ -214,7 +211,7 @@ fn move_to_host(inside: &Inside<'_>, link: &Link, host: &mut Rtnl, record: &Reco
     net.move_link(link.index, &link.name, &own, &change).or_refused()?;
     let there = host.link(name).or_refused()?;
     drop(net);
-    if record.has_recorded_peer(&there) {
+    if record.is_moved(&there) {
         inside.remove_links_on(there.index)?;
         return reset(host, &there, record).map(|()| true);
     }
