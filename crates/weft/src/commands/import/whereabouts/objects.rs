@@ -1,7 +1,7 @@
 //! Objects of whereabouts, and the addresses that they record.
 //!
 //! An address may be recorded more than once: in pools of two namespaces, in pools with overlapping ranges, and in a
-//! reservation. All records are returned; [`super::owners`] decides whether they contradict each other.
+//! reservation. All records are returned; [`super::owners()`] decides whether they contradict each other.
 
 use std::net::IpAddr;
 
