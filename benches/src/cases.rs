@@ -355,7 +355,7 @@ fn pod(setting: &Setting, networks: usize, behind: &[Value]) -> Result<(Times, T
 /// States the size of weft-cni on disk and in memory.
 pub(crate) fn size(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let bytes = fs::metadata(setting.ours.join("weft-cni"))?.len();
-    table.state("weft-cni", &format!("{:.2} MB, one file", bytes as f64 / 1e6), "at most 3 MB");
+    table.state("weft-cni", &format!("{:.2} MB, one file", bytes as f64 / 1e6), "at most 4 MB");
     let largest = resident(setting)?;
     table.state(
         "weft-cni, pod with 4 networks",
