@@ -80,7 +80,7 @@ fn concurrency_del_waits_for_add_and_leaves_nothing() {
     let _ = cluster.calls();
     let (before, inside) = (host.snapshot(), pod.snapshot());
     thread::scope(|scope| {
-        let adding = scope.spawn(|| weft.add(&config));
+        let adding = scope.spawn(|| weft.call("ADD", config.to_string()));
         thread::sleep(Duration::from_millis(120));
         assert_eq!(weft.del(&config).code, Some(0));
         assert_eq!(adding.join().expect("ADD").code, Some(0));

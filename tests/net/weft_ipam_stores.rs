@@ -265,7 +265,7 @@ fn whereabouts_name_is_served_only_if_weft_is_installed_as_it() {
     weft.add(&conf).success();
     assert_eq!(address(), "10.9.0.77");
     weft.del(&conf).success();
-    assert_eq!(cluster.order(), ["ADD net1", "DEL net1"]);
+    assert_eq!(cluster.order(), ["ADD net1", "CHECK net1", "DEL net1"]);
     assert_eq!(host.attempt(["ls", "/var/lib/weft/ipam"]).stdout, "", "weft allocated nothing");
 
     // The operator decides: by the installation, or by the option.

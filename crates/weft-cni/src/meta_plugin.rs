@@ -200,6 +200,8 @@ impl Weft {
         who: Option<&Attachment>,
         work: impl FnOnce(&mut CallRecorder) -> Result<T, Error>,
     ) -> Result<T, Error> {
+        // A network's definition must not choose the directory of a record: the call of the meta-plugin itself is recorded.
+        plugin_invoker::refuse_delegate()?;
         let mut recorder = CallRecorder::begin(verb, planning::named(call.args()));
         if let Some(Attachment { container, ifname }) = who {
             recorder.sandbox(container, ifname);

@@ -103,7 +103,7 @@ fn lint_fix_keeps_mode_links_and_other_content() {
         "# comment\n{}",
         definition(
             "a",
-            "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"dummy\"} # odd\n"
+            "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"bridge\"} # odd\n"
         )
     );
     let file = directory.file("real.yaml", &before);
@@ -111,7 +111,7 @@ fn lint_fix_keeps_mode_links_and_other_content() {
     let link = directory.0.join("link.yaml");
     symlink("real.yaml", &link).unwrap();
     assert!(lint([Path::new("--fix"), &link]).status.success());
-    let config = "  config: |\n    {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"dummy\"}\n";
+    let config = "  config: |\n    {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"bridge\"}\n";
     assert_eq!(fs::read_to_string(&file).unwrap(), format!("# comment\n{}", definition("a", config)));
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
@@ -179,7 +179,7 @@ fn lint_json_output_has_rules_and_positions() {
     let directory = TestDirectory::new("json");
     let file = directory.file(
         "a.yaml",
-        &definition("a", "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"dummy\"}\n"),
+        &definition("a", "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"bridge\"}\n"),
     );
     let read = |output: &Output| -> Value { serde_json::from_slice(&output.stdout).unwrap() };
     let found = lint([Path::new("-o"), Path::new("json"), &file]);
@@ -200,7 +200,7 @@ fn lint_json_output_has_rules_and_positions() {
 #[test]
 fn lint_reads_a_pipe_but_cannot_fix_it() {
     let map =
-        definition("a", "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"dummy\"}\n");
+        definition("a", "  config: {\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"bridge\"}\n");
     for (words, code, output_text) in [
         (&["/dev/stdin"][..], 1, "/dev/stdin:6:11: error"),
         (&["-"], 1, "/dev/stdin:6:11: error"),
