@@ -87,7 +87,7 @@ pub(super) fn require_free_names<'a>(
 
 fn carry_out(record: &mut Record, invoker: &PluginInvoker, entry: &mut Entry) -> Result<Success, Error> {
     let Plan { pod, delegates, .. } = entry.plan.clone();
-    let mut results = Vec::with_capacity(delegates.len());
+    let (mut net, mut results) = (None, Vec::with_capacity(delegates.len()));
     for (index, delegate) in delegates.iter().enumerate() {
         let started = Instant::now();
         let step = || match pod.name.as_str() {
@@ -104,7 +104,7 @@ fn carry_out(record: &mut Record, invoker: &PluginInvoker, entry: &mut Entry) ->
                 return Err(error.context(step()));
             }
         };
-        let link = attached_link::read(entry, delegate);
+        let link = attached_link::read(&mut net, entry, delegate);
         let attachment = &mut entry.attachments[index];
         attachment.state = State::Attached;
         attachment.microseconds = u64::try_from(started.elapsed().as_micros()).ok();

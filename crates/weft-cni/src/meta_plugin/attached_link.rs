@@ -30,9 +30,13 @@ pub(super) enum Removal {
     ByPlugin,
 }
 
-/// Returns the interface of an attachment whose ADD has ended; none if there is none of its name.
-pub(super) fn read(entry: &Entry, delegate: &Delegate) -> Option<AttachedLink> {
-    let mut net = Netns::open(Path::new(&entry.netns)).and_then(|netns| netns.rtnl()).ok()?;
+/// Returns the interface of an attachment whose ADD has ended; none if there is none of its name. `net` is a socket in the
+/// sandbox, which the first call opens for all attachments.
+pub(super) fn read(net: &mut Option<Rtnl>, entry: &Entry, delegate: &Delegate) -> Option<AttachedLink> {
+    if net.is_none() {
+        *net = Netns::open(Path::new(&entry.netns)).and_then(|netns| netns.rtnl()).ok();
+    }
+    let net = net.as_mut()?;
     let link = net.find_link(delegate.ifname.as_str()).ok()??;
     Some(AttachedLink { index: link.index, kind: link.kind })
 }

@@ -131,7 +131,7 @@ fn add(
             entry.attachments[place] = Attachment {
                 state: State::Attached,
                 result: Some(attached.raw),
-                link: attached_link::read(entry, &delegate),
+                link: attached_link::read(&mut None, entry, &delegate),
                 microseconds: u64::try_from(started.elapsed().as_micros()).ok(),
                 failure: None,
             };
