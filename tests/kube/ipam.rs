@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rig::addresses::{
-    Nodes, address_stores, allocated, assert_ipam_consistent, last_byte, network, pool, reconciliations,
-    start_controllers, weft,
+    Nodes, address_stores, allocated, assert_ipam_consistent, define_whereabouts, last_byte, network, pool,
+    reconciliations, start_controllers, weft,
 };
 use rig::machine::until;
 use rig::{assert_refused, nodes};
@@ -707,26 +707,6 @@ fn rebooted_node_confirms_its_blocks_with_the_api() {
     });
     // A range of 14 addresses has single ones, whose owners the cluster knows.
     assert_ipam_consistent(&nodes, &["uid-c0/c0/eth0"]);
-}
-
-/// Creates the CRDs of whereabouts.
-fn define_whereabouts(nodes: &Nodes) {
-    for (plural, kind) in [
-        ("ippools", "IPPool"),
-        ("overlappingrangeipreservations", "OverlappingRangeIPReservation"),
-        ("nodeslicepools", "NodeSlicePool"),
-    ] {
-        let definition = json!({
-            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": { "name": format!("{plural}.whereabouts.cni.cncf.io") },
-            "spec": { "group": "whereabouts.cni.cncf.io", "scope": "Namespaced",
-                "names": { "plural": plural, "singular": kind.to_lowercase(), "kind": kind },
-                "versions": [{ "name": "v1alpha1", "served": true, "storage": true,
-                    "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } } }] },
-        });
-        nodes.kube.apply(&definition.to_string());
-    }
-    nodes.kube.wait_until_served();
 }
 
 #[test]

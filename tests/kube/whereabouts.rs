@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rig::addresses::{Nodes, allocated, name, network};
+use rig::addresses::{Nodes, allocated, define_whereabouts, name, network};
 use rig::kube::files;
 use rig::machine::until;
 use rig::parts::text;
@@ -46,24 +46,9 @@ fn networks() -> [(&'static str, Value); 8] {
 /// Creates the objects of a whereabouts installation without schemas: the flat file, the CRDs, and the slices that its
 /// controller would create for two networks.
 fn prepare(nodes: &Nodes) {
-    for (plural, kind) in [
-        ("ippools", "IPPool"),
-        ("overlappingrangeipreservations", "OverlappingRangeIPReservation"),
-        ("nodeslicepools", "NodeSlicePool"),
-    ] {
-        let version = json!({ "name": "v1alpha1", "served": true, "storage": true,
-            "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } } });
-        let definition = json!({
-            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": { "name": format!("{plural}.whereabouts.cni.cncf.io") },
-            "spec": { "group": "whereabouts.cni.cncf.io", "scope": "Namespaced", "versions": [version],
-                "names": { "plural": plural, "singular": kind.to_lowercase(), "kind": kind } },
-        });
-        nodes.kube.apply(&definition.to_string());
-    }
+    define_whereabouts(nodes);
     let flat = json!({ "datastore": "kubernetes", "kubernetes": { "kubeconfig": nodes.kube.admin() } });
     nodes.machine.write("/etc/cni/net.d/whereabouts.d/whereabouts.conf", flat.to_string());
-    nodes.kube.wait_until_served();
     for (slices, range, slice) in
         [("sliced", "10.35.0.0/16", "10.35.0.64/26"), ("red", "10.36.0.0/16", "10.36.0.64/26")]
     {

@@ -4,7 +4,7 @@
 //!   IPPool in kube-system, openshift-multus ─► weft import whereabouts ─► IPBlock, kept for pod and interface
 //! ```
 
-use rig::addresses::{Nodes, name, weft};
+use rig::addresses::{Nodes, define_whereabouts, name, weft};
 use rig::nodes;
 use serde_json::{Value, json};
 
@@ -13,22 +13,7 @@ const GROUP: &str = "whereabouts.cni.cncf.io";
 
 /// Creates the definitions of whereabouts without schemas, the namespaces, and a network with its IPAM.
 fn prepare(nodes: &Nodes, range: &str) {
-    for (plural, kind) in [
-        ("ippools", "IPPool"),
-        ("overlappingrangeipreservations", "OverlappingRangeIPReservation"),
-        ("nodeslicepools", "NodeSlicePool"),
-    ] {
-        let version = json!({ "name": "v1alpha1", "served": true, "storage": true,
-            "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } } });
-        let definition = json!({
-            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": { "name": format!("{plural}.{GROUP}") },
-            "spec": { "group": GROUP, "scope": "Namespaced", "versions": [version],
-                "names": { "plural": plural, "singular": kind.to_lowercase(), "kind": kind } },
-        });
-        nodes.kube.apply(&definition.to_string());
-    }
-    nodes.kube.wait_until_served();
+    define_whereabouts(nodes);
     for namespace in ["blue", "openshift-multus"] {
         nodes.kube.kubectl(["create", "namespace", namespace]);
     }

@@ -255,6 +255,27 @@ pub fn assert_ipam_consistent(nodes: &Nodes, without_pod: &[&str]) {
     assert_eq!(found.code, Some(i32::from(!left.is_empty())));
 }
 
+/// Creates the CRDs of whereabouts, without schemas, and waits until they are served.
+#[track_caller]
+pub fn define_whereabouts(nodes: &Nodes) {
+    for (plural, kind) in [
+        ("ippools", "IPPool"),
+        ("overlappingrangeipreservations", "OverlappingRangeIPReservation"),
+        ("nodeslicepools", "NodeSlicePool"),
+    ] {
+        let definition = json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": { "name": format!("{plural}.whereabouts.cni.cncf.io") },
+            "spec": { "group": "whereabouts.cni.cncf.io", "scope": "Namespaced",
+                "names": { "plural": plural, "singular": kind.to_lowercase(), "kind": kind },
+                "versions": [{ "name": "v1alpha1", "served": true, "storage": true,
+                    "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } } }] },
+        });
+        nodes.kube.apply(&definition.to_string());
+    }
+    nodes.kube.wait_until_served();
+}
+
 /// Starts IPAM controllers with these names and metrics ports, with the shipped RBAC.
 #[track_caller]
 pub fn start_controllers(nodes: &Nodes, replicas: &[(&str, u16)]) {

@@ -1,7 +1,7 @@
 //! Program under the name `whereabouts` on this node, which decides whether weft serves networks with this IPAM.
 //!
-//! Where weft attaches pods, `builtin: auto` executes the program of whereabouts while the plugin directory has it, and the
-//! built-in plugin where weft is installed under the name. See `docs/migrate-from-whereabouts.md`.
+//! With `builtin: auto`, weft executes the program of whereabouts while the plugin directory has it, and the built-in plugin
+//! if weft is installed under the name. See `docs/migrate-from-whereabouts.md`.
 
 use std::path::{Path, PathBuf};
 
