@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha512};
 use thiserror::Error;
 
+use crate::imported_claim::ImportedClaim;
 use kube_support::custom_resources::{
     IPBlock, IPBlockSpec, IPBlockStatus, IPBlockTransferRequest, IPPool, IPPoolSpec, IPPoolStatus,
     LayoutPhase, RecordedLayout,
@@ -31,7 +32,7 @@ use kube_support::resource;
 
 /// Label of an IPBlock: its pool.
 pub const POOL_LABEL: &str = "weft.dev/pool";
-/// Label of an IPBlock: the node that leases it.
+/// Label of an IPBlock: the node that leases it; of an imported address that no node leases: the node of its pod.
 pub const NODE_LABEL: &str = "weft.dev/node";
 /// Label of a single address: the block that contains it.
 pub const WITHIN_LABEL: &str = "weft.dev/within";
@@ -158,6 +159,9 @@ impl BlockObject {
         }
         if !claim.is_empty() {
             labels.insert(CLAIM_LABEL.to_owned(), label(&claim));
+        }
+        if let Some(imported) = ImportedClaim::parse(&claim) {
+            imported.add_labels(node.is_empty(), &mut labels);
         }
         if !transfer_requested_from.is_empty() {
             labels.insert(TRANSFER_LABEL.to_owned(), label(&transfer_requested_from));

@@ -77,6 +77,9 @@ pub struct ReturnMessage {
     pub quarantine: u64,
     /// Leases that were returned to the cluster, which the store removes.
     pub returned: Vec<String>,
+    /// Whether the pool has addresses that were imported for a pod.
+    #[serde(default)]
+    pub has_imported: bool,
 }
 
 /// Outcome of a request for any address.

@@ -16,6 +16,8 @@
 //! - A store outside of the agent's `--address-stores` (`ipam.dataDir`) has a name of its own. Two networks of one pool
 //!   with different directories have two stores, independent of each other.
 
+mod imported;
+
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -31,11 +33,13 @@ use ipam::{
 use kube::api::ListParams;
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
+use npwg::metadata::Pod;
 use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
 use tokio::sync::watch::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use self::imported::ImportedPools;
 use ipam_api::api_registry::{ApiRegistry, TRANSFER_CHECKS, of_node};
 use ipam_api::clock::now;
 use ipam_api::ip_claim::Claim;
@@ -76,6 +80,7 @@ pub(crate) struct BlockProvider {
     store_dir: PathBuf,
     own: Arc<Cache<Option<OwnedBlock>>>,
     own_followed: Once,
+    imported: ImportedPools,
     /// Whether this node has ever requested addresses.
     is_used: Sender<bool>,
     prefetched: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<PrefetchedBlocks>>>>,
@@ -144,17 +149,19 @@ impl BlockProvider {
             store_dir: store_dir.to_owned(),
             own: Arc::new(Cache::new("ipblocks")),
             own_followed: Once::new(),
+            imported: ImportedPools::default(),
             is_used: Sender::new(false),
             prefetched: Mutex::default(),
             quarantines: Mutex::default(),
         }
     }
 
-    /// Answers a request of an address store.
+    /// Answers a request of an address store. `pod` is the pod of the request, if the agent knows it.
     pub(crate) async fn allocate(
         &self,
         request: &AllocateRequest,
         probe: &ClientProbe<'_>,
+        pod: Option<&Pod>,
         metrics: &Metrics,
     ) -> AllocateResponse {
         self.is_used.send_replace(true);
@@ -165,6 +172,9 @@ impl BlockProvider {
             name_in_directory(&request.store, &request.directory)
         };
         let request = &AllocateRequest { store, ..request.clone() };
+        if request.operation == Operation::FindImported {
+            return self.find_imported(request, pod, metrics).await;
+        }
         self.note_quarantine(request);
         let prefetched = self.prefetched_of(&request.store);
         let mut prefetched = prefetched.lock().await;
@@ -344,6 +354,7 @@ impl BlockProvider {
         };
         let response = match request.operation {
             Operation::Prefetch => self.prefetch(&allocator, &request.blocks, prefetched).await,
+            Operation::FindImported => Ok(LeaseResponse::default()),
             Operation::CheckCapacity => {
                 let error = allocator.check_capacity(&request.blocks).await.err();
                 Ok(LeaseResponse { error, ..LeaseResponse::default() })

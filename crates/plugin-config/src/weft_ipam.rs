@@ -155,6 +155,9 @@ pub struct Set {
     pub request: Option<Request>,
 }
 
+/// Prefix of the name of the claim of a sticky pod.
+pub const STICKY: &str = "pod/";
+
 /// Claim that keeps an address when its pod is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
@@ -635,7 +638,9 @@ fn claim(
     }
     let ifname = who.map(|who| who.ifname.to_string()).unwrap_or_default();
     Ok(match requested.claim.as_str() {
-        "" => Claim { name: format!("pod/{namespace}/{name}/{}/{ifname}", call.config.name), shared: false },
+        "" => {
+            Claim { name: format!("{STICKY}{namespace}/{name}/{}/{ifname}", call.config.name), shared: false }
+        }
         claim => Claim { name: format!("claim/{namespace}/{claim}"), shared: true },
     })
 }

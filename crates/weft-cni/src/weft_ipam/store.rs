@@ -39,6 +39,11 @@ const STORE_FILE: &str = "ledger";
 /// Largest number of addresses of one attachment that are searched for without its configuration.
 pub(super) const SETS_MAX: usize = 16;
 
+/// Whether there is an address store in a directory.
+pub(super) fn exists(directory: &Path) -> bool {
+    directory.join(STORE_FILE).exists()
+}
+
 /// Address store of a pool, locked as long as this value lives.
 #[derive(Debug)]
 pub struct Store {
