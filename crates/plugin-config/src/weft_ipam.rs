@@ -374,11 +374,11 @@ impl IpamConf {
         };
         self.refuse_unreachable(&key_of_gateway, own, net)?;
         // A `subnet` of host-local has a default gateway, a `range` of whereabouts has none.
-        let usual = |ranged: &Range| conf.range.is_empty().then(|| ranged.first_host());
+        let usual = |ranged: &Range| conf.range.is_empty().then(|| ranged.usual_gateway()).flatten();
         // whereabouts ignores an end before the start.
         let is_before = |end: &IpAddr| first.1.is_some_and(|start| *end < start);
         let end = last.1.filter(|end| self.plugin != "whereabouts" || !is_before(end));
-        let made = Range::between(net.trunc(), first.1, end).and_then(|made| {
+        let made = Range::of_any_size(net.trunc(), first.1, end).and_then(|made| {
             match own.filter(|ip| is_of_family(net, *ip)).or_else(|| usual(&made)) {
                 Some(gateway) => made.with_gateway(gateway),
                 None => Ok(made),
