@@ -12,3 +12,4 @@ pub mod ip_objects;
 pub mod owned_block;
 pub mod pool_lookup;
 pub mod store_name;
+pub mod virtual_machine;

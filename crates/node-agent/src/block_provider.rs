@@ -48,6 +48,7 @@ use ipam_api::owned_block::OwnedBlock;
 use ipam_api::pool_lookup;
 use ipam_api::pool_lookup::{Pool, Unusable};
 use ipam_api::store_name::{name_in_directory, other_directory};
+use ipam_api::virtual_machine::{MachineClaim, MachineError};
 use kube_support::cache::{Cache, follow};
 use kube_support::lookup::ASK_MAX;
 use node_support::client_probe::{ClientProbe, Unconfirmed};
@@ -106,6 +107,9 @@ enum ServeError {
         /// Message of the error.
         reason: String,
     },
+    /// The pod does not run the virtual machine whose address it needs.
+    #[error(transparent)]
+    VirtualMachine(#[from] MachineError),
     /// The network may not allocate the address of the IPAMClaim.
     #[error("{claim}: status.ips: {address}: the network does not allocate this address")]
     AllocateClaimed {
@@ -178,7 +182,7 @@ impl BlockProvider {
         self.note_quarantine(request);
         let prefetched = self.prefetched_of(&request.store);
         let mut prefetched = prefetched.lock().await;
-        let answered = self.try_allocate((request, probe), &mut prefetched, metrics).await;
+        let answered = self.try_allocate((request, probe, pod), &mut prefetched, metrics).await;
         let outcome = match &answered {
             Ok(response) if response.error.is_some() => "refused",
             Ok(_) => "allocated",
@@ -324,10 +328,14 @@ impl BlockProvider {
 
     async fn try_allocate(
         &self,
-        (request, probe): (&AllocateRequest, &ClientProbe<'_>),
+        (request, probe, pod): (&AllocateRequest, &ClientProbe<'_>, Option<&Pod>),
         prefetched: &mut PrefetchedBlocks,
         metrics: &Metrics,
     ) -> Result<LeaseResponse, ServeError> {
+        if let Some(claim) = MachineClaim::parse(&request.claim).filter(|_| request.operation.needs_address())
+        {
+            claim.verify(&self.client, request, pod).await?;
+        }
         let pool = self.pool(request, prefetched).await?;
         let filter = filter(request, &pool);
         let registry = ApiRegistry::new(

@@ -68,6 +68,16 @@ pub struct PodController {
     pub uid: String,
 }
 
+/// Field of `args.cni` with the name of the virtual machine that the pod runs, for IPAM plugins of weft.
+pub const VIRTUAL_MACHINE: &str = "weft.dev/virtual-machine";
+
+impl PodController {
+    /// Whether the owner is a running virtual machine of KubeVirt.
+    pub fn is_virtual_machine(&self) -> bool {
+        self.kind == "VirtualMachineInstance" && self.api_version.starts_with("kubevirt.io/")
+    }
+}
+
 /// A NetworkAttachmentDefinition.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

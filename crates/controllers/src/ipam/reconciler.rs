@@ -38,6 +38,8 @@ use ipam_api::imported_claim;
 use ipam_api::imported_claim::ImportedClaim;
 use ipam_api::ip_claim::OF_CLAIM;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
+use ipam_api::virtual_machine;
+use ipam_api::virtual_machine::{MachineClaim, OF_MACHINE};
 use kube_support::api_error;
 use kube_support::event_publisher::{Event, EventPublisher, EventType};
 use kube_support::events::distinct_action;
@@ -72,6 +74,15 @@ pub(crate) struct IpamReconciler {
     /// Findings that were reported: object and reason.
     reported: BTreeSet<(String, String)>,
     requests: Counter,
+}
+
+/// Objects that keep addresses. `None`: the cluster does not have the resource, or denies access.
+#[derive(Clone, Copy)]
+struct Workloads<'a> {
+    /// Namespace and name of the IPAMClaims.
+    claims: Option<&'a BTreeSet<(String, String)>>,
+    /// Virtual machines, running or not.
+    machines: Option<&'a BTreeSet<MachineClaim>>,
 }
 
 /// Results of a round.
@@ -210,7 +221,7 @@ impl IpamReconciler {
     async fn end_claims(&mut self, snapshot: &ClusterSnapshot) -> Result<u64, RoundError> {
         let before = std::mem::take(&mut self.without_pod);
         let kept = |object: &IpBlock| object.is_single_address() && object.holder.node.is_empty();
-        let mut claims = None;
+        let (mut claims, mut machines) = (None, None);
         let mut ended = 0;
         for pool in &snapshot.pools {
             let name = pool.metadata.name.as_deref().unwrap_or_default();
@@ -222,8 +233,13 @@ impl IpamReconciler {
                 if claim.starts_with(OF_CLAIM) && claims.is_none() {
                     claims = Some(self.claims().await?);
                 }
-                let known = claims.as_ref().and_then(Option::as_ref);
-                if !self.has_ended(snapshot, &object, known) {
+                if claim.starts_with(OF_MACHINE) && machines.is_none() {
+                    machines =
+                        Some(virtual_machine::machines(&self.client).await.map_err(RoundError::Machines)?);
+                }
+                let claims = claims.as_ref().and_then(Option::as_ref);
+                let machines = machines.as_ref().and_then(Option::as_ref);
+                if !self.has_ended(snapshot, &object, Workloads { claims, machines }) {
                     continue;
                 }
                 if ImportedClaim::parse(&claim).is_some() {
@@ -261,7 +277,8 @@ impl IpamReconciler {
     /// The API is asked because the caches may lag behind. If it does not answer, the address counts as in use.
     async fn is_in_use(&self, object: &IpBlock) -> bool {
         let Holder { claim, owner, .. } = &object.holder;
-        if let Some((namespace, _)) = claim.strip_prefix(OF_CLAIM).and_then(|rest| rest.split_once('/')) {
+        let shared = claim.strip_prefix(OF_CLAIM).or(claim.strip_prefix(OF_MACHINE));
+        if let Some((namespace, _)) = shared.and_then(|rest| rest.split_once('/')) {
             let pods = ClusterSnapshot::pods_of(&self.client, namespace).await;
             let shown = pods.map(|pods| pods.iter().any(|pod| pod.shows(object.net.addr())));
             return shown.unwrap_or_else(|error| {
@@ -289,13 +306,8 @@ impl IpamReconciler {
         }
     }
 
-    /// Whether the address is not needed any more. `claims` is `None` if the cluster has no IPAMClaims.
-    fn has_ended(
-        &self,
-        snapshot: &ClusterSnapshot,
-        object: &IpBlock,
-        claims: Option<&BTreeSet<(String, String)>>,
-    ) -> bool {
+    /// Whether the address is not needed any more.
+    fn has_ended(&self, snapshot: &ClusterSnapshot, object: &IpBlock, workloads: Workloads<'_>) -> bool {
         let claim = object.holder.claim.as_str();
         let kept = Duration::from_millis(now().saturating_sub(object.holder.released_at));
         if claim.is_empty() {
@@ -313,11 +325,21 @@ impl IpamReconciler {
             let exists = namespace_and_name(rest).is_some_and(|pod| snapshot.pods.contains_key(&pod));
             return !exists && kept > self.retention;
         }
-        let Some(place) = claim.strip_prefix(OF_CLAIM).and_then(namespace_and_name) else { return false };
+        let Workloads { claims, machines } = workloads;
+        let (namespace, exists) = match MachineClaim::parse(claim) {
+            Some(machine) => {
+                let exists = machines.is_none_or(|machines| machines.contains(&machine));
+                (machine.namespace, exists)
+            }
+            None => match claim.strip_prefix(OF_CLAIM).and_then(namespace_and_name) {
+                Some(place) => (place.0.clone(), claims.is_none_or(|claims| claims.contains(&place))),
+                None => return false,
+            },
+        };
         // Of the pods that share the address, the one in the object may be deleted before the others.
         let has_it =
-            |pod: &cluster_snapshot::Holder| pod.namespace == place.0 && pod.shows(object.net.addr());
-        claims.is_some_and(|claims| !claims.contains(&place)) && !snapshot.pods.values().any(has_it)
+            |pod: &cluster_snapshot::Holder| pod.namespace == namespace && pod.shows(object.net.addr());
+        !exists && !snapshot.pods.values().any(has_it)
     }
 
     /// Labels the pools that have imported addresses, and removes the label from others.

@@ -20,7 +20,7 @@ use rpc::allocate::{ClaimedAddress, ImportedAddresses, Operation};
 use super::agent;
 use super::allocation::Claimant;
 use super::store::exists;
-use plugin_config::weft_ipam::{Pool, STICKY, Set, Settings, Source};
+use plugin_config::weft_ipam::{OF_CLAIM, Pool, Set, Settings, Source};
 
 /// Name of the file.
 const MARK: &str = "imported";
@@ -35,8 +35,7 @@ pub(super) fn find(
     set: &Set,
     who: &Claimant,
 ) -> Result<Option<ClaimedAddress>, Error> {
-    let claim = &settings.claim.name;
-    let has_claim = !claim.is_empty() && !claim.starts_with(STICKY);
+    let has_claim = settings.claim.name.starts_with(OF_CLAIM);
     if settings.source == Source::File || has_claim || settings.pod.name.is_empty() {
         return Ok(None);
     }
