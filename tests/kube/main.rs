@@ -16,6 +16,7 @@ mod ipam_findings;
 mod ipam_leases;
 mod ipam_prefetch;
 mod ipam_requests;
+mod ipam_resize;
 mod ipam_sharing;
 mod multus;
 mod network_attachment_definitions;

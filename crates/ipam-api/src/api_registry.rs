@@ -45,6 +45,10 @@ pub struct ApiRegistry {
     uid: Option<String>,
     /// Layout of the pool.
     pub grid: PoolLayout,
+    /// Parts that the pool excludes, as last read.
+    exclude: Vec<IpNet>,
+    /// Whether single addresses may lack the label of their block.
+    has_unlabelled_addresses: bool,
     /// Recorded sections of the pool that may contain single addresses, as last read.
     single_address_sections: Option<BTreeSet<u16>>,
     /// Namespace and name of the pod whose claim is allocated.
@@ -61,8 +65,20 @@ impl ApiRegistry {
         requests: prometheus_client::metrics::counter::Counter,
     ) -> ApiRegistry {
         let blocks = Api::all(client.clone());
-        let Pool { name, uid, grid, exclude: _, single_address_sections } = pool.clone();
-        ApiRegistry { client, blocks, pool: name, uid, grid, single_address_sections, pod, requests }
+        let Pool { name, uid, grid, exclude, has_unlabelled_addresses, single_address_sections } =
+            pool.clone();
+        ApiRegistry {
+            client,
+            blocks,
+            pool: name,
+            uid,
+            grid,
+            exclude,
+            has_unlabelled_addresses,
+            single_address_sections,
+            pod,
+            requests,
+        }
     }
 
     /// Returns the registry of a pool with a fixed layout, without a claim; `None` if its spec is invalid.
@@ -73,7 +89,9 @@ impl ApiRegistry {
     ) -> Option<ApiRegistry> {
         let (name, uid) = (pool.metadata.name.clone()?, pool.metadata.uid.clone());
         let (grid, single_address_sections) = (pool.grid().ok().flatten()?, pool.recorded_sections());
-        let pool = Pool { name, uid, grid, exclude: Vec::new(), single_address_sections };
+        let exclude = pool.exclude().unwrap_or_default();
+        let has_unlabelled_addresses = pool.has_unlabelled_addresses();
+        let pool = Pool { name, uid, grid, exclude, has_unlabelled_addresses, single_address_sections };
         let no_pod = (String::new(), String::new());
         Some(ApiRegistry::new(client.clone(), &pool, no_pod, requests.clone()))
     }
@@ -158,7 +176,12 @@ impl Registry for ApiRegistry {
     }
 
     async fn single_addresses_in(&self, block: IpNet) -> Result<Vec<IpBlock>, RegistryError> {
-        self.list_labelled(&[(WITHIN_LABEL, name_of(block))]).await
+        if !self.has_unlabelled_addresses {
+            return self.list_labelled(&[(WITHIN_LABEL, name_of(block))]).await;
+        }
+        let mut all = self.list_labelled(&[]).await?;
+        all.retain(|object| object.is_single_address() && block.contains(&object.net));
+        Ok(all)
     }
 
     async fn list(&self) -> Result<Vec<IpBlock>, RegistryError> {
@@ -221,9 +244,14 @@ impl Registry for ApiRegistry {
         let pools = Api::<PoolObject>::all(self.client.clone());
         let found = self.request(pools.get_opt(&self.pool)).await?;
         let is_it = |pool: &PoolObject| {
-            let is_fixed =
-                pool.layout_state() == Ok(LayoutState::Fixed) && pool.grid() == Ok(Some(self.grid));
-            is_fixed && pool.metadata.uid == self.uid
+            // Until a changed range is fixed, leases of the present layout are valid.
+            let is_fixed = matches!(pool.layout_state(), Ok(LayoutState::Fixed | LayoutState::Resized));
+            let exclude = pool.exclude().map(|exclude| excluded_in(&exclude, net));
+            is_fixed
+                && pool.grid() == Ok(Some(self.grid))
+                && exclude == Ok(excluded_in(&self.exclude, net))
+                && pool.has_unlabelled_addresses() == self.has_unlabelled_addresses
+                && pool.metadata.uid == self.uid
         };
         let Some(pool) = found.filter(is_it) else { return Ok(PoolState::Changed) };
         Ok(match (pool.recorded_sections(), self.grid.section_of(net.addr())) {
@@ -261,6 +289,11 @@ impl Registry for ApiRegistry {
     async fn wait_for_transfer(&self, check: u32) {
         sleep(CHECK_MAX.min(CHECK_MIN * 2_u32.saturating_pow(check))).await;
     }
+}
+
+/// Returns the excluded parts that have addresses of a network. Another pool may have them.
+fn excluded_in(exclude: &[IpNet], net: IpNet) -> BTreeSet<IpNet> {
+    exclude.iter().filter(|other| other.contains(&net) || net.contains(*other)).copied().collect()
 }
 
 /// Returns the label selector of a node's blocks, for a watch.

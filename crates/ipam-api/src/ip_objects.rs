@@ -75,8 +75,10 @@ pub enum LayoutState {
     Unset,
     /// An agent checks whether another pool contains addresses of the pool.
     Pending,
-    /// Range, block size and address space are fixed.
+    /// Range, block size and address space are fixed; the range of the spec may be smaller.
     Fixed,
+    /// The spec has addresses that the fixed layout does not have, or another block size for a pool that has no blocks.
+    Resized,
 }
 
 /// Block or single address as it comes from the API.
@@ -376,21 +378,47 @@ impl PoolObject {
     /// Returns the state of the layout.
     ///
     /// # Errors
-    /// The spec differs from the layout that was recorded when the pool was first used, so leased addresses would be leased
-    /// again. Or the record cannot be read.
+    /// Block size or address space of the spec differ from the layout that was recorded when the pool was first used, so
+    /// leased addresses would be leased again. Or the record cannot be read.
     pub fn layout_state(&self) -> Result<LayoutState, PoolError> {
-        let Some(recorded) = self.status.as_ref().and_then(|status| status.layout.as_ref()) else {
-            return Ok(LayoutState::Unset);
-        };
+        let Some(recorded) = self.recorded_layout() else { return Ok(LayoutState::Unset) };
         match recorded.phase {
             LayoutPhase::Pending => Ok(LayoutState::Pending),
-            LayoutPhase::Fixed if *recorded == self.layout_now() => Ok(LayoutState::Fixed),
-            LayoutPhase::Fixed => {
-                let (now, recorded) = (summary(&self.layout_now()), summary(recorded));
-                Err(self.fault(PoolFault::Changed { now, recorded }))
-            }
+            LayoutPhase::Fixed => self.change_of(recorded),
             LayoutPhase::Unreadable => Err(self.fault(PoolFault::RecordUnreadable)),
         }
+    }
+
+    /// Returns the state of a fixed layout: the range may change; the block size only while there are no blocks.
+    fn change_of(&self, recorded: &RecordedLayout) -> Result<LayoutState, PoolError> {
+        let now = self.layout_now();
+        let changed = || {
+            let (now, recorded) = (summary(&now), summary(recorded));
+            Err(self.fault(PoolFault::Changed { now, recorded }))
+        };
+        let is_same_size = now.block_bits == recorded.block_bits;
+        if now.network_name != recorded.network_name || !is_same_size && recorded.block_bits != Some(0) {
+            return changed();
+        }
+        match (network(&now.range), network(&recorded.range)) {
+            (Some(range), Some(all)) if is_same_size && all.contains(&range) => Ok(LayoutState::Fixed),
+            (Some(_), Some(_)) => Ok(LayoutState::Resized),
+            _ => changed(),
+        }
+    }
+
+    /// Returns the range of the recorded layout, also of one that is being changed.
+    pub(crate) fn recorded_range(&self) -> Option<IpNet> {
+        network(&self.recorded_layout()?.range)
+    }
+
+    /// Whether single addresses of the pool may lack the label of their block.
+    pub fn has_unlabelled_addresses(&self) -> bool {
+        self.recorded_layout().is_some_and(|recorded| recorded.unlabelled_addresses)
+    }
+
+    fn recorded_layout(&self) -> Option<&RecordedLayout> {
+        self.status.as_ref()?.layout.as_ref()
     }
 
     /// Returns the status that records a state of the layout for the present spec.
@@ -399,6 +427,8 @@ impl PoolObject {
             LayoutState::Unset => json!({ "layout": null }),
             LayoutState::Pending => json!({ "layout": { "phase": LayoutPhase::Pending } }),
             LayoutState::Fixed => json!({ "layout": self.layout_now() }),
+            // The recorded layout stays, as it was before a change that was given up.
+            LayoutState::Resized => json!({ "layout": { "phase": LayoutPhase::Fixed } }),
         }
     }
 
@@ -417,14 +447,36 @@ impl PoolObject {
 
     fn layout_now(&self) -> RecordedLayout {
         let IPPoolSpec { range, block_bits, network_name, exclude: _ } = self.spec.clone();
-        RecordedLayout { phase: LayoutPhase::Fixed, range, block_bits, network_name }
+        RecordedLayout {
+            phase: LayoutPhase::Fixed,
+            range,
+            block_bits,
+            network_name,
+            unlabelled_addresses: false,
+        }
     }
 
-    /// Returns the layout, if the spec is valid and the block size is known.
+    /// Returns the layout of the present leases: the fixed one, else that of the spec, if it is valid and the block size is
+    /// known.
     ///
     /// # Errors
     /// A field is invalid, or was changed after the layout was fixed.
     pub fn grid(&self) -> Result<Option<PoolLayout>, PoolError> {
+        let of_spec = self.grid_of_spec()?;
+        match (self.layout_state()?, self.recorded_layout()) {
+            (LayoutState::Fixed | LayoutState::Resized, Some(recorded)) => {
+                let range = network(&recorded.range);
+                Ok(range.zip(recorded.block_bits).map(|(range, bits)| PoolLayout::new(range, bits)))
+            }
+            _ => Ok(of_spec),
+        }
+    }
+
+    /// Returns the layout of the spec, if the block size is known.
+    ///
+    /// # Errors
+    /// A field is invalid, or was changed after the layout was fixed.
+    pub(crate) fn grid_of_spec(&self) -> Result<Option<PoolLayout>, PoolError> {
         self.layout_state()?;
         let IPPoolSpec { range, block_bits, .. } = &self.spec;
         let net: IpNet = range.parse().map_err(|_| self.fault(PoolFault::Range(range.clone())))?;
@@ -438,11 +490,19 @@ impl PoolObject {
         }
     }
 
-    /// Returns the addresses that are never allocated.
+    /// Returns the addresses that are never allocated: the exclusions, and the part of the layout outside of the range.
     ///
     /// # Errors
     /// An entry is invalid.
     pub fn exclude(&self) -> Result<Vec<IpNet>, PoolError> {
+        let mut all = self.exclusions()?;
+        if let (Some(layout), Some(range)) = (self.recorded_range(), network(&self.spec.range)) {
+            all.extend(beside(layout, range));
+        }
+        Ok(all)
+    }
+
+    fn exclusions(&self) -> Result<Vec<IpNet>, PoolError> {
         let read = |text: &String| {
             text.parse::<IpNet>()
                 .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
@@ -452,8 +512,28 @@ impl PoolObject {
     }
 }
 
+/// Returns a network without host bits.
+fn network(text: &str) -> Option<IpNet> {
+    text.parse().ok().filter(|net: &IpNet| *net == net.trunc())
+}
+
+/// Returns the parts of a network outside of another one.
+fn beside(net: IpNet, inner: IpNet) -> Vec<IpNet> {
+    if inner.contains(&net) {
+        return Vec::new();
+    }
+    if !net.contains(&inner) {
+        return vec![net];
+    }
+    let halves = (net.prefix_len()..inner.prefix_len()).filter_map(|length| {
+        let half = IpNet::new(inner.addr(), length).ok()?.trunc();
+        half.subnets(length + 1).ok()?.find(|half| !half.contains(&inner))
+    });
+    halves.collect()
+}
+
 fn summary(layout: &RecordedLayout) -> String {
-    let RecordedLayout { phase: _, range, block_bits, network_name } = layout;
+    let RecordedLayout { range, block_bits, network_name, .. } = layout;
     let bits = block_bits.map_or_else(|| "-".to_owned(), |bits| bits.to_string());
     format!("{range} {bits} {network_name}").trim_end().to_owned()
 }
@@ -565,7 +645,7 @@ mod tests {
         let edits: [fn(&mut IPPoolSpec); 4] = [
             |spec| spec.block_bits = Some(3),
             |spec| spec.block_bits = None,
-            |spec| spec.range = "10.0.0.0/23".into(),
+            |spec| spec.range = "10.0.0.0".into(),
             |spec| spec.network_name = "blue".into(),
         ];
         for edit in edits {
@@ -580,6 +660,38 @@ mod tests {
         assert!(unreadable.grid().unwrap_err().to_string().contains("status.layout cannot be read"));
         let written = serde_json::to_value(&pool).unwrap();
         assert_eq!(written.get("status"), None, "a subresource");
+    }
+
+    #[test]
+    fn pool_range_change_keeps_the_layout_of_its_leases() {
+        let pool = |range: &str, bits: u8, now: &str, now_bits: Option<u8>| -> PoolObject {
+            let layout = json!({ "phase": "Fixed", "range": range, "blockBits": bits });
+            let spec = json!({ "range": now, "blockBits": now_bits });
+            let object = json!({ "metadata": { "name": "p" }, "spec": spec, "status": { "layout": layout } });
+            serde_json::from_value(object).unwrap()
+        };
+        for (range, bits, now, now_bits, state) in [
+            ("10.0.0.0/29", 0, "10.0.0.0/29", Some(0), LayoutState::Fixed),
+            ("10.0.0.0/29", 0, "10.0.0.0/28", Some(0), LayoutState::Resized),
+            ("10.0.0.0/29", 0, "10.0.0.0/16", None, LayoutState::Resized),
+            ("10.0.0.0/29", 0, "10.0.0.0/16", Some(8), LayoutState::Resized),
+            ("10.0.0.0/24", 4, "10.0.0.0/23", Some(4), LayoutState::Resized),
+            ("10.0.0.0/24", 4, "10.7.0.0/24", Some(4), LayoutState::Resized),
+            ("10.0.0.0/24", 4, "10.0.0.0/29", Some(4), LayoutState::Fixed),
+        ] {
+            let pool = pool(range, bits, now, now_bits);
+            assert_eq!(pool.layout_state(), Ok(state), "{range} {now}");
+            let leased = PoolLayout::new(range.parse().unwrap(), bits);
+            assert_eq!(pool.grid().unwrap(), Some(leased), "{range} {now}");
+        }
+        let shrunk = pool("10.0.0.0/24", 4, "10.0.0.32/27", Some(4));
+        let excluded: Vec<String> = shrunk.exclude().unwrap().iter().map(IpNet::to_string).collect();
+        assert_eq!(excluded, ["10.0.0.128/25", "10.0.0.64/26", "10.0.0.0/27"]);
+        assert_eq!(pool("10.0.0.0/24", 4, "10.0.0.0/23", Some(4)).exclude(), Ok(Vec::new()));
+        let moved = pool("10.0.0.0/24", 4, "10.7.0.0/24", Some(4));
+        assert_eq!(moved.exclude(), Ok(vec!["10.0.0.0/24".parse().unwrap()]));
+        let given_up = recorded(&moved, &moved.layout_status(LayoutState::Resized));
+        assert_eq!(given_up.status.unwrap().layout.unwrap().phase, LayoutPhase::Fixed);
     }
 
     #[test]

@@ -4,15 +4,21 @@
 //!   by name ──► exists? ──► layout fixed ──► its blocks
 //!              │       └─► not yet: pending ──► another pool with addresses of it? ── no ──► fixed
 //!              └► range within another pool of the same address space? ──► that pool
-//!                 └► created; block size as before, or by window and number of nodes; smaller pools inside it are excluded
+//!                 └► contains a pool that a network created? ──► that pool is enlarged: its layout is fixed again
+//!                    └► created; block size as before, or by window and number of nodes; other pools inside it are excluded
 //! ```
 //!
-//! - The layout of a pool is decided once and recorded in its status. A spec that differs from it is refused.
+//! - The layout of a pool is recorded in its status. A spec with a smaller range uses a part of it. For a larger range the
+//!   layout is fixed again, with the same block size, unless the pool has no blocks. Other changes are refused.
+//! - While a layout is fixed again it is pending, and nothing is leased. An object that was created before is seen by the
+//!   list of leases; the creator of a later one reads that the pool has changed, and releases it.
 //! - The record is a separate write, with the resource version of the pool whose spec it records. Nothing is leased from a
 //!   pool without a record, so a call that ends before it writes one leaves a pool that was never used.
 //! - A pool that is created again after its deletion gets the layout of its existing leases.
 //! - Two pools must not have addresses in common; the pool whose layout was fixed first wins. Each lookup records that its
 //!   pool is pending and then reads the others, so at least one of two sees the other.
+
+mod rival;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,12 +28,13 @@ use ipam::PoolLayout;
 use ipam::pool_layout::address_count;
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use rpc::allocate::PoolReference;
 use serde_json::json;
 use tokio::time::sleep;
 
+use self::rival::Conflict;
 use crate::ip_objects::{
     BlockObject, LayoutState, POOL_LABEL, PoolError, PoolFault, PoolObject, kind_of, label, record_of,
 };
@@ -53,6 +60,8 @@ pub struct Pool {
     pub grid: PoolLayout,
     /// Parts that are never allocated.
     pub exclude: Vec<IpNet>,
+    /// Whether single addresses may lack the label of their block.
+    pub has_unlabelled_addresses: bool,
     /// Sections that may contain single addresses, if recorded: [`PoolObject::recorded_sections`].
     pub single_address_sections: Option<BTreeSet<u16>>,
 }
@@ -146,7 +155,13 @@ impl Lookup<'_> {
         if let Some((around, _)) = ranges.clone().find(|(_, range)| range.contains(&wanted.range)) {
             return self.usable(around.clone()).await;
         }
-        let inside = ranges.filter(|(_, range)| wanted.range.contains(range));
+        let mut inside: Vec<_> = ranges.filter(|(_, range)| wanted.range.contains(range)).collect();
+        inside.sort_by_key(|(pool, range)| (range.prefix_len(), name(pool)));
+        if let Some((pool, _)) = inside.iter().find(|(pool, _)| is_named_by_network(pool)) {
+            let others = inside.iter().filter(|(other, _)| name(other) != name(pool));
+            let others = others.map(|(_, range)| range.to_string()).collect();
+            return self.enlarge((*pool).clone(), others).await;
+        }
         let pool = PoolObject {
             types: kind_of::<PoolObject>(),
             metadata: ObjectMeta { name: Some(wanted.name.clone()), ..ObjectMeta::default() },
@@ -154,7 +169,7 @@ impl Lookup<'_> {
                 range: wanted.range.to_string(),
                 block_bits: Some(self.bits(&wanted.name, wanted.range).await?),
                 network_name: wanted.network.clone(),
-                exclude: inside.map(|(_, range)| range.to_string()).collect(),
+                exclude: inside.iter().map(|(_, range)| range.to_string()).collect(),
             },
             status: None,
         };
@@ -193,22 +208,51 @@ impl Lookup<'_> {
             )
             .into());
         }
-        let pool = match found.layout_state()? {
-            LayoutState::Fixed => read(&found)?,
-            LayoutState::Unset | LayoutState::Pending => self.fix_layout(found, Origin::Existing).await?,
-        };
-        let own = pool.grid.subnet();
-        match own.contains(&wanted.range) {
-            true => Ok(pool),
-            false => Err(format!(
-                "pool {name}: spec.range: {own}: does not contain the network's range {}",
-                wanted.range
-            )
-            .into()),
+        match range(&found) {
+            Some(range) if !range.contains(&wanted.range) => {
+                return Err(format!(
+                    "pool {name}: spec.range: {range}: does not contain the network's range {}",
+                    wanted.range
+                )
+                .into());
+            }
+            _ => {}
+        }
+        match found.layout_state()? {
+            LayoutState::Fixed => Ok(read(&found)?),
+            LayoutState::Unset | LayoutState::Pending => self.fix_layout(found, Origin::Existing).await,
+            LayoutState::Resized => match self.fix_layout(found.clone(), Origin::Existing).await {
+                // The fixed part of the pool can be used although the pool cannot be enlarged.
+                Err(Unusable::Refused(_)) if has_fixed(&found, wanted.range) => Ok(read(&found)?),
+                fixed => fixed,
+            },
         }
     }
 
-    /// Fixes the layout of a pool that is not used yet.
+    /// Enlarges a pool to the requested range, which contains its own. The ranges of `others` are excluded.
+    async fn enlarge(&self, mut pool: PoolObject, others: Vec<String>) -> Result<Pool, Unusable> {
+        pool.layout_state()?;
+        let before = pool.spec.clone();
+        pool.spec.range = self.wanted.range.to_string();
+        let new = others.into_iter().filter(|other| !pool.spec.exclude.contains(other)).collect::<Vec<_>>();
+        pool.spec.exclude.extend(new);
+        if pool.spec.block_bits == Some(0) {
+            let nodes = self.done(nodes(self.client).await)?;
+            pool.spec.block_bits = Some(PoolLayout::for_window(self.wanted.range, self.window, nodes).bits());
+        }
+        let written = self.replace(&pool).await?;
+        let usable = self.usable(written).await;
+        if matches!(usable, Err(Unusable::Refused(_)))
+            && let Ok(found) = self.pools.get(&name(&pool)).await
+            && found.spec == pool.spec
+        {
+            // Networks with the range before are not disturbed.
+            let _ = self.replace(&PoolObject { spec: before, ..found }).await;
+        }
+        usable
+    }
+
+    /// Fixes the layout of a pool that is not used yet, or whose range was changed.
     async fn fix_layout(&self, mut pool: PoolObject, origin: Origin) -> Result<Pool, Unusable> {
         let name = name(&pool);
         let Some(own) = range(&pool) else { return Ok(read(&pool)?) };
@@ -216,40 +260,76 @@ impl Lookup<'_> {
         if is_open {
             pool.spec.block_bits = Some(self.bits(&name, own).await?);
         }
-        let Pool { grid, .. } = read(&pool)?;
+        let grid = pool.grid_of_spec()?.ok_or_else(|| pool.fault(PoolFault::NoBlockBits))?;
         let leased = self.leased(&name).await?;
-        if let Some(other) = leased.iter().find(|block| !fits(block, &grid)) {
-            return Err(format!(
-                "pool {name}: spec: {}, which was leased from it, is not one of its blocks of {} addresses: restore the range and the \
-                 blockBits that it had, or delete that IPBlock when no pod has an address of it",
-                other.metadata.name.as_deref().unwrap_or_default(),
-                grid.block_size()
-            )
-            .into());
-        }
+        refuse_foreign(&name, &leased, &grid)?;
         if is_open {
             pool = self.replace(&pool).await?;
         }
-        if leased.is_empty() && pool.layout_state()? == LayoutState::Unset {
-            pool = self.record(&pool, pool.layout_status(LayoutState::Pending)).await?;
-        }
+        let is_resized = pool.recorded_range().is_some();
+        let (pool, leased) = match is_resized {
+            true => self.begin_change(pool, own, &grid).await?,
+            false if leased.is_empty() && pool.layout_state()? == LayoutState::Unset => {
+                (self.record(&pool, pool.layout_status(LayoutState::Pending)).await?, leased)
+            }
+            false => (pool, leased),
+        };
+        let is_new = leased.is_empty() || is_resized;
         let mut checks = CHECKS;
-        while let Some((rival, conflict)) = self.rival(&pool, own, leased.is_empty()).await? {
+        while let Some((rival, conflict)) = self.rival(&pool, own, is_new).await? {
             checks -= 1;
             if conflict == Conflict::Final || checks == 0 {
                 return Err(self.withdraw(pool, origin, &rival).await.into());
             }
             sleep(CHECK).await;
         }
+        self.finish(&pool, &grid, &leased).await
+    }
+
+    /// Makes the layout of a used pool pending; returns the pool and its leases. Nothing is written if the change must be
+    /// refused, so that the fixed part stays usable.
+    async fn begin_change(
+        &self,
+        pool: PoolObject,
+        own: IpNet,
+        grid: &PoolLayout,
+    ) -> Result<(PoolObject, Vec<BlockObject>), Unusable> {
+        if pool.layout_state()? == LayoutState::Resized
+            && let Some((rival, Conflict::Final)) = self.rival(&pool, own, true).await?
+        {
+            return Err(rival::overlap(&pool, &rival).into());
+        }
+        let pool = self.record(&pool, pool.layout_status(LayoutState::Pending)).await?;
+        // From now on the creator of an object reads that the pool has changed.
+        let leased = self.leased(&name(&pool)).await?;
+        if let Err(why) = refuse_foreign(&name(&pool), &leased, grid) {
+            let _ = self.record(&pool, pool.layout_status(LayoutState::Resized)).await;
+            return Err(why);
+        }
+        Ok((pool, leased))
+    }
+
+    /// Records the layout of a pending pool as fixed.
+    async fn finish(
+        &self,
+        pool: &PoolObject,
+        grid: &PoolLayout,
+        leased: &[BlockObject],
+    ) -> Result<Pool, Unusable> {
         let mut status = pool.layout_status(LayoutState::Fixed);
-        if let Some(record) = single_addresses(&pool, &grid, &leased) {
+        if let Some(record) = single_addresses(pool, grid, leased) {
             status["singleAddressBlocks"] = record["singleAddressBlocks"].clone();
         }
-        let pool = self.record(&pool, status).await?;
+        // A component that read the pool before may write an address without the label again, so this stays.
+        if !grid.has_single_addresses_only() && leased.iter().any(is_unlabelled) {
+            status["layout"]["unlabelledAddresses"] = json!(true);
+        }
+        let pool = self.record(pool, status).await?;
         match pool.layout_state()? {
             LayoutState::Fixed => Ok(read(&pool)?),
-            LayoutState::Unset | LayoutState::Pending => Err(format!(
-                "pool {name}: the API server does not keep status.layout: apply the CRDs of this release (weft crds)"
+            _ => Err(format!(
+                "pool {}: the API server does not keep status.layout: apply the CRDs of this release (weft crds)",
+                name(&pool)
             )
             .into()),
         }
@@ -280,71 +360,6 @@ impl Lookup<'_> {
         }
     }
 
-    /// Returns another pool that contains addresses of this one. `is_new`: nothing was ever leased from this pool.
-    async fn rival(
-        &self,
-        pool: &PoolObject,
-        own: IpNet,
-        is_new: bool,
-    ) -> Result<Option<(PoolObject, Conflict)>, Unusable> {
-        let others = self.done(self.pools.list(&ListParams::default()).await)?.items;
-        let mut waits = None;
-        for other in others {
-            let Some(other_range) = range(&other).filter(|_| name(&other) != name(pool)) else { continue };
-            let apart = !other_range.contains(&own) && !own.contains(&other_range);
-            if apart || other.spec.network_name != pool.spec.network_name || excludes(pool, other_range) {
-                continue;
-            }
-            let state = other.layout_state().unwrap_or(LayoutState::Fixed);
-            // The other pool does not use addresses that it excludes, unless it leased them before.
-            if excludes(&other, own) {
-                let lies_inside =
-                    |block: &BlockObject| block.object().is_some_and(|it| own.contains(&it.net));
-                if is_new && self.leased(&name(&other)).await?.iter().any(lies_inside) {
-                    return Ok(Some((other, Conflict::Final)));
-                }
-                continue;
-            }
-            let yields = name(&other) > name(pool);
-            match state {
-                LayoutState::Fixed => return Ok(Some((other, Conflict::Final))),
-                // This pool has leases: refusing it now would not undo duplicates.
-                _ if !is_new => {}
-                LayoutState::Pending if yields => waits = Some((other, Conflict::Temporary)),
-                LayoutState::Pending => return Ok(Some((other, Conflict::Final))),
-                LayoutState::Unset if !self.leased(&name(&other)).await?.is_empty() => {
-                    return Ok(Some((other, Conflict::Final)));
-                }
-                // The other pool is unused.
-                LayoutState::Unset => {}
-            }
-        }
-        Ok(waits)
-    }
-
-    /// Withdraws from a conflict; returns the reason.
-    async fn withdraw(&self, pool: PoolObject, origin: Origin, rival: &PoolObject) -> String {
-        let (own, other) = (name(&pool), name(rival));
-        let (range, other_range) = (pool.spec.range.clone(), &rival.spec.range);
-        // If this fails the pool stays pending, and the next lookup continues.
-        if origin == Origin::Created {
-            let ObjectMeta { uid, resource_version, .. } = pool.metadata;
-            let preconditions = Some(Preconditions { uid, resource_version });
-            let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
-            let _ = self.pools.delete(&own, &parameters).await;
-            return format!(
-                "pool {own}: pool {other} with an overlapping range was created concurrently: try again"
-            );
-        }
-        if pool.layout_state() == Ok(LayoutState::Pending) {
-            let _ = self.record(&pool, pool.layout_status(LayoutState::Unset)).await;
-        }
-        format!(
-            "pool {own}: spec.range: {range}: overlaps pool {other} ({other_range}): use that pool, add its addresses to \
-             spec.exclude, or give one of them another networkName"
-        )
-    }
-
     /// Returns everything that was leased from a pool.
     async fn leased(&self, pool: &str) -> Result<Vec<BlockObject>, Unusable> {
         let blocks = Api::<BlockObject>::all(self.client.clone());
@@ -365,21 +380,13 @@ impl Lookup<'_> {
     /// nodes.
     async fn bits(&self, pool: &str, range: IpNet) -> Result<u8, Unusable> {
         let leased = self.leased(pool).await?;
-        if let Some(bits) = leased.iter().find_map(BlockObject::bits) {
+        // Single addresses of a pool that had no blocks at first do not have the block size.
+        if let Some(bits) = leased.iter().filter_map(BlockObject::bits).max() {
             return Ok(bits);
         }
         let nodes = self.done(nodes(self.client).await)?;
         Ok(PoolLayout::for_window(range, self.window, nodes).bits())
     }
-}
-
-/// Conflict with another pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Conflict {
-    /// The other pool does not withdraw.
-    Final,
-    /// The layout of the other pool is being fixed concurrently; it withdraws when it sees this pool.
-    Temporary,
 }
 
 fn name(pool: &PoolObject) -> String {
@@ -390,16 +397,50 @@ fn range(pool: &PoolObject) -> Option<IpNet> {
     pool.spec.range.parse().ok()
 }
 
-/// Whether a pool excludes all of these addresses.
-fn excludes(pool: &PoolObject, range: IpNet) -> bool {
-    pool.exclude().is_ok_and(|nets| nets.iter().any(|net| net.contains(&range)))
+/// Whether the pool has the name that a network gives to the pool of its range: such a pool follows the networks.
+fn is_named_by_network(pool: &PoolObject) -> bool {
+    let (Some(own), name) = (range(pool), name(pool)) else { return false };
+    let space = &pool.spec.network_name;
+    let rest = if space.is_empty() { Some(&*name) } else { name.strip_prefix(&format!("{space}-")) };
+    let net = rest.and_then(|rest| rest.rsplit_once('-')).and_then(|(address, length)| {
+        let address = if own.addr().is_ipv4() { address.to_owned() } else { address.replace('-', ":") };
+        IpNet::new(address.parse().ok()?, length.parse().ok()?).ok()
+    });
+    net.is_some_and(|net| own.contains(&net))
 }
 
-/// Whether an object is a block of a layout, or inside one. An invalid object is reported elsewhere.
+/// Whether the fixed layout of a pool has a range.
+fn has_fixed(pool: &PoolObject, wanted: IpNet) -> bool {
+    pool.recorded_range().is_some_and(|fixed| fixed.contains(&wanted))
+}
+
+/// Refuses a layout that is not that of everything leased.
+fn refuse_foreign(pool: &str, leased: &[BlockObject], grid: &PoolLayout) -> Result<(), Unusable> {
+    match leased.iter().find(|block| !fits(block, grid)) {
+        None => Ok(()),
+        Some(other) => Err(format!(
+            "pool {pool}: spec: {}, which was leased from it, is not one of its blocks of {} addresses: restore the range and the \
+             blockBits that it had, or delete that IPBlock when no pod has an address of it",
+            other.metadata.name.as_deref().unwrap_or_default(),
+            grid.block_size()
+        )
+        .into()),
+    }
+}
+
+/// Whether an object is a block of a layout, or inside one, or of no importance: an invalid object is reported elsewhere, and
+/// a free address outside of the range is never leased again. Single addresses of a pool without blocks fit any block size.
 fn fits(block: &BlockObject, grid: &PoolLayout) -> bool {
     let Some(object) = block.object() else { return true };
-    let around = grid.block_of(object.net.addr());
-    around.is_some() && block.bits() == Some(grid.bits())
+    match grid.block_of(object.net.addr()) {
+        Some(_) => block.bits() == Some(grid.bits()) || is_unlabelled(block),
+        None => object.is_free(),
+    }
+}
+
+/// Whether an object is a single address without the label of a block.
+fn is_unlabelled(block: &BlockObject) -> bool {
+    block.bits() == Some(0)
 }
 
 /// Returns the complete record of the sections of a pool that have single addresses. `None` if it is not reliable, or if
@@ -419,7 +460,9 @@ fn read(object: &PoolObject) -> Result<Pool, PoolError> {
     let (name, exclude) = (name(object), object.exclude()?);
     let grid = object.grid()?.ok_or_else(|| object.fault(PoolFault::NoBlockBits))?;
     let single_address_sections = object.recorded_sections();
-    Ok(Pool { name, uid: object.metadata.uid.clone(), grid, exclude, single_address_sections })
+    let has_unlabelled_addresses = object.has_unlabelled_addresses();
+    let uid = object.metadata.uid.clone();
+    Ok(Pool { name, uid, grid, exclude, has_unlabelled_addresses, single_address_sections })
 }
 
 /// Returns the number of nodes: requests one object and the number of remaining ones. If the API server does not return that

@@ -149,6 +149,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
         if context.contains(object.net) && !is_own && !(has_claim && self.shares_claim) {
             return Err(AllocationError::HeldOnThisNode(object.net.addr()));
         }
+        // An object that was created under another layout of the pool is in no record.
+        self.registry.record_single_address(object.net).await?;
         let holder = Holder { generation: generation + 1, released_at: 0, ..own.clone() };
         match self.registry.replace(&IpBlock { holder, ..object }).await {
             Ok(object) => Ok(Some(object)),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use ipam::registry::PoolState;
-use ipam::{Holder, IpBlock, Registry, RegistryError};
+use ipam::{Holder, IpBlock, PoolLayout, Registry, RegistryError};
 use ipnet::IpNet;
 
 /// Random numbers by seed: xorshift64*.
@@ -52,6 +52,8 @@ pub(crate) struct Server {
     pub(crate) requests: u64,
     /// Single addresses that the pool has recorded.
     pub(crate) recorded: BTreeSet<IpNet>,
+    /// Layout of the pool; `None` while it is pending.
+    pub(crate) layout: Option<PoolLayout>,
     /// Number of new blocks whose single addresses were read, and of those that were not.
     pub(crate) pool_states: [u64; 2],
     versions: u64,
@@ -62,6 +64,8 @@ pub(crate) struct Server {
 pub(crate) struct Api {
     pub(crate) server: Arc<Mutex<Server>>,
     pub(crate) partitioned: Arc<Mutex<bool>>,
+    /// Layout of the pool as it was read; `None` if it never changes.
+    layout: Option<PoolLayout>,
 }
 
 impl Api {
@@ -78,15 +82,43 @@ impl Api {
             down: false,
             requests: 0,
             recorded: BTreeSet::new(),
+            layout: None,
             pool_states: [0; 2],
             versions: 0,
         };
-        Api { server: Arc::new(Mutex::new(server)), partitioned: Arc::default() }
+        Api { server: Arc::new(Mutex::new(server)), partitioned: Arc::default(), layout: None }
     }
 
     /// Opens a connection for another node.
     pub(crate) fn connect(&self) -> Api {
-        Api { server: Arc::clone(&self.server), partitioned: Arc::default() }
+        Api { server: Arc::clone(&self.server), partitioned: Arc::default(), layout: None }
+    }
+
+    /// Returns the same connection for a task that has read this layout of the pool.
+    pub(crate) fn with_layout(&self, layout: PoolLayout) -> Api {
+        Api { layout: Some(layout), ..self.clone() }
+    }
+
+    /// Makes the layout of the pool pending.
+    pub(crate) async fn begin_change(&self) -> Result<(), RegistryError> {
+        self.request(|server| {
+            server.layout = None;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Fixes the layout of the pool, with a record of exactly these single addresses.
+    pub(crate) async fn fix_layout(
+        &self,
+        layout: PoolLayout,
+        singles: BTreeSet<IpNet>,
+    ) -> Result<(), RegistryError> {
+        self.request(|server| {
+            (server.layout, server.recorded) = (Some(layout), singles);
+            Ok(())
+        })
+        .await
     }
 
     /// Returns the nodes that are dead and fenced off.
@@ -275,6 +307,9 @@ impl Registry for Api {
 
     async fn pool_state(&self, net: IpNet) -> Result<PoolState, RegistryError> {
         self.request(|server| {
+            if self.layout.is_some() && server.layout != self.layout {
+                return Ok(PoolState::Changed);
+            }
             let is_mixed = server.recorded.iter().any(|single| net.contains(single));
             if net.prefix_len() < net.max_prefix_len() {
                 server.pool_states[usize::from(!is_mixed)] += 1;
@@ -290,7 +325,10 @@ impl Registry for Api {
             return Ok(());
         }
         self.request(|server| {
-            server.recorded.insert(net);
+            // Under another layout the record is that of another section.
+            if self.layout.is_none() || server.layout == self.layout {
+                server.recorded.insert(net);
+            }
             Ok(())
         })
         .await

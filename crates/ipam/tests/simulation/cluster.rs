@@ -2,6 +2,7 @@
 
 mod advance;
 mod call;
+mod changes;
 mod check;
 mod events;
 mod liveness;
@@ -46,6 +47,8 @@ pub(crate) struct Shape {
     pub(crate) shared: bool,
     /// Whether any object may be deleted manually. Objects of shared addresses always may.
     pub(crate) deleted: bool,
+    /// Whether range, window and number of nodes change, nodes are drained, and addresses of claims are imported.
+    pub(crate) changes: bool,
 }
 
 /// Interface of a pod.
@@ -83,6 +86,10 @@ pub(crate) struct Counts {
     pub(crate) deleted: u64,
     /// Blocks returned by their node because they were deleted manually.
     pub(crate) returned: u64,
+    /// Changes of the range that were begun.
+    pub(crate) enlarged: u64,
+    /// Pods that got an imported address.
+    pub(crate) imported: u64,
 }
 
 /// Simulated cluster.
@@ -104,6 +111,10 @@ pub(crate) struct Cluster {
     /// Time at which each pod got its address.
     since: BTreeMap<(usize, Owner), u64>,
     controller: Option<Task<()>>,
+    /// Number of nodes that exist.
+    present: usize,
+    /// Change of the pool's layout, and import of an address.
+    operator: Option<Task<()>>,
     last_refusal: Option<AllocationError>,
     next: u64,
     pub(crate) steps: u64,
@@ -128,6 +139,8 @@ impl Add for Counts {
             leased_again: self.leased_again + other.leased_again,
             deleted: self.deleted + other.deleted,
             returned: self.returned + other.returned,
+            enlarged: self.enlarged + other.enlarged,
+            imported: self.imported + other.imported,
         }
     }
 }
@@ -173,11 +186,15 @@ impl Cluster {
         let subnet: IpNet = shape.subnet.parse().unwrap();
         let range = Range::between(subnet, None, None).unwrap();
         let api = Api::new(seed);
-        api.server.lock().unwrap().protects = shape.shared || shape.deleted;
+        let layout = PoolLayout::new(subnet, shape.bits);
+        {
+            let mut server = api.server.lock().unwrap();
+            (server.protects, server.layout) = (shape.shared || shape.deleted, Some(layout));
+        }
         Cluster {
             seed,
             shape,
-            layout: PoolLayout::new(subnet, shape.bits),
+            layout,
             filter: Arc::new(AddressFilter::new(range, &[])),
             random: Random(
                 seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407),
@@ -190,6 +207,8 @@ impl Cluster {
             released: BTreeMap::new(),
             since: BTreeMap::new(),
             controller: None,
+            present: if shape.changes { 1 } else { shape.nodes },
+            operator: None,
             last_refusal: None,
             next: 0,
             steps: 0,
@@ -207,6 +226,9 @@ impl Cluster {
             self.step();
             let node = self.pick();
             self.random_event(node);
+            if self.shape.changes {
+                self.random_change(node);
+            }
         }
     }
 
@@ -216,7 +238,7 @@ impl Cluster {
     }
 
     fn pick(&mut self) -> usize {
-        self.random.below(self.nodes.len() as u64) as usize
+        self.random.below(self.present as u64) as usize
     }
 
     /// Lets one node make progress.
@@ -228,6 +250,8 @@ impl Cluster {
             self.controller = Some(self.reclaim());
         }
         poll(&mut self.controller);
+        poll(&mut self.operator);
+        self.read_layout();
         if !self.nodes[index].alive {
             return;
         }

@@ -17,7 +17,7 @@ use ipam::{AddressFilter, AddressStore, AllocationError, BlockLease, BlockState,
 use ipnet::IpNet;
 
 use self::action::{Action, Task, own, request_for_any};
-use self::gate::{FATES, Fate, Gate, POOLS, Server, Step};
+use self::gate::{ENLARGED, FATES, Fate, Gate, POOLS, Pool, Server, Step};
 
 /// Result of a history.
 struct Played {
@@ -43,7 +43,7 @@ fn begin(actions: [Action; 2], is_held: bool) -> (Server, AddressStore) {
         }
         return (server, store);
     }
-    let none = Server { pool: Some(POOLS[0]), ..Server::default() };
+    let none = Server { pool: Some(first_pool(actions)), ..Server::default() };
     let Some(ip) = transferred else { return (none, AddressStore::new("b")) };
     let (server, mut store) = own();
     if is_held {
@@ -51,6 +51,11 @@ fn begin(actions: [Action; 2], is_held: bool) -> (Server, AddressStore) {
         let _ = store.hold(place, 1, 42);
     }
     (server, store)
+}
+
+/// Pool at the beginning.
+fn first_pool(actions: [Action; 2]) -> Pool {
+    if actions.iter().any(|action| matches!(action, Action::EnlargesPool)) { ENLARGED[0] } else { POOLS[0] }
 }
 
 /// Plays a history from the beginning.
@@ -62,7 +67,7 @@ fn play(actions: [Action; 2], history: &[Step], is_held: bool) -> Played {
     let mut gates = Vec::new();
     let mut tasks: Vec<Task> = Vec::new();
     for (index, action) in actions.into_iter().enumerate() {
-        let gate = Gate { server: Arc::clone(&server), open: Arc::default(), pool: POOLS[0] };
+        let gate = Gate { server: Arc::clone(&server), open: Arc::default(), pool: first_pool(actions) };
         gates.push(gate.clone());
         let (filter, store) = (Arc::clone(&filter), Arc::clone(&store));
         tasks.push(Box::pin(async move { action.run(index, &gate, &filter, &store).await }));
@@ -184,6 +189,17 @@ fn interleavings_of_a_recreated_pool_have_one_layout() {
         "histories: {ended}, {had} with a block of the new pool; {single}, {also} beside a single address"
     );
     assert!(ended > 50 && had > 0 && single > 50 && also > 0);
+}
+
+#[test]
+fn interleavings_of_an_enlarged_pool_never_share_an_address() {
+    let (ended, had) = explore_with([Action::Requests, Action::EnlargesPool], 1, false);
+    let (single, also) = explore_with([Action::RequestsAddress("10.0.0.2"), Action::EnlargesPool], 1, false);
+    let (late, block) = explore_with([Action::RequestsAddress("10.0.0.5"), Action::EnlargesPool], 2, false);
+    println!(
+        "histories: {ended}, {had} with a block; {single}, {also} beside an address; {late}, {block} with two faults"
+    );
+    assert!([ended, had, single, also, late, block].iter().all(|count| *count > 0) && ended > 50);
 }
 
 #[test]

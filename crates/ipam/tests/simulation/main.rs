@@ -51,6 +51,7 @@ const PLAIN: Shape = Shape {
     late: false,
     shared: false,
     deleted: false,
+    changes: false,
 };
 
 fn seeds() -> std::ops::Range<u64> {
@@ -94,6 +95,8 @@ fn run(shape: Shape) {
     );
     assert!(!has_claims || all.refused_by_name > 0, "no request named an address of another owner");
     assert!(!has_blocks || all.drained > 0, "no block was drained");
+    assert!(!shape.changes || all.enlarged > 0 && all.filled > 0, "no range was enlarged");
+    assert!(!shape.changes || !has_claims || all.imported > 0, "no imported address was allocated");
 }
 
 #[test]
@@ -141,6 +144,16 @@ fn simulation_of_manual_deletion_seen_late_by_the_agent() {
 fn simulation_of_manual_deletion_of_objects_in_use() {
     for (subnet, bits, claims) in [("10.0.0.0/29", 0, 3), ("10.0.0.0/26", 2, 6), ("10.0.0.0/24", 3, 0)] {
         run(Shape { subnet, bits, claims, deleted: true, ..PLAIN });
+    }
+}
+
+/// Ranges are enlarged, windows change, nodes are added and drained, and addresses are imported, with all other faults.
+#[test]
+fn simulation_of_changed_ranges_and_node_counts() {
+    for (subnet, bits, claims) in
+        [("10.0.0.8/29", 0, 0), ("10.0.0.32/28", 2, 0), ("10.0.0.0/28", 0, 6), ("fd00::40/122", 2, 6)]
+    {
+        run(Shape { subnet, bits, claims, nodes: 6, changes: true, ..PLAIN });
     }
 }
 

@@ -66,11 +66,12 @@ use serde_json::Value;
 #[schemars(extend("required" = ["range"]))]
 #[serde(default, rename_all = "camelCase")]
 pub struct IPPoolSpec {
-    /// Addresses of the pool, in CIDR notation without host bits. Fixed once the pool is used.
+    /// Addresses of the pool, in CIDR notation without host bits. May be enlarged or reduced while the pool is used, and
+    /// replaced by another range when nothing is leased.
     #[schemars(length(min = 3, max = 43))]
     pub range: String,
     /// Size of a block: it has 2^blockBits addresses. If absent, chosen by range and number of nodes when the pool is first
-    /// used. Fixed from then on.
+    /// used. Fixed from then on, unless it is 0.
     #[schemars(range(min = 0, max = 8))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_bits: Option<u8>,
@@ -108,8 +109,8 @@ pub struct IPPoolStatus {
     /// Leased part of the addresses, in percent.
     #[schemars(with = "i64")]
     pub leased_percent: u8,
-    /// Range, block size and address space of the pool when it was first used. While the spec differs from it, nothing is
-    /// leased.
+    /// Range, block size and address space of the pool when it was first used, or when its range was enlarged. While block
+    /// size or address space of the spec differ from it, nothing is leased.
     #[serde(skip_serializing)]
     pub layout: Option<RecordedLayout>,
     /// Sections of the pool in which single addresses were ever created. A node that leases a block in another section
@@ -138,6 +139,9 @@ pub struct RecordedLayout {
     // Omitted if it is empty: some API servers reject an empty string in a patch as null.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub network_name: String,
+    /// Whether single addresses may lack the label of their block, because the pool had no blocks before.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub unlabelled_addresses: bool,
 }
 
 /// Phase of a pool's layout.

@@ -49,6 +49,7 @@ impl Cluster {
             return node.calls.rotate_left(1);
         }
         if call.store.is_none() {
+            call.filter.get_or_insert_with(|| Arc::clone(&self.filter));
             let boot = format!("b{}", node.boot);
             let mut store =
                 ipam::AddressStore::open(Arc::new(node.disk.clone())).unwrap().expect("a valid store");
@@ -61,7 +62,8 @@ impl Cluster {
         if call.answer.is_some() {
             return call.receive(clock, node.agent.is_empty());
         }
-        if let Some(kind) = call.work(clock, &self.filter) {
+        let filter = call.filter.clone().unwrap_or_else(|| Arc::clone(&self.filter));
+        if let Some(kind) = call.work(clock, &filter) {
             self.send_request(index, clock, kind);
         }
     }
@@ -86,9 +88,9 @@ impl Cluster {
             ..Holder::default()
         };
         let agent = Agent {
-            api: node.api.clone(),
+            api: if self.shape.changes { node.api.with_layout(self.layout) } else { node.api.clone() },
             layout: self.layout,
-            filter: Arc::clone(&self.filter),
+            filter: call.filter.clone().unwrap_or_else(|| Arc::clone(&self.filter)),
             holder,
             shares_claim: self.shape.shared,
             clock,

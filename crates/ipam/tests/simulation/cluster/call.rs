@@ -34,6 +34,8 @@ pub(super) enum Verb {
 pub(super) struct Call {
     pub(super) verb: Verb,
     pub(super) store: Option<AddressStore>,
+    /// Window of the network's definition when the call began.
+    pub(super) filter: Option<Arc<AddressFilter>>,
     /// Edits that are made in memory and not written yet.
     pub(super) unwritten: Vec<Edit>,
     /// Place of the agent's response.
@@ -61,6 +63,7 @@ impl Call {
         Call {
             verb,
             store: None,
+            filter: None,
             unwritten: Vec::new(),
             answer: None,
             requests: 0,

@@ -58,6 +58,7 @@ impl Cluster {
                 Verb::Add(owner, kind)
             }
             (5, _) => Verb::Tidy(4),
+            _ if self.nodes[index].is_drained => return,
             _ => self.new_pod(index),
         };
         if let Verb::Add(owner, kind) = &verb {
@@ -80,6 +81,10 @@ impl Cluster {
             let host = self.random.below(60) + 1;
             let nth =
                 |host: u64| ipam::pool_layout::nth(self.layout.subnet(), u128::from(host) % (size - 2) + 1);
+            if self.shape.changes && self.random.once_in(8) {
+                owner.claim = format!("i{}", self.random.below(self.shape.claims));
+                return Verb::Add(owner, AllocationKind::ForClaim(None));
+            }
             match self.random.below(4) {
                 0 => kind = AllocationKind::Address(nth(host)),
                 1 => {

@@ -74,6 +74,7 @@ impl Cluster {
         }
         self.finish_calls_of_all();
         self.controller = None;
+        self.end_change();
         for index in 0..self.nodes.len() {
             let without: Vec<Owner> = self.nodes[index]
                 .pods

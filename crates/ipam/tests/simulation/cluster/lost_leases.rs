@@ -126,7 +126,8 @@ impl Cluster {
             claim: owner.claim,
             ..Holder::default()
         };
-        let task = recreate_lease(&node.api, self.layout, unconfirmed.net, &holder, self.now);
+        let api = if self.shape.changes { node.api.with_layout(self.layout) } else { node.api.clone() };
+        let task = recreate_lease(&api, self.layout, unconfirmed.net, &holder, self.now);
         self.counts.leased_again += u64::from(block_on(task).expect("no fault"));
     }
 

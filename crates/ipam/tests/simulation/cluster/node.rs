@@ -30,6 +30,8 @@ pub(super) struct Node {
     /// Whether its clock was moved at some time.
     pub(super) clock_moved: bool,
     pub(super) alive: bool,
+    /// Whether it gets no new pods.
+    pub(super) is_drained: bool,
     /// Whether the cluster takes it for dead although it lives.
     pub(super) isolated: bool,
     pub(super) api: Api,
@@ -73,6 +75,7 @@ impl Node {
             skew: 0,
             clock_moved: false,
             alive: true,
+            is_drained: false,
             isolated: false,
             api: api.connect(),
             calls: Vec::new(),

@@ -17,6 +17,9 @@ impl Cluster {
             (server.trouble, server.down) = (0, false);
         }
         self.controller = None;
+        self.present = self.nodes.len();
+        self.end_change();
+        self.set_whole_window();
         for index in 0..self.nodes.len() {
             self.come_back(index);
             *self.nodes[index].api.partitioned.lock().unwrap() = false;

@@ -14,7 +14,7 @@ use ipam::{
 };
 use ipnet::IpNet;
 
-use super::gate::{Gate, POOLS, Pool, Server};
+use super::gate::{ENLARGED, Gate, POOLS, Pool, Server};
 
 pub(super) type Task = Pin<Box<dyn Future<Output = Result<BlockLease, AllocationError>>>>;
 
@@ -35,6 +35,8 @@ pub(super) enum Action {
     RequestsAddress(&'static str),
     /// Deletes the pool, recreates it with another block size, and sends a request for any address.
     RecreatesPool,
+    /// Gives blocks to a pool without blocks, as for a larger range, and sends a request for any address.
+    EnlargesPool,
 }
 
 impl Action {
@@ -70,6 +72,7 @@ impl Action {
                 send_request(&allocator, gate, &[], AllocationKind::Address(ip.parse().unwrap())).await
             }
             Action::RecreatesPool => recreate_pool(&allocator).await,
+            Action::EnlargesPool => enlarge_pool(&allocator).await,
         }
     }
 }
@@ -174,6 +177,23 @@ async fn recreate_pool(allocator: &BlockAllocator<'_, Gate>) -> Result<BlockLeas
     }
     gate.request(|server| {
         server.pool = Some(pool);
+        Ok(())
+    })
+    .await?;
+    send_request(allocator, &Gate { pool, ..gate.clone() }, &[], AllocationKind::Any).await
+}
+
+/// Fixes the layout again: pending, list of the leases, fixed with the record of the single addresses.
+async fn enlarge_pool(allocator: &BlockAllocator<'_, Gate>) -> Result<BlockLease, AllocationError> {
+    let (gate, pool) = (allocator.registry, ENLARGED[1]);
+    gate.request(|server| {
+        server.pool = None;
+        Ok(())
+    })
+    .await?;
+    let singles: BTreeSet<IpNet> = gate.list().await?.into_iter().map(|object| object.net).collect();
+    gate.request(|server| {
+        (server.pool, server.recorded) = (Some(pool), singles);
         Ok(())
     })
     .await?;

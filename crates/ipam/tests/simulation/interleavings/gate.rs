@@ -45,6 +45,9 @@ pub(super) type Pool = (u64, u8);
 /// Pool at the beginning, and the recreated one.
 pub(super) const POOLS: [Pool; 2] = [(0, 2), (1, 1)];
 
+/// Pool without blocks at the beginning, and the same pool with blocks.
+pub(super) const ENLARGED: [Pool; 2] = [(2, 0), (3, 2)];
+
 /// Registry of one node.
 #[derive(Clone)]
 pub(super) struct Gate {
@@ -170,8 +173,11 @@ impl Registry for Gate {
 
     async fn record_single_address(&self, net: IpNet) -> Result<(), RegistryError> {
         self.request(|server| {
-            // A recreated pool makes the record, too; the answer shows that it is another pool.
-            server.recorded.insert(net);
+            // A recreated pool makes the record, too; the answer shows that it is another pool. In an enlarged pool it is
+            // the record of another section.
+            if self.pool.0 < ENLARGED[0].0 || server.pool == Some(self.pool) {
+                server.recorded.insert(net);
+            }
             if server.pool == Some(self.pool) {
                 Ok(())
             } else {
