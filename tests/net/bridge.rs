@@ -693,6 +693,18 @@ fn bridge_routes_of_one_destination_are_one_multipath_route() {
 }
 
 #[test]
+fn bridge_route_destination_with_host_bits_is_its_network() {
+    let host = host!(Feature::Bridge, Feature::Ipv6);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let ipam_routes = json!([{ "dst": "10.9.1.1/16" }, { "dst": "fd09::1/64", "gw": "fd01::9" }]);
+    add(&host, &pod, &config(&json!({ "isGateway": true, "ipam": dual_stack(&ipam_routes) })));
+    assert_eq!(routes(&pod, &["route", "show", "10.9.0.0/16"]), ["10.9.0.0/16 via 10.1.0.1 dev eth0"]);
+    let six = routes(&pod, &["-6", "route", "show", "fd09::/64"]);
+    assert!(six[0].starts_with("fd09::/64 via fd01::9 dev eth0"), "{six:?}");
+}
+
+#[test]
 fn bridge_ipv6_parameters_are_set_on_a_new_bridge_only() {
     let host = host!(Feature::Bridge, Feature::Ipv6);
     rig::install(&host);

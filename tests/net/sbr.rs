@@ -230,6 +230,20 @@ fn sbr_check_finds_each_change() {
 }
 
 #[test]
+fn sbr_address_of_a_single_host_without_gateway_needs_no_route() {
+    let host = host!(Feature::Bridge);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let ipam = json!({ "type": "static", "addresses": [{ "address": "10.2.0.5/32" }] });
+    let first = with(&bridge(2), &json!({ "ipam": ipam, "isGateway": false }));
+    let previous = host.attachment("bridge", &pod, "net1").add(&first).success().json();
+    let config = json!({ "cniVersion": "1.1.0", "name": "net2", "type": "sbr", "prevResult": previous });
+    // `add` also calls CHECK.
+    host.attachment("sbr", &pod, "net1").add(&config).success();
+    assert_eq!(rules(&pod), ["10.2.0.5 100"]);
+}
+
+#[test]
 fn sbr_failed_add_restores_rules_and_routes() {
     let host = host!(Feature::Bridge);
     let world = world(&host);

@@ -76,6 +76,23 @@ fn static_addresses_are_added_checked_and_deleted() {
 }
 
 #[test]
+fn static_check_accepts_one_address_with_two_prefix_lengths() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let attachment = host.attachment("static", &pod, "eth0");
+    let mut conf = config("1.1.0");
+    conf["ipam"]["addresses"] =
+        json!([{ "address": "10.1.2.3/32" }, { "address": "10.1.2.3/24", "gateway": "10.1.2.254" }]);
+    conf["ipam"]["routes"] = json!([]);
+    // `add` also calls CHECK with its result.
+    let result = attachment.add(&conf).success().json();
+    let mut other_gateway = conf.clone();
+    other_gateway["prevResult"] = result;
+    other_gateway["prevResult"]["ips"][1]["gateway"] = json!("10.1.2.1");
+    assert!(refusal(&attachment.check(&other_gateway)).1.contains("gateway of address 10.1.2.3/24"));
+}
+
+#[test]
 fn static_result_has_the_form_of_each_cni_version() {
     require!(Feature::Root);
     let (host, pod) = world();

@@ -21,3 +21,15 @@ impl Backend {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ip_masq_empty_backend_is_the_default() {
+        assert_eq!(Backend::read(""), Ok(Backend::Nftables));
+        assert_eq!(Backend::read("iptables"), Ok(Backend::Iptables));
+        assert!(Backend::read("ebtables").is_err());
+    }
+}

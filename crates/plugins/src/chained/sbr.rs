@@ -278,7 +278,8 @@ fn inspect(net: &mut Rtnl, ifname: &str, settings: &Settings, addresses: &[IpCon
         let gateway = settings.gateway(address).or(ip.gateway);
         let found = match gateway {
             Some(gateway) => inside.any(|route| route.is_default() && route.gateway == Some(gateway)),
-            None => inside.next().is_some(),
+            // The address of a single host has no subnet, so no route.
+            None => ip.address.prefix_len() == ip.address.max_prefix_len() || inside.next().is_some(),
         };
         if !found {
             let what = gateway.map_or("route".to_owned(), |gateway| format!("default route via {gateway}"));

@@ -1,7 +1,7 @@
 //! `tuning`: sets kernel parameters of the container's network and attributes of its interface.
 //!
 //! Rules beyond the reference plugin's:
-//! - A failed ADD restores what it changed.
+//! - A failed ADD restores what it changed. An ADD that would remove IPv6 addresses of the result is refused.
 //! - DEL also restores kernel parameters. If the kernel refuses a value, DEL logs it on stderr and succeeds: a retry
 //!   would fail again, and the container must end. If memory, descriptors or the like are exhausted, DEL fails, keeps
 //!   the backup and can be repeated.
@@ -33,12 +33,14 @@ use rustix::io::Errno;
 
 use self::allowlist::Allowlist;
 use self::backup::{Backup, BackupFile};
-use crate::interface::inspection::differs;
+use crate::interface::inspection::{differs, own_ips};
 
 /// Plugin `tuning`.
 pub struct Tuning;
 
 const NAME: &str = "tuning";
+/// Minimum MTU of an interface with IPv6, in bytes; RFC 8200, section 5.
+const IPV6_MTU_MIN: u32 = 1280;
 
 // === impl Plugin ===
 
@@ -53,6 +55,7 @@ impl Plugin for Tuning {
         let settings = read(call, ifname)?;
         let file = BackupFile::of_attachment(&data_directory(call)?, who);
         let mut result = call.config.require_prev_result()?;
+        refuse_loss_of_ipv6(&settings, ifname, &result)?;
         let network = call.config.name.as_str();
         open_netns(path)?.run(|| tune(&settings, ifname, network, file)).or_refused()??;
         record(&settings, ifname, &mut result);
@@ -124,6 +127,25 @@ fn read(call: &Call, ifname: &str) -> Result<Settings, Error> {
         allowlist.check(written, value)?;
     }
     Ok(settings)
+}
+
+/// Fails if the kernel would remove the IPv6 addresses of the interface, which the result contains.
+fn refuse_loss_of_ipv6(settings: &Settings, ifname: &str, result: &Success) -> Result<(), Error> {
+    let Some(ip) = own_ips(result, ifname).find(|ip| ip.address.addr().is_ipv6()) else { return Ok(()) };
+    let why = format!("the kernel would remove the IPv6 address {} of {ifname}", ip.address);
+    if let Some(mtu) = settings.mtu.filter(|mtu| *mtu < IPV6_MTU_MIN) {
+        return Err(Error::key("mtu", mtu, format!("below {IPV6_MTU_MIN}: {why}")));
+    }
+    let disables = |sysctl: &&Sysctl| {
+        let names = |scope: &str| sysctl.key.as_path() == format!("net/ipv6/conf/{scope}/disable_ipv6");
+        (names(ifname) || names("all")) && sysctl.value.trim() != "0"
+    };
+    match settings.sysctls.iter().find(disables) {
+        Some(Sysctl { written, key: _, value }) => {
+            Err(Error::key(format!("sysctl.{written}"), format!("{value:?}"), why))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Updates the result: interfaces of this name in the container get the values that were set.
@@ -356,7 +378,8 @@ fn inspect(settings: &Settings, ifname: &str) -> Result<(), Error> {
         Some(mac) if *mac != link.mac => differ("address", &mac_text(&link.mac), &mac_text(mac))?,
         _ => {}
     }
-    if *promiscuous != link.promiscuous {
+    // Without the option, another plugin or the host may have set it.
+    if *promiscuous && !link.promiscuous {
         differ("promisc", &link.promiscuous, promiscuous)?;
     }
     match mtu {

@@ -50,12 +50,19 @@ impl Plugin for Static {
         let Network { addresses, routes: _, dns: _ } = Network::read(&request.call)?;
         let result = request.call.config.require_prev_result()?;
         for Address { address, gateway } in addresses {
-            let Some(found) = result.ips.iter().find(|ip| ip.address.addr() == address.addr()) else {
+            // One address may occur twice, with different prefix lengths.
+            let gateways: Vec<Option<IpAddr>> = result
+                .ips
+                .iter()
+                .filter(|ip| ip.address.addr() == address.addr())
+                .map(|ip| ip.gateway)
+                .collect();
+            let Some(first) = gateways.first() else {
                 return Err(Error::internal(format!("prevResult lacks address {address}")));
             };
-            if gateway.is_some() && gateway != found.gateway {
+            if gateway.is_some() && !gateways.contains(&gateway) {
                 let text = |gateway: Option<IpAddr>| gateway.map_or("none".to_owned(), |ip| ip.to_string());
-                let (is, wanted) = (text(found.gateway), text(gateway));
+                let (is, wanted) = (text(*first), text(gateway));
                 return Err(Error::internal(format!(
                     "prevResult: gateway of address {address} is {is}, not {wanted}"
                 )));
