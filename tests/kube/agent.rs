@@ -462,7 +462,7 @@ fn annotation(key: &str, value: Option<&str>) -> Value {
 
 /// Starts a cluster with the RBAC and admission policy of an account, from a directory of `deploy`; `None`, and the test is
 /// skipped, if the server has no such policies, or tokens contain no node.
-fn with_policy(host: testkit::Host, account: &str, part: &str) -> Option<rig::Kube> {
+fn with_policy(host: testkit::Host, account: &str, part: &str, policy: &str) -> Option<rig::Kube> {
     let kube = rig::Kube::prepare(Machine::new(host, "node").into(), rig::kube::Accounts::Absent)?;
     if kube.minor() < NODE_IN_TOKEN_MINOR {
         let why = format!("needs Kubernetes 1.{NODE_IN_TOKEN_MINOR} or newer: KUBEBUILDER_ASSETS");
@@ -474,10 +474,8 @@ fn with_policy(host: testkit::Host, account: &str, part: &str) -> Option<rig::Ku
     for account in ["weft-agent", account] {
         kube.service_account("kube-system", account);
     }
-    for file in ["rbac.yaml", "policy.yaml"] {
-        let path = testkit::workspace().join("deploy").join(part).join(file);
-        kube.kubectl(["apply", "-f", path.to_str().expect("a path")]);
-    }
+    kube.apply(&rig::kube::files(&[&format!("deploy/{part}/rbac.yaml")]));
+    kube.apply(&kube.kustomize(&format!("components/{policy}")));
     // `kubectl patch` reads the object first.
     kube.kubectl("create clusterrole reader --verb get --resource pods/status".split(' '));
     let bind = "create clusterrolebinding reader --clusterrole reader --serviceaccount";
@@ -489,7 +487,7 @@ fn with_policy(host: testkit::Host, account: &str, part: &str) -> Option<rig::Ku
 /// Attack: a token stolen from one node changes pods of all nodes.
 #[test]
 fn admission_policy_limits_agent_token_to_pods_of_its_node() {
-    let Some(kube) = with_policy(host!(), "weft-agent", "base") else { return };
+    let Some(kube) = with_policy(host!(), "weft-agent", "base", "agent-policy") else { return };
     let token = stolen_token(&kube, "one");
     for (name, node) in [("near", "one"), ("far", "two")] {
         bound_pod(&kube, "kube-system", name, node);
@@ -524,7 +522,7 @@ fn admission_policy_limits_agent_token_to_pods_of_its_node() {
 /// Attack: a stolen token of the controller of Neutron ports changes pods.
 #[test]
 fn admission_policy_limits_neutron_token_to_its_annotation() {
-    let Some(kube) = with_policy(host!(), "weft-neutron", "neutron") else { return };
+    let Some(kube) = with_policy(host!(), "weft-neutron", "neutron", "neutron-policy") else { return };
     let token = kube.service_account("kube-system", "weft-neutron");
     bound_pod(&kube, "kube-system", "web", "one");
     let patch_by = |token: Option<&str>, words: &str, patch: &Value| {

@@ -13,9 +13,7 @@ fn console_blocks_of_documents_run_with_an_api_server() {
         let Some(Way::Kube(preparation)) = row_of(&block).map(|row| row.way) else { continue };
         let machine = Arc::new(Machine::new(host!(), "control"));
         let Some(kube) = Kube::new(Arc::clone(&machine)) else { return };
-        let programs = kube.program("kubectl");
-        let directory = programs.rsplit_once('/').map_or("", |(directory, _)| directory);
-        let preparation = format!("PATH={directory}:$PATH\n{preparation}");
+        let preparation = format!("PATH={}:$PATH\n{preparation}", kube.newer_kubectl());
         let finished = machine
             .command("sh")
             .args(["-c", &script(&block, &preparation)])

@@ -238,10 +238,7 @@ fn helm_chart_renders_the_same_objects_as_kustomize() {
     let values: Vec<Value> = variants.iter().map(|(values, _)| values.clone()).collect();
     for ((values, directories), made) in variants.iter().zip(helm.template(&values)) {
         let made = objects(&kube, &made.unwrap_or_else(|why| panic!("{values}: {why}")));
-        let kustomized = directories.iter().map(|directory| {
-            let directory = workspace().join("deploy").join(directory);
-            kube.kubectl(["kustomize", text(&directory)])
-        });
+        let kustomized = directories.iter().map(|directory| kube.kustomize(directory));
         let kustomized = objects(&kube, &kustomized.collect::<Vec<_>>().join("\n---\n"));
         let names = |of: &BTreeMap<String, Value>| of.keys().cloned().collect::<Vec<_>>();
         assert_eq!(names(&made), names(&kustomized), "{directories:?}");
@@ -266,7 +263,9 @@ fn helm_install_upgrade_and_uninstall_keep_the_crds() {
     assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent"]);
     assert_eq!(ours("clusterrole"), ["clusterrole.rbac.authorization.k8s.io/weft-agent"]);
     let definitions = kube.kubectl(["get", "crd", "-o", "name"]);
-    let shipped = std::fs::read_dir(workspace().join("deploy/crds")).expect("the definitions").count();
+    let shipped = std::fs::read_dir(workspace().join("deploy/crds")).expect("the definitions").flatten();
+    let shipped =
+        shipped.filter(|file| file.path().extension().is_some_and(|extension| extension == "yaml")).count();
     assert_eq!(definitions.lines().count(), shipped, "{definitions}");
     // The server accepts every alternative value, except those that disable a component and those that an old server lacks.
     let mut values = all();
@@ -376,7 +375,7 @@ fn helm_admission_policies_equal_the_kustomizations() {
     const WORDS: [&str; 3] = ["auto", "always", "never"];
     let Some(helm) = Helm::new(host!()) else { return };
     let policy = |part: &str| {
-        let path = workspace().join("deploy").join(part).join("policy.yaml");
+        let path = workspace().join("deploy/components").join(part).join("policy.yaml");
         let policy = std::fs::read_to_string(path).expect("the policy");
         policy[policy.find("apiVersion").expect("an object")..].to_owned()
     };
@@ -393,8 +392,8 @@ fn helm_admission_policies_equal_the_kustomizations() {
     let plain =
         |made: String| made.lines().filter(|line| !is_label(line)).collect::<Vec<_>>().join("\n") + "\n";
     let made = made.into_iter().map(|made| plain(made.expect("objects"))).collect::<Vec<_>>();
-    assert!(made[1].contains(&policy("neutron")), "{}", made[1]);
-    assert!(made[4].contains(&policy("base")), "{}", made[4]);
+    assert!(made[1].contains(&policy("neutron-policy")), "{}", made[1]);
+    assert!(made[4].contains(&policy("agent-policy")), "{}", made[4]);
     for without in [&made[0], &made[2], &made[3], &made[5]] {
         assert!(!without.contains("ValidatingAdmissionPolicy"));
     }

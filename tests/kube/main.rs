@@ -18,6 +18,7 @@ mod ipam_prefetch;
 mod ipam_requests;
 mod ipam_resize;
 mod ipam_sharing;
+mod kustomizations;
 mod multus;
 mod network_attachment_definitions;
 mod scale;

@@ -11,7 +11,7 @@
 //! Source: Multus `deployments/multus-daemonset.yml`, `pkg/types/types.go`; libcni `pkg/libcni/api.go` (cniCacheV1).
 
 use rig::multus::{CACHE_DIRECTORY, DAEMON, DAEMON_CONFIG, Form};
-use rig::parts::{parts, text};
+use rig::parts::text;
 use rig::peers::peers;
 use rig::{Multus, Node};
 use serde_json::{Value, json};
@@ -202,7 +202,7 @@ fn blocks(page: &str, section: &str, language: &str) -> Vec<String> {
 /// Runs the commands of a section, except those that contain one of these strings; returns their output.
 #[track_caller]
 fn run_section(node: &Node, page: &str, section: &str, excluded: &[&str]) -> String {
-    let kube = text(&parts("kube").expect("the lane is prepared").join("bin")).to_owned();
+    let kube = node.kube().newer_kubectl();
     let mut output = String::new();
     for block in blocks(page, section, "console") {
         for line in block.lines().filter_map(|line| line.strip_prefix("$ ")) {

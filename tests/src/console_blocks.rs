@@ -79,7 +79,7 @@ END";
 
 macro_rules! whereabouts {
     () => {
-        "kubectl apply -f deploy/crds
+        "kubectl apply -k deploy/crds
     kubectl apply -f - <<END
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -255,7 +255,7 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "docs/guides/first-network.md",
-        "kubectl apply -f deploy/crds",
+        "kubectl apply -k deploy/crds",
         Way::NotRun("needs nodes: tests/node/deployment.rs applies the manifests"),
     ),
     row(
@@ -295,7 +295,7 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "docs/guides/upgrade.md",
-        "kubectl apply -f deploy/crds",
+        "kubectl apply -k deploy/crds",
         Way::NotRun("needs two releases and Helm: tests/kube/helm_chart.rs upgrades the chart"),
     ),
     row(
@@ -316,7 +316,7 @@ pub const ROWS: &[Row] = &[
     row("docs/installation.md", "kubectl apply -k deploy/base", Way::Kube("")),
     row(
         "docs/installation.md",
-        "kubectl apply -f deploy/base/policy.yaml",
+        "kubectl apply -k deploy/components/agent-policy",
         Way::NotRun("needs Kubernetes 1.30: tests/kube/agent.rs applies it"),
     ),
     row(
@@ -335,7 +335,7 @@ pub const ROWS: &[Row] = &[
         "helm uninstall",
         Way::NotRun("Debian has no helm: tests/kube/helm_chart.rs renders the chart"),
     ),
-    row("docs/installation.md", "kubectl get ipblocks", Way::Kube("kubectl apply -f deploy/crds && sleep 2")),
+    row("docs/installation.md", "kubectl get ipblocks", Way::Kube("kubectl apply -k deploy/crds && sleep 2")),
     row("docs/ipam-scale.md", "cargo run", Way::NotRun("simulates a large cluster for some minutes")),
     row("docs/ipam-scale.md", "SEEDS=", Way::NotRun("simulates for many minutes; CI runs fewer seeds")),
     row("docs/migrate-from-multus.md", "sudo weft import multus >", Way::Host(MULTUS)),
@@ -346,7 +346,7 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "docs/migrate-from-multus.md",
-        "kubectl apply -f weft/deploy",
+        "kubectl apply -k weft/deploy",
         Way::NotRun("is run under another path: docs/installation.md"),
     ),
     row(

@@ -57,11 +57,9 @@ impl Node {
     /// Applies one of the variants in `deploy/`.
     #[track_caller]
     pub fn apply_weft_as(&self, variant: &str) {
-        let deploy = workspace().join("deploy");
-        let (definitions, base) = (deploy.join("crds"), deploy.join(variant));
-        self.kube().kubectl(["apply", "-f", text(&definitions)]);
+        self.kube().apply(&self.kube().kustomize("crds"));
         self.kube().wait_until_served();
-        self.kube().kubectl(["apply", "-k", text(&base)]);
+        self.kube().apply(&self.kube().kustomize(variant));
     }
 
     /// Waits until weft is installed on a node that has a default network: the agent is ready, and the runtime has read the

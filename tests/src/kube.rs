@@ -274,6 +274,25 @@ impl Kube {
         text(&self.parts.join("bin").join(name)).to_owned()
     }
 
+    /// Directory of a kubectl that supports components of kustomizations.
+    #[must_use]
+    pub fn newer_kubectl(&self) -> String {
+        text(&self.parts.join("kubectl/usr/bin")).to_owned()
+    }
+
+    /// Renders a kustomization in `deploy/`. Deprecated fields, which kubectl warns of, are a failure.
+    #[must_use]
+    #[track_caller]
+    pub fn kustomize(&self, directory: &str) -> String {
+        let directory = workspace().join("deploy").join(directory);
+        let kubectl = self.machine.command(&format!("{}/kubectl", self.newer_kubectl()));
+        let finished =
+            kubectl.args(["kustomize", text(&directory)]).deadline(crate::machine::TIMEOUT).finish();
+        let finished = finished.success();
+        assert_eq!(finished.stderr, "", "{}", directory.display());
+        finished.stdout
+    }
+
     /// Minor version of Kubernetes: 20 for 1.20.
     #[must_use]
     #[track_caller]

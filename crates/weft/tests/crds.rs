@@ -18,6 +18,7 @@ fn weft_crds(arguments: &[&str]) -> String {
 /// Returns the YAML files of a directory as one stream of documents.
 fn documents_in(directory: &Path) -> String {
     let mut files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
     files.sort();
     assert!(!files.is_empty(), "{}", directory.display());
     files.iter().map(|path| format!("---\n{}", fs::read_to_string(path).unwrap())).collect()
