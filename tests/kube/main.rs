@@ -17,6 +17,7 @@ mod ipam_leases;
 mod ipam_prefetch;
 mod ipam_requests;
 mod ipam_sharing;
+mod metrics;
 mod multus;
 mod network_attachment_definitions;
 mod scale;
