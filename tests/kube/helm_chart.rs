@@ -133,8 +133,13 @@ fn alternatives() -> Vec<(&'static str, Value)> {
         ("agent.podLabels", words),
         ("agent.securityContext", json!({ "seLinuxOptions": { "type": "spc_t" } })),
         ("podDisruptionBudget.enabled", json!(true)),
+        ("monitoring.rules.enabled", json!(true)),
+        ("monitoring.rules.labels", json!({ "prometheus": "main" })),
+        ("monitoring.dashboard.enabled", json!(true)),
+        ("monitoring.dashboard.labels.grafana_dashboard", json!("yes")),
         ("extraObjects", extra_objects()),
         ("hotPlug.enabled", json!(false)),
+        ("hotPlug.listen", json!("127.0.0.1:9466")),
         ("hotPlug.resources", resources.clone()),
         ("removal.enabled", json!(true)),
         ("removal.resources", resources),
@@ -271,6 +276,7 @@ fn helm_install_upgrade_and_uninstall_keep_the_crds() {
     let mut values = all();
     let is_excluded = |path: &str| {
         path.ends_with("enabled")
+            || path.starts_with("monitoring.")
             || ["install.thin", "install.configuration", "agent.policy", "neutron.policy"].contains(&path)
     };
     for (path, value) in alternatives().iter().filter(|(path, _)| !is_excluded(path)) {
@@ -399,6 +405,23 @@ fn helm_admission_policies_equal_the_kustomizations() {
     }
 }
 
+/// Compares text, because the server has no PrometheusRules.
+#[test]
+fn helm_alerts_and_dashboard_equal_the_kustomization() {
+    let Some(helm) = Helm::new(host!()) else { return };
+    let on = json!({ "enabled": true });
+    let values = json!({ "monitoring": { "rules": on, "dashboard": on } });
+    let made = helm.template(&[values]).remove(0).expect("objects");
+    let read = |file: &str| std::fs::read_to_string(workspace().join("deploy").join(file)).expect("a file");
+    let rule = read("monitoring/prometheus-rule.yaml");
+    let groups = &rule[rule.find("  groups:").expect("groups")..];
+    assert!(made.contains(groups), "{made}");
+    let dashboard: String =
+        read("monitoring/dashboard.json").lines().map(|line| format!("    {line}\n")).collect();
+    assert!(made.contains(&format!("  weft.json: |\n{dashboard}")), "{made}");
+    assert!(made.contains("    grafana_dashboard: \"1\"\n"), "{made}");
+}
+
 #[test]
 fn helm_values_each_change_the_output() {
     let Some(helm) = Helm::new(host!()) else { return };
@@ -409,7 +432,10 @@ fn helm_values_each_change_the_output() {
     let all = &all();
     let removing = with(all, "removal.enabled", &json!(true));
     let bare = json!({});
+    let on = json!({ "enabled": true });
+    let monitoring = json!({ "monitoring": { "rules": on, "dashboard": on } });
     let without = |path: &str| match path {
+        "monitoring.rules.labels" | "monitoring.dashboard.labels.grafana_dashboard" => &monitoring,
         "removal.resources" => &removing,
         "install.thin" => &bare,
         _ => all,

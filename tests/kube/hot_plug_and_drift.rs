@@ -275,7 +275,7 @@ fn drift_of_a_deleted_interface_is_an_event_and_a_metric() {
     let (sandbox, _) = attached(&agent, "web", "net-a");
     let drifted = || agent.metric("weft_drifted_sandboxes ");
     // Checks run, and no Event is sent without a change.
-    let checks = || agent.metric("weft_tasks_total ").filter(|count| *count >= 4.0);
+    let checks = || agent.metric("weft_tasks_total{task=\"check\"} ").filter(|count| *count >= 4.0);
     agent.machine.wait(EXECUTOR, "checks the sandbox", checks);
     assert!(
         !agent.events("web").iter().any(|event| event.starts_with("Interface")),

@@ -19,6 +19,7 @@ mod ipam_requests;
 mod ipam_resize;
 mod ipam_sharing;
 mod kustomizations;
+mod metrics;
 mod multus;
 mod network_attachment_definitions;
 mod scale;

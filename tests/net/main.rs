@@ -6,6 +6,7 @@
 #![cfg(test)]
 
 mod agent_replies;
+mod alerts;
 mod bandwidth;
 mod bond;
 mod bridge;
@@ -33,6 +34,7 @@ mod host_ports;
 mod hostile_devices;
 mod hostile_pods;
 mod import_multus;
+mod interface_metrics;
 mod interface_plugins;
 mod ipvlan;
 mod journal;

@@ -324,6 +324,13 @@ pub const ROWS: &[Row] = &[
         "helm install",
         Way::NotRun("Debian has no helm: tests/kube/helm_chart.rs renders the chart"),
     ),
+    row(
+        "docs/metrics.md",
+        "kubectl apply -k deploy/monitoring",
+        Way::NotRun(
+            "needs the Prometheus operator; `helm_alerts_and_dashboard_equal_the_kustomization` reads the files",
+        ),
+    ),
     row("docs/installation.md", "kubectl apply -k deploy/thin", Way::Kube("")),
     row(
         "docs/installation.md",

@@ -13,6 +13,7 @@
 
 pub mod addresses;
 pub mod agent;
+pub mod alerts;
 pub mod api_pool;
 pub mod cluster;
 pub mod console_blocks;

@@ -5,6 +5,7 @@ mod pool_metrics;
 pub(crate) mod reconciler;
 mod round_error;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
-use crate::ipam::pool_metrics::PoolMetrics;
+use crate::ipam::pool_metrics::{PoolMetrics, PoolUsage};
 use crate::ipam::reconciler::{IpamReconciler, Round};
 use kube_support::health::HealthStatus;
 
@@ -24,7 +25,13 @@ use kube_support::health::HealthStatus;
 pub(crate) struct IpamController {
     reconciler: Mutex<IpamReconciler>,
     every: Duration,
+    metrics: IpamMetrics,
+}
+
+/// Metrics of the controller.
+pub(crate) struct IpamMetrics {
     registry: Registry,
+    leader: Gauge,
     rounds: Counter,
     failed: Counter,
     reclaimed: Counter,
@@ -35,73 +42,53 @@ pub(crate) struct IpamController {
     usage: PoolMetrics,
 }
 
-impl IpamController {
-    /// Returns a controller that reconciles each `every`.
-    pub(crate) fn new(reconciler: IpamReconciler, every: Duration) -> IpamController {
+// === impl IpamMetrics ===
+
+impl IpamMetrics {
+    /// Registers the metrics.
+    pub(crate) fn new() -> IpamMetrics {
         let mut registry = Registry::with_prefix("weft_ipam");
         let (rounds, failed) = (Counter::default(), Counter::default());
         let (reclaimed, ended) = (Counter::default(), Counter::default());
-        let (pools, leased, findings) = (Gauge::default(), Gauge::default(), Gauge::default());
-        registry.register(
-            "reconciliations",
-            "Number of reconciliations of all pools and addresses",
-            rounds.clone(),
-        );
-        registry.register("reconciliation_failures", "Number of failed reconciliations", failed.clone());
-        registry.register(
-            "reclaimed_blocks",
-            "Number of blocks reclaimed from deleted nodes",
-            reclaimed.clone(),
-        );
-        registry.register(
-            "released_claims",
-            "Number of addresses released because their claim or sticky pod no longer exists",
-            ended.clone(),
-        );
-        registry.register("pools", "Number of pools", pools.clone());
-        registry.register("leased_blocks", "Number of blocks leased by nodes", leased.clone());
+        let (leader, pools, leased) = (Gauge::default(), Gauge::default(), Gauge::default());
+        let findings = Gauge::default();
+        for (name, help, counter) in [
+            ("reconciliations", "Number of reconciliations of all pools and addresses", &rounds),
+            ("reconciliation_failures", "Number of failed reconciliations", &failed),
+            ("reclaimed_blocks", "Number of blocks reclaimed from deleted nodes", &reclaimed),
+            (
+                "released_claims",
+                "Number of addresses released because their claim or sticky pod no longer exists",
+                &ended,
+            ),
+        ] {
+            registry.register(name, help, counter.clone());
+        }
+        for (name, help, gauge) in [
+            ("leader", "Whether this controller holds the Lease (1) or waits for it (0)", &leader),
+            ("pools", "Number of pools", &pools),
+            ("leased_blocks", "Number of blocks leased by nodes", &leased),
+        ] {
+            registry.register(name, help, gauge.clone());
+        }
         registry.register("findings", "Number of findings, as in weft ipam check", findings.clone());
         let usage = PoolMetrics::register(&mut registry);
-        let reconciler = Mutex::new(reconciler);
-        IpamController {
-            reconciler,
-            every,
-            registry,
-            rounds,
-            failed,
-            reclaimed,
-            ended,
-            pools,
-            leased,
-            findings,
-            usage,
-        }
+        IpamMetrics { registry, leader, rounds, failed, reclaimed, ended, pools, leased, findings, usage }
     }
 
-    /// Runs until the process ends.
-    pub(crate) async fn run(self: Arc<Self>) {
-        let mut reconciler = self.reconciler.lock().await;
-        let follow = reconciler.follow();
-        let rounds = async {
-            loop {
-                self.round(&mut reconciler).await;
-                tokio::time::sleep(self.every).await;
-            }
-        };
-        tokio::select! {
-            () = follow => {}
-            () = rounds => {}
-        }
+    /// Returns metrics in which each family has a series, for the reference of metrics.
+    pub(crate) fn example() -> IpamMetrics {
+        let metrics = IpamMetrics::new();
+        metrics.usage.set(&BTreeMap::from([("POOL".to_owned(), PoolUsage::example())]));
+        metrics
     }
 
-    async fn round(&self, reconciler: &mut IpamReconciler) {
-        match reconciler.round().await {
-            Ok(round) => self.count(&round),
-            Err(error) => {
-                warn!(%error, "reconciliation failed; the next one continues");
-                self.failed.inc();
-            }
-        }
+    /// Returns the metrics page.
+    pub(crate) fn page(&self) -> String {
+        let mut page = String::new();
+        // Writing to a string cannot fail.
+        let _ = text::encode(&mut page, &self.registry);
+        page
     }
 
     fn count(&self, round: &Round) {
@@ -119,12 +106,45 @@ impl IpamController {
     }
 }
 
+// === impl IpamController ===
+
+impl IpamController {
+    /// Returns a controller that reconciles each `every`.
+    pub(crate) fn new(reconciler: IpamReconciler, every: Duration) -> IpamController {
+        IpamController { reconciler: Mutex::new(reconciler), every, metrics: IpamMetrics::new() }
+    }
+
+    /// Runs until the process ends.
+    pub(crate) async fn run(self: Arc<Self>) {
+        self.metrics.leader.set(1);
+        let mut reconciler = self.reconciler.lock().await;
+        let follow = reconciler.follow();
+        let rounds = async {
+            loop {
+                self.round(&mut reconciler).await;
+                tokio::time::sleep(self.every).await;
+            }
+        };
+        tokio::select! {
+            () = follow => {}
+            () = rounds => {}
+        }
+    }
+
+    async fn round(&self, reconciler: &mut IpamReconciler) {
+        match reconciler.round().await {
+            Ok(round) => self.metrics.count(&round),
+            Err(error) => {
+                warn!(%error, "reconciliation failed; the next one continues");
+                self.metrics.failed.inc();
+            }
+        }
+    }
+}
+
 impl HealthStatus for IpamController {
     fn page(&self) -> String {
-        let mut page = String::new();
-        // Writing to a string cannot fail.
-        let _ = text::encode(&mut page, &self.registry);
-        page
+        self.metrics.page()
     }
 
     fn waits_for(&self) -> Vec<String> {

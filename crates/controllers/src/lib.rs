@@ -29,6 +29,7 @@ use clap::{ArgGroup, Args};
 use tracing::info;
 
 use crate::ipam::reconciler::IpamReconciler;
+use crate::neutron::neutron_metrics;
 use crate::neutron::port_allocator::Allocator;
 use crate::neutron::port_reconciler::PortReconciler;
 use cli_support::async_runtime::{ended, runtime};
@@ -106,6 +107,13 @@ const NEUTRON_LEASE: &str = "weft-neutron";
 const IPAM_LEASE: &str = "weft-ipam";
 /// Lease of the Services controller.
 const SERVICES_LEASE: &str = "weft-services";
+
+/// Returns the metrics pages of the three controllers, by role, with a series for each family: for the reference of metrics.
+pub fn example_metrics() -> [(&'static str, String); 3] {
+    let neutron = neutron_metrics::NeutronFigures::default().page(&neutron_metrics::no_operations());
+    let services = services::ServiceMetrics::new().page();
+    [("ipam", ipam::IpamMetrics::example().page()), ("services", services), ("neutron", neutron)]
+}
 
 /// Runs the controller until SIGTERM or SIGINT.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {

@@ -2,6 +2,7 @@
 
 pub(crate) mod config_file;
 pub(crate) mod kuryr_conf;
+pub(crate) mod neutron_metrics;
 pub(crate) mod pod_subject;
 pub(crate) mod port_allocator;
 pub(crate) mod port_pool;

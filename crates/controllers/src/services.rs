@@ -80,29 +80,32 @@ pub(crate) struct ServiceController {
     publisher: EventPublisher,
     /// Reason of the last Event about a Service, by its uid.
     reported: Mutex<BTreeMap<String, String>>,
+    metrics: ServiceMetrics,
+}
+
+/// Metrics of the controller.
+pub(crate) struct ServiceMetrics {
     registry: Registry,
+    leader: Gauge,
     selected: Gauge,
     refused: Gauge<u64, AtomicU64>,
     written: Counter,
     failed: Counter,
 }
 
-impl ServiceController {
-    /// Returns a controller that watches from now on, and writes nothing yet.
-    pub(crate) fn new(client: Client, identity: &str) -> ServiceController {
-        let (services, pods) = (Arc::new(Cache::new("services")), Arc::new(Cache::new("pods")));
-        let all = Config::default();
-        let of_services = Api::<service_objects::ServiceObject>::all(client.clone());
-        tokio::spawn(follow(of_services, all.clone(), Arc::clone(&services)));
-        tokio::spawn(follow(
-            Api::<service_objects::BackendObject>::all(client.clone()),
-            all,
-            Arc::clone(&pods),
-        ));
-        let slices = Arc::new(Cache::new("endpointslices"));
+// === impl ServiceMetrics ===
+
+impl ServiceMetrics {
+    /// Registers the metrics.
+    pub(crate) fn new() -> ServiceMetrics {
         let mut registry = Registry::with_prefix("weft_services");
-        let (selected, refused) = (Gauge::default(), Gauge::default());
+        let (leader, selected, refused) = (Gauge::default(), Gauge::default(), Gauge::default());
         let (written, failed) = (Counter::default(), Counter::default());
+        registry.register(
+            "leader",
+            "Whether this controller holds the Lease (1) or waits for it (0)",
+            leader.clone(),
+        );
         registry.register(
             "selected",
             "Number of Services that select an additional network",
@@ -123,6 +126,33 @@ impl ServiceController {
             "Number of failed writes of EndpointSlices",
             failed.clone(),
         );
+        ServiceMetrics { registry, leader, selected, refused, written, failed }
+    }
+
+    /// Returns the metrics page.
+    pub(crate) fn page(&self) -> String {
+        let mut page = String::new();
+        // Writing to a string cannot fail.
+        let _ = text::encode(&mut page, &self.registry);
+        page
+    }
+}
+
+// === impl ServiceController ===
+
+impl ServiceController {
+    /// Returns a controller that watches from now on, and writes nothing yet.
+    pub(crate) fn new(client: Client, identity: &str) -> ServiceController {
+        let (services, pods) = (Arc::new(Cache::new("services")), Arc::new(Cache::new("pods")));
+        let all = Config::default();
+        let of_services = Api::<service_objects::ServiceObject>::all(client.clone());
+        tokio::spawn(follow(of_services, all.clone(), Arc::clone(&services)));
+        tokio::spawn(follow(
+            Api::<service_objects::BackendObject>::all(client.clone()),
+            all,
+            Arc::clone(&pods),
+        ));
+        let slices = Arc::new(Cache::new("endpointslices"));
         let publisher = events::publisher(client.clone(), Some(identity.to_owned()));
         let reported = Mutex::default();
         ServiceController {
@@ -132,16 +162,13 @@ impl ServiceController {
             slices,
             publisher,
             reported,
-            registry,
-            selected,
-            refused,
-            written,
-            failed,
+            metrics: ServiceMetrics::new(),
         }
     }
 
     /// Runs until the process ends.
     pub(crate) async fn run(self: Arc<Self>) {
+        self.metrics.leader.set(1);
         let version = self.follow_slices().await;
         self.services.synced().await;
         self.pods.synced().await;
@@ -224,8 +251,8 @@ impl ServiceController {
             seen.insert(key);
         }
         backoff.retain(|key| seen.contains(key));
-        self.selected.set(selected);
-        self.refused.set(refused.len() as u64);
+        self.metrics.selected.set(selected);
+        self.metrics.refused.set(refused.len() as u64);
         self.report(refused).await;
     }
 
@@ -276,7 +303,7 @@ impl ServiceController {
         let lookup = self.slices.ask((namespace, change.name().to_owned()));
         let (outcome, why) = match timeout(WRITE_MAX, send(&api, change)).await {
             Ok(Ok(written)) => {
-                self.written.inc();
+                self.metrics.written.inc();
                 // The cache gets the written slice before the watch reports it.
                 if let Some(object) = written {
                     lookup.found(object.reduce());
@@ -304,7 +331,7 @@ impl ServiceController {
                 (Outcome::NoAnswer, why)
             }
         };
-        self.failed.inc();
+        self.metrics.failed.inc();
         warn!(slice, error = why, "failed to write EndpointSlice; will try again");
         outcome
     }
@@ -423,10 +450,7 @@ async fn version(client: &Client) -> Result<Version, VersionError> {
 
 impl HealthStatus for ServiceController {
     fn page(&self) -> String {
-        let mut page = String::new();
-        // Writing to a string cannot fail.
-        let _ = text::encode(&mut page, &self.registry);
-        page
+        self.metrics.page()
     }
 
     fn waits_for(&self) -> Vec<String> {

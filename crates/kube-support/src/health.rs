@@ -43,6 +43,11 @@ pub trait HealthStatus: Send + Sync + 'static {
     fn waits_for(&self) -> Vec<String>;
 }
 
+/// Returns the metrics that every role adds to its page: those of the process and of the program.
+pub fn process_metrics() -> String {
+    process_metrics::page()
+}
+
 /// Listens on an address. Without IPv6 in the kernel, `[::]` means `0.0.0.0`.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
     let bound = match (TcpListener::bind(address).await, address.ip()) {

@@ -5,6 +5,7 @@
 //! Source: rtnetlink(7) RTM_NEWLINK/GETLINK/SETLINK/DELLINK; kernel `include/uapi/linux/if_link.h`.
 
 pub mod bridge;
+pub mod counters;
 pub mod create;
 pub mod device_settings;
 pub mod removal;

@@ -124,7 +124,7 @@ impl AgentState {
             Vec::new()
         };
         tasks.extend(self.drift.due(&self.sandboxes));
-        self.metrics.tasks_sent(tasks.len());
+        self.metrics.tasks_sent(&tasks);
         tasks
     }
 }
@@ -179,7 +179,7 @@ impl RequestHandler for AgentState {
             let mut tasks = self.search_tasks();
             if let Some(hot_plug) = &self.hot_plug {
                 let due = hot_plug.due(&self.planner, &self.sandboxes, &request.node).await;
-                self.metrics.tasks_sent(due.len());
+                self.metrics.tasks_sent(&due);
                 tasks.extend(due);
             }
             if !tasks.is_empty() || started.elapsed() >= POLL_MAX {
@@ -199,6 +199,7 @@ impl RequestHandler for AgentState {
             return;
         }
         let error = result.error.as_ref().map(ToString::to_string);
+        self.metrics.task_ended(result.kind, error.is_some());
         match result.kind {
             TaskKind::Check => {
                 let container = &result.container;

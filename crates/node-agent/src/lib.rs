@@ -117,6 +117,11 @@ pub struct Arguments {
     log: Log,
 }
 
+/// Returns a metrics page of the agent with a series for each family: for the reference of metrics.
+pub fn example_metrics() -> String {
+    Metrics::example().page() + "\n" + &network_info::example()
+}
+
 /// Runs the agent until SIGTERM or SIGINT.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.log.start()?;

@@ -36,6 +36,12 @@ pub(crate) fn page(sandboxes: &Sandboxes) -> String {
     page
 }
 
+/// Returns a page with a series, for the reference of metrics.
+pub(crate) fn example() -> String {
+    let labels = r#"pod="POD",namespace="NAMESPACE",interface="INTERFACE",network_name="NETWORK""#;
+    format!("{HEAD}pod_network_name_info{{{labels}}} 0\n")
+}
+
 /// Escapes the value of a label.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")

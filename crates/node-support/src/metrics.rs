@@ -1,11 +1,14 @@
 //! Metrics of a node, in the Prometheus text format.
 //!
-//! Labels have few values: plugins, outcomes, kinds; never a pod, a network or a message.
+//! - Labels have few values: plugins, outcomes, kinds; never a pod, a network or a message.
+//! - A counter exists at zero for each known value of its labels, because `rate()` misses the first increment of a series
+//!   that appears later. `weft_failed_calls_total` has too many combinations; `weft_call_failures_total` counts by verb.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use cni::code;
+use cni::name::IfName;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -13,6 +16,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use rpc::plan::{AttachmentReport, PlanReport};
+use rpc::task::{Task, TaskKind};
+
+use crate::sandboxes::Sandboxes;
 
 /// Upper bounds of the histogram buckets for durations, in seconds.
 const CLASSES: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 120.0];
@@ -56,6 +62,37 @@ struct FailedCall {
     code: &'static str,
     reason: &'static str,
 }
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfVerb {
+    verb: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfTask {
+    task: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TaskOutcome {
+    task: &'static str,
+    outcome: &'static str,
+}
+
+/// Values of the label `task`.
+const TASKS: [&str; 4] = ["take-down", "check", "change", "publish"];
+/// Values of the label `outcome` of the result of a task.
+const RESULTS: [&str; 2] = ["succeeded", "failed"];
+/// Values of the label `outcome` of other metrics.
+const PLANNED: [&str; 2] = ["planned", "refused"];
+const PUBLISHED: [&str; 3] = ["written", "skipped", "failed"];
+const ALLOCATED: [&str; 3] = ["allocated", "refused", "failed"];
+const CHANGED: [&str; 2] = ["changed", "failed"];
+const EXPORTED: [&str; 2] = ["exported", "failed"];
+/// Values of the label `stage`.
+const STAGES: [&str; 4] = ["plan", "add", "failed_add", "status"];
+/// Verb of a call that is none of [`VERBS`].
+const OTHER: &str = "other";
 
 /// Values of the label `verb`.
 const VERBS: [&str; 8] = ["ADD", "DEL", "CHECK", "GC", "take-down", "check", "change", "publish"];
@@ -104,12 +141,14 @@ pub struct Metrics {
     attachments: Family<OfPlugin, Counter>,
     attaching: Family<Plugin, Histogram, Seconds>,
     published: Family<Outcome, Counter>,
-    tasks: Counter,
+    tasks: Family<OfTask, Counter>,
+    task_results: Family<TaskOutcome, Counter>,
     allocations: Family<Outcome, Counter>,
     /// Number of requests to the API server for address management.
     pub address_requests: Counter,
     changes: Family<Outcome, Counter>,
     failed_calls: Family<FailedCall, Counter>,
+    call_failures: Family<OfVerb, Counter>,
     drifted: Gauge,
     unattached: Gauge,
     /// Number of trace spans.
@@ -131,11 +170,13 @@ impl Default for Metrics {
             attachments: Family::default(),
             attaching: Family::new_with_constructor(Seconds),
             published: Family::default(),
-            tasks: Counter::default(),
+            tasks: Family::default(),
+            task_results: Family::default(),
             allocations: Family::default(),
             address_requests: Counter::default(),
             changes: Family::default(),
             failed_calls: Family::default(),
+            call_failures: Family::default(),
             drifted: Gauge::default(),
             unattached: Gauge::default(),
             spans: Spans::default(),
@@ -149,6 +190,7 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("weft");
         metrics.register_counts(&mut registry);
         metrics.register_states(&mut registry);
+        metrics.begin_at_zero();
         Metrics { registry, ..metrics }
     }
 }
@@ -191,10 +233,11 @@ impl Metrics {
             "Number of requests to the API server for address management",
             self.address_requests.clone(),
         );
+        registry.register("tasks", "Number of tasks sent to weft-cni, by kind", self.tasks.clone());
         registry.register(
-            "tasks",
-            "Number of tasks sent to weft-cni: sandboxes to take down, check or change",
-            self.tasks.clone(),
+            "task_results",
+            "Number of results of tasks that report one, by kind and outcome",
+            self.task_results.clone(),
         );
         registry.register(
             "hot_plug_changes",
@@ -206,7 +249,42 @@ impl Metrics {
             "Number of failed calls and tasks of weft-cni, by verb, CNI code and reason",
             self.failed_calls.clone(),
         );
+        registry.register(
+            "call_failures",
+            "Number of failed calls and tasks of weft-cni, by verb",
+            self.call_failures.clone(),
+        );
         registry.register("trace_spans", "Number of trace spans exported, by outcome", self.spans.0.clone());
+    }
+
+    /// Creates the series of each known label value.
+    fn begin_at_zero(&self) {
+        for (family, outcomes) in [
+            (&self.answers, &PLANNED[..]),
+            (&self.published, &PUBLISHED),
+            (&self.allocations, &ALLOCATED),
+            (&self.changes, &CHANGED),
+            (&self.spans.0, &EXPORTED),
+        ] {
+            for outcome in outcomes {
+                let _ = family.get_or_create(&Outcome { outcome });
+            }
+        }
+        for stage in STAGES {
+            let _ = self.stages.get_or_create(&Stage { stage });
+        }
+        for task in TASKS {
+            let _ = self.tasks.get_or_create(&OfTask { task });
+        }
+        for (task, outcome) in [TaskKind::Check, TaskKind::Change]
+            .into_iter()
+            .flat_map(|kind| RESULTS.map(|result| (kind, result)))
+        {
+            let _ = self.task_results.get_or_create(&TaskOutcome { task: kind_label(task), outcome });
+        }
+        for verb in VERBS.into_iter().chain([OTHER]) {
+            let _ = self.call_failures.get_or_create(&OfVerb { verb });
+        }
     }
 
     /// Registers the gauges.
@@ -272,7 +350,7 @@ impl Metrics {
                 known.insert(plugin.to_owned());
                 plugin.to_owned()
             }
-            false => "other".to_owned(),
+            false => OTHER.to_owned(),
         }
     }
 
@@ -283,8 +361,22 @@ impl Metrics {
     }
 
     /// Counts tasks sent to weft-cni.
-    pub fn tasks_sent(&self, count: usize) {
-        self.tasks.inc_by(count as u64);
+    pub fn tasks_sent(&self, tasks: &[Task]) {
+        for task in tasks {
+            let task = match task {
+                Task::TakeDown { .. } => "take-down",
+                Task::Check { .. } => "check",
+                Task::Change { .. } => "change",
+                Task::Publish { .. } => "publish",
+            };
+            self.tasks.get_or_create(&OfTask { task }).inc();
+        }
+    }
+
+    /// Counts the result of a task.
+    pub fn task_ended(&self, kind: TaskKind, failed: bool) {
+        let outcome = if failed { "failed" } else { "succeeded" };
+        self.task_results.get_or_create(&TaskOutcome { task: kind_label(kind), outcome }).inc();
     }
 
     /// Counts a response to an allocation request.
@@ -302,10 +394,11 @@ impl Metrics {
         let known =
             |values: &[&'static str], text: &str| values.iter().find(|value| **value == text).copied();
         let call = FailedCall {
-            verb: known(&VERBS, verb).unwrap_or("other"),
+            verb: known(&VERBS, verb).unwrap_or(OTHER),
             code: code_label(code),
             reason: known(&REASONS, stage).unwrap_or("plugin"),
         };
+        self.call_failures.get_or_create(&OfVerb { verb: call.verb }).inc();
         self.failed_calls.get_or_create(&call).inc();
     }
 
@@ -330,12 +423,42 @@ impl Metrics {
         self.sandboxes.get_or_create(&State { state }).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
+    /// Returns metrics in which each family has a series, for the reference of metrics.
+    pub fn example() -> Metrics {
+        let metrics = Metrics::default();
+        let Ok(ifname) = IfName::new("eth0") else { return metrics };
+        let attached = AttachmentReport {
+            network: String::new(),
+            plugin: "PLUGIN".to_owned(),
+            ifname,
+            microseconds: Some(1),
+            steps: Vec::new(),
+        };
+        let failed = AttachmentReport { microseconds: None, ..attached.clone() };
+        metrics.reported(&PlanReport { attachments: vec![attached, failed], ..PlanReport::default() });
+        for resource in ["pods", "network-attachment-definitions"] {
+            metrics.cache(resource, 1, Duration::ZERO);
+        }
+        metrics.call_failed("ADD", code::INTERNAL, "plan");
+        for state in Sandboxes::STATES {
+            metrics.sandboxes(state, 0);
+        }
+        metrics
+    }
+
     /// Returns the metrics page.
     pub fn page(&self) -> String {
         let mut page = String::new();
         // Writing to a string cannot fail.
         let _ = text::encode(&mut page, &self.registry);
         page
+    }
+}
+
+fn kind_label(kind: TaskKind) -> &'static str {
+    match kind {
+        TaskKind::Check => "check",
+        TaskKind::Change => "change",
     }
 }
 
@@ -365,9 +488,33 @@ fn seconds(microseconds: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use cni::name::IfName;
-
     use super::*;
+
+    #[test]
+    fn metrics_counters_exist_at_zero() {
+        let page = Metrics::default().page();
+        let families: Vec<&str> =
+            page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
+        let sparse = ["weft_attachments", "weft_failed_calls"];
+        for family in families.iter().filter(|family| !sparse.contains(family)) {
+            let samples: Vec<&str> =
+                page.lines().filter(|line| line.starts_with(&format!("{family}_total"))).collect();
+            assert!(
+                !samples.is_empty() && samples.iter().all(|sample| sample.ends_with(" 0")),
+                "{family}: {samples:?}"
+            );
+        }
+        assert!(families.len() > 8, "{page}");
+        for line in [
+            r#"weft_plan_requests_total{outcome="refused"} 0"#,
+            r#"weft_tasks_total{task="take-down"} 0"#,
+            r#"weft_task_results_total{task="change",outcome="failed"} 0"#,
+            r#"weft_call_failures_total{verb="DEL"} 0"#,
+            r#"weft_add_stage_duration_seconds_count{stage="failed_add"} 0"#,
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
+        }
+    }
 
     #[test]
     fn metrics_page_has_the_counts_and_few_labels() {
@@ -399,6 +546,7 @@ mod tests {
             r#"weft_cache_objects{resource="pods"} 7"#,
             r#"weft_failed_calls_total{verb="ADD",code="7",reason="plan"} 1"#,
             r#"weft_failed_calls_total{verb="other",code="11",reason="plugin"} 1"#,
+            r#"weft_call_failures_total{verb="ADD"} 1"#,
             r#"weft_cache_age_seconds{resource="pods"} 2.0"#,
         ] {
             assert!(page.contains(line), "{line} is not in\n{page}");

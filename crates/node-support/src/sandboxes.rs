@@ -66,6 +66,9 @@ pub struct Sandboxes {
 }
 
 impl Sandboxes {
+    /// States of sandboxes, as [`Sandboxes::counts`] names them.
+    pub const STATES: [&str; 3] = ["attached", "partly attached", "unreadable"];
+
     /// Returns the sandboxes of the journal in `directory`, without reading it.
     pub fn of(directory: &Path) -> Sandboxes {
         Sandboxes {
@@ -101,7 +104,8 @@ impl Sandboxes {
         let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
         let readable = known.iter().filter(|(container, _)| !broken.contains(container.as_str()));
         let (whole, partly): (Vec<_>, Vec<_>) = readable.partition(|(_, sandbox)| sandbox.entry.complete);
-        [("attached", whole.len()), ("partly attached", partly.len()), ("unreadable", broken.len())]
+        let [attached, partial, unreadable] = Sandboxes::STATES;
+        [(attached, whole.len()), (partial, partly.len()), (unreadable, broken.len())]
     }
 
     /// Calls `work` with all sandboxes, which cannot change meanwhile.

@@ -21,6 +21,7 @@ use cni::{Error, Verb};
 use ipam::BlockInfo;
 use ipam::give_up::{GiveUpMessage, GivenUp, ReturnMessage};
 use ipam::transfer::TransferReply;
+use rpc::diagnosis::{CountersRequest, InterfaceCounters};
 use rpc::frame;
 use rpc::task::TaskBatch;
 use serde::de::DeserializeOwned;
@@ -421,6 +422,25 @@ impl WeftCni {
         let text = self.sandbox(words)?.unwrap_or_default();
         serde_json::from_str(&text)
             .map_err(|cause| Failure::new(format!("{PROGRAM} sandbox show: invalid output: {cause}")))
+    }
+
+    /// Returns the traffic counters of interfaces, in the order of the request: `weft-cni sandbox counters`.
+    pub fn counters(
+        &self,
+        requests: &[CountersRequest],
+    ) -> Result<Vec<Vec<Option<InterfaceCounters>>>, Failure> {
+        self.diagnose("counters", &requests)
+    }
+
+    /// Runs `weft-cni sandbox WORD` with a request on stdin, and reads its answer.
+    fn diagnose<T: DeserializeOwned>(&self, word: &str, request: &impl Serialize) -> Result<T, Failure> {
+        let mut command = self.command();
+        command.args(["sandbox", word]);
+        let failed = |cause: serde_json::Error| {
+            Failure::new(format!("{PROGRAM} sandbox {word}: invalid message: {cause}"))
+        };
+        let output = self.fed(command, &serde_json::to_vec(request).map_err(failed)?)?;
+        serde_json::from_slice(&output.stdout).map_err(failed)
     }
 
     /// Sends one echo request from the namespace at `path`; returns the round-trip time, or `None` without a reply.

@@ -57,6 +57,8 @@ pub enum Feature {
     Dnsmasq,
     Kea,
     BridgeNetfilter,
+    Promtool,
+    Tcpdump,
 }
 
 /// Exit status of a shell for a program that it cannot find; sh(1).
@@ -211,6 +213,8 @@ const TABLE: &[Row] = &[
         "test -e /proc/sys/net/bridge/bridge-nf-call-iptables",
         Origin::Kernel("BRIDGE_NETFILTER"),
     ),
+    (Feature::Promtool, "promtool", "promtool --version", Origin::Package("prometheus")),
+    (Feature::Tcpdump, "tcpdump", "tcpdump --version", Origin::Package("tcpdump")),
 ];
 
 /// Result of trying a feature.
@@ -356,7 +360,7 @@ mod tests {
             assert_eq!(row.0 as usize, place, "{:?} is at another position in the enum", row.0);
         }
         assert_eq!(
-            Feature::BridgeNetfilter as usize + 1,
+            Feature::Tcpdump as usize + 1,
             TABLE.len(),
             "the last feature of the enum has the last row"
         );

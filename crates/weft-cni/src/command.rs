@@ -17,6 +17,7 @@ use linux::{Netns, echo, parent_death};
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
 
+use crate::diagnosis;
 use crate::dispatch;
 use crate::install::{Foreign, Installation, Name};
 use crate::inventory;
@@ -54,6 +55,8 @@ Usage:
       Print links, addresses, routes and rules as JSON (default: of the current namespace).
   weft-cni sandbox owner-tags
       Print all resources of this host with an owner tag of weft as JSON.
+  weft-cni sandbox counters
+      Print the traffic counters of the interfaces that the request on stdin names, as JSON.
   weft-cni sandbox run PATH COMMAND…
       Run a command in a network namespace; the exit code is that of the command.
   weft-cni sandbox ping PATH TO [FROM]
@@ -80,6 +83,7 @@ Examples:
   weft-cni sandbox delete /run/netns/blue
   weft-cni sandbox show /run/netns/blue
   weft-cni sandbox owner-tags
+  weft-cni sandbox counters <request.json
   weft-cni sandbox run /run/netns/blue ip address
   weft-cni sandbox ping /run/netns/blue 10.0.0.1
   weft-cni dhcp daemon -hostprefix /host
@@ -152,6 +156,8 @@ pub enum Command<'a> {
     SandboxShow(Option<&'a Path>),
     /// `sandbox owner-tags`
     SandboxOwnerTags,
+    /// `sandbox counters`
+    SandboxCounters,
     /// `sandbox run PATH COMMAND…`
     SandboxRun {
         /// The namespace.
@@ -228,6 +234,7 @@ impl<'a> Command<'a> {
             ("create", [path]) => Command::SandboxCreate(Path::new(*path)),
             ("delete", [path]) => Command::SandboxDelete(Path::new(*path)),
             ("owner-tags", []) => Command::SandboxOwnerTags,
+            ("counters", []) => Command::SandboxCounters,
             ("show", []) => Command::SandboxShow(None),
             ("show", [path]) => Command::SandboxShow(Some(Path::new(*path))),
             ("run", [path, program, arguments @ ..]) => {
@@ -281,6 +288,7 @@ impl<'a> Command<'a> {
             Command::SandboxDelete(path) => Netns::destroy(path).or_refused().map(done),
             Command::SandboxShow(path) => show(path),
             Command::SandboxOwnerTags => owner_tags(),
+            Command::SandboxCounters => diagnosis::counters::run(),
             Command::SandboxRun { path, program, arguments } => execute(path, program, &arguments),
             Command::SandboxPing { path, to, from } => ping(path, to, from),
             Command::Invalid(words) => Err(invalid_command(&words)),

@@ -12,6 +12,7 @@
 
 pub mod builtins;
 pub mod command;
+pub mod diagnosis;
 pub mod dispatch;
 pub mod install;
 pub mod inventory;

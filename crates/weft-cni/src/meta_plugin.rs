@@ -25,7 +25,7 @@ mod journal;
 mod lock;
 mod logging;
 mod lost_entry;
-mod namespace;
+pub(crate) mod namespace;
 mod planning;
 mod preexisting;
 mod readiness;

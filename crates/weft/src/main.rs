@@ -13,6 +13,8 @@ mod input_files;
 mod known_journals;
 mod manifest_plan;
 mod meta_plugin_config;
+#[cfg(test)]
+mod metrics_reference;
 mod pod_name;
 mod sandbox_operations;
 mod scratch;

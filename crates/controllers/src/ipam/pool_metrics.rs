@@ -78,6 +78,11 @@ impl PoolUsage {
         usage
     }
 
+    /// Returns the use of a pool with a block, for the reference of metrics.
+    pub(crate) fn example() -> PoolUsage {
+        PoolUsage { size: 1, blocks: BTreeMap::from([("NODE".to_owned(), 1)]), ..PoolUsage::default() }
+    }
+
     fn add(&mut self, other: PoolUsage) {
         let PoolUsage { size, used, quarantined, blocks } = other;
         self.size = self.size.saturating_add(size);

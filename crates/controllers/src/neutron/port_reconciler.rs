@@ -36,6 +36,7 @@ use tracing::warn;
 use self::activation::{Overdue, Polled};
 use self::comparison::Orphans;
 use self::work::PortRequests;
+use crate::neutron::neutron_metrics::{NeutronFigures, Operations, no_operations};
 use crate::neutron::pod_subject::{PodSubject, SubjectObject};
 use crate::neutron::port_allocator::Allocator;
 use crate::neutron::port_pool::backoff::Backoff;
@@ -78,7 +79,7 @@ pub(crate) struct PortReconciler {
     /// Notified when a paused pod is deleted or selects other networks.
     retry: Notify,
     leads: std::sync::atomic::AtomicBool,
-    counts: Mutex<BTreeMap<&'static str, u64>>,
+    counts: Mutex<Operations>,
 }
 
 /// State of a pod that needs ports.
@@ -127,6 +128,15 @@ enum Stage {
     Releasing,
     /// Nothing is to be done: the ports are released, or the written ports cannot be read.
     Done,
+}
+
+// === impl Stage ===
+
+impl Stage {
+    /// Whether the pod waits for its ports.
+    fn is_pending(self) -> bool {
+        matches!(self, Stage::Allocating | Stage::Waiting)
+    }
 }
 
 // === impl Case ===
@@ -205,7 +215,7 @@ impl PortReconciler {
             waiting: Notify::new(),
             retry: Notify::new(),
             leads: false.into(),
-            counts: Mutex::new(BTreeMap::new()),
+            counts: Mutex::new(no_operations()),
         }
     }
 
@@ -430,26 +440,15 @@ impl HealthStatus for PortReconciler {
     }
 
     fn page(&self) -> String {
-        let leads = u8::from(self.leads.load(std::sync::atomic::Ordering::Relaxed));
-        let mut page = format!(
-            "# HELP weft_neutron_leader Whether this controller holds the Lease (1) or waits for it (0).\n\
-             # TYPE weft_neutron_leader gauge\nweft_neutron_leader {leads}\n\
-             # HELP weft_neutron_api_requests_total Number of requests to OpenStack.\n\
-             # TYPE weft_neutron_api_requests_total counter\nweft_neutron_api_requests_total {}\n\
-             # HELP weft_neutron_pool_ports Number of unused ports in the pools.\n\
-             # TYPE weft_neutron_pool_ports gauge\nweft_neutron_pool_ports {}\n\
-             # HELP weft_neutron_pods Number of pods with Neutron ports.\n\
-             # TYPE weft_neutron_pods gauge\nweft_neutron_pods {}\n\
-             # HELP weft_neutron_port_operations_total Number of operations on the ports of a pod, by outcome.\n\
-             # TYPE weft_neutron_port_operations_total counter\n",
-            self.allocator.neutron.requests(),
-            self.allocator.pools.count(),
-            self.cases().len(),
-        );
-        for (what, count) in self.counts.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            page.push_str(&format!("weft_neutron_port_operations_total{{outcome=\"{what}\"}} {count}\n"));
-        }
-        page
+        let pending = self.cases().values().filter(|case| case.stage.is_pending()).count();
+        let figures = NeutronFigures {
+            leads: self.leads.load(std::sync::atomic::Ordering::Relaxed),
+            requests: self.allocator.neutron.requests(),
+            pool_ports: self.allocator.pools.count(),
+            pods: self.cases().len(),
+            pending,
+        };
+        figures.page(&self.counts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -19,6 +19,7 @@ use linux::Netns;
 use linux::boot_id;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
+use rpc::diagnosis::SandboxNamespace;
 use rpc::journal::Entry;
 
 /// Returns the identity of the namespace at a path. Empty if there is no namespace, or the boot has no id. A path that
@@ -57,12 +58,27 @@ pub(super) fn is_there(entry: &Entry) -> Result<bool, Error> {
     }
 }
 
+/// Opens the namespace of a sandbox; `None` if it is gone or its path leads to another namespace.
+///
+/// # Errors
+/// The namespace at the path cannot be inspected.
+pub(crate) fn open(sandbox: &SandboxNamespace) -> Result<Option<Netns>, Error> {
+    let SandboxNamespace { netns, namespace } = sandbox;
+    let Some(found) = Netns::find(Path::new(netns)).or_refused()? else { return Ok(None) };
+    let is_another = is_other_than(namespace, &in_this_boot(&found)?)?;
+    Ok((!is_another).then_some(found))
+}
+
 /// Whether the namespace with the identity `now` is not the entry's. An unknown identity is trusted.
 fn is_another(entry: &Entry, now: &str) -> Result<bool, Error> {
+    is_other_than(&entry.namespace, now)
+}
+
+fn is_other_than(known: &str, now: &str) -> Result<bool, Error> {
     if now.is_empty() {
         return Ok(false);
     }
-    if !entry.namespace.is_empty() && !is_same(&entry.namespace, now) {
+    if !known.is_empty() && !is_same(known, now) {
         return Ok(true);
     }
     let may_be_own = args::boolean(&std::env::var(environment::NETNS_OVERRIDE).unwrap_or_default());

@@ -4,12 +4,16 @@
 //! call of the container runtime. That is soon enough for orphaned sandboxes, but no call follows a changed annotation.
 //!
 //! - It is optional and privileged. It runs in the host's network namespace, like the plugins of the runtime.
+//! - With `--listen` it serves the traffic counters of the pods' interfaces ([`interface_metrics`]).
 //! - It decides nothing and keeps no state. If it is killed, the journal records what was begun, and the agent queues
 //!   the task again.
 
+pub(crate) mod interface_metrics;
+
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,10 +29,14 @@ use rpc::task::{PollTasks, Task, TaskBatch};
 use serde_json::value::RawValue;
 
 use crate::meta_plugin_config::MetaPlugin;
+use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::interrupt::Interrupt;
 use cli_support::output::{Format, Progress};
 use cli_support::privilege;
+use interface_metrics::InterfaceMetrics;
+use kube_support::health;
+use node_support::sandboxes::Sandboxes;
 use node_support::weft_cni::{OnHost, WeftCni};
 
 /// Timeout of one exchange with the agent, which delays its response for up to 20 s.
@@ -44,6 +52,7 @@ const TICK: Duration = Duration::from_millis(200);
 Example:
   weft agent --node-name worker-1 --hot-plug
   weft executor
+  weft executor --listen 127.0.0.1:9466
 
 Running pods get the networks that their annotation selects. In a cluster the executor runs as a DaemonSet
 (deploy/hot-plug).
@@ -53,6 +62,9 @@ pub(crate) struct Arguments {
     /// Path to the configuration of the meta-plugin (default: the first one in /etc/cni/net.d)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Address of the HTTP server for /metrics with the traffic of each interface of each pod (default: off)
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
     #[command(flatten)]
     on_host: OnHost,
 }
@@ -63,7 +75,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupt = Interrupt::watch()?;
     let weft_cni = WeftCni::find()?.on_host(arguments.on_host)?;
     // Report an unusable configuration at the start, not with the first poll.
-    MetaPlugin::find(arguments.config.as_deref(), &[])?;
+    let meta_plugin = MetaPlugin::find(arguments.config.as_deref(), &[])?;
+    if let Some(address) = arguments.listen {
+        serve_metrics(address, weft_cni.clone(), &meta_plugin)?;
+    }
     let (sender, receiver) = mpsc::sync_channel(0);
     let config = arguments.config.clone();
     // A blocking read from the agent cannot be interrupted, so another thread waits for it.
@@ -100,6 +115,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         }
     }
+    Ok(())
+}
+
+/// Serves the metrics of interfaces on a thread, until the process ends.
+fn serve_metrics(address: SocketAddr, weft_cni: WeftCni, meta_plugin: &MetaPlugin) -> Result<(), Failure> {
+    let metrics = Arc::new(InterfaceMetrics::new(weft_cni, Sandboxes::of(&meta_plugin.journal())));
+    let runtime = runtime()?;
+    let listener = runtime.block_on(health::bind(address))?;
+    thread::spawn(move || runtime.block_on(health::serve(listener, metrics)));
     Ok(())
 }
 

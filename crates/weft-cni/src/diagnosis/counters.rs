@@ -1,0 +1,53 @@
+//! `weft-cni sandbox counters`: reads the traffic counters of interfaces in sandboxes.
+//!
+//! Each interface is requested by its name, so the cost does not depend on the links that a pod creates.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use cni::Error;
+use linux::link::counters::{Counters, LinkCounters};
+use plugin_support::failure::OrRefused;
+use rpc::diagnosis::{CountersRequest, INTERFACES_MAX, InterfaceCounters, Traffic};
+
+use crate::meta_plugin::namespace;
+
+/// Deadline of the command.
+const DEADLINE: Duration = Duration::from_secs(8);
+
+/// Prints the counters of each requested interface, in the order of the request; `null` for one that is gone.
+pub fn run() -> Result<ExitCode, Error> {
+    super::within(DEADLINE, print)
+}
+
+fn print() -> Result<ExitCode, Error> {
+    let requests: Vec<CountersRequest> = super::request()?;
+    let mut room = INTERFACES_MAX;
+    let answers = requests.iter().map(|request| {
+        let count = request.interfaces.len().min(room);
+        room -= count;
+        read(request, count)
+    });
+    super::answer(&answers.collect::<Vec<_>>())
+}
+
+/// Returns the counters of the first interfaces of a sandbox. A sandbox that cannot be read has none.
+fn read(request: &CountersRequest, count: usize) -> Vec<Option<InterfaceCounters>> {
+    let CountersRequest { sandbox, interfaces } = request;
+    let opened =
+        namespace::open(sandbox).and_then(|netns| netns.map(|netns| netns.rtnl().or_refused()).transpose());
+    let Ok(Some(mut net)) = opened else { return vec![None; interfaces.len()] };
+    let each = interfaces.iter().enumerate().map(|(at, name)| {
+        let counters = if at < count { net.link_counters(name).ok().flatten() } else { None };
+        counters.map(|LinkCounters { received, sent }| InterfaceCounters {
+            received: traffic(received),
+            sent: traffic(sent),
+        })
+    });
+    each.collect()
+}
+
+fn traffic(counters: Counters) -> Traffic {
+    let Counters { packets, bytes, errors, dropped } = counters;
+    Traffic { bytes, packets, errors, dropped }
+}
