@@ -735,7 +735,7 @@ fn weft_ipam_ipv6_ranges_of_any_size_work() {
 }
 
 #[test]
-fn weft_ipam_range_of_one_or_two_addresses_has_no_network_address() {
+fn weft_ipam_gives_every_address_of_a_range_of_one_or_two() {
     require!(Feature::Root);
     let (host, pod) = world();
     for (name, part) in [("weft-ipam", 10), ("whereabouts", 11)] {

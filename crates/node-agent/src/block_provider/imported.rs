@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn imported_address_is_searched_on_other_nodes_if_the_name_recurs() {
+    fn imported_address_of_a_recurring_name_is_searched_elsewhere() {
         let pod = |kind: &str| Pod {
             controller: (!kind.is_empty())
                 .then(|| PodController { kind: kind.into(), ..PodController::default() }),
