@@ -41,6 +41,9 @@ pub const CLAIM_LABEL: &str = "weft.dev/claim";
 /// Label of a single address: the node that is asked to transfer it.
 pub const TRANSFER_LABEL: &str = "weft.dev/transfer-requested-from";
 
+/// Label of an imported address: its pod. Label of a pool: it has imported addresses.
+pub const IMPORTED_LABEL: &str = "weft.dev/imported";
+
 /// Finalizer of an object that a node leases or a claim keeps: a manual deletion waits until it is free.
 const IN_USE: &str = "weft.dev/in-use";
 
@@ -130,6 +133,11 @@ pub fn block_name(pool: &str, net: IpNet) -> String {
     format!("{pool}.{}", name_of(net))
 }
 
+/// Returns namespace and name of a pod as the value of a label.
+pub(crate) fn label_of_pod(namespace: &str, pod: &str) -> String {
+    label(&format!("{namespace}/{pod}"))
+}
+
 /// Returns a string as the value of a label.
 pub fn label(text: &str) -> String {
     let word = |byte: u8| byte.is_ascii_alphanumeric();
@@ -161,7 +169,10 @@ impl BlockObject {
             labels.insert(CLAIM_LABEL.to_owned(), label(&claim));
         }
         if let Some(imported) = ImportedClaim::parse(&claim) {
-            imported.add_labels(node.is_empty(), &mut labels);
+            labels.insert(IMPORTED_LABEL.to_owned(), label_of_pod(&imported.namespace, &imported.pod));
+            if node.is_empty() && !imported.node.is_empty() {
+                labels.insert(NODE_LABEL.to_owned(), label(&imported.node));
+            }
         }
         if !transfer_requested_from.is_empty() {
             labels.insert(TRANSFER_LABEL.to_owned(), label(&transfer_requested_from));
