@@ -221,6 +221,13 @@ impl BlockObject {
         self.metadata.deletion_timestamp.is_some()
     }
 
+    /// Whether the object has no transfer request of a node, or a refusal.
+    pub(crate) fn answers(&self, node: &str) -> bool {
+        let IPBlockSpec { transfer_requests, transfer_requested_from, transfer_refused_by, .. } = &self.spec;
+        let is_waiting = !transfer_requested_from.is_empty() && transfer_refused_by.is_empty();
+        !is_waiting && !transfer_requests.iter().any(|request| request.node == node)
+    }
+
     /// Returns the object with its finalizer, if it is in use and the finalizer was removed manually. `None` for an object
     /// that is deleted, or probed: any change would answer the probe.
     pub fn in_use(&self) -> Option<BlockObject> {
