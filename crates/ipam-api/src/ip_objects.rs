@@ -41,6 +41,9 @@ pub const CLAIM_LABEL: &str = "weft.dev/claim";
 /// Label of a single address: the node that is asked to transfer it.
 pub const TRANSFER_LABEL: &str = "weft.dev/transfer-requested-from";
 
+/// Label of an imported address: its pod. Label of a pool: it has imported addresses.
+pub const IMPORTED_LABEL: &str = "weft.dev/imported";
+
 /// Finalizer of an object that a node leases or a claim keeps: a manual deletion waits until it is free.
 const IN_USE: &str = "weft.dev/in-use";
 
@@ -132,6 +135,11 @@ pub fn block_name(pool: &str, net: IpNet) -> String {
     format!("{pool}.{}", name_of(net))
 }
 
+/// Returns namespace and name of a pod as the value of a label.
+pub(crate) fn label_of_pod(namespace: &str, pod: &str) -> String {
+    label(&format!("{namespace}/{pod}"))
+}
+
 /// Returns a string as the value of a label.
 pub fn label(text: &str) -> String {
     let word = |byte: u8| byte.is_ascii_alphanumeric();
@@ -163,7 +171,10 @@ impl BlockObject {
             labels.insert(CLAIM_LABEL.to_owned(), label(&claim));
         }
         if let Some(imported) = ImportedClaim::parse(&claim) {
-            imported.add_labels(node.is_empty(), &mut labels);
+            labels.insert(IMPORTED_LABEL.to_owned(), label_of_pod(&imported.namespace, &imported.pod));
+            if node.is_empty() && !imported.node.is_empty() {
+                labels.insert(NODE_LABEL.to_owned(), label(&imported.node));
+            }
         }
         if !transfer_requested_from.is_empty() {
             labels.insert(TRANSFER_LABEL.to_owned(), label(&transfer_requested_from));
@@ -210,6 +221,13 @@ impl BlockObject {
     /// Whether the object is being deleted and waits for its finalizer.
     pub fn is_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Whether the object has no transfer request of a node, or a refusal.
+    pub(crate) fn answers(&self, node: &str) -> bool {
+        let IPBlockSpec { transfer_requests, transfer_requested_from, transfer_refused_by, .. } = &self.spec;
+        let is_waiting = !transfer_requested_from.is_empty() && transfer_refused_by.is_empty();
+        !is_waiting && !transfer_requests.iter().any(|request| request.node == node)
     }
 
     /// Returns the object with its finalizer, if it is in use and the finalizer was removed manually. `None` for an object

@@ -6,6 +6,7 @@ pub mod api_registry;
 pub mod clock;
 pub mod cluster_snapshot;
 pub mod findings;
+pub mod imported_addresses;
 pub mod imported_claim;
 pub mod ip_claim;
 pub mod ip_objects;

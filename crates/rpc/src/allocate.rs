@@ -52,6 +52,9 @@ pub enum Operation {
     Prefetch,
     /// Check whether an address is available.
     CheckCapacity,
+    /// Give a released address to the nodes that needed one: the store had no free address before. The client does not wait
+    /// for the response.
+    Freed,
     /// Find the addresses that were imported for the pod and interface. The client has the store unlocked.
     FindImported,
 }
@@ -116,7 +119,7 @@ impl Operation {
 
     /// Whether the operation is completed although its client goes away.
     pub fn outlives_client(self) -> bool {
-        matches!(self, Operation::Return | Operation::Prefetch)
+        matches!(self, Operation::Return | Operation::Prefetch | Operation::Freed)
     }
 }
 

@@ -194,6 +194,7 @@ fn allocate_request() -> impl Strategy<Value = AllocateRequest> {
         Just(Operation::Prefetch),
         Just(Operation::CheckCapacity),
         Just(Operation::FindImported),
+        Just(Operation::Freed),
     ];
     let state =
         prop_oneof![Just(BlockState::Active), Just(BlockState::Returning), Just(BlockState::Unconfirmed)];

@@ -34,7 +34,7 @@ use ipam_api::clock::now;
 use ipam_api::cluster_snapshot;
 use ipam_api::cluster_snapshot::{ClusterSnapshot, Followed};
 use ipam_api::findings::Finding;
-use ipam_api::imported_claim;
+use ipam_api::imported_addresses;
 use ipam_api::imported_claim::ImportedClaim;
 use ipam_api::ip_claim::OF_CLAIM;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
@@ -348,11 +348,11 @@ impl IpamReconciler {
         for pool in &snapshot.pools {
             let name = pool.metadata.name.as_deref().unwrap_or_default();
             let mut blocks = snapshot.blocks.iter().filter(|block| block.spec.pool == name);
-            let has_imported = blocks.any(imported_claim::is_imported);
-            if has_imported == imported_claim::is_labelled(pool) {
+            let has_imported = blocks.any(imported_addresses::is_imported);
+            if has_imported == imported_addresses::is_labelled(pool) {
                 continue;
             }
-            match imported_claim::set_label(&pools, pool, has_imported).await {
+            match imported_addresses::set_label(&pools, pool, has_imported).await {
                 Ok(()) => {}
                 // After a conflict the next round reads the pool again.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}

@@ -19,7 +19,8 @@ use tokio::sync::watch::Receiver;
 use tokio::time::timeout;
 
 use super::{BlockProvider, SYNC_MAX};
-use ipam_api::imported_claim::{ImportedClaim, NamedPool, addresses_of, pools_with_imported};
+use ipam_api::imported_addresses::{NamedPool, addresses_of, pools_with_imported};
+use ipam_api::imported_claim::ImportedClaim;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
 use kube_support::api_error;
 use kube_support::cache::{Cache, follow};

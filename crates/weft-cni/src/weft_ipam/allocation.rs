@@ -80,7 +80,7 @@ pub(super) fn allocate(settings: &Arc<Settings>, set: &Set, who: &Arc<Claimant>)
     let mut pools = Vec::with_capacity(set.pools.len());
     for pool in &set.pools {
         let holds = set.pools.len() > 1 && holds(settings, pool, who.tag)?;
-        pools.push((holds, imported::find(settings, pool, set, who)?, pool));
+        pools.push((holds, imported::find(settings, pool, set, &who.name)?, pool));
     }
     pools.sort_by_key(|(holds, imported, _)| (!holds, imported.is_none()));
     for (_, imported, pool) in pools {

@@ -18,14 +18,13 @@ use ipam::AddressStore;
 use rpc::allocate::{ClaimedAddress, ImportedAddresses, Operation};
 
 use super::agent;
-use super::allocation::Claimant;
 use super::store::exists;
 use plugin_config::weft_ipam::{OF_CLAIM, Pool, Set, Settings, Source};
 
 /// Name of the file.
 const MARK: &str = "imported";
 
-/// Returns the address of a pool that was imported for the attachment, unless it requests another one or has an IPAMClaim.
+/// Returns the address of a pool that was imported for an attachment, unless it requests another one or has an IPAMClaim.
 ///
 /// # Errors
 /// The pool may have imported addresses, and the agent does not answer.
@@ -33,7 +32,7 @@ pub(super) fn find(
     settings: &Settings,
     pool: &Pool,
     set: &Set,
-    who: &Claimant,
+    owner: &str,
 ) -> Result<Option<ClaimedAddress>, Error> {
     let has_claim = settings.claim.name.starts_with(OF_CLAIM);
     if settings.source == Source::File || has_claim || settings.pod.name.is_empty() {
@@ -44,7 +43,7 @@ pub(super) fn find(
         return Ok(None);
     }
     let none = AddressStore::new("");
-    let request = agent::allocate_request(settings, pool, &none, Operation::FindImported, &who.name);
+    let request = agent::allocate_request(settings, pool, &none, Operation::FindImported, owner);
     let response = agent::ask(&settings.socket, request)
         .map_err(|error| Error { msg: unknown(pool, &error.msg), ..error })?;
     if let Some(why) = response.error() {

@@ -16,7 +16,7 @@ use cli_support::failure::Failure;
 use ipam_api::api_registry::ApiRegistry;
 use ipam_api::imported_claim::ImportedClaim;
 use ipam_api::ip_objects::PoolObject;
-use ipam_api::{cluster_snapshot, imported_claim, pool_lookup};
+use ipam_api::{cluster_snapshot, imported_addresses, pool_lookup};
 use kube_support::api_error;
 
 /// Number of attempts to change a pool that is changed concurrently.
@@ -64,7 +64,7 @@ async fn label_pool(client: &Client, name: &str) -> Result<(), Failure> {
     let failed = |error: &kube::Error| Failure::new(format!("pool {name}: {}", api_error::describe(error)));
     for _ in 0..ATTEMPTS {
         let pool = pools.get(name).await.map_err(|error| failed(&error))?;
-        match imported_claim::set_label(&pools, &pool, true).await {
+        match imported_addresses::set_label(&pools, &pool, true).await {
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             other => return other.map_err(|error| failed(&error)),
         }
