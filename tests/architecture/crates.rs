@@ -120,6 +120,7 @@ const BOUNDARIES: &[Boundary] = &[
     Boundary {
         name: "node-agent",
         may_use: &[
+            "build-info",
             "cli-support",
             "cni",
             "cri",

@@ -25,6 +25,7 @@ mod network_attachment_definitions;
 mod scale;
 mod services;
 mod services_leader_election;
+mod status;
 mod throttling;
 mod traces;
 mod virtual_machines;

@@ -256,6 +256,42 @@ fn attach_twice_is_refused_and_detach_twice_finds_nothing() {
 }
 
 #[test]
+fn attach_of_a_pod_and_a_network_needs_no_configuration() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    rig::install(&host);
+    let pod = |name: &str| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "home",
+            "annotations": {"k8s.v1.cni.cncf.io/networks": "lab"}}})
+        .to_string()
+    };
+    let ipam = json!({"type": "host-local", "subnet": "10.77.0.0/24"});
+    let config = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "lab0", "ipam": ipam}).to_string();
+    let network = json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": "lab", "namespace": "home"}, "spec": {"config": config}});
+    host.write("/run/test/network.json", network.to_string());
+    host.write("/run/test/pod.json", pod("web"));
+    let explained = run(&host, "explain -f /run/test -n home web").success();
+    assert!(explained.stdout.contains("default-network"), "{explained}");
+    // The only pod of the manifests.
+    run(&host, "attach -f /run/test").success();
+    let addresses = host.run(["ip", "-n", "weft-home_web", "-br", "address"]);
+    assert!(addresses.contains("10.101.0.2/24") && addresses.contains("10.77.0."), "{addresses}");
+    let table = run(&host, "list").success().stdout;
+    assert!(table.contains("home/web") && table.contains("AGE") && table.contains("home/lab"), "{table}");
+    let wide = run(&host, "list -o wide").success().stdout;
+    assert!(wide.contains("/run/netns/weft-home_web") && wide.contains("host-local"), "{wide}");
+    let yaml = run(&host, "list -o yaml").success().stdout;
+    assert!(yaml.contains("containerId: home_web"), "{yaml}");
+    run(&host, "check home/web").success();
+    run(&host, "detach -n home web").success();
+    assert!(host.attempt(["ip", "-n", "weft-home_web", "link"]).code != Some(0), "the namespace is removed");
+    // Several pods must be named.
+    host.write("/run/test/second.json", pod("db"));
+    let refused = run(&host, "attach -f /run/test");
+    assert!(refused.code == Some(2) && refused.stderr.contains("home/web, home/db"), "{refused}");
+}
+
+#[test]
 fn attach_that_cannot_be_planned_changes_nothing() {
     let host = host!(Feature::Bridge);
     let file = |name: &str, text: &str| {
@@ -294,8 +330,7 @@ fn attach_that_cannot_be_planned_changes_nothing() {
             &["no-such-plugin", "all changes were undone"],
         ),
         ("-f plain.json missing.conflist --pod home/web", &["no-such-plugin"]),
-        ("-f plain.json --pod home/web", &["no configuration of the meta-plugin", "--config"]),
-        ("-f plain.json none.conflist --pod home/web", &["no configuration of the meta-plugin"]),
+        ("-f plain.json none.conflist --pod home/web", &["no configuration of the meta-plugin", "--config"]),
         ("-f plain.json --config none.conflist --pod home/web", &["none.conflist", "of type weft"]),
         ("-f plain.json wrong.conflist --pod home/web", &["wrong.conflist", "did you mean delegates?"]),
         ("-f plain.json good.conflist other.conflist --pod home/web", &["both configure", "--config"]),
@@ -321,11 +356,11 @@ fn attach_that_cannot_be_planned_changes_nothing() {
 fn command_line_usage_error_has_exit_code_2() {
     let host = host!();
     for line in [
-        "attach",
+        "attach a b",
         "attach --pod a",
         "attach --pod A/b -f x",
         "detach",
-        "list -o yaml",
+        "list -o xml",
         "frob",
         "plan",
         "explain",

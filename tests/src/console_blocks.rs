@@ -149,6 +149,12 @@ pub const ROWS: &[Row] = &[
     row("docs/commands.md", "sudo weft detach", Way::Host(ATTACHED)),
     row("docs/commands.md", "sudo weft check", Way::Host(ATTACHED)),
     row("docs/commands.md", "sudo weft list", Way::Host(ATTACHED)),
+    row("docs/commands.md", "weft list -A", Way::Kube("")),
+    row(
+        "docs/commands.md",
+        "weft status",
+        Way::NotRun("waits for nodes with agents: tests/kube/status.rs runs it"),
+    ),
     row("docs/commands.md", "sudo weft history", Way::Host(ATTACHED)),
     row(
         "docs/commands.md",
@@ -206,6 +212,8 @@ pub const ROWS: &[Row] = &[
     row("docs/commands.md", "sudo weft import multus", Way::Host(MULTUS)),
     row("docs/commands.md", "weft import whereabouts", Way::Kube(WHEREABOUTS)),
     row("docs/commands.md", "weft crds", Way::Kube("")),
+    row("docs/commands.md", "weft completion", Way::Host("")),
+    row("docs/commands.md", "weft man", Way::Host("")),
     row("docs/commands.md", "weft version", Way::Host("")),
     row(
         "docs/cri-networks.md",

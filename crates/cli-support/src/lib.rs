@@ -13,3 +13,4 @@ pub mod output;
 pub mod privilege;
 pub mod table;
 pub mod terminal;
+pub mod timestamp;

@@ -1,7 +1,7 @@
 //! Output for people and scripts. No other code writes to stdout.
 //!
 //! - Names, errors and results are untrusted, so none of their control characters reaches a terminal.
-//! - JSON is indented and ends with a line feed.
+//! - JSON is indented and ends with a line feed. YAML has the same content.
 //! - A reader that closes the pipe (`| head`) causes no failure.
 
 use std::io::{self, ErrorKind, Write};
@@ -17,20 +17,34 @@ use crate::terminal::is_control;
 pub enum Format {
     /// Tables and sentences for people
     #[default]
+    #[value(name = "table", alias = "text")]
     Text,
+    /// Tables with more columns, where the command has some
+    Wide,
     /// JSON for programs
     Json,
+    /// YAML for programs
+    Yaml,
+}
+
+// === impl Format ===
+
+impl Format {
+    /// Whether stdout is one document for programs.
+    pub fn is_document(self) -> bool {
+        matches!(self, Format::Json | Format::Yaml)
+    }
 }
 
 /// Option `-o`.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Output {
     /// Output format
-    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text")]
+    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "table")]
     pub format: Format,
 }
 
-/// Writer of progress messages: to stdout, or to stderr if stdout contains JSON.
+/// Writer of progress messages: to stdout, or to stderr if stdout contains a document.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress(Format);
 
@@ -44,8 +58,8 @@ impl Progress {
     pub fn line(self, line: impl AsRef<str>) {
         let line = format!("{}\n", line.as_ref());
         let _ = match self.0 {
-            Format::Text => io::stdout().lock().write_all(line.as_bytes()),
-            Format::Json => io::stderr().lock().write_all(line.as_bytes()),
+            Format::Text | Format::Wide => io::stdout().lock().write_all(line.as_bytes()),
+            Format::Json | Format::Yaml => io::stderr().lock().write_all(line.as_bytes()),
         };
     }
 }
@@ -66,6 +80,20 @@ pub fn print_json<T: Serialize>(value: &T) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|cause| Failure::new(format!("encode the output: {cause}")))?;
     print(&format!("{}\n", escaped(&text)))
+}
+
+/// Prints a value as YAML if the format is that, else as JSON.
+pub fn print_document<T: Serialize>(format: Format, value: &T) -> Result<(), Failure> {
+    if format != Format::Yaml {
+        return print_json(value);
+    }
+    // Through JSON, so that both documents have the same content.
+    let value =
+        serde_json::to_value(value).map_err(|cause| Failure::new(format!("encode the output: {cause}")))?;
+    let text = serde_saphyr::to_string(&value)
+        .map_err(|cause| Failure::new(format!("encode the output: {cause}")))?;
+    let text: String = text.chars().map(|c| if c != '\n' && is_control(c) { ' ' } else { c }).collect();
+    print(&text)
 }
 
 /// Returns a JSON document with each character that a terminal executes written as `\u….`. The encoder leaves DEL and the

@@ -38,24 +38,29 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
 /// Returns a client for single objects, whose responses are limited so that a faulty server cannot exhaust the memory.
 pub async fn client_of_objects(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
     let path = kubeconfig.map(Path::to_owned);
-    let connecting = async move { client_of(config(path.as_deref()).await?, RESPONSE_MAX, OBJECT_MAX) };
+    let connecting = async move { client_of(config(path.as_deref(), None).await?, RESPONSE_MAX, OBJECT_MAX) };
     credentials::within(kubeconfig, connecting).await
 }
 
 /// Returns a client without a size limit, for large lists and for watches.
 async fn unlimited(kubeconfig: Option<PathBuf>) -> Result<Client, Failure> {
-    client_of(config(kubeconfig.as_deref()).await?, RESPONSE_MAX, usize::MAX)
+    client_of(config(kubeconfig.as_deref(), None).await?, RESPONSE_MAX, usize::MAX)
 }
 
-async fn config(kubeconfig: Option<&Path>) -> Result<Config, Failure> {
+async fn config(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Config, Failure> {
     let mut config = match kubeconfig.filter(|path| !path.as_os_str().is_empty()) {
         Some(path) => {
             let failed = |cause: &dyn std::fmt::Display| {
                 Failure::new(format!("kubeconfig {}: {cause}", path.display()))
             };
             let read = read_kubeconfig(path).map_err(|cause| failed(&cause))?;
-            let options = KubeConfigOptions::default();
+            let options =
+                KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
             Config::from_custom_kubeconfig(read, &options).await.map_err(|cause| failed(&cause))?
+        }
+        None if context.is_some() => {
+            return Err(Failure::new("--context: there is no kubeconfig with contexts")
+                .next("set --kubeconfig to the path of a kubeconfig"));
         }
         None => Config::incluster().map_err(|cause| {
             Failure::new(format!("in-cluster configuration: {cause}"))
@@ -95,11 +100,12 @@ pub fn path(text: &str) -> Result<PathBuf, Infallible> {
 /// Returns a client for an interactive user: like [`client`], with kubectl's default kubeconfig outside of a pod.
 ///
 /// The credentials have no deadline, because the user may be prompted for them.
-pub async fn client_of_person(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
+pub async fn client_of_person(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Client, Failure> {
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".kube/config"));
     let usual = home.filter(|path| std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() && path.exists());
     let kubeconfig = kubeconfig.filter(|path| !path.as_os_str().is_empty());
-    unlimited(kubeconfig.map(Path::to_owned).or(usual)).await
+    let kubeconfig = kubeconfig.map(Path::to_owned).or(usual);
+    client_of(config(kubeconfig.as_deref(), context).await?, RESPONSE_MAX, usize::MAX)
 }
 
 /// Reads a kubeconfig, or several separated by `:` as in `KUBECONFIG`. Missing files are skipped; the first file that

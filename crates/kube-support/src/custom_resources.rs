@@ -17,12 +17,14 @@ mod ip_pool;
 mod ipam_claim;
 mod kuryr_port;
 mod network_attachment_definition;
+mod weft_node;
 
 pub use ip_block::{IPBlock, IPBlockSpec, IPBlockStatus, IPBlockTransferRequest};
 pub use ip_pool::{IPPool, IPPoolSpec, IPPoolStatus, LayoutPhase, RecordedLayout};
 pub use ipam_claim::{IPAMClaim, IPAMClaimSpec, IPAMClaimStatus, OwnerPod};
 pub use kuryr_port::{KuryrPort, KuryrPortSpec, KuryrPortStatus};
 pub use network_attachment_definition::{NetworkAttachmentDefinition, NetworkAttachmentDefinitionSpec};
+pub use weft_node::{FailedCall, NodePool, PluginState, WeftNode, WeftNodeSpec, WeftNodeStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionVersion, JSONSchemaProps,
@@ -44,6 +46,7 @@ pub fn definitions() -> Result<Vec<CustomResourceDefinition>, serde_json::Error>
         adapt(IPPool::crd(), &["spec"], Status::Subresource)?,
         adapt(KuryrPort::crd(), &["spec", "status"], Status::WithObject)?,
         adapt(NetworkAttachmentDefinition::crd(), &[], Status::WithObject)?,
+        adapt(WeftNode::crd(), &[], Status::WithObject)?,
     ])
 }
 

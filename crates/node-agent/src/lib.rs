@@ -25,6 +25,7 @@ mod idle_blocks;
 mod network_info;
 mod network_sync;
 mod neutron_ports;
+mod node_report;
 mod planner;
 mod pod_resources;
 mod resource_claims;
@@ -44,6 +45,7 @@ use rpc::journal::{self, Entry};
 use tracing::info;
 
 use crate::agent_state::{AgentConfig, AgentState};
+use crate::node_report::Directories;
 use crate::status_publisher::StatusPublisher;
 use cli_support::async_runtime::{ended, runtime};
 use cli_support::background::{BackgroundTasks, run_on_thread};
@@ -58,6 +60,7 @@ use node_support::agent_server::AgentServer;
 use node_support::metrics::Metrics;
 use node_support::sandboxes::Sandboxes;
 use node_support::traces::{Export, Traces};
+use node_support::weft_cni::PLUGINS;
 use pod_resources::POD_RESOURCES;
 
 /// File beside the socket with the results of first checks, see [`drift`].
@@ -87,6 +90,9 @@ pub struct Arguments {
     /// Directory of the address stores of weft-ipam (ipam.dataDir of the networks)
     #[arg(long, default_value = ADDRESS_STORES, value_name = "DIR")]
     address_stores: PathBuf,
+    /// Directory of the container runtime's plugins, in which the agent compares `weft` with its own weft-cni
+    #[arg(long, default_value = PLUGINS, value_name = "DIR")]
+    plugins: PathBuf,
     /// Path to the kubelet's pod resources socket
     #[arg(long, default_value = POD_RESOURCES, value_name = "PATH")]
     pod_resources: PathBuf,
@@ -135,6 +141,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         socket,
         journal: directory,
         address_stores,
+        plugins: _,
         pod_resources,
         listen,
         orphan_grace,
@@ -170,8 +177,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let agent = Arc::new(AgentState::new(&client, node_name, pod_resources.clone(), &config, telemetry));
     background.begin("HTTP server", health::serve(listener, Arc::clone(&agent)));
     follow_addresses(&client, node_name, address_stores, &agent, &background);
-    background.begin("failures of calls", call_failures::follow(Arc::clone(&agent), directory.clone()));
-    background.begin("unattached pods", unattached_pods::follow(Arc::clone(&agent), Arc::clone(&sandboxes)));
+    follow_node(&client, arguments, &agent, &sandboxes, &background);
     let publisher = background
         .begin("network-status publisher", StatusPublisher::new(client, Arc::clone(&agent), sandboxes).run());
     if let Some(socket) = sync_networks {
@@ -189,6 +195,27 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     }
     info!("agent stopped");
     background.outcome()
+}
+
+/// Starts the background tasks that observe this node and report about it.
+fn follow_node(
+    client: &kube::Client,
+    arguments: &Arguments,
+    agent: &Arc<AgentState>,
+    sandboxes: &Arc<Sandboxes>,
+    background: &BackgroundTasks,
+) {
+    let Arguments { node_name, journal, address_stores, plugins, .. } = arguments;
+    background.begin("failures of calls", call_failures::follow(Arc::clone(agent), journal.clone()));
+    let unattached = unattached_pods::follow(Arc::clone(agent), Arc::clone(sandboxes));
+    background.begin("unattached pods", unattached);
+    let directories = Directories {
+        journal: journal.clone(),
+        address_stores: address_stores.clone(),
+        plugins: plugins.clone(),
+    };
+    let report = node_report::follow(client.clone(), node_name.clone(), directories, Arc::clone(sandboxes));
+    background.begin("node report", report);
 }
 
 /// Follows the sandboxes that the container runtime lists, if an endpoint is configured.

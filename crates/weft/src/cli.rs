@@ -1,18 +1,19 @@
 //! Command line: one variant of [`Command`] for each subcommand.
 //!
 //! A subcommand is a module with an `Arguments` (clap's `Args`) and a `run`. To add one, add a variant of
-//! [`Command`] and a line in [`Invocation::run`]. The help of every subcommand has an imperative summary and an example.
-//! If `argv[0]` is `cnitool`, the program behaves as that tool.
+//! [`Command`], a line in [`Invocation::run`] and its name in [`GROUPS`]. The help of every subcommand has an imperative summary and an example.
+//! If `argv[0]` is `cnitool`, the program behaves as that tool. As `kubectl-weft` it is a plugin of kubectl, and its help
+//! names it as it is called there: `kubectl weft`.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    attach, check, cnitool, crds, demo, detach, doctor, executor, explain, history, import, install, lint,
-    list, network, plan, publish, version,
+    attach, check, cnitool, completion, crds, demo, detach, doctor, executor, explain, history, import,
+    install, lint, list, network, plan, publish, status, version,
 };
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 
@@ -46,6 +47,8 @@ enum Command {
     Demo(demo::Arguments),
     /// List the attachments on this node
     List(list::Arguments),
+    /// Show every node of the cluster: agent, version, plugin, default network, pools, failures
+    Status(status::Arguments),
     /// Show the last calls of this node, their failures, and the stages of an ADD
     History(history::Arguments),
     /// Diagnose this node: changed attachments, failed teardowns, orphaned resources
@@ -78,8 +81,67 @@ enum Command {
     Import(import::Arguments),
     /// Print the CustomResourceDefinitions
     Crds(crds::Arguments),
+    /// Print the completions of a shell
+    Completion(completion::Arguments),
+    /// Print the manual page of a command
+    Man(completion::ManArguments),
     /// Print the version, commit, date and features of this program
     Version(version::Arguments),
+}
+
+/// Commands by the task of their user, in the order of the help. A name that is no command of this build is left out.
+const GROUPS: [(&str, &[&str]); 3] = [
+    (
+        "Use networks, also without a cluster",
+        &["demo", "init", "attach", "detach", "check", "list", "explain", "lint", "reset"],
+    ),
+    (
+        "Operate nodes and clusters",
+        &[
+            "status",
+            "doctor",
+            "history",
+            "trace",
+            "capture",
+            "test",
+            "bundle",
+            "ipam",
+            "network",
+            "install",
+            "import",
+            "crds",
+            "cni",
+            "completion",
+            "man",
+            "version",
+        ],
+    ),
+    (
+        "Roles, which the manifests of deploy/ run",
+        &["agent", "controller", "executor", "cri-proxy", "plan", "publish"],
+    ),
+];
+
+/// Name of the program as a plugin of kubectl.
+const KUBECTL_PLUGIN: &str = "kubectl-weft";
+
+/// Returns the command line with the commands in groups.
+pub(crate) fn command() -> clap::Command {
+    let command = Cli::command();
+    let width = command.get_subcommands().map(|one| one.get_name().len()).max().unwrap_or_default();
+    let mut text = String::new();
+    for (title, names) in GROUPS {
+        text.push_str(&format!("{title}:\n"));
+        for found in names.iter().filter_map(|name| command.find_subcommand(name)) {
+            let about = found.get_about().map(ToString::to_string).unwrap_or_default();
+            text.push_str(&format!("  {:width$}  {about}\n", found.get_name()));
+        }
+        text.push('\n');
+    }
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{text}Options:\n{{options}}{{after-help}}"
+    );
+    command.help_template(template)
 }
 
 /// Parsed command line, with the prefix of error messages for the name by which the program was called.
@@ -97,7 +159,10 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Inv
         return cnitool::parse(arguments)
             .map(|arguments| Invocation { command: Command::Cni(arguments), prefix: "" });
     }
-    let Cli { command } = Cli::try_parse_from(arguments)?;
+    let is_plugin = name.is_some_and(|name| name == KUBECTL_PLUGIN);
+    let command = command();
+    let command = if is_plugin { command.bin_name("kubectl weft") } else { command };
+    let Cli { command } = Cli::from_arg_matches(&command.try_get_matches_from(arguments)?)?;
     Ok(Invocation { command, prefix: "weft: " })
 }
 
@@ -120,6 +185,9 @@ impl Invocation {
             Command::Detach(arguments) => detach::run(arguments),
             Command::Demo(arguments) => demo::run(arguments),
             Command::List(arguments) => list::run(arguments),
+            Command::Status(arguments) => status::run(arguments),
+            Command::Completion(arguments) => completion::run(arguments, command()),
+            Command::Man(arguments) => completion::run_man(arguments, command()),
             Command::History(arguments) => history::run(arguments),
             Command::Doctor(arguments) => doctor::run(arguments),
             Command::Explain(arguments) => explain::run(arguments),
@@ -207,6 +275,33 @@ mod tests {
             }
         }
         assert!(count > 30, "only {count} commands were found");
+    }
+
+    #[test]
+    fn help_has_every_command_in_one_group() {
+        let command = command();
+        let help = command.clone().render_help().to_string();
+        for subcommand in command.get_subcommands() {
+            let name = subcommand.get_name();
+            let groups = GROUPS.iter().flat_map(|(_, names)| names.iter()).filter(|other| **other == name);
+            assert_eq!(groups.count(), 1, "{name}");
+            assert!(help.contains(&format!("\n  {name} ")), "{name}: {help}");
+        }
+        assert!(help.contains("\nOptions:\n") && help.contains("\nExample:\n"), "{help}");
+    }
+
+    #[test]
+    fn kubectl_plugin_names_itself_as_kubectl_calls_it() {
+        let words = |name: &str| {
+            ["--help"].map(OsString::from).into_iter().fold(vec![name.into()], |mut all, word| {
+                all.push(word);
+                all
+            })
+        };
+        let help = parse(words("/usr/local/bin/kubectl-weft")).unwrap_err().to_string();
+        assert!(help.contains("Usage: kubectl weft <COMMAND>"), "{help}");
+        let help = parse(words("weft")).unwrap_err().to_string();
+        assert!(help.contains("Usage: weft <COMMAND>"), "{help}");
     }
 
     #[test]

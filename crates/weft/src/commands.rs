@@ -3,6 +3,7 @@
 pub(crate) mod attach;
 pub(crate) mod check;
 pub(crate) mod cnitool;
+pub(crate) mod completion;
 pub(crate) mod crds;
 pub(crate) mod demo;
 pub(crate) mod detach;
@@ -18,4 +19,5 @@ pub(crate) mod list;
 pub(crate) mod network;
 pub(crate) mod plan;
 pub(crate) mod publish;
+pub(crate) mod status;
 pub(crate) mod version;

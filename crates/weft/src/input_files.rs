@@ -2,7 +2,7 @@
 //!
 //! - Of a directory, only files with a known extension are read, in the order of their names. Subdirectories are not
 //!   read, as with `kubectl`.
-//! - A file that is named itself may have any name, and may be a pipe.
+//! - A file that is named itself may have any name, and may be a pipe; `-` is standard input.
 //! - A `.json` file is a manifest if it has `kind` or `apiVersion`, else a CNI configuration.
 
 use std::fs::{self, File as Open};
@@ -15,6 +15,10 @@ use cli_support::failure::Failure;
 
 /// Maximum number of files of one directory.
 const FILES_MAX: usize = 10_000;
+
+/// Name of standard input, as for kubectl, and its file.
+const STDIN: &str = "-";
+const STDIN_FILE: &str = "/dev/stdin";
 
 const MANIFESTS: &[&str] = &["yaml", "yml"];
 const CONFIGURATIONS: &[&str] = &["conflist", "configlist", "conf", "config"];
@@ -86,6 +90,7 @@ pub(crate) fn expand(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
 pub(crate) fn open(path: &Path) -> Result<Input, Failure> {
     let failed = |why: &dyn std::fmt::Display| Failure::new(format!("read {}: {why}", path.display()));
     let mut bytes = Vec::new();
+    let path = if path == Path::new(STDIN) { Path::new(STDIN_FILE) } else { path };
     let mut file = Open::open(path).map_err(|cause| failed(&cause))?;
     let read = file.by_ref().take(DOCUMENT_MAX as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|cause| failed(&cause))?;

@@ -10,7 +10,7 @@ use rpc::journal::{self, Entry};
 use crate::input_files;
 use crate::manifest_plan::Inputs;
 use crate::meta_plugin_config::MetaPlugin;
-use crate::pod_name::PodName;
+use crate::pod_name::{PodName, PodSelection};
 use cli_support::failure::Failure;
 use node_support::journal_reader::{Journal, Row};
 
@@ -32,11 +32,10 @@ pub(crate) struct KnownJournals {
 
 /// Options that select a sandbox.
 #[derive(Clone, Debug, clap::Args)]
-#[group(required = true, multiple = true)]
+#[group(required = true, multiple = true, args = ["name", "pod", "container_id"])]
 pub(crate) struct Target {
-    /// Namespace and name of the pod
-    #[arg(long, value_name = "NAMESPACE/NAME")]
-    pub(crate) pod: Option<PodName>,
+    #[command(flatten)]
+    selection: PodSelection,
     /// Container ID of the sandbox, or its beginning as crictl prints it (required if the pod has several)
     #[arg(long, value_name = "ID", value_parser = ContainerId::new)]
     pub(crate) container_id: Option<ContainerId>,
@@ -99,49 +98,44 @@ impl Target {
     /// # Errors
     /// The entry is unreadable; the pod has several sandboxes; or the sandbox was not found and a journal is unknown.
     pub(crate) fn find(&self, journals: &KnownJournals) -> Result<Option<(JournalHandle, Entry)>, Failure> {
-        match (self.search(&journals.known)?, &journals.unknown) {
+        match (self.search(self.pod()?.as_ref(), &journals.known)?, &journals.unknown) {
             (None, Some(why)) => Err(why.clone()),
             (found, _) => Ok(found),
         }
     }
 
-    fn search(&self, handles: &[JournalHandle]) -> Result<Option<(JournalHandle, Entry)>, Failure> {
+    /// Returns the pod that the options name.
+    fn pod(&self) -> Result<Option<PodName>, Failure> {
+        self.selection.selected()
+    }
+
+    fn search(
+        &self,
+        pod: Option<&PodName>,
+        handles: &[JournalHandle],
+    ) -> Result<Option<(JournalHandle, Entry)>, Failure> {
         if let Some(container) = self.container()? {
             for handle in handles {
                 if let Some(entry) = handle.journal.entry(&container)? {
-                    self.refuse_other_pod(&entry)?;
+                    refuse_other_pod(pod, &entry)?;
                     return Ok(Some((handle.clone(), entry)));
                 }
             }
         }
-        match (&self.pod, &self.container_id) {
+        match (pod, &self.container_id) {
             (Some(pod), None) => search_by_pod(pod, handles),
             (_, Some(prefix)) => {
                 let found = search_by_prefix(prefix, handles)?;
-                found.iter().try_for_each(|(_, entry)| self.refuse_other_pod(entry))?;
+                found.iter().try_for_each(|(_, entry)| refuse_other_pod(pod, entry))?;
                 Ok(found)
             }
             (None, None) => Ok(None),
         }
     }
 
-    fn refuse_other_pod(&self, entry: &Entry) -> Result<(), Failure> {
-        let actual = &entry.plan.pod;
-        match &self.pod {
-            Some(pod) if actual.namespace != pod.namespace || actual.name != pod.name => {
-                let actual = format!("{}/{}", actual.namespace, actual.name);
-                Err(Failure::new(format!(
-                    "container {} belongs to pod {actual}, not to {pod}",
-                    entry.container_id
-                )))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Returns the given container ID, or else the ID derived from the name of the pod.
     pub(crate) fn container(&self) -> Result<Option<ContainerId>, Failure> {
-        match (&self.container_id, &self.pod) {
+        match (&self.container_id, self.pod()?) {
             (Some(container), _) => Ok(Some(container.clone())),
             (None, Some(pod)) => Ok(Some(pod.container_id()?)),
             (None, None) => Ok(None),
@@ -150,12 +144,27 @@ impl Target {
 
     /// Returns the selected sandbox as messages name it.
     pub(crate) fn describe(&self) -> String {
-        match (&self.pod, &self.container_id) {
+        match (self.pod().ok().flatten(), &self.container_id) {
             (Some(pod), None) => format!("pod {pod}"),
             (Some(pod), Some(id)) => format!("pod {pod}, container {id}"),
             (None, Some(id)) => format!("container {id}"),
             (None, None) => "nothing".to_owned(),
         }
+    }
+}
+
+/// Fails if the sandbox belongs to another pod than the named one.
+fn refuse_other_pod(pod: Option<&PodName>, entry: &Entry) -> Result<(), Failure> {
+    let actual = &entry.plan.pod;
+    match pod {
+        Some(pod) if actual.namespace != pod.namespace || actual.name != pod.name => {
+            let actual = format!("{}/{}", actual.namespace, actual.name);
+            Err(Failure::new(format!(
+                "container {} belongs to pod {actual}, not to {pod}",
+                entry.container_id
+            )))
+        }
+        _ => Ok(()),
     }
 }
 

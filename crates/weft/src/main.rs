@@ -7,6 +7,7 @@
 
 mod attachments;
 mod cli;
+mod cluster_access;
 mod commands;
 mod expected_devices;
 mod input_files;

@@ -15,7 +15,7 @@ use crate::input_files;
 use crate::input_files::{File, Kind};
 use crate::meta_plugin_config::MetaPlugin;
 use crate::pod_name::PodName;
-use cli_support::failure::Failure;
+use cli_support::failure::{Exit, Failure};
 use cli_support::output::{Format, Progress};
 use cli_support::terminal::plain;
 
@@ -45,11 +45,16 @@ pub(crate) struct LoadedInputs {
 }
 
 impl Inputs {
-    /// Reads the files and the configuration.
+    /// Reads the files and the configuration. Without any configuration, the default network is the built-in one.
     pub(crate) fn read(&self) -> Result<LoadedInputs, Failure> {
         let Inputs { files, config } = self;
         let files = input_files::read(files)?;
-        let meta_plugin = MetaPlugin::find(config.as_deref(), &files)?;
+        let meta_plugin = match MetaPlugin::find_any(config.as_deref(), &files)? {
+            Some(meta_plugin) => meta_plugin,
+            None if files.iter().all(|file| file.kind == Kind::Manifest) => MetaPlugin::built_in()?,
+            // Another network among the files may be meant as the default one.
+            None => return Err(MetaPlugin::missing()),
+        };
         LoadedInputs { files, meta_plugin }.with_manifest_directory()
     }
 }
@@ -83,6 +88,20 @@ impl LoadedInputs {
     /// Returns the files that are manifests.
     pub(crate) fn manifests(&self) -> impl Iterator<Item = &File> {
         self.files.iter().filter(|file| file.kind == Kind::Manifest)
+    }
+
+    /// Returns the pod of the manifests, if there is exactly one.
+    pub(crate) fn only_pod(&self) -> Result<PodName, Failure> {
+        let pods = collect(self.manifests()).pods;
+        match pods.as_slice() {
+            [pod] => PodName::new(&pod.namespace, &pod.name).map_err(|error| Failure::new(error.to_string())),
+            several => {
+                let names: Vec<String> =
+                    several.iter().map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
+                let why = format!("the manifests contain {} pods; name one", names.len());
+                Err(Failure::new(why).next(available_pods(&names)).exit(Exit::Usage))
+            }
+        }
     }
 
     /// Returns the plan for a pod. If no manifest has the pod, the error names the pods of the manifests.

@@ -36,6 +36,13 @@ const NAMES: [&str; 2] = ["weft", "multus"];
 /// Extension that Cilium appends to the configurations of other plugins (`cni.exclusive`).
 const CILIUM_EXTENSION: &str = "cilium_bak";
 
+/// Name of the built-in configuration in messages.
+const BUILT_IN: &str = "the built-in default network";
+/// Configuration of `weft attach` on a machine without one: a bridge, as in the demo.
+const BUILT_IN_LIST: &str = r#"{"cniVersion":"1.0.0","name":"weft-trial","plugins":[{"type":"weft","delegates":[
+  {"cniVersion":"1.0.0","name":"default-network","type":"bridge","bridge":"weft0","isDefaultGateway":true,"ipMasq":true,
+   "ipam":{"type":"host-local","subnet":"10.101.0.0/24"}}]}]}"#;
+
 /// Meta-plugin with its configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct MetaPlugin {
@@ -54,12 +61,15 @@ pub(crate) struct MetaPlugin {
 impl MetaPlugin {
     /// Returns the meta-plugin to use.
     pub(crate) fn find(config: Option<&Path>, files: &[File]) -> Result<MetaPlugin, Failure> {
-        MetaPlugin::find_any(config, files)?.ok_or_else(|| {
-            Failure::new(format!(
-                "no configuration of the meta-plugin: no plugin of type weft in the files of -f or in {RUNTIME_DIRECTORY}"
-            ))
-            .next("name one with --config; it sets the default network of every pod")
-        })
+        MetaPlugin::find_any(config, files)?.ok_or_else(MetaPlugin::missing)
+    }
+
+    /// Returns the failure if no file configures the meta-plugin.
+    pub(crate) fn missing() -> Failure {
+        let why = format!(
+            "no configuration of the meta-plugin: no plugin of type weft in the files of -f or in {RUNTIME_DIRECTORY}"
+        );
+        Failure::new(why).next("name one with --config; it sets the default network of every pod")
     }
 
     /// Returns the meta-plugin to use, if there is one.
@@ -85,6 +95,12 @@ impl MetaPlugin {
                 Err(Failure::new(why).next("name one of them with --config"))
             }
         }
+    }
+
+    /// Returns the built-in meta-plugin, whose default network is a bridge.
+    pub(crate) fn built_in() -> Result<MetaPlugin, Failure> {
+        let network = Network::parse(BUILT_IN_LIST.as_bytes(), BUILT_IN)?;
+        MetaPlugin::read(&network, Path::new(BUILT_IN))
     }
 
     fn in_runtime_directory() -> Result<Option<MetaPlugin>, Failure> {

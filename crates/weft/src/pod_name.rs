@@ -12,6 +12,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use cli_support::failure::{Exit, Failure};
 use cni::Error;
 use cni::name::ContainerId;
 use npwg::metadata::{definition_name_fault, label_fault};
@@ -86,6 +87,46 @@ impl PodName {
         let digits: String = hash.iter().take(HASH_BYTES).map(|byte| format!("{byte:02x}")).collect();
         let beginning = whole.get(..ID_MAX - digits.len() - 1).unwrap_or_default();
         ContainerId::new(&format!("{beginning}-{digits}"))
+    }
+}
+
+/// Options that select a pod as kubectl does, or in one word.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[group(skip)]
+pub(crate) struct PodSelection {
+    /// Name of the pod, or NAMESPACE/NAME
+    #[arg(value_name = "POD", conflicts_with = "pod")]
+    name: Option<String>,
+    /// Namespace of the pod
+    #[arg(short = 'n', long, value_name = "NAMESPACE", default_value = "default", conflicts_with = "pod")]
+    namespace: String,
+    /// Namespace and name of the pod, in one word
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    pod: Option<PodName>,
+}
+
+impl PodSelection {
+    /// Returns the selected pod, if there is one.
+    ///
+    /// # Errors
+    /// The name is invalid.
+    pub(crate) fn selected(&self) -> Result<Option<PodName>, Failure> {
+        match (&self.pod, &self.name) {
+            (Some(pod), _) => Ok(Some(pod.clone())),
+            (None, Some(name)) => PodName::within(&self.namespace, name).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+impl PodName {
+    /// Returns the pod of a name in a namespace, or of NAMESPACE/NAME.
+    ///
+    /// # Errors
+    /// The name is invalid: a usage error.
+    pub(crate) fn within(namespace: &str, name: &str) -> Result<PodName, Failure> {
+        let pod = if name.contains('/') { name.parse() } else { PodName::new(namespace, name) };
+        pod.map_err(|error| Failure::new(format!("pod {name:?}: {error}")).exit(Exit::Usage))
     }
 }
 

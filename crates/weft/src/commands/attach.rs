@@ -16,7 +16,7 @@ use rpc::journal::Entry;
 use crate::attachments;
 use crate::manifest_plan::{IFNAME, Inputs};
 use crate::meta_plugin_config::MetaPlugin;
-use crate::pod_name::{PodName, namespace_path};
+use crate::pod_name::{PodName, PodSelection, namespace_path};
 use crate::sandbox_operations::SandboxOperations;
 use crate::scratch::Scratch;
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -47,17 +47,19 @@ pub(crate) fn lock_sandbox(container: &ContainerId) -> Result<Scratch, Failure> 
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
-  weft attach -f examples/ --pod my-namespace/my-pod
+  weft attach -f pod.yaml -f network.yaml
+  weft attach my-pod -n my-namespace -f examples/
   weft attach -f pod.yaml -f networks/ --config 10-weft.conflist --pod default/web --netns /run/netns/blue
 
-Network namespaces named /run/netns/weft-* belong to weft. Only the first plugin of the meta-plugin's list, weft
+Without POD, the manifests must contain exactly one pod. Without a configuration in -f, in --config and in
+/etc/cni/net.d, the default network is the bridge weft0 with 10.101.0.0/24. The pod and its networks are enough for a
+first try. Network namespaces named /run/netns/weft-* belong to weft. Only the first plugin of the meta-plugin's list, weft
 itself, is executed. The journal is in cniDir of the configuration (default: /var/lib/weft).
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// Namespace and name of the pod, which one of the manifests must contain
-    #[arg(long, value_name = "NAMESPACE/NAME")]
-    pod: PodName,
+    #[command(flatten)]
+    selection: PodSelection,
     #[command(flatten)]
     inputs: Inputs,
     /// Path to the network namespace of the pod (default: a new one at /run/netns/weft-CONTAINER-ID)
@@ -74,11 +76,15 @@ pub(crate) struct Arguments {
 
 /// Runs `weft attach`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { pod, inputs, netns, container_id, plugins, output } = arguments;
+    let Arguments { selection, inputs, netns, container_id, plugins, output } = arguments;
     privilege::require("weft attach", "it creates network interfaces")?;
     let interrupt = Interrupt::watch()?;
     let weft_cni = WeftCni::find()?;
     let loaded = inputs.read()?;
+    let pod = &match selection.selected()? {
+        Some(pod) => pod,
+        None => loaded.only_pod().map_err(|failure| failure.context("attach"))?,
+    };
     let step = format!("attach {pod}");
     let plan = loaded.plan(pod).map_err(|failure| {
         // If it can be planned with placeholders, the pod only lacks its devices.
@@ -164,8 +170,8 @@ fn cni_args(pod: &PodName, container: &ContainerId, namespace: &Namespace) -> St
 
 fn print_result(format: Format, entry: &Entry) -> Result<(), Failure> {
     match format {
-        Format::Json => output::print_json(&attachments::document(entry)),
-        Format::Text => {
+        Format::Json | Format::Yaml => output::print_document(format, &attachments::document(entry)),
+        Format::Text | Format::Wide => {
             let (table, annotation) = (attachments::table(entry), attachments::annotation(entry)?);
             output::print(&format!("\n{table}\n{annotation}"))
         }

@@ -227,18 +227,18 @@ fn print_findings(
     output: Output,
 ) -> Result<(), Failure> {
     match output.format {
-        Format::Json => output::print_json(&findings)?,
-        Format::Text if findings.is_empty() => {
+        Format::Json | Format::Yaml => output::print_document(output.format, &findings)?,
+        Format::Text | Format::Wide if findings.is_empty() => {
             output::print(&format!("no findings; {sandboxes} sandboxes are unchanged\n"))?;
         }
-        Format::Text => {
+        Format::Text | Format::Wide => {
             let lines = findings.iter().map(|Finding { what, why, cure }| {
                 format!("{}: {}\n  {}\n", plain(what), plain(why), plain(cure))
             });
             output::print(&lines.collect::<String>())?;
         }
     }
-    if failures > 0 && output.format == Format::Text {
+    if failures > 0 && !output.format.is_document() {
         let hint = "weft history --failed lists them";
         output::print(&format!("{failures} calls failed within the last hour; {hint}\n"))?;
     }

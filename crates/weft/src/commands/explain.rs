@@ -26,7 +26,7 @@ only: the plan shows which networks take one. Root is not required.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// Name of the pod, or of the workload with its pod template
+    /// Name of the pod, or of the workload with its pod template; or NAMESPACE/NAME
     #[arg(value_name = "POD")]
     pod: String,
     /// Namespace of the pod
@@ -50,19 +50,21 @@ struct Explanation<'a> {
 /// Runs `weft explain`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { pod, namespace, inputs, output } = arguments;
-    let pod = PodName::new(namespace, pod)
-        .map_err(|error| Failure::new(error.to_string()).exit(cli_support::failure::Exit::Usage))?;
+    let pod = PodName::within(namespace, pod)?;
     let loaded = inputs.read()?;
     let plan =
         loaded.expected_plan(&pod).map_err(|failure| failure.context(format_args!("explain {pod}")))?;
     match output.format {
-        Format::Json => output::print_json(&Explanation {
-            pod: &plan.pod,
-            configuration: &loaded.meta_plugin.file,
-            networks: explain::rows(&plan),
-            warnings: &plan.warnings,
-        }),
-        Format::Text => output::print(&describe(&plan, &loaded)),
+        Format::Json | Format::Yaml => output::print_document(
+            output.format,
+            &Explanation {
+                pod: &plan.pod,
+                configuration: &loaded.meta_plugin.file,
+                networks: explain::rows(&plan),
+                warnings: &plan.warnings,
+            },
+        ),
+        Format::Text | Format::Wide => output::print(&describe(&plan, &loaded)),
     }
 }
 

@@ -7,15 +7,18 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use rpc::history::{NetworkRecord, Record, Stage};
 
 use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
+use crate::pod_name::PodName;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
+use cli_support::output::Output;
 use cli_support::table;
 use cli_support::terminal::plain;
+use cli_support::timestamp;
 use node_support::history::History;
 
 /// Width of the bars of a timeline, in characters.
@@ -34,7 +37,7 @@ and their predecessors. -f and --config are only used to find it if cniDir of th
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// Name of the pod (default: all pods of this node)
+    /// Name of the pod, or NAMESPACE/NAME (default: all pods of this node)
     #[arg(value_name = "POD")]
     pod: Option<String>,
     /// Namespace of the pod
@@ -51,25 +54,14 @@ pub(crate) struct Arguments {
     timeline: bool,
     #[command(flatten)]
     inputs: Inputs,
-    /// Output format
-    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text")]
-    format: Format,
-}
-
-/// Format of the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// Tables and sentences for people
-    Text,
-    /// JSON for programs
-    Json,
-    /// YAML for programs
-    Yaml,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// Runs `weft history`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { pod, namespace, last, failed, timeline, inputs, format } = arguments;
+    let Arguments { pod, namespace, last, failed, timeline, inputs, output: Output { format } } = arguments;
+    let pod = pod.as_deref().map(|pod| PodName::within(namespace, pod)).transpose()?;
     let KnownJournals { known, unknown } = JournalHandle::all(inputs)?;
     let mut records = Vec::new();
     for handle in known {
@@ -78,8 +70,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     records.sort_by_key(|record| record.time);
-    if let Some(pod) = pod {
-        records.retain(|record| record.pod.name == *pod && record.pod.namespace == *namespace);
+    if let Some(pod) = &pod {
+        records.retain(|record| record.pod.name == pod.name && record.pod.namespace == pod.namespace);
     }
     if *failed {
         records.retain(|record| record.error.is_some());
@@ -87,21 +79,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if *timeline {
         records = records.into_iter().rfind(|record| record.verb == "ADD").into_iter().collect();
         if records.is_empty() {
-            let why = format!("no ADD of pod {namespace}/{} is recorded", pod.as_deref().unwrap_or_default());
+            let pod = pod.map(|pod| pod.to_string()).unwrap_or_default();
+            let why = format!("no ADD of pod {pod} is recorded");
             return Err(Failure::new(why).next("weft history lists the recorded calls"));
         }
     } else {
         keep_last(&mut records, *last);
     }
-    match (format, records.last()) {
-        (Format::Json, _) => output::print_json(&records)?,
-        (Format::Yaml, _) => {
-            let text = serde_saphyr::to_string(&records);
-            output::print(&text.map_err(|cause| Failure::new(format!("encode the output: {cause}")))?)?;
-        }
-        (Format::Text, Some(record)) if *timeline => output::print(&waterfall(record))?,
-        (Format::Text, None) => output::print("no calls are recorded\n")?,
-        (Format::Text, Some(_)) => output::print(&lay_out(&records))?,
+    match records.last() {
+        _ if format.is_document() => output::print_document(*format, &records)?,
+        Some(record) if *timeline => output::print(&waterfall(record))?,
+        None => output::print("no calls are recorded\n")?,
+        Some(_) => output::print(&lay_out(&records))?,
     }
     unknown.filter(|_| records.is_empty()).map_or(Ok(()), Err)
 }
@@ -182,18 +171,7 @@ fn milliseconds(microseconds: u64) -> String {
 
 /// Returns a time as in RFC 3339, in UTC.
 fn utc(microseconds: u64) -> String {
-    let seconds = microseconds / 1_000_000;
-    let (days, time) = (seconds / 86_400, seconds % 86_400);
-    // Days since 1 March of year 0, in eras of 400 years (Howard Hinnant, `civil_from_days`).
-    let shifted = days + 719_468;
-    let (era, day) = (shifted / 146_097, shifted % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let date = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    let (hour, minute, second) = (time / 3_600, time / 60 % 60, time % 60);
-    format!("{:04}-{month:02}-{date:02}T{hour:02}:{minute:02}:{second:02}Z", era * 400 + year + next)
+    timestamp::utc(microseconds / 1_000_000)
 }
 
 #[cfg(test)]
@@ -224,19 +202,6 @@ mod tests {
             trace: "4bf9".into(),
             ..Record::default()
         }
-    }
-
-    #[test]
-    fn history_times_are_dates_in_utc() {
-        for (seconds, text) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_795_638_369, "2026-11-25T20:26:09Z"),
-            (4_107_542_399, "2100-02-28T23:59:59Z"),
-        ] {
-            assert_eq!(utc(seconds * 1_000_000 + 999_999), text);
-        }
-        assert!(!utc(u64::MAX).is_empty());
     }
 
     #[test]

@@ -15,6 +15,7 @@ use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::cluster_access::ClusterAccess;
 use crate::commands::ipam::show::show;
 use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -27,7 +28,6 @@ use ipam_api::findings::Finding;
 use ipam_api::ip_objects::BlockObject;
 use ipam_api::store_name::{ADDRESS_STORES, address_store_name};
 use kube_support::api_error;
-use kube_support::client;
 use node_support::address_store;
 use node_support::address_store::{Held, Owner};
 
@@ -43,11 +43,10 @@ Example:
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: IpamCommand,
-    /// Path to a kubeconfig (default: in-cluster configuration in a pod, else ~/.kube/config)
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path, global = true)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterAccess,
     /// Output format
-    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "text", global = true)]
+    #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "table", global = true)]
     format: Format,
 }
 
@@ -92,9 +91,9 @@ enum IpamCommand {
 
 /// Runs `weft ipam`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { command, kubeconfig, format } = arguments;
+    let Arguments { command, cluster, format } = arguments;
     runtime()?.block_on(async {
-        let client = client::client_of_person(kubeconfig.as_deref()).await?;
+        let client = cluster.client().await?;
         let snapshot =
             ClusterSnapshot::take(&client).await.map_err(|error| Failure::new(error.to_string()))?;
         match command {
@@ -163,8 +162,8 @@ fn who(
     if holders.is_empty() && pods.is_empty() {
         return Err(Failure::new(format!("{address}: not in a pool, and not in the status of a pod")));
     }
-    if format == Format::Json {
-        return output::print_json(&holders);
+    if format.is_document() {
+        return output::print_document(format, &holders);
     }
     let or_default =
         |text: &str, otherwise: &str| if text.is_empty() { otherwise.to_owned() } else { text.to_owned() };
@@ -231,8 +230,8 @@ fn store_findings(snapshot: &ClusterSnapshot, directory: &Path) -> Vec<Finding> 
 fn check(snapshot: &ClusterSnapshot, address_stores: &Path, format: Format) -> Result<(), Failure> {
     let mut findings = snapshot.findings();
     findings.extend(store_findings(snapshot, address_stores));
-    if format == Format::Json {
-        output::print_json(&findings)?;
+    if format.is_document() {
+        output::print_document(format, &findings)?;
     } else if findings.is_empty() {
         output::print("no findings\n")?;
     } else {

@@ -131,8 +131,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     report.include(across);
     match output.format {
-        Format::Json => output::print_json(&report)?,
-        Format::Text => output::print(&report::render(&report, report::Colours::of_terminal()))?,
+        Format::Json | Format::Yaml => output::print_document(output.format, &report)?,
+        Format::Text | Format::Wide => {
+            output::print(&report::render(&report, report::Colours::of_terminal()))?;
+        }
     }
     match report.count(Severity::Error) {
         0 => Ok(()),

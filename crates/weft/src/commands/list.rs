@@ -1,14 +1,20 @@
-//! `weft list`: lists the sandboxes of this node and their attachments, from the journal.
+//! `weft list`: lists the sandboxes of this node and their attachments, from the journal; with `-A` or `-n` the pods of
+//! the cluster, from the API server.
 //!
 //! - An unreadable entry is a row with its error, and the exit code is 1.
 //! - "no attachments" is printed only if every journal of the node is known.
 //! - `-o json` prints one document for each sandbox. A test fixes its fields.
 //! - It does not query the kernel and changes nothing.
 
+mod cluster;
+
+use std::time::SystemTime;
+
 use clap::Args;
 use serde::Serialize;
 
 use crate::attachments::{self, AttachmentRow, SandboxDocument};
+use crate::cluster_access::ClusterAccess;
 use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -16,6 +22,8 @@ use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
 use cli_support::table;
 use cli_support::terminal::plain;
+use cli_support::timestamp;
+use node_support::journal_reader::Journal;
 use node_support::journal_reader::Row;
 
 /// Arguments of `weft list`.
@@ -23,14 +31,23 @@ use node_support::journal_reader::Row;
 #[command(after_help = format!("\
 Example:
   weft list
+  weft list -A
   weft list -o json | jq -r '.[].networkStatus[].ips[]'
 
--o json prints a list of sandboxes with pod (namespace, name, uid), containerId, netns, attachments (network,
+-A and -n list the networks of the pods of the cluster, from the API server. -o json prints a list of sandboxes with pod (namespace, name, uid), containerId, netns, attachments (network,
 interface, configName, state, result) and networkStatus. An unreadable entry has containerId and error. -f and
 --config are only used to find the journal if cniDir of the configuration moves it.
 
 {EXIT_CODES} An unreadable entry is a failure."))]
 pub(crate) struct Arguments {
+    /// List the pods of all namespaces of the cluster
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
+    /// List the pods of this namespace of the cluster
+    #[arg(short = 'n', long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterAccess,
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
@@ -51,17 +68,25 @@ enum Document<'a> {
 
 /// Runs `weft list`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { inputs, output } = arguments;
+    let Arguments { all_namespaces, namespace, cluster, inputs, output } = arguments;
+    if *all_namespaces || namespace.is_some() {
+        return cluster::list(cluster, namespace.as_deref(), output.format);
+    }
     let KnownJournals { known: handles, unknown: unknown_journal } = JournalHandle::all(inputs)?;
-    let mut rows = Vec::new();
+    let (mut rows, mut times) = (Vec::new(), Vec::new());
     for handle in handles {
-        rows.extend(handle.journal().rows()?);
+        for row in handle.journal().rows()? {
+            times.push(written(handle.journal(), &row));
+            rows.push(row);
+        }
     }
     match output.format {
-        Format::Json => output::print_json(&rows.iter().map(document).collect::<Vec<_>>())?,
-        Format::Text if rows.is_empty() && unknown_journal.is_some() => {}
-        Format::Text if rows.is_empty() => output::print("no attachments\n")?,
-        Format::Text => output::print(&lay_out(&rows))?,
+        Format::Json | Format::Yaml => {
+            output::print_document(output.format, &rows.iter().map(document).collect::<Vec<_>>())?;
+        }
+        Format::Text | Format::Wide if rows.is_empty() && unknown_journal.is_some() => {}
+        Format::Text | Format::Wide if rows.is_empty() => output::print("no attachments\n")?,
+        Format::Text | Format::Wide => output::print(&lay_out(&rows, &times, output.format))?,
     }
     match (rows.iter().filter(|row| matches!(row, Row::Broken { .. })).count(), unknown_journal) {
         (0, Some(why)) if rows.is_empty() => Err(why),
@@ -84,9 +109,25 @@ fn document(row: &Row) -> Document<'_> {
     }
 }
 
-fn lay_out(rows: &[Row]) -> String {
+/// Returns the time at which an entry was last written: that of the ADD, unless its networks were changed.
+fn written(journal: &Journal, row: &Row) -> Option<SystemTime> {
+    let Row::Entry(entry) = row else { return None };
+    std::fs::metadata(journal.file(&entry.container_id)).ok()?.modified().ok()
+}
+
+/// Number of characters of a short container ID, as crictl prints it.
+const SHORT: usize = 13;
+
+/// Returns the short form of a container ID of a runtime. Other IDs contain the name of a pod and stay whole.
+fn short(container: &str) -> &str {
+    let is_of_runtime = container.len() > 2 * SHORT && container.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_of_runtime { &container[..SHORT] } else { container }
+}
+
+fn lay_out(rows: &[Row], times: &[Option<SystemTime>], format: Format) -> String {
     let (mut lines, mut broken) = (Vec::new(), String::new());
-    for row in rows {
+    let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { text };
+    for (row, time) in rows.iter().zip(times) {
         match row {
             Row::Broken { container, error } => {
                 broken.push_str(&format!(
@@ -98,22 +139,33 @@ fn lay_out(rows: &[Row]) -> String {
             Row::Entry(entry) => {
                 let pod = format!("{}/{}", entry.plan.pod.namespace, entry.plan.pod.name);
                 for attached in attachments::rows(entry) {
-                    let AttachmentRow { network, interface, addresses, state, .. } = attached;
+                    let AttachmentRow { network, interface, mac, addresses, chain, state, .. } = attached;
                     let addresses = if addresses.is_empty() { "-".to_owned() } else { addresses.join(",") };
-                    let container = entry.container_id.to_string();
-                    lines.push(vec![
+                    let container = entry.container_id.as_str();
+                    let container = if format == Format::Wide { container } else { short(container) };
+                    let age =
+                        time.and_then(|time| time.elapsed().ok()).map_or("-".to_owned(), timestamp::age);
+                    let mut line = vec![
                         pod.clone(),
-                        container,
+                        container.to_owned(),
                         interface,
                         network,
                         addresses,
                         state.as_str().to_owned(),
-                    ]);
+                        age,
+                    ];
+                    if format == Format::Wide {
+                        line.extend([or_dash(mac), chain, entry.netns.clone()]);
+                    }
+                    lines.push(line);
                 }
             }
         }
     }
-    let headings = ["pod", "container", "interface", "network", "addresses", "state"];
+    let mut headings = vec!["pod", "container", "interface", "network", "addresses", "state", "age"];
+    if format == Format::Wide {
+        headings.extend(["mac", "plugins", "netns"]);
+    }
     let table = if lines.is_empty() { String::new() } else { table::lay_out(&headings, &lines, 0) };
     table + &broken
 }

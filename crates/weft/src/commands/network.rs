@@ -150,8 +150,8 @@ async fn set(arguments: &Set) -> Result<(), Failure> {
         networks.push(set);
     }
     match output.format {
-        Format::Json => output::print_json(&networks),
-        Format::Text => Ok(()),
+        Format::Json | Format::Yaml => output::print_document(output.format, &networks),
+        Format::Text | Format::Wide => Ok(()),
     }
 }
 
@@ -159,9 +159,9 @@ async fn list(arguments: &List) -> Result<(), Failure> {
     let List { server, output } = arguments;
     let networks = connect(server).await?.list().await.map_err(|status| failure(&status))?;
     match output.format {
-        Format::Json => output::print_json(&networks),
-        Format::Text if networks.is_empty() => output::print("no networks\n"),
-        Format::Text => {
+        Format::Json | Format::Yaml => output::print_document(output.format, &networks),
+        Format::Text | Format::Wide if networks.is_empty() => output::print("no networks\n"),
+        Format::Text | Format::Wide => {
             let rows: Vec<Vec<String>> = networks.iter().map(row).collect();
             let headings = ["network", "generation", "version", "plugins", "ranges", "managed", "connected"];
             output::print(&table::lay_out(&headings, &rows, 0))
@@ -191,8 +191,8 @@ async fn show(arguments: &Show) -> Result<(), Failure> {
     let Show { name, server, output } = arguments;
     let networks = connect(server).await?.list().await.map_err(|status| failure(&status))?;
     let network = find(&networks, name)?;
-    if output.format == Format::Json {
-        return output::print_json(network);
+    if output.format.is_document() {
+        return output::print_document(output.format, network);
     }
     let config = network.config.clone().unwrap_or_default();
     let rows = vec![row(network)];

@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let build = BuildInfo::of("weft", ROLES.to_vec());
     match arguments.output.format {
-        Format::Text => output::print(&build.to_string()),
-        Format::Json => output::print_json(&build),
+        Format::Text | Format::Wide => output::print(&build.to_string()),
+        Format::Json | Format::Yaml => output::print_document(arguments.output.format, &build),
     }
 }

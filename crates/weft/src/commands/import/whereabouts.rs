@@ -20,16 +20,14 @@ mod outcome;
 mod owners;
 mod verify;
 
-use std::path::PathBuf;
-
 use clap::Args;
 use kube::Client;
 
+use crate::cluster_access::ClusterAccess;
 use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::Output;
 use ipam_api::cluster_snapshot::{ClusterSnapshot, SnapshotError};
-use kube_support::client;
 use networks::{SharedNetworks, ShownAddress};
 use objects::{Allocation, WhereaboutsObjects};
 use owners::{OwnedAddress, owners};
@@ -55,9 +53,8 @@ pub(crate) struct Arguments {
     /// Namespace of the whereabouts objects (default: all namespaces)
     #[arg(long, value_name = "NAMESPACE")]
     from_namespace: Option<String>,
-    /// Path to a kubeconfig (default: in-cluster configuration in a pod, else ~/.kube/config)
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterAccess,
     #[command(flatten)]
     output: Output,
 }
@@ -72,9 +69,9 @@ struct ClusterState {
 
 /// Runs `weft import whereabouts`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { apply, verify, from_namespace, kubeconfig, output: Output { format } } = arguments;
+    let Arguments { apply, verify, from_namespace, cluster, output: Output { format } } = arguments;
     runtime()?.block_on(async {
-        let client = client::client_of_person(kubeconfig.as_deref()).await?;
+        let client = cluster.client().await?;
         let objects = WhereaboutsObjects::list(&client, from_namespace.as_deref()).await?;
         if objects.is_empty() && *apply {
             let place = from_namespace.as_ref().map_or("any namespace".to_owned(), |one| format!("namespace {one}"));

@@ -93,8 +93,8 @@ pub(super) fn show(
                 .collect(),
         });
     }
-    if format == Format::Json {
-        return output::print_json(&pools);
+    if format.is_document() {
+        return output::print_document(format, &pools);
     }
     if pools.is_empty() {
         return output::print("no pools\n");

@@ -36,8 +36,8 @@ pub(super) fn print(rule: Rule, format: Format) -> Result<(), Failure> {
         page: page::link(rule),
     };
     match format {
-        Format::Json => output::print_json(&explanation),
-        Format::Text => output::print(&render(&explanation)),
+        Format::Json | Format::Yaml => output::print_document(format, &explanation),
+        Format::Text | Format::Wide => output::print(&render(&explanation)),
     }
 }
 

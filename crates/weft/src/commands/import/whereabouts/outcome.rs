@@ -163,8 +163,8 @@ struct OutcomeRow<'a> {
 /// Prints what an import would create, and fails if an address could not be kept.
 pub(super) fn print_plan(state: &ClusterState, outcomes: &[Outcome], format: Format) -> Result<(), Failure> {
     let rows = rows(state, outcomes, |_| None);
-    if format == Format::Json {
-        output::print_json(&rows)?;
+    if format.is_document() {
+        output::print_document(format, &rows)?;
     } else {
         output::print(&render_pools(state))?;
         output::print(&render_table(&rows))?;
@@ -177,8 +177,10 @@ pub(super) fn print_plan(state: &ClusterState, outcomes: &[Outcome], format: For
         ));
     }
     match format {
-        Format::Json => Ok(()),
-        Format::Text => output::print("nothing was changed; run it with --apply to import the addresses\n"),
+        Format::Json | Format::Yaml => Ok(()),
+        Format::Text | Format::Wide => {
+            output::print("nothing was changed; run it with --apply to import the addresses\n")
+        }
     }
 }
 
@@ -190,8 +192,8 @@ pub(super) fn print_result(
 ) -> Result<(), Failure> {
     let rows = rows(state, outcomes, |outcome| Some(matches!(outcome, Outcome::Kept(_))));
     match format {
-        Format::Json => output::print_json(&rows)?,
-        Format::Text => output::print(&render_table(&rows))?,
+        Format::Json | Format::Yaml => output::print_document(format, &rows)?,
+        Format::Text | Format::Wide => output::print(&render_table(&rows))?,
     }
     match outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Refused(_))).count() {
         0 => Ok(()),

@@ -106,11 +106,11 @@ fn held_for(
 pub(super) fn print(rows: &[ComparedAddress], format: Format) -> Result<(), Failure> {
     let or_none = |pods: &[String]| if pods.is_empty() { "-".to_owned() } else { pods.join(", ") };
     match format {
-        Format::Json => output::print_json(&rows)?,
-        Format::Text if rows.is_empty() => {
+        Format::Json | Format::Yaml => output::print_document(format, &rows)?,
+        Format::Text | Format::Wide if rows.is_empty() => {
             output::print("no pod has an address of whereabouts or weft-ipam\n")?;
         }
-        Format::Text => {
+        Format::Text | Format::Wide => {
             let cells = |row: &ComparedAddress| {
                 let ComparedAddress { address, network_name, shown_by, recorded_for, held, difference } = row;
                 let difference = if difference.is_empty() { "same" } else { difference };

@@ -1,0 +1,223 @@
+//! Report about this node: the object WeftNode of the node's name, for `weft status`.
+//!
+//! - Nothing decides on it. A cluster without its definition, or an agent without the right to write it, works.
+//! - A change is written within half a minute; an unchanged report every five minutes, so that its time shows a dead agent.
+//! - The object belongs to the Node object, so that Kubernetes deletes it with the node.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipam::address_store::Slot;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::{Client, ResourceExt};
+use npwg::plan::Role;
+use tokio::time::sleep;
+use tracing::{debug, warn};
+
+use cli_support::background::run_on_thread;
+use cli_support::timestamp::{now, utc};
+use kube_support::api_error;
+use kube_support::custom_resources::{
+    FailedCall, NodePool, PluginState, WeftNode, WeftNodeSpec, WeftNodeStatus,
+};
+use kube_support::resources::NodeObject;
+use node_support::address_store;
+use node_support::history::History;
+use node_support::sandboxes::Sandboxes;
+use node_support::weft_cni::{WeftCni, is_copy};
+
+/// Interval at which the facts are collected.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// Interval at which an unchanged report is written.
+const RENEW: Duration = Duration::from_secs(300);
+/// Delay of the first report, so that the journal is read.
+const FIRST: Duration = Duration::from_secs(2);
+/// Age up to which failed calls are counted, in seconds.
+const HISTORY_MAX: u64 = 3600;
+/// Maximum length of the message of a failure, in characters.
+const MESSAGE_MAX: usize = 300;
+/// Maximum number of pools in a report.
+const POOLS_MAX: usize = 100;
+/// Field manager of the object.
+const MANAGER: &str = "weft-agent";
+/// Name of the plugin that the container runtime calls.
+const PLUGIN: &str = "weft";
+
+/// Directories of this node from which facts are read.
+#[derive(Clone, Debug)]
+pub(crate) struct Directories {
+    /// `cniDir` of the meta-plugin.
+    pub(crate) journal: PathBuf,
+    /// Address stores.
+    pub(crate) address_stores: PathBuf,
+    /// Plugins of the container runtime.
+    pub(crate) plugins: PathBuf,
+}
+
+/// Result of the last comparison of the plugin file, with the file's identity.
+#[derive(Debug, Default)]
+struct Compared {
+    /// Inode, size, and time of the last change in seconds and nanoseconds.
+    file: (u64, u64, i64, i64),
+    state: PluginState,
+}
+
+/// Reports until the agent ends.
+pub(crate) async fn follow(
+    client: Client,
+    node: String,
+    directories: Directories,
+    sandboxes: Arc<Sandboxes>,
+) {
+    let (mut compared, mut written) = (Compared::default(), None::<(WeftNodeStatus, Instant)>);
+    let mut is_refused = false;
+    sleep(FIRST).await;
+    loop {
+        let (from, of) = (directories.clone(), Arc::clone(&sandboxes));
+        let collected = run_on_thread(move || {
+            let status = collect(&from, &of, &mut compared);
+            (status, compared)
+        });
+        let Ok((status, still)) = collected.await else {
+            compared = Compared::default();
+            sleep(INTERVAL).await;
+            continue;
+        };
+        compared = still;
+        let is_due = written.as_ref().is_none_or(|(last, at)| *last != status || at.elapsed() >= RENEW);
+        if is_due {
+            match write(&client, &node, status.clone()).await {
+                Ok(()) => {
+                    (written, is_refused) = (Some((status, Instant::now())), false);
+                    debug!("node report written");
+                }
+                // The cluster may lack the definition for good, so this is said once.
+                Err(error) if !is_refused => {
+                    is_refused = true;
+                    let error = api_error::describe(&error);
+                    warn!(%error, "failed to write the node report; weft status does not show this node");
+                }
+                Err(_) => {}
+            }
+        }
+        sleep(INTERVAL).await;
+    }
+}
+
+/// Creates or replaces the report.
+async fn write(client: &Client, node: &str, mut status: WeftNodeStatus) -> Result<(), kube::Error> {
+    status.reported_at = utc(now());
+    let mut report = WeftNode::new(node, WeftNodeSpec {});
+    report.status = Some(status);
+    report.metadata.owner_references = owner(client, node).await.map(|owner| vec![owner]);
+    let reports: Api<WeftNode> = Api::all(client.clone());
+    reports.patch(node, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&report)).await.map(drop)
+}
+
+/// Returns the reference to the Node object; `None` if there is no such object or it cannot be read.
+async fn owner(client: &Client, node: &str) -> Option<OwnerReference> {
+    // The agent may list nodes, and has no right to get one.
+    let named = ListParams::default().fields(&format!("metadata.name={node}"));
+    let found = Api::<NodeObject>::all(client.clone()).list_metadata(&named).await.ok()?;
+    let uid = found.items.first()?.uid()?;
+    Some(OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.to_owned(),
+        uid,
+        ..OwnerReference::default()
+    })
+}
+
+/// Collects the facts. The time of the report is not set.
+fn collect(directories: &Directories, sandboxes: &Sandboxes, compared: &mut Compared) -> WeftNodeStatus {
+    let Directories { journal, address_stores, plugins } = directories;
+    let [(_, attached), (_, partly), (_, unreadable)] = sandboxes.counts();
+    let (failed_calls, last_failure) = failures(journal);
+    WeftNodeStatus {
+        reported_at: String::new(),
+        version: build_info::VERSION.to_owned(),
+        commit: build_info::COMMIT.to_owned(),
+        plugin: compared.plugin(plugins),
+        default_network: default_network(sandboxes),
+        sandboxes: (attached + partly + unreadable) as u64,
+        incomplete_sandboxes: (partly + unreadable) as u64,
+        failed_calls,
+        last_failure,
+        pools: pools(address_stores),
+    }
+}
+
+/// Returns the default network of the newest sandbox.
+fn default_network(sandboxes: &Sandboxes) -> String {
+    sandboxes.with(|known| {
+        let newest = known.values().max_by_key(|sandbox| sandbox.modified);
+        let delegates = newest.map(|sandbox| &sandbox.entry.plan.delegates);
+        let default = delegates.and_then(|all| all.iter().find(|delegate| delegate.role == Role::Default));
+        default.map(|delegate| delegate.network.clone()).unwrap_or_default()
+    })
+}
+
+/// Returns the number of calls that failed within the last hour, and the newest of them.
+fn failures(journal: &Path) -> (u64, Option<FailedCall>) {
+    let since = now().saturating_sub(HISTORY_MAX).saturating_mul(1_000_000);
+    let mut records = History::below(journal).records().unwrap_or_default();
+    records.retain(|record| record.error.is_some() && record.time >= since);
+    let last = records.last().and_then(|record| {
+        let message = record.error.as_ref()?.to_string();
+        Some(FailedCall {
+            time: utc(record.time / 1_000_000),
+            verb: record.verb.clone(),
+            pod: format!("{}/{}", record.pod.namespace, record.pod.name),
+            message: message.chars().take(MESSAGE_MAX).collect(),
+        })
+    });
+    (records.len() as u64, last)
+}
+
+/// Returns the pools of this node's address stores. A store that cannot be read is left out.
+fn pools(address_stores: &Path) -> Vec<NodePool> {
+    let stores = address_store::all(address_stores).unwrap_or_default();
+    let pool = |(name, path): (String, PathBuf)| {
+        let store = address_store::read(&path).ok()??;
+        let (mut held, mut free) = (0, 0);
+        for block in store.blocks() {
+            for slot in store.slots_of(&block) {
+                match slot {
+                    Slot::Held { .. } | Slot::Unknown => held += 1,
+                    Slot::Free(_) => free += 1,
+                    _ => {}
+                }
+            }
+        }
+        Some(NodePool { name, held, free })
+    };
+    stores.into_iter().filter_map(pool).take(POOLS_MAX).collect()
+}
+
+// === impl Compared ===
+
+impl Compared {
+    /// Compares the plugin of the runtime with weft-cni of this image, unless its file is unchanged.
+    fn plugin(&mut self, plugins: &Path) -> PluginState {
+        let file = plugins.join(PLUGIN);
+        let Ok(metadata) = fs::metadata(&file) else {
+            *self = Compared::default();
+            return if plugins.is_dir() { PluginState::Missing } else { PluginState::Unknown };
+        };
+        let identity = (metadata.ino(), metadata.size(), metadata.mtime(), metadata.mtime_nsec());
+        if self.file != identity || self.state == PluginState::Unknown {
+            let state = match WeftCni::find() {
+                Err(_) => PluginState::Unknown,
+                Ok(own) if is_copy(own.program(), &file) => PluginState::Current,
+                Ok(_) => PluginState::Different,
+            };
+            *self = Compared { file: identity, state };
+        }
+        self.state
+    }
+}

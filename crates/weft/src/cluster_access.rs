@@ -1,0 +1,27 @@
+//! Options that select a cluster, as kubectl has them, and the client for it.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use kube::Client;
+
+use cli_support::failure::Failure;
+use kube_support::client;
+
+/// Options that select a cluster.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ClusterAccess {
+    /// Path to a kubeconfig (default: in-cluster configuration in a pod, else ~/.kube/config)
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path, global = true)]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig (default: its current context)
+    #[arg(long, value_name = "NAME", global = true)]
+    context: Option<String>,
+}
+
+impl ClusterAccess {
+    /// Returns a client for the cluster.
+    pub(crate) async fn client(&self) -> Result<Client, Failure> {
+        client::client_of_person(self.kubeconfig.as_deref(), self.context.as_deref()).await
+    }
+}

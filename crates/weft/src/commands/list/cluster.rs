@@ -1,0 +1,158 @@
+//! `weft list -A` and `-n`: lists the networks of the pods of a cluster, from their network-status.
+//!
+//! - It reads pods from the API server, so it works from any machine, and also shows pods of nodes without weft.
+//! - A status that cannot be read is shown as such, and hides no other pod.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::ListParams;
+use kube::{Api, Client, Resource, ResourceExt};
+use npwg::status::{self, NETWORK_STATUS};
+use serde::{Deserialize, Serialize};
+
+use crate::cluster_access::ClusterAccess;
+use cli_support::async_runtime::runtime;
+use cli_support::failure::Failure;
+use cli_support::output::{self, Format};
+use cli_support::table;
+use cli_support::timestamp::{age_of, parse_utc};
+use kube_support::resources::PodObject;
+use kube_support::{api_error, resource};
+
+/// Number of pods in one response of the API server.
+const PAGE: u32 = 500;
+
+/// Pod, reduced to the fields in use.
+#[derive(Clone, Debug, Deserialize)]
+struct ListedPod {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: ListedPodSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ListedPodSpec {
+    node_name: String,
+}
+
+resource!(ListedPod as PodObject);
+
+/// Document of a pod for `-o json`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PodDocument {
+    namespace: String,
+    name: String,
+    node: String,
+    /// Time of creation, in seconds since 1970.
+    #[serde(skip)]
+    created: Option<u64>,
+    network_status: Vec<status::Entry>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    error: String,
+}
+
+/// Lists the pods of a namespace, or of all namespaces.
+pub(super) fn list(access: &ClusterAccess, namespace: Option<&str>, format: Format) -> Result<(), Failure> {
+    let pods = runtime()?.block_on(async { pods(access.client().await?, namespace).await })?;
+    if format.is_document() {
+        return output::print_document(format, &pods);
+    }
+    if pods.is_empty() {
+        return output::print("no pod has a network-status\n");
+    }
+    output::print(&lay_out(&pods, format))
+}
+
+/// Returns the pods with a network-status, in the order of the API server, page by page.
+async fn pods(client: Client, namespace: Option<&str>) -> Result<Vec<PodDocument>, Failure> {
+    let api: Api<ListedPod> = match namespace {
+        Some(namespace) => Api::namespaced(client, namespace),
+        None => Api::all(client),
+    };
+    let (mut parameters, mut pods) = (ListParams::default().limit(PAGE), Vec::new());
+    loop {
+        let page = api.list(&parameters).await;
+        let page =
+            page.map_err(|error| Failure::new(format!("list pods: {}", api_error::describe(&error))))?;
+        pods.extend(page.items.iter().filter_map(document));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => parameters = parameters.continue_token(&token),
+            None => return Ok(pods),
+        }
+    }
+}
+
+/// Returns the document of a pod; `None` if it has no network-status.
+fn document(pod: &ListedPod) -> Option<PodDocument> {
+    let text = pod.annotations().get(NETWORK_STATUS)?;
+    let (network_status, error) = match serde_json::from_str(text) {
+        Ok(entries) => (entries, String::new()),
+        Err(cause) => (Vec::new(), format!("{NETWORK_STATUS}: {cause}")),
+    };
+    let created = pod.meta().creation_timestamp.as_ref();
+    let created = created.and_then(|time| parse_utc(serde_json::to_value(time).ok()?.as_str()?));
+    Some(PodDocument {
+        namespace: pod.namespace().unwrap_or_default(),
+        name: pod.name_any(),
+        node: pod.spec.node_name.clone(),
+        created,
+        network_status,
+        error,
+    })
+}
+
+fn lay_out(pods: &[PodDocument], format: Format) -> String {
+    let mut headings = vec!["namespace", "pod", "node", "interface", "network", "addresses", "age"];
+    if format == Format::Wide {
+        headings.extend(["mac", "mtu"]);
+    }
+    let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    let mut rows = Vec::new();
+    for PodDocument { namespace, name, node, created, network_status, error } in pods {
+        let age = created.map_or("-".to_owned(), age_of);
+        let head = || vec![namespace.clone(), name.clone(), or_dash(node)];
+        if !error.is_empty() {
+            rows.push([head(), vec!["-".to_owned(), format!("unreadable: {error}")]].concat());
+        }
+        for entry in network_status {
+            let status::Entry { name, interface, ips, mac, mtu, .. } = entry;
+            let mut row = head();
+            row.extend([or_dash(interface), or_dash(name), or_dash(&ips.join(",")), age.clone()]);
+            if format == Format::Wide {
+                row.extend([or_dash(mac), mtu.map_or("-".to_owned(), |mtu| mtu.to_string())]);
+            }
+            rows.push(row);
+        }
+    }
+    table::lay_out(&headings, &rows, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn list_of_a_cluster_shows_pods_with_a_network_status() {
+        let pod = |name: &str, status: &str| -> ListedPod {
+            let annotations = json!({ NETWORK_STATUS: status });
+            let metadata = json!({
+                "name": name, "namespace": "blue", "annotations": annotations, "creationTimestamp": "2026-01-02T03:04:05Z",
+            });
+            serde_json::from_value(json!({ "metadata": metadata, "spec": { "nodeName": "worker-1" } }))
+                .unwrap()
+        };
+        let status =
+            r#"[{"name":"home","interface":"eth0","ips":["10.0.0.2"],"default":true},{"name":"blue/a"}]"#;
+        let without: ListedPod = serde_json::from_value(json!({ "metadata": { "name": "c" } })).unwrap();
+        let pods = [pod("a", status), pod("b", "{"), without];
+        let documents: Vec<PodDocument> = pods.iter().filter_map(document).collect();
+        assert_eq!((documents.len(), documents[0].created), (2, Some(1_767_323_045)));
+        let text = lay_out(&documents, Format::Text);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("blue       a    worker-1  eth0       home "), "{text}");
+        assert!(lines[2].contains("blue/a") && lines[3].contains("unreadable: k8s.v1.cni"), "{text}");
+    }
+}

@@ -1,0 +1,96 @@
+//! `weft status`, `weft list -A` and the reports of agents, with a real API server and the shipped RBAC.
+//!
+//! ```text
+//!   weft agent ── WeftNode ──► kube-apiserver ◄── weft status, weft list -A (a reader's kubeconfig)
+//!   weft-cni ── journal ──┘
+//! ```
+
+use rig::agent::{Agent, NAMESPACE, NODE, node_configuration};
+use rig::machine::until;
+use rig::parts::text;
+use serde_json::{Value, json};
+use testkit::{Finished, host};
+
+use rig::Machine;
+
+/// Runs `weft` with the kubeconfig of a user.
+fn weft(agent: &Agent, configuration: &str, words: &[&str]) -> Finished {
+    let program = testkit::binary("weft");
+    let command = agent.machine.command(text(&program)).env("KUBECONFIG", configuration).args(words);
+    command.deadline(rig::machine::TIMEOUT).finish()
+}
+
+/// Creates Node objects, and a user that may read what `weft status` needs, and nothing else. Returns its kubeconfig.
+fn reader(agent: &Agent, nodes: &[&str]) -> String {
+    for name in nodes {
+        let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } });
+        agent.kube.apply(&node.to_string());
+    }
+    agent.kube.apply(&rig::kube::files(&["deploy/crds/weftnodes.weft.dev.yaml"]));
+    agent.kube.wait_until_served();
+    let configuration = agent.kube.service_account("default", "reader");
+    agent
+        .kube
+        .kubectl("create clusterrole reader --verb=list --resource=nodes,pods,weftnodes.weft.dev".split(' '));
+    let bind = "create clusterrolebinding reader --clusterrole=reader --serviceaccount=default:reader";
+    agent.kube.kubectl(bind.split(' '));
+    configuration
+}
+
+fn rows(finished: &Finished) -> Vec<Value> {
+    finished.json().as_array().expect("a list").clone()
+}
+
+#[test]
+fn status_shows_agent_plugin_and_sandboxes_of_each_node() {
+    let Some(agent) = Agent::with_networks(host!(), ["a"]) else { return };
+    let configuration = reader(&agent, &[NODE, "worker-2"]);
+    let uid = agent.pod("web", &json!({ "k8s.v1.cni.cncf.io/networks": "a" }));
+    let pod = agent.machine.pod("p");
+    let attachment = agent.attachment(&pod, "web", &uid);
+    attachment.add(&node_configuration()).success();
+    agent.stop("TERM");
+    agent.start(&["--plugins", "/opt/cni/bin"]);
+    agent.wait_until_ready();
+    let row = until("the report has the sandbox", || {
+        let finished = weft(&agent, &configuration, &["status", "-o", "json"]);
+        rows(&finished).into_iter().find(|row| row["node"] == NODE && row["sandboxes"] == 1)
+    });
+    assert_eq!((&row["agent"], &row["plugin"]), (&json!("ready"), &json!("Current")), "{row}");
+    assert_eq!((&row["defaultNetwork"], &row["failedCalls"]), (&json!("home"), &json!(0)), "{row}");
+    assert_eq!(row["version"], env!("CARGO_PKG_VERSION"));
+    // A node without an agent is a failure, and --wait ends at its timeout.
+    let finished = weft(&agent, &configuration, &["status", "--wait", "--timeout", "1"]);
+    assert_eq!(finished.code, Some(1), "{finished}");
+    let lines: Vec<&str> = finished.stdout.lines().collect();
+    assert!(lines[0].starts_with("NODE") && lines[1].starts_with("worker-1  ready"), "{finished}");
+    assert!(lines[2].starts_with("worker-2  missing"), "{finished}");
+    let finished = weft(&agent, &configuration, &["status", "--wait", NODE, "-o", "wide"]).success();
+    assert!(finished.stdout.contains("COMMIT") && !finished.stdout.contains("worker-2"), "{finished}");
+    // The object belongs to its node, and kubectl shows it.
+    let object = agent.kube.json(["weftnode", NODE]);
+    assert_eq!(object["metadata"]["ownerReferences"][0]["kind"], "Node", "{object}");
+    assert!(agent.kube.kubectl(["get", "wnode"]).contains("Current"));
+
+    let listed = weft(&agent, &configuration, &["list", "-A", "-o", "json"]);
+    let listed = rows(&listed);
+    assert_eq!((listed.len(), &listed[0]["name"], &listed[0]["node"]), (1, &json!("web"), &json!(NODE)));
+    assert_eq!(listed[0]["networkStatus"][1]["name"], format!("{NAMESPACE}/a"));
+    let table = weft(&agent, &configuration, &["list", "-n", NAMESPACE]).success();
+    assert!(table.stdout.contains("net1") && table.stdout.contains(NODE), "{table}");
+    attachment.del(&node_configuration()).success();
+}
+
+#[test]
+fn status_without_the_rights_or_the_definition_says_so() {
+    let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
+    let bare = agent.kube.service_account("default", "bare");
+    let refused = weft(&agent, &bare, &["status"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("list nodes: "), "{refused}");
+    let finished = weft(&agent, &agent.kube.admin(), &["status"]);
+    assert!(finished.stderr.contains("weftnodes.weft.dev of deploy/crds"), "{finished}");
+    let unknown = weft(&agent, &agent.kube.admin(), &["status", "nowhere"]);
+    assert!(unknown.code == Some(1) && unknown.stderr.contains("node nowhere: "), "{unknown}");
+    let context = weft(&agent, &agent.kube.admin(), &["status", "--context", "other"]);
+    assert!(context.code == Some(1) && context.stderr.contains("other"), "{context}");
+}
