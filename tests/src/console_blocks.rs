@@ -161,7 +161,14 @@ pub const ROWS: &[Row] = &[
         "sudo weft doctor",
         Way::NotRun("shows faults of a node: tests/net/doctor.rs makes them"),
     ),
-    row("docs/commands.md", "weft explain", Way::Host("")),
+    row("docs/commands.md", "weft explain -n", Way::Host("")),
+    row(
+        "docs/commands.md",
+        "weft explain --from",
+        Way::NotRun(
+            "the manifests are those of the reader: crates/weft/tests/explain.rs has such connections",
+        ),
+    ),
     row("docs/commands.md", "weft lint examples/", Way::Host(MANIFESTS)),
     row(
         "docs/commands.md",

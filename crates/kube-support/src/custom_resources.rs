@@ -16,6 +16,7 @@ mod ip_block;
 mod ip_pool;
 mod ipam_claim;
 mod kuryr_port;
+mod multi_network_policy;
 mod network_attachment_definition;
 mod weft_node;
 
@@ -23,6 +24,7 @@ pub use ip_block::{IPBlock, IPBlockSpec, IPBlockStatus, IPBlockTransferRequest};
 pub use ip_pool::{IPPool, IPPoolSpec, IPPoolStatus, LayoutPhase, RecordedLayout};
 pub use ipam_claim::{IPAMClaim, IPAMClaimSpec, IPAMClaimStatus, OwnerPod};
 pub use kuryr_port::{KuryrPort, KuryrPortSpec, KuryrPortStatus};
+pub use multi_network_policy::{MultiNetworkPolicy, MultiNetworkPolicySpec};
 pub use network_attachment_definition::{NetworkAttachmentDefinition, NetworkAttachmentDefinitionSpec};
 pub use weft_node::{FailedCall, NodePool, PluginState, WeftNode, WeftNodeSpec, WeftNodeStatus};
 
@@ -48,6 +50,37 @@ pub fn definitions() -> Result<Vec<CustomResourceDefinition>, serde_json::Error>
         adapt(NetworkAttachmentDefinition::crd(), &[], Status::WithObject)?,
         adapt(WeftNode::crd(), &[], Status::WithObject)?,
     ])
+}
+
+/// Returns the definition of MultiNetworkPolicy, which is installed separately while no component enforces the objects in a
+/// cluster: users must not believe otherwise.
+///
+/// # Errors
+/// The generated schema is not one of the API's. A unit test generates it.
+pub fn policy_definition() -> Result<CustomResourceDefinition, serde_json::Error> {
+    let mut definition = adapt(MultiNetworkPolicy::crd(), &["spec"], Status::WithObject)?;
+    let Some(newest) = definition.spec.versions.first() else { return Ok(definition) };
+    let mut tree = serde_json::to_value(newest)?;
+    remove_field(&mut tree, "endPort");
+    let mut older: CustomResourceDefinitionVersion = serde_json::from_value(tree)?;
+    "v1beta1".clone_into(&mut older.name);
+    older.storage = false;
+    definition.spec.versions.insert(0, older);
+    Ok(definition)
+}
+
+/// Removes a property from a schema, and from the schemas inside it.
+fn remove_field(tree: &mut Value, field: &str) {
+    match tree {
+        Value::Object(fields) => {
+            if let Some(Value::Object(properties)) = fields.get_mut("properties") {
+                properties.remove(field);
+            }
+            fields.values_mut().for_each(|value| remove_field(value, field));
+        }
+        Value::Array(all) => all.iter_mut().for_each(|value| remove_field(value, field)),
+        _ => {}
+    }
 }
 
 /// Way in which the status of an object is written.

@@ -204,6 +204,8 @@ impl Reduced for PodObject {
                 extended_resource_claim_status,
             ),
             addresses: pod_ips.into_iter().filter(|_| runs).map(|PodIp { ip }| ip).collect(),
+            // Network policies, which use them, are not enforced with an API server.
+            named_ports: BTreeMap::new(),
             described_by_runtime: false,
         }
     }

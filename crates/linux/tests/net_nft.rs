@@ -681,3 +681,45 @@ fn nft_mark_match_is_listed_by_iptables() {
     let first = "-A FORWARD -m mark --mark 0x1000/0x1000 -m comment --comment weft -j ACCEPT";
     assert_eq!(rules, [first, "-A FORWARD -j DROP"]);
 }
+
+#[test]
+fn nft_sets_of_ranges_equal_those_of_nft() {
+    let host = host!(Feature::NftInet);
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_chain(WEFT, "web");
+    let near = Set::of_ranges("near", &[Type::Ipv4]);
+    let far = Set::of_ranges("far", &[Type::Ipv6]);
+    let ports = Set::of_ranges("ports", &[Type::Protocol, Type::Port]);
+    batch.ensure_set(WEFT, &near).ensure_set(WEFT, &far).ensure_set(WEFT, &ports);
+    let range = |first: &str, last: &str| Element::range(address(first), address(last));
+    batch.add_elements(WEFT, "near", &range("10.0.0.1", "10.0.0.1"));
+    batch.add_elements(WEFT, "near", &range("10.0.0.4", "10.0.0.9"));
+    batch.add_elements(WEFT, "near", &range("255.0.0.0", "255.255.255.255"));
+    batch.add_elements(WEFT, "far", &range("fd00::", "fd00::ffff"));
+    let port = |protocol: Protocol, port: u16| Data::protocol(protocol.number()).and(port);
+    batch.add_elements(
+        WEFT,
+        "ports",
+        &[
+            Element::new(port(Protocol::Tcp, 80)).to(port(Protocol::Tcp, 90)),
+            Element::new(port(Protocol::Udp, 53)).to(port(Protocol::Udp, 53)),
+        ],
+    );
+    let fields = [Selector::Transport, Selector::DestinationPort];
+    let rule = WEFT.rule().look_up(&[Selector::Source4], Is::In, "near").look_up(&fields, Is::In, "ports");
+    batch.add_rule(WEFT, "web", &rule.decide(&Verdict::Accept).comment("rule"));
+    batch.add_rule(WEFT, "web", &WEFT.rule().icmp6_types(133, 136).decide(&Verdict::Accept).comment("rule"));
+    nft(&host).commit(batch).expect("commit");
+    let text = host.run(["nft", "list", "table", "inet", "weft"]);
+    for line in [
+        "elements = { 10.0.0.1, 10.0.0.4-10.0.0.9,",
+        "elements = { fd00::/112 }",
+        "elements = { tcp . 80-90,",
+    ] {
+        assert!(text.contains(line), "{line} in\n{text}");
+    }
+    assert_eq!(
+        rules(&host),
+        ["ip saddr @near meta l4proto . th dport @ports accept", "icmpv6 type 133-136 accept"]
+    );
+}

@@ -15,6 +15,7 @@ use npwg::configuration::NodeConfiguration;
 use npwg::definition::Disk;
 use npwg::device::Devices;
 use npwg::metadata::{Definition, NetworkReference, Pod};
+use npwg::network_policy::NetworkPolicy;
 use npwg::plan::{self, Plan, PodIdentity, Sandbox};
 use npwg::policy::{self, Labels};
 
@@ -25,6 +26,8 @@ pub struct Collection {
     pub pods: Vec<Pod>,
     /// Definitions.
     pub definitions: BTreeMap<NetworkReference, Definition>,
+    /// MultiNetworkPolicies; of those with one name, the last one.
+    pub policies: BTreeMap<(String, String), NetworkPolicy>,
     /// Labels of namespaces.
     pub namespaces: BTreeMap<String, Labels>,
     /// Errors of files and objects that could not be read, as `path: why`.
@@ -34,12 +37,15 @@ pub struct Collection {
 impl Collection {
     /// Adds the content of the file at `path`.
     pub fn add(&mut self, path: &str, manifest: Manifest) {
-        let Manifest { source, pods, definitions, namespaces, others: _, problems } = manifest;
+        let Manifest { source, pods, definitions, namespaces, policies, others: _, problems } = manifest;
         self.pods.extend(pods.into_iter().map(|located| located.value.pod));
         let definitions = definitions.into_iter().map(|located| located.value);
         self.definitions.extend(definitions.map(|definition| (definition.reference(), definition)));
         let namespaces = namespaces.into_iter().map(|located| (located.value.name, located.value.labels));
         self.namespaces.extend(namespaces);
+        let policies = policies.into_iter().map(|located| located.value);
+        self.policies
+            .extend(policies.map(|policy| ((policy.namespace.clone(), policy.name.clone()), policy)));
         self.problems.extend(problems.iter().map(|problem| {
             let place = source.position(problem.at);
             format!("{path}:{}:{}: {}", place.line, place.column, problem.fault)

@@ -1,8 +1,8 @@
 //! Kubernetes objects from YAML or JSON files, with the source position of every value.
 //!
 //! The crate serves nodes without a cluster, the examples, and the linter. Reading continues after a problem, and an
-//! object with a problem is read as far as possible. It reads Pod, NetworkAttachmentDefinition, Namespace, lists of
-//! them, and the pod template of every workload. Other kinds are only listed.
+//! object with a problem is read as far as possible. It reads Pod, NetworkAttachmentDefinition, Namespace,
+//! MultiNetworkPolicy, lists of them, and the pod template of every workload. Other kinds are only listed.
 //!
 //! The rules are those of the API server: an object without a namespace is in `default`, annotations are strings, and
 //! `spec.config` of a definition is a string. A map in its place is kept as [`SpecConfig::Structured`]: the API server
@@ -24,6 +24,7 @@ pub mod stream;
 mod weight;
 
 use npwg::metadata::{Definition, Pod};
+use npwg::network_policy::NetworkPolicy;
 use npwg::policy::Labels;
 use npwg::refusal::{Fault, KeyPath};
 use npwg::rule::Rule;
@@ -52,6 +53,8 @@ pub struct Manifest {
     pub definitions: Vec<Located<Definition>>,
     /// Namespaces.
     pub namespaces: Vec<Located<Namespace>>,
+    /// MultiNetworkPolicies.
+    pub policies: Vec<Located<NetworkPolicy>>,
     /// Kinds of the objects that are not read.
     pub others: Vec<Located<String>>,
     /// Problems of the file and its objects.

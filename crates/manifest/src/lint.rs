@@ -1,6 +1,6 @@
 //! Linter: finds every problem of a file that is visible without a cluster, with its place, rule and suggestion.
 //!
-//! It checks definitions, the network annotations of pods and pod templates, and CNI configurations, also those inside
+//! It checks definitions, the network annotations of pods and pod templates, network policies, and CNI configurations, also those inside
 //! definitions. Their positions are line and column of the file, not of the embedded JSON.
 //!
 //! It uses the same parsers as the plan, so the two agree. [`Severity`] explains the severities.
@@ -13,6 +13,7 @@ mod chain;
 mod definition;
 pub mod kuryr;
 mod misplaced;
+mod network_policy;
 mod order;
 pub mod page;
 mod plugin;
@@ -80,6 +81,9 @@ pub fn manifest(manifest: &Manifest, knowledge: &Knowledge) -> Vec<Finding> {
     }
     for located in &manifest.pods {
         annotation::look(&mut report, located);
+    }
+    for located in &manifest.policies {
+        network_policy::look(&mut report, located);
     }
     misplaced::look(&mut report, manifest);
     let mut findings = report.sorted();

@@ -6,6 +6,7 @@ use super::node::{Node, Value};
 use super::{DEFAULT_NAMESPACE, Located, Manifest, Namespace, PodObject, Problem};
 use npwg::metadata::{Definition, Pod, SpecConfig};
 use npwg::nearest::hint;
+use npwg::network_policy::{self, Protocol};
 use npwg::refusal::{Fault, KeyPath};
 use npwg::rule::Rule;
 
@@ -28,6 +29,18 @@ const TEMPLATES: &[(&str, &[&str])] = &[
     ("VirtualMachine", &["spec", "template"]),
     ("VirtualMachineInstance", &[]),
     ("VirtualMachineInstanceReplicaSet", &["spec", "template"]),
+];
+
+/// Kinds that a misspelled kind is compared with.
+const SIMILAR: &[&str] = &[
+    "Pod",
+    DEFINITION,
+    "Namespace",
+    network_policy::KIND,
+    "Deployment",
+    "StatefulSet",
+    "DaemonSet",
+    "CronJob",
 ];
 
 /// Versions of the kinds of KubeVirt.
@@ -66,12 +79,15 @@ pub(super) fn read(manifest: &mut Manifest, node: &Node) {
             let value = Namespace { name, labels };
             object.manifest.namespaces.push(Located { value, node: node.clone(), base });
         }
+        network_policy::KIND => {
+            // The name is checked as that of any object; the reader checks the rest.
+            object.name();
+            let value = network_policy::read(&node.to_json());
+            object.manifest.policies.push(Located { value, node: node.clone(), base });
+        }
         _ if template.is_some() => object.pod(),
         other => {
-            let near = hint(
-                other,
-                &["Pod", DEFINITION, "Namespace", "Deployment", "StatefulSet", "DaemonSet", "CronJob"],
-            );
+            let near = hint(other, SIMILAR);
             if !near.is_empty() {
                 object.problem(
                     &KeyPath::root().key("kind"),
@@ -263,11 +279,32 @@ impl Object<'_> {
             controller: None,
             resource_claims: Vec::new(),
             addresses: Vec::new(),
+            named_ports: self.named_ports(),
             described_by_runtime: false,
         };
         let value = PodObject { pod, kind: self.kind.to_owned() };
         let located = Located { value, node: self.node.clone(), base: self.base.clone() };
         self.manifest.pods.push(located);
+    }
+
+    /// Returns the ports of the containers that have a name. The API server checks the other ones.
+    fn named_ports(&self) -> BTreeMap<String, (Protocol, u16)> {
+        let spec = self.node.nearest(&self.at(&["spec"]));
+        let list = |node: Option<&Node>| match node.map(|node| &node.value) {
+            Some(Value::List(items)) => items.clone(),
+            _ => Vec::new(),
+        };
+        let containers = [spec.get("containers"), spec.get("initContainers")].into_iter().flat_map(list);
+        let ports = containers.flat_map(|container| list(container.get("ports")));
+        let named = ports.filter_map(|port| {
+            let port = port.to_json();
+            let name = port.get("name")?.as_str()?.to_owned();
+            let number = u16::try_from(port.get("containerPort")?.as_u64()?).ok()?;
+            let word = port.get("protocol").map_or(Some(Protocol::Tcp.word()), |word| word.as_str())?;
+            let protocol = Protocol::ALL.into_iter().find(|known| known.word() == word)?;
+            Some((name, (protocol, number)))
+        });
+        named.collect()
     }
 
     fn definition(&mut self) {

@@ -9,6 +9,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::protocol::Protocol;
 use crate::refusal::quote;
 
 /// Identity of a pod.
@@ -48,6 +49,9 @@ pub struct Pod {
     pub resource_claims: Vec<String>,
     /// `status.podIPs` while the pod runs; empty before, afterwards and in manifest files.
     pub addresses: Vec<String>,
+    /// Ports that containers declare with a name, by that name; read from manifest files only.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub named_ports: BTreeMap<String, (Protocol, u16)>,
     /// Whether only the container runtime describes the pod, by its name and annotations; all else is unknown.
     #[serde(rename = "hearsay")]
     pub described_by_runtime: bool,

@@ -226,6 +226,16 @@ rules! {
         "The network calls the meta-plugin again, which would attach the networks of the pod without end."
     InvalidNodeConfiguration "invalid-node-configuration" Error File Weft("docs/plugins/weft.md")
         "The configuration of the meta-plugin has an unknown, invalid or missing key."
+    InvalidNetworkPolicy "invalid-network-policy" Error File Weft("docs/network-policy.md")
+        "A field of the MultiNetworkPolicy is unknown, missing or invalid: the policy denies all traffic of what it selects."
+    NetworkPolicyWithoutNetwork "network-policy-without-network" Error File Weft("docs/network-policy.md")
+        "The MultiNetworkPolicy has no annotation k8s.v1.cni.cncf.io/policy-for: it applies to no network."
+    NetworkPolicyNetworkNotInFiles "network-policy-network-not-in-files" Warning File Weft("docs/network-policy.md")
+        "The MultiNetworkPolicy names a network that is in none of the files, although other definitions are."
+    NetworkPolicySelectsNothing "network-policy-selects-nothing" Warning File Weft("docs/network-policy.md")
+        "A selector of the MultiNetworkPolicy fits no pod of the files that is attached to one of its networks."
+    NetworkPolicyDefaultTypes "network-policy-default-types" Warning File Weft("docs/network-policy.md")
+        "The MultiNetworkPolicy has egress rules alone and no policyTypes: it also denies all ingress."
     InvalidKuryrConfig "invalid-kuryr-config" Error File Weft("docs/neutron.md")
         "The annotation openstack.org/kuryr-config cannot be read."
 

@@ -37,6 +37,17 @@ fn custom_resource_definitions_in_deploy_are_those_of_weft_crds() {
 }
 
 #[test]
+fn network_policy_definition_is_deployed_separately() {
+    let deployed = documents_in(&workspace().join("deploy/policy"));
+    let directory = "deploy/policy";
+    assert!(
+        deployed == weft_crds(&["--network-policies"]),
+        "run `cargo run -p weft -- crds --network-policies --write {directory}`"
+    );
+    assert!(!weft_crds(&[]).contains("multi-networkpolicies"));
+}
+
+#[test]
 fn custom_resource_definitions_are_written_as_they_are_printed() {
     let directory = std::env::temp_dir().join(format!("weft-crds-{}", std::process::id()));
     fs::create_dir_all(&directory).unwrap();

@@ -217,3 +217,114 @@ fn explain_pod_with_devices_says_that_the_node_knows_them() {
     let is_root = !error.contains("root");
     assert!(!is_root || error.contains("only the kubelet allocates devices"), "{error}");
 }
+
+/// Three pods on one network; only `front` may reach `db`, at one port.
+const POLICIES: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata:
+  name: db
+  namespace: prod
+  labels: {app: db}
+  annotations: {k8s.v1.cni.cncf.io/networks: '[{"name":"net-a","ips":["10.0.0.1/24"]}]'}
+spec:
+  containers: [{name: main, ports: [{name: sql, containerPort: 5432}]}]
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: front
+  namespace: prod
+  labels: {app: front}
+  annotations: {k8s.v1.cni.cncf.io/networks: net-a}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: other
+  namespace: prod
+  annotations: {k8s.v1.cni.cncf.io/networks: net-a}
+---
+apiVersion: k8s.cni.cncf.io/v1beta2
+kind: MultiNetworkPolicy
+metadata:
+  name: db
+  namespace: prod
+  annotations: {k8s.v1.cni.cncf.io/policy-for: net-a}
+spec:
+  podSelector: {matchLabels: {app: db}}
+  policyTypes: [Ingress]
+  ingress:
+    - from: [{ipBlock: {cidr: 192.0.2.0/24}}]
+    - from: [{podSelector: {matchLabels: {app: front}}}]
+      ports: [{port: sql}]
+"#;
+
+fn explain_connection(policies: &str, arguments: &str) -> Output {
+    let mut command = weft(&format!("explain -f /dev/stdin -n prod --network net-a {arguments}"));
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(policies.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn explain_network_policy_verdict_and_deciding_rule() {
+    let text = |arguments: &str| {
+        let output = explain_connection(POLICIES, arguments);
+        assert!(output.status.success(), "{}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(
+        text("--from front --to prod/db --tcp 5432"),
+        "TCP 5432 from prod/front (prod/net-a) to prod/db (prod/net-a 10.0.0.1): allowed\n  \
+         egress   allowed: no policy selects the pod\n  \
+         ingress  allowed by prod/db: spec.ingress[1]\n  \
+         note     prod/db: spec.ingress[0]: has an address block; the addresses of the pod are not in the \
+         manifests\n"
+    );
+    assert!(
+        text("--from other --to db --tcp 5432").contains("ingress  denied: no rule of prod/db allows it")
+    );
+    assert!(text("--from front --to db --udp 5432").contains(": denied\n"));
+    assert!(
+        text("--from 192.0.2.7 --to db --sctp 1").contains("ingress  allowed by prod/db: spec.ingress[0]")
+    );
+    assert!(text("--from db --to 198.51.100.1 --tcp 80").contains(": allowed\n"));
+    let json: Value = serde_json::from_str(&text("--from other --to db --tcp 5432 -o json")).unwrap();
+    assert_eq!((&json["allowed"], &json["ingress"]), (&json!(false), &json!({"denied": ["prod/db"]})));
+}
+
+#[test]
+fn explain_network_policy_that_is_invalid_denies() {
+    let invalid = POLICIES.replace("port: sql", "port: 0");
+    let output = explain_connection(&invalid, "--from front --to db --tcp 5432");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains(": denied\n"), "{text}");
+    let fault = "invalid  prod/db denies all it selects: multi-network-policy prod/db: \
+                 spec.ingress[1].ports[0].port: 0: is not a port from 1 to 65535";
+    assert!(text.contains(fault), "{text}");
+}
+
+#[test]
+fn explain_connection_of_unknown_pods_is_an_error() {
+    for (arguments, words) in [
+        ("--from gone --to db --tcp 1", "pod prod/gone is not in the manifests"),
+        ("--from front --to db", "one of --tcp, --udp and --sctp is required"),
+        ("--from 10.0.0.8 --to 10.0.0.9 --tcp 1", "must be a pod of the manifests"),
+        ("--from front --to db --tcp 0", "0 is not in 1..=65535"),
+        ("--from front --tcp 1", "--to"),
+    ] {
+        let output = explain_connection(POLICIES, arguments);
+        assert!(
+            !output.status.success() && stderr(&output).contains(words),
+            "{arguments}: {}",
+            stderr(&output)
+        );
+    }
+    let output = explain_connection(
+        &POLICIES.replace("networks: net-a", "networks: net-b"),
+        "--from front --to db --tcp 1",
+    );
+    assert!(stderr(&output).contains("it selects prod/net-b"), "{}", stderr(&output));
+}

@@ -49,6 +49,34 @@ fn custom_resource_definitions_are_sorted_and_documented() {
 }
 
 #[test]
+fn network_policy_definition_has_two_versions_and_limits() {
+    let definition = serde_json::to_value(policy_definition().unwrap()).unwrap();
+    let versions = definition["spec"]["versions"].as_array().unwrap();
+    let names: Vec<[&Value; 3]> =
+        versions.iter().map(|version| ["name", "served", "storage"].map(|key| &version[key])).collect();
+    let flags = |served: bool, storage: bool| (json!(served), json!(storage));
+    let (old, new) = (flags(true, false), flags(true, true));
+    assert_eq!(names[0], [&json!("v1beta1"), &old.0, &old.1]);
+    assert_eq!(names[1], [&json!("v1beta2"), &new.0, &new.1]);
+    for version in versions {
+        let schema = &version["schema"]["openAPIV3Schema"];
+        walk("policy", schema, &mut |path, schema| {
+            assert!(path.ends_with("[]") || schema["description"].is_string(), "{path}: {schema}");
+            for absent in ["default", "nullable", "title", "anyOf", "oneOf", "$ref"] {
+                assert!(schema.get(absent).is_none(), "{path}: {schema}");
+            }
+        });
+        let spec = &schema["properties"]["spec"]["properties"];
+        let port = &spec["ingress"]["items"]["properties"]["ports"]["items"]["properties"];
+        assert_eq!(port["protocol"]["enum"], json!(["TCP", "UDP", "SCTP"]));
+        assert_eq!(port["port"]["x-kubernetes-int-or-string"], json!(true));
+        assert_eq!(port.get("endPort").is_some(), version["name"] == "v1beta2");
+        assert_eq!(spec["ingress"]["items"]["properties"]["from"]["maxItems"], json!(256));
+        assert_eq!(spec["policyTypes"]["items"]["enum"], json!(["Ingress", "Egress"]));
+    }
+}
+
+#[test]
 fn custom_resource_definitions_require_and_limit_their_fields() {
     let pool = schema("ippools.weft.dev");
     let spec = &pool["properties"]["spec"];

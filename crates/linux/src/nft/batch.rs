@@ -45,11 +45,24 @@ const SET_KEY_TYPE: u16 = 4;
 const SET_KEY_LENGTH: u16 = 5;
 const SET_DATA_TYPE: u16 = 6;
 const SET_DATA_LENGTH: u16 = 7;
+const SET_DESCRIPTION: u16 = 9;
 const SET_ID: u16 = 10;
 const SET_USER_DATA: u16 = 13;
 
 /// `NFT_SET_MAP`.
 const SET_IS_MAP: u32 = 8;
+
+/// `NFT_SET_INTERVAL`.
+const SET_OF_INTERVALS: u32 = 4;
+
+/// `NFT_SET_CONCAT`.
+const SET_OF_FIELDS: u32 = 0x80;
+
+/// `NFTA_SET_DESC_CONCAT`.
+const DESCRIPTION_FIELDS: u16 = 2;
+
+/// `NFTA_SET_FIELD_LEN`.
+const FIELD_LENGTH: u16 = 1;
 
 const LIST_TABLE: u16 = 1;
 const LIST_SET: u16 = 2;
@@ -152,9 +165,12 @@ impl Batch {
     ///
     /// An existing set must have this type.
     pub fn ensure_set(&mut self, table: Table<'_>, set: &Set<'_>) -> &mut Batch {
-        let Set { name, key, data } = set;
+        let Set { name, key, data, intervals } = set;
         let (key_type, key_length) = number_and_length(key);
-        let flags = if matches!(data, Mapped::Nothing) { 0 } else { SET_IS_MAP };
+        let mut flags = if matches!(data, Mapped::Nothing) { 0 } else { SET_IS_MAP };
+        if *intervals {
+            flags |= if key.len() > 1 { SET_OF_INTERVALS | SET_OF_FIELDS } else { SET_OF_INTERVALS };
+        }
         let mut attributes = Attributes::new();
         attributes.text(SET_TABLE, table.name).text(SET_NAME, name).be32(SET_FLAGS, flags);
         attributes.be32(SET_KEY_TYPE, key_type).be32(SET_KEY_LENGTH, key_length);
@@ -163,6 +179,17 @@ impl Batch {
             if data_length > 0 {
                 attributes.be32(SET_DATA_LENGTH, data_length);
             }
+        }
+        if flags & SET_OF_FIELDS != 0 {
+            attributes.nested(SET_DESCRIPTION, |description| {
+                description.nested(DESCRIPTION_FIELDS, |fields| {
+                    for field in *key {
+                        fields.nested(LIST_ITEM, |item| {
+                            item.be32(FIELD_LENGTH, field.length() as u32);
+                        });
+                    }
+                });
+            });
         }
         attributes.bytes(SET_USER_DATA, &set.user_data());
         // The id only has to differ from others of this batch, so the index is used.

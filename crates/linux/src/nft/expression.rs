@@ -18,11 +18,13 @@ const VERDICT_REGISTER: u32 = 0;
 /// `NFT_REG32_00`: the first slot.
 const FIRST_SLOT: u32 = 8;
 
-/// `NFTA_CMP_OP`, `NFT_CMP_EQ` and `NFT_CMP_NEQ`.
+/// `NFTA_CMP_OP`, `NFT_CMP_…`.
 #[derive(Clone, Copy)]
 pub(super) enum Comparison {
-    Equal,
-    NotEqual,
+    Equal = 0,
+    NotEqual = 1,
+    AtMost = 3,
+    AtLeast = 5,
 }
 
 /// Header in which the offset of a packet's bytes begins: `NFT_PAYLOAD_…`.

@@ -47,6 +47,12 @@ const STATUS_DESTINATION_NAT: u32 = 1 << 5;
 /// `RTN_LOCAL`.
 const ADDRESS_LOCAL: u32 = 2;
 
+/// `ETH_P_ARP`.
+const ETHERNET_ARP: u16 = 0x0806;
+
+/// `IPPROTO_ICMPV6`.
+const ICMP6: u8 = 58;
+
 /// `ARPHRD_ETHER`.
 const KIND_ETHER: u16 = 1;
 
@@ -223,6 +229,24 @@ impl Rule {
     /// `meta l4proto tcp`
     pub fn transport(self, protocol: Protocol) -> Rule {
         self.field(Selector::Transport, Is::In, &Data::protocol(protocol.number()))
+    }
+
+    /// `icmpv6 type 133-136`
+    pub fn icmp6_types(mut self, first: u8, last: u8) -> Rule {
+        self.require_family(AddressFamily::Ip6);
+        self.expressions.load_meta(META_TRANSPORT, 0);
+        self.expressions.compare(0, Comparison::Equal, &[ICMP6]);
+        self.expressions.load_payload(Base::Transport, 0, 1, 0);
+        self.expressions.compare(0, Comparison::AtLeast, &[first]);
+        self.expressions.compare(0, Comparison::AtMost, &[last]);
+        self
+    }
+
+    /// `meta protocol arp`, in the families bridge and netdev
+    pub fn arp(mut self) -> Rule {
+        self.expressions.load_meta(META_PROTOCOL, 0);
+        self.expressions.compare(0, Comparison::Equal, &ETHERNET_ARP.to_be_bytes());
+        self
     }
 
     /// `tcp sport 80`

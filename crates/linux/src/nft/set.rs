@@ -14,7 +14,12 @@ use crate::attributes::Attributes;
 
 const ELEMENT_KEY: u16 = 1;
 const ELEMENT_DATA: u16 = 2;
+const ELEMENT_FLAGS: u16 = 3;
 const ELEMENT_USER_DATA: u16 = 6;
+const ELEMENT_KEY_END: u16 = 10;
+
+/// `NFT_SET_ELEM_INTERVAL_END`.
+const INTERVAL_END: u32 = 1;
 
 const DATA_VALUE: u16 = 1;
 const DATA_VERDICT: u16 = 2;
@@ -68,6 +73,8 @@ pub struct Set<'a> {
     pub(super) name: &'a str,
     pub(super) key: &'a [Type],
     pub(super) data: Mapped<'a>,
+    /// Whether an element is a range of keys.
+    pub(super) intervals: bool,
 }
 
 /// Values of a map.
@@ -83,8 +90,20 @@ pub(super) enum Mapped<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
     key: Data,
+    end: End,
     target: Target,
     comment: String,
+}
+
+/// Form of an element in a set of ranges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum End {
+    /// A single key, or the first key of a range that the next element ends.
+    Open,
+    /// The first key after a range, in a set of one field.
+    AfterRange,
+    /// Last keys of the ranges, in a set of several fields.
+    Last(Data),
 }
 
 /// An element that is there.
@@ -184,14 +203,23 @@ impl<'a> Set<'a> {
     /// Returns a set of keys: `set NAME { type ipv4_addr . inet_service; }`
     #[must_use]
     pub fn of(name: &'a str, key: &'a [Type]) -> Set<'a> {
-        Set { name, key, data: Mapped::Nothing }
+        Set { name, key, data: Mapped::Nothing, intervals: false }
+    }
+
+    /// Returns a set of ranges of keys: `set NAME { type ipv4_addr; flags interval; }`
+    ///
+    /// Its elements are those of [`Element::range`] for one field, and [`Element::to`] for several fields. Ranges must not
+    /// overlap. A set of several fields requires kernel 5.6.
+    #[must_use]
+    pub fn of_ranges(name: &'a str, key: &'a [Type]) -> Set<'a> {
+        Set { name, key, data: Mapped::Nothing, intervals: true }
     }
 
     /// Returns the user data with which nft prints a set: without it, names of links are shown as `""`.
     ///
     /// A concatenation has no byte order; each of its fields has one.
     pub(super) fn user_data(&self) -> Vec<u8> {
-        let Set { name: _, key, data } = self;
+        let Set { name: _, key, data, intervals: _ } = self;
         let values = match data {
             Mapped::Nothing | Mapped::Verdicts => &[],
             Mapped::Values(types) => *types,
@@ -210,13 +238,13 @@ impl<'a> Set<'a> {
     /// Returns a map from keys to verdicts: `map NAME { type ipv4_addr : verdict; }`
     #[must_use]
     pub fn to_verdicts(name: &'a str, key: &'a [Type]) -> Set<'a> {
-        Set { name, key, data: Mapped::Verdicts }
+        Set { name, key, data: Mapped::Verdicts, intervals: false }
     }
 
     /// Returns a map from keys to values: `map NAME { type inet_service : ipv4_addr . inet_service; }`
     #[must_use]
     pub fn to_values(name: &'a str, key: &'a [Type], data: &'a [Type]) -> Set<'a> {
-        Set { name, key, data: Mapped::Values(data) }
+        Set { name, key, data: Mapped::Values(data), intervals: false }
     }
 }
 
@@ -237,7 +265,7 @@ impl<'a> Set<'a> {
     where
         'a: 'b,
     {
-        Set { name, key, data: self.data }
+        Set { name, key, data: self.data, intervals: self.intervals }
     }
 }
 
@@ -257,7 +285,24 @@ impl Mapped<'_> {
 impl Element {
     /// Returns an element of a set.
     pub fn new(key: impl Into<Data>) -> Element {
-        Element { key: key.into(), target: Target::Nothing, comment: String::new() }
+        Element { key: key.into(), end: End::Open, target: Target::Nothing, comment: String::new() }
+    }
+
+    /// Returns the elements of a range of addresses: `10.0.0.1-10.0.0.9`
+    pub fn range(first: IpAddr, last: IpAddr) -> Vec<Element> {
+        let after = match last {
+            IpAddr::V4(last) => u32::from(last).checked_add(1).map(|next| Data::from(Ipv4Addr::from(next))),
+            IpAddr::V6(last) => u128::from(last).checked_add(1).map(|next| Data::from(Ipv6Addr::from(next))),
+        };
+        let end = after.map(|key| Element { end: End::AfterRange, ..Element::new(key) });
+        [Some(Element::new(first)), end].into_iter().flatten().collect()
+    }
+
+    /// Makes each field a range that begins with the key: `tcp . 80-90`
+    #[must_use]
+    pub fn to(mut self, last: impl Into<Data>) -> Element {
+        self.end = End::Last(last.into());
+        self
     }
 
     /// Makes it an entry of a verdict map: `KEY : VERDICT`
@@ -284,7 +329,7 @@ impl Element {
     /// Returns the element as a listing shows it.
     #[must_use]
     pub fn listed(&self) -> ListedElement {
-        let Element { key, target, comment } = self;
+        let Element { key, end: _, target, comment } = self;
         let (value, verdict) = match target {
             Target::Nothing => (Data::default(), None),
             Target::Verdict(verdict) => (Data::default(), Some(verdict.clone())),
@@ -294,8 +339,17 @@ impl Element {
     }
 
     pub(super) fn write(&self, attributes: &mut Attributes) {
-        let Element { key, target, comment } = self;
+        let Element { key, end, target, comment } = self;
         attributes.nested(ELEMENT_KEY, |inner| key.write(inner));
+        match end {
+            End::Open => {}
+            End::AfterRange => {
+                attributes.be32(ELEMENT_FLAGS, INTERVAL_END);
+            }
+            End::Last(last) => {
+                attributes.nested(ELEMENT_KEY_END, |inner| last.write(inner));
+            }
+        }
         match target {
             Target::Nothing => {}
             Target::Verdict(verdict) => {

@@ -2,6 +2,8 @@
 //!
 //! A file may be read in pieces, so only names and places are kept.
 
+mod policy_selectors;
+
 use std::collections::BTreeMap;
 
 use super::Finding;
@@ -12,12 +14,14 @@ use npwg::nearest::hint;
 use npwg::refusal::{Fault, KeyPath, quote};
 use npwg::rule::Rule;
 use npwg::selection::{Annotation, Reading};
+use policy_selectors::PolicySelectors;
 
 /// Names of all files.
 #[derive(Debug, Default)]
 pub struct Across {
     definitions: BTreeMap<NetworkReference, Seen>,
     selected: Vec<Selected>,
+    policies: PolicySelectors,
     findings: Vec<(String, Finding)>,
 }
 
@@ -65,6 +69,7 @@ impl Across {
                 self.definitions.insert(reference, here);
             }
         }
+        self.policies.add(manifest, &seen);
         for located in &manifest.pods {
             let pod = &located.value.pod;
             let annotation = Annotation::Networks;
@@ -118,6 +123,10 @@ impl Across {
 
     /// Returns the findings, each with its file. Without any definition nothing is known about the networks of pods.
     pub fn findings(mut self) -> Vec<(String, Finding)> {
+        let policies = std::mem::take(&mut self.policies);
+        for (seen, fault) in policies.faults(&self.definitions) {
+            self.say(&seen, fault);
+        }
         if self.definitions.is_empty() {
             return self.findings;
         }

@@ -1,7 +1,8 @@
 //! `weft crds`: prints the CustomResourceDefinitions for `kubectl apply -f -`.
 //!
 //! The types of [`kube_support::custom_resources`] generate them. `deploy/crds` contains the same documents, one file
-//! each; `weft crds --write deploy/crds` writes them, and a test compares the two.
+//! each; `weft crds --write deploy/crds` writes them, and a test compares the two. `deploy/policy` has the one of
+//! MultiNetworkPolicy.
 //!
 //! Source: multi-network specification, section 3.1; `apiextensions.k8s.io/v1`.
 
@@ -9,11 +10,12 @@ use std::fs;
 use std::path::PathBuf;
 
 use clap::Args;
+use serde::Serialize;
 use serde_json::Value;
 
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
-use kube_support::custom_resources::definitions;
+use kube_support::custom_resources::{definitions, policy_definition};
 
 /// First line of every document.
 const GENERATED: &str =
@@ -30,11 +32,16 @@ pub(crate) struct Arguments {
     /// Directory to write the definitions to, one file each, instead of printing them
     #[arg(long, value_name = "DIR")]
     write: Option<PathBuf>,
+    /// Definition of MultiNetworkPolicy instead of the others; in a cluster weft does not enforce it yet
+    #[arg(long)]
+    network_policies: bool,
 }
 
 /// Runs `weft crds`.
-pub(crate) fn run(Arguments { write }: &Arguments) -> Result<(), Failure> {
-    let documents = documents()?;
+pub(crate) fn run(Arguments { write, network_policies }: &Arguments) -> Result<(), Failure> {
+    let definitions =
+        if *network_policies { policy_definition().map(|one| vec![one]) } else { definitions() };
+    let documents = documents(definitions)?;
     let Some(directory) = write else {
         let documents: Vec<String> = documents.iter().map(|(_, text)| format!("---\n{text}")).collect();
         return output::print(&documents.concat());
@@ -47,16 +54,19 @@ pub(crate) fn run(Arguments { write }: &Arguments) -> Result<(), Failure> {
 }
 
 /// Returns the name and the YAML document of each definition.
-fn documents() -> Result<Vec<(String, String)>, Failure> {
+fn documents(
+    definitions: Result<Vec<impl Serialize>, serde_json::Error>,
+) -> Result<Vec<(String, String)>, Failure> {
     let failed = |cause: &dyn std::error::Error| Failure::new(format!("generate the definitions: {cause}"));
     let options = serde_saphyr::ser_options! { compact_list_indent: false, prefer_block_scalars: false };
     let mut documents = Vec::new();
-    for definition in definitions().map_err(|cause| failed(&cause))? {
+    for definition in definitions.map_err(|cause| failed(&cause))? {
         let mut tree = serde_json::to_value(&definition).map_err(|cause| failed(&cause))?;
         write_integers(&mut tree);
         let text = serde_saphyr::to_string_with_options(&tree, options.clone());
         let text = text.map_err(|cause| failed(&cause))?;
-        documents.push((definition.metadata.name.unwrap_or_default(), format!("{GENERATED}\n{text}")));
+        let name = tree["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        documents.push((name, format!("{GENERATED}\n{text}")));
     }
     Ok(documents)
 }

@@ -1,4 +1,7 @@
-//! `weft explain`: prints the plan for a pod and the source of each decision. It changes nothing.
+//! `weft explain`: prints the plan for a pod and the source of each decision, or the verdict of network policies on a
+//! connection. It changes nothing.
+
+mod connection;
 
 use std::fmt::Write;
 
@@ -20,6 +23,7 @@ use cli_support::terminal::plain;
 #[command(after_help = format!("\
 Example:
   weft explain -n my-namespace my-pod -f examples/
+  weft explain --from a/web --to b/db --network shared/net-a --tcp 5432 -f manifests/
 
 The plan is the same as that of `weft attach` and of the meta-plugin for the same files. Devices are known on the node
 only: the plan shows which networks take one. Root is not required.
@@ -27,8 +31,10 @@ only: the plan shows which networks take one. Root is not required.
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
     /// Name of the pod, or of the workload with its pod template; or NAMESPACE/NAME
-    #[arg(value_name = "POD")]
-    pod: String,
+    #[arg(value_name = "POD", required_unless_present = "from", conflicts_with = "from")]
+    pod: Option<String>,
+    #[command(flatten)]
+    connection: connection::Options,
     /// Namespace of the pod
     #[arg(short = 'n', long, default_value = "default")]
     namespace: String,
@@ -49,7 +55,10 @@ struct Explanation<'a> {
 
 /// Runs `weft explain`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { pod, namespace, inputs, output } = arguments;
+    let Arguments { pod, connection, namespace, inputs, output } = arguments;
+    let Some(pod) = pod else {
+        return connection::run(connection, namespace, inputs, output.format);
+    };
     let pod = PodName::within(namespace, pod)?;
     let loaded = inputs.read()?;
     let plan =

@@ -1,0 +1,256 @@
+//! MultiNetworkPolicy (`k8s.cni.cncf.io/v1beta1`, `v1beta2`): which traffic may reach and leave an attachment.
+//!
+//! ```text
+//!  object ─► read ─► NetworkPolicy ──┬─► verdict   one connection: allowed or denied, and the deciding rule
+//!                                    └─► compile ─► AttachmentPolicy ─► plan ─► rules in the kernel
+//! ```
+//!
+//! The semantics are those of Kubernetes' NetworkPolicy, for the networks that the annotation [`POLICY_FOR`] names:
+//! - An attachment that no policy selects has no restriction. One that a policy selects is *isolated* in the policy's
+//!   directions: only traffic that a rule of any of its policies allows passes.
+//! - A connection needs both sides: the egress of its source and the ingress of its destination.
+//! - Replies to an allowed connection pass.
+//!
+//! A policy with a fault denies everything that it selects, in both directions: it never allows more than its author
+//! wrote. [`read`] returns the faults beside it.
+//!
+//! Source: `networking.k8s.io/v1` NetworkPolicy; multi-networkpolicy API of the Network Plumbing Working Group.
+
+mod address_range;
+mod attachment_policy;
+mod compile;
+mod label_selector;
+mod read;
+mod value_reader;
+mod verdict;
+
+pub use address_range::{AddressRange, subtract};
+pub use attachment_policy::{AttachmentPolicy, CompiledPeers, CompiledRule, IsolatedDirection, PortRange};
+pub use compile::{CompileError, compile};
+pub use label_selector::LabelSelector;
+pub use read::read;
+pub use verdict::{Decision, Party, PolicyRuleReference, Verdict, verdict};
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::metadata::NetworkReference;
+use crate::policy::Labels;
+pub use crate::protocol::Protocol;
+use crate::refusal::Fault;
+
+/// Annotation of a policy with the networks that it applies to: `NETWORK` or `NAMESPACE/NETWORK`, separated by commas.
+pub const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
+/// Kind of the object.
+pub const KIND: &str = "MultiNetworkPolicy";
+/// Versions of the object. Only the second one has `endPort`.
+pub const VERSIONS: [&str; 2] = ["k8s.cni.cncf.io/v1beta1", "k8s.cni.cncf.io/v1beta2"];
+/// Label that the API server sets on each namespace to its name.
+pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
+/// Largest number of networks in [`POLICY_FOR`].
+pub const NETWORKS_MAX: usize = 128;
+/// Largest number of rules in one direction of a policy.
+pub const RULES_MAX: usize = 256;
+/// Largest number of peers of a rule.
+pub const PEERS_MAX: usize = 256;
+/// Largest number of ports of a rule.
+pub const PORTS_MAX: usize = 256;
+/// Largest number of requirements in a label selector, and of values in one of them.
+pub const REQUIREMENTS_MAX: usize = 256;
+/// Largest number of exceptions in an address block.
+pub const EXCEPTIONS_MAX: usize = 256;
+
+/// A MultiNetworkPolicy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkPolicy {
+    /// Namespace; the policy selects pods of this namespace only.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// Networks that the policy applies to.
+    pub networks: BTreeSet<NetworkReference>,
+    /// Selected pods.
+    pub pods: LabelSelector,
+    /// Traffic that reaches the selected pods.
+    pub ingress: RuleList,
+    /// Traffic that the selected pods send.
+    pub egress: RuleList,
+    /// Faults. With a fault the policy has no rules and isolates both directions.
+    pub faults: Vec<Fault>,
+}
+
+/// Direction of traffic, as seen by the selected pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// To the pod.
+    Ingress,
+    /// From the pod.
+    Egress,
+}
+
+/// Rules of one direction of a policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuleList {
+    /// Whether the policy isolates the selected pods in this direction.
+    pub isolates: bool,
+    /// Rules, each of which allows traffic.
+    pub rules: Vec<PolicyRule>,
+}
+
+/// Rule of a policy: allows traffic with one of these peers at one of these ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicyRule {
+    /// Peers; none written means any.
+    pub peers: Vec<PolicyPeer>,
+    /// Ports; none written means all traffic, also of protocols without ports.
+    pub ports: Vec<PolicyPort>,
+}
+
+/// Peers of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PolicyPeer {
+    /// Pods that are attached to a network of the policy.
+    Pods {
+        /// Namespaces of the pods; absent for the policy's own.
+        namespaces: Option<LabelSelector>,
+        /// Labels of the pods; absent for all.
+        pods: Option<LabelSelector>,
+    },
+    /// Addresses.
+    Block(Vec<AddressRange>),
+}
+
+/// Port of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyPort {
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Ports of the destination.
+    pub ports: Ports,
+}
+
+/// Ports of one protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ports {
+    /// Every port.
+    All,
+    /// From the first to the last one.
+    Range(u16, u16),
+    /// Port of a container of the destination, by its name.
+    Named(String),
+}
+
+/// Pod with one of its attachments.
+#[derive(Clone, Copy, Debug)]
+pub struct PodAttachment<'a> {
+    /// Namespace of the pod.
+    pub namespace: &'a str,
+    /// Name of the pod.
+    pub name: &'a str,
+    /// Labels of the pod.
+    pub labels: &'a Labels,
+    /// Labels of its namespace. The label [`NAMESPACE_NAME`] is known without them.
+    pub namespace_labels: &'a Labels,
+    /// Named ports of its containers.
+    pub ports: &'a BTreeMap<String, (Protocol, u16)>,
+    /// Network of the attachment.
+    pub network: &'a NetworkReference,
+    /// Addresses of the attachment; empty if they are unknown.
+    pub addresses: &'a [IpAddr],
+}
+
+// === impl NetworkPolicy ===
+
+impl NetworkPolicy {
+    /// Returns the rules of a direction.
+    pub fn rules(&self, direction: Direction) -> &RuleList {
+        match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        }
+    }
+
+    /// Whether the policy applies to this attachment.
+    pub fn selects(&self, pod: &PodAttachment<'_>) -> bool {
+        self.namespace == pod.namespace && self.networks.contains(pod.network) && self.pods.fits(pod.labels)
+    }
+
+    /// Whether a peer's selectors fit an attachment. Attachments to networks that the policy does not name fit none.
+    pub fn peer_selects(&self, peer: &PolicyPeer, pod: &PodAttachment<'_>) -> bool {
+        let PolicyPeer::Pods { namespaces, pods } = peer else { return false };
+        let is_in_namespace = match namespaces {
+            None => pod.namespace == self.namespace,
+            Some(selector) => selector.fits_namespace(pod.namespace, pod.namespace_labels),
+        };
+        self.networks.contains(pod.network)
+            && is_in_namespace
+            && pods.as_ref().is_none_or(|selector| selector.fits(pod.labels))
+    }
+
+    /// Returns the name of the policy in messages.
+    pub fn subject(&self) -> String {
+        subject(&self.namespace, &self.name)
+    }
+}
+
+impl fmt::Display for NetworkPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Returns the name of a policy in messages.
+fn subject(namespace: &str, name: &str) -> String {
+    format!("multi-network-policy {namespace}/{name}")
+}
+
+// === impl Direction ===
+
+impl Direction {
+    /// Both directions.
+    pub const ALL: [Direction; 2] = [Direction::Ingress, Direction::Egress];
+
+    /// Returns the name of its field in a policy.
+    pub fn word(self) -> &'static str {
+        match self {
+            Direction::Ingress => "ingress",
+            Direction::Egress => "egress",
+        }
+    }
+
+    /// Returns the name of the field with a rule's peers.
+    pub fn peers_word(self) -> &'static str {
+        match self {
+            Direction::Ingress => "from",
+            Direction::Egress => "to",
+        }
+    }
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+// === impl PolicyPort ===
+
+impl PolicyPort {
+    /// Whether traffic to this port of a destination fits. `named` are the destination's named ports.
+    pub fn fits(&self, protocol: Protocol, port: u16, named: &BTreeMap<String, (Protocol, u16)>) -> bool {
+        self.protocol == protocol
+            && match &self.ports {
+                Ports::All => true,
+                Ports::Range(first, last) => (*first..=*last).contains(&port),
+                Ports::Named(name) => named.get(name) == Some(&(protocol, port)),
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests;

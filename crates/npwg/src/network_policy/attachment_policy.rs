@@ -1,0 +1,120 @@
+//! Policies of one attachment in the form that the plan contains and the kernel enforces: addresses and ports only.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{AddressRange, Direction, Protocol};
+
+/// Largest number of rules of an attachment in one direction.
+pub(super) const COMPILED_RULES_MAX: usize = 1024;
+/// Largest number of addresses in the sets of an attachment.
+pub(super) const ADDRESSES_MAX: usize = 65_536;
+
+/// Policies of one attachment.
+///
+/// A direction that is absent is not isolated: all its traffic passes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct AttachmentPolicy {
+    /// Traffic to the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ingress: Option<IsolatedDirection>,
+    /// Traffic from the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress: Option<IsolatedDirection>,
+    /// Addresses of the peers, by set. A set changes when peers start and stop; the rules do not.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub sets: BTreeMap<String, Vec<IpAddr>>,
+}
+
+/// Direction in which only the traffic of rules, and replies, pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IsolatedDirection {
+    /// Rules, each of which allows traffic.
+    pub rules: Vec<CompiledRule>,
+}
+
+/// Rule of an attachment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompiledRule {
+    /// Policy, as `namespace/name`.
+    pub policy: String,
+    /// Index of the rule in its policy and direction.
+    pub rule: usize,
+    /// Peers.
+    pub peers: CompiledPeers,
+    /// Ports of the destination; none means all traffic, also of protocols without ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<PortRange>,
+}
+
+/// Peers of a rule.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum CompiledPeers {
+    /// All addresses.
+    Any,
+    /// The addresses of a set and of ranges.
+    Only {
+        /// Name of the set in [`AttachmentPolicy::sets`]; absent for a rule without selectors.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        set: Option<String>,
+        /// Ranges that neither overlap nor touch.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        ranges: Vec<AddressRange>,
+    },
+}
+
+/// Ports of a protocol, from the first to the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PortRange {
+    /// Protocol.
+    pub protocol: Protocol,
+    /// First port.
+    pub first: u16,
+    /// Last port.
+    pub last: u16,
+}
+
+// === impl AttachmentPolicy ===
+
+impl AttachmentPolicy {
+    /// Whether all traffic passes.
+    pub fn is_open(&self) -> bool {
+        self.ingress.is_none() && self.egress.is_none()
+    }
+
+    /// Returns a direction, if it is isolated.
+    pub fn isolated(&self, direction: Direction) -> Option<&IsolatedDirection> {
+        match direction {
+            Direction::Ingress => self.ingress.as_ref(),
+            Direction::Egress => self.egress.as_ref(),
+        }
+    }
+
+    /// Whether the rules allow a connection with this peer.
+    pub fn allows(&self, direction: Direction, peer: IpAddr, protocol: Protocol, port: u16) -> bool {
+        let Some(IsolatedDirection { rules }) = self.isolated(direction) else { return true };
+        rules.iter().any(|rule| {
+            let is_port = rule.ports.is_empty()
+                || rule
+                    .ports
+                    .iter()
+                    .any(|range| range.protocol == protocol && (range.first..=range.last).contains(&port));
+            is_port && self.is_peer(&rule.peers, peer)
+        })
+    }
+
+    fn is_peer(&self, peers: &CompiledPeers, address: IpAddr) -> bool {
+        match peers {
+            CompiledPeers::Any => true,
+            CompiledPeers::Only { set, ranges } => {
+                let set = set.as_ref().and_then(|name| self.sets.get(name));
+                set.is_some_and(|addresses| addresses.contains(&address))
+                    || ranges.iter().any(|range| range.contains(address))
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Label selectors of Kubernetes, validated.
+//!
+//! Source: `metav1.LabelSelector`; Kubernetes documentation, "Labels and Selectors".
+
+use std::collections::BTreeSet;
+
+use super::NAMESPACE_NAME;
+use crate::policy::Labels;
+
+/// Conditions on the labels of an object, all of which must be true. Without a condition it fits every object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LabelSelector {
+    pub(super) requirements: Vec<Requirement>,
+}
+
+/// Condition on one label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Requirement {
+    pub(super) key: String,
+    pub(super) operator: Operator,
+}
+
+/// Kinds of conditions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Operator {
+    In(BTreeSet<String>),
+    NotIn(BTreeSet<String>),
+    Exists,
+    DoesNotExist,
+}
+
+// === impl LabelSelector ===
+
+impl LabelSelector {
+    /// Whether an object with these labels fits.
+    pub fn fits(&self, labels: &Labels) -> bool {
+        self.requirements.iter().all(|one| one.fits(labels.get(&one.key).map(String::as_str)))
+    }
+
+    /// Whether a namespace fits. Its label with its own name is known without the object.
+    pub fn fits_namespace(&self, name: &str, labels: &Labels) -> bool {
+        self.requirements.iter().all(|one| match one.key.as_str() {
+            NAMESPACE_NAME => one.fits(Some(name)),
+            key => one.fits(labels.get(key).map(String::as_str)),
+        })
+    }
+
+    /// Whether the selector fits every object.
+    pub fn is_empty(&self) -> bool {
+        self.requirements.is_empty()
+    }
+}
+
+// === impl Requirement ===
+
+impl Requirement {
+    fn fits(&self, value: Option<&str>) -> bool {
+        match &self.operator {
+            Operator::In(values) => value.is_some_and(|value| values.contains(value)),
+            Operator::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
+            Operator::Exists => value.is_some(),
+            Operator::DoesNotExist => value.is_none(),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Reader of a JSON value that notes every fault with its path, and continues.
+
+use serde_json::{Map, Value};
+
+use crate::nearest::hint;
+use crate::refusal::{Fault, KeyPath};
+use crate::rule::Rule;
+
+/// Largest number of faults that are noted for one object.
+const FAULTS_MAX: usize = 32;
+
+/// Value with its place in the object.
+#[derive(Clone, Debug)]
+pub(super) struct Field<'a> {
+    pub(super) value: &'a Value,
+    pub(super) path: KeyPath,
+}
+
+/// Collector of the faults of one object.
+#[derive(Debug)]
+pub(super) struct ValueReader {
+    subject: String,
+    faults: Vec<Fault>,
+}
+
+// === impl ValueReader ===
+
+impl ValueReader {
+    pub(super) fn new(subject: String) -> ValueReader {
+        ValueReader { subject, faults: Vec::new() }
+    }
+
+    pub(super) fn faults(self) -> Vec<Fault> {
+        self.faults
+    }
+
+    /// Notes a fault of a value.
+    pub(super) fn fault(&mut self, field: &Field<'_>, reason: impl Into<String>, cure: &str) {
+        let shown = match field.value {
+            Value::Array(_) | Value::Object(_) | Value::Null => String::new(),
+            value => value.to_string(),
+        };
+        let fault = Fault::new(Rule::InvalidNetworkPolicy, self.subject.as_str(), reason);
+        self.push(fault.at(field.path.clone()).showing(&shown).cure(cure));
+    }
+
+    /// Notes a fault at a place without a value.
+    pub(super) fn missing(&mut self, rule: Rule, path: KeyPath, reason: &str, cure: &str) {
+        self.push(Fault::new(rule, self.subject.as_str(), reason).at(path).cure(cure));
+    }
+
+    fn push(&mut self, fault: Fault) {
+        if self.faults.len() < FAULTS_MAX {
+            self.faults.push(fault);
+        }
+    }
+
+    /// Returns the fields of an object; one that is not `known` is a fault.
+    pub(super) fn object<'a>(&mut self, field: &Field<'a>, known: &[&str]) -> Fields<'a> {
+        let Value::Object(map) = field.value else {
+            self.fault(field, format!("must be an object, this is {}", kind(field.value)), "");
+            return Fields { map: None, path: field.path.clone() };
+        };
+        for (key, value) in map {
+            if !known.contains(&key.as_str()) {
+                let place = Field { value, path: field.path.key(key) };
+                let near = hint(key, known);
+                let cure =
+                    if near.is_empty() { format!("the fields are {}", known.join(", ")) } else { near };
+                self.fault(&place, "unknown field", &cure);
+            }
+        }
+        Fields { map: Some(map), path: field.path.clone() }
+    }
+
+    /// Returns the fields of an object with at most `max` fields of any name.
+    pub(super) fn object_of_any<'a>(&mut self, field: &Field<'a>, max: usize) -> Fields<'a> {
+        let map = field.value.as_object();
+        match map {
+            None => self.fault(field, format!("must be an object, this is {}", kind(field.value)), ""),
+            Some(map) if map.len() > max => {
+                self.fault(field, format!("has {} fields; the maximum is {max}", map.len()), "");
+            }
+            Some(_) => return Fields { map, path: field.path.clone() },
+        }
+        Fields { map: None, path: field.path.clone() }
+    }
+
+    /// Returns the elements of a list of at most `max`.
+    pub(super) fn list<'a>(&mut self, field: &Field<'a>, max: usize) -> Vec<Field<'a>> {
+        let Value::Array(all) = field.value else {
+            self.fault(field, format!("must be a list, this is {}", kind(field.value)), "");
+            return Vec::new();
+        };
+        if all.len() > max {
+            let reason = format!("has {} elements; the maximum is {max}", all.len());
+            self.fault(field, reason, "write several policies");
+            return Vec::new();
+        }
+        let element = |(index, value)| Field { value, path: field.path.index(index) };
+        all.iter().enumerate().map(element).collect()
+    }
+
+    /// Returns a string.
+    pub(super) fn text<'a>(&mut self, field: &Field<'a>) -> Option<&'a str> {
+        let text = field.value.as_str();
+        if text.is_none() {
+            self.fault(field, format!("must be a string, this is {}", kind(field.value)), "");
+        }
+        text
+    }
+}
+
+/// Fields of an object.
+#[derive(Clone, Debug)]
+pub(super) struct Fields<'a> {
+    map: Option<&'a Map<String, Value>>,
+    path: KeyPath,
+}
+
+// === impl Fields ===
+
+impl<'a> Fields<'a> {
+    /// Returns a field. `null` counts as absent, as at the API server.
+    pub(super) fn find(&self, key: &str) -> Option<Field<'a>> {
+        let value = self.map?.get(key).filter(|value| !value.is_null())?;
+        Some(Field { value, path: self.path.key(key) })
+    }
+
+    /// Returns the names and values of all fields.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&'a str, Field<'a>)> + use<'a, '_> {
+        let entries = self.map.into_iter().flatten();
+        entries.map(|(key, value)| (key.as_str(), Field { value, path: self.path.key(key) }))
+    }
+
+    /// Returns the path of a field.
+    pub(super) fn path(&self, key: &str) -> KeyPath {
+        self.path.key(key)
+    }
+}
+
+/// Returns the kind of a value in messages.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

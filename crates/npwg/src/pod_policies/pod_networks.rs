@@ -1,0 +1,107 @@
+//! Attachments of a pod as far as its object describes them: the networks that it selects, and their addresses.
+//!
+//! The addresses are those of the network-status annotation, else the requested ones (`ips`).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use crate::metadata::{NetworkReference, Pod};
+use crate::network_policy::PodAttachment;
+use crate::policy::Labels;
+use crate::protocol::Protocol;
+use crate::selection::{Annotation, Reading};
+use crate::status::{Entry, NETWORK_STATUS};
+
+/// Largest number of addresses of one attachment that are used.
+const ADDRESSES_MAX: usize = 32;
+
+/// Pod with the networks that it selects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodNetworks {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    labels: Labels,
+    ports: BTreeMap<String, (Protocol, u16)>,
+    /// Networks with the pod's addresses, in the order of the selection.
+    pub networks: Vec<(NetworkReference, Vec<IpAddr>)>,
+}
+
+// === impl PodNetworks ===
+
+impl PodNetworks {
+    /// Returns the networks of a pod; none if it uses the network of its node.
+    pub fn of(pod: &Pod) -> PodNetworks {
+        let annotation = Annotation::Networks;
+        let text = pod.annotations.get(annotation.key()).filter(|_| !pod.host_network);
+        let elements = text.map(|text| Reading::of(annotation, text, &pod.namespace).elements);
+        let mut status: Vec<Entry> = pod
+            .annotations
+            .get(NETWORK_STATUS)
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default();
+        let networks = elements.unwrap_or_default().into_iter().map(|element| {
+            let name = element.network.to_string();
+            // A network that is selected twice has an entry for each.
+            let entry = status.iter().position(|entry| entry.name == name).map(|index| status.remove(index));
+            let addresses: Vec<IpAddr> = match entry {
+                Some(entry) => entry.ips.iter().filter_map(|text| address(text)).collect(),
+                None => element.ips.iter().filter_map(|ip| address(&ip.to_string())).collect(),
+            };
+            (element.network, addresses.into_iter().take(ADDRESSES_MAX).collect())
+        });
+        PodNetworks {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            labels: pod.labels.clone(),
+            ports: pod.named_ports.clone(),
+            networks: networks.collect(),
+        }
+    }
+
+    /// Returns the attachment to each network.
+    pub fn attachments<'a>(
+        &'a self,
+        namespace_labels: &'a Labels,
+    ) -> impl Iterator<Item = PodAttachment<'a>> {
+        self.networks.iter().map(move |(network, addresses)| PodAttachment {
+            namespace: &self.namespace,
+            name: &self.name,
+            labels: &self.labels,
+            namespace_labels,
+            ports: &self.ports,
+            network,
+            addresses,
+        })
+    }
+}
+
+/// Returns the address of a text with or without a prefix length.
+fn address(text: &str) -> Option<IpAddr> {
+    text.split('/').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_policy_addresses_come_from_status_or_request() {
+        let mut pod = Pod { namespace: "x".into(), name: "a".into(), ..Pod::default() };
+        let selection =
+            r#"[{"name":"net","ips":["10.0.0.1/24","fd00::1/64"]},{"name":"other","namespace":"y"}]"#;
+        pod.annotations.insert(Annotation::Networks.key().to_owned(), selection.to_owned());
+        let shown = |pod: &Pod| {
+            let networks = PodNetworks::of(pod).networks;
+            let text = |(network, all): &(NetworkReference, Vec<IpAddr>)| format!("{network} {all:?}");
+            networks.iter().map(text).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(&pod), ["x/net [10.0.0.1, fd00::1]", "y/other []"]);
+        let status = r#"[{"name":"y/other","interface":"net2","ips":["10.1.0.1"],"dns":{}}]"#;
+        pod.annotations.insert(NETWORK_STATUS.to_owned(), status.to_owned());
+        assert_eq!(shown(&pod), ["x/net [10.0.0.1, fd00::1]", "y/other [10.1.0.1]"]);
+        pod.host_network = true;
+        assert_eq!(shown(&pod), [""; 0]);
+    }
+}
