@@ -9,7 +9,7 @@
 //! - An attachment that once passed a check and fails now has drifted. Faults of first checks are stored in a file, so
 //!   that a later agent knows them. Without the file, each sandbox has a first check again.
 //! - A result costs one line at the end of that file, whatever the number of sandboxes; a later line of a sandbox counts. The
-//!   file is written anew when most of its lines are outdated.
+//!   file is written again when most of its lines are outdated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -48,7 +48,7 @@ pub(crate) struct Drift {
     checked: Mutex<BTreeMap<ContainerId, CheckState>>,
 }
 
-/// What the file contains.
+/// Content of the file.
 #[derive(Debug, Default)]
 struct Stored {
     /// First faults of sandboxes that this agent has not found yet.
@@ -190,7 +190,7 @@ impl Drift {
 }
 
 impl Stored {
-    /// Appends a line, or writes the file anew if it is not open or most of its lines are outdated.
+    /// Appends a line, or writes the whole file if it is not open or most of its lines are outdated.
     fn write(
         &mut self,
         file: &Path,
