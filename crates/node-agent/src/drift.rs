@@ -8,10 +8,14 @@
 //! - The first check follows soon after the attachment, also that of a network added to a running pod.
 //! - An attachment that once passed a check and fails now has drifted. Faults of first checks are stored in a file, so
 //!   that a later agent knows them. Without the file, each sandbox has a first check again.
+//! - A result costs one line at the end of that file, whatever the number of sandboxes; a later line of a sandbox counts. The
+//!   file is written again when most of its lines are outdated.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +32,9 @@ const CHECKS_MAX: usize = 4;
 /// Maximum size of the file that is read, in bytes: enough for some thousand sandboxes.
 const FILE_MAX: u64 = 1 << 20;
 
+/// Number of outdated lines of the file that are kept in any case.
+const OUTDATED_MIN: usize = 256;
+
 /// Interfaces of each checked sandbox that have failed every check.
 type FirstFaults = BTreeMap<ContainerId, BTreeSet<IfName>>;
 
@@ -37,9 +44,17 @@ pub(crate) struct Drift {
     interval: Duration,
     /// File with the first faults.
     file: PathBuf,
-    /// First faults in the file, of sandboxes that this agent has not found yet.
-    stored: Mutex<FirstFaults>,
+    stored: Mutex<Stored>,
     checked: Mutex<BTreeMap<ContainerId, CheckState>>,
+}
+
+/// Content of the file.
+#[derive(Debug, Default)]
+struct Stored {
+    /// First faults of sandboxes that this agent has not found yet.
+    waiting: FirstFaults,
+    /// Open file, and the number of its lines; none before the first write.
+    open: Option<(File, usize)>,
 }
 
 #[derive(Debug)]
@@ -70,19 +85,24 @@ pub(crate) enum CheckOutcome {
 impl Drift {
     /// Returns a detector that has every sandbox checked each `interval` (zero: never) and stores first faults in `file`.
     pub(crate) fn new(interval: Duration, file: PathBuf) -> Drift {
-        let is_short = fs::metadata(&file).is_ok_and(|metadata| metadata.len() <= FILE_MAX);
-        let read = is_short.then(|| fs::read(&file).ok()).flatten();
-        let stored = read.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        let stored = Stored { waiting: read(&file), open: None };
         Drift { interval, file, stored: Mutex::new(stored), checked: Mutex::default() }
     }
 
-    fn stored(&self) -> MutexGuard<'_, FirstFaults> {
+    fn stored(&self) -> MutexGuard<'_, Stored> {
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn store(&self, faults: &FirstFaults) {
-        let text = serde_json::to_string(faults).map_err(Into::into);
-        if let Err(error) = text.and_then(|text| cli_support::atomic_file::write(&self.file, &text)) {
+    /// Stores the first faults of one sandbox; `checked` has those of all.
+    fn store(
+        &self,
+        container: &ContainerId,
+        faults: &BTreeSet<IfName>,
+        checked: &BTreeMap<ContainerId, CheckState>,
+    ) {
+        let mut stored = self.stored();
+        if let Err(error) = stored.write(&self.file, container, faults, checked) {
+            stored.open = None;
             warn!(%error, file = %self.file.display(), "failed to store the results of first checks");
         }
     }
@@ -103,14 +123,14 @@ impl Drift {
         let (mut checked, mut stored) = (self.checked(), self.stored());
         checked.retain(|container, _| all.contains_key(container));
         if !all.is_empty() {
-            stored.retain(|container, _| all.contains_key(container));
+            stored.waiting.retain(|container, _| all.contains_key(container));
         }
         let mut tasks = Vec::new();
         for (container, sandbox) in all {
             if !checked.contains_key(container) {
                 let state = CheckState {
                     due: now + self.interval.min(FIRST),
-                    first_faults: stored.remove(container),
+                    first_faults: stored.waiting.remove(container),
                     added: BTreeSet::new(),
                     drifted: BTreeSet::new(),
                 };
@@ -150,12 +170,8 @@ impl Drift {
             (false, false) => CheckOutcome::Drifted,
         };
         if faults_before != known.first_faults {
-            let mut faults = self.stored().clone();
-            let of_checked = |(container, state): (&ContainerId, &CheckState)| {
-                Some((container.clone(), state.first_faults.clone()?))
-            };
-            faults.extend(checked.iter().filter_map(of_checked));
-            self.store(&faults);
+            let faults = known.first_faults.clone().unwrap_or_default();
+            self.store(&result.container, &faults, &checked);
         }
         outcome
     }
@@ -171,6 +187,45 @@ impl Drift {
     pub(crate) fn count(&self) -> usize {
         self.checked().values().filter(|known| !known.drifted.is_empty()).count()
     }
+}
+
+impl Stored {
+    /// Appends a line, or writes the whole file if it is not open or most of its lines are outdated.
+    fn write(
+        &mut self,
+        file: &Path,
+        container: &ContainerId,
+        faults: &BTreeSet<IfName>,
+        checked: &BTreeMap<ContainerId, CheckState>,
+    ) -> io::Result<()> {
+        let current = self.waiting.len() + checked.len();
+        if let Some((open, lines)) = &mut self.open
+            && *lines < 2 * current + OUTDATED_MIN
+        {
+            *lines += 1;
+            return open.write_all(line(container, faults)?.as_bytes());
+        }
+        let of_checked =
+            checked.iter().filter_map(|(container, state)| Some((container, state.first_faults.as_ref()?)));
+        let all = self.waiting.iter().chain(of_checked).map(|(container, faults)| line(container, faults));
+        let lines = all.collect::<io::Result<Vec<String>>>()?;
+        cli_support::atomic_file::write(file, &lines.concat())?;
+        let open = OpenOptions::new().append(true).mode(0o600).open(file)?;
+        self.open = Some((open, lines.len()));
+        Ok(())
+    }
+}
+
+/// Returns the line of a sandbox.
+fn line(container: &ContainerId, faults: &BTreeSet<IfName>) -> io::Result<String> {
+    Ok(serde_json::to_string(&(container, faults))? + "\n")
+}
+
+/// Reads the lines of the file. The last one may be incomplete; a file that is too large counts as empty.
+fn read(file: &Path) -> FirstFaults {
+    let is_short = fs::metadata(file).is_ok_and(|metadata| metadata.len() <= FILE_MAX);
+    let text = is_short.then(|| fs::read_to_string(file).ok()).flatten().unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 #[cfg(test)]
@@ -222,13 +277,32 @@ mod tests {
     }
 
     #[test]
+    fn drift_file_has_a_bounded_number_of_outdated_lines() {
+        let directory = std::env::temp_dir().join(format!("weft-drift-lines-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let file = directory.join("checked.json");
+        let drift = Drift { file: file.clone(), ..drift() };
+        let mut longest = 0;
+        for round in 0..3 * OUTDATED_MIN {
+            // A restored interface and a new first fault: each check changes what is stored.
+            drift.record(&found(if round % 2 == 0 { &["eth0"] } else { &[] }));
+            let (id, ifname) = (ContainerId::new("c").unwrap(), IfName::new("eth0").unwrap());
+            drift.attachment_added(&id, &ifname);
+            longest = longest.max(fs::read_to_string(&file).unwrap().lines().count());
+        }
+        assert!((OUTDATED_MIN..OUTDATED_MIN + 4).contains(&longest), "{longest}");
+        assert_eq!(read(&file).len(), 1);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
     fn drift_first_faults_are_kept_across_agents() {
         let directory = std::env::temp_dir().join(format!("weft-drift-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let (file, container) = (directory.join("checked.json"), ContainerId::new("c").unwrap());
         let next = |file: &PathBuf| {
             let drift = Drift::new(Duration::from_secs(300), file.clone());
-            let first_faults = drift.stored().remove(&container);
+            let first_faults = drift.stored().waiting.remove(&container);
             let (added, drifted) = (BTreeSet::new(), BTreeSet::new());
             let known = CheckState { due: Instant::now(), first_faults, added, drifted };
             drift.checked().insert(container.clone(), known);
@@ -239,6 +313,9 @@ mod tests {
         assert_eq!(second.record(&found(&["eth0"])), CheckOutcome::Same);
         assert_eq!((second.record(&found(&["eth0", "net1"])), second.count()), (CheckOutcome::Drifted, 1));
         assert_eq!((next(&file).record(&found(&["eth0", "net1"]))), CheckOutcome::Drifted);
+        // Of a file whose last line is incomplete, the other lines count.
+        fs::write(&file, "[\"c\",[\"eth0\"]]\n[\"d\",[\"e").unwrap();
+        assert_eq!(next(&file).record(&found(&["eth0"])), CheckOutcome::Same);
         // An unreadable file counts as empty.
         fs::write(&file, "{").unwrap();
         assert_eq!(next(&file).record(&found(&["eth0"])), CheckOutcome::NeverCorrect);

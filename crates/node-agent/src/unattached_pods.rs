@@ -33,10 +33,13 @@ pub(crate) async fn follow(agent: Arc<AgentState>, sandboxes: Arc<Sandboxes>) {
         if !agent.planner.sees_cluster() || sandboxes.has_broken() {
             continue;
         }
-        let all = sandboxes.all();
-        let whole = all.values().filter(|sandbox| sandbox.entry.complete);
-        let attached: BTreeSet<&str> = whole.map(|sandbox| sandbox.entry.plan.pod.uid.as_str()).collect();
-        for pod in unattached.update(agent.planner.pods.all(), &attached, Instant::now()) {
+        let pods = agent.planner.pods.all();
+        let due = sandboxes.with(|all| {
+            let whole = all.values().filter(|sandbox| sandbox.entry.complete);
+            let attached: BTreeSet<&str> = whole.map(|sandbox| sandbox.entry.plan.pod.uid.as_str()).collect();
+            unattached.update(pods, &attached, Instant::now())
+        });
+        for pod in due {
             warn!(pod = %format_args!("{}/{}", pod.namespace, pod.name), "pod runs without the networks it selects");
             agent.planner.events.unattached(&pod);
         }

@@ -15,7 +15,7 @@ use cni::network::Network;
 use cni::result::Success;
 use cni::runtime::chain::{self, Attached};
 use cni::{Context, Error, code};
-use linux::Netns;
+use linux::{Netns, Rtnl};
 use npwg::outcome::Outcome;
 use npwg::plan::{Delegate, Plan, Role};
 use npwg::{status, verify};
@@ -36,9 +36,9 @@ pub(super) fn attach(
     entry: &mut Entry,
 ) -> Result<Success, Error> {
     require_plugins(invoker, entry, &entry.plan.delegates)?;
-    require_free_names(entry, &entry.plan.delegates)?;
+    let net = require_free_names(entry, &entry.plan.delegates)?;
     let mut record = journal.begin(entry)?;
-    let carried = carry_out(&mut record, invoker, entry);
+    let carried = carry_out(&mut record, invoker, entry, net);
     let Err(error) = carried else { return carried };
     let undone = detach::take_down(journal, invoker, entry);
     Err(match undone {
@@ -68,12 +68,13 @@ pub(super) fn require_plugins<'a>(
 }
 
 /// Refuses delegates with an interface that exists already (S25): an undo would remove an interface that weft did not create.
+/// Returns its socket in the sandbox, which records the attached interfaces later.
 pub(super) fn require_free_names<'a>(
     entry: &Entry,
     delegates: impl IntoIterator<Item = &'a Delegate>,
-) -> Result<(), Error> {
+) -> Result<Option<Rtnl>, Error> {
     // A missing namespace is reported by the plugins.
-    let Some(netns) = Netns::find(Path::new(&entry.netns)).or_refused()? else { return Ok(()) };
+    let Some(netns) = Netns::find(Path::new(&entry.netns)).or_refused()? else { return Ok(None) };
     let mut net = netns.rtnl().or_refused()?;
     for delegate in delegates {
         let name = delegate.ifname.as_str();
@@ -82,12 +83,17 @@ pub(super) fn require_free_names<'a>(
             return Err(Error::new(code::INVALID_ENVIRONMENT, why).context(&delegate.network));
         }
     }
-    Ok(())
+    Ok(Some(net))
 }
 
-fn carry_out(record: &mut Record, invoker: &PluginInvoker, entry: &mut Entry) -> Result<Success, Error> {
+fn carry_out(
+    record: &mut Record,
+    invoker: &PluginInvoker,
+    entry: &mut Entry,
+    mut net: Option<Rtnl>,
+) -> Result<Success, Error> {
     let Plan { pod, delegates, .. } = entry.plan.clone();
-    let (mut net, mut results) = (None, Vec::with_capacity(delegates.len()));
+    let mut results = Vec::with_capacity(delegates.len());
     for (index, delegate) in delegates.iter().enumerate() {
         let started = Instant::now();
         let step = || match pod.name.as_str() {

@@ -122,16 +122,20 @@ fn add(
     let attached = in_time
         .and_then(|()| attach::require_free_names(entry, [&delegate]))
         .map_err(|error| (error, false))
-        .and_then(|()| attach::attach_one(invoker, entry, &delegate).map_err(|error| (error, true)));
+        .and_then(|net| {
+            let (_, attached) =
+                attach::attach_one(invoker, entry, &delegate).map_err(|error| (error, true))?;
+            Ok((net, attached))
+        });
     match attached {
-        Ok((_, attached)) => {
+        Ok((mut net, attached)) => {
             let ips = attached.success.ips.iter().map(|ip| ip.address.addr()).collect();
             let (network, ifname) = (delegate.network.clone(), delegate.ifname.clone());
             changed.done.push(NetworkChange { network, ifname, added: Some(ips) });
             entry.attachments[place] = Attachment {
                 state: State::Attached,
                 result: Some(attached.raw),
-                link: attached_link::read(&mut None, entry, &delegate),
+                link: attached_link::read(&mut net, entry, &delegate),
                 microseconds: u64::try_from(started.elapsed().as_micros()).ok(),
                 failure: None,
             };
