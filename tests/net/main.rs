@@ -34,6 +34,7 @@ mod hostile_devices;
 mod hostile_pods;
 mod import_multus;
 mod interface_plugins;
+mod ipam_command;
 mod ipvlan;
 mod journal;
 mod large_pods;

@@ -8,6 +8,8 @@ pub mod cluster_snapshot;
 pub mod findings;
 pub mod ip_claim;
 pub mod ip_objects;
+pub mod network_windows;
 pub mod owned_block;
 pub mod pool_lookup;
+pub mod pool_usage;
 pub mod store_name;

@@ -25,7 +25,6 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::ipam::gone_nodes::GoneNodes;
-use crate::ipam::pool_metrics::PoolUsage;
 use crate::ipam::round_error::RoundError;
 use ipam_api::api_registry::ApiRegistry;
 use ipam_api::clock::now;
@@ -34,6 +33,7 @@ use ipam_api::cluster_snapshot::{ClusterSnapshot, Followed};
 use ipam_api::findings::Finding;
 use ipam_api::ip_claim::OF_CLAIM;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
+use ipam_api::pool_usage::PoolUsage;
 use kube_support::api_error;
 use kube_support::event_publisher::{Event, EventPublisher, EventType};
 use kube_support::events::distinct_action;
