@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use rig::addresses::{
     allocated, assert_ipam_consistent, network, pool, reconciliations, start_controllers, weft,
 };
+use rig::machine::until;
 use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
 
@@ -121,6 +122,54 @@ fn address_store_in_another_directory_is_named_as_the_cause() {
         nodes.attachment(&sandbox, &format!("u{at}")).check(&usual).success();
         nodes.attachment(&sandbox, &format!("o{at}")).check(&other).success();
     }
+}
+
+#[test]
+fn small_window_is_warned_of_and_usable_addresses_are_counted() {
+    let nodes = nodes!(3);
+    let sandbox = nodes.machine.pod("a");
+    nodes.kube.kubectl(["create", "namespace", "blue"]);
+    let ipam = json!({ "range": "10.25.0.0/29", "gateway": "10.25.0.1", "quarantine": 0 });
+    let mut config = network(0, &ipam);
+    config["name"] = json!("small");
+    let definition = json!({ "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": { "name": "small", "namespace": "blue" }, "spec": { "config": config.to_string() } });
+    nodes.kube.apply(&definition.to_string());
+    let warnings = || {
+        let found = weft(&nodes, &["ipam", "-o", "json", "check"]).json();
+        let found = found.as_array().cloned().expect("a list");
+        let is_of_definition =
+            |finding: &Value| finding["object"] == "network-attachment-definition blue/small";
+        let found = found.into_iter().filter(is_of_definition);
+        found.map(|finding| format!("{}: {}", finding["what"], finding["why"])).collect::<Vec<_>>().join(" ")
+    };
+    assert!(weft(&nodes, &["ipam", "check"]).code == Some(0), "a warning is no failure");
+    let few = warnings();
+    assert!(few.starts_with("\"few\"") && few.contains("has 5 addresses for 3 nodes"), "{few}");
+    for at in 0..5 {
+        let _ = allocated(nodes.attachment(&sandbox, &format!("c{at}")).add(&network(at % 3, &ipam)));
+    }
+    let full = warnings();
+    assert!(full.starts_with("\"nearly-full\"") && full.contains("5 of the 5 addresses"), "{full}");
+    let shown = weft(&nodes, &["ipam", "-o", "json", "show"]).success().json();
+    // The pool has the gateway of this network as a usable address: another network may have another gateway.
+    let counts = ["usableAddresses", "freeAddresses"].map(|name| shown[0][name].clone());
+    assert_eq!(counts, ["6", "1"], "{shown}");
+    start_controllers(&nodes, &[("one", 9603)]);
+    let line = |name: &str, number: u64| format!("weft_ipam_pool_{name}{{pool=\"10.25.0.0-29\"}} {number}");
+    let expected = [line("size", 6), line("used", 5), line("free", 1), line("quarantined", 0)];
+    until("the metrics of the pool", || {
+        let page = nodes.machine.attempt(["curl", "-s", "http://127.0.0.1:9603/metrics"]).stdout;
+        expected.iter().all(|line| page.lines().any(|found| found == line)).then_some(())
+    });
+    // Without the API server the stores of a node say what they hold.
+    let local = ["ipam", "-o", "json", "show", "--local", "--address-stores", "/var/lib/weft/ipam-0"];
+    let stores = weft(&nodes, &local).success().json();
+    assert_eq!(
+        (&stores[0]["kind"], &stores[0]["held"], &stores[0]["usable"]),
+        (&json!("cluster"), &json!(2), &json!("2")),
+        "{stores}"
+    );
 }
 
 #[test]

@@ -36,6 +36,7 @@ mod hostile_pods;
 mod import_multus;
 mod interface_metrics;
 mod interface_plugins;
+mod ipam_command;
 mod ipvlan;
 mod journal;
 mod large_pods;

@@ -240,7 +240,9 @@ pub fn weft(nodes: &Nodes, words: &[&str]) -> Finished {
 #[track_caller]
 pub fn assert_ipam_consistent(nodes: &Nodes, without_pod: &[&str]) {
     let found = weft(nodes, &["ipam", "-o", "json", "check"]);
-    let left = found.json().as_array().cloned().expect("a list");
+    let mut left = found.json().as_array().cloned().expect("a list");
+    // Warnings about small windows are no findings.
+    left.retain(|finding| !["few", "nearly-full", "uneven"].iter().any(|what| finding["what"] == *what));
     let mut owners: Vec<&str> = left
         .iter()
         .filter(|finding| finding["what"] == "leaked")

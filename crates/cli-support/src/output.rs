@@ -8,6 +8,7 @@ use std::io::{self, ErrorKind, Write};
 
 use clap::ValueEnum;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::terminal::is_control;
@@ -33,6 +34,11 @@ impl Format {
     /// Whether stdout is one document for programs.
     pub fn is_document(self) -> bool {
         matches!(self, Format::Json | Format::Yaml)
+    }
+
+    /// Prints a document; `None` if the output is a table.
+    pub fn print<T: Serialize>(self, value: &T) -> Option<Result<(), Failure>> {
+        self.is_document().then(|| print_document(self, value))
     }
 }
 
@@ -115,11 +121,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn yaml_output_is_in_block_style() {
+        let document = serde_json::json!([{ "a": [1, { "b": [], "c": "x: \u{9b}" }], "d": {} }, "no"]);
+        let expected =
+            "- \"a\":\n    - 1\n    - \"b\": []\n      \"c\": \"x: \\u009b\"\n  \"d\": {}\n- \"no\"\n";
+        assert_eq!(yaml(&document), expected);
+        assert_eq!(yaml(&serde_json::json!([])), "[]\n");
+    }
+
+    #[test]
     fn json_output_escapes_control_characters_without_loss() {
         let name = "a\u{1b}[31m\u{7f}\u{9b}2J\u{85}\u{202e}\u{2066}\u{2028}\t\n\"\\ü€";
         let document = serde_json::json!({ name: [name], "n": 1.5 });
         let text = escaped(&serde_json::to_string_pretty(&document).unwrap());
         assert!(text.lines().count() > 3 && text.chars().all(|c| c == '\n' || !is_control(c)), "{text:?}");
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), document);
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), document);
     }
 }

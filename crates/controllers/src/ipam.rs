@@ -79,7 +79,7 @@ impl IpamMetrics {
     /// Returns metrics in which each family has a series, for the reference of metrics.
     pub(crate) fn example() -> IpamMetrics {
         let metrics = IpamMetrics::new();
-        metrics.usage.set(&BTreeMap::from([("POOL".to_owned(), PoolUsage::example())]));
+        metrics.usage.set(&BTreeMap::from([("POOL".to_owned(), pool_metrics::example())]));
         metrics
     }
 

@@ -183,7 +183,11 @@ impl ClusterSnapshot {
 
     /// Returns the pools with a valid range, the smallest first.
     pub(super) fn ranges(&self) -> Vec<(IpNet, &PoolObject)> {
-        let range = |pool: &PoolObject| pool.spec.range.parse::<IpNet>().ok();
+        // Addresses of a range that was reduced are held until their pods are deleted.
+        let range = |pool: &PoolObject| {
+            let spec = pool.spec.range.parse::<IpNet>().ok();
+            pool.recorded_range().filter(|all| spec.is_some_and(|spec| all.contains(&spec))).or(spec)
+        };
         let mut ranges: Vec<_> = self.pools.iter().filter_map(|pool| Some((range(pool)?, pool))).collect();
         ranges.sort_by_key(|(range, _)| u8::MAX - range.prefix_len());
         ranges

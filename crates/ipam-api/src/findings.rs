@@ -7,6 +7,7 @@
 //! | `elsewhere` | the address store of a block is outside of the agent's `--address-stores` |
 //! | `dead-node` | the node of a block is deleted or out of service |
 //! | `doubled` | two pods show the same address of a pool in their network-status, or two objects contain it |
+//! | `outside` | a pod has an address outside of the reduced range of its pool, or an excluded one, until it is deleted |
 //! | `stray` | a pod's address is in no leased object, or in a block of another node |
 //! | `leaked` | the pod of a single address is deleted, and no claim keeps the address |
 
@@ -151,6 +152,21 @@ impl ClusterSnapshot {
                         node => format!("leased by node {node}"),
                     };
                     format!("{ip} of {network} is {holder}, and its pod is on node {}", pod.node)
+                }
+                Some(lessor) if !lessor.node.is_empty() => {
+                    let is_outside = |net: &ipnet::IpNet| net.contains(&ip);
+                    let pool = self
+                        .pool(pool)
+                        .filter(|pool| pool.exclude().is_ok_and(|exclude| exclude.iter().any(is_outside)));
+                    let Some(pool) = pool else { continue };
+                    let why = format!(
+                        "{ip} of {network} is outside of spec.range {} of pool {}, or excluded: it is released when the pod is \
+                         deleted",
+                        pool.spec.range,
+                        pool.metadata.name.as_deref().unwrap_or_default()
+                    );
+                    findings.push(Finding { what: "outside", object, why });
+                    continue;
                 }
                 Some(_) => continue,
             };
@@ -310,6 +326,20 @@ mod tests {
         migrated.blocks[0].spec.claim = "vm//fedora/n/net1".into();
         migrated.pods.get_mut(&(String::new(), "target".to_owned())).unwrap().namespace = "other".into();
         assert_eq!(whats(&migrated), ["doubled"], "a pod of another namespace");
+    }
+
+    #[test]
+    fn finding_outside_names_the_reduced_range() {
+        let mut reduced = snapshot(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.200")]);
+        let layout = json!({ "layout": { "phase": "Fixed", "range": "10.0.0.0/16", "blockBits": 8 } });
+        reduced.pools[0].status = Some(serde_json::from_value(layout).unwrap());
+        assert_eq!(reduced.findings(), []);
+        reduced.pools[0].spec.range = "10.0.0.0/25".into();
+        assert_eq!(whats(&reduced), ["outside"]);
+        let finding = &reduced.findings()[0];
+        assert!(finding.object == "pod /b" && finding.why.contains("10.0.0.200"), "{finding:?}");
+        // All addresses of the layout count as used, but not as free.
+        assert_eq!(reduced.used_of("p").len(), 2);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::ip_block::AddressSpan;
 use crate::number::number;
 use crate::pool_layout::PoolLayout;
 use crate::range::{Range, RangeError, hosts};
@@ -165,6 +166,26 @@ impl AddressFilter {
         })
     }
 
+    /// Returns the spans of admitted addresses; if there are more than `most`, one from the first to the last address.
+    pub fn spans(&self, most: usize) -> Vec<AddressSpan> {
+        let family = self.range.family();
+        let (mut spans, mut at) = (Vec::new(), self.next(0));
+        while let Some(first) = at {
+            // The next address that is not admitted: the gateway, an excluded network or the end.
+            let excluded = self.exclude.iter().map(|net| number(net.network())).filter(|from| *from > first);
+            let gateway = self.range.gateway().map(number).filter(|gateway| *gateway > first);
+            let bound = excluded.chain(gateway).min().map_or(u128::MAX, |bound| bound - 1);
+            let last = bound.min(self.bounds().1);
+            spans.push(AddressSpan { first: family.address(first), last: family.address(last) });
+            if spans.len() > most {
+                let whole = AddressSpan { first: spans[0].first, last: family.address(self.bounds().1) };
+                return vec![whole];
+            }
+            at = last.checked_add(1).and_then(|from| self.next(from));
+        }
+        spans
+    }
+
     /// Iterates over the admitted addresses of a block in order.
     pub fn addresses(&self, block: IpNet) -> impl Iterator<Item = IpAddr> {
         let last = number(block.broadcast());
@@ -197,6 +218,35 @@ mod tests {
         };
         let exclude: Vec<IpNet> = exclude.iter().map(|net| net.parse().unwrap()).collect();
         AddressFilter::new(range, &exclude)
+    }
+
+    #[test]
+    fn address_filter_spans_have_exactly_the_admitted_addresses() {
+        for (subnet, first, last, gateway, exclude, expected) in [
+            ("10.0.0.0/29", "", "", "", &[][..], "10.0.0.1-10.0.0.6"),
+            ("10.0.0.0/28", "10.0.0.2", "10.0.0.9", "10.0.0.5", &[], "10.0.0.2-10.0.0.4 10.0.0.6-10.0.0.9"),
+            (
+                "10.0.0.0/28",
+                "",
+                "",
+                "10.0.0.1",
+                &["10.0.0.4/30", "10.0.0.8/32"],
+                "10.0.0.2-10.0.0.3 10.0.0.9-10.0.0.14",
+            ),
+            ("fd00::/64", "", "", "fd00::1", &[], "fd00::2-fd00::ffff:ffff:ffff:ffff"),
+            (
+                "10.0.0.0/28",
+                "",
+                "",
+                "",
+                &["10.0.0.2/32", "10.0.0.4/32", "10.0.0.6/32", "10.0.0.8/32"],
+                "10.0.0.1-10.0.0.14",
+            ),
+        ] {
+            let filter = filter(subnet, first, last, gateway, exclude);
+            let spans: Vec<String> = filter.spans(4).iter().map(ToString::to_string).collect();
+            assert_eq!(spans.join(" "), expected, "{subnet} {exclude:?}");
+        }
     }
 
     #[test]

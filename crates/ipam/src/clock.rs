@@ -25,7 +25,7 @@ impl Clock {
     /// A release time far in the future means that the clock was set back; then there is no quarantine. The release
     /// time may be ahead of `now` by the length of the quarantine and [`REQUEST_MAX`], because the two come from the
     /// clocks of two nodes. With a quarantine of zero no address waits.
-    pub(crate) fn quarantined_until(self, released_at: u64) -> Option<u64> {
+    pub fn quarantined_until(self, released_at: u64) -> Option<u64> {
         let end = released_at.saturating_add(self.quarantine);
         let latest = self.now.saturating_add(self.quarantine).saturating_add(REQUEST_MAX);
         let is_quarantined =

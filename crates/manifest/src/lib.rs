@@ -32,6 +32,7 @@ use npwg::rule::Rule;
 pub use collection::Collection;
 pub use document::{DEPTH_MAX, NODES_MAX};
 pub use node::{Key, Node, Value};
+pub use plugin_config::weft_ipam::{NetworkRange, network_ranges};
 pub use source::{Position, Source, Span};
 
 #[allow(unused_imports, reason = "the documentation refers to it")]

@@ -4,14 +4,15 @@
 //!
 //! Source: `docs/plugins/weft-ipam.md`, Files.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use ipam::AddressStore;
-use ipam::address_store::{self, SLOTS, SlotId, StoreError};
+use ipam::address_store::{self, SLOTS, Slot, SlotId, StoreError};
+use ipam::{AddressSpan, AddressStore};
 
 /// Length of an owner record in bytes.
 const RECORD: usize = 1024;
@@ -124,6 +125,72 @@ pub fn held(store: &Path, addresses: &AddressStore) -> Result<Vec<Held>, ReadErr
         Some(Held { ip: addresses.address(slot)?, since, owner: Owner::read(&owners, slot)? })
     });
     Ok(held.collect())
+}
+
+/// Window of a network: the addresses that it may allocate of a pool, as its last ADD recorded them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Name of the network.
+    pub network: String,
+    /// Quarantine in milliseconds.
+    pub quarantine: u64,
+    /// Number of addresses.
+    pub size: u128,
+    /// Spans of addresses; one span around all of them if there are many.
+    pub spans: Vec<AddressSpan>,
+}
+
+/// Returns the last window of each network that allocated from a store.
+///
+/// # Errors
+/// The owner records cannot be read.
+pub fn windows(store: &Path, addresses: &AddressStore) -> Result<Vec<Window>, ReadError> {
+    let path = store.join("owners");
+    let owners = match fs::read(&path) {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.map_err(|cause| ReadError::Read { file: path, cause })?,
+    };
+    let mut last: BTreeMap<String, (u64, Window)> = BTreeMap::new();
+    for block in addresses.blocks() {
+        for (slot, what) in addresses.slots_of(&block).enumerate() {
+            // The record of a released address stays.
+            let (Slot::Held { since, .. } | Slot::Free(since)) = what else { continue };
+            let Some(window) = Window::read(&owners, SlotId { page: block.page, slot }) else { continue };
+            match last.get(&window.network) {
+                Some((known, _)) if *known > since => {}
+                _ => drop(last.insert(window.network.clone(), (since, window))),
+            }
+        }
+    }
+    Ok(last.into_values().map(|(_, window)| window).collect())
+}
+
+/// Whether a store belongs to this host alone: then the identifier of a lease is its network. `None`: it has no block.
+pub fn is_of_host(addresses: &AddressStore) -> Option<bool> {
+    let block = addresses.blocks().next()?;
+    Some(block.lease == block.net.to_string())
+}
+
+/// Returns the lines of an owner record.
+fn lines(owners: &[u8], slot: SlotId) -> Option<Vec<&str>> {
+    let record = owners.get((slot.page * SLOTS + slot.slot) * RECORD..)?;
+    let text = std::str::from_utf8(&record[..record.len().min(RECORD)]).ok()?;
+    Some(text.trim_end_matches('\0').split('\n').collect())
+}
+
+impl Window {
+    fn read(owners: &[u8], slot: SlotId) -> Option<Window> {
+        let lines = lines(owners, slot)?;
+        let (network, mut words) = ((*lines.get(2)?).to_owned(), lines.get(8)?.split(' '));
+        let (quarantine, size) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let spans = words.next()?.split(',').map(AddressSpan::parse).collect::<Option<Vec<_>>>()?;
+        Some(Window { network, quarantine, size, spans })
+    }
+
+    /// Whether the network may allocate an address; more are admitted if the spans are not complete.
+    pub fn admits(&self, ip: IpAddr) -> bool {
+        self.spans.iter().any(|span| (span.first..=span.last).contains(&ip))
+    }
 }
 
 impl Owner {

@@ -113,6 +113,17 @@ pub enum Foreign {
     Replaced,
 }
 
+/// Reply to the release of an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FreeReply {
+    /// This container held it.
+    Freed(String),
+    /// This container holds it, and may live.
+    InUse(String),
+    /// No container holds it.
+    NotHeld,
+}
+
 /// Resource with an owner tag of weft.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tagged {
@@ -312,6 +323,28 @@ impl WeftCni {
                 Ok(TransferReply::InUse(plain(owner.trim()).chars().take(OWNER_MAX).collect()))
             }
             Some(UNKNOWN_LEASE) => Ok(TransferReply::UnknownLease),
+            _ => Err(self.failure(&output)),
+        }
+    }
+
+    /// Releases an address that a container holds. With a directory of journal entries, not that of one that may live.
+    pub fn free_address(
+        &self,
+        stores: &Path,
+        pool: &str,
+        ip: IpAddr,
+        entries: Option<&Path>,
+    ) -> Result<FreeReply, Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg("release-address").arg(stores).args([pool, "--free", &ip.to_string()]);
+        command.arg(entries.map_or(OsStr::new("--force"), Path::as_os_str));
+        let output = self.output(command)?;
+        let owner = plain(String::from_utf8_lossy(&output.stdout).trim().trim_end_matches(','));
+        let owner: String = owner.chars().take(OWNER_MAX).collect();
+        match output.status.code() {
+            Some(0) => Ok(FreeReply::Freed(owner)),
+            Some(IN_USE) => Ok(FreeReply::InUse(owner)),
+            Some(UNKNOWN_LEASE) => Ok(FreeReply::NotHeld),
             _ => Err(self.failure(&output)),
         }
     }

@@ -691,6 +691,42 @@ pub fn pool_names(config: &str) -> Vec<(usize, String, IpNet)> {
     found
 }
 
+/// Part of a pool that a network may allocate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkRange {
+    /// Index of the range set; each set yields one address.
+    pub set: usize,
+    /// Name of the pool.
+    pub pool: String,
+    /// Addresses that the network may allocate.
+    pub filter: AddressFilter,
+}
+
+/// Returns the ranges of a network's configuration, if this plugin allocates from pools of the cluster for it; nothing for
+/// an invalid configuration.
+pub fn network_ranges(config: &str) -> Vec<NetworkRange> {
+    let Ok(config) = serde_json::from_str::<serde_json::Value>(config) else { return Vec::new() };
+    let plugins = config["plugins"].as_array().cloned().unwrap_or_else(|| vec![config.clone()]);
+    let mut found = Vec::new();
+    for plugin in plugins {
+        let Ok(Conf { ipam: mut keys, .. }) = serde_json::from_value::<Conf>(plugin) else { continue };
+        let is_own = matches!(keys.plugin.as_str(), "weft-ipam" | "whereabouts");
+        if !is_own || !matches!(keys.store.as_str(), "" | "cluster") {
+            continue;
+        }
+        keys.relax();
+        for (index, set) in keys.sets(RuntimeConf::default()).unwrap_or_default().iter().enumerate() {
+            let range = |pool: &Arc<Pool>| NetworkRange {
+                set: index,
+                pool: pool.name.clone(),
+                filter: pool.filter.clone(),
+            };
+            found.extend(set.pools.iter().map(range));
+        }
+    }
+    found
+}
+
 /// Returns the directory of the address stores; reads nothing else of the configuration.
 pub fn directory(call: &Call) -> Result<PathBuf, Error> {
     let key = call.config.value().get("ipam").and_then(|ipam| ipam.get("dataDir"));

@@ -47,6 +47,9 @@ Usage:
   weft-cni release-address DIR POOL --idle
       Mark the idle blocks of the address store of POOL as returning, remove the returned ones named on stdin, and print
       the blocks of the store as JSON.
+  weft-cni release-address DIR POOL --free ADDRESS ENTRIES|--force
+      Release the address of a container that is not among the journal entries in the directory ENTRIES, or whose namespace
+      is gone; with --force, of any container. Prints the container.
   weft-cni sandbox create PATH
       Create a network namespace mounted at PATH.
   weft-cni sandbox delete PATH
@@ -79,6 +82,7 @@ Examples:
   weft-cni release-address /var/lib/weft/ipam 10.9.0.0-20 10.9.3.0/24 10.9.3.7
   weft-cni release-address /var/lib/weft/ipam 10.9.0.0-20 --any <request.json
   weft-cni release-address /var/lib/weft/ipam 10.9.0.0-20 --idle <returned.json
+  weft-cni release-address /var/lib/weft/ipam 10.9.0.0-20 --free 10.9.3.7 /var/lib/weft/sandboxes
   weft-cni sandbox create /run/netns/blue
   weft-cni sandbox delete /run/netns/blue
   weft-cni sandbox show /run/netns/blue
@@ -148,6 +152,17 @@ pub enum Command<'a> {
         /// The pool.
         pool: &'a str,
     },
+    /// `release-address DIR POOL --free ADDRESS ENTRIES|--force`
+    FreeAddress {
+        /// The directory of the address stores.
+        directory: &'a Path,
+        /// The pool.
+        pool: &'a str,
+        /// The address.
+        address: &'a str,
+        /// Directory of the journal entries; without it the container may live.
+        entries: Option<&'a Path>,
+    },
     /// `sandbox create PATH`
     SandboxCreate(&'a Path),
     /// `sandbox delete PATH`
@@ -211,6 +226,12 @@ impl<'a> Command<'a> {
             [transfer::COMMAND, directory, pool, transfer::IDLE_BLOCKS] => {
                 Command::ReturnIdle { directory: Path::new(*directory), pool }
             }
+            [transfer::COMMAND, directory, pool, transfer::FREE, address, entries] => Command::FreeAddress {
+                directory: Path::new(*directory),
+                pool,
+                address,
+                entries: (*entries != transfer::FORCE).then(|| Path::new(*entries)),
+            },
             [transfer::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
                 Command::ReleaseAddress {
                     directory: Path::new(*directory),
@@ -277,6 +298,10 @@ impl<'a> Command<'a> {
             }
             Command::ReleaseAddress { directory, pool, lease, address: Some(ip) } => {
                 transfer::release(directory, pool, lease, address(ip)?).map(|outcome| release_code(&outcome))
+            }
+            Command::FreeAddress { directory, pool, address: ip, entries } => {
+                let freed = transfer::free(directory, pool, address(ip)?, entries);
+                freed.map(|outcome| release_code(&outcome))
             }
             Command::GiveUp { directory, pool } => {
                 print_json(&transfer::give_up(directory, pool, &read_message()?)?)
@@ -410,6 +435,7 @@ fn ping(path: &Path, to: &str, from: Option<&str>) -> Result<ExitCode, Error> {
 fn release_code(outcome: &ReleaseOutcome) -> ExitCode {
     match outcome {
         ReleaseOutcome::Released => ExitCode::SUCCESS,
+        ReleaseOutcome::Freed(owner) => print(&format!("{owner}\n")),
         ReleaseOutcome::InUse(owner) => {
             print(&format!("{owner}\n"));
             ExitCode::from(3)

@@ -1,17 +1,10 @@
 //! Metrics of each pool: its size, its use, and the blocks of each node.
 //!
-//! - `used` are the addresses that pods show, nodes lease as single addresses, or claims keep.
-//! - Addresses in quarantine are counted as far as the cluster knows them: released single addresses. Only its node knows
-//!   those of a block.
 //! - The number of time series is bounded: further pools and nodes are counted together as `other`.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeMap;
 
-use ipam::{AddressFilter, IpBlock, Range};
-use ipam_api::clock::now;
-use ipam_api::cluster_snapshot::ClusterSnapshot;
-use ipam_api::ip_objects::PoolObject;
+use ipam_api::pool_usage::PoolUsage;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -21,8 +14,6 @@ use prometheus_client::registry::Registry;
 const POOLS_MAX: usize = 100;
 /// Largest number of pairs of pool and node with a series of their own.
 const NODES_MAX: usize = 1_000;
-/// Quarantine of a network that does not set one, in milliseconds.
-const QUARANTINE: u64 = 60_000;
 /// Label of the pools and nodes that are counted together.
 const OTHER: &str = "other";
 
@@ -37,16 +28,6 @@ struct NodeLabels {
     node: String,
 }
 
-/// Use of a pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PoolUsage {
-    size: u64,
-    used: u64,
-    quarantined: u64,
-    /// Number of leased blocks by node.
-    blocks: BTreeMap<String, u64>,
-}
-
 /// Metrics of all pools.
 #[derive(Default)]
 pub(crate) struct PoolMetrics {
@@ -57,41 +38,9 @@ pub(crate) struct PoolMetrics {
     blocks: Family<NodeLabels, Gauge>,
 }
 
-impl PoolUsage {
-    /// Counts the use of a pool.
-    pub(crate) fn of(snapshot: &ClusterSnapshot, pool: &PoolObject) -> PoolUsage {
-        let name = pool.metadata.name.as_deref().unwrap_or_default();
-        let mut usage = PoolUsage { size: size(pool), ..PoolUsage::default() };
-        let mut used: BTreeSet<IpAddr> = snapshot.used_of(name).clone();
-        let now = now();
-        for object in snapshot.objects_of(name) {
-            if !object.is_single_address() {
-                *usage.blocks.entry(object.holder.node).or_default() += 1;
-            } else if object.is_in_use() {
-                used.insert(object.net.addr());
-            } else if is_in_quarantine(&object, now) {
-                usage.quarantined += 1;
-            }
-        }
-        usage.blocks.remove("");
-        usage.used = used.len() as u64;
-        usage
-    }
-
-    /// Returns the use of a pool with a block, for the reference of metrics.
-    pub(crate) fn example() -> PoolUsage {
-        PoolUsage { size: 1, blocks: BTreeMap::from([("NODE".to_owned(), 1)]), ..PoolUsage::default() }
-    }
-
-    fn add(&mut self, other: PoolUsage) {
-        let PoolUsage { size, used, quarantined, blocks } = other;
-        self.size = self.size.saturating_add(size);
-        self.used += used;
-        self.quarantined += quarantined;
-        for (node, count) in blocks {
-            *self.blocks.entry(node).or_default() += count;
-        }
-    }
+/// Returns the use of a pool with a block, for the reference of metrics.
+pub(crate) fn example() -> PoolUsage {
+    PoolUsage { size: 1, blocks: BTreeMap::from([("NODE".to_owned(), 1)]), ..PoolUsage::default() }
 }
 
 impl PoolMetrics {
@@ -125,10 +74,9 @@ impl PoolMetrics {
         let mut series = 0;
         for (name, usage) in bounded(pools) {
             let labels = PoolLabels { pool: name.clone() };
-            let free = usage.size.saturating_sub(usage.used).saturating_sub(usage.quarantined);
             self.size.get_or_create(&labels).set(signed(usage.size));
             self.used.get_or_create(&labels).set(signed(usage.used));
-            self.free.get_or_create(&labels).set(signed(free));
+            self.free.get_or_create(&labels).set(signed(usage.free()));
             self.quarantined.get_or_create(&labels).set(signed(usage.quarantined));
             for (node, count) in usage.blocks {
                 series += 1;
@@ -146,25 +94,27 @@ fn bounded(pools: &BTreeMap<String, PoolUsage>) -> BTreeMap<String, PoolUsage> {
         if at < POOLS_MAX {
             bounded.insert(name.clone(), usage.clone());
         } else {
-            bounded.entry(OTHER.to_owned()).or_insert_with(PoolUsage::default).add(usage.clone());
+            add(bounded.entry(OTHER.to_owned()).or_default(), usage);
         }
     }
     bounded
 }
 
-/// Number of addresses that the pool can allocate; 0 if its spec is invalid.
-fn size(pool: &PoolObject) -> u64 {
-    let range = pool.spec.range.parse().ok().and_then(|subnet| Range::of_any_size(subnet, None, None).ok());
-    let filter = range.zip(pool.exclude().ok()).map(|(range, exclude)| AddressFilter::new(range, &exclude));
-    filter.map_or(0, |filter| u64::try_from(filter.count()).unwrap_or(u64::MAX))
-}
-
-fn is_in_quarantine(object: &IpBlock, now: u64) -> bool {
-    object.holder.released_at > 0 && object.holder.released_at.saturating_add(QUARANTINE) > now
+/// Adds the usage of another pool.
+fn add(usage: &mut PoolUsage, other: &PoolUsage) {
+    usage.size = usage.size.saturating_add(other.size);
+    usage.used += other.used;
+    usage.quarantined += other.quarantined;
+    for (node, count) in &other.blocks {
+        *usage.blocks.entry(node.clone()).or_default() += count;
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use ipam_api::clock::now;
+    use ipam_api::cluster_snapshot::ClusterSnapshot;
+    use ipam_api::ip_objects::PoolObject;
     use prometheus_client::encoding::text;
 
     use super::*;

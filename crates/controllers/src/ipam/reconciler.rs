@@ -27,7 +27,6 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::ipam::gone_nodes::GoneNodes;
-use crate::ipam::pool_metrics::PoolUsage;
 use crate::ipam::round_error::RoundError;
 use ipam_api::api_registry::ApiRegistry;
 use ipam_api::clock::now;
@@ -38,6 +37,7 @@ use ipam_api::imported_addresses;
 use ipam_api::imported_claim::ImportedClaim;
 use ipam_api::ip_claim::OF_CLAIM;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
+use ipam_api::pool_usage::PoolUsage;
 use ipam_api::virtual_machine;
 use ipam_api::virtual_machine::{MachineClaim, OF_MACHINE};
 use kube_support::api_error;

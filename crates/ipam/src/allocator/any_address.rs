@@ -141,9 +141,11 @@ impl<R: Registry> BlockAllocator<'_, R> {
         if unconfirmed.any(|block| self.filter.overlaps(block.net) && is_own(&block)) {
             return Ok(());
         }
+        // A network with another range may have a store of its own on this node.
         let is_other = |object: &&IpBlock| {
-            let node = &object.holder.node;
-            !object.is_single_address() && !node.is_empty() && *node != self.holder.node
+            let Holder { node, store, .. } = &object.holder;
+            let is_own = (node, store) == (&self.holder.node, &self.holder.store);
+            !object.is_single_address() && !node.is_empty() && !is_own
         };
         if all.iter().filter(is_other).any(|block| !AddressSpan::of_block(self.filter, block).is_empty()) {
             return Ok(());

@@ -19,7 +19,7 @@ use plugin_support::log;
 use rpc::allocate::{AllocateRequest, AllocateResponse, ClaimedAddress, Operation};
 
 use super::overlap::{lock_all, overlapping_stores};
-use super::store::{OpenError, Owner, Store, now, owner_tag, spread};
+use super::store::{OpenError, Owner, Store, now, owner_tag, spread, window};
 use super::{agent, imported, lost_store};
 use plugin_config::weft_ipam::{Pool, Set, Settings, Source};
 
@@ -110,10 +110,12 @@ pub(super) fn allocate(settings: &Arc<Settings>, set: &Set, who: &Arc<Claimant>)
         let attempt = move |kind: AllocationKind| {
             let (own, from, whom) = (Arc::clone(&own), Arc::clone(&from), Arc::clone(&whom));
             if !others.is_empty() {
-                let (store, pool) = lock_all(&own.directory, &from, &others, kind)?;
+                let (mut store, pool) = lock_all(&own.directory, &from, &others, kind)?;
+                store.set_window(window(&own, &from));
                 return allocate_from(&own, &pool, kind, &whom, store);
             }
-            Store::create(&settings.directory, &pool.name, move |store| {
+            Store::create(&settings.directory, &pool.name, move |mut store| {
+                store.set_window(window(&own, &from));
                 allocate_from(&own, &from, kind, &whom, store)
             })
         };

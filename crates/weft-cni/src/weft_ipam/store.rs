@@ -27,7 +27,7 @@ use cni::Error;
 use ipam::address_store::{Edit, OwnerTag, SLOTS, SlotId, StoreFile, WriteOrder};
 use ipam::{AddressStore, Clock};
 use linux::boot_id;
-use plugin_config::weft_ipam::{QUARANTINE, Settings};
+use plugin_config::weft_ipam::{Pool, QUARANTINE, Settings};
 use plugin_support::hash::hashed;
 use plugins::ipam::host_local::store::when_locked;
 
@@ -36,6 +36,8 @@ use super::{deferred_releases, living_addresses, sync_rounds};
 
 /// Name of the store's file.
 const STORE_FILE: &str = "ledger";
+/// Largest number of spans in the record of a window.
+const WINDOW_SPANS_MAX: usize = 4;
 /// Largest number of addresses of one attachment that are searched for without its configuration.
 pub(super) const SETS_MAX: usize = 16;
 
@@ -52,6 +54,8 @@ pub struct Store {
     owners: File,
     /// Content of the file.
     pub addresses: AddressStore,
+    /// Window of the network that allocates, for the owner records: [`window`].
+    window: String,
 }
 
 /// Owner of an address.
@@ -76,6 +80,13 @@ pub struct Owner {
 /// Clock of a release without the network's configuration.
 pub(super) fn unconfigured_clock() -> Clock {
     Clock { now: now(), quarantine: QUARANTINE * 1000 }
+}
+
+/// Returns quarantine in milliseconds, number and spans of the addresses that a network may allocate of a pool; the whole
+/// span, if there are many. The record of an owner contains it, so that free addresses can be counted.
+pub(super) fn window(settings: &Settings, pool: &Pool) -> String {
+    let spans: Vec<String> = pool.filter.spans(WINDOW_SPANS_MAX).iter().map(ToString::to_string).collect();
+    format!("{} {} {}", settings.quarantine, pool.filter.count(), spans.join(","))
 }
 
 /// Returns a digest of the pools of all sets; empty for one pool. An attachment whose recorded digest differs from that of its
@@ -189,7 +200,7 @@ impl Store {
                 .map_err(|cause| OpenError::Other(failed(directory, "write", &cause)))?;
             begin(&file, directory, &addresses)
                 .map_err(|cause| OpenError::Other(failed(&path, "write", &cause)))?;
-            return Ok(Store { path, file, owners, addresses });
+            return Ok(Store { path, file, owners, addresses, window: String::new() });
         }
         let read = match is_empty {
             true => Err("empty, though addresses were allocated from it".to_owned()),
@@ -205,7 +216,7 @@ impl Store {
                 return Err(OpenError::Unreadable(error, Some(file)));
             }
         };
-        let mut store = Store { path, file, owners, addresses };
+        let mut store = Store { path, file, owners, addresses, window: String::new() };
         match store.catch_up(directory, current) {
             Ok(()) => Ok(store),
             Err(error) if store.addresses.read_error().is_some() => {
@@ -275,15 +286,20 @@ impl Store {
 
     /// Releases the lock and waits for the disk, together with other calls.
     pub fn settle(self) -> Result<(), Error> {
-        let Store { path, file, owners, addresses: _ } = self;
+        let Store { path, file, owners, addresses: _, window: _ } = self;
         let directory = path.parent().unwrap_or(&path);
         let settled = file.unlock().and_then(|()| sync_rounds::settle(&file, &owners, directory));
         settled.map_err(|cause| failed(&path, "write", &cause))
     }
 
+    /// Sets the window that the records of owners contain from now on.
+    pub(super) fn set_window(&mut self, window: String) {
+        self.window = window;
+    }
+
     /// Records the owner of a slot that is about to be allocated.
     pub fn record_owner(&self, slot: SlotId, owner: &Owner) -> Result<(), Error> {
-        let bytes = owner.record();
+        let bytes = owner.record(&self.window);
         let written = self.owners.write_all_at(&bytes, record_offset(slot));
         written.map_err(|cause| failed(&self.path.with_file_name(OWNERS), "write", &cause))
     }
@@ -309,18 +325,19 @@ impl Store {
 // === impl Owner ===
 
 impl Owner {
-    /// Returns the record of the owner. A claim that does not fit is left out: half of its name may be another's.
-    fn record(&self) -> Vec<u8> {
+    /// Returns the record of the owner. A claim that does not fit is left out: half of its name may be another's. So is a
+    /// window.
+    fn record(&self, window: &str) -> Vec<u8> {
         let Owner { container, ifname, network, pod, claim, spread } = self;
         let mut bytes = format!("{container}\n{ifname}\n{network}\n{}\n", pod.join("\n")).into_bytes();
         let rest = if spread.is_empty() { 0 } else { spread.len() + 1 };
         let fits = !claim.is_empty() && bytes.len() + claim.len() + rest < RECORD;
-        if fits || !spread.is_empty() {
-            bytes.extend(format!("{}\n", if fits { claim } else { "" }).bytes());
+        let mut lines = vec![if fits { claim.as_str() } else { "" }, spread, window];
+        if lines.iter().map(|line| line.len() + 1).sum::<usize>() + bytes.len() > RECORD {
+            lines[2] = "";
         }
-        if !spread.is_empty() {
-            bytes.extend(format!("{spread}\n").bytes());
-        }
+        while lines.pop_if(|line| line.is_empty()).is_some() {}
+        bytes.extend(lines.iter().flat_map(|line| line.bytes().chain([b'\n'])));
         bytes.resize(RECORD, 0);
         bytes
     }
@@ -415,18 +432,22 @@ mod tests {
         for (claim, is_written) in
             [(0, false), (20, true), (RECORD - 1 - before.len(), true), (RECORD, false)]
         {
-            let record = owner(claim).record();
+            let record = owner(claim).record("");
             let text = String::from_utf8(record).unwrap();
             let expected =
                 if is_written { format!("{before}{}\n", "k".repeat(claim)) } else { before.clone() };
             assert_eq!((text.len(), text.trim_end_matches('\0')), (RECORD, &*expected), "{claim}");
-            let spread = Owner { spread: "0123456789abcdef".to_owned(), ..owner(claim) }.record();
+            let spread = Owner { spread: "0123456789abcdef".to_owned(), ..owner(claim) }.record("");
             let lines = String::from_utf8(spread).unwrap();
             assert_eq!(
                 (lines.len(), lines.split('\n').nth(7)),
                 (RECORD, Some("0123456789abcdef")),
                 "{claim}"
             );
+            // The window is left out first.
+            let record = String::from_utf8(owner(claim).record("60000 6 10.0.0.1-10.0.0.6")).unwrap();
+            let window = record.split('\n').nth(8).filter(|line| line.starts_with("60000 6"));
+            assert_eq!((record.len(), window.is_some()), (RECORD, !is_written || claim < 100), "{claim}");
         }
     }
 }

@@ -1,19 +1,24 @@
 //! `weft-cni release-address`: releases an address of a leased block to another node for the agent, or marks a lease as
-//! unconfirmed, gives up any address, or returns idle blocks.
+//! unconfirmed, gives up any address, or returns idle blocks. For an operator it releases the address of a container that
+//! is gone.
 //!
 //! - An address in use is not released; its owner is printed. A released address is on the disk.
 //! - A repeated call changes nothing. The safety argument is in `docs/design/ipam.md`.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
 
 use cni::Error;
+use ipam::address_store::Slot;
 use ipam::give_up::{GiveUpMessage, GivenUp, ReturnMessage};
 use ipam::transfer::Reservation;
 use ipam::{AllocationKind, BlockInfo, Clock, IDLE, LeaseResponse};
+use rpc::journal::Entry;
 
 use super::imported;
-use super::store::{Owner, Store, now};
+use super::store::{Owner, Store, now, unconfigured_clock};
 use plugin_config::weft_ipam as settings;
 
 /// Name of the command.
@@ -23,11 +28,18 @@ pub const ANY: &str = "--any";
 /// Option of the command: return idle blocks.
 pub const IDLE_BLOCKS: &str = "--idle";
 
+/// Option of the command: release the address of a container that is gone.
+pub const FREE: &str = "--free";
+/// Option of the command in place of a journal: release the address of any container.
+pub const FORCE: &str = "--force";
+
 /// Result of a release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseOutcome {
     /// The address is reserved for the transfer, or the lease is marked as unconfirmed.
     Released,
+    /// The address of this owner was released.
+    Freed(Owner),
     /// A container holds the address.
     InUse(Owner),
     /// The address store does not contain the lease.
@@ -52,6 +64,45 @@ pub fn release(directory: &Path, pool: &str, lease: &str, ip: IpAddr) -> Result<
         Reservation::InUse(slot) => ReleaseOutcome::InUse(store.owner(slot)),
         Reservation::UnknownLease => ReleaseOutcome::UnknownLease,
     })
+}
+
+/// Releases an address that a container holds, in the address store of a pool below `directory`. With a directory of
+/// journal entries, the address of a container that may live is not released.
+///
+/// # Errors
+/// As for [`release`].
+pub fn free(
+    directory: &Path,
+    pool: &str,
+    ip: IpAddr,
+    entries: Option<&Path>,
+) -> Result<ReleaseOutcome, Error> {
+    let Some(mut store) = find(directory, pool)? else { return Ok(ReleaseOutcome::UnknownLease) };
+    let mut slots = store.addresses.find_all(ip).map(|(_, slot)| slot);
+    let held = slots.find(|slot| matches!(store.addresses.slot(*slot), Slot::Held { .. }));
+    drop(slots);
+    store.require_readable()?;
+    let Some(slot) = held else { return Ok(ReleaseOutcome::UnknownLease) };
+    let owner = store.owner(slot);
+    if entries.is_some_and(|entries| may_live(entries, &owner.container)) {
+        return Ok(ReleaseOutcome::InUse(owner));
+    }
+    let edits = store.addresses.release_slots(unconfigured_clock(), &[slot]);
+    store.write(&edits)?;
+    store.settle()?;
+    Ok(ReleaseOutcome::Freed(owner))
+}
+
+/// Whether a container may live: the journal contains it, with a namespace that exists, or there is no journal.
+fn may_live(entries: &Path, container: &str) -> bool {
+    if container.is_empty() || container.contains('/') || !entries.is_dir() {
+        return true;
+    }
+    let bytes = match fs::read(entries.join(format!("{container}.json"))) {
+        Err(cause) => return cause.kind() != ErrorKind::NotFound,
+        Ok(bytes) => bytes,
+    };
+    Entry::read(&bytes).map_or(true, |entry| Path::new(&entry.netns).exists())
 }
 
 /// Marks a lease as unconfirmed in the address store of a pool below `directory`: nothing is allocated from it until the

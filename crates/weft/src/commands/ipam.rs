@@ -1,33 +1,45 @@
-//! `weft ipam`: shows pools and holders of addresses, finds problems, and releases unused blocks.
+//! `weft ipam`: shows pools and holders of addresses, finds problems, and releases unused blocks and addresses.
+//!
+//! It reads the objects of the cluster. On a node without credentials, or if the API server does not answer, it reads the
+//! address stores of the node alone.
 
+mod host_stores;
 mod show;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use ipam::Registry;
 use ipam::address_store::is_valid_name;
 use ipnet::IpNet;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client};
+use manifest::NetworkRange;
+use npwg::metadata::SpecConfig;
 use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
 use serde_json::json;
+use tokio::time::timeout;
 
 use crate::cluster_access::ClusterAccess;
+use crate::commands::ipam::host_stores::HostStore;
 use crate::commands::ipam::show::show;
 use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
-use cli_support::output::Format;
+use cli_support::output::{Format, Progress};
 use cli_support::table;
 use ipam_api::api_registry::ApiRegistry;
 use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::findings::Finding;
 use ipam_api::ip_objects::BlockObject;
+use ipam_api::network_windows::NetworkWindow;
 use ipam_api::store_name::{ADDRESS_STORES, address_store_name};
 use kube_support::api_error;
+use kube_support::resources::{DefinitionObject, Reduced};
 use node_support::address_store;
 use node_support::address_store::{Held, Owner};
 
@@ -38,8 +50,9 @@ Example:
   weft ipam show --blocks
   weft ipam who 10.1.2.3
   weft ipam check
+  sudo weft ipam show --local
 
-{EXIT_CODES} A finding of check is a failure."))]
+{EXIT_CODES} A finding of check is a failure, a warning about the size of a window is not."))]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: IpamCommand,
@@ -48,6 +61,12 @@ pub(crate) struct Arguments {
     /// Output format
     #[arg(short = 'o', long = "output", value_name = "FORMAT", default_value = "table", global = true)]
     format: Format,
+    /// Read only the address stores of this node, not the cluster (default: only if the cluster cannot be read)
+    #[arg(long, global = true)]
+    local: bool,
+    /// Directory of the journal, which has the sandboxes of this node
+    #[arg(long, default_value = rpc::journal::DIRECTORY, value_name = "DIR", global = true)]
+    journal: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]
@@ -59,7 +78,7 @@ enum IpamCommand {
         #[arg(long)]
         blocks: bool,
         /// Directory of the address stores of this node
-        #[arg(long, default_value = ADDRESS_STORES, value_name = "DIR")]
+        #[arg(long, visible_alias = "data-dir", default_value = ADDRESS_STORES, value_name = "DIR")]
         address_stores: PathBuf,
     },
     /// Show the pod, container and node that hold an address
@@ -68,41 +87,146 @@ enum IpamCommand {
         /// Address to look up
         address: IpAddr,
         /// Directory of the address stores of this node
-        #[arg(long, default_value = ADDRESS_STORES, value_name = "DIR")]
+        #[arg(long, visible_alias = "data-dir", default_value = ADDRESS_STORES, value_name = "DIR")]
         address_stores: PathBuf,
     },
     /// Find duplicate addresses, and addresses of deleted nodes, of deleted pods or without an owner
     #[command(after_help = "Example:\n  weft ipam check -o json")]
     Check {
         /// Directory of the address stores of this node
-        #[arg(long, default_value = ADDRESS_STORES, value_name = "DIR")]
+        #[arg(long, visible_alias = "data-dir", default_value = ADDRESS_STORES, value_name = "DIR")]
         address_stores: PathBuf,
     },
-    /// Release an unused block or single address; the blocks of a running node are refused
-    #[command(after_help = "Example:\n  weft ipam free 10.1.2.0/28")]
+    /// Release an unused block or single address, or an address that this node holds for a container that is gone
+    #[command(after_help = "\
+Examples:
+  weft ipam free 10.1.2.0/28
+  sudo weft ipam free 10.1.2.3
+
+The blocks of a running node are refused.")]
     Free {
-        /// Name of the IPBlock object, or its range
+        /// Name of the IPBlock object, its range, or an address in an address store of this node
         block: String,
-        /// Release addresses that pods, an unreachable node or a claim still use; they may then be allocated twice
+        /// Release addresses that a container, pods, an unreachable node or a claim may use; they may then be allocated twice
         #[arg(long)]
         force: bool,
+        /// Directory of the address stores of this node
+        #[arg(long, visible_alias = "data-dir", default_value = ADDRESS_STORES, value_name = "DIR")]
+        address_stores: PathBuf,
     },
 }
 
+/// Time after which the cluster is not waited for any more, if this node has address stores.
+const CLUSTER_MAX: Duration = Duration::from_secs(10);
+
 /// Runs `weft ipam`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { command, cluster, format } = arguments;
+    let Arguments { command, cluster: _, format, local: _, journal } = arguments;
+    let directory = command.address_stores();
+    let stores = HostStore::all(directory);
+    if let IpamCommand::Free { block, force, .. } = command
+        && let (Ok(address), Ok(stores)) = (block.parse::<IpAddr>(), &stores)
+        && let Some(freed) =
+            host_stores::free(stores, directory, address, Some(journal.as_path()).filter(|_| !force))
+    {
+        return freed;
+    }
     runtime()?.block_on(async {
-        let client = cluster.client().await?;
-        let snapshot =
-            ClusterSnapshot::take(&client).await.map_err(|error| Failure::new(error.to_string()))?;
+        let cluster = cluster(arguments, stores.as_ref().is_ok_and(|stores| !stores.is_empty())).await;
+        let (client, snapshot) = match (cluster, stores) {
+            (Ok(cluster), _) => cluster,
+            (Err(failure), Ok(stores)) if failure.is_none() || !stores.is_empty() => {
+                if let Some(failure) = failure {
+                    Progress::beside(Format::Json).line(format!(
+                        "the cluster cannot be read, only the address stores of this node: {failure}"
+                    ));
+                }
+                return command.run_locally(&stores, journal, *format);
+            }
+            (Err(failure), Err(unread)) => return Err(failure.unwrap_or(unread)),
+            (Err(failure), Ok(_)) => return Err(failure.unwrap_or_else(|| Failure::new("no address stores"))),
+        };
         match command {
             IpamCommand::Show { blocks, address_stores } => show(&snapshot, *blocks, address_stores, *format),
             IpamCommand::Who { address, address_stores } => who(&snapshot, *address, address_stores, *format),
-            IpamCommand::Check { address_stores } => check(&snapshot, address_stores, *format),
-            IpamCommand::Free { block, force } => free(&client, &snapshot, block, *force).await,
+            IpamCommand::Check { address_stores } => {
+                let windows = network_windows(&client).await;
+                check(&snapshot, &windows, address_stores, *format)
+            }
+            IpamCommand::Free { block, force, .. } => free(&client, &snapshot, block, *force).await,
         }
     })
+}
+
+/// Reads the cluster. The error is `None` if only the node is to be read.
+async fn cluster(
+    arguments: &Arguments,
+    has_stores: bool,
+) -> Result<(Client, ClusterSnapshot), Option<Failure>> {
+    if arguments.local {
+        return Err(None);
+    }
+    let reading = async {
+        let client = arguments.cluster.client().await?;
+        let snapshot = ClusterSnapshot::take(&client).await;
+        Ok((client, snapshot.map_err(|error| Failure::new(error.to_string()))?))
+    };
+    if !has_stores {
+        return reading.await.map_err(Some);
+    }
+    match timeout(CLUSTER_MAX, reading).await {
+        Ok(read) => read.map_err(Some),
+        Err(_) => Err(Some(Failure::new(format!(
+            "the API server does not answer within {} s",
+            CLUSTER_MAX.as_secs()
+        )))),
+    }
+}
+
+/// Returns the windows of all definitions; none if they cannot be listed.
+async fn network_windows(client: &Client) -> Vec<NetworkWindow> {
+    let definitions = Api::<DefinitionObject>::all(client.clone()).list(&ListParams::default()).await;
+    let mut windows: BTreeMap<(String, usize), NetworkWindow> = BTreeMap::new();
+    for definition in definitions.map(|list| list.items).unwrap_or_default() {
+        let definition = definition.reduce();
+        let SpecConfig::Text(config) = &definition.config else { continue };
+        let network = format!("{}/{}", definition.namespace, definition.name);
+        for NetworkRange { set, pool, filter } in manifest::network_ranges(config) {
+            let window = windows.entry((network.clone(), set));
+            let window = window.or_insert_with(|| NetworkWindow {
+                network: network.clone(),
+                set,
+                filters: Vec::new(),
+            });
+            window.filters.push((pool, filter));
+        }
+    }
+    windows.into_values().collect()
+}
+
+impl IpamCommand {
+    fn address_stores(&self) -> &Path {
+        let (IpamCommand::Show { address_stores, .. }
+        | IpamCommand::Who { address_stores, .. }
+        | IpamCommand::Check { address_stores }
+        | IpamCommand::Free { address_stores, .. }) = self;
+        address_stores
+    }
+
+    /// Runs the command on the address stores of this node.
+    fn run_locally(&self, stores: &[HostStore], journal: &Path, format: Format) -> Result<(), Failure> {
+        match self {
+            IpamCommand::Show { .. } => host_stores::show(stores, format),
+            IpamCommand::Who { address, .. } => host_stores::who(stores, *address, format),
+            IpamCommand::Check { address_stores } => {
+                print_findings(&host_stores::findings(address_stores, journal)?, &[], format)
+            }
+            IpamCommand::Free { block, .. } => Err(Failure::new(format!(
+                "{block}: no address store of this node holds it"
+            ))
+            .next("the release of a block or of another node's address needs the cluster: set --kubeconfig")),
+        }
+    }
 }
 
 /// Document of `weft ipam who -o json`: the holder of an address.
@@ -159,11 +283,20 @@ fn who(
             container,
         });
     }
+    let host_stores: Vec<HostStore> = HostStore::all(address_stores)
+        .unwrap_or_default()
+        .into_iter()
+        .filter(HostStore::is_of_host)
+        .collect();
+    let of_host = host_stores::holders(&host_stores, address)?;
+    if holders.is_empty() && !of_host.is_empty() {
+        return format.print(&of_host).unwrap_or_else(|| host_stores::print_holders(&of_host));
+    }
     if holders.is_empty() && pods.is_empty() {
         return Err(Failure::new(format!("{address}: not in a pool, and not in the status of a pod")));
     }
-    if format.is_document() {
-        return output::print_document(format, &holders);
+    if let Some(printed) = format.print(&holders) {
+        return printed;
     }
     let or_default =
         |text: &str, otherwise: &str| if text.is_empty() { otherwise.to_owned() } else { text.to_owned() };
@@ -227,18 +360,28 @@ fn store_findings(snapshot: &ClusterSnapshot, directory: &Path) -> Vec<Finding> 
     findings
 }
 
-fn check(snapshot: &ClusterSnapshot, address_stores: &Path, format: Format) -> Result<(), Failure> {
+fn check(
+    snapshot: &ClusterSnapshot,
+    windows: &[NetworkWindow],
+    address_stores: &Path,
+    format: Format,
+) -> Result<(), Failure> {
     let mut findings = snapshot.findings();
     findings.extend(store_findings(snapshot, address_stores));
-    if format.is_document() {
-        output::print_document(format, &findings)?;
-    } else if findings.is_empty() {
+    print_findings(&findings, &snapshot.window_warnings(windows), format)
+}
+
+/// Prints findings and warnings. Findings are a failure.
+fn print_findings(findings: &[Finding], warnings: &[Finding], format: Format) -> Result<(), Failure> {
+    let all: Vec<&Finding> = findings.iter().chain(warnings).collect();
+    if let Some(printed) = format.print(&all) {
+        printed?;
+    } else if all.is_empty() {
         output::print("no findings\n")?;
     } else {
-        let rows: Vec<Vec<String>> = findings
-            .iter()
-            .map(|finding| vec![finding.what.to_owned(), finding.object.clone(), finding.why.clone()])
-            .collect();
+        let row =
+            |finding: &&Finding| vec![finding.what.to_owned(), finding.object.clone(), finding.why.clone()];
+        let rows: Vec<Vec<String>> = all.iter().map(row).collect();
         output::print(&table::lay_out(&["what", "object", "why"], &rows, 0))?;
     }
     match findings.len() {

@@ -169,6 +169,8 @@ impl Cluster {
                 self.counts.transferred += node.transfers.step(true, &node.api, self.layout, &node.name, now);
                 let tasks = node.transfers.store_tasks();
                 node.calls.extend(tasks.map(|task| Call::of(Verb::Store(task))));
+                // The request of a killed call may lease an address. It matters where few are free.
+                is_busy |= self.shape.changes && !node.agent.is_empty();
                 if !node.calls.is_empty() {
                     is_busy = true;
                     self.advance(index);

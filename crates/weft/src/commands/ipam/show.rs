@@ -1,17 +1,19 @@
 //! `weft ipam show`: the utilization of pools, their blocks, and the address stores of this node.
 //!
 //! Only the address store of a node knows which addresses of a block are allocated. For the whole cluster, `used` counts
-//! the addresses in the network-status of pods.
+//! the addresses in the network-status of pods, leased single addresses and those that claims keep. Network and broadcast
+//! address and exclusions are not free.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use ipam::address_store::{Block, Slot, is_valid_name};
-use ipam::pool_layout::address_count;
-use ipam::{BlockState, Clock, IpBlock};
+use ipam::pool_layout::{address_count, nth};
+use ipam::{AddressStore, BlockState, Clock, IpBlock};
 use ipnet::IpNet;
 use serde::Serialize;
 
+use super::host_stores::{HostStore, is_usable, print_stores, quarantine_of};
 use cli_support::failure::Failure;
 use cli_support::output;
 use cli_support::output::Format;
@@ -19,9 +21,11 @@ use cli_support::table;
 use ipam_api::clock::now;
 use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::ip_objects::PoolObject;
+use ipam_api::pool_usage::PoolUsage;
 use ipam_api::store_name::address_store_name;
 use kube_support::custom_resources::IPPoolStatus;
 use node_support::address_store;
+use node_support::address_store::Window;
 
 /// Width of a bar, in characters.
 const BAR: usize = 20;
@@ -35,6 +39,10 @@ struct PoolDocument<'a> {
     network_name: &'a str,
     #[serde(flatten)]
     status: IPPoolStatus,
+    /// Number of addresses that can be allocated, as a string.
+    usable_addresses: String,
+    free_addresses: String,
+    quarantined_addresses: u64,
     /// Leased blocks of all blocks, for the table.
     #[serde(skip)]
     block_share: String,
@@ -59,13 +67,13 @@ struct BlockDocument {
 /// Block of this node, from its address store.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct StoreBlock {
+pub(super) struct StoreBlock {
     range: String,
     state: &'static str,
-    held: u64,
+    pub(super) held: u64,
     #[serde(rename = "resting")]
-    quarantined: u64,
-    free: u64,
+    pub(super) quarantined: u64,
+    pub(super) free: u64,
 }
 
 /// Prints the pools; with `blocks`, also their blocks and single addresses.
@@ -80,24 +88,33 @@ pub(super) fn show(
         let PoolObject { metadata, spec, .. } = pool;
         let name = metadata.name.as_deref().unwrap_or_default();
         let status = snapshot.status_of(pool);
+        let usage = PoolUsage::of(snapshot, pool);
         pools.push(PoolDocument {
             name,
             range: &spec.range,
             network_name: &spec.network_name,
             block_share: block_share(pool, &status),
             status,
+            usable_addresses: usage.size.to_string(),
+            free_addresses: usage.free().to_string(),
+            quarantined_addresses: usage.quarantined,
             objects: blocks.then(|| block_documents(snapshot, name)),
             store: store_names(snapshot, name)
                 .iter()
-                .flat_map(|name| store_blocks(&address_stores.join(name)))
+                .flat_map(|name| store_blocks_at(&address_stores.join(name)))
                 .collect(),
         });
     }
-    if format.is_document() {
-        return output::print_document(format, &pools);
+    if let Some(printed) = format.print(&pools) {
+        return printed;
+    }
+    let host_stores = HostStore::all(address_stores)?;
+    let host_stores: Vec<HostStore> = host_stores.into_iter().filter(HostStore::is_of_host).collect();
+    if pools.is_empty() && host_stores.is_empty() {
+        return output::print("no pools\n");
     }
     if pools.is_empty() {
-        return output::print("no pools\n");
+        return print_stores(&host_stores);
     }
     output::print(&table::lay_out(&HEADINGS, &pools.iter().map(row).collect::<Vec<_>>(), 0))?;
     let each = |rows: fn(&PoolDocument<'_>) -> Vec<Vec<String>>| -> Vec<Vec<String>> {
@@ -108,17 +125,23 @@ pub(super) fn show(
         output::print(&format!("\n{}", table::lay_out(&headings, &each(block_rows), 0)))?;
     }
     let store_block_rows = each(store_rows);
-    if store_block_rows.is_empty() {
+    if !store_block_rows.is_empty() {
+        output::print(&format!("\n{}", table::lay_out(&STORE_BLOCK_HEADINGS, &store_block_rows, 0)))?;
+    }
+    if host_stores.is_empty() {
         return Ok(());
     }
-    let headings = ["on this node", "pool", "state", "held", "quarantine", "free", "utilization"];
-    output::print(&format!("\n{}", table::lay_out(&headings, &store_block_rows, 0)))
+    output::print("\n")?;
+    print_stores(&host_stores)
 }
 
-const HEADINGS: [&str; 8] = ["pool", "range", "network", "blocks", "single", "nodes", "used", "leased"];
+const HEADINGS: [&str; 9] =
+    ["pool", "range", "network", "blocks", "single", "nodes", "used", "free", "leased"];
+pub(super) const STORE_BLOCK_HEADINGS: [&str; 7] =
+    ["on this node", "pool", "state", "held", "quarantine", "free", "utilization"];
 
 fn row(pool: &PoolDocument<'_>) -> Vec<String> {
-    let PoolDocument { name, range, network_name, status, block_share, .. } = pool;
+    let PoolDocument { name, range, network_name, status, block_share, free_addresses, .. } = pool;
     let IPPoolStatus { single_addresses, nodes, leased_percent, used_addresses, .. } = status;
     vec![
         (*name).to_owned(),
@@ -128,6 +151,7 @@ fn row(pool: &PoolDocument<'_>) -> Vec<String> {
         single_addresses.to_string(),
         nodes.to_string(),
         used_addresses.to_string(),
+        free_addresses.clone(),
         bar(*leased_percent),
     ]
 }
@@ -154,16 +178,21 @@ fn block_rows(pool: &PoolDocument<'_>) -> Vec<Vec<String>> {
 }
 
 fn store_rows(pool: &PoolDocument<'_>) -> Vec<Vec<String>> {
+    store_block_rows(pool.name, &pool.store)
+}
+
+/// Returns the rows of a store's blocks.
+pub(super) fn store_block_rows(name: &str, blocks: &[StoreBlock]) -> Vec<Vec<String>> {
     let row = |block: &StoreBlock| {
         let StoreBlock { range, state, held, quarantined, free } = block;
         let share = bar(percent(*held, held + quarantined + free));
         let numbers = [held, quarantined, free].map(u64::to_string);
-        let mut row = vec![range.clone(), pool.name.to_owned(), (*state).to_owned()];
+        let mut row = vec![range.clone(), name.to_owned(), (*state).to_owned()];
         row.extend(numbers);
         row.push(share);
         row
     };
-    pool.store.iter().map(row).collect()
+    blocks.iter().map(row).collect()
 }
 
 /// Returns the objects of a pool, in the order of their addresses.
@@ -197,10 +226,14 @@ fn store_names(snapshot: &ClusterSnapshot, pool: &str) -> BTreeSet<String> {
 }
 
 /// Returns the blocks of an address store; none if it is missing or unreadable.
-fn store_blocks(path: &Path) -> Vec<StoreBlock> {
+fn store_blocks_at(path: &Path) -> Vec<StoreBlock> {
     let Ok(Some(store)) = address_store::read(path) else { return Vec::new() };
-    // The quarantine depends on the network. The default of one minute is an approximation.
-    let clock = Clock { now: now(), quarantine: 60_000 };
+    store_blocks(&store, &address_store::windows(path, &store).unwrap_or_default())
+}
+
+/// Returns the blocks of an address store. Only addresses of a window are free, if the store knows one.
+pub(super) fn store_blocks(store: &AddressStore, windows: &[Window]) -> Vec<StoreBlock> {
+    let clock = Clock { now: now(), quarantine: quarantine_of(windows) };
     let store_block = |block: Block| {
         let state = match block.state {
             BlockState::Active if block.draining => "draining",
@@ -211,20 +244,26 @@ fn store_blocks(path: &Path) -> Vec<StoreBlock> {
         };
         let held = store.slots_of(&block).filter(|what| matches!(what, Slot::Held { .. } | Slot::Unknown));
         let held = held.count() as u64;
-        let all = store.slots_of(&block).filter(|what| matches!(what, Slot::Free(_))).count() as u64;
-        let free = store.free_count(&block, clock);
-        StoreBlock { range: block.net.to_string(), state, held, quarantined: all - free, free }
+        let (mut quarantined, mut free) = (0, 0);
+        for (at, what) in store.slots_of(&block).enumerate() {
+            match what {
+                Slot::Free(since) if clock.quarantined_until(since).is_some() => quarantined += 1,
+                Slot::Free(_) if is_usable(windows, nth(block.net, at as u128)) => free += 1,
+                _ => {}
+            }
+        }
+        StoreBlock { range: block.net.to_string(), state, held, quarantined, free }
     };
     store.blocks().map(store_block).collect()
 }
 
-fn percent(part: u64, whole: u64) -> u8 {
+pub(super) fn percent(part: u64, whole: u64) -> u8 {
     let share = u128::from(part) * 100 / u128::from(whole.max(1));
     u8::try_from(share).unwrap_or(100).min(100)
 }
 
 /// Returns a bar such as `[####----]  42 %`.
-fn bar(percent: u8) -> String {
+pub(super) fn bar(percent: u8) -> String {
     let full = (usize::from(percent) * BAR).div_ceil(100).min(BAR);
     format!("[{}{}] {percent:3} %", "#".repeat(full), "-".repeat(BAR - full))
 }

@@ -1,0 +1,69 @@
+//! Usage of a pool: how many of the addresses that can be allocated are used, in quarantine and free.
+//!
+//! - The network address of a subnet, the broadcast address and the exclusions of the pool never count.
+//! - `used` are the addresses that pods show, nodes lease as single addresses, or claims keep.
+//! - Addresses in quarantine are counted as far as the cluster knows them: released single addresses. Only its node knows
+//!   those of a block.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipam::{AddressFilter, IpBlock, Range};
+
+use crate::clock::now;
+use crate::cluster_snapshot::ClusterSnapshot;
+use crate::ip_objects::PoolObject;
+
+/// Quarantine of a network that does not set one, in milliseconds.
+const QUARANTINE: u64 = 60_000;
+
+/// Usage of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// Number of addresses that can be allocated; `u64::MAX` if there are more.
+    pub size: u64,
+    /// Number of used addresses.
+    pub used: u64,
+    /// Number of addresses that are known to be in quarantine.
+    pub quarantined: u64,
+    /// Number of leased blocks by node.
+    pub blocks: BTreeMap<String, u64>,
+}
+
+impl PoolUsage {
+    /// Counts the usage of a pool.
+    pub fn of(snapshot: &ClusterSnapshot, pool: &PoolObject) -> PoolUsage {
+        let name = pool.metadata.name.as_deref().unwrap_or_default();
+        let mut usage = PoolUsage { size: size(pool), ..PoolUsage::default() };
+        let mut used: BTreeSet<IpAddr> = snapshot.used_of(name).clone();
+        let now = now();
+        for object in snapshot.objects_of(name) {
+            if !object.is_single_address() {
+                *usage.blocks.entry(object.holder.node).or_default() += 1;
+            } else if object.is_in_use() {
+                used.insert(object.net.addr());
+            } else if is_in_quarantine(&object, now) {
+                usage.quarantined += 1;
+            }
+        }
+        usage.blocks.remove("");
+        usage.used = used.len() as u64;
+        usage
+    }
+
+    /// Number of addresses that are neither used nor in quarantine.
+    pub fn free(&self) -> u64 {
+        self.size.saturating_sub(self.used).saturating_sub(self.quarantined)
+    }
+}
+
+/// Number of addresses that the pool can allocate; 0 if its spec is invalid.
+fn size(pool: &PoolObject) -> u64 {
+    let range = pool.spec.range.parse().ok().and_then(|subnet| Range::between(subnet, None, None).ok());
+    let filter = range.zip(pool.exclude().ok()).map(|(range, exclude)| AddressFilter::new(range, &exclude));
+    filter.map_or(0, |filter| u64::try_from(filter.count()).unwrap_or(u64::MAX))
+}
+
+fn is_in_quarantine(object: &IpBlock, now: u64) -> bool {
+    object.holder.released_at > 0 && object.holder.released_at.saturating_add(QUARANTINE) > now
+}
