@@ -8,7 +8,6 @@ use std::io::{self, ErrorKind, Write};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::terminal::is_control;
@@ -96,10 +95,14 @@ pub fn print_document<T: Serialize>(format: Format, value: &T) -> Result<(), Fai
     // Through JSON, so that both documents have the same content.
     let value =
         serde_json::to_value(value).map_err(|cause| Failure::new(format!("encode the output: {cause}")))?;
-    let text = serde_saphyr::to_string(&value)
+    print(&yaml(&value)?)
+}
+
+/// Returns a YAML document, with a space for each character that a terminal executes.
+fn yaml(value: &serde_json::Value) -> Result<String, Failure> {
+    let text = serde_saphyr::to_string(value)
         .map_err(|cause| Failure::new(format!("encode the output: {cause}")))?;
-    let text: String = text.chars().map(|c| if c != '\n' && is_control(c) { ' ' } else { c }).collect();
-    print(&text)
+    Ok(text.chars().map(|c| if c != '\n' && is_control(c) { ' ' } else { c }).collect())
 }
 
 /// Returns a JSON document with each character that a terminal executes written as `\u….`. The encoder leaves DEL and the
@@ -121,12 +124,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn yaml_output_is_in_block_style() {
-        let document = serde_json::json!([{ "a": [1, { "b": [], "c": "x: \u{9b}" }], "d": {} }, "no"]);
-        let expected =
-            "- \"a\":\n    - 1\n    - \"b\": []\n      \"c\": \"x: \\u009b\"\n  \"d\": {}\n- \"no\"\n";
-        assert_eq!(yaml(&document), expected);
-        assert_eq!(yaml(&serde_json::json!([])), "[]\n");
+    fn yaml_output_has_the_content_of_json_without_control_characters() {
+        let document = serde_json::json!([{ "a": [1, { "b": [], "c": "x: y" }], "d": {} }, "no", "1"]);
+        let text = yaml(&document).unwrap();
+        assert_eq!(serde_saphyr::from_str::<serde_json::Value>(&text).unwrap(), document, "{text}");
+        let hostile = yaml(&serde_json::json!({ "name": "a\u{9b}2J\u{1b}[31m" })).unwrap();
+        assert!(hostile.chars().all(|c| c == '\n' || !is_control(c)), "{hostile:?}");
     }
 
     #[test]
@@ -135,6 +138,6 @@ mod tests {
         let document = serde_json::json!({ name: [name], "n": 1.5 });
         let text = escaped(&serde_json::to_string_pretty(&document).unwrap());
         assert!(text.lines().count() > 3 && text.chars().all(|c| c == '\n' || !is_control(c)), "{text:?}");
-        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), document);
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), document);
     }
 }

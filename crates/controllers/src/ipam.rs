@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
-use crate::ipam::pool_metrics::{PoolMetrics, PoolUsage};
+use crate::ipam::pool_metrics::PoolMetrics;
 use crate::ipam::reconciler::{IpamReconciler, Round};
 use kube_support::health::HealthStatus;
 

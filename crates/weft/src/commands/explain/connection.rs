@@ -110,9 +110,9 @@ pub(super) fn run(
         faults: policy.faults.iter().map(ToString::to_string).collect(),
     });
     let document = Document { from, to, protocol, port, verdict: &verdict, invalid: invalid.collect() };
-    match format {
-        Format::Json => output::print_json(&document),
-        Format::Text => output::print(&describe(&document, [&source, &destination])),
+    match format.print(&document) {
+        Some(printed) => printed,
+        None => output::print(&describe(&document, [&source, &destination])),
     }
 }
 
