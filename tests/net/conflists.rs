@@ -1,8 +1,9 @@
-//! Tests of configurations as distributions ship them: `tests/net/testdata`, with their keys and no more.
+//! Tests of configurations as distributions ship them: `tests/net/testdata`, with their keys and no more. [`SOURCES`] names
+//! the file of each project that has these keys.
 //!
 //! ```text
-//!   weft ── built-in plugins                             k3s, kind, minikube, podman, CRI-O, Nomad, Harvester, OpenShift
-//!        └─ a foreign plugin ── portmap, bandwidth       Calico, Cilium, AWS, Azure, Terway, Antrea
+//!   weft ── built-in plugins                             kind, minikube, podman, CRI-O, containerd, Nomad, OpenShift, …
+//!        └─ a foreign plugin ── portmap, bandwidth       flannel, Calico, Cilium, AWS, Azure, Terway, Antrea
 //! ```
 //!
 //! A foreign plugin that comes first is [`FOREIGN`], a script that makes a real link. One in the middle of a chain passes on
@@ -35,6 +36,32 @@ CHECK) ip -n "$pod" link show "$CNI_IFNAME" >/dev/null ;;
 DEL) ip link delete foreign0 2>/dev/null; exit 0 ;;
 esac
 "#;
+
+/// File in `tests/net/testdata`, and the project's file from which its keys are.
+const SOURCES: &[(&str, &str)] = &[
+    ("antrea", "antrea-io/antrea build/yamls/base/conf/antrea-cni.conflist"),
+    ("aws", "aws/amazon-vpc-cni-k8s misc/10-aws.conflist"),
+    (
+        "azure",
+        "Azure/azure-container-networking: /etc/cni/net.d/10-azure.conflist of AKS nodes, transparent mode",
+    ),
+    ("calico", "projectcalico/calico manifests/calico.yaml: cni_network_config"),
+    ("cilium-portmap", "cilium/cilium cni.chainingMode=portmap: 05-cilium.conflist"),
+    ("concourse", "concourse/concourse worker/runtime/cni_network.go"),
+    ("containerd", "containerd/containerd script/setup/install-cni: 10-containerd-net.conflist"),
+    ("crio-bridge", "cri-o/cri-o contrib/cni/10-crio-bridge.conflist"),
+    ("crio-ipv4-bridge", "cri-o/cri-o contrib/cni/11-crio-ipv4-bridge.conflist"),
+    ("harvester", "harvester/network-controller-harvester: definitions of VLAN networks"),
+    ("k3s-flannel", "k3s-io/k3s pkg/agent/flannel/setup_linux.go: 10-flannel.conflist"),
+    ("kind", "kubernetes-sigs/kind images/kindnetd: 10-kindnet.conflist"),
+    ("kube-flannel", "flannel-io/flannel Documentation/kube-flannel.yml: cni-conf.json"),
+    ("minikube-bridge", "kubernetes/minikube pkg/minikube/cni/bridge.go: 1-k8s.conflist"),
+    ("nerdctl", "containerd/nerdctl docs/cni.md: the network bridge"),
+    ("nomad", "hashicorp/nomad client/allocrunner/networking_bridge_linux.go"),
+    ("openshift-cnv", "OpenShift Virtualization documentation: «Connecting to a Linux bridge network»"),
+    ("podman", "containers/podman cni/87-podman-bridge.conflist"),
+    ("terway", "AliyunContainerService/terway: merged configuration of datapathv2"),
+];
 
 /// Foreign plugins that come first in a list, and those in the middle.
 const FIRST: [&str; 7] = ["flannel", "calico", "aws-cni", "azure-vnet", "terway", "antrea", "cilium-cni"];
@@ -106,6 +133,10 @@ fn conflists_of_distributions_are_attached_checked_and_detached() {
             }
             host.run(["ip", "link", "set", bridge, "up"]);
         }
+        // kube-proxy makes this chain.
+        for program in ["iptables", "ip6tables"] {
+            host.run([program, "-t", "nat", "-N", "KUBE-MARK-MASQ"]);
+        }
         cluster.pod("web", "");
         let config = called_by_a_runtime(&list);
         let pod = host.pod("web");
@@ -134,6 +165,14 @@ fn conflists_of_distributions_are_attached_checked_and_detached() {
         assert_nothing_left(&label, &host, &before);
         assert_pod_unchanged(&label, &pod, &inside);
     }
+}
+
+#[test]
+fn conflists_of_distributions_have_a_source() {
+    let names: Vec<String> =
+        files().iter().filter_map(|file| Some(file.file_stem()?.to_str()?.to_owned())).collect();
+    let sources: Vec<&str> = SOURCES.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, sources);
 }
 
 #[test]

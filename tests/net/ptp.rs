@@ -173,6 +173,21 @@ fn ptp_ip_masq_of_single_addresses_shares_one_chain() {
 }
 
 #[test]
+fn ptp_check_finds_an_interface_that_is_down() {
+    let host = host!(Feature::Veth, Feature::Ipv6);
+    rig::install(&host);
+    let pod = host.pod("a");
+    let eth0 = host.attachment("ptp", &pod, "eth0");
+    let ipam = json!({ "type": "static", "addresses": [{ "address": "fd01::5/64", "gateway": "fd01::1" }] });
+    let keys = config(&json!({ "ipam": ipam }));
+    let known = with(&keys, &json!({ "prevResult": eth0.add(&keys).success().json() }));
+    // The kernel keeps the address.
+    pod.run(["sysctl", "-qw", "net.ipv6.conf.eth0.keep_addr_on_down=1"]);
+    pod.run(["ip", "link", "set", "eth0", "down"]);
+    assert_refused("CHECK", &eth0.check(&known), 999, &["interface eth0 is down"]);
+}
+
+#[test]
 fn ptp_check_finds_changes_and_options_are_checked() {
     let host = host!(Feature::Veth);
     rig::install(&host);
@@ -189,6 +204,10 @@ fn ptp_check_finds_changes_and_options_are_checked() {
     pod.run(["ip", "route", "delete", "default"]);
     assert_refused("route", &eth0.check(&known), 999, &["0.0.0.0/0"]);
     pod.run(["ip", "route", "add", "default", "via", "10.1.0.1"]);
+    eth0.check(&known).success();
+    pod.run(["ip", "route", "delete", "10.1.0.1"]);
+    assert_refused("route to the gateway", &eth0.check(&known), 999, &["lacks route 10.1.0.1/32 dev eth0"]);
+    pod.run(["ip", "route", "add", "10.1.0.1", "dev", "eth0", "scope", "link", "src", "10.1.0.2"]);
     eth0.check(&known).success();
     pod.run(["ip", "address", "delete", "10.1.0.2/24", "dev", "eth0"]);
     assert_refused("address", &eth0.check(&known), 999, &["10.1.0.2/24"]);

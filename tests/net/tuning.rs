@@ -389,6 +389,10 @@ fn tuning_that_would_remove_ipv6_addresses_is_refused() {
         assert!(error["msg"].as_str().unwrap().contains(words), "{error}");
         world.assert_unchanged(&before);
     }
+    let mut conf = world.config(&json!({ "mtu": 1279 }));
+    conf["prevResult"]["routes"] = json!([{ "dst": "fd09::/64" }]);
+    let error = world.attachment().add(&conf).json();
+    assert!(error["msg"].as_str().unwrap().contains("would remove the IPv6 route fd09::/64"), "{error}");
     // The address of another interface does not matter.
     let mut conf = world.config(&json!({ "mtu": 1279 }));
     conf["prevResult"]["ips"] = json!([{ "address": "fd01::3/64", "interface": 0 }]);

@@ -42,24 +42,18 @@ fn config(base: &Base, keys: &str, version: &str) -> Value {
     in_version(&with(&with(&common, &parse(base.keys)), &parse(keys)), version)
 }
 
+/// Adds the device that `host-device` moves, with its peer on the host.
+fn add_device(host: &Host) {
+    let words = "ip link add dev0 address 02:00:00:00:0d:01 type veth peer name peer0";
+    host.run(words.split(' '));
+}
+
 /// Creates the host of a row: the previous plugin, if there is one, has created `eth0`.
 fn world(base: &Base, version: &str) -> (Host, Pod, Pod, Option<Value>) {
     let host = Host::new();
     rig::install(&host);
     let outside = rig::traffic::outside(&host);
-    host.run([
-        "ip",
-        "link",
-        "add",
-        "dev0",
-        "address",
-        "02:00:00:00:0d:01",
-        "type",
-        "veth",
-        "peer",
-        "name",
-        "peer0",
-    ]);
+    add_device(&host);
     let pod = host.pod("a");
     let front = (!base.front.is_empty()).then(|| {
         let front: Value = serde_json::from_str(base.front).expect("the front's configuration");

@@ -132,7 +132,10 @@ impl Config {
     /// # Errors
     /// Code 7, with key and value: a plugin must act on a declared capability, or fail.
     pub fn capability<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
-        let section = member(&self.value, "runtimeConfig");
+        let section = member(&self.value, "runtimeConfig").filter(|section| !section.is_null());
+        if let Some(section) = section.filter(|section| !section.is_object()) {
+            return Err(Error::key("runtimeConfig", fold::quote(section), "expected an object"));
+        }
         match section.and_then(|section| member(section, name)).filter(|value| !value.is_null()) {
             None => Ok(None),
             Some(value) => fold::from_value(value, name).context("runtimeConfig").map(Some),
@@ -237,6 +240,18 @@ mod tests {
         let config =
             read(r#"{"cniVersion":"1.0.0","name":"n","dnss":1,"dns":{"domain":"d","x.example/y":[]}}"#)?;
         assert_eq!(config.dns()?.domain, "d");
+        Ok(())
+    }
+
+    #[test]
+    fn config_runtime_config_that_is_no_object_is_refused() -> Result<(), Error> {
+        for text in ["[]", "[null]", "7", "\"x\""] {
+            let config = read(&format!(r#"{{"cniVersion":"1.0.0","name":"n","runtimeConfig":{text}}}"#))?;
+            let error = config.capability::<String>("mac").unwrap_err().to_string();
+            assert!(error.contains(&format!("runtimeConfig: {text}: expected an object")), "{error}");
+        }
+        let absent = read(r#"{"cniVersion":"1.0.0","name":"n","runtimeConfig":null}"#)?;
+        assert_eq!(absent.capability::<String>("mac")?, None);
         Ok(())
     }
 

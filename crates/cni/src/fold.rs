@@ -60,6 +60,17 @@ fn decode<T: DeserializeOwned>(value: &Value, key: &str, keys: Keys) -> Result<T
     })
 }
 
+/// Decodes a document into a type that refuses unknown keys, as [`strict`] does. Errors: code 6, not JSON; code 7, wrong
+/// type. Their paths begin with `document`.
+pub fn strict_from_slice<T: DeserializeOwned>(bytes: &[u8], document: &str) -> Result<T, Error> {
+    let value: Value = serde_json::from_slice(bytes).map_err(|cause| {
+        let why = wording::syntax_error(bytes, &cause);
+        let separator = if document.is_empty() { "" } else { ": " };
+        Error::new(code::DECODING_FAILURE, format!("{document}{separator}not valid JSON: {why}"))
+    })?;
+    strict(&value, document)
+}
+
 /// Decodes the value of `key` into a type that refuses unknown keys: keys match exactly, and unknown ones are passed on.
 /// Error: code 7.
 pub fn strict<T: DeserializeOwned>(value: &Value, key: &str) -> Result<T, Error> {

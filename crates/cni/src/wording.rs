@@ -25,15 +25,16 @@ const NUMBERS: &[(&str, &str, &str)] = &[
     ("i64", "-9223372036854775808", "9223372036854775807"),
 ];
 
-/// Returns why `text` is not JSON, with line and column: `… at line 1 column 5`.
+/// Returns why `text` is not JSON, with line and column: `… at line 1 column 5`. Files that programs write are decoded
+/// without paths: their values of another form also have only a place.
 pub fn syntax_error(text: &[u8], cause: &serde_json::Error) -> String {
     if text.starts_with(BYTE_ORDER_MARK) {
         return "it begins with a byte order mark; save it as UTF-8 without one".to_owned();
     }
-    if !cause.is_syntax() && !cause.is_eof() {
-        return cause.to_string();
-    }
     let (line, column) = (cause.line(), cause.column());
+    if !cause.is_syntax() && !cause.is_eof() {
+        return format!("a value has another form than expected at line {line} column {column}");
+    }
     let at = offset(text, line, column);
     let why = match cause.is_eof() {
         true => unfinished(text),
@@ -49,9 +50,34 @@ pub fn offset(text: &[u8], line: usize, column: usize) -> usize {
     (start + column.saturating_sub(1)).min(text.len())
 }
 
-/// Returns the decoder's message without the place.
+/// Messages of the decoder: beginning, and the words for a user.
+const MESSAGES: &[(&str, &str)] = &[
+    ("expected value", "a value is missing or misspelt"),
+    ("expected ident", "a word must be in \" quotation marks, except true, false and null"),
+    ("expected `:`", "a colon is missing after the key"),
+    ("expected `,` or `}`", "a comma or } is missing"),
+    ("expected `,` or `]`", "a comma or ] is missing"),
+    ("expected `\"`", "a closing \" is missing"),
+    ("key must be a string", "a key must be in \" quotation marks"),
+    ("trailing characters", "there is more text after the end of the value"),
+    ("trailing comma", "there is a comma after the last value: remove the comma"),
+    ("control character", "a string has a control character: write it as \\u and four hexadecimal digits"),
+    ("recursion limit exceeded", "it is nested too deeply"),
+    ("invalid escape", "a string has an unknown escape: write \\\\ for a backslash"),
+    ("lone leading surrogate", "a string has half of a character: \\ud800 to \\udbff need a second escape"),
+    (
+        "unexpected end of hex escape",
+        "a string has half of a character: \\ud800 to \\udbff need a second escape",
+    ),
+    ("invalid unicode code point", "a string has a character that does not exist"),
+];
+
+/// Returns the decoder's message in the words of JSON, without the place.
 fn bare(cause: &serde_json::Error) -> String {
     let whole = cause.to_string();
+    if let Some((_, words)) = MESSAGES.iter().find(|(begin, _)| whole.starts_with(begin)) {
+        return (*words).to_owned();
+    }
     let place = format!(" at line {} column {}", cause.line(), cause.column());
     whole.strip_suffix(&place).unwrap_or(&whole).to_owned()
 }
@@ -206,6 +232,42 @@ mod tests {
         }
         // Other mistakes keep the words of the decoder.
         assert_eq!(why("{\"a\": 01}"), "invalid number at line 1 column 8");
+    }
+
+    #[test]
+    fn json_errors_have_no_words_of_the_decoder() {
+        let deep = "[".repeat(200);
+        for text in [
+            "{\"a\":}",
+            "{\"a\" 1}",
+            "[1 2]",
+            "{\"a\":1 \"b\"}",
+            "{} {}",
+            "{1:2}",
+            "[1,,2]",
+            "\"a\u{1}\"",
+            "[tru]",
+            &deep,
+            "\"\\q\"",
+            "\"\\ud800\"",
+            "\"\\ud800\\u0041\"",
+        ] {
+            let why = why(text);
+            let words = [
+                "expected",
+                "ident",
+                "trailing",
+                "recursion",
+                "invalid escape",
+                "surrogate",
+                "EOF",
+                "hex escape",
+                "`",
+            ];
+            assert!(!words.iter().any(|word| why.contains(word)), "{text}: {why}");
+        }
+        let form = serde_json::from_str::<Vec<u8>>("[\"x\"]").unwrap_err();
+        assert_eq!(syntax_error(b"", &form), "a value has another form than expected at line 1 column 4");
     }
 
     #[test]

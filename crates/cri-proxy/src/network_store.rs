@@ -16,6 +16,7 @@ use tracing::error;
 
 use cli_support::failure::Failure;
 use cli_support::privilege;
+use cni::fold;
 use cri::network_api::validation;
 use cri::network_api::validation::Checked;
 use cri::network_api::{Name, NetworkConfig};
@@ -183,7 +184,7 @@ fn read(path: &Path) -> Result<Stored, Unread> {
     let file = File::open(path).map_err(Unread::Io)?;
     file.take(FILE_MAX).read_to_end(&mut bytes).map_err(Unread::Io)?;
     let document: Document =
-        serde_json::from_slice(&bytes).map_err(|cause| Unread::Invalid(cause.to_string()))?;
+        fold::strict_from_slice(&bytes, "network").map_err(|error| Unread::Invalid(error.to_string()))?;
     if document.version != VERSION {
         let why = format!("version {}: this release reads version {VERSION}", document.version);
         return Err(Unread::Invalid(why));

@@ -115,7 +115,10 @@ fn attachments(node: &NodeConfiguration, request: &PlanRequest) -> Result<Vec<At
         return Err(Error::config(why).details(cure));
     };
     let Some(text) = pod.annotations.remove(ATTACHMENTS) else { return Ok(Vec::new()) };
-    serde_json::from_str(&text).map_err(|cause| Error::config(format!("annotation {ATTACHMENTS}: {cause}")))
+    serde_json::from_str(&text).map_err(|cause| {
+        let why = cni::wording::syntax_error(text.as_bytes(), &cause);
+        Error::config(format!("annotation {ATTACHMENTS}: {why}"))
+    })
 }
 
 impl Planner {

@@ -10,8 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cni::capability::{DEVICE_ID, IP_RANGES};
 use cni::name::{IfName, ifname_fault};
+use cni::{fold, wording};
 use npwg::metadata::{definition_name_fault, label_fault};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use serde_json::value::RawValue;
 use tonic::Status;
 
@@ -48,13 +50,13 @@ pub(crate) struct Attachment {
 /// Attachment in the annotation of a person: values are JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Annotated {
+struct Annotated<V = Box<RawValue>> {
     #[serde(default, alias = "interfaceName")]
     interface_name: String,
     #[serde(default, alias = "networkName")]
     network_name: String,
-    #[serde(default)]
-    parameters: BTreeMap<String, Box<RawValue>>,
+    #[serde(default = "BTreeMap::new")]
+    parameters: BTreeMap<String, V>,
 }
 
 /// Requested networks with their path in the request.
@@ -116,8 +118,7 @@ fn source(config: &PodSandboxConfig) -> Result<Option<Source>, Status> {
             if text.len() > ANNOTATION_MAX {
                 return Err(fault(&at, text.len(), format_args!("must be at most {ANNOTATION_MAX} bytes")));
             }
-            let asked: Vec<Annotated> =
-                serde_json::from_str(text).map_err(|cause| fault(&at, text, cause))?;
+            let asked = annotated(&at, text)?;
             refuse_assigned_parameters(&at, &asked)?;
             let asked = asked.into_iter().map(|one| (one.interface_name, one.network_name, one.parameters));
             let asked: Vec<_> = asked.collect();
@@ -140,6 +141,14 @@ fn source(config: &PodSandboxConfig) -> Result<Option<Source>, Status> {
             Ok(Some(Source { path: "config.networks".to_owned(), asked }))
         }
     }
+}
+
+/// Decodes the annotation at `at`. Values of parameters keep their exact text, which the decoder that knows paths cannot.
+fn annotated(at: &str, text: &str) -> Result<Vec<Annotated>, Status> {
+    let _: Vec<Annotated<Value>> = fold::strict_from_slice(text.as_bytes(), at)
+        .map_err(|error| Status::invalid_argument(error.to_string()))?;
+    let why = |cause| wording::syntax_error(text.as_bytes(), &cause);
+    serde_json::from_str(text).map_err(|cause| fault(at, text, why(cause)))
 }
 
 /// Refuses devices and ranges in an annotation. The author of a pod writes the annotation and the kubelet passes it on, so it
@@ -233,6 +242,28 @@ mod tests {
         ] {
             let error = named(asked).unwrap_err();
             assert!(error.contains(word), "{asked:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn annotation_of_networks_that_is_no_list_is_explained() {
+        for (text, expected) in [
+            (
+                "[{\"network_name\":\"a\",}]",
+                "not valid JSON: there is a comma before }: remove the comma at line 1",
+            ),
+            ("{}", "{}: expected a list"),
+            ("[7]", "[0]: 7: expected an object"),
+            ("[{\"network_name\":7}]", "[0].network_name: 7: expected a string"),
+            ("[{\"parameters\":[]}]", "[0].parameters: []: expected an object"),
+            ("[{\"network\":\"a\"}]", "unknown key \"network\"; the keys are interfaceName, "),
+            ("[{\"network_name\":null}]", "a value has another form than expected at line 1"),
+        ] {
+            let annotations = [(NETWORKS.to_owned(), text.to_owned())].into_iter().collect();
+            let error = source(&PodSandboxConfig { annotations, ..PodSandboxConfig::default() }).err();
+            let error = error.expect("a refusal").message().to_owned();
+            assert!(error.starts_with("config.annotations[\"weft.dev/networks\"]"), "{error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 

@@ -102,7 +102,10 @@ pub fn receive<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Error> {
     let mut bytes = Vec::new();
     from.take(length as u64).read_to_end(&mut bytes).map_err(failed)?;
     let decoded = serde_json::from_slice(&bytes);
-    decoded.map_err(|cause| Error::new(code::DECODING_FAILURE, format!("unreadable message: {cause}")))
+    decoded.map_err(|cause| {
+        let why = cni::wording::syntax_error(&bytes, &cause);
+        Error::new(code::DECODING_FAILURE, format!("unreadable message: {why}"))
+    })
 }
 
 #[cfg(test)]

@@ -158,7 +158,8 @@ pub fn load(path: &Path) -> Result<Vec<Record>, Error> {
     }
     let bytes = fs::read(path).map_err(failed)?;
     let document: Document = serde_json::from_slice(&bytes)
-        .map_err(|cause| Error::internal(format!("read {}: {cause}", path.display())))?;
+        .map_err(|cause| cni::wording::syntax_error(&bytes, &cause))
+        .map_err(|why| Error::internal(format!("read {}: {why}", path.display())))?;
     match document.boot_id == boot_id()? {
         true => document.records().map_err(|error| error.context(format_args!("read {}", path.display()))),
         false => Ok(Vec::new()),

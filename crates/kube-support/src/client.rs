@@ -53,7 +53,7 @@ async fn config(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Conf
             let failed = |cause: &dyn std::fmt::Display| {
                 Failure::new(format!("kubeconfig {}: {cause}", path.display()))
             };
-            let read = read_kubeconfig(path).map_err(|cause| failed(&cause))?;
+            let read = read_kubeconfig(path).map_err(|cause| failed(&invalid(path, &cause)))?;
             let options =
                 KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
             Config::from_custom_kubeconfig(read, &options).await.map_err(|cause| failed(&cause))?
@@ -118,6 +118,21 @@ fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, KubeconfigError> {
     rest.iter().try_fold(Kubeconfig::read_from(first)?, |all, path| all.merge(Kubeconfig::read_from(path)?))
 }
 
+/// Returns why a kubeconfig cannot be read: of invalid YAML the place, of an invalid value its path. The value is left out,
+/// because it may be a secret.
+fn invalid(path: &Path, cause: &KubeconfigError) -> String {
+    let KubeconfigError::Parse(place) = cause else { return cause.to_string() };
+    let document = std::fs::read_to_string(path).ok().and_then(|text| manifest::values(&text).ok()?.pop());
+    let error = document.and_then(|document| cni::fold::strict::<Kubeconfig>(&document, "").err());
+    match error.and_then(|error| error.invalid_key) {
+        Some(key) => format!("{}: {}", key.path, key.why),
+        None => {
+            let at = place.location().map(|at| format!(" at line {}, column {}", at.line(), at.column()));
+            format!("not valid YAML{}", at.unwrap_or_default())
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use kube::Api;
@@ -127,6 +142,22 @@ mod tests {
     use super::super::lookup::{ASK_MAX, ask};
     use super::super::resources::NamespaceObject;
     use super::*;
+
+    #[test]
+    fn kubeconfig_errors_name_the_place_and_no_secret() {
+        let path = std::env::temp_dir().join(format!("weft-kubeconfig-{}", std::process::id()));
+        for (text, expected) in [
+            ("clusters: hidden\n", "clusters: expected a list"),
+            ("users:\n- name: a\n  user: {token: [hidden]}\n", "users[0].user.token: expected a string"),
+            ("clusters: [hidden\n", "not valid YAML at line "),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let cause = read_kubeconfig(&path).unwrap_err();
+            let why = invalid(&path, &cause);
+            assert!(why.starts_with(expected) && !why.contains("hidden"), "{text}: {why}; {cause}");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
 
     #[tokio::test]
     async fn client_timeout_names_the_server_that_does_not_answer() {

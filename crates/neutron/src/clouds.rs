@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::error::Error;
@@ -24,11 +23,8 @@ const FILE_MAX: u64 = 1 << 20;
 /// Flat settings: the names are those of `OS_*` without the prefix and of keystoneauth's sections: `auth_url`, `username`…
 pub type Words = BTreeMap<String, String>;
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Clouds {
-    clouds: BTreeMap<String, Map<String, Value>>,
-}
+/// Clouds of a file by name, each with its settings.
+type Clouds = BTreeMap<String, Map<String, Value>>;
 
 /// Returns the settings of the environment: the cloud `OS_CLOUD` of a file, else the other variables alone.
 ///
@@ -64,7 +60,7 @@ pub fn from_file(path: &Path, cloud: &str) -> Result<Settings, Error> {
 
 fn read_file(path: &Path, cloud: &str) -> Result<Words, Error> {
     let what = path.display().to_string();
-    let mut clouds = parse(path)?.clouds;
+    let mut clouds = parse(path)?;
     let Some(mut found) = clouds.remove(cloud) else {
         let known: Vec<String> = clouds.into_keys().collect();
         return Err(Error::configuration(
@@ -74,14 +70,14 @@ fn read_file(path: &Path, cloud: &str) -> Result<Words, Error> {
     };
     let secure = path.with_file_name("secure.yaml");
     if secure.exists() {
-        for (key, value) in parse(&secure)?.clouds.remove(cloud).unwrap_or_default() {
+        for (key, value) in parse(&secure)?.remove(cloud).unwrap_or_default() {
             match (found.get_mut(&key), value) {
                 (Some(Value::Object(known)), Value::Object(more)) => known.extend(more),
                 (_, value) => drop(found.insert(key, value)),
             }
         }
     }
-    flatten(&what, &found)
+    flatten(&what, cloud, &found)
 }
 
 fn parse(path: &Path) -> Result<Clouds, Error> {
@@ -91,28 +87,48 @@ fn parse(path: &Path) -> Result<Clouds, Error> {
         return Err(failed(format!("larger than {FILE_MAX} bytes")));
     }
     let text = std::fs::read_to_string(path).map_err(|cause| failed(cause.to_string()))?;
-    // Without the parser's quotation, which may contain a secret.
-    serde_saphyr::from_str(&text)
-        .map_err(|cause| failed(format!("not a list of clouds{}", place(&cause.to_string()))))
-}
-
-/// Returns `, line 3` from the message of a parser.
-fn place(message: &str) -> String {
-    let words: Vec<&str> = message.split(|letter: char| !letter.is_alphanumeric()).collect();
-    let number = words.windows(2).find(|pair| pair[0] == "line" && pair[1].parse::<u32>().is_ok());
-    number.map(|pair| format!(", line {}", pair[1])).unwrap_or_default()
+    // Without the parser's words, which may contain a secret.
+    let document: Value = serde_saphyr::from_str(&text).map_err(|cause| {
+        let at = cause.location().map(|at| format!(" at line {}, column {}", at.line(), at.column()));
+        failed(format!("not valid YAML{}", at.unwrap_or_default()))
+    })?;
+    let clouds = match document {
+        Value::Null => return Ok(Clouds::new()),
+        Value::Object(mut document) => document.remove("clouds").unwrap_or_default(),
+        _ => return Err(failed("expected a map with the key clouds".to_owned())),
+    };
+    let clouds = match clouds {
+        Value::Null => Map::new(),
+        Value::Object(clouds) => clouds,
+        _ => return Err(failed("clouds: expected a map of clouds by name".to_owned())),
+    };
+    let cloud = |(name, cloud)| match cloud {
+        Value::Object(cloud) => Ok((name, cloud)),
+        _ => Err(failed(format!("clouds.{name}: expected a map of settings"))),
+    };
+    clouds.into_iter().map(cloud).collect()
 }
 
 /// Returns one cloud's settings, including those of `auth`.
-fn flatten(what: &str, cloud: &Map<String, Value>) -> Result<Words, Error> {
+fn flatten(what: &str, name: &str, cloud: &Map<String, Value>) -> Result<Words, Error> {
     let mut words = Words::new();
-    let auth = cloud.get("auth").and_then(Value::as_object).into_iter().flatten();
+    let wrong = |key: &str, why: &str| Error::configuration(what, format!("clouds.{name}.{key}: {why}"));
+    let auth = match cloud.get("auth") {
+        None | Some(Value::Null) => None,
+        Some(Value::Object(auth)) => Some(auth),
+        Some(_) => return Err(wrong("auth", "expected a map of settings")),
+    };
+    let auth = auth.into_iter().flatten();
     let own = cloud.iter().filter(|(key, _)| *key != "auth");
     for (key, value) in own.chain(auth) {
         let text = match value {
             Value::String(text) => text.clone(),
             Value::Number(number) => number.to_string(),
             Value::Bool(flag) => flag.to_string(),
+            // The value may be a secret.
+            _ if KEYS.contains(&key.as_str()) && !value.is_null() => {
+                return Err(wrong(key, "expected a string"));
+            }
             _ => continue,
         };
         words.insert(key.clone(), text);

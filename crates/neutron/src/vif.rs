@@ -126,7 +126,7 @@ pub struct UnknownBinding {
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The text is not JSON.
-    #[error(transparent)]
+    #[error("not JSON at line {}, column {}", .0.line(), .0.column())]
     Json(#[from] serde_json::Error),
     /// The value is not an os_vif object.
     #[error("not an object of os_vif")]

@@ -388,7 +388,10 @@ impl WeftCni {
         command.arg("release-address").arg(stores).args([pool, option]);
         let failed = |cause: serde_json::Error| Failure::new(format!("release-address {option}: {cause}"));
         let output = self.fed(command, &serde_json::to_vec(message).map_err(failed)?)?;
-        serde_json::from_slice(&output.stdout).map_err(failed)
+        serde_json::from_slice(&output.stdout).map_err(|cause| {
+            let why = cni::wording::syntax_error(&output.stdout, &cause);
+            Failure::new(format!("release-address {option}: {why}"))
+        })
     }
 
     /// Runs a command that reads `stdin`.

@@ -330,11 +330,12 @@ impl Plan {
             version: u32,
         }
         let fault = |why: String| cni::Error::new(cni::code::DECODING_FAILURE, format!("plan: {why}"));
-        let head: Head = serde_json::from_slice(bytes).map_err(|cause| fault(cause.to_string()))?;
+        let unreadable = |cause| fault(cni::wording::syntax_error(bytes, &cause));
+        let head: Head = serde_json::from_slice(bytes).map_err(unreadable)?;
         if head.version == 0 || head.version > PLAN_VERSION {
             return Err(fault(format!("version {}: this release reads up to {PLAN_VERSION}", head.version)));
         }
-        serde_json::from_slice(bytes).map_err(|cause| fault(cause.to_string()))
+        serde_json::from_slice(bytes).map_err(unreadable)
     }
 
     /// Returns the delegates that the pod selects.

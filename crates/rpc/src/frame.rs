@@ -82,7 +82,7 @@ pub enum FrameError {
     },
     /// The message is not an envelope with the expected body.
     #[error("decode message: {0}")]
-    Decode(serde_json::Error),
+    Decode(String),
     /// The message has no JSON form.
     #[error("encode message: {0}")]
     Encode(serde_json::Error),
@@ -139,7 +139,8 @@ pub fn length(prefix: [u8; 4], limit: usize) -> Result<usize, FrameError> {
 /// # Errors
 /// [`FrameError::Version`], [`FrameError::TooLarge`], [`FrameError::Decode`].
 pub fn decode<M: Message>(envelope: &[u8]) -> Result<M, FrameError> {
-    match serde_json::from_slice(envelope).map_err(FrameError::Decode)? {
+    let unreadable = |cause| FrameError::Decode(cni::wording::syntax_error(envelope, &cause));
+    match serde_json::from_slice(envelope).map_err(unreadable)? {
         Opened::Message(message) => {
             let message: M = message;
             let (length, limit) = (envelope.len(), message.limit());

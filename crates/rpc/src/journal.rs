@@ -192,7 +192,9 @@ impl Entry {
         }
         const CURE: &str = "it is left as it is: see docs/operations.md, «A pod is not deleted»";
         let fault = |why: String| Error::new(code::DECODING_FAILURE, why).details(CURE);
-        let unreadable = |cause: serde_json::Error| fault(format!("unreadable: {cause}"));
+        let unreadable = |cause: serde_json::Error| {
+            fault(format!("unreadable: {}", cni::wording::syntax_error(bytes, &cause)))
+        };
         let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<&RawValue>();
         let first = values.next().transpose().map_err(unreadable)?.map_or("", RawValue::get);
         let Head { version } = serde_json::from_str(first).map_err(unreadable)?;

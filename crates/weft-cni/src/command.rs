@@ -449,7 +449,8 @@ fn read_message<T: serde::de::DeserializeOwned>() -> Result<T, Error> {
     let mut text = Vec::new();
     let read = std::io::stdin().lock().take(MESSAGE_MAX).read_to_end(&mut text);
     read.map_err(|cause| Error::io("read stdin", cause))?;
-    serde_json::from_slice(&text).map_err(|cause| Error::config(format!("stdin: {cause}")))
+    let why = |cause| format!("stdin: {}", cni::wording::syntax_error(&text, &cause));
+    serde_json::from_slice(&text).map_err(|cause| Error::config(why(cause)))
 }
 
 fn print_json(message: &impl serde::Serialize) -> Result<ExitCode, Error> {

@@ -1,20 +1,21 @@
 //! Plan of a pod whose devices are known only on its node: `weft explain` of an SR-IOV pod from files.
 //!
 //! The kubelet allocates devices when the pod starts. Until then, the pod's resource limits tell how many of each resource
-//! it gets. Each of them is a placeholder in the plan, which is shown and never executed. A resource that no plugin takes a
-//! device of has none: it may be one that marks nodes.
+//! it gets. Each of them is a placeholder in the plan, which is shown and never executed, or a device that an annotation
+//! requests by its id. A resource that no plugin takes a device of has none: it may be one that marks nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cni::network::Network;
 use manifest::Manifest;
 use npwg::configuration::NodeConfiguration;
 use npwg::definition::Disk;
 use npwg::device::{Device, Devices};
-use npwg::metadata::{Definition, SpecConfig};
+use npwg::metadata::{Definition, Pod, SpecConfig};
 use npwg::plan::{self, Plan, PodIdentity, Sandbox};
 use npwg::policy;
 use npwg::refusal::Refusal;
+use npwg::selection::{Annotation, Element, Reading};
 use serde_json::Value;
 
 /// Beginning of the id of a placeholder, which no device plugin uses.
@@ -27,8 +28,7 @@ pub(crate) fn expected_devices<'a>(manifests: impl Iterator<Item = &'a str>, pod
     let mut devices = Devices::new();
     for text in manifests {
         let manifest = Manifest::parse(text);
-        let is_pod =
-            |other: &npwg::metadata::Pod| (&other.namespace, &other.name) == (&pod.namespace, &pod.name);
+        let is_pod = |other: &Pod| (&other.namespace, &other.name) == (&pod.namespace, &pod.name);
         let Some(located) = manifest.pods.iter().find(|located| is_pod(&located.value.pod)) else { continue };
         let spec = located.node_at(&located.base.key("spec")).to_json();
         for container in spec["containers"].as_array().into_iter().flatten() {
@@ -81,6 +81,14 @@ pub(crate) fn plan(
         let mut of_it = of_it.filter(|definition| definition.resource() == Some(resource)).peekable();
         of_it.peek().is_none() || of_it.any(may_take_device)
     });
+    let requested = requested_devices(&pod, node, manifests);
+    for (resource, id) in &requested {
+        let all = devices.get_mut(resource).into_iter().flatten();
+        // The last one: an element without a device takes the first.
+        if let Some(placeholder) = all.rev().find(|device| device.id.starts_with(PLACEHOLDER)) {
+            placeholder.id.clone_from(id);
+        }
+    }
     let wanted = manifests.definitions.iter().filter(|(reference, _)| wanted.contains(*reference));
     let access = policy::access(&pod, policy::policies(wanted), manifests.namespaces.get(&pod.namespace));
     let planned = plan::plan(&plan::Request {
@@ -95,12 +103,39 @@ pub(crate) fn plan(
     });
     let mut plan = planned.map_err(|refusal: Refusal| cni::Error::from(refusal))?;
     for decision in plan.delegates.iter_mut().flat_map(|delegate| &mut delegate.because) {
-        if decision.what == "device" && decision.value.starts_with(PLACEHOLDER) {
+        if decision.what != "device" {
+            continue;
+        }
+        if decision.value.starts_with(PLACEHOLDER) {
             "known on the node only".clone_into(&mut decision.value);
             decision.why = format!("a device of {}", decision.why);
+        } else if requested.iter().any(|(_, id)| *id == decision.value) {
+            let why = "requested by the pod; whether the kubelet allocates it is known on the node only";
+            why.clone_into(&mut decision.why);
         }
     }
     Ok(plan)
+}
+
+/// Returns the devices that the pod's annotations request by `deviceID`, with their resources. A device that is requested
+/// twice is returned once: only one network can have it.
+fn requested_devices(
+    pod: &Pod,
+    node: &NodeConfiguration,
+    manifests: &manifest::Collection,
+) -> BTreeSet<(String, String)> {
+    let homes =
+        [(Annotation::DefaultNetwork, &node.multus_namespace), (Annotation::Networks, &pod.namespace)];
+    let elements = homes.into_iter().flat_map(|(annotation, home)| {
+        let text = pod.annotations.get(annotation.key()).map_or("", String::as_str);
+        Reading::of(annotation, text, home).elements
+    });
+    let device = |element: Element| {
+        let definition = manifests.definitions.get(&element.network);
+        let resource = element.resource.or_else(|| Some(definition?.resource()?.to_owned()));
+        Some((resource?, element.device_id?))
+    };
+    elements.filter_map(device).collect()
 }
 
 /// Whether a plugin of a definition takes a device. A configuration on the disk of the node is unknown.

@@ -181,12 +181,17 @@ fn explain_pod_with_devices_says_that_the_node_knows_them() {
             "spec": { "config": json!({ "cniVersion": "1.0.0", "name": name, "type": kind }).to_string() } })
     };
     let limits = |vfs: u32| json!({ "intel.com/vf": vfs.to_string(), "example.com/br1": 1, "cpu": "2" });
-    let pod = |name: &str, vfs: u32| {
+    let selects = |name: &str, vfs: u32, networks: &str| {
         json!({ "apiVersion": "v1", "kind": "Pod",
-            "metadata": { "name": name, "namespace": "my-namespace", "annotations": { "k8s.v1.cni.cncf.io/networks": "vf,vf,marked" } },
+            "metadata": { "name": name, "namespace": "my-namespace", "annotations": { "k8s.v1.cni.cncf.io/networks": networks } },
             "spec": { "containers": [{ "name": "main", "resources": { "limits": limits(vfs) } }] } })
     };
+    let pod = |name: &str, vfs: u32| selects(name, vfs, "vf,vf,marked");
+    let named = r#"[{"name":"vf"},{"name":"vf","deviceID":"0000:04:00.5"}]"#;
+    let twice = r#"[{"name":"vf","deviceID":"0000:04:00.5"},{"name":"vf","deviceID":"0000:04:00.5"}]"#;
     let all = [
+        selects("named", 2, named),
+        selects("twice", 2, twice),
         definition("vf", "intel.com/vf", "sriov"),
         definition("marked", "example.com/br1", "bridge"),
         pod("enough", 2),
@@ -205,6 +210,18 @@ fn explain_pod_with_devices_says_that_the_node_knows_them() {
     assert_eq!(shown.matches(known).count(), 2, "{shown}{}", stderr(&output));
     assert!(shown.contains("device        none  (example.com/br1 has no devices"), "{shown}");
     assert!(!shown.contains("placeholder"), "{shown}");
+    let output = explain("named");
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(shown.matches(known).count(), 1, "{shown}{}", stderr(&output));
+    assert!(
+        shown.contains("device        0000:04:00.5  (requested by the pod; whether the kubelet"),
+        "{shown}"
+    );
+    let error = stderr(&explain("twice"));
+    assert!(
+        error.contains("is not a device of intel.com/vf that is allocated to the pod and free"),
+        "{error}"
+    );
     let refused = explain("few");
     assert_eq!(refused.status.code(), Some(1));
     let error = stderr(&refused);

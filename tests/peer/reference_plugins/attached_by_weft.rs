@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use testkit::{Feature, Host, host};
 
 use super::table::{BASES, ROWS};
-use super::{Base, config};
+use super::{Base, add_device, config};
 
 /// Configuration of the node.
 const FILE: &str = "/etc/cni/net.d/00-weft.conflist";
@@ -38,20 +38,7 @@ fn attach(base: &Base, keys: &str) -> Option<String> {
     let host = Host::new();
     rig::install(&host);
     let _outside = rig::traffic::outside(&host);
-    let device = [
-        "ip",
-        "link",
-        "add",
-        "dev0",
-        "address",
-        "02:00:00:00:0d:01",
-        "type",
-        "veth",
-        "peer",
-        "name",
-        "peer0",
-    ];
-    host.run(device);
+    add_device(&host);
     let pod = host.pod("a");
     let mut plugins: Vec<Value> = Vec::new();
     if !base.front.is_empty() {

@@ -173,7 +173,8 @@ impl Cache {
         let file = self.results.join(file_name(network, who));
         let Some(bytes) = read(&file)? else { return Ok(None) };
         let wire: Wire = serde_json::from_slice(&bytes).map_err(|cause| {
-            Error::new(code::DECODING_FAILURE, format!("{}: not a cache entry: {cause}", file.display()))
+            let why = crate::wording::syntax_error(&bytes, &cause);
+            Error::new(code::DECODING_FAILURE, format!("{}: not a cache entry: {why}", file.display()))
         })?;
         entry(wire).context(file.display()).map(Some)
     }

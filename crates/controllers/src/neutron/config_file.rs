@@ -29,6 +29,34 @@ struct Cloud {
     file: Option<PathBuf>,
 }
 
+impl File {
+    /// Parses the YAML of the file. An empty file has all defaults.
+    fn parse(text: &str) -> Result<File, FileError> {
+        let mut documents = manifest::values(text)?;
+        match (documents.pop(), documents.is_empty()) {
+            (None, _) => Ok(File::default()),
+            (Some(document), true) => {
+                cni::fold::strict(&document, "").map_err(|error| FileError::Value(Box::new(error)))
+            }
+            (Some(_), false) => Err(FileError::Documents),
+        }
+    }
+}
+
+/// Error of the file: why it has no settings.
+#[derive(Debug, thiserror::Error)]
+enum FileError {
+    /// It is not YAML.
+    #[error(transparent)]
+    Yaml(#[from] manifest::DocumentError),
+    /// A value is invalid.
+    #[error(transparent)]
+    Value(Box<cni::Error>),
+    /// It has several documents.
+    #[error("it has several documents: remove all but one, and the lines with ---")]
+    Documents,
+}
+
 /// Reads one of the two files; without a file, the cloud is read from the environment.
 pub(crate) fn read(config: Option<&Path>, kuryr: Option<&Path>) -> Result<Settings, Failure> {
     let environment = |name: &str| std::env::var(name).ok();
@@ -41,8 +69,7 @@ pub(crate) fn read(config: Option<&Path>, kuryr: Option<&Path>) -> Result<Settin
             .map_err(|why| Failure::new(format!("{}: {why}", path.display()))),
         (Some(path), None) => {
             let failed = |why: &dyn fmt::Display| Failure::new(format!("{}: {why}", path.display()));
-            let File { cloud, neutron: rules } =
-                serde_saphyr::from_str(&text(path)?).map_err(|cause| failed(&cause))?;
+            let File { cloud, neutron: rules } = File::parse(&text(path)?).map_err(|why| failed(&why))?;
             let cloud = match cloud {
                 None => clouds::from_environment(environment),
                 Some(Cloud { name, file }) => {
@@ -87,7 +114,7 @@ mod tests {
         let ours = "neutron:\n  enabledVifDrivers: [npwg_multiple_interfaces]\n  podSubnet: s1\n  defaultNetwork: true\n  \
                     podSecurityGroups: [a, b]\n  project: p1\n  subnetMapping: {nested-vlan: s2}\n  \
                     podVifDriver: nested-vlan\n  pool: {enabled: true, min: 3}\n";
-        let File { neutron: rules, .. } = serde_saphyr::from_str(ours).unwrap();
+        let File { neutron: rules, .. } = File::parse(ours).unwrap();
         let theirs = "[kubernetes]\nmulti_vif_drivers = npwg_multiple_interfaces\npod_vif_driver = nested-vlan\n\
                       vif_pool_driver = neutron\n[neutron_defaults]\npod_subnet = s1\nproject = p1\n\
                       pod_security_groups = a,b\nsubnet_mapping = nested-vlan:s2\n[vif_pool]\nports_pool_min = 3\n\
@@ -98,10 +125,30 @@ mod tests {
 
     #[test]
     fn config_file_unknown_keys_and_drivers_are_named() {
-        let refused = |text: &str| serde_saphyr::from_str::<File>(text).unwrap_err().to_string();
+        let refused = |text: &str| File::parse(text).unwrap_err().to_string();
         assert!(refused("neutron: {podSubnets: x}").contains("podSubnets"));
         assert!(
             refused("neutron: {podVifDriver: sriov}").contains("neutron-vif, nested-vlan, nested-macvlan")
         );
+    }
+
+    #[test]
+    fn config_file_errors_have_path_value_and_expected_form() {
+        for (text, expected) in [
+            (
+                "neutron:\n  pool: {min: many}\n",
+                "neutron.pool.min: \"many\": expected a whole number, 0 or greater",
+            ),
+            ("neutron:\n  defaultNetwork: \"true\"\n", "expected true or false; remove the quotation marks"),
+            ("neutron:\n  podSecurityGroups: a\n", "neutron.podSecurityGroups: \"a\": expected a list"),
+            ("neutron: []\n", "neutron: []: expected an object"),
+            ("cloud: {}\n", "cloud: {}: the key \"name\" is missing"),
+            ("neutron: {pool: [}\n", "line 1, column 17: not YAML: "),
+            ("a: 1\n---\nb: 2\n", "several documents"),
+        ] {
+            let error = File::parse(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        assert!(File::parse("").unwrap().cloud.is_none());
     }
 }

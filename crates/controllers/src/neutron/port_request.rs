@@ -92,7 +92,7 @@ pub(crate) enum ConfigError {
     TooLarge,
     /// The annotation is not the expected JSON.
     #[error("{0}")]
-    Form(#[from] serde_json::Error),
+    Form(Box<cni::Error>),
     /// The driver is unknown.
     #[error("driverType: {0}")]
     Driver(UnknownDriver),
@@ -185,7 +185,8 @@ fn request(name: String, element: &Element, text: &str, rules: &Rules) -> Result
     if text.len() > CONFIG_MAX {
         return Err(ConfigError::TooLarge);
     }
-    let Config { subnet_id, driver_type } = serde_json::from_str(text)?;
+    let config = cni::fold::strict_from_slice(text.as_bytes(), "");
+    let Config { subnet_id, driver_type } = config.map_err(|error| ConfigError::Form(Box::new(error)))?;
     let driver = match &driver_type {
         None => rules.pod_vif_driver,
         Some(name) => Driver::named(name).map_err(ConfigError::Driver)?,
@@ -264,6 +265,20 @@ mod tests {
                 .to_string()
                 .contains("kube-system/nowhere")
         );
+    }
+
+    #[test]
+    fn port_request_error_of_an_annotation_names_key_and_value() {
+        let element = Reading::of(Annotation::Networks, "a", "ns").elements.remove(0);
+        for (text, expected) in [
+            ("{\"subnetId\": 7}", "subnetId: 7: expected a string"),
+            ("{\"subnetId\": }", "not valid JSON: a value is missing or misspelt at line 1 column 14"),
+            ("[]", "[]: expected an object"),
+        ] {
+            let error =
+                request("eth1".to_owned(), &element, text, &Rules::default()).unwrap_err().to_string();
+            assert_eq!(error, expected);
+        }
     }
 
     #[test]

@@ -66,5 +66,18 @@ fn clouds_yaml_is_merged_with_secure_yaml() {
     std::fs::write(&file, "clouds: [password: hidden").unwrap();
     let broken = from_file(&file, "one").unwrap_err().to_string();
     assert!(!broken.contains("hidden"), "{broken}");
+    std::fs::remove_file(directory.join("secure.yaml")).unwrap();
+    for (text, expected) in [
+        ("clouds:\n  one: [hidden\n", "not valid YAML at line 2, column "),
+        ("- hidden\n", "expected a map with the key clouds"),
+        ("clouds: [hidden]\n", "clouds: expected a map of clouds by name"),
+        ("clouds:\n  one: hidden\n", "clouds.one: expected a map of settings"),
+        ("clouds:\n  one:\n    auth: hidden\n", "clouds.one.auth: expected a map of settings"),
+        ("clouds:\n  one:\n    auth:\n      password: [hidden]\n", "clouds.one.password: expected a string"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let error = from_file(&file, "one").unwrap_err().to_string();
+        assert!(error.contains(expected) && !error.contains("hidden"), "{text}: {error}");
+    }
     std::fs::remove_dir_all(&directory).unwrap();
 }

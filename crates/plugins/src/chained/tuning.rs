@@ -129,10 +129,15 @@ fn read(call: &Call, ifname: &str) -> Result<Settings, Error> {
     Ok(settings)
 }
 
-/// Fails if the kernel would remove the IPv6 addresses of the interface, which the result contains.
+/// Fails if the kernel would remove the IPv6 addresses or routes of the interface, which the result contains.
 fn refuse_loss_of_ipv6(settings: &Settings, ifname: &str, result: &Success) -> Result<(), Error> {
-    let Some(ip) = own_ips(result, ifname).find(|ip| ip.address.addr().is_ipv6()) else { return Ok(()) };
-    let why = format!("the kernel would remove the IPv6 address {} of {ifname}", ip.address);
+    let address = own_ips(result, ifname).find(|ip| ip.address.addr().is_ipv6());
+    let address = address.map(|ip| format!("address {}", ip.address));
+    let route = || result.routes.iter().find(|route| route.dst.addr().is_ipv6());
+    let Some(lost) = address.or_else(|| route().map(|route| format!("route {}", route.dst))) else {
+        return Ok(());
+    };
+    let why = format!("the kernel would remove the IPv6 {lost} of {ifname}");
     if let Some(mtu) = settings.mtu.filter(|mtu| *mtu < IPV6_MTU_MIN) {
         return Err(Error::key("mtu", mtu, format!("below {IPV6_MTU_MIN}: {why}")));
     }

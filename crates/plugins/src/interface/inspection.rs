@@ -65,10 +65,13 @@ pub fn expect_kind(link: &Link, kind: &str) -> Result<(), Error> {
     }
 }
 
-/// Fails unless the interface has every address of the result and the container has every route. A route may be in any
+/// Fails unless the interface has every address of the result, is up if there is one, and the container has every route. A route may be in any
 /// table unless the result names one, because a later plugin may have moved it.
 pub fn compare_addressing(inside: &mut Inside, result: &Success) -> Result<(), Error> {
     let Inside { recorded: _, link, net } = inside;
+    if !link.up && own_ips(result, &link.name).next().is_some() {
+        return Err(Error::internal(format!("interface {} is down", link.name)));
+    }
     expect_addresses(net, link, own_ips(result, &link.name).map(|ip| ip.address))?;
     compare_routes(net, link, result)
 }

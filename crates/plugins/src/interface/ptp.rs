@@ -17,7 +17,7 @@ use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, IpConfig, Success};
 use ipnet::IpNet;
 use linux::link::Link;
-use linux::route::{Existing, Route, SCOPE_GLOBAL, SCOPE_LINK, TABLE_MAIN};
+use linux::route::{Existing, Family, Route, SCOPE_GLOBAL, SCOPE_LINK, TABLE_MAIN};
 use linux::{Kind, Netns, Rtnl, Undo, sysctl};
 use plugin_config::interface::expect_ipam;
 use plugin_config::ptp::{Network, WHY_IPAM};
@@ -119,7 +119,8 @@ impl Plugin for Ptp {
             let addresses: Vec<IpNet> = own_ips(&result, &inside.link.name).map(|ip| ip.address).collect();
             masquerade::inspect(&OwnerTag::of(NAME, &request.call.config, &request.who), &addresses)?;
         }
-        compare_addressing(&mut inside, &result)
+        compare_addressing(&mut inside, &result)?;
+        inspect_gateway_routes(&mut inside.net, &inside.link, &result)
     }
 
     fn gc(&self, request: &Sweep, delegates: &dyn Invoke) -> Result<(), Error> {
@@ -209,6 +210,20 @@ fn configure_host(host: &mut Rtnl, link: &Link, result: &Success) -> Result<(), 
         match host.add_route(&route, Existing::Refuse) {
             Err(error) if error.kind() != Kind::Exists => return Err(refused(&error)),
             _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Fails unless the container has the route to each gateway, without which it reaches nothing. It may be in any table,
+/// because a later plugin may have moved it.
+fn inspect_gateway_routes(net: &mut Rtnl, link: &Link, result: &Success) -> Result<(), Error> {
+    for gateway in own_ips(result, &link.name).filter_map(|ip| ip.gateway) {
+        let (wanted, family) =
+            (IpNet::from(gateway), if gateway.is_ipv4() { Family::V4 } else { Family::V6 });
+        let routes = net.routes(family).or_refused()?;
+        if !routes.iter().any(|route| route.link == link.index && route.dst == wanted) {
+            return Err(Error::internal(format!("the container lacks route {wanted} dev {}", link.name)));
         }
     }
     Ok(())

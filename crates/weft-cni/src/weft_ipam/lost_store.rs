@@ -34,8 +34,9 @@ pub(super) fn restore(store: &mut Store, leases: &[BlockLease]) -> Result<(), Er
     .map_err(|cause| Error::io(path.display(), cause))?;
     let found: Vec<RegainedAddress> = serde_json::from_slice(&bytes).map_err(|cause| {
         Error::config(format!(
-            "{}: {cause}: remove it when no pod has an address of the pool",
-            path.display()
+            "{}: {}: remove it when no pod has an address of the pool",
+            path.display(),
+            cni::wording::syntax_error(&bytes, &cause)
         ))
     })?;
     for RegainedAddress { ip, network, container, ifname, set, pod } in found {

@@ -3,7 +3,8 @@
 //! Rules:
 //! - The table of an address gets three kinds of routes: those from its subnet or through it, those of its family
 //!   without source and gateway, and the default route through its gateway.
-//! - A route that fits no address goes into every table of its family, so no route is lost.
+//! - A route that fits no address goes into every table of its family, and stays in the main table if there is none, so
+//!   no route is lost.
 //! - IPv6 link-local networks are copied and also stay in the main table, where neighbour discovery needs them.
 //! - A table gets routes without a gateway first, because gateways must be reachable.
 
@@ -54,7 +55,9 @@ impl Split {
         let stays = |route: &Route| {
             let replaced = split.hints.iter().any(|hint| hint.dst == route.dst);
             let direct = route.gateway.is_none() && !replaced;
-            is_link_local(route.dst) || (direct && settings.subnets == Subnets::StayWithSource)
+            let has_table =
+                addresses.iter().any(|ip| ip.address.addr().is_ipv4() == route.dst.addr().is_ipv4());
+            !has_table || is_link_local(route.dst) || (direct && settings.subnets == Subnets::StayWithSource)
         };
         let leave = own.iter().filter(|route| !stays(route)).cloned().collect();
         // Routes through a gateway depend on direct routes, so they are removed first.
@@ -183,6 +186,15 @@ mod tests {
         assert_eq!(text(&split.leave), ["0.0.0.0/0 via 10.1.0.1", "10.1.0.0/24", "fd01::/64"]);
         assert_eq!(text(&split.hints), ["10.1.0.0/24", "fd01::/64"]);
         assert_eq!(split.hints[0].source, Some("10.1.0.5".parse().unwrap()));
+    }
+
+    #[test]
+    fn sbr_routes_of_a_family_without_address_stay_in_main() {
+        let own =
+            [route("10.1.0.0/24", "", "10.1.0.5"), route("fd11::/64", "", ""), route("::/0", "fd01::1", "")];
+        let split = Split::plan(&Settings::default(), &[ip("10.1.0.5/24", "")], 7, &own, &[]);
+        assert_eq!(text(&split.tables[0].2), ["10.1.0.0/24"]);
+        assert_eq!(text(&split.leave), ["10.1.0.0/24"]);
     }
 
     #[test]

@@ -61,7 +61,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<Planned>, Error> {
         .and_then(|file| file.take(FILE_MAX).read_to_end(&mut bytes))
         .map_err(|cause| Error::io("read", cause))?;
     let wires: Vec<Wire> = serde_json::from_slice(&bytes)
-        .map_err(|cause| unreadable(format!("not the delegates of a sandbox: {cause}")))?;
+        .map_err(|cause| cni::wording::syntax_error(&bytes, &cause))
+        .map_err(|why| unreadable(format!("not the delegates of a sandbox: {why}")))?;
     let mut all = Vec::new();
     for (index, Wire { name, ifname_request, bytes }) in wires.into_iter().enumerate() {
         let step = format!("[{index}] {name}");
