@@ -51,6 +51,7 @@ mod ptp;
 mod sbr;
 mod shared_address;
 mod static_ipam;
+mod support;
 mod tap;
 mod tuning;
 mod vlan;

@@ -14,6 +14,7 @@ mod input_files;
 mod known_journals;
 mod manifest_plan;
 mod meta_plugin_config;
+mod place;
 mod pod_name;
 mod sandbox_operations;
 mod scratch;
