@@ -54,6 +54,7 @@ mod ptp;
 mod sbr;
 mod shared_address;
 mod static_ipam;
+mod support;
 mod tap;
 mod tuning;
 mod vlan;

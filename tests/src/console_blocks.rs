@@ -150,6 +150,8 @@ pub const ROWS: &[Row] = &[
     row("docs/commands.md", "sudo weft check", Way::Host(ATTACHED)),
     row("docs/commands.md", "sudo weft list", Way::Host(ATTACHED)),
     row("docs/commands.md", "weft list -A", Way::Kube("")),
+    row("docs/commands.md", "weft init", Way::Host("")),
+    row("docs/commands.md", "sudo weft bundle", Way::Host(ATTACHED)),
     row(
         "docs/commands.md",
         "weft status",

@@ -138,7 +138,7 @@ pub struct Tagged {
 pub type Contents = BTreeMap<String, Vec<String>>;
 
 /// `--path`.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct Plugins {
     /// Directories of external plugins, separated by colons (default: the directory of weft-cni, /opt/cni/bin, /usr/lib/cni)
     #[arg(long, env = "CNI_PATH", value_name = "DIR:DIR", hide_env_values = true)]
@@ -425,6 +425,17 @@ impl WeftCni {
         let message = String::from_utf8_lossy(&output.stderr);
         let message = message.trim().trim_start_matches("weft-cni: ");
         Failure::new(if message.is_empty() { output.status.to_string() } else { message.to_owned() })
+    }
+
+    /// Returns the identification of the program: `weft-cni version`.
+    pub fn version(&self) -> Result<String, Failure> {
+        let mut command = Command::new(&self.program);
+        command.arg("version");
+        let output = self.output(command)?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(self.failure(&output)),
+        }
     }
 
     /// Creates a network namespace and mounts it at `path`.

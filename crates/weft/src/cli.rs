@@ -12,8 +12,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    attach, check, cnitool, completion, crds, demo, detach, doctor, executor, explain, history, import,
-    install, lint, list, network, plan, publish, status, version,
+    attach, bundle, check, cnitool, completion, crds, demo, detach, doctor, executor, explain, history,
+    import, init, install, lint, list, network, plan, publish, status, version,
 };
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 
@@ -45,6 +45,8 @@ enum Command {
     Detach(detach::Arguments),
     /// Run a demonstration on this machine and remove it again
     Demo(demo::Arguments),
+    /// Write a commented example of a network and a pod
+    Init(init::Arguments),
     /// List the attachments on this node
     List(list::Arguments),
     /// Show every node of the cluster: agent, version, plugin, default network, pools, failures
@@ -53,6 +55,8 @@ enum Command {
     History(history::Arguments),
     /// Diagnose this node: changed attachments, failed teardowns, orphaned resources
     Doctor(doctor::Arguments),
+    /// Write a support archive without secrets
+    Bundle(bundle::Arguments),
     /// Show the plan for a pod and the source of each decision, without changing anything
     Explain(explain::Arguments),
     /// Validate network definitions, annotations and CNI configurations
@@ -186,6 +190,8 @@ impl Invocation {
             Command::Demo(arguments) => demo::run(arguments),
             Command::List(arguments) => list::run(arguments),
             Command::Status(arguments) => status::run(arguments),
+            Command::Init(arguments) => init::run(arguments),
+            Command::Bundle(arguments) => bundle::run(arguments),
             Command::Completion(arguments) => completion::run(arguments, command()),
             Command::Man(arguments) => completion::run_man(arguments, command()),
             Command::History(arguments) => history::run(arguments),

@@ -1,6 +1,7 @@
 //! Subcommands of `weft`: one module each, with its `Arguments` and `run`.
 
 pub(crate) mod attach;
+pub(crate) mod bundle;
 pub(crate) mod check;
 pub(crate) mod cnitool;
 pub(crate) mod completion;
@@ -12,6 +13,7 @@ pub(crate) mod executor;
 pub(crate) mod explain;
 pub(crate) mod history;
 pub(crate) mod import;
+pub(crate) mod init;
 pub(crate) mod install;
 pub(crate) mod ipam;
 pub(crate) mod lint;

@@ -81,6 +81,11 @@ impl JournalHandle {
         &self.journal
     }
 
+    /// Returns the path of the log file of the meta-plugin, if its configuration has one.
+    pub(crate) fn log_file(&self) -> Option<&str> {
+        self.meta_plugin.as_ref()?.node.logging.file.as_deref()
+    }
+
     /// Returns the meta-plugin to call for an entry of this journal.
     pub(crate) fn meta_plugin(&self, entry: &Entry) -> Result<MetaPlugin, Failure> {
         match &self.meta_plugin {

@@ -16,6 +16,7 @@ mod manifest_plan;
 mod meta_plugin_config;
 #[cfg(test)]
 mod metrics_reference;
+mod place;
 mod pod_name;
 mod sandbox_operations;
 mod scratch;

@@ -16,6 +16,7 @@ use rpc::journal::Entry;
 use crate::attachments;
 use crate::manifest_plan::{IFNAME, Inputs};
 use crate::meta_plugin_config::MetaPlugin;
+use crate::place::require_host;
 use crate::pod_name::{PodName, PodSelection, namespace_path};
 use crate::sandbox_operations::SandboxOperations;
 use crate::scratch::Scratch;
@@ -77,7 +78,7 @@ pub(crate) struct Arguments {
 /// Runs `weft attach`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { selection, inputs, netns, container_id, plugins, output } = arguments;
-    privilege::require("weft attach", "it creates network interfaces")?;
+    require_host("attach", "it creates network interfaces")?;
     let interrupt = Interrupt::watch()?;
     let weft_cni = WeftCni::find()?;
     let loaded = inputs.read()?;

@@ -5,9 +5,9 @@ use clap::Args;
 use crate::commands::detach::operations_on;
 use crate::known_journals::{JournalHandle, Target};
 use crate::manifest_plan::Inputs;
+use crate::place::require_host;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{Format, Progress};
-use cli_support::privilege;
 use cli_support::terminal::plain;
 use node_support::weft_cni::{Plugins, WeftCni};
 
@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
 /// Runs `weft check`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { target, inputs, plugins } = arguments;
-    privilege::require("weft check", "it enters network namespaces")?;
+    require_host("check", "it enters network namespaces")?;
     let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(Format::Text);
     let step = format!("check {}", target.describe());

@@ -12,6 +12,7 @@ use rpc::journal::Entry;
 use crate::commands::attach::{CREATED_NAMESPACE, lock_sandbox};
 use crate::known_journals::{JournalHandle, Target};
 use crate::manifest_plan::Inputs;
+use crate::place::require_host;
 use crate::pod_name::namespace_path;
 use crate::sandbox_operations::SandboxOperations;
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -43,7 +44,7 @@ pub(crate) struct Arguments {
 /// Runs `weft detach`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { target, inputs, plugins } = arguments;
-    privilege::require("weft detach", "it removes network interfaces")?;
+    require_host("detach", "it removes network interfaces")?;
     let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(Format::Text);
     let step = format!("detach {}", target.describe());

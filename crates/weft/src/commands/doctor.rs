@@ -1,10 +1,13 @@
 //! `weft doctor`: diagnoses this node.
 //!
+//! - On a node it checks everything; in a pod without capabilities, what the pod can read ([`pod`]).
 //! - It changes nothing. Each finding says what to do. The exit code is 1 if there is a finding.
 //! - An object with an owner tag is orphaned if neither the journal nor the result cache of the runtime knows its
 //!   container.
 
 mod meta_plugin;
+mod node;
+mod pod;
 mod proxy;
 mod reservations;
 
@@ -13,12 +16,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use rpc::history::Record;
 use rpc::journal::{Entry, State};
 use serde::Serialize;
 
 use crate::commands::detach::operations_on;
 use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
+use crate::meta_plugin_config::MetaPlugin;
+use crate::place::Place;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
@@ -28,7 +34,7 @@ use ipam_api::clock::now;
 use ipam_api::store_name::ADDRESS_STORES;
 use node_support::history::History;
 use node_support::journal_reader::Row;
-use node_support::weft_cni::{Plugins, Tagged, WeftCni};
+use node_support::weft_cni::{PLUGINS, Plugins, Tagged, WeftCni};
 use reservations::RETRY;
 
 /// Directories in which runtimes and Multus cache the results of attachments.
@@ -37,6 +43,9 @@ const RESULT_CACHES: [&str; 3] =
 
 /// Age up to which failed calls are mentioned.
 const HISTORY_MAX: Duration = Duration::from_secs(3600);
+
+/// Directories of which a node has at least one.
+const NODE_DIRECTORIES: [&str; 3] = ["/etc/cni/net.d", "/opt/cni/bin", "/var/lib/weft"];
 
 /// Subject of findings about the configuration.
 const CONFIGURATION: &str = "configuration";
@@ -78,9 +87,40 @@ impl Finding {
     }
 }
 
+/// Findings, and facts for the last lines of the text.
+#[derive(Debug, Default)]
+struct Diagnosis {
+    findings: Vec<Finding>,
+    /// Number of sandboxes in the journal.
+    sandboxes: usize,
+    /// Number of calls that failed within the last hour.
+    failures: usize,
+    /// Checks that this place does not allow, with the line that runs them; empty: none.
+    unchecked: String,
+}
+
 /// Runs `weft doctor`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { inputs, plugins, cri_socket, output } = arguments;
+    print_findings(&diagnose(inputs, plugins, cri_socket)?, *output)
+}
+
+/// Returns the findings with default options, for a support archive.
+pub(super) fn document() -> Result<serde_json::Value, Failure> {
+    let inputs = Inputs { files: Vec::new(), config: None };
+    let socket = Path::new(cri::network_api::PROXY_SOCKET);
+    let diagnosis = diagnose(&inputs, &Plugins::default(), socket)?;
+    serde_json::to_value(diagnosis.findings)
+        .map_err(|cause| Failure::new(format!("encode the findings: {cause}")))
+}
+
+/// Diagnoses this node as far as the place of the process allows.
+fn diagnose(inputs: &Inputs, plugins: &Plugins, cri_socket: &Path) -> Result<Diagnosis, Failure> {
+    let place = Place::of_process();
+    if let Place::Pod { .. } = place {
+        return pod::diagnose(&place);
+    }
+    refuse_other_machine(inputs)?;
     privilege::require("weft doctor", "it enters network namespaces")?;
     let weft_cni = WeftCni::find()?;
     let mut findings = meta_plugin::findings(&weft_cni, inputs.config.as_deref(), plugins, cri_socket);
@@ -90,17 +130,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     findings.extend(unknown.map(|why| {
         Finding::new(CONFIGURATION, why.to_string(), "correct the configuration, then run weft doctor again")
     }));
+    findings.extend(node_findings(&weft_cni, inputs));
     let mut failures = 0;
     for handle in handles {
-        failures += handle.journal().directory().parent().map_or(0, recent_failures);
+        if let Some(directory) = handle.journal().directory().parent() {
+            let records = History::below(directory).records().unwrap_or_default();
+            failures += recent_failures(&records);
+            findings.extend(node::disk_findings(directory));
+            findings.extend(node::clock_finding(&records));
+        }
         for row in handle.journal().rows()? {
             match row {
                 Row::Entry(entry) => entries.push((handle.clone(), *entry)),
-                Row::Broken { container, error } => findings.push(Finding::new(
-                    format!("journal entry {container}"),
-                    format!("unreadable: {error}"),
-                    "see docs/operations.md, «A pod is not deleted»",
-                )),
+                Row::Broken { container, error } => findings.push(broken_entry(&container, &error)),
             }
         }
     }
@@ -117,13 +159,41 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if proxy::is_used(cri_socket, known.iter().copied()) {
         findings.extend(proxy::findings(cri_socket)?);
     }
-    print_findings(&findings, (known.len(), failures), *output)
+    Ok(Diagnosis { findings, sandboxes: known.len(), failures, unchecked: String::new() })
 }
 
-/// Returns the number of calls below `directory` (`cniDir`) that failed within the last hour.
-fn recent_failures(directory: &Path) -> usize {
+/// Fails on a machine that has nothing of weft and of a container runtime. Root may install weft there.
+fn refuse_other_machine(inputs: &Inputs) -> Result<(), Failure> {
+    let is_of_node = |path: &&str| Path::new(path).exists();
+    let is_node = inputs.config.is_some() || NODE_DIRECTORIES.iter().any(is_of_node);
+    if is_node || rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let why = format!("this machine is no node: it has none of {}", NODE_DIRECTORIES.join(", "));
+    Err(Failure::new(why).next("weft status shows the nodes of a cluster; run weft doctor on one of them"))
+}
+
+/// Returns the findings about plugin files and about Cilium, in the directories of the configuration.
+fn node_findings(weft_cni: &WeftCni, inputs: &Inputs) -> Vec<Finding> {
+    let meta_plugin = MetaPlugin::find_any(inputs.config.as_deref(), &[]).ok().flatten();
+    let directory = meta_plugin.as_ref().map_or(PLUGINS, |found| found.node.bin_dir.as_str());
+    let mut findings = node::plugin_findings(weft_cni, Path::new(directory));
+    let file = meta_plugin.as_ref().map(|found| Path::new(&found.file));
+    findings.extend(file.and_then(Path::parent).and_then(node::cilium_finding));
+    findings
+}
+
+fn broken_entry(container: &str, error: &cni::Error) -> Finding {
+    Finding::new(
+        format!("journal entry {container}"),
+        format!("unreadable: {error}"),
+        "see docs/operations.md, «A pod is not deleted»",
+    )
+}
+
+/// Returns the number of records of calls that failed within the last hour.
+fn recent_failures(records: &[Record]) -> usize {
     let since = u128::from(now()).saturating_sub(HISTORY_MAX.as_millis()) * 1000;
-    let records = History::below(directory).records().unwrap_or_default();
     records.iter().filter(|record| record.error.is_some() && u128::from(record.time) >= since).count()
 }
 
@@ -221,26 +291,27 @@ fn is_cached(directory: &Path, network: &str, container: &str, ifname: &str) -> 
     })
 }
 
-fn print_findings(
-    findings: &[Finding],
-    (sandboxes, failures): (usize, usize),
-    output: Output,
-) -> Result<(), Failure> {
-    match output.format {
-        Format::Json | Format::Yaml => output::print_document(output.format, &findings)?,
-        Format::Text | Format::Wide if findings.is_empty() => {
-            output::print(&format!("no findings; {sandboxes} sandboxes are unchanged\n"))?;
+fn print_findings(diagnosis: &Diagnosis, output: Output) -> Result<(), Failure> {
+    let Diagnosis { findings, sandboxes, failures, unchecked } = diagnosis;
+    if output.format.is_document() {
+        output::print_document(output.format, findings)?;
+    } else {
+        let lines = findings.iter().map(|Finding { what, why, cure }| {
+            format!("{}: {}\n  {}\n", plain(what), plain(why), plain(cure))
+        });
+        let mut text: String = lines.collect();
+        if findings.is_empty() {
+            let state = if unchecked.is_empty() { "are unchanged" } else { "in the journal" };
+            text.push_str(&format!("no findings; {sandboxes} sandboxes {state}\n"));
         }
-        Format::Text | Format::Wide => {
-            let lines = findings.iter().map(|Finding { what, why, cure }| {
-                format!("{}: {}\n  {}\n", plain(what), plain(why), plain(cure))
-            });
-            output::print(&lines.collect::<String>())?;
+        if *failures > 0 {
+            let hint = "weft history --failed lists them";
+            text.push_str(&format!("{failures} calls failed within the last hour; {hint}\n"));
         }
-    }
-    if failures > 0 && !output.format.is_document() {
-        let hint = "weft history --failed lists them";
-        output::print(&format!("{failures} calls failed within the last hour; {hint}\n"))?;
+        if !unchecked.is_empty() {
+            text.push_str(&format!("{unchecked}\n"));
+        }
+        output::print(&text)?;
     }
     match findings.len() {
         0 => Ok(()),
