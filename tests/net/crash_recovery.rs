@@ -14,7 +14,7 @@
 //!
 //! Source: SPEC 1.1.0 §2 (S13, S31); the journal's states after a crash in `docs/design/journal.md`.
 
-use rig::cluster::{bridge, configuration};
+use rig::cluster::{MANIFESTS, NAMESPACE, bridge, configuration};
 use rig::{Cluster, assert_nothing_left, assert_pod_unchanged, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Finished, Host, Pod, Snapshot, host};
@@ -161,6 +161,44 @@ fn four_networks(host: &Host) -> (Cluster<'_>, Value) {
     default["plugins"][0]["ipMasq"] = true.into();
     cluster.pod("web", "checked,flat,tuned");
     (cluster, configuration(&default))
+}
+
+/// Creates two networks with policies: rules in the namespace of the pod, and in that of the host.
+fn policed(host: &Host) -> (Cluster<'_>, Value) {
+    let cluster = Cluster::new(host);
+    let range = |subnet: u8| json!({ "type": "host-local", "ranges": [[{ "subnet": format!("10.{subnet}.0.0/24") }]] });
+    cluster.definition("red", &bridge("red", 2));
+    cluster.definition(
+        "routed",
+        &json!({ "cniVersion": "1.1.0", "plugins": [{ "type": "ptp", "ipam": range(3) }] }),
+    );
+    let blocks = json!([{ "to": [{ "ipBlock": { "cidr": "10.0.0.0/8", "except": ["10.9.0.0/16"] } }],
+        "ports": [{ "port": 80, "endPort": 90 }] }]);
+    let policy = json!({ "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicy",
+        "metadata": { "name": "p", "namespace": NAMESPACE,
+            "annotations": { "k8s.v1.cni.cncf.io/policy-for": "red,routed" } },
+        "spec": { "podSelector": {}, "policyTypes": ["Ingress", "Egress"], "egress": blocks } });
+    host.write(format!("{MANIFESTS}/policy.json"), policy.to_string());
+    cluster.pod("web", "red,routed");
+    (cluster, configuration(&bridge("default", 1)))
+}
+
+#[test]
+fn crash_recovery_network_policy_add_killed_at_every_step() {
+    let host = host!(Feature::Bridge, Feature::Veth, Feature::NftInet);
+    let (cluster, config) = policed(&host);
+    let pod = host.pod("web");
+    let steps = Walk::new(&host, &pod, cluster.attachment(&pod), config).add();
+    assert!(steps > 40, "only {steps} steps: does the killer see all steps?");
+}
+
+#[test]
+fn crash_recovery_network_policy_del_killed_at_every_step() {
+    let host = host!(Feature::Bridge, Feature::Veth, Feature::NftInet);
+    let (cluster, config) = policed(&host);
+    let pod = host.pod("web");
+    let steps = Walk::new(&host, &pod, cluster.attachment(&pod), config).del();
+    assert!(steps > 20, "only {steps} steps: does the killer see all steps?");
 }
 
 #[test]

@@ -46,6 +46,7 @@ mod log_file;
 mod lost_entry;
 mod macvlan;
 mod masquerade;
+mod network_policy;
 mod network_selection;
 mod plugin_options;
 mod portmap;

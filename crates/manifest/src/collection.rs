@@ -17,6 +17,7 @@ use npwg::device::Devices;
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::network_policy::NetworkPolicy;
 use npwg::plan::{self, Plan, PodIdentity, Sandbox};
+use npwg::pod_policies;
 use npwg::policy::{self, Labels};
 
 /// Objects of several manifests.
@@ -77,7 +78,12 @@ impl Collection {
             access: &access,
             held: &[],
         };
-        plan::plan(&request).map_err(|refusal| self.with_problems(Error::from(refusal)))
+        let refused = |refusal| self.with_problems(Error::from(refusal));
+        let mut plan = plan::plan(&request).map_err(refused)?;
+        let policies: Vec<NetworkPolicy> = self.policies.values().cloned().collect();
+        pod_policies::add_to_plan(&mut plan, &pod, &policies, &self.pods, &self.namespaces)
+            .map_err(refused)?;
+        Ok(plan)
     }
 
     /// Adds the files and objects that could not be read to an error.

@@ -20,6 +20,7 @@ use npwg::rule::{Rule, Severity, Stage};
 const NOT_RUN: &[(Rule, &str)] = &[
     (Rule::AnnotationTooLarge, "the example would be as large"),
     (Rule::ConfigurationTooLarge, "the example would be as large"),
+    (Rule::NetworkPolicyNotEnforceable, "the pod is in no file"),
     (Rule::InvalidAuxiliaryChain, "the examples are files of a node"),
 ];
 

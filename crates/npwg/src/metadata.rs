@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::Protocol;
 use crate::refusal::quote;
 
+/// Labels of an object.
+pub type Labels = BTreeMap<String, String>;
+
 /// Identity of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodIdentity {

@@ -37,8 +37,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::metadata::Labels;
 use crate::metadata::NetworkReference;
-use crate::policy::Labels;
 pub use crate::protocol::Protocol;
 use crate::refusal::Fault;
 

@@ -29,6 +29,7 @@ use crate::configuration::{NodeConfiguration, StatusStyle};
 use crate::definition::Disk;
 use crate::device::{self, Devices};
 use crate::metadata::{Definitions, NetworkReference, Pod};
+use crate::network_policy::AttachmentPolicy;
 use crate::refusal::{Fault, Refusal, Warning, clip};
 use crate::request::DefaultRoute;
 use crate::rule::Rule;
@@ -94,6 +95,9 @@ pub struct Delegate {
     pub asked: Option<BTreeMap<String, String>>,
     /// Change to default routes after every network is attached.
     pub default_route: DefaultRouteAction,
+    /// Network policies of the attachment, if one selects it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<AttachmentPolicy>,
     /// Device information file, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_info: Option<DeviceInfoFile>,
@@ -314,6 +318,7 @@ fn delegate(
         verify: channels.verify,
         asked: draft.element().filter(|_| draft.role == Role::Selected).map(Element::requests),
         default_route: DefaultRouteAction::Untouched,
+        policy: None,
         device_info,
         because,
     })

@@ -1,5 +1,7 @@
-//! Pods as the network policies see them: their attachments, from the objects of the pods.
+//! Network policies of planned pods, and the attachments of pods as policies see them, from the objects of the pods.
 
+mod plan_policies;
 mod pod_networks;
 
+pub use plan_policies::add_to_plan;
 pub use pod_networks::PodNetworks;

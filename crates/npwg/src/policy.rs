@@ -21,6 +21,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use thiserror::Error;
 
+pub use crate::metadata::Labels;
 use crate::metadata::{Definition, NetworkReference, Pod};
 use crate::plan::Access;
 
@@ -31,9 +32,6 @@ const POLICY_MAX: usize = 64 * 1024;
 
 /// Reason for a pod that only the container runtime describes.
 const UNKNOWN: &str = "its labels and service account are unknown because the API server does not respond";
-
-/// Labels of an object.
-pub type Labels = BTreeMap<String, String>;
 
 /// Access policy of a definition.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -258,6 +258,8 @@ rules! {
         "resourceName of the pod contradicts the resource of the definition, or the definition does not allow it."
     MissingDevice "missing-device" Error Plan Weft("docs/devices.md")
         "The network needs a device of a resource of which the pod has too few."
+    NetworkPolicyNotEnforceable "network-policy-not-enforceable" Error Plan Weft("docs/network-policy.md")
+        "A network policy that may select the attachment cannot be enforced: labels are unknown, or policies are too large."
     ConfigurationTooLarge "configuration-too-large" Error Plan Weft("docs/lint.md")
         "The configuration of a network, with the arguments of the pod, exceeds a limit on size or nesting."
 

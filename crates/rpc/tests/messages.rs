@@ -100,6 +100,7 @@ fn delegate() -> impl Strategy<Value = Delegate> {
             verify: Verify::default(),
             asked: Some(BTreeMap::new()),
             default_route: DefaultRouteAction::Untouched,
+            policy: None,
             device_info: None,
             because: Vec::new(),
         },

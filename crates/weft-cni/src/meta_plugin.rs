@@ -18,6 +18,7 @@ mod attached_link;
 mod change;
 mod detach;
 mod devices;
+mod enforcement;
 mod gc;
 mod history;
 pub mod import_entry;
@@ -336,6 +337,7 @@ fn check_each(invoker: &PluginInvoker, entry: &Entry) -> (Vec<IfName>, Vec<Error
 }
 
 fn check_one(invoker: &PluginInvoker, entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {
+    enforcement::check(invoker, entry, delegate)?;
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
     if network.disable_check || network.version < cni::Verb::Check.since() {
         return Ok(());

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::NAMESPACE_NAME;
-use crate::policy::Labels;
+use crate::metadata::Labels;
 
 /// Conditions on the labels of an object, all of which must be true. Without a condition it fits every object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use crate::metadata::Labels;
 use crate::metadata::{NetworkReference, Pod};
 use crate::network_policy::PodAttachment;
-use crate::policy::Labels;
 use crate::protocol::Protocol;
 use crate::selection::{Annotation, Reading};
 use crate::status::{Entry, NETWORK_STATUS};
@@ -57,6 +57,23 @@ impl PodNetworks {
             labels: pod.labels.clone(),
             ports: pod.named_ports.clone(),
             networks: networks.collect(),
+        }
+    }
+
+    /// Returns the attachment to a network, whose addresses are unknown.
+    pub fn attachment_to<'a>(
+        &'a self,
+        network: &'a NetworkReference,
+        namespace_labels: &'a Labels,
+    ) -> PodAttachment<'a> {
+        PodAttachment {
+            namespace: &self.namespace,
+            name: &self.name,
+            labels: &self.labels,
+            namespace_labels,
+            ports: &self.ports,
+            network,
+            addresses: &[],
         }
     }
 

@@ -23,7 +23,7 @@ use plugin_support::failure::OrRefused;
 use rpc::journal::{Entry, State};
 
 use super::journal::{Journal, Record};
-use super::{attached_link, detach, devices, readiness, routes};
+use super::{attached_link, detach, devices, enforcement, readiness, routes};
 use crate::plugin_invoker::PluginInvoker;
 
 /// Attaches every network of the entry's plan; returns the default network's result.
@@ -130,7 +130,7 @@ fn carry_out(
     }
 }
 
-/// Attaches one network: publishes its device, calls its plugins and verifies the result.
+/// Attaches one network: publishes its device, enforces its policies, calls its plugins and verifies the result.
 pub(super) fn attach_one(
     invoker: &PluginInvoker,
     entry: &Entry,
@@ -140,7 +140,9 @@ pub(super) fn attach_one(
         devices::publish(file)?;
     }
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
+    let enforced = enforcement::enforce(invoker, entry, delegate)?;
     let attached = chain::add(invoker, &network, &entry.parameters(delegate))?;
+    enforcement::require_host_end(&enforced, &attached.success)?;
     verify::verify(delegate, &attached.success).map_err(Error::from)?;
     Ok((network, attached))
 }

@@ -30,7 +30,7 @@ use serde::Deserialize;
 
 use super::attached_link::{self, Removal};
 use super::journal::Journal;
-use super::{devices, namespace};
+use super::{devices, enforcement, namespace};
 use crate::builtins;
 use crate::plugin_invoker::PluginInvoker;
 
@@ -112,6 +112,8 @@ pub(super) fn detach_one(
         failures.retain(|failure| !never_acted(invoker, &entry.path, failure));
     }
     let mut errors: Vec<Error> = failures.into_iter().map(|failure| failure.error).collect();
+    // After the interface: no packet passes without the rules.
+    errors.extend(enforcement::remove(entry, delegate).err());
     if let Some(file) = &delegate.device_info {
         errors.extend(devices::withdraw(file).err());
     }

@@ -18,7 +18,7 @@ use npwg::configuration::Flavour;
 use rpc::journal::Entry;
 
 use super::lock::Lock;
-use super::{Node, detach, join_path, planning};
+use super::{Node, detach, enforcement, join_path, planning};
 
 /// Takes down stale sandboxes, then calls GC of the networks.
 pub(super) fn collect(node: &Node, request: &Sweep, flavour: Flavour) -> Result<(), Error> {
@@ -37,6 +37,7 @@ pub(super) fn collect(node: &Node, request: &Sweep, flavour: Flavour) -> Result<
     }
     if all_is_known {
         errors.extend(forward_to_networks(node, request, flavour, &valid));
+        errors.extend(remove_stale_rules(node).err());
     }
     cni::error::collected(errors)
 }
@@ -71,6 +72,20 @@ fn forward_to_networks(
     };
     changes.retire();
     errors
+}
+
+/// Removes rules of network policies in the host's namespace whose attachment is not in the journal.
+fn remove_stale_rules(node: &Node) -> Result<(), Error> {
+    // The rules first: an ADD writes its entry before its rules, so the entry of each listed rule is found.
+    let found = enforcement::on_host()?;
+    if found.is_empty() {
+        return Ok(());
+    }
+    let (kept, unread) = entries(node)?;
+    if !unread.is_empty() {
+        return Ok(());
+    }
+    enforcement::sweep(&found, &kept)
 }
 
 fn take_down(node: &Node, stale: &Entry) -> Result<(), Error> {

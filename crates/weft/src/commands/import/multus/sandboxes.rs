@@ -237,6 +237,7 @@ fn link(
         verify: Verify::default(),
         asked: None,
         default_route: DefaultRouteAction::Untouched,
+        policy: None,
         device_info: file.map(|path| DeviceInfoFile { copy_from: None, path }),
         because: vec![because],
     };

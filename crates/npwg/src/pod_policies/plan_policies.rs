@@ -1,0 +1,122 @@
+//! Policies of a planned pod: each delegate that a policy selects gets its [`AttachmentPolicy`].
+
+use std::collections::BTreeMap;
+
+use super::PodNetworks;
+use crate::metadata::Labels;
+use crate::metadata::{NetworkReference, Pod};
+use crate::network_policy::{
+    AttachmentPolicy, CompileError, Direction, NetworkPolicy, PodAttachment, compile,
+};
+use crate::plan::{Decision, Delegate, Plan};
+use crate::refusal::{Fault, Refusal};
+use crate::rule::Rule;
+
+/// Adds the policies of its attachments to the plan of a pod. `pods` are all pods that can be peers; their addresses are
+/// those that [`PodNetworks`] finds.
+///
+/// # Errors
+/// The policies of an attachment cannot be enforced: the pod's labels are unknown, or the policies are too large.
+pub fn add_to_plan(
+    plan: &mut Plan,
+    pod: &Pod,
+    policies: &[NetworkPolicy],
+    pods: &[Pod],
+    namespaces: &BTreeMap<String, Labels>,
+) -> Result<(), Refusal> {
+    let may_select = |network: &NetworkReference| {
+        let same = policies.iter().filter(|policy| policy.namespace == pod.namespace);
+        same.filter(|policy| policy.networks.contains(network)).collect::<Vec<_>>()
+    };
+    let none = Labels::new();
+    let mut peers: Option<Vec<PodNetworks>> = None;
+    let own = PodNetworks::of(pod);
+    for delegate in &mut plan.delegates {
+        let Some(network) = reference(delegate) else { continue };
+        let candidates = may_select(&network);
+        if candidates.is_empty() {
+            continue;
+        }
+        let unknown = candidates.iter().find(|policy| pod.described_by_runtime && !policy.pods.is_empty());
+        if let Some(policy) = unknown {
+            let reason =
+                "may select the pod; its labels are unknown, because only the container runtime describes it";
+            return Err(refusal(policy.subject(), reason));
+        }
+        let peers = peers.get_or_insert_with(|| pods.iter().map(PodNetworks::of).collect());
+        let attachments: Vec<PodAttachment<'_>> = peers
+            .iter()
+            .flat_map(|peer| peer.attachments(namespaces.get(&peer.namespace).unwrap_or(&none)))
+            .collect();
+        let labels = namespaces.get(&pod.namespace).unwrap_or(&none);
+        let attachment = own.attachment_to(&network, labels);
+        let compiled = compile(policies, &attachment, &attachments)
+            .map_err(|error: CompileError| refusal(format!("network {network}"), &error.to_string()))?;
+        if !compiled.is_open() {
+            let names: Vec<String> = policies
+                .iter()
+                .filter(|policy| policy.selects(&attachment))
+                .map(ToString::to_string)
+                .collect();
+            delegate.because.push(decision(&compiled, &names));
+            delegate.policy = Some(compiled);
+        }
+    }
+    Ok(())
+}
+
+fn refusal(subject: String, reason: &str) -> Refusal {
+    Refusal::failed(Fault::new(Rule::NetworkPolicyNotEnforceable, subject, reason))
+}
+
+/// Returns the definition of a delegate, if it has one.
+fn reference(delegate: &Delegate) -> Option<NetworkReference> {
+    let (namespace, name) = delegate.network.split_once('/')?;
+    Some(NetworkReference::new(namespace, name))
+}
+
+fn decision(policy: &AttachmentPolicy, names: &[String]) -> Decision {
+    let isolated = Direction::ALL.iter().filter(|direction| policy.isolated(**direction).is_some());
+    let isolated: Vec<&str> = isolated.map(|direction| direction.word()).collect();
+    Decision {
+        what: "isolated".to_owned(),
+        value: isolated.join(", "),
+        why: format!("network policies {}", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture::World;
+    use crate::network_policy::read;
+
+    fn policy(pods: &serde_json::Value) -> NetworkPolicy {
+        read(&json!({ "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicy",
+            "metadata": { "namespace": "home", "name": "p",
+                "annotations": { "k8s.v1.cni.cncf.io/policy-for": "plain" } },
+            "spec": { "podSelector": pods, "policyTypes": ["Ingress"] } }))
+    }
+
+    #[test]
+    fn network_policy_is_added_to_the_selected_attachment_alone() {
+        let plan = World::new().networks("plain,capable").plan();
+        let mut pod = Pod { namespace: "home".into(), ..Pod::default() };
+        let added = |pod: &Pod, pods: &serde_json::Value| {
+            let mut plan = plan.clone();
+            add_to_plan(&mut plan, pod, &[policy(pods)], &[], &BTreeMap::new()).map(|()| plan)
+        };
+        let isolated = added(&pod, &json!({})).unwrap();
+        let with: Vec<bool> = isolated.delegates.iter().map(|delegate| delegate.policy.is_some()).collect();
+        assert_eq!(with, [false, true, false]);
+        assert_eq!(isolated.delegates[1].because.last().unwrap().value, "ingress");
+        let other = json!({"matchLabels": {"a": "b"}});
+        assert_eq!(added(&pod, &other).unwrap(), plan, "a plan without policies is unchanged");
+        pod.described_by_runtime = true;
+        let refused = added(&pod, &other).unwrap_err();
+        assert_eq!(refused.fault().rule, Rule::NetworkPolicyNotEnforceable, "{refused}");
+        added(&pod, &json!({})).unwrap();
+    }
+}

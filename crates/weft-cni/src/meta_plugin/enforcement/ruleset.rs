@@ -1,0 +1,393 @@
+//! Rules of one attachment in the table [`TABLE`].
+//!
+//! ```text
+//! chain prerouting  { type filter hook prerouting;  iifname vmap @links-in }     map links-in  { net1 : goto ingress-ID }
+//! chain postrouting { type filter hook postrouting; oifname vmap @links-out }    map links-out { net1 : goto egress-ID }
+//! chain ingress-ID  { replies; neighbour discovery; one rule for each kind of peer of a policy's rule; drop }
+//! ```
+//!
+//! - At a host end the directions are the other way round: packets from the pod arrive there.
+//! - A packet costs one lookup for its interface and, for each rule, one for the peer and one for the port.
+//! - Replies pass by connection tracking, in both directions.
+
+use std::collections::BTreeSet;
+
+use linux::Error;
+use linux::nft::{
+    BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy, Rule, Selector, Set, State,
+    Table, Type, Verdict, priority,
+};
+use npwg::network_policy::{
+    AddressRange, AttachmentPolicy, CompiledPeers, CompiledRule, Direction, PortRange, Protocol,
+};
+use npwg::plan::Delegate;
+use plugin_support::hash::hashed;
+use rpc::journal::Entry;
+
+use super::place::Place;
+
+/// Table of the rules.
+pub(super) const TABLE: &str = "weft-policy";
+
+/// Length of an attachment's id, which begins with a letter as `nft` requires of names.
+const ID_LENGTH: usize = 20;
+
+/// Comment of the rules in base chains.
+const BASE: &str = "links with network policies";
+
+/// Hook with its base chain and the map from links to chains.
+struct HookChain {
+    name: &'static str,
+    hook: Hook,
+    map: &'static str,
+    link: Selector,
+}
+
+/// Hooks, first that of arriving packets.
+const HOOKS: [HookChain; 2] = [
+    HookChain { name: "prerouting", hook: Hook::Prerouting, map: "links-in", link: Selector::LinkIn },
+    HookChain { name: "postrouting", hook: Hook::Postrouting, map: "links-out", link: Selector::LinkOut },
+];
+
+/// Identity of an attachment in the names of its chains and sets.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct AttachmentId(String);
+
+/// Attachment that rules are about.
+pub(super) struct Target {
+    pub(super) id: AttachmentId,
+    pub(super) place: Place,
+    pub(super) leases: Leases,
+}
+
+/// Way in which the attachment gets its addresses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leases {
+    /// Without packets.
+    None,
+    /// By DHCPv4 or DHCPv6, whose packets pass.
+    Dhcp,
+}
+
+/// Rules of one attachment.
+pub(super) struct Ruleset {
+    family: Family,
+    link: String,
+    chains: Vec<DirectionChain>,
+    sets: Vec<OwnSet>,
+}
+
+/// Chain of one direction.
+struct DirectionChain {
+    name: String,
+    hook: &'static HookChain,
+    rules: Vec<(Rule, String)>,
+}
+
+/// Set of one rule.
+struct OwnSet {
+    name: String,
+    key: &'static [Type],
+    is_of_ranges: bool,
+    elements: Vec<Element>,
+}
+
+// === impl AttachmentId ===
+
+impl AttachmentId {
+    pub(super) fn of(entry: &Entry, delegate: &Delegate) -> AttachmentId {
+        let parts = [entry.container_id.as_str(), delegate.ifname.as_str()];
+        AttachmentId(hashed("p", ID_LENGTH, &parts))
+    }
+
+    fn chain(&self, direction: Direction) -> String {
+        format!("{direction}-{}", self.0)
+    }
+
+    fn set(&self, direction: Direction, rule: usize, content: &str) -> String {
+        format!("{}-{direction}-{rule}-{content}", self.0)
+    }
+}
+
+// === impl Ruleset ===
+
+impl Ruleset {
+    /// Returns the rules of an attachment.
+    pub(super) fn new(target: &Target, policy: &AttachmentPolicy) -> Ruleset {
+        let Target { id, place, leases } = target;
+        let family = place.family();
+        let (mut chains, mut sets) = (Vec::new(), Vec::new());
+        for direction in Direction::ALL {
+            let Some(isolated) = policy.isolated(direction) else { continue };
+            let arrives = (direction == Direction::Ingress) == matches!(place, Place::Pod { .. });
+            let hook = &HOOKS[usize::from(!arrives)];
+            let mut writer = RuleWriter { id, family, direction, policy, rules: Vec::new(), sets: &mut sets };
+            writer.always();
+            if *leases == Leases::Dhcp {
+                writer.leases();
+            }
+            for (index, rule) in isolated.rules.iter().enumerate() {
+                writer.rule(index, rule);
+            }
+            writer.push(|rule| rule.count().decide(&Verdict::Drop), "no rule".to_owned());
+            chains.push(DirectionChain { name: id.chain(direction), hook, rules: writer.rules });
+        }
+        Ruleset { family, link: place.link().to_owned(), chains, sets }
+    }
+
+    /// Adds the operations that put the rules in force.
+    pub(super) fn write(&self, batch: &mut Batch) {
+        let Ruleset { family, link, chains, sets } = self;
+        let table = Table::new(*family, TABLE);
+        batch.ensure_table(table);
+        for HookChain { name, hook, map, link } in &HOOKS {
+            batch.ensure_set(table, &Set::to_verdicts(map, &[Type::Link]));
+            let base = BaseChain {
+                chain_type: ChainType::Filter,
+                hook: *hook,
+                priority: priority::FILTER,
+                policy: Policy::Accept,
+            };
+            batch.ensure_base_chain(table, name, base).flush_chain(table, name);
+            batch.add_rule(table, name, &table.rule().verdict_of(&[*link], map).comment(BASE));
+        }
+        for OwnSet { name, key, is_of_ranges, elements } in sets {
+            let set = if *is_of_ranges { Set::of_ranges(name, key) } else { Set::of(name, key) };
+            batch.ensure_set(table, &set).flush_set(table, name).add_elements(table, name, elements);
+        }
+        for DirectionChain { name, hook, rules } in chains {
+            batch.ensure_chain(table, name).flush_chain(table, name);
+            for (rule, _) in rules {
+                batch.add_rule(table, name, rule);
+            }
+            let entry = Element::new(Data::link(link)).verdict(Verdict::Goto(name.clone()));
+            batch.add_elements(table, hook.map, &[entry]);
+        }
+    }
+
+    /// Returns the first difference between these rules and those of the kernel.
+    pub(super) fn difference(&self, nft: &mut Nft) -> Result<Option<String>, Error> {
+        let Ruleset { family, link, chains, sets } = self;
+        let table = Table::new(*family, TABLE);
+        for DirectionChain { name, hook, rules } in chains {
+            if !nft.rules(table, hook.name)?.iter().any(|rule| rule.comment == BASE) {
+                return Ok(Some(format!("chain {table} {} has no rule any more", hook.name)));
+            }
+            let entry = nft.element(table, hook.map, &Data::link(link))?;
+            if entry.and_then(|entry| entry.verdict) != Some(Verdict::Goto(name.clone())) {
+                return Ok(Some(format!("map {table} {} does not lead to the rules of {link}", hook.map)));
+            }
+            let listed: Vec<String> = nft.rules(table, name)?.into_iter().map(|rule| rule.comment).collect();
+            if !listed.iter().eq(rules.iter().map(|(_, comment)| comment)) {
+                return Ok(Some(format!("the rules of chain {table} {name} were changed")));
+            }
+        }
+        for OwnSet { name, elements, .. } in sets {
+            let keys = |all: Vec<linux::nft::ListedElement>| {
+                let mut keys: Vec<Vec<u8>> = all.iter().map(|element| element.key.bytes().to_vec()).collect();
+                keys.sort_unstable();
+                keys
+            };
+            let expected = keys(elements.iter().map(Element::listed).collect());
+            if keys(nft.elements(table, name)?) != expected {
+                return Ok(Some(format!("the elements of set {table} {name} were changed")));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Writer of the rules of one direction.
+struct RuleWriter<'a> {
+    id: &'a AttachmentId,
+    family: Family,
+    direction: Direction,
+    policy: &'a AttachmentPolicy,
+    rules: Vec<(Rule, String)>,
+    sets: &'a mut Vec<OwnSet>,
+}
+
+// === impl RuleWriter ===
+
+impl RuleWriter<'_> {
+    fn push(&mut self, fill: impl FnOnce(Rule) -> Rule, comment: String) {
+        let rule = fill(Table::new(self.family, TABLE).rule()).comment(comment.as_str());
+        self.rules.push((rule, comment));
+    }
+
+    /// Adds what passes under every policy: replies, neighbour discovery, and reports about multicast groups.
+    fn always(&mut self) {
+        let accept = |rule: Rule| rule.decide(&Verdict::Accept);
+        self.push(|rule| accept(rule.state(&[State::Established, State::Related])), "replies".to_owned());
+        self.push(|rule| accept(rule.icmp6_types(130, 136)), "neighbour discovery".to_owned());
+        self.push(|rule| accept(rule.icmp6_types(143, 143)), "multicast reports".to_owned());
+    }
+
+    /// Adds what a DHCP client exchanges with servers.
+    fn leases(&mut self) {
+        for (name, client, server) in [("DHCPv4", 68, 67), ("DHCPv6", 546, 547)] {
+            let (source, destination) = match self.direction {
+                Direction::Ingress => (server, client),
+                Direction::Egress => (client, server),
+            };
+            self.push(
+                |rule| {
+                    let udp = linux::nft::Protocol::Udp;
+                    let rule = rule.source_port(udp, source).destination_port(udp, destination);
+                    rule.decide(&Verdict::Accept)
+                },
+                name.to_owned(),
+            );
+        }
+    }
+
+    /// Adds a rule of a policy: one rule of the kernel for each family and kind of peers.
+    fn rule(&mut self, index: usize, rule: &CompiledRule) {
+        let CompiledRule { policy, rule, peers, ports } = rule;
+        let comment = comment(index, policy, *rule);
+        let ports = (!ports.is_empty()).then(|| self.ports(index, ports));
+        match peers {
+            CompiledPeers::Any => self.allow(None, ports.as_deref(), &comment),
+            CompiledPeers::Only { set, ranges } => {
+                for is_v4 in [true, false] {
+                    let family = if is_v4 { "4" } else { "6" };
+                    if let Some(addresses) = set.as_ref().map(|name| self.policy.sets.get(name)) {
+                        let elements: Vec<Element> = addresses
+                            .into_iter()
+                            .flatten()
+                            .filter(|address| address.is_ipv4() == is_v4)
+                            .map(|address| Element::new(*address))
+                            .collect();
+                        let name = self.id.set(self.direction, index, &format!("pods{family}"));
+                        self.sets.push(OwnSet {
+                            name: name.clone(),
+                            key: address_key(is_v4),
+                            is_of_ranges: false,
+                            elements,
+                        });
+                        self.allow(Some((&name, is_v4)), ports.as_deref(), &comment);
+                    }
+                    let elements: Vec<Element> = ranges
+                        .iter()
+                        .filter(|range| range.first.is_ipv4() == is_v4)
+                        .flat_map(|AddressRange { first, last }| Element::range(*first, *last))
+                        .collect();
+                    if !elements.is_empty() {
+                        let name = self.id.set(self.direction, index, &format!("blocks{family}"));
+                        self.sets.push(OwnSet {
+                            name: name.clone(),
+                            key: address_key(is_v4),
+                            is_of_ranges: true,
+                            elements,
+                        });
+                        self.allow(Some((&name, is_v4)), ports.as_deref(), &comment);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds the set of a rule's ports; returns its name.
+    fn ports(&mut self, index: usize, ports: &[PortRange]) -> String {
+        let key = |protocol: Protocol, port: u16| Data::protocol(number(protocol)).and(port);
+        let element = |range: &PortRange| {
+            let PortRange { protocol, first, last } = *range;
+            Element::new(key(protocol, first)).to(key(protocol, last))
+        };
+        let name = self.id.set(self.direction, index, "ports");
+        self.sets.push(OwnSet {
+            name: name.clone(),
+            key: &[Type::Protocol, Type::Port],
+            is_of_ranges: true,
+            elements: ports.iter().map(element).collect(),
+        });
+        name
+    }
+
+    /// Adds a rule that accepts packets with these peers and ports.
+    fn allow(&mut self, peers: Option<(&str, bool)>, ports: Option<&str>, comment: &str) {
+        let peer = |is_v4: bool| match (self.direction, is_v4) {
+            (Direction::Ingress, true) => Selector::Source4,
+            (Direction::Ingress, false) => Selector::Source6,
+            (Direction::Egress, true) => Selector::Destination4,
+            (Direction::Egress, false) => Selector::Destination6,
+        };
+        let peers = peers.map(|(set, is_v4)| (set, peer(is_v4)));
+        self.push(
+            |mut rule| {
+                if let Some((set, field)) = peers {
+                    rule = rule.look_up(&[field], Is::In, set);
+                }
+                if let Some(set) = ports {
+                    rule = rule.look_up(&[Selector::Transport, Selector::DestinationPort], Is::In, set);
+                }
+                rule.count().decide(&Verdict::Accept)
+            },
+            comment.to_owned(),
+        );
+    }
+}
+
+/// Returns the comment of a rule: its index, and the beginning of the policy's name, which `nft list` shows.
+fn comment(index: usize, policy: &str, rule: usize) -> String {
+    const NAME_MAX: usize = 96;
+    let name: String = policy.chars().take(NAME_MAX).collect();
+    format!("#{index} {name}[{rule}]")
+}
+
+fn address_key(is_v4: bool) -> &'static [Type] {
+    if is_v4 { &[Type::Ipv4] } else { &[Type::Ipv6] }
+}
+
+fn number(protocol: Protocol) -> u8 {
+    match protocol {
+        Protocol::Tcp => linux::nft::Protocol::Tcp.number(),
+        Protocol::Udp => linux::nft::Protocol::Udp.number(),
+        Protocol::Sctp => linux::nft::Protocol::Sctp.number(),
+    }
+}
+
+/// Returns the attachments that have chains in the table.
+pub(super) fn attachments(nft: &mut Nft, family: Family) -> Result<BTreeSet<AttachmentId>, Error> {
+    let chains = nft.chains(Table::new(family, TABLE))?;
+    let of_direction = |name: &String| {
+        let id = Direction::ALL
+            .iter()
+            .find_map(|direction| name.strip_prefix(direction.word())?.strip_prefix('-'));
+        id.map(|id| AttachmentId(id.to_owned()))
+    };
+    Ok(chains.iter().filter_map(of_direction).collect())
+}
+
+/// Adds the operations that remove the chains, sets and map entries of attachments.
+pub(super) fn discard(
+    nft: &mut Nft,
+    family: Family,
+    ids: &[AttachmentId],
+    batch: &mut Batch,
+) -> Result<(), Error> {
+    let table = Table::new(family, TABLE);
+    let chains: BTreeSet<String> =
+        ids.iter().flat_map(|id| Direction::ALL.map(|direction| id.chain(direction))).collect();
+    for HookChain { map, .. } in &HOOKS {
+        let entries = match nft.elements(table, map) {
+            Err(error) if error.kind() == linux::Kind::Absent => continue,
+            entries => entries?,
+        };
+        let leads = |verdict: &Option<Verdict>| matches!(verdict, Some(Verdict::Goto(chain)) if chains.contains(chain));
+        let own: Vec<Element> = entries
+            .iter()
+            .filter(|entry| leads(&entry.verdict))
+            .map(|entry| entry.at(entry.key.clone()))
+            .collect();
+        batch.delete_elements(table, map, &own);
+    }
+    for chain in nft.chains(table)?.iter().filter(|name| chains.contains(*name)) {
+        batch.flush_chain(table, chain).delete_chain(table, chain);
+    }
+    let is_own = |name: &String| ids.iter().any(|AttachmentId(id)| name.starts_with(&format!("{id}-")));
+    for set in nft.sets(table)?.iter().filter(|name| is_own(name)) {
+        batch.delete_set(table, set);
+    }
+    Ok(())
+}

@@ -1,0 +1,305 @@
+//! Tests of network policies: real traffic between pods on `bridge`, `ptp` and `macvlan`, IPv4 and IPv6.
+//!
+//! ```text
+//!   db 10.9.0.11 ──┐
+//!   web 10.9.0.12 ─┼── network "data" (fd00:9::11, …)      policies: manifests beside those of the pods
+//!   other …13 ─────┘
+//! ```
+//!
+//! Source: docs/network-policy.md; the verdicts of `npwg::network_policy`, which its own tests prove.
+
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rig::cluster::{MANIFESTS, NAMESPACE, bridge, configuration};
+use rig::traffic::{Transport, outside, reached};
+use rig::{Cluster, assert_nothing_left, refusal};
+use serde_json::{Value, json};
+use testkit::{Attachment, Feature, Host, Netns, Pod, host};
+
+/// Pods in the order of their addresses, which begin with 10.9.0.11.
+const PODS: [&str; 3] = ["db", "web", "other"];
+
+/// Definition of the network `data` with one of the plugins.
+fn network(plugin: &str) -> Value {
+    let mut first = json!({ "type": plugin, "capabilities": { "ips": true }, "ipam": {
+        "type": "host-local",
+        "ranges": [[{ "subnet": "10.9.0.0/24" }], [{ "subnet": "fd00:9::/64" }]],
+    }});
+    match plugin {
+        "bridge" => first["bridge"] = "br9".into(),
+        "macvlan" => first["master"] = "up0".into(),
+        _ => {}
+    }
+    json!({ "cniVersion": "1.1.0", "name": "data", "plugins": [first] })
+}
+
+/// Configuration of the meta-plugin, whose default network has no policy.
+fn weft() -> Value {
+    configuration(&bridge("pods", 8))
+}
+
+/// Writes the manifest of a pod with a label, which selects the network with fixed addresses.
+fn pod_manifest(host: &Host, index: usize) {
+    let ips = json!([format!("10.9.0.{}/24", 11 + index), format!("fd00:9::{}/64", 11 + index)]);
+    let networks = json!([{ "name": "data", "ips": ips }]).to_string();
+    let manifest = json!({ "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": PODS[index], "namespace": NAMESPACE, "labels": { "app": PODS[index] },
+            "annotations": { "k8s.v1.cni.cncf.io/networks": networks } },
+        "spec": { "containers": [{ "name": "main", "ports": [{ "name": "sql", "containerPort": 5432 }] }] } });
+    host.write(format!("{MANIFESTS}/pod-{}.json", PODS[index]), manifest.to_string());
+}
+
+fn policy(host: &Host, name: &str, spec: &Value) {
+    let manifest = json!({ "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicy",
+        "metadata": { "name": name, "namespace": NAMESPACE,
+            "annotations": { "k8s.v1.cni.cncf.io/policy-for": "data" } },
+        "spec": spec });
+    host.write(format!("{MANIFESTS}/policy-{name}.json"), manifest.to_string());
+}
+
+/// `db` may be reached by `web` at its named port, and by all at UDP 53; `other` may reach `web` at TCP 80.
+fn policies(host: &Host) {
+    let app = |name: &str| json!({ "podSelector": { "matchLabels": { "app": name } } });
+    let selected = |name: &str| json!({ "matchLabels": { "app": name } });
+    let ingress = json!([
+        { "from": [app("web")], "ports": [{ "port": "sql" }] },
+        { "ports": [{ "protocol": "UDP", "port": 53, "endPort": 60 }] },
+    ]);
+    policy(
+        host,
+        "db",
+        &json!({ "podSelector": selected("db"), "policyTypes": ["Ingress"], "ingress": ingress }),
+    );
+    let egress = json!([{ "to": [app("web")], "ports": [{ "port": 80 }] }]);
+    policy(
+        host,
+        "other",
+        &json!({ "podSelector": selected("other"), "policyTypes": ["Egress"], "egress": egress }),
+    );
+}
+
+/// Attaches the three pods.
+fn attach<'a>(host: &'a Host, cluster: &Cluster<'a>) -> Vec<(Pod, Attachment<'a>)> {
+    let attach = |index: usize| {
+        pod_manifest(host, index);
+        let pod = host.pod(PODS[index]);
+        let attachment = cluster.attachment(&pod);
+        attachment.add(&weft()).success();
+        for address in [format!("10.9.0.{}", 11 + index), format!("fd00:9::{}", 11 + index)] {
+            await_address(&pod, &address);
+        }
+        (pod, attachment)
+    };
+    // Manifests of all pods first: an ADD knows the addresses of the peers from them.
+    (0..PODS.len()).for_each(|index| pod_manifest(host, index));
+    (0..PODS.len()).map(attach).collect()
+}
+
+/// Waits until duplicate address detection is over.
+fn await_address(pod: &Netns, address: &str) {
+    let shown = || pod.run(["ip", "-o", "address", "show", "to", address]);
+    for _ in 0..600 {
+        if !shown().contains("tentative") {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("{address} stays tentative");
+}
+
+/// Expected result of a connection: client and server by their index, protocol and port.
+type Row = (usize, usize, Transport, u16, bool);
+
+const ROWS: &[Row] = &[
+    (1, 0, Transport::Tcp, 5432, true),
+    (1, 0, Transport::Tcp, 5433, false),
+    (1, 0, Transport::Udp, 60, true),
+    (1, 0, Transport::Udp, 61, false),
+    (2, 0, Transport::Udp, 53, false),
+    (2, 1, Transport::Tcp, 80, true),
+    (2, 1, Transport::Tcp, 81, false),
+    (2, 1, Transport::Udp, 80, false),
+    (0, 1, Transport::Tcp, 81, true),
+    (0, 2, Transport::Udp, 81, true),
+];
+
+#[track_caller]
+fn assert_rows(case: &str, pods: &[(Pod, Attachment<'_>)], rows: &[Row]) {
+    for (from, to, transport, port, expected) in rows {
+        for address in [format!("10.9.0.{}", 11 + to), format!("[fd00:9::{}]", 11 + to)] {
+            let at = format!("{address}:{port}");
+            let seen = reached(*transport, &pods[*from].0, &at, &pods[*to].0, &at);
+            let row = format!("{case}: {} to {} {transport:?} {at}", PODS[*from], PODS[*to]);
+            assert_eq!(seen.is_some(), *expected, "{row}");
+        }
+    }
+}
+
+/// Runs the rows on a network with one of the plugins, then detaches everything.
+fn matrix(host: &Host, plugin: &str) {
+    let cluster = Cluster::new(host);
+    host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]);
+    cluster.definition("data", &network(plugin));
+    policies(host);
+    let pods = attach(host, &cluster);
+    assert_rows(plugin, &pods, ROWS);
+    for (_, attachment) in &pods {
+        attachment.del(&weft()).success();
+    }
+    for family in ["inet", "bridge"] {
+        let listed = host.command("nft").args(["list", "table", family, "weft-policy"]).finish();
+        assert!(!listed.stdout.contains("gress-"), "{plugin}: rules are left: {}", listed.stdout);
+    }
+    // The table itself stays, because another ADD may be about to use it.
+    let before = host.snapshot();
+    for (_, attachment) in &pods {
+        attachment.add(&weft()).success();
+    }
+    for (_, attachment) in &pods {
+        attachment.del(&weft()).success();
+        attachment.del(&weft()).success();
+    }
+    assert_nothing_left(plugin, host, &before);
+}
+
+#[test]
+fn network_policy_is_enforced_on_bridge() {
+    matrix(&host!(Feature::Bridge, Feature::NftInet), "bridge");
+}
+
+#[test]
+fn network_policy_is_enforced_on_ptp() {
+    matrix(&host!(Feature::Veth, Feature::NftInet), "ptp");
+}
+
+#[test]
+fn network_policy_is_enforced_on_macvlan() {
+    let host = host!(Feature::Macvlan, Feature::NftInet);
+    let _outside = outside(&host);
+    matrix(&host, "macvlan");
+}
+
+#[test]
+fn network_policy_invalid_denies_what_it_selects() {
+    let host = host!(Feature::Bridge, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    cluster.definition("data", &network("bridge"));
+    let invalid = json!({ "podSelector": { "matchLabels": { "app": "db" } }, "policyTypes": ["Ingress"],
+        "ingress": [{ "ports": [{ "protocol": "ICMP" }] }, {}] });
+    policy(&host, "db", &invalid);
+    let pods = attach(&host, &cluster);
+    let rows = [(1, 0, Transport::Tcp, 80, false), (0, 1, Transport::Tcp, 80, true)];
+    assert_rows("invalid", &pods, &rows);
+}
+
+#[test]
+fn network_policy_check_finds_changed_rules() {
+    for (plugin, is_on_host) in [("bridge", false), ("ptp", true)] {
+        let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+        let cluster = Cluster::new(&host);
+        policies(&host);
+        cluster.definition("data", &network(plugin));
+        let pods = attach(&host, &cluster);
+        let (pod, db) = &pods[0];
+        let netns: &Netns = if is_on_host { &host } else { pod };
+        let table = netns.run(["nft", "-a", "list", "table", "inet", "weft-policy"]);
+        let chain =
+            table.lines().find_map(|line| line.trim().strip_prefix("chain ingress-")?.split(' ').next());
+        let chain = format!("ingress-{}", chain.expect("a chain"));
+        let refused = |words: &str| {
+            let (_, message) = refusal(&db.check(&weft()));
+            assert!(message.contains("network policy: ") && message.contains(words), "{plugin}: {message}");
+        };
+        let set = format!("{}-ingress-0-pods4", chain.trim_start_matches("ingress-"));
+        netns.run(["nft", "add", "element", "inet", "weft-policy", &set, "{ 10.9.0.13 }"]);
+        refused("the elements of set");
+        netns.run(["nft", "flush", "chain", "inet", "weft-policy", &chain]);
+        refused("the rules of chain");
+        netns.run(["nft", "flush", "chain", "inet", "weft-policy", "prerouting"]);
+        netns.run(["nft", "flush", "chain", "inet", "weft-policy", "postrouting"]);
+        refused("has no rule any more");
+        netns.run(["nft", "delete", "table", "inet", "weft-policy"]);
+        refused("has no rule any more");
+        for (_, attachment) in &pods {
+            attachment.del(&weft()).success();
+        }
+    }
+}
+
+/// A pod with `NET_ADMIN` removes every rule of its namespace.
+#[test]
+fn network_policy_on_the_host_end_survives_a_hostile_pod() {
+    let host = host!(Feature::Veth, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]);
+    cluster.definition("data", &network("ptp"));
+    policies(&host);
+    let pods = attach(&host, &cluster);
+    for (pod, _) in &pods {
+        pod.run(["nft", "flush", "ruleset"]);
+    }
+    pods[0].1.check(&weft()).success();
+    assert_rows("flushed", &pods, &ROWS[..2]);
+}
+
+#[test]
+fn network_policy_of_a_pod_with_unknown_labels_is_refused() {
+    let host = host!(Feature::Bridge, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    cluster.definition("data", &network("bridge"));
+    policies(&host);
+    let pod = host.pod("late");
+    let mut config = weft();
+    config["runtimeConfig"] =
+        json!({ "io.kubernetes.cri.pod-annotations": { "k8s.v1.cni.cncf.io/networks": "data" } });
+    cluster.attachment(&pod).add(&config);
+    let before = host.snapshot();
+    let (_, message) = refusal(&cluster.attachment(&pod).add(&config));
+    assert!(message.contains("its labels are unknown"), "{message}");
+    assert_nothing_left("labels unknown", &host, &before);
+}
+
+/// Sends packets to a port of `db` without a pause, attaches and detaches `db` again and again, and returns the number of
+/// packets that arrived.
+fn arrived(host: &Host, cluster: &Cluster<'_>, starts: usize) -> usize {
+    (0..PODS.len()).for_each(|index| pod_manifest(host, index));
+    let (db, web) = (host.pod("db"), host.pod("web"));
+    cluster.attachment(&web).add(&weft()).success();
+    let listener = db.within(|| UdpSocket::bind("0.0.0.0:9999")).expect("listen");
+    listener.set_nonblocking(true).expect("not to wait");
+    let sender = web.within(|| UdpSocket::bind("0.0.0.0:0")).expect("a socket");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let send = || {
+            while !is_over.load(Ordering::Relaxed) {
+                // Fails while the neighbour is unknown.
+                let _ = sender.send_to(b"forbidden", "10.9.0.11:9999");
+            }
+        };
+        scope.spawn(send);
+        let attachment = cluster.attachment(&db);
+        for _ in 0..starts {
+            attachment.add(&weft()).success();
+            attachment.del(&weft()).success();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let mut buffer = [0; 64];
+    std::iter::from_fn(|| listener.recv(&mut buffer).ok()).count()
+}
+
+#[test]
+fn network_policy_leaves_no_window_when_a_pod_starts() {
+    for (plugin, is_open) in [("bridge", true), ("bridge", false), ("ptp", true), ("ptp", false)] {
+        let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+        let cluster = Cluster::new(&host);
+        host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+        cluster.definition("data", &network(plugin));
+        if !is_open {
+            policies(&host);
+        }
+        let count = arrived(&host, &cluster, 25);
+        assert_eq!(count > 0, is_open, "{plugin}: {count} packets arrived");
+    }
+}
