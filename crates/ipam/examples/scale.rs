@@ -196,7 +196,8 @@ fn reclaim_tenth(registry: &Memory, now: u64) {
 fn small_window(nodes: usize, range: &str) {
     let subnet: IpNet = range.parse().expect("a network");
     let filter = AddressFilter::new(Range::between(subnet, None, None).expect("a range"), &[]);
-    let layout = PoolLayout::new(subnet, 0);
+    let layout = PoolLayout::for_window(subnet, filter.count(), nodes as u64);
+    assert!(layout.has_single_addresses_only(), "{range} has blocks on {nodes} nodes");
     let (registry, count) = (Memory::default(), filter.count() as u64);
     let mut stores: Vec<AddressStore> = (0..nodes).map(|_| AddressStore::new("boot")).collect();
     let serve = |store: &mut AddressStore, node: usize, owner: u64, now: u64, kind: AllocationKind| {
@@ -296,7 +297,7 @@ fn main() {
     cluster(100, 110, "10.0.0.0/16");
     cluster(1_000, 250, "10.0.0.0/10");
     cluster(10_000, 100, "10.0.0.0/8");
-    for (nodes, range) in [(3, "10.0.0.0/29"), (6, "10.0.0.0/27"), (16, "10.0.0.0/24"), (64, "10.0.0.0/22")] {
+    for (nodes, range) in [(3, "10.0.0.0/29"), (6, "10.0.0.0/27"), (20, "10.0.0.0/24"), (80, "10.0.0.0/22")] {
         small_window(nodes, range);
     }
 }
