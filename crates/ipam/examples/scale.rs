@@ -2,7 +2,7 @@
 //!
 //! First the address store alone: the time of one ADD and one DEL in a store that holds many addresses. Then clusters:
 //! nodes start one after the other and allocate addresses to all their pods, from a registry in memory that counts
-//! requests. At the end a tenth of the nodes dies, and their blocks are reclaimed.
+//! requests. At the end a tenth of the nodes dies, and their blocks are reclaimed. Last, small windows: single addresses.
 
 #![allow(
     clippy::print_stdout,
@@ -29,6 +29,8 @@ use ipnet::IpNet;
 struct Memory {
     objects: Mutex<BTreeMap<IpNet, IpBlock>>,
     requests: Mutex<BTreeMap<&'static str, u64>>,
+    /// Number of objects in the responses to lists of the pool.
+    listed: Mutex<u64>,
 }
 
 impl Memory {
@@ -63,7 +65,10 @@ impl Registry for Memory {
     }
 
     async fn list(&self) -> Result<Vec<IpBlock>, RegistryError> {
-        self.request("list of the pool", |objects| Ok(objects.values().cloned().collect()))
+        let all: Vec<IpBlock> =
+            self.request("list of the pool", |objects| objects.values().cloned().collect());
+        *self.listed.lock().expect("no panic before") += all.len() as u64;
+        Ok(all)
     }
 
     async fn list_of_store(&self, node: &str, _: &str) -> Result<Vec<IpBlock>, RegistryError> {
@@ -92,8 +97,11 @@ impl Registry for Memory {
         Ok(())
     }
 
-    async fn pool_state(&self, _: IpNet) -> Result<PoolState, RegistryError> {
-        Ok(self.request("get of the pool", |_| PoolState::NoSingleAddresses))
+    async fn pool_state(&self, net: IpNet) -> Result<PoolState, RegistryError> {
+        Ok(self.request("get of the pool", |_| match net.prefix_len() == net.max_prefix_len() {
+            true => PoolState::SingleAddressesPossible,
+            false => PoolState::NoSingleAddresses,
+        }))
     }
 
     async fn record_single_address(&self, _: IpNet) -> Result<(), RegistryError> {
@@ -184,6 +192,63 @@ fn reclaim_tenth(registry: &Memory, now: u64) {
     println!("  a tenth of the nodes dies: {taken} blocks reclaimed with {} requests", after - before);
 }
 
+/// Fills a window of single addresses from nodes in turn, and empties it again.
+fn small_window(nodes: usize, range: &str) {
+    let subnet: IpNet = range.parse().expect("a network");
+    let filter = AddressFilter::new(Range::between(subnet, None, None).expect("a range"), &[]);
+    let layout = PoolLayout::for_window(subnet, filter.count(), nodes as u64);
+    assert!(layout.has_single_addresses_only(), "{range} has blocks on {nodes} nodes");
+    let (registry, count) = (Memory::default(), filter.count() as u64);
+    let mut stores: Vec<AddressStore> = (0..nodes).map(|_| AddressStore::new("boot")).collect();
+    let serve = |store: &mut AddressStore, node: usize, owner: u64, now: u64, kind: AllocationKind| {
+        let clock = Clock { now, quarantine: 60_000 };
+        let (node, owner_name) = (format!("node-{node}"), format!("uid-{owner}/c/net1"));
+        let holder = Holder { node, store: "pool".into(), owner: owner_name, ..Holder::default() };
+        let (registry, filter) = (&registry, &filter);
+        let allocator = BlockAllocator {
+            registry,
+            layout,
+            filter,
+            holder,
+            shares_claim: false,
+            clock,
+            seed: owner,
+            transfer_checks: 0,
+        };
+        let response = run(allocator.serve(&store.lease_request(kind), &[]));
+        assert!(response.error.is_none(), "{:?}", response.error);
+        let _ = store.apply_response(clock, owner, &response);
+    };
+    let totals = || {
+        let requests = registry.requests.lock().expect("no panic before").values().sum::<u64>();
+        (requests, *registry.listed.lock().expect("no panic before"))
+    };
+    // An object outlives its address, so that the second time the objects exist.
+    for (round, now) in [("first", 1_000_000), ("second", 9_000_000)] {
+        let before = totals();
+        for pod in 0..count {
+            let node = pod as usize % nodes;
+            serve(&mut stores[node], node, pod + 1, now, AllocationKind::Any);
+        }
+        let added = totals();
+        for pod in 0..count {
+            let node = pod as usize % nodes;
+            let clock = Clock { now: now + 70_000, quarantine: 60_000 };
+            let _ = stores[node].release_owners(clock, &[pod + 1]);
+            serve(&mut stores[node], node, pod + 1, clock.now, AllocationKind::Nothing);
+        }
+        let deleted = totals();
+        let each = |one: u64, other: u64| (other - one) as f64 / count as f64;
+        println!(
+            "{count} single addresses of {range} on {nodes} nodes, {round} time: {:.1} requests and the read of the pool for an \
+             ADD, {:.0} objects listed; {:.1} requests for a DEL",
+            each(before.0, added.0),
+            each(before.1, added.1),
+            each(added.0, deleted.0)
+        );
+    }
+}
+
 fn allocator(held: u64) {
     let mut store = AddressStore::new("boot");
     let subnet: IpNet = "10.0.0.0/8".parse().expect("a network");
@@ -232,4 +297,7 @@ fn main() {
     cluster(100, 110, "10.0.0.0/16");
     cluster(1_000, 250, "10.0.0.0/10");
     cluster(10_000, 100, "10.0.0.0/8");
+    for (nodes, range) in [(3, "10.0.0.0/29"), (6, "10.0.0.0/27"), (20, "10.0.0.0/24"), (80, "10.0.0.0/22")] {
+        small_window(nodes, range);
+    }
 }

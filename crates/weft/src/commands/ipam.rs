@@ -298,6 +298,11 @@ fn who(
     if let Some(printed) = format.print(&holders) {
         return printed;
     }
+    print_address_holders(&holders)
+}
+
+/// Prints the table of the holders of an address.
+fn print_address_holders(holders: &[AddressHolder]) -> Result<(), Failure> {
     let or_default =
         |text: &str, otherwise: &str| if text.is_empty() { otherwise.to_owned() } else { text.to_owned() };
     let row = |holder_row: &AddressHolder| {
