@@ -165,7 +165,7 @@ fn transfer_of_any_address_waits_for_a_stopped_agent() {
 }
 
 #[test]
-fn transfer_refused_by_full_nodes_ends_with_the_first_free_address() {
+fn transfer_refused_by_full_nodes_ends_with_a_free_address() {
     let nodes = nodes!(3);
     let pod = nodes.machine.pod("a");
     pool(&nodes, "10.85.0.0/28", 3);

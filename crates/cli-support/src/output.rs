@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn yaml_output_has_the_content_of_json_without_control_characters() {
+    fn yaml_output_has_the_content_of_json() {
         let document = serde_json::json!([{ "a": [1, { "b": [], "c": "x: y" }], "d": {} }, "no", "1"]);
         let text = yaml(&document).unwrap();
         assert_eq!(serde_saphyr::from_str::<serde_json::Value>(&text).unwrap(), document, "{text}");

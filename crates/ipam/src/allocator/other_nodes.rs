@@ -95,9 +95,9 @@ impl<R: Registry> BlockAllocator<'_, R> {
         if asked.is_empty() {
             return Err(refusal);
         }
-        let unanswered = waiting.posted.iter().chain(&waiting.slow).map(|(net, _)| *net);
-        let unanswered = unanswered.chain(queue.map(|(object, _)| object.net));
-        let silent: BTreeSet<String> = unanswered.filter_map(|net| nodes.get(&net).cloned()).collect();
+        let pending = waiting.posted.iter().chain(&waiting.slow).map(|(net, _)| *net);
+        let pending = pending.chain(queue.map(|(object, _)| object.net));
+        let silent: BTreeSet<String> = pending.filter_map(|net| nodes.get(&net).cloned()).collect();
         let full = asked.difference(&silent).cloned().collect();
         Err(AllocationError::none_elsewhere(self.filter.count(), &full, &silent))
     }

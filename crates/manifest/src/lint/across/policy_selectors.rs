@@ -127,7 +127,7 @@ impl Placed {
         }
         let fault = |(path, seen): &(KeyPath, Seen), what: &str| {
             let reason =
-                format!("{what} fits no pod of the files that is attached to a network of the policy");
+                format!("no pod of the files on a network of the policy fits {what}");
             let fault = Fault::new(Rule::NetworkPolicySelectsNothing, self.policy.subject(), reason);
             (seen.clone(), fault.at(path.clone()))
         };
