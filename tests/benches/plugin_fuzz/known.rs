@@ -137,11 +137,6 @@ const KNOWN: &[Known] = &[
                     || line.ends_with([']', '['])
             })
     }),
-    ("a bucket holds at least one packet", |one| {
-        let parts = [r#""burst": "#, r#""lat": "#, r#""refcnt": "#];
-        one.lines.iter().any(|line| line.contains(parts[0]))
-            && one.lines.iter().all(|line| parts.iter().any(|part| line.contains(part)))
-    }),
 ];
 
 /// Reason, and whether it explains a line that only one of the two has.
@@ -169,6 +164,9 @@ const KNOWN_LINES: &[KnownLine] = &[
     }),
     ("a route of ptp through another gateway of the subnet is onlink", |line| {
         [r#""flags": ["#, r#""onlink""#].iter().any(|part| line.contains(part))
+    }),
+    ("a bucket holds at least one packet", |line| {
+        [r#""burst": "#, r#""lat": "#].iter().any(|part| line.contains(part))
     }),
     ("the number of users of a queue", |line| line.contains(r#""refcnt": "#)),
     ("an empty list of rules", |line| line.ends_with(['[', ']', '{', '}'])),
