@@ -121,13 +121,16 @@ pub(crate) fn generate(seed: u64, available: &[&str]) -> Case {
         for _ in 0..count {
             let plugin = random.value(CHAINED);
             // A runtime gives two plugins of one type the same arguments.
-            if plugin["type"] == "tuning" || plugins.iter().all(|other| other["type"] != plugin["type"]) {
+            if plugins.iter().all(|other| other["type"] != plugin["type"]) {
                 plugins.push(plugin);
             }
         }
         if random.one_in(12) {
             plugins.insert(0, json!({ "type": "loopback" }));
         }
+    }
+    if !is_newest {
+        plugins.iter_mut().for_each(without_newer_options);
     }
     for plugin in &mut plugins {
         plugin["cniVersion"] = version.clone().into();
@@ -196,6 +199,35 @@ fn host_local(random: &mut Random, families: &[usize]) -> Value {
     let more = if random.one_in(4) { 2 } else { 1 };
     let sets: Vec<Value> = families.iter().map(|family| random.list(&[*family], RANGES, 1, more)).collect();
     json!({ "type": "host-local", "ranges": sets })
+}
+
+/// Options that the Go plugins of Debian's stable release do not have.
+const NEWER: &[&str] = &[
+    "ipMasqBackend",
+    "vlanTrunk",
+    "preserveDefaultVlan",
+    "disableContainerInterface",
+    "portIsolation",
+    "bcqueuelen",
+    "table",
+    "scope",
+    "priority",
+    "advmss",
+];
+
+/// Removes newer options from a configuration, and the MTU of routes.
+fn without_newer_options(value: &mut Value) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(without_newer_options),
+        Value::Object(map) => {
+            NEWER.iter().for_each(|option| drop(map.shift_remove(*option)));
+            if map.contains_key("dst") {
+                map.shift_remove("mtu");
+            }
+            map.values_mut().for_each(without_newer_options);
+        }
+        _ => {}
+    }
 }
 
 /// Values of any type, for any field.

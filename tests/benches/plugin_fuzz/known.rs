@@ -78,6 +78,14 @@ const KNOWN: &[Known] = &[
         };
         one.lines.iter().any(|line| line.contains("onlink")) && one.lines.iter().all(is_hop)
     }),
+    ("sbr keeps an existing default route, with its metric", |one| {
+        let has = |part: &str| one.lines.iter().any(|line| line.contains(part));
+        let of_go = one.lines.iter().all(|line| line.starts_with("go "));
+        one.step == "2 pod after ADD" && of_go && has(r#""dst": "default""#) && has(r#""table": "100""#)
+    }),
+    ("routes are added in another order", |one| {
+        one.step == "2 pod after ADD" && one.lines.iter().all(|line| line == "another order")
+    }),
     ("tap has args.cni.mac", |one| {
         one.lines.iter().any(|line| line.starts_with("weft") && line.contains("02:00:00:00:00:07"))
             && one
@@ -101,10 +109,33 @@ const KNOWN: &[Known] = &[
     ("the Go plugin fails with a destination that has host bits", |one| {
         go_refuses(one, &["failed to add route '{10.9.1.1", "failed to add route '{fd09::1"])
     }),
-    ("a bucket holds at least one packet", |one| {
-        let parts = [r#""burst": "#, r#""lat": "#, r#""refcnt": "#];
-        one.lines.iter().any(|line| line.contains(parts[0]))
-            && one.lines.iter().all(|line| parts.iter().any(|part| line.contains(part)))
+    ("the Go plugin fails with an address of a single host", |one| {
+        go_refuses(one, &["network is unreachable", "failed to delete route"])
+    }),
+    ("a requested address takes the prefix length of its subnet", |one| {
+        go_refuses(
+            one,
+            &["the 'ip' field is expected to be in CIDR", "entry in the 'ips' field is NOT in CIDR"],
+        )
+    }),
+    ("loopback has no options", |one| {
+        go_refuses(one, &["dns of type types.DNS", "field DNS.dns.", "NetConf.ipam of type types.IPAM"])
+    }),
+    ("results contain the DNS settings of the IPAM plugin", |one| {
+        one.step == "4 result"
+            && one.lines.iter().any(|line| line.contains(r#""dns": {"#))
+            && one.lines.iter().all(|line| line.starts_with("weft "))
+    }),
+    ("routes of one destination are one multipath route", |one| {
+        one.step == "2 pod after ADD" && one.lines.iter().any(|line| line == r#"weft         "nexthops": ["#)
+    }),
+    ("the firewall uses nftables unless an option requests iptables", |one| {
+        let parts = ["CNI-FORWARD", "CNI-ADMIN", "*filter", "COMMIT"];
+        one.step == "3 host after ADD"
+            && one.lines.iter().all(|line| {
+                line.starts_with("go ") && parts.iter().any(|part| line.contains(part))
+                    || line.ends_with([']', '['])
+            })
     }),
 ];
 
@@ -130,6 +161,12 @@ const KNOWN_LINES: &[KnownLine] = &[
         [r#"weft         "metrics": ["#, r#"weft             "mtu": "#, r#"weft             "advmss": "#]
             .iter()
             .any(|part| line.starts_with(part))
+    }),
+    ("a route of ptp through another gateway of the subnet is onlink", |line| {
+        [r#""flags": ["#, r#""onlink""#].iter().any(|part| line.contains(part))
+    }),
+    ("a bucket holds at least one packet", |line| {
+        [r#""burst": "#, r#""lat": "#].iter().any(|part| line.contains(part))
     }),
     ("the number of users of a queue", |line| line.contains(r#""refcnt": "#)),
     ("an empty list of rules", |line| line.ends_with(['[', ']', '{', '}'])),
