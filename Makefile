@@ -1,6 +1,6 @@
 # `make` lists the targets; CI runs the same targets as a developer.
 .DEFAULT_GOAL := help
-.PHONY: help setup build programs dist dist-check docs demo test check unit net vm containerd kube node neutron peer bench clean
+.PHONY: help setup build programs dist dist-check docs demo test check unit net vm containerd kube node neutron peer bench bench-report clean
 
 TARGET := $(shell uname -m)-unknown-linux-musl
 CARGO_TARGET_DIR ?= target
@@ -8,7 +8,7 @@ CARGO_TARGET_DIR ?= target
 OUT ?= bin
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install missing packages and the musl target, for building and testing
 	@lanes/setup
@@ -87,6 +87,9 @@ bench: build ## measure weft beside the peers in PEERS=DIR or PEERS=debian, with
 	@benches/cri-proxy
 	@benches/kube-adds
 	@benches/neutron
+
+bench-report: build ## measure once, and write docs/performance.md, its plots and the table of README.md
+	@benches/report $(PEERS)
 
 clean: ## remove everything that was built
 	cargo clean

@@ -1,14 +1,22 @@
-//! Times and the table that shows them.
+//! Times of calls, and the table that collects, prints and stores the rows of a bench.
 
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
+
+use crate::Failure;
+use crate::goals;
+use crate::results::{Point, Record, Row, Run};
 
 /// Times of one kind of call.
 #[derive(Clone, Debug)]
-pub(crate) struct Times(Vec<Duration>);
+pub struct Times(Vec<Duration>);
 
 impl Times {
     /// Sorts measurements; there is at least one.
-    pub(crate) fn new(mut times: Vec<Duration>) -> Times {
+    #[must_use]
+    pub fn new(mut times: Vec<Duration>) -> Times {
         times.sort();
         Times(times)
     }
@@ -20,52 +28,68 @@ impl Times {
     }
 
     /// Returns the median.
-    pub(crate) fn median(&self) -> Duration {
+    #[must_use]
+    pub fn median(&self) -> Duration {
         self.at(0.5)
     }
 
-    fn figures(&self) -> String {
-        let milliseconds = |time: Duration| format!("{:.2}", time.as_secs_f64() * 1e3);
-        format!(
-            "{} / {} / {}",
-            milliseconds(self.at(0.0)),
-            milliseconds(self.median()),
-            milliseconds(self.at(0.99))
-        )
+    /// Returns minimum, median and 99th percentile in milliseconds.
+    #[must_use]
+    pub fn figures(&self) -> Vec<f64> {
+        [0.0, 0.5, 0.99].map(|share| milliseconds(self.at(share))).to_vec()
     }
 }
 
-/// Results of all measurements.
-#[derive(Default)]
-pub(crate) struct Table {
-    rows: Vec<[String; 5]>,
+/// Returns a time in milliseconds, rounded to microseconds.
+#[must_use]
+pub fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// Rows and points of a bench.
+#[derive(Debug, Default)]
+pub struct Table {
+    rows: Vec<Row>,
+    points: Vec<Point>,
 }
 
 impl Table {
-    /// Adds a comparison; `goal` is the goal for the ratio or the time.
-    pub(crate) fn compare(&mut self, what: &str, ours: &Times, beside: &str, other: &Times, goal: &str) {
-        let (a, b) = (ours.median().as_secs_f64(), other.median().as_secs_f64());
-        let ratio = if a <= b { format!("{:.1}x faster", b / a) } else { format!("{:.2}x of it", a / b) };
-        self.rows.push([
-            what.to_owned(),
-            ours.figures(),
-            format!("{beside}: {}", other.figures()),
-            ratio,
-            goal.to_owned(),
-        ]);
+    /// Adds the comparison of two times.
+    pub fn compare(&mut self, what: &str, ours: &Times, beside: &str, other: &Times) {
+        self.add(what, "ms", ours.figures(), Some((beside, other.figures())));
+    }
+
+    /// Adds the comparison of two figures.
+    pub fn contrast(&mut self, what: &str, unit: &str, ours: f64, beside: &str, other: f64) {
+        self.add(what, unit, vec![ours], Some((beside, vec![other])));
     }
 
     /// Adds a figure without comparison.
-    pub(crate) fn state(&mut self, what: &str, figure: &str, goal: &str) {
-        self.rows.push([what.to_owned(), figure.to_owned(), String::new(), String::new(), goal.to_owned()]);
+    pub fn state(&mut self, what: &str, unit: &str, figure: f64) {
+        self.add(what, unit, vec![figure], None);
+    }
+
+    fn add(&mut self, what: &str, unit: &str, ours: Vec<f64>, other: Option<(&str, Vec<f64>)>) {
+        let (beside, theirs) = other.unwrap_or_default();
+        self.rows.push(Row {
+            what: what.to_owned(),
+            unit: unit.to_owned(),
+            ours,
+            beside: beside.to_owned(),
+            theirs,
+        });
+    }
+
+    /// Adds a point of a plot.
+    pub fn point(&mut self, plot: &str, line: &str, x: usize, y: f64) {
+        self.points.push(Point { plot: plot.to_owned(), line: line.to_owned(), x, y });
     }
 
     /// Prints the table as Markdown.
     #[expect(clippy::print_stdout, reason = "printing the table is the purpose of the program")]
-    pub(crate) fn print(&self) {
-        let head = ["what", "weft: min / median / p99 ms", "compared with", "ratio of medians", "goal"]
-            .map(str::to_owned);
-        let all: Vec<&[String; 5]> = std::iter::once(&head).chain(&self.rows).collect();
+    pub fn print(&self) {
+        let head = Row::HEAD.map(str::to_owned);
+        let all: Vec<[String; 5]> = std::iter::once(head).chain(self.rows.iter().map(goals::cells)).collect();
         let width = |column: usize| all.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: [usize; 5] = std::array::from_fn(width);
         for (index, row) in all.iter().enumerate() {
@@ -78,4 +102,43 @@ impl Table {
             }
         }
     }
+
+    /// Appends the run, its rows and its points to a file.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn store(&self, file: &Path, run: Run) -> Result<(), Failure> {
+        let mut open = OpenOptions::new().append(true).create(true).open(file)?;
+        let rows = self.rows.iter().cloned().map(Record::Row);
+        let points = self.points.iter().cloned().map(Record::Point);
+        for record in std::iter::once(Record::Run(run)).chain(rows).chain(points) {
+            writeln!(open, "{}", record.line())?;
+        }
+        Ok(())
+    }
+
+    /// Returns a sentence for each row that misses its goal, and for each row that has none.
+    #[must_use]
+    pub fn missed(&self) -> Vec<String> {
+        self.rows.iter().flat_map(goals::missed).collect()
+    }
+}
+
+/// Prints the table, stores it in the file that the variable `RESULTS` names, and prints the rows that miss their goals.
+/// Returns whether there are some. With `GOALS=ignore` there are none: an emulated processor meets no goal.
+///
+/// # Errors
+/// The file cannot be written.
+#[expect(clippy::print_stderr, reason = "the rows that miss their goals are printed")]
+pub fn finish(table: &Table, run: Run) -> Result<bool, Failure> {
+    table.print();
+    if let Some(file) = std::env::var_os("RESULTS") {
+        table.store(Path::new(&file), run)?;
+    }
+    if std::env::var_os("GOALS").is_some_and(|value| value == "ignore") {
+        return Ok(false);
+    }
+    let missed = table.missed();
+    missed.iter().for_each(|why| eprintln!("goal missed: {why}"));
+    Ok(!missed.is_empty())
 }

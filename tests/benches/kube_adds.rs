@@ -1,9 +1,8 @@
 //! Benchmark of pods on a node of a real API server: default network and three more, one after the other, 32 at once, and
 //! 110 at once.
 //!
-//! Usage: `benches/kube-adds`; `benches/kube-adds compare [WAVES]` compares with Multus, if `PEERS` has it;
-//! `benches/kube-adds memory [CYCLES]` and `benches/kube-adds held [COUNT...]` measure the agent. A timed call is what a runtime waits for: a process starts, asks
-//! the agent, attaches four networks and ends.
+//! Usage: see `benches/kube-adds`. A timed call is what a runtime waits for: a process starts, asks the agent, attaches its
+//! networks and ends. Rows that miss their goal in `benches/src/goals.rs` end the bench with status 3.
 
 #![allow(
     clippy::print_stdout,
@@ -15,17 +14,26 @@
 
 #[path = "kube_adds/comparison.rs"]
 mod comparison;
+#[path = "kube_adds/definitions.rs"]
+mod definitions;
 #[path = "kube_adds/held.rs"]
 mod held;
 #[path = "kube_adds/processors.rs"]
 mod processors;
+#[path = "kube_adds/sustained.rs"]
+mod sustained;
 
+use std::path::Path;
+use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use benches::table::{Table, finish};
+use benches::{MISSED, machine as described};
 use rig::agent::configuration;
 use rig::cluster::bridge;
 use rig::machine::until;
+use rig::multus::Form;
 use rig::{Agent, Machine};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, host};
@@ -56,30 +64,74 @@ struct Subject {
     pod: Pod,
 }
 
-fn main() {
+fn main() -> ExitCode {
     // Container ids contain the name of the thread.
     let named = thread::Builder::new().name("kube-adds".to_owned()).spawn(measure);
-    named.expect("a thread").join().expect("no failure");
-}
-
-fn measure() {
-    let mut words = std::env::args().skip(1).filter(|word| word != "--bench");
-    match (words.next().as_deref(), words.next()) {
-        (None, _) => measure_calls(),
-        (Some("compare"), waves) => measure_comparison(number(waves, COMPARED_WAVES)),
-        (Some("memory"), cycles) => measure_memory(number(cycles, CYCLES)),
-        (Some("held"), first) => measure_held(first.into_iter().chain(words)),
-        (Some(other), _) => {
-            panic!("{other}: expected `compare [WAVES]`, `memory [CYCLES]` or `held [COUNT...]`")
-        }
+    match named.expect("a thread").join().expect("no failure") {
+        true => ExitCode::from(MISSED),
+        false => ExitCode::SUCCESS,
     }
 }
 
-fn measure_held(words: impl Iterator<Item = String>) {
+/// Measures what the words tell; returns whether a row misses its goal.
+fn measure() -> bool {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let run = described::run("pods of an API server", &command(&words), &peers(), Path::new("/var/lib"));
+    let mut words = words.into_iter();
+    let mut table = Table::default();
+    match (words.next().as_deref(), words.next()) {
+        (None, _) => measure_calls(),
+        (Some("compare"), waves) => measure_comparison(number(waves, COMPARED_WAVES)),
+        (Some("memory"), cycles) => measure_memory(number(cycles, CYCLES), &mut table),
+        (Some("held"), first) => measure_held(first.into_iter().chain(words), &mut table),
+        (Some("sustained"), pods) => measure_sustained(number(pods, sustained::PODS), &mut table),
+        (Some("definitions"), count) => measure_definitions(number(count, definitions::COUNT), &mut table),
+        (Some("report"), cycles) => {
+            measure_sustained(sustained::PODS, &mut table);
+            measure_held(["20".to_owned(), "500".to_owned()].into_iter(), &mut table);
+            measure_definitions(definitions::COUNT, &mut table);
+            measure_memory(number(cycles, CYCLES), &mut table);
+        }
+        (Some(other), _) => panic!(
+            "{other}: expected `compare [WAVES]`, `memory [CYCLES]`, `held [COUNT...]`, `sustained [PODS]`, `definitions [COUNT]` or `report [CYCLES]`"
+        ),
+    }
+    finish(&table, run).expect("results")
+}
+
+/// Command that starts this bench, with its variables.
+fn command(words: &[String]) -> String {
+    let peers = std::env::var_os("PEERS").map_or("", |_| "PEERS=DIR ");
+    format!("{peers}AT_ONCE={} benches/kube-adds {}", at_once(), words.join(" ")).trim_end().to_owned()
+}
+
+/// Programs that the rows are compared with.
+fn peers() -> String {
+    let there = Form::ALL.into_iter().filter(|form| rig::peers::find(form.programs()).is_ok());
+    let names: Vec<&str> = there.map(Form::name).collect();
+    if names.is_empty() { "itself (PEERS has no Multus)".to_owned() } else { names.join(" and ") }
+}
+
+/// Number of ADDs at a time of pods in a row.
+fn at_once() -> usize {
+    std::env::var("AT_ONCE").map_or(8, |text| text.parse().expect("AT_ONCE: a number"))
+}
+
+fn measure_held(words: impl Iterator<Item = String>, table: &mut Table) {
     let counts: Vec<usize> = words.map(|word| word.parse().expect("a number")).collect();
     let counts = if counts.is_empty() { held::COUNTS.to_vec() } else { counts };
     let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge, Feature::Veth), "node")) else { return };
-    held::measure(&agent, &counts);
+    held::measure(&agent, &counts, table);
+}
+
+fn measure_sustained(count: usize, table: &mut Table) {
+    let Some(agent) = Agent::new(Machine::new(host!(Feature::Bridge, Feature::Veth), "node")) else { return };
+    sustained::measure(&agent, count, at_once(), table);
+}
+
+fn measure_definitions(count: usize, table: &mut Table) {
+    let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), QUIET) else { return };
+    definitions::measure(&agent, &subjects, count, table);
 }
 
 fn number(word: Option<String>, otherwise: usize) -> usize {
@@ -120,7 +172,7 @@ fn measure_calls() {
             settle(&agent);
         }
         let call = from_files(&agent, subject);
-        quiet[4].push(call.add(&configuration).success().took);
+        quiet[4].push(call.call("ADD", configuration.to_string()).success().took);
         quiet[5].push(call.del(&configuration).success().took);
     }
     let what = [
@@ -161,7 +213,7 @@ fn with_one_more(agent: &Agent) -> Vec<Subject> {
 fn measure_comparison(waves: usize) {
     let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), QUIET) else { return };
     let simple = with_one_more(&agent);
-    let candidates = comparison::candidates(&agent);
+    let candidates = comparison::candidates(&agent, &bridge("home", 10));
     println!("{}", comparison::HEAD);
     comparison::alone(&agent, &candidates, "default network and three more", &subjects);
     for (what, subjects) in [
@@ -202,32 +254,17 @@ fn from_files<'a>(agent: &'a Agent, subject: &Subject) -> Attachment<'a> {
 }
 
 /// Measures the memory of an agent with 1,000 definitions and a node's pods, while pods start and end.
-fn measure_memory(cycles: usize) {
+fn measure_memory(cycles: usize, table: &mut Table) {
     let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), PODS) else { return };
-    let definition = |number: usize| {
-        let config = bridge(&format!("net-{number}"), 11).to_string();
-        json!({
-            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
-            "metadata": { "name": format!("net-{number}"), "namespace": rig::agent::NAMESPACE },
-            "spec": { "config": config },
-        })
-    };
-    let all: Vec<Value> = (0..DEFINITIONS).map(definition).collect();
-    agent.kube.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": all }).to_string());
-    let known = "weft_cache_objects{resource=\"network-attachment-definitions\"}";
-    until("definitions", || agent.metric(known).filter(|known| *known >= DEFINITIONS as f64));
+    definitions::create(&agent, DEFINITIONS);
     println!("| cycles of ADD and DEL | resident | of which anonymous |\n|---|---|---|");
     let show = |done: usize| {
-        let id = agent.machine.run(["cat", "/run/services/agent.pid"]);
-        let status = agent.machine.run(["cat", &format!("/proc/{}/status", id.trim())]);
-        let field = |name: &str| -> f64 {
-            let value = status.lines().find_map(|line| line.strip_prefix(name)).expect("a field");
-            value.split_whitespace().next().expect("a number").parse::<f64>().expect("a number") / 1000.0
-        };
-        println!("| {done} | {:.1} MB | {:.1} MB |", field("VmRSS:"), field("RssAnon:"));
+        let (resident, anonymous) = memory(&agent);
+        println!("| {done} | {resident:.1} MB | {anonymous:.1} MB |");
+        resident
     };
     show(0);
-    let mut done = 0;
+    let (mut done, mut shown) = (0, Vec::new());
     while done < cycles {
         let step = (cycles / 10).max(1).min(cycles - done);
         thread::scope(|scope| {
@@ -243,12 +280,29 @@ fn measure_memory(cycles: usize) {
             }
         });
         done += step;
-        show(done);
+        shown.push(show(done));
+    }
+    if let [first, .., last] = shown.as_slice() {
+        let what = "memory of the agent after all cycles of ADD and DEL";
+        table.contrast(what, "MB", *last, "after a tenth of them", *first);
     }
 }
 
+/// Resident memory of the agent, and the anonymous part of it, in MB.
+fn memory(agent: &Agent) -> (f64, f64) {
+    let id = agent.machine.run(["cat", "/run/services/agent.pid"]);
+    let status = agent.machine.run(["cat", &format!("/proc/{}/status", id.trim())]);
+    let field = |name: &str| -> f64 {
+        let value = status.lines().find_map(|line| line.strip_prefix(name)).expect("a field");
+        value.split_whitespace().next().expect("a number").parse::<f64>().expect("a number") / 1000.0
+    };
+    (field("VmRSS:"), field("RssAnon:"))
+}
+
 fn add(agent: &Agent, Subject { name, uid, pod }: &Subject) -> Duration {
-    agent.attachment(pod, name, uid).add(&configuration(&bridge("home", 10))).success().took
+    // Without the CHECK that follows an ADD in tests.
+    let configuration = configuration(&bridge("home", 10)).to_string();
+    agent.attachment(pod, name, uid).call("ADD", configuration).success().took
 }
 
 fn del(agent: &Agent, Subject { name, uid, pod }: &Subject) -> Duration {

@@ -197,14 +197,21 @@ fn add() {
     println!("| … until it is written on the pod | {} ms | | |", milliseconds(median(written)));
 }
 
-/// Time that Neutron alone needs for this number of ports, one after the other, extrapolated from a few.
+/// Times Neutron alone: it creates this number of ports, one after the other. They are deleted again.
 fn serial(cluster: &OpenStack, subnets: &[Subnet], host: &str, ports: usize) -> Duration {
-    let (few, started) = (30, Instant::now());
-    for number in 0..few {
-        let new = json!({ "port": { "network_id": subnets[number % 3].network, "binding:host_id": host } });
-        let _ = cluster.neutron.api("POST", "ports", Some(&new));
+    let started = Instant::now();
+    let create = |number: usize| {
+        let network = &subnets[number % subnets.len()].network;
+        let new = json!({ "port": { "network_id": network, "binding:host_id": host } });
+        let made = cluster.neutron.api("POST", "ports", Some(&new));
+        made["port"]["id"].as_str().unwrap().to_owned()
+    };
+    let made: Vec<String> = (0..ports).map(create).collect();
+    let took = started.elapsed();
+    for id in made {
+        let _ = cluster.neutron.api("DELETE", &format!("ports/{id}"), None);
     }
-    started.elapsed() / u32::try_from(few).unwrap() * u32::try_from(ports).unwrap()
+    took
 }
 
 /// Starts a controller with pools, and waits until they are filled for a first pod.

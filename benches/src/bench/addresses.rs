@@ -20,10 +20,11 @@ use serde_json::json;
 use weft_cni::plugin_invoker::PluginInvoker;
 use weft_cni::weft_ipam::WeftIpam;
 
+use crate::Setting;
 use crate::call::{Plugin, at_once, call_for, start};
 use crate::cases::write;
-use crate::table::{Table, Times};
-use crate::{Failure, Setting};
+use benches::Failure;
+use benches::table::{Table, Times};
 
 /// Numbers of addresses that the node already holds.
 const HELD: [u64; 3] = [0, 10_000, 50_000];
@@ -66,12 +67,12 @@ pub(crate) fn addresses(setting: &Setting, table: &mut Table) -> Result<(), Fail
     let [none, some, most, other, peer @ ..] = times.as_slice() else {
         return Err("a benchmark without results".into());
     };
-    table.compare("weft-ipam ADD", none, "weft's host-local", other, "");
+    table.compare("weft-ipam ADD", none, "host-local of weft", other);
     if let [peer] = peer {
-        table.compare("weft-ipam ADD", none, "Go's host-local", peer, "");
+        table.compare("weft-ipam ADD", none, "Go's host-local", peer);
     }
     for (held, many) in HELD[1..].iter().zip([some, most]) {
-        table.compare(&format!("… where {held} are held"), many, "none held", none, "flat");
+        table.compare(&format!("weft-ipam ADD where {held} addresses are held"), many, "none held", none);
     }
     let config = holding(setting, "concurrent", 0)?;
     let plugin = Plugin { directory: &setting.ours, name: "weft-ipam", config: &config };
@@ -79,9 +80,9 @@ pub(crate) fn addresses(setting: &Setting, table: &mut Table) -> Result<(), Fail
     let (idle, _) = many(|_| start(&setting.ours.join("weft-ipam"), &[], "VERSION"))?;
     let (times, whole) = many(|name| call_for("ADD", plugin, name))?;
     let what = format!("weft-ipam ADD, {AT_ONCE} at once");
-    table.compare(&what, &times, "as many /bin/true", &bare, "p99 at most 5 ms");
-    table.compare("…", &times, "as many VERSION calls", &idle, "");
-    table.state("… a second", &a_second(whole), "at least 1,000");
+    table.compare(&what, &times, "as many /bin/true", &bare);
+    table.compare(&what, &times, "as many VERSION calls", &idle);
+    table.state(&format!("{what}, calls a second"), "calls/s", a_second(whole));
     without_processes(setting, table)
 }
 
@@ -91,20 +92,15 @@ fn without_processes(setting: &Setting, table: &mut Table) -> Result<(), Failure
         let bytes = std::fs::read(holding(setting, &format!("threads{held}"), held)?)?;
         let (times, whole) = many(|name| call_here("ADD", name, &bytes))?;
         let (baseline, _) = many(|name| hold_and_write(&setting.scratch.join("baseline"), name))?;
-        table.compare(
-            &format!("… by {AT_ONCE} threads of one process{what}"),
-            &times,
-            "lock, write, sync alone",
-            &baseline,
-            "p99 at most 5 ms",
-        );
-        table.state("… a second", &a_second(whole), "at least 1,000");
+        let what = format!("weft-ipam ADD by {AT_ONCE} threads of one process{what}");
+        table.compare(&what, &times, "lock, write, sync alone", &baseline);
+        table.state(&format!("{what}, calls a second"), "calls/s", a_second(whole));
     }
     Ok(())
 }
 
-fn a_second(whole: Duration) -> String {
-    format!("{:.0}", (AT_ONCE * ROUNDS) as f64 / whole.as_secs_f64())
+fn a_second(whole: Duration) -> f64 {
+    ((AT_ONCE * ROUNDS) as f64 / whole.as_secs_f64()).round()
 }
 
 /// Calls the plugin in this process, as the meta-plugin does.
@@ -146,7 +142,8 @@ fn many(work: impl Fn(&str) -> Result<Duration, Failure> + Sync) -> Result<(Time
 
 /// Writes a configuration whose address store holds this many addresses; returns its path.
 fn holding(setting: &Setting, pool: &str, held: u64) -> Result<PathBuf, Failure> {
-    let directory = setting.scratch.join("pools");
+    // A directory for each: pools of one directory with the same range avoid the addresses of each other.
+    let directory = setting.scratch.join("pools").join(pool);
     let own = directory.join(pool);
     DirBuilder::new().recursive(true).mode(0o700).create(&own)?;
     let boot = std::fs::read_to_string(BOOT_ID)?;

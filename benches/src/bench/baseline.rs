@@ -9,8 +9,8 @@ use linux::link::create::{NewKind, NewLink, Peer, Queues};
 use linux::route::{Existing, Route};
 use linux::{Netns, Rtnl};
 
-use crate::Failure;
 use crate::call::{Container, SETTLING};
+use benches::Failure;
 
 const BRIDGE: &str = "baseline0";
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use linux::Netns;
 
-use crate::Failure;
+use benches::Failure;
 
 /// Pause in which the kernel removes a namespace, or completes work that follows from a new link. Its grace periods must
 /// not count for the next call.
@@ -18,13 +18,25 @@ pub(crate) const SETTLING: Duration = Duration::from_millis(100);
 pub(crate) struct Container {
     pub(crate) id: String,
     pub(crate) netns: String,
+    /// Pause after the removal.
+    settling: Duration,
 }
 
 impl Container {
     pub(crate) fn new(id: String) -> Result<Container, Failure> {
         let netns = format!("/run/netns/weft-bench-{}-{id}", std::process::id());
         Netns::create(Path::new(&netns))?;
-        Ok(Container { id, netns })
+        Ok(Container { id, netns, settling: SETTLING })
+    }
+
+    /// Creates many containers, which are removed without a pause after each.
+    pub(crate) fn many(prefix: &str, count: usize) -> Result<Vec<Container>, Failure> {
+        let one = |number| Container::new(format!("{prefix}{number}"));
+        let quick = |mut container: Container| {
+            container.settling = Duration::ZERO;
+            container
+        };
+        (0..count).map(|number| one(number).map(quick)).collect()
     }
 }
 
@@ -32,7 +44,7 @@ impl Drop for Container {
     fn drop(&mut self) {
         // Best effort: the next run uses other names.
         let _ = Netns::destroy(Path::new(&self.netns));
-        thread::sleep(SETTLING);
+        thread::sleep(self.settling);
     }
 }
 
@@ -49,30 +61,30 @@ pub(crate) struct Plugin<'a> {
 
 /// Calls the plugin; an error contains its output.
 pub(crate) fn call(verb: &str, plugin: Plugin<'_>, container: &Container) -> Result<Duration, Failure> {
-    call_in(verb, plugin, [&container.id, &container.netns], &plugin.config.with_extension("answer"))
+    call_in(verb, plugin, [&container.id, &container.netns, "eth0"], &plugin.config.with_extension("answer"))
 }
 
 /// Calls a plugin that does not use the container's namespace; concurrent calls are possible.
 pub(crate) fn call_for(verb: &str, plugin: Plugin<'_>, container: &str) -> Result<Duration, Failure> {
     let answer = plugin.config.with_extension(format!("{container}.answer"));
-    call_in(verb, plugin, [container, "/run/netns/none"], &answer)
+    call_in(verb, plugin, [container, "/run/netns/none", "eth0"], &answer)
 }
 
-/// Calls the plugin for a container in a namespace; the result is written to `answer`.
+/// Calls the plugin for a container, its namespace and its interface; the result is written to `answer`.
 pub(crate) fn call_in(
     verb: &str,
     plugin: Plugin<'_>,
-    target: [&str; 2],
+    target: [&str; 3],
     answer: &Path,
 ) -> Result<Duration, Failure> {
-    let (Plugin { directory, name, config }, [container, netns]) = (plugin, target);
+    let (Plugin { directory, name, config }, [container, netns, ifname]) = (plugin, target);
     let mut command = Command::new(directory.join(name));
     command
         .env_clear()
         .env("CNI_COMMAND", verb)
         .env("CNI_CONTAINERID", container)
         .env("CNI_NETNS", netns)
-        .env("CNI_IFNAME", "eth0")
+        .env("CNI_IFNAME", ifname)
         .env("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME=pod")
         .env("CNI_PATH", directory)
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::Setting;
 use crate::call::{Container, Plugin, at_once, call};
 use crate::cases::write;
-use crate::table::{Table, Times};
-use crate::{Failure, Setting};
+use benches::Failure;
+use benches::table::{Table, Times, milliseconds};
 
 /// Default limit of pods of a kubelet.
 const PODS: usize = 110;
@@ -37,18 +38,19 @@ struct Chain {
 pub(crate) fn concurrency(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let ours = run(&chains(setting, &setting.ours, "w")?)?;
     let peer = setting.peers.as_deref().map(|peers| run(&chains(setting, peers, "g")?)).transpose()?;
-    let what = |part: &str| format!("{PODS} pods at once, bridge + portmap + bandwidth: {part}");
-    let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
+    let all = "110 pods at once, until all are";
+    let (added, removed) = (milliseconds(ours.whole), milliseconds(ours.gone));
     match &peer {
         Some(peer) => {
-            table.compare(&what("ADD"), &ours.adds, "Go", &peer.adds, "no failure");
-            table.compare("… DEL, one by one", &ours.dels, "Go", &peer.dels, "at least 2x faster");
-            table.state("… all there", &format!("{}; Go: {}", seconds(ours.whole), seconds(peer.whole)), "");
-            table.state("… all gone", &format!("{}; Go: {}", seconds(ours.gone), seconds(peer.gone)), "");
+            let what = "110 pods at once, bridge + portmap + bandwidth";
+            table.compare(&format!("{what} ADD"), &ours.adds, "Go", &peer.adds);
+            table.compare(&format!("{what} DEL, one by one"), &ours.dels, "Go", &peer.dels);
+            table.contrast(&format!("{all} attached"), "ms", added, "Go", milliseconds(peer.whole));
+            table.contrast(&format!("{all} detached"), "ms", removed, "Go", milliseconds(peer.gone));
         }
         None => {
-            table.state(&what("all there"), &seconds(ours.whole), "no failure");
-            table.state("… all gone", &seconds(ours.gone), "");
+            table.state(&format!("{all} attached"), "ms", added);
+            table.state(&format!("{all} detached"), "ms", removed);
         }
     }
     Ok(())

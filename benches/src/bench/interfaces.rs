@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use crate::call::Container;
 use crate::cases::{Baseline, Comparison, compare_with_baseline};
-use crate::table::Table;
-use crate::{Failure, Setting, baseline};
+use crate::{Setting, baseline};
+use benches::Failure;
+use benches::table::Table;
 
 /// Parent of all links; `movew`, `moveg` and `movef` are moved by weft, the Go plugin and the baseline.
 const PARENT: &str = "parent0";
@@ -49,12 +50,12 @@ pub(crate) fn interfaces(setting: &Setting, table: &mut Table) -> Result<(), Fai
         let Comparison { ours, peer, baseline } =
             compare_with_baseline(setting, plugin, |tag| config(setting, plugin, tag), below)?;
         if let Some((there, back)) = baseline {
-            table.compare("host-device + host-local ADD", &ours.0, "kernel baseline", &there, "");
-            table.compare("host-device + host-local DEL", &ours.1, "kernel baseline", &back, "");
+            table.compare("host-device + host-local ADD", &ours.0, "kernel baseline", &there);
+            table.compare("host-device + host-local DEL", &ours.1, "kernel baseline", &back);
         }
         if let Some(peer) = &peer {
-            table.compare(&format!("{plugin} + host-local ADD"), &ours.0, "Go", &peer.0, "");
-            table.compare(&format!("{plugin} + host-local DEL"), &ours.1, "Go", &peer.1, "");
+            table.compare(&format!("{plugin} + host-local ADD"), &ours.0, "Go", &peer.0);
+            table.compare(&format!("{plugin} + host-local DEL"), &ours.1, "Go", &peer.1);
         }
     }
     Ok(())

@@ -8,9 +8,10 @@ use linux::Rtnl;
 use linux::link::create::{NewKind, NewLink};
 use serde_json::json;
 
+use crate::Setting;
 use crate::cases::{Comparison, compare};
-use crate::table::Table;
-use crate::{Failure, Setting};
+use benches::Failure;
+use benches::table::Table;
 
 /// Bridge of server and containers.
 const BRIDGE: &str = "weftdhcp";
@@ -62,13 +63,7 @@ pub(crate) fn leases(setting: &Setting, table: &mut Table) -> Result<(), Failure
             std::thread::sleep(Duration::from_millis(10));
         }
     }
-    let Setting { scratch, ours, peers, runs } = setting;
-    let few = Setting {
-        scratch: scratch.clone(),
-        ours: ours.clone(),
-        peers: peers.clone(),
-        runs: (*runs).min(RUNS_MAX),
-    };
+    let few = Setting { runs: setting.runs.min(RUNS_MAX), ..setting.clone() };
     let Comparison { ours, peer, .. } = compare(&few, "bridge", |tag| {
         json!({
             "cniVersion": "1.0.0", "name": format!("bench-dhcp-{tag}"), "type": "bridge", "bridge": BRIDGE,
@@ -76,8 +71,8 @@ pub(crate) fn leases(setting: &Setting, table: &mut Table) -> Result<(), Failure
         })
     })?;
     if let Some(peer) = &peer {
-        table.compare("bridge + dhcp ADD", &ours.0, "Go", &peer.0, "at least 4x faster");
-        table.compare("bridge + dhcp DEL", &ours.1, "Go", &peer.1, "");
+        table.compare("bridge + dhcp ADD", &ours.0, "Go", &peer.0);
+        table.compare("bridge + dhcp DEL", &ours.1, "Go", &peer.1);
     }
     Ok(())
 }

@@ -5,8 +5,10 @@
 //! - The kernel baseline is the same change through rtnetlink, without a process.
 //! - A result has minimum, median and 99th percentile; ratios are those of medians.
 //! - An unknown group is an error before anything is measured. If a group fails, the results of the others are printed.
+//! - A row that misses its goal is named, and the status is 3.
 //!
-//! Usage: `weft-bench SCRATCH WEFT_PLUGINS PEER_PLUGINS RUNS [GROUP...]`, inside a new network namespace (see `run`).
+//! Usage: `weft-bench SCRATCH WEFT_PLUGINS PEER_PLUGINS RUNS [GROUP...]`, inside a new network namespace (see `run`);
+//! `weft-bench report ROOT` writes the pages of the tree ROOT from its file of results.
 
 mod addresses;
 mod baseline;
@@ -14,23 +16,23 @@ mod call;
 mod cases;
 mod concurrency;
 mod entries;
+mod files;
 mod interfaces;
 mod leases;
-mod table;
+mod load;
+mod pods;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use table::Table;
-
-/// Error that ends a benchmark; it is printed.
-pub(crate) type Failure = Box<dyn std::error::Error>;
+use benches::table::{Table, finish};
+use benches::{Failure, MISSED, machine, report};
 
 /// Group of measurements.
 type Group = fn(&Setting, &mut Table) -> Result<(), Failure>;
 
 /// Groups of measurements, in the order in which they run.
-static GROUPS: [(&str, Group); 11] = [
+static GROUPS: [(&str, Group); 15] = [
     ("start", cases::start),
     ("plugins", cases::plugins),
     ("interfaces", interfaces::interfaces),
@@ -38,13 +40,22 @@ static GROUPS: [(&str, Group); 11] = [
     ("vrf", cases::vrf),
     ("leases", leases::leases),
     ("addresses", addresses::addresses),
-    ("pods", cases::pods),
+    ("pods", pods::pods),
+    ("disk", files::disk),
+    ("cold", files::cold),
     ("concurrency", concurrency::concurrency),
+    ("sustained", load::sustained),
+    ("full", load::full),
     ("entries", entries::entries),
-    ("size", cases::size),
+    ("size", pods::size),
 ];
 
+/// Numbers of pods in a row, and of pods at a time, unless the variables `PODS` and `AT_ONCE` tell others.
+const PODS: &str = "320 1000";
+const AT_ONCE: &str = "8";
+
 /// Parameters of a benchmark.
+#[derive(Clone)]
 pub(crate) struct Setting {
     /// Directory for configurations, addresses and journals.
     pub(crate) scratch: PathBuf,
@@ -54,11 +65,26 @@ pub(crate) struct Setting {
     pub(crate) peers: Option<PathBuf>,
     /// Number of calls of each kind.
     pub(crate) runs: usize,
+    /// Numbers of pods in a row.
+    pub(crate) pods: Vec<usize>,
+    /// Number of pods at a time.
+    pub(crate) at_once: usize,
+}
+
+impl Setting {
+    /// Whether the peer's plugin for host ports has a backend for nftables: it contains the name of that table.
+    pub(crate) fn peer_has_nftables(&self) -> Result<bool, Failure> {
+        let Some(peers) = &self.peers else { return Ok(false) };
+        let program = std::fs::read(peers.join("portmap"))?;
+        let table = b"cni_hostport";
+        Ok(program.windows(table.len()).any(|window| window == table))
+    }
 }
 
 fn main() -> ExitCode {
     match run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::from(MISSED),
         Err(failure) => {
             eprintln!("weft-bench: {failure}");
             ExitCode::FAILURE
@@ -66,18 +92,27 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<(), Failure> {
+/// Returns whether a row misses its goal.
+fn run() -> Result<bool, Failure> {
     let words: Vec<String> = std::env::args().skip(1).collect();
+    if let [report, root] = words.as_slice()
+        && report == "report"
+    {
+        return report::write(Path::new(root)).map(|()| false);
+    }
     let (words, only) = words.split_at(words.len().min(4));
     let [scratch, ours, peers, runs] = words else {
         return Err("usage: weft-bench SCRATCH WEFT_PLUGINS PEER_PLUGINS RUNS [GROUP...]".into());
     };
+    let variable = |name: &str, usual: &str| std::env::var(name).unwrap_or_else(|_| usual.to_owned());
     let peers = PathBuf::from(peers);
     let setting = Setting {
         scratch: scratch.into(),
         ours: ours.into(),
         peers: peers.join("bridge").is_file().then_some(peers),
         runs: runs.parse()?,
+        pods: variable("PODS", PODS).split_whitespace().map(str::parse).collect::<Result<_, _>>()?,
+        at_once: variable("AT_ONCE", AT_ONCE).parse()?,
     };
     if setting.peers.is_none() {
         eprintln!(
@@ -85,13 +120,15 @@ fn run() -> Result<(), Failure> {
         );
     }
     let groups: Vec<&(&str, Group)> = selected(only)?;
+    let peers = setting.peers.as_ref().map_or_else(|| "nothing".to_owned(), |_| machine::go_plugins());
+    let run = machine::run("plugins and pods", "benches/run", &peers, &setting.scratch);
     let mut table = Table::default();
     let mut failures = Vec::new();
     for (name, group) in groups {
         failures.extend(group(&setting, &mut table).err().map(|failure| format!("{name}: {failure}")));
     }
-    table.print();
-    if failures.is_empty() { Ok(()) } else { Err(failures.join("; ").into()) }
+    let missed = finish(&table, run)?;
+    if failures.is_empty() { Ok(missed) } else { Err(failures.join("; ").into()) }
 }
 
 /// Returns the groups with these names, or all.

@@ -11,7 +11,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rig::agent::{NODE, configuration};
-use rig::cluster::bridge;
 use rig::multus::{CACHE_DIRECTORY, DAEMON, Form};
 use rig::{Agent, Multus, peers};
 use serde_json::Value;
@@ -49,12 +48,11 @@ struct Figures {
 }
 
 /// Returns the candidates that are installed, and prints the missing ones.
-pub(crate) fn candidates(agent: &Agent) -> Vec<Candidate> {
-    let home = bridge("home", 10);
+pub(crate) fn candidates(agent: &Agent, home: &Value) -> Vec<Candidate> {
     let weft = Candidate {
         name: "weft",
         plugin: "weft".to_owned(),
-        configuration: configuration(&home),
+        configuration: configuration(home),
         service: Some("agent"),
         failures: AtomicUsize::new(0),
     };
@@ -75,7 +73,7 @@ pub(crate) fn candidates(agent: &Agent) -> Vec<Candidate> {
         all.push(Candidate {
             name: form.name(),
             plugin: multus.program(form.plugin()),
-            configuration: multus.configuration(form, &home),
+            configuration: multus.configuration(form, home),
             service: (form == Form::Thick).then_some(DAEMON),
             failures: AtomicUsize::new(0),
         });
@@ -90,11 +88,20 @@ impl Candidate {
         call
     }
 
-    fn add(&self, agent: &Agent, subject: &Subject) -> Duration {
-        self.until_success(|| self.call(agent, subject).add(&self.configuration))
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
     }
 
-    fn del(&self, agent: &Agent, subject: &Subject) -> Duration {
+    /// Whether it is weft, which writes a status after the call.
+    pub(crate) fn is_weft(&self) -> bool {
+        self.service == Some("agent")
+    }
+
+    pub(crate) fn add(&self, agent: &Agent, subject: &Subject) -> Duration {
+        self.until_success(|| self.call(agent, subject).call("ADD", self.configuration.to_string()))
+    }
+
+    pub(crate) fn del(&self, agent: &Agent, subject: &Subject) -> Duration {
         self.until_success(|| self.call(agent, subject).del(&self.configuration))
     }
 

@@ -1,0 +1,122 @@
+//! Nodes under load: many pods in a row, and pods beside hundreds of others.
+//!
+//! - Pods in a row are attached by a fixed number of threads and all stay until the last one is attached.
+//! - A full node holds sandboxes of the program that is measured; each program is measured on its own node.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use benches::Failure;
+use benches::table::{Table, Times, milliseconds};
+
+use crate::Setting;
+use crate::call::{Container, at_once};
+use crate::pods::{PodCaller, callers, in_turns, named};
+
+/// Numbers of pods at a time for the plot, and number of pods of each measurement.
+const PARALLEL: [usize; 6] = [1, 2, 4, 8, 16, 32];
+const PODS_OF_PLOT: usize = 96;
+/// Numbers of pods on a full node; the first and the last one are compared.
+const HELD: [usize; 4] = [20, 100, 250, 500];
+/// Number of threads that fill a node.
+const FILLING: usize = 4;
+/// Limit of calls beside each number of pods.
+const RUNS_MAX: usize = 25;
+
+/// Times pods in a row, as many at a time as the setting tells.
+pub(crate) fn sustained(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    for &count in &setting.pods {
+        let containers = Container::many("row", count)?;
+        for networks in [1, 3] {
+            let (ours, theirs) = callers(setting, networks)?;
+            let ours = in_a_row(&ours, &containers, setting.at_once)?;
+            let theirs = theirs.map(|caller| in_a_row(&caller, &containers, setting.at_once)).transpose()?;
+            let plural = if networks == 1 { "" } else { "s" };
+            let what = format!("{count} pods, {networks} network{plural} more");
+            for (place, part) in ["in a row", "removed in a row"].into_iter().enumerate() {
+                let what = format!("{what}, {part}");
+                match &theirs {
+                    Some(theirs) => table.contrast(&what, "pods/s", ours[place], "Go", theirs[place]),
+                    None => table.state(&what, "pods/s", ours[place]),
+                }
+            }
+        }
+    }
+    let containers = Container::many("plot", PODS_OF_PLOT)?;
+    let (ours, theirs) = callers(setting, 1)?;
+    for parallel in PARALLEL {
+        for (line, caller) in [("weft", Some(&ours)), ("Go plugins", theirs.as_ref())] {
+            let Some(caller) = caller else { continue };
+            let [rate, _] = in_a_row(caller, &containers, parallel)?;
+            table.point("parallel", line, parallel, rate);
+        }
+    }
+    Ok(())
+}
+
+/// Attaches and detaches all pods, some at a time; returns both rates in pods a second.
+fn in_a_row(caller: &PodCaller, containers: &[Container], parallel: usize) -> Result<[f64; 2], Failure> {
+    let rate = |verb: fn(&PodCaller, &Container) -> Result<std::time::Duration, Failure>| {
+        let next = AtomicUsize::new(0);
+        let threads: Vec<usize> = (0..parallel).collect();
+        let (_, whole) = at_once(&threads, |_| {
+            while let Some(container) = containers.get(next.fetch_add(1, Ordering::Relaxed)) {
+                verb(caller, container)?;
+            }
+            Ok(())
+        })?;
+        Ok::<f64, Failure>((containers.len() as f64 / whole.as_secs_f64() * 10.0).round() / 10.0)
+    };
+    Ok([rate(PodCaller::add)?, rate(PodCaller::del)?])
+}
+
+/// Times ADD and DEL of a pod on nodes that hold others.
+pub(crate) fn full(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    let (ours, theirs) = callers(setting, 3)?;
+    let containers = Container::many("held", HELD[HELD.len() - 1])?;
+    let ours = filling(setting, "weft", &ours, &containers, table)?;
+    let theirs =
+        theirs.map(|caller| filling(setting, "Go plugins", &caller, &containers, table)).transpose()?;
+    let ([few, .., many], what) = (ours.as_slice(), named(3)) else {
+        return Err("no pod was timed".into());
+    };
+    for (place, verb) in ["ADD", "DEL"].into_iter().enumerate() {
+        let what = format!("{what} {verb}, 500 pods on the node");
+        table.compare(&what, &many[place], "20 pods", &few[place]);
+        if let Some(theirs) = theirs.as_ref().and_then(|all| all.last()) {
+            table.compare(&what, &many[place], "Go", &theirs[place]);
+        }
+    }
+    Ok(())
+}
+
+/// Fills a node step by step, times a pod at each, and empties the node.
+fn filling(
+    setting: &Setting,
+    line: &str,
+    caller: &PodCaller,
+    containers: &[Container],
+    table: &mut Table,
+) -> Result<Vec<[Times; 2]>, Failure> {
+    let mut steps = Vec::new();
+    let mut filled = 0;
+    for held in HELD {
+        each(&containers[filled..held], |container| caller.add(container))?;
+        filled = held;
+        let mut times = in_turns(&[caller], &format!("beside{held}"), setting.runs.min(RUNS_MAX))?;
+        let times = times.pop().ok_or("no pod was timed")?;
+        table.point("held", line, held, milliseconds(times[0].median()));
+        steps.push(times);
+    }
+    each(containers, |container| caller.del(container))?;
+    Ok(steps)
+}
+
+/// Runs `work` for all containers, some at a time.
+fn each<T: Send>(
+    containers: &[Container],
+    work: impl Fn(&Container) -> Result<T, Failure> + Sync,
+) -> Result<(), Failure> {
+    let parts: Vec<&[Container]> = containers.chunks(containers.len().div_ceil(FILLING).max(1)).collect();
+    let all = |part: &&[Container]| part.iter().try_for_each(|container| work(container).map(drop));
+    at_once(&parts, all).map(drop)
+}

@@ -1,0 +1,67 @@
+//! Description of the machine and of the compared programs, without the name of the host.
+//!
+//! Source: proc(5), `/proc/cpuinfo`, `/proc/PID/mountinfo`.
+
+use std::fs;
+use std::path::Path;
+
+use crate::results::Run;
+
+/// Returns the head of a run. `command` is the bench as a user starts it, if the variable `COMMAND` names none.
+#[must_use]
+pub fn run(bench: &str, command: &str, peers: &str, scratch: &Path) -> Run {
+    Run {
+        bench: bench.to_owned(),
+        command: std::env::var("COMMAND").unwrap_or_else(|_| command.to_owned()),
+        weft: env!("CARGO_PKG_VERSION").to_owned(),
+        peers: peers.to_owned(),
+        machine: description(scratch),
+        load: load(),
+    }
+}
+
+/// Returns the load of the last minute.
+#[must_use]
+pub fn load() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().unwrap_or("unknown").to_owned()
+}
+
+fn description(scratch: &Path) -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let model = model.map_or("unknown processor", |(_, model)| model.trim());
+    let cores = info.lines().filter(|line| line.starts_with("processor")).count();
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let disk = scratch.join("disk");
+    let files = match disk.is_dir() {
+        true => format!("{}, on the disk {}", filesystem(scratch), filesystem(&disk)),
+        false => filesystem(scratch),
+    };
+    format!("{model}, {cores} cores, Linux {}, files in {files}", kernel.trim())
+}
+
+/// Returns the type of the file system that contains a path.
+#[must_use]
+pub fn filesystem(path: &Path) -> String {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    // A later mount at the same place hides an earlier one.
+    let mut found = (0, "unknown");
+    for line in mounts.lines() {
+        let Some((before, after)) = line.split_once(" - ") else { continue };
+        let place = Path::new(before.split_whitespace().nth(4).unwrap_or_default());
+        let depth = place.components().count();
+        if path.starts_with(place) && depth >= found.0 {
+            found = (depth, after.split_whitespace().next().unwrap_or_default());
+        }
+    }
+    found.1.to_owned()
+}
+
+/// Returns the name of the Go plugins, with the version that the variable `PEERS_VERSION` names: most builds of them have none.
+#[must_use]
+pub fn go_plugins() -> String {
+    let version = std::env::var("PEERS_VERSION").unwrap_or_default();
+    format!("Go plugins {version}").trim_end().to_owned()
+}
