@@ -165,6 +165,34 @@ fn transfer_of_any_address_waits_for_a_stopped_agent() {
 }
 
 #[test]
+fn transfer_refused_by_full_nodes_ends_with_the_first_free_address() {
+    let nodes = nodes!(3);
+    let pod = nodes.machine.pod("a");
+    pool(&nodes, "10.85.0.0/28", 3);
+    let ipam = json!({ "range": "10.85.0.0/28", "quarantine": 0 });
+    let conf = |node| network(node, &ipam);
+    let mut held = BTreeSet::new();
+    for at in 0..14 {
+        held.extend(allocated(nodes.attachment(&pod, &format!("c{at}")).add(&conf(at / 7))));
+    }
+    assert_eq!(held.len(), 14);
+    for _ in 0..2 {
+        let full = nodes.attachment(&pod, "full").add(&conf(2));
+        let words = ["no address is free: the range has 14", "2 other nodes have none", "worker-0, worker-1"];
+        assert_refused("full", &full, 11, &words);
+    }
+    // The node that refused gives the address up before it is asked again.
+    nodes.attachment(&pod, "c3").del(&conf(0)).success();
+    until("the address is given up", || {
+        let is_reserved =
+            |block: &Value| block["spec"]["reservedAddresses"].as_array().is_some_and(|all| !all.is_empty());
+        nodes.blocks_of(0).iter().any(is_reserved).then_some(())
+    });
+    let ip = allocated(nodes.attachment(&pod, "full").add(&conf(2)));
+    assert!(held.contains(&ip[0]), "{ip:?}");
+}
+
+#[test]
 fn released_address_is_returned_when_the_agent_starts() {
     let nodes = nodes!(2);
     let pod = nodes.machine.pod("a");

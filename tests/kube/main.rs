@@ -25,5 +25,6 @@ mod services;
 mod services_leader_election;
 mod throttling;
 mod traces;
+mod virtual_machines;
 mod whereabouts;
 mod whereabouts_import;

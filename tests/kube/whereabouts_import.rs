@@ -4,9 +4,13 @@
 //!   IPPool in kube-system, openshift-multus ─► weft import whereabouts ─► IPBlock, kept for pod and interface
 //! ```
 
-use rig::addresses::{Nodes, define_whereabouts, name, weft};
-use rig::nodes;
+use rig::addresses::{
+    Nodes, allocated, define_whereabouts, last_byte, name, network, start_controllers, weft,
+};
+use rig::machine::until;
+use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
+use testkit::{Attachment, Pod};
 
 /// Group of the objects of whereabouts.
 const GROUP: &str = "whereabouts.cni.cncf.io";
@@ -92,4 +96,124 @@ fn import_whereabouts_reads_all_namespaces_and_names_conflicts() {
     let after = weft(&nodes, &["import", "whereabouts", "--verify"]);
     assert_eq!(after.code, Some(1), "{after}");
     assert!(line(&after.stdout, "10.71.0.1").ends_with("two pods have it: blue/a, blue/late"), "{after}");
+}
+
+/// Creates a pod of a node; returns its uid.
+fn plain_pod(nodes: &Nodes, pod: &str, node: usize) -> String {
+    let object = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": pod, "namespace": "blue" },
+        "spec": { "nodeName": name(node), "containers": [{ "name": "c", "image": "none" }] } });
+    nodes.kube.apply(&object.to_string());
+    nodes.kube.json(["pod", "-n", "blue", pod])["metadata"]["uid"].as_str().expect("a uid").to_owned()
+}
+
+/// Sandbox of a pod, in a container of its own.
+fn sandbox<'a>(nodes: &'a Nodes, namespace: &Pod, pod: &str, uid: &str, container: &str) -> Attachment<'a> {
+    let mut attachment = nodes.attachment(namespace, container);
+    attachment.args = format!(
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=blue;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID={container};K8S_POD_UID={uid}"
+    );
+    attachment
+}
+
+#[test]
+fn import_whereabouts_gives_addresses_back_to_their_pods() {
+    let nodes = nodes!(2);
+    start_controllers(&nodes, &[("controller", 9600)]);
+    prepare(&nodes, "10.72.0.0/29");
+    let namespace = nodes.machine.pod("a");
+    let entry = |pod: &str| json!({ "id": pod, "podref": format!("blue/{pod}"), "ifname": "eth0" });
+    let pods = ["web-0", "web-1", "web-2", "web-3", "web-4"];
+    let uids: Vec<String> = pods.iter().enumerate().map(|(at, pod)| plain_pod(&nodes, pod, at % 2)).collect();
+    let allocations: serde_json::Map<String, Value> =
+        pods.iter().enumerate().map(|(at, pod)| ((at + 2).to_string(), entry(pod))).collect();
+    pool(&nodes, "kube-system", "10.72.0.0/29", &Value::Object(allocations));
+    weft(&nodes, &["import", "whereabouts", "--apply"]).success();
+    let conf = |node| {
+        let mut conf = network(node, &json!({ "range": "10.72.0.0/29", "quarantine": 0 }));
+        conf["ipam"]["type"] = json!("whereabouts");
+        conf
+    };
+    // A pod without an imported address gets the only free one; a further one gets none.
+    assert_eq!(allocated(nodes.attachment(&namespace, "new").add(&conf(0))), ["10.72.0.1"]);
+    assert_refused("full", &nodes.attachment(&namespace, "late").add(&conf(1)), 11, &["no address is free"]);
+
+    // The sandbox of each pod is created again, on its node, twice.
+    for round in 0..2 {
+        for (at, (pod, uid)) in pods.iter().zip(&uids).enumerate() {
+            let container = format!("{pod}-{round}");
+            let ip = allocated(sandbox(&nodes, &namespace, pod, uid, &container).add(&conf(at % 2)));
+            assert_eq!(ip, [format!("10.72.0.{}", at + 2)], "{pod}");
+            if round == 0 {
+                sandbox(&nodes, &namespace, pod, uid, &container).del(&conf(at % 2)).success();
+            }
+        }
+    }
+    // A pod of the same name on the other node.
+    sandbox(&nodes, &namespace, "web-0", &uids[0], "web-0-1").del(&conf(0)).success();
+    nodes.kube.kubectl(["delete", "pod", "-n", "blue", "web-0", "--force", "--grace-period=0"]);
+    let moved = plain_pod(&nodes, "web-0", 1);
+    assert_eq!(allocated(sandbox(&nodes, &namespace, "web-0", &moved, "moved").add(&conf(1))), ["10.72.0.2"]);
+    sandbox(&nodes, &namespace, "web-0", &moved, "moved").del(&conf(1)).success();
+    assert_eq!(allocated(sandbox(&nodes, &namespace, "web-0", &moved, "again").add(&conf(1))), ["10.72.0.2"]);
+
+    // The address of a pod that is deleted for good returns to the pool.
+    sandbox(&nodes, &namespace, "web-1", &uids[1], "web-1-1").del(&conf(1)).success();
+    nodes.kube.kubectl(["delete", "pod", "-n", "blue", "web-1", "--force", "--grace-period=0"]);
+    let late = || (nodes.attachment(&namespace, "late").add(&conf(0)).code == Some(0)).then_some(());
+    nodes.machine.wait("controller", "releases the address", late);
+    nodes.attachment(&namespace, "late").check(&conf(0)).success();
+    // Without imported addresses, no store is marked, so no ADD asks for them.
+    for pod in ["web-0", "web-2", "web-3", "web-4"] {
+        nodes.kube.kubectl(["delete", "pod", "-n", "blue", pod, "--force", "--grace-period=0"]);
+    }
+    for (node, pod, container) in
+        [(1, "web-0", "again"), (0, "web-2", "web-2-1"), (1, "web-3", "web-3-1"), (0, "web-4", "web-4-1")]
+    {
+        sandbox(&nodes, &namespace, pod, "", container).del(&conf(node)).success();
+    }
+    let marks = || -> Vec<String> {
+        let found = nodes.machine.attempt(["find", "/var/lib/weft", "-name", "imported"]).stdout;
+        found.lines().map(str::to_owned).collect()
+    };
+    assert_eq!(marks().len(), 2);
+    until("the agents remove the marks", || marks().is_empty().then_some(()));
+}
+
+#[test]
+fn import_whereabouts_marks_a_pool_that_is_in_use() {
+    let nodes = nodes!(2);
+    prepare(&nodes, "10.73.0.0/24");
+    let namespace = nodes.machine.pod("a");
+    let conf = |node| network(node, &json!({ "range": "10.73.0.0/24", "quarantine": 0 }));
+    let first = allocated(nodes.attachment(&namespace, "first").add(&conf(0)))[0].clone();
+    // An address outside of the block of the first node.
+    let host = last_byte(&first) ^ 128;
+    let (old, uid) = (format!("10.73.0.{host}"), plain_pod(&nodes, "old", 0));
+    pool(
+        &nodes,
+        "kube-system",
+        "10.73.0.0/24",
+        &json!({ host.to_string(): { "id": "c", "podref": "blue/old" } }),
+    );
+    weft(&nodes, &["import", "whereabouts", "--apply"]).success();
+    nodes.machine.wait("agent-0", "marks the store", || {
+        let mark = "/var/lib/weft/ipam-0/10.73.0.0-24/imported";
+        (nodes.machine.attempt(["test", "-e", mark]).code == Some(0)).then_some(())
+    });
+    assert_eq!(allocated(sandbox(&nodes, &namespace, "old", &uid, "again").add(&conf(0))), [old.as_str()]);
+    // Other pods get addresses of the block as before.
+    let other = allocated(nodes.attachment(&namespace, "second").add(&conf(0)))[0].clone();
+    assert_eq!(last_byte(&other) & 128, last_byte(&first) & 128);
+    // Without the agent, the pool is known to have imported addresses.
+    nodes.stop(0, "KILL");
+    assert_refused(
+        "no agent",
+        &nodes.attachment(&namespace, "third").add(&conf(0)),
+        11,
+        &["pool 10.73.0.0-24"],
+    );
+    nodes.start(0);
+    nodes.machine.wait("agent-0", "answers", || {
+        (nodes.attachment(&namespace, "third").add(&conf(0)).code == Some(0)).then_some(())
+    });
 }

@@ -507,7 +507,6 @@ fn weft_ipam_bad_options_are_refused_and_change_nothing() {
     let cases: &[(Value, &[&str])] = &[
         (json!({}), &["ipam.range: missing"]),
         (json!({ "range": "10.1.2.0" }), &["ipam.range", "\"10.1.2.0\"", "CIDR"]),
-        (json!({ "range": "10.1.2.0/31" }), &["ipam.range", "10.1.2.0/31", "too small"]),
         (
             json!({ "range": "10.1.2.0/24", "range_start": "10.1.3.1" }),
             &["ipam.range_start", "10.1.3.1", "not in subnet"],
@@ -732,6 +731,34 @@ fn weft_ipam_ipv6_ranges_of_any_size_work() {
         let ip = add(&host, &pod, &range.replace([':', '/'], "-"), &config(&json!({ "range": range })));
         assert_eq!(ip.parse::<IpAddr>().unwrap(), first.parse::<IpAddr>().unwrap(), "{range}");
     }
+}
+
+#[test]
+fn weft_ipam_range_of_one_or_two_addresses_has_no_network_address() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    for (name, part) in [("weft-ipam", 10), ("whereabouts", 11)] {
+        for (range, all) in [
+            (format!("10.{part}.0.7/32"), vec![format!("10.{part}.0.7")]),
+            (format!("10.{part}.0.8/31"), vec![format!("10.{part}.0.8"), format!("10.{part}.0.9")]),
+            (format!("fd00:{part}::7/128"), vec![format!("fd00:{part}::7")]),
+            (format!("fd00:{part}::8/127"), vec![format!("fd00:{part}::8"), format!("fd00:{part}::9")]),
+        ] {
+            let mut conf = config(&json!({ "range": range, "quarantine": 0 }));
+            conf["ipam"]["type"] = json!(name);
+            let ids: Vec<String> =
+                (0..all.len()).map(|at| format!("{name}{}{at}", all[0].replace([':', '.'], ""))).collect();
+            let mut got: Vec<String> = ids.iter().map(|id| add(&host, &pod, id, &conf)).collect();
+            got.sort();
+            assert_eq!(got, all, "{range}");
+            assert_refused(&range, &container(&host, &pod, "full").add(&conf), 11, &["no address is free"]);
+            container(&host, &pod, &ids[0]).del(&conf).success();
+            assert!(all.contains(&add(&host, &pod, "again", &conf)));
+            container(&host, &pod, "again").del(&conf).success();
+        }
+    }
+    let with_gateway = config(&json!({ "range": "10.12.0.8/31", "gateway": "10.12.0.8" }));
+    assert_eq!(add(&host, &pod, "c1", &with_gateway), "10.12.0.9");
 }
 
 /// If a file cannot be opened, for example that of the boot id, no held address is freed.

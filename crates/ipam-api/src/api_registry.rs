@@ -4,20 +4,22 @@
 //! are read in pages.
 
 use std::collections::BTreeSet;
-use std::future::Future;
+use std::future::{Future, pending};
 use std::time::Duration;
 
-use ipam::registry::PoolState;
-use ipam::{AllocationError, Holder, IpBlock, PoolLayout, Registry, RegistryError};
+use ipam::registry::{PoolState, end_each};
+use ipam::{AllocationError, Holder, IpBlock, PoolLayout, Registry, RegistryError, TransferRequest};
 use ipnet::IpNet;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
 use serde_json::json;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::ip_objects::{
     BlockObject, CLAIM_LABEL, LayoutState, NODE_LABEL, POOL_LABEL, PoolObject, TRANSFER_LABEL, WITHIN_LABEL,
-    block_name, kind_of, label, name_of, record_of, written_request,
+    block_name, label, name_of, record_of, written_request,
 };
 use crate::pool_lookup::Pool;
 use kube_support::api_error;
@@ -28,12 +30,12 @@ use kube_support::resources::PodObject;
 const REQUEST_MAX: Duration = Duration::from_secs(5);
 /// Number of objects in a page.
 const PAGE: u32 = 1000;
-/// Number of checks whether another node has transferred an address: 3.3 s in all, because the client's address store is
+/// Number of checks whether another node has transferred an address: 3.5 s in all, because the client's address store is
 /// locked meanwhile.
-pub const TRANSFER_CHECKS: u32 = 8;
-/// Shortest pause between two checks.
-const CHECK_MIN: Duration = Duration::from_millis(20);
-/// Longest pause between two checks.
+pub const TRANSFER_CHECKS: u32 = 6;
+/// Longest wait for a change before the first check.
+const CHECK_MIN: Duration = Duration::from_millis(100);
+/// Longest wait for a change before any check.
 const CHECK_MAX: Duration = Duration::from_secs(1);
 
 /// Registry of one pool's blocks.
@@ -205,17 +207,19 @@ impl Registry for ApiRegistry {
     }
 
     async fn replace_requests(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {
-        // The whole object is written as it was read, with the liveness probe of its status.
-        let found = self.request(self.blocks.get_opt(&block_name(&self.pool, object.net))).await?;
-        let is_same = |found: &BlockObject| {
-            found.metadata.uid.as_deref() == Some(&object.uid)
-                && found.metadata.resource_version.as_deref() == Some(&object.version)
+        // A patch leaves the rest as it is, with the liveness probe in the status.
+        let requests: Vec<_> = object.holder.transfer_requests.iter().map(written_request).collect();
+        let metadata = json!({ "uid": object.uid, "resourceVersion": object.version });
+        let patch = Patch::Merge(json!({ "metadata": metadata, "spec": { "transferRequests": requests } }));
+        let name = block_name(&self.pool, object.net);
+        let patched = async {
+            match self.blocks.patch(&name, &PatchParams::default(), &patch).await {
+                // A deleted object has changed, too.
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+                other => other.map(Some),
+            }
         };
-        let mut written = found.filter(is_same).ok_or(RegistryError::Conflict)?;
-        written.spec.transfer_requests =
-            object.holder.transfer_requests.iter().map(written_request).collect();
-        written.types = kind_of::<BlockObject>();
-        self.put(object.net, &written).await
+        self.read_object(&self.request(patched).await?.ok_or(RegistryError::Conflict)?)
     }
 
     async fn delete(&self, object: &IpBlock) -> Result<(), RegistryError> {
@@ -287,8 +291,41 @@ impl Registry for ApiRegistry {
     }
 
     async fn wait_for_transfer(&self, check: u32) {
-        sleep(CHECK_MAX.min(CHECK_MIN * 2_u32.saturating_pow(check))).await;
+        sleep(longest_wait(check)).await;
     }
+
+    async fn wait_for_answer(&self, check: u32, nets: Vec<IpNet>, node: &str) {
+        let mut watches = JoinSet::new();
+        for net in nets {
+            let (blocks, name, node) = (self.blocks.clone(), block_name(&self.pool, net), node.to_owned());
+            self.requests.inc();
+            watches.spawn(async move {
+                let is_answered =
+                    |block: Option<&BlockObject>| block.is_none_or(|block| block.answers(&node));
+                await_condition(blocks, &name, is_answered).await.map(drop)
+            });
+        }
+        let answered = async {
+            // A watch that fails is no answer.
+            while let Some(ended) = watches.join_next().await {
+                if matches!(ended, Ok(Ok(()))) {
+                    return;
+                }
+            }
+            pending::<()>().await;
+        };
+        let _ = timeout(longest_wait(check), answered).await;
+    }
+
+    async fn end_requests(&self, requests: Vec<(IpNet, TransferRequest)>) {
+        let registry = self.clone();
+        tokio::spawn(async move { end_each(&registry, requests).await });
+    }
+}
+
+/// Returns the longest wait before a check whether another node has transferred an address.
+fn longest_wait(check: u32) -> Duration {
+    CHECK_MAX.min(CHECK_MIN * 2_u32.saturating_pow(check))
 }
 
 /// Returns the excluded parts that have addresses of a network. Another pool may have them.

@@ -137,6 +137,7 @@ impl ClusterSnapshot {
             let apart = if pools.len() > 1 { network } else { "" };
             if let Some(other) = seen.insert((ip, pools, apart), pod)
                 && other.uid != pod.uid
+                && !lessor.is_some_and(|lessor| lessor.is_shared && other.namespace == pod.namespace)
             {
                 let why =
                     format!("{ip} of {network} is also an address of {}/{}", other.namespace, other.name);
@@ -324,6 +325,21 @@ mod tests {
         assert!(finding.object == "pod /b" && finding.why.contains("10.0.0.200"), "{finding:?}");
         // All addresses of the layout count as used, but not as free.
         assert_eq!(reduced.used_of("p").len(), 2);
+    }
+
+    #[test]
+    fn finding_doubled_is_not_reported_during_a_live_migration() {
+        let pods = [("source", "10.0.0.9"), ("target", "10.0.0.9")];
+        let mut migrated = snapshot(&[("10.0.0.9/32", "n1", &[])], &pods);
+        for (claim, findings) in
+            [("vm//fedora/n/net1", 0), ("claim//fedora.n", 0), ("pod//fedora/n/net1", 1), ("", 1)]
+        {
+            migrated.blocks[0].spec.claim = claim.into();
+            assert_eq!(whats(&migrated), vec!["doubled"; findings], "{claim:?}");
+        }
+        migrated.blocks[0].spec.claim = "vm//fedora/n/net1".into();
+        migrated.pods.get_mut(&(String::new(), "target".to_owned())).unwrap().namespace = "other".into();
+        assert_eq!(whats(&migrated), ["doubled"], "a pod of another namespace");
     }
 
     #[test]

@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha512};
 use thiserror::Error;
 
+use crate::imported_claim::ImportedClaim;
 use kube_support::custom_resources::{
     IPBlock, IPBlockSpec, IPBlockStatus, IPBlockTransferRequest, IPPool, IPPoolSpec, IPPoolStatus,
     LayoutPhase, RecordedLayout,
@@ -31,7 +32,7 @@ use kube_support::resource;
 
 /// Label of an IPBlock: its pool.
 pub const POOL_LABEL: &str = "weft.dev/pool";
-/// Label of an IPBlock: the node that leases it.
+/// Label of an IPBlock: the node that leases it; of an imported address that no node leases: the node of its pod.
 pub const NODE_LABEL: &str = "weft.dev/node";
 /// Label of a single address: the block that contains it.
 pub const WITHIN_LABEL: &str = "weft.dev/within";
@@ -39,6 +40,9 @@ pub const WITHIN_LABEL: &str = "weft.dev/within";
 pub const CLAIM_LABEL: &str = "weft.dev/claim";
 /// Label of a single address: the node that is asked to transfer it.
 pub const TRANSFER_LABEL: &str = "weft.dev/transfer-requested-from";
+
+/// Label of an imported address: its pod. Label of a pool: it has imported addresses.
+pub const IMPORTED_LABEL: &str = "weft.dev/imported";
 
 /// Finalizer of an object that a node leases or a claim keeps: a manual deletion waits until it is free.
 const IN_USE: &str = "weft.dev/in-use";
@@ -131,6 +135,11 @@ pub fn block_name(pool: &str, net: IpNet) -> String {
     format!("{pool}.{}", name_of(net))
 }
 
+/// Returns namespace and name of a pod as the value of a label.
+pub(crate) fn label_of_pod(namespace: &str, pod: &str) -> String {
+    label(&format!("{namespace}/{pod}"))
+}
+
 /// Returns a string as the value of a label.
 pub fn label(text: &str) -> String {
     let word = |byte: u8| byte.is_ascii_alphanumeric();
@@ -160,6 +169,12 @@ impl BlockObject {
         }
         if !claim.is_empty() {
             labels.insert(CLAIM_LABEL.to_owned(), label(&claim));
+        }
+        if let Some(imported) = ImportedClaim::parse(&claim) {
+            labels.insert(IMPORTED_LABEL.to_owned(), label_of_pod(&imported.namespace, &imported.pod));
+            if node.is_empty() && !imported.node.is_empty() {
+                labels.insert(NODE_LABEL.to_owned(), label(&imported.node));
+            }
         }
         if !transfer_requested_from.is_empty() {
             labels.insert(TRANSFER_LABEL.to_owned(), label(&transfer_requested_from));
@@ -206,6 +221,13 @@ impl BlockObject {
     /// Whether the object is being deleted and waits for its finalizer.
     pub fn is_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Whether the object has no transfer request of a node, or a refusal.
+    pub(crate) fn answers(&self, node: &str) -> bool {
+        let IPBlockSpec { transfer_requests, transfer_requested_from, transfer_refused_by, .. } = &self.spec;
+        let is_waiting = !transfer_requested_from.is_empty() && transfer_refused_by.is_empty();
+        !is_waiting && !transfer_requests.iter().any(|request| request.node == node)
     }
 
     /// Returns the object with its finalizer, if it is in use and the finalizer was removed manually. `None` for an object

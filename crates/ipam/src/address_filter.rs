@@ -4,7 +4,8 @@
 //! filters on one pool; addresses are unique in the pool.
 //!
 //! - The network address of a subnet and the broadcast address of an IPv4 subnet are never admitted, even if the range
-//!   names them. The network address of an IPv6 subnet is the anycast address of its routers (RFC 4291, 2.6.1).
+//!   names them. The network address of an IPv6 subnet is the anycast address of its routers (RFC 4291, 2.6.1). A subnet
+//!   of one or two addresses has neither (RFC 3021, RFC 6164).
 //! - Excluded networks are sorted and disjoint, so that a lookup takes logarithmic time.
 
 use std::net::IpAddr;
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::ip_block::AddressSpan;
 use crate::number::number;
 use crate::pool_layout::PoolLayout;
-use crate::range::{Range, RangeError};
+use crate::range::{Range, RangeError, hosts};
 
 /// Addresses that a network may allocate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,7 +44,7 @@ impl TryFrom<FilterFields> for AddressFilter {
 
     fn try_from(fields: FilterFields) -> Result<AddressFilter, RangeError> {
         let FilterFields { subnet, first, last, gateway, exclude } = fields;
-        let range = Range::between(subnet, Some(first), Some(last))?;
+        let range = Range::of_any_size(subnet, Some(first), Some(last))?;
         let range = match gateway {
             Some(gateway) => range.with_gateway(gateway)?,
             None => range,
@@ -81,10 +82,8 @@ impl AddressFilter {
     /// Numbers of the first and last address of a host in the range.
     fn bounds(&self) -> (u128, u128) {
         let (first, last) = self.range.bounds();
-        let subnet = self.range.subnet();
-        let broadcast = number(subnet.broadcast());
-        let highest = if subnet.addr().is_ipv4() { broadcast - 1 } else { broadcast };
-        (first.max(number(subnet.network()) + 1), last.min(highest))
+        let (lowest, highest) = hosts(self.range.subnet());
+        (first.max(lowest), last.min(highest))
     }
 
     /// Excluded network that contains an address.
@@ -289,6 +288,25 @@ mod tests {
             assert!(!filter.admits(ip.parse().unwrap()), "{ip}");
         }
         assert_eq!(whole.blocks(&PoolLayout::new("10.0.0.0/30".parse().unwrap(), 2), 1).count(), 1);
+    }
+
+    #[test]
+    fn address_filter_admits_every_address_of_a_tiny_subnet() {
+        for (subnet, count) in
+            [("10.0.0.7/32", 1), ("10.0.0.6/31", 2), ("fd00::7/128", 1), ("fd00::6/127", 2)]
+        {
+            let net: IpNet = subnet.parse().unwrap();
+            let filter = AddressFilter::new(Range::of_any_size(net, None, None).unwrap(), &[]);
+            assert_eq!((filter.count(), filter.addresses(net).count()), (count, count as usize), "{subnet}");
+            assert!(filter.admits(net.network()) && filter.admits(net.broadcast()));
+            for bits in [0, 8] {
+                let layout = PoolLayout::new(net, bits);
+                let blocks: u128 = filter.blocks(&layout, 1).map(crate::pool_layout::address_count).sum();
+                assert_eq!(blocks, count, "{subnet}");
+            }
+            let text = serde_json::to_string(&filter).unwrap();
+            assert_eq!(serde_json::from_str::<AddressFilter>(&text).unwrap(), filter);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Allocation error: the reason why an address or a block was not allocated.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -7,6 +8,9 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::registry::RegistryError;
+
+/// Largest number of nodes that an error names.
+const NODES_MAX: usize = 8;
 
 /// Reason why nothing was allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +20,17 @@ pub enum AllocationError {
     Exhausted,
     /// Every free address is in quarantine, at least until this time in milliseconds since 1970.
     Quarantined(u64),
+    /// Every address of the network's range is in use, also on the nodes that were asked.
+    NoneElsewhere {
+        /// Number of addresses that the network may allocate.
+        window: u64,
+        /// Nodes that have no free address; at most [`NODES_MAX`].
+        full: Vec<String>,
+        /// Number of such nodes.
+        full_count: usize,
+        /// Nodes that have not answered yet; at most [`NODES_MAX`].
+        silent: Vec<String>,
+    },
     /// The requested address belongs to another node or claim.
     Held {
         /// The address, or the block that contains it.
@@ -55,6 +70,21 @@ pub enum AllocationError {
 }
 
 impl AllocationError {
+    /// Returns the error for a network of `window` addresses, if all of these nodes were asked in vain.
+    pub(crate) fn none_elsewhere(
+        window: u128,
+        full: &BTreeSet<String>,
+        silent: &BTreeSet<String>,
+    ) -> AllocationError {
+        let some = |nodes: &BTreeSet<String>| nodes.iter().take(NODES_MAX).cloned().collect();
+        AllocationError::NoneElsewhere {
+            window: u64::try_from(window).unwrap_or(u64::MAX),
+            full: some(full),
+            full_count: full.len(),
+            silent: some(silent),
+        }
+    }
+
     /// Whether another node may have a free address although none is known to be free.
     pub(crate) fn may_be_free_elsewhere(&self) -> bool {
         matches!(
@@ -79,6 +109,17 @@ impl fmt::Display for AllocationError {
             AllocationError::Exhausted => f.write_str("no address is free"),
             AllocationError::Quarantined(_) => {
                 f.write_str("no address is free; recently released addresses are in quarantine")
+            }
+            AllocationError::NoneElsewhere { window, full, full_count, silent } => {
+                write!(f, "no address is free: the range has {window}; all are held, kept or reserved")?;
+                if !full.is_empty() {
+                    write!(f, "; {full_count} other nodes have none: {}", full.join(", "))?;
+                    f.write_str(if full.len() < *full_count { ", …" } else { "" })?;
+                }
+                match silent.is_empty() {
+                    true => Ok(()),
+                    false => write!(f, "; not answered: {}", silent.join(", ")),
+                }
             }
             AllocationError::Held { net, node } if node.is_empty() => write!(f, "{net} is kept by a claim"),
             AllocationError::Held { net, node } => write!(f, "{net} is leased by node {node}"),

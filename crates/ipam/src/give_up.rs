@@ -19,6 +19,7 @@ use crate::block_lease::BlockState;
 use crate::clock::Clock;
 use crate::ip_block::{IpBlock, TransferRequest};
 use crate::reclaim::release_lease;
+pub use crate::registry::end_request;
 use crate::registry::{Registry, RegistryError};
 
 /// One in this many of a block's free addresses is given up at a time, so that the next requests find one at once.
@@ -77,6 +78,9 @@ pub struct ReturnMessage {
     pub quarantine: u64,
     /// Leases that were returned to the cluster, which the store removes.
     pub returned: Vec<String>,
+    /// Whether the pool has addresses that were imported for a pod.
+    #[serde(default)]
+    pub has_imported: bool,
 }
 
 /// Outcome of a request for any address.
@@ -300,34 +304,6 @@ pub async fn complete_give_up<R: Registry>(
     };
     end_request(registry, asked, request).await?;
     Ok(outcome)
-}
-
-/// Removes a request from an object, if it is still there.
-///
-/// # Errors
-/// Error of the registry.
-pub async fn end_request<R: Registry>(
-    registry: &R,
-    asked: &IpBlock,
-    request: &TransferRequest,
-) -> Result<(), RegistryError> {
-    let mut object = asked.clone();
-    loop {
-        let before = object.holder.transfer_requests.len();
-        object.holder.transfer_requests.retain(|other| other != request);
-        if object.holder.transfer_requests.len() == before {
-            return Ok(());
-        }
-        match registry.replace_requests(&object).await {
-            Ok(_) => return Ok(()),
-            Err(RegistryError::Conflict) => {}
-            Err(error) => return Err(error),
-        }
-        match registry.read(asked.net).await? {
-            Some(current) => object = current,
-            None => return Ok(()),
-        }
-    }
 }
 
 #[cfg(test)]

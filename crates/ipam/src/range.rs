@@ -1,6 +1,6 @@
 //! Address range: the addresses of one subnet that may be allocated, from a first to a last one.
 //!
-//! - The subnet is a network address with at least two hosts; both ends lie inside it, in order.
+//! - The subnet is a network address; both ends lie inside it, in order.
 //! - The gateway has the same family and is never allocated; it need not lie inside the subnet.
 //!
 //! Source of the defaults: containernetworking/plugins `plugins/ipam/host-local` README.
@@ -55,13 +55,26 @@ impl Range {
     /// The subnet has fewer than two hosts or host bits set, an end lies outside, or the ends are out of order.
     pub fn between(subnet: IpNet, first: Option<IpAddr>, last: Option<IpAddr>) -> Result<Range, RangeError> {
         let family = Family::of(subnet.addr());
+        if has_hosts_only(subnet) {
+            let reason = format!("too small to allocate addresses from: at most /{}", family.bits() - 2);
+            return Err(RangeError { part: RangePart::Subnet, value: subnet.to_string(), reason });
+        }
+        Range::of_any_size(subnet, first, last)
+    }
+
+    /// Returns the same for a subnet of any size. Every address of a subnet of one or two addresses is that of a host
+    /// (RFC 3021, RFC 6164).
+    ///
+    /// # Errors
+    /// The subnet has host bits set, an end lies outside, or the ends are out of order.
+    pub fn of_any_size(
+        subnet: IpNet,
+        first: Option<IpAddr>,
+        last: Option<IpAddr>,
+    ) -> Result<Range, RangeError> {
         let refuse = |part, value: &dyn fmt::Display, reason: String| {
             Err(RangeError { part, value: value.to_string(), reason })
         };
-        if subnet.prefix_len() > family.bits() - 2 {
-            let reason = format!("too small to allocate addresses from: at most /{}", family.bits() - 2);
-            return refuse(RangePart::Subnet, &subnet, reason);
-        }
         if subnet.addr() != subnet.network() {
             return refuse(
                 RangePart::Subnet,
@@ -74,11 +87,11 @@ impl Range {
         if let Some((part, end)) = explicit.clone().find(|(_, end)| !subnet.contains(end)) {
             return refuse(part, &end, format!("not in subnet {subnet}"));
         }
-        let broadcast = number(subnet.broadcast());
+        let (lowest, highest) = hosts(subnet);
         let range = Range {
             subnet,
-            first: first.map_or(number(subnet.network()) + 1, number),
-            last: last.map_or(if family == Family::V4 { broadcast - 1 } else { broadcast }, number),
+            first: first.map_or(lowest, number),
+            last: last.map_or(highest, number),
             gateway: None,
         };
         match explicit.next_back() {
@@ -110,9 +123,10 @@ impl Range {
         self.subnet
     }
 
-    /// Address after the network address: the usual gateway.
-    pub fn first_host(&self) -> IpAddr {
-        self.family().address(number(self.subnet.network()) + 1)
+    /// Address after the network address: the usual gateway. None in a subnet of one or two addresses.
+    pub fn usual_gateway(&self) -> Option<IpAddr> {
+        let is_usual = !has_hosts_only(self.subnet);
+        is_usual.then(|| self.family().address(number(self.subnet.network()) + 1))
     }
 
     /// First address.
@@ -141,6 +155,21 @@ impl Range {
 
     pub(crate) fn bounds(&self) -> (u128, u128) {
         (self.first, self.last)
+    }
+}
+
+/// Whether a subnet has neither a network nor a broadcast address: it has one or two addresses.
+pub(crate) fn has_hosts_only(subnet: IpNet) -> bool {
+    subnet.prefix_len() > subnet.max_prefix_len() - 2
+}
+
+/// Numbers of the first and last address of a host in a subnet.
+pub(crate) fn hosts(subnet: IpNet) -> (u128, u128) {
+    let (network, broadcast) = (number(subnet.network()), number(subnet.broadcast()));
+    match (has_hosts_only(subnet), Family::of(subnet.addr())) {
+        (true, _) => (network, broadcast),
+        (false, Family::V4) => (network + 1, broadcast - 1),
+        (false, Family::V6) => (network + 1, broadcast),
     }
 }
 
@@ -180,8 +209,23 @@ mod tests {
             assert_eq!(range(subnet, "", "").unwrap().to_string(), expected);
         }
         let all = range("10.1.2.0/24", "10.1.2.0", "10.1.2.255").unwrap();
-        assert_eq!(all.first_host().to_string(), "10.1.2.1");
+        assert_eq!(all.usual_gateway(), "10.1.2.1".parse().ok());
         assert_eq!(all.to_string(), "10.1.2.0-10.1.2.255", "explicit ends are used as given");
+    }
+
+    #[test]
+    fn range_of_one_or_two_addresses_has_hosts_only() {
+        for (subnet, expected) in [
+            ("10.1.2.7/32", "10.1.2.7-10.1.2.7"),
+            ("10.1.2.6/31", "10.1.2.6-10.1.2.7"),
+            ("fd00::7/128", "fd00::7-fd00::7"),
+            ("fd00::6/127", "fd00::6-fd00::7"),
+            ("10.1.2.4/30", "10.1.2.5-10.1.2.6"),
+        ] {
+            let range = Range::of_any_size(subnet.parse().unwrap(), None, None).unwrap();
+            assert_eq!(range.to_string(), expected);
+            assert_eq!(range.usual_gateway().is_some(), subnet.ends_with("/30"), "{subnet}");
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::ip_block::{Holder, IpBlock};
+use crate::ip_block::{Holder, IpBlock, TransferRequest};
 use crate::pool_layout::{PoolLayout, is_single_address};
 
 /// Error of a registry request.
@@ -94,6 +94,57 @@ pub trait Registry: Sync {
 
     /// Waits before the check number `check` whether a request of a transfer was answered; later checks wait longer.
     fn wait_for_transfer(&self, check: u32) -> impl Future<Output = ()> + Send;
+
+    /// Waits like [`Registry::wait_for_transfer`], or until one of the objects in `nets` seems to have an answer for `node`.
+    fn wait_for_answer(&self, check: u32, _nets: Vec<IpNet>, _node: &str) -> impl Future<Output = ()> + Send {
+        self.wait_for_transfer(check)
+    }
+
+    /// Removes requests from the objects, if they are still there. May return before it is done; a failure is ignored,
+    /// because a request expires.
+    fn end_requests(&self, requests: Vec<(IpNet, TransferRequest)>) -> impl Future<Output = ()> + Send
+    where
+        Self: Sized,
+    {
+        async move { end_each(self, requests).await }
+    }
+}
+
+/// Removes a request from an object, if it is still there.
+///
+/// # Errors
+/// Error of the registry.
+pub async fn end_request<R: Registry>(
+    registry: &R,
+    asked: &IpBlock,
+    request: &TransferRequest,
+) -> Result<(), RegistryError> {
+    let mut object = asked.clone();
+    loop {
+        let before = object.holder.transfer_requests.len();
+        object.holder.transfer_requests.retain(|other| other != request);
+        if object.holder.transfer_requests.len() == before {
+            return Ok(());
+        }
+        match registry.replace_requests(&object).await {
+            Ok(_) => return Ok(()),
+            Err(RegistryError::Conflict) => {}
+            Err(error) => return Err(error),
+        }
+        match registry.read(asked.net).await? {
+            Some(current) => object = current,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Removes requests from the objects one after the other. A failure is ignored.
+pub async fn end_each<R: Registry>(registry: &R, requests: Vec<(IpNet, TransferRequest)>) {
+    for (net, request) in requests {
+        if let Ok(Some(object)) = registry.read(net).await {
+            let _ = end_request(registry, &object, &request).await;
+        }
+    }
 }
 
 /// Creates an object, if its name is free. For a single address the pool records it first, because a node that leases

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::Resource;
-use npwg::metadata::{Definition, Pod, SpecConfig};
+use npwg::metadata::{Definition, Pod, PodController, SpecConfig};
 use npwg::policy::Labels;
 use serde::Deserialize;
 use serde_json::Value;
@@ -181,6 +181,8 @@ impl Reduced for PodObject {
         let runs = phase == "Running" && metadata.deletion_timestamp.is_none();
         let mirrored = metadata.annotations.as_ref().and_then(|annotations| annotations.get(MIRROR)).cloned();
         let uid = mirrored.or(metadata.uid);
+        let owners = metadata.owner_references.unwrap_or_default();
+        let controller = owners.into_iter().find(|owner| owner.controller == Some(true));
         Pod {
             namespace: metadata.namespace.unwrap_or_default(),
             name: metadata.name.unwrap_or_default(),
@@ -190,6 +192,12 @@ impl Reduced for PodObject {
             host_network,
             service_account_name,
             node_name,
+            controller: controller.map(|owner| PodController {
+                api_version: owner.api_version,
+                kind: owner.kind,
+                name: owner.name,
+                uid: owner.uid,
+            }),
             resource_claims: claims(
                 resource_claims,
                 &resource_claim_statuses,

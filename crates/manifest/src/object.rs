@@ -260,6 +260,7 @@ impl Object<'_> {
             service_account_name: self.text(&self.at(&["spec", "serviceAccountName"])),
             node_name: self.text(&self.at(&["spec", "nodeName"])),
             // These are known only when the pod runs.
+            controller: None,
             resource_claims: Vec::new(),
             addresses: Vec::new(),
             described_by_runtime: false,

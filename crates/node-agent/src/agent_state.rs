@@ -157,7 +157,9 @@ impl RequestHandler for AgentState {
     }
 
     async fn allocate_blocks(&self, request: &AllocateRequest, probe: &ClientProbe<'_>) -> AllocateResponse {
-        self.block_provider.allocate(request, probe, &self.metrics).await
+        let pod = self.planner.pods.find(&pod_key(&request.pod));
+        let pod = pod.as_deref().filter(|pod| request.pod.uid.is_empty() || request.pod.uid == pod.uid);
+        self.block_provider.allocate(request, probe, pod, &self.metrics).await
     }
 
     fn due_tasks(&self) -> Vec<Task> {

@@ -16,6 +16,9 @@
 //! - A store outside of the agent's `--address-stores` (`ipam.dataDir`) has a name of its own. Two networks of one pool
 //!   with different directories have two stores, independent of each other.
 
+mod imported;
+mod refused;
+
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -25,17 +28,20 @@ use std::time::{Duration, Instant};
 
 use ipam::{
     AddressFilter, AllocationError, AllocationKind, BlockAllocator, BlockInfo, BlockLease, BlockState, Clock,
-    Holder, IpBlock, LeaseRequest, LeaseResponse, RegistryError, RequestContext, TransferRequest,
+    Holder, IpBlock, LeaseRequest, LeaseResponse, PoolLayout, RegistryError, RequestContext, TransferRequest,
     release_lease,
 };
 use kube::api::ListParams;
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
+use npwg::metadata::Pod;
 use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
 use tokio::sync::watch::Sender;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use self::imported::ImportedPools;
+use self::refused::{AGAIN, Refusal, RefusedNodes};
 use ipam_api::api_registry::{ApiRegistry, TRANSFER_CHECKS, of_node};
 use ipam_api::clock::now;
 use ipam_api::ip_claim::Claim;
@@ -44,6 +50,7 @@ use ipam_api::owned_block::OwnedBlock;
 use ipam_api::pool_lookup;
 use ipam_api::pool_lookup::{Pool, Unusable};
 use ipam_api::store_name::{name_in_directory, other_directory};
+use ipam_api::virtual_machine::{MachineClaim, MachineError};
 use kube_support::cache::{Cache, follow};
 use kube_support::lookup::ASK_MAX;
 use node_support::client_probe::{ClientProbe, Unconfirmed};
@@ -76,6 +83,9 @@ pub(crate) struct BlockProvider {
     store_dir: PathBuf,
     own: Arc<Cache<Option<OwnedBlock>>>,
     own_followed: Once,
+    imported: ImportedPools,
+    /// Requests of other nodes that this node refused.
+    pub(crate) refused: RefusedNodes,
     /// Whether this node has ever requested addresses.
     is_used: Sender<bool>,
     prefetched: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<PrefetchedBlocks>>>>,
@@ -101,6 +111,9 @@ enum ServeError {
         /// Message of the error.
         reason: String,
     },
+    /// The pod does not run the virtual machine whose address it needs.
+    #[error(transparent)]
+    VirtualMachine(#[from] MachineError),
     /// The network may not allocate the address of the IPAMClaim.
     #[error("{claim}: status.ips: {address}: the network does not allocate this address")]
     AllocateClaimed {
@@ -133,6 +146,8 @@ impl ServeError {
 struct PrefetchedBlocks {
     pool: Option<(Instant, Pool)>,
     ready: Vec<(Instant, IpBlock)>,
+    /// Last request that every other node refused.
+    refusal: Option<Refusal>,
 }
 
 impl BlockProvider {
@@ -144,17 +159,20 @@ impl BlockProvider {
             store_dir: store_dir.to_owned(),
             own: Arc::new(Cache::new("ipblocks")),
             own_followed: Once::new(),
+            imported: ImportedPools::default(),
+            refused: RefusedNodes::default(),
             is_used: Sender::new(false),
             prefetched: Mutex::default(),
             quarantines: Mutex::default(),
         }
     }
 
-    /// Answers a request of an address store.
+    /// Answers a request of an address store. `pod` is the pod of the request, if the agent knows it.
     pub(crate) async fn allocate(
         &self,
         request: &AllocateRequest,
         probe: &ClientProbe<'_>,
+        pod: Option<&Pod>,
         metrics: &Metrics,
     ) -> AllocateResponse {
         self.is_used.send_replace(true);
@@ -165,10 +183,17 @@ impl BlockProvider {
             name_in_directory(&request.store, &request.directory)
         };
         let request = &AllocateRequest { store, ..request.clone() };
+        if request.operation == Operation::FindImported {
+            return self.find_imported(request, pod, metrics).await;
+        }
+        if request.operation == Operation::Freed {
+            self.refused.note_free(&request.store);
+            return AllocateResponse::default();
+        }
         self.note_quarantine(request);
         let prefetched = self.prefetched_of(&request.store);
         let mut prefetched = prefetched.lock().await;
-        let answered = self.try_allocate((request, probe), &mut prefetched, metrics).await;
+        let answered = self.try_allocate((request, probe, pod), &mut prefetched, metrics).await;
         let outcome = match &answered {
             Ok(response) if response.error.is_some() => "refused",
             Ok(_) => "allocated",
@@ -314,10 +339,14 @@ impl BlockProvider {
 
     async fn try_allocate(
         &self,
-        (request, probe): (&AllocateRequest, &ClientProbe<'_>),
+        (request, probe, pod): (&AllocateRequest, &ClientProbe<'_>, Option<&Pod>),
         prefetched: &mut PrefetchedBlocks,
         metrics: &Metrics,
     ) -> Result<LeaseResponse, ServeError> {
+        if let Some(claim) = MachineClaim::parse(&request.claim).filter(|_| request.operation.needs_address())
+        {
+            claim.verify(&self.client, request, pod).await?;
+        }
         let pool = self.pool(request, prefetched).await?;
         let filter = filter(request, &pool);
         let registry = ApiRegistry::new(
@@ -326,24 +355,14 @@ impl BlockProvider {
             (request.pod.namespace.clone(), request.pod.name.clone()),
             metrics.address_requests.clone(),
         );
-        let allocator = BlockAllocator {
-            registry: &registry,
-            layout: pool.grid,
-            filter: &filter,
-            holder: Holder {
-                node: self.node.clone(),
-                store: request.store.clone(),
-                owner: request.owner.clone(),
-                claim: request.claim.clone(),
-                ..Holder::default()
-            },
-            shares_claim: request.shares_claim,
-            clock: Clock { now: now(), quarantine: request.quarantine },
-            seed: self.seed(request),
-            transfer_checks: TRANSFER_CHECKS,
-        };
+        // The address that a claim keeps may have to be transferred.
+        let is_any = request.operation == Operation::Allocate(AllocationKind::Any);
+        let known_refusal = prefetched.refusal.clone().filter(|refusal| is_any && refusal.covers(request));
+        let transfer_checks = if known_refusal.is_some() { 0 } else { TRANSFER_CHECKS };
+        let allocator = self.allocator(request, &registry, pool.grid, &filter, transfer_checks);
         let response = match request.operation {
             Operation::Prefetch => self.prefetch(&allocator, &request.blocks, prefetched).await,
+            Operation::FindImported | Operation::Freed => Ok(LeaseResponse::default()),
             Operation::CheckCapacity => {
                 let error = allocator.check_capacity(&request.blocks).await.err();
                 Ok(LeaseResponse { error, ..LeaseResponse::default() })
@@ -355,17 +374,95 @@ impl BlockProvider {
                 allocator.return_blocks(&ask, &mut response).await;
                 Ok(response)
             }
-            Operation::Allocate(
-                kind @ (AllocationKind::ForClaim(_) | AllocationKind::AddressForClaim(_)),
-            ) => self.serve_claim(&allocator, &pool.name, (request, probe), kind, prefetched).await,
             Operation::Allocate(kind) => {
-                self.serve(&allocator, &pool.name, (request, probe), (kind, kind), prefetched).await
+                self.lease_or_refuse(
+                    &allocator,
+                    &pool.name,
+                    (request, probe),
+                    kind,
+                    (prefetched, known_refusal),
+                )
+                .await
             }
         }?;
         if response.error == Some(AllocationError::PoolChanged) {
             prefetched.pool = None;
         }
         Ok(reserve_excluded(response, &pool.exclude))
+    }
+
+    fn allocator<'a>(
+        &self,
+        request: &AllocateRequest,
+        registry: &'a ApiRegistry,
+        layout: PoolLayout,
+        filter: &'a AddressFilter,
+        transfer_checks: u32,
+    ) -> BlockAllocator<'a, ApiRegistry> {
+        BlockAllocator {
+            registry,
+            layout,
+            filter,
+            holder: Holder {
+                node: self.node.clone(),
+                store: request.store.clone(),
+                owner: request.owner.clone(),
+                claim: request.claim.clone(),
+                ..Holder::default()
+            },
+            shares_claim: request.shares_claim,
+            clock: Clock { now: now(), quarantine: request.quarantine },
+            seed: self.seed(request),
+            transfer_checks,
+        }
+    }
+
+    /// Leases an address. If every other node refused the same request a moment ago, none is asked again: a node that has a
+    /// free address since makes it known.
+    async fn lease_or_refuse(
+        &self,
+        allocator: &BlockAllocator<'_, ApiRegistry>,
+        pool: &str,
+        call: (&AllocateRequest, &ClientProbe<'_>),
+        kind: AllocationKind,
+        (prefetched, known_refusal): (&mut PrefetchedBlocks, Option<Refusal>),
+    ) -> Result<LeaseResponse, ServeError> {
+        let mut response = self.lease_once(allocator, pool, call, kind, prefetched).await?;
+        if let Some(refusal) = known_refusal {
+            // A caller with a quarantine asks again without it.
+            if is_exhausted(&response) && refusal.is_last_of(call.0) {
+                sleep(AGAIN).await;
+                response = self.lease_once(allocator, pool, call, kind, prefetched).await?;
+            }
+            if is_exhausted(&response) {
+                response.error = Some(refusal.error);
+                return Ok(response);
+            }
+        }
+        prefetched.refusal = match &response.error {
+            Some(error @ AllocationError::NoneElsewhere { .. }) => {
+                Some(Refusal::after(prefetched.refusal.take(), call.0, error.clone()))
+            }
+            Some(_) => prefetched.refusal.take(),
+            None => None,
+        };
+        Ok(response)
+    }
+
+    async fn lease_once(
+        &self,
+        allocator: &BlockAllocator<'_, ApiRegistry>,
+        pool: &str,
+        call: (&AllocateRequest, &ClientProbe<'_>),
+        kind: AllocationKind,
+        prefetched: &mut PrefetchedBlocks,
+    ) -> Result<LeaseResponse, ServeError> {
+        match kind {
+            AllocationKind::ForClaim(_) | AllocationKind::AddressForClaim(_) => {
+                self.serve_claim(allocator, pool, call, kind, prefetched).await
+            }
+            _ => self.serve(allocator, pool, call, (kind, kind), prefetched).await,
+        }
     }
 
     /// Returns the pool. A request that leases for a waiting client reads it, so that a changed or recreated pool is
@@ -523,7 +620,11 @@ impl BlockProvider {
             // An address of a block can be kept, too, if no single address is available.
             (
                 AllocationKind::ForClaim(None),
-                Some(AllocationError::Exhausted | AllocationError::Quarantined(_)),
+                Some(
+                    AllocationError::Exhausted
+                    | AllocationError::Quarantined(_)
+                    | AllocationError::NoneElsewhere { .. },
+                ),
             ) => AllocationKind::Any,
             (wanted, _) => wanted,
         };
@@ -560,6 +661,13 @@ impl BlockProvider {
         let own = own.filter(|owned| owned.pool == pool && owned.object.holder.node == self.node);
         own.map(|owned| owned.object).filter(|object| object.holder.store == store).collect()
     }
+}
+
+/// Whether a response has no address because none is free.
+fn is_exhausted(response: &LeaseResponse) -> bool {
+    let is_refusal =
+        matches!(response.error, Some(AllocationError::Exhausted | AllocationError::Quarantined(_)));
+    is_refusal && response.leases.is_empty() && response.confirmed.is_empty()
 }
 
 /// Returns prefetched blocks that were not used in time.

@@ -21,7 +21,7 @@ use ipam::give_up::{self, ReturnMessage};
 use ipam::{AddressStore, BlockInfo, BlockState, Clock, IDLE, IpBlock, RegistryError, release_lease};
 use ipnet::IpNet;
 use kube::{Api, Client};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::agent_state::AgentState;
@@ -79,8 +79,10 @@ pub(crate) async fn follow(client: Client, node: String, store_dir: PathBuf, age
     agent.block_provider.wait_until_used().await;
     let own = agent.block_provider.own_blocks();
     own.synced().await;
+    let mut imported = agent.block_provider.imported_changes();
     let idle = IdleBlocks { client, store_dir, node, agent };
     loop {
+        imported.mark_unchanged();
         match address_store::all(&idle.store_dir) {
             Ok(stores) => {
                 for (store, _) in stores {
@@ -91,7 +93,7 @@ pub(crate) async fn follow(client: Client, node: String, store_dir: PathBuf, age
             }
             Err(error) => warn!(%error, "failed to list the address stores"),
         }
-        sleep(EVERY).await;
+        let _ = timeout(EVERY, imported.changed()).await;
     }
 }
 
@@ -109,15 +111,18 @@ impl IdleBlocks {
         let reserved: Vec<OwnedBlock> =
             objects.iter().filter(|owned| has_unpublished(&addresses, owned)).cloned().collect();
         let has_work = has_work(addresses, &objects, Clock { now: now(), quarantine });
+        let pool = objects.first().map_or(store, |owned| owned.pool.as_str());
+        let is_marked = address_store::is_marked_imported(&path);
+        let has_imported = self.agent.block_provider.has_imported(pool).unwrap_or(is_marked);
         for owned in reserved {
             self.publish_reservations(&path, &owned).await?;
         }
-        if !has_work {
+        if !has_work && has_imported == is_marked {
             return Ok(());
         }
-        let pool = objects.first().map_or(store, |owned| owned.pool.as_str());
         let Some(registry) = self.registry(pool).await? else { return Ok(()) };
-        let blocks = self.change(store, ReturnMessage { quarantine, returned: Vec::new() }).await?;
+        let blocks =
+            self.change(store, ReturnMessage { quarantine, returned: Vec::new(), has_imported }).await?;
         let mut returned = Vec::new();
         for block in blocks.iter().filter(|block| block.state == BlockState::Returning) {
             let BlockInfo { net, lease, released_at, .. } = block;
@@ -132,7 +137,7 @@ impl IdleBlocks {
             info!(pool, block = %object.net, "returned block that no address store contains");
         }
         if !returned.is_empty() {
-            self.change(store, ReturnMessage { quarantine, returned }).await?;
+            self.change(store, ReturnMessage { quarantine, returned, has_imported }).await?;
         }
         Ok(())
     }

@@ -61,10 +61,19 @@ pub(crate) async fn follow(client: Client, node: String, store_dir: PathBuf, age
     let handler = TransferHandler { client, node, store_dir, agent };
     let own = handler.agent.block_provider.own_blocks();
     let (mut changes, mut own_changes) = (requested.changes(), own.changes());
+    let mut freed = handler.agent.block_provider.refused.changes();
     loop {
         changes.mark_unchanged();
         own_changes.mark_unchanged();
+        freed.mark_unchanged();
         let mut again = false;
+        // Another node needed an address, and one is free now.
+        for refused in handler.agent.block_provider.refused.take_due() {
+            if handler.give_up(&own, &refused.asked, &refused.request).await {
+                handler.agent.block_provider.refused.try_again(refused);
+                again = true;
+            }
+        }
         for owned in own.all() {
             let Some(owned) = owned.as_ref().as_ref() else { continue };
             if let Some(request) = give_up::next_request(&owned.object, now()) {
@@ -81,6 +90,7 @@ pub(crate) async fn follow(client: Client, node: String, store_dir: PathBuf, age
             tokio::select! {
                 changed = changes.changed() => changed,
                 changed = own_changes.changed() => changed,
+                changed = freed.changed() => changed,
             }
         };
         let _ = timeout(if again { RETRY } else { IDLE }, changed).await;
@@ -141,7 +151,7 @@ impl TransferHandler {
             Ok(GiveUpOutcome::GivenUp) => {
                 info!(pool, node, "gave up free addresses to another node");
             }
-            Ok(GiveUpOutcome::Refused) => {}
+            Ok(GiveUpOutcome::Refused) => self.agent.block_provider.refused.remember(asked, request),
             // The change of the object is about to be seen.
             Ok(GiveUpOutcome::Pending) => return true,
             Err(error) => {

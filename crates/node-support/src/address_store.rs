@@ -74,6 +74,11 @@ pub enum ReadError {
     },
 }
 
+/// Whether the store in a directory is marked as one of a pool with imported addresses.
+pub fn is_marked_imported(store: &Path) -> bool {
+    store.join("imported").exists()
+}
+
 /// Returns name and path of each address store below a directory; none if the directory does not exist.
 ///
 /// # Errors

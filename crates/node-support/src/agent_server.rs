@@ -315,7 +315,7 @@ impl<H: RequestHandler> Exchanges<H> {
             () = gone, if !request.operation.outlives_client() => return Ok(()),
             allocated = allocated => allocated.ok().flatten(),
         };
-        if request.operation == Operation::Prefetch {
+        if matches!(request.operation, Operation::Prefetch | Operation::Freed) {
             return Ok(());
         }
         let late = || AllocateResponse::unavailable("agent: no answer in time");

@@ -42,6 +42,8 @@ pub struct Pod {
     pub service_account_name: String,
     /// `spec.nodeName`.
     pub node_name: String,
+    /// Controller that created the pod, by its owner reference; none in manifest files.
+    pub controller: Option<PodController>,
     /// Names of its ResourceClaims in the order of `spec`; empty in manifest files, where they are unknown.
     pub resource_claims: Vec<String>,
     /// `status.podIPs` while the pod runs; empty before, afterwards and in manifest files.
@@ -49,6 +51,31 @@ pub struct Pod {
     /// Whether only the container runtime describes the pod, by its name and annotations; all else is unknown.
     #[serde(rename = "hearsay")]
     pub described_by_runtime: bool,
+}
+
+/// Owner reference of a pod with `controller: true`. Every user that may create pods in the namespace can write any
+/// reference.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodController {
+    /// API version of the owner.
+    pub api_version: String,
+    /// Kind of the owner.
+    pub kind: String,
+    /// Name of the owner, in the namespace of the pod.
+    pub name: String,
+    /// Uid of the owner.
+    pub uid: String,
+}
+
+/// Field of `args.cni` with the name of the virtual machine that the pod runs, for IPAM plugins of weft.
+pub const VIRTUAL_MACHINE: &str = "weft.dev/virtual-machine";
+
+impl PodController {
+    /// Whether the owner is a running virtual machine of KubeVirt.
+    pub fn is_virtual_machine(&self) -> bool {
+        self.kind == "VirtualMachineInstance" && self.api_version.starts_with("kubevirt.io/")
+    }
 }
 
 /// A NetworkAttachmentDefinition.

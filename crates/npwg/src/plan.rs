@@ -15,6 +15,7 @@ mod networks;
 mod received;
 mod route;
 mod transport;
+mod virtual_machine;
 
 use std::collections::BTreeMap;
 

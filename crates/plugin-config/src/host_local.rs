@@ -223,8 +223,10 @@ fn range(key: &str, conf: &RangeConf) -> Result<Range, Error> {
     let last = addresses::address(&within("rangeEnd"), range_end)?;
     let gateway = addresses::address(&within("gateway"), gateway)?;
     let made = Range::between(network, first, last).and_then(|range| {
-        let gateway = gateway.unwrap_or(range.first_host());
-        range.with_gateway(gateway)
+        match gateway.or_else(|| range.usual_gateway()) {
+            Some(gateway) => range.with_gateway(gateway),
+            None => Ok(range),
+        }
     });
     made.map_err(|ipam::RangeError { part, value, reason }| {
         let name = match part {

@@ -60,6 +60,9 @@ struct RequestedClaimConf {
     #[serde(rename = "ipam-claim-reference")]
     claim: String,
     sticky: bool,
+    /// Virtual machine of the pod: [`npwg::metadata::VIRTUAL_MACHINE`].
+    #[serde(rename = "weft.dev/virtual-machine")]
+    machine: String,
 }
 
 /// The `ipam` object, field by field.
@@ -155,6 +158,12 @@ pub struct Set {
     pub request: Option<Request>,
 }
 
+/// Key of the virtual machine of the pod: [`npwg::metadata::VIRTUAL_MACHINE`].
+const MACHINE_KEY: &str = "args.cni.weft.dev/virtual-machine";
+
+/// Prefix of the name of an IPAMClaim.
+pub const OF_CLAIM: &str = "claim/";
+
 /// Claim that keeps an address when its pod is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
@@ -247,7 +256,7 @@ impl Settings {
         }
         let families = sets.iter().filter_map(|set| set.pools.first()).map(|pool| pool.range.addr());
         addresses::one_of_each_family(call.config.version, families, "ipam.ipRanges")?;
-        let claim = claim(&requested, &keys, &pod, call, who)?;
+        let claim = claim(requested, &keys, source, &pod, call, who)?;
         if source == Source::File && !claim.name.is_empty() {
             let why = "addresses that outlive their pod need the cluster: not possible with store \"file\"";
             return Err(Error::key("ipam.store", "\"file\"", why));
@@ -371,11 +380,11 @@ impl IpamConf {
         };
         self.refuse_unreachable(&key_of_gateway, own, net)?;
         // A `subnet` of host-local has a default gateway, a `range` of whereabouts has none.
-        let usual = |ranged: &Range| conf.range.is_empty().then(|| ranged.first_host());
+        let usual = |ranged: &Range| conf.range.is_empty().then(|| ranged.usual_gateway()).flatten();
         // whereabouts ignores an end before the start.
         let is_before = |end: &IpAddr| first.1.is_some_and(|start| *end < start);
         let end = last.1.filter(|end| self.plugin != "whereabouts" || !is_before(end));
-        let made = Range::between(net.trunc(), first.1, end).and_then(|made| {
+        let made = Range::of_any_size(net.trunc(), first.1, end).and_then(|made| {
             match own.filter(|ip| is_of_family(net, *ip)).or_else(|| usual(&made)) {
                 Some(gateway) => made.with_gateway(gateway),
                 None => Ok(made),
@@ -605,8 +614,9 @@ fn assign(sets: &mut [Set], requests: Requests) -> Result<(), Error> {
 }
 
 fn claim(
-    requested: &RequestedClaimConf,
+    requested: RequestedClaimConf,
     keys: &IpamConf,
+    source: Source,
     pod: &PodIdentity,
     call: &Call,
     who: Option<&Attachment>,
@@ -619,24 +629,34 @@ fn claim(
             "this network keeps no addresses: ipam.sticky is false",
         ));
     }
-    // The name comes from a pod and becomes part of a path.
-    if let Some(why) = Some(&requested.claim)
-        .filter(|claim| !claim.is_empty())
-        .and_then(|claim| definition_name_fault(claim))
+    // The names come from a pod and become part of a path.
+    for (key, text) in
+        [("args.cni.ipam-claim-reference", &requested.claim), (MACHINE_KEY, &requested.machine)]
     {
-        return Err(Error::key("args.cni.ipam-claim-reference", format!("{:?}", requested.claim), why));
+        if let Some(why) =
+            Some(text).filter(|text| !text.is_empty()).and_then(|text| definition_name_fault(text))
+        {
+            return Err(Error::key(key, format!("{text:?}"), why));
+        }
     }
     let sticky = requested.sticky || keys.sticky == Some(true);
-    if who.is_none() || (requested.claim.is_empty() && !sticky) {
+    let keeps = keys.sticky != Some(false) && source == Source::Cluster;
+    let machine = Some(requested.machine).filter(|machine| !machine.is_empty() && keeps);
+    if who.is_none() || (requested.claim.is_empty() && machine.is_none() && !sticky) {
         return Ok(Claim::default());
     }
     if name.is_empty() {
         return Err(Error::key("ipam.sticky", "true", "CNI_ARGS names no pod that could keep its address"));
     }
     let ifname = who.map(|who| who.ifname.to_string()).unwrap_or_default();
-    Ok(match requested.claim.as_str() {
-        "" => Claim { name: format!("pod/{namespace}/{name}/{}/{ifname}", call.config.name), shared: false },
-        claim => Claim { name: format!("claim/{namespace}/{claim}"), shared: true },
+    Ok(match (requested.claim.as_str(), machine) {
+        ("", Some(machine)) => {
+            Claim { name: format!("vm/{namespace}/{machine}/{}/{ifname}", call.config.name), shared: true }
+        }
+        ("", None) => {
+            Claim { name: format!("pod/{namespace}/{name}/{}/{ifname}", call.config.name), shared: false }
+        }
+        (claim, _) => Claim { name: format!("{OF_CLAIM}{namespace}/{claim}"), shared: true },
     })
 }
 

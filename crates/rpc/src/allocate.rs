@@ -4,6 +4,8 @@
 //! `weft-cni` writes them into the store. The types of blocks and leases are those of the crate `ipam`; reading a message
 //! checks their values. The protocol is in `docs/design/ipam.md#messages`.
 
+use std::net::IpAddr;
+
 use ipam::{AddressFilter, AllocationError, AllocationKind, BlockInfo, LeaseResponse};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -50,6 +52,11 @@ pub enum Operation {
     Prefetch,
     /// Check whether an address is available.
     CheckCapacity,
+    /// Give a released address to the nodes that needed one: the store had no free address before. The client does not wait
+    /// for the response.
+    Freed,
+    /// Find the addresses that were imported for the pod and interface. The client has the store unlocked.
+    FindImported,
 }
 
 /// Reference to a pool.
@@ -74,6 +81,29 @@ pub struct AllocateResponse {
     pub lease: LeaseResponse,
     /// Addition to the text of the error.
     pub hint: Option<String>,
+    /// Response to [`Operation::FindImported`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imported: Option<ImportedAddresses>,
+}
+
+/// Imported addresses of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImportedAddresses {
+    /// Addresses that were imported for the pod and interface, and the claims that keep them.
+    pub of_pod: Vec<ClaimedAddress>,
+    /// Whether the pool has imported addresses, of any pod.
+    pub in_pool: bool,
+}
+
+/// Address that a claim keeps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimedAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Name of the claim.
+    pub claim: String,
 }
 
 impl Operation {
@@ -84,12 +114,12 @@ impl Operation {
 
     /// Whether a later call repeats the operation, so that no client waits long for it.
     pub fn is_best_effort(self) -> bool {
-        !self.needs_address() && self != Operation::CheckCapacity
+        !self.needs_address() && !matches!(self, Operation::CheckCapacity | Operation::FindImported)
     }
 
     /// Whether the operation is completed although its client goes away.
     pub fn outlives_client(self) -> bool {
-        matches!(self, Operation::Return | Operation::Prefetch)
+        matches!(self, Operation::Return | Operation::Prefetch | Operation::Freed)
     }
 }
 
@@ -97,7 +127,10 @@ impl AllocateResponse {
     /// Returns the response of an agent that cannot serve the request.
     pub fn unavailable(why: impl Into<String>) -> AllocateResponse {
         let error = Some(AllocationError::Unavailable(why.into()));
-        AllocateResponse { lease: LeaseResponse { error, ..LeaseResponse::default() }, hint: None }
+        AllocateResponse {
+            lease: LeaseResponse { error, ..LeaseResponse::default() },
+            ..AllocateResponse::default()
+        }
     }
 
     /// Returns the text of the error, with the addition.

@@ -172,7 +172,10 @@ fn rpc_allocate_messages_have_the_documented_form() {
     assert_form("allocate-request", &Request::AllocateBlocks(Box::new(request)));
     assert_form("probe-client", &Response::ProbeClient);
     assert_form("client-alive", &Request::ClientAlive);
-    assert_form("blocks", &Response::Blocks(Box::new(AllocateResponse { lease, hint: None })));
+    assert_form(
+        "blocks",
+        &Response::Blocks(Box::new(AllocateResponse { lease, ..AllocateResponse::default() })),
+    );
 }
 
 #[test]

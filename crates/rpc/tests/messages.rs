@@ -17,7 +17,9 @@ use npwg::status::{StatusAddresses, StatusKeys, StatusStyle};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use rpc::allocate::{AllocateRequest, AllocateResponse, Operation, PoolReference};
+use rpc::allocate::{
+    AllocateRequest, AllocateResponse, ClaimedAddress, ImportedAddresses, Operation, PoolReference,
+};
 use rpc::frame::{self, MESSAGE_MAX, Message};
 use rpc::message::{Request, Response};
 use rpc::node_input::{NetworkFile, NodeInput};
@@ -191,6 +193,8 @@ fn allocate_request() -> impl Strategy<Value = AllocateRequest> {
         Just(Operation::Return),
         Just(Operation::Prefetch),
         Just(Operation::CheckCapacity),
+        Just(Operation::FindImported),
+        Just(Operation::Freed),
     ];
     let state =
         prop_oneof![Just(BlockState::Active), Just(BlockState::Returning), Just(BlockState::Unconfirmed)];
@@ -231,10 +235,15 @@ fn allocate_response() -> impl Strategy<Value = AllocateResponse> {
         });
     let error = option::of(text().prop_map(AllocationError::Unavailable));
     let confirmed = vec((text(), text()), 0..2);
-    (vec(lease, 0..3), vec(text(), 0..3), confirmed, vec(text(), 0..2), error, option::of(text())).prop_map(
-        |(leases, returned, confirmed, lost, error, hint)| AllocateResponse {
+    let claimed = (ip(), text()).prop_map(|(address, claim)| ClaimedAddress { address, claim });
+    let imported = (vec(claimed, 0..2), any::<bool>())
+        .prop_map(|(of_pod, in_pool)| ImportedAddresses { of_pod, in_pool });
+    let hints = (option::of(text()), option::of(imported));
+    (vec(lease, 0..3), vec(text(), 0..3), confirmed, vec(text(), 0..2), error, hints).prop_map(
+        |(leases, returned, confirmed, lost, error, (hint, imported))| AllocateResponse {
             lease: LeaseResponse { leases, returned, confirmed, lost, error },
             hint,
+            imported,
         },
     )
 }

@@ -16,6 +16,7 @@ mod agent;
 mod allocation;
 mod capacity;
 mod deferred_releases;
+mod imported;
 mod living_addresses;
 mod lost_store;
 mod overlap;

@@ -12,7 +12,7 @@
 //!   not answer the liveness probe.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipam::{Holder, IpBlock, Registry, end_claim};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -20,6 +20,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client};
+use npwg::metadata::Pod;
+use npwg::status::NETWORK_STATUS;
 use prometheus_client::metrics::counter::Counter;
 use serde_json::json;
 use tracing::{info, warn};
@@ -31,9 +33,13 @@ use ipam_api::clock::now;
 use ipam_api::cluster_snapshot;
 use ipam_api::cluster_snapshot::{ClusterSnapshot, Followed};
 use ipam_api::findings::Finding;
+use ipam_api::imported_addresses;
+use ipam_api::imported_claim::ImportedClaim;
 use ipam_api::ip_claim::OF_CLAIM;
 use ipam_api::ip_objects::{BlockObject, PoolObject};
 use ipam_api::pool_usage::PoolUsage;
+use ipam_api::virtual_machine;
+use ipam_api::virtual_machine::{MachineClaim, OF_MACHINE};
 use kube_support::api_error;
 use kube_support::event_publisher::{Event, EventPublisher, EventType};
 use kube_support::events::distinct_action;
@@ -42,9 +48,10 @@ use kube_support::resources::PodObject;
 
 /// Name of the controller in Events.
 const CONTROLLER: &str = "weft-ipam";
-/// Prefix of the claim of a sticky pod, and of a pod whose address was imported.
+/// Prefix of the claim of a sticky pod.
 const OF_POD: &str = "pod/";
-const IMPORTED: &str = "imported/";
+/// Time after which the address that was imported for a deleted pod is released: a pod of the same name may follow.
+const RECREATION_MAX: Duration = Duration::from_secs(30);
 /// Maximum length of an Event's note, in bytes.
 const NOTE_MAX: usize = 1000;
 /// Maximum number of finalizers that one round restores.
@@ -59,10 +66,23 @@ pub(crate) struct IpamReconciler {
     gone_nodes: GoneNodes,
     /// Time for which the address of a deleted sticky pod is kept.
     retention: Duration,
+    /// Time for which the address that was imported for a deleted pod is kept for another pod of the name.
+    recreation: Duration,
+    /// Claims of imported addresses whose pod does not exist, and when that was first seen.
+    without_pod: BTreeMap<String, Instant>,
     followed: Followed,
     /// Findings that were reported: object and reason.
     reported: BTreeSet<(String, String)>,
     requests: Counter,
+}
+
+/// Objects that keep addresses. `None`: the cluster does not have the resource, or denies access.
+#[derive(Clone, Copy)]
+struct Workloads<'a> {
+    /// Namespace and name of the IPAMClaims.
+    claims: Option<&'a BTreeSet<(String, String)>>,
+    /// Virtual machines, running or not.
+    machines: Option<&'a BTreeSet<MachineClaim>>,
 }
 
 /// Results of a round.
@@ -94,7 +114,18 @@ impl IpamReconciler {
         let (reported, requests) = (BTreeSet::new(), Counter::default());
         let gone_nodes = GoneNodes::new(client.clone(), grace, requests.clone());
         let followed = Followed::default();
-        IpamReconciler { client, publisher, gone_nodes, retention, followed, reported, requests }
+        let (recreation, without_pod) = (RECREATION_MAX.min(grace), BTreeMap::new());
+        IpamReconciler {
+            client,
+            publisher,
+            gone_nodes,
+            retention,
+            recreation,
+            without_pod,
+            followed,
+            reported,
+            requests,
+        }
     }
 
     /// Keeps the caches of pods and nodes up to date until the process ends.
@@ -126,6 +157,7 @@ impl IpamReconciler {
         self.restore_finalizers(&snapshot).await;
         round.reclaimed = self.gone_nodes.reclaim(&snapshot).await?;
         round.ended = self.end_claims(&snapshot).await?;
+        self.label_imported(&snapshot).await;
         self.report(&snapshot, &round.findings).await;
         Ok(round)
     }
@@ -186,9 +218,10 @@ impl IpamReconciler {
     }
 
     /// Ends claims that nothing needs any more, and deletes objects of addresses that have been free for long.
-    async fn end_claims(&self, snapshot: &ClusterSnapshot) -> Result<u64, RoundError> {
+    async fn end_claims(&mut self, snapshot: &ClusterSnapshot) -> Result<u64, RoundError> {
+        let before = std::mem::take(&mut self.without_pod);
         let kept = |object: &IpBlock| object.is_single_address() && object.holder.node.is_empty();
-        let mut claims = None;
+        let (mut claims, mut machines) = (None, None);
         let mut ended = 0;
         for pool in &snapshot.pools {
             let name = pool.metadata.name.as_deref().unwrap_or_default();
@@ -200,8 +233,23 @@ impl IpamReconciler {
                 if claim.starts_with(OF_CLAIM) && claims.is_none() {
                     claims = Some(self.claims().await?);
                 }
-                let known = claims.as_ref().and_then(Option::as_ref);
-                if !self.has_ended(snapshot, &object, known) || self.is_in_use(&object).await {
+                if claim.starts_with(OF_MACHINE) && machines.is_none() {
+                    machines =
+                        Some(virtual_machine::machines(&self.client).await.map_err(RoundError::Machines)?);
+                }
+                let claims = claims.as_ref().and_then(Option::as_ref);
+                let machines = machines.as_ref().and_then(Option::as_ref);
+                if !self.has_ended(snapshot, &object, Workloads { claims, machines }) {
+                    continue;
+                }
+                if ImportedClaim::parse(&claim).is_some() {
+                    let since = before.get(&claim).copied().unwrap_or_else(Instant::now);
+                    self.without_pod.insert(claim.clone(), since);
+                    if since.elapsed() < self.recreation {
+                        continue;
+                    }
+                }
+                if self.is_in_use(&object).await {
                     continue;
                 }
                 let net = object.net;
@@ -229,7 +277,8 @@ impl IpamReconciler {
     /// The API is asked because the caches may lag behind. If it does not answer, the address counts as in use.
     async fn is_in_use(&self, object: &IpBlock) -> bool {
         let Holder { claim, owner, .. } = &object.holder;
-        if let Some((namespace, _)) = claim.strip_prefix(OF_CLAIM).and_then(|rest| rest.split_once('/')) {
+        let shared = claim.strip_prefix(OF_CLAIM).or(claim.strip_prefix(OF_MACHINE));
+        if let Some((namespace, _)) = shared.and_then(|rest| rest.split_once('/')) {
             let pods = ClusterSnapshot::pods_of(&self.client, namespace).await;
             let shown = pods.map(|pods| pods.iter().any(|pod| pod.shows(object.net.addr())));
             return shown.unwrap_or_else(|error| {
@@ -237,15 +286,19 @@ impl IpamReconciler {
                 true
             });
         }
-        let (pod, uid) = match claim.strip_prefix(IMPORTED) {
-            Some(pod) => (pod, owner.split('/').next().unwrap_or_default()),
-            None => (claim.strip_prefix(OF_POD).unwrap_or_default(), ""),
+        let (namespace, name, uid) = match ImportedClaim::parse(claim) {
+            Some(imported) => (imported.namespace, imported.pod, owner_uid(owner)),
+            None => match claim.strip_prefix(OF_POD).and_then(namespace_and_name) {
+                Some((namespace, name)) => (namespace, name, ""),
+                None => return false,
+            },
         };
-        let mut parts = pod.split('/');
-        let (Some(namespace), Some(name)) = (parts.next(), parts.next()) else { return false };
-        let pods: Api<PodObject> = Api::namespaced(self.client.clone(), namespace);
-        match ask(pods, name).await {
-            Ok(found) => found.is_some_and(|pod| uid.is_empty() || pod.uid == uid),
+        let pods: Api<PodObject> = Api::namespaced(self.client.clone(), &namespace);
+        // A pod of the same name that is not attached yet gets the address.
+        let is_attached =
+            |pod: &Pod| pod.annotations.get(NETWORK_STATUS).is_some_and(|status| !status.is_empty());
+        match ask(pods, &name).await {
+            Ok(found) => found.is_some_and(|pod| uid.is_empty() || pod.uid == uid || !is_attached(&pod)),
             Err(error) => {
                 warn!(claim, %error, "failed to read the pod of the claim; its address is kept");
                 true
@@ -253,38 +306,62 @@ impl IpamReconciler {
         }
     }
 
-    /// Whether the address is not needed any more. `claims` is `None` if the cluster has no IPAMClaims.
-    fn has_ended(
-        &self,
-        snapshot: &ClusterSnapshot,
-        object: &IpBlock,
-        claims: Option<&BTreeSet<(String, String)>>,
-    ) -> bool {
+    /// Whether the address is not needed any more.
+    fn has_ended(&self, snapshot: &ClusterSnapshot, object: &IpBlock, workloads: Workloads<'_>) -> bool {
         let claim = object.holder.claim.as_str();
         let kept = Duration::from_millis(now().saturating_sub(object.holder.released_at));
         if claim.is_empty() {
             return kept > OBJECT_RETENTION;
         }
-        let parts = |text: &str| -> Option<(String, String)> {
-            let mut parts = text.split('/');
-            Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
-        };
-        let pod = |text: &str, uid: &str| {
-            let found = parts(text).and_then(|place| snapshot.pods.get(&place));
-            found.is_some_and(|pod| uid.is_empty() || pod.uid == uid)
-        };
-        if let Some(rest) = claim.strip_prefix(IMPORTED) {
-            let uid = object.holder.owner.split('/').next().unwrap_or_default();
-            return !pod(rest, uid);
+        if let Some(imported) = ImportedClaim::parse(claim) {
+            let uid = owner_uid(&object.holder.owner);
+            let is_of = |pod: &cluster_snapshot::Holder| {
+                let is_attached = !pod.addresses.is_empty() && !pod.shows(object.net.addr());
+                uid.is_empty() || pod.uid == uid || !is_attached
+            };
+            return !snapshot.pods.get(&(imported.namespace, imported.pod)).is_some_and(is_of);
         }
         if let Some(rest) = claim.strip_prefix(OF_POD) {
-            return !pod(rest, "") && kept > self.retention;
+            let exists = namespace_and_name(rest).is_some_and(|pod| snapshot.pods.contains_key(&pod));
+            return !exists && kept > self.retention;
         }
-        let Some(place) = claim.strip_prefix(OF_CLAIM).and_then(parts) else { return false };
+        let Workloads { claims, machines } = workloads;
+        let (namespace, exists) = match MachineClaim::parse(claim) {
+            Some(machine) => {
+                let exists = machines.is_none_or(|machines| machines.contains(&machine));
+                (machine.namespace, exists)
+            }
+            None => match claim.strip_prefix(OF_CLAIM).and_then(namespace_and_name) {
+                Some(place) => (place.0.clone(), claims.is_none_or(|claims| claims.contains(&place))),
+                None => return false,
+            },
+        };
         // Of the pods that share the address, the one in the object may be deleted before the others.
         let has_it =
-            |pod: &cluster_snapshot::Holder| pod.namespace == place.0 && pod.shows(object.net.addr());
-        claims.is_some_and(|claims| !claims.contains(&place)) && !snapshot.pods.values().any(has_it)
+            |pod: &cluster_snapshot::Holder| pod.namespace == namespace && pod.shows(object.net.addr());
+        !exists && !snapshot.pods.values().any(has_it)
+    }
+
+    /// Labels the pools that have imported addresses, and removes the label from others.
+    async fn label_imported(&self, snapshot: &ClusterSnapshot) {
+        let pools: Api<PoolObject> = Api::all(self.client.clone());
+        for pool in &snapshot.pools {
+            let name = pool.metadata.name.as_deref().unwrap_or_default();
+            let mut blocks = snapshot.blocks.iter().filter(|block| block.spec.pool == name);
+            let has_imported = blocks.any(imported_addresses::is_imported);
+            if has_imported == imported_addresses::is_labelled(pool) {
+                continue;
+            }
+            match imported_addresses::set_label(&pools, pool, has_imported).await {
+                Ok(()) => {}
+                // After a conflict the next round reads the pool again.
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+                Err(error) => {
+                    let error = api_error::describe(&error);
+                    warn!(pool = name, error, "failed to label a pool with imported addresses");
+                }
+            }
+        }
     }
 
     /// Returns the IPAMClaims; `None` if the cluster does not have the resource or denies access.
@@ -330,6 +407,17 @@ impl IpamReconciler {
         }
         self.reported = current;
     }
+}
+
+/// Returns the uid of the pod of an owner.
+fn owner_uid(owner: &str) -> &str {
+    owner.split('/').next().unwrap_or_default()
+}
+
+/// Returns the namespace and the name at the start of a claim.
+fn namespace_and_name(claim: &str) -> Option<(String, String)> {
+    let mut parts = claim.split('/');
+    Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
 }
 
 /// Returns the reference for an Event about `ippool NAME`, `ipblock NAME` or `pod NAMESPACE/NAME`. It contains the uid,

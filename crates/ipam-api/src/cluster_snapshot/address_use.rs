@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::cluster_snapshot::{ClusterSnapshot, Holder};
+use crate::ip_claim::OF_CLAIM;
+use crate::virtual_machine::OF_MACHINE;
 
 /// Address in a pod's network-status.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub(crate) struct Lessor<'a> {
     uid: &'a str,
     /// Whether the object is a single address.
     pub(crate) is_single: bool,
+    /// Whether several pods may have the address, as during a live migration.
+    pub(crate) is_shared: bool,
 }
 
 /// Certainty that an address is of a pool, best first.
@@ -76,7 +80,8 @@ impl<'a> Lessors<'a> {
             let Some(object) = block.object() else { continue };
             let spec = &block.spec;
             let uid = spec.owner.split('/').next().unwrap_or_default();
-            let lessor = Lessor { node: &spec.node, uid, is_single: object.is_single_address() };
+            let is_shared = [OF_CLAIM, OF_MACHINE].iter().any(|prefix| spec.claim.starts_with(prefix));
+            let lessor = Lessor { node: &spec.node, uid, is_single: object.is_single_address(), is_shared };
             lengths.entry(&spec.pool).or_default().insert(object.net.prefix_len());
             all.insert((spec.pool.as_str(), object.net), lessor);
         }

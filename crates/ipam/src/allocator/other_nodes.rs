@@ -3,7 +3,7 @@
 //! The other node's part is in [`crate::give_up`]; the protocol is in
 //! `docs/design/ipam.md#any-address-of-another-node`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 
@@ -18,7 +18,7 @@ use crate::registry::{Registry, RegistryError};
 /// Number of requests that wait for an answer at a time.
 const WAVE: usize = 4;
 /// Number of checks after which requests without an answer do not delay others any more.
-const PATIENT_CHECKS: u32 = 4;
+const PATIENT_CHECKS: u32 = 2;
 /// Number of checks in all.
 const CHECKS_MAX: u32 = 64;
 
@@ -53,7 +53,14 @@ impl<R: Registry> BlockAllocator<'_, R> {
         context: RequestContext<'_>,
         mut refusal: AllocationError,
     ) -> Result<BlockLease, AllocationError> {
-        let mut queue = self.requests_for_any(&self.registry.list().await?).into_iter();
+        if self.transfer_checks == 0 {
+            return Err(refusal);
+        }
+        let all = self.requests_for_any(&self.registry.list().await?);
+        let asked: BTreeSet<String> = all.iter().map(|(object, _)| object.holder.node.clone()).collect();
+        let nodes: BTreeMap<IpNet, String> =
+            all.iter().map(|(object, _)| (object.net, object.holder.node.clone())).collect();
+        let mut queue = all.into_iter();
         let (mut waiting, mut check, mut checks) = (Waiting::default(), 0, 0);
         while check < self.transfer_checks && checks < CHECKS_MAX {
             while waiting.posted.len() < WAVE
@@ -66,7 +73,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
             if waiting.posted.is_empty() && waiting.slow.is_empty() {
                 break;
             }
-            self.registry.wait_for_transfer(check).await;
+            let nets = waiting.posted.iter().chain(&waiting.slow).map(|(net, _)| *net).collect();
+            self.registry.wait_for_answer(check, nets, &self.holder.node).await;
             (check, checks) = (check + 1, checks + 1);
             let answer = self.answer(&mut waiting).await?;
             if answer != Answer::None {
@@ -84,7 +92,14 @@ impl<R: Registry> BlockAllocator<'_, R> {
                 check = 0;
             }
         }
-        Err(refusal)
+        if asked.is_empty() {
+            return Err(refusal);
+        }
+        let unanswered = waiting.posted.iter().chain(&waiting.slow).map(|(net, _)| *net);
+        let unanswered = unanswered.chain(queue.map(|(object, _)| object.net));
+        let silent: BTreeSet<String> = unanswered.filter_map(|net| nodes.get(&net).cloned()).collect();
+        let full = asked.difference(&silent).cloned().collect();
+        Err(AllocationError::none_elsewhere(self.filter.count(), &full, &silent))
     }
 
     /// Returns a request for each node with addresses that may be free, in an order that differs for each request.
@@ -183,10 +198,9 @@ impl<R: Registry> BlockAllocator<'_, R> {
 
     /// Removes requests that are needed no longer. One that remains makes its node give up an address in vain.
     async fn withdraw(&self, waiting: Waiting) {
-        for (net, request) in waiting.posted.into_iter().chain(waiting.slow) {
-            if let Ok(Some(object)) = self.registry.read(net).await {
-                let _ = crate::give_up::end_request(self.registry, &object, &request).await;
-            }
+        let requests: Vec<_> = waiting.posted.into_iter().chain(waiting.slow).collect();
+        if !requests.is_empty() {
+            self.registry.end_requests(requests).await;
         }
     }
 }

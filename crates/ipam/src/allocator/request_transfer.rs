@@ -25,7 +25,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
         let is_own = (&block.holder.node, &block.holder.store) == (&self.holder.node, &self.holder.store);
         let checks = if is_own { 0 } else { self.transfer_checks };
         for check in 0..checks {
-            self.registry.wait_for_transfer(check).await;
+            self.registry.wait_for_answer(check, vec![object.net], &self.holder.node).await;
             match self.read_with_block(&object).await? {
                 (object, None) => return Ok(object.single_lease()),
                 (current, Some(around)) => (object, block) = (current, around),

@@ -24,7 +24,7 @@ const PLUGIN_KEYS: &[&str] = &[
     "dns",
     "runtimeConfig",
     "prevResult",
-    // Read by kubevirt/ipam-extensions, which writes claims for machines.
+    // Read by weft for pods of virtual machines, and by kubevirt/ipam-extensions.
     "allowPersistentIPs",
 ];
 
@@ -69,6 +69,7 @@ impl Chain<'_, '_> {
         }
         self.args(map, path);
         self.capabilities(map, path);
+        self.persistent_addresses(map, path);
         if let Some(value) = find(map, "runtimeConfig") {
             let reason = "is filled in by the runtime; a value written here is replaced or dropped";
             let cure = "declare \"capabilities\" instead";
@@ -76,6 +77,15 @@ impl Chain<'_, '_> {
                 fault(Rule::StaticRuntimeConfig, &path.key("runtimeConfig"), reason)
                     .showing(&shown(value))
                     .cure(cure),
+            );
+        }
+    }
+
+    fn persistent_addresses(&mut self, map: &Map<String, Value>, path: &KeyPath) {
+        if let Some(value) = find(map, "allowPersistentIPs").filter(|value| !value.is_boolean()) {
+            let reason = "must be true or false: whether virtual machines keep their addresses";
+            self.say(
+                fault(Rule::InvalidValue, &path.key("allowPersistentIPs"), reason).showing(&shown(value)),
             );
         }
     }

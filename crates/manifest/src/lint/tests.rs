@@ -685,6 +685,23 @@ fn lint_across_files_finds_duplicate_and_unknown_networks() {
 }
 
 #[test]
+fn lint_persistent_addresses_of_virtual_machines_are_a_boolean() {
+    let found = |value: &str| {
+        let ipam = r#"{"type":"weft-ipam","range":"10.0.0.0/24"}"#;
+        let json = format!(
+            r#"{{"cniVersion":"1.0.0","name":"a","type":"macvlan","ipam":{ipam},"allowPersistentIPs":{value}}}"#
+        );
+        let findings = configuration(&json, &Knowledge::of_known_plugins());
+        findings.into_iter().map(|finding| finding.fault.to_string()).collect::<Vec<_>>()
+    };
+    for value in ["true", "false"] {
+        assert_eq!(found(value), [""; 0], "{value}");
+    }
+    let faults = found(r#""false""#);
+    assert!(faults.len() == 1 && faults[0].contains("allowPersistentIPs"), "{faults:?}");
+}
+
+#[test]
 fn lint_plugin_without_a_program_in_the_directories_is_reported() {
     let programs = Programs { directories: vec!["/opt/cni/bin".into()], names: ["sriov".to_owned()].into() };
     let knowledge = Knowledge { programs: Some(programs), ..Knowledge::of_known_plugins() };

@@ -8,6 +8,7 @@
 //! | `portMappings`, `bandwidth` | – | the same | – | capability |
 //! | `cni-args` | its keys | – | – | for `ips` and `mac` among them the capability, if the policy requires it |
 //! | `ipam-claim-reference` | the same | – | – | – (V13-4.1.2.1.11-2) |
+//! | a virtual machine | its name, for IPAM plugins of weft | – | – | the node agent |
 //! | a device | (`deviceID`, `pciBusID` beside it) | `deviceID`, `CNIDeviceInfoFile` | – | – |
 //!
 //! `CNI_ARGS` has no lists: two addresses in `IP` make the reference plugins fail (M20). Only the default network gets
@@ -25,9 +26,10 @@ use serde_json::Value;
 
 use super::devices::AllocatedDevice;
 use super::networks::{Asked, Draft};
-use super::{Decision, DeviceInfoFile, Request, Role, Verify};
+use super::{Decision, DeviceInfoFile, Request, Role, Verify, virtual_machine};
 use crate::configuration::IpRequestPolicy;
 use crate::device;
+use crate::metadata::VIRTUAL_MACHINE;
 use crate::refusal::{Fault, Reason, Refusal, Warning, quote};
 use crate::request::{ETHERNET_LENGTH, guid_of};
 use crate::rule::Rule;
@@ -65,6 +67,13 @@ pub(super) fn channels(
     if let Some(asked) = &draft.asked {
         let policy = request.node.ip_request_policy;
         Requests { asked, policy, subject: &draft.subject, warnings, channels: &mut channels }.put()?;
+    }
+    // A request of the pod does not make it a virtual machine.
+    channels.args_cni.banish(VIRTUAL_MACHINE);
+    if let Some(machine) = virtual_machine::kept_for(request.pod, &draft.network) {
+        channels.arg(VIRTUAL_MACHINE, machine);
+        let why = "its addresses are kept for the virtual machine";
+        channels.because.push(Decision::new("virtual machine", machine, why));
     }
     Ok(channels)
 }

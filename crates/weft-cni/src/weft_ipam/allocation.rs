@@ -16,11 +16,11 @@ use ipam::pool_layout::address_count;
 use ipam::{Allocation, AllocationError, AllocationKind, Clock, LeaseResponse};
 use ipnet::IpNet;
 use plugin_support::log;
-use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
+use rpc::allocate::{AllocateRequest, AllocateResponse, ClaimedAddress, Operation};
 
 use super::overlap::{lock_all, overlapping_stores};
 use super::store::{OpenError, Owner, Store, now, owner_tag, spread, window};
-use super::{agent, lost_store};
+use super::{agent, imported, lost_store};
 use plugin_config::weft_ipam::{Pool, Set, Settings, Source};
 
 /// Number of free addresses below which the agent is notified to prefetch a block; for small blocks a quarter of the block.
@@ -42,7 +42,7 @@ pub(super) struct Claimant {
     /// Name of the owner in the cluster's IPAM objects.
     pub(super) name: String,
     /// Whether this call wrote an address for it into the store.
-    pub(super) allocated: AtomicBool,
+    pub(super) allocated: Arc<AtomicBool>,
 }
 
 impl Claimant {
@@ -53,7 +53,7 @@ impl Claimant {
         Claimant {
             tag: owner_tag(network, container.as_str(), ifname.as_str(), index),
             name: format!("{}/{container}/{ifname}", pod[0]),
-            allocated: AtomicBool::new(false),
+            allocated: Arc::default(),
             owner: Owner {
                 container: container.to_string(),
                 ifname: ifname.to_string(),
@@ -64,6 +64,13 @@ impl Claimant {
             },
         }
     }
+
+    /// Returns the same attachment, whose address another claim keeps.
+    fn with_claim(&self, claim: String) -> Claimant {
+        let Claimant { owner, tag, name, allocated } = self;
+        let owner = Owner { claim, ..owner.clone() };
+        Claimant { owner, tag: *tag, name: name.clone(), allocated: Arc::clone(allocated) }
+    }
 }
 
 /// Returns one address of a set: the one that the attachment holds, else one of the first pool that has a free address.
@@ -72,10 +79,11 @@ pub(super) fn allocate(settings: &Arc<Settings>, set: &Set, who: &Arc<Claimant>)
     let began = Instant::now();
     let mut pools = Vec::with_capacity(set.pools.len());
     for pool in &set.pools {
-        pools.push((set.pools.len() > 1 && holds(settings, pool, who.tag)?, pool));
+        let holds = set.pools.len() > 1 && holds(settings, pool, who.tag)?;
+        pools.push((holds, imported::find(settings, pool, set, &who.name)?, pool));
     }
-    pools.sort_by_key(|(holds, _)| !holds);
-    for (_, pool) in pools {
+    pools.sort_by_key(|(holds, imported, _)| (!holds, imported.is_none()));
+    for (_, imported, pool) in pools {
         // A store that another process keeps locked has taken the time of the whole call.
         if last.is_some() && began.elapsed() >= WAIT_MAX {
             break;
@@ -91,7 +99,13 @@ pub(super) fn allocate(settings: &Arc<Settings>, set: &Set, who: &Arc<Claimant>)
             (None, true) => AllocationKind::Any,
             (None, false) => AllocationKind::ForClaim(None),
         };
-        let (own, from, whom) = (Arc::clone(settings), Arc::clone(pool), Arc::clone(who));
+        let (kind, whom) = match imported {
+            None => (kind, Arc::clone(who)),
+            Some(ClaimedAddress { address, claim }) => {
+                (AllocationKind::AddressForClaim(address), Arc::new(who.with_claim(claim)))
+            }
+        };
+        let (own, from) = (Arc::clone(settings), Arc::clone(pool));
         let others = overlapping_stores(settings, pool);
         let attempt = move |kind: AllocationKind| {
             let (own, from, whom) = (Arc::clone(&own), Arc::clone(&from), Arc::clone(&whom));
@@ -362,7 +376,9 @@ fn request_lease(
     }
     let operation = Operation::Allocate(wanted);
     let request = agent::allocate_request(settings, pool, &store.addresses, operation, &who.name);
-    let request = AllocateRequest { quarantine, ..request };
+    let claim = who.owner.claim.clone();
+    let shares_claim = request.shares_claim && claim == request.claim;
+    let request = AllocateRequest { quarantine, claim, shares_claim, ..request };
     agent::ask(&settings.socket, request)
         .map_err(|error| Error { msg: format!("pool {}: {}", pool.name, error.msg), ..error })
 }

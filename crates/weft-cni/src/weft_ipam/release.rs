@@ -194,6 +194,10 @@ pub(super) fn release_slots(
     stale: &[SlotId],
 ) -> Result<Option<AllocateRequest>, Error> {
     let clock = Clock { now: now(), quarantine: settings.quarantine };
+    let is_full = settings.source == Source::Cluster && !stale.is_empty() && {
+        let held_alone = Clock { quarantine: 0, ..clock };
+        !store.addresses.has_free(held_alone, |ip| pool.filter.admits(ip), 1)
+    };
     let edits = store.addresses.release_slots(clock, stale);
     store.write(&edits)?;
     if settings.source == Source::File {
@@ -207,7 +211,14 @@ pub(super) fn release_slots(
         let returning = store.addresses.blocks().any(|block| block.state == BlockState::Returning);
         let request = returning
             .then(|| agent::allocate_request(settings, pool, &store.addresses, Operation::Return, ""));
-        return store.settle().map(|()| request);
+        // Returned addresses are known to the cluster.
+        let freed = (is_full && request.is_none())
+            .then(|| agent::allocate_request(settings, pool, &store.addresses, Operation::Freed, ""));
+        store.settle()?;
+        if let Some(freed) = freed {
+            agent::hint(&settings.socket, freed);
+        }
+        return Ok(request);
     }
     let operation = Operation::Allocate(AllocationKind::Nothing);
     let request = agent::allocate_request(settings, pool, &store.addresses, operation, "");

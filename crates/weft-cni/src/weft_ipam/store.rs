@@ -41,6 +41,11 @@ const WINDOW_SPANS_MAX: usize = 4;
 /// Largest number of addresses of one attachment that are searched for without its configuration.
 pub(super) const SETS_MAX: usize = 16;
 
+/// Whether there is an address store in a directory.
+pub(super) fn exists(directory: &Path) -> bool {
+    directory.join(STORE_FILE).exists()
+}
+
 /// Address store of a pool, locked as long as this value lives.
 #[derive(Debug)]
 pub struct Store {

@@ -17,6 +17,7 @@ use ipam::transfer::Reservation;
 use ipam::{AllocationKind, BlockInfo, Clock, IDLE, LeaseResponse};
 use rpc::journal::Entry;
 
+use super::imported;
 use super::store::{Owner, Store, now, unconfigured_clock};
 use plugin_config::weft_ipam as settings;
 
@@ -131,7 +132,8 @@ pub fn give_up(directory: &Path, pool: &str, message: &GiveUpMessage) -> Result<
     Ok(given)
 }
 
-/// Removes returned blocks from the store of a pool and marks idle ones as returning; returns all blocks of the store.
+/// Removes returned blocks from the store of a pool and marks idle ones as returning; returns all blocks of the store. Records
+/// whether the pool has imported addresses.
 ///
 /// # Errors
 /// As for [`release`].
@@ -139,6 +141,8 @@ pub fn return_idle(directory: &Path, pool: &str, message: &ReturnMessage) -> Res
     let Some(mut store) = find(directory, pool)? else { return Ok(Vec::new()) };
     let clock = Clock { now: now(), quarantine: message.quarantine };
     let returned = LeaseResponse { returned: message.returned.clone(), ..LeaseResponse::default() };
+    imported::mark(&directory.join(pool), message.has_imported)
+        .map_err(|cause| Error::io(directory.join(pool).display(), cause))?;
     let mut edits = store.addresses.apply_response(clock, 0, &returned);
     edits.extend(store.addresses.return_idle_blocks(clock, IDLE));
     store.write(&edits)?;

@@ -120,7 +120,12 @@ impl Call {
             return self.tried.push(ip);
         }
         if let (Some(error), true) = (response.error, response.leases.is_empty()) {
-            let is_full = matches!(error, AllocationError::Exhausted | AllocationError::Quarantined(_));
+            let is_full = matches!(
+                error,
+                AllocationError::Exhausted
+                    | AllocationError::NoneElsewhere { .. }
+                    | AllocationError::Quarantined(_)
+            );
             let is_any = matches!(self.verb, Verb::Add(_, AllocationKind::Any | AllocationKind::ForClaim(_)));
             if is_full && is_any && !self.ignores_quarantine {
                 (self.ignores_quarantine, self.requests) = (true, 0);

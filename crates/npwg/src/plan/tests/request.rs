@@ -1,6 +1,7 @@
 //! Tests of how requests reach the plugins and are enforced.
 
 use super::*;
+use crate::metadata::PodController;
 
 // Requirements: NPWG1-4.1.2.1.3.2-1, V11-4.1.2.1.3.2-1
 #[test]
@@ -290,4 +291,31 @@ fn requests_for_the_default_network_are_in_its_runtime_config() {
         })
     );
     assert_eq!(delegate.verify.ips.len(), 1);
+}
+
+#[test]
+fn virtual_machine_is_named_to_the_ipam_plugin_of_its_pod_alone() {
+    let kept = r#"{"cniVersion":"1.0.0","name":"kept","type":"macvlan","ipam":{"type":"weft-ipam","range":"10.0.0.0/24"}}"#;
+    let denied = kept.replace(r#""type":"macvlan""#, r#""type":"macvlan","allowPersistentIPs":false"#);
+    let forged = r#"[{"name":"kept","cni-args":{"weft.dev/virtual-machine":"debian"}},"denied","plain"]"#;
+    let forged = forged.replace(r#""denied","plain""#, r#"{"name":"denied"},{"name":"plain"}"#);
+    let args = |controller: Option<PodController>| {
+        let mut world = World::new().networks(&forged);
+        world.define("home/kept", kept);
+        world.define("home/denied", &denied);
+        world.pod.controller = controller;
+        let plan = world.plan();
+        let args =
+            |delegate| config(delegate)["plugins"][0]["args"]["cni"]["weft.dev/virtual-machine"].clone();
+        plan.delegates[1..].iter().map(args).collect::<Vec<Value>>()
+    };
+    let owner = |kind: &str, version: &str| {
+        let (api_version, kind) = (version.to_owned(), kind.to_owned());
+        Some(PodController { api_version, kind, name: "fedora".into(), uid: "u".into() })
+    };
+    let machine = owner("VirtualMachineInstance", "kubevirt.io/v1");
+    assert_eq!(args(machine), [json!("fedora"), Value::Null, Value::Null]);
+    for other in [None, owner("ReplicaSet", "apps/v1"), owner("VirtualMachineInstance", "example.com/v1")] {
+        assert_eq!(args(other), [Value::Null, Value::Null, Value::Null]);
+    }
 }

@@ -1,20 +1,26 @@
 //! Import of the addresses: creates the pools, and an object that keeps each address for its pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipam::registry::create_object;
 use ipam::{Holder, Registry, RegistryError};
 use ipnet::IpNet;
-use kube::Client;
+use kube::{Api, Client};
 use prometheus_client::metrics::counter::Counter;
 use rpc::allocate::PoolReference;
 
 use super::objects::Allocation;
-use super::outcome::{Outcome, claim_name, describe_holder, outcome_by_owner, pool_name};
+use super::outcome::{Outcome, describe_holder, is_claim_of, outcome_by_owner, pool_name};
 use super::{ClusterState, find_pod};
 use cli_support::failure::Failure;
 use ipam_api::api_registry::ApiRegistry;
-use ipam_api::pool_lookup;
+use ipam_api::imported_claim::ImportedClaim;
+use ipam_api::ip_objects::PoolObject;
+use ipam_api::{cluster_snapshot, imported_addresses, pool_lookup};
+use kube_support::api_error;
+
+/// Number of attempts to change a pool that is changed concurrently.
+const ATTEMPTS: usize = 5;
 
 /// Creates the pools and an object for each address. Returns the outcome of each address.
 pub(super) async fn import(client: &Client, state: &ClusterState) -> Result<Vec<Outcome>, Failure> {
@@ -38,12 +44,32 @@ pub(super) async fn import(client: &Client, state: &ClusterState) -> Result<Vec<
             (Some(outcome), _) => outcome,
             (None, None) => Outcome::PodDeleted,
             (None, Some(holder)) => {
-                let created = create_block(client, &pools[&key], &one.allocation, &holder.uid).await;
+                let created = create_block(client, &pools[&key], &one.allocation, holder).await;
                 created.map_err(|fault| Failure::new(format!("{address}: {fault}")))?
             }
         };
     }
+    for pool in pools.values().map(|pool| pool.name.as_str()).collect::<BTreeSet<_>>() {
+        let is_of_pool = |outcome: &&Outcome| **outcome == Outcome::Kept(pool.to_owned());
+        if outcomes.iter().any(|outcome| is_of_pool(&outcome)) {
+            label_pool(client, pool).await?;
+        }
+    }
     Ok(outcomes)
+}
+
+/// Labels a pool as one with imported addresses, so that the nodes ask for them.
+async fn label_pool(client: &Client, name: &str) -> Result<(), Failure> {
+    let pools: Api<PoolObject> = Api::all(client.clone());
+    let failed = |error: &kube::Error| Failure::new(format!("pool {name}: {}", api_error::describe(error)));
+    for _ in 0..ATTEMPTS {
+        let pool = pools.get(name).await.map_err(|error| failed(&error))?;
+        match imported_addresses::set_label(&pools, &pool, true).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            other => return other.map_err(|error| failed(&error)),
+        }
+    }
+    Err(Failure::new(format!("pool {name}: it is changed concurrently")).next("run the command again"))
 }
 
 /// Creates the object of one address, unless it exists with another owner.
@@ -51,22 +77,24 @@ async fn create_block(
     client: &Client,
     pool: &pool_lookup::Pool,
     allocation: &Allocation,
-    uid: &str,
+    found: &cluster_snapshot::Holder,
 ) -> Result<Outcome, RegistryError> {
     let Allocation { address, pod, container, interface, .. } = allocation;
-    let (namespace, name) = pod.split_once('/').unwrap_or_default();
-    let pod_key = (namespace.to_owned(), name.to_owned());
-    let claim = claim_name(pod);
-    let owner = format!("{uid}/{container}/{interface}");
+    let (namespace, name) = (found.namespace.clone(), found.name.clone());
+    let pod_key = (namespace.clone(), name.clone());
+    let (interface, node) = (interface.clone(), found.node.clone());
+    let claim = ImportedClaim { namespace, pod: name, interface: interface.clone(), node }.name();
+    let owner = format!("{}/{container}/{interface}", found.uid);
     let holder = Holder { owner, claim: claim.clone(), ..Holder::default() };
     let registry = ApiRegistry::new(client.clone(), pool, pod_key, Counter::default());
     match create_object(&registry, IpNet::from(*address), &holder).await {
         // Distinguish an object of an earlier import from one with another owner.
         Err(RegistryError::Conflict) => match registry.read(IpNet::from(*address)).await? {
             // The pod may have been recreated, and the controller reclaims an object whose pod no longer exists.
-            Some(mut existing) if existing.holder.claim == claim => {
-                if existing.holder.node.is_empty() && existing.holder.owner != holder.owner {
-                    existing.holder.owner = holder.owner;
+            Some(mut existing) if is_claim_of(&existing.holder.claim, pod) => {
+                let is_same = existing.holder.owner == holder.owner && existing.holder.claim == claim;
+                if existing.holder.node.is_empty() && !is_same {
+                    (existing.holder.owner, existing.holder.claim) = (holder.owner, claim);
                     match registry.replace(&existing).await {
                         Err(RegistryError::Conflict) => {
                             return Ok(Outcome::Refused(

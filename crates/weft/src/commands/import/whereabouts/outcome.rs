@@ -14,6 +14,7 @@ use cli_support::output;
 use cli_support::output::Format;
 use cli_support::table;
 use ipam_api::cluster_snapshot::{ClusterSnapshot, Holder};
+use ipam_api::imported_claim::ImportedClaim;
 
 /// Result of the import of one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,9 +55,9 @@ pub(super) enum Holding {
     OfOther(String),
 }
 
-/// Name of the claim of an imported address.
-pub(super) fn claim_name(pod: &str) -> String {
-    format!("imported/{pod}")
+/// Whether a claim is that of an address imported for a pod.
+pub(super) fn is_claim_of(claim: &str, pod: &str) -> bool {
+    ImportedClaim::parse(claim).is_some_and(|claim| format!("{}/{}", claim.namespace, claim.pod) == pod)
 }
 
 /// Returns the state of an address in the pools of its address space.
@@ -87,7 +88,7 @@ pub(super) fn holding(snapshot: &ClusterSnapshot, allocation: &Allocation) -> Ho
 
 fn of_single(object: &IpBlock, pool: String, pod: &str, holder: Option<&Holder>) -> Holding {
     let uid = object.holder.owner.split('/').next().unwrap_or_default();
-    if object.holder.claim == claim_name(pod) {
+    if is_claim_of(&object.holder.claim, pod) {
         return Holding::Imported(pool);
     }
     match holder.is_some_and(|holder| !uid.is_empty() && holder.uid == uid) {

@@ -1,0 +1,161 @@
+//! Imported addresses of pods on this node: the pools that have some, and the addresses of one pod.
+//!
+//! ```text
+//!   pools with imported addresses (watched) ─► mark beside the address store ─► weft-ipam asks before it allocates
+//!   IPBlocks of this node (watched) ─► address of the pod? ── no, and its name may recur ─► listed by the pod's label
+//! ```
+//!
+//! A pod of a ReplicaSet, DaemonSet or Job has a name that never recurs, so its address was imported on this node. Another pod of
+//! the same name, as of a StatefulSet, gets the address on any node.
+
+use std::sync::{Arc, Once};
+
+use ipam::IpBlock;
+use kube::Api;
+use kube::runtime::watcher::Config;
+use npwg::metadata::Pod;
+use rpc::allocate::{AllocateRequest, AllocateResponse, ClaimedAddress, ImportedAddresses};
+use tokio::sync::watch::Receiver;
+use tokio::time::timeout;
+
+use super::{BlockProvider, SYNC_MAX};
+use ipam_api::imported_addresses::{NamedPool, addresses_of, pools_with_imported};
+use ipam_api::imported_claim::ImportedClaim;
+use ipam_api::ip_objects::{BlockObject, PoolObject};
+use kube_support::api_error;
+use kube_support::cache::{Cache, follow};
+use kube_support::lookup::ASK_MAX;
+use node_support::metrics::Metrics;
+
+/// Kinds of controllers whose pods never have the name of an earlier pod.
+const UNIQUE_NAMES: [&str; 4] = ["ReplicaSet", "DaemonSet", "Job", "ReplicationController"];
+
+/// Pools with imported addresses.
+pub(super) struct ImportedPools {
+    pools: Arc<Cache<NamedPool>>,
+    followed: Once,
+}
+
+impl Default for ImportedPools {
+    fn default() -> ImportedPools {
+        ImportedPools {
+            pools: Arc::new(Cache::new("ippools with imported addresses")),
+            followed: Once::new(),
+        }
+    }
+}
+
+impl BlockProvider {
+    /// Returns a receiver of changes of the pools with imported addresses.
+    pub(crate) fn imported_changes(&self) -> Receiver<u64> {
+        self.imported_pools().changes()
+    }
+
+    /// Whether a pool has imported addresses; `None` while that is unknown.
+    pub(crate) fn has_imported(&self, pool: &str) -> Option<bool> {
+        let pools = self.imported_pools();
+        pools.is_synced().then(|| pools.all().iter().any(|known| known.name == pool))
+    }
+
+    /// Answers a request for the imported addresses of a pod.
+    pub(super) async fn find_imported(
+        &self,
+        request: &AllocateRequest,
+        pod: Option<&Pod>,
+        metrics: &Metrics,
+    ) -> AllocateResponse {
+        let pools = self.imported_pools();
+        if timeout(SYNC_MAX, pools.synced()).await.is_err() {
+            return AllocateResponse::unavailable(
+                "the API server does not answer: imported addresses are unknown",
+            );
+        }
+        let found = pools.all().into_iter().find(|pool| pool.serves(&request.pool));
+        let Some(pool) = found else {
+            return with_imported(ImportedAddresses { of_pod: Vec::new(), in_pool: false });
+        };
+        match self.imported_addresses(&pool.name, request, pod, metrics).await {
+            Ok(of_pod) => with_imported(ImportedAddresses { of_pod, in_pool: true }),
+            Err(why) => AllocateResponse::unavailable(why),
+        }
+    }
+
+    async fn imported_addresses(
+        &self,
+        pool: &str,
+        request: &AllocateRequest,
+        pod: Option<&Pod>,
+        metrics: &Metrics,
+    ) -> Result<Vec<ClaimedAddress>, String> {
+        let own = self.own_blocks();
+        let no_answer = |_| "the API server does not answer: imported addresses are unknown".to_owned();
+        timeout(SYNC_MAX, own.synced()).await.map_err(no_answer)?;
+        let own = own.all().into_iter().filter_map(|owned| Option::clone(&owned));
+        let own = own.filter(|owned| owned.pool == pool).map(|owned| owned.object);
+        let found = of_interface(own, request);
+        if !found.is_empty() || pod.is_some_and(has_unique_name) {
+            return Ok(found);
+        }
+        metrics.address_requests.inc();
+        let blocks = Api::<BlockObject>::all(self.client.clone());
+        let wanted = addresses_of(pool, &request.pod.namespace, &request.pod.name);
+        let listed = timeout(ASK_MAX, blocks.list(&wanted)).await.map_err(no_answer)?;
+        let listed = listed.map_err(|error| format!("list ipblocks: {}", api_error::describe(&error)))?;
+        Ok(of_interface(listed.items.iter().filter_map(BlockObject::object), request))
+    }
+
+    /// Returns the cache of the pools with imported addresses. The first call starts the watch.
+    fn imported_pools(&self) -> &Cache<NamedPool> {
+        self.imported.followed.call_once(|| {
+            let (all, pools) =
+                (Api::<PoolObject>::all(self.client.clone()), Arc::clone(&self.imported.pools));
+            tokio::spawn(follow(all, Config::default().labels(&pools_with_imported()), pools));
+        });
+        &self.imported.pools
+    }
+}
+
+fn with_imported(imported: ImportedAddresses) -> AllocateResponse {
+    AllocateResponse { imported: Some(imported), ..AllocateResponse::default() }
+}
+
+/// Returns the addresses that were imported for the interface of a request.
+fn of_interface(objects: impl Iterator<Item = IpBlock>, request: &AllocateRequest) -> Vec<ClaimedAddress> {
+    let (pod, interface) = (&request.pod, request.owner.rsplit('/').next().unwrap_or_default());
+    let claimed = objects.filter(IpBlock::is_single_address).filter_map(|object| {
+        let claim = ImportedClaim::parse(&object.holder.claim)?;
+        let is_own = claim.is_of(&pod.namespace, &pod.name, interface);
+        is_own.then(|| ClaimedAddress { address: object.net.addr(), claim: object.holder.claim })
+    });
+    claimed.collect()
+}
+
+/// Whether no other pod had or gets the name of this one.
+fn has_unique_name(pod: &Pod) -> bool {
+    pod.controller.as_ref().is_some_and(|owner| UNIQUE_NAMES.contains(&owner.kind.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use npwg::metadata::PodController;
+
+    use super::*;
+
+    #[test]
+    fn imported_address_is_searched_on_other_nodes_if_the_name_recurs() {
+        let pod = |kind: &str| Pod {
+            controller: (!kind.is_empty())
+                .then(|| PodController { kind: kind.into(), ..PodController::default() }),
+            ..Pod::default()
+        };
+        for (kind, is_unique) in [
+            ("ReplicaSet", true),
+            ("Job", true),
+            ("StatefulSet", false),
+            ("VirtualMachineInstance", false),
+            ("", false),
+        ] {
+            assert_eq!(has_unique_name(&pod(kind)), is_unique, "{kind}");
+        }
+    }
+}
