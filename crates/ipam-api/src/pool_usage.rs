@@ -59,7 +59,7 @@ impl PoolUsage {
 
 /// Number of addresses that the pool can allocate; 0 if its spec is invalid.
 fn size(pool: &PoolObject) -> u64 {
-    let range = pool.spec.range.parse().ok().and_then(|subnet| Range::between(subnet, None, None).ok());
+    let range = pool.spec.range.parse().ok().and_then(|subnet| Range::of_any_size(subnet, None, None).ok());
     let filter = range.zip(pool.exclude().ok()).map(|(range, exclude)| AddressFilter::new(range, &exclude));
     filter.map_or(0, |filter| u64::try_from(filter.count()).unwrap_or(u64::MAX))
 }
