@@ -11,7 +11,7 @@
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rig::cluster::{MANIFESTS, NAMESPACE, bridge, configuration};
+use rig::cluster::{MANIFESTS, NAMESPACE, bridge, configuration, entry_path};
 use rig::traffic::{Transport, outside, reached};
 use rig::{Cluster, assert_nothing_left, refusal};
 use serde_json::{Value, json};
@@ -302,4 +302,25 @@ fn network_policy_leaves_no_window_when_a_pod_starts() {
         let count = arrived(&host, &cluster, 25);
         assert_eq!(count > 0, is_open, "{plugin}: {count} packets arrived");
     }
+}
+
+#[test]
+fn network_policy_gc_removes_rules_without_an_entry() {
+    let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    cluster.definition("data", &network("ptp"));
+    policies(&host);
+    let pods = attach(&host, &cluster);
+    let chains = || {
+        let table = host.run(["nft", "list", "table", "inet", "weft-policy"]);
+        table.lines().filter(|line| line.contains("chain ingress-") || line.contains("chain egress-")).count()
+    };
+    assert_eq!(chains(), 2, "db and other are isolated in one direction each");
+    let (db, attachment) = &pods[0];
+    host.run(["rm", &entry_path(db)]);
+    let valid: Vec<(String, &str)> = pods[1..].iter().map(|(pod, _)| (pod.container_id(), "eth0")).collect();
+    let valid: Vec<(&str, &str)> = valid.iter().map(|(id, ifname)| (id.as_str(), *ifname)).collect();
+    rig::gc(attachment, &weft(), Some(&valid)).success();
+    assert_eq!(chains(), 1, "the rules of another attachment stay");
+    pods[2].1.check(&weft()).success();
 }
