@@ -126,8 +126,7 @@ impl Placed {
             return Vec::new();
         }
         let fault = |(path, seen): &(KeyPath, Seen), what: &str| {
-            let reason =
-                format!("no pod of the files on a network of the policy fits {what}");
+            let reason = format!("no pod of the files on a network of the policy fits {what}");
             let fault = Fault::new(Rule::NetworkPolicySelectsNothing, self.policy.subject(), reason);
             (seen.clone(), fault.at(path.clone()))
         };
