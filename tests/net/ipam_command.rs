@@ -69,11 +69,10 @@ fn ipam_show_counts_usable_addresses_of_a_file_store() {
         let away = weft(&host, &line.join(" ")).success();
         assert!(away.stderr.contains("127.0.0.1:1"), "{away}");
     }
-    let states = |ip: &str| {
-        weft(&host, &format!("ipam who {ip} --local -o json")).success().json()[0]["state"].clone()
-    };
-    assert_eq!([&*ips[0], &*ips[1], "10.8.0.1"].map(states), ["held", "free", "not used"]);
-    let nowhere = weft(&host, "ipam who 10.9.9.9 --local");
+    let holder = |ip: &str| weft(&host, &["ipam", "who", ip, "--local", "-o", "json"].join(" "));
+    let state = |ip: &str| holder(ip).success().json()[0]["state"].clone();
+    assert_eq!([&*ips[0], &*ips[1], "10.8.0.1"].map(state), ["held", "free", "not used"]);
+    let nowhere = holder("10.9.9.9");
     assert!(nowhere.code == Some(1) && nowhere.stderr.contains("in no address store"), "{nowhere}");
     // The whole window is held.
     for at in 3..10 {
