@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    attach, check, cnitool, crds, demo, detach, doctor, executor, explain, history, import, install, lint,
-    list, network, plan, publish, version,
+    attach, capture, check, cnitool, crds, demo, detach, doctor, executor, explain, history, import, install,
+    lint, list, network, plan, publish, trace, version,
 };
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 
@@ -48,6 +48,10 @@ enum Command {
     List(list::Arguments),
     /// Show the last calls of this node, their failures, and the stages of an ADD
     History(history::Arguments),
+    /// Follow packets between two pods of a network, and say where they are lost
+    Trace(trace::Arguments),
+    /// Capture the packets of an interface of a pod
+    Capture(capture::Arguments),
     /// Diagnose this node: changed attachments, failed teardowns, orphaned resources
     Doctor(doctor::Arguments),
     /// Show the plan for a pod and the source of each decision, without changing anything
@@ -121,6 +125,8 @@ impl Invocation {
             Command::Demo(arguments) => demo::run(arguments),
             Command::List(arguments) => list::run(arguments),
             Command::History(arguments) => history::run(arguments),
+            Command::Trace(arguments) => trace::run(arguments),
+            Command::Capture(arguments) => capture::run(arguments),
             Command::Doctor(arguments) => doctor::run(arguments),
             Command::Explain(arguments) => explain::run(arguments),
             Command::Lint(arguments) => lint::run(arguments),

@@ -1,6 +1,7 @@
 //! Subcommands of `weft`: one module each, with its `Arguments` and `run`.
 
 pub(crate) mod attach;
+pub(crate) mod capture;
 pub(crate) mod check;
 pub(crate) mod cnitool;
 pub(crate) mod crds;
@@ -18,4 +19,5 @@ pub(crate) mod list;
 pub(crate) mod network;
 pub(crate) mod plan;
 pub(crate) mod publish;
+pub(crate) mod trace;
 pub(crate) mod version;
