@@ -160,6 +160,16 @@ pub const ROWS: &[Row] = &[
     row("docs/commands.md", "sudo weft history", Way::Host(ATTACHED)),
     row(
         "docs/commands.md",
+        "sudo weft trace",
+        Way::NotRun("needs two pods of a network: tests/net/trace.rs runs it"),
+    ),
+    row(
+        "docs/commands.md",
+        "sudo weft capture",
+        Way::NotRun("runs until it is stopped: tests/net/capture.rs runs it"),
+    ),
+    row(
+        "docs/commands.md",
         "sudo weft doctor",
         Way::NotRun("shows faults of a node: tests/net/doctor.rs makes them"),
     ),

@@ -62,6 +62,7 @@ mod info {
 /// Attributes by kind of link: `IFLA_BR_…`, `IFLA_BRPORT_…`, `IFLA_MACVLAN_…` and so on.
 mod detail {
     pub(super) const BRIDGE_VLAN_FILTERING: u16 = 7;
+    pub(super) const PORT_STATE: u16 = 1;
     pub(super) const PORT_HAIRPIN: u16 = 4;
     pub(super) const PORT_ISOLATED: u16 = 33;
     pub(super) const VETH_PEER: u16 = 1;
@@ -98,6 +99,10 @@ const SETTABLE: u32 = 0x4 | 0x20 | 0x80 | PROMISCUOUS | ALL_MULTICAST | 0x1000 |
 const PROPERTIES_MAX: usize = 32 << 10;
 /// Largest number of links in one request to remove links: a datagram has at most 200 KiB by default.
 const REMOVED_AT_ONCE_MAX: usize = 1000;
+/// `BR_STATE_FORWARDING`
+const FORWARDING: u8 = 3;
+/// `ARPHRD_ETHER`
+const ETHERNET: u16 = 1;
 /// `ARPHRD_LOOPBACK`
 const LOOPBACK: u16 = 772;
 /// `IF_OPER_UNKNOWN` and `IF_OPER_UP`
@@ -124,6 +129,8 @@ pub struct Link {
     pub carrier: bool,
     /// Whether it is the loopback interface.
     pub loopback: bool,
+    /// Whether its frames have Ethernet headers.
+    pub ethernet: bool,
     /// Whether it receives all packets, because of `ip link set promisc on` or of a program.
     pub promiscuous: bool,
     /// Whether it receives all multicast packets.
@@ -154,6 +161,8 @@ pub struct Link {
     pub detail: Detail,
     /// Attributes as a port of a bridge.
     pub port: Option<BridgePort>,
+    /// Whether it forwards as a port of a bridge: the state of the spanning tree is `forwarding`.
+    pub forwards: bool,
 }
 
 /// Attributes of one kind of link.
@@ -243,6 +252,7 @@ impl Link {
             promiscuous: flags & PROMISCUOUS != 0,
             all_multicast: flags & ALL_MULTICAST != 0,
             flags: flags & SETTABLE,
+            ethernet: u16::from_ne_bytes([message.byte_at(2), message.byte_at(3)]) == ETHERNET,
             loopback: u16::from_ne_bytes([message.byte_at(2), message.byte_at(3)]) == LOOPBACK,
             ..Link::default()
         };
@@ -283,6 +293,8 @@ impl Link {
         let is_port = find(info, info::PORT_KIND).map(text).as_deref() == Some("bridge");
         if let Some(data) = find(info, info::PORT_DATA).filter(|_| is_port) {
             let is_on = |kind| find(data, kind).and_then(|value| value.first()).is_some_and(|on| *on != 0);
+            let state = find(data, detail::PORT_STATE).and_then(|value| value.first());
+            self.forwards = state == Some(&FORWARDING);
             self.port = Some(BridgePort {
                 hairpin: is_on(detail::PORT_HAIRPIN),
                 isolated: is_on(detail::PORT_ISOLATED),

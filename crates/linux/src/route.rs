@@ -4,6 +4,7 @@
 //!
 //! Source: rtnetlink(7) RTM_NEWROUTE/GETROUTE/DELROUTE; ip-route(8).
 
+pub mod lookup;
 pub(crate) mod multipath;
 
 use std::net::IpAddr;

@@ -21,7 +21,7 @@ use cni::{Error, Verb};
 use ipam::BlockInfo;
 use ipam::give_up::{GiveUpMessage, GivenUp, ReturnMessage};
 use ipam::transfer::TransferReply;
-use rpc::diagnosis::{CountersRequest, InterfaceCounters};
+use rpc::diagnosis::{CaptureRequest, CountersRequest, InterfaceCounters, TraceRequest, TraceStep};
 use rpc::frame;
 use rpc::task::TaskBatch;
 use serde::de::DeserializeOwned;
@@ -44,6 +44,8 @@ pub const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 const DEADLINE: Duration = Duration::from_secs(600);
 /// Timeout of VERSION of a plugin.
 const VERSION_MAX: Duration = Duration::from_secs(10);
+/// Interval at which the end of a capture is looked for.
+const CAPTURE_LOOK: Duration = Duration::from_millis(50);
 /// Number of bytes of two files that are compared at a time.
 const PIECE: usize = 64 * 1024;
 /// Exit code of `sandbox ping` without a reply.
@@ -477,6 +479,48 @@ impl WeftCni {
         requests: &[CountersRequest],
     ) -> Result<Vec<Vec<Option<InterfaceCounters>>>, Failure> {
         self.diagnose("counters", &requests)
+    }
+
+    /// Follows packets between two pods: `weft-cni sandbox trace`.
+    pub fn trace(&self, request: &TraceRequest) -> Result<Vec<TraceStep>, Failure> {
+        self.diagnose("trace", request)
+    }
+
+    /// Captures the frames of an interface into `output` until `is_ended` or a limit, and returns a report:
+    /// `weft-cni sandbox capture`.
+    pub fn capture(
+        &self,
+        request: &CaptureRequest,
+        output: Stdio,
+        is_ended: impl Fn() -> bool,
+    ) -> Result<String, Failure> {
+        let failed = |cause: io::Error| Failure::new(format!("run {}: {cause}", self.program.display()));
+        let mut line =
+            serde_json::to_vec(request).map_err(|cause| Failure::new(format!("capture: {cause}")))?;
+        line.push(b'\n');
+        let mut command = self.command();
+        command.args(["sandbox", "capture"]).process_group(0);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(output).stderr(Stdio::piped()).spawn().map_err(failed)?;
+        let mut stdin = child.stdin.take();
+        // It may exit before it has read the request; its error message says why.
+        let _ = stdin.as_mut().map(|pipe| pipe.write_all(&line));
+        while child.try_wait().map_err(failed)?.is_none() {
+            if is_ended() {
+                // The end of its input ends the capture.
+                stdin = None;
+            }
+            std::thread::sleep(CAPTURE_LOOK);
+        }
+        drop(stdin);
+        let output = child.wait_with_output().map_err(failed)?;
+        match output.status.success() {
+            true => {
+                let report = String::from_utf8_lossy(&output.stderr);
+                Ok(report.lines().last().unwrap_or_default().to_owned())
+            }
+            false => Err(self.failure(&output)),
+        }
     }
 
     /// Runs `weft-cni sandbox WORD` with a request on stdin, and reads its answer.

@@ -60,6 +60,10 @@ Usage:
       Print all resources of this host with an owner tag of weft as JSON.
   weft-cni sandbox counters
       Print the traffic counters of the interfaces that the request on stdin names, as JSON.
+  weft-cni sandbox trace
+      Follow packets between the two pods of the request on stdin, and print each step as JSON.
+  weft-cni sandbox capture
+      Write the frames of the interface that the first line of stdin names to stdout as pcap, until stdin is closed.
   weft-cni sandbox run PATH COMMAND…
       Run a command in a network namespace; the exit code is that of the command.
   weft-cni sandbox ping PATH TO [FROM]
@@ -88,6 +92,8 @@ Examples:
   weft-cni sandbox show /run/netns/blue
   weft-cni sandbox owner-tags
   weft-cni sandbox counters <request.json
+  weft-cni sandbox trace <request.json
+  weft-cni sandbox capture <request.json >frames.pcap
   weft-cni sandbox run /run/netns/blue ip address
   weft-cni sandbox ping /run/netns/blue 10.0.0.1
   weft-cni dhcp daemon -hostprefix /host
@@ -173,6 +179,10 @@ pub enum Command<'a> {
     SandboxOwnerTags,
     /// `sandbox counters`
     SandboxCounters,
+    /// `sandbox trace`
+    SandboxTrace,
+    /// `sandbox capture`
+    SandboxCapture,
     /// `sandbox run PATH COMMAND…`
     SandboxRun {
         /// The namespace.
@@ -256,6 +266,8 @@ impl<'a> Command<'a> {
             ("delete", [path]) => Command::SandboxDelete(Path::new(*path)),
             ("owner-tags", []) => Command::SandboxOwnerTags,
             ("counters", []) => Command::SandboxCounters,
+            ("trace", []) => Command::SandboxTrace,
+            ("capture", []) => Command::SandboxCapture,
             ("show", []) => Command::SandboxShow(None),
             ("show", [path]) => Command::SandboxShow(Some(Path::new(*path))),
             ("run", [path, program, arguments @ ..]) => {
@@ -314,6 +326,8 @@ impl<'a> Command<'a> {
             Command::SandboxShow(path) => show(path),
             Command::SandboxOwnerTags => owner_tags(),
             Command::SandboxCounters => diagnosis::counters::run(),
+            Command::SandboxTrace => diagnosis::trace::run(),
+            Command::SandboxCapture => diagnosis::capture::run(),
             Command::SandboxRun { path, program, arguments } => execute(path, program, &arguments),
             Command::SandboxPing { path, to, from } => ping(path, to, from),
             Command::Invalid(words) => Err(invalid_command(&words)),

@@ -3,7 +3,9 @@
 //! - A namespace that belongs to a pod is hostile: what is read of it is bounded, and each command ends within a deadline.
 //! - A request names a namespace by path and identity ([`rpc::diagnosis`]), so a reused path is not taken for the sandbox.
 
+pub mod capture;
 pub mod counters;
+pub mod trace;
 
 use std::io::{Read, Write};
 use std::process::ExitCode;

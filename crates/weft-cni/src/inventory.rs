@@ -66,7 +66,7 @@ pub fn owner_tags(netns: &Netns) -> Result<Vec<Tagged>, Error> {
 }
 
 /// Returns the entries of weft's packet-filter tables in the calling thread's namespace.
-fn filter_tags() -> Result<Vec<Tagged>, Error> {
+pub(crate) fn filter_tags() -> Result<Vec<Tagged>, Error> {
     let mut nft = Nft::open().or_refused()?;
     let mut tagged = Vec::new();
     for family in [nft::Family::Inet, nft::Family::Bridge] {

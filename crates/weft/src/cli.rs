@@ -12,8 +12,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
-    attach, bundle, check, cnitool, completion, crds, demo, detach, doctor, executor, explain, history,
-    import, init, install, lint, list, network, plan, publish, status, version,
+    attach, bundle, capture, check, cnitool, completion, crds, demo, detach, doctor, executor, explain,
+    history, import, init, install, lint, list, network, plan, publish, status, trace, version,
 };
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 
@@ -53,6 +53,10 @@ enum Command {
     Status(status::Arguments),
     /// Show the last calls of this node, their failures, and the stages of an ADD
     History(history::Arguments),
+    /// Follow packets between two pods of a network, and say where they are lost
+    Trace(trace::Arguments),
+    /// Capture the packets of an interface of a pod
+    Capture(capture::Arguments),
     /// Diagnose this node: changed attachments, failed teardowns, orphaned resources
     Doctor(doctor::Arguments),
     /// Write a support archive without secrets
@@ -195,6 +199,8 @@ impl Invocation {
             Command::Completion(arguments) => completion::run(arguments, command()),
             Command::Man(arguments) => completion::run_man(arguments, command()),
             Command::History(arguments) => history::run(arguments),
+            Command::Trace(arguments) => trace::run(arguments),
+            Command::Capture(arguments) => capture::run(arguments),
             Command::Doctor(arguments) => doctor::run(arguments),
             Command::Explain(arguments) => explain::run(arguments),
             Command::Lint(arguments) => lint::run(arguments),

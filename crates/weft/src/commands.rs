@@ -2,6 +2,7 @@
 
 pub(crate) mod attach;
 pub(crate) mod bundle;
+pub(crate) mod capture;
 pub(crate) mod check;
 pub(crate) mod cnitool;
 pub(crate) mod completion;
@@ -22,4 +23,5 @@ pub(crate) mod network;
 pub(crate) mod plan;
 pub(crate) mod publish;
 pub(crate) mod status;
+pub(crate) mod trace;
 pub(crate) mod version;

@@ -110,6 +110,14 @@ impl Message {
         message
     }
 
+    /// Returns a message about neighbours (`struct ndmsg`) of the link with this index.
+    pub(crate) fn neighbour(kind: u16, family: u8, index: u32) -> Message {
+        let mut message = Message { kind, fixed: [0; FIXED_MAX], attributes: Attributes::new() };
+        message.put(0, &[family]);
+        message.put(4, &index.to_ne_bytes());
+        message
+    }
+
     /// Returns a message about routes or rules, whose headers have the same twelve bytes (`struct rtmsg`, `struct fib_rule_hdr`).
     pub(crate) fn route(kind: u16, family: u8, fields: RouteFields) -> Message {
         let RouteFields { destination, source, table, protocol, scope, action, flags } = fields;

@@ -1,0 +1,283 @@
+//! `weft trace`: follows the path of packets between two pods of a network, and says where they are lost.
+//!
+//! - The first pod is on this node. The journal has its interface and addresses; `weft-cni sandbox trace` enters the
+//!   namespaces. Nothing is changed, except for the packets of one probe.
+//! - Interface and addresses of a pod on another node come from its network-status in the API. Its side of the path is not
+//!   examined.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use cni::name::IfName;
+use kube::Api;
+use npwg::metadata::Pod;
+use npwg::status::{self, NETWORK_STATUS};
+use rpc::diagnosis::{SandboxNamespace, TraceEnd, TraceRequest, TraceStep, Verdict};
+use rpc::journal::Entry;
+use serde::Serialize;
+
+use crate::known_journals::{JournalHandle, KnownJournals, Target};
+use crate::manifest_plan::Inputs;
+use crate::pod_name::PodName;
+use cli_support::async_runtime::runtime;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output::{self, Output};
+use cli_support::privilege;
+use cli_support::table;
+use cli_support::terminal::plain;
+use kube_support::client;
+use kube_support::lookup::ask;
+use kube_support::resources::PodObject;
+use node_support::weft_cni::WeftCni;
+
+/// Maximum number of addresses of an interface that are considered.
+const ADDRESSES_MAX: usize = 16;
+
+/// Arguments of `weft trace`.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft trace -n my-namespace web db --network data
+  weft trace -n my-namespace web other-namespace/db --network data --tcp 5432
+
+The steps are attachment, interface, address, route, neighbour, MTU, port and VLAN of a bridge, packet filter, and one
+probe from the first pod. The first pod must be on this node. If the second one is on another node, only the first side
+is examined; its address is read from the API server.
+
+{EXIT_CODES} A step with a fault is a failure."))]
+pub(crate) struct Arguments {
+    /// Pod that sends: NAME or NAMESPACE/NAME
+    #[arg(value_name = "POD")]
+    from: String,
+    /// Pod that receives: NAME or NAMESPACE/NAME
+    #[arg(value_name = "OTHER-POD")]
+    to: String,
+    /// Namespace of pods without one
+    #[arg(short = 'n', long, default_value = "default")]
+    namespace: String,
+    /// Network of both pods: NAME in the namespace of the pod, NAMESPACE/NAME, or the name of the default network
+    #[arg(long, value_name = "NETWORK")]
+    network: String,
+    /// TCP port to which the probe connects (default: the probe is a ping)
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    tcp: Option<u16>,
+    /// Path to a kubeconfig, for a pod on another node (default: in-cluster configuration, or that of kubectl)
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
+    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    inputs: Inputs,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Document of `-o json`.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    from: &'a str,
+    to: &'a str,
+    network: &'a str,
+    /// Whether the path works.
+    verdict: Verdict,
+    steps: &'a [TraceStep],
+}
+
+/// End of the path, or the reason why there is none.
+type Found = Result<TraceEnd, TraceStep>;
+
+/// Runs `weft trace`.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { from, to, namespace, network, tcp, kubeconfig, inputs, output } = arguments;
+    privilege::require("weft trace", "it enters network namespaces")?;
+    let (from, to) = (pod_name(from, namespace)?, pod_name(to, namespace)?);
+    let journals = JournalHandle::all(inputs)?;
+    let entry = entry(&journals, &from)?.ok_or_else(|| {
+        Failure::new(format!("pod {from} is not attached on this node"))
+            .next("run weft trace on the node of the first pod; weft list shows the pods of this node")
+    })?;
+    let sender = local_end(&entry, &from, network);
+    let receiver = match self::entry(&journals, &to)? {
+        Some(entry) => local_end(&entry, &to, network),
+        None => remote_end(&to, network, kubeconfig.as_deref()),
+    };
+    let mut steps = Vec::new();
+    let [sender, receiver] = [(&from, sender), (&to, receiver)].map(|(pod, found)| match found {
+        Ok(end) => {
+            steps.push(attached(pod, network, &end));
+            Some(end)
+        }
+        Err(step) => {
+            steps.push(step);
+            None
+        }
+    });
+    if let (Some(from), Some(to)) = (sender, receiver) {
+        steps.extend(WeftCni::find()?.trace(&TraceRequest { from, to, tcp: *tcp })?);
+    }
+    print(&(&from, &to, network), &steps, *output)
+}
+
+fn pod_name(text: &str, namespace: &str) -> Result<PodName, Failure> {
+    let parsed = match text.contains('/') {
+        true => text.parse(),
+        false => PodName::new(namespace, text),
+    };
+    parsed.map_err(|error| {
+        Failure::new(format!("pod {text:?}: {error}")).exit(cli_support::failure::Exit::Usage)
+    })
+}
+
+fn entry(journals: &KnownJournals, pod: &PodName) -> Result<Option<Entry>, Failure> {
+    let target = Target { pod: Some(pod.clone()), container_id: None };
+    Ok(target.find(journals)?.map(|(_, entry)| entry))
+}
+
+/// Returns the interface of a pod on a network, by its network-status.
+fn interface(pod: &PodName, network: &str, status: &[status::Entry]) -> Option<(String, Vec<IpAddr>)> {
+    let qualified = format!("{}/{network}", pod.namespace);
+    let is_meant = |entry: &&status::Entry| entry.name == network || entry.name == qualified;
+    let first = status.iter().filter(is_meant).find(|entry| IfName::new(&entry.interface).is_ok())?;
+    let same = status.iter().filter(is_meant).filter(|entry| entry.interface == first.interface);
+    let addresses = same.flat_map(|entry| &entry.ips).filter_map(|ip| ip.split('/').next()?.parse().ok());
+    Some((first.interface.clone(), addresses.take(ADDRESSES_MAX).collect()))
+}
+
+fn not_attached(pod: &PodName, network: &str, status: &[status::Entry]) -> TraceStep {
+    let names: Vec<&str> = status.iter().map(|entry| entry.name.as_str()).collect();
+    let known = if names.is_empty() { "no network".to_owned() } else { names.join(", ") };
+    TraceStep {
+        step: "attachment".to_owned(),
+        place: pod.to_string(),
+        verdict: Verdict::Fault,
+        found: format!("not attached to network {network}; attached to {known}"),
+        cure: "select the network in the annotation k8s.v1.cni.cncf.io/networks, then recreate the pod"
+            .to_owned(),
+    }
+}
+
+/// Returns the end of a pod on this node.
+fn local_end(entry: &Entry, pod: &PodName, network: &str) -> Found {
+    let Some((interface, addresses)) = interface(pod, network, &entry.network_status) else {
+        return Err(not_attached(pod, network, &entry.network_status));
+    };
+    let sandbox = SandboxNamespace { netns: entry.netns.clone(), namespace: entry.namespace.clone() };
+    let container = entry.container_id.to_string();
+    Ok(TraceEnd { pod: pod.to_string(), sandbox: Some(sandbox), container, interface, addresses })
+}
+
+/// Returns the end of a pod on another node, by its network-status in the API.
+fn remote_end(pod: &PodName, network: &str, kubeconfig: Option<&Path>) -> Found {
+    let fault = |found: String, cure: &str| TraceStep {
+        step: "attachment".to_owned(),
+        place: pod.to_string(),
+        verdict: Verdict::Fault,
+        found,
+        cure: cure.to_owned(),
+    };
+    let read = read_pod(pod, kubeconfig).map_err(|why| {
+        let found = format!("not on this node, and its network-status cannot be read: {why}");
+        fault(found, "name a kubeconfig with --kubeconfig, or run weft trace on a node that has both pods")
+    })?;
+    let Some(object) = read else {
+        return Err(fault("the pod does not exist".to_owned(), "correct the name or the namespace"));
+    };
+    let status = object.annotations.get(NETWORK_STATUS).map(String::as_str).unwrap_or_default();
+    let status: Vec<status::Entry> = serde_json::from_str(status).unwrap_or_default();
+    let Some((interface, addresses)) = interface(pod, network, &status) else {
+        return Err(not_attached(pod, network, &status));
+    };
+    Ok(TraceEnd { pod: pod.to_string(), sandbox: None, container: String::new(), interface, addresses })
+}
+
+/// Reads a pod from the API server.
+fn read_pod(pod: &PodName, kubeconfig: Option<&Path>) -> Result<Option<Pod>, Failure> {
+    runtime()?.block_on(async {
+        let client = client::client_of_person(kubeconfig).await?;
+        let pods: Api<PodObject> = Api::namespaced(client, &pod.namespace);
+        ask(pods, &pod.name).await.map_err(|why| Failure::new(why.to_string()))
+    })
+}
+
+fn attached(pod: &PodName, network: &str, end: &TraceEnd) -> TraceStep {
+    let addresses: Vec<String> = end.addresses.iter().map(ToString::to_string).collect();
+    let place = if end.sandbox.is_some() { "" } else { ", on another node: its side is not examined" };
+    TraceStep {
+        step: "attachment".to_owned(),
+        place: pod.to_string(),
+        verdict: Verdict::Ok,
+        found: format!("{} on {network} with {}{place}", end.interface, addresses.join(", ")),
+        cure: String::new(),
+    }
+}
+
+fn print(path: &(&PodName, &PodName, &str), steps: &[TraceStep], output: Output) -> Result<(), Failure> {
+    let (from, to, network) = path;
+    let faults = steps.iter().filter(|step| step.verdict == Verdict::Fault).count();
+    let verdict = if faults > 0 { Verdict::Fault } else { Verdict::Ok };
+    let (from, to) = (from.to_string(), to.to_string());
+    match output.format.print(&Document { from: &from, to: &to, network, verdict, steps }) {
+        Some(printed) => printed?,
+        None => output::print(&lay_out(steps))?,
+    }
+    match faults {
+        0 => Ok(()),
+        count => Err(Failure::quiet(format!("{count} faults"))),
+    }
+}
+
+/// Returns the table of the steps, then the next step for each fault.
+fn lay_out(steps: &[TraceStep]) -> String {
+    let verdict = |step: &TraceStep| match step.verdict {
+        Verdict::Ok => "ok",
+        Verdict::Fault => "FAULT",
+        Verdict::Unknown => "unknown",
+    };
+    let rows: Vec<Vec<String>> = steps
+        .iter()
+        .map(|step| vec![step.step.clone(), step.place.clone(), verdict(step).to_owned(), step.found.clone()])
+        .collect();
+    let mut text = table::lay_out(&["step", "at", "verdict", "found"], &rows, 0);
+    for step in steps.iter().filter(|step| !step.cure.is_empty()) {
+        text.push_str(&format!("{} of {}: {}\n", plain(&step.step), plain(&step.place), plain(&step.cure)));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trace_network_is_found_by_short_and_qualified_name() {
+        let pod = PodName::new("blue", "web").unwrap();
+        let status: Vec<status::Entry> = serde_json::from_str(
+            r#"[{"name":"home","interface":"eth0","ips":["10.1.0.2"],"default":true},
+                {"name":"blue/data","interface":"net1","ips":["10.2.0.2/24"],"default":false},
+                {"name":"blue/data","interface":"net1","ips":["fd00::2","x"],"default":false},
+                {"name":"blue/bad","interface":"../x","default":false}]"#,
+        )
+        .unwrap();
+        let found = |network: &str| interface(&pod, network, &status);
+        let data: Vec<IpAddr> = vec!["10.2.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        assert_eq!(found("data"), Some(("net1".to_owned(), data.clone())));
+        assert_eq!(found("blue/data"), Some(("net1".to_owned(), data)));
+        assert_eq!(found("home").unwrap().0, "eth0");
+        assert_eq!(found("bad"), None, "not the name of an interface");
+        assert_eq!(found("red/data"), None);
+        let step = not_attached(&pod, "red/data", &status);
+        assert!(step.found.contains("attached to home, blue/data"), "{}", step.found);
+    }
+
+    #[test]
+    fn trace_table_has_no_control_characters() {
+        let step = TraceStep {
+            step: "route".into(),
+            place: "blue/web".into(),
+            verdict: Verdict::Fault,
+            found: "a\u{1b}[2Jb".into(),
+            cure: "recreate\u{202e} the pod".into(),
+        };
+        let text = lay_out(&[step]);
+        assert!(!text.contains(['\u{1b}', '\u{202e}']) && text.contains("FAULT"), "{text:?}");
+    }
+}

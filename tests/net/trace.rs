@@ -1,0 +1,260 @@
+//! Tests of `weft trace`: each fault on the path between two pods is found at its step.
+//!
+//! ```text
+//!   pod web net1 ── port ── bridge br2 of the host ── port ── net1 pod db
+//! ```
+//!
+//! The fault is made with `ip`, `bridge` and `nft`, as an operator or a process in a pod would.
+
+use std::time::{Duration, Instant};
+
+use rig::Cluster;
+use rig::cluster::{bridge, configuration};
+use serde_json::Value;
+use testkit::{Feature, Finished, Host, Pod, Running, host};
+
+/// Two attached pods of the network `red`.
+struct Path<'a> {
+    host: &'a Host,
+    web: Pod,
+    db: Pod,
+}
+
+impl<'a> Path<'a> {
+    fn new(host: &'a Host, red: &Value) -> Path<'a> {
+        let cluster = Cluster::new(host);
+        cluster.definition("red", red);
+        let config = configuration(&bridge("home", 1));
+        let _ = testkit::binary("weft-cni");
+        let [web, db] = ["web", "db"].map(|name| {
+            cluster.pod(name, "red");
+            let pod = host.pod(name);
+            cluster.attachment(&pod).add(&config).success();
+            pod
+        });
+        Path { host, web, db }
+    }
+
+    fn run(&self, words: &str) -> Finished {
+        let weft = self.host.command(testkit::binary("weft")).clean_environment();
+        let fixed = ["trace", "-n", "blue", "--network", "red"];
+        weft.args(fixed).args(words.split_whitespace()).deadline(Duration::from_secs(60)).finish()
+    }
+
+    /// Returns the steps from `web` to `db`.
+    fn trace(&self, words: &str) -> Vec<Value> {
+        let finished = self.run(&format!("web db -o json {words}"));
+        let document = finished.json();
+        let steps = document["steps"].as_array().expect("steps").clone();
+        let is_faulty = steps.iter().any(|step| step["verdict"] == "fault");
+        assert_eq!(document["verdict"], if is_faulty { "fault" } else { "ok" }, "{document}");
+        assert_eq!(finished.code, Some(i32::from(is_faulty)), "{finished}");
+        steps
+    }
+
+    /// Asserts that each fault has a next step, that these steps are faulty, and that the first one is described by `words`.
+    #[track_caller]
+    fn assert_faults(&self, options: &str, steps: &[(&str, &str)], words: &[&str]) {
+        let all = self.trace(options);
+        let faults: Vec<&Value> = all.iter().filter(|step| step["verdict"] == "fault").collect();
+        let text = |step: &Value, key: &str| step[key].as_str().unwrap_or_default().to_owned();
+        let found: Vec<(String, String)> =
+            faults.iter().map(|step| (text(step, "step"), text(step, "place"))).collect();
+        let expected: Vec<(String, String)> =
+            steps.iter().map(|(step, place)| ((*step).to_owned(), (*place).to_owned())).collect();
+        assert_eq!(found, expected, "{all:#?}");
+        assert!(faults.iter().all(|step| !text(step, "cure").is_empty()), "{all:#?}");
+        let first = text(faults[0], "found");
+        for word in words {
+            assert!(first.contains(word), "{word}: {first}");
+        }
+    }
+
+    /// Name of the host's end of the interface `net1` of a pod.
+    fn port(&self, pod: &Pod) -> String {
+        let index =
+            pod.json(["ip", "-j", "link", "show", "net1"])[0]["link_index"].as_u64().expect("an index");
+        let all = self.host.json(["ip", "-j", "link"]);
+        let port =
+            all.as_array().expect("links").iter().find(|link| link["ifindex"] == index).expect("a port");
+        port["ifname"].as_str().expect("a name").to_owned()
+    }
+
+    fn address(&self, pod: &Pod) -> String {
+        let all = rig::addresses_on(pod, "net1");
+        let own = all.iter().find(|ip| ip.starts_with("10.")).expect("an address");
+        own.split('/').next().expect("an address").to_owned()
+    }
+
+    /// Starts a process in `db` that accepts connections.
+    fn serve(&self, port: u16) -> Running {
+        let script = format!(
+            "import socket\ns = socket.socket()\ns.bind(('0.0.0.0', {port}))\ns.listen()\nwhile True: s.accept()[0].close()"
+        );
+        let server = self.db.command("python3").args(["-c", &script]).start_tied();
+        rig::machine::until("the server listens", || {
+            let listening = self.db.run(["ss", "-Hltn"]);
+            listening.contains(&format!(":{port}")).then_some(())
+        });
+        server
+    }
+}
+
+#[test]
+fn trace_of_a_working_path_has_every_step() {
+    let host = host!(Feature::Bridge);
+    let path = Path::new(&host, &bridge("red", 2));
+    let _server = path.serve(5432);
+    let before = path.db.snapshot();
+    for options in ["", "--tcp 5432"] {
+        let steps = path.trace(options);
+        let names: Vec<&str> = steps.iter().map(|step| step["step"].as_str().unwrap()).collect();
+        let expected = [
+            "attachment",
+            "attachment",
+            "interface",
+            "interface",
+            "address",
+            "route",
+            "address",
+            "route",
+            "neighbour",
+            "mtu",
+            "port",
+            "port",
+            "firewall",
+            "probe",
+        ];
+        assert_eq!(names, expected);
+        assert!(steps.iter().all(|step| step["verdict"] == "ok"), "{steps:#?}");
+    }
+    rig::assert_pod_unchanged("trace", &path.db, &before);
+    let text = path.run("web db").success().stdout;
+    assert!(text.starts_with("STEP        AT        VERDICT  FOUND\n"), "{text}");
+    assert!(text.contains("answered in"), "{text}");
+    // From the other side, by qualified names.
+    path.run("blue/db blue/web").success();
+}
+
+#[test]
+fn trace_finds_missing_attachment_pod_and_interface() {
+    let host = host!(Feature::Bridge);
+    let path = Path::new(&host, &bridge("red", 2));
+    let refused = path.run("none db");
+    assert!(refused.code == Some(1) && refused.stderr.contains("not attached on this node"), "{refused}");
+    let remote = path.run("web none -o json");
+    assert_eq!(remote.code, Some(1), "{remote}");
+    assert!(remote.stdout.contains("cannot be read"), "{remote}");
+    let weft = host.command(testkit::binary("weft")).clean_environment();
+    let other = weft.args(["trace", "-n", "blue", "web", "db", "--network", "green"]).finish();
+    assert!(other.code == Some(1) && other.stdout.contains("attached to home, blue/red"), "{other}");
+    path.db.run(["ip", "link", "set", "net1", "down"]);
+    path.assert_faults("", &[("interface", "blue/db")], &["net1 is down"]);
+    path.db.run(["ip", "link", "delete", "net1"]);
+    path.assert_faults("", &[("interface", "blue/db")], &["net1 does not exist"]);
+}
+
+#[test]
+fn trace_finds_missing_address_and_route() {
+    let host = host!(Feature::Bridge);
+    let path = Path::new(&host, &bridge("red", 2));
+    // The default route of the pod's first network leads elsewhere.
+    path.web.run(["ip", "route", "delete", "10.2.0.0/24"]);
+    path.web.attempt(["ip", "route", "delete", "default"]);
+    path.assert_faults("", &[("route", "blue/web"), ("probe", "blue/db")], &["no route to"]);
+    // The host forwards between its networks, so the answer alone would not show the fault.
+    path.web.run(["ip", "route", "add", "default", "via", "10.1.0.1", "dev", "eth0"]);
+    path.assert_faults("", &[("route", "blue/web")], &["leave by eth0 via 10.1.0.1"]);
+    path.web.run(["ip", "route", "add", "10.2.0.0/24", "dev", "net1"]);
+    path.run("web db").success();
+    let address = path.address(&path.db);
+    path.db.run(["ip", "address", "delete", &format!("{address}/24"), "dev", "net1"]);
+    path.web.run(["ip", "neigh", "flush", "all"]);
+    let faults =
+        [("address", "blue/db"), ("route", "blue/db"), ("neighbour", "blue/web"), ("probe", "blue/db")];
+    path.assert_faults("", &faults, &["net1 lost 10.2.0."]);
+}
+
+#[test]
+fn trace_finds_a_smaller_mtu_on_the_path() {
+    let host = host!(Feature::Bridge);
+    let path = Path::new(&host, &bridge("red", 2));
+    let port = path.port(&path.db);
+    host.run(["ip", "link", "set", &port, "mtu", "1400"]);
+    path.assert_faults(
+        "",
+        &[("mtu", "host")],
+        &["packets over 1400 bytes are lost", &format!("{port} 1400")],
+    );
+}
+
+#[test]
+fn trace_finds_port_that_is_down_and_silent_neighbour() {
+    let host = host!(Feature::Bridge);
+    let path = Path::new(&host, &bridge("red", 2));
+    let port = path.port(&path.db);
+    host.run(["ip", "link", "set", &port, "down"]);
+    let faults =
+        [("interface", "blue/db"), ("neighbour", "blue/web"), ("port", "host"), ("probe", "blue/db")];
+    path.assert_faults("", &faults, &["net1 is up, but has no carrier"]);
+    host.run(["ip", "link", "set", &port, "up"]);
+    host.run(["ip", "link", "set", &port, "nomaster"]);
+    path.web.run(["ip", "neigh", "flush", "all"]);
+    let all = path.trace("");
+    let fault =
+        |step: &str| all.iter().find(|one| one["step"] == step && one["verdict"] == "fault").is_some();
+    assert!(fault("neighbour") && fault("port") && fault("probe"), "{all:#?}");
+    host.run(["ip", "link", "set", &port, "master", "br2"]);
+    // The pod does not answer address resolution.
+    path.db.run(["ip", "link", "set", "net1", "arp", "off"]);
+    path.web.run(["ip", "neigh", "flush", "all"]);
+    let faults = [("neighbour", "blue/web"), ("probe", "blue/db")];
+    path.assert_faults("", &faults, &["does not answer address resolution"]);
+}
+
+#[test]
+fn trace_finds_packets_that_the_host_drops() {
+    let host = host!(Feature::Bridge, Feature::NftBridge);
+    let path = Path::new(&host, &bridge("red", 2));
+    let rules = "table bridge filter { chain forward { type filter hook forward priority 0; policy accept;
+        ip protocol icmp drop\ntcp dport 5432 drop\n}\n}\n";
+    host.command("nft").args(["-f", "-"]).stdin(rules).finish().success();
+    let faults = [("firewall", "host"), ("probe", "blue/db")];
+    path.assert_faults("", &faults, &["the host drops them", "bridge filter forward (2 rules)"]);
+    path.assert_faults("--tcp 5432", &faults, &["the host drops them"]);
+}
+
+#[test]
+fn trace_tells_refused_from_dropped_tcp_connections() {
+    let host = host!(Feature::Bridge, Feature::NftInet);
+    let path = Path::new(&host, &bridge("red", 2));
+    path.assert_faults("--tcp 5432", &[("probe", "blue/db")], &["refused; the path itself works"]);
+    let _server = path.serve(5432);
+    path.run("web db --tcp 5432").success();
+    let rules =
+        "table inet own { chain input { type filter hook input priority 0; tcp dport 5432 drop\n}\n}\n";
+    path.db.command("nft").args(["-f", "-"]).stdin(rules).finish().success();
+    let words = ["no answer, but", "answers pings: a packet filter drops the port"];
+    path.assert_faults("--tcp 5432", &[("probe", "blue/db")], &words);
+    path.run("web db").success();
+    // The pod drops everything: its packets arrive, so the host is not to blame.
+    path.db.run(["nft", "add", "rule", "inet", "own", "input", "drop"]);
+    path.assert_faults("", &[("probe", "blue/db")], &["no answer"]);
+}
+
+#[test]
+fn trace_of_hostile_pods_is_bounded_and_ends_in_time() {
+    let host = host!(Feature::Bridge, Feature::Veth);
+    let path = Path::new(&host, &bridge("red", 2));
+    let mut script: String = (0..200).map(|n| format!("link add x{n} type veth peer y{n}\n")).collect();
+    script += &(0..20_000)
+        .map(|n| format!("route add 172.{}.{}.0/28 dev net1\n", n / 256, n % 256))
+        .collect::<String>();
+    path.db.command("ip").args(["-force", "-batch", "-"]).stdin(script).finish();
+    let began = Instant::now();
+    path.run("web db").success();
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    // The namespace at the path is another one.
+    let refused = path.run("web/../db db");
+    assert_eq!(refused.code, Some(2), "{refused}");
+}
