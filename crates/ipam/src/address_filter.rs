@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::ip_block::AddressSpan;
+use crate::address_span::AddressSpan;
 use crate::number::number;
 use crate::pool_layout::PoolLayout;
 use crate::range::{Range, RangeError, hosts};

@@ -309,8 +309,8 @@ pub async fn complete_give_up<R: Registry>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address_span::AddressSpan;
     use crate::block_lease::BlockLease;
-    use crate::ip_block::AddressSpan;
 
     fn store(nets: &[&str]) -> AddressStore {
         let mut store = AddressStore::new("boot-1");

@@ -2,16 +2,16 @@
 //!
 //! States of an object and their meaning: `docs/design/ipam.md#objects`.
 
-use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::address_filter::AddressFilter;
+use crate::address_span::AddressSpan;
 use crate::block_lease::BlockLease;
 use crate::clock::Clock;
-use crate::number::{Family, number};
+use crate::number::number;
 use crate::pool_layout::is_single_address;
 
 /// Largest number of transfer requests in an object.
@@ -76,15 +76,6 @@ pub struct TransferRequest {
     pub requested_at: u64,
 }
 
-/// Span of addresses, from the first to the last, both included and of one family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AddressSpan {
-    /// First address.
-    pub first: IpAddr,
-    /// Last address.
-    pub last: IpAddr,
-}
-
 impl TransferRequest {
     /// Whether the requester may allocate an address.
     pub fn admits(&self, ip: IpAddr) -> bool {
@@ -113,20 +104,6 @@ impl AddressSpan {
             }
         }
         spans
-    }
-
-    /// Reads `FIRST-LAST`; `None` if the text is not a span.
-    pub fn parse(text: &str) -> Option<AddressSpan> {
-        let (first, last) = text.split_once('-')?;
-        let (first, last): (IpAddr, IpAddr) = (first.parse().ok()?, last.parse().ok()?);
-        let is_ordered = Family::of(first) == Family::of(last) && first <= last;
-        is_ordered.then_some(AddressSpan { first, last })
-    }
-}
-
-impl fmt::Display for AddressSpan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.first, self.last)
     }
 }
 

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod address_filter;
+mod address_span;
 pub mod address_store;
 mod allocate;
 mod allocation_error;
@@ -35,6 +36,7 @@ mod unconfirmed;
 mod used_addresses;
 
 pub use address_filter::AddressFilter;
+pub use address_span::AddressSpan;
 pub use address_store::AddressStore;
 pub use allocate::Allocation;
 pub use allocation_error::AllocationError;
@@ -42,7 +44,7 @@ pub use allocator::{BlockAllocator, RequestContext};
 pub use block_lease::{BlockInfo, BlockLease, BlockState};
 pub use clock::Clock;
 pub use confirm::recreate_lease;
-pub use ip_block::{AddressSpan, Holder, IpBlock, REQUESTS_MAX, SPANS_MAX, TransferRequest};
+pub use ip_block::{Holder, IpBlock, REQUESTS_MAX, SPANS_MAX, TransferRequest};
 pub use lease_message::{AllocationKind, LeaseRequest, LeaseResponse};
 pub use pool_layout::PoolLayout;
 pub use range::{Range, RangeError, RangePart};

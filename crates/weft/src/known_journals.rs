@@ -98,6 +98,11 @@ impl JournalHandle {
 // === impl Target ===
 
 impl Target {
+    /// Returns the target that is the only sandbox of a pod.
+    pub(crate) fn of(pod: &PodName) -> Target {
+        Target { selection: PodSelection::of(pod), container_id: None }
+    }
+
     /// Returns the selected entry with its journal; `None` if there is none.
     ///
     /// # Errors

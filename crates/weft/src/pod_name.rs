@@ -106,6 +106,11 @@ pub(crate) struct PodSelection {
 }
 
 impl PodSelection {
+    /// Returns the selection of a pod.
+    pub(crate) fn of(pod: &PodName) -> PodSelection {
+        PodSelection { pod: Some(pod.clone()), ..PodSelection::default() }
+    }
+
     /// Returns the selected pod, if there is one.
     ///
     /// # Errors

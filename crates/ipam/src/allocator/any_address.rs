@@ -7,9 +7,10 @@ use ipnet::IpNet;
 
 use super::single_address::{BlockConflict, is_of_same_pod};
 use super::{ATTEMPTS, BlockAllocator, RequestContext};
+use crate::address_span::AddressSpan;
 use crate::allocation_error::AllocationError;
 use crate::block_lease::{BlockInfo, BlockLease, BlockState};
-use crate::ip_block::{AddressSpan, Holder, IpBlock};
+use crate::ip_block::{Holder, IpBlock};
 use crate::registry::Registry;
 
 /// Time after which a requester of a transfer has given up, in milliseconds.

@@ -9,9 +9,10 @@ use ipnet::IpNet;
 
 use super::{BlockAllocator, RequestContext, SEED_STEP};
 use crate::address_filter::mix;
+use crate::address_span::AddressSpan;
 use crate::allocation_error::AllocationError;
 use crate::block_lease::BlockLease;
-use crate::ip_block::{AddressSpan, IpBlock, REQUESTS_MAX, SPANS_MAX, TransferRequest};
+use crate::ip_block::{IpBlock, REQUESTS_MAX, SPANS_MAX, TransferRequest};
 use crate::lease_message::AllocationKind;
 use crate::registry::{Registry, RegistryError};
 

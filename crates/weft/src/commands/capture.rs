@@ -18,6 +18,7 @@ use rpc::journal::Entry;
 
 use crate::known_journals::{JournalHandle, Target};
 use crate::manifest_plan::Inputs;
+use crate::place::require_host;
 use crate::pod_name::PodName;
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 use cli_support::interrupt::Interrupt;
@@ -75,11 +76,9 @@ pub(crate) struct Arguments {
 /// Runs `weft capture`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { pod, namespace, file, filter, count, seconds, size, snap_length, inputs, .. } = arguments;
-    privilege::require("weft capture", "it enters network namespaces")?;
-    let name = PodName::new(namespace, pod)
-        .map_err(|error| Failure::new(format!("pod {pod:?}: {error}")).exit(Exit::Usage))?;
-    let target = Target { pod: Some(name.clone()), container_id: None };
-    let found = target.find(&JournalHandle::all(inputs)?)?;
+    require_host("capture", "it enters network namespaces")?;
+    let name = PodName::within(namespace, pod)?;
+    let found = Target::of(&name).find(&JournalHandle::all(inputs)?)?;
     let (_, entry) = found.ok_or_else(|| {
         Failure::new(format!("pod {name} is not attached on this node"))
             .next("run weft capture on the node of the pod; weft list shows the pods of this node")

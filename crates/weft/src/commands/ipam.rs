@@ -5,6 +5,7 @@
 
 mod host_stores;
 mod show;
+mod store_blocks;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -6,7 +6,6 @@
 //!   examined.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
 
 use clap::Args;
 use cni::name::IfName;
@@ -17,16 +16,16 @@ use rpc::diagnosis::{SandboxNamespace, TraceEnd, TraceRequest, TraceStep, Verdic
 use rpc::journal::Entry;
 use serde::Serialize;
 
+use crate::cluster_access::ClusterAccess;
 use crate::known_journals::{JournalHandle, KnownJournals, Target};
 use crate::manifest_plan::Inputs;
+use crate::place::require_host;
 use crate::pod_name::PodName;
 use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{self, Output};
-use cli_support::privilege;
 use cli_support::table;
 use cli_support::terminal::plain;
-use kube_support::client;
 use kube_support::lookup::ask;
 use kube_support::resources::PodObject;
 use node_support::weft_cni::WeftCni;
@@ -62,9 +61,8 @@ pub(crate) struct Arguments {
     /// TCP port to which the probe connects (default: the probe is a ping)
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     tcp: Option<u16>,
-    /// Path to a kubeconfig, for a pod on another node (default: in-cluster configuration, or that of kubectl)
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterAccess,
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
@@ -87,9 +85,9 @@ type Found = Result<TraceEnd, TraceStep>;
 
 /// Runs `weft trace`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { from, to, namespace, network, tcp, kubeconfig, inputs, output } = arguments;
-    privilege::require("weft trace", "it enters network namespaces")?;
-    let (from, to) = (pod_name(from, namespace)?, pod_name(to, namespace)?);
+    let Arguments { from, to, namespace, network, tcp, cluster, inputs, output } = arguments;
+    require_host("trace", "it enters network namespaces")?;
+    let (from, to) = (PodName::within(namespace, from)?, PodName::within(namespace, to)?);
     let journals = JournalHandle::all(inputs)?;
     let entry = entry(&journals, &from)?.ok_or_else(|| {
         Failure::new(format!("pod {from} is not attached on this node"))
@@ -98,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let sender = local_end(&entry, &from, network);
     let receiver = match self::entry(&journals, &to)? {
         Some(entry) => local_end(&entry, &to, network),
-        None => remote_end(&to, network, kubeconfig.as_deref()),
+        None => remote_end(&to, network, cluster),
     };
     let mut steps = Vec::new();
     let [sender, receiver] = [(&from, sender), (&to, receiver)].map(|(pod, found)| match found {
@@ -117,19 +115,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     print(&(&from, &to, network), &steps, *output)
 }
 
-fn pod_name(text: &str, namespace: &str) -> Result<PodName, Failure> {
-    let parsed = match text.contains('/') {
-        true => text.parse(),
-        false => PodName::new(namespace, text),
-    };
-    parsed.map_err(|error| {
-        Failure::new(format!("pod {text:?}: {error}")).exit(cli_support::failure::Exit::Usage)
-    })
-}
-
 fn entry(journals: &KnownJournals, pod: &PodName) -> Result<Option<Entry>, Failure> {
-    let target = Target { pod: Some(pod.clone()), container_id: None };
-    Ok(target.find(journals)?.map(|(_, entry)| entry))
+    Ok(Target::of(pod).find(journals)?.map(|(_, entry)| entry))
 }
 
 /// Returns the interface of a pod on a network, by its network-status.
@@ -166,7 +153,7 @@ fn local_end(entry: &Entry, pod: &PodName, network: &str) -> Found {
 }
 
 /// Returns the end of a pod on another node, by its network-status in the API.
-fn remote_end(pod: &PodName, network: &str, kubeconfig: Option<&Path>) -> Found {
+fn remote_end(pod: &PodName, network: &str, cluster: &ClusterAccess) -> Found {
     let fault = |found: String, cure: &str| TraceStep {
         step: "attachment".to_owned(),
         place: pod.to_string(),
@@ -174,7 +161,7 @@ fn remote_end(pod: &PodName, network: &str, kubeconfig: Option<&Path>) -> Found 
         found,
         cure: cure.to_owned(),
     };
-    let read = read_pod(pod, kubeconfig).map_err(|why| {
+    let read = read_pod(pod, cluster).map_err(|why| {
         let found = format!("not on this node, and its network-status cannot be read: {why}");
         fault(found, "name a kubeconfig with --kubeconfig, or run weft trace on a node that has both pods")
     })?;
@@ -190,9 +177,9 @@ fn remote_end(pod: &PodName, network: &str, kubeconfig: Option<&Path>) -> Found 
 }
 
 /// Reads a pod from the API server.
-fn read_pod(pod: &PodName, kubeconfig: Option<&Path>) -> Result<Option<Pod>, Failure> {
+fn read_pod(pod: &PodName, cluster: &ClusterAccess) -> Result<Option<Pod>, Failure> {
     runtime()?.block_on(async {
-        let client = client::client_of_person(kubeconfig).await?;
+        let client = cluster.client().await?;
         let pods: Api<PodObject> = Api::namespaced(client, &pod.namespace);
         ask(pods, &pod.name).await.map_err(|why| Failure::new(why.to_string()))
     })

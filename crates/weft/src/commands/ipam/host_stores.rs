@@ -15,7 +15,9 @@ use rpc::journal::ENTRIES;
 use serde::Serialize;
 use serde_json::json;
 
-use super::show::{STORE_BLOCK_HEADINGS, StoreBlock, bar, percent, store_block_rows, store_blocks};
+use super::store_blocks::{
+    STORE_BLOCK_HEADINGS, StoreBlock, bar, is_usable, percent, quarantine_of, store_block_rows, store_blocks,
+};
 use cli_support::failure::Failure;
 use cli_support::output;
 use cli_support::output::Format;
@@ -26,9 +28,6 @@ use node_support::address_store;
 use node_support::address_store::{Held, Window};
 use node_support::journal_reader::{Journal, Row};
 use node_support::weft_cni::{FreeReply, WeftCni};
-
-/// Quarantine of a network that is not known, in milliseconds.
-const QUARANTINE: u64 = 60_000;
 
 /// Address store of this node.
 pub(super) struct HostStore {
@@ -188,16 +187,6 @@ impl HostStore {
             state,
         }))
     }
-}
-
-/// Whether a network may allocate an address. If nothing was recorded, any address.
-pub(super) fn is_usable(windows: &[Window], ip: IpAddr) -> bool {
-    windows.is_empty() || windows.iter().any(|window| window.admits(ip))
-}
-
-/// Longest quarantine of the networks, in milliseconds.
-pub(super) fn quarantine_of(windows: &[Window]) -> u64 {
-    windows.iter().map(|window| window.quarantine).max().unwrap_or(QUARANTINE)
 }
 
 /// Number of addresses of spans that may overlap.

@@ -7,28 +7,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use ipam::address_store::{Block, Slot, is_valid_name};
-use ipam::pool_layout::{address_count, nth};
-use ipam::{AddressStore, BlockState, Clock, IpBlock};
+use ipam::IpBlock;
+use ipam::address_store::is_valid_name;
+use ipam::pool_layout::address_count;
 use ipnet::IpNet;
 use serde::Serialize;
 
-use super::host_stores::{HostStore, is_usable, print_stores, quarantine_of};
+use super::host_stores::{HostStore, print_stores};
+use super::store_blocks::{STORE_BLOCK_HEADINGS, StoreBlock, bar, percent, store_block_rows, store_blocks};
 use cli_support::failure::Failure;
 use cli_support::output;
 use cli_support::output::Format;
 use cli_support::table;
-use ipam_api::clock::now;
 use ipam_api::cluster_snapshot::ClusterSnapshot;
 use ipam_api::ip_objects::PoolObject;
 use ipam_api::pool_usage::PoolUsage;
 use ipam_api::store_name::address_store_name;
 use kube_support::custom_resources::IPPoolStatus;
 use node_support::address_store;
-use node_support::address_store::Window;
-
-/// Width of a bar, in characters.
-const BAR: usize = 20;
 
 /// Document of one pool for `-o json`.
 #[derive(Serialize)]
@@ -62,18 +58,6 @@ struct BlockDocument {
     claim: String,
     used: u64,
     addresses: String,
-}
-
-/// Block of this node, from its address store.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct StoreBlock {
-    range: String,
-    state: &'static str,
-    pub(super) held: u64,
-    #[serde(rename = "resting")]
-    pub(super) quarantined: u64,
-    pub(super) free: u64,
 }
 
 /// Prints the pools; with `blocks`, also their blocks and single addresses.
@@ -137,9 +121,6 @@ pub(super) fn show(
 
 const HEADINGS: [&str; 9] =
     ["pool", "range", "network", "blocks", "single", "nodes", "used", "free", "leased"];
-pub(super) const STORE_BLOCK_HEADINGS: [&str; 7] =
-    ["on this node", "pool", "state", "held", "quarantine", "free", "utilization"];
-
 fn row(pool: &PoolDocument<'_>) -> Vec<String> {
     let PoolDocument { name, range, network_name, status, block_share, free_addresses, .. } = pool;
     let IPPoolStatus { single_addresses, nodes, leased_percent, used_addresses, .. } = status;
@@ -181,20 +162,6 @@ fn store_rows(pool: &PoolDocument<'_>) -> Vec<Vec<String>> {
     store_block_rows(pool.name, &pool.store)
 }
 
-/// Returns the rows of a store's blocks.
-pub(super) fn store_block_rows(name: &str, blocks: &[StoreBlock]) -> Vec<Vec<String>> {
-    let row = |block: &StoreBlock| {
-        let StoreBlock { range, state, held, quarantined, free } = block;
-        let share = bar(percent(*held, held + quarantined + free));
-        let numbers = [held, quarantined, free].map(u64::to_string);
-        let mut row = vec![range.clone(), name.to_owned(), (*state).to_owned()];
-        row.extend(numbers);
-        row.push(share);
-        row
-    };
-    blocks.iter().map(row).collect()
-}
-
 /// Returns the objects of a pool, in the order of their addresses.
 fn block_documents(snapshot: &ClusterSnapshot, pool: &str) -> Vec<BlockDocument> {
     let objects: BTreeMap<IpNet, IpBlock> =
@@ -229,54 +196,4 @@ fn store_names(snapshot: &ClusterSnapshot, pool: &str) -> BTreeSet<String> {
 fn store_blocks_at(path: &Path) -> Vec<StoreBlock> {
     let Ok(Some(store)) = address_store::read(path) else { return Vec::new() };
     store_blocks(&store, &address_store::windows(path, &store).unwrap_or_default())
-}
-
-/// Returns the blocks of an address store. Only addresses of a window are free, if the store knows one.
-pub(super) fn store_blocks(store: &AddressStore, windows: &[Window]) -> Vec<StoreBlock> {
-    let clock = Clock { now: now(), quarantine: quarantine_of(windows) };
-    let store_block = |block: Block| {
-        let state = match block.state {
-            BlockState::Active if block.draining => "draining",
-            BlockState::Active if block.single_owner => "single",
-            BlockState::Active => "active",
-            BlockState::Returning => "returning",
-            BlockState::Unconfirmed => "unconfirmed",
-        };
-        let held = store.slots_of(&block).filter(|what| matches!(what, Slot::Held { .. } | Slot::Unknown));
-        let held = held.count() as u64;
-        let (mut quarantined, mut free) = (0, 0);
-        for (at, what) in store.slots_of(&block).enumerate() {
-            match what {
-                Slot::Free(since) if clock.quarantined_until(since).is_some() => quarantined += 1,
-                Slot::Free(_) if is_usable(windows, nth(block.net, at as u128)) => free += 1,
-                _ => {}
-            }
-        }
-        StoreBlock { range: block.net.to_string(), state, held, quarantined, free }
-    };
-    store.blocks().map(store_block).collect()
-}
-
-pub(super) fn percent(part: u64, whole: u64) -> u8 {
-    let share = u128::from(part) * 100 / u128::from(whole.max(1));
-    u8::try_from(share).unwrap_or(100).min(100)
-}
-
-/// Returns a bar such as `[####----]  42 %`.
-pub(super) fn bar(percent: u8) -> String {
-    let full = (usize::from(percent) * BAR).div_ceil(100).min(BAR);
-    format!("[{}{}] {percent:3} %", "#".repeat(full), "-".repeat(BAR - full))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ipam_show_bar_is_full_at_100_percent() {
-        assert_eq!(bar(0), format!("[{}]   0 %", "-".repeat(20)));
-        assert_eq!(bar(1), format!("[#{}]   1 %", "-".repeat(19)));
-        assert_eq!(bar(100), format!("[{}] 100 %", "#".repeat(20)));
-        assert_eq!((percent(0, 0), percent(1, 3), percent(u64::MAX, 1)), (0, 33, 100));
-    }
 }
