@@ -245,6 +245,8 @@ impl Lookup<'_> {
         if matches!(usable, Err(Unusable::Refused(_)))
             && let Ok(found) = self.pools.get(&name(&pool)).await
             && found.spec == pool.spec
+            // Another agent may have fixed the layout of this range meanwhile.
+            && found.layout_state() == Ok(LayoutState::Resized)
         {
             // Networks with the range before are not disturbed.
             let _ = self.replace(&PoolObject { spec: before, ..found }).await;

@@ -140,7 +140,7 @@ fn instances(client: &Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &resource)
 }
 
-/// Returns the machines of the cluster, running or not; `None` if the cluster does not have the resources or denies access.
+/// Returns the machines of the cluster, running or not; none if it has no KubeVirt, `None` if it denies access.
 ///
 /// # Errors
 /// The API server refuses the request for another reason, or cannot be reached.
@@ -154,7 +154,8 @@ pub async fn machines(client: &Client) -> Result<Option<BTreeSet<MachineClaim>>,
             Ok(found) => all.extend(found.items.into_iter().filter_map(|object| {
                 Some(MachineClaim { namespace: object.metadata.namespace?, machine: object.metadata.name? })
             })),
-            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => return Ok(None),
+            Err(kube::Error::Api(status)) if status.code == 403 => return Ok(None),
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(error) => return Err(error),
         }
     }

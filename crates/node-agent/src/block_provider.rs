@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 
 use ipam::{
     AddressFilter, AllocationError, AllocationKind, BlockAllocator, BlockInfo, BlockLease, BlockState, Clock,
-    Holder, IpBlock, LeaseRequest, LeaseResponse, PoolLayout, RegistryError, RequestContext, TransferRequest,
-    release_lease,
+    Holder, IpBlock, LeaseRequest, LeaseResponse, PoolLayout, Registry, RegistryError, RequestContext,
+    TransferRequest, release_lease,
 };
 use kube::api::ListParams;
 use kube::runtime::watcher::Config;
@@ -119,6 +119,14 @@ enum ServeError {
     AllocateClaimed {
         /// Name of the IPAMClaim.
         claim: String,
+        /// The address.
+        address: IpAddr,
+    },
+    /// The pool excludes the address: another pool may allocate it.
+    #[error("pool {pool}: {address} is excluded from the pool: request another address")]
+    AllocateExcluded {
+        /// Name of the pool.
+        pool: String,
         /// The address.
         address: IpAddr,
     },
@@ -355,6 +363,7 @@ impl BlockProvider {
             (request.pod.namespace.clone(), request.pod.name.clone()),
             metrics.address_requests.clone(),
         );
+        refuse_excluded(&registry, &pool, request).await?;
         // The address that a claim keeps may have to be transferred.
         let is_any = request.operation == Operation::Allocate(AllocationKind::Any);
         let known_refusal = prefetched.refusal.clone().filter(|refusal| is_any && refusal.covers(request));
@@ -680,6 +689,27 @@ async fn return_unused(
         release_lease(registry, ready.net, &ready.lease_id(), now).await?;
     }
     Ok(())
+}
+
+/// Refuses a named address that the pool excludes, unless an object keeps it for the claim of the request.
+async fn refuse_excluded(
+    registry: &ApiRegistry,
+    pool: &Pool,
+    request: &AllocateRequest,
+) -> Result<(), ServeError> {
+    let Operation::Allocate(AllocationKind::Address(address) | AllocationKind::AddressForClaim(address)) =
+        request.operation
+    else {
+        return Ok(());
+    };
+    if !pool.exclude.iter().any(|net| net.contains(&address)) {
+        return Ok(());
+    }
+    let kept = registry.read(ipnet::IpNet::from(address)).await?;
+    if kept.is_some_and(|object| !request.claim.is_empty() && object.holder.claim == request.claim) {
+        return Ok(());
+    }
+    Err(ServeError::AllocateExcluded { pool: pool.name.clone(), address })
 }
 
 /// Marks the addresses that the pool excludes as reserved in the leased blocks.

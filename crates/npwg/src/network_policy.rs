@@ -12,7 +12,7 @@
 //! - Replies to an allowed connection pass.
 //!
 //! A policy with a fault denies everything that it selects, in both directions: it never allows more than its author
-//! wrote. [`read`] returns the faults beside it.
+//! wrote. [`read()`] returns the faults beside it.
 //!
 //! Source: `networking.k8s.io/v1` NetworkPolicy; multi-networkpolicy API of the Network Plumbing Working Group.
 
@@ -154,8 +154,8 @@ pub struct PodAttachment<'a> {
     pub name: &'a str,
     /// Labels of the pod.
     pub labels: &'a Labels,
-    /// Labels of its namespace. The label [`NAMESPACE_NAME`] is known without them.
-    pub namespace_labels: &'a Labels,
+    /// Labels of its namespace, if they are known. The label [`NAMESPACE_NAME`] is known without them.
+    pub namespace_labels: Option<&'a Labels>,
     /// Named ports of its containers.
     pub ports: &'a BTreeMap<String, (Protocol, u16)>,
     /// Network of the attachment.

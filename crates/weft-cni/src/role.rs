@@ -133,7 +133,7 @@ mod tests {
         let (examples, _) = examples.split_once("\n\n").unwrap();
         let examples: Vec<Vec<&str>> = examples
             .lines()
-            .map(|line| line.split_whitespace().filter(|word| !word.starts_with('<')).collect())
+            .map(|line| line.split_whitespace().filter(|word| !word.starts_with(['<', '>'])).collect())
             .collect();
         for line in
             commands.lines().filter(|line| line.starts_with("  weft-cni ") && !line.contains("--version"))

@@ -234,8 +234,7 @@ impl IpamReconciler {
                     claims = Some(self.claims().await?);
                 }
                 if claim.starts_with(OF_MACHINE) && machines.is_none() {
-                    machines =
-                        Some(virtual_machine::machines(&self.client).await.map_err(RoundError::Machines)?);
+                    machines = Some(self.machines().await);
                 }
                 let claims = claims.as_ref().and_then(Option::as_ref);
                 let machines = machines.as_ref().and_then(Option::as_ref);
@@ -270,6 +269,15 @@ impl IpamReconciler {
             }
         }
         Ok(ended)
+    }
+
+    /// Returns the virtual machines; `None` if they are unknown. Then all their addresses are kept.
+    async fn machines(&self) -> Option<BTreeSet<MachineClaim>> {
+        virtual_machine::machines(&self.client).await.unwrap_or_else(|error| {
+            let error = api_error::describe(&error);
+            warn!(%error, "failed to list virtual machines; their addresses are kept");
+            None
+        })
     }
 
     /// Whether the claim's pod exists now, or a pod still shows the address of an IPAMClaim.

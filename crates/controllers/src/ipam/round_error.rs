@@ -21,9 +21,6 @@ pub(crate) enum RoundError {
     /// The IPAMClaims cannot be listed.
     #[error("list ipamclaims: {}", api_error::describe(.0))]
     Claims(kube::Error),
-    /// The virtual machines cannot be listed.
-    #[error("list virtual machines: {}", api_error::describe(.0))]
-    Machines(kube::Error),
     /// The state of a node that seems to be gone cannot be read.
     #[error("node {node}: {}", api_error::describe(.error))]
     Node {

@@ -61,8 +61,20 @@ impl Lookup<'_> {
         if excludes(other, own) {
             let lies_inside =
                 |block: &BlockObject| block.object().is_some_and(|it| own.contains(&it.net) && !it.is_free());
-            let is_leased = is_new && self.leased(&name(other)).await?.iter().any(lies_inside);
-            return Ok(is_leased.then_some(Conflict::Final));
+            if !is_new {
+                return Ok(None);
+            }
+            if self.leased(&name(other)).await?.iter().any(lies_inside) {
+                return Ok(Some(Conflict::Final));
+            }
+            // If the reduced range of the other pool is restored, it must not use the addresses of this pool.
+            let is_explicit = |net: &String| net.parse::<IpNet>().is_ok_and(|net| net.contains(&own));
+            if !other.spec.exclude.iter().any(is_explicit) {
+                let mut other = other.clone();
+                other.spec.exclude.push(own.to_string());
+                self.replace(&other).await?;
+            }
+            return Ok(None);
         }
         let yields = name(other) > name(pool);
         Ok(match state {

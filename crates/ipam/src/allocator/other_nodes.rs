@@ -74,7 +74,9 @@ impl<R: Registry> BlockAllocator<'_, R> {
             if waiting.posted.is_empty() && waiting.slow.is_empty() {
                 break;
             }
-            let nets = waiting.posted.iter().chain(&waiting.slow).map(|(net, _)| *net).collect();
+            // A wait for many silent nodes would cost a watch for each; all answers are read below.
+            let nets =
+                waiting.posted.iter().chain(&waiting.slow).take(2 * WAVE).map(|(net, _)| *net).collect();
             self.registry.wait_for_answer(check, nets, &self.holder.node).await;
             (check, checks) = (check + 1, checks + 1);
             let answer = self.answer(&mut waiting).await?;

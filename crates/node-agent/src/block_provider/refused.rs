@@ -127,11 +127,12 @@ impl RefusedNodes {
 
     /// Takes the requests that may be fulfilled now, the oldest first.
     pub(crate) fn take_due(&self) -> Vec<RefusedRequest> {
-        let mut due: Vec<RefusedRequest> = self
-            .requests()
-            .values_mut()
-            .flat_map(|known| known.extract_if(.., |request| request.is_due))
-            .collect();
+        let mut all = self.requests();
+        for known in all.values_mut() {
+            known.retain(|request| request.at.elapsed() < REMEMBERED);
+        }
+        let mut due: Vec<RefusedRequest> =
+            all.values_mut().flat_map(|known| known.extract_if(.., |request| request.is_due)).collect();
         due.sort_by_key(|request| request.at);
         due
     }

@@ -258,7 +258,10 @@ async fn message_that_is_no_request_of_this_version_is_refused() {
     };
     for (sent, expected) in [
         (framed(r#"{"version":2,"request":{"dance":{}}}"#), "message of version 2"),
-        (framed(r#"{"version":1,"request":{"dance":{}}}"#), "unknown variant `dance`"),
+        (
+            framed(r#"{"version":1,"request":{"dance":{}}}"#),
+            "decode message: a value has another form than expected",
+        ),
         (framed("parcel"), "decode message"),
         (frame::encode(&Request::ClientAlive).unwrap(), "begins no exchange"),
         (vec![0xff; 4], "exceeds the limit"),

@@ -37,11 +37,13 @@ impl LabelSelector {
         self.requirements.iter().all(|one| one.fits(labels.get(&one.key).map(String::as_str)))
     }
 
-    /// Whether a namespace fits. Its label with its own name is known without the object.
-    pub fn fits_namespace(&self, name: &str, labels: &Labels) -> bool {
-        self.requirements.iter().all(|one| match one.key.as_str() {
-            NAMESPACE_NAME => one.fits(Some(name)),
-            key => one.fits(labels.get(key).map(String::as_str)),
+    /// Whether a namespace fits. Its label with its own name is known without the object; other labels that are unknown
+    /// (`None`) fit no condition.
+    pub fn fits_namespace(&self, name: &str, labels: Option<&Labels>) -> bool {
+        self.requirements.iter().all(|one| match (one.key.as_str(), labels) {
+            (NAMESPACE_NAME, _) => one.fits(Some(name)),
+            (key, Some(labels)) => one.fits(labels.get(key).map(String::as_str)),
+            (_, None) => false,
         })
     }
 

@@ -67,7 +67,9 @@ pub fn read(object: &Value) -> NetworkPolicy {
     };
     let ingress = rules(&mut reader, &spec, Direction::Ingress, has_end_port);
     let egress = rules(&mut reader, &spec, Direction::Egress, has_end_port);
-    let isolation = policy_types(&mut reader, &spec, !egress.is_empty());
+    // A rule for egress may be what is not understood.
+    let may_have_egress_rule = !egress.is_empty() || reader.has_faults();
+    let isolation = policy_types(&mut reader, &spec, may_have_egress_rule);
     let faults = reader.faults();
     let list =
         |isolates, rules| RuleList { isolates, rules: if faults.is_empty() { rules } else { Vec::new() } };
@@ -124,25 +126,21 @@ fn networks(
             .or_else(|| definition_name_fault(name).map(|fault| format!("network {} {fault}", quote(name))));
         match fault {
             Some(fault) => reader.fault(&field, fault, "write NETWORK or NAMESPACE/NETWORK"),
-            None if networks.len() == NETWORKS_MAX => {
-                reader.fault(
-                    &field,
-                    format!("names more than {NETWORKS_MAX} networks"),
-                    "write several policies",
-                );
-                break;
-            }
             None => drop(networks.insert(NetworkReference::new(namespace, name))),
         }
+    }
+    // The policy is in force on all of them, without rules.
+    if networks.len() > NETWORKS_MAX {
+        reader.fault(&field, format!("names more than {NETWORKS_MAX} networks"), "write several policies");
     }
     networks
 }
 
-/// Reads `policyTypes`. Without it a policy isolates ingress, and egress if it has a rule for it.
-fn policy_types(reader: &mut ValueReader, spec: &Fields<'_>, has_egress_rule: bool) -> Isolation {
+/// Reads `policyTypes`. Without it a policy isolates ingress, and egress if it may have a rule for it.
+fn policy_types(reader: &mut ValueReader, spec: &Fields<'_>, may_have_egress_rule: bool) -> Isolation {
     let both = Isolation { ingress: true, egress: true };
     let Some(field) = spec.find("policyTypes").filter(|field| !is_empty(field)) else {
-        return Isolation { ingress: true, egress: has_egress_rule };
+        return Isolation { ingress: true, egress: may_have_egress_rule };
     };
     let elements = reader.list(&field, 2);
     let mut isolation = Isolation { ingress: false, egress: false };

@@ -9,6 +9,7 @@
 
 use serde_json::{Value, json};
 
+use super::label_selector::{Operator, Requirement};
 use super::*;
 
 const NAMESPACES: [&str; 3] = ["x", "y", "z"];
@@ -45,7 +46,7 @@ impl Member {
             namespace: &self.namespace,
             name: &self.name,
             labels: &self.labels,
-            namespace_labels: &self.namespace_labels,
+            namespace_labels: Some(&self.namespace_labels),
             ports: &self.ports,
             network: &self.network,
             addresses: &self.addresses,
@@ -469,6 +470,32 @@ fn network_policy_malformed_is_reported_and_denies() {
         let faults = faults(path, value.clone());
         assert!(faults.iter().any(|fault| fault.contains(words)), "{path}: {value}: {faults:?}");
     }
+}
+
+#[test]
+fn network_policy_with_a_fault_isolates_egress_too() {
+    for spec in [
+        json!({ "podSelector": {}, "policyType": ["Egress"] }),
+        json!({ "podSelector": {}, "egress": { "to": [] } }),
+        json!({ "podSelector": {}, "egres": [{}] }),
+    ] {
+        let policy = read(&json!({
+            "apiVersion": VERSIONS[1], "kind": KIND, "spec": spec,
+            "metadata": { "name": "p", "namespace": "x", "annotations": { POLICY_FOR: "net" } },
+        }));
+        assert!(!policy.faults.is_empty() && policy.ingress.isolates && policy.egress.isolates, "{policy:?}");
+        assert!(policy.egress.rules.is_empty(), "{policy:?}");
+    }
+}
+
+#[test]
+fn network_policy_selector_fits_no_namespace_with_unknown_labels() {
+    let requirement = |operator| Requirement { key: "tenant".to_owned(), operator };
+    for operator in [Operator::NotIn(["guest".to_owned()].into()), Operator::DoesNotExist] {
+        let selector = LabelSelector { requirements: vec![requirement(operator)] };
+        assert!(!selector.fits_namespace("x", None) && selector.fits_namespace("x", Some(&Labels::new())));
+    }
+    assert!(LabelSelector::default().fits_namespace("x", None));
 }
 
 #[test]

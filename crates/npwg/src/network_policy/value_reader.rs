@@ -30,6 +30,10 @@ impl ValueReader {
         ValueReader { subject, faults: Vec::new() }
     }
 
+    pub(super) fn has_faults(&self) -> bool {
+        !self.faults.is_empty()
+    }
+
     pub(super) fn faults(self) -> Vec<Fault> {
         self.faults
     }

@@ -28,7 +28,6 @@ pub fn add_to_plan(
         let same = policies.iter().filter(|policy| policy.namespace == pod.namespace);
         same.filter(|policy| policy.networks.contains(network)).collect::<Vec<_>>()
     };
-    let none = Labels::new();
     let mut peers: Option<Vec<PodNetworks>> = None;
     let own = PodNetworks::of(pod);
     for delegate in &mut plan.delegates {
@@ -44,11 +43,9 @@ pub fn add_to_plan(
             return Err(refusal(policy.subject(), reason));
         }
         let peers = peers.get_or_insert_with(|| pods.iter().map(PodNetworks::of).collect());
-        let attachments: Vec<PodAttachment<'_>> = peers
-            .iter()
-            .flat_map(|peer| peer.attachments(namespaces.get(&peer.namespace).unwrap_or(&none)))
-            .collect();
-        let labels = namespaces.get(&pod.namespace).unwrap_or(&none);
+        let attachments: Vec<PodAttachment<'_>> =
+            peers.iter().flat_map(|peer| peer.attachments(namespaces.get(&peer.namespace))).collect();
+        let labels = namespaces.get(&pod.namespace);
         let attachment = own.attachment_to(&network, labels);
         let compiled = compile(policies, &attachment, &attachments)
             .map_err(|error: CompileError| refusal(format!("network {network}"), &error.to_string()))?;

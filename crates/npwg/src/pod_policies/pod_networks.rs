@@ -64,7 +64,7 @@ impl PodNetworks {
     pub fn attachment_to<'a>(
         &'a self,
         network: &'a NetworkReference,
-        namespace_labels: &'a Labels,
+        namespace_labels: Option<&'a Labels>,
     ) -> PodAttachment<'a> {
         PodAttachment {
             namespace: &self.namespace,
@@ -80,7 +80,7 @@ impl PodNetworks {
     /// Returns the attachment to each network.
     pub fn attachments<'a>(
         &'a self,
-        namespace_labels: &'a Labels,
+        namespace_labels: Option<&'a Labels>,
     ) -> impl Iterator<Item = PodAttachment<'a>> {
         self.networks.iter().map(move |(network, addresses)| PodAttachment {
             namespace: &self.namespace,

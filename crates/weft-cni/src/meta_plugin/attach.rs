@@ -142,7 +142,7 @@ pub(super) fn attach_one(
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
     let enforced = enforcement::enforce(invoker, entry, delegate)?;
     let attached = chain::add(invoker, &network, &entry.parameters(delegate))?;
-    enforcement::require_host_end(&enforced, &attached.success)?;
+    enforcement::verify(&enforced, entry, &attached.success)?;
     verify::verify(delegate, &attached.success).map_err(Error::from)?;
     Ok((network, attached))
 }

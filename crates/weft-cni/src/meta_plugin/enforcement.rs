@@ -12,13 +12,17 @@ mod place;
 mod ruleset;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use cni::Error;
 use cni::network::Network;
 use cni::result::Success;
+use linux::Netns;
+use linux::conntrack::Conntrack;
 use linux::nft::{Batch, Family, Nft, Table};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
+use plugin_support::log;
 use plugins::entries;
 use rpc::journal::Entry;
 use serde::Deserialize;
@@ -55,16 +59,35 @@ pub(super) fn enforce(
     Ok(Enforced { place: Some(target.place) })
 }
 
-/// Fails if an attachment's host end is not the one that its rules are about.
-pub(super) fn require_host_end(enforced: &Enforced, result: &Success) -> Result<(), Error> {
-    let Some(Place::Host { link, .. }) = &enforced.place else { return Ok(()) };
-    let is_there =
-        result.interfaces.iter().any(|interface| interface.name == *link && interface.sandbox.is_empty());
-    match is_there {
-        true => Ok(()),
-        false => Err(Error::internal(format!(
-            "network policy: the host end is not {link:?}, because another link has this name"
-        ))),
+/// Fails if the interface that the rules are about does not exist: packets of the attachment would pass without them.
+///
+/// On the host it also ends the tracked connections of the addresses. Those of the previous owner of an address would pass as
+/// replies.
+pub(super) fn verify(enforced: &Enforced, entry: &Entry, result: &Success) -> Result<(), Error> {
+    match &enforced.place {
+        None => Ok(()),
+        Some(Place::Pod { link }) => {
+            let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
+            match netns.rtnl().or_refused()?.find_link(link).or_refused()? {
+                Some(_) => Ok(()),
+                None => Err(Error::internal(format!(
+                    "network policy: the kernel of the pod has no interface {link:?} whose packets it could filter"
+                ))),
+            }
+        }
+        Some(Place::Host { link }) => {
+            let mut interfaces = result.interfaces.iter();
+            if !interfaces.any(|interface| interface.name == *link && interface.sandbox.is_empty()) {
+                return Err(Error::internal(format!(
+                    "network policy: the host end is not {link:?}, because another link has this name"
+                )));
+            }
+            let mut conntrack = Conntrack::open().or_refused()?;
+            for ip in &result.ips {
+                conntrack.forget_address(ip.address.addr()).or_refused()?;
+            }
+            Ok(())
+        }
     }
 }
 
@@ -80,19 +103,26 @@ pub(super) fn check(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate)
 
 /// Removes the rules of an attachment; does nothing without a policy. Rules that do not exist are no error.
 ///
-/// It looks in both namespaces: another program may have replaced a built-in plugin since the ADD.
+/// It looks in both namespaces: another program may have replaced a built-in plugin since the ADD. A process in the pod can
+/// make rules of the pod's namespace irremovable, by rules of its own that refer to them. They end with the namespace, so
+/// they do not fail the DEL.
 pub(super) fn remove(entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
     if delegate.policy.is_none() {
         return Ok(());
     }
     let ids = [AttachmentId::of(entry, delegate)];
     let in_pod = Place::Pod { link: delegate.ifname.to_string() };
-    let mut errors: Vec<Error> = match in_pod.find_nft(entry) {
-        Ok(Some(mut nft)) => withdraw_in_pod(&mut nft, in_pod.family(), &ids).err().into_iter().collect(),
+    let mut errors = Vec::new();
+    match in_pod.find_nft(entry) {
+        Ok(Some(mut nft)) => {
+            if let Err(error) = withdraw_in_pod(&mut nft, in_pod.family(), &ids) {
+                log!("weft: {}: rules of {} stay in the pod: {error}", entry.container_id, delegate.ifname);
+            }
+        }
         // The rules ended with the namespace.
-        Ok(None) => Vec::new(),
-        Err(error) => vec![error],
-    };
+        Ok(None) => {}
+        Err(error) => errors.push(error),
+    }
     let mut host = Nft::open().or_refused()?;
     errors.extend(place::HOST_FAMILIES.iter().filter_map(|family| withdraw(&mut host, *family, &ids).err()));
     cni::error::collected(errors)

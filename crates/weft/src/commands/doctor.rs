@@ -177,7 +177,7 @@ fn refuse_other_machine(inputs: &Inputs) -> Result<(), Failure> {
 fn node_findings(weft_cni: &WeftCni, inputs: &Inputs) -> Vec<Finding> {
     let meta_plugin = MetaPlugin::find_any(inputs.config.as_deref(), &[]).ok().flatten();
     let directory = meta_plugin.as_ref().map_or(PLUGINS, |found| found.node.bin_dir.as_str());
-    let mut findings = node::plugin_findings(weft_cni, Path::new(directory));
+    let mut findings = node::plugin_findings(weft_cni, Path::new(directory), true);
     let file = meta_plugin.as_ref().map(|found| Path::new(&found.file));
     findings.extend(file.and_then(Path::parent).and_then(node::cilium_finding));
     findings

@@ -100,7 +100,7 @@ enum IpamCommand {
     },
     /// Release an unused block or single address, or an address that this node holds for a container that is gone
     #[command(after_help = "\
-Examples:
+Example:
   weft ipam free 10.1.2.0/28
   sudo weft ipam free 10.1.2.3
 

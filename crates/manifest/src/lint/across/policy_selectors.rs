@@ -55,11 +55,8 @@ impl PolicySelectors {
     /// Returns the faults with their places; `definitions` are those of all files.
     pub(super) fn faults(self, definitions: &BTreeMap<NetworkReference, Seen>) -> Vec<(Seen, Fault)> {
         let PolicySelectors { policies, pods, namespaces } = self;
-        let none = Labels::new();
-        let attachments: Vec<PodAttachment<'_>> = pods
-            .iter()
-            .flat_map(|pod| pod.attachments(namespaces.get(&pod.namespace).unwrap_or(&none)))
-            .collect();
+        let attachments: Vec<PodAttachment<'_>> =
+            pods.iter().flat_map(|pod| pod.attachments(namespaces.get(&pod.namespace))).collect();
         let is_known = |namespace: &str| namespaces.contains_key(namespace);
         let mut faults = Vec::new();
         for placed in policies {

@@ -170,8 +170,9 @@ impl Ruleset {
         let Ruleset { family, link, chains, sets } = self;
         let table = Table::new(*family, TABLE);
         for DirectionChain { name, hook, rules } in chains {
-            if !nft.rules(table, hook.name)?.iter().any(|rule| rule.comment == BASE) {
-                return Ok(Some(format!("chain {table} {} has no rule any more", hook.name)));
+            // A rule before it could accept everything.
+            if !matches!(nft.rules(table, hook.name)?.as_slice(), [only] if only.comment == BASE) {
+                return Ok(Some(format!("the rules of chain {table} {} were changed", hook.name)));
             }
             let entry = nft.element(table, hook.map, &Data::link(link))?;
             if entry.and_then(|entry| entry.verdict) != Some(Verdict::Goto(name.clone())) {

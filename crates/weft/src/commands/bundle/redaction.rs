@@ -13,7 +13,13 @@ use serde_json::Value;
 /// Text in place of a secret.
 pub(super) const REDACTED: &str = "REDACTED";
 /// Parts of names whose values are secret, in lower case and without separators.
-const SECRET_NAMES: [&str; 10] = [
+const SECRET_NAMES: [&str; 16] = [
+    "psk",
+    "pwd",
+    "presharedkey",
+    "authkey",
+    "encryptionkey",
+    "accesskey",
     "token",
     "passw",
     "passphrase",
@@ -29,14 +35,17 @@ const SECRET_NAMES: [&str; 10] = [
 /// Patterns of secrets in texts, and their replacements.
 static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
     let patterns = [
-        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(-----END [A-Z ]*PRIVATE KEY-----)?", REDACTED),
+        (r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\z)", REDACTED),
+        // The text may begin within a key.
+        (r"(?s)\A.*-----END [A-Z ]*PRIVATE KEY-----", REDACTED),
         (
-            r#"(?i)([a-z0-9_.-]*(?:token|passw|passphrase|secret|credential|authorization|api[_-]?key|private[_-]?key|key-data|cookie)[a-z0-9_.-]*\\?["']?\s*[:=]\s*)(?:(?:bearer|basic)\s+)?(?:\\?"[^"\\]*\\?"|'[^']*'|[^\s,;"'}\]]+)"#,
+            r#"(?i)([a-z0-9_.-]*(?:token|passw|passphrase|pwd|psk|secret|credential|authorization|(?:api|private|pre-?shared|auth|encryption|access)[_-]?key|key-data|cookie)[a-z0-9_.-]*\\?["']?\s*[:=]\s*)(?:(?:bearer|basic)\s+)?(?:\\?"[^"\\]*\\?"|'[^']*'|[^\s,;"'}\]]+)"#,
             "${1}REDACTED",
         ),
         (r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}", "${1} REDACTED"),
         (r"\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*", REDACTED),
-        (r"://[^/\s:@]+:[^/\s@]+@", "://REDACTED@"),
+        (r"://[^/\s:@]*:[^\s@]+@", "://REDACTED@"),
+        (r"(?i)(--?[a-z0-9-]*(?:token|passw|passphrase|secret)[a-z0-9-]*)\s+\S+", "${1} REDACTED"),
     ];
     // Each is a constant, which a test compiles.
     patterns.into_iter().filter_map(|(pattern, with)| Some((Regex::new(pattern).ok()?, with))).collect()
@@ -54,8 +63,10 @@ pub(super) fn text(text: &str) -> String {
 pub(super) fn document(value: &mut Value) {
     match value {
         Value::Object(fields) => {
+            let names_secret = fields.get("name").and_then(Value::as_str).is_some_and(is_secret);
             for (name, value) in fields {
-                if is_secret(name) && !value.is_null() {
+                let is_secret = is_secret(name) || names_secret && name == "value";
+                if is_secret && !value.is_null() {
                     *value = REDACTED.into();
                 } else {
                     document(value);
@@ -82,7 +93,7 @@ pub(super) fn document(value: &mut Value) {
 fn is_secret(name: &str) -> bool {
     let plain: String =
         name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
-    SECRET_NAMES.iter().any(|secret| plain.contains(secret))
+    plain == "auth" || SECRET_NAMES.iter().any(|secret| plain.contains(secret))
 }
 
 #[cfg(test)]
@@ -93,13 +104,14 @@ mod tests {
 
     #[test]
     fn bundle_redaction_removes_secrets_of_documents() {
-        assert_eq!(PATTERNS.len(), 5, "every pattern is valid");
+        assert_eq!(PATTERNS.len(), 7, "every pattern is valid");
         let mut value = json!({
             "type": "bridge", "mtu": 1400,
             "password": "hunter2", "clientSecret": { "a": "hunter2" }, "client-key-data": "hunter2", "token": 7,
             "config": r#"{"type":"sriov","auth_token":"hunter2","vlan":5}"#,
             "args": "IgnoreUnknown=1;API_TOKEN=hunter2;K8S_POD_NAME=web",
-            "list": ["https://user:hunter2@example.com/x", "Authorization: Bearer hunter2hunter2"],
+            "env": [{ "name": "API_TOKEN", "value": "hunter2" }], "psk": "hunter2", "auth": "hunter2",
+            "list": ["redis://:hunter2@example.com", "https://user:hunter2@example.com/x", "Authorization: Bearer hunter2hunter2"],
         });
         document(&mut value);
         let text = value.to_string();
@@ -118,6 +130,9 @@ mod tests {
             "got eyJhbGciOiJIUzI1NiJ9.hunter2hunter2.hunter2",
             "-----BEGIN RSA PRIVATE KEY-----\nhunter2\nhunter2\n-----END RSA PRIVATE KEY-----",
             "-----BEGIN PRIVATE KEY-----\nhunter2",
+            "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nhunter2\n-----END RSA PRIVATE KEY-----",
+            "hunter2\n-----END PRIVATE KEY-----\nbridge",
+            "program --password hunter2 started",
             "basic hunter2hunter2==",
         ] {
             assert!(!text(secret).contains("hunter2"), "{secret}: {}", text(secret));

@@ -40,7 +40,9 @@ struct Space {
 }
 
 /// Returns the findings about plugin files in the directory of the runtime.
-pub(super) fn plugin_findings(weft_cni: &WeftCni, directory: &Path) -> Vec<Finding> {
+///
+/// `sees_host`: whether the links can be followed to all targets. In a pod they can only be followed within the directory.
+pub(super) fn plugin_findings(weft_cni: &WeftCni, directory: &Path, sees_host: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     let plugin = directory.join(PLUGIN);
     // A damaged file is a finding of its own.
@@ -52,7 +54,9 @@ pub(super) fn plugin_findings(weft_cni: &WeftCni, directory: &Path) -> Vec<Findi
         let cure = if is_link { "weft install" } else { "weft install --replace" };
         findings.push(Finding::new(format!("plugin {}", plugin.display()), why, cure));
     }
-    findings.extend(broken_links(directory).into_iter().map(|(link, target)| {
+    let links = broken_links(directory).into_iter();
+    let links = links.filter(|(_, target)| sees_host || target.components().count() == 1);
+    findings.extend(links.map(|(link, target)| {
         let why = format!("it is a link to {}, which does not exist", target.display());
         Finding::new(format!("plugin {}", link.display()), why, format!("rm {}", link.display()))
     }));

@@ -50,7 +50,7 @@ pub(super) fn diagnose(place: &Place) -> Result<Diagnosis, Failure> {
     findings.extend(node::clock_finding(&records));
     findings.extend(node::disk_findings(directory));
     if let Ok(weft_cni) = WeftCni::find() {
-        findings.extend(node::plugin_findings(&weft_cni, Path::new(PLUGINS)));
+        findings.extend(node::plugin_findings(&weft_cni, Path::new(PLUGINS), false));
     }
     let unchecked = format!(
         "not checked in a pod: configuration of the runtime, interfaces, packet filters and namespaces; {}",

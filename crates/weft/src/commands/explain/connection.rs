@@ -11,7 +11,6 @@ use manifest::Collection;
 use npwg::metadata::NetworkReference;
 use npwg::network_policy::{Decision, NetworkPolicy, Party, PodAttachment, Protocol, Verdict, verdict};
 use npwg::pod_policies::PodNetworks;
-use npwg::policy::Labels;
 use serde::Serialize;
 
 use crate::input_files::{self, Kind};
@@ -102,8 +101,7 @@ pub(super) fn run(
         return Err(usage("explain a connection: --from or --to must be a pod of the manifests"));
     }
     let policies: Vec<NetworkPolicy> = all.policies.values().cloned().collect();
-    let none = Labels::new();
-    let [source, destination] = [ends[0].party(&all, &none)?, ends[1].party(&all, &none)?];
+    let [source, destination] = [ends[0].party(&all)?, ends[1].party(&all)?];
     let verdict = verdict(&policies, &source, &destination, protocol, port);
     let invalid = policies.iter().filter(|policy| !policy.faults.is_empty()).map(|policy| Invalid {
         policy: policy.to_string(),
@@ -192,11 +190,11 @@ impl End {
         }
     }
 
-    fn party<'a>(&'a self, all: &'a Collection, none: &'a Labels) -> Result<Party<'a>, Failure> {
+    fn party<'a>(&'a self, all: &'a Collection) -> Result<Party<'a>, Failure> {
         match self {
             End::Address(address) => Ok(Party::Address(*address)),
             End::Pod { pod, network } => {
-                let labels = all.namespaces.get(&pod.namespace).unwrap_or(none);
+                let labels = all.namespaces.get(&pod.namespace);
                 let attachment = pod.attachments(labels).nth(*network).map(Party::Pod);
                 attachment.ok_or_else(|| Failure::new(format!("pod {} has no such network", pod.name)))
             }

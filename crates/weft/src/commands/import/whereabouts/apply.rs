@@ -119,6 +119,12 @@ async fn create_block(
         && let Some(block) = registry.read(block).await?
         && !block.reserved.contains(address)
     {
+        // The pod would wait for an address that it cannot get.
+        if let Some(kept) = registry.read(IpNet::from(*address)).await?
+            && kept.holder.node.is_empty()
+        {
+            registry.delete(&kept).await?;
+        }
         let node = block.holder.node;
         return Ok(Outcome::Refused(format!("node {node} has already leased its block {}", block.net)));
     }
