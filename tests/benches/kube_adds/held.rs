@@ -121,7 +121,7 @@ fn paced(agent: &Agent, subjects: &[Subject]) {
 /// Attaches and detaches one pod until its calls receive no more tasks.
 fn carry_out_checks(agent: &Agent, subject: &Subject) {
     thread::sleep(FIRST_CHECK);
-    let sent = || agent.metric("weft_tasks_total ").unwrap_or_default();
+    let sent = || agent.metric("weft_tasks_total{task=\"check\"} ").unwrap_or_default();
     let mut without = 0;
     while without < WITHOUT_TASKS {
         let before = sent();
