@@ -489,7 +489,7 @@ fn network_policy_with_a_fault_isolates_egress_too() {
 }
 
 #[test]
-fn network_policy_selector_fits_no_namespace_with_unknown_labels() {
+fn network_policy_selector_fits_no_unknown_namespace_labels() {
     let requirement = |operator| Requirement { key: "tenant".to_owned(), operator };
     for operator in [Operator::NotIn(["guest".to_owned()].into()), Operator::DoesNotExist] {
         let selector = LabelSelector { requirements: vec![requirement(operator)] };
