@@ -226,6 +226,10 @@ fn pools_inside_an_enlarged_range_are_left_alone() {
     assert_eq!(object["spec"]["range"], "10.94.0.0/27");
     assert_eq!(object["spec"]["exclude"], json!(["10.94.0.8/29"]));
     assert_full(&nodes, &sandbox, "10.94.0.0/27");
+    let mut named = conf(0, "10.94.0.0/27");
+    named["runtimeConfig"] = json!({ "ips": ["10.94.0.9/27"] });
+    let refused = nodes.attachment(&sandbox, "named").add(&named);
+    assert_refused("an address of the second pool", &refused, 11, &["10.94.0.9", "is excluded"]);
     let free = remove(&nodes, &sandbox, &mut pods, "two4");
     assert_full(&nodes, &sandbox, "10.94.0.0/27");
     add(&nodes, &sandbox, &mut pods, ("again", "10.94.0.8/29"), 1);

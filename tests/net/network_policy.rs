@@ -10,6 +10,7 @@
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rig::cluster::{MANIFESTS, NAMESPACE, bridge, configuration, entry_path};
 use rig::traffic::{Transport, outside, reached};
@@ -103,7 +104,7 @@ fn await_address(pod: &Netns, address: &str) {
         if !shown().contains("tentative") {
             return;
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
     panic!("{address} stays tentative");
 }
@@ -241,6 +242,61 @@ fn network_policy_on_the_host_end_survives_a_hostile_pod() {
     }
     pods[0].1.check(&weft()).success();
     assert_rows("flushed", &pods, &ROWS[..2]);
+}
+
+#[test]
+fn network_policy_rules_that_a_pod_makes_irremovable_do_not_fail_del() {
+    let host = host!(Feature::Bridge, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    cluster.definition("data", &network("bridge"));
+    policies(&host);
+    let pods = attach(&host, &cluster);
+    let (db, attachment) = &pods[0];
+    let table = db.run(["nft", "list", "table", "inet", "weft-policy"]);
+    let own = table.lines().find_map(|line| line.trim().strip_prefix("chain ingress-")?.split(' ').next());
+    let own = format!("ingress-{}", own.expect("a chain"));
+    db.run(["nft", "add", "chain", "inet", "weft-policy", "ingress-x"]);
+    db.run(["nft", "add", "rule", "inet", "weft-policy", "ingress-x", "jump", &own]);
+    attachment.del(&weft()).success();
+}
+
+#[test]
+fn network_policy_passes_no_packets_of_the_previous_owner_of_an_address() {
+    let host = host!(Feature::Veth, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+    cluster.definition("data", &network("ptp"));
+    // A rule that tracks connections on the host, as those of kube-proxy do.
+    host.run(["nft", "add", "table", "inet", "tracked"]);
+    host.run(["nft", "add chain inet tracked c { type filter hook forward priority 0; }"]);
+    host.run(["nft", "add rule inet tracked c ct state established counter"]);
+    (0..PODS.len()).for_each(|index| pod_manifest(&host, index));
+    let (db, other) = (host.pod("db"), host.pod("other"));
+    cluster.attachment(&other).add(&weft()).success();
+    let owner = cluster.attachment(&db);
+    owner.add(&weft()).success();
+    let bind = |pod: &Pod, at: &'static str| pod.within(move || UdpSocket::bind(at)).expect("a socket");
+    let (listener, sender) = (bind(&db, "0.0.0.0:9999"), bind(&other, "0.0.0.0:9998"));
+    for socket in [&listener, &sender] {
+        socket.set_read_timeout(Some(Duration::from_secs(5))).expect("a timeout");
+    }
+    let mut buffer = [0; 8];
+    let send = || sender.send_to(b"a", "10.9.0.11:9999").expect("sent");
+    send();
+    let (_, from) = listener.recv_from(&mut buffer).expect("received");
+    listener.send_to(b"b", from).expect("replied");
+    sender.recv(&mut buffer).expect("a reply");
+    send();
+    listener.recv(&mut buffer).expect("the connection is established");
+    owner.del(&weft()).success();
+    policies(&host);
+    owner.add(&weft()).success();
+    (0..3).for_each(|_| {
+        let _ = send();
+    });
+    listener.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
+    let received = listener.recv(&mut buffer);
+    assert!(received.is_err(), "a packet passed: {received:?}");
 }
 
 #[test]

@@ -128,8 +128,11 @@ fn agent_container_lists_pods_and_names_the_node_for_checks() {
     let refused = run_in_pod(&host, "check web");
     assert_eq!(refused.code, Some(3), "{refused}");
     assert!(refused.stderr.contains("ssh worker-1 sudo weft check web"), "{refused}");
+    // A pod cannot follow a link to another directory of the host.
+    host.run(["ln", "-s", "/nowhere/bridge", "/opt/cni/bin/elsewhere"]);
     let diagnosed = run_in_pod(&host, "doctor");
     assert_eq!(diagnosed.code, Some(1), "{diagnosed}");
+    assert!(!diagnosed.stdout.contains("elsewhere"), "{diagnosed}");
     for words in [
         "agent /run/weft/agent.sock: no agent answers",
         "spec.nodeName=worker-1",

@@ -66,15 +66,7 @@ impl PodNetworks {
         network: &'a NetworkReference,
         namespace_labels: Option<&'a Labels>,
     ) -> PodAttachment<'a> {
-        PodAttachment {
-            namespace: &self.namespace,
-            name: &self.name,
-            labels: &self.labels,
-            namespace_labels,
-            ports: &self.ports,
-            network,
-            addresses: &[],
-        }
+        self.attachment(network, &[], namespace_labels)
     }
 
     /// Returns the attachment to each network.
@@ -82,7 +74,18 @@ impl PodNetworks {
         &'a self,
         namespace_labels: Option<&'a Labels>,
     ) -> impl Iterator<Item = PodAttachment<'a>> {
-        self.networks.iter().map(move |(network, addresses)| PodAttachment {
+        self.networks
+            .iter()
+            .map(move |(network, addresses)| self.attachment(network, addresses, namespace_labels))
+    }
+
+    fn attachment<'a>(
+        &'a self,
+        network: &'a NetworkReference,
+        addresses: &'a [IpAddr],
+        namespace_labels: Option<&'a Labels>,
+    ) -> PodAttachment<'a> {
+        PodAttachment {
             namespace: &self.namespace,
             name: &self.name,
             labels: &self.labels,
@@ -90,7 +93,7 @@ impl PodNetworks {
             ports: &self.ports,
             network,
             addresses,
-        })
+        }
     }
 }
 

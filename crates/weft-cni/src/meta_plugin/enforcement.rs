@@ -40,33 +40,39 @@ struct IpamType {
     r#type: String,
 }
 
-/// Rules of an attachment that are in force.
-pub(super) struct Enforced {
-    place: Option<Place>,
-}
+/// Rules of an attachment that are in force, with their place; `None` without a policy.
+pub(super) struct Enforced(Option<(Place, Ruleset)>);
 
 /// Commits the rules of an attachment; does nothing without a policy.
+///
+/// On the host, replies do not pass before [`verify`]: the kernel may still track connections of the previous owner of the
+/// address, whose packets would pass as replies.
 pub(super) fn enforce(
     invoker: &PluginInvoker,
     entry: &Entry,
     delegate: &Delegate,
 ) -> Result<Enforced, Error> {
-    let Some(policy) = &delegate.policy else { return Ok(Enforced { place: None }) };
+    let Some(policy) = &delegate.policy else { return Ok(Enforced(None)) };
     let target = target(invoker, entry, delegate)?;
+    let ruleset = Ruleset::new(&target, policy);
+    let replies = matches!(target.place, Place::Pod { .. });
+    commit(&mut target.place.nft(entry)?, &ruleset, replies)?;
+    Ok(Enforced(Some((target.place, ruleset))))
+}
+
+fn commit(nft: &mut Nft, ruleset: &Ruleset, replies: bool) -> Result<(), Error> {
     let mut batch = Batch::new();
-    Ruleset::new(&target, policy).write(&mut batch);
-    target.place.nft(entry)?.commit(batch).or_refused().map_err(|error| error.context("network policy"))?;
-    Ok(Enforced { place: Some(target.place) })
+    ruleset.write(replies, &mut batch);
+    nft.commit(batch).or_refused().map_err(|error| error.context("network policy"))
 }
 
 /// Fails if the interface that the rules are about does not exist: packets of the attachment would pass without them.
 ///
-/// On the host it also ends the tracked connections of the addresses. Those of the previous owner of an address would pass as
-/// replies.
+/// On the host it ends the tracked connections of the addresses. From then on replies pass.
 pub(super) fn verify(enforced: &Enforced, entry: &Entry, result: &Success) -> Result<(), Error> {
-    match &enforced.place {
-        None => Ok(()),
-        Some(Place::Pod { link }) => {
+    let Some((place, ruleset)) = &enforced.0 else { return Ok(()) };
+    match place {
+        Place::Pod { link } => {
             let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
             match netns.rtnl().or_refused()?.find_link(link).or_refused()? {
                 Some(_) => Ok(()),
@@ -75,7 +81,7 @@ pub(super) fn verify(enforced: &Enforced, entry: &Entry, result: &Success) -> Re
                 ))),
             }
         }
-        Some(Place::Host { link }) => {
+        Place::Host { link } => {
             let mut interfaces = result.interfaces.iter();
             if !interfaces.any(|interface| interface.name == *link && interface.sandbox.is_empty()) {
                 return Err(Error::internal(format!(
@@ -86,7 +92,7 @@ pub(super) fn verify(enforced: &Enforced, entry: &Entry, result: &Success) -> Re
             for ip in &result.ips {
                 conntrack.forget_address(ip.address.addr()).or_refused()?;
             }
-            Ok(())
+            commit(&mut place.nft(entry)?, ruleset, true)
         }
     }
 }

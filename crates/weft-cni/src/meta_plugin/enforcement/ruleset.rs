@@ -28,6 +28,8 @@ use super::place::Place;
 
 /// Table of the rules.
 pub(super) const TABLE: &str = "weft-policy";
+/// Comment of the rule that lets replies pass.
+const REPLIES: &str = "replies";
 
 /// Length of an attachment's id, which begins with a letter as `nft` requires of names.
 const ID_LENGTH: usize = 20;
@@ -135,8 +137,8 @@ impl Ruleset {
         Ruleset { family, link: place.link().to_owned(), chains, sets }
     }
 
-    /// Adds the operations that put the rules in force.
-    pub(super) fn write(&self, batch: &mut Batch) {
+    /// Adds the operations that put the rules in force. Without `replies`, packets of tracked connections do not pass.
+    pub(super) fn write(&self, replies: bool, batch: &mut Batch) {
         let Ruleset { family, link, chains, sets } = self;
         let table = Table::new(*family, TABLE);
         batch.ensure_table(table);
@@ -157,7 +159,7 @@ impl Ruleset {
         }
         for DirectionChain { name, hook, rules } in chains {
             batch.ensure_chain(table, name).flush_chain(table, name);
-            for (rule, _) in rules {
+            for (rule, _) in rules.iter().filter(|(_, comment)| replies || comment != REPLIES) {
                 batch.add_rule(table, name, rule);
             }
             let entry = Element::new(Data::link(link)).verdict(Verdict::Goto(name.clone()));
@@ -219,7 +221,7 @@ impl RuleWriter<'_> {
     /// Adds what passes under every policy: replies, neighbour discovery, and reports about multicast groups.
     fn always(&mut self) {
         let accept = |rule: Rule| rule.decide(&Verdict::Accept);
-        self.push(|rule| accept(rule.state(&[State::Established, State::Related])), "replies".to_owned());
+        self.push(|rule| accept(rule.state(&[State::Established, State::Related])), REPLIES.to_owned());
         self.push(|rule| accept(rule.icmp6_types(130, 136)), "neighbour discovery".to_owned());
         self.push(|rule| accept(rule.icmp6_types(143, 143)), "multicast reports".to_owned());
     }
