@@ -245,7 +245,7 @@ fn network_policy_on_the_host_end_survives_a_hostile_pod() {
 }
 
 #[test]
-fn network_policy_rules_that_a_pod_makes_irremovable_do_not_fail_del() {
+fn network_policy_irremovable_rules_in_a_pod_do_not_fail_del() {
     let host = host!(Feature::Bridge, Feature::NftInet);
     let cluster = Cluster::new(&host);
     cluster.definition("data", &network("bridge"));
@@ -261,7 +261,7 @@ fn network_policy_rules_that_a_pod_makes_irremovable_do_not_fail_del() {
 }
 
 #[test]
-fn network_policy_passes_no_packets_of_the_previous_owner_of_an_address() {
+fn network_policy_passes_no_flow_of_the_previous_address_owner() {
     let host = host!(Feature::Veth, Feature::NftInet);
     let cluster = Cluster::new(&host);
     host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
