@@ -226,11 +226,13 @@ fn dhcp_lease_is_rebound_by_another_server() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let server = serve(&host, 50, &SHORT_TIMERS);
-    let _daemon = daemon(&host);
+    let daemon = daemon(&host);
     let (pod, impostor) = (host.pod("a"), beside(&host));
     let eth0 = attachment(&host, &pod, "eth0");
     let result = eth0.add(&config()).success().json();
     let known = with(&config(), &json!({ "prevResult": result }));
+    // The daemon does not see the time without a server, after which it would wait for half of the lease.
+    daemon.suspend();
     server.kill();
     // The first server's address is removed, so unicast requests to it get no answer. The second server has
     // its lease file.
@@ -242,8 +244,10 @@ fn dhcp_lease_is_rebound_by_another_server() {
     pod.run(["ip", "route", "add", "blackhole", "10.1.0.2/32"]);
     let _other = serve(&host, 50, &SHORT_TIMERS);
     let (ended, refused) = (AtomicBool::new(false), AtomicBool::new(false));
+    let socket = bind_server(&impostor);
     std::thread::scope(|scope| {
-        scope.spawn(|| send_invalid_responses(&impostor, (&ended, &refused), refuse));
+        scope.spawn(|| send_invalid_responses(&socket, (&ended, &refused), refuse));
+        daemon.resume();
         wait("the impostor refuses the lease", || refused.load(Ordering::Relaxed));
         let so_far = log_count(&host, "DHCPACK(br0)");
         wait("the second server renews the lease", || log_count(&host, "DHCPACK(br0)") > so_far + 1);
@@ -257,16 +261,21 @@ fn dhcp_lease_is_rebound_by_another_server() {
     wait("the second server has received the release", || given(&host).is_empty());
 }
 
-/// Runs a server that answers each request with what `answers` makes of its header, until `ended` is set. It
-/// sets `received` after the first request.
-fn send_invalid_responses(
-    pod: &Pod,
-    (ended, received): (&AtomicBool, &AtomicBool),
-    answers: impl Fn(&[u8]) -> Vec<Vec<u8>>,
-) {
+/// Binds the port of DHCP servers in a namespace.
+fn bind_server(pod: &Pod) -> UdpSocket {
     let socket = pod.within(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67))).expect("port 67");
     socket.set_broadcast(true).expect("broadcast");
     socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
+    socket
+}
+
+/// Answers each request with what `answers` makes of its header, until `ended` is set. It sets `received` after the
+/// first request.
+fn send_invalid_responses(
+    socket: &UdpSocket,
+    (ended, received): (&AtomicBool, &AtomicBool),
+    answers: impl Fn(&[u8]) -> Vec<Vec<u8>>,
+) {
     let mut request = [0; 2048];
     // Ends the thread also after a failure of the test.
     let until = Instant::now() + Duration::from_secs(60);
@@ -293,14 +302,16 @@ fn dhcp_refused_lease_takes_link_down() {
     let host = host!(Feature::Bridge, Feature::Dnsmasq);
     world(&host);
     let server = serve(&host, 50, &SHORT_TIMERS);
-    let _daemon = daemon(&host);
+    let daemon = daemon(&host);
     let pod = host.pod("a");
     let eth0 = attachment(&host, &pod, "eth0");
     let result = eth0.add(&config()).success().json();
     let known = with(&config(), &json!({ "prevResult": result }));
+    daemon.suspend();
     server.kill();
     host.run(["rm", LEASES]);
     let _other = serve(&host, 150, &SHORT_TIMERS);
+    daemon.resume();
     wait("the link is down", || !rig::is_up(&rig::link(&pod, "eth0").unwrap()));
     assert!(log_count(&host, "DHCPNAK") > 0);
     let checked = eth0.check(&known);
@@ -483,7 +494,7 @@ fn dhcp_hostile_server_is_ignored() {
     let eth0 = attachment(&host, &pod, "eth0");
     let (ended, received) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| send_invalid_responses(&evil, (&ended, &received), deceive));
+        scope.spawn(|| send_invalid_responses(&bind_server(&evil), (&ended, &received), deceive));
         let result = eth0.add(&config()).success().json();
         let known = with(&config(), &json!({ "prevResult": result }));
         wait("the lease is renewed", || log_count(&host, "DHCPACK(br0)") >= 4);

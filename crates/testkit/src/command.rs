@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdin, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 
 use crate::world::World;
@@ -324,6 +324,30 @@ impl Running {
     /// Kills the program, as `kill -9` does, and waits until it has ended.
     pub fn kill(mut self) {
         self.end();
+    }
+
+    /// Stops the program until [`Running::resume`].
+    ///
+    /// # Panics
+    /// If it has ended.
+    #[track_caller]
+    pub fn suspend(&self) {
+        self.send(Signal::STOP);
+    }
+
+    /// Lets a suspended program continue.
+    ///
+    /// # Panics
+    /// If it has ended.
+    #[track_caller]
+    pub fn resume(&self) {
+        self.send(Signal::CONT);
+    }
+
+    #[track_caller]
+    fn send(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal)
+            .unwrap_or_else(|cause| panic!("`{}`: {signal:?}: {cause}", self.line));
     }
 
     /// Waits until the program ends.
