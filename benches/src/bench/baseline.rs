@@ -26,18 +26,10 @@ pub(crate) fn bridge_port(container: &Container, number: usize) -> Result<(Durat
             bridge
         }
     };
-    let name = format!("baseline{number}p");
     let started = Instant::now();
     let netns = Netns::open(Path::new(&container.netns))?;
-    let peer = Peer { name: "eth0", mtu: None, mac: None, queues: Queues::ONE, netns: Some(&netns) };
-    let mut pair = NewLink::new(&name, NewKind::Veth(peer));
-    pair.master = Some(bridge.index);
-    pair.up = true;
-    host.add_link(&pair)?;
-    let mut inside = netns.rtnl()?;
+    let mut inside = attach(&mut host, &netns, bridge.index, (&format!("baseline{number}p"), "eth0"), 255)?;
     let link = inside.link("eth0")?;
-    inside.add_address(link.index, "eth0", "10.255.0.2/24".parse()?)?;
-    inside.set_up(link.index, "eth0")?;
     let gateway = Some("10.255.0.1".parse()?);
     inside.add_route(&Route::new("0.0.0.0/0".parse()?, link.index, gateway), Existing::Refuse)?;
     let added = started.elapsed();
@@ -45,6 +37,47 @@ pub(crate) fn bridge_port(container: &Container, number: usize) -> Result<(Durat
     let started = Instant::now();
     inside.delete_link(link.index, "eth0")?;
     Ok((added, started.elapsed()))
+}
+
+/// Times the creation of a port with an address on each of these bridges; removes the ports.
+pub(crate) fn bridge_ports(container: &Container, bridges: &[&str]) -> Result<Duration, Failure> {
+    let started = Instant::now();
+    let mut host = Rtnl::open()?;
+    let netns = Netns::open(Path::new(&container.netns))?;
+    let mut sockets = Vec::new();
+    for (second, bridge) in bridges.iter().enumerate() {
+        let (port, inside) = (format!("floor{second}"), format!("net{second}"));
+        let bridge = host.link(bridge)?;
+        sockets.push((attach(&mut host, &netns, bridge.index, (&port, &inside), second)?, port));
+    }
+    let added = started.elapsed();
+    sleep(SETTLING);
+    for (_, port) in &sockets {
+        let port_link = host.link(port)?;
+        host.delete_link(port_link.index, port)?;
+    }
+    Ok(added)
+}
+
+/// Creates a bridge port with these names on the host and inside, and the address 10.SECOND.0.2 inside. Returns the
+/// socket in the namespace.
+fn attach(
+    host: &mut Rtnl,
+    netns: &Netns,
+    bridge: u32,
+    (port, ifname): (&str, &str),
+    second: usize,
+) -> Result<Rtnl, Failure> {
+    let peer = Peer { name: ifname, mtu: None, mac: None, queues: Queues::ONE, netns: Some(netns) };
+    let mut pair = NewLink::new(port, NewKind::Veth(peer));
+    pair.master = Some(bridge);
+    pair.up = true;
+    host.add_link(&pair)?;
+    let mut inside = netns.rtnl()?;
+    let link = inside.link(ifname)?;
+    inside.add_address(link.index, ifname, format!("10.{second}.0.2/24").parse()?)?;
+    inside.set_up(link.index, ifname)?;
+    Ok(inside)
 }
 
 /// Times the move of a host link into a container, with an address, and the move back.

@@ -9,6 +9,7 @@ use benches::Failure;
 use benches::table::{Table, Times, milliseconds};
 
 use crate::Setting;
+use crate::baseline::bridge_ports;
 use crate::call::{Container, at_once};
 use crate::pods::{PodCaller, callers, in_turns, named};
 
@@ -73,15 +74,22 @@ fn in_a_row(caller: &PodCaller, containers: &[Container], parallel: usize) -> Re
 pub(crate) fn full(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let (ours, theirs) = callers(setting, 3)?;
     let containers = Container::many("held", HELD[HELD.len() - 1])?;
-    let ours = filling(setting, "weft", &ours, &containers, table)?;
-    let theirs =
-        theirs.map(|caller| filling(setting, "Go plugins", &caller, &containers, table)).transpose()?;
+    let mut floor = None;
+    let ours = filling(setting, "weft", &ours, &containers, table, || {
+        floor = Some(floor_of_pod(setting)?);
+        Ok(())
+    })?;
+    let go = |caller: PodCaller| filling(setting, "Go plugins", &caller, &containers, table, || Ok(()));
+    let theirs = theirs.map(go).transpose()?;
     let ([few, .., many], what) = (ours.as_slice(), named(3)) else {
         return Err("no pod was timed".into());
     };
     for (place, verb) in ["ADD", "DEL"].into_iter().enumerate() {
         let what = format!("{what} {verb}, 500 pods on the node");
         table.compare(&what, &many[place], "20 pods", &few[place]);
+        if let Some(floor) = floor.as_ref().filter(|_| verb == "ADD") {
+            table.compare(&what, &many[place], "kernel baseline there", floor);
+        }
         if let Some(theirs) = theirs.as_ref().and_then(|all| all.last()) {
             table.compare(&what, &many[place], "Go", &theirs[place]);
         }
@@ -89,13 +97,28 @@ pub(crate) fn full(setting: &Setting, table: &mut Table) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Fills a node step by step, times a pod at each, and empties the node.
+/// Times the kernel baseline on the bridges of weft's pods: a link that is set up sends reports about its multicast
+/// groups, which the kernel delivers to each port of the bridge.
+fn floor_of_pod(setting: &Setting) -> Result<Times, Failure> {
+    let mut times = Vec::new();
+    for run in 0..=setting.runs.min(RUNS_MAX) {
+        let container = Container::new(format!("floor-{run}"))?;
+        let took = bridge_ports(&container, &["podbr", "pod0", "pod1", "pod2"])?;
+        if run > 0 {
+            times.push(took);
+        }
+    }
+    Ok(Times::new(times))
+}
+
+/// Fills a node step by step, times a pod at each, calls `when_full`, and empties the node.
 fn filling(
     setting: &Setting,
     line: &str,
     caller: &PodCaller,
     containers: &[Container],
     table: &mut Table,
+    when_full: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<Vec<[Times; 2]>, Failure> {
     let mut steps = Vec::new();
     let mut filled = 0;
@@ -107,6 +130,7 @@ fn filling(
         table.point("held", line, held, milliseconds(times[0].median()));
         steps.push(times);
     }
+    when_full()?;
     each(containers, |container| caller.del(container))?;
     Ok(steps)
 }
