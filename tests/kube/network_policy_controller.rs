@@ -377,7 +377,7 @@ fn network_policy_set_of_a_thousand_pods_has_few_writes() {
     cluster.until_sets("all pods", "p", &[("ingress 0", &ranges)]);
     let writes = cluster.metric(WRITES);
     assert!(writes <= 500, "{writes} writes");
-    println!("{writes} writes for 1,000 pods");
+    eprintln!("{writes} writes for 1,000 pods");
     // Pods on another network cause no write.
     let version = cluster.version("p");
     cluster.pod("x", "other", "web", &[("x/other", &["10.1.0.1"])]);
@@ -391,7 +391,7 @@ fn network_policy_set_of_a_thousand_pods_has_few_writes() {
     cluster.machine.wait(ONE.0, "has all", || (cluster.sets("p")["ingress 0"].len() == 34).then_some(()));
     let page = cluster.machine.attempt(["curl", "-s", &format!("http://{}/metrics", ONE.1)]).stdout;
     let delays = page.lines().filter(|line| line.starts_with("weft_policy_address_set_delay_seconds"));
-    println!("{}", delays.collect::<Vec<_>>().join("\n"));
+    eprintln!("{}", delays.collect::<Vec<_>>().join("\n"));
 }
 
 #[test]

@@ -126,7 +126,7 @@ impl AddressVerifier {
             if refused == 0 {
                 return Arc::clone(&pod.networks);
             }
-            Arc::new(PodNetworks { networks, ..PodNetworks::clone(&pod.networks) })
+            Arc::new(pod.networks.with_networks(networks))
         });
         self.record(key, addresses, refused);
         verified

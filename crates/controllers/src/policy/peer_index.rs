@@ -76,10 +76,7 @@ impl PeerIndex {
         if known == pod {
             return;
         }
-        let networks = |pod: &Option<Arc<PodNetworks>>| -> BTreeSet<NetworkReference> {
-            pod.iter().flat_map(|pod| &pod.networks).map(|(network, _)| network.clone()).collect()
-        };
-        let (before, now) = (networks(&known), networks(&pod));
+        let (before, now) = (networks(known.as_deref()), networks(pod.as_deref()));
         for network in before.difference(&now) {
             remove(&mut self.pods_by_network, network, key);
         }
@@ -94,10 +91,10 @@ impl PeerIndex {
             .collect();
         for policy in affected {
             let Some(entry) = self.policies.get_mut(&policy) else { continue };
-            let of = |pod: &Option<Arc<PodNetworks>>| {
-                pod.iter().flat_map(|pod| contributions(&entry.policy.policy, pod, labels)).collect()
+            let of = |pod: Option<&PodNetworks>| {
+                pod.map(|pod| contributions(&entry.policy.policy, pod, labels)).unwrap_or_default()
             };
-            if entry.members.change(of(&known), of(&pod)) {
+            if entry.members.change(of(known.as_deref()), of(pod.as_deref())) {
                 self.changed.insert(policy);
             }
         }
@@ -187,6 +184,11 @@ fn contributions(
         }
     }
     all
+}
+
+/// Returns the networks of a pod, each once.
+fn networks(pod: Option<&PodNetworks>) -> BTreeSet<NetworkReference> {
+    pod.into_iter().flat_map(|pod| &pod.networks).map(|(network, _)| network.clone()).collect()
 }
 
 fn remove(index: &mut BTreeMap<NetworkReference, BTreeSet<Key>>, network: &NetworkReference, key: &Key) {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use npwg::metadata::{Labels, Pod};
-use npwg::network_policy::{NetworkPolicy, PodAttachment, resolve};
+use npwg::network_policy::{PodAttachment, resolve};
 use npwg::pod_policies::PodNetworks;
 use npwg::selection::Annotation;
 use npwg::status::NETWORK_STATUS;
@@ -31,6 +31,8 @@ const ROLES: usize = 10;
 const NAMESPACES: usize = 20;
 /// Number of pods that start after the cluster is complete.
 const STARTS: usize = 200;
+
+type IndexedPod = (Key, Arc<PodNetworks>);
 
 /// Sizes of a cluster.
 struct Sizes {
@@ -55,7 +57,7 @@ impl Sizes {
     }
 
     /// Pod with this number. Numbers are spread over roles, namespaces and networks independently of each other.
-    fn pod(&self, number: usize) -> (Key, Arc<PodNetworks>) {
+    fn pod(&self, number: usize) -> IndexedPod {
         let spread = number.wrapping_mul(0x9E37_79B9) >> 4;
         let network = format!("infra/net-{}", spread % self.networks);
         let address = format!("10.{}.{}.{}", number >> 16, number >> 8 & 255, number & 255);
@@ -100,21 +102,70 @@ fn bytes(index: &PeerIndex, key: &Key) -> usize {
 }
 
 /// Policies that select a pod of each node.
-fn watched(sizes: &Sizes, policies: &[NetworkPolicy], pods: &[Arc<PodNetworks>]) -> Vec<BTreeSet<Key>> {
+fn watched(
+    sizes: &Sizes,
+    policies: &[(Key, Arc<WatchedPolicy>)],
+    pods: &[IndexedPod],
+) -> Vec<BTreeSet<Key>> {
     let mut watched = vec![BTreeSet::new(); sizes.nodes];
-    for (number, pod) in pods.iter().enumerate() {
+    for (number, (_, pod)) in pods.iter().enumerate() {
         for attachment in pod.attachments(None) {
-            let selecting = policies.iter().filter(|policy| policy.selects(&attachment));
-            watched[number % sizes.nodes]
-                .extend(selecting.map(|policy| (policy.namespace.clone(), policy.name.clone())));
+            let selecting = policies.iter().filter(|(_, policy)| policy.policy.selects(&attachment));
+            watched[number % sizes.nodes].extend(selecting.map(|(key, _)| key.clone()));
         }
     }
     watched
 }
 
-fn mean(numbers: impl ExactSizeIterator<Item = usize>) -> usize {
-    let count = numbers.len().max(1);
-    numbers.sum::<usize>() / count
+/// Labels of every second namespace.
+fn tenant() -> Labels {
+    Labels::from([("tenant".to_owned(), "a".to_owned())])
+}
+
+fn print(what: &str, numbers: &[usize]) {
+    let mean = numbers.iter().sum::<usize>() / numbers.len().max(1);
+    eprintln!("{what}: mean {mean}, largest {}", numbers.iter().max().unwrap());
+}
+
+/// What the start of pods costs.
+#[derive(Default)]
+struct StartCost {
+    writes: usize,
+    write_bytes: usize,
+    watch_bytes: usize,
+    slowest: Duration,
+}
+
+impl StartCost {
+    fn add(&mut self, index: &mut PeerIndex, (key, pod): &IndexedPod, watched: &[BTreeSet<Key>]) {
+        let begin = Instant::now();
+        index.set_pod(key, Some(Arc::clone(pod)));
+        self.slowest = self.slowest.max(begin.elapsed());
+        let changed = index.take_changed();
+        let network = &pod.networks[0].0;
+        assert!(changed.iter().all(|key| index.policy(key).unwrap().policy.networks.contains(network)));
+        self.writes += changed.len();
+        for key in &changed {
+            let size = bytes(index, key);
+            self.write_bytes += size;
+            self.watch_bytes += size * watched.iter().filter(|keys| keys.contains(key)).count();
+        }
+    }
+}
+
+/// Compares some policies with what all pods resolve to.
+fn compare(index: &PeerIndex, policies: &[(Key, Arc<WatchedPolicy>)], pods: &[IndexedPod]) {
+    let tenant = tenant();
+    let attachments: Vec<PodAttachment<'_>> = pods
+        .iter()
+        .flat_map(|(_, pod)| {
+            let number: usize = pod.namespace["team-".len()..].parse().unwrap();
+            pod.attachments((number % 2 == 0).then_some(&tenant))
+        })
+        .collect();
+    for (key, policy) in policies.iter().step_by(7) {
+        assert_eq!(index.addresses(key), resolve(&policy.policy, &attachments), "{key:?}");
+    }
 }
 
 #[test]
@@ -122,80 +173,41 @@ fn policy_simulation_of_a_cluster_writes_what_changed() {
     let sizes = Sizes::from_environment();
     let mut index = PeerIndex::default();
     for number in (0..NAMESPACES).step_by(2) {
-        let labels = Labels::from([("tenant".to_owned(), "a".to_owned())]);
-        index.set_namespace(&format!("team-{number}"), Some(&labels));
+        index.set_namespace(&format!("team-{number}"), Some(&tenant()));
     }
-    let pods: Vec<(Key, Arc<PodNetworks>)> = (0..sizes.pods + STARTS).map(|number| sizes.pod(number)).collect();
+    let pods: Vec<IndexedPod> = (0..sizes.pods + STARTS).map(|number| sizes.pod(number)).collect();
     let policies: Vec<(Key, Arc<WatchedPolicy>)> =
         (0..sizes.policies).map(|number| sizes.policy(number)).collect();
-    let begin = Instant::now();
     let (present, starting) = pods.split_at(sizes.pods);
+    let begin = Instant::now();
     present.iter().for_each(|(key, pod)| index.set_pod(key, Some(Arc::clone(pod))));
     policies.iter().for_each(|(key, policy)| index.set_policy(key, Some(Arc::clone(policy))));
     let resolved = begin.elapsed();
     index.take_changed();
     let sets: BTreeMap<Key, usize> =
         policies.iter().map(|(key, _)| (key.clone(), bytes(&index, key))).collect();
-    let written = begin.elapsed().saturating_sub(resolved);
+    let serialized = begin.elapsed().saturating_sub(resolved);
+    let watched = watched(&sizes, &policies, present);
+    let mut cost = StartCost::default();
+    starting.iter().for_each(|pod| cost.add(&mut index, pod, &watched));
+    compare(&index, &policies, &pods);
 
-    let plain: Vec<NetworkPolicy> = policies.iter().map(|(_, policy)| policy.policy.clone()).collect();
-    let all: Vec<Arc<PodNetworks>> = present.iter().map(|(_, pod)| Arc::clone(pod)).collect();
-    let watched = watched(&sizes, &plain, &all);
-    let listed: Vec<usize> = watched.iter().map(|keys| keys.iter().map(|key| sets[key]).sum()).collect();
-
-    let (mut writes, mut write_bytes, mut watch_bytes, mut slowest) = (0, 0, 0, Duration::ZERO);
-    for (key, pod) in starting {
-        let begin = Instant::now();
-        index.set_pod(key, Some(Arc::clone(pod)));
-        slowest = slowest.max(begin.elapsed());
-        let changed = index.take_changed();
-        let network = &pod.networks[0].0;
-        assert!(changed.iter().all(|key| index.policy(key).unwrap().policy.networks.contains(network)));
-        writes += changed.len();
-        for key in &changed {
-            let size = bytes(&index, key);
-            write_bytes += size;
-            watch_bytes += size * watched.iter().filter(|keys| keys.contains(key)).count();
-        }
-    }
-    // The result is that of all pods together.
-    let attachments: Vec<PodAttachment<'_>> = pods
-        .iter()
-        .flat_map(|(_, pod)| {
-            let number: usize = pod.namespace["team-".len()..].parse().unwrap();
-            let labels = LABELS.get_or_init(|| Labels::from([("tenant".to_owned(), "a".to_owned())]));
-            pod.attachments((number % 2 == 0).then_some(labels))
-        })
-        .collect();
-    for (key, policy) in policies.iter().step_by(7) {
-        assert_eq!(index.addresses(key), resolve(&policy.policy, &attachments), "{key:?}");
-    }
-    let counts = policies.iter().map(|(key, _)| index.addresses(key).count()).collect::<Vec<_>>();
-    println!(
-        "pods {}, policies {}, networks {}, nodes {}\n\
-         resolve all: {resolved:?}; serialize all: {written:?}\n\
-         addresses of a set: mean {}, largest {}; bytes: mean {}, largest {}\n\
-         sets that a node watches: mean {}, most {}; bytes of their list: mean {}, largest {}\n\
-         a pod starts: {:.1} writes, {} bytes written, {} bytes watched by all nodes, {:.0} by each; slowest update {slowest:?}",
-        sizes.pods,
-        sizes.policies,
-        sizes.networks,
-        sizes.nodes,
-        mean(counts.iter().copied()),
-        counts.iter().max().unwrap(),
-        mean(sets.values().copied()),
-        sets.values().max().unwrap(),
-        mean(watched.iter().map(BTreeSet::len)),
-        watched.iter().map(BTreeSet::len).max().unwrap(),
-        mean(listed.iter().copied()),
-        listed.iter().max().unwrap(),
+    let Sizes { pods, policies: _, networks, nodes } = sizes;
+    let StartCost { writes, write_bytes, watch_bytes, slowest } = cost;
+    let counts: Vec<usize> = policies.iter().map(|(key, _)| index.addresses(key).count()).collect();
+    let lists: Vec<usize> = watched.iter().map(|keys| keys.iter().map(|key| sets[key]).sum()).collect();
+    eprintln!("pods {pods}, policies {}, networks {networks}, nodes {nodes}", policies.len());
+    eprintln!("resolve all: {resolved:?}; serialize all: {serialized:?}; slowest update: {slowest:?}");
+    print("addresses of a set", &counts);
+    print("bytes of a set", &sets.values().copied().collect::<Vec<_>>());
+    print("sets that a node watches", &watched.iter().map(BTreeSet::len).collect::<Vec<_>>());
+    print("bytes of their list", &lists);
+    eprintln!(
+        "a pod starts: {:.1} writes, {} bytes written, {} bytes watched by all nodes, {:.0} by each",
         writes as f64 / STARTS as f64,
         write_bytes / STARTS,
         watch_bytes / STARTS,
-        watch_bytes as f64 / STARTS as f64 / sizes.nodes as f64,
+        watch_bytes as f64 / STARTS as f64 / nodes as f64,
     );
     assert!(writes > 0 && sets.values().all(|size| *size > 0));
 }
-
-/// Labels of every second namespace.
-static LABELS: std::sync::OnceLock<Labels> = std::sync::OnceLock::new();

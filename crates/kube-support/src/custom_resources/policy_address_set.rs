@@ -69,7 +69,9 @@ pub struct PeerAddresses {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyDirection {
+    /// To the pods.
     Ingress,
+    /// From the pods.
     Egress,
 }
 

@@ -71,6 +71,11 @@ impl PodNetworks {
         }
     }
 
+    /// Returns the pod with other networks or addresses.
+    pub fn with_networks(&self, networks: Vec<(NetworkReference, Vec<IpAddr>)>) -> PodNetworks {
+        PodNetworks { networks, ..self.clone() }
+    }
+
     /// Returns the attachment to a network, whose addresses are unknown.
     pub fn attachment_to<'a>(
         &'a self,
