@@ -169,7 +169,7 @@ fn role(name: &str) -> Value {
 }
 
 #[test]
-fn network_policy_sets_follow_pods_labels_and_policies() {
+fn network_policy_sets_follow_pods_and_namespaces() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
     let kube = &cluster.kube;
     let tenant = json!({ "namespaceSelector": { "matchLabels": { "tenant": "a" } } });
@@ -210,6 +210,18 @@ fn network_policy_sets_follow_pods_labels_and_policies() {
     cluster.until_sets("the pod has ended", "p", &[]);
     kube.kubectl(["label", "--overwrite", "pod", "-n", "x", "a", "role=web"]);
     cluster.until_sets("the first label", "p", &[(ingress, &["10.0.0.4"]), (egress, &["10.0.0.4"])]);
+    kube.kubectl(["delete", "pod", "-n", "x", "a", "--force", "--grace-period=0"]);
+    cluster.until_sets("a deleted pod", "p", &[]);
+    assert_eq!(cluster.metric("weft_policy_address_set_write_failures_total "), 0);
+}
+
+#[test]
+fn network_policy_sets_follow_their_policies() {
+    let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
+    let kube = &cluster.kube;
+    cluster.pod("x", "a", "web", &[("x/net", &["10.0.0.4"])]);
+    cluster.policy("p", "net", &json!({ "podSelector": {}, "ingress": [{ "from": [role("web")] }] }));
+    cluster.until_sets("a policy", "p", &[("ingress 0", &["10.0.0.4"])]);
     // Another spec is another generation; another annotation names other networks.
     cluster.policy("p", "net", &json!({ "podSelector": {}, "ingress": [{}, { "from": [role("web")] }] }));
     cluster.until_sets("another spec", "p", &[("ingress 1", &["10.0.0.4"])]);
@@ -220,8 +232,6 @@ fn network_policy_sets_follow_pods_labels_and_policies() {
     assert_eq!(cluster.set("p").expect("a set")["spec"]["networks"], json!(["x/other"]));
     kube.kubectl(["annotate", "--overwrite", POLICIES, "-n", "x", "p", &format!("{POLICY_FOR}=net")]);
     cluster.until_sets("the first network", "p", &[("ingress 1", &["10.0.0.4"])]);
-    kube.kubectl(["delete", "pod", "-n", "x", "a", "--force", "--grace-period=0"]);
-    cluster.until_sets("a deleted pod", "p", &[]);
     kube.kubectl(["delete", POLICIES, "-n", "x", "p"]);
     cluster.machine.wait(ONE.0, "deletes the set", || cluster.set("p").is_none().then_some(()));
     assert_eq!(cluster.metric("weft_policy_address_set_write_failures_total "), 0);
