@@ -153,7 +153,9 @@ impl Cluster {
 /// Pod on the networks of its status.
 fn pod(namespace: &str, name: &str, role: &str, status: &[(&str, &[&str])]) -> Value {
     let networks: Vec<&str> = status.iter().map(|(network, _)| *network).collect();
-    let status = status.iter().map(|(network, ips)| json!({ "name": network, "interface": "i", "ips": ips, "dns": {} }));
+    let status = status
+        .iter()
+        .map(|(network, ips)| json!({ "name": network, "interface": "i", "ips": ips, "dns": {} }));
     let status: Vec<Value> = status.collect();
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -181,7 +183,11 @@ fn network_policy_sets_follow_pods_and_namespaces() {
     cluster.pod("x", "a", "web", &[("x/net", &["10.0.0.1", "fd00::1"])]);
     cluster.policy("p", "net", &spec);
     let [ingress, egress] = ["ingress 0", "egress 0 TCP 8080"];
-    cluster.until_sets("a pod", "p", &[(ingress, &["10.0.0.1", "fd00::1"]), (egress, &["10.0.0.1", "fd00::1"])]);
+    cluster.until_sets(
+        "a pod",
+        "p",
+        &[(ingress, &["10.0.0.1", "fd00::1"]), (egress, &["10.0.0.1", "fd00::1"])],
+    );
     let set = cluster.set("p").expect("a set");
     let policy = kube.json([POLICIES, "-n", "x", "p"]);
     assert_eq!(set["spec"]["policyUid"], policy["metadata"]["uid"]);
@@ -200,7 +206,11 @@ fn network_policy_sets_follow_pods_and_namespaces() {
     cluster.until_sets("a labelled namespace", "p", &[(ingress, &two), (egress, &["10.0.0.1", "fd00::1"])]);
     // Another status, another label, and the end of a pod.
     cluster.pod("x", "a", "web", &[("x/net", &["10.0.0.4"])]);
-    cluster.until_sets("another address", "p", &[(ingress, &["10.0.0.2", "10.0.0.4"]), (egress, &["10.0.0.4"])]);
+    cluster.until_sets(
+        "another address",
+        "p",
+        &[(ingress, &["10.0.0.2", "10.0.0.4"]), (egress, &["10.0.0.4"])],
+    );
     kube.kubectl(["label", "--overwrite", "pod", "-n", "x", "a", "role=db"]);
     cluster.until_sets("another label", "p", &[(ingress, &["10.0.0.2"])]);
     let path = "/api/v1/namespaces/y/pods/b/status";
@@ -246,7 +256,8 @@ fn network_policy_sets_are_kept_by_one_of_two_controllers() {
     cluster.policy("p", "net", &spec);
     cluster.until_sets("a pod", "p", &[("ingress 0", &["10.0.0.1"])]);
     // Manual changes do not stay.
-    let change = json!({ "spec": { "sets": [{ "direction": "ingress", "rule": 0, "addresses": ["10.9.9.9"] }] } });
+    let change =
+        json!({ "spec": { "sets": [{ "direction": "ingress", "rule": 0, "addresses": ["10.9.9.9"] }] } });
     kube.kubectl(["patch", SETS, "-n", "x", "p", "--type=merge", "-p", &change.to_string()]);
     cluster.until_sets("a manual change", "p", &[("ingress 0", &["10.0.0.1"])]);
     kube.kubectl(["delete", SETS, "-n", "x", "p"]);
@@ -302,8 +313,7 @@ fn network_policy_invalid_or_too_large_is_an_event_and_denies() {
         cluster.until_sets("an invalid policy", name, &[]);
         until(&format!("{name} has an Event"), || {
             let events = cluster.events(name);
-            let is_it =
-                |event: &String| event.starts_with("NetworkPolicyRefused ") && event.contains(words);
+            let is_it = |event: &String| event.starts_with("NetworkPolicyRefused ") && event.contains(words);
             events.iter().any(is_it).then_some(())
         });
     }
@@ -326,7 +336,10 @@ fn network_policy_invalid_or_too_large_is_an_event_and_denies() {
         kube.attempt(["create", "--validate=false", "-f", "-"], &pod.to_string()).success();
     }
     until("the policy is too large", || {
-        cluster.events("large").iter().any(|event| event.contains("have 69632 addresses; the maximum is 65536"))
+        cluster
+            .events("large")
+            .iter()
+            .any(|event| event.contains("have 69632 addresses; the maximum is 65536"))
             .then_some(())
     });
     cluster.until_sets("a policy that is too large", "large", &[]);
@@ -429,6 +442,10 @@ fn network_policy_of_another_project_in_v1beta1_is_followed() {
     cluster.policy("p", "net", &json!({ "podSelector": {}, "ingress": [{ "from": [role("web")] }] }));
     cluster.until_sets("a pod", "p", &[("ingress 0", &["10.0.0.1"])]);
     // Without a schema, an unknown field reaches the controller.
-    cluster.policy("p", "net", &json!({ "podSelector": {}, "ingress": [{ "from": [role("web")] }], "action": "Allow" }));
+    cluster.policy(
+        "p",
+        "net",
+        &json!({ "podSelector": {}, "ingress": [{ "from": [role("web")] }], "action": "Allow" }),
+    );
     cluster.until_sets("an unknown field", "p", &[]);
 }

@@ -123,7 +123,12 @@ const POLICY_LEASE: &str = "weft-policy";
 pub fn example_metrics() -> [(&'static str, String); 4] {
     let neutron = neutron_metrics::NeutronFigures::default().page(&neutron_metrics::no_operations());
     let services = services::ServiceMetrics::new().page();
-    [("ipam", ipam::IpamMetrics::example().page()), ("services", services), ("neutron", neutron), ("policy", PolicyMetrics::new().page())]
+    [
+        ("ipam", ipam::IpamMetrics::example().page()),
+        ("services", services),
+        ("neutron", neutron),
+        ("policy", PolicyMetrics::new().page()),
+    ]
 }
 
 /// Runs the controller until SIGTERM or SIGINT.

@@ -27,7 +27,9 @@ mod value_reader;
 mod verdict;
 
 pub use address_range::{AddressRange, subtract};
-pub use attachment_policy::{ADDRESSES_MAX, AttachmentPolicy, CompiledPeers, CompiledRule, IsolatedDirection, PortRange};
+pub use attachment_policy::{
+    ADDRESSES_MAX, AttachmentPolicy, CompiledPeers, CompiledRule, IsolatedDirection, PortRange,
+};
 pub use compile::{CompileError, compile};
 pub use label_selector::LabelSelector;
 pub use policy_addresses::{PeerSet, PolicyAddresses, resolve, resolve_all};

@@ -8,16 +8,12 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::core::TypeMeta;
 use kube::Resource;
-use kube_support::custom_resources::{
-    PeerAddresses, PolicyAddressSet, PolicyAddressSetSpec, PolicyDirection, PolicyProtocol,
-};
+use kube::core::TypeMeta;
+use kube_support::custom_resources::{PeerAddresses, PolicyAddressSet, PolicyAddressSetSpec};
 use kube_support::resource;
 use kube_support::resources::Reduced;
-use npwg::network_policy::{
-    ADDRESSES_MAX, Direction, KIND, PeerSet, PolicyAddresses, Protocol, RULES_MAX,
-};
+use npwg::network_policy::{ADDRESSES_MAX, KIND, PeerSet, PolicyAddresses, Protocol, RULES_MAX};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
@@ -247,6 +243,7 @@ pub fn current_addresses<'a>(
 mod tests {
     use std::net::IpAddr;
 
+    use npwg::network_policy::Direction;
     use serde_json::json;
 
     use super::*;

@@ -204,10 +204,8 @@ impl Reduced for VerifiedNetworkObject {
         let text = self.spec.get("config").and_then(Value::as_str).unwrap_or_default();
         let config: Value = serde_json::from_str(text).unwrap_or_default();
         let plugins = config.get("plugins").and_then(Value::as_array).into_iter().flatten();
-        let types: Vec<&str> = plugins
-            .chain([&config])
-            .filter_map(|plugin| plugin.get("ipam")?.get("type")?.as_str())
-            .collect();
+        let types: Vec<&str> =
+            plugins.chain([&config]).filter_map(|plugin| plugin.get("ipam")?.get("type")?.as_str()).collect();
         IsVerified(!types.is_empty() && types.iter().all(|name| *name == VERIFIED))
     }
 }
@@ -278,8 +276,14 @@ mod tests {
     fn network_policy_addresses_are_verified_on_weft_ipam_networks() {
         for (config, expected) in [
             (json!({ "type": "bridge", "ipam": { "type": "weft-ipam", "range": "10.0.0.0/24" } }), true),
-            (json!({ "plugins": [{ "type": "macvlan", "ipam": { "type": "weft-ipam" } }, { "type": "tuning" }] }), true),
-            (json!({ "plugins": [{ "ipam": { "type": "weft-ipam" } }, { "ipam": { "type": "static" } }] }), false),
+            (
+                json!({ "plugins": [{ "type": "macvlan", "ipam": { "type": "weft-ipam" } }, { "type": "tuning" }] }),
+                true,
+            ),
+            (
+                json!({ "plugins": [{ "ipam": { "type": "weft-ipam" } }, { "ipam": { "type": "static" } }] }),
+                false,
+            ),
             (json!({ "type": "bridge", "ipam": { "type": "host-local" } }), false),
             (json!({ "type": "bridge", "ipam": {} }), false),
             (json!([]), false),

@@ -102,11 +102,7 @@ fn bytes(index: &PeerIndex, key: &Key) -> usize {
 }
 
 /// Policies that select a pod of each node.
-fn watched(
-    sizes: &Sizes,
-    policies: &[(Key, Arc<WatchedPolicy>)],
-    pods: &[IndexedPod],
-) -> Vec<BTreeSet<Key>> {
+fn watched(sizes: &Sizes, policies: &[(Key, Arc<WatchedPolicy>)], pods: &[IndexedPod]) -> Vec<BTreeSet<Key>> {
     let mut watched = vec![BTreeSet::new(); sizes.nodes];
     for (number, (_, pod)) in pods.iter().enumerate() {
         for attachment in pod.attachments(None) {

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use super::{Direction, NetworkPolicy, PodAttachment, PolicyPort, PolicyRule, Ports, Protocol};
 
 /// Place in a policy where the addresses of peers count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PeerSet {
     /// Direction of the rule.
     pub direction: Direction,
