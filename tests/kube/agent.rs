@@ -379,8 +379,15 @@ const FORBIDDEN: [&str; 14] = [
 #[test]
 fn rbac_roles_grant_only_the_rights_of_each_component() {
     let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
-    let roles = ["ipam/rbac.yaml", "services/rbac.yaml", "neutron/rbac.yaml"];
-    for file in ["crds/ipamclaims.k8s.cni.cncf.io.yaml"].into_iter().chain(roles) {
+    let roles = [
+        "ipam/rbac.yaml",
+        "services/rbac.yaml",
+        "neutron/rbac.yaml",
+        "components/policy/rbac.yaml",
+        "components/policy/agent-rbac.yaml",
+    ];
+    let definitions = ["crds/ipamclaims.k8s.cni.cncf.io.yaml", "policy/policyaddresssets.weft.dev.yaml"];
+    for file in definitions.into_iter().chain(roles) {
         let path = testkit::workspace().join("deploy").join(file);
         agent.kube.kubectl(["apply", "-f", path.to_str().expect("a path")]);
     }
@@ -394,12 +401,21 @@ fn rbac_roles_grant_only_the_rights_of_each_component() {
         ("weft-agent", "patch ipamclaims.k8s.cni.cncf.io --subresource=status"),
         ("weft-controller-ipam", "update leases/weft-ipam"),
         ("weft-controller-services", "update leases/weft-services"),
+        ("weft-controller-policy", "update leases/weft-policy"),
+        ("weft-controller-policy", "patch policyaddresssets.weft.dev"),
+        ("weft-agent", "watch policyaddresssets.weft.dev"),
         ("weft-neutron", "update leases/weft-neutron"),
         ("weft-neutron", "patch pods --subresource=status"),
     ] {
         until("the roles are effective", || may(account, words).then_some(()));
     }
-    for account in ["weft-agent", "weft-controller-ipam", "weft-controller-services", "weft-neutron"] {
+    for account in [
+        "weft-agent",
+        "weft-controller-ipam",
+        "weft-controller-services",
+        "weft-controller-policy",
+        "weft-neutron",
+    ] {
         for words in FORBIDDEN {
             assert!(!may(account, words), "{account}: {words}");
         }
@@ -416,6 +432,10 @@ fn rbac_roles_grant_only_the_rights_of_each_component() {
         ("weft-controller-services", "patch pods --subresource=status"),
         ("weft-controller-services", "update services"),
         ("weft-controller-services", "update leases/weft-ipam"),
+        ("weft-controller-policy", "patch pods"),
+        ("weft-controller-policy", "patch pods --subresource=status"),
+        ("weft-controller-policy", "update leases/weft-ipam"),
+        ("weft-agent", "patch policyaddresssets.weft.dev"),
         ("weft-neutron", "patch pods"),
         ("weft-neutron", "update pods"),
         ("weft-neutron", "delete ipblocks.weft.dev"),

@@ -156,7 +156,7 @@ fn extra_objects() -> Value {
 }
 
 /// Alternatives for the values of controllers.
-fn alternatives_of_controllers() -> [(&'static str, Value); 35] {
+fn alternatives_of_controllers() -> [(&'static str, Value); 44] {
     let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
     let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
     [
@@ -180,6 +180,15 @@ fn alternatives_of_controllers() -> [(&'static str, Value); 35] {
         ("services.affinity", json!({ "nodeAffinity": {} })),
         ("services.serviceAccount.create", json!(false)),
         ("services.serviceAccount.name", json!("mine")),
+        ("policy.enabled", json!(false)),
+        ("policy.replicas", json!(1)),
+        ("policy.resources", resources.clone()),
+        ("policy.nodeSelector", words.clone()),
+        ("policy.tolerations", tolerations.clone()),
+        ("policy.priorityClassName", json!("")),
+        ("policy.affinity", json!({ "nodeAffinity": {} })),
+        ("policy.serviceAccount.create", json!(false)),
+        ("policy.serviceAccount.name", json!("mine")),
         ("neutron.enabled", json!(false)),
         ("neutron.replicas", json!(1)),
         ("neutron.vifStore", json!("kuryrport")),
@@ -201,7 +210,7 @@ fn alternatives_of_controllers() -> [(&'static str, Value); 35] {
 /// Values that enable all components.
 fn all() -> Value {
     let on = json!({ "enabled": true });
-    json!({ "hotPlug": on, "ipam": on, "services": on, "neutron": on })
+    json!({ "hotPlug": on, "ipam": on, "services": on, "policy": on, "neutron": on })
 }
 
 /// Returns `values` with one of them set.
@@ -230,15 +239,16 @@ fn helm_chart_renders_the_same_objects_as_kustomize() {
     let Some(kube) = Kube::new(Arc::clone(&helm.machine)) else { return };
     let found = helm.run("lint", &[], "").success().stdout;
     assert_eq!(found, "1 Chart.yaml icon is recommended\n");
-    let variants: [(Value, &[&str]); 8] = [
+    let variants: [(Value, &[&str]); 9] = [
         (json!({}), &["base"]),
         (json!({ "install": { "thin": true } }), &["thin"]),
         (json!({ "hotPlug": { "enabled": true } }), &["hot-plug"]),
         (json!({ "ipam": { "enabled": true } }), &["base", "ipam"]),
         (json!({ "services": { "enabled": true } }), &["base", "services"]),
         (json!({ "neutron": { "enabled": true } }), &["base", "neutron"]),
+        (json!({ "hotPlug": { "enabled": true }, "policy": { "enabled": true } }), &["network-policy"]),
         (json!({ "hotPlug": { "enabled": true }, "removal": { "enabled": true } }), &["removal"]),
-        (all(), &["hot-plug", "ipam", "services", "neutron"]),
+        (all(), &["network-policy", "ipam", "services", "neutron"]),
     ];
     let values: Vec<Value> = variants.iter().map(|(values, _)| values.clone()).collect();
     for ((values, directories), made) in variants.iter().zip(helm.template(&values)) {
@@ -284,13 +294,13 @@ fn helm_install_upgrade_and_uninstall_keep_the_crds() {
     }
     values = with(&values, "podDisruptionBudget.enabled", &json!(true));
     assert_eq!(install(&values), "2 deployed\n");
-    assert_eq!(ours("poddisruptionbudget").len(), 3);
+    assert_eq!(ours("poddisruptionbudget").len(), 4);
     assert_eq!(ours("serviceaccount"), [""; 0], "existing accounts are used");
     let binding = kube.json(["clusterrolebinding", "weft-agent"]);
     assert_eq!(binding["subjects"][0]["name"], "mine");
     assert_eq!(kube.json(["configmap", "-n", "kube-system", "weft-extra"])["data"]["a"], "b");
     assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent", "daemonset.apps/weft-executor"]);
-    let controllers = ["controller-ipam", "controller-services", "neutron"];
+    let controllers = ["controller-ipam", "controller-policy", "controller-services", "neutron"];
     assert_eq!(ours("deployment"), controllers.map(|name| format!("deployment.apps/weft-{name}")));
     let agent = kube.json(["daemonset", "-n", "kube-system", "weft-agent"]);
     let words = agent["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
@@ -432,12 +442,14 @@ fn helm_values_each_change_the_output() {
     let all = &all();
     let removing = with(all, "removal.enabled", &json!(true));
     let bare = json!({});
+    let without_policies = with(all, "policy.enabled", &json!(false));
     let on = json!({ "enabled": true });
     let monitoring = json!({ "monitoring": { "rules": on, "dashboard": on } });
     let without = |path: &str| match path {
         "monitoring.rules.labels" | "monitoring.dashboard.labels.grafana_dashboard" => &monitoring,
         "removal.resources" => &removing,
         "install.thin" => &bare,
+        "hotPlug.enabled" => &without_policies,
         _ => all,
     };
     let values = alternatives().into_iter().flat_map(|(path, value)| {
@@ -483,13 +495,12 @@ fn helm_invalid_values_are_refused_by_name() {
         json!({ "install": { "configuration": "{}", "defaultNetwork": "cbr0" } }),
         json!({ "install": { "thin": true }, "hotPlug": { "enabled": true } }),
         json!({ "install": { "thin": true }, "ipam": { "enabled": true } }),
+        json!({ "policy": { "enabled": true } }),
     ];
+    let reasons = ["install.configuration is", "install.thin has", "policy.enabled needs the executor"];
     for (values, made) in together.iter().zip(helm.template(&together)) {
         let why = made.expect_err(&format!("{values} is accepted"));
-        assert!(
-            why.contains("install.configuration is") || why.contains("install.thin has"),
-            "{values}: {why}"
-        );
+        assert!(reasons.iter().any(|reason| why.contains(reason)), "{values}: {why}");
     }
     let values: Vec<Value> = wrong.iter().map(|(path, value, _)| with(&json!({}), path, value)).collect();
     for ((path, value, word), made) in wrong.iter().zip(helm.template(&values)) {

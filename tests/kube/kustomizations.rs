@@ -21,7 +21,8 @@ use serde_json::{Value, json};
 use testkit::{Finished, host, workspace};
 
 /// Kustomizations that can be applied alone, in an order in which each finds what it needs.
-const APPLIED: [&str; 8] = ["crds", "", "hot-plug", "thin", "ipam", "services", "neutron", "removal"];
+const APPLIED: [&str; 10] =
+    ["crds", "policy", "", "hot-plug", "network-policy", "thin", "ipam", "services", "neutron", "removal"];
 /// Name of the CRD of networks.
 const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
@@ -120,7 +121,8 @@ fn kustomizations_of_all_directories_render_and_are_applied() {
     // Each component renders in the kustomization of a user.
     for component in components {
         let name = component.trim_start_matches("components/");
-        let directory = overlay(&machine, name, &["", "neutron"], &[name]);
+        let before: &[&str] = if name == "policy" { &["hot-plug"] } else { &[] };
+        let directory = overlay(&machine, name, &["", "neutron"], &[before, &[name]].concat());
         let kubectl = machine.command(&format!("{}/kubectl", kube.newer_kubectl()));
         let finished =
             kubectl.args(["kustomize", &directory]).deadline(rig::machine::TIMEOUT).finish().success();
@@ -129,6 +131,7 @@ fn kustomizations_of_all_directories_render_and_are_applied() {
         let (effect, expected) = match name {
             "agent-policy" | "neutron-policy" => (has("kind: ValidatingAdmissionPolicyBinding"), true),
             "hot-plug" => (has("name: weft-executor") && has("--hot-plug"), true),
+            "policy" => (has("name: weft-controller-policy") && has("- --policy"), true),
             "thin" => (has("--thin"), true),
             "existing-networks" => (has(&format!("name: {NETWORKS}")), false),
             other => panic!("no expectation for component {other}"),

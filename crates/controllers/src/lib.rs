@@ -1,4 +1,4 @@
-//! Cluster controllers (`weft controller`): Neutron ports, IP pools, and Services on additional networks.
+//! Cluster controllers (`weft controller`): Neutron ports, IP pools, Services on additional networks, network policies.
 //!
 //! ```text
 //!   API server ──watch──► pods, definitions ─► port requests ─► Neutron ports (found, created, pooled)
@@ -8,9 +8,11 @@
 //!   API server ──ClusterSnapshot──► pools, blocks, nodes, pods ─► status, Events, blocks of gone nodes, ended claims
 //!
 //!   API server ──watch──► Services, pods ─► EndpointSlices with addresses of additional networks
+//!
+//!   API server ──watch──► policies, pods, namespaces ─► PolicyAddressSets with the addresses of peers
 //! ```
 //!
-//! - A process runs one of the three controllers, with the permissions of that one.
+//! - A process runs one of the four controllers, with the permissions of that one.
 //! - Of several processes, the one that holds the Lease works.
 //! - A controller has no state on disk: its state is in the cluster and in Neutron.
 
@@ -18,6 +20,7 @@
 
 mod ipam;
 mod neutron;
+mod policy;
 mod services;
 
 use std::net::SocketAddr;
@@ -39,19 +42,22 @@ use ipam::IpamController;
 use kube_support::health::HealthStatus;
 use kube_support::leader_election::Election;
 use kube_support::{client, health};
+use policy::{PolicyController, PolicyMetrics};
 use services::ServiceController;
 
 /// Arguments of `weft controller`.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("work").required(true).args(["neutron", "ipam", "services"])))]
+#[command(group(ArgGroup::new("work").required(true).args(["neutron", "ipam", "services", "policy"])))]
 #[command(after_help = format!("\
 Example:
   weft controller --neutron --kuryr-conf /etc/kuryr/kuryr.conf
   OS_CLOUD=kuryr weft controller --neutron --config /etc/weft/controller.yaml
   weft controller --ipam
   weft controller --services
+  weft controller --policy
 
-In a cluster the controllers run as Deployments with two replicas (deploy/neutron, deploy/ipam, deploy/services).
+In a cluster the controllers run as Deployments with two replicas (deploy/neutron, deploy/ipam, deploy/services,
+deploy/components/policy).
 
 {EXIT_CODES}"))]
 pub struct Arguments {
@@ -64,6 +70,9 @@ pub struct Arguments {
     /// Run the Services controller: publish addresses of additional networks in EndpointSlices
     #[arg(long)]
     services: bool,
+    /// Run the policy controller: resolve the peers of MultiNetworkPolicies to addresses
+    #[arg(long)]
+    policy: bool,
     /// Grace period after a node is deleted before its address blocks are reclaimed, in seconds (IPAM)
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     node_grace: u64,
@@ -107,12 +116,19 @@ const NEUTRON_LEASE: &str = "weft-neutron";
 const IPAM_LEASE: &str = "weft-ipam";
 /// Lease of the Services controller.
 const SERVICES_LEASE: &str = "weft-services";
+/// Lease of the policy controller.
+const POLICY_LEASE: &str = "weft-policy";
 
-/// Returns the metrics pages of the three controllers, by role, with a series for each family: for the reference of metrics.
-pub fn example_metrics() -> [(&'static str, String); 3] {
+/// Returns the metrics pages of the four controllers, by role, with a series for each family: for the reference of metrics.
+pub fn example_metrics() -> [(&'static str, String); 4] {
     let neutron = neutron_metrics::NeutronFigures::default().page(&neutron_metrics::no_operations());
     let services = services::ServiceMetrics::new().page();
-    [("ipam", ipam::IpamMetrics::example().page()), ("services", services), ("neutron", neutron)]
+    [
+        ("ipam", ipam::IpamMetrics::example().page()),
+        ("services", services),
+        ("neutron", neutron),
+        ("policy", PolicyMetrics::new().page()),
+    ]
 }
 
 /// Runs the controller until SIGTERM or SIGINT.
@@ -122,6 +138,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         match arguments {
             Arguments { ipam: true, .. } => arguments.run_ipam().await,
             Arguments { services: true, .. } => arguments.run_services().await,
+            Arguments { policy: true, .. } => arguments.run_policy().await,
             _ => arguments.run_neutron().await,
         }
     })
@@ -154,6 +171,12 @@ impl Arguments {
         let client = client::client(self.kubeconfig.as_deref()).await?;
         let controller = Arc::new(ServiceController::new(client.clone(), &self.identity()));
         self.lead(client, SERVICES_LEASE, Arc::clone(&controller), controller.run()).await
+    }
+
+    async fn run_policy(&self) -> Result<(), Failure> {
+        let client = client::client(self.kubeconfig.as_deref()).await?;
+        let controller = Arc::new(PolicyController::new(client.clone(), &self.identity()));
+        self.lead(client, POLICY_LEASE, Arc::clone(&controller), controller.run()).await
     }
 
     /// Works while this controller holds the Lease. `status` is served over HTTP from the start.

@@ -89,6 +89,11 @@ impl<T: PartialEq> Cache<T> {
         self.state().objects.values().cloned().collect()
     }
 
+    /// Returns the keys of all objects.
+    pub fn keys(&self) -> Vec<Key> {
+        self.state().objects.keys().cloned().collect()
+    }
+
     /// Returns the number of objects.
     pub fn count(&self) -> usize {
         self.state().objects.len()

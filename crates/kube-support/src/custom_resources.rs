@@ -18,14 +18,16 @@ mod ipam_claim;
 mod kuryr_port;
 mod multi_network_policy;
 mod network_attachment_definition;
+mod policy_address_set;
 mod weft_node;
 
 pub use ip_block::{IPBlock, IPBlockSpec, IPBlockStatus, IPBlockTransferRequest};
 pub use ip_pool::{IPPool, IPPoolSpec, IPPoolStatus, LayoutPhase, RecordedLayout};
 pub use ipam_claim::{IPAMClaim, IPAMClaimSpec, IPAMClaimStatus, OwnerPod};
 pub use kuryr_port::{KuryrPort, KuryrPortSpec, KuryrPortStatus};
-pub use multi_network_policy::{MultiNetworkPolicy, MultiNetworkPolicySpec};
+pub use multi_network_policy::{MultiNetworkPolicy, MultiNetworkPolicySpec, PolicyProtocol};
 pub use network_attachment_definition::{NetworkAttachmentDefinition, NetworkAttachmentDefinitionSpec};
+pub use policy_address_set::{PeerAddresses, PolicyAddressSet, PolicyAddressSetSpec, PolicyDirection};
 pub use weft_node::{FailedCall, NodePool, PluginState, WeftNode, WeftNodeSpec, WeftNodeStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -52,12 +54,20 @@ pub fn definitions() -> Result<Vec<CustomResourceDefinition>, serde_json::Error>
     ])
 }
 
-/// Returns the definition of MultiNetworkPolicy, which is installed separately while no component enforces the objects in a
-/// cluster: users must not believe otherwise.
+/// Returns the definitions of MultiNetworkPolicy and PolicyAddressSet. They are installed separately, with the components
+/// that enforce policies: a policy that is accepted and not enforced would be worse than none.
 ///
 /// # Errors
-/// The generated schema is not one of the API's. A unit test generates it.
-pub fn policy_definition() -> Result<CustomResourceDefinition, serde_json::Error> {
+/// A generated schema is not one of the API's. A unit test generates all of them.
+pub fn policy_definitions() -> Result<Vec<CustomResourceDefinition>, serde_json::Error> {
+    Ok(vec![
+        multi_network_policy_definition()?,
+        adapt(PolicyAddressSet::crd(), &["spec"], Status::WithObject)?,
+    ])
+}
+
+/// Returns the definition of MultiNetworkPolicy. Its older version has no `endPort`.
+fn multi_network_policy_definition() -> Result<CustomResourceDefinition, serde_json::Error> {
     let mut definition = adapt(MultiNetworkPolicy::crd(), &["spec"], Status::WithObject)?;
     let Some(newest) = definition.spec.versions.first() else { return Ok(definition) };
     let mut tree = serde_json::to_value(newest)?;

@@ -230,6 +230,8 @@ pub enum EventReason {
     NetworkAddressesRefused,
     /// The networks of a running pod could not be changed.
     NetworkChangeFailed,
+    /// A network policy is invalid, or has too many peers.
+    NetworkPolicyRefused,
     /// A network cannot be attached as requested.
     NetworkRefused,
     /// A pod runs without the networks it selects.
@@ -291,6 +293,7 @@ impl EventReason {
             EventReason::InterfaceRestored => "InterfaceRestored",
             EventReason::NetworkAddressesRefused => "NetworkAddressesRefused",
             EventReason::NetworkChangeFailed => "NetworkChangeFailed",
+            EventReason::NetworkPolicyRefused => "NetworkPolicyRefused",
             EventReason::NetworkRefused => "NetworkRefused",
             EventReason::NetworksMissing => "NetworksMissing",
             EventReason::NeutronQuota => "NeutronQuota",

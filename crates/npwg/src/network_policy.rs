@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  object ─► read ─► NetworkPolicy ──┬─► verdict   one connection: allowed or denied, and the deciding rule
-//!                                    └─► compile ─► AttachmentPolicy ─► plan ─► rules in the kernel
+//!                                    ├─► resolve ─► PolicyAddresses
+//!                                    └─► compile ◄────────┘ ─► AttachmentPolicy ─► plan ─► rules in the kernel
 //! ```
 //!
 //! The semantics are those of Kubernetes' NetworkPolicy, for the networks that the annotation [`POLICY_FOR`] names:
@@ -20,14 +21,18 @@ mod address_range;
 mod attachment_policy;
 mod compile;
 mod label_selector;
+mod policy_addresses;
 mod read;
 mod value_reader;
 mod verdict;
 
 pub use address_range::{AddressRange, subtract};
-pub use attachment_policy::{AttachmentPolicy, CompiledPeers, CompiledRule, IsolatedDirection, PortRange};
+pub use attachment_policy::{
+    ADDRESSES_MAX, AttachmentPolicy, CompiledPeers, CompiledRule, IsolatedDirection, PortRange,
+};
 pub use compile::{CompileError, compile};
 pub use label_selector::LabelSelector;
+pub use policy_addresses::{PeerSet, PolicyAddresses, resolve, resolve_all};
 pub use read::read;
 pub use verdict::{Decision, Party, PolicyRuleReference, Verdict, verdict};
 

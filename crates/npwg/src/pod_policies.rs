@@ -3,5 +3,5 @@
 mod plan_policies;
 mod pod_networks;
 
-pub use plan_policies::add_to_plan;
+pub use plan_policies::{add_resolved_to_plan, add_to_plan};
 pub use pod_networks::PodNetworks;

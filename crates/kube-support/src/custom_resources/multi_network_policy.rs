@@ -22,8 +22,8 @@ use serde_json::Value;
     singular = "multi-networkpolicy",
     namespaced,
     shortname = "multi-policy",
-    doc = "Traffic that may reach and leave pods on their additional networks. In a cluster weft does not enforce it \
-           yet: weft lint and weft explain check and explain it."
+    doc = "Traffic that may reach and leave pods on their additional networks. weft enforces it where policy controller \
+           and agents run with --policy."
 )]
 #[schemars(extend("required" = ["podSelector"]))]
 #[serde(default, rename_all = "camelCase")]
@@ -126,8 +126,11 @@ pub struct PolicyPort {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum PolicyProtocol {
+    /// TCP.
     Tcp,
+    /// UDP.
     Udp,
+    /// SCTP.
     Sctp,
 }
 

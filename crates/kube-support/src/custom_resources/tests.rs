@@ -50,7 +50,7 @@ fn custom_resource_definitions_are_sorted_and_documented() {
 
 #[test]
 fn network_policy_definition_has_two_versions_and_limits() {
-    let definition = serde_json::to_value(policy_definition().unwrap()).unwrap();
+    let definition = serde_json::to_value(&policy_definitions().unwrap()[0]).unwrap();
     let versions = definition["spec"]["versions"].as_array().unwrap();
     let names: Vec<[&Value; 3]> =
         versions.iter().map(|version| ["name", "served", "storage"].map(|key| &version[key])).collect();
@@ -74,6 +74,23 @@ fn network_policy_definition_has_two_versions_and_limits() {
         assert_eq!(spec["ingress"]["items"]["properties"]["from"]["maxItems"], json!(256));
         assert_eq!(spec["policyTypes"]["items"]["enum"], json!(["Ingress", "Egress"]));
     }
+}
+
+#[test]
+fn policy_address_set_definition_is_namespaced_and_limited() {
+    let definition = serde_json::to_value(&policy_definitions().unwrap()[1]).unwrap();
+    assert_eq!(definition["spec"]["scope"], json!("Namespaced"));
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    walk("addresses", schema, &mut |path, schema| {
+        assert!(path.ends_with("[]") || schema["description"].is_string(), "{path}: {schema}");
+        for absent in ["default", "nullable", "title", "anyOf", "oneOf", "$ref"] {
+            assert!(schema.get(absent).is_none(), "{path}: {schema}");
+        }
+    });
+    let set = &schema["properties"]["spec"]["properties"]["sets"]["items"];
+    assert_eq!(set["required"], json!(["addresses", "direction", "rule"]));
+    assert_eq!(set["properties"]["direction"]["enum"], json!(["ingress", "egress"]));
+    assert_eq!(set["properties"]["addresses"]["items"]["maxLength"], json!(79));
 }
 
 #[test]

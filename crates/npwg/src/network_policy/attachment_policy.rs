@@ -10,7 +10,7 @@ use super::{AddressRange, Direction, Protocol};
 /// Largest number of rules of an attachment in one direction.
 pub(super) const COMPILED_RULES_MAX: usize = 1024;
 /// Largest number of addresses in the sets of an attachment.
-pub(super) const ADDRESSES_MAX: usize = 65_536;
+pub const ADDRESSES_MAX: usize = 65_536;
 
 /// Policies of one attachment.
 ///

@@ -1,9 +1,8 @@
-//! Compilation of the policies of one attachment: selectors become addresses, named ports become numbers.
+//! Compilation of the policies of one attachment: selectors become the addresses of their peers, named ports numbers.
 //!
-//! - A peer counts with its addresses on every network that its policy names, because several definitions can describe
-//!   one network.
 //! - A named port of an ingress rule is that of the pod itself. A named port of an egress rule is that of each peer, so
-//!   the rule is divided by the numbers that the peers have for it. Address blocks have no named ports.
+//!   the rule is divided by the numbers for which [`PolicyAddresses`] has sets.
+//! - Without the addresses of a policy its sets are empty: its rules allow no peer that a selector would select.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,8 +12,8 @@ use thiserror::Error;
 use super::address_range::merge;
 use super::attachment_policy::{ADDRESSES_MAX, COMPILED_RULES_MAX};
 use super::{
-    AttachmentPolicy, CompiledPeers, CompiledRule, Direction, IsolatedDirection, NetworkPolicy,
-    PodAttachment, PolicyPeer, PolicyPort, PolicyRule, PortRange, Ports,
+    AttachmentPolicy, CompiledPeers, CompiledRule, Direction, IsolatedDirection, NetworkPolicy, PeerSet,
+    PodAttachment, PolicyAddresses, PolicyPeer, PolicyPort, PolicyRule, PortRange, Ports, Protocol,
 };
 
 /// Error of policies that are too large for one attachment.
@@ -31,16 +30,16 @@ pub enum CompileError {
     Addresses,
 }
 
-/// Returns the policies of an attachment. `peers` are the attachments of all pods, or at least of those that the policies
-/// select as peers.
+/// Returns the policies of an attachment. `addresses` are those of the peers of each policy, by its name.
 ///
 /// # Errors
 /// The policies are too large; the attachment must then be refused.
-pub fn compile<'a>(
+pub fn compile(
     policies: &[NetworkPolicy],
     own: &PodAttachment<'_>,
-    peers: &[PodAttachment<'a>],
+    addresses: &BTreeMap<String, PolicyAddresses>,
 ) -> Result<AttachmentPolicy, CompileError> {
+    let unknown = PolicyAddresses::default();
     let selecting: Vec<&NetworkPolicy> = policies.iter().filter(|policy| policy.selects(own)).collect();
     let mut compiled = AttachmentPolicy::default();
     let mut room = ADDRESSES_MAX;
@@ -52,14 +51,15 @@ pub fn compile<'a>(
         }
         let mut rules = Vec::new();
         for policy in isolating {
+            let addresses = addresses.get(&policy.to_string()).unwrap_or(&unknown);
             for (rule, content) in policy.rules(direction).rules.iter().enumerate() {
-                let source = Source { policy, direction, rule, content };
-                for part in source.parts(own, peers) {
+                let source = Source { policy, direction, rule, content, addresses };
+                for part in source.parts(own) {
                     let Part { rule, set } = part;
                     rules.push(rule);
                     if let Some((name, addresses)) = set {
                         room = room.checked_sub(addresses.len()).ok_or(CompileError::Addresses)?;
-                        compiled.sets.insert(name, addresses.into_iter().collect());
+                        compiled.sets.insert(name, addresses);
                     }
                 }
                 if rules.len() > COMPILED_RULES_MAX {
@@ -76,88 +76,86 @@ pub fn compile<'a>(
     Ok(compiled)
 }
 
-/// Rule of a policy with its place.
+/// Rule of a policy with its place and the addresses of the policy's peers.
 struct Source<'a> {
     policy: &'a NetworkPolicy,
     direction: Direction,
     rule: usize,
     content: &'a PolicyRule,
+    addresses: &'a PolicyAddresses,
 }
 
 /// Compiled rule with the addresses of its set.
 struct Part {
     rule: CompiledRule,
-    set: Option<(String, BTreeSet<IpAddr>)>,
+    set: Option<(String, Vec<IpAddr>)>,
 }
 
 // === impl Source ===
 
 impl Source<'_> {
     /// Returns the compiled rules: one for the numbered ports, and one for each number of a named port.
-    fn parts(&self, own: &PodAttachment<'_>, peers: &[PodAttachment<'_>]) -> Vec<Part> {
+    fn parts(&self, own: &PodAttachment<'_>) -> Vec<Part> {
         let (named, numbered): (Vec<&PolicyPort>, Vec<&PolicyPort>) =
             self.content.ports.iter().partition(|port| matches!(port.ports, Ports::Named(_)));
         let mut ranges: BTreeSet<PortRange> = numbered.iter().filter_map(|port| range(port)).collect();
         let mut parts = Vec::new();
         match self.direction {
-            Direction::Ingress => ranges.extend(named.iter().filter_map(|port| number_of(port, own))),
-            Direction::Egress => parts.extend(self.named_parts(&named, peers)),
+            Direction::Ingress => ranges.extend(named.iter().filter_map(|port| port.number_of(own)).map(one)),
+            Direction::Egress => parts.extend(self.named_parts(&named)),
         }
         if self.content.ports.is_empty() || !ranges.is_empty() {
-            let fits = |_: &PodAttachment<'_>| true;
-            parts.push(self.part("", ranges, peers, &fits, true));
+            parts.push(self.plain_part(ranges));
         }
         parts
     }
 
     /// Returns the rules for the named ports of peers, grouped by port number.
-    fn named_parts(&self, named: &[&PolicyPort], peers: &[PodAttachment<'_>]) -> Vec<Part> {
-        let numbers: BTreeSet<PortRange> =
-            peers.iter().flat_map(|peer| named.iter().filter_map(|port| number_of(port, peer))).collect();
-        let part = |range: PortRange| {
-            let fits =
-                |peer: &PodAttachment<'_>| named.iter().any(|port| number_of(port, peer) == Some(range));
-            let name = format!(":{}:{}", range.protocol, range.first);
-            self.part(&name, BTreeSet::from([range]), peers, &fits, false)
+    fn named_parts(&self, named: &[&PolicyPort]) -> Vec<Part> {
+        let Source { direction, rule, addresses, .. } = *self;
+        let has_name = |(protocol, _): &(Protocol, u16)| named.iter().any(|port| port.protocol == *protocol);
+        let part = |port: (Protocol, u16)| {
+            let set = self.set(Some(port));
+            let peers = CompiledPeers::Only { set: Some(set.0.clone()), ranges: Vec::new() };
+            Part { rule: self.compiled(peers, vec![one(port)]), set: Some(set) }
         };
-        numbers.into_iter().map(part).collect()
+        addresses.ports(direction, rule).filter(has_name).map(part).collect()
     }
 
-    fn part(
-        &self,
-        suffix: &str,
-        ports: BTreeSet<PortRange>,
-        peers: &[PodAttachment<'_>],
-        fits: &dyn Fn(&PodAttachment<'_>) -> bool,
-        with_blocks: bool,
-    ) -> Part {
-        let Source { policy, direction, rule, content } = self;
-        let is_any = content.peers.is_empty() && with_blocks;
-        let has_selector = content.peers.iter().any(|peer| matches!(peer, PolicyPeer::Pods { .. }));
-        let blocks = content.peers.iter().filter_map(|peer| match peer {
-            PolicyPeer::Block(ranges) if with_blocks => Some(ranges),
-            _ => None,
+    /// Returns the rule for ports that do not depend on the peer.
+    fn plain_part(&self, ports: BTreeSet<PortRange>) -> Part {
+        let peers = &self.content.peers;
+        let has_selector = peers.iter().any(|peer| matches!(peer, PolicyPeer::Pods { .. }));
+        let blocks = peers.iter().filter_map(|peer| match peer {
+            PolicyPeer::Block(ranges) => Some(ranges),
+            PolicyPeer::Pods { .. } => None,
         });
         let ranges = merge(blocks.flatten().copied().collect());
-        let is_peer = |pod: &&PodAttachment<'_>| {
-            fits(pod)
-                && match content.peers.as_slice() {
-                    // Only of a named port: the pods of the policy's networks that have it.
-                    [] => policy.networks.contains(pod.network),
-                    all => all.iter().any(|peer| policy.peer_selects(peer, pod)),
-                }
-        };
-        let set = (!is_any && (has_selector || !with_blocks)).then(|| {
-            let addresses = peers.iter().filter(is_peer).flat_map(|pod| pod.addresses.iter().copied());
-            (format!("{policy}:{direction}:{rule}{suffix}"), addresses.collect::<BTreeSet<IpAddr>>())
-        });
-        let compiled = match is_any {
+        let set = has_selector.then(|| self.set(None));
+        let compiled = match peers.is_empty() {
             true => CompiledPeers::Any,
             false => CompiledPeers::Only { set: set.as_ref().map(|(name, _)| name.clone()), ranges },
         };
-        let ports = join(ports);
-        Part { rule: CompiledRule { policy: policy.to_string(), rule: *rule, peers: compiled, ports }, set }
+        Part { rule: self.compiled(compiled, join(ports)), set }
     }
+
+    /// Returns the name and the addresses of a set.
+    fn set(&self, port: Option<(Protocol, u16)>) -> (String, Vec<IpAddr>) {
+        let Source { policy, direction, rule, addresses, .. } = *self;
+        let suffix = port.map(|(protocol, number)| format!(":{protocol}:{number}")).unwrap_or_default();
+        let found = addresses.find(&PeerSet { direction, rule, port });
+        let addresses = found.map(|all| all.iter().copied().collect()).unwrap_or_default();
+        (format!("{policy}:{direction}:{rule}{suffix}"), addresses)
+    }
+
+    fn compiled(&self, peers: CompiledPeers, ports: Vec<PortRange>) -> CompiledRule {
+        CompiledRule { policy: self.policy.to_string(), rule: self.rule, peers, ports }
+    }
+}
+
+/// Returns a single port as a range.
+fn one((protocol, number): (Protocol, u16)) -> PortRange {
+    PortRange { protocol, first: number, last: number }
 }
 
 /// Returns the numbers of a port that is not named.
@@ -171,16 +169,9 @@ fn range(port: &PolicyPort) -> Option<PortRange> {
     Some(PortRange { protocol: *protocol, first, last })
 }
 
-/// Returns the number that a pod has for a named port.
-fn number_of(port: &PolicyPort, pod: &PodAttachment<'_>) -> Option<PortRange> {
-    let Ports::Named(name) = &port.ports else { return None };
-    let (protocol, number) = pod.ports.get(name).filter(|(protocol, _)| *protocol == port.protocol)?;
-    Some(PortRange { protocol: *protocol, first: *number, last: *number })
-}
-
 /// Returns the same ports as ranges that neither overlap nor touch.
 fn join(ports: BTreeSet<PortRange>) -> Vec<PortRange> {
-    let mut joined: BTreeMap<super::Protocol, Vec<PortRange>> = BTreeMap::new();
+    let mut joined: BTreeMap<Protocol, Vec<PortRange>> = BTreeMap::new();
     for range in ports {
         let known = joined.entry(range.protocol).or_default();
         match known.last_mut() {

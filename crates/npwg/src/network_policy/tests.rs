@@ -87,8 +87,9 @@ impl Matrix {
     /// Compares every verdict, and the compiled rules of every attachment, with the expectation.
     fn expect(&self, case: &str, policies: &[NetworkPolicy], allowed: &dyn Fn(&Flow<'_>) -> bool) {
         let attachments: Vec<PodAttachment<'_>> = self.0.iter().map(Member::attachment).collect();
+        let addresses = resolve_all(policies, &attachments);
         let compiled: Vec<AttachmentPolicy> =
-            attachments.iter().map(|own| compile(policies, own, &attachments).unwrap()).collect();
+            attachments.iter().map(|own| compile(policies, own, &addresses).unwrap()).collect();
         for (f, from) in self.0.iter().enumerate() {
             for (t, to) in self.0.iter().enumerate() {
                 for (protocol, port) in PORTS {
@@ -518,13 +519,53 @@ fn network_policy_plan_form_is_bounded_and_survives_json() {
     let attachments: Vec<PodAttachment<'_>> = matrix.0.iter().map(Member::attachment).collect();
     let spec = json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {}}], "ports": [{"port": 80}]},
         {"from": [{"ipBlock": {"cidr": "10.0.0.0/24", "except": ["10.0.0.9/32"]}}]}]});
-    let compiled = compile(&[policy("p", spec)], &attachments[0], &attachments).unwrap();
+    let policies = [policy("p", spec)];
+    let compiled = compile(&policies, &attachments[0], &resolve_all(&policies, &attachments)).unwrap();
     let text = serde_json::to_string(&compiled).unwrap();
     assert_eq!(serde_json::from_str::<AttachmentPolicy>(&text).unwrap(), compiled, "{text}");
     assert_eq!(compiled.sets["x/p:ingress:0"].len(), 6);
     let rules: Vec<Value> = (0..RULES_MAX).map(|_| json!({})).collect();
     let many: Vec<NetworkPolicy> =
         (0..5).map(|n| policy(&format!("p{n}"), json!({"podSelector": {}, "ingress": rules}))).collect();
-    let refused = compile(&many, &attachments[0], &attachments);
+    let refused = compile(&many, &attachments[0], &BTreeMap::new());
     assert_eq!(refused, Err(CompileError::Rules { direction: Direction::Ingress }));
+}
+
+#[test]
+fn network_policy_without_addresses_allows_blocks_and_no_pod() {
+    let matrix = Matrix::new();
+    let own = matrix.0[0].attachment();
+    let [block, pods] = [json!({"ipBlock": {"cidr": "10.0.3.0/24"}}), json!({"namespaceSelector": {}})];
+    let spec = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": [block, pods]}],
+        "egress": [{"to": [block, pods]}, {"ports": [{"port": "serve-80"}]}]});
+    let compiled = compile(&[policy("p", spec)], &own, &BTreeMap::new()).unwrap();
+    for direction in Direction::ALL {
+        let allows = |peer: &str| compiled.allows(direction, peer.parse().unwrap(), Protocol::Tcp, 80);
+        assert!(allows("10.0.3.1") && !allows("10.0.2.1"), "{direction}: {compiled:?}");
+    }
+}
+
+#[test]
+fn network_policy_addresses_are_those_of_each_rule_and_port() {
+    let mut matrix = Matrix::new();
+    matrix.0[4].ports.insert("serve-80".to_owned(), (Protocol::Tcp, 8080));
+    let attachments: Vec<PodAttachment<'_>> = matrix.0.iter().map(Member::attachment).collect();
+    let spec = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{}, {"from": [{"podSelector": pod("b")}], "ports": [{"port": "serve-80"}]}],
+        "egress": [{"to": [{"namespaceSelector": namespace("y")}], "ports": [{"port": "serve-80"}]}]});
+    let shown = |policy: &NetworkPolicy| -> Vec<String> {
+        let addresses = resolve(policy, &attachments);
+        let all = addresses.sets().map(|(set, addresses)| {
+            let PeerSet { direction, rule, port } = set;
+            format!("{direction} {rule} {:?} {}", port.map(|(_, number)| number), addresses.len())
+        });
+        all.collect()
+    };
+    let both = policy("p", spec.clone());
+    assert_eq!(shown(&both), ["ingress 1 None 2", "egress 0 Some(80) 4", "egress 0 Some(8080) 2"]);
+    let mut one = spec;
+    one["policyTypes"] = json!(["Ingress"]);
+    assert_eq!(shown(&policy("p", one)), ["ingress 1 None 2"], "rules of a direction that is not isolated");
+    assert_eq!(shown(&policy_in("x", "p", "x/other", json!({"podSelector": {}}))), [""; 0]);
 }

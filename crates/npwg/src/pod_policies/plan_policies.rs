@@ -6,7 +6,8 @@ use super::PodNetworks;
 use crate::metadata::Labels;
 use crate::metadata::{NetworkReference, Pod};
 use crate::network_policy::{
-    AttachmentPolicy, CompileError, Direction, NetworkPolicy, PodAttachment, compile,
+    AttachmentPolicy, CompileError, Direction, NetworkPolicy, PodAttachment, PolicyAddresses, compile,
+    resolve_all,
 };
 use crate::plan::{Decision, Delegate, Plan};
 use crate::refusal::{Fault, Refusal};
@@ -16,7 +17,7 @@ use crate::rule::Rule;
 /// those that [`PodNetworks`] finds.
 ///
 /// # Errors
-/// The policies of an attachment cannot be enforced: the pod's labels are unknown, or the policies are too large.
+/// As [`add_resolved_to_plan`].
 pub fn add_to_plan(
     plan: &mut Plan,
     pod: &Pod,
@@ -24,30 +25,48 @@ pub fn add_to_plan(
     pods: &[Pod],
     namespaces: &BTreeMap<String, Labels>,
 ) -> Result<(), Refusal> {
-    let may_select = |network: &NetworkReference| {
-        let same = policies.iter().filter(|policy| policy.namespace == pod.namespace);
-        same.filter(|policy| policy.networks.contains(network)).collect::<Vec<_>>()
-    };
-    let mut peers: Option<Vec<PodNetworks>> = None;
+    let networks: Vec<NetworkReference> = plan.delegates.iter().filter_map(reference).collect();
+    let candidates: Vec<NetworkPolicy> = policies
+        .iter()
+        .filter(|policy| policy.namespace == pod.namespace)
+        .filter(|policy| networks.iter().any(|network| policy.networks.contains(network)))
+        .cloned()
+        .collect();
+    if candidates.is_empty() {
+        return Ok(());
+    }
+    let peers: Vec<PodNetworks> = pods.iter().map(PodNetworks::of).collect();
+    let attachments: Vec<PodAttachment<'_>> =
+        peers.iter().flat_map(|peer| peer.attachments(namespaces.get(&peer.namespace))).collect();
+    add_resolved_to_plan(plan, pod, &candidates, &resolve_all(&candidates, &attachments))
+}
+
+/// Adds the policies of its attachments to the plan of a pod. `addresses` are those of the peers of each policy, by its name
+/// (`namespace/name`); a policy without them allows no peer that a selector would select.
+///
+/// # Errors
+/// The policies of an attachment cannot be enforced: the pod's labels are unknown, or the policies are too large.
+pub fn add_resolved_to_plan(
+    plan: &mut Plan,
+    pod: &Pod,
+    policies: &[NetworkPolicy],
+    addresses: &BTreeMap<String, PolicyAddresses>,
+) -> Result<(), Refusal> {
     let own = PodNetworks::of(pod);
     for delegate in &mut plan.delegates {
         let Some(network) = reference(delegate) else { continue };
-        let candidates = may_select(&network);
-        if candidates.is_empty() {
-            continue;
-        }
-        let unknown = candidates.iter().find(|policy| pod.described_by_runtime && !policy.pods.is_empty());
+        let mut candidates = policies
+            .iter()
+            .filter(|policy| policy.namespace == pod.namespace && policy.networks.contains(&network));
+        let unknown = candidates.find(|policy| pod.described_by_runtime && !policy.pods.is_empty());
         if let Some(policy) = unknown {
             let reason =
                 "may select the pod; its labels are unknown, because only the container runtime describes it";
             return Err(refusal(policy.subject(), reason));
         }
-        let peers = peers.get_or_insert_with(|| pods.iter().map(PodNetworks::of).collect());
-        let attachments: Vec<PodAttachment<'_>> =
-            peers.iter().flat_map(|peer| peer.attachments(namespaces.get(&peer.namespace))).collect();
-        let labels = namespaces.get(&pod.namespace);
-        let attachment = own.attachment_to(&network, labels);
-        let compiled = compile(policies, &attachment, &attachments)
+        // The labels of its own namespace do not matter to a pod.
+        let attachment = own.attachment_to(&network, None);
+        let compiled = compile(policies, &attachment, addresses)
             .map_err(|error: CompileError| refusal(format!("network {network}"), &error.to_string()))?;
         if !compiled.is_open() {
             let names: Vec<String> = policies

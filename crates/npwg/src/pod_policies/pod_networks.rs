@@ -1,6 +1,7 @@
 //! Attachments of a pod as far as its object describes them: the networks that it selects, and their addresses.
 //!
-//! The addresses are those of the network-status annotation, else the requested ones (`ips`).
+//! The addresses are those of the network-status annotation. [`PodNetworks::of`] takes the requested ones (`ips`) for a
+//! network that is not in it yet.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,7 +10,7 @@ use crate::metadata::Labels;
 use crate::metadata::{NetworkReference, Pod};
 use crate::network_policy::PodAttachment;
 use crate::protocol::Protocol;
-use crate::selection::{Annotation, Reading};
+use crate::selection::{Annotation, Element, Reading};
 use crate::status::{Entry, NETWORK_STATUS};
 
 /// Largest number of addresses of one attachment that are used.
@@ -33,6 +34,18 @@ pub struct PodNetworks {
 impl PodNetworks {
     /// Returns the networks of a pod; none if it uses the network of its node.
     pub fn of(pod: &Pod) -> PodNetworks {
+        let requested = |element: &Element| element.ips.iter().map(ToString::to_string).collect();
+        PodNetworks::with(pod, &requested)
+    }
+
+    /// Returns the networks of a pod, with addresses of the network-status alone. A pod that was never attached requests
+    /// addresses, too.
+    pub fn attached(pod: &Pod) -> PodNetworks {
+        PodNetworks::with(pod, &|_| Vec::new())
+    }
+
+    /// Returns the networks of a pod. `otherwise` are the addresses of a network without network-status.
+    fn with(pod: &Pod, otherwise: &dyn Fn(&Element) -> Vec<String>) -> PodNetworks {
         let annotation = Annotation::Networks;
         let text = pod.annotations.get(annotation.key()).filter(|_| !pod.host_network);
         let elements = text.map(|text| Reading::of(annotation, text, &pod.namespace).elements);
@@ -45,11 +58,9 @@ impl PodNetworks {
             let name = element.network.to_string();
             // A network that is selected twice has an entry for each.
             let entry = status.iter().position(|entry| entry.name == name).map(|index| status.remove(index));
-            let addresses: Vec<IpAddr> = match entry {
-                Some(entry) => entry.ips.iter().filter_map(|text| address(text)).collect(),
-                None => element.ips.iter().filter_map(|ip| address(&ip.to_string())).collect(),
-            };
-            (element.network, addresses.into_iter().take(ADDRESSES_MAX).collect())
+            let texts = entry.map_or_else(|| otherwise(&element), |entry| entry.ips);
+            let addresses = texts.iter().filter_map(|text| address(text));
+            (element.network, addresses.take(ADDRESSES_MAX).collect())
         });
         PodNetworks {
             namespace: pod.namespace.clone(),
@@ -58,6 +69,11 @@ impl PodNetworks {
             ports: pod.named_ports.clone(),
             networks: networks.collect(),
         }
+    }
+
+    /// Returns the pod with other networks or addresses.
+    pub fn with_networks(&self, networks: Vec<(NetworkReference, Vec<IpAddr>)>) -> PodNetworks {
+        PodNetworks { networks, ..self.clone() }
     }
 
     /// Returns the attachment to a network, whose addresses are unknown.
@@ -121,6 +137,8 @@ mod tests {
         let status = r#"[{"name":"y/other","interface":"net2","ips":["10.1.0.1"],"dns":{}}]"#;
         pod.annotations.insert(NETWORK_STATUS.to_owned(), status.to_owned());
         assert_eq!(shown(&pod), ["x/net [10.0.0.1, fd00::1]", "y/other [10.1.0.1]"]);
+        let attached = PodNetworks::attached(&pod).networks;
+        assert_eq!((attached[0].1.as_slice(), attached[1].1.len()), (&[][..], 1), "without requests");
         pod.host_network = true;
         assert_eq!(shown(&pod), [""; 0]);
     }

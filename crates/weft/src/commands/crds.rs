@@ -1,8 +1,8 @@
 //! `weft crds`: prints the CustomResourceDefinitions for `kubectl apply -f -`.
 //!
 //! The types of [`kube_support::custom_resources`] generate them. `deploy/crds` contains the same documents, one file
-//! each; `weft crds --write deploy/crds` writes them, and a test compares the two. `deploy/policy` has the one of
-//! MultiNetworkPolicy.
+//! each; `weft crds --write deploy/crds` writes them, and a test compares the two. `deploy/policy` has those of network
+//! policies.
 //!
 //! Source: multi-network specification, section 3.1; `apiextensions.k8s.io/v1`.
 
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
-use kube_support::custom_resources::{definitions, policy_definition};
+use kube_support::custom_resources::{definitions, policy_definitions};
 
 /// First line of every document.
 const GENERATED: &str =
@@ -32,15 +32,14 @@ pub(crate) struct Arguments {
     /// Directory to write the definitions to, one file each, instead of printing them
     #[arg(long, value_name = "DIR")]
     write: Option<PathBuf>,
-    /// Definition of MultiNetworkPolicy instead of the others; in a cluster weft does not enforce it yet
+    /// Definitions of network policies (MultiNetworkPolicy, PolicyAddressSet) instead of the others
     #[arg(long)]
     network_policies: bool,
 }
 
 /// Runs `weft crds`.
 pub(crate) fn run(Arguments { write, network_policies }: &Arguments) -> Result<(), Failure> {
-    let definitions =
-        if *network_policies { policy_definition().map(|one| vec![one]) } else { definitions() };
+    let definitions = if *network_policies { policy_definitions() } else { definitions() };
     let documents = documents(definitions)?;
     let Some(directory) = write else {
         let documents: Vec<String> = documents.iter().map(|(_, text)| format!("---\n{text}")).collect();

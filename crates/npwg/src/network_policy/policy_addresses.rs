@@ -1,0 +1,133 @@
+//! Addresses of the peers of a policy, by the place in the policy where they count.
+//!
+//! - A peer counts with its addresses on every network that its policy names, because several definitions can describe
+//!   one network.
+//! - A named port of an egress rule is that of each peer: the rule has a set for each number that peers have for it.
+//!   Address blocks have no named ports.
+//! - A set depends on the attachments of peers alone, one by one, so it can be kept up to date without the others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::{Direction, NetworkPolicy, PodAttachment, PolicyPort, PolicyRule, Ports, Protocol};
+
+/// Place in a policy where the addresses of peers count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PeerSet {
+    /// Direction of the rule.
+    pub direction: Direction,
+    /// Index of the rule in its direction.
+    pub rule: usize,
+    /// Port, if the set is for named ports of an egress rule: the number that its peers have for one of them.
+    pub port: Option<(Protocol, u16)>,
+}
+
+/// Addresses of the peers of a policy. A set that is absent is empty, and allows nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicyAddresses(BTreeMap<PeerSet, BTreeSet<IpAddr>>);
+
+/// Returns the addresses of the peers of a policy. `pods` are the attachments of all pods, or at least of those that are
+/// attached to a network of the policy.
+pub fn resolve<'a>(
+    policy: &NetworkPolicy,
+    pods: impl IntoIterator<Item = &'a PodAttachment<'a>>,
+) -> PolicyAddresses {
+    let mut resolved = PolicyAddresses::default();
+    for pod in pods {
+        for set in policy.peer_sets(pod) {
+            resolved.insert(set, pod.addresses.iter().copied());
+        }
+    }
+    resolved
+}
+
+/// Returns the addresses of the peers of each policy, by its name (`namespace/name`).
+pub fn resolve_all<'a>(
+    policies: impl IntoIterator<Item = &'a NetworkPolicy>,
+    pods: &[PodAttachment<'_>],
+) -> BTreeMap<String, PolicyAddresses> {
+    policies.into_iter().map(|policy| (policy.to_string(), resolve(policy, pods))).collect()
+}
+
+// === impl NetworkPolicy ===
+
+impl NetworkPolicy {
+    /// Returns the sets that contain the addresses of an attachment.
+    pub fn peer_sets(&self, pod: &PodAttachment<'_>) -> Vec<PeerSet> {
+        let mut sets = Vec::new();
+        if !self.networks.contains(pod.network) {
+            return sets;
+        }
+        for direction in Direction::ALL {
+            let list = self.rules(direction);
+            for (rule, content) in list.rules.iter().enumerate().filter(|_| list.isolates) {
+                let is_peer = content.peers.iter().any(|peer| self.peer_selects(peer, pod));
+                if is_peer && content.has_plain_set(direction) {
+                    sets.push(PeerSet { direction, rule, port: None });
+                }
+                // Without written peers, a named port is that of every pod on the policy's networks.
+                if direction == Direction::Egress && (is_peer || content.peers.is_empty()) {
+                    let ports: BTreeSet<(Protocol, u16)> =
+                        content.ports.iter().filter_map(|port| port.number_of(pod)).collect();
+                    sets.extend(ports.into_iter().map(|port| PeerSet { direction, rule, port: Some(port) }));
+                }
+            }
+        }
+        sets
+    }
+}
+
+// === impl PolicyRule ===
+
+impl PolicyRule {
+    /// Whether the rule can allow traffic to ports that do not depend on the peer.
+    fn has_plain_set(&self, direction: Direction) -> bool {
+        direction == Direction::Ingress
+            || self.ports.is_empty()
+            || self.ports.iter().any(|port| !matches!(port.ports, Ports::Named(_)))
+    }
+}
+
+// === impl PolicyPort ===
+
+impl PolicyPort {
+    /// Returns the number that a pod has for the port, if the port is named.
+    pub(super) fn number_of(&self, pod: &PodAttachment<'_>) -> Option<(Protocol, u16)> {
+        let Ports::Named(name) = &self.ports else { return None };
+        pod.ports.get(name).filter(|(protocol, _)| *protocol == self.protocol).copied()
+    }
+}
+
+// === impl PolicyAddresses ===
+
+impl PolicyAddresses {
+    /// Adds addresses to a set.
+    pub fn insert(&mut self, set: PeerSet, addresses: impl IntoIterator<Item = IpAddr>) {
+        let mut addresses = addresses.into_iter().peekable();
+        if addresses.peek().is_some() {
+            self.0.entry(set).or_default().extend(addresses);
+        }
+    }
+
+    /// Returns the addresses of a set; none if it is empty.
+    pub fn find(&self, set: &PeerSet) -> Option<&BTreeSet<IpAddr>> {
+        self.0.get(set)
+    }
+
+    /// Returns the sets that are not empty, in their order.
+    pub fn sets(&self) -> impl Iterator<Item = (&PeerSet, &BTreeSet<IpAddr>)> {
+        self.0.iter()
+    }
+
+    /// Returns the ports for which a rule has a set of its own.
+    pub fn ports(&self, direction: Direction, rule: usize) -> impl Iterator<Item = (Protocol, u16)> {
+        let first = PeerSet { direction, rule, port: None };
+        let same = move |set: &&PeerSet| (set.direction, set.rule) == (direction, rule);
+        self.0.range(first..).map(|(set, _)| set).take_while(same).filter_map(|set| set.port)
+    }
+
+    /// Returns the number of addresses in all sets.
+    pub fn count(&self) -> usize {
+        self.0.values().map(BTreeSet::len).sum()
+    }
+}
