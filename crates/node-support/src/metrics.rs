@@ -210,6 +210,7 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("weft");
         metrics.register_counts(&mut registry);
         metrics.register_states(&mut registry);
+        metrics.register_policies(&mut registry);
         metrics.begin_at_zero();
         Metrics { registry, ..metrics }
     }
@@ -274,6 +275,11 @@ impl Metrics {
             "Number of failed calls and tasks of weft-cni, by verb",
             self.call_failures.clone(),
         );
+        registry.register("trace_spans", "Number of trace spans exported, by outcome", self.spans.0.clone());
+    }
+
+    /// Registers the metrics of network policies.
+    fn register_policies(&self, registry: &mut Registry) {
         registry.register(
             "policy_updates",
             "Number of updates of the network policies of running pods, by outcome",
@@ -289,7 +295,11 @@ impl Metrics {
             "Number of attachments whose rules of network policies were changed by another program, and restored",
             self.policy_restored.clone(),
         );
-        registry.register("trace_spans", "Number of trace spans exported, by outcome", self.spans.0.clone());
+        registry.register(
+            "policy_updates_pending",
+            "Number of running pods whose rules do not have the current network policies yet",
+            self.policy_updates_pending.clone(),
+        );
     }
 
     /// Creates the series of each known label value.
@@ -332,11 +342,6 @@ impl Metrics {
             "unattached_pods",
             "Number of running pods without the networks that they select",
             self.unattached.clone(),
-        );
-        registry.register(
-            "policy_updates_pending",
-            "Number of running pods whose rules do not have the current network policies yet",
-            self.policy_updates_pending.clone(),
         );
         registry.register(
             "plan_requests_waiting",
