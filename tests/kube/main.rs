@@ -22,6 +22,7 @@ mod kustomizations;
 mod metrics;
 mod multus;
 mod network_attachment_definitions;
+mod network_policy_agent;
 mod network_policy_controller;
 mod scale;
 mod services;

@@ -48,6 +48,7 @@ mod lost_entry;
 mod macvlan;
 mod masquerade;
 mod network_policy;
+mod network_policy_update;
 mod network_selection;
 mod plugin_options;
 mod portmap;

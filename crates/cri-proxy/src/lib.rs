@@ -110,6 +110,10 @@ pub struct Arguments {
     /// Path to the socket of the node agent, which plans for sandboxes that request no networks (default: no agent)
     #[arg(long, value_name = "PATH")]
     agent: Option<PathBuf>,
+    /// Refuse sandboxes that request networks, because the proxy does not know network policies; for a node agent with
+    /// --policy
+    #[arg(long)]
+    policy: bool,
     /// Grace period after the runtime removes a sandbox before it is taken down, in seconds (at least 15)
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     orphan_grace: u64,
@@ -205,7 +209,15 @@ fn networks(arguments: &Arguments, journal: &Journal) -> Result<Networks, Failur
 /// Writes the proxy's list into the runtime's CNI directory, if one is given.
 fn owner(directory: Option<&Path>, arguments: &Arguments) -> Result<NetworkOwner, Failure> {
     let Some(directory) = directory else { return Ok(NetworkOwner::Runtime) };
-    runtime_network::write(directory, &arguments.plan_socket, &arguments.journal, &arguments.plugins)?;
+    runtime_network::write(
+        directory,
+        &runtime_network::RuntimeNetwork {
+            socket: &arguments.plan_socket,
+            journal: &arguments.journal,
+            plugins: &arguments.plugins,
+            network_policies: arguments.policy,
+        },
+    )?;
     Ok(NetworkOwner::Proxy(directory.to_owned()))
 }
 

@@ -76,6 +76,11 @@ impl RequestHandler for Planner {
                 let networks = set_default_ranges(&mut plan, default)?;
                 (plan, networks)
             }
+            (_, attachments) if node.network_policies && !attachments.is_empty() => {
+                let why = "networks: the node enforces network policies, which the CRI proxy does not know";
+                let cure = "let the pod select definitions instead, or remove networkPolicies from the configuration";
+                return Err(Error::config(why).details(cure));
+            }
             (_, attachments) => {
                 let requested = self.requested(attachments, request)?;
                 let label = |one: &RequestedNetwork| (one.interface.to_string(), one.usable.label.clone());

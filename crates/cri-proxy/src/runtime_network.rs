@@ -35,13 +35,26 @@ const READ_MAX: Duration = Duration::from_secs(5);
 /// Interval of the checks whether the runtime has read the list, and timeout of a check.
 const LOOK_PERIOD: Duration = Duration::from_secs(30);
 
+/// Values of the list.
+#[derive(Clone, Copy, Debug)]
+pub struct RuntimeNetwork<'a> {
+    /// Socket for plan requests.
+    pub socket: &'a Path,
+    /// Directory of the journal.
+    pub journal: &'a Path,
+    /// Directories of plugins, separated by colons.
+    pub plugins: &'a str,
+    /// Whether network policies are enforced on the node.
+    pub network_policies: bool,
+}
+
 /// Writes the list, unless it is up to date.
-pub fn write(directory: &Path, socket: &Path, journal: &Path, plugins: &str) -> Result<(), Failure> {
+pub fn write(directory: &Path, values: &RuntimeNetwork<'_>) -> Result<(), Failure> {
     let path = directory.join(FILE);
     let _ = fs::remove_file(directory.join(TEMPORARY));
     let failed =
         |cause: std::io::Error| Failure::new(format!("runtime's network {}: {cause}", path.display()));
-    let list = list(socket, journal, plugins);
+    let list = list(values);
     let text = serde_json::to_string_pretty(&list)
         .map_err(|cause| Failure::new(format!("encode {}: {cause}", path.display())))?;
     match fs::read(&path) {
@@ -72,7 +85,8 @@ pub fn is_in(directory: &Path) -> bool {
     fs::read(directory.join(FILE)).is_ok_and(|bytes| is_ours(&bytes))
 }
 
-fn list(socket: &Path, journal: &Path, plugins: &str) -> Value {
+fn list(values: &RuntimeNetwork<'_>) -> Value {
+    let RuntimeNetwork { socket, journal, plugins, network_policies } = values;
     let directories: Vec<&str> = plugins.split(':').filter(|directory| !directory.is_empty()).collect();
     json!({
         "cniVersion": VERSION,
@@ -85,6 +99,7 @@ fn list(socket: &Path, journal: &Path, plugins: &str) -> Value {
             "cniDir": journal,
             // As in CNI_PATH: the meta-plugin searches it before the runtime's directories.
             "binDir": directories.join(":"),
+            "networkPolicies": network_policies,
             "capabilities": {
                 "io.kubernetes.cri.pod-annotations": true,
                 "portMappings": true,
@@ -136,18 +151,31 @@ mod tests {
 
     use super::*;
 
+    fn values() -> RuntimeNetwork<'static> {
+        RuntimeNetwork {
+            socket: Path::new("/run/s"),
+            journal: Path::new("/var/j"),
+            plugins: "/opt/cni/bin::/usr/lib/cni",
+            network_policies: false,
+        }
+    }
+
     #[test]
     fn runtime_list_contains_every_plugin_directory() {
-        let list = list(Path::new("/run/s"), Path::new("/var/j"), "/opt/cni/bin::/usr/lib/cni");
-        let node = NodeConfiguration::read(list["plugins"][0].to_string().as_bytes(), Flavour::Weft).unwrap();
-        assert_eq!(node.bin_dir, "/opt/cni/bin:/usr/lib/cni");
+        let node = |values: &RuntimeNetwork<'_>| {
+            let list = list(values);
+            NodeConfiguration::read(list["plugins"][0].to_string().as_bytes(), Flavour::Weft).unwrap()
+        };
+        let plain = node(&values());
+        assert_eq!((plain.bin_dir.as_str(), plain.network_policies), ("/opt/cni/bin:/usr/lib/cni", false));
+        assert!(node(&RuntimeNetwork { network_policies: true, ..values() }).network_policies);
     }
 
     #[test]
     fn runtime_list_is_never_incomplete() {
         let directory = std::env::temp_dir().join(format!("weft-list-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
-        let write = || write(&directory, Path::new("/run/s"), Path::new("/var/j"), "/opt/cni/bin");
+        let write = || write(&directory, &values());
         let names = || {
             let files = fs::read_dir(&directory).unwrap();
             let mut names: Vec<_> =

@@ -89,6 +89,14 @@ impl<T: PartialEq> Cache<T> {
         self.state().objects.values().cloned().collect()
     }
 
+    /// Returns the objects of a namespace.
+    pub fn of_namespace(&self, namespace: &str) -> Vec<Arc<T>> {
+        let first: Key = (namespace.to_owned(), String::new());
+        let state = self.state();
+        let all = state.objects.range(first..).take_while(|((of, _), _)| of == namespace);
+        all.map(|(_, object)| Arc::clone(object)).collect()
+    }
+
     /// Returns the keys of all objects.
     pub fn keys(&self) -> Vec<Key> {
         self.state().objects.keys().cloned().collect()
@@ -285,6 +293,8 @@ mod tests {
         assert_eq!(uids(&cache), ["1", "2"]);
         cache.take(Event::<PodObject>::InitDone);
         assert_eq!(uids(&cache), ["3"]);
+        let of = |namespace| cache.of_namespace(namespace).len();
+        assert_eq!([of("n"), of("m"), of("n0"), of("")], [1, 0, 0, 0]);
         assert!(cache.take(Event::Delete(pod("b", "3"))) && cache.count() == 0);
     }
 

@@ -180,6 +180,17 @@ impl Events {
         self.send(pod, EventText::new(EventType::Warning, EventReason::NetworkChangeFailed, action, why));
     }
 
+    /// Sends an Event: the network policies of a running pod could not be updated.
+    pub fn policy_update_failed(&self, pod: &PodIdentity, why: &str) {
+        let event = EventText::new(EventType::Warning, EventReason::PolicyUpdateFailed, "UpdatePolicy", why);
+        self.send(pod, event);
+    }
+
+    /// Sends an Event: another program changed the rules of a pod's network policies, and they were restored.
+    pub fn policy_drifted(&self, pod: &PodIdentity, why: &str) {
+        self.send(pod, EventText::new(EventType::Warning, EventReason::PolicyDrift, "RestoreRules", why));
+    }
+
     /// Sends an Event: a pod runs without the networks it selects.
     pub fn unattached(&self, pod: &Pod) {
         let why = format!(
@@ -248,6 +259,10 @@ pub enum EventReason {
     NodeNotTrunk,
     /// Neutron has no port of the node.
     NodeUnknown,
+    /// Another program changed the rules of network policies; they were restored.
+    PolicyDrift,
+    /// The network policies of a running pod could not be updated.
+    PolicyUpdateFailed,
     /// Neutron did not bind a port.
     PortNotBound,
     /// A legal request is probably not the intended one.
@@ -302,6 +317,8 @@ impl EventReason {
             EventReason::NoNetworkFound => "NoNetworkFound",
             EventReason::NodeNotTrunk => "NodeNotTrunk",
             EventReason::NodeUnknown => "NodeUnknown",
+            EventReason::PolicyDrift => "PolicyDrift",
+            EventReason::PolicyUpdateFailed => "PolicyUpdateFailed",
             EventReason::PortNotBound => "PortNotBound",
             EventReason::Questionable => "Questionable",
             EventReason::RemovedInterface => "RemovedInterface",

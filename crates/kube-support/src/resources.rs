@@ -12,6 +12,7 @@ use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::Resource;
 use npwg::metadata::{Definition, Pod, PodController, SpecConfig};
 use npwg::policy::Labels;
+use npwg::protocol::Protocol;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -23,6 +24,8 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 /// Annotation of the API's object for a static pod, with the uid of the pod itself. The container runtime and the plugins get
 /// that uid.
 pub const MIRROR: &str = "kubernetes.io/config.mirror";
+/// Largest number of named ports of a pod.
+const NAMED_PORTS_MAX: usize = 1024;
 /// Pod as the API returns it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PodObject {
@@ -41,6 +44,36 @@ struct PodSpec {
     service_account_name: String,
     node_name: String,
     resource_claims: Vec<PodClaim>,
+    containers: Vec<Container>,
+    init_containers: Vec<Container>,
+}
+
+/// Container of a pod, reduced to the fields that are used.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Container {
+    ports: Vec<ContainerPort>,
+}
+
+/// Port of a container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct ContainerPort {
+    name: String,
+    container_port: i32,
+    protocol: String,
+}
+
+/// Returns the ports that have a name.
+fn named_ports(containers: impl IntoIterator<Item = Container>) -> BTreeMap<String, (Protocol, u16)> {
+    let named = containers.into_iter().flat_map(|container| container.ports).filter_map(|port| {
+        let ContainerPort { name, container_port, protocol } = port;
+        let number = u16::try_from(container_port).ok()?;
+        let word = if protocol.is_empty() { Protocol::Tcp.word() } else { protocol.as_str() };
+        let protocol = Protocol::ALL.into_iter().find(|known| known.word() == word)?;
+        (!name.is_empty()).then_some((name, (protocol, number)))
+    });
+    named.take(NAMED_PORTS_MAX).collect()
 }
 
 /// Toleration of a pod, reduced to the fields that are used.
@@ -176,7 +209,15 @@ impl Reduced for PodObject {
 
     fn reduce(self) -> Pod {
         let PodObject { metadata, spec, status } = self;
-        let PodSpec { host_network, tolerations: _, service_account_name, node_name, resource_claims } = spec;
+        let PodSpec {
+            host_network,
+            tolerations: _,
+            service_account_name,
+            node_name,
+            resource_claims,
+            containers,
+            init_containers,
+        } = spec;
         let PodStatus { phase, pod_ips, resource_claim_statuses, extended_resource_claim_status } = status;
         let runs = phase == "Running" && metadata.deletion_timestamp.is_none();
         let mirrored = metadata.annotations.as_ref().and_then(|annotations| annotations.get(MIRROR)).cloned();
@@ -204,8 +245,7 @@ impl Reduced for PodObject {
                 extended_resource_claim_status,
             ),
             addresses: pod_ips.into_iter().filter(|_| runs).map(|PodIp { ip }| ip).collect(),
-            // Network policies, which use them, are not enforced with an API server.
-            named_ports: BTreeMap::new(),
+            named_ports: named_ports(containers.into_iter().chain(init_containers)),
             described_by_runtime: false,
         }
     }
@@ -347,6 +387,26 @@ mod tests {
         assert_eq!(read("Running", None), ["10.0.0.2", "fd00::2"]);
         assert_eq!(read("Succeeded", None), [""; 0]);
         assert_eq!(read("Running", Some("2026-11-23T06:00:00Z")), [""; 0]);
+    }
+
+    #[test]
+    fn pod_named_ports_are_those_of_all_containers() {
+        let object = json!({
+            "metadata": { "name": "p" },
+            "spec": {
+                "containers": [
+                    { "ports": [{ "containerPort": 80 }, { "name": "sql", "containerPort": 5432 }] },
+                    { "ports": [{ "name": "dns", "containerPort": 53, "protocol": "UDP" },
+                        { "name": "odd", "containerPort": 1, "protocol": "ICMP" },
+                        { "name": "far", "containerPort": 70_000 }] },
+                ],
+                "initContainers": [{ "ports": [{ "name": "side", "containerPort": 9, "protocol": "SCTP" }] }, {}],
+            },
+        });
+        let ports = serde_json::from_value::<PodObject>(object).unwrap().reduce().named_ports;
+        let expected =
+            [("dns", (Protocol::Udp, 53)), ("side", (Protocol::Sctp, 9)), ("sql", (Protocol::Tcp, 5432))];
+        assert_eq!(ports, expected.map(|(name, port)| (name.to_owned(), port)).into());
     }
 
     #[test]

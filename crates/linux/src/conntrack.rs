@@ -38,6 +38,7 @@ const DESTINATION_4: u16 = 2;
 const SOURCE_6: u16 = 3;
 const DESTINATION_6: u16 = 4;
 const PROTOCOL_NUMBER: u16 = 1;
+const SOURCE_PORT: u16 = 2;
 const DESTINATION_PORT: u16 = 3;
 
 /// `CTA_FILTER_F_CTA_PROTO_NUM`.
@@ -51,6 +52,30 @@ const FAMILIES: [u8; 2] = [2, 10];
 
 /// Maximum number of flows that one datagram removes.
 const TOGETHER: usize = 256;
+
+/// Tracked connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Ends as the first packet had them.
+    pub original: FlowEnds,
+    /// Ends that replies have: the source is the destination of the first packet after translation.
+    pub reply: FlowEnds,
+}
+
+/// Source and destination of the packets of one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowEnds {
+    /// Source.
+    pub source: IpAddr,
+    /// Destination.
+    pub destination: IpAddr,
+    /// Number of the transport protocol.
+    pub protocol: u8,
+    /// Source port; 0 for a protocol without ports.
+    pub source_port: u16,
+    /// Destination port; 0 for a protocol without ports.
+    pub destination_port: u16,
+}
 
 /// Connection tracking of one network namespace.
 #[derive(Debug)]
@@ -94,11 +119,23 @@ impl Conntrack {
     /// `conntrack -D -s ADDRESS`, and the same for `-d`, `-r` and `-q`
     pub fn forget_address(&mut self, address: IpAddr) -> Result<usize, Error> {
         let family = FAMILIES[usize::from(address.is_ipv6())];
-        self.forget(family, &Attributes::new(), |flow| {
-            let tuples = [TUPLE_ORIGINAL, TUPLE_REPLY]
-                .into_iter()
-                .filter_map(|tuple| find(flow.find(tuple)?, TUPLE_IP));
-            tuples.flat_map(addresses).any(|found| found == address)
+        self.forget(family, &Attributes::new(), |flow| has_address(flow, address))
+    }
+
+    /// Removes the flows from or to this address that are meant; returns their number. A flow whose ends cannot be read is
+    /// meant.
+    pub fn forget_flows(
+        &mut self,
+        address: IpAddr,
+        is_meant: impl Fn(&Flow) -> bool,
+    ) -> Result<usize, Error> {
+        let family = FAMILIES[usize::from(address.is_ipv6())];
+        self.forget(family, &Attributes::new(), |attributes| match Flow::read(attributes) {
+            Some(flow) => {
+                let FlowEnds { source, .. } = flow.original;
+                [source, flow.reply.source].contains(&address) && is_meant(&flow)
+            }
+            None => has_address(attributes, address),
         })
     }
 
@@ -123,6 +160,40 @@ impl Conntrack {
         }
         Ok(meant.len())
     }
+}
+
+// === impl Flow ===
+
+impl Flow {
+    fn read(flow: &Attributes) -> Option<Flow> {
+        let ends = |tuple| FlowEnds::read(flow.find(tuple)?);
+        Some(Flow { original: ends(TUPLE_ORIGINAL)?, reply: ends(TUPLE_REPLY)? })
+    }
+}
+
+// === impl FlowEnds ===
+
+impl FlowEnds {
+    fn read(tuple: &[u8]) -> Option<FlowEnds> {
+        let mut addresses = addresses(find(tuple, TUPLE_IP)?);
+        let (source, destination) = (addresses.next()?, addresses.next()?);
+        let transport = find(tuple, TUPLE_PROTOCOL)?;
+        let &[protocol] = find(transport, PROTOCOL_NUMBER)? else { return None };
+        let port = |kind| {
+            find(transport, kind)
+                .and_then(|port| Some(u16::from_be_bytes(port.try_into().ok()?)))
+                .unwrap_or(0)
+        };
+        let (source_port, destination_port) = (port(SOURCE_PORT), port(DESTINATION_PORT));
+        Some(FlowEnds { source, destination, protocol, source_port, destination_port })
+    }
+}
+
+/// Whether a flow has this address, before or after translation.
+fn has_address(flow: &Attributes, address: IpAddr) -> bool {
+    let tuples =
+        [TUPLE_ORIGINAL, TUPLE_REPLY].into_iter().filter_map(|tuple| find(flow.find(tuple)?, TUPLE_IP));
+    tuples.flat_map(addresses).any(|found| found == address)
 }
 
 /// Returns the filter of the list request.

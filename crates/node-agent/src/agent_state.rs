@@ -20,6 +20,8 @@ use super::planner::{Planner, pod_key};
 use crate::block_provider::BlockProvider;
 use crate::hot_plug::HotPlug;
 use crate::network_info;
+use crate::network_policies::NetworkPolicies;
+use crate::policy_updates::{self, PolicyUpdates};
 use cli_support::activity::{Busy, Call};
 use cri::runtime_sandboxes::RuntimeSandboxes;
 use kube_support::health::HealthStatus;
@@ -40,6 +42,9 @@ const POLL_GATHER: Duration = Duration::from_millis(50);
 /// Shortest interval between two searches for tasks on behalf of plans: each looks at all sandboxes.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
 
+/// Name of the caches of address sets in metrics.
+const SETS: &str = "policyaddresssets";
+
 /// State of the node agent.
 pub(crate) struct AgentState {
     /// Planner of the node.
@@ -58,6 +63,8 @@ pub(crate) struct AgentState {
     sandboxes: Arc<Sandboxes>,
     drift: Drift,
     hot_plug: Option<HotPlug>,
+    /// Network policies, if they are enforced, and their updates.
+    pub(crate) policies: Option<(Arc<NetworkPolicies>, PolicyUpdates)>,
     /// Time of the last search for tasks.
     searched: Mutex<Option<Instant>>,
 }
@@ -77,6 +84,8 @@ pub(crate) struct AgentConfig {
     pub(crate) check_interval: Duration,
     /// Whether changes of the networks annotation are applied to running pods.
     pub(crate) hot_plug: bool,
+    /// Interval between two comparisons of rules with the kernel's, zero for none; `None` if policies are not enforced.
+    pub(crate) policy: Option<Duration>,
     /// Object to which the Neutron controller writes ports.
     pub(crate) vif_store: VifLocation,
     /// Directory of the address stores.
@@ -95,8 +104,10 @@ impl AgentState {
         (metrics, traces): (Metrics, Option<Arc<Traces>>),
     ) -> AgentState {
         let busy = Arc::new(Busy::default());
+        let policies = config.policy.map(|_| Arc::new(NetworkPolicies::new(client)));
         AgentState {
-            planner: Planner::new(client, node, pod_resources, config.vif_store, &busy),
+            planner: Planner::new(client, node, pod_resources, config.vif_store, &busy, policies.clone()),
+            policies: policies.zip(config.policy.map(PolicyUpdates::new)),
             busy,
             replaced: Arc::clone(&config.replaced),
             metrics,
@@ -123,6 +134,10 @@ impl AgentState {
         } else {
             Vec::new()
         };
+        // First: a policy should not wait until sandboxes are checked.
+        if let Some((_, updates)) = &self.policies {
+            tasks.splice(0..0, updates.due(&self.sandboxes));
+        }
         tasks.extend(self.drift.due(&self.sandboxes));
         self.metrics.tasks_sent(&tasks);
         tasks
@@ -144,6 +159,12 @@ impl HealthStatus for AgentState {
             self.planner.definitions.count(),
             self.planner.definitions.age(),
         );
+        if let Some((policies, _)) = &self.policies {
+            let cache = &policies.policies;
+            self.metrics.cache(cache.kind(), cache.count(), cache.age());
+            let (count, age) = policies.sets();
+            self.metrics.cache(SETS, count, age);
+        }
         for (state, count) in self.sandboxes.counts() {
             self.metrics.sandboxes(state, count);
         }
@@ -175,6 +196,7 @@ impl RequestHandler for AgentState {
     async fn poll_tasks(&self, request: &PollTasks) -> Vec<Task> {
         let started = Instant::now();
         let mut pods = self.planner.pods.changes();
+        let mut updates = self.policies.as_ref().map(|(_, updates)| updates.queued());
         loop {
             let mut tasks = self.search_tasks();
             if let Some(hot_plug) = &self.hot_plug {
@@ -185,9 +207,19 @@ impl RequestHandler for AgentState {
             if !tasks.is_empty() || started.elapsed() >= POLL_MAX {
                 return tasks;
             }
-            // A changed pod is handled at once, everything else at the interval.
-            if timeout(POLL_INTERVAL, pods.changed()).await.is_ok() {
-                tokio::time::sleep(POLL_GATHER).await;
+            let update = async {
+                match &mut updates {
+                    Some(updates) => drop(updates.changed().await),
+                    None => std::future::pending().await,
+                }
+            };
+            // A changed pod or policy is handled at once, everything else at the interval.
+            tokio::select! {
+                biased;
+                () = update => {}
+                changed = timeout(POLL_INTERVAL, pods.changed()) => if changed.is_ok() && self.hot_plug.is_some() {
+                    tokio::time::sleep(POLL_GATHER).await;
+                },
             }
         }
     }
@@ -219,6 +251,12 @@ impl RequestHandler for AgentState {
                 }
                 self.metrics.drifted(self.drift.count());
             }
+            TaskKind::UpdatePolicy => {
+                if let Some((_, updates)) = &self.policies {
+                    policy_updates::updated(self, updates, &sandbox.entry, result);
+                }
+            }
+            TaskKind::VerifyPolicy => policy_updates::restored(self, &sandbox.entry, result),
             TaskKind::Change => {
                 self.planner.events.changed(pod, &result.changes);
                 let added = result.changes.iter().filter(|done| done.added.is_some());

@@ -2,7 +2,7 @@
 //!
 //! - `weft-cni` has no log, so its failures reach the cluster by the history ([`rpc::history`]), also those of a DEL,
 //!   which never contacts the agent.
-//! - Refused plans and the results of checks and changes were logged by the agent itself. They are only counted here.
+//! - Refused plans and the results of checks, changes and policy updates were logged by the agent itself. They are only counted here.
 //! - Failures from before the start of the agent stay in the history (`weft history`).
 
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use node_support::history::History;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Stage in which the agent itself refuses a call, and tasks whose results it receives.
 const PLAN: &str = "plan";
-const REPORTED: [&str; 2] = ["check", "change"];
+const REPORTED: [&str; 4] = ["check", "change", "update-policy", "verify-policy"];
 
 /// Follows the history below `directory` (`cniDir`) until the agent ends.
 pub(crate) async fn follow(agent: Arc<AgentState>, directory: PathBuf) {

@@ -23,11 +23,13 @@ mod drift;
 mod hot_plug;
 mod idle_blocks;
 mod network_info;
+mod network_policies;
 mod network_sync;
 mod neutron_ports;
 mod node_report;
 mod planner;
 mod pod_resources;
+mod policy_updates;
 mod resource_claims;
 mod resource_slices;
 pub mod single_plan;
@@ -114,6 +116,14 @@ pub struct Arguments {
     /// Apply changes of the networks annotation to running pods; requires `weft executor` on the node
     #[arg(long)]
     hot_plug: bool,
+    /// Enforce MultiNetworkPolicies; requires networkPolicies in the configuration of the meta-plugin, `weft controller
+    /// --policy` in the cluster, and `weft executor` on the node
+    #[arg(long)]
+    policy: bool,
+    /// Interval between two comparisons of a sandbox's rules of network policies with those of the kernel, in seconds; 0
+    /// disables them
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", requires = "policy")]
+    policy_check_interval: u64,
     /// Object to which the Neutron controller writes the ports of a pod
     #[arg(long, value_enum, value_name = "STORE", default_value_t = VifLocation::Annotation)]
     vif_store: VifLocation,
@@ -149,6 +159,8 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         sync_networks,
         check_interval,
         hot_plug,
+        policy,
+        policy_check_interval,
         vif_store,
         export,
         log: _,
@@ -169,6 +181,7 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
         orphan_grace,
         check_interval: Duration::from_secs(*check_interval),
         hot_plug: *hot_plug,
+        policy: policy.then(|| Duration::from_secs(*policy_check_interval)),
         vif_store: *vif_store,
         store_dir: address_stores.clone(),
         replaced: socket.replaced(),
@@ -216,6 +229,12 @@ fn follow_node(
     };
     let report = node_report::follow(client.clone(), node_name.clone(), directories, Arc::clone(sandboxes));
     background.begin("node report", report);
+    if let Some((policies, _)) = &agent.policies {
+        let pods = Arc::clone(&agent.planner.pods);
+        background.begin("address sets of policies", Arc::clone(policies).follow_namespaces(pods));
+        let updates = policy_updates::follow(Arc::clone(agent), Arc::clone(sandboxes));
+        background.begin("updates of network policies", updates);
+    }
 }
 
 /// Follows the sandboxes that the container runtime lists, if an endpoint is configured.

@@ -23,7 +23,9 @@ use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use npwg::configuration::NodeConfiguration;
 use npwg::metadata::{Definition, NetworkReference, Pod};
+use npwg::network_policy::AttachmentPolicy;
 use npwg::plan::{self, Access, Held, Plan, PodIdentity, Request};
+use npwg::pod_policies;
 use npwg::policy::{self, Labels};
 use npwg::refusal::Refusal;
 use rpc::plan::{PlanRequest, Purpose};
@@ -32,6 +34,7 @@ use tracing::{debug, warn};
 
 use super::resource_slices::Slices;
 use crate::device_facts;
+use crate::network_policies::NetworkPolicies;
 use crate::neutron_ports;
 use cli_support::activity::Busy;
 use kube_support::api_error;
@@ -62,6 +65,7 @@ pub(crate) struct Planner {
     /// Events about pods.
     pub(crate) events: Events,
     vif_store: VifLocation,
+    policies: Option<Arc<NetworkPolicies>>,
 }
 
 impl Planner {
@@ -72,6 +76,7 @@ impl Planner {
         pod_resources: PathBuf,
         vif_store: VifLocation,
         busy: &Arc<Busy>,
+        policies: Option<Arc<NetworkPolicies>>,
     ) -> Planner {
         let pods = Arc::new(Cache::new("pods"));
         let definitions = Arc::new(Cache::new("network-attachment-definitions"));
@@ -89,6 +94,7 @@ impl Planner {
             slices: Slices::new(node),
             events: Events::new(client.clone(), node, busy),
             vif_store,
+            policies,
         }
     }
 
@@ -99,7 +105,8 @@ impl Planner {
 
     /// Returns the caches that were never filled.
     pub(crate) fn waits_for(&self) -> Vec<String> {
-        [self.pods.waited(), self.definitions.waited()].into_iter().flatten().collect()
+        let policies = self.policies.as_ref().and_then(|policies| policies.policies.waited());
+        [self.pods.waited(), self.definitions.waited(), policies].into_iter().flatten().collect()
     }
 
     /// Returns the plan of a sandbox.
@@ -143,9 +150,49 @@ impl Planner {
             }
             self.explained(refusal, &unavailable)
         })?;
+        self.add_policies(&mut plan, &pod, &node, request.purpose, latest).await?;
         let wanted = neutron_ports::wanted(&plan, &neutron, held)?;
         self.ports(&pod, &mut plan, &wanted).await?;
         Ok(plan)
+    }
+
+    /// Adds the network policies to a plan. Agent and configuration of the node must agree that they are enforced: otherwise
+    /// pods would start without them whenever one of the two is missing.
+    async fn add_policies(
+        &self,
+        plan: &mut Plan,
+        pod: &Pod,
+        node: &NodeConfiguration,
+        purpose: Purpose,
+        latest: tokio::time::Instant,
+    ) -> Result<(), Error> {
+        let mut of_definitions =
+            plan.delegates.iter_mut().filter(|delegate| pod_policies::reference(delegate).is_some());
+        match &self.policies {
+            None if !node.network_policies => Ok(()),
+            Some(_) if purpose == Purpose::Detach => {
+                // Rules may exist, which the DEL then removes.
+                of_definitions.for_each(|delegate| delegate.policy = Some(AttachmentPolicy::default()));
+                Ok(())
+            }
+            None if purpose == Purpose::Detach => Ok(()),
+            _ if of_definitions.next().is_none() => Ok(()),
+            Some(policies) if node.network_policies => {
+                let added = policies.add_to_plan(plan, pod, latest).await?;
+                added.map_err(|refusal| {
+                    self.events.refused(pod, &refusal);
+                    self.explained(refusal, &[])
+                })
+            }
+            Some(_) => Err(disagree(
+                "the agent enforces network policies, and the configuration of the meta-plugin does not require it",
+                "set networkPolicies in the configuration of the meta-plugin, or start the agent without --policy",
+            )),
+            None => Err(disagree(
+                "the configuration of the meta-plugin requires network policies, and the agent does not enforce them",
+                "start the agent with --policy, or remove networkPolicies from the configuration of the meta-plugin",
+            )),
+        }
     }
 
     /// Puts the Neutron ports into a plan that needs some, once they are written.
@@ -321,6 +368,10 @@ impl Planner {
         let _ = timeout(ASK_MAX, self.namespaces.synced()).await;
         self.namespaces.find(&(String::new(), namespace.to_owned()))
     }
+}
+
+fn disagree(why: &str, cure: &str) -> Error {
+    Error::new(code::TRY_AGAIN_LATER, format!("agent: {why}")).details(cure)
 }
 
 /// Returns the key of a pod in the cache.

@@ -13,8 +13,9 @@ use neutron::pod_state::PodState;
 use npwg::configuration::{NodeConfiguration, VifStore};
 use npwg::metadata::{Definition, NetworkReference, Pod};
 use npwg::plan::{self, Plan, PodIdentity, Request};
+use npwg::pod_policies::reference;
 use npwg::policy;
-use rpc::plan::{PlanRequest, PlanResponse};
+use rpc::plan::{PlanRequest, PlanResponse, Purpose};
 use rpc::task::Task;
 
 use super::resource_slices::Slices;
@@ -90,7 +91,7 @@ async fn ask_and_plan(
     let slices = Slices::new(&pod.node_name);
     let resources = plan::resources(&pod, node, definitions.values());
     let devices = device_facts::devices(Path::new(kubelet), (&client, &slices), &pod, &resources).await?;
-    let sandbox = request.sandbox();
+    let (sandbox, attaches) = (request.sandbox(), request.purpose == Purpose::Attach);
     let request = Request {
         pod: &pod,
         sandbox: &sandbox,
@@ -102,6 +103,14 @@ async fn ask_and_plan(
         held: &[],
     };
     let mut plan = plan::plan(&request)?;
+    if node.network_policies
+        && attaches
+        && let Some(delegate) = plan.delegates.iter().find(|delegate| reference(delegate).is_some())
+    {
+        let why =
+            format!("{}: the node enforces network policies, which only its agent knows", delegate.network);
+        return Err(Error::new(code::TRY_AGAIN_LATER, why).details("start the agent with --policy"));
+    }
     let wanted = neutron_ports::wanted(&plan, &neutron, &[])?;
     let deadline = Instant::now() + neutron_ports::PORTS_MAX;
     let mut now = pod.clone();

@@ -80,7 +80,7 @@ struct TaskOutcome {
 }
 
 /// Values of the label `task`.
-const TASKS: [&str; 4] = ["take-down", "check", "change", "publish"];
+const TASKS: [&str; 6] = ["take-down", "check", "change", "publish", "update-policy", "verify-policy"];
 /// Values of the label `outcome` of the result of a task.
 const RESULTS: [&str; 2] = ["succeeded", "failed"];
 /// Values of the label `outcome` of other metrics.
@@ -88,6 +88,7 @@ const PLANNED: [&str; 2] = ["planned", "refused"];
 const PUBLISHED: [&str; 3] = ["written", "skipped", "failed"];
 const ALLOCATED: [&str; 3] = ["allocated", "refused", "failed"];
 const CHANGED: [&str; 2] = ["changed", "failed"];
+const UPDATED: [&str; 2] = ["applied", "failed"];
 const EXPORTED: [&str; 2] = ["exported", "failed"];
 /// Values of the label `stage`.
 const STAGES: [&str; 4] = ["plan", "add", "failed_add", "status"];
@@ -95,7 +96,18 @@ const STAGES: [&str; 4] = ["plan", "add", "failed_add", "status"];
 const OTHER: &str = "other";
 
 /// Values of the label `verb`.
-const VERBS: [&str; 8] = ["ADD", "DEL", "CHECK", "GC", "take-down", "check", "change", "publish"];
+const VERBS: [&str; 10] = [
+    "ADD",
+    "DEL",
+    "CHECK",
+    "GC",
+    "take-down",
+    "check",
+    "change",
+    "publish",
+    "update-policy",
+    "verify-policy",
+];
 /// Values of the label `reason` besides `plugin`: stages of a call.
 const REASONS: [&str; 12] = [
     "configuration",
@@ -149,6 +161,10 @@ pub struct Metrics {
     changes: Family<Outcome, Counter>,
     failed_calls: Family<FailedCall, Counter>,
     call_failures: Family<OfVerb, Counter>,
+    policy_updates: Family<Outcome, Counter>,
+    policy_update_time: Histogram,
+    policy_updates_pending: Gauge,
+    policy_restored: Counter,
     drifted: Gauge,
     unattached: Gauge,
     /// Number of trace spans.
@@ -177,6 +193,10 @@ impl Default for Metrics {
             changes: Family::default(),
             failed_calls: Family::default(),
             call_failures: Family::default(),
+            policy_updates: Family::default(),
+            policy_update_time: Histogram::new(CLASSES),
+            policy_updates_pending: Gauge::default(),
+            policy_restored: Counter::default(),
             drifted: Gauge::default(),
             unattached: Gauge::default(),
             spans: Spans::default(),
@@ -190,6 +210,7 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("weft");
         metrics.register_counts(&mut registry);
         metrics.register_states(&mut registry);
+        metrics.register_policies(&mut registry);
         metrics.begin_at_zero();
         Metrics { registry, ..metrics }
     }
@@ -257,6 +278,30 @@ impl Metrics {
         registry.register("trace_spans", "Number of trace spans exported, by outcome", self.spans.0.clone());
     }
 
+    /// Registers the metrics of network policies.
+    fn register_policies(&self, registry: &mut Registry) {
+        registry.register(
+            "policy_updates",
+            "Number of updates of the network policies of running pods, by outcome",
+            self.policy_updates.clone(),
+        );
+        registry.register(
+            "policy_update_duration_seconds",
+            "Time from the arrival of a change to the rules of a running pod in seconds",
+            self.policy_update_time.clone(),
+        );
+        registry.register(
+            "policy_restorations",
+            "Number of attachments whose rules of network policies were changed by another program, and restored",
+            self.policy_restored.clone(),
+        );
+        registry.register(
+            "policy_updates_pending",
+            "Number of running pods whose rules do not have the current network policies yet",
+            self.policy_updates_pending.clone(),
+        );
+    }
+
     /// Creates the series of each known label value.
     fn begin_at_zero(&self) {
         for (family, outcomes) in [
@@ -264,6 +309,7 @@ impl Metrics {
             (&self.published, &PUBLISHED),
             (&self.allocations, &ALLOCATED),
             (&self.changes, &CHANGED),
+            (&self.policy_updates, &UPDATED),
             (&self.spans.0, &EXPORTED),
         ] {
             for outcome in outcomes {
@@ -276,9 +322,7 @@ impl Metrics {
         for task in TASKS {
             let _ = self.tasks.get_or_create(&OfTask { task });
         }
-        for (task, outcome) in [TaskKind::Check, TaskKind::Change]
-            .into_iter()
-            .flat_map(|kind| RESULTS.map(|result| (kind, result)))
+        for (task, outcome) in TaskKind::ALL.into_iter().flat_map(|kind| RESULTS.map(|result| (kind, result)))
         {
             let _ = self.task_results.get_or_create(&TaskOutcome { task: kind_label(task), outcome });
         }
@@ -368,6 +412,8 @@ impl Metrics {
                 Task::Check { .. } => "check",
                 Task::Change { .. } => "change",
                 Task::Publish { .. } => "publish",
+                Task::UpdatePolicy { .. } => "update-policy",
+                Task::VerifyPolicy { .. } => "verify-policy",
             };
             self.tasks.get_or_create(&OfTask { task }).inc();
         }
@@ -400,6 +446,25 @@ impl Metrics {
         };
         self.call_failures.get_or_create(&OfVerb { verb: call.verb }).inc();
         self.failed_calls.get_or_create(&call).inc();
+    }
+
+    /// Counts an update of network policies, with the time since the change arrived.
+    pub fn policy_updated(&self, failed: bool, took: Option<Duration>) {
+        let outcome = if failed { "failed" } else { "applied" };
+        self.policy_updates.get_or_create(&Outcome { outcome }).inc();
+        if let Some(took) = took.filter(|_| !failed) {
+            self.policy_update_time.observe(took.as_secs_f64());
+        }
+    }
+
+    /// Sets the number of running pods whose rules do not have the current policies.
+    pub fn policy_updates_pending(&self, count: usize) {
+        self.policy_updates_pending.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// Counts attachments whose rules were restored.
+    pub fn policy_restored(&self, count: usize) {
+        self.policy_restored.inc_by(count as u64);
     }
 
     /// Sets the number of sandboxes with drift.
@@ -436,7 +501,9 @@ impl Metrics {
         };
         let failed = AttachmentReport { microseconds: None, ..attached.clone() };
         metrics.reported(&PlanReport { attachments: vec![attached, failed], ..PlanReport::default() });
-        for resource in ["pods", "network-attachment-definitions"] {
+        for resource in
+            ["pods", "network-attachment-definitions", "multi-networkpolicies", "policyaddresssets"]
+        {
             metrics.cache(resource, 1, Duration::ZERO);
         }
         metrics.call_failed("ADD", code::INTERNAL, "plan");
@@ -459,6 +526,8 @@ fn kind_label(kind: TaskKind) -> &'static str {
     match kind {
         TaskKind::Check => "check",
         TaskKind::Change => "change",
+        TaskKind::UpdatePolicy => "update-policy",
+        TaskKind::VerifyPolicy => "verify-policy",
     }
 }
 

@@ -20,6 +20,7 @@ use rpc::journal::Entry;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tracing::{debug, warn};
 
@@ -63,6 +64,7 @@ pub struct Sandboxes {
     directory: PathBuf,
     known: Mutex<BTreeMap<ContainerId, Sandbox>>,
     broken: Mutex<BTreeSet<String>>,
+    changes: watch::Sender<u64>,
 }
 
 impl Sandboxes {
@@ -76,7 +78,13 @@ impl Sandboxes {
             directory: directory.to_owned(),
             known: Mutex::default(),
             broken: Mutex::default(),
+            changes: watch::Sender::new(0),
         }
+    }
+
+    /// Returns a receiver that is notified after entries were read again.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<ContainerId, Sandbox>> {
@@ -148,6 +156,7 @@ impl Sandboxes {
         }
         *self.known() = known;
         *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = broken;
+        self.changes.send_modify(|count| *count += 1);
     }
 
     /// Reads one entry again.
@@ -163,6 +172,7 @@ impl Sandboxes {
             // The file may be partly written; the next scan reads it again.
             Err(error) => debug!(%container, %error, "failed to read journal entry, retrying later"),
         }
+        self.changes.send_modify(|count| *count += 1);
     }
 
     /// Returns the time of the last write to an entry's file, its inode and its size.

@@ -51,6 +51,7 @@ const OF_DEL: [&str; 8] =
 /// | `podResources` | the kubelet's default path | socket of the kubelet that lists a pod's devices, if no agent is used |
 /// | `vifStore` | both, a KuryrPort first | place of a pod's Neutron ports, if no agent is used: `annotation`, `kuryrport` |
 /// | `delegateTimeout` | 60 | seconds for one call of a delegate, 1–3600 |
+/// | `networkPolicies` | `false` | whether a pod gets a network of a definition only with its network policies; requires an agent with `--policy` |
 #[derive(Clone, Debug)]
 pub struct NodeConfiguration {
     /// Name by which the meta-plugin was called.
@@ -101,6 +102,9 @@ pub struct NodeConfiguration {
     pub vif_store: Option<VifStore>,
     /// Timeout of one call of a delegate.
     pub delegate_timeout: Duration,
+    /// Whether attachments to definitions are refused unless their network policies are enforced. A directory of manifests
+    /// enforces those in it in any case.
+    pub network_policies: bool,
     /// `runtimeConfig` of the runtime, for the default network.
     pub runtime_config: Object,
     /// Capabilities declared to the runtime.

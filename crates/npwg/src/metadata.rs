@@ -52,7 +52,7 @@ pub struct Pod {
     pub resource_claims: Vec<String>,
     /// `status.podIPs` while the pod runs; empty before, afterwards and in manifest files.
     pub addresses: Vec<String>,
-    /// Ports that containers declare with a name, by that name; read from manifest files only.
+    /// Ports that containers declare with a name, by that name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub named_ports: BTreeMap<String, (Protocol, u16)>,
     /// Whether only the container runtime describes the pod, by its name and annotations; all else is unknown.

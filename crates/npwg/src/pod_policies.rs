@@ -3,5 +3,7 @@
 mod plan_policies;
 mod pod_networks;
 
-pub use plan_policies::{add_resolved_to_plan, add_to_plan};
+pub use plan_policies::{
+    ISOLATED, add_resolved_to_plan, add_to_plan, attachment_policy, own_attachment, reference,
+};
 pub use pod_networks::PodNetworks;

@@ -45,7 +45,8 @@ pub struct Record {
     pub time: u64,
     /// Duration in microseconds.
     pub microseconds: u64,
-    /// `ADD`, `DEL`, `CHECK`, `GC`; for a task `take-down`, `check`, `change` or `publish`.
+    /// `ADD`, `DEL`, `CHECK`, `GC`; for a task `take-down`, `check`, `change`, `publish`, `update-policy` or
+    /// `verify-policy`.
     pub verb: String,
     /// Pod, as far as it is known.
     pub pod: PodIdentity,

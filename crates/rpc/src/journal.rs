@@ -80,6 +80,10 @@ pub struct Attachment {
     /// Error of its last DEL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Error>,
+    /// Whether an update of its network policies has begun and not ended: the kernel has the rules of the delegate's policy
+    /// or older ones. A policy without isolated directions then means that the rules are to be removed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub policy_pending: bool,
 }
 
 /// Interface of an attachment, by properties that no process in the sandbox can change. It can create another link that has

@@ -12,7 +12,8 @@ use std::net::IpAddr;
 use cni::error::Error;
 use cni::name::{ContainerId, IfName};
 use npwg::configuration::{Flavour, NodeConfiguration};
-use npwg::plan::Plan;
+use npwg::network_policy::AttachmentPolicy;
+use npwg::plan::{Decision, Plan};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
@@ -51,6 +52,39 @@ pub enum Task {
         /// The new plan of the same sandbox; it names the pod.
         plan: Box<Plan>,
     },
+    /// Replaces the network policies of attachments of a running sandbox, and reports the result.
+    UpdatePolicy {
+        /// The sandbox.
+        container: ContainerId,
+        /// The pod that its entry must name.
+        uid: String,
+        /// The attachments that change.
+        attachments: Vec<PolicyUpdate>,
+    },
+    /// Compares the rules of a sandbox's network policies with the kernel's, and restores those that were changed. Reports
+    /// the result if there were some.
+    VerifyPolicy {
+        /// The sandbox.
+        container: ContainerId,
+        /// The pod that its entry must name.
+        uid: String,
+    },
+}
+
+/// New policies of one attachment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyUpdate {
+    /// Interface.
+    pub ifname: IfName,
+    /// Network that the attachment must be of: hot-plug may have replaced it.
+    pub network: String,
+    /// Policies in force from now on; `None` for no restriction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<AttachmentPolicy>,
+    /// Decision that the plan gets, for `weft explain`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub because: Option<Decision>,
 }
 
 /// Certainty that a sandbox is gone.
@@ -96,9 +130,9 @@ pub struct TaskResult {
     pub uid: String,
     /// Networks that a change attached and detached, in order.
     pub changes: Vec<NetworkChange>,
-    /// Findings of a check, or the error of a change.
+    /// Findings of a check, changes of rules that were undone, or the error of a change.
     pub error: Option<Error>,
-    /// Interfaces of the attachments for which a check found a fault.
+    /// Interfaces of the attachments with a fault, with changed rules, or whose update failed.
     pub wrong: Vec<IfName>,
 }
 
@@ -110,6 +144,10 @@ pub enum TaskKind {
     Check,
     /// [`Task::Change`].
     Change,
+    /// [`Task::UpdatePolicy`].
+    UpdatePolicy,
+    /// [`Task::VerifyPolicy`].
+    VerifyPolicy,
 }
 
 /// Network that was attached to a running sandbox, or detached from it.
@@ -140,6 +178,14 @@ impl TaskBatch {
     pub fn configuration(&self) -> Result<NodeConfiguration, Error> {
         NodeConfiguration::read(self.configuration.get().as_bytes(), self.flavour)
     }
+}
+
+// === impl TaskKind ===
+
+impl TaskKind {
+    /// All kinds.
+    pub const ALL: [TaskKind; 4] =
+        [TaskKind::Check, TaskKind::Change, TaskKind::UpdatePolicy, TaskKind::VerifyPolicy];
 }
 
 /// Decodes the tasks of the kinds that this release knows, and skips the others.

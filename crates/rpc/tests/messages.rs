@@ -161,7 +161,7 @@ fn report() -> impl Strategy<Value = PlanReport> {
 fn result() -> impl Strategy<Value = TaskResult> {
     let change = (text(), ifname(), option::of(vec(any::<IpAddr>(), 0..3)))
         .prop_map(|(network, ifname, added)| NetworkChange { network, ifname, added });
-    let kind = prop_oneof![Just(TaskKind::Check), Just(TaskKind::Change)];
+    let kind = proptest::sample::select(&TaskKind::ALL);
     (kind, container(), text(), vec(change, 0..3), option::of(error()), vec(ifname(), 0..3)).prop_map(
         |(kind, container, uid, changes, error, wrong)| TaskResult {
             kind,

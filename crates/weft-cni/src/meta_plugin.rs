@@ -28,6 +28,7 @@ mod logging;
 mod lost_entry;
 pub(crate) mod namespace;
 mod planning;
+mod policy_update;
 mod preexisting;
 mod readiness;
 mod routes;
@@ -337,6 +338,10 @@ fn check_each(invoker: &PluginInvoker, entry: &Entry) -> (Vec<IfName>, Vec<Error
 }
 
 fn check_one(invoker: &PluginInvoker, entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {
+    if entry.attachments[index].policy_pending {
+        let why = "network policy: an update of the rules has not ended; the agent sends it again";
+        return Err(Error::internal(why));
+    }
     enforcement::check(invoker, entry, delegate)?;
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
     if network.disable_check || network.version < cni::Verb::Check.since() {

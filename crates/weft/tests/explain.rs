@@ -297,8 +297,7 @@ fn explain_network_policy_verdict_and_deciding_rule() {
         "TCP 5432 from prod/front (prod/net-a) to prod/db (prod/net-a 10.0.0.1): allowed\n  \
          egress   allowed: no policy selects the pod\n  \
          ingress  allowed by prod/db: spec.ingress[1]\n  \
-         note     prod/db: spec.ingress[0]: has an address block; the addresses of the pod are not in the \
-         manifests\n"
+         note     prod/db: spec.ingress[0]: has an address block; the addresses of the pod are not known\n"
     );
     assert!(
         text("--from other --to db --tcp 5432").contains("ingress  denied: no rule of prod/db allows it")
@@ -328,7 +327,7 @@ fn explain_connection_of_unknown_pods_is_an_error() {
     for (arguments, words) in [
         ("--from gone --to db --tcp 1", "pod prod/gone is not in the manifests"),
         ("--from front --to db", "one of --tcp, --udp and --sctp is required"),
-        ("--from 10.0.0.8 --to 10.0.0.9 --tcp 1", "must be a pod of the manifests"),
+        ("--from 10.0.0.8 --to 10.0.0.9 --tcp 1", "--from or --to must be a pod"),
         ("--from front --to db --tcp 0", "0 is not in 1..=65535"),
         ("--from front --tcp 1", "--to"),
     ] {

@@ -96,6 +96,7 @@ conf! {
     pod_resources "podResources": String,
     vif_store "vifStore": String,
     delegate_timeout "delegateTimeout": Option<u32>,
+    network_policies "networkPolicies": bool,
 }
 
 #[derive(Default, Deserialize)]
@@ -283,6 +284,7 @@ impl Conf {
                     return Err(Error::key("delegateTimeout", seconds, "must be from 1 to 3600 seconds"));
                 }
             },
+            network_policies: self.network_policies,
             runtime_config,
             capabilities: capabilities.collect::<BTreeSet<_>>(),
             network: String::new(),

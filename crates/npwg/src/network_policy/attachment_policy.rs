@@ -96,13 +96,18 @@ impl AttachmentPolicy {
 
     /// Whether the rules allow a connection with this peer.
     pub fn allows(&self, direction: Direction, peer: IpAddr, protocol: Protocol, port: u16) -> bool {
+        self.allows_flow(direction, peer, Some((protocol, port)))
+    }
+
+    /// Whether the rules allow a flow with this peer. `to` is absent for a protocol without ports.
+    pub fn allows_flow(&self, direction: Direction, peer: IpAddr, to: Option<(Protocol, u16)>) -> bool {
         let Some(IsolatedDirection { rules }) = self.isolated(direction) else { return true };
         rules.iter().any(|rule| {
             let is_port = rule.ports.is_empty()
-                || rule
-                    .ports
-                    .iter()
-                    .any(|range| range.protocol == protocol && (range.first..=range.last).contains(&port));
+                || to.is_some_and(|(protocol, port)| {
+                    let mut own = rule.ports.iter().filter(|range| range.protocol == protocol);
+                    own.any(|range| (range.first..=range.last).contains(&port))
+                });
             is_port && self.is_peer(&rule.peers, peer)
         })
     }

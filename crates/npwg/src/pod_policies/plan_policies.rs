@@ -13,6 +13,9 @@ use crate::plan::{Decision, Delegate, Plan};
 use crate::refusal::{Fault, Refusal};
 use crate::rule::Rule;
 
+/// Name of the decision about an attachment that policies select.
+pub const ISOLATED: &str = "isolated";
+
 /// Adds the policies of its attachments to the plan of a pod. `pods` are all pods that can be peers; their addresses are
 /// those that [`PodNetworks`] finds.
 ///
@@ -52,7 +55,6 @@ pub fn add_resolved_to_plan(
     policies: &[NetworkPolicy],
     addresses: &BTreeMap<String, PolicyAddresses>,
 ) -> Result<(), Refusal> {
-    let own = PodNetworks::of(pod);
     for delegate in &mut plan.delegates {
         let Some(network) = reference(delegate) else { continue };
         let mut candidates = policies
@@ -64,29 +66,57 @@ pub fn add_resolved_to_plan(
                 "may select the pod; its labels are unknown, because only the container runtime describes it";
             return Err(refusal(policy.subject(), reason));
         }
-        // The labels of its own namespace do not matter to a pod.
-        let attachment = own.attachment_to(&network, None);
-        let compiled = compile(policies, &attachment, addresses)
+        let compiled = attachment_policy(&network, pod, policies, addresses)
             .map_err(|error: CompileError| refusal(format!("network {network}"), &error.to_string()))?;
-        if !compiled.is_open() {
-            let names: Vec<String> = policies
-                .iter()
-                .filter(|policy| policy.selects(&attachment))
-                .map(ToString::to_string)
-                .collect();
-            delegate.because.push(decision(&compiled, &names));
-            delegate.policy = Some(compiled);
+        if let Some((policy, because)) = compiled {
+            delegate.because.push(because);
+            delegate.policy = Some(policy);
         }
     }
     Ok(())
+}
+
+/// Returns the policies of a pod's attachment to a network, and the decision that the plan gets; `None` if no policy selects
+/// it. `addresses` as for [`add_resolved_to_plan`].
+///
+/// # Errors
+/// The policies are too large.
+pub fn attachment_policy(
+    network: &NetworkReference,
+    pod: &Pod,
+    policies: &[NetworkPolicy],
+    addresses: &BTreeMap<String, PolicyAddresses>,
+) -> Result<Option<(AttachmentPolicy, Decision)>, CompileError> {
+    let own = own_attachment(network, pod);
+    let compiled = compile(policies, &own, addresses)?;
+    if compiled.is_open() {
+        return Ok(None);
+    }
+    let selecting = policies.iter().filter(|policy| policy.selects(&own));
+    let names: Vec<String> = selecting.map(ToString::to_string).collect();
+    let because = decision(&compiled, &names);
+    Ok(Some((compiled, because)))
+}
+
+/// Returns a pod's own attachment, whose addresses and the labels of whose namespace do not matter to its policies.
+pub fn own_attachment<'a>(network: &'a NetworkReference, pod: &'a Pod) -> PodAttachment<'a> {
+    PodAttachment {
+        namespace: &pod.namespace,
+        name: &pod.name,
+        labels: &pod.labels,
+        namespace_labels: None,
+        ports: &pod.named_ports,
+        network,
+        addresses: &[],
+    }
 }
 
 fn refusal(subject: String, reason: &str) -> Refusal {
     Refusal::failed(Fault::new(Rule::NetworkPolicyNotEnforceable, subject, reason))
 }
 
-/// Returns the definition of a delegate, if it has one.
-fn reference(delegate: &Delegate) -> Option<NetworkReference> {
+/// Returns the definition of a delegate, if it has one. Policies name definitions alone.
+pub fn reference(delegate: &Delegate) -> Option<NetworkReference> {
     let (namespace, name) = delegate.network.split_once('/')?;
     Some(NetworkReference::new(namespace, name))
 }
@@ -95,7 +125,7 @@ fn decision(policy: &AttachmentPolicy, names: &[String]) -> Decision {
     let isolated = Direction::ALL.iter().filter(|direction| policy.isolated(**direction).is_some());
     let isolated: Vec<&str> = isolated.map(|direction| direction.word()).collect();
     Decision {
-        what: "isolated".to_owned(),
+        what: ISOLATED.to_owned(),
         value: isolated.join(", "),
         why: format!("network policies {}", names.join(", ")),
     }

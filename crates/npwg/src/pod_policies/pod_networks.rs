@@ -76,15 +76,6 @@ impl PodNetworks {
         PodNetworks { networks, ..self.clone() }
     }
 
-    /// Returns the attachment to a network, whose addresses are unknown.
-    pub fn attachment_to<'a>(
-        &'a self,
-        network: &'a NetworkReference,
-        namespace_labels: Option<&'a Labels>,
-    ) -> PodAttachment<'a> {
-        self.attachment(network, &[], namespace_labels)
-    }
-
     /// Returns the attachment to each network.
     pub fn attachments<'a>(
         &'a self,

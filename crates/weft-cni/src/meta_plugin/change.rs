@@ -138,6 +138,7 @@ fn add(
                 link: attached_link::read(&mut net, entry, &delegate),
                 microseconds: u64::try_from(started.elapsed().as_micros()).ok(),
                 failure: None,
+                policy_pending: false,
             };
         }
         Err((error, begun)) => {

@@ -10,6 +10,7 @@
 
 mod place;
 mod ruleset;
+mod update;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -30,6 +31,8 @@ use serde::Deserialize;
 use self::place::Place;
 use self::ruleset::{AttachmentId, Leases, Ruleset, TABLE, Target};
 use crate::plugin_invoker::PluginInvoker;
+
+pub(super) use self::update::{difference, restore, update};
 
 /// IPAM plugin whose client exchanges packets on the attachment.
 const DHCP: &str = "dhcp";

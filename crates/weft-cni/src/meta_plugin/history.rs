@@ -31,6 +31,9 @@ const WITH_SUCCESSES: [&str; 4] = ["ADD", "DEL", TAKE_DOWN, CHANGE];
 pub(super) const TAKE_DOWN: &str = "take-down";
 /// Task that changes the networks of a running pod.
 pub(super) const CHANGE: &str = "change";
+/// Verbs of the tasks about network policies, whose successes are not recorded: they are frequent.
+pub(super) const UPDATE_POLICY: &str = "update-policy";
+pub(super) const VERIFY_POLICY: &str = "verify-policy";
 
 /// Recorder of one call or task.
 #[derive(Debug)]

@@ -26,7 +26,7 @@ use npwg::plan::{Plan, Sandbox};
 use plugin_support::log;
 use rpc::frame;
 use rpc::journal::{DIRECTORY, Entry};
-use rpc::task::{Certainty, Task, TaskBatch, TaskKind, TaskResult};
+use rpc::task::{Certainty, PolicyUpdate, Task, TaskBatch, TaskKind, TaskResult};
 use rustix::io::Errno;
 use serde_json::Value;
 
@@ -34,6 +34,7 @@ use super::change::{self, Changed};
 use super::history::{self, CallRecorder};
 use super::journal::Journal;
 use super::lock::Lock;
+use super::policy_update::{self, PolicyOutcome};
 use super::{agent, check_each, detach, namespace};
 use crate::plugin_invoker::PluginInvoker;
 
@@ -112,6 +113,10 @@ pub fn run(after: Option<u32>) -> Result<(), Error> {
                 recorder.networks(&plan.delegates);
                 change_networks(&journal, &invoker, plan, node.delegate_timeout)
             }
+            Task::UpdatePolicy { container, uid, attachments } => {
+                update_policy(&journal, &invoker, container, uid, attachments)
+            }
+            Task::VerifyPolicy { container, uid } => verify_policy(&journal, &invoker, container, uid),
         };
         let error = match &result {
             Ok(result) => result.as_ref().and_then(|result| result.error.as_ref()),
@@ -134,6 +139,8 @@ fn begin_record(journal: &Journal, task: &Task) -> CallRecorder {
         Task::Publish { container, kubeconfig: _ } => ("publish", container, None),
         Task::Check { container, uid: _ } => ("check", container, None),
         Task::Change { plan } => (history::CHANGE, &plan.container, Some(&plan.pod)),
+        Task::UpdatePolicy { container, .. } => (history::UPDATE_POLICY, container, None),
+        Task::VerifyPolicy { container, .. } => (history::VERIFY_POLICY, container, None),
     };
     let mut recorder = CallRecorder::begin(verb, pod.cloned().unwrap_or_default());
     recorder.journal(journal);
@@ -201,6 +208,55 @@ fn change_locked(
     let (container, uid) = (container.clone(), uid.clone());
     let (error, wrong) = (Error::join(errors), Vec::new());
     Ok(Some(TaskResult { kind: TaskKind::Change, container, uid, changes: done, error, wrong }))
+}
+
+/// Replaces the network policies of a running sandbox. A sandbox that is not completely attached is left alone: the agent
+/// compares its policies once it is.
+fn update_policy(
+    journal: &Journal,
+    invoker: &PluginInvoker,
+    container: &ContainerId,
+    uid: &str,
+    updates: &[PolicyUpdate],
+) -> Result<Option<TaskResult>, Error> {
+    let Some((_lock, mut entry)) = find(journal, container, uid)? else { return Ok(None) };
+    if !(entry.complete || entry.changing) || !namespace::is_there(&entry)? {
+        return Ok(None);
+    }
+    let updated = policy_update::update(journal, invoker, &mut entry, updates);
+    let outcome = updated.unwrap_or_else(|error| PolicyOutcome {
+        wrong: updates.iter().map(|update| update.ifname.clone()).collect(),
+        errors: vec![error],
+    });
+    Ok(Some(policy_result(TaskKind::UpdatePolicy, &entry, outcome)))
+}
+
+/// Restores rules of network policies that another program changed. Returns no result if there are none.
+fn verify_policy(
+    journal: &Journal,
+    invoker: &PluginInvoker,
+    container: &ContainerId,
+    uid: &str,
+) -> Result<Option<TaskResult>, Error> {
+    let Some((_lock, entry)) = find(journal, container, uid)? else { return Ok(None) };
+    if !entry.complete || !namespace::is_there(&entry)? {
+        return Ok(None);
+    }
+    let [restored, failed] = policy_update::verify(invoker, &entry);
+    // A failure is reported alone: the next verification finds the other changes.
+    Ok(if !failed.wrong.is_empty() {
+        Some(policy_result(TaskKind::UpdatePolicy, &entry, failed))
+    } else if !restored.wrong.is_empty() {
+        Some(policy_result(TaskKind::VerifyPolicy, &entry, restored))
+    } else {
+        None
+    })
+}
+
+fn policy_result(kind: TaskKind, entry: &Entry, outcome: PolicyOutcome) -> TaskResult {
+    let PolicyOutcome { wrong, errors } = outcome;
+    let (container, uid) = (entry.container_id.clone(), entry.plan.pod.uid.clone());
+    TaskResult { kind, container, uid, changes: Vec::new(), error: Error::join(errors), wrong }
 }
 
 fn take_down(

@@ -1,6 +1,7 @@
 //! `weft explain`: prints the plan for a pod and the source of each decision, or the verdict of network policies on a
 //! connection. It changes nothing.
 
+mod cluster_objects;
 mod connection;
 
 use std::fmt::Write;
@@ -11,6 +12,7 @@ use npwg::plan::{Decision, Plan, PodIdentity, Role};
 use npwg::refusal::Warning;
 use serde::Serialize;
 
+use crate::cluster_access::ClusterAccess;
 use crate::manifest_plan::{Inputs, LoadedInputs};
 use crate::pod_name::PodName;
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -24,6 +26,7 @@ use cli_support::terminal::plain;
 Example:
   weft explain -n my-namespace my-pod -f examples/
   weft explain --from a/web --to b/db --network shared/net-a --tcp 5432 -f manifests/
+  weft explain --from a/web --to b/db --network shared/net-a --tcp 5432
 
 The plan is the same as that of `weft attach` and of the meta-plugin for the same files. Devices are known on the node
 only: the plan shows which networks take one. Root is not required.
@@ -41,6 +44,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
+    cluster: ClusterAccess,
+    #[command(flatten)]
     output: Output,
 }
 
@@ -55,9 +60,9 @@ struct Explanation<'a> {
 
 /// Runs `weft explain`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { pod, connection, namespace, inputs, output } = arguments;
+    let Arguments { pod, connection, namespace, inputs, cluster, output } = arguments;
     let Some(pod) = pod else {
-        return connection::run(connection, namespace, inputs, output.format);
+        return connection::run(connection, namespace, (inputs, cluster), output.format);
     };
     let pod = PodName::within(namespace, pod)?;
     let loaded = inputs.read()?;

@@ -10,6 +10,8 @@
 //! - A packet costs one lookup for its interface and, for each rule, one for the peer and one for the port.
 //! - Replies pass by connection tracking, in both directions.
 
+mod update;
+
 use std::collections::BTreeSet;
 
 use linux::Error;
@@ -342,7 +344,7 @@ fn address_key(is_v4: bool) -> &'static [Type] {
     if is_v4 { &[Type::Ipv4] } else { &[Type::Ipv6] }
 }
 
-fn number(protocol: Protocol) -> u8 {
+pub(super) fn number(protocol: Protocol) -> u8 {
     match protocol {
         Protocol::Tcp => linux::nft::Protocol::Tcp.number(),
         Protocol::Udp => linux::nft::Protocol::Udp.number(),

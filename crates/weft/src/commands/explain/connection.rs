@@ -1,5 +1,7 @@
-//! `weft explain --from … --to …`: the verdict of the MultiNetworkPolicies of manifests on one connection.
+//! `weft explain --from … --to …`: the verdict of MultiNetworkPolicies on one connection. They are those of manifests, or
+//! without any those of a cluster.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::net::IpAddr;
 
@@ -13,6 +15,8 @@ use npwg::network_policy::{Decision, NetworkPolicy, Party, PodAttachment, Protoc
 use npwg::pod_policies::PodNetworks;
 use serde::Serialize;
 
+use super::cluster_objects::{self, ClusterObjects};
+use crate::cluster_access::ClusterAccess;
 use crate::input_files::{self, Kind};
 use crate::manifest_plan::{self, Inputs};
 use crate::pod_name::PodName;
@@ -20,7 +24,8 @@ use crate::pod_name::PodName;
 /// Options that describe a connection.
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
-    /// Source of a connection: a pod, or an address; the network policies of the manifests decide about it
+    /// Source of a connection: a pod, or an address; the network policies of the manifests decide about it, without -f those
+    /// of the cluster
     #[arg(long, value_name = "[NAMESPACE/]POD|ADDRESS", requires_all = ["to", "network"])]
     from: Option<String>,
     /// Destination of the connection
@@ -59,6 +64,9 @@ struct Document<'a> {
     verdict: &'a Verdict,
     /// Policies that cannot be read; each denies what it selects.
     invalid: Vec<Invalid>,
+    /// Policies of the ends for which the cluster's controller has not written the addresses of peers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    waiting: Vec<String>,
 }
 
 /// Policy that cannot be read.
@@ -68,7 +76,13 @@ struct Invalid {
     faults: Vec<String>,
 }
 
-/// One end of the connection, as the options name it.
+/// Name of an end of the connection.
+enum EndName {
+    Address(IpAddr),
+    Pod(PodName),
+}
+
+/// One end of the connection.
 enum End {
     Address(IpAddr),
     Pod { pod: PodNetworks, network: usize },
@@ -78,7 +92,7 @@ enum End {
 pub(super) fn run(
     options: &Options,
     namespace: &str,
-    inputs: &Inputs,
+    (inputs, access): (&Inputs, &ClusterAccess),
     format: Format,
 ) -> Result<(), Failure> {
     let usage = |why: &str| Failure::new(why.to_owned()).exit(Exit::Usage);
@@ -91,15 +105,15 @@ pub(super) fn run(
         Port { sctp: Some(port), .. } => (Protocol::Sctp, *port),
         _ => return Err(usage("explain a connection: one of --tcp, --udp and --sctp is required")),
     };
-    let files = input_files::read(&inputs.files)?;
-    let all = manifest_plan::collect(files.iter().filter(|file| file.kind == Kind::Manifest));
-    for problem in &all.problems {
-        Progress::beside(Format::Json).line(format!("weft: skipped: {}", plain(problem)));
+    let named = [EndName::read(from, namespace)?, EndName::read(to, namespace)?];
+    let pods: Vec<PodName> = named.iter().filter_map(EndName::pod).cloned().collect();
+    if pods.is_empty() {
+        return Err(usage("explain a connection: --from or --to must be a pod"));
     }
-    let ends = [End::find(&all, from, namespace, network)?, End::find(&all, to, namespace, network)?];
-    if ends.iter().all(|end| matches!(end, End::Address(_))) {
-        return Err(usage("explain a connection: --from or --to must be a pod of the manifests"));
-    }
+    let (all, without_set) = objects(inputs, access, &pods)?;
+    let source_of_objects = if inputs.files.is_empty() { "cluster" } else { "manifests" };
+    let find = |name: &EndName| End::find(&all, name, network, source_of_objects);
+    let ends = [find(&named[0])?, find(&named[1])?];
     let policies: Vec<NetworkPolicy> = all.policies.values().cloned().collect();
     let [source, destination] = [ends[0].party(&all)?, ends[1].party(&all)?];
     let verdict = verdict(&policies, &source, &destination, protocol, port);
@@ -107,7 +121,15 @@ pub(super) fn run(
         policy: policy.to_string(),
         faults: policy.faults.iter().map(ToString::to_string).collect(),
     });
-    let document = Document { from, to, protocol, port, verdict: &verdict, invalid: invalid.collect() };
+    let selects = |policy: &NetworkPolicy| {
+        [&source, &destination]
+            .into_iter()
+            .any(|party| matches!(party, Party::Pod(attachment) if policy.selects(attachment)))
+    };
+    let waiting = policies.iter().filter(|policy| selects(policy)).map(ToString::to_string);
+    let waiting = waiting.filter(|policy| without_set.contains(policy)).collect();
+    let invalid = invalid.collect();
+    let document = Document { from, to, protocol, port, verdict: &verdict, invalid, waiting };
     match format.print(&document) {
         Some(printed) => printed,
         None => output::print(&describe(&document, [&source, &destination])),
@@ -115,7 +137,7 @@ pub(super) fn run(
 }
 
 fn describe(document: &Document<'_>, [source, destination]: [&Party<'_>; 2]) -> String {
-    let Document { from: _, to: _, protocol, port, verdict, invalid } = document;
+    let Document { from: _, to: _, protocol, port, verdict, invalid, waiting } = document;
     let word = if verdict.allowed { "allowed" } else { "denied" };
     let mut text =
         plain(&format!("{protocol} {port} from {} to {}: {word}", name(source), name(destination)));
@@ -126,7 +148,7 @@ fn describe(document: &Document<'_>, [source, destination]: [&Party<'_>; 2]) -> 
         let _ = writeln!(text, "  {:<9}{}", direction, plain(&reason(party, decision)));
     }
     for rule in &verdict.undecided {
-        let note = "has an address block; the addresses of the pod are not in the manifests";
+        let note = "has an address block; the addresses of the pod are not known";
         let _ = writeln!(text, "  note     {}: {note}", plain(&rule.to_string()));
     }
     for Invalid { policy, faults } in invalid {
@@ -134,7 +156,29 @@ fn describe(document: &Document<'_>, [source, destination]: [&Party<'_>; 2]) -> 
             let _ = writeln!(text, "  invalid  {} denies all it selects: {}", plain(policy), plain(fault));
         }
     }
+    for policy in waiting {
+        let note = "the controller has not written the addresses of its peers; until then no pod is a peer";
+        let _ = writeln!(text, "  waiting  {}: {note}", plain(policy));
+    }
     text
+}
+
+/// Returns the objects of the manifests, or without files those of a cluster, and the policies without a current address set.
+fn objects(
+    inputs: &Inputs,
+    access: &ClusterAccess,
+    pods: &[PodName],
+) -> Result<(Collection, BTreeSet<String>), Failure> {
+    if inputs.files.is_empty() {
+        let ClusterObjects { collection, without_set } = cluster_objects::read(access, pods)?;
+        return Ok((collection, without_set));
+    }
+    let files = input_files::read(&inputs.files)?;
+    let all = manifest_plan::collect(files.iter().filter(|file| file.kind == Kind::Manifest));
+    for problem in &all.problems {
+        Progress::beside(Format::Json).line(format!("weft: skipped: {}", plain(problem)));
+    }
+    Ok((all, BTreeSet::new()))
 }
 
 /// Returns pod, network and addresses of a party.
@@ -160,20 +204,38 @@ fn reason(party: &Party<'_>, decision: &Decision) -> String {
     }
 }
 
+// === impl EndName ===
+
+impl EndName {
+    fn read(text: &str, namespace: &str) -> Result<EndName, Failure> {
+        if let Ok(address) = text.parse() {
+            return Ok(EndName::Address(address));
+        }
+        let (namespace, name) = text.split_once('/').unwrap_or((namespace, text));
+        let pod = PodName::new(namespace, name);
+        pod.map(EndName::Pod).map_err(|error| Failure::new(format!("{text}: {error}")).exit(Exit::Usage))
+    }
+
+    fn pod(&self) -> Option<&PodName> {
+        match self {
+            EndName::Address(_) => None,
+            EndName::Pod(pod) => Some(pod),
+        }
+    }
+}
+
 // === impl End ===
 
 impl End {
-    /// Finds the pod and its attachment to the network.
-    fn find(all: &Collection, text: &str, namespace: &str, network: &str) -> Result<End, Failure> {
-        if let Ok(address) = text.parse() {
-            return Ok(End::Address(address));
-        }
-        let (namespace, name) = text.split_once('/').unwrap_or((namespace, text));
-        let pod = PodName::new(namespace, name)
-            .map_err(|error| Failure::new(format!("{text}: {error}")).exit(Exit::Usage))?;
+    /// Finds the pod and its attachment to the network. `source` is the place where the pod should be.
+    fn find(all: &Collection, name: &EndName, network: &str, source: &str) -> Result<End, Failure> {
+        let pod = match name {
+            EndName::Address(address) => return Ok(End::Address(*address)),
+            EndName::Pod(pod) => pod,
+        };
         let found = all.pods.iter().find(|one| one.namespace == pod.namespace && one.name == pod.name);
-        let found = found.ok_or_else(|| Failure::new(format!("pod {pod} is not in the manifests")))?;
-        let (namespace, name) = network.split_once('/').unwrap_or((namespace, network));
+        let found = found.ok_or_else(|| Failure::new(format!("pod {pod} is not in the {source}")))?;
+        let (namespace, name) = network.split_once('/').unwrap_or((&pod.namespace, network));
         let wanted = NetworkReference::new(namespace, name);
         let networks = PodNetworks::of(found);
         match networks.networks.iter().position(|(network, _)| *network == wanted) {

@@ -1,0 +1,322 @@
+//! Network policies of the pods of this node: what the API server has, as far as these pods need it.
+//!
+//! ```text
+//!   MultiNetworkPolicies (all) ─────────────────────┐
+//!   PolicyAddressSets, one watch for each namespace ┼─► compile ─► plan of an ADD, update of a running pod
+//!   labels and ports of the pod (pod cache) ────────┘
+//! ```
+//!
+//! - A policy is validated once, when it arrives.
+//! - Policies select pods of their own namespace only. So the agent watches the sets of namespaces with policies and a pod of
+//!   this node: one list and one watch for each. The watch begins when the pod is bound to the node, not at its ADD.
+//! - An ADD waits for a list that was not read yet and fails with code 11: no pod starts without its policies.
+//! - A set that is missing, or of another generation of its policy, allows nothing. An update follows.
+//! - Without the API server the last known state counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cni::{Error, code};
+use kube::runtime::watcher::Config;
+use kube::{Api, Client};
+use npwg::metadata::{NetworkReference, Pod};
+use npwg::network_policy::{
+    AttachmentPolicy, CompiledPeers, Direction, IsolatedDirection, NetworkPolicy, PolicyAddresses,
+    PolicyPeer, Ports,
+};
+use npwg::plan::{Decision, Plan};
+use npwg::pod_policies::{self, own_attachment};
+use npwg::refusal::Refusal;
+use policy_api::address_set::{AddressSet, AddressSetObject};
+use policy_api::policy_object::WatchedPolicy;
+use policy_api::policy_watch::follow_policies;
+use tokio::sync::watch::{Receiver, Sender};
+use tokio::task::AbortHandle;
+use tokio::time::timeout_at;
+use tracing::warn;
+
+use kube_support::cache::changed_keys::{Changed, ChangedKeys};
+use kube_support::cache::{Cache, follow};
+
+/// Deadline of an ADD for the sets of its namespace to be read for the first time.
+const SETS_MAX: Duration = Duration::from_secs(5);
+/// Time for which changes of pods and policies are collected before watches begin and end.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// Policies of the cluster, and the address sets of namespaces with pods of this node.
+pub(crate) struct NetworkPolicies {
+    client: Client,
+    /// Every policy of the cluster.
+    pub(crate) policies: Arc<Cache<WatchedPolicy>>,
+    namespaces: Mutex<BTreeMap<String, NamespaceSets>>,
+    /// Number of changes of sets.
+    changes: Arc<Sender<u64>>,
+}
+
+/// Watch of the address sets of one namespace; it ends when it is dropped.
+struct NamespaceSets {
+    cache: Arc<Cache<AddressSet>>,
+    changed: ChangedKeys,
+    tasks: [AbortHandle; 2],
+}
+
+/// Policies that may select a pod, with the addresses of their peers.
+pub(crate) struct PodPolicies {
+    policies: Vec<NetworkPolicy>,
+    addresses: BTreeMap<String, PolicyAddresses>,
+    /// Whether a policy waits for the set of its generation.
+    pub(crate) is_waiting: bool,
+}
+
+/// Policies of one attachment.
+pub(crate) struct CompiledPolicy {
+    pub(crate) policy: Option<AttachmentPolicy>,
+    pub(crate) because: Option<Decision>,
+    /// Reason why the attachment has no rules: its policies are too large.
+    pub(crate) fault: Option<String>,
+}
+
+// === impl NetworkPolicies ===
+
+impl NetworkPolicies {
+    /// Starts to follow the policies of the cluster.
+    pub(crate) fn new(client: &Client) -> NetworkPolicies {
+        let policies = Arc::new(Cache::new("multi-networkpolicies"));
+        tokio::spawn(follow_policies(client.clone(), Arc::clone(&policies)));
+        NetworkPolicies {
+            client: client.clone(),
+            policies,
+            namespaces: Mutex::default(),
+            changes: Arc::new(Sender::new(0)),
+        }
+    }
+
+    fn namespaces(&self) -> MutexGuard<'_, BTreeMap<String, NamespaceSets>> {
+        self.namespaces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a receiver of changes of address sets.
+    pub(crate) fn changes(&self) -> Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Returns the namespaces whose address sets changed since the last call.
+    pub(crate) fn changed_namespaces(&self) -> BTreeSet<String> {
+        let namespaces = self.namespaces();
+        let changed = namespaces.iter().filter(|(_, sets)| match sets.changed.take() {
+            Changed::All => true,
+            Changed::Keys(keys) => !keys.is_empty(),
+        });
+        changed.map(|(namespace, _)| namespace.clone()).collect()
+    }
+
+    /// Returns the number of address sets, and the time since the first of their watches failed.
+    pub(crate) fn sets(&self) -> (usize, Duration) {
+        let namespaces = self.namespaces();
+        let count = namespaces.values().map(|sets| sets.cache.count()).sum();
+        (count, namespaces.values().map(|sets| sets.cache.age()).max().unwrap_or_default())
+    }
+
+    /// Watches the address sets of the namespaces of `pods` that have policies, until the agent ends.
+    pub(crate) async fn follow_namespaces(self: Arc<Self>, pods: Arc<Cache<Pod>>) {
+        let (mut pod_changes, mut policy_changes) = (pods.changes(), self.policies.changes());
+        loop {
+            if self.policies.is_synced() && pods.is_synced() {
+                self.watch_exactly(&pods);
+            }
+            // The caches keep the senders.
+            tokio::select! {
+                _ = pod_changes.changed() => {}
+                _ = policy_changes.changed() => {}
+            }
+            tokio::time::sleep(GATHER).await;
+        }
+    }
+
+    /// Begins and ends watches, so that there is one for each namespace that needs it.
+    fn watch_exactly(&self, pods: &Cache<Pod>) {
+        let of_pods: BTreeSet<String> =
+            pods.all().iter().filter(|pod| !pod.host_network).map(|pod| pod.namespace.clone()).collect();
+        let needed: BTreeSet<String> = of_pods
+            .into_iter()
+            .filter(|namespace| {
+                self.policies.of_namespace(namespace).iter().any(|one| needs_set(&one.policy))
+            })
+            .collect();
+        self.namespaces().retain(|namespace, _| needed.contains(namespace));
+        for namespace in needed {
+            drop(self.watch(&namespace));
+        }
+    }
+
+    /// Returns the cache of a namespace's address sets; the first call begins the watch.
+    fn watch(&self, namespace: &str) -> Arc<Cache<AddressSet>> {
+        let mut namespaces = self.namespaces();
+        let sets = namespaces.entry(namespace.to_owned()).or_insert_with(|| {
+            let cache = Arc::new(Cache::new("policyaddresssets"));
+            let api = Api::<AddressSetObject>::namespaced(self.client.clone(), namespace);
+            let followed = tokio::spawn(follow(api, Config::default(), Arc::clone(&cache)));
+            let (mut own, all) = (cache.changes(), Arc::clone(&self.changes));
+            let forwarded = tokio::spawn(async move {
+                while own.changed().await.is_ok() {
+                    all.send_modify(|count| *count += 1);
+                }
+            });
+            let tasks = [followed.abort_handle(), forwarded.abort_handle()];
+            NamespaceSets { changed: cache.changed_keys(), cache, tasks }
+        });
+        Arc::clone(&sets.cache)
+    }
+
+    /// Adds its policies to the plan of a pod.
+    ///
+    /// # Errors
+    /// `Ok(Err(_))`: the policies cannot be enforced. Code 11: policies or sets were not read yet.
+    pub(crate) async fn add_to_plan(
+        &self,
+        plan: &mut Plan,
+        pod: &Pod,
+        latest: tokio::time::Instant,
+    ) -> Result<Result<(), Refusal>, Error> {
+        let networks: Vec<NetworkReference> =
+            plan.delegates.iter().filter_map(pod_policies::reference).collect();
+        if networks.is_empty() {
+            return Ok(Ok(()));
+        }
+        if timeout_at(latest, self.policies.synced()).await.is_err() {
+            return Err(unread(&self.policies.waited().unwrap_or_default()));
+        }
+        let candidates = self.candidates(pod, &networks);
+        if candidates.iter().any(|one| needs_set(&one.policy)) {
+            let sets = self.watch(&pod.namespace);
+            let deadline = latest.min(tokio::time::Instant::now() + SETS_MAX);
+            if timeout_at(deadline, sets.synced()).await.is_err() {
+                return Err(unread(&sets.waited().unwrap_or_default()));
+            }
+        }
+        // The policies may have changed while the sets were read.
+        let Some(found) = self.of_pod(pod, &networks) else { return Err(unread("policyaddresssets")) };
+        let PodPolicies { policies, addresses, is_waiting: _ } = found;
+        Ok(pod_policies::add_resolved_to_plan(plan, pod, &policies, &addresses))
+    }
+
+    /// Returns the policies that may select an attachment of a pod to these networks, with the addresses of their peers. Returns
+    /// `None` if they are not known yet.
+    pub(crate) fn of_pod(&self, pod: &Pod, networks: &[NetworkReference]) -> Option<PodPolicies> {
+        if !self.policies.is_synced() {
+            return None;
+        }
+        let candidates = self.candidates(pod, networks);
+        let mut found = PodPolicies { policies: Vec::new(), addresses: BTreeMap::new(), is_waiting: false };
+        let mut sets: Option<Arc<Cache<AddressSet>>> = None;
+        for policy in candidates {
+            if needs_set(&policy.policy) {
+                let sets = sets.get_or_insert_with(|| self.watch(&pod.namespace));
+                if !sets.is_synced() {
+                    return None;
+                }
+                let key = (policy.policy.namespace.clone(), policy.policy.name.clone());
+                match sets.find(&key).filter(|set| set.is_of(&policy)) {
+                    Some(set) => {
+                        found.addresses.insert(policy.policy.to_string(), set.addresses.clone());
+                    }
+                    None => found.is_waiting = true,
+                }
+            }
+            found.policies.push(policy.policy.clone());
+        }
+        Some(found)
+    }
+
+    /// Returns the policies that select an attachment of the pod to one of these networks, or may do so if the pod's labels are
+    /// unknown.
+    fn candidates(&self, pod: &Pod, networks: &[NetworkReference]) -> Vec<Arc<WatchedPolicy>> {
+        let mut policies = self.policies.of_namespace(&pod.namespace);
+        policies.retain(|one| {
+            networks.iter().any(|network| match pod.described_by_runtime {
+                true => one.policy.networks.contains(network),
+                false => one.policy.selects(&own_attachment(network, pod)),
+            })
+        });
+        policies
+    }
+}
+
+// === impl NamespaceSets ===
+
+impl Drop for NamespaceSets {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+// === impl PodPolicies ===
+
+impl PodPolicies {
+    /// Returns the policies of an attachment of the pod. If they are too large, or larger than `room` in bytes, they allow
+    /// nothing.
+    pub(crate) fn compile(&self, pod: &Pod, network: &NetworkReference, room: usize) -> CompiledPolicy {
+        let why = match pod_policies::attachment_policy(network, pod, &self.policies, &self.addresses) {
+            Ok(Some((policy, _))) if size(&policy) > room => {
+                "the rules of its policies are too large".to_owned()
+            }
+            Ok(compiled) => {
+                let (policy, because) = compiled.unzip();
+                return CompiledPolicy { policy, because, fault: None };
+            }
+            Err(error) => error.to_string(),
+        };
+        let own = own_attachment(network, pod);
+        let isolated = |direction| {
+            let mut selecting = self.policies.iter().filter(|policy| policy.selects(&own));
+            selecting.any(|policy| policy.rules(direction).isolates).then(IsolatedDirection::default)
+        };
+        let policy = AttachmentPolicy {
+            ingress: isolated(Direction::Ingress),
+            egress: isolated(Direction::Egress),
+            sets: BTreeMap::new(),
+        };
+        let fault = Some(format!("network {network}: {why}; no traffic passes"));
+        CompiledPolicy { policy: Some(policy), because: None, fault }
+    }
+}
+
+/// Returns an upper bound of the size of policies in a message, in bytes.
+pub(crate) fn size(policy: &AttachmentPolicy) -> usize {
+    const RULE: usize = 512;
+    const RANGE: usize = 128;
+    const PORTS: usize = 64;
+    const ADDRESS: usize = 48;
+    let directions = Direction::ALL.into_iter().filter_map(|direction| policy.isolated(direction));
+    let rules = directions.flat_map(|isolated| &isolated.rules).map(|rule| {
+        let ranges = match &rule.peers {
+            CompiledPeers::Any => 0,
+            CompiledPeers::Only { set: _, ranges } => ranges.len(),
+        };
+        RULE + RANGE * ranges + PORTS * rule.ports.len()
+    });
+    let sets = policy.sets.values().map(|addresses| RULE + ADDRESS * addresses.len());
+    rules.chain(sets).sum()
+}
+
+/// Whether the rules of a policy need the addresses of pods.
+fn needs_set(policy: &NetworkPolicy) -> bool {
+    Direction::ALL.into_iter().any(|direction| {
+        let list = policy.rules(direction);
+        list.isolates
+            && list.rules.iter().any(|rule| {
+                let selects = rule.peers.iter().any(|peer| matches!(peer, PolicyPeer::Pods { .. }));
+                let names = rule.ports.iter().any(|port| matches!(port.ports, Ports::Named(_)));
+                selects || (direction == Direction::Egress && names)
+            })
+    })
+}
+
+fn unread(what: &str) -> Error {
+    warn!(resource = what, "a pod waits for network policies that were not read yet");
+    let why = format!("agent: network policies are not read yet: {what}");
+    let cure = "check that the API server is reachable, the custom resources of deploy/policy are installed, and the \
+                agent may read them";
+    Error::new(code::TRY_AGAIN_LATER, why).details(cure)
+}

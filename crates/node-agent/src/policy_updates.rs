@@ -1,0 +1,378 @@
+//! Network policies of running pods: compares the policies of each attachment with those in the journal, and queues tasks
+//! that replace them.
+//!
+//! - Only sandboxes that a change concerns are compared: those of a changed policy's or set's namespace, of a changed pod, and
+//!   those whose entry changed. Changes within [`GATHER`] cause one comparison.
+//! - A task is sent until the journal has its policies and no pending update. A lost task, a killed executor, or a locked
+//!   sandbox delays an update; the old rules stay in force.
+//! - While the controller has not written the set for a policy's generation, the rules stay as they are, for at most
+//!   [`HOLD_MAX`]. Then the policy allows no peer that a selector would select.
+//! - Rules are compared with those of the kernel at an interval, and restored if another program changed them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cni::name::ContainerId;
+use npwg::metadata::NetworkReference;
+use npwg::pod_policies::reference;
+use rpc::journal::{Entry, State};
+use rpc::task::{PolicyUpdate, Task, TaskResult};
+use tokio::sync::watch::{Receiver, Sender};
+use tracing::{info, warn};
+
+use crate::agent_state::AgentState;
+use crate::network_policies::{self, CompiledPolicy, NetworkPolicies};
+use crate::planner::{Planner, pod_key};
+use kube_support::cache::changed_keys::Changed;
+use kube_support::resources::Key;
+use node_support::sandboxes::{Sandbox, Sandboxes};
+
+/// Time for which changes are collected before sandboxes are compared.
+const GATHER: Duration = Duration::from_millis(10);
+/// Longest time for which an update waits for the set of a policy's generation.
+const HOLD_MAX: Duration = Duration::from_secs(3);
+/// Interval at which waiting updates are looked at again.
+const TICK: Duration = Duration::from_millis(500);
+/// First and longest pause before an update is sent again.
+const REPEAT_MIN: Duration = Duration::from_secs(1);
+const REPEAT_MAX: Duration = Duration::from_secs(60);
+/// Largest number of sandboxes in one response, and size of updates in bytes after which no further one is added.
+const UPDATES_MAX: usize = 64;
+const RESPONSE_MAX: usize = 4 << 20;
+/// Largest size of the policies of a sandbox, in bytes: messages and journal entries are limited.
+const SANDBOX_MAX: usize = 8 << 20;
+/// Largest number of comparisons with the kernel's rules in one response.
+const VERIFY_MAX: usize = 32;
+
+/// Updates of running pods, by container id.
+#[derive(Debug)]
+pub(crate) struct PolicyUpdates {
+    /// Interval between two verifications of a sandbox; zero for none.
+    interval: Duration,
+    state: Mutex<Updates>,
+    /// Number of times that updates were queued.
+    queued: Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Updates {
+    /// Entry of each sandbox as it was last compared.
+    compared: BTreeMap<ContainerId, Arc<Entry>>,
+    pending: BTreeMap<ContainerId, PendingUpdate>,
+    /// Sandboxes that wait for a set, since this time.
+    held: BTreeMap<ContainerId, Instant>,
+    /// Time of the next verification of sandboxes with policies.
+    verified: BTreeMap<ContainerId, Instant>,
+}
+
+/// Update that the journal does not have yet.
+#[derive(Clone, Debug)]
+struct PendingUpdate {
+    uid: String,
+    updates: Vec<PolicyUpdate>,
+    /// Time at which the difference was found.
+    since: Instant,
+    /// Time at which it was last sent, and the number of times.
+    sent: Option<(Instant, u32)>,
+}
+
+/// Result of a comparison.
+enum Comparison {
+    /// The policies are not known.
+    Unknown,
+    /// A policy waits for its set.
+    Waiting,
+    /// Attachments to update, and reasons why some of them get no rules.
+    Known(Vec<PolicyUpdate>, Vec<String>),
+}
+
+/// Sandboxes that changes concern.
+#[derive(Debug, Default)]
+struct Concerned {
+    all: bool,
+    namespaces: BTreeSet<String>,
+    pods: BTreeSet<Key>,
+}
+
+// === impl PendingUpdate ===
+
+impl PendingUpdate {
+    /// Whether the update is to be sent.
+    fn is_due(&self, now: Instant) -> bool {
+        self.sent.is_none_or(|(at, times)| {
+            let pause = REPEAT_MIN * 2_u32.saturating_pow(times.saturating_sub(1).min(10));
+            now.saturating_duration_since(at) >= pause.min(REPEAT_MAX)
+        })
+    }
+
+    fn size(&self) -> usize {
+        self.updates.iter().filter_map(|update| update.policy.as_ref()).map(network_policies::size).sum()
+    }
+}
+
+// === impl Concerned ===
+
+impl Concerned {
+    fn add(&mut self, changed: Changed, of: impl Fn(&mut Concerned, Key)) {
+        match changed {
+            Changed::All => self.all = true,
+            Changed::Keys(keys) => keys.into_iter().for_each(|key| of(self, key)),
+        }
+    }
+
+    fn has(&self, entry: &Entry) -> bool {
+        let pod = &entry.plan.pod;
+        self.all || self.namespaces.contains(&pod.namespace) || self.pods.contains(&pod_key(pod))
+    }
+}
+
+// === impl PolicyUpdates ===
+
+impl PolicyUpdates {
+    /// Returns no updates; rules are compared with the kernel's every `interval` (zero: never).
+    pub(crate) fn new(interval: Duration) -> PolicyUpdates {
+        PolicyUpdates { interval, state: Mutex::default(), queued: Sender::new(0) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Updates> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a receiver that is notified when updates are queued.
+    pub(crate) fn queued(&self) -> Receiver<u64> {
+        self.queued.subscribe()
+    }
+
+    /// Returns the number of updates that the journal does not have yet.
+    pub(crate) fn count(&self) -> usize {
+        self.state().pending.len()
+    }
+
+    /// Returns the tasks that are due: updates, then verifications.
+    pub(crate) fn due(&self, sandboxes: &Sandboxes) -> Vec<Task> {
+        let mut state = self.state();
+        let now = Instant::now();
+        let (mut tasks, mut size) = (Vec::new(), 0);
+        for (container, pending) in &mut state.pending {
+            if tasks.len() == UPDATES_MAX || size > RESPONSE_MAX {
+                break;
+            }
+            if pending.is_due(now) {
+                size += pending.size();
+                pending.sent = Some((now, pending.sent.map_or(1, |(_, times)| times + 1)));
+                let PendingUpdate { uid, updates, .. } = pending.clone();
+                tasks.push(Task::UpdatePolicy { container: container.clone(), uid, attachments: updates });
+            }
+        }
+        if !self.interval.is_zero() {
+            sandboxes.with(|all| tasks.extend(state.verifications(all, now, self.interval)));
+        }
+        tasks
+    }
+
+    /// Compares the sandboxes that changes concern, and queues their updates.
+    fn compare(
+        &self,
+        policies: &NetworkPolicies,
+        planner: &Planner,
+        sandboxes: &Sandboxes,
+        concerned: &Concerned,
+    ) {
+        let all = sandboxes.all();
+        let mut state = self.state();
+        state.retain(&all);
+        let now = Instant::now();
+        let mut is_queued = false;
+        for (container, Sandbox { entry, .. }) in all {
+            let is_known =
+                state.compared.get(&container).is_some_and(|compared| Arc::ptr_eq(compared, &entry));
+            if is_known && !concerned.has(&entry) && !state.held.contains_key(&container) {
+                continue;
+            }
+            let is_held = state.held.get(&container).is_none_or(|since| since.elapsed() < HOLD_MAX);
+            match compare(policies, planner, &entry, is_held) {
+                Comparison::Unknown => {
+                    state.compared.remove(&container);
+                    continue;
+                }
+                Comparison::Waiting => {
+                    state.held.entry(container.clone()).or_insert(now);
+                }
+                Comparison::Known(updates, faults) => {
+                    state.held.remove(&container);
+                    if let Some(fault) = faults.first().filter(|_| !updates.is_empty()) {
+                        planner.events.policy_update_failed(&entry.plan.pod, fault);
+                    }
+                    is_queued |= state.queue(&container, &entry, updates, now);
+                }
+            }
+            state.compared.insert(container, entry);
+        }
+        drop(state);
+        if is_queued {
+            self.queued.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// Handles the result of an update; returns the time since the difference was found.
+    pub(crate) fn ended(&self, result: &TaskResult) -> Option<Duration> {
+        let state = self.state();
+        Some(state.pending.get(&result.container)?.since.elapsed())
+    }
+}
+
+// === impl Updates ===
+
+impl Updates {
+    /// Forgets sandboxes that do not exist any more.
+    fn retain(&mut self, all: &BTreeMap<ContainerId, Sandbox>) {
+        self.compared.retain(|container, _| all.contains_key(container));
+        self.pending.retain(|container, _| all.contains_key(container));
+        self.held.retain(|container, _| all.contains_key(container));
+        self.verified.retain(|container, _| all.contains_key(container));
+    }
+
+    /// Queues the updates of a sandbox; returns whether they are new.
+    fn queue(
+        &mut self,
+        container: &ContainerId,
+        entry: &Entry,
+        updates: Vec<PolicyUpdate>,
+        now: Instant,
+    ) -> bool {
+        if updates.is_empty() {
+            self.pending.remove(container);
+            return false;
+        }
+        match self.pending.get_mut(container) {
+            Some(known) if known.updates == updates => return false,
+            Some(known) => {
+                // Different updates are sent at once.
+                known.updates = updates;
+                known.sent = None;
+            }
+            None => {
+                let uid = entry.plan.pod.uid.clone();
+                let pending = PendingUpdate { uid, updates, since: now, sent: None };
+                self.pending.insert(container.clone(), pending);
+            }
+        }
+        true
+    }
+
+    /// Returns the verifications that are due.
+    fn verifications(
+        &mut self,
+        all: &BTreeMap<ContainerId, Sandbox>,
+        now: Instant,
+        interval: Duration,
+    ) -> Vec<Task> {
+        let mut tasks = Vec::new();
+        for (container, Sandbox { entry, .. }) in all {
+            let has_policy = entry.plan.delegates.iter().any(|delegate| delegate.policy.is_some());
+            if !has_policy || !entry.complete || self.pending.contains_key(container) {
+                continue;
+            }
+            let due = self.verified.entry(container.clone()).or_insert(now + interval);
+            if now >= *due && tasks.len() < VERIFY_MAX {
+                *due = now + interval;
+                let uid = entry.plan.pod.uid.clone();
+                tasks.push(Task::VerifyPolicy { container: container.clone(), uid });
+            }
+        }
+        tasks
+    }
+}
+
+/// Compares the policies of a sandbox with those of its entry. Waits for sets if `may_wait`.
+fn compare(policies: &NetworkPolicies, planner: &Planner, entry: &Entry, may_wait: bool) -> Comparison {
+    let known = || Comparison::Known(Vec::new(), Vec::new());
+    if !(entry.complete || entry.changing) || entry.plan.pod.uid.is_empty() {
+        return known();
+    }
+    let attached: Vec<(usize, NetworkReference)> = entry
+        .plan
+        .delegates
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| entry.attachments[*index].state == State::Attached)
+        .filter_map(|(index, delegate)| Some((index, reference(delegate)?)))
+        .collect();
+    if attached.is_empty() {
+        return known();
+    }
+    let found = planner.pods.find(&pod_key(&entry.plan.pod)).filter(|pod| pod.uid == entry.plan.pod.uid);
+    let Some(pod) = found else { return Comparison::Unknown };
+    let networks: Vec<NetworkReference> = attached.iter().map(|(_, network)| network.clone()).collect();
+    let Some(found) = policies.of_pod(&pod, &networks) else { return Comparison::Unknown };
+    if found.is_waiting && may_wait {
+        return Comparison::Waiting;
+    }
+    let (mut updates, mut faults, mut room) = (Vec::new(), Vec::new(), SANDBOX_MAX);
+    for (index, network) in attached {
+        let delegate = &entry.plan.delegates[index];
+        let CompiledPolicy { policy, because, fault } = found.compile(&pod, &network, room);
+        room = room.saturating_sub(policy.as_ref().map_or(0, network_policies::size));
+        let in_force = delegate.policy.as_ref();
+        if entry.attachments[index].policy_pending || in_force != policy.as_ref() {
+            let (ifname, network) = (delegate.ifname.clone(), delegate.network.clone());
+            updates.push(PolicyUpdate { ifname, network, policy, because });
+            faults.extend(fault);
+        }
+    }
+    Comparison::Known(updates, faults)
+}
+
+/// Compares sandboxes after each change, until the agent ends.
+pub(crate) async fn follow(agent: Arc<AgentState>, sandboxes: Arc<Sandboxes>) {
+    let Some((policies, updates)) = &agent.policies else { return std::future::pending().await };
+    let planner = &agent.planner;
+    let (changed_policies, changed_pods) = (policies.policies.changed_keys(), planner.pods.changed_keys());
+    let (mut policy_changes, mut pod_changes) = (policies.policies.changes(), planner.pods.changes());
+    let (mut set_changes, mut journal_changes) = (policies.changes(), sandboxes.changes());
+    let mut tick = tokio::time::interval(TICK);
+    loop {
+        // The senders live as long as the agent.
+        let is_tick = tokio::select! {
+            _ = policy_changes.changed() => false,
+            _ = pod_changes.changed() => false,
+            _ = set_changes.changed() => false,
+            _ = journal_changes.changed() => false,
+            _ = tick.tick() => true,
+        };
+        if is_tick && updates.state().held.is_empty() {
+            continue;
+        }
+        tokio::time::sleep(GATHER).await;
+        let mut concerned = Concerned::default();
+        concerned.add(changed_policies.take(), |concerned, (namespace, _)| {
+            concerned.namespaces.insert(namespace);
+        });
+        concerned.add(changed_pods.take(), |concerned, pod| {
+            concerned.pods.insert(pod);
+        });
+        concerned.namespaces.extend(policies.changed_namespaces());
+        updates.compare(policies, planner, &sandboxes, &concerned);
+        agent.metrics.policy_updates_pending(updates.count());
+    }
+}
+
+/// Reports the result of an update.
+pub(crate) fn updated(agent: &AgentState, updates: &PolicyUpdates, entry: &Entry, result: &TaskResult) {
+    let took = updates.ended(result);
+    agent.metrics.policy_updated(result.error.is_some(), took);
+    let Some(error) = &result.error else { return };
+    let (container, error) = (&result.container, error.to_string());
+    agent.planner.events.policy_update_failed(&entry.plan.pod, &error);
+    warn!(%container, error, "failed to update the network policies of running pod");
+}
+
+/// Reports that rules were changed by another program and restored.
+pub(crate) fn restored(agent: &AgentState, entry: &Entry, result: &TaskResult) {
+    let Some(error) = &result.error else { return };
+    let (container, error) = (&result.container, error.to_string());
+    agent.metrics.policy_restored(result.wrong.len());
+    agent.planner.events.policy_drifted(&entry.plan.pod, &error);
+    info!(%container, error, "rules of network policies were restored");
+}

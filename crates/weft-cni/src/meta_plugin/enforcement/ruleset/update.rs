@@ -1,0 +1,92 @@
+//! Replacement of an attachment's rules by other ones, in one transaction.
+//!
+//! - Chains and sets have the same names before and after, so a packet sees the old or the new rules.
+//! - If only the content of sets differs, no rule is written: counters keep their values, and the cost depends on the number
+//!   of changed addresses.
+
+use std::collections::BTreeSet;
+
+use linux::nft::{Batch, Data, Element, Nft, Table, Verdict};
+use linux::{Error, Kind};
+
+use super::{AttachmentId, HOOKS, HookChain, Ruleset, TABLE};
+use npwg::network_policy::Direction;
+
+// === impl Ruleset ===
+
+impl Ruleset {
+    /// Replaces the rules of an attachment by these. `known` are the rules in force, if they are known and differ from these
+    /// in the content of sets only.
+    ///
+    /// # Errors
+    /// Nothing was changed.
+    pub(in super::super) fn replace(
+        &self,
+        nft: &mut Nft,
+        id: &AttachmentId,
+        known: Option<&Ruleset>,
+    ) -> Result<(), Error> {
+        if let Some(known) = known {
+            match nft.commit(self.set_changes(known)) {
+                // The rules in force are not those that were written: somebody else has changed them.
+                Err(error) if matches!(error.kind(), Kind::Absent | Kind::Exists) => {}
+                done => return done,
+            }
+        }
+        let mut batch = Batch::new();
+        self.write(true, &mut batch);
+        if nft.tables(self.family)?.iter().any(|name| name == TABLE) {
+            self.discard_others(nft, id, &mut batch)?;
+        }
+        nft.commit(batch)
+    }
+
+    /// Returns the operations that give the sets of `known` rules the content of these.
+    fn set_changes(&self, known: &Ruleset) -> Batch {
+        let table = Table::new(self.family, TABLE);
+        let mut batch = Batch::new();
+        for (old, new) in known.sets.iter().zip(&self.sets) {
+            if old.name != new.name || old.elements == new.elements {
+                continue;
+            }
+            batch.delete_elements(table, &old.name, &without(&old.elements, &new.elements));
+            batch.add_elements(table, &new.name, &without(&new.elements, &old.elements));
+        }
+        batch
+    }
+
+    /// Adds the operations that remove the attachment's chains and sets that these rules do not have.
+    fn discard_others(&self, nft: &mut Nft, id: &AttachmentId, batch: &mut Batch) -> Result<(), Error> {
+        let table = Table::new(self.family, TABLE);
+        let is_current = |name: &String| self.chains.iter().any(|chain| chain.name == *name);
+        let chains = Direction::ALL.map(|direction| id.chain(direction));
+        let existing = nft.chains(table)?;
+        for chain in chains.iter().filter(|name| !is_current(name) && existing.contains(name)) {
+            for HookChain { map, .. } in &HOOKS {
+                let entry = match nft.element(table, map, &Data::link(&self.link)) {
+                    Err(error) if error.kind() == Kind::Absent => None,
+                    entry => entry?,
+                };
+                let leads = |verdict: &Option<Verdict>| *verdict == Some(Verdict::Goto(chain.clone()));
+                if let Some(entry) = entry.filter(|entry| leads(&entry.verdict)) {
+                    batch.delete_elements(table, map, &[entry.at(entry.key.clone())]);
+                }
+            }
+            batch.flush_chain(table, chain).delete_chain(table, chain);
+        }
+        let own = format!("{}-", id.0);
+        let is_left =
+            |name: &String| name.starts_with(&own) && !self.sets.iter().any(|set| set.name == *name);
+        for set in nft.sets(table)?.iter().filter(|name| is_left(name)) {
+            batch.delete_set(table, set);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the elements whose key is not among the others.
+fn without(elements: &[Element], others: &[Element]) -> Vec<Element> {
+    let key = |element: &Element| element.listed().key.bytes().to_vec();
+    let others: BTreeSet<Vec<u8>> = others.iter().map(key).collect();
+    elements.iter().filter(|element| !others.contains(&key(element))).cloned().collect()
+}

@@ -1,0 +1,238 @@
+//! Network policies of a running pod: replacement by other ones, and restoration of rules that were changed.
+//!
+//! - The caller holds the lock of the sandbox, and the journal says that the rules are being updated.
+//! - The rules of one attachment are replaced in one transaction.
+//! - Tracked connections that the new rules forbid are removed after it. Their next packet is a new connection.
+//! - The table in a pod's namespace belongs to the pod alone. It is written again as a whole where a process of the pod has
+//!   changed it in a way that the rules of one attachment cannot repair.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use cni::Error;
+use cni::network::Network;
+use cni::result::Success;
+use linux::Netns;
+use linux::conntrack::{Conntrack, Flow};
+use linux::nft::{Batch, Nft, Table};
+use npwg::network_policy::{AttachmentPolicy, Direction, Protocol};
+use npwg::plan::Delegate;
+use plugin_support::failure::OrRefused;
+use plugin_support::log;
+use rpc::journal::{Entry, State};
+
+use super::place::{HOST_FAMILIES, Place};
+use super::ruleset::{AttachmentId, Ruleset, TABLE, Target};
+use super::{target, withdraw, withdraw_in_pod};
+use crate::plugin_invoker::PluginInvoker;
+
+/// Puts the policies of an attachment in force. `known` are the policies whose rules are in force, if that is known.
+///
+/// # Errors
+/// The rules are the old or the new ones.
+pub(in super::super) fn update(
+    invoker: &PluginInvoker,
+    entry: &Entry,
+    index: usize,
+    known: Option<&AttachmentPolicy>,
+) -> Result<(), Error> {
+    let delegate = &entry.plan.delegates[index];
+    let policy = match &delegate.policy {
+        Some(policy) if !policy.is_open() => policy,
+        _ => return lift(entry, delegate),
+    };
+    let result = result_of(entry, index, delegate)?;
+    let target = target(invoker, entry, delegate)?;
+    require_link(&target.place, entry, &result)?;
+    let ruleset = Ruleset::new(&target, policy);
+    let known = known.filter(|known| has_same_rules(known, policy)).map(|known| Ruleset::new(&target, known));
+    let mut nft = target.place.nft(entry)?;
+    let replaced = ruleset.replace(&mut nft, &target.id, known.as_ref()).or_refused();
+    match (&replaced, &target.place) {
+        // A process in the pod can make its rules irreplaceable, by rules of its own that refer to them.
+        (Err(_), Place::Pod { .. }) => rewrite(invoker, entry, &mut nft)?,
+        _ => replaced.map_err(|error| error.context("network policy"))?,
+    }
+    forget_forbidden(&target, entry, &result, policy)
+}
+
+/// Returns the first difference between the rules of an attachment and the kernel's.
+///
+/// # Errors
+/// The kernel's rules cannot be read.
+pub(in super::super) fn difference(
+    invoker: &PluginInvoker,
+    entry: &Entry,
+    delegate: &Delegate,
+) -> Result<Option<String>, Error> {
+    let Some(policy) = &delegate.policy else { return Ok(None) };
+    let target = target(invoker, entry, delegate)?;
+    Ruleset::new(&target, policy).difference(&mut target.place.nft(entry)?).or_refused()
+}
+
+/// Writes the rules of an attachment again. Those in the pod's namespace are written for all attachments, in place of
+/// everything else in the table.
+///
+/// # Errors
+/// Nothing was changed.
+pub(in super::super) fn restore(
+    invoker: &PluginInvoker,
+    entry: &Entry,
+    delegate: &Delegate,
+) -> Result<(), Error> {
+    let Some(policy) = &delegate.policy else { return Ok(()) };
+    let target = target(invoker, entry, delegate)?;
+    let mut nft = target.place.nft(entry)?;
+    match &target.place {
+        Place::Pod { .. } => rewrite(invoker, entry, &mut nft),
+        _ => {
+            let replaced = Ruleset::new(&target, policy).replace(&mut nft, &target.id, None);
+            replaced.or_refused().map_err(|error| error.context("network policy"))
+        }
+    }
+}
+
+/// Whether the policies differ in the content of sets only.
+fn has_same_rules(one: &AttachmentPolicy, other: &AttachmentPolicy) -> bool {
+    (&one.ingress, &one.egress) == (&other.ingress, &other.egress)
+}
+
+/// Returns the result of an attachment's ADD.
+fn result_of(entry: &Entry, index: usize, delegate: &Delegate) -> Result<Success, Error> {
+    let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
+    Ok(entry.last_result(index, &network)?.map(|attached| attached.success).unwrap_or_default())
+}
+
+/// Fails if the interface that the rules are about does not exist.
+fn require_link(place: &Place, entry: &Entry, result: &Success) -> Result<(), Error> {
+    let link = place.link();
+    let is_there = match place {
+        Place::Pod { .. } => {
+            let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
+            netns.rtnl().or_refused()?.find_link(link).or_refused()?.is_some()
+        }
+        _ => result.interfaces.iter().any(|interface| interface.name == link && interface.sandbox.is_empty()),
+    };
+    if is_there {
+        return Ok(());
+    }
+    let why = format!("network policy: there is no interface {link:?} whose packets the kernel could filter");
+    Err(Error::internal(why).details("recreate the pod, or change the policy that selects it"))
+}
+
+/// Removes the rules of an attachment that no policy selects any more.
+fn lift(entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
+    let ids = [AttachmentId::of(entry, delegate)];
+    let in_pod = Place::Pod { link: delegate.ifname.to_string() };
+    if let Some(mut nft) = in_pod.find_nft(entry)? {
+        withdraw_in_pod(&mut nft, in_pod.family(), &ids)?;
+    }
+    let mut host = Nft::open().or_refused()?;
+    HOST_FAMILIES.iter().try_for_each(|family| withdraw(&mut host, *family, &ids))
+}
+
+/// Writes the table in the pod's namespace again, with the rules of all its attachments, in one transaction.
+fn rewrite(invoker: &PluginInvoker, entry: &Entry, nft: &mut Nft) -> Result<(), Error> {
+    let mut batch = Batch::new();
+    let in_pod = Place::Pod { link: String::new() };
+    let table = Table::new(in_pod.family(), TABLE);
+    batch.ensure_table(table).delete_table(table);
+    for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {
+        let Some(policy) = delegate.policy.as_ref().filter(|_| attachment.state == State::Attached) else {
+            continue;
+        };
+        let target = target(invoker, entry, delegate)?;
+        if matches!(target.place, Place::Pod { .. }) {
+            Ruleset::new(&target, policy).write(true, &mut batch);
+        }
+    }
+    nft.commit(batch).or_refused().map_err(|error| error.context("network policy"))
+}
+
+/// Removes the tracked connections of an attachment that its policies forbid.
+fn forget_forbidden(
+    target: &Target,
+    entry: &Entry,
+    result: &Success,
+    policy: &AttachmentPolicy,
+) -> Result<(), Error> {
+    let forget = || -> Result<(), Error> {
+        let mut conntrack = match &target.place {
+            Place::Pod { .. } => {
+                Netns::open(Path::new(&entry.netns)).or_refused()?.conntrack().or_refused()?
+            }
+            _ => Conntrack::open().or_refused()?,
+        };
+        for ip in &result.ips {
+            let own = ip.address.addr();
+            conntrack.forget_flows(own, |flow| is_forbidden(policy, own, flow)).or_refused()?;
+        }
+        Ok(())
+    };
+    match (forget(), &target.place) {
+        // The namespace may be one in which the kernel does not list connections.
+        (Err(error), Place::Pod { .. }) => {
+            log!("weft: {}: forbidden connections may continue: {error}", entry.container_id);
+            Ok(())
+        }
+        (forgotten, _) => forgotten.map_err(|error| error.context("network policy")),
+    }
+}
+
+/// Whether the policies of the attachment with the address `own` forbid a connection. Both hooks see the destination after
+/// its translation, and the source before it.
+fn is_forbidden(policy: &AttachmentPolicy, own: IpAddr, flow: &Flow) -> bool {
+    let (source, destination) = (flow.original.source, flow.reply.source);
+    let (direction, peer) = match (source == own, destination == own) {
+        (true, false) => (Direction::Egress, destination),
+        (false, true) => (Direction::Ingress, source),
+        _ => return false,
+    };
+    let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+        .into_iter()
+        .find(|protocol| super::ruleset::number(*protocol) == flow.reply.protocol);
+    !policy.allows_flow(direction, peer, protocol.map(|protocol| (protocol, flow.reply.source_port)))
+}
+
+#[cfg(test)]
+mod tests {
+    use linux::conntrack::FlowEnds;
+    use npwg::network_policy::{CompiledPeers, CompiledRule, IsolatedDirection, PortRange};
+
+    use super::*;
+
+    fn flow(source: [u8; 4], destination: [u8; 4], translated: [u8; 4], protocol: u8) -> Flow {
+        let ends = |source: [u8; 4], destination: [u8; 4], source_port, destination_port| FlowEnds {
+            source: source.into(),
+            destination: destination.into(),
+            protocol,
+            source_port,
+            destination_port,
+        };
+        Flow { original: ends(source, destination, 4000, 80), reply: ends(translated, source, 8080, 4000) }
+    }
+
+    #[test]
+    fn network_policy_update_ends_only_forbidden_flows() {
+        let (own, peer, other, service) = ([10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 3], [10, 9, 9, 9]);
+        let ports = vec![PortRange { protocol: Protocol::Tcp, first: 8080, last: 8080 }];
+        let peers = CompiledPeers::Only { set: Some("a".into()), ranges: Vec::new() };
+        let rule = CompiledRule { policy: "n/p".into(), rule: 0, peers, ports };
+        let mut policy = AttachmentPolicy {
+            ingress: Some(IsolatedDirection { rules: vec![rule] }),
+            sets: [("a".to_owned(), vec![peer.into()])].into(),
+            ..AttachmentPolicy::default()
+        };
+        let forbidden = |policy: &AttachmentPolicy, flow| is_forbidden(policy, own.into(), &flow);
+        assert!(!forbidden(&policy, flow(peer, service, own, 6)), "the port after translation counts");
+        assert!(forbidden(&policy, flow(peer, service, own, 17)));
+        assert!(forbidden(&policy, flow(other, own, own, 6)));
+        assert!(forbidden(&policy, flow(peer, own, own, 1)), "a rule with ports allows no ICMP");
+        assert!(!forbidden(&policy, flow(own, service, other, 6)), "egress is not isolated");
+        assert!(!forbidden(&policy, flow(own, own, own, 17)), "traffic of the pod to itself");
+        std::mem::swap(&mut policy.ingress, &mut policy.egress);
+        assert!(!forbidden(&policy, flow(own, service, peer, 6)));
+        assert!(forbidden(&policy, flow(own, service, other, 6)));
+        assert!(!forbidden(&policy, flow(other, own, own, 6)));
+    }
+}

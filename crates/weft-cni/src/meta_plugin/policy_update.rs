@@ -1,0 +1,128 @@
+//! Network policies of a running sandbox: replaces them by new ones, and restores rules that were changed.
+//!
+//! ```text
+//!   entry: new policies, pending ──► one transaction for each attachment ──► entry: no longer pending
+//! ```
+//!
+//! - The entry names the new policies before the kernel has them. A kill in between leaves the old or the new rules, which
+//!   the entry shows as pending: the agent sends the update again, and a DEL removes what exists.
+//! - A policy without isolated directions is in the entry as long as rules may have to be removed.
+//! - The entry is not synchronized with the disk: a loss of power destroys the rules as well.
+
+use cni::Error;
+use cni::name::IfName;
+use npwg::network_policy::AttachmentPolicy;
+use npwg::plan::Delegate;
+use npwg::pod_policies::ISOLATED;
+use rpc::journal::{Entry, State};
+use rpc::task::PolicyUpdate;
+
+use super::enforcement;
+use super::journal::Journal;
+use crate::plugin_invoker::PluginInvoker;
+
+/// Result of an update or a verification.
+#[derive(Debug, Default)]
+pub(super) struct PolicyOutcome {
+    /// Attachments that failed, or whose rules were changed by another program.
+    pub(super) wrong: Vec<IfName>,
+    /// Failures, or changes that were undone.
+    pub(super) errors: Vec<Error>,
+}
+
+/// Attachment whose update has begun, with the policies whose rules are in force, if that is known.
+struct Begun {
+    index: usize,
+    known: Option<AttachmentPolicy>,
+}
+
+/// Replaces the policies of attachments. The caller holds the sandbox's lock. Attachments that already have them, or that
+/// do not exist any more, are left alone.
+///
+/// # Errors
+/// Nothing was changed. Failures of single attachments are part of the result.
+pub(super) fn update(
+    journal: &Journal,
+    invoker: &PluginInvoker,
+    entry: &mut Entry,
+    updates: &[PolicyUpdate],
+) -> Result<PolicyOutcome, Error> {
+    let begun: Vec<Begun> = updates.iter().filter_map(|update| begin(entry, update)).collect();
+    let mut outcome = PolicyOutcome::default();
+    if begun.is_empty() {
+        return Ok(outcome);
+    }
+    journal.update(entry)?;
+    for Begun { index, known } in begun {
+        match enforcement::update(invoker, entry, index, known.as_ref()) {
+            Ok(()) => end(entry, index),
+            Err(error) => outcome.add(&entry.plan.delegates[index], error),
+        }
+    }
+    journal.update(entry)?;
+    Ok(outcome)
+}
+
+/// Puts new policies into the entry, as pending. Returns `None` if there is nothing to do.
+fn begin(entry: &mut Entry, update: &PolicyUpdate) -> Option<Begun> {
+    let PolicyUpdate { ifname, network, policy, because } = update;
+    let is_meant = |delegate: &Delegate| delegate.ifname == *ifname && delegate.network == *network;
+    let index = entry.plan.delegates.iter().position(is_meant)?;
+    let (delegate, attachment) = (&mut entry.plan.delegates[index], &mut entry.attachments[index]);
+    let policy = policy.as_ref().filter(|policy| !policy.is_open());
+    if attachment.state != State::Attached
+        || (!attachment.policy_pending && delegate.policy.as_ref() == policy)
+    {
+        return None;
+    }
+    let known = delegate.policy.take().filter(|_| !attachment.policy_pending);
+    delegate.policy = Some(policy.cloned().unwrap_or_default());
+    delegate.because.retain(|decision| decision.what != ISOLATED);
+    delegate.because.extend(because.clone());
+    attachment.policy_pending = true;
+    Some(Begun { index, known })
+}
+
+/// Removes the mark of an update that succeeded.
+fn end(entry: &mut Entry, index: usize) {
+    let policy = &mut entry.plan.delegates[index].policy;
+    *policy = policy.take().filter(|policy| !policy.is_open());
+    entry.attachments[index].policy_pending = false;
+}
+
+/// Compares the rules of every attachment with the kernel's, and restores those that were changed. The caller holds the
+/// sandbox's lock. Returns the restored attachments, and those that could not be restored.
+pub(super) fn verify(invoker: &PluginInvoker, entry: &Entry) -> [PolicyOutcome; 2] {
+    let (mut restored, mut failed) = (PolicyOutcome::default(), PolicyOutcome::default());
+    for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {
+        if delegate.policy.is_none() || attachment.state != State::Attached || attachment.policy_pending {
+            continue;
+        }
+        let difference = match enforcement::difference(invoker, entry, delegate) {
+            Ok(None) => continue,
+            Ok(Some(difference)) => difference,
+            Err(error) => {
+                failed.add(delegate, error);
+                continue;
+            }
+        };
+        match enforcement::restore(invoker, entry, delegate) {
+            Ok(()) => {
+                let why = format!("another program changed the rules of network policies: {difference}");
+                restored.add(delegate, Error::internal(why).details("weft restored them"));
+            }
+            Err(error) => failed.add(delegate, error.context("restore the rules of network policies")),
+        }
+    }
+    [restored, failed]
+}
+
+// === impl PolicyOutcome ===
+
+impl PolicyOutcome {
+    fn add(&mut self, delegate: &Delegate, error: Error) {
+        let Delegate { ifname, network, .. } = delegate;
+        self.wrong.push(ifname.clone());
+        self.errors.push(error.context(format_args!("{ifname} ({network})")));
+    }
+}

@@ -1,0 +1,491 @@
+//! Tests of network policies of running pods: tasks that replace the rules, a kill at every step of them, and rules that
+//! another program changed.
+//!
+//! ```text
+//!   db 10.9.0.11 ──┬── network "data" (fd00:9::11, …)      policies: in the tasks, as `weft executor` runs them
+//!   web 10.9.0.12 ─┘
+//! ```
+//!
+//! Source: the invariants of `crates/weft-cni/src/meta_plugin/policy_update.rs`.
+
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rig::cluster::{MANIFESTS, NAMESPACE, bridge, configuration};
+use rig::traffic::{Transport, outside, reached};
+use rig::{Cluster, assert_nothing_left, assert_pod_unchanged, refusal};
+use serde_json::{Value, json};
+use testkit::{Attachment, Feature, Finished, Host, Netns, Pod, host};
+
+/// Pods in the order of their addresses, which begin with 10.9.0.11.
+const PODS: [&str; 2] = ["db", "web"];
+const DB: &str = "10.9.0.11";
+const WEB: &str = "10.9.0.12";
+/// Address of no pod.
+const OTHER: &str = "10.9.0.99";
+/// Exit code of the killer if it killed the program.
+const KILLED: i32 = 200;
+/// Upper bound of the steps of a task.
+const STEPS_MAX: usize = 200;
+/// Number of updates during which packets are sent.
+const UPDATES: usize = 50;
+
+fn weft() -> Value {
+    configuration(&bridge("pods", 8))
+}
+
+fn network(plugin: &str) -> Value {
+    let mut first = json!({ "type": plugin, "capabilities": { "ips": true }, "ipam": {
+        "type": "host-local",
+        "ranges": [[{ "subnet": "10.9.0.0/24" }], [{ "subnet": "fd00:9::/64" }]],
+    }});
+    match plugin {
+        "bridge" => first["bridge"] = "br9".into(),
+        "macvlan" => first["master"] = "up0".into(),
+        _ => {}
+    }
+    json!({ "cniVersion": "1.1.0", "name": "data", "plugins": [first] })
+}
+
+/// Two attached pods.
+struct Pods<'a> {
+    host: &'a Host,
+    cluster: Cluster<'a>,
+    db: Pod,
+    web: Pod,
+}
+
+impl<'a> Pods<'a> {
+    fn new(host: &'a Host, plugin: &str) -> Pods<'a> {
+        let cluster = Cluster::new(host);
+        host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]);
+        cluster.definition("data", &network(plugin));
+        for (index, name) in PODS.iter().enumerate() {
+            let ips = json!([format!("10.9.0.{}/24", 11 + index), format!("fd00:9::{}/64", 11 + index)]);
+            cluster.pod(name, json!([{ "name": "data", "ips": ips }]));
+        }
+        let [db, web] = PODS.map(|name| host.pod(name));
+        Pods { host, cluster, db, web }
+    }
+
+    fn attachment(&self, pod: &Pod) -> Attachment<'a> {
+        self.cluster.attachment(pod)
+    }
+
+    fn attach(&self, pod: &Pod) {
+        self.attachment(pod).add(&weft()).success();
+        for family in ["-4", "-6"] {
+            let shown = || pod.run(["ip", family, "-o", "address", "show", "dev", "net1"]);
+            rig::machine::until("the addresses", || (!shown().contains("tentative")).then_some(()));
+        }
+    }
+
+    /// Returns the task that gives the attachment of `db` these policies; null for none.
+    fn update(&self, policy: &Value) -> Value {
+        let attachment =
+            json!({ "ifname": "net1", "network": format!("{NAMESPACE}/data"), "policy": policy });
+        json!({ "updatePolicy": { "container": self.db.container_id(), "uid": "", "attachments": [attachment] } })
+    }
+
+    /// Returns the task that compares the rules of a pod.
+    fn verification(&self) -> Value {
+        json!({ "verifyPolicy": { "container": self.db.container_id(), "uid": "" } })
+    }
+
+    /// Runs a task through `words`, as `weft executor` does.
+    fn run_through(&self, words: &[&str], task: &Value) -> Finished {
+        let batch = json!({
+            "version": 1,
+            "taskBatch": { "configuration": weft(), "flavour": "weft", "tasks": [task] },
+        })
+        .to_string();
+        let framed =
+            [&u32::try_from(batch.len()).expect("a length").to_be_bytes(), batch.as_bytes()].concat();
+        let weft_cni = testkit::binary("weft-cni").display().to_string();
+        let mut line = words.iter().copied().chain([weft_cni.as_str(), "run-tasks"]);
+        let command = self.host.command(line.next().expect("a program")).args(line);
+        command.stdin(framed).finish()
+    }
+
+    /// Runs a task, without an agent for its report.
+    #[track_caller]
+    fn run(&self, task: &Value) {
+        let Finished { code, stderr, .. } = self.run_through(&[], task);
+        let is_unreported =
+            stderr.starts_with("weft-cni: agent /run/weft/agent.sock:") && !stderr.contains(';');
+        assert!(code == Some(0) || is_unreported, "{task}: {code:?} {stderr}");
+    }
+
+    /// Kills a task before step `place`. Returns `None` if the task ended before.
+    fn killed(&self, task: &Value, place: usize) -> Option<String> {
+        let killer = testkit::binary("weft-test-killer").display().to_string();
+        let Finished { code, stderr, .. } = self.run_through(&[&killer, &place.to_string()], task);
+        (code == Some(KILLED)).then(|| format!("step {place}, {}", stderr.trim_end()))
+    }
+
+    /// Whether `web` reaches `db` at a UDP port, with IPv4 and IPv6.
+    #[track_caller]
+    fn reaches(&self, port: u16) -> bool {
+        let [four, six] = [DB.to_owned(), "[fd00:9::11]".to_owned()].map(|address| {
+            let at = format!("{address}:{port}");
+            reached(Transport::Udp, &self.web, &at, &self.db, &at).is_some()
+        });
+        assert_eq!(four, six, "IPv4 and IPv6 differ at port {port}");
+        four
+    }
+
+    /// Returns the namespace with the rules.
+    fn namespace(&self, plugin: &str) -> &Netns {
+        if plugin == "ptp" { self.host } else { &self.db }
+    }
+
+    /// Returns the chains of attachments, on the host and in the pod.
+    fn chains(&self) -> Vec<String> {
+        let list = |netns: &Netns| netns.command("nft").args(["list", "chains"]).finish().success().stdout;
+        let both = list(self.host) + &list(&self.db);
+        let chains = both.lines().filter_map(|line| line.trim().strip_prefix("chain "));
+        chains
+            .filter(|name| name.contains("gress-"))
+            .map(|name| name.trim_end_matches(" {").to_owned())
+            .collect()
+    }
+
+    /// Returns the policy of `db` in the journal, and whether its update is pending.
+    fn recorded(&self) -> (Value, bool) {
+        let entry = self.cluster.entry(&self.db).expect("an entry");
+        let pending = entry["attachments"][1]["policyPending"].as_bool().unwrap_or_default();
+        (entry["plan"]["delegates"][1]["policy"].clone(), pending)
+    }
+}
+
+/// Returns policies that isolate both directions. `ports` of `peers` are reachable, and everything may be sent to `peers`.
+fn policy(peers: &[&str], ports: &[u16]) -> Value {
+    let range = |port: &u16| json!({ "protocol": "UDP", "first": port, "last": port });
+    let rule = |ports: Vec<Value>| {
+        let mut rule = json!({ "policy": "blue/p", "rule": 0, "peers": { "only": { "set": "peers" } } });
+        if !ports.is_empty() {
+            rule["ports"] = ports.into();
+        }
+        rule
+    };
+    let six = peers.iter().map(|peer| peer.replace("10.9.0.", "fd00:9::"));
+    let peers: Vec<String> = peers.iter().map(|peer| (*peer).to_owned()).chain(six).collect();
+    json!({
+        "ingress": { "rules": [rule(ports.iter().map(range).collect())] },
+        "egress": { "rules": [rule(Vec::new())] },
+        "sets": { "peers": peers },
+    })
+}
+
+/// Ends the senders of a test, also if it fails.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn update_and_release(host: &Host, plugin: &str) {
+    let pods = Pods::new(host, plugin);
+    pods.attach(&pods.web);
+    // The objects that all pods share, and the table.
+    pods.attach(&pods.db);
+    pods.run(&pods.update(&policy(&[WEB], &[1])));
+    pods.attachment(&pods.db).del(&weft()).success();
+    let (before, inside) = (host.snapshot(), pods.db.snapshot());
+    pods.attach(&pods.db);
+    let check = || pods.attachment(&pods.db).check(&weft());
+    assert!(pods.reaches(53) && pods.chains().is_empty(), "{plugin}: no policy");
+    pods.run(&pods.update(&policy(&[WEB], &[53])));
+    check().success();
+    assert!(pods.reaches(53) && !pods.reaches(54), "{plugin}: isolated");
+    assert_eq!(pods.recorded(), (policy(&[WEB], &[53]), false));
+    // Another port is another rule; another peer is another content of the same set.
+    pods.run(&pods.update(&policy(&[WEB], &[54])));
+    assert!(!pods.reaches(53) && pods.reaches(54), "{plugin}: another rule");
+    pods.run(&pods.update(&policy(&[OTHER], &[54])));
+    check().success();
+    assert!(!pods.reaches(54), "{plugin}: another peer");
+    pods.run(&pods.update(&policy(&[WEB, OTHER], &[54])));
+    assert!(pods.reaches(54), "{plugin}: one peer more");
+    // One direction less, then none.
+    let mut one = policy(&[], &[]);
+    one.as_object_mut().expect("an object").remove("ingress");
+    pods.run(&pods.update(&one));
+    check().success();
+    assert!(pods.reaches(54) && pods.chains().len() == 1, "{plugin}: {:?}", pods.chains());
+    pods.run(&pods.update(&Value::Null));
+    check().success();
+    assert!(pods.reaches(53) && pods.chains().is_empty(), "{plugin}: {:?}", pods.chains());
+    assert_eq!(pods.recorded(), (Value::Null, false));
+    pods.run(&pods.update(&policy(&[WEB], &[53])));
+    pods.attachment(&pods.db).del(&weft()).success();
+    assert_nothing_left(plugin, host, &before);
+    assert_pod_unchanged(plugin, &pods.db, &inside);
+}
+
+#[test]
+fn network_policy_update_isolates_and_releases_on_bridge() {
+    update_and_release(&host!(Feature::Bridge, Feature::NftInet), "bridge");
+}
+
+#[test]
+fn network_policy_update_isolates_and_releases_on_ptp() {
+    update_and_release(&host!(Feature::Veth, Feature::Bridge, Feature::NftInet), "ptp");
+}
+
+#[test]
+fn network_policy_update_isolates_and_releases_on_macvlan() {
+    let host = host!(Feature::Macvlan, Feature::Bridge, Feature::NftInet);
+    let _outside = outside(&host);
+    update_and_release(&host, "macvlan");
+}
+
+/// Sends packets to `db` during updates: without a pause to a port that no policy allows, and numbered packets to a port that
+/// all of them allow.
+fn updates_under_load(host: &Host, plugin: &str) {
+    let pods = Pods::new(host, plugin);
+    pods.attach(&pods.web);
+    pods.attach(&pods.db);
+    pods.run(&pods.update(&policy(&[WEB], &[53])));
+    let socket = |pod: &Pod, at: String| pod.within(move || UdpSocket::bind(at)).expect("a socket");
+    let [forbidden, allowed] = [9999, 53].map(|port| socket(&pods.db, format!("0.0.0.0:{port}")));
+    forbidden.set_nonblocking(true).expect("not to wait");
+    allowed.set_read_timeout(Some(Duration::from_millis(300))).expect("a timeout");
+    let [from, numbered] = [0, 0].map(|port: u16| socket(&pods.web, format!("0.0.0.0:{port}")));
+    let is_over = AtomicBool::new(false);
+    let (sent, received) = std::thread::scope(|scope| {
+        let (is_over, numbered, from, allowed) = (&is_over, &numbered, &from, &allowed);
+        scope.spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                let _ = from.send_to(b"forbidden", (DB, 9999));
+            }
+        });
+        let sender = scope.spawn(move || {
+            let mut count = 0_u64;
+            while !is_over.load(Ordering::Relaxed) {
+                count += u64::from(numbered.send_to(&count.to_be_bytes(), (DB, 53)).is_ok());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            count
+        });
+        // Reads all the time, because the queue of the socket is short.
+        let receiver = scope.spawn(move || {
+            let (mut count, mut is_last) = (0_u64, false);
+            loop {
+                match allowed.recv(&mut [0; 64]) {
+                    Ok(_) => count += 1,
+                    Err(_) if is_last => return count,
+                    Err(_) => is_last = is_over.load(Ordering::Relaxed),
+                }
+            }
+        });
+        let end = End(is_over);
+        for round in 0..UPDATES {
+            let next = match round % 4 {
+                0 => policy(&[WEB, OTHER], &[53]),
+                1 => policy(&[WEB], &[53, 54]),
+                2 => policy(&[OTHER, WEB], &[53, 55]),
+                _ => policy(&[WEB], &[53]),
+            };
+            pods.run(&pods.update(&next));
+        }
+        drop(end);
+        (sender.join().expect("a number"), receiver.join().expect("a number"))
+    });
+    let passed = std::iter::from_fn(|| forbidden.recv(&mut [0; 64]).ok()).count();
+    assert_eq!(passed, 0, "{plugin}: forbidden packets passed");
+    assert!(sent > UPDATES as u64, "{plugin}: {sent} packets were sent");
+    assert_eq!(received, sent, "{plugin}: allowed packets were dropped");
+    pods.run(&pods.update(&Value::Null));
+    assert!(pods.reaches(9998), "{plugin}: the packets reach the pod without a policy");
+}
+
+#[test]
+fn network_policy_update_never_leaves_a_packet_without_rules() {
+    for plugin in ["bridge", "ptp"] {
+        updates_under_load(&host!(Feature::Veth, Feature::Bridge, Feature::NftInet), plugin);
+    }
+}
+
+/// Runs an update that is killed before each of its steps, from one policy to another. The old or the new rules are in
+/// force, the same task completes, and a DEL leaves nothing.
+fn kill_at_every_step(plugin: &str, old: &Value, new: &Value) {
+    let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+    let pods = Pods::new(&host, plugin);
+    pods.attach(&pods.db);
+    pods.run(&pods.update(&policy(&[WEB], &[1])));
+    pods.attachment(&pods.db).del(&weft()).success();
+    let (before, inside) = (host.snapshot(), pods.db.snapshot());
+    let [is_old, is_new] = [old, new].map(|policy| rules(&pods, plugin, policy));
+    for place in 1..STEPS_MAX {
+        for repeats in [true, false] {
+            pods.attachment(&pods.db).add(&weft()).success();
+            pods.run(&pods.update(old));
+            let killed = pods.killed(&pods.update(new), place);
+            let label = killed.clone().unwrap_or_else(|| "at its end".to_owned());
+            let shown = listed(&pods, plugin);
+            assert!(shown == is_old || shown == is_new, "{plugin}, {label}: {shown}");
+            let (recorded, is_pending) = pods.recorded();
+            let is_open = |policy: &Value| policy.get("ingress").is_none();
+            if shown != is_old {
+                assert!(recorded == *new || (is_pending && is_open(&recorded)), "{label}: {recorded}");
+            }
+            if repeats {
+                pods.run(&pods.update(new));
+                assert_eq!((pods.recorded(), listed(&pods, plugin)), ((new.clone(), false), is_new.clone()));
+                pods.attachment(&pods.db).check(&weft()).success();
+            } else if is_pending {
+                let (_, message) = refusal(&pods.attachment(&pods.db).check(&weft()));
+                assert!(message.contains("an update of the rules has not ended"), "{label}: {message}");
+            }
+            pods.attachment(&pods.db).del(&weft()).success();
+            assert_nothing_left(&label, &host, &before);
+            assert_pod_unchanged(&label, &pods.db, &inside);
+            if killed.is_none() && !repeats {
+                assert!(place > 8, "only {place} steps: does the killer see all steps?");
+                return;
+            }
+        }
+    }
+    panic!("an update takes more than {STEPS_MAX} steps")
+}
+
+/// Returns the rules that a policy gives `db`.
+fn rules(pods: &Pods<'_>, plugin: &str, policy: &Value) -> String {
+    pods.attachment(&pods.db).add(&weft()).success();
+    pods.run(&pods.update(policy));
+    let listed = listed(pods, plugin);
+    pods.attachment(&pods.db).del(&weft()).success();
+    listed
+}
+
+/// Returns the chains and sets of attachments, without counters.
+fn listed(pods: &Pods<'_>, plugin: &str) -> String {
+    let table = ["-s", "list", "table", "inet", "weft-policy"];
+    let listed = pods.namespace(plugin).command("nft").args(table).finish();
+    // The base chains stay on the host after the last attachment.
+    let parts = listed.stdout.split("\n\n").filter(|part| part.contains("gress-"));
+    parts.collect::<Vec<_>>().join("\n").replace("table inet weft-policy {\n", "")
+}
+
+#[test]
+fn network_policy_update_killed_at_every_step() {
+    for plugin in ["bridge", "ptp"] {
+        kill_at_every_step(plugin, &policy(&[WEB], &[53]), &policy(&[OTHER], &[53, 54]));
+    }
+}
+
+#[test]
+fn network_policy_update_of_sets_killed_at_every_step() {
+    kill_at_every_step("ptp", &policy(&[WEB], &[53]), &policy(&[OTHER, WEB], &[53]));
+}
+
+#[test]
+fn network_policy_first_update_killed_at_every_step() {
+    for plugin in ["bridge", "ptp"] {
+        kill_at_every_step(plugin, &Value::Null, &policy(&[WEB], &[53]));
+    }
+}
+
+#[test]
+fn network_policy_last_update_killed_at_every_step() {
+    for plugin in ["bridge", "ptp"] {
+        kill_at_every_step(plugin, &policy(&[WEB], &[53]), &Value::Null);
+    }
+}
+
+#[test]
+fn network_policy_update_ends_established_connections() {
+    for plugin in ["bridge", "ptp"] {
+        let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+        let pods = Pods::new(&host, plugin);
+        pods.attach(&pods.web);
+        pods.attach(&pods.db);
+        let allowed = json!({ "ingress": { "rules": [
+            { "policy": "blue/p", "rule": 0, "peers": { "only": { "set": "peers" } } },
+        ] }, "sets": { "peers": [WEB] } });
+        pods.run(&pods.update(&allowed));
+        let listener = |port: u16| pods.db.within(move || TcpListener::bind((DB, port))).expect("a listener");
+        let connect = |port: u16| {
+            let (listener, to) = (listener(port), (DB, port));
+            let client = pods.web.within(move || TcpStream::connect(to)).expect("a connection");
+            let (server, _) = listener.accept().expect("a client");
+            server.set_read_timeout(Some(Duration::from_millis(700))).expect("a timeout");
+            (client, server)
+        };
+        let exchange = |(client, server): &mut (TcpStream, TcpStream)| {
+            use std::io::{Read, Write};
+            client.write_all(b"a").expect("sent");
+            server.read(&mut [0; 8]).is_ok()
+        };
+        let (mut ended, mut kept) = (connect(5432), connect(80));
+        assert!(exchange(&mut ended) && exchange(&mut kept), "{plugin}");
+        let mut narrow = allowed;
+        narrow["ingress"]["rules"][0]["ports"] = json!([{ "protocol": "TCP", "first": 80, "last": 80 }]);
+        pods.run(&pods.update(&narrow));
+        assert!(exchange(&mut kept), "{plugin}: an allowed connection continues");
+        assert!(!exchange(&mut ended), "{plugin}: a forbidden connection continues");
+    }
+}
+
+#[test]
+fn network_policy_changed_rules_are_restored() {
+    for plugin in ["bridge", "ptp"] {
+        let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+        let pods = Pods::new(&host, plugin);
+        pods.attach(&pods.web);
+        pods.attach(&pods.db);
+        pods.run(&pods.update(&policy(&[WEB], &[53])));
+        let netns = pods.namespace(plugin);
+        let chain = pods.chains().into_iter().find(|name| name.starts_with("ingress-")).expect("a chain");
+        let table = "inet weft-policy";
+        let mut attacks = vec![
+            format!("flush chain {table} {chain}"),
+            format!("insert rule {table} prerouting accept; insert rule {table} postrouting accept"),
+            format!("add rule {table} {chain} accept"),
+        ];
+        if plugin == "bridge" {
+            attacks.extend([
+                "flush ruleset".to_owned(),
+                format!("delete table {table}"),
+                format!("add chain {table} ingress-x; insert rule {table} ingress-x jump {chain}; \
+                         flush chain {table} prerouting"),
+                format!("delete element {table} links-in {{ net1 }}; add element {table} links-in {{ net1 : accept }}"),
+            ]);
+        }
+        for attack in attacks {
+            netns.run(["nft", &attack]);
+            refusal(&pods.attachment(&pods.db).check(&weft()));
+            let finished = pods.run_through(&[], &pods.verification());
+            assert!(finished.stderr.contains("agent"), "{plugin}, {attack}: no report: {finished}");
+            pods.attachment(&pods.db).check(&weft()).success();
+            assert!(pods.reaches(53) && !pods.reaches(54), "{plugin}, {attack}");
+            // Without a change there is no report.
+            assert_eq!(pods.run_through(&[], &pods.verification()).code, Some(0), "{plugin}, {attack}");
+        }
+        pods.attachment(&pods.db).del(&weft()).success();
+    }
+}
+
+#[test]
+fn network_policy_update_of_another_pod_or_network_does_nothing() {
+    let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+    let pods = Pods::new(&host, "ptp");
+    pods.attach(&pods.db);
+    let before = pods.cluster.entry(&pods.db);
+    for (key, value) in [("uid", "other"), ("container", "other")] {
+        let mut task = pods.update(&policy(&[WEB], &[53]));
+        task["updatePolicy"][key] = value.into();
+        pods.run(&task);
+    }
+    for (key, value) in [("network", "blue/other"), ("ifname", "net2")] {
+        let mut task = pods.update(&policy(&[WEB], &[53]));
+        task["updatePolicy"]["attachments"][0][key] = value.into();
+        pods.run(&task);
+    }
+    assert!(pods.chains().is_empty() && pods.cluster.entry(&pods.db) == before);
+    assert!(host.read(format!("{MANIFESTS}/pod-db.json")).is_some());
+}
