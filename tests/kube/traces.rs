@@ -193,6 +193,50 @@ fn trace_of_an_add_contains_plan_and_plugins_over_http() {
     until("metrics", || agent.metric(sent).filter(|count| *count >= tree.0.len() as f64));
 }
 
+/// Records of a pod in the history of the node.
+fn history(agent: &Agent, pod: &str, words: &[&str]) -> String {
+    let weft = testkit::binary("weft");
+    let line = [text(&weft), "history", "-n", "blue", pod];
+    agent.machine.run(line.into_iter().chain(words.iter().copied()))
+}
+
+#[test]
+fn trace_id_is_in_the_history_and_in_the_trace_of_the_runtime() {
+    let (agent, receiver) = node!();
+    receive(&agent, &receiver, "take");
+    restart(&agent, &[SOON], &["--otlp-endpoint", &format!("http://127.0.0.1:{HTTP}")]);
+    let uid = agent.pod("web", &json!({ NETWORKS: "net-a" }));
+    let sandbox = agent.machine.pod("web");
+    agent.attachment(&sandbox, "web", &uid).add(&node_configuration()).success();
+    let id = hex(&Tree::of(&agent, "web").root()["traceId"]);
+    let shown = history(&agent, "web", &["--timeline"]);
+    assert!(shown.lines().any(|line| line == format!("trace {id}")), "{id} is not in {shown}");
+
+    // The runtime traces the call: the spans of the agent are children of its span.
+    let (trace, span) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
+    let add = |pod: &str, flags: &str| {
+        let uid = agent.pod(pod, &json!({ NETWORKS: "net-a" }));
+        let sandbox = agent.machine.pod(pod);
+        let mut call = agent.attachment(&sandbox, pod, &uid);
+        let wrapped = ["env".to_owned(), format!("TRACEPARENT=00-{trace}-{span}-{flags}")];
+        call.through = call.through.into_iter().chain(wrapped).collect();
+        call.add(&node_configuration()).success();
+    };
+    add("traced", "01");
+    let tree = Tree::of(&agent, "traced");
+    assert!(tree.0.iter().all(|span| hex(&span["traceId"]) == trace), "{:?}", tree.0);
+    let adds: Vec<&Value> = tree.0.iter().filter(|span| span["name"] == "CNI ADD").collect();
+    assert_eq!(adds.iter().map(|add| hex(&add["parentSpanId"])).collect::<Vec<_>>(), [span]);
+    assert!(history(&agent, "traced", &["--timeline"]).contains(&format!("trace {trace}")));
+
+    // A trace that the runtime does not sample is not exported, and its id is that of the runtime.
+    add("unsampled", "00");
+    work(&agent, "later", 1);
+    Tree::of(&agent, "later");
+    assert!(!agent.machine.log(COLLECTOR).contains("\"unsampled\""), "{}", agent.machine.log(COLLECTOR));
+    assert!(history(&agent, "unsampled", &["--timeline"]).contains(&format!("trace {trace}")));
+}
+
 /// Converts an id: protobuf's JSON has base64, OpenTelemetry writes hexadecimal digits.
 fn hex(base64: &Value) -> String {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

@@ -134,6 +134,7 @@ async fn verdict(planner: &Planner, node: &NodeInput, entry: &Entry) -> Verdict 
         ifname: entry.ifname.clone(),
         node: node.clone(),
         began: 0,
+        trace_parent: String::new(),
         purpose: Purpose::Attach,
     };
     let plan = match planner.plan(&request, &entry.held()).await {

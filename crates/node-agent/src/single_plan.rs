@@ -54,7 +54,7 @@ pub fn plan(
         kubeconfig: kubeconfig.map(|path| path.display().to_string()),
     };
     let tasks = if plan.pod.uid.is_empty() { Vec::new() } else { vec![publish] };
-    Ok(PlanResponse { plan, tasks })
+    Ok(PlanResponse { plan, tasks, trace: String::new() })
 }
 
 /// Checks that a kubeconfig's credentials can read what a plan needs.

@@ -255,7 +255,8 @@ impl<H: RequestHandler> Exchanges<H> {
                 let microseconds = started.elapsed().as_micros();
                 info!(networks = plan.delegates.len(), microseconds, "sandbox planned");
                 self.answered("planned", started);
-                Response::Plan(Box::new(PlanResponse { plan, tasks: self.handler.due_tasks() }))
+                let trace = trace.as_ref().and_then(Trace::exported_id).unwrap_or_default();
+                Response::Plan(Box::new(PlanResponse { plan, tasks: self.handler.due_tasks(), trace }))
             }
             Err(error) => {
                 warn!(code = error.code, %error, "plan refused");

@@ -7,6 +7,7 @@
 //!            └─ network-status    the agent, once the API server accepted it
 //! ```
 //!
+//! - A trace context of the runtime is the parent of the whole trace, which then has the runtime's trace id.
 //! - Traces are exported only on request, and nothing is kept for them otherwise.
 //! - No request waits for a collector: spans go into a bounded queue, which a thread empties. Spans beyond it are dropped.
 //! - Times that weft-cni reports are not trusted: they are limited to the possible range.
@@ -16,15 +17,17 @@
 mod collector;
 mod otlp_client;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cni::Error;
 use cni::name::ContainerId;
+use opentelemetry::propagation::TextMapPropagator as _;
 use opentelemetry::trace::{Span as _, SpanContext, SpanKind, Status, TraceContextExt as _, Tracer as _};
 use opentelemetry::trace::{SpanBuilder, TracerProvider as _};
 use opentelemetry::{Context, KeyValue};
+use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 use rpc::plan::{AttachmentReport, PlanReport, PlanRequest, PluginCall};
 
@@ -75,9 +78,9 @@ impl Traces {
         Ok(Some(Traces { provider, tracer, open: Mutex::default() }))
     }
 
-    /// Begins the trace of a plan request.
+    /// Begins the trace of a plan request: a part of the runtime's trace, if the request names one.
     pub fn begin(&self, request: &PlanRequest, arrived: SystemTime) -> Trace {
-        let PlanRequest { pod, container, ifname, node: _, began, purpose: _ } = request;
+        let PlanRequest { pod, container, ifname, node: _, began, trace_parent, purpose: _ } = request;
         let attributes = [
             KeyValue::new("k8s.namespace.name", pod.namespace.clone()),
             KeyValue::new("k8s.pod.name", pod.name.clone()),
@@ -91,7 +94,7 @@ impl Traces {
         let began = if possible { began } else { arrived };
         let builder = SpanBuilder::from_name("CNI ADD").with_kind(SpanKind::Server);
         let builder = builder.with_start_time(began).with_attributes(attributes);
-        let root = self.tracer.build_with_context(builder, &Context::new());
+        let root = self.tracer.build_with_context(builder, &context_of(trace_parent));
         let context = Context::new().with_remote_span_context(root.span_context().clone());
         let mut open = self.open();
         open.retain(|(known, _)| known != container);
@@ -146,6 +149,11 @@ impl Trace {
     /// Returns the trace id.
     pub fn id(&self) -> String {
         self.root.span_context().trace_id().to_string()
+    }
+
+    /// Returns the trace id, if the sampler selected the trace for export.
+    pub fn exported_id(&self) -> Option<String> {
+        self.root.span_context().is_sampled().then(|| self.id())
     }
 
     /// Adds the span of planning; a refusal ends the trace.
@@ -211,6 +219,12 @@ impl Trace {
             span.set_attribute(code.clone());
         }
     }
+}
+
+/// Returns the context of a `traceparent`; an invalid one has no trace.
+fn context_of(trace_parent: &str) -> Context {
+    let fields = HashMap::from([("traceparent".to_owned(), trace_parent.to_owned())]);
+    TraceContextPropagator::new().extract_with_context(&Context::new(), &fields)
 }
 
 fn shortened(text: &str) -> String {

@@ -24,6 +24,9 @@ pub struct PlanRequest {
     pub node: NodeInput,
     /// Start of the runtime's call, in microseconds of Unix time, for traces.
     pub began: u64,
+    /// Trace context of the runtime's call (`traceparent` of W3C Trace Context); empty if it passed none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub trace_parent: String,
     /// Use of the plan.
     #[serde(default, skip_serializing_if = "Purpose::is_attach")]
     pub purpose: Purpose,
@@ -50,6 +53,9 @@ pub struct PlanResponse {
     /// must not cost the pod its plan.
     #[serde(deserialize_with = "task::known")]
     pub tasks: Vec<Task>,
+    /// Id of the trace that the planner exports of this call; empty if it exports none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub trace: String,
 }
 
 /// Report of an executed plan, for metrics and traces alone.
@@ -120,8 +126,8 @@ impl Purpose {
 // === impl PlanResponse ===
 
 impl PlanResponse {
-    /// Returns a plan without tasks.
+    /// Returns a plan without tasks and without a trace.
     pub fn without_tasks(plan: Plan) -> PlanResponse {
-        PlanResponse { plan, tasks: Vec::new() }
+        PlanResponse { plan, tasks: Vec::new(), trace: String::new() }
     }
 }

@@ -85,6 +85,7 @@ fn rpc_plan_messages_have_the_documented_form() {
         ifname: ifname("eth0"),
         node: node(),
         began: 1_764_072_000_000_000,
+        trace_parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into(),
         purpose: Purpose::Attach,
     };
     let mut manifests = Collection::default();
@@ -119,7 +120,8 @@ fn rpc_plan_messages_have_the_documented_form() {
         error: None,
     };
     assert_form("plan-request", &Request::Plan(Box::new(request)));
-    let response = PlanResponse { plan, tasks: vec![take_down] };
+    let response =
+        PlanResponse { plan, tasks: vec![take_down], trace: "4bf92f3577b34da6a3ce929d0e0e4736".into() };
     assert_form("plan-response", &Response::Plan(Box::new(response)));
     assert_form("plan-report", &Request::PlanReport(report));
     let refused = Error::new(code::UNKNOWN_CONTAINER, "pod blue/web is not in the cluster");

@@ -251,10 +251,11 @@ fn allocate_response() -> impl Strategy<Value = AllocateResponse> {
 
 fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
-        (identity(), container(), ifname(), node(), any::<u64>(), any::<bool>()).prop_map(
-            |(pod, container, ifname, node, began, detaches)| {
+        (identity(), container(), ifname(), node(), any::<u64>(), text(), any::<bool>()).prop_map(
+            |(pod, container, ifname, node, began, trace_parent, detaches)| {
                 let purpose = if detaches { Purpose::Detach } else { Purpose::Attach };
-                Request::Plan(Box::new(PlanRequest { pod, container, ifname, node, began, purpose }))
+                let request = PlanRequest { pod, container, ifname, node, began, trace_parent, purpose };
+                Request::Plan(Box::new(request))
             }
         ),
         report().prop_map(Request::PlanReport),
@@ -267,8 +268,8 @@ fn request() -> impl Strategy<Value = Request> {
 
 fn response() -> impl Strategy<Value = Response> {
     prop_oneof![
-        (plan(), vec(task(), 0..3))
-            .prop_map(|(plan, tasks)| Response::Plan(Box::new(PlanResponse { plan, tasks }))),
+        (plan(), vec(task(), 0..3), text())
+            .prop_map(|(plan, tasks, trace)| Response::Plan(Box::new(PlanResponse { plan, tasks, trace }))),
         error().prop_map(Response::Refused),
         vec(task(), 0..3).prop_map(Response::Tasks),
         Just(Response::Accepted),

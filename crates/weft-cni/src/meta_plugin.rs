@@ -81,7 +81,8 @@ impl Weft {
         let mut planned = planning::plan(&node.configuration, call, &sandbox, self.0)?;
         let receiver = planned.take_report_receiver();
         node.invoker.start_recording();
-        let PlannedSandbox { plan, tasks, .. } = planned;
+        let PlannedSandbox { plan, tasks, trace, .. } = planned;
+        recorder.trace(&trace);
         logging::plan(&plan);
         for warning in &plan.warnings {
             log!("weft: {}", warning.fault);

@@ -80,6 +80,7 @@ fn plan(pod: &str) -> Request {
         ifname: IfName::new("eth0").unwrap(),
         node: node(),
         began: 0,
+        trace_parent: String::new(),
         purpose: rpc::plan::Purpose::Attach,
     }))
 }

@@ -45,6 +45,8 @@ pub(super) struct PlannedSandbox {
     pub(super) plan: Plan,
     /// Tasks of this node, to execute once the runtime has its answer.
     pub(super) tasks: Vec<Task>,
+    /// Id of the trace that the agent exports; empty if it exports none.
+    pub(super) trace: String,
     /// The connection, if an agent made the plan.
     agent: Option<UnixStream>,
 }
@@ -52,7 +54,7 @@ pub(super) struct PlannedSandbox {
 impl PlannedSandbox {
     /// Returns a plan that is not reported on.
     pub(super) fn of(plan: Plan) -> PlannedSandbox {
-        PlannedSandbox { plan, tasks: Vec::new(), agent: None }
+        PlannedSandbox { plan, tasks: Vec::new(), trace: String::new(), agent: None }
     }
 
     /// Takes the receiver of the report.
@@ -115,9 +117,9 @@ pub(super) fn plan(
     };
     match response {
         Response::Plan(response) => {
-            let PlanResponse { plan, tasks } = *response;
+            let PlanResponse { plan, tasks, trace } = *response;
             plan.expect_for(&sandbox, &pod).context(format_args!("agent {}", socket.display()))?;
-            Ok(PlannedSandbox { plan, tasks, agent })
+            Ok(PlannedSandbox { plan, tasks, trace, agent })
         }
         other => Err(other.into_error()),
     }

@@ -25,6 +25,8 @@ use crate::plugin_invoker::Run;
 const TRACE_PARENT: &str = "TRACEPARENT";
 /// Number of hexadecimal digits of a trace id.
 const TRACE_ID: usize = 32;
+/// Maximum length of a `traceparent`: version 00 has 55 bytes, later versions may append fields.
+const TRACE_PARENT_MAX: usize = 128;
 /// Verbs and tasks whose successes are recorded, too.
 const WITH_SUCCESSES: [&str; 4] = ["ADD", "DEL", TAKE_DOWN, CHANGE];
 /// Task that takes a sandbox down.
@@ -62,7 +64,7 @@ impl CallRecorder {
     /// Begins a record.
     pub(super) fn begin(verb: &str, pod: PodIdentity) -> CallRecorder {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let trace = std::env::var(TRACE_PARENT).ok().and_then(|value| trace_id(&value)).unwrap_or_default();
+        let trace = trace_parent().and_then(|value| trace_id(&value)).unwrap_or_default();
         let record =
             Record { time: microseconds(now), verb: verb.to_owned(), pod, trace, ..Record::default() };
         CallRecorder { started: Instant::now(), record, directory: None, stage: None, runs: Vec::new() }
@@ -78,6 +80,13 @@ impl CallRecorder {
     pub(super) fn pod(&mut self, pod: &PodIdentity) {
         if self.record.pod.name.is_empty() {
             self.record.pod = pod.clone();
+        }
+    }
+
+    /// Sets the id of the trace that the agent exports. It is that of the runtime's trace, if there is one.
+    pub(super) fn trace(&mut self, id: &str) {
+        if is_trace_id(id) {
+            self.record.trace = id.to_ascii_lowercase();
         }
     }
 
@@ -188,13 +197,22 @@ impl CallRecorder {
     }
 }
 
+/// Returns the `traceparent` that the runtime passed, if it is valid.
+pub(super) fn trace_parent() -> Option<String> {
+    let value = std::env::var(TRACE_PARENT).ok()?;
+    (value.len() <= TRACE_PARENT_MAX && trace_id(&value).is_some()).then_some(value)
+}
+
 /// Returns the trace id of a `traceparent`, `00-TRACE-SPAN-FLAGS`.
 fn trace_id(value: &str) -> Option<String> {
     let id = value.split('-').nth(1)?;
-    let is_valid = id.len() == TRACE_ID
+    is_trace_id(id).then(|| id.to_ascii_lowercase())
+}
+
+fn is_trace_id(id: &str) -> bool {
+    id.len() == TRACE_ID
         && id.bytes().all(|byte| byte.is_ascii_hexdigit())
-        && id.bytes().any(|byte| byte != b'0');
-    is_valid.then(|| id.to_ascii_lowercase())
+        && id.bytes().any(|byte| byte != b'0')
 }
 
 /// Appends a line to a file, which is renamed first if it is full.

@@ -30,6 +30,7 @@ use rpc::node_input::NodeInput;
 use rpc::plan::{PlanRequest, Purpose};
 
 use super::agent::{self, PlannedSandbox};
+use super::history;
 use crate::builtins;
 
 /// Prefix of weft's annotations. A pod with one of them is planned only by the agent or the planner process.
@@ -89,6 +90,7 @@ fn plan_for(
         ifname: sandbox.ifname.clone(),
         node: NodeInput::new(configuration, flavour, &disk),
         began: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64),
+        trace_parent: history::trace_parent().unwrap_or_default(),
         purpose,
     };
     let alone = || plan_without_cluster(node, &disk, pod, sandbox);
