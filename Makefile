@@ -18,13 +18,13 @@ build: setup bin/weft-cni bin/weft ## both programs, static and stripped, in bin
 # Directories of the builder, which panic messages of the programs must not contain. The last one that matches counts.
 CARGO_HOME ?= $(HOME)/.cargo
 SYSROOT = $(shell rustc --print sysroot)
-REMAP = $(HOME)=/builder $(CARGO_HOME)=/cargo $(SYSROOT)=/rust $(CURDIR)=/weft
+REMAP = $(HOME)=/builder $(CARGO_HOME)=/cargo $(SYSROOT)=/rust $(CURDIR)=/weft $(abspath $(CARGO_TARGET_DIR))=/weft/target
 comma := ,
 empty :=
 # These add to the flags in .cargo/config.toml. A variable RUSTFLAGS replaces both, and then the search below fails.
 RUSTC_FLAGS = [$(subst $(empty) ,$(comma),$(REMAP:%="--remap-path-prefix=%"))]
 
-FOREIGN = $(filter-out /,$(HOME)) $(CARGO_HOME) $(SYSROOT) $(CURDIR)
+FOREIGN = $(filter-out /,$(HOME)) $(CARGO_HOME) $(SYSROOT) $(CURDIR) $(abspath $(CARGO_TARGET_DIR))
 
 # One cargo call for each program, so that features which only the agent needs are not compiled into weft-cni.
 bin/weft-cni: PACKAGE := weft-cni
