@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use linux::link::Change;
 use linux::link::create::{NewKind, NewLink, Peer, Queues};
 use linux::route::{Existing, Route};
+use linux::sysctl::{self, Family};
 use linux::{Netns, Rtnl};
 
 use crate::call::{Container, SETTLING};
@@ -76,7 +77,14 @@ fn attach(
     let mut inside = netns.rtnl()?;
     let link = inside.link(ifname)?;
     inside.add_address(link.index, ifname, format!("10.{second}.0.2/24").parse()?)?;
-    inside.set_up(link.index, ifname)?;
+    // As the plugins. The kernel announces the addresses at once, and delivers the packets to each port of the bridge.
+    netns.run(|| {
+        [("accept_dad", "0"), ("ndisc_notify", "1")]
+            .iter()
+            .try_for_each(|(key, value)| sysctl::write_interface(Family::V6, ifname, key, value))
+    })??;
+    let up = Change { up: Some(true), arp_notify: Some(true), ..Change::default() };
+    inside.change_link(link.index, ifname, &up)?;
     Ok(inside)
 }
 
