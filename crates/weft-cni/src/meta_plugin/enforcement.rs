@@ -19,7 +19,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni::network::Network;
-use cni::result::Success;
+use cni::result::{Interface, Success};
 use cni::{Error, address};
 use linux::conntrack::Conntrack;
 use linux::nft::{Batch, Family, Nft, Table};
@@ -70,7 +70,7 @@ pub(super) fn assign(directory: &Path, invoker: &PluginInvoker, entry: &mut Entr
 }
 
 /// Records the place and the names of the rules of one attachment.
-fn assign_one(
+pub(super) fn assign_one(
     directory: &Path,
     invoker: &PluginInvoker,
     entry: &mut Entry,
@@ -122,27 +122,36 @@ pub(super) fn verify(enforced: &Enforced, entry: &Entry, result: &Success) -> Re
         let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
         return verify_in_pod(&mut netns.rtnl().or_refused()?, place.link());
     }
-    let on_host = result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
-    let links: Vec<&str> = on_host.map(|interface| interface.name.as_str()).collect();
-    if !links.contains(&place.link()) {
+    let mut on_host = result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
+    if !on_host.any(|interface| interface.name == place.link()) {
         return Err(Error::internal(format!(
             "network policy: the host end is not {:?}, because another link has this name",
             place.link()
         )));
     }
-    let mut addresses: Vec<IpAddr> = result.ips.iter().map(|ip| ip.address.addr()).collect();
     let mut conntrack = Conntrack::open().or_refused()?;
-    for address in &addresses {
-        conntrack.forget_address(*address).or_refused()?;
-    }
-    if !addresses.is_empty() {
-        let inside = result.interfaces.iter().filter(|interface| !interface.sandbox.is_empty());
-        addresses.extend(inside.filter_map(|interface| link_local(&interface.mac)));
+    for ip in &result.ips {
+        conntrack.forget_address(ip.address.addr()).or_refused()?;
     }
     let mut batch = Batch::new();
-    ruleset.guard(&links, &addresses, place::bridges_track, &mut batch);
+    guard(ruleset, place, result, &mut batch);
     ruleset.let_replies_pass(&mut batch);
     commit(&mut place.nft(entry)?, batch)
+}
+
+/// Adds the operations that guard the addresses of an attachment whose rules are on the host.
+fn guard(ruleset: &Ruleset, place: &Place, result: &Success, batch: &mut Batch) {
+    if place.is_in_pod() {
+        return;
+    }
+    let (on_host, inside): (Vec<&Interface>, Vec<&Interface>) =
+        result.interfaces.iter().partition(|interface| interface.sandbox.is_empty());
+    let links: Vec<&str> = on_host.iter().map(|interface| interface.name.as_str()).collect();
+    let mut addresses: Vec<IpAddr> = result.ips.iter().map(|ip| ip.address.addr()).collect();
+    if !addresses.is_empty() {
+        addresses.extend(inside.iter().filter_map(|interface| link_local(&interface.mac)));
+    }
+    ruleset.guard(&links, &addresses, place::bridges_track, batch);
 }
 
 /// Returns the link-local address that the kernel gives an interface with this hardware address; RFC 4291, appendix A.

@@ -52,6 +52,11 @@ pub(super) fn update(
     if begun.is_empty() {
         return Ok(outcome);
     }
+    for Begun { index, .. } in &begun {
+        if entry.attachments[*index].rules.is_none() {
+            enforcement::assign_one(journal.directory(), invoker, entry, *index)?;
+        }
+    }
     journal.update(entry)?;
     for Begun { index, known } in begun {
         match enforcement::update(invoker, entry, index, known.as_ref()) {
@@ -87,14 +92,18 @@ fn begin(entry: &mut Entry, update: &PolicyUpdate) -> Option<Begun> {
 fn end(entry: &mut Entry, index: usize) {
     let policy = &mut entry.plan.delegates[index].policy;
     *policy = policy.take().filter(|policy| !policy.is_open());
-    entry.attachments[index].policy_pending = false;
+    let attachment = &mut entry.attachments[index];
+    attachment.policy_pending = false;
+    if entry.plan.delegates[index].policy.is_none() {
+        attachment.rules = None;
+    }
 }
 
 /// Compares the rules of every attachment with the kernel's, and restores those that were changed. The caller holds the
 /// sandbox's lock. Returns the restored attachments, and those that could not be restored.
 pub(super) fn verify(invoker: &PluginInvoker, entry: &Entry) -> [PolicyOutcome; 2] {
     let (mut restored, mut failed) = (PolicyOutcome::default(), PolicyOutcome::default());
-    for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {
+    for (index, (delegate, attachment)) in entry.plan.delegates.iter().zip(&entry.attachments).enumerate() {
         if delegate.policy.is_none() || attachment.state != State::Attached || attachment.policy_pending {
             continue;
         }
@@ -106,7 +115,7 @@ pub(super) fn verify(invoker: &PluginInvoker, entry: &Entry) -> [PolicyOutcome; 
                 continue;
             }
         };
-        match enforcement::restore(invoker, entry, delegate) {
+        match enforcement::restore(invoker, entry, index) {
             Ok(()) => {
                 let why = format!("another program changed the rules of network policies: {difference}");
                 restored.add(delegate, Error::internal(why).details("weft restored them"));

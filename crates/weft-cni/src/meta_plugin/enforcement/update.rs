@@ -21,9 +21,10 @@ use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use rpc::journal::{Entry, State};
 
-use super::place::{HOST_FAMILIES, Place};
-use super::ruleset::{AttachmentId, Ruleset, TABLE, Target};
-use super::{target, withdraw, withdraw_in_pod};
+use super::identity::{AttachmentId, TABLE};
+use super::place::Place;
+use super::ruleset::{Ruleset, Target};
+use super::{guard, target, withdraw_in_pod, withdraw_on_host};
 use crate::plugin_invoker::PluginInvoker;
 
 /// Puts the policies of an attachment in force. `known` are the policies whose rules are in force, if that is known.
@@ -45,15 +46,19 @@ pub(in super::super) fn update(
     let target = target(invoker, entry, delegate)?;
     require_link(&target.place, entry, &result)?;
     let ruleset = Ruleset::new(&target, policy);
-    let known = known.filter(|known| has_same_rules(known, policy)).map(|known| Ruleset::new(&target, known));
+    let rules = known.filter(|known| has_same_rules(known, policy)).map(|known| Ruleset::new(&target, known));
     let mut nft = target.place.nft(entry)?;
-    let replaced = ruleset.replace(&mut nft, &target.id, known.as_ref()).or_refused();
-    match (&replaced, &target.place) {
+    let replaced = ruleset.replace(&mut nft, &target.id, rules.as_ref(), |batch| {
+        guard(&ruleset, &target.place, &result, batch);
+    });
+    match replaced.or_refused() {
         // A process in the pod can make its rules irreplaceable, by rules of its own that refer to them.
-        (Err(_), Place::Pod { .. }) => rewrite(invoker, entry, &mut nft)?,
-        _ => replaced.map_err(|error| error.context("network policy"))?,
+        Err(_) if target.place.is_in_pod() => rewrite(invoker, entry, &mut nft)?,
+        replaced => replaced.map_err(|error| error.context("network policy"))?,
     }
-    forget_forbidden(&target, entry, &result, policy)
+    let isolated = |of: &AttachmentPolicy| [of.ingress.is_some(), of.egress.is_some()];
+    let unguarded = !target.place.is_in_pod() && known.is_none_or(|known| isolated(known) != isolated(policy));
+    forget_connections(&target, entry, &result, |own, flow| unguarded || is_forbidden(policy, own, flow))
 }
 
 /// Returns the first difference between the rules of an attachment and the kernel's.
@@ -75,21 +80,20 @@ pub(in super::super) fn difference(
 ///
 /// # Errors
 /// Nothing was changed.
-pub(in super::super) fn restore(
-    invoker: &PluginInvoker,
-    entry: &Entry,
-    delegate: &Delegate,
-) -> Result<(), Error> {
+pub(in super::super) fn restore(invoker: &PluginInvoker, entry: &Entry, index: usize) -> Result<(), Error> {
+    let delegate = &entry.plan.delegates[index];
     let Some(policy) = &delegate.policy else { return Ok(()) };
     let target = target(invoker, entry, delegate)?;
     let mut nft = target.place.nft(entry)?;
-    match &target.place {
-        Place::Pod { .. } => rewrite(invoker, entry, &mut nft),
-        _ => {
-            let replaced = Ruleset::new(&target, policy).replace(&mut nft, &target.id, None);
-            replaced.or_refused().map_err(|error| error.context("network policy"))
-        }
+    if target.place.is_in_pod() {
+        return rewrite(invoker, entry, &mut nft);
     }
+    let result = result_of(entry, index, delegate)?;
+    let ruleset = Ruleset::new(&target, policy);
+    let replaced = ruleset.replace(&mut nft, &target.id, None, |batch| {
+        guard(&ruleset, &target.place, &result, batch);
+    });
+    replaced.or_refused().map_err(|error| error.context("network policy"))
 }
 
 /// Whether the policies differ in the content of sets only.
@@ -106,12 +110,11 @@ fn result_of(entry: &Entry, index: usize, delegate: &Delegate) -> Result<Success
 /// Fails if the interface that the rules are about does not exist.
 fn require_link(place: &Place, entry: &Entry, result: &Success) -> Result<(), Error> {
     let link = place.link();
-    let is_there = match place {
-        Place::Pod { .. } => {
-            let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
-            netns.rtnl().or_refused()?.find_link(link).or_refused()?.is_some()
-        }
-        _ => result.interfaces.iter().any(|interface| interface.name == link && interface.sandbox.is_empty()),
+    let is_there = if place.is_in_pod() {
+        let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
+        netns.rtnl().or_refused()?.find_link(link).or_refused()?.is_some()
+    } else {
+        result.interfaces.iter().any(|interface| interface.name == link && interface.sandbox.is_empty())
     };
     if is_there {
         return Ok(());
@@ -123,59 +126,59 @@ fn require_link(place: &Place, entry: &Entry, result: &Success) -> Result<(), Er
 /// Removes the rules of an attachment that no policy selects any more.
 fn lift(entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
     let ids = [AttachmentId::of(entry, delegate)];
-    let in_pod = Place::Pod { link: delegate.ifname.to_string() };
+    let in_pod = Place::in_pod(delegate.ifname.as_str());
     if let Some(mut nft) = in_pod.find_nft(entry)? {
         withdraw_in_pod(&mut nft, in_pod.family(), &ids)?;
     }
-    let mut host = Nft::open().or_refused()?;
-    HOST_FAMILIES.iter().try_for_each(|family| withdraw(&mut host, *family, &ids))
+    withdraw_on_host(&mut Nft::open().or_refused()?, &ids)
 }
 
 /// Writes the table in the pod's namespace again, with the rules of all its attachments, in one transaction.
 fn rewrite(invoker: &PluginInvoker, entry: &Entry, nft: &mut Nft) -> Result<(), Error> {
     let mut batch = Batch::new();
-    let in_pod = Place::Pod { link: String::new() };
-    let table = Table::new(in_pod.family(), TABLE);
+    let table = Table::new(Place::in_pod("").family(), TABLE);
     batch.ensure_table(table).delete_table(table);
     for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {
         let Some(policy) = delegate.policy.as_ref().filter(|_| attachment.state == State::Attached) else {
             continue;
         };
         let target = target(invoker, entry, delegate)?;
-        if matches!(target.place, Place::Pod { .. }) {
+        if target.place.is_in_pod() {
             Ruleset::new(&target, policy).write(true, &mut batch);
         }
     }
     nft.commit(batch).or_refused().map_err(|error| error.context("network policy"))
 }
 
-/// Removes the tracked connections of an attachment that its policies forbid.
-fn forget_forbidden(
+/// Removes the tracked connections of an attachment that may not continue.
+///
+/// On the host these are all of them where a direction was not isolated before: its addresses were not guarded, so another
+/// pod may have forged packets with them.
+fn forget_connections(
     target: &Target,
     entry: &Entry,
     result: &Success,
-    policy: &AttachmentPolicy,
+    ends: impl Fn(IpAddr, &Flow) -> bool,
 ) -> Result<(), Error> {
+    let is_in_pod = target.place.is_in_pod();
     let forget = || -> Result<(), Error> {
-        let mut conntrack = match &target.place {
-            Place::Pod { .. } => {
-                Netns::open(Path::new(&entry.netns)).or_refused()?.conntrack().or_refused()?
-            }
-            _ => Conntrack::open().or_refused()?,
+        let mut conntrack = match is_in_pod {
+            true => Netns::open(Path::new(&entry.netns)).or_refused()?.conntrack().or_refused()?,
+            false => Conntrack::open().or_refused()?,
         };
         for ip in &result.ips {
             let own = ip.address.addr();
-            conntrack.forget_flows(own, |flow| is_forbidden(policy, own, flow)).or_refused()?;
+            conntrack.forget_flows(own, |flow| ends(own, flow)).or_refused()?;
         }
         Ok(())
     };
-    match (forget(), &target.place) {
+    match forget() {
         // The namespace may be one in which the kernel does not list connections.
-        (Err(error), Place::Pod { .. }) => {
+        Err(error) if is_in_pod => {
             log!("weft: {}: forbidden connections may continue: {error}", entry.container_id);
             Ok(())
         }
-        (forgotten, _) => forgotten.map_err(|error| error.context("network policy")),
+        forgotten => forgotten.map_err(|error| error.context("network policy")),
     }
 }
 

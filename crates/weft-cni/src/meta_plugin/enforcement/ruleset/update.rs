@@ -9,14 +9,15 @@ use std::collections::BTreeSet;
 use linux::nft::{Batch, Data, Element, Nft, Table, Verdict};
 use linux::{Error, Kind};
 
-use super::{AttachmentId, HOOKS, HookChain, Ruleset, TABLE};
 use npwg::network_policy::Direction;
+
+use super::{AttachmentId, HOOKS, HookChain, Ruleset, TABLE};
 
 // === impl Ruleset ===
 
 impl Ruleset {
     /// Replaces the rules of an attachment by these. `known` are the rules in force, if they are known and differ from these
-    /// in the content of sets only.
+    /// in the content of sets only. `more` adds operations to a transaction that writes rules.
     ///
     /// # Errors
     /// Nothing was changed.
@@ -25,10 +26,11 @@ impl Ruleset {
         nft: &mut Nft,
         id: &AttachmentId,
         known: Option<&Ruleset>,
+        more: impl FnOnce(&mut Batch),
     ) -> Result<(), Error> {
         if let Some(known) = known {
             match nft.commit(self.set_changes(known)) {
-                // The rules in force are not those that were written: somebody else has changed them.
+                // The rules in force are not those that were written: another program changed them.
                 Err(error) if matches!(error.kind(), Kind::Absent | Kind::Exists) => {}
                 done => return done,
             }
@@ -38,6 +40,7 @@ impl Ruleset {
         if nft.tables(self.family)?.iter().any(|name| name == TABLE) {
             self.discard_others(nft, id, &mut batch)?;
         }
+        more(&mut batch);
         nft.commit(batch)
     }
 
@@ -74,7 +77,7 @@ impl Ruleset {
             }
             batch.flush_chain(table, chain).delete_chain(table, chain);
         }
-        let own = format!("{}-", id.0);
+        let own = format!("{id}-");
         let is_left =
             |name: &String| name.starts_with(&own) && !self.sets.iter().any(|set| set.name == *name);
         for set in nft.sets(table)?.iter().filter(|name| is_left(name)) {
