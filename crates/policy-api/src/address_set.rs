@@ -24,6 +24,9 @@ use crate::policy_object::WatchedPolicy;
 /// Largest size of the sets of an object as JSON, in bytes. The API server accepts objects of 1.5 MiB.
 pub const SETS_MAX: usize = 1 << 20;
 
+/// Largest number of sets in an object.
+pub const SETS_COUNT_MAX: usize = 8192;
+
 /// Field manager of the controller.
 pub const MANAGER: &str = "weft-policy";
 
@@ -89,6 +92,9 @@ pub enum SizeError {
     /// Too many addresses.
     #[error("the peers of the policy have {0} addresses; the maximum is {ADDRESSES_MAX}")]
     Addresses(usize),
+    /// Too many sets, because peers have many numbers for named ports.
+    #[error("the policy has {0} sets of addresses; the maximum is {SETS_COUNT_MAX}")]
+    Sets(usize),
     /// Too many bytes.
     #[error("the addresses of the policy's peers take {0} bytes; the maximum is {SETS_MAX}")]
     Bytes(usize),
@@ -145,6 +151,9 @@ pub fn spec(policy: &WatchedPolicy, addresses: &PolicyAddresses) -> Result<Polic
             }
         })
         .collect();
+    if sets.len() > SETS_COUNT_MAX {
+        return Err(SizeError::Sets(sets.len()));
+    }
     let bytes = serde_json::to_vec(&sets).map(|text| text.len()).unwrap_or(usize::MAX);
     if bytes > SETS_MAX {
         return Err(SizeError::Bytes(bytes));
@@ -287,6 +296,12 @@ mod tests {
         assert!(spec(&policy(), &addresses).is_ok());
         addresses.insert(set(1), range(0x0a00_0000, 1, 1));
         assert_eq!(spec(&policy(), &addresses), Err(SizeError::Addresses(65_537)));
+        let mut addresses = PolicyAddresses::default();
+        for number in 1..=8193 {
+            let set = PeerSet { direction: Direction::Egress, rule: 0, port: Some((Protocol::Tcp, number)) };
+            addresses.insert(set, range(0x0a00_0000, 1, 1));
+        }
+        assert_eq!(spec(&policy(), &addresses), Err(SizeError::Sets(8193)));
         let mut addresses = PolicyAddresses::default();
         let long = (0..30_000_u128).map(|n| IpAddr::V6((u128::MAX - n * 0x1_0001_0001).into()));
         addresses.insert(set(0), long);
