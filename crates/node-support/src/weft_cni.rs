@@ -329,17 +329,20 @@ impl WeftCni {
         }
     }
 
-    /// Releases an address that a container holds. With a directory of journal entries, not that of one that may live.
+    /// Releases an address that a container holds. With directories of journal entries, not that of one that may live.
     pub fn free_address(
         &self,
         stores: &Path,
         pool: &str,
         ip: IpAddr,
-        entries: Option<&Path>,
+        entries: &[PathBuf],
     ) -> Result<FreeReply, Failure> {
         let mut command = Command::new(&self.program);
         command.arg("release-address").arg(stores).args([pool, "--free", &ip.to_string()]);
-        command.arg(entries.map_or(OsStr::new("--force"), Path::as_os_str));
+        match entries {
+            [] => command.arg("--force"),
+            entries => command.args(entries),
+        };
         let output = self.output(command)?;
         let owner = plain(String::from_utf8_lossy(&output.stdout).trim().trim_end_matches(','));
         let owner: String = owner.chars().take(OWNER_MAX).collect();

@@ -312,7 +312,7 @@ impl<'a> Command<'a> {
                 transfer::release(directory, pool, lease, address(ip)?).map(|outcome| release_code(&outcome))
             }
             Command::FreeAddress { directory, pool, address: ip, entries } => {
-                let freed = transfer::free(directory, pool, address(ip)?, entries);
+                let freed = transfer::free(directory, pool, address(ip)?, &entries);
                 freed.map(|outcome| release_code(&outcome))
             }
             Command::GiveUp { directory, pool } => {

@@ -66,17 +66,12 @@ pub fn release(directory: &Path, pool: &str, lease: &str, ip: IpAddr) -> Result<
     })
 }
 
-/// Releases an address that a container holds, in the address store of a pool below `directory`. With a directory of
+/// Releases an address that a container holds, in the address store of a pool below `directory`. With directories of
 /// journal entries, the address of a container that may live is not released.
 ///
 /// # Errors
 /// As for [`release`].
-pub fn free(
-    directory: &Path,
-    pool: &str,
-    ip: IpAddr,
-    entries: Option<&Path>,
-) -> Result<ReleaseOutcome, Error> {
+pub fn free(directory: &Path, pool: &str, ip: IpAddr, entries: &[&Path]) -> Result<ReleaseOutcome, Error> {
     let Some(mut store) = find(directory, pool)? else { return Ok(ReleaseOutcome::UnknownLease) };
     let mut slots = store.addresses.find_all(ip).map(|(_, slot)| slot);
     let held = slots.find(|slot| matches!(store.addresses.slot(*slot), Slot::Held { .. }));
@@ -84,7 +79,7 @@ pub fn free(
     store.require_readable()?;
     let Some(slot) = held else { return Ok(ReleaseOutcome::UnknownLease) };
     let owner = store.owner(slot);
-    if entries.is_some_and(|entries| may_live(entries, &owner.container)) {
+    if !entries.is_empty() && may_live(entries, &owner.container) {
         return Ok(ReleaseOutcome::InUse(owner));
     }
     let edits = store.addresses.release_slots(unconfigured_clock(), &[slot]);
@@ -93,16 +88,16 @@ pub fn free(
     Ok(ReleaseOutcome::Freed(owner))
 }
 
-/// Whether a container may live: the journal contains it, with a namespace that exists, or there is no journal.
-fn may_live(entries: &Path, container: &str) -> bool {
-    if container.is_empty() || container.contains('/') || !entries.is_dir() {
+/// Whether a container may live: one of the journals contains it, with a namespace that exists, or there is no journal.
+fn may_live(entries: &[&Path], container: &str) -> bool {
+    let mut journals = entries.iter().filter(|entries| entries.is_dir()).peekable();
+    if container.is_empty() || container.contains('/') || journals.peek().is_none() {
         return true;
     }
-    let bytes = match fs::read(entries.join(format!("{container}.json"))) {
-        Err(cause) => return cause.kind() != ErrorKind::NotFound,
-        Ok(bytes) => bytes,
-    };
-    Entry::read(&bytes).map_or(true, |entry| Path::new(&entry.netns).exists())
+    journals.any(|entries| match fs::read(entries.join(format!("{container}.json"))) {
+        Err(cause) => cause.kind() != ErrorKind::NotFound,
+        Ok(bytes) => Entry::read(&bytes).map_or(true, |entry| Path::new(&entry.netns).exists()),
+    })
 }
 
 /// Marks a lease as unconfirmed in the address store of a pool below `directory`: nothing is allocated from it until the
