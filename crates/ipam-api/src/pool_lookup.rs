@@ -237,7 +237,7 @@ impl Lookup<'_> {
         let new = others.into_iter().filter(|other| !pool.spec.exclude.contains(other)).collect::<Vec<_>>();
         pool.spec.exclude.extend(new);
         if pool.spec.block_bits == Some(0) {
-            let nodes = self.done(nodes(self.client).await)?;
+            let nodes = self.done(node_count(self.client).await)?;
             pool.spec.block_bits = Some(PoolLayout::for_window(self.wanted.range, self.window, nodes).bits());
         }
         let written = self.replace(&pool).await?;
@@ -386,7 +386,7 @@ impl Lookup<'_> {
         if let Some(bits) = leased.iter().filter_map(BlockObject::bits).max() {
             return Ok(bits);
         }
-        let nodes = self.done(nodes(self.client).await)?;
+        let nodes = self.done(node_count(self.client).await)?;
         Ok(PoolLayout::for_window(range, self.window, nodes).bits())
     }
 }
@@ -469,7 +469,10 @@ fn read(object: &PoolObject) -> Result<Pool, PoolError> {
 
 /// Returns the number of nodes: requests one object and the number of remaining ones. If the API server does not return that
 /// number, all objects are listed.
-async fn nodes(client: &Client) -> Result<u64, kube::Error> {
+///
+/// # Errors
+/// The nodes cannot be listed.
+pub async fn node_count(client: &Client) -> Result<u64, kube::Error> {
     let nodes = Api::<NodeObject>::all(client.clone());
     let mut parameters = ListParams::default().limit(1);
     let mut count = 0;
