@@ -20,6 +20,7 @@ use cni::runtime::exec::Exec;
 use cni::{Error, Verb};
 use ipam::BlockInfo;
 use ipam::give_up::{GiveUpMessage, GivenUp, ReturnMessage};
+use ipam::restore::RestoreMessage;
 use ipam::transfer::TransferReply;
 use rpc::diagnosis::{CaptureRequest, CountersRequest, InterfaceCounters, TraceRequest, TraceStep};
 use rpc::frame;
@@ -379,6 +380,16 @@ impl WeftCni {
         message: &ReturnMessage,
     ) -> Result<Vec<BlockInfo>, Failure> {
         self.exchange(stores, pool, "--idle", message)
+    }
+
+    /// Marks reserved addresses of an address store, or frees marked ones; returns them.
+    pub fn restore(
+        &self,
+        stores: &Path,
+        pool: &str,
+        message: &RestoreMessage,
+    ) -> Result<Vec<IpAddr>, Failure> {
+        self.exchange(stores, pool, "--restore", message)
     }
 
     /// Sends a message to `release-address` and reads its reply.

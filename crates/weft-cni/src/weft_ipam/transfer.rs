@@ -1,5 +1,5 @@
 //! `weft-cni release-address`: releases an address of a leased block to another node for the agent, or marks a lease as
-//! unconfirmed, gives up any address, or returns idle blocks. For an operator it releases the address of a container that
+//! unconfirmed, gives up any address, returns idle blocks, or restores reserved addresses. For an operator it releases the address of a container that
 //! is gone.
 //!
 //! - An address in use is not released; its owner is printed. A released address is on the disk.
@@ -13,6 +13,7 @@ use std::path::Path;
 use cni::Error;
 use ipam::address_store::Slot;
 use ipam::give_up::{GiveUpMessage, GivenUp, ReturnMessage};
+use ipam::restore::RestoreMessage;
 use ipam::transfer::Reservation;
 use ipam::{AllocationKind, BlockInfo, Clock, IDLE, LeaseResponse};
 use rpc::journal::Entry;
@@ -28,6 +29,8 @@ pub const ANY: &str = "--any";
 /// Option of the command: return idle blocks.
 pub const IDLE_BLOCKS: &str = "--idle";
 
+/// Option of the command: mark or free reserved addresses.
+pub const RESTORE: &str = "--restore";
 /// Option of the command: release the address of a container that is gone.
 pub const FREE: &str = "--free";
 /// Option of the command in place of a journal: release the address of any container.
@@ -145,6 +148,19 @@ pub fn return_idle(directory: &Path, pool: &str, message: &ReturnMessage) -> Res
     store.require_readable()?;
     store.settle()?;
     Ok(blocks)
+}
+
+/// Marks reserved addresses of a lease in the store of a pool, or frees those that still have the mark; returns them.
+///
+/// # Errors
+/// As for [`release`].
+pub fn restore(directory: &Path, pool: &str, message: &RestoreMessage) -> Result<Vec<IpAddr>, Error> {
+    let Some(mut store) = find(directory, pool)? else { return Ok(Vec::new()) };
+    let (changed, edits) = store.addresses.restore(now(), message);
+    store.require_readable()?;
+    store.write(&edits)?;
+    store.settle()?;
+    Ok(changed)
 }
 
 fn find(directory: &Path, pool: &str) -> Result<Option<Store>, Error> {
