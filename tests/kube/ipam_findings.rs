@@ -146,6 +146,13 @@ fn small_window_is_warned_of_and_usable_addresses_are_counted() {
     assert!(weft(&nodes, &["ipam", "check"]).code == Some(0), "a warning is no failure");
     let few = warnings();
     assert!(few.starts_with("\"few\"") && few.contains("has 5 addresses for 3 nodes"), "{few}");
+    // The linter asks the cluster for the number of nodes.
+    nodes.machine.write("/root/small.json", definition.to_string());
+    let linted = weft(&nodes, &["lint", "-o", "json", "/root/small.json"]).success().json();
+    let rules = linted["findings"].as_array().expect("a list").clone();
+    let found = rules.iter().find(|finding| finding["rule"] == "few-addresses");
+    let reason = found.map(|finding| finding["reason"].to_string()).unwrap_or_default();
+    assert!(reason.contains("has 5 addresses for 3 nodes"), "{linted}");
     for at in 0..5 {
         let _ = allocated(nodes.attachment(&sandbox, &format!("c{at}")).add(&network(at % 3, &ipam)));
     }

@@ -236,3 +236,139 @@ fn pools_inside_an_enlarged_range_are_left_alone() {
     assert_eq!(pods["again0"].1, free);
     assert_consistent(&nodes);
 }
+
+#[test]
+fn pool_in_the_rest_of_a_reduced_range_waits_for_leases() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    let own = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": "own" },
+        "spec": { "range": "10.95.0.0/24", "blockBits": 4 } });
+    nodes.kube.apply(&own.to_string());
+    let conf_own = network(0, &json!({ "range": "10.95.0.0/24", "pool": "own", "quarantine": 0 }));
+    let _ = allocated(nodes.attachment(&sandbox, "c0").add(&conf_own));
+    let block = nodes.blocks_of(0)[0].clone();
+    let (name, range) = (&block["metadata"]["name"], block["spec"]["range"].as_str().expect("a range"));
+    let base = last_byte(range.split('/').next().expect("an address"));
+    // The range is reduced to a part without the block; the block is still leased.
+    let reduced = if base < 128 { "10.95.0.128/25" } else { "10.95.0.0/25" };
+    patch(&nodes, "own", &json!({ "range": reduced }));
+    // A range inside of the block, and one around it.
+    let inside = format!("10.95.0.{}/30", base + 8);
+    let around = format!("10.95.0.{}/26", base & 192);
+    for range in [&inside, &around] {
+        let refused = nodes.attachment(&sandbox, "rest").add(&conf(1, range));
+        let pool = range.replace('/', "-");
+        let words =
+            [&*format!("pool {pool}: spec.range: {range}"), "of pool own", "which node worker-0 leases"];
+        assert_refused(range, &refused, 11, &words);
+        let pools = nodes.kube.json(["ippools.weft.dev"])["items"].clone();
+        assert_eq!(pools.as_array().map(Vec::len), Some(1), "the refused pool is removed: {pools}");
+    }
+    // A pool of the operator is kept, and refused until the block is returned.
+    let rest = pool(&nodes, &inside, 2);
+    let refused = nodes.attachment(&sandbox, "rest").add(&conf(1, &inside));
+    assert_refused("of the operator", &refused, 11, &[&*format!("pool {rest}"), "of pool own", "worker-0"]);
+    nodes.attachment(&sandbox, "c0").del(&conf_own).success();
+    nodes.kube.kubectl(["delete", "ipblocks.weft.dev", name.as_str().expect("a name"), "--wait=false"]);
+    nodes.machine.wait("agent-0", "returns the block", || nodes.blocks_of(0).is_empty().then_some(()));
+    let ip = allocated(nodes.attachment(&sandbox, "rest").add(&conf(1, &inside)))[0].clone();
+    assert!((base + 8..base + 12).contains(&last_byte(&ip)), "{ip} of {inside}");
+    // If the range is restored, the first pool does not use the addresses of the second one.
+    let exclude = nodes.kube.json(["ippools.weft.dev", "own"])["spec"]["exclude"].clone();
+    assert_eq!(exclude, json!([inside]));
+}
+
+#[test]
+fn pool_around_a_reduced_pool_excludes_its_whole_layout() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    let inner = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": "inner" },
+        "spec": { "range": "10.96.0.0/28", "blockBits": 0 } });
+    nodes.kube.apply(&inner.to_string());
+    let conf_inner =
+        |node| network(node, &json!({ "range": "10.96.0.0/28", "pool": "inner", "quarantine": 0 }));
+    let mut held: BTreeSet<String> = BTreeSet::new();
+    for at in 0..14 {
+        let added = nodes.attachment(&sandbox, &format!("c{at}")).add(&conf_inner(at % 2));
+        assert!(held.insert(allocated(added)[0].clone()));
+    }
+    patch(&nodes, "inner", &json!({ "range": "10.96.0.0/29" }));
+    for at in 0..20 {
+        let added = nodes.attachment(&sandbox, &format!("d{at}")).add(&conf(at % 2, "10.96.0.0/24"));
+        let ip = allocated(added)[0].clone();
+        assert!(last_byte(&ip) > 15 && held.insert(ip.clone()), "{ip} twice");
+    }
+    let outer = nodes.kube.json(["ippools.weft.dev", "10.96.0.0-24"]);
+    assert_eq!(outer["spec"]["exclude"], json!(["10.96.0.0/28", "10.96.0.0/29"]));
+}
+
+#[test]
+fn exclusion_that_ends_frees_its_addresses_for_other_nodes() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    // The first node leases all blocks while a half of each is excluded.
+    let exclude = ["10.97.0.4/30", "10.97.0.12/30", "10.97.0.20/30", "10.97.0.28/30"];
+    let own = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": "own" },
+        "spec": { "range": "10.97.0.0/27", "blockBits": 3, "exclude": exclude } });
+    nodes.kube.apply(&own.to_string());
+    let conf = |node| network(node, &json!({ "range": "10.97.0.0/27", "pool": "own", "quarantine": 0 }));
+    let add = |container: &str, node: usize| nodes.attachment(&sandbox, container).add(&conf(node));
+    let mut held: BTreeSet<String> = BTreeSet::new();
+    for at in 0..15 {
+        assert!(held.insert(allocated(add(&format!("c{at}"), 0))[0].clone()));
+    }
+    assert!(held.iter().all(|ip| last_byte(ip) & 4 == 0), "{held:?}");
+    assert_refused("excluded", &add("d0", 1), 11, &["no address is free"]);
+    for block in nodes.blocks_of(0) {
+        let reserved = block["spec"]["reservedAddresses"].as_array().map(Vec::len);
+        assert_eq!(reserved, Some(4), "the object of a block names its excluded addresses: {block}");
+    }
+    patch(&nodes, "own", &json!({ "exclude": null }));
+    // The agent of the first node need not run.
+    nodes.stop(0, "KILL");
+    let ip = allocated(add("d0", 1))[0].clone();
+    assert!(last_byte(&ip) & 4 == 4 && held.insert(ip.clone()), "{ip}");
+    nodes.start(0);
+    for at in 1..15 {
+        let ip = allocated(add(&format!("d{at}"), at % 2))[0].clone();
+        assert!(held.insert(ip.clone()), "{ip} twice");
+    }
+    assert_refused("full", &add("full", 1), 11, &["no address is free"]);
+    assert_consistent(&nodes);
+}
+
+#[test]
+fn restored_address_is_free_in_its_block_without_a_return() {
+    let nodes = nodes!(2);
+    let sandbox = nodes.machine.pod("a");
+    let own = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": { "name": "own" },
+        "spec": { "range": "10.98.0.0/28", "blockBits": 3, "exclude": ["10.98.0.4/30"] } });
+    nodes.kube.apply(&own.to_string());
+    let conf = |node| network(node, &json!({ "range": "10.98.0.0/28", "pool": "own", "quarantine": 0 }));
+    let add = |container: &str, node: usize| nodes.attachment(&sandbox, container).add(&conf(node));
+    let mut held: BTreeSet<String> = BTreeSet::new();
+    for at in 0..10 {
+        assert!(held.insert(allocated(add(&format!("c{at}"), 0))[0].clone()));
+    }
+    patch(&nodes, "own", &json!({ "exclude": null }));
+    // One of the addresses is a single address of the other node before the agent looks at the block.
+    nodes.stop(0, "KILL");
+    let other = allocated(add("other", 1))[0].clone();
+    assert!(held.insert(other.clone()), "{other} twice");
+    nodes.start(0);
+    let reserved = || -> Vec<String> {
+        let blocks = nodes.blocks_of(0);
+        let reserved = blocks.iter().filter_map(|block| block["spec"]["reservedAddresses"].as_array());
+        reserved.flatten().map(|ip| ip.as_str().expect("an address").to_owned()).collect()
+    };
+    nodes.machine.wait("agent-0", "restores the addresses", || (reserved() == [&*other]).then_some(()));
+    // They are allocated like any other of the block, without a request.
+    nodes.stop(0, "KILL");
+    for at in 0..3 {
+        let ip = allocated(add(&format!("d{at}"), 0))[0].clone();
+        assert!((4..8).contains(&last_byte(&ip)) && held.insert(ip.clone()), "{ip}");
+    }
+    nodes.start(0);
+    assert_refused("full", &add("full", 1), 11, &["no address is free"]);
+    assert_consistent(&nodes);
+}

@@ -217,3 +217,54 @@ fn import_whereabouts_marks_a_pool_that_is_in_use() {
         (nodes.attachment(&namespace, "third").add(&conf(0)).code == Some(0)).then_some(())
     });
 }
+
+#[test]
+fn import_whereabouts_refusal_leaves_no_object() {
+    let nodes = nodes!(1);
+    prepare(&nodes, "10.74.0.0/24");
+    let namespace = nodes.machine.pod("a");
+    let conf = network(0, &json!({ "range": "10.74.0.0/24", "quarantine": 0 }));
+    let first = last_byte(&allocated(nodes.attachment(&namespace, "first").add(&conf))[0]);
+    let block = nodes.blocks_of(0)[0]["spec"]["range"].as_str().expect("a range").to_owned();
+    let base = last_byte(block.split('/').next().expect("an address"));
+    // An address inside of the block, whose node may allocate it at any moment.
+    let host = if first == base + 5 { base + 6 } else { base + 5 };
+    let _ = plain_pod(&nodes, "old", 0);
+    let entry = json!({ "id": "c", "podref": "blue/old", "ifname": "eth0" });
+    pool(&nodes, "kube-system", "10.74.0.0/24", &json!({ host.to_string(): entry }));
+    let refused = weft(&nodes, &["import", "whereabouts", "--apply"]);
+    assert!(refused.code == Some(1) && refused.stdout.contains("has already leased its block"), "{refused}");
+    let ranges: Vec<Value> = nodes.blocks().iter().map(|block| block["spec"]["range"].clone()).collect();
+    assert_eq!(ranges, [json!(block)], "the refused address has no object");
+    let label =
+        &nodes.kube.json(["ippools.weft.dev", "10.74.0.0-24"])["metadata"]["labels"]["weft.dev/imported"];
+    assert_eq!(*label, Value::Null, "no ADD has to ask for imported addresses");
+}
+
+#[test]
+fn import_whereabouts_without_interfaces_serves_two_of_a_pod() {
+    let nodes = nodes!(1);
+    prepare(&nodes, "10.75.0.0/29");
+    let namespace = nodes.machine.pod("a");
+    let uid = plain_pod(&nodes, "web-0", 0);
+    let entry = json!({ "id": "c", "podref": "blue/web-0" });
+    pool(&nodes, "kube-system", "10.75.0.0/29", &json!({ "2": entry, "3": entry }));
+    weft(&nodes, &["import", "whereabouts", "--apply"]).success();
+    let conf = network(0, &json!({ "range": "10.75.0.0/29", "quarantine": 0 }));
+    let add = |container: &str, ifname: &str| {
+        let mut attachment = sandbox(&nodes, &namespace, "web-0", &uid, container);
+        attachment.ifname = ifname.to_owned();
+        allocated(attachment.add(&conf))[0].clone()
+    };
+    let both = [add("one", "net1"), add("one", "net2")];
+    assert_eq!(both, ["10.75.0.2", "10.75.0.3"]);
+    for ifname in ["net1", "net2"] {
+        let mut attachment = sandbox(&nodes, &namespace, "web-0", &uid, "one");
+        attachment.ifname = ifname.to_owned();
+        attachment.del(&conf).success();
+    }
+    // In another order, each interface gets one of them again.
+    let mut again = [add("two", "net2"), add("two", "net1")];
+    again.sort();
+    assert_eq!(again, both);
+}

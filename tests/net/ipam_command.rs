@@ -129,3 +129,70 @@ fn ipam_free_releases_the_address_of_a_container_that_is_gone() {
     cluster.attachment(&pod).del(&conf).success();
     assert_refused("still held", &container(&host, &pod, "x").add(&named(&living)), 11, &["holds it"]);
 }
+
+#[test]
+fn ipam_free_searches_every_journal_and_the_runtime_cache() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    let ipam = json!({ "type": "weft-ipam", "store": "file", "range": "10.8.2.0/29", "quarantine": 0 });
+    let network =
+        json!({ "cniVersion": "1.0.0", "name": "data", "type": "bridge", "bridge": "br7", "ipam": ipam });
+    cluster.definition("data", &network);
+    let mut conf = configuration(&rig::cluster::bridge("default", 1));
+    conf["cniDir"] = json!("/srv/weft");
+    cluster.pod("web", "data");
+    let pod = host.pod("web");
+    cluster.attachment(&pod).add(&conf).success();
+    let entry = host.read(format!("/srv/weft/sandboxes/{}.json", pod.container_id())).expect("an entry");
+    let held =
+        entry.split("10.8.2.").nth(1).and_then(|rest| rest.split(['/', '"']).next()).expect("an address");
+    let living = format!("10.8.2.{held}");
+    // The default journal knows other containers only.
+    host.write("/var/lib/weft/sandboxes/.keep", "");
+    let other = config("data", &json!({ "range": "10.8.2.0/29" }));
+    let lost = allocated(container(&host, &pod, "lost").add(&other))[0].clone();
+    let leaked = || {
+        let found = weft(&host, "ipam check --local -o json").json();
+        let found = found.as_array().expect("a list").clone();
+        found.iter().map(|finding| finding["why"].as_str().expect("a reason").to_owned()).collect::<Vec<_>>()
+    };
+    let refused = |address: &str| {
+        let refused = weft(&host, &format!("ipam free {address} --local"));
+        assert!(refused.code == Some(1) && refused.stderr.contains("its sandbox may live"), "{refused}");
+        refused.stderr
+    };
+
+    // The configuration names the other journal.
+    host.write("/etc/cni/net.d/00-weft.conf", conf.to_string());
+    assert!(
+        matches!(leaked().as_slice(), [why] if why.contains(&format!("{lost} is allocated"))),
+        "{:?}",
+        leaked()
+    );
+    let _ = refused(&living);
+    // Without a valid configuration, another journal may exist.
+    host.write(
+        "/etc/cni/net.d/00-weft.conf",
+        r#"{"cniVersion":"1.1.0","name":"weft-net","type":"weft","cniDir":"/srv"#,
+    );
+    assert_eq!(leaked(), [""; 0]);
+    assert!(refused(&lost).contains("the directory of the journal is unknown"));
+    host.write("/etc/cni/net.d/00-weft.conf", conf.to_string());
+
+    // Another meta-plugin attached the container: the runtime has it in its cache.
+    let cached = |netns: &str| {
+        let cached = json!({ "kind": "cniCacheV1", "containerId": "lost", "ifName": "eth0", "networkName": "multus",
+            "netns": netns });
+        host.write("/var/lib/cni/results/multus-lost-eth0", cached.to_string());
+    };
+    for netns in [pod.path().display().to_string(), String::new()] {
+        cached(&netns);
+        assert_eq!(leaked(), [""; 0], "{netns}");
+        let _ = refused(&lost);
+    }
+    cached("/run/netns/none");
+    assert_eq!(leaked().len(), 1);
+    let freed = weft(&host, &format!("ipam free {lost} --local")).success().json();
+    assert_eq!(freed["freed"], json!(lost));
+    cluster.attachment(&pod).del(&conf).success();
+}

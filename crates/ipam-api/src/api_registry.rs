@@ -5,8 +5,10 @@
 
 use std::collections::BTreeSet;
 use std::future::{Future, pending};
+use std::net::IpAddr;
 use std::time::Duration;
 
+use ipam::pool_layout::{address_count, nth};
 use ipam::registry::{PoolState, end_each};
 use ipam::{AllocationError, Holder, IpBlock, PoolLayout, Registry, RegistryError, TransferRequest};
 use ipnet::IpNet;
@@ -139,6 +141,20 @@ impl ApiRegistry {
         }
     }
 
+    /// Creates an object with these reserved addresses.
+    async fn create_with(
+        &self,
+        net: IpNet,
+        holder: &Holder,
+        reserved: Vec<IpAddr>,
+    ) -> Result<IpBlock, RegistryError> {
+        let (uid, version) = (String::new(), String::new());
+        let object = IpBlock { net, uid, version, holder: holder.clone(), reserved };
+        let object = BlockObject::of(&self.pool, &self.grid, &object);
+        let made = self.request(self.blocks.create(&PostParams::default(), &object)).await?;
+        self.read_object(&made)
+    }
+
     /// Replaces an object.
     async fn put(&self, net: IpNet, object: &BlockObject) -> Result<IpBlock, RegistryError> {
         let name = block_name(&self.pool, net);
@@ -165,11 +181,13 @@ impl ApiRegistry {
 
 impl Registry for ApiRegistry {
     async fn create(&self, net: IpNet, holder: &Holder) -> Result<IpBlock, RegistryError> {
-        let (uid, version) = (String::new(), String::new());
-        let object = IpBlock { net, uid, version, holder: holder.clone(), reserved: Vec::new() };
-        let object = BlockObject::of(&self.pool, &self.grid, &object);
-        let made = self.request(self.blocks.create(&PostParams::default(), &object)).await?;
-        self.read_object(&made)
+        self.create_with(net, holder, Vec::new()).await
+    }
+
+    async fn create_block(&self, net: IpNet, holder: &Holder) -> Result<IpBlock, RegistryError> {
+        let excluded: Vec<IpNet> = excluded_in(&self.exclude, net).into_iter().collect();
+        let reserved = excluded_addresses(net, &excluded);
+        self.create_with(net, holder, reserved.collect()).await
     }
 
     async fn read(&self, net: IpNet) -> Result<Option<IpBlock>, RegistryError> {
@@ -331,6 +349,12 @@ fn longest_wait(check: u32) -> Duration {
 /// Returns the excluded parts that have addresses of a network. Another pool may have them.
 fn excluded_in(exclude: &[IpNet], net: IpNet) -> BTreeSet<IpNet> {
     exclude.iter().filter(|other| other.contains(&net) || net.contains(*other)).copied().collect()
+}
+
+/// Returns the addresses of a block that are excluded.
+pub fn excluded_addresses(block: IpNet, exclude: &[IpNet]) -> impl Iterator<Item = IpAddr> {
+    let is_excluded = |ip: &IpAddr| exclude.iter().any(|net| net.contains(ip));
+    (0..address_count(block)).map(move |offset| nth(block, offset)).filter(is_excluded)
 }
 
 /// Returns the label selector of a node's blocks, for a watch.

@@ -520,7 +520,11 @@ impl PoolObject {
         Ok(all)
     }
 
-    fn exclusions(&self) -> Result<Vec<IpNet>, PoolError> {
+    /// Returns the exclusions of the spec.
+    ///
+    /// # Errors
+    /// An entry is invalid.
+    pub(crate) fn exclusions(&self) -> Result<Vec<IpNet>, PoolError> {
         let read = |text: &String| {
             text.parse::<IpNet>()
                 .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
@@ -536,7 +540,7 @@ fn network(text: &str) -> Option<IpNet> {
 }
 
 /// Returns the parts of a network outside of another one.
-fn beside(net: IpNet, inner: IpNet) -> Vec<IpNet> {
+pub(crate) fn beside(net: IpNet, inner: IpNet) -> Vec<IpNet> {
     if inner.contains(&net) {
         return Vec::new();
     }

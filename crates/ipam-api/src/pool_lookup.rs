@@ -34,7 +34,6 @@ use rpc::allocate::PoolReference;
 use serde_json::json;
 use tokio::time::sleep;
 
-use self::rival::Conflict;
 use crate::ip_objects::{
     BlockObject, LayoutState, POOL_LABEL, PoolError, PoolFault, PoolObject, kind_of, label, record_of,
 };
@@ -150,16 +149,15 @@ impl Lookup<'_> {
             return Err(format!("pool {} does not exist: create an IPPool of that name", wanted.name).into());
         }
         let others = self.done(self.pools.list(&ListParams::default()).await)?.items;
-        let same = |pool: &&PoolObject| pool.spec.network_name == wanted.network;
-        let ranges = others.iter().filter(same).filter_map(|pool| Some((pool, range(pool)?)));
+        let same = others.iter().filter(|pool| pool.spec.network_name == wanted.network);
+        let ranges = same.clone().filter_map(|pool| Some((pool, range(pool)?)));
         if let Some((around, _)) = ranges.clone().find(|(_, range)| range.contains(&wanted.range)) {
             return self.usable(around.clone()).await;
         }
         let mut inside: Vec<_> = ranges.filter(|(_, range)| wanted.range.contains(range)).collect();
         inside.sort_by_key(|(pool, range)| (range.prefix_len(), name(pool)));
         if let Some((pool, _)) = inside.iter().find(|(pool, _)| is_named_by_network(pool)) {
-            let others = inside.iter().filter(|(other, _)| name(other) != name(pool));
-            let others = others.map(|(_, range)| range.to_string()).collect();
+            let others = ranges_inside(same.filter(|other| name(other) != name(pool)), wanted.range);
             return self.enlarge((*pool).clone(), others).await;
         }
         let pool = PoolObject {
@@ -169,7 +167,7 @@ impl Lookup<'_> {
                 range: wanted.range.to_string(),
                 block_bits: Some(self.bits(&wanted.name, wanted.range).await?),
                 network_name: wanted.network.clone(),
-                exclude: inside.iter().map(|(_, range)| range.to_string()).collect(),
+                exclude: ranges_inside(same, wanted.range),
             },
             status: None,
         };
@@ -237,7 +235,7 @@ impl Lookup<'_> {
         let new = others.into_iter().filter(|other| !pool.spec.exclude.contains(other)).collect::<Vec<_>>();
         pool.spec.exclude.extend(new);
         if pool.spec.block_bits == Some(0) {
-            let nodes = self.done(nodes(self.client).await)?;
+            let nodes = self.done(node_count(self.client).await)?;
             pool.spec.block_bits = Some(PoolLayout::for_window(self.wanted.range, self.window, nodes).bits());
         }
         let written = self.replace(&pool).await?;
@@ -278,9 +276,9 @@ impl Lookup<'_> {
         };
         let is_new = leased.is_empty() || is_resized;
         let mut checks = CHECKS;
-        while let Some((rival, conflict)) = self.rival(&pool, own, is_new).await? {
+        while let Some(rival) = self.rival(&pool, own, is_new).await? {
             checks -= 1;
-            if conflict == Conflict::Final || checks == 0 {
+            if rival.is_final() || checks == 0 {
                 return Err(self.withdraw(pool, origin, &rival).await.into());
             }
             sleep(CHECK).await;
@@ -297,7 +295,8 @@ impl Lookup<'_> {
         grid: &PoolLayout,
     ) -> Result<(PoolObject, Vec<BlockObject>), Unusable> {
         if pool.layout_state()? == LayoutState::Resized
-            && let Some((rival, Conflict::Final)) = self.rival(&pool, own, true).await?
+            && let Some(rival) = self.rival(&pool, own, true).await?
+            && rival.is_final()
         {
             return Err(rival::overlap(&pool, &rival).into());
         }
@@ -386,7 +385,7 @@ impl Lookup<'_> {
         if let Some(bits) = leased.iter().filter_map(BlockObject::bits).max() {
             return Ok(bits);
         }
-        let nodes = self.done(nodes(self.client).await)?;
+        let nodes = self.done(node_count(self.client).await)?;
         Ok(PoolLayout::for_window(range, self.window, nodes).bits())
     }
 }
@@ -397,6 +396,14 @@ fn name(pool: &PoolObject) -> String {
 
 fn range(pool: &PoolObject) -> Option<IpNet> {
     pool.spec.range.parse().ok()
+}
+
+/// Returns the ranges inside of a network that pools have, by their spec or by their recorded layout: addresses outside of a
+/// reduced range may still be leased.
+fn ranges_inside<'a>(pools: impl Iterator<Item = &'a PoolObject>, net: IpNet) -> Vec<String> {
+    let ranges = pools.flat_map(|pool| range(pool).into_iter().chain(pool.recorded_range()));
+    let inside: BTreeSet<IpNet> = ranges.filter(|range| net.contains(range) && *range != net).collect();
+    inside.iter().map(IpNet::to_string).collect()
 }
 
 /// Whether the pool has the name that a network gives to the pool of its range: such a pool follows the networks.
@@ -469,7 +476,10 @@ fn read(object: &PoolObject) -> Result<Pool, PoolError> {
 
 /// Returns the number of nodes: requests one object and the number of remaining ones. If the API server does not return that
 /// number, all objects are listed.
-async fn nodes(client: &Client) -> Result<u64, kube::Error> {
+///
+/// # Errors
+/// The nodes cannot be listed.
+pub async fn node_count(client: &Client) -> Result<u64, kube::Error> {
     let nodes = Api::<NodeObject>::all(client.clone());
     let mut parameters = ListParams::default().limit(1);
     let mut count = 0;

@@ -76,8 +76,10 @@ impl AddressStore {
         if slots.iter().any(|(_, what)| matches!(what, Slot::Held { .. } | Slot::Unknown)) {
             return None;
         }
-        let free = slots.into_iter().filter(|(_, what)| matches!(what, Slot::Free(_)));
-        Some(free.map(|(id, _)| self.reserve(id)).collect())
+        let is_open =
+            |(id, what): &(SlotId, Slot)| matches!(what, Slot::Free(_)) || self.restore_mark(*id).is_some();
+        let open: Vec<(SlotId, Slot)> = slots.into_iter().filter(is_open).collect();
+        Some(open.into_iter().map(|(id, _)| self.reserve(id)).collect())
     }
 }
 

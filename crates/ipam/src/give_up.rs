@@ -142,8 +142,10 @@ impl AddressStore {
     /// process was killed in between. An address that is held under another lease of this store is none.
     fn unknown_reservations(&self, block: &Block, known: &KnownBlock) -> Vec<IpAddr> {
         let slots = self.slots_of(block).enumerate().filter_map(|(slot, what)| {
-            let is_lost = what == Slot::Reserved || block.state == BlockState::Returning;
-            self.address(SlotId { page: block.page, slot }).filter(|_| is_lost)
+            let id = SlotId { page: block.page, slot };
+            // A marked address is about to be free here.
+            let is_reserved = what == Slot::Reserved && self.restore_mark(id).is_none();
+            self.address(id).filter(|_| is_reserved || block.state == BlockState::Returning)
         });
         slots.filter(|ip| !known.reserved.contains(ip) && self.find_held(*ip).is_none()).collect()
     }

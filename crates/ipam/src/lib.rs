@@ -30,6 +30,7 @@ mod range_set;
 mod reclaim;
 pub mod registry;
 mod release;
+pub mod restore;
 mod serve;
 pub mod transfer;
 mod unconfirmed;

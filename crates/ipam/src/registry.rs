@@ -47,6 +47,16 @@ pub trait Registry: Sync {
         holder: &Holder,
     ) -> impl Future<Output = Result<IpBlock, RegistryError>> + Send;
 
+    /// Creates the object of a block of which this node holds nothing, if its name is free. Addresses that the pool excludes
+    /// are reserved in it.
+    fn create_block(
+        &self,
+        net: IpNet,
+        holder: &Holder,
+    ) -> impl Future<Output = Result<IpBlock, RegistryError>> + Send {
+        self.create(net, holder)
+    }
+
     /// Returns the object of this name.
     fn read(&self, net: IpNet) -> impl Future<Output = Result<Option<IpBlock>, RegistryError>> + Send;
 

@@ -63,7 +63,10 @@ impl AddressStore {
         }
         let found = self.find_all(ip).find(|(block, _)| !block.single_owner && block.lease == lease);
         match found {
-            Some((_, id)) if self.slot(id) == Slot::Reserved => Reservation::Reserved(Vec::new()),
+            Some((_, id)) if self.slot(id) == Slot::Reserved && self.restore_mark(id).is_none() => {
+                Reservation::Reserved(Vec::new())
+            }
+            // The reservation is final: a mark of an attempt to restore the address is removed.
             Some((_, id)) => Reservation::Reserved(vec![self.reserve(id)]),
             None => Reservation::UnknownLease,
         }

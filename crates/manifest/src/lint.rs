@@ -59,6 +59,8 @@ pub struct Knowledge {
     pub ipam_keys: BTreeMap<String, Vec<String>>,
     /// Programs of the node, if its plugin directories are known.
     pub programs: Option<Programs>,
+    /// Number of nodes of the cluster, if it is known.
+    pub nodes: Option<u64>,
 }
 
 /// Programs in plugin directories.

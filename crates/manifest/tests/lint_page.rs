@@ -69,7 +69,7 @@ fn linted(example: &str) -> Vec<(Rule, Severity)> {
         directories: vec!["/opt/cni/bin".into()],
         names: BTreeSet::from(["sriov".into(), "ib-sriov".into()]),
     };
-    let knowledge = Knowledge { programs: Some(programs), ..Knowledge::of_known_plugins() };
+    let knowledge = Knowledge { programs: Some(programs), nodes: Some(3), ..Knowledge::of_known_plugins() };
     let file = as_file(example);
     let mut findings = match file.trim_start().starts_with('{') {
         true => lint::configuration(&file, &knowledge),

@@ -42,7 +42,7 @@ use tracing::{info, warn};
 
 use self::imported::ImportedPools;
 use self::refused::{AGAIN, Refusal, RefusedNodes};
-use ipam_api::api_registry::{ApiRegistry, TRANSFER_CHECKS, of_node};
+use ipam_api::api_registry::{ApiRegistry, TRANSFER_CHECKS, excluded_addresses, of_node};
 use ipam_api::clock::now;
 use ipam_api::ip_claim::Claim;
 use ipam_api::ip_objects::BlockObject;
@@ -715,10 +715,8 @@ async fn refuse_excluded(
 /// Marks the addresses that the pool excludes as reserved in the leased blocks.
 fn reserve_excluded(mut response: LeaseResponse, exclude: &[ipnet::IpNet]) -> LeaseResponse {
     for lease in response.leases.iter_mut().filter(|lease| !lease.single_owner) {
-        let offsets = 0..ipam::pool_layout::address_count(lease.net);
-        let all = offsets.map(|offset| ipam::pool_layout::nth(lease.net, offset));
-        let left_out = |ip: &IpAddr| exclude.iter().any(|net| net.contains(ip));
-        let excluded: Vec<_> = all.filter(|ip| left_out(ip) && !lease.reserved.contains(ip)).collect();
+        let excluded = excluded_addresses(lease.net, exclude).filter(|ip| !lease.reserved.contains(ip));
+        let excluded: Vec<IpAddr> = excluded.collect();
         lease.reserved.extend(excluded);
     }
     response

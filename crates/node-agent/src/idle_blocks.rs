@@ -1,4 +1,5 @@
-//! Return of idle blocks: an address store returns blocks and addresses that it does not need, without a CNI call.
+//! Return of idle blocks: an address store returns blocks and addresses that it does not need, without a CNI call. Reserved
+//! addresses that no single address uses any more become free in their block again: [`restoring`].
 //!
 //! ```text
 //!   address store, read without its lock ──► idle or returning blocks? lease that the store does not contain?
@@ -12,6 +13,8 @@
 //!
 //! Source: `docs/design/ipam.md#return-of-blocks`.
 
+mod restoring;
+
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +27,7 @@ use kube::{Api, Client};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use self::restoring::Looks;
 use crate::agent_state::AgentState;
 use cli_support::background::run_on_thread;
 use ipam_api::api_registry::ApiRegistry;
@@ -47,6 +51,7 @@ struct IdleBlocks {
     store_dir: PathBuf,
     node: String,
     agent: Arc<AgentState>,
+    looks: Looks,
 }
 
 /// Reason why the blocks of a store were not returned.
@@ -80,7 +85,7 @@ pub(crate) async fn follow(client: Client, node: String, store_dir: PathBuf, age
     let own = agent.block_provider.own_blocks();
     own.synced().await;
     let mut imported = agent.block_provider.imported_changes();
-    let idle = IdleBlocks { client, store_dir, node, agent };
+    let mut idle = IdleBlocks { client, store_dir, node, agent, looks: Looks::default() };
     loop {
         imported.mark_unchanged();
         match address_store::all(&idle.store_dir) {
@@ -88,6 +93,9 @@ pub(crate) async fn follow(client: Client, node: String, store_dir: PathBuf, age
                 for (store, _) in stores {
                     if let Err(error) = idle.return_of(&store, &own).await {
                         warn!(store, %error, "failed to return idle blocks; the next round tries again");
+                    }
+                    if let Err(error) = idle.restore_addresses_of(&store, &own).await {
+                        warn!(store, %error, "failed to restore reserved addresses; a later round tries again");
                     }
                 }
             }
@@ -101,13 +109,10 @@ impl IdleBlocks {
     /// Returns the blocks of a store that it does not need.
     async fn return_of(&self, store: &str, own: &Cache<Option<OwnedBlock>>) -> Result<(), ReturnError> {
         let path = self.store_dir.join(store);
-        let is_of_store =
-            |owned: &OwnedBlock| owned.object.holder.node == self.node && owned.object.holder.store == store;
-        let objects = own.all().into_iter().filter_map(|owned| Option::clone(&owned));
-        let objects: Vec<OwnedBlock> = objects.filter(is_of_store).collect();
+        let objects = self.objects_of(store, own);
         // The objects are older than what is read now.
         let Some(addresses) = address_store::read(&path)? else { return Ok(()) };
-        let quarantine = self.agent.block_provider.quarantine_of(store).max(QUARANTINE_MIN);
+        let quarantine = self.quarantine_of(store);
         let reserved: Vec<OwnedBlock> =
             objects.iter().filter(|owned| has_unpublished(&addresses, owned)).cloned().collect();
         let has_work = has_work(addresses, &objects, Clock { now: now(), quarantine });
@@ -140,6 +145,19 @@ impl IdleBlocks {
             self.change(store, ReturnMessage { quarantine, returned, has_imported }).await?;
         }
         Ok(())
+    }
+
+    /// Returns the objects of a store, as the agent knows them.
+    fn objects_of(&self, store: &str, own: &Cache<Option<OwnedBlock>>) -> Vec<OwnedBlock> {
+        let is_of_store =
+            |owned: &OwnedBlock| owned.object.holder.node == self.node && owned.object.holder.store == store;
+        let objects = own.all().into_iter().filter_map(|owned| Option::clone(&owned));
+        objects.filter(is_of_store).collect()
+    }
+
+    /// Longest quarantine of the networks of a store, as far as it is known.
+    fn quarantine_of(&self, store: &str) -> u64 {
+        self.agent.block_provider.quarantine_of(store).max(QUARANTINE_MIN)
     }
 
     /// Writes reservations of the store into the cluster if a process was killed before that.

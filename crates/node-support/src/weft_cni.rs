@@ -20,6 +20,7 @@ use cni::runtime::exec::Exec;
 use cni::{Error, Verb};
 use ipam::BlockInfo;
 use ipam::give_up::{GiveUpMessage, GivenUp, ReturnMessage};
+use ipam::restore::RestoreMessage;
 use ipam::transfer::TransferReply;
 use rpc::diagnosis::{CaptureRequest, CountersRequest, InterfaceCounters, TraceRequest, TraceStep};
 use rpc::frame;
@@ -329,17 +330,20 @@ impl WeftCni {
         }
     }
 
-    /// Releases an address that a container holds. With a directory of journal entries, not that of one that may live.
+    /// Releases an address that a container holds. With directories of journal entries, not that of one that may live.
     pub fn free_address(
         &self,
         stores: &Path,
         pool: &str,
         ip: IpAddr,
-        entries: Option<&Path>,
+        entries: &[PathBuf],
     ) -> Result<FreeReply, Failure> {
         let mut command = Command::new(&self.program);
         command.arg("release-address").arg(stores).args([pool, "--free", &ip.to_string()]);
-        command.arg(entries.map_or(OsStr::new("--force"), Path::as_os_str));
+        match entries {
+            [] => command.arg("--force"),
+            entries => command.args(entries),
+        };
         let output = self.output(command)?;
         let owner = plain(String::from_utf8_lossy(&output.stdout).trim().trim_end_matches(','));
         let owner: String = owner.chars().take(OWNER_MAX).collect();
@@ -376,6 +380,16 @@ impl WeftCni {
         message: &ReturnMessage,
     ) -> Result<Vec<BlockInfo>, Failure> {
         self.exchange(stores, pool, "--idle", message)
+    }
+
+    /// Marks reserved addresses of an address store, or frees marked ones; returns them.
+    pub fn restore(
+        &self,
+        stores: &Path,
+        pool: &str,
+        message: &RestoreMessage,
+    ) -> Result<Vec<IpAddr>, Failure> {
+        self.exchange(stores, pool, "--restore", message)
     }
 
     /// Sends a message to `release-address` and reads its reply.

@@ -206,6 +206,8 @@ rules! {
         "type is almost the name of a known plugin, and probably misspelled."
     PluginNotFound "plugin-not-found" Warning File Cni("1, plugin configuration objects")
         "No plugin directory has a program of this name."
+    FewAddresses "few-addresses" Warning File Weft("docs/ipam-scale.md")
+        "The network may allocate fewer than four addresses for each node of the cluster."
     MissingInterfacePlugin "missing-interface-plugin" Error File Cni("3, overview")
         "A plugin that changes an interface has no earlier plugin that makes one."
     NoInterfacePlugin "no-interface-plugin" Warning File Cni("3, overview")

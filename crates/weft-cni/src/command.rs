@@ -47,9 +47,12 @@ Usage:
   weft-cni release-address DIR POOL --idle
       Mark the idle blocks of the address store of POOL as returning, remove the returned ones named on stdin, and print
       the blocks of the store as JSON.
-  weft-cni release-address DIR POOL --free ADDRESS ENTRIES|--force
-      Release the address of a container that is not among the journal entries in the directory ENTRIES, or whose namespace
-      is gone; with --force, of any container. Prints the container.
+  weft-cni release-address DIR POOL --restore
+      Mark the reserved addresses of the address store of POOL that stdin names, or free those with the mark that stdin
+      names, and print them as JSON.
+  weft-cni release-address DIR POOL --free ADDRESS ENTRIES…|--force
+      Release the address of a container that is not among the journal entries in the directories ENTRIES, or whose
+      namespace is gone; with --force, of any container. Prints the container.
   weft-cni sandbox create PATH
       Create a network namespace mounted at PATH.
   weft-cni sandbox delete PATH
@@ -166,8 +169,15 @@ pub enum Command<'a> {
         pool: &'a str,
         /// The address.
         address: &'a str,
-        /// Directory of the journal entries; without it the container may live.
-        entries: Option<&'a Path>,
+        /// Directories of the journal entries; none to release the address of any container.
+        entries: Vec<&'a Path>,
+    },
+    /// `release-address DIR POOL --restore`
+    Restore {
+        /// The directory of the address stores.
+        directory: &'a Path,
+        /// The pool.
+        pool: &'a str,
     },
     /// `sandbox create PATH`
     SandboxCreate(&'a Path),
@@ -236,12 +246,18 @@ impl<'a> Command<'a> {
             [transfer::COMMAND, directory, pool, transfer::IDLE_BLOCKS] => {
                 Command::ReturnIdle { directory: Path::new(*directory), pool }
             }
-            [transfer::COMMAND, directory, pool, transfer::FREE, address, entries] => Command::FreeAddress {
-                directory: Path::new(*directory),
-                pool,
-                address,
-                entries: (*entries != transfer::FORCE).then(|| Path::new(*entries)),
-            },
+            [transfer::COMMAND, directory, pool, transfer::RESTORE] => {
+                Command::Restore { directory: Path::new(*directory), pool }
+            }
+            [transfer::COMMAND, directory, pool, transfer::FREE, address, transfer::FORCE] => {
+                Command::FreeAddress { directory: Path::new(*directory), pool, address, entries: Vec::new() }
+            }
+            [transfer::COMMAND, directory, pool, transfer::FREE, address, entries @ ..]
+                if !entries.is_empty() =>
+            {
+                let entries = entries.iter().map(|entries| Path::new(*entries)).collect();
+                Command::FreeAddress { directory: Path::new(*directory), pool, address, entries }
+            }
             [transfer::COMMAND, directory, pool, lease, address @ ..] if address.len() <= 1 => {
                 Command::ReleaseAddress {
                     directory: Path::new(*directory),
@@ -312,7 +328,7 @@ impl<'a> Command<'a> {
                 transfer::release(directory, pool, lease, address(ip)?).map(|outcome| release_code(&outcome))
             }
             Command::FreeAddress { directory, pool, address: ip, entries } => {
-                let freed = transfer::free(directory, pool, address(ip)?, entries);
+                let freed = transfer::free(directory, pool, address(ip)?, &entries);
                 freed.map(|outcome| release_code(&outcome))
             }
             Command::GiveUp { directory, pool } => {
@@ -320,6 +336,9 @@ impl<'a> Command<'a> {
             }
             Command::ReturnIdle { directory, pool } => {
                 print_json(&transfer::return_idle(directory, pool, &read_message()?)?)
+            }
+            Command::Restore { directory, pool } => {
+                print_json(&transfer::restore(directory, pool, &read_message()?)?)
             }
             Command::SandboxCreate(path) => Netns::create(path).or_refused().map(|_| ExitCode::SUCCESS),
             Command::SandboxDelete(path) => Netns::destroy(path).or_refused().map(done),

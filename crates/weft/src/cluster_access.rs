@@ -20,6 +20,12 @@ pub(crate) struct ClusterAccess {
 }
 
 impl ClusterAccess {
+    /// Whether the options or the environment name a cluster.
+    pub(crate) fn is_named(&self) -> bool {
+        let is_path = |path: &PathBuf| !path.as_os_str().is_empty();
+        self.kubeconfig.as_ref().is_some_and(is_path) || self.context.is_some()
+    }
+
     /// Returns a client for the cluster.
     pub(crate) async fn client(&self) -> Result<Client, Failure> {
         client::client_of_person(self.kubeconfig.as_deref(), self.context.as_deref()).await

@@ -175,6 +175,49 @@ fn lint_checks_every_file_and_prints_positions() {
 }
 
 #[test]
+fn lint_few_addresses_depend_on_the_number_of_nodes() {
+    let directory = TestDirectory::new("few");
+    let network = |ipam: &str| {
+        let spec = format!(
+            "  config: |\n    {{\"cniVersion\": \"1.0.0\", \"name\": \"a\", \"type\": \"macvlan\", \"ipam\": {ipam}}}\n"
+        );
+        definition("a", &spec)
+    };
+    let small = r#"{"type": "whereabouts", "range": "10.9.0.0/28", "exclude": ["10.9.0.8/29"]}"#;
+    let file = directory.file("small.yaml", &network(small));
+    let file = file.to_str().unwrap();
+    for (words, reason) in [
+        (vec![file], ""),
+        (vec!["--nodes", "1", file], ""),
+        (
+            vec!["--nodes", "2", file],
+            "has 7 addresses for 2 nodes, fewer than 4 for each: each ADD and DEL sends",
+        ),
+        (
+            vec!["--nodes", "9", file],
+            "has 7 addresses for 9 nodes, fewer than 4 for each: at most 7 pods have one",
+        ),
+    ] {
+        let output = lint(&words);
+        let printed = text(&output);
+        assert!(output.status.success(), "a warning is no failure: {printed}");
+        assert_eq!(printed.contains("few-addresses"), !reason.is_empty(), "{words:?}: {printed}");
+        assert!(printed.contains(reason), "{words:?}: {printed}");
+    }
+    // A store of one host is not shared by nodes.
+    let local = r#"{"type": "weft-ipam", "store": "file", "range": "10.9.0.0/28"}"#;
+    let file = directory.file("local.yaml", &network(local));
+    assert!(!text(&lint(["--nodes", "9", file.to_str().unwrap()])).contains("few-addresses"));
+    // A cluster that does not answer is no failure.
+    let output = Command::new(testkit::binary("weft"))
+        .args(["lint", file.to_str().unwrap(), "--kubeconfig", "/nonexistent/kubeconfig"])
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("networks with few addresses are not searched"));
+}
+
+#[test]
 fn lint_json_output_has_rules_and_positions() {
     let directory = TestDirectory::new("json");
     let file = directory.file(

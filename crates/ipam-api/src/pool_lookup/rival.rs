@@ -4,20 +4,44 @@
 //! - A pool whose range is being changed has the addresses of its fixed layout and those of its spec.
 //! - A pool has no addresses that it excludes, unless it leased them before.
 
+use ipam::IpBlock;
+use ipam::pool_layout::{address_count, nth};
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, Preconditions};
 
 use super::{Lookup, Origin, Unusable, name, range};
-use crate::ip_objects::{BlockObject, LayoutState, PoolObject};
+use crate::ip_objects::{BlockObject, LayoutState, PoolObject, beside};
+
+/// Another pool that has addresses of this one.
+pub(super) struct Rival {
+    pub(super) pool: PoolObject,
+    pub(super) conflict: Conflict,
+}
 
 /// Conflict with another pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Conflict {
     /// The other pool does not withdraw.
     Final,
+    /// The other pool excludes the addresses by now, and still leases some of them.
+    Leased(LeasedAddresses),
     /// The layout of the other pool is being fixed concurrently; it withdraws when it sees this pool.
     Temporary,
+}
+
+/// Block or single address that a pool still leases outside of its reduced range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LeasedAddresses {
+    net: IpNet,
+    node: String,
+}
+
+impl Rival {
+    /// Whether it is useless to wait for the other pool.
+    pub(super) fn is_final(&self) -> bool {
+        self.conflict != Conflict::Temporary
+    }
 }
 
 impl Lookup<'_> {
@@ -27,21 +51,23 @@ impl Lookup<'_> {
         pool: &PoolObject,
         own: IpNet,
         is_new: bool,
-    ) -> Result<Option<(PoolObject, Conflict)>, Unusable> {
+    ) -> Result<Option<Rival>, Unusable> {
         let others = self.done(self.pools.list(&ListParams::default()).await)?.items;
+        let unused = pool.exclude().unwrap_or_default();
         let mut waits = None;
         for other in others {
             if name(&other) == name(pool) || other.spec.network_name != pool.spec.network_name {
                 continue;
             }
             for (other_range, state) in parts(&other) {
-                let apart = !other_range.contains(&own) && !own.contains(&other_range);
-                if apart || excludes(pool, other_range) {
+                let Some(common) = common(own, other_range).filter(|net| !are_covered(*net, &unused)) else {
                     continue;
-                }
-                match self.conflict(pool, (&other, state), own, is_new).await? {
-                    Some(Conflict::Final) => return Ok(Some((other, Conflict::Final))),
-                    Some(Conflict::Temporary) => waits = Some((other.clone(), Conflict::Temporary)),
+                };
+                match self.conflict(pool, (&other, state), (own, common), is_new).await? {
+                    Some(Conflict::Temporary) => {
+                        waits = Some(Rival { pool: other.clone(), conflict: Conflict::Temporary });
+                    }
+                    Some(conflict) => return Ok(Some(Rival { pool: other, conflict })),
                     None => {}
                 }
             }
@@ -49,31 +75,28 @@ impl Lookup<'_> {
         Ok(waits)
     }
 
-    /// Returns the conflict with a part of another pool that overlaps.
+    /// Returns the conflict with a part of another pool that overlaps in `common`.
     async fn conflict(
         &self,
         pool: &PoolObject,
         (other, state): (&PoolObject, LayoutState),
-        own: IpNet,
+        (own, common): (IpNet, IpNet),
         is_new: bool,
     ) -> Result<Option<Conflict>, Unusable> {
+        let unused = pool.exclude().unwrap_or_default();
+        let excluded = other.exclude().unwrap_or_default();
         // The other pool does not use addresses that it excludes, unless it leased them before.
-        if excludes(other, own) {
-            let lies_inside =
-                |block: &BlockObject| block.object().is_some_and(|it| own.contains(&it.net) && !it.is_free());
+        if are_covered(common, &[unused.as_slice(), excluded.as_slice()].concat()) {
             if !is_new {
                 return Ok(None);
             }
-            if self.leased(&name(other)).await?.iter().any(lies_inside) {
-                return Ok(Some(Conflict::Final));
+            let leased = self.leased(&name(other)).await?;
+            let mut leased = leased.iter().filter_map(BlockObject::object);
+            if let Some(IpBlock { net, holder, .. }) = leased.find(|object| is_disputed(object, own, &unused))
+            {
+                return Ok(Some(Conflict::Leased(LeasedAddresses { net, node: holder.node })));
             }
-            // If the reduced range of the other pool is restored, it must not use the addresses of this pool.
-            let is_explicit = |net: &String| net.parse::<IpNet>().is_ok_and(|net| net.contains(&own));
-            if !other.spec.exclude.iter().any(is_explicit) {
-                let mut other = other.clone();
-                other.spec.exclude.push(own.to_string());
-                self.replace(&other).await?;
-            }
+            self.exclude_beside(other, own, &unused).await?;
             return Ok(None);
         }
         let yields = name(other) > name(pool);
@@ -89,9 +112,24 @@ impl Lookup<'_> {
         })
     }
 
+    /// Excludes the addresses of this pool from another one whose range was reduced: if that range is restored, it must not
+    /// use them.
+    async fn exclude_beside(&self, other: &PoolObject, own: IpNet, unused: &[IpNet]) -> Result<(), Unusable> {
+        let explicit = other.exclusions().unwrap_or_default();
+        let known = [unused, explicit.as_slice()].concat();
+        let mut added = range(other).map_or_else(|| vec![own], |range| beside(own, range));
+        added.retain(|net| !are_covered(*net, &known));
+        if !added.is_empty() {
+            let mut other = other.clone();
+            other.spec.exclude.extend(added.iter().map(IpNet::to_string));
+            self.replace(&other).await?;
+        }
+        Ok(())
+    }
+
     /// Withdraws from a conflict; returns the reason.
-    pub(super) async fn withdraw(&self, pool: PoolObject, origin: Origin, rival: &PoolObject) -> String {
-        let (own, other) = (name(&pool), name(rival));
+    pub(super) async fn withdraw(&self, pool: PoolObject, origin: Origin, rival: &Rival) -> String {
+        let (own, other) = (name(&pool), name(&rival.pool));
         let why = overlap(&pool, rival);
         // If this fails the pool stays pending, and the next lookup continues.
         if origin == Origin::Created {
@@ -99,6 +137,9 @@ impl Lookup<'_> {
             let preconditions = Some(Preconditions { uid, resource_version });
             let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
             let _ = self.pools.delete(&own, &parameters).await;
+            if matches!(rival.conflict, Conflict::Leased(_)) {
+                return why;
+            }
             return format!(
                 "pool {own}: pool {other} with an overlapping range was created concurrently: try again"
             );
@@ -113,13 +154,26 @@ impl Lookup<'_> {
 }
 
 /// Returns the reason why a pool cannot be used beside another one.
-pub(super) fn overlap(pool: &PoolObject, rival: &PoolObject) -> String {
-    let (own, other) = (name(pool), name(rival));
-    let (range, other_range) = (&pool.spec.range, &rival.spec.range);
-    format!(
-        "pool {own}: spec.range: {range}: overlaps pool {other} ({other_range}): use that pool, add its addresses to \
-         spec.exclude, or give one of them another networkName"
-    )
+pub(super) fn overlap(pool: &PoolObject, rival: &Rival) -> String {
+    let (own, other) = (name(pool), name(&rival.pool));
+    let (range, other_range) = (&pool.spec.range, &rival.pool.spec.range);
+    match &rival.conflict {
+        Conflict::Leased(LeasedAddresses { net, node }) => {
+            let holder = if node.is_empty() {
+                "which a claim keeps".to_owned()
+            } else {
+                format!("which node {node} leases")
+            };
+            format!(
+                "pool {own}: spec.range: {range}: overlaps {net} of pool {other} ({other_range}), {holder}: delete the pods with \
+                 addresses of it, and try again when it is returned"
+            )
+        }
+        Conflict::Final | Conflict::Temporary => format!(
+            "pool {own}: spec.range: {range}: overlaps pool {other} ({other_range}): use that pool, add its addresses to \
+             spec.exclude, or give one of them another networkName"
+        ),
+    }
 }
 
 /// Returns the ranges in which a pool has addresses, each with the state of its layout there.
@@ -134,9 +188,33 @@ fn parts(pool: &PoolObject) -> Vec<(IpNet, LayoutState)> {
     of_spec.into_iter().chain(recorded.map(|range| (range, LayoutState::Fixed))).collect()
 }
 
-/// Whether a pool excludes all of these addresses.
-fn excludes(pool: &PoolObject, range: IpNet) -> bool {
-    pool.exclude().is_ok_and(|nets| nets.iter().any(|net| net.contains(&range)))
+/// Returns the addresses that two ranges have in common.
+fn common(one: IpNet, other: IpNet) -> Option<IpNet> {
+    if one.contains(&other) {
+        return Some(other);
+    }
+    other.contains(&one).then_some(one)
+}
+
+/// Whether all addresses of a network are in these networks.
+fn are_covered(net: IpNet, nets: &[IpNet]) -> bool {
+    if nets.iter().any(|other| other.contains(&net)) {
+        return true;
+    }
+    // Of two networks one contains the other, so the union of those inside is found without overlaps.
+    let inside: Vec<IpNet> = nets.iter().filter(|other| net.contains(*other)).copied().collect();
+    let inside = IpNet::aggregate(&inside);
+    inside.iter().any(|other| other.contains(&net))
+}
+
+/// Whether a node may use addresses of an object of another pool that this pool, with the range `own`, is about to use too. A
+/// node uses no address of a block that is reserved in it.
+fn is_disputed(object: &IpBlock, own: IpNet, unused: &[IpNet]) -> bool {
+    let Some(common) = common(object.net, own).filter(|_| !object.is_free()) else { return false };
+    let unused: Vec<IpNet> =
+        unused.iter().filter(|net| self::common(**net, common).is_some()).copied().collect();
+    let is_used = |ip| !object.reserved.contains(&ip) && !unused.iter().any(|net| net.contains(&ip));
+    (0..address_count(common)).map(|offset| nth(common, offset)).any(is_used)
 }
 
 #[cfg(test)]
@@ -173,6 +251,55 @@ mod tests {
             let expected: Vec<(String, LayoutState)> =
                 expected.into_iter().map(|(range, state)| (range.to_owned(), state)).collect();
             assert_eq!(found, expected, "{phase:?}");
+        }
+    }
+
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn pool_range_is_covered_by_the_union_of_exclusions() {
+        for (net, exclude, is_covered) in [
+            ("10.0.0.0/28", vec!["10.0.0.0/24"], true),
+            ("10.0.0.0/28", vec!["10.0.0.0/29"], false),
+            ("10.0.0.0/28", vec!["10.0.0.8/29", "10.0.0.0/30", "10.0.0.4/30"], true),
+            ("10.0.0.0/28", vec!["10.0.0.8/29", "10.0.0.0/30", "10.0.0.5/32"], false),
+            ("fd00::/64", vec!["10.0.0.0/8"], false),
+        ] {
+            assert_eq!(are_covered(net.parse().unwrap(), &nets(&exclude)), is_covered, "{net} {exclude:?}");
+        }
+    }
+
+    #[test]
+    fn pool_in_the_rest_of_a_reduced_range_is_disputed_by_leases() {
+        let object = |net: &str, node: &str, reserved: &[&str]| IpBlock {
+            net: net.parse().unwrap(),
+            uid: "u".into(),
+            version: "1".into(),
+            holder: ipam::Holder { node: node.into(), ..ipam::Holder::default() },
+            reserved: reserved.iter().map(|ip| ip.parse().unwrap()).collect(),
+        };
+        let own: IpNet = "10.0.0.8/30".parse().unwrap();
+        let all = ["10.0.0.8", "10.0.0.9", "10.0.0.10", "10.0.0.11"];
+        for (object, unused, is_disputed_object) in [
+            // A block inside, one around, and one elsewhere.
+            (object("10.0.0.8/31", "n1", &[]), vec![], true),
+            (object("10.0.0.0/28", "n1", &[]), vec![], true),
+            (object("10.0.0.16/28", "n1", &[]), vec![], false),
+            (object("10.0.0.8/31", "", &[]), vec![], false),
+            // The block was leased when the addresses were excluded: the node does not use them.
+            (object("10.0.0.0/28", "n1", &all), vec![], false),
+            (object("10.0.0.0/28", "n1", &all[1..]), vec![], true),
+            (object("10.0.0.0/28", "n1", &all[1..]), vec!["10.0.0.8/32"], false),
+            (object("10.0.0.8/31", "n1", &[]), vec!["10.0.0.8/31"], false),
+            (object("10.0.0.9/32", "n1", &[]), vec![], true),
+        ] {
+            assert_eq!(
+                is_disputed(&object, own, &nets(&unused)),
+                is_disputed_object,
+                "{object:?} {unused:?}"
+            );
         }
     }
 }

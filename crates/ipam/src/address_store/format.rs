@@ -133,6 +133,18 @@ pub(super) fn slot_in(bytes: &[u8]) -> Slot {
     }
 }
 
+/// Mark of a reserved address in its slot: of an attempt to restore it; `None` if there is none.
+pub(super) fn restore_mark_in(bytes: &[u8]) -> Option<u64> {
+    Some(word(&bytes[8..])).filter(|mark| bytes[STATE] == RESERVED && *mark != 0)
+}
+
+/// Slot of a reserved address with a mark.
+pub(super) fn marked_slot_bytes(mark: u64) -> [u8; SLOT] {
+    let mut bytes = slot_bytes(Slot::Reserved);
+    bytes[8..].copy_from_slice(&mark.to_le_bytes());
+    bytes
+}
+
 /// Slot of an address in this state; an unknown state is written as reserved, because neither is ever allocated.
 pub(super) fn slot_bytes(what: Slot) -> [u8; SLOT] {
     let (state, time, owner) = match what {

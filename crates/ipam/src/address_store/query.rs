@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::format::{
-    BOOT, DRAINING, GROUP_COUNT, LEASE, SINGLE_OWNER, SLOT, leased_at_in, net_in, slot_count, slot_in,
-    state_in, text_in,
+    BOOT, DRAINING, GROUP_COUNT, LEASE, SINGLE_OWNER, SLOT, leased_at_in, net_in, restore_mark_in,
+    slot_count, slot_in, state_in, text_in,
 };
 use super::hints::{self, HINT};
 use super::{AddressStore, Block, OwnerTag, Slot, SlotId};
@@ -92,6 +92,11 @@ impl AddressStore {
     /// State of an address.
     pub fn slot(&self, id: SlotId) -> Slot {
         self.image.slot(id).map_or(Slot::Unknown, |bytes| slot_in(&bytes))
+    }
+
+    /// Mark of an attempt to restore a reserved address.
+    pub(crate) fn restore_mark(&self, id: SlotId) -> Option<u64> {
+        restore_mark_in(&self.image.slot(id)?)
     }
 
     /// Address of a slot.

@@ -3,8 +3,8 @@
 //! The order of the edits keeps the file valid after every one of them; see `docs/design/ipam.md#order-of-edits`.
 
 use super::format::{
-    BOOT, DRAINING, GROUP_COUNT, HEAD, LEASE, PAGE_HINTS, fits, head_of, head_offset, hint_offset, put_text,
-    slot_bytes, slot_offset, slots_of,
+    BOOT, DRAINING, GROUP_COUNT, HEAD, LEASE, PAGE_HINTS, fits, head_of, head_offset, hint_offset,
+    marked_slot_bytes, put_text, slot_bytes, slot_offset, slots_of,
 };
 use super::hints::{self, Hint};
 use super::{AddressStore, Block, Edit, OwnerTag, PAGES_MAX, Slot, SlotId, WriteOrder};
@@ -24,6 +24,11 @@ impl AddressStore {
     /// Reserves a free address: this store never allocates it again under this lease.
     pub fn reserve(&mut self, id: SlotId) -> Edit {
         self.put_slot(id, Slot::Reserved)
+    }
+
+    /// Marks a reserved address for an attempt to restore it.
+    pub(crate) fn mark_reserved(&mut self, id: SlotId, mark: u64) -> Edit {
+        self.edit(slot_offset(id), &marked_slot_bytes(mark))
     }
 
     /// Changes the state of a block.

@@ -57,7 +57,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
                 return Err(AllocationError::Exhausted);
             };
             taken.insert(net);
-            match self.registry.create(net, &holder).await {
+            match self.registry.create_block(net, &holder).await {
                 Ok(object) => {
                     let object = self.with_reserved(object, &[]).await?;
                     if self.filter.addresses(net).any(|ip| !object.reserved.contains(&ip)) {

@@ -10,6 +10,7 @@ mod lost_leases;
 mod manual_deletion;
 mod node;
 mod recovery;
+mod restoring;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -49,6 +50,8 @@ pub(crate) struct Shape {
     pub(crate) deleted: bool,
     /// Whether range, window and number of nodes change, nodes are drained, and addresses of claims are imported.
     pub(crate) changes: bool,
+    /// Whether reserved addresses are restored.
+    pub(crate) restores: bool,
 }
 
 /// Interface of a pod.
@@ -90,6 +93,8 @@ pub(crate) struct Counts {
     pub(crate) enlarged: u64,
     /// Pods that got an imported address.
     pub(crate) imported: u64,
+    /// Reserved addresses that became free in their block again.
+    pub(crate) restored: u64,
 }
 
 /// Simulated cluster.
@@ -99,6 +104,8 @@ pub(crate) struct Cluster {
     layout: PoolLayout,
     filter: Arc<AddressFilter>,
     random: Random,
+    /// Random numbers of the restored addresses. So the other events of a seed do not depend on them.
+    restore_random: Random,
     api: Api,
     nodes: Vec<Node>,
     now: u64,
@@ -141,6 +148,7 @@ impl Add for Counts {
             returned: self.returned + other.returned,
             enlarged: self.enlarged + other.enlarged,
             imported: self.imported + other.imported,
+            restored: self.restored + other.restored,
         }
     }
 }
@@ -198,6 +206,9 @@ impl Cluster {
             filter: Arc::new(AddressFilter::new(range, &[])),
             random: Random(
                 seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407),
+            ),
+            restore_random: Random(
+                seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(88_172_645_463_325_253),
             ),
             nodes: (0..shape.nodes).map(|index| Node::new(index, &api)).collect(),
             api,
@@ -265,8 +276,11 @@ impl Cluster {
         self.counts.transferred += node.transfers.step(begins, &node.api, self.layout, &node.name, clock.now);
         let tasks = node.transfers.store_tasks();
         node.calls.extend(tasks.map(|task| Call::of(Verb::Store(task))));
+        if self.shape.restores {
+            self.step_restorer(index, clock);
+        }
         // The first call has the lock.
-        if !node.calls.is_empty() {
+        if !self.nodes[index].calls.is_empty() {
             self.advance(index);
         }
     }

@@ -16,7 +16,7 @@ use ipam::address_store::{Block, Slot};
 use ipam::{AddressFilter, AddressStore, AllocationError, BlockLease, BlockState, Range};
 use ipnet::IpNet;
 
-use self::action::{Action, Task, own, request_for_any};
+use self::action::{Action, Task, own, own_with_reserved, request_for_any};
 use self::gate::{ENLARGED, FATES, Fate, Gate, POOLS, Pool, Server, Step};
 
 /// Result of a history.
@@ -24,6 +24,8 @@ struct Played {
     outcome: [Option<Result<BlockLease, AllocationError>>; 2],
     /// Addresses that the transferring node may allocate.
     own: BTreeSet<IpAddr>,
+    /// Addresses that are reserved in the object of its block: another node may use them.
+    reserved: BTreeSet<IpAddr>,
     /// Objects of the server.
     objects: String,
 }
@@ -42,6 +44,12 @@ fn begin(actions: [Action; 2], is_held: bool) -> (Server, AddressStore) {
             let _ = store.hold(place, 1, 42);
         }
         return (server, store);
+    }
+    if let Some(ip) = actions.into_iter().find_map(|action| match action {
+        Action::Restores(ip) => Some(ip.parse().unwrap()),
+        _ => None,
+    }) {
+        return own_with_reserved(ip, is_held);
     }
     let none = Server { pool: Some(first_pool(actions)), ..Server::default() };
     let Some(ip) = transferred else { return (none, AddressStore::new("b")) };
@@ -89,7 +97,11 @@ fn play(actions: [Action; 2], history: &[Step], is_held: bool) -> Played {
             outcome[*index] = Some(done);
         }
     }
-    let objects = server.lock().unwrap().text();
+    let (objects, reserved) = {
+        let server = server.lock().unwrap();
+        let own = server.objects.iter().filter(|object| object.holder.node == "n0");
+        (server.text(), own.flat_map(|object| object.reserved.clone()).collect())
+    };
     let store = store.lock().unwrap();
     let of_block = |block| {
         let slots = store.slots_of(&block).enumerate().filter(|(_, what)| *what != Slot::Reserved);
@@ -97,7 +109,7 @@ fn play(actions: [Action; 2], history: &[Step], is_held: bool) -> Played {
     };
     let is_open = |block: &Block| block.state == BlockState::Active;
     let own = store.blocks().filter(is_open).flat_map(of_block).collect();
-    Played { outcome, own, objects }
+    Played { outcome, own, reserved, objects }
 }
 
 /// Addresses that a node may use.
@@ -118,8 +130,9 @@ fn explore_with(actions: [Action; 2], faults: usize, is_held: bool) -> (usize, u
     let mut waiting: Vec<Vec<Step>> = vec![Vec::new()];
     let (mut ended, mut had) = (0, 0);
     while let Some(history) = waiting.pop() {
-        let Played { outcome, own, objects } = play(actions, &history, is_held);
+        let Played { outcome, own, reserved, objects } = play(actions, &history, is_held);
         let (mut one, other) = (addresses(&outcome[0]), addresses(&outcome[1]));
+        assert!(own.is_disjoint(&reserved), "{actions:?}: {history:?}: {own:?} {objects}");
         one.extend(own);
         assert!(one.is_disjoint(&other), "{actions:?}: {history:?}: {outcome:?}: {objects}");
         if outcome.iter().all(Option::is_some) {
@@ -179,6 +192,23 @@ fn interleavings_of_a_given_up_address_never_share_it() {
     let (blocks, leased) = explore_with([Action::GivesUp, Action::Block], 2, false);
     println!("histories: {ended}, {had} with the address; {other}; {blocks}, {leased} with a block");
     assert!(ended > 50 && had > 0 && other > 50 && blocks > 50 && leased > 0);
+}
+
+#[test]
+fn interleavings_of_a_restored_address_never_share_it() {
+    let ip = "10.0.0.2";
+    for (other, faults) in
+        [(Action::Address(ip), 1), (Action::TransferredAddress(ip), 1), (Action::Restores(ip), 2)]
+    {
+        for has_object in [false, true] {
+            let (ended, had) = explore_with([Action::Restores(ip), other], faults, has_object);
+            println!("histories with {other:?}: {ended}, {had} with the address");
+            assert!(ended > 50);
+            // An object that is there cannot be created again.
+            let is_leased = matches!(other, Action::Address(_)) || !has_object;
+            assert!(had > 0 || !is_leased || matches!(other, Action::Restores(_)));
+        }
+    }
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod cluster;
 mod draining;
 mod faultless;
 mod interleavings;
+mod restore;
 mod transfer;
 
 use cluster::{Cluster, Counts, Shape};
@@ -52,6 +53,7 @@ const PLAIN: Shape = Shape {
     shared: false,
     deleted: false,
     changes: false,
+    restores: false,
 };
 
 fn seeds() -> std::ops::Range<u64> {
@@ -96,6 +98,7 @@ fn run(shape: Shape) {
     assert!(!has_claims || all.refused_by_name > 0, "no request named an address of another owner");
     assert!(!has_blocks || all.drained > 0, "no block was drained");
     assert!(!shape.changes || all.enlarged > 0 && all.filled > 0, "no range was enlarged");
+    assert!(!shape.restores || all.restored > 0, "no reserved address was restored");
     assert!(!shape.changes || !has_claims || all.imported > 0, "no imported address was allocated");
 }
 
@@ -155,6 +158,17 @@ fn simulation_of_changed_ranges_and_node_counts() {
     {
         run(Shape { subnet, bits, claims, nodes: 6, changes: true, ..PLAIN });
     }
+}
+
+/// Reserved addresses are restored, by agents that see their objects late and are killed, with all other faults.
+#[test]
+fn simulation_of_restored_addresses() {
+    let shape = Shape { restores: true, ..PLAIN };
+    run(Shape { subnet: "10.0.0.0/27", bits: 3, claims: 16, ..shape });
+    run(Shape { subnet: "fd00::/122", bits: 2, nodes: 5, claims: 6, ..shape });
+    run(Shape { subnet: "10.0.0.0/26", bits: 3, nodes: 6, ..shape });
+    run(Shape { subnet: "10.0.0.0/26", bits: 2, claims: 6, deleted: true, ..shape });
+    run(Shape { subnet: "10.0.0.32/28", bits: 2, claims: 6, nodes: 6, changes: true, ..shape });
 }
 
 /// A virtual machine that is migrated has two pods; either may be the last one with its address.

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use ipam::give_up::{GiveUpOutcome, GivenUp, KnownBlock, complete_give_up, known_blocks, next_request};
+use ipam::restore::RestoreMessage;
 use ipam::transfer::{TransferOutcome, TransferReply, complete_transfer, requested_block};
 use ipam::{AllocationError, IpBlock, PoolLayout, TransferRequest};
 
@@ -24,6 +25,8 @@ pub(crate) enum StoreTask {
     Reserve(String, IpAddr, Reply<TransferReply>),
     /// Gives up a block or some addresses.
     GiveUp(TransferRequest, Vec<KnownBlock>, Reply<GivenUp>),
+    /// Marks or frees reserved addresses.
+    Restore(RestoreMessage, Reply<Vec<IpAddr>>),
 }
 
 /// The agent's handler of transfer requests.

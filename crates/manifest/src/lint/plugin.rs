@@ -1,5 +1,7 @@
 //! Linter of one plugin's configuration, in a list or alone.
 
+use std::collections::BTreeMap;
+
 use cni::capability;
 use cni::name::PluginType;
 use serde_json::{Map, Value};
@@ -7,6 +9,7 @@ use serde_json::{Map, Value};
 use super::Programs;
 use super::chain::{Chain, fault, find, shown};
 use super::plugins;
+use crate::{NetworkRange, network_ranges};
 use npwg::configuration::{Flavour, NodeConfiguration};
 use npwg::nearest::hint;
 use npwg::refusal::KeyPath;
@@ -27,6 +30,9 @@ const PLUGIN_KEYS: &[&str] = &[
     // Read by weft for pods of virtual machines, and by kubevirt/ipam-extensions.
     "allowPersistentIPs",
 ];
+
+/// Number of addresses for each node below which a network of a cluster-wide pool is reported, as by `weft ipam check`.
+const ADDRESSES_FOR_NODE: u128 = 4;
 
 /// Plugins that attach further networks.
 const META_PLUGINS: &[&str] = &["multus", "multus-shim", "weft"];
@@ -70,6 +76,7 @@ impl Chain<'_, '_> {
         self.args(map, path);
         self.capabilities(map, path);
         self.persistent_addresses(map, path);
+        self.address_windows(map, path);
         if let Some(value) = find(map, "runtimeConfig") {
             let reason = "is filled in by the runtime; a value written here is replaced or dropped";
             let cure = "declare \"capabilities\" instead";
@@ -87,6 +94,29 @@ impl Chain<'_, '_> {
             self.say(
                 fault(Rule::InvalidValue, &path.key("allowPersistentIPs"), reason).showing(&shown(value)),
             );
+        }
+    }
+
+    /// Reports range sets with few addresses for the number of nodes.
+    fn address_windows(&mut self, map: &Map<String, Value>, path: &KeyPath) {
+        let Some(nodes) = self.knowledge.nodes.map(u128::from) else { return };
+        let mut sets: BTreeMap<usize, (u128, Vec<String>)> = BTreeMap::new();
+        for NetworkRange { set, filter, .. } in network_ranges(&Value::Object(map.clone()).to_string()) {
+            let (size, ranges) = sets.entry(set).or_default();
+            *size = size.saturating_add(filter.count());
+            ranges.push(filter.range.to_string());
+        }
+        for (size, ranges) in sets.into_values().filter(|(size, _)| *size < ADDRESSES_FOR_NODE * nodes) {
+            let ranges = ranges.join(", ");
+            let effect = if size < nodes {
+                format!("at most {size} pods have one at a time")
+            } else {
+                "each ADD and DEL sends requests to the API server".to_owned()
+            };
+            let reason = format!(
+                "{ranges} has {size} addresses for {nodes} nodes, fewer than {ADDRESSES_FOR_NODE} for each: {effect}"
+            );
+            self.say(fault(Rule::FewAddresses, &path.key("ipam"), reason).cure("enlarge the range"));
         }
     }
 

@@ -21,6 +21,7 @@ impl Knowledge {
             plugin_keys: table(plugin_config::PLUGINS, plugin_config::options),
             ipam_keys: table(plugin_config::IPAM_PLUGINS, plugin_config::ipam_options),
             programs: None,
+            nodes: None,
         }
     }
 }

@@ -93,7 +93,8 @@ impl BlockProvider {
         let own = own.all().into_iter().filter_map(|owned| Option::clone(&owned));
         let own = own.filter(|owned| owned.pool == pool).map(|owned| owned.object);
         let found = of_interface(own, request);
-        if !found.is_empty() || pod.is_some_and(has_unique_name) {
+        // Of several addresses another interface of the pod may have leased one a moment ago.
+        if found.len() == 1 || found.is_empty() && pod.is_some_and(has_unique_name) {
             return Ok(found);
         }
         metrics.address_requests.inc();
@@ -119,15 +120,31 @@ fn with_imported(imported: ImportedAddresses) -> AllocateResponse {
     AllocateResponse { imported: Some(imported), ..AllocateResponse::default() }
 }
 
-/// Returns the addresses that were imported for the interface of a request.
+/// Returns the addresses that were imported for the interface of a request: first those whose claim names it, then those that
+/// it leases, then others of the pod whose interface is unknown. Another interface of the pod may lease one of these.
 fn of_interface(objects: impl Iterator<Item = IpBlock>, request: &AllocateRequest) -> Vec<ClaimedAddress> {
-    let (pod, interface) = (&request.pod, request.owner.rsplit('/').next().unwrap_or_default());
+    let (pod, interface) = (&request.pod, interface_of(&request.owner));
     let claimed = objects.filter(IpBlock::is_single_address).filter_map(|object| {
         let claim = ImportedClaim::parse(&object.holder.claim)?;
+        let leased_by = Some(interface_of(&object.holder.owner)).filter(|_| !object.holder.node.is_empty());
+        let rank = match leased_by {
+            _ if claim.interface == interface => 0,
+            Some(other) if other == interface => 1,
+            Some(_) => return None,
+            None => 2,
+        };
         let is_own = claim.is_of(&pod.namespace, &pod.name, interface);
-        is_own.then(|| ClaimedAddress { address: object.net.addr(), claim: object.holder.claim })
+        let address = object.net.addr();
+        is_own.then(|| (rank, ClaimedAddress { address, claim: object.holder.claim.clone() }))
     });
-    claimed.collect()
+    let mut claimed: Vec<(u8, ClaimedAddress)> = claimed.collect();
+    claimed.sort_by_key(|(rank, claimed)| (*rank, claimed.address));
+    claimed.into_iter().map(|(_, claimed)| claimed).collect()
+}
+
+/// Interface of an owner: pod uid, container and interface.
+fn interface_of(owner: &str) -> &str {
+    owner.rsplit('/').next().unwrap_or_default()
 }
 
 /// Whether no other pod had or gets the name of this one.
@@ -137,7 +154,13 @@ fn has_unique_name(pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
+    use ipam::{AddressFilter, Holder, Range};
+    use ipnet::IpNet;
     use npwg::metadata::PodController;
+    use npwg::plan::PodIdentity;
+    use rpc::allocate::{Operation, PoolReference};
 
     use super::*;
 
@@ -157,5 +180,60 @@ mod tests {
         ] {
             assert_eq!(has_unique_name(&pod(kind)), is_unique, "{kind}");
         }
+    }
+
+    fn request(interface: &str) -> AllocateRequest {
+        let range = "10.0.0.0/24".parse().unwrap();
+        AllocateRequest {
+            pool: PoolReference { name: "p".into(), must_exist: false, network: String::new(), range },
+            filter: AddressFilter::new(Range::between(range, None, None).unwrap(), &[]),
+            store: "p".into(),
+            directory: "/d".into(),
+            blocks: Vec::new(),
+            operation: Operation::FindImported,
+            pod: PodIdentity { namespace: "blue".into(), name: "web-0".into(), ..PodIdentity::default() },
+            owner: format!("uid/c2/{interface}"),
+            claim: String::new(),
+            shares_claim: false,
+            quarantine: 0,
+        }
+    }
+
+    /// Address whose claim names an interface or none, and the interface that leases it.
+    fn imported(ip: &str, interface: &str, leased_by: Option<&str>) -> IpBlock {
+        let claim = ImportedClaim {
+            namespace: "blue".into(),
+            pod: "web-0".into(),
+            interface: interface.into(),
+            node: "n1".into(),
+        };
+        let owner = leased_by.map_or_else(String::new, |by| format!("uid/c1/{by}"));
+        let node = leased_by.map_or_else(String::new, |_| "n1".into());
+        let holder = Holder { node, owner, claim: claim.name(), ..Holder::default() };
+        let net = IpNet::from(ip.parse::<IpAddr>().unwrap());
+        IpBlock { net, uid: "u".into(), version: "1".into(), holder, reserved: Vec::new() }
+    }
+
+    #[test]
+    fn imported_addresses_of_unknown_interface_have_one_each() {
+        let of = |objects: &[IpBlock], interface: &str| -> Vec<String> {
+            let found = of_interface(objects.iter().cloned(), &request(interface));
+            found.iter().map(|found| found.address.to_string()).collect()
+        };
+        let free = [imported("10.0.0.3", "", None), imported("10.0.0.2", "", None)];
+        assert_eq!(of(&free, "net1"), ["10.0.0.2", "10.0.0.3"]);
+        // The first interface has its address: it gets the same again, and the second one gets the other.
+        let one = [imported("10.0.0.3", "", None), imported("10.0.0.2", "", Some("net1"))];
+        assert_eq!(of(&one, "net1"), ["10.0.0.2", "10.0.0.3"]);
+        assert_eq!(of(&one, "net2"), ["10.0.0.3"]);
+        let both = [imported("10.0.0.3", "", Some("net2")), imported("10.0.0.2", "", Some("net1"))];
+        assert_eq!([of(&both, "net1"), of(&both, "net2")], [["10.0.0.2"], ["10.0.0.3"]]);
+        assert_eq!(of(&both, "net3"), [""; 0]);
+        // A known interface comes first.
+        let known = [imported("10.0.0.2", "", None), imported("10.0.0.9", "net1", Some("net1"))];
+        assert_eq!(
+            [of(&known, "net1"), of(&known, "net2")],
+            [vec!["10.0.0.9", "10.0.0.2"], vec!["10.0.0.2"]]
+        );
     }
 }

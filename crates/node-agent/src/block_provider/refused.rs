@@ -102,7 +102,7 @@ impl RefusedNodes {
     }
 
     /// Notes that an address of a store is free again.
-    pub(super) fn note_free(&self, store: &str) {
+    pub(crate) fn note_free(&self, store: &str) {
         let mut all = self.requests();
         let Some(known) = all.get_mut(store) else { return };
         known.retain(|other| other.at.elapsed() < REMEMBERED);

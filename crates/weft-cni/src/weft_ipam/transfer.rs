@@ -1,5 +1,5 @@
 //! `weft-cni release-address`: releases an address of a leased block to another node for the agent, or marks a lease as
-//! unconfirmed, gives up any address, or returns idle blocks. For an operator it releases the address of a container that
+//! unconfirmed, gives up any address, returns idle blocks, or restores reserved addresses. For an operator it releases the address of a container that
 //! is gone.
 //!
 //! - An address in use is not released; its owner is printed. A released address is on the disk.
@@ -13,6 +13,7 @@ use std::path::Path;
 use cni::Error;
 use ipam::address_store::Slot;
 use ipam::give_up::{GiveUpMessage, GivenUp, ReturnMessage};
+use ipam::restore::RestoreMessage;
 use ipam::transfer::Reservation;
 use ipam::{AllocationKind, BlockInfo, Clock, IDLE, LeaseResponse};
 use rpc::journal::Entry;
@@ -28,6 +29,8 @@ pub const ANY: &str = "--any";
 /// Option of the command: return idle blocks.
 pub const IDLE_BLOCKS: &str = "--idle";
 
+/// Option of the command: mark or free reserved addresses.
+pub const RESTORE: &str = "--restore";
 /// Option of the command: release the address of a container that is gone.
 pub const FREE: &str = "--free";
 /// Option of the command in place of a journal: release the address of any container.
@@ -66,17 +69,12 @@ pub fn release(directory: &Path, pool: &str, lease: &str, ip: IpAddr) -> Result<
     })
 }
 
-/// Releases an address that a container holds, in the address store of a pool below `directory`. With a directory of
+/// Releases an address that a container holds, in the address store of a pool below `directory`. With directories of
 /// journal entries, the address of a container that may live is not released.
 ///
 /// # Errors
 /// As for [`release`].
-pub fn free(
-    directory: &Path,
-    pool: &str,
-    ip: IpAddr,
-    entries: Option<&Path>,
-) -> Result<ReleaseOutcome, Error> {
+pub fn free(directory: &Path, pool: &str, ip: IpAddr, entries: &[&Path]) -> Result<ReleaseOutcome, Error> {
     let Some(mut store) = find(directory, pool)? else { return Ok(ReleaseOutcome::UnknownLease) };
     let mut slots = store.addresses.find_all(ip).map(|(_, slot)| slot);
     let held = slots.find(|slot| matches!(store.addresses.slot(*slot), Slot::Held { .. }));
@@ -84,7 +82,7 @@ pub fn free(
     store.require_readable()?;
     let Some(slot) = held else { return Ok(ReleaseOutcome::UnknownLease) };
     let owner = store.owner(slot);
-    if entries.is_some_and(|entries| may_live(entries, &owner.container)) {
+    if !entries.is_empty() && may_live(entries, &owner.container) {
         return Ok(ReleaseOutcome::InUse(owner));
     }
     let edits = store.addresses.release_slots(unconfigured_clock(), &[slot]);
@@ -93,16 +91,16 @@ pub fn free(
     Ok(ReleaseOutcome::Freed(owner))
 }
 
-/// Whether a container may live: the journal contains it, with a namespace that exists, or there is no journal.
-fn may_live(entries: &Path, container: &str) -> bool {
-    if container.is_empty() || container.contains('/') || !entries.is_dir() {
+/// Whether a container may live: one of the journals contains it, with a namespace that exists, or there is no journal.
+fn may_live(entries: &[&Path], container: &str) -> bool {
+    let mut journals = entries.iter().filter(|entries| entries.is_dir()).peekable();
+    if container.is_empty() || container.contains('/') || journals.peek().is_none() {
         return true;
     }
-    let bytes = match fs::read(entries.join(format!("{container}.json"))) {
-        Err(cause) => return cause.kind() != ErrorKind::NotFound,
-        Ok(bytes) => bytes,
-    };
-    Entry::read(&bytes).map_or(true, |entry| Path::new(&entry.netns).exists())
+    journals.any(|entries| match fs::read(entries.join(format!("{container}.json"))) {
+        Err(cause) => cause.kind() != ErrorKind::NotFound,
+        Ok(bytes) => Entry::read(&bytes).map_or(true, |entry| Path::new(&entry.netns).exists()),
+    })
 }
 
 /// Marks a lease as unconfirmed in the address store of a pool below `directory`: nothing is allocated from it until the
@@ -150,6 +148,19 @@ pub fn return_idle(directory: &Path, pool: &str, message: &ReturnMessage) -> Res
     store.require_readable()?;
     store.settle()?;
     Ok(blocks)
+}
+
+/// Marks reserved addresses of a lease in the store of a pool, or frees those that still have the mark; returns them.
+///
+/// # Errors
+/// As for [`release`].
+pub fn restore(directory: &Path, pool: &str, message: &RestoreMessage) -> Result<Vec<IpAddr>, Error> {
+    let Some(mut store) = find(directory, pool)? else { return Ok(Vec::new()) };
+    let (changed, edits) = store.addresses.restore(now(), message);
+    store.require_readable()?;
+    store.write(&edits)?;
+    store.settle()?;
+    Ok(changed)
 }
 
 fn find(directory: &Path, pool: &str) -> Result<Option<Store>, Error> {

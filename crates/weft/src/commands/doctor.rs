@@ -38,7 +38,7 @@ use node_support::weft_cni::{PLUGINS, Plugins, Tagged, WeftCni};
 use reservations::RETRY;
 
 /// Directories in which runtimes and Multus cache the results of attachments.
-const RESULT_CACHES: [&str; 3] =
+pub(crate) const RESULT_CACHES: [&str; 3] =
     ["/var/lib/cni/results", "/var/lib/cni/cache/results", "/var/lib/cni/multus/results"];
 
 /// Age up to which failed calls are mentioned.

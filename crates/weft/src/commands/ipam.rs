@@ -4,6 +4,7 @@
 //! address stores of the node alone.
 
 mod host_stores;
+mod node_sandboxes;
 mod show;
 mod store_blocks;
 
@@ -27,6 +28,7 @@ use tokio::time::timeout;
 
 use crate::cluster_access::ClusterAccess;
 use crate::commands::ipam::host_stores::HostStore;
+use crate::commands::ipam::node_sandboxes::NodeSandboxes;
 use crate::commands::ipam::show::show;
 use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -65,9 +67,10 @@ pub(crate) struct Arguments {
     /// Read only the address stores of this node, not the cluster (default: only if the cluster cannot be read)
     #[arg(long, global = true)]
     local: bool,
-    /// Directory of the journal, which has the sandboxes of this node
-    #[arg(long, default_value = rpc::journal::DIRECTORY, value_name = "DIR", global = true)]
-    journal: PathBuf,
+    /// Directory of the journal, which has the sandboxes of this node (default: that of the meta-plugin's configuration, and
+    /// /var/lib/weft)
+    #[arg(long, value_name = "DIR", global = true)]
+    journal: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -127,10 +130,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let stores = HostStore::all(directory);
     if let IpamCommand::Free { block, force, .. } = command
         && let (Ok(address), Ok(stores)) = (block.parse::<IpAddr>(), &stores)
-        && let Some(freed) =
-            host_stores::free(stores, directory, address, Some(journal.as_path()).filter(|_| !force))
     {
-        return freed;
+        let sandboxes = if *force { None } else { Some(NodeSandboxes::find(journal.as_deref())?) };
+        if let Some(freed) = host_stores::free(stores, directory, address, sandboxes.as_ref()) {
+            return freed;
+        }
     }
     runtime()?.block_on(async {
         let cluster = cluster(arguments, stores.as_ref().is_ok_and(|stores| !stores.is_empty())).await;
@@ -142,7 +146,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                         "the cluster cannot be read, only the address stores of this node: {failure}"
                     ));
                 }
-                return command.run_locally(&stores, journal, *format);
+                return command.run_locally(&stores, journal.as_deref(), *format);
             }
             (Err(failure), Err(unread)) => return Err(failure.unwrap_or(unread)),
             (Err(failure), Ok(_)) => return Err(failure.unwrap_or_else(|| Failure::new("no address stores"))),
@@ -215,12 +219,18 @@ impl IpamCommand {
     }
 
     /// Runs the command on the address stores of this node.
-    fn run_locally(&self, stores: &[HostStore], journal: &Path, format: Format) -> Result<(), Failure> {
+    fn run_locally(
+        &self,
+        stores: &[HostStore],
+        journal: Option<&Path>,
+        format: Format,
+    ) -> Result<(), Failure> {
         match self {
             IpamCommand::Show { .. } => host_stores::show(stores, format),
             IpamCommand::Who { address, .. } => host_stores::who(stores, *address, format),
             IpamCommand::Check { address_stores } => {
-                print_findings(&host_stores::findings(address_stores, journal)?, &[], format)
+                let sandboxes = NodeSandboxes::find(journal)?;
+                print_findings(&host_stores::findings(address_stores, &sandboxes)?, &[], format)
             }
             IpamCommand::Free { block, .. } => Err(Failure::new(format!(
                 "{block}: no address store of this node holds it"

@@ -11,6 +11,7 @@ mod rewrite;
 
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use manifest::Manifest;
@@ -20,15 +21,23 @@ use manifest::stream::Pieces;
 use npwg::refusal::Fault;
 use npwg::rule::{Rule, Severity};
 use serde::Serialize;
+use tokio::time::timeout;
 
+use crate::cluster_access::ClusterAccess;
 use crate::input_files;
 use crate::input_files::{File, Input, Kind};
+use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
-use cli_support::output::{Format, Output};
+use cli_support::output::{Format, Output, Progress};
+use ipam_api::pool_lookup::node_count;
+use kube_support::api_error;
 
 /// Directory in which runtimes look for plugins.
 const PLUGIN_DIRECTORY: &str = "/opt/cni/bin";
+
+/// Time after which the number of nodes is not waited for any more.
+const CLUSTER_MAX: Duration = Duration::from_secs(5);
 
 /// Path of stdin.
 const STDIN: &str = "/dev/stdin";
@@ -58,6 +67,12 @@ pub(crate) struct Arguments {
     /// Directory with the plugins of a node; may be repeated (default: /opt/cni/bin, if it exists)
     #[arg(long, value_name = "DIR")]
     plugin_dir: Vec<PathBuf>,
+    /// Number of nodes of the cluster, to find networks with few addresses for it (default: that of the cluster that
+    /// --kubeconfig or --context names; else they are not searched)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    nodes: Option<u64>,
+    #[command(flatten)]
+    cluster: ClusterAccess,
     /// Rule to explain with a wrong and a right example, instead of reading files
     #[arg(long, value_name = "RULE", conflicts_with_all = ["paths", "fix", "plugin_dir"])]
     explain: Option<Rule>,
@@ -94,11 +109,12 @@ struct Fixed {
 
 /// Runs `weft lint`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { paths, fix, plugin_dir, explain, output } = arguments;
+    let Arguments { paths, fix, plugin_dir, nodes: _, cluster: _, explain, output } = arguments;
     if let Some(rule) = explain {
         return explanation::print(*rule, output.format);
     }
-    let knowledge = Knowledge { programs: programs(plugin_dir)?, ..Knowledge::of_known_plugins() };
+    let (programs, nodes) = (programs(plugin_dir)?, arguments.nodes()?);
+    let knowledge = Knowledge { programs, nodes, ..Knowledge::of_known_plugins() };
     let (mut report, mut across) = (LintReport::default(), Across::default());
     let stdin = |path: &PathBuf| if path.as_os_str() == "-" { STDIN.into() } else { path.clone() };
     for path in input_files::expand(&paths.iter().map(stdin).collect::<Vec<_>>())? {
@@ -139,6 +155,30 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match report.count(Severity::Error) {
         0 => Ok(()),
         count => Err(Failure::quiet(format!("{count} errors"))),
+    }
+}
+
+impl Arguments {
+    /// Returns the number of nodes, if an option or a cluster tells it. The files are checked without it, too.
+    fn nodes(&self) -> Result<Option<u64>, Failure> {
+        if self.nodes.is_some() || !self.cluster.is_named() {
+            return Ok(self.nodes);
+        }
+        let count = async {
+            let client = self.cluster.client().await?;
+            let counted = timeout(CLUSTER_MAX, node_count(&client)).await;
+            let unknown = |why: String| Failure::new(format!("list nodes: {why}"));
+            let counted = counted.map_err(|_| unknown("the API server does not answer".to_owned()))?;
+            counted.map_err(|error| unknown(api_error::describe(&error)))
+        };
+        match runtime()?.block_on(count) {
+            Ok(nodes) => Ok(Some(nodes)),
+            Err(failure) => {
+                let note = format!("networks with few addresses are not searched: {failure}; set --nodes");
+                Progress::beside(Format::Json).line(note);
+                Ok(None)
+            }
+        }
     }
 }
 

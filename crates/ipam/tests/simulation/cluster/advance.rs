@@ -125,6 +125,7 @@ impl Cluster {
                 self.nodes[index].pods.remove(owner);
             }
             (Verb::Store(StoreTask::Reserve(_, _, reply)), outcome) => reply.send(&outcome),
+            (Verb::Store(StoreTask::Restore(_, reply)), _) => reply.put(call.restored.clone()),
             (Verb::Store(StoreTask::GiveUp(request, _, reply)), _) => {
                 let given = call.given.clone().expect("the store was asked");
                 // The requester takes an address in quarantine, or another node does before it.

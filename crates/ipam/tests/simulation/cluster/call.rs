@@ -53,6 +53,8 @@ pub(super) struct Call {
     pub(super) ignores_quarantine: bool,
     /// Result of a request to give up an address.
     pub(super) given: Option<GivenUp>,
+    /// Reserved addresses that were marked or freed.
+    pub(super) restored: Vec<IpAddr>,
     /// Whether the changes that need no agent were made.
     begun: bool,
     pub(super) outcome: Option<Result<Option<IpAddr>, AllocationError>>,
@@ -73,6 +75,7 @@ impl Call {
             drained: 0,
             ignores_quarantine: false,
             given: None,
+            restored: Vec::new(),
             begun: false,
             outcome: None,
         }
@@ -161,6 +164,13 @@ impl Call {
                 let (given, edits) = store.give_up(clock.now, request, known);
                 self.unwritten.extend(edits);
                 self.given = Some(given);
+                self.outcome = Some(Ok(None));
+                None
+            }
+            Verb::Store(StoreTask::Restore(message, _)) => {
+                let (restored, edits) = store.restore(clock.now, message);
+                self.unwritten.extend(edits);
+                self.restored = restored;
                 self.outcome = Some(Ok(None));
                 None
             }

@@ -11,6 +11,7 @@ use ipam::give_up::{publish_reservations, unpublished_reservations};
 use ipam::{AllocationKind, IpBlock};
 
 use super::super::api_server::block_on;
+use super::super::restore::Restorer;
 use super::call::{Call, Verb};
 use super::{Cluster, Owner, QUARANTINE};
 
@@ -71,6 +72,7 @@ impl Cluster {
         for index in 0..self.nodes.len() {
             self.come_back(index);
             *self.nodes[index].api.partitioned.lock().unwrap() = false;
+            self.nodes[index].restorer = Restorer::default();
         }
         self.finish_calls_of_all();
         self.controller = None;
@@ -93,6 +95,7 @@ impl Cluster {
                 self.nodes[index].calls.push(Call::of(Verb::Tidy(4)));
                 self.finish_calls_of_all();
             }
+            self.remove_restore_marks(index);
             self.publish_reservations(index);
         }
     }
@@ -159,7 +162,7 @@ impl Cluster {
     }
 
     /// Runs the calls of all nodes to their end, with the agents of all nodes.
-    fn finish_calls_of_all(&mut self) {
+    pub(super) fn finish_calls_of_all(&mut self) {
         for _ in 0..200_000 {
             let mut is_busy = false;
             for index in 0..self.nodes.len() {

@@ -10,6 +10,7 @@ use ipam::address_store::StoreFile;
 use ipam::{AddressStore, AllocationKind, IpBlock, LeaseResponse};
 
 use super::super::api_server::{Api, Task};
+use super::super::restore::Restorer;
 use super::super::transfer::TransferHandler;
 use super::Owner;
 use super::call::{Answer, Call};
@@ -39,6 +40,8 @@ pub(super) struct Node {
     pub(super) agent: Vec<(Task<LeaseResponse>, Answer)>,
     /// The agent's handler of transfer requests.
     pub(super) transfers: TransferHandler,
+    /// The agent's task that restores reserved addresses.
+    pub(super) restorer: Restorer,
     /// Objects that the agent believes its store to lease.
     pub(super) seen: Vec<IpBlock>,
     /// Pods and the addresses they got; no address if the call was killed.
@@ -81,6 +84,7 @@ impl Node {
             calls: Vec::new(),
             agent: Vec::new(),
             transfers: TransferHandler::default(),
+            restorer: Restorer::default(),
             seen: Vec::new(),
             pods: BTreeMap::new(),
             kinds: BTreeMap::new(),
@@ -99,6 +103,7 @@ impl Node {
     pub(super) fn kill_agent(&mut self) {
         self.agent.clear();
         self.transfers = TransferHandler::default();
+        self.restorer = Restorer::default();
     }
 
     /// Lets the agent make progress with every request.

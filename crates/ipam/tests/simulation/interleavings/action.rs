@@ -7,6 +7,8 @@ use std::pin::Pin;
 use std::sync::Mutex;
 
 use ipam::give_up::{complete_give_up, known_blocks, next_request};
+use ipam::registry::create_object;
+use ipam::restore::{RestoreMark, RestoreMessage, RestoreStep, restorable, withdraw_reservations};
 use ipam::transfer::{self, Reservation, TransferReply};
 use ipam::{
     AddressFilter, AddressSpan, AddressStore, AllocationError, AllocationKind, BlockAllocator, BlockLease,
@@ -35,6 +37,10 @@ pub(super) enum Action {
     RequestsAddress(&'static str),
     /// Deletes the pool, recreates it with another block size, and sends a request for any address.
     RecreatesPool,
+    /// Leases a block from the beginning, and restores this reserved address of it.
+    Restores(&'static str),
+    /// Leases this address of the block of the first node, which transfers it meanwhile.
+    TransferredAddress(&'static str),
     /// Gives blocks to a pool without blocks, as for a larger range, and sends a request for any address.
     EnlargesPool,
 }
@@ -71,6 +77,8 @@ impl Action {
             Action::RequestsAddress(ip) => {
                 send_request(&allocator, gate, &[], AllocationKind::Address(ip.parse().unwrap())).await
             }
+            Action::Restores(ip) => restore(gate, ip.parse().unwrap(), 100 + index as u64, store).await,
+            Action::TransferredAddress(ip) => lease_transferred(&allocator, ip.parse().unwrap(), store).await,
             Action::RecreatesPool => recreate_pool(&allocator).await,
             Action::EnlargesPool => enlarge_pool(&allocator).await,
         }
@@ -89,6 +97,21 @@ pub(super) fn own() -> (Server, AddressStore) {
     let lease = BlockLease { net, id: object.lease_id(), single_owner: false, reserved: Vec::new() };
     let _ = store.add_block(&lease, 1);
     (Server { objects: vec![object], pool: Some(POOLS[0]), ..Server::default() }, store)
+}
+
+/// Server and store with that block, in which this address is reserved. With an object, it was a single address before.
+pub(super) fn own_with_reserved(ip: IpAddr, has_object: bool) -> (Server, AddressStore) {
+    let (mut server, mut store) = own();
+    server.objects[0].reserved.push(ip);
+    let id = store.find(ip).unwrap();
+    let _ = store.reserve(id);
+    if has_object {
+        server.recorded.insert(ip.into());
+        let holder = Holder { owner: "a pod before".into(), released_at: 1, ..Holder::default() };
+        let (uid, version) = ("u1".into(), "1".into());
+        server.objects.push(IpBlock { net: ip.into(), uid, version, holder, reserved: Vec::new() });
+    }
+    (server, store)
 }
 
 /// Request of the second node for any address of that block.
@@ -130,6 +153,56 @@ async fn transfer_address(
     };
     transfer::complete_transfer(gate, &object, block, reply, 1_000).await?;
     nothing()
+}
+
+/// Restores an address, as an agent does. Both changes of the store may be late, and their replies may be lost.
+async fn restore(
+    gate: &Gate,
+    ip: IpAddr,
+    mark: RestoreMark,
+    store: &Mutex<AddressStore>,
+) -> Result<BlockLease, AllocationError> {
+    let nothing = || Err(AllocationError::Exhausted);
+    let clock = Clock { now: 1_000, quarantine: 10 };
+    let block = gate.read(OWN.parse().unwrap()).await?;
+    let Some(object) = block.filter(|object| object.holder.node == "n0") else { return nothing() };
+    let wanted = restorable(gate, &object, &[], clock).await?;
+    if !wanted.contains(&ip) {
+        return nothing();
+    }
+    let change = |step, addresses| {
+        let message = RestoreMessage { lease: object.lease_id(), mark, step, addresses };
+        gate.request(move |_| Ok(store.lock().unwrap().restore(1_000, &message).0))
+    };
+    let marked = change(RestoreStep::Mark, vec![ip]).await?;
+    let free = withdraw_reservations(gate, &object, &marked, clock).await.unwrap_or_default();
+    change(RestoreStep::Free, free).await?;
+    nothing()
+}
+
+/// Leases an address that lies in the block of the first node: requests it, lets that node transfer it once, and uses it if it
+/// is reserved.
+async fn lease_transferred(
+    allocator: &BlockAllocator<'_, Gate>,
+    ip: IpAddr,
+    store: &Mutex<AddressStore>,
+) -> Result<BlockLease, AllocationError> {
+    let gate = allocator.registry;
+    let object = create_object(gate, ip.into(), &allocator.holder).await?;
+    let holder = Holder { transfer_requested_from: "n0".into(), ..object.holder.clone() };
+    let object = gate.replace(&IpBlock { holder, ..object }).await?;
+    let _ = transfer_address(gate, layout_of(gate.pool), ip, store).await;
+    let current = gate.read(ip.into()).await?;
+    let is_own = |current: &IpBlock| current.lease_id() == object.lease_id() && current.holder.node == "n1";
+    if current.filter(is_own).is_none() {
+        return Err(AllocationError::Contended);
+    }
+    match gate.read(OWN.parse().unwrap()).await? {
+        Some(block) if !block.reserved.contains(&ip) => Err(AllocationError::Exhausted),
+        _ => {
+            Ok(BlockLease { net: ip.into(), id: object.lease_id(), single_owner: true, reserved: Vec::new() })
+        }
+    }
 }
 
 fn layout_of((_, bits): Pool) -> PoolLayout {

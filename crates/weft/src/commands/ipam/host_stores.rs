@@ -6,27 +6,26 @@
 //!   in it, and not free.
 //! - Only `weft-cni` changes a store, under its lock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use ipam::{AddressSpan, AddressStore, Clock};
-use rpc::journal::ENTRIES;
 use serde::Serialize;
 use serde_json::json;
 
+use super::node_sandboxes::NodeSandboxes;
 use super::store_blocks::{
     STORE_BLOCK_HEADINGS, StoreBlock, bar, is_usable, percent, quarantine_of, store_block_rows, store_blocks,
 };
 use cli_support::failure::Failure;
 use cli_support::output;
-use cli_support::output::Format;
+use cli_support::output::{Format, Progress};
 use cli_support::table;
 use ipam_api::clock::now;
 use ipam_api::findings::Finding;
 use node_support::address_store;
 use node_support::address_store::{Held, Window};
-use node_support::journal_reader::{Journal, Row};
 use node_support::weft_cni::{FreeReply, WeftCni};
 
 /// Address store of this node.
@@ -96,6 +95,50 @@ impl HostStore {
         match unread {
             Some(error) if stores.is_empty() => Err(failed(error)),
             _ => Ok(stores),
+        }
+    }
+
+    /// Releases an address that the store holds.
+    fn free(
+        &self,
+        directory: &Path,
+        address: IpAddr,
+        sandboxes: Option<&NodeSandboxes>,
+    ) -> Result<(), Failure> {
+        let in_use = |owner: &str| {
+            let why = format!("{address}: {owner} holds it, and its sandbox may live");
+            let failure = match sandboxes.and_then(NodeSandboxes::unknown) {
+                Some(unknown) => Failure::new(format!("{why}: {unknown}")),
+                None => Failure::new(why),
+            };
+            failure.next(format!(
+                "delete the pod; or run weft ipam free {address} --force, if its namespace is gone for good: the address may be \
+                 allocated twice otherwise"
+            ))
+        };
+        let on_host = format!("on the host, run: sudo weft ipam free {address}");
+        let entries = match sandboxes {
+            None => Vec::new(),
+            Some(sandboxes) => {
+                let held = self.held()?.into_iter().find(|held| held.ip == address);
+                if let Some(Held { owner, .. }) = held
+                    && sandboxes.living()?.is_none_or(|living| living.contain(&owner.container))
+                {
+                    return Err(in_use(&owner.to_string()));
+                }
+                sandboxes.entries().to_vec()
+            }
+        };
+        let released = WeftCni::find()
+            .and_then(|weft_cni| weft_cni.free_address(directory, &self.name, address, &entries));
+        match released {
+            Ok(FreeReply::Freed(owner)) => output::print(&format!(
+                "{}\n",
+                json!({ "freed": address, "store": self.name, "owner": owner })
+            )),
+            Ok(FreeReply::InUse(owner)) => Err(in_use(&owner)),
+            Ok(FreeReply::NotHeld) => Err(Failure::new(format!("{address}: was released meanwhile"))),
+            Err(failure) => Err(failure.next(on_host)),
         }
     }
 
@@ -285,8 +328,8 @@ pub(super) fn print_holders(holders: &[StoreHolder]) -> Result<(), Failure> {
 }
 
 /// Returns findings about the stores of this node: unreadable ones, addresses of containers that are gone, and full ones.
-/// `journal` is the directory of the journal; without entries there, no container is known to be gone.
-pub(super) fn findings(directory: &Path, journal: &Path) -> Result<Vec<Finding>, Failure> {
+/// Without a journal, no container is known to be gone.
+pub(super) fn findings(directory: &Path, sandboxes: &NodeSandboxes) -> Result<Vec<Finding>, Failure> {
     let mut findings = Vec::new();
     let all = address_store::all(directory).map_err(|error| Failure::new(error.to_string()))?;
     for (name, path) in all {
@@ -295,15 +338,18 @@ pub(super) fn findings(directory: &Path, journal: &Path) -> Result<Vec<Finding>,
             findings.push(Finding { what: "unread", object: format!("address store {name}"), why });
         }
     }
-    let entries = journal.join(ENTRIES);
-    let living = living(&entries)?;
+    if let Some(why) = sandboxes.unknown() {
+        let note = format!("addresses are not compared with the sandboxes of this node: {why}");
+        Progress::beside(Format::Json).line(note);
+    }
+    let living = sandboxes.living()?;
     for store in HostStore::all(directory).unwrap_or_default() {
         let object = format!("address store {}", store.name);
         for Held { ip, since: _, owner } in store.held()? {
-            if living.as_ref().is_some_and(|living| !living.contains_key(&owner.container)) {
+            if living.as_ref().is_some_and(|living| !living.contain(&owner.container)) {
                 let why = format!(
                     "{ip} is allocated to {owner}, which has no sandbox in {}: run weft ipam free {ip}",
-                    entries.display()
+                    listed(sandboxes.entries())
                 );
                 findings.push(Finding { what: "leaked", object: object.clone(), why });
             }
@@ -320,48 +366,19 @@ pub(super) fn findings(directory: &Path, journal: &Path) -> Result<Vec<Finding>,
     Ok(findings)
 }
 
-/// Returns the containers of the journal whose namespace exists, or whose entry cannot be read; `None` without a journal.
-fn living(entries: &Path) -> Result<Option<BTreeMap<String, ()>>, Failure> {
-    if !entries.is_dir() {
-        return Ok(None);
-    }
-    let living = Journal::at(entries).rows()?.into_iter().filter_map(|row| match row {
-        Row::Entry(entry) => Path::new(&entry.netns).exists().then(|| (entry.container_id.to_string(), ())),
-        Row::Broken { container, .. } => Some((container, ())),
-    });
-    Ok(Some(living.collect()))
+fn listed(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Releases an address that a store of this node holds; `None` if none does. `weft-cni` does it.
+/// Releases an address that a store of this node holds; `None` if none does. `weft-cni` does it. With `sandboxes`, only that
+/// of a container that is gone.
 pub(super) fn free(
     stores: &[HostStore],
     directory: &Path,
     address: IpAddr,
-    journal: Option<&Path>,
+    sandboxes: Option<&NodeSandboxes>,
 ) -> Option<Result<(), Failure>> {
     let is_held = |store: &&HostStore| store.addresses.find_held(address).is_some();
     let store = stores.iter().find(is_held)?;
-    let on_host = format!("on the host, run: sudo weft ipam free {address}");
-    let released = WeftCni::find().and_then(|weft_cni| {
-        weft_cni.free_address(
-            directory,
-            &store.name,
-            address,
-            journal.map(|journal| journal.join(ENTRIES)).as_deref(),
-        )
-    });
-    Some(match released {
-        Ok(FreeReply::Freed(owner)) => {
-            output::print(&format!("{}\n", json!({ "freed": address, "store": store.name, "owner": owner })))
-        }
-        Ok(FreeReply::InUse(owner)) => {
-            let why = format!("{address}: {owner} holds it, and its sandbox may live");
-            Err(Failure::new(why).next(format!(
-                "delete the pod; or run weft ipam free {address} --force, if its namespace is gone for good: the address may be \
-                 allocated twice otherwise"
-            )))
-        }
-        Ok(FreeReply::NotHeld) => Err(Failure::new(format!("{address}: was released meanwhile"))),
-        Err(failure) => Err(failure.next(on_host)),
-    })
+    Some(store.free(directory, address, sandboxes))
 }

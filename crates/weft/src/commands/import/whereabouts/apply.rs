@@ -1,8 +1,9 @@
 //! Import of the addresses: creates the pools, and an object that keeps each address for its pod.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
-use ipam::registry::create_object;
+use ipam::registry::{PoolState, create_object};
 use ipam::{Holder, Registry, RegistryError};
 use ipnet::IpNet;
 use kube::{Api, Client};
@@ -87,7 +88,9 @@ async fn create_block(
     let owner = format!("{}/{container}/{interface}", found.uid);
     let holder = Holder { owner, claim: claim.clone(), ..Holder::default() };
     let registry = ApiRegistry::new(client.clone(), pool, pod_key, Counter::default());
-    match create_object(&registry, IpNet::from(*address), &holder).await {
+    let created = create_object(&registry, IpNet::from(*address), &holder).await;
+    let is_new = created.is_ok();
+    match created {
         // Distinguish an object of an earlier import from one with another owner.
         Err(RegistryError::Conflict) => match registry.read(IpNet::from(*address)).await? {
             // The pod may have been recreated, and the controller reclaims an object whose pod no longer exists.
@@ -114,19 +117,29 @@ async fn create_block(
         },
         created => drop(created?),
     }
+    // A recreated pool may be split into other blocks.
+    if registry.pool_state(IpNet::from(*address)).await? != PoolState::SingleAddressesPossible {
+        if is_new {
+            delete_kept(&registry, *address).await?;
+        }
+        return Ok(Outcome::Refused("its pool was changed concurrently; run the command again".to_owned()));
+    }
     // A node that leased the enclosing block may allocate the address to another pod.
     if let Some(block) = pool.grid.block_of(*address).filter(|_| !pool.grid.has_single_addresses_only())
         && let Some(block) = registry.read(block).await?
         && !block.reserved.contains(address)
     {
-        // The pod would wait for an address that it cannot get.
-        if let Some(kept) = registry.read(IpNet::from(*address)).await?
-            && kept.holder.node.is_empty()
-        {
-            registry.delete(&kept).await?;
-        }
+        delete_kept(&registry, *address).await?;
         let node = block.holder.node;
         return Ok(Outcome::Refused(format!("node {node} has already leased its block {}", block.net)));
     }
     Ok(Outcome::Kept(pool.name.clone()))
+}
+
+/// Deletes the object that keeps an address, unless a node leases it: the pod would wait for an address that it cannot get.
+async fn delete_kept(registry: &ApiRegistry, address: IpAddr) -> Result<(), RegistryError> {
+    match registry.read(IpNet::from(address)).await? {
+        Some(kept) if kept.holder.node.is_empty() => registry.delete(&kept).await,
+        _ => Ok(()),
+    }
 }
