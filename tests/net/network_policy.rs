@@ -9,7 +9,6 @@
 //! Source: docs/network-policy.md; the verdicts of `npwg::network_policy`, which its own tests prove.
 
 use std::net::UdpSocket;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rig::cluster::{MANIFESTS, NAMESPACE, bridge, configuration, entry_path};
@@ -196,15 +195,19 @@ fn network_policy_invalid_denies_what_it_selects() {
 
 #[test]
 fn network_policy_check_finds_changed_rules() {
-    for (plugin, is_on_host) in [("bridge", false), ("ptp", true)] {
-        let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+    let of_bridge = if Feature::BridgeConntrack.is_present() { "bridge" } else { "inet" };
+    for (plugin, family, is_on_host) in
+        [("bridge", of_bridge, of_bridge == "bridge"), ("ptp", "inet", true), ("macvlan", "inet", false)]
+    {
+        let host = host!(Feature::Veth, Feature::Bridge, Feature::Macvlan, Feature::NftInet);
+        let _outside = outside(&host);
         let cluster = Cluster::new(&host);
         policies(&host);
         cluster.definition("data", &network(plugin));
         let pods = attach(&host, &cluster);
         let (pod, db) = &pods[0];
         let netns: &Netns = if is_on_host { &host } else { pod };
-        let table = netns.run(["nft", "-a", "list", "table", "inet", "weft-policy"]);
+        let table = netns.run(["nft", "-a", "list", "table", family, "weft-policy"]);
         let chain =
             table.lines().find_map(|line| line.trim().strip_prefix("chain ingress-")?.split(' ').next());
         let chain = format!("ingress-{}", chain.expect("a chain"));
@@ -213,14 +216,18 @@ fn network_policy_check_finds_changed_rules() {
             assert!(message.contains("network policy: ") && message.contains(words), "{plugin}: {message}");
         };
         let set = format!("{}-ingress-0-pods4", chain.trim_start_matches("ingress-"));
-        netns.run(["nft", "add", "element", "inet", "weft-policy", &set, "{ 10.9.0.13 }"]);
+        netns.run(["nft", "add", "table", family, "weft-policy", "{ flags dormant; }"]);
+        refused("is dormant");
+        netns.run(["nft", "add", "table", family, "weft-policy"]);
+        db.check(&weft()).success();
+        netns.run(["nft", "add", "element", family, "weft-policy", &set, "{ 10.9.0.13 }"]);
         refused("the elements of set");
-        netns.run(["nft", "flush", "chain", "inet", "weft-policy", &chain]);
+        netns.run(["nft", "flush", "chain", family, "weft-policy", &chain]);
         refused("the rules of chain");
-        netns.run(["nft", "flush", "chain", "inet", "weft-policy", "prerouting"]);
-        netns.run(["nft", "flush", "chain", "inet", "weft-policy", "postrouting"]);
+        netns.run(["nft", "flush", "chain", family, "weft-policy", "prerouting"]);
+        netns.run(["nft", "flush", "chain", family, "weft-policy", "postrouting"]);
         refused("were changed");
-        netns.run(["nft", "delete", "table", "inet", "weft-policy"]);
+        netns.run(["nft", "delete", "table", family, "weft-policy"]);
         refused("were changed");
         for (_, attachment) in &pods {
             attachment.del(&weft()).success();
@@ -246,9 +253,10 @@ fn network_policy_on_the_host_end_survives_a_hostile_pod() {
 
 #[test]
 fn network_policy_irremovable_rules_in_a_pod_do_not_fail_del() {
-    let host = host!(Feature::Bridge, Feature::NftInet);
+    let host = host!(Feature::Macvlan, Feature::NftInet);
+    let _outside = outside(&host);
     let cluster = Cluster::new(&host);
-    cluster.definition("data", &network("bridge"));
+    cluster.definition("data", &network("macvlan"));
     policies(&host);
     let pods = attach(&host, &cluster);
     let (db, attachment) = &pods[0];
@@ -316,50 +324,6 @@ fn network_policy_of_a_pod_with_unknown_labels_is_refused() {
     assert_nothing_left("labels unknown", &host, &before);
 }
 
-/// Sends packets to a port of `db` without a pause, attaches and detaches `db` again and again, and returns the number of
-/// packets that arrived.
-fn arrived(host: &Host, cluster: &Cluster<'_>, starts: usize) -> usize {
-    (0..PODS.len()).for_each(|index| pod_manifest(host, index));
-    let (db, web) = (host.pod("db"), host.pod("web"));
-    cluster.attachment(&web).add(&weft()).success();
-    let listener = db.within(|| UdpSocket::bind("0.0.0.0:9999")).expect("listen");
-    listener.set_nonblocking(true).expect("not to wait");
-    let sender = web.within(|| UdpSocket::bind("0.0.0.0:0")).expect("a socket");
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let send = || {
-            while !is_over.load(Ordering::Relaxed) {
-                // Fails while the neighbour is unknown.
-                let _ = sender.send_to(b"forbidden", "10.9.0.11:9999");
-            }
-        };
-        scope.spawn(send);
-        let attachment = cluster.attachment(&db);
-        for _ in 0..starts {
-            attachment.add(&weft()).success();
-            attachment.del(&weft()).success();
-        }
-        is_over.store(true, Ordering::Relaxed);
-    });
-    let mut buffer = [0; 64];
-    std::iter::from_fn(|| listener.recv(&mut buffer).ok()).count()
-}
-
-#[test]
-fn network_policy_leaves_no_window_when_a_pod_starts() {
-    for (plugin, is_open) in [("bridge", true), ("bridge", false), ("ptp", true), ("ptp", false)] {
-        let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
-        let cluster = Cluster::new(&host);
-        host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
-        cluster.definition("data", &network(plugin));
-        if !is_open {
-            policies(&host);
-        }
-        let count = arrived(&host, &cluster, 25);
-        assert_eq!(count > 0, is_open, "{plugin}: {count} packets arrived");
-    }
-}
-
 #[test]
 fn network_policy_gc_removes_rules_without_an_entry() {
     let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
@@ -379,4 +343,118 @@ fn network_policy_gc_removes_rules_without_an_entry() {
     rig::gc(attachment, &weft(), Some(&valid)).success();
     assert_eq!(chains(), 1, "the rules of another attachment stay");
     pods[2].1.check(&weft()).success();
+}
+
+/// Two installations with directories of their own, for example a first and a second runtime on the node.
+#[test]
+fn network_policy_gc_keeps_rules_of_another_journal() {
+    let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    cluster.definition("data", &network("ptp"));
+    policies(&host);
+    let pods = attach(&host, &cluster);
+    let mut other = configuration(&bridge("others", 7));
+    other["cniDir"] = "/var/lib/other".into();
+    let listed = || host.run(["nft", "list", "table", "inet", "weft-policy"]);
+    assert!(listed().contains("10.9.0.11"), "the address of db is guarded");
+    let elements =
+        |text: &str| text.lines().filter(|line| line.contains("gress-") || line.contains("10.9.0.")).count();
+    let before = elements(&listed());
+    rig::gc(&pods[0].1, &other, Some(&[])).success();
+    assert_eq!(elements(&listed()), before, "{}", listed());
+    pods[0].1.check(&weft()).success();
+    // A pod of the other journal.
+    let late = host.pod("late");
+    let mut twin = cluster.attachment(&late);
+    twin.args = pods[0].1.args.clone();
+    let manifest = host
+        .read(format!("{MANIFESTS}/pod-db.json"))
+        .expect("a manifest")
+        .replace("0.11/", "0.21/")
+        .replace("::11/", "::21/");
+    host.write(format!("{MANIFESTS}/pod-db.json"), manifest);
+    twin.add(&other).success();
+    assert!(elements(&listed()) > before);
+    rig::gc(&twin, &other, Some(&[])).success();
+    assert_eq!(elements(&listed()), before, "{}", listed());
+    pods[0].1.check(&weft()).success();
+    // The directory of the first journal, by another path.
+    let mut linked = weft();
+    linked["cniDir"] = "/var/lib/../lib/weft".into();
+    host.run(["rm", &entry_path(&pods[0].0)]);
+    rig::gc(&pods[0].1, &linked, Some(&[])).success();
+    assert!(!listed().contains("10.9.0.11"), "{}", listed());
+}
+
+/// Of a device that a program of the pod drives (VFIO, DPDK), the kernel sees no packet.
+#[test]
+fn network_policy_refuses_an_attachment_without_interface() {
+    let host = host!(Feature::Bridge, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    cluster.recording("data", "one", &json!({}));
+    for name in ["db", "web"] {
+        cluster.pod(name, "data");
+    }
+    let (db, web) = (host.pod("db"), host.pod("web"));
+    cluster.attachment(&web).add(&weft()).success();
+    policy(&host, "all", &json!({ "podSelector": {}, "policyTypes": ["Ingress"] }));
+    let before = host.snapshot();
+    let (_, message) = refusal(&cluster.attachment(&db).add(&weft()));
+    assert!(message.contains("network policy: the kernel of the pod has no interface \"net1\""), "{message}");
+    assert!(db.run(["nft", "list", "ruleset"]).is_empty(), "rules are left in the pod");
+    assert_nothing_left("without interface", &host, &before);
+}
+
+/// Packets of a port are packets of its bridge, so rules about the port would see none.
+#[test]
+fn network_policy_refuses_a_port_of_a_bridge_in_the_pod() {
+    let host = host!(Feature::Bridge, Feature::Tun, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    let mut definition = network("tap");
+    definition["plugins"][0]["bridge"] = "inner".into();
+    cluster.definition("data", &definition);
+    policies(&host);
+    (0..PODS.len()).for_each(|index| pod_manifest(&host, index));
+    let (db, web) = (host.pod("db"), host.pod("web"));
+    for pod in [&db, &web] {
+        pod.run(["ip", "link", "add", "inner", "type", "bridge"]);
+    }
+    cluster.attachment(&web).add(&weft()).success();
+    let (_, message) = refusal(&cluster.attachment(&db).add(&weft()));
+    assert!(message.contains("interface \"net1\" is a port of \"inner\""), "{message}");
+    assert!(!rig::links(&db).contains(&"net1".to_owned()), "the interface is left");
+}
+
+#[test]
+fn network_policy_rules_without_an_entry_are_found_by_doctor() {
+    let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    cluster.definition("data", &network("ptp"));
+    policies(&host);
+    let pods = attach(&host, &cluster);
+    let found = || {
+        let _ = testkit::binary("weft-cni");
+        let doctor = host.command(testkit::binary("weft")).clean_environment().args(["doctor", "-o", "json"]);
+        let findings = doctor.finish().json().as_array().expect("a list").clone();
+        let rules = findings.into_iter().filter(|finding| finding.to_string().contains("weft-policy"));
+        rules.collect::<Vec<Value>>()
+    };
+    host.write(
+        "/etc/cni/net.d/10-weft.conflist",
+        json!({ "cniVersion": "1.1.0", "name": "weft-net", "plugins": [weft()] }).to_string(),
+    );
+    assert_eq!(found(), [Value::Null; 0]);
+    host.run(["nft", "add", "table", "inet", "weft-policy", "{ flags dormant; }"]);
+    let dormant = found();
+    // Of `db` and of `other`, which have rules.
+    assert!(dormant.len() == 2 && dormant[0]["why"].as_str().unwrap().contains("is dormant"), "{dormant:?}");
+    host.run(["nft", "add", "table", "inet", "weft-policy"]);
+    host.run(["rm", &entry_path(&pods[0].0)]);
+    let stale = found();
+    assert_eq!(stale.len(), 1, "{stale:?}");
+    assert!(
+        stale[0]["what"].as_str().unwrap().starts_with("element of inet weft-policy links-"),
+        "{stale:?}"
+    );
+    assert!(stale[0]["why"].as_str().unwrap().contains(&pods[0].0.container_id()), "{stale:?}");
 }

@@ -21,6 +21,7 @@ mod interfaces;
 mod leases;
 mod load;
 mod pods;
+mod policies;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -32,7 +33,7 @@ use benches::{Failure, MISSED, machine, report};
 type Group = fn(&Setting, &mut Table) -> Result<(), Failure>;
 
 /// Groups of measurements, in the order in which they run.
-static GROUPS: [(&str, Group); 15] = [
+static GROUPS: [(&str, Group); 16] = [
     ("start", cases::start),
     ("plugins", cases::plugins),
     ("interfaces", interfaces::interfaces),
@@ -41,6 +42,7 @@ static GROUPS: [(&str, Group); 15] = [
     ("leases", leases::leases),
     ("addresses", addresses::addresses),
     ("pods", pods::pods),
+    ("policies", policies::policies),
     ("disk", files::disk),
     ("cold", files::cold),
     ("concurrency", concurrency::concurrency),

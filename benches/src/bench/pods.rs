@@ -41,8 +41,6 @@ impl PodCaller {
         files: &Path,
     ) -> Result<PodCaller, Failure> {
         let tag = files.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let manifests = setting.scratch.join(format!("manifests-{tag}-{networks}"));
-        fs::create_dir_all(&manifests)?;
         let names: Vec<String> = (1..=networks).map(|number| format!("net-{number}")).collect();
         let mut items = vec![json!({
             "apiVersion": "v1", "kind": "Pod",
@@ -55,6 +53,19 @@ impl PodCaller {
                 "metadata": {"namespace": "bench", "name": name}, "spec": {"config": config.to_string()},
             }));
         }
+        PodCaller::of_objects(setting, &format!("{tag}-{networks}-{}", behind.len()), &items, behind, files)
+    }
+
+    /// Calls of weft with the objects of a manifest directory; `tag` names its files.
+    pub(crate) fn of_objects(
+        setting: &Setting,
+        tag: &str,
+        items: &[Value],
+        behind: &[Value],
+        files: &Path,
+    ) -> Result<PodCaller, Failure> {
+        let manifests = setting.scratch.join(format!("manifests-{tag}"));
+        fs::create_dir_all(&manifests)?;
         let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
         fs::write(manifests.join("pod.json"), list.to_string())?;
         let mut default = default_network(setting, "w", files);
@@ -65,7 +76,7 @@ impl PodCaller {
             "cniVersion": "1.0.0", "name": "weft", "type": "weft", "manifestDir": manifests,
             "cniDir": files.join("state"), "binDir": setting.ours, "delegates": [default],
         });
-        let file = write(setting, &format!("weft-{tag}-{networks}-{}.json", behind.len()), &config)?;
+        let file = write(setting, &format!("weft-{tag}.json"), &config)?;
         Ok(PodCaller { directory: setting.ours.clone(), calls: vec![("weft", file, "eth0".to_owned())] })
     }
 

@@ -357,6 +357,7 @@ fn nft_statements_are_listed_as_typed() {
         (rule().count().decide(&Verdict::Accept), "counter accept"),
         (rule().set_mark(0x2000, 0x2000), "meta mark set meta mark | 0x00002000"),
         (rule().verdict_of(&[Selector::Source4], "pods"), "ip saddr vmap @pods"),
+        (rule().untrack(), "notrack"),
     ];
     let mut batch = Batch::new();
     batch.ensure_table(WEFT).ensure_chain(WEFT, "web").ensure_chain(WEFT, "other");
@@ -583,11 +584,13 @@ fn nft_bridge_table_drops_a_forged_mac() {
         .decide(&Verdict::Drop);
     batch.add_rule(table, "spoof", &rule);
     batch.add_rule(table, "spoof", &table.rule().source(Is::In, net("10.1.0.5/32")).count());
+    batch.add_rule(table, "spoof", &table.rule().ether_destination_is_reserved().count());
     nft(&host).commit(batch).expect("commit");
     assert!(a.pings("10.1.0.6"), "with its own address");
     let text = host.run(["nft", "-s", "list", "table", "bridge", "weft"]);
     assert!(text.contains(r#"iifname "a0" ether saddr != 02:00:00:00:00:05 counter drop"#), "{text}");
     assert!(text.contains("ip saddr 10.1.0.5 counter"), "{text}");
+    assert!(text.contains("ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00 counter"), "{text}");
     a.run(["ip", "link", "set", "eth0", "address", "02:00:00:00:00:66"]);
     assert!(!a.pings("10.1.0.6"), "under another");
     drop(b);
@@ -649,6 +652,9 @@ fn nft_tables_are_listed_by_family() {
     assert_eq!(names, ["other", "weft"]);
     assert_eq!(nft.tables(Family::Ip).expect("list tables"), ["weft4"]);
     assert!(nft.tables(Family::Bridge).expect("list tables").is_empty());
+    host.run(["nft", "add table inet other { flags dormant; }"]);
+    let mut is_dormant = |name| nft.is_dormant(Table::new(Family::Inet, name)).expect("find table");
+    assert_eq!(["weft", "other", "missing"].map(&mut is_dormant), [false, true, false]);
 }
 
 #[test]

@@ -74,6 +74,9 @@ pub struct Attachment {
     /// Its interface in the sandbox; absent if ADD created none, and while DEL removes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<AttachedLink>,
+    /// Rules of its network policies; absent without policies, and in entries of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rules: Option<PolicyRules>,
     /// Duration of its ADD, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub microseconds: Option<u64>,
@@ -96,6 +99,30 @@ pub struct AttachedLink {
     /// Kind, the driver's name; empty for hardware.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub kind: String,
+}
+
+/// Rules of an attachment's network policies in the kernel: their place is chosen once, at ADD.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyRules {
+    /// Namespace and family of the table.
+    pub place: RulePlace,
+    /// Interface that the rules are about.
+    pub link: String,
+    /// Part of the names of chains and sets that identifies the attachment.
+    pub id: String,
+}
+
+/// Namespace and family of rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum RulePlace {
+    /// Host, family inet: at a host end that routes.
+    Host,
+    /// Host, family bridge: at a port of a bridge.
+    Bridge,
+    /// Pod, family inet.
+    Pod,
 }
 
 /// State of an attachment.

@@ -57,6 +57,7 @@ pub enum Feature {
     Dnsmasq,
     Kea,
     BridgeNetfilter,
+    BridgeConntrack,
     Promtool,
     Tcpdump,
 }
@@ -212,6 +213,12 @@ const TABLE: &[Row] = &[
         "bridged packets shown to iptables",
         "test -e /proc/sys/net/bridge/bridge-nf-call-iptables",
         Origin::Kernel("BRIDGE_NETFILTER"),
+    ),
+    (
+        Feature::BridgeConntrack,
+        "connection tracking on bridges",
+        "nft 'table bridge x { chain c { type filter hook prerouting priority 0; ct state established accept; }; }'",
+        Origin::Kernel("NF_CONNTRACK_BRIDGE"),
     ),
     (Feature::Promtool, "promtool", "promtool --version", Origin::Package("prometheus")),
     (Feature::Tcpdump, "tcpdump", "tcpdump --version", Origin::Package("tcpdump")),

@@ -20,7 +20,9 @@ use plugins::interface::host_device;
 use plugins::iptables;
 use serde::Serialize;
 
-/// Prefix of the names of weft's packet-filter tables.
+use crate::meta_plugin::enforcement as policy;
+
+/// Prefix of the names of the plugins' packet-filter tables.
 const TABLES: &str = "weft_";
 
 /// Links, addresses, routes, rules and packet-filter entries of a namespace, each a sorted list.
@@ -75,9 +77,11 @@ pub(crate) fn filter_tags() -> Result<Vec<Tagged>, Error> {
             // The kernel does not support this family.
             Err(_) => continue,
         };
-        for name in tables.iter().filter(|name| name.starts_with(TABLES)) {
+        for name in tables.iter().filter(|name| name.starts_with(TABLES) || *name == policy::TABLE) {
             let table = nft::Table::new(family, name);
-            for set in nft.sets(table).or_refused()? {
+            // The other sets of network policies contain the addresses of peers.
+            let is_tagged = |set: &String| name != policy::TABLE || policy::LINKS.contains(&set.as_str());
+            for set in nft.sets(table).or_refused()?.into_iter().filter(is_tagged) {
                 let elements = nft.elements(table, &set).or_refused()?.into_iter();
                 let on = format!("element of {table} {set}");
                 tagged.extend(elements.map(|element| Tagged { on: on.clone(), tag: element.comment }));

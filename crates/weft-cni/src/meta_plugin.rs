@@ -18,7 +18,7 @@ mod attached_link;
 mod change;
 mod detach;
 mod devices;
-mod enforcement;
+pub(crate) mod enforcement;
 mod gc;
 mod history;
 pub mod import_entry;

@@ -147,6 +147,13 @@ impl Expressions {
         });
     }
 
+    /// Adds `notrack`, an expression without parameters.
+    pub(super) fn untrack(&mut self) {
+        self.0.nested(LIST_ITEM, |item| {
+            item.text(NAME, "notrack");
+        });
+    }
+
     /// Adds `masquerade`, with `NF_NAT_RANGE_…` flags.
     pub(super) fn masquerade(&mut self, flags: u32) {
         self.push("masq", |data| {

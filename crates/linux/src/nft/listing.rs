@@ -15,6 +15,10 @@ const GET_SET: u8 = 10;
 const GET_ELEMENTS: u8 = 13;
 
 const TABLE_NAME: u16 = 1;
+const TABLE_FLAGS: u16 = 2;
+
+/// `NFT_TABLE_F_DORMANT`
+const DORMANT: u32 = 1;
 
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
@@ -87,6 +91,23 @@ impl Nft {
             Some((family, answer.attributes.find(TABLE_NAME).map(crate::attributes::text)?))
         };
         Ok(answers.iter().filter_map(table).collect())
+    }
+
+    /// Whether a table exists and is dormant: its chains see no packet. `nft list table inet weft`
+    pub fn is_dormant(&mut self, table: Table<'_>) -> Result<bool, Error> {
+        let mut attributes = Attributes::new();
+        attributes.text(TABLE_NAME, table.name);
+        let message =
+            Message { kind: kind(GET_TABLE), family: table.family.number(), resource: 0, attributes };
+        let answers = match self.socket.exchange(vec![Request { flags: 0, message }]) {
+            Ok(answers) => answers,
+            Err(failure) => {
+                let error = failure.of(format!("find table {table}"));
+                return if error.kind() == Kind::Absent { Ok(false) } else { Err(error) };
+            }
+        };
+        let flags = answers.iter().find_map(|answer| answer.attributes.find(TABLE_FLAGS)?.try_into().ok());
+        Ok(flags.is_some_and(|flags| u32::from_be_bytes(flags) & DORMANT != 0))
     }
 
     /// Returns the names of the chains of a table, base chains included. `nft list chains ip`

@@ -50,6 +50,10 @@ const ADDRESS_LOCAL: u32 = 2;
 /// `ETH_P_ARP`.
 const ETHERNET_ARP: u16 = 0x0806;
 
+/// Addresses `01:80:c2:00:00:00` to `…:0f`, which IEEE 802.1D reserves, and the mask that they have in common.
+const RESERVED: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0];
+const RESERVED_MASK: [u8; 6] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xf0];
+
 /// `IPPROTO_ICMPV6`.
 const ICMP6: u8 = 58;
 
@@ -226,6 +230,15 @@ impl Rule {
         self.field(Selector::EtherSource, is, &address.into())
     }
 
+    /// `ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00`: a bridge delivers such a frame to itself, past its hook
+    /// `prerouting`.
+    pub fn ether_destination_is_reserved(mut self) -> Rule {
+        self.load(&[Selector::EtherDestination]);
+        self.expressions.bitwise(0, &RESERVED_MASK, &[0; 6]);
+        self.expressions.compare(0, Comparison::Equal, &RESERVED);
+        self
+    }
+
     /// `meta l4proto tcp`
     pub fn transport(self, protocol: Protocol) -> Rule {
         self.field(Selector::Transport, Is::In, &Data::protocol(protocol.number()))
@@ -330,6 +343,12 @@ impl Rule {
         self.expressions.load_meta(META_MARK, 0);
         self.expressions.bitwise(0, &(!mask).to_ne_bytes(), &(value & mask).to_ne_bytes());
         self.expressions.store_meta(META_MARK, 0);
+        self
+    }
+
+    /// `notrack`: the packet belongs to no connection. Only before connection tracking, with [`super::priority::RAW`].
+    pub fn untrack(mut self) -> Rule {
+        self.expressions.untrack();
         self
     }
 

@@ -163,7 +163,8 @@ impl Type {
     }
 
     /// Returns the length in bytes.
-    pub(super) fn length(self) -> usize {
+    #[must_use]
+    pub fn length(self) -> usize {
         match self {
             Type::Protocol => 1,
             Type::Port => 2,
@@ -462,6 +463,12 @@ impl Data {
     #[must_use]
     pub fn number(number: u32) -> Data {
         Data(number.to_ne_bytes().to_vec())
+    }
+
+    /// Returns a key as a listing shows its bytes.
+    #[must_use]
+    pub fn of_bytes(bytes: Vec<u8>) -> Data {
+        Data(bytes)
     }
 
     /// Returns the bytes as the kernel has them.

@@ -37,6 +37,7 @@ pub(super) fn attach(
 ) -> Result<Success, Error> {
     require_plugins(invoker, entry, &entry.plan.delegates)?;
     let net = require_free_names(entry, &entry.plan.delegates)?;
+    enforcement::assign(journal.directory(), invoker, entry)?;
     let mut record = journal.begin(entry)?;
     let carried = carry_out(&mut record, invoker, entry, net);
     let Err(error) = carried else { return carried };

@@ -16,7 +16,7 @@ use rpc::journal::{AttachedLink, Attachment, Entry, State};
 use rpc::task::NetworkChange;
 
 use super::journal::Journal;
-use super::{attach, attached_link, detach};
+use super::{attach, attached_link, detach, enforcement};
 use crate::plugin_invoker::PluginInvoker;
 
 /// Result of a change.
@@ -47,6 +47,7 @@ pub(super) fn change(
     attach::require_plugins(invoker, &entry, added.iter().map(|place| &entry.plan.delegates[*place]))?;
     // A link that was seen leaves the entry, so that a change that is interrupted after its removal can continue.
     let links = removed.iter().map(|place| take_link(&mut entry, *place)).collect::<Result<Vec<_>, _>>()?;
+    enforcement::assign(journal.directory(), invoker, &mut entry)?;
     journal.begin(&entry)?;
     for (place, link) in removed.into_iter().zip(links) {
         let delegate = entry.plan.delegates[place].clone();
@@ -136,6 +137,7 @@ fn add(
                 state: State::Attached,
                 result: Some(attached.raw),
                 link: attached_link::read(&mut net, entry, &delegate),
+                rules: entry.attachments[place].rules.take(),
                 microseconds: u64::try_from(started.elapsed().as_micros()).ok(),
                 failure: None,
                 policy_pending: false,

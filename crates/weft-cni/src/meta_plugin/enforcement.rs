@@ -3,39 +3,50 @@
 //! - The rules of an attachment are committed in one transaction before its plugins run: no packet passes without them.
 //!   They name interfaces, which need not exist yet.
 //! - They are in the host's namespace where a host end exists that the pod cannot reach, else in the pod's ([`place`]).
+//!   The journal records the place and the names before the first effect.
 //! - DEL removes them after the interface. Their names are derived from the attachment, so it needs no policy.
 //! - Attachments without a policy cost nothing here.
 //!
 //! `docs/design/policy.md` has the hooks and the reasons.
 
+mod identity;
 mod place;
 mod ruleset;
 mod update;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::Path;
 
-use cni::Error;
 use cni::network::Network;
 use cni::result::Success;
-use linux::Netns;
+use cni::{Error, address};
 use linux::conntrack::Conntrack;
 use linux::nft::{Batch, Family, Nft, Table};
+use linux::{Netns, Rtnl};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
+use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 use plugins::entries;
-use rpc::journal::Entry;
+use rpc::journal::{Attachment, Entry, PolicyRules, State};
 use serde::Deserialize;
 
+pub(crate) use self::identity::TABLE;
+use self::identity::{AttachmentId, JournalId};
 use self::place::Place;
-use self::ruleset::{AttachmentId, Leases, Ruleset, TABLE, Target};
+pub(crate) use self::ruleset::LINKS;
+use self::ruleset::{Leases, Ruleset, Target};
 use crate::plugin_invoker::PluginInvoker;
 
-pub(super) use self::update::{difference, restore, update};
+pub(super) use self::update::{assign_running, difference, restore, update};
 
 /// IPAM plugin whose client exchanges packets on the attachment.
 const DHCP: &str = "dhcp";
+/// Stands for the plugin in the owner tags of rules.
+const OWNER: &str = "policy";
+/// Kind of a link that shows the packets of its ports to nf_tables as those of the port.
+const VRF: &str = "vrf";
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -45,6 +56,40 @@ struct IpamType {
 
 /// Rules of an attachment that are in force, with their place; `None` without a policy.
 pub(super) struct Enforced(Option<(Place, Ruleset)>);
+
+/// Records the place and the names of the rules of each planned attachment with policies. The caller writes the entry before
+/// [`enforce`]; `directory` is that of its journal.
+pub(super) fn assign(directory: &Path, invoker: &PluginInvoker, entry: &mut Entry) -> Result<(), Error> {
+    let all = entry.plan.delegates.iter().zip(&entry.attachments).enumerate();
+    let lacks = |delegate: &Delegate, attachment: &Attachment| {
+        delegate.policy.is_some() && attachment.rules.is_none() && attachment.state == State::Planned
+    };
+    let lacking: Vec<usize> =
+        all.filter(|(_, (delegate, known))| lacks(delegate, known)).map(|(index, _)| index).collect();
+    lacking.into_iter().try_for_each(|index| assign_one(directory, invoker, entry, index))
+}
+
+/// Records the place and the names of the rules of one attachment.
+fn assign_one(
+    directory: &Path,
+    invoker: &PluginInvoker,
+    entry: &mut Entry,
+    index: usize,
+) -> Result<(), Error> {
+    let Some(delegate) = entry.plan.delegates.get(index) else { return Ok(()) };
+    let id = AttachmentId::new(&JournalId::of(directory), entry, delegate);
+    let place = Place::choose(invoker, entry, delegate, place::bridges_track)?;
+    entry.attachments[index].rules = Some(place.record(&id));
+    Ok(())
+}
+
+/// Returns the record of an attachment's rules.
+fn recorded<'a>(entry: &'a Entry, delegate: &Delegate) -> Option<&'a PolicyRules> {
+    let all = entry.plan.delegates.iter().zip(&entry.attachments);
+    let mut own =
+        all.filter(|(known, _)| known.ifname == delegate.ifname && known.network == delegate.network);
+    own.find_map(|(_, attachment)| attachment.rules.as_ref())
+}
 
 /// Commits the rules of an attachment; does nothing without a policy.
 ///
@@ -58,14 +103,13 @@ pub(super) fn enforce(
     let Some(policy) = &delegate.policy else { return Ok(Enforced(None)) };
     let target = target(invoker, entry, delegate)?;
     let ruleset = Ruleset::new(&target, policy);
-    let replies = matches!(target.place, Place::Pod { .. });
-    commit(&mut target.place.nft(entry)?, &ruleset, replies)?;
+    let mut batch = Batch::new();
+    ruleset.write(target.place.is_in_pod(), &mut batch);
+    commit(&mut target.place.nft(entry)?, batch)?;
     Ok(Enforced(Some((target.place, ruleset))))
 }
 
-fn commit(nft: &mut Nft, ruleset: &Ruleset, replies: bool) -> Result<(), Error> {
-    let mut batch = Batch::new();
-    ruleset.write(replies, &mut batch);
+fn commit(nft: &mut Nft, batch: Batch) -> Result<(), Error> {
     nft.commit(batch).or_refused().map_err(|error| error.context("network policy"))
 }
 
@@ -74,29 +118,66 @@ fn commit(nft: &mut Nft, ruleset: &Ruleset, replies: bool) -> Result<(), Error> 
 /// On the host it ends the tracked connections of the addresses. From then on replies pass.
 pub(super) fn verify(enforced: &Enforced, entry: &Entry, result: &Success) -> Result<(), Error> {
     let Some((place, ruleset)) = &enforced.0 else { return Ok(()) };
-    match place {
-        Place::Pod { link } => {
-            let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
-            match netns.rtnl().or_refused()?.find_link(link).or_refused()? {
-                Some(_) => Ok(()),
-                None => Err(Error::internal(format!(
-                    "network policy: the kernel of the pod has no interface {link:?} whose packets it could filter"
-                ))),
-            }
-        }
-        Place::Host { link } => {
-            let mut interfaces = result.interfaces.iter();
-            if !interfaces.any(|interface| interface.name == *link && interface.sandbox.is_empty()) {
-                return Err(Error::internal(format!(
-                    "network policy: the host end is not {link:?}, because another link has this name"
-                )));
-            }
-            let mut conntrack = Conntrack::open().or_refused()?;
-            for ip in &result.ips {
-                conntrack.forget_address(ip.address.addr()).or_refused()?;
-            }
-            commit(&mut place.nft(entry)?, ruleset, true)
-        }
+    if place.is_in_pod() {
+        let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
+        return verify_in_pod(&mut netns.rtnl().or_refused()?, place.link());
+    }
+    verify_on_host(place.link(), result)?;
+    let mut conntrack = Conntrack::open().or_refused()?;
+    for ip in &result.ips {
+        conntrack.forget_address(ip.address.addr()).or_refused()?;
+    }
+    let (links, addresses) = guarded(result);
+    let mut batch = Batch::new();
+    ruleset.guard(&links, &addresses, place::bridges_track, &mut batch);
+    ruleset.let_replies_pass(&mut batch);
+    commit(&mut place.nft(entry)?, batch)
+}
+
+/// Fails unless the host end of a result has this name.
+fn verify_on_host(link: &str, result: &Success) -> Result<(), Error> {
+    let mut on_host = result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
+    if on_host.any(|interface| interface.name == link) {
+        return Ok(());
+    }
+    Err(Error::internal(format!(
+        "network policy: the host end is not {link:?}, because another link has this name"
+    )))
+}
+
+/// Returns the links of the host on which packets of an attachment arrive, and the addresses to protect.
+fn guarded(result: &Success) -> (Vec<&str>, Vec<IpAddr>) {
+    let (on_host, inside): (Vec<_>, Vec<_>) =
+        result.interfaces.iter().partition(|interface| interface.sandbox.is_empty());
+    let links = on_host.iter().map(|interface| interface.name.as_str()).collect();
+    let mut addresses: Vec<IpAddr> = result.ips.iter().map(|ip| ip.address.addr()).collect();
+    if !addresses.is_empty() {
+        addresses.extend(inside.iter().filter_map(|interface| link_local(&interface.mac)));
+    }
+    (links, addresses)
+}
+
+/// Returns the link-local address that the kernel gives an interface with this hardware address; RFC 4291, appendix A.
+fn link_local(mac: &str) -> Option<IpAddr> {
+    let [a, b, c, d, e, f] = <[u8; 6]>::try_from(address::parse_mac(mac)?).ok()?;
+    Some(IpAddr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]))
+}
+
+/// Fails unless the interface exists and the rules see its packets: those of a port of a bridge are packets of the bridge.
+fn verify_in_pod(net: &mut Rtnl, name: &str) -> Result<(), Error> {
+    let Some(link) = net.find_link(name).or_refused()? else {
+        return Err(Error::internal(format!(
+            "network policy: the kernel of the pod has no interface {name:?} whose packets it could filter"
+        )));
+    };
+    let Some(master) = link.master else { return Ok(()) };
+    let master = net.link_at(master).or_refused()?;
+    match master.kind == VRF {
+        true => Ok(()),
+        false => Err(Error::internal(format!(
+            "network policy: interface {name:?} is a port of {:?} in the pod, so no rule would see its packets",
+            master.name
+        ))),
     }
 }
 
@@ -110,17 +191,17 @@ pub(super) fn check(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate)
     }
 }
 
-/// Removes the rules of an attachment; does nothing without a policy. Rules that do not exist are no error.
+/// Removes the rules of an attachment; does nothing if it never had a policy. Rules that do not exist are no error.
 ///
 /// It looks in both namespaces: another program may have replaced a built-in plugin since the ADD. A process in the pod can
 /// make rules of the pod's namespace irremovable, by rules of its own that refer to them. They end with the namespace, so
 /// they do not fail the DEL.
 pub(super) fn remove(entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
-    if delegate.policy.is_none() {
+    if delegate.policy.is_none() && recorded(entry, delegate).is_none() {
         return Ok(());
     }
     let ids = [AttachmentId::of(entry, delegate)];
-    let in_pod = Place::Pod { link: delegate.ifname.to_string() };
+    let in_pod = Place::in_pod(delegate.ifname.as_str());
     let mut errors = Vec::new();
     match in_pod.find_nft(entry) {
         Ok(Some(mut nft)) => {
@@ -133,17 +214,19 @@ pub(super) fn remove(entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
         Err(error) => errors.push(error),
     }
     let mut host = Nft::open().or_refused()?;
-    errors.extend(place::HOST_FAMILIES.iter().filter_map(|family| withdraw(&mut host, *family, &ids).err()));
+    errors.extend(withdraw_on_host(&mut host, &ids).err());
     cni::error::collected(errors)
 }
 
-/// Returns the attachments that have rules in the host's namespace.
-pub(super) fn on_host() -> Result<BTreeSet<AttachmentId>, Error> {
+/// Returns the attachments of this journal that have rules in the host's namespace.
+pub(super) fn on_host(directory: &Path) -> Result<BTreeSet<AttachmentId>, Error> {
     let mut found = BTreeSet::new();
     let Some(mut tables) = entries::tables()? else { return Ok(found) };
+    let journal = JournalId::of(directory);
     for family in place::HOST_FAMILIES {
         if tables.has(family, TABLE) {
-            found.extend(ruleset::attachments(&mut tables.nft, family).or_refused()?);
+            let all = ruleset::attachments(&mut tables.nft, family).or_refused()?;
+            found.extend(all.into_iter().filter(|id| id.is_of(&journal)));
         }
     }
     Ok(found)
@@ -159,9 +242,7 @@ pub(super) fn sweep(found: &BTreeSet<AttachmentId>, kept: &[Entry]) -> Result<()
     if stale.is_empty() {
         return Ok(());
     }
-    let mut nft = Nft::open().or_refused()?;
-    let removed = place::HOST_FAMILIES.map(|family| withdraw(&mut nft, family, &stale));
-    cni::error::collected(removed.into_iter().filter_map(Result::err).collect())
+    withdraw_on_host(&mut Nft::open().or_refused()?, &stale)
 }
 
 /// Returns the attachment that the rules are about.
@@ -170,7 +251,18 @@ fn target(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result
     let ipam: IpamType =
         network.plugins.first().and_then(|plugin| plugin.read("ipam").ok().flatten()).unwrap_or_default();
     let leases = if ipam.r#type == DHCP { Leases::Dhcp } else { Leases::None };
-    Ok(Target { id: AttachmentId::of(entry, delegate), place: Place::of(invoker, entry, delegate)?, leases })
+    let tag = OwnerTag {
+        plugin: OWNER.to_owned(),
+        network: network.name.to_string(),
+        container: entry.container_id.to_string(),
+        ifname: delegate.ifname.to_string(),
+    };
+    Ok(Target {
+        id: AttachmentId::of(entry, delegate),
+        tag: tag.text(COMMENT_MAX),
+        place: Place::of(invoker, entry, delegate)?,
+        leases,
+    })
 }
 
 /// Removes the rules of attachments in the pod's namespace, and the table after the last one.
@@ -182,20 +274,23 @@ fn withdraw_in_pod(nft: &mut Nft, family: Family, ids: &[AttachmentId]) -> Resul
     }
     let mut others = ruleset::attachments(nft, family).or_refused()?;
     others.retain(|id| !ids.contains(id));
-    if !others.is_empty() {
-        return withdraw(nft, family, ids);
-    }
     let mut batch = Batch::new();
-    batch.delete_table(Table::new(family, TABLE));
-    nft.commit(batch).or_refused().map_err(|error| error.context("network policy"))
+    if others.is_empty() {
+        batch.delete_table(Table::new(family, TABLE));
+    } else {
+        ruleset::discard(nft, family, ids, &mut batch).or_refused()?;
+    }
+    commit(nft, batch)
 }
 
-/// Removes the rules of attachments from a table, which may not exist.
-fn withdraw(nft: &mut Nft, family: Family, ids: &[AttachmentId]) -> Result<(), Error> {
-    if !nft.tables(family).or_refused()?.iter().any(|name| name == TABLE) {
-        return Ok(());
-    }
+/// Removes the rules of attachments from the tables of the host, in one transaction.
+fn withdraw_on_host(nft: &mut Nft, ids: &[AttachmentId]) -> Result<(), Error> {
+    let tables = nft.all_tables().or_refused()?;
     let mut batch = Batch::new();
-    ruleset::discard(nft, family, ids, &mut batch).or_refused()?;
-    nft.commit(batch).or_refused().map_err(|error| error.context("network policy"))
+    for family in place::HOST_FAMILIES {
+        if tables.iter().any(|(of, name)| *of == family && name == TABLE) {
+            ruleset::discard(nft, family, ids, &mut batch).or_refused()?;
+        }
+    }
+    commit(nft, batch)
 }

@@ -77,7 +77,7 @@ fn forward_to_networks(
 /// Removes rules of network policies in the host's namespace whose attachment is not in the journal.
 fn remove_stale_rules(node: &Node) -> Result<(), Error> {
     // The rules first: an ADD writes its entry before its rules, so the entry of each listed rule is found.
-    let found = enforcement::on_host()?;
+    let found = enforcement::on_host(node.journal.directory())?;
     if found.is_empty() {
         return Ok(());
     }

@@ -47,6 +47,9 @@ const HISTORY_MAX: Duration = Duration::from_secs(3600);
 /// Directories of which a node has at least one.
 const NODE_DIRECTORIES: [&str; 3] = ["/etc/cni/net.d", "/opt/cni/bin", "/var/lib/weft"];
 
+/// Stands for the plugin in the owner tags of network policies.
+const POLICY: &str = "policy";
+
 /// Subject of findings about the configuration.
 const CONFIGURATION: &str = "configuration";
 
@@ -247,8 +250,8 @@ fn unreadable_cache(directory: &Path) -> Option<Finding> {
 /// Returns a finding for an object whose container is unknown.
 fn orphan_finding(marked: &Tagged, known: &[&Entry]) -> Option<Finding> {
     let Tagged { on, tag: mark } = marked;
-    let mut parts = mark.split('/').skip(2);
-    let (network, container, ifname) = (parts.next()?, parts.next()?, parts.next()?);
+    let mut parts = mark.split('/').skip(1);
+    let (plugin, network, container, ifname) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
     if is_known(known, network, container, ifname) {
         return None;
     }
@@ -256,8 +259,8 @@ fn orphan_finding(marked: &Tagged, known: &[&Entry]) -> Option<Finding> {
     let why = format!(
         "created for {interface}container {container} on network {network}, which neither the journal nor the runtime knows"
     );
-    let cure =
-        format!("GC of network {network} removes it; if the runtime does not call GC, remove it manually");
+    let remover = if plugin == POLICY { "the meta-plugin".to_owned() } else { format!("network {network}") };
+    let cure = format!("GC of {remover} removes it; if the runtime does not call GC, remove it manually");
     Some(Finding::new(on, why, cure))
 }
 

@@ -1,73 +1,107 @@
-//! Place of an attachment's rules: namespace, family and interface.
+//! Place of an attachment's rules: namespace, family and interface. It is chosen before the ADD and recorded in the journal.
 //!
 //! | attachment | namespace | family | interface |
 //! |---|---|---|---|
 //! | built-in `ptp` | host | inet | host end |
+//! | built-in `bridge`, where the kernel tracks connections on bridges | host | bridge | host end |
 //! | any other | pod | inet | the attachment's |
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use cni::invocation::Attachment;
 use cni::network::{Network, plugin_type};
 use cni::{Error, code};
 use linux::Netns;
-use linux::nft::{Family, Nft};
+use linux::nft::{Batch, Family, Nft, State, Table, Verdict};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
-use rpc::journal::Entry;
+use rpc::journal::{Entry, PolicyRules, RulePlace};
 
+use super::identity::{ARRIVAL, AttachmentId, TABLE};
 use crate::builtins;
 use crate::plugin_invoker::PluginInvoker;
 
 /// Families of the tables in the host's namespace.
-pub(super) const HOST_FAMILIES: [Family; 1] = [Family::Inet];
+pub(super) const HOST_FAMILIES: [Family; 2] = [Family::Inet, Family::Bridge];
 
 /// Plugins whose host end routes: every packet of the pod passes the IP layer of the host.
 const ROUTED: [&str; 1] = ["ptp"];
+/// Plugins whose host end is a port of a bridge of the host.
+const BRIDGED: [&str; 1] = ["bridge"];
+
+/// Chain that exists only within the transaction that tries connection tracking.
+const TRIAL: &str = "trial";
 
 /// Namespace and interface of the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// The host's namespace, at the host end.
-    Host {
-        /// Name of the host end.
-        link: String,
-    },
-    /// The pod's namespace.
-    Pod {
-        /// Name of the interface in the pod.
-        link: String,
-    },
+pub(super) struct Place {
+    kind: RulePlace,
+    link: String,
 }
 
 // === impl Place ===
 
 impl Place {
-    /// Returns the place of an attachment, the same for ADD, CHECK and DEL.
+    /// Returns the recorded place of an attachment, or that of entries of earlier releases.
     pub(super) fn of(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result<Place, Error> {
+        match super::recorded(entry, delegate) {
+            Some(PolicyRules { place, link, id: _ }) => Ok(Place { kind: *place, link: link.clone() }),
+            None => Place::choose(invoker, entry, delegate, || false),
+        }
+    }
+
+    /// Returns the place for the rules of a new attachment.
+    pub(super) fn choose(
+        invoker: &PluginInvoker,
+        entry: &Entry,
+        delegate: &Delegate,
+        bridges_track: impl FnOnce() -> bool,
+    ) -> Result<Place, Error> {
         let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-        let in_pod = Place::Pod { link: delegate.ifname.to_string() };
+        let in_pod = Place { kind: RulePlace::Pod, link: delegate.ifname.to_string() };
         let Some(Ok(first)) = network.plugins.first().map(plugin_type) else { return Ok(in_pod) };
-        if !ROUTED.contains(&first.as_str()) || !invoker.in_process(&first, &entry.path) {
+        let (is_routed, is_bridged) = (ROUTED.contains(&first.as_str()), BRIDGED.contains(&first.as_str()));
+        if !(is_routed || is_bridged) || !invoker.in_process(&first, &entry.path) {
             return Ok(in_pod);
         }
+        let kind = match is_routed {
+            true => RulePlace::Host,
+            false if bridges_track() => RulePlace::Bridge,
+            false => return Ok(in_pod),
+        };
         let who = Attachment { container: entry.container_id.clone(), ifname: delegate.ifname.clone() };
         let link = builtins::find(first.as_str())
             .and_then(|plugin| plugin.host_link_name(network.name.as_str(), &who, 0));
-        Ok(link.map_or(in_pod, |link| Place::Host { link }))
+        Ok(link.map_or(in_pod, |link| Place { kind, link }))
+    }
+
+    /// Returns the record for the journal.
+    pub(super) fn record(self, id: &AttachmentId) -> PolicyRules {
+        let Place { kind, link } = self;
+        PolicyRules { place: kind, link, id: id.to_string() }
+    }
+
+    /// Returns the place in the pod for an interface.
+    pub(super) fn in_pod(link: &str) -> Place {
+        Place { kind: RulePlace::Pod, link: link.to_owned() }
     }
 
     /// Returns the interface.
     pub(super) fn link(&self) -> &str {
-        match self {
-            Place::Host { link } | Place::Pod { link } => link,
-        }
+        &self.link
+    }
+
+    /// Whether the rules are in the pod's namespace.
+    pub(super) fn is_in_pod(&self) -> bool {
+        self.kind == RulePlace::Pod
     }
 
     /// Returns the family of the table.
     pub(super) fn family(&self) -> Family {
-        match self {
-            Place::Host { .. } | Place::Pod { .. } => Family::Inet,
+        match self.kind {
+            RulePlace::Host | RulePlace::Pod => Family::Inet,
+            RulePlace::Bridge => Family::Bridge,
         }
     }
 
@@ -81,12 +115,30 @@ impl Place {
 
     /// Opens nf_tables in the place's namespace, if it still exists.
     pub(super) fn find_nft(&self, entry: &Entry) -> Result<Option<Nft>, Error> {
-        match self {
-            Place::Host { .. } => Nft::open().or_refused().map(Some),
-            Place::Pod { .. } => {
-                let netns = Netns::find(Path::new(&entry.netns)).or_refused()?;
-                netns.map(|netns| netns.nft().or_refused()).transpose()
-            }
+        if !self.is_in_pod() {
+            return Nft::open().or_refused().map(Some);
         }
+        let netns = Netns::find(Path::new(&entry.netns)).or_refused()?;
+        netns.map(|netns| netns.nft().or_refused()).transpose()
     }
+}
+
+/// Whether the kernel tracks connections on bridges, in the calling thread's namespace: it has the module
+/// `nf_conntrack_bridge`, which it does not load itself. Tried once in a process.
+pub(super) fn bridges_track() -> bool {
+    static TRIED: OnceLock<bool> = OnceLock::new();
+    *TRIED.get_or_init(|| Nft::open().and_then(|mut nft| try_tracking(&mut nft)).is_ok())
+}
+
+/// Commits a rule about tracked connections and its removal in one transaction; only the table stays.
+fn try_tracking(nft: &mut Nft) -> Result<(), linux::Error> {
+    let table = Table::new(Family::Bridge, TABLE);
+    if nft.has_chain(table, ARRIVAL)? {
+        return Ok(());
+    }
+    let mut batch = Batch::new();
+    let replies = table.rule().state(&[State::Established]).decide(&Verdict::Accept);
+    batch.ensure_table(table).ensure_chain(table, TRIAL).add_rule(table, TRIAL, &replies);
+    batch.flush_chain(table, TRIAL).delete_chain(table, TRIAL);
+    nft.commit(batch)
 }

@@ -8,11 +8,17 @@
 //!
 //! - At a host end the directions are the other way round: packets from the pod arrive there.
 //! - A packet costs one lookup for its interface and, for each rule, one for the peer and one for the port.
-//! - Replies pass by connection tracking, in both directions.
+//! - Replies pass by connection tracking, in both directions. On the host, all pods share its table. The chain `tracking`
+//!   keeps packets with the address of another pod out of it ([`guard`]).
+//! - On a bridge, ARP passes, and other frames than IPv4 and IPv6 pass only if a rule allows all traffic. A frame with one
+//!   VLAN tag is judged by the packet in it.
+
+mod guard;
 
 mod update;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use linux::Error;
 use linux::nft::{
@@ -22,22 +28,19 @@ use linux::nft::{
 use npwg::network_policy::{
     AddressRange, AttachmentPolicy, CompiledPeers, CompiledRule, Direction, PortRange, Protocol,
 };
-use npwg::plan::Delegate;
-use plugin_support::hash::hashed;
-use rpc::journal::Entry;
 
-use super::place::Place;
+use self::guard::Guard;
+use super::identity::{ARRIVAL, AttachmentId, TABLE};
+use super::place::{HOST_FAMILIES, Place};
 
-/// Table of the rules.
-pub(super) const TABLE: &str = "weft-policy";
 /// Comment of the rule that lets replies pass.
 const REPLIES: &str = "replies";
 
-/// Length of an attachment's id, which begins with a letter as `nft` requires of names.
-const ID_LENGTH: usize = 20;
-
 /// Comment of the rules in base chains.
 const BASE: &str = "links with network policies";
+
+/// Base chain of a bridge for frames that it delivers to itself.
+const TO_BRIDGE: &str = "input";
 
 /// Hook with its base chain and the map from links to chains.
 struct HookChain {
@@ -49,17 +52,18 @@ struct HookChain {
 
 /// Hooks, first that of arriving packets.
 const HOOKS: [HookChain; 2] = [
-    HookChain { name: "prerouting", hook: Hook::Prerouting, map: "links-in", link: Selector::LinkIn },
+    HookChain { name: ARRIVAL, hook: Hook::Prerouting, map: "links-in", link: Selector::LinkIn },
     HookChain { name: "postrouting", hook: Hook::Postrouting, map: "links-out", link: Selector::LinkOut },
 ];
 
-/// Identity of an attachment in the names of its chains and sets.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct AttachmentId(String);
+/// Maps from links to chains; their entries have owner tags.
+pub(crate) const LINKS: [&str; 2] = [HOOKS[0].map, HOOKS[1].map];
 
 /// Attachment that rules are about.
 pub(super) struct Target {
     pub(super) id: AttachmentId,
+    /// Owner tag, by which `weft doctor` finds rules without an entry.
+    pub(super) tag: String,
     pub(super) place: Place,
     pub(super) leases: Leases,
 }
@@ -75,6 +79,8 @@ pub(super) enum Leases {
 
 /// Rules of one attachment.
 pub(super) struct Ruleset {
+    id: AttachmentId,
+    tag: String,
     family: Family,
     link: String,
     chains: Vec<DirectionChain>,
@@ -96,34 +102,17 @@ struct OwnSet {
     elements: Vec<Element>,
 }
 
-// === impl AttachmentId ===
-
-impl AttachmentId {
-    pub(super) fn of(entry: &Entry, delegate: &Delegate) -> AttachmentId {
-        let parts = [entry.container_id.as_str(), delegate.ifname.as_str()];
-        AttachmentId(hashed("p", ID_LENGTH, &parts))
-    }
-
-    fn chain(&self, direction: Direction) -> String {
-        format!("{direction}-{}", self.0)
-    }
-
-    fn set(&self, direction: Direction, rule: usize, content: &str) -> String {
-        format!("{}-{direction}-{rule}-{content}", self.0)
-    }
-}
-
 // === impl Ruleset ===
 
 impl Ruleset {
     /// Returns the rules of an attachment.
     pub(super) fn new(target: &Target, policy: &AttachmentPolicy) -> Ruleset {
-        let Target { id, place, leases } = target;
+        let Target { id, tag, place, leases } = target;
         let family = place.family();
         let (mut chains, mut sets) = (Vec::new(), Vec::new());
         for direction in Direction::ALL {
             let Some(isolated) = policy.isolated(direction) else { continue };
-            let arrives = (direction == Direction::Ingress) == matches!(place, Place::Pod { .. });
+            let arrives = (direction == Direction::Ingress) == place.is_in_pod();
             let hook = &HOOKS[usize::from(!arrives)];
             let mut writer = RuleWriter { id, family, direction, policy, rules: Vec::new(), sets: &mut sets };
             writer.always();
@@ -136,24 +125,26 @@ impl Ruleset {
             writer.push(|rule| rule.count().decide(&Verdict::Drop), "no rule".to_owned());
             chains.push(DirectionChain { name: id.chain(direction), hook, rules: writer.rules });
         }
-        Ruleset { family, link: place.link().to_owned(), chains, sets }
+        Ruleset { id: id.clone(), tag: tag.clone(), family, link: place.link().to_owned(), chains, sets }
     }
 
     /// Adds the operations that put the rules in force. Without `replies`, packets of tracked connections do not pass.
     pub(super) fn write(&self, replies: bool, batch: &mut Batch) {
-        let Ruleset { family, link, chains, sets } = self;
+        let Ruleset { id: _, tag, family, link, chains, sets } = self;
         let table = Table::new(*family, TABLE);
         batch.ensure_table(table);
         for HookChain { name, hook, map, link } in &HOOKS {
             batch.ensure_set(table, &Set::to_verdicts(map, &[Type::Link]));
-            let base = BaseChain {
-                chain_type: ChainType::Filter,
-                hook: *hook,
-                priority: priority::FILTER,
-                policy: Policy::Accept,
-            };
-            batch.ensure_base_chain(table, name, base).flush_chain(table, name);
+            batch.ensure_base_chain(table, name, base(*family, *hook)).flush_chain(table, name);
             batch.add_rule(table, name, &table.rule().verdict_of(&[*link], map).comment(BASE));
+        }
+        if *family == Family::Bridge {
+            // Frames that do not pass the chain of arriving ones.
+            let HookChain { map, link, .. } = &HOOKS[0];
+            batch.ensure_base_chain(table, TO_BRIDGE, base(*family, Hook::Input));
+            batch.flush_chain(table, TO_BRIDGE);
+            let reserved = table.rule().ether_destination_is_reserved();
+            batch.add_rule(table, TO_BRIDGE, &reserved.verdict_of(&[*link], map).comment(BASE));
         }
         for OwnSet { name, key, is_of_ranges, elements } in sets {
             let set = if *is_of_ranges { Set::of_ranges(name, key) } else { Set::of(name, key) };
@@ -165,14 +156,51 @@ impl Ruleset {
                 batch.add_rule(table, name, rule);
             }
             let entry = Element::new(Data::link(link)).verdict(Verdict::Goto(name.clone()));
+            let entry = entry.comment(tag.as_str());
             batch.add_elements(table, hook.map, &[entry]);
+        }
+    }
+
+    /// Adds the operation that lets replies pass, first of all, after [`Ruleset::write`] without them.
+    pub(super) fn let_replies_pass(&self, batch: &mut Batch) {
+        let table = Table::new(self.family, TABLE);
+        for DirectionChain { name, rules, .. } in &self.chains {
+            for (rule, _) in rules.iter().filter(|(_, comment)| comment == REPLIES) {
+                batch.insert_rule(table, name, rule);
+            }
+        }
+    }
+
+    /// Adds the operations that keep packets with forged addresses out of the host's connection tracking. `links` are those of
+    /// the host on which packets of the attachment's addresses arrive.
+    pub(super) fn guard(
+        &self,
+        links: &[&str],
+        addresses: &[IpAddr],
+        bridges_track: impl FnOnce() -> bool,
+        batch: &mut Batch,
+    ) {
+        if addresses.is_empty() {
+            return;
+        }
+        let isolates = |hook: &HookChain| self.chains.iter().any(|chain| chain.hook.name == hook.name);
+        let [arrival, departure] = &HOOKS;
+        let has_bridge = self.family == Family::Bridge || bridges_track();
+        for family in HOST_FAMILIES.into_iter().filter(|family| *family != Family::Bridge || has_bridge) {
+            let is_bound = isolates(arrival) && family == self.family;
+            let bound = is_bound.then_some(self.link.as_str());
+            let is_guarded = isolates(departure);
+            guard::write(family, &Guard { id: &self.id, addresses, links, is_guarded, bound }, batch);
         }
     }
 
     /// Returns the first difference between these rules and those of the kernel.
     pub(super) fn difference(&self, nft: &mut Nft) -> Result<Option<String>, Error> {
-        let Ruleset { family, link, chains, sets } = self;
+        let Ruleset { id: _, tag: _, family, link, chains, sets } = self;
         let table = Table::new(*family, TABLE);
+        if nft.is_dormant(table)? {
+            return Ok(Some(format!("table {table} is dormant: its rules see no packet")));
+        }
         for DirectionChain { name, hook, rules } in chains {
             // A rule before it could accept everything.
             if !matches!(nft.rules(table, hook.name)?.as_slice(), [only] if only.comment == BASE) {
@@ -220,10 +248,13 @@ impl RuleWriter<'_> {
         self.rules.push((rule, comment));
     }
 
-    /// Adds what passes under every policy: replies, neighbour discovery, and reports about multicast groups.
+    /// Adds what passes under every policy: replies, ARP, neighbour discovery, and reports about multicast groups.
     fn always(&mut self) {
         let accept = |rule: Rule| rule.decide(&Verdict::Accept);
         self.push(|rule| accept(rule.state(&[State::Established, State::Related])), REPLIES.to_owned());
+        if self.family == Family::Bridge {
+            self.push(|rule| accept(rule.arp()), "ARP".to_owned());
+        }
         self.push(|rule| accept(rule.icmp6_types(130, 136)), "neighbour discovery".to_owned());
         self.push(|rule| accept(rule.icmp6_types(143, 143)), "multicast reports".to_owned());
     }
@@ -333,6 +364,13 @@ impl RuleWriter<'_> {
     }
 }
 
+/// Returns a base chain. On a bridge it follows connection tracking and precedes `br_netfilter`, which skips chains of its
+/// own priority.
+fn base(family: Family, hook: Hook) -> BaseChain {
+    let priority = if family == Family::Bridge { priority::MANGLE } else { priority::FILTER };
+    BaseChain { chain_type: ChainType::Filter, hook, priority, policy: Policy::Accept }
+}
+
 /// Returns the comment of a rule: its index, and the beginning of the policy's name, which `nft list` shows.
 fn comment(index: usize, policy: &str, rule: usize) -> String {
     const NAME_MAX: usize = 96;
@@ -359,7 +397,7 @@ pub(super) fn attachments(nft: &mut Nft, family: Family) -> Result<BTreeSet<Atta
         let id = Direction::ALL
             .iter()
             .find_map(|direction| name.strip_prefix(direction.word())?.strip_prefix('-'));
-        id.map(|id| AttachmentId(id.to_owned()))
+        id.map(AttachmentId::read)
     };
     Ok(chains.iter().filter_map(of_direction).collect())
 }
@@ -390,9 +428,9 @@ pub(super) fn discard(
     for chain in nft.chains(table)?.iter().filter(|name| chains.contains(*name)) {
         batch.flush_chain(table, chain).delete_chain(table, chain);
     }
-    let is_own = |name: &String| ids.iter().any(|AttachmentId(id)| name.starts_with(&format!("{id}-")));
+    let is_own = |name: &String| ids.iter().any(|id| name.starts_with(&format!("{id}-")));
     for set in nft.sets(table)?.iter().filter(|name| is_own(name)) {
         batch.delete_set(table, set);
     }
-    Ok(())
+    guard::discard(nft, table, ids, batch)
 }

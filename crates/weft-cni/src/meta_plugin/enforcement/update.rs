@@ -21,9 +21,10 @@ use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use rpc::journal::{Entry, State};
 
-use super::place::{HOST_FAMILIES, Place};
-use super::ruleset::{AttachmentId, Ruleset, TABLE, Target};
-use super::{target, withdraw, withdraw_in_pod};
+use super::identity::{AttachmentId, TABLE};
+use super::place::Place;
+use super::ruleset::{Ruleset, Target};
+use super::{assign_one, guarded, target, verify_in_pod, verify_on_host, withdraw_in_pod, withdraw_on_host};
 use crate::plugin_invoker::PluginInvoker;
 
 /// Puts the policies of an attachment in force. `known` are the policies whose rules are in force, if that is known.
@@ -45,15 +46,40 @@ pub(in super::super) fn update(
     let target = target(invoker, entry, delegate)?;
     require_link(&target.place, entry, &result)?;
     let ruleset = Ruleset::new(&target, policy);
-    let known = known.filter(|known| has_same_rules(known, policy)).map(|known| Ruleset::new(&target, known));
     let mut nft = target.place.nft(entry)?;
-    let replaced = ruleset.replace(&mut nft, &target.id, known.as_ref()).or_refused();
-    match (&replaced, &target.place) {
+    if !target.place.is_in_pod() && known.is_none_or(|known| !isolates_the_same(known, policy)) {
+        guard(&ruleset, &mut nft, &result)?;
+    }
+    let known = known.filter(|known| has_same_rules(known, policy)).map(|known| Ruleset::new(&target, known));
+    match ruleset.replace(&mut nft, &target.id, known.as_ref()).or_refused() {
         // A process in the pod can make its rules irreplaceable, by rules of its own that refer to them.
-        (Err(_), Place::Pod { .. }) => rewrite(invoker, entry, &mut nft)?,
-        _ => replaced.map_err(|error| error.context("network policy"))?,
+        Err(_) if target.place.is_in_pod() => rewrite(invoker, entry, &mut nft)?,
+        replaced => replaced.map_err(|error| error.context("network policy"))?,
     }
     forget_forbidden(&target, entry, &result, policy)
+}
+
+/// Chooses and records the place of the rules of an attachment that never had a policy.
+///
+/// # Errors
+/// The configuration of the network is invalid.
+pub(in super::super) fn assign_running(
+    directory: &Path,
+    invoker: &PluginInvoker,
+    entry: &mut Entry,
+    index: usize,
+) -> Result<(), Error> {
+    let has_rules = entry.attachments[index].rules.is_some() || entry.plan.delegates[index].policy.is_some();
+    if has_rules { Ok(()) } else { assign_one(directory, invoker, entry, index) }
+}
+
+/// Protects the addresses on the host, and ends their tracked connections: other pods may have caused some. A connection that
+/// continues is tracked again.
+fn guard(ruleset: &Ruleset, nft: &mut Nft, result: &Success) -> Result<(), Error> {
+    let (links, guarded) = guarded(result);
+    ruleset.replace_guard(nft, &links, &guarded).or_refused()?;
+    let mut conntrack = Conntrack::open().or_refused()?;
+    result.ips.iter().try_for_each(|ip| conntrack.forget_address(ip.address.addr()).or_refused().map(drop))
 }
 
 /// Returns the first difference between the rules of an attachment and the kernel's.
@@ -83,13 +109,18 @@ pub(in super::super) fn restore(
     let Some(policy) = &delegate.policy else { return Ok(()) };
     let target = target(invoker, entry, delegate)?;
     let mut nft = target.place.nft(entry)?;
-    match &target.place {
-        Place::Pod { .. } => rewrite(invoker, entry, &mut nft),
-        _ => {
-            let replaced = Ruleset::new(&target, policy).replace(&mut nft, &target.id, None);
-            replaced.or_refused().map_err(|error| error.context("network policy"))
-        }
+    if target.place.is_in_pod() {
+        return rewrite(invoker, entry, &mut nft);
     }
+    let replaced = Ruleset::new(&target, policy).replace(&mut nft, &target.id, None);
+    replaced.or_refused().map_err(|error| error.context("network policy"))
+}
+
+/// Whether the policies isolate the same directions.
+fn isolates_the_same(one: &AttachmentPolicy, other: &AttachmentPolicy) -> bool {
+    Direction::ALL
+        .into_iter()
+        .all(|direction| one.isolated(direction).is_some() == other.isolated(direction).is_some())
 }
 
 /// Whether the policies differ in the content of sets only.
@@ -103,46 +134,36 @@ fn result_of(entry: &Entry, index: usize, delegate: &Delegate) -> Result<Success
     Ok(entry.last_result(index, &network)?.map(|attached| attached.success).unwrap_or_default())
 }
 
-/// Fails if the interface that the rules are about does not exist.
+/// Fails if the rules would not see the packets of the attachment.
 fn require_link(place: &Place, entry: &Entry, result: &Success) -> Result<(), Error> {
-    let link = place.link();
-    let is_there = match place {
-        Place::Pod { .. } => {
-            let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
-            netns.rtnl().or_refused()?.find_link(link).or_refused()?.is_some()
-        }
-        _ => result.interfaces.iter().any(|interface| interface.name == link && interface.sandbox.is_empty()),
-    };
-    if is_there {
-        return Ok(());
+    if place.is_in_pod() {
+        let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
+        return verify_in_pod(&mut netns.rtnl().or_refused()?, place.link());
     }
-    let why = format!("network policy: there is no interface {link:?} whose packets the kernel could filter");
-    Err(Error::internal(why).details("recreate the pod, or change the policy that selects it"))
+    verify_on_host(place.link(), result)
 }
 
 /// Removes the rules of an attachment that no policy selects any more.
 fn lift(entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
     let ids = [AttachmentId::of(entry, delegate)];
-    let in_pod = Place::Pod { link: delegate.ifname.to_string() };
+    let in_pod = Place::in_pod(delegate.ifname.as_str());
     if let Some(mut nft) = in_pod.find_nft(entry)? {
         withdraw_in_pod(&mut nft, in_pod.family(), &ids)?;
     }
-    let mut host = Nft::open().or_refused()?;
-    HOST_FAMILIES.iter().try_for_each(|family| withdraw(&mut host, *family, &ids))
+    withdraw_on_host(&mut Nft::open().or_refused()?, &ids)
 }
 
 /// Writes the table in the pod's namespace again, with the rules of all its attachments, in one transaction.
 fn rewrite(invoker: &PluginInvoker, entry: &Entry, nft: &mut Nft) -> Result<(), Error> {
     let mut batch = Batch::new();
-    let in_pod = Place::Pod { link: String::new() };
-    let table = Table::new(in_pod.family(), TABLE);
+    let table = Table::new(Place::in_pod("").family(), TABLE);
     batch.ensure_table(table).delete_table(table);
     for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {
         let Some(policy) = delegate.policy.as_ref().filter(|_| attachment.state == State::Attached) else {
             continue;
         };
         let target = target(invoker, entry, delegate)?;
-        if matches!(target.place, Place::Pod { .. }) {
+        if target.place.is_in_pod() {
             Ruleset::new(&target, policy).write(true, &mut batch);
         }
     }
@@ -157,11 +178,10 @@ fn forget_forbidden(
     policy: &AttachmentPolicy,
 ) -> Result<(), Error> {
     let forget = || -> Result<(), Error> {
-        let mut conntrack = match &target.place {
-            Place::Pod { .. } => {
-                Netns::open(Path::new(&entry.netns)).or_refused()?.conntrack().or_refused()?
-            }
-            _ => Conntrack::open().or_refused()?,
+        let mut conntrack = if target.place.is_in_pod() {
+            Netns::open(Path::new(&entry.netns)).or_refused()?.conntrack().or_refused()?
+        } else {
+            Conntrack::open().or_refused()?
         };
         for ip in &result.ips {
             let own = ip.address.addr();
@@ -169,13 +189,13 @@ fn forget_forbidden(
         }
         Ok(())
     };
-    match (forget(), &target.place) {
+    match forget() {
         // The namespace may be one in which the kernel does not list connections.
-        (Err(error), Place::Pod { .. }) => {
+        Err(error) if target.place.is_in_pod() => {
             log!("weft: {}: forbidden connections may continue: {error}", entry.container_id);
             Ok(())
         }
-        (forgotten, _) => forgotten.map_err(|error| error.context("network policy")),
+        forgotten => forgotten.map_err(|error| error.context("network policy")),
     }
 }
 

@@ -5,12 +5,14 @@
 //!   of changed addresses.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use linux::nft::{Batch, Data, Element, Nft, Table, Verdict};
 use linux::{Error, Kind};
-
-use super::{AttachmentId, HOOKS, HookChain, Ruleset, TABLE};
 use npwg::network_policy::Direction;
+
+use super::super::place::{HOST_FAMILIES, bridges_track};
+use super::{AttachmentId, HOOKS, HookChain, Ruleset, TABLE, guard};
 
 // === impl Ruleset ===
 
@@ -38,6 +40,24 @@ impl Ruleset {
         if nft.tables(self.family)?.iter().any(|name| name == TABLE) {
             self.discard_others(nft, id, &mut batch)?;
         }
+        nft.commit(batch)
+    }
+
+    /// Replaces the protection of the addresses on the host by that of these rules. It is in force before replies pass by them.
+    pub(in super::super) fn replace_guard(
+        &self,
+        nft: &mut Nft,
+        links: &[&str],
+        addresses: &[IpAddr],
+    ) -> Result<(), Error> {
+        let tables = nft.all_tables()?;
+        let mut batch = Batch::new();
+        for family in HOST_FAMILIES {
+            if tables.iter().any(|(of, name)| *of == family && name == TABLE) {
+                guard::discard(nft, Table::new(family, TABLE), std::slice::from_ref(&self.id), &mut batch)?;
+            }
+        }
+        self.guard(links, addresses, bridges_track, &mut batch);
         nft.commit(batch)
     }
 
@@ -74,7 +94,7 @@ impl Ruleset {
             }
             batch.flush_chain(table, chain).delete_chain(table, chain);
         }
-        let own = format!("{}-", id.0);
+        let own = format!("{id}-");
         let is_left =
             |name: &String| name.starts_with(&own) && !self.sets.iter().any(|set| set.name == *name);
         for set in nft.sets(table)?.iter().filter(|name| is_left(name)) {

@@ -1,0 +1,208 @@
+//! Cost of network policies: ADD of a pod that ten policies select, and a flow between two pods with 1,000 peers each. Both are
+//! measured in turn with the same pods without policies.
+//!
+//! The flow is one TCP connection for the rate, and datagrams back and forth for the latency.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use linux::Netns;
+use serde_json::json;
+
+use benches::Failure;
+use benches::table::{Table, Times};
+
+use crate::Setting;
+use crate::call::Container;
+use crate::pods::{PodCaller, in_turns};
+
+/// Policies of a pod.
+const POLICIES: usize = 10;
+/// Peers of a pod.
+const PEERS: usize = 1000;
+/// Measurements of each flow.
+const TURNS: usize = 9;
+/// Duration of one measurement of a stream.
+const STREAM: Duration = Duration::from_millis(700);
+/// Round trips of one measurement.
+const ROUND_TRIPS: u32 = 5000;
+/// Limit for a lost datagram.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Times pods with policies beside pods without.
+pub(crate) fn policies(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
+    for (plugin, second) in [("bridge", 241), ("ptp", 242)] {
+        let none = caller(setting, plugin, second, "open", 0, 0)?;
+        let ten = caller(setting, plugin, second, "ten", POLICIES, 10)?;
+        let times = in_turns(&[&ten, &none], &format!("policies-{plugin}"), setting.runs)?;
+        let [[ten_add, ten_del], [add, del]] = times.as_slice() else {
+            return Err("no pod was timed".into());
+        };
+        for (verb, ours, other) in [("ADD", ten_add, add), ("DEL", ten_del, del)] {
+            let what = format!("pod with a {plugin} network more {verb}, {POLICIES} policies");
+            table.compare(&what, ours, "no policies", other);
+        }
+        let many = caller(setting, plugin, second, "many", 1, PEERS)?;
+        let (ours, other) = (Pair::attach(&many, plugin, "many")?, Pair::attach(&none, plugin, "none")?);
+        let (mut rates, mut trips) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        for turn in 0..=TURNS {
+            for (place, pair) in [&ours, &other].into_iter().enumerate() {
+                let (rate, trip) = (pair.stream()?, pair.round_trips()?);
+                // The first turn does not count.
+                if turn > 0 {
+                    rates[place].push(rate);
+                    trips[place].push(trip);
+                }
+            }
+        }
+        let [with, without] = rates.map(median);
+        table.contrast(
+            &format!("TCP stream on {plugin}, {PEERS} peers"),
+            "GB/s",
+            with,
+            "no policies",
+            without,
+        );
+        let [with, without] = trips.map(Times::new);
+        let what = format!("{ROUND_TRIPS} UDP round trips on {plugin}, {PEERS} peers");
+        table.compare(&what, &with, "no policies", &without);
+        ours.detach(&many)?;
+        other.detach(&none)?;
+    }
+    Ok(())
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or_default()
+}
+
+/// Returns the calls for a pod on a network, which policies select with a number of peers in all. Each policy allows a block
+/// that contains the pods, so that flows between them pass.
+fn caller(
+    setting: &Setting,
+    plugin: &str,
+    second: usize,
+    tag: &str,
+    policies: usize,
+    peers: usize,
+) -> Result<PodCaller, Failure> {
+    let selected = json!({ "k8s.v1.cni.cncf.io/networks": "net" });
+    let mut items = vec![json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "namespace": "bench", "name": "pod", "labels": { "app": "pod" }, "annotations": selected },
+    })];
+    let mut config = json!({
+        "cniVersion": "1.0.0", "name": format!("policies-{plugin}"), "type": plugin,
+        "ipam": { "type": "host-local", "subnet": format!("10.{second}.0.0/16"), "dataDir": setting.scratch.join("addresses") },
+    });
+    if plugin == "bridge" {
+        config["bridge"] = json!("policybr");
+    }
+    items.push(json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": { "namespace": "bench", "name": "net" }, "spec": { "config": config.to_string() },
+    }));
+    for peer in 0..peers {
+        let address = format!("10.{second}.{}.{}/16", 100 + peer / 250, peer % 250 + 1);
+        let networks = json!([{ "name": "net", "ips": [address] }]).to_string();
+        items.push(json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": "bench", "name": format!("peer-{peer}"), "labels": { "app": "peer" },
+                "annotations": { "k8s.v1.cni.cncf.io/networks": networks } },
+        }));
+    }
+    for policy in 0..policies {
+        let peers = json!([
+            { "podSelector": { "matchLabels": { "app": "peer" } } },
+            { "ipBlock": { "cidr": format!("10.{second}.0.0/16") } },
+        ]);
+        items.push(json!({
+            "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicy",
+            "metadata": { "namespace": "bench", "name": format!("policy-{policy}"),
+                "annotations": { "k8s.v1.cni.cncf.io/policy-for": "net" } },
+            "spec": { "podSelector": { "matchLabels": { "app": "pod" } }, "policyTypes": ["Ingress", "Egress"],
+                "ingress": [{ "from": peers }], "egress": [{ "to": peers }] },
+        }));
+    }
+    PodCaller::of_objects(setting, &format!("policies-{plugin}-{tag}"), &items, &[], &setting.scratch)
+}
+
+/// Two attached pods of one network.
+struct Pair {
+    client: Container,
+    server: Container,
+    address: IpAddr,
+}
+
+impl Pair {
+    fn attach(caller: &PodCaller, plugin: &str, tag: &str) -> Result<Pair, Failure> {
+        let name = |end: &str| format!("flow-{plugin}-{tag}-{end}");
+        let (client, server) = (Container::new(name("client"))?, Container::new(name("server"))?);
+        caller.add(&client)?;
+        caller.add(&server)?;
+        let netns = Netns::open(Path::new(&server.netns))?;
+        let mut net = netns.rtnl()?;
+        let link = net.link("net1")?;
+        let addresses = net.addresses(link.index, "net1")?;
+        let address = addresses.iter().map(|one| one.address.addr()).find(IpAddr::is_ipv4);
+        Ok(Pair { client, server, address: address.ok_or("the server has no address")? })
+    }
+
+    fn detach(self, caller: &PodCaller) -> Result<(), Failure> {
+        caller.del(&self.client)?;
+        caller.del(&self.server)?;
+        Ok(())
+    }
+
+    /// Returns the rate of a TCP connection in GB a second.
+    fn stream(&self) -> Result<f64, Failure> {
+        let listener = within(&self.server, || TcpListener::bind((self.address, 0)))??;
+        let to = listener.local_addr()?;
+        let mut stream = within(&self.client, || TcpStream::connect(to))??;
+        let (mut accepted, _) = listener.accept()?;
+        let writer = thread::spawn(move || {
+            let piece = vec![0; 128 << 10];
+            // The reader ends the stream by closing it.
+            while stream.write_all(&piece).is_ok() {}
+        });
+        let (mut piece, mut total) = (vec![0; 128 << 10], 0);
+        let started = Instant::now();
+        while started.elapsed() < STREAM {
+            total += accepted.read(&mut piece)?;
+        }
+        let rate = total as f64 / started.elapsed().as_secs_f64() / 1e9;
+        accepted.shutdown(std::net::Shutdown::Both)?;
+        drop(accepted);
+        writer.join().map_err(|_| "the writer failed")?;
+        Ok((rate * 1e3).round() / 1e3)
+    }
+
+    /// Returns the duration of all round trips.
+    fn round_trips(&self) -> Result<Duration, Failure> {
+        let server = within(&self.server, || UdpSocket::bind((self.address, 0)))??;
+        let client = within(&self.client, || UdpSocket::bind("0.0.0.0:0"))??;
+        client.connect(server.local_addr()?)?;
+        for socket in [&client, &server] {
+            socket.set_read_timeout(Some(TIMEOUT))?;
+        }
+        // Both ends in one thread: the time of the scheduler does not count.
+        let mut word = [0; 8];
+        let started = Instant::now();
+        for _ in 0..ROUND_TRIPS {
+            client.send(&word)?;
+            let (_, from) = server.recv_from(&mut word)?;
+            server.send_to(&word, from)?;
+            client.recv(&mut word)?;
+        }
+        Ok(started.elapsed())
+    }
+}
+
+/// Runs work in the namespace of a container.
+fn within<T>(container: &Container, work: impl FnOnce() -> T) -> Result<T, Failure> {
+    Ok(Netns::open(Path::new(&container.netns))?.run(work)?)
+}

@@ -1,0 +1,79 @@
+//! Names of the table and of the objects of an attachment: `ingress-p0123456789abcdef01234567`.
+
+use std::fmt;
+use std::path::Path;
+
+use npwg::network_policy::Direction;
+use npwg::plan::Delegate;
+use plugin_support::hash::hashed;
+use rpc::journal::{Entry, PolicyRules};
+
+/// Table of the rules.
+pub(crate) const TABLE: &str = "weft-policy";
+/// Base chain of arriving packets.
+pub(super) const ARRIVAL: &str = "prerouting";
+
+/// Length of the part of an id that names the journal. It begins with a letter, as `nft` requires of names.
+const JOURNAL_LENGTH: usize = 9;
+/// Length of the part of an id that names the attachment in the journal.
+const ATTACHMENT_LENGTH: usize = 16;
+
+/// Journal in the names of chains and sets: two on one node must not remove each other's rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct JournalId(String);
+
+/// Identity of an attachment in the names of its chains and sets.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct AttachmentId(String);
+
+// === impl JournalId ===
+
+impl JournalId {
+    /// Returns the id of the journal in a directory, the same for every path that leads to it.
+    pub(super) fn of(directory: &Path) -> JournalId {
+        let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
+        JournalId(hashed("p", JOURNAL_LENGTH, &[&directory.display().to_string()]))
+    }
+}
+
+// === impl AttachmentId ===
+
+impl AttachmentId {
+    /// Returns the id of a new attachment.
+    pub(super) fn new(journal: &JournalId, entry: &Entry, delegate: &Delegate) -> AttachmentId {
+        let parts = [entry.container_id.as_str(), delegate.ifname.as_str()];
+        AttachmentId(hashed(&journal.0, JOURNAL_LENGTH + ATTACHMENT_LENGTH, &parts))
+    }
+
+    /// Returns the recorded id of an attachment, or one without a journal for entries that have none.
+    pub(super) fn of(entry: &Entry, delegate: &Delegate) -> AttachmentId {
+        match super::recorded(entry, delegate) {
+            Some(PolicyRules { id, .. }) => AttachmentId(id.clone()),
+            None => AttachmentId::new(&JournalId("p".to_owned()), entry, delegate),
+        }
+    }
+
+    /// Returns the id in a name.
+    pub(super) fn read(text: &str) -> AttachmentId {
+        AttachmentId(text.to_owned())
+    }
+
+    /// Whether the attachment is in this journal.
+    pub(super) fn is_of(&self, journal: &JournalId) -> bool {
+        self.0.starts_with(&journal.0)
+    }
+
+    pub(super) fn chain(&self, direction: Direction) -> String {
+        format!("{direction}-{}", self.0)
+    }
+
+    pub(super) fn set(&self, direction: Direction, rule: usize, content: &str) -> String {
+        format!("{}-{direction}-{rule}-{content}", self.0)
+    }
+}
+
+impl fmt::Display for AttachmentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
