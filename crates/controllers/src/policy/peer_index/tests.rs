@@ -111,9 +111,12 @@ fn policy_index_follows_labels_of_namespaces() {
     index.verify();
 }
 
+/// Whether the role is `web`; whether each network is `one`, with the last byte of its address; number of the port.
+type PodState = (bool, Vec<(bool, u8)>, u16);
+
 #[derive(Clone, Debug)]
 enum Change {
-    Pod { namespace: usize, name: u8, state: Option<(bool, Vec<(bool, u8)>, u16)> },
+    Pod { namespace: usize, name: u8, state: Option<PodState> },
     Policy { namespace: usize, name: u8, state: Option<(u8, bool)> },
     Namespace { namespace: usize, tenant: Option<bool> },
 }
