@@ -64,7 +64,7 @@ pub(crate) struct PolicyController {
     metrics: PolicyMetrics,
 }
 
-/// What is to be done with the address set of a policy.
+/// Work on the address set of a policy.
 struct Work {
     key: Key,
     /// Time of the change.

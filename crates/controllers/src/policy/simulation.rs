@@ -123,7 +123,7 @@ fn print(what: &str, numbers: &[usize]) {
     eprintln!("{what}: mean {mean}, largest {}", numbers.iter().max().unwrap());
 }
 
-/// What the start of pods costs.
+/// Cost of the start of pods.
 #[derive(Default)]
 struct StartCost {
     writes: usize,

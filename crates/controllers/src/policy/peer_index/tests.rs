@@ -66,7 +66,7 @@ impl PeerIndex {
 }
 
 #[test]
-fn policy_index_change_of_a_pod_costs_the_policies_on_its_networks() {
+fn policy_index_change_of_a_pod_costs_policies_on_its_networks() {
     let mut index = PeerIndex::default();
     for (name, networks) in [("p", "x/one"), ("q", "x/two")] {
         index.set_policy(&key("x", name), Some(policy("x", name, networks, "web")));
