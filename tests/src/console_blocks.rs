@@ -414,10 +414,16 @@ pub const ROWS: &[Row] = &[
     row("docs/migrate-from-whereabouts.md", "weft ipam show", Way::Kube(WHEREABOUTS_IMPORTED)),
     row("docs/migrate-from-whereabouts.md", "weft import whereabouts", Way::Kube(WHEREABOUTS)),
     row(
+        "docs/network-policy.md",
+        "weft crds",
+        Way::NotRun("needs nodes: tests/kube/kustomizations.rs applies the manifests"),
+    ),
+    row(
         "docs/neutron.md",
         "kubectl apply -k deploy/neutron",
         Way::NotRun("needs Kubernetes 1.30 and credentials: tests/neutron applies it"),
     ),
+    row("docs/scale.md", "export WEFT", Way::NotRun("simulates a large cluster; a test runs a smaller one")),
     row("docs/services.md", "kubectl apply -k deploy/services", Way::Kube("kubectl apply -k deploy/base")),
     row(
         "docs/services.md",

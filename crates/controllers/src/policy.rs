@@ -64,7 +64,7 @@ pub(crate) struct PolicyController {
     metrics: PolicyMetrics,
 }
 
-/// What is to be done with the address set of a policy.
+/// Work on the address set of a policy.
 struct Work {
     key: Key,
     /// Time of the change.
@@ -76,7 +76,7 @@ struct Work {
 
 /// Request about an address set.
 enum Request {
-    Apply(AddressSetObject),
+    Apply(Box<AddressSetObject>),
     /// Delete the object with this uid.
     Delete(String),
 }
@@ -157,7 +157,7 @@ impl PolicyController {
             (empty_spec(policy), Some(why))
         };
         let is_there = there.is_some_and(|set| set.has(digest(&spec), &policy.uid));
-        let request = (!is_there).then(|| Request::Apply(AddressSetObject::new(policy, &spec)));
+        let request = (!is_there).then(|| Request::Apply(Box::new(AddressSetObject::new(policy, &spec))));
         Work { key, changed, request, refused: why.map(|why| (Arc::clone(policy), why)) }
     }
 
@@ -184,7 +184,7 @@ impl PolicyController {
             Request::Apply(object) => {
                 let bytes = serde_json::to_vec(object).map(|text| text.len()).unwrap_or_default();
                 let parameters = PatchParams::apply(MANAGER).force();
-                let patch = Patch::Apply(object);
+                let patch = Patch::Apply(object.as_ref());
                 (timeout(WRITE_MAX, applied(&api, &key.1, &parameters, &patch)).await, bytes)
             }
             Request::Delete(uid) => {

@@ -154,7 +154,7 @@ pub fn spec(policy: &WatchedPolicy, addresses: &PolicyAddresses) -> Result<Polic
     if sets.len() > SETS_COUNT_MAX {
         return Err(SizeError::Sets(sets.len()));
     }
-    let bytes = serde_json::to_vec(&sets).map(|text| text.len()).unwrap_or(usize::MAX);
+    let bytes = serde_json::to_vec(&sets).map_or(usize::MAX, |text| text.len());
     if bytes > SETS_MAX {
         return Err(SizeError::Bytes(bytes));
     }

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn network_policy_address_outside_of_the_nodes_blocks_does_not_count() {
+    fn network_policy_address_outside_of_node_blocks_is_ignored() {
         let mut verifier = AddressVerifier::default();
         let counts = |verifier: &mut AddressVerifier, node: &str, address: &str| {
             let verified = verifier.verify(&key("a"), Some(&pod(node, address))).unwrap();

@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    fn reduced(spec: Value, phase: &str) -> PeerPod {
+    fn reduced(spec: &Value, phase: &str) -> PeerPod {
         let status = json!([{ "name": "n/a", "interface": "net1", "ips": ["10.0.0.1"], "dns": {} }]);
         let object = json!({
             "metadata": { "namespace": "n", "name": "p", "labels": { "app": "web" },
@@ -143,7 +143,7 @@ mod tests {
             { "name": "dns", "protocol": "UDP", "containerPort": 53 }, { "containerPort": 9 },
             { "name": "other", "protocol": "ICMP", "containerPort": 9 } ] }],
             "initContainers": [{ "ports": [{ "name": "first", "containerPort": 7 }] }] });
-        let PeerPod { networks, node } = reduced(spec, "Running");
+        let PeerPod { networks, node } = reduced(&spec, "Running");
         let all: Vec<String> =
             networks.networks.iter().map(|(network, ips)| format!("{network} {ips:?}")).collect();
         assert_eq!((all, node.as_str()), (vec!["n/a [10.0.0.1]".to_owned(), "n/b []".to_owned()], "w"));
@@ -161,7 +161,7 @@ mod tests {
             (json!({}), "Failed"),
             (json!({ "hostNetwork": true, "containers": [] }), "Running"),
         ] {
-            let reduced = reduced(spec, phase);
+            let reduced = reduced(&spec, phase);
             assert_eq!(reduced.networks.attachments(None).count(), 0, "{phase}");
             assert_eq!((reduced.networks.name.as_str(), reduced.node.as_str()), ("p", ""));
         }

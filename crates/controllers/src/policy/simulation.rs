@@ -81,7 +81,7 @@ impl Sizes {
         let role = |number: usize| json!({ "matchLabels": { "role": format!("role-{}", number % ROLES) } });
         let of_all = json!({ "namespaceSelector": {}, "podSelector": role(number + 1) });
         let of_tenant = json!({ "namespaceSelector": { "matchLabels": { "tenant": "a" } } });
-        let peer = if number % 10 == 0 { of_tenant } else { of_all };
+        let peer = if number.is_multiple_of(10) { of_tenant } else { of_all };
         let object = json!({
             "metadata": { "namespace": namespace, "name": name, "uid": format!("0000-{number}"), "generation": 1,
                 "annotations": { "k8s.v1.cni.cncf.io/policy-for": format!("infra/net-{}", number % self.networks) } },
@@ -123,7 +123,7 @@ fn print(what: &str, numbers: &[usize]) {
     eprintln!("{what}: mean {mean}, largest {}", numbers.iter().max().unwrap());
 }
 
-/// What the start of pods costs.
+/// Cost of the start of pods.
 #[derive(Default)]
 struct StartCost {
     writes: usize,
@@ -156,7 +156,7 @@ fn compare(index: &PeerIndex, policies: &[(Key, Arc<WatchedPolicy>)], pods: &[In
         .iter()
         .flat_map(|(_, pod)| {
             let number: usize = pod.namespace["team-".len()..].parse().unwrap();
-            pod.attachments((number % 2 == 0).then_some(&tenant))
+            pod.attachments(number.is_multiple_of(2).then_some(&tenant))
         })
         .collect();
     for (key, policy) in policies.iter().step_by(7) {

@@ -39,7 +39,7 @@ pub(crate) use self::ruleset::LINKS;
 use self::ruleset::{Leases, Ruleset, Target};
 use crate::plugin_invoker::PluginInvoker;
 
-pub(super) use self::update::{difference, restore, update};
+pub(super) use self::update::{assign_running, difference, restore, update};
 
 /// IPAM plugin whose client exchanges packets on the attachment.
 const DHCP: &str = "dhcp";
@@ -122,36 +122,39 @@ pub(super) fn verify(enforced: &Enforced, entry: &Entry, result: &Success) -> Re
         let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
         return verify_in_pod(&mut netns.rtnl().or_refused()?, place.link());
     }
-    let mut on_host = result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
-    if !on_host.any(|interface| interface.name == place.link()) {
-        return Err(Error::internal(format!(
-            "network policy: the host end is not {:?}, because another link has this name",
-            place.link()
-        )));
-    }
+    verify_on_host(place.link(), result)?;
     let mut conntrack = Conntrack::open().or_refused()?;
     for ip in &result.ips {
         conntrack.forget_address(ip.address.addr()).or_refused()?;
     }
+    let (links, addresses) = guarded(result);
     let mut batch = Batch::new();
     guard(ruleset, place, result, &mut batch);
     ruleset.let_replies_pass(&mut batch);
     commit(&mut place.nft(entry)?, batch)
 }
 
-/// Adds the operations that guard the addresses of an attachment whose rules are on the host.
-fn guard(ruleset: &Ruleset, place: &Place, result: &Success, batch: &mut Batch) {
-    if place.is_in_pod() {
-        return;
+/// Fails unless the host end of a result has this name.
+fn verify_on_host(link: &str, result: &Success) -> Result<(), Error> {
+    let mut on_host = result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
+    if on_host.any(|interface| interface.name == link) {
+        return Ok(());
     }
-    let (on_host, inside): (Vec<&Interface>, Vec<&Interface>) =
+    Err(Error::internal(format!(
+        "network policy: the host end is not {link:?}, because another link has this name"
+    )))
+}
+
+/// Returns the links of the host on which packets of an attachment arrive, and the addresses to protect.
+fn guarded(result: &Success) -> (Vec<&str>, Vec<IpAddr>) {
+    let (on_host, inside): (Vec<_>, Vec<_>) =
         result.interfaces.iter().partition(|interface| interface.sandbox.is_empty());
-    let links: Vec<&str> = on_host.iter().map(|interface| interface.name.as_str()).collect();
+    let links = on_host.iter().map(|interface| interface.name.as_str()).collect();
     let mut addresses: Vec<IpAddr> = result.ips.iter().map(|ip| ip.address.addr()).collect();
     if !addresses.is_empty() {
         addresses.extend(inside.iter().filter_map(|interface| link_local(&interface.mac)));
     }
-    ruleset.guard(&links, &addresses, place::bridges_track, batch);
+    (links, addresses)
 }
 
 /// Returns the link-local address that the kernel gives an interface with this hardware address; RFC 4291, appendix A.

@@ -47,7 +47,13 @@ pub(super) fn update(
     entry: &mut Entry,
     updates: &[PolicyUpdate],
 ) -> Result<PolicyOutcome, Error> {
-    let begun: Vec<Begun> = updates.iter().filter_map(|update| begin(entry, update)).collect();
+    let mut begun = Vec::new();
+    for update in updates {
+        if let Some(index) = changed(entry, update) {
+            enforcement::assign_running(journal.directory(), invoker, entry, index)?;
+            begun.push(begin(entry, index, update));
+        }
+    }
     let mut outcome = PolicyOutcome::default();
     if begun.is_empty() {
         return Ok(outcome);
@@ -68,24 +74,27 @@ pub(super) fn update(
     Ok(outcome)
 }
 
-/// Puts new policies into the entry, as pending. Returns `None` if there is nothing to do.
-fn begin(entry: &mut Entry, update: &PolicyUpdate) -> Option<Begun> {
-    let PolicyUpdate { ifname, network, policy, because } = update;
+/// Returns the index of the attachment if its policies change.
+fn changed(entry: &Entry, update: &PolicyUpdate) -> Option<usize> {
+    let PolicyUpdate { ifname, network, policy, because: _ } = update;
     let is_meant = |delegate: &Delegate| delegate.ifname == *ifname && delegate.network == *network;
     let index = entry.plan.delegates.iter().position(is_meant)?;
-    let (delegate, attachment) = (&mut entry.plan.delegates[index], &mut entry.attachments[index]);
+    let (delegate, attachment) = (&entry.plan.delegates[index], &entry.attachments[index]);
     let policy = policy.as_ref().filter(|policy| !policy.is_open());
-    if attachment.state != State::Attached
-        || (!attachment.policy_pending && delegate.policy.as_ref() == policy)
-    {
-        return None;
-    }
+    let is_different = attachment.policy_pending || delegate.policy.as_ref() != policy;
+    (attachment.state == State::Attached && is_different).then_some(index)
+}
+
+/// Puts new policies into the entry, as pending.
+fn begin(entry: &mut Entry, index: usize, update: &PolicyUpdate) -> Begun {
+    let PolicyUpdate { ifname: _, network: _, policy, because } = update;
+    let (delegate, attachment) = (&mut entry.plan.delegates[index], &mut entry.attachments[index]);
     let known = delegate.policy.take().filter(|_| !attachment.policy_pending);
-    delegate.policy = Some(policy.cloned().unwrap_or_default());
+    delegate.policy = Some(policy.clone().filter(|policy| !policy.is_open()).unwrap_or_default());
     delegate.because.retain(|decision| decision.what != ISOLATED);
     delegate.because.extend(because.clone());
     attachment.policy_pending = true;
-    Some(Begun { index, known })
+    Begun { index, known }
 }
 
 /// Removes the mark of an update that succeeded.
@@ -94,7 +103,7 @@ fn end(entry: &mut Entry, index: usize) {
     *policy = policy.take().filter(|policy| !policy.is_open());
     let attachment = &mut entry.attachments[index];
     attachment.policy_pending = false;
-    if entry.plan.delegates[index].policy.is_none() {
+    if policy.is_none() {
         attachment.rules = None;
     }
 }

@@ -66,7 +66,7 @@ impl PeerIndex {
 }
 
 #[test]
-fn policy_index_change_of_a_pod_costs_the_policies_on_its_networks() {
+fn policy_index_change_of_a_pod_costs_policies_on_its_networks() {
     let mut index = PeerIndex::default();
     for (name, networks) in [("p", "x/one"), ("q", "x/two")] {
         index.set_policy(&key("x", name), Some(policy("x", name, networks, "web")));
@@ -111,9 +111,12 @@ fn policy_index_follows_labels_of_namespaces() {
     index.verify();
 }
 
+/// Whether the role is `web`; whether each network is `one`, with the last byte of its address; number of the port.
+type PodState = (bool, Vec<(bool, u8)>, u16);
+
 #[derive(Clone, Debug)]
 enum Change {
-    Pod { namespace: usize, name: u8, state: Option<(bool, Vec<(bool, u8)>, u16)> },
+    Pod { namespace: usize, name: u8, state: Option<PodState> },
     Policy { namespace: usize, name: u8, state: Option<(u8, bool)> },
     Namespace { namespace: usize, tenant: Option<bool> },
 }

@@ -24,7 +24,7 @@ use rpc::journal::{Entry, State};
 use super::identity::{AttachmentId, TABLE};
 use super::place::Place;
 use super::ruleset::{Ruleset, Target};
-use super::{guard, target, withdraw_in_pod, withdraw_on_host};
+use super::{assign_one, guarded, target, verify_in_pod, verify_on_host, withdraw_in_pod, withdraw_on_host};
 use crate::plugin_invoker::PluginInvoker;
 
 /// Puts the policies of an attachment in force. `known` are the policies whose rules are in force, if that is known.
@@ -46,12 +46,12 @@ pub(in super::super) fn update(
     let target = target(invoker, entry, delegate)?;
     require_link(&target.place, entry, &result)?;
     let ruleset = Ruleset::new(&target, policy);
-    let rules = known.filter(|known| has_same_rules(known, policy)).map(|known| Ruleset::new(&target, known));
     let mut nft = target.place.nft(entry)?;
-    let replaced = ruleset.replace(&mut nft, &target.id, rules.as_ref(), |batch| {
-        guard(&ruleset, &target.place, &result, batch);
-    });
-    match replaced.or_refused() {
+    if !target.place.is_in_pod() && known.is_none_or(|known| !isolates_the_same(known, policy)) {
+        guard(&ruleset, &mut nft, &result)?;
+    }
+    let known = known.filter(|known| has_same_rules(known, policy)).map(|known| Ruleset::new(&target, known));
+    match ruleset.replace(&mut nft, &target.id, known.as_ref()).or_refused() {
         // A process in the pod can make its rules irreplaceable, by rules of its own that refer to them.
         Err(_) if target.place.is_in_pod() => rewrite(invoker, entry, &mut nft)?,
         replaced => replaced.map_err(|error| error.context("network policy"))?,
@@ -59,6 +59,29 @@ pub(in super::super) fn update(
     let isolated = |of: &AttachmentPolicy| [of.ingress.is_some(), of.egress.is_some()];
     let unguarded = !target.place.is_in_pod() && known.is_none_or(|known| isolated(known) != isolated(policy));
     forget_connections(&target, entry, &result, |own, flow| unguarded || is_forbidden(policy, own, flow))
+}
+
+/// Chooses and records the place of the rules of an attachment that never had a policy.
+///
+/// # Errors
+/// The configuration of the network is invalid.
+pub(in super::super) fn assign_running(
+    directory: &Path,
+    invoker: &PluginInvoker,
+    entry: &mut Entry,
+    index: usize,
+) -> Result<(), Error> {
+    let has_rules = entry.attachments[index].rules.is_some() || entry.plan.delegates[index].policy.is_some();
+    if has_rules { Ok(()) } else { assign_one(directory, invoker, entry, index) }
+}
+
+/// Protects the addresses on the host, and ends their tracked connections: other pods may have caused some. A connection that
+/// continues is tracked again.
+fn guard(ruleset: &Ruleset, nft: &mut Nft, result: &Success) -> Result<(), Error> {
+    let (links, guarded) = guarded(result);
+    ruleset.replace_guard(nft, &links, &guarded).or_refused()?;
+    let mut conntrack = Conntrack::open().or_refused()?;
+    result.ips.iter().try_for_each(|ip| conntrack.forget_address(ip.address.addr()).or_refused().map(drop))
 }
 
 /// Returns the first difference between the rules of an attachment and the kernel's.
@@ -88,12 +111,15 @@ pub(in super::super) fn restore(invoker: &PluginInvoker, entry: &Entry, index: u
     if target.place.is_in_pod() {
         return rewrite(invoker, entry, &mut nft);
     }
-    let result = result_of(entry, index, delegate)?;
-    let ruleset = Ruleset::new(&target, policy);
-    let replaced = ruleset.replace(&mut nft, &target.id, None, |batch| {
-        guard(&ruleset, &target.place, &result, batch);
-    });
+    let replaced = Ruleset::new(&target, policy).replace(&mut nft, &target.id, None);
     replaced.or_refused().map_err(|error| error.context("network policy"))
+}
+
+/// Whether the policies isolate the same directions.
+fn isolates_the_same(one: &AttachmentPolicy, other: &AttachmentPolicy) -> bool {
+    Direction::ALL
+        .into_iter()
+        .all(|direction| one.isolated(direction).is_some() == other.isolated(direction).is_some())
 }
 
 /// Whether the policies differ in the content of sets only.
@@ -107,20 +133,13 @@ fn result_of(entry: &Entry, index: usize, delegate: &Delegate) -> Result<Success
     Ok(entry.last_result(index, &network)?.map(|attached| attached.success).unwrap_or_default())
 }
 
-/// Fails if the interface that the rules are about does not exist.
+/// Fails if the rules would not see the packets of the attachment.
 fn require_link(place: &Place, entry: &Entry, result: &Success) -> Result<(), Error> {
-    let link = place.link();
-    let is_there = if place.is_in_pod() {
+    if place.is_in_pod() {
         let netns = Netns::open(Path::new(&entry.netns)).or_refused()?;
-        netns.rtnl().or_refused()?.find_link(link).or_refused()?.is_some()
-    } else {
-        result.interfaces.iter().any(|interface| interface.name == link && interface.sandbox.is_empty())
-    };
-    if is_there {
-        return Ok(());
+        return verify_in_pod(&mut netns.rtnl().or_refused()?, place.link());
     }
-    let why = format!("network policy: there is no interface {link:?} whose packets the kernel could filter");
-    Err(Error::internal(why).details("recreate the pod, or change the policy that selects it"))
+    verify_on_host(place.link(), result)
 }
 
 /// Removes the rules of an attachment that no policy selects any more.
@@ -162,9 +181,10 @@ fn forget_connections(
 ) -> Result<(), Error> {
     let is_in_pod = target.place.is_in_pod();
     let forget = || -> Result<(), Error> {
-        let mut conntrack = match is_in_pod {
-            true => Netns::open(Path::new(&entry.netns)).or_refused()?.conntrack().or_refused()?,
-            false => Conntrack::open().or_refused()?,
+        let mut conntrack = if target.place.is_in_pod() {
+            Netns::open(Path::new(&entry.netns)).or_refused()?.conntrack().or_refused()?
+        } else {
+            Conntrack::open().or_refused()?
         };
         for ip in &result.ips {
             let own = ip.address.addr();
@@ -174,7 +194,7 @@ fn forget_connections(
     };
     match forget() {
         // The namespace may be one in which the kernel does not list connections.
-        Err(error) if is_in_pod => {
+        Err(error) if target.place.is_in_pod() => {
             log!("weft: {}: forbidden connections may continue: {error}", entry.container_id);
             Ok(())
         }

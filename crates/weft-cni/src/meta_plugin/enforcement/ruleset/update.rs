@@ -5,13 +5,14 @@
 //!   of changed addresses.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use linux::nft::{Batch, Data, Element, Nft, Table, Verdict};
 use linux::{Error, Kind};
-
 use npwg::network_policy::Direction;
 
-use super::{AttachmentId, HOOKS, HookChain, Ruleset, TABLE};
+use super::super::place::{HOST_FAMILIES, bridges_track};
+use super::{AttachmentId, HOOKS, HookChain, Ruleset, TABLE, guard};
 
 // === impl Ruleset ===
 
@@ -41,6 +42,24 @@ impl Ruleset {
             self.discard_others(nft, id, &mut batch)?;
         }
         more(&mut batch);
+        nft.commit(batch)
+    }
+
+    /// Replaces the protection of the addresses on the host by that of these rules. It is in force before replies pass by them.
+    pub(in super::super) fn replace_guard(
+        &self,
+        nft: &mut Nft,
+        links: &[&str],
+        addresses: &[IpAddr],
+    ) -> Result<(), Error> {
+        let tables = nft.all_tables()?;
+        let mut batch = Batch::new();
+        for family in HOST_FAMILIES {
+            if tables.iter().any(|(of, name)| *of == family && name == TABLE) {
+                guard::discard(nft, Table::new(family, TABLE), std::slice::from_ref(&self.id), &mut batch)?;
+            }
+        }
+        self.guard(links, addresses, bridges_track, &mut batch);
         nft.commit(batch)
     }
 
