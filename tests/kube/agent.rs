@@ -375,7 +375,6 @@ const FORBIDDEN: [&str; 14] = [
     "impersonate users",
 ];
 
-// Requirements: M25, V13-8.2-1
 /// Objects that the test of roles applies, below `deploy`.
 const DEFINITIONS_AND_ROLES: [&str; 7] = [
     "crds/ipamclaims.k8s.cni.cncf.io.yaml",
@@ -395,6 +394,7 @@ const ACCOUNTS: [&str; 5] = [
     "weft-neutron",
 ];
 
+// Requirements: M25, V13-8.2-1
 #[test]
 fn rbac_roles_grant_only_the_rights_of_each_component() {
     let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
