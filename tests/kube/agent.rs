@@ -375,19 +375,30 @@ const FORBIDDEN: [&str; 14] = [
     "impersonate users",
 ];
 
+/// Objects that the test of roles applies, below `deploy`.
+const DEFINITIONS_AND_ROLES: [&str; 7] = [
+    "crds/ipamclaims.k8s.cni.cncf.io.yaml",
+    "policy/policyaddresssets.weft.dev.yaml",
+    "ipam/rbac.yaml",
+    "services/rbac.yaml",
+    "neutron/rbac.yaml",
+    "components/policy/rbac.yaml",
+    "components/policy/agent-rbac.yaml",
+];
+/// Accounts of all components.
+const ACCOUNTS: [&str; 5] = [
+    "weft-agent",
+    "weft-controller-ipam",
+    "weft-controller-services",
+    "weft-controller-policy",
+    "weft-neutron",
+];
+
 // Requirements: M25, V13-8.2-1
 #[test]
 fn rbac_roles_grant_only_the_rights_of_each_component() {
     let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
-    let roles = [
-        "ipam/rbac.yaml",
-        "services/rbac.yaml",
-        "neutron/rbac.yaml",
-        "components/policy/rbac.yaml",
-        "components/policy/agent-rbac.yaml",
-    ];
-    let definitions = ["crds/ipamclaims.k8s.cni.cncf.io.yaml", "policy/policyaddresssets.weft.dev.yaml"];
-    for file in definitions.into_iter().chain(roles) {
+    for file in DEFINITIONS_AND_ROLES {
         let path = testkit::workspace().join("deploy").join(file);
         agent.kube.kubectl(["apply", "-f", path.to_str().expect("a path")]);
     }
@@ -409,13 +420,7 @@ fn rbac_roles_grant_only_the_rights_of_each_component() {
     ] {
         until("the roles are effective", || may(account, words).then_some(()));
     }
-    for account in [
-        "weft-agent",
-        "weft-controller-ipam",
-        "weft-controller-services",
-        "weft-controller-policy",
-        "weft-neutron",
-    ] {
+    for account in ACCOUNTS {
         for words in FORBIDDEN {
             assert!(!may(account, words), "{account}: {words}");
         }
