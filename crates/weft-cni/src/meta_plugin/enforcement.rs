@@ -19,7 +19,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni::network::Network;
-use cni::result::{Interface, Success};
+use cni::result::Success;
 use cni::{Error, address};
 use linux::conntrack::Conntrack;
 use linux::nft::{Batch, Family, Nft, Table};
@@ -70,7 +70,7 @@ pub(super) fn assign(directory: &Path, invoker: &PluginInvoker, entry: &mut Entr
 }
 
 /// Records the place and the names of the rules of one attachment.
-pub(super) fn assign_one(
+fn assign_one(
     directory: &Path,
     invoker: &PluginInvoker,
     entry: &mut Entry,
@@ -129,7 +129,7 @@ pub(super) fn verify(enforced: &Enforced, entry: &Entry, result: &Success) -> Re
     }
     let (links, addresses) = guarded(result);
     let mut batch = Batch::new();
-    guard(ruleset, place, result, &mut batch);
+    ruleset.guard(&links, &addresses, place::bridges_track, &mut batch);
     ruleset.let_replies_pass(&mut batch);
     commit(&mut place.nft(entry)?, batch)
 }

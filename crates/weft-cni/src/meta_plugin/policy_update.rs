@@ -58,11 +58,6 @@ pub(super) fn update(
     if begun.is_empty() {
         return Ok(outcome);
     }
-    for Begun { index, .. } in &begun {
-        if entry.attachments[*index].rules.is_none() {
-            enforcement::assign_one(journal.directory(), invoker, entry, *index)?;
-        }
-    }
     journal.update(entry)?;
     for Begun { index, known } in begun {
         match enforcement::update(invoker, entry, index, known.as_ref()) {
@@ -112,7 +107,7 @@ fn end(entry: &mut Entry, index: usize) {
 /// sandbox's lock. Returns the restored attachments, and those that could not be restored.
 pub(super) fn verify(invoker: &PluginInvoker, entry: &Entry) -> [PolicyOutcome; 2] {
     let (mut restored, mut failed) = (PolicyOutcome::default(), PolicyOutcome::default());
-    for (index, (delegate, attachment)) in entry.plan.delegates.iter().zip(&entry.attachments).enumerate() {
+    for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {
         if delegate.policy.is_none() || attachment.state != State::Attached || attachment.policy_pending {
             continue;
         }
@@ -124,7 +119,7 @@ pub(super) fn verify(invoker: &PluginInvoker, entry: &Entry) -> [PolicyOutcome; 
                 continue;
             }
         };
-        match enforcement::restore(invoker, entry, index) {
+        match enforcement::restore(invoker, entry, delegate) {
             Ok(()) => {
                 let why = format!("another program changed the rules of network policies: {difference}");
                 restored.add(delegate, Error::internal(why).details("weft restored them"));

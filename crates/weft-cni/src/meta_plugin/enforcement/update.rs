@@ -56,9 +56,7 @@ pub(in super::super) fn update(
         Err(_) if target.place.is_in_pod() => rewrite(invoker, entry, &mut nft)?,
         replaced => replaced.map_err(|error| error.context("network policy"))?,
     }
-    let isolated = |of: &AttachmentPolicy| [of.ingress.is_some(), of.egress.is_some()];
-    let unguarded = !target.place.is_in_pod() && known.is_none_or(|known| isolated(known) != isolated(policy));
-    forget_connections(&target, entry, &result, |own, flow| unguarded || is_forbidden(policy, own, flow))
+    forget_forbidden(&target, entry, &result, policy)
 }
 
 /// Chooses and records the place of the rules of an attachment that never had a policy.
@@ -103,8 +101,11 @@ pub(in super::super) fn difference(
 ///
 /// # Errors
 /// Nothing was changed.
-pub(in super::super) fn restore(invoker: &PluginInvoker, entry: &Entry, index: usize) -> Result<(), Error> {
-    let delegate = &entry.plan.delegates[index];
+pub(in super::super) fn restore(
+    invoker: &PluginInvoker,
+    entry: &Entry,
+    delegate: &Delegate,
+) -> Result<(), Error> {
     let Some(policy) = &delegate.policy else { return Ok(()) };
     let target = target(invoker, entry, delegate)?;
     let mut nft = target.place.nft(entry)?;
@@ -169,17 +170,13 @@ fn rewrite(invoker: &PluginInvoker, entry: &Entry, nft: &mut Nft) -> Result<(), 
     nft.commit(batch).or_refused().map_err(|error| error.context("network policy"))
 }
 
-/// Removes the tracked connections of an attachment that may not continue.
-///
-/// On the host these are all of them where a direction was not isolated before: its addresses were not guarded, so another
-/// pod may have forged packets with them.
-fn forget_connections(
+/// Removes the tracked connections of an attachment that its policies forbid.
+fn forget_forbidden(
     target: &Target,
     entry: &Entry,
     result: &Success,
-    ends: impl Fn(IpAddr, &Flow) -> bool,
+    policy: &AttachmentPolicy,
 ) -> Result<(), Error> {
-    let is_in_pod = target.place.is_in_pod();
     let forget = || -> Result<(), Error> {
         let mut conntrack = if target.place.is_in_pod() {
             Netns::open(Path::new(&entry.netns)).or_refused()?.conntrack().or_refused()?
@@ -188,7 +185,7 @@ fn forget_connections(
         };
         for ip in &result.ips {
             let own = ip.address.addr();
-            conntrack.forget_flows(own, |flow| ends(own, flow)).or_refused()?;
+            conntrack.forget_flows(own, |flow| is_forbidden(policy, own, flow)).or_refused()?;
         }
         Ok(())
     };

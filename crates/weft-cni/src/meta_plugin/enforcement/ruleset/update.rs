@@ -18,7 +18,7 @@ use super::{AttachmentId, HOOKS, HookChain, Ruleset, TABLE, guard};
 
 impl Ruleset {
     /// Replaces the rules of an attachment by these. `known` are the rules in force, if they are known and differ from these
-    /// in the content of sets only. `more` adds operations to a transaction that writes rules.
+    /// in the content of sets only.
     ///
     /// # Errors
     /// Nothing was changed.
@@ -27,11 +27,10 @@ impl Ruleset {
         nft: &mut Nft,
         id: &AttachmentId,
         known: Option<&Ruleset>,
-        more: impl FnOnce(&mut Batch),
     ) -> Result<(), Error> {
         if let Some(known) = known {
             match nft.commit(self.set_changes(known)) {
-                // The rules in force are not those that were written: another program changed them.
+                // The rules in force are not those that were written: somebody else has changed them.
                 Err(error) if matches!(error.kind(), Kind::Absent | Kind::Exists) => {}
                 done => return done,
             }
@@ -41,7 +40,6 @@ impl Ruleset {
         if nft.tables(self.family)?.iter().any(|name| name == TABLE) {
             self.discard_others(nft, id, &mut batch)?;
         }
-        more(&mut batch);
         nft.commit(batch)
     }
 
