@@ -398,10 +398,12 @@ fn network_policy_refuses_an_attachment_without_interface() {
     let (db, web) = (host.pod("db"), host.pod("web"));
     cluster.attachment(&web).add(&weft()).success();
     policy(&host, "all", &json!({ "podSelector": {}, "policyTypes": ["Ingress"] }));
+    drop(cluster.calls());
     let before = host.snapshot();
     let (_, message) = refusal(&cluster.attachment(&db).add(&weft()));
     assert!(message.contains("network policy: the kernel of the pod has no interface \"net1\""), "{message}");
     assert!(db.run(["nft", "list", "ruleset"]).is_empty(), "rules are left in the pod");
+    drop(cluster.calls());
     assert_nothing_left("without interface", &host, &before);
 }
 

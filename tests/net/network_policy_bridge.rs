@@ -19,8 +19,8 @@ use testkit::{Attachment, Feature, Host, Netns, Pod, host};
 const PODS: [&str; 3] = ["db", "web", "other"];
 const ALLOWED: u16 = 53;
 const FORBIDDEN: u16 = 9999;
-/// Address of frames that a bridge delivers to itself, IEEE 802.1D.
-const RESERVED: &str = "01:80:c2:00:00:0e";
+/// Address of frames that a bridge passes to the IP layer, IEEE 802.1D: those of LLDP pass none of its hooks.
+const RESERVED: [&str; 2] = ["01:80:c2:00:00:0e", "01:80:c2:00:00:03"];
 
 /// Limit for an allowed packet.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -211,7 +211,7 @@ fn network_policy_on_bridge_port_holds_for_tagged_frames() {
     }
 }
 
-/// A bridge delivers frames to reserved addresses to itself, past its first hook.
+/// A bridge passes frames to reserved addresses to the IP layer of the host, past its first hook.
 #[test]
 fn network_policy_on_bridge_port_holds_for_reserved_addresses() {
     let host = host!(Feature::Bridge, Feature::BridgeConntrack, Feature::NftInet);
@@ -220,22 +220,19 @@ fn network_policy_on_bridge_port_holds_for_reserved_addresses() {
     let pods = attach(&host, &cluster, &bridged());
     let web = &pods[1].0;
     let listener = listen(&host, FORBIDDEN);
-    web.run([
-        "ip",
-        "neighbour",
-        "replace",
-        "10.9.0.1",
-        "lladdr",
-        RESERVED,
-        "dev",
-        "net1",
-        "nud",
-        "permanent",
-    ]);
     let from = sender(web, "10.9.0.12:0");
-    assert!(!arrives(&from, "10.9.0.1:9999", &listener, 8, false), "a packet to a reserved address passed");
-    host.run(["nft", "flush", "chain", "bridge", "weft-policy", "input"]);
-    assert!(arrives(&from, "10.9.0.1:9999", &listener, 8, true), "without the rule it passes");
+    let attempt = |reserved: &str, expected: bool| {
+        let line = format!("neighbour replace 10.9.0.1 lladdr {reserved} dev net1 nud permanent");
+        web.run(["ip"].into_iter().chain(line.split(' ')));
+        arrives(&from, "10.9.0.1:9999", &listener, 8, expected)
+    };
+    for reserved in RESERVED {
+        assert!(!attempt(reserved, false), "a packet to {reserved} passed");
+    }
+    host.run(["nft", "flush", "map", "inet", "weft-policy", "links-in"]);
+    for reserved in RESERVED {
+        assert!(attempt(reserved, true), "without the rule a packet to {reserved} passes");
+    }
 }
 
 /// `other` sends with the address of `db` to `web`. If the kernel tracked that as a connection, packets of `web` would reach

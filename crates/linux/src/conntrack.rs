@@ -23,6 +23,10 @@ use crate::nft::Protocol;
 const SUBSYSTEM: u16 = 1 << 8;
 const GET: u16 = SUBSYSTEM | 1;
 const DELETE: u16 = SUBSYSTEM | 2;
+const GET_STATISTICS: u16 = SUBSYSTEM | 5;
+
+/// `CTA_STATS_GLOBAL_ENTRIES`.
+const STATISTICS_ENTRIES: u16 = 1;
 
 const TUPLE_ORIGINAL: u16 = 1;
 const TUPLE_REPLY: u16 = 2;
@@ -112,6 +116,18 @@ impl Conntrack {
             })?;
         }
         Ok(forgotten)
+    }
+
+    /// Whether no connection of the namespace is tracked. Unlike a list, it takes no walk through the table, which all
+    /// namespaces share.
+    pub fn is_empty(&mut self) -> Result<bool, Error> {
+        let message = Message { kind: GET_STATISTICS, family: 0, resource: 0, attributes: Attributes::new() };
+        let answers = self
+            .socket
+            .exchange(vec![Request { flags: 0, message }])
+            .map_err(|failure| failure.of("count tracked connections"))?;
+        let count = answers.iter().find_map(|answer| answer.attributes.find(STATISTICS_ENTRIES));
+        Ok(count == Some(&[0; 4]))
     }
 
     /// Removes the flows from or to this address, before or after translation; returns their number.

@@ -51,6 +51,7 @@ fn flows(host: &Host, port: u16) -> usize {
 #[test]
 fn conntrack_removes_flows_to_a_port_in_both_families() {
     let host = host!(Feature::Conntrack, Feature::NftInet, Feature::Ping);
+    assert!(conntrack(&host).is_empty().expect("count"), "a new namespace tracks nothing");
     let pod = tracking(&host);
     for port in [53, 54, 55] {
         send(&pod, "10.1.0.5:0", &format!("10.1.0.1:{port}"));
@@ -58,6 +59,7 @@ fn conntrack_removes_flows_to_a_port_in_both_families() {
         send(&pod, "[fd00::5]:0", &format!("[fd00::1]:{port}"));
     }
     assert_eq!([53, 54, 55].map(|port| flows(&host, port)), [3, 3, 3]);
+    assert!(!conntrack(&host).is_empty().expect("count"));
     let mut conntrack = conntrack(&host);
     assert_eq!(conntrack.forget_ports(Protocol::Tcp, &[53]).expect("forget"), 0, "those are UDP");
     assert_eq!(conntrack.forget_ports(Protocol::Udp, &[]).expect("forget"), 0);

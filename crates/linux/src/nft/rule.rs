@@ -50,10 +50,6 @@ const ADDRESS_LOCAL: u32 = 2;
 /// `ETH_P_ARP`.
 const ETHERNET_ARP: u16 = 0x0806;
 
-/// Addresses `01:80:c2:00:00:00` to `…:0f`, which IEEE 802.1D reserves, and the mask that they have in common.
-const RESERVED: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 0];
-const RESERVED_MASK: [u8; 6] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xf0];
-
 /// `IPPROTO_ICMPV6`.
 const ICMP6: u8 = 58;
 
@@ -228,15 +224,6 @@ impl Rule {
     /// `ether saddr 02:00:00:00:00:01`, or `!=`
     pub fn ether_source(self, is: Is, address: [u8; 6]) -> Rule {
         self.field(Selector::EtherSource, is, &address.into())
-    }
-
-    /// `ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00`: a bridge delivers such a frame to itself, past its hook
-    /// `prerouting`.
-    pub fn ether_destination_is_reserved(mut self) -> Rule {
-        self.load(&[Selector::EtherDestination]);
-        self.expressions.bitwise(0, &RESERVED_MASK, &[0; 6]);
-        self.expressions.compare(0, Comparison::Equal, &RESERVED);
-        self
     }
 
     /// `meta l4proto tcp`

@@ -30,6 +30,9 @@ const ROUTED: [&str; 1] = ["ptp"];
 /// Plugins whose host end is a port of a bridge of the host.
 const BRIDGED: [&str; 1] = ["bridge"];
 
+/// Module that tracks connections on bridges.
+const MODULE: &str = "nf_conntrack_bridge";
+
 /// Chain that exists only within the transaction that tries connection tracking.
 const TRIAL: &str = "trial";
 
@@ -123,11 +126,21 @@ impl Place {
     }
 }
 
-/// Whether the kernel tracks connections on bridges, in the calling thread's namespace: it has the module
-/// `nf_conntrack_bridge`, which it does not load itself. Tried once in a process.
+/// Whether the kernel tracks connections on bridges, in the calling thread's namespace. Tried once in a process, unless the
+/// module is neither loaded nor built in: a transaction that the kernel refuses takes as long as an ADD.
 pub(super) fn bridges_track() -> bool {
     static TRIED: OnceLock<bool> = OnceLock::new();
-    *TRIED.get_or_init(|| Nft::open().and_then(|mut nft| try_tracking(&mut nft)).is_ok())
+    *TRIED.get_or_init(|| has_module() && Nft::open().and_then(|mut nft| try_tracking(&mut nft)).is_ok())
+}
+
+/// Whether the module is loaded or built in. The kernel does not load it itself.
+fn has_module() -> bool {
+    if Path::new("/sys/module").join(MODULE).exists() {
+        return true;
+    }
+    let Ok(release) = std::fs::read_to_string("/proc/sys/kernel/osrelease") else { return false };
+    let listed = std::fs::read_to_string(format!("/lib/modules/{}/modules.builtin", release.trim()));
+    listed.is_ok_and(|listed| listed.contains(MODULE))
 }
 
 /// Commits a rule about tracked connections and its removal in one transaction; only the table stays.

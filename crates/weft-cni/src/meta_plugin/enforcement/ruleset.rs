@@ -39,8 +39,8 @@ const REPLIES: &str = "replies";
 /// Comment of the rules in base chains.
 const BASE: &str = "links with network policies";
 
-/// Base chain of a bridge for frames that it delivers to itself.
-const TO_BRIDGE: &str = "input";
+/// Comment of the rule for packets that a bridge did not judge.
+const PAST_THE_BRIDGE: &str = "frames to reserved addresses";
 
 /// Hook with its base chain and the map from links to chains.
 struct HookChain {
@@ -102,6 +102,18 @@ struct OwnSet {
     elements: Vec<Element>,
 }
 
+// === impl HookChain ===
+
+impl HookChain {
+    /// Adds the operations that create the base chain with its map.
+    fn write(&self, table: Table<'_>, family: Family, batch: &mut Batch) {
+        let HookChain { name, hook, map, link } = self;
+        batch.ensure_set(table, &Set::to_verdicts(map, &[Type::Link]));
+        batch.ensure_base_chain(table, name, base(family, *hook)).flush_chain(table, name);
+        batch.add_rule(table, name, &table.rule().verdict_of(&[*link], map).comment(BASE));
+    }
+}
+
 // === impl Ruleset ===
 
 impl Ruleset {
@@ -133,18 +145,9 @@ impl Ruleset {
         let Ruleset { id: _, tag, family, link, chains, sets } = self;
         let table = Table::new(*family, TABLE);
         batch.ensure_table(table);
-        for HookChain { name, hook, map, link } in &HOOKS {
-            batch.ensure_set(table, &Set::to_verdicts(map, &[Type::Link]));
-            batch.ensure_base_chain(table, name, base(*family, *hook)).flush_chain(table, name);
-            batch.add_rule(table, name, &table.rule().verdict_of(&[*link], map).comment(BASE));
-        }
+        HOOKS.iter().for_each(|hook| hook.write(table, *family, batch));
         if *family == Family::Bridge {
-            // Frames that do not pass the chain of arriving ones.
-            let HookChain { map, link, .. } = &HOOKS[0];
-            batch.ensure_base_chain(table, TO_BRIDGE, base(*family, Hook::Input));
-            batch.flush_chain(table, TO_BRIDGE);
-            let reserved = table.rule().ether_destination_is_reserved();
-            batch.add_rule(table, TO_BRIDGE, &reserved.verdict_of(&[*link], map).comment(BASE));
+            self.write_past_the_bridge(batch);
         }
         for OwnSet { name, key, is_of_ranges, elements } in sets {
             let set = if *is_of_ranges { Set::of_ranges(name, key) } else { Set::of(name, key) };
@@ -159,6 +162,24 @@ impl Ruleset {
             let entry = entry.comment(tag.as_str());
             batch.add_elements(table, hook.map, &[entry]);
         }
+    }
+
+    /// Drops packets that arrive at the port itself: a bridge passes frames to addresses that IEEE 802.1D reserves to the IP
+    /// layer, past its own hooks.
+    fn write_past_the_bridge(&self, batch: &mut Batch) {
+        let Ruleset { id, tag, family: _, link, chains, sets: _ } = self;
+        let [arrival, _] = &HOOKS;
+        if !chains.iter().any(|chain| chain.hook.name == arrival.name) {
+            return;
+        }
+        let table = Table::new(Family::Inet, TABLE);
+        batch.ensure_table(table);
+        arrival.write(table, Family::Inet, batch);
+        let chain = id.chain(Direction::Egress);
+        let dropped = table.rule().count().decide(&Verdict::Drop).comment(PAST_THE_BRIDGE);
+        batch.ensure_chain(table, &chain).flush_chain(table, &chain).add_rule(table, &chain, &dropped);
+        let entry = Element::new(Data::link(link)).verdict(Verdict::Goto(chain)).comment(tag.as_str());
+        batch.add_elements(table, arrival.map, &[entry]);
     }
 
     /// Adds the operation that lets replies pass, first of all, after [`Ruleset::write`] without them.
