@@ -31,6 +31,7 @@ fn pages() -> Vec<(&'static str, String)> {
     let controllers = controllers::example_metrics().into_iter().map(|(role, page)| match role {
         "ipam" => ("IPAM controller", page),
         "services" => ("Services controller", page),
+        "page" => ("Page", page),
         _ => ("Neutron controller", page),
     });
     let agent = ("Node agent", node_agent::example_metrics());
