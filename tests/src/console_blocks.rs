@@ -418,6 +418,16 @@ pub const ROWS: &[Row] = &[
         "kubectl apply -k deploy/neutron",
         Way::NotRun("needs Kubernetes 1.30 and credentials: tests/neutron applies it"),
     ),
+    row(
+        "docs/page.md",
+        "weft controller --page",
+        Way::NotRun("runs until it is stopped; tests/kube/page.rs starts it with these arguments"),
+    ),
+    row(
+        "docs/page.md",
+        "helm upgrade",
+        Way::NotRun("needs a cluster that runs pods; tests/kube/helm_chart.rs renders the objects"),
+    ),
     row("docs/services.md", "kubectl apply -k deploy/services", Way::Kube("kubectl apply -k deploy/base")),
     row(
         "docs/services.md",
