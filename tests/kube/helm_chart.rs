@@ -156,7 +156,7 @@ fn extra_objects() -> Value {
 }
 
 /// Alternatives for the values of controllers.
-fn alternatives_of_controllers() -> [(&'static str, Value); 44] {
+fn alternatives_of_controllers() -> [(&'static str, Value); 53] {
     let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
     let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
     [
@@ -197,11 +197,21 @@ fn alternatives_of_controllers() -> [(&'static str, Value); 44] {
         ("neutron.configuration.cloud.file", json!("/other")),
         ("neutron.configuration.neutron", json!({ "portDebug": true })),
         ("neutron.cloudsSecret", json!("other")),
-        ("neutron.resources", resources),
-        ("neutron.nodeSelector", words),
-        ("neutron.tolerations", tolerations),
+        ("neutron.resources", resources.clone()),
+        ("neutron.nodeSelector", words.clone()),
+        ("neutron.tolerations", tolerations.clone()),
         ("neutron.priorityClassName", json!("")),
         ("neutron.affinity", json!({ "nodeAffinity": {} })),
+        ("page.enabled", json!(false)),
+        ("page.replicas", json!(2)),
+        ("page.from", json!([{ "podSelector": {} }])),
+        ("page.resources", resources),
+        ("page.nodeSelector", words),
+        ("page.tolerations", tolerations),
+        ("page.priorityClassName", json!("system-cluster-critical")),
+        ("page.affinity", json!({ "nodeAffinity": {} })),
+        ("page.serviceAccount.create", json!(false)),
+        ("page.serviceAccount.name", json!("mine")),
         ("neutron.serviceAccount.create", json!(false)),
         ("neutron.serviceAccount.name", json!("mine")),
     ]
@@ -439,7 +449,8 @@ fn helm_values_each_change_the_output() {
     leaves(&helm.run("values", &[], "").success().json(), "", &mut values_of_chart);
     let tried: BTreeSet<String> = alternatives().iter().map(|(path, _)| (*path).to_owned()).collect();
     assert_eq!(values_of_chart, tried, "values of the chart, and values that are tried");
-    let all = &all();
+    // The page is in the chart only.
+    let all = &with(&all(), "page.enabled", &json!(true));
     let removing = with(all, "removal.enabled", &json!(true));
     let bare = json!({});
     let without_policies = with(all, "policy.enabled", &json!(false));
@@ -485,6 +496,7 @@ fn helm_invalid_values_are_refused_by_name() {
         ("hotPlug.enabled", json!("yes"), "/hotPlug/enabled"),
         ("neutron.vifStore", json!("etcd"), "/neutron/vifStore"),
         ("ipam.replicas", json!(-1), "/ipam/replicas"),
+        ("page.from", json!({}), "/page/from"),
         ("ipam.serviceAccount.name", json!("Mine"), "/ipam/serviceAccount/name"),
         ("install.set.namespaceIsolaton", json!(true), "namespaceIsolaton"),
         ("install.set.delegateTimeout", json!(0), "/install/set/delegateTimeout"),

@@ -424,6 +424,16 @@ pub const ROWS: &[Row] = &[
         Way::NotRun("needs Kubernetes 1.30 and credentials: tests/neutron applies it"),
     ),
     row("docs/scale.md", "export WEFT", Way::NotRun("simulates a large cluster; a test runs a smaller one")),
+    row(
+        "docs/page.md",
+        "weft controller --page",
+        Way::NotRun("runs until it is stopped; tests/kube/page.rs starts it with these arguments"),
+    ),
+    row(
+        "docs/page.md",
+        "helm upgrade",
+        Way::NotRun("needs a cluster that runs pods; tests/kube/helm_chart.rs renders the objects"),
+    ),
     row("docs/services.md", "kubectl apply -k deploy/services", Way::Kube("kubectl apply -k deploy/base")),
     row(
         "docs/services.md",

@@ -1,4 +1,5 @@
-//! Cluster controllers (`weft controller`): Neutron ports, IP pools, Services on additional networks, network policies.
+//! Cluster controllers (`weft controller`): Neutron ports, IP pools, Services on additional networks, network policies,
+//! and the page.
 //!
 //! ```text
 //!   API server ──watch──► pods, definitions ─► port requests ─► Neutron ports (found, created, pooled)
@@ -12,14 +13,15 @@
 //!   API server ──watch──► policies, pods, namespaces ─► PolicyAddressSets with the addresses of peers
 //! ```
 //!
-//! - A process runs one of the four controllers, with the permissions of that one.
-//! - Of several processes, the one that holds the Lease works.
+//! - A process runs one of the controllers, with the permissions of that one.
+//! - Of several processes, the one that holds the Lease works. The page writes nothing, so each process serves it.
 //! - A controller has no state on disk: its state is in the cluster and in Neutron.
 
 #![forbid(unsafe_code)]
 
 mod ipam;
 mod neutron;
+mod page;
 mod policy;
 mod services;
 
@@ -42,12 +44,13 @@ use ipam::IpamController;
 use kube_support::health::HealthStatus;
 use kube_support::leader_election::Election;
 use kube_support::{client, health};
+use page::{PageController, PageMetrics};
 use policy::{PolicyController, PolicyMetrics};
 use services::ServiceController;
 
 /// Arguments of `weft controller`.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("work").required(true).args(["neutron", "ipam", "services", "policy"])))]
+#[command(group(ArgGroup::new("work").required(true).args(["neutron", "ipam", "services", "policy", "page"])))]
 #[command(after_help = format!("\
 Example:
   weft controller --neutron --kuryr-conf /etc/kuryr/kuryr.conf
@@ -55,6 +58,7 @@ Example:
   weft controller --ipam
   weft controller --services
   weft controller --policy
+  weft controller --page
 
 In a cluster the controllers run as Deployments with two replicas (deploy/neutron, deploy/ipam, deploy/services,
 deploy/components/policy).
@@ -73,6 +77,9 @@ pub struct Arguments {
     /// Run the policy controller: resolve the peers of MultiNetworkPolicies to addresses
     #[arg(long)]
     policy: bool,
+    /// Serve the read-only page at this address. Other addresses than those of the loopback interface need a token
+    #[arg(long, num_args = 0..=1, value_name = "ADDRESS:PORT", default_missing_value = "127.0.0.1:9467")]
+    page: Option<SocketAddr>,
     /// Grace period after a node is deleted before its address blocks are reclaimed, in seconds (IPAM)
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     node_grace: u64,
@@ -119,15 +126,17 @@ const SERVICES_LEASE: &str = "weft-services";
 /// Lease of the policy controller.
 const POLICY_LEASE: &str = "weft-policy";
 
-/// Returns the metrics pages of the four controllers, by role, with a series for each family: for the reference of metrics.
-pub fn example_metrics() -> [(&'static str, String); 4] {
+/// Returns the metrics pages of the controllers, by role, with a series for each family: for the reference of metrics.
+pub fn example_metrics() -> [(&'static str, String); 5] {
     let neutron = neutron_metrics::NeutronFigures::default().page(&neutron_metrics::no_operations());
     let services = services::ServiceMetrics::new().page();
+    let page = PageMetrics::new().page();
     [
         ("ipam", ipam::IpamMetrics::example().page()),
         ("services", services),
         ("neutron", neutron),
         ("policy", PolicyMetrics::new().page()),
+        ("page", page),
     ]
 }
 
@@ -139,6 +148,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             Arguments { ipam: true, .. } => arguments.run_ipam().await,
             Arguments { services: true, .. } => arguments.run_services().await,
             Arguments { policy: true, .. } => arguments.run_policy().await,
+            Arguments { page: Some(address), .. } => arguments.run_page(*address).await,
             _ => arguments.run_neutron().await,
         }
     })
@@ -177,6 +187,23 @@ impl Arguments {
         let client = client::client(self.kubeconfig.as_deref()).await?;
         let controller = Arc::new(PolicyController::new(client.clone(), &self.identity()));
         self.lead(client, POLICY_LEASE, Arc::clone(&controller), controller.run()).await
+    }
+
+    /// Serves the page. `--listen` serves metrics and health beside it.
+    async fn run_page(&self, address: SocketAddr) -> Result<(), Failure> {
+        let client = client::client(self.kubeconfig.as_deref()).await?;
+        let listener = health::bind(self.listen).await?;
+        let end = ended()?;
+        let page = PageController::new(&client, address);
+        tokio::spawn(health::serve(listener, Arc::clone(&page)));
+        info!(page = %address, listen = %self.listen, "page started");
+        tokio::select! {
+            failed = page.serve(address) => failed,
+            () = end => {
+                info!("page stopped");
+                Ok(())
+            }
+        }
     }
 
     /// Works while this controller holds the Lease. `status` is served over HTTP from the start.

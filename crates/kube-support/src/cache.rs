@@ -102,6 +102,11 @@ impl<T: PartialEq> Cache<T> {
         self.state().objects.keys().cloned().collect()
     }
 
+    /// Returns all objects with their keys.
+    pub fn entries(&self) -> Vec<(Key, Arc<T>)> {
+        self.state().objects.iter().map(|(key, object)| (key.clone(), Arc::clone(object))).collect()
+    }
+
     /// Returns the number of objects.
     pub fn count(&self) -> usize {
         self.state().objects.len()

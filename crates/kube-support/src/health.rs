@@ -50,6 +50,11 @@ pub fn process_metrics() -> String {
 
 /// Listens on an address. Without IPv6 in the kernel, `[::]` means `0.0.0.0`.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
+    bind_for(address, "--listen").await
+}
+
+/// Listens on the address of an option, as [`bind`].
+pub async fn bind_for(address: SocketAddr, option: &str) -> Result<TcpListener, Failure> {
     let bound = match (TcpListener::bind(address).await, address.ip()) {
         // Without IPv6 in the kernel, every address is an IPv4 address.
         (Err(cause), IpAddr::V6(Ipv6Addr::UNSPECIFIED)) if is_of_family(&cause) => {
@@ -58,7 +63,8 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, Failure> {
         (bound, _) => bound,
     };
     bound.map_err(|cause| {
-        Failure::new(format!("listen on {address}: {cause}")).next("choose another address with --listen")
+        Failure::new(format!("listen on {address}: {cause}"))
+            .next(format!("choose another address with {option}"))
     })
 }
 

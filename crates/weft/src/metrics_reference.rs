@@ -32,6 +32,7 @@ fn pages() -> Vec<(&'static str, String)> {
         "ipam" => ("IPAM controller", page),
         "services" => ("Services controller", page),
         "policy" => ("Policy controller", page),
+        "page" => ("Page", page),
         _ => ("Neutron controller", page),
     });
     let agent = ("Node agent", node_agent::example_metrics());

@@ -38,6 +38,28 @@ fn explain_prints_the_source_of_each_decision() {
 }
 
 #[test]
+fn explain_prints_links_to_the_page() {
+    let line = format!("explain -n my-namespace my-partner -f {}", examples());
+    let output = weft(&format!("{line} --page http://weft.example:8080/")).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    for line in [
+        "page: http://weft.example:8080/pod/my-namespace/my-partner",
+        "      page          http://weft.example:8080/network/my-namespace/net-b",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+    }
+    let output = weft(&format!("{line} -o json")).env("WEFT_PAGE", "https://weft.example").output().unwrap();
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(plan["page"], "https://weft.example/pod/my-namespace/my-partner");
+    // A network of a file of the node has no page, and neither has a pod without the option.
+    assert!(!text.contains("network/default-network"), "{text}");
+    let output = weft(&line).env("WEFT_PAGE", "").output().unwrap();
+    assert!(output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("page"));
+    let refused = weft(&format!("{line} --page weft.example")).output().unwrap();
+    assert!(stderr(&refused).contains("expected http://HOST[:PORT]"), "{}", stderr(&refused));
+}
+
+#[test]
 fn explain_json_output_has_all_networks() {
     let output = weft(&format!("explain -n my-namespace my-pod -o json -f {}", examples())).output().unwrap();
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -41,6 +41,9 @@ pub(crate) struct Arguments {
     /// Namespace of the pod
     #[arg(short = 'n', long, default_value = "default")]
     namespace: String,
+    /// Address of the page of weft, for links to the pod and its networks: http://HOST[:PORT]
+    #[arg(long, env = "WEFT_PAGE", value_name = "URL", value_parser = page_address)]
+    page: Option<String>,
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
@@ -56,11 +59,14 @@ struct Explanation<'a> {
     configuration: &'a str,
     networks: Vec<Row>,
     warnings: &'a [Warning],
+    /// Link to the pod on the page of weft.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    page: Option<String>,
 }
 
 /// Runs `weft explain`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { pod, connection, namespace, inputs, cluster, output } = arguments;
+    let Arguments { pod, connection, namespace, page, inputs, cluster, output } = arguments;
     let Some(pod) = pod else {
         return connection::run(connection, namespace, (inputs, cluster), output.format);
     };
@@ -76,13 +82,28 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 configuration: &loaded.meta_plugin.file,
                 networks: explain::rows(&plan),
                 warnings: &plan.warnings,
+                page: page.as_ref().filter(|page| !page.is_empty()).map(|page| pod_link(page, &plan.pod)),
             },
         ),
-        Format::Text | Format::Wide => output::print(&describe(&plan, &loaded)),
+        Format::Text | Format::Wide => output::print(&describe(&plan, &loaded, page.as_deref())),
     }
 }
 
-fn describe(plan: &Plan, loaded: &LoadedInputs) -> String {
+/// Parses the address of the page. The empty one, as from an empty environment variable, means none.
+fn page_address(text: &str) -> Result<String, String> {
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    if rest.is_some_and(|host| !host.is_empty()) || text.is_empty() {
+        Ok(text.trim_end_matches('/').to_owned())
+    } else {
+        Err("expected http://HOST[:PORT] or https://HOST".to_owned())
+    }
+}
+
+fn pod_link(page: &str, pod: &PodIdentity) -> String {
+    format!("{page}/pod/{}/{}", pod.namespace, pod.name)
+}
+
+fn describe(plan: &Plan, loaded: &LoadedInputs, page: Option<&str>) -> String {
     let PodIdentity { namespace, name, uid: _ } = &plan.pod;
     let count = match plan.delegates.len() {
         1 => "1 network".to_owned(),
@@ -91,8 +112,21 @@ fn describe(plan: &Plan, loaded: &LoadedInputs) -> String {
     let mut output_text =
         plain(&format!("pod {namespace}/{name}: {count}, configured by {}", loaded.meta_plugin.file));
     output_text.push('\n');
+    let page = page.filter(|page| !page.is_empty());
+    if let Some(page) = page {
+        let _ = writeln!(output_text, "page: {}", plain(&pod_link(page, &plan.pod)));
+    }
     for row in explain::rows(plan) {
         describe_row(&mut output_text, &row);
+        // A network without a namespace is in a file of the node.
+        if let Some(page) = page.filter(|_| row.network.contains('/')) {
+            let _ = writeln!(
+                output_text,
+                "      {:<14}{}",
+                "page",
+                plain(&format!("{page}/network/{}", row.network))
+            );
+        }
     }
     for warning in &plan.warnings {
         let Warning { event: _, fault } = warning;

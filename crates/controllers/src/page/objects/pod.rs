@@ -1,0 +1,156 @@
+//! Pod: its interfaces from the network-status, and the networks that it selects and lacks.
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube_support::resource;
+use kube_support::resources::Reduced;
+use npwg::selection::{Annotation, Reading};
+use npwg::status::{Entry, NETWORK_STATUS};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::super::rows::{Row, message, name};
+use super::{identity, lenient};
+
+/// Maximum number of interfaces of a pod, and of addresses of an interface.
+const INTERFACES_MAX: usize = 32;
+const ADDRESSES_MAX: usize = 16;
+
+/// Pod as the API returns it.
+#[derive(Clone, Debug, Deserialize)]
+pub(in super::super) struct PodObject {
+    metadata: ObjectMeta,
+    #[serde(default, deserialize_with = "lenient")]
+    spec: PodSpec,
+    #[serde(default, deserialize_with = "lenient")]
+    status: PodStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PodSpec {
+    node_name: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct PodStatus {
+    phase: String,
+}
+
+/// State of a pod's networks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NetworkState {
+    /// The pod has every network that it selects.
+    Attached,
+    /// The pod has not started yet.
+    Waiting,
+    /// The pod runs without a network that it selects.
+    Missing,
+    /// The annotation is invalid.
+    Invalid,
+    /// The pod has ended.
+    Ended,
+}
+
+/// Networks that a pod selects and does not have, or why the annotation is invalid.
+struct Selected {
+    missing: Vec<String>,
+    fault: Option<String>,
+}
+
+// === impl NetworkState ===
+
+impl NetworkState {
+    fn of(phase: &str, selected: &Selected) -> NetworkState {
+        match phase {
+            "Succeeded" | "Failed" => NetworkState::Ended,
+            _ if selected.fault.is_some() => NetworkState::Invalid,
+            _ if selected.missing.is_empty() => NetworkState::Attached,
+            "Running" => NetworkState::Missing,
+            _ => NetworkState::Waiting,
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            NetworkState::Attached => "attached",
+            NetworkState::Waiting => "waiting",
+            NetworkState::Missing => "missing",
+            NetworkState::Invalid => "invalid",
+            NetworkState::Ended => "ended",
+        }
+    }
+}
+
+// === impl Selected ===
+
+impl Selected {
+    /// Compares the annotation with the interfaces. A network that is selected twice needs two interfaces.
+    fn of(annotation: &str, namespace: &str, entries: &[Entry]) -> Selected {
+        let elements = match Reading::of(Annotation::Networks, annotation, namespace).settle() {
+            Ok(selection) => selection.elements,
+            Err(refusal) => {
+                return Selected { missing: Vec::new(), fault: Some(message(&refusal.fault().to_string())) };
+            }
+        };
+        let mut present: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+        let mut missing = Vec::new();
+        for element in elements {
+            let network = element.network.to_string();
+            // Other components write the name without the pod's namespace.
+            let short = network.strip_prefix(namespace).and_then(|rest| rest.strip_prefix('/'));
+            match present.iter().position(|known| *known == network || Some(*known) == short) {
+                Some(place) => drop(present.swap_remove(place)),
+                None => missing.push(name(&network)),
+            }
+        }
+        missing.truncate(INTERFACES_MAX);
+        Selected { missing, fault: None }
+    }
+}
+
+fn interface(entry: &Entry, namespace: &str) -> Value {
+    let addresses: Vec<String> = entry.ips.iter().take(ADDRESSES_MAX).map(|ip| name(ip)).collect();
+    let network = if entry.default || entry.name.contains('/') {
+        name(&entry.name)
+    } else {
+        name(&format!("{namespace}/{}", entry.name))
+    };
+    json!([network, name(&entry.interface), addresses, name(&entry.mac), entry.mtu, entry.default])
+}
+
+impl Reduced for PodObject {
+    type Form = Row;
+
+    fn reduce(self) -> Row {
+        let (namespace, pod) = identity(&self.metadata);
+        let annotation = |key: &str| self.metadata.annotations.as_ref().and_then(|all| all.get(key));
+        let (networks, status) = (annotation(Annotation::Networks.key()), annotation(NETWORK_STATUS));
+        if networks.is_none() && status.is_none() {
+            return Row::default();
+        }
+        let read = |text: &String| serde_json::from_str::<Vec<Entry>>(text).ok();
+        let entries = status.map(read);
+        let is_unreadable = matches!(entries, Some(None));
+        let mut entries = entries.flatten().unwrap_or_default();
+        entries.truncate(INTERFACES_MAX);
+        let mut selected = Selected::of(networks.map_or("", String::as_str), namespace, &entries);
+        if is_unreadable && selected.fault.is_none() {
+            selected.fault = Some(format!("annotation {NETWORK_STATUS}: it is not a list of interfaces"));
+        }
+        let phase = &self.status.phase;
+        Row::of(&json!({
+            "k": [namespace, pod],
+            "node": name(&self.spec.node_name),
+            "phase": name(phase),
+            "state": NetworkState::of(phase, &selected).text(),
+            "if": entries.iter().map(|entry| interface(entry, namespace)).collect::<Vec<_>>(),
+            "missing": selected.missing,
+            "fault": selected.fault,
+            "leaving": self.metadata.deletion_timestamp.is_some(),
+        }))
+    }
+}
+
+resource!(PodObject, NamespaceResourceScope, "Pod", "pods", "");
