@@ -108,6 +108,7 @@ fn alternatives() -> Vec<(&'static str, Value)> {
         ("install.defaultNetwork", json!("cbr0")),
         ("install.set", json!({ "namespaceIsolation": true, "globalNamespaces": "shared" })),
         ("install.configuration", json!("{}")),
+        ("install.command", json!("/usr/local/bin")),
         ("install.resources", resources.clone()),
         ("agent.log", json!("debug")),
         ("agent.policy", json!("always")),
@@ -481,13 +482,16 @@ fn helm_invalid_values_are_refused_by_name() {
     let together = [
         json!({ "install": { "configuration": "{}", "set": { "builtin": "never" } } }),
         json!({ "install": { "configuration": "{}", "defaultNetwork": "cbr0" } }),
+        json!({ "install": { "command": "/opt/cni/bin" } }),
         json!({ "install": { "thin": true }, "hotPlug": { "enabled": true } }),
         json!({ "install": { "thin": true }, "ipam": { "enabled": true } }),
     ];
     for (values, made) in together.iter().zip(helm.template(&together)) {
         let why = made.expect_err(&format!("{values} is accepted"));
         assert!(
-            why.contains("install.configuration is") || why.contains("install.thin has"),
+            ["install.configuration is", "install.thin has", "install.command is"]
+                .iter()
+                .any(|sentence| why.contains(sentence)),
             "{values}: {why}"
         );
     }

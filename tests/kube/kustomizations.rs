@@ -130,6 +130,7 @@ fn kustomizations_of_all_directories_render_and_are_applied() {
             "agent-policy" | "neutron-policy" => (has("kind: ValidatingAdmissionPolicyBinding"), true),
             "hot-plug" => (has("name: weft-executor") && has("--hot-plug"), true),
             "thin" => (has("--thin"), true),
+            "command" => (has("--command=/usr/local/bin") && has("path: /usr/local/bin"), true),
             "existing-networks" => (has(&format!("name: {NETWORKS}")), false),
             other => panic!("no expectation for component {other}"),
         };
