@@ -22,6 +22,7 @@ mod kustomizations;
 mod metrics;
 mod multus;
 mod network_attachment_definitions;
+mod network_test;
 mod scale;
 mod services;
 mod services_leader_election;
