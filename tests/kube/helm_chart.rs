@@ -108,6 +108,7 @@ fn alternatives() -> Vec<(&'static str, Value)> {
         ("install.defaultNetwork", json!("cbr0")),
         ("install.set", json!({ "namespaceIsolation": true, "globalNamespaces": "shared" })),
         ("install.configuration", json!("{}")),
+        ("install.command", json!("/usr/local/bin")),
         ("install.resources", resources.clone()),
         ("agent.log", json!("debug")),
         ("agent.policy", json!("always")),
@@ -505,11 +506,17 @@ fn helm_invalid_values_are_refused_by_name() {
     let together = [
         json!({ "install": { "configuration": "{}", "set": { "builtin": "never" } } }),
         json!({ "install": { "configuration": "{}", "defaultNetwork": "cbr0" } }),
+        json!({ "install": { "command": "/opt/cni/bin" } }),
         json!({ "install": { "thin": true }, "hotPlug": { "enabled": true } }),
         json!({ "install": { "thin": true }, "ipam": { "enabled": true } }),
         json!({ "policy": { "enabled": true } }),
     ];
-    let reasons = ["install.configuration is", "install.thin has", "policy.enabled needs the executor"];
+    let reasons = [
+        "install.command is",
+        "install.configuration is",
+        "install.thin has",
+        "policy.enabled needs the executor",
+    ];
     for (values, made) in together.iter().zip(helm.template(&together)) {
         let why = made.expect_err(&format!("{values} is accepted"));
         assert!(reasons.iter().any(|reason| why.contains(reason)), "{values}: {why}");

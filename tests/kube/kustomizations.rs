@@ -133,6 +133,7 @@ fn kustomizations_of_all_directories_render_and_are_applied() {
             "hot-plug" => (has("name: weft-executor") && has("--hot-plug"), true),
             "policy" => (has("name: weft-controller-policy") && has("- --policy"), true),
             "thin" => (has("--thin"), true),
+            "command" => (has("--command=/usr/local/bin") && has("path: /usr/local/bin"), true),
             "existing-networks" => (has(&format!("name: {NETWORKS}")), false),
             other => panic!("no expectation for component {other}"),
         };

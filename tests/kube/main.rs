@@ -24,6 +24,7 @@ mod multus;
 mod network_attachment_definitions;
 mod network_policy_agent;
 mod network_policy_controller;
+mod network_test;
 mod page;
 mod scale;
 mod services;

@@ -94,3 +94,71 @@ fn status_without_the_rights_or_the_definition_says_so() {
     let context = weft(&agent, &agent.kube.admin(), &["status", "--context", "other"]);
     assert!(context.code == Some(1) && context.stderr.contains("other"), "{context}");
 }
+
+#[test]
+fn status_wait_continues_while_the_api_server_is_away() {
+    let Some(agent) = Agent::own(Machine::new(host!(), "node")) else { return };
+    let configuration = reader(&agent, &["worker-2"]);
+    agent.kube.stop("kube-apiserver", "KILL");
+    let weft_program = testkit::binary("weft");
+    let kubeconfig = format!("KUBECONFIG={configuration}");
+    let words = ["env", &kubeconfig, text(&weft_program), "status", "--wait", "--timeout", "40"];
+    agent.machine.start("wait", words);
+    until("the error is shown", || agent.machine.log("wait").contains("trying again").then_some(()));
+    agent.kube.launch_server();
+    agent.kube.wait();
+    // The node has no agent, so the command ends at its timeout, with what the server says then.
+    until("the command has ended", || (!agent.machine.is_running("wait")).then_some(()));
+    let log = agent.machine.log("wait");
+    assert!(log.lines().any(|line| line.starts_with("worker-2  missing")), "{log}");
+    assert_eq!(log.matches("Connection refused").count(), 1, "{log}");
+    // Without a server, it ends at its timeout, with the error.
+    agent.kube.stop("kube-apiserver", "KILL");
+    let finished = weft(&agent, &configuration, &["status", "--wait", "--timeout", "1"]);
+    assert!(finished.code == Some(1) && finished.stderr.contains("list nodes: "), "{finished}");
+}
+
+#[test]
+fn explain_reads_pod_and_definitions_from_the_cluster() {
+    let Some(agent) = Agent::with_networks(host!(), ["a"]) else { return };
+    let _ = reader(&agent, &[NODE]);
+    agent.pod("web", &json!({ "k8s.v1.cni.cncf.io/networks": "a@data" }));
+    let configuration = agent.kube.service_account("default", "explainer");
+    let explain = |words: &[&str]| {
+        weft(&agent, &configuration, &[&["explain", "-n", NAMESPACE, "web"], words].concat())
+    };
+    let refused = explain(&[]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("pod blue/web: "), "{refused}");
+    let kube = &agent.kube;
+    kube.kubectl([
+        "create",
+        "role",
+        "-n",
+        NAMESPACE,
+        "explainer",
+        "--verb=get,list",
+        "--resource=pods,network-attachment-definitions.k8s.cni.cncf.io",
+    ]);
+    kube.kubectl([
+        "create",
+        "rolebinding",
+        "-n",
+        NAMESPACE,
+        "explainer",
+        "--role=explainer",
+        "--serviceaccount=default:explainer",
+    ]);
+    // With the rights in this namespace only, and without the configuration of a node.
+    let finished = explain(&["-o", "json"]).success();
+    let document = finished.json();
+    assert_eq!(document["networks"][1]["interface"], "data", "{document}");
+    assert_eq!(document["networks"][1]["network"], "blue/a", "{document}");
+    assert!(document["configuration"].as_str().is_some_and(|text| text.contains("assumed")), "{document}");
+    assert!(finished.stderr.contains("definitions of other namespaces than blue are unknown"), "{finished}");
+    // With that of a node, and the same plan as the agent makes.
+    agent.machine.write("/etc/weft-test/00-weft.conf", node_configuration().to_string());
+    let finished = explain(&["--config", "/etc/weft-test/00-weft.conf"]).success();
+    assert!(finished.stdout.contains("eth0  home  bridge+host-local"), "{finished}");
+    let missing = weft(&agent, &agent.kube.admin(), &["explain", "-n", NAMESPACE, "nowhere"]);
+    assert!(missing.code == Some(1) && missing.stderr.contains("nowhere"), "{missing}");
+}

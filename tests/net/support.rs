@@ -142,3 +142,88 @@ fn agent_container_lists_pods_and_names_the_node_for_checks() {
     }
     run(&host, "detach web").success();
 }
+
+#[test]
+fn bundle_has_two_journals_under_two_names() {
+    let host = host!(Feature::Bridge);
+    rig::install(&host);
+    let delegate = json!({ "cniVersion": "1.0.0", "name": "home", "type": "bridge", "bridge": "home0" });
+    let configure = |directory: Option<&str>| {
+        let mut weft = json!({ "type": "weft", "manifestDir": "/run/m", "delegates": [delegate] });
+        if let Some(directory) = directory {
+            weft["cniDir"] = directory.into();
+        }
+        let list = json!({ "cniVersion": "1.0.0", "name": "w", "plugins": [weft] });
+        host.write("/etc/cni/net.d/00-weft.conflist", list.to_string());
+    };
+    for name in ["web", "db"] {
+        let metadata = json!({ "name": name, "namespace": "home" });
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata });
+        host.write(format!("/run/m/{name}.json"), pod.to_string());
+    }
+    configure(None);
+    run(&host, "attach home/web").success();
+    configure(Some("/run/moved"));
+    run(&host, "attach home/db").success();
+    run(&host, "bundle --no-cluster --file /run/support.tar").success();
+    let listed = host.run(["tar", "-tf", "/run/support.tar"]);
+    let mut names: Vec<&str> = listed.lines().collect();
+    for name in ["journal/home_db.json", "history.json", "journal-2/home_web.json", "history-2.json"] {
+        assert!(names.contains(&name), "{name}: {listed}");
+    }
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count, "{listed}");
+    run(&host, "detach home/db").success();
+    run(&host, "detach home/web").success();
+}
+
+#[test]
+fn doctor_reports_kernel_cilium_and_a_read_only_directory() {
+    let host = host!(Feature::Bridge);
+    let program = testkit::binary("weft-cni").display().to_string();
+    host.run([&program, "install", "/opt/cni/bin", "--names", "weft,loopback,bridge"]);
+    let delegate = json!({ "cniVersion": "1.0.0", "name": "home", "type": "bridge", "bridge": "home0" });
+    host.write("/etc/cni/net.d/10-home.conf", delegate.to_string());
+    host.run(["sh", "-c", "mkdir -p /run/readonly /run/m && mount -t tmpfs -o ro tmpfs /run/readonly"]);
+    let manifests = ["install", "--set", "manifestDir=/run/m", "--command=/run/readonly"];
+    let weft = host.command(testkit::binary("weft")).clean_environment().args(manifests);
+    let installed = weft.finish().success();
+    assert!(installed.stdout.contains("/run/readonly/weft: not installed: Read-only"), "{installed}");
+
+    let network = |name: &str, plugin: &str| {
+        let config = json!({ "cniVersion": "1.0.0", "type": plugin, "master": "eth0" }).to_string();
+        json!({
+            "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": { "name": name, "namespace": "blue" }, "spec": { "config": config },
+        })
+    };
+    host.write("/run/m/a.json", network("a", "bridge").to_string());
+    host.write("/run/m/b.json", network("b", "vrf").to_string());
+    // A kernel with modules may load it, as far as is known here.
+    let has_modules = std::path::Path::new("/proc/modules").exists();
+    let has_vrf = host.attempt("ip link add try type vrf table 5".split(' ')).code == Some(0);
+    // Cilium's ConfigMap, as the kubelet mounts it.
+    let mounted = "/var/lib/kubelet/pods/u-1/volumes/kubernetes.io~configmap/cilium-config-path";
+    host.write(format!("{mounted}/cni-exclusive"), "true");
+    let finished = run(&host, "doctor -o json");
+    let findings = finished.json().as_array().expect("a list").clone();
+    let mut expected =
+        vec![("ConfigMap cilium-config", "cni-exclusive"), ("command /run/readonly/weft", "Read-only")];
+    if !has_vrf && !has_modules {
+        expected.push(("kernel", "no VRFs (module vrf), which these networks need: blue/b"));
+    }
+    for (what, why) in &expected {
+        let found = findings.iter().find(|finding| finding["what"] == *what);
+        let found = found.unwrap_or_else(|| panic!("{what}: {findings:?}"));
+        assert!(found["why"].as_str().is_some_and(|text| text.contains(why)), "{found}");
+    }
+    assert_eq!(findings.len(), expected.len(), "{findings:?}");
+    // The cures are true.
+    host.write(format!("{mounted}/cni-exclusive"), "false");
+    host.run(["rm", "/run/m/b.json"]);
+    let elsewhere = ["install", "--set", "manifestDir=/run/m", "--command=/run/writable"];
+    host.command(testkit::binary("weft")).clean_environment().args(elsewhere).finish().success();
+    run(&host, "doctor").success();
+}

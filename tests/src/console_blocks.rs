@@ -50,6 +50,15 @@ const fn row(file: &'static str, command: &'static str, way: Way) -> Row {
 /// Attaches the pod of the examples.
 const ATTACHED: &str = "weft attach -f examples/ --pod my-namespace/my-pod >/run/attached";
 
+/// Example files of `weft init`.
+const INITIALIZED: &str = "weft init my-network";
+
+/// Two attached pods of the example files.
+const TRIED: &str = "weft init my-network
+    sed 's/name: web$/name: db/' my-network/pod.yaml >my-network/db.yaml
+    weft attach web -f my-network >/run/web
+    weft attach db -f my-network >/run/db";
+
 /// Manifests of a second pod, in the files that the documents name.
 const TWO_PODS: &str = "ip netns add blue
     mkdir networks
@@ -76,6 +85,11 @@ const MULTUS: &str = "mkdir -p /etc/cni/net.d /var/lib/cni/multus
     {\"cniVersion\":\"0.3.1\",\"name\":\"multus-cni-network\",\"type\":\"multus\",\"delegates\":[
       {\"cniVersion\":\"0.3.1\",\"name\":\"home\",\"plugins\":[{\"type\":\"bridge\",\"bridge\":\"home0\"}]}]}
 END";
+
+/// The pod of the examples and its networks in a cluster.
+const POD: &str = "kubectl apply -k deploy/crds
+    sleep 2
+    kubectl apply -f examples/definitions.yaml -f examples/pods.yaml";
 
 macro_rules! whereabouts {
     () => {
@@ -173,13 +187,21 @@ pub const ROWS: &[Row] = &[
         "sudo weft doctor",
         Way::NotRun("shows faults of a node: tests/net/doctor.rs makes them"),
     ),
-    row("docs/commands.md", "weft explain -n", Way::Host("")),
+    row("docs/commands.md", "weft explain -n my-namespace my-pod -f", Way::Host("")),
     row(
         "docs/commands.md",
         "weft explain --from",
         Way::NotRun(
             "the manifests are those of the reader: crates/weft/tests/explain.rs has such connections",
         ),
+    ),
+    row("docs/commands.md", "weft explain -n my-namespace my-pod", Way::Kube(POD)),
+    row("docs/commands.md", "weft test", Way::NotRun("needs nodes: tests/node/network_test.rs runs it")),
+    row("docs/commands.md", "sudo weft reset", Way::Host(ATTACHED)),
+    row(
+        "docs/commands.md",
+        "weft probe",
+        Way::NotRun("runs until it is stopped: tests/net/probe.rs runs it"),
     ),
     row("docs/commands.md", "weft lint examples/", Way::Host(MANIFESTS)),
     row(
@@ -283,12 +305,12 @@ pub const ROWS: &[Row] = &[
     row(
         "docs/guides/first-network.md",
         "kubectl apply -k deploy/crds",
-        Way::NotRun("needs nodes: tests/node/deployment.rs applies the manifests"),
+        Way::NotRun("needs nodes: tests/node/guides.rs runs these steps"),
     ),
     row(
         "docs/guides/first-network.md",
         "kubectl exec web",
-        Way::NotRun("needs nodes: tests/node/pods.rs attaches pods of a cluster"),
+        Way::NotRun("needs nodes: tests/node/guides.rs runs these steps"),
     ),
     row(
         "docs/guides/kubevirt.md",
@@ -313,7 +335,7 @@ pub const ROWS: &[Row] = &[
     row(
         "docs/guides/troubleshooting.md",
         "sudo weft doctor",
-        Way::NotRun("shows faults of a node: tests/net/doctor.rs makes them"),
+        Way::NotRun("needs nodes: tests/node/guides.rs runs these steps"),
     ),
     row(
         "docs/guides/uninstall.md",
@@ -330,6 +352,11 @@ pub const ROWS: &[Row] = &[
         "weft-cni version",
         Way::NotRun("needs nodes: tests/node/installation.rs replaces the programs"),
     ),
+    row("docs/guides/without-kubernetes.md", "sudo weft demo", Way::Host("")),
+    row("docs/guides/without-kubernetes.md", "weft init", Way::Host("")),
+    row("docs/guides/without-kubernetes.md", "sudo weft attach", Way::Host(INITIALIZED)),
+    row("docs/guides/without-kubernetes.md", "sudo ip netns exec", Way::Host(TRIED)),
+    row("docs/guides/without-kubernetes.md", "sudo weft detach", Way::Host(TRIED)),
     row(
         "docs/guides/vlan.md",
         "kubectl exec my-pod -- ping",

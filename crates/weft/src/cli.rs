@@ -13,7 +13,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{
     attach, bundle, capture, check, cnitool, completion, crds, demo, detach, doctor, executor, explain,
-    history, import, init, install, lint, list, network, plan, publish, status, trace, version,
+    history, import, init, install, lint, list, network, plan, probe, publish, reset, status, test, trace,
+    version,
 };
 use cli_support::failure::{EXIT_CODES, Exit, Failure};
 
@@ -59,6 +60,10 @@ enum Command {
     Capture(capture::Arguments),
     /// Diagnose this node: changed attachments, failed teardowns, orphaned resources
     Doctor(doctor::Arguments),
+    /// Test networks of the cluster with pods of its own, and remove them
+    Test(test::Arguments),
+    /// Remove what trials left on this machine: attachments, namespaces, directories
+    Reset(reset::Arguments),
     /// Write a support archive without secrets
     Bundle(bundle::Arguments),
     /// Show the plan for a pod and the source of each decision, without changing anything
@@ -81,6 +86,8 @@ enum Command {
     Plan(plan::Arguments),
     /// Publish the network-status of one sandbox, on a node without an agent
     Publish(publish::Arguments),
+    /// Answer, or send, the packets of weft test in its pods
+    Probe(probe::Arguments),
     /// Run the plugins of one network in one namespace, as cnitool does
     Cni(cnitool::Arguments),
     /// Install weft-cni and its configuration for the container runtime
@@ -126,7 +133,7 @@ const GROUPS: [(&str, &[&str]); 3] = [
     ),
     (
         "Roles, which the manifests of deploy/ run",
-        &["agent", "controller", "executor", "cri-proxy", "plan", "publish"],
+        &["agent", "controller", "executor", "cri-proxy", "plan", "publish", "probe"],
     ),
 ];
 
@@ -201,6 +208,9 @@ impl Invocation {
             Command::History(arguments) => history::run(arguments),
             Command::Trace(arguments) => trace::run(arguments),
             Command::Capture(arguments) => capture::run(arguments),
+            Command::Test(arguments) => test::run(arguments),
+            Command::Reset(arguments) => reset::run(arguments),
+            Command::Probe(arguments) => probe::run(arguments),
             Command::Doctor(arguments) => doctor::run(arguments),
             Command::Explain(arguments) => explain::run(arguments),
             Command::Lint(arguments) => lint::run(arguments),

@@ -80,6 +80,18 @@ impl Scratch {
         paths.filter_map(|path| Scratch::lock_abandoned(&path).ok()).collect()
     }
 
+    /// Returns the names of these directories, and keeps them.
+    pub(crate) fn abandoned_names(prefix: &str) -> Vec<String> {
+        let kept = |scratch: Scratch| {
+            let name = scratch.name();
+            scratch.keep();
+            name
+        };
+        let mut names: Vec<String> = Scratch::abandoned(prefix).into_iter().map(kept).collect();
+        names.sort();
+        names
+    }
+
     /// Returns the name of the directory.
     pub(crate) fn name(&self) -> String {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()

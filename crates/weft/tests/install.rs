@@ -511,3 +511,71 @@ fn install_replaces_another_plugin_only_if_requested() {
     assert_eq!(fs::read_link(runtime.0.join("bin/weft")).unwrap(), Path::new("weft-cni"));
     assert!(runtime.written().is_some());
 }
+
+#[test]
+fn install_command_is_recorded_replaced_and_removed() {
+    let runtime = Runtime::new("command");
+    runtime.default_network();
+    runtime.write("bin/flannel", &"");
+    let path = |file: &str| runtime.0.join(file);
+    let program = path("tools/weft");
+    let option = format!("--command={}", path("tools").display());
+    let installed = runtime.install(&[&option]);
+    assert!(installed.status.success(), "{installed:?}");
+    let version = Command::new(&program).arg("--version").output().unwrap();
+    assert!(version.status.success(), "{version:?}");
+    assert_eq!(fs::metadata(&program).unwrap().permissions().mode() & 0o777, 0o755);
+    assert_eq!(fs::read_dir(path("tools")).unwrap().count(), 1, "no temporary file remains");
+    assert!(!path("bin/weft.d").exists(), "the directory of the plugins has no program");
+    let inode = fs::metadata(&program).unwrap().ino();
+    let again = String::from_utf8(runtime.install(&[&option]).stdout).unwrap();
+    assert!(!again.contains("tools/weft") && fs::metadata(&program).unwrap().ino() == inode, "{again}");
+
+    // Another release replaces a file that it installed, by a rename: a running process keeps the old one.
+    let record = path("conf/weft.d/command.json");
+    let text = fs::read_to_string(&record).unwrap();
+    let own = serde_json::from_str::<Value>(&text).unwrap()["installed"][0]["sha256"].clone();
+    fs::write(&program, "older").unwrap();
+    let older = Command::new("sha256sum").arg(&program).output().unwrap();
+    let older = String::from_utf8(older.stdout).unwrap().split(' ').next().unwrap().to_owned();
+    fs::write(&record, text.replace(own.as_str().unwrap(), &older)).unwrap();
+    assert!(runtime.install(&[&option]).status.success());
+    assert_ne!(fs::read(&program).unwrap(), b"older");
+    assert_eq!(fs::read_to_string(&record).unwrap(), text);
+
+    // A file that weft did not install stays, and the installation goes on.
+    fs::write(&program, "mine").unwrap();
+    let refused = runtime.install(&[&option]);
+    let lines = String::from_utf8_lossy(&refused.stdout).into_owned();
+    assert!(refused.status.success() && lines.contains("tools/weft: not installed: another file"), "{lines}");
+    let removed = runtime.install(&["--remove"]);
+    let lines = String::from_utf8_lossy(&removed.stdout).into_owned();
+    assert!(lines.contains("tools/weft: kept") && fs::read(&program).unwrap() == b"mine", "{lines}");
+
+    fs::remove_file(&program).unwrap();
+    assert!(runtime.install(&[&option]).status.success());
+    let removed = runtime.install(&["--remove"]);
+    assert!(removed.status.success() && !program.exists(), "{removed:?}");
+    assert!(!path("conf/weft.d").exists(), "no record remains");
+}
+
+#[test]
+fn install_command_never_uses_a_directory_of_the_runtime() {
+    let runtime = Runtime::new("command-directory");
+    runtime.default_network();
+    runtime.write("bin/flannel", &"");
+    std::os::unix::fs::symlink(runtime.0.join("bin"), runtime.0.join("link")).unwrap();
+    for directory in ["bin", "link", "conf"] {
+        let option = format!("--command={}", runtime.0.join(directory).display());
+        let refused = runtime.install(&[&option]);
+        assert_eq!(refused.status.code(), Some(2), "{directory}: {refused:?}");
+        assert!(stderr(&refused).contains("directory of the runtime"), "{refused:?}");
+    }
+    assert_eq!(runtime.written(), None);
+    // A directory that cannot be created is a line, and the pods get their networks.
+    runtime.write("file", &"");
+    let failed = runtime.install(&[&format!("--command={}", runtime.0.join("file/below").display())]);
+    let lines = String::from_utf8_lossy(&failed.stdout).into_owned();
+    assert!(failed.status.success() && lines.contains("below/weft: not installed: "), "{lines}");
+    assert!(runtime.written().is_some());
+}

@@ -12,6 +12,7 @@
 mod archive;
 mod redaction;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
@@ -81,7 +82,8 @@ pub(crate) struct Arguments {
 struct Bundle {
     archive: Archive,
     errors: String,
-    count: usize,
+    /// Names of its files.
+    names: BTreeSet<String>,
 }
 
 /// Runs `weft bundle`.
@@ -93,15 +95,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let path = file.clone().unwrap_or_else(|| name().into());
     let failed = |cause: std::io::Error| privilege::refused(&format!("write {}", path.display()), &cause);
     let created = File::options().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
-    let mut bundle = Bundle { archive: Archive::new(created, time), errors: String::new(), count: 0 };
+    let mut bundle =
+        Bundle { archive: Archive::new(created, time), errors: String::new(), names: BTreeSet::new() };
     bundle.node().map_err(failed)?;
     if !*no_cluster {
         bundle.cluster(cluster).map_err(failed)?;
     }
-    let Bundle { mut archive, errors, count } = bundle;
+    let Bundle { mut archive, errors, names } = bundle;
     archive.add("errors.txt", redaction::text(&errors).as_bytes()).map_err(failed)?;
     archive.end().map_err(failed)?;
-    output::print(&format!("wrote {} with {} files\n", path.display(), count + 1))
+    output::print(&format!("wrote {} with {} files\n", path.display(), names.len() + 1))
 }
 
 impl Bundle {
@@ -123,17 +126,19 @@ impl Bundle {
                 Vec::new()
             }
         };
-        for handle in known {
+        for (index, handle) in known.into_iter().enumerate() {
+            // The configuration and the default directory may name two journals.
+            let number = if index == 0 { String::new() } else { format!("-{}", index + 1) };
             let directory = handle.journal().directory();
             for path in files(directory, &["json"]) {
-                self.json_file("journal", &path)?;
+                self.json_file(&format!("journal{number}"), &path)?;
             }
             if let Some(above) = directory.parent() {
                 let records = History::below(above).records().map(|records| pretty(&json!(records)));
-                self.part("history.json", records)?;
+                self.part(&format!("history{number}.json"), records)?;
             }
             if let Some(log) = handle.log_file() {
-                self.part("log.txt", tail(Path::new(&log)))?;
+                self.part(&format!("log{number}.txt"), tail(Path::new(&log)))?;
             }
         }
         for path in files(Path::new(CONFIGURATIONS), &EXTENSIONS) {
@@ -196,8 +201,10 @@ impl Bundle {
     fn part(&mut self, name: &str, content: Result<Vec<u8>, Failure>) -> std::io::Result<()> {
         match content {
             Ok(content) => {
-                self.count += 1;
-                self.archive.add(name, &content)
+                let name = unique(name, &self.names);
+                self.archive.add(&name, &content)?;
+                self.names.insert(name);
+                Ok(())
             }
             Err(failure) => {
                 self.errors.push_str(&format!("{name}: {failure}\n"));
@@ -205,6 +212,14 @@ impl Bundle {
             }
         }
     }
+}
+
+/// Returns the name of a file, with a number if the archive has a file of this name.
+fn unique(name: &str, names: &BTreeSet<String>) -> String {
+    let (stem, extension) = name.rsplit_once('.').unwrap_or((name, ""));
+    let numbered = (2..).map(|number| format!("{stem}-{number}.{extension}"));
+    let mut possible = std::iter::once(name.to_owned()).chain(numbered);
+    possible.find(|name| !names.contains(name)).unwrap_or_default()
 }
 
 /// Returns a document without secrets, indented.
@@ -254,4 +269,16 @@ fn tail(path: &Path) -> Result<Vec<u8>, Failure> {
     let bytes =
         read().map_err(|cause: std::io::Error| Failure::new(format!("read {}: {cause}", path.display())))?;
     Ok(redaction::text(&String::from_utf8_lossy(&bytes)).into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bundle_file_names_are_unique() {
+        let names = BTreeSet::from(["journal/a.json".to_owned(), "journal/a-2.json".to_owned()]);
+        assert_eq!(unique("journal/a.json", &names), "journal/a-3.json");
+        assert_eq!(unique("journal/b.json", &names), "journal/b.json");
+    }
 }

@@ -19,8 +19,10 @@ use std::time::Instant;
 use clap::Args;
 
 use crate::attachments;
+pub(super) use crate::commands::demo::run_tag::PREFIX;
 use crate::commands::demo::run_tag::RunTag;
 use crate::pod_name::PodName;
+use crate::scratch::Scratch;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::interrupt::Interrupt;
 use cli_support::output::{Format, Progress};
@@ -86,6 +88,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             Ok(())
         }
     }
+}
+
+/// Returns the names of the directories of killed runs.
+pub(super) fn abandoned_runs() -> Vec<String> {
+    Scratch::abandoned_names(PREFIX)
+}
+
+/// Removes what a killed run left.
+pub(super) fn remove_abandoned_run(
+    weft_cni: &WeftCni,
+    name: &str,
+    progress: Progress,
+) -> Result<(), Failure> {
+    DemoHost::new(RunTag::new(), weft_cni.clone(), None, progress).remove_abandoned_runs(name)
 }
 
 /// Runs the demonstration without the removal.

@@ -54,14 +54,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             .map_err(|failure| failure.context(&step));
     };
     progress.line(plain(&format!("{}: {} networks", target.describe(), entry.plan.delegates.len())));
-    let operations = operations_on(&weft_cni, &handle, &entry, plugins, progress)?;
-    operations.detach(&entry).map_err(|failure| failure.context(&step))?;
-    if entry.args.split(';').any(|pair| pair == CREATED_NAMESPACE) {
-        weft_cni.delete(&entry.netns).map_err(|failure| failure.context(&step))?;
-        progress.line(format!("  removed {}", plain(&entry.netns)));
-    }
+    detach_sandbox(&weft_cni, &handle, &entry, plugins, progress)
+        .map_err(|failure| failure.context(&step))?;
     // Remove the private directory of a failed attach. A running attach holds its lock and keeps it.
     drop(lock_sandbox(&entry.container_id));
+    Ok(())
+}
+
+/// Detaches a sandbox of the journal, and deletes its namespace if `weft attach` created it.
+pub(super) fn detach_sandbox(
+    weft_cni: &WeftCni,
+    handle: &JournalHandle,
+    entry: &Entry,
+    plugins: &Plugins,
+    progress: Progress,
+) -> Result<(), Failure> {
+    operations_on(weft_cni, handle, entry, plugins, progress)?.detach(entry)?;
+    if entry.args.split(';').any(|pair| pair == CREATED_NAMESPACE) {
+        weft_cni.delete(&entry.netns)?;
+        progress.line(format!("  removed {}", plain(&entry.netns)));
+    }
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //! - An object with an owner tag is orphaned if neither the journal nor the result cache of the runtime knows its
 //!   container.
 
+mod kernel;
 mod meta_plugin;
 mod node;
 mod pod;
@@ -21,6 +22,7 @@ use rpc::journal::{Entry, State};
 use serde::Serialize;
 
 use crate::commands::detach::operations_on;
+use crate::commands::install::command::{FailedFile, record_below};
 use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
 use crate::meta_plugin_config::MetaPlugin;
@@ -32,6 +34,7 @@ use cli_support::privilege;
 use cli_support::terminal::plain;
 use ipam_api::clock::now;
 use ipam_api::store_name::ADDRESS_STORES;
+use kernel::Kubeconfig;
 use node_support::history::History;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::{PLUGINS, Plugins, Tagged, WeftCni};
@@ -134,6 +137,7 @@ fn diagnose(inputs: &Inputs, plugins: &Plugins, cri_socket: &Path) -> Result<Dia
         Finding::new(CONFIGURATION, why.to_string(), "correct the configuration, then run weft doctor again")
     }));
     findings.extend(node_findings(&weft_cni, inputs));
+    findings.extend(kernel_findings(inputs));
     let mut failures = 0;
     for handle in handles {
         if let Some(directory) = handle.journal().directory().parent() {
@@ -182,8 +186,28 @@ fn node_findings(weft_cni: &WeftCni, inputs: &Inputs) -> Vec<Finding> {
     let directory = meta_plugin.as_ref().map_or(PLUGINS, |found| found.node.bin_dir.as_str());
     let mut findings = node::plugin_findings(weft_cni, Path::new(directory), true);
     let file = meta_plugin.as_ref().map(|found| Path::new(&found.file));
-    findings.extend(file.and_then(Path::parent).and_then(node::cilium_finding));
+    let configurations = file.and_then(Path::parent);
+    let renamed = configurations.and_then(node::cilium_finding);
+    let option = || configurations.and_then(|_| node::cilium_option_finding(Path::new(node::KUBELET_PODS)));
+    findings.extend(renamed.or_else(option));
+    findings.extend(configurations.and_then(command_finding));
     findings
+}
+
+/// Returns a finding if the last `weft install --command` could not write the program.
+fn command_finding(configurations: &Path) -> Option<Finding> {
+    let FailedFile { path, why } = record_below(configurations).failed?;
+    let why = format!("it was not installed: {why}");
+    let cure = "set install.command (weft install --command) to a directory of this node that can be written, such as /opt/bin";
+    Some(Finding::new(format!("command {}", path.display()), why, cure))
+}
+
+/// Returns the findings about the kernel for the definitions that this node can read.
+fn kernel_findings(inputs: &Inputs) -> Vec<Finding> {
+    let found = MetaPlugin::find_any(inputs.config.as_deref(), &[]).ok().flatten();
+    let kubeconfig = found.as_ref().and_then(|found| found.node.kubeconfig.as_deref());
+    let kubeconfig = kubeconfig.map_or(Kubeconfig::Absent, |path| Kubeconfig::File(Path::new(path)));
+    kernel::findings(inputs, kubeconfig)
 }
 
 fn broken_entry(container: &str, error: &cni::Error) -> Finding {

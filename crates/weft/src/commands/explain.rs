@@ -1,6 +1,7 @@
 //! `weft explain`: prints the plan for a pod and the source of each decision, or the verdict of network policies on a
-//! connection. It changes nothing.
+//! connection. It changes nothing. Without files, pod and definitions are those of a cluster.
 
+mod cluster;
 mod cluster_objects;
 mod connection;
 
@@ -24,12 +25,14 @@ use cli_support::terminal::plain;
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
+  weft explain -n my-namespace my-pod
   weft explain -n my-namespace my-pod -f examples/
   weft explain --from a/web --to b/db --network shared/net-a --tcp 5432 -f manifests/
   weft explain --from a/web --to b/db --network shared/net-a --tcp 5432
 
-The plan is the same as that of `weft attach` and of the meta-plugin for the same files. Devices are known on the node
-only: the plan shows which networks take one. Root is not required.
+Without -f, and without manifestDir in the configuration of this machine, the pod is one of the cluster. The plan is the
+same as that of `weft attach` and of the meta-plugin for the same files. Devices are known on the node only: the plan
+shows which networks take one. Root is not required.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
@@ -71,7 +74,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return connection::run(connection, namespace, (inputs, cluster), output.format);
     };
     let pod = PodName::within(namespace, pod)?;
-    let loaded = inputs.read()?;
+    let loaded = match cluster::is_wanted(inputs)? {
+        (true, found) => cluster::load(cluster, found, &pod)?,
+        (false, _) => inputs.read()?,
+    };
     let plan =
         loaded.expected_plan(&pod).map_err(|failure| failure.context(format_args!("explain {pod}")))?;
     match output.format {

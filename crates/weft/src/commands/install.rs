@@ -14,6 +14,7 @@
 //! Source: multi-network specification, section 6.1 (NPWG1-6.1-1, 6.1-2, 6.1.2-1); containerd
 //! `pkg/cri/server/cni_conf_syncer.go`.
 
+pub(crate) mod command;
 mod follow;
 mod node_path;
 mod removal;
@@ -34,6 +35,7 @@ use cni::network::{Network, plugin_type};
 use cni::runtime::chain;
 use cni::runtime::exec::Exec;
 use cni::runtime::load::Directory;
+use command::Command;
 use node_path::NodePath;
 use npwg::configuration::{Builtin, Flavour, NodeConfiguration};
 
@@ -72,6 +74,7 @@ Example:
   weft install --wait --ready-file /run/flannel/subnet.env
   weft install --wait --follow --root /host
   weft install --set namespaceIsolation=true --set globalNamespaces=shared
+  weft install --command
   weft install --remove
   weft install --remove --wait
 
@@ -119,6 +122,16 @@ pub(crate) struct Arguments {
     /// them in the generated configuration
     #[arg(long, conflicts_with = "remove")]
     thin: bool,
+    /// Also install this program as DIR/weft on the node; with --remove, it is removed without this option
+    #[arg(
+        long,
+        value_name = "DIR",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = command::DIRECTORY,
+        conflicts_with = "remove"
+    )]
+    command: Option<PathBuf>,
     /// Directory in which the ServiceAccount of this pod is mounted
     #[arg(long, value_name = "DIR", default_value = SERVICE_ACCOUNT, hide = true)]
     service_account: PathBuf,
@@ -215,6 +228,9 @@ fn attempt(
     let mut done: Vec<String> = done.lines().map(str::to_owned).collect();
     if let Some(thin) = Thin::of(arguments, paths) {
         done.extend(thin.install()?);
+    }
+    if let Some(command) = Command::of(arguments, paths)? {
+        done.extend(command.install());
     }
     let readiness = check_readiness(arguments, paths, weft_cni)?;
     Ok((readiness, done))

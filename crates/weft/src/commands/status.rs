@@ -7,9 +7,10 @@
 //! - It reads the API server only, with the rights of a cluster administrator or reader. Nothing is executed on a node.
 //! - Facts of the node are those of its last report ([`WeftNode`]); whether the agent runs is the readiness of its pod. An
 //!   agent that is no pod is ready as long as its report is recent.
-//! - With `--wait` it looks again until every node is ready.
+//! - With `--wait` it looks again until every node is ready. An error of the API server is shown once, and tried again.
 
 use std::collections::BTreeMap;
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -37,6 +38,8 @@ const CONTAINER: &str = "agent";
 const SYSTEM: &str = "kubernetes.io/os";
 /// Age up to which a report is recent, in seconds: three times the interval of unchanged reports.
 const RECENT: u64 = 900;
+/// Message about missing reports, which is printed once.
+static NO_REPORTS: Once = Once::new();
 /// Interval between two looks with `--wait`.
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -137,11 +140,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     runtime()?.block_on(async {
         let client = cluster.client().await?;
         let end = Instant::now() + Duration::from_secs(*timeout);
+        let mut shown = String::new();
         let rows = loop {
-            let rows = look(&client, nodes).await?;
-            let is_ready = !rows.is_empty() && rows.iter().all(NodeRow::is_ready);
-            if is_ready || !*wait || Instant::now() >= end {
-                break rows;
+            let looked = look(&client, nodes).await;
+            let is_over = !*wait || Instant::now() >= end;
+            match looked {
+                Ok(rows) if is_over || (!rows.is_empty() && rows.iter().all(NodeRow::is_ready)) => {
+                    break rows;
+                }
+                Ok(_) => {}
+                Err(failure) if is_over => return Err(failure),
+                Err(failure) => show_once(&failure, &mut shown),
             }
             tokio::time::sleep(INTERVAL).await;
         };
@@ -155,6 +164,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             count => Err(Failure::quiet(format!("{count} nodes are not ready"))),
         }
     })
+}
+
+/// Prints a failure that is tried again, unless it is the one before.
+fn show_once(failure: &Failure, shown: &mut String) {
+    let text = failure.to_string();
+    if *shown != text {
+        Progress::beside(Format::Json).line(format!("weft: trying again: {text}"));
+        *shown = text;
+    }
 }
 
 /// Returns the rows of all nodes, or of those with these names.
@@ -194,7 +212,7 @@ async fn reports(client: &Client) -> Result<BTreeMap<String, WeftNodeStatus>, Fa
         }
         Err(kube::Error::Api(status)) if status.code == 404 => {
             let line = "weft: the cluster has no reports of agents: apply weftnodes.weft.dev of deploy/crds";
-            Progress::beside(Format::Json).line(line);
+            NO_REPORTS.call_once(|| Progress::beside(Format::Json).line(line));
             Ok(BTreeMap::new())
         }
         Err(error) => Err(Failure::new(format!("list weftnodes: {}", api_error::describe(&error)))),

@@ -100,7 +100,12 @@ impl DemoHost {
 
     /// Removes what killed runs left: first the attachments in their journals, then the namespaces with their names.
     pub(super) fn remove_abandoned(&self) -> Result<(), Failure> {
-        for abandoned in Scratch::abandoned(PREFIX) {
+        self.remove_abandoned_runs(PREFIX)
+    }
+
+    /// Removes what killed runs left whose names begin with `prefix`.
+    pub(super) fn remove_abandoned_runs(&self, prefix: &str) -> Result<(), Failure> {
+        for abandoned in Scratch::abandoned(prefix) {
             self.progress.line(format!("removing the remains of an earlier run, {}", abandoned.name()));
             if let Err(failure) = self.remove_run(&abandoned) {
                 abandoned.keep();

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::pod_name::NAMESPACES;
 
 /// Prefix of the names of every run.
-pub(super) const PREFIX: &str = "weft-demo-";
+pub(crate) const PREFIX: &str = "weft-demo-";
 /// Suffix of the name of the simulated host.
 const HOST: &str = "host";
 

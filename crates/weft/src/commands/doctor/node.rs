@@ -19,6 +19,10 @@ const PLUGIN: &str = "weft";
 const PROGRAM: &str = "weft-cni";
 /// Extension that Cilium appends to the configurations of other plugins.
 const CILIUM_EXTENSION: &str = "cilium_bak";
+/// Key of its ConfigMap for the option `cni.exclusive`.
+const CILIUM_OPTION: &str = "cni-exclusive";
+/// Directory in which the kubelet mounts the volumes of pods.
+pub(super) const KUBELET_PODS: &str = "/var/lib/kubelet/pods";
 /// Command that ends the renaming.
 const CILIUM_CURE: &str = "kubectl -n kube-system patch configmap cilium-config --type merge -p '{\"data\":{\"cni-exclusive\":\"false\"}}' && kubectl -n kube-system rollout restart daemonset/cilium";
 /// Smallest free space for the journal, in bytes: some thousand entries.
@@ -84,6 +88,27 @@ pub(super) fn cilium_finding(directory: &Path) -> Option<Finding> {
     let renamed = names.iter().find(|name| name.ends_with(CILIUM_EXTENSION)).filter(|_| is_used)?;
     let why = "Cilium renamed this file, because its option cni.exclusive is true; it renames that of weft, too, when its agent starts";
     Some(Finding::new(format!("configuration {}", directory.join(renamed).display()), why, CILIUM_CURE))
+}
+
+/// Returns a finding if a pod of Cilium on this node has the option `cni.exclusive`, as the kubelet has mounted it.
+///
+/// Cilium reads its ConfigMap from a volume, or from a copy of it in an empty directory.
+pub(super) fn cilium_option_finding(pods: &Path) -> Option<Finding> {
+    let below = |path: PathBuf| {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<PathBuf>>()
+    };
+    let files = below(pods.to_owned()).into_iter().flat_map(|pod: PathBuf| {
+        let volumes = pod.join("volumes");
+        let mounted = below(volumes.join("kubernetes.io~configmap"));
+        let copied = below(volumes.join("kubernetes.io~empty-dir"));
+        let copied = copied.into_iter().map(|volume| volume.join("cilium/config-map"));
+        mounted.into_iter().chain(copied).map(|directory| directory.join(CILIUM_OPTION))
+    });
+    let is_true = |file: &PathBuf| fs::read_to_string(file).is_ok_and(|text| text.trim() == "true");
+    files.into_iter().find(is_true)?;
+    let why = "cni-exclusive is true: its agent renames the configuration of weft when it starts, and no pod gets its networks";
+    Some(Finding::new("ConfigMap cilium-config", why, CILIUM_CURE))
 }
 
 /// Returns the findings about the file system of the journal.
@@ -186,6 +211,24 @@ mod tests {
         assert_eq!(clock_fault(CLOCK_MIN, CLOCK_MIN + CLOCK_MAX), None);
         assert!(clock_fault(CLOCK_MIN, CLOCK_MIN + 7_200).unwrap().contains("2h before"));
         assert!(clock_fault(5, 0).unwrap().contains("never set"));
+    }
+
+    #[test]
+    fn doctor_reports_the_option_of_a_mounted_cilium_config() {
+        let pods = scratch("cilium");
+        assert_eq!(cilium_option_finding(&pods), None);
+        for volume in
+            ["kubernetes.io~configmap/cilium-config-path", "kubernetes.io~empty-dir/tmp/cilium/config-map"]
+        {
+            let directory = pods.join("uid-1/volumes").join(volume);
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join(CILIUM_OPTION), "true").unwrap();
+            let finding = cilium_option_finding(&pods).unwrap();
+            assert!(finding.what == "ConfigMap cilium-config" && finding.cure.contains("cni-exclusive"));
+            fs::write(directory.join(CILIUM_OPTION), "false").unwrap();
+            assert_eq!(cilium_option_finding(&pods), None);
+        }
+        fs::remove_dir_all(&pods).unwrap();
     }
 
     #[test]

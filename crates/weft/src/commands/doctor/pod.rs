@@ -1,4 +1,4 @@
-//! `weft doctor` in a pod without capabilities, such as the agent's: agent, journal, plugin file, disk and clock.
+//! `weft doctor` in a pod without capabilities, such as the agent's: agent, journal, plugin file, kernel, disk and clock.
 //!
 //! The node's own configuration, its interfaces and packet filters are not visible in the pod. The last line says how they are
 //! checked.
@@ -8,7 +8,9 @@ use std::path::Path;
 
 use rpc::journal::{self, State};
 
+use super::kernel::{self, Kubeconfig};
 use super::{Diagnosis, Finding, broken_entry, node, recent_failures};
+use crate::manifest_plan::Inputs;
 use crate::place::Place;
 use cli_support::failure::Failure;
 use node_support::history::History;
@@ -52,6 +54,8 @@ pub(super) fn diagnose(place: &Place) -> Result<Diagnosis, Failure> {
     if let Ok(weft_cni) = WeftCni::find() {
         findings.extend(node::plugin_findings(&weft_cni, Path::new(PLUGINS), false));
     }
+    let inputs = Inputs { files: Vec::new(), config: None };
+    findings.extend(kernel::findings(&inputs, Kubeconfig::OfPod));
     let unchecked = format!(
         "not checked in a pod: configuration of the runtime, interfaces, packet filters and namespaces; {}",
         place.line("doctor")

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
+use super::command::Command;
 use super::thin::Thin;
 use super::{Arguments, InstallPaths, Readiness, attempt, write_configuration};
 use cli_support::failure::Failure;
@@ -76,9 +77,11 @@ fn install_once(arguments: &Arguments, weft_cni: &WeftCni) -> Vec<String> {
 fn written_files(arguments: &Arguments) -> Vec<PathBuf> {
     let Ok(paths) = InstallPaths::of(arguments) else { return Vec::new() };
     let thin = Thin::of(arguments, &paths).map(|thin| thin.files().0).unwrap_or_default();
+    let command = Command::of(arguments, &paths).ok().flatten();
+    let command = command.iter().flat_map(Command::files);
     let InstallPaths { networks: _, plugins, written, ready_file: _ } = paths;
     let programs = ["weft", "weft-cni", "loopback"].map(|name| plugins.here.join(name));
-    programs.into_iter().chain([written.here]).chain(thin).collect()
+    programs.into_iter().chain([written.here]).chain(thin).chain(command).collect()
 }
 
 /// Returns the state of every watched file, by path.

@@ -28,7 +28,7 @@ use serde_json::value::RawValue;
 
 use super::node_path::NodePath;
 use super::thin::{self, Thin};
-use super::{Arguments, InstallPaths, is_meta_plugin};
+use super::{Arguments, InstallPaths, command, is_meta_plugin};
 use crate::meta_plugin_config::MetaPlugin;
 use cli_support::atomic_file::sync_directory;
 use cli_support::failure::{Exit, Failure};
@@ -88,6 +88,8 @@ pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     Thin::remove(&paths)?.into_iter().for_each(|line| progress.line(line));
+    let commands = command::remove(&paths, &arguments.root, arguments.on_host)?;
+    commands.iter().for_each(|line| progress.line(line));
     remove_parent_if_empty(&kept.here);
     if arguments.wait {
         let interrupt = Interrupt::watch()?;

@@ -154,7 +154,7 @@ fn read_secret(path: &Path) -> io::Result<String> {
 }
 
 /// Copies this program under a temporary name, syncs it and renames it. Running processes keep the previous file.
-fn copy_own(path: &Path) -> io::Result<()> {
+pub(super) fn copy_own(path: &Path) -> io::Result<()> {
     let temporary = path.with_file_name(format!(".{PROGRAM}.new"));
     let written = fs::copy(OWN, &temporary)
         .and_then(|_| fs::File::open(&temporary)?.sync_all())

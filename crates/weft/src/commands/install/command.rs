@@ -1,0 +1,215 @@
+//! `weft install --command`: puts this program onto the node, where an operator finds it.
+//!
+//! - The file is written under a temporary name and renamed, and is never in the plugin directory, where a runtime would call
+//!   it as a plugin.
+//! - A record beside the configurations has the path and the SHA-256 of each installed file. Only such a file is replaced or
+//!   removed.
+//! - A node without a writable directory gets its networks nevertheless: the failure is a line of the output, and of `weft
+//!   doctor`, which reads it from the record.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder};
+use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::node_path::NodePath;
+use super::{Arguments, InstallPaths, thin};
+use cli_support::atomic_file;
+use cli_support::failure::{Exit, Failure};
+use cli_support::privilege;
+use node_support::weft_cni::{OnHost, is_copy};
+
+/// Directory of `--command` without a value.
+pub(super) const DIRECTORY: &str = "/usr/local/bin";
+/// File name of the program.
+const PROGRAM: &str = "weft";
+/// File name of the record.
+const RECORD: &str = "command.json";
+/// Size of the pieces in which a file is read, in bytes.
+const PIECE: usize = 64 << 10;
+/// This program.
+const OWN: &str = "/proc/self/exe";
+
+/// Program on the node, with its record.
+#[derive(Clone, Debug)]
+pub(super) struct Command {
+    program: NodePath,
+    record: NodePath,
+}
+
+/// Record of the installed files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct CommandRecord {
+    /// Installed files.
+    installed: Vec<InstalledFile>,
+    /// Failure of the last installation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) failed: Option<FailedFile>,
+}
+
+/// Installed file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct InstalledFile {
+    path: PathBuf,
+    sha256: String,
+}
+
+/// File that could not be installed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FailedFile {
+    pub(crate) path: PathBuf,
+    pub(crate) why: String,
+}
+
+// === impl Command ===
+
+impl Command {
+    /// Returns the paths if `--command` is given.
+    ///
+    /// # Errors
+    /// The directory is one of the runtime's directories: a usage error.
+    pub(super) fn of(arguments: &Arguments, paths: &InstallPaths) -> Result<Option<Command>, Failure> {
+        let Some(directory) = &arguments.command else { return Ok(None) };
+        let here = NodePath::below(&arguments.root, directory)?;
+        let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        for (of, what) in
+            [(&paths.plugins, "plugin directory"), (&paths.networks, "CNI configuration directory")]
+        {
+            if real(&of.here) == real(&here.here) {
+                let why = format!("--command {}: it is the {what} of the runtime", directory.display());
+                return Err(Failure::new(why).next(format!("use {DIRECTORY}")).exit(Exit::Usage));
+            }
+        }
+        Ok(Some(Command { program: here.join(PROGRAM), record: record(paths) }))
+    }
+
+    /// Installs the program. Returns a line for a change or a failure.
+    pub(super) fn install(&self) -> Option<String> {
+        let Command { program: NodePath { named, .. }, record } = self;
+        let mut known = CommandRecord::read(&record.here);
+        let failed = match self.copy(&mut known) {
+            Ok(false) if known.failed.is_none() => return None,
+            Ok(_) => None,
+            Err(cause) => Some(FailedFile { path: named.clone(), why: cause.to_string() }),
+        };
+        let line = failed.as_ref().map_or_else(
+            || format!("{}: installed", named.display()),
+            |FailedFile { why, .. }| format!("{}: not installed: {why}", named.display()),
+        );
+        if known.failed == failed {
+            return Some(line);
+        }
+        known.failed = failed;
+        let recorded = known.write(&record.here).map_err(|cause| format!("{line}; record it: {cause}"));
+        Some(recorded.map_or_else(|error| error, |()| line))
+    }
+
+    /// Copies this program to its path unless it is there. Returns whether it was written.
+    ///
+    /// The record has the old and the new file before the change, so that a killed command leaves no unknown file.
+    fn copy(&self, known: &mut CommandRecord) -> io::Result<bool> {
+        let Command { program: NodePath { named, here }, record } = self;
+        if is_copy(Path::new(OWN), here) {
+            return Ok(false);
+        }
+        match digest(here) {
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+            Err(cause) => return Err(cause),
+            Ok(found) if known.has(named, &found) => {}
+            Ok(_) => {
+                let why = "another file has this name; remove it, or name another directory";
+                return Err(io::Error::other(why));
+            }
+        }
+        if let Some(directory) = here.parent() {
+            DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
+        }
+        let sha256 = digest(Path::new(OWN))?;
+        if !known.has(named, &sha256) {
+            known.installed.push(InstalledFile { path: named.clone(), sha256: sha256.clone() });
+        }
+        known.write(&record.here)?;
+        thin::copy_own(here)?;
+        known.installed.retain(|file| file.path != *named || file.sha256 == sha256);
+        known.write(&record.here)?;
+        Ok(true)
+    }
+
+    /// Returns the written files.
+    pub(super) fn files(&self) -> [PathBuf; 2] {
+        [self.program.here.clone(), self.record.here.clone()]
+    }
+}
+
+/// Removes the recorded files. Returns a line for each.
+pub(super) fn remove(paths: &InstallPaths, root: &Path, on_host: OnHost) -> Result<Vec<String>, Failure> {
+    let record = record(paths);
+    let known = CommandRecord::read(&record.here);
+    let files: BTreeSet<&PathBuf> = known.installed.iter().map(|file| &file.path).collect();
+    let mut lines = Vec::new();
+    for path in files {
+        let here = on_host.path(&NodePath::below(root, path)?.here);
+        let state = match digest(&here) {
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => continue,
+            Err(cause) => format!("not removed: {cause}"),
+            Ok(found) if !known.has(path, &found) => "kept, because it is another file now".to_owned(),
+            Ok(_) => fs::remove_file(&here)
+                .map_or_else(|cause| format!("not removed: {cause}"), |()| "removed".to_owned()),
+        };
+        lines.push(format!("{}: {state}", path.display()));
+    }
+    match fs::remove_file(&record.here) {
+        Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+            Err(privilege::refused(&format!("remove {}", record.here.display()), &cause))
+        }
+        _ => Ok(lines),
+    }
+}
+
+fn record(paths: &InstallPaths) -> NodePath {
+    paths.networks.join(thin::DIRECTORY).join(RECORD)
+}
+
+/// Returns the record in a directory of configurations.
+pub(crate) fn record_below(configurations: &Path) -> CommandRecord {
+    CommandRecord::read(&configurations.join(thin::DIRECTORY).join(RECORD))
+}
+
+/// Returns the SHA-256 of a file in hexadecimal digits, as `sha256sum` does.
+fn digest(path: &Path) -> io::Result<String> {
+    let (mut file, mut hash, mut piece) = (fs::File::open(path)?, Sha256::new(), vec![0; PIECE]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => break,
+            read => hash.update(piece.get(..read).unwrap_or_default()),
+        }
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+// === impl CommandRecord ===
+
+impl CommandRecord {
+    /// Reads a record. One that is missing or damaged has no files.
+    fn read(path: &Path) -> CommandRecord {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        serde_json::from_str(&text).unwrap_or_default()
+    }
+
+    /// Whether a file of this content was installed at the path.
+    fn has(&self, path: &Path, sha256: &str) -> bool {
+        self.installed.iter().any(|file| file.path == path && file.sha256 == sha256)
+    }
+
+    fn write(&self, path: &Path) -> io::Result<()> {
+        if let Some(directory) = path.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        }
+        atomic_file::write(path, &serde_json::to_string_pretty(self)?)
+    }
+}

@@ -1,0 +1,305 @@
+//! `weft reset`: removes what trials left on this machine: attachments of `weft attach`, their namespaces, directories of
+//! killed commands. Sandboxes of a container runtime stay.
+//!
+//! ```text
+//!   journal ──► sandboxes of attach ──► DEL, then their namespaces ─┐
+//!   /run/netns/weft-* without a sandbox ──► deleted ────────────────┼─► nothing of a trial remains
+//!   /run/weft-demo-*, /run/weft-attach-* ──► removed ───────────────┘
+//! ```
+//!
+//! - It shows its plan, and changes something only with `--yes`. A failure does not stop the other removals.
+//! - A sandbox is one of `attach` if its namespace was created by it, or if its container ID is the name of its pod. IDs of
+//!   container runtimes are hexadecimal; a pod's name contains `_` there.
+//! - A namespace in which a process runs stays, and so does one that a running `attach` has just created.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use clap::Args;
+use cni::name::ContainerId;
+use rpc::journal::Entry;
+use serde::Serialize;
+
+use crate::commands::attach::{CREATED_NAMESPACE, lock_sandbox};
+use crate::commands::demo;
+use crate::commands::detach::detach_sandbox;
+use crate::known_journals::{JournalHandle, KnownJournals};
+use crate::manifest_plan::Inputs;
+use crate::place::require_host;
+use crate::pod_name::{NAMESPACES, PodName};
+use crate::scratch::Scratch;
+use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::output::{self, Format, Output, Progress};
+use cli_support::table;
+use cli_support::terminal::plain;
+use node_support::journal_reader::Row;
+use node_support::weft_cni::{Plugins, WeftCni};
+
+/// Beginning of the names of namespaces that `weft attach` creates.
+const NAMESPACE: &str = "weft-";
+/// Beginnings of the names of directories of `weft attach`; the second one before it is complete.
+const SCRATCH: [&str; 2] = ["weft-attach-", ".weft-attach-"];
+/// Bridge of the built-in default network, which no DEL removes.
+const BRIDGE: &str = "weft0";
+
+/// Arguments of `weft reset`.
+#[derive(Debug, Args)]
+#[command(after_help = format!("\
+Example:
+  weft reset
+  weft reset --yes
+
+Without --yes, it only shows what it would remove. Sandboxes of a container runtime are never touched.
+
+{EXIT_CODES}"))]
+pub(crate) struct Arguments {
+    /// Remove what the plan shows (default: only show it)
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    inputs: Inputs,
+    #[command(flatten)]
+    plugins: Plugins,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Object that is removed, as printed and as in the document of `-o json`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Leftover {
+    kind: Kind,
+    name: String,
+    details: String,
+    state: RemovalState,
+    /// Reason of a failed removal.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    error: String,
+    #[serde(skip)]
+    sandbox: Option<(JournalHandle, Box<Entry>)>,
+}
+
+/// Kind of a leftover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum Kind {
+    Sandbox,
+    Namespace,
+    Demo,
+    Directory,
+}
+
+/// State of a removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum RemovalState {
+    Planned,
+    Removed,
+    Failed,
+}
+
+/// Leftovers, and reasons why further objects are kept.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Reset {
+    leftovers: Vec<Leftover>,
+    /// Reasons why further objects stay.
+    kept: Vec<String>,
+}
+
+/// Runs `weft reset`.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { yes, inputs, plugins, output: Output { format } } = arguments;
+    require_host("reset", "it removes network interfaces and namespaces")?;
+    let weft_cni = WeftCni::find()?;
+    let mut reset = Reset::find(inputs)?;
+    let progress = Progress::beside(*format);
+    if !format.is_document() {
+        output::print(&reset.plan())?;
+    }
+    if *yes {
+        for leftover in &mut reset.leftovers {
+            let removed = leftover.remove(&weft_cni, plugins, progress);
+            leftover.state = if removed.is_ok() { RemovalState::Removed } else { RemovalState::Failed };
+            if let Err(failure) = removed {
+                progress.line(plain(&format!("  {}: {failure}", leftover.name)));
+                leftover.error = failure.to_string();
+            }
+        }
+    }
+    reset.print_end(*format, *yes)
+}
+
+// === impl Reset ===
+
+impl Reset {
+    /// Returns the leftovers of this machine.
+    fn find(inputs: &Inputs) -> Result<Reset, Failure> {
+        let KnownJournals { known, unknown } = JournalHandle::all(inputs)?;
+        if let Some(why) = unknown {
+            return Err(why);
+        }
+        let mut reset = Reset::default();
+        let (mut used, mut of_runtime) = (BTreeSet::new(), 0);
+        for handle in known {
+            for row in handle.journal().rows()? {
+                match row {
+                    Row::Entry(entry) => {
+                        used.insert(entry.netns.clone());
+                        if is_trial(&entry) {
+                            reset.leftovers.push(Leftover::of_sandbox(handle.clone(), entry));
+                        } else {
+                            of_runtime += 1;
+                        }
+                    }
+                    Row::Broken { container, error } => {
+                        used.insert(format!("{NAMESPACES}/{NAMESPACE}{container}"));
+                        reset.kept.push(format!("journal entry {container}: unreadable: {error}"));
+                    }
+                }
+            }
+        }
+        if of_runtime > 0 {
+            reset.kept.push(format!("{of_runtime} sandboxes of a container runtime"));
+        }
+        reset.find_namespaces(&used);
+        reset.leftovers.extend(
+            demo::abandoned_runs()
+                .into_iter()
+                .map(|name| Leftover::new(Kind::Demo, name, "killed demonstration".to_owned())),
+        );
+        for name in SCRATCH.into_iter().flat_map(Scratch::abandoned_names) {
+            reset.leftovers.push(Leftover::new(Kind::Directory, name, "killed weft attach".to_owned()));
+        }
+        let ports = fs::read_dir(format!("/sys/class/net/{BRIDGE}/brif"));
+        if ports.is_ok_and(|mut ports| ports.next().is_none()) {
+            reset.kept.push(format!("bridge {BRIDGE}, without ports: sudo ip link delete {BRIDGE}"));
+        }
+        Ok(reset)
+    }
+
+    /// Adds the namespaces of killed commands: those of weft that no sandbox uses.
+    fn find_namespaces(&mut self, used: &BTreeSet<String>) {
+        let entries = fs::read_dir(NAMESPACES).into_iter().flatten().flatten();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        for name in names.iter().filter(|name| name.starts_with(NAMESPACE)) {
+            let path = format!("{NAMESPACES}/{name}");
+            // Those of a demonstration belong to its directory.
+            if used.contains(&path) || name.starts_with(demo::PREFIX) {
+                continue;
+            }
+            match process_in(Path::new(&path)) {
+                Some(process) => {
+                    self.kept.push(format!("namespace {path}: process {process} runs in it"));
+                }
+                None => {
+                    let details = "killed weft attach".to_owned();
+                    self.leftovers.push(Leftover::new(Kind::Namespace, path, details));
+                }
+            }
+        }
+    }
+
+    /// Returns the plan as text.
+    fn plan(&self) -> String {
+        let Reset { leftovers, kept } = self;
+        let rows: Vec<Vec<String>> = leftovers.iter().map(Leftover::cells).collect();
+        let mut text = match rows.is_empty() {
+            true => "no trial left anything\n".to_owned(),
+            false => table::lay_out(&["kind", "name", "details"], &rows, 0),
+        };
+        for line in kept {
+            text.push_str(&plain(&format!("kept: {line}")));
+            text.push('\n');
+        }
+        text
+    }
+
+    /// Prints the end, or the document.
+    fn print_end(&self, format: Format, is_confirmed: bool) -> Result<(), Failure> {
+        let failed = self.leftovers.iter().filter(|one| one.state == RemovalState::Failed).count();
+        if format.is_document() {
+            output::print_document(format, self)?;
+        } else if !self.leftovers.is_empty() {
+            let removed = self.leftovers.len() - failed;
+            output::print(&match is_confirmed {
+                true => format!("removed {removed} of {}\n", self.leftovers.len()),
+                false => "nothing was changed; weft reset --yes removes them\n".to_owned(),
+            })?;
+        }
+        match failed {
+            0 => Ok(()),
+            count => Err(Failure::quiet(format!("{count} were not removed"))),
+        }
+    }
+}
+
+// === impl Leftover ===
+
+impl Leftover {
+    fn new(kind: Kind, name: String, details: String) -> Leftover {
+        let (state, error) = (RemovalState::Planned, String::new());
+        Leftover { kind, name, details, state, error, sandbox: None }
+    }
+
+    fn of_sandbox(handle: JournalHandle, entry: Box<Entry>) -> Leftover {
+        let pod = format!("{}/{}", entry.plan.pod.namespace, entry.plan.pod.name);
+        let links: Vec<&str> = entry.plan.delegates.iter().map(|delegate| delegate.ifname.as_str()).collect();
+        let details = format!("pod {pod}: {} in {}", links.join(","), entry.netns);
+        let name = entry.container_id.to_string();
+        Leftover { sandbox: Some((handle, entry)), ..Leftover::new(Kind::Sandbox, name, details) }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let kind = match self.kind {
+            Kind::Sandbox => "sandbox",
+            Kind::Namespace => "namespace",
+            Kind::Demo => "demo",
+            Kind::Directory => "directory",
+        };
+        vec![kind.to_owned(), self.name.clone(), self.details.clone()]
+    }
+
+    /// Removes it. It is no error if it is already gone.
+    fn remove(&self, weft_cni: &WeftCni, plugins: &Plugins, progress: Progress) -> Result<(), Failure> {
+        match (self.kind, &self.sandbox) {
+            (Kind::Sandbox, Some((handle, entry))) => {
+                let _lock = lock_sandbox(&entry.container_id)?;
+                detach_sandbox(weft_cni, handle, entry, plugins, progress)
+            }
+            (Kind::Sandbox, None) => Ok(()),
+            (Kind::Namespace, _) => {
+                let name = self.name.rsplit('/').next().unwrap_or_default();
+                let container = name.strip_prefix(NAMESPACE).map(ContainerId::new);
+                // A running attach has the lock, and may have created the namespace just now.
+                let _lock = match container {
+                    Some(Ok(container)) => Some(lock_sandbox(&container)?),
+                    _ => None,
+                };
+                weft_cni.delete(&self.name)
+            }
+            (Kind::Demo, _) => demo::remove_abandoned_run(weft_cni, &self.name, progress),
+            (Kind::Directory, _) => Scratch::abandoned(&self.name).iter().try_for_each(Scratch::remove),
+        }
+    }
+}
+
+/// Whether the sandbox of an entry was made by `weft attach`.
+fn is_trial(entry: &Entry) -> bool {
+    let pod = PodName::new(&entry.plan.pod.namespace, &entry.plan.pod.name);
+    let id = pod.ok().and_then(|pod| pod.container_id().ok());
+    entry.args.split(';').any(|pair| pair == CREATED_NAMESPACE) || id.as_ref() == Some(&entry.container_id)
+}
+
+/// Returns the first process in a network namespace.
+fn process_in(namespace: &Path) -> Option<u32> {
+    let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let wanted = id(namespace)?;
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    numbers.find(|number| id(Path::new(&format!("/proc/{number}/ns/net"))) == Some(wanted))
+}
