@@ -157,7 +157,7 @@ fn extra_objects() -> Value {
 }
 
 /// Alternatives for the values of controllers.
-fn alternatives_of_controllers() -> [(&'static str, Value); 53] {
+fn alternatives_of_controllers() -> [(&'static str, Value); 54] {
     let (resources, words) = (json!({ "limits": { "memory": "64Mi" } }), json!({ "a": "b" }));
     let tolerations = json!([{ "key": "a", "operator": "Exists" }]);
     [

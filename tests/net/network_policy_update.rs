@@ -458,7 +458,8 @@ fn network_policy_changed_rules_are_restored() {
         }
         for attack in attacks {
             netns.run(["nft", &attack]);
-            refusal(&pods.attachment(&pods.db).check(&weft()));
+            let (_, why) = refusal(&pods.attachment(&pods.db).check(&weft()));
+            assert!(why.contains("network policy"), "{plugin}, {attack}: {why}");
             let finished = pods.run_through(&[], &pods.verification());
             assert!(finished.stderr.contains("agent"), "{plugin}, {attack}: no report: {finished}");
             pods.attachment(&pods.db).check(&weft()).success();
