@@ -30,7 +30,7 @@ impl Ruleset {
     ) -> Result<(), Error> {
         if let Some(known) = known {
             match nft.commit(self.set_changes(known)) {
-                // The rules in force are not those that were written: somebody else has changed them.
+                // The rules in force are not those that were written: another program changed them.
                 Err(error) if matches!(error.kind(), Kind::Absent | Kind::Exists) => {}
                 done => return done,
             }
