@@ -62,7 +62,7 @@ fn names(rows: &[Value]) -> BTreeSet<String> {
 fn page_viewer_sees_only_what_its_account_may_list() {
     let Some(cluster) = cluster(host!()) else { return };
     cluster.fill(4, 8);
-    cluster.apply_all(vec![
+    cluster.apply_all(&[
         event("blue", "pod-0000", "Warning", "AttachFailed", "why of blue"),
         event("red", "pod-0003", "Warning", "AttachFailed", "why of red"),
         node("worker-03", 1, "red/pod-0003"),
@@ -194,7 +194,7 @@ fn page_changes_of_pods_reach_a_stream() {
     cluster.machine.start("client", line);
     let log = || cluster.machine.log("client");
     cluster.machine.wait("client", "all rows", || log().contains("event: ready").then_some(()));
-    cluster.apply_all(vec![pod("blue", "late", "worker-01", &["blue/net-00".to_owned()], 7)]);
+    cluster.apply_all(&[pod("blue", "late", "worker-01", &["blue/net-00".to_owned()], 7)]);
     cluster.machine.wait("client", "a new pod", || log().contains(r#""k":["blue","late"]"#).then_some(()));
     let missing = format!("{NETWORKS}=net-00,none");
     cluster.kube.kubectl(["annotate", "--overwrite", "pod", "-n", "blue", "late", &missing]);
@@ -214,7 +214,7 @@ fn page_hostile_names_are_plain_text_in_the_stream() {
     let mut hostile = pod("blue", "web", "worker-01", &[], 1);
     let entry = json!([{ "name": HOSTILE, "interface": HOSTILE, "ips": [HOSTILE], "mac": HOSTILE }]);
     hostile["metadata"]["annotations"] = json!({ STATUS: entry.to_string(), NETWORKS: HOSTILE });
-    cluster.apply_all(vec![hostile, event("blue", "web", "Warning", "AttachFailed", HOSTILE)]);
+    cluster.apply_all(&[hostile, event("blue", "web", "Warning", "AttachFailed", HOSTILE)]);
     cluster.start(OPEN);
     let answer = cluster.stream(OPEN, "");
     let web = &answer.rows("pods")[0];

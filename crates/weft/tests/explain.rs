@@ -54,7 +54,7 @@ fn explain_prints_links_to_the_page() {
     // A network of a file of the node has no page, and neither has a pod without the option.
     assert!(!text.contains("network/default-network"), "{text}");
     let output = weft(&line).env("WEFT_PAGE", "").output().unwrap();
-    assert!(output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("page"));
+    assert!(output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("page: "));
     let refused = weft(&format!("{line} --page weft.example")).output().unwrap();
     assert!(stderr(&refused).contains("expected http://HOST[:PORT]"), "{}", stderr(&refused));
 }

@@ -34,7 +34,7 @@ impl Browser {
 
 /// Asserts that each finding of the browser is as expected, and that there are some.
 #[track_caller]
-fn assert_all(finished: Finished) {
+fn assert_all(finished: &Finished) {
     let findings: Vec<Value> =
         finished.stdout.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     assert!(finished.code == Some(0) && findings.len() > 3, "{finished}");
@@ -68,7 +68,7 @@ fn full_cluster(kube: Kube) -> PageCluster {
     objects.extend(
         (0..20).map(|number| node(&format!("worker-{number:02}"), u64::from(number == 2), "blue/broken")),
     );
-    cluster.apply_all(objects);
+    cluster.apply_all(&objects);
     cluster.run_pod("blue", "broken");
     cluster.run_pod("blue", "pod-0000");
     for (range, used, leased) in
@@ -85,7 +85,7 @@ fn page_in_a_browser_is_live_accessible_and_fits_a_phone() {
     let Some(kube) = Kube::new(Machine::new(host!(), "control").into()) else { return };
     let cluster = full_cluster(kube);
     cluster.start(OPEN);
-    assert_all(browser.run(&cluster, "views", &format!("http://{OPEN}"), ""));
+    assert_all(&browser.run(&cluster, "views", &format!("http://{OPEN}"), ""));
 }
 
 #[test]
@@ -97,9 +97,9 @@ fn page_in_a_browser_signs_in_and_shows_lost_connections() {
     let (all, none) = (cluster.viewer("all", "", "pods"), cluster.viewer("none", "", ""));
     cluster.start(PROTECTED);
     let url = format!("http://{PROTECTED}");
-    assert_all(browser.run(&cluster, "sign-in", &url, &format!("{all} {none}")));
+    assert_all(&browser.run(&cluster, "sign-in", &url, &format!("{all} {none}")));
     cluster.machine.stop(PAGE, "TERM");
     cluster.start(OPEN);
     cluster.kube.stop("kube-apiserver", "KILL");
-    assert_all(browser.run(&cluster, "away", &format!("http://{OPEN}"), ""));
+    assert_all(&browser.run(&cluster, "away", &format!("http://{OPEN}"), ""));
 }

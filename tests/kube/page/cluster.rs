@@ -119,7 +119,7 @@ impl PageCluster {
     /// Creates networks and pods: each pod has two networks of `blue` or `red`.
     pub(crate) fn fill(&self, networks: usize, pods: usize) {
         let definitions = (0..networks).map(|number| definition("blue", &format!("net-{number:02}"), number));
-        self.apply_all(definitions.collect());
+        self.apply_all(&definitions.collect::<Vec<_>>());
         let all = (0..pods).map(|number| {
             let namespace = if number % 4 == 3 { "red" } else { "blue" };
             let own = [number % networks, (number * 7 + 1) % networks];
@@ -133,11 +133,11 @@ impl PageCluster {
             )
         });
         for chunk in all.collect::<Vec<_>>().chunks(1000) {
-            self.apply_all(chunk.to_vec());
+            self.apply_all(chunk);
         }
     }
 
-    pub(crate) fn apply_all(&self, items: Vec<Value>) {
+    pub(crate) fn apply_all(&self, items: &[Value]) {
         let list = json!({ "apiVersion": "v1", "kind": "List", "items": items });
         self.kube.attempt(["create", "--validate=false", "-f", "-"], &list.to_string()).success();
     }
@@ -181,7 +181,7 @@ fn role() -> String {
 
 pub(crate) fn definition(namespace: &str, name: &str, number: usize) -> Value {
     let range = format!("10.{}.0.0/16", 10 + number);
-    let ipam = if number % 3 == 0 {
+    let ipam = if number.is_multiple_of(3) {
         json!({ "type": "weft-ipam", "range": range })
     } else {
         json!({ "type": "host-local", "ranges": [[{ "subnet": range }]] })
