@@ -29,7 +29,7 @@ macro_rules! node {
 }
 
 /// Installs a default network of another project: the reference plugins, and their configuration.
-fn bring_default_network(node: &Node) {
+pub(super) fn bring_default_network(node: &Node) {
     node.run(["mkdir", "-p", "/opt/cni/bin"]);
     for plugin in ["bridge", "host-local", "loopback"] {
         node.run(["ln", "-s", &format!("/usr/lib/cni/{plugin}"), &format!("/opt/cni/bin/{plugin}")]);
@@ -41,7 +41,7 @@ fn bring_default_network(node: &Node) {
 }
 
 /// Installs a default network and weft.
-fn install(node: &Node) {
+pub(super) fn install(node: &Node) {
     bring_default_network(node);
     node.apply_weft();
     node.until_weft_is_installed();

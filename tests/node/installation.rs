@@ -166,6 +166,15 @@ fn log_of(node: &Node, label: &str, container: &str) -> String {
     node.kube().attempt(words, "").stdout
 }
 
+/// Has the program `weft` installed on the node, as `deploy/components/command` does.
+#[track_caller]
+fn install_command(node: &Node, directory: &str) {
+    let patch = testkit::workspace().join("deploy/components/command/agent.yaml");
+    let patch = std::fs::read_to_string(patch).expect("a patch").replace("/usr/local/bin", directory);
+    let words = ["patch", "daemonset", "weft-agent", "-n", "kube-system", "--type=json", "-p", &patch];
+    node.kube().kubectl(words);
+}
+
 #[test]
 fn removal_daemonset_waits_for_pods_and_leaves_nothing() {
     let node = node!();
@@ -181,7 +190,12 @@ fn removal_daemonset_waits_for_pods_and_leaves_nothing() {
     node.write(DEFAULT, default.to_string());
     node.containerd().until_configured(&default.to_string());
     node.apply_weft();
+    install_command(&node, "/run/tools");
     node.until_weft_is_installed();
+    node.until("the command is installed", || {
+        node.attempt(["test", "-x", "/run/tools/weft"]).code.filter(|code| *code == 0)
+    });
+    node.until_agent_is_ready();
     define_red(&node);
     let mut web = template("red");
     (web["apiVersion"], web["kind"]) = (json!("v1"), json!("Pod"));
@@ -209,6 +223,7 @@ fn removal_daemonset_waits_for_pods_and_leaves_nothing() {
     node.until("the removal waits", || {
         log_of(&node, label, "remove").contains("waiting for 1 sandboxes").then_some(())
     });
+    assert_eq!(node.run(["ls", "/run/tools"]), "", "the command is removed at once");
     let set = || node.kube().json(["daemonset", "-n", "kube-system", "weft-removal"]);
     assert_eq!(set()["status"]["numberReady"], 0);
     delete(&node, "web");

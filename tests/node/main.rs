@@ -9,5 +9,6 @@ mod deployment;
 mod devices;
 mod installation;
 mod multus_migration;
+mod network_test;
 mod pods;
 mod sandbox_events;
