@@ -28,6 +28,7 @@ use plugin_config::bridge::{ContainerInterface, Gateway, Network};
 use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::OwnerTag;
 
+use crate::entries;
 use crate::interface::{self, addressing, forwarding, masquerade, veth};
 
 /// Plugin `bridge`.
@@ -70,12 +71,17 @@ impl Plugin for Bridge {
         let tag = OwnerTag::of(NAME, &call.config, who);
         interface::detach(&tag, request, delegates, || {
             let mut errors = Vec::new();
+            // One list of the tables says for all rules that most attachments have none.
+            let mut tables = entries::tables();
             // The configuration may have changed since ADD.
-            if network.as_ref().is_none_or(|network| network.mac_spoof_check) || spoofing::is_checked(&tag) {
+            if network.as_ref().is_none_or(|network| network.mac_spoof_check)
+                || spoofing::is_checked(&mut tables, &tag)
+            {
                 errors.extend(spoofing::allow_any(&tag).err());
             }
             let backend = network.and_then(|network| network.masquerade);
-            errors.extend(masquerade::remove(backend, &tag, &masquerade::known(&call.config)).err());
+            let known = masquerade::known(&call.config);
+            errors.extend(masquerade::remove_from(tables, backend, &tag, &known).err());
             cni::error::collected(errors)
         })
     }

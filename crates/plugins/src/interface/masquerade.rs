@@ -20,7 +20,7 @@ use ipnet::IpNet;
 use linux::nft::Family;
 use plugin_support::owner_tag::OwnerTag;
 
-use crate::entries;
+use crate::entries::{self, Tables};
 
 /// Masquerades packets from `addresses` to all destinations except their own subnet and multicast groups.
 ///
@@ -46,9 +46,19 @@ pub fn known(config: &Config) -> Vec<IpNet> {
 /// executed ADD, with iptables or its own nf_tables table. A leftover rule would masquerade the next container with the
 /// address. No program is run if it has nothing to remove.
 pub fn remove(backend: Option<Backend>, tag: &OwnerTag, known: &[IpNet]) -> Result<(), Error> {
+    remove_from(entries::tables(), backend, tag, known)
+}
+
+/// As [`remove`], with the tables that the caller has listed.
+pub fn remove_from(
+    tables: Result<Option<Tables>, Error>,
+    backend: Option<Backend>,
+    tag: &OwnerTag,
+    known: &[IpNet],
+) -> Result<(), Error> {
     let mut errors = Vec::new();
     // Without nf_tables in the kernel there are no tables.
-    let tables = entries::tables().unwrap_or_else(|error| {
+    let tables = tables.unwrap_or_else(|error| {
         errors.push(error);
         None
     });

@@ -23,10 +23,11 @@ use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::{COMMENT_MAX, OwnerTag};
 
 use super::NAME;
-use crate::entries::{self, EntrySets, any_verdict};
+use crate::entries::{self, EntrySets, Tables, any_verdict};
 use crate::interface::veth;
 
-const TABLE: Table<'static> = Table::new(Family::Bridge, "weft_spoofing");
+const NAME_OF_TABLE: &str = "weft_spoofing";
+const TABLE: Table<'static> = Table::new(Family::Bridge, NAME_OF_TABLE);
 const CHAIN: &str = "prerouting";
 const CHECKED: &str = "checked";
 const ALLOWED: &str = "allowed";
@@ -77,9 +78,16 @@ pub(super) fn allow_only(port: &str, mac: &str, tag: &OwnerTag) -> Result<(), Er
     nft.commit(batch).or_refused()
 }
 
-/// Whether the first candidate for the attachment's port is checked. Takes constant time.
-pub(super) fn is_checked(tag: &OwnerTag) -> bool {
-    Nft::open().is_ok_and(|mut nft| has(&mut nft, &veth::host_name(tag, 0), tag).unwrap_or(false))
+/// Whether the first candidate for the attachment's port is checked. Takes constant time, and no request without the table.
+pub(super) fn is_checked(tables: &mut Result<Option<Tables>, Error>, tag: &OwnerTag) -> bool {
+    let name = veth::host_name(tag, 0);
+    match tables {
+        Ok(Some(tables)) if tables.has(Family::Bridge, NAME_OF_TABLE) => {
+            has(&mut tables.nft, &name, tag).unwrap_or(false)
+        }
+        Ok(_) => false,
+        Err(_) => Nft::open().is_ok_and(|mut nft| has(&mut nft, &name, tag).unwrap_or(false)),
+    }
 }
 
 /// Fails unless the port is checked, by this plugin or by the reference plugin.
