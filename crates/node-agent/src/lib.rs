@@ -145,26 +145,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 async fn work(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments {
-        node_name,
-        kubeconfig,
-        socket,
-        journal: directory,
-        address_stores,
-        plugins: _,
-        pod_resources,
-        listen,
-        orphan_grace,
-        runtime_endpoint,
-        sync_networks,
-        check_interval,
-        hot_plug,
-        policy,
-        policy_check_interval,
-        vif_store,
-        export,
-        log: _,
-    } = arguments;
+    let Arguments { node_name, kubeconfig, socket, journal: directory, address_stores, .. } = arguments;
+    let Arguments { listen, runtime_endpoint, sync_networks, policy_check_interval, export, .. } = arguments;
     let metrics = Metrics::default();
     let traces = Traces::start(export, node_name, &metrics)?.map(Arc::new);
     let client = client::client(kubeconfig.as_deref()).await?;
@@ -172,22 +154,23 @@ async fn work(arguments: &Arguments) -> Result<(), Failure> {
     let (checked, socket) = (socket.with_file_name(CHECKED), AgentServer::bind(socket)?);
     let sandboxes = Arc::new(Sandboxes::of(&directory.join(journal::ENTRIES)));
     let background = BackgroundTasks::default();
-    let orphan_grace = Duration::from_secs(*orphan_grace);
+    let orphan_grace = Duration::from_secs(arguments.orphan_grace);
     let runtime = follow_runtime(runtime_endpoint.as_deref(), orphan_grace, &background);
     let config = AgentConfig {
         sandboxes: Arc::clone(&sandboxes),
         checked,
         runtime,
         orphan_grace,
-        check_interval: Duration::from_secs(*check_interval),
-        hot_plug: *hot_plug,
-        policy: policy.then(|| Duration::from_secs(*policy_check_interval)),
-        vif_store: *vif_store,
+        check_interval: Duration::from_secs(arguments.check_interval),
+        hot_plug: arguments.hot_plug,
+        policy: arguments.policy.then(|| Duration::from_secs(*policy_check_interval)),
+        vif_store: arguments.vif_store,
         store_dir: address_stores.clone(),
         replaced: socket.replaced(),
     };
     let telemetry = (metrics, traces.clone());
-    let agent = Arc::new(AgentState::new(&client, node_name, pod_resources.clone(), &config, telemetry));
+    let agent =
+        Arc::new(AgentState::new(&client, node_name, arguments.pod_resources.clone(), &config, telemetry));
     background.begin("HTTP server", health::serve(listener, Arc::clone(&agent)));
     follow_addresses(&client, node_name, address_stores, &agent, &background);
     follow_node(&client, arguments, &agent, &sandboxes, &background);
