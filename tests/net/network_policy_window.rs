@@ -6,7 +6,7 @@
 //!
 //! - Both sockets of `db` listen before the first ADD. A start is over when an allowed packet of each family has arrived.
 //! - Where a plugin sets hardware addresses, `web` knows that of `db`: its packets arrive before any announcement.
-//! - `WEFT_POLICY_STARTS` is the number of starts (default: 50; 10 in the guest, whose processor is emulated).
+//! - `WEFT_POLICY_STARTS` is the number of starts (default: 50; 5 in the guest, whose processor is emulated).
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ const ALLOWED: u16 = 53;
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn starts() -> usize {
-    let default = if Feature::Guest.is_present() { 10 } else { 50 };
+    let default = if Feature::Guest.is_present() { 5 } else { 50 };
     std::env::var("WEFT_POLICY_STARTS").map_or(default, |text| text.parse().expect("a number of starts"))
 }
 

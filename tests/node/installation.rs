@@ -173,6 +173,11 @@ fn install_command(node: &Node, directory: &str) {
     let patch = std::fs::read_to_string(patch).expect("a patch").replace("/usr/local/bin", directory);
     let words = ["patch", "daemonset", "weft-agent", "-n", "kube-system", "--type=json", "-p", &patch];
     node.kube().kubectl(words);
+    node.until_weft_is_installed();
+    node.until("the command is installed", || {
+        node.attempt(["test", "-x", &format!("{directory}/weft")]).code.filter(|code| *code == 0)
+    });
+    node.until_agent_is_ready();
 }
 
 #[test]
@@ -191,11 +196,6 @@ fn removal_daemonset_waits_for_pods_and_leaves_nothing() {
     node.containerd().until_configured(&default.to_string());
     node.apply_weft();
     install_command(&node, "/run/tools");
-    node.until_weft_is_installed();
-    node.until("the command is installed", || {
-        node.attempt(["test", "-x", "/run/tools/weft"]).code.filter(|code| *code == 0)
-    });
-    node.until_agent_is_ready();
     define_red(&node);
     let mut web = template("red");
     (web["apiVersion"], web["kind"]) = (json!("v1"), json!("Pod"));

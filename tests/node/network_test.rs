@@ -99,7 +99,7 @@ fn network_test_that_ends_early_leaves_no_pod() {
     let weft = testkit::binary("weft").display().to_string();
     let configuration = format!("KUBECONFIG={}", node.kube().admin());
     let start = |seconds: &str| {
-        node.machine().start("test", ["env", &configuration, &weft, "test", "--timeout", seconds])
+        node.machine().start("test", ["env", &configuration, &weft, "test", "--timeout", seconds]);
     };
     // Interrupted.
     start("5");
