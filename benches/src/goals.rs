@@ -149,7 +149,7 @@ const GOALS: &[(&str, &str, &[Limit])] = &[
     // full: the kernel sends each link's multicast to all ports of its bridge, and the Go plugins slow down as well
     ("pod with 3 networks more ADD, N pods on the node", "Go", &[Faster(4.0)]),
     ("pod with 3 networks more DEL, N pods on the node", "Go", &[Faster(4.0)]),
-    // What the kernel delivers to 500 ports of a bridge is the larger part, so the limit is set beside the floor.
+    // The kernel delivers each announcement to 500 ports, which is the larger part: the limit is set beside this floor.
     ("pod with 3 networks more ADD, N pods on the node", "kernel baseline there", &[Ratio(2.5)]),
     ("pod with 3 networks more ADD, N pods on the node", "20 pods", &[]),
     ("pod with 3 networks more DEL, N pods on the node", "20 pods", &[Ratio(2.5)]),

@@ -150,6 +150,30 @@ impl Node {
         })
     }
 
+    /// Writes a set by one request; returns the times before and after it.
+    fn write_set(&self, body: &str) -> (Instant, Instant) {
+        let Agent { machine, kube, .. } = &self.agent;
+        machine.write("/run/set.json", body);
+        let [ca, certificate, key] = ["ca.crt", "admin.crt", "admin.key"].map(|name| kube.pki(name));
+        let path = format!("apis/weft.dev/v1alpha1/namespaces/{NAMESPACE}/policyaddresssets/db");
+        let url = format!("{}/{path}?fieldManager=test&force=true", rig::kube::SERVER);
+        let began = Instant::now();
+        machine.run(
+            [
+                &["curl", "-sf", "--cacert", &ca, "--cert", &certificate, "--key", &key, "-X", "PATCH"][..],
+                &[
+                    "-H",
+                    "Content-Type: application/apply-patch+yaml",
+                    "--data-binary",
+                    "@/run/set.json",
+                    &url,
+                ],
+            ]
+            .concat(),
+        );
+        (began, Instant::now())
+    }
+
     fn wait_for_event(&self, start: &str) -> String {
         self.agent.machine.wait(EXECUTOR, "causes an Event", || {
             self.agent.events("db").into_iter().find(|event| event.starts_with(start))
@@ -340,39 +364,11 @@ fn network_policy_change_reaches_packets() {
     };
     let [allowed, denied] = [[web.as_str(), "192.0.2.9"], ["192.0.2.8", "192.0.2.9"]]
         .map(|addresses| node.set_object(&addresses).to_string());
-    let path =
-        format!("{}/apis/weft.dev/v1alpha1/namespaces/{NAMESPACE}/policyaddresssets/db", rig::kube::SERVER);
-    let path = format!("{path}?fieldManager=test&force=true");
-    let write = |body: &str| {
-        node.agent.machine.write("/run/set.json", body);
-        let [ca, certificate, key] =
-            ["ca.crt", "admin.crt", "admin.key"].map(|name| node.agent.kube.pki(name));
-        let words = [
-            "curl",
-            "-sf",
-            "--cacert",
-            &ca,
-            "--cert",
-            &certificate,
-            "--key",
-            &key,
-            "-X",
-            "PATCH",
-            "-H",
-            "Content-Type: application/apply-patch+yaml",
-            "--data-binary",
-            "@/run/set.json",
-            &path,
-        ];
-        let began = Instant::now();
-        node.agent.machine.run(words);
-        (began, Instant::now())
-    };
     let mut times: Vec<(Duration, Duration)> = Vec::new();
     for _ in 0..count {
-        write(&denied);
+        node.write_set(&denied);
         until("the set is denied", || (!passes()).then_some(()));
-        let (began, written) = write(&allowed);
+        let (began, written) = node.write_set(&allowed);
         until("the set is allowed", || passes().then_some(()));
         times.push((written.elapsed(), began.elapsed()));
     }
@@ -382,7 +378,7 @@ fn network_policy_change_reaches_packets() {
     ] {
         all.sort();
         let at = |share: usize| all[(all.len() * share / 100).min(all.len() - 1)];
-        println!(
+        eprintln!(
             "from the {what} to the packet, {count} changes: min {:?}, median {:?}, p99 {:?}",
             at(0),
             at(50),

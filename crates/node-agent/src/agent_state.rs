@@ -253,10 +253,13 @@ impl RequestHandler for AgentState {
             }
             TaskKind::UpdatePolicy => {
                 if let Some((_, updates)) = &self.policies {
-                    policy_updates::updated(self, updates, &sandbox.entry, result);
+                    let report = (&self.planner, &self.metrics);
+                    policy_updates::updated(report, updates, &sandbox.entry, result);
                 }
             }
-            TaskKind::VerifyPolicy => policy_updates::restored(self, &sandbox.entry, result),
+            TaskKind::VerifyPolicy => {
+                policy_updates::restored((&self.planner, &self.metrics), &sandbox.entry, result);
+            }
             TaskKind::Change => {
                 self.planner.events.changed(pod, &result.changes);
                 let added = result.changes.iter().filter(|done| done.added.is_some());

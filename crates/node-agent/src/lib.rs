@@ -29,6 +29,7 @@ mod neutron_ports;
 mod node_report;
 mod planner;
 mod pod_resources;
+mod policy_changes;
 mod policy_updates;
 mod resource_claims;
 mod resource_slices;
@@ -215,7 +216,7 @@ fn follow_node(
     if let Some((policies, _)) = &agent.policies {
         let pods = Arc::clone(&agent.planner.pods);
         background.begin("address sets of policies", Arc::clone(policies).follow_namespaces(pods));
-        let updates = policy_updates::follow(Arc::clone(agent), Arc::clone(sandboxes));
+        let updates = policy_changes::follow(Arc::clone(agent), Arc::clone(sandboxes));
         background.begin("updates of network policies", updates);
     }
 }

@@ -21,19 +21,19 @@ use rpc::task::{PolicyUpdate, Task, TaskResult};
 use tokio::sync::watch::{Receiver, Sender};
 use tracing::{info, warn};
 
-use crate::agent_state::AgentState;
 use crate::network_policies::{self, CompiledPolicy, NetworkPolicies};
 use crate::planner::{Planner, pod_key};
 use kube_support::cache::changed_keys::Changed;
 use kube_support::resources::Key;
+use node_support::metrics::Metrics;
 use node_support::sandboxes::{Sandbox, Sandboxes};
 
 /// Time for which changes are collected before sandboxes are compared.
-const GATHER: Duration = Duration::from_millis(10);
+pub(crate) const GATHER: Duration = Duration::from_millis(10);
 /// Longest time for which an update waits for the set of a policy's generation.
 const HOLD_MAX: Duration = Duration::from_secs(3);
 /// Interval at which waiting updates are looked at again.
-const TICK: Duration = Duration::from_millis(500);
+pub(crate) const TICK: Duration = Duration::from_millis(500);
 /// First and longest pause before an update is sent again.
 const REPEAT_MIN: Duration = Duration::from_secs(1);
 const REPEAT_MAX: Duration = Duration::from_secs(60);
@@ -89,10 +89,10 @@ enum Comparison {
 
 /// Sandboxes that changes concern.
 #[derive(Debug, Default)]
-struct Concerned {
+pub(crate) struct Concerned {
     all: bool,
-    namespaces: BTreeSet<String>,
-    pods: BTreeSet<Key>,
+    pub(crate) namespaces: BTreeSet<String>,
+    pub(crate) pods: BTreeSet<Key>,
 }
 
 // === impl PendingUpdate ===
@@ -114,7 +114,7 @@ impl PendingUpdate {
 // === impl Concerned ===
 
 impl Concerned {
-    fn add(&mut self, changed: Changed, of: impl Fn(&mut Concerned, Key)) {
+    pub(crate) fn add(&mut self, changed: Changed, of: impl Fn(&mut Concerned, Key)) {
         match changed {
             Changed::All => self.all = true,
             Changed::Keys(keys) => keys.into_iter().for_each(|key| of(self, key)),
@@ -133,6 +133,11 @@ impl PolicyUpdates {
     /// Returns no updates; rules are compared with the kernel's every `interval` (zero: never).
     pub(crate) fn new(interval: Duration) -> PolicyUpdates {
         PolicyUpdates { interval, state: Mutex::default(), queued: Sender::new(0) }
+    }
+
+    /// Whether a sandbox waits for a set.
+    pub(crate) fn waits(&self) -> bool {
+        !self.state().held.is_empty()
     }
 
     fn state(&self) -> MutexGuard<'_, Updates> {
@@ -172,7 +177,7 @@ impl PolicyUpdates {
     }
 
     /// Compares the sandboxes that changes concern, and queues their updates.
-    fn compare(
+    pub(crate) fn compare(
         &self,
         policies: &NetworkPolicies,
         planner: &Planner,
@@ -324,55 +329,26 @@ fn compare(policies: &NetworkPolicies, planner: &Planner, entry: &Entry, may_wai
     Comparison::Known(updates, faults)
 }
 
-/// Compares sandboxes after each change, until the agent ends.
-pub(crate) async fn follow(agent: Arc<AgentState>, sandboxes: Arc<Sandboxes>) {
-    let Some((policies, updates)) = &agent.policies else { return std::future::pending().await };
-    let planner = &agent.planner;
-    let (changed_policies, changed_pods) = (policies.policies.changed_keys(), planner.pods.changed_keys());
-    let (mut policy_changes, mut pod_changes) = (policies.policies.changes(), planner.pods.changes());
-    let (mut set_changes, mut journal_changes) = (policies.changes(), sandboxes.changes());
-    let mut tick = tokio::time::interval(TICK);
-    loop {
-        // The senders live as long as the agent.
-        let is_tick = tokio::select! {
-            _ = policy_changes.changed() => false,
-            _ = pod_changes.changed() => false,
-            _ = set_changes.changed() => false,
-            _ = journal_changes.changed() => false,
-            _ = tick.tick() => true,
-        };
-        if is_tick && updates.state().held.is_empty() {
-            continue;
-        }
-        tokio::time::sleep(GATHER).await;
-        let mut concerned = Concerned::default();
-        concerned.add(changed_policies.take(), |concerned, (namespace, _)| {
-            concerned.namespaces.insert(namespace);
-        });
-        concerned.add(changed_pods.take(), |concerned, pod| {
-            concerned.pods.insert(pod);
-        });
-        concerned.namespaces.extend(policies.changed_namespaces());
-        updates.compare(policies, planner, &sandboxes, &concerned);
-        agent.metrics.policy_updates_pending(updates.count());
-    }
-}
-
 /// Reports the result of an update.
-pub(crate) fn updated(agent: &AgentState, updates: &PolicyUpdates, entry: &Entry, result: &TaskResult) {
+pub(crate) fn updated(
+    (planner, metrics): (&Planner, &Metrics),
+    updates: &PolicyUpdates,
+    entry: &Entry,
+    result: &TaskResult,
+) {
     let took = updates.ended(result);
-    agent.metrics.policy_updated(result.error.is_some(), took);
+    metrics.policy_updated(result.error.is_some(), took);
     let Some(error) = &result.error else { return };
     let (container, error) = (&result.container, error.to_string());
-    agent.planner.events.policy_update_failed(&entry.plan.pod, &error);
+    planner.events.policy_update_failed(&entry.plan.pod, &error);
     warn!(%container, error, "failed to update the network policies of running pod");
 }
 
 /// Reports that rules were changed by another program and restored.
-pub(crate) fn restored(agent: &AgentState, entry: &Entry, result: &TaskResult) {
+pub(crate) fn restored((planner, metrics): (&Planner, &Metrics), entry: &Entry, result: &TaskResult) {
     let Some(error) = &result.error else { return };
     let (container, error) = (&result.container, error.to_string());
-    agent.metrics.policy_restored(result.wrong.len());
-    agent.planner.events.policy_drifted(&entry.plan.pod, &error);
+    metrics.policy_restored(result.wrong.len());
+    planner.events.policy_drifted(&entry.plan.pod, &error);
     info!(%container, error, "rules of network policies were restored");
 }
