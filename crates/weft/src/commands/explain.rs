@@ -1,8 +1,8 @@
 //! `weft explain`: prints the plan for a pod and the source of each decision, or the verdict of network policies on a
 //! connection. It changes nothing. Without files, pod and definitions are those of a cluster.
 
-mod cluster;
-mod cluster_objects;
+mod cluster_pod;
+mod cluster_policies;
 mod connection;
 
 use std::fmt::Write;
@@ -74,8 +74,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return connection::run(connection, namespace, (inputs, cluster), output.format);
     };
     let pod = PodName::within(namespace, pod)?;
-    let loaded = match cluster::is_wanted(inputs)? {
-        (true, found) => cluster::load(cluster, found, &pod)?,
+    let loaded = match cluster_pod::is_wanted(inputs)? {
+        (true, found) => cluster_pod::load(cluster, found, &pod)?,
         (false, _) => inputs.read()?,
     };
     let plan =

@@ -15,7 +15,7 @@ use npwg::network_policy::{Decision, NetworkPolicy, Party, PodAttachment, Protoc
 use npwg::pod_policies::PodNetworks;
 use serde::Serialize;
 
-use super::cluster_objects::{self, ClusterObjects};
+use super::cluster_policies::{self, ClusterObjects};
 use crate::cluster_access::ClusterAccess;
 use crate::input_files::{self, Kind};
 use crate::manifest_plan::{self, Inputs};
@@ -170,7 +170,7 @@ fn objects(
     pods: &[PodName],
 ) -> Result<(Collection, BTreeSet<String>), Failure> {
     if inputs.files.is_empty() {
-        let ClusterObjects { collection, without_set } = cluster_objects::read(access, pods)?;
+        let ClusterObjects { collection, without_set } = cluster_policies::read(access, pods)?;
         return Ok((collection, without_set));
     }
     let files = input_files::read(&inputs.files)?;
