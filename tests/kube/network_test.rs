@@ -90,7 +90,7 @@ fn network_test_without_kubelet_times_out_and_removes_its_pods() {
         "spec": { "containers": [{ "name": "c", "image": "none" }] } });
     agent.kube.apply(&old.to_string());
     agent.kube.apply(&agent.kube.kustomize("base"));
-    let line = format!("-n {NAMESPACE} --timeout 5");
+    let line = format!("-n {NAMESPACE} --timeout 30");
     let finished = std::thread::scope(|scope| {
         let running = scope.spawn(|| weft(&agent, &configuration, &line));
         let pod =
@@ -98,7 +98,7 @@ fn network_test_without_kubelet_times_out_and_removes_its_pods() {
         let container = &pod["spec"]["containers"][0];
         assert_eq!(container["image"], "ghcr.io/weft-net/weft:0.1.0", "{pod}");
         assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]), "{pod}");
-        assert_eq!(pod["spec"]["activeDeadlineSeconds"], 35, "{pod}");
+        assert_eq!(pod["spec"]["activeDeadlineSeconds"], 60, "{pod}");
         // There is no kubelet that ends the pod.
         until("the pod is deleted", || {
             pods(&agent).iter().any(|pod| !pod["metadata"]["deletionTimestamp"].is_null()).then_some(())

@@ -70,7 +70,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
     /// Timeout of a case, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(5..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(30..=3600))]
     timeout: u64,
     /// Maximum number of cases: networks times pairs of nodes
     #[arg(long, value_name = "NUMBER", default_value_t = 32)]
