@@ -41,6 +41,8 @@ const CONCURRENT: usize = 8;
 const SPARE: u64 = 30;
 /// Timeout of the removal.
 const REMOVAL_MAX: Duration = Duration::from_secs(90);
+/// Namespace of the agents in deploy/.
+const AGENT_NAMESPACE: &str = "kube-system";
 /// Codes of responses to a request that is not repeated.
 const FINAL: [u16; 4] = [400, 403, 404, 422];
 
@@ -69,7 +71,10 @@ pub(crate) struct Arguments {
     /// Image of weft for the pods (default: that of the agents)
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
-    /// Timeout of a case, in seconds
+    /// Namespace of the agents' DaemonSet, whose image the pods run; only administrators may create DaemonSets there
+    #[arg(long, value_name = "NAMESPACE", default_value = AGENT_NAMESPACE, conflicts_with = "image")]
+    agent_namespace: String,
+    /// Timeout of a case, in seconds, at least 30
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(30..=3600))]
     timeout: u64,
     /// Maximum number of cases: networks times pairs of nodes
@@ -129,7 +134,7 @@ async fn test(
             Failure::new(why).next("name networks with --network or nodes with --nodes, or raise --limit")
         );
     }
-    let image = targets::image(client, arguments.image.as_deref()).await?;
+    let image = targets::image(client, arguments.image.as_deref(), &arguments.agent_namespace).await?;
     let namespaces: BTreeSet<String> =
         networks.iter().map(|network| network.name.namespace.clone()).collect();
     remove_expired(client, &namespaces, progress).await?;
