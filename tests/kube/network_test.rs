@@ -34,8 +34,10 @@ fn user(agent: &Agent) -> String {
     let account = "--serviceaccount=default:tester";
     let networks = "network-attachment-definitions.k8s.cni.cncf.io";
     for words in [
-        "create clusterrole tester --verb=list --resource=nodes,daemonsets.apps".to_owned(),
+        "create clusterrole tester --verb=list --resource=nodes".to_owned(),
         format!("create clusterrolebinding tester --clusterrole=tester {account}"),
+        "create role -n kube-system tester-agents --verb=list --resource=daemonsets.apps".to_owned(),
+        format!("create rolebinding -n kube-system tester-agents --role=tester-agents {account}"),
         format!("create role -n {NAMESPACE} tester-networks --verb=get,list --resource={networks}"),
         format!("create rolebinding -n {NAMESPACE} tester-networks --role=tester-networks {account}"),
         format!("create role -n {NAMESPACE} tester-pods --verb=list,create,delete --resource=pods"),
@@ -71,7 +73,21 @@ fn network_test_refusals_name_the_next_step() {
     }
     refused(&format!("{blue} --nodes worker-9"), &["worker-9: the cluster has no such node"]);
     refused(&format!("{blue} --limit 5"), &["2 networks between 3 pairs of nodes are 6 tests", "--limit"]);
-    refused(&blue, &["no DaemonSet of weft", "--image"]);
+    // A tenant's DaemonSet with the labels of weft.
+    let labels = json!({ "app.kubernetes.io/name": "weft", "app.kubernetes.io/component": "agent" });
+    let set = json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": { "name": "weft-agent", "namespace": NAMESPACE, "labels": labels },
+        "spec": {
+            "selector": { "matchLabels": labels },
+            "template": {
+                "metadata": { "labels": labels },
+                "spec": { "containers": [{ "name": "agent", "image": "example.com/other" }] },
+            },
+        },
+    });
+    agent.kube.apply(&set.to_string());
+    refused(&blue, &["kube-system has no DaemonSet of weft", "--agent-namespace", "--image"]);
     refused("-n other", &["forbidden"]);
     assert!(pods(&agent).is_empty());
 }
@@ -90,7 +106,7 @@ fn network_test_without_kubelet_times_out_and_removes_its_pods() {
         "spec": { "containers": [{ "name": "c", "image": "none" }] } });
     agent.kube.apply(&old.to_string());
     agent.kube.apply(&agent.kube.kustomize("base"));
-    let line = format!("-n {NAMESPACE} --timeout 5");
+    let line = format!("-n {NAMESPACE} --timeout 30");
     let finished = std::thread::scope(|scope| {
         let running = scope.spawn(|| weft(&agent, &configuration, &line));
         let pod =
@@ -98,7 +114,7 @@ fn network_test_without_kubelet_times_out_and_removes_its_pods() {
         let container = &pod["spec"]["containers"][0];
         assert_eq!(container["image"], "ghcr.io/weft-net/weft:0.1.0", "{pod}");
         assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]), "{pod}");
-        assert_eq!(pod["spec"]["activeDeadlineSeconds"], 35, "{pod}");
+        assert_eq!(pod["spec"]["activeDeadlineSeconds"], 60, "{pod}");
         // There is no kubelet that ends the pod.
         until("the pod is deleted", || {
             pods(&agent).iter().any(|pod| !pod["metadata"]["deletionTimestamp"].is_null()).then_some(())

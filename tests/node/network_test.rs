@@ -102,13 +102,13 @@ fn network_test_that_ends_early_leaves_no_pod() {
         node.machine().start("test", ["env", &configuration, &weft, "test", "--timeout", seconds]);
     };
     // Interrupted.
-    start("5");
+    start("30");
     until_pods();
     node.machine().stop("test", "INT");
     assert!(node.machine().log("test").contains("interrupted"), "{}", node.machine().log("test"));
     assert!(pods(&node).is_empty());
     // Killed: the kubelet ends the pods, and the next run deletes them.
-    start("5");
+    start("30");
     until_pods();
     node.machine().stop("test", "KILL");
     node.until("the pod has ended", || {

@@ -41,6 +41,8 @@ const CONCURRENT: usize = 8;
 const SPARE: u64 = 30;
 /// Timeout of the removal.
 const REMOVAL_MAX: Duration = Duration::from_secs(90);
+/// Namespace of the agents in deploy/.
+const AGENT_NAMESPACE: &str = "kube-system";
 /// Codes of responses to a request that is not repeated.
 const FINAL: [u16; 4] = [400, 403, 404, 422];
 
@@ -69,8 +71,11 @@ pub(crate) struct Arguments {
     /// Image of weft for the pods (default: that of the agents)
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
-    /// Timeout of a case, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(5..=3600))]
+    /// Namespace of the agents' DaemonSet, whose image the pods run; only administrators may create DaemonSets there
+    #[arg(long, value_name = "NAMESPACE", default_value = AGENT_NAMESPACE, conflicts_with = "image")]
+    agent_namespace: String,
+    /// Timeout of a case, in seconds, at least 30
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(30..=3600))]
     timeout: u64,
     /// Maximum number of cases: networks times pairs of nodes
     #[arg(long, value_name = "NUMBER", default_value_t = 32)]
@@ -129,7 +134,7 @@ async fn test(
             Failure::new(why).next("name networks with --network or nodes with --nodes, or raise --limit")
         );
     }
-    let image = targets::image(client, arguments.image.as_deref()).await?;
+    let image = targets::image(client, arguments.image.as_deref(), &arguments.agent_namespace).await?;
     let namespaces: BTreeSet<String> =
         networks.iter().map(|network| network.name.namespace.clone()).collect();
     remove_expired(client, &namespaces, progress).await?;
@@ -143,7 +148,7 @@ async fn test(
     let mut cases = Vec::new();
     for network in &networks {
         for pair in &pairs {
-            let prefix = format!("weft-test-{}-{}", run.token, cases.len());
+            let prefix = format!("{}{}-{}", pods::PREFIX, run.token, cases.len());
             cases.push(Case::new(network.clone(), pair.clone(), &prefix));
         }
     }
@@ -273,14 +278,19 @@ async fn remove_expired(
 
 /// Deletes the pods of all runs in the namespaces that the options name.
 async fn remove_all(client: &Client, arguments: &Arguments, progress: Progress) -> Result<(), Failure> {
-    let named = arguments.networks.iter().filter_map(|name| name.split_once('/'));
-    let mut namespaces: BTreeSet<String> = named.map(|(namespace, _)| namespace.to_owned()).collect();
-    if namespaces.is_empty() {
-        namespaces.insert(arguments.namespace.clone());
-    }
+    let namespaces = named_namespaces(&arguments.networks, &arguments.namespace);
     let found = remove_until_gone(client, &namespaces, None).await?;
     progress.line(format!("deleted {} pods", found.len()));
     Ok(())
+}
+
+/// Returns the namespaces of these networks; `namespace` is that of a network without one, and of no network.
+fn named_namespaces(networks: &[String], namespace: &str) -> BTreeSet<String> {
+    let of = |name: &String| name.split_once('/').map_or(namespace, |(own, _)| own).to_owned();
+    match networks {
+        [] => BTreeSet::from([namespace.to_owned()]),
+        networks => networks.iter().map(of).collect(),
+    }
 }
 
 /// Deletes the pods of a run.
@@ -324,4 +334,20 @@ fn lay_out(outcomes: &[Outcome]) -> String {
     let headings = ["network", "nodes", "addresses", "of the other", "reply", "mtu", "result", "found"];
     let rows: Vec<Vec<String>> = outcomes.iter().map(Outcome::cells).collect();
     format!("\n{}", table::lay_out(&headings, &rows, 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_clean_includes_the_namespace_of_the_options() {
+        let namespaces = |networks: &[&str]| -> Vec<String> {
+            let networks: Vec<String> = networks.iter().map(|name| (*name).to_owned()).collect();
+            named_namespaces(&networks, "blue").into_iter().collect()
+        };
+        assert_eq!(namespaces(&[]), ["blue"]);
+        assert_eq!(namespaces(&["red/data"]), ["red"]);
+        assert_eq!(namespaces(&["red/data", "lab"]), ["blue", "red"]);
+    }
 }

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -66,6 +66,15 @@ pub(crate) struct FailedFile {
     pub(crate) why: String,
 }
 
+/// Result of the removal of the recorded files.
+#[derive(Debug)]
+pub(super) struct Removal {
+    /// A line for each file.
+    pub(super) lines: Vec<String>,
+    /// Failure that names the remaining files.
+    pub(super) failure: Option<Failure>,
+}
+
 // === impl Command ===
 
 impl Command {
@@ -118,7 +127,7 @@ impl Command {
             return Ok(false);
         }
         match digest(here) {
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+            Err(cause) if cause.kind() == ErrorKind::NotFound => {}
             Err(cause) => return Err(cause),
             Ok(found) if known.has(named, &found) => {}
             Ok(_) => {
@@ -146,28 +155,41 @@ impl Command {
     }
 }
 
-/// Removes the recorded files. Returns a line for each.
-pub(super) fn remove(paths: &InstallPaths, root: &Path, on_host: OnHost) -> Result<Vec<String>, Failure> {
+/// Removes the recorded files. The record keeps those that could not be removed, so that a repeated removal finds them.
+pub(super) fn remove(paths: &InstallPaths, root: &Path, on_host: OnHost) -> Result<Removal, Failure> {
     let record = record(paths);
-    let known = CommandRecord::read(&record.here);
-    let files: BTreeSet<&PathBuf> = known.installed.iter().map(|file| &file.path).collect();
-    let mut lines = Vec::new();
+    let mut known = CommandRecord::read(&record.here);
+    let files: BTreeSet<PathBuf> = known.installed.iter().map(|file| file.path.clone()).collect();
+    let (mut lines, mut remaining) = (Vec::new(), BTreeSet::new());
     for path in files {
-        let here = on_host.path(&NodePath::below(root, path)?.here);
+        let here = on_host.path(&NodePath::below(root, &path)?.here);
         let state = match digest(&here) {
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => continue,
-            Err(cause) => format!("not removed: {cause}"),
-            Ok(found) if !known.has(path, &found) => "kept, because it is another file now".to_owned(),
-            Ok(_) => fs::remove_file(&here)
-                .map_or_else(|cause| format!("not removed: {cause}"), |()| "removed".to_owned()),
+            Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
+            Ok(found) if !known.has(&path, &found) => "kept, because it is another file now".to_owned(),
+            found => match found.and_then(|_| fs::remove_file(&here)) {
+                Ok(()) => "removed".to_owned(),
+                Err(cause) => {
+                    remaining.insert(path.clone());
+                    format!("not removed: {cause}")
+                }
+            },
         };
         lines.push(format!("{}: {state}", path.display()));
     }
+    if !remaining.is_empty() {
+        known.installed.retain(|file| remaining.contains(&file.path));
+        let written = known.write(&record.here);
+        written.map_err(|cause| privilege::refused(&format!("write {}", record.here.display()), &cause))?;
+        let paths: Vec<String> = remaining.iter().map(|path| path.display().to_string()).collect();
+        let failure = Failure::new(format!("program of --command not removed: {}", paths.join(", ")))
+            .next("make it removable, and run weft install --remove again");
+        return Ok(Removal { lines, failure: Some(failure) });
+    }
     match fs::remove_file(&record.here) {
-        Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+        Err(cause) if cause.kind() != ErrorKind::NotFound => {
             Err(privilege::refused(&format!("remove {}", record.here.display()), &cause))
         }
-        _ => Ok(lines),
+        _ => Ok(Removal { lines, failure: None }),
     }
 }
 
@@ -211,5 +233,47 @@ impl CommandRecord {
             DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         }
         atomic_file::write(path, &serde_json::to_string_pretty(self)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_record_keeps_a_program_that_was_not_removed() {
+        let root = std::env::temp_dir().join(format!("weft-command-{}", std::process::id()));
+        let path = |name: &str| NodePath { named: root.join(name), here: root.join(name) };
+        let paths = InstallPaths {
+            networks: path("net.d"),
+            plugins: path("bin"),
+            written: path("net.d/00-weft.conflist"),
+            ready_file: None,
+        };
+        // The root user can remove every file, but no directory in this way.
+        fs::create_dir_all(root.join("stuck")).unwrap();
+        fs::write(root.join("own"), "own").unwrap();
+        fs::write(root.join("other"), "changed").unwrap();
+        let sha256 = digest(&root.join("own")).unwrap();
+        let installed = ["own", "other", "stuck", "absent", "own/absent"]
+            .map(|name| InstalledFile { path: root.join(name), sha256: sha256.clone() })
+            .to_vec();
+        let record = record(&paths).here;
+        CommandRecord { installed, failed: None }.write(&record).unwrap();
+        let remove = || remove(&paths, Path::new("/"), OnHost::default()).unwrap();
+
+        let Removal { lines, failure } = remove();
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        let failure = failure.unwrap().to_string();
+        assert!(failure.contains("/stuck") && !failure.contains("/own"), "{failure}");
+        assert!(!root.join("own").exists() && root.join("other").exists());
+        let known: Vec<PathBuf> =
+            CommandRecord::read(&record).installed.into_iter().map(|file| file.path).collect();
+        assert_eq!(known, [root.join("stuck")]);
+
+        fs::remove_dir(root.join("stuck")).unwrap();
+        assert!(remove().failure.is_none());
+        assert!(!record.exists());
+        fs::remove_dir_all(root).unwrap();
     }
 }

@@ -89,7 +89,7 @@ pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
     }
     Thin::remove(&paths)?.into_iter().for_each(|line| progress.line(line));
     let commands = command::remove(&paths, &arguments.root, arguments.on_host)?;
-    commands.iter().for_each(|line| progress.line(line));
+    commands.lines.iter().for_each(|line| progress.line(line));
     remove_parent_if_empty(&kept.here);
     if arguments.wait {
         let interrupt = Interrupt::watch()?;
@@ -107,7 +107,8 @@ pub(super) fn remove(arguments: &Arguments) -> Result<(), Failure> {
             watch_configuration(&paths.written, &interrupt)?;
         }
     }
-    Ok(())
+    // The networks of the sandboxes are taken down nevertheless.
+    commands.failure.map_or(Ok(()), Err)
 }
 
 /// Whether a path exists. A path that cannot be checked is an error, not a missing path.

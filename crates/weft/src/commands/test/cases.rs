@@ -157,10 +157,16 @@ impl Case {
     pub(super) fn waits_for(&self, pods: &BTreeMap<String, TestPod>) -> (String, String) {
         let index = usize::from(matches!(self.progress, CaseProgress::Second(_)));
         let name = self.pods.get(index).cloned().unwrap_or_default();
+        let is_attached = pods.get(&name).is_some_and(|pod| pod.attachment(&self.network.name).is_some());
         let why = match pods.get(&name).map(TestPod::state) {
             None => "was not created".to_owned(),
             Some(PodState::Waiting(why)) if why.is_empty() => "does not start".to_owned(),
             Some(PodState::Waiting(why)) => format!("does not start: {why}"),
+            // The API server did not accept the second pod.
+            Some(PodState::Running) if is_attached && index == 0 => {
+                format!("has the network, but pod {} was not created", self.pods[1])
+            }
+            Some(PodState::Running) if is_attached => "still sends packets; raise --timeout".to_owned(),
             Some(PodState::Running | PodState::Ended(_)) => {
                 format!("has no network-status of {}: does weft serve the node?", self.network.name)
             }
@@ -352,5 +358,25 @@ mod tests {
         let (name, why) = case.waits_for(&pods);
         assert_eq!(name, "weft-test-x-0-a");
         assert!(why.contains("ImagePullBackOff: no such image"), "{why}");
+    }
+
+    #[test]
+    fn test_case_timeout_names_a_pod_that_still_sends() {
+        let (mut case, running) = (case(), json!({ "running": {} }));
+        assert!(matches!(case.advance(&BTreeMap::new()), Action::Create(_)));
+        let mut pods = BTreeMap::from([pod("weft-test-x-0-a", &running, &["10.0.0.2"])]);
+        let (name, why) = case.waits_for(&pods);
+        assert_eq!(name, "weft-test-x-0-a");
+        assert!(why.contains("pod weft-test-x-0-b was not created"), "{why}");
+        assert!(matches!(case.advance(&pods), Action::Create(_)));
+        pods.extend([pod("weft-test-x-0-b", &running, &["10.0.0.3"])]);
+        assert!(matches!(case.advance(&pods), Action::Wait));
+        let (name, why) = case.waits_for(&pods);
+        assert_eq!(name, "weft-test-x-0-b");
+        assert!(why.contains("still sends packets; raise --timeout"), "{why}");
+        let bare = json!({ "metadata": { "name": "weft-test-x-0-b" },
+            "status": { "phase": "Running", "containerStatuses": [{ "state": running }] } });
+        pods.insert(name, serde_json::from_value(bare).unwrap());
+        assert!(case.waits_for(&pods).1.contains("has no network-status of blue/data"));
     }
 }

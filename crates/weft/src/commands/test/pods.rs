@@ -22,6 +22,8 @@ use kube_support::resources::PodObject;
 
 /// Label of the pods of all runs; its value is the token of the run.
 pub(super) const RUN: &str = "weft.dev/test";
+/// Beginning of the names of the pods.
+pub(super) const PREFIX: &str = "weft-test-";
 /// Annotation with the end of a run, in seconds since 1970.
 const EXPIRES: &str = "weft.dev/test-expires";
 /// Key of the selection of networks.
@@ -234,7 +236,7 @@ pub(super) async fn delete(
     let selector = token.map_or_else(|| RUN.to_owned(), |token| format!("{RUN}={token}"));
     let mut remaining = Vec::new();
     for pod in list(client, namespaces, &selector).await? {
-        if !is_selected(&pod) {
+        if !pod.is_of_weft() || !is_selected(&pod) {
             continue;
         }
         let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
@@ -264,6 +266,11 @@ pub(super) async fn warning(client: &Client, pod: &PodName) -> Option<String> {
 // === impl TestPod ===
 
 impl TestPod {
+    /// Whether `weft test` created it: another pod may have the label.
+    fn is_of_weft(&self) -> bool {
+        self.annotations().contains_key(EXPIRES) || self.name_any().starts_with(PREFIX)
+    }
+
     /// Whether its run has ended without removing it.
     pub(super) fn is_expired(&self, now: u64) -> bool {
         let expires = self.annotations().get(EXPIRES).and_then(|text| text.parse::<u64>().ok());
@@ -370,5 +377,15 @@ mod tests {
         let attachment = pod.attachment(&"blue/data".parse().unwrap()).unwrap();
         assert_eq!((attachment.interface.as_str(), attachment.ips.len()), ("net1", 1));
         assert_eq!(pod.attachment(&"blue/other".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn test_pod_without_annotation_and_prefix_is_kept() {
+        let mut pod = pod(&json!({}));
+        assert!(pod.is_of_weft());
+        pod.metadata.annotations = None;
+        assert!(!pod.is_of_weft());
+        pod.metadata.name = Some("weft-test-1f-0a-0-a".into());
+        assert!(pod.is_of_weft() && pod.is_expired(0));
     }
 }

@@ -17,6 +17,10 @@ use kube_support::{api_error, resource};
 
 /// Selector of the DaemonSet of the agents, in deploy/ and in the chart.
 const AGENTS: &str = "app.kubernetes.io/name=weft,app.kubernetes.io/component=agent";
+/// Pull policy of an image without one.
+const IF_NOT_PRESENT: &str = "IfNotPresent";
+/// Next step if the image is unknown.
+const NAME_IMAGE: &str = "name the image of weft with --image";
 /// Label of a node with its operating system.
 const SYSTEM: &str = "kubernetes.io/os";
 
@@ -142,25 +146,42 @@ fn pairs_of(listed: &[ListedNode], wanted: &[String]) -> Result<Vec<[String; 2]>
     }
 }
 
-/// Returns the given image, or that of the agents.
-pub(super) async fn image(client: &Client, given: Option<&str>) -> Result<Image, Failure> {
+/// Returns the given image, or that of the agents in a namespace.
+///
+/// A DaemonSet of another namespace may have the same labels, and an image of its own.
+pub(super) async fn image(client: &Client, given: Option<&str>, namespace: &str) -> Result<Image, Failure> {
     if let Some(name) = given {
-        return Ok(Image { name: name.to_owned(), pull_policy: "IfNotPresent".to_owned() });
+        return Ok(Image { name: name.to_owned(), pull_policy: IF_NOT_PRESENT.to_owned() });
     }
-    let cure = "name the image of weft with --image";
     let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("apps", "v1", "DaemonSet"));
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &kind);
     let listed = api.list(&ListParams::default().labels(AGENTS)).await.map_err(|error| {
-        Failure::new(format!("list daemonsets: {}", api_error::describe(&error))).next(cure)
+        Failure::new(format!("list daemonsets of {namespace}: {}", api_error::describe(&error)))
+            .next(NAME_IMAGE)
     })?;
+    image_of(&listed.items, namespace)
+}
+
+/// Returns the only image of the agents' DaemonSets.
+fn image_of(agents: &[DynamicObject], namespace: &str) -> Result<Image, Failure> {
     let container = |set: &DynamicObject| {
         let container = set.data.pointer("/spec/template/spec/containers/0")?;
         let name = container.get("image")?.as_str()?.to_owned();
         let policy = container.get("imagePullPolicy").and_then(|policy| policy.as_str());
-        Some(Image { name, pull_policy: policy.unwrap_or("IfNotPresent").to_owned() })
+        Some(Image { name, pull_policy: policy.unwrap_or(IF_NOT_PRESENT).to_owned() })
     };
-    listed.items.iter().find_map(container).ok_or_else(|| {
-        Failure::new("the cluster has no DaemonSet of weft, whose image the pods would use").next(cure)
+    let images: Vec<Image> = agents.iter().filter_map(container).collect();
+    let names: BTreeSet<&str> = images.iter().map(|image| image.name.as_str()).collect();
+    if names.len() > 1 {
+        let names = names.into_iter().collect::<Vec<_>>().join(", ");
+        let why = format!("the DaemonSets of weft in namespace {namespace} have several images: {names}");
+        return Err(Failure::new(why).next(NAME_IMAGE));
+    }
+    images.into_iter().next().ok_or_else(|| {
+        let why = format!("namespace {namespace} has no DaemonSet of weft, whose image the pods would use");
+        Failure::new(why).next(
+            "name the namespace of the agents with --agent-namespace, or the image of weft with --image",
+        )
     })
 }
 
@@ -206,5 +227,22 @@ mod tests {
             assert!(failure.contains(name) && failure.contains(why), "{failure}");
         }
         assert!(pairs_of(&[], &[]).is_err());
+    }
+
+    #[test]
+    fn test_image_of_several_agents_is_refused_unless_equal() {
+        let agents = |name: &str, image: &str| -> DynamicObject {
+            let container = json!({ "image": image, "imagePullPolicy": "Never" });
+            let spec = json!({ "template": { "spec": { "containers": [container] } } });
+            serde_json::from_value(json!({ "metadata": { "name": name }, "spec": spec })).unwrap()
+        };
+        let same = [agents("a", "weft:1"), agents("b", "weft:1")];
+        let image = image_of(&same, "kube-system").unwrap();
+        assert_eq!((image.name.as_str(), image.pull_policy.as_str()), ("weft:1", "Never"));
+        let failure = image_of(&[agents("a", "weft:1"), agents("b", "weft:2")], "kube-system").unwrap_err();
+        let failure = failure.to_string();
+        assert!(failure.contains("weft:1, weft:2") && failure.contains("kube-system"), "{failure}");
+        let failure = image_of(&[], "blue").unwrap_err().to_string();
+        assert!(failure.contains("namespace blue has no DaemonSet of weft"), "{failure}");
     }
 }
