@@ -54,7 +54,7 @@ pub(super) type PageBody = UnsyncBoxBody<Bytes, Infallible>;
 pub(super) async fn answer(
     request: &Parts,
     page: Arc<PageController>,
-    connection: &ConnectionState,
+    connection: &Arc<ConnectionState>,
 ) -> Response<PageBody> {
     let mut response = route(request, page, connection).await;
     for (name, value) in HEADERS {
@@ -66,7 +66,7 @@ pub(super) async fn answer(
 async fn route(
     request: &Parts,
     page: Arc<PageController>,
-    connection: &ConnectionState,
+    connection: &Arc<ConnectionState>,
 ) -> Response<PageBody> {
     if ![Method::GET, Method::HEAD].contains(&request.method) {
         let mut response =
@@ -124,7 +124,7 @@ fn file(request: &Parts, asset: &Asset) -> Response<PageBody> {
 async fn stream_of(
     request: &Parts,
     page: Arc<PageController>,
-    connection: &ConnectionState,
+    connection: &Arc<ConnectionState>,
 ) -> Response<PageBody> {
     let authorization = request.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     if let Err(denied) = page.access.viewer(authorization).await {
@@ -142,7 +142,7 @@ async fn stream_of(
     } else {
         connection.is_stream.store(true, Ordering::Relaxed);
         let (sender, receiver) = mpsc::channel(1);
-        let client = StreamClient::new(sender, Arc::clone(&connection.cut));
+        let client = StreamClient::new(sender, Arc::clone(connection));
         tokio::spawn(feed(page, authorization.map(str::to_owned), client));
         let frames = stream::unfold(receiver, |mut receiver| async {
             receiver.recv().await.map(|bytes| (Ok(Frame::data(bytes)), receiver))

@@ -9,7 +9,7 @@
 //! | `state` | age of the data while the API server is away, and resources that are not listed |
 //! | `denied` | reason why the stream ends |
 //!
-//! A client that does not read for [`SLOW_MAX`] is disconnected. The rights are reviewed again while the stream lasts.
+//! A client that does not read for [`SLOW_MAX`] is disconnected, also after the last event. The rights are reviewed again while the stream lasts.
 //!
 //! Source: HTML Living Standard, "Server-sent events".
 
@@ -28,7 +28,7 @@ use super::model::{Next, Position};
 use super::sources::SourceState;
 
 /// Time that a client may take to read a message.
-const SLOW_MAX: Duration = Duration::from_secs(20);
+pub(super) const SLOW_MAX: Duration = Duration::from_secs(20);
 /// Interval at which the state of the watches is looked at.
 const STATE_INTERVAL: Duration = Duration::from_secs(3);
 /// Longest silence on a stream: an idle connection ends at many proxies after a minute.
@@ -40,15 +40,16 @@ pub(super) struct ConnectionState {
     /// Whether the response is a stream.
     pub(super) is_stream: AtomicBool,
     /// Ends the connection.
-    pub(super) cut: Arc<Notify>,
+    pub(super) cut: Notify,
+    /// The stream has ended: the client has [`SLOW_MAX`] to read what was sent.
+    pub(super) ended: Notify,
 }
 
 /// Connection of a client that reads a stream.
 #[derive(Debug)]
 pub(super) struct StreamClient {
     sender: mpsc::Sender<Bytes>,
-    /// Ends the connection, although the client reads nothing.
-    cut: Arc<Notify>,
+    connection: Arc<ConnectionState>,
     sent: Instant,
 }
 
@@ -63,8 +64,8 @@ struct CountedStream<'a>(&'a PageController);
 
 impl StreamClient {
     /// Returns a client that gets what is sent to `sender`.
-    pub(super) fn new(sender: mpsc::Sender<Bytes>, cut: Arc<Notify>) -> StreamClient {
-        StreamClient { sender, cut, sent: Instant::now() }
+    pub(super) fn new(sender: mpsc::Sender<Bytes>, connection: Arc<ConnectionState>) -> StreamClient {
+        StreamClient { sender, connection, sent: Instant::now() }
     }
 
     async fn send(&mut self, text: String, page: &PageController) -> Result<(), Disconnected> {
@@ -76,7 +77,7 @@ impl StreamClient {
             Ok(Err(_)) => Err(Disconnected),
             Err(_) => {
                 page.metrics.dropped.inc();
-                self.cut.notify_one();
+                self.connection.cut.notify_one();
                 Err(Disconnected)
             }
         }
@@ -84,6 +85,12 @@ impl StreamClient {
 
     async fn event(&mut self, name: &str, data: &str, page: &PageController) -> Result<(), Disconnected> {
         self.send(format!("event: {name}\ndata: {data}\n\n"), page).await
+    }
+}
+
+impl Drop for StreamClient {
+    fn drop(&mut self) {
+        self.connection.ended.notify_one();
     }
 }
 
@@ -211,4 +218,23 @@ fn describe(page: &PageController, viewer: &Viewer, scope: &PageScope) -> Value 
             "blocks": scope.blocks,
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn page_stream_end_limits_the_time_of_its_connection() {
+        let connection = Arc::new(ConnectionState::default());
+        let (sender, _receiver) = mpsc::channel(1);
+        let client = StreamClient::new(sender, Arc::clone(&connection));
+        // The client does not read: the event stays in the channel.
+        client.sender.try_send("event: denied\n\n".into()).expect("a free slot");
+        assert!(connection.ended.notified().now_or_never().is_none());
+        drop(client);
+        assert!(connection.ended.notified().now_or_never().is_some());
+    }
 }
