@@ -123,6 +123,18 @@ pub(super) struct PageAccess {
     reviews: Semaphore,
 }
 
+// === impl Viewer ===
+
+impl Viewer {
+    /// Returns the name of the user; `None` for a client of this host.
+    pub(super) fn user(&self) -> Option<&str> {
+        match self {
+            Viewer::Local => None,
+            Viewer::User(user) => Some(&user.name),
+        }
+    }
+}
+
 // === impl Allowed ===
 
 impl Default for Allowed {

@@ -25,6 +25,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::PageController;
 use super::access::{Allowed, Denied, FRESH, PageScope, Protection, Viewer};
 use super::model::{Next, Position};
+use super::open_streams::OpenStream;
 use super::sources::SourceState;
 
 /// Time that a client may take to read a message.
@@ -56,9 +57,6 @@ pub(super) struct StreamClient {
 /// The client has disconnected, or does not read.
 #[derive(Debug)]
 struct Disconnected;
-
-/// Counts the client as long as its stream lasts.
-struct CountedStream<'a>(&'a PageController);
 
 // === impl StreamClient ===
 
@@ -94,24 +92,13 @@ impl Drop for StreamClient {
     }
 }
 
-// === impl CountedStream ===
-
-impl<'a> CountedStream<'a> {
-    fn new(page: &'a PageController) -> CountedStream<'a> {
-        page.metrics.streams.inc();
-        CountedStream(page)
-    }
-}
-
-impl Drop for CountedStream<'_> {
-    fn drop(&mut self) {
-        self.0.metrics.streams.dec();
-    }
-}
-
 /// Sends all rows, and then the changes, until the client disconnects or loses its rights.
-pub(super) async fn feed(page: Arc<PageController>, authorization: Option<String>, mut client: StreamClient) {
-    let _counted = CountedStream::new(&page);
+pub(super) async fn feed(
+    page: Arc<PageController>,
+    authorization: Option<String>,
+    mut client: StreamClient,
+    _counted: OpenStream,
+) {
     // The client is gone: there is nothing to do.
     let _ = follow(&page, authorization.as_deref(), &mut client).await;
 }
@@ -196,10 +183,7 @@ async fn changes_until(
 
 /// Describes the viewer for itself. The names of namespaces are only those that it may list.
 fn describe(page: &PageController, viewer: &Viewer, scope: &PageScope) -> Value {
-    let user = match viewer {
-        Viewer::Local => None,
-        Viewer::User(user) => Some(super::rows::name(&user.name)),
-    };
+    let user = viewer.user().map(super::rows::name);
     let of = |allowed: &Allowed| match allowed {
         Allowed::All => Value::Bool(true),
         Allowed::Namespaces(all) => json!(all.len()),
