@@ -23,9 +23,10 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::PageController;
-use super::access::{Allowed, Denied, FRESH, PageScope, Protection, Viewer};
+use super::access::{Denied, KnownScope, Protection, Viewer};
 use super::model::{Next, Position};
 use super::open_streams::OpenStream;
+use super::rights::{Allowed, FRESH, PageScope};
 use super::sources::SourceState;
 
 /// Time that a client may take to read a message.
@@ -34,6 +35,8 @@ pub(super) const SLOW_MAX: Duration = Duration::from_secs(20);
 const STATE_INTERVAL: Duration = Duration::from_secs(3);
 /// Longest silence on a stream: an idle connection ends at many proxies after a minute.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
+/// Shortest time between two reviews of a stream, also if they take long.
+const REVIEW_PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// State of a connection that its request changes.
 #[derive(Debug, Default)]
@@ -112,7 +115,7 @@ async fn follow(
     let mut position = Position::default();
     let mut state = None;
     loop {
-        let (viewer, scope) = match reviewed(page, authorization).await {
+        let (viewer, KnownScope { at, scope }) = match reviewed(page, authorization).await {
             Ok(reviewed) => reviewed,
             Err(denied) => {
                 return client.event("denied", &json!(denied.to_string()).to_string(), page).await;
@@ -122,13 +125,16 @@ async fn follow(
             client.event("viewer", &describe(page, &viewer, &scope).to_string(), page).await?;
             (position, state) = (Position::default(), None);
         }
-        let review = Instant::now() + FRESH + Duration::from_secs(1);
+        let review = (at + FRESH).max(Instant::now() + REVIEW_PAUSE_MIN);
         changes_until(review, page, &scope, (&mut position, &mut state), client).await?;
         known = Some(scope);
     }
 }
 
-async fn reviewed(page: &PageController, authorization: Option<&str>) -> Result<(Viewer, PageScope), Denied> {
+async fn reviewed(
+    page: &PageController,
+    authorization: Option<&str>,
+) -> Result<(Viewer, KnownScope), Denied> {
     let viewer = page.access.viewer(authorization).await?;
     let scope = page.access.scope(&viewer, || page.model.namespaces()).await?;
     Ok((viewer, scope))
