@@ -3,7 +3,7 @@
 //! ```text
 //!   API server ──watch──► caches of rows ─► PageModel ──/api/stream (server-sent events)──► browser
 //!        ▲                                                    ▲
-//!        └── TokenReview, SubjectAccessReview ◄── PageAccess ─┘  for each viewer, cached for seconds
+//!        └── TokenReview, SubjectAccessReview ◄── PageAccess ─┘  for each viewer, cached
 //! ```
 //!
 //! - It serves GET and HEAD only, and writes nothing to the cluster except reviews.
