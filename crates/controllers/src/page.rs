@@ -3,7 +3,7 @@
 //! ```text
 //!   API server ──watch──► caches of rows ─► PageModel ──/api/stream (server-sent events)──► browser
 //!        ▲                                                    ▲
-//!        └── TokenReview, SubjectAccessReview ◄── PageAccess ─┘  for each viewer, cached for seconds
+//!        └── TokenReview, SubjectAccessReview ◄── PageAccess ─┘  for each viewer, cached
 //! ```
 //!
 //! - It serves GET and HEAD only, and writes nothing to the cluster except reviews.
@@ -15,6 +15,8 @@ mod access;
 mod assets;
 mod model;
 mod objects;
+mod open_streams;
+mod rights;
 mod routes;
 mod rows;
 mod server;
@@ -35,6 +37,7 @@ use rustix::net::sockopt;
 
 use access::{PageAccess, Protection};
 use model::PageModel;
+use open_streams::OpenStreams;
 use sources::Sources;
 
 /// Size of the kernel's buffer of a connection, in bytes: it could hold all rows for a client that does not read.
@@ -54,6 +57,7 @@ pub(crate) struct PageController {
     model: PageModel,
     access: PageAccess,
     sources: Sources,
+    streams: Arc<OpenStreams>,
     metrics: PageMetrics,
 }
 
@@ -94,11 +98,13 @@ impl PageController {
     pub(crate) fn new(client: &Client, address: SocketAddr) -> Arc<PageController> {
         let protection =
             if address.ip().to_canonical().is_loopback() { Protection::Loopback } else { Protection::Token };
+        let metrics = PageMetrics::new();
         let controller = Arc::new(PageController {
             model: PageModel::new(),
             access: PageAccess::new(client.clone(), protection),
             sources: Sources::follow(client),
-            metrics: PageMetrics::new(),
+            streams: OpenStreams::new(metrics.streams.clone()),
+            metrics,
         });
         let following = Arc::clone(&controller);
         tokio::spawn(async move { following.sources.keep(&following.model).await });

@@ -2,17 +2,19 @@
 //!
 //! - With a token, the API server tells the user (TokenReview), and for each resource whether the user may list it in the
 //!   whole cluster or in single namespaces (SubjectAccessReview). No review is a decision of weft.
-//! - Users are known for [`FRESH`], as are rights. While the API server cannot answer, known ones are used for [`STALE_MAX`].
+//! - Users are known for [`FRESH`]. While the API server cannot answer, known ones are used for [`STALE_MAX`].
+//! - `rights` decides which rights are reviewed, and when. The number of reviews at a time and of failures is bounded.
 //! - On a loopback address there is no token. The name of the host in a request must then be that of this host, so that a
 //!   web site cannot read the page under a name of its own (DNS rebinding).
 //!
 //! Source: Kubernetes API reference, TokenReview v1, SubjectAccessReview v1.
 
 use std::collections::{BTreeSet, HashMap};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures_util::stream::{self, StreamExt, TryStreamExt};
+use futures_util::stream::{self, StreamExt};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::PostParams;
@@ -21,23 +23,25 @@ use kube_support::api_error;
 use kube_support::lookup::ASK_MAX;
 use thiserror::Error;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::warn;
 
-use super::rows::Table;
+use super::rights::{FRESH, KnownReviews, NAMESPACES_MAX, PageScope, STALE_MAX};
+use super::rows::{self, Table};
 
-/// Time for which a user and its rights are used without another review.
-pub(super) const FRESH: Duration = Duration::from_secs(20);
-/// Time for which they are used while the API server does not answer.
-const STALE_MAX: Duration = Duration::from_secs(300);
 /// Maximum length of a token, in bytes.
 const TOKEN_MAX: usize = 8192;
 /// Maximum number of known tokens, of rejected tokens, and of users.
 const KNOWN_MAX: usize = 512;
-/// Maximum number of namespaces for which the rights of one user are reviewed.
-const NAMESPACES_MAX: usize = 2000;
 /// Maximum number of reviews at a time, of all viewers and of one viewer.
 const REVIEWS_MAX: usize = 16;
 const REVIEWS_OF_VIEWER_MAX: usize = 8;
+/// Maximum duration of one round of reviews. The next round continues with the rights that are due for the longest time.
+const ROUND_MAX: Duration = Duration::from_secs(8);
+/// Number of failed reviews that ends a round: the API server throttles requests or is not available.
+const FAILURES_MAX: usize = 20;
+/// Key of a user's extra information that differs between two tokens of one user.
+const TOKEN_ID: &str = "authentication.kubernetes.io/credential-id";
 
 /// Protection of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,37 +77,35 @@ pub(super) enum Denied {
     NoToken,
     #[error("the API server does not accept the token")]
     InvalidToken,
-    #[error("the API server cannot review the token: {0}")]
+    #[error("the API server cannot review the token or the rights of its user: {0}")]
     Unavailable(String),
 }
 
-/// Namespaces in which a viewer may list a resource.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Allowed {
-    All,
-    Namespaces(BTreeSet<String>),
-}
-
-/// Rows that a viewer may see.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct PageScope {
-    pub(super) pods: Allowed,
-    pub(super) networks: Allowed,
-    pub(super) events: Allowed,
-    pub(super) policies: Allowed,
-    pub(super) nodes: bool,
-    pub(super) pools: bool,
-    pub(super) blocks: bool,
-}
-
-/// Known rights of a user.
+/// Known rights of a user. One client at a time reviews them.
 #[derive(Debug, Default)]
-struct UserRights(AsyncMutex<Option<KnownScope>>);
+struct UserRights(AsyncMutex<KnownRights>);
 
+#[derive(Debug, Default)]
+struct KnownRights {
+    reviews: KnownReviews,
+    scope: Option<KnownScope>,
+    /// Whether a review of the last round failed.
+    is_failing: bool,
+}
+
+/// Rows that a viewer may see, and the time of the reviews.
 #[derive(Clone, Debug)]
-struct KnownScope {
-    at: Instant,
-    scope: PageScope,
+pub(super) struct KnownScope {
+    pub(super) at: Instant,
+    pub(super) scope: PageScope,
+}
+
+/// Reviews of the rights of a user that follow each other.
+struct ReviewRound {
+    started: Instant,
+    failed: usize,
+    /// Reason of the last failure.
+    why: Option<Denied>,
 }
 
 /// Known outcome of a TokenReview.
@@ -123,50 +125,14 @@ pub(super) struct PageAccess {
     reviews: Semaphore,
 }
 
-// === impl Allowed ===
+// === impl Viewer ===
 
-impl Default for Allowed {
-    fn default() -> Allowed {
-        Allowed::Namespaces(BTreeSet::new())
-    }
-}
-
-impl Allowed {
-    /// Whether the namespace is one of them.
-    fn contains(&self, namespace: &str) -> bool {
+impl Viewer {
+    /// Returns the name of the user; `None` for a client of this host.
+    pub(super) fn user(&self) -> Option<&str> {
         match self {
-            Allowed::All => true,
-            Allowed::Namespaces(all) => all.contains(namespace),
-        }
-    }
-}
-
-// === impl PageScope ===
-
-impl PageScope {
-    /// Returns the scope of a viewer that may see everything.
-    pub(super) fn everything() -> PageScope {
-        PageScope {
-            pods: Allowed::All,
-            networks: Allowed::All,
-            events: Allowed::All,
-            policies: Allowed::All,
-            nodes: true,
-            pools: true,
-            blocks: true,
-        }
-    }
-
-    /// Whether a row of this table and namespace is visible.
-    pub(super) fn contains(&self, table: Table, namespace: &str) -> bool {
-        match table {
-            Table::Pods => self.pods.contains(namespace),
-            Table::Networks => self.networks.contains(namespace),
-            Table::Events => self.events.contains(namespace),
-            Table::Policies => self.policies.contains(namespace),
-            Table::Nodes => self.nodes,
-            Table::Pools => self.pools,
-            Table::Blocks => self.blocks,
+            Viewer::Local => None,
+            Viewer::User(user) => Some(&user.name),
         }
     }
 }
@@ -257,65 +223,93 @@ impl PageAccess {
         &self,
         viewer: &Viewer,
         namespaces: impl FnOnce() -> BTreeSet<String>,
-    ) -> Result<PageScope, Denied> {
-        let Viewer::User(user) = viewer else { return Ok(PageScope::everything()) };
-        let rights = {
-            let mut users = lock(&self.users);
-            match users.get(user) {
-                Some(rights) => Arc::clone(rights),
-                None => {
-                    if users.len() >= KNOWN_MAX {
-                        // Those that are reviewed now stay.
-                        users.retain(|_, rights| Arc::strong_count(rights) > 1);
-                    }
-                    Arc::clone(users.entry(Arc::clone(user)).or_default())
-                }
-            }
+    ) -> Result<KnownScope, Denied> {
+        let started = Instant::now();
+        let Viewer::User(user) = viewer else {
+            return Ok(KnownScope { at: started, scope: PageScope::everything() });
         };
-        // One review at a time for each user: the clients that wait use its result.
+        let rights = self.rights_of(user);
+        // One round at a time for each user: the clients that wait use its result.
         let mut known = rights.0.lock().await;
-        if let Some(known) = known.as_ref().filter(|known| known.at.elapsed() < FRESH) {
-            return Ok(known.scope.clone());
+        if let Some(scope) = known.scope.as_ref().filter(|scope| scope.at.elapsed() < FRESH) {
+            return Ok(scope.clone());
         }
-        match self.review_scope(user, &namespaces()).await {
-            Ok(scope) => {
-                *known = Some(KnownScope { at: Instant::now(), scope: scope.clone() });
+        let mut round = ReviewRound { started: Instant::now(), failed: 0, why: None };
+        let namespaces = namespaces().into_iter().take(NAMESPACES_MAX).collect();
+        self.review_rights(user, &namespaces, &mut known.reviews, &mut round).await;
+        if let Some(error) = round.why.as_ref().filter(|_| !known.is_failing) {
+            let (user, failed) = (rows::name(&user.name), round.failed);
+            warn!(%user, failed, %error, "failed to review rights of a viewer of the page");
+        }
+        known.is_failing = round.why.is_some();
+        match known.reviews.scope(round.started) {
+            Some(scope) => {
+                let scope = KnownScope { at: round.started, scope };
+                known.scope = Some(scope.clone());
                 Ok(scope)
             }
-            Err(why) => match known.as_ref().filter(|known| known.at.elapsed() < STALE_MAX) {
-                Some(known) => Ok(known.scope.clone()),
-                None => Err(why),
-            },
+            None => Err(round.why.unwrap_or_else(|| Denied::Unavailable("no answer".to_owned()))),
         }
     }
 
-    async fn review_scope(
+    /// Returns the known rights of a user. Those that no client used for some minutes are forgotten.
+    fn rights_of(&self, user: &Arc<PageUser>) -> Arc<UserRights> {
+        let mut users = lock(&self.users);
+        if let Some(rights) = users.get(user) {
+            return Arc::clone(rights);
+        }
+        let is_full = users.len() >= KNOWN_MAX;
+        // Those that are reviewed now stay.
+        users.retain(|_, rights| Arc::strong_count(rights) > 1 || (!is_full && rights.is_recent()));
+        Arc::clone(users.entry(Arc::clone(user)).or_default())
+    }
+
+    /// Reviews the rights of a user that are due, those in the whole cluster first.
+    async fn review_rights(
         &self,
         user: &PageUser,
         namespaces: &BTreeSet<String>,
-    ) -> Result<PageScope, Denied> {
-        let allowed = |table: Table| async move {
-            if self.may_list(user, table, "").await? {
-                return Ok(Allowed::All);
+        known: &mut KnownReviews,
+        round: &mut ReviewRound,
+    ) {
+        let in_cluster = Table::ALL.map(|table| (table, String::new()));
+        self.review_all(user, in_cluster.into(), known, round).await;
+        // Without one answer, further reviews would have none either.
+        if round.failed < Table::ALL.len() {
+            known.retain(namespaces);
+            self.review_all(user, known.due(namespaces, round.started), known, round).await;
+        }
+    }
+
+    /// Reviews these rights, each of a table and a namespace. A failed review leaves the earlier outcome as it is.
+    async fn review_all(
+        &self,
+        user: &PageUser,
+        due: Vec<(Table, String)>,
+        known: &mut KnownReviews,
+        round: &mut ReviewRound,
+    ) {
+        let reviews = stream::iter(due).map(|(table, namespace)| async move {
+            let outcome = self.may_list(user, table, &namespace).await;
+            (table, namespace, outcome)
+        });
+        let mut reviews = pin!(reviews.buffer_unordered(REVIEWS_OF_VIEWER_MAX));
+        while round.failed < FAILURES_MAX {
+            match timeout_at(round.started + ROUND_MAX, reviews.next()).await {
+                Ok(Some((table, namespace, Ok(is_allowed)))) => {
+                    known.set(table, namespace, is_allowed, round.started);
+                }
+                Ok(Some((table, namespace, Err(why)))) => {
+                    known.fail(table, namespace);
+                    round.fail(why);
+                }
+                Ok(None) => return,
+                Err(_) => {
+                    let why = format!("the reviews take more than {} s", ROUND_MAX.as_secs());
+                    return round.fail(Denied::Unavailable(why));
+                }
             }
-            let names: Vec<String> = namespaces.iter().take(NAMESPACES_MAX).cloned().collect();
-            let reviews = stream::iter(names).map(|namespace| async move {
-                let may = self.may_list(user, table, &namespace).await?;
-                Ok::<_, Denied>(may.then_some(namespace))
-            });
-            let all: Vec<Option<String>> =
-                reviews.buffer_unordered(REVIEWS_OF_VIEWER_MAX).try_collect().await?;
-            Ok(Allowed::Namespaces(all.into_iter().flatten().collect()))
-        };
-        Ok(PageScope {
-            pods: allowed(Table::Pods).await?,
-            networks: allowed(Table::Networks).await?,
-            events: allowed(Table::Events).await?,
-            policies: allowed(Table::Policies).await?,
-            nodes: self.may_list(user, Table::Nodes, "").await?,
-            pools: self.may_list(user, Table::Pools, "").await?,
-            blocks: self.may_list(user, Table::Blocks, "").await?,
-        })
+        }
     }
 
     /// Whether a user may list the objects of a table, in a namespace or in all of them.
@@ -345,6 +339,25 @@ impl PageAccess {
     }
 }
 
+// === impl UserRights ===
+
+impl UserRights {
+    /// Whether a client has used them in the last minutes. They are not in use now.
+    fn is_recent(&self) -> bool {
+        let known = self.0.try_lock();
+        known.is_ok_and(|known| known.scope.as_ref().is_some_and(|scope| scope.at.elapsed() < STALE_MAX))
+    }
+}
+
+// === impl ReviewRound ===
+
+impl ReviewRound {
+    fn fail(&mut self, why: Denied) {
+        self.failed += 1;
+        self.why = Some(why);
+    }
+}
+
 // === impl KnownToken ===
 
 impl KnownToken {
@@ -358,11 +371,13 @@ impl KnownToken {
 impl From<UserInfo> for PageUser {
     fn from(user: UserInfo) -> PageUser {
         let UserInfo { username, uid, groups, extra } = user;
+        let mut extra = extra.unwrap_or_default();
+        extra.remove(TOKEN_ID);
         PageUser {
             name: username.unwrap_or_default(),
             uid: uid.unwrap_or_default(),
             groups: groups.unwrap_or_default(),
-            extra: extra.unwrap_or_default().into_iter().collect(),
+            extra: extra.into_iter().collect(),
         }
     }
 }
@@ -401,4 +416,23 @@ fn insert_bounded<T>(map: &mut HashMap<String, T>, key: String, value: T, at: im
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic leaves no map half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_user_is_the_same_with_each_of_its_tokens() {
+        let user = |token: &str, node: &str| {
+            let extra = [(TOKEN_ID, token), ("authentication.kubernetes.io/node-name", node)];
+            PageUser::from(UserInfo {
+                username: Some("viewer".to_owned()),
+                extra: Some(extra.map(|(key, value)| (key.to_owned(), vec![value.to_owned()])).into()),
+                ..UserInfo::default()
+            })
+        };
+        assert_eq!(user("JTI=1", "worker-01"), user("JTI=2", "worker-01"));
+        assert_ne!(user("JTI=1", "worker-01"), user("JTI=1", "worker-02"));
+    }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kube_support::resources::Key;
 use tokio::sync::watch::{Receiver, Sender};
 
-use super::access::PageScope;
+use super::rights::PageScope;
 use super::rows::{Row, Table};
 
 /// Maximum size of the rows of one message, in bytes. A single row may be larger.
@@ -258,7 +258,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::page::access::Allowed;
+    use crate::page::rights::Allowed;
 
     fn row(text: &str) -> Option<Arc<Row>> {
         Some(Arc::new(Row::of(&json!({ "t": text }))))

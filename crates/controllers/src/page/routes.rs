@@ -30,8 +30,6 @@ use super::stream::{ConnectionState, StreamClient, feed};
 
 /// Path of the stream.
 const STREAM: &str = "/api/stream";
-/// Maximum number of streams.
-const STREAMS_MAX: i64 = 512;
 /// Headers of every response.
 const HEADERS: [(&str, &str); 6] = [
     (
@@ -54,7 +52,7 @@ pub(super) type PageBody = UnsyncBoxBody<Bytes, Infallible>;
 pub(super) async fn answer(
     request: &Parts,
     page: Arc<PageController>,
-    connection: &ConnectionState,
+    connection: &Arc<ConnectionState>,
 ) -> Response<PageBody> {
     let mut response = route(request, page, connection).await;
     for (name, value) in HEADERS {
@@ -66,7 +64,7 @@ pub(super) async fn answer(
 async fn route(
     request: &Parts,
     page: Arc<PageController>,
-    connection: &ConnectionState,
+    connection: &Arc<ConnectionState>,
 ) -> Response<PageBody> {
     if ![Method::GET, Method::HEAD].contains(&request.method) {
         let mut response =
@@ -124,26 +122,32 @@ fn file(request: &Parts, asset: &Asset) -> Response<PageBody> {
 async fn stream_of(
     request: &Parts,
     page: Arc<PageController>,
-    connection: &ConnectionState,
+    connection: &Arc<ConnectionState>,
 ) -> Response<PageBody> {
     let authorization = request.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    if let Err(denied) = page.access.viewer(authorization).await {
-        page.metrics.refused.inc();
-        return refused(&denied);
-    }
-    if page.metrics.streams.get() >= STREAMS_MAX {
-        page.metrics.refused.inc();
-        let mut response = plain(StatusCode::SERVICE_UNAVAILABLE, "too many clients; try again later\n");
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("30"));
-        return response;
-    }
+    let viewer = match page.access.viewer(authorization).await {
+        Ok(viewer) => viewer,
+        Err(denied) => {
+            page.metrics.refused.inc();
+            return refused(&denied);
+        }
+    };
+    let counted = match page.streams.open(viewer.user()) {
+        Ok(counted) => counted,
+        Err(why) => {
+            page.metrics.refused.inc();
+            let mut response = plain(StatusCode::SERVICE_UNAVAILABLE, &format!("{why}\n"));
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("30"));
+            return response;
+        }
+    };
     let body = if request.method == Method::HEAD {
         Full::default().boxed_unsync()
     } else {
         connection.is_stream.store(true, Ordering::Relaxed);
         let (sender, receiver) = mpsc::channel(1);
-        let client = StreamClient::new(sender, Arc::clone(&connection.cut));
-        tokio::spawn(feed(page, authorization.map(str::to_owned), client));
+        let client = StreamClient::new(sender, Arc::clone(connection));
+        tokio::spawn(feed(page, authorization.map(str::to_owned), client, counted));
         let frames = stream::unfold(receiver, |mut receiver| async {
             receiver.recv().await.map(|bytes| (Ok(Frame::data(bytes)), receiver))
         });

@@ -37,6 +37,17 @@ pub(super) struct Row {
 // === impl Table ===
 
 impl Table {
+    /// All tables.
+    pub(super) const ALL: [Table; 7] = [
+        Table::Networks,
+        Table::Nodes,
+        Table::Pools,
+        Table::Blocks,
+        Table::Policies,
+        Table::Events,
+        Table::Pods,
+    ];
+
     /// Returns the name of the table in messages.
     pub(super) fn name(self) -> &'static str {
         match self {

@@ -1,6 +1,7 @@
 //! HTTP server of the page: connections, their number and their duration.
 //!
-//! - A connection is for one request. Headers and response have timeouts, except for a stream.
+//! - A connection is for one request. Headers and response have timeouts, except for a stream. It has a timeout for
+//!   each message, and after its end.
 //! - The number of connections is bounded. A further one ends the oldest that has no stream, so idle connections of a
 //!   client without a token keep no other client out.
 
@@ -22,7 +23,7 @@ use tracing::warn;
 
 use super::PageController;
 use super::routes;
-use super::stream::ConnectionState;
+use super::stream::{ConnectionState, SLOW_MAX};
 
 /// Timeout for the headers of a request.
 const HEADERS_MAX: Duration = Duration::from_secs(5);
@@ -78,10 +79,16 @@ async fn connection(stream: TcpStream, page: Arc<PageController>, state: Arc<Con
             std::future::pending::<()>().await;
         }
     };
+    // A client that reads gets the end of the stream at once, and the connection closes by itself.
+    let ended = async {
+        state.ended.notified().await;
+        sleep(SLOW_MAX).await;
+    };
     // A client that closes the connection is not an error.
     tokio::select! {
         _ = server.serve_connection(TokioIo::new(stream), answer) => {}
         () = state.cut.notified() => {}
         () = late => {}
+        () = ended => {}
     }
 }

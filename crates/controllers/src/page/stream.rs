@@ -9,7 +9,7 @@
 //! | `state` | age of the data while the API server is away, and resources that are not listed |
 //! | `denied` | reason why the stream ends |
 //!
-//! A client that does not read for [`SLOW_MAX`] is disconnected. The rights are reviewed again while the stream lasts.
+//! A client that does not read for [`SLOW_MAX`] is disconnected, also after the last event. The rights are reviewed again while the stream lasts.
 //!
 //! Source: HTML Living Standard, "Server-sent events".
 
@@ -23,16 +23,20 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::PageController;
-use super::access::{Allowed, Denied, FRESH, PageScope, Protection, Viewer};
+use super::access::{Denied, KnownScope, Protection, Viewer};
 use super::model::{Next, Position};
+use super::open_streams::OpenStream;
+use super::rights::{Allowed, FRESH, PageScope};
 use super::sources::SourceState;
 
 /// Time that a client may take to read a message.
-const SLOW_MAX: Duration = Duration::from_secs(20);
+pub(super) const SLOW_MAX: Duration = Duration::from_secs(20);
 /// Interval at which the state of the watches is looked at.
 const STATE_INTERVAL: Duration = Duration::from_secs(3);
 /// Longest silence on a stream: an idle connection ends at many proxies after a minute.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
+/// Shortest time between two reviews of a stream, also if they take long.
+const REVIEW_PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// State of a connection that its request changes.
 #[derive(Debug, Default)]
@@ -40,15 +44,16 @@ pub(super) struct ConnectionState {
     /// Whether the response is a stream.
     pub(super) is_stream: AtomicBool,
     /// Ends the connection.
-    pub(super) cut: Arc<Notify>,
+    pub(super) cut: Notify,
+    /// The stream has ended: the client has [`SLOW_MAX`] to read what was sent.
+    pub(super) ended: Notify,
 }
 
 /// Connection of a client that reads a stream.
 #[derive(Debug)]
 pub(super) struct StreamClient {
     sender: mpsc::Sender<Bytes>,
-    /// Ends the connection, although the client reads nothing.
-    cut: Arc<Notify>,
+    connection: Arc<ConnectionState>,
     sent: Instant,
 }
 
@@ -56,15 +61,12 @@ pub(super) struct StreamClient {
 #[derive(Debug)]
 struct Disconnected;
 
-/// Counts the client as long as its stream lasts.
-struct CountedStream<'a>(&'a PageController);
-
 // === impl StreamClient ===
 
 impl StreamClient {
     /// Returns a client that gets what is sent to `sender`.
-    pub(super) fn new(sender: mpsc::Sender<Bytes>, cut: Arc<Notify>) -> StreamClient {
-        StreamClient { sender, cut, sent: Instant::now() }
+    pub(super) fn new(sender: mpsc::Sender<Bytes>, connection: Arc<ConnectionState>) -> StreamClient {
+        StreamClient { sender, connection, sent: Instant::now() }
     }
 
     async fn send(&mut self, text: String, page: &PageController) -> Result<(), Disconnected> {
@@ -76,7 +78,7 @@ impl StreamClient {
             Ok(Err(_)) => Err(Disconnected),
             Err(_) => {
                 page.metrics.dropped.inc();
-                self.cut.notify_one();
+                self.connection.cut.notify_one();
                 Err(Disconnected)
             }
         }
@@ -87,24 +89,19 @@ impl StreamClient {
     }
 }
 
-// === impl CountedStream ===
-
-impl<'a> CountedStream<'a> {
-    fn new(page: &'a PageController) -> CountedStream<'a> {
-        page.metrics.streams.inc();
-        CountedStream(page)
-    }
-}
-
-impl Drop for CountedStream<'_> {
+impl Drop for StreamClient {
     fn drop(&mut self) {
-        self.0.metrics.streams.dec();
+        self.connection.ended.notify_one();
     }
 }
 
 /// Sends all rows, and then the changes, until the client disconnects or loses its rights.
-pub(super) async fn feed(page: Arc<PageController>, authorization: Option<String>, mut client: StreamClient) {
-    let _counted = CountedStream::new(&page);
+pub(super) async fn feed(
+    page: Arc<PageController>,
+    authorization: Option<String>,
+    mut client: StreamClient,
+    _counted: OpenStream,
+) {
     // The client is gone: there is nothing to do.
     let _ = follow(&page, authorization.as_deref(), &mut client).await;
 }
@@ -118,7 +115,7 @@ async fn follow(
     let mut position = Position::default();
     let mut state = None;
     loop {
-        let (viewer, scope) = match reviewed(page, authorization).await {
+        let (viewer, KnownScope { at, scope }) = match reviewed(page, authorization).await {
             Ok(reviewed) => reviewed,
             Err(denied) => {
                 return client.event("denied", &json!(denied.to_string()).to_string(), page).await;
@@ -128,13 +125,16 @@ async fn follow(
             client.event("viewer", &describe(page, &viewer, &scope).to_string(), page).await?;
             (position, state) = (Position::default(), None);
         }
-        let review = Instant::now() + FRESH + Duration::from_secs(1);
+        let review = (at + FRESH).max(Instant::now() + REVIEW_PAUSE_MIN);
         changes_until(review, page, &scope, (&mut position, &mut state), client).await?;
         known = Some(scope);
     }
 }
 
-async fn reviewed(page: &PageController, authorization: Option<&str>) -> Result<(Viewer, PageScope), Denied> {
+async fn reviewed(
+    page: &PageController,
+    authorization: Option<&str>,
+) -> Result<(Viewer, KnownScope), Denied> {
     let viewer = page.access.viewer(authorization).await?;
     let scope = page.access.scope(&viewer, || page.model.namespaces()).await?;
     Ok((viewer, scope))
@@ -189,10 +189,7 @@ async fn changes_until(
 
 /// Describes the viewer for itself. The names of namespaces are only those that it may list.
 fn describe(page: &PageController, viewer: &Viewer, scope: &PageScope) -> Value {
-    let user = match viewer {
-        Viewer::Local => None,
-        Viewer::User(user) => Some(super::rows::name(&user.name)),
-    };
+    let user = viewer.user().map(super::rows::name);
     let of = |allowed: &Allowed| match allowed {
         Allowed::All => Value::Bool(true),
         Allowed::Namespaces(all) => json!(all.len()),
@@ -211,4 +208,23 @@ fn describe(page: &PageController, viewer: &Viewer, scope: &PageScope) -> Value 
             "blocks": scope.blocks,
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn page_stream_end_limits_the_time_of_its_connection() {
+        let connection = Arc::new(ConnectionState::default());
+        let (sender, _receiver) = mpsc::channel(1);
+        let client = StreamClient::new(sender, Arc::clone(&connection));
+        // The client does not read: the event stays in the channel.
+        client.sender.try_send("event: denied\n\n".into()).expect("a free slot");
+        assert!(connection.ended.notified().now_or_never().is_none());
+        drop(client);
+        assert!(connection.ended.notified().now_or_never().is_some());
+    }
 }
