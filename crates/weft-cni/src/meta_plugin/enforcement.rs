@@ -69,6 +69,25 @@ pub(super) fn assign(directory: &Path, invoker: &PluginInvoker, entry: &mut Entr
     lacking.into_iter().try_for_each(|index| assign_one(directory, invoker, entry, index))
 }
 
+/// Records the names of the rules that the attachments of a lost entry may have, whether a policy selects them now or not.
+///
+/// The rules are removed in every place, so the kernel is not asked whether it tracks connections on bridges. A kernel
+/// without nf_tables has no rules.
+pub(super) fn assign_lost(directory: &Path, invoker: &PluginInvoker, entry: &mut Entry) {
+    if matches!(entries::tables(), Ok(None)) {
+        return;
+    }
+    let journal = JournalId::of(directory);
+    for index in 0..entry.attachments.len() {
+        let delegate = &entry.plan.delegates[index];
+        let id = AttachmentId::new(&journal, entry, delegate);
+        // A configuration that cannot be read prevents no DEL.
+        let place = Place::choose(invoker, entry, delegate, || false)
+            .unwrap_or_else(|_| Place::in_pod(delegate.ifname.as_str()));
+        entry.attachments[index].rules = Some(place.record(&id));
+    }
+}
+
 /// Records the place and the names of the rules of one attachment.
 fn assign_one(
     directory: &Path,
