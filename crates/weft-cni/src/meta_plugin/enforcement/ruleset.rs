@@ -201,18 +201,35 @@ impl Ruleset {
         bridges_track: impl FnOnce() -> bool,
         batch: &mut Batch,
     ) {
+        for (family, guard) in self.guards(links, addresses, bridges_track) {
+            guard::write(family, &guard, batch);
+        }
+    }
+
+    /// Returns the protection of the addresses, for each table that has it.
+    fn guards<'a>(
+        &'a self,
+        links: &'a [&'a str],
+        addresses: &'a [IpAddr],
+        bridges_track: impl FnOnce() -> bool,
+    ) -> Vec<(Family, Guard<'a>)> {
         if addresses.is_empty() {
-            return;
+            return Vec::new();
         }
         let isolates = |hook: &HookChain| self.chains.iter().any(|chain| chain.hook.name == hook.name);
         let [arrival, departure] = &HOOKS;
+        let (is_bound, is_guarded) = (isolates(arrival), isolates(departure));
         let has_bridge = self.family == Family::Bridge || bridges_track();
-        for family in HOST_FAMILIES.into_iter().filter(|family| *family != Family::Bridge || has_bridge) {
-            let is_bound = isolates(arrival) && family == self.family;
-            let bound = is_bound.then_some(self.link.as_str());
-            let is_guarded = isolates(departure);
-            guard::write(family, &Guard { id: &self.id, addresses, links, is_guarded, bound }, batch);
-        }
+        let families = HOST_FAMILIES.into_iter().filter(|family| *family != Family::Bridge || has_bridge);
+        let guard = |family: Family| Guard {
+            id: &self.id,
+            addresses,
+            links,
+            host_end: &self.link,
+            is_guarded,
+            is_bound: is_bound && family == self.family,
+        };
+        families.map(|family| (family, guard(family))).collect()
     }
 
     /// Returns the first difference between these rules and those of the kernel.
