@@ -205,9 +205,7 @@ fn verify_in_pod(net: &mut Rtnl, name: &str) -> Result<(), Error> {
 
 /// Fails unless the rules of an attachment are in force unchanged.
 pub(super) fn check(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
-    let Some(policy) = &delegate.policy else { return Ok(()) };
-    let target = target(invoker, entry, delegate)?;
-    match Ruleset::new(&target, policy).difference(&mut target.place.nft(entry)?).or_refused()? {
+    match difference(invoker, entry, delegate)? {
         None => Ok(()),
         Some(difference) => Err(Error::internal(format!("network policy: {difference}"))),
     }

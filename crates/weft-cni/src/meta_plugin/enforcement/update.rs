@@ -19,10 +19,10 @@ use npwg::network_policy::{AttachmentPolicy, Direction, Protocol};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
-use rpc::journal::{Entry, State};
+use rpc::journal::{Attachment, Entry, State};
 
 use super::identity::{AttachmentId, TABLE};
-use super::place::Place;
+use super::place::{self, Place};
 use super::ruleset::{Ruleset, Target};
 use super::{assign_one, guarded, target, verify_in_pod, verify_on_host, withdraw_in_pod, withdraw_on_host};
 use crate::plugin_invoker::PluginInvoker;
@@ -82,7 +82,14 @@ fn guard(ruleset: &Ruleset, nft: &mut Nft, result: &Success) -> Result<(), Error
     result.ips.iter().try_for_each(|ip| conntrack.forget_address(ip.address.addr()).or_refused().map(drop))
 }
 
-/// Returns the first difference between the rules of an attachment and the kernel's.
+/// Returns the first part of the protection of an attachment's addresses that the host lacks.
+fn guard_difference(ruleset: &Ruleset, nft: &mut Nft, result: &Success) -> Result<Option<String>, Error> {
+    let (links, guarded) = guarded(result);
+    ruleset.guard_difference(nft, &links, &guarded, place::bridges_track).or_refused()
+}
+
+/// Returns the first difference between the rules of an attachment and the kernel's, the protection of its addresses
+/// included.
 ///
 /// # Errors
 /// The kernel's rules cannot be read.
@@ -93,14 +100,21 @@ pub(in super::super) fn difference(
 ) -> Result<Option<String>, Error> {
     let Some(policy) = &delegate.policy else { return Ok(None) };
     let target = target(invoker, entry, delegate)?;
-    Ruleset::new(&target, policy).difference(&mut target.place.nft(entry)?).or_refused()
+    let ruleset = Ruleset::new(&target, policy);
+    let mut nft = target.place.nft(entry)?;
+    let difference = ruleset.difference(&mut nft).or_refused()?;
+    if difference.is_some() || target.place.is_in_pod() {
+        return Ok(difference);
+    }
+    guard_difference(&ruleset, &mut nft, &result_of_attached(entry, delegate)?)
 }
 
 /// Writes the rules of an attachment again. Those in the pod's namespace are written for all attachments, in place of
-/// everything else in the table.
+/// everything else in the table. Then removes the tracked connections that the rules forbid: without the rules, others may
+/// have begun.
 ///
 /// # Errors
-/// Nothing was changed.
+/// The rules may be in force, and forbidden connections may continue.
 pub(in super::super) fn restore(
     invoker: &PluginInvoker,
     entry: &Entry,
@@ -108,12 +122,20 @@ pub(in super::super) fn restore(
 ) -> Result<(), Error> {
     let Some(policy) = &delegate.policy else { return Ok(()) };
     let target = target(invoker, entry, delegate)?;
+    let result = result_of_attached(entry, delegate)?;
     let mut nft = target.place.nft(entry)?;
     if target.place.is_in_pod() {
-        return rewrite(invoker, entry, &mut nft);
+        rewrite(invoker, entry, &mut nft)?;
+    } else {
+        let ruleset = Ruleset::new(&target, policy);
+        // With the protection in force, no forged connection is tracked, and translated ones need not end.
+        if guard_difference(&ruleset, &mut nft, &result)?.is_some() {
+            guard(&ruleset, &mut nft, &result)?;
+        }
+        let replaced = ruleset.replace(&mut nft, &target.id, None).or_refused();
+        replaced.map_err(|error| error.context("network policy"))?;
     }
-    let replaced = Ruleset::new(&target, policy).replace(&mut nft, &target.id, None);
-    replaced.or_refused().map_err(|error| error.context("network policy"))
+    forget_forbidden(&target, entry, &result, policy)
 }
 
 /// Whether the policies isolate the same directions.
@@ -126,6 +148,19 @@ fn isolates_the_same(one: &AttachmentPolicy, other: &AttachmentPolicy) -> bool {
 /// Whether the policies differ in the content of sets only.
 fn has_same_rules(one: &AttachmentPolicy, other: &AttachmentPolicy) -> bool {
     (&one.ingress, &one.egress) == (&other.ingress, &other.egress)
+}
+
+/// Returns the result of the ADD of an attached network; an empty one if it is not attached.
+fn result_of_attached(entry: &Entry, delegate: &Delegate) -> Result<Success, Error> {
+    let is_meant = |(known, attachment): (&Delegate, &Attachment)| {
+        attachment.state == State::Attached
+            && known.ifname == delegate.ifname
+            && known.network == delegate.network
+    };
+    match entry.plan.delegates.iter().zip(&entry.attachments).position(is_meant) {
+        Some(index) => result_of(entry, index, delegate),
+        None => Ok(Success::default()),
+    }
 }
 
 /// Returns the result of an attachment's ADD.

@@ -31,6 +31,8 @@ use super::super::identity::{AttachmentId, TABLE};
 const CHAIN: &str = "tracking";
 /// Comment of its rules.
 const COMMENT: &str = "addresses of isolated pods";
+/// Number of its rules.
+const RULES: usize = 4;
 /// Comment of the elements of a link that other attachments have, too.
 const SHARED: &str = "shared link";
 
@@ -126,6 +128,28 @@ pub(super) fn write(family: Family, guard: &Guard<'_>, batch: &mut Batch) {
             batch.add_elements(table, set, &elements);
         }
     }
+}
+
+/// Returns the first part of the protection that the table of a family lacks.
+pub(super) fn difference(nft: &mut Nft, family: Family, guard: &Guard<'_>) -> Result<Option<String>, Error> {
+    let table = Table::new(family, TABLE);
+    if nft.is_dormant(table)? {
+        return Ok(Some(format!("table {table} is dormant: its rules see no packet")));
+    }
+    let rules = nft.rules(table, CHAIN)?;
+    if rules.len() != RULES || rules.iter().any(|rule| rule.comment != COMMENT) {
+        return Ok(Some(format!("the rules of chain {table} {CHAIN} were changed")));
+    }
+    for sets in &both() {
+        for (set, elements) in guard.elements(sets) {
+            for element in elements {
+                if nft.element(table, set, &element.listed().key)?.is_none() {
+                    return Ok(Some(format!("set {table} {set} lacks an address of the attachment")));
+                }
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Elements of `owners` that end with attachments.
