@@ -14,7 +14,7 @@ use cni::network::Network;
 use cni::result::Success;
 use linux::Netns;
 use linux::conntrack::{Conntrack, Flow};
-use linux::nft::{Batch, Nft, Table};
+use linux::nft::{Batch, Family, Nft, Table};
 use npwg::network_policy::{AttachmentPolicy, Direction, Protocol};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
@@ -220,7 +220,9 @@ fn forget_forbidden(
         };
         for ip in &result.ips {
             let own = ip.address.addr();
-            conntrack.forget_flows(own, |flow| is_forbidden(policy, own, flow)).or_refused()?;
+            conntrack
+                .forget_flows(own, |flow| is_forbidden(policy, &target.place, own, flow))
+                .or_refused()?;
         }
         Ok(())
     };
@@ -234,25 +236,30 @@ fn forget_forbidden(
     }
 }
 
-/// Whether the policies of the attachment with the address `own` forbid a connection. Both hooks see the destination after
-/// its translation, and the source before it.
-fn is_forbidden(policy: &AttachmentPolicy, own: IpAddr, flow: &Flow) -> bool {
-    let (source, destination) = (flow.original.source, flow.reply.source);
-    let (direction, peer) = match (source == own, destination == own) {
-        (true, false) => (Direction::Egress, destination),
-        (false, true) => (Direction::Ingress, source),
+/// Whether the policies of the attachment with the address `own` forbid a connection. Both hooks of the IP layer see the
+/// destination after its translation, and the source before it. A port of a bridge sees packets before the host translates
+/// them if they leave the pod, and afterwards if they arrive.
+fn is_forbidden(policy: &AttachmentPolicy, place: &Place, own: IpAddr, flow: &Flow) -> bool {
+    let Flow { original, reply } = flow;
+    let is_bridge = place.family() == Family::Bridge;
+    let (direction, peer, port) = match (original.source == own, reply.source == own) {
+        (true, false) if is_bridge => (Direction::Egress, original.destination, original.destination_port),
+        (true, false) => (Direction::Egress, reply.source, reply.source_port),
+        (false, true) if is_bridge => (Direction::Ingress, reply.destination, reply.source_port),
+        (false, true) => (Direction::Ingress, original.source, reply.source_port),
         _ => return false,
     };
     let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
         .into_iter()
-        .find(|protocol| super::ruleset::number(*protocol) == flow.reply.protocol);
-    !policy.allows_flow(direction, peer, protocol.map(|protocol| (protocol, flow.reply.source_port)))
+        .find(|protocol| super::ruleset::number(*protocol) == reply.protocol);
+    !policy.allows_flow(direction, peer, protocol.map(|protocol| (protocol, port)))
 }
 
 #[cfg(test)]
 mod tests {
     use linux::conntrack::FlowEnds;
     use npwg::network_policy::{CompiledPeers, CompiledRule, IsolatedDirection, PortRange};
+    use rpc::journal::{PolicyRules, RulePlace};
 
     use super::*;
 
@@ -278,7 +285,8 @@ mod tests {
             sets: [("a".to_owned(), vec![peer.into()])].into(),
             ..AttachmentPolicy::default()
         };
-        let forbidden = |policy: &AttachmentPolicy, flow| is_forbidden(policy, own.into(), &flow);
+        let place = Place::in_pod("net1");
+        let forbidden = |policy: &AttachmentPolicy, flow| is_forbidden(policy, &place, own.into(), &flow);
         assert!(!forbidden(&policy, flow(peer, service, own, 6)), "the port after translation counts");
         assert!(forbidden(&policy, flow(peer, service, own, 17)));
         assert!(forbidden(&policy, flow(other, own, own, 6)));
@@ -289,5 +297,31 @@ mod tests {
         assert!(!forbidden(&policy, flow(own, service, peer, 6)));
         assert!(forbidden(&policy, flow(own, service, other, 6)));
         assert!(!forbidden(&policy, flow(other, own, own, 6)));
+    }
+
+    #[test]
+    fn network_policy_update_on_bridge_judges_translated_flows() {
+        let (own, client, gateway) = ([10, 0, 0, 1], [10, 9, 9, 9], [10, 0, 0, 254]);
+        let peers = CompiledPeers::Only { set: Some("a".into()), ranges: Vec::new() };
+        let rule = CompiledRule { policy: "n/p".into(), rule: 0, peers, ports: Vec::new() };
+        let isolated = Some(IsolatedDirection { rules: vec![rule] });
+        let allows = |peer: [u8; 4]| AttachmentPolicy {
+            ingress: isolated.clone(),
+            egress: isolated.clone(),
+            sets: [("a".to_owned(), vec![peer.into()])].into(),
+        };
+        let rules = PolicyRules { place: RulePlace::Bridge, link: "veth1".into(), id: String::new() };
+        let (bridge, routed) = (Place::recorded(&rules), Place::in_pod("net1"));
+        let forbidden = |place, peer, flow: &Flow| is_forbidden(&allows(peer), place, own.into(), flow);
+        // The host gives the client the address of the gateway.
+        let mut masqueraded = flow(client, own, own, 6);
+        masqueraded.reply.destination = gateway.into();
+        assert!(!forbidden(&bridge, gateway, &masqueraded) && forbidden(&bridge, client, &masqueraded));
+        assert!(!forbidden(&routed, client, &masqueraded) && forbidden(&routed, gateway, &masqueraded));
+        // The host leads the pod from the address of a Service to a backend.
+        let (service, backend) = ([10, 96, 0, 1], [10, 0, 0, 3]);
+        let to_service = flow(own, service, backend, 6);
+        assert!(!forbidden(&bridge, service, &to_service) && forbidden(&bridge, backend, &to_service));
+        assert!(!forbidden(&routed, backend, &to_service) && forbidden(&routed, service, &to_service));
     }
 }
