@@ -6,6 +6,7 @@
 //! - The table in a pod's namespace belongs to the pod alone. It is written again as a whole where a process of the pod has
 //!   changed it in a way that the rules of one attachment cannot repair.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -50,11 +51,16 @@ pub(in super::super) fn update(
     if !target.place.is_in_pod() && known.is_none_or(|known| !isolates_the_same(known, policy)) {
         guard(&ruleset, &mut nft, &result)?;
     }
-    let known = known.filter(|known| has_same_rules(known, policy)).map(|known| Ruleset::new(&target, known));
-    match ruleset.replace(&mut nft, &target.id, known.as_ref()).or_refused() {
+    let known = known.filter(|known| has_same_rules(known, policy));
+    let in_force = known.map(|known| Ruleset::new(&target, known));
+    let changes_sets = match ruleset.replace(&mut nft, &target.id, in_force.as_ref()).or_refused() {
         // A process in the pod can make its rules irreplaceable, by rules of its own that refer to them.
-        Err(_) if target.place.is_in_pod() => rewrite(invoker, entry, &mut nft)?,
+        Err(_) if target.place.is_in_pod() => rewrite(invoker, entry, &mut nft).map(|()| false)?,
         replaced => replaced.map_err(|error| error.context("network policy"))?,
+    };
+    // More peers forbid nothing that was allowed.
+    if changes_sets && known.is_some_and(|known| has_all_peers_of(policy, known)) {
+        return Ok(());
     }
     forget_forbidden(&target, entry, &result, policy)
 }
@@ -79,6 +85,9 @@ fn guard(ruleset: &Ruleset, nft: &mut Nft, result: &Success) -> Result<(), Error
     let (links, guarded) = guarded(result);
     ruleset.replace_guard(nft, &links, &guarded).or_refused()?;
     let mut conntrack = Conntrack::open().or_refused()?;
+    if conntrack.is_empty().or_refused()? {
+        return Ok(());
+    }
     result.ips.iter().try_for_each(|ip| conntrack.forget_address(ip.address.addr()).or_refused().map(drop))
 }
 
@@ -150,6 +159,14 @@ fn has_same_rules(one: &AttachmentPolicy, other: &AttachmentPolicy) -> bool {
     (&one.ingress, &one.egress) == (&other.ingress, &other.egress)
 }
 
+/// Whether the sets of a policy have every peer of the sets of `known`.
+fn has_all_peers_of(policy: &AttachmentPolicy, known: &AttachmentPolicy) -> bool {
+    known.sets.iter().all(|(name, peers)| {
+        let now: BTreeSet<&IpAddr> = policy.sets.get(name).into_iter().flatten().collect();
+        peers.iter().all(|peer| now.contains(peer))
+    })
+}
+
 /// Returns the result of the ADD of an attached network; an empty one if it is not attached.
 fn result_of_attached(entry: &Entry, delegate: &Delegate) -> Result<Success, Error> {
     let is_meant = |(known, attachment): (&Delegate, &Attachment)| {
@@ -218,6 +235,9 @@ fn forget_forbidden(
         } else {
             Conntrack::open().or_refused()?
         };
+        if conntrack.is_empty().or_refused()? {
+            return Ok(());
+        }
         for ip in &result.ips {
             let own = ip.address.addr();
             conntrack
@@ -323,5 +343,24 @@ mod tests {
         let to_service = flow(own, service, backend, 6);
         assert!(!forbidden(&bridge, service, &to_service) && forbidden(&bridge, backend, &to_service));
         assert!(!forbidden(&routed, backend, &to_service) && forbidden(&routed, service, &to_service));
+    }
+
+    #[test]
+    fn network_policy_update_with_more_peers_forbids_no_flow() {
+        let of = |sets: &[(&str, &[[u8; 4]])]| AttachmentPolicy {
+            sets: sets
+                .iter()
+                .map(|(name, peers)| {
+                    ((*name).to_owned(), peers.iter().map(|peer| IpAddr::from(*peer)).collect())
+                })
+                .collect(),
+            ..AttachmentPolicy::default()
+        };
+        let (one, two) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+        let known = of(&[("a", &[one]), ("b", &[])]);
+        assert!(has_all_peers_of(&of(&[("a", &[two, one]), ("b", &[])]), &known));
+        assert!(has_all_peers_of(&known, &known));
+        assert!(!has_all_peers_of(&of(&[("a", &[two])]), &known), "a peer is replaced");
+        assert!(!has_all_peers_of(&of(&[("b", &[one])]), &known), "a set is missing");
     }
 }
