@@ -345,6 +345,31 @@ fn network_policy_gc_removes_rules_without_an_entry() {
     pods[2].1.check(&weft()).success();
 }
 
+/// The DEL finds the rules by their names, also if no policy selects the pod any more.
+#[test]
+fn network_policy_rules_of_a_lost_entry_are_removed_by_del() {
+    for has_policy in [true, false] {
+        let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+        let cluster = Cluster::new(&host);
+        cluster.definition("data", &network("ptp"));
+        policies(&host);
+        let pods = attach(&host, &cluster);
+        let (db, attachment) = &pods[0];
+        attachment.del(&weft()).success();
+        let result = attachment.add(&weft()).success().json();
+        let table = || host.run(["nft", "list", "table", "inet", "weft-policy"]);
+        assert!(table().contains("chain ingress-") && table().contains("10.9.0.11"), "{}", table());
+        host.run(["rm", &entry_path(db)]);
+        if !has_policy {
+            host.run(["rm", &format!("{MANIFESTS}/policy-db.json")]);
+        }
+        attachment.del(&rig::with(&weft(), &json!({ "prevResult": result }))).success();
+        let left = table();
+        assert!(!left.contains("chain ingress-") && !left.contains("10.9.0.11"), "{has_policy}: {left}");
+        assert!(left.contains("chain egress-"), "the rules of another attachment stay: {left}");
+    }
+}
+
 /// Two installations with directories of their own, for example a first and a second runtime on the node.
 #[test]
 fn network_policy_gc_keeps_rules_of_another_journal() {

@@ -286,6 +286,60 @@ fn network_policy_forged_connection_lets_nothing_pass_on_ptp() {
     assert_no_forged_connection(&host, &pods, "inet");
 }
 
+/// Another program, such as a firewall that is loaded again, removes everything from the host, or one part. Each loss is
+/// found, and the verification restores all of it.
+fn assert_loss_is_restored(host: &Host, pods: &[(Pod, Attachment<'_>)], family: &str, of_bridge: &[&str]) {
+    let (db, attachment) = &pods[0];
+    let table = |words: &str| words.replace("TABLE", &format!("{family} weft-policy"));
+    let losses = [
+        "flush chain TABLE tracking",
+        "flush set TABLE owners4",
+        "flush set TABLE guarded6",
+        "add table TABLE { flags dormant; }",
+        "delete table TABLE",
+        "flush ruleset",
+    ];
+    for loss in losses.into_iter().chain(of_bridge.iter().copied()) {
+        host.run(["nft", &table(loss)]);
+        let (_, why) = rig::refusal(&attachment.check(&weft()));
+        assert!(why.contains("network policy"), "{loss}: {why}");
+        let finished = crate::network_policy_update::verify(host, db);
+        assert!(finished.stderr.contains("agent"), "{loss}: no report: {finished}");
+        attachment.check(&weft()).success();
+        assert_eq!(crate::network_policy_update::verify(host, db).code, Some(0), "{loss}: no difference");
+    }
+    assert_no_forged_connection(host, pods, family);
+}
+
+#[test]
+fn network_policy_flushed_on_the_host_is_restored_on_bridge() {
+    let host = host!(Feature::Bridge, Feature::BridgeConntrack, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    policy(
+        &host,
+        "db",
+        &json!({ "policyTypes": ["Ingress", "Egress"], "egress": [{}],
+        "ingress": [{ "ports": [{ "protocol": "UDP", "port": ALLOWED }] }] }),
+    );
+    let pods = attach(&host, &cluster, &bridged());
+    // The rule for packets past the bridge, and the protection from routed packets.
+    let others = [
+        "flush map inet weft-policy links-in",
+        "flush chain inet weft-policy tracking",
+        "delete table inet weft-policy",
+    ];
+    assert_loss_is_restored(&host, &pods, "bridge", &others);
+}
+
+#[test]
+fn network_policy_flushed_on_the_host_is_restored_on_ptp() {
+    let host = host!(Feature::Veth, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    policies(&host);
+    let pods = attach(&host, &cluster, &json!({ "type": "ptp" }));
+    assert_loss_is_restored(&host, &pods, "inet", &[]);
+}
+
 /// `web` may reach `other` only. It sends to it with the address of `db`, and then to `db` with the address of `other`: the
 /// answer of the connection, if the kernel tracked it.
 fn assert_no_forged_reply(host: &Host, pods: &[(Pod, Attachment<'_>)], family: &str) {

@@ -90,22 +90,12 @@ impl<'a> Pods<'a> {
 
     /// Returns the task that compares the rules of a pod.
     fn verification(&self) -> Value {
-        json!({ "verifyPolicy": { "container": self.db.container_id(), "uid": "" } })
+        verification(&self.db)
     }
 
     /// Runs a task through `words`, as `weft executor` does.
     fn run_through(&self, words: &[&str], task: &Value) -> Finished {
-        let batch = json!({
-            "version": 1,
-            "taskBatch": { "configuration": weft(), "flavour": "weft", "tasks": [task] },
-        })
-        .to_string();
-        let framed =
-            [&u32::try_from(batch.len()).expect("a length").to_be_bytes(), batch.as_bytes()].concat();
-        let weft_cni = testkit::binary("weft-cni").display().to_string();
-        let mut line = words.iter().copied().chain([weft_cni.as_str(), "run-tasks"]);
-        let command = self.host.command(line.next().expect("a program")).args(line);
-        command.stdin(framed).finish()
+        run_through(self.host, words, task)
     }
 
     /// Runs a task, without an agent for its report.
@@ -157,6 +147,30 @@ impl<'a> Pods<'a> {
         let pending = entry["attachments"][1]["policyPending"].as_bool().unwrap_or_default();
         (entry["plan"]["delegates"][1]["policy"].clone(), pending)
     }
+}
+
+/// Runs a task through `words`, as `weft executor` does.
+fn run_through(host: &Host, words: &[&str], task: &Value) -> Finished {
+    let batch = json!({
+        "version": 1,
+        "taskBatch": { "configuration": weft(), "flavour": "weft", "tasks": [task] },
+    })
+    .to_string();
+    let framed = [&u32::try_from(batch.len()).expect("a length").to_be_bytes(), batch.as_bytes()].concat();
+    let weft_cni = testkit::binary("weft-cni").display().to_string();
+    let mut line = words.iter().copied().chain([weft_cni.as_str(), "run-tasks"]);
+    let command = host.command(line.next().expect("a program")).args(line);
+    command.stdin(framed).finish()
+}
+
+/// Returns the task that compares the rules of a pod.
+fn verification(pod: &Pod) -> Value {
+    json!({ "verifyPolicy": { "container": pod.container_id(), "uid": "" } })
+}
+
+/// Compares the rules of a pod with the kernel's. Returns the report about restored rules, for which there is no agent.
+pub(crate) fn verify(host: &Host, pod: &Pod) -> Finished {
+    run_through(host, &[], &verification(pod))
 }
 
 /// Returns policies that isolate both directions. `ports` of `peers` are reachable, and everything may be sent to `peers`.

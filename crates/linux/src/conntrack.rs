@@ -34,6 +34,7 @@ const ID: u16 = 12;
 const ZONE: u16 = 18;
 const FILTER: u16 = 25;
 const FILTER_ORIGINAL: u16 = 1;
+const FILTER_REPLY: u16 = 2;
 
 const TUPLE_IP: u16 = 1;
 const TUPLE_PROTOCOL: u16 = 2;
@@ -44,6 +45,9 @@ const DESTINATION_6: u16 = 4;
 const PROTOCOL_NUMBER: u16 = 1;
 const SOURCE_PORT: u16 = 2;
 const DESTINATION_PORT: u16 = 3;
+
+/// `CTA_FILTER_F_CTA_IP_SRC`.
+const BY_SOURCE: u32 = 1 << 0;
 
 /// `CTA_FILTER_F_CTA_PROTO_NUM`.
 const BY_PROTOCOL: u32 = 1 << 3;
@@ -139,20 +143,25 @@ impl Conntrack {
     }
 
     /// Removes the flows from or to this address that are meant; returns their number. A flow whose ends cannot be read is
-    /// meant.
+    /// meant. The kernel is asked for the flows from the address, then for those to it, so that it need not list all others.
     pub fn forget_flows(
         &mut self,
         address: IpAddr,
         is_meant: impl Fn(&Flow) -> bool,
     ) -> Result<usize, Error> {
         let family = FAMILIES[usize::from(address.is_ipv6())];
-        self.forget(family, &Attributes::new(), |attributes| match Flow::read(attributes) {
-            Some(flow) => {
-                let FlowEnds { source, .. } = flow.original;
-                [source, flow.reply.source].contains(&address) && is_meant(&flow)
-            }
-            None => has_address(attributes, address),
-        })
+        let mut forgotten = 0;
+        for (tuple, flags) in [(TUPLE_ORIGINAL, FILTER_ORIGINAL), (TUPLE_REPLY, FILTER_REPLY)] {
+            let filter = preselect_source(tuple, flags, address);
+            forgotten += self.forget(family, &filter, |attributes| match Flow::read(attributes) {
+                Some(flow) => {
+                    let FlowEnds { source, .. } = flow.original;
+                    [source, flow.reply.source].contains(&address) && is_meant(&flow)
+                }
+                None => has_address(attributes, address),
+            })?;
+        }
+        Ok(forgotten)
     }
 
     fn forget(
@@ -228,6 +237,23 @@ fn preselect(protocol: Protocol, port: Option<u16>) -> Attributes {
     filter.nested(FILTER, |inner| {
         // Unlike nearly all values of netfilter, in the byte order of this machine.
         inner.bytes(FILTER_ORIGINAL, &flags.to_ne_bytes());
+    });
+    filter
+}
+
+/// Returns the filter of the list request for flows with this source in a direction.
+fn preselect_source(tuple: u16, flags: u16, address: IpAddr) -> Attributes {
+    let mut filter = Attributes::new();
+    filter.nested(tuple, |tuple| {
+        tuple.nested(TUPLE_IP, |inner| {
+            match address {
+                IpAddr::V4(address) => inner.bytes(SOURCE_4, &address.octets()),
+                IpAddr::V6(address) => inner.bytes(SOURCE_6, &address.octets()),
+            };
+        });
+    });
+    filter.nested(FILTER, |inner| {
+        inner.bytes(flags, &BY_SOURCE.to_ne_bytes());
     });
     filter
 }

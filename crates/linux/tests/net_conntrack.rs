@@ -10,7 +10,7 @@
 use std::net::UdpSocket;
 
 use linux::Netns;
-use linux::conntrack::Conntrack;
+use linux::conntrack::{Conntrack, Flow};
 use linux::nft::Protocol;
 use testkit::{Feature, Host, Pod, host};
 
@@ -91,6 +91,31 @@ fn conntrack_removes_flows_of_an_address_on_any_side() {
     assert_eq!(flows(&host, 53), 1);
     let left = host.run(["conntrack", "-L", "-f", "ipv4"]);
     assert!(left.contains("src=10.1.0.6") && !left.contains("10.1.0.5"), "{left}");
+}
+
+#[test]
+fn conntrack_removes_meant_flows_from_or_to_an_address() {
+    let host = host!(Feature::Conntrack, Feature::NftInet, Feature::Ping);
+    let pod = tracking(&host);
+    pod.run(["ip", "address", "add", "10.1.0.6/24", "dev", "eth0"]);
+    let port = |port: u16| move |flow: &Flow| flow.original.destination_port == port;
+    let send_all = || {
+        for to in [53, 54] {
+            send(&pod, "10.1.0.5:7000", &format!("10.1.0.1:{to}"));
+            send(&pod, "10.1.0.6:7000", &format!("10.1.0.1:{to}"));
+            send(&pod, "[fd00::5]:7000", &format!("[fd00::1]:{to}"));
+        }
+    };
+    send_all();
+    let mut conntrack = conntrack(&host);
+    let mut forget = |address: &str, to| {
+        conntrack.forget_flows(address.parse().expect("an address"), port(to)).expect("forget")
+    };
+    assert_eq!((forget("10.1.0.5", 53), flows(&host, 53), flows(&host, 54)), (1, 2, 3), "from it");
+    assert_eq!((forget("10.1.0.1", 54), flows(&host, 53), flows(&host, 54)), (2, 2, 1), "to it");
+    assert_eq!((forget("fd00::5", 53), flows(&host, 53)), (1, 1), "from it, IPv6");
+    assert_eq!((forget("fd00::1", 54), flows(&host, 54)), (1, 0), "to it, IPv6");
+    assert_eq!((forget("10.1.0.9", 53), flows(&host, 53)), (0, 1), "another address");
 }
 
 #[test]

@@ -114,7 +114,7 @@ pub(super) fn detach_one(
     let mut errors: Vec<Error> = failures.into_iter().map(|failure| failure.error).collect();
     // After the interface: no packet passes without the rules.
     if errors.is_empty() {
-        errors.extend(enforcement::remove(entry, delegate).err());
+        errors.extend(enforcement::remove(entry, index, delegate).err());
     }
     if let Some(file) = &delegate.device_info {
         errors.extend(devices::withdraw(file).err());

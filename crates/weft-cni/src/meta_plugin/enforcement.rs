@@ -69,6 +69,25 @@ pub(super) fn assign(directory: &Path, invoker: &PluginInvoker, entry: &mut Entr
     lacking.into_iter().try_for_each(|index| assign_one(directory, invoker, entry, index))
 }
 
+/// Records the names of the rules that the attachments of a lost entry may have, whether a policy selects them now or not.
+///
+/// The rules are removed in every place, so the kernel is not asked whether it tracks connections on bridges. A kernel
+/// without nf_tables has no rules.
+pub(super) fn assign_lost(directory: &Path, invoker: &PluginInvoker, entry: &mut Entry) {
+    if matches!(entries::tables(), Ok(None)) {
+        return;
+    }
+    let journal = JournalId::of(directory);
+    for index in 0..entry.attachments.len() {
+        let delegate = &entry.plan.delegates[index];
+        let id = AttachmentId::new(&journal, entry, delegate);
+        // A configuration that cannot be read prevents no DEL.
+        let place = Place::choose(invoker, entry, delegate, || false)
+            .unwrap_or_else(|_| Place::in_pod(delegate.ifname.as_str()));
+        entry.attachments[index].rules = Some(place.record(&id));
+    }
+}
+
 /// Records the place and the names of the rules of one attachment.
 fn assign_one(
     directory: &Path,
@@ -186,9 +205,7 @@ fn verify_in_pod(net: &mut Rtnl, name: &str) -> Result<(), Error> {
 
 /// Fails unless the rules of an attachment are in force unchanged.
 pub(super) fn check(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
-    let Some(policy) = &delegate.policy else { return Ok(()) };
-    let target = target(invoker, entry, delegate)?;
-    match Ruleset::new(&target, policy).difference(&mut target.place.nft(entry)?).or_refused()? {
+    match difference(invoker, entry, delegate)? {
         None => Ok(()),
         Some(difference) => Err(Error::internal(format!("network policy: {difference}"))),
     }
@@ -196,11 +213,15 @@ pub(super) fn check(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate)
 
 /// Removes the rules of an attachment; does nothing if it never had a policy. Rules that do not exist are no error.
 ///
+/// They stay if they are now those of another attachment of the sandbox: hot-plug may attach a network to the same interface
+/// name before the DEL of the previous one succeeds.
+///
 /// It looks in both namespaces: another program may have replaced a built-in plugin since the ADD. A process in the pod can
 /// make rules of the pod's namespace irremovable, by rules of its own that refer to them. They end with the namespace, so
 /// they do not fail the DEL.
-pub(super) fn remove(entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
-    if delegate.policy.is_none() && recorded(entry, delegate).is_none() {
+pub(super) fn remove(entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {
+    let has_rules = delegate.policy.is_some() || recorded(entry, delegate).is_some();
+    if !has_rules || has_successor(entry, index, delegate) {
         return Ok(());
     }
     let ids = [AttachmentId::of(entry, delegate)];
@@ -219,6 +240,18 @@ pub(super) fn remove(entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
     let mut host = Nft::open().or_refused()?;
     errors.extend(withdraw_on_host(&mut host, &ids).err());
     cni::error::collected(errors)
+}
+
+/// Whether another attachment is in force that has rules with the names of this one.
+fn has_successor(entry: &Entry, index: usize, delegate: &Delegate) -> bool {
+    let id = AttachmentId::of(entry, delegate);
+    let all = entry.plan.delegates.iter().zip(&entry.attachments).enumerate();
+    let mut others = all.filter(|(other, _)| *other != index).map(|(_, pair)| pair);
+    others.any(|(known, attachment)| {
+        attachment.state == State::Attached
+            && (known.policy.is_some() || attachment.rules.is_some())
+            && AttachmentId::of(entry, known) == id
+    })
 }
 
 /// Returns the attachments of this journal that have rules in the host's namespace.
@@ -296,4 +329,41 @@ fn withdraw_on_host(nft: &mut Nft, ids: &[AttachmentId]) -> Result<(), Error> {
         }
     }
     commit(nft, batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sandbox in which hot-plug attached `ns/b` to `net1`, while the DEL of `ns/a` on it had failed.
+    const ENTRY: &str = r#"{"version":1,"network":"weft","containerId":"c1","netns":"","ifname":"eth0","args":"","path":"",
+      "plan":{"version":1,"container":"c1","pod":{"namespace":"ns","name":"web","uid":"u"},
+      "status":{"addresses":"bare","keys":"standard"},"delegates":[
+        {"network":"ns/b","role":"selected","configName":"b","config":"{}","ifname":"net1","runtimeConfig":{},"args":[],
+         "verify":{},"defaultRoute":"untouched","policy":{"ingress":{"rules":[]}},"because":[]},
+        {"network":"ns/a","role":"selected","configName":"a","config":"{}","ifname":"net1","runtimeConfig":{},"args":[],
+         "verify":{},"defaultRoute":"untouched","policy":{"ingress":{"rules":[]}},"because":[]}],"warnings":[]},
+      "attachments":[
+        {"state":"attached","rules":{"place":"host","link":"veth1","id":"p1"}},
+        {"state":"attached","rules":{"place":"host","link":"veth1","id":"p1"}}]}"#;
+
+    #[test]
+    fn network_policy_of_a_replaced_interface_stays_after_del() {
+        let mut entry = Entry::read(ENTRY.as_bytes()).unwrap_or_else(|error| panic!("{error}"));
+        let is_kept = |entry: &Entry, index: usize| has_successor(entry, index, &entry.plan.delegates[index]);
+        assert!(is_kept(&entry, 1), "the rules are those of ns/b");
+        entry.attachments[0].state = State::Planned;
+        assert!(!is_kept(&entry, 1), "ns/b has no rules yet");
+        entry.attachments[0].state = State::Detached;
+        assert!(!is_kept(&entry, 1), "the last DEL removes the rules");
+        entry.attachments[0].state = State::Attached;
+        entry.attachments[1].state = State::Detached;
+        assert!(!is_kept(&entry, 0), "ns/a was detached before");
+        entry.attachments[1].state = State::Attached;
+        (entry.plan.delegates[0].policy, entry.attachments[0].rules) = (None, None);
+        assert!(!is_kept(&entry, 1), "no policy selects ns/b");
+        entry.attachments[0].rules =
+            Some(PolicyRules { place: rpc::journal::RulePlace::Host, link: "veth2".into(), id: "p2".into() });
+        assert!(!is_kept(&entry, 1), "the rules of ns/b have other names");
+    }
 }

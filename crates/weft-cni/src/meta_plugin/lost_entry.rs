@@ -11,6 +11,7 @@
 //! - If the journal has another sandbox of the same pod, only networks of built-in plugins without a device are taken down.
 //!   Built-in plugins find their objects by container id. A device may be in use by the other sandbox.
 //! - A network with a plugin that is not installed is logged and left out.
+//! - Rules of network policies are removed by the names that the lost entry had, which follow from journal and attachment.
 //!
 //! Source: Multus `CmdDel`; CNI 1.1.0 §2 "DEL".
 
@@ -27,7 +28,7 @@ use rpc::journal::{self as record, Entry};
 use serde_json::value::RawValue;
 
 use super::agent::PlannedSandbox;
-use super::{Node, detach, namespace, planning, readiness};
+use super::{Node, detach, enforcement, namespace, planning, readiness};
 use crate::builtins;
 
 /// Takes down the networks of a sandbox that was attached and has no journal entry.
@@ -76,6 +77,7 @@ pub(super) fn take_down(node: &Node, request: &Detach, flavour: Flavour) -> Resu
         complete: false,
         changing: false,
     };
+    enforcement::assign_lost(node.journal.directory(), &node.invoker, &mut entry);
     log!("weft: the journal has no entry of {}: its networks are detached from a new plan", who.container);
     // A full disk prevents no DEL.
     if let Err(error) = node.journal.begin(&entry) {

@@ -49,9 +49,15 @@ impl Place {
     /// Returns the recorded place of an attachment, or that of entries of earlier releases.
     pub(super) fn of(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result<Place, Error> {
         match super::recorded(entry, delegate) {
-            Some(PolicyRules { place, link, id: _ }) => Ok(Place { kind: *place, link: link.clone() }),
+            Some(rules) => Ok(Place::recorded(rules)),
             None => Place::choose(invoker, entry, delegate, || false),
         }
+    }
+
+    /// Returns the place of a record of the journal.
+    pub(super) fn recorded(rules: &PolicyRules) -> Place {
+        let PolicyRules { place, link, id: _ } = rules;
+        Place { kind: *place, link: link.clone() }
     }
 
     /// Returns the place for the rules of a new attachment.

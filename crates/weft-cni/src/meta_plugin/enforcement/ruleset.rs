@@ -201,39 +201,61 @@ impl Ruleset {
         bridges_track: impl FnOnce() -> bool,
         batch: &mut Batch,
     ) {
+        for (family, guard) in self.guards(links, addresses, bridges_track) {
+            guard::write(family, &guard, batch);
+        }
+    }
+
+    /// Returns the protection of the addresses, for each table that has it.
+    fn guards<'a>(
+        &'a self,
+        links: &'a [&'a str],
+        addresses: &'a [IpAddr],
+        bridges_track: impl FnOnce() -> bool,
+    ) -> Vec<(Family, Guard<'a>)> {
         if addresses.is_empty() {
-            return;
+            return Vec::new();
         }
         let isolates = |hook: &HookChain| self.chains.iter().any(|chain| chain.hook.name == hook.name);
         let [arrival, departure] = &HOOKS;
+        let (is_bound, is_guarded) = (isolates(arrival), isolates(departure));
         let has_bridge = self.family == Family::Bridge || bridges_track();
-        for family in HOST_FAMILIES.into_iter().filter(|family| *family != Family::Bridge || has_bridge) {
-            let is_bound = isolates(arrival) && family == self.family;
-            let bound = is_bound.then_some(self.link.as_str());
-            let is_guarded = isolates(departure);
-            guard::write(family, &Guard { id: &self.id, addresses, links, is_guarded, bound }, batch);
+        let families = HOST_FAMILIES.into_iter().filter(|family| *family != Family::Bridge || has_bridge);
+        let guard = |family: Family| Guard {
+            id: &self.id,
+            addresses,
+            links,
+            host_end: &self.link,
+            is_guarded,
+            is_bound: is_bound && family == self.family,
+        };
+        families.map(|family| (family, guard(family))).collect()
+    }
+
+    /// Returns the first part of the protection of the addresses that the host lacks.
+    pub(super) fn guard_difference(
+        &self,
+        nft: &mut Nft,
+        links: &[&str],
+        addresses: &[IpAddr],
+        bridges_track: impl FnOnce() -> bool,
+    ) -> Result<Option<String>, Error> {
+        for (family, guard) in self.guards(links, addresses, bridges_track) {
+            if let Some(difference) = guard::difference(nft, family, &guard)? {
+                return Ok(Some(difference));
+            }
         }
+        Ok(None)
     }
 
     /// Returns the first difference between these rules and those of the kernel.
     pub(super) fn difference(&self, nft: &mut Nft) -> Result<Option<String>, Error> {
         let Ruleset { id: _, tag: _, family, link, chains, sets } = self;
         let table = Table::new(*family, TABLE);
-        if nft.is_dormant(table)? {
-            return Ok(Some(format!("table {table} is dormant: its rules see no packet")));
-        }
         for DirectionChain { name, hook, rules } in chains {
-            // A rule before it could accept everything.
-            if !matches!(nft.rules(table, hook.name)?.as_slice(), [only] if only.comment == BASE) {
-                return Ok(Some(format!("the rules of chain {table} {} were changed", hook.name)));
-            }
-            let entry = nft.element(table, hook.map, &Data::link(link))?;
-            if entry.and_then(|entry| entry.verdict) != Some(Verdict::Goto(name.clone())) {
-                return Ok(Some(format!("map {table} {} does not lead to the rules of {link}", hook.map)));
-            }
-            let listed: Vec<String> = nft.rules(table, name)?.into_iter().map(|rule| rule.comment).collect();
-            if !listed.iter().eq(rules.iter().map(|(_, comment)| comment)) {
-                return Ok(Some(format!("the rules of chain {table} {name} were changed")));
+            let comments: Vec<&str> = rules.iter().map(|(_, comment)| comment.as_str()).collect();
+            if let Some(difference) = chain_difference(nft, table, link, hook, name, &comments)? {
+                return Ok(Some(difference));
             }
         }
         for OwnSet { name, elements, .. } in sets {
@@ -247,8 +269,40 @@ impl Ruleset {
                 return Ok(Some(format!("the elements of set {table} {name} were changed")));
             }
         }
+        let [arrival, _] = &HOOKS;
+        if *family == Family::Bridge && chains.iter().any(|chain| chain.hook.name == arrival.name) {
+            let (table, chain) = (Table::new(Family::Inet, TABLE), self.id.chain(Direction::Egress));
+            return chain_difference(nft, table, link, arrival, &chain, &[PAST_THE_BRIDGE]);
+        }
         Ok(None)
     }
+}
+
+/// Returns the first difference between the kernel's chain of a direction and one whose rules have these comments.
+fn chain_difference(
+    nft: &mut Nft,
+    table: Table<'_>,
+    link: &str,
+    hook: &HookChain,
+    chain: &str,
+    comments: &[&str],
+) -> Result<Option<String>, Error> {
+    if nft.is_dormant(table)? {
+        return Ok(Some(format!("table {table} is dormant: its rules see no packet")));
+    }
+    // A rule before it could accept everything.
+    if !matches!(nft.rules(table, hook.name)?.as_slice(), [only] if only.comment == BASE) {
+        return Ok(Some(format!("the rules of chain {table} {} were changed", hook.name)));
+    }
+    let entry = nft.element(table, hook.map, &Data::link(link))?;
+    if entry.and_then(|entry| entry.verdict) != Some(Verdict::Goto(chain.to_owned())) {
+        return Ok(Some(format!("map {table} {} does not lead to the rules of {link}", hook.map)));
+    }
+    let listed = nft.rules(table, chain)?;
+    if !listed.iter().map(|rule| rule.comment.as_str()).eq(comments.iter().copied()) {
+        return Ok(Some(format!("the rules of chain {table} {chain} were changed")));
+    }
+    Ok(None)
 }
 
 /// Writer of the rules of one direction.

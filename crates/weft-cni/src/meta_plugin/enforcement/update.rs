@@ -6,6 +6,7 @@
 //! - The table in a pod's namespace belongs to the pod alone. It is written again as a whole where a process of the pod has
 //!   changed it in a way that the rules of one attachment cannot repair.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -14,15 +15,15 @@ use cni::network::Network;
 use cni::result::Success;
 use linux::Netns;
 use linux::conntrack::{Conntrack, Flow};
-use linux::nft::{Batch, Nft, Table};
+use linux::nft::{Batch, Family, Nft, Table};
 use npwg::network_policy::{AttachmentPolicy, Direction, Protocol};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
-use rpc::journal::{Entry, State};
+use rpc::journal::{Attachment, Entry, State};
 
 use super::identity::{AttachmentId, TABLE};
-use super::place::Place;
+use super::place::{self, Place};
 use super::ruleset::{Ruleset, Target};
 use super::{assign_one, guarded, target, verify_in_pod, verify_on_host, withdraw_in_pod, withdraw_on_host};
 use crate::plugin_invoker::PluginInvoker;
@@ -50,11 +51,16 @@ pub(in super::super) fn update(
     if !target.place.is_in_pod() && known.is_none_or(|known| !isolates_the_same(known, policy)) {
         guard(&ruleset, &mut nft, &result)?;
     }
-    let known = known.filter(|known| has_same_rules(known, policy)).map(|known| Ruleset::new(&target, known));
-    match ruleset.replace(&mut nft, &target.id, known.as_ref()).or_refused() {
+    let known = known.filter(|known| has_same_rules(known, policy));
+    let in_force = known.map(|known| Ruleset::new(&target, known));
+    let changes_sets = match ruleset.replace(&mut nft, &target.id, in_force.as_ref()).or_refused() {
         // A process in the pod can make its rules irreplaceable, by rules of its own that refer to them.
-        Err(_) if target.place.is_in_pod() => rewrite(invoker, entry, &mut nft)?,
+        Err(_) if target.place.is_in_pod() => rewrite(invoker, entry, &mut nft).map(|()| false)?,
         replaced => replaced.map_err(|error| error.context("network policy"))?,
+    };
+    // More peers forbid nothing that was allowed.
+    if changes_sets && known.is_some_and(|known| has_all_peers_of(policy, known)) {
+        return Ok(());
     }
     forget_forbidden(&target, entry, &result, policy)
 }
@@ -79,10 +85,20 @@ fn guard(ruleset: &Ruleset, nft: &mut Nft, result: &Success) -> Result<(), Error
     let (links, guarded) = guarded(result);
     ruleset.replace_guard(nft, &links, &guarded).or_refused()?;
     let mut conntrack = Conntrack::open().or_refused()?;
+    if conntrack.is_empty().or_refused()? {
+        return Ok(());
+    }
     result.ips.iter().try_for_each(|ip| conntrack.forget_address(ip.address.addr()).or_refused().map(drop))
 }
 
-/// Returns the first difference between the rules of an attachment and the kernel's.
+/// Returns the first part of the protection of an attachment's addresses that the host lacks.
+fn guard_difference(ruleset: &Ruleset, nft: &mut Nft, result: &Success) -> Result<Option<String>, Error> {
+    let (links, guarded) = guarded(result);
+    ruleset.guard_difference(nft, &links, &guarded, place::bridges_track).or_refused()
+}
+
+/// Returns the first difference between the rules of an attachment and the kernel's, the protection of its addresses
+/// included.
 ///
 /// # Errors
 /// The kernel's rules cannot be read.
@@ -93,14 +109,21 @@ pub(in super::super) fn difference(
 ) -> Result<Option<String>, Error> {
     let Some(policy) = &delegate.policy else { return Ok(None) };
     let target = target(invoker, entry, delegate)?;
-    Ruleset::new(&target, policy).difference(&mut target.place.nft(entry)?).or_refused()
+    let ruleset = Ruleset::new(&target, policy);
+    let mut nft = target.place.nft(entry)?;
+    let difference = ruleset.difference(&mut nft).or_refused()?;
+    if difference.is_some() || target.place.is_in_pod() {
+        return Ok(difference);
+    }
+    guard_difference(&ruleset, &mut nft, &result_of_attached(entry, delegate)?)
 }
 
 /// Writes the rules of an attachment again. Those in the pod's namespace are written for all attachments, in place of
-/// everything else in the table.
+/// everything else in the table. Then removes the tracked connections that the rules forbid: without the rules, others may
+/// have begun.
 ///
 /// # Errors
-/// Nothing was changed.
+/// The rules may be in force, and forbidden connections may continue.
 pub(in super::super) fn restore(
     invoker: &PluginInvoker,
     entry: &Entry,
@@ -108,12 +131,20 @@ pub(in super::super) fn restore(
 ) -> Result<(), Error> {
     let Some(policy) = &delegate.policy else { return Ok(()) };
     let target = target(invoker, entry, delegate)?;
+    let result = result_of_attached(entry, delegate)?;
     let mut nft = target.place.nft(entry)?;
     if target.place.is_in_pod() {
-        return rewrite(invoker, entry, &mut nft);
+        rewrite(invoker, entry, &mut nft)?;
+    } else {
+        let ruleset = Ruleset::new(&target, policy);
+        // With the protection in force, no forged connection is tracked, and translated ones need not end.
+        if guard_difference(&ruleset, &mut nft, &result)?.is_some() {
+            guard(&ruleset, &mut nft, &result)?;
+        }
+        let replaced = ruleset.replace(&mut nft, &target.id, None).or_refused();
+        replaced.map_err(|error| error.context("network policy"))?;
     }
-    let replaced = Ruleset::new(&target, policy).replace(&mut nft, &target.id, None);
-    replaced.or_refused().map_err(|error| error.context("network policy"))
+    forget_forbidden(&target, entry, &result, policy)
 }
 
 /// Whether the policies isolate the same directions.
@@ -126,6 +157,27 @@ fn isolates_the_same(one: &AttachmentPolicy, other: &AttachmentPolicy) -> bool {
 /// Whether the policies differ in the content of sets only.
 fn has_same_rules(one: &AttachmentPolicy, other: &AttachmentPolicy) -> bool {
     (&one.ingress, &one.egress) == (&other.ingress, &other.egress)
+}
+
+/// Whether the sets of a policy have every peer of the sets of `known`.
+fn has_all_peers_of(policy: &AttachmentPolicy, known: &AttachmentPolicy) -> bool {
+    known.sets.iter().all(|(name, peers)| {
+        let now: BTreeSet<&IpAddr> = policy.sets.get(name).into_iter().flatten().collect();
+        peers.iter().all(|peer| now.contains(peer))
+    })
+}
+
+/// Returns the result of the ADD of an attached network; an empty one if it is not attached.
+fn result_of_attached(entry: &Entry, delegate: &Delegate) -> Result<Success, Error> {
+    let is_meant = |(known, attachment): (&Delegate, &Attachment)| {
+        attachment.state == State::Attached
+            && known.ifname == delegate.ifname
+            && known.network == delegate.network
+    };
+    match entry.plan.delegates.iter().zip(&entry.attachments).position(is_meant) {
+        Some(index) => result_of(entry, index, delegate),
+        None => Ok(Success::default()),
+    }
 }
 
 /// Returns the result of an attachment's ADD.
@@ -183,9 +235,14 @@ fn forget_forbidden(
         } else {
             Conntrack::open().or_refused()?
         };
+        if conntrack.is_empty().or_refused()? {
+            return Ok(());
+        }
         for ip in &result.ips {
             let own = ip.address.addr();
-            conntrack.forget_flows(own, |flow| is_forbidden(policy, own, flow)).or_refused()?;
+            conntrack
+                .forget_flows(own, |flow| is_forbidden(policy, &target.place, own, flow))
+                .or_refused()?;
         }
         Ok(())
     };
@@ -199,25 +256,30 @@ fn forget_forbidden(
     }
 }
 
-/// Whether the policies of the attachment with the address `own` forbid a connection. Both hooks see the destination after
-/// its translation, and the source before it.
-fn is_forbidden(policy: &AttachmentPolicy, own: IpAddr, flow: &Flow) -> bool {
-    let (source, destination) = (flow.original.source, flow.reply.source);
-    let (direction, peer) = match (source == own, destination == own) {
-        (true, false) => (Direction::Egress, destination),
-        (false, true) => (Direction::Ingress, source),
+/// Whether the policies of the attachment with the address `own` forbid a connection. Both hooks of the IP layer see the
+/// destination after its translation, and the source before it. A port of a bridge sees packets before the host translates
+/// them if they leave the pod, and afterwards if they arrive.
+fn is_forbidden(policy: &AttachmentPolicy, place: &Place, own: IpAddr, flow: &Flow) -> bool {
+    let Flow { original, reply } = flow;
+    let is_bridge = place.family() == Family::Bridge;
+    let (direction, peer, port) = match (original.source == own, reply.source == own) {
+        (true, false) if is_bridge => (Direction::Egress, original.destination, original.destination_port),
+        (true, false) => (Direction::Egress, reply.source, reply.source_port),
+        (false, true) if is_bridge => (Direction::Ingress, reply.destination, reply.source_port),
+        (false, true) => (Direction::Ingress, original.source, reply.source_port),
         _ => return false,
     };
     let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
         .into_iter()
-        .find(|protocol| super::ruleset::number(*protocol) == flow.reply.protocol);
-    !policy.allows_flow(direction, peer, protocol.map(|protocol| (protocol, flow.reply.source_port)))
+        .find(|protocol| super::ruleset::number(*protocol) == reply.protocol);
+    !policy.allows_flow(direction, peer, protocol.map(|protocol| (protocol, port)))
 }
 
 #[cfg(test)]
 mod tests {
     use linux::conntrack::FlowEnds;
     use npwg::network_policy::{CompiledPeers, CompiledRule, IsolatedDirection, PortRange};
+    use rpc::journal::{PolicyRules, RulePlace};
 
     use super::*;
 
@@ -243,7 +305,8 @@ mod tests {
             sets: [("a".to_owned(), vec![peer.into()])].into(),
             ..AttachmentPolicy::default()
         };
-        let forbidden = |policy: &AttachmentPolicy, flow| is_forbidden(policy, own.into(), &flow);
+        let place = Place::in_pod("net1");
+        let forbidden = |policy: &AttachmentPolicy, flow| is_forbidden(policy, &place, own.into(), &flow);
         assert!(!forbidden(&policy, flow(peer, service, own, 6)), "the port after translation counts");
         assert!(forbidden(&policy, flow(peer, service, own, 17)));
         assert!(forbidden(&policy, flow(other, own, own, 6)));
@@ -254,5 +317,50 @@ mod tests {
         assert!(!forbidden(&policy, flow(own, service, peer, 6)));
         assert!(forbidden(&policy, flow(own, service, other, 6)));
         assert!(!forbidden(&policy, flow(other, own, own, 6)));
+    }
+
+    #[test]
+    fn network_policy_update_on_bridge_judges_translated_flows() {
+        let (own, client, gateway) = ([10, 0, 0, 1], [10, 9, 9, 9], [10, 0, 0, 254]);
+        let peers = CompiledPeers::Only { set: Some("a".into()), ranges: Vec::new() };
+        let rule = CompiledRule { policy: "n/p".into(), rule: 0, peers, ports: Vec::new() };
+        let isolated = Some(IsolatedDirection { rules: vec![rule] });
+        let allows = |peer: [u8; 4]| AttachmentPolicy {
+            ingress: isolated.clone(),
+            egress: isolated.clone(),
+            sets: [("a".to_owned(), vec![peer.into()])].into(),
+        };
+        let rules = PolicyRules { place: RulePlace::Bridge, link: "veth1".into(), id: String::new() };
+        let (bridge, routed) = (Place::recorded(&rules), Place::in_pod("net1"));
+        let forbidden = |place, peer, flow: &Flow| is_forbidden(&allows(peer), place, own.into(), flow);
+        // The host gives the client the address of the gateway.
+        let mut masqueraded = flow(client, own, own, 6);
+        masqueraded.reply.destination = gateway.into();
+        assert!(!forbidden(&bridge, gateway, &masqueraded) && forbidden(&bridge, client, &masqueraded));
+        assert!(!forbidden(&routed, client, &masqueraded) && forbidden(&routed, gateway, &masqueraded));
+        // The host leads the pod from the address of a Service to a backend.
+        let (service, backend) = ([10, 96, 0, 1], [10, 0, 0, 3]);
+        let to_service = flow(own, service, backend, 6);
+        assert!(!forbidden(&bridge, service, &to_service) && forbidden(&bridge, backend, &to_service));
+        assert!(!forbidden(&routed, backend, &to_service) && forbidden(&routed, service, &to_service));
+    }
+
+    #[test]
+    fn network_policy_update_with_more_peers_forbids_no_flow() {
+        let of = |sets: &[(&str, &[[u8; 4]])]| AttachmentPolicy {
+            sets: sets
+                .iter()
+                .map(|(name, peers)| {
+                    ((*name).to_owned(), peers.iter().map(|peer| IpAddr::from(*peer)).collect())
+                })
+                .collect(),
+            ..AttachmentPolicy::default()
+        };
+        let (one, two) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+        let known = of(&[("a", &[one]), ("b", &[])]);
+        assert!(has_all_peers_of(&of(&[("a", &[two, one]), ("b", &[])]), &known));
+        assert!(has_all_peers_of(&known, &known));
+        assert!(!has_all_peers_of(&of(&[("a", &[two])]), &known), "a peer is replaced");
+        assert!(!has_all_peers_of(&of(&[("b", &[one])]), &known), "a set is missing");
     }
 }

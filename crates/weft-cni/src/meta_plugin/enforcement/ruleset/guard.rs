@@ -13,7 +13,8 @@
 //!
 //! Such packets pass untracked. They are not dropped, because another network of the node may use the same addresses.
 //!
-//! Elements of `owners` and `bound` have the id of their attachment as comment.
+//! The element of `owners` for the host end, and that of `bound`, have the id of their attachment as comment. A bridge is a
+//! link of many attachments, whose elements for it are shared: they exist as long as an attachment has the address.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -30,6 +31,10 @@ use super::super::identity::{AttachmentId, TABLE};
 const CHAIN: &str = "tracking";
 /// Comment of its rules.
 const COMMENT: &str = "addresses of isolated pods";
+/// Number of its rules.
+const RULES: usize = 4;
+/// Comment of the elements of a link that other attachments have, too.
+const SHARED: &str = "shared link";
 
 const RAW: BaseChain = BaseChain {
     chain_type: ChainType::Filter,
@@ -44,10 +49,12 @@ pub(super) struct Guard<'a> {
     pub(super) addresses: &'a [IpAddr],
     /// Links of the host on which packets with these addresses may arrive.
     pub(super) links: &'a [&'a str],
+    /// Link that no other attachment has.
+    pub(super) host_end: &'a str,
     /// Whether the ingress of the pod is isolated.
     pub(super) is_guarded: bool,
-    /// Link whose packets have no other address, if the egress of the pod is isolated.
-    pub(super) bound: Option<&'a str>,
+    /// Whether packets of the host end have no other address, because the egress of the pod is isolated.
+    pub(super) is_bound: bool,
 }
 
 /// Sets of one address family.
@@ -78,15 +85,38 @@ fn both() -> [Sets; 2] {
     ]
 }
 
+// === impl Guard ===
+
+impl Guard<'_> {
+    /// Returns the elements of the sets of one address family.
+    fn elements(&self, sets: &Sets) -> [(&'static str, Vec<Element>); 3] {
+        let Guard { id, addresses, links, host_end, is_guarded, is_bound } = self;
+        let of_family: Vec<IpAddr> =
+            addresses.iter().filter(|address| address.is_ipv4() == sets.is_v4).copied().collect();
+        let tagged = |link: &str, key: Data| match link == *host_end {
+            true => Element::new(key).comment(id.to_string()),
+            false => Element::new(key).comment(SHARED),
+        };
+        let pair = |link: &str, address: IpAddr| tagged(link, Data::link(link).and(address));
+        let pairs = of_family.iter().flat_map(|address| links.iter().map(|link| pair(link, *address)));
+        let keys = of_family.iter().filter(|_| *is_guarded).map(|address| Element::new(*address));
+        let ends = is_bound.then(|| tagged(host_end, Data::link(host_end)));
+        [
+            (sets.owners.name(), pairs.collect()),
+            (sets.guarded.name(), keys.collect()),
+            (sets.bound.name(), ends.into_iter().collect()),
+        ]
+    }
+}
+
 /// Adds the operations that guard the addresses in the table of a family.
 pub(super) fn write(family: Family, guard: &Guard<'_>, batch: &mut Batch) {
-    let Guard { id, addresses, links, is_guarded, bound } = guard;
     let table = Table::new(family, TABLE);
     batch.ensure_table(table).ensure_base_chain(table, CHAIN, RAW).flush_chain(table, CHAIN);
     for sets in &both() {
-        let Sets { is_v4, source, guarded: own, bound: ends, owners } = sets;
-        batch.ensure_set(table, own).ensure_set(table, ends).ensure_set(table, owners);
-        for (field, set) in [(*source, own), (Selector::LinkIn, ends)] {
+        let Sets { is_v4: _, source, guarded, bound, owners } = sets;
+        batch.ensure_set(table, guarded).ensure_set(table, bound).ensure_set(table, owners);
+        for (field, set) in [(*source, guarded), (Selector::LinkIn, bound)] {
             let forged = table.rule().look_up(&[field], Is::In, set.name()).look_up(
                 &[Selector::LinkIn, *source],
                 Is::NotIn,
@@ -94,21 +124,57 @@ pub(super) fn write(family: Family, guard: &Guard<'_>, batch: &mut Batch) {
             );
             batch.add_rule(table, CHAIN, &forged.untrack().comment(COMMENT));
         }
-        let of_family: Vec<IpAddr> =
-            addresses.iter().filter(|address| address.is_ipv4() == *is_v4).copied().collect();
-        let tagged = |key: Data| Element::new(key).comment(id.to_string());
-        let pairs: Vec<Element> = of_family
-            .iter()
-            .flat_map(|address| links.iter().map(|link| tagged(Data::link(link).and(*address))))
-            .collect();
-        batch.add_elements(table, owners.name(), &pairs);
-        if *is_guarded {
-            let keys: Vec<Element> = of_family.iter().map(|address| Element::new(*address)).collect();
-            batch.add_elements(table, own.name(), &keys);
+        for (set, elements) in guard.elements(sets) {
+            batch.add_elements(table, set, &elements);
         }
-        if let Some(link) = bound {
-            batch.add_elements(table, ends.name(), &[tagged(Data::link(link))]);
+    }
+}
+
+/// Returns the first part of the protection that the table of a family lacks.
+pub(super) fn difference(nft: &mut Nft, family: Family, guard: &Guard<'_>) -> Result<Option<String>, Error> {
+    let table = Table::new(family, TABLE);
+    if nft.is_dormant(table)? {
+        return Ok(Some(format!("table {table} is dormant: its rules see no packet")));
+    }
+    let rules = nft.rules(table, CHAIN)?;
+    if rules.len() != RULES || rules.iter().any(|rule| rule.comment != COMMENT) {
+        return Ok(Some(format!("the rules of chain {table} {CHAIN} were changed")));
+    }
+    for sets in &both() {
+        for (set, elements) in guard.elements(sets) {
+            for element in elements {
+                if nft.element(table, set, &element.listed().key)?.is_none() {
+                    return Ok(Some(format!("set {table} {set} lacks an address of the attachment")));
+                }
+            }
         }
+    }
+    Ok(None)
+}
+
+/// Elements of `owners` that end with attachments.
+struct Ended<'a> {
+    /// Those of the attachments' host ends.
+    own: Vec<&'a ListedElement>,
+    /// Those of shared links.
+    shared: Vec<&'a ListedElement>,
+    /// Addresses that no other attachment has.
+    addresses: BTreeSet<&'a [u8]>,
+}
+
+// === impl Ended ===
+
+impl<'a> Ended<'a> {
+    /// Returns the elements that end with the attachments that `is_own` accepts.
+    fn of(pairs: &'a [ListedElement], is_own: impl Fn(&ListedElement) -> bool) -> Ended<'a> {
+        let address = |pair: &'a ListedElement| -> &'a [u8] { &pair.key.bytes()[Type::Link.length()..] };
+        let (shared, ends): (Vec<_>, Vec<_>) = pairs.iter().partition(|pair| pair.comment == SHARED);
+        let (own, others): (Vec<_>, Vec<_>) = ends.into_iter().partition(|pair| is_own(pair));
+        let kept: BTreeSet<&[u8]> = others.into_iter().map(address).collect();
+        let addresses: BTreeSet<&[u8]> =
+            own.iter().copied().map(address).filter(|one| !kept.contains(one)).collect();
+        let shared = shared.into_iter().filter(|&pair| addresses.contains(address(pair))).collect();
+        Ended { own, shared, addresses }
     }
 }
 
@@ -120,17 +186,18 @@ pub(super) fn discard(
     batch: &mut Batch,
 ) -> Result<(), Error> {
     let is_own = |element: &ListedElement| ids.iter().any(|id| element.comment == id.to_string());
+    let by_key = |element: &ListedElement| Element::new(element.key.clone());
     for Sets { guarded, bound, owners, .. } in &both() {
-        let (own, others): (Vec<ListedElement>, Vec<ListedElement>) =
-            elements(nft, table, owners.name())?.into_iter().partition(is_own);
-        let ends = elements(nft, table, bound.name())?.into_iter().filter(is_own);
-        let address = |pair: &ListedElement| pair.key.bytes()[Type::Link.length()..].to_vec();
-        let kept: BTreeSet<Vec<u8>> = others.iter().map(address).collect();
-        let free: BTreeSet<Vec<u8>> = own.iter().map(address).filter(|one| !kept.contains(one)).collect();
-        let keys: Vec<Element> = free.into_iter().map(|bytes| Element::new(Data::of_bytes(bytes))).collect();
-        let by_key = |element: ListedElement| Element::new(element.key);
-        batch.delete_elements(table, owners.name(), &own.into_iter().map(by_key).collect::<Vec<_>>());
-        batch.delete_elements(table, bound.name(), &ends.map(by_key).collect::<Vec<_>>());
+        let pairs = elements(nft, table, owners.name())?;
+        let Ended { own, shared, addresses } = Ended::of(&pairs, is_own);
+        let ends = elements(nft, table, bound.name())?;
+        let ends: Vec<Element> = ends.iter().filter(|end| is_own(end)).map(by_key).collect();
+        let keys: Vec<Element> =
+            addresses.into_iter().map(|bytes| Element::new(Data::of_bytes(bytes.to_vec()))).collect();
+        let of = |pairs: Vec<&ListedElement>| pairs.into_iter().map(by_key).collect::<Vec<_>>();
+        batch.delete_elements(table, owners.name(), &of(own));
+        batch.delete_elements(table, bound.name(), &ends);
+        batch.discard_elements(table, owners.name(), &of(shared));
         batch.discard_elements(table, guarded.name(), &keys);
     }
     Ok(())
@@ -141,5 +208,33 @@ fn elements(nft: &mut Nft, table: Table<'_>, set: &str) -> Result<Vec<ListedElem
     match nft.elements(table, set) {
         Err(error) if error.kind() == linux::Kind::Absent => Ok(Vec::new()),
         listed => listed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_policy_shared_address_stays_guarded_for_its_next_owner() {
+        let element = |link: &str, last: u8, comment: &str| {
+            Element::new(Data::link(link).and(IpAddr::from([10, 9, 0, last]))).comment(comment).listed()
+        };
+        // The address of `old` was allocated to `new` before the DEL of `old`.
+        let pairs = [
+            element("br9", 11, SHARED),
+            element("veth-old", 11, "old"),
+            element("veth-new", 11, "new"),
+            element("br9", 12, SHARED),
+            element("veth-old", 12, "old"),
+        ];
+        let ended = |own: &'static str| Ended::of(&pairs, move |pair| pair.comment == own);
+        let old = ended("old");
+        assert_eq!(old.own, [&pairs[1], &pairs[4]]);
+        assert_eq!(old.shared, [&pairs[3]], "the bridge keeps the address of new");
+        assert_eq!(old.addresses, BTreeSet::from([&[10, 9, 0, 12][..]]));
+        let new = ended("new");
+        assert_eq!((new.own.len(), new.shared.len(), new.addresses.len()), (1, 0, 0));
+        assert_eq!(ended("other").own.len(), 0);
     }
 }

@@ -18,7 +18,7 @@ use super::{AttachmentId, HOOKS, HookChain, Ruleset, TABLE, guard};
 
 impl Ruleset {
     /// Replaces the rules of an attachment by these. `known` are the rules in force, if they are known and differ from these
-    /// in the content of sets only.
+    /// in the content of sets only. Returns whether only their content was changed.
     ///
     /// # Errors
     /// Nothing was changed.
@@ -27,12 +27,12 @@ impl Ruleset {
         nft: &mut Nft,
         id: &AttachmentId,
         known: Option<&Ruleset>,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         if let Some(known) = known {
             match nft.commit(self.set_changes(known)) {
                 // The rules in force are not those that were written: another program changed them.
                 Err(error) if matches!(error.kind(), Kind::Absent | Kind::Exists) => {}
-                done => return done,
+                done => return done.map(|()| true),
             }
         }
         let mut batch = Batch::new();
@@ -40,7 +40,7 @@ impl Ruleset {
         if nft.tables(self.family)?.iter().any(|name| name == TABLE) {
             self.discard_others(nft, id, &mut batch)?;
         }
-        nft.commit(batch)
+        nft.commit(batch).map(|()| false)
     }
 
     /// Replaces the protection of the addresses on the host by that of these rules. It is in force before replies pass by them.
