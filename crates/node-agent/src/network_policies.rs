@@ -23,11 +23,11 @@ use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use npwg::metadata::{NetworkReference, Pod};
 use npwg::network_policy::{
-    AttachmentPolicy, CompiledPeers, Direction, IsolatedDirection, NetworkPolicy, PolicyAddresses,
+    AttachmentPolicy, Direction, IsolatedDirection, NetworkPolicy, PolicyAddresses,
     PolicyPeer, Ports,
 };
 use npwg::plan::{Decision, Plan};
-use npwg::pod_policies::{self, own_attachment};
+use npwg::pod_policies::{self, encoded_size, own_attachment};
 use npwg::refusal::Refusal;
 use policy_api::address_set::{AddressSet, AddressSetObject};
 use policy_api::policy_object::WatchedPolicy;
@@ -269,7 +269,7 @@ impl PodPolicies {
     /// nothing.
     pub(crate) fn compile(&self, pod: &Pod, network: &NetworkReference, room: usize) -> CompiledPolicy {
         let why = match pod_policies::attachment_policy(network, pod, &self.policies, &self.addresses) {
-            Ok(Some((policy, _))) if size(&policy) > room => {
+            Ok(Some((policy, _))) if encoded_size(&policy) > room => {
                 "the rules of its policies are too large".to_owned()
             }
             Ok(compiled) => {
@@ -291,24 +291,6 @@ impl PodPolicies {
         let fault = Some(format!("network {network}: {why}; no traffic passes"));
         CompiledPolicy { policy: Some(policy), because: None, fault }
     }
-}
-
-/// Returns an upper bound of the size of policies in a message, in bytes.
-pub(crate) fn size(policy: &AttachmentPolicy) -> usize {
-    const RULE: usize = 512;
-    const RANGE: usize = 128;
-    const PORTS: usize = 64;
-    const ADDRESS: usize = 48;
-    let directions = Direction::ALL.into_iter().filter_map(|direction| policy.isolated(direction));
-    let rules = directions.flat_map(|isolated| &isolated.rules).map(|rule| {
-        let ranges = match &rule.peers {
-            CompiledPeers::Any => 0,
-            CompiledPeers::Only { set: _, ranges } => ranges.len(),
-        };
-        RULE + RANGE * ranges + PORTS * rule.ports.len()
-    });
-    let sets = policy.sets.values().map(|addresses| RULE + ADDRESS * addresses.len());
-    rules.chain(sets).sum()
 }
 
 /// Whether the rules of a policy need the addresses of pods.
