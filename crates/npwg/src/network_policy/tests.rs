@@ -574,7 +574,9 @@ fn network_policy_addresses_are_those_of_each_rule_and_port() {
 fn network_policy_with_too_many_peers_or_ranges_denies() {
     let rules = |count: usize, peers: &[Value]| {
         let rules: Vec<Value> = (0..count).map(|_| json!({ "from": peers })).collect();
-        policy_in("x", "p", "net", json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": rules}))
+        read(&json!({ "apiVersion": VERSIONS[1], "kind": KIND,
+            "metadata": {"namespace": "x", "name": "p", "annotations": {POLICY_FOR: "net"}},
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": rules} }))
     };
     let selectors = vec![json!({"podSelector": {}}); PEERS_MAX];
     let most = rules(POLICY_PEERS_MAX / PEERS_MAX, &selectors);
