@@ -244,8 +244,11 @@ mod tests {
 
     #[test]
     fn network_policy_update_is_stale_after_another_one() {
-        let [old, new] = [None, Some(IsolatedDirection::default())]
-            .map(|egress| AttachmentPolicy { egress, ingress: Some(IsolatedDirection::default()), ..Default::default() });
+        let [old, new] = [None, Some(IsolatedDirection::default())].map(|egress| AttachmentPolicy {
+            egress,
+            ingress: Some(IsolatedDirection::default()),
+            ..Default::default()
+        });
         let update = |known: Option<&AttachmentPolicy>| PolicyUpdate {
             ifname: IfName::new("net1").unwrap(),
             network: "blue/data".into(),

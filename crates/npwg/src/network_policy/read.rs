@@ -14,9 +14,9 @@ use super::address_range::merge;
 use super::label_selector::{LabelSelector, Operator, Requirement};
 use super::value_reader::{Field, Fields, ValueReader};
 use super::{
-    Direction, EXCEPTIONS_MAX, KIND, NETWORKS_MAX, NetworkPolicy, PEERS_MAX, POLICY_FOR,
-    POLICY_PEERS_MAX, POLICY_RANGES_MAX, PORTS_MAX, PolicyPeer, PolicyPort, PolicyRule, Ports, Protocol, REQUIREMENTS_MAX, RULES_MAX, RuleList, VERSIONS,
-    subject, subtract,
+    Direction, EXCEPTIONS_MAX, KIND, NETWORKS_MAX, NetworkPolicy, PEERS_MAX, POLICY_FOR, POLICY_PEERS_MAX,
+    POLICY_RANGES_MAX, PORTS_MAX, PolicyPeer, PolicyPort, PolicyRule, Ports, Protocol, REQUIREMENTS_MAX,
+    RULES_MAX, RuleList, VERSIONS, subject, subtract,
 };
 use crate::metadata::{NetworkReference, definition_name_fault, label_fault};
 use crate::refusal::{KeyPath, quote};
@@ -188,10 +188,8 @@ fn check_size(reader: &mut ValueReader, spec: KeyPath, directions: &[&Vec<Policy
         PolicyPeer::Block(ranges) => ranges.len(),
         PolicyPeer::Pods { .. } => 0,
     });
-    let counts = [
-        ("peers", all().count(), POLICY_PEERS_MAX),
-        ("address ranges", ranges.sum(), POLICY_RANGES_MAX),
-    ];
+    let counts =
+        [("peers", all().count(), POLICY_PEERS_MAX), ("address ranges", ranges.sum(), POLICY_RANGES_MAX)];
     for (what, count, max) in counts.into_iter().filter(|(_, count, max)| count > max) {
         let reason = format!("has {count} {what} in all rules; the maximum is {max}");
         reader.missing(Rule::InvalidNetworkPolicy, spec.clone(), &reason, "write several policies");

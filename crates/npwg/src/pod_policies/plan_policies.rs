@@ -6,8 +6,8 @@ use super::PodNetworks;
 use crate::metadata::Labels;
 use crate::metadata::{NetworkReference, Pod};
 use crate::network_policy::{
-    AttachmentPolicy, CompileError, CompiledPeers, Direction, NetworkPolicy, PodAttachment, PolicyAddresses, compile,
-    resolve_all,
+    AttachmentPolicy, CompileError, CompiledPeers, Direction, NetworkPolicy, PodAttachment, PolicyAddresses,
+    compile, resolve_all,
 };
 use crate::plan::{Decision, Delegate, Plan};
 use crate::refusal::{Fault, Refusal};
