@@ -149,3 +149,66 @@ impl PolicyOutcome {
         self.errors.push(error.context(format_args!("{ifname} ({network})")));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use npwg::configuration::Builtin;
+    use npwg::fixture::World;
+    use npwg::network_policy::IsolatedDirection;
+    use rpc::journal::{self, Attachment};
+
+    use super::*;
+
+    /// Returns the entry of a sandbox whose second network has policies.
+    fn attached(policy: &AttachmentPolicy) -> Entry {
+        let mut plan = World::new().networks("plain").plan();
+        plan.delegates[1].policy = Some(policy.clone());
+        Entry {
+            version: journal::VERSION,
+            network: "weft".into(),
+            container_id: plan.container.clone(),
+            netns: "/run/netns/x".into(),
+            namespace: String::new(),
+            ifname: plan.delegates[0].ifname.clone(),
+            args: String::new(),
+            path: "/opt/cni/bin".into(),
+            attachments: vec![
+                Attachment { state: State::Attached, ..Attachment::default() };
+                plan.delegates.len()
+            ],
+            plan,
+            network_status: Vec::new(),
+            complete: true,
+            changing: false,
+        }
+    }
+
+    #[test]
+    fn network_policy_update_of_replaced_policies_is_skipped() {
+        let directory = std::env::temp_dir().join(format!("weft-policy-update-{}", std::process::id()));
+        let journal = Journal::open(&directory).unwrap();
+        let invoker = PluginInvoker::new(Builtin::Auto, Duration::from_secs(1));
+        let newer = AttachmentPolicy { ingress: Some(IsolatedDirection::default()), ..Default::default() };
+        let mut entry = attached(&newer);
+        let Delegate { ifname, network, .. } = &entry.plan.delegates[1];
+        let (ifname, network) = (ifname.clone(), network.clone());
+        let update = |compared: Option<&AttachmentPolicy>, policy: Option<AttachmentPolicy>| PolicyUpdate {
+            ifname: ifname.clone(),
+            network: network.clone(),
+            replaces: Some(PolicyUpdate::digest(compared).unwrap()),
+            policy,
+            because: None,
+        };
+        // The agent compared an entry without policies, and another update was executed first.
+        let late = [update(None, Some(AttachmentPolicy::default())), update(None, None)];
+        let outcome = super::update(&journal, &invoker, &mut entry, &late).unwrap();
+        assert!(outcome.is_stale && outcome.errors.is_empty(), "{outcome:?}");
+        let same = [update(Some(&newer), Some(newer.clone()))];
+        let outcome = super::update(&journal, &invoker, &mut entry, &same).unwrap();
+        assert!(!outcome.is_stale && outcome.errors.is_empty(), "{outcome:?}");
+        assert_eq!(entry.plan.delegates[1].policy.as_ref(), Some(&newer));
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+}
