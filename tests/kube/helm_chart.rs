@@ -107,7 +107,7 @@ fn alternatives() -> Vec<(&'static str, Value)> {
         ("install.thin", json!(true)),
         ("install.defaultNetwork", json!("cbr0")),
         ("install.set", json!({ "namespaceIsolation": true, "globalNamespaces": "shared" })),
-        ("install.configuration", json!("{}")),
+        ("install.configuration", json!(r#"{"networkPolicies": true}"#)),
         ("install.command", json!("/usr/local/bin")),
         ("install.resources", resources.clone()),
         ("agent.log", json!("debug")),

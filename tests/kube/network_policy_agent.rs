@@ -24,8 +24,8 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Rights that the agent needs besides those of `deploy/base`.
 const RIGHTS: &str = r#"{"apiVersion":"v1","kind":"List","items":[
   {"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"policy-of-agent"},"rules":[
-    {"apiGroups":["k8s.cni.cncf.io"],"resources":["multi-networkpolicies"],"verbs":["get","list","watch"]},
-    {"apiGroups":["weft.dev"],"resources":["policyaddresssets"],"verbs":["get","list","watch"]}]},
+    {"apiGroups":["k8s.cni.cncf.io"],"resources":["multi-networkpolicies"],"verbs":["list","watch"]},
+    {"apiGroups":["weft.dev"],"resources":["policyaddresssets"],"verbs":["list","watch"]}]},
   {"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"policy-of-agent"},
     "roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"policy-of-agent"},
     "subjects":[{"kind":"ServiceAccount","name":"weft-agent","namespace":"kube-system"}]}]}"#;
@@ -336,7 +336,7 @@ fn network_policy_drift_and_failed_update_are_events() {
     node.policy(&[55]);
     node.set(&[&web]);
     let event = node.wait_for_event("PolicyUpdateFailed ");
-    assert!(event.contains("there is no interface \"net1\""), "{event}");
+    assert!(event.contains("has no interface \"net1\""), "{event}");
     assert_eq!(node.agent.metric("weft_policy_updates_pending "), Some(1.0));
     db.run(["ip", "link", "set", "away", "name", "net1"]);
     db.run(["ip", "link", "set", "net1", "up"]);

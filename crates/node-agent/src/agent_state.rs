@@ -10,6 +10,7 @@ use cni::Error;
 use kube::Client;
 use npwg::plan::Plan;
 use rpc::allocate::{AllocateRequest, AllocateResponse};
+use rpc::node_input::NodeInput;
 use rpc::plan::PlanRequest;
 use rpc::task::{PollTasks, Task, TaskKind, TaskResult};
 use tokio::time::timeout;
@@ -67,6 +68,10 @@ pub(crate) struct AgentState {
     pub(crate) policies: Option<(Arc<NetworkPolicies>, PolicyUpdates)>,
     /// Time of the last search for tasks.
     searched: Mutex<Option<Instant>>,
+    /// Counter of polls in progress.
+    polls: Busy,
+    /// Whether the last poll returned tasks before hot-plug changes were planned.
+    hot_plug_waits: AtomicBool,
 }
 
 /// Configuration of the agent's state.
@@ -122,11 +127,13 @@ impl AgentState {
             drift: Drift::new(config.check_interval, config.checked.clone()),
             hot_plug: config.hot_plug.then(HotPlug::default),
             searched: Mutex::default(),
+            polls: Busy::default(),
+            hot_plug_waits: AtomicBool::new(false),
         }
     }
 
-    /// Returns the tasks that are due for any sandbox.
-    fn search_tasks(&self) -> Vec<Task> {
+    /// Returns the tasks that are due for any sandbox; without updates of policies unless `with_updates`.
+    fn search_tasks(&self, with_updates: bool) -> Vec<Task> {
         // Without a live watch, a pod missing from the cache is not known to be deleted.
         let mut tasks = if self.planner.sees_cluster() {
             self.sandbox_gc
@@ -136,10 +143,34 @@ impl AgentState {
         };
         // First: a policy should not wait until sandboxes are checked.
         if let Some((_, updates)) = &self.policies {
-            tasks.splice(0..0, updates.due(&self.sandboxes));
+            tasks.splice(0..0, updates.due(&self.sandboxes, with_updates));
         }
         tasks.extend(self.drift.due(&self.sandboxes));
         self.metrics.tasks_sent(&tasks);
+        tasks
+    }
+
+    /// Returns the tasks that are due for an executor.
+    ///
+    /// Tasks that a search finds count as sent, and the planning of changes may take longer than a response. Therefore no
+    /// planning follows a search that found some. The next poll plans first, so that updates do not delay changes for ever.
+    async fn tasks_of_poll(&self, node: &NodeInput) -> Vec<Task> {
+        let Some(hot_plug) = &self.hot_plug else { return self.search_tasks(true) };
+        let plans_first = self.hot_plug_waits.swap(false, Ordering::Relaxed);
+        if !plans_first {
+            let tasks = self.search_tasks(true);
+            if !tasks.is_empty() {
+                self.hot_plug_waits.store(true, Ordering::Relaxed);
+                return tasks;
+            }
+        }
+        let changes = hot_plug.due(&self.planner, &self.sandboxes, node).await;
+        self.metrics.tasks_sent(&changes);
+        let mut tasks = Vec::new();
+        if plans_first || !changes.is_empty() {
+            tasks = self.search_tasks(true);
+        }
+        tasks.extend(changes);
         tasks
     }
 }
@@ -190,20 +221,17 @@ impl RequestHandler for AgentState {
         }
         *searched = Some(Instant::now());
         drop(searched);
-        self.search_tasks()
+        // An executor applies updates at once. The client of a plan executes tasks after its ADD, which may take long.
+        self.search_tasks(self.polls.is_quiet())
     }
 
     async fn poll_tasks(&self, request: &PollTasks) -> Vec<Task> {
+        let _poll = self.polls.begin();
         let started = Instant::now();
         let mut pods = self.planner.pods.changes();
         let mut updates = self.policies.as_ref().map(|(_, updates)| updates.queued());
         loop {
-            let mut tasks = self.search_tasks();
-            if let Some(hot_plug) = &self.hot_plug {
-                let due = hot_plug.due(&self.planner, &self.sandboxes, &request.node).await;
-                self.metrics.tasks_sent(&due);
-                tasks.extend(due);
-            }
+            let tasks = self.tasks_of_poll(&request.node).await;
             if !tasks.is_empty() || started.elapsed() >= POLL_MAX {
                 return tasks;
             }
@@ -228,6 +256,12 @@ impl RequestHandler for AgentState {
         let Some(sandbox) = self.sandboxes.find(&result.container) else { return };
         let pod = &sandbox.entry.plan.pod;
         if pod.uid != result.uid {
+            return;
+        }
+        if result.is_locked {
+            if let Some((_, updates)) = &self.policies {
+                updates.was_locked(&result.container);
+            }
             return;
         }
         let error = result.error.as_ref().map(ToString::to_string);

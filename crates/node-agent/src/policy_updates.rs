@@ -4,9 +4,11 @@
 //! - Only sandboxes that a change concerns are compared: those of a changed policy's or set's namespace, of a changed pod, and
 //!   those whose entry changed. Changes within [`GATHER`] cause one comparison.
 //! - A task is sent until the journal has its policies and no pending update. A lost task, a killed executor, or a locked
-//!   sandbox delays an update; the old rules stay in force.
-//! - While the controller has not written the set for a policy's generation, the rules stay as they are, for at most
-//!   [`HOLD_MAX`]. Then the policy allows no peer that a selector would select.
+//!   sandbox delays an update; the old rules stay in force. The pauses grow, except after the report of a locked sandbox.
+//! - A task names the policies that were compared, so one that is executed late does not replace newer policies.
+//! - While the controller has not written the set for a policy's generation, or the agent has not read the sets of the
+//!   namespace, the rules stay as they are, for at most [`HOLD_MAX`]. Then the policy allows no peer that a selector would
+//!   select.
 //! - Rules are compared with those of the kernel at an interval, and restored if another program changed them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,13 +17,13 @@ use std::time::{Duration, Instant};
 
 use cni::name::ContainerId;
 use npwg::metadata::NetworkReference;
-use npwg::pod_policies::reference;
+use npwg::pod_policies::{POD_POLICIES_MAX, encoded_size, reference};
 use rpc::journal::{Entry, State};
 use rpc::task::{PolicyUpdate, Task, TaskResult};
 use tokio::sync::watch::{Receiver, Sender};
 use tracing::{info, warn};
 
-use crate::network_policies::{self, CompiledPolicy, NetworkPolicies};
+use crate::network_policies::{CompiledPolicy, NetworkPolicies};
 use crate::planner::{Planner, pod_key};
 use kube_support::cache::changed_keys::Changed;
 use kube_support::resources::Key;
@@ -40,8 +42,6 @@ const REPEAT_MAX: Duration = Duration::from_secs(60);
 /// Largest number of sandboxes in one response, and size of updates in bytes after which no further one is added.
 const UPDATES_MAX: usize = 64;
 const RESPONSE_MAX: usize = 4 << 20;
-/// Largest size of the policies of a sandbox, in bytes: messages and journal entries are limited.
-const SANDBOX_MAX: usize = 8 << 20;
 /// Largest number of comparisons with the kernel's rules in one response.
 const VERIFY_MAX: usize = 32;
 
@@ -62,6 +62,8 @@ struct Updates {
     pending: BTreeMap<ContainerId, PendingUpdate>,
     /// Sandboxes that wait for a set, since this time.
     held: BTreeMap<ContainerId, Instant>,
+    /// Sandboxes whose last comparison lacked a set, after they had waited for it.
+    without_set: BTreeSet<ContainerId>,
     /// Time of the next verification of sandboxes with policies.
     verified: BTreeMap<ContainerId, Instant>,
 }
@@ -79,12 +81,23 @@ struct PendingUpdate {
 
 /// Result of a comparison.
 enum Comparison {
-    /// The policies are not known.
+    /// The policies or the pod are not known.
     Unknown,
     /// A policy waits for its set.
     Waiting,
-    /// Attachments to update, and reasons why some of them get no rules.
-    Known(Vec<PolicyUpdate>, Vec<String>),
+    /// The policies are known.
+    Known(Difference),
+}
+
+/// Difference between the policies of a sandbox and those of its entry.
+#[derive(Default)]
+struct Difference {
+    /// Attachments to update.
+    updates: Vec<PolicyUpdate>,
+    /// Reasons why some of them get no rules, or no peers.
+    faults: Vec<String>,
+    /// Whether a set is missing, or was not read.
+    lacks_set: bool,
 }
 
 /// Sandboxes that changes concern.
@@ -106,8 +119,12 @@ impl PendingUpdate {
         })
     }
 
+    fn mark_sent(&mut self, now: Instant) {
+        self.sent = Some((now, self.sent.map_or(1, |(_, times)| times + 1)));
+    }
+
     fn size(&self) -> usize {
-        self.updates.iter().filter_map(|update| update.policy.as_ref()).map(network_policies::size).sum()
+        self.updates.iter().filter_map(|update| update.policy.as_ref()).map(encoded_size).sum()
     }
 }
 
@@ -149,23 +166,26 @@ impl PolicyUpdates {
         self.queued.subscribe()
     }
 
-    /// Returns the number of updates that the journal does not have yet.
+    /// Returns the number of sandboxes whose rules do not have the current policies: their updates are not in the journal yet,
+    /// or they lack an address set.
     pub(crate) fn count(&self) -> usize {
-        self.state().pending.len()
+        let state = self.state();
+        let waiting = state.held.keys().chain(&state.without_set);
+        waiting.chain(state.pending.keys()).collect::<BTreeSet<_>>().len()
     }
 
-    /// Returns the tasks that are due: updates, then verifications.
-    pub(crate) fn due(&self, sandboxes: &Sandboxes) -> Vec<Task> {
+    /// Returns the tasks that are due: updates if `with_updates`, then verifications.
+    pub(crate) fn due(&self, sandboxes: &Sandboxes, with_updates: bool) -> Vec<Task> {
         let mut state = self.state();
         let now = Instant::now();
         let (mut tasks, mut size) = (Vec::new(), 0);
         for (container, pending) in &mut state.pending {
-            if tasks.len() == UPDATES_MAX || size > RESPONSE_MAX {
+            if !with_updates || tasks.len() == UPDATES_MAX || size > RESPONSE_MAX {
                 break;
             }
             if pending.is_due(now) {
                 size += pending.size();
-                pending.sent = Some((now, pending.sent.map_or(1, |(_, times)| times + 1)));
+                pending.mark_sent(now);
                 let PendingUpdate { uid, updates, .. } = pending.clone();
                 tasks.push(Task::UpdatePolicy { container: container.clone(), uid, attachments: updates });
             }
@@ -204,9 +224,14 @@ impl PolicyUpdates {
                 Comparison::Waiting => {
                     state.held.entry(container.clone()).or_insert(now);
                 }
-                Comparison::Known(updates, faults) => {
+                Comparison::Known(Difference { updates, faults, lacks_set }) => {
                     state.held.remove(&container);
+                    match lacks_set {
+                        true => state.without_set.insert(container.clone()),
+                        false => state.without_set.remove(&container),
+                    };
                     if let Some(fault) = faults.first().filter(|_| !updates.is_empty()) {
+                        warn!(%container, fault, "network policies of running pod deny more than they say");
                         planner.events.policy_update_failed(&entry.plan.pod, fault);
                     }
                     is_queued |= state.queue(&container, &entry, updates, now);
@@ -217,6 +242,14 @@ impl PolicyUpdates {
         drop(state);
         if is_queued {
             self.queued.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// Handles the report that another process has locked the sandbox: this was no attempt, so the next one follows soon.
+    pub(crate) fn was_locked(&self, container: &ContainerId) {
+        let mut state = self.state();
+        if let Some((_, times)) = state.pending.get_mut(container).and_then(|pending| pending.sent.as_mut()) {
+            *times = times.saturating_sub(1);
         }
     }
 
@@ -235,6 +268,7 @@ impl Updates {
         self.compared.retain(|container, _| all.contains_key(container));
         self.pending.retain(|container, _| all.contains_key(container));
         self.held.retain(|container, _| all.contains_key(container));
+        self.without_set.retain(|container| all.contains_key(container));
         self.verified.retain(|container, _| all.contains_key(container));
     }
 
@@ -292,7 +326,7 @@ impl Updates {
 
 /// Compares the policies of a sandbox with those of its entry. Waits for sets if `may_wait`.
 fn compare(policies: &NetworkPolicies, planner: &Planner, entry: &Entry, may_wait: bool) -> Comparison {
-    let known = || Comparison::Known(Vec::new(), Vec::new());
+    let known = || Comparison::Known(Difference::default());
     if !(entry.complete || entry.changing) || entry.plan.pod.uid.is_empty() {
         return known();
     }
@@ -314,19 +348,23 @@ fn compare(policies: &NetworkPolicies, planner: &Planner, entry: &Entry, may_wai
     if found.is_waiting && may_wait {
         return Comparison::Waiting;
     }
-    let (mut updates, mut faults, mut room) = (Vec::new(), Vec::new(), SANDBOX_MAX);
+    let (mut updates, mut faults, mut room) = (Vec::new(), Vec::new(), POD_POLICIES_MAX);
     for (index, network) in attached {
         let delegate = &entry.plan.delegates[index];
         let CompiledPolicy { policy, because, fault } = found.compile(&pod, &network, room);
-        room = room.saturating_sub(policy.as_ref().map_or(0, network_policies::size));
+        room = room.saturating_sub(policy.as_ref().map_or(0, encoded_size));
         let in_force = delegate.policy.as_ref();
         if entry.attachments[index].policy_pending || in_force != policy.as_ref() {
             let (ifname, network) = (delegate.ifname.clone(), delegate.network.clone());
-            updates.push(PolicyUpdate { ifname, network, policy, because });
+            let replaces = PolicyUpdate::digest(in_force).ok();
+            updates.push(PolicyUpdate { ifname, network, replaces, policy, because });
             faults.extend(fault);
         }
     }
-    Comparison::Known(updates, faults)
+    if let Some(what) = &found.unread_sets {
+        faults.push(format!("{what} of the namespace are not read yet; its policies allow no pod as a peer"));
+    }
+    Comparison::Known(Difference { updates, faults, lacks_set: found.is_waiting })
 }
 
 /// Reports the result of an update.
@@ -351,4 +389,27 @@ pub(crate) fn restored((planner, metrics): (&Planner, &Metrics), entry: &Entry, 
     metrics.policy_restored(result.wrong.len());
     planner.events.policy_drifted(&entry.plan.pod, &error);
     info!(%container, error, "rules of network policies were restored");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_policy_update_of_locked_sandbox_is_repeated_soon() {
+        let (updates, container) = (PolicyUpdates::new(Duration::ZERO), ContainerId::new("c").unwrap());
+        let began = Instant::now();
+        let pending = PendingUpdate { uid: "u".into(), updates: Vec::new(), since: began, sent: None };
+        updates.state().pending.insert(container.clone(), pending);
+        let send = || updates.state().pending.get_mut(&container).unwrap().mark_sent(began);
+        let is_due = |after| updates.state().pending[&container].is_due(began + after);
+        for _ in 0..6 {
+            send();
+            updates.was_locked(&container);
+        }
+        assert!(is_due(REPEAT_MIN), "a locked sandbox is no attempt");
+        (0..6).for_each(|_| send());
+        assert!(!is_due(REPEAT_MIN * 8) && is_due(REPEAT_MAX), "the pauses of attempts grow");
+        updates.was_locked(&ContainerId::new("other").unwrap());
+    }
 }

@@ -16,6 +16,7 @@ use npwg::network_policy::AttachmentPolicy;
 use npwg::plan::{Decision, Plan};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
+use sha2::{Digest, Sha512};
 
 use crate::frame::{MESSAGE_MAX, Message};
 use crate::node_input::NodeInput;
@@ -79,6 +80,10 @@ pub struct PolicyUpdate {
     pub ifname: IfName,
     /// Network that the attachment must be of: hot-plug may have replaced it.
     pub network: String,
+    /// Digest ([`PolicyUpdate::digest`]) of the policies in the entry that the agent compared. With others the update is out
+    /// of date and changes nothing. Absent: the update replaces any policies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<String>,
     /// Policies in force from now on; `None` for no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<AttachmentPolicy>,
@@ -113,7 +118,7 @@ pub struct TaskBatch {
     pub configuration: Box<RawValue>,
     /// The name by which the meta-plugin was called.
     pub flavour: Flavour,
-    /// The tasks, executed in this order.
+    /// The tasks, executed in this order, except that updates of network policies precede the others.
     #[serde(deserialize_with = "known")]
     pub tasks: Vec<Task>,
 }
@@ -134,6 +139,9 @@ pub struct TaskResult {
     pub error: Option<Error>,
     /// Interfaces of the attachments with a fault, with changed rules, or whose update failed.
     pub wrong: Vec<IfName>,
+    /// Whether nothing was done because another process has locked the sandbox.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_locked: bool,
 }
 
 /// Kind of a task that reports its result.
@@ -178,6 +186,40 @@ impl TaskBatch {
     pub fn configuration(&self) -> Result<NodeConfiguration, Error> {
         NodeConfiguration::read(self.configuration.get().as_bytes(), self.flavour)
     }
+
+    /// Returns the tasks in the order of their execution: a change of networks may take long, and an update does not wait
+    /// for it.
+    pub fn into_ordered(mut self) -> Vec<Task> {
+        self.tasks.sort_by_key(|task| !matches!(task, Task::UpdatePolicy { .. }));
+        self.tasks
+    }
+}
+
+// === impl PolicyUpdate ===
+
+impl PolicyUpdate {
+    /// Number of hexadecimal digits of a digest.
+    const DIGITS: usize = 32;
+
+    /// Returns the digest of the policies of an attachment, or of their absence.
+    ///
+    /// # Errors
+    /// The policies cannot be encoded.
+    pub fn digest(policy: Option<&AttachmentPolicy>) -> Result<String, Error> {
+        let text = serde_json::to_vec(&policy)
+            .map_err(|cause| Error::internal(format!("encode network policies: {cause}")))?;
+        let hash = Sha512::digest(text);
+        Ok(hash.iter().take(Self::DIGITS / 2).map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// Whether the agent compared other policies than `current`, those of the entry.
+    ///
+    /// # Errors
+    /// The policies cannot be encoded.
+    pub fn is_stale(&self, current: Option<&AttachmentPolicy>) -> Result<bool, Error> {
+        let Some(replaces) = &self.replaces else { return Ok(false) };
+        Ok(*replaces != Self::digest(current)?)
+    }
 }
 
 // === impl TaskKind ===
@@ -196,7 +238,44 @@ pub(crate) fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Ta
 
 #[cfg(test)]
 mod tests {
+    use npwg::network_policy::IsolatedDirection;
+
     use super::*;
+
+    #[test]
+    fn network_policy_update_is_stale_after_another_one() {
+        let [old, new] = [None, Some(IsolatedDirection::default())].map(|egress| AttachmentPolicy {
+            egress,
+            ingress: Some(IsolatedDirection::default()),
+            ..Default::default()
+        });
+        let update = |known: Option<&AttachmentPolicy>| PolicyUpdate {
+            ifname: IfName::new("net1").unwrap(),
+            network: "blue/data".into(),
+            replaces: Some(PolicyUpdate::digest(known).unwrap()),
+            policy: None,
+            because: None,
+        };
+        let states = [None, Some(&AttachmentPolicy::default()), Some(&old), Some(&new)];
+        for (index, compared) in states.into_iter().enumerate() {
+            let stale = states.map(|current| update(compared).is_stale(current).unwrap());
+            assert_eq!(stale, std::array::from_fn(|other| other != index), "{compared:?}");
+        }
+        let any = PolicyUpdate { replaces: None, ..update(None) };
+        assert!(!any.is_stale(Some(&old)).unwrap(), "an update of an agent without digests");
+    }
+
+    #[test]
+    fn network_policy_updates_precede_other_tasks_of_a_batch() {
+        let (container, uid) = (ContainerId::new("c1").unwrap(), String::new());
+        let check = Task::Check { container: container.clone(), uid: uid.clone() };
+        let verify = Task::VerifyPolicy { container: container.clone(), uid: uid.clone() };
+        let update = Task::UpdatePolicy { container, uid, attachments: Vec::new() };
+        let tasks = vec![check.clone(), update.clone(), verify.clone(), update.clone()];
+        let configuration = RawValue::from_string("{}".to_owned()).unwrap();
+        let batch = TaskBatch { configuration, flavour: Flavour::Weft, tasks };
+        assert_eq!(batch.into_ordered(), [update.clone(), update, check, verify]);
+    }
 
     #[test]
     fn tasks_of_an_unknown_kind_are_ignored() {
