@@ -23,6 +23,11 @@ impl Busy {
         Call(self)
     }
 
+    /// Whether no call is in progress.
+    pub fn is_quiet(&self) -> bool {
+        *self.0.borrow() == 0
+    }
+
     /// Waits until no call is in progress, or until `longest` is over.
     pub async fn quiet(&self, longest: Duration) {
         let mut changes = self.0.subscribe();
@@ -47,8 +52,10 @@ mod tests {
         busy.quiet(long).await;
         let (first, second) = (busy.begin(), busy.begin());
         drop(first);
+        assert!(!busy.is_quiet());
         assert!(timeout(Duration::from_millis(20), busy.quiet(long)).await.is_err());
         busy.quiet(Duration::from_millis(20)).await;
         tokio::join!(busy.quiet(long), async { drop(second) });
+        assert!(busy.is_quiet());
     }
 }

@@ -67,6 +67,8 @@ pub(crate) struct AgentState {
     pub(crate) policies: Option<(Arc<NetworkPolicies>, PolicyUpdates)>,
     /// Time of the last search for tasks.
     searched: Mutex<Option<Instant>>,
+    /// Counter of polls in progress.
+    polls: Busy,
 }
 
 /// Configuration of the agent's state.
@@ -122,11 +124,12 @@ impl AgentState {
             drift: Drift::new(config.check_interval, config.checked.clone()),
             hot_plug: config.hot_plug.then(HotPlug::default),
             searched: Mutex::default(),
+            polls: Busy::default(),
         }
     }
 
-    /// Returns the tasks that are due for any sandbox.
-    fn search_tasks(&self) -> Vec<Task> {
+    /// Returns the tasks that are due for any sandbox; without updates of policies unless `with_updates`.
+    fn search_tasks(&self, with_updates: bool) -> Vec<Task> {
         // Without a live watch, a pod missing from the cache is not known to be deleted.
         let mut tasks = if self.planner.sees_cluster() {
             self.sandbox_gc
@@ -136,7 +139,7 @@ impl AgentState {
         };
         // First: a policy should not wait until sandboxes are checked.
         if let Some((_, updates)) = &self.policies {
-            tasks.splice(0..0, updates.due(&self.sandboxes));
+            tasks.splice(0..0, updates.due(&self.sandboxes, with_updates));
         }
         tasks.extend(self.drift.due(&self.sandboxes));
         self.metrics.tasks_sent(&tasks);
@@ -190,15 +193,17 @@ impl RequestHandler for AgentState {
         }
         *searched = Some(Instant::now());
         drop(searched);
-        self.search_tasks()
+        // An executor applies updates at once. The client of a plan executes tasks after its ADD, which may take long.
+        self.search_tasks(self.polls.is_quiet())
     }
 
     async fn poll_tasks(&self, request: &PollTasks) -> Vec<Task> {
+        let _poll = self.polls.begin();
         let started = Instant::now();
         let mut pods = self.planner.pods.changes();
         let mut updates = self.policies.as_ref().map(|(_, updates)| updates.queued());
         loop {
-            let mut tasks = self.search_tasks();
+            let mut tasks = self.search_tasks(true);
             if let Some(hot_plug) = &self.hot_plug {
                 let due = hot_plug.due(&self.planner, &self.sandboxes, &request.node).await;
                 self.metrics.tasks_sent(&due);

@@ -5,6 +5,7 @@
 //!   those whose entry changed. Changes within [`GATHER`] cause one comparison.
 //! - A task is sent until the journal has its policies and no pending update. A lost task, a killed executor, or a locked
 //!   sandbox delays an update; the old rules stay in force.
+//! - A task names the policies that were compared, so one that is executed late does not replace newer policies.
 //! - While the controller has not written the set for a policy's generation, the rules stay as they are, for at most
 //!   [`HOLD_MAX`]. Then the policy allows no peer that a selector would select.
 //! - Rules are compared with those of the kernel at an interval, and restored if another program changed them.
@@ -154,13 +155,13 @@ impl PolicyUpdates {
         self.state().pending.len()
     }
 
-    /// Returns the tasks that are due: updates, then verifications.
-    pub(crate) fn due(&self, sandboxes: &Sandboxes) -> Vec<Task> {
+    /// Returns the tasks that are due: updates if `with_updates`, then verifications.
+    pub(crate) fn due(&self, sandboxes: &Sandboxes, with_updates: bool) -> Vec<Task> {
         let mut state = self.state();
         let now = Instant::now();
         let (mut tasks, mut size) = (Vec::new(), 0);
         for (container, pending) in &mut state.pending {
-            if tasks.len() == UPDATES_MAX || size > RESPONSE_MAX {
+            if !with_updates || tasks.len() == UPDATES_MAX || size > RESPONSE_MAX {
                 break;
             }
             if pending.is_due(now) {
@@ -322,7 +323,8 @@ fn compare(policies: &NetworkPolicies, planner: &Planner, entry: &Entry, may_wai
         let in_force = delegate.policy.as_ref();
         if entry.attachments[index].policy_pending || in_force != policy.as_ref() {
             let (ifname, network) = (delegate.ifname.clone(), delegate.network.clone());
-            updates.push(PolicyUpdate { ifname, network, policy, because });
+            let replaces = PolicyUpdate::digest(in_force).ok();
+            updates.push(PolicyUpdate { ifname, network, replaces, policy, because });
             faults.extend(fault);
         }
     }

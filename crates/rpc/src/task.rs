@@ -16,6 +16,7 @@ use npwg::network_policy::AttachmentPolicy;
 use npwg::plan::{Decision, Plan};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
+use sha2::{Digest, Sha512};
 
 use crate::frame::{MESSAGE_MAX, Message};
 use crate::node_input::NodeInput;
@@ -79,6 +80,10 @@ pub struct PolicyUpdate {
     pub ifname: IfName,
     /// Network that the attachment must be of: hot-plug may have replaced it.
     pub network: String,
+    /// Digest ([`PolicyUpdate::digest`]) of the policies in the entry that the agent compared. With others the update is out
+    /// of date and changes nothing. Absent: the update replaces any policies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<String>,
     /// Policies in force from now on; `None` for no restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<AttachmentPolicy>,
@@ -180,6 +185,33 @@ impl TaskBatch {
     }
 }
 
+// === impl PolicyUpdate ===
+
+impl PolicyUpdate {
+    /// Number of hexadecimal digits of a digest.
+    const DIGITS: usize = 32;
+
+    /// Returns the digest of the policies of an attachment, or of their absence.
+    ///
+    /// # Errors
+    /// The policies cannot be encoded.
+    pub fn digest(policy: Option<&AttachmentPolicy>) -> Result<String, Error> {
+        let text = serde_json::to_vec(&policy)
+            .map_err(|cause| Error::internal(format!("encode network policies: {cause}")))?;
+        let hash = Sha512::digest(text);
+        Ok(hash.iter().take(Self::DIGITS / 2).map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// Whether the agent compared other policies than `current`, those of the entry.
+    ///
+    /// # Errors
+    /// The policies cannot be encoded.
+    pub fn is_stale(&self, current: Option<&AttachmentPolicy>) -> Result<bool, Error> {
+        let Some(replaces) = &self.replaces else { return Ok(false) };
+        Ok(*replaces != Self::digest(current)?)
+    }
+}
+
 // === impl TaskKind ===
 
 impl TaskKind {
@@ -196,7 +228,29 @@ pub(crate) fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Ta
 
 #[cfg(test)]
 mod tests {
+    use npwg::network_policy::IsolatedDirection;
+
     use super::*;
+
+    #[test]
+    fn network_policy_update_is_stale_after_another_one() {
+        let [old, new] = [None, Some(IsolatedDirection::default())]
+            .map(|egress| AttachmentPolicy { egress, ingress: Some(IsolatedDirection::default()), ..Default::default() });
+        let update = |known: Option<&AttachmentPolicy>| PolicyUpdate {
+            ifname: IfName::new("net1").unwrap(),
+            network: "blue/data".into(),
+            replaces: Some(PolicyUpdate::digest(known).unwrap()),
+            policy: None,
+            because: None,
+        };
+        let states = [None, Some(&AttachmentPolicy::default()), Some(&old), Some(&new)];
+        for (index, compared) in states.into_iter().enumerate() {
+            let stale = states.map(|current| update(compared).is_stale(current).unwrap());
+            assert_eq!(stale, std::array::from_fn(|other| other != index), "{compared:?}");
+        }
+        let any = PolicyUpdate { replaces: None, ..update(None) };
+        assert!(!any.is_stale(Some(&old)).unwrap(), "an update of an agent without digests");
+    }
 
     #[test]
     fn tasks_of_an_unknown_kind_are_ignored() {

@@ -6,6 +6,8 @@
 //!
 //! - The entry names the new policies before the kernel has them. A kill in between leaves the old or the new rules, which
 //!   the entry shows as pending: the agent sends the update again, and a DEL removes what exists.
+//! - An update names the policies that the agent compared. It is skipped if the entry has others: a later update was
+//!   executed first, and the agent compares the new entry.
 //! - A policy without isolated directions is in the entry as long as rules may have to be removed.
 //! - The entry is not synchronized with the disk: a loss of power destroys the rules as well.
 
@@ -28,6 +30,8 @@ pub(super) struct PolicyOutcome {
     pub(super) wrong: Vec<IfName>,
     /// Failures, or changes that were undone.
     pub(super) errors: Vec<Error>,
+    /// Whether nothing was begun, and an update was skipped because the entry has other policies than it replaces.
+    pub(super) is_stale: bool,
 }
 
 /// Attachment whose update has begun, with the policies whose rules are in force, if that is known.
@@ -36,8 +40,8 @@ struct Begun {
     known: Option<AttachmentPolicy>,
 }
 
-/// Replaces the policies of attachments. The caller holds the sandbox's lock. Attachments that already have them, or that
-/// do not exist any more, are left alone.
+/// Replaces the policies of attachments. The caller holds the sandbox's lock. Attachments that already have them, that do
+/// not exist any more, or whose policies are not those that the agent compared, are left alone.
 ///
 /// # Errors
 /// Nothing was changed. Failures of single attachments are part of the result.
@@ -47,17 +51,20 @@ pub(super) fn update(
     entry: &mut Entry,
     updates: &[PolicyUpdate],
 ) -> Result<PolicyOutcome, Error> {
-    let mut begun = Vec::new();
+    let (mut begun, mut outcome) = (Vec::new(), PolicyOutcome::default());
     for update in updates {
-        if let Some(index) = changed(entry, update) {
+        let Some(index) = attached(entry, update) else { continue };
+        if update.is_stale(entry.plan.delegates[index].policy.as_ref())? {
+            outcome.is_stale = true;
+        } else if is_different(entry, index, update) {
             enforcement::assign_running(journal.directory(), invoker, entry, index)?;
             begun.push(begin(entry, index, update));
         }
     }
-    let mut outcome = PolicyOutcome::default();
     if begun.is_empty() {
         return Ok(outcome);
     }
+    outcome.is_stale = false;
     journal.update(entry)?;
     for Begun { index, known } in begun {
         match enforcement::update(invoker, entry, index, known.as_ref()) {
@@ -69,20 +76,23 @@ pub(super) fn update(
     Ok(outcome)
 }
 
-/// Returns the index of the attachment if its policies change.
-fn changed(entry: &Entry, update: &PolicyUpdate) -> Option<usize> {
-    let PolicyUpdate { ifname, network, policy, because: _ } = update;
+/// Returns the index of the attachment that an update is for.
+fn attached(entry: &Entry, update: &PolicyUpdate) -> Option<usize> {
+    let PolicyUpdate { ifname, network, .. } = update;
     let is_meant = |delegate: &Delegate| delegate.ifname == *ifname && delegate.network == *network;
     let index = entry.plan.delegates.iter().position(is_meant)?;
-    let (delegate, attachment) = (&entry.plan.delegates[index], &entry.attachments[index]);
-    let policy = policy.as_ref().filter(|policy| !policy.is_open());
-    let is_different = attachment.policy_pending || delegate.policy.as_ref() != policy;
-    (attachment.state == State::Attached && is_different).then_some(index)
+    (entry.attachments[index].state == State::Attached).then_some(index)
+}
+
+/// Whether the policies of the attachment change.
+fn is_different(entry: &Entry, index: usize, update: &PolicyUpdate) -> bool {
+    let policy = update.policy.as_ref().filter(|policy| !policy.is_open());
+    entry.attachments[index].policy_pending || entry.plan.delegates[index].policy.as_ref() != policy
 }
 
 /// Puts new policies into the entry, as pending.
 fn begin(entry: &mut Entry, index: usize, update: &PolicyUpdate) -> Begun {
-    let PolicyUpdate { ifname: _, network: _, policy, because } = update;
+    let PolicyUpdate { policy, because, .. } = update;
     let (delegate, attachment) = (&mut entry.plan.delegates[index], &mut entry.attachments[index]);
     let known = delegate.policy.take().filter(|_| !attachment.policy_pending);
     delegate.policy = Some(policy.clone().filter(|policy| !policy.is_open()).unwrap_or_default());
@@ -137,5 +147,68 @@ impl PolicyOutcome {
         let Delegate { ifname, network, .. } = delegate;
         self.wrong.push(ifname.clone());
         self.errors.push(error.context(format_args!("{ifname} ({network})")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use npwg::configuration::Builtin;
+    use npwg::fixture::World;
+    use npwg::network_policy::IsolatedDirection;
+    use rpc::journal::{self, Attachment};
+
+    use super::*;
+
+    /// Returns the entry of a sandbox whose second network has policies.
+    fn attached(policy: &AttachmentPolicy) -> Entry {
+        let mut plan = World::new().networks("plain").plan();
+        plan.delegates[1].policy = Some(policy.clone());
+        Entry {
+            version: journal::VERSION,
+            network: "weft".into(),
+            container_id: plan.container.clone(),
+            netns: "/run/netns/x".into(),
+            namespace: String::new(),
+            ifname: plan.delegates[0].ifname.clone(),
+            args: String::new(),
+            path: "/opt/cni/bin".into(),
+            attachments: vec![
+                Attachment { state: State::Attached, ..Attachment::default() };
+                plan.delegates.len()
+            ],
+            plan,
+            network_status: Vec::new(),
+            complete: true,
+            changing: false,
+        }
+    }
+
+    #[test]
+    fn network_policy_update_of_replaced_policies_is_skipped() {
+        let directory = std::env::temp_dir().join(format!("weft-policy-update-{}", std::process::id()));
+        let journal = Journal::open(&directory).unwrap();
+        let invoker = PluginInvoker::new(Builtin::Auto, Duration::from_secs(1));
+        let newer = AttachmentPolicy { ingress: Some(IsolatedDirection::default()), ..Default::default() };
+        let mut entry = attached(&newer);
+        let Delegate { ifname, network, .. } = &entry.plan.delegates[1];
+        let (ifname, network) = (ifname.clone(), network.clone());
+        let update = |compared: Option<&AttachmentPolicy>, policy: Option<AttachmentPolicy>| PolicyUpdate {
+            ifname: ifname.clone(),
+            network: network.clone(),
+            replaces: Some(PolicyUpdate::digest(compared).unwrap()),
+            policy,
+            because: None,
+        };
+        // The agent compared an entry without policies, and another update was executed first.
+        let late = [update(None, Some(AttachmentPolicy::default())), update(None, None)];
+        let outcome = super::update(&journal, &invoker, &mut entry, &late).unwrap();
+        assert!(outcome.is_stale && outcome.errors.is_empty(), "{outcome:?}");
+        let same = [update(Some(&newer), Some(newer.clone()))];
+        let outcome = super::update(&journal, &invoker, &mut entry, &same).unwrap();
+        assert!(!outcome.is_stale && outcome.errors.is_empty(), "{outcome:?}");
+        assert_eq!(entry.plan.delegates[1].policy.as_ref(), Some(&newer));
+        std::fs::remove_dir_all(directory).unwrap();
     }
 }

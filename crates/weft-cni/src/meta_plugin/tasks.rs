@@ -227,7 +227,12 @@ fn update_policy(
     let outcome = updated.unwrap_or_else(|error| PolicyOutcome {
         wrong: updates.iter().map(|update| update.ifname.clone()).collect(),
         errors: vec![error],
+        is_stale: false,
     });
+    if outcome.is_stale && outcome.errors.is_empty() {
+        // The agent compares the entry that has other policies, and sends another update if one is needed.
+        return Ok(None);
+    }
     Ok(Some(policy_result(TaskKind::UpdatePolicy, &entry, outcome)))
 }
 
@@ -254,7 +259,7 @@ fn verify_policy(
 }
 
 fn policy_result(kind: TaskKind, entry: &Entry, outcome: PolicyOutcome) -> TaskResult {
-    let PolicyOutcome { wrong, errors } = outcome;
+    let PolicyOutcome { wrong, errors, is_stale: _ } = outcome;
     let (container, uid) = (entry.container_id.clone(), entry.plan.pod.uid.clone());
     TaskResult { kind, container, uid, changes: Vec::new(), error: Error::join(errors), wrong }
 }
