@@ -10,6 +10,7 @@ use cni::Error;
 use kube::Client;
 use npwg::plan::Plan;
 use rpc::allocate::{AllocateRequest, AllocateResponse};
+use rpc::node_input::NodeInput;
 use rpc::plan::PlanRequest;
 use rpc::task::{PollTasks, Task, TaskKind, TaskResult};
 use tokio::time::timeout;
@@ -69,6 +70,8 @@ pub(crate) struct AgentState {
     searched: Mutex<Option<Instant>>,
     /// Counter of polls in progress.
     polls: Busy,
+    /// Whether the last poll returned tasks before hot-plug changes were planned.
+    hot_plug_waits: AtomicBool,
 }
 
 /// Configuration of the agent's state.
@@ -125,6 +128,7 @@ impl AgentState {
             hot_plug: config.hot_plug.then(HotPlug::default),
             searched: Mutex::default(),
             polls: Busy::default(),
+            hot_plug_waits: AtomicBool::new(false),
         }
     }
 
@@ -143,6 +147,30 @@ impl AgentState {
         }
         tasks.extend(self.drift.due(&self.sandboxes));
         self.metrics.tasks_sent(&tasks);
+        tasks
+    }
+
+    /// Returns the tasks that are due for an executor.
+    ///
+    /// Tasks that a search finds count as sent, and the planning of changes may take longer than a response. Therefore no
+    /// planning follows a search that found some. The next poll plans first, so that updates do not delay changes for ever.
+    async fn tasks_of_poll(&self, node: &NodeInput) -> Vec<Task> {
+        let Some(hot_plug) = &self.hot_plug else { return self.search_tasks(true) };
+        let plans_first = self.hot_plug_waits.swap(false, Ordering::Relaxed);
+        if !plans_first {
+            let tasks = self.search_tasks(true);
+            if !tasks.is_empty() {
+                self.hot_plug_waits.store(true, Ordering::Relaxed);
+                return tasks;
+            }
+        }
+        let changes = hot_plug.due(&self.planner, &self.sandboxes, node).await;
+        self.metrics.tasks_sent(&changes);
+        let mut tasks = Vec::new();
+        if plans_first || !changes.is_empty() {
+            tasks = self.search_tasks(true);
+        }
+        tasks.extend(changes);
         tasks
     }
 }
@@ -203,12 +231,7 @@ impl RequestHandler for AgentState {
         let mut pods = self.planner.pods.changes();
         let mut updates = self.policies.as_ref().map(|(_, updates)| updates.queued());
         loop {
-            let mut tasks = self.search_tasks(true);
-            if let Some(hot_plug) = &self.hot_plug {
-                let due = hot_plug.due(&self.planner, &self.sandboxes, &request.node).await;
-                self.metrics.tasks_sent(&due);
-                tasks.extend(due);
-            }
+            let tasks = self.tasks_of_poll(&request.node).await;
             if !tasks.is_empty() || started.elapsed() >= POLL_MAX {
                 return tasks;
             }
@@ -233,6 +256,12 @@ impl RequestHandler for AgentState {
         let Some(sandbox) = self.sandboxes.find(&result.container) else { return };
         let pod = &sandbox.entry.plan.pod;
         if pod.uid != result.uid {
+            return;
+        }
+        if result.is_locked {
+            if let Some((_, updates)) = &self.policies {
+                updates.was_locked(&result.container);
+            }
             return;
         }
         let error = result.error.as_ref().map(ToString::to_string);

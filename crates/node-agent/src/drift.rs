@@ -250,7 +250,15 @@ mod tests {
         let error = (!wrong.is_empty()).then(|| cni::Error::internal("wrong"));
         let wrong = wrong.iter().map(|name| IfName::new(name).unwrap()).collect();
         let container = ContainerId::new("c").unwrap();
-        TaskResult { kind: TaskKind::Check, container, uid: "u".into(), changes: Vec::new(), error, wrong }
+        TaskResult {
+            kind: TaskKind::Check,
+            container,
+            uid: "u".into(),
+            changes: Vec::new(),
+            error,
+            wrong,
+            is_locked: false,
+        }
     }
 
     #[test]

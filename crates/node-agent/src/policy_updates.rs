@@ -4,7 +4,7 @@
 //! - Only sandboxes that a change concerns are compared: those of a changed policy's or set's namespace, of a changed pod, and
 //!   those whose entry changed. Changes within [`GATHER`] cause one comparison.
 //! - A task is sent until the journal has its policies and no pending update. A lost task, a killed executor, or a locked
-//!   sandbox delays an update; the old rules stay in force.
+//!   sandbox delays an update; the old rules stay in force. The pauses grow, except after the report of a locked sandbox.
 //! - A task names the policies that were compared, so one that is executed late does not replace newer policies.
 //! - While the controller has not written the set for a policy's generation, the rules stay as they are, for at most
 //!   [`HOLD_MAX`]. Then the policy allows no peer that a selector would select.
@@ -107,6 +107,10 @@ impl PendingUpdate {
         })
     }
 
+    fn mark_sent(&mut self, now: Instant) {
+        self.sent = Some((now, self.sent.map_or(1, |(_, times)| times + 1)));
+    }
+
     fn size(&self) -> usize {
         self.updates.iter().filter_map(|update| update.policy.as_ref()).map(network_policies::size).sum()
     }
@@ -166,7 +170,7 @@ impl PolicyUpdates {
             }
             if pending.is_due(now) {
                 size += pending.size();
-                pending.sent = Some((now, pending.sent.map_or(1, |(_, times)| times + 1)));
+                pending.mark_sent(now);
                 let PendingUpdate { uid, updates, .. } = pending.clone();
                 tasks.push(Task::UpdatePolicy { container: container.clone(), uid, attachments: updates });
             }
@@ -218,6 +222,14 @@ impl PolicyUpdates {
         drop(state);
         if is_queued {
             self.queued.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// Handles the report that another process has locked the sandbox: this was no attempt, so the next one follows soon.
+    pub(crate) fn was_locked(&self, container: &ContainerId) {
+        let mut state = self.state();
+        if let Some((_, times)) = state.pending.get_mut(container).and_then(|pending| pending.sent.as_mut()) {
+            *times = times.saturating_sub(1);
         }
     }
 
@@ -353,4 +365,27 @@ pub(crate) fn restored((planner, metrics): (&Planner, &Metrics), entry: &Entry, 
     metrics.policy_restored(result.wrong.len());
     planner.events.policy_drifted(&entry.plan.pod, &error);
     info!(%container, error, "rules of network policies were restored");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_policy_update_of_locked_sandbox_is_repeated_soon() {
+        let (updates, container) = (PolicyUpdates::new(Duration::ZERO), ContainerId::new("c").unwrap());
+        let began = Instant::now();
+        let pending = PendingUpdate { uid: "u".into(), updates: Vec::new(), since: began, sent: None };
+        updates.state().pending.insert(container.clone(), pending);
+        let send = || updates.state().pending.get_mut(&container).unwrap().mark_sent(began);
+        let is_due = |after| updates.state().pending[&container].is_due(began + after);
+        for _ in 0..6 {
+            send();
+            updates.was_locked(&container);
+        }
+        assert!(is_due(REPEAT_MIN), "a locked sandbox is no attempt");
+        (0..6).for_each(|_| send());
+        assert!(!is_due(REPEAT_MIN * 8) && is_due(REPEAT_MAX), "the pauses of attempts grow");
+        updates.was_locked(&ContainerId::new("other").unwrap());
+    }
 }

@@ -139,6 +139,9 @@ pub struct TaskResult {
     pub error: Option<Error>,
     /// Interfaces of the attachments with a fault, with changed rules, or whose update failed.
     pub wrong: Vec<IfName>,
+    /// Whether nothing was done because another process has locked the sandbox.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_locked: bool,
 }
 
 /// Kind of a task that reports its result.

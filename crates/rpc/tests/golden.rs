@@ -138,6 +138,7 @@ fn rpc_task_messages_have_the_documented_form() {
         changes: Vec::new(),
         error: Some(Error::internal("check net1 (blue/storage): macvlan: interface net1 is missing")),
         wrong: vec![ifname("net1")],
+        is_locked: false,
     };
     let batch =
         TaskBatch { configuration: configuration(), flavour: Flavour::Weft, tasks: vec![check.clone()] };

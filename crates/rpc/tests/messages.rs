@@ -162,16 +162,16 @@ fn result() -> impl Strategy<Value = TaskResult> {
     let change = (text(), ifname(), option::of(vec(any::<IpAddr>(), 0..3)))
         .prop_map(|(network, ifname, added)| NetworkChange { network, ifname, added });
     let kind = proptest::sample::select(&TaskKind::ALL);
-    (kind, container(), text(), vec(change, 0..3), option::of(error()), vec(ifname(), 0..3)).prop_map(
-        |(kind, container, uid, changes, error, wrong)| TaskResult {
+    (kind, container(), text(), vec(change, 0..3), option::of(error()), vec(ifname(), 0..3), any::<bool>())
+        .prop_map(|(kind, container, uid, changes, error, wrong, is_locked)| TaskResult {
             kind,
             container,
             uid,
             changes,
             error,
             wrong,
-        },
-    )
+            is_locked,
+        })
 }
 
 fn ip() -> impl Strategy<Value = IpAddr> {

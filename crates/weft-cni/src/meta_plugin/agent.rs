@@ -310,6 +310,7 @@ mod tests {
                 changes: Vec::new(),
                 error: None,
                 wrong: Vec::new(),
+                is_locked: false,
             };
             let late = converse(&mut patient, &Request::TaskResult(task)).unwrap_err();
             assert_eq!(late.code, code::TRY_AGAIN_LATER, "{late}");

@@ -152,6 +152,16 @@ fn begin_record(journal: &Journal, task: &Task) -> CallRecorder {
 /// Returns the entry of a sandbox, locked. Returns `None` if it is locked by another process, is gone, or is another pod's.
 fn find(journal: &Journal, container: &ContainerId, uid: &str) -> Result<Option<(Lock, Entry)>, Error> {
     let Some(lock) = Lock::attempt(journal.directory(), container)? else { return Ok(None) };
+    entry_of(journal, lock, container, uid)
+}
+
+/// Returns the entry of a locked sandbox. Returns `None` if it is gone, or is another pod's.
+fn entry_of(
+    journal: &Journal,
+    lock: Lock,
+    container: &ContainerId,
+    uid: &str,
+) -> Result<Option<(Lock, Entry)>, Error> {
     let Some(entry) = journal.read(container)? else {
         lock.retire();
         return Ok(None);
@@ -170,10 +180,9 @@ fn check(
     if !entry.complete || !namespace::is_there(&entry)? {
         return Ok(None);
     }
-    let (uid, changes) = (uid.to_owned(), Vec::new());
     let (wrong, errors) = check_each(invoker, &entry);
     let error = Error::join(errors);
-    Ok(Some(TaskResult { kind: TaskKind::Check, container: container.clone(), uid, changes, error, wrong }))
+    Ok(Some(TaskResult { error, wrong, ..nothing_done(TaskKind::Check, container, uid) }))
 }
 
 /// Changes a running sandbox to `plan`.
@@ -205,9 +214,8 @@ fn change_locked(
     plan.expect_for(&sandbox, &entry.plan.pod)?;
     let Changed { done, errors } = change::change(journal, invoker, &entry, plan, timeout)
         .unwrap_or_else(|error| Changed { done: Vec::new(), errors: vec![error] });
-    let (container, uid) = (container.clone(), uid.clone());
-    let (error, wrong) = (Error::join(errors), Vec::new());
-    Ok(Some(TaskResult { kind: TaskKind::Change, container, uid, changes: done, error, wrong }))
+    let error = Error::join(errors);
+    Ok(Some(TaskResult { changes: done, error, ..nothing_done(TaskKind::Change, container, uid) }))
 }
 
 /// Replaces the network policies of a running sandbox. A sandbox that is not completely attached is left alone: the agent
@@ -219,7 +227,12 @@ fn update_policy(
     uid: &str,
     updates: &[PolicyUpdate],
 ) -> Result<Option<TaskResult>, Error> {
-    let Some((_lock, mut entry)) = find(journal, container, uid)? else { return Ok(None) };
+    let Some(lock) = Lock::attempt(journal.directory(), container)? else {
+        // An ADD or DEL is in progress. The agent sends the update again soon.
+        let nothing = nothing_done(TaskKind::UpdatePolicy, container, uid);
+        return Ok(Some(TaskResult { is_locked: true, ..nothing }));
+    };
+    let Some((_lock, mut entry)) = entry_of(journal, lock, container, uid)? else { return Ok(None) };
     if !(entry.complete || entry.changing) || !namespace::is_there(&entry)? {
         return Ok(None);
     }
@@ -260,8 +273,14 @@ fn verify_policy(
 
 fn policy_result(kind: TaskKind, entry: &Entry, outcome: PolicyOutcome) -> TaskResult {
     let PolicyOutcome { wrong, errors, is_stale: _ } = outcome;
-    let (container, uid) = (entry.container_id.clone(), entry.plan.pod.uid.clone());
-    TaskResult { kind, container, uid, changes: Vec::new(), error: Error::join(errors), wrong }
+    let nothing = nothing_done(kind, &entry.container_id, &entry.plan.pod.uid);
+    TaskResult { error: Error::join(errors), wrong, ..nothing }
+}
+
+/// Returns the result of a task that found and changed nothing.
+fn nothing_done(kind: TaskKind, container: &ContainerId, uid: &str) -> TaskResult {
+    let (container, uid) = (container.clone(), uid.to_owned());
+    TaskResult { kind, container, uid, changes: Vec::new(), error: None, wrong: Vec::new(), is_locked: false }
 }
 
 fn take_down(
