@@ -10,7 +10,8 @@
 //! - Policies select pods of their own namespace only. So the agent watches the sets of namespaces with policies and a pod of
 //!   this node: one list and one watch for each. The watch begins when the pod is bound to the node, not at its ADD.
 //! - An ADD waits for a list that was not read yet and fails with code 11: no pod starts without its policies.
-//! - A set that is missing, or of another generation of its policy, allows nothing. An update follows.
+//! - A set that is missing, or of another generation of its policy, allows nothing. An update follows. For a running pod the
+//!   same applies to sets that were not read yet.
 //! - Without the API server the last known state counts.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,6 +68,8 @@ pub(crate) struct PodPolicies {
     addresses: BTreeMap<String, PolicyAddresses>,
     /// Whether a policy waits for the set of its generation.
     pub(crate) is_waiting: bool,
+    /// What was not read yet, and why, if the sets of the namespace are needed and were not read.
+    pub(crate) unread_sets: Option<String>,
 }
 
 /// Policies of one attachment.
@@ -196,25 +199,33 @@ impl NetworkPolicies {
             }
         }
         // The policies may have changed while the sets were read.
-        let Some(found) = self.of_pod(pod, &networks) else { return Err(unread("policyaddresssets")) };
-        let PodPolicies { policies, addresses, is_waiting: _ } = found;
+        let Some(found) = self.of_pod(pod, &networks) else { return Err(unread("multi-networkpolicies")) };
+        let PodPolicies { policies, addresses, is_waiting: _, unread_sets } = found;
+        if let Some(what) = unread_sets {
+            return Err(unread(&what));
+        }
         Ok(pod_policies::add_resolved_to_plan(plan, pod, &policies, &addresses))
     }
 
-    /// Returns the policies that may select an attachment of a pod to these networks, with the addresses of their peers. Returns
-    /// `None` if they are not known yet.
+    /// Returns the policies that may select an attachment of a pod to these networks, with the addresses of their peers as far
+    /// as they were read. Returns `None` if the policies were not read yet.
     pub(crate) fn of_pod(&self, pod: &Pod, networks: &[NetworkReference]) -> Option<PodPolicies> {
         if !self.policies.is_synced() {
             return None;
         }
         let candidates = self.candidates(pod, networks);
-        let mut found = PodPolicies { policies: Vec::new(), addresses: BTreeMap::new(), is_waiting: false };
+        let mut found = PodPolicies {
+            policies: Vec::new(),
+            addresses: BTreeMap::new(),
+            is_waiting: false,
+            unread_sets: None,
+        };
         let mut sets: Option<Arc<Cache<AddressSet>>> = None;
         for policy in candidates {
             if needs_set(&policy.policy) {
                 let sets = sets.get_or_insert_with(|| self.watch(&pod.namespace));
-                if !sets.is_synced() {
-                    return None;
+                if found.unread_sets.is_none() {
+                    found.unread_sets = sets.waited();
                 }
                 let key = (policy.policy.namespace.clone(), policy.policy.name.clone());
                 match sets.find(&key).filter(|set| set.is_of(&policy)) {
@@ -319,4 +330,81 @@ fn unread(what: &str) -> Error {
     let cure = "check that the API server is reachable, the custom resources of deploy/policy are installed, and the \
                 agent may read them";
     Error::new(code::TRY_AGAIN_LATER, why).details(cure)
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::Config as ClientConfig;
+    use serde_json::{Value, json};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    const GROUP: &str = "/apis/k8s.cni.cncf.io/v1beta2";
+
+    /// Answers one request of an API server that has one policy, and forbids to read address sets.
+    async fn answer(mut stream: TcpStream) {
+        let (mut head, mut piece) = (Vec::new(), [0; 1024]);
+        while !head.ends_with(b"\r\n\r\n") {
+            match stream.read(&mut piece).await {
+                Ok(read) if read > 0 => head.extend_from_slice(&piece[..read]),
+                _ => return,
+            }
+        }
+        let head = String::from_utf8(head).unwrap();
+        let target = head.split(' ').nth(1).unwrap();
+        let (status, body): (u16, Value) = match target.split_once('?').unwrap_or((target, "")) {
+            (_, query) if query.contains("watch=true") => return std::future::pending().await,
+            (GROUP, _) => (200, json!({ "kind": "APIResourceList", "groupVersion": "k8s.cni.cncf.io/v1beta2",
+                "resources": [{ "name": "multi-networkpolicies", "singularName": "", "namespaced": true,
+                    "kind": "MultiNetworkPolicy", "verbs": [] }] })),
+            (path, _) if path == format!("{GROUP}/multi-networkpolicies") => {
+                (200, json!({ "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicyList",
+                    "metadata": { "resourceVersion": "1" }, "items": [{
+                        "metadata": { "namespace": "blue", "name": "p", "uid": "1", "generation": 1,
+                            "annotations": { "k8s.v1.cni.cncf.io/policy-for": "data" } },
+                        "spec": { "podSelector": {}, "ingress": [{ "from": [{ "podSelector": {} }] }] } }] }))
+            }
+            (path, _) => {
+                let code = if path.contains("policyaddresssets") { 403 } else { 404 };
+                (code, json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+                    "message": "no", "reason": "no", "metadata": {} }))
+            }
+        };
+        let body = body.to_string();
+        let length = body.len();
+        let fields = format!("content-type: application/json\r\nconnection: close\r\ncontent-length: {length}");
+        let _ = stream.write_all(format!("HTTP/1.1 {status} OK\r\n{fields}\r\n\r\n{body}").as_bytes()).await;
+    }
+
+    #[tokio::test]
+    async fn network_policy_with_unread_sets_waits_for_them() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer(stream));
+            }
+        });
+        let client = Client::try_from(ClientConfig::new(server.parse().unwrap())).unwrap();
+        let policies = NetworkPolicies::new(&client);
+        let (pod, networks) = (
+            Pod { namespace: "blue".into(), ..Pod::default() },
+            [NetworkReference::new("blue", "data")],
+        );
+        assert!(policies.of_pod(&pod, &networks).is_none(), "the policies are not read yet");
+        policies.policies.synced().await;
+        let found = policies.of_pod(&pod, &networks).unwrap();
+        assert!(found.is_waiting && found.unread_sets.unwrap().starts_with("policyaddresssets"));
+        let compiled = {
+            let found = policies.of_pod(&pod, &networks).unwrap();
+            found.compile(&pod, &networks[0], usize::MAX).policy.unwrap()
+        };
+        assert!(compiled.sets.values().all(Vec::is_empty) && compiled.ingress.is_some(), "it allows no pod");
+        // Policies of other namespaces need no sets.
+        let other = Pod { namespace: "red".into(), ..Pod::default() };
+        let found = policies.of_pod(&other, &networks).unwrap();
+        assert!(!found.is_waiting && found.unread_sets.is_none());
+    }
 }

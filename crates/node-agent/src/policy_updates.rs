@@ -6,8 +6,9 @@
 //! - A task is sent until the journal has its policies and no pending update. A lost task, a killed executor, or a locked
 //!   sandbox delays an update; the old rules stay in force. The pauses grow, except after the report of a locked sandbox.
 //! - A task names the policies that were compared, so one that is executed late does not replace newer policies.
-//! - While the controller has not written the set for a policy's generation, the rules stay as they are, for at most
-//!   [`HOLD_MAX`]. Then the policy allows no peer that a selector would select.
+//! - While the controller has not written the set for a policy's generation, or the agent has not read the sets of the
+//!   namespace, the rules stay as they are, for at most [`HOLD_MAX`]. Then the policy allows no peer that a selector would
+//!   select.
 //! - Rules are compared with those of the kernel at an interval, and restored if another program changed them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,6 +64,8 @@ struct Updates {
     pending: BTreeMap<ContainerId, PendingUpdate>,
     /// Sandboxes that wait for a set, since this time.
     held: BTreeMap<ContainerId, Instant>,
+    /// Sandboxes whose last comparison lacked a set, after they had waited for it.
+    without_set: BTreeSet<ContainerId>,
     /// Time of the next verification of sandboxes with policies.
     verified: BTreeMap<ContainerId, Instant>,
 }
@@ -80,12 +83,23 @@ struct PendingUpdate {
 
 /// Result of a comparison.
 enum Comparison {
-    /// The policies are not known.
+    /// The policies or the pod are not known.
     Unknown,
     /// A policy waits for its set.
     Waiting,
-    /// Attachments to update, and reasons why some of them get no rules.
-    Known(Vec<PolicyUpdate>, Vec<String>),
+    /// The policies are known.
+    Known(Difference),
+}
+
+/// Difference between the policies of a sandbox and those of its entry.
+#[derive(Default)]
+struct Difference {
+    /// Attachments to update.
+    updates: Vec<PolicyUpdate>,
+    /// Reasons why some of them get no rules, or no peers.
+    faults: Vec<String>,
+    /// Whether a set is missing, or was not read.
+    lacks_set: bool,
 }
 
 /// Sandboxes that changes concern.
@@ -154,9 +168,12 @@ impl PolicyUpdates {
         self.queued.subscribe()
     }
 
-    /// Returns the number of updates that the journal does not have yet.
+    /// Returns the number of sandboxes whose rules do not have the current policies: their updates are not in the journal yet,
+    /// or they lack an address set.
     pub(crate) fn count(&self) -> usize {
-        self.state().pending.len()
+        let state = self.state();
+        let waiting = state.held.keys().chain(&state.without_set);
+        waiting.chain(state.pending.keys()).collect::<BTreeSet<_>>().len()
     }
 
     /// Returns the tasks that are due: updates if `with_updates`, then verifications.
@@ -209,9 +226,14 @@ impl PolicyUpdates {
                 Comparison::Waiting => {
                     state.held.entry(container.clone()).or_insert(now);
                 }
-                Comparison::Known(updates, faults) => {
+                Comparison::Known(Difference { updates, faults, lacks_set }) => {
                     state.held.remove(&container);
+                    match lacks_set {
+                        true => state.without_set.insert(container.clone()),
+                        false => state.without_set.remove(&container),
+                    };
                     if let Some(fault) = faults.first().filter(|_| !updates.is_empty()) {
+                        warn!(%container, fault, "network policies of running pod deny more than they say");
                         planner.events.policy_update_failed(&entry.plan.pod, fault);
                     }
                     is_queued |= state.queue(&container, &entry, updates, now);
@@ -248,6 +270,7 @@ impl Updates {
         self.compared.retain(|container, _| all.contains_key(container));
         self.pending.retain(|container, _| all.contains_key(container));
         self.held.retain(|container, _| all.contains_key(container));
+        self.without_set.retain(|container| all.contains_key(container));
         self.verified.retain(|container, _| all.contains_key(container));
     }
 
@@ -305,7 +328,7 @@ impl Updates {
 
 /// Compares the policies of a sandbox with those of its entry. Waits for sets if `may_wait`.
 fn compare(policies: &NetworkPolicies, planner: &Planner, entry: &Entry, may_wait: bool) -> Comparison {
-    let known = || Comparison::Known(Vec::new(), Vec::new());
+    let known = || Comparison::Known(Difference::default());
     if !(entry.complete || entry.changing) || entry.plan.pod.uid.is_empty() {
         return known();
     }
@@ -340,7 +363,10 @@ fn compare(policies: &NetworkPolicies, planner: &Planner, entry: &Entry, may_wai
             faults.extend(fault);
         }
     }
-    Comparison::Known(updates, faults)
+    if let Some(what) = &found.unread_sets {
+        faults.push(format!("{what} of the namespace are not read yet; its policies allow no pod as a peer"));
+    }
+    Comparison::Known(Difference { updates, faults, lacks_set: found.is_waiting })
 }
 
 /// Reports the result of an update.
