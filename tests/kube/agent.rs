@@ -441,6 +441,7 @@ fn rbac_roles_grant_only_the_rights_of_each_component() {
         ("weft-controller-policy", "patch pods --subresource=status"),
         ("weft-controller-policy", "update leases/weft-ipam"),
         ("weft-agent", "patch policyaddresssets.weft.dev"),
+        ("weft-agent", "get policyaddresssets.weft.dev"),
         ("weft-neutron", "patch pods"),
         ("weft-neutron", "update pods"),
         ("weft-neutron", "delete ipblocks.weft.dev"),

@@ -24,8 +24,8 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Rights that the agent needs besides those of `deploy/base`.
 const RIGHTS: &str = r#"{"apiVersion":"v1","kind":"List","items":[
   {"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"policy-of-agent"},"rules":[
-    {"apiGroups":["k8s.cni.cncf.io"],"resources":["multi-networkpolicies"],"verbs":["get","list","watch"]},
-    {"apiGroups":["weft.dev"],"resources":["policyaddresssets"],"verbs":["get","list","watch"]}]},
+    {"apiGroups":["k8s.cni.cncf.io"],"resources":["multi-networkpolicies"],"verbs":["list","watch"]},
+    {"apiGroups":["weft.dev"],"resources":["policyaddresssets"],"verbs":["list","watch"]}]},
   {"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"policy-of-agent"},
     "roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"policy-of-agent"},
     "subjects":[{"kind":"ServiceAccount","name":"weft-agent","namespace":"kube-system"}]}]}"#;
