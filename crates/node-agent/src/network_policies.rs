@@ -23,11 +23,10 @@ use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use npwg::metadata::{NetworkReference, Pod};
 use npwg::network_policy::{
-    AttachmentPolicy, CompiledPeers, Direction, IsolatedDirection, NetworkPolicy, PolicyAddresses,
-    PolicyPeer, Ports,
+    AttachmentPolicy, Direction, IsolatedDirection, NetworkPolicy, PolicyAddresses, PolicyPeer, Ports,
 };
 use npwg::plan::{Decision, Plan};
-use npwg::pod_policies::{self, own_attachment};
+use npwg::pod_policies::{self, encoded_size, own_attachment};
 use npwg::refusal::Refusal;
 use policy_api::address_set::{AddressSet, AddressSetObject};
 use policy_api::policy_object::WatchedPolicy;
@@ -269,7 +268,7 @@ impl PodPolicies {
     /// nothing.
     pub(crate) fn compile(&self, pod: &Pod, network: &NetworkReference, room: usize) -> CompiledPolicy {
         let why = match pod_policies::attachment_policy(network, pod, &self.policies, &self.addresses) {
-            Ok(Some((policy, _))) if size(&policy) > room => {
+            Ok(Some((policy, _))) if encoded_size(&policy) > room => {
                 "the rules of its policies are too large".to_owned()
             }
             Ok(compiled) => {
@@ -291,24 +290,6 @@ impl PodPolicies {
         let fault = Some(format!("network {network}: {why}; no traffic passes"));
         CompiledPolicy { policy: Some(policy), because: None, fault }
     }
-}
-
-/// Returns an upper bound of the size of policies in a message, in bytes.
-pub(crate) fn size(policy: &AttachmentPolicy) -> usize {
-    const RULE: usize = 512;
-    const RANGE: usize = 128;
-    const PORTS: usize = 64;
-    const ADDRESS: usize = 48;
-    let directions = Direction::ALL.into_iter().filter_map(|direction| policy.isolated(direction));
-    let rules = directions.flat_map(|isolated| &isolated.rules).map(|rule| {
-        let ranges = match &rule.peers {
-            CompiledPeers::Any => 0,
-            CompiledPeers::Only { set: _, ranges } => ranges.len(),
-        };
-        RULE + RANGE * ranges + PORTS * rule.ports.len()
-    });
-    let sets = policy.sets.values().map(|addresses| RULE + ADDRESS * addresses.len());
-    rules.chain(sets).sum()
 }
 
 /// Whether the rules of a policy need the addresses of pods.
@@ -356,25 +337,33 @@ mod tests {
         let target = head.split(' ').nth(1).unwrap();
         let (status, body): (u16, Value) = match target.split_once('?').unwrap_or((target, "")) {
             (_, query) if query.contains("watch=true") => return std::future::pending().await,
-            (GROUP, _) => (200, json!({ "kind": "APIResourceList", "groupVersion": "k8s.cni.cncf.io/v1beta2",
+            (GROUP, _) => (
+                200,
+                json!({ "kind": "APIResourceList", "groupVersion": "k8s.cni.cncf.io/v1beta2",
                 "resources": [{ "name": "multi-networkpolicies", "singularName": "", "namespaced": true,
-                    "kind": "MultiNetworkPolicy", "verbs": [] }] })),
-            (path, _) if path == format!("{GROUP}/multi-networkpolicies") => {
-                (200, json!({ "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicyList",
+                    "kind": "MultiNetworkPolicy", "verbs": [] }] }),
+            ),
+            (path, _) if path == format!("{GROUP}/multi-networkpolicies") => (
+                200,
+                json!({ "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicyList",
                     "metadata": { "resourceVersion": "1" }, "items": [{
                         "metadata": { "namespace": "blue", "name": "p", "uid": "1", "generation": 1,
                             "annotations": { "k8s.v1.cni.cncf.io/policy-for": "data" } },
-                        "spec": { "podSelector": {}, "ingress": [{ "from": [{ "podSelector": {} }] }] } }] }))
-            }
+                        "spec": { "podSelector": {}, "ingress": [{ "from": [{ "podSelector": {} }] }] } }] }),
+            ),
             (path, _) => {
                 let code = if path.contains("policyaddresssets") { 403 } else { 404 };
-                (code, json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
-                    "message": "no", "reason": "no", "metadata": {} }))
+                (
+                    code,
+                    json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+                    "message": "no", "reason": "no", "metadata": {} }),
+                )
             }
         };
         let body = body.to_string();
         let length = body.len();
-        let fields = format!("content-type: application/json\r\nconnection: close\r\ncontent-length: {length}");
+        let fields =
+            format!("content-type: application/json\r\nconnection: close\r\ncontent-length: {length}");
         let _ = stream.write_all(format!("HTTP/1.1 {status} OK\r\n{fields}\r\n\r\n{body}").as_bytes()).await;
     }
 
@@ -389,10 +378,8 @@ mod tests {
         });
         let client = Client::try_from(ClientConfig::new(server.parse().unwrap())).unwrap();
         let policies = NetworkPolicies::new(&client);
-        let (pod, networks) = (
-            Pod { namespace: "blue".into(), ..Pod::default() },
-            [NetworkReference::new("blue", "data")],
-        );
+        let (pod, networks) =
+            (Pod { namespace: "blue".into(), ..Pod::default() }, [NetworkReference::new("blue", "data")]);
         assert!(policies.of_pod(&pod, &networks).is_none(), "the policies are not read yet");
         policies.policies.synced().await;
         let found = policies.of_pod(&pod, &networks).unwrap();

@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 use cni::name::ContainerId;
 use npwg::metadata::NetworkReference;
-use npwg::pod_policies::reference;
+use npwg::pod_policies::{POD_POLICIES_MAX, encoded_size, reference};
 use rpc::journal::{Entry, State};
 use rpc::task::{PolicyUpdate, Task, TaskResult};
 use tokio::sync::watch::{Receiver, Sender};
 use tracing::{info, warn};
 
-use crate::network_policies::{self, CompiledPolicy, NetworkPolicies};
+use crate::network_policies::{CompiledPolicy, NetworkPolicies};
 use crate::planner::{Planner, pod_key};
 use kube_support::cache::changed_keys::Changed;
 use kube_support::resources::Key;
@@ -42,8 +42,6 @@ const REPEAT_MAX: Duration = Duration::from_secs(60);
 /// Largest number of sandboxes in one response, and size of updates in bytes after which no further one is added.
 const UPDATES_MAX: usize = 64;
 const RESPONSE_MAX: usize = 4 << 20;
-/// Largest size of the policies of a sandbox, in bytes: messages and journal entries are limited.
-const SANDBOX_MAX: usize = 8 << 20;
 /// Largest number of comparisons with the kernel's rules in one response.
 const VERIFY_MAX: usize = 32;
 
@@ -126,7 +124,7 @@ impl PendingUpdate {
     }
 
     fn size(&self) -> usize {
-        self.updates.iter().filter_map(|update| update.policy.as_ref()).map(network_policies::size).sum()
+        self.updates.iter().filter_map(|update| update.policy.as_ref()).map(encoded_size).sum()
     }
 }
 
@@ -350,11 +348,11 @@ fn compare(policies: &NetworkPolicies, planner: &Planner, entry: &Entry, may_wai
     if found.is_waiting && may_wait {
         return Comparison::Waiting;
     }
-    let (mut updates, mut faults, mut room) = (Vec::new(), Vec::new(), SANDBOX_MAX);
+    let (mut updates, mut faults, mut room) = (Vec::new(), Vec::new(), POD_POLICIES_MAX);
     for (index, network) in attached {
         let delegate = &entry.plan.delegates[index];
         let CompiledPolicy { policy, because, fault } = found.compile(&pod, &network, room);
-        room = room.saturating_sub(policy.as_ref().map_or(0, network_policies::size));
+        room = room.saturating_sub(policy.as_ref().map_or(0, encoded_size));
         let in_force = delegate.policy.as_ref();
         if entry.attachments[index].policy_pending || in_force != policy.as_ref() {
             let (ifname, network) = (delegate.ifname.clone(), delegate.network.clone());

@@ -62,6 +62,10 @@ pub const NETWORKS_MAX: usize = 128;
 pub const RULES_MAX: usize = 256;
 /// Largest number of peers of a rule.
 pub const PEERS_MAX: usize = 256;
+/// Largest number of peers of a policy.
+pub const POLICY_PEERS_MAX: usize = 4096;
+/// Largest number of address ranges of a policy: its blocks without their exceptions.
+pub const POLICY_RANGES_MAX: usize = 4096;
 /// Largest number of ports of a rule.
 pub const PORTS_MAX: usize = 256;
 /// Largest number of requirements in a label selector, and of values in one of them.

@@ -4,6 +4,7 @@ mod plan_policies;
 mod pod_networks;
 
 pub use plan_policies::{
-    ISOLATED, add_resolved_to_plan, add_to_plan, attachment_policy, own_attachment, reference,
+    ISOLATED, POD_POLICIES_MAX, add_resolved_to_plan, add_to_plan, attachment_policy, encoded_size,
+    own_attachment, reference,
 };
 pub use pod_networks::PodNetworks;

@@ -14,9 +14,9 @@ use super::address_range::merge;
 use super::label_selector::{LabelSelector, Operator, Requirement};
 use super::value_reader::{Field, Fields, ValueReader};
 use super::{
-    Direction, EXCEPTIONS_MAX, KIND, NETWORKS_MAX, NetworkPolicy, PEERS_MAX, POLICY_FOR, PORTS_MAX,
-    PolicyPeer, PolicyPort, PolicyRule, Ports, Protocol, REQUIREMENTS_MAX, RULES_MAX, RuleList, VERSIONS,
-    subject, subtract,
+    Direction, EXCEPTIONS_MAX, KIND, NETWORKS_MAX, NetworkPolicy, PEERS_MAX, POLICY_FOR, POLICY_PEERS_MAX,
+    POLICY_RANGES_MAX, PORTS_MAX, PolicyPeer, PolicyPort, PolicyRule, Ports, Protocol, REQUIREMENTS_MAX,
+    RULES_MAX, RuleList, VERSIONS, subject, subtract,
 };
 use crate::metadata::{NetworkReference, definition_name_fault, label_fault};
 use crate::refusal::{KeyPath, quote};
@@ -67,6 +67,7 @@ pub fn read(object: &Value) -> NetworkPolicy {
     };
     let ingress = rules(&mut reader, &spec, Direction::Ingress, has_end_port);
     let egress = rules(&mut reader, &spec, Direction::Egress, has_end_port);
+    check_size(&mut reader, &fields.path("spec"), &[&ingress, &egress]);
     // A rule for egress may be what is not understood.
     let may_have_egress_rule = !egress.is_empty() || reader.has_faults();
     let isolation = policy_types(&mut reader, &spec, may_have_egress_rule);
@@ -178,6 +179,21 @@ fn rules(
         rules.push(PolicyRule { peers, ports });
     }
     rules
+}
+
+/// Checks the number of peers and address ranges of all rules: each attachment that the policy selects has them.
+fn check_size(reader: &mut ValueReader, spec: &KeyPath, directions: &[&Vec<PolicyRule>]) {
+    let all = || directions.iter().flat_map(|rules| rules.iter()).flat_map(|rule| &rule.peers);
+    let ranges = all().map(|peer| match peer {
+        PolicyPeer::Block(ranges) => ranges.len(),
+        PolicyPeer::Pods { .. } => 0,
+    });
+    let counts =
+        [("peers", all().count(), POLICY_PEERS_MAX), ("address ranges", ranges.sum(), POLICY_RANGES_MAX)];
+    for (what, count, max) in counts.into_iter().filter(|(_, count, max)| count > max) {
+        let reason = format!("has {count} {what} in all rules; the maximum is {max}");
+        reader.missing(Rule::InvalidNetworkPolicy, spec.clone(), &reason, "write several policies");
+    }
 }
 
 fn peer(reader: &mut ValueReader, field: &Field<'_>) -> Option<PolicyPeer> {

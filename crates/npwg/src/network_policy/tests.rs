@@ -569,3 +569,26 @@ fn network_policy_addresses_are_those_of_each_rule_and_port() {
     assert_eq!(shown(&policy("p", one)), ["ingress 1 None 2"], "rules of a direction that is not isolated");
     assert_eq!(shown(&policy_in("x", "p", "x/other", json!({"podSelector": {}}))), [""; 0]);
 }
+
+#[test]
+fn network_policy_with_too_many_peers_or_ranges_denies() {
+    let rules = |count: usize, peers: &[Value]| {
+        let rules: Vec<Value> = (0..count).map(|_| json!({ "from": peers })).collect();
+        read(&json!({ "apiVersion": VERSIONS[1], "kind": KIND,
+            "metadata": {"namespace": "x", "name": "p", "annotations": {POLICY_FOR: "net"}},
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": rules} }))
+    };
+    let selectors = vec![json!({"podSelector": {}}); PEERS_MAX];
+    let most = rules(POLICY_PEERS_MAX / PEERS_MAX, &selectors);
+    assert_eq!((most.faults.as_slice(), most.ingress.rules.len()), (&[][..], POLICY_PEERS_MAX / PEERS_MAX));
+    let more = rules(POLICY_PEERS_MAX / PEERS_MAX + 1, &selectors);
+    let fault = more.faults[0].to_string();
+    assert!(fault.contains("spec") && fault.contains("has 4352 peers in all rules"), "{fault}");
+    assert!(more.ingress.isolates && more.ingress.rules.is_empty(), "{more:?}");
+    // Each exception divides a range.
+    let except: Vec<String> = (0..EXCEPTIONS_MAX).map(|n| format!("10.0.{n}.1/32")).collect();
+    let block = json!({"ipBlock": {"cidr": "10.0.0.0/8", "except": except}});
+    assert_eq!(rules(1, std::slice::from_ref(&block)).faults, []);
+    let fault = rules(1, &vec![block; POLICY_RANGES_MAX / EXCEPTIONS_MAX]).faults[0].to_string();
+    assert!(fault.contains("has 4112 address ranges in all rules"), "{fault}");
+}

@@ -6,8 +6,8 @@ use super::PodNetworks;
 use crate::metadata::Labels;
 use crate::metadata::{NetworkReference, Pod};
 use crate::network_policy::{
-    AttachmentPolicy, CompileError, Direction, NetworkPolicy, PodAttachment, PolicyAddresses, compile,
-    resolve_all,
+    AttachmentPolicy, CompileError, CompiledPeers, Direction, NetworkPolicy, PodAttachment, PolicyAddresses,
+    compile, resolve_all,
 };
 use crate::plan::{Decision, Delegate, Plan};
 use crate::refusal::{Fault, Refusal};
@@ -15,6 +15,8 @@ use crate::rule::Rule;
 
 /// Name of the decision about an attachment that policies select.
 pub const ISOLATED: &str = "isolated";
+/// Largest size ([`encoded_size`]) of the policies of a pod: messages and journal entries are limited.
+pub const POD_POLICIES_MAX: usize = 8 << 20;
 
 /// Adds the policies of its attachments to the plan of a pod. `pods` are all pods that can be peers; their addresses are
 /// those that [`PodNetworks`] finds.
@@ -48,13 +50,15 @@ pub fn add_to_plan(
 /// (`namespace/name`); a policy without them allows no peer that a selector would select.
 ///
 /// # Errors
-/// The policies of an attachment cannot be enforced: the pod's labels are unknown, or the policies are too large.
+/// The policies of an attachment cannot be enforced: the pod's labels are unknown, or the policies are too large, alone or
+/// with those of the pod's other attachments.
 pub fn add_resolved_to_plan(
     plan: &mut Plan,
     pod: &Pod,
     policies: &[NetworkPolicy],
     addresses: &BTreeMap<String, PolicyAddresses>,
 ) -> Result<(), Refusal> {
+    let mut room = POD_POLICIES_MAX;
     for delegate in &mut plan.delegates {
         let Some(network) = reference(delegate) else { continue };
         let mut candidates = policies
@@ -69,6 +73,10 @@ pub fn add_resolved_to_plan(
         let compiled = attachment_policy(&network, pod, policies, addresses)
             .map_err(|error: CompileError| refusal(format!("network {network}"), &error.to_string()))?;
         if let Some((policy, because)) = compiled {
+            room = room.checked_sub(encoded_size(&policy)).ok_or_else(|| {
+                let reason = "the policies of the pod's attachments have too many rules and addresses in all";
+                refusal(format!("network {network}"), reason)
+            })?;
             delegate.because.push(because);
             delegate.policy = Some(policy);
         }
@@ -96,6 +104,24 @@ pub fn attachment_policy(
     let names: Vec<String> = selecting.map(ToString::to_string).collect();
     let because = decision(&compiled, &names);
     Ok(Some((compiled, because)))
+}
+
+/// Returns an upper bound of the size of policies in a message, in bytes.
+pub fn encoded_size(policy: &AttachmentPolicy) -> usize {
+    const RULE: usize = 512;
+    const RANGE: usize = 128;
+    const PORTS: usize = 64;
+    const ADDRESS: usize = 48;
+    let directions = Direction::ALL.into_iter().filter_map(|direction| policy.isolated(direction));
+    let rules = directions.flat_map(|isolated| &isolated.rules).map(|rule| {
+        let ranges = match &rule.peers {
+            CompiledPeers::Any => 0,
+            CompiledPeers::Only { set: _, ranges } => ranges.len(),
+        };
+        RULE + RANGE * ranges + PORTS * rule.ports.len()
+    });
+    let sets = policy.sets.values().map(|addresses| RULE + ADDRESS * addresses.len());
+    rules.chain(sets).sum()
 }
 
 /// Returns a pod's own attachment, whose addresses and the labels of whose namespace do not matter to its policies.
@@ -137,7 +163,7 @@ mod tests {
 
     use super::*;
     use crate::fixture::World;
-    use crate::network_policy::read;
+    use crate::network_policy::{ADDRESSES_MAX, PeerSet, read};
 
     fn policy(pods: &serde_json::Value) -> NetworkPolicy {
         read(&json!({ "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicy",
@@ -164,5 +190,26 @@ mod tests {
         let refused = added(&pod, &other).unwrap_err();
         assert_eq!(refused.fault().rule, Rule::NetworkPolicyNotEnforceable, "{refused}");
         added(&pod, &json!({})).unwrap();
+    }
+
+    #[test]
+    fn network_policies_of_all_attachments_have_a_limit() {
+        let policy = read(&json!({ "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicy",
+            "metadata": { "namespace": "home", "name": "p",
+                "annotations": { "k8s.v1.cni.cncf.io/policy-for": "plain" } },
+            "spec": { "podSelector": {}, "ingress": [{ "from": [{ "podSelector": {} }] }] } }));
+        let mut addresses = PolicyAddresses::default();
+        let most = u32::try_from(ADDRESSES_MAX).unwrap();
+        let all = (0..most).map(|number| std::net::Ipv4Addr::from(number).into());
+        addresses.insert(PeerSet { direction: Direction::Ingress, rule: 0, port: None }, all);
+        let addresses = BTreeMap::from([("home/p".to_owned(), addresses)]);
+        let pod = Pod { namespace: "home".into(), ..Pod::default() };
+        let added = |networks: &str| {
+            let mut plan = World::new().networks(networks).plan();
+            add_resolved_to_plan(&mut plan, &pod, std::slice::from_ref(&policy), &addresses)
+        };
+        added("plain,plain").unwrap();
+        let refused = added("plain,plain,plain").unwrap_err();
+        assert_eq!(refused.fault().rule, Rule::NetworkPolicyNotEnforceable, "{refused}");
     }
 }
