@@ -118,7 +118,7 @@ pub struct TaskBatch {
     pub configuration: Box<RawValue>,
     /// The name by which the meta-plugin was called.
     pub flavour: Flavour,
-    /// The tasks, executed in this order.
+    /// The tasks, executed in this order, except that updates of network policies precede the others.
     #[serde(deserialize_with = "known")]
     pub tasks: Vec<Task>,
 }
@@ -186,6 +186,13 @@ impl TaskBatch {
     pub fn configuration(&self) -> Result<NodeConfiguration, Error> {
         NodeConfiguration::read(self.configuration.get().as_bytes(), self.flavour)
     }
+
+    /// Returns the tasks in the order of their execution: a change of networks may take long, and an update does not wait
+    /// for it.
+    pub fn into_ordered(mut self) -> Vec<Task> {
+        self.tasks.sort_by_key(|task| !matches!(task, Task::UpdatePolicy { .. }));
+        self.tasks
+    }
 }
 
 // === impl PolicyUpdate ===
@@ -237,8 +244,11 @@ mod tests {
 
     #[test]
     fn network_policy_update_is_stale_after_another_one() {
-        let [old, new] = [None, Some(IsolatedDirection::default())]
-            .map(|egress| AttachmentPolicy { egress, ingress: Some(IsolatedDirection::default()), ..Default::default() });
+        let [old, new] = [None, Some(IsolatedDirection::default())].map(|egress| AttachmentPolicy {
+            egress,
+            ingress: Some(IsolatedDirection::default()),
+            ..Default::default()
+        });
         let update = |known: Option<&AttachmentPolicy>| PolicyUpdate {
             ifname: IfName::new("net1").unwrap(),
             network: "blue/data".into(),
@@ -253,6 +263,18 @@ mod tests {
         }
         let any = PolicyUpdate { replaces: None, ..update(None) };
         assert!(!any.is_stale(Some(&old)).unwrap(), "an update of an agent without digests");
+    }
+
+    #[test]
+    fn network_policy_updates_precede_other_tasks_of_a_batch() {
+        let (container, uid) = (ContainerId::new("c1").unwrap(), String::new());
+        let check = Task::Check { container: container.clone(), uid: uid.clone() };
+        let verify = Task::VerifyPolicy { container: container.clone(), uid: uid.clone() };
+        let update = Task::UpdatePolicy { container, uid, attachments: Vec::new() };
+        let tasks = vec![check.clone(), update.clone(), verify.clone(), update.clone()];
+        let configuration = RawValue::from_string("{}".to_owned()).unwrap();
+        let batch = TaskBatch { configuration, flavour: Flavour::Weft, tasks };
+        assert_eq!(batch.into_ordered(), [update.clone(), update, check, verify]);
     }
 
     #[test]

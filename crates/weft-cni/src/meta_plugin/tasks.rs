@@ -94,7 +94,7 @@ pub fn run(after: Option<u32>) -> Result<(), Error> {
     let journal = Journal::open(Path::new(directory))?;
     let invoker = PluginInvoker::new(node.builtin, node.delegate_timeout);
     let mut errors = Vec::new();
-    for task in &batch.tasks {
+    for task in &batch.into_ordered() {
         let mut recorder = begin_record(&journal, task);
         let result = match task {
             Task::TakeDown { container, uid, certainty } => {
