@@ -67,7 +67,7 @@ pub(crate) struct PodPolicies {
     addresses: BTreeMap<String, PolicyAddresses>,
     /// Whether a policy waits for the set of its generation.
     pub(crate) is_waiting: bool,
-    /// What was not read yet, and why, if the sets of the namespace are needed and were not read.
+    /// Reason why the sets of the namespace are not known, if they are needed.
     pub(crate) unread_sets: Option<String>,
 }
 

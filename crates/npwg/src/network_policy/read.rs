@@ -67,7 +67,7 @@ pub fn read(object: &Value) -> NetworkPolicy {
     };
     let ingress = rules(&mut reader, &spec, Direction::Ingress, has_end_port);
     let egress = rules(&mut reader, &spec, Direction::Egress, has_end_port);
-    check_size(&mut reader, fields.path("spec"), &[&ingress, &egress]);
+    check_size(&mut reader, &fields.path("spec"), &[&ingress, &egress]);
     // A rule for egress may be what is not understood.
     let may_have_egress_rule = !egress.is_empty() || reader.has_faults();
     let isolation = policy_types(&mut reader, &spec, may_have_egress_rule);
@@ -182,7 +182,7 @@ fn rules(
 }
 
 /// Checks the number of peers and address ranges of all rules: each attachment that the policy selects has them.
-fn check_size(reader: &mut ValueReader, spec: KeyPath, directions: &[&Vec<PolicyRule>]) {
+fn check_size(reader: &mut ValueReader, spec: &KeyPath, directions: &[&Vec<PolicyRule>]) {
     let all = || directions.iter().flat_map(|rules| rules.iter()).flat_map(|rule| &rule.peers);
     let ranges = all().map(|peer| match peer {
         PolicyPeer::Block(ranges) => ranges.len(),

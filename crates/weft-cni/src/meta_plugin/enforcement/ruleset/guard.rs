@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_policy_shared_address_stays_guarded_for_its_next_owner() {
+    fn network_policy_shared_address_stays_guarded_for_next_owner() {
         let element = |link: &str, last: u8, comment: &str| {
             Element::new(Data::link(link).and(IpAddr::from([10, 9, 0, last]))).comment(comment).listed()
         };
