@@ -3,7 +3,7 @@
 use rig::Cluster;
 use rig::cluster::{bridge, configuration};
 use serde_json::{Value, json};
-use testkit::{Feature, Finished, Host, host, workspace};
+use testkit::{Feature, Finished, Host, Running, host, workspace};
 
 fn run(host: &Host, line: &str) -> Finished {
     let _ = testkit::binary("weft-cni");
@@ -17,6 +17,39 @@ fn leftovers(finished: &Finished) -> Vec<(String, String, String)> {
     let document = finished.json();
     let all = document["leftovers"].as_array().expect("a list").iter();
     all.map(|one| (text(&one["kind"]), text(&one["name"]), text(&one["state"]))).collect()
+}
+
+/// Attaches a pod with a journal that reset does not know.
+fn attach_with_unknown_journal(host: &Host) {
+    let delegate = json!({ "cniVersion": "1.0.0", "name": "home", "type": "bridge", "bridge": "home0" });
+    let weft =
+        json!({ "type": "weft", "manifestDir": "/run/m", "cniDir": "/run/moved", "delegates": [delegate] });
+    host.write(
+        "/run/moved.conflist",
+        json!({ "cniVersion": "1.0.0", "name": "w", "plugins": [weft] }).to_string(),
+    );
+    let metadata = json!({ "name": "moved", "namespace": "blue" });
+    let moved = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata });
+    host.write("/run/m/moved.json", moved.to_string());
+    run(host, "attach blue/moved -f /run/m --config /run/moved.conflist").success();
+}
+
+/// Creates namespaces and directories of killed commands, one with a process, and namespaces of a user.
+fn leave_namespaces(host: &Host) -> Running {
+    // A namespace of a user, and one of a killed attach in a Kubernetes namespace demo-….
+    host.run(["ip", "netns", "add", "weft-lab"]);
+    host.run(["ip", "netns", "add", "weft-demo-lab_web"]);
+    // An attach and a demonstration that were killed: a namespace without a sandbox, and directories without a lock.
+    host.run(["ip", "netns", "add", "weft-blue_lost"]);
+    host.run(["ip", "netns", "add", "weft-blue_busy"]);
+    host.run(["ip", "netns", "add", "weft-demo-1f-00a3c-host"]);
+    host.run(["mkdir", "-m", "700", "/run/weft-attach-blue_lost", "/run/weft-demo-1f-00a3c"]);
+    let busy = host.command("ip").args(["netns", "exec", "weft-blue_busy", "sleep", "600"]).start_tied();
+    rig::machine::until("the process runs", || {
+        let found = host.attempt(["ip", "netns", "pids", "weft-blue_busy"]);
+        (!found.stdout.trim().is_empty()).then_some(())
+    });
+    busy
 }
 
 #[test]
@@ -36,31 +69,8 @@ fn reset_removes_trials_and_keeps_sandboxes_of_a_runtime() {
     host.run(["ip", "netns", "add", "mine"]);
     run(&host, &format!("attach my-namespace/my-pod {files}")).success();
     run(&host, &format!("attach my-namespace/my-partner {files} --netns /run/netns/mine")).success();
-    // An attach whose journal reset does not know.
-    let delegate = json!({ "cniVersion": "1.0.0", "name": "home", "type": "bridge", "bridge": "home0" });
-    let weft =
-        json!({ "type": "weft", "manifestDir": "/run/m", "cniDir": "/run/moved", "delegates": [delegate] });
-    host.write(
-        "/run/moved.conflist",
-        json!({ "cniVersion": "1.0.0", "name": "w", "plugins": [weft] }).to_string(),
-    );
-    let metadata = json!({ "name": "moved", "namespace": "blue" });
-    let moved = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata });
-    host.write("/run/m/moved.json", moved.to_string());
-    run(&host, "attach blue/moved -f /run/m --config /run/moved.conflist").success();
-    // A namespace of a user, and one of a killed attach in a Kubernetes namespace demo-….
-    host.run(["ip", "netns", "add", "weft-lab"]);
-    host.run(["ip", "netns", "add", "weft-demo-lab_web"]);
-    // An attach and a demonstration that were killed: a namespace without a sandbox, and directories without a lock.
-    host.run(["ip", "netns", "add", "weft-blue_lost"]);
-    host.run(["ip", "netns", "add", "weft-blue_busy"]);
-    host.run(["ip", "netns", "add", "weft-demo-1f-00a3c-host"]);
-    host.run(["mkdir", "-m", "700", "/run/weft-attach-blue_lost", "/run/weft-demo-1f-00a3c"]);
-    let busy = host.command("ip").args(["netns", "exec", "weft-blue_busy", "sleep", "600"]).start_tied();
-    rig::machine::until("the process runs", || {
-        let found = host.attempt(["ip", "netns", "pids", "weft-blue_busy"]);
-        (!found.stdout.trim().is_empty()).then_some(())
-    });
+    attach_with_unknown_journal(&host);
+    let busy = leave_namespaces(&host);
 
     // The plan changes nothing.
     let planned = host.snapshot();
