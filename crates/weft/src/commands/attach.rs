@@ -36,10 +36,15 @@ pub(crate) const CREATED_NAMESPACE: &str = "WEFT_NETNS=own";
 const ONLY_DEVICES: &str =
     "only the kubelet allocates devices, so weft attach cannot attach this pod; weft explain shows its plan";
 
+/// Returns the name of the private directory of an attach.
+pub(crate) fn scratch_name(container: &ContainerId) -> String {
+    format!("weft-attach-{container}")
+}
+
 /// Creates the private directory of an attach. It is also the lock: one attach runs at a time for each sandbox.
 pub(crate) fn lock_sandbox(container: &ContainerId) -> Result<Scratch, Failure> {
     Scratch::new(
-        &format!("weft-attach-{container}"),
+        &scratch_name(container),
         &format!("another weft attach is running for container {container}"),
     )
 }

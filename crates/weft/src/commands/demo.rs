@@ -13,14 +13,13 @@ mod ping;
 mod run_tag;
 mod snapshot;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
 
 use crate::attachments;
-pub(super) use crate::commands::demo::run_tag::PREFIX;
-use crate::commands::demo::run_tag::RunTag;
+use crate::commands::demo::run_tag::{PREFIX, RunTag};
 use crate::pod_name::PodName;
 use crate::scratch::Scratch;
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -93,6 +92,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// Returns the names of the directories of killed runs.
 pub(super) fn abandoned_runs() -> Vec<String> {
     Scratch::abandoned_names(PREFIX)
+}
+
+/// Whether the directory of a run exists to which a network namespace of this name belongs.
+pub(super) fn has_directory(namespace: &str) -> bool {
+    // Names of runs contain no `_`, those of a pod's sandbox do.
+    let is_of_run = namespace.starts_with(PREFIX) && !namespace.contains('_');
+    let run = namespace.rsplit_once('-').map(|(run, _)| run);
+    is_of_run && run.is_some_and(|run| Path::new("/run").join(run).is_dir())
 }
 
 /// Removes what a killed run left.

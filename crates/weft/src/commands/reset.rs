@@ -10,15 +10,14 @@
 //! - It shows its plan, and changes something only with `--yes`. A failure does not stop the other removals.
 //! - A sandbox is one of `attach` if its namespace was created by it, or if its container ID is the name of its pod. IDs of
 //!   container runtimes are hexadecimal; a pod's name contains `_` there.
-//! - A namespace in which a process runs stays, and so does one that a running `attach` has just created.
+//! - A namespace stays if a sandbox uses it, if a process runs in it, or if it contains anything that the kernel does not
+//!   create. This is verified again under the lock of its attach, which a running `attach` holds.
 
-use std::collections::BTreeSet;
+mod namespaces;
+
 use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
 use clap::Args;
-use cni::name::ContainerId;
 use rpc::journal::Entry;
 use serde::Serialize;
 
@@ -34,6 +33,7 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{self, Format, Output, Progress};
 use cli_support::table;
 use cli_support::terminal::plain;
+use namespaces::UsedNamespaces;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::{Plugins, WeftCni};
 
@@ -114,20 +114,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { yes, inputs, plugins, output: Output { format } } = arguments;
     require_host("reset", "it removes network interfaces and namespaces")?;
     let weft_cni = WeftCni::find()?;
-    let mut reset = Reset::find(inputs)?;
+    let mut reset = Reset::find(inputs, &weft_cni)?;
     let progress = Progress::beside(*format);
     if !format.is_document() {
         output::print(&reset.plan())?;
     }
     if *yes {
-        for leftover in &mut reset.leftovers {
-            let removed = leftover.remove(&weft_cni, plugins, progress);
-            leftover.state = if removed.is_ok() { RemovalState::Removed } else { RemovalState::Failed };
-            if let Err(failure) = removed {
-                progress.line(plain(&format!("  {}: {failure}", leftover.name)));
-                leftover.error = failure.to_string();
-            }
-        }
+        reset.remove(&weft_cni, inputs, plugins, progress);
     }
     reset.print_end(*format, *yes)
 }
@@ -136,26 +129,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 impl Reset {
     /// Returns the leftovers of this machine.
-    fn find(inputs: &Inputs) -> Result<Reset, Failure> {
+    fn find(inputs: &Inputs, weft_cni: &WeftCni) -> Result<Reset, Failure> {
         let KnownJournals { known, unknown } = JournalHandle::all(inputs)?;
         if let Some(why) = unknown {
             return Err(why);
         }
         let mut reset = Reset::default();
-        let (mut used, mut of_runtime) = (BTreeSet::new(), 0);
+        let (mut used, mut of_runtime) = (UsedNamespaces::default(), 0);
         for handle in known {
             for row in handle.journal().rows()? {
+                used.insert(&row);
                 match row {
-                    Row::Entry(entry) => {
-                        used.insert(entry.netns.clone());
-                        if is_trial(&entry) {
-                            reset.leftovers.push(Leftover::of_sandbox(handle.clone(), entry));
-                        } else {
-                            of_runtime += 1;
-                        }
+                    Row::Entry(entry) if is_trial(&entry) => {
+                        reset.leftovers.push(Leftover::of_sandbox(handle.clone(), entry));
                     }
+                    Row::Entry(_) => of_runtime += 1,
                     Row::Broken { container, error } => {
-                        used.insert(format!("{NAMESPACES}/{NAMESPACE}{container}"));
                         reset.kept.push(format!("journal entry {container}: unreadable: {error}"));
                     }
                 }
@@ -164,7 +153,7 @@ impl Reset {
         if of_runtime > 0 {
             reset.kept.push(format!("{of_runtime} sandboxes of a container runtime"));
         }
-        reset.find_namespaces(&used);
+        reset.find_namespaces(&used, weft_cni);
         reset.leftovers.extend(
             demo::abandoned_runs()
                 .into_iter()
@@ -180,8 +169,8 @@ impl Reset {
         Ok(reset)
     }
 
-    /// Adds the namespaces of killed commands: those of weft that no sandbox uses.
-    fn find_namespaces(&mut self, used: &BTreeSet<String>) {
+    /// Adds the namespaces of killed attaches: those of weft that nothing uses.
+    fn find_namespaces(&mut self, used: &UsedNamespaces, weft_cni: &WeftCni) {
         let entries = fs::read_dir(NAMESPACES).into_iter().flatten().flatten();
         let mut names: Vec<String> =
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -189,18 +178,43 @@ impl Reset {
         for name in names.iter().filter(|name| name.starts_with(NAMESPACE)) {
             let path = format!("{NAMESPACES}/{name}");
             // Those of a demonstration belong to its directory.
-            if used.contains(&path) || name.starts_with(demo::PREFIX) {
+            if used.contains(&path) || demo::has_directory(name) {
                 continue;
             }
-            match process_in(Path::new(&path)) {
-                Some(process) => {
-                    self.kept.push(format!("namespace {path}: process {process} runs in it"));
-                }
+            let unknown =
+                format!("no killed command has this name; to delete it: sudo ip netns delete {name}");
+            let reason = match namespaces::is_of_attach(name) {
+                true => namespaces::reason_to_keep(weft_cni, &path),
+                false => Some(unknown),
+            };
+            match reason {
+                Some(reason) => self.kept.push(format!("namespace {path}: {reason}")),
                 None => {
                     let details = "killed weft attach".to_owned();
                     self.leftovers.push(Leftover::new(Kind::Namespace, path, details));
                 }
             }
+        }
+    }
+
+    /// Removes the leftovers. A failure does not stop the other removals.
+    fn remove(&mut self, weft_cni: &WeftCni, inputs: &Inputs, plugins: &Plugins, progress: Progress) {
+        for mut leftover in std::mem::take(&mut self.leftovers) {
+            match leftover.remove(weft_cni, inputs, plugins, progress) {
+                Ok(None) => leftover.state = RemovalState::Removed,
+                Ok(Some(reason)) => {
+                    let line = format!("namespace {}: {reason}", leftover.name);
+                    progress.line(plain(&format!("kept: {line}")));
+                    self.kept.push(line);
+                    continue;
+                }
+                Err(failure) => {
+                    progress.line(plain(&format!("  {}: {failure}", leftover.name)));
+                    leftover.state = RemovalState::Failed;
+                    leftover.error = failure.to_string();
+                }
+            }
+            self.leftovers.push(leftover);
         }
     }
 
@@ -264,27 +278,33 @@ impl Leftover {
         vec![kind.to_owned(), self.name.clone(), self.details.clone()]
     }
 
-    /// Removes it. It is no error if it is already gone.
-    fn remove(&self, weft_cni: &WeftCni, plugins: &Plugins, progress: Progress) -> Result<(), Failure> {
+    /// Removes it. It is no error if it is already gone. Returns why a namespace is kept: it is used now.
+    fn remove(
+        &self,
+        weft_cni: &WeftCni,
+        inputs: &Inputs,
+        plugins: &Plugins,
+        progress: Progress,
+    ) -> Result<Option<String>, Failure> {
         match (self.kind, &self.sandbox) {
             (Kind::Sandbox, Some((handle, entry))) => {
                 let _lock = lock_sandbox(&entry.container_id)?;
-                detach_sandbox(weft_cni, handle, entry, plugins, progress)
+                detach_sandbox(weft_cni, handle, entry, plugins, progress)?;
             }
-            (Kind::Sandbox, None) => Ok(()),
+            (Kind::Sandbox, None) => {}
             (Kind::Namespace, _) => {
-                let name = self.name.rsplit('/').next().unwrap_or_default();
-                let container = name.strip_prefix(NAMESPACE).map(ContainerId::new);
-                // A running attach has the lock, and may have created the namespace just now.
-                let _lock = match container {
-                    Some(Ok(container)) => Some(lock_sandbox(&container)?),
-                    _ => None,
-                };
-                weft_cni.delete(&self.name)
+                let container = namespaces::container_of(self.name.rsplit('/').next().unwrap_or_default());
+                // A running attach has the lock. One that has ended meanwhile is in the journal.
+                let _lock = container.as_ref().map(lock_sandbox).transpose()?;
+                if let Some(reason) = namespaces::reason_to_keep_now(weft_cni, inputs, &self.name)? {
+                    return Ok(Some(reason));
+                }
+                weft_cni.delete(&self.name)?;
             }
-            (Kind::Demo, _) => demo::remove_abandoned_run(weft_cni, &self.name, progress),
-            (Kind::Directory, _) => Scratch::abandoned(&self.name).iter().try_for_each(Scratch::remove),
+            (Kind::Demo, _) => demo::remove_abandoned_run(weft_cni, &self.name, progress)?,
+            (Kind::Directory, _) => Scratch::abandoned(&self.name).iter().try_for_each(Scratch::remove)?,
         }
+        Ok(None)
     }
 }
 
@@ -293,13 +313,4 @@ fn is_trial(entry: &Entry) -> bool {
     let pod = PodName::new(&entry.plan.pod.namespace, &entry.plan.pod.name);
     let id = pod.ok().and_then(|pod| pod.container_id().ok());
     entry.args.split(';').any(|pair| pair == CREATED_NAMESPACE) || id.as_ref() == Some(&entry.container_id)
-}
-
-/// Returns the first process in a network namespace.
-fn process_in(namespace: &Path) -> Option<u32> {
-    let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-    let wanted = id(namespace)?;
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    numbers.find(|number| id(Path::new(&format!("/proc/{number}/ns/net"))) == Some(wanted))
 }
