@@ -3,7 +3,7 @@
 use rig::Cluster;
 use rig::cluster::{bridge, configuration};
 use serde_json::{Value, json};
-use testkit::{Feature, Finished, Host, Running, host, workspace};
+use testkit::{Feature, Finished, Host, host, workspace};
 
 fn run(host: &Host, line: &str) -> Finished {
     let _ = testkit::binary("weft-cni");
@@ -121,4 +121,34 @@ fn reset_removes_trials_and_keeps_sandboxes_of_a_runtime() {
     let names: Vec<String> = rig::links(&host);
     let ports = |snapshot: &[String]| snapshot.iter().filter(|name| name.starts_with("veth")).count();
     assert_eq!(ports(&names), 2, "{names:?}");
+}
+
+#[test]
+fn reset_keeps_namespaces_that_no_killed_attach_left() {
+    let host = host!(Feature::Bridge);
+    // An attach whose journal reset does not know.
+    let delegate = json!({ "cniVersion": "1.0.0", "name": "home", "type": "bridge", "bridge": "home0" });
+    let weft =
+        json!({ "type": "weft", "manifestDir": "/run/m", "cniDir": "/run/moved", "delegates": [delegate] });
+    let list = json!({ "cniVersion": "1.0.0", "name": "w", "plugins": [weft] });
+    host.write("/run/moved.conflist", list.to_string());
+    let metadata = json!({ "name": "moved", "namespace": "blue" });
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata });
+    host.write("/run/m/moved.json", pod.to_string());
+    run(&host, "attach blue/moved -f /run/m --config /run/moved.conflist").success();
+    // A namespace of a user, and one of a killed attach in a Kubernetes namespace demo-….
+    host.run(["ip", "netns", "add", "weft-lab"]);
+    host.run(["ip", "netns", "add", "weft-demo-lab_web"]);
+    let done = run(&host, "reset --yes -o json").success();
+    let removed = ("namespace".into(), "/run/netns/weft-demo-lab_web".into(), "removed".into());
+    assert_eq!(leftovers(&done), [removed], "{done}");
+    let kept = done.json()["kept"].to_string();
+    for words in ["weft-blue_moved: it contains link eth0", "weft-lab: no killed command has this name"] {
+        assert!(kept.contains(words), "{words}: {kept}");
+    }
+    for name in ["weft-lab", "weft-blue_moved"] {
+        host.run(["ip", "-n", name, "link", "show", "lo"]);
+    }
+    run(&host, "detach blue/moved --config /run/moved.conflist").success();
+    host.run(["ip", "netns", "delete", "weft-lab"]);
 }
