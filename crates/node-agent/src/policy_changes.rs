@@ -1,4 +1,4 @@
-//! Changes of policies, address sets, pods and journal entries, which lead to [`PolicyUpdates`].
+//! Changes of policies, address sets, pods and journal entries, which lead to [`crate::policy_updates::PolicyUpdates`].
 
 use std::sync::Arc;
 

@@ -44,7 +44,7 @@ pub(crate) struct Arguments {
     /// Namespace of the pod
     #[arg(short = 'n', long, default_value = "default")]
     namespace: String,
-    /// Address of the page of weft, for links to the pod and its networks: http://HOST[:PORT]
+    /// Address of the page of weft (http or https), for links to the pod and its networks
     #[arg(long, env = "WEFT_PAGE", value_name = "URL", value_parser = page_address)]
     page: Option<String>,
     #[command(flatten)]
