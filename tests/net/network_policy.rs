@@ -21,7 +21,7 @@ use testkit::{Attachment, Feature, Host, Netns, Pod, host};
 const PODS: [&str; 3] = ["db", "web", "other"];
 
 /// Definition of the network `data` with one of the plugins.
-fn network(plugin: &str) -> Value {
+pub(crate) fn network(plugin: &str) -> Value {
     let mut first = json!({ "type": plugin, "capabilities": { "ips": true }, "ipam": {
         "type": "host-local",
         "ranges": [[{ "subnet": "10.9.0.0/24" }], [{ "subnet": "fd00:9::/64" }]],
@@ -35,7 +35,7 @@ fn network(plugin: &str) -> Value {
 }
 
 /// Configuration of the meta-plugin, whose default network has no policy.
-fn weft() -> Value {
+pub(crate) fn weft() -> Value {
     configuration(&bridge("pods", 8))
 }
 

@@ -50,9 +50,11 @@ struct PodSpec {
 
 /// Container of a pod, reduced to the fields that are used.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Container {
+#[serde(default, rename_all = "camelCase")]
+pub struct Container {
     ports: Vec<ContainerPort>,
+    /// Restart policy of an init container: `Always` makes it a sidecar.
+    restart_policy: String,
 }
 
 /// Port of a container.
@@ -64,16 +66,26 @@ struct ContainerPort {
     protocol: String,
 }
 
-/// Returns the ports that have a name.
-fn named_ports(containers: impl IntoIterator<Item = Container>) -> BTreeMap<String, (Protocol, u16)> {
-    let named = containers.into_iter().flat_map(|container| container.ports).filter_map(|port| {
-        let ContainerPort { name, container_port, protocol } = port;
-        let number = u16::try_from(container_port).ok()?;
+/// Returns the ports that have a name, of containers and sidecars; of two with one name the first one. Other init
+/// containers have ended when the pod is reached.
+pub fn named_ports(
+    containers: Vec<Container>,
+    init_containers: Vec<Container>,
+) -> BTreeMap<String, (Protocol, u16)> {
+    let sidecars = init_containers.into_iter().filter(|container| container.restart_policy == "Always");
+    let ports = containers.into_iter().chain(sidecars).flat_map(|container| container.ports);
+    let mut named = BTreeMap::new();
+    for ContainerPort { name, container_port, protocol } in ports {
         let word = if protocol.is_empty() { Protocol::Tcp.word() } else { protocol.as_str() };
-        let protocol = Protocol::ALL.into_iter().find(|known| known.word() == word)?;
-        (!name.is_empty()).then_some((name, (protocol, number)))
-    });
-    named.take(NAMED_PORTS_MAX).collect()
+        let protocol = Protocol::ALL.into_iter().find(|known| known.word() == word);
+        let number = u16::try_from(container_port).ok().filter(|number| *number > 0);
+        if let (false, Some(port)) = (name.is_empty(), protocol.zip(number))
+            && named.len() < NAMED_PORTS_MAX
+        {
+            named.entry(name).or_insert(port);
+        }
+    }
+    named
 }
 
 /// Toleration of a pod, reduced to the fields that are used.
@@ -245,7 +257,7 @@ impl Reduced for PodObject {
                 extended_resource_claim_status,
             ),
             addresses: pod_ips.into_iter().filter(|_| runs).map(|PodIp { ip }| ip).collect(),
-            named_ports: named_ports(containers.into_iter().chain(init_containers)),
+            named_ports: named_ports(containers, init_containers),
             described_by_runtime: false,
         }
     }
@@ -390,17 +402,23 @@ mod tests {
     }
 
     #[test]
-    fn pod_named_ports_are_those_of_all_containers() {
+    fn pod_named_ports_are_those_of_containers_and_sidecars() {
         let object = json!({
             "metadata": { "name": "p" },
             "spec": {
                 "containers": [
                     { "ports": [{ "containerPort": 80 }, { "name": "sql", "containerPort": 5432 }] },
                     { "ports": [{ "name": "dns", "containerPort": 53, "protocol": "UDP" },
+                        { "name": "sql", "containerPort": 5433 },
                         { "name": "odd", "containerPort": 1, "protocol": "ICMP" },
                         { "name": "far", "containerPort": 70_000 }] },
                 ],
-                "initContainers": [{ "ports": [{ "name": "side", "containerPort": 9, "protocol": "SCTP" }] }, {}],
+                "initContainers": [
+                    { "restartPolicy": "Always",
+                        "ports": [{ "name": "side", "containerPort": 9, "protocol": "SCTP" }] },
+                    { "ports": [{ "name": "first", "containerPort": 7 }] },
+                    {},
+                ],
             },
         });
         let ports = serde_json::from_value::<PodObject>(object).unwrap().reduce().named_ports;

@@ -6,23 +6,18 @@
 //!
 //! Source: Pod v1; multi-network specification (NPWG), section 5 (network-status).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use npwg::metadata::Pod;
-use npwg::network_policy::Protocol;
 use npwg::pod_policies::PodNetworks;
 use npwg::selection::Annotation;
 use npwg::status::NETWORK_STATUS;
 use serde::Deserialize;
 
 use kube_support::resource;
-use kube_support::resources::Reduced;
-
-/// Maximum number of named ports of a pod that are used.
-const PORTS_MAX: usize = 256;
+use kube_support::resources::{Container, Reduced, named_ports};
 
 /// Reduced form of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,22 +48,6 @@ struct PodSpec {
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Container {
-    ports: Vec<ContainerPort>,
-    /// Restart policy of an init container: `Always` makes it a sidecar.
-    restart_policy: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct ContainerPort {
-    name: String,
-    protocol: String,
-    container_port: u16,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct PodStatus {
     phase: String,
@@ -93,29 +72,14 @@ impl Reduced for PeerPodObject {
         if is_over || host_network || !annotations.contains_key(Annotation::Networks.key()) {
             return PeerPod { networks: Arc::new(PodNetworks::attached(&identity)), node: String::new() };
         }
-        let sidecars = init_containers.into_iter().filter(|container| container.restart_policy == "Always");
-        let ports = containers.into_iter().chain(sidecars).flat_map(|container| container.ports);
         let pod = Pod {
             labels: metadata.labels.unwrap_or_default(),
             annotations,
-            named_ports: named(ports),
+            named_ports: named_ports(containers, init_containers),
             ..identity
         };
         PeerPod { networks: Arc::new(PodNetworks::attached(&pod)), node: node_name }
     }
-}
-
-/// Returns the named ports; of two with one name the first one.
-fn named(ports: impl Iterator<Item = ContainerPort>) -> BTreeMap<String, (Protocol, u16)> {
-    let mut named = BTreeMap::new();
-    for ContainerPort { name, protocol, container_port } in ports.filter(|port| !port.name.is_empty()) {
-        let word = if protocol.is_empty() { Protocol::Tcp.word() } else { protocol.as_str() };
-        let protocol = Protocol::ALL.into_iter().find(|known| known.word() == word);
-        if let Some(protocol) = protocol.filter(|_| named.len() < PORTS_MAX && container_port > 0) {
-            named.entry(name).or_insert((protocol, container_port));
-        }
-    }
-    named
 }
 
 resource!(PeerPodObject, NamespaceResourceScope, "Pod", "pods", "");
