@@ -287,14 +287,19 @@ impl Object<'_> {
         self.manifest.pods.push(located);
     }
 
-    /// Returns the ports of the containers that have a name. The API server checks the other ones.
+    /// Returns the named ports of containers and sidecars, of two with one name the first one, as agents read them from the
+    /// API server, which checks the other ones.
     fn named_ports(&self) -> BTreeMap<String, (Protocol, u16)> {
         let spec = self.node.nearest(&self.at(&["spec"]));
         let list = |node: Option<&Node>| match node.map(|node| &node.value) {
             Some(Value::List(items)) => items.clone(),
             _ => Vec::new(),
         };
-        let containers = [spec.get("containers"), spec.get("initContainers")].into_iter().flat_map(list);
+        let is_sidecar = |container: &Node| {
+            container.get("restartPolicy").is_some_and(|policy| policy.to_json() == "Always")
+        };
+        let sidecars = list(spec.get("initContainers")).into_iter().filter(is_sidecar);
+        let containers = list(spec.get("containers")).into_iter().chain(sidecars);
         let ports = containers.flat_map(|container| list(container.get("ports")));
         let named = ports.filter_map(|port| {
             let port = port.to_json();
@@ -304,7 +309,11 @@ impl Object<'_> {
             let protocol = Protocol::ALL.into_iter().find(|known| known.word() == word)?;
             Some((name, (protocol, number)))
         });
-        named.collect()
+        let mut first = BTreeMap::new();
+        for (name, port) in named {
+            first.entry(name).or_insert(port);
+        }
+        first
     }
 
     fn definition(&mut self) {

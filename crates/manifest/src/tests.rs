@@ -49,6 +49,22 @@ fn manifest_pod_is_read() {
 }
 
 #[test]
+fn manifest_named_ports_are_those_of_containers_and_sidecars() {
+    let containers = "  containers:
+  - ports: [{name: sql, containerPort: 5432}, {containerPort: 80}]
+  - ports: [{name: sql, containerPort: 5433}, {name: dns, containerPort: 53, protocol: UDP}]
+  initContainers:
+  - {restartPolicy: Always, ports: [{name: side, containerPort: 9, protocol: SCTP}]}
+  - ports: [{name: first, containerPort: 7}]
+";
+    let manifest = Manifest::parse(&format!("{POD}{containers}"));
+    let ports = &manifest.pod("home", "web").unwrap().named_ports;
+    let all: Vec<String> =
+        ports.iter().map(|(name, (of, port))| format!("{name} {} {port}", of.word())).collect();
+    assert_eq!(all, ["dns UDP 53", "side SCTP 9", "sql TCP 5432"]);
+}
+
+#[test]
 fn manifest_json_is_read() {
     let json = r#"{"apiVersion":"v1","kind":"List","items":[
       {"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"}},
