@@ -89,7 +89,7 @@ fn default_network_of_neutron_with_additional_ports() {
                 .collect();
             assert_eq!(json!(has), vif["ips"], "{name} {link}");
             if name != &"web" {
-                assert!(web.pings(&has[0]), "{name} {link}");
+                eventually(&format!("{name} answers at {link}"), || web.pings(&has[0]).then_some(()));
             }
         }
         let status = eventually("a status", || cluster.annotation(name, "k8s.v1.cni.cncf.io/network-status"));

@@ -52,9 +52,9 @@ fn status(neutron: &Neutron, port: &Value) -> String {
 
 /// Whether a TCP stream arrives completely; a wrong checksum would stop it.
 fn carries_tcp(from: &Pod, to: &Pod, address: &str) -> bool {
-    let serve = "import socket,sys;s=socket.create_server(('0.0.0.0',5001));print('up',flush=True);s.settimeout(9);\
+    let serve = "import socket,sys;s=socket.create_server(('0.0.0.0',5001));print('up',flush=True);s.settimeout(30);\
                  c,_=s.accept();n=0\nwhile d:=c.recv(65536): n+=len(d)\nprint(n)";
-    let send = "import socket,sys;s=socket.create_connection((sys.argv[1],5001),timeout=8)\n\
+    let send = "import socket,sys;s=socket.create_connection((sys.argv[1],5001),timeout=25)\n\
                 for _ in range(200): s.sendall(b'x'*10000)\ns.close()";
     std::thread::scope(|scope| {
         let server = scope.spawn(|| to.attempt(["/usr/bin/python3", "-c", serve]));
@@ -90,7 +90,8 @@ fn neutron_plugin_ports_work_across_chassis_and_leave_nothing() {
     for (pod, chassis, port, config) in &attached {
         attachment(&machine, chassis, pod).check(config).success();
         if port != port_a {
-            assert!(a.pings(address(port)), "{} does not answer", pod.name());
+            // OVN tells each switch of a port of another one when it comes to it.
+            until(&format!("{} answers", pod.name()), || a.pings(address(port)).then_some(()));
             assert!(carries_tcp(a, pod, address(port)), "no TCP to {}", pod.name());
         }
     }

@@ -115,8 +115,11 @@ fn neutron_pods_reach_each_other_across_nodes_and_leave_nothing() {
     }
     let (web, db) = (&pods[0].3, &pods[1].3);
     for link in ["net1", "net2"] {
-        assert!(web.pings(&address(db, link)), "{link}");
-        assert!(db.pings(&address(web, link)), "{link}");
+        for (from, to) in [(web, db), (db, web)] {
+            eventually(&format!("a ping over {link} is answered"), || {
+                from.pings(&address(to, link)).then_some(())
+            });
+        }
     }
     // The annotation reports ACTIVE, as Neutron does.
     for (_, name, uid, _) in &pods {

@@ -158,8 +158,8 @@ rules! {
         "portMappings is not a list of valid port mappings."
     InvalidBandwidth "invalid-bandwidth" Error File Specification("4.1.2.1.8")
         "bandwidth does not hold at least one rate, or a burst has no rate."
-    DefaultInterfaceName "default-interface-name" Warning File Specification("4.1.2.1.5")
-        "interface is eth0, the name that container runtimes give to the default network."
+    DefaultInterfaceName "default-interface-name" Error File Specification("4.1.2.1.5")
+        "interface is the name that the container runtime gives to the default network: eth0 in Kubernetes."
     InvalidDefaultRoute "invalid-default-route" Error File Specification("4.1.2.1.9")
         "default-route is not a list of IP addresses."
     DuplicateDefaultRoute "duplicate-default-route" Error File Specification("4.1.2.1.9")

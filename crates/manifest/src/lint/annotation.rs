@@ -2,6 +2,7 @@
 
 use super::{Place, Report};
 use crate::{Located, PodObject};
+use cni::name::IfName;
 use npwg::refusal::{Fault, KeyPath};
 use npwg::rule::Rule;
 use npwg::selection::{Annotation, Reading};
@@ -14,6 +15,8 @@ const USUAL_NAME: &str = "eth0";
 
 pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
     let PodObject { pod, kind } = &located.value;
+    // Name that the default-network annotation requests.
+    let mut renamed = None;
     for annotation in [Annotation::DefaultNetwork, Annotation::Networks] {
         let Some(text) = pod.annotations.get(annotation.key()) else { continue };
         let path = KeyPath::root().key("metadata").key("annotations").key(annotation.key());
@@ -30,8 +33,11 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
         for warning in &reading.warnings {
             report.add_at_path(place, text, warning.fault.clone());
         }
-        if annotation == Annotation::Networks {
-            reserved_names(report, place, text, &reading);
+        match annotation {
+            Annotation::DefaultNetwork => {
+                renamed = reading.elements.first().and_then(|element| element.interface.clone());
+            }
+            Annotation::Networks => reserved_names(report, place, text, &reading, renamed.as_ref()),
         }
         if pod.host_network {
             let subject = format!("{} {}/{}", kind.to_lowercase(), pod.namespace, pod.name);
@@ -48,21 +54,29 @@ pub(super) fn look(report: &mut Report<'_>, located: &Located<PodObject>) {
     misplaced(report, located);
 }
 
-/// Reports requested interface names that a pod has already.
-fn reserved_names(report: &mut Report<'_>, place: Place<'_>, text: &str, reading: &Reading) {
+/// Reports requested interface names that a pod has already; `renamed` is the name that the default network requests.
+fn reserved_names(
+    report: &mut Report<'_>,
+    place: Place<'_>,
+    text: &str,
+    reading: &Reading,
+    renamed: Option<&IfName>,
+) {
+    let of_default = renamed.map_or(USUAL_NAME, IfName::as_str);
     for element in &reading.elements {
-        let name = element.interface.as_ref().map(|name| name.as_str());
+        let Some(name) = element.interface.as_ref().map(IfName::as_str) else { continue };
         let (rule, reason) = match name {
-            Some("lo") => (Rule::DuplicateInterfaceName, "is the loopback interface, which every pod has"),
-            Some(USUAL_NAME) => (
+            "lo" => (Rule::DuplicateInterfaceName, "is the loopback interface, which every pod has"),
+            name if name != of_default => continue,
+            _ if renamed.is_some() => (Rule::DuplicateInterfaceName, "is the name of the default network"),
+            _ => (
                 Rule::DefaultInterfaceName,
                 "is the name that runtimes give to the default network; such a pod is refused",
             ),
-            _ => continue,
         };
         let path = KeyPath::root().index(element.index).key("interface");
         let fault = Fault::new(rule, Annotation::Networks.subject(), reason).at(path);
-        let fault = fault.showing(&npwg::refusal::quote(name.unwrap_or_default()));
+        let fault = fault.showing(&npwg::refusal::quote(name));
         report.add_at_path(place, text, fault.cure("choose another name, or leave it out"));
     }
 }

@@ -633,7 +633,7 @@ fn lint_templates_of_other_workloads_are_read() {
 fn lint_reserved_interface_names_and_addresses_are_reported() {
     for (element, expected) in [
         (r#""interface":"lo""#, "Error duplicate-interface-name"),
-        (r#""interface":"eth0""#, "Warning default-interface-name"),
+        (r#""interface":"eth0""#, "Error default-interface-name"),
         (r#""mac":"01:00:5e:00:00:01""#, "Error invalid-mac"),
         (r#""mac":"00:00:00:00:00:00""#, "Error invalid-mac"),
         (r#""default-route":["0.0.0.0"]"#, "Error invalid-default-route"),
@@ -644,6 +644,18 @@ fn lint_reserved_interface_names_and_addresses_are_reported() {
         let found = lint(&pod(&format!("'[{{\"name\":\"a\",{element}}}]'")));
         assert!(matches!(short(&found).as_slice(), [one] if one.ends_with(expected)), "{element}: {found:?}");
     }
+}
+
+#[test]
+fn lint_interface_name_of_a_renamed_default_network_is_reserved() {
+    let default = r#"'[{"name":"a","namespace":"default","interface":"ens3"}]'"#;
+    let renamed = |interface: &str| {
+        format!("{}    v1.multus-cni.io/default-network: {default}\n", pod(&format!("a@{interface}")))
+    };
+    assert!(
+        short(&lint(&renamed("ens3"))).iter().any(|found| found.ends_with("Error duplicate-interface-name"))
+    );
+    assert!(!short(&lint(&renamed("eth0"))).iter().any(|found| found.contains("interface-name")));
 }
 
 #[test]

@@ -37,6 +37,10 @@ pub(super) fn assign(
         }
         let reason = "is the name of an earlier attachment";
         let fault = match asked {
+            Some((asked, name)) if name == first && !names_interface(&drafts[0]) => {
+                let reason = "is the name that the runtime gives to the default network";
+                asked.fault(Rule::DefaultInterfaceName, "interface", reason)
+            }
             Some((asked, _)) => asked.fault(Rule::DuplicateInterfaceName, "interface", reason),
             None => Fault::new(Rule::DuplicateInterfaceName, "CNI_IFNAME", reason),
         };
@@ -62,12 +66,17 @@ pub(super) fn assign(
     Ok(names)
 }
 
+/// Whether an annotation requests the name of this interface.
+fn names_interface(draft: &Draft) -> bool {
+    draft.element().is_some_and(|element| element.interface.is_some())
+}
+
 /// Returns the name that each draft keeps; the names of a network are kept by its drafts in order.
 fn keep(drafts: &[Draft], held: &[Held], taken: &mut BTreeSet<String>) -> Vec<Option<IfName>> {
     let mut held: Vec<&Held> = held.iter().collect();
     let mut kept = Vec::with_capacity(drafts.len());
     for draft in drafts {
-        let is_free = draft.element().is_some_and(|element| element.interface.is_none());
+        let is_free = draft.element().is_some() && !names_interface(draft);
         let fits = |held: &&Held| held.network == draft.label && !taken.contains(held.ifname.as_str());
         let place = if is_free { held.iter().position(fits) } else { None };
         let name = place.map(|place| held.remove(place).ifname.clone());

@@ -153,11 +153,11 @@ fn interface_request_in_use_fails_the_attachment() {
         (fault.rule, fault.path.to_string().as_str()),
         (Rule::DuplicateInterfaceName, "[1].interface")
     );
-    assert_eq!(World::new().networks("plain@eth0").fails().rule, Rule::DuplicateInterfaceName);
+    assert_eq!(World::new().networks("plain@eth0").fails().rule, Rule::DefaultInterfaceName);
     assert_eq!(World::new().networks("plain@lo").fails().rule, Rule::DuplicateInterfaceName);
     let mut world = World::new().networks("plain@ens3");
     world.ifname = "ens3".into();
-    assert_eq!(world.fails().rule, Rule::DuplicateInterfaceName);
+    assert_eq!(world.fails().rule, Rule::DefaultInterfaceName);
 }
 
 // Requirements: M23, NPWG1-4.2.1-2
