@@ -443,19 +443,6 @@ fn list_shows_a_broken_journal_entry_and_all_others() {
 }
 
 #[test]
-fn attach_uses_a_netns_that_a_killed_attach_left() {
-    let host = host!(Feature::Bridge, Feature::NftMasquerade);
-    host.run(["ip", "netns", "add", NETNS]);
-    let found = attach(&host, POD).success();
-    assert!(found.stdout.contains(&format!("reusing /run/netns/{NETNS}")), "{found}");
-    run(&host, &format!("detach --pod {POD}")).success();
-    assert!(host.snapshot().titles("file /run/netns/").next().is_none());
-    host.run(["ip", "netns", "add", NETNS]);
-    run(&host, &format!("detach --pod {POD}")).success();
-    assert!(host.snapshot().titles("file /run/netns/").next().is_none());
-}
-
-#[test]
 fn check_fails_after_a_change() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     attach(&host, POD).success();
