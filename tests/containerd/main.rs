@@ -12,3 +12,4 @@ mod network_api_client;
 mod network_api_failures;
 mod pod_setup_failures;
 mod pods;
+mod release_images;

@@ -321,23 +321,26 @@ fn attach_that_cannot_be_planned_changes_nothing() {
     let before = host.snapshot();
     for (words, expected) in [
         (
-            "-f plain.json good.conflist --pod home/other",
+            "-f plain.json -f good.conflist --pod home/other",
             &["pod home/other is not in the manifests", "available pods: home/web"][..],
         ),
-        ("-f unknown.json good.conflist --pod home/web", &["home/net-z"]),
+        ("-f unknown.json -f good.conflist --pod home/web", &["home/net-z"]),
         (
-            "-f misspelt.json net-a.json good.conflist --pod home/web",
+            "-f misspelt.json -f net-a.json -f good.conflist --pod home/web",
             &["no-such-plugin", "all changes were undone"],
         ),
-        ("-f plain.json missing.conflist --pod home/web", &["no-such-plugin"]),
-        ("-f plain.json none.conflist --pod home/web", &["no configuration of the meta-plugin", "--config"]),
+        ("-f plain.json -f missing.conflist --pod home/web", &["no-such-plugin"]),
+        (
+            "-f plain.json -f none.conflist --pod home/web",
+            &["no configuration of the meta-plugin", "--config"],
+        ),
         ("-f plain.json --config none.conflist --pod home/web", &["none.conflist", "of type weft"]),
-        ("-f plain.json wrong.conflist --pod home/web", &["wrong.conflist", "did you mean delegates?"]),
-        ("-f plain.json good.conflist other.conflist --pod home/web", &["both configure", "--config"]),
+        ("-f plain.json -f wrong.conflist --pod home/web", &["wrong.conflist", "did you mean delegates?"]),
+        ("-f plain.json -f good.conflist -f other.conflist --pod home/web", &["both configure", "--config"]),
         ("-f nowhere.json --pod home/web", &["nowhere.json", "No such file"]),
         ("--config good.conflist --pod home/web", &["no manifests", "-f FILE|DIR"]),
-        ("-f plain.json good.conflist --pod home/web --netns /run/test/absent", &["/run/test/absent"]),
-        ("-f plain.json good.conflist --pod home/web --netns /etc/hostname", &["/etc/hostname"]),
+        ("-f plain.json -f good.conflist --pod home/web --netns /run/test/absent", &["/run/test/absent"]),
+        ("-f plain.json -f good.conflist --pod home/web --netns /etc/hostname", &["/etc/hostname"]),
     ] {
         let words = words.split(' ').map(|word| match word.contains('.') && !word.starts_with('/') {
             true => format!("/run/test/{word}"),
@@ -440,19 +443,6 @@ fn list_shows_a_broken_journal_entry_and_all_others() {
     assert_failed(&run(&host, "detach --container-id newer"), FAILED, &["version 99", "left as it is"]);
     assert_eq!(host.read(format!("{JOURNAL}/newer.json")).unwrap(), newer);
     run(&host, &format!("detach --pod {POD}")).success();
-}
-
-#[test]
-fn attach_uses_a_netns_that_a_killed_attach_left() {
-    let host = host!(Feature::Bridge, Feature::NftMasquerade);
-    host.run(["ip", "netns", "add", NETNS]);
-    let found = attach(&host, POD).success();
-    assert!(found.stdout.contains(&format!("reusing /run/netns/{NETNS}")), "{found}");
-    run(&host, &format!("detach --pod {POD}")).success();
-    assert!(host.snapshot().titles("file /run/netns/").next().is_none());
-    host.run(["ip", "netns", "add", NETNS]);
-    run(&host, &format!("detach --pod {POD}")).success();
-    assert!(host.snapshot().titles("file /run/netns/").next().is_none());
 }
 
 #[test]
@@ -608,7 +598,7 @@ fn detach_succeeds_if_the_netns_is_deleted() {
 fn attach_skips_unreadable_manifests_with_a_warning() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     host.write("/run/test/broken.yaml", "kind: [");
-    let words = format!("attach -f {} /run/test/broken.yaml --pod {POD}", examples());
+    let words = format!("attach -f {} -f /run/test/broken.yaml --pod {POD}", examples());
     let attached = run(&host, &words).success();
     assert!(attached.stderr.starts_with("weft: skipped: /run/test/broken.yaml:1:7: "), "{attached}");
     run(&host, &format!("detach --pod {POD}")).success();

@@ -7,6 +7,7 @@
 
 mod agent_replies;
 mod alerts;
+mod attach_namespaces;
 mod bandwidth;
 mod bond;
 mod bridge;

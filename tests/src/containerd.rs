@@ -112,6 +112,29 @@ impl Containerd {
         self.run([&ctr, "-n", "k8s.io", "images", "import", file]);
     }
 
+    /// Imports an image for every architecture.
+    #[track_caller]
+    pub fn import_all(&self, file: &str) {
+        let ctr = format!("{}/ctr", self.release.programs());
+        self.run([&ctr, "-n", "k8s.io", "images", "import", "--all-platforms", file]);
+    }
+
+    /// Names of the images that begin with `prefix`.
+    #[must_use]
+    #[track_caller]
+    pub fn image_names(&self, prefix: &str) -> Vec<String> {
+        let ctr = format!("{}/ctr", self.release.programs());
+        let names = self.run([&ctr, "-n", "k8s.io", "images", "ls", "-q"]);
+        names.lines().filter(|name| name.starts_with(prefix)).map(str::to_owned).collect()
+    }
+
+    /// Removes an image.
+    #[track_caller]
+    pub fn remove_image(&self, name: &str) {
+        let ctr = format!("{}/ctr", self.release.programs());
+        self.run([&ctr, "-n", "k8s.io", "images", "rm", name]);
+    }
+
     /// Imports an image that contains a shell: `weft.test/busybox:1`.
     #[track_caller]
     pub fn import_busybox(&self) {

@@ -300,6 +300,27 @@ mod tests {
     }
 
     #[test]
+    fn file_option_has_one_value_and_is_repeated() {
+        fn assert_one_value(command: &clap::Command, count: &mut usize) {
+            for option in command.get_arguments().filter(|option| option.get_short() == Some('f')) {
+                *count += 1;
+                let values = option.get_num_args().unwrap_or_default();
+                assert_eq!((values.min_values(), values.max_values()), (1, 1), "{}", command.get_name());
+            }
+            command.get_subcommands().for_each(|subcommand| assert_one_value(subcommand, count));
+        }
+        let (mut command, mut count) = (command(), 0);
+        command.build();
+        assert_one_value(&command, &mut count);
+        assert!(count >= 6, "{count}");
+        // The word after the file is the pod, as for kubectl.
+        let words = ["weft", "explain", "-f", "a.yaml", "-f", "b", "my-pod"].map(OsString::from);
+        let Command::Explain(arguments) = parse(words).unwrap().command else { panic!() };
+        let text = format!("{arguments:?}");
+        assert!(text.contains(r#"files: ["a.yaml", "b"]"#) && text.contains(r#"Some("my-pod")"#), "{text}");
+    }
+
+    #[test]
     fn help_has_every_command_in_one_group() {
         let command = command();
         let help = command.clone().render_help().to_string();

@@ -60,10 +60,17 @@ impl JournalHandle {
             }
             false => (MetaPlugin::find_any(config.as_deref(), &input_files::read(files)?)?, None),
         };
+        let cure = "correct the file, or name another configuration with --config";
+        let unknown = unknown.map(|why| why.context("the directory of the journal is unknown").next(cure));
+        Ok(KnownJournals { known: JournalHandle::with(found), unknown })
+    }
+
+    /// Returns the journal of a meta-plugin and the default one.
+    pub(crate) fn with(meta_plugin: Option<MetaPlugin>) -> Vec<JournalHandle> {
         let default = Path::new(journal::DIRECTORY).join(journal::ENTRIES);
         let mut handles = Vec::new();
         handles.extend(
-            found.map(|found| JournalHandle {
+            meta_plugin.map(|found| JournalHandle {
                 journal: Journal::at(&found.journal()),
                 meta_plugin: Some(found),
             }),
@@ -71,9 +78,7 @@ impl JournalHandle {
         if handles.iter().all(|handle| handle.journal.directory() != default) {
             handles.push(JournalHandle { journal: Journal::at(&default), meta_plugin: None });
         }
-        let cure = "correct the file, or name another configuration with --config";
-        let unknown = unknown.map(|why| why.context("the directory of the journal is unknown").next(cure));
-        Ok(KnownJournals { known: handles, unknown })
+        handles
     }
 
     /// Returns the journal.
@@ -92,6 +97,19 @@ impl JournalHandle {
             Some(meta_plugin) => Ok(meta_plugin.clone()),
             None => MetaPlugin::for_journal(&entry.network),
         }
+    }
+}
+
+// === impl KnownJournals ===
+
+impl KnownJournals {
+    /// Returns the journals if no other one can exist.
+    ///
+    /// # Errors
+    /// The directory of a journal is unknown.
+    pub(crate) fn every(self) -> Result<Vec<JournalHandle>, Failure> {
+        let KnownJournals { known, unknown } = self;
+        unknown.map_or(Ok(known), Err)
     }
 }
 

@@ -12,6 +12,7 @@ mod commands;
 mod expected_devices;
 mod input_files;
 mod known_journals;
+mod leftover_namespaces;
 mod manifest_plan;
 mod meta_plugin_config;
 #[cfg(test)]

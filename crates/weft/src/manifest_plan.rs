@@ -27,8 +27,8 @@ const NAMED_MAX: usize = 8;
 /// Options for the sources of pods, definitions and the configuration.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Inputs {
-    /// Files or directories with manifests of pods and definitions, and with CNI configurations
-    #[arg(short = 'f', long = "file", value_name = "FILE|DIR", num_args = 1..)]
+    /// File or directory with manifests of pods and definitions, or with CNI configurations; may be repeated
+    #[arg(short = 'f', long = "file", value_name = "FILE|DIR")]
     pub(crate) files: Vec<PathBuf>,
     /// Path to the configuration of the meta-plugin (default: from the files of -f, then from /etc/cni/net.d)
     #[arg(long, value_name = "FILE")]

@@ -560,6 +560,38 @@ fn install_command_is_recorded_replaced_and_removed() {
 }
 
 #[test]
+fn install_command_damaged_record_is_never_replaced() {
+    let runtime = Runtime::new("command-record");
+    runtime.default_network();
+    runtime.write("bin/flannel", &"");
+    let path = |file: &str| runtime.0.join(file);
+    let (program, record) = (path("tools/weft"), path("conf/weft.d/command.json"));
+    let option = format!("--command={}", path("tools").display());
+    assert!(runtime.install(&[&option]).status.success());
+    let whole = fs::read_to_string(&record).unwrap();
+    for damaged in ["", "{", "{}", r#"{"installed":7}"#, &whole[..whole.len() / 2]] {
+        fs::write(&record, damaged).unwrap();
+        fs::write(&program, "older").unwrap();
+        let refused = runtime.install(&[&option]);
+        let lines = String::from_utf8_lossy(&refused.stdout).into_owned();
+        let why = "tools/weft: not installed: ";
+        assert!(refused.status.success() && lines.contains(why), "{damaged}: {lines}");
+        let (named, cure) = (format!("{}: damaged record", record.display()), "restore the record");
+        assert!(lines.contains(&named) && lines.contains(cure), "{damaged}: {lines}");
+        // The networks are removed, and the record stays.
+        let removed = runtime.install(&["--remove"]);
+        assert_refused(&removed, &["not removed", &named, cure]);
+        assert_eq!(runtime.written(), None);
+        assert_eq!(fs::read_to_string(&record).unwrap(), damaged);
+        assert_eq!(fs::read_to_string(&program).unwrap(), "older");
+    }
+    fs::write(&record, &whole).unwrap();
+    let removed = runtime.install(&["--remove"]);
+    let lines = String::from_utf8_lossy(&removed.stdout).into_owned();
+    assert!(removed.status.success() && lines.contains("tools/weft: kept"), "{lines}");
+}
+
+#[test]
 fn install_command_never_uses_a_directory_of_the_runtime() {
     let runtime = Runtime::new("command-directory");
     runtime.default_network();

@@ -60,6 +60,21 @@ fn lint_has_no_findings_on_the_examples() {
     assert_eq!(output.stderr, b"");
 }
 
+#[test]
+fn lint_reads_files_of_the_option_and_stdin() {
+    let examples = workspace().join("examples");
+    let output = lint([Path::new("-f"), &examples]);
+    assert_eq!(text(&output), "3 files: no findings\n");
+    let manifest = fs::File::open(examples.join("pods.yaml")).unwrap();
+    let weft = Command::new(testkit::binary("weft"))
+        .args(["lint", "-f", "-", "-o", "json"])
+        .stdin(manifest)
+        .output();
+    let document: serde_json::Value = serde_json::from_slice(&weft.unwrap().stdout).unwrap();
+    assert_eq!(document["files"], 1, "{document}");
+    assert_eq!(lint::<&str>([]).status.code(), Some(2), "a file is required");
+}
+
 // Requirements: NPWG1-3.1-2
 // Requirements: NPWG1-3.1-2
 #[test]

@@ -5,6 +5,7 @@
 //!
 //! - Without `--netns` it creates a network namespace. `weft detach` removes it, because `CNI_ARGS` in the journal marks
 //!   it as created by weft.
+//! - A namespace that already has the name is replaced if a killed attach left it; else the command fails.
 //! - If it fails or is interrupted, it undoes everything, and removes the namespace that it created.
 
 use std::path::{Path, PathBuf};
@@ -14,17 +15,19 @@ use cni::name::{ContainerId, IfName};
 use rpc::journal::Entry;
 
 use crate::attachments;
+use crate::commands::detach::is_created;
+use crate::known_journals::JournalHandle;
+use crate::leftover_namespaces::{self, NamedNamespace};
 use crate::manifest_plan::{IFNAME, Inputs};
 use crate::meta_plugin_config::MetaPlugin;
 use crate::place::require_host;
-use crate::pod_name::{PodName, PodSelection, namespace_path};
+use crate::pod_name::{PodName, PodSelection};
 use crate::sandbox_operations::SandboxOperations;
 use crate::scratch::Scratch;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::interrupt::Interrupt;
 use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
-use cli_support::privilege;
 use cli_support::terminal::plain;
 use node_support::journal_reader::Journal;
 use node_support::weft_cni::{Plugins, Subject, WeftCni};
@@ -59,7 +62,7 @@ Example:
 
 Without POD, the manifests must contain exactly one pod. Without a configuration in -f, in --config and in
 /etc/cni/net.d, the default network is the bridge weft0 with 10.101.0.0/24. The pod and its networks are enough for a
-first try. Network namespaces named /run/netns/weft-* belong to weft. Only the first plugin of the meta-plugin's list, weft
+first try. A network namespace that already has the default name is replaced if a killed attach left it. Only the first plugin of the meta-plugin's list, weft
 itself, is executed. The journal is in cniDir of the configuration (default: /var/lib/weft).
 
 {EXIT_CODES}"))]
@@ -106,10 +109,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         None => pod.container_id()?,
     };
     let journal = Journal::at(&loaded.meta_plugin.journal());
+    let named = NamedNamespace::before_lock(&container);
     let scratch = lock_sandbox(&container)?;
-    refuse_attached(&journal, pod, &container)?;
+    let unfinished = refuse_attached(&journal, pod, &container)?;
     let manifests = scratch.manifests("manifests", loaded.manifests().map(|file| file.text.as_str()))?;
-    let namespace = Namespace::find_or_create(&weft_cni, netns.as_deref(), &container, progress)?;
+    let namespace = match netns {
+        Some(path) => Namespace::given(path)?,
+        None => {
+            let journals = JournalHandle::with(Some(loaded.meta_plugin.clone()));
+            let created = Namespace::create(&weft_cni, &named, &journals, unfinished.as_ref(), progress);
+            created.map_err(|failure| failure.context(&step))?
+        }
+    };
     let operations = SandboxOperations {
         meta_plugin: loaded.meta_plugin.with("manifestDir", &manifests)?,
         subject: Subject {
@@ -151,14 +162,19 @@ fn print_header(progress: Progress, pod: &PodName, count: usize, meta_plugin: &M
     }
 }
 
-/// Refuses a pod that is already attached, before a namespace is created. The meta-plugin checks it again.
-fn refuse_attached(journal: &Journal, pod: &PodName, container: &ContainerId) -> Result<(), Failure> {
+/// Refuses a pod that is already attached, before a namespace is created. The meta-plugin checks it again. Returns the entry
+/// of an attach that did not finish.
+fn refuse_attached(
+    journal: &Journal,
+    pod: &PodName,
+    container: &ContainerId,
+) -> Result<Option<Entry>, Failure> {
     match journal.entry(container)? {
         Some(entry) if entry.complete => {
             let why = format!("attach {pod}: already attached as container {container}");
             Err(Failure::new(why).next("run weft detach first; weft list shows the attachments"))
         }
-        _ => Ok(()),
+        unfinished => Ok(unfinished),
     }
 }
 
@@ -201,28 +217,41 @@ enum Origin {
 }
 
 impl Namespace {
-    fn find_or_create(
+    fn given(path: &Path) -> Result<Namespace, Failure> {
+        let path = std::path::absolute(path)
+            .map_err(|cause| Failure::new(format!("--netns {}: {cause}", path.display())))?;
+        Ok(Namespace { path: path.display().to_string(), origin: Origin::Given })
+    }
+
+    /// Creates the namespace, or finds that of an unfinished attach, which can contain its interfaces.
+    fn create(
         weft_cni: &WeftCni,
-        given: Option<&Path>,
-        container: &ContainerId,
+        named: &NamedNamespace,
+        journals: &[JournalHandle],
+        unfinished: Option<&Entry>,
         progress: Progress,
     ) -> Result<Namespace, Failure> {
-        if let Some(path) = given {
-            let path = std::path::absolute(path)
-                .map_err(|cause| Failure::new(format!("--netns {}: {cause}", path.display())))?;
-            return Ok(Namespace { path: path.display().to_string(), origin: Origin::Given });
+        let path = named.path();
+        let namespace = Namespace { path: path.to_owned(), origin: Origin::Created };
+        let exists = named.exists()?;
+        let is_own = |entry: &&Entry| {
+            entry.netns == path && is_created(entry) && !leftover_namespaces::is_another(entry)
+        };
+        if exists && unfinished.filter(is_own).is_some() {
+            progress.line(format!("  reusing {path}, left by an interrupted attach"));
+            return Ok(namespace);
         }
-        let path = namespace_path(container);
-        // An existing namespace of this name without a sandbox was left by a killed attach.
-        let exists = Path::new(&path).try_exists();
-        match exists.map_err(|cause| privilege::refused(&format!("stat {path}"), &cause))? {
-            true => progress.line(format!("  reusing {path}, left by an interrupted attach")),
-            false => {
-                weft_cni.create(&path)?;
-                progress.line(format!("  created {path}"));
+        if exists {
+            if let Some(reason) = named.reason_to_keep(weft_cni, journals)? {
+                let next = format!("use it with --netns {path}, or delete it");
+                return Err(Failure::new(format!("namespace {path} already exists: {reason}")).next(next));
             }
+            weft_cni.delete(path)?;
+            progress.line(format!("  removed {path}, left by an interrupted attach"));
         }
-        Ok(Namespace { path, origin: Origin::Created })
+        weft_cni.create(path)?;
+        progress.line(format!("  created {path}"));
+        Ok(namespace)
     }
 
     /// Removes the namespace if it was created for the sandbox.

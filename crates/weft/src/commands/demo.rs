@@ -43,8 +43,9 @@ The demonstration requires root and weft-cni, but no cluster, no configuration a
 
 {EXIT_CODES} A ping without a reply is a failure, and so is a machine that differs afterwards."))]
 pub(crate) struct Arguments {
-    /// Files or directories with manifests and the configuration of the meta-plugin (default: the built-in examples/)
-    #[arg(short = 'f', long = "file", value_name = "FILE|DIR", num_args = 1..)]
+    /// File or directory with manifests, or with the configuration of the meta-plugin; may be repeated (default: the built-in
+    /// examples/)
+    #[arg(short = 'f', long = "file", value_name = "FILE|DIR")]
     files: Vec<PathBuf>,
     /// Namespace and name of the pod to show (default: the first pod of the manifests)
     #[arg(long, value_name = "NAMESPACE/NAME")]

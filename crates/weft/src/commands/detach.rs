@@ -3,21 +3,19 @@
 //! - Only the journal is needed: no manifest and no configuration.
 //! - Detaching a pod without attachments succeeds.
 //! - The namespace is kept as long as an interface in it could not be detached.
-
-use std::path::Path;
+//! - Without an entry, or if another namespace now has its path, a namespace is deleted only if a killed attach left it.
 
 use clap::Args;
 use rpc::journal::Entry;
 
 use crate::commands::attach::{CREATED_NAMESPACE, lock_sandbox};
-use crate::known_journals::{JournalHandle, Target};
+use crate::known_journals::{JournalHandle, KnownJournals, Target};
+use crate::leftover_namespaces::{self, NamedNamespace};
 use crate::manifest_plan::Inputs;
 use crate::place::require_host;
-use crate::pod_name::namespace_path;
 use crate::sandbox_operations::SandboxOperations;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{Format, Progress};
-use cli_support::privilege;
 use cli_support::terminal::plain;
 use node_support::weft_cni::{Plugins, WeftCni};
 
@@ -48,9 +46,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let weft_cni = WeftCni::find()?;
     let progress = Progress::beside(Format::Text);
     let step = format!("detach {}", target.describe());
-    let sandbox = target.find(&JournalHandle::all(inputs)?).map_err(|failure| failure.context(&step))?;
+    let journals = JournalHandle::all(inputs)?;
+    let sandbox = target.find(&journals).map_err(|failure| failure.context(&step))?;
     let Some((handle, entry)) = sandbox else {
-        return remove_leftover_namespace(target, &weft_cni, progress)
+        return remove_leftover_namespace(target, &journals, &weft_cni, progress)
             .map_err(|failure| failure.context(&step));
     };
     progress.line(plain(&format!("{}: {} networks", target.describe(), entry.plan.delegates.len())));
@@ -70,11 +69,26 @@ pub(super) fn detach_sandbox(
     progress: Progress,
 ) -> Result<(), Failure> {
     operations_on(weft_cni, handle, entry, plugins, progress)?.detach(entry)?;
-    if entry.args.split(';').any(|pair| pair == CREATED_NAMESPACE) {
-        weft_cni.delete(&entry.netns)?;
-        progress.line(format!("  removed {}", plain(&entry.netns)));
+    if !is_created(entry) {
+        return Ok(());
+    }
+    let is_another = leftover_namespaces::is_another(entry);
+    let reason = is_another.then(|| leftover_namespaces::reason_to_keep(weft_cni, &entry.netns)).flatten();
+    match reason {
+        Some(reason) => {
+            progress.line(plain(&format!("  kept {}: another namespace: {reason}", entry.netns)));
+        }
+        None => {
+            weft_cni.delete(&entry.netns)?;
+            progress.line(plain(&format!("  removed {}", entry.netns)));
+        }
     }
     Ok(())
+}
+
+/// Whether `weft attach` created the namespace of an entry.
+pub(super) fn is_created(entry: &Entry) -> bool {
+    entry.args.split(';').any(|pair| pair == CREATED_NAMESPACE)
 }
 
 /// Returns the operations on a sandbox of the journal.
@@ -95,15 +109,25 @@ pub(crate) fn operations_on(
 }
 
 /// Removes the namespace that an attach created if it was killed before its first journal entry.
-fn remove_leftover_namespace(target: &Target, weft_cni: &WeftCni, progress: Progress) -> Result<(), Failure> {
+fn remove_leftover_namespace(
+    target: &Target,
+    journals: &KnownJournals,
+    weft_cni: &WeftCni,
+    progress: Progress,
+) -> Result<(), Failure> {
     if let Some(container) = target.container()? {
+        let namespace = NamedNamespace::before_lock(&container);
         // A running attach still needs the namespace.
         let _lock = lock_sandbox(&container)?;
-        let path = namespace_path(&container);
-        let exists = Path::new(&path).try_exists();
-        if exists.map_err(|cause| privilege::refused(&format!("stat {path}"), &cause))? {
-            weft_cni.delete(&path)?;
-            progress.line(format!("removed {path}, left by an interrupted attach"));
+        if namespace.exists()? {
+            let path = namespace.path();
+            match namespace.reason_to_keep(weft_cni, &journals.known)? {
+                Some(reason) => progress.line(plain(&format!("kept {path}: {reason}"))),
+                None => {
+                    weft_cni.delete(path)?;
+                    progress.line(format!("removed {path}, left by an interrupted attach"));
+                }
+            }
         }
     }
     progress.line(format!("{}: no attachments", target.describe()));

@@ -22,7 +22,7 @@ use rpc::journal::{Entry, State};
 use serde::Serialize;
 
 use crate::commands::detach::operations_on;
-use crate::commands::install::command::{FailedFile, record_below};
+use crate::commands::install::command::{FailedFile, REPAIR, record_below};
 use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
 use crate::meta_plugin_config::MetaPlugin;
@@ -194,9 +194,17 @@ fn node_findings(weft_cni: &WeftCni, inputs: &Inputs) -> Vec<Finding> {
     findings
 }
 
-/// Returns a finding if the last `weft install --command` could not write the program.
+/// Returns a finding if the last `weft install --command` could not write the program, or its record is damaged.
 fn command_finding(configurations: &Path) -> Option<Finding> {
-    let FailedFile { path, why } = record_below(configurations).failed?;
+    let record = match record_below(configurations) {
+        Ok(record) => record,
+        // A user other than root may not read it.
+        Err(_) if !rustix::process::geteuid().is_root() => return None,
+        Err(failure) => {
+            return Some(Finding::new("weft install --command", failure.to_string(), REPAIR));
+        }
+    };
+    let FailedFile { path, why } = record.failed?;
     let why = format!("it was not installed: {why}");
     let cure = "set install.command (weft install --command) to a directory of this node that can be written, such as /opt/bin";
     Some(Finding::new(format!("command {}", path.display()), why, cure))

@@ -48,7 +48,7 @@ const STDIN: &str = "/dev/stdin";
 Example:
   weft lint examples/
   weft lint --fix network.yaml
-  helm template . | weft lint -
+  helm template . | weft lint -f -
   weft lint --explain invalid-mac
 
 lint validates NetworkAttachmentDefinitions, the network annotations of pods and of pod templates (.yaml, .yml,
@@ -59,8 +59,11 @@ error: the configuration will be refused; warning: it probably does not do what 
 {EXIT_CODES} A finding of severity error is a failure."))]
 pub(crate) struct Arguments {
     /// Files or directories (without subdirectories); - for stdin
-    #[arg(value_name = "FILE|DIR", required_unless_present = "explain")]
+    #[arg(value_name = "FILE|DIR", required_unless_present_any = ["explain", "files"])]
     paths: Vec<PathBuf>,
+    /// File or directory, as for other commands; may be repeated
+    #[arg(short = 'f', long = "file", value_name = "FILE|DIR")]
+    files: Vec<PathBuf>,
     /// Correct the files where there is exactly one correct form
     #[arg(long)]
     fix: bool,
@@ -74,7 +77,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     cluster: ClusterAccess,
     /// Rule to explain with a wrong and a right example, instead of reading files
-    #[arg(long, value_name = "RULE", conflicts_with_all = ["paths", "fix", "plugin_dir"])]
+    #[arg(long, value_name = "RULE", conflicts_with_all = ["paths", "files", "fix", "plugin_dir"])]
     explain: Option<Rule>,
     #[command(flatten)]
     output: Output,
@@ -109,7 +112,7 @@ struct Fixed {
 
 /// Runs `weft lint`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { paths, fix, plugin_dir, nodes: _, cluster: _, explain, output } = arguments;
+    let Arguments { paths, files, fix, plugin_dir, nodes: _, cluster: _, explain, output } = arguments;
     if let Some(rule) = explain {
         return explanation::print(*rule, output.format);
     }
@@ -117,7 +120,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let knowledge = Knowledge { programs, nodes, ..Knowledge::of_known_plugins() };
     let (mut report, mut across) = (LintReport::default(), Across::default());
     let stdin = |path: &PathBuf| if path.as_os_str() == "-" { STDIN.into() } else { path.clone() };
-    for path in input_files::expand(&paths.iter().map(stdin).collect::<Vec<_>>())? {
+    for path in input_files::expand(&paths.iter().chain(files).map(stdin).collect::<Vec<_>>())? {
         let mut file = match input_files::open(&path)? {
             Input::Whole(file) => file,
             Input::Long(path, _) if *fix => return Err(input_files::too_long(&path)),

@@ -56,8 +56,8 @@ struct Server {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  weft network set -f red.yaml")]
 struct Set {
-    /// Files with networks (YAML or JSON documents) or CNI configuration lists; - for stdin
-    #[arg(short = 'f', long = "file", value_name = "FILE", required = true, num_args = 1..)]
+    /// File with networks (YAML or JSON documents) or with a CNI configuration list; - for stdin; may be repeated
+    #[arg(short = 'f', long = "file", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// Name of the network, for a CNI configuration list (default: the name in the list)
     #[arg(long, value_name = "[NAMESPACE/]NAME")]

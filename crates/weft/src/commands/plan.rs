@@ -34,8 +34,8 @@ pub(crate) struct Arguments {
     /// Answer one request and exit
     #[arg(long, required = true)]
     once: bool,
-    /// Files or directories with manifests of pods and definitions (default: the API server)
-    #[arg(short = 'f', long = "file", value_name = "FILE|DIR", num_args = 1..)]
+    /// File or directory with manifests of pods and definitions; may be repeated (default: the API server)
+    #[arg(short = 'f', long = "file", value_name = "FILE|DIR")]
     files: Vec<PathBuf>,
     /// Path to a kubeconfig (default: kubeconfig of the meta-plugin's configuration, then in-cluster configuration)
     #[arg(long, env = "KUBECONFIG", value_name = "FILE", value_parser = client::path)]

@@ -13,18 +13,17 @@
 //! - A namespace stays if a sandbox uses it, if a process runs in it, or if it contains anything that the kernel does not
 //!   create. This is verified again under the lock of its attach, which a running `attach` holds.
 
-mod namespaces;
-
 use std::fs;
 
 use clap::Args;
 use rpc::journal::Entry;
 use serde::Serialize;
 
-use crate::commands::attach::{CREATED_NAMESPACE, lock_sandbox};
+use crate::commands::attach::lock_sandbox;
 use crate::commands::demo;
-use crate::commands::detach::detach_sandbox;
-use crate::known_journals::{JournalHandle, KnownJournals};
+use crate::commands::detach::{detach_sandbox, is_created};
+use crate::known_journals::JournalHandle;
+use crate::leftover_namespaces::{self, NAMESPACE, UsedNamespaces};
 use crate::manifest_plan::Inputs;
 use crate::place::require_host;
 use crate::pod_name::{NAMESPACES, PodName};
@@ -33,12 +32,9 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{self, Format, Output, Progress};
 use cli_support::table;
 use cli_support::terminal::plain;
-use namespaces::UsedNamespaces;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::{Plugins, WeftCni};
 
-/// Beginning of the names of namespaces that `weft attach` creates.
-const NAMESPACE: &str = "weft-";
 /// Beginnings of the names of directories of `weft attach`; the second one before it is complete.
 const SCRATCH: [&str; 2] = ["weft-attach-", ".weft-attach-"];
 /// Bridge of the built-in default network, which no DEL removes.
@@ -114,13 +110,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { yes, inputs, plugins, output: Output { format } } = arguments;
     require_host("reset", "it removes network interfaces and namespaces")?;
     let weft_cni = WeftCni::find()?;
-    let mut reset = Reset::find(inputs, &weft_cni)?;
+    let journals = JournalHandle::all(inputs)?.every()?;
+    let mut reset = Reset::find(&journals, &weft_cni)?;
     let progress = Progress::beside(*format);
     if !format.is_document() {
         output::print(&reset.plan())?;
     }
     if *yes {
-        reset.remove(&weft_cni, inputs, plugins, progress);
+        reset.remove(&weft_cni, &journals, plugins, progress);
     }
     reset.print_end(*format, *yes)
 }
@@ -129,14 +126,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 impl Reset {
     /// Returns the leftovers of this machine.
-    fn find(inputs: &Inputs, weft_cni: &WeftCni) -> Result<Reset, Failure> {
-        let KnownJournals { known, unknown } = JournalHandle::all(inputs)?;
-        if let Some(why) = unknown {
-            return Err(why);
-        }
+    fn find(journals: &[JournalHandle], weft_cni: &WeftCni) -> Result<Reset, Failure> {
         let mut reset = Reset::default();
         let (mut used, mut of_runtime) = (UsedNamespaces::default(), 0);
-        for handle in known {
+        for handle in journals {
             for row in handle.journal().rows()? {
                 used.insert(&row);
                 match row {
@@ -181,11 +174,9 @@ impl Reset {
             if used.contains(&path) || demo::has_directory(name) {
                 continue;
             }
-            let unknown =
-                format!("no killed command has this name; to delete it: sudo ip netns delete {name}");
-            let reason = match namespaces::is_of_attach(name) {
-                true => namespaces::reason_to_keep(weft_cni, &path),
-                false => Some(unknown),
+            let reason = match leftover_namespaces::is_of_attach(name) {
+                true => leftover_namespaces::reason_to_keep(weft_cni, &path),
+                false => Some(leftover_namespaces::of_unknown_name(name)),
             };
             match reason {
                 Some(reason) => self.kept.push(format!("namespace {path}: {reason}")),
@@ -198,9 +189,15 @@ impl Reset {
     }
 
     /// Removes the leftovers. A failure does not stop the other removals.
-    fn remove(&mut self, weft_cni: &WeftCni, inputs: &Inputs, plugins: &Plugins, progress: Progress) {
+    fn remove(
+        &mut self,
+        weft_cni: &WeftCni,
+        journals: &[JournalHandle],
+        plugins: &Plugins,
+        progress: Progress,
+    ) {
         for mut leftover in std::mem::take(&mut self.leftovers) {
-            match leftover.remove(weft_cni, inputs, plugins, progress) {
+            match leftover.remove(weft_cni, journals, plugins, progress) {
                 Ok(None) => leftover.state = RemovalState::Removed,
                 Ok(Some(reason)) => {
                     let line = format!("namespace {}: {reason}", leftover.name);
@@ -282,7 +279,7 @@ impl Leftover {
     fn remove(
         &self,
         weft_cni: &WeftCni,
-        inputs: &Inputs,
+        journals: &[JournalHandle],
         plugins: &Plugins,
         progress: Progress,
     ) -> Result<Option<String>, Failure> {
@@ -293,10 +290,12 @@ impl Leftover {
             }
             (Kind::Sandbox, None) => {}
             (Kind::Namespace, _) => {
-                let container = namespaces::container_of(self.name.rsplit('/').next().unwrap_or_default());
+                let container =
+                    leftover_namespaces::container_of(self.name.rsplit('/').next().unwrap_or_default());
                 // A running attach has the lock. One that has ended meanwhile is in the journal.
                 let _lock = container.as_ref().map(lock_sandbox).transpose()?;
-                if let Some(reason) = namespaces::reason_to_keep_now(weft_cni, inputs, &self.name)? {
+                if let Some(reason) = leftover_namespaces::reason_to_keep_now(weft_cni, journals, &self.name)?
+                {
                     return Ok(Some(reason));
                 }
                 weft_cni.delete(&self.name)?;
@@ -312,5 +311,5 @@ impl Leftover {
 fn is_trial(entry: &Entry) -> bool {
     let pod = PodName::new(&entry.plan.pod.namespace, &entry.plan.pod.name);
     let id = pod.ok().and_then(|pod| pod.container_id().ok());
-    entry.args.split(';').any(|pair| pair == CREATED_NAMESPACE) || id.as_ref() == Some(&entry.container_id)
+    is_created(entry) || id.as_ref() == Some(&entry.container_id)
 }

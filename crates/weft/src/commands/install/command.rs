@@ -3,7 +3,7 @@
 //! - The file is written under a temporary name and renamed, and is never in the plugin directory, where a runtime would call
 //!   it as a plugin.
 //! - A record beside the configurations has the path and the SHA-256 of each installed file. Only such a file is replaced or
-//!   removed.
+//!   removed. A damaged record is never replaced, because its files would be lost: nothing is installed or removed.
 //! - A node without a writable directory gets its networks nevertheless: the failure is a line of the output, and of `weft
 //!   doctor`, which reads it from the record.
 
@@ -13,6 +13,7 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use cni::wording::syntax_error;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -31,6 +32,11 @@ const PROGRAM: &str = "weft";
 const RECORD: &str = "command.json";
 /// Size of the pieces in which a file is read, in bytes.
 const PIECE: usize = 64 << 10;
+/// Longest record, in bytes.
+const RECORD_MAX: u64 = 1 << 20;
+/// Next step for a damaged record.
+pub(crate) const REPAIR: &str =
+    "restore the record, or delete it together with the program, which is in /usr/local/bin by default";
 /// This program.
 const OWN: &str = "/proc/self/exe";
 
@@ -43,12 +49,12 @@ pub(super) struct Command {
 
 /// Record of the installed files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct CommandRecord {
     /// Installed files.
     installed: Vec<InstalledFile>,
     /// Failure of the last installation.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failed: Option<FailedFile>,
 }
 
@@ -100,7 +106,10 @@ impl Command {
     /// Installs the program. Returns a line for a change or a failure.
     pub(super) fn install(&self) -> Option<String> {
         let Command { program: NodePath { named, .. }, record } = self;
-        let mut known = CommandRecord::read(&record.here);
+        let mut known = match CommandRecord::read(&record.here) {
+            Ok(known) => known,
+            Err(failure) => return Some(format!("{}: not installed: {failure}; {REPAIR}", named.display())),
+        };
         let failed = match self.copy(&mut known) {
             Ok(false) if known.failed.is_none() => return None,
             Ok(_) => None,
@@ -158,7 +167,13 @@ impl Command {
 /// Removes the recorded files. The record keeps those that could not be removed, so that a repeated removal finds them.
 pub(super) fn remove(paths: &InstallPaths, root: &Path, on_host: OnHost) -> Result<Removal, Failure> {
     let record = record(paths);
-    let mut known = CommandRecord::read(&record.here);
+    let mut known = match CommandRecord::read(&record.here) {
+        Ok(known) => known,
+        Err(failure) => {
+            let failure = failure.context("program of --command not removed").next(REPAIR);
+            return Ok(Removal { lines: Vec::new(), failure: Some(failure) });
+        }
+    };
     let files: BTreeSet<PathBuf> = known.installed.iter().map(|file| file.path.clone()).collect();
     let (mut lines, mut remaining) = (Vec::new(), BTreeSet::new());
     for path in files {
@@ -198,7 +213,10 @@ fn record(paths: &InstallPaths) -> NodePath {
 }
 
 /// Returns the record in a directory of configurations.
-pub(crate) fn record_below(configurations: &Path) -> CommandRecord {
+///
+/// # Errors
+/// The record is unreadable or damaged.
+pub(crate) fn record_below(configurations: &Path) -> Result<CommandRecord, Failure> {
     CommandRecord::read(&configurations.join(thin::DIRECTORY).join(RECORD))
 }
 
@@ -217,10 +235,23 @@ fn digest(path: &Path) -> io::Result<String> {
 // === impl CommandRecord ===
 
 impl CommandRecord {
-    /// Reads a record. One that is missing or damaged has no files.
-    fn read(path: &Path) -> CommandRecord {
-        let text = fs::read_to_string(path).unwrap_or_default();
-        serde_json::from_str(&text).unwrap_or_default()
+    /// Reads a record. One that is missing has no files.
+    ///
+    /// # Errors
+    /// The record is unreadable or damaged.
+    fn read(path: &Path) -> Result<CommandRecord, Failure> {
+        let mut text = Vec::new();
+        match fs::File::open(path).and_then(|file| file.take(RECORD_MAX).read_to_end(&mut text)) {
+            Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Ok(CommandRecord::default());
+            }
+            Err(cause) => return Err(privilege::refused(&format!("read {}", path.display()), &cause)),
+            Ok(_) => {}
+        }
+        serde_json::from_slice(&text).map_err(|cause| {
+            let why = syntax_error(&text, &cause);
+            Failure::new(format!("{}: damaged record of installed programs: {why}", path.display()))
+        })
     }
 
     /// Whether a file of this content was installed at the path.
@@ -268,7 +299,7 @@ mod tests {
         assert!(failure.contains("/stuck") && !failure.contains("/own"), "{failure}");
         assert!(!root.join("own").exists() && root.join("other").exists());
         let known: Vec<PathBuf> =
-            CommandRecord::read(&record).installed.into_iter().map(|file| file.path).collect();
+            CommandRecord::read(&record).unwrap().installed.into_iter().map(|file| file.path).collect();
         assert_eq!(known, [root.join("stuck")]);
 
         fs::remove_dir(root.join("stuck")).unwrap();

@@ -1,8 +1,10 @@
-//! Network namespaces of killed attaches: whether `weft reset` may delete one.
+//! Network namespaces of killed attaches: whether `weft attach`, `weft detach` and `weft reset` may delete one.
 //!
 //! - An attach writes its first journal entry before it changes its namespace. Thus a namespace that was left by an attach
 //!   without an entry has only the links that the kernel creates.
 //! - A namespace is kept if a sandbox of a journal uses it, if a process runs in it, or if it contains anything else.
+//! - Its name has the name of a pod, or the attach left its directory. A command asks this before it locks the directory,
+//!   because the lock creates it.
 //! - Namespaces are compared by device and inode, because one namespace can have several paths: `/var/run/netns/a` and
 //!   `/run/netns/a`.
 //!
@@ -15,15 +17,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use cni::name::ContainerId;
+use rpc::journal::Entry;
 
-use super::NAMESPACE;
 use crate::commands::attach::scratch_name;
-use crate::known_journals::{JournalHandle, KnownJournals};
-use crate::manifest_plan::Inputs;
-use crate::pod_name::NAMESPACES;
+use crate::known_journals::JournalHandle;
+use crate::pod_name::{NAMESPACES, namespace_path};
 use cli_support::failure::Failure;
+use cli_support::privilege;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::{Contents, WeftCni};
+
+/// Beginning of the names of namespaces that `weft attach` creates.
+pub(crate) const NAMESPACE: &str = "weft-";
 
 /// Links that the kernel creates in every network namespace, with their kinds.
 const OF_KERNEL: [(&str, &str); 10] = [
@@ -43,9 +48,17 @@ const OF_USERS: [&str; 2] = ["addresses", "filters"];
 
 /// Namespaces of the sandboxes of the journals.
 #[derive(Debug, Default)]
-pub(super) struct UsedNamespaces {
+pub(crate) struct UsedNamespaces {
     paths: BTreeSet<String>,
     identities: BTreeSet<(u64, u64)>,
+}
+
+/// Namespace with the name that `weft attach` gives to the namespace of a sandbox.
+#[derive(Debug)]
+pub(crate) struct NamedNamespace {
+    path: String,
+    name: String,
+    is_of_attach: bool,
 }
 
 // === impl UsedNamespaces ===
@@ -54,21 +67,17 @@ impl UsedNamespaces {
     /// Returns the namespaces that the journals contain now.
     ///
     /// # Errors
-    /// A journal is unreadable, or its directory is unknown.
-    fn read(inputs: &Inputs) -> Result<UsedNamespaces, Failure> {
-        let KnownJournals { known, unknown } = JournalHandle::all(inputs)?;
-        if let Some(why) = unknown {
-            return Err(why);
-        }
+    /// A journal is unreadable.
+    fn read(journals: &[JournalHandle]) -> Result<UsedNamespaces, Failure> {
         let mut used = UsedNamespaces::default();
-        for handle in known {
+        for handle in journals {
             handle.journal().rows()?.iter().for_each(|row| used.insert(row));
         }
         Ok(used)
     }
 
     /// Inserts the namespace of a journal entry. That of an unreadable entry is known by its name.
-    pub(super) fn insert(&mut self, row: &Row) {
+    pub(crate) fn insert(&mut self, row: &Row) {
         let path = match row {
             Row::Entry(entry) => entry.netns.clone(),
             Row::Broken { container, .. } => format!("{NAMESPACES}/{NAMESPACE}{container}"),
@@ -78,26 +87,70 @@ impl UsedNamespaces {
     }
 
     /// Whether a sandbox uses the namespace at `path`.
-    pub(super) fn contains(&self, path: &str) -> bool {
+    pub(crate) fn contains(&self, path: &str) -> bool {
         let has = |identity| self.identities.contains(&identity);
         self.paths.contains(path) || identity(Path::new(path)).is_some_and(has)
     }
 }
 
+// === impl NamedNamespace ===
+
+impl NamedNamespace {
+    /// Returns the namespace of a sandbox, which need not exist. The caller does not yet have the lock of the sandbox.
+    pub(crate) fn before_lock(container: &ContainerId) -> NamedNamespace {
+        let name = format!("{NAMESPACE}{container}");
+        NamedNamespace { path: namespace_path(container), is_of_attach: is_of_attach(&name), name }
+    }
+
+    /// Returns its path.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether it exists.
+    ///
+    /// # Errors
+    /// This process may not look.
+    pub(crate) fn exists(&self) -> Result<bool, Failure> {
+        let NamedNamespace { path, .. } = self;
+        Path::new(path).try_exists().map_err(|cause| privilege::refused(&format!("stat {path}"), &cause))
+    }
+
+    /// Returns why it is not deleted; `None` if a killed attach left it. The caller has the lock of the sandbox.
+    ///
+    /// # Errors
+    /// A journal is unreadable.
+    pub(crate) fn reason_to_keep(
+        &self,
+        weft_cni: &WeftCni,
+        journals: &[JournalHandle],
+    ) -> Result<Option<String>, Failure> {
+        match self.is_of_attach {
+            true => reason_to_keep_now(weft_cni, journals, &self.path),
+            false => Ok(Some(of_unknown_name(&self.name))),
+        }
+    }
+}
+
 /// Returns the container ID of the attach whose namespace has this name.
-pub(super) fn container_of(name: &str) -> Option<ContainerId> {
+pub(crate) fn container_of(name: &str) -> Option<ContainerId> {
     name.strip_prefix(NAMESPACE).and_then(|id| ContainerId::new(id).ok())
+}
+
+/// Reason to keep a namespace that is none of a killed attach.
+pub(crate) fn of_unknown_name(name: &str) -> String {
+    format!("no killed command has this name; to delete it: sudo ip netns delete {name}")
 }
 
 /// Whether a killed attach can have created a namespace of this name: the name has the name of a pod, or the attach left
 /// its directory.
-pub(super) fn is_of_attach(name: &str) -> bool {
+pub(crate) fn is_of_attach(name: &str) -> bool {
     let has_directory = |id: &ContainerId| Path::new("/run").join(scratch_name(id)).exists();
     container_of(name).is_some_and(|id| id.as_str().contains('_') || has_directory(&id))
 }
 
 /// Returns why the namespace at `path` is not deleted; `None` if nothing is lost with it, or if it is gone.
-pub(super) fn reason_to_keep(weft_cni: &WeftCni, path: &str) -> Option<String> {
+pub(crate) fn reason_to_keep(weft_cni: &WeftCni, path: &str) -> Option<String> {
     match fs::metadata(path) {
         Err(cause) if cause.kind() == ErrorKind::NotFound => return None,
         // An attach was killed between the creation of the file and the mount.
@@ -114,15 +167,25 @@ pub(super) fn reason_to_keep(weft_cni: &WeftCni, path: &str) -> Option<String> {
 }
 
 /// Returns why the namespace at `path` is not deleted, also by the journals as they are now.
-pub(super) fn reason_to_keep_now(
+///
+/// # Errors
+/// A journal is unreadable.
+pub(crate) fn reason_to_keep_now(
     weft_cni: &WeftCni,
-    inputs: &Inputs,
+    journals: &[JournalHandle],
     path: &str,
 ) -> Result<Option<String>, Failure> {
-    match UsedNamespaces::read(inputs)?.contains(path) {
+    match UsedNamespaces::read(journals)?.contains(path) {
         true => Ok(Some("a sandbox of the journal uses it".to_owned())),
         false => Ok(reason_to_keep(weft_cni, path)),
     }
+}
+
+/// Whether the path of an entry now leads to another namespace than the one of its sandbox. An unknown identity is trusted.
+pub(crate) fn is_another(entry: &Entry) -> bool {
+    let known = entry.namespace.split('/').nth(1).filter(|known| !known.is_empty());
+    let now = identity(Path::new(&entry.netns)).map(|(device, inode)| format!("{device}:{inode}"));
+    known.zip(now.as_deref()).is_some_and(|(known, now)| known != now)
 }
 
 /// Whether no namespace is mounted on a file: it is in the file system of its directory, and empty.
