@@ -120,7 +120,8 @@ impl Netns {
 
     /// Returns the namespace of this thread.
     pub fn own() -> Result<Netns, Error> {
-        Netns::open(Path::new(own()))
+        // The kernel provides this path, so it is a namespace.
+        Netns::open_file(Path::new(own()))
     }
 
     /// Returns the identity of the namespace.

@@ -3,7 +3,11 @@
 //! A packet socket receives from one link only packets to one UDP port. The traffic of a busy pod must neither fill its
 //! buffer before the answer arrives, nor wake its reader. The socket is open only while a client waits for an answer.
 //!
-//! Source: packet(7), socket(7) `SO_ATTACH_FILTER` and `SO_BINDTODEVICE`; Linux `Documentation/networking/filter.rst`.
+//! The filter selects the link, too, and the socket is not bound: bind(2) of a socket that receives already waits for the
+//! kernel's grace period (`synchronize_net`), which takes about ten milliseconds.
+//!
+//! Source: packet(7), socket(7) `SO_ATTACH_FILTER` and `SO_BINDTODEVICE`; Linux `Documentation/networking/filter.rst`,
+//! `net/packet/af_packet.c`.
 
 use std::net::{SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -42,24 +46,23 @@ impl PacketSocket {
     ///
     /// Like `tcpdump -i NAME 'udp dst port PORT'`.
     pub fn open(name: &str, port: u16) -> Result<PacketSocket, Error> {
-        let failed =
-            |errno: nix::errno::Errno| Error::kernel(format!("open packet socket on {name}"), of(errno));
+        let operation = || format!("open packet socket on {name}");
+        let failed = |errno: nix::errno::Errno| Error::kernel(operation(), of(errno));
         let mut all = nix::ifaddrs::getifaddrs().map_err(failed)?;
         let link = all.find_map(|found| match found.interface_name == name {
             true => found.address.as_ref().and_then(|address| address.as_link_addr()).copied(),
             false => None,
         });
         let Some(link) = link else {
-            return Err(Error::kernel(format!("open packet socket on {name}"), Errno::NODEV));
+            return Err(Error::kernel(operation(), Errno::NODEV));
         };
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let family = nix::sys::socket::AddressFamily::Packet;
         let socket =
             nix::sys::socket::socket(family, SockType::Raw, flags, SockProtocol::EthIp).map_err(failed)?;
-        let filtered = SockRef::from(&socket).attach_filter(&only_to(port));
+        let index = u32::try_from(link.ifindex()).map_err(|_| Error::kernel(operation(), Errno::NODEV))?;
+        let filtered = SockRef::from(&socket).attach_filter(&only_to(index, port));
         filtered.map_err(|error| Error::io(format!("filter packet socket on {name}"), &error))?;
-        // The link's address has no protocol, so the socket keeps the protocol of its creation.
-        nix::sys::socket::bind(socket.as_raw_fd(), &link).map_err(failed)?;
         Ok(PacketSocket { socket, link, name: name.to_owned() })
     }
 
@@ -87,7 +90,7 @@ impl PacketSocket {
                         buffer.truncate(length);
                         return Ok(Some(Received::Frame(buffer)));
                     }
-                    // Packets of other links, received before the socket was bound, must not delay the caller beyond the deadline.
+                    // Packets of other links, received before the filter was set, must not delay the caller beyond the deadline.
                     if Instant::now() >= until {
                         return Ok(None);
                     }
@@ -104,10 +107,13 @@ impl PacketSocket {
     }
 }
 
-/// Returns the filter: whole UDP datagrams of IPv4 to this port, on links with Ethernet headers.
+/// Returns the filter: whole UDP datagrams of IPv4 to this port, received on this link, which has Ethernet headers.
 ///
 /// Classic BPF, as `tcpdump -dd` prints it: (operation, jump if true, jump if false, value). A read beyond the end rejects.
-fn only_to(port: u16) -> [SockFilter; 11] {
+fn only_to(link: u32, port: u16) -> [SockFilter; 13] {
+    const WORD_AT: u16 = 0x20;
+    // Index of the link that received the packet: `SKF_AD_OFF + SKF_AD_IFINDEX`.
+    const LINK: u32 = 0xffff_f000 + 8;
     const HALF_AT: u16 = 0x28;
     const BYTE_AT: u16 = 0x30;
     const HALF_AT_X: u16 = 0x48;
@@ -117,6 +123,8 @@ fn only_to(port: u16) -> [SockFilter; 11] {
     const END: u16 = 0x06;
     let line = SockFilter::new;
     [
+        line(WORD_AT, 0, 0, LINK),            // link
+        line(IS, 0, 9, link),                 // this one
         line(HALF_AT, 0, 0, 12),              // protocol of the frame
         line(IS, 0, 7, 0x0800),               // IPv4
         line(BYTE_AT, 0, 0, 14 + 9),          // protocol of the packet

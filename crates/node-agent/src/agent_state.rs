@@ -42,6 +42,9 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const POLL_GATHER: Duration = Duration::from_millis(50);
 /// Shortest interval between two searches for tasks on behalf of plans: each looks at all sandboxes.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
+/// The same after a search that found no task, while no update of policies is pending. Orphaned sandboxes and checks are
+/// due after many seconds, so their tasks need not be sent at once.
+const IDLE_SEARCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Name of the caches of address sets in metrics.
 const SETS: &str = "policyaddresssets";
@@ -66,12 +69,31 @@ pub(crate) struct AgentState {
     hot_plug: Option<HotPlug>,
     /// Network policies, if they are enforced, and their updates.
     pub(crate) policies: Option<(Arc<NetworkPolicies>, PolicyUpdates)>,
-    /// Time of the last search for tasks.
-    searched: Mutex<Option<Instant>>,
+    /// Last search for tasks on behalf of a plan.
+    searched: Mutex<Search>,
     /// Counter of polls in progress.
     polls: Busy,
     /// Whether the last poll returned tasks before hot-plug changes were planned.
     hot_plug_waits: AtomicBool,
+}
+
+/// Last search for tasks on behalf of a plan.
+#[derive(Debug, Default)]
+struct Search {
+    at: Option<Instant>,
+    has_found: bool,
+}
+
+impl Search {
+    /// Begins a search, unless the last one was a short while ago. Returns whether it begins.
+    fn begin(&mut self, now: Instant, has_updates: bool) -> bool {
+        let pause = if self.has_found || has_updates { SEARCH_INTERVAL } else { IDLE_SEARCH_INTERVAL };
+        let is_due = self.at.is_none_or(|at| now.saturating_duration_since(at) >= pause);
+        if is_due {
+            self.at = Some(now);
+        }
+        is_due
+    }
 }
 
 /// Configuration of the agent's state.
@@ -215,14 +237,15 @@ impl RequestHandler for AgentState {
     }
 
     fn due_tasks(&self) -> Vec<Task> {
-        let mut searched = self.searched.lock().unwrap_or_else(PoisonError::into_inner);
-        if searched.is_some_and(|at| at.elapsed() < SEARCH_INTERVAL) {
+        let updates = self.policies.as_ref().is_some_and(|(_, updates)| updates.has_pending());
+        let searched = || self.searched.lock().unwrap_or_else(PoisonError::into_inner);
+        if !searched().begin(Instant::now(), updates) {
             return Vec::new();
         }
-        *searched = Some(Instant::now());
-        drop(searched);
         // An executor applies updates at once. The client of a plan executes tasks after its ADD, which may take long.
-        self.search_tasks(self.polls.is_quiet())
+        let tasks = self.search_tasks(self.polls.is_quiet());
+        searched().has_found = !tasks.is_empty();
+        tasks
     }
 
     async fn poll_tasks(&self, request: &PollTasks) -> Vec<Task> {
@@ -317,5 +340,28 @@ impl RequestHandler for AgentState {
 
     fn traces(&self) -> Option<&Traces> {
         self.traces.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn task_search_is_rare_while_no_task_is_due() {
+        let (mut search, start) = (Search::default(), Instant::now());
+        let begins = |search: &mut Search, seconds: f64, has_updates| {
+            search.begin(start + Duration::from_secs_f64(seconds), has_updates)
+        };
+        assert!(begins(&mut search, 0.0, false), "the first plan");
+        assert!(!begins(&mut search, 1.9, false));
+        assert!(!begins(&mut search, 0.4, true));
+        assert!(begins(&mut search, 0.5, true), "an update of policies is pending");
+        search.has_found = true;
+        assert!(!begins(&mut search, 0.9, false));
+        assert!(begins(&mut search, 1.0, false), "the last search found tasks, so more may be due");
+        search.has_found = false;
+        assert!(!begins(&mut search, 2.9, false));
+        assert!(begins(&mut search, 3.0, false));
     }
 }

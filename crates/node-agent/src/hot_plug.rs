@@ -8,7 +8,7 @@
 //! - Devices, isolation and policies are those of an ADD, because the plan is made by the same planner.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cni::name::ContainerId;
@@ -69,17 +69,18 @@ impl HotPlug {
         if !planner.sees_cluster() {
             return Vec::new();
         }
-        let all = sandboxes.all();
-        self.seen().retain(|container, _| all.contains_key(container));
+        let due: Vec<(Arc<Entry>, Option<String>)> = sandboxes.with(|all| {
+            self.seen().retain(|container, _| all.contains_key(container));
+            let due = all.values().map(|sandbox| &sandbox.entry);
+            due.filter_map(|entry| Some((Arc::clone(entry), self.is_due(planner, entry)?))).collect()
+        });
         let mut tasks = Vec::new();
-        for sandbox in all.into_values() {
+        for (entry, annotation) in due {
             if tasks.len() == CHANGES_MAX {
                 break;
             }
-            if let Some(annotation) = self.is_due(planner, &sandbox.entry) {
-                let verdict = verdict(planner, node, &sandbox.entry).await;
-                tasks.extend(self.settle(planner, &sandbox.entry, annotation, verdict));
-            }
+            let verdict = verdict(planner, node, &entry).await;
+            tasks.extend(self.settle(planner, &entry, annotation, verdict));
         }
         tasks
     }

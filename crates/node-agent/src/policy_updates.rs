@@ -157,6 +157,11 @@ impl PolicyUpdates {
         !self.state().held.is_empty()
     }
 
+    /// Whether an update is not in the journal yet.
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.state().pending.is_empty()
+    }
+
     fn state(&self) -> MutexGuard<'_, Updates> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -204,17 +209,10 @@ impl PolicyUpdates {
         sandboxes: &Sandboxes,
         concerned: &Concerned,
     ) {
-        let all = sandboxes.all();
         let mut state = self.state();
-        state.retain(&all);
         let now = Instant::now();
         let mut is_queued = false;
-        for (container, Sandbox { entry, .. }) in all {
-            let is_known =
-                state.compared.get(&container).is_some_and(|compared| Arc::ptr_eq(compared, &entry));
-            if is_known && !concerned.has(&entry) && !state.held.contains_key(&container) {
-                continue;
-            }
+        for (container, entry) in sandboxes.with(|all| state.concerned(all, concerned)) {
             let is_held = state.held.get(&container).is_none_or(|since| since.elapsed() < HOLD_MAX);
             match compare(policies, planner, &entry, is_held) {
                 Comparison::Unknown => {
@@ -270,6 +268,22 @@ impl Updates {
         self.held.retain(|container, _| all.contains_key(container));
         self.without_set.retain(|container| all.contains_key(container));
         self.verified.retain(|container, _| all.contains_key(container));
+    }
+
+    /// Returns the sandboxes to compare: those that changes concern, and those that wait for a set.
+    fn concerned(
+        &mut self,
+        all: &BTreeMap<ContainerId, Sandbox>,
+        concerned: &Concerned,
+    ) -> Vec<(ContainerId, Arc<Entry>)> {
+        self.retain(all);
+        let is_concerned = |container: &ContainerId, entry: &Arc<Entry>| {
+            let compared = self.compared.get(container);
+            let is_known = compared.is_some_and(|compared| Arc::ptr_eq(compared, entry));
+            !is_known || concerned.has(entry) || self.held.contains_key(container)
+        };
+        let found = all.iter().filter(|(container, sandbox)| is_concerned(container, &sandbox.entry));
+        found.map(|(container, sandbox)| (container.clone(), Arc::clone(&sandbox.entry))).collect()
     }
 
     /// Queues the updates of a sandbox; returns whether they are new.

@@ -4,6 +4,7 @@
 //!   decides: a program with the plugin's name is executed if its directory precedes the directory of this binary.
 //! - Under the name of an address manager with state in the cluster (`whereabouts`), `auto` runs this binary only if it is
 //!   installed under that name. Without any program of the name an ADD is refused; a DEL has nothing to release then.
+//! - A plugin is searched once: a pod with several networks calls the same few plugins many times.
 //! - Input and output are the same bytes in both cases.
 //! - A program is killed when this process ends.
 //! - A meta-plugin is never a delegate.
@@ -36,6 +37,8 @@ const DELEGATE: &str = "WEFT_DELEGATE";
 const DEADLINE: Duration = Duration::from_secs(100);
 /// Largest number of recorded invocations.
 const RUNS_MAX: usize = 256;
+/// Largest number of recorded searches; a process that handles many sandboxes may know many names and paths.
+const ORIGINS_MAX: usize = 64;
 
 /// Invoker of delegates, which optionally records its invocations.
 #[derive(Debug)]
@@ -45,6 +48,15 @@ pub struct PluginInvoker {
     records: Cell<bool>,
     runs: RefCell<Vec<Run>>,
     depth: Cell<usize>,
+    origins: RefCell<Vec<Origin>>,
+}
+
+/// Result of a search: whether a plugin of this name, with this CNI_PATH, runs in this process.
+#[derive(Debug)]
+struct Origin {
+    plugin: PluginType,
+    path: String,
+    in_process: bool,
 }
 
 /// Recorded invocation of a plugin.
@@ -74,8 +86,14 @@ impl PluginInvoker {
 
     /// Returns an invoker with a rule for built-in plugins and a deadline for programs.
     pub fn new(builtin: Builtin, deadline: Duration) -> PluginInvoker {
-        let (records, runs, depth) = (Cell::default(), RefCell::default(), Cell::default());
-        PluginInvoker { builtin, exec: Exec::new(deadline).through(command), records, runs, depth }
+        PluginInvoker {
+            builtin,
+            exec: Exec::new(deadline).through(command),
+            records: Cell::default(),
+            runs: RefCell::default(),
+            depth: Cell::default(),
+            origins: RefCell::default(),
+        }
     }
 
     /// Starts to record invocations.
@@ -95,8 +113,22 @@ impl PluginInvoker {
             Builtin::Always => true,
             Builtin::Never => false,
             Builtin::Auto if builtin.replaces_state() => program(plugin, path) == Some(Program::Own),
-            Builtin::Auto => !first_is_foreign(plugin, path),
+            Builtin::Auto => self.comes_first(plugin, path),
         }
+    }
+
+    /// Whether this program precedes any other program of the plugin's name in CNI_PATH, as found by the first search.
+    fn comes_first(&self, plugin: &PluginType, path: &str) -> bool {
+        let mut origins = self.origins.borrow_mut();
+        let is_same = |known: &&Origin| known.plugin == *plugin && known.path == path;
+        if let Some(known) = origins.iter().find(is_same) {
+            return known.in_process;
+        }
+        let in_process = !first_is_foreign(plugin, path);
+        if origins.len() < ORIGINS_MAX {
+            origins.push(Origin { plugin: plugin.clone(), path: path.to_owned(), in_process });
+        }
+        in_process
     }
 
     /// Returns the refusal of an ADD if no program has the name of a plugin that must be installed under it.

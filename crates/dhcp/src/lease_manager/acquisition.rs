@@ -8,7 +8,7 @@ use plugin_support::log;
 
 use super::extension::Origin;
 use super::held_lease::{HeldLease, lock};
-use super::lease_link::{LeaseLink, identity, set_up};
+use super::lease_link::{LeaseLink, identity, set_up, settle_carrier};
 use super::{LeaseManager, LeaseRequest, describe};
 use crate::owner::{Family, Owner};
 use crate::state::{self, Record};
@@ -43,6 +43,7 @@ impl LeaseManager {
         }
         if !link.up {
             set_up(netns, link, true)?;
+            settle_carrier(netns, link);
         }
         for family in lacking {
             let terms = self.acquire(owner, lease_link, lease_request, *family, is_over)?;

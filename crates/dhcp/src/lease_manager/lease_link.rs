@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use cni::Error;
-use linux::Netns;
 use linux::link::{Change, Link};
 use linux::netns::Identity;
+use linux::{Netns, Rtnl};
 use plugin_support::failure::OrRefused;
 
 use super::{LeaseManager, Settings};
@@ -75,6 +75,23 @@ impl LeaseManager {
 
     fn with_host_prefix(&self, path: &Path) -> PathBuf {
         PathBuf::from(format!("{}{}", self.settings.host_prefix, path.display()))
+    }
+}
+
+/// Reads a link that was set up just now, its other end or parent in another namespace, and the bridge of that.
+///
+/// Since Linux 6.8 the request makes the kernel process a change of carrier at once. Until then the kernel drops what the
+/// link sends, and so do a bridge whose port is the other end, and a bridge without another port: the first message to the
+/// server, or its answer, would be lost.
+pub(super) fn settle_carrier(netns: &Netns, link: &Link) {
+    // The messages are repeated, so a failure only delays the lease.
+    let _ = netns.rtnl().and_then(|mut net| net.link_at(link.index));
+    if let (Some(other), true) = (link.link, link.link_netns_id.is_some()) {
+        // That may be a third namespace: then an unrelated link is read, which changes nothing.
+        let _ = Rtnl::open().and_then(|mut host| match host.link_at(other)?.master {
+            Some(bridge) => host.link_at(bridge).map(drop),
+            None => Ok(()),
+        });
     }
 }
 

@@ -34,7 +34,7 @@ const FAST_TIMES: u32 = 4;
 /// Length of the first wait after those; each is twice as long as the one before.
 const SLOW: Duration = Duration::from_secs(4);
 /// Wait before the first message is repeated.
-pub const FIRST_RESEND: Duration = Duration::from_millis(20);
+pub const FIRST_RESEND: Duration = Duration::from_millis(5);
 /// Interval at which a wait checks whether the client still waits.
 pub const POLL: Duration = Duration::from_millis(250);
 /// Stack of a thread that closes a socket, in bytes.
