@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rig::addresses::allocated;
 use rig::cluster::{RECORD, configuration};
+use rig::machine::until;
 use rig::{Cluster, assert_refused, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, binary, host, require};
@@ -176,6 +177,11 @@ fn locked_address_store_is_waited_for_once_and_its_holder_named() {
     container(&host, &pod, "weft-ipam", "c1").add(&conf).success();
     let store = "/var/lib/weft/ipam/10.1.2.0-29/ledger";
     let locked = host.command("flock").args([store, "sleep", "300"]).start_tied();
+    // `flock` takes the lock some time after its start.
+    until("the store is locked", || {
+        let tried = host.attempt(["flock", "--nonblock", "--conflict-exit-code", "75", store, "true"]);
+        (tried.code == Some(75)).then_some(())
+    });
     // A second wait would exceed the deadline.
     let waiting =
         host.command("/opt/cni/bin/weft-ipam").clean_environment().deadline(Duration::from_secs(55));
