@@ -165,8 +165,18 @@ impl Agent {
     async fn serve(self, request: LeaseRequest, seen: Vec<IpBlock>) -> LeaseResponse {
         let Agent { api, layout, filter, holder, shares_claim, clock, seed } = self;
         let (registry, filter, transfer_checks) = (&api, &*filter, TRANSFER_CHECKS);
-        let allocator =
-            BlockAllocator { registry, layout, filter, holder, shares_claim, clock, seed, transfer_checks };
+        let allocator = BlockAllocator {
+            registry,
+            layout,
+            filter,
+            holder,
+            shares_claim,
+            clock,
+            seed,
+            transfer_checks,
+            // As an agent whose last request found a full pool.
+            lists_first: clock.now % 2 == 0,
+        };
         allocator.serve(&request, &seen).await
     }
 }
