@@ -202,7 +202,7 @@ fn quarantine_does_not_apply_to_the_same_interface_of_a_pod() {
     let world = World::new("10.0.0.1", "10.0.0.6");
     let _ = world.create("10.0.0.0/30", "n0", 0);
     let other = world.create("10.0.0.4/30", "n1", 0);
-    let reserved: Vec<IpAddr> = world.filter.addresses(other.net).collect();
+    let reserved = vec!["10.0.0.5".parse().unwrap(), "10.0.0.6".parse().unwrap()];
     block_on(world.api.replace(&IpBlock { reserved, ..other })).unwrap();
     let _ = world.create("10.0.0.5/32", "n2", 0);
     let holder = Holder { owner: "uid/c1/net1".into(), released_at: NOW - 5, ..Holder::default() };
