@@ -213,15 +213,14 @@ fn released_address_is_returned_when_the_agent_starts() {
 /// Number of addresses of the range; one more pod at a time would be refused.
 const ADDRESSES: usize = 30;
 
-/// Creates and deletes pods on one node. A permit is taken for each pod, so an address is always free for it.
+/// Creates and deletes pods on one node: at most a sixth of the addresses, so one is always free in the cluster.
 fn fill_and_empty(
-    nodes: &Nodes,
-    pod: &Pod,
-    node: usize,
+    (nodes, pod): (&Nodes, &Pod),
+    (node, range): (usize, &str),
     end: Instant,
     held: &Mutex<BTreeMap<String, String>>,
 ) {
-    let conf = network(node, &json!({ "range": "10.84.0.0/27" }));
+    let conf = network(node, &json!({ "range": range }));
     let mut kept: Vec<(String, String)> = Vec::new();
     for round in 0.. {
         let container = format!("n{node}r{round}");
@@ -241,17 +240,30 @@ fn fill_and_empty(
     }
 }
 
-#[test]
-fn range_of_30_addresses_is_filled_and_emptied_by_six_nodes() {
-    let nodes = nodes!(6);
+/// Creates and deletes pods on six nodes at once, with at most as many pods at a time as the range has addresses.
+#[track_caller]
+fn fill_and_empty_on_six_nodes(nodes: &Nodes, range: &str) {
     let pod = nodes.machine.pod("a");
     let held = Mutex::default();
     let end = Instant::now() + Duration::from_secs(8);
     std::thread::scope(|scope| {
         for node in 0..6 {
-            let (nodes, pod, held) = (&nodes, &pod, &held);
-            scope.spawn(move || fill_and_empty(nodes, pod, node, end, held));
+            let (pod, held) = (&pod, &held);
+            scope.spawn(move || fill_and_empty((nodes, pod), (node, range), end, held));
         }
     });
     assert!(held.into_inner().unwrap().is_empty());
+}
+
+#[test]
+fn range_of_30_addresses_is_filled_and_emptied_by_six_nodes() {
+    fill_and_empty_on_six_nodes(&nodes!(6), "10.84.0.0/27");
+}
+
+#[test]
+fn range_with_blocks_is_filled_and_emptied_by_six_nodes() {
+    let nodes = nodes!(6);
+    // Eight blocks: two nodes have two, and every node needs an address of another one at some time.
+    pool(&nodes, "10.86.0.0/27", 2);
+    fill_and_empty_on_six_nodes(&nodes, "10.86.0.0/27");
 }

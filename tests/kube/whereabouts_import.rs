@@ -8,6 +8,7 @@ use rig::addresses::{
     Nodes, allocated, define_whereabouts, last_byte, name, network, start_controllers, weft,
 };
 use rig::machine::until;
+use rig::parts::text;
 use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
 use testkit::{Attachment, Pod};
@@ -267,4 +268,67 @@ fn import_whereabouts_without_interfaces_serves_two_of_a_pod() {
     let mut again = [add("two", "net2"), add("two", "net1")];
     again.sort();
     assert_eq!(again, both);
+}
+
+/// HTTP proxy of the API server, which deletes a pool when the first IPBlock has been created. Arguments: port, server, its
+/// certificate authority, certificate and key of the administrator, path of the pool.
+const DELETES_POOL: &str = "
+import http.client, http.server, ssl, sys
+port, server, authority, certificate, key, pool = sys.argv[1:]
+context = ssl.create_default_context(cafile=authority)
+context.load_cert_chain(certificate, key)
+def request(method, path, body=None, headers={}):
+    connection = http.client.HTTPSConnection(server, context=context)
+    connection.request(method, path, body, headers)
+    response = connection.getresponse()
+    return response.status, response.getheader('Content-Type'), response.read()
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    is_deleted = False
+    def forward(self):
+        body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
+        kept = ('Content-Type', 'Accept')
+        headers = {name: self.headers[name] for name in kept if self.headers[name]}
+        status, kind, text = request(self.command, self.path, body, headers)
+        if self.command == 'POST' and '/ipblocks' in self.path and not Handler.is_deleted:
+            Handler.is_deleted = request('DELETE', pool)[0] == 200
+        self.send_response(status)
+        self.send_header('Content-Type', kind)
+        self.send_header('Content-Length', str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = forward
+http.server.ThreadingHTTPServer(('127.0.0.1', int(port)), Handler).serve_forever()
+";
+
+#[test]
+fn import_whereabouts_refuses_addresses_of_a_changed_pool() {
+    let nodes = nodes!(1);
+    prepare(&nodes, "10.76.0.0/24");
+    let (kube, machine) = (&nodes.kube, &nodes.machine);
+    let _ = plain_pod(&nodes, "web-0", 0);
+    let entry = json!({ "id": "c", "podref": "blue/web-0", "ifname": "eth0" });
+    pool(&nodes, "kube-system", "10.76.0.0/24", &json!({ "5": entry }));
+    let server = rig::kube::SERVER.strip_prefix("https://").expect("a URL");
+    let files = ["ca.crt", "admin.crt", "admin.key"].map(|file| kube.pki(file));
+    let line = ["python3", "-c", DELETES_POOL, "8099", server].into_iter();
+    let line = line.chain(files.iter().map(String::as_str));
+    machine.start("proxy", line.chain(["/apis/weft.dev/v1alpha1/ippools/10.76.0.0-24"]));
+    let listens = || machine.run(["ss", "-Hltn"]).contains(":8099 ").then_some(());
+    machine.wait("proxy", "listens", listens);
+    let configuration = json!({ "apiVersion": "v1", "kind": "Config", "current-context": "it",
+        "contexts": [{ "name": "it", "context": { "cluster": "it", "user": "it" } }],
+        "clusters": [{ "name": "it", "cluster": { "server": "http://127.0.0.1:8099" } }],
+        "users": [{ "name": "it", "user": {} }] });
+    machine.write("/run/through-proxy", configuration.to_string());
+    let program = testkit::binary("weft");
+    let import = machine.command(text(&program)).env("KUBECONFIG", "/run/through-proxy");
+    let refused = import.args(["import", "whereabouts", "--apply"]).finish();
+    assert_eq!(refused.code, Some(1), "{refused}");
+    assert!(refused.stdout.contains("its pool was changed concurrently; run the command again"), "{refused}");
+    assert_eq!(nodes.blocks(), [] as [Value; 0], "the refused address has no object");
+    // The next run creates the pool again.
+    weft(&nodes, &["import", "whereabouts", "--apply"]).success();
+    let kept: Vec<Value> = nodes.blocks().iter().map(|block| block["spec"]["range"].clone()).collect();
+    assert_eq!(kept, [json!("10.76.0.5/32")]);
 }

@@ -19,12 +19,13 @@ use testkit::{Attachment, Feature, Finished, Host, Pod, Snapshot, host};
 
 /// Agent that sends one response, `/run/response`, and writes the report that follows to `/run/report`.
 const AGENT: &str = "
-import socket, struct
+import os, socket, struct
 def receive(stream):
     return stream.recv(struct.unpack('>I', stream.recv(4, socket.MSG_WAITALL))[0], socket.MSG_WAITALL)
 server = socket.socket(socket.AF_UNIX)
-server.bind('/run/weft/agent.sock')
+server.bind('/run/weft/new.sock')
 server.listen()
+os.rename('/run/weft/new.sock', '/run/weft/agent.sock')
 stream = server.accept()[0]
 receive(stream)
 stream.sendall(open('/run/response', 'rb').read())

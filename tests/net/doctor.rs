@@ -298,3 +298,21 @@ fn doctor_reports_multus_configuration_and_lost_addresses() {
     assert!(lost.starts_with("addresses of network lan | 252 addresses are allocated"), "{lost}");
     assert!(lost.contains("10.1.0.3 (container c3)"), "{lost}");
 }
+
+#[test]
+fn doctor_reports_whereabouts_that_is_served_before_the_import() {
+    let host = host!(Feature::Bridge);
+    with_default_network(&host);
+    let written = host.read(WRITTEN).expect("the configuration that weft installed");
+    let always = "\"builtin\": \"always\", \"manifestDir\":";
+    host.write(WRITTEN, written.replace("\"manifestDir\":", always));
+    run(&host, "doctor").success();
+    host.run(["rm", "-f", "/opt/cni/bin/whereabouts"]);
+    host.write("/opt/cni/bin/whereabouts", "program of whereabouts");
+    let served = only_finding(&host);
+    assert!(served.contains("networks of whereabouts get addresses of weft-ipam"), "{served}");
+    assert!(served.contains("until weft import whereabouts has imported its addresses"), "{served}");
+    // weft executes the program of whereabouts.
+    host.write(WRITTEN, written);
+    run(&host, "doctor").success();
+}

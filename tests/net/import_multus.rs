@@ -235,6 +235,40 @@ fn import_multus_includes_interfaces_added_to_a_running_pod() {
     assert!(tried.stderr.contains("eth0 home, front red, net2 blue: would be"), "{tried}");
 }
 
+/// Gives the last network of the pod the IPAM of whereabouts, in libcni's cache.
+#[track_caller]
+fn use_whereabouts(host: &Host, container: &str) {
+    let file = format!("{MULTUS}/results/blue-{container}-net2");
+    let mut entry: Value = serde_json::from_str(&host.read(&file).expect("a cache entry")).expect("JSON");
+    let base64 = |words: &[&str], text: &str| {
+        host.command("base64").args(words.iter().copied()).stdin(text).finish().success().stdout
+    };
+    let config = base64(&["-d"], entry["config"].as_str().expect("the configuration"));
+    entry["config"] = json!(base64(&["-w0"], &config.replace("host-local", "whereabouts")));
+    host.write(&file, entry.to_string());
+}
+
+#[test]
+fn import_multus_names_the_program_of_whereabouts() {
+    let host = node!();
+    let container = attached_by_multus(&host, &host.pod("web"));
+    use_whereabouts(&host, &container);
+    let program = "/opt/cni/bin/whereabouts";
+    host.run(["rm", "-f", program]);
+    let missing = import(&host, &[]);
+    assert_eq!(missing.code, Some(1), "{missing}");
+    let subject = "whereabouts: 1 sandboxes have its addresses";
+    let because = format!("not imported: {subject}: no program of this name is in /opt/cni/bin");
+    assert!(missing.stderr.contains(&because), "{missing}");
+    host.write(program, "program of whereabouts");
+    let foreign = import(&host, &[]).success();
+    assert!(foreign.stderr.contains(&format!("{subject}: weft continues to execute {program}")), "{foreign}");
+    host.run(["rm", program]);
+    host.install(&testkit::binary("weft-cni"), &["whereabouts"]);
+    let own = import(&host, &[]).success();
+    assert!(own.stderr.contains(&format!("{subject}: {program} is weft")), "{own}");
+}
+
 #[test]
 fn import_multus_converts_configuration_and_names_losses() {
     let host = node!();

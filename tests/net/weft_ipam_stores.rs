@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rig::addresses::allocated;
 use rig::cluster::{RECORD, configuration};
+use rig::machine::until;
 use rig::{Cluster, assert_refused, with};
 use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Pod, binary, host, require};
@@ -176,6 +177,11 @@ fn locked_address_store_is_waited_for_once_and_its_holder_named() {
     container(&host, &pod, "weft-ipam", "c1").add(&conf).success();
     let store = "/var/lib/weft/ipam/10.1.2.0-29/ledger";
     let locked = host.command("flock").args([store, "sleep", "300"]).start_tied();
+    // `flock` takes the lock some time after its start.
+    until("the store is locked", || {
+        let tried = host.attempt(["flock", "--nonblock", "--conflict-exit-code", "75", store, "true"]);
+        (tried.code == Some(75)).then_some(())
+    });
     // A second wait would exceed the deadline.
     let waiting =
         host.command("/opt/cni/bin/weft-ipam").clean_environment().deadline(Duration::from_secs(55));
@@ -280,4 +286,59 @@ fn whereabouts_name_is_served_only_if_weft_is_installed_as_it() {
     host.run(["rm", name]);
     weft.del(&conf).success();
     assert!(cluster.calls().is_empty());
+}
+
+#[test]
+fn weft_ipam_gives_no_network_or_broadcast_address() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    for (plugin, part) in [("weft-ipam", 31), ("whereabouts", 32)] {
+        let ranges = [
+            (json!({ "range": format!("10.{part}.0.0-10.{part}.0.7/29") }), format!("10.{part}.0."), 1..=6),
+            (
+                json!({ "range": format!("10.{part}.1.0/29"), "range_start": format!("10.{part}.1.0") }),
+                format!("10.{part}.1."),
+                1..=6,
+            ),
+            // The first address of an IPv6 subnet is that of its routers; there is no broadcast.
+            (
+                json!({ "range": format!("fd00:{part}::-fd00:{part}::7/125") }),
+                format!("fd00:{part}::"),
+                1..=7,
+            ),
+        ];
+        for (number, (ipam, prefix, usable)) in ranges.into_iter().enumerate() {
+            let conf = config(&format!("edge{number}"), plugin, &ipam);
+            let add = |at: u8| container(&host, &pod, plugin, &format!("{plugin}{number}{at}")).add(&conf);
+            let all: BTreeSet<String> = usable.clone().map(|at| allocated(add(at)).join(" ")).collect();
+            assert_eq!(all, usable.map(|last| format!("{prefix}{last}")).collect(), "{conf}");
+            assert_refused(plugin, &add(8), 11, &["no address is free"]);
+        }
+    }
+}
+
+#[test]
+fn quarantine_of_a_failing_pod_leaves_a_small_window_usable() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let ipam = json!({ "range": "10.33.0.0/24", "range_start": "10.33.0.11", "range_end": "10.33.0.15" });
+    let mut conf = config("retries", "weft-ipam", &ipam);
+    conf["ipam"]["quarantine"] = json!(3600);
+    let one = |id: &str| container(&host, &pod, "weft-ipam", id);
+    // A later plugin of the chain fails four times, and the runtime undoes the ADD.
+    for retry in 0..4 {
+        one(&format!("r{retry}")).add(&conf).success();
+        one(&format!("r{retry}")).del(&conf).success();
+    }
+    let fill = |round: &str| -> BTreeSet<String> {
+        (0..5).map(|at| allocated(one(&format!("{round}{at}")).add(&conf)).join(" ")).collect()
+    };
+    let all = fill("c");
+    assert_eq!(all.len(), 5, "{all:?}");
+    assert_refused("full", &one("c5").add(&conf), 11, &["no address is free"]);
+    // After a reboot every address is in quarantine; the one that waits longest is allocated, without a wait.
+    let store = "/var/lib/weft/ipam/10.33.0.0-24/ledger";
+    let boot = format!("printf another-boot | dd of={store} bs=1 seek=16 conv=notrunc status=none");
+    host.run(["sh", "-c", &boot]);
+    assert_eq!(fill("d"), all);
 }

@@ -151,6 +151,7 @@ fn cluster(nodes: u64, pods: u64, range: &str) {
                             clock,
                             seed,
                             transfer_checks: 0,
+                            lists_first: false,
                         };
                         let response = run(allocator.serve(&store.lease_request(kind), &[]));
                         assert!(response.error.is_none(), "{:?}", response.error);
@@ -214,6 +215,7 @@ fn small_window(nodes: usize, range: &str) {
             clock,
             seed: owner,
             transfer_checks: 0,
+            lists_first: false,
         };
         let response = run(allocator.serve(&store.lease_request(kind), &[]));
         assert!(response.error.is_none(), "{:?}", response.error);

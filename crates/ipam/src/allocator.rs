@@ -49,7 +49,12 @@ pub struct BlockAllocator<'a, R> {
     pub seed: u64,
     /// Number of checks whether another node has transferred an address.
     pub transfer_checks: u32,
+    /// Whether the pool is listed before a block is tried, because no block was free a moment ago.
+    pub lists_first: bool,
 }
+
+/// Objects of the pool, if they were listed and nothing was tried since. The next step of the request needs no other list.
+pub(crate) type Listed = Option<Vec<IpBlock>>;
 
 /// Facts from the time at which a request was made.
 #[derive(Clone, Copy, Debug, Default)]

@@ -22,6 +22,7 @@ mod clock;
 mod confirm;
 pub mod give_up;
 mod ip_block;
+mod join;
 mod lease_message;
 mod number;
 pub mod pool_layout;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::allocation_error::AllocationError;
-use crate::allocator::{BlockAllocator, RequestContext};
+use crate::allocator::{BlockAllocator, Listed, RequestContext};
 use crate::block_lease::{BlockInfo, BlockLease, BlockState};
 use crate::confirm::confirm_blocks;
 use crate::ip_block::IpBlock;
@@ -91,9 +91,10 @@ impl<R: Registry> BlockAllocator<'_, R> {
         context: RequestContext<'_>,
     ) -> Result<BlockLease, AllocationError> {
         let is_any = matches!(kind, AllocationKind::Any | AllocationKind::ForClaim(_));
-        match self.lease_free(kind, context).await {
+        let mut listed = None;
+        match self.lease_free(kind, context, &mut listed).await {
             Err(refusal) if is_any && refusal.may_be_free_elsewhere() => {
-                self.lease_from_other_nodes(kind, context, refusal).await
+                self.lease_from_other_nodes(kind, context, refusal, listed).await
             }
             outcome => outcome,
         }
@@ -104,16 +105,19 @@ impl<R: Registry> BlockAllocator<'_, R> {
         &self,
         kind: AllocationKind,
         context: RequestContext<'_>,
+        listed: &mut Listed,
     ) -> Result<BlockLease, AllocationError> {
         let lease = match kind {
             AllocationKind::Address(ip) | AllocationKind::AddressForClaim(ip) => {
                 self.lease_address(ip, context).await
             }
             AllocationKind::Any if self.layout.has_blocks_for(self.filter.count()) => {
-                self.lease_block_or_address(context).await
+                self.lease_block_or_address(context, listed).await
             }
-            AllocationKind::ForClaim(offer) => self.lease_any_address(offer, context).await,
-            AllocationKind::Any | AllocationKind::Nothing => self.lease_any_address(None, context).await,
+            AllocationKind::ForClaim(offer) => self.lease_any_address(offer, context, listed).await,
+            AllocationKind::Any | AllocationKind::Nothing => {
+                self.lease_any_address(None, context, listed).await
+            }
         }?;
         if lease.single_owner { self.verify_single_address(lease).await } else { Ok(lease) }
     }

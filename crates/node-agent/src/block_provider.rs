@@ -154,6 +154,8 @@ impl ServeError {
 struct PrefetchedBlocks {
     pool: Option<(Instant, Pool)>,
     ready: Vec<(Instant, IpBlock)>,
+    /// Whether the last request for a block found none free.
+    is_full: bool,
     /// Last request that every other node refused.
     refusal: Option<Refusal>,
 }
@@ -368,7 +370,8 @@ impl BlockProvider {
         let is_any = request.operation == Operation::Allocate(AllocationKind::Any);
         let known_refusal = prefetched.refusal.clone().filter(|refusal| is_any && refusal.covers(request));
         let transfer_checks = if known_refusal.is_some() { 0 } else { TRANSFER_CHECKS };
-        let allocator = self.allocator(request, &registry, pool.grid, &filter, transfer_checks);
+        let mut allocator = self.allocator(request, &registry, pool.grid, &filter, transfer_checks);
+        allocator.lists_first = prefetched.is_full;
         let response = match request.operation {
             Operation::Prefetch => self.prefetch(&allocator, &request.blocks, prefetched).await,
             Operation::FindImported | Operation::Freed => Ok(LeaseResponse::default()),
@@ -394,6 +397,9 @@ impl BlockProvider {
                 .await
             }
         }?;
+        if is_any && pool.grid.has_blocks_for(filter.count()) {
+            prefetched.is_full = has_no_block(&response).unwrap_or(prefetched.is_full);
+        }
         if response.error == Some(AllocationError::PoolChanged) {
             prefetched.pool = None;
         }
@@ -423,6 +429,7 @@ impl BlockProvider {
             clock: Clock { now: now(), quarantine: request.quarantine },
             seed: self.seed(request),
             transfer_checks,
+            lists_first: false,
         }
     }
 
@@ -677,6 +684,22 @@ fn is_exhausted(response: &LeaseResponse) -> bool {
     let is_refusal =
         matches!(response.error, Some(AllocationError::Exhausted | AllocationError::Quarantined(_)));
     is_refusal && response.leases.is_empty() && response.confirmed.is_empty()
+}
+
+/// Whether a response to a request for any address shows that no block is free; `None` if it shows neither.
+fn has_no_block(response: &LeaseResponse) -> Option<bool> {
+    match (response.leases.last(), &response.error) {
+        (Some(lease), _) => Some(lease.single_owner),
+        (
+            None,
+            Some(
+                AllocationError::Exhausted
+                | AllocationError::Quarantined(_)
+                | AllocationError::NoneElsewhere { .. },
+            ),
+        ) => Some(true),
+        (None, _) => None,
+    }
 }
 
 /// Returns prefetched blocks that were not used in time.

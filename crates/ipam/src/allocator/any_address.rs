@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::single_address::{BlockConflict, is_of_same_pod};
-use super::{ATTEMPTS, BlockAllocator, RequestContext};
+use super::{ATTEMPTS, BlockAllocator, Listed, RequestContext};
 use crate::address_span::AddressSpan;
 use crate::allocation_error::AllocationError;
 use crate::block_lease::{BlockInfo, BlockLease, BlockState};
@@ -19,13 +19,11 @@ const REQUESTER_MAX: u64 = 10_000;
 impl<R: Registry> BlockAllocator<'_, R> {
     /// Leases a single address: the one that the holder's claim keeps, else one that is free outside of leased blocks,
     /// else a released one, else `offer`, which is free in a block of this node.
-    ///
-    /// # Errors
-    /// No address is available, or the registry failed.
-    pub async fn lease_any_address(
+    pub(crate) async fn lease_any_address(
         &self,
         offer: Option<IpAddr>,
         context: RequestContext<'_>,
+        listed: &mut Listed,
     ) -> Result<BlockLease, AllocationError> {
         if !self.holder.claim.is_empty() {
             let kept = self.registry.list_of_claim(&self.holder.claim).await?;
@@ -34,7 +32,10 @@ impl<R: Registry> BlockAllocator<'_, R> {
                 return self.resolve_block_conflict(object, BlockConflict::RequestTransfer).await;
             }
         }
-        let all = self.registry.list().await?;
+        let all = match listed.take() {
+            Some(all) => all,
+            None => self.registry.list().await?,
+        };
         let is_own = |object: &&IpBlock| {
             let Holder { node, store, owner, claim, .. } = &object.holder;
             let own = &self.holder;
@@ -47,19 +48,23 @@ impl<R: Registry> BlockAllocator<'_, R> {
         }
         let mut taken: HashSet<IpNet> =
             all.iter().map(|object| object.net).chain(context.networks()).collect();
+        let mut has_tried = false;
         for _ in 0..ATTEMPTS {
             let Some(ip) =
                 self.address_without_object(&taken).or_else(|| self.reserved_without_object(&all, &taken))
             else {
                 break;
             };
+            has_tried = true;
             match self.lease_address_at(ip, self.clock, BlockConflict::Yield, context).await {
                 Err(AllocationError::Held { net, .. }) => taken.extend([net, IpNet::from(ip)]),
                 Err(AllocationError::Contended) => taken.extend([IpNet::from(ip)]),
                 other => return other,
             }
         }
-        match (self.lease_released_address(all, context).await, offer) {
+        let released = self.released_addresses(&all);
+        *listed = Some(all).filter(|_| !has_tried && released.is_empty());
+        match (self.lease_released_address(released, context).await, offer) {
             (
                 Err(
                     AllocationError::Exhausted | AllocationError::Quarantined(_) | AllocationError::Contended,
@@ -85,12 +90,8 @@ impl<R: Registry> BlockAllocator<'_, R> {
         }
     }
 
-    /// Leases the released address that has been free longest.
-    async fn lease_released_address(
-        &self,
-        all: Vec<IpBlock>,
-        context: RequestContext<'_>,
-    ) -> Result<BlockLease, AllocationError> {
+    /// Returns released addresses, those that have been free longest first.
+    fn released_addresses(&self, all: &[IpBlock]) -> Vec<IpBlock> {
         // An address with a transfer request is about to be leased by the requester, unless that gave up.
         let is_requested = |object: &IpBlock| {
             let holder = &object.holder;
@@ -101,11 +102,20 @@ impl<R: Registry> BlockAllocator<'_, R> {
             let is_free = object.is_free() && !is_requested(object);
             object.is_single_address() && is_free && self.filter.admits(object.net.addr())
         };
-        let mut released: Vec<IpBlock> = all.into_iter().filter(is_released).collect();
+        let mut released: Vec<&IpBlock> = all.iter().filter(|object| is_released(*object)).collect();
         let is_other = |object: &IpBlock| !is_of_same_pod(&object.holder.owner, &self.holder.owner);
-        released.sort_by_key(|object| (is_other(object), object.holder.released_at));
+        released.sort_by_key(|object| (is_other(*object), object.holder.released_at));
+        released.into_iter().take(ATTEMPTS).cloned().collect()
+    }
+
+    /// Leases the first of the released addresses that is available.
+    async fn lease_released_address(
+        &self,
+        released: Vec<IpBlock>,
+        context: RequestContext<'_>,
+    ) -> Result<BlockLease, AllocationError> {
         let mut error = AllocationError::Exhausted;
-        for object in released.into_iter().take(ATTEMPTS) {
+        for object in released {
             match self.take_over(object, self.clock, context).await {
                 Ok(object) => match self.resolve_block_conflict(object, BlockConflict::Yield).await {
                     // The object of an abandoned transfer request, inside a leased block.

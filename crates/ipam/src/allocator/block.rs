@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use ipnet::IpNet;
 
-use super::{ATTEMPTS, BlockAllocator, RequestContext, SEED_STEP, UNLISTED_ATTEMPTS};
+use super::{ATTEMPTS, BlockAllocator, Listed, RequestContext, SEED_STEP, UNLISTED_ATTEMPTS};
 use crate::allocation_error::AllocationError;
 use crate::block_lease::{BlockInfo, BlockLease};
 use crate::ip_block::{Holder, IpBlock};
@@ -12,16 +12,14 @@ use crate::registry::{PoolState, Registry, RegistryError};
 
 impl<R: Registry> BlockAllocator<'_, R> {
     /// Leases a block. If every block is leased, leases a single address that is reserved in a block and free.
-    ///
-    /// # Errors
-    /// No block and no such address is available, or the registry failed.
-    pub async fn lease_block_or_address(
+    pub(crate) async fn lease_block_or_address(
         &self,
         context: RequestContext<'_>,
+        listed: &mut Listed,
     ) -> Result<BlockLease, AllocationError> {
-        match self.lease_block(context).await {
-            Err(AllocationError::Exhausted) => self.lease_any_address(None, context).await,
-            outcome => outcome,
+        match self.find_block(context, listed).await {
+            Err(AllocationError::Exhausted) => self.lease_any_address(None, context, listed).await,
+            found => found.map(|object| object.block_lease()),
         }
     }
 
@@ -38,25 +36,37 @@ impl<R: Registry> BlockAllocator<'_, R> {
     /// # Errors
     /// No block is available, or the registry failed.
     pub async fn prefetch_block(&self, context: RequestContext<'_>) -> Result<IpBlock, AllocationError> {
+        self.find_block(context, &mut None).await
+    }
+
+    async fn find_block(
+        &self,
+        context: RequestContext<'_>,
+        listed: &mut Listed,
+    ) -> Result<IpBlock, AllocationError> {
         // The store must first report what is held in the blocks it contains.
         let mut taken: HashSet<IpNet> = context.networks().collect();
         // A block belongs to the node, whichever owner needs it.
         let Holder { node, store, .. } = self.holder.clone();
         let holder = Holder { node, store, ..Holder::default() };
+        let unlisted = if self.lists_first { 0 } else { UNLISTED_ATTEMPTS };
         for attempt in 0..ATTEMPTS {
-            if attempt == UNLISTED_ATTEMPTS {
-                taken.extend(self.registry.list().await?.iter().map(|object| object.net));
+            if attempt == unlisted {
+                let all = self.registry.list().await?;
+                taken.extend(all.iter().map(|object| object.net));
+                *listed = Some(all);
             }
             let seed = self.seed.wrapping_add((attempt as u64).wrapping_mul(SEED_STEP));
             let free = |net: &IpNet| !taken.contains(net);
             let Some(net) = self.filter.blocks(&self.layout, seed).find(free) else {
                 // A block that was tried before the pool was listed may have been released since.
-                if attempt < UNLISTED_ATTEMPTS {
+                if attempt < unlisted {
                     continue;
                 }
                 return Err(AllocationError::Exhausted);
             };
             taken.insert(net);
+            *listed = None;
             match self.registry.create_block(net, &holder).await {
                 Ok(object) => {
                     let object = self.with_reserved(object, &[]).await?;

@@ -4,20 +4,25 @@
 //! `docs/design/ipam.md#any-address-of-another-node`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{BlockAllocator, RequestContext, SEED_STEP};
+use super::single_address::BlockConflict;
+use super::{BlockAllocator, Listed, RequestContext, SEED_STEP, UNLISTED_ATTEMPTS};
 use crate::address_filter::mix;
 use crate::address_span::AddressSpan;
 use crate::allocation_error::AllocationError;
 use crate::block_lease::BlockLease;
 use crate::ip_block::{IpBlock, REQUESTS_MAX, SPANS_MAX, TransferRequest};
+use crate::join::join_all;
 use crate::lease_message::AllocationKind;
 use crate::registry::{Registry, RegistryError};
 
 /// Number of requests that wait for an answer at a time.
 const WAVE: usize = 4;
+/// Number of objects that are read at the same time.
+const READS: usize = 2 * WAVE;
 /// Number of checks after which requests without an answer do not delay others any more.
 const PATIENT_CHECKS: u32 = 2;
 /// Number of checks in all.
@@ -26,14 +31,14 @@ const CHECKS_MAX: u32 = 64;
 /// Blocks in whose objects a request is written, with the addresses of each request.
 type AskedBlocks<'a> = Vec<(&'a IpBlock, Vec<AddressSpan>)>;
 
-/// Answer to a request.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// Best answer to some requests.
+#[derive(PartialEq, Eq)]
 enum Answer {
     /// There is none yet.
     None,
-    /// The request was removed: addresses may be reserved.
-    Addresses,
-    /// The block is free.
+    /// Requests were removed. These addresses were reserved in the blocks with the requests; others may be in other blocks.
+    Addresses(Vec<IpAddr>),
+    /// A block is free.
     Block,
 }
 
@@ -53,36 +58,37 @@ impl<R: Registry> BlockAllocator<'_, R> {
         kind: AllocationKind,
         context: RequestContext<'_>,
         mut refusal: AllocationError,
+        listed: Listed,
     ) -> Result<BlockLease, AllocationError> {
         if self.transfer_checks == 0 {
             return Err(refusal);
         }
-        let all = self.requests_for_any(&self.registry.list().await?);
+        let objects = match listed {
+            Some(objects) => objects,
+            None => self.registry.list().await?,
+        };
+        let all = self.requests_for_any(&objects);
         let asked: BTreeSet<String> = all.iter().map(|(object, _)| object.holder.node.clone()).collect();
         let nodes: BTreeMap<IpNet, String> =
             all.iter().map(|(object, _)| (object.net, object.holder.node.clone())).collect();
         let mut queue = all.into_iter();
         let (mut waiting, mut check, mut checks) = (Waiting::default(), 0, 0);
         while check < self.transfer_checks && checks < CHECKS_MAX {
-            while waiting.posted.len() < WAVE
-                && let Some((object, request)) = queue.next()
-            {
-                if self.post(&object, &request).await? {
-                    waiting.posted.push((object.net, request));
-                }
+            if let Err(error) = self.post_some(&mut queue, &mut waiting).await {
+                self.withdraw(waiting).await;
+                return Err(error.into());
             }
             if waiting.posted.is_empty() && waiting.slow.is_empty() {
                 break;
             }
             // A wait for many silent nodes would cost a watch for each; all answers are read below.
-            let nets =
-                waiting.posted.iter().chain(&waiting.slow).take(2 * WAVE).map(|(net, _)| *net).collect();
+            let nets = waiting.posted.iter().chain(&waiting.slow).take(READS).map(|(net, _)| *net).collect();
             self.registry.wait_for_answer(check, nets, &self.holder.node).await;
             (check, checks) = (check + 1, checks + 1);
             let answer = self.answer(&mut waiting).await?;
             if answer != Answer::None {
                 check = 0;
-                match self.lease_given(kind, answer, context).await {
+                match self.lease_given(kind, &answer, context).await {
                     Err(error) if error.may_be_free_elsewhere() => refusal = error,
                     outcome => {
                         self.withdraw(waiting).await;
@@ -140,6 +146,31 @@ impl<R: Registry> BlockAllocator<'_, R> {
         requests.into_iter().map(|(object, spans)| (object.clone(), request(spans))).collect()
     }
 
+    /// Writes the next requests at the same time, until enough wait for an answer.
+    async fn post_some(
+        &self,
+        queue: &mut std::vec::IntoIter<(IpBlock, TransferRequest)>,
+        waiting: &mut Waiting,
+    ) -> Result<(), RegistryError> {
+        while waiting.posted.len() < WAVE && !queue.as_slice().is_empty() {
+            let wave: Vec<(IpBlock, TransferRequest)> =
+                queue.by_ref().take(WAVE - waiting.posted.len()).collect();
+            let posted = join_all(wave.iter().map(|(object, request)| self.post(object, request))).await;
+            let mut failed = None;
+            for ((object, request), posted) in wave.into_iter().zip(posted) {
+                // A request without a response may have been written.
+                if !matches!(posted, Ok(false)) {
+                    waiting.posted.push((object.net, request));
+                }
+                failed = failed.or(posted.err());
+            }
+            if let Some(error) = failed {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
     /// Writes a request into an object, in place of an earlier one of this store; returns whether it waits for an answer.
     async fn post(&self, object: &IpBlock, request: &TransferRequest) -> Result<bool, RegistryError> {
         let holder = &object.holder;
@@ -169,34 +200,73 @@ impl<R: Registry> BlockAllocator<'_, R> {
     async fn lease_given(
         &self,
         kind: AllocationKind,
-        answer: Answer,
+        answer: &Answer,
         context: RequestContext<'_>,
     ) -> Result<BlockLease, AllocationError> {
         match (kind, answer) {
             // No block is free, so none is tried.
-            (AllocationKind::Any, Answer::Addresses) => {
-                let lease = self.lease_any_address(None, context).await?;
+            (AllocationKind::Any, Answer::Addresses(given)) => {
+                let lease = match self.lease_one_of(given, context).await? {
+                    Some(lease) => lease,
+                    None => self.lease_any_address(None, context, &mut None).await?,
+                };
                 self.verify_single_address(lease).await
             }
-            _ => self.lease_free(kind, context).await,
+            _ => self.lease_free(kind, context, &mut None).await,
         }
+    }
+
+    /// Leases one of some addresses that were just reserved; `None` if other nodes are faster.
+    async fn lease_one_of(
+        &self,
+        given: &[IpAddr],
+        context: RequestContext<'_>,
+    ) -> Result<Option<BlockLease>, AllocationError> {
+        // Other requesters see the same addresses, so each begins elsewhere.
+        let begin = usize::try_from(self.seed % given.len().max(1) as u64).unwrap_or_default();
+        for ip in given.iter().cycle().skip(begin).take(given.len().min(UNLISTED_ATTEMPTS)) {
+            match self.lease_address_at(*ip, self.clock, BlockConflict::Yield, context).await {
+                Ok(lease) => return Ok(Some(lease)),
+                Err(
+                    AllocationError::Held { .. }
+                    | AllocationError::HeldOnThisNode(_)
+                    | AllocationError::Quarantined(_)
+                    | AllocationError::Contended,
+                ) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
     }
 
     /// Removes the answered requests; returns the best answer.
     async fn answer(&self, waiting: &mut Waiting) -> Result<Answer, RegistryError> {
-        let mut answer = Answer::None;
+        let (mut has_answer, mut has_block, mut given) = (false, false, Vec::new());
         for requests in [&mut waiting.posted, &mut waiting.slow] {
-            for (net, request) in std::mem::take(requests) {
-                match self.registry.read(net).await? {
-                    Some(object) if object.holder.transfer_requests.contains(&request) => {
-                        requests.push((net, request));
+            let mut asked = std::mem::take(requests).into_iter();
+            while !asked.as_slice().is_empty() {
+                let some: Vec<(IpNet, TransferRequest)> = asked.by_ref().take(READS).collect();
+                let objects = join_all(some.iter().map(|(net, _)| self.registry.read(*net))).await;
+                for ((net, request), object) in some.into_iter().zip(objects) {
+                    match object? {
+                        Some(object) if object.holder.transfer_requests.contains(&request) => {
+                            requests.push((net, request));
+                        }
+                        // The request admits no address that was reserved before.
+                        Some(object) => {
+                            has_answer = true;
+                            given.extend(object.reserved.into_iter().filter(|ip| request.admits(*ip)));
+                        }
+                        None => has_block = true,
                     }
-                    Some(_) => answer = answer.max(Answer::Addresses),
-                    None => answer = Answer::Block,
                 }
             }
         }
-        Ok(answer)
+        Ok(match (has_block, has_answer) {
+            (true, _) => Answer::Block,
+            (_, true) => Answer::Addresses(given),
+            _ => Answer::None,
+        })
     }
 
     /// Removes requests that are needed no longer. One that remains makes its node give up an address in vain.

@@ -52,6 +52,8 @@ pub(crate) struct Server {
     pub(crate) requests: u64,
     /// Single addresses that the pool has recorded.
     pub(crate) recorded: BTreeSet<IpNet>,
+    /// Single addresses that were leased by requests without a quarantine.
+    pub(crate) leased_in_quarantine: BTreeSet<IpNet>,
     /// Layout of the pool; `None` while it is pending.
     pub(crate) layout: Option<PoolLayout>,
     /// Number of new blocks whose single addresses were read, and of those that were not.
@@ -66,6 +68,8 @@ pub(crate) struct Api {
     pub(crate) partitioned: Arc<Mutex<bool>>,
     /// Layout of the pool as it was read; `None` if it never changes.
     layout: Option<PoolLayout>,
+    /// Whether the quarantine is ignored.
+    ignores_quarantine: bool,
 }
 
 impl Api {
@@ -82,21 +86,28 @@ impl Api {
             down: false,
             requests: 0,
             recorded: BTreeSet::new(),
+            leased_in_quarantine: BTreeSet::new(),
             layout: None,
             pool_states: [0; 2],
             versions: 0,
         };
-        Api { server: Arc::new(Mutex::new(server)), partitioned: Arc::default(), layout: None }
+        let (server, partitioned) = (Arc::new(Mutex::new(server)), Arc::default());
+        Api { server, partitioned, layout: None, ignores_quarantine: false }
     }
 
     /// Opens a connection for another node.
     pub(crate) fn connect(&self) -> Api {
-        Api { server: Arc::clone(&self.server), partitioned: Arc::default(), layout: None }
+        Api { partitioned: Arc::default(), layout: None, ..self.clone() }
     }
 
     /// Returns the same connection for a task that has read this layout of the pool.
     pub(crate) fn with_layout(&self, layout: PoolLayout) -> Api {
         Api { layout: Some(layout), ..self.clone() }
+    }
+
+    /// Returns the same connection for a request that may ignore the quarantine.
+    pub(crate) fn with_quarantine(self, quarantine: u64) -> Api {
+        Api { ignores_quarantine: quarantine == 0, ..self }
     }
 
     /// Makes the layout of the pool pending.
@@ -228,6 +239,9 @@ impl Server {
             Some(known) if known.uid == object.uid && known.version == object.version => {
                 *known = IpBlock { version, ..object.clone() };
                 let changed = known.clone();
+                if changed.holder.node.is_empty() {
+                    self.leased_in_quarantine.remove(&changed.net);
+                }
                 if over && self.deleted.remove(&changed.uid) {
                     self.objects.remove(&changed.net);
                 }
@@ -281,7 +295,14 @@ impl Registry for Api {
     }
 
     async fn replace(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {
-        self.request(|server| server.change(object, !object.is_in_use())).await
+        self.request(|server| {
+            let changed = server.change(object, !object.is_in_use())?;
+            if self.ignores_quarantine && !changed.holder.node.is_empty() {
+                server.leased_in_quarantine.insert(changed.net);
+            }
+            Ok(changed)
+        })
+        .await
     }
 
     async fn replace_requests(&self, object: &IpBlock) -> Result<IpBlock, RegistryError> {

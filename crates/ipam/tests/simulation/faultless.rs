@@ -47,6 +47,7 @@ impl World {
             clock: Clock { now: NOW, quarantine: 10 },
             seed: 0,
             transfer_checks: 0,
+            lists_first: false,
         }
     }
 
@@ -194,6 +195,30 @@ fn reserved_addresses_are_leased_when_every_block_is_leased() {
     assert_eq!(request("b", NOW), (None, Some(AllocationError::Quarantined(NOW + 5))));
     assert_eq!(request("b", NOW + 5), single("10.0.0.6/32"));
     assert_eq!(request("c", NOW + 5), (None, Some(AllocationError::Exhausted)));
+}
+
+#[test]
+fn quarantine_does_not_apply_to_the_same_interface_of_a_pod() {
+    let world = World::new("10.0.0.1", "10.0.0.6");
+    let _ = world.create("10.0.0.0/30", "n0", 0);
+    let other = world.create("10.0.0.4/30", "n1", 0);
+    let reserved = vec!["10.0.0.5".parse().unwrap(), "10.0.0.6".parse().unwrap()];
+    block_on(world.api.replace(&IpBlock { reserved, ..other })).unwrap();
+    let _ = world.create("10.0.0.5/32", "n2", 0);
+    let holder = Holder { owner: "uid/c1/net1".into(), released_at: NOW - 5, ..Holder::default() };
+    let released = "10.0.0.6/32".parse().unwrap();
+    let _ = block_on(create_object(&world.api, released, &holder)).unwrap();
+    let request = |owner: &str| {
+        let mut allocator = world.allocator();
+        allocator.holder.owner = owner.into();
+        let message = LeaseRequest { blocks: Vec::new(), kind: AllocationKind::Any };
+        let response = block_on(allocator.serve(&message, &[]));
+        (response.leases.first().map(|lease| lease.net), response.error)
+    };
+    for other in ["uid/c2/net2", "another/c1/net1"] {
+        assert_eq!(request(other), (None, Some(AllocationError::Quarantined(NOW + 5))), "{other}");
+    }
+    assert_eq!(request("uid/c2/net1"), (Some(released), None), "another sandbox of the pod");
 }
 
 #[test]

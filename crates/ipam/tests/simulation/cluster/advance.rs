@@ -7,7 +7,7 @@ use ipam::address_store::{Edit, WriteOrder};
 use ipam::give_up::GivenUp;
 use ipam::{
     AddressFilter, AllocationError, AllocationKind, BlockAllocator, Clock, Holder, IpBlock, LeaseRequest,
-    LeaseResponse, PoolLayout,
+    LeaseResponse, PoolLayout, TransferRequest,
 };
 
 use super::super::api_server::Api;
@@ -87,8 +87,9 @@ impl Cluster {
             claim: owner.claim,
             ..Holder::default()
         };
+        let api = if self.shape.changes { node.api.with_layout(self.layout) } else { node.api.clone() };
         let agent = Agent {
-            api: if self.shape.changes { node.api.with_layout(self.layout) } else { node.api.clone() },
+            api: api.with_quarantine(clock.quarantine),
             layout: self.layout,
             filter: call.filter.clone().unwrap_or_else(|| Arc::clone(&self.filter)),
             holder,
@@ -128,17 +129,21 @@ impl Cluster {
             (Verb::Store(StoreTask::Restore(_, reply)), _) => reply.put(call.restored.clone()),
             (Verb::Store(StoreTask::GiveUp(request, _, reply)), _) => {
                 let given = call.given.clone().expect("the store was asked");
-                // The requester takes an address in quarantine, or another node does before it.
-                match &given {
-                    GivenUp::Addresses { addresses, .. } if request.quarantine == 0 => {
-                        self.released.retain(|ip, _| !addresses.contains(ip));
-                    }
-                    GivenUp::Block { net, .. } if request.quarantine == 0 => {
-                        self.released.retain(|ip, _| !net.contains(ip));
-                    }
-                    _ => {}
-                }
+                self.forget_quarantine_of(request, &given);
                 reply.put(given);
+            }
+            _ => {}
+        }
+    }
+
+    /// The requester takes an address in quarantine, or another node does before it.
+    pub(super) fn forget_quarantine_of(&mut self, request: &TransferRequest, given: &GivenUp) {
+        match given {
+            GivenUp::Addresses { addresses, .. } if request.quarantine == 0 => {
+                self.released.retain(|ip, _| !addresses.contains(ip));
+            }
+            GivenUp::Block { net, .. } if request.quarantine == 0 => {
+                self.released.retain(|ip, _| !net.contains(ip));
             }
             _ => {}
         }
@@ -160,8 +165,18 @@ impl Agent {
     async fn serve(self, request: LeaseRequest, seen: Vec<IpBlock>) -> LeaseResponse {
         let Agent { api, layout, filter, holder, shares_claim, clock, seed } = self;
         let (registry, filter, transfer_checks) = (&api, &*filter, TRANSFER_CHECKS);
-        let allocator =
-            BlockAllocator { registry, layout, filter, holder, shares_claim, clock, seed, transfer_checks };
+        let allocator = BlockAllocator {
+            registry,
+            layout,
+            filter,
+            holder,
+            shares_claim,
+            clock,
+            seed,
+            transfer_checks,
+            // As an agent whose last request found a full pool.
+            lists_first: clock.now % 2 == 0,
+        };
         allocator.serve(&request, &seen).await
     }
 }

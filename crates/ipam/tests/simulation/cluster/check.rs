@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use ipam::AllocationKind;
+use ipnet::IpNet;
 
 use super::{Cluster, Owner, QUARANTINE};
 
@@ -25,7 +26,14 @@ impl Cluster {
         // An address that was allocated before the window changed stays.
         assert!(self.shape.changes || self.filter.admits(ip), "seed {seed}: {ip} is not in the range");
         self.counts.imported += u64::from(owner.claim.starts_with('i'));
-        self.api.server.lock().unwrap().shown.insert(ip);
+        {
+            let mut server = self.api.server.lock().unwrap();
+            server.shown.insert(ip);
+            // An earlier, killed call of this pod leased it without a quarantine.
+            if server.leased_in_quarantine.contains(&IpNet::from(ip)) {
+                self.released.remove(&ip);
+            }
+        }
         let holders = self.holders.entry(ip).or_default();
         holders.insert((index, owner.clone()));
         for (node, other) in holders.iter() {

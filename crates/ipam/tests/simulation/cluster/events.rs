@@ -3,6 +3,7 @@
 use ipam::{AddressStore, AllocationKind, Registry};
 
 use super::super::api_server::Task;
+use super::super::transfer::StoreTask;
 use super::call::{Call, Verb};
 use super::node::{Disk, Node};
 use super::{Cluster, Owner};
@@ -106,8 +107,13 @@ impl Cluster {
     /// Kills the call that has the lock; the runtime will send a DEL.
     fn kill_call(&mut self, index: usize) {
         if !self.nodes[index].calls.is_empty() {
-            self.nodes[index].calls.remove(0);
+            let killed = self.nodes[index].calls.remove(0);
             self.counts.kills += 1;
+            // A later call may complete what this one has given up.
+            if let (Verb::Store(StoreTask::GiveUp(request, ..)), Some(given)) = (&killed.verb, &killed.given)
+            {
+                self.forget_quarantine_of(request, given);
+            }
         }
     }
 

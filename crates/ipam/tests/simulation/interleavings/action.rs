@@ -65,6 +65,7 @@ impl Action {
             clock: Clock { now: 1_000, quarantine: 10 },
             seed: 0,
             transfer_checks: 1,
+            lists_first: false,
         };
         match self {
             Action::Block => allocator.lease_block(RequestContext::default()).await,
