@@ -120,6 +120,7 @@ def equal(name, found, expected):
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 TOTAL = "document.querySelector('.total')?.textContent"
 FOCUS = "document.activeElement?.textContent"
+POLICIES = "[...document.querySelectorAll('table[aria-label=\"Policies\"] tbody tr')]"
 
 
 def look(browser, name, path, ready):
@@ -187,6 +188,18 @@ def views(browser):
     look(browser, "failures", "/failures", "document.querySelectorAll('tbody tr').length >= 3")
     look(browser, "absent", "/pod/blue/none", "document.querySelector('.empty .title')?.textContent.includes('is not shown')")
     equal("console after all views", browser.errors(), [])
+
+    # A network shows its policies, also those of other namespaces, and no policy of another network.
+    browser.show(WIDE, "light")
+    browser.open(URL + "/network/blue/net-00")
+    expect("policies of a network", browser.wait(f"{POLICIES}.length === 2"), browser.run("return document.querySelector('main').innerText")[-800:])
+    shown = browser.run(f"return {POLICIES}.map(row => [...row.cells].map(cell => cell.textContent))")
+    equal("policies with their rules", [[row[0], row[2], row[3]] for row in shown], [["blue/deny-all", "0", "0"], ["red/hostile", "2", "1"]])
+    expect("hostile selector of a policy is text", len(shown) == 2 and "<img src=x" in shown[1][1], shown)
+    equal("policies are no elements", browser.run("return document.querySelectorAll('main img, main script').length"), 0)
+    equal("policies run nothing", browser.run("return typeof window.broken"), "undefined")
+    browser.open(URL + "/network/blue/net-02")
+    expect("a network without policies", browser.wait("document.querySelector('pre')") and browser.run(f"return {POLICIES}.length") == 0)
 
     # Hostile names are text.
     browser.show(WIDE, "light")

@@ -31,6 +31,7 @@ mod services;
 mod services_leader_election;
 mod status;
 mod throttling;
+mod trace;
 mod traces;
 mod virtual_machines;
 mod whereabouts;

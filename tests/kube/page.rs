@@ -17,23 +17,25 @@ use testkit::{Host, host};
 
 use cluster::{HOSTILE, NETWORKS, OPEN, PAGE, PROTECTED, PageCluster, STATUS, event, node, pod, pool};
 
-/// Opens streams and reads each until all rows were sent. Then it waits for a line on stdin, and reads what changed.
+/// Opens streams, with a token if there is one, and reads each until all rows were sent. It prints the number of streams, the
+/// time in milliseconds and the size of the last one in bytes. Then it keeps them open.
 const CLIENTS: &str = r#"
 import socket, sys, time
 host, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-clients = []
+header = "".join(f"Authorization: Bearer {token}\r\n" for token in sys.argv[5:]).encode()
+clients, began = [], time.monotonic()
 for number in range(count):
     client = socket.create_connection((host, port))
     client.settimeout(60)
-    client.sendall(b"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    client.sendall(b"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n" + header + b"\r\n")
     clients.append(client)
 for client in clients:
-    text = b""
+    text, size = b"", 0
     while b"event: ready" not in text:
         part = client.recv(65536)
         assert part, "the stream ended"
-        text = text[-32:] + part
-print(len(clients), flush=True)
+        text, size = text[-32:] + part, size + len(part)
+print(len(clients), round(1000 * (time.monotonic() - began)), size, flush=True)
 time.sleep(float(sys.argv[4]))
 "#;
 
@@ -49,6 +51,19 @@ time.sleep(100)
 
 fn cluster(host: Host) -> Option<PageCluster> {
     Kube::new(Machine::new(host, "control").into()).map(PageCluster::on)
+}
+
+/// Starts clients that keep their streams open, and waits until each has all rows. Returns what they printed.
+fn open_streams(cluster: &PageCluster, service: &str, words: &[&str]) -> String {
+    let (address, count) = (words[0], words[1]);
+    let (host, port) = address.split_once(':').expect("an address");
+    let line = ["python3", "-c", CLIENTS, host, port, count, "600"];
+    cluster.machine.start(service, line.into_iter().chain(words[2..].iter().copied()));
+    let start = format!("{count} ");
+    cluster.machine.wait(service, "have all rows", || {
+        let log = cluster.machine.log(service);
+        log.lines().find(|line| line.starts_with(&start)).map(str::to_owned)
+    })
 }
 
 fn names(rows: &[Value]) -> BTreeSet<String> {
@@ -136,6 +151,20 @@ fn page_stream_ends_the_rows_of_a_lost_right() {
     until("the right is reviewed again", || {
         cluster.stream(PROTECTED, &token).rows("pods").is_empty().then_some(())
     });
+}
+
+#[test]
+fn page_streams_of_one_account_are_limited() {
+    let Some(cluster) = cluster(host!()) else { return };
+    cluster.fill(2, 4);
+    cluster.start(PROTECTED);
+    let (blue, red) = (cluster.viewer("blue", "blue", "pods"), cluster.viewer("red", "red", "pods"));
+    open_streams(&cluster, "clients", &[PROTECTED, "32", &blue]);
+    // Another token of the account is the same user.
+    let answer = cluster.stream(PROTECTED, &cluster.kube.token("default", "blue"));
+    assert!(answer.status == 503 && answer.headers.contains("retry-after: 30"), "{}", answer.headers);
+    assert!(answer.body.contains("32 open pages"), "{}", answer.body);
+    assert_eq!(cluster.stream(PROTECTED, &red).rows("pods").len(), 1);
 }
 
 #[test]
@@ -231,28 +260,31 @@ fn page_hostile_names_are_plain_text_in_the_stream() {
 #[test]
 fn page_serves_many_idle_clients_and_drops_slow_ones() {
     let Some(cluster) = cluster(host!()) else { return };
-    cluster.fill(50, 2000);
+    cluster.fill(50, 5000);
     cluster.start(OPEN);
     cluster
         .machine
-        .wait(PAGE, "has all pods", || (cluster.stream(OPEN, "").rows("pods").len() == 2000).then_some(()));
+        .wait(PAGE, "has all pods", || (cluster.stream(OPEN, "").rows("pods").len() == 5000).then_some(()));
+    let first = open_streams(&cluster, "first", &[OPEN, "1"]);
+    let size: u64 = first.rsplit(' ').next().expect("a size").parse().expect("a size");
+    assert!(size < 5000 * 500, "{size} bytes");
+    cluster.machine.stop("first", "KILL");
+    until("the first client is gone", || (cluster.metric("weft_page_streams ") == 0).then_some(()));
     let before = cluster.memory();
-    let (address, port) = OPEN.split_once(':').expect("an address");
-    cluster.machine.start("clients", ["python3", "-c", CLIENTS, address, port, "200", "600"]);
-    cluster
-        .machine
-        .wait("clients", "have all rows", || cluster.machine.log("clients").contains("200").then_some(()));
+    let all = open_streams(&cluster, "clients", &[OPEN, "200"]);
     assert_eq!(cluster.metric("weft_page_streams "), 200);
     let after = cluster.memory();
-    eprintln!("2000 pods, 50 networks: {before} kB; with 200 idle clients {after} kB");
+    eprintln!("5000 pods, 50 networks: {before} kB; with 200 idle clients {after} kB");
+    eprintln!("clients, milliseconds, bytes: {first}; {all}");
     assert!(after < before + 60_000, "{before} kB, then {after} kB");
+    let (address, port) = OPEN.split_once(':').expect("an address");
     cluster.machine.start("slow", ["python3", "-c", SLOW, address, port]);
     until("the slow client is dropped", || {
         (cluster.metric("weft_page_streams_dropped_total ") == 1).then_some(())
     });
     assert_eq!(cluster.metric("weft_page_streams "), 200);
     // Further clients are served beside them.
-    assert_eq!(cluster.stream(OPEN, "").rows("pods").len(), 2000);
+    assert_eq!(cluster.stream(OPEN, "").rows("pods").len(), 5000);
 }
 
 #[test]

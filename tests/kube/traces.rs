@@ -237,6 +237,35 @@ fn trace_id_is_in_the_history_and_in_the_trace_of_the_runtime() {
     assert!(history(&agent, "unsampled", &["--timeline"]).contains(&format!("trace {trace}")));
 }
 
+#[test]
+fn trace_id_of_a_refused_and_of_a_failed_add_is_in_the_history() {
+    let (agent, receiver) = node!();
+    receive(&agent, &receiver, "take");
+    restart(&agent, &[SOON], &["--otlp-endpoint", &format!("http://127.0.0.1:{HTTP}")]);
+    let bad = json!({ "cniVersion": "1.0.0", "type": "macvlan", "master": "nowhere" });
+    agent.definition("bad", &json!({}), &bad);
+    // The agent refuses the plan of the first pod, and a plugin fails for the second one.
+    for (pod, network, word) in [("refused", "missing", "blue/missing"), ("failed", "bad", "nowhere")] {
+        let uid = agent.pod(pod, &json!({ NETWORKS: network }));
+        let sandbox = agent.machine.pod(pod);
+        let finished = agent.attachment(&sandbox, pod, &uid).add(&node_configuration());
+        assert_refused(pod, &finished, 7, &[word]);
+        let id = hex(&Tree::of(&agent, pod).root()["traceId"]);
+        let shown = history(&agent, pod, &["--timeline"]);
+        assert!(shown.lines().any(|line| line == format!("trace {id}")), "{id} is not in {shown}");
+        let records: Value =
+            serde_json::from_str(&history(&agent, pod, &["--failed", "-o", "json"])).unwrap();
+        assert_eq!(records[0]["trace"], id, "{records}");
+    }
+    // Without an exporter there is no id.
+    restart(&agent, &[], &[]);
+    let uid = agent.pod("untraced", &json!({ NETWORKS: "missing" }));
+    let sandbox = agent.machine.pod("untraced");
+    let refused = agent.attachment(&sandbox, "untraced", &uid).add(&node_configuration());
+    assert_refused("no network", &refused, 7, &["blue/missing"]);
+    assert!(!history(&agent, "untraced", &["--timeline"]).contains("trace "));
+}
+
 /// Converts an id: protobuf's JSON has base64, OpenTelemetry writes hexadecimal digits.
 fn hex(base64: &Value) -> String {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

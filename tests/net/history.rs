@@ -115,6 +115,39 @@ fn history_that_is_damaged_or_unwritable_fails_no_call() {
 }
 
 #[test]
+fn history_on_a_full_disk_fails_no_call_and_continues() {
+    let host = host!();
+    let cluster = Cluster::new(&host);
+    let config = configuration(&recording("home", "one", &json!({})));
+    cluster.pod("web", "");
+    let pod = host.pod("web");
+    host.run(["mkdir", "-p", HISTORY]);
+    host.run(["mount", "-t", "tmpfs", "-o", "size=16k,mode=700", "history", HISTORY]);
+    let cycle = |refusals: usize| {
+        let call = cluster.attachment(&pod);
+        call.add(&config).success();
+        (0..refusals).for_each(|_| assert_refused("full", &call.add(&config), 4, &["already attached"]));
+        call.del(&config).success();
+        assert!(links(&pod).is_empty());
+    };
+    let count = |words: &str| history(&host, words).json().as_array().map_or(0, Vec::len);
+    cycle(1);
+    assert_eq!(count("-o json"), 3);
+    // The disk is full after a part of a record.
+    host.attempt(["sh", "-c", &format!("head -c 100000 /dev/zero >{HISTORY}/filler")]);
+    assert_eq!(host.run(["stat", "-fc", "%f", HISTORY]).trim(), "0", "free blocks");
+    for _ in 0..12 {
+        cycle(2);
+    }
+    // The last page of each file takes some records, and a record that is cut is skipped.
+    let kept = count("-o json --last 1000");
+    assert!((3..40).contains(&kept), "{kept}");
+    host.run(["rm", &format!("{HISTORY}/filler")]);
+    cycle(1);
+    assert_eq!(count("-o json --last 1000"), kept + 3);
+}
+
+#[test]
 fn trace_context_of_the_runtime_reaches_delegates() {
     let host = host!();
     let cluster = Cluster::new(&host);

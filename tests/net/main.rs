@@ -34,6 +34,7 @@ mod host_device;
 mod host_local;
 mod host_ports;
 mod hostile_devices;
+mod hostile_names;
 mod hostile_pods;
 mod import_multus;
 mod interface_metrics;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rig::Cluster;
 use rig::cluster::{bridge, configuration};
-use serde_json::Value;
+use serde_json::{Value, json};
 use testkit::{Feature, Finished, Host, Pod, Running, host};
 
 /// Two attached pods of the network `red`.
@@ -68,6 +68,53 @@ impl<'a> Path<'a> {
         for word in words {
             assert!(first.contains(word), "{word}: {first}");
         }
+    }
+
+    /// Returns one end of the path as `weft` passes it to `weft-cni`; without a sandbox it is on another node.
+    fn end(&self, pod: &Pod, sandbox: bool) -> Value {
+        let entry = Cluster::on(self.host).entry(pod).expect("an entry");
+        let own = json!({ "netns": entry["netns"], "namespace": entry["namespace"] });
+        json!({
+            "pod": format!("blue/{}", pod.name()), "interface": "net1", "addresses": [self.address(pod)],
+            "container": if sandbox { entry["containerId"].clone() } else { "".into() },
+            "sandbox": if sandbox { own } else { Value::Null },
+        })
+    }
+
+    /// Returns the steps from `web` to another end. The lane `vm` has no program `weft`.
+    fn steps(&self, to: &Value) -> Vec<Value> {
+        let request = json!({ "from": self.end(&self.web, true), "to": to, "tcp": null });
+        let command = self.host.command(testkit::binary("weft-cni")).args(["sandbox", "trace"]);
+        let all =
+            command.stdin(request.to_string()).deadline(Duration::from_secs(60)).finish().success().json();
+        all.as_array().expect("steps").clone()
+    }
+
+    /// Asserts that the path works, and that the step `vlan` has these words.
+    #[track_caller]
+    fn assert_vlan(&self, words: &str) {
+        let all = self.steps(&self.end(&self.db, true));
+        assert!(all.iter().all(|step| step["verdict"] == "ok"), "{all:#?}");
+        let vlan = all.iter().find(|step| step["step"] == "vlan").expect("the step vlan");
+        assert!(vlan["found"].as_str().expect("a text").contains(words), "{words}: {vlan}");
+    }
+
+    /// Asserts that the VLANs are the cause of lost packets, with these words in the finding and in the cure.
+    #[track_caller]
+    fn assert_vlan_fault(&self, found: &str, cure: &str) {
+        // The neighbour was resolved while the VLANs were equal.
+        self.web.run(["ip", "neigh", "flush", "all"]);
+        self.db.run(["ip", "neigh", "flush", "all"]);
+        let all = self.steps(&self.end(&self.db, true));
+        let faults: Vec<&Value> = all.iter().filter(|step| step["verdict"] == "fault").collect();
+        let names: Vec<&str> = faults.iter().map(|step| step["step"].as_str().expect("a name")).collect();
+        assert_eq!(names, ["neighbour", "vlan", "probe"], "{all:#?}");
+        let text = |key: &str| faults[1][key].as_str().expect("a text").to_owned();
+        assert!(
+            text("found").contains(found) && text("cure").contains(cure),
+            "{found}, {cure}: {}",
+            faults[1]
+        );
     }
 
     /// Name of the host's end of the interface `net1` of a pod.
@@ -186,6 +233,77 @@ fn trace_finds_a_smaller_mtu_on_the_path() {
         &[("mtu", "host")],
         &["packets over 1400 bytes are lost", &format!("{port} 1400")],
     );
+}
+
+/// Bridge network of a VLAN.
+fn vlan(id: u16) -> Value {
+    let mut network = bridge("red", 2);
+    network["plugins"][0]["vlan"] = id.into();
+    network
+}
+
+#[test]
+fn trace_names_ports_and_vlans_of_a_filtering_bridge() {
+    let host = host!(Feature::Bridge, Feature::BridgeVlan);
+    let path = Path::new(&host, &vlan(100));
+    let [web, db] = [&path.web, &path.db].map(|pod| path.port(pod));
+    path.assert_vlan(&format!("ports {web} of blue/web and {db} of blue/db share VLAN 100"));
+    // The port of `db` is moved to another VLAN, as a definition with another `vlan` does.
+    host.run(["bridge", "vlan", "del", "dev", &db, "vid", "100"]);
+    host.run(["bridge", "vlan", "add", "dev", &db, "vid", "200", "pvid", "untagged"]);
+    let cure = format!("bridge vlan add dev {db} vid 100 pvid untagged");
+    let apart = format!("port {web} of blue/web is in VLAN 100, and port {db} of blue/db is not");
+    path.assert_vlan_fault(&format!("{apart}: it has VLANs 200 (untagged)"), &cure);
+    // A trunk without the VLAN, then with the VLAN, whose frames leave it tagged.
+    for id in ["300", "301", "302"] {
+        host.run(["bridge", "vlan", "add", "dev", &db, "vid", id]);
+    }
+    path.assert_vlan_fault(&format!("{apart}: it has VLANs 200 (untagged), 300-302 (tagged)"), &cure);
+    host.run(["bridge", "vlan", "add", "dev", &db, "vid", "100"]);
+    path.assert_vlan_fault(&format!("its frames leave port {db} of blue/db tagged"), &cure);
+    // Requests arrive, and replies belong to the other VLAN.
+    host.run(["bridge", "vlan", "add", "dev", &db, "vid", "100", "untagged"]);
+    let back = format!("port {db} of blue/db is in VLAN 200, and port {web} of blue/web is not");
+    path.assert_vlan_fault(&back, &format!("bridge vlan add dev {web} vid 200 pvid untagged"));
+    // A port without a VLAN for untagged frames.
+    host.run(["bridge", "vlan", "del", "dev", &web, "vid", "100"]);
+    path.assert_vlan_fault(
+        &format!("untagged frames of port {web} of blue/web belong to no VLAN: it has no VLAN"),
+        &format!("bridge vlan add dev {web} vid ID pvid untagged"),
+    );
+    // The cures work.
+    host.run(["bridge", "vlan", "add", "dev", &web, "vid", "100", "pvid", "untagged"]);
+    host.run(["bridge", "vlan", "add", "dev", &db, "vid", "100", "pvid", "untagged"]);
+    path.assert_vlan("share VLAN 100");
+}
+
+#[test]
+fn trace_finds_an_uplink_without_the_vlan_of_the_pod() {
+    let host = host!(Feature::Bridge, Feature::BridgeVlan, Feature::Veth);
+    let path = Path::new(&host, &vlan(100));
+    // A pod on another node, whose address `db` has here.
+    let far = path.end(&path.db, false);
+    let steps = |name: &str| {
+        let all = path.steps(&far);
+        let own = all.iter().filter(|step| step["step"] == name);
+        own.map(|step| format!("{} {}", step["verdict"].as_str().unwrap(), step["found"].as_str().unwrap()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        steps("port").last().expect("a port"),
+        "fault bridge br2 has no port that leads to another node"
+    );
+    host.run(["ip", "link", "add", "eth1", "type", "veth", "peer", "name", "far1"]);
+    host.run(["ip", "link", "set", "eth1", "master", "br2"]);
+    let down = "fault no port of bridge br2 to other nodes is up, has a carrier and forwards: eth1";
+    assert_eq!(steps("port").last().expect("a port"), down);
+    host.run(["ip", "link", "set", "eth1", "up"]);
+    host.run(["ip", "link", "set", "far1", "up"]);
+    assert_eq!(steps("port").last().expect("a port"), "ok bridge br2 leads to other nodes by eth1");
+    let without = "fault no port to other nodes is in VLAN 100: eth1 has VLANs 1 (untagged)";
+    assert_eq!(steps("vlan"), [without]);
+    host.run(["bridge", "vlan", "add", "dev", "eth1", "vid", "100"]);
+    assert_eq!(steps("vlan"), ["ok VLAN 100 leaves this node by eth1 (tagged)"]);
 }
 
 #[test]

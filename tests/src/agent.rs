@@ -23,13 +23,13 @@ const PAGES: &str = "http://127.0.0.1:9464";
 const SERVICE: &str = "agent";
 
 /// Node with an agent.
-/// Node with an agent.
 pub struct Agent {
     /// Machine of the node.
     pub machine: Arc<Machine>,
     /// API server.
     pub kube: Kube,
     configuration: String,
+    node: String,
 }
 
 // === impl Agent ===
@@ -56,13 +56,28 @@ impl Agent {
         let definitions = "deploy/crds/network-attachment-definitions.k8s.cni.cncf.io.yaml";
         kube.apply(&(files(&[definitions, "deploy/base/rbac.yaml"]) + &namespace(NAMESPACE)));
         kube.wait_until_served();
+        let configuration = kube.service_account("kube-system", "weft-agent");
+        Agent::on(machine, kube, (configuration, NODE))
+    }
+
+    #[track_caller]
+    fn on(machine: Arc<Machine>, kube: Kube, (configuration, node): (String, &str)) -> Agent {
         crate::install(&machine);
         machine.run(["mkdir", "-p", "-m", "700", "/var/lib/weft/sandboxes"]);
-        let configuration = kube.service_account("kube-system", "weft-agent");
-        let agent = Agent { machine, kube, configuration };
+        let agent = Agent { machine, kube, configuration, node: node.to_owned() };
         agent.start(&[]);
         agent.wait_until_ready();
         agent
+    }
+
+    /// Starts a further node of the same cluster on another machine.
+    #[must_use]
+    #[track_caller]
+    pub fn join(&self, machine: impl Into<Arc<Machine>>, node: &str) -> Agent {
+        let machine = machine.into();
+        let kube = self.kube.reached_from(&machine);
+        let configuration = kube.service_account("kube-system", "weft-agent");
+        Agent::on(machine, kube, (configuration, node))
     }
 
     /// Starts an agent on a new machine, in a cluster where these networks are defined ([`Agent::define`]).
@@ -97,7 +112,7 @@ impl Agent {
             text(&weft),
             "agent",
             "--node-name",
-            NODE,
+            &self.node,
             "--kubeconfig",
             &self.configuration,
             "--log",
@@ -162,14 +177,16 @@ impl Agent {
     /// Creates a pod on this node with these annotations; returns its uid.
     #[track_caller]
     pub fn pod(&self, name: &str, annotations: &Value) -> String {
-        self.kube.attempt(["create", "-f", "-"], &manifest(name, annotations).to_string()).success();
+        self.kube
+            .attempt(["create", "-f", "-"], &manifest(name, &self.node, annotations).to_string())
+            .success();
         self.kube.json(["pod", "-n", NAMESPACE, name])["metadata"]["uid"].as_str().expect("a uid").to_owned()
     }
 
     /// Creates many pods on this node with the same annotations; returns their uids.
     #[track_caller]
     pub fn pods(&self, names: &[String], annotations: &Value) -> Vec<String> {
-        let pod = |name: &String| manifest(name, annotations);
+        let pod = |name: &String| manifest(name, &self.node, annotations);
         let list =
             json!({ "apiVersion": "v1", "kind": "List", "items": names.iter().map(pod).collect::<Vec<_>>() });
         self.kube.apply(&list.to_string());
@@ -245,10 +262,10 @@ pub fn node_configuration() -> Value {
     configuration(&bridge("home", 10))
 }
 
-fn manifest(name: &str, annotations: &Value) -> Value {
+fn manifest(name: &str, node: &str, annotations: &Value) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": name, "namespace": NAMESPACE, "annotations": annotations, "labels": { "app": name } },
-        "spec": { "nodeName": NODE, "containers": [{ "name": "c", "image": "none" }] },
+        "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "none" }] },
     })
 }

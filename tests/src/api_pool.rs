@@ -8,6 +8,7 @@
 //!
 //! - A test gets a server in the state of a new one: the pool (`tests/src/bin/api_pool.rs`) restores it.
 //! - A test has its server while its connection to the pool is open, however the test ends.
+//! - A further machine of a test gets the port in the same way.
 //! - The test's machine has only the port of the server, not its processes, log or etcd.
 
 use std::io::{self, BufRead, BufReader};
@@ -30,7 +31,7 @@ const PORT: u16 = 6443;
 #[derive(Debug)]
 pub struct PooledServer {
     listener: Arc<TcpListener>,
-    _connection: UnixStream,
+    _connection: Option<UnixStream>,
 }
 
 // === impl PooledServer ===
@@ -52,11 +53,16 @@ impl PooledServer {
             return None;
         }
         let there = machine.netns_at(Path::new(netns.trim_end()));
-        let listen = || TcpListener::bind(("0.0.0.0", PORT)).expect("the port of the API server");
-        let listener = Arc::new(machine.within(listen));
-        let accepting = Arc::clone(&listener);
-        thread::spawn(move || forward(&accepting, &there));
-        Some(PooledServer { listener, _connection: connection })
+        let listener = listen(machine, there);
+        Some(PooledServer { listener, _connection: Some(connection) })
+    }
+
+    /// Makes the server of one machine reachable on another machine.
+    #[must_use]
+    #[track_caller]
+    pub fn of(there: &Machine, machine: &Machine) -> PooledServer {
+        let listener = listen(machine, machine.netns_at(&there.handle()));
+        PooledServer { listener, _connection: None }
     }
 }
 
@@ -65,6 +71,15 @@ impl Drop for PooledServer {
         // Ends the thread that accepts connections.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
     }
+}
+
+/// Listens on a machine, and forwards every connection to the server in another network namespace.
+fn listen(machine: &Machine, there: Netns) -> Arc<TcpListener> {
+    let listen = || TcpListener::bind(("0.0.0.0", PORT)).expect("the port of the API server");
+    let listener = Arc::new(machine.within(listen));
+    let accepting = Arc::clone(&listener);
+    thread::spawn(move || forward(&accepting, &there));
+    listener
 }
 
 /// Forwards every connection to the server.

@@ -144,6 +144,17 @@ impl Kube {
         Some(kube)
     }
 
+    /// Returns the same server for another machine, on which it has the same address.
+    #[must_use]
+    #[track_caller]
+    pub fn reached_from(&self, machine: &Arc<Machine>) -> Kube {
+        let pooled = Some(PooledServer::of(&self.machine, machine));
+        let kube =
+            Kube { machine: Arc::clone(machine), parts: self.parts.clone(), accounts: self.accounts, pooled };
+        kube.kubeconfig_for_certificate("admin");
+        kube
+    }
+
     /// Machine on which it runs.
     #[must_use]
     pub fn machine(&self) -> Arc<Machine> {

@@ -23,7 +23,7 @@ use cni::{Error, code};
 use npwg::plan::Plan;
 use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
 use rpc::frame::{FrameError, MESSAGE_MAX, REPORT_MAX, SIGNAL_MAX};
-use rpc::message::{Request, Response};
+use rpc::message::{Refusal, Request, Response};
 use rpc::plan::{PlanRequest, PlanResponse};
 use rpc::task::{PollTasks, Task, TaskResult};
 use tokio::io::AsyncReadExt;
@@ -250,18 +250,18 @@ impl<H: RequestHandler> Exchanges<H> {
         if let Some(trace) = trace {
             trace.planned(arrived, planned.as_ref().map(|plan| plan.delegates.len()));
         }
+        let trace = trace.as_ref().and_then(Trace::exported_id).unwrap_or_default();
         match planned {
             Ok(plan) => {
                 let microseconds = started.elapsed().as_micros();
                 info!(networks = plan.delegates.len(), microseconds, "sandbox planned");
                 self.answered("planned", started);
-                let trace = trace.as_ref().and_then(Trace::exported_id).unwrap_or_default();
                 Response::Plan(Box::new(PlanResponse { plan, tasks: self.handler.due_tasks(), trace }))
             }
             Err(error) => {
                 warn!(code = error.code, %error, "plan refused");
                 self.answered("refused", started);
-                Response::Refused(error)
+                Response::Refused(Box::new(Refusal { error, trace }))
             }
         }
     }
@@ -382,7 +382,7 @@ impl<H: RequestHandler> Exchanges<H> {
 }
 
 fn refused(code: u32, why: &dyn std::fmt::Display) -> Response {
-    Response::Refused(Error::new(code, why.to_string()))
+    Error::new(code, why.to_string()).into()
 }
 
 async fn respond(stream: &mut UnixStream, response: &Response) -> Result<(), FrameError> {

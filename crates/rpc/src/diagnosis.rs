@@ -75,6 +75,9 @@ pub struct TraceEnd {
     pub pod: String,
     /// Its sandbox; `None` if it is on another node.
     pub sandbox: Option<SandboxNamespace>,
+    /// Name of the other node; empty if the pod is on this node.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub node: String,
     /// Container id; empty if it is on another node.
     pub container: String,
     /// Interface on the network.

@@ -49,7 +49,7 @@ pub enum Response {
     /// The plan of the sandbox.
     Plan(Box<PlanResponse>),
     /// The request is refused, or could not be served.
-    Refused(Error),
+    Refused(Box<Refusal>),
     /// The tasks of this node; those of an unknown kind are left out.
     #[serde(deserialize_with = "task::known")]
     Tasks(Vec<Task>),
@@ -59,6 +59,17 @@ pub enum Response {
     Blocks(Box<AllocateResponse>),
     /// Asks the client to confirm that it is still connected.
     ProbeClient,
+}
+
+/// Refusal of a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// Reason.
+    #[serde(flatten)]
+    pub error: Error,
+    /// Id of the trace that the planner exports of a refused plan request; empty if it exports none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub trace: String,
 }
 
 impl Message for Request {
@@ -101,7 +112,7 @@ impl Response {
     /// Returns the error of a request that this response does not fit, or that it refuses.
     pub fn into_error(self) -> Error {
         match self {
-            Response::Refused(error) => error,
+            Response::Refused(refusal) => refusal.error,
             other => Error::internal(format!("response {:?} does not fit the request", other.kind())),
         }
     }
@@ -111,7 +122,25 @@ impl From<Result<PlanResponse, Error>> for Response {
     fn from(planned: Result<PlanResponse, Error>) -> Response {
         match planned {
             Ok(response) => Response::Plan(Box::new(response)),
-            Err(error) => Response::Refused(error),
+            Err(error) => error.into(),
         }
+    }
+}
+
+impl From<Error> for Response {
+    fn from(error: Error) -> Response {
+        Response::Refused(Box::new(error.into()))
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal { error, trace: String::new() }
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Error {
+        refusal.error
     }
 }

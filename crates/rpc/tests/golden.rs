@@ -15,7 +15,7 @@ use npwg::configuration::Flavour;
 use npwg::plan::PodIdentity;
 use rpc::allocate::{AllocateRequest, AllocateResponse, Operation, PoolReference};
 use rpc::frame::{self, Message};
-use rpc::message::{Request, Response};
+use rpc::message::{Refusal, Request, Response};
 use rpc::node_input::NodeInput;
 use rpc::plan::{AttachmentReport, PlanReport, PlanRequest, PlanResponse, PluginCall, Purpose};
 use rpc::task::{Certainty, PollTasks, Task, TaskBatch, TaskKind, TaskResult};
@@ -125,7 +125,8 @@ fn rpc_plan_messages_have_the_documented_form() {
     assert_form("plan-response", &Response::Plan(Box::new(response)));
     assert_form("plan-report", &Request::PlanReport(report));
     let refused = Error::new(code::UNKNOWN_CONTAINER, "pod blue/web is not in the cluster");
-    assert_form("refused", &Response::Refused(refused));
+    let refused = Refusal { error: refused, trace: "4bf92f3577b34da6a3ce929d0e0e4736".into() };
+    assert_form("refused", &Response::Refused(Box::new(refused)));
 }
 
 #[test]

@@ -21,7 +21,7 @@ use rpc::allocate::{
     AllocateRequest, AllocateResponse, ClaimedAddress, ImportedAddresses, Operation, PoolReference,
 };
 use rpc::frame::{self, MESSAGE_MAX, Message};
-use rpc::message::{Request, Response};
+use rpc::message::{Refusal, Request, Response};
 use rpc::node_input::{NetworkFile, NodeInput};
 use rpc::plan::{AttachmentReport, PlanReport, PlanRequest, PlanResponse, PluginCall, Purpose};
 use rpc::task::{Certainty, NetworkChange, PollTasks, Task, TaskBatch, TaskKind, TaskResult};
@@ -270,7 +270,7 @@ fn response() -> impl Strategy<Value = Response> {
     prop_oneof![
         (plan(), vec(task(), 0..3), text())
             .prop_map(|(plan, tasks, trace)| Response::Plan(Box::new(PlanResponse { plan, tasks, trace }))),
-        error().prop_map(Response::Refused),
+        (error(), text()).prop_map(|(error, trace)| Response::Refused(Box::new(Refusal { error, trace }))),
         vec(task(), 0..3).prop_map(Response::Tasks),
         Just(Response::Accepted),
         allocate_response().prop_map(|response| Response::Blocks(Box::new(response))),

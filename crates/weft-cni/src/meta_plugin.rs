@@ -78,7 +78,8 @@ impl Weft {
         clear_leftovers(node, who)?;
         recorder.stage("plan");
         let sandbox = Sandbox { container: who.container.clone(), ifname: who.ifname.clone() };
-        let mut planned = planning::plan(&node.configuration, call, &sandbox, self.0)?;
+        let planned = planning::plan(&node.configuration, call, &sandbox, self.0);
+        let mut planned = planned.inspect_err(|refusal| recorder.trace(&refusal.trace))?;
         let receiver = planned.take_report_receiver();
         node.invoker.start_recording();
         let PlannedSandbox { plan, tasks, trace, .. } = planned;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use rig::Machine;
-use rig::kube::Kube;
+use rig::kube::{Kube, files};
 use rig::parts::{parts, text};
 use serde_json::{Value, json};
 use testkit::{Finished, host, workspace};
@@ -42,9 +42,29 @@ fn assert_all(finished: &Finished) {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Cluster with 2,000 pods and 50 networks, and with each kind of failure.
+/// Policy for networks, with this selector and as many rules.
+fn policy(
+    namespace: &str,
+    name: &str,
+    networks: &str,
+    (selector, ingress, egress): (&str, usize, usize),
+) -> Value {
+    let rules = |count: usize| vec![json!({}); count];
+    json!({
+        "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",
+        "metadata": { "name": name, "namespace": namespace, "annotations": { "k8s.v1.cni.cncf.io/policy-for": networks } },
+        "spec": {
+            "podSelector": { "matchLabels": { "app": selector } },
+            "policyTypes": ["Ingress", "Egress"], "ingress": rules(ingress), "egress": rules(egress),
+        },
+    })
+}
+
+/// Cluster with 2,000 pods and 50 networks, with policies, and with each kind of failure.
 fn full_cluster(kube: Kube) -> PageCluster {
     let cluster = PageCluster::on(kube);
+    cluster.kube.apply(&files(&["deploy/policy/multi-networkpolicies.k8s.cni.cncf.io.yaml"]));
+    cluster.kube.wait_until_served();
     cluster.fill(50, 2000);
     let mut hostile = pod("blue", "hostile", "worker-01", &[], 1);
     let entry = json!([{ "name": HOSTILE, "interface": HOSTILE, "ips": [HOSTILE], "mac": HOSTILE }]);
@@ -52,6 +72,10 @@ fn full_cluster(kube: Kube) -> PageCluster {
     let mut broken = pod("blue", "broken", "worker-02", &["blue/net-00".to_owned()], 2);
     broken["metadata"]["annotations"] = json!({ "k8s.v1.cni.cncf.io/networks": "net-00,net-99" });
     let mut objects = vec![
+        policy("blue", "deny-all", "net-00", ("web", 0, 0)),
+        policy("blue", "of-another-network", "net-01", ("web", 0, 0)),
+        policy("red", "hostile", &format!("{HOSTILE}, blue/net-00"), (HOSTILE, 2, 1)),
+        policy("red", "of-its-own-network", "net-00", ("web", 0, 0)),
         hostile,
         broken,
         event("blue", "hostile", "Warning", "AttachFailed", HOSTILE),

@@ -132,8 +132,14 @@ impl PageCluster {
                 number,
             )
         });
-        for chunk in all.collect::<Vec<_>>().chunks(1000) {
-            self.apply_all(chunk);
+        let all: Vec<Value> = all.collect();
+        // kubectl creates one after the other, so four of them share the work.
+        for part in all.chunks(2000) {
+            std::thread::scope(|scope| {
+                for items in part.chunks(500) {
+                    scope.spawn(|| self.apply_all(items));
+                }
+            });
         }
     }
 

@@ -269,7 +269,8 @@ async fn message_that_is_no_request_of_this_version_is_refused() {
     ] {
         let mut stream = served.send_bytes(&sent).await;
         let response = receive(&mut stream, TRANSFER_MAX).await.unwrap();
-        let Response::Refused(error) = response else { panic!("{expected}: {response:?}") };
+        let Response::Refused(refusal) = response else { panic!("{expected}: {response:?}") };
+        let error = refusal.error;
         assert!(error.msg.contains(expected) && error.code == code::DECODING_FAILURE, "{error}");
     }
 }

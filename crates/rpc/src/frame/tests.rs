@@ -10,10 +10,10 @@ fn framed(envelope: &[u8]) -> Vec<u8> {
 #[test]
 fn frame_message_arrives_as_it_was_sent() {
     let mut wire = Vec::new();
-    send(&mut wire, &Response::Refused(Error::new(7, "no"))).unwrap();
+    send(&mut wire, &Response::from(Error::new(7, "no"))).unwrap();
     assert_eq!(wire, framed(br#"{"version":1,"response":{"refused":{"code":7,"msg":"no"}}}"#));
     let received = receive(&mut wire.as_slice()).unwrap();
-    assert!(matches!(received, Response::Refused(error) if error == Error::new(7, "no")));
+    assert!(matches!(received, Response::Refused(refusal) if refusal.error == Error::new(7, "no")));
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn frame_hostile_length_is_refused_before_allocation() {
 
 #[test]
 fn frame_limit_applies_to_sender_and_receiver() {
-    let long = Response::Refused(Error::new(7, "x".repeat(REPORT_MAX)));
+    let long = Response::from(Error::new(7, "x".repeat(REPORT_MAX)));
     assert!(matches!(encode(&long), Err(FrameError::TooLarge { limit: REPORT_MAX, .. })));
     let padded = format!(r#"{{"version":1,"request":"clientAlive"{}}}"#, " ".repeat(SIGNAL_MAX));
     let refused = decode::<Request>(padded.as_bytes()).unwrap_err();

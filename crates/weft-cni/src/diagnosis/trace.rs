@@ -10,6 +10,7 @@
 //! - Nothing is changed. Routes and neighbours are requested one by one, because a pod can have any number of them.
 //! - If a step makes the following ones impossible, they are left out.
 
+mod bridge_ports;
 mod host_path;
 mod probe;
 
@@ -211,22 +212,19 @@ fn follow(request: &TraceRequest, steps: &mut Steps) -> Result<(), Error> {
     let next = route.as_ref().and_then(|route| route.gateway).unwrap_or(target);
     let is_resolved = route.is_none() || sender.neighbour(next, steps);
     let path = HostPath::find(&mut sender, receiver.as_mut())?;
-    path.examine(route.as_ref(), steps)?;
+    path.examine((route.as_ref(), is_remote), steps)?;
     let is_lost = is_resolved && route.is_some() && sent.is_lost();
     host_path::filters((from, to), is_lost, steps);
     let cause = if !is_resolved { Some("neighbour") } else { is_lost.then_some("firewall") };
-    report(&probe, &sent.answer, (cause, &to.pod, is_remote), steps);
+    report(&probe, &sent.answer, (cause, to), steps);
     Ok(())
 }
 
 /// Adds the step of the probe.
-fn report(
-    probe: &Probe,
-    answer: &Answer,
-    (cause, pod, is_remote): (Option<&str>, &str, bool),
-    steps: &mut Steps,
-) {
-    let place = pod;
+fn report(probe: &Probe, answer: &Answer, (cause, to): (Option<&str>, &TraceEnd), steps: &mut Steps) {
+    let place = &to.pod;
+    let other_side =
+        format!("examine the other side: run `weft trace` in the other direction on node {}", to.node);
     let sent = probe.describe();
     match answer {
         Answer::Replied(took) => {
@@ -249,7 +247,7 @@ fn report(
             let cure = match cause {
                 Some("neighbour") => "see the step `neighbour`",
                 Some(_) => "see the step `firewall`",
-                None if is_remote => "run `weft trace` in the other direction on the node of that pod",
+                None if to.sandbox.is_none() => &other_side,
                 None => "the packets reached the pod: look at its own packet filter and at its processes",
             };
             steps.fault("probe", place, found, cure);

@@ -19,7 +19,7 @@ use linux::unix::{Bounded, connect_within};
 use npwg::configuration::{NodeConfiguration, PROXY_NETWORK};
 use npwg::plan::Plan;
 use rpc::frame;
-use rpc::message::{Request, Response};
+use rpc::message::{Refusal, Request, Response};
 use rpc::plan::{PlanReport, PlanRequest, PlanResponse, Purpose};
 use rpc::task::{Task, TaskResult};
 
@@ -90,7 +90,7 @@ pub(super) fn plan(
     node: &NodeConfiguration,
     request: PlanRequest,
     alone: &dyn Fn() -> Option<Plan>,
-) -> Result<PlannedSandbox, Error> {
+) -> Result<PlannedSandbox, Refusal> {
     let (sandbox, pod) = (request.sandbox(), request.pod.clone());
     let deadline = match request.purpose {
         Purpose::Attach => DEADLINE,
@@ -109,11 +109,11 @@ pub(super) fn plan(
         Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
             // Only the proxy knows which network the sandbox requests.
             if node.network == PROXY_NETWORK {
-                return Err(proxy_absent(socket, &cause));
+                return Err(proxy_absent(socket, &cause).into());
             }
             (ask_once(socket, &request, deadline)?, None)
         }
-        Err(cause) => return Err(unreachable(socket, &cause)),
+        Err(cause) => return Err(unreachable(socket, &cause).into()),
     };
     match response {
         Response::Plan(response) => {
@@ -121,7 +121,8 @@ pub(super) fn plan(
             plan.expect_for(&sandbox, &pod).context(format_args!("agent {}", socket.display()))?;
             Ok(PlannedSandbox { plan, tasks, trace, agent })
         }
-        other => Err(other.into_error()),
+        Response::Refused(refusal) => Err(*refusal),
+        other => Err(other.into_error().into()),
     }
 }
 
@@ -331,7 +332,7 @@ mod tests {
         let request = br#"{"version":1,"request":{"plan":{"pod":{"namespace":"n","name":"p","uid":""},"container":"c",
             "ifname":"eth0","node":{"configuration":{},"flavour":"weft","files":[],"unreadable":[]},"began":0}}}"#;
         let Request::Plan(request) = frame::decode(request).unwrap() else { panic!("not a plan") };
-        let error = plan(&node, *request, &|| None).unwrap_err();
+        let error = plan(&node, *request, &|| None).unwrap_err().error;
         assert_eq!(error.code, code::TRY_AGAIN_LATER);
         assert!(error.msg.starts_with("CRI proxy /x/networks.sock: "), "{error}");
         assert!(error.details.contains("weft cri-proxy") && !error.to_string().contains("agent"), "{error}");

@@ -26,6 +26,7 @@ use npwg::definition::Disk;
 use npwg::plan::{self, Delegate, Plan, PodIdentity, Sandbox};
 use npwg::selection::Annotation;
 use plugin_support::log;
+use rpc::message::Refusal;
 use rpc::node_input::NodeInput;
 use rpc::plan::{PlanRequest, Purpose};
 
@@ -44,7 +45,7 @@ pub(super) fn plan(
     call: &Call,
     sandbox: &Sandbox,
     flavour: Flavour,
-) -> Result<PlannedSandbox, Error> {
+) -> Result<PlannedSandbox, Refusal> {
     plan_for(node, call, sandbox, flavour, &named(call.args()), Purpose::Attach)
 }
 
@@ -55,7 +56,7 @@ pub(super) fn plan_to_detach(
     sandbox: &Sandbox,
     flavour: Flavour,
 ) -> Result<PlannedSandbox, Error> {
-    plan_for(node, call, sandbox, flavour, &named(call.args()), Purpose::Detach)
+    Ok(plan_for(node, call, sandbox, flavour, &named(call.args()), Purpose::Detach)?)
 }
 
 /// Returns the networks that a pod without a selection gets: the default network, then the others.
@@ -77,10 +78,10 @@ fn plan_for(
     flavour: Flavour,
     pod: &PodIdentity,
     purpose: Purpose,
-) -> Result<PlannedSandbox, Error> {
+) -> Result<PlannedSandbox, Refusal> {
     let disk = read_disk(node)?;
     if let Some(directory) = &node.manifest_dir {
-        return from_manifests(node, &disk, pod, sandbox, Path::new(directory)).map(PlannedSandbox::of);
+        return Ok(PlannedSandbox::of(from_manifests(node, &disk, pod, sandbox, Path::new(directory))?));
     }
     let configuration = serde_json::value::to_raw_value(call.config.value())
         .map_err(|cause| Error::internal(format!("encode the configuration: {cause}")))?;
@@ -95,8 +96,8 @@ fn plan_for(
     };
     let alone = || plan_without_cluster(node, &disk, pod, sandbox);
     match agent::plan(node, request, &alone) {
-        Err(error) if error.code == code::TRY_AGAIN_LATER && !agent::is_there(node) => {
-            alone().map(PlannedSandbox::of).ok_or(error)
+        Err(refusal) if refusal.error.code == code::TRY_AGAIN_LATER && !agent::is_there(node) => {
+            alone().map(PlannedSandbox::of).ok_or(refusal)
         }
         asked => asked,
     }

@@ -45,10 +45,10 @@ pub(crate) struct Arguments {
 /// Runs `weft plan`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { once: _, files, kubeconfig } = arguments;
-    let response = match frame::receive(&mut io::stdin().lock()) {
+    let response: Response = match frame::receive(&mut io::stdin().lock()) {
         Ok(Request::Plan(request)) => plan(&request, files, kubeconfig.as_deref()).into(),
-        Ok(_) => Response::Refused(Error::new(code::DECODING_FAILURE, "the request is not a plan request")),
-        Err(error @ FrameError::Version { .. }) => Response::Refused(error.into()),
+        Ok(_) => Error::new(code::DECODING_FAILURE, "the request is not a plan request").into(),
+        Err(error @ FrameError::Version { .. }) => Error::from(error).into(),
         Err(error) => {
             return Err(Failure::from(Error::from(error))
                 .next("send one plan request on standard input, as the meta-plugin does: weft plan --help"));

@@ -2,8 +2,8 @@
 //!
 //! - The first pod is on this node. The journal has its interface and addresses; `weft-cni sandbox trace` enters the
 //!   namespaces. Nothing is changed, except for the packets of one probe.
-//! - Interface and addresses of a pod on another node come from its network-status in the API. Its side of the path is not
-//!   examined.
+//! - Node, interface and addresses of a pod on another node come from the API. Its side of the path is not examined: the
+//!   step `attachment` has the command for it.
 
 use std::net::IpAddr;
 
@@ -41,8 +41,8 @@ Example:
   weft trace -n my-namespace web other-namespace/db --network data --tcp 5432
 
 The steps are attachment, interface, address, route, neighbour, MTU, port and VLAN of a bridge, packet filter, and one
-probe from the first pod. The first pod must be on this node. If the second one is on another node, only the first side
-is examined; its address is read from the API server.
+probe from the first pod. The first pod must be on this node. If the second one is on another node, the API server has
+its node and address, and only the first side is examined. The output names the command that examines the other side.
 
 {EXIT_CODES} A step with a fault is a failure."))]
 pub(crate) struct Arguments {
@@ -89,19 +89,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     require_host("trace", "it enters network namespaces")?;
     let (from, to) = (PodName::within(namespace, from)?, PodName::within(namespace, to)?);
     let journals = JournalHandle::all(inputs)?;
-    let entry = entry(&journals, &from)?.ok_or_else(|| {
-        Failure::new(format!("pod {from} is not attached on this node"))
-            .next("run weft trace on the node of the first pod; weft list shows the pods of this node")
-    })?;
+    let entry = entry(&journals, &from)?.ok_or_else(|| sender_absent(&from, &to, arguments))?;
     let sender = local_end(&entry, &from, network);
     let receiver = match self::entry(&journals, &to)? {
         Some(entry) => local_end(&entry, &to, network),
-        None => remote_end(&to, network, cluster),
+        None => remote_end(&to, network, read_pod(&to, cluster)),
     };
     let mut steps = Vec::new();
     let [sender, receiver] = [(&from, sender), (&to, receiver)].map(|(pod, found)| match found {
         Ok(end) => {
-            steps.push(attached(pod, network, &end));
+            steps.push(attached((pod, &end), &from, network));
             Some(end)
         }
         Err(step) => {
@@ -149,11 +146,38 @@ fn local_end(entry: &Entry, pod: &PodName, network: &str) -> Found {
     };
     let sandbox = SandboxNamespace { netns: entry.netns.clone(), namespace: entry.namespace.clone() };
     let container = entry.container_id.to_string();
-    Ok(TraceEnd { pod: pod.to_string(), sandbox: Some(sandbox), container, interface, addresses })
+    Ok(TraceEnd {
+        pod: pod.to_string(),
+        sandbox: Some(sandbox),
+        node: String::new(),
+        container,
+        interface,
+        addresses,
+    })
 }
 
-/// Returns the end of a pod on another node, by its network-status in the API.
-fn remote_end(pod: &PodName, network: &str, cluster: &ClusterAccess) -> Found {
+/// Returns the error about a first pod that is not on this node, with its node if the API server has it.
+fn sender_absent(from: &PodName, to: &PodName, arguments: &Arguments) -> Failure {
+    let Arguments { network, tcp, cluster, .. } = arguments;
+    let why = Failure::new(format!("pod {from} is not attached on this node"));
+    match read_pod(from, cluster) {
+        Ok(Some(Pod { node_name, .. })) if !node_name.is_empty() => {
+            let command = command((from, to), network, *tcp);
+            why.next(format!("the API server has it on node {node_name}: run `{command}` there"))
+        }
+        Ok(None) => why.next(format!("pod {from} does not exist; correct the name or the namespace")),
+        _ => why.next("run weft trace on the node of the first pod; weft list shows the pods of this node"),
+    }
+}
+
+/// Returns the command that traces a path.
+fn command((from, to): (&PodName, &PodName), network: &str, tcp: Option<u16>) -> String {
+    let tcp = tcp.map(|port| format!(" --tcp {port}")).unwrap_or_default();
+    format!("weft trace {from} {to} --network {network}{tcp}")
+}
+
+/// Returns the end of a pod on another node, by its object in the API.
+fn remote_end(pod: &PodName, network: &str, read: Result<Option<Pod>, Failure>) -> Found {
     let fault = |found: String, cure: &str| TraceStep {
         step: "attachment".to_owned(),
         place: pod.to_string(),
@@ -161,19 +185,33 @@ fn remote_end(pod: &PodName, network: &str, cluster: &ClusterAccess) -> Found {
         found,
         cure: cure.to_owned(),
     };
-    let read = read_pod(pod, cluster).map_err(|why| {
+    let read = read.map_err(|why| {
         let found = format!("not on this node, and its network-status cannot be read: {why}");
         fault(found, "name a kubeconfig with --kubeconfig, or run weft trace on a node that has both pods")
     })?;
-    let Some(object) = read else {
+    let Some(Pod { annotations, host_network, node_name: node, .. }) = read else {
         return Err(fault("the pod does not exist".to_owned(), "correct the name or the namespace"));
     };
-    let status = object.annotations.get(NETWORK_STATUS).map(String::as_str).unwrap_or_default();
-    let status: Vec<status::Entry> = serde_json::from_str(status).unwrap_or_default();
+    if node.is_empty() {
+        let cure = format!("`kubectl describe pod -n {} {}` shows the reason", pod.namespace, pod.name);
+        return Err(fault("the pod is not scheduled to a node".to_owned(), &cure));
+    }
+    if host_network {
+        let found = format!("the pod uses the network of its node {node} (hostNetwork)");
+        return Err(fault(found, "trace the path to a pod with its own network"));
+    }
+    let Some(status) = annotations.get(NETWORK_STATUS) else {
+        let found = format!("the pod is on node {node} and has no network-status: it is not attached");
+        return Err(fault(found, &format!("run `weft history {pod}` and `weft doctor` on node {node}")));
+    };
+    let Ok(status) = serde_json::from_str::<Vec<status::Entry>>(status) else {
+        let found = format!("the pod is on node {node}, and its network-status is invalid JSON");
+        return Err(fault(found, &format!("run `weft list` on node {node}, or recreate the pod")));
+    };
     let Some((interface, addresses)) = interface(pod, network, &status) else {
         return Err(not_attached(pod, network, &status));
     };
-    Ok(TraceEnd { pod: pod.to_string(), sandbox: None, container: String::new(), interface, addresses })
+    Ok(TraceEnd { pod: pod.to_string(), sandbox: None, node, container: String::new(), interface, addresses })
 }
 
 /// Reads a pod from the API server.
@@ -185,15 +223,22 @@ fn read_pod(pod: &PodName, cluster: &ClusterAccess) -> Result<Option<Pod>, Failu
     })
 }
 
-fn attached(pod: &PodName, network: &str, end: &TraceEnd) -> TraceStep {
-    let addresses: Vec<String> = end.addresses.iter().map(ToString::to_string).collect();
-    let place = if end.sandbox.is_some() { "" } else { ", on another node: its side is not examined" };
+/// Returns the step of a pod that is attached. For a pod on another node it has the command that examines its side.
+fn attached((pod, end): (&PodName, &TraceEnd), from: &PodName, network: &str) -> TraceStep {
+    let TraceEnd { sandbox, node, interface, addresses, .. } = end;
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    let (place, cure) = if sandbox.is_some() {
+        (String::new(), String::new())
+    } else {
+        let place = format!(" by its network-status, on node {node}: its side is not examined");
+        (place, format!("for its side, run `{}` on node {node}", command((pod, from), network, None)))
+    };
     TraceStep {
         step: "attachment".to_owned(),
         place: pod.to_string(),
         verdict: Verdict::Ok,
-        found: format!("{} on {network} with {}{place}", end.interface, addresses.join(", ")),
-        cure: String::new(),
+        found: format!("{interface} on {network} with {}{place}", addresses.join(", ")),
+        cure,
     }
 }
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use cni::Error;
-use linux::link::bridge::PortVlan;
 use linux::link::{Detail, Link};
 use linux::nft::{Family, Hook, Nft, Table};
 use linux::route::lookup::FoundRoute;
@@ -12,6 +11,7 @@ use plugin_support::failure::OrRefused;
 use plugin_support::owner_tag::OwnerTag;
 use rpc::diagnosis::{TraceEnd, Verdict};
 
+use super::bridge_ports::{self, PortVlans};
 use super::{HOST, Pod, Steps};
 use crate::inventory;
 
@@ -59,7 +59,11 @@ impl<'a> HostPath<'a> {
     }
 
     /// Examines MTUs, ports and VLANs.
-    pub(super) fn examine(mut self, route: Option<&FoundRoute>, steps: &mut Steps) -> Result<(), Error> {
+    pub(super) fn examine(
+        mut self,
+        (route, is_remote): (Option<&FoundRoute>, bool),
+        steps: &mut Steps,
+    ) -> Result<(), Error> {
         self.mtu(route, steps);
         if self.sides.is_empty() {
             let found = "the interface has no link on this host";
@@ -70,7 +74,9 @@ impl<'a> HostPath<'a> {
             side.port(steps);
         }
         self.segment(route, steps);
-        self.vlans(steps)
+        // A gateway may be on this node.
+        let is_direct = route.is_some_and(|route| route.gateway.is_none());
+        self.vlans(is_remote && is_direct, steps)
     }
 
     fn mtu(&self, route: Option<&FoundRoute>, steps: &mut Steps) {
@@ -117,8 +123,8 @@ impl<'a> HostPath<'a> {
         }
     }
 
-    fn vlans(&mut self, steps: &mut Steps) -> Result<(), Error> {
-        let mut known: Vec<(String, Vec<PortVlan>)> = Vec::new();
+    fn vlans(&mut self, leaves_node: bool, steps: &mut Steps) -> Result<(), Error> {
+        let mut known: Vec<PortVlans> = Vec::new();
         for side in &self.sides {
             if let (Detail::Vlan { id }, parent) = (&side.inner.detail, &side.link.name) {
                 steps.ok(
@@ -127,38 +133,16 @@ impl<'a> HostPath<'a> {
                     format!("{} of {} is VLAN {id} of {parent}", side.inner.name, side.pod),
                 );
             }
-            let detail = side.bridge.as_ref().map(|bridge| &bridge.detail);
-            if matches!(detail, Some(Detail::Bridge { vlan_filtering: Some(true) })) {
-                let name = &side.link.name;
-                known.push((name.clone(), self.net.port_vlans(side.link.index, name).or_refused()?));
-            }
+            let Some(bridge) = &side.bridge else { continue };
+            known.extend(PortVlans::read(&mut self.net, (bridge, &side.link, side.pod)).or_refused()?);
         }
-        compare_vlans(&known, steps);
+        bridge_ports::compare(&known, steps);
+        if let [Side { bridge: Some(bridge), .. }] = self.sides.as_slice()
+            && leaves_node
+        {
+            bridge_ports::uplinks(&mut self.net, (bridge, known.first()), steps).or_refused()?;
+        }
         Ok(())
-    }
-}
-
-/// Examines the VLANs of the ports of both pods: the VLAN of the first one's untagged frames must leave the second one
-/// untagged.
-fn compare_vlans(known: &[(String, Vec<PortVlan>)], steps: &mut Steps) {
-    let untagged = |vlans: &[PortVlan]| vlans.iter().find(|vlan| vlan.pvid).map(|vlan| vlan.id);
-    for (name, vlans) in known {
-        if untagged(vlans).is_none() {
-            let cure = "add the VLAN to the network definition (`vlan`), or `bridge vlan add dev NAME vid ID pvid untagged`";
-            steps.fault("vlan", HOST, format!("untagged frames of port {name} belong to no VLAN"), cure);
-        }
-    }
-    let [(one, first), (other, second)] = known else { return };
-    let Some(id) = untagged(first) else { return };
-    match second.iter().find(|vlan| vlan.id == id) {
-        Some(vlan) if vlan.untagged => {
-            steps.ok("vlan", HOST, format!("ports {one} and {other} share VLAN {id}"));
-        }
-        _ => {
-            let found = format!("port {one} is in VLAN {id}, and port {other} is not");
-            let cure = "give both pods the same `vlan`, or `bridge vlan add dev NAME vid ID pvid untagged`";
-            steps.fault("vlan", HOST, found, cure);
-        }
     }
 }
 
@@ -238,31 +222,4 @@ fn entries(from: &TraceEnd, to: &TraceEnd) -> BTreeSet<String> {
         Some(format!("{} of {}", table.trim_start_matches("weft_"), end.pod))
     });
     own.collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn trace_compares_the_vlans_of_both_ports() {
-        let vlan = |id, untagged| PortVlan { id, pvid: untagged, untagged };
-        let cases = [
-            (vec![vlan(100, true)], vec![vlan(100, true)], Verdict::Ok, "share VLAN 100"),
-            (
-                vec![vlan(100, true)],
-                vec![vlan(200, true)],
-                Verdict::Fault,
-                "a is in VLAN 100, and port b is not",
-            ),
-            (vec![vlan(100, true)], vec![vlan(200, true), vlan(100, false)], Verdict::Fault, "port b is not"),
-            (vec![vlan(100, false)], vec![vlan(100, true)], Verdict::Fault, "port a belong to no VLAN"),
-        ];
-        for (first, second, verdict, words) in cases {
-            let mut steps = Steps::default();
-            compare_vlans(&[("a".to_owned(), first), ("b".to_owned(), second)], &mut steps);
-            let [step] = steps.0.as_slice() else { panic!("{steps:?}") };
-            assert!(step.verdict == verdict && step.found.contains(words), "{step:?}");
-        }
-    }
 }
