@@ -13,8 +13,8 @@
 //! - On a bridge, ARP passes, and other frames than IPv4 and IPv6 pass only if a rule allows all traffic. A frame with one
 //!   VLAN tag is judged by the packet in it.
 
+mod base_chains;
 mod guard;
-
 mod update;
 
 use std::collections::BTreeSet;
@@ -29,6 +29,7 @@ use npwg::network_policy::{
     AddressRange, AttachmentPolicy, CompiledPeers, CompiledRule, Direction, PortRange, Protocol,
 };
 
+pub(super) use self::base_chains::{BaseChains, commit_on_host};
 use self::guard::Guard;
 use super::identity::{ARRIVAL, AttachmentId, TABLE};
 use super::place::{HOST_FAMILIES, Place};
@@ -105,9 +106,12 @@ struct OwnSet {
 // === impl HookChain ===
 
 impl HookChain {
-    /// Adds the operations that create the base chain with its map.
-    fn write(&self, table: Table<'_>, family: Family, batch: &mut Batch) {
+    /// Adds the operations that create the base chain with its map, unless it is intact.
+    fn write(&self, table: Table<'_>, family: Family, known: &mut BaseChains<'_>, batch: &mut Batch) {
         let HookChain { name, hook, map, link } = self;
+        if known.has(table, name, &[BASE]) {
+            return;
+        }
         batch.ensure_set(table, &Set::to_verdicts(map, &[Type::Link]));
         batch.ensure_base_chain(table, name, base(family, *hook)).flush_chain(table, name);
         batch.add_rule(table, name, &table.rule().verdict_of(&[*link], map).comment(BASE));
@@ -140,14 +144,15 @@ impl Ruleset {
         Ruleset { id: id.clone(), tag: tag.clone(), family, link: place.link().to_owned(), chains, sets }
     }
 
-    /// Adds the operations that put the rules in force. Without `replies`, packets of tracked connections do not pass.
-    pub(super) fn write(&self, replies: bool, batch: &mut Batch) {
+    /// Adds the operations that put the rules in force. Without `replies`, packets of tracked connections do not pass. Base
+    /// chains that are `known` are not written again.
+    pub(super) fn write(&self, replies: bool, known: &mut BaseChains<'_>, batch: &mut Batch) {
         let Ruleset { id: _, tag, family, link, chains, sets } = self;
         let table = Table::new(*family, TABLE);
         batch.ensure_table(table);
-        HOOKS.iter().for_each(|hook| hook.write(table, *family, batch));
+        HOOKS.iter().for_each(|hook| hook.write(table, *family, known, batch));
         if *family == Family::Bridge {
-            self.write_past_the_bridge(batch);
+            self.write_past_the_bridge(known, batch);
         }
         for OwnSet { name, key, is_of_ranges, elements } in sets {
             let set = if *is_of_ranges { Set::of_ranges(name, key) } else { Set::of(name, key) };
@@ -166,7 +171,7 @@ impl Ruleset {
 
     /// Drops packets that arrive at the port itself: a bridge passes frames to addresses that IEEE 802.1D reserves to the IP
     /// layer, past its own hooks.
-    fn write_past_the_bridge(&self, batch: &mut Batch) {
+    fn write_past_the_bridge(&self, known: &mut BaseChains<'_>, batch: &mut Batch) {
         let Ruleset { id, tag, family: _, link, chains, sets: _ } = self;
         let [arrival, _] = &HOOKS;
         if !chains.iter().any(|chain| chain.hook.name == arrival.name) {
@@ -174,7 +179,7 @@ impl Ruleset {
         }
         let table = Table::new(Family::Inet, TABLE);
         batch.ensure_table(table);
-        arrival.write(table, Family::Inet, batch);
+        arrival.write(table, Family::Inet, known, batch);
         let chain = id.chain(Direction::Egress);
         let dropped = table.rule().count().decide(&Verdict::Drop).comment(PAST_THE_BRIDGE);
         batch.ensure_chain(table, &chain).flush_chain(table, &chain).add_rule(table, &chain, &dropped);
@@ -199,10 +204,11 @@ impl Ruleset {
         links: &[&str],
         addresses: &[IpAddr],
         bridges_track: impl FnOnce() -> bool,
+        known: &mut BaseChains<'_>,
         batch: &mut Batch,
     ) {
         for (family, guard) in self.guards(links, addresses, bridges_track) {
-            guard::write(family, &guard, batch);
+            guard::write(family, &guard, known, batch);
         }
     }
 
@@ -362,13 +368,13 @@ impl RuleWriter<'_> {
             CompiledPeers::Only { set, ranges } => {
                 for is_v4 in [true, false] {
                     let family = if is_v4 { "4" } else { "6" };
-                    if let Some(addresses) = set.as_ref().map(|name| self.policy.sets.get(name)) {
-                        let elements: Vec<Element> = addresses
-                            .into_iter()
-                            .flatten()
-                            .filter(|address| address.is_ipv4() == is_v4)
-                            .map(|address| Element::new(*address))
-                            .collect();
+                    let peers = set.as_ref().map(|name| {
+                        let addresses = self.policy.sets.get(name).into_iter().flatten();
+                        let of_family = addresses.filter(|address| address.is_ipv4() == is_v4);
+                        of_family.map(|address| Element::new(*address)).collect::<Vec<Element>>()
+                    });
+                    // Most networks have IPv4 alone. Each set takes time of every ADD.
+                    if let Some(elements) = peers.filter(|elements| is_v4 || !elements.is_empty()) {
                         let name = self.id.set(self.direction, index, &format!("pods{family}"));
                         self.sets.push(OwnSet {
                             name: name.clone(),
