@@ -9,6 +9,7 @@
 //!
 //! `docs/design/policy.md` has the hooks and the reasons.
 
+mod counters;
 mod identity;
 mod place;
 mod ruleset;
@@ -32,6 +33,7 @@ use plugins::entries;
 use rpc::journal::{Attachment, Entry, PolicyRules, State};
 use serde::Deserialize;
 
+pub(crate) use self::counters::counters;
 pub(crate) use self::identity::TABLE;
 use self::identity::{AttachmentId, JournalId};
 use self::place::Place;

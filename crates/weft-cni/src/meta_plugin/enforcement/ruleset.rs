@@ -26,7 +26,8 @@ use linux::nft::{
     Table, Type, Verdict, priority,
 };
 use npwg::network_policy::{
-    AddressRange, AttachmentPolicy, CompiledPeers, CompiledRule, Direction, PortRange, Protocol,
+    AddressRange, AttachmentPolicy, COMPILED_RULES_MAX, CompiledPeers, CompiledRule, Direction, PortRange,
+    Protocol,
 };
 
 pub(super) use self::base_chains::{BaseChains, commit_on_host};
@@ -39,6 +40,9 @@ const REPLIES: &str = "replies";
 
 /// Comment of the rules in base chains.
 const BASE: &str = "links with network policies";
+
+/// Comment of the rule for packets that no rule allows.
+const NO_RULE: &str = "no rule";
 
 /// Comment of the rule for packets that a bridge did not judge.
 const PAST_THE_BRIDGE: &str = "frames to reserved addresses";
@@ -138,7 +142,7 @@ impl Ruleset {
             for (index, rule) in isolated.rules.iter().enumerate() {
                 writer.rule(index, rule);
             }
-            writer.push(|rule| rule.count().decide(&Verdict::Drop), "no rule".to_owned());
+            writer.push(|rule| rule.count().decide(&Verdict::Drop), NO_RULE.to_owned());
             chains.push(DirectionChain { name: id.chain(direction), hook, rules: writer.rules });
         }
         Ruleset { id: id.clone(), tag: tag.clone(), family, link: place.link().to_owned(), chains, sets }
@@ -450,6 +454,24 @@ impl RuleWriter<'_> {
 fn base(family: Family, hook: Hook) -> BaseChain {
     let priority = if family == Family::Bridge { priority::MANGLE } else { priority::FILTER };
     BaseChain { chain_type: ChainType::Filter, hook, priority, policy: Policy::Accept }
+}
+
+/// Part of the policies that decides about packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Decider {
+    /// A compiled rule, by its index.
+    Rule(usize),
+    /// No rule allows the packets.
+    NoRule,
+}
+
+/// Returns the part of the policies for which a rule with this comment stands; `None` for replies and the like.
+pub(super) fn decider(comment: &str) -> Option<Decider> {
+    if [NO_RULE, PAST_THE_BRIDGE].contains(&comment) {
+        return Some(Decider::NoRule);
+    }
+    let (index, _) = comment.strip_prefix('#')?.split_once(' ')?;
+    index.parse().ok().filter(|index| *index < COMPILED_RULES_MAX).map(Decider::Rule)
 }
 
 /// Returns the comment of a rule: its index, and the beginning of the policy's name, which `nft list` shows.
