@@ -485,3 +485,74 @@ fn network_policy_rules_without_an_entry_are_found_by_doctor() {
     );
     assert!(stale[0]["why"].as_str().unwrap().contains(&pods[0].0.container_id()), "{stale:?}");
 }
+
+/// Returns the packets of `db` that the counters have for a rule, or for no rule.
+fn counted(host: &Host, rule: Option<(&str, u64)>) -> (u64, u64) {
+    let list = host.command(testkit::binary("weft")).clean_environment();
+    let counts = list.args(["list", "--policies", "-o", "json"]).finish().success().json();
+    let of_rule = |count: &&Value| {
+        let by = &count["allowedBy"];
+        let is_meant = match rule {
+            Some((policy, index)) => by["policy"] == policy && by["rule"] == index,
+            None => by.is_null(),
+        };
+        is_meant && count["pod"] == "db" && count["network"] == format!("{NAMESPACE}/data")
+    };
+    let found = counts
+        .as_array()
+        .expect("a list")
+        .iter()
+        .find(of_rule)
+        .unwrap_or_else(|| panic!("{rule:?}: {counts}"));
+    assert_eq!((&found["interface"], &found["direction"]), (&json!("net1"), &json!("ingress")));
+    let number = |key: &str| found[key].as_u64().expect("a number");
+    (number("packets"), number("bytes"))
+}
+
+#[test]
+fn network_policy_counters_show_allowed_and_denied_packets() {
+    for plugin in ["bridge", "ptp", "macvlan"] {
+        let host = host!(Feature::Veth, Feature::Bridge, Feature::Macvlan, Feature::NftInet);
+        let _outside = outside(&host);
+        let cluster = Cluster::new(&host);
+        host.run(["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+        host.run(["ip", "link", "set", "lo", "up"]);
+        let conflist = json!({ "cniVersion": "1.1.0", "name": "weft-net", "plugins": [weft()] });
+        host.write("/etc/cni/net.d/10-weft.conflist", conflist.to_string());
+        let _ = testkit::binary("weft-cni");
+        policies(&host);
+        cluster.definition("data", &network(plugin));
+        let pods = attach(&host, &cluster);
+        let before = [Some(("db", 0)), Some(("db", 1)), None].map(|rule| counted(&host, rule));
+        let socket = pods[1].0.within(|| UdpSocket::bind("10.9.0.12:0")).expect("a socket");
+        for port in [53, 53, 53, 61, 61] {
+            socket.send_to(&[0; 100], ("10.9.0.11", port)).expect("sent");
+        }
+        // The first packet may wait for neighbour discovery.
+        let has_arrived = |rule, (packets, bytes): (u64, u64), more| {
+            rig::machine::until("the packets", || {
+                let now = counted(&host, rule);
+                (now.0 >= packets + more && now.1 >= bytes + more * 128).then_some(())
+            });
+        };
+        has_arrived(Some(("db", 1)), before[1], 3);
+        has_arrived(None, before[2], 2);
+        assert_eq!(counted(&host, Some(("db", 0))), before[0], "{plugin}: a rule without packets");
+        let weft_command = || host.command(testkit::binary("weft")).clean_environment();
+        let table = weft_command().args(["list", "--policies"]).finish().success().stdout;
+        assert!(table.contains("db[1]") && table.contains("no rule"), "{table}");
+        let _executor = weft_command().args(["executor", "--listen", "127.0.0.1:9466"]).start_tied();
+        let page = rig::machine::until("a metrics page", || {
+            Some(host.attempt(["curl", "-sf", "http://127.0.0.1:9466/metrics"]))
+                .filter(|got| got.code == Some(0))
+        });
+        let labels = format!(
+            "{{namespace=\"{NAMESPACE}\",pod=\"db\",interface=\"net1\",network=\"{NAMESPACE}/data\",direction=\"ingress\""
+        );
+        for (metric, policy, least) in [("allowed", ",policy=\"db\"", 3), ("denied", "", 2)] {
+            let start = format!("weft_policy_{metric}_packets_total{labels}{policy}}} ");
+            let value = page.stdout.lines().find_map(|line| line.strip_prefix(&start)?.parse::<u64>().ok());
+            assert!(value >= Some(least), "{plugin}: {start}: {value:?}");
+        }
+    }
+}

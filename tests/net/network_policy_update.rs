@@ -242,6 +242,35 @@ fn network_policy_update_isolates_and_releases_on_macvlan() {
     update_and_release(&host, "macvlan");
 }
 
+/// A rule has a set for IPv6 only while it has IPv6 peers.
+#[test]
+fn network_policy_update_adds_and_removes_ipv6_peers() {
+    for plugin in ["ptp", "bridge"] {
+        let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+        let pods = Pods::new(&host, plugin);
+        pods.attach(&pods.web);
+        pods.attach(&pods.db);
+        let both = policy(&[WEB], &[53]);
+        let mut four = both.clone();
+        four["sets"]["peers"] = json!([WEB]);
+        let reaches = || {
+            [DB.to_owned(), "[fd00:9::11]".to_owned()].map(|address| {
+                let at = format!("{address}:53");
+                reached(Transport::Udp, &pods.web, &at, &pods.db, &at).is_some()
+            })
+        };
+        for (policy, expected) in [(&four, [true, false]), (&both, [true, true]), (&four, [true, false])] {
+            pods.run(&pods.update(policy));
+            pods.attachment(&pods.db).check(&weft()).success();
+            assert_eq!(reaches(), expected, "{plugin}: {policy}");
+            let has_set = listed(&pods, plugin).contains("pods6");
+            assert_eq!(has_set, expected[1], "{plugin}: {policy}");
+        }
+        pods.attachment(&pods.db).del(&weft()).success();
+        assert!(pods.chains().is_empty(), "{plugin}: {:?}", pods.chains());
+    }
+}
+
 /// Sends packets to `db` during updates: without a pause to a port that no policy allows, and numbered packets to a port that
 /// all of them allow.
 fn updates_under_load(host: &Host, plugin: &str) {

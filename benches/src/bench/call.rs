@@ -14,6 +14,11 @@ use benches::Failure;
 /// not count for the next call.
 pub(crate) const SETTLING: Duration = Duration::from_millis(100);
 
+/// Beginning of the names of namespaces, before the process id of the bench.
+const NAMESPACES: &str = "weft-bench-";
+/// Directory of named network namespaces.
+const DIRECTORY: &str = "/run/netns";
+
 /// Container: a network namespace that is removed with this value.
 pub(crate) struct Container {
     pub(crate) id: String,
@@ -24,7 +29,7 @@ pub(crate) struct Container {
 
 impl Container {
     pub(crate) fn new(id: String) -> Result<Container, Failure> {
-        let netns = format!("/run/netns/weft-bench-{}-{id}", std::process::id());
+        let netns = format!("{DIRECTORY}/{NAMESPACES}{}-{id}", std::process::id());
         Netns::create(Path::new(&netns))?;
         Ok(Container { id, netns, settling: SETTLING })
     }
@@ -46,6 +51,32 @@ impl Drop for Container {
         let _ = Netns::destroy(Path::new(&self.netns));
         thread::sleep(self.settling);
     }
+}
+
+/// Removes the namespaces of benches that were interrupted: of those whose process does not exist any more.
+pub(crate) fn remove_leftovers() -> Result<(), Failure> {
+    let entries = match std::fs::read_dir(DIRECTORY) {
+        Ok(entries) => entries,
+        // The first namespace creates the directory.
+        Err(_) => return Ok(()),
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name.to_str().and_then(owner).is_some_and(|process| !is_alive(process)) {
+            Netns::destroy(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the process in the name of a namespace.
+fn owner(name: &str) -> Option<u32> {
+    name.strip_prefix(NAMESPACES)?.split('-').next()?.parse().ok()
+}
+
+fn is_alive(process: u32) -> bool {
+    Path::new("/proc").join(process.to_string()).exists()
 }
 
 /// Plugin to be called.
@@ -128,4 +159,19 @@ pub(crate) fn at_once<S: Sync, T: Send>(
     });
     let whole = started.elapsed();
     Ok((outcomes.into_iter().collect::<Result<_, _>>()?, whole))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bench_namespace_of_an_ended_process_is_removed() {
+        assert_eq!(owner("weft-bench-41-flow-ptp-many-client"), Some(41));
+        assert_eq!(owner("weft-bench-42"), Some(42), "that of benches/run");
+        for other in ["weft-bench-", "weft-bench-x-1", "weft-web", "web"] {
+            assert_eq!(owner(other), None, "{other}");
+        }
+        assert!(is_alive(std::process::id()) && !is_alive(u32::MAX));
+    }
 }

@@ -122,6 +122,7 @@ fn run() -> Result<bool, Failure> {
         );
     }
     let groups: Vec<&(&str, Group)> = selected(only)?;
+    call::remove_leftovers()?;
     let peers = setting.peers.as_ref().map_or_else(|| "nothing".to_owned(), |_| machine::go_plugins());
     let run = machine::run("plugins and pods", "benches/run", &peers, &setting.scratch);
     let mut table = Table::default();

@@ -66,26 +66,33 @@ struct ContainerPort {
     protocol: String,
 }
 
-/// Returns the ports that have a name, of containers and sidecars; of two with one name the first one. Other init
-/// containers have ended when the pod is reached.
+/// Returns the ports that have a name, of containers and sidecars; of two with one name the first one.
 pub fn named_ports(
     containers: Vec<Container>,
     init_containers: Vec<Container>,
 ) -> BTreeMap<String, (Protocol, u16)> {
-    let sidecars = init_containers.into_iter().filter(|container| container.restart_policy == "Always");
-    let ports = containers.into_iter().chain(sidecars).flat_map(|container| container.ports);
     let mut named = BTreeMap::new();
-    for ContainerPort { name, container_port, protocol } in ports {
-        let word = if protocol.is_empty() { Protocol::Tcp.word() } else { protocol.as_str() };
-        let protocol = Protocol::ALL.into_iter().find(|known| known.word() == word);
-        let number = u16::try_from(container_port).ok().filter(|number| *number > 0);
-        if let (false, Some(port)) = (name.is_empty(), protocol.zip(number))
-            && named.len() < NAMED_PORTS_MAX
-        {
-            named.entry(name).or_insert(port);
-        }
+    for (name, protocol, number) in all_named_ports(containers, init_containers) {
+        named.entry(name).or_insert((protocol, number));
     }
     named
+}
+
+/// Returns all ports that have a name, of containers and sidecars, in their order. Other init containers have ended when the
+/// pod is reached. Ports of one name can have different protocols, which Services tell apart.
+pub fn all_named_ports(
+    containers: Vec<Container>,
+    init_containers: Vec<Container>,
+) -> impl Iterator<Item = (String, Protocol, u16)> {
+    let sidecars = init_containers.into_iter().filter(|container| container.restart_policy == "Always");
+    let ports = containers.into_iter().chain(sidecars).flat_map(|container| container.ports);
+    let named = ports.filter_map(|ContainerPort { name, container_port, protocol }| {
+        let word = if protocol.is_empty() { Protocol::Tcp.word() } else { protocol.as_str() };
+        let protocol = Protocol::ALL.into_iter().find(|known| known.word() == word)?;
+        let number = u16::try_from(container_port).ok().filter(|number| *number > 0)?;
+        (!name.is_empty()).then_some((name, protocol, number))
+    });
+    named.take(NAMED_PORTS_MAX)
 }
 
 /// Toleration of a pod, reduced to the fields that are used.

@@ -5,10 +5,12 @@
 //!
 //! - A flow that ended by itself in the meantime is no error.
 //! - The kernel filters the list if it can (5.8 and later), and the answers are checked again.
+//! - A list takes a walk through the table that locks each of its buckets. A removal by filter skips the empty ones.
 //!
 //! Source: kernel `include/uapi/linux/netfilter/nfnetlink_conntrack.h`, `net/netfilter/nf_internals.h`
 //! (the bits of a filter), conntrack(8).
 
+use std::mem::ManuallyDrop;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rustix::io::Errno;
@@ -49,6 +51,9 @@ const DESTINATION_PORT: u16 = 3;
 /// `CTA_FILTER_F_CTA_IP_SRC`.
 const BY_SOURCE: u32 = 1 << 0;
 
+/// `CTA_FILTER_F_CTA_IP_DST`.
+const BY_DESTINATION: u32 = 1 << 1;
+
 /// `CTA_FILTER_F_CTA_PROTO_NUM`.
 const BY_PROTOCOL: u32 = 1 << 3;
 
@@ -86,15 +91,17 @@ pub struct FlowEnds {
 }
 
 /// Connection tracking of one network namespace.
+///
+/// Its socket stays open until the process exits, for the reason of [`crate::nft::Nft`].
 #[derive(Debug)]
 pub struct Conntrack {
-    socket: Socket,
+    socket: ManuallyDrop<Socket>,
 }
 
 impl Conntrack {
     /// Opens a socket in the calling thread's namespace; for another one see [`crate::Netns::conntrack`].
     pub fn open() -> Result<Conntrack, Error> {
-        Ok(Conntrack { socket: Socket::open(Channel::Netfilter)? })
+        Ok(Conntrack { socket: ManuallyDrop::new(Socket::open(Channel::Netfilter)?) })
     }
 
     /// Removes the flows that were sent to one of these ports, IPv4 and IPv6; returns their number.
@@ -134,12 +141,28 @@ impl Conntrack {
         Ok(count == Some(&[0; 4]))
     }
 
-    /// Removes the flows from or to this address, before or after translation; returns their number.
+    /// Removes the flows from or to this address, before or after translation.
     ///
     /// `conntrack -D -s ADDRESS`, and the same for `-d`, `-r` and `-q`
-    pub fn forget_address(&mut self, address: IpAddr) -> Result<usize, Error> {
+    ///
+    /// The kernel removes them itself if it can (6.12 and later). Earlier ones refuse that, and the flows are listed.
+    pub fn forget_address(&mut self, address: IpAddr) -> Result<(), Error> {
         let family = FAMILIES[usize::from(address.is_ipv6())];
-        self.forget(family, &Attributes::new(), |flow| has_address(flow, address))
+        let sides = [(TUPLE_ORIGINAL, FILTER_ORIGINAL), (TUPLE_REPLY, FILTER_REPLY)];
+        let filters = sides.into_iter().flat_map(|(tuple, flags)| {
+            [BY_SOURCE, BY_DESTINATION].map(|end| preselect_end(tuple, flags, end, address))
+        });
+        let removal = |attributes| Request {
+            flags: 0,
+            message: Message { kind: DELETE, family, resource: 0, attributes },
+        };
+        match self.socket.exchange(filters.map(removal).collect()) {
+            Ok(_) => Ok(()),
+            Err(Failure::Refused(_)) => {
+                self.forget(family, &Attributes::new(), |flow| has_address(flow, address)).map(drop)
+            }
+            Err(failure) => Err(failure.of("forget tracked connections of an address")),
+        }
     }
 
     /// Removes the flows from or to this address that are meant; returns their number. A flow whose ends cannot be read is
@@ -152,7 +175,7 @@ impl Conntrack {
         let family = FAMILIES[usize::from(address.is_ipv6())];
         let mut forgotten = 0;
         for (tuple, flags) in [(TUPLE_ORIGINAL, FILTER_ORIGINAL), (TUPLE_REPLY, FILTER_REPLY)] {
-            let filter = preselect_source(tuple, flags, address);
+            let filter = preselect_end(tuple, flags, BY_SOURCE, address);
             forgotten += self.forget(family, &filter, |attributes| match Flow::read(attributes) {
                 Some(flow) => {
                     let FlowEnds { source, .. } = flow.original;
@@ -241,19 +264,24 @@ fn preselect(protocol: Protocol, port: Option<u16>) -> Attributes {
     filter
 }
 
-/// Returns the filter of the list request for flows with this source in a direction.
-fn preselect_source(tuple: u16, flags: u16, address: IpAddr) -> Attributes {
+/// Returns the filter for flows with this address at one end in a direction.
+///
+/// Without `CTA_FILTER`, a removal with a part of a tuple is refused. It never removes other flows.
+fn preselect_end(tuple: u16, flags: u16, end: u32, address: IpAddr) -> Attributes {
+    let kind = match (address, end) {
+        (IpAddr::V4(_), BY_SOURCE) => SOURCE_4,
+        (IpAddr::V4(_), _) => DESTINATION_4,
+        (IpAddr::V6(_), BY_SOURCE) => SOURCE_6,
+        (IpAddr::V6(_), _) => DESTINATION_6,
+    };
     let mut filter = Attributes::new();
     filter.nested(tuple, |tuple| {
         tuple.nested(TUPLE_IP, |inner| {
-            match address {
-                IpAddr::V4(address) => inner.bytes(SOURCE_4, &address.octets()),
-                IpAddr::V6(address) => inner.bytes(SOURCE_6, &address.octets()),
-            };
+            inner.address(kind, address);
         });
     });
     filter.nested(FILTER, |inner| {
-        inner.bytes(flags, &BY_SOURCE.to_ne_bytes());
+        inner.bytes(flags, &end.to_ne_bytes());
     });
     filter
 }

@@ -22,7 +22,10 @@ use ipam::BlockInfo;
 use ipam::give_up::{GiveUpMessage, GivenUp, ReturnMessage};
 use ipam::restore::RestoreMessage;
 use ipam::transfer::TransferReply;
-use rpc::diagnosis::{CaptureRequest, CountersRequest, InterfaceCounters, TraceRequest, TraceStep};
+use rpc::diagnosis::{
+    CaptureRequest, CountersRequest, InterfaceCounters, PolicyCounter, PolicyCountersRequest, TraceRequest,
+    TraceStep,
+};
 use rpc::frame;
 use rpc::task::TaskBatch;
 use serde::de::DeserializeOwned;
@@ -493,6 +496,15 @@ impl WeftCni {
         requests: &[CountersRequest],
     ) -> Result<Vec<Vec<Option<InterfaceCounters>>>, Failure> {
         self.diagnose("counters", &requests)
+    }
+
+    /// Returns the counters of network policies of attachments, in the order of the request: `weft-cni sandbox
+    /// policy-counters`.
+    pub fn policy_counters(
+        &self,
+        requests: &[PolicyCountersRequest],
+    ) -> Result<Vec<Vec<Option<Vec<PolicyCounter>>>>, Failure> {
+        self.diagnose("policy-counters", &requests)
     }
 
     /// Follows packets between two pods: `weft-cni sandbox trace`.

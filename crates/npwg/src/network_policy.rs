@@ -28,7 +28,8 @@ mod verdict;
 
 pub use address_range::{AddressRange, subtract};
 pub use attachment_policy::{
-    ADDRESSES_MAX, AttachmentPolicy, CompiledPeers, CompiledRule, IsolatedDirection, PortRange,
+    ADDRESSES_MAX, AttachmentPolicy, COMPILED_RULES_MAX, CompiledPeers, CompiledRule, IsolatedDirection,
+    PortRange,
 };
 pub use compile::{CompileError, compile};
 pub use label_selector::LabelSelector;

@@ -6,7 +6,10 @@
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use npwg::network_policy::Direction;
 use serde::{Deserialize, Serialize};
+
+use crate::journal::PolicyRules;
 
 /// Maximum number of interfaces of one request for counters.
 pub const INTERFACES_MAX: usize = 16_384;
@@ -53,6 +56,31 @@ pub struct Traffic {
     pub errors: u64,
     /// Number of dropped packets.
     pub dropped: u64,
+}
+
+/// Attachments of one sandbox whose counters of network policies are requested.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyCountersRequest {
+    /// The sandbox.
+    pub sandbox: SandboxNamespace,
+    /// Rules of the attachments, as the journal has them.
+    pub attachments: Vec<PolicyRules>,
+}
+
+/// Packets that one rule of an attachment's policies decided. The answer to a request has a list for each attachment, which is
+/// `None` if its rules cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyCounter {
+    /// Direction, as the pod sees it.
+    pub direction: Direction,
+    /// Index of the compiled rule that allowed the packets; `None` for packets that no rule allowed.
+    pub rule: Option<usize>,
+    /// Number of packets.
+    pub packets: u64,
+    /// Number of bytes.
+    pub bytes: u64,
 }
 
 /// Request to follow packets between two pods of a network.

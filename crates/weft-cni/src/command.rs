@@ -63,6 +63,8 @@ Usage:
       Print all resources of this host with an owner tag of weft as JSON.
   weft-cni sandbox counters
       Print the traffic counters of the interfaces that the request on stdin names, as JSON.
+  weft-cni sandbox policy-counters
+      Print the counters of network policies of the attachments that the request on stdin names, as JSON.
   weft-cni sandbox trace
       Follow packets between the two pods of the request on stdin, and print each step as JSON.
   weft-cni sandbox capture
@@ -95,6 +97,7 @@ Examples:
   weft-cni sandbox show /run/netns/blue
   weft-cni sandbox owner-tags
   weft-cni sandbox counters <request.json
+  weft-cni sandbox policy-counters <request.json
   weft-cni sandbox trace <request.json
   weft-cni sandbox capture <request.json >frames.pcap
   weft-cni sandbox run /run/netns/blue ip address
@@ -189,6 +192,8 @@ pub enum Command<'a> {
     SandboxOwnerTags,
     /// `sandbox counters`
     SandboxCounters,
+    /// `sandbox policy-counters`
+    SandboxPolicyCounters,
     /// `sandbox trace`
     SandboxTrace,
     /// `sandbox capture`
@@ -282,6 +287,7 @@ impl<'a> Command<'a> {
             ("delete", [path]) => Command::SandboxDelete(Path::new(*path)),
             ("owner-tags", []) => Command::SandboxOwnerTags,
             ("counters", []) => Command::SandboxCounters,
+            ("policy-counters", []) => Command::SandboxPolicyCounters,
             ("trace", []) => Command::SandboxTrace,
             ("capture", []) => Command::SandboxCapture,
             ("show", []) => Command::SandboxShow(None),
@@ -345,6 +351,7 @@ impl<'a> Command<'a> {
             Command::SandboxShow(path) => show(path),
             Command::SandboxOwnerTags => owner_tags(),
             Command::SandboxCounters => diagnosis::counters::run(),
+            Command::SandboxPolicyCounters => diagnosis::policy_counters::run(),
             Command::SandboxTrace => diagnosis::trace::run(),
             Command::SandboxCapture => diagnosis::capture::run(),
             Command::SandboxRun { path, program, arguments } => execute(path, program, &arguments),

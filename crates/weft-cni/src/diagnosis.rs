@@ -5,6 +5,7 @@
 
 pub mod capture;
 pub mod counters;
+pub mod policy_counters;
 pub mod trace;
 
 use std::io::{Read, Write};

@@ -19,6 +19,7 @@ mod meta_plugin_config;
 mod metrics_reference;
 mod place;
 mod pod_name;
+mod policy_counters;
 mod sandbox_operations;
 mod scratch;
 mod whereabouts_program;

@@ -13,7 +13,8 @@ const PAGE: &str = "docs/metrics.md";
 /// Metrics with too many combinations of labels: their values are described by their help.
 const SPARSE: [&str; 1] = ["weft_failed_calls_total"];
 /// Values of examples, which stand for any value.
-const PLACEHOLDERS: [&str; 7] = ["PLUGIN", "POOL", "NODE", "NAMESPACE", "POD", "INTERFACE", "NETWORK"];
+const PLACEHOLDERS: [&str; 8] =
+    ["PLUGIN", "POOL", "NODE", "NAMESPACE", "POD", "INTERFACE", "NETWORK", "POLICY"];
 /// Labels whose values are those of a build.
 const BUILD: [&str; 2] = ["version", "commit"];
 

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use kube_support::resource;
-use kube_support::resources::Reduced;
+use kube_support::resources::{Container, Reduced, all_named_ports};
 
 /// Annotation of a Service: networks whose addresses are published, as in multus-service.
 pub(crate) const SERVICE_NETWORK: &str = "k8s.v1.cni.cncf.io/service-network";
@@ -125,22 +125,6 @@ struct PodSpec {
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Container {
-    ports: Vec<ContainerPort>,
-    /// Restart policy of an init container: `Always` makes it a sidecar.
-    restart_policy: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct ContainerPort {
-    name: String,
-    protocol: String,
-    container_port: u16,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct PodStatus {
     phase: String,
@@ -198,10 +182,7 @@ impl Reduced for BackendObject {
         if addresses.is_empty() {
             return identity;
         }
-        let sidecars =
-            spec.init_containers.into_iter().filter(|container| container.restart_policy == "Always");
-        let ports = spec.containers.into_iter().chain(sidecars).flat_map(|container| container.ports);
-        let named = ports.filter(|port| !port.name.is_empty());
+        let ports = all_named_ports(spec.containers, spec.init_containers);
         Backend {
             labels: metadata.labels.unwrap_or_default(),
             addresses,
@@ -210,7 +191,7 @@ impl Reduced for BackendObject {
             subdomain: spec.subdomain,
             ready: status.conditions.iter().any(|one| one.kind == "Ready" && one.status == "True"),
             terminating: metadata.deletion_timestamp.is_some(),
-            ports: named.map(|port| (port.name, port.protocol, port.container_port)).collect(),
+            ports: ports.map(|(name, protocol, number)| (name, protocol.word().to_owned(), number)).collect(),
             ..identity
         }
     }
@@ -395,7 +376,8 @@ mod tests {
             "metadata": { "namespace": "n", "name": "p", "uid": "u", "labels": { "app": "web" },
                 "annotations": { NETWORK_STATUS: annotation } },
             "spec": { "nodeName": "w", "containers": [{ "ports": [{ "name": "http", "protocol": "TCP", "containerPort": 8080 },
-                { "containerPort": 9 }] }], "initContainers": [
+                { "containerPort": 9 }, { "name": "none", "containerPort": 0 }, { "name": "dns", "containerPort": 53 }] },
+                { "ports": [{ "name": "dns", "protocol": "UDP", "containerPort": 54 }] }], "initContainers": [
                 { "ports": [{ "name": "admin", "protocol": "TCP", "containerPort": 15000 }], "restartPolicy": "Always" },
                 { "ports": [{ "name": "first", "protocol": "TCP", "containerPort": 7 }] }] },
             "status": { "phase": phase, "conditions": [{ "type": "Ready", "status": "True" }] },
@@ -413,8 +395,11 @@ mod tests {
         let pod = reduced(&status.to_string(), "Running");
         let found: Vec<_> = pod.addresses.iter().map(|(network, ip)| format!("{network} {ip}")).collect();
         assert_eq!(found, ["n/a 10.0.0.1", "n/a 10.0.0.2", "n/a fd00::1", "n/b 10.0.0.3"]);
-        let ports: Vec<_> = pod.ports.iter().map(|(name, _, number)| (name.as_str(), *number)).collect();
-        assert_eq!(ports, [("http", 8080), ("admin", 15000)]);
+        let ports = pod.ports.iter().map(|(name, protocol, number)| format!("{name} {protocol} {number}"));
+        assert_eq!(
+            ports.collect::<Vec<_>>(),
+            ["http TCP 8080", "dns TCP 53", "dns UDP 54", "admin TCP 15000"]
+        );
         assert!(pod.ready && !pod.terminating);
     }
 

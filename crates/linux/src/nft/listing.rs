@@ -33,6 +33,7 @@ const DROP: &[u8] = &[0; 4];
 const RULE_TABLE: u16 = 1;
 const RULE_CHAIN: u16 = 2;
 const RULE_HANDLE: u16 = 3;
+const RULE_EXPRESSIONS: u16 = 4;
 const RULE_USER_DATA: u16 = 7;
 
 const SET_TABLE: u16 = 1;
@@ -43,6 +44,20 @@ const LIST_SET: u16 = 2;
 const LIST_ELEMENTS: u16 = 3;
 const LIST_ITEM: u16 = 1;
 
+const EXPRESSION_NAME: u16 = 1;
+const EXPRESSION_DATA: u16 = 2;
+const COUNTER_BYTES: u16 = 1;
+const COUNTER_PACKETS: u16 = 2;
+
+/// Packets that a rule with a counter has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Number of packets.
+    pub packets: u64,
+    /// Number of bytes.
+    pub bytes: u64,
+}
+
 /// Existing rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedRule {
@@ -50,6 +65,8 @@ pub struct ListedRule {
     pub handle: u64,
     /// Comment; empty if there is none.
     pub comment: String,
+    /// Value of its counter; `None` if it has none.
+    pub counted: Option<Counted>,
 }
 
 /// Base chain of type filter.
@@ -62,6 +79,23 @@ pub struct ListedChain {
     /// Whether its policy is drop.
     pub drops: bool,
 }
+
+// === impl Counted ===
+
+impl Counted {
+    /// Reads the first counter among the expressions of a rule.
+    fn read(expressions: &[u8]) -> Option<Counted> {
+        let is_counter = |item: &[u8]| {
+            find(item, EXPRESSION_NAME).map(crate::attributes::text).as_deref() == Some("counter")
+        };
+        let (_, counter) = items(expressions).find(|(_, item)| is_counter(item))?;
+        let data = find(counter, EXPRESSION_DATA)?;
+        let value = |kind| find(data, kind).and_then(be64_of);
+        Some(Counted { packets: value(COUNTER_PACKETS)?, bytes: value(COUNTER_BYTES)? })
+    }
+}
+
+// === impl Nft ===
 
 impl Nft {
     /// Returns the names of the tables of a family. `nft list tables inet`
@@ -178,7 +212,10 @@ impl Nft {
             };
             let handle = attributes.find(RULE_HANDLE).and_then(be64_of)?;
             let comment = attributes.find(RULE_USER_DATA).map(comment::of_user_data).unwrap_or_default();
-            (of(RULE_TABLE, table.name) && of(RULE_CHAIN, chain)).then_some(ListedRule { handle, comment })
+            (of(RULE_TABLE, table.name) && of(RULE_CHAIN, chain)).then(|| {
+                let counted = attributes.find(RULE_EXPRESSIONS).and_then(Counted::read);
+                ListedRule { handle, comment, counted }
+            })
         };
         Ok(answers.into_iter().filter_map(rule).collect())
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{AddressRange, Direction, Protocol};
 
 /// Largest number of rules of an attachment in one direction.
-pub(super) const COMPILED_RULES_MAX: usize = 1024;
+pub const COMPILED_RULES_MAX: usize = 1024;
 /// Largest number of addresses in the sets of an attachment.
 pub const ADDRESSES_MAX: usize = 65_536;
 

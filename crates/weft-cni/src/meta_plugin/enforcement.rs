@@ -9,6 +9,7 @@
 //!
 //! `docs/design/policy.md` has the hooks and the reasons.
 
+mod counters;
 mod identity;
 mod place;
 mod ruleset;
@@ -32,11 +33,12 @@ use plugins::entries;
 use rpc::journal::{Attachment, Entry, PolicyRules, State};
 use serde::Deserialize;
 
+pub(crate) use self::counters::counters;
 pub(crate) use self::identity::TABLE;
 use self::identity::{AttachmentId, JournalId};
 use self::place::Place;
 pub(crate) use self::ruleset::LINKS;
-use self::ruleset::{Leases, Ruleset, Target};
+use self::ruleset::{BaseChains, Leases, Ruleset, Target, commit_on_host};
 use crate::plugin_invoker::PluginInvoker;
 
 pub(super) use self::update::{assign_running, difference, restore, update};
@@ -122,14 +124,23 @@ pub(super) fn enforce(
     let Some(policy) = &delegate.policy else { return Ok(Enforced(None)) };
     let target = target(invoker, entry, delegate)?;
     let ruleset = Ruleset::new(&target, policy);
-    let mut batch = Batch::new();
-    ruleset.write(target.place.is_in_pod(), &mut batch);
-    commit(&mut target.place.nft(entry)?, batch)?;
+    let mut nft = target.place.nft(entry)?;
+    if target.place.is_in_pod() {
+        let mut batch = Batch::new();
+        ruleset.write(true, &mut BaseChains::Unknown, &mut batch);
+        commit(&mut nft, batch)?;
+    } else {
+        in_context(commit_on_host(&mut nft, |known, batch| ruleset.write(false, known, batch)))?;
+    }
     Ok(Enforced(Some((target.place, ruleset))))
 }
 
 fn commit(nft: &mut Nft, batch: Batch) -> Result<(), Error> {
-    nft.commit(batch).or_refused().map_err(|error| error.context("network policy"))
+    in_context(nft.commit(batch))
+}
+
+fn in_context(committed: Result<(), linux::Error>) -> Result<(), Error> {
+    committed.or_refused().map_err(|error| error.context("network policy"))
 }
 
 /// Fails if the interface that the rules are about does not exist: packets of the attachment would pass without them.
@@ -143,17 +154,17 @@ pub(super) fn verify(enforced: &Enforced, entry: &Entry, result: &Success) -> Re
     }
     verify_on_host(place.link(), result)?;
     let mut conntrack = Conntrack::open().or_refused()?;
-    // To list the connections takes as long as an ADD.
+    // To list the connections takes as long as an ADD, where the kernel cannot remove them by address.
     if !conntrack.is_empty().or_refused()? {
         for ip in &result.ips {
             conntrack.forget_address(ip.address.addr()).or_refused()?;
         }
     }
     let (links, addresses) = guarded(result);
-    let mut batch = Batch::new();
-    ruleset.guard(&links, &addresses, place::bridges_track, &mut batch);
-    ruleset.let_replies_pass(&mut batch);
-    commit(&mut place.nft(entry)?, batch)
+    in_context(commit_on_host(&mut place.nft(entry)?, |known, batch| {
+        ruleset.guard(&links, &addresses, place::bridges_track, known, batch);
+        ruleset.let_replies_pass(batch);
+    }))
 }
 
 /// Fails unless the host end of a result has this name.

@@ -9,6 +9,7 @@
 //!   the task again.
 
 pub(crate) mod interface_metrics;
+mod policy_metrics;
 
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -125,6 +126,11 @@ fn serve_metrics(address: SocketAddr, weft_cni: WeftCni, meta_plugin: &MetaPlugi
     let listener = runtime.block_on(health::bind(address))?;
     thread::spawn(move || runtime.block_on(health::serve(listener, metrics)));
     Ok(())
+}
+
+/// Escapes the value of a label of a metric.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// Returns the pause until the next poll. An agent delays its response until there are tasks. A CRI proxy has none and

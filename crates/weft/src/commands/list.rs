@@ -4,7 +4,7 @@
 //! - An unreadable entry is a row with its error, and the exit code is 1.
 //! - "no attachments" is printed only if every journal of the node is known.
 //! - `-o json` prints one document for each sandbox. A test fixes its fields.
-//! - It does not query the kernel and changes nothing.
+//! - It changes nothing, and queries the kernel only for `--policies`.
 
 mod cluster;
 
@@ -17,6 +17,7 @@ use crate::attachments::{self, AttachmentRow, SandboxDocument};
 use crate::cluster_access::ClusterAccess;
 use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
+use crate::policy_counters::{self, PolicyCount, RuleName};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
@@ -25,6 +26,8 @@ use cli_support::terminal::plain;
 use cli_support::timestamp;
 use node_support::journal_reader::Journal;
 use node_support::journal_reader::Row;
+use node_support::weft_cni::WeftCni;
+use rpc::journal::Entry;
 
 /// Arguments of `weft list`.
 #[derive(Debug, Args)]
@@ -32,6 +35,7 @@ use node_support::journal_reader::Row;
 Example:
   weft list
   weft list -A
+  weft list --policies
   weft list -o json | jq -r '.[].networkStatus[].ips[]'
 
 -A and -n list the networks of the pods of the cluster, from the API server. -o json prints a list of sandboxes with pod (namespace, name, uid), containerId, netns, attachments (network,
@@ -43,6 +47,9 @@ pub(crate) struct Arguments {
     /// List the pods of all namespaces of the cluster
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
+    /// List the packets that network policies allowed and denied, for each attachment of this node and rule
+    #[arg(long, conflicts_with_all = ["all_namespaces", "namespace"])]
+    policies: bool,
     /// List the pods of this namespace of the cluster
     #[arg(short = 'n', long, value_name = "NAMESPACE")]
     namespace: Option<String>,
@@ -68,7 +75,7 @@ enum Document<'a> {
 
 /// Runs `weft list`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { all_namespaces, namespace, cluster, inputs, output } = arguments;
+    let Arguments { all_namespaces, namespace, policies, cluster, inputs, output } = arguments;
     if *all_namespaces || namespace.is_some() {
         return cluster::list(cluster, namespace.as_deref(), output.format);
     }
@@ -81,6 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     match output.format {
+        format if *policies => list_policies(&rows, format)?,
         Format::Json | Format::Yaml => {
             output::print_document(output.format, &rows.iter().map(document).collect::<Vec<_>>())?;
         }
@@ -97,6 +105,38 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         (0, None) => Ok(()),
         (count, _) => Err(Failure::quiet(format!("{count} unreadable journal entries"))),
+    }
+}
+
+/// Prints the counters of network policies.
+fn list_policies(rows: &[Row], format: Format) -> Result<(), Failure> {
+    let entries: Vec<&Entry> = rows
+        .iter()
+        .filter_map(|row| match row {
+            Row::Entry(entry) => Some(&**entry),
+            Row::Broken { .. } => None,
+        })
+        .collect();
+    let counts = policy_counters::requests(&entries).read(&WeftCni::find()?)?;
+    let line = |count: &PolicyCount| {
+        let PolicyCount { namespace, pod, interface, network, direction, allowed_by, packets, bytes } = count;
+        let (verdict, rule) = match allowed_by {
+            Some(RuleName { policy, rule }) => ("allowed", format!("{policy}[{rule}]")),
+            None => ("denied", "no rule".to_owned()),
+        };
+        let words = [&format!("{namespace}/{pod}"), interface, network, direction.word(), verdict, &rule];
+        let numbers = [packets.to_string(), bytes.to_string()];
+        words.into_iter().map(plain).chain(numbers).collect::<Vec<String>>()
+    };
+    match format {
+        Format::Json | Format::Yaml => output::print_document(format, &counts),
+        Format::Text | Format::Wide if counts.is_empty() => output::print("no attachments with policies\n"),
+        Format::Text | Format::Wide => {
+            let headings =
+                ["pod", "interface", "network", "direction", "verdict", "rule", "packets", "bytes"];
+            let lines: Vec<Vec<String>> = counts.iter().map(line).collect();
+            output::print(&table::lay_out(&headings, &lines, 0))
+        }
     }
 }
 

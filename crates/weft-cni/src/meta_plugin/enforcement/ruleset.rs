@@ -13,8 +13,8 @@
 //! - On a bridge, ARP passes, and other frames than IPv4 and IPv6 pass only if a rule allows all traffic. A frame with one
 //!   VLAN tag is judged by the packet in it.
 
+mod base_chains;
 mod guard;
-
 mod update;
 
 use std::collections::BTreeSet;
@@ -26,9 +26,11 @@ use linux::nft::{
     Table, Type, Verdict, priority,
 };
 use npwg::network_policy::{
-    AddressRange, AttachmentPolicy, CompiledPeers, CompiledRule, Direction, PortRange, Protocol,
+    AddressRange, AttachmentPolicy, COMPILED_RULES_MAX, CompiledPeers, CompiledRule, Direction, PortRange,
+    Protocol,
 };
 
+pub(super) use self::base_chains::{BaseChains, commit_on_host};
 use self::guard::Guard;
 use super::identity::{ARRIVAL, AttachmentId, TABLE};
 use super::place::{HOST_FAMILIES, Place};
@@ -38,6 +40,9 @@ const REPLIES: &str = "replies";
 
 /// Comment of the rules in base chains.
 const BASE: &str = "links with network policies";
+
+/// Comment of the rule for packets that no rule allows.
+const NO_RULE: &str = "no rule";
 
 /// Comment of the rule for packets that a bridge did not judge.
 const PAST_THE_BRIDGE: &str = "frames to reserved addresses";
@@ -105,9 +110,12 @@ struct OwnSet {
 // === impl HookChain ===
 
 impl HookChain {
-    /// Adds the operations that create the base chain with its map.
-    fn write(&self, table: Table<'_>, family: Family, batch: &mut Batch) {
+    /// Adds the operations that create the base chain with its map, unless it is intact.
+    fn write(&self, table: Table<'_>, family: Family, known: &mut BaseChains<'_>, batch: &mut Batch) {
         let HookChain { name, hook, map, link } = self;
+        if known.has(table, name, &[BASE]) {
+            return;
+        }
         batch.ensure_set(table, &Set::to_verdicts(map, &[Type::Link]));
         batch.ensure_base_chain(table, name, base(family, *hook)).flush_chain(table, name);
         batch.add_rule(table, name, &table.rule().verdict_of(&[*link], map).comment(BASE));
@@ -134,20 +142,21 @@ impl Ruleset {
             for (index, rule) in isolated.rules.iter().enumerate() {
                 writer.rule(index, rule);
             }
-            writer.push(|rule| rule.count().decide(&Verdict::Drop), "no rule".to_owned());
+            writer.push(|rule| rule.count().decide(&Verdict::Drop), NO_RULE.to_owned());
             chains.push(DirectionChain { name: id.chain(direction), hook, rules: writer.rules });
         }
         Ruleset { id: id.clone(), tag: tag.clone(), family, link: place.link().to_owned(), chains, sets }
     }
 
-    /// Adds the operations that put the rules in force. Without `replies`, packets of tracked connections do not pass.
-    pub(super) fn write(&self, replies: bool, batch: &mut Batch) {
+    /// Adds the operations that put the rules in force. Without `replies`, packets of tracked connections do not pass. Base
+    /// chains that are `known` are not written again.
+    pub(super) fn write(&self, replies: bool, known: &mut BaseChains<'_>, batch: &mut Batch) {
         let Ruleset { id: _, tag, family, link, chains, sets } = self;
         let table = Table::new(*family, TABLE);
         batch.ensure_table(table);
-        HOOKS.iter().for_each(|hook| hook.write(table, *family, batch));
+        HOOKS.iter().for_each(|hook| hook.write(table, *family, known, batch));
         if *family == Family::Bridge {
-            self.write_past_the_bridge(batch);
+            self.write_past_the_bridge(known, batch);
         }
         for OwnSet { name, key, is_of_ranges, elements } in sets {
             let set = if *is_of_ranges { Set::of_ranges(name, key) } else { Set::of(name, key) };
@@ -166,7 +175,7 @@ impl Ruleset {
 
     /// Drops packets that arrive at the port itself: a bridge passes frames to addresses that IEEE 802.1D reserves to the IP
     /// layer, past its own hooks.
-    fn write_past_the_bridge(&self, batch: &mut Batch) {
+    fn write_past_the_bridge(&self, known: &mut BaseChains<'_>, batch: &mut Batch) {
         let Ruleset { id, tag, family: _, link, chains, sets: _ } = self;
         let [arrival, _] = &HOOKS;
         if !chains.iter().any(|chain| chain.hook.name == arrival.name) {
@@ -174,7 +183,7 @@ impl Ruleset {
         }
         let table = Table::new(Family::Inet, TABLE);
         batch.ensure_table(table);
-        arrival.write(table, Family::Inet, batch);
+        arrival.write(table, Family::Inet, known, batch);
         let chain = id.chain(Direction::Egress);
         let dropped = table.rule().count().decide(&Verdict::Drop).comment(PAST_THE_BRIDGE);
         batch.ensure_chain(table, &chain).flush_chain(table, &chain).add_rule(table, &chain, &dropped);
@@ -199,10 +208,11 @@ impl Ruleset {
         links: &[&str],
         addresses: &[IpAddr],
         bridges_track: impl FnOnce() -> bool,
+        known: &mut BaseChains<'_>,
         batch: &mut Batch,
     ) {
         for (family, guard) in self.guards(links, addresses, bridges_track) {
-            guard::write(family, &guard, batch);
+            guard::write(family, &guard, known, batch);
         }
     }
 
@@ -362,13 +372,13 @@ impl RuleWriter<'_> {
             CompiledPeers::Only { set, ranges } => {
                 for is_v4 in [true, false] {
                     let family = if is_v4 { "4" } else { "6" };
-                    if let Some(addresses) = set.as_ref().map(|name| self.policy.sets.get(name)) {
-                        let elements: Vec<Element> = addresses
-                            .into_iter()
-                            .flatten()
-                            .filter(|address| address.is_ipv4() == is_v4)
-                            .map(|address| Element::new(*address))
-                            .collect();
+                    let peers = set.as_ref().map(|name| {
+                        let addresses = self.policy.sets.get(name).into_iter().flatten();
+                        let of_family = addresses.filter(|address| address.is_ipv4() == is_v4);
+                        of_family.map(|address| Element::new(*address)).collect::<Vec<Element>>()
+                    });
+                    // Most networks have IPv4 alone. Each set takes time of every ADD.
+                    if let Some(elements) = peers.filter(|elements| is_v4 || !elements.is_empty()) {
                         let name = self.id.set(self.direction, index, &format!("pods{family}"));
                         self.sets.push(OwnSet {
                             name: name.clone(),
@@ -444,6 +454,24 @@ impl RuleWriter<'_> {
 fn base(family: Family, hook: Hook) -> BaseChain {
     let priority = if family == Family::Bridge { priority::MANGLE } else { priority::FILTER };
     BaseChain { chain_type: ChainType::Filter, hook, priority, policy: Policy::Accept }
+}
+
+/// Part of the policies that decides about packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Decider {
+    /// A compiled rule, by its index.
+    Rule(usize),
+    /// No rule allows the packets.
+    NoRule,
+}
+
+/// Returns the part of the policies for which a rule with this comment stands; `None` for replies and the like.
+pub(super) fn decider(comment: &str) -> Option<Decider> {
+    if [NO_RULE, PAST_THE_BRIDGE].contains(&comment) {
+        return Some(Decider::NoRule);
+    }
+    let (index, _) = comment.strip_prefix('#')?.split_once(' ')?;
+    index.parse().ok().filter(|index| *index < COMPILED_RULES_MAX).map(Decider::Rule)
 }
 
 /// Returns the comment of a rule: its index, and the beginning of the policy's name, which `nft list` shows.

@@ -24,7 +24,7 @@ use rpc::journal::{Attachment, Entry, State};
 
 use super::identity::{AttachmentId, TABLE};
 use super::place::{self, Place};
-use super::ruleset::{Ruleset, Target};
+use super::ruleset::{BaseChains, Ruleset, Target};
 use super::{assign_one, guarded, target, verify_in_pod, verify_on_host, withdraw_in_pod, withdraw_on_host};
 use crate::plugin_invoker::PluginInvoker;
 
@@ -88,7 +88,7 @@ fn guard(ruleset: &Ruleset, nft: &mut Nft, result: &Success) -> Result<(), Error
     if conntrack.is_empty().or_refused()? {
         return Ok(());
     }
-    result.ips.iter().try_for_each(|ip| conntrack.forget_address(ip.address.addr()).or_refused().map(drop))
+    result.ips.iter().try_for_each(|ip| conntrack.forget_address(ip.address.addr()).or_refused())
 }
 
 /// Returns the first part of the protection of an attachment's addresses that the host lacks.
@@ -216,7 +216,7 @@ fn rewrite(invoker: &PluginInvoker, entry: &Entry, nft: &mut Nft) -> Result<(), 
         };
         let target = target(invoker, entry, delegate)?;
         if target.place.is_in_pod() {
-            Ruleset::new(&target, policy).write(true, &mut batch);
+            Ruleset::new(&target, policy).write(true, &mut BaseChains::Unknown, &mut batch);
         }
     }
     nft.commit(batch).or_refused().map_err(|error| error.context("network policy"))

@@ -7,6 +7,7 @@
 //!   [`FRESH`] get the same page.
 //! - The series of a pod end with its sandbox. At most [`SERIES_MAX`] interfaces have series; the others are counted.
 //! - Counters are those of the interface as the pod sees it: `receive` is traffic to the pod.
+//! - Sandboxes with network policies cost a second run, for the counters of their rules ([`super::policy_metrics`]).
 
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
@@ -17,6 +18,9 @@ use node_support::sandboxes::Sandboxes;
 use node_support::weft_cni::WeftCni;
 use rpc::diagnosis::{CountersRequest, InterfaceCounters, SandboxNamespace};
 use rpc::journal::Entry;
+
+use super::{escaped, policy_metrics};
+use crate::policy_counters;
 
 /// Time for which a page is served again.
 const FRESH: Duration = Duration::from_secs(5);
@@ -89,7 +93,15 @@ impl InterfaceMetrics {
             Ok(counters) => (counters.into_iter().flatten().collect(), false),
             Err(_) => (Vec::new(), true),
         };
-        page(&labels, &counters, (omitted, failed))
+        let policies = self.sandboxes.with(|all| {
+            let entries: Vec<&Entry> = all.values().map(|sandbox| &*sandbox.entry).collect();
+            policy_counters::requests(&entries)
+        });
+        let (policies, policies_failed) = match policies.read(&self.weft_cni) {
+            Ok(counts) => (counts, false),
+            Err(_) => (Vec::new(), true),
+        };
+        page(&labels, &counters, (omitted, failed || policies_failed)) + &policy_metrics::page(&policies)
     }
 }
 
@@ -167,12 +179,8 @@ pub(crate) fn example() -> String {
         interface: word("INTERFACE"),
         network: word("NETWORK"),
     };
-    page(&[labels], &[Some(InterfaceCounters::default())], (0, false))
-}
-
-/// Escapes the value of a label.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    let interfaces = page(&[labels], &[Some(InterfaceCounters::default())], (0, false));
+    interfaces + &policy_metrics::page(&policy_metrics::example())
 }
 
 #[cfg(test)]

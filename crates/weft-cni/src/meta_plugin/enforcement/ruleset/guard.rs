@@ -26,6 +26,7 @@ use linux::nft::{
 };
 
 use super::super::identity::{AttachmentId, TABLE};
+use super::BaseChains;
 
 /// Base chain before connection tracking.
 const CHAIN: &str = "tracking";
@@ -110,11 +111,23 @@ impl Guard<'_> {
 }
 
 /// Adds the operations that guard the addresses in the table of a family.
-pub(super) fn write(family: Family, guard: &Guard<'_>, batch: &mut Batch) {
+pub(super) fn write(family: Family, guard: &Guard<'_>, known: &mut BaseChains<'_>, batch: &mut Batch) {
     let table = Table::new(family, TABLE);
-    batch.ensure_table(table).ensure_base_chain(table, CHAIN, RAW).flush_chain(table, CHAIN);
+    batch.ensure_table(table);
+    if !known.has(table, CHAIN, &[COMMENT; RULES]) {
+        write_chain(table, batch);
+    }
     for sets in &both() {
-        let Sets { is_v4: _, source, guarded, bound, owners } = sets;
+        for (set, elements) in guard.elements(sets) {
+            batch.add_elements(table, set, &elements);
+        }
+    }
+}
+
+/// Adds the operations that create the chain with its sets.
+fn write_chain(table: Table<'_>, batch: &mut Batch) {
+    batch.ensure_base_chain(table, CHAIN, RAW).flush_chain(table, CHAIN);
+    for Sets { is_v4: _, source, guarded, bound, owners } in &both() {
         batch.ensure_set(table, guarded).ensure_set(table, bound).ensure_set(table, owners);
         for (field, set) in [(*source, guarded), (Selector::LinkIn, bound)] {
             let forged = table.rule().look_up(&[field], Is::In, set.name()).look_up(
@@ -123,9 +136,6 @@ pub(super) fn write(family: Family, guard: &Guard<'_>, batch: &mut Batch) {
                 owners.name(),
             );
             batch.add_rule(table, CHAIN, &forged.untrack().comment(COMMENT));
-        }
-        for (set, elements) in guard.elements(sets) {
-            batch.add_elements(table, set, &elements);
         }
     }
 }

@@ -12,7 +12,7 @@ use linux::{Error, Kind};
 use npwg::network_policy::Direction;
 
 use super::super::place::{HOST_FAMILIES, bridges_track};
-use super::{AttachmentId, HOOKS, HookChain, Ruleset, TABLE, guard};
+use super::{AttachmentId, BaseChains, HOOKS, HookChain, Ruleset, TABLE, guard};
 
 // === impl Ruleset ===
 
@@ -28,7 +28,8 @@ impl Ruleset {
         id: &AttachmentId,
         known: Option<&Ruleset>,
     ) -> Result<bool, Error> {
-        if let Some(known) = known {
+        // A family of addresses has a set as long as it has peers.
+        if let Some(known) = known.filter(|known| self.has_sets_of(known)) {
             match nft.commit(self.set_changes(known)) {
                 // The rules in force are not those that were written: another program changed them.
                 Err(error) if matches!(error.kind(), Kind::Absent | Kind::Exists) => {}
@@ -36,7 +37,7 @@ impl Ruleset {
             }
         }
         let mut batch = Batch::new();
-        self.write(true, &mut batch);
+        self.write(true, &mut BaseChains::Unknown, &mut batch);
         if nft.tables(self.family)?.iter().any(|name| name == TABLE) {
             self.discard_others(nft, id, &mut batch)?;
         }
@@ -57,8 +58,13 @@ impl Ruleset {
                 guard::discard(nft, Table::new(family, TABLE), std::slice::from_ref(&self.id), &mut batch)?;
             }
         }
-        self.guard(links, addresses, bridges_track, &mut batch);
+        self.guard(links, addresses, bridges_track, &mut BaseChains::Unknown, &mut batch);
         nft.commit(batch)
+    }
+
+    /// Whether both have the same sets, whatever their content.
+    fn has_sets_of(&self, known: &Ruleset) -> bool {
+        self.sets.iter().map(|set| &set.name).eq(known.sets.iter().map(|set| &set.name))
     }
 
     /// Returns the operations that give the sets of `known` rules the content of these.
@@ -66,7 +72,7 @@ impl Ruleset {
         let table = Table::new(self.family, TABLE);
         let mut batch = Batch::new();
         for (old, new) in known.sets.iter().zip(&self.sets) {
-            if old.name != new.name || old.elements == new.elements {
+            if old.elements == new.elements {
                 continue;
             }
             batch.delete_elements(table, &old.name, &without(&old.elements, &new.elements));

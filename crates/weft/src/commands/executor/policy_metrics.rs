@@ -1,0 +1,142 @@
+//! Packets that network policies allowed and denied, for each attachment of a node, for Prometheus.
+//!
+//! A counter begins again when the rules of its attachment are written again. At most [`SERIES_MAX`] counters have series; the
+//! others are counted.
+
+use std::fmt::Write;
+
+use super::escaped;
+use crate::policy_counters::PolicyCount;
+
+/// Maximum number of counters with series.
+const SERIES_MAX: usize = 4096;
+
+/// Value of a metric.
+type Field = fn(&PolicyCount) -> u64;
+
+/// Metrics: name, help, whether the packets were allowed, value. Those of allowed packets have a policy.
+const METRICS: [(&str, &str, bool, Field); 4] = [
+    (
+        "allowed_packets",
+        "Number of packets to or from an interface of a pod that a rule of a network policy allowed, without those after the first reply of a connection",
+        true,
+        |count| count.packets,
+    ),
+    (
+        "allowed_bytes",
+        "Number of bytes of the packets that a rule of a network policy allowed",
+        true,
+        |count| count.bytes,
+    ),
+    (
+        "denied_packets",
+        "Number of packets to or from an interface of a pod that no rule of its network policies allowed",
+        false,
+        |count| count.packets,
+    ),
+    (
+        "denied_bytes",
+        "Number of bytes of the packets that no rule of network policies allowed",
+        false,
+        |count| count.bytes,
+    ),
+];
+
+/// Returns the page. Rules of one policy are added up.
+pub(super) fn page(counts: &[PolicyCount]) -> String {
+    let mut page = String::new();
+    let series = added_up(counts);
+    for (name, help, is_allowed, value) in METRICS {
+        let name = format!("weft_policy_{name}_total");
+        // Writing to a string cannot fail.
+        let _ = writeln!(page, "# HELP {name} {help}.\n# TYPE {name} counter");
+        for count in series.iter().take(SERIES_MAX).filter(|count| count.allowed_by.is_some() == is_allowed) {
+            let PolicyCount { namespace, pod, interface, network, direction, allowed_by, .. } = count;
+            let policy = allowed_by.as_ref().map(|rule| ("policy", rule.policy.as_str()));
+            let labels = [
+                ("namespace", namespace.as_str()),
+                ("pod", pod),
+                ("interface", interface),
+                ("network", network),
+                ("direction", direction.word()),
+            ];
+            let labels = labels.into_iter().chain(policy);
+            let labels: Vec<String> =
+                labels.map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+            let _ = writeln!(page, "{name}{{{}}} {}", labels.join(","), value(count));
+        }
+    }
+    let omitted = series.len().saturating_sub(SERIES_MAX);
+    let name = "weft_policy_counters_omitted";
+    let help = "Number of counters of network policies without series, because there are too many";
+    let _ = writeln!(page, "# HELP {name} {help}.\n# TYPE {name} gauge\n{name} {omitted}");
+    page
+}
+
+/// Returns one count for each attachment, direction and policy. Those of one attachment follow each other.
+fn added_up(counts: &[PolicyCount]) -> Vec<PolicyCount> {
+    let mut all: Vec<PolicyCount> = Vec::new();
+    for count in counts {
+        let policy = |count: &PolicyCount| count.allowed_by.as_ref().map(|rule| rule.policy.clone());
+        let is_same = |known: &PolicyCount| {
+            (&known.namespace, &known.pod, &known.interface, known.direction)
+                == (&count.namespace, &count.pod, &count.interface, count.direction)
+                && policy(known) == policy(count)
+        };
+        match all.last_mut().filter(|known| is_same(known)) {
+            Some(known) => {
+                known.packets = known.packets.saturating_add(count.packets);
+                known.bytes = known.bytes.saturating_add(count.bytes);
+            }
+            None => all.push(count.clone()),
+        }
+    }
+    all
+}
+
+/// Returns counts for the reference of metrics.
+#[cfg(test)]
+pub(super) fn example() -> Vec<PolicyCount> {
+    use npwg::network_policy::Direction;
+
+    use crate::policy_counters::RuleName;
+
+    let count = |direction, policy: Option<&str>| PolicyCount {
+        namespace: "NAMESPACE".into(),
+        pod: "POD".into(),
+        interface: "INTERFACE".into(),
+        network: "NETWORK".into(),
+        direction,
+        allowed_by: policy.map(|policy| RuleName { policy: policy.into(), rule: 0 }),
+        packets: 1,
+        bytes: 1,
+    };
+    let all = Direction::ALL
+        .into_iter()
+        .flat_map(|direction| [None, Some("POLICY")].map(|policy| (direction, policy)));
+    all.map(|(direction, policy)| count(direction, policy)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_policy_metrics_add_up_the_rules_of_a_policy() {
+        let mut counts = example();
+        let mut second = counts[1].clone();
+        (second.packets, second.bytes) = (4, 40);
+        counts.insert(2, second);
+        let page = page(&counts);
+        let labels = r#"namespace="NAMESPACE",pod="POD",interface="INTERFACE",network="NETWORK""#;
+        for line in [
+            format!(r#"weft_policy_allowed_packets_total{{{labels},direction="ingress",policy="POLICY"}} 5"#),
+            format!(r#"weft_policy_allowed_bytes_total{{{labels},direction="ingress",policy="POLICY"}} 41"#),
+            format!(r#"weft_policy_denied_packets_total{{{labels},direction="egress"}} 1"#),
+            "weft_policy_counters_omitted 0".to_owned(),
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
+        }
+        assert_eq!(page.lines().filter(|line| line.starts_with("weft_policy_allowed_packets")).count(), 2);
+    }
+}

@@ -1,0 +1,175 @@
+//! Packets that network policies allowed and denied, for each attachment of this node and rule.
+//!
+//! The journal has the policies and the place of their rules, and `weft-cni sandbox policy-counters` reads the kernel.
+
+use std::collections::BTreeMap;
+
+use cli_support::failure::Failure;
+use node_support::weft_cni::WeftCni;
+use npwg::network_policy::{AttachmentPolicy, CompiledRule, Direction};
+use npwg::plan::Delegate;
+use rpc::diagnosis::{PolicyCounter, PolicyCountersRequest, SandboxNamespace};
+use rpc::journal::{Attachment, Entry, State};
+use serde::Serialize;
+
+/// Counter of a rule of a policy, or of the packets that no rule of an attachment's policies allows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PolicyCount {
+    /// Namespace of the pod, and of its policies.
+    pub(crate) namespace: String,
+    /// Name of the pod.
+    pub(crate) pod: String,
+    pub(crate) interface: String,
+    pub(crate) network: String,
+    /// Direction, as the pod sees it.
+    pub(crate) direction: Direction,
+    /// Rule that allowed the packets; `None` for denied ones.
+    pub(crate) allowed_by: Option<RuleName>,
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Rule of a policy.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RuleName {
+    /// Name of the policy, in the namespace of the pod.
+    pub(crate) policy: String,
+    /// Index of the rule in its direction.
+    pub(crate) rule: usize,
+}
+
+/// Attachment with policies, with its names.
+struct Isolated {
+    namespace: String,
+    pod: String,
+    delegate: Delegate,
+}
+
+/// Requests for the counters of attachments.
+pub(crate) struct PolicyCounters {
+    requests: Vec<PolicyCountersRequest>,
+    subjects: Vec<Isolated>,
+}
+
+/// Returns the requests for the attachments of these entries that have policies.
+pub(crate) fn requests(entries: &[&Entry]) -> PolicyCounters {
+    let (mut requests, mut subjects) = (Vec::new(), Vec::new());
+    for entry in entries {
+        let mut attachments = Vec::new();
+        for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {
+            let Attachment { state: State::Attached, rules: Some(rules), .. } = attachment else { continue };
+            if delegate.policy.is_none() {
+                continue;
+            }
+            let (namespace, pod) = (entry.plan.pod.namespace.clone(), entry.plan.pod.name.clone());
+            subjects.push(Isolated { namespace, pod, delegate: delegate.clone() });
+            attachments.push(rules.clone());
+        }
+        if !attachments.is_empty() {
+            let sandbox = SandboxNamespace { netns: entry.netns.clone(), namespace: entry.namespace.clone() };
+            requests.push(PolicyCountersRequest { sandbox, attachments });
+        }
+    }
+    PolicyCounters { requests, subjects }
+}
+
+// === impl PolicyCounters ===
+
+impl PolicyCounters {
+    /// Returns the counters, in the order of the entries. Attachments whose rules cannot be read have none. Without a policy
+    /// `weft-cni` is not called.
+    ///
+    /// # Errors
+    /// `weft-cni` fails.
+    pub(crate) fn read(&self, weft_cni: &WeftCni) -> Result<Vec<PolicyCount>, Failure> {
+        let PolicyCounters { requests, subjects } = self;
+        if requests.is_empty() {
+            return Ok(Vec::new());
+        }
+        let answers = weft_cni.policy_counters(requests)?.into_iter().flatten();
+        let each = subjects.iter().zip(answers);
+        Ok(each.flat_map(|(subject, answer)| subject.counts(&answer.unwrap_or_default())).collect())
+    }
+}
+
+// === impl Isolated ===
+
+impl Isolated {
+    fn counts(&self, counters: &[PolicyCounter]) -> Vec<PolicyCount> {
+        let Isolated { namespace, pod, delegate } = self;
+        let Some(policy) = &delegate.policy else { return Vec::new() };
+        let count = |((direction, allowed_by), Traffic { packets, bytes })| PolicyCount {
+            namespace: namespace.clone(),
+            pod: pod.clone(),
+            interface: delegate.ifname.to_string(),
+            network: delegate.network.clone(),
+            direction,
+            allowed_by,
+            packets,
+            bytes,
+        };
+        sums(policy, counters).into_iter().map(count).collect()
+    }
+}
+
+/// Sum of counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Traffic {
+    packets: u64,
+    bytes: u64,
+}
+
+/// Returns the counters of policies by rule. The parts of a rule that was divided by port are added up. Rules that the policies
+/// do not have are those of the pod, or of policies that were replaced meanwhile.
+fn sums(
+    policy: &AttachmentPolicy,
+    counters: &[PolicyCounter],
+) -> BTreeMap<(Direction, Option<RuleName>), Traffic> {
+    let mut sums: BTreeMap<(Direction, Option<RuleName>), Traffic> = BTreeMap::new();
+    for PolicyCounter { direction, rule, packets, bytes } in counters {
+        let name = rule.map(|index| rule_name(policy, *direction, index));
+        let Some(name) = name.map_or(Some(None), |name| name.map(Some)) else { continue };
+        let sum = sums.entry((*direction, name)).or_default();
+        sum.packets = sum.packets.saturating_add(*packets);
+        sum.bytes = sum.bytes.saturating_add(*bytes);
+    }
+    sums
+}
+
+/// Returns the rule of a policy from which a compiled rule was made.
+fn rule_name(policy: &AttachmentPolicy, direction: Direction, index: usize) -> Option<RuleName> {
+    let CompiledRule { policy, rule, .. } = policy.isolated(direction)?.rules.get(index)?;
+    let name = policy.rsplit('/').next().unwrap_or(policy);
+    Some(RuleName { policy: name.to_owned(), rule: *rule })
+}
+
+#[cfg(test)]
+mod tests {
+    use npwg::network_policy::{CompiledPeers, IsolatedDirection};
+
+    use super::*;
+
+    #[test]
+    fn network_policy_counters_of_a_divided_rule_are_added_up() {
+        let rule = |policy: &str, rule| CompiledRule {
+            policy: format!("ns/{policy}"),
+            rule,
+            peers: CompiledPeers::Any,
+            ports: Vec::new(),
+        };
+        let rules = vec![rule("web", 1), rule("web", 1), rule("db", 0)];
+        let egress = Some(IsolatedDirection { rules });
+        let policy = AttachmentPolicy { egress, ..AttachmentPolicy::default() };
+        let direction = Direction::Egress;
+        let counter = |rule, packets| PolicyCounter { direction, rule, packets, bytes: packets * 10 };
+        let counters = [(Some(0), 1), (Some(1), 2), (Some(2), 4), (Some(3), 8), (None, 16)];
+        let found = sums(&policy, &counters.map(|(rule, packets)| counter(rule, packets)));
+        let name = |policy: &str, rule| Some(RuleName { policy: policy.into(), rule });
+        let expected = [(None, 16), (name("db", 0), 4), (name("web", 1), 3)];
+        let expected =
+            expected.map(|(name, packets)| ((direction, name), Traffic { packets, bytes: packets * 10 }));
+        assert_eq!(found, BTreeMap::from(expected));
+    }
+}
