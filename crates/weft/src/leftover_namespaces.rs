@@ -19,9 +19,9 @@ use std::path::Path;
 use cni::name::ContainerId;
 use rpc::journal::Entry;
 
-use crate::commands::attach::scratch_name;
 use crate::known_journals::JournalHandle;
 use crate::pod_name::{NAMESPACES, namespace_path};
+use crate::trial_sandbox::scratch_name;
 use cli_support::failure::Failure;
 use cli_support::privilege;
 use node_support::journal_reader::Row;

@@ -22,6 +22,7 @@ mod pod_name;
 mod policy_counters;
 mod sandbox_operations;
 mod scratch;
+mod trial_sandbox;
 mod whereabouts_program;
 
 use std::path::Path;

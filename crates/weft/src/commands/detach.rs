@@ -8,12 +8,12 @@
 use clap::Args;
 use rpc::journal::Entry;
 
-use crate::commands::attach::{CREATED_NAMESPACE, lock_sandbox};
 use crate::known_journals::{JournalHandle, KnownJournals, Target};
 use crate::leftover_namespaces::{self, NamedNamespace};
 use crate::manifest_plan::Inputs;
 use crate::place::require_host;
 use crate::sandbox_operations::SandboxOperations;
+use crate::trial_sandbox::{is_created, lock_sandbox};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{Format, Progress};
 use cli_support::terminal::plain;
@@ -84,11 +84,6 @@ pub(super) fn detach_sandbox(
         }
     }
     Ok(())
-}
-
-/// Whether `weft attach` created the namespace of an entry.
-pub(super) fn is_created(entry: &Entry) -> bool {
-    entry.args.split(';').any(|pair| pair == CREATED_NAMESPACE)
 }
 
 /// Returns the operations on a sandbox of the journal.

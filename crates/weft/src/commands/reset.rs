@@ -19,15 +19,15 @@ use clap::Args;
 use rpc::journal::Entry;
 use serde::Serialize;
 
-use crate::commands::attach::lock_sandbox;
 use crate::commands::demo;
-use crate::commands::detach::{detach_sandbox, is_created};
+use crate::commands::detach::detach_sandbox;
 use crate::known_journals::JournalHandle;
 use crate::leftover_namespaces::{self, NAMESPACE, UsedNamespaces};
 use crate::manifest_plan::Inputs;
 use crate::place::require_host;
 use crate::pod_name::{NAMESPACES, PodName};
 use crate::scratch::Scratch;
+use crate::trial_sandbox::{is_created, lock_sandbox};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{self, Format, Output, Progress};
 use cli_support::table;
