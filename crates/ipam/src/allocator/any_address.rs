@@ -102,9 +102,9 @@ impl<R: Registry> BlockAllocator<'_, R> {
             let is_free = object.is_free() && !is_requested(object);
             object.is_single_address() && is_free && self.filter.admits(object.net.addr())
         };
-        let mut released: Vec<&IpBlock> = all.iter().filter(|object| is_released(*object)).collect();
+        let mut released: Vec<&IpBlock> = all.iter().filter(|object| is_released(object)).collect();
         let is_other = |object: &IpBlock| !is_of_same_pod(&object.holder.owner, &self.holder.owner);
-        released.sort_by_key(|object| (is_other(*object), object.holder.released_at));
+        released.sort_by_key(|object| (is_other(object), object.holder.released_at));
         released.into_iter().take(ATTEMPTS).cloned().collect()
     }
 
