@@ -82,6 +82,21 @@ fn status_shows_agent_plugin_and_sandboxes_of_each_node() {
 }
 
 #[test]
+fn status_of_an_agent_without_sandboxes_is_ready() {
+    let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
+    let configuration = reader(&agent, &[NODE]);
+    agent.stop("TERM");
+    agent.start(&[]);
+    agent.wait_until_ready();
+    let row = agent.machine.wait("agent", "has a report", || {
+        let finished = weft(&agent, &configuration, &["status", "-o", "json"]);
+        rows(&finished).into_iter().find(|row| row["agent"] == "ready")
+    });
+    assert_eq!((&row["plugin"], &row["sandboxes"]), (&json!("Current"), &json!(0)), "{row}");
+    weft(&agent, &configuration, &["status", "--wait", "--timeout", "1"]).success();
+}
+
+#[test]
 fn status_without_the_rights_or_the_definition_says_so() {
     let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
     let bare = agent.kube.service_account("default", "bare");
