@@ -70,7 +70,7 @@ fn lint_reads_files_of_the_option_and_stdin() {
         .args(["lint", "-f", "-", "-o", "json"])
         .stdin(manifest)
         .output();
-    let document: serde_json::Value = serde_json::from_slice(&weft.unwrap().stdout).unwrap();
+    let document: Value = serde_json::from_slice(&weft.unwrap().stdout).unwrap();
     assert_eq!(document["files"], 1, "{document}");
     assert_eq!(lint::<&str>([]).status.code(), Some(2), "a file is required");
 }
