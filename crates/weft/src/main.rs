@@ -21,6 +21,7 @@ mod place;
 mod pod_name;
 mod sandbox_operations;
 mod scratch;
+mod watched_table;
 mod whereabouts_program;
 
 use std::path::Path;
