@@ -73,6 +73,16 @@ fn network_test_refusals_name_the_next_step() {
     }
     refused(&format!("{blue} --nodes worker-9"), &["worker-9: the cluster has no such node"]);
     refused(&format!("{blue} --limit 5"), &["2 networks between 3 pairs of nodes are 6 tests", "--limit"]);
+    // Networks of all namespaces, for a user with the right to list them.
+    refused("-A", &["list networks of the cluster: ", "forbidden"]);
+    agent.kube.apply(&rig::kube::namespace("green"));
+    let metadata = json!({ "name": "c", "namespace": "green" });
+    let definition = json!({ "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": metadata, "spec": { "config": r#"{"type":"bridge"}"# } });
+    agent.kube.apply(&definition.to_string());
+    let all = weft(&agent, &agent.kube.admin(), "-A --limit 8");
+    assert_eq!(all.code, Some(1), "{all}");
+    assert!(all.stderr.contains("3 networks between 3 pairs of nodes are 9 tests"), "{all}");
     // A tenant's DaemonSet with the labels of weft.
     let labels = json!({ "app.kubernetes.io/name": "weft", "app.kubernetes.io/component": "agent" });
     let set = json!({

@@ -29,9 +29,9 @@ fn reader(agent: &Agent, nodes: &[&str]) -> String {
     agent.kube.apply(&rig::kube::files(&["deploy/crds/weftnodes.weft.dev.yaml"]));
     agent.kube.wait_until_served();
     let configuration = agent.kube.service_account("default", "reader");
-    agent
-        .kube
-        .kubectl("create clusterrole reader --verb=list --resource=nodes,pods,weftnodes.weft.dev".split(' '));
+    agent.kube.kubectl(
+        "create clusterrole reader --verb=list,watch --resource=nodes,pods,weftnodes.weft.dev".split(' '),
+    );
     let bind = "create clusterrolebinding reader --clusterrole=reader --serviceaccount=default:reader";
     agent.kube.kubectl(bind.split(' '));
     configuration
@@ -59,6 +59,22 @@ fn status_shows_agent_plugin_and_sandboxes_of_each_node() {
     assert_eq!((&row["agent"], &row["plugin"]), (&json!("ready"), &json!("Current")), "{row}");
     assert_eq!((&row["defaultNetwork"], &row["failedCalls"]), (&json!("home"), &json!(0)), "{row}");
     assert_eq!(row["version"], env!("CARGO_PKG_VERSION"));
+    // A watch prints the table, and later changes.
+    let program = testkit::binary("weft");
+    let kubeconfig = format!("KUBECONFIG={configuration}");
+    let watches = [("nodes", vec!["status", "-w"]), ("pods", vec!["list", "-A", "-w"])];
+    for (service, words) in &watches {
+        agent
+            .machine
+            .start(service, ["env", &kubeconfig, text(&program)].into_iter().chain(words.iter().copied()));
+    }
+    let shown = |service: &str, word: &str| {
+        agent
+            .machine
+            .wait(service, "prints a row", || agent.machine.log(service).contains(word).then_some(()));
+    };
+    shown("nodes", "worker-2  missing");
+    shown("pods", "blue/a");
     // A node without an agent is a failure, and --wait ends at its timeout.
     let finished = weft(&agent, &configuration, &["status", "--wait", "--timeout", "1"]);
     assert_eq!(finished.code, Some(1), "{finished}");
@@ -78,7 +94,32 @@ fn status_shows_agent_plugin_and_sandboxes_of_each_node() {
     assert_eq!(listed[0]["networkStatus"][1]["name"], format!("{NAMESPACE}/a"));
     let table = weft(&agent, &configuration, &["list", "-n", NAMESPACE]).success();
     assert!(table.stdout.contains("net1") && table.stdout.contains(NODE), "{table}");
+    agent.delete_pod("web");
+    shown("pods", "removed");
+    assert_eq!(agent.machine.log("pods").matches("NAMESPACE").count(), 1);
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "worker-3" } });
+    agent.kube.apply(&node.to_string());
+    shown("nodes", "worker-3");
+    assert!(agent.machine.log("nodes").lines().last().is_some_and(|line| line.starts_with("worker-3")));
+    for (service, _) in watches {
+        agent.machine.stop(service, "TERM");
+    }
     attachment.del(&node_configuration()).success();
+}
+
+#[test]
+fn status_of_an_agent_without_sandboxes_is_ready() {
+    let Some(agent) = Agent::new(Machine::new(host!(), "node")) else { return };
+    let configuration = reader(&agent, &[NODE]);
+    agent.stop("TERM");
+    agent.start(&[]);
+    agent.wait_until_ready();
+    let row = agent.machine.wait("agent", "has a report", || {
+        let finished = weft(&agent, &configuration, &["status", "-o", "json"]);
+        rows(&finished).into_iter().find(|row| row["agent"] == "ready")
+    });
+    assert_eq!((&row["plugin"], &row["sandboxes"]), (&json!("Current"), &json!(0)), "{row}");
+    weft(&agent, &configuration, &["status", "--wait", "--timeout", "1"]).success();
 }
 
 #[test]

@@ -103,6 +103,31 @@ fn attach_list_check_and_detach_a_pod() {
     assert_eq!(run(&host, "list").success().stdout, "no attachments\n");
 }
 
+#[test]
+fn list_watch_prints_attached_and_detached_networks() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    let program = testkit::binary("weft");
+    host.run(["mkdir", "-p", "/run/test"]);
+    let line = format!("exec {} list --watch >/run/test/watched", program.display());
+    let watch = host.command("sh").args(["-c", &line]).start();
+    let lines = |expected: &str| {
+        rig::machine::until(expected, || {
+            let text = host.read("/run/test/watched").unwrap_or_default();
+            let found: Vec<String> =
+                text.lines().filter(|line| line.contains(expected)).map(str::to_owned).collect();
+            (!found.is_empty()).then_some(found)
+        })
+    };
+    assert_eq!(lines("CONTAINER").len(), 1);
+    attach(&host, POD).success();
+    assert!(lines("attached")[0].starts_with(POD));
+    run(&host, &format!("detach {POD}")).success();
+    assert!(lines("removed")[0].starts_with(POD));
+    watch.kill();
+    assert_eq!(lines("CONTAINER").len(), 1, "the headings are printed once");
+    assert_failed(&run(&host, "list -w -o json"), Some(2), &["-w", "omit -o"]);
+}
+
 /// Asserts that every attachment and every status entry matches `ip -j`.
 #[track_caller]
 fn assert_shows_the_kernel(host: &Host, sandbox: &Value) {

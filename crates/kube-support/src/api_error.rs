@@ -51,7 +51,7 @@ pub fn describe(error: &kube::Error) -> String {
 }
 
 /// Returns the description of a watch's error.
-pub(crate) fn describe_watch(error: &watcher::Error) -> String {
+pub fn describe_watch(error: &watcher::Error) -> String {
     use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
     let status = match error {
         InitialListFailed(kube::Error::Api(status))

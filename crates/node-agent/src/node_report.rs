@@ -1,6 +1,8 @@
 //! Report about this node: the object WeftNode of the node's name, for `weft status`.
 //!
 //! - Nothing decides on it. A cluster without its definition, or an agent without the right to write it, works.
+//! - The first report is written as soon as the journal is read, also without sandboxes. A report that could not be written
+//!   is tried again, at first after two seconds.
 //! - A change is written within half a minute; an unchanged report every five minutes, so that its time shows a dead agent.
 //! - The object belongs to the Node object, so that Kubernetes deletes it with the node.
 
@@ -32,6 +34,8 @@ use node_support::weft_cni::{WeftCni, is_copy};
 
 /// Interval at which the facts are collected.
 const INTERVAL: Duration = Duration::from_secs(30);
+/// Interval after which a report that could not be written is tried again. It doubles up to [`INTERVAL`].
+const RETRY: Duration = Duration::from_secs(2);
 /// Interval at which an unchanged report is written.
 const RENEW: Duration = Duration::from_secs(300);
 /// Delay of the first report, so that the journal is read.
@@ -74,7 +78,7 @@ pub(crate) async fn follow(
     sandboxes: Arc<Sandboxes>,
 ) {
     let (mut compared, mut written) = (Compared::default(), None::<(WeftNodeStatus, Instant)>);
-    let mut is_refused = false;
+    let (mut is_refused, mut retry) = (false, RETRY);
     sleep(FIRST).await;
     loop {
         let (from, of) = (directories.clone(), Arc::clone(&sandboxes));
@@ -88,23 +92,27 @@ pub(crate) async fn follow(
             continue;
         };
         compared = still;
+        let mut pause = INTERVAL;
         let is_due = written.as_ref().is_none_or(|(last, at)| *last != status || at.elapsed() >= RENEW);
         if is_due {
             match write(&client, &node, status.clone()).await {
                 Ok(()) => {
                     (written, is_refused) = (Some((status, Instant::now())), false);
+                    retry = RETRY;
                     debug!("node report written");
                 }
-                // The cluster may lack the definition for good, so this is said once.
-                Err(error) if !is_refused => {
+                Err(error) => {
+                    (pause, retry) = (retry, (retry * 2).min(INTERVAL));
+                    // The cluster may lack the definition for good, so this is said once.
+                    if !is_refused {
+                        let error = api_error::describe(&error);
+                        warn!(%error, "failed to write the node report; weft status does not show this node");
+                    }
                     is_refused = true;
-                    let error = api_error::describe(&error);
-                    warn!(%error, "failed to write the node report; weft status does not show this node");
                 }
-                Err(_) => {}
             }
         }
-        sleep(INTERVAL).await;
+        sleep(pause).await;
     }
 }
 

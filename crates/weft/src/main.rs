@@ -23,6 +23,7 @@ mod policy_counters;
 mod sandbox_operations;
 mod scratch;
 mod trial_sandbox;
+mod watched_table;
 mod whereabouts_program;
 
 use std::path::Path;

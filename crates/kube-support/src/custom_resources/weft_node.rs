@@ -68,6 +68,8 @@ pub struct WeftNodeStatus {
     /// if the agent cannot read the directory.
     pub plugin: PluginState,
     /// Default network of the newest pod; empty if no pod runs.
+    // The API server of Kubernetes 1.20 reads an empty string in an apply patch as null, and refuses the whole report.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub default_network: String,
     /// Number of sandboxes in the journal.
     #[schemars(with = "i64")]

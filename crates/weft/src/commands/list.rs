@@ -8,9 +8,10 @@
 
 mod cluster;
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
+use rpc::journal::Entry;
 use serde::Serialize;
 
 use crate::attachments::{self, AttachmentRow, SandboxDocument};
@@ -18,6 +19,7 @@ use crate::cluster_access::ClusterAccess;
 use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
 use crate::policy_counters::{self, PolicyCount, RuleName};
+use crate::watched_table::{Watch, WatchedTable};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
@@ -36,6 +38,7 @@ Example:
   weft list
   weft list -A
   weft list --policies
+  weft list -w
   weft list -o json | jq -r '.[].networkStatus[].ips[]'
 
 -A and -n list the networks of the pods of the cluster, from the API server. -o json prints a list of sandboxes with pod (namespace, name, uid), containerId, netns, attachments (network,
@@ -48,11 +51,13 @@ pub(crate) struct Arguments {
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
     /// List the packets that network policies allowed and denied, for each attachment of this node and rule
-    #[arg(long, conflicts_with_all = ["all_namespaces", "namespace"])]
+    #[arg(long, conflicts_with_all = ["all_namespaces", "namespace", "watch"])]
     policies: bool,
     /// List the pods of this namespace of the cluster
     #[arg(short = 'n', long, value_name = "NAMESPACE")]
     namespace: Option<String>,
+    #[command(flatten)]
+    watch: Watch,
     #[command(flatten)]
     cluster: ClusterAccess,
     #[command(flatten)]
@@ -75,18 +80,16 @@ enum Document<'a> {
 
 /// Runs `weft list`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { all_namespaces, namespace, policies, cluster, inputs, output } = arguments;
+    let Arguments { all_namespaces, namespace, policies, watch, cluster, inputs, output } = arguments;
+    watch.require_table(output.format)?;
     if *all_namespaces || namespace.is_some() {
-        return cluster::list(cluster, namespace.as_deref(), output.format);
+        return cluster::list(cluster, namespace.as_deref(), output.format, *watch);
     }
     let KnownJournals { known: handles, unknown: unknown_journal } = JournalHandle::all(inputs)?;
-    let (mut rows, mut times) = (Vec::new(), Vec::new());
-    for handle in handles {
-        for row in handle.journal().rows()? {
-            times.push(written(handle.journal(), &row));
-            rows.push(row);
-        }
+    if watch.watch {
+        return watch_sandboxes(&handles, unknown_journal, output.format);
     }
+    let (rows, times) = read(&handles)?;
     match output.format {
         format if *policies => list_policies(&rows, format)?,
         Format::Json | Format::Yaml => {
@@ -140,6 +143,45 @@ fn list_policies(rows: &[Row], format: Format) -> Result<(), Failure> {
     }
 }
 
+/// Returns the rows of the journals, with the time of each.
+fn read(handles: &[JournalHandle]) -> Result<(Vec<Row>, Vec<Option<SystemTime>>), Failure> {
+    let (mut rows, mut times) = (Vec::new(), Vec::new());
+    for handle in handles {
+        for row in handle.journal().rows()? {
+            times.push(written(handle.journal(), &row));
+            rows.push(row);
+        }
+    }
+    Ok((rows, times))
+}
+
+/// Prints the attachments, and those that change, until the process is interrupted.
+fn watch_sandboxes(
+    handles: &[JournalHandle],
+    unknown: Option<Failure>,
+    format: Format,
+) -> Result<(), Failure> {
+    if let Some(why) = unknown {
+        Progress::beside(Format::Json).line(why.to_string());
+    }
+    let mut table = WatchedTable::new(SUBJECT, AGE);
+    loop {
+        let (rows, times) = read(handles)?;
+        let mut lines = Vec::new();
+        for (row, time) in rows.iter().zip(&times) {
+            match row {
+                Row::Entry(entry) => lines.extend(cells(entry, *time, format)),
+                Row::Broken { container, error } => {
+                    let cells = ["-", container, "-", "-", "-", &format!("unreadable: {error}"), "-"];
+                    lines.push(cells.map(str::to_owned).to_vec());
+                }
+            }
+        }
+        output::print(&table.changes(&headings(format), &lines))?;
+        std::thread::sleep(INTERVAL);
+    }
+}
+
 fn document(row: &Row) -> Document<'_> {
     match row {
         Row::Entry(entry) => Document::Sandbox(attachments::document(entry)),
@@ -155,6 +197,12 @@ fn written(journal: &Journal, row: &Row) -> Option<SystemTime> {
     std::fs::metadata(journal.file(&entry.container_id)).ok()?.modified().ok()
 }
 
+/// Number of the columns that name an attachment: pod, container, interface.
+const SUBJECT: usize = 3;
+/// Column with the age.
+const AGE: usize = 6;
+/// Interval between two looks with `-w`.
+const INTERVAL: Duration = Duration::from_secs(1);
 /// Number of characters of a short container ID, as crictl prints it.
 const SHORT: usize = 13;
 
@@ -164,9 +212,43 @@ fn short(container: &str) -> &str {
     if is_of_runtime { &container[..SHORT] } else { container }
 }
 
+/// Returns the headings of the table.
+fn headings(format: Format) -> Vec<&'static str> {
+    let mut headings = vec!["pod", "container", "interface", "network", "addresses", "state", "age"];
+    if format == Format::Wide {
+        headings.extend(["mac", "plugins", "netns"]);
+    }
+    headings
+}
+
+/// Returns the cells of each attachment of a sandbox.
+fn cells(entry: &Entry, time: Option<SystemTime>, format: Format) -> Vec<Vec<String>> {
+    let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { text };
+    let pod = format!("{}/{}", entry.plan.pod.namespace, entry.plan.pod.name);
+    let container = entry.container_id.as_str();
+    let container = if format == Format::Wide { container } else { short(container) };
+    let age = time.and_then(|time| time.elapsed().ok()).map_or("-".to_owned(), timestamp::age);
+    let line = |attached: AttachmentRow| {
+        let AttachmentRow { network, interface, mac, addresses, chain, state, .. } = attached;
+        let mut line = vec![
+            pod.clone(),
+            container.to_owned(),
+            interface,
+            network,
+            or_dash(addresses.join(",")),
+            state.as_str().to_owned(),
+            age.clone(),
+        ];
+        if format == Format::Wide {
+            line.extend([or_dash(mac), chain, entry.netns.clone()]);
+        }
+        line
+    };
+    attachments::rows(entry).into_iter().map(line).collect()
+}
+
 fn lay_out(rows: &[Row], times: &[Option<SystemTime>], format: Format) -> String {
     let (mut lines, mut broken) = (Vec::new(), String::new());
-    let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { text };
     for (row, time) in rows.iter().zip(times) {
         match row {
             Row::Broken { container, error } => {
@@ -176,36 +258,9 @@ fn lay_out(rows: &[Row], times: &[Option<SystemTime>], format: Format) -> String
                     plain(&error.to_string())
                 ));
             }
-            Row::Entry(entry) => {
-                let pod = format!("{}/{}", entry.plan.pod.namespace, entry.plan.pod.name);
-                for attached in attachments::rows(entry) {
-                    let AttachmentRow { network, interface, mac, addresses, chain, state, .. } = attached;
-                    let addresses = if addresses.is_empty() { "-".to_owned() } else { addresses.join(",") };
-                    let container = entry.container_id.as_str();
-                    let container = if format == Format::Wide { container } else { short(container) };
-                    let age =
-                        time.and_then(|time| time.elapsed().ok()).map_or("-".to_owned(), timestamp::age);
-                    let mut line = vec![
-                        pod.clone(),
-                        container.to_owned(),
-                        interface,
-                        network,
-                        addresses,
-                        state.as_str().to_owned(),
-                        age,
-                    ];
-                    if format == Format::Wide {
-                        line.extend([or_dash(mac), chain, entry.netns.clone()]);
-                    }
-                    lines.push(line);
-                }
-            }
+            Row::Entry(entry) => lines.extend(cells(entry, *time, format)),
         }
     }
-    let mut headings = vec!["pod", "container", "interface", "network", "addresses", "state", "age"];
-    if format == Format::Wide {
-        headings.extend(["mac", "plugins", "netns"]);
-    }
-    let table = if lines.is_empty() { String::new() } else { table::lay_out(&headings, &lines, 0) };
+    let table = if lines.is_empty() { String::new() } else { table::lay_out(&headings(format), &lines, 0) };
     table + &broken
 }

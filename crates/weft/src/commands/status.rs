@@ -20,6 +20,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster_access::ClusterAccess;
+use crate::watched_table::{Watch, WatchedTable, show_once};
 use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{self, Format, Output, Progress};
@@ -40,7 +41,9 @@ const SYSTEM: &str = "kubernetes.io/os";
 const RECENT: u64 = 900;
 /// Message about missing reports, which is printed once.
 static NO_REPORTS: Once = Once::new();
-/// Interval between two looks with `--wait`.
+/// Column with the age of the report.
+const REPORTED: usize = 8;
+/// Interval between two looks with `--wait` and `-w`.
 const INTERVAL: Duration = Duration::from_secs(2);
 
 /// Arguments of `weft status`.
@@ -49,6 +52,7 @@ const INTERVAL: Duration = Duration::from_secs(2);
 Example:
   weft status
   weft status --wait --timeout 120
+  weft status -w
   weft status -o json | jq -r '.[] | select(.plugin != \"Current\").node'
 
 -o wide adds the pod, the commit and the last failure.
@@ -64,6 +68,8 @@ pub(crate) struct Arguments {
     /// Timeout of --wait, in seconds
     #[arg(long, default_value_t = 300, value_name = "SECONDS", requires = "wait")]
     timeout: u64,
+    #[command(flatten)]
+    watch: Watch,
     #[command(flatten)]
     cluster: ClusterAccess,
     #[command(flatten)]
@@ -136,9 +142,13 @@ resource!(AgentPod as PodObject);
 
 /// Runs `weft status`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { nodes, wait, timeout, cluster, output: Output { format } } = arguments;
+    let Arguments { nodes, wait, timeout, watch, cluster, output: Output { format } } = arguments;
+    watch.require_table(*format)?;
     runtime()?.block_on(async {
         let client = cluster.client().await?;
+        if watch.watch {
+            return watch_nodes(&client, nodes, *format).await;
+        }
         let end = Instant::now() + Duration::from_secs(*timeout);
         let mut shown = String::new();
         let rows = loop {
@@ -166,12 +176,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     })
 }
 
-/// Prints a failure that is tried again, unless it is the one before.
-fn show_once(failure: &Failure, shown: &mut String) {
-    let text = failure.to_string();
-    if *shown != text {
-        Progress::beside(Format::Json).line(format!("weft: trying again: {text}"));
-        *shown = text;
+/// Prints the rows, and those that change, until the process is interrupted. A failure of the first look ends it.
+async fn watch_nodes(client: &Client, nodes: &[String], format: Format) -> Result<(), Failure> {
+    let mut table = WatchedTable::new(1, REPORTED);
+    let mut shown = String::new();
+    let mut looked = Ok(look(client, nodes).await?);
+    loop {
+        match looked {
+            Ok(rows) => {
+                let cells: Vec<Vec<String>> = rows.iter().map(|row| row.cells(format)).collect();
+                output::print(&table.changes(&headings(format), &cells))?;
+            }
+            Err(failure) => show_once(&failure, &mut shown),
+        }
+        tokio::time::sleep(INTERVAL).await;
+        looked = look(client, nodes).await;
     }
 }
 
@@ -242,7 +261,8 @@ fn is_recent(report: &WeftNodeStatus) -> bool {
     parse_utc(&report.reported_at).is_some_and(|time| now().saturating_sub(time) <= RECENT)
 }
 
-fn lay_out(rows: &[NodeRow], format: Format) -> String {
+/// Returns the headings of the table.
+fn headings(format: Format) -> Vec<&'static str> {
     let mut headings = vec![
         "node",
         "agent",
@@ -257,8 +277,12 @@ fn lay_out(rows: &[NodeRow], format: Format) -> String {
     if format == Format::Wide {
         headings.extend(["pod", "commit", "last failure"]);
     }
+    headings
+}
+
+fn lay_out(rows: &[NodeRow], format: Format) -> String {
     let lines: Vec<Vec<String>> = rows.iter().map(|row| row.cells(format)).collect();
-    table::lay_out(&headings, &lines, 0)
+    table::lay_out(&headings(format), &lines, 0)
 }
 
 fn or_dash(text: &str) -> String {

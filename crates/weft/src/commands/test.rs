@@ -51,6 +51,7 @@ const FINAL: [u16; 4] = [400, 403, 404, 422];
 #[command(after_help = format!("\
 Example:
   weft test -n my-namespace
+  weft test -A
   weft test --network my-namespace/data --nodes worker-1,worker-2
   weft test --clean -n my-namespace
 
@@ -62,6 +63,9 @@ pub(crate) struct Arguments {
     /// Name of a network, or NAMESPACE/NAME; may be repeated (default: all networks of the namespace)
     #[arg(long = "network", value_name = "NETWORK")]
     networks: Vec<String>,
+    /// Test the networks of all namespaces
+    #[arg(short = 'A', long, conflicts_with_all = ["networks", "namespace", "clean"])]
+    all_namespaces: bool,
     /// Namespace of the networks
     #[arg(short = 'n', long, value_name = "NAMESPACE", default_value = "default")]
     namespace: String,

@@ -3,13 +3,20 @@
 //! - It reads pods from the API server, so it works from any machine, and also shows pods of nodes without weft.
 //! - A status that cannot be read is shown as such, and hides no other pod.
 
+use std::collections::BTreeMap;
+use std::pin::pin;
+
+use futures_util::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use npwg::status::{self, NETWORK_STATUS};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster_access::ClusterAccess;
+use crate::watched_table::{Watch, WatchedTable, show_once};
 use cli_support::async_runtime::runtime;
 use cli_support::failure::Failure;
 use cli_support::output::{self, Format};
@@ -18,6 +25,10 @@ use cli_support::timestamp::{age_of, parse_utc};
 use kube_support::resources::PodObject;
 use kube_support::{api_error, resource};
 
+/// Number of the columns that name a network of a pod: namespace, pod, node, interface.
+const SUBJECT: usize = 4;
+/// Column with the age.
+const AGE: usize = 6;
 /// Number of pods in one response of the API server.
 const PAGE: u32 = 500;
 
@@ -53,7 +64,15 @@ struct PodDocument {
 }
 
 /// Lists the pods of a namespace, or of all namespaces.
-pub(super) fn list(access: &ClusterAccess, namespace: Option<&str>, format: Format) -> Result<(), Failure> {
+pub(super) fn list(
+    access: &ClusterAccess,
+    namespace: Option<&str>,
+    format: Format,
+    watch: Watch,
+) -> Result<(), Failure> {
+    if watch.watch {
+        return runtime()?.block_on(async { watch_pods(access.client().await?, namespace, format).await });
+    }
     let pods = runtime()?.block_on(async { pods(access.client().await?, namespace).await })?;
     if format.is_document() {
         return output::print_document(format, &pods);
@@ -64,12 +83,51 @@ pub(super) fn list(access: &ClusterAccess, namespace: Option<&str>, format: Form
     output::print(&lay_out(&pods, format))
 }
 
-/// Returns the pods with a network-status, in the order of the API server, page by page.
-async fn pods(client: Client, namespace: Option<&str>) -> Result<Vec<PodDocument>, Failure> {
-    let api: Api<ListedPod> = match namespace {
+/// Prints the networks of the pods, and those that change, until the process is interrupted.
+async fn watch_pods(client: Client, namespace: Option<&str>, format: Format) -> Result<(), Failure> {
+    let api: Api<ListedPod> = api(client, namespace);
+    let mut events = pin!(watcher::watcher(api, watcher::Config::default()).default_backoff());
+    let mut table = WatchedTable::new(SUBJECT, AGE);
+    let (mut known, mut is_listed) = (BTreeMap::new(), false);
+    let mut shown = String::new();
+    let name = |pod: &ListedPod| (pod.namespace().unwrap_or_default(), pod.name_any());
+    while let Some(event) = events.next().await {
+        match event {
+            // The whole list follows.
+            Ok(Event::Init) => (known, is_listed) = (BTreeMap::new(), false),
+            Ok(Event::InitApply(pod) | Event::Apply(pod)) => match document(&pod) {
+                Some(document) => drop(known.insert(name(&pod), document)),
+                None => drop(known.remove(&name(&pod))),
+            },
+            Ok(Event::InitDone) => is_listed = true,
+            Ok(Event::Delete(pod)) => drop(known.remove(&name(&pod))),
+            Err(error) => {
+                let failure = Failure::new(format!("watch pods: {}", api_error::describe_watch(&error)));
+                if !is_listed && known.is_empty() {
+                    return Err(failure);
+                }
+                // The watcher continues.
+                show_once(&failure, &mut shown);
+            }
+        }
+        if is_listed {
+            let (headings, rows) = (headings(format), rows(known.values(), format));
+            output::print(&table.changes(&headings, &rows))?;
+        }
+    }
+    Ok(())
+}
+
+fn api(client: Client, namespace: Option<&str>) -> Api<ListedPod> {
+    match namespace {
         Some(namespace) => Api::namespaced(client, namespace),
         None => Api::all(client),
-    };
+    }
+}
+
+/// Returns the pods with a network-status, in the order of the API server, page by page.
+async fn pods(client: Client, namespace: Option<&str>) -> Result<Vec<PodDocument>, Failure> {
+    let api = api(client, namespace);
     let (mut parameters, mut pods) = (ListParams::default().limit(PAGE), Vec::new());
     loop {
         let page = api.list(&parameters).await;
@@ -102,11 +160,17 @@ fn document(pod: &ListedPod) -> Option<PodDocument> {
     })
 }
 
-fn lay_out(pods: &[PodDocument], format: Format) -> String {
+/// Returns the headings of the table.
+fn headings(format: Format) -> Vec<&'static str> {
     let mut headings = vec!["namespace", "pod", "node", "interface", "network", "addresses", "age"];
     if format == Format::Wide {
         headings.extend(["mac", "mtu"]);
     }
+    headings
+}
+
+/// Returns the cells of each network of the pods.
+fn rows<'a>(pods: impl IntoIterator<Item = &'a PodDocument>, format: Format) -> Vec<Vec<String>> {
     let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     let mut rows = Vec::new();
     for PodDocument { namespace, name, node, created, network_status, error } in pods {
@@ -125,7 +189,11 @@ fn lay_out(pods: &[PodDocument], format: Format) -> String {
             rows.push(row);
         }
     }
-    table::lay_out(&headings, &rows, 0)
+    rows
+}
+
+fn lay_out(pods: &[PodDocument], format: Format) -> String {
+    table::lay_out(&headings(format), &rows(pods, format), 0)
 }
 
 #[cfg(test)]

@@ -72,16 +72,19 @@ struct NodeCondition {
 
 resource!(ListedNode as NodeObject);
 
-/// Returns the networks that the options name, or all of the namespace.
+/// Returns the networks that the options name, or all of the namespace or of the cluster.
 pub(super) async fn networks(client: &Client, arguments: &Arguments) -> Result<Vec<TestedNetwork>, Failure> {
-    let Arguments { networks, namespace, .. } = arguments;
+    let Arguments { networks, all_namespaces, namespace, .. } = arguments;
     if networks.is_empty() {
-        let api: Api<DefinitionObject> = Api::namespaced(client.clone(), namespace);
+        let (api, place): (Api<DefinitionObject>, String) = match all_namespaces {
+            true => (Api::all(client.clone()), "the cluster".to_owned()),
+            false => (Api::namespaced(client.clone(), namespace), format!("namespace {namespace}")),
+        };
         let listed = api.list(&ListParams::default()).await.map_err(|error| {
-            Failure::new(format!("list networks of {namespace}: {}", api_error::describe(&error)))
+            Failure::new(format!("list networks of {place}: {}", api_error::describe(&error)))
         })?;
         if listed.items.is_empty() {
-            return Err(Failure::new(format!("namespace {namespace} has no networks"))
+            return Err(Failure::new(format!("{place} has no networks"))
                 .next("name a network with --network NAMESPACE/NAME, or another namespace with -n"));
         }
         return listed.items.iter().map(tested).collect();
