@@ -181,6 +181,12 @@ const GOALS: &[(&str, &str, &[Limit])] = &[
     ("pod with 3 networks more ADD, 5000 definitions", "without them", &[Ratio(1.3)]),
     ("memory of the agent with 5000 definitions", "without them", &[More(15.0)]),
     (
+        "pod with 3 networks more ADD, with history, interface metrics and page",
+        "without them",
+        &[Ratio(1.02)],
+    ),
+    ("memory of the agent with 110 pods, 1000 definitions and all of it", "", &[Most(25.0)]),
+    (
         "memory of the agent after all cycles of ADD and DEL",
         "after a tenth of them",
         &[Most(25.0), Ratio(1.1)],

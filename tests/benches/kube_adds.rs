@@ -20,6 +20,8 @@ mod definitions;
 mod held;
 #[path = "kube_adds/processors.rs"]
 mod processors;
+#[path = "kube_adds/seeing.rs"]
+mod seeing;
 #[path = "kube_adds/sustained.rs"]
 mod sustained;
 
@@ -86,6 +88,7 @@ fn measure() -> bool {
         (Some("held"), first) => measure_held(first.into_iter().chain(words), &mut table),
         (Some("sustained"), pods) => measure_sustained(number(pods, sustained::PODS), &mut table),
         (Some("definitions"), count) => measure_definitions(number(count, definitions::COUNT), &mut table),
+        (Some("seeing"), turns) => measure_seeing(number(turns, seeing::TURNS), &mut table),
         (Some("report"), cycles) => {
             measure_sustained(sustained::PODS, &mut table);
             measure_held(["20".to_owned(), "500".to_owned()].into_iter(), &mut table);
@@ -93,7 +96,7 @@ fn measure() -> bool {
             measure_memory(number(cycles, CYCLES), &mut table);
         }
         (Some(other), _) => panic!(
-            "{other}: expected `compare [WAVES]`, `memory [CYCLES]`, `held [COUNT...]`, `sustained [PODS]`, `definitions [COUNT]` or `report [CYCLES]`"
+            "{other}: expected `compare [WAVES]`, `memory [CYCLES]`, `held [COUNT...]`, `sustained [PODS]`, `definitions [COUNT]`, `seeing [TURNS]` or `report [CYCLES]`"
         ),
     }
     finish(&table, run).expect("results")
@@ -132,6 +135,11 @@ fn measure_sustained(count: usize, table: &mut Table) {
 fn measure_definitions(count: usize, table: &mut Table) {
     let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), QUIET) else { return };
     definitions::measure(&agent, &subjects, count, table);
+}
+
+fn measure_seeing(turns: usize, table: &mut Table) {
+    let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), PODS) else { return };
+    seeing::measure(&agent, &subjects, turns, table);
 }
 
 fn number(word: Option<String>, otherwise: usize) -> usize {
