@@ -225,6 +225,45 @@ fn network_policy_sets_follow_pods_and_namespaces() {
     assert_eq!(cluster.metric("weft_policy_address_set_write_failures_total "), 0);
 }
 
+/// The verdict does not depend on address sets, but a policy without one allows no peer yet, which the command shows.
+#[test]
+fn network_policy_explain_reads_a_connection_of_the_cluster() {
+    let Some(cluster) = Cluster::bare(host!(Feature::Root)) else { return };
+    cluster.define(&files(&["deploy/policy/multi-networkpolicies.k8s.cni.cncf.io.yaml"]));
+    for (namespace, name, label) in [("x", "web", "web"), ("x", "db", "db"), ("y", "web", "web")] {
+        cluster.pod(namespace, name, label, &[("x/net", &["10.0.0.1"])]);
+    }
+    let ingress = json!([{ "from": [role("web")], "ports": [{ "port": "web" }] }]);
+    let selected = role("db")["podSelector"].clone();
+    cluster.policy(
+        "p",
+        "net",
+        &json!({ "podSelector": selected, "policyTypes": ["Ingress"], "ingress": ingress }),
+    );
+    let (program, admin) = (testkit::binary("weft"), cluster.kube.admin());
+    let explain = |from: &str, port: &str| {
+        let words = ["--from", from, "--to", "x/db", "--network", "x/net", "--tcp", port, "-o", "json"];
+        let command = [text(&program), "explain", "--kubeconfig", &admin];
+        cluster.machine.attempt(command.into_iter().chain(words)).success().json()
+    };
+    let named = explain("x/web", "8080");
+    let rule = json!({ "allowed": { "policy": "x/p", "direction": "ingress", "rule": 0 } });
+    assert_eq!((&named["allowed"], &named["ingress"]), (&json!(true), &rule), "{named}");
+    assert_eq!(named["egress"], "notIsolated", "{named}");
+    assert_eq!(named["waiting"], json!(["x/p"]), "no controller has written the set: {named}");
+    for (from, port) in [("x/web", "8081"), ("y/web", "8080"), ("10.0.0.7", "8080")] {
+        let denied = explain(from, port);
+        assert_eq!(
+            (&denied["allowed"], &denied["ingress"]["denied"]),
+            (&json!(false), &json!(["x/p"])),
+            "{denied}"
+        );
+    }
+    cluster.start(ONE);
+    cluster.until_sets("a controller", "p", &[("ingress 0", &["10.0.0.1"])]);
+    assert_eq!(explain("x/web", "8080").get("waiting"), None);
+}
+
 #[test]
 fn network_policy_sets_follow_their_policies() {
     let Some(cluster) = Cluster::new(host!(Feature::Root)) else { return };
