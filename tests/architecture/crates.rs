@@ -161,7 +161,7 @@ const BOUNDARIES: &[Boundary] = &[
         never: &["netlink"],
     },
     Boundary { name: "testkit", may_use: &[], never: CLUSTER },
-    Boundary { name: "benches", may_use: &["cni", "ipam", "linux", "weft-cni"], never: CLUSTER },
+    Boundary { name: "benches", may_use: &["cni", "dhcp", "ipam", "linux", "weft-cni"], never: CLUSTER },
     Boundary { name: "tests", may_use: &["testkit"], never: &[] },
 ];
 

@@ -43,21 +43,39 @@ pub(crate) fn bridge_port(container: &Container, number: usize) -> Result<(Durat
 /// Times the creation of a port with an address on each of these bridges; removes the ports.
 pub(crate) fn bridge_ports(container: &Container, bridges: &[&str]) -> Result<Duration, Failure> {
     let started = Instant::now();
-    let mut host = Rtnl::open()?;
-    let netns = Netns::open(Path::new(&container.netns))?;
-    let mut sockets = Vec::new();
-    for (second, bridge) in bridges.iter().enumerate() {
-        let (port, inside) = (format!("floor{second}"), format!("net{second}"));
-        let bridge = host.link(bridge)?;
-        sockets.push((attach(&mut host, &netns, bridge.index, (&port, &inside), second)?, port));
-    }
+    let ports = attach_ports(container, 0, bridges)?;
     let added = started.elapsed();
     sleep(SETTLING);
-    for (_, port) in &sockets {
-        let port_link = host.link(port)?;
-        host.delete_link(port_link.index, port)?;
-    }
+    remove_ports(&ports)?;
     Ok(added)
+}
+
+/// Creates a port with an address on each of these bridges; returns their names, which differ by the pod's number.
+pub(crate) fn attach_ports(
+    container: &Container,
+    number: usize,
+    bridges: &[&str],
+) -> Result<Vec<String>, Failure> {
+    let mut host = Rtnl::open()?;
+    let netns = Netns::open(Path::new(&container.netns))?;
+    let mut ports = Vec::new();
+    for (second, bridge) in bridges.iter().enumerate() {
+        let (port, inside) = (format!("floor{second}n{number}"), format!("net{second}"));
+        let bridge = host.link(bridge)?;
+        attach(&mut host, &netns, bridge.index, (&port, &inside), second)?;
+        ports.push(port);
+    }
+    Ok(ports)
+}
+
+/// Removes ports, all in one request.
+pub(crate) fn remove_ports(ports: &[String]) -> Result<(), Failure> {
+    let mut host = Rtnl::open()?;
+    let mut indexes = Vec::new();
+    for port in ports {
+        indexes.push(host.link(port)?.index);
+    }
+    Ok(host.delete_links(&indexes)?)
 }
 
 /// Creates a bridge port with these names on the host and inside, and the address 10.SECOND.0.2 inside. Returns the

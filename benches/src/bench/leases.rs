@@ -1,17 +1,24 @@
 //! Benchmark of DHCP leases: a real server on a bridge, and the lease daemons of weft and of the Go plugins.
+//!
+//! The time of the server alone is that of its four messages on a link that has been up for a while.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use linux::Rtnl;
+use dhcp::v4::exchange::{Client, Timing};
+use dhcp::v4::options::Options;
 use linux::link::create::{NewKind, NewLink};
+use linux::{Netns, Rtnl};
 use serde_json::json;
 
 use crate::Setting;
+use crate::baseline::{attach_ports, remove_ports};
+use crate::call::{Container, SETTLING};
 use crate::cases::{Comparison, compare};
 use benches::Failure;
-use benches::table::Table;
+use benches::table::{Table, Times};
 
 /// Bridge of server and containers.
 const BRIDGE: &str = "weftdhcp";
@@ -60,7 +67,7 @@ pub(crate) fn leases(setting: &Setting, table: &mut Table) -> Result<(), Failure
             if Instant::now() > until {
                 return Err(format!("{} does not listen", directory.join("dhcp").display()).into());
             }
-            std::thread::sleep(Duration::from_millis(10));
+            sleep(Duration::from_millis(10));
         }
     }
     let few = Setting { runs: setting.runs.min(RUNS_MAX), ..setting.clone() };
@@ -70,11 +77,46 @@ pub(crate) fn leases(setting: &Setting, table: &mut Table) -> Result<(), Failure
             "ipam": {"type": "dhcp", "daemonSocketPath": socket(tag)},
         })
     })?;
+    table.compare("bridge + dhcp ADD", &ours.0, "DHCP server alone", &server_alone(few.runs)?);
     if let Some(peer) = &peer {
         table.compare("bridge + dhcp ADD", &ours.0, "Go", &peer.0);
         table.compare("bridge + dhcp DEL", &ours.1, "Go", &peer.1);
     }
     Ok(())
+}
+
+/// Times the server: a client in this process acquires leases on one link, each with another identity.
+fn server_alone(runs: usize) -> Result<Times, Failure> {
+    let container = Container::new("lease".to_owned())?;
+    let ports = attach_ports(&container, 0, &[BRIDGE])?;
+    sleep(SETTLING);
+    let netns = Netns::open(Path::new(&container.netns))?;
+    let link = netns.rtnl()?.link("net0")?;
+    let hardware = link.mac.as_slice().try_into()?;
+    let timing = Timing { timeout: TIMEOUT, resend_max: TIMEOUT, resend_timeout: TIMEOUT };
+    let options = Options::default();
+    let mut times = Vec::new();
+    for run in 0..=runs {
+        let identity = format!("\0lease{run}").into_bytes();
+        let client = Client {
+            netns: &netns,
+            ifname: &link.name,
+            hardware,
+            identity: &identity,
+            options: &options,
+            timing,
+            broadcast: false,
+        };
+        let started = Instant::now();
+        client.acquire(&|| false)?;
+        if run > 0 {
+            times.push(started.elapsed());
+        }
+        // The client closes its socket in a thread, for which the kernel waits.
+        sleep(SETTLING);
+    }
+    remove_ports(&ports)?;
+    Ok(Times::new(times))
 }
 
 /// Creates the bridge and starts its server.

@@ -1,16 +1,20 @@
 //! Nodes under load: many pods in a row, and pods beside hundreds of others.
 //!
 //! - Pods in a row are attached by a fixed number of threads and all stay until the last one is attached.
+//! - The kernel baseline of pods in a row makes the same links with as many threads, and starts one process for each pod.
 //! - A full node holds sandboxes of the program that is measured; each program is measured on its own node.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use benches::Failure;
 use benches::table::{Table, Times, milliseconds};
 
 use crate::Setting;
-use crate::baseline::bridge_ports;
-use crate::call::{Container, at_once};
+use crate::baseline::{attach_ports, bridge_ports, remove_ports};
+use crate::call::{Container, at_once, start};
 use crate::pods::{PodCaller, callers, in_turns, named};
 
 /// Numbers of pods at a time for the plot, and number of pods of each measurement.
@@ -18,6 +22,8 @@ const PARALLEL: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const PODS_OF_PLOT: usize = 96;
 /// Numbers of pods on a full node; the first and the last one are compared.
 const HELD: [usize; 4] = [20, 100, 250, 500];
+/// Bridges of weft's pods, that of the default network first.
+const BRIDGES: [&str; 4] = ["podbr", "pod0", "pod1", "pod2"];
 /// Number of threads that fill a node.
 const FILLING: usize = 4;
 /// Limit of calls beside each number of pods.
@@ -31,6 +37,7 @@ pub(crate) fn sustained(setting: &Setting, table: &mut Table) -> Result<(), Fail
             let (ours, theirs) = callers(setting, networks)?;
             let ours = in_a_row(&ours, &containers, setting.at_once)?;
             let theirs = theirs.map(|caller| in_a_row(&caller, &containers, setting.at_once)).transpose()?;
+            let floor = floor_in_a_row(&containers, &BRIDGES[..=networks], setting.at_once)?;
             let plural = if networks == 1 { "" } else { "s" };
             let what = format!("{count} pods, {networks} network{plural} more");
             for (place, part) in ["in a row", "removed in a row"].into_iter().enumerate() {
@@ -38,6 +45,9 @@ pub(crate) fn sustained(setting: &Setting, table: &mut Table) -> Result<(), Fail
                 match &theirs {
                     Some(theirs) => table.contrast(&what, "pods/s", ours[place], "Go", theirs[place]),
                     None => table.state(&what, "pods/s", ours[place]),
+                }
+                if place == 0 {
+                    table.contrast(&what, "pods/s", ours[place], "kernel baseline and a bare exec", floor);
                 }
             }
         }
@@ -56,18 +66,43 @@ pub(crate) fn sustained(setting: &Setting, table: &mut Table) -> Result<(), Fail
 
 /// Attaches and detaches all pods, some at a time; returns both rates in pods a second.
 fn in_a_row(caller: &PodCaller, containers: &[Container], parallel: usize) -> Result<[f64; 2], Failure> {
-    let rate = |verb: fn(&PodCaller, &Container) -> Result<std::time::Duration, Failure>| {
-        let next = AtomicUsize::new(0);
-        let threads: Vec<usize> = (0..parallel).collect();
-        let (_, whole) = at_once(&threads, |_| {
-            while let Some(container) = containers.get(next.fetch_add(1, Ordering::Relaxed)) {
-                verb(caller, container)?;
-            }
-            Ok(())
-        })?;
-        Ok::<f64, Failure>((containers.len() as f64 / whole.as_secs_f64() * 10.0).round() / 10.0)
+    let rate = |verb: fn(&PodCaller, &Container) -> Result<Duration, Failure>| {
+        rate_of(containers, parallel, |_, container| verb(caller, container).map(drop))
     };
     Ok([rate(PodCaller::add)?, rate(PodCaller::del)?])
+}
+
+/// Attaches all containers to these bridges, some at a time, without a plugin: a process without work starts for each, and
+/// this process makes its links. Returns the rate in pods a second.
+fn floor_in_a_row(containers: &[Container], bridges: &[&str], parallel: usize) -> Result<f64, Failure> {
+    let ports = Mutex::new(Vec::new());
+    let lock = || ports.lock().unwrap_or_else(PoisonError::into_inner);
+    let rate = rate_of(containers, parallel, |number, container| {
+        start(Path::new("/bin/true"), &[], "")?;
+        let made = attach_ports(container, number, bridges)?;
+        lock().extend(made);
+        Ok(())
+    })?;
+    remove_ports(&lock())?;
+    Ok(rate)
+}
+
+/// Does some work for all containers, some at a time; returns the number of containers a second.
+fn rate_of(
+    containers: &[Container],
+    parallel: usize,
+    work: impl Fn(usize, &Container) -> Result<(), Failure> + Sync,
+) -> Result<f64, Failure> {
+    let next = AtomicUsize::new(0);
+    let threads: Vec<usize> = (0..parallel).collect();
+    let (_, whole) = at_once(&threads, |_| {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(container) = containers.get(number) else { return Ok(()) };
+            work(number, container)?;
+        }
+    })?;
+    Ok((containers.len() as f64 / whole.as_secs_f64() * 10.0).round() / 10.0)
 }
 
 /// Times ADD and DEL of a pod on nodes that hold others.
@@ -103,7 +138,7 @@ fn floor_of_pod(setting: &Setting) -> Result<Times, Failure> {
     let mut times = Vec::new();
     for run in 0..=setting.runs.min(RUNS_MAX) {
         let container = Container::new(format!("floor-{run}"))?;
-        let took = bridge_ports(&container, &["podbr", "pod0", "pod1", "pod2"])?;
+        let took = bridge_ports(&container, &BRIDGES)?;
         if run > 0 {
             times.push(took);
         }

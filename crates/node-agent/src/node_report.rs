@@ -173,7 +173,7 @@ fn default_network(sandboxes: &Sandboxes) -> String {
 /// Returns the number of calls that failed within the last hour, and the newest of them.
 fn failures(journal: &Path) -> (u64, Option<FailedCall>) {
     let since = now().saturating_sub(HISTORY_MAX).saturating_mul(1_000_000);
-    let mut records = History::below(journal).records().unwrap_or_default();
+    let mut records = History::below(journal).failures().unwrap_or_default();
     records.retain(|record| record.error.is_some() && record.time >= since);
     let last = records.last().and_then(|record| {
         let message = record.error.as_ref()?.to_string();

@@ -43,8 +43,21 @@ impl History {
     /// # Errors
     /// A file exists and cannot be read.
     pub fn records(&self) -> Result<Vec<Record>, Failure> {
+        self.records_of(&[FAILURES, SUCCESSES])
+    }
+
+    /// Returns the records of failures in the order of their start. Those of successes, usually most of the history, are not
+    /// read.
+    ///
+    /// # Errors
+    /// A file exists and cannot be read.
+    pub fn failures(&self) -> Result<Vec<Record>, Failure> {
+        self.records_of(&[FAILURES])
+    }
+
+    fn records_of(&self, names: &[&str]) -> Result<Vec<Record>, Failure> {
         let mut records = Vec::new();
-        for name in [FAILURES, SUCCESSES] {
+        for name in names {
             let file = self.0.join(name);
             for path in [older(&file), file] {
                 let bytes = match read(&path, 0, 2 * FILE_MAX) {
@@ -162,9 +175,11 @@ mod tests {
         append(&older(&successes), &record(1, false).line());
         append(&older(&successes), &[b'x'; 3 << 20]);
         assert_eq!(times(&history.records().unwrap()), [1, 3, 4, 5]);
+        assert_eq!(times(&history.failures().unwrap()), [3, 5]);
         fs::remove_file(&successes).unwrap();
         fs::create_dir(&successes).unwrap();
         assert!(history.records().is_err(), "a directory in place of a file");
+        assert_eq!(times(&history.failures().unwrap()), [3, 5], "successes are not read");
         fs::remove_dir_all(&directory).unwrap();
     }
 
