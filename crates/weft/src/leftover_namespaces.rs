@@ -19,7 +19,7 @@ use std::path::Path;
 use cni::name::ContainerId;
 use rpc::journal::Entry;
 
-use crate::commands::attach::scratch_name;
+use crate::attached_sandbox::scratch_name;
 use crate::known_journals::JournalHandle;
 use crate::pod_name::{NAMESPACES, namespace_path};
 use cli_support::failure::Failure;

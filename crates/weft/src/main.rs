@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attached_sandbox;
 mod attachments;
 mod cli;
 mod cluster_access;

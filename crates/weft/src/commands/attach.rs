@@ -14,8 +14,8 @@ use clap::Args;
 use cni::name::{ContainerId, IfName};
 use rpc::journal::Entry;
 
+use crate::attached_sandbox::{CREATED_NAMESPACE, is_created, lock_sandbox};
 use crate::attachments;
-use crate::commands::detach::is_created;
 use crate::known_journals::JournalHandle;
 use crate::leftover_namespaces::{self, NamedNamespace};
 use crate::manifest_plan::{IFNAME, Inputs};
@@ -23,7 +23,6 @@ use crate::meta_plugin_config::MetaPlugin;
 use crate::place::require_host;
 use crate::pod_name::{PodName, PodSelection};
 use crate::sandbox_operations::SandboxOperations;
-use crate::scratch::Scratch;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::interrupt::Interrupt;
 use cli_support::output;
@@ -32,25 +31,9 @@ use cli_support::terminal::plain;
 use node_support::journal_reader::Journal;
 use node_support::weft_cni::{Plugins, Subject, WeftCni};
 
-/// Argument in `CNI_ARGS` that marks the namespace as created for this sandbox.
-pub(crate) const CREATED_NAMESPACE: &str = "WEFT_NETNS=own";
-
 /// Next step for a pod that lacks nothing but devices.
 const ONLY_DEVICES: &str =
     "only the kubelet allocates devices, so weft attach cannot attach this pod; weft explain shows its plan";
-
-/// Returns the name of the private directory of an attach.
-pub(crate) fn scratch_name(container: &ContainerId) -> String {
-    format!("weft-attach-{container}")
-}
-
-/// Creates the private directory of an attach. It is also the lock: one attach runs at a time for each sandbox.
-pub(crate) fn lock_sandbox(container: &ContainerId) -> Result<Scratch, Failure> {
-    Scratch::new(
-        &scratch_name(container),
-        &format!("another weft attach is running for container {container}"),
-    )
-}
 
 /// Arguments of `weft attach`.
 #[derive(Debug, Args)]

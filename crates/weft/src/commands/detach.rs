@@ -8,7 +8,7 @@
 use clap::Args;
 use rpc::journal::Entry;
 
-use crate::commands::attach::{CREATED_NAMESPACE, lock_sandbox};
+use crate::attached_sandbox::{is_created, lock_sandbox};
 use crate::known_journals::{JournalHandle, KnownJournals, Target};
 use crate::leftover_namespaces::{self, NamedNamespace};
 use crate::manifest_plan::Inputs;
@@ -84,11 +84,6 @@ pub(super) fn detach_sandbox(
         }
     }
     Ok(())
-}
-
-/// Whether `weft attach` created the namespace of an entry.
-pub(super) fn is_created(entry: &Entry) -> bool {
-    entry.args.split(';').any(|pair| pair == CREATED_NAMESPACE)
 }
 
 /// Returns the operations on a sandbox of the journal.

@@ -19,9 +19,9 @@ use clap::Args;
 use rpc::journal::Entry;
 use serde::Serialize;
 
-use crate::commands::attach::lock_sandbox;
+use crate::attached_sandbox::{is_created, lock_sandbox};
 use crate::commands::demo;
-use crate::commands::detach::{detach_sandbox, is_created};
+use crate::commands::detach::detach_sandbox;
 use crate::known_journals::JournalHandle;
 use crate::leftover_namespaces::{self, NAMESPACE, UsedNamespaces};
 use crate::manifest_plan::Inputs;
