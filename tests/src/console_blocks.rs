@@ -446,11 +446,6 @@ pub const ROWS: &[Row] = &[
         Way::NotRun("needs nodes: tests/kube/kustomizations.rs applies the manifests"),
     ),
     row(
-        "docs/network-policy.md",
-        "sudo weft list --policies",
-        Way::NotRun("needs enforced policies: tests/net/network_policy.rs runs it"),
-    ),
-    row(
         "docs/neutron.md",
         "kubectl apply -k deploy/neutron",
         Way::NotRun("needs Kubernetes 1.30 and credentials: tests/neutron applies it"),

@@ -87,7 +87,7 @@ fn floor_in_a_row(containers: &[Container], bridges: &[&str], parallel: usize) -
     Ok(rate)
 }
 
-/// Does some work for all containers, some at a time; returns the number of containers a second.
+/// Runs `work` for all containers, some at a time. Returns the number of containers a second.
 fn rate_of(
     containers: &[Container],
     parallel: usize,

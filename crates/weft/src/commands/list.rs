@@ -29,7 +29,6 @@ use cli_support::timestamp;
 use node_support::journal_reader::Journal;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::WeftCni;
-use rpc::journal::Entry;
 
 /// Arguments of `weft list`.
 #[derive(Debug, Args)]
