@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use cli_support::failure::Failure;
 use node_support::weft_cni::WeftCni;
 use npwg::network_policy::{AttachmentPolicy, CompiledRule, Direction};
-use npwg::plan::Delegate;
 use rpc::diagnosis::{PolicyCounter, PolicyCountersRequest, SandboxNamespace};
 use rpc::journal::{Attachment, Entry, State};
 use serde::Serialize;
@@ -40,12 +39,17 @@ pub(crate) struct RuleName {
     pub(crate) rule: usize,
 }
 
-/// Attachment with policies, with its names.
+/// Attachment with policies, with its names. It has no addresses of peers: policies may have many.
 struct Isolated {
     namespace: String,
     pod: String,
-    delegate: Delegate,
+    interface: String,
+    network: String,
+    rules: RuleNames,
 }
+
+/// Rules of policies from which the compiled rules of each direction were made.
+type RuleNames = BTreeMap<Direction, Vec<RuleName>>;
 
 /// Requests for the counters of attachments.
 pub(crate) struct PolicyCounters {
@@ -60,11 +64,14 @@ pub(crate) fn requests(entries: &[&Entry]) -> PolicyCounters {
         let mut attachments = Vec::new();
         for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {
             let Attachment { state: State::Attached, rules: Some(rules), .. } = attachment else { continue };
-            if delegate.policy.is_none() {
-                continue;
-            }
-            let (namespace, pod) = (entry.plan.pod.namespace.clone(), entry.plan.pod.name.clone());
-            subjects.push(Isolated { namespace, pod, delegate: delegate.clone() });
+            let Some(policy) = &delegate.policy else { continue };
+            subjects.push(Isolated {
+                namespace: entry.plan.pod.namespace.clone(),
+                pod: entry.plan.pod.name.clone(),
+                interface: delegate.ifname.to_string(),
+                network: delegate.network.clone(),
+                rules: rule_names(policy),
+            });
             attachments.push(rules.clone());
         }
         if !attachments.is_empty() {
@@ -98,19 +105,18 @@ impl PolicyCounters {
 
 impl Isolated {
     fn counts(&self, counters: &[PolicyCounter]) -> Vec<PolicyCount> {
-        let Isolated { namespace, pod, delegate } = self;
-        let Some(policy) = &delegate.policy else { return Vec::new() };
+        let Isolated { namespace, pod, interface, network, rules } = self;
         let count = |((direction, allowed_by), Traffic { packets, bytes })| PolicyCount {
             namespace: namespace.clone(),
             pod: pod.clone(),
-            interface: delegate.ifname.to_string(),
-            network: delegate.network.clone(),
+            interface: interface.clone(),
+            network: network.clone(),
             direction,
             allowed_by,
             packets,
             bytes,
         };
-        sums(policy, counters).into_iter().map(count).collect()
+        sums(rules, counters).into_iter().map(count).collect()
     }
 }
 
@@ -123,13 +129,10 @@ struct Traffic {
 
 /// Returns the counters of policies by rule. The parts of a rule that was divided by port are added up. Rules that the policies
 /// do not have are those of the pod, or of policies that were replaced meanwhile.
-fn sums(
-    policy: &AttachmentPolicy,
-    counters: &[PolicyCounter],
-) -> BTreeMap<(Direction, Option<RuleName>), Traffic> {
+fn sums(rules: &RuleNames, counters: &[PolicyCounter]) -> BTreeMap<(Direction, Option<RuleName>), Traffic> {
     let mut sums: BTreeMap<(Direction, Option<RuleName>), Traffic> = BTreeMap::new();
     for PolicyCounter { direction, rule, packets, bytes } in counters {
-        let name = rule.map(|index| rule_name(policy, *direction, index));
+        let name = rule.map(|index| rules.get(direction)?.get(index).cloned());
         let Some(name) = name.map_or(Some(None), |name| name.map(Some)) else { continue };
         let sum = sums.entry((*direction, name)).or_default();
         sum.packets = sum.packets.saturating_add(*packets);
@@ -138,11 +141,17 @@ fn sums(
     sums
 }
 
-/// Returns the rule of a policy from which a compiled rule was made.
-fn rule_name(policy: &AttachmentPolicy, direction: Direction, index: usize) -> Option<RuleName> {
-    let CompiledRule { policy, rule, .. } = policy.isolated(direction)?.rules.get(index)?;
-    let name = policy.rsplit('/').next().unwrap_or(policy);
-    Some(RuleName { policy: name.to_owned(), rule: *rule })
+/// Returns the names of the rules of an attachment's policies.
+fn rule_names(policy: &AttachmentPolicy) -> RuleNames {
+    let name = |CompiledRule { policy, rule, .. }: &CompiledRule| {
+        let name = policy.rsplit('/').next().unwrap_or(policy);
+        RuleName { policy: name.to_owned(), rule: *rule }
+    };
+    let of_direction = |direction: Direction| {
+        let isolated = policy.isolated(direction)?;
+        Some((direction, isolated.rules.iter().map(name).collect()))
+    };
+    Direction::ALL.into_iter().filter_map(of_direction).collect()
 }
 
 #[cfg(test)]
@@ -165,7 +174,7 @@ mod tests {
         let direction = Direction::Egress;
         let counter = |rule, packets| PolicyCounter { direction, rule, packets, bytes: packets * 10 };
         let counters = [(Some(0), 1), (Some(1), 2), (Some(2), 4), (Some(3), 8), (None, 16)];
-        let found = sums(&policy, &counters.map(|(rule, packets)| counter(rule, packets)));
+        let found = sums(&rule_names(&policy), &counters.map(|(rule, packets)| counter(rule, packets)));
         let name = |policy: &str, rule| Some(RuleName { policy: policy.into(), rule });
         let expected = [(None, 16), (name("db", 0), 4), (name("web", 1), 3)];
         let expected =
