@@ -1,7 +1,10 @@
 //! Packets that network policies allowed and denied, for each attachment of a node, for Prometheus.
 //!
-//! A counter begins again when the rules of its attachment are written again. At most [`SERIES_MAX`] counters have series; the
-//! others are counted.
+//! A counter begins again when the rules of its attachment are written again.
+//!
+//! - At most [`SERIES_MAX`] counters have series; the others are counted.
+//! - A pod with many policies does not hide the counters of other pods: denied packets come first, then one policy of each
+//!   attachment after the other, at most [`ALLOWED_MAX`] of an attachment.
 
 use std::fmt::Write;
 
@@ -10,6 +13,8 @@ use crate::policy_counters::PolicyCount;
 
 /// Maximum number of counters with series.
 const SERIES_MAX: usize = 4096;
+/// Maximum number of counters of allowed packets with series for an attachment.
+const ALLOWED_MAX: usize = 64;
 
 /// Value of a metric.
 type Field = fn(&PolicyCount) -> u64;
@@ -45,12 +50,13 @@ const METRICS: [(&str, &str, bool, Field); 4] = [
 /// Returns the page. Rules of one policy are added up.
 pub(super) fn page(counts: &[PolicyCount]) -> String {
     let mut page = String::new();
-    let series = added_up(counts);
+    let all = added_up(counts);
+    let series = chosen(&all);
     for (name, help, is_allowed, value) in METRICS {
         let name = format!("weft_policy_{name}_total");
         // Writing to a string cannot fail.
         let _ = writeln!(page, "# HELP {name} {help}.\n# TYPE {name} counter");
-        for count in series.iter().take(SERIES_MAX).filter(|count| count.allowed_by.is_some() == is_allowed) {
+        for count in series.iter().filter(|count| count.allowed_by.is_some() == is_allowed) {
             let PolicyCount { namespace, pod, interface, network, direction, allowed_by, .. } = count;
             let policy = allowed_by.as_ref().map(|rule| ("policy", rule.policy.as_str()));
             let labels = [
@@ -66,11 +72,30 @@ pub(super) fn page(counts: &[PolicyCount]) -> String {
             let _ = writeln!(page, "{name}{{{}}} {}", labels.join(","), value(count));
         }
     }
-    let omitted = series.len().saturating_sub(SERIES_MAX);
+    let omitted = all.len() - series.len();
     let name = "weft_policy_counters_omitted";
     let help = "Number of counters of network policies without series, because there are too many";
     let _ = writeln!(page, "# HELP {name} {help}.\n# TYPE {name} gauge\n{name} {omitted}");
     page
+}
+
+/// Returns the counts with series.
+fn chosen(all: &[PolicyCount]) -> Vec<&PolicyCount> {
+    let mut ranked = Vec::new();
+    for of_attachment in all.chunk_by(are_of_one_attachment) {
+        let (denied, allowed): (Vec<_>, Vec<_>) =
+            of_attachment.iter().partition(|count| count.allowed_by.is_none());
+        ranked.extend(denied.into_iter().map(|count| (0, count)));
+        ranked.extend((1..=ALLOWED_MAX).zip(allowed));
+    }
+    // Counts of one rank stay in the order of the attachments.
+    ranked.sort_by_key(|(rank, _)| *rank);
+    ranked.truncate(SERIES_MAX);
+    ranked.into_iter().map(|(_, count)| count).collect()
+}
+
+fn are_of_one_attachment(one: &PolicyCount, other: &PolicyCount) -> bool {
+    (&one.namespace, &one.pod, &one.interface) == (&other.namespace, &other.pod, &other.interface)
 }
 
 /// Returns one count for each attachment, direction and policy. Those of one attachment follow each other.
@@ -79,8 +104,8 @@ fn added_up(counts: &[PolicyCount]) -> Vec<PolicyCount> {
     for count in counts {
         let policy = |count: &PolicyCount| count.allowed_by.as_ref().map(|rule| rule.policy.clone());
         let is_same = |known: &PolicyCount| {
-            (&known.namespace, &known.pod, &known.interface, known.direction)
-                == (&count.namespace, &count.pod, &count.interface, count.direction)
+            are_of_one_attachment(known, count)
+                && known.direction == count.direction
                 && policy(known) == policy(count)
         };
         match all.last_mut().filter(|known| is_same(known)) {
@@ -120,6 +145,7 @@ pub(super) fn example() -> Vec<PolicyCount> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy_counters::RuleName;
 
     #[test]
     fn network_policy_metrics_add_up_the_rules_of_a_policy() {
@@ -138,5 +164,36 @@ mod tests {
             assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
         }
         assert_eq!(page.lines().filter(|line| line.starts_with("weft_policy_allowed_packets")).count(), 2);
+    }
+
+    #[test]
+    fn network_policy_metrics_of_a_pod_do_not_hide_other_pods() {
+        let of_pod = |pod: usize, policies: usize| {
+            let mut counts = example()[..2].to_vec();
+            let allowed = counts.pop().expect("a count of allowed packets");
+            counts.extend((0..policies).map(|policy| PolicyCount {
+                allowed_by: Some(RuleName { policy: format!("policy-{policy}"), rule: 0 }),
+                ..allowed.clone()
+            }));
+            counts.into_iter().map(move |count| PolicyCount { pod: format!("pod-{pod}"), ..count })
+        };
+        // The first pods alone have more counters than fit.
+        let counts: Vec<PolicyCount> =
+            (0..200).flat_map(|pod| of_pod(pod, if pod < 100 { 1024 } else { 1 })).collect();
+        let page = page(&counts);
+        let series = |metric: &str, pod: usize| {
+            let start =
+                format!("weft_policy_{metric}_packets_total{{namespace=\"NAMESPACE\",pod=\"pod-{pod}\",");
+            page.lines().filter(|line| line.starts_with(&start)).count()
+        };
+        assert!((0..200).all(|pod| series("denied", pod) == 1), "{page}");
+        assert!((100..200).all(|pod| series("allowed", pod) == 1), "{page}");
+        let of_first: Vec<usize> = (0..100).map(|pod| series("allowed", pod)).collect();
+        assert!(of_first.iter().all(|count| (37..=38).contains(count)), "{of_first:?}");
+        let omitted = 200 + 100 * 1024 + 100 - SERIES_MAX;
+        assert!(page.contains(&format!("weft_policy_counters_omitted {omitted}\n")), "{page}");
+        let alone = super::page(&of_pod(0, 1024).collect::<Vec<_>>());
+        let allowed = alone.lines().filter(|line| line.starts_with("weft_policy_allowed_packets")).count();
+        assert_eq!(allowed, ALLOWED_MAX);
     }
 }
