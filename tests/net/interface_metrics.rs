@@ -1,4 +1,4 @@
-//! Tests of the traffic metrics that `weft executor` serves for each interface of each pod.
+//! Tests of the metrics that `weft executor` serves: traffic of each interface of each pod, and counters of policies.
 //!
 //! ```text
 //!   pod web eth0, net1 ── bridges ── eth0, net1 pod db        host: weft executor --listen ◄── curl
@@ -7,10 +7,13 @@
 use std::time::{Duration, Instant};
 
 use rig::Cluster;
-use rig::cluster::{bridge, configuration};
+use rig::cluster::{MANIFESTS, NAMESPACE, bridge, configuration};
 use rig::machine::until;
+use rig::traffic::outside;
 use serde_json::{Value, json};
 use testkit::{Feature, Host, Pod, Running, host};
+
+use crate::network_policy::network;
 
 const PAGE: &str = "http://127.0.0.1:9466/metrics";
 /// Time for which the executor serves the same page.
@@ -120,4 +123,52 @@ fn interface_metrics_of_a_hostile_pod_stay_bounded() {
     pod.run(["ip", "link", "set", "eth0", "name", "other"]);
     let without = next_page(&host);
     assert!(!without.contains("_total{") && without.contains("weft_interface_read_failed 0\n"), "{without}");
+}
+
+#[test]
+fn policy_metrics_survive_a_pod_with_many_nftables_rules() {
+    let host = host!(Feature::Bridge, Feature::Veth, Feature::Macvlan, Feature::NftInet);
+    let _outside = outside(&host);
+    let cluster = Cluster::new(&host);
+    let config = configuration(&bridge("home", 1));
+    let isolated = json!({ "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicy",
+        "metadata": { "name": "none", "namespace": NAMESPACE,
+            "annotations": { "k8s.v1.cni.cncf.io/policy-for": "inside, outside" } },
+        "spec": { "podSelector": {}, "policyTypes": ["Ingress"] } });
+    host.write(format!("{MANIFESTS}/policy-none.json"), isolated.to_string());
+    // The rules of macvlan are in the pod, those of ptp on the host.
+    let plugins = [("inside", "macvlan"), ("outside", "ptp")];
+    for (name, plugin) in plugins {
+        let mut config = network(plugin);
+        config["name"] = name.into();
+        cluster.definition(name, &config);
+    }
+    let pods = [("any", "inside"), ("db", "inside"), ("web", "outside")].map(|(name, network)| {
+        cluster.pod(name, network);
+        let pod = host.pod(name);
+        cluster.attachment(&pod).add(&config).success();
+        pod
+    });
+    let has_denied = |page: &str, pod: &str| {
+        let start = format!("weft_policy_denied_packets_total{{namespace=\"{NAMESPACE}\",pod=\"{pod}\",");
+        page.lines().any(|line| line.starts_with(&start))
+    };
+    let _executor = start(&host, &config);
+    let first = page(&host);
+    assert!(["any", "db", "web"].iter().all(|pod| has_denied(&first, pod)), "{first}");
+
+    let chains = pods[0].json(["nft", "-j", "list", "chains", "inet"]);
+    let name = |chain: &Value| chain["chain"]["name"].as_str().map(str::to_owned);
+    let mut names = chains["nftables"].as_array().expect("a list").iter().filter_map(name);
+    let chain = names.find(|name| name.starts_with("ingress-")).expect("the chain of the attachment");
+    let text = "x".repeat(100);
+    let rule = format!("add rule inet weft-policy {chain} counter comment \"{text}\"\n");
+    for _ in 0..10 {
+        pods[0].command("nft").args(["-f", "-"]).stdin(rule.repeat(5000)).finish().success();
+    }
+    let later = next_page(&host);
+    assert!(!has_denied(&later, "any"), "the list of the pod is read without bound: {later}");
+    assert!(["db", "web"].iter().all(|pod| has_denied(&later, pod)), "{later}");
+    assert!(later.contains("weft_interface_read_failed 0\n"), "{later}");
+    assert_eq!(later.matches("weft_interface_receive_bytes_total{").count(), 6, "{later}");
 }

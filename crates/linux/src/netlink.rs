@@ -277,21 +277,37 @@ impl Socket {
     where
         M: NetlinkSerializable + NetlinkDeserializable + Clone,
     {
+        self.dump_within(usize::MAX, flags, message).map(Option::unwrap_or_default)
+    }
+
+    /// Requests a dump and returns its messages; `None` if they have more than `bytes_max` bytes.
+    ///
+    /// After `None` the rest of the dump is unread, and the kernel refuses further dumps of this socket with EBUSY.
+    pub fn dump_within<M>(
+        &mut self,
+        bytes_max: usize,
+        flags: u16,
+        message: &M,
+    ) -> Result<Option<Vec<M>>, Failure>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable + Clone,
+    {
         let mut tries = 0;
         loop {
-            let Dump { answers, interrupted, longest } = self.dump_once(flags, message.clone())?;
+            let Some(dump) = self.dump_once(bytes_max, flags, message.clone())? else { return Ok(None) };
+            let Dump { answers, interrupted, longest } = dump;
             if let Some(length) = longest {
                 self.grow(length)?;
                 continue;
             }
             tries += 1;
             if !interrupted || tries == DUMP_TRIES {
-                return Ok(answers);
+                return Ok(Some(answers));
             }
         }
     }
 
-    fn dump_once<M>(&mut self, flags: u16, message: M) -> Result<Dump<M>, Failure>
+    fn dump_once<M>(&mut self, bytes_max: usize, flags: u16, message: M) -> Result<Option<Dump<M>>, Failure>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
     {
@@ -300,6 +316,7 @@ impl Socket {
         append(&mut datagram, self.sequence, flags | NLM_F_DUMP, message);
         self.send(&datagram)?;
         let mut answers = Vec::new();
+        let mut room = bytes_max;
         let mut interrupted = false;
         let mut longest = None;
         loop {
@@ -312,7 +329,7 @@ impl Socket {
                     continue;
                 }
                 Err(Failure::Io(Errno::AGAIN)) if longest.is_some() => {
-                    return Ok(Dump { answers, interrupted, longest });
+                    return Ok(Some(Dump { answers, interrupted, longest }));
                 }
                 Err(failure) => return Err(failure),
             }
@@ -322,9 +339,11 @@ impl Socket {
                     continue;
                 }
                 interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+                let Some(left) = room.checked_sub(message.bytes.len()) else { return Ok(None) };
+                room = left;
                 match message.body::<M>()? {
                     Body::Answer(answer) => answers.push(answer),
-                    Body::Done => return Ok(Dump { answers, interrupted, longest }),
+                    Body::Done => return Ok(Some(Dump { answers, interrupted, longest })),
                     Body::Refused(errno, explanation) => {
                         return Err(Failure::Refused(Refusal { index: 0, errno, explanation }));
                     }

@@ -446,6 +446,23 @@ fn nft_rules_are_found_by_comment_and_deleted_by_handle() {
 }
 
 #[test]
+fn nft_list_of_a_long_chain_is_bounded() {
+    let host = host!(Feature::NftInet);
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_chain(WEFT, "web").ensure_chain(WEFT, "other");
+    for _ in 0..2000 {
+        batch.add_rule(WEFT, "web", &WEFT.rule().comment("one of many").count());
+    }
+    batch.add_rule(WEFT, "other", &WEFT.rule().count());
+    nft(&host).commit(batch).expect("commit");
+    let within = |bytes_max, chain| nft(&host).rules_within(bytes_max, WEFT, chain).expect("list");
+    assert_eq!(within(64 * 1024, "web"), None);
+    assert_eq!(within(4 << 20, "web").map(|rules| rules.len()), Some(2000));
+    assert_eq!(within(64 * 1024, "other").map(|rules| rules.len()), Some(1));
+    assert_eq!(within(64 * 1024, "missing"), Some(Vec::new()));
+}
+
+#[test]
 fn nft_chains_sets_and_tables_are_deleted() {
     let host = host!(Feature::NftInet);
     let before = host.snapshot();

@@ -201,9 +201,27 @@ impl Nft {
     ///
     /// There are none if the chain or its table does not exist.
     pub fn rules(&mut self, table: Table<'_>, chain: &str) -> Result<Vec<ListedRule>, Error> {
+        self.rules_within(usize::MAX, table, chain).map(Option::unwrap_or_default)
+    }
+
+    /// Returns the rules of a chain that a pod can change; `None` if the kernel's list of them has more than `bytes_max`
+    /// bytes. The kernel refuses further lists of this socket then. `nft -a list chain inet weft web`
+    ///
+    /// There are none if the chain or its table does not exist.
+    pub fn rules_within(
+        &mut self,
+        bytes_max: usize,
+        table: Table<'_>,
+        chain: &str,
+    ) -> Result<Option<Vec<ListedRule>>, Error> {
         let mut attributes = Attributes::new();
         attributes.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain);
-        let answers = self.dump(table, GET_RULE, attributes, || format!("list chain {table} {chain}"))?;
+        let request =
+            Message { kind: kind(GET_RULE), family: table.family.number(), resource: 0, attributes };
+        let answers = self
+            .socket
+            .dump_within(bytes_max, 0, &request)
+            .map_err(|failure| failure.of(format!("list chain {table} {chain}")))?;
         let rule = |answer: Message| {
             let attributes = &answer.attributes;
             // Kernels before 4.20 do not filter by chain.
@@ -217,7 +235,7 @@ impl Nft {
                 ListedRule { handle, comment, counted }
             })
         };
-        Ok(answers.into_iter().filter_map(rule).collect())
+        Ok(answers.map(|answers| answers.into_iter().filter_map(rule).collect()))
     }
 
     /// Returns the names of the sets and maps of a table. `nft list sets table inet weft`

@@ -2,41 +2,83 @@
 //!
 //! The rules are where the journal says: on the host, or in the namespace of a pod. Rules in a pod may have been changed by
 //! it, so their counters are what the pod shows.
+//!
+//! - The rules on the host are read first, and the list of a pod is bounded: a pod cannot hide the counters on the host.
+//! - What is not read within [`EXPIRY`] has no counters, and the others have.
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cni::Error;
-use linux::Netns;
+use linux::nft::Nft;
+use plugin_support::failure::OrRefused;
 use rpc::diagnosis::{INTERFACES_MAX, PolicyCounter, PolicyCountersRequest};
+use rpc::journal::PolicyRules;
 
 use crate::meta_plugin::{enforcement, namespace};
 
 /// Deadline of the command.
-const DEADLINE: Duration = Duration::from_secs(8);
+const DEADLINE: Duration = Duration::from_secs(4);
+/// Time after which the command answers with the counters that it has. It is short, because the metrics of interfaces are
+/// on the same page.
+const EXPIRY: Duration = Duration::from_secs(3);
 
-/// Prints the counters of each requested attachment, in the order of the request; `null` for one whose rules are gone.
+/// Rules of an attachment, with the indexes of its request and of the attachment in it.
+struct Subject<'a> {
+    index: (usize, usize),
+    rules: &'a PolicyRules,
+}
+
+/// Counters of an attachment, with its indexes.
+type Answer = ((usize, usize), Vec<PolicyCounter>);
+
+/// Prints the counters of each requested attachment, in the order of the request; `null` for one whose rules are gone or
+/// cannot be read.
 pub fn run() -> Result<ExitCode, Error> {
     super::within(DEADLINE, print)
 }
 
 fn print() -> Result<ExitCode, Error> {
+    let end = Instant::now() + EXPIRY;
     let requests: Vec<PolicyCountersRequest> = super::request()?;
-    let mut room = INTERFACES_MAX;
-    let answers = requests.iter().map(|request| {
-        let count = request.attachments.len().min(room);
-        room -= count;
-        read(request, count)
-    });
-    super::answer(&answers.collect::<Vec<_>>())
+    let mut answers: Vec<Vec<Option<Vec<PolicyCounter>>>> =
+        requests.iter().map(|request| vec![None; request.attachments.len()]).collect();
+    let (sender, receiver) = mpsc::channel();
+    // A call of the kernel cannot be interrupted: the thread ends with the process.
+    thread::spawn(move || read(&requests, &sender));
+    while let Ok(((request, attachment), counters)) =
+        receiver.recv_timeout(end.saturating_duration_since(Instant::now()))
+    {
+        answers[request][attachment] = Some(counters);
+    }
+    super::answer(&answers)
 }
 
-/// Returns the counters of the first attachments of a sandbox.
-fn read(request: &PolicyCountersRequest, count: usize) -> Vec<Option<Vec<PolicyCounter>>> {
-    let PolicyCountersRequest { sandbox, attachments } = request;
-    let netns: Option<Netns> = namespace::open(sandbox).ok().flatten();
-    let each = attachments.iter().enumerate().map(|(at, rules)| {
-        if at < count { enforcement::counters(rules, netns.as_ref()).ok().flatten() } else { None }
+/// Sends the counters of the first attachments, those with rules on the host first.
+fn read(requests: &[PolicyCountersRequest], answers: &Sender<Answer>) {
+    let subjects = requests.iter().enumerate().flat_map(|(at, request)| {
+        let each = request.attachments.iter().enumerate();
+        each.map(move |(index, rules)| Subject { index: (at, index), rules })
     });
-    each.collect()
+    let (in_pods, on_host): (Vec<Subject<'_>>, Vec<Subject<'_>>) =
+        subjects.take(INTERFACES_MAX).partition(|subject| enforcement::are_in_pod(subject.rules));
+    send(Nft::open().ok(), &on_host, answers);
+    for of_pod in in_pods.chunk_by(|one, next| one.index.0 == next.index.0) {
+        let sandbox = &requests[of_pod[0].index.0].sandbox;
+        let netns = namespace::open(sandbox).ok().flatten();
+        send(netns.and_then(|netns| netns.nft().or_refused().ok()), of_pod, answers);
+    }
+}
+
+/// Sends the counters of attachments whose rules are in one namespace. Attachments whose rules cannot be read have none.
+fn send(nft: Option<Nft>, subjects: &[Subject<'_>], answers: &Sender<Answer>) {
+    let Some(mut nft) = nft else { return };
+    for Subject { index, rules } in subjects {
+        if let Ok(Some(counters)) = enforcement::counters(rules, &mut nft) {
+            // The receiver is gone after the expiry.
+            let _ = answers.send((*index, counters));
+        }
+    }
 }

@@ -33,7 +33,7 @@ use plugins::entries;
 use rpc::journal::{Attachment, Entry, PolicyRules, State};
 use serde::Deserialize;
 
-pub(crate) use self::counters::counters;
+pub(crate) use self::counters::{are_in_pod, counters};
 pub(crate) use self::identity::TABLE;
 use self::identity::{AttachmentId, JournalId};
 use self::place::Place;

@@ -6,9 +6,8 @@
 use std::collections::BTreeMap;
 
 use cni::Error;
-use linux::Netns;
 use linux::nft::{Counted, Family, Nft, Table};
-use npwg::network_policy::Direction;
+use npwg::network_policy::{COMPILED_RULES_MAX, Direction};
 use plugin_support::failure::OrRefused;
 use rpc::diagnosis::PolicyCounter;
 use rpc::journal::PolicyRules;
@@ -17,21 +16,23 @@ use super::identity::{AttachmentId, TABLE};
 use super::place::Place;
 use super::ruleset::{Decider, decider};
 
-/// Returns the counters of the rules of an attachment, which are in the namespace `netns` of its pod or on the host. `None`
-/// without a namespace, or without rules.
+/// Maximum size of the kernel's list of the rules in a pod, in bytes. The pod can add rules. A compiled rule is at most four
+/// rules of the kernel in each of two directions, of less than 1 KiB each.
+const LIST_IN_POD_MAX: usize = 8 * COMPILED_RULES_MAX * 1024;
+
+/// Whether the rules of an attachment are in the namespace of its pod, and not on the host.
+pub(crate) fn are_in_pod(rules: &PolicyRules) -> bool {
+    Place::recorded(rules).is_in_pod()
+}
+
+/// Returns the counters of the rules of an attachment. `nft` is that of the namespace of the rules: [`are_in_pod`]. `None`
+/// without rules, or with more rules in a pod than weft writes.
 ///
 /// # Errors
 /// The kernel's rules cannot be read.
-pub(crate) fn counters(
-    rules: &PolicyRules,
-    netns: Option<&Netns>,
-) -> Result<Option<Vec<PolicyCounter>>, Error> {
+pub(crate) fn counters(rules: &PolicyRules, nft: &mut Nft) -> Result<Option<Vec<PolicyCounter>>, Error> {
     let place = Place::recorded(rules);
-    let mut nft = match (place.is_in_pod(), netns) {
-        (false, _) => Nft::open().or_refused()?,
-        (true, Some(netns)) => netns.nft().or_refused()?,
-        (true, None) => return Ok(None),
-    };
+    let list_max = if place.is_in_pod() { LIST_IN_POD_MAX } else { usize::MAX };
     // Frames that bypass a bridge are dropped by a chain of the family inet.
     let families: &[Family] = match place.family() {
         Family::Bridge => &[Family::Bridge, Family::Inet],
@@ -41,7 +42,9 @@ pub(crate) fn counters(
     for direction in Direction::ALL {
         let chain = AttachmentId::read(&rules.id).chain(direction);
         for family in families {
-            for rule in nft.rules(Table::new(*family, TABLE), &chain).or_refused()? {
+            let listed = nft.rules_within(list_max, Table::new(*family, TABLE), &chain).or_refused()?;
+            let Some(listed) = listed else { return Ok(None) };
+            for rule in listed {
                 let (Some(counted), Some(decider)) = (rule.counted, decider(&rule.comment)) else { continue };
                 let index = match decider {
                     Decider::Rule(index) => Some(index),
