@@ -7,6 +7,7 @@
 use std::io::{self, ErrorKind, Write};
 
 use clap::ValueEnum;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -77,6 +78,20 @@ pub fn print(text: &str) -> Result<(), Failure> {
             Err(Failure::new(format!("print the output: {cause}")))
         }
         _ => Ok(()),
+    }
+}
+
+/// Whether somebody may still read the output: false once the other end of a pipe is closed.
+///
+/// A command that prints without end asks this, because [`print`] ignores a closed pipe.
+#[must_use]
+pub fn has_reader() -> bool {
+    let stdout = io::stdout();
+    let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    match poll(&mut polled, Some(&at_once)) {
+        Ok(_) => !polled[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL),
+        Err(_) => true,
     }
 }
 

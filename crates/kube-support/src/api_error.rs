@@ -52,19 +52,36 @@ pub fn describe(error: &kube::Error) -> String {
 
 /// Returns the description of a watch's error.
 pub fn describe_watch(error: &watcher::Error) -> String {
-    use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
-    let status = match error {
-        InitialListFailed(kube::Error::Api(status))
-        | WatchStartFailed(kube::Error::Api(status))
-        | WatchFailed(kube::Error::Api(status))
-        | WatchError(status) => status,
-        InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error) => return describe(error),
-        NoResourceVersion => return error.to_string(),
+    use watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
+    let status = match (answer(error), error) {
+        (Some(status), _) => status,
+        (None, InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error)) => {
+            return describe(error);
+        }
+        (None, other) => return other.to_string(),
     };
     match status.message.trim() {
         UNKNOWN_KIND => describe(&kube::Error::Api(status.clone())),
         message => format!("the API server returned {}: {message}", status.code),
     }
+}
+
+/// Returns the answer of the API server that ended a watch, if it answered.
+fn answer(error: &watcher::Error) -> Option<&Status> {
+    use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
+    match error {
+        InitialListFailed(kube::Error::Api(status))
+        | WatchStartFailed(kube::Error::Api(status))
+        | WatchFailed(kube::Error::Api(status))
+        | WatchError(status) => Some(status),
+        _ => None,
+    }
+}
+
+/// Whether the API server refuses the user of a watch: repetitions are refused, too, until somebody grants the right.
+#[must_use]
+pub fn is_refusal(error: &watcher::Error) -> bool {
+    answer(error).is_some_and(|status| matches!(status.code, 401 | 403))
 }
 
 /// Whether the API server rejected a patch because the object has another uid.

@@ -666,6 +666,15 @@ fn random_group() -> u32 {
     (RandomState::new().build_hasher().finish() as u32).max(1)
 }
 
+/// Returns a random hardware address: of one station, administered locally.
+#[must_use]
+pub fn random_mac() -> [u8; 6] {
+    let [first, rest @ .., _, _] = RandomState::new().build_hasher().finish().to_ne_bytes();
+    let mut mac = [(first & 0xfc) | 0x02, 0, 0, 0, 0, 0];
+    mac[1..].copy_from_slice(&rest);
+    mac
+}
+
 /// Writes which flags to change, and their values.
 fn set_flags(message: &mut Message, flags: u32, mask: u32) {
     message.put(8, &flags.to_ne_bytes());

@@ -467,6 +467,11 @@ impl WeftCni {
         self.sandbox(["delete", path]).map(drop)
     }
 
+    /// Returns the identity of the network namespace at `path`, as the journal has it; empty if there is none.
+    pub fn identity(&self, path: &str) -> Result<String, Failure> {
+        self.sandbox(["identity", path]).map(Option::unwrap_or_default)
+    }
+
     /// Returns the content of the network namespace at `path`.
     pub fn contents(&self, path: &str) -> Result<Contents, Failure> {
         self.show(["show", path].as_slice())

@@ -261,8 +261,30 @@ fn encoded(what: &impl Serialize) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
+/// Whether two identities of [`Entry::namespace`] belong to one namespace. A kernel before 5.14 has no cookie; then boot,
+/// device and inode decide.
+#[must_use]
+pub fn is_same_namespace(one: &str, other: &str) -> bool {
+    let parts = |text: &str| {
+        let mut parts = text.splitn(3, '/').map(str::to_owned);
+        (parts.next(), parts.next(), parts.next())
+    };
+    let ((boot, inode, cookie), (other_boot, other_inode, other_cookie)) = (parts(one), parts(other));
+    let cookies = cookie.is_none() || other_cookie.is_none() || cookie == other_cookie;
+    (boot, inode) == (other_boot, other_inode) && cookies
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn netns_identity_without_cookie_is_compared_by_inode() {
+        let is_same = super::is_same_namespace;
+        let [known, old, reused, other] = ["b/4:17/5", "b/4:17", "b/4:17/6", "b/4:18/5"];
+        assert!(is_same(known, known) && is_same(known, old) && is_same(old, reused));
+        assert!(!is_same(known, reused) && !is_same(known, other) && !is_same(old, other));
+        assert!(!is_same(known, "c/4:17/5"), "of another boot");
+    }
+
     use super::*;
 
     #[test]

@@ -57,6 +57,8 @@ Usage:
       Create a network namespace mounted at PATH.
   weft-cni sandbox delete PATH
       Delete the network namespace mounted at PATH.
+  weft-cni sandbox identity PATH
+      Print the identity of the network namespace mounted at PATH, as the journal has it; nothing if there is none.
   weft-cni sandbox show [PATH]
       Print links, addresses, routes and rules as JSON (default: of the current namespace).
   weft-cni sandbox owner-tags
@@ -94,6 +96,7 @@ Examples:
   weft-cni release-address /var/lib/weft/ipam 10.9.0.0-20 --free 10.9.3.7 /var/lib/weft/sandboxes
   weft-cni sandbox create /run/netns/blue
   weft-cni sandbox delete /run/netns/blue
+  weft-cni sandbox identity /run/netns/blue
   weft-cni sandbox show /run/netns/blue
   weft-cni sandbox owner-tags
   weft-cni sandbox counters <request.json
@@ -188,6 +191,8 @@ pub enum Command<'a> {
     SandboxDelete(&'a Path),
     /// `sandbox show [PATH]`
     SandboxShow(Option<&'a Path>),
+    /// `sandbox identity PATH`
+    SandboxIdentity(&'a str),
     /// `sandbox owner-tags`
     SandboxOwnerTags,
     /// `sandbox counters`
@@ -285,6 +290,7 @@ impl<'a> Command<'a> {
         Some(match (word, rest) {
             ("create", [path]) => Command::SandboxCreate(Path::new(*path)),
             ("delete", [path]) => Command::SandboxDelete(Path::new(*path)),
+            ("identity", [path]) => Command::SandboxIdentity(path),
             ("owner-tags", []) => Command::SandboxOwnerTags,
             ("counters", []) => Command::SandboxCounters,
             ("policy-counters", []) => Command::SandboxPolicyCounters,
@@ -349,6 +355,7 @@ impl<'a> Command<'a> {
             Command::SandboxCreate(path) => Netns::create(path).or_refused().map(|_| ExitCode::SUCCESS),
             Command::SandboxDelete(path) => Netns::destroy(path).or_refused().map(done),
             Command::SandboxShow(path) => show(path),
+            Command::SandboxIdentity(path) => Ok(print(&namespace::identify(path)?)),
             Command::SandboxOwnerTags => owner_tags(),
             Command::SandboxCounters => diagnosis::counters::run(),
             Command::SandboxPolicyCounters => diagnosis::policy_counters::run(),

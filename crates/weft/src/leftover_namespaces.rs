@@ -17,7 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use cni::name::ContainerId;
-use rpc::journal::Entry;
+use rpc::journal::{Entry, is_same_namespace};
 
 use crate::known_journals::JournalHandle;
 use crate::pod_name::{NAMESPACES, namespace_path};
@@ -182,10 +182,16 @@ pub(crate) fn reason_to_keep_now(
 }
 
 /// Whether the path of an entry now leads to another namespace than the one of its sandbox. An unknown identity is trusted.
-pub(crate) fn is_another(entry: &Entry) -> bool {
-    let known = entry.namespace.split('/').nth(1).filter(|known| !known.is_empty());
-    let now = identity(Path::new(&entry.netns)).map(|(device, inode)| format!("{device}:{inode}"));
-    known.zip(now.as_deref()).is_some_and(|(known, now)| known != now)
+///
+/// # Errors
+/// The identity of the namespace cannot be read.
+pub(crate) fn is_another(weft_cni: &WeftCni, entry: &Entry) -> Result<bool, Failure> {
+    let Entry { netns, namespace, .. } = entry;
+    if namespace.is_empty() || !Path::new(netns).exists() {
+        return Ok(false);
+    }
+    let now = weft_cni.identity(netns)?;
+    Ok(!now.is_empty() && !is_same_namespace(namespace, &now))
 }
 
 /// Whether no namespace is mounted on a file: it is in the file system of its directory, and empty.

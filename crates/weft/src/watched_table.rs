@@ -1,7 +1,10 @@
 //! Table of `-w`: printed once, then a line for each row that changes, as `kubectl get --watch` prints them.
 //!
+//! - It ends with exit code 0 when its reader is gone.
 //! - The column of an age or of a time changes by itself, so it is not compared.
 //! - A row whose subject is gone is printed a last time, with `removed` in that column.
+
+use std::collections::BTreeSet;
 
 use cli_support::failure::{Exit, Failure};
 use cli_support::output::{Format, Progress};
@@ -63,25 +66,33 @@ impl WatchedTable {
         WatchedTable { subject, clock, printed: None }
     }
 
+    /// Returns the cells that name the subject of a row.
+    fn subject<'a>(&self, row: &'a [String]) -> &'a [String] {
+        row.get(..self.subject).unwrap_or(row)
+    }
+
+    /// Returns the cells that are compared: those before and after the column that changes by itself.
+    fn content<'a>(&self, row: &'a [String]) -> (&'a [String], &'a [String]) {
+        let before = row.get(..self.clock).unwrap_or(row);
+        (before, row.get(self.clock + 1..).unwrap_or_default())
+    }
+
     /// Returns the lines to print: at first the whole table, then changed and removed rows.
     pub(crate) fn changes(&mut self, headings: &[&str], rows: &[Vec<String>]) -> String {
         let Some(before) = self.printed.replace(rows.to_owned()) else {
             return table::lay_out(headings, rows, 0);
         };
-        let content = |row: &Vec<String>| {
-            let cells = row.iter().enumerate().filter(|(column, _)| *column != self.clock);
-            cells.map(|(_, cell)| cell.clone()).collect::<Vec<_>>()
-        };
-        let subject = |row: &Vec<String>| row.get(..self.subject).unwrap_or(row).to_vec();
-        let is_changed = |row: &&Vec<String>| !before.iter().any(|old| content(old) == content(row));
+        let old: BTreeSet<_> = before.iter().map(|row| self.content(row)).collect();
+        let is_changed = |row: &&Vec<String>| !old.contains(&self.content(row));
         let mut lines: Vec<Vec<String>> = rows.iter().filter(is_changed).cloned().collect();
-        for mut gone in
-            before.iter().filter(|old| !rows.iter().any(|row| subject(row) == subject(old))).cloned()
-        {
-            if let Some(cell) = gone.get_mut(self.clock) {
-                REMOVED.clone_into(cell);
-            }
+        let there: BTreeSet<&[String]> = rows.iter().map(|row| self.subject(row)).collect();
+        for mut gone in before.iter().filter(|row| !there.contains(self.subject(row))).cloned() {
+            gone.resize(gone.len().max(self.clock + 1), String::new());
+            REMOVED.clone_into(&mut gone[self.clock]);
             lines.push(gone);
+        }
+        if lines.is_empty() {
+            return String::new();
         }
         // The columns are as wide as those of the whole table.
         let all: Vec<Vec<String>> = rows.iter().chain(&lines).cloned().collect();

@@ -35,6 +35,8 @@ const FAST_TIMES: u32 = 4;
 const SLOW: Duration = Duration::from_secs(4);
 /// Wait before the first message is repeated.
 pub const FIRST_RESEND: Duration = Duration::from_millis(5);
+/// Wait before it is repeated again.
+const SECOND_RESEND: Duration = Duration::from_millis(20);
 /// Interval at which a wait checks whether the client still waits.
 pub const POLL: Duration = Duration::from_millis(250);
 /// Stack of a thread that closes a socket, in bytes.
@@ -409,8 +411,14 @@ fn repeat_quickly<T>(
         if answer.is_some() || is_over() || Instant::now() >= until {
             return Ok(answer);
         }
-        wait *= 2;
+        wait = next_wait(wait);
     }
+}
+
+/// Returns the wait after `wait`: one quick repetition, and then twice the time each, so that a server that answers slowly
+/// gets few messages.
+pub fn next_wait(wait: Duration) -> Duration {
+    if wait == FIRST_RESEND { SECOND_RESEND } else { wait * 2 }
 }
 
 /// Waits until the time, or until the client no longer waits.

@@ -29,7 +29,7 @@ use super::lease::{Lease, is_granted};
 use super::link;
 use super::message::{Address, Association, Code, Kind, Message, Status, option};
 use super::timing::{self, Waits};
-use crate::v4::exchange::{Extension, FIRST_RESEND, POLL, Timing, pause, random};
+use crate::v4::exchange::{Extension, FIRST_RESEND, POLL, Timing, next_wait, pause, random};
 
 /// Port of the client.
 const CLIENT_PORT: u16 = 546;
@@ -173,7 +173,7 @@ impl Client<'_> {
                     self.message(Kind::Solicit, transaction, waits, self.encode_association(&[]));
                 message.set(option::RAPID_COMMIT, Vec::new());
                 self.send(&acquisition.socket, &message)?;
-                resend *= 2;
+                resend = next_wait(resend);
             }
             let mut why = None;
             let decided =

@@ -85,7 +85,13 @@ impl<R: Registry> BlockAllocator<'_, R> {
             let nets = waiting.posted.iter().chain(&waiting.slow).take(READS).map(|(net, _)| *net).collect();
             self.registry.wait_for_answer(check, nets, &self.holder.node).await;
             (check, checks) = (check + 1, checks + 1);
-            let answer = self.answer(&mut waiting).await?;
+            let answer = match self.answer(&mut waiting).await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    self.withdraw(waiting).await;
+                    return Err(error.into());
+                }
+            };
             if answer != Answer::None {
                 check = 0;
                 match self.lease_given(kind, &answer, context).await {
@@ -239,16 +245,25 @@ impl<R: Registry> BlockAllocator<'_, R> {
         Ok(None)
     }
 
-    /// Removes the answered requests; returns the best answer.
+    /// Removes the answered requests; returns the best answer. After an error, the requests that may be unanswered remain.
     async fn answer(&self, waiting: &mut Waiting) -> Result<Answer, RegistryError> {
         let (mut has_answer, mut has_block, mut given) = (false, false, Vec::new());
+        let mut failed = None;
         for requests in [&mut waiting.posted, &mut waiting.slow] {
             let mut asked = std::mem::take(requests).into_iter();
             while !asked.as_slice().is_empty() {
                 let some: Vec<(IpNet, TransferRequest)> = asked.by_ref().take(READS).collect();
                 let objects = join_all(some.iter().map(|(net, _)| self.registry.read(*net))).await;
                 for ((net, request), object) in some.into_iter().zip(objects) {
-                    match object? {
+                    let object = match object {
+                        Ok(object) => object,
+                        Err(error) => {
+                            requests.push((net, request));
+                            failed = Some(error);
+                            continue;
+                        }
+                    };
+                    match object {
                         Some(object) if object.holder.transfer_requests.contains(&request) => {
                             requests.push((net, request));
                         }
@@ -261,6 +276,9 @@ impl<R: Registry> BlockAllocator<'_, R> {
                     }
                 }
             }
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         Ok(match (has_block, has_answer) {
             (true, _) => Answer::Block,

@@ -67,7 +67,7 @@ pub struct WeftNodeStatus {
     /// Plugin file on the node: `Current` if it equals weft-cni of the agent's image, `Different`, `Missing`, or `Unknown`
     /// if the agent cannot read the directory.
     pub plugin: PluginState,
-    /// Default network of the newest pod; empty if no pod runs.
+    /// Default network of the newest pod; absent if no pod runs.
     // The API server of Kubernetes 1.20 reads an empty string in an apply patch as null, and refuses the whole report.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub default_network: String,

@@ -20,14 +20,14 @@ use linux::boot_id;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
 use rpc::diagnosis::SandboxNamespace;
-use rpc::journal::Entry;
+use rpc::journal::{Entry, is_same_namespace};
 
 /// Returns the identity of the namespace at a path. Empty if there is no namespace, or the boot has no id. A path that
 /// cannot be followed is no error here: the code that needs the namespace reports it.
 ///
 /// # Errors
 /// The identity cannot be read.
-pub(super) fn identify(path: &str) -> Result<String, Error> {
+pub(crate) fn identify(path: &str) -> Result<String, Error> {
     match Netns::find(Path::new(path)) {
         Ok(Some(netns)) => in_this_boot(&netns),
         _ => Ok(String::new()),
@@ -78,7 +78,7 @@ fn is_other_than(known: &str, now: &str) -> Result<bool, Error> {
     if now.is_empty() {
         return Ok(false);
     }
-    if !known.is_empty() && !is_same(known, now) {
+    if !known.is_empty() && !is_same_namespace(known, now) {
         return Ok(true);
     }
     let may_be_own = args::boolean(&std::env::var(environment::NETNS_OVERRIDE).unwrap_or_default());
@@ -91,18 +91,7 @@ fn is_other_than(known: &str, now: &str) -> Result<bool, Error> {
 
 /// Whether two identities are known and belong to one namespace.
 pub(super) fn are_same(one: &str, other: &str) -> bool {
-    !one.is_empty() && !other.is_empty() && is_same(one, other)
-}
-
-/// Whether two identities belong to one namespace. An older kernel has no cookie; then the rest decides.
-fn is_same(one: &str, other: &str) -> bool {
-    let parts = |text: &str| {
-        let mut parts = text.splitn(3, '/').map(str::to_owned);
-        (parts.next(), parts.next(), parts.next())
-    };
-    let ((boot, inode, cookie), (other_boot, other_inode, other_cookie)) = (parts(one), parts(other));
-    let cookies = cookie.is_none() || other_cookie.is_none() || cookie == other_cookie;
-    (boot, inode) == (other_boot, other_inode) && cookies
+    !one.is_empty() && !other.is_empty() && is_same_namespace(one, other)
 }
 
 /// Returns the identity of a namespace: boot id, device and inode, and its cookie; empty if the boot has no id.
@@ -111,17 +100,4 @@ fn in_this_boot(netns: &Netns) -> Result<String, Error> {
     let identity = netns.identity().or_refused()?;
     let cookie = netns.cookie().map(|cookie| format!("/{cookie}")).unwrap_or_default();
     Ok(boot.map(|boot| format!("{boot}/{identity}{cookie}")).unwrap_or_default())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_same;
-
-    #[test]
-    fn netns_identity_without_cookie_is_compared_by_inode() {
-        let [known, old, reused, other] = ["b/4:17/5", "b/4:17", "b/4:17/6", "b/4:18/5"];
-        assert!(is_same(known, known) && is_same(known, old) && is_same(old, reused));
-        assert!(!is_same(known, reused) && !is_same(known, other) && !is_same(old, other));
-        assert!(!is_same(known, "c/4:17/5"), "of another boot");
-    }
 }

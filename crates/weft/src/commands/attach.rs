@@ -217,16 +217,19 @@ impl Namespace {
         let path = named.path();
         let namespace = Namespace { path: path.to_owned(), origin: Origin::Created };
         let exists = named.exists()?;
-        let is_own = |entry: &&Entry| {
-            entry.netns == path && is_created(entry) && !leftover_namespaces::is_another(entry)
-        };
-        if exists && unfinished.filter(is_own).is_some() {
+        let unfinished = unfinished.filter(|entry| entry.netns == path && is_created(entry));
+        let is_another =
+            unfinished.map(|entry| leftover_namespaces::is_another(weft_cni, entry)).transpose()?;
+        if exists && is_another == Some(false) {
             progress.line(format!("  reusing {path}, left by an interrupted attach"));
             return Ok(namespace);
         }
         if exists {
             if let Some(reason) = named.reason_to_keep(weft_cni, journals)? {
-                let next = format!("use it with --netns {path}, or delete it");
+                let next = format!(
+                    "if a pod of weft list uses it, run weft detach for that; else attach to it with --netns {path}, or, \
+                     if nobody needs it, delete it"
+                );
                 return Err(Failure::new(format!("namespace {path} already exists: {reason}")).next(next));
             }
             weft_cni.delete(path)?;

@@ -53,11 +53,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             .map_err(|failure| failure.context(&step));
     };
     progress.line(plain(&format!("{}: {} networks", target.describe(), entry.plan.delegates.len())));
-    detach_sandbox(&weft_cni, &handle, &entry, plugins, progress)
-        .map_err(|failure| failure.context(&step))?;
-    // Remove the private directory of a failed attach. A running attach holds its lock and keeps it.
-    drop(lock_sandbox(&entry.container_id));
-    Ok(())
+    // A running attach of the sandbox would use the namespace that is deleted. The private directory of a failed attach
+    // is removed at the end.
+    let _lock = lock_sandbox(&entry.container_id).map_err(|failure| failure.context(&step))?;
+    detach_sandbox(&weft_cni, &handle, &entry, plugins, progress).map_err(|failure| failure.context(&step))
 }
 
 /// Detaches a sandbox of the journal, and deletes its namespace if `weft attach` created it.
@@ -72,7 +71,7 @@ pub(super) fn detach_sandbox(
     if !is_created(entry) {
         return Ok(());
     }
-    let is_another = leftover_namespaces::is_another(entry);
+    let is_another = leftover_namespaces::is_another(weft_cni, entry)?;
     let reason = is_another.then(|| leftover_namespaces::reason_to_keep(weft_cni, &entry.netns)).flatten();
     match reason {
         Some(reason) => {

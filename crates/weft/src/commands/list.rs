@@ -164,7 +164,7 @@ fn watch_sandboxes(
         Progress::beside(Format::Json).line(why.to_string());
     }
     let mut table = WatchedTable::new(SUBJECT, AGE);
-    loop {
+    while output::has_reader() {
         let (rows, times) = read(handles)?;
         let mut lines = Vec::new();
         for (row, time) in rows.iter().zip(&times) {
@@ -179,6 +179,7 @@ fn watch_sandboxes(
         output::print(&table.changes(&headings(format), &lines))?;
         std::thread::sleep(INTERVAL);
     }
+    Ok(())
 }
 
 fn document(row: &Row) -> Document<'_> {

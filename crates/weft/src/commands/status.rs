@@ -63,7 +63,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "NODE")]
     nodes: Vec<String>,
     /// Wait until every node is ready
-    #[arg(long)]
+    #[arg(long, conflicts_with = "watch")]
     wait: bool,
     /// Timeout of --wait, in seconds
     #[arg(long, default_value_t = 300, value_name = "SECONDS", requires = "wait")]
@@ -176,40 +176,54 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     })
 }
 
-/// Prints the rows, and those that change, until the process is interrupted. A failure of the first look ends it.
+/// Prints the rows, and those that change, until the process is interrupted or its reader is gone. A failure of the first
+/// look ends it. Later, a node that is gone is a removed row.
 async fn watch_nodes(client: &Client, nodes: &[String], format: Format) -> Result<(), Failure> {
     let mut table = WatchedTable::new(1, REPORTED);
     let mut shown = String::new();
     let mut looked = Ok(look(client, nodes).await?);
-    loop {
+    while output::has_reader() {
         match looked {
             Ok(rows) => {
+                shown.clear();
                 let cells: Vec<Vec<String>> = rows.iter().map(|row| row.cells(format)).collect();
                 output::print(&table.changes(&headings(format), &cells))?;
             }
             Err(failure) => show_once(&failure, &mut shown),
         }
         tokio::time::sleep(INTERVAL).await;
-        looked = look(client, nodes).await;
+        looked = rows(client, nodes).await.map(|(rows, _)| rows);
+    }
+    Ok(())
+}
+
+/// Returns the rows of all nodes, or of those with these names, which must exist.
+async fn look(client: &Client, names: &[String]) -> Result<Vec<NodeRow>, Failure> {
+    let (rows, unknown) = rows(client, names).await?;
+    match unknown {
+        None => Ok(rows),
+        Some(name) => Err(Failure::new(format!("node {name}: the cluster has no such node that runs Linux"))),
     }
 }
 
-/// Returns the rows of all nodes, or of those with these names.
-async fn look(client: &Client, names: &[String]) -> Result<Vec<NodeRow>, Failure> {
-    let nodes = list(Api::<NodeObject>::all(client.clone()), &ListParams::default(), "nodes").await?;
+/// Returns the rows of all nodes, or of those with these names, and the first name that is no node's.
+async fn rows(client: &Client, names: &[String]) -> Result<(Vec<NodeRow>, Option<String>), Failure> {
+    let all = Api::<NodeObject>::all(client.clone());
+    // The API server answers from its cache, without the images and conditions of the nodes.
+    let nodes = all.list_metadata(&ListParams::default().match_any()).await;
+    let nodes =
+        nodes.map_err(|error| Failure::new(format!("list nodes: {}", api_error::describe(&error))))?;
     let agents = ListParams::default().labels(AGENTS);
     let pods = list(Api::<AgentPod>::all(client.clone()), &agents, "pods").await?;
     let reports = reports(client).await?;
-    let is_linux = |node: &NodeObject| {
-        node.meta().labels.as_ref().and_then(|all| all.get(SYSTEM)).is_none_or(|system| system == "linux")
+    let is_linux = |node: &&PartialObjectMeta<NodeObject>| {
+        node.metadata.labels.as_ref().and_then(|all| all.get(SYSTEM)).is_none_or(|system| system == "linux")
     };
-    let mut all: Vec<String> = nodes.iter().filter(|node| is_linux(node)).map(NodeObject::name).collect();
+    let mut all: Vec<String> = nodes.items.iter().filter(is_linux).map(ResourceExt::name_any).collect();
     all.sort();
-    if let Some(unknown) = names.iter().find(|name| !all.contains(name)) {
-        return Err(Failure::new(format!("node {unknown}: the cluster has no such node that runs Linux")));
-    }
+    let unknown = names.iter().find(|name| !all.contains(name)).cloned();
     all.retain(|name| names.is_empty() || names.contains(name));
-    Ok(all.into_iter().map(|node| row(node, &pods, &reports)).collect())
+    Ok((all.into_iter().map(|node| row(node, &pods, &reports)).collect(), unknown))
 }
 
 async fn list<K>(api: Api<K>, parameters: &ListParams, kind: &str) -> Result<Vec<K>, Failure>

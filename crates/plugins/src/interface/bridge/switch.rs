@@ -9,11 +9,11 @@ use cni::result::Interface;
 use cni::{Context, Error, code};
 use ipnet::IpNet;
 use linux::link::create::{NewKind, NewLink, Peer};
-use linux::link::{Change, Detail, Link, mac_text};
+use linux::link::{Change, Detail, Link, mac_text, random_mac};
 use linux::netns::{Lock, Locked};
 use linux::sysctl::{self, Family};
 use linux::{Kind, Netns, Rtnl, Undo};
-use plugin_config::bridge::{Network, Reflection};
+use plugin_config::bridge::{Gateway, Network, Reflection};
 use plugin_config::interface::check_name;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
@@ -112,6 +112,9 @@ fn create(host: &mut Rtnl, network: &Network, config: &Config, undo: &mut Undo<'
     let kind = NewKind::Bridge { vlan_filtering: !network.vlans.is_none() };
     let mut link = NewLink::new(&network.bridge, kind);
     link.mtu = network.mtu;
+    // A gateway's address is fixed from the beginning: ADDs at the same time record it before it has an IP address.
+    let mac = random_mac();
+    link.mac = (network.gateway != Gateway::None).then_some(mac.as_slice());
     link.alias = Some(&alias);
     let made = host.add_link(&link);
     if matches!(&made, Err(error) if error.kind() == Kind::Exists) {

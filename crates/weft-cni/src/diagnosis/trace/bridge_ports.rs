@@ -89,12 +89,15 @@ pub(super) fn uplinks(
     steps: &mut Steps,
 ) -> Result<(), linux::Error> {
     let is_uplink = |link: &Link| link.master == Some(bridge.index) && OwnerTag::read(&link.alias).is_none();
-    let ports: Vec<Link> = net.links()?.into_iter().filter(is_uplink).take(UPLINKS_MAX).collect();
+    let mut ports: Vec<Link> = net.links()?.into_iter().filter(is_uplink).collect();
+    // Ports of other programs that are down must not hide the one that leads to the network.
+    ports.sort_by_key(|link| !(link.up && link.carrier && link.forwards));
+    ports.truncate(UPLINKS_MAX);
     let named = |ports: &[&Link]| ports.iter().map(|link| link.name.as_str()).collect::<Vec<_>>().join(", ");
     if ports.is_empty() {
         let found = format!("bridge {} has no port that leads to another node", bridge.name);
         let cure = format!(
-            "`ip link set NAME master {}` for the interface of this node that is connected to the network",
+            "if the nodes are connected by a bridge: `ip link set NAME master {}` for an interface without addresses of this node",
             bridge.name
         );
         steps.fault("port", HOST, found, &cure);

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -14,6 +15,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use npwg::status::{self, NETWORK_STATUS};
 use serde::{Deserialize, Serialize};
+use tokio::time::MissedTickBehavior;
 
 use crate::cluster_access::ClusterAccess;
 use crate::watched_table::{Watch, WatchedTable, show_once};
@@ -29,6 +31,8 @@ use kube_support::{api_error, resource};
 const SUBJECT: usize = 4;
 /// Column with the age.
 const AGE: usize = 6;
+/// Interval between two looks with `-w`: changes in between are printed together.
+const INTERVAL: Duration = Duration::from_millis(500);
 /// Number of pods in one response of the API server.
 const PAGE: u32 = 500;
 
@@ -83,15 +87,32 @@ pub(super) fn list(
     output::print(&lay_out(&pods, format))
 }
 
-/// Prints the networks of the pods, and those that change, until the process is interrupted.
+/// Prints the networks of the pods, and those that change, until the process is interrupted or its reader is gone. A
+/// failure ends it before the first list, later only if the API server refuses the user.
 async fn watch_pods(client: Client, namespace: Option<&str>, format: Format) -> Result<(), Failure> {
     let api: Api<ListedPod> = api(client, namespace);
     let mut events = pin!(watcher::watcher(api, watcher::Config::default()).default_backoff());
     let mut table = WatchedTable::new(SUBJECT, AGE);
-    let (mut known, mut is_listed) = (BTreeMap::new(), false);
-    let mut shown = String::new();
+    let mut known = BTreeMap::new();
+    // Whether `known` is a whole list, whether any list was whole, and whether the table can have changed.
+    let (mut is_listed, mut was_listed, mut is_new) = (false, false, false);
+    let (mut shown, mut looks) = (String::new(), tokio::time::interval(INTERVAL));
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let name = |pod: &ListedPod| (pod.namespace().unwrap_or_default(), pod.name_any());
-    while let Some(event) = events.next().await {
+    while output::has_reader() {
+        let event = tokio::select! {
+            event = events.next() => event,
+            _ = looks.tick() => {
+                if is_listed && is_new {
+                    let (headings, rows) = (headings(format), rows(known.values(), format));
+                    output::print(&table.changes(&headings, &rows))?;
+                    is_new = false;
+                }
+                continue;
+            }
+        };
+        is_new = true;
+        let Some(event) = event else { break };
         match event {
             // The whole list follows.
             Ok(Event::Init) => (known, is_listed) = (BTreeMap::new(), false),
@@ -99,20 +120,19 @@ async fn watch_pods(client: Client, namespace: Option<&str>, format: Format) -> 
                 Some(document) => drop(known.insert(name(&pod), document)),
                 None => drop(known.remove(&name(&pod))),
             },
-            Ok(Event::InitDone) => is_listed = true,
+            Ok(Event::InitDone) => {
+                (is_listed, was_listed) = (true, true);
+                shown.clear();
+            }
             Ok(Event::Delete(pod)) => drop(known.remove(&name(&pod))),
             Err(error) => {
                 let failure = Failure::new(format!("watch pods: {}", api_error::describe_watch(&error)));
-                if !is_listed && known.is_empty() {
+                if !was_listed || api_error::is_refusal(&error) {
                     return Err(failure);
                 }
                 // The watcher continues.
                 show_once(&failure, &mut shown);
             }
-        }
-        if is_listed {
-            let (headings, rows) = (headings(format), rows(known.values(), format));
-            output::print(&table.changes(&headings, &rows))?;
         }
     }
     Ok(())
