@@ -49,9 +49,12 @@ fn release_image_is_loaded_by_podman() {
     }
     let machine = Machine::new(host!(), "node");
     write_images(&machine);
+    // The machine's own configuration is not visible, and without a policy podman loads no image.
+    machine.write("/etc/containers/policy.json", r#"{ "default": [{ "type": "insecureAcceptAnything" }] }"#);
     let podman = |words: &[&str]| {
         let store = ["--root", "/run/store", "--runroot", "/run/store-state", "--tmpdir", "/run/store-tmp"];
         let podman = machine.command(PODMAN).args(store).args(["--storage-driver", "vfs"]);
+        let podman = podman.env("HOME", "/run/home");
         podman
             .args(["--events-backend", "none", "--cgroup-manager", "cgroupfs"])
             .args(words)
@@ -80,7 +83,9 @@ fn release_image_is_loaded_by_docker() {
     let of_daemon = ["--bridge=none", "--iptables=false", "--ip6tables=false", "--storage-driver=vfs"];
     let files =
         ["--data-root=/run/docker", "--exec-root=/run/docker-state", "--host=unix:///run/docker.sock"];
-    let line = ["env", &path, text(&daemon)].into_iter().chain(of_daemon).chain(files);
+    machine.write("/run/docker.json", "{}");
+    let line = ["env", &path, text(&daemon), "--config-file=/run/docker.json"].into_iter();
+    let line = line.chain(of_daemon).chain(files);
     machine.start("dockerd", line.chain(["--pidfile=/run/docker.pid"]));
     let docker = |words: &[&str]| {
         machine.command(text(&client)).args(["--host", "unix:///run/docker.sock"]).args(words).finish()

@@ -17,26 +17,39 @@ use testkit::{Host, host};
 
 use cluster::{HOSTILE, NETWORKS, OPEN, PAGE, PROTECTED, PageCluster, STATUS, event, node, pod, pool};
 
-/// Opens streams, with a token if there is one, and reads each until all rows were sent. It prints the number of streams, the
-/// time in milliseconds and the size of the last one in bytes. Then it keeps them open.
+/// Opens streams, with a token if there is one, and reads all of them as data arrives until each has all rows: the server
+/// disconnects a client that does not read. It prints the number of streams, the time in milliseconds and the size of the
+/// last one in bytes. Then it keeps them open and goes on reading.
 const CLIENTS: &str = r#"
-import socket, sys, time
+import selectors, socket, sys, time
 host, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 header = "".join(f"Authorization: Bearer {token}\r\n" for token in sys.argv[5:]).encode()
-clients, began = [], time.monotonic()
-for number in range(count):
-    client = socket.create_connection((host, port))
-    client.settimeout(60)
-    client.sendall(b"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n" + header + b"\r\n")
-    clients.append(client)
-for client in clients:
-    text, size = b"", 0
-    while b"event: ready" not in text:
-        part = client.recv(65536)
+streams, ready, sizes, ends = selectors.DefaultSelector(), set(), {}, {}
+
+def read(timeout):
+    for key, _ in streams.select(timeout):
+        number, part = key.data, key.fileobj.recv(65536)
         assert part, "the stream ended"
-        text, size = text[-32:] + part, size + len(part)
-print(len(clients), round(1000 * (time.monotonic() - began)), size, flush=True)
-time.sleep(float(sys.argv[4]))
+        text = ends[number] + part
+        ends[number] = text[-32:]
+        if number not in ready:
+            sizes[number] += len(part)
+            if b"event: ready" in text:
+                ready.add(number)
+
+began = time.monotonic()
+for number in range(count):
+    client = socket.create_connection((host, port), 60)
+    client.sendall(b"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n" + header + b"\r\n")
+    sizes[number], ends[number] = 0, b""
+    streams.register(client, selectors.EVENT_READ, number)
+    read(0)
+while len(ready) < count:
+    read(None)
+print(count, round(1000 * (time.monotonic() - began)), sizes[count - 1], flush=True)
+end = time.monotonic() + float(sys.argv[4])
+while time.monotonic() < end:
+    read(1)
 "#;
 
 /// Opens a stream and never reads.

@@ -20,9 +20,9 @@ use npwg::metadata::{Definition, NetworkReference, Pod, SpecConfig};
 use npwg::plan::{self, Access, Delegate, Plan, Request, Role, Sandbox};
 use npwg::selection::Annotation;
 use rpc::frame::{FrameError, MESSAGE_MAX};
-use rpc::message::{Request as AgentRequest, Response};
+use rpc::message::{Refusal, Request as AgentRequest, Response};
 use rpc::node_input::NodeInput;
-use rpc::plan::PlanRequest;
+use rpc::plan::{PlanRequest, PlanResponse};
 use rpc::task::Task;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -66,30 +66,32 @@ struct RequestedNetwork {
 }
 
 impl RequestHandler for Planner {
-    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<Plan, Error> {
+    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<PlanResponse, Refusal> {
         let node = request.node.configuration()?;
         let attachments = attachments(&node, request)?;
-        let (mut plan, networks) = match (&self.agent, attachments.as_slice()) {
+        let (mut response, networks) = match (&self.agent, attachments.as_slice()) {
             (Some(agent), []) if !request.pod.name.is_empty() => {
                 let default = self.networks.default_network()?;
-                let mut plan = relay(agent, request, &default).await?;
-                let networks = set_default_ranges(&mut plan, default)?;
-                (plan, networks)
+                let PlanResponse { mut plan, trace, .. } = relay(agent, request, &default).await?;
+                let networks = set_default_ranges(&mut plan, default)
+                    .map_err(|error| Refusal { error, trace: trace.clone() })?;
+                (PlanResponse { trace, ..PlanResponse::without_tasks(plan) }, networks)
             }
             (_, attachments) if node.network_policies && !attachments.is_empty() => {
                 let why = "networks: the node enforces network policies, which the CRI proxy does not know";
                 let cure = "let the pod select definitions instead, or remove networkPolicies from the configuration";
-                return Err(Error::config(why).details(cure));
+                return Err(Error::config(why).details(cure).into());
             }
             (_, attachments) => {
                 let requested = self.requested(attachments, request)?;
                 let label = |one: &RequestedNetwork| (one.interface.to_string(), one.usable.label.clone());
                 let networks = requested.iter().map(label).collect();
-                (plan(request, node, requested)?, networks)
+                (PlanResponse::without_tasks(plan(request, node, requested)?), networks)
             }
         };
-        PlanMetadata { runtime: plan_metadata::canonical(&self.runtime), networks }.write(&mut plan)?;
-        Ok(plan)
+        PlanMetadata { runtime: plan_metadata::canonical(&self.runtime), networks }
+            .write(&mut response.plan)?;
+        Ok(response)
     }
 
     fn due_tasks(&self) -> Vec<Task> {
@@ -275,8 +277,8 @@ fn verify(delegate: &mut Delegate, capability: &str, value: &RawValue) -> Result
     Ok(())
 }
 
-/// Requests a plan from the agent, with the default network in the configuration.
-async fn relay(agent: &PathBuf, request: &PlanRequest, default: &Usable) -> Result<Plan, Error> {
+/// Requests a plan from the agent, with the default network in the configuration. A refusal has the agent's trace.
+async fn relay(agent: &PathBuf, request: &PlanRequest, default: &Usable) -> Result<PlanResponse, Refusal> {
     let mut configuration = Object::parse(request.node.configuration.get().as_bytes(), "configuration")?;
     configuration.banish("clusterNetwork");
     let network = RawValue::from_string(String::from_utf8_lossy(default.network.bytes()).into_owned())
@@ -297,7 +299,11 @@ async fn relay(agent: &PathBuf, request: &PlanRequest, default: &Usable) -> Resu
         error => error,
     });
     match response.context(format_args!("agent {}", agent.display()))? {
-        Response::Plan(response) => Ok(response.plan),
-        other => Err(other.into_error()),
+        Response::Plan(response) => Ok(*response),
+        Response::Refused(refusal) => Err(*refusal),
+        other => Err(other.into_error().into()),
     }
 }
+
+#[cfg(test)]
+mod tests;

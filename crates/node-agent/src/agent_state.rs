@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use cni::Error;
 use kube::Client;
-use npwg::plan::Plan;
 use rpc::allocate::{AllocateRequest, AllocateResponse};
+use rpc::message::Refusal;
 use rpc::node_input::NodeInput;
-use rpc::plan::PlanRequest;
+use rpc::plan::{PlanRequest, PlanResponse};
 use rpc::task::{PollTasks, Task, TaskKind, TaskResult};
 use tokio::time::timeout;
 use tracing::{info, warn};
@@ -226,8 +225,8 @@ impl HealthStatus for AgentState {
 }
 
 impl RequestHandler for AgentState {
-    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<Plan, Error> {
-        self.planner.plan(request, &[]).await
+    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<PlanResponse, Refusal> {
+        Ok(PlanResponse::without_tasks(self.planner.plan(request, &[]).await?))
     }
 
     async fn allocate_blocks(&self, request: &AllocateRequest, probe: &ClientProbe<'_>) -> AllocateResponse {

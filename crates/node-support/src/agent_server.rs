@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use cni::{Error, code};
-use npwg::plan::Plan;
 use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
 use rpc::frame::{FrameError, MESSAGE_MAX, REPORT_MAX, SIGNAL_MAX};
 use rpc::message::{Refusal, Request, Response};
@@ -62,8 +61,12 @@ const REPORT_WAIT: Duration = Duration::from_secs(600);
 
 /// Handler of the requests.
 pub trait RequestHandler: Send + Sync + 'static {
-    /// Returns the plan of a sandbox.
-    fn plan_sandbox(&self, request: &PlanRequest) -> impl Future<Output = Result<Plan, Error>> + Send;
+    /// Returns the plan of a sandbox. A handler that relays the request also returns the trace of the agent that answered;
+    /// the tasks that are due follow later.
+    fn plan_sandbox(
+        &self,
+        request: &PlanRequest,
+    ) -> impl Future<Output = Result<PlanResponse, Refusal>> + Send;
     /// Returns blocks for an address store.
     fn allocate_blocks(
         &self,
@@ -244,24 +247,27 @@ impl<H: RequestHandler> Exchanges<H> {
         let planning = timeout(RESPONSE_MAX, self.handler.plan_sandbox(request)).instrument(span.clone());
         let planned = planning.await.unwrap_or_else(|_| {
             let why = format!("agent: no plan within {} s", RESPONSE_MAX.as_secs());
-            Err(Error::new(code::TRY_AGAIN_LATER, why))
+            Err(Error::new(code::TRY_AGAIN_LATER, why).into())
         });
         let _entered = span.enter();
         if let Some(trace) = trace {
-            trace.planned(arrived, planned.as_ref().map(|plan| plan.delegates.len()));
+            let networks = planned.as_ref().map(|response| response.plan.delegates.len());
+            trace.planned(arrived, networks.map_err(|refusal| &refusal.error));
         }
-        let trace = trace.as_ref().and_then(Trace::exported_id).unwrap_or_default();
+        let exported = trace.as_ref().and_then(Trace::exported_id);
         match planned {
-            Ok(plan) => {
+            Ok(PlanResponse { plan, mut tasks, trace }) => {
                 let microseconds = started.elapsed().as_micros();
                 info!(networks = plan.delegates.len(), microseconds, "sandbox planned");
                 self.answered("planned", started);
-                Response::Plan(Box::new(PlanResponse { plan, tasks: self.handler.due_tasks(), trace }))
+                tasks.extend(self.handler.due_tasks());
+                let trace = exported.unwrap_or(trace);
+                Response::Plan(Box::new(PlanResponse { plan, tasks, trace }))
             }
-            Err(error) => {
+            Err(Refusal { error, trace }) => {
                 warn!(code = error.code, %error, "plan refused");
                 self.answered("refused", started);
-                Response::Refused(Box::new(Refusal { error, trace }))
+                Response::Refused(Box::new(Refusal { error, trace: exported.unwrap_or(trace) }))
             }
         }
     }

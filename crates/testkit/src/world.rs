@@ -27,8 +27,8 @@ const MACHINE: &str = "/run/machine";
 
 /// Directories of which a pretend host has its own copy, and the entries of the machine that the copy omits.
 const SHADOWED: [(&str, &[&str]); 4] = [
-    ("/etc", &["cni"]),
-    ("/var/lib", &["cni", "weft", "containerd", "etcd", "kubelet"]),
+    ("/etc", &["cni", "containers", "docker"]),
+    ("/var/lib", &["cni", "weft", "containerd", "containers", "docker", "etcd", "kubelet"]),
     ("/var/log", &["pods", "containers"]),
     ("/opt", &["cni"]),
 ];

@@ -133,10 +133,11 @@ impl PageCluster {
             )
         });
         let all: Vec<Value> = all.collect();
-        // kubectl creates one after the other, so four of them share the work.
-        for part in all.chunks(2000) {
+        // kubectl creates one after the other, so four of them share the work. Each call has a deadline, which 250 pods keep on
+        // a slow machine, too.
+        for part in all.chunks(1000) {
             std::thread::scope(|scope| {
-                for items in part.chunks(500) {
+                for items in part.chunks(250) {
                     scope.spawn(|| self.apply_all(items));
                 }
             });

@@ -23,11 +23,11 @@ const RECONCILE: Operation = Operation::Allocate(AllocationKind::Nothing);
 struct Stuck;
 
 impl RequestHandler for Stuck {
-    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<Plan, Error> {
+    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<PlanResponse, Refusal> {
         if request.pod.name == SLOW {
             return std::future::pending().await;
         }
-        Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
+        Err(Error::new(code::TRY_AGAIN_LATER, "no plan").into())
     }
 
     async fn allocate_blocks(&self, request: &AllocateRequest, _: &ClientProbe<'_>) -> AllocateResponse {
@@ -159,8 +159,8 @@ impl Drop for Work<'_> {
 }
 
 impl RequestHandler for Counting {
-    async fn plan_sandbox(&self, _: &PlanRequest) -> Result<Plan, Error> {
-        Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
+    async fn plan_sandbox(&self, _: &PlanRequest) -> Result<PlanResponse, Refusal> {
+        Err(Error::new(code::TRY_AGAIN_LATER, "no plan").into())
     }
 
     async fn allocate_blocks(&self, _: &AllocateRequest, _: &ClientProbe<'_>) -> AllocateResponse {
@@ -204,8 +204,8 @@ async fn allocation_ends_with_its_client_and_release_does_not() {
 struct Probing;
 
 impl RequestHandler for Probing {
-    async fn plan_sandbox(&self, _: &PlanRequest) -> Result<Plan, Error> {
-        Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
+    async fn plan_sandbox(&self, _: &PlanRequest) -> Result<PlanResponse, Refusal> {
+        Err(Error::new(code::TRY_AGAIN_LATER, "no plan").into())
     }
 
     async fn allocate_blocks(&self, _: &AllocateRequest, probe: &ClientProbe<'_>) -> AllocateResponse {
@@ -280,8 +280,8 @@ async fn task_poll_is_answered_at_once_when_the_agent_shuts_down() {
     struct Idle;
 
     impl RequestHandler for Idle {
-        async fn plan_sandbox(&self, _: &PlanRequest) -> Result<Plan, Error> {
-            Err(Error::new(code::TRY_AGAIN_LATER, "no plan"))
+        async fn plan_sandbox(&self, _: &PlanRequest) -> Result<PlanResponse, Refusal> {
+            Err(Error::new(code::TRY_AGAIN_LATER, "no plan").into())
         }
 
         async fn poll_tasks(&self, _: &PollTasks) -> Vec<Task> {
