@@ -61,7 +61,7 @@ pub fn describe_watch(error: &watcher::Error) -> String {
         (None, other) => return other.to_string(),
     };
     match status.message.trim() {
-        UNKNOWN_KIND => describe(&kube::Error::Api(status.clone())),
+        UNKNOWN_KIND => describe(&kube::Error::Api(Box::new(status.clone()))),
         message => format!("the API server returned {}: {message}", status.code),
     }
 }

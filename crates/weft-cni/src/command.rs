@@ -21,7 +21,7 @@ use crate::diagnosis;
 use crate::dispatch;
 use crate::install::{Foreign, Installation, Name};
 use crate::inventory;
-use crate::meta_plugin::{import_entry, tasks};
+use crate::meta_plugin::{import_entry, namespace, tasks};
 use crate::weft_ipam::transfer::{self, ReleaseOutcome};
 
 /// The text of `weft-cni --help`.

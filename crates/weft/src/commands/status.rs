@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::core::PartialObjectMeta;
+use kube::{Api, Client, ResourceExt};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster_access::ClusterAccess;
