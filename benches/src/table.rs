@@ -27,6 +27,12 @@ impl Times {
         self.0.get(index).copied().unwrap_or_default()
     }
 
+    /// Returns the minimum, which other work on the machine changes least.
+    #[must_use]
+    pub fn fastest(&self) -> Duration {
+        self.at(0.0)
+    }
+
     /// Returns the median.
     #[must_use]
     pub fn median(&self) -> Duration {

@@ -4,7 +4,7 @@
 //! it, so their counters are what the pod shows.
 //!
 //! - The rules on the host are read first, and the list of a pod is bounded: a pod cannot hide the counters on the host.
-//! - What is not read within [`EXPIRY`] has no counters, and the others have.
+//! - After [`EXPIRY`] the command answers with the counters that it has.
 
 use std::process::ExitCode;
 use std::sync::mpsc::{self, Sender};
