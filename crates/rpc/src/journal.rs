@@ -276,16 +276,16 @@ pub fn is_same_namespace(one: &str, other: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn netns_identity_without_cookie_is_compared_by_inode() {
-        let is_same = super::is_same_namespace;
+        let is_same = is_same_namespace;
         let [known, old, reused, other] = ["b/4:17/5", "b/4:17", "b/4:17/6", "b/4:18/5"];
         assert!(is_same(known, known) && is_same(known, old) && is_same(old, reused));
         assert!(!is_same(known, reused) && !is_same(known, other) && !is_same(old, other));
         assert!(!is_same(known, "c/4:17/5"), "of another boot");
     }
-
-    use super::*;
 
     #[test]
     fn journal_truncated_or_newer_entry_is_refused() {
