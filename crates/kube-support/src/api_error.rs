@@ -78,7 +78,7 @@ fn answer(error: &watcher::Error) -> Option<&Status> {
     }
 }
 
-/// Whether the API server refuses the user of a watch: repetitions are refused, too, until somebody grants the right.
+/// Whether the API server refuses the user of a watch: repetitions are refused, too, until the right is granted.
 #[must_use]
 pub fn is_refusal(error: &watcher::Error) -> bool {
     answer(error).is_some_and(|status| matches!(status.code, 401 | 403))

@@ -245,7 +245,7 @@ impl<R: Registry> BlockAllocator<'_, R> {
         Ok(None)
     }
 
-    /// Removes the answered requests; returns the best answer. After an error, the requests that may be unanswered remain.
+    /// Removes the answered requests; returns the best answer. After an error, the requests without a known answer remain.
     async fn answer(&self, waiting: &mut Waiting) -> Result<Answer, RegistryError> {
         let (mut has_answer, mut has_block, mut given) = (false, false, Vec::new());
         let mut failed = None;

@@ -228,7 +228,7 @@ impl Namespace {
             if let Some(reason) = named.reason_to_keep(weft_cni, journals)? {
                 let next = format!(
                     "if a pod of weft list uses it, run weft detach for that; else attach to it with --netns {path}, or, \
-                     if nobody needs it, delete it"
+                     if no process needs it, delete it"
                 );
                 return Err(Failure::new(format!("namespace {path} already exists: {reason}")).next(next));
             }
