@@ -83,7 +83,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 
 /// Whether a process may still read the output: false once the other end of a pipe is closed.
 ///
-/// A command that prints without end asks this, because [`print`] ignores a closed pipe.
+/// A command that prints without end asks this, because [`print()`] ignores a closed pipe.
 #[must_use]
 pub fn has_reader() -> bool {
     let stdout = io::stdout();
