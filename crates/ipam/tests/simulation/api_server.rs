@@ -52,8 +52,8 @@ pub(crate) struct Server {
     pub(crate) requests: u64,
     /// Single addresses that the pool has recorded.
     pub(crate) recorded: BTreeSet<IpNet>,
-    /// Single addresses that were leased by requests without a quarantine.
-    pub(crate) leased_in_quarantine: BTreeSet<IpNet>,
+    /// Single addresses that were leased by requests without a quarantine, with the attachments that hold them.
+    pub(crate) leased_in_quarantine: BTreeMap<IpNet, String>,
     /// Layout of the pool; `None` while it is pending.
     pub(crate) layout: Option<PoolLayout>,
     /// Number of new blocks whose single addresses were read, and of those that were not.
@@ -86,7 +86,7 @@ impl Api {
             down: false,
             requests: 0,
             recorded: BTreeSet::new(),
-            leased_in_quarantine: BTreeSet::new(),
+            leased_in_quarantine: BTreeMap::new(),
             layout: None,
             pool_states: [0; 2],
             versions: 0,
@@ -298,7 +298,7 @@ impl Registry for Api {
         self.request(|server| {
             let changed = server.change(object, !object.is_in_use())?;
             if self.ignores_quarantine && !changed.holder.node.is_empty() {
-                server.leased_in_quarantine.insert(changed.net);
+                server.leased_in_quarantine.insert(changed.net, changed.holder.owner.clone());
             }
             Ok(changed)
         })

@@ -212,7 +212,7 @@ fn follow(request: &TraceRequest, steps: &mut Steps) -> Result<(), Error> {
     let next = route.as_ref().and_then(|route| route.gateway).unwrap_or(target);
     let is_resolved = route.is_none() || sender.neighbour(next, steps);
     let path = HostPath::find(&mut sender, receiver.as_mut())?;
-    path.examine((route.as_ref(), is_remote), steps)?;
+    path.examine((route.as_ref(), is_remote.then_some(&sent)), steps)?;
     let is_lost = is_resolved && route.is_some() && sent.is_lost();
     host_path::filters((from, to), is_lost, steps);
     let cause = if !is_resolved { Some("neighbour") } else { is_lost.then_some("firewall") };

@@ -4,11 +4,10 @@
 //! always does. A mounted file may have been removed and created again. Such a namespace must not be torn down.
 //! The kernel reuses inode numbers, too. The cookie of a namespace is unique in a boot; kernels before 5.14 have none.
 //!
-//! - A namespace is identified by boot id, device and inode.
+//! - A namespace is identified by boot id, device, inode and, where the kernel has one, its cookie.
 //! - An entry without an identity (for example an imported one) is trusted: its path leads to the sandbox's namespace.
 //! - The namespace of this process is never the sandbox's, unless `CNI_NETNS_OVERRIDE` allows it.
-//! - Limit: the kernel also reuses inode numbers, so a namespace that is created directly after the end of the sandbox may
-//!   have the same identity.
+//! - Limit: without cookies, a namespace that is created directly after the end of the sandbox may have the same identity.
 //!
 //! Source: namespaces(7), "The /proc/pid/ns/ directory"; random(4) `boot_id`.
 
@@ -81,12 +80,14 @@ fn is_other_than(known: &str, now: &str) -> Result<bool, Error> {
     if !known.is_empty() && !is_same_namespace(known, now) {
         return Ok(true);
     }
-    let may_be_own = args::boolean(&std::env::var(environment::NETNS_OVERRIDE).unwrap_or_default());
+    if args::boolean(&std::env::var(environment::NETNS_OVERRIDE).unwrap_or_default()) == Some(true) {
+        return Ok(false);
+    }
     let own = Netns::own().or_refused()?;
     let inode = own.identity().or_refused()?.to_string();
     // Two namespaces that exist have different inodes, so the cookie need not be read.
     let may_be_same = now.split('/').nth(1) == Some(inode.as_str());
-    Ok(may_be_own != Some(true) && may_be_same && in_this_boot(&own)? == now)
+    Ok(may_be_same && in_this_boot(&own)? == now)
 }
 
 /// Whether two identities are known and belong to one namespace.

@@ -30,7 +30,7 @@ impl Cluster {
             let mut server = self.api.server.lock().unwrap();
             server.shown.insert(ip);
             // An earlier, killed call of this pod leased it without a quarantine.
-            if server.leased_in_quarantine.contains(&IpNet::from(ip)) {
+            if server.leased_in_quarantine.get(&IpNet::from(ip)) == Some(&owner.name) {
                 self.released.remove(&ip);
             }
         }

@@ -11,6 +11,7 @@ use linux::link::bridge::PortVlan;
 use linux::link::{Detail, Link};
 use plugin_support::owner_tag::OwnerTag;
 
+use super::probe::Sent;
 use super::{HOST, Steps};
 
 /// Maximum number of ranges of VLANs that a finding names.
@@ -82,10 +83,11 @@ pub(super) fn compare(ports: &[PortVlans], steps: &mut Steps) {
 }
 
 /// Examines the ports of a bridge that lead to other nodes; `own` has the VLANs of the port of the pod, if the bridge filters
-/// VLANs.
+/// VLANs. A probe with an answer was led to the other node in another way, so a missing port is no fault then.
 pub(super) fn uplinks(
     net: &mut Rtnl,
     (bridge, own): (&Link, Option<&PortVlans>),
+    sent: &Sent,
     steps: &mut Steps,
 ) -> Result<(), linux::Error> {
     let is_uplink = |link: &Link| link.master == Some(bridge.index) && OwnerTag::read(&link.alias).is_none();
@@ -94,6 +96,10 @@ pub(super) fn uplinks(
     ports.sort_by_key(|link| !(link.up && link.carrier && link.forwards));
     ports.truncate(UPLINKS_MAX);
     let named = |ports: &[&Link]| ports.iter().map(|link| link.name.as_str()).collect::<Vec<_>>().join(", ");
+    let usable: Vec<&Link> = ports.iter().filter(|link| link.up && link.carrier && link.forwards).collect();
+    if usable.is_empty() && sent.is_answered() {
+        return Ok(());
+    }
     if ports.is_empty() {
         let found = format!("bridge {} has no port that leads to another node", bridge.name);
         let cure = format!(
@@ -103,7 +109,6 @@ pub(super) fn uplinks(
         steps.fault("port", HOST, found, &cure);
         return Ok(());
     }
-    let usable: Vec<&Link> = ports.iter().filter(|link| link.up && link.carrier && link.forwards).collect();
     if usable.is_empty() {
         let all = named(&ports.iter().collect::<Vec<_>>());
         let found = format!(
@@ -119,7 +124,10 @@ pub(super) fn uplinks(
     for port in &usable {
         known.push((port.name.clone(), net.port_vlans(port.index, &port.name)?));
     }
-    uplink_vlans(id, &known, steps);
+    let is_in = |(_, vlans): &(String, Vec<PortVlan>)| vlans.iter().any(|vlan| vlan.id == id);
+    if !sent.is_answered() || known.iter().any(is_in) {
+        uplink_vlans(id, &known, steps);
+    }
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use plugin_support::owner_tag::OwnerTag;
 use rpc::diagnosis::{TraceEnd, Verdict};
 
 use super::bridge_ports::{self, PortVlans};
+use super::probe::Sent;
 use super::{HOST, Pod, Steps};
 use crate::inventory;
 
@@ -58,10 +59,10 @@ impl<'a> HostPath<'a> {
         Ok(HostPath { net, sides })
     }
 
-    /// Examines MTUs, ports and VLANs.
+    /// Examines MTUs, ports and VLANs; `remote` is the probe to a pod of another node.
     pub(super) fn examine(
         mut self,
-        (route, is_remote): (Option<&FoundRoute>, bool),
+        (route, remote): (Option<&FoundRoute>, Option<&Sent>),
         steps: &mut Steps,
     ) -> Result<(), Error> {
         self.mtu(route, steps);
@@ -76,7 +77,7 @@ impl<'a> HostPath<'a> {
         self.segment(route, steps);
         // A gateway may be on this node.
         let is_direct = route.is_some_and(|route| route.gateway.is_none());
-        self.vlans(is_remote && is_direct, steps)
+        self.vlans(remote.filter(|_| is_direct), steps)
     }
 
     fn mtu(&self, route: Option<&FoundRoute>, steps: &mut Steps) {
@@ -123,7 +124,7 @@ impl<'a> HostPath<'a> {
         }
     }
 
-    fn vlans(&mut self, leaves_node: bool, steps: &mut Steps) -> Result<(), Error> {
+    fn vlans(&mut self, remote: Option<&Sent>, steps: &mut Steps) -> Result<(), Error> {
         let mut known: Vec<PortVlans> = Vec::new();
         for side in &self.sides {
             if let (Detail::Vlan { id }, parent) = (&side.inner.detail, &side.link.name) {
@@ -138,9 +139,9 @@ impl<'a> HostPath<'a> {
         }
         bridge_ports::compare(&known, steps);
         if let [Side { bridge: Some(bridge), .. }] = self.sides.as_slice()
-            && leaves_node
+            && let Some(sent) = remote
         {
-            bridge_ports::uplinks(&mut self.net, (bridge, known.first()), steps).or_refused()?;
+            bridge_ports::uplinks(&mut self.net, (bridge, known.first()), sent, steps).or_refused()?;
         }
         Ok(())
     }

@@ -52,6 +52,11 @@ pub(super) struct Sent {
 }
 
 impl Sent {
+    /// Whether the other side answered.
+    pub(super) fn is_answered(&self) -> bool {
+        matches!(self.answer, Answer::Replied(_) | Answer::Refused)
+    }
+
     /// Whether packets were sent, had no answer, and did not arrive.
     pub(super) fn is_lost(&self) -> bool {
         matches!(self.answer, Answer::Silent { .. }) && self.arrived == Some(false)
