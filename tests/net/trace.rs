@@ -283,6 +283,8 @@ fn trace_finds_an_uplink_without_the_vlan_of_the_pod() {
     let path = Path::new(&host, &vlan(100));
     // A pod on another node, whose address `db` has here.
     let far = path.end(&path.db, false);
+    // It does not answer from this node.
+    path.db.run(["ip", "link", "set", "net1", "down"]);
     let steps = |name: &str| {
         let all = path.steps(&far);
         let own = all.iter().filter(|step| step["step"] == name);
