@@ -100,5 +100,5 @@ fn cri_proxy_behind_a_kubelet_attaches_requested_networks() {
     node.until("a program runs in a pod", answers);
     assert_eq!(node.addresses("default", "web"), addresses, "addresses are unchanged");
     delete_all(&node);
-    node.until_unchanged("deleted", &before);
+    rig::until_unchanged(&node, "deleted", &before);
 }

@@ -165,7 +165,7 @@ fn deployment_attaches_the_examples_and_writes_status() {
     node.kube().apply(&late.to_string());
     node.until_pods_ready(["-n", "my-namespace", "waiting"]);
     node.kube().kubectl(delete);
-    node.until_unchanged("deleted", &before);
+    rig::until_unchanged(&node, "deleted", &before);
 }
 
 /// Shell that ends on SIGTERM.
@@ -303,5 +303,5 @@ fn agent_replaced_while_twenty_pods_start_and_end() {
         Some(())
     });
     scale(0);
-    node.until_unchanged("scaled down", &before);
+    rig::until_unchanged(&node, "scaled down", &before);
 }

@@ -68,7 +68,7 @@ fn network_test_finds_faults_and_leaves_nothing() {
     assert_eq!(row["replies"][0]["address"], row["addresses"][0][0], "{row}");
     assert!(finished.stderr.contains("ok     default/blue"), "{finished}");
     assert!(pods(&node).is_empty());
-    node.until_unchanged("tested", &before);
+    rig::until_unchanged(&node, "tested", &before);
 
     // Isolated ports, no addresses, and a plugin that does not exist.
     define(&node, "apart", &json!({ "ipam": ipam("10.22.0.0/24"), "portIsolation": true }));

@@ -69,7 +69,7 @@ fn node_becomes_ready_and_runs_the_examples() {
     node.until_pods_ready(["-n", "my-namespace", "--all"]);
     assert_eq!(node.addresses("my-namespace", "my-pod").len(), 5);
     node.kube().kubectl(delete.into_iter().chain(["--grace-period=1"]));
-    node.until_unchanged("deleted", &before);
+    rig::until_unchanged(&node, "deleted", &before);
 
     node.unconfigure();
     node.until_ready(false);
@@ -152,7 +152,7 @@ fn pods_survive_restart_of_kubelet_and_runtime() {
     node.until("a program runs in a pod", answers);
     assert_eq!(node.addresses("blue", "many-0"), addresses, "addresses are unchanged");
     scale(0);
-    node.until_unchanged("scaled down", &before);
+    rig::until_unchanged(&node, "scaled down", &before);
 }
 
 #[test]

@@ -172,6 +172,24 @@ pub fn changes(before: &Snapshot, after: &Snapshot) -> String {
     remaining.join("\n")
 }
 
+/// Waits until the host equals its snapshot: a kubelet tears down pods with a delay, and Open vSwitch restores the MTU of
+/// its bridge after a port is gone.
+///
+/// # Panics
+/// At [`machine::TIMEOUT`], with the difference.
+#[track_caller]
+pub fn until_unchanged(host: &Host, case: &str, before: &Snapshot) {
+    let deadline = Instant::now() + machine::TIMEOUT;
+    loop {
+        let changes = changes(before, &host.snapshot());
+        if changes.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{case}: the host is not as it was:\n{changes}");
+        sleep(Duration::from_millis(200));
+    }
+}
+
 /// Whether the address at the beginning of a line is one of IPv6.
 fn is_ipv6(line: &str) -> bool {
     line.split(' ').next().is_some_and(|address| address.contains(':'))

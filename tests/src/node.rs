@@ -17,7 +17,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use testkit::{Finished, Host, Pod, Snapshot};
+use testkit::{Finished, Host, Pod};
 
 use crate::containerd::{self, Containerd, NETWORKS};
 use crate::kube::{Accounts, Kube};
@@ -311,23 +311,6 @@ impl Node {
             let known = "ls /var/lib/weft/sandboxes /var/lib/cni/results 2>/dev/null | grep -cE '[.]json$|-eth0$' || true";
             (self.run(["sh", "-c", known]).trim() == "0").then_some(())
         });
-    }
-
-    /// Waits until the node equals its snapshot: a kubelet tears down pods with a delay.
-    ///
-    /// # Panics
-    /// If it differs, with the difference.
-    #[track_caller]
-    pub fn until_unchanged(&self, case: &str, before: &Snapshot) {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            let changes = crate::changes(before, &self.snapshot());
-            if changes.is_empty() {
-                return;
-            }
-            assert!(Instant::now() < deadline, "{case}: the node is not as it was:\n{changes}");
-            sleep(Duration::from_millis(200));
-        }
     }
 
     fn quiet<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Option<()> {

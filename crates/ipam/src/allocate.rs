@@ -13,8 +13,9 @@ use crate::clock::Clock;
 use crate::lease_message::AllocationKind;
 use crate::number::number;
 
-/// Concurrent calls of one node start their search for an offer at one of this many different addresses.
-const OFFER_STRIDE: u128 = 16;
+/// An owner first looks for an offer among every sixteenth address, then among every fourth, then among all, so that
+/// concurrent calls of one node rarely offer the same address.
+const OFFER_STRIDES: [u128; 3] = [16, 4, 1];
 
 /// Result of [`AddressStore::allocate`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,10 +73,10 @@ impl AddressStore {
         if named.is_some() {
             return named;
         }
-        let any = |ip| filter.admits(ip) && !tried.contains(&ip);
-        let own = |ip| any(ip) && number(ip) % OFFER_STRIDE == u128::from(owner) % OFFER_STRIDE;
-        for accepts in [&own as &dyn Fn(IpAddr) -> bool, &any] {
-            let (choice, undrained) = self.choose_or_undrain(clock, accepts);
+        for stride in OFFER_STRIDES {
+            let is_own = |ip| number(ip) % stride == u128::from(owner) % stride;
+            let accepts = |ip| is_own(ip) && filter.admits(ip) && !tried.contains(&ip);
+            let (choice, undrained) = self.choose_or_undrain(clock, &accepts);
             if let Some((page, _)) = undrained {
                 // A transferred address does not fill the block: it continues to be drained.
                 drop(self.set_draining(page, true));

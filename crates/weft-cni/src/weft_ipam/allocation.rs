@@ -29,6 +29,9 @@ const LOW: usize = 4;
 /// Largest number of further requests of one ADD: one for a block of an earlier lease, one for a new block, one for a
 /// conflict.
 const REQUESTS_MAX: usize = 3;
+/// Largest number of offered addresses that other owners may take before an ADD fails: each was allocated to a concurrent
+/// ADD, so that many of the node's pods get theirs first.
+const OFFERS_MAX: usize = 32;
 /// Time after which no further pool is tried: the longest wait for a locked store.
 const WAIT_MAX: Duration = Duration::from_secs(25);
 /// Pauses in which the store is unlocked for the agent, in milliseconds.
@@ -202,7 +205,7 @@ fn allocate_from(
 ) -> Result<Attempt, Error> {
     let refused = |why: &dyn fmt::Display| refusal(pool, kind, why);
     let mut progress = Progress { refusal: None, tried: Vec::new(), quarantine: settings.quarantine };
-    for _ in 0..=2 * REQUESTS_MAX {
+    for _ in 0..=2 * REQUESTS_MAX + OFFERS_MAX {
         let clock = Clock { now: now(), quarantine: progress.quarantine };
         let wanted = match from_store(pool, kind, who, &mut store, clock, &mut progress)? {
             Step::Known(ip) => return store.settle().map(|()| Attempt::Allocated(ip)),
@@ -225,7 +228,7 @@ fn allocate_from(
                     None => Ok(Attempt::Transferring(ip, refused(&format!("{ip}: {why}")))),
                 };
             }
-            Some(AllocationError::OfferTaken(ip)) if progress.tried.len() < REQUESTS_MAX => {
+            Some(AllocationError::OfferTaken(ip)) if progress.tried.len() < OFFERS_MAX => {
                 progress.tried.push(ip);
                 continue;
             }
