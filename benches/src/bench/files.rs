@@ -8,7 +8,6 @@
 //! Source: posix_fadvise(2).
 
 use std::fs::{self, File};
-use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
@@ -55,19 +54,16 @@ pub(crate) fn cold(setting: &Setting, table: &mut Table) -> Result<(), Failure> 
     let runs = setting.runs.min(RUNS_MAX);
     // Files in memory never leave the cache.
     let on_disk = setting.scratch.join("disk");
-    if !on_disk.is_dir() || filesystem(&on_disk) == "tmpfs" {
-        eprintln!("weft-bench: no cold page cache: {} is not on a disk", on_disk.display());
-        return Ok(());
+    for directory in [&on_disk, &setting.ours] {
+        if !directory.is_dir() || filesystem(directory) == "tmpfs" {
+            eprintln!("weft-bench: no cold page cache: {} is not on a disk", directory.display());
+            return Ok(());
+        }
     }
-    let programs = on_disk.join("bin");
-    fs::create_dir_all(&programs)?;
-    fs::copy(setting.ours.join("weft-cni"), programs.join("weft-cni"))?;
-    for name in ["bridge", "host-local"] {
-        symlink("weft-cni", programs.join(name))?;
-    }
+    let programs = &setting.ours;
     let setting = &Setting { scratch: on_disk, ..setting.clone() };
-    let ours = one_by_one(setting, &programs, "w", runs, true)?;
-    let warm = one_by_one(setting, &programs, "w", runs, false)?;
+    let ours = one_by_one(setting, programs, "w", runs, true)?;
+    let warm = one_by_one(setting, programs, "w", runs, false)?;
     table.compare(what, &ours, "everything in it", &warm);
     if let Some(peers) = &setting.peers {
         table.compare(what, &ours, "Go", &one_by_one(setting, peers, "g", runs, true)?);
