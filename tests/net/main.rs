@@ -24,6 +24,7 @@ mod crash_recovery_tasks;
 mod delegate_failures;
 mod delegates;
 mod demo;
+mod descriptors;
 mod dhcp;
 mod dhcp_v6;
 mod doctor;

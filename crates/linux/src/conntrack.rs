@@ -10,7 +10,6 @@
 //! Source: kernel `include/uapi/linux/netfilter/nfnetlink_conntrack.h`, `net/netfilter/nf_internals.h`
 //! (the bits of a filter), conntrack(8).
 
-use std::mem::ManuallyDrop;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rustix::io::Errno;
@@ -18,7 +17,8 @@ use rustix::io::Errno;
 use crate::attributes::{Attributes, find};
 use crate::error::Error;
 use crate::netfilter::Message;
-use crate::netlink::{Failure, Protocol as Channel, Request, Socket};
+use crate::netfilter::pool::PooledSocket;
+use crate::netlink::{Failure, Request};
 use crate::nft::Protocol;
 
 /// `NFNL_SUBSYS_CTNETLINK`, in the upper byte.
@@ -92,16 +92,16 @@ pub struct FlowEnds {
 
 /// Connection tracking of one network namespace.
 ///
-/// Its socket stays open until the process exits, for the reason of [`crate::nft::Nft`].
+/// Its socket stays open and is used again, as that of [`crate::nft::Nft`].
 #[derive(Debug)]
 pub struct Conntrack {
-    socket: ManuallyDrop<Socket>,
+    socket: PooledSocket,
 }
 
 impl Conntrack {
     /// Opens a socket in the calling thread's namespace; for another one see [`crate::Netns::conntrack`].
     pub fn open() -> Result<Conntrack, Error> {
-        Ok(Conntrack { socket: ManuallyDrop::new(Socket::open(Channel::Netfilter)?) })
+        PooledSocket::open().map(|socket| Conntrack { socket })
     }
 
     /// Removes the flows that were sent to one of these ports, IPv4 and IPv6; returns their number.

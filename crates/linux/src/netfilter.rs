@@ -2,6 +2,8 @@
 //!
 //! Source: kernel `include/uapi/linux/netfilter/nfnetlink.h`.
 
+pub(crate) mod pool;
+
 use std::convert::Infallible;
 
 use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader, NetlinkSerializable};

@@ -60,6 +60,8 @@ pub struct Socket {
     protocol: Protocol,
     sequence: u32,
     buffer: Vec<u8>,
+    /// Whether the end of the last dump was not received.
+    has_unread_dump: bool,
 }
 
 /// Request: flags besides `NLM_F_REQUEST`, and the message.
@@ -128,7 +130,13 @@ impl Socket {
         let _ = inner.set_netlink_get_strict_chk(true);
         sockopt::set_socket_timeout(&inner, sockopt::Timeout::Recv, Some(TIMEOUT))
             .map_err(|errno| Error::kernel("open netlink socket", errno))?;
-        Ok(Socket { inner, protocol, sequence: 0, buffer: Vec::with_capacity(RECEIVE_SIZE) })
+        let buffer = Vec::with_capacity(RECEIVE_SIZE);
+        Ok(Socket { inner, protocol, sequence: 0, buffer, has_unread_dump: false })
+    }
+
+    /// Whether the end of the last dump was not received. The kernel then refuses further dumps of this socket with EBUSY.
+    pub(crate) fn has_unread_dump(&self) -> bool {
+        self.has_unread_dump
     }
 
     /// Sends `requests` in one datagram, or in several if they are many, and waits for all acknowledgements.
@@ -294,7 +302,10 @@ impl Socket {
     {
         let mut tries = 0;
         loop {
-            let Some(dump) = self.dump_once(bytes_max, flags, message.clone())? else { return Ok(None) };
+            self.has_unread_dump = true;
+            let dump = self.dump_once(bytes_max, flags, message.clone());
+            self.has_unread_dump = !matches!(dump, Ok(Some(_)) | Err(Failure::Refused(_)));
+            let Some(dump) = dump? else { return Ok(None) };
             let Dump { answers, interrupted, longest } = dump;
             if let Some(length) = longest {
                 self.grow(length)?;

@@ -74,6 +74,14 @@ impl fmt::Display for Identity {
 }
 
 impl Identity {
+    /// Returns the identity of the calling thread's namespace.
+    pub(crate) fn of_thread() -> Result<Identity, Error> {
+        match fs::metadata(own()) {
+            Ok(meta) => Ok(Identity { device: meta.dev(), inode: meta.ino() }),
+            Err(error) => Err(Error::io(format!("stat {}", own()), &error)),
+        }
+    }
+
     /// Returns the number that `/proc/PID/ns/net` shows.
     pub fn inode(self) -> u64 {
         self.inode

@@ -34,11 +34,10 @@ pub use listing::{Counted, ListedChain, ListedRule};
 pub use rule::{Is, Mapping, Protocol, Rule, Selector, State};
 pub use set::{Data, Element, ListedElement, Set, Type, Verdict};
 
-use std::mem::ManuallyDrop;
-
 use crate::error::Error;
 use crate::netfilter::Message;
-use crate::netlink::{Failure, Protocol as Channel, Request, Socket};
+use crate::netfilter::pool::PooledSocket;
+use crate::netlink::{Failure, Request};
 
 /// `NFNL_SUBSYS_NFTABLES`.
 const SUBSYSTEM: u8 = 10;
@@ -73,11 +72,10 @@ pub struct Table<'a> {
 
 /// nf_tables of one network namespace.
 ///
-/// Its socket stays open until the process exits: closing one waits until the kernel has freed removed objects of any
-/// table. That grace period of 20 ms would be added to the one of removing a link.
+/// Its socket stays open and is used again, because closing one can take 20 ms.
 #[derive(Debug)]
 pub struct Nft {
-    socket: ManuallyDrop<Socket>,
+    socket: PooledSocket,
 }
 
 // === impl Family ===
@@ -135,7 +133,7 @@ impl std::fmt::Display for Table<'_> {
 impl Nft {
     /// Opens a socket in the calling thread's namespace; for another one see [`crate::Netns::nft`].
     pub fn open() -> Result<Nft, Error> {
-        Ok(Nft { socket: ManuallyDrop::new(Socket::open(Channel::Netfilter)?) })
+        PooledSocket::open().map(|socket| Nft { socket })
     }
 
     /// Executes a batch completely or not at all.

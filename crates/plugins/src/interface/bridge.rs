@@ -21,7 +21,7 @@ use cni::plugin::ipam::Ipam;
 use cni::result::{Interface, Route, Success};
 use cni::{Context, Error};
 use ipnet::IpNet;
-use linux::link::{Link, mac_text};
+use linux::link::mac_text;
 use linux::route::TABLE_MAIN;
 use linux::{Netns, Rtnl, Undo};
 use plugin_config::bridge::{ContainerInterface, Gateway, Network};
@@ -135,7 +135,7 @@ impl<'a> Attachment<'a> {
             mtu: network.mtu,
             mac: network.mac.as_deref(),
             queues: veth::queues(network.queues),
-            master: Some(bridge.index),
+            master: Some(bridge.link.index),
             tag,
         };
         let host_end = pair.create(host)?;
@@ -196,17 +196,17 @@ impl<'a> Attachment<'a> {
     fn finish_outside(
         &self,
         host: &mut Rtnl,
-        bridge: &Link,
+        bridge: &switch::Switch,
         gateways: &[IpNet],
         result: &mut Success,
         undo: &mut Undo<'a>,
     ) -> Result<(), Error> {
         let Attachment { request, network, netns: _, tag } = self;
         if !gateways.is_empty() {
-            let gateway_link = switch::gateway_link(host, network, bridge, &request.call.config)?;
-            result.interfaces.extend(gateway_link.interface);
+            let mut gateway_link = switch::gateway_link(host, network, bridge, &request.call.config)?;
+            result.interfaces.extend(gateway_link.interface.take());
             for gateway in gateways {
-                switch::ensure_address(host, &gateway_link.link, *gateway, network.force_address)?;
+                switch::ensure_address(host, &mut gateway_link, *gateway, network.force_address)?;
             }
             forwarding::enable(gateways)?;
         }

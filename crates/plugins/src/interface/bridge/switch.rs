@@ -37,6 +37,13 @@ impl Hold {
     }
 }
 
+/// Bridge of an ADD.
+pub(super) struct Switch {
+    pub(super) link: Link,
+    /// Whether it keeps its hardware address whatever its ports are. False if that is unknown.
+    mac_is_fixed: bool,
+}
+
 /// Creates the bridge if it does not exist, and sets it up; a failed ADD removes a bridge that it created.
 ///
 /// `ip link add BR up type bridge`
@@ -45,14 +52,15 @@ pub(super) fn ensure(
     network: &Network,
     config: &Config,
     undo: &mut Undo<'_>,
-) -> Result<Link, Error> {
+) -> Result<Switch, Error> {
     let name = network.bridge.as_str();
     let found = host.find_link(name).or_refused()?;
     let is_new = found.is_none();
+    let mut mac_is_fixed = false;
     let link = match found {
         Some(link) => link,
         None => {
-            create(host, network, config, undo)?;
+            mac_is_fixed = create(host, network, config, undo)?;
             host.link(name).or_refused()?
         }
     };
@@ -70,7 +78,7 @@ pub(super) fn ensure(
         let change = Change { up: Some(true), promiscuous: promiscuous.then_some(true), ..Change::default() };
         host.change_link(link.index, name, &change).or_refused()?;
     }
-    Ok(link)
+    Ok(Switch { link, mac_is_fixed })
 }
 
 /// Whether this plugin created the bridge.
@@ -106,8 +114,8 @@ pub(super) fn status(network: &Network) -> Result<(), Error> {
     able.map_err(|error| Error { code: code::NOT_AVAILABLE, ..error })
 }
 
-/// Creates the bridge; succeeds if another ADD created it first.
-fn create(host: &mut Rtnl, network: &Network, config: &Config, undo: &mut Undo<'_>) -> Result<(), Error> {
+/// Creates the bridge; succeeds if another ADD created it first. Returns whether it got a fixed hardware address.
+fn create(host: &mut Rtnl, network: &Network, config: &Config, undo: &mut Undo<'_>) -> Result<bool, Error> {
     let alias = OwnerTag::shared(NAME, config).text(ALIAS_MAX);
     let kind = NewKind::Bridge { vlan_filtering: !network.vlans.is_none() };
     let mut link = NewLink::new(&network.bridge, kind);
@@ -118,12 +126,13 @@ fn create(host: &mut Rtnl, network: &Network, config: &Config, undo: &mut Undo<'
     link.alias = Some(&alias);
     let made = host.add_link(&link);
     if matches!(&made, Err(error) if error.kind() == Kind::Exists) {
-        return Ok(());
+        return Ok(false);
     }
     // Also after an error: the bridge did not exist before, and the kernel's answer may have been lost.
     let name = network.bridge.clone();
     undo.push(move || remove_unused(&name));
-    made.or_refused()
+    made.or_refused()?;
+    Ok(link.mac.is_some())
 }
 
 /// Removes a bridge that this ADD created, unless it has a port by now.
@@ -143,6 +152,8 @@ pub(super) struct GatewayLink {
     pub(super) link: Link,
     /// Additional interface of the result, if the link is not the bridge.
     pub(super) interface: Option<Interface>,
+    /// As in [`Switch`].
+    mac_is_fixed: bool,
 }
 
 /// Returns the name of the gateway's interface in a VLAN.
@@ -154,11 +165,12 @@ pub(super) fn gateway_link_name(bridge: &str, id: u16) -> String {
 pub(super) fn gateway_link(
     host: &mut Rtnl,
     network: &Network,
-    bridge: &Link,
+    bridge: &Switch,
     config: &Config,
 ) -> Result<GatewayLink, Error> {
+    let Switch { link: bridge, mac_is_fixed } = bridge;
     let Some(id) = network.vlans.access else {
-        return Ok(GatewayLink { link: bridge.clone(), interface: None });
+        return Ok(GatewayLink { link: bridge.clone(), interface: None, mac_is_fixed: *mac_is_fixed });
     };
     let name = gateway_link_name(&network.bridge, id);
     check_name("bridge and vlan together", &name)?;
@@ -168,7 +180,9 @@ pub(super) fn gateway_link(
         _ => create_gateway_port(host, network, bridge, &name, config)?,
     };
     let interface = Interface { name: link.name.clone(), mac: mac_text(&link.mac), ..Interface::default() };
-    Ok(GatewayLink { link, interface: Some(interface) })
+    // Only a bridge takes the address of a port.
+    let mac_is_fixed = link.kind != "bridge";
+    Ok(GatewayLink { link, interface: Some(interface), mac_is_fixed })
 }
 
 fn create_gateway_port(
@@ -201,7 +215,14 @@ fn create_gateway_port(
 ///
 /// A bridge may have one IPv4 address, and several IPv6 addresses whose subnets do not overlap. A conflicting address
 /// is replaced with `forceAddress` and an error without.
-pub(super) fn ensure_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> Result<(), Error> {
+pub(super) fn ensure_address(
+    host: &mut Rtnl,
+    gateway: &mut GatewayLink,
+    wanted: IpNet,
+    force: bool,
+) -> Result<(), Error> {
+    let GatewayLink { link, interface: _, mac_is_fixed } = gateway;
+    let link = &*link;
     let mut replaced = if force { present(host, link)? } else { Vec::new() };
     if replaced.contains(&wanted) {
         return Ok(());
@@ -217,10 +238,15 @@ pub(super) fn ensure_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force:
         // The address exists already, except for the first container of the network.
         Err(error) if error.kind() == Kind::Exists => return Ok(()),
         Err(error) => Err(plugin_support::failure::refused(&error)),
-        Ok(()) => confirm_address(host, link, wanted, force).inspect_err(|_| {
-            // The new address must not stay beside the conflicting one.
-            let _ = host.delete_address(link.index, &link.name, wanted);
-        }),
+        Ok(()) => {
+            let confirmed = confirm_address(host, link, wanted, force);
+            let settled = confirmed.and_then(|()| if *mac_is_fixed { Ok(()) } else { fix_mac(host, link) });
+            *mac_is_fixed |= settled.is_ok();
+            settled.inspect_err(|_| {
+                // The new address must not stay beside the conflicting one.
+                let _ = host.delete_address(link.index, &link.name, wanted);
+            })
+        }
     };
     if settled.is_err() {
         // Best effort: the caller returns the original error.
@@ -246,7 +272,7 @@ fn conflicts(address: IpNet, wanted: IpNet) -> bool {
     }
 }
 
-/// Fails if the added address conflicts with another one, unless `force`; then fixes the bridge's hardware address.
+/// Fails if the added address conflicts with another one, unless `force`.
 fn confirm_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> Result<(), Error> {
     let others = if force { Vec::new() } else { present(host, link)? };
     if let Some(address) = others.into_iter().find(|address| conflicts(*address, wanted)) {
@@ -255,8 +281,15 @@ fn confirm_address(host: &mut Rtnl, link: &Link, wanted: IpNet, force: bool) -> 
             link.name
         )));
     }
-    // Without a fixed hardware address the bridge uses the lowest one of its ports, and the containers' neighbour
-    // tables become invalid when ports change. A bridge that lost its last port has no address until now.
+    Ok(())
+}
+
+/// Fixes the hardware address of the bridge. `ip link set dev BR address MAC`
+///
+/// Without it the bridge uses the lowest address of its ports, and the containers' neighbour tables become invalid when
+/// ports change.
+fn fix_mac(host: &mut Rtnl, link: &Link) -> Result<(), Error> {
+    // A bridge that lost its last port has no address until now.
     let mac = match link.mac.iter().all(|byte| *byte == 0) {
         true => host.link_at(link.index).or_refused()?.mac,
         false => link.mac.clone(),

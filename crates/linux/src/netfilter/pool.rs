@@ -1,0 +1,92 @@
+//! nfnetlink sockets of this process, which stay open and are used again.
+//!
+//! Closing such a socket waits until the kernel has freed removed objects of any table. That grace period of 20 ms would
+//! be added to the one of removing a link, so the process leaves the closing to its end. A process that removes many
+//! attachments, such as a GC, has a bounded number of descriptors nevertheless:
+//!
+//! - A socket that is not in use serves the next user in the same namespace.
+//! - At most [`IDLE_MAX`] unused sockets stay open. Beyond that, all of them are closed at once, in one grace period.
+//! - An open socket keeps its namespace, so the identity of the namespace is not given to another one.
+//!
+//! Source: kernel `net/netfilter/nf_tables_api.c` (`nft_rcv_nl_event`).
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Message;
+use crate::error::Error;
+use crate::netlink::{Failure, Protocol, Request, Socket};
+use crate::netns::Identity;
+
+/// Maximum number of open sockets that are not in use.
+const IDLE_MAX: usize = 16;
+
+/// Sockets of this process, with the namespace of each.
+static SOCKETS: Mutex<Vec<(Identity, PooledSocket)>> = Mutex::new(Vec::new());
+
+/// Socket with one user at a time: it is in use if it has a second reference.
+#[derive(Clone, Debug)]
+pub(crate) struct PooledSocket(Arc<Mutex<Socket>>);
+
+// === impl PooledSocket ===
+
+impl PooledSocket {
+    /// Returns an unused socket of the calling thread's namespace, or opens one.
+    pub(crate) fn open() -> Result<PooledSocket, Error> {
+        let namespace = Identity::of_thread()?;
+        let mut sockets = SOCKETS.lock().unwrap_or_else(PoisonError::into_inner);
+        let unused = sockets.iter().find(|(of, socket)| *of == namespace && socket.can_serve());
+        if let Some((_, socket)) = unused {
+            return Ok(socket.clone());
+        }
+        let mut closed = Vec::new();
+        if sockets.iter().filter(|(_, socket)| socket.is_idle()).count() >= IDLE_MAX {
+            (closed, *sockets) = sockets.drain(..).partition(|(_, socket)| socket.is_idle());
+        }
+        let opened =
+            Socket::open(Protocol::Netfilter).map(|socket| PooledSocket(Arc::new(Mutex::new(socket))));
+        if let Ok(socket) = &opened {
+            sockets.push((namespace, socket.clone()));
+        }
+        // Other threads need not wait for the grace period.
+        drop(sockets);
+        drop(closed);
+        opened
+    }
+
+    /// As [`Socket::exchange`].
+    pub(crate) fn exchange(&mut self, requests: Vec<Request<Message>>) -> Result<Vec<Message>, Failure> {
+        self.lock().exchange(requests)
+    }
+
+    /// As [`Socket::transact`].
+    pub(crate) fn transact(&mut self, requests: Vec<Request<Message>>) -> Result<(), Failure> {
+        self.lock().transact(requests)
+    }
+
+    /// As [`Socket::dump`].
+    pub(crate) fn dump(&mut self, flags: u16, message: &Message) -> Result<Vec<Message>, Failure> {
+        self.lock().dump(flags, message)
+    }
+
+    /// As [`Socket::dump_within`].
+    pub(crate) fn dump_within(
+        &mut self,
+        bytes_max: usize,
+        flags: u16,
+        message: &Message,
+    ) -> Result<Option<Vec<Message>>, Failure> {
+        self.lock().dump_within(bytes_max, flags, message)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Socket> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
+    fn can_serve(&self) -> bool {
+        self.is_idle() && !self.lock().has_unread_dump()
+    }
+}
