@@ -295,8 +295,12 @@ fn left_running(host: &Host) -> String {
             others.filter(|path| std::fs::read_link(path.join("ns/mnt")).is_ok_and(|ns| ns == own));
         on_this_host
             .map(|path| std::fs::read_to_string(path.join("cmdline")).unwrap_or_default() + "\n")
-            // It ends with the kernel's grace period.
-            .filter(|line| !line.starts_with("weft-cni\0remove-links\0"))
+            // They end with the kernel's grace period.
+            .filter(|line| {
+                !["remove-links", "close-sockets"]
+                    .iter()
+                    .any(|word| line.starts_with(&format!("weft-cni\0{word}\0")))
+            })
             .collect()
     };
     host.within(inside)

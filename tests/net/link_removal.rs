@@ -1,6 +1,6 @@
-//! Tests of the removal of links, which does not wait for the kernel's grace period.
+//! Tests of the removal of links and rules, which does not wait for the kernel's grace period.
 //!
-//! Source: docs/design/journal.md, "Removal of links".
+//! Source: docs/design/journal.md, "Removal of links" and "Removal of rules".
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -8,19 +8,21 @@ use std::time::{Duration, Instant};
 use rig::assert_pod_unchanged;
 use rig::cluster::bridge;
 use rig::traffic::outside;
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::{Feature, Netns, host};
 
 /// Longest time for the processes of a removal to end.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Beginning of the abstract socket name that a process of a removal has.
-const NAME: &str = "@weft-remove-links-";
+/// Beginnings of the abstract socket name that a process of a removal has.
+const NAMES: [&str; 2] = ["@weft-remove-links-", "@weft-close-sockets-"];
 /// Takes all of these names, as any process of the node can.
 const HOLDER: &str = "
 import signal, socket
-held = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(4)]
-for number, one in enumerate(held):
-    one.bind('\\0weft-remove-links-%d' % number)
+held = []
+for command in 'remove-links', 'close-sockets':
+    for number in range(4):
+        held.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        held[-1].bind('\\0weft-%s-%d' % (command, number))
 signal.pause()
 ";
 /// Sends "link INDEX was removed" to every listener in the namespace, without end. The kernel allows it with `NET_ADMIN`.
@@ -58,6 +60,19 @@ while True:
 /// Lists the Unix sockets of a network namespace.
 fn sockets(world: &Netns) -> String {
     world.command("cat").args(["/proc/net/unix"]).finish().success().stdout
+}
+
+/// Number of names of processes of a removal that are in use.
+fn names(world: &Netns) -> usize {
+    let sockets = sockets(world);
+    NAMES.iter().map(|name| sockets.matches(name).count()).sum()
+}
+
+/// Bridge whose DEL removes a link and rules.
+fn masquerading() -> Value {
+    let mut config = bridge("red", 2);
+    config["plugins"][0]["ipMasq"] = json!(true);
+    config
 }
 
 /// Waits until a condition holds.
@@ -110,32 +125,32 @@ fn link_removal_ignores_a_port_that_leaves_a_bridge() {
 }
 
 #[test]
-fn link_removal_leaves_no_process() {
-    let host = host!();
+fn removal_of_links_and_rules_leaves_no_process() {
+    let host = host!(Feature::NftInet);
     rig::install(&host);
     let pod = host.pod("short");
     let inside = pod.snapshot();
     let attachment = host.attachment("bridge", &pod, "net1");
     for _ in 0..8 {
-        attachment.add(&bridge("red", 2)).success();
-        attachment.del(&bridge("red", 2)).success();
+        attachment.add(&masquerading()).success();
+        attachment.del(&masquerading()).success();
         assert_pod_unchanged("after DEL", &pod, &inside);
     }
     // Each process of a removal has one of these names.
-    wait_for(|| !sockets(&host).contains(NAME));
+    wait_for(|| names(&host) == 0);
 }
 
 #[test]
-fn link_removal_works_without_further_processes() {
-    let host = host!();
+fn removal_of_links_and_rules_works_without_further_processes() {
+    let host = host!(Feature::NftInet);
     rig::install(&host);
     let pod = host.pod("alone");
     let inside = pod.snapshot();
     let holder = host.command("/usr/bin/python3").args(["-c", HOLDER]).start();
-    wait_for(|| sockets(&host).matches(NAME).count() == 4);
+    wait_for(|| names(&host) == 8);
     let attachment = host.attachment("bridge", &pod, "net1");
-    attachment.add(&bridge("red", 2)).success();
-    attachment.del(&bridge("red", 2)).success();
+    attachment.add(&masquerading()).success();
+    attachment.del(&masquerading()).success();
     assert_pod_unchanged("after DEL", &pod, &inside);
     drop(holder);
 }

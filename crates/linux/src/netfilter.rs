@@ -2,6 +2,7 @@
 //!
 //! Source: kernel `include/uapi/linux/netfilter/nfnetlink.h`.
 
+pub mod closing;
 pub(crate) mod pool;
 
 use std::convert::Infallible;

@@ -36,7 +36,7 @@ pub use set::{Data, Element, ListedElement, Set, Type, Verdict};
 
 use crate::error::Error;
 use crate::netfilter::Message;
-use crate::netfilter::pool::PooledSocket;
+use crate::netfilter::pool::{self, PooledSocket};
 use crate::netlink::{Failure, Request};
 
 /// `NFNL_SUBSYS_NFTABLES`.
@@ -142,6 +142,9 @@ impl Nft {
     /// The first operation that the kernel refused. [`crate::Kind::Absent`]: its table, chain, set or element does not exist.
     /// [`crate::Kind::Exists`]: the object of a `create_…`, or a contradicting element, exists.
     pub fn commit(&mut self, batch: Batch) -> Result<(), Error> {
+        if batch.has_removal() {
+            pool::note_removal();
+        }
         let (messages, operations) = batch.into_parts();
         if messages.is_empty() {
             return Ok(());

@@ -81,6 +81,8 @@ Usage:
       Replace this process with a program that is killed when its parent, process PID, exits.
   weft-cni remove-links INDEX…
       Remove the links with these indexes, by a routing socket on stdin. DEL does not wait for its end.
+  weft-cni close-sockets
+      Keep inherited sockets of netfilter open until the end of stdin. DEL does not wait for their release.
   weft-cni version [-o text|json]
       Print the version, commit, date, architecture and plugins of this program.
   weft-cni --version
@@ -108,6 +110,7 @@ Examples:
   weft-cni dhcp daemon -hostprefix /host
   weft-cni exec-with-parent $$ /opt/cni/bin/flannel
   weft-cni remove-links 12 14
+  weft-cni close-sockets </dev/null
   weft-cni version -o json
 
 Exit codes: 0 success, 1 failure, 2 wrong usage. ping: 3 no reply. release-address: 3 the address is in use (its owner is
@@ -382,6 +385,14 @@ pub fn run_daemon(flags: &[&str]) -> ExitCode {
 /// Removes links for a process that does not wait for the end of their removal. That process reports failures.
 pub fn remove_links(indexes: &[&str]) -> ExitCode {
     match linux::link::removal::run(indexes) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Keeps inherited sockets open until the end of stdin.
+pub fn close_sockets() -> ExitCode {
+    match linux::netfilter::closing::run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

@@ -35,15 +35,20 @@ const OTHER_NAMES: &str = "weft-cni install DIR --names NAME=PLUGIN installs a p
 /// Runs the program in the role that its arguments select.
 pub fn run() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    linux::link::removal::enable();
+    linux::grace_period::enable();
     match Role::of(&arguments) {
-        Role::Plugin(plugin) => process::run(plugin, &PluginInvoker::of_process()),
+        Role::Plugin(plugin) => {
+            let code = process::run(plugin, &PluginInvoker::of_process());
+            linux::netfilter::closing::close_sockets();
+            code
+        }
         Role::Command(command) => command.run(),
         Role::DhcpDaemon(flags) => command::run_daemon(&flags),
         Role::ExecWithParent { parent, program, arguments } => {
             command::exec_with_parent(parent, program, arguments)
         }
         Role::RemoveLinks(indexes) => command::remove_links(&indexes),
+        Role::CloseSockets => command::close_sockets(),
         Role::Unknown => process::refuse(dispatch::names(), OTHER_NAMES),
     }
 }

@@ -1,7 +1,8 @@
 //! Role of the process, decided once from its arguments: a plugin, a command or the DHCP daemon.
 //!
 //! The file name of the first argument comes first: a program called as `bridge` is the plugin `bridge`, whatever its
-//! other arguments are. The exceptions are `dhcp daemon`, as for the reference plugin, `exec-with-parent` and `remove-links`.
+//! other arguments are. The exceptions are `dhcp daemon`, as for the reference plugin, `exec-with-parent`,
+//! `remove-links` and `close-sockets`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -9,6 +10,7 @@ use std::path::Path;
 use cni::plugin::Plugin;
 use cni::plugin::process;
 use linux::link::removal;
+use linux::netfilter::closing;
 use linux::parent_death;
 
 use crate::command::Command;
@@ -29,6 +31,8 @@ pub enum Role<'a> {
     },
     /// Removes the links with these indexes, on the socket that is the standard input.
     RemoveLinks(Vec<&'a str>),
+    /// Holds the sockets that it inherited until its standard input ends.
+    CloseSockets,
     /// One CNI call of a plugin.
     Plugin(&'static dyn Plugin),
     /// Command of an operator or of `weft`.
@@ -53,6 +57,11 @@ impl<'a> Role<'a> {
             && word == removal::COMMAND
         {
             return Role::RemoveLinks(indexes.iter().map(|index| utf8(index)).collect());
+        }
+        if let [_, word] = arguments
+            && word == closing::COMMAND
+        {
+            return Role::CloseSockets;
         }
         if let Some(plugin) = process::called_as(dispatch::find, arguments) {
             return Role::Plugin(plugin);
@@ -94,6 +103,7 @@ mod tests {
                 format!("exec {parent} {} {}", program.display(), arguments.len())
             }
             Role::RemoveLinks(indexes) => format!("remove {indexes:?}"),
+            Role::CloseSockets => "close".to_owned(),
             Role::Plugin(plugin) => format!("plugin {}", plugin.name()),
             Role::Command(command) => format!("{command:?}"),
             Role::Unknown => "unknown".to_owned(),
@@ -114,6 +124,7 @@ mod tests {
             (&["weft-cni", "exec-with-parent", "7", "/x", "a", "b"], "exec 7 /x 2"),
             (&["weft-cni", "exec-with-parent", "x", "/x"], "unknown"),
             (&["weft-cni", "remove-links", "7", "9"], "remove [\"7\", \"9\"]"),
+            (&["weft-cni", "close-sockets"], "close"),
             (&["weft-cni", "sandbox", "owner-tags"], "SandboxOwnerTags"),
             (&["weft-cni", "--version"], "Version"),
             (&["weft-cni", "version"], "BuildInfo { json: false }"),

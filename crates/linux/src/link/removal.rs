@@ -13,8 +13,7 @@
 //! - The child sends one datagram, on a socket of the namespace of the links that it inherits, and ends. It has no other
 //!   resource of this process.
 //! - Only announcements of the kernel count: a process in the namespace can send messages to the group, too.
-//! - At most [`CHILDREN_MAX`] children exist: where many calls remove links at once, they wait for one another anyway, and
-//!   further processes would take processor time from the calls. The other calls wait for the grace period themselves.
+//! - A limited number of children exist ([`crate::grace_period`]). The other calls wait for the grace period themselves.
 //! - If the child ends before every link was announced, this process removes the links itself and reports the outcome.
 //! - If this process is killed, the child still removes the links. An index is not used again in a namespace.
 //!
@@ -22,36 +21,22 @@
 //! `unregister_netdevice_many_notify`, `netdev_run_todo`.
 
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::AsFd;
+use std::process::Child;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use rustix::net::SendFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::error::Error;
+use crate::grace_period;
 use crate::netns::Netns;
 use crate::rtnl::Rtnl;
 use crate::watch::Watch;
 
 /// First argument of a program that is started to remove links.
 pub const COMMAND: &str = "remove-links";
-/// Maximum number of children on a node at a time.
-const CHILDREN_MAX: u8 = 4;
-/// File of the running program.
-const PROGRAM: &str = "/proc/self/exe";
-
-/// Whether the running program executes [`COMMAND`].
-static HAS_COMMAND: AtomicBool = AtomicBool::new(false);
-
-/// States that the running program executes [`run`] when its first argument is [`COMMAND`]. Otherwise links are removed by
-/// the calling process.
-pub fn enable() {
-    HAS_COMMAND.store(true, Ordering::Relaxed);
-}
 
 /// Sockets in the namespace of the links.
 #[derive(Debug)]
@@ -64,7 +49,7 @@ pub struct LinkRemoval {
 impl LinkRemoval {
     /// Opens the sockets in the calling thread's namespace.
     pub fn open() -> Result<LinkRemoval, Error> {
-        let announcements = if HAS_COMMAND.load(Ordering::Relaxed) { Watch::links().ok() } else { None };
+        let announcements = if grace_period::has_commands() { Watch::links().ok() } else { None };
         Ok(LinkRemoval { net: Rtnl::open()?, announcements })
     }
 
@@ -96,26 +81,8 @@ impl LinkRemoval {
 /// Starts the child, with a socket of the namespace as its standard input; `None` if there are enough children, or it cannot
 /// start.
 fn start(net: &Rtnl, indexes: &[u32]) -> Option<Child> {
-    let permit = (0..CHILDREN_MAX).find_map(permit)?;
-    Command::new(PROGRAM)
-        .arg0("weft-cni")
-        .arg(COMMAND)
-        .args(indexes.iter().map(u32::to_string))
-        .env_clear()
-        .stdin(net.as_fd().try_clone_to_owned().ok()?)
-        .stdout(permit)
-        .stderr(Stdio::null())
-        .spawn()
-        .ok()
-}
-
-/// Returns a socket with the abstract name of the child `number`, which only one process of the node can have. The child
-/// inherits it and has the name until it ends.
-fn permit(number: u8) -> Option<OwnedFd> {
-    let name = SocketAddrUnix::new_abstract_name(format!("weft-{COMMAND}-{number}").as_bytes()).ok()?;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
-    bind(&socket, &name).ok()?;
-    Some(socket)
+    let socket = net.as_fd().try_clone_to_owned().ok()?;
+    grace_period::start(COMMAND, indexes.iter().map(u32::to_string), socket.into())
 }
 
 /// Waits until the kernel has announced the removal of every link, or the child has ended. Returns false in the second case.

@@ -10,6 +10,7 @@
 //!
 //! Source: kernel `net/netfilter/nf_tables_api.c` (`nft_rcv_nl_event`).
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Message;
@@ -22,6 +23,23 @@ const IDLE_MAX: usize = 16;
 
 /// Sockets of this process, with the namespace of each.
 static SOCKETS: Mutex<Vec<(Identity, PooledSocket)>> = Mutex::new(Vec::new());
+
+/// Whether this process removed objects of nf_tables, so that closing a socket waits.
+static HAS_REMOVED: AtomicBool = AtomicBool::new(false);
+
+/// States that this process removes objects of nf_tables.
+pub(crate) fn note_removal() {
+    HAS_REMOVED.store(true, Relaxed);
+}
+
+/// Takes the sockets that are not in use out of the pool, if this process removed objects; they are closed when dropped.
+pub(crate) fn take_after_removal() -> Option<Vec<PooledSocket>> {
+    if !HAS_REMOVED.load(Relaxed) {
+        return None;
+    }
+    let mut sockets = SOCKETS.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(sockets.extract_if(.., |(_, socket)| socket.is_idle()).map(|(_, socket)| socket).collect())
+}
 
 /// Socket with one user at a time: it is in use if it has a second reference.
 #[derive(Clone, Debug)]
@@ -78,7 +96,7 @@ impl PooledSocket {
         self.lock().dump_within(bytes_max, flags, message)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Socket> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Socket> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

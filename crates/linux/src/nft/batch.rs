@@ -303,6 +303,12 @@ impl Batch {
         self
     }
 
+    /// Whether an operation removes an object, which the kernel frees later.
+    pub(super) fn has_removal(&self) -> bool {
+        let removals = [DELETE_TABLE, DELETE_CHAIN, DELETE_RULE, DELETE_SET, DELETE_ELEMENTS].map(kind);
+        self.requests.iter().any(|request| removals.contains(&request.message.kind))
+    }
+
     pub(super) fn into_parts(self) -> (Vec<Request<Message>>, Vec<String>) {
         let Batch { requests, operations } = self;
         (requests, operations)
