@@ -53,6 +53,7 @@ mod masquerade;
 mod network_policy;
 mod network_policy_bridge;
 mod network_policy_matrix;
+mod network_policy_tap;
 mod network_policy_update;
 mod network_policy_window;
 mod network_selection;

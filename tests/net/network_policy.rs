@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use testkit::{Attachment, Feature, Host, Netns, Pod, host};
 
 /// Pods in the order of their addresses, which begin with 10.9.0.11.
-const PODS: [&str; 3] = ["db", "web", "other"];
+pub(crate) const PODS: [&str; 3] = ["db", "web", "other"];
 
 /// Definition of the network `data` with one of the plugins.
 pub(crate) fn network(plugin: &str) -> Value {
@@ -40,7 +40,7 @@ pub(crate) fn weft() -> Value {
 }
 
 /// Writes the manifest of a pod with a label, which selects the network with fixed addresses.
-fn pod_manifest(host: &Host, index: usize) {
+pub(crate) fn pod_manifest(host: &Host, index: usize) {
     let ips = json!([format!("10.9.0.{}/24", 11 + index), format!("fd00:9::{}/64", 11 + index)]);
     let networks = json!([{ "name": "data", "ips": ips }]).to_string();
     let manifest = json!({ "apiVersion": "v1", "kind": "Pod",
@@ -59,7 +59,7 @@ fn policy(host: &Host, name: &str, spec: &Value) {
 }
 
 /// `db` may be reached by `web` at its named port, and by all at UDP 53; `other` may reach `web` at TCP 80.
-fn policies(host: &Host) {
+pub(crate) fn policies(host: &Host) {
     let app = |name: &str| json!({ "podSelector": { "matchLabels": { "app": name } } });
     let selected = |name: &str| json!({ "matchLabels": { "app": name } });
     let ingress = json!([
@@ -554,5 +554,26 @@ fn network_policy_counters_show_allowed_and_denied_packets() {
             let value = page.stdout.lines().find_map(|line| line.strip_prefix(&start)?.parse::<u64>().ok());
             assert!(value >= Some(least), "{plugin}: {start}: {value:?}");
         }
+        for line in ["weft_policy_counters_unread 0\n", "weft_policy_counters_read_failed 0\n"] {
+            assert!(page.stdout.contains(line), "{plugin}: {line}: {}", page.stdout);
+        }
+        if plugin != "macvlan" {
+            continue;
+        }
+        // The pod adds more rules than are read.
+        let db = &pods[0].0;
+        let listed = db.run(["nft", "list", "table", "inet", "weft-policy"]);
+        let chain = listed.lines().find_map(|line| line.trim().strip_prefix("chain ingress-"));
+        let chain = format!("ingress-{}", chain.and_then(|rest| rest.split(' ').next()).expect("a chain"));
+        let rules = format!("add rule inet weft-policy {chain} counter\n").repeat(100_000);
+        db.command("nft").args(["-f", "-"]).stdin(rules).finish().success();
+        let words = ["list", "--policies", "-o", "json"];
+        let shown = weft_command().args(words).finish().success();
+        assert!(shown.stderr.contains("counters of 1 attachments with network policies"), "{shown}");
+        assert!(!shown.stdout.contains("\"db\""), "{shown}");
+        rig::machine::until("an attachment that was not read", || {
+            let page = host.attempt(["curl", "-sf", "http://127.0.0.1:9466/metrics"]);
+            page.stdout.contains("weft_policy_counters_unread 1\n").then_some(())
+        });
     }
 }

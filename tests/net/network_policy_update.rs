@@ -242,7 +242,8 @@ fn network_policy_update_isolates_and_releases_on_macvlan() {
     update_and_release(&host, "macvlan");
 }
 
-/// A rule has a set for IPv6 only while it has IPv6 peers.
+/// A rule gets a set for IPv6 with its first IPv6 peer. The set stays after the last one, so that a peer that restarts causes
+/// no further change of rules.
 #[test]
 fn network_policy_update_adds_and_removes_ipv6_peers() {
     for plugin in ["ptp", "bridge"] {
@@ -259,13 +260,34 @@ fn network_policy_update_adds_and_removes_ipv6_peers() {
                 reached(Transport::Udp, &pods.web, &at, &pods.db, &at).is_some()
             })
         };
-        for (policy, expected) in [(&four, [true, false]), (&both, [true, true]), (&four, [true, false])] {
+        // Handles of the rules: a rule that is written again has another one.
+        let handles = || {
+            let table =
+                pods.namespace(plugin).run(["nft", "-a", "-s", "list", "table", "inet", "weft-policy"]);
+            let rules = table.lines().filter(|line| line.contains("comment \"#"));
+            rules.filter_map(|line| Some(line.rsplit_once("# handle ")?.1.to_owned())).collect::<Vec<_>>()
+        };
+        let mut known = Vec::new();
+        let rounds = [
+            (&four, [true, false], false),
+            (&both, [true, true], true),
+            (&four, [true, false], true),
+            (&both, [true, true], true),
+        ];
+        for (round, (policy, expected, has_set)) in rounds.into_iter().enumerate() {
             pods.run(&pods.update(policy));
             pods.attachment(&pods.db).check(&weft()).success();
             assert_eq!(reaches(), expected, "{plugin}: {policy}");
-            let has_set = listed(&pods, plugin).contains("pods6");
-            assert_eq!(has_set, expected[1], "{plugin}: {policy}");
+            assert_eq!(listed(&pods, plugin).contains("pods6"), has_set, "{plugin}: {policy}");
+            let before = std::mem::replace(&mut known, handles());
+            assert!(!known.is_empty() && (before != known) == (round < 2), "{plugin}: {before:?} {known:?}");
         }
+        // Another rule is written with the sets that it needs.
+        let mut other = policy(&[WEB], &[54]);
+        other["sets"]["peers"] = json!([WEB]);
+        pods.run(&pods.update(&other));
+        pods.attachment(&pods.db).check(&weft()).success();
+        assert!(!listed(&pods, plugin).contains("pods6"), "{plugin}");
         pods.attachment(&pods.db).del(&weft()).success();
         assert!(pods.chains().is_empty(), "{plugin}: {:?}", pods.chains());
     }
@@ -390,13 +412,16 @@ fn rules(pods: &Pods<'_>, plugin: &str, policy: &Value) -> String {
     listed
 }
 
-/// Returns the chains and sets of attachments, without counters.
+/// Returns the chains and sets of attachments, without counters, sorted: the kernel lists sets in the order of their creation.
 fn listed(pods: &Pods<'_>, plugin: &str) -> String {
     let table = ["-s", "list", "table", "inet", "weft-policy"];
     let listed = pods.namespace(plugin).command("nft").args(table).finish();
     // The base chains stay on the host after the last attachment.
-    let parts = listed.stdout.split("\n\n").filter(|part| part.contains("gress-"));
-    parts.collect::<Vec<_>>().join("\n").replace("table inet weft-policy {\n", "")
+    let objects = listed.stdout.replace("table inet weft-policy {\n", "").replace("\n}\n", "\n");
+    let parts = objects.split("\n\n").filter(|part| part.contains("gress-")).map(str::trim_end);
+    let mut parts: Vec<&str> = parts.collect();
+    parts.sort_unstable();
+    parts.join("\n")
 }
 
 #[test]
@@ -459,6 +484,73 @@ fn network_policy_update_ends_established_connections() {
     }
 }
 
+/// Returns the commands that write a base chain again with its rule, at another hook.
+fn other_base(chain: &str, hook: &str) -> String {
+    let (table, field) = ("inet weft-policy", if chain == "prerouting" { "iifname" } else { "oifname" });
+    let map = if chain == "prerouting" { "links-in" } else { "links-out" };
+    format!(
+        "flush chain {table} {chain}; delete chain {table} {chain}; \
+         add chain {table} {chain} {{ type filter hook {hook}; policy accept; }}; \
+         add rule {table} {chain} {field} vmap @{map} comment \"links with network policies\""
+    )
+}
+
+/// Rules of the pod's own are its own business, and do not lengthen a comparison. Rules that it adds to those of weft are
+/// found without being read.
+#[test]
+fn network_policy_comparison_is_bounded_in_a_hostile_pod() {
+    const RULES: usize = 100_000;
+    let host = host!(Feature::Bridge, Feature::NftInet);
+    let pods = Pods::new(&host, "bridge");
+    pods.attach(&pods.web);
+    pods.attach(&pods.db);
+    pods.run(&pods.update(&policy(&[WEB], &[53])));
+    if pods.chains().is_empty()
+        || pods.db.attempt(["nft", "list", "table", "inet", "weft-policy"]).code != Some(0)
+    {
+        // The rules are on the host, out of the pod's reach.
+        return;
+    }
+    let table = "inet weft-policy";
+    let chain = pods.chains().into_iter().find(|name| name.starts_with("ingress-")).expect("a chain");
+    let set = format!("{}-ingress-0-pods4", chain.trim_start_matches("ingress-"));
+    let fill = |chain: &str| {
+        let rules = (0..RULES).map(|_| format!("add rule {chain} counter accept\n")).collect::<String>();
+        pods.db.command("nft").args(["-f", "-"]).stdin(rules).finish().success();
+    };
+    let check = || pods.attachment(&pods.db).check(&weft());
+    pods.db.run(["nft", "add table inet own; add chain inet own web"]);
+    fill("inet own web");
+    check().success();
+    assert_eq!(pods.run_through(&[], &pods.verification()).code, Some(0), "rules of another table");
+    let elements: Vec<String> = (0..2 * 65_536_u32)
+        .map(|number| std::net::Ipv4Addr::from(0x0a4d_0000 + number).to_string())
+        .collect();
+    let elements = format!("add element {table} {set} {{ {} }}", elements.join(", "));
+    type Attack<'a> = &'a dyn Fn();
+    let in_chain = || fill(&format!("{table} {chain}"));
+    let in_base = || fill(&format!("{table} prerouting"));
+    let in_set = || drop(pods.db.command("nft").args(["-f", "-"]).stdin(elements.clone()).finish().success());
+    for (what, attack) in [("chain", &in_chain as Attack<'_>), ("base chain", &in_base), ("set", &in_set)] {
+        attack();
+        let (_, why) = refusal(&check());
+        assert!(why.contains("network policy: list ") && why.contains("bytes"), "{what}: {why}");
+        let restored = pods.run_through(&[], &pods.verification());
+        assert!(restored.stderr.contains("agent"), "{what}: no report: {restored}");
+        check().success();
+        assert!(pods.reaches(53) && !pods.reaches(54), "{what}");
+    }
+    // An update replaces what it cannot read.
+    in_chain();
+    pods.run(&pods.update(&policy(&[WEB], &[54])));
+    check().success();
+    assert!(!pods.reaches(53) && pods.reaches(54));
+    in_base();
+    pods.run(&pods.update(&Value::Null));
+    assert!(pods.reaches(53) && pods.chains().is_empty(), "{:?}", pods.chains());
+    pods.attachment(&pods.db).del(&weft()).success();
+}
+
 #[test]
 fn network_policy_changed_rules_are_restored() {
     for plugin in ["bridge", "ptp"] {
@@ -474,6 +566,11 @@ fn network_policy_changed_rules_are_restored() {
             format!("flush chain {table} {chain}"),
             format!("insert rule {table} prerouting accept; insert rule {table} postrouting accept"),
             format!("add rule {table} {chain} accept"),
+            format!("add chain {table} prerouting {{ policy drop; }}"),
+            // The same rule at another place: after or before the rules that it should follow.
+            other_base("prerouting", "prerouting priority 7"),
+            other_base("prerouting", "input priority 0"),
+            other_base("postrouting", "postrouting priority -300"),
         ];
         if plugin == "bridge" {
             attacks.extend([

@@ -22,6 +22,8 @@ enum Cause {
     Kernel { errno: Errno, explanation: String },
     /// The answer cannot be decoded, or the request cannot be encoded.
     Protocol(String),
+    /// The answer is larger than the caller accepts.
+    Exceeded(String),
 }
 
 /// Kind of a failure.
@@ -39,6 +41,8 @@ pub enum Kind {
     Denied,
     /// The operation took too long (EAGAIN on a socket with a time limit, ETIMEDOUT).
     TimedOut,
+    /// The answer is larger than the caller accepts, or takes longer.
+    Exceeded,
     /// Any other failure.
     Other,
 }
@@ -59,6 +63,11 @@ impl Error {
         Error { operation: operation.into(), cause: Cause::Protocol(why.into()) }
     }
 
+    /// Returns the error of an answer that is larger than the caller accepts.
+    pub(crate) fn exceeded(operation: impl Into<String>, why: impl Into<String>) -> Error {
+        Error { operation: operation.into(), cause: Cause::Exceeded(why.into()) }
+    }
+
     /// Returns the error of a file operation.
     pub fn io(operation: impl Into<String>, error: &io::Error) -> Error {
         match Errno::from_io_error(error) {
@@ -69,8 +78,12 @@ impl Error {
 
     /// Returns the kind of the failure.
     pub fn kind(&self) -> Kind {
-        let Cause::Kernel { errno, .. } = &self.cause else { return Kind::Other };
-        match *errno {
+        let errno = match &self.cause {
+            Cause::Kernel { errno, .. } => *errno,
+            Cause::Protocol(_) => return Kind::Other,
+            Cause::Exceeded(_) => return Kind::Exceeded,
+        };
+        match errno {
             Errno::NODEV | Errno::NOENT | Errno::NOTDIR | Errno::SRCH | Errno::NXIO | Errno::ADDRNOTAVAIL => {
                 Kind::Absent
             }
@@ -105,7 +118,7 @@ impl Error {
     pub fn errno(&self) -> Option<Errno> {
         match &self.cause {
             Cause::Kernel { errno, .. } => Some(*errno),
-            Cause::Protocol(_) => None,
+            Cause::Protocol(_) | Cause::Exceeded(_) => None,
         }
     }
 }
@@ -121,7 +134,7 @@ impl fmt::Display for Error {
                 }
                 Ok(())
             }
-            Cause::Protocol(why) => f.write_str(why),
+            Cause::Protocol(why) | Cause::Exceeded(why) => f.write_str(why),
         }
     }
 }

@@ -8,7 +8,7 @@
 //! Source: netlink(7); kernel Documentation/userspace-api/netlink/intro.rst.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkBuffer,
@@ -285,15 +285,16 @@ impl Socket {
     where
         M: NetlinkSerializable + NetlinkDeserializable + Clone,
     {
-        self.dump_within(usize::MAX, flags, message).map(Option::unwrap_or_default)
+        let mut no_limit = DumpLimit { bytes: usize::MAX, end: None };
+        self.dump_within(&mut no_limit, flags, message).map(Option::unwrap_or_default)
     }
 
-    /// Requests a dump and returns its messages; `None` if they have more than `bytes_max` bytes.
+    /// Requests a dump and returns its messages; `None` if they exceed the limit, of which they use up a part.
     ///
     /// After `None` the rest of the dump is unread, and the kernel refuses further dumps of this socket with EBUSY.
     pub fn dump_within<M>(
         &mut self,
-        bytes_max: usize,
+        limit: &mut DumpLimit,
         flags: u16,
         message: &M,
     ) -> Result<Option<Vec<M>>, Failure>
@@ -303,7 +304,7 @@ impl Socket {
         let mut tries = 0;
         loop {
             self.has_unread_dump = true;
-            let dump = self.dump_once(bytes_max, flags, message.clone());
+            let dump = self.dump_once(limit, flags, message.clone());
             self.has_unread_dump = !matches!(dump, Ok(Some(_)) | Err(Failure::Refused(_)));
             let Some(dump) = dump? else { return Ok(None) };
             let Dump { answers, interrupted, longest } = dump;
@@ -318,7 +319,12 @@ impl Socket {
         }
     }
 
-    fn dump_once<M>(&mut self, bytes_max: usize, flags: u16, message: M) -> Result<Option<Dump<M>>, Failure>
+    fn dump_once<M>(
+        &mut self,
+        limit: &mut DumpLimit,
+        flags: u16,
+        message: M,
+    ) -> Result<Option<Dump<M>>, Failure>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
     {
@@ -327,7 +333,6 @@ impl Socket {
         append(&mut datagram, self.sequence, flags | NLM_F_DUMP, message);
         self.send(&datagram)?;
         let mut answers = Vec::new();
-        let mut room = bytes_max;
         let mut interrupted = false;
         let mut longest = None;
         loop {
@@ -344,14 +349,17 @@ impl Socket {
                 }
                 Err(failure) => return Err(failure),
             }
+            if limit.end.is_some_and(|end| Instant::now() > end) {
+                return Ok(None);
+            }
             for message in messages(&self.buffer) {
                 let message = message?;
                 if message.sequence != self.sequence {
                     continue;
                 }
                 interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
-                let Some(left) = room.checked_sub(message.bytes.len()) else { return Ok(None) };
-                room = left;
+                let Some(left) = limit.bytes.checked_sub(message.bytes.len()) else { return Ok(None) };
+                limit.bytes = left;
                 match message.body::<M>()? {
                     Body::Answer(answer) => answers.push(answer),
                     Body::Done => return Ok(Some(Dump { answers, interrupted, longest })),
@@ -399,6 +407,15 @@ impl Socket {
         self.buffer.reserve(length.next_power_of_two());
         Ok(())
     }
+}
+
+/// Limit of dumps that another party can lengthen.
+#[derive(Clone, Copy, Debug)]
+pub struct DumpLimit {
+    /// Number of bytes that are left.
+    pub bytes: usize,
+    /// Time at which the last dump ends.
+    pub end: Option<Instant>,
 }
 
 /// Answers to a dump.

@@ -34,10 +34,12 @@ pub use listing::{Counted, ListedChain, ListedRule};
 pub use rule::{Is, Mapping, Protocol, Rule, Selector, State};
 pub use set::{Data, Element, ListedElement, Set, Type, Verdict};
 
+use std::time::{Duration, Instant};
+
 use crate::error::Error;
 use crate::netfilter::Message;
 use crate::netfilter::pool::{self, PooledSocket};
-use crate::netlink::{Failure, Request};
+use crate::netlink::{DumpLimit, Failure, Request};
 
 /// `NFNL_SUBSYS_NFTABLES`.
 const SUBSYSTEM: u8 = 10;
@@ -76,6 +78,17 @@ pub struct Table<'a> {
 #[derive(Debug)]
 pub struct Nft {
     socket: PooledSocket,
+    /// Limit of all lists together.
+    limit: Option<ListLimit>,
+}
+
+/// Limit of the lists of a namespace that another party can change.
+#[derive(Clone, Copy, Debug)]
+struct ListLimit {
+    left: DumpLimit,
+    /// Number of bytes and time at the beginning, for the error.
+    bytes_max: usize,
+    time_max: Duration,
 }
 
 // === impl Family ===
@@ -115,6 +128,12 @@ impl<'a> Table<'a> {
         Table { family, name }
     }
 
+    /// Returns the address family.
+    #[must_use]
+    pub const fn family(self) -> Family {
+        self.family
+    }
+
     /// Returns a rule for this table, without conditions and statements yet.
     pub fn rule(self) -> Rule {
         Rule::new(self.family)
@@ -133,7 +152,15 @@ impl std::fmt::Display for Table<'_> {
 impl Nft {
     /// Opens a socket in the calling thread's namespace; for another one see [`crate::Netns::nft`].
     pub fn open() -> Result<Nft, Error> {
-        PooledSocket::open().map(|socket| Nft { socket })
+        PooledSocket::open().map(|socket| Nft { socket, limit: None })
+    }
+
+    /// Limits all lists of this socket together to a number of bytes, and to a time from now on. A list that exceeds it is an
+    /// error of [`crate::Kind::Exceeded`], after which the kernel refuses further lists of this socket.
+    #[must_use]
+    pub fn within(self, bytes_max: usize, time_max: Duration) -> Nft {
+        let left = DumpLimit { bytes: bytes_max, end: Some(Instant::now() + time_max) };
+        Nft { limit: Some(ListLimit { left, bytes_max, time_max }), ..self }
     }
 
     /// Executes a batch completely or not at all.

@@ -455,11 +455,70 @@ fn nft_list_of_a_long_chain_is_bounded() {
     }
     batch.add_rule(WEFT, "other", &WEFT.rule().count());
     nft(&host).commit(batch).expect("commit");
-    let within = |bytes_max, chain| nft(&host).rules_within(bytes_max, WEFT, chain).expect("list");
+    let minute = Duration::from_secs(60);
+    let within = |bytes_max, chain| match nft(&host).within(bytes_max, minute).rules(WEFT, chain) {
+        Ok(rules) => Some(rules.len()),
+        Err(error) => {
+            assert_eq!(error.kind(), Kind::Exceeded, "{error}");
+            None
+        }
+    };
     assert_eq!(within(64 * 1024, "web"), None);
-    assert_eq!(within(4 << 20, "web").map(|rules| rules.len()), Some(2000));
-    assert_eq!(within(64 * 1024, "other").map(|rules| rules.len()), Some(1));
-    assert_eq!(within(64 * 1024, "missing"), Some(Vec::new()));
+    assert_eq!(within(4 << 20, "web"), Some(2000));
+    assert_eq!(within(64 * 1024, "other"), Some(1));
+    assert_eq!(within(64 * 1024, "missing"), Some(0));
+    // All lists of a socket count together, and each of them ends in time.
+    let mut twice = nft(&host).within(400 * 1024, minute);
+    assert_eq!(twice.rules(WEFT, "web").map(|rules| rules.len()), Ok(2000));
+    assert_eq!(twice.rules(WEFT, "web").map_err(|error| error.kind()), Err(Kind::Exceeded));
+    let late = nft(&host).within(4 << 20, Duration::ZERO).rules(WEFT, "web");
+    assert_eq!(late.map_err(|error| error.kind()), Err(Kind::Exceeded));
+}
+
+#[test]
+fn nft_base_chain_is_read_as_it_was_written() {
+    let host = host!(Feature::NftInet);
+    let mut batch = Batch::new();
+    batch.ensure_table(WEFT).ensure_chain(WEFT, "web");
+    let chains = [
+        (
+            "one",
+            BaseChain {
+                chain_type: ChainType::Filter,
+                hook: Hook::Prerouting,
+                priority: -150,
+                policy: Policy::Accept,
+            },
+        ),
+        (
+            "two",
+            BaseChain {
+                chain_type: ChainType::Filter,
+                hook: Hook::Output,
+                priority: 7,
+                policy: Policy::Drop,
+            },
+        ),
+        (
+            "three",
+            BaseChain {
+                chain_type: ChainType::Nat,
+                hook: Hook::Postrouting,
+                priority: 100,
+                policy: Policy::Accept,
+            },
+        ),
+    ];
+    for (name, chain) in chains {
+        batch.ensure_base_chain(WEFT, name, chain);
+    }
+    nft(&host).commit(batch).expect("commit");
+    for (name, chain) in chains {
+        assert_eq!(nft(&host).base_chain(WEFT, name), Ok(Some(chain)), "{name}");
+    }
+    assert_eq!(nft(&host).base_chain(WEFT, "web"), Ok(None), "no base chain");
+    assert_eq!(nft(&host).base_chain(WEFT, "missing"), Ok(None));
+    assert_eq!(nft(&host).base_chain(Table::new(Family::Ip, "missing"), "one"), Ok(None));
 }
 
 #[test]

@@ -6,6 +6,8 @@
 
 mod call;
 
+use std::collections::BTreeSet;
+
 use cni::error::{Error, code};
 use cni::name::{ContainerId, IfName};
 use serde::{Deserialize, Serialize};
@@ -111,6 +113,9 @@ pub struct PolicyRules {
     pub link: String,
     /// Part of the names of chains and sets that identifies the attachment.
     pub id: String,
+    /// Names of the peers, as in the policies, whose rules keep a set for IPv6 although they have no IPv6 address now.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub ipv6_peers: BTreeSet<String>,
 }
 
 /// Namespace and family of rules.

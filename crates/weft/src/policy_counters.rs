@@ -57,6 +57,15 @@ pub(crate) struct PolicyCounters {
     subjects: Vec<Isolated>,
 }
 
+/// Counters that were read.
+#[derive(Debug, Default)]
+pub(crate) struct ReadCounts {
+    pub(crate) counts: Vec<PolicyCount>,
+    /// Number of attachments whose counters were not read: their rules are gone, a pod added too many to them, or the node has
+    /// more than are read at once.
+    pub(crate) unread: usize,
+}
+
 /// Returns the requests for the attachments of these entries that have policies.
 pub(crate) fn requests(entries: &[&Entry]) -> PolicyCounters {
     let (mut requests, mut subjects) = (Vec::new(), Vec::new());
@@ -90,14 +99,25 @@ impl PolicyCounters {
     ///
     /// # Errors
     /// `weft-cni` fails.
-    pub(crate) fn read(&self, weft_cni: &WeftCni) -> Result<Vec<PolicyCount>, Failure> {
+    pub(crate) fn read(&self, weft_cni: &WeftCni) -> Result<ReadCounts, Failure> {
         let PolicyCounters { requests, subjects } = self;
         if requests.is_empty() {
-            return Ok(Vec::new());
+            return Ok(ReadCounts::default());
         }
-        let answers = weft_cni.policy_counters(requests)?.into_iter().flatten();
-        let each = subjects.iter().zip(answers);
-        Ok(each.flat_map(|(subject, answer)| subject.counts(&answer.unwrap_or_default())).collect())
+        let answers = weft_cni.policy_counters(requests)?;
+        Ok(ReadCounts::new(subjects, &answers.into_iter().flatten().collect::<Vec<_>>()))
+    }
+}
+
+// === impl ReadCounts ===
+
+impl ReadCounts {
+    /// Returns the counters in the answers for attachments; `None` is one that was not read.
+    fn new(subjects: &[Isolated], answers: &[Option<Vec<PolicyCounter>>]) -> ReadCounts {
+        let read =
+            subjects.iter().zip(answers).filter_map(|(subject, answer)| Some((subject, answer.as_ref()?)));
+        let unread = subjects.len() - read.clone().count();
+        ReadCounts { counts: read.flat_map(|(subject, answer)| subject.counts(answer)).collect(), unread }
     }
 }
 
@@ -180,5 +200,21 @@ mod tests {
         let expected =
             expected.map(|(name, packets)| ((direction, name), Traffic { packets, bytes: packets * 10 }));
         assert_eq!(found, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn network_policy_counters_name_attachments_that_were_not_read() {
+        let subject = || Isolated {
+            namespace: "ns".into(),
+            pod: "web".into(),
+            interface: "net1".into(),
+            network: "ns/a".into(),
+            rules: RuleNames::new(),
+        };
+        let denied = PolicyCounter { direction: Direction::Ingress, rule: None, packets: 1, bytes: 10 };
+        let subjects = [subject(), subject(), subject()];
+        // The second one was not read, and no answer has the third one.
+        let ReadCounts { counts, unread } = ReadCounts::new(&subjects, &[Some(vec![denied]), None]);
+        assert_eq!((counts.len(), unread), (1, 2));
     }
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Message;
 use crate::error::Error;
-use crate::netlink::{Failure, Protocol, Request, Socket};
+use crate::netlink::{DumpLimit, Failure, Protocol, Request, Socket};
 use crate::netns::Identity;
 
 /// Maximum number of open sockets that are not in use.
@@ -89,11 +89,11 @@ impl PooledSocket {
     /// As [`Socket::dump_within`].
     pub(crate) fn dump_within(
         &mut self,
-        bytes_max: usize,
+        limit: &mut DumpLimit,
         flags: u16,
         message: &Message,
     ) -> Result<Option<Vec<Message>>, Failure> {
-        self.lock().dump_within(bytes_max, flags, message)
+        self.lock().dump_within(limit, flags, message)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Socket> {

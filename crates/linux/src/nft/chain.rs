@@ -61,6 +61,9 @@ pub mod priority {
 }
 
 impl Hook {
+    pub(super) const ALL: [Hook; 5] =
+        [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting];
+
     /// `NF_INET_…`; those of the bridge family have the same numbers.
     pub(super) fn number(self) -> u32 {
         match self {
@@ -74,6 +77,8 @@ impl Hook {
 }
 
 impl ChainType {
+    pub(super) const ALL: [ChainType; 2] = [ChainType::Filter, ChainType::Nat];
+
     pub(super) fn word(self) -> &'static str {
         match self {
             ChainType::Filter => "filter",
@@ -83,6 +88,8 @@ impl ChainType {
 }
 
 impl Policy {
+    pub(super) const ALL: [Policy; 2] = [Policy::Accept, Policy::Drop];
+
     /// `NF_…`.
     pub(super) fn number(self) -> u32 {
         match self {

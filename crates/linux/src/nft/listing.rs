@@ -2,7 +2,7 @@
 
 use super::comment;
 use super::set::{Data, Element, ListedElement};
-use super::{ChainType, Family, Hook, Nft, Table, kind};
+use super::{BaseChain, ChainType, Family, Hook, ListLimit, Nft, Policy, Table, kind};
 use crate::attributes::{Attributes, be64_of, find, items};
 use crate::error::{Error, Kind};
 use crate::netfilter::Message;
@@ -26,6 +26,7 @@ const CHAIN_HOOK: u16 = 4;
 const CHAIN_POLICY: u16 = 5;
 const CHAIN_TYPE: u16 = 7;
 const HOOK_NUMBER: u16 = 1;
+const HOOK_PRIORITY: u16 = 2;
 
 /// `NF_DROP`
 const DROP: &[u8] = &[0; 4];
@@ -95,6 +96,25 @@ impl Counted {
     }
 }
 
+// === impl BaseChain ===
+
+impl BaseChain {
+    /// Reads a base chain from its attributes.
+    fn read(attributes: &Attributes) -> Option<BaseChain> {
+        let number = |bytes: &[u8]| Some(u32::from_be_bytes(bytes.try_into().ok()?));
+        let place = attributes.find(CHAIN_HOOK)?;
+        let (hook, priority) = (number(find(place, HOOK_NUMBER)?)?, number(find(place, HOOK_PRIORITY)?)?);
+        let policy = number(attributes.find(CHAIN_POLICY)?)?;
+        let word = crate::attributes::text(attributes.find(CHAIN_TYPE)?);
+        Some(BaseChain {
+            chain_type: ChainType::ALL.into_iter().find(|one| one.word() == word)?,
+            hook: Hook::ALL.into_iter().find(|one| one.number() == hook)?,
+            priority: priority.cast_signed(),
+            policy: Policy::ALL.into_iter().find(|one| one.number() == policy)?,
+        })
+    }
+}
+
 // === impl Nft ===
 
 impl Nft {
@@ -106,10 +126,7 @@ impl Nft {
             resource: 0,
             attributes: Attributes::new(),
         };
-        let answers = self
-            .socket
-            .dump(0, &request)
-            .map_err(|failure| failure.of(format!("list tables {}", family.word())))?;
+        let answers = self.list(&request, || format!("list tables {}", family.word()))?;
         let own = answers.iter().filter(|answer| answer.family == family.number());
         Ok(own.filter_map(|answer| answer.attributes.find(TABLE_NAME)).map(crate::attributes::text).collect())
     }
@@ -118,8 +135,7 @@ impl Nft {
     pub fn all_tables(&mut self) -> Result<Vec<(Family, String)>, Error> {
         let request =
             Message { kind: kind(GET_TABLE), family: 0, resource: 0, attributes: Attributes::new() };
-        let answers =
-            self.socket.dump(0, &request).map_err(|failure| failure.of("list tables".to_owned()))?;
+        let answers = self.list(&request, || "list tables".to_owned())?;
         let table = |answer: &Message| {
             let family = Family::ALL.into_iter().find(|family| family.number() == answer.family)?;
             Some((family, answer.attributes.find(TABLE_NAME).map(crate::attributes::text)?))
@@ -162,10 +178,7 @@ impl Nft {
             resource: 0,
             attributes: Attributes::new(),
         };
-        let answers = self
-            .socket
-            .dump(0, &request)
-            .map_err(|failure| failure.of(format!("list chains {}", family.word())))?;
+        let answers = self.list(&request, || format!("list chains {}", family.word()))?;
         let chain = |answer: &Message| {
             let attributes = &answer.attributes;
             let number = find(attributes.find(CHAIN_HOOK)?, HOOK_NUMBER)?;
@@ -197,31 +210,29 @@ impl Nft {
         }
     }
 
+    /// Returns a base chain; `None` if there is none with this name, or one of a hook or type that weft does not use.
+    /// `nft list chain inet weft postrouting`
+    pub fn base_chain(&mut self, table: Table<'_>, chain: &str) -> Result<Option<BaseChain>, Error> {
+        let mut attributes = Attributes::new();
+        attributes.text(CHAIN_TABLE, table.name).text(CHAIN_NAME, chain);
+        let message =
+            Message { kind: kind(GET_CHAIN), family: table.family.number(), resource: 0, attributes };
+        match self.socket.exchange(vec![Request { flags: 0, message }]) {
+            Ok(answers) => Ok(answers.iter().find_map(|answer| BaseChain::read(&answer.attributes))),
+            Err(failure) => {
+                let error = failure.of(format!("find chain {table} {chain}"));
+                if error.kind() == Kind::Absent { Ok(None) } else { Err(error) }
+            }
+        }
+    }
+
     /// Returns the rules of a chain, in order. `nft -a list chain inet weft web`
     ///
     /// There are none if the chain or its table does not exist.
     pub fn rules(&mut self, table: Table<'_>, chain: &str) -> Result<Vec<ListedRule>, Error> {
-        self.rules_within(usize::MAX, table, chain).map(Option::unwrap_or_default)
-    }
-
-    /// Returns the rules of a chain that a pod can change; `None` if the kernel's list of them has more than `bytes_max`
-    /// bytes. The kernel refuses further lists of this socket then. `nft -a list chain inet weft web`
-    ///
-    /// There are none if the chain or its table does not exist.
-    pub fn rules_within(
-        &mut self,
-        bytes_max: usize,
-        table: Table<'_>,
-        chain: &str,
-    ) -> Result<Option<Vec<ListedRule>>, Error> {
         let mut attributes = Attributes::new();
         attributes.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain);
-        let request =
-            Message { kind: kind(GET_RULE), family: table.family.number(), resource: 0, attributes };
-        let answers = self
-            .socket
-            .dump_within(bytes_max, 0, &request)
-            .map_err(|failure| failure.of(format!("list chain {table} {chain}")))?;
+        let answers = self.dump(table, GET_RULE, attributes, || format!("list chain {table} {chain}"))?;
         let rule = |answer: Message| {
             let attributes = &answer.attributes;
             // Kernels before 4.20 do not filter by chain.
@@ -235,7 +246,7 @@ impl Nft {
                 ListedRule { handle, comment, counted }
             })
         };
-        Ok(answers.map(|answers| answers.into_iter().filter_map(rule).collect()))
+        Ok(answers.into_iter().filter_map(rule).collect())
     }
 
     /// Returns the names of the sets and maps of a table. `nft list sets table inet weft`
@@ -301,6 +312,21 @@ impl Nft {
         operation: impl Fn() -> String,
     ) -> Result<Vec<Message>, Error> {
         let request = Message { kind: kind(message), family: table.family.number(), resource: 0, attributes };
-        self.socket.dump(0, &request).map_err(|failure| failure.of(operation()))
+        self.list(&request, operation)
+    }
+
+    /// Requests a list within the limit.
+    fn list(&mut self, request: &Message, operation: impl Fn() -> String) -> Result<Vec<Message>, Error> {
+        let Some(limit) = &mut self.limit else {
+            return self.socket.dump(0, request).map_err(|failure| failure.of(operation()));
+        };
+        let ListLimit { left, bytes_max, time_max } = limit;
+        let answers = self.socket.dump_within(left, 0, request).map_err(|failure| failure.of(operation()))?;
+        answers.ok_or_else(|| {
+            let why = format!(
+                "the lists of this namespace have more than {bytes_max} bytes, or take more than {time_max:?}"
+            );
+            Error::exceeded(operation(), why)
+        })
     }
 }

@@ -259,6 +259,18 @@ impl Rule {
         self.transport(protocol).field(Selector::DestinationPort, Is::In, &port.into())
     }
 
+    /// `tcp dport 80-90`
+    pub fn destination_ports(self, protocol: Protocol, first: u16, last: u16) -> Rule {
+        if first == last {
+            return self.destination_port(protocol, first);
+        }
+        let mut rule = self.transport(protocol);
+        rule.load(&[Selector::DestinationPort]);
+        rule.expressions.compare(0, Comparison::AtLeast, &first.to_be_bytes());
+        rule.expressions.compare(0, Comparison::AtMost, &last.to_be_bytes());
+        rule
+    }
+
     /// `fib daddr type local`: the packet is for an address of this host; or `!= local`
     pub fn destination_is_local(mut self, is: Is) -> Rule {
         self.expressions.load_destination_type(0);

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use cni::Error;
 use linux::nft::Nft;
-use plugin_support::failure::OrRefused;
 use rpc::diagnosis::{INTERFACES_MAX, PolicyCounter, PolicyCountersRequest};
 use rpc::journal::PolicyRules;
 
@@ -68,7 +67,9 @@ fn read(requests: &[PolicyCountersRequest], answers: &Sender<Answer>) {
     for of_pod in in_pods.chunk_by(|one, next| one.index.0 == next.index.0) {
         let sandbox = &requests[of_pod[0].index.0].sandbox;
         let netns = namespace::open(sandbox).ok().flatten();
-        send(netns.and_then(|netns| netns.nft().or_refused().ok()), of_pod, answers);
+        let bytes_max = enforcement::LIST_IN_POD_MAX * of_pod.len();
+        let nft = netns.and_then(|netns| enforcement::nft_in_pod(&netns, bytes_max).ok());
+        send(nft, of_pod, answers);
     }
 }
 

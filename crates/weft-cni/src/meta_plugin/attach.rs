@@ -22,6 +22,7 @@ use npwg::{status, verify};
 use plugin_support::failure::OrRefused;
 use rpc::journal::{Entry, State};
 
+use super::enforcement::{AheadRules, Enforced};
 use super::journal::{Journal, Record};
 use super::{attached_link, detach, devices, enforcement, readiness, routes};
 use crate::plugin_invoker::PluginInvoker;
@@ -94,6 +95,7 @@ fn carry_out(
     mut net: Option<Rtnl>,
 ) -> Result<Success, Error> {
     let Plan { pod, delegates, .. } = entry.plan.clone();
+    let mut rules = AheadRules::begin(invoker, entry);
     let mut results = Vec::with_capacity(delegates.len());
     for (index, delegate) in delegates.iter().enumerate() {
         let started = Instant::now();
@@ -101,13 +103,12 @@ fn carry_out(
             "" => format!("attach {}", delegate.ifname),
             name => format!("attach {}/{name} {}", pod.namespace, delegate.ifname),
         };
-        let (network, attached) = match attach_one(invoker, entry, delegate) {
+        let enforced = rules.take(index);
+        let (network, attached) = match attach_one(invoker, entry, delegate, enforced) {
             Ok(attached) => attached,
             Err(error) => {
-                // These networks were not attempted (NPWG1-7.2-2): there is nothing to tear down.
-                for later in &mut entry.attachments[index + 1..] {
-                    later.state = State::Detached;
-                }
+                // These networks were not attempted (NPWG1-7.2-2): there is nothing else to tear down.
+                rules.abandon(entry, index + 1);
                 return Err(error.context(step()));
             }
         };
@@ -131,17 +132,19 @@ fn carry_out(
     }
 }
 
-/// Attaches one network: publishes its device, enforces its policies, calls its plugins and verifies the result.
+/// Attaches one network: publishes its device, enforces its policies unless they are `enforced`, calls its plugins and verifies
+/// the result.
 pub(super) fn attach_one(
     invoker: &PluginInvoker,
     entry: &Entry,
     delegate: &Delegate,
+    enforced: Option<Result<Enforced, Error>>,
 ) -> Result<(Network, Attached), Error> {
     if let Some(file) = &delegate.device_info {
         devices::publish(file)?;
     }
     let network = Network::parse(delegate.config.as_bytes(), &delegate.network)?;
-    let enforced = enforcement::enforce(invoker, entry, delegate)?;
+    let enforced = enforced.unwrap_or_else(|| enforcement::enforce(invoker, entry, delegate))?;
     let attached = chain::add(invoker, &network, &entry.parameters(delegate))?;
     enforcement::verify(&enforced, entry, &attached.success)?;
     verify::verify(delegate, &attached.success).map_err(Error::from)?;

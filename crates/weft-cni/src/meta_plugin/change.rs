@@ -125,7 +125,7 @@ fn add(
         .map_err(|error| (error, false))
         .and_then(|net| {
             let (_, attached) =
-                attach::attach_one(invoker, entry, &delegate).map_err(|error| (error, true))?;
+                attach::attach_one(invoker, entry, &delegate, None).map_err(|error| (error, true))?;
             Ok((net, attached))
         });
     match attached {

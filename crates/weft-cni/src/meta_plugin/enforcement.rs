@@ -9,6 +9,7 @@
 //!
 //! `docs/design/policy.md` has the hooks and the reasons.
 
+mod ahead;
 mod counters;
 mod identity;
 mod place;
@@ -25,6 +26,7 @@ use cni::{Error, address};
 use linux::conntrack::Conntrack;
 use linux::nft::{Batch, Family, Nft, Table};
 use linux::{Netns, Rtnl};
+use npwg::network_policy::AttachmentPolicy;
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
@@ -33,15 +35,17 @@ use plugins::entries;
 use rpc::journal::{Attachment, Entry, PolicyRules, State};
 use serde::Deserialize;
 
-pub(crate) use self::counters::{are_in_pod, counters};
+pub(crate) use self::counters::{LIST_IN_POD_MAX, are_in_pod, counters};
 pub(crate) use self::identity::TABLE;
 use self::identity::{AttachmentId, JournalId};
 use self::place::Place;
+pub(crate) use self::place::nft_in_pod;
 pub(crate) use self::ruleset::LINKS;
 use self::ruleset::{BaseChains, Leases, Ruleset, Target, commit_on_host};
 use crate::plugin_invoker::PluginInvoker;
 
-pub(super) use self::update::{assign_running, difference, restore, update};
+pub(super) use self::ahead::AheadRules;
+pub(super) use self::update::{assign_running, difference, kept_ipv6_peers, restore, update};
 
 /// IPAM plugin whose client exchanges packets on the attachment.
 const DHCP: &str = "dhcp";
@@ -122,9 +126,13 @@ pub(super) fn enforce(
     delegate: &Delegate,
 ) -> Result<Enforced, Error> {
     let Some(policy) = &delegate.policy else { return Ok(Enforced(None)) };
-    let target = target(invoker, entry, delegate)?;
+    commit_rules(target(invoker, entry, delegate)?, policy, &entry.netns)
+}
+
+/// Commits the rules of an attachment to a sandbox with the namespace `netns`.
+fn commit_rules(target: Target, policy: &AttachmentPolicy, netns: &str) -> Result<Enforced, Error> {
     let ruleset = Ruleset::new(&target, policy);
-    let mut nft = target.place.nft(entry)?;
+    let mut nft = target.place.nft(netns)?;
     if target.place.is_in_pod() {
         let mut batch = Batch::new();
         ruleset.write(true, &mut BaseChains::Unknown, &mut batch);
@@ -161,7 +169,7 @@ pub(super) fn verify(enforced: &Enforced, entry: &Entry, result: &Success) -> Re
         }
     }
     let (links, addresses) = guarded(result);
-    in_context(commit_on_host(&mut place.nft(entry)?, |known, batch| {
+    in_context(commit_on_host(&mut place.nft(&entry.netns)?, |known, batch| {
         ruleset.guard(&links, &addresses, place::bridges_track, known, batch);
         ruleset.let_replies_pass(batch);
     }))
@@ -238,7 +246,7 @@ pub(super) fn remove(entry: &Entry, index: usize, delegate: &Delegate) -> Result
     let ids = [AttachmentId::of(entry, delegate)];
     let in_pod = Place::in_pod(delegate.ifname.as_str());
     let mut errors = Vec::new();
-    match in_pod.find_nft(entry) {
+    match in_pod.find_nft(&entry.netns) {
         Ok(Some(mut nft)) => {
             if let Err(error) = withdraw_in_pod(&mut nft, in_pod.family(), &ids) {
                 log!("weft: {}: rules of {} stay in the pod: {error}", entry.container_id, delegate.ifname);
@@ -309,6 +317,7 @@ fn target(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result
         tag: tag.text(COMMENT_MAX),
         place: Place::of(invoker, entry, delegate)?,
         leases,
+        ipv6_peers: recorded(entry, delegate).map(|rules| rules.ipv6_peers.clone()).unwrap_or_default(),
     })
 }
 
@@ -373,8 +382,11 @@ mod tests {
         entry.attachments[1].state = State::Attached;
         (entry.plan.delegates[0].policy, entry.attachments[0].rules) = (None, None);
         assert!(!is_kept(&entry, 1), "no policy selects ns/b");
-        entry.attachments[0].rules =
-            Some(PolicyRules { place: rpc::journal::RulePlace::Host, link: "veth2".into(), id: "p2".into() });
+        entry.attachments[0].rules = Some(PolicyRules {
+            link: "veth2".into(),
+            id: "p2".into(),
+            ..entry.attachments[1].rules.clone().expect("rules")
+        });
         assert!(!is_kept(&entry, 1), "the rules of ns/b have other names");
     }
 }

@@ -95,6 +95,9 @@ fn begin(entry: &mut Entry, index: usize, update: &PolicyUpdate) -> Begun {
     let PolicyUpdate { policy, because, .. } = update;
     let (delegate, attachment) = (&mut entry.plan.delegates[index], &mut entry.attachments[index]);
     let known = delegate.policy.take().filter(|_| !attachment.policy_pending);
+    if let Some(rules) = &mut attachment.rules {
+        rules.ipv6_peers = enforcement::kept_ipv6_peers(rules, known.as_ref(), policy.as_ref());
+    }
     delegate.policy = Some(policy.clone().filter(|policy| !policy.is_open()).unwrap_or_default());
     delegate.because.retain(|decision| decision.what != ISOLATED);
     delegate.because.extend(because.clone());

@@ -18,7 +18,7 @@ use crate::attachments::{self, AttachmentRow, SandboxDocument};
 use crate::cluster_access::ClusterAccess;
 use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
-use crate::policy_counters::{self, PolicyCount, RuleName};
+use crate::policy_counters::{self, PolicyCount, ReadCounts, RuleName};
 use crate::watched_table::{Watch, WatchedTable};
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
@@ -119,7 +119,12 @@ fn list_policies(rows: &[Row], format: Format) -> Result<(), Failure> {
             Row::Broken { .. } => None,
         })
         .collect();
-    let counts = policy_counters::requests(&entries).read(&WeftCni::find()?)?;
+    let ReadCounts { counts, unread } = policy_counters::requests(&entries).read(&WeftCni::find()?)?;
+    if unread > 0 {
+        Progress::beside(Format::Json).line(format!(
+            "weft: counters of {unread} attachments with network policies were not read: their rules are gone, or are too many"
+        ));
+    }
     let line = |count: &PolicyCount| {
         let PolicyCount { namespace, pod, interface, network, direction, allowed_by, packets, bytes } = count;
         let (verdict, rule) = match allowed_by {

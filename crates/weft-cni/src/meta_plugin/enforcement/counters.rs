@@ -16,9 +16,9 @@ use super::identity::{AttachmentId, TABLE};
 use super::place::Place;
 use super::ruleset::{Decider, decider};
 
-/// Maximum size of the kernel's list of the rules in a pod, in bytes. The pod can add rules. A compiled rule is at most four
-/// rules of the kernel in each of two directions, of less than 1 KiB each.
-const LIST_IN_POD_MAX: usize = 8 * COMPILED_RULES_MAX * 1024;
+/// Maximum size of the kernel's list of the rules of an attachment in a pod, in bytes. The pod can add rules. A compiled rule is
+/// at most four rules of the kernel in each of two directions, of less than 1 KiB each.
+pub(crate) const LIST_IN_POD_MAX: usize = 8 * COMPILED_RULES_MAX * 1024;
 
 /// Whether the rules of an attachment are in the namespace of its pod, and not on the host.
 pub(crate) fn are_in_pod(rules: &PolicyRules) -> bool {
@@ -26,13 +26,12 @@ pub(crate) fn are_in_pod(rules: &PolicyRules) -> bool {
 }
 
 /// Returns the counters of the rules of an attachment. `nft` is that of the namespace of the rules: [`are_in_pod`]. `None`
-/// without rules, or with more rules in a pod than weft writes.
+/// without rules.
 ///
 /// # Errors
 /// The kernel's rules cannot be read.
 pub(crate) fn counters(rules: &PolicyRules, nft: &mut Nft) -> Result<Option<Vec<PolicyCounter>>, Error> {
     let place = Place::recorded(rules);
-    let list_max = if place.is_in_pod() { LIST_IN_POD_MAX } else { usize::MAX };
     // Frames that bypass a bridge are dropped by a chain of the family inet.
     let families: &[Family] = match place.family() {
         Family::Bridge => &[Family::Bridge, Family::Inet],
@@ -42,9 +41,7 @@ pub(crate) fn counters(rules: &PolicyRules, nft: &mut Nft) -> Result<Option<Vec<
     for direction in Direction::ALL {
         let chain = AttachmentId::read(&rules.id).chain(direction);
         for family in families {
-            let listed = nft.rules_within(list_max, Table::new(*family, TABLE), &chain).or_refused()?;
-            let Some(listed) = listed else { return Ok(None) };
-            for rule in listed {
+            for rule in nft.rules(Table::new(*family, TABLE), &chain).or_refused()? {
                 let (Some(counted), Some(decider)) = (rule.counted, decider(&rule.comment)) else { continue };
                 let index = match decider {
                     Decider::Rule(index) => Some(index),

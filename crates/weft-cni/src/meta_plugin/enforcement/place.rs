@@ -6,8 +6,10 @@
 //! | built-in `bridge`, where the kernel tracks connections on bridges | host | bridge | host end |
 //! | any other | pod | inet | the attachment's |
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use cni::invocation::Attachment;
 use cni::network::{Network, plugin_type};
@@ -15,6 +17,7 @@ use cni::{Error, code};
 use linux::Netns;
 use linux::nft::{Batch, Family, Nft, State, Table, Verdict};
 use npwg::plan::Delegate;
+use npwg::pod_policies::POD_POLICIES_MAX;
 use plugin_support::failure::OrRefused;
 use rpc::journal::{Entry, PolicyRules, RulePlace};
 
@@ -32,6 +35,12 @@ const BRIDGED: [&str; 1] = ["bridge"];
 
 /// Module that tracks connections on bridges.
 const MODULE: &str = "nf_conntrack_bridge";
+
+/// Maximum size of the kernel's lists in a pod together, in bytes: the names of chains and sets of all its attachments, which
+/// need a part of the size of its policies.
+const LISTS_IN_POD_MAX: usize = 4 * POD_POLICIES_MAX;
+/// Maximum time in which they are read.
+pub(super) const TIME_IN_POD_MAX: Duration = Duration::from_secs(10);
 
 /// Chain that exists only within the transaction that tries connection tracking.
 const TRIAL: &str = "trial";
@@ -56,7 +65,7 @@ impl Place {
 
     /// Returns the place of a record of the journal.
     pub(super) fn recorded(rules: &PolicyRules) -> Place {
-        let PolicyRules { place, link, id: _ } = rules;
+        let PolicyRules { place, link, id: _, ipv6_peers: _ } = rules;
         Place { kind: *place, link: link.clone() }
     }
 
@@ -88,7 +97,7 @@ impl Place {
     /// Returns the record for the journal.
     pub(super) fn record(self, id: &AttachmentId) -> PolicyRules {
         let Place { kind, link } = self;
-        PolicyRules { place: kind, link, id: id.to_string() }
+        PolicyRules { place: kind, link, id: id.to_string(), ipv6_peers: BTreeSet::new() }
     }
 
     /// Returns the place in the pod for an interface.
@@ -114,22 +123,27 @@ impl Place {
         }
     }
 
-    /// Opens nf_tables in the place's namespace.
-    pub(super) fn nft(&self, entry: &Entry) -> Result<Nft, Error> {
-        self.find_nft(entry)?.ok_or_else(|| {
-            let why = format!("no network namespace at {:?}", entry.netns);
+    /// Opens nf_tables in the place's namespace. `netns` is that of the sandbox.
+    pub(super) fn nft(&self, netns: &str) -> Result<Nft, Error> {
+        self.find_nft(netns)?.ok_or_else(|| {
+            let why = format!("no network namespace at {netns:?}");
             Error::new(code::INVALID_ENVIRONMENT, why)
         })
     }
 
     /// Opens nf_tables in the place's namespace, if it still exists.
-    pub(super) fn find_nft(&self, entry: &Entry) -> Result<Option<Nft>, Error> {
+    pub(super) fn find_nft(&self, netns: &str) -> Result<Option<Nft>, Error> {
         if !self.is_in_pod() {
             return Nft::open().or_refused().map(Some);
         }
-        let netns = Netns::find(Path::new(&entry.netns)).or_refused()?;
-        netns.map(|netns| netns.nft().or_refused()).transpose()
+        let netns = Netns::find(Path::new(netns)).or_refused()?;
+        netns.map(|netns| nft_in_pod(&netns, LISTS_IN_POD_MAX)).transpose()
     }
+}
+
+/// Opens nf_tables in the namespace of a pod, which can fill it: its lists are limited.
+pub(crate) fn nft_in_pod(netns: &Netns, bytes_max: usize) -> Result<Nft, Error> {
+    netns.nft().map(|nft| nft.within(bytes_max, TIME_IN_POD_MAX)).or_refused()
 }
 
 /// Whether the kernel tracks connections on bridges, in the calling thread's namespace. Tried once in a process, unless the

@@ -20,6 +20,7 @@ mod update;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use linux::Error;
 use linux::nft::{
     BaseChain, Batch, ChainType, Data, Element, Family, Hook, Is, Nft, Policy, Rule, Selector, Set, State,
@@ -71,6 +72,8 @@ pub(super) struct Target {
     pub(super) tag: String,
     pub(super) place: Place,
     pub(super) leases: Leases,
+    /// Peers whose rules have a set for IPv6 also without an IPv6 address.
+    pub(super) ipv6_peers: BTreeSet<String>,
 }
 
 /// Way in which the attachment gets its addresses.
@@ -113,11 +116,12 @@ impl HookChain {
     /// Adds the operations that create the base chain with its map, unless it is intact.
     fn write(&self, table: Table<'_>, family: Family, known: &mut BaseChains<'_>, batch: &mut Batch) {
         let HookChain { name, hook, map, link } = self;
-        if known.has(table, name, &[BASE]) {
+        let chain = base(family, *hook);
+        if known.prepare(table, name, chain, &[BASE], batch) {
             return;
         }
         batch.ensure_set(table, &Set::to_verdicts(map, &[Type::Link]));
-        batch.ensure_base_chain(table, name, base(family, *hook)).flush_chain(table, name);
+        batch.ensure_base_chain(table, name, chain).flush_chain(table, name);
         batch.add_rule(table, name, &table.rule().verdict_of(&[*link], map).comment(BASE));
     }
 }
@@ -127,14 +131,15 @@ impl HookChain {
 impl Ruleset {
     /// Returns the rules of an attachment.
     pub(super) fn new(target: &Target, policy: &AttachmentPolicy) -> Ruleset {
-        let Target { id, tag, place, leases } = target;
+        let Target { id, tag, place, leases, ipv6_peers } = target;
         let family = place.family();
         let (mut chains, mut sets) = (Vec::new(), Vec::new());
         for direction in Direction::ALL {
             let Some(isolated) = policy.isolated(direction) else { continue };
             let arrives = (direction == Direction::Ingress) == place.is_in_pod();
             let hook = &HOOKS[usize::from(!arrives)];
-            let mut writer = RuleWriter { id, family, direction, policy, rules: Vec::new(), sets: &mut sets };
+            let mut writer =
+                RuleWriter { id, family, direction, policy, ipv6_peers, rules: Vec::new(), sets: &mut sets };
             writer.always();
             if *leases == Leases::Dhcp {
                 writer.leases();
@@ -258,6 +263,17 @@ impl Ruleset {
         Ok(None)
     }
 
+    /// Returns the maximum size of the kernel's lists of these rules, in bytes. The rest of a namespace may have some more: old
+    /// kernels list the rules of other chains, too.
+    pub(super) fn lists_max(&self) -> usize {
+        const OTHERS: usize = 1 << 20;
+        const RULE: usize = 1 << 10;
+        const ELEMENT: usize = 128;
+        let rules: usize = self.chains.iter().map(|chain| chain.rules.len()).sum();
+        let elements: usize = self.sets.iter().map(|set| set.elements.len()).sum();
+        OTHERS + rules * RULE + elements * ELEMENT
+    }
+
     /// Returns the first difference between these rules and those of the kernel.
     pub(super) fn difference(&self, nft: &mut Nft) -> Result<Option<String>, Error> {
         let Ruleset { id: _, tag: _, family, link, chains, sets } = self;
@@ -304,6 +320,9 @@ fn chain_difference(
     if !matches!(nft.rules(table, hook.name)?.as_slice(), [only] if only.comment == BASE) {
         return Ok(Some(format!("the rules of chain {table} {} were changed", hook.name)));
     }
+    if nft.base_chain(table, hook.name)? != Some(base(table.family(), hook.hook)) {
+        return Ok(Some(format!("hook, priority or policy of chain {table} {} was changed", hook.name)));
+    }
     let entry = nft.element(table, hook.map, &Data::link(link))?;
     if entry.and_then(|entry| entry.verdict) != Some(Verdict::Goto(chain.to_owned())) {
         return Ok(Some(format!("map {table} {} does not lead to the rules of {link}", hook.map)));
@@ -321,6 +340,7 @@ struct RuleWriter<'a> {
     family: Family,
     direction: Direction,
     policy: &'a AttachmentPolicy,
+    ipv6_peers: &'a BTreeSet<String>,
     rules: Vec<(Rule, String)>,
     sets: &'a mut Vec<OwnSet>,
 }
@@ -366,19 +386,13 @@ impl RuleWriter<'_> {
     fn rule(&mut self, index: usize, rule: &CompiledRule) {
         let CompiledRule { policy, rule, peers, ports } = rule;
         let comment = comment(index, policy, *rule);
-        let ports = (!ports.is_empty()).then(|| self.ports(index, ports));
+        let ports = self.ports(index, ports);
         match peers {
-            CompiledPeers::Any => self.allow(None, ports.as_deref(), &comment),
+            CompiledPeers::Any => self.allow(None, &ports, &comment),
             CompiledPeers::Only { set, ranges } => {
                 for is_v4 in [true, false] {
                     let family = if is_v4 { "4" } else { "6" };
-                    let peers = set.as_ref().map(|name| {
-                        let addresses = self.policy.sets.get(name).into_iter().flatten();
-                        let of_family = addresses.filter(|address| address.is_ipv4() == is_v4);
-                        of_family.map(|address| Element::new(*address)).collect::<Vec<Element>>()
-                    });
-                    // Most networks have IPv4 alone. Each set takes time of every ADD.
-                    if let Some(elements) = peers.filter(|elements| is_v4 || !elements.is_empty()) {
+                    if let Some(elements) = set.as_ref().and_then(|name| self.peers(name, is_v4)) {
                         let name = self.id.set(self.direction, index, &format!("pods{family}"));
                         self.sets.push(OwnSet {
                             name: name.clone(),
@@ -386,14 +400,15 @@ impl RuleWriter<'_> {
                             is_of_ranges: false,
                             elements,
                         });
-                        self.allow(Some((&name, is_v4)), ports.as_deref(), &comment);
+                        self.allow(Some(PeerMatch::Set(&name, is_v4)), &ports, &comment);
                     }
-                    let elements: Vec<Element> = ranges
-                        .iter()
-                        .filter(|range| range.first.is_ipv4() == is_v4)
-                        .flat_map(|AddressRange { first, last }| Element::range(*first, *last))
-                        .collect();
-                    if !elements.is_empty() {
+                    let ranges: Vec<&AddressRange> =
+                        ranges.iter().filter(|range| range.first.is_ipv4() == is_v4).collect();
+                    if let Some(network) = only_network(&ranges) {
+                        self.allow(Some(PeerMatch::Network(network)), &ports, &comment);
+                    } else if !ranges.is_empty() {
+                        let elements =
+                            ranges.iter().flat_map(|range| Element::range(range.first, range.last)).collect();
                         let name = self.id.set(self.direction, index, &format!("blocks{family}"));
                         self.sets.push(OwnSet {
                             name: name.clone(),
@@ -401,15 +416,31 @@ impl RuleWriter<'_> {
                             is_of_ranges: true,
                             elements,
                         });
-                        self.allow(Some((&name, is_v4)), ports.as_deref(), &comment);
+                        self.allow(Some(PeerMatch::Set(&name, is_v4)), &ports, &comment);
                     }
                 }
             }
         }
     }
 
-    /// Adds the set of a rule's ports; returns its name.
-    fn ports(&mut self, index: usize, ports: &[PortRange]) -> String {
+    /// Returns the elements of a rule's set of peers; `None` if the rule needs no set of this family.
+    ///
+    /// Most networks have IPv4 alone, and each set takes time of every ADD. So a set for IPv6 begins with its first address.
+    /// It stays after its last one: to remove it, and to create it again with the next one, would write all rules twice.
+    fn peers(&self, name: &str, is_v4: bool) -> Option<Vec<Element>> {
+        let addresses = self.policy.sets.get(name).into_iter().flatten();
+        let of_family = addresses.filter(|address| address.is_ipv4() == is_v4);
+        let elements: Vec<Element> = of_family.map(|address| Element::new(*address)).collect();
+        (is_v4 || !elements.is_empty() || self.ipv6_peers.contains(name)).then_some(elements)
+    }
+
+    /// Returns the condition on the ports of a rule. Several ranges of ports need a set, which is added.
+    fn ports(&mut self, index: usize, ports: &[PortRange]) -> PortMatch {
+        match ports {
+            [] => return PortMatch::Any,
+            [only] => return PortMatch::Range(*only),
+            _ => {}
+        }
         let key = |protocol: Protocol, port: u16| Data::protocol(number(protocol)).and(port);
         let element = |range: &PortRange| {
             let PortRange { protocol, first, last } = *range;
@@ -422,31 +453,70 @@ impl RuleWriter<'_> {
             is_of_ranges: true,
             elements: ports.iter().map(element).collect(),
         });
-        name
+        PortMatch::Set(name)
     }
 
     /// Adds a rule that accepts packets with these peers and ports.
-    fn allow(&mut self, peers: Option<(&str, bool)>, ports: Option<&str>, comment: &str) {
-        let peer = |is_v4: bool| match (self.direction, is_v4) {
+    fn allow(&mut self, peers: Option<PeerMatch<'_>>, ports: &PortMatch, comment: &str) {
+        let direction = self.direction;
+        let peer = |is_v4: bool| match (direction, is_v4) {
             (Direction::Ingress, true) => Selector::Source4,
             (Direction::Ingress, false) => Selector::Source6,
             (Direction::Egress, true) => Selector::Destination4,
             (Direction::Egress, false) => Selector::Destination6,
         };
-        let peers = peers.map(|(set, is_v4)| (set, peer(is_v4)));
         self.push(
-            |mut rule| {
-                if let Some((set, field)) = peers {
-                    rule = rule.look_up(&[field], Is::In, set);
-                }
-                if let Some(set) = ports {
-                    rule = rule.look_up(&[Selector::Transport, Selector::DestinationPort], Is::In, set);
-                }
+            |rule| {
+                let rule = match (peers, direction) {
+                    (None, _) => rule,
+                    (Some(PeerMatch::Set(set, is_v4)), _) => rule.look_up(&[peer(is_v4)], Is::In, set),
+                    (Some(PeerMatch::Network(network)), Direction::Ingress) => rule.source(Is::In, network),
+                    (Some(PeerMatch::Network(network)), Direction::Egress) => {
+                        rule.destination(Is::In, network)
+                    }
+                };
+                let rule = match ports {
+                    PortMatch::Any => rule,
+                    PortMatch::Range(PortRange { protocol, first, last }) => {
+                        rule.destination_ports(transport(*protocol), *first, *last)
+                    }
+                    PortMatch::Set(set) => {
+                        rule.look_up(&[Selector::Transport, Selector::DestinationPort], Is::In, set)
+                    }
+                };
                 rule.count().decide(&Verdict::Accept)
             },
             comment.to_owned(),
         );
     }
+}
+
+/// Condition on the peers of a rule. A single network needs no set, which would take most of the time of the rule's commit.
+#[derive(Clone, Copy)]
+enum PeerMatch<'a> {
+    /// Name of a set, and whether it is of IPv4.
+    Set(&'a str, bool),
+    Network(IpNet),
+}
+
+/// Condition on the ports of a rule.
+enum PortMatch {
+    Any,
+    Range(PortRange),
+    /// Name of a set.
+    Set(String),
+}
+
+/// Returns the network that the ranges are, if they are a single one.
+fn only_network(ranges: &[&AddressRange]) -> Option<IpNet> {
+    let [AddressRange { first, last }] = ranges else { return None };
+    let equal_bits = match (first, last) {
+        (IpAddr::V4(first), IpAddr::V4(last)) => (first.to_bits() ^ last.to_bits()).leading_zeros(),
+        (IpAddr::V6(first), IpAddr::V6(last)) => (first.to_bits() ^ last.to_bits()).leading_zeros(),
+        _ => return None,
+    };
+    let network = IpNet::new(*first, u8::try_from(equal_bits).ok()?).ok()?;
+    (network.network() == *first && network.broadcast() == *last).then_some(network)
 }
 
 /// Returns a base chain. On a bridge it follows connection tracking and precedes `br_netfilter`, which skips chains of its
@@ -485,12 +555,16 @@ fn address_key(is_v4: bool) -> &'static [Type] {
     if is_v4 { &[Type::Ipv4] } else { &[Type::Ipv6] }
 }
 
-pub(super) fn number(protocol: Protocol) -> u8 {
+fn transport(protocol: Protocol) -> linux::nft::Protocol {
     match protocol {
-        Protocol::Tcp => linux::nft::Protocol::Tcp.number(),
-        Protocol::Udp => linux::nft::Protocol::Udp.number(),
-        Protocol::Sctp => linux::nft::Protocol::Sctp.number(),
+        Protocol::Tcp => linux::nft::Protocol::Tcp,
+        Protocol::Udp => linux::nft::Protocol::Udp,
+        Protocol::Sctp => linux::nft::Protocol::Sctp,
     }
+}
+
+pub(super) fn number(protocol: Protocol) -> u8 {
+    transport(protocol).number()
 }
 
 /// Returns the attachments that have chains in the table.
@@ -536,4 +610,34 @@ pub(super) fn discard(
         batch.delete_set(table, set);
     }
     guard::discard(nft, table, ids, batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_policy_range_that_is_a_network_needs_no_set() {
+        let network = |first: &str, last: &str| {
+            let range = AddressRange {
+                first: first.parse().expect("an address"),
+                last: last.parse().expect("an address"),
+            };
+            only_network(&[&range]).map(|network| network.to_string())
+        };
+        for (first, last, expected) in [
+            ("10.1.0.0", "10.1.255.255", Some("10.1.0.0/16")),
+            ("10.1.0.7", "10.1.0.7", Some("10.1.0.7/32")),
+            ("0.0.0.0", "255.255.255.255", Some("0.0.0.0/0")),
+            ("fd00::", "fd00::ffff", Some("fd00::/112")),
+            ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", Some("::/0")),
+            ("10.1.0.1", "10.1.0.2", None),
+            ("10.1.0.0", "10.1.0.2", None),
+            ("10.1.0.1", "10.1.0.3", None),
+            ("fd00::1", "fd00::ffff", None),
+        ] {
+            assert_eq!(network(first, last).as_deref(), expected, "{first}-{last}");
+        }
+        assert_eq!(only_network(&[]), None);
+    }
 }

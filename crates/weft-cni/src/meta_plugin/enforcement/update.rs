@@ -13,17 +13,17 @@ use std::path::Path;
 use cni::Error;
 use cni::network::Network;
 use cni::result::Success;
-use linux::Netns;
 use linux::conntrack::{Conntrack, Flow};
 use linux::nft::{Batch, Family, Nft, Table};
+use linux::{Kind, Netns};
 use npwg::network_policy::{AttachmentPolicy, Direction, Protocol};
 use npwg::plan::Delegate;
 use plugin_support::failure::OrRefused;
 use plugin_support::log;
-use rpc::journal::{Attachment, Entry, State};
+use rpc::journal::{Attachment, Entry, PolicyRules, State};
 
 use super::identity::{AttachmentId, TABLE};
-use super::place::{self, Place};
+use super::place::{self, Place, TIME_IN_POD_MAX};
 use super::ruleset::{BaseChains, Ruleset, Target};
 use super::{assign_one, guarded, target, verify_in_pod, verify_on_host, withdraw_in_pod, withdraw_on_host};
 use crate::plugin_invoker::PluginInvoker;
@@ -41,21 +41,21 @@ pub(in super::super) fn update(
     let delegate = &entry.plan.delegates[index];
     let policy = match &delegate.policy {
         Some(policy) if !policy.is_open() => policy,
-        _ => return lift(entry, delegate),
+        _ => return lift(invoker, entry, delegate),
     };
     let result = result_of(entry, index, delegate)?;
     let target = target(invoker, entry, delegate)?;
     require_link(&target.place, entry, &result)?;
     let ruleset = Ruleset::new(&target, policy);
-    let mut nft = target.place.nft(entry)?;
+    let mut nft = target.place.nft(&entry.netns)?;
     if !target.place.is_in_pod() && known.is_none_or(|known| !isolates_the_same(known, policy)) {
         guard(&ruleset, &mut nft, &result)?;
     }
     let known = known.filter(|known| has_same_rules(known, policy));
     let in_force = known.map(|known| Ruleset::new(&target, known));
-    let changes_sets = match ruleset.replace(&mut nft, &target.id, in_force.as_ref()).or_refused() {
+    let changes_sets = match ruleset.replace(&mut nft, &target.place, in_force.as_ref()).or_refused() {
         // A process in the pod can make its rules irreplaceable, by rules of its own that refer to them.
-        Err(_) if target.place.is_in_pod() => rewrite(invoker, entry, &mut nft).map(|()| false)?,
+        Err(_) if target.place.is_in_pod() => rewrite(invoker, entry).map(|()| false)?,
         replaced => replaced.map_err(|error| error.context("network policy"))?,
     };
     // More peers forbid nothing that was allowed.
@@ -110,9 +110,19 @@ pub(in super::super) fn difference(
     let Some(policy) = &delegate.policy else { return Ok(None) };
     let target = target(invoker, entry, delegate)?;
     let ruleset = Ruleset::new(&target, policy);
-    let mut nft = target.place.nft(entry)?;
+    let mut nft = target.place.nft(&entry.netns)?;
+    if target.place.is_in_pod() {
+        let mut nft = nft.within(ruleset.lists_max(), TIME_IN_POD_MAX);
+        return match ruleset.difference(&mut nft) {
+            // More than these rules is a change, whatever it is.
+            Err(error) if error.kind() == Kind::Exceeded => {
+                Ok(Some(format!("{error}: a process in the pod added to them")))
+            }
+            compared => compared.or_refused(),
+        };
+    }
     let difference = ruleset.difference(&mut nft).or_refused()?;
-    if difference.is_some() || target.place.is_in_pod() {
+    if difference.is_some() {
         return Ok(difference);
     }
     guard_difference(&ruleset, &mut nft, &result_of_attached(entry, delegate)?)
@@ -132,16 +142,16 @@ pub(in super::super) fn restore(
     let Some(policy) = &delegate.policy else { return Ok(()) };
     let target = target(invoker, entry, delegate)?;
     let result = result_of_attached(entry, delegate)?;
-    let mut nft = target.place.nft(entry)?;
     if target.place.is_in_pod() {
-        rewrite(invoker, entry, &mut nft)?;
+        rewrite(invoker, entry)?;
     } else {
+        let mut nft = target.place.nft(&entry.netns)?;
         let ruleset = Ruleset::new(&target, policy);
         // With the protection in force, no forged connection is tracked, and translated ones need not end.
         if guard_difference(&ruleset, &mut nft, &result)?.is_some() {
             guard(&ruleset, &mut nft, &result)?;
         }
-        let replaced = ruleset.replace(&mut nft, &target.id, None).or_refused();
+        let replaced = ruleset.replace(&mut nft, &target.place, None).or_refused();
         replaced.map_err(|error| error.context("network policy"))?;
     }
     forget_forbidden(&target, entry, &result, policy)
@@ -157,6 +167,22 @@ fn isolates_the_same(one: &AttachmentPolicy, other: &AttachmentPolicy) -> bool {
 /// Whether the policies differ in the content of sets only.
 fn has_same_rules(one: &AttachmentPolicy, other: &AttachmentPolicy) -> bool {
     (&one.ingress, &one.egress) == (&other.ingress, &other.egress)
+}
+
+/// Returns the peers whose rules keep a set for IPv6 when a policy replaces the `known` one: those that have one, if the rules
+/// stay the same.
+pub(in super::super) fn kept_ipv6_peers(
+    rules: &PolicyRules,
+    known: Option<&AttachmentPolicy>,
+    policy: Option<&AttachmentPolicy>,
+) -> BTreeSet<String> {
+    let (Some(known), Some(policy)) = (known, policy) else { return BTreeSet::new() };
+    if !has_same_rules(known, policy) {
+        return BTreeSet::new();
+    }
+    let has_ipv6 = |addresses: &Vec<IpAddr>| addresses.iter().any(IpAddr::is_ipv6);
+    let with = known.sets.iter().filter(|(_, addresses)| has_ipv6(addresses)).map(|(name, _)| name.clone());
+    rules.ipv6_peers.iter().cloned().chain(with).collect()
 }
 
 /// Whether the sets of a policy have every peer of the sets of `known`.
@@ -196,19 +222,23 @@ fn require_link(place: &Place, entry: &Entry, result: &Success) -> Result<(), Er
 }
 
 /// Removes the rules of an attachment that no policy selects any more.
-fn lift(entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
+fn lift(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> Result<(), Error> {
     let ids = [AttachmentId::of(entry, delegate)];
     let in_pod = Place::in_pod(delegate.ifname.as_str());
-    if let Some(mut nft) = in_pod.find_nft(entry)? {
-        withdraw_in_pod(&mut nft, in_pod.family(), &ids)?;
+    if let Some(mut nft) = in_pod.find_nft(&entry.netns)?
+        && withdraw_in_pod(&mut nft, in_pod.family(), &ids).is_err()
+    {
+        rewrite(invoker, entry)?;
     }
     withdraw_on_host(&mut Nft::open().or_refused()?, &ids)
 }
 
-/// Writes the table in the pod's namespace again, with the rules of all its attachments, in one transaction.
-fn rewrite(invoker: &PluginInvoker, entry: &Entry, nft: &mut Nft) -> Result<(), Error> {
+/// Writes the table in the pod's namespace again, with the rules of all its attachments, in one transaction. It reads nothing
+/// in the namespace, which a process in the pod may have filled.
+fn rewrite(invoker: &PluginInvoker, entry: &Entry) -> Result<(), Error> {
     let mut batch = Batch::new();
-    let table = Table::new(Place::in_pod("").family(), TABLE);
+    let in_pod = Place::in_pod("");
+    let table = Table::new(in_pod.family(), TABLE);
     batch.ensure_table(table).delete_table(table);
     for (delegate, attachment) in entry.plan.delegates.iter().zip(&entry.attachments) {
         let Some(policy) = delegate.policy.as_ref().filter(|_| attachment.state == State::Attached) else {
@@ -219,7 +249,7 @@ fn rewrite(invoker: &PluginInvoker, entry: &Entry, nft: &mut Nft) -> Result<(), 
             Ruleset::new(&target, policy).write(true, &mut BaseChains::Unknown, &mut batch);
         }
     }
-    nft.commit(batch).or_refused().map_err(|error| error.context("network policy"))
+    in_pod.nft(&entry.netns)?.commit(batch).or_refused().map_err(|error| error.context("network policy"))
 }
 
 /// Removes the tracked connections of an attachment that its policies forbid.
@@ -279,7 +309,7 @@ fn is_forbidden(policy: &AttachmentPolicy, place: &Place, own: IpAddr, flow: &Fl
 mod tests {
     use linux::conntrack::FlowEnds;
     use npwg::network_policy::{CompiledPeers, CompiledRule, IsolatedDirection, PortRange};
-    use rpc::journal::{PolicyRules, RulePlace};
+    use rpc::journal::RulePlace;
 
     use super::*;
 
@@ -330,7 +360,12 @@ mod tests {
             egress: isolated.clone(),
             sets: [("a".to_owned(), vec![peer.into()])].into(),
         };
-        let rules = PolicyRules { place: RulePlace::Bridge, link: "veth1".into(), id: String::new() };
+        let rules = PolicyRules {
+            place: RulePlace::Bridge,
+            link: "veth1".into(),
+            id: String::new(),
+            ipv6_peers: BTreeSet::new(),
+        };
         let (bridge, routed) = (Place::recorded(&rules), Place::in_pod("net1"));
         let forbidden = |place, peer, flow: &Flow| is_forbidden(&allows(peer), place, own.into(), flow);
         // The host gives the client the address of the gateway.

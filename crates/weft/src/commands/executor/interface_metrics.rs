@@ -97,11 +97,8 @@ impl InterfaceMetrics {
             let entries: Vec<&Entry> = all.values().map(|sandbox| &*sandbox.entry).collect();
             policy_counters::requests(&entries)
         });
-        let (policies, policies_failed) = match policies.read(&self.weft_cni) {
-            Ok(counts) => (counts, false),
-            Err(_) => (Vec::new(), true),
-        };
-        page(&labels, &counters, (omitted, failed || policies_failed)) + &policy_metrics::page(&policies)
+        let policies = policies.read(&self.weft_cni).ok();
+        page(&labels, &counters, (omitted, failed)) + &policy_metrics::page(policies.as_ref())
     }
 }
 
@@ -161,7 +158,11 @@ fn page(
     }
     let states = [
         ("interfaces_omitted", "Number of interfaces without series, because there are too many", omitted),
-        ("interface_read_failed", "Whether the last reading of the counters failed", usize::from(failed)),
+        (
+            "interface_read_failed",
+            "Whether the last reading of the counters of interfaces failed",
+            usize::from(failed),
+        ),
     ];
     for (name, help, value) in states {
         let _ = writeln!(page, "# HELP weft_{name} {help}.\n# TYPE weft_{name} gauge\nweft_{name} {value}");
@@ -180,7 +181,7 @@ pub(crate) fn example() -> String {
         network: word("NETWORK"),
     };
     let interfaces = page(&[labels], &[Some(InterfaceCounters::default())], (0, false));
-    interfaces + &policy_metrics::page(&policy_metrics::example())
+    interfaces + &policy_metrics::page(Some(&policy_metrics::example()))
 }
 
 #[cfg(test)]

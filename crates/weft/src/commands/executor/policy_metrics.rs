@@ -2,14 +2,14 @@
 //!
 //! A counter begins again when the rules of its attachment are written again.
 //!
-//! - At most [`SERIES_MAX`] counters have series; the others are counted.
+//! - At most [`SERIES_MAX`] counters have series; the others are counted, and so are attachments that were not read.
 //! - A pod with many policies does not hide the counters of other pods: denied packets come first, then one policy of each
 //!   attachment after the other, at most [`ALLOWED_MAX`] of an attachment.
 
 use std::fmt::Write;
 
 use super::escaped;
-use crate::policy_counters::PolicyCount;
+use crate::policy_counters::{PolicyCount, ReadCounts};
 
 /// Maximum number of counters with series.
 const SERIES_MAX: usize = 4096;
@@ -47,10 +47,11 @@ const METRICS: [(&str, &str, bool, Field); 4] = [
     ),
 ];
 
-/// Returns the page. Rules of one policy are added up.
-pub(super) fn page(counts: &[PolicyCount]) -> String {
+/// Returns the page. Rules of one policy are added up. `None` is a reading that failed.
+pub(super) fn page(read: Option<&ReadCounts>) -> String {
     let mut page = String::new();
-    let all = added_up(counts);
+    let unread = read.map_or(0, |read| read.unread);
+    let all = added_up(read.map_or(&[], |read| &read.counts));
     let series = chosen(&all);
     for (name, help, is_allowed, value) in METRICS {
         let name = format!("weft_policy_{name}_total");
@@ -72,10 +73,27 @@ pub(super) fn page(counts: &[PolicyCount]) -> String {
             let _ = writeln!(page, "{name}{{{}}} {}", labels.join(","), value(count));
         }
     }
-    let omitted = all.len() - series.len();
-    let name = "weft_policy_counters_omitted";
-    let help = "Number of counters of network policies without series, because there are too many";
-    let _ = writeln!(page, "# HELP {name} {help}.\n# TYPE {name} gauge\n{name} {omitted}");
+    let states = [
+        (
+            "omitted",
+            "Number of counters of network policies without series, because there are too many",
+            all.len() - series.len(),
+        ),
+        (
+            "unread",
+            "Number of attachments with network policies whose counters were not read: their rules are gone, or are too many",
+            unread,
+        ),
+        (
+            "read_failed",
+            "Whether the last reading of the counters of network policies failed",
+            usize::from(read.is_none()),
+        ),
+    ];
+    for (name, help, value) in states {
+        let name = format!("weft_policy_counters_{name}");
+        let _ = writeln!(page, "# HELP {name} {help}.\n# TYPE {name} gauge\n{name} {value}");
+    }
     page
 }
 
@@ -121,7 +139,7 @@ fn added_up(counts: &[PolicyCount]) -> Vec<PolicyCount> {
 
 /// Returns counts for the reference of metrics.
 #[cfg(test)]
-pub(super) fn example() -> Vec<PolicyCount> {
+pub(super) fn example() -> ReadCounts {
     use npwg::network_policy::Direction;
 
     use crate::policy_counters::RuleName;
@@ -139,7 +157,8 @@ pub(super) fn example() -> Vec<PolicyCount> {
     let all = Direction::ALL
         .into_iter()
         .flat_map(|direction| [None, Some("POLICY")].map(|policy| (direction, policy)));
-    all.map(|(direction, policy)| count(direction, policy)).collect()
+    let counts = all.map(|(direction, policy)| count(direction, policy)).collect();
+    ReadCounts { counts, unread: 0 }
 }
 
 #[cfg(test)]
@@ -149,17 +168,20 @@ mod tests {
 
     #[test]
     fn network_policy_metrics_add_up_the_rules_of_a_policy() {
-        let mut counts = example();
-        let mut second = counts[1].clone();
+        let mut read = example();
+        let mut second = read.counts[1].clone();
         (second.packets, second.bytes) = (4, 40);
-        counts.insert(2, second);
-        let page = page(&counts);
+        read.counts.insert(2, second);
+        read.unread = 3;
+        let page = page(Some(&read));
         let labels = r#"namespace="NAMESPACE",pod="POD",interface="INTERFACE",network="NETWORK""#;
         for line in [
             format!(r#"weft_policy_allowed_packets_total{{{labels},direction="ingress",policy="POLICY"}} 5"#),
             format!(r#"weft_policy_allowed_bytes_total{{{labels},direction="ingress",policy="POLICY"}} 41"#),
             format!(r#"weft_policy_denied_packets_total{{{labels},direction="egress"}} 1"#),
             "weft_policy_counters_omitted 0".to_owned(),
+            "weft_policy_counters_unread 3".to_owned(),
+            "weft_policy_counters_read_failed 0".to_owned(),
         ] {
             assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
         }
@@ -169,7 +191,7 @@ mod tests {
     #[test]
     fn network_policy_metrics_of_a_pod_do_not_hide_other_pods() {
         let of_pod = |pod: usize, policies: usize| {
-            let mut counts = example()[..2].to_vec();
+            let mut counts = example().counts[..2].to_vec();
             let allowed = counts.pop().expect("a count of allowed packets");
             counts.extend((0..policies).map(|policy| PolicyCount {
                 allowed_by: Some(RuleName { policy: format!("policy-{policy}"), rule: 0 }),
@@ -180,7 +202,8 @@ mod tests {
         // The first pods alone have more counters than fit.
         let counts: Vec<PolicyCount> =
             (0..200).flat_map(|pod| of_pod(pod, if pod < 100 { 1024 } else { 1 })).collect();
-        let page = page(&counts);
+        let read = |counts| page(Some(&ReadCounts { counts, unread: 0 }));
+        let page = read(counts);
         let series = |metric: &str, pod: usize| {
             let start =
                 format!("weft_policy_{metric}_packets_total{{namespace=\"NAMESPACE\",pod=\"pod-{pod}\",");
@@ -192,8 +215,17 @@ mod tests {
         assert!(of_first.iter().all(|count| (37..=38).contains(count)), "{of_first:?}");
         let omitted = 200 + 100 * 1024 + 100 - SERIES_MAX;
         assert!(page.contains(&format!("weft_policy_counters_omitted {omitted}\n")), "{page}");
-        let alone = super::page(&of_pod(0, 1024).collect::<Vec<_>>());
+        let alone = read(of_pod(0, 1024).collect());
         let allowed = alone.lines().filter(|line| line.starts_with("weft_policy_allowed_packets")).count();
         assert_eq!(allowed, ALLOWED_MAX);
+    }
+
+    #[test]
+    fn network_policy_metrics_tell_a_failed_reading() {
+        let page = page(None);
+        for line in ["weft_policy_counters_read_failed 1", "weft_policy_counters_unread 0"] {
+            assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
+        }
+        assert!(!page.contains("interface_read_failed") && !page.contains('{'), "{page}");
     }
 }

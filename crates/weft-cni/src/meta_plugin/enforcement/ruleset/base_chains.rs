@@ -3,25 +3,43 @@
 //! All attachments of the host share the base chains. To write an existing one again makes the kernel remove its rules after
 //! a grace period, for which each process that has used nf_tables waits when it exits. Two short lists take less.
 
-use linux::nft::{Batch, Nft, Table};
+use linux::nft::{BaseChain, Batch, Nft, Table};
 use linux::{Error, Kind};
 
 /// Source of the base chains that exist.
 pub(in super::super) enum BaseChains<'a> {
     /// Every base chain is written.
     Unknown,
-    /// Base chains whose rules the kernel lists unchanged are not written.
+    /// Base chains that the kernel lists unchanged are not written.
     Listed(&'a mut Nft),
 }
 
 // === impl BaseChains ===
 
 impl BaseChains<'_> {
-    /// Whether a base chain has exactly the rules with these comments. A table that was made dormant becomes active by the
-    /// operation that ensures it.
-    pub(super) fn has(&mut self, table: Table<'_>, chain: &str, comments: &[&str]) -> bool {
+    /// Returns whether a base chain exists with exactly the rules with these comments. Otherwise the caller writes it. One with
+    /// another hook, priority or policy, as another release may have written it, is removed first: the kernel changes none of
+    /// them.
+    ///
+    /// A table that was made dormant becomes active by the operation that ensures it.
+    pub(super) fn prepare(
+        &mut self,
+        table: Table<'_>,
+        name: &str,
+        chain: BaseChain,
+        comments: &[&str],
+        batch: &mut Batch,
+    ) -> bool {
         let BaseChains::Listed(nft) = self else { return false };
-        let listed = nft.rules(table, chain);
+        match nft.base_chain(table, name) {
+            Ok(Some(found)) if found == chain => {}
+            Ok(Some(_)) => {
+                batch.flush_chain(table, name).delete_chain(table, name);
+                return false;
+            }
+            Ok(None) | Err(_) => return false,
+        }
+        let listed = nft.rules(table, name);
         listed.is_ok_and(|rules| rules.iter().map(|rule| rule.comment.as_str()).eq(comments.iter().copied()))
     }
 }

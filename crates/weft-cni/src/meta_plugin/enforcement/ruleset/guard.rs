@@ -114,7 +114,7 @@ impl Guard<'_> {
 pub(super) fn write(family: Family, guard: &Guard<'_>, known: &mut BaseChains<'_>, batch: &mut Batch) {
     let table = Table::new(family, TABLE);
     batch.ensure_table(table);
-    if !known.has(table, CHAIN, &[COMMENT; RULES]) {
+    if !known.prepare(table, CHAIN, RAW, &[COMMENT; RULES], batch) {
         write_chain(table, batch);
     }
     for sets in &both() {
@@ -149,6 +149,9 @@ pub(super) fn difference(nft: &mut Nft, family: Family, guard: &Guard<'_>) -> Re
     let rules = nft.rules(table, CHAIN)?;
     if rules.len() != RULES || rules.iter().any(|rule| rule.comment != COMMENT) {
         return Ok(Some(format!("the rules of chain {table} {CHAIN} were changed")));
+    }
+    if nft.base_chain(table, CHAIN)? != Some(RAW) {
+        return Ok(Some(format!("hook, priority or policy of chain {table} {CHAIN} was changed")));
     }
     for sets in &both() {
         for (set, elements) in guard.elements(sets) {

@@ -11,8 +11,8 @@ use linux::nft::{Batch, Data, Element, Nft, Table, Verdict};
 use linux::{Error, Kind};
 use npwg::network_policy::Direction;
 
-use super::super::place::{HOST_FAMILIES, bridges_track};
-use super::{AttachmentId, BaseChains, HOOKS, HookChain, Ruleset, TABLE, guard};
+use super::super::place::{HOST_FAMILIES, Place, bridges_track};
+use super::{BaseChains, HOOKS, HookChain, Ruleset, TABLE, guard};
 
 // === impl Ruleset ===
 
@@ -25,10 +25,10 @@ impl Ruleset {
     pub(in super::super) fn replace(
         &self,
         nft: &mut Nft,
-        id: &AttachmentId,
+        place: &Place,
         known: Option<&Ruleset>,
     ) -> Result<bool, Error> {
-        // A family of addresses has a set as long as it has peers.
+        // The first IPv6 address of a rule's peers begins a set.
         if let Some(known) = known.filter(|known| self.has_sets_of(known)) {
             match nft.commit(self.set_changes(known)) {
                 // The rules in force are not those that were written: another program changed them.
@@ -37,9 +37,11 @@ impl Ruleset {
             }
         }
         let mut batch = Batch::new();
-        self.write(true, &mut BaseChains::Unknown, &mut batch);
+        // A process in the pod may have changed base chains there in a way that no list shows.
+        let mut base = if place.is_in_pod() { BaseChains::Unknown } else { BaseChains::Listed(nft) };
+        self.write(true, &mut base, &mut batch);
         if nft.tables(self.family)?.iter().any(|name| name == TABLE) {
-            self.discard_others(nft, id, &mut batch)?;
+            self.discard_others(nft, &mut batch)?;
         }
         nft.commit(batch).map(|()| false)
     }
@@ -58,7 +60,7 @@ impl Ruleset {
                 guard::discard(nft, Table::new(family, TABLE), std::slice::from_ref(&self.id), &mut batch)?;
             }
         }
-        self.guard(links, addresses, bridges_track, &mut BaseChains::Unknown, &mut batch);
+        self.guard(links, addresses, bridges_track, &mut BaseChains::Listed(nft), &mut batch);
         nft.commit(batch)
     }
 
@@ -82,7 +84,8 @@ impl Ruleset {
     }
 
     /// Adds the operations that remove the attachment's chains and sets that these rules do not have.
-    fn discard_others(&self, nft: &mut Nft, id: &AttachmentId, batch: &mut Batch) -> Result<(), Error> {
+    fn discard_others(&self, nft: &mut Nft, batch: &mut Batch) -> Result<(), Error> {
+        let id = &self.id;
         let table = Table::new(self.family, TABLE);
         let is_current = |name: &String| self.chains.iter().any(|chain| chain.name == *name);
         let chains = Direction::ALL.map(|direction| id.chain(direction));

@@ -1,0 +1,120 @@
+//! Rules that are committed while the networks before their own are attached.
+//!
+//! ```text
+//!   network 1: plugins ──────────────────► network 2: take() ─► plugins
+//!   thread:    rules of network 2 ─► rules of network 3 ─►
+//! ```
+//!
+//! - The kernel and the plugins of another network work at the same time. An attachment waits for its own rules before its
+//!   plugins run, so no packet passes without them.
+//! - The journal has the names of all rules before the first is committed. A DEL removes them, whatever was begun.
+//! - Before anything is undone, no transaction is in progress any more. The rules of networks that were not attempted are
+//!   removed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, JoinHandle};
+
+use cni::Error;
+use npwg::network_policy::AttachmentPolicy;
+use plugin_support::log;
+use rpc::journal::{Entry, State};
+
+use super::ruleset::Target;
+use super::{Enforced, commit_rules, remove, target};
+use crate::plugin_invoker::PluginInvoker;
+
+/// Rules to commit.
+struct Job {
+    index: usize,
+    target: Target,
+    policy: AttachmentPolicy,
+}
+
+/// Rules that are being committed, or were committed, by the index of their attachment. Dropping it waits for them.
+pub(in super::super) struct AheadRules {
+    pending: BTreeSet<usize>,
+    ready: BTreeMap<usize, Result<Enforced, Error>>,
+    receiver: Receiver<(usize, Result<Enforced, Error>)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+// === impl AheadRules ===
+
+impl AheadRules {
+    /// Begins to commit the rules of all networks after the first one. Without any, no thread is started.
+    pub(in super::super) fn begin(invoker: &PluginInvoker, entry: &Entry) -> AheadRules {
+        let later = entry.plan.delegates.iter().enumerate().skip(1);
+        let jobs: Vec<Job> = later.filter_map(job(invoker, entry)).collect();
+        let mut pending: BTreeSet<usize> = jobs.iter().map(|job| job.index).collect();
+        let (sender, receiver) = mpsc::channel();
+        let netns = entry.netns.clone();
+        let commit = move || {
+            for Job { index, target, policy } in jobs {
+                let committed = commit_rules(target, &policy, &netns);
+                let is_over = committed.is_err();
+                // The receiver lives until this thread has ended.
+                if sender.send((index, committed)).is_err() || is_over {
+                    return;
+                }
+            }
+        };
+        let thread = (!pending.is_empty()).then(|| thread::Builder::new().spawn(commit).ok()).flatten();
+        if thread.is_none() {
+            // Each attachment commits its own rules.
+            pending.clear();
+        }
+        AheadRules { pending, ready: BTreeMap::new(), receiver, thread }
+    }
+
+    /// Waits for the rules of an attachment. `None` if they were not begun.
+    pub(in super::super) fn take(&mut self, index: usize) -> Option<Result<Enforced, Error>> {
+        while self.pending.contains(&index) {
+            // The thread ends after its last rules, or after a failure.
+            let Ok((committed, result)) = self.receiver.recv() else { break };
+            self.pending.remove(&committed);
+            self.ready.insert(committed, result);
+        }
+        self.ready.remove(&index)
+    }
+
+    /// Waits until no transaction is in progress. Returns whether some was begun.
+    fn wait(&mut self) -> bool {
+        // A thread that panicked commits nothing more.
+        self.thread.take().map(JoinHandle::join).is_some()
+    }
+
+    /// Waits until no transaction is in progress, and removes the rules of attachments that were not attempted: those from
+    /// `first` on. An attachment whose rules stay is left to the undo of the ADD.
+    pub(in super::super) fn abandon(mut self, entry: &mut Entry, first: usize) {
+        let began = self.wait();
+        for index in first..entry.attachments.len() {
+            let delegate = &entry.plan.delegates[index];
+            let removed = if began { remove(entry, index, delegate) } else { Ok(()) };
+            match removed {
+                Ok(()) => entry.attachments[index].state = State::Detached,
+                Err(error) => {
+                    log!("weft: {}: rules of {} stay: {error}", entry.container_id, delegate.ifname);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for AheadRules {
+    fn drop(&mut self) {
+        self.wait();
+    }
+}
+
+/// Returns a function that makes the job of an attachment with policies. An attachment whose configuration is invalid has none:
+/// its ADD reports that in its turn.
+fn job<'a>(
+    invoker: &'a PluginInvoker,
+    entry: &'a Entry,
+) -> impl Fn((usize, &npwg::plan::Delegate)) -> Option<Job> + 'a {
+    move |(index, delegate)| {
+        let policy = delegate.policy.clone()?;
+        Some(Job { index, target: target(invoker, entry, delegate).ok()?, policy })
+    }
+}
