@@ -320,3 +320,28 @@ fn network_api_events_have_addresses_and_no_weft_annotation() {
     proxy.cri().remove_pod_sandbox(&web).expect("remove");
     proxy.remove(&plain);
 }
+
+#[test]
+fn network_command_with_a_namespace_selects_its_networks() {
+    let proxy = proxy!();
+    proxy.set(&bridge("red", 1));
+    let set = proxy.network(&["set", "-n", "team", "-f", "-"], &bridge("red", 2).to_string()).success();
+    assert!(set.stdout.starts_with("team/red is set"), "{set}");
+    let names = |words: &[&str]| -> Vec<String> {
+        let listed = proxy.network(words, "").success().json();
+        let metadata = listed.as_array().expect("a list").iter().map(|one| &one["config"]["metadata"]);
+        let name = |one: &Value| one.as_str().unwrap_or_default().to_owned();
+        metadata.map(|one| format!("{}/{}", name(&one["namespace"]), name(&one["name"]))).collect()
+    };
+    assert_eq!(names(&["list", "-o", "json"]), ["/red", "team/red"]);
+    assert_eq!(names(&["list", "-n", "team", "-o", "json"]), ["team/red"]);
+    let shown = proxy.network(&["show", "-n", "team", "red", "-o", "json"], "").success().json();
+    assert_eq!(shown["config"]["metadata"]["namespace"], "team");
+    // As for kubectl, the namespace of a document is not replaced.
+    let mut other = bridge("blue", 3);
+    other["metadata"]["namespace"] = "lab".into();
+    let refused = proxy.network(&["set", "-n", "team", "-f", "-"], &other.to_string());
+    assert!(refused.code == Some(2) && refused.stderr.contains("\"lab\""), "{refused}");
+    proxy.network(&["delete", "-n", "team", "red"], "").success();
+    assert_eq!(names(&["list", "-o", "json"]), ["/red"]);
+}

@@ -41,6 +41,15 @@ fn rows(finished: &Finished) -> Vec<Value> {
     finished.json().as_array().expect("a list").clone()
 }
 
+/// Fails unless a pod that is named is listed alone.
+#[track_caller]
+fn list_shows_one_pod(agent: &Agent, configuration: &str) {
+    let one = rows(&weft(agent, configuration, &["list", "-n", NAMESPACE, "web", "-o", "json"]));
+    assert_eq!((one.len(), &one[0]["name"]), (1, &json!("web")));
+    let absent = weft(agent, configuration, &["list", "-n", NAMESPACE, "absent"]);
+    assert!(absent.code == Some(1) && absent.stderr.contains("pod blue/absent: not found"), "{absent}");
+}
+
 #[test]
 fn status_shows_agent_plugin_and_sandboxes_of_each_node() {
     let Some(agent) = Agent::with_networks(host!(), ["a"]) else { return };
@@ -94,6 +103,7 @@ fn status_shows_agent_plugin_and_sandboxes_of_each_node() {
     assert_eq!(listed[0]["networkStatus"][1]["name"], format!("{NAMESPACE}/a"));
     let table = weft(&agent, &configuration, &["list", "-n", NAMESPACE]).success();
     assert!(table.stdout.contains("net1") && table.stdout.contains(NODE), "{table}");
+    list_shows_one_pod(&agent, &configuration);
     agent.delete_pod("web");
     shown("pods", "removed");
     assert_eq!(agent.machine.log("pods").matches("NAMESPACE").count(), 1);

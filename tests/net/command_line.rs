@@ -281,6 +281,45 @@ fn attach_twice_is_refused_and_detach_twice_finds_nothing() {
 }
 
 #[test]
+fn list_check_and_detach_have_the_pod_and_formats_of_kubectl() {
+    let host = host!(Feature::Bridge, Feature::NftMasquerade);
+    for pod in [POD, PARTNER] {
+        attach(&host, pod).success();
+    }
+    let listed = run(&host, &format!("list {PARTNER} -o json")).success().json();
+    let [partner] = listed.as_array().unwrap().as_slice() else { panic!("{listed}") };
+    assert_eq!(partner["pod"]["name"], "my-partner");
+    let table = run(&host, &format!("list {POD}")).success().stdout;
+    assert!(table.contains(POD) && !table.contains(PARTNER), "{table}");
+    let absent = run(&host, "list absent");
+    assert_failed(&absent, FAILED, &["pod default/absent: no attachments", "weft list -n default absent"]);
+    assert_eq!(run(&host, &format!("list -A {POD}")).code, Some(2));
+
+    let checked = run(&host, "check -n my-namespace my-pod -o json").success().json();
+    assert_eq!((&checked["unchanged"], &checked["pod"]["name"]), (&json!(true), &json!("my-pod")));
+    let interfaces = |attachments: &Value| -> Vec<String> {
+        let names = attachments.as_array().unwrap().iter().map(|one| one["interface"].as_str().unwrap());
+        names.map(str::to_owned).collect()
+    };
+    assert_eq!(interfaces(&checked["attachments"]), ["eth0", "net1", "net2", "net3", "net4"]);
+    assert!(run(&host, &format!("check {POD} -o yaml")).success().stdout.contains("unchanged: true\n"));
+    host.run(["ip", "-n", NETNS, "link", "delete", "net1"]);
+    let changed = run(&host, &format!("check {POD} -o json"));
+    assert_failed(&changed, FAILED, &["net1"]);
+    assert_eq!(changed.json()["unchanged"], false);
+    assert!(changed.json()["error"].as_str().unwrap().contains("net1"), "{changed}");
+
+    // Progress is beside the document, not in it.
+    let detached = run(&host, &format!("detach {POD} -o json")).success();
+    assert!(detached.stderr.contains("  detached eth0 from "), "{detached}");
+    let document = detached.json();
+    assert_eq!(interfaces(&document["detached"]), ["net4", "net3", "net2", "net1", "eth0"]);
+    assert_eq!(document["removedNamespace"], format!("/run/netns/{NETNS}"));
+    let again = run(&host, &format!("detach {POD} -o json")).success().json();
+    assert_eq!((&again["pod"], &again["detached"]), (&Value::Null, &json!([])));
+}
+
+#[test]
 fn attach_of_a_pod_and_a_network_needs_no_configuration() {
     let host = host!(Feature::Bridge, Feature::NftMasquerade);
     rig::install(&host);
@@ -314,6 +353,51 @@ fn attach_of_a_pod_and_a_network_needs_no_configuration() {
     host.write("/run/test/second.json", pod("db"));
     let refused = run(&host, "attach -f /run/test");
     assert!(refused.code == Some(2) && refused.stderr.contains("home/web, home/db"), "{refused}");
+}
+
+#[test]
+fn command_line_faults_name_the_next_step() {
+    let host = host!();
+    host.write("/run/test/broken.json", "{");
+    host.write("/run/test/pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\n");
+    let cases = [
+        ("attach -f /run/test/broken.json", 2, "the manifests contain no pod", "weft init writes an example"),
+        (
+            "attach -f /run/test/pod.yaml db",
+            1,
+            "default/db is not in the manifests",
+            "available pods: default/web",
+        ),
+        ("detach a/b/c", 2, "weft: pod \"a/b/c\": ", "only a-z, 0-9"),
+        ("check A/b", 2, "weft: pod \"A/b\": ", "only a-z, 0-9"),
+        ("init /run/test/pod.yaml", 1, "/run/test/pod.yaml: it is a file", "name a directory"),
+        ("bundle --no-cluster --file /run/test/pod.yaml", 1, "the file exists", "name another file"),
+        ("install --set x", 2, "--set x: not KEY=VALUE", "docs/plugins/weft.md"),
+        (
+            "install",
+            1,
+            "no default network is configured",
+            "install the default network of the cluster first",
+        ),
+        (
+            "network set -f /run/test/pod.yaml",
+            2,
+            "pod.yaml: not a network",
+            "expected metadata and cniv1_config",
+        ),
+    ];
+    for (line, code, why, next) in cases {
+        assert_failed(&run(&host, line), Some(code), &[why, next]);
+    }
+    let skipped = run(&host, "attach -f /run/test/broken.json");
+    assert!(skipped.stderr.contains("weft: skipped: /run/test/broken.json"), "{skipped}");
+    // With another network in the directory, the name can only be wrong.
+    let lan = json!({ "cniVersion": "1.0.0", "name": "lan", "plugins": [{ "type": "bridge" }] });
+    host.write("/etc/cni/net.d/10-lan.conflist", lan.to_string());
+    let unknown = run(&host, "install --default-network wan");
+    assert_failed(&unknown, FAILED, &["with the name wan", "networks there: lan"]);
+    let history = run(&host, "history blue/web").success();
+    assert_eq!(history.stdout, "no calls of pod blue/web are recorded\n");
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn history_has_failures_and_successes_of_a_pod() {
     );
     let yaml = history(&host, "-n blue web -o yaml --last 1").stdout;
     assert!(yaml.contains("verb: DEL") && !yaml.contains("verb: ADD"), "{yaml}");
-    assert_eq!(history(&host, "-n red web").stdout, "no calls are recorded\n");
+    assert_eq!(history(&host, "-n red web").stdout, "no calls of pod red/web are recorded\n");
     let mode = |path: &str| host.run(["stat", "-c", "%a", path]);
     assert_eq!(
         (mode(HISTORY).as_str(), mode(&format!("{HISTORY}/failures.jsonl")).as_str()),

@@ -6,6 +6,7 @@ pub mod activity;
 pub mod async_runtime;
 pub mod atomic_file;
 pub mod background;
+pub mod duration;
 pub mod failure;
 pub mod interrupt;
 pub mod logging;

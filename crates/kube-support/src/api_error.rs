@@ -2,6 +2,7 @@
 //!
 //! - The errors of every client pass through [`by`], so that an error without a response names its server.
 //! - [`describe`] alone makes the text: the library's own text omits the innermost cause.
+//! - [`failure`] adds the next step of a person.
 
 use std::error::Error;
 use std::fmt;
@@ -9,6 +10,8 @@ use std::fmt;
 use kube::core::Status;
 use kube::runtime::watcher;
 use tower::BoxError;
+
+use cli_support::failure::Failure;
 
 /// Body of the API server's response for a resource that is not installed.
 const UNKNOWN_KIND: &str = "404 page not found";
@@ -47,6 +50,37 @@ pub fn describe(error: &kube::Error) -> String {
             None => causes(cause.as_ref()),
         },
         other => causes(other),
+    }
+}
+
+/// Returns the failure of a request that a person made, with the next step: `step: …`.
+pub fn failure(step: impl fmt::Display, error: &kube::Error) -> Failure {
+    let failure = Failure::new(format!("{step}: {}", describe(error)));
+    match next_step(error) {
+        Some(next) => failure.next(next),
+        None => failure,
+    }
+}
+
+/// Returns what a person can do about an error, if that depends on its kind only.
+fn next_step(error: &kube::Error) -> Option<&'static str> {
+    let kube::Error::Api(status) = error else {
+        let is_unanswered = matches!(error, kube::Error::Service(_));
+        return is_unanswered.then_some(
+            "kubectl cluster-info tests the connection; --kubeconfig and --context name another cluster",
+        );
+    };
+    match status.code {
+        401 => Some(
+            "the credentials are invalid or have expired: log in again, or name another kubeconfig with --kubeconfig",
+        ),
+        403 => Some(
+            "kubectl auth can-i --list shows the rights of this user; docs/commands.md has those of the command",
+        ),
+        429 | 500.. => {
+            Some("run the command again; kubectl get --raw /readyz shows the state of the API server")
+        }
+        _ => None,
     }
 }
 
@@ -148,5 +182,15 @@ mod tests {
         let refused: BoxError = Box::new(std::io::Error::from_raw_os_error(111));
         let error = kube::Error::Service(by("https://10.0.0.1:6443/", refused));
         assert_eq!(describe(&error), "https://10.0.0.1:6443: Connection refused (os error 111)");
+        assert!(failure("list pods", &error).to_string().contains("kubectl cluster-info"));
+    }
+
+    #[test]
+    fn api_error_of_a_person_has_the_next_step_of_its_kind() {
+        for (code, next) in [(401, "log in again"), (403, "kubectl auth can-i"), (503, "/readyz")] {
+            let text = failure("list pods", &api(code, "no")).to_string();
+            assert!(text.starts_with("list pods: no\n  ") && text.contains(next), "{text}");
+        }
+        assert_eq!(failure("pod a/b", &api(404, "no")).to_string(), "pod a/b: no");
     }
 }

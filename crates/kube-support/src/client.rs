@@ -30,6 +30,9 @@ const RESPONSE_MAX: Duration = Duration::from_secs(30);
 /// Maximum size of a response with a single object, in bytes. The API server stores objects of less than a tenth.
 const OBJECT_MAX: usize = 16 << 20;
 
+/// Next step if there is no kubeconfig.
+const NAME_KUBECONFIG: &str = "set --kubeconfig to the path of a kubeconfig";
+
 /// Returns a client from a kubeconfig, or with the service account of this pod.
 pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, Failure> {
     credentials::within(kubeconfig, unlimited(kubeconfig.map(Path::to_owned))).await
@@ -53,14 +56,29 @@ async fn config(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Conf
             let failed = |cause: &dyn std::fmt::Display| {
                 Failure::new(format!("kubeconfig {}: {cause}", path.display()))
             };
-            let read = read_kubeconfig(path).map_err(|cause| failed(&invalid(path, &cause)))?;
+            let read = read_kubeconfig(path).map_err(|cause| {
+                let failure = failed(&invalid(path, &cause));
+                match cause {
+                    KubeconfigError::ReadConfig(..) => failure.next(NAME_KUBECONFIG),
+                    _ => failure,
+                }
+            })?;
+            let contexts: Vec<String> = read.contexts.iter().map(|context| context.name.clone()).collect();
             let options =
                 KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
-            Config::from_custom_kubeconfig(read, &options).await.map_err(|cause| failed(&cause))?
+            let configured = Config::from_custom_kubeconfig(read, &options).await;
+            configured.map_err(|cause| match cause {
+                KubeconfigError::CurrentContextNotSet => {
+                    failed(&"it has no current context").next(name_context(&contexts))
+                }
+                KubeconfigError::LoadContext(name) => {
+                    failed(&format_args!("it has no context {name:?}")).next(name_context(&contexts))
+                }
+                cause => failed(&cause),
+            })?
         }
         None if context.is_some() => {
-            return Err(Failure::new("--context: there is no kubeconfig with contexts")
-                .next("set --kubeconfig to the path of a kubeconfig"));
+            return Err(Failure::new("--context: there is no kubeconfig with contexts").next(NAME_KUBECONFIG));
         }
         None => Config::incluster().map_err(|cause| {
             Failure::new(format!("in-cluster configuration: {cause}"))
@@ -69,6 +87,14 @@ async fn config(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Conf
     };
     config.connect_timeout = Some(CONNECT_MAX);
     Ok(config)
+}
+
+/// Returns the next step for a kubeconfig in which no context was selected.
+fn name_context(contexts: &[String]) -> String {
+    match contexts {
+        [] => "it has no contexts at all: is it a kubeconfig?".to_owned(),
+        contexts => format!("select one of its contexts: {}", contexts.join(", ")),
+    }
 }
 
 /// Returns a client with a timeout until a response begins, and a maximum size of a response in bytes.
@@ -101,11 +127,27 @@ pub fn path(text: &str) -> Result<PathBuf, Infallible> {
 ///
 /// The credentials have no deadline, because the user may be prompted for them.
 pub async fn client_of_person(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Client, Failure> {
+    client_of(config_of_person(kubeconfig, context).await?, RESPONSE_MAX, usize::MAX)
+}
+
+/// Returns the namespace of a context, or of this pod: that of [`client_of_person`].
+pub async fn namespace_of_person(
+    kubeconfig: Option<&Path>,
+    context: Option<&str>,
+) -> Result<String, Failure> {
+    Ok(config_of_person(kubeconfig, context).await?.default_namespace)
+}
+
+async fn config_of_person(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Config, Failure> {
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".kube/config"));
     let usual = home.filter(|path| std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() && path.exists());
     let kubeconfig = kubeconfig.filter(|path| !path.as_os_str().is_empty());
     let kubeconfig = kubeconfig.map(Path::to_owned).or(usual);
-    client_of(config(kubeconfig.as_deref(), context).await?, RESPONSE_MAX, usize::MAX)
+    if kubeconfig.is_none() && context.is_none() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() {
+        let why = "no cluster: --kubeconfig and KUBECONFIG are not set, there is no ~/.kube/config, and this is no pod";
+        return Err(Failure::new(why).next(NAME_KUBECONFIG));
+    }
+    config(kubeconfig.as_deref(), context).await
 }
 
 /// Reads a kubeconfig, or several separated by `:` as in `KUBECONFIG`. Missing files are skipped; the first file that
@@ -121,7 +163,12 @@ fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, KubeconfigError> {
 /// Returns why a kubeconfig cannot be read: of invalid YAML the place, of an invalid value its path. The value is left out,
 /// because it may be a secret.
 fn invalid(path: &Path, cause: &KubeconfigError) -> String {
-    let KubeconfigError::Parse(place) = cause else { return cause.to_string() };
+    let place = match cause {
+        KubeconfigError::Parse(place) => place,
+        // The library's text has the path again.
+        KubeconfigError::ReadConfig(cause, _) => return cause.to_string(),
+        _ => return cause.to_string(),
+    };
     let document = std::fs::read_to_string(path).ok().and_then(|text| manifest::values(&text).ok()?.pop());
     let error = document.and_then(|document| cni::fold::strict::<Kubeconfig>(&document, "").err());
     match error.and_then(|error| error.invalid_key) {

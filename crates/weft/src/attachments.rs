@@ -39,6 +39,13 @@ struct AttachmentDocument<'a> {
     result: Option<Value>,
 }
 
+/// Attachment by its names, in a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct NamedAttachment<'a> {
+    pub(crate) network: &'a str,
+    pub(crate) interface: &'a str,
+}
+
 /// Table row of one attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachmentRow {
@@ -74,6 +81,21 @@ pub(crate) fn document(entry: &Entry) -> SandboxDocument<'_> {
         attachments: attachments.collect(),
         network_status: &entry.network_status,
     }
+}
+
+/// Returns a number of networks in words.
+pub(crate) fn network_count(count: usize) -> String {
+    match count {
+        1 => "1 network".to_owned(),
+        count => format!("{count} networks"),
+    }
+}
+
+/// Returns the attachments of a journal entry by their names, in their order.
+pub(crate) fn named_attachments(entry: &Entry) -> impl DoubleEndedIterator<Item = NamedAttachment<'_>> {
+    let delegates = entry.plan.delegates.iter();
+    delegates
+        .map(|delegate| NamedAttachment { network: &delegate.network, interface: delegate.ifname.as_str() })
 }
 
 /// Returns the rows of a journal entry, in the order of its attachments.

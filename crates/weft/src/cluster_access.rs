@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use clap::Args;
 use kube::Client;
 
+use cli_support::async_runtime::runtime;
 use cli_support::failure::Failure;
-use kube_support::client;
+use ipam_api::cluster_snapshot::SnapshotError;
+use kube_support::{api_error, client};
 
 /// Options that select a cluster.
 #[derive(Clone, Debug, Default, Args)]
@@ -19,11 +21,31 @@ pub(crate) struct ClusterAccess {
     context: Option<String>,
 }
 
+/// Returns the failure to read pools and pods of a cluster, with the next step.
+pub(crate) fn snapshot_failure(error: &SnapshotError) -> Failure {
+    match error {
+        SnapshotError::List { kind, error } => api_error::failure(format_args!("list {kind}"), error),
+        SnapshotError::Late { .. } => Failure::new(error.to_string()),
+    }
+}
+
 impl ClusterAccess {
     /// Whether the options or the environment name a cluster.
     pub(crate) fn is_named(&self) -> bool {
         let is_path = |path: &PathBuf| !path.as_os_str().is_empty();
         self.kubeconfig.as_ref().is_some_and(is_path) || self.context.is_some()
+    }
+
+    /// Returns the given namespace, or as kubectl does that of the context, or of this pod.
+    ///
+    /// # Errors
+    /// The kubeconfig is unusable.
+    pub(crate) fn namespace(&self, given: Option<&str>) -> Result<String, Failure> {
+        let (path, context) = (self.kubeconfig.as_deref(), self.context.as_deref());
+        match given {
+            Some(given) => Ok(given.to_owned()),
+            None => runtime()?.block_on(client::namespace_of_person(path, context)),
+        }
     }
 
     /// Returns a client for the cluster.

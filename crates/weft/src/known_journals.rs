@@ -171,13 +171,16 @@ impl Target {
     }
 
     /// Returns the selected sandbox as messages name it.
-    pub(crate) fn describe(&self) -> String {
-        match (self.pod().ok().flatten(), &self.container_id) {
+    ///
+    /// # Errors
+    /// The name of the pod is invalid: a usage error.
+    pub(crate) fn describe(&self) -> Result<String, Failure> {
+        Ok(match (self.pod()?, &self.container_id) {
             (Some(pod), None) => format!("pod {pod}"),
             (Some(pod), Some(id)) => format!("pod {pod}, container {id}"),
             (None, Some(id)) => format!("container {id}"),
             (None, None) => "nothing".to_owned(),
-        }
+        })
     }
 }
 

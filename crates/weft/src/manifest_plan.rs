@@ -92,8 +92,15 @@ impl LoadedInputs {
 
     /// Returns the pod of the manifests, if there is exactly one.
     pub(crate) fn only_pod(&self) -> Result<PodName, Failure> {
-        let pods = collect(self.manifests()).pods;
+        let Collection { pods, problems, .. } = collect(self.manifests());
         match pods.as_slice() {
+            [] => {
+                for problem in problems.iter().take(NAMED_MAX) {
+                    Progress::beside(Format::Json).line(format!("weft: skipped: {}", plain(problem)));
+                }
+                let next = "add -f FILE|DIR with the manifest of the pod; weft init writes an example";
+                Err(Failure::new("the manifests contain no pod").next(next).exit(Exit::Usage))
+            }
             [pod] => PodName::new(&pod.namespace, &pod.name).map_err(|error| Failure::new(error.to_string())),
             several => {
                 let names: Vec<String> =

@@ -76,3 +76,58 @@ fn controller_without_a_role_names_the_roles() {
         stderr(&output)
     );
 }
+
+#[test]
+fn kubeconfig_namespace_of_the_context_is_the_default() {
+    let (path, _) = kubeconfig("namespace");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace(r#""user":"u"}"#, r#""user":"u","namespace":"blue"}"#)).unwrap();
+    for (line, expected) in [
+        ("test", "list networks of namespace blue: "),
+        ("test -n red", "list networks of namespace red: "),
+        ("explain web", "pod blue/web: "),
+        ("explain red/web", "pod red/web: "),
+        ("explain -n red web", "pod red/web: "),
+        ("list -n red web", "list pods: "),
+    ] {
+        let words: Vec<&str> = line.split(' ').chain(["--kubeconfig"]).collect();
+        let output = weft(&words).arg(&path).output().unwrap();
+        assert!(stderr(&output).starts_with(&format!("weft: {expected}")), "{line}: {}", stderr(&output));
+    }
+    fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn kubeconfig_faults_name_the_next_step() {
+    let (path, _) = kubeconfig("faults");
+    let given = path.to_str().unwrap();
+    let without = path.with_extension("without");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&without, text.replace(r#""current-context":"c","#, "")).unwrap();
+    let other = path.with_extension("other");
+    fs::write(&other, "apiVersion: v1\nkind: Pod\n").unwrap();
+    let [without, other] = [&without, &other].map(|path| path.to_str().unwrap());
+    let cases: [(&[&str], &str, &str); 6] = [
+        (&[], "no cluster: ", "set --kubeconfig"),
+        (&["--kubeconfig", "/nowhere"], "kubeconfig /nowhere: No such file", "set --kubeconfig"),
+        (&["--kubeconfig", given, "--context", "x"], "has no context \"x\"", "its contexts: c"),
+        (&["--kubeconfig", without], "it has no current context", "its contexts: c"),
+        (&["--kubeconfig", other], "it has no current context", "is it a kubeconfig?"),
+        (&["--kubeconfig", given], "Connection refused", "kubectl cluster-info"),
+    ];
+    for (words, why, next) in cases {
+        for command in [&["list", "-A"][..], &["status"], &["ipam", "show"], &["test"], &["explain", "a/b"]] {
+            let output = weft(&[command, words].concat()).output().unwrap();
+            let (code, text) = (output.status.code(), stderr(&output));
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!((code, lines.len()), (Some(1), 2), "{command:?} {words:?}: {text}");
+            assert!(lines[0].contains(why), "{command:?} {words:?}: {text}");
+            // Manifests take the place of a cluster.
+            let is_next = lines[1].contains(next) || (command[0] == "explain" && lines[1].contains("add -f"));
+            assert!(is_next, "{command:?} {words:?}: {text}");
+        }
+    }
+    for path in [given, without, other] {
+        fs::remove_file(path).unwrap();
+    }
+}

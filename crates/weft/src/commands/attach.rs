@@ -14,7 +14,7 @@ use clap::Args;
 use cni::name::{ContainerId, IfName};
 use rpc::journal::Entry;
 
-use crate::attachments;
+use crate::attachments::{self, network_count};
 use crate::known_journals::JournalHandle;
 use crate::leftover_namespaces::{self, NamedNamespace};
 use crate::manifest_plan::{IFNAME, Inputs};
@@ -138,7 +138,7 @@ fn attach(operations: &SandboxOperations, interrupt: &Interrupt) -> Result<Entry
 
 fn print_header(progress: Progress, pod: &PodName, count: usize, meta_plugin: &MetaPlugin) {
     let MetaPlugin { file, later_plugins, .. } = meta_plugin;
-    progress.line(plain(&format!("pod {pod}: {count} networks, configured by {file}")));
+    progress.line(plain(&format!("pod {pod}: {}, configured by {file}", network_count(count))));
     if !later_plugins.is_empty() {
         let line = format!("skipped plugins after weft in {file}: {}", later_plugins.join(", "));
         progress.line(format!("  {}", plain(&line)));

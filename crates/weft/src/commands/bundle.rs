@@ -14,7 +14,7 @@ mod redaction;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -94,7 +94,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let name = || format!("weft-bundle-{}.tar", utc(time).replace([':', '-'], ""));
     let path = file.clone().unwrap_or_else(|| name().into());
     let failed = |cause: std::io::Error| privilege::refused(&format!("write {}", path.display()), &cause);
-    let created = File::options().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
+    let created = File::options().write(true).create_new(true).mode(0o600).open(&path);
+    let created = created.map_err(|cause| match cause.kind() {
+        ErrorKind::AlreadyExists => Failure::new(format!("write {}: the file exists", path.display()))
+            .next("name another file with --file; weft bundle replaces no file"),
+        _ => failed(cause),
+    })?;
     let mut bundle =
         Bundle { archive: Archive::new(created, time), errors: String::new(), names: BTreeSet::new() };
     bundle.node().map_err(failed)?;

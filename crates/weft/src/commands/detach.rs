@@ -6,8 +6,11 @@
 //! - Without an entry, or if another namespace now has its path, a namespace is deleted only if a killed attach left it.
 
 use clap::Args;
-use rpc::journal::Entry;
+use npwg::plan::PodIdentity;
+use rpc::journal::{Entry, State};
+use serde::Serialize;
 
+use crate::attachments::{NamedAttachment, named_attachments, network_count};
 use crate::known_journals::{JournalHandle, KnownJournals, Target};
 use crate::leftover_namespaces::{self, NamedNamespace};
 use crate::manifest_plan::Inputs;
@@ -15,7 +18,7 @@ use crate::place::require_host;
 use crate::sandbox_operations::SandboxOperations;
 use crate::trial_sandbox::{is_created, lock_sandbox};
 use cli_support::failure::{EXIT_CODES, Failure};
-use cli_support::output::{Format, Progress};
+use cli_support::output::{Output, Progress};
 use cli_support::terminal::plain;
 use node_support::weft_cni::{Plugins, WeftCni};
 
@@ -23,7 +26,8 @@ use node_support::weft_cni::{Plugins, WeftCni};
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
-  weft detach --pod my-namespace/my-pod
+  weft detach -n my-namespace my-pod
+  weft detach my-namespace/my-pod -o json
   weft detach --container-id my-namespace_my-pod
 
 The journal has everything that detaching needs. -f and --config are only used to find the journal if cniDir of the
@@ -37,52 +41,90 @@ pub(crate) struct Arguments {
     inputs: Inputs,
     #[command(flatten)]
     plugins: Plugins,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Document of `-o json`.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DetachedSandbox<'a> {
+    /// Pod of the journal entry; `null` if there was none.
+    pod: Option<&'a PodIdentity>,
+    container_id: Option<&'a str>,
+    /// Detached attachments, in the order of their removal.
+    detached: Vec<NamedAttachment<'a>>,
+    /// Path of the network namespace that was removed; `null` if none was.
+    removed_namespace: Option<String>,
 }
 
 /// Runs `weft detach`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { target, inputs, plugins } = arguments;
+    let Arguments { target, inputs, plugins, output: Output { format } } = arguments;
     require_host("detach", "it removes network interfaces")?;
     let weft_cni = WeftCni::find()?;
-    let progress = Progress::beside(Format::Text);
-    let step = format!("detach {}", target.describe());
+    let progress = Progress::beside(*format);
+    let subject = target.describe()?;
+    let step = format!("detach {subject}");
     let journals = JournalHandle::all(inputs)?;
     let sandbox = target.find(&journals).map_err(|failure| failure.context(&step))?;
     let Some((handle, entry)) = sandbox else {
-        return remove_leftover_namespace(target, &journals, &weft_cni, progress)
-            .map_err(|failure| failure.context(&step));
+        let removed = remove_leftover_namespace(target, &journals, &weft_cni, progress);
+        let removed_namespace = removed.map_err(|failure| failure.context(&step))?;
+        return format
+            .print(&DetachedSandbox { removed_namespace, ..DetachedSandbox::default() })
+            .unwrap_or(Ok(()));
     };
-    progress.line(plain(&format!("{}: {} networks", target.describe(), entry.plan.delegates.len())));
+    progress.line(plain(&format!("{subject}: {}", network_count(entry.plan.delegates.len()))));
     // A running attach of the sandbox would use the namespace that is deleted. The private directory of a failed attach
     // is removed at the end.
     let _lock = lock_sandbox(&entry.container_id).map_err(|failure| failure.context(&step))?;
-    detach_sandbox(&weft_cni, &handle, &entry, plugins, progress).map_err(|failure| failure.context(&step))
+    let removed = detach_sandbox(&weft_cni, &handle, &entry, plugins, progress);
+    let detached = DetachedSandbox {
+        pod: Some(&entry.plan.pod),
+        container_id: Some(entry.container_id.as_str()),
+        detached: attached_before(&entry),
+        removed_namespace: removed.map_err(|failure| failure.context(&step))?,
+    };
+    format.print(&detached).unwrap_or(Ok(()))
 }
 
-/// Detaches a sandbox of the journal, and deletes its namespace if `weft attach` created it.
+/// Returns the attachments that are not yet detached in an entry, the last one first.
+fn attached_before(entry: &Entry) -> Vec<NamedAttachment<'_>> {
+    let named: Vec<NamedAttachment<'_>> = named_attachments(entry).collect();
+    let is_attached = |index: usize| {
+        entry.attachments.get(index).is_none_or(|attachment| attachment.state != State::Detached)
+    };
+    let attached = named.into_iter().enumerate().rev().filter(|(index, _)| is_attached(*index));
+    attached.map(|(_, named)| named).collect()
+}
+
+/// Detaches a sandbox of the journal, and deletes its namespace if `weft attach` created it. Returns the path of the
+/// deleted namespace.
 pub(super) fn detach_sandbox(
     weft_cni: &WeftCni,
     handle: &JournalHandle,
     entry: &Entry,
     plugins: &Plugins,
     progress: Progress,
-) -> Result<(), Failure> {
+) -> Result<Option<String>, Failure> {
     operations_on(weft_cni, handle, entry, plugins, progress)?.detach(entry)?;
     if !is_created(entry) {
-        return Ok(());
+        return Ok(None);
     }
     let is_another = leftover_namespaces::is_another(weft_cni, entry)?;
     let reason = is_another.then(|| leftover_namespaces::reason_to_keep(weft_cni, &entry.netns)).flatten();
     match reason {
         Some(reason) => {
             progress.line(plain(&format!("  kept {}: another namespace: {reason}", entry.netns)));
+            Ok(None)
         }
         None => {
             weft_cni.delete(&entry.netns)?;
             progress.line(plain(&format!("  removed {}", entry.netns)));
+            Ok(Some(entry.netns.clone()))
         }
     }
-    Ok(())
 }
 
 /// Returns the operations on a sandbox of the journal.
@@ -102,13 +144,15 @@ pub(crate) fn operations_on(
     Ok(operations)
 }
 
-/// Removes the namespace that an attach created if it was killed before its first journal entry.
+/// Removes the namespace that an attach created if it was killed before its first journal entry. Returns the path of the
+/// deleted namespace.
 fn remove_leftover_namespace(
     target: &Target,
     journals: &KnownJournals,
     weft_cni: &WeftCni,
     progress: Progress,
-) -> Result<(), Failure> {
+) -> Result<Option<String>, Failure> {
+    let mut removed = None;
     if let Some(container) = target.container()? {
         let namespace = NamedNamespace::before_lock(&container);
         // A running attach still needs the namespace.
@@ -120,10 +164,11 @@ fn remove_leftover_namespace(
                 None => {
                     weft_cni.delete(path)?;
                     progress.line(format!("removed {path}, left by an interrupted attach"));
+                    removed = Some(path.to_owned());
                 }
             }
         }
     }
-    progress.line(format!("{}: no attachments", target.describe()));
-    Ok(())
+    progress.line(format!("{}: no attachments", target.describe()?));
+    Ok(removed)
 }

@@ -13,6 +13,7 @@ use npwg::plan::{Decision, Plan, PodIdentity, Role};
 use npwg::refusal::Warning;
 use serde::Serialize;
 
+use crate::attachments::network_count;
 use crate::cluster_access::ClusterAccess;
 use crate::manifest_plan::{Inputs, LoadedInputs};
 use crate::pod_name::PodName;
@@ -20,6 +21,9 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output};
 use cli_support::terminal::plain;
+
+/// Namespace of a pod without one in files.
+const NAMESPACE: &str = "default";
 
 /// Arguments of `weft explain`.
 #[derive(Debug, Args)]
@@ -41,9 +45,9 @@ pub(crate) struct Arguments {
     pod: Option<String>,
     #[command(flatten)]
     connection: connection::Options,
-    /// Namespace of the pod
-    #[arg(short = 'n', long, default_value = "default")]
-    namespace: String,
+    /// Namespace of the pod (default: of a pod of the cluster that of the kubeconfig's context, else `default`)
+    #[arg(short = 'n', long)]
+    namespace: Option<String>,
     /// Address of the page of weft (http or https), for links to the pod and its networks
     #[arg(long, env = "WEFT_PAGE", value_name = "URL", value_parser = page_address)]
     page: Option<String>,
@@ -71,12 +75,17 @@ struct Explanation<'a> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { pod, connection, namespace, page, inputs, cluster, output } = arguments;
     let Some(pod) = pod else {
-        return connection::run(connection, namespace, (inputs, cluster), output.format);
+        return connection::run(connection, namespace.as_deref(), (inputs, cluster), output.format);
     };
-    let pod = PodName::within(namespace, pod)?;
-    let loaded = match cluster_pod::is_wanted(inputs)? {
-        (true, found) => cluster_pod::load(cluster, found, &pod)?,
-        (false, _) => inputs.read()?,
+    let name = PodName::within(namespace.as_deref().unwrap_or(NAMESPACE), pod)?;
+    let (pod, loaded) = match cluster_pod::is_wanted(inputs)? {
+        (true, found) => {
+            let has_namespace = namespace.is_some() || pod.contains('/');
+            let name = if has_namespace { name } else { cluster_pod::within_context(cluster, pod)? };
+            let loaded = cluster_pod::load(cluster, found, &name)?;
+            (name, loaded)
+        }
+        (false, _) => (name, inputs.read()?),
     };
     let plan =
         loaded.expected_plan(&pod).map_err(|failure| failure.context(format_args!("explain {pod}")))?;
@@ -111,10 +120,7 @@ fn pod_link(page: &str, pod: &PodIdentity) -> String {
 
 fn describe(plan: &Plan, loaded: &LoadedInputs, page: Option<&str>) -> String {
     let PodIdentity { namespace, name, uid: _ } = &plan.pod;
-    let count = match plan.delegates.len() {
-        1 => "1 network".to_owned(),
-        count => format!("{count} networks"),
-    };
+    let count = network_count(plan.delegates.len());
     let mut output_text =
         plain(&format!("pod {namespace}/{name}: {count}, configured by {}", loaded.meta_plugin.file));
     output_text.push('\n');

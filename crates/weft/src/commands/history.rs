@@ -89,7 +89,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match records.last() {
         _ if format.is_document() => output::print_document(*format, &records)?,
         Some(record) if *timeline => output::print(&waterfall(record))?,
-        None => output::print("no calls are recorded\n")?,
+        None => {
+            let of_pod = pod.map(|pod| format!(" of pod {pod}")).unwrap_or_default();
+            output::print(&format!("no calls{of_pod} are recorded\n"))?;
+        }
         Some(_) => output::print(&lay_out(&records))?,
     }
     unknown.filter(|_| records.is_empty()).map_or(Ok(()), Err)

@@ -35,7 +35,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let failed = |path: &Path, cause: &dyn std::fmt::Display| {
         Failure::new(format!("write {}: {cause}", path.display()))
     };
-    fs::create_dir_all(directory).map_err(|cause| failed(directory, &cause))?;
+    fs::create_dir_all(directory).map_err(|cause| match cause.kind() {
+        ErrorKind::AlreadyExists => failed(directory, &"it is a file").next("name a directory"),
+        _ => failed(directory, &cause),
+    })?;
     // Nothing is written if one of the files exists.
     for (name, _) in FILES {
         let path = directory.join(name);

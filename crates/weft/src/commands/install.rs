@@ -66,6 +66,9 @@ const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// Capability with which a runtime passes the annotations of a pod, so plans can be made without the API server.
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
+/// Next step without a default network.
+const NO_DEFAULT_NETWORK: &str = "install the default network of the cluster first; --wait waits for it, and --conf-dir names another directory";
+
 /// Arguments of `weft install`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
@@ -168,6 +171,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let why = format!("--file-name {file_name}: container runtimes do not read a file of this name");
         return Err(Failure::new(why).next("use a name with .conflist"));
     }
+    // Before the command waits for a default network.
+    arguments.set.iter().try_for_each(|option| set_option(&mut json!({}), option))?;
     if arguments.on_host.is_wanted() && !arguments.remove {
         let why = "--on-host: only valid with --remove";
         return Err(Failure::new(why).next("omit it, or add --remove --wait").exit(Exit::Usage));
@@ -294,7 +299,15 @@ fn check_readiness(
             networks.named.display(),
             which.unwrap_or_default()
         );
-        return Ok(Readiness::NotYet(Failure::new(why).next(faults.join("; "))));
+        let names = directory.networks.iter().map(|(_, network)| network.name.as_str());
+        let next = match arguments.default_network {
+            _ if !faults.is_empty() => faults.join("; "),
+            Some(_) if !directory.networks.is_empty() => {
+                format!("networks there: {}", names.collect::<Vec<_>>().join(", "))
+            }
+            _ => NO_DEFAULT_NETWORK.to_owned(),
+        };
+        return Ok(Readiness::NotYet(Failure::new(why).next(next)));
     };
     let is_own = |plugin: &PluginType| weft_cni.answers_to(plugin.as_str()).unwrap_or(false);
     for plugin in network.needs_where(is_own)? {
@@ -420,9 +433,10 @@ fn generate_configuration(
 
 /// Sets the option of one `--set KEY=VALUE`.
 fn set_option(plugin: &mut Value, option: &str) -> Result<(), Failure> {
-    let Some((key, value)) = option.split_once('=') else {
+    let Some((key, value)) = option.split_once('=').filter(|(key, _)| !key.is_empty()) else {
         let why = format!("--set {option}: not KEY=VALUE");
-        return Err(Failure::new(why).exit(Exit::Usage));
+        let next = "docs/plugins/weft.md lists the keys, for example --set logLevel=debug";
+        return Err(Failure::new(why).next(next).exit(Exit::Usage));
     };
     plugin[key] = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
     Ok(())

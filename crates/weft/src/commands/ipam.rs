@@ -26,7 +26,7 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::cluster_access::ClusterAccess;
+use crate::cluster_access::{ClusterAccess, snapshot_failure};
 use crate::commands::ipam::host_stores::HostStore;
 use crate::commands::ipam::node_sandboxes::NodeSandboxes;
 use crate::commands::ipam::show::show;
@@ -174,7 +174,7 @@ async fn cluster(
     let reading = async {
         let client = arguments.cluster.client().await?;
         let snapshot = ClusterSnapshot::take(&client).await;
-        Ok((client, snapshot.map_err(|error| Failure::new(error.to_string()))?))
+        Ok((client, snapshot.map_err(|error| snapshot_failure(&error))?))
     };
     if !has_stores {
         return reading.await.map_err(Some);
@@ -422,8 +422,7 @@ async fn free(client: &Client, snapshot: &ClusterSnapshot, name: &str, force: bo
         // An invalid object is deleted by its name.
         _ => {
             let removed = remove_invalid(client, name, block).await;
-            removed
-                .map_err(|error| Failure::new(format!("ipblock {name}: {}", api_error::describe(&error))))?;
+            removed.map_err(|error| api_error::failure(format_args!("ipblock {name}"), &error))?;
         }
     }
     output::print(&format!("{}\n", json!({ "freed": name })))

@@ -18,6 +18,7 @@ use crate::attachments::{self, AttachmentRow, SandboxDocument};
 use crate::cluster_access::ClusterAccess;
 use crate::known_journals::{JournalHandle, KnownJournals};
 use crate::manifest_plan::Inputs;
+use crate::pod_name::PodName;
 use crate::policy_counters::{self, PolicyCount, ReadCounts, RuleName};
 use crate::watched_table::{Watch, WatchedTable};
 use cli_support::failure::{EXIT_CODES, Failure};
@@ -26,26 +27,36 @@ use cli_support::output::{Format, Output, Progress};
 use cli_support::table;
 use cli_support::terminal::plain;
 use cli_support::timestamp;
+use cluster::ListedPods;
 use node_support::journal_reader::Journal;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::WeftCni;
+
+/// Namespace of a pod without one.
+const NAMESPACE: &str = "default";
 
 /// Arguments of `weft list`.
 #[derive(Debug, Args)]
 #[command(after_help = format!("\
 Example:
   weft list
+  weft list my-namespace/my-pod -o wide
   weft list -A
+  weft list -n my-namespace my-pod
   weft list --policies
   weft list -w
   weft list -o json | jq -r '.[].networkStatus[].ips[]'
 
--A and -n list the networks of the pods of the cluster, from the API server. -o json prints a list of sandboxes with pod (namespace, name, uid), containerId, netns, attachments (network,
+-A and -n list the networks of the pods of the cluster, from the API server; without them, the attachments of this node
+are listed. -o json prints a list of sandboxes with pod (namespace, name, uid), containerId, netns, attachments (network,
 interface, configName, state, result) and networkStatus. An unreadable entry has containerId and error. -f and
 --config are only used to find the journal if cniDir of the configuration moves it.
 
-{EXIT_CODES} An unreadable entry is a failure."))]
+{EXIT_CODES} An unreadable entry and a named pod without networks are failures."))]
 pub(crate) struct Arguments {
+    /// Name of a pod in the namespace of -n or `default`, or NAMESPACE/NAME (default: all pods)
+    #[arg(value_name = "POD", conflicts_with = "all_namespaces")]
+    pod: Option<String>,
     /// List the pods of all namespaces of the cluster
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
@@ -79,16 +90,28 @@ enum Document<'a> {
 
 /// Runs `weft list`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { all_namespaces, namespace, policies, watch, cluster, inputs, output } = arguments;
+    let Arguments { pod, all_namespaces, namespace, policies, watch, cluster, inputs, output } = arguments;
     watch.require_table(output.format)?;
+    let within = namespace.as_deref().unwrap_or(NAMESPACE);
+    let pod = pod.as_ref().map(|pod| PodName::within(within, pod)).transpose()?;
     if *all_namespaces || namespace.is_some() {
-        return cluster::list(cluster, namespace.as_deref(), output.format, *watch);
+        let listed = match &pod {
+            Some(pod) => ListedPods::Named(pod),
+            None => namespace.as_deref().map_or(ListedPods::All, ListedPods::OfNamespace),
+        };
+        return cluster::list(cluster, listed, output.format, *watch);
     }
     let KnownJournals { known: handles, unknown: unknown_journal } = JournalHandle::all(inputs)?;
     if watch.watch {
-        return watch_sandboxes(&handles, unknown_journal, output.format);
+        return watch_sandboxes(&handles, pod.as_ref(), unknown_journal, output.format);
     }
-    let (rows, times) = read(&handles)?;
+    let (rows, times) = read(&handles, pod.as_ref())?;
+    if let (Some(pod), true) = (&pod, rows.is_empty()) {
+        return Err(unknown_journal.unwrap_or_else(|| {
+            Failure::new(format!("pod {pod}: no attachments on this node"))
+                .next(format!("weft list -n {} {} asks the API server", pod.namespace, pod.name))
+        }));
+    }
     match output.format {
         format if *policies => list_policies(&rows, format)?,
         Format::Json | Format::Yaml => {
@@ -147,11 +170,21 @@ fn list_policies(rows: &[Row], format: Format) -> Result<(), Failure> {
     }
 }
 
-/// Returns the rows of the journals, with the time of each.
-fn read(handles: &[JournalHandle]) -> Result<(Vec<Row>, Vec<Option<SystemTime>>), Failure> {
+/// Returns the rows of the journals, or those of a pod, with the time of each. The pod of an unreadable entry is unknown.
+fn read(
+    handles: &[JournalHandle],
+    pod: Option<&PodName>,
+) -> Result<(Vec<Row>, Vec<Option<SystemTime>>), Failure> {
+    let is_of_pod = |row: &Row| match (row, pod) {
+        (_, None) => true,
+        (Row::Entry(entry), Some(pod)) => {
+            entry.plan.pod.namespace == pod.namespace && entry.plan.pod.name == pod.name
+        }
+        (Row::Broken { .. }, Some(_)) => false,
+    };
     let (mut rows, mut times) = (Vec::new(), Vec::new());
     for handle in handles {
-        for row in handle.journal().rows()? {
+        for row in handle.journal().rows()?.into_iter().filter(is_of_pod) {
             times.push(written(handle.journal(), &row));
             rows.push(row);
         }
@@ -162,6 +195,7 @@ fn read(handles: &[JournalHandle]) -> Result<(Vec<Row>, Vec<Option<SystemTime>>)
 /// Prints the attachments, and those that change, until the process is interrupted.
 fn watch_sandboxes(
     handles: &[JournalHandle],
+    pod: Option<&PodName>,
     unknown: Option<Failure>,
     format: Format,
 ) -> Result<(), Failure> {
@@ -170,7 +204,7 @@ fn watch_sandboxes(
     }
     let mut table = WatchedTable::new(SUBJECT, AGE);
     while output::has_reader() {
-        let (rows, times) = read(handles)?;
+        let (rows, times) = read(handles, pod)?;
         let mut lines = Vec::new();
         for (row, time) in rows.iter().zip(&times) {
             match row {

@@ -24,8 +24,9 @@ Example:
   weft network set -f red.yaml
   weft network set -f /etc/cni/net.d/20-blue.conflist --name blue
   weft network list
+  weft network list -n my-namespace
   weft network show red
-  weft network rm red blue
+  weft network rm -n my-namespace red blue
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
@@ -42,6 +43,7 @@ enum NetworkCommand {
     /// Show one network and its plugin configuration
     Show(Show),
     /// Remove networks
+    #[command(visible_alias = "delete")]
     Rm(Remove),
 }
 
@@ -62,6 +64,9 @@ struct Set {
     /// Name of the network, for a CNI configuration list (default: the name in the list)
     #[arg(long, value_name = "[NAMESPACE/]NAME")]
     name: Option<String>,
+    /// Namespace of networks without one
+    #[arg(short = 'n', long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
     #[command(flatten)]
     server: Server,
     #[command(flatten)]
@@ -71,6 +76,9 @@ struct Set {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  weft network list -o json | jq -r '.[].config.metadata.name'")]
 struct List {
+    /// List the networks of this namespace (default: all networks)
+    #[arg(short = 'n', long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
     #[command(flatten)]
     server: Server,
     #[command(flatten)]
@@ -83,6 +91,9 @@ struct Show {
     /// Name of the network
     #[arg(value_name = "[NAMESPACE/]NAME")]
     name: String,
+    /// Namespace of a name without one (default: none)
+    #[arg(short = 'n', long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
     #[command(flatten)]
     server: Server,
     #[command(flatten)]
@@ -95,6 +106,9 @@ struct Remove {
     /// Names of the networks
     #[arg(value_name = "[NAMESPACE/]NAME", required = true)]
     names: Vec<String>,
+    /// Namespace of names without one (default: none)
+    #[arg(short = 'n', long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
     /// Drain a network in use: refuse new sandboxes and remove the network with its last one
     #[arg(long)]
     drain: bool,
@@ -139,8 +153,11 @@ fn failure(status: &Status) -> Failure {
 }
 
 async fn set(arguments: &Set) -> Result<(), Failure> {
-    let Set { files, name, server, output } = arguments;
-    let configs = document::read(files, name.as_deref())?;
+    let Set { files, name, namespace, server, output } = arguments;
+    let mut configs = document::read(files, name.as_deref())?;
+    for (place, config) in &mut configs {
+        set_namespace(config, namespace.as_deref()).map_err(|failure| failure.context(&place))?;
+    }
     let client = connect(server).await?;
     let progress = Progress::beside(output.format);
     let mut networks = Vec::new();
@@ -156,8 +173,11 @@ async fn set(arguments: &Set) -> Result<(), Failure> {
 }
 
 async fn list(arguments: &List) -> Result<(), Failure> {
-    let List { server, output } = arguments;
-    let networks = connect(server).await?.list().await.map_err(|status| failure(&status))?;
+    let List { namespace, server, output } = arguments;
+    let mut networks = connect(server).await?.list().await.map_err(|status| failure(&status))?;
+    if let Some(namespace) = namespace {
+        networks.retain(|network| metadata(network).namespace == *namespace);
+    }
     match output.format {
         Format::Json | Format::Yaml => output::print_document(output.format, &networks),
         Format::Text | Format::Wide if networks.is_empty() => output::print("no networks\n"),
@@ -188,9 +208,10 @@ fn row(network: &Network) -> Vec<String> {
 }
 
 async fn show(arguments: &Show) -> Result<(), Failure> {
-    let Show { name, server, output } = arguments;
+    let Show { name, namespace, server, output } = arguments;
+    let name = name_within(namespace.as_deref(), name);
     let networks = connect(server).await?.list().await.map_err(|status| failure(&status))?;
-    let network = find(&networks, name)?;
+    let network = find(&networks, &name)?;
     if output.format.is_document() {
         return output::print_document(output.format, network);
     }
@@ -206,9 +227,38 @@ async fn show(arguments: &Show) -> Result<(), Failure> {
     output::print(&format!("{}\n{pretty}\n", table::lay_out(&headings, &rows, 0)))
 }
 
+/// Returns the name of a network; `namespace` is that of a name without one.
+fn name_within(namespace: Option<&str>, text: &str) -> Name {
+    let Name { namespace: own, name } = Name::read(text);
+    let namespace = if own.is_empty() { namespace.unwrap_or_default().to_owned() } else { own };
+    Name { namespace, name }
+}
+
+/// Sets the namespace of a network that has none.
+///
+/// # Errors
+/// It has another one: a usage error, as for kubectl.
+fn set_namespace(config: &mut NetworkConfig, namespace: Option<&str>) -> Result<(), Failure> {
+    let Some(namespace) = namespace else { return Ok(()) };
+    let metadata = config.metadata.get_or_insert_default();
+    if metadata.namespace.is_empty() {
+        namespace.clone_into(&mut metadata.namespace);
+    }
+    match metadata.namespace == namespace {
+        true => Ok(()),
+        false => {
+            let why = format!(
+                "the network has the namespace {:?}, not that of -n, {namespace:?}",
+                metadata.namespace
+            );
+            Err(Failure::new(why).next("omit -n, or correct the file").exit(Exit::Usage))
+        }
+    }
+}
+
 /// Returns the network of this name.
-fn find<'a>(networks: &'a [Network], name: &str) -> Result<&'a Network, Failure> {
-    let wanted = Name::read(name).to_string();
+fn find<'a>(networks: &'a [Network], name: &Name) -> Result<&'a Network, Failure> {
+    let wanted = name.to_string();
     networks.iter().find(|network| label(network) == wanted).ok_or_else(|| {
         let names: Vec<String> = networks.iter().map(label).collect();
         let available = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
@@ -217,17 +267,17 @@ fn find<'a>(networks: &'a [Network], name: &str) -> Result<&'a Network, Failure>
 }
 
 async fn remove(arguments: &Remove) -> Result<(), Failure> {
-    let Remove { names, drain, server } = arguments;
+    let Remove { names, namespace, drain, server } = arguments;
     let client = connect(server).await?;
     let networks = client.list().await.map_err(|status| failure(&status))?;
     let in_use = if *drain { InUse::Drained } else { InUse::Refused };
     let progress = Progress::beside(Format::Text);
     let mut failures: Option<Failure> = None;
-    for network in names {
-        let Name { namespace, name } = Name::read(network);
+    for network in names.iter().map(|name| name_within(namespace.as_deref(), name)) {
+        let Name { namespace, name } = network.clone();
         let metadata = NetworkMetadata { name, namespace, ..NetworkMetadata::default() };
         // The runtime accepts the removal of a network that it does not have, which hides a misspelt name.
-        let removed = match find(&networks, network) {
+        let removed = match find(&networks, &network) {
             Ok(_) => client.remove(metadata, in_use).await.map_err(|status| failure(&status)),
             Err(unknown) => Err(unknown),
         };

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster_access::ClusterAccess;
 use crate::watched_table::{Watch, WatchedTable, show_once};
 use cli_support::async_runtime::runtime;
+use cli_support::duration::seconds;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::{self, Format, Output, Progress};
 use cli_support::table;
@@ -52,7 +53,7 @@ const INTERVAL: Duration = Duration::from_secs(2);
 #[command(after_help = format!("\
 Example:
   weft status
-  weft status --wait --timeout 120
+  weft status --wait --timeout 2m
   weft status -w
   weft status -o json | jq -r '.[] | select(.plugin != \"Current\").node'
 
@@ -66,8 +67,8 @@ pub(crate) struct Arguments {
     /// Wait until every node is ready
     #[arg(long, conflicts_with = "watch")]
     wait: bool,
-    /// Timeout of --wait, in seconds
-    #[arg(long, default_value_t = 300, value_name = "SECONDS", requires = "wait")]
+    /// Timeout of --wait, in seconds or as 2m
+    #[arg(long, default_value = "300", value_name = "DURATION", value_parser = seconds, requires = "wait")]
     timeout: u64,
     #[command(flatten)]
     watch: Watch,
@@ -203,7 +204,8 @@ async fn look(client: &Client, names: &[String]) -> Result<Vec<NodeRow>, Failure
     let (rows, unknown) = rows(client, names).await?;
     match unknown {
         None => Ok(rows),
-        Some(name) => Err(Failure::new(format!("node {name}: the cluster has no such node that runs Linux"))),
+        Some(name) => Err(Failure::new(format!("node {name}: the cluster has no such node that runs Linux"))
+            .next("kubectl get nodes lists the nodes")),
     }
 }
 
@@ -212,8 +214,7 @@ async fn rows(client: &Client, names: &[String]) -> Result<(Vec<NodeRow>, Option
     let all = Api::<NodeObject>::all(client.clone());
     // The API server answers from its cache, without the images and conditions of the nodes.
     let nodes = all.list_metadata(&ListParams::default().match_any()).await;
-    let nodes =
-        nodes.map_err(|error| Failure::new(format!("list nodes: {}", api_error::describe(&error))))?;
+    let nodes = nodes.map_err(|error| api_error::failure("list nodes", &error))?;
     let agents = ListParams::default().labels(AGENTS);
     let pods = list(Api::<AgentPod>::all(client.clone()), &agents, "pods").await?;
     let reports = reports(client).await?;
@@ -232,9 +233,7 @@ where
     K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
     let listed = api.list(parameters).await;
-    listed
-        .map(|list| list.items)
-        .map_err(|error| Failure::new(format!("list {kind}: {}", api_error::describe(&error))))
+    listed.map(|list| list.items).map_err(|error| api_error::failure(format_args!("list {kind}"), &error))
 }
 
 /// Returns the reports by the names of their nodes; none, with a message, if the cluster lacks their definition.
@@ -249,7 +248,7 @@ async fn reports(client: &Client) -> Result<BTreeMap<String, WeftNodeStatus>, Fa
             NO_REPORTS.call_once(|| Progress::beside(Format::Json).line(line));
             Ok(BTreeMap::new())
         }
-        Err(error) => Err(Failure::new(format!("list weftnodes: {}", api_error::describe(&error)))),
+        Err(error) => Err(api_error::failure("list weftnodes", &error)),
     }
 }
 

@@ -15,6 +15,7 @@ mod pods;
 mod targets;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -24,6 +25,7 @@ use crate::cluster_access::ClusterAccess;
 use crate::pod_name::PodName;
 use cases::{Action, Case, Outcome, Verdict};
 use cli_support::async_runtime::runtime;
+use cli_support::duration::seconds;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::interrupt::Interrupt;
 use cli_support::output::{self, Format, Output, Progress};
@@ -32,6 +34,7 @@ use cli_support::terminal::plain;
 use cli_support::timestamp::now;
 use kube_support::api_error;
 use pods::{Run, TestPod};
+use targets::TestedNetwork;
 
 /// Interval between two looks at the pods.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -43,6 +46,8 @@ const SPARE: u64 = 30;
 const REMOVAL_MAX: Duration = Duration::from_secs(90);
 /// Namespace of the agents in deploy/.
 const AGENT_NAMESPACE: &str = "kube-system";
+/// Timeouts of a case, in seconds.
+const TIMEOUTS: RangeInclusive<u64> = 30..=3600;
 /// Codes of responses to a request that is not repeated.
 const FINAL: [u16; 4] = [400, 403, 404, 422];
 
@@ -66,9 +71,9 @@ pub(crate) struct Arguments {
     /// Test the networks of all namespaces
     #[arg(short = 'A', long, conflicts_with_all = ["networks", "namespace", "clean"])]
     all_namespaces: bool,
-    /// Namespace of the networks
-    #[arg(short = 'n', long, value_name = "NAMESPACE", default_value = "default")]
-    namespace: String,
+    /// Namespace of the networks (default: that of the kubeconfig's context, else `default`)
+    #[arg(short = 'n', long, value_name = "NAMESPACE")]
+    namespace: Option<String>,
     /// Names of nodes, separated by commas (default: all ready nodes)
     #[arg(long, value_name = "NODE,…", value_delimiter = ',')]
     nodes: Vec<String>,
@@ -78,8 +83,8 @@ pub(crate) struct Arguments {
     /// Namespace of the agents' DaemonSet, whose image the pods run; only administrators may create DaemonSets there
     #[arg(long, value_name = "NAMESPACE", default_value = AGENT_NAMESPACE, conflicts_with = "image")]
     agent_namespace: String,
-    /// Timeout of a case, in seconds, at least 30
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(30..=3600))]
+    /// Timeout of a case, from 30 seconds to an hour, in seconds or as 2m
+    #[arg(long, value_name = "DURATION", default_value = "120", value_parser = timeout)]
     timeout: u64,
     /// Maximum number of cases: networks times pairs of nodes
     #[arg(long, value_name = "NUMBER", default_value_t = 32)]
@@ -93,16 +98,27 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
+/// Parses the timeout of a case and returns its seconds.
+fn timeout(text: &str) -> Result<u64, String> {
+    let seconds = seconds(text).map_err(|error| error.to_string())?;
+    match TIMEOUTS.contains(&seconds) {
+        true => Ok(seconds),
+        false => Err(format!("expected from {} to {} seconds", TIMEOUTS.start(), TIMEOUTS.end())),
+    }
+}
+
 /// Runs `weft test`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { cluster, output: Output { format }, clean, .. } = arguments;
+    let namespace = cluster.namespace(arguments.namespace.as_deref())?;
     let (interrupt, progress) = (Interrupt::watch()?, Progress::beside(*format));
     let outcomes = runtime()?.block_on(async {
         let client = cluster.client().await?;
         if *clean {
-            return remove_all(&client, arguments, progress).await.map(|()| Vec::new());
+            return remove_all(&client, arguments, &namespace, progress).await.map(|()| Vec::new());
         }
-        test(&client, arguments, &interrupt, progress).await
+        let networks = targets::networks(&client, arguments, &namespace).await?;
+        test(&client, arguments, &networks, &interrupt, progress).await
     })?;
     if *clean {
         return Ok(());
@@ -121,10 +137,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 async fn test(
     client: &Client,
     arguments: &Arguments,
+    networks: &[TestedNetwork],
     interrupt: &Interrupt,
     progress: Progress,
 ) -> Result<Vec<Outcome>, Failure> {
-    let networks = targets::networks(client, arguments).await?;
     let pairs = targets::pairs(client, &arguments.nodes).await?;
     let count = networks.len() * pairs.len();
     if count > arguments.limit {
@@ -150,7 +166,7 @@ async fn test(
         run.image.name
     )));
     let mut cases = Vec::new();
-    for network in &networks {
+    for network in networks {
         for pair in &pairs {
             let prefix = format!("{}{}-{}", pods::PREFIX, run.token, cases.len());
             cases.push(Case::new(network.clone(), pair.clone(), &prefix));
@@ -281,8 +297,13 @@ async fn remove_expired(
 }
 
 /// Deletes the pods of all runs in the namespaces that the options name.
-async fn remove_all(client: &Client, arguments: &Arguments, progress: Progress) -> Result<(), Failure> {
-    let namespaces = named_namespaces(&arguments.networks, &arguments.namespace);
+async fn remove_all(
+    client: &Client,
+    arguments: &Arguments,
+    namespace: &str,
+    progress: Progress,
+) -> Result<(), Failure> {
+    let namespaces = named_namespaces(&arguments.networks, namespace);
     let found = remove_until_gone(client, &namespaces, None).await?;
     progress.line(format!("deleted {} pods", found.len()));
     Ok(())

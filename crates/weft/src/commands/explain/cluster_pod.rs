@@ -41,6 +41,14 @@ pub(super) fn is_wanted(inputs: &Inputs) -> Result<(bool, Option<MetaPlugin>), F
     Ok((!has_directory, found))
 }
 
+/// Next step if there is no cluster.
+const CURE: &str = "add -f FILE|DIR with the manifests of the pod and of its network definitions, or name a cluster with --kubeconfig";
+
+/// Returns the pod of this name in the namespace of the context.
+pub(super) fn within_context(access: &ClusterAccess, name: &str) -> Result<PodName, Failure> {
+    PodName::within(&access.namespace(None).map_err(|failure| failure.next(CURE))?, name)
+}
+
 /// Returns the objects of a cluster with the configuration of the meta-plugin.
 pub(super) fn load(
     access: &ClusterAccess,
@@ -48,8 +56,7 @@ pub(super) fn load(
     pod: &PodName,
 ) -> Result<LoadedInputs, Failure> {
     runtime()?.block_on(async {
-        let cure = "add -f FILE|DIR with the manifests of the pod and of its network definitions, or name a cluster with --kubeconfig";
-        let client = access.client().await.map_err(|failure| failure.next(cure))?;
+        let client = access.client().await.map_err(|failure| failure.next(CURE))?;
         let object = pod_object(&client, pod).await?;
         let meta_plugin = match found {
             Some(found) => found,
@@ -74,8 +81,13 @@ async fn pod_object(client: &Client, pod: &PodName) -> Result<DynamicObject, Fai
     let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), &pod.namespace, &kind);
     let found = pods.get(&pod.name).await;
     found.map_err(|error| {
-        Failure::new(format!("pod {pod}: {}", api_error::describe(&error)))
-            .next("name the pod itself; a workload is only found in the files of -f")
+        let failure = api_error::failure(format_args!("pod {pod}"), &error);
+        match error {
+            kube::Error::Api(status) if status.code == 404 => {
+                failure.next("name the pod itself; a workload is only found in the files of -f")
+            }
+            _ => failure,
+        }
     })
 }
 
@@ -98,7 +110,7 @@ async fn definitions(client: &Client, pod: &PodName) -> Result<Vec<DynamicObject
 }
 
 fn refused(error: &kube::Error) -> Failure {
-    Failure::new(format!("list network definitions: {}", api_error::describe(error)))
+    api_error::failure("list network definitions", error)
 }
 
 async fn pages(api: &Api<DynamicObject>) -> Result<Vec<DynamicObject>, kube::Error> {

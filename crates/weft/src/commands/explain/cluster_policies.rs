@@ -86,7 +86,7 @@ where
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(None),
             Err(error) => {
                 let what = K::plural(&());
-                return Err(Failure::new(format!("list {what}: {}", api_error::describe(&error))));
+                return Err(api_error::failure(format_args!("list {what}"), &error));
             }
         };
         all.extend(page.items.into_iter().map(K::reduce));

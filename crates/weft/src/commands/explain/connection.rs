@@ -15,6 +15,7 @@ use npwg::network_policy::{Decision, NetworkPolicy, Party, PodAttachment, Protoc
 use npwg::pod_policies::PodNetworks;
 use serde::Serialize;
 
+use super::NAMESPACE;
 use super::cluster_policies::{self, ClusterObjects};
 use crate::cluster_access::ClusterAccess;
 use crate::input_files::{self, Kind};
@@ -91,7 +92,7 @@ enum End {
 /// Runs `weft explain` for a connection.
 pub(super) fn run(
     options: &Options,
-    namespace: &str,
+    namespace: Option<&str>,
     (inputs, access): (&Inputs, &ClusterAccess),
     format: Format,
 ) -> Result<(), Failure> {
@@ -105,7 +106,11 @@ pub(super) fn run(
         Port { sctp: Some(port), .. } => (Protocol::Sctp, *port),
         _ => return Err(usage("explain a connection: one of --tcp, --udp and --sctp is required")),
     };
-    let named = [EndName::read(from, namespace)?, EndName::read(to, namespace)?];
+    let namespace = match namespace {
+        None if inputs.files.is_empty() => access.namespace(None)?,
+        given => given.unwrap_or(NAMESPACE).to_owned(),
+    };
+    let named = [EndName::read(from, &namespace)?, EndName::read(to, &namespace)?];
     let pods: Vec<PodName> = named.iter().filter_map(EndName::pod).cloned().collect();
     if pods.is_empty() {
         return Err(usage("explain a connection: --from or --to must be a pod"));

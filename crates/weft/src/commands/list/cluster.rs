@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::MissedTickBehavior;
 
 use crate::cluster_access::ClusterAccess;
+use crate::pod_name::PodName;
 use crate::watched_table::{Watch, WatchedTable, show_once};
 use cli_support::async_runtime::runtime;
 use cli_support::failure::Failure;
@@ -52,6 +53,17 @@ struct ListedPodSpec {
 
 resource!(ListedPod as PodObject);
 
+/// Pods that are listed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ListedPods<'a> {
+    /// Those of all namespaces.
+    All,
+    /// Those of a namespace.
+    OfNamespace(&'a str),
+    /// One pod.
+    Named(&'a PodName),
+}
+
 /// Document of a pod for `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -67,17 +79,25 @@ struct PodDocument {
     error: String,
 }
 
-/// Lists the pods of a namespace, or of all namespaces.
+/// Lists pods of the cluster.
 pub(super) fn list(
     access: &ClusterAccess,
-    namespace: Option<&str>,
+    listed: ListedPods<'_>,
     format: Format,
     watch: Watch,
 ) -> Result<(), Failure> {
     if watch.watch {
-        return runtime()?.block_on(async { watch_pods(access.client().await?, namespace, format).await });
+        return runtime()?.block_on(async { watch_pods(access.client().await?, listed, format).await });
     }
-    let pods = runtime()?.block_on(async { pods(access.client().await?, namespace).await })?;
+    let pods = runtime()?.block_on(async { pods(access.client().await?, listed).await })?;
+    if let (ListedPods::Named(pod), true) = (listed, pods.is_empty()) {
+        return Err(Failure::new(format!("pod {pod}: not found, or it has no network-status")).next(
+            format!(
+                "kubectl get pod -n {} {} shows it, and its Events why it does not start",
+                pod.namespace, pod.name
+            ),
+        ));
+    }
     if format.is_document() {
         return output::print_document(format, &pods);
     }
@@ -89,9 +109,10 @@ pub(super) fn list(
 
 /// Prints the networks of the pods, and those that change, until the process is interrupted or its reader is gone. A
 /// failure ends it before the first list, later only if the API server refuses the user.
-async fn watch_pods(client: Client, namespace: Option<&str>, format: Format) -> Result<(), Failure> {
-    let api: Api<ListedPod> = api(client, namespace);
-    let mut events = pin!(watcher::watcher(api, watcher::Config::default()).default_backoff());
+async fn watch_pods(client: Client, listed: ListedPods<'_>, format: Format) -> Result<(), Failure> {
+    let api: Api<ListedPod> = listed.api(client);
+    let config = watcher::Config { field_selector: listed.field_selector(), ..watcher::Config::default() };
+    let mut events = pin!(watcher::watcher(api, config).default_backoff());
     let mut table = WatchedTable::new(SUBJECT, AGE);
     let mut known = BTreeMap::new();
     // Whether `known` is a whole list, whether any list was whole, and whether the table can have changed.
@@ -138,21 +159,31 @@ async fn watch_pods(client: Client, namespace: Option<&str>, format: Format) -> 
     Ok(())
 }
 
-fn api(client: Client, namespace: Option<&str>) -> Api<ListedPod> {
-    match namespace {
-        Some(namespace) => Api::namespaced(client, namespace),
-        None => Api::all(client),
+impl ListedPods<'_> {
+    fn api(self, client: Client) -> Api<ListedPod> {
+        match self {
+            ListedPods::All => Api::all(client),
+            ListedPods::OfNamespace(namespace) => Api::namespaced(client, namespace),
+            ListedPods::Named(pod) => Api::namespaced(client, &pod.namespace),
+        }
+    }
+
+    fn field_selector(self) -> Option<String> {
+        match self {
+            ListedPods::Named(pod) => Some(format!("metadata.name={}", pod.name)),
+            ListedPods::All | ListedPods::OfNamespace(_) => None,
+        }
     }
 }
 
 /// Returns the pods with a network-status, in the order of the API server, page by page.
-async fn pods(client: Client, namespace: Option<&str>) -> Result<Vec<PodDocument>, Failure> {
-    let api = api(client, namespace);
+async fn pods(client: Client, listed: ListedPods<'_>) -> Result<Vec<PodDocument>, Failure> {
+    let api = listed.api(client);
     let (mut parameters, mut pods) = (ListParams::default().limit(PAGE), Vec::new());
+    parameters.field_selector = listed.field_selector();
     loop {
         let page = api.list(&parameters).await;
-        let page =
-            page.map_err(|error| Failure::new(format!("list pods: {}", api_error::describe(&error))))?;
+        let page = page.map_err(|error| api_error::failure("list pods", &error))?;
         pods.extend(page.items.iter().filter_map(document));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => parameters = parameters.continue_token(&token),

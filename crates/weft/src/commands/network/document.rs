@@ -74,7 +74,8 @@ fn network(document: Value, name: Option<&str>) -> Result<NetworkConfig, Network
     if document.get("plugins").is_some() || document.get("type").is_some() {
         return from_list(&document, name);
     }
-    if !document.is_object() {
+    // A Kubernetes object has a kind.
+    if !document.is_object() || document.get("kind").is_some() {
         return Err(NetworkError::Recognize);
     }
     let mut document = document;
@@ -134,7 +135,7 @@ mod tests {
         let config = network(document, Some("ns/other")).unwrap();
         assert_eq!(Name::of(&config.metadata.unwrap()).to_string(), "ns/other");
         assert_eq!(config.cniv1_config.unwrap().network_name, "blue");
-        for wrong in ["a: 1", "[]", "metadata: {nam: x}", "7"] {
+        for wrong in ["a: 1", "[]", "metadata: {nam: x}", "7", "kind: Pod"] {
             let document = manifest::values(wrong).unwrap().remove(0);
             assert!(network(document, None).is_err(), "{wrong}");
         }

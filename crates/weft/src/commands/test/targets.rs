@@ -72,17 +72,23 @@ struct NodeCondition {
 
 resource!(ListedNode as NodeObject);
 
-/// Returns the networks that the options name, or all of the namespace or of the cluster.
-pub(super) async fn networks(client: &Client, arguments: &Arguments) -> Result<Vec<TestedNetwork>, Failure> {
-    let Arguments { networks, all_namespaces, namespace, .. } = arguments;
+/// Returns the networks that the options name, or all of the namespace or of the cluster. `namespace` is that of a network
+/// without one.
+pub(super) async fn networks(
+    client: &Client,
+    arguments: &Arguments,
+    namespace: &str,
+) -> Result<Vec<TestedNetwork>, Failure> {
+    let Arguments { networks, all_namespaces, .. } = arguments;
     if networks.is_empty() {
         let (api, place): (Api<DefinitionObject>, String) = match all_namespaces {
             true => (Api::all(client.clone()), "the cluster".to_owned()),
             false => (Api::namespaced(client.clone(), namespace), format!("namespace {namespace}")),
         };
-        let listed = api.list(&ListParams::default()).await.map_err(|error| {
-            Failure::new(format!("list networks of {place}: {}", api_error::describe(&error)))
-        })?;
+        let listed = api
+            .list(&ListParams::default())
+            .await
+            .map_err(|error| api_error::failure(format_args!("list networks of {place}"), &error))?;
         if listed.items.is_empty() {
             return Err(Failure::new(format!("{place} has no networks"))
                 .next("name a network with --network NAMESPACE/NAME, or another namespace with -n"));
@@ -97,8 +103,7 @@ pub(super) async fn networks(client: &Client, arguments: &Arguments) -> Result<V
         let name = name.map_err(invalid)?;
         let api: Api<DefinitionObject> = Api::namespaced(client.clone(), &name.namespace);
         let object = api.get(&name.name).await;
-        let object = object
-            .map_err(|error| Failure::new(format!("network {name}: {}", api_error::describe(&error))))?;
+        let object = object.map_err(|error| api_error::failure(format_args!("network {name}"), &error))?;
         found.push(tested(&object)?);
     }
     Ok(found)
@@ -116,8 +121,7 @@ fn tested(definition: &DefinitionObject) -> Result<TestedNetwork, Failure> {
 pub(super) async fn pairs(client: &Client, wanted: &[String]) -> Result<Vec<[String; 2]>, Failure> {
     let api: Api<ListedNode> = Api::all(client.clone());
     let listed = api.list(&ListParams::default()).await;
-    let listed =
-        listed.map_err(|error| Failure::new(format!("list nodes: {}", api_error::describe(&error))))?;
+    let listed = listed.map_err(|error| api_error::failure("list nodes", &error))?;
     pairs_of(&listed.items, wanted)
 }
 

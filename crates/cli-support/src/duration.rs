@@ -1,0 +1,64 @@
+//! Durations on the command line, as kubectl accepts them: `90`, `90s`, `2m`, `1h30m`.
+
+/// Seconds of each unit, the longest first.
+const UNITS: [(char, u64); 3] = [('h', 3600), ('m', 60), ('s', 1)];
+
+/// Reason why a string is no duration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected a number of seconds, or numbers with the units h, m and s, as in 90, 2m or 1h30m")]
+pub struct DurationError;
+
+/// Parses a duration and returns its seconds. A number without a unit is a number of seconds.
+///
+/// # Errors
+/// The string has another form, or the duration is too long.
+pub fn seconds(text: &str) -> Result<u64, DurationError> {
+    if let Ok(seconds) = digits(text) {
+        return Ok(seconds);
+    }
+    let (mut rest, mut total) = (text, 0_u64);
+    for (unit, length) in UNITS {
+        let Some((number, after)) = rest.split_once(unit) else { continue };
+        let piece = digits(number)?.checked_mul(length).ok_or(DurationError)?;
+        (total, rest) = (total.checked_add(piece).ok_or(DurationError)?, after);
+    }
+    if rest.is_empty() && !text.is_empty() { Ok(total) } else { Err(DurationError) }
+}
+
+/// Parses a number without a sign.
+fn digits(text: &str) -> Result<u64, DurationError> {
+    match text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => text.parse().map_err(|_| DurationError),
+        false => Err(DurationError),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn duration_has_units_in_their_order_or_is_in_seconds() {
+        for (text, expected) in
+            [("90", 90), ("0", 0), ("90s", 90), ("2m", 120), ("1h30m", 5400), ("1h5s", 3605), ("1m1s", 61)]
+        {
+            assert_eq!(seconds(text), Ok(expected), "{text}");
+        }
+        for wrong in [
+            "",
+            "s",
+            "-1",
+            "+1",
+            "1.5m",
+            "1s2m",
+            "1m2",
+            "1d",
+            "h1",
+            "1 m",
+            "99999999999999999999",
+            "9999999999999999h",
+        ] {
+            assert_eq!(seconds(wrong), Err(DurationError), "{wrong}");
+        }
+    }
+}
