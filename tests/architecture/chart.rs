@@ -31,3 +31,68 @@ fn chart_schema_of_install_set_knows_every_documented_option() {
     documented.retain(|option| !NOT_SET.contains(&option.as_str()));
     assert_eq!(known, documented, "options of install.set, and those of docs/plugins/weft.md");
 }
+
+/// Words of documents that look like a value of the chart: a plugin's option, and names of files.
+const NO_VALUES: [&str; 1] = ["ipam.dataDir"];
+
+/// Returns whether the schema has a value at a path of keys.
+fn has_value(schema: &Value, definitions: &Value, path: &[&str]) -> bool {
+    let schema = match schema["$ref"].as_str() {
+        Some(reference) => &definitions[reference.trim_start_matches("#/definitions/")],
+        None => schema,
+    };
+    let Some((first, rest)) = path.split_first() else { return true };
+    match schema["properties"].get(first) {
+        Some(value) => has_value(value, definitions, rest),
+        // A map whose keys the chart does not know, such as a node selector.
+        None => schema["type"] == "object" && schema["properties"].is_null(),
+    }
+}
+
+#[test]
+fn chart_values_that_documents_name_exist() {
+    let schema =
+        fs::read_to_string(workspace().join("deploy/helm/weft/values.schema.json")).expect("a schema");
+    let schema: Value = serde_json::from_str(&schema).expect("JSON");
+    let mut faults = BTreeSet::new();
+    let mut count = 0;
+    for directory in ["", "docs", "docs/guides", "docs/plugins"] {
+        for entry in fs::read_dir(workspace().join(directory)).expect("a directory").flatten() {
+            if entry.path().extension().is_none_or(|extension| extension != "md") {
+                continue;
+            }
+            let page = fs::read_to_string(entry.path()).expect("a page");
+            // `agent.log`, `--set agent.log=debug`, `agent.log: debug`.
+            let words = page.split(|letter: char| letter.is_whitespace() || "`=:,()|".contains(letter));
+            for word in words.map(|word| word.trim_end_matches('.')).filter(|word| !NO_VALUES.contains(word))
+            {
+                let path: Vec<&str> = word.split('.').collect();
+                let is_name =
+                    |part: &&str| !part.is_empty() && part.chars().all(|letter| letter.is_ascii_alphabetic());
+                let is_file =
+                    ["conf", "md", "rs", "sh", "sock", "tar", "yaml"].contains(path.last().unwrap_or(&""));
+                let is_value = path.len() > 1 && path.iter().all(is_name) && !is_file;
+                if !is_value || schema["properties"].get(path[0]).is_none() {
+                    continue;
+                }
+                count += 1;
+                if !has_value(&schema, &schema["definitions"], &path) {
+                    faults.insert(format!("{}: {word}", entry.path().display()));
+                }
+            }
+        }
+    }
+    assert!(
+        faults.is_empty() && count > 40,
+        "{count} values of the chart are named, and do not exist: {faults:?}"
+    );
+}
+
+/// `helm_alerts_and_dashboard_equal_the_kustomization` renders the objects, if Helm is available.
+#[test]
+fn chart_dashboard_is_that_of_the_kustomization() {
+    let read = |file: &str| fs::read_to_string(workspace().join("deploy").join(file)).expect("a dashboard");
+    let dashboard = read("monitoring/dashboard.json");
+    assert_eq!(read("helm/weft/monitoring/dashboard.json"), dashboard, "the file of the chart is a link");
+    assert!(serde_json::from_str::<Value>(&dashboard).expect("JSON")["panels"].is_array());
+}

@@ -228,3 +228,20 @@ fn requirement_ids_are_found_in_texts() {
     assert_eq!(cited_ids("(NPWG1-7.2-1…3)"), ["NPWG1-7.2-1", "NPWG1-7.2-2", "NPWG1-7.2-3"]);
     assert!(cited_ids("IpAddr::V4, C2-11, S256, dir/S3, ML2, IPv4, T1").is_empty());
 }
+
+/// Reasons of Events in `crates/kube-support/src/events.rs` and in the IPAM controller.
+#[test]
+fn events_are_documented_with_their_meaning() {
+    let read = |file: &str| fs::read_to_string(workspace().join(file)).expect("a file");
+    let source = read("crates/kube-support/src/events.rs");
+    let names = source.split("EventReason::").skip(1).filter_map(|rest| rest.split_once(" => \""));
+    let mut reasons: BTreeSet<&str> = names.filter_map(|(_, rest)| rest.split('"').next()).collect();
+    let finding = read("crates/controllers/src/ipam/reconciler.rs");
+    let line =
+        finding.lines().find(|line| line.trim().starts_with("reason: ")).expect("the Event of a finding");
+    reasons.extend(line.split('"').skip(3).step_by(2));
+    assert!(reasons.len() > 25 && reasons.contains("ObjectSpoilt"), "{reasons:?}");
+    let pages = read("docs/operations.md") + &read("docs/neutron.md");
+    reasons.retain(|reason| !pages.contains(&format!("`{reason}`")));
+    assert!(reasons.is_empty(), "neither docs/operations.md nor docs/neutron.md has the Events {reasons:?}");
+}

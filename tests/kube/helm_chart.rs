@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 use testkit::{Finished, Host, host, workspace};
 
 /// Machine on which Helm runs, without network and without privileges.
-struct Helm {
-    machine: Arc<Machine>,
+pub(super) struct Helm {
+    pub(super) machine: Arc<Machine>,
     interpreter: PathBuf,
 }
 
 impl Helm {
-    fn new(host: Host) -> Option<Helm> {
+    pub(super) fn new(host: Host) -> Option<Helm> {
         let interpreter = parts("helm")?.join("bin/python");
         Some(Helm { machine: Arc::new(Machine::new(host, "control")), interpreter })
     }
@@ -40,7 +40,7 @@ impl Helm {
     }
 
     /// Renders the chart with each of these values: objects as YAML, or an error.
-    fn template(&self, values: &[Value]) -> Vec<Result<String, String>> {
+    pub(super) fn template(&self, values: &[Value]) -> Vec<Result<String, String>> {
         let answers = self.run("template", &[], &json!(values).to_string()).success().json();
         let answers = answers.as_array().expect("a list").clone();
         let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -51,7 +51,7 @@ impl Helm {
 }
 
 /// Parses a YAML document with kubectl: objects by kind and name.
-fn objects(kube: &Kube, yaml: &str) -> BTreeMap<String, Value> {
+pub(super) fn objects(kube: &Kube, yaml: &str) -> BTreeMap<String, Value> {
     let read = kube.attempt(["create", "--dry-run=client", "-o", "json", "-f", "-"], yaml).success().stdout;
     let objects = serde_json::Deserializer::from_str(&read).into_iter::<Value>().map(|object| {
         let object = object.expect("JSON");
@@ -134,20 +134,37 @@ fn alternatives() -> Vec<(&'static str, Value)> {
         ("agent.podLabels", words),
         ("agent.securityContext", json!({ "seLinuxOptions": { "type": "spc_t" } })),
         ("podDisruptionBudget.enabled", json!(true)),
-        ("monitoring.rules.enabled", json!(true)),
-        ("monitoring.rules.labels", json!({ "prometheus": "main" })),
-        ("monitoring.dashboard.enabled", json!(true)),
-        ("monitoring.dashboard.labels.grafana_dashboard", json!("yes")),
         ("extraObjects", extra_objects()),
         ("hotPlug.enabled", json!(false)),
         ("hotPlug.listen", json!("127.0.0.1:9466")),
         ("hotPlug.resources", resources.clone()),
+        ("dhcp.enabled", json!(false)),
+        ("dhcp.extraArgs", json!(["-broadcast"])),
+        ("dhcp.resources", resources.clone()),
         ("removal.enabled", json!(true)),
         ("removal.resources", resources),
     ]
     .into_iter()
+    .chain(alternatives_of_monitoring())
     .chain(alternatives_of_controllers())
+    .chain(CONTROLLER_ARGUMENTS.map(|path| (path, json!(["--log=debug"]))))
     .collect()
+}
+
+/// Values with further arguments of a controller.
+const CONTROLLER_ARGUMENTS: [&str; 5] =
+    ["ipam.extraArgs", "services.extraArgs", "policy.extraArgs", "neutron.extraArgs", "page.extraArgs"];
+
+/// Alternatives for the values of alerts, metrics and dashboard.
+fn alternatives_of_monitoring() -> [(&'static str, Value); 6] {
+    [
+        ("monitoring.rules.enabled", json!(true)),
+        ("monitoring.rules.labels", json!({ "prometheus": "main" })),
+        ("monitoring.podMonitor.enabled", json!(true)),
+        ("monitoring.podMonitor.labels", json!({ "prometheus": "main" })),
+        ("monitoring.dashboard.enabled", json!(true)),
+        ("monitoring.dashboard.labels.grafana_dashboard", json!("yes")),
+    ]
 }
 
 /// Object that a user adds to the release.
@@ -221,7 +238,7 @@ fn alternatives_of_controllers() -> [(&'static str, Value); 54] {
 /// Values that enable all components.
 fn all() -> Value {
     let on = json!({ "enabled": true });
-    json!({ "hotPlug": on, "ipam": on, "services": on, "policy": on, "neutron": on })
+    json!({ "hotPlug": on, "dhcp": on, "ipam": on, "services": on, "policy": on, "neutron": on })
 }
 
 /// Returns `values` with one of them set.
@@ -250,16 +267,18 @@ fn helm_chart_renders_the_same_objects_as_kustomize() {
     let Some(kube) = Kube::new(Arc::clone(&helm.machine)) else { return };
     let found = helm.run("lint", &[], "").success().stdout;
     assert_eq!(found, "1 Chart.yaml icon is recommended\n");
-    let variants: [(Value, &[&str]); 9] = [
+    let variants: [(Value, &[&str]); 11] = [
         (json!({}), &["base"]),
         (json!({ "install": { "thin": true } }), &["thin"]),
         (json!({ "hotPlug": { "enabled": true } }), &["hot-plug"]),
+        (json!({ "dhcp": { "enabled": true } }), &["base", "dhcp"]),
+        (json!({ "page": { "enabled": true } }), &["base", "page"]),
         (json!({ "ipam": { "enabled": true } }), &["base", "ipam"]),
         (json!({ "services": { "enabled": true } }), &["base", "services"]),
         (json!({ "neutron": { "enabled": true } }), &["base", "neutron"]),
         (json!({ "hotPlug": { "enabled": true }, "policy": { "enabled": true } }), &["network-policy"]),
         (json!({ "hotPlug": { "enabled": true }, "removal": { "enabled": true } }), &["removal"]),
-        (all(), &["network-policy", "ipam", "services", "neutron"]),
+        (all(), &["network-policy", "dhcp", "ipam", "services", "neutron"]),
     ];
     let values: Vec<Value> = variants.iter().map(|(values, _)| values.clone()).collect();
     for ((values, directories), made) in variants.iter().zip(helm.template(&values)) {
@@ -310,7 +329,8 @@ fn helm_install_upgrade_and_uninstall_keep_the_crds() {
     let binding = kube.json(["clusterrolebinding", "weft-agent"]);
     assert_eq!(binding["subjects"][0]["name"], "mine");
     assert_eq!(kube.json(["configmap", "-n", "kube-system", "weft-extra"])["data"]["a"], "b");
-    assert_eq!(ours("daemonset"), ["daemonset.apps/weft-agent", "daemonset.apps/weft-executor"]);
+    let on_nodes = ["agent", "dhcp", "executor"].map(|name| format!("daemonset.apps/weft-{name}"));
+    assert_eq!(ours("daemonset"), on_nodes);
     let controllers = ["controller-ipam", "controller-policy", "controller-services", "neutron"];
     assert_eq!(ours("deployment"), controllers.map(|name| format!("deployment.apps/weft-{name}")));
     let agent = kube.json(["daemonset", "-n", "kube-system", "weft-agent"]);
@@ -450,15 +470,16 @@ fn helm_values_each_change_the_output() {
     leaves(&helm.run("values", &[], "").success().json(), "", &mut values_of_chart);
     let tried: BTreeSet<String> = alternatives().iter().map(|(path, _)| (*path).to_owned()).collect();
     assert_eq!(values_of_chart, tried, "values of the chart, and values that are tried");
-    // The page is in the chart only.
     let all = &with(&all(), "page.enabled", &json!(true));
     let removing = with(all, "removal.enabled", &json!(true));
     let bare = json!({});
     let without_policies = with(all, "policy.enabled", &json!(false));
     let on = json!({ "enabled": true });
-    let monitoring = json!({ "monitoring": { "rules": on, "dashboard": on } });
+    let monitoring = json!({ "monitoring": { "rules": on, "podMonitor": on, "dashboard": on } });
     let without = |path: &str| match path {
-        "monitoring.rules.labels" | "monitoring.dashboard.labels.grafana_dashboard" => &monitoring,
+        "monitoring.rules.labels"
+        | "monitoring.podMonitor.labels"
+        | "monitoring.dashboard.labels.grafana_dashboard" => &monitoring,
         "removal.resources" => &removing,
         "install.thin" => &bare,
         "hotPlug.enabled" => &without_policies,

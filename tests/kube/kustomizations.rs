@@ -21,8 +21,20 @@ use serde_json::{Value, json};
 use testkit::{Finished, host, workspace};
 
 /// Kustomizations that can be applied alone, in an order in which each finds what it needs.
-const APPLIED: [&str; 10] =
-    ["crds", "policy", "", "hot-plug", "network-policy", "thin", "ipam", "services", "neutron", "removal"];
+const APPLIED: [&str; 12] = [
+    "crds",
+    "policy",
+    "",
+    "hot-plug",
+    "network-policy",
+    "thin",
+    "dhcp",
+    "ipam",
+    "services",
+    "neutron",
+    "page",
+    "removal",
+];
 /// Name of the CRD of networks.
 const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 

@@ -27,6 +27,7 @@ mod network_policy_controller;
 mod network_test;
 mod page;
 mod scale;
+mod scraping;
 mod services;
 mod services_leader_election;
 mod status;

@@ -7,6 +7,7 @@
 mod cri_proxy;
 mod deployment;
 mod devices;
+mod dhcp;
 mod guides;
 mod installation;
 mod multus_migration;

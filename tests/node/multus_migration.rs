@@ -269,6 +269,37 @@ fn multus_migration_by_the_document_keeps_pods() {
     assert_pods_stay_and_leave_nothing(&node, &page);
 }
 
+#[test]
+fn multus_migration_back_gives_the_node_to_multus_again() {
+    let host = host!(Feature::Bridge, Feature::Veth, Feature::GoPlugins);
+    let Some(node) = Node::new(host) else { return };
+    node.import_weft();
+    node_of_multus(&node);
+    node.run(["mkdir", "-p", CACHE_DIRECTORY]);
+    let (page, _) = run_first_steps(&node, &["daemon-config"]);
+    run_section(&node, &page, "3. Change over", &[]);
+    node.until_weft_is_installed();
+    pod(&node, "of-weft", "red");
+    assert_eq!(status(&node, "of-weft").len(), 2);
+
+    // A pod without a controller is deleted for ever.
+    run_section(&node, &page.replace("--ignore-daemonsets", "--ignore-daemonsets --force"), "Back", &[]);
+    node.until("the agent of weft has left the node", || {
+        let pods = node.kube().json(["pods", "-n", "kube-system", "-l", "app.kubernetes.io/component=agent"]);
+        pods["items"].as_array().is_some_and(Vec::is_empty).then_some(())
+    });
+    assert_eq!(node.read(rig::installation::INSTALLED), None);
+    node.until_ready(true);
+    pod(&node, "of-multus", "blue");
+    let status = status(&node, "of-multus");
+    // Only Multus writes this field.
+    assert_eq!((status.len(), &status[0]["gateway"]), (2, &json!(["10.1.0.1"])), "{status:?}");
+    let held = node.run(["sh", "-c", "ls /var/lib/cni/networks/red"]);
+    assert_eq!(held.matches("10.").count(), 0, "the pod of weft left {held}");
+    delete(&node, "of-multus");
+    node.until_no_pod_runs();
+}
+
 /// Runs the first two steps of the document; returns the document and the output of the first import.
 #[track_caller]
 fn run_first_steps(node: &Node, excluded: &[&str]) -> (String, String) {

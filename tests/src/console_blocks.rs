@@ -154,6 +154,14 @@ const INSTALLED: &str = "mkdir -p /etc/cni/net.d /opt/cni/bin
 END
     weft install";
 
+/// A DaemonSet that replaces only deleted pods, and still does so after another release was applied.
+const ONE_NODE_FIRST: &str = "kubectl apply -k deploy/base
+    daemonset='kubectl --namespace kube-system get daemonset weft-agent -o jsonpath='
+    kubectl --namespace kube-system patch daemonset weft-agent -p '{\"spec\":{\"updateStrategy\":{\"type\":\"OnDelete\"}}}'
+    kubectl kustomize deploy/base | sed 's/weft:0.1.0/weft:0.1.1/' | kubectl apply -f -
+    test \"$($daemonset{.spec.template.spec.containers[0].image})\" = ghcr.io/weft-net/weft:0.1.1
+    test $($daemonset{.spec.updateStrategy.type}) = OnDelete";
+
 /// Rows for all console blocks.
 pub const ROWS: &[Row] = &[
     row("README.md", "sudo bin/weft demo", Way::Host("")),
@@ -286,6 +294,11 @@ pub const ROWS: &[Row] = &[
         "sudo ctr --namespace k8s.io images list",
         Way::NotRun("looks at a runtime with a loaded image"),
     ),
+    row(
+        "docs/guides/bond.md",
+        "sudo cat /proc/net/bonding/bond0",
+        Way::NotRun("needs a physical network: tests/net/bond.rs attaches pods to a bond that loses a link"),
+    ),
     row("docs/guides/default-networks.md", "sudo ls /etc/cni/net.d", Way::Host(INSTALLED)),
     row(
         "docs/guides/distributions.md",
@@ -319,6 +332,11 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "docs/guides/macvlan-dhcp.md",
+        "kubectl apply -k deploy/dhcp",
+        Way::NotRun("waits for nodes: tests/node/dhcp.rs applies the DaemonSet"),
+    ),
+    row(
+        "docs/guides/macvlan-dhcp.md",
         "kubectl exec my-pod -- ip address",
         Way::NotRun("needs a physical network: tests/net/dhcp.rs leases addresses"),
     ),
@@ -349,7 +367,17 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "docs/guides/upgrade.md",
-        "weft-cni version",
+        "kubectl --namespace kube-system delete pod",
+        Way::Kube("kubectl apply -k deploy/base"),
+    ),
+    row(
+        "docs/guides/upgrade.md",
+        "kubectl --namespace kube-system patch daemonset weft-agent -p '{\"spec\":{\"updateStrategy\":{\"type\":\"Rolling",
+        Way::Kube(ONE_NODE_FIRST),
+    ),
+    row(
+        "docs/guides/upgrade.md",
+        "/opt/cni/bin/weft-cni version",
         Way::NotRun("needs nodes: tests/node/installation.rs replaces the programs"),
     ),
     row("docs/guides/without-kubernetes.md", "sudo weft demo", Way::Host("")),
@@ -366,6 +394,11 @@ pub const ROWS: &[Row] = &[
         "docs/installation.md",
         "make build",
         Way::NotRun("needs Docker and a registry: lanes/containerd/image builds the image"),
+    ),
+    row(
+        "docs/installation.md",
+        "sudo sh install.sh",
+        Way::NotRun("downloads a release: release/check installs from dist/"),
     ),
     row("docs/installation.md", "kubectl apply -k deploy/base", Way::Kube("")),
     row(
@@ -427,6 +460,11 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "docs/migrate-from-multus.md",
+        "kubectl drain",
+        Way::NotRun("needs Multus in a cluster: tests/node/multus_migration.rs runs these steps"),
+    ),
+    row(
+        "docs/migrate-from-multus.md",
         "sudo weft-cni install",
         Way::NotRun("copies a program into /usr/local/bin: tests/net/import_multus.rs runs the import"),
     ),
@@ -458,8 +496,8 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "docs/page.md",
-        "helm upgrade",
-        Way::NotRun("needs a cluster that runs pods; tests/kube/helm_chart.rs renders the objects"),
+        "kubectl apply -k deploy/page",
+        Way::NotRun("needs a cluster that runs pods: tests/kube/page.rs serves the page with these rights"),
     ),
     row("docs/services.md", "kubectl apply -k deploy/services", Way::Kube("kubectl apply -k deploy/base")),
     row(

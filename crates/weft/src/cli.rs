@@ -239,6 +239,7 @@ impl Invocation {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use clap::error::ErrorKind;
 
     use super::*;
 
@@ -262,41 +263,64 @@ mod tests {
         }
     }
 
-    /// Returns the words of the commands of this program in the console blocks of a page, without pipes and redirections.
+    /// Returns the words of the commands of this program in a line of a shell, without pipes and redirections.
+    fn commands_in(line: &str) -> Vec<Vec<String>> {
+        let line = line.split(" # ").next().unwrap_or_default();
+        let pieces = line.split(['|', '>', '<']).flat_map(|piece| piece.split("&&"));
+        let words = pieces.map(|piece| -> Vec<String> {
+            let piece = piece.replace('\'', "");
+            let words = piece.split_whitespace().map(str::to_owned);
+            words.skip_while(|word| word == "sudo" || word.starts_with("OS_CLOUD=")).collect()
+        });
+        words.filter(|words| words.first().is_some_and(|word| word == "weft" || word == "bin/weft")).collect()
+    }
+
+    /// Returns the commands in the console blocks of a page.
     fn commands_of(page: &str) -> Vec<Vec<String>> {
-        let mut commands = Vec::new();
-        for command in page.lines().filter_map(|line| line.trim_start().strip_prefix("$ ")) {
-            let command = command.split(" # ").next().unwrap_or_default();
-            let pieces = command.split(['|', '>', '<']).flat_map(|piece| piece.split("&&"));
-            for piece in pieces.map(|piece| piece.replace('\'', "")) {
-                let words = piece.split_whitespace().map(str::to_owned);
-                let is_prefix = |word: &String| word == "sudo" || word.starts_with("OS_CLOUD=");
-                let words: Vec<String> = words.skip_while(is_prefix).collect();
-                if words.first().is_some_and(|word| word == "weft" || word == "bin/weft") {
-                    commands.push(words);
-                }
-            }
-        }
-        commands
+        page.lines().filter_map(|line| line.trim_start().strip_prefix("$ ")).flat_map(commands_in).collect()
+    }
+
+    /// Returns the commands that the text of a page names, such as `weft history --failed`.
+    fn commands_named_in(page: &str) -> Vec<Vec<String>> {
+        let text: String = page.split("```").step_by(2).collect();
+        let spans = text.split('`').skip(1).step_by(2);
+        let is_command = |words: &Vec<String>| words.get(1).is_some_and(|word| word != "COMMAND");
+        spans.flat_map(commands_in).filter(is_command).collect()
     }
 
     #[test]
     fn documents_name_commands_and_options_that_exist() {
-        let mut count = 0;
+        let (mut count, mut named) = (0, 0);
         for directory in ["", "docs", "docs/guides", "docs/plugins", "docs/design", "examples"] {
             for entry in std::fs::read_dir(testkit::workspace().join(directory)).unwrap().flatten() {
                 let path = entry.path();
                 if path.extension().is_none_or(|extension| extension != "md") {
                     continue;
                 }
-                for words in commands_of(&std::fs::read_to_string(&path).unwrap()) {
+                let page = std::fs::read_to_string(&path).unwrap();
+                for words in commands_of(&page) {
                     count += 1;
                     let parsed = Cli::try_parse_from(&words);
                     assert!(parsed.is_ok(), "{}: {words:?}: {}", path.display(), parsed.unwrap_err());
                 }
+                for words in commands_named_in(&page) {
+                    named += 1;
+                    let Err(error) = Cli::try_parse_from(&words) else { continue };
+                    // A text may name a command or an option without the values that it needs.
+                    let is_name = matches!(
+                        error.kind(),
+                        ErrorKind::MissingRequiredArgument
+                            | ErrorKind::MissingSubcommand
+                            | ErrorKind::DisplayHelp
+                            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+                            | ErrorKind::InvalidValue
+                            | ErrorKind::ValueValidation
+                    );
+                    assert!(is_name, "{}: {words:?}: {error}", path.display());
+                }
             }
         }
-        assert!(count > 30, "only {count} commands were found");
+        assert!(count > 30 && named > 100, "only {count} commands and {named} names were found");
     }
 
     #[test]

@@ -30,7 +30,7 @@ const LOW: usize = 4;
 /// conflict.
 const REQUESTS_MAX: usize = 3;
 /// Largest number of offered addresses that other owners may take before an ADD fails: each was allocated to a concurrent
-/// ADD, so that many of the node's pods get theirs first.
+/// ADD, so that as many other pods of the node get an address first.
 const OFFERS_MAX: usize = 32;
 /// Time after which no further pool is tried: the longest wait for a locked store.
 const WAIT_MAX: Duration = Duration::from_secs(25);

@@ -162,6 +162,32 @@ spec:
 {{- end }}
 {{- end -}}
 
+{{/*
+Endpoint of a PodMonitor: the metrics of a container at a port. `instance` is the source of that label: the name of the node
+or of the pod. Labels of the metrics take precedence, because `pod` and `namespace` are those of the pod that they are about.
+*/}}
+{{- define "weft.scrape" -}}
+- honorLabels: true
+  relabelings:
+    - sourceLabels: [__meta_kubernetes_pod_container_name]
+      regex: {{ .container }}
+      action: keep
+    - sourceLabels: [__meta_kubernetes_pod_label_app_kubernetes_io_component]
+      # Its controller listens on the loopback address of its node.
+      regex: neutron
+      action: drop
+    - sourceLabels: [__meta_kubernetes_pod_ip]
+      regex: ([^:]+)
+      replacement: $1:{{ .port }}
+      targetLabel: __address__
+    - sourceLabels: [__meta_kubernetes_pod_ip]
+      regex: (.+:.+)
+      replacement: "[$1]:{{ .port }}"
+      targetLabel: __address__
+    - sourceLabels: [__meta_kubernetes_pod_{{ .instance }}]
+      targetLabel: instance
+{{- end -}}
+
 {{/* Affinity of a controller: that of its values, else replicas on different nodes. The argument has both. */}}
 {{- define "weft.affinity" -}}
 {{- with .affinity -}}
