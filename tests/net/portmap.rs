@@ -12,6 +12,7 @@
 
 mod chain;
 mod legacy_tables;
+mod repeated;
 
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};

@@ -2,11 +2,12 @@
 //!
 //! - The networks are those stored now, and the planner is [`npwg::plan`], as in the agent.
 //! - A sandbox without requested networks gets the default network. If an agent is configured, its plan request is relayed
-//!   to the agent, which adds the networks that the pod selects.
-//! - Each response also contains tasks for sandboxes that the runtime has lost.
+//!   to the agent, which adds the networks that the pod selects. The agent also receives the report of the execution and
+//!   the results of its tasks.
+//! - Each response also contains the agent's tasks, and tasks for sandboxes that the runtime has lost.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cni::capability::{HardwareAddress, RequestedIp};
@@ -23,7 +24,7 @@ use rpc::frame::{FrameError, MESSAGE_MAX};
 use rpc::message::{Refusal, Request as AgentRequest, Response};
 use rpc::node_input::NodeInput;
 use rpc::plan::{PlanRequest, PlanResponse};
-use rpc::task::Task;
+use rpc::task::{Task, TaskResult};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
@@ -34,7 +35,7 @@ use crate::network_condition;
 use crate::request_networks::{ATTACHMENTS, Attachment};
 use cri::network_api::Name;
 use cri::network_api::validation::IP_RANGES;
-use node_support::agent_server::RequestHandler;
+use node_support::agent_server::{Planned, RequestHandler};
 use node_support::frame_io;
 use node_support::metrics::Metrics;
 use node_support::plan_metadata;
@@ -66,16 +67,17 @@ struct RequestedNetwork {
 }
 
 impl RequestHandler for Planner {
-    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<PlanResponse, Refusal> {
+    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<Planned, Refusal> {
         let node = request.node.configuration()?;
         let attachments = attachments(&node, request)?;
-        let (mut response, networks) = match (&self.agent, attachments.as_slice()) {
+        let (mut planned, networks) = match (&self.agent, attachments.as_slice()) {
             (Some(agent), []) if !request.pod.name.is_empty() => {
                 let default = self.networks.default_network()?;
-                let PlanResponse { mut plan, trace, .. } = relay(agent, request, &default).await?;
-                let networks = set_default_ranges(&mut plan, default)
+                let mut planned = relay_plan(agent, request, &default).await?;
+                let PlanResponse { plan, tasks: _, trace } = &mut planned.response;
+                let networks = set_default_ranges(plan, default)
                     .map_err(|error| Refusal { error, trace: trace.clone() })?;
-                (PlanResponse { trace, ..PlanResponse::without_tasks(plan) }, networks)
+                (planned, networks)
             }
             (_, attachments) if node.network_policies && !attachments.is_empty() => {
                 let why = "networks: the node enforces network policies, which the CRI proxy does not know";
@@ -86,12 +88,12 @@ impl RequestHandler for Planner {
                 let requested = self.requested(attachments, request)?;
                 let label = |one: &RequestedNetwork| (one.interface.to_string(), one.usable.label.clone());
                 let networks = requested.iter().map(label).collect();
-                (PlanResponse::without_tasks(plan(request, node, requested)?), networks)
+                (plan(request, node, requested)?.into(), networks)
             }
         };
         PlanMetadata { runtime: plan_metadata::canonical(&self.runtime), networks }
-            .write(&mut response.plan)?;
-        Ok(response)
+            .write(&mut planned.response.plan)?;
+        Ok(planned)
     }
 
     fn due_tasks(&self) -> Vec<Task> {
@@ -100,6 +102,15 @@ impl RequestHandler for Planner {
         self.sandbox_gc.lost(|entry| {
             entry.network == runtime_network::NAME && !plan_metadata::is_of_another_runtime(entry, &runtime)
         })
+    }
+
+    /// Relays the result to the agent, which sent the task: the proxy itself only sends tasks without results.
+    async fn task_result(&self, result: &TaskResult) -> Result<(), Error> {
+        let Some(agent) = &self.agent else { return Ok(()) };
+        match relay(agent, &AgentRequest::TaskResult(result.clone())).await?.0 {
+            Response::Accepted => Ok(()),
+            other => Err(other.into_error()),
+        }
     }
 
     fn metrics(&self) -> Option<&Metrics> {
@@ -278,7 +289,7 @@ fn verify(delegate: &mut Delegate, capability: &str, value: &RawValue) -> Result
 }
 
 /// Requests a plan from the agent, with the default network in the configuration. A refusal has the agent's trace.
-async fn relay(agent: &PathBuf, request: &PlanRequest, default: &Usable) -> Result<PlanResponse, Refusal> {
+async fn relay_plan(agent: &Path, request: &PlanRequest, default: &Usable) -> Result<Planned, Refusal> {
     let mut configuration = Object::parse(request.node.configuration.get().as_bytes(), "configuration")?;
     configuration.banish("clusterNetwork");
     let network = RawValue::from_string(String::from_utf8_lossy(default.network.bytes()).into_owned())
@@ -288,21 +299,26 @@ async fn relay(agent: &PathBuf, request: &PlanRequest, default: &Usable) -> Resu
         RawValue::from_string(configuration.to_json()).map_err(|cause| Error::internal(cause.to_string()))?;
     let node = NodeInput { configuration, ..request.node.clone() };
     let request = AgentRequest::Plan(Box::new(PlanRequest { node, ..request.clone() }));
+    match relay(agent, &request).await? {
+        (Response::Plan(response), stream) => Ok(Planned { response: *response, agent: Some(stream) }),
+        (Response::Refused(refusal), _) => Err(*refusal),
+        (other, _) => Err(other.into_error().into()),
+    }
+}
+
+/// Sends a request to the agent; returns its response, and the connection.
+async fn relay(agent: &Path, request: &AgentRequest) -> Result<(Response, UnixStream), Error> {
     let exchange = async {
         let connected = UnixStream::connect(agent).await;
         let mut stream = connected.map_err(|cause| FrameError::io("send", cause))?;
-        frame_io::write(&mut stream, &request).await?;
-        frame_io::read(&mut stream, MESSAGE_MAX).await
+        frame_io::write(&mut stream, request).await?;
+        Ok((frame_io::read(&mut stream, MESSAGE_MAX).await?, stream))
     };
-    let response = exchange.await.map_err(|error| match Error::from(error) {
+    let exchanged = exchange.await.map_err(|error: FrameError| match Error::from(error) {
         error if error.code == code::IO_FAILURE => Error { code: code::TRY_AGAIN_LATER, ..error },
         error => error,
     });
-    match response.context(format_args!("agent {}", agent.display()))? {
-        Response::Plan(response) => Ok(*response),
-        Response::Refused(refusal) => Err(*refusal),
-        other => Err(other.into_error().into()),
-    }
+    exchanged.context(format_args!("agent {}", agent.display()))
 }
 
 #[cfg(test)]

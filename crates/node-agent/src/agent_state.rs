@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use cni::Error;
 use kube::Client;
 use rpc::allocate::{AllocateRequest, AllocateResponse};
 use rpc::message::Refusal;
 use rpc::node_input::NodeInput;
-use rpc::plan::{PlanRequest, PlanResponse};
+use rpc::plan::PlanRequest;
 use rpc::task::{PollTasks, Task, TaskKind, TaskResult};
 use tokio::time::timeout;
 use tracing::{info, warn};
@@ -26,7 +27,7 @@ use cli_support::activity::{Busy, Call};
 use cri::runtime_sandboxes::RuntimeSandboxes;
 use kube_support::health::HealthStatus;
 use kube_support::kuryr::VifLocation;
-use node_support::agent_server::RequestHandler;
+use node_support::agent_server::{Planned, RequestHandler};
 use node_support::client_probe::ClientProbe;
 use node_support::metrics::Metrics;
 use node_support::sandbox_gc::SandboxGc;
@@ -194,87 +195,9 @@ impl AgentState {
         tasks.extend(changes);
         tasks
     }
-}
 
-impl HealthStatus for AgentState {
-    /// Returns what is missing before requests can be answered.
-    fn waits_for(&self) -> Vec<String> {
-        let replaced = self.replaced.load(Ordering::Relaxed);
-        let socket = replaced.then(|| "the socket: another agent listens on it".to_owned());
-        self.planner.waits_for().into_iter().chain(socket).collect()
-    }
-
-    fn page(&self) -> String {
-        self.metrics.cache(self.planner.pods.kind(), self.planner.pods.count(), self.planner.pods.age());
-        self.metrics.cache(
-            self.planner.definitions.kind(),
-            self.planner.definitions.count(),
-            self.planner.definitions.age(),
-        );
-        if let Some((policies, _)) = &self.policies {
-            let cache = &policies.policies;
-            self.metrics.cache(cache.kind(), cache.count(), cache.age());
-            let (count, age) = policies.sets();
-            self.metrics.cache(SETS, count, age);
-        }
-        for (state, count) in self.sandboxes.counts() {
-            self.metrics.sandboxes(state, count);
-        }
-        self.metrics.page() + "\n" + &network_info::page(&self.sandboxes)
-    }
-}
-
-impl RequestHandler for AgentState {
-    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<PlanResponse, Refusal> {
-        Ok(PlanResponse::without_tasks(self.planner.plan(request, &[]).await?))
-    }
-
-    async fn allocate_blocks(&self, request: &AllocateRequest, probe: &ClientProbe<'_>) -> AllocateResponse {
-        let pod = self.planner.pods.find(&pod_key(&request.pod));
-        let pod = pod.as_deref().filter(|pod| request.pod.uid.is_empty() || request.pod.uid == pod.uid);
-        self.block_provider.allocate(request, probe, pod, &self.metrics).await
-    }
-
-    fn due_tasks(&self) -> Vec<Task> {
-        let updates = self.policies.as_ref().is_some_and(|(_, updates)| updates.has_pending());
-        let searched = || self.searched.lock().unwrap_or_else(PoisonError::into_inner);
-        if !searched().begin(Instant::now(), updates) {
-            return Vec::new();
-        }
-        // An executor applies updates at once. The client of a plan executes tasks after its ADD, which may take long.
-        let tasks = self.search_tasks(self.polls.is_quiet());
-        searched().has_found = !tasks.is_empty();
-        tasks
-    }
-
-    async fn poll_tasks(&self, request: &PollTasks) -> Vec<Task> {
-        let _poll = self.polls.begin();
-        let started = Instant::now();
-        let mut pods = self.planner.pods.changes();
-        let mut updates = self.policies.as_ref().map(|(_, updates)| updates.queued());
-        loop {
-            let tasks = self.tasks_of_poll(&request.node).await;
-            if !tasks.is_empty() || started.elapsed() >= POLL_MAX {
-                return tasks;
-            }
-            let update = async {
-                match &mut updates {
-                    Some(updates) => drop(updates.changed().await),
-                    None => std::future::pending().await,
-                }
-            };
-            // A changed pod or policy is handled at once, everything else at the interval.
-            tokio::select! {
-                biased;
-                () = update => {}
-                changed = timeout(POLL_INTERVAL, pods.changed()) => if changed.is_ok() && self.hot_plug.is_some() {
-                    tokio::time::sleep(POLL_GATHER).await;
-                },
-            }
-        }
-    }
-
-    fn task_result(&self, result: &TaskResult) {
+    /// Records the result of a task, unless its sandbox is gone.
+    fn record_result(&self, result: &TaskResult) {
         let Some(sandbox) = self.sandboxes.find(&result.container) else { return };
         let pod = &sandbox.entry.plan.pod;
         if pod.uid != result.uid {
@@ -327,6 +250,90 @@ impl RequestHandler for AgentState {
                 }
             }
         }
+    }
+}
+
+impl HealthStatus for AgentState {
+    /// Returns what is missing before requests can be answered.
+    fn waits_for(&self) -> Vec<String> {
+        let replaced = self.replaced.load(Ordering::Relaxed);
+        let socket = replaced.then(|| "the socket: another agent listens on it".to_owned());
+        self.planner.waits_for().into_iter().chain(socket).collect()
+    }
+
+    fn page(&self) -> String {
+        self.metrics.cache(self.planner.pods.kind(), self.planner.pods.count(), self.planner.pods.age());
+        self.metrics.cache(
+            self.planner.definitions.kind(),
+            self.planner.definitions.count(),
+            self.planner.definitions.age(),
+        );
+        if let Some((policies, _)) = &self.policies {
+            let cache = &policies.policies;
+            self.metrics.cache(cache.kind(), cache.count(), cache.age());
+            let (count, age) = policies.sets();
+            self.metrics.cache(SETS, count, age);
+        }
+        for (state, count) in self.sandboxes.counts() {
+            self.metrics.sandboxes(state, count);
+        }
+        self.metrics.page() + "\n" + &network_info::page(&self.sandboxes)
+    }
+}
+
+impl RequestHandler for AgentState {
+    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<Planned, Refusal> {
+        Ok(self.planner.plan(request, &[]).await?.into())
+    }
+
+    async fn allocate_blocks(&self, request: &AllocateRequest, probe: &ClientProbe<'_>) -> AllocateResponse {
+        let pod = self.planner.pods.find(&pod_key(&request.pod));
+        let pod = pod.as_deref().filter(|pod| request.pod.uid.is_empty() || request.pod.uid == pod.uid);
+        self.block_provider.allocate(request, probe, pod, &self.metrics).await
+    }
+
+    fn due_tasks(&self) -> Vec<Task> {
+        let updates = self.policies.as_ref().is_some_and(|(_, updates)| updates.has_pending());
+        let searched = || self.searched.lock().unwrap_or_else(PoisonError::into_inner);
+        if !searched().begin(Instant::now(), updates) {
+            return Vec::new();
+        }
+        // An executor applies updates at once. The client of a plan executes tasks after its ADD, which may take long.
+        let tasks = self.search_tasks(self.polls.is_quiet());
+        searched().has_found = !tasks.is_empty();
+        tasks
+    }
+
+    async fn poll_tasks(&self, request: &PollTasks) -> Vec<Task> {
+        let _poll = self.polls.begin();
+        let started = Instant::now();
+        let mut pods = self.planner.pods.changes();
+        let mut updates = self.policies.as_ref().map(|(_, updates)| updates.queued());
+        loop {
+            let tasks = self.tasks_of_poll(&request.node).await;
+            if !tasks.is_empty() || started.elapsed() >= POLL_MAX {
+                return tasks;
+            }
+            let update = async {
+                match &mut updates {
+                    Some(updates) => drop(updates.changed().await),
+                    None => std::future::pending().await,
+                }
+            };
+            // A changed pod or policy is handled at once, everything else at the interval.
+            tokio::select! {
+                biased;
+                () = update => {}
+                changed = timeout(POLL_INTERVAL, pods.changed()) => if changed.is_ok() && self.hot_plug.is_some() {
+                    tokio::time::sleep(POLL_GATHER).await;
+                },
+            }
+        }
+    }
+
+    async fn task_result(&self, result: &TaskResult) -> Result<(), Error> {
+        self.record_result(result);
+        Ok(())
     }
 
     fn metrics(&self) -> Option<&Metrics> {

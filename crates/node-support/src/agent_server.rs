@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use cni::{Error, code};
+use npwg::plan::Plan;
 use rpc::allocate::{AllocateRequest, AllocateResponse, Operation};
 use rpc::frame::{FrameError, MESSAGE_MAX, REPORT_MAX, SIGNAL_MAX};
 use rpc::message::{Refusal, Request, Response};
@@ -61,12 +62,9 @@ const REPORT_WAIT: Duration = Duration::from_secs(600);
 
 /// Handler of the requests.
 pub trait RequestHandler: Send + Sync + 'static {
-    /// Returns the plan of a sandbox. A handler that relays the request also returns the trace of the agent that answered;
-    /// the tasks that are due follow later.
-    fn plan_sandbox(
-        &self,
-        request: &PlanRequest,
-    ) -> impl Future<Output = Result<PlanResponse, Refusal>> + Send;
+    /// Returns the plan of a sandbox. A handler that relays the request also returns the tasks and the trace of the agent
+    /// that answered; the tasks that are due follow later.
+    fn plan_sandbox(&self, request: &PlanRequest) -> impl Future<Output = Result<Planned, Refusal>> + Send;
     /// Returns blocks for an address store.
     fn allocate_blocks(
         &self,
@@ -82,7 +80,9 @@ pub trait RequestHandler: Send + Sync + 'static {
         async { Vec::new() }
     }
     /// Receives the result of a task.
-    fn task_result(&self, _: &TaskResult) {}
+    fn task_result(&self, _: &TaskResult) -> impl Future<Output = Result<(), Error>> + Send {
+        async { Ok(()) }
+    }
     /// Returns the metrics, if there are any.
     fn metrics(&self) -> Option<&Metrics>;
     /// Records that a pod is being attached, until the value is dropped.
@@ -92,6 +92,21 @@ pub trait RequestHandler: Send + Sync + 'static {
     /// Returns the exporter of traces, if there is one.
     fn traces(&self) -> Option<&Traces> {
         None
+    }
+}
+
+/// Plan of a sandbox, and the receiver of the report of its execution.
+#[derive(Debug)]
+pub struct Planned {
+    /// The plan, tasks, and the id of the trace.
+    pub response: PlanResponse,
+    /// Connection to the agent that made the plan, if the request was relayed; the report is passed on to it.
+    pub agent: Option<UnixStream>,
+}
+
+impl From<Plan> for Planned {
+    fn from(plan: Plan) -> Planned {
+        Planned { response: PlanResponse::without_tasks(plan), agent: None }
     }
 }
 
@@ -198,9 +213,13 @@ impl<H: RequestHandler> Exchanges<H> {
             Request::Plan(request) => self.plan(stream, slot, &request, arrival).await,
             Request::PollTasks(request) => self.poll_tasks(stream, slot, &request).await,
             Request::TaskResult(result) => {
-                self.handler.task_result(&result);
-                drop(slot);
-                respond(&mut stream, &Response::Accepted).await
+                let accepted = timeout(RESPONSE_MAX, self.handler.task_result(&result));
+                let response = match self.within(slot, accepted).await {
+                    Ok(Ok(())) => Response::Accepted,
+                    Ok(Err(error)) => error.into(),
+                    Err(late) => refused(code::TRY_AGAIN_LATER, &format_args!("agent: {late}")),
+                };
+                respond(&mut stream, &response).await
             }
             Request::AllocateBlocks(request) => {
                 drop(slot);
@@ -222,7 +241,8 @@ impl<H: RequestHandler> Exchanges<H> {
     ) -> Result<(), FrameError> {
         let _call = self.handler.begin();
         let mut trace = self.handler.traces().map(|traces| traces.begin(request, arrival.1));
-        let response = self.within(slot, self.planned(request, arrival, &mut trace)).await;
+        let mut agent = None;
+        let response = self.within(slot, self.planned(request, arrival, (&mut trace, &mut agent))).await;
         respond(&mut stream, &response).await?;
         if matches!(response, Response::Plan(_)) {
             // A client that is killed does not report.
@@ -230,12 +250,23 @@ impl<H: RequestHandler> Exchanges<H> {
             if let Ok(Request::PlanReport(report)) = report {
                 self.handler.metrics().inspect(|metrics| metrics.reported(&report));
                 trace.into_iter().for_each(|trace| trace.reported(&report));
+                if let Some(mut agent) = agent {
+                    // Best effort, as for the client: the agent may have ended.
+                    let _ =
+                        frame_io::write_within(&mut agent, &Request::PlanReport(report), TRANSFER_MAX).await;
+                }
             }
         }
         Ok(())
     }
 
-    async fn planned(&self, request: &PlanRequest, arrival: Arrival, trace: &mut Option<Trace>) -> Response {
+    /// Returns the response to a plan request. Adds to the trace, and sets the agent that receives the report.
+    async fn planned(
+        &self,
+        request: &PlanRequest,
+        arrival: Arrival,
+        (trace, agent): (&mut Option<Trace>, &mut Option<UnixStream>),
+    ) -> Response {
         let ((started, arrived), pod) = (arrival, &request.pod);
         let span = info_span!(
             "plan",
@@ -251,12 +282,13 @@ impl<H: RequestHandler> Exchanges<H> {
         });
         let _entered = span.enter();
         if let Some(trace) = trace {
-            let networks = planned.as_ref().map(|response| response.plan.delegates.len());
+            let networks = planned.as_ref().map(|planned| planned.response.plan.delegates.len());
             trace.planned(arrived, networks.map_err(|refusal| &refusal.error));
         }
         let exported = trace.as_ref().and_then(Trace::exported_id);
         match planned {
-            Ok(PlanResponse { plan, mut tasks, trace }) => {
+            Ok(Planned { response: PlanResponse { plan, mut tasks, trace }, agent: relayed }) => {
+                *agent = relayed;
                 let microseconds = started.elapsed().as_micros();
                 info!(networks = plan.delegates.len(), microseconds, "sandbox planned");
                 self.answered("planned", started);

@@ -23,7 +23,7 @@ const RECONCILE: Operation = Operation::Allocate(AllocationKind::Nothing);
 struct Stuck;
 
 impl RequestHandler for Stuck {
-    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<PlanResponse, Refusal> {
+    async fn plan_sandbox(&self, request: &PlanRequest) -> Result<Planned, Refusal> {
         if request.pod.name == SLOW {
             return std::future::pending().await;
         }
@@ -159,7 +159,7 @@ impl Drop for Work<'_> {
 }
 
 impl RequestHandler for Counting {
-    async fn plan_sandbox(&self, _: &PlanRequest) -> Result<PlanResponse, Refusal> {
+    async fn plan_sandbox(&self, _: &PlanRequest) -> Result<Planned, Refusal> {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan").into())
     }
 
@@ -204,7 +204,7 @@ async fn allocation_ends_with_its_client_and_release_does_not() {
 struct Probing;
 
 impl RequestHandler for Probing {
-    async fn plan_sandbox(&self, _: &PlanRequest) -> Result<PlanResponse, Refusal> {
+    async fn plan_sandbox(&self, _: &PlanRequest) -> Result<Planned, Refusal> {
         Err(Error::new(code::TRY_AGAIN_LATER, "no plan").into())
     }
 
@@ -280,7 +280,7 @@ async fn task_poll_is_answered_at_once_when_the_agent_shuts_down() {
     struct Idle;
 
     impl RequestHandler for Idle {
-        async fn plan_sandbox(&self, _: &PlanRequest) -> Result<PlanResponse, Refusal> {
+        async fn plan_sandbox(&self, _: &PlanRequest) -> Result<Planned, Refusal> {
             Err(Error::new(code::TRY_AGAIN_LATER, "no plan").into())
         }
 

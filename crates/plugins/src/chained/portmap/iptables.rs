@@ -8,11 +8,12 @@
 //! POSTROUTING, first: -j CNI-HOSTPORT-MASQ: -m mark --mark 0x2000/0x2000 -j MASQUERADE
 //! ```
 //!
-//! There is one commit for each address family. The names of the chains are part of this compatibility.
+//! There is one commit for each address family. The names of the chains are part of this compatibility. So several
+//! `portmap` of one list share the container's chain, as they do with the reference plugin.
 //!
 //! Source: plugins `plugins/meta/portmap/{portmap_iptables,chain}.go`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cni::Error;
 use cni::invocation::ValidAttachment;
@@ -51,23 +52,38 @@ pub(super) struct Forwarding<'a> {
 // === impl Forwarding ===
 
 impl Forwarding<'_> {
-    /// Forwards the ports to the container's addresses, and replaces the container's previous rules.
+    /// Forwards the ports to the container's addresses. Replaces rules of the container for other mappings; rules for the
+    /// same ones may be those of an earlier `portmap` of the list, which gets the same mappings.
     pub(super) fn add(&self, addresses: &[IpNet]) -> Result<(), Error> {
         let [chain, _] = chain_names(self.tag);
         let lock = FilterLock::take()?;
         for net in addresses {
             let family = family(net);
             family.change(&lock, TABLE, &mut |saved| {
+                let (rules, jumps) = (self.rules(&chain, net), self.jumps_to_chain(&chain, family));
+                if has_mappings(saved, &chain, &rules) {
+                    return self.missing(saved, &chain, &rules, jumps);
+                }
                 let mut script: Vec<String> = saved.jumps(&chain).map(deletion).collect();
                 script.extend(self.shared_objects(saved));
                 // `iptables-restore` creates a declared chain, or empties it: this chain is the container's own.
                 script.push(format!(":{chain} - [0:0]"));
-                script.extend(self.rules(&chain, net));
-                script.extend(self.jumps_to_chain(&chain, family));
+                script.extend(rules);
+                script.extend(jumps);
                 script
             })?;
         }
         Ok(())
+    }
+
+    /// Returns the commands for what is missing beside existing rules for the same mappings.
+    fn missing(&self, saved: &Saved, chain: &str, rules: &[String], jumps: Vec<String>) -> Vec<String> {
+        let mut script = self.shared_objects(saved);
+        // The existing rules translate already, so those that mark are inserted before them.
+        let rules = rules.iter().rev().filter(|rule| !saved.has_rule(rule));
+        script.extend(rules.map(|rule| rule.replacen("-A ", "-I ", 1)));
+        script.extend(jumps.into_iter().filter(|jump| !saved.jumps(chain).any(|known| is_same(known, jump))));
+        script
     }
 
     /// Fails unless the chain, its rules and the jumps to it exist.
@@ -81,7 +97,8 @@ impl Forwarding<'_> {
             }
             let (jumps, wanted) =
                 (saved.jumps(&chain).count(), self.jumps_to_chain(&chain, family(net)).len());
-            if jumps != wanted {
+            // Another `portmap` of the list may have added some.
+            if jumps < wanted {
                 return Err(Error::internal(format!("table nat has {jumps} jumps to {chain}, not {wanted}")));
             }
             let missing = self.shared_objects(&saved).into_iter().find(|line| !iptables::is_creation(line));
@@ -171,6 +188,29 @@ impl Forwarding<'_> {
             })
             .collect()
     }
+}
+
+/// Whether the chain translates exactly the ports that `rules` translate.
+fn has_mappings(saved: &Saved, chain: &str, rules: &[String]) -> bool {
+    let is_translation = |rule: &&str| rule.contains(" -j DNAT --to-destination ");
+    let present = saved.lines().filter(|line| chain_of(line) == Some(chain)).map(str::trim_end);
+    let present: BTreeSet<&str> = present.filter(is_translation).collect();
+    !present.is_empty() && present == rules.iter().map(String::as_str).filter(is_translation).collect()
+}
+
+/// Whether two rules have the same words. `iptables-save` prints matches in another order than they were written, with
+/// other quotation marks, and addresses with their length.
+fn is_same(one: &str, other: &str) -> bool {
+    let bare = |word: &str| {
+        let word = word.trim_matches('"');
+        ["/32", "/128"].iter().find_map(|length| word.strip_suffix(length)).unwrap_or(word).to_owned()
+    };
+    let words = |rule: &str| {
+        let mut words: Vec<String> = rule.split_whitespace().map(bare).collect();
+        words.sort_unstable();
+        words
+    };
+    words(one) == words(other)
 }
 
 fn family(net: &IpNet) -> Family {
