@@ -132,6 +132,8 @@ const GOALS: &[(&str, &str, &[Limit])] = &[
     ("5000 UDP round trips on bridge, 1000 peers", "no policies", &[Ratio(1.03)]),
     ("TCP stream on ptp, 1000 peers", "no policies", &[Faster(0.97)]),
     ("5000 UDP round trips on ptp, 1000 peers", "no policies", &[Ratio(1.03)]),
+    ("change of a policy until the packet, N pods in the cluster", "", &[Tail(1000.0)]),
+    ("change of a peer's label until the packet, N pods in the cluster", "", &[Tail(1000.0)]),
     // disk
     ("pod with 3 networks more ADD, files on the disk", "files in memory", &[More(30.0)]),
     ("pod with 3 networks more DEL, files on the disk", "files in memory", &[More(5.0)]),
