@@ -70,6 +70,11 @@ impl Table {
         self.add(what, unit, vec![ours], Some((beside, vec![other])));
     }
 
+    /// Adds times without comparison.
+    pub fn times(&mut self, what: &str, ours: &Times) {
+        self.add(what, "ms", ours.figures(), None);
+    }
+
     /// Adds a figure without comparison.
     pub fn state(&mut self, what: &str, unit: &str, figure: f64) {
         self.add(what, unit, vec![figure], None);

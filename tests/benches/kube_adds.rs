@@ -18,6 +18,8 @@ mod comparison;
 mod definitions;
 #[path = "kube_adds/held.rs"]
 mod held;
+#[path = "kube_adds/policies.rs"]
+mod policies;
 #[path = "kube_adds/processors.rs"]
 mod processors;
 #[path = "kube_adds/seeing.rs"]
@@ -89,6 +91,7 @@ fn measure() -> bool {
         (Some("sustained"), pods) => measure_sustained(number(pods, sustained::PODS), &mut table),
         (Some("definitions"), count) => measure_definitions(number(count, definitions::COUNT), &mut table),
         (Some("seeing"), turns) => measure_seeing(number(turns, seeing::TURNS), &mut table),
+        (Some("policies"), changes) => measure_policies(number(changes, policies::CHANGES), &mut table),
         (Some("report"), cycles) => {
             measure_sustained(sustained::PODS, &mut table);
             measure_held(["20".to_owned(), "500".to_owned()].into_iter(), &mut table);
@@ -96,7 +99,7 @@ fn measure() -> bool {
             measure_memory(number(cycles, CYCLES), &mut table);
         }
         (Some(other), _) => panic!(
-            "{other}: expected `compare [WAVES]`, `memory [CYCLES]`, `held [COUNT...]`, `sustained [PODS]`, `definitions [COUNT]`, `seeing [TURNS]` or `report [CYCLES]`"
+            "{other}: expected `compare [WAVES]`, `memory [CYCLES]`, `held [COUNT...]`, `sustained [PODS]`, `definitions [COUNT]`, `seeing [TURNS]`, `policies [CHANGES]` or `report [CYCLES]`"
         ),
     }
     finish(&table, run).expect("results")
@@ -140,6 +143,12 @@ fn measure_definitions(count: usize, table: &mut Table) {
 fn measure_seeing(turns: usize, table: &mut Table) {
     let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), PODS) else { return };
     seeing::measure(&agent, &subjects, turns, table);
+}
+
+fn measure_policies(changes: usize, table: &mut Table) {
+    let needed = host!(Feature::Bridge, Feature::Veth, Feature::NftInet);
+    let Some(agent) = Agent::new(Machine::new(needed, "node")) else { return };
+    policies::measure(&agent, changes, table);
 }
 
 fn number(word: Option<String>, otherwise: usize) -> usize {

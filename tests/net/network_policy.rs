@@ -509,6 +509,15 @@ fn counted(host: &Host, rule: Option<(&str, u64)>) -> (u64, u64) {
     (number("packets"), number("bytes"))
 }
 
+/// Adds more rules to those in a pod than are read.
+fn overfill(pod: &Netns) {
+    let listed = pod.run(["nft", "list", "table", "inet", "weft-policy"]);
+    let chain = listed.lines().find_map(|line| line.trim().strip_prefix("chain ingress-"));
+    let chain = format!("ingress-{}", chain.and_then(|rest| rest.split(' ').next()).expect("a chain"));
+    let rules = format!("add rule inet weft-policy {chain} counter\n").repeat(100_000);
+    pod.command("nft").args(["-f", "-"]).stdin(rules).finish().success();
+}
+
 #[test]
 fn network_policy_counters_show_allowed_and_denied_packets() {
     for plugin in ["bridge", "ptp", "macvlan"] {
@@ -560,13 +569,7 @@ fn network_policy_counters_show_allowed_and_denied_packets() {
         if plugin != "macvlan" {
             continue;
         }
-        // The pod adds more rules than are read.
-        let db = &pods[0].0;
-        let listed = db.run(["nft", "list", "table", "inet", "weft-policy"]);
-        let chain = listed.lines().find_map(|line| line.trim().strip_prefix("chain ingress-"));
-        let chain = format!("ingress-{}", chain.and_then(|rest| rest.split(' ').next()).expect("a chain"));
-        let rules = format!("add rule inet weft-policy {chain} counter\n").repeat(100_000);
-        db.command("nft").args(["-f", "-"]).stdin(rules).finish().success();
+        overfill(&pods[0].0);
         let words = ["list", "--policies", "-o", "json"];
         let shown = weft_command().args(words).finish().success();
         assert!(shown.stderr.contains("counters of 1 attachments with network policies"), "{shown}");

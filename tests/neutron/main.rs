@@ -10,6 +10,7 @@ mod controller_failover;
 mod default_network;
 mod deployment;
 mod nested_ports;
+mod network_policy;
 mod plugin;
 mod pod_annotations;
 mod pods;

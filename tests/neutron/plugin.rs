@@ -16,19 +16,19 @@ use serde_json::{Value, json};
 use testkit::{Attachment, Pod, host};
 
 /// Creates a port for a node.
-fn port(neutron: &Neutron, subnet: &Subnet, chassis: &str) -> Value {
+pub(crate) fn port(neutron: &Neutron, subnet: &Subnet, chassis: &str) -> Value {
     let port = json!({ "port": {
         "network_id": subnet.network, "fixed_ips": [{ "subnet_id": subnet.id }], "device_owner": "compute:kuryr",
         "binding:host_id": chassis } });
     neutron.api("POST", "ports", Some(&port))["port"].clone()
 }
 
-fn address(port: &Value) -> &str {
+pub(crate) fn address(port: &Value) -> &str {
     port["fixed_ips"][0]["ip_address"].as_str().expect("an address")
 }
 
 /// Configuration of the plugin for a port, as the agent writes it.
-fn config(neutron: &Neutron, chassis: &str, port: &Value, kind: &str) -> Value {
+pub(crate) fn config(neutron: &Neutron, chassis: &str, port: &Value, kind: &str) -> Value {
     json!({
         "cniVersion": "1.0.0", "name": "os", "type": "neutron", "ovsdb": neutron.ovsdb(chassis), "timeout": 20,
         "vif": {
@@ -38,7 +38,7 @@ fn config(neutron: &Neutron, chassis: &str, port: &Value, kind: &str) -> Value {
     })
 }
 
-fn attachment<'a>(machine: &'a Arc<Machine>, chassis: &str, pod: &Pod) -> Attachment<'a> {
+pub(crate) fn attachment<'a>(machine: &'a Arc<Machine>, chassis: &str, pod: &Pod) -> Attachment<'a> {
     let mut attachment = machine.attachment("neutron", pod, "eth0");
     if chassis != "node-1" {
         attachment.through = vec!["nsenter".into(), format!("--net=/run/netns/{chassis}"), "--".into()];

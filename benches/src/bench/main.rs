@@ -22,6 +22,7 @@ mod leases;
 mod load;
 mod pods;
 mod policies;
+mod rules;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

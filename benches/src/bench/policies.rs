@@ -2,14 +2,14 @@
 //! measured in turn with the same pods without policies.
 //!
 //! The pod of an ADD is compared with one that no policy selects, with the same manifests. In a cluster the agent reads the
-//! policies, and not an ADD.
+//! policies, and not an ADD. It is also compared with this pod and the commit of the rules alone, one after the other.
 //!
 //! The flow is one TCP connection for the rate, and datagrams back and forth for the latency.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
-use std::thread;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use linux::Netns;
@@ -19,8 +19,9 @@ use benches::Failure;
 use benches::table::{Table, Times};
 
 use crate::Setting;
-use crate::call::Container;
-use crate::pods::{PodCaller, in_turns};
+use crate::call::{Container, SETTLING};
+use crate::pods::PodCaller;
+use crate::rules::PodRules;
 
 /// Policies of a pod.
 const POLICIES: usize = 10;
@@ -40,14 +41,7 @@ pub(crate) fn policies(setting: &Setting, table: &mut Table) -> Result<(), Failu
     for (plugin, second) in [("bridge", 241), ("ptp", 242)] {
         let ten = caller(setting, (plugin, second), "ten", (POLICIES, 10), "pod")?;
         let unselected = caller(setting, (plugin, second), "unselected", (POLICIES, 10), "other")?;
-        let times = in_turns(&[&ten, &unselected], &format!("policies-{plugin}"), setting.runs)?;
-        let [[ten_add, ten_del], [add, del]] = times.as_slice() else {
-            return Err("no pod was timed".into());
-        };
-        for (verb, ours, other) in [("ADD", ten_add, add), ("DEL", ten_del, del)] {
-            let what = format!("pod with a {plugin} network more {verb}, {POLICIES} policies");
-            table.compare(&what, ours, "policies of other pods", other);
-        }
+        selected(setting, (plugin, second), [&ten, &unselected], table)?;
         let none = caller(setting, (plugin, second), "open", (0, 0), "pod")?;
         let many = caller(setting, (plugin, second), "many", (1, PEERS), "pod")?;
         let (ours, other) = (Pair::attach(&many, plugin, "many")?, Pair::attach(&none, plugin, "none")?);
@@ -79,6 +73,55 @@ pub(crate) fn policies(setting: &Setting, table: &mut Table) -> Result<(), Failu
     Ok(())
 }
 
+/// Times a pod that policies select, one that they do not select, and the rules alone, in turns. The first round does not count.
+fn selected(
+    setting: &Setting,
+    (plugin, second): (&str, usize),
+    callers: [&PodCaller; 2],
+    table: &mut Table,
+) -> Result<(), Failure> {
+    let peers: Vec<IpAddr> =
+        (0..10).map(|peer| peer_address(second, peer).parse()).collect::<Result<_, _>>()?;
+    let rules = PodRules { policies: POLICIES, peers: &peers, network: network(second).parse()? };
+    let (mut adds, mut dels, mut with_rules) =
+        ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()], Vec::new());
+    for run in 0..=setting.runs {
+        let alone = Container::new(format!("rules-{plugin}-{run}"))?;
+        let commit = rules.time(&alone)?;
+        for (place, caller) in callers.into_iter().enumerate() {
+            let container = Container::new(format!("policies-{plugin}-{place}-{run}"))?;
+            let add = caller.add(&container)?;
+            if run == 0 && place == 0 {
+                rules.require_same(&container, &alone)?;
+            }
+            sleep(SETTLING);
+            let del = caller.del(&container)?;
+            if run > 0 {
+                adds[place].push(add);
+                dels[place].push(del);
+            }
+        }
+        if run > 0 {
+            with_rules.extend(adds[1].last().map(|add| *add + commit));
+        }
+    }
+    let ([ten_add, add], [ten_del, del]) = (adds.map(Times::new), dels.map(Times::new));
+    let what = |verb: &str| format!("pod with a {plugin} network more {verb}, {POLICIES} policies");
+    table.compare(&what("ADD"), &ten_add, "policies of other pods", &add);
+    let with_rules = Times::new(with_rules);
+    table.compare(&what("ADD"), &ten_add, "policies of other pods, and the rules alone", &with_rules);
+    table.compare(&what("DEL"), &ten_del, "policies of other pods", &del);
+    Ok(())
+}
+
+fn network(second: usize) -> String {
+    format!("10.{second}.0.0/16")
+}
+
+fn peer_address(second: usize, peer: usize) -> String {
+    format!("10.{second}.{}.{}", 100 + peer / 250, peer % 250 + 1)
+}
+
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or_default()
@@ -100,7 +143,7 @@ fn caller(
     })];
     let mut config = json!({
         "cniVersion": "1.0.0", "name": format!("policies-{plugin}"), "type": plugin,
-        "ipam": { "type": "host-local", "subnet": format!("10.{second}.0.0/16"), "dataDir": setting.scratch.join("addresses") },
+        "ipam": { "type": "host-local", "subnet": network(second), "dataDir": setting.scratch.join("addresses") },
     });
     if plugin == "bridge" {
         config["bridge"] = json!("policybr");
@@ -110,7 +153,7 @@ fn caller(
         "metadata": { "namespace": "bench", "name": "net" }, "spec": { "config": config.to_string() },
     }));
     for peer in 0..peers {
-        let address = format!("10.{second}.{}.{}/16", 100 + peer / 250, peer % 250 + 1);
+        let address = format!("{}/16", peer_address(second, peer));
         let networks = json!([{ "name": "net", "ips": [address] }]).to_string();
         items.push(json!({
             "apiVersion": "v1", "kind": "Pod",
@@ -121,7 +164,7 @@ fn caller(
     for policy in 0..policies {
         let peers = json!([
             { "podSelector": { "matchLabels": { "app": "peer" } } },
-            { "ipBlock": { "cidr": format!("10.{second}.0.0/16") } },
+            { "ipBlock": { "cidr": network(second) } },
         ]);
         items.push(json!({
             "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicy",
