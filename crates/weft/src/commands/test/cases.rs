@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn test_case_of_a_pod_that_ends_before_its_status_uses_its_report() {
+    fn test_case_of_a_pod_that_ends_early_uses_its_report() {
         let mut case = case();
         let _ = case.advance(&BTreeMap::new());
         let mut pods = BTreeMap::from([pod("weft-test-x-0-a", &json!({ "running": {} }), &["10.0.0.2"])]);
