@@ -54,6 +54,8 @@ fn network_api_connectivity_and_doctor_report_a_change() {
     assert_eq!(proxy.networks()["red"]["status"]["sandbox_management"], false);
     let why = proxy.ready().expect_err("no network is ready");
     assert!(why.contains("red"), "{why}");
+    let found = proxy.findings();
+    assert!(found.iter().any(|finding| finding.contains("accepts no sandboxes")), "{found:?}");
     proxy.stop("KILL");
     proxy.remove_stale_files();
     // A proxy that ended properly removes its socket, and doctor reports it as well.
@@ -63,6 +65,13 @@ fn network_api_connectivity_and_doctor_report_a_change() {
         let found = proxy.findings();
         assert!(found.iter().any(|finding| finding.contains("cri-proxy")), "{signal}: {found:?}");
     }
+    // The proxy runs, and the runtime behind it has ended.
+    proxy.remove_stale_files();
+    proxy.launch();
+    proxy.node().stop("containerd", "KILL");
+    let found = proxy.findings();
+    let why = format!("runtime {}", rig::containerd::SOCKET);
+    assert!(found.iter().any(|finding| finding.contains(&why)), "{found:?}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use rig::machine::until;
 use rig::parts::text;
 use rig::{assert_refused, nodes};
 use serde_json::{Value, json};
-use testkit::{Attachment, Pod};
+use testkit::{Attachment, Finished, Pod};
 
 /// Group of the objects of whereabouts.
 const GROUP: &str = "whereabouts.cni.cncf.io";
@@ -270,11 +270,12 @@ fn import_whereabouts_without_interfaces_serves_two_of_a_pod() {
     assert_eq!(again, both);
 }
 
-/// HTTP proxy of the API server, which deletes a pool when the first IPBlock has been created. Arguments: port, server, its
-/// certificate authority, certificate and key of the administrator, path of the pool.
-const DELETES_POOL: &str = "
-import http.client, http.server, ssl, sys
-port, server, authority, certificate, key, pool = sys.argv[1:]
+/// HTTP proxy of the API server. Arguments: port, server, its certificate authority, certificate and key of the
+/// administrator, effect, word. The effect `delete` deletes the pool at the path `word` when the first IPBlock has been
+/// created; `fail` answers every request that creates an IPBlock whose name contains `word` with status 500.
+const FAULTY_PROXY: &str = "
+import http.client, http.server, json, ssl, sys
+port, server, authority, certificate, key, effect, word = sys.argv[1:]
 context = ssl.create_default_context(cafile=authority)
 context.load_cert_chain(certificate, key)
 def request(method, path, body=None, headers={}):
@@ -289,9 +290,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
         kept = ('Content-Type', 'Accept')
         headers = {name: self.headers[name] for name in kept if self.headers[name]}
-        status, kind, text = request(self.command, self.path, body, headers)
-        if self.command == 'POST' and '/ipblocks' in self.path and not Handler.is_deleted:
-            Handler.is_deleted = request('DELETE', pool)[0] == 200
+        creates = self.command == 'POST' and '/ipblocks' in self.path
+        if creates and effect == 'fail' and word.encode() in body:
+            failure = dict(kind='Status', apiVersion='v1', status='Failure', message='storage is full', code=500)
+            status, kind, text = 500, 'application/json', json.dumps(failure).encode()
+        else:
+            status, kind, text = request(self.command, self.path, body, headers)
+        if creates and effect == 'delete' and not Handler.is_deleted:
+            Handler.is_deleted = request('DELETE', word)[0] == 200
         self.send_response(status)
         self.send_header('Content-Type', kind)
         self.send_header('Content-Length', str(len(text)))
@@ -301,29 +307,38 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(('127.0.0.1', int(port)), Handler).serve_forever()
 ";
 
+/// Starts a proxy with this effect on the first node, and runs the import through it.
+#[track_caller]
+fn import_through_proxy(nodes: &Nodes, port: u16, [effect, word]: [&str; 2]) -> Finished {
+    let (kube, machine) = (&nodes.kube, &nodes.machine);
+    let server = rig::kube::SERVER.strip_prefix("https://").expect("a URL");
+    let files = ["ca.crt", "admin.crt", "admin.key"].map(|file| kube.pki(file));
+    let (service, number) = (format!("proxy-{port}"), port.to_string());
+    let line = ["python3", "-c", FAULTY_PROXY, &number, server].into_iter();
+    let line = line.chain(files.iter().map(String::as_str));
+    machine.start(&service, line.chain([effect, word]));
+    let listens = || machine.run(["ss", "-Hltn"]).contains(&format!(":{port} ")).then_some(());
+    machine.wait(&service, "listens", listens);
+    let configuration = json!({ "apiVersion": "v1", "kind": "Config", "current-context": "it",
+        "contexts": [{ "name": "it", "context": { "cluster": "it", "user": "it" } }],
+        "clusters": [{ "name": "it", "cluster": { "server": format!("http://127.0.0.1:{port}") } }],
+        "users": [{ "name": "it", "user": {} }] });
+    let path = format!("/run/through-{service}");
+    machine.write(&path, configuration.to_string());
+    let program = testkit::binary("weft");
+    let import = machine.command(text(&program)).env("KUBECONFIG", &path);
+    import.args(["import", "whereabouts", "--apply"]).finish()
+}
+
 #[test]
 fn import_whereabouts_refuses_addresses_of_a_changed_pool() {
     let nodes = nodes!(1);
     prepare(&nodes, "10.76.0.0/24");
-    let (kube, machine) = (&nodes.kube, &nodes.machine);
     let _ = plain_pod(&nodes, "web-0", 0);
     let entry = json!({ "id": "c", "podref": "blue/web-0", "ifname": "eth0" });
     pool(&nodes, "kube-system", "10.76.0.0/24", &json!({ "5": entry }));
-    let server = rig::kube::SERVER.strip_prefix("https://").expect("a URL");
-    let files = ["ca.crt", "admin.crt", "admin.key"].map(|file| kube.pki(file));
-    let line = ["python3", "-c", DELETES_POOL, "8099", server].into_iter();
-    let line = line.chain(files.iter().map(String::as_str));
-    machine.start("proxy", line.chain(["/apis/weft.dev/v1alpha1/ippools/10.76.0.0-24"]));
-    let listens = || machine.run(["ss", "-Hltn"]).contains(":8099 ").then_some(());
-    machine.wait("proxy", "listens", listens);
-    let configuration = json!({ "apiVersion": "v1", "kind": "Config", "current-context": "it",
-        "contexts": [{ "name": "it", "context": { "cluster": "it", "user": "it" } }],
-        "clusters": [{ "name": "it", "cluster": { "server": "http://127.0.0.1:8099" } }],
-        "users": [{ "name": "it", "user": {} }] });
-    machine.write("/run/through-proxy", configuration.to_string());
-    let program = testkit::binary("weft");
-    let import = machine.command(text(&program)).env("KUBECONFIG", "/run/through-proxy");
-    let refused = import.args(["import", "whereabouts", "--apply"]).finish();
+    let effect = ["delete", "/apis/weft.dev/v1alpha1/ippools/10.76.0.0-24"];
+    let refused = import_through_proxy(&nodes, 8099, effect);
     assert_eq!(refused.code, Some(1), "{refused}");
     assert!(refused.stdout.contains("its pool was changed concurrently; run the command again"), "{refused}");
     assert_eq!(nodes.blocks(), [] as [Value; 0], "the refused address has no object");
@@ -331,4 +346,37 @@ fn import_whereabouts_refuses_addresses_of_a_changed_pool() {
     weft(&nodes, &["import", "whereabouts", "--apply"]).success();
     let kept: Vec<Value> = nodes.blocks().iter().map(|block| block["spec"]["range"].clone()).collect();
     assert_eq!(kept, [json!("10.76.0.5/32")]);
+}
+
+#[test]
+fn import_whereabouts_continues_after_a_failed_address() {
+    let nodes = nodes!(1);
+    prepare(&nodes, "10.77.0.0/24");
+    let mut allocations = json!({});
+    for number in 5..11 {
+        let _ = plain_pod(&nodes, &format!("web-{number}"), 0);
+        allocations[number.to_string()] =
+            json!({ "id": format!("c{number}"), "podref": format!("blue/web-{number}"), "ifname": "eth0" });
+    }
+    pool(&nodes, "kube-system", "10.77.0.0/24", &allocations);
+    let count = |finished: &Finished, outcome: &str| {
+        finished.stdout.lines().filter(|line| line.contains(outcome)).count()
+    };
+    // No object can be created: the import gives up, and names each address.
+    let down = import_through_proxy(&nodes, 8098, ["fail", "10.77.0"]);
+    assert_eq!(down.code, Some(1), "{down}");
+    assert_eq!((count(&down, "failed: "), count(&down, "not tried: ")), (3, 3), "{down}");
+    assert!(down.stdout.contains("storage is full"), "{down}");
+    assert!(down.stderr.contains("6 of 6 addresses were not kept: 3 failed, 3 were not tried"), "{down}");
+    assert_eq!(nodes.blocks(), [] as [Value; 0]);
+    // One object cannot be created: all others are.
+    let some = import_through_proxy(&nodes, 8099, ["fail", "10.77.0.6-32"]);
+    assert_eq!((some.code, count(&some, "failed: ")), (Some(1), 1), "{some}");
+    assert_eq!(count(&some, "kept in pool 10.77.0.0-24"), 5, "{some}");
+    assert!(some.stderr.contains("run the command again"), "{some}");
+    let labels = &nodes.kube.json(["ippool", "10.77.0.0-24"])["metadata"]["labels"];
+    assert!(labels["weft.dev/imported"].is_string(), "{labels}");
+    // A repeated run completes the import.
+    let rest = weft(&nodes, &["import", "whereabouts", "--apply"]).success();
+    assert_eq!((count(&rest, "kept in pool"), nodes.blocks().len()), (6, 6), "{rest}");
 }

@@ -1,7 +1,11 @@
 //! Tests of `weft doctor`: it reports each fault, and nothing on a node without faults.
 
+use rig::cluster;
 use serde_json::{Value, json};
 use testkit::{Feature, Finished, Host, Pod, host, workspace};
+
+use crate::command_line::recording;
+use crate::support::run_in_pod;
 
 const SANDBOX: &str = "my-namespace_my-pod";
 
@@ -315,4 +319,66 @@ fn doctor_reports_whereabouts_that_is_served_before_the_import() {
     // weft executes the program of whereabouts.
     host.write(WRITTEN, written);
     run(&host, "doctor").success();
+}
+
+#[test]
+fn doctor_reports_a_damaged_record_of_installed_programs() {
+    const RECORD: &str = "/etc/cni/net.d/weft.d/command.json";
+    let host = host!(Feature::Bridge);
+    with_default_network(&host);
+    let install = || run(&host, "install --set manifestDir=/etc/weft --command=/run/tools").success();
+    install();
+    run(&host, "doctor").success();
+    let kept = host.read(RECORD).expect("the record");
+    host.write(RECORD, &kept[..kept.len() / 2]);
+    let damaged = only_finding(&host);
+    assert!(damaged.starts_with("weft install --command | "), "{damaged}");
+    assert!(damaged.contains(&format!("{RECORD}: damaged record of installed programs: ")), "{damaged}");
+    assert!(damaged.contains(" | restore the record, or delete it together with the program"), "{damaged}");
+    // Until then, nothing is replaced. Both cures are true.
+    assert!(install().stdout.contains("/run/tools/weft: not installed: "));
+    host.write(RECORD, &kept);
+    run(&host, "doctor").success();
+    host.write(RECORD, "{");
+    host.run(["rm", RECORD, "/run/tools/weft"]);
+    run(&host, "doctor").success();
+    assert!(install().stdout.contains("/run/tools/weft: installed"));
+    // A record that cannot be read is not an empty one.
+    host.run(["ln", "-sf", "command.json", RECORD]);
+    let unread = only_finding(&host);
+    assert!(unread.starts_with("weft install --command | ") && unread.contains(RECORD), "{unread}");
+}
+
+#[test]
+fn doctor_reports_a_failed_detach_and_what_it_cannot_read() {
+    let host = host!();
+    let _cluster = recording(&host, &json!({ "DEL": [{ "do": "fail", "message": "not yet" }] }));
+    run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS)).success();
+    assert_eq!(run(&host, "detach blue/web").code, Some(1));
+    let found = findings(&host);
+    let cure_of = |found: &[Value], what: &str, why: &str| {
+        let is_it =
+            |one: &&Value| one["what"] == what && one["why"].as_str().is_some_and(|text| text.contains(why));
+        let one = found.iter().find(is_it).unwrap_or_else(|| panic!("{what}: {why}: {found:#?}"));
+        one["cure"].as_str().expect("a cure").to_owned()
+    };
+    let (sandbox, failed) = ("sandbox blue_web of blue/web", "failed to detach net2: ");
+    assert_eq!(cure_of(&found, sandbox, failed), "weft detach --container-id blue_web");
+    assert!(found.iter().any(|one| one["why"].as_str().is_some_and(|text| text.contains("not yet"))));
+    // The configuration is in a directory that the runtime does not read.
+    assert_eq!(cure_of(&found, "configuration", "no file configures weft"), "run weft install");
+    let of_pod = run_in_pod(&host, "doctor -o json").json();
+    let of_pod = of_pod.as_array().expect("a list");
+    let cure = "ssh worker-1 sudo weft detach --container-id blue_web";
+    assert_eq!(cure_of(of_pod, sandbox, failed), cure);
+    cure_of(of_pod, "agent /run/weft/agent.sock", "no agent answers");
+
+    // A link to itself is unreadable, even for root.
+    for cache in ["/var/lib/cni/results", "/var/lib/cni/cache/results"] {
+        host.run(["mkdir", "-p", cache]);
+        host.run(["rmdir", cache]);
+        host.run(["ln", "-s", cache, cache]);
+        cure_of(&findings(&host), cache, "failed to read the result cache");
+        host.run(["rm", cache]);
+    }
 }

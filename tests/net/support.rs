@@ -109,7 +109,7 @@ fn doctor_reports_another_build_broken_links_and_cilium() {
 }
 
 /// Runs `weft` as in the container of an agent: root without capabilities, with the variables of a pod.
-fn run_in_pod(host: &Host, line: &str) -> Finished {
+pub(crate) fn run_in_pod(host: &Host, line: &str) -> Finished {
     let bare = ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"];
     let weft = testkit::binary("weft").display().to_string();
     let command = host.command("setpriv").clean_environment().args(bare).args(["env", "NODE_NAME=worker-1"]);

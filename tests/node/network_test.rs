@@ -1,15 +1,17 @@
-//! `weft test` on a real node: it finds faults of networks, and leaves no pod.
+//! `weft test` on real nodes: it finds faults of networks and of the links between nodes, and leaves no pod.
 //!
 //! ```text
 //!   weft test ── API server ── kubelet ── containerd ── weft ── two pods of weft's image on each network
+//!
+//!   node: pod ── macvlan on fabric ── fabric1 ── switch ── fabric2 ── macvlan on fabric ── pod: node-2
 //! ```
 
 use std::time::Duration;
 
-use rig::Node;
 use rig::node::NAME;
+use rig::{Node, links, traffic};
 use serde_json::{Value, json};
-use testkit::{Command, Feature, Finished, host};
+use testkit::{Command, Feature, Finished, Host, host};
 
 const LABEL: &str = "weft.dev/test";
 
@@ -26,10 +28,12 @@ macro_rules! node {
 
 /// Defines a bridge network of the namespace `default`.
 fn define(node: &Node, name: &str, options: &Value) {
-    let mut plugin = json!({ "cniVersion": "1.0.0", "type": "bridge", "bridge": format!("br-{name}") });
-    for (key, value) in options.as_object().expect("options") {
-        plugin[key] = value.clone();
-    }
+    let plugin = json!({ "cniVersion": "1.0.0", "type": "bridge", "bridge": format!("br-{name}") });
+    define_plugin(node, name, &rig::with(&plugin, options));
+}
+
+/// Defines a network of the namespace `default`.
+fn define_plugin(node: &Node, name: &str, plugin: &Value) {
     let definition = json!({
         "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
         "metadata": { "name": name, "namespace": "default" }, "spec": { "config": plugin.to_string() },
@@ -125,4 +129,91 @@ fn network_test_that_ends_early_leaves_no_pod() {
     node.machine().stop("test", "KILL");
     run(&node, "--clean").success();
     assert!(pods(&node).is_empty());
+}
+
+/// Two nodes with weft, whose links `fabric` are connected by a switch, and a macvlan network on these links.
+struct TwoNodes {
+    first: Node,
+    second: Node,
+}
+
+impl TwoNodes {
+    #[track_caller]
+    fn new(host: Host) -> Option<TwoNodes> {
+        let first = Node::new(host)?;
+        let second = first.join(Host::new())?;
+        traffic::switch(first.outside(), FABRIC, &[&first, &second]);
+        for node in [&first, &second] {
+            node.import_weft();
+            super::deployment::bring_default_network(node);
+        }
+        first.apply_weft();
+        for node in [&first, &second] {
+            node.until_weft_is_installed();
+        }
+        // Addresses that are unique in the cluster: host-local allocates the same ones on each node.
+        let ipam = json!({ "type": "weft-ipam", "range": "10.31.0.0/24" });
+        let plugin = json!({ "cniVersion": "1.0.0", "type": "macvlan", "master": FABRIC, "ipam": ipam });
+        define_plugin(&first, "lan", &plugin);
+        Some(TwoNodes { first, second })
+    }
+
+    /// Changes the port of the second node at the switch.
+    #[track_caller]
+    fn set_port(&self, words: &[&str]) {
+        self.first.outside().run([&["ip", "link", "set", "fabric2"], words].concat());
+    }
+
+    /// Runs `weft test` between nodes, with this exit code, and returns the row of the only pair.
+    #[track_caller]
+    fn test(&self, options: &str, code: i32) -> Value {
+        let finished = run(&self.first, &format!("--network lan -o json {options}"));
+        assert_eq!(finished.code, Some(code), "{finished}");
+        let rows = finished.json().as_array().expect("a list").clone();
+        let [row]: [Value; 1] = rows.try_into().expect("one pair of nodes");
+        row
+    }
+}
+
+/// Name of the links between the nodes.
+const FABRIC: &str = "fabric";
+
+#[test]
+fn network_test_between_nodes_names_the_pair_without_a_path() {
+    let host =
+        host!(Feature::Bridge, Feature::Veth, Feature::Macvlan, Feature::NftMasquerade, Feature::GoPlugins);
+    let Some(nodes) = TwoNodes::new(host) else { return };
+    let TwoNodes { first, second } = &nodes;
+    let pair = json!([first.name(), second.name()]);
+
+    let row = nodes.test("", 0);
+    assert_eq!((&row["verdict"], &row["nodes"]), (&json!("ok"), &pair), "{row}");
+    assert_eq!((&row["mtu"], &row["replies"][0]["largest"]), (&json!(1500), &json!(1500)), "{row}");
+    assert_eq!(row["replies"][0]["address"], row["addresses"][0][0], "{row}");
+    assert_ne!(row["addresses"][0], row["addresses"][1], "{row}");
+    // Neither pods nor links remain on any node. The bridge of the default network stays.
+    assert!(pods(first).is_empty());
+    for node in [first, second] {
+        node.until("only the links of the node remain", || {
+            (links(node) == ["cni0", FABRIC, "up0"].map(str::to_owned)).then_some(())
+        });
+    }
+
+    // A switch with a smaller MTU: small packets arrive.
+    nodes.set_port(&["mtu", "1400"]);
+    let row = nodes.test("", 1);
+    assert_eq!((&row["verdict"], &row["nodes"]), (&json!("failed"), &pair), "{row}");
+    assert!(row["found"].as_str().expect("text").contains("packets of 1500 bytes"), "{row}");
+    assert!(row["replies"][0]["microseconds"].is_u64(), "{row}");
+
+    // The path is cut, and no link of a node is down.
+    nodes.set_port(&["mtu", "1500", "nomaster"]);
+    let row = nodes.test("", 1);
+    assert_eq!((&row["verdict"], &row["nodes"]), (&json!("failed"), &pair), "{row}");
+    assert!(row["found"].as_str().expect("text").starts_with("no reply from 10.31.0."), "{row}");
+    for node in [first, second] {
+        let row = nodes.test(&format!("--nodes {}", node.name()), 0);
+        assert_eq!(row["nodes"], json!([node.name(), node.name()]), "{row}");
+    }
+    assert!(pods(first).is_empty());
 }

@@ -57,7 +57,18 @@ impl Containerd {
     #[track_caller]
     pub fn with_network_directory(host: Host, directory: &str) -> Option<Containerd> {
         let release = Release::chosen(&parts("containerd")?);
-        Containerd::released(host, directory, release)
+        Containerd::released(host, "node", directory, release)
+    }
+
+    /// Starts containerd on a host that gets this host name.
+    ///
+    /// # Panics
+    /// If it does not start.
+    #[must_use]
+    #[track_caller]
+    pub fn named(host: Host, name: &str) -> Option<Containerd> {
+        let release = Release::chosen(&parts("containerd")?);
+        Containerd::released(host, name, NETWORKS, release)
     }
 
     /// Starts containerd 2.x; `None`, and the test is skipped, if there is none.
@@ -68,13 +79,13 @@ impl Containerd {
     #[track_caller]
     pub fn newest(host: Host, directory: &str) -> Option<Containerd> {
         let release = Release::newest(&parts("containerd")?)?;
-        Containerd::released(host, directory, release)
+        Containerd::released(host, "node", directory, release)
     }
 
     #[track_caller]
-    fn released(host: Host, directory: &str, release: Release) -> Option<Containerd> {
+    fn released(host: Host, name: &str, directory: &str, release: Release) -> Option<Containerd> {
         let parts = parts("containerd")?;
-        let machine = Arc::new(Machine::new(host, "node"));
+        let machine = Arc::new(Machine::new(host, name));
         machine.run(["mkdir", "-p", NETWORKS, directory]);
         let runc = text(&parts.join("root/usr/sbin")).to_owned();
         machine.write(CONFIGURATION, release.configuration(&format!("{runc}/runc"), directory));

@@ -1,5 +1,6 @@
 //! Image with the programs of this tree, and `deploy/` applied to a node.
 
+use serde_json::json;
 use testkit::workspace;
 
 use crate::node::Node;
@@ -72,12 +73,14 @@ impl Node {
         self.until_ready(true);
     }
 
-    /// Waits until the agent is ready.
+    /// Waits until the agents of all nodes are ready.
     #[track_caller]
     pub fn until_agent_is_ready(&self) {
+        let nodes = self.kube().json(["nodes"])["items"].as_array().map(Vec::len);
         self.until("the agent is ready", || {
-            let set = self.kube().json(["daemonset", "-n", "kube-system", "weft-agent"]);
-            let ready = set["status"]["numberReady"] == 1 && set["status"]["updatedNumberScheduled"] == 1;
+            let status = &self.kube().json(["daemonset", "-n", "kube-system", "weft-agent"])["status"];
+            let ready =
+                status["numberReady"] == json!(nodes) && status["updatedNumberScheduled"] == json!(nodes);
             ready.then_some(())
         });
     }

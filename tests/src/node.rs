@@ -1,14 +1,16 @@
-//! Complete Kubernetes cluster of one node: etcd, API server, controllers, scheduler, kubelet, containerd; see
-//! `lanes/node/prepare`.
+//! Complete Kubernetes cluster of one or two nodes: etcd, API server, controllers, scheduler, and for each node a kubelet
+//! and containerd; see `lanes/node/prepare`.
 //!
 //! ```text
-//!   outside ── up0 192.0.2.2 ── up0 192.0.2.1 ── node: pods, API server 6443, kubelet 10250
+//!   outside ── up0 192.0.2.2 ─┬─ up0 192.0.2.1 ── node: pods, API server 6443, kubelet 10250
+//!                             └─ up0 192.0.2.3 ── node-2: pods, kubelet 10250 ([`Node::join`])
 //! ```
 //!
 //! - The real machine is not changed: sysctls that a kubelet writes go to files mounted over them, other files are in
 //!   memory.
 //! - No protection is switched off: control groups for each pod, RBAC, the Node authorizer, service accounts, probes, exec.
 //! - There is no kube-proxy and no DNS. The only Service is `kubernetes`: one rule lets pods reach the API server.
+//! - The API server also has port 6443 of the second node: the test forwards its connections.
 //!
 //! Source: kubelet 1.20 and 1.36 `cmd/kubelet/app/server.go`; kube-controller-manager(8), kube-scheduler(8).
 
@@ -44,18 +46,33 @@ const KERNEL: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// Rules of the Service `kubernetes`, in place of kube-proxy.
+/// Rules of the Service `kubernetes`, in place of kube-proxy; `ADDRESS` is that of the node.
 const SERVICE: &str = "table ip kubernetes {
-    chain prerouting { type nat hook prerouting priority -100; ip daddr 10.96.0.1 tcp dport 443 dnat to 192.0.2.1:6443; }
-    chain output { type nat hook output priority -100; ip daddr 10.96.0.1 tcp dport 443 dnat to 192.0.2.1:6443; }
+    chain prerouting { type nat hook prerouting priority -100; ip daddr 10.96.0.1 tcp dport 443 dnat to ADDRESS:6443; }
+    chain output { type nat hook output priority -100; ip daddr 10.96.0.1 tcp dport 443 dnat to ADDRESS:6443; }
 }";
 
-/// Cluster of one node.
+/// Name, address and certificate of a node.
+#[derive(Debug)]
+struct NodeIdentity {
+    name: &'static str,
+    address: &'static str,
+    /// Name of the kubelet's certificate, which `lanes/kube/prepare` issued for this name and address.
+    certificate: &'static str,
+}
+
+/// The node of every cluster.
+const FIRST: NodeIdentity = NodeIdentity { name: NAME, address: UPLINK[0], certificate: "kubelet" };
+/// The node that joins.
+const SECOND: NodeIdentity = NodeIdentity { name: "node-2", address: "192.0.2.3", certificate: "kubelet-2" };
+
+/// Node of a cluster. The first one also has the control plane.
 #[derive(Debug)]
 pub struct Node {
+    identity: NodeIdentity,
     kube: Kube,
     containerd: Containerd,
-    outside: Pod,
+    outside: Arc<Pod>,
     /// Runtime socket of the kubelet.
     runtime: String,
 }
@@ -70,33 +87,73 @@ impl Node {
     #[must_use]
     #[track_caller]
     pub fn new(host: Host) -> Option<Node> {
+        let outside = Arc::new(traffic::outside(&host));
+        let containerd = Node::start_runtime(host, &FIRST)?;
+        let kube = Kube::prepare(containerd.machine(), Accounts::Required)?;
+        let runtime = containerd::SOCKET.to_owned();
+        let node = Node { identity: FIRST, kube, containerd, outside, runtime };
+        node.launch();
+        node.until_registered();
+        node.until_service_account_exists("default");
+        Some(node)
+    }
+
+    /// Starts a second node of this cluster, `node-2`, on another host.
+    ///
+    /// # Panics
+    /// If it does not start.
+    #[must_use]
+    #[track_caller]
+    pub fn join(&self, host: Host) -> Option<Node> {
+        traffic::connect(&self.outside, &host, SECOND.address);
+        let containerd = Node::start_runtime(host, &SECOND)?;
+        let kube = self.kube.reached_from(&containerd.machine());
+        let (outside, runtime) = (Arc::clone(&self.outside), containerd::SOCKET.to_owned());
+        let node = Node { identity: SECOND, kube, containerd, outside, runtime };
+        node.launch();
+        node.until_registered();
+        Some(node)
+    }
+
+    /// Starts the container runtime of a node, with the images of the lane.
+    #[track_caller]
+    fn start_runtime(host: Host, identity: &NodeIdentity) -> Option<Containerd> {
         let images = parts("node")?;
-        let outside = traffic::outside(&host);
+        let NodeIdentity { name, address, certificate: _ } = identity;
         // There is no DNS server, and a lookup would wait for seconds.
         host.run(["rm", "-f", "/etc/resolv.conf", "/etc/hosts"]);
         host.write("/etc/resolv.conf", "");
-        host.write("/etc/hosts", format!("127.0.0.1 localhost\n{} {NAME}\n", UPLINK[0]));
-        let containerd = Containerd::new(host)?;
-        let kube = Kube::prepare(containerd.machine(), Accounts::Required)?;
-        let node = Node { kube, containerd, outside, runtime: containerd::SOCKET.to_owned() };
-        node.containerd.import(text(&images.join("busybox.tar")));
-        node.launch();
-        node.until("the node is registered", || node.condition("Ready").map(|_| ()));
-        node.until_service_account_exists("default");
-        Some(node)
+        host.write("/etc/hosts", format!("127.0.0.1 localhost\n{address} {name}\n"));
+        let containerd = Containerd::named(host, name)?;
+        containerd.import(text(&images.join("busybox.tar")));
+        Some(containerd)
+    }
+
+    /// Name of the node.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.identity.name
+    }
+
+    #[track_caller]
+    fn until_registered(&self) {
+        self.until("the node is registered", || self.condition("Ready").map(|_| ()));
     }
 
     /// Starts all programs of Kubernetes.
     #[track_caller]
     fn launch(&self) {
         self.run(["ip", "route", "replace", "default", "via", OUTSIDE[0]]);
-        self.command("nft").args(["-f", "-"]).stdin(SERVICE).finish().success();
+        let service = SERVICE.replace("ADDRESS", self.identity.address);
+        self.command("nft").args(["-f", "-"]).stdin(service).finish().success();
         self.shield_kernel();
         // Started first: it waits for the server, but its own start takes seconds.
         self.launch_kubelet();
-        self.kube.launch();
-        self.kube.wait();
-        self.launch_controllers();
+        if self.identity.name == FIRST.name {
+            self.kube.launch();
+            self.kube.wait();
+            self.launch_controllers();
+        }
     }
 
     /// Reboots the node.
@@ -118,14 +175,14 @@ impl Node {
 
     #[track_caller]
     fn launch_kubelet(&self) {
-        let kube = &self.kube;
-        let kubeconfig = kube.kubeconfig_for_certificate("kubelet");
+        let (kube, NodeIdentity { name, address, certificate }) = (&self.kube, &self.identity);
+        let kubeconfig = kube.kubeconfig_for_certificate(certificate);
         let mut configuration = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "address": UPLINK[0],
-            "tlsCertFile": kube.pki("kubelet.crt"),
-            "tlsPrivateKeyFile": kube.pki("kubelet.key"),
+            "address": address,
+            "tlsCertFile": kube.pki(&format!("{certificate}.crt")),
+            "tlsPrivateKeyFile": kube.pki(&format!("{certificate}.key")),
             "authentication": { "anonymous": { "enabled": false }, "x509": { "clientCAFile": kube.pki("ca.crt") } },
             "authorization": { "mode": "Webhook" },
             "cgroupDriver": "cgroupfs",
@@ -155,8 +212,8 @@ impl Node {
             kube.program("kubelet"),
             format!("--kubeconfig={kubeconfig}"),
             format!("--config={CONFIGURATIONS}/kubelet.json"),
-            format!("--hostname-override={NAME}"),
-            format!("--node-ip={}", UPLINK[0]),
+            format!("--hostname-override={name}"),
+            format!("--node-ip={address}"),
             "--oom-score-adj=0".to_owned(),
             "--volume-plugin-dir=/var/lib/kubelet/volume-plugins".to_owned(),
         ];
@@ -238,7 +295,7 @@ impl Node {
     /// Condition of the node: whether it is true, and its message.
     #[must_use]
     pub fn condition(&self, kind: &str) -> Option<(bool, String)> {
-        let finished = self.kube.attempt(["get", "node", NAME, "-o", "json"], "");
+        let finished = self.kube.attempt(["get", "node", self.identity.name, "-o", "json"], "");
         let node: Value = (finished.code == Some(0)).then(|| finished.json())?;
         let conditions = node["status"]["conditions"].as_array()?;
         let condition = conditions.iter().find(|condition| condition["type"] == kind)?;

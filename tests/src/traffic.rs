@@ -51,6 +51,44 @@ pub fn outside(host: &Host) -> Pod {
     outside
 }
 
+/// Connects a further host to the link between the outside world and the first host, as `up0` with this address.
+///
+/// ```text
+///   outside ── lan ─┬─ up0 ── up0 192.0.2.1 ── first host
+///                   └─ up1 ── up0 192.0.2.3 ── further host
+/// ```
+#[track_caller]
+pub fn connect(outside: &Netns, host: &Netns, address: &str) {
+    let script = format!(
+        "link add lan type bridge\nlink set lan addrgenmode none\nlink set lan up\n\
+         address flush dev up0\nlink set up0 master lan\n\
+         address add {}/24 dev lan\naddress add {}/64 dev lan nodad\n\
+         link add up1 type veth peer name up0 netns {}\nlink set up1 master lan\nlink set up1 up\n",
+        OUTSIDE[0],
+        OUTSIDE[1],
+        host.handle().display()
+    );
+    outside.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
+    let script =
+        format!("link set up0 addrgenmode none\nlink set up0 up\naddress add {address}/24 dev up0\n");
+    host.command("ip").args(["-batch", "-"]).stdin(script).finish().success();
+}
+
+/// Connects hosts by a switch in the outside world: its ports are `NAME1`, `NAME2`, …; each host gets a link `NAME`. A
+/// change of a port is no change of the link of the host.
+#[track_caller]
+pub fn switch(outside: &Netns, name: &str, hosts: &[&Netns]) {
+    outside.run(["ip", "link", "add", name, "type", "bridge"]);
+    outside.run(["ip", "link", "set", name, "up"]);
+    for (host, number) in hosts.iter().zip(1..) {
+        let port = format!("{name}{number}");
+        let there = host.handle().display().to_string();
+        outside.run(["ip", "link", "add", &port, "type", "veth", "peer", "name", name, "netns", &there]);
+        outside.run(["ip", "link", "set", &port, "master", name, "up"]);
+        host.run(["ip", "link", "set", name, "up"]);
+    }
+}
+
 /// Source address that a TCP server at `address` in `server` sees for `client`; `None` if no connection arrives.
 #[must_use]
 #[track_caller]

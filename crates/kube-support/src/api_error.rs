@@ -65,8 +65,8 @@ pub fn failure(step: impl fmt::Display, error: &kube::Error) -> Failure {
 /// Returns what a person can do about an error, if that depends on its kind only.
 fn next_step(error: &kube::Error) -> Option<&'static str> {
     let kube::Error::Api(status) = error else {
-        let is_unanswered = matches!(error, kube::Error::Service(_));
-        return is_unanswered.then_some(
+        let has_no_response = matches!(error, kube::Error::Service(_));
+        return has_no_response.then_some(
             "kubectl cluster-info tests the connection; --kubeconfig and --context name another cluster",
         );
     };

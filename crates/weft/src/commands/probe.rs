@@ -95,6 +95,9 @@ pub(crate) struct Reply {
     /// Size of the packet that was as large as the MTU, if it was answered, in bytes.
     #[serde(default)]
     pub(crate) largest: Option<usize>,
+    /// Own address from which the packets were sent, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) from: Option<IpAddr>,
     /// Error of the kernel, if it refused a packet.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) error: String,
@@ -129,12 +132,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     output::print_json(&found)
 }
 
-/// Returns the MTU of the path to an address, as far as this pod knows it: that of the interface, or of the route.
-async fn mtu(interface: &IfName, own: IpAddr, to: SocketAddr) -> io::Result<usize> {
+/// Returns the MTU of the path to an address, as far as this pod knows it: that of the interface, or of the route; and the
+/// own address on it.
+async fn path(interface: &IfName, own: IpAddr, to: SocketAddr) -> io::Result<(usize, IpAddr)> {
     let socket = bind(interface, (own, 0).into()).await?;
     socket.connect(to).await?;
     let mtu = if to.is_ipv4() { ip_mtu(&socket)? } else { ipv6_mtu(&socket)? };
-    Ok(usize::try_from(mtu).unwrap_or_default())
+    Ok((usize::try_from(mtu).unwrap_or_default(), socket.local_addr()?.ip()))
 }
 
 /// Sends every packet with the token back, until it fails.
@@ -175,8 +179,11 @@ fn packet(token: &str, number: u64, size: usize) -> Vec<u8> {
 /// Returns a socket that uses one interface only, and never fragments.
 async fn bind(interface: &IfName, address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(address).await?;
-    // Before Linux 5.7 this needs a privilege. The routes of the pod select the interface then.
-    let _ = socket.bind_device(Some(interface.as_str().as_bytes()));
+    match socket.bind_device(Some(interface.as_str().as_bytes())) {
+        // Before Linux 5.7 this needs a privilege. The routes of the pod select the interface then.
+        Err(cause) if cause.kind() != io::ErrorKind::PermissionDenied => return Err(cause),
+        _ => {}
+    }
     if address.is_ipv6() {
         set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DO)?;
     }
@@ -187,13 +194,16 @@ async fn bind(interface: &IfName, address: SocketAddr) -> io::Result<UdpSocket> 
 
 /// Sends small packets to an address until one is answered, then packets as large as the MTU. Returns the MTU as well.
 async fn reply(interface: &IfName, token: &str, address: IpAddr) -> (Reply, usize) {
-    let mut reply = Reply { address, microseconds: None, largest: None, error: String::new() };
+    let mut reply = Reply { address, microseconds: None, largest: None, from: None, error: String::new() };
     let (own, headers) = match address {
         IpAddr::V4(_) => (IpAddr::from(Ipv4Addr::UNSPECIFIED), HEADERS[0]),
         IpAddr::V6(_) => (IpAddr::from(Ipv6Addr::UNSPECIFIED), HEADERS[1]),
     };
     let to = SocketAddr::from((address, PORT));
-    let mtu = mtu(interface, own, to).await.unwrap_or_default();
+    let mut mtu = 0;
+    if let Ok((found, from)) = path(interface, own, to).await {
+        (mtu, reply.from) = (found, Some(from));
+    }
     match bind(interface, (own, 0).into()).await {
         Err(cause) => reply.error = cause.to_string(),
         Ok(socket) => {

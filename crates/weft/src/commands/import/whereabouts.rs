@@ -10,6 +10,7 @@
 //! - Objects of whereabouts are not changed. Existing objects of weft are kept, so the command may be repeated.
 //! - An unreadable object is named, and nothing is created before all objects were read.
 //! - Nothing is created while two pods have the same address.
+//! - A failed request is the outcome of one address; after some in a row the others are not tried.
 //!
 //! Source: whereabouts v0.9 `pkg/api/whereabouts.cni.cncf.io/v1alpha1`, `pkg/storage/kubernetes`.
 
@@ -23,7 +24,7 @@ mod verify;
 use clap::Args;
 use kube::Client;
 
-use crate::cluster_access::ClusterAccess;
+use crate::cluster_access::{ClusterAccess, snapshot_failure};
 use cli_support::async_runtime::runtime;
 use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output::Output;
@@ -42,7 +43,7 @@ Example:
 
 Without --apply nothing is written. docs/migrate-from-whereabouts.md describes the migration.
 
-{EXIT_CODES} An address that cannot be kept, and a difference, are failures."))]
+{EXIT_CODES} An address that cannot be kept or failed, and a difference, are failures."))]
 pub(crate) struct Arguments {
     /// Create the pools and the addresses (default: only show them)
     #[arg(long, conflicts_with = "verify")]
@@ -91,7 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         if state.addresses.iter().any(|address| !address.rivals.is_empty()) {
             outcome::print_plan(&state, &planned, *format)?;
         }
-        let outcomes = apply::import(&client, &state).await?;
+        let outcomes = apply::import(&client, &state).await;
         outcome::print_result(&state, &outcomes, *format)
     })
 }
@@ -110,7 +111,7 @@ impl ClusterState {
             }
             taken => taken,
         };
-        let snapshot = snapshot.map_err(|error| Failure::new(error.to_string()))?;
+        let snapshot = snapshot.map_err(|error| snapshot_failure(&error))?;
         let shown = SharedNetworks::list(client).await?.shown(&snapshot);
         let exists = |pod: &str| find_pod(&snapshot, pod).is_some();
         let addresses = owners(&records, &shown, &ranges, exists);

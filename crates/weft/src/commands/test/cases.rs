@@ -7,7 +7,7 @@
 //! - A case makes at most one step per look at the cluster, and only creates pods.
 //! - The verdict depends on the pods as the API server shows them, and on nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use npwg::status::Entry;
@@ -117,7 +117,9 @@ impl Case {
                     Some(PodState::Running) if entry.ips.is_empty() => String::new(),
                     Some(PodState::Waiting(_) | PodState::Running) | None => return Action::Wait,
                 };
-                if let Some(own) = second.and_then(|pod| pod.attachment(&self.network.name)) {
+                // Its program may end, and its sandbox with it, before the agent has written the network-status.
+                let own = second.and_then(|pod| pod.attachment(&self.network.name));
+                if let Some(own) = own.or_else(|| self.reported(&message)) {
                     let outcome = self.judge(entry, &own, &message);
                     self.progress = CaseProgress::Ended(Box::new(outcome));
                 }
@@ -173,6 +175,15 @@ impl Case {
             Some(PodState::Failed(why)) => format!("failed: {why}"),
         };
         (name, why)
+    }
+
+    /// Returns the attachment of the second pod by its report, which names the own address for each reply.
+    fn reported(&self, message: &str) -> Option<Entry> {
+        let report: Report = serde_json::from_str(message).ok()?;
+        let ips: BTreeSet<String> =
+            report.replies.iter().filter_map(|reply| reply.from).map(|from| from.to_string()).collect();
+        let (name, ips) = (self.network.name.to_string(), ips.into_iter().collect::<Vec<_>>());
+        (!ips.is_empty()).then(|| Entry { name, interface: INTERFACE.to_owned(), ips, ..Entry::default() })
     }
 
     fn empty(&self, verdict: Verdict) -> Outcome {
@@ -322,6 +333,24 @@ mod tests {
         let outcome = outcome(&["10.0.0.2"], &["10.0.0.3"], &report);
         assert_eq!((outcome.verdict, outcome.found.as_str()), (Verdict::Ok, ""));
         assert_eq!(outcome.cells()[4..7], ["0.12 ms", "1500", "ok"]);
+    }
+
+    #[test]
+    fn test_case_of_a_pod_that_ends_early_uses_its_report() {
+        let mut case = case();
+        let _ = case.advance(&BTreeMap::new());
+        let mut pods = BTreeMap::from([pod("weft-test-x-0-a", &json!({ "running": {} }), &["10.0.0.2"])]);
+        let _ = case.advance(&pods);
+        let replies =
+            json!([{ "address": "10.0.0.2", "microseconds": 120, "largest": 1500, "from": "10.0.0.3" }]);
+        let message = json!({ "mtu": 1500, "replies": replies }).to_string();
+        let status = json!({ "phase": "Succeeded", "containerStatuses": [{ "state": { "terminated": { "message": message } } }] });
+        let name = "weft-test-x-0-b";
+        let second = json!({ "metadata": { "name": name }, "status": status });
+        pods.insert(name.to_owned(), serde_json::from_value(second).unwrap());
+        let _ = case.advance(&pods);
+        let outcome = case.outcome().unwrap();
+        assert_eq!((outcome.verdict, &outcome.addresses[1]), (Verdict::Ok, &vec!["10.0.0.3".to_owned()]));
     }
 
     #[test]

@@ -12,65 +12,100 @@ use rpc::allocate::PoolReference;
 
 use super::objects::Allocation;
 use super::outcome::{Outcome, describe_holder, is_claim_of, outcome_by_owner, pool_name};
-use super::{ClusterState, find_pod};
-use cli_support::failure::Failure;
+use super::{ClusterState, OwnedAddress, find_pod};
 use ipam_api::api_registry::ApiRegistry;
 use ipam_api::imported_claim::ImportedClaim;
 use ipam_api::ip_objects::PoolObject;
 use ipam_api::{cluster_snapshot, imported_addresses, pool_lookup};
 use kube_support::api_error;
 
+/// Number of failures in a row after which no further address is tried: each may take the timeout of a request.
+const FAILURES_MAX: usize = 3;
 /// Number of attempts to change a pool that is changed concurrently.
 const ATTEMPTS: usize = 5;
 
+/// Import of one run.
+struct ImportRun<'a> {
+    client: &'a Client,
+    state: &'a ClusterState,
+    /// Pools of each network name and range, or why one is unusable.
+    pools: BTreeMap<(String, IpNet), Result<pool_lookup::Pool, pool_lookup::Unusable>>,
+    /// Number of requests in a row that failed.
+    failures: usize,
+}
+
 /// Creates the pools and an object for each address. Returns the outcome of each address.
-pub(super) async fn import(client: &Client, state: &ClusterState) -> Result<Vec<Outcome>, Failure> {
-    let mut pools: BTreeMap<(String, IpNet), pool_lookup::Pool> = BTreeMap::new();
-    let mut outcomes = vec![Outcome::PodDeleted; state.addresses.len()];
+///
+/// A failure does not end the import, because what was created is useful by itself, and a repeated run continues.
+pub(super) async fn import(client: &Client, state: &ClusterState) -> Vec<Outcome> {
+    let mut run = ImportRun { client, state, pools: BTreeMap::new(), failures: 0 };
+    let mut outcomes = vec![Outcome::NotTried; state.addresses.len()];
     // Large ranges first, because a smaller range inside one belongs to the same pool.
     let mut order: Vec<usize> = (0..state.addresses.len()).collect();
     order.sort_by_key(|at| state.addresses[*at].allocation.range.prefix_len());
     for at in order {
-        let one = &state.addresses[at];
-        let Allocation { network_name, range, pod, address, .. } = &one.allocation;
+        if run.failures < FAILURES_MAX {
+            outcomes[at] = run.import(&state.addresses[at]).await;
+        }
+    }
+    let pools: BTreeSet<String> = outcomes.iter().filter_map(Outcome::pool).map(str::to_owned).collect();
+    for pool in pools {
+        let Err(error) = label_pool(client, &pool).await else { continue };
+        let why = api_error::describe(&error);
+        let why =
+            format!("kept in pool {pool}, but nodes do not know yet that it has imported addresses: {why}");
+        for outcome in outcomes.iter_mut().filter(|outcome| outcome.pool() == Some(pool.as_str())) {
+            *outcome = Outcome::Failed(why.clone());
+        }
+    }
+    outcomes
+}
+
+impl ImportRun<'_> {
+    /// Creates the object of an address, and its pool.
+    async fn import(&mut self, one: &OwnedAddress) -> Outcome {
+        let Allocation { network_name, range, pod, .. } = &one.allocation;
         let key = (network_name.clone(), *range);
-        if !pools.contains_key(&key) {
+        if !self.pools.contains_key(&key) {
             let name = pool_name(network_name, *range);
             let reference =
                 PoolReference { name, must_exist: false, network: network_name.clone(), range: *range };
-            let pool = pool_lookup::resolve(client, &reference).await;
-            pools.insert(key.clone(), pool.map_err(|why| Failure::new(why.to_string()))?);
+            let pool = pool_lookup::resolve(self.client, &reference).await;
+            self.failures = if pool.is_ok() { 0 } else { self.failures + 1 };
+            self.pools.insert(key.clone(), pool);
         }
-        outcomes[at] = match (outcome_by_owner(&state.snapshot, one), find_pod(&state.snapshot, pod)) {
-            (Some(outcome), _) => outcome,
-            (None, None) => Outcome::PodDeleted,
-            (None, Some(holder)) => {
-                let created = create_block(client, &pools[&key], &one.allocation, holder).await;
-                created.map_err(|fault| Failure::new(format!("{address}: {fault}")))?
-            }
+        let pool = match &self.pools[&key] {
+            Ok(pool) => pool,
+            Err(why) => return Outcome::Failed(why.to_string()),
         };
-    }
-    for pool in pools.values().map(|pool| pool.name.as_str()).collect::<BTreeSet<_>>() {
-        let is_of_pool = |outcome: &&Outcome| **outcome == Outcome::Kept(pool.to_owned());
-        if outcomes.iter().any(|outcome| is_of_pool(&outcome)) {
-            label_pool(client, pool).await?;
+        if let Some(outcome) = outcome_by_owner(&self.state.snapshot, one) {
+            return outcome;
+        }
+        let Some(holder) = find_pod(&self.state.snapshot, pod) else { return Outcome::PodDeleted };
+        match create_block(self.client, pool, &one.allocation, holder).await {
+            Ok(outcome) => {
+                self.failures = 0;
+                outcome
+            }
+            Err(fault) => {
+                self.failures += 1;
+                Outcome::Failed(fault.to_string())
+            }
         }
     }
-    Ok(outcomes)
 }
 
 /// Labels a pool as one with imported addresses, so that the nodes ask for them.
-async fn label_pool(client: &Client, name: &str) -> Result<(), Failure> {
+async fn label_pool(client: &Client, name: &str) -> Result<(), kube::Error> {
     let pools: Api<PoolObject> = Api::all(client.clone());
-    let failed = |error: &kube::Error| Failure::new(format!("pool {name}: {}", api_error::describe(error)));
-    for _ in 0..ATTEMPTS {
-        let pool = pools.get(name).await.map_err(|error| failed(&error))?;
+    let mut attempt = 1;
+    loop {
+        let pool = pools.get(name).await?;
         match imported_addresses::set_label(&pools, &pool, true).await {
-            Err(kube::Error::Api(status)) if status.code == 409 => {}
-            other => return other.map_err(|error| failed(&error)),
+            Err(kube::Error::Api(status)) if status.code == 409 && attempt < ATTEMPTS => attempt += 1,
+            set => return set,
         }
     }
-    Err(Failure::new(format!("pool {name}: it is changed concurrently")).next("run the command again"))
 }
 
 /// Creates the object of one address, unless it exists with another owner.

@@ -217,7 +217,7 @@ async fn list(
             // Not every release of whereabouts has every kind.
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(all),
             Err(error) => {
-                return Err(Failure::new(format!("list {plural}: {}", api_error::describe(&error))));
+                return Err(api_error::failure(format_args!("list {plural}"), &error));
             }
         };
         all.extend(page.items.iter().filter_map(|item| serde_json::to_value(item).ok()));

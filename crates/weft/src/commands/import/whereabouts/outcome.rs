@@ -27,6 +27,20 @@ pub(super) enum Outcome {
     PodDeleted,
     /// It cannot be reserved for its pod, with the reason.
     Refused(String),
+    /// A request failed, with the reason. A repeated run tries it again.
+    Failed(String),
+    /// Requests for addresses before it failed.
+    NotTried,
+}
+
+impl Outcome {
+    /// Name of the pool in which it is reserved.
+    pub(super) fn pool(&self) -> Option<&str> {
+        match self {
+            Outcome::Kept(pool) => Some(pool),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Outcome {
@@ -36,6 +50,8 @@ impl fmt::Display for Outcome {
             Outcome::WouldBeKept => f.write_str("would be kept"),
             Outcome::PodDeleted => f.write_str("not kept: its pod no longer exists"),
             Outcome::Refused(why) => write!(f, "not kept: {why}"),
+            Outcome::Failed(why) => write!(f, "failed: {why}"),
+            Outcome::NotTried => f.write_str("not tried: requests for addresses before it failed"),
         }
     }
 }
@@ -184,7 +200,7 @@ pub(super) fn print_plan(state: &ClusterState, outcomes: &[Outcome], format: For
     }
 }
 
-/// Prints the result of an import. Fails if an address was refused.
+/// Prints the result of an import. Fails if an address was refused, failed or was not tried.
 pub(super) fn print_result(
     state: &ClusterState,
     outcomes: &[Outcome],
@@ -195,11 +211,26 @@ pub(super) fn print_result(
         Format::Json | Format::Yaml => output::print_document(format, &rows)?,
         Format::Text | Format::Wide => output::print(&render_table(&rows))?,
     }
-    match outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Refused(_))).count() {
-        0 => Ok(()),
-        refused => Err(Failure::new(format!("{refused} of {} addresses were not kept", rows.len()))
-            .next("delete their pods; the next time, import before a pod gets an address from weft-ipam")),
-    }
+    fault(outcomes).map_or(Ok(()), Err)
+}
+
+/// Returns the failure of an import with these outcomes; `None` if every address was kept that has a pod.
+fn fault(outcomes: &[Outcome]) -> Option<Failure> {
+    let count = |is_counted: fn(&Outcome) -> bool| outcomes.iter().filter(|one| is_counted(one)).count();
+    let refused = count(|one| matches!(one, Outcome::Refused(_)));
+    let failed = count(|one| matches!(one, Outcome::Failed(_)));
+    let not_tried = count(|one| *one == Outcome::NotTried);
+    let next = match (refused, failed + not_tried) {
+        (0, 0) => return None,
+        (_, 0) => "delete their pods; the next time, import before a pod gets an address from weft-ipam",
+        _ => "correct the reason, then run the command again: it keeps what was imported, and continues",
+    };
+    let why = match failed + not_tried {
+        0 => String::new(),
+        _ => format!(": {failed} failed, {not_tried} were not tried"),
+    };
+    let all = refused + failed + not_tried;
+    Some(Failure::new(format!("{all} of {} addresses were not kept{why}", outcomes.len())).next(next))
 }
 
 fn rows<'a>(
@@ -255,4 +286,25 @@ fn render_table(rows: &[OutcomeRow<'_>]) -> String {
     };
     let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
     table::lay_out(&["address", "range", "network", "pod", "interface", "outcome"], &rows, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn import_whereabouts_fault_counts_refused_failed_and_not_tried() {
+        let why = || "x".to_owned();
+        let (kept, refused, failed) = (Outcome::Kept(why()), Outcome::Refused(why()), Outcome::Failed(why()));
+        let text = |outcomes: &[Outcome]| fault(outcomes).map(|failure| failure.to_string());
+        assert_eq!(text(&[kept.clone(), Outcome::PodDeleted]), None);
+        let of_refused = text(&[kept.clone(), refused.clone()]).unwrap();
+        assert!(
+            of_refused.starts_with("1 of 2 addresses were not kept\n  delete their pods"),
+            "{of_refused}"
+        );
+        let all = text(&[kept, refused, failed.clone(), failed, Outcome::NotTried]).unwrap();
+        assert!(all.starts_with("4 of 5 addresses were not kept: 2 failed, 1 were not tried\n"), "{all}");
+        assert!(all.ends_with("and continues"), "{all}");
+    }
 }
