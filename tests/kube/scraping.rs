@@ -21,7 +21,10 @@ use testkit::{Feature, host};
 use super::helm_chart::{Helm, objects};
 
 /// Component, container and address of a pod, and the address and instance at which its metrics are read.
-const PODS: [(&str, &str, &str, Option<(&str, &str)>); 6] = [
+type Row = (&'static str, &'static str, &'static str, Option<(&'static str, &'static str)>);
+
+/// Pods of weft.
+const PODS: [Row; 6] = [
     ("agent", "agent", "192.0.2.7", Some(("192.0.2.7:9999", "worker"))),
     ("executor", "executor", "192.0.2.8", Some(("192.0.2.8:9466", "worker"))),
     ("controller-ipam", "controller", "fd00::9", Some(("[fd00::9]:9465", "controller-ipam"))),
