@@ -20,12 +20,11 @@ use testkit::{Feature, host};
 
 use super::helm_chart::{Helm, objects};
 
-/// Component, container and address of a pod, and its target.
-type ScrapedPod = (&'static str, &'static str, &'static str, Option<Target>);
-/// Address and instance of metrics.
-type Target = (&'static str, &'static str);
+/// Component, container and address of a pod, and the address and instance at which its metrics are read.
+type Row = (&'static str, &'static str, &'static str, Option<(&'static str, &'static str)>);
 
-const PODS: [ScrapedPod; 6] = [
+/// Pods of weft.
+const PODS: [Row; 6] = [
     ("agent", "agent", "192.0.2.7", Some(("192.0.2.7:9999", "worker"))),
     ("executor", "executor", "192.0.2.8", Some(("192.0.2.8:9466", "worker"))),
     ("controller-ipam", "controller", "fd00::9", Some(("[fd00::9]:9465", "controller-ipam"))),
