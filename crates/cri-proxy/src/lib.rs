@@ -230,7 +230,7 @@ async fn follow(sandboxes: Arc<Sandboxes>, networks: Arc<Networks>) {
         networks.finish_draining().await;
         tokio::select! {
             _ = sandboxes.changed(&mut watch) => {}
-            () = tokio::time::sleep(RESCAN) => sandboxes.read_all(),
+            () = tokio::time::sleep(RESCAN) => drop(sandboxes.read_all()),
         }
     }
 }

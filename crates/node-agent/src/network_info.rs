@@ -9,6 +9,7 @@
 
 use std::fmt::Write;
 
+use node_support::metric_labels::labels;
 use node_support::sandboxes::Sandboxes;
 
 const HEAD: &str = "# HELP pod_network_name_info Network of an interface of a pod, by its name in network-status.\n\
@@ -21,15 +22,14 @@ pub(crate) fn page(sandboxes: &Sandboxes) -> String {
         for entry in all.values().map(|sandbox| &sandbox.entry).filter(|entry| entry.complete) {
             let pod = &entry.plan.pod;
             for status in entry.network_status.iter().filter(|status| !status.interface.is_empty()) {
-                let labels = [
-                    ("pod", &pod.name),
-                    ("namespace", &pod.namespace),
-                    ("interface", &status.interface),
-                    ("network_name", &status.name),
-                ];
-                let labels = labels.map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
+                let labels = labels([
+                    ("pod", pod.name.as_str()),
+                    ("namespace", pod.namespace.as_str()),
+                    ("interface", status.interface.as_str()),
+                    ("network_name", status.name.as_str()),
+                ]);
                 // Writing to a string cannot fail.
-                let _ = writeln!(page, "pod_network_name_info{{{}}} 0", labels.join(","));
+                let _ = writeln!(page, "pod_network_name_info{labels} 0");
             }
         }
     });
@@ -40,11 +40,6 @@ pub(crate) fn page(sandboxes: &Sandboxes) -> String {
 pub(crate) fn example() -> String {
     let labels = r#"pod="POD",namespace="NAMESPACE",interface="INTERFACE",network_name="NETWORK""#;
     format!("{HEAD}pod_network_name_info{{{labels}}} 0\n")
-}
-
-/// Escapes the value of a label.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! - Without the permission to patch, the publisher replaces the pod's status instead, as Multus does.
 //! - A failed write is repeated as long as the sandbox exists. A status that was removed or changed is written again.
 //! - Of several sandboxes of one pod the newest counts.
-//! - A change of one entry or pod causes work for that pod only. All pods are looked at every [`RESCAN`].
+//! - A change of one entry or pod causes work for that pod only, also a change that is found every [`RESCAN`].
 //!
 //! Source: multi-network specification (NPWG), section 5; Kubernetes API, merge patch (RFC 7386).
 
@@ -13,7 +13,7 @@ mod pod_sandboxes;
 mod status_write;
 mod work_queue;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -29,7 +29,7 @@ use tracing::{info, warn};
 use super::planner::pod_key;
 use crate::agent_state::AgentState;
 use kube_support::cache::changed_keys::Changed;
-use node_support::sandboxes::{JournalChange, RESCAN, Sandboxes};
+use node_support::sandboxes::{RESCAN, Sandboxes};
 use pod_sandboxes::PodSandboxes;
 use status_write::Written;
 use work_queue::WorkQueue;
@@ -93,7 +93,7 @@ impl StatusPublisher {
 
     /// Runs until the agent ends.
     pub(crate) async fn run(mut self) {
-        self.sandboxes.read_all();
+        // The first tick, which comes at once, reads the journal.
         let mut watch = self.sandboxes.watch();
         let changed_pods = self.agent.planner.pods.changed_keys();
         let mut pods = self.agent.planner.pods.changes();
@@ -107,8 +107,8 @@ impl StatusPublisher {
                     Err(_) => return,
                 },
                 _ = rescan.tick() => {
-                    self.sandboxes.read_all();
-                    self.journal_changed(JournalChange::All);
+                    let changed = self.sandboxes.read_all();
+                    self.journal_changed(changed);
                 }
                 () = tokio::time::sleep_until(next.unwrap_or_else(Instant::now).into()), if next.is_some() => {}
                 Some(ended) = self.writes.join_next() => if let Ok((container, written)) = ended {
@@ -120,25 +120,15 @@ impl StatusPublisher {
     }
 
     /// Queues the pods whose entries changed.
-    fn journal_changed(&mut self, change: JournalChange) {
+    fn journal_changed(&mut self, changed: BTreeSet<ContainerId>) {
         let StatusPublisher { sandboxes, of_pods, states, queue, .. } = self;
-        sandboxes.with(|all| match change {
-            JournalChange::All => {
-                states.retain(|container, _| all.contains_key(container));
-                *of_pods = PodSandboxes::default();
-                for (container, sandbox) in all {
-                    of_pods.update(container, Some(sandbox));
+        sandboxes.with(|all| {
+            for container in changed {
+                let sandbox = all.get(&container);
+                if sandbox.is_none() {
+                    states.remove(&container);
                 }
-                of_pods.uids().for_each(|uid| queue.add(uid));
-            }
-            JournalChange::Some(containers) => {
-                for container in containers {
-                    let sandbox = all.get(&container);
-                    if sandbox.is_none() {
-                        states.remove(&container);
-                    }
-                    of_pods.update(&container, sandbox).iter().for_each(|uid| queue.add(uid));
-                }
+                of_pods.update(&container, sandbox).iter().for_each(|uid| queue.add(uid));
             }
         });
     }

@@ -9,6 +9,7 @@ pub mod frame_io;
 pub mod history;
 pub mod journal_reader;
 pub mod listener;
+pub mod metric_labels;
 pub mod metrics;
 pub mod plan_metadata;
 pub mod sandbox_gc;

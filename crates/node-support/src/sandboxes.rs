@@ -48,15 +48,6 @@ pub struct Sandbox {
     file: (u64, u64),
 }
 
-/// Change of the journal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum JournalChange {
-    /// Each sandbox may have changed.
-    All,
-    /// These entries were written or removed.
-    Some(BTreeSet<ContainerId>),
-}
-
 /// Sandboxes by container id.
 #[derive(Debug)]
 pub struct Sandboxes {
@@ -121,11 +112,14 @@ impl Sandboxes {
         work(&self.known())
     }
 
-    /// Reads every entry that has changed since it was last read.
-    pub fn read_all(&self) {
+    /// Reads every entry that has changed since it was last read; returns the containers of those and of removed entries.
+    pub fn read_all(&self) -> BTreeSet<ContainerId> {
         let containers = match self.journal.containers() {
             Ok(containers) => containers,
-            Err(error) => return warn!(%error, "failed to read journal"),
+            Err(error) => {
+                warn!(%error, "failed to read journal");
+                return BTreeSet::new();
+            }
         };
         let mut known = BTreeMap::new();
         let mut broken = BTreeSet::new();
@@ -154,9 +148,11 @@ impl Sandboxes {
                 }
             }
         }
+        let changed = differences(&self.known(), &known);
         *self.known() = known;
         *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = broken;
         self.changes.send_modify(|count| *count += 1);
+        changed
     }
 
     /// Reads one entry again.
@@ -181,25 +177,21 @@ impl Sandboxes {
         Some((metadata.modified().ok()?, (metadata.ino(), metadata.len())))
     }
 
-    /// Waits for a change and reads it.
-    pub async fn changed(&self, watch: &mut Option<Watch>) -> JournalChange {
+    /// Waits for a change and reads it; returns the containers of entries that were written or removed.
+    pub async fn changed(&self, watch: &mut Option<Watch>) -> BTreeSet<ContainerId> {
         let Some(open) = watch else {
             tokio::time::sleep(RETRY).await;
             *watch = Watch::open(&self.directory);
-            if watch.is_some() {
-                self.read_all();
-            }
-            return JournalChange::All;
+            return if watch.is_some() { self.read_all() } else { BTreeSet::new() };
         };
         match open.next().await {
             Some(containers) => {
                 containers.iter().for_each(|container| self.read(container));
-                JournalChange::Some(containers)
+                containers
             }
             None => {
                 *watch = None;
-                self.read_all();
-                JournalChange::All
+                self.read_all()
             }
         }
     }
@@ -208,6 +200,19 @@ impl Sandboxes {
     pub fn watch(&self) -> Option<Watch> {
         Watch::open(&self.directory)
     }
+}
+
+/// Returns the containers whose entries are not the same in both.
+fn differences(
+    before: &BTreeMap<ContainerId, Sandbox>,
+    after: &BTreeMap<ContainerId, Sandbox>,
+) -> BTreeSet<ContainerId> {
+    let is_same = |id: &ContainerId, one: &Sandbox| {
+        before.get(id).is_some_and(|other| Arc::ptr_eq(&one.entry, &other.entry))
+    };
+    let written = after.iter().filter(|(id, sandbox)| !is_same(id, sandbox)).map(|(id, _)| id);
+    let removed = before.keys().filter(|id| !after.contains_key(*id));
+    written.chain(removed).cloned().collect()
 }
 
 /// Stream of changes in the directory, from a thread: a file descriptor in tokio would need `unsafe`.
@@ -337,7 +342,7 @@ mod tests {
         write(&one, "");
         write(&other, "");
         let sandboxes = Sandboxes::of(&directory);
-        sandboxes.read_all();
+        assert_eq!(sandboxes.read_all(), BTreeSet::from([one.clone(), other.clone()]));
         let mut watch = sandboxes.watch();
         let entry = |id: &ContainerId| sandboxes.find(id).unwrap().entry;
         let (before, kept) = (entry(&one), entry(&other));
@@ -345,18 +350,21 @@ mod tests {
         write(&one, "");
         write(&one, r#"{"complete":{"networkStatus":[]}}"#);
         let changed = sandboxes.changed(&mut watch).await;
-        assert_eq!(changed, JournalChange::Some(BTreeSet::from([one.clone()])));
+        assert_eq!(changed, BTreeSet::from([one.clone()]));
         assert!(!before.complete && entry(&one).complete);
         assert!(Arc::ptr_eq(&kept, &entry(&other)), "not read again");
         // A scan reads changed entries only.
         let known = entry(&one);
         write(&other, r#"{"complete":{"networkStatus":[]}}"#);
-        sandboxes.read_all();
+        assert_eq!(sandboxes.read_all(), BTreeSet::from([other.clone()]));
         assert!(Arc::ptr_eq(&known, &entry(&one)) && entry(&other).complete);
+        assert_eq!(sandboxes.read_all(), BTreeSet::new());
         std::fs::remove_file(directory.join("ns_db.json")).unwrap();
         let changed = sandboxes.changed(&mut watch).await;
-        assert_eq!(changed, JournalChange::Some(BTreeSet::from([other.clone()])));
+        assert_eq!(changed, BTreeSet::from([other.clone()]));
         assert!(sandboxes.find(&other).is_none() && sandboxes.find(&one).is_some());
+        std::fs::remove_file(directory.join("ns_web.json")).unwrap();
+        assert_eq!(sandboxes.read_all(), BTreeSet::from([one]));
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -128,11 +128,6 @@ fn serve_metrics(address: SocketAddr, weft_cni: WeftCni, meta_plugin: &MetaPlugi
     Ok(())
 }
 
-/// Escapes the value of a label of a metric.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
 /// Returns the pause until the next poll. An agent delays its response until there are tasks. A CRI proxy has none and
 /// responds at once, so the pause keeps the executor from polling in a tight loop.
 fn pause(polled: &Result<TaskBatch, Failure>, took: Duration) -> Duration {

@@ -14,12 +14,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube_support::health::HealthStatus;
+use node_support::metric_labels;
 use node_support::sandboxes::Sandboxes;
 use node_support::weft_cni::WeftCni;
 use rpc::diagnosis::{CountersRequest, InterfaceCounters, SandboxNamespace};
 use rpc::journal::Entry;
 
-use super::{escaped, policy_metrics};
+use super::policy_metrics;
 use crate::policy_counters;
 
 /// Time for which a page is served again.
@@ -152,8 +153,8 @@ fn page(
             let Labels { namespace, pod, interface, network } = labels;
             let pairs =
                 [("namespace", namespace), ("pod", pod), ("interface", interface), ("network", network)];
-            let pairs = pairs.map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
-            let _ = writeln!(page, "{name}{{{}}} {}", pairs.join(","), value(counters));
+            let labels = metric_labels::labels(pairs.map(|(name, value)| (name, value.as_str())));
+            let _ = writeln!(page, "{name}{labels} {}", value(counters));
         }
     }
     let states = [

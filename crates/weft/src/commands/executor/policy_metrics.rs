@@ -8,7 +8,8 @@
 
 use std::fmt::Write;
 
-use super::escaped;
+use node_support::metric_labels;
+
 use crate::policy_counters::{PolicyCount, ReadCounts};
 
 /// Maximum number of counters with series.
@@ -67,10 +68,8 @@ pub(super) fn page(read: Option<&ReadCounts>) -> String {
                 ("network", network),
                 ("direction", direction.word()),
             ];
-            let labels = labels.into_iter().chain(policy);
-            let labels: Vec<String> =
-                labels.map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
-            let _ = writeln!(page, "{name}{{{}}} {}", labels.join(","), value(count));
+            let labels = metric_labels::labels(labels.into_iter().chain(policy));
+            let _ = writeln!(page, "{name}{labels} {}", value(count));
         }
     }
     let states = [
