@@ -32,6 +32,7 @@ pub mod rule;
 pub mod sysctl;
 pub mod tc;
 pub mod tcp;
+mod thread_netns;
 pub mod undo;
 pub mod unix;
 pub mod watch;

@@ -25,15 +25,7 @@ use crate::conntrack::Conntrack;
 use crate::error::Error;
 use crate::nft::Nft;
 use crate::rtnl::Rtnl;
-
-/// Returns the path of the calling thread's namespace. For the main thread it is the path of the process, which the kernel
-/// resolves in half the time.
-fn own() -> &'static str {
-    match rustix::thread::gettid() == rustix::process::getpid() {
-        true => "/proc/self/ns/net",
-        false => "/proc/thread-self/ns/net",
-    }
-}
+use crate::thread_netns::path as own;
 
 /// Magic number of the file system of namespaces (`include/uapi/linux/magic.h`).
 const NSFS_MAGIC: i64 = 0x6e73_6673;
@@ -74,14 +66,6 @@ impl fmt::Display for Identity {
 }
 
 impl Identity {
-    /// Returns the identity of the calling thread's namespace.
-    pub(crate) fn of_thread() -> Result<Identity, Error> {
-        match fs::metadata(own()) {
-            Ok(meta) => Ok(Identity { device: meta.dev(), inode: meta.ino() }),
-            Err(error) => Err(Error::io(format!("stat {}", own()), &error)),
-        }
-    }
-
     /// Returns the number that `/proc/PID/ns/net` shows.
     pub fn inode(self) -> u64 {
         self.inode

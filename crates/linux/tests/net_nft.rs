@@ -480,34 +480,11 @@ fn nft_base_chain_is_read_as_it_was_written() {
     let host = host!(Feature::NftInet);
     let mut batch = Batch::new();
     batch.ensure_table(WEFT).ensure_chain(WEFT, "web");
+    let base = |chain_type, hook, priority, policy| BaseChain { chain_type, hook, priority, policy };
     let chains = [
-        (
-            "one",
-            BaseChain {
-                chain_type: ChainType::Filter,
-                hook: Hook::Prerouting,
-                priority: -150,
-                policy: Policy::Accept,
-            },
-        ),
-        (
-            "two",
-            BaseChain {
-                chain_type: ChainType::Filter,
-                hook: Hook::Output,
-                priority: 7,
-                policy: Policy::Drop,
-            },
-        ),
-        (
-            "three",
-            BaseChain {
-                chain_type: ChainType::Nat,
-                hook: Hook::Postrouting,
-                priority: 100,
-                policy: Policy::Accept,
-            },
-        ),
+        ("one", base(ChainType::Filter, Hook::Prerouting, -150, Policy::Accept)),
+        ("two", base(ChainType::Filter, Hook::Output, 7, Policy::Drop)),
+        ("three", base(ChainType::Nat, Hook::Postrouting, 100, Policy::Accept)),
     ];
     for (name, chain) in chains {
         batch.ensure_base_chain(WEFT, name, chain);

@@ -16,13 +16,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::Message;
 use crate::error::Error;
 use crate::netlink::{DumpLimit, Failure, Protocol, Request, Socket};
-use crate::netns::Identity;
+use crate::thread_netns;
 
 /// Maximum number of open sockets that are not in use.
 const IDLE_MAX: usize = 16;
 
-/// Sockets of this process, with the namespace of each.
-static SOCKETS: Mutex<Vec<(Identity, PooledSocket)>> = Mutex::new(Vec::new());
+/// Sockets of this process, with device and inode of the namespace of each.
+static SOCKETS: Mutex<Vec<((u64, u64), PooledSocket)>> = Mutex::new(Vec::new());
 
 /// Whether this process removed objects of nf_tables, so that closing a socket waits.
 static HAS_REMOVED: AtomicBool = AtomicBool::new(false);
@@ -50,7 +50,7 @@ pub(crate) struct PooledSocket(Arc<Mutex<Socket>>);
 impl PooledSocket {
     /// Returns an unused socket of the calling thread's namespace, or opens one.
     pub(crate) fn open() -> Result<PooledSocket, Error> {
-        let namespace = Identity::of_thread()?;
+        let namespace = thread_netns::identity()?;
         let mut sockets = SOCKETS.lock().unwrap_or_else(PoisonError::into_inner);
         let unused = sockets.iter().find(|(of, socket)| *of == namespace && socket.can_serve());
         if let Some((_, socket)) = unused {
