@@ -133,19 +133,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Returns the MTU of the path to an address, as far as this pod knows it: that of the interface, or of the route; and the
-/// own address on it.
-async fn path(interface: &IfName, own: IpAddr, to: SocketAddr) -> io::Result<(usize, IpAddr)> {
-    let socket = bind(interface, (own, 0).into()).await?;
+/// own address on it, if it certainly belongs to the interface.
+async fn path(interface: &IfName, own: IpAddr, to: SocketAddr) -> io::Result<(usize, Option<IpAddr>)> {
+    let (socket, is_bound) = bind(interface, (own, 0).into()).await?;
     socket.connect(to).await?;
     let mtu = if to.is_ipv4() { ip_mtu(&socket)? } else { ipv6_mtu(&socket)? };
-    Ok((usize::try_from(mtu).unwrap_or_default(), socket.local_addr()?.ip()))
+    let from = if is_bound { Some(socket.local_addr()?.ip()) } else { None };
+    Ok((usize::try_from(mtu).unwrap_or_default(), from))
 }
 
 /// Sends every packet with the token back, until it fails.
 async fn answer(interface: &IfName, token: &str) -> io::Result<()> {
     let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT));
-    let socket = match bind(interface, both).await {
-        Ok(socket) => socket,
+    let (socket, _) = match bind(interface, both).await {
+        Ok(bound) => bound,
         // The pod has no IPv6.
         Err(_) => bind(interface, (Ipv4Addr::UNSPECIFIED, PORT).into()).await?,
     };
@@ -176,20 +177,21 @@ fn packet(token: &str, number: u64, size: usize) -> Vec<u8> {
     packet
 }
 
-/// Returns a socket that uses one interface only, and never fragments.
-async fn bind(interface: &IfName, address: SocketAddr) -> io::Result<UdpSocket> {
+/// Returns a socket that uses one interface only, and never fragments; and whether the kernel limits it to the interface.
+async fn bind(interface: &IfName, address: SocketAddr) -> io::Result<(UdpSocket, bool)> {
     let socket = UdpSocket::bind(address).await?;
-    match socket.bind_device(Some(interface.as_str().as_bytes())) {
+    let is_bound = match socket.bind_device(Some(interface.as_str().as_bytes())) {
+        Ok(()) => true,
         // Before Linux 5.7 this needs a privilege. The routes of the pod select the interface then.
-        Err(cause) if cause.kind() != io::ErrorKind::PermissionDenied => return Err(cause),
-        _ => {}
-    }
+        Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => false,
+        Err(cause) => return Err(cause),
+    };
     if address.is_ipv6() {
         set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DO)?;
     }
     // An IPv6 socket may serve both families.
     let _ = set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO);
-    Ok(socket)
+    Ok((socket, is_bound))
 }
 
 /// Sends small packets to an address until one is answered, then packets as large as the MTU. Returns the MTU as well.
@@ -202,11 +204,11 @@ async fn reply(interface: &IfName, token: &str, address: IpAddr) -> (Reply, usiz
     let to = SocketAddr::from((address, PORT));
     let mut mtu = 0;
     if let Ok((found, from)) = path(interface, own, to).await {
-        (mtu, reply.from) = (found, Some(from));
+        (mtu, reply.from) = (found, from);
     }
     match bind(interface, (own, 0).into()).await {
         Err(cause) => reply.error = cause.to_string(),
-        Ok(socket) => {
+        Ok((socket, _)) => {
             small(&socket, to, token, &mut reply).await;
             let size = mtu.saturating_sub(headers).min(DATAGRAM_MAX);
             if reply.microseconds.is_some() && size > 0 {

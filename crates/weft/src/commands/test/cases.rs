@@ -118,9 +118,13 @@ impl Case {
                     Some(PodState::Waiting(_) | PodState::Running) | None => return Action::Wait,
                 };
                 // Its program may end, and its sandbox with it, before the agent has written the network-status.
-                let own = second.and_then(|pod| pod.attachment(&self.network.name));
-                if let Some(own) = own.or_else(|| self.reported(&message)) {
-                    let outcome = self.judge(entry, &own, &message);
+                let written = second.and_then(|pod| pod.attachment(&self.network.name));
+                let is_written = written.is_some();
+                if let Some(own) = written.or_else(|| self.reported(&message)) {
+                    let mut outcome = self.judge(entry, &own, &message);
+                    if !is_written {
+                        outcome.found += "; the second pod ended before its network-status was written";
+                    }
                     self.progress = CaseProgress::Ended(Box::new(outcome));
                 }
                 Action::Wait

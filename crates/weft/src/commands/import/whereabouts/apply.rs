@@ -30,7 +30,9 @@ struct ImportRun<'a> {
     state: &'a ClusterState,
     /// Pools of each network name and range, or why one is unusable.
     pools: BTreeMap<(String, IpNet), Result<pool_lookup::Pool, pool_lookup::Unusable>>,
-    /// Number of requests in a row that failed.
+    /// Pools in which an object may have been created.
+    tried: BTreeSet<String>,
+    /// Number of addresses in a row for which a request failed.
     failures: usize,
 }
 
@@ -38,7 +40,7 @@ struct ImportRun<'a> {
 ///
 /// A failure does not end the import, because what was created is useful by itself, and a repeated run continues.
 pub(super) async fn import(client: &Client, state: &ClusterState) -> Vec<Outcome> {
-    let mut run = ImportRun { client, state, pools: BTreeMap::new(), failures: 0 };
+    let mut run = ImportRun { client, state, pools: BTreeMap::new(), tried: BTreeSet::new(), failures: 0 };
     let mut outcomes = vec![Outcome::NotTried; state.addresses.len()];
     // Large ranges first, because a smaller range inside one belongs to the same pool.
     let mut order: Vec<usize> = (0..state.addresses.len()).collect();
@@ -48,8 +50,7 @@ pub(super) async fn import(client: &Client, state: &ClusterState) -> Vec<Outcome
             outcomes[at] = run.import(&state.addresses[at]).await;
         }
     }
-    let pools: BTreeSet<String> = outcomes.iter().filter_map(Outcome::pool).map(str::to_owned).collect();
-    for pool in pools {
+    for pool in run.tried {
         let Err(error) = label_pool(client, &pool).await else { continue };
         let why = api_error::describe(&error);
         let why =
@@ -65,13 +66,19 @@ impl ImportRun<'_> {
     /// Creates the object of an address, and its pool.
     async fn import(&mut self, one: &OwnedAddress) -> Outcome {
         let Allocation { network_name, range, pod, .. } = &one.allocation;
+        // A smaller range inside one belongs to the same pool, and must not get a pool of its own.
+        if let Some((around, why)) = self.failed_around(network_name, *range) {
+            return Outcome::Failed(format!("the pool of range {around} around it: {why}"));
+        }
         let key = (network_name.clone(), *range);
         if !self.pools.contains_key(&key) {
             let name = pool_name(network_name, *range);
             let reference =
                 PoolReference { name, must_exist: false, network: network_name.clone(), range: *range };
             let pool = pool_lookup::resolve(self.client, &reference).await;
-            self.failures = if pool.is_ok() { 0 } else { self.failures + 1 };
+            if matches!(pool, Err(pool_lookup::Unusable::Unknown(_))) {
+                self.failures += 1;
+            }
             self.pools.insert(key.clone(), pool);
         }
         let pool = match &self.pools[&key] {
@@ -82,6 +89,7 @@ impl ImportRun<'_> {
             return outcome;
         }
         let Some(holder) = find_pod(&self.state.snapshot, pod) else { return Outcome::PodDeleted };
+        self.tried.insert(pool.name.clone());
         match create_block(self.client, pool, &one.allocation, holder).await {
             Ok(outcome) => {
                 self.failures = 0;
@@ -92,6 +100,14 @@ impl ImportRun<'_> {
                 Outcome::Failed(fault.to_string())
             }
         }
+    }
+
+    /// Returns a range of the network around this one whose pool is unusable.
+    fn failed_around(&self, network: &str, range: IpNet) -> Option<(IpNet, String)> {
+        self.pools.iter().find_map(|((name, around), pool)| {
+            let is_around = name == network && *around != range && around.contains(&range);
+            pool.as_ref().err().filter(|_| is_around).map(|why| (*around, why.to_string()))
+        })
     }
 }
 
