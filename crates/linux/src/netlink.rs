@@ -301,6 +301,9 @@ impl Socket {
     where
         M: NetlinkSerializable + NetlinkDeserializable + Clone,
     {
+        if self.has_unread_dump {
+            return Err(Failure::Io(Errno::BUSY));
+        }
         let mut tries = 0;
         loop {
             self.has_unread_dump = true;

@@ -78,6 +78,7 @@ pub struct Batch {
     requests: Vec<Request<Message>>,
     /// Description of each request, for the error of a refused one.
     operations: Vec<String>,
+    has_removal: bool,
 }
 
 impl Batch {
@@ -110,6 +111,7 @@ impl Batch {
     pub fn delete_table(&mut self, table: Table<'_>) -> &mut Batch {
         let mut attributes = Attributes::new();
         attributes.text(TABLE_NAME, table.name);
+        self.has_removal = true;
         self.push(table, DELETE_TABLE, 0, attributes, || format!("delete table {table}"))
     }
 
@@ -151,6 +153,7 @@ impl Batch {
     /// `nft delete chain inet weft web`; it must have no rules, and no verdict may lead to it.
     pub fn delete_chain(&mut self, table: Table<'_>, chain: &str) -> &mut Batch {
         let attributes = chain_attributes(table, chain);
+        self.has_removal = true;
         self.push(table, DELETE_CHAIN, 0, attributes, || format!("delete chain {table} {chain}"))
     }
 
@@ -208,6 +211,7 @@ impl Batch {
     pub fn delete_set(&mut self, table: Table<'_>, set: &str) -> &mut Batch {
         let mut attributes = Attributes::new();
         attributes.text(SET_TABLE, table.name).text(SET_NAME, set);
+        self.has_removal = true;
         self.push(table, DELETE_SET, 0, attributes, || format!("delete set {table} {set}"))
     }
 
@@ -226,6 +230,7 @@ impl Batch {
 
     /// `nft delete element inet weft masq4 '{ 10.1.0.5 }'`; each must exist.
     pub fn delete_elements(&mut self, table: Table<'_>, set: &str, elements: &[Element]) -> &mut Batch {
+        self.has_removal = true;
         self.elements(table, set, elements, DELETE_ELEMENTS, 0)
     }
 
@@ -250,6 +255,7 @@ impl Batch {
     pub fn delete_rule(&mut self, table: Table<'_>, chain: &str, handle: u64) -> &mut Batch {
         let mut attributes = Attributes::new();
         attributes.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain).be64(RULE_HANDLE, handle);
+        self.has_removal = true;
         self.push(table, DELETE_RULE, 0, attributes, || {
             format!("delete rule {table} {chain} handle {handle}")
         })
@@ -303,14 +309,14 @@ impl Batch {
         self
     }
 
-    /// Whether an operation removes an object, which the kernel frees later.
+    /// Whether an operation removes an existing object, which the kernel frees later. Chains and sets are also flushed when
+    /// they are new.
     pub(super) fn has_removal(&self) -> bool {
-        let removals = [DELETE_TABLE, DELETE_CHAIN, DELETE_RULE, DELETE_SET, DELETE_ELEMENTS].map(kind);
-        self.requests.iter().any(|request| removals.contains(&request.message.kind))
+        self.has_removal
     }
 
     pub(super) fn into_parts(self) -> (Vec<Request<Message>>, Vec<String>) {
-        let Batch { requests, operations } = self;
+        let Batch { requests, operations, .. } = self;
         (requests, operations)
     }
 }

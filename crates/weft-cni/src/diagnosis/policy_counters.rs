@@ -23,6 +23,8 @@ const DEADLINE: Duration = Duration::from_secs(4);
 /// Time after which the command answers with the counters that it has. It is short, because the metrics of interfaces are
 /// on the same page.
 const EXPIRY: Duration = Duration::from_secs(3);
+/// Limit for the lists of one attachment in a pod.
+const LIST_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// Rules of an attachment, with the indexes of its request and of the attachment in it.
 struct Subject<'a> {
@@ -63,23 +65,32 @@ fn read(requests: &[PolicyCountersRequest], answers: &Sender<Answer>) {
     });
     let (in_pods, on_host): (Vec<Subject<'_>>, Vec<Subject<'_>>) =
         subjects.take(INTERFACES_MAX).partition(|subject| enforcement::are_in_pod(subject.rules));
-    send(Nft::open().ok(), &on_host, answers);
+    if let Ok(mut nft) = Nft::open() {
+        for subject in &on_host {
+            let _ = send(&mut nft, subject, answers);
+        }
+    }
     for of_pod in in_pods.chunk_by(|one, next| one.index.0 == next.index.0) {
         let sandbox = &requests[of_pod[0].index.0].sandbox;
-        let netns = namespace::open(sandbox).ok().flatten();
-        let bytes_max = enforcement::LIST_IN_POD_MAX * of_pod.len();
-        let nft = netns.and_then(|netns| enforcement::nft_in_pod(&netns, bytes_max).ok());
-        send(nft, of_pod, answers);
+        let Ok(Some(netns)) = namespace::open(sandbox) else { continue };
+        for subject in of_pod {
+            let Ok(nft) = netns.nft() else { break };
+            // A pod whose lists exceed the limit must not take the time of the others.
+            if send(&mut nft.within(enforcement::LIST_IN_POD_MAX, LIST_TIME_MAX), subject, answers).is_err() {
+                break;
+            }
+        }
     }
 }
 
-/// Sends the counters of attachments whose rules are in one namespace. Attachments whose rules cannot be read have none.
-fn send(nft: Option<Nft>, subjects: &[Subject<'_>], answers: &Sender<Answer>) {
-    let Some(mut nft) = nft else { return };
-    for Subject { index, rules } in subjects {
-        if let Ok(Some(counters)) = enforcement::counters(rules, &mut nft) {
-            // The receiver is gone after the expiry.
-            let _ = answers.send((*index, counters));
-        }
+/// Sends the counters of an attachment; none if its rules are gone.
+///
+/// # Errors
+/// The rules cannot be read.
+fn send(nft: &mut Nft, subject: &Subject<'_>, answers: &Sender<Answer>) -> Result<(), Error> {
+    if let Some(counters) = enforcement::counters(subject.rules, nft)? {
+        // The receiver is gone after the expiry.
+        let _ = answers.send((subject.index, counters));
     }
+    Ok(())
 }

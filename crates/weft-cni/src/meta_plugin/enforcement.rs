@@ -39,7 +39,6 @@ pub(crate) use self::counters::{LIST_IN_POD_MAX, are_in_pod, counters};
 pub(crate) use self::identity::TABLE;
 use self::identity::{AttachmentId, JournalId};
 use self::place::Place;
-pub(crate) use self::place::nft_in_pod;
 pub(crate) use self::ruleset::LINKS;
 use self::ruleset::{BaseChains, Leases, Ruleset, Target, commit_on_host};
 use crate::plugin_invoker::PluginInvoker;

@@ -7,6 +7,8 @@
 //!
 //! - The kernel and the plugins of another network work at the same time. An attachment waits for its own rules before its
 //!   plugins run, so no packet passes without them.
+//! - A plugin that is not built in could change the pod's rules, for example with `nft flush ruleset`. The rules in the pod
+//!   of the networks after it are committed in their turn.
 //! - The journal has the names of all rules before the first is committed. A DEL removes them, whatever was begun.
 //! - Before anything is undone, no transaction is in progress any more. The rules of networks that were not attempted are
 //!   removed.
@@ -16,7 +18,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 
 use cni::Error;
+use cni::network::{Network, plugin_type};
 use npwg::network_policy::AttachmentPolicy;
+use npwg::plan::Delegate;
 use plugin_support::log;
 use rpc::journal::{Entry, State};
 
@@ -44,8 +48,7 @@ pub(in super::super) struct AheadRules {
 impl AheadRules {
     /// Begins to commit the rules of all networks after the first one. Without any, no thread is started.
     pub(in super::super) fn begin(invoker: &PluginInvoker, entry: &Entry) -> AheadRules {
-        let later = entry.plan.delegates.iter().enumerate().skip(1);
-        let jobs: Vec<Job> = later.filter_map(job(invoker, entry)).collect();
+        let jobs = jobs(invoker, entry);
         let mut pending: BTreeSet<usize> = jobs.iter().map(|job| job.index).collect();
         let (sender, receiver) = mpsc::channel();
         let netns = entry.netns.clone();
@@ -107,14 +110,27 @@ impl Drop for AheadRules {
     }
 }
 
-/// Returns a function that makes the job of an attachment with policies. An attachment whose configuration is invalid has none:
-/// its ADD reports that in its turn.
-fn job<'a>(
-    invoker: &'a PluginInvoker,
-    entry: &'a Entry,
-) -> impl Fn((usize, &npwg::plan::Delegate)) -> Option<Job> + 'a {
-    move |(index, delegate)| {
-        let policy = delegate.policy.clone()?;
-        Some(Job { index, target: target(invoker, entry, delegate).ok()?, policy })
+/// Returns the jobs of the attachments with policies after the first one. An attachment whose configuration is invalid has
+/// none: its ADD reports that in its turn.
+fn jobs(invoker: &PluginInvoker, entry: &Entry) -> Vec<Job> {
+    let mut jobs = Vec::new();
+    let mut is_pod_known = true;
+    for (index, delegate) in entry.plan.delegates.iter().enumerate() {
+        if let Some(policy) = delegate.policy.clone().filter(|_| index > 0)
+            && let Ok(target) = target(invoker, entry, delegate)
+            && (is_pod_known || !target.place.is_in_pod())
+        {
+            jobs.push(Job { index, target, policy });
+        }
+        is_pod_known = is_pod_known && is_built_in(invoker, entry, delegate);
     }
+    jobs
+}
+
+/// Whether all plugins of a network are built in.
+fn is_built_in(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate) -> bool {
+    let Ok(network) = Network::parse(delegate.config.as_bytes(), &delegate.network) else { return false };
+    let is_built_in =
+        |plugin| plugin_type(plugin).is_ok_and(|plugin| invoker.in_process(&plugin, &entry.path));
+    network.plugins.iter().all(is_built_in)
 }

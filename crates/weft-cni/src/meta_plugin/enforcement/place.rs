@@ -142,7 +142,7 @@ impl Place {
 }
 
 /// Opens nf_tables in the namespace of a pod, which can fill it: its lists are limited.
-pub(crate) fn nft_in_pod(netns: &Netns, bytes_max: usize) -> Result<Nft, Error> {
+fn nft_in_pod(netns: &Netns, bytes_max: usize) -> Result<Nft, Error> {
     netns.nft().map(|nft| nft.within(bytes_max, TIME_IN_POD_MAX)).or_refused()
 }
 
