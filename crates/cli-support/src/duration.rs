@@ -3,6 +3,9 @@
 /// Seconds of each unit, the longest first.
 const UNITS: [(char, u64); 3] = [('h', 3600), ('m', 60), ('s', 1)];
 
+/// Longest duration, in seconds: a hundred years, which every clock can add to its time.
+const SECONDS_MAX: u64 = 100 * 365 * 24 * 3600;
+
 /// Reason why a string is no duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a number of seconds, or numbers with the units h, m and s, as in 90, 2m or 1h30m")]
@@ -14,7 +17,7 @@ pub struct DurationError;
 /// The string has another form, or the duration is too long.
 pub fn seconds(text: &str) -> Result<u64, DurationError> {
     if let Ok(seconds) = digits(text) {
-        return Ok(seconds);
+        return limited(seconds);
     }
     let (mut rest, mut total) = (text, 0_u64);
     for (unit, length) in UNITS {
@@ -22,7 +25,11 @@ pub fn seconds(text: &str) -> Result<u64, DurationError> {
         let piece = digits(number)?.checked_mul(length).ok_or(DurationError)?;
         (total, rest) = (total.checked_add(piece).ok_or(DurationError)?, after);
     }
-    if rest.is_empty() && !text.is_empty() { Ok(total) } else { Err(DurationError) }
+    if rest.is_empty() && !text.is_empty() { limited(total) } else { Err(DurationError) }
+}
+
+fn limited(seconds: u64) -> Result<u64, DurationError> {
+    if seconds <= SECONDS_MAX { Ok(seconds) } else { Err(DurationError) }
 }
 
 /// Parses a number without a sign.
@@ -56,6 +63,7 @@ mod tests {
             "h1",
             "1 m",
             "99999999999999999999",
+            "9999999999999999",
             "9999999999999999h",
         ] {
             assert_eq!(seconds(wrong), Err(DurationError), "{wrong}");

@@ -170,17 +170,16 @@ fn list_policies(rows: &[Row], format: Format) -> Result<(), Failure> {
     }
 }
 
-/// Returns the rows of the journals, or those of a pod, with the time of each. The pod of an unreadable entry is unknown.
+/// Returns the rows of the journals, or those of a pod, with the time of each. An unreadable entry may be that of the pod.
 fn read(
     handles: &[JournalHandle],
     pod: Option<&PodName>,
 ) -> Result<(Vec<Row>, Vec<Option<SystemTime>>), Failure> {
     let is_of_pod = |row: &Row| match (row, pod) {
-        (_, None) => true,
         (Row::Entry(entry), Some(pod)) => {
             entry.plan.pod.namespace == pod.namespace && entry.plan.pod.name == pod.name
         }
-        (Row::Broken { .. }, Some(_)) => false,
+        (Row::Broken { .. }, _) | (_, None) => true,
     };
     let (mut rows, mut times) = (Vec::new(), Vec::new());
     for handle in handles {

@@ -42,7 +42,7 @@ pub(super) fn is_wanted(inputs: &Inputs) -> Result<(bool, Option<MetaPlugin>), F
 }
 
 /// Next step if there is no cluster.
-const CURE: &str = "add -f FILE|DIR with the manifests of the pod and of its network definitions, or name a cluster with --kubeconfig";
+pub(super) const CURE: &str = "add -f FILE|DIR with the manifests of the pod and of its network definitions, or name a cluster with --kubeconfig";
 
 /// Returns the pod of this name in the namespace of the context.
 pub(super) fn within_context(access: &ClusterAccess, name: &str) -> Result<PodName, Failure> {

@@ -16,6 +16,7 @@ use npwg::pod_policies::PodNetworks;
 use serde::Serialize;
 
 use super::NAMESPACE;
+use super::cluster_pod::CURE;
 use super::cluster_policies::{self, ClusterObjects};
 use crate::cluster_access::ClusterAccess;
 use crate::input_files::{self, Kind};
@@ -107,7 +108,7 @@ pub(super) fn run(
         _ => return Err(usage("explain a connection: one of --tcp, --udp and --sctp is required")),
     };
     let namespace = match namespace {
-        None if inputs.files.is_empty() => access.namespace(None)?,
+        None if inputs.files.is_empty() => access.namespace(None).map_err(|failure| failure.next(CURE))?,
         given => given.unwrap_or(NAMESPACE).to_owned(),
     };
     let named = [EndName::read(from, &namespace)?, EndName::read(to, &namespace)?];
