@@ -68,7 +68,7 @@ fn bundle_contains_the_node_and_no_planted_secret() {
     }
     assert!(host.read("/run/unpacked/configurations/weft.kubeconfig").is_none());
     let again = run(&host, "bundle --no-cluster --file /run/support.tar");
-    assert!(again.code == Some(1) && again.stderr.contains("File exists"), "{again}");
+    assert!(again.code == Some(1) && again.stderr.contains("the file exists"), "{again}");
     run(&host, "detach home/web").success();
 }
 
