@@ -31,7 +31,7 @@ struct ImportRun<'a> {
     /// Pools of each network name and range, or why one is unusable.
     pools: BTreeMap<(String, IpNet), Result<pool_lookup::Pool, pool_lookup::Unusable>>,
     /// Pools in which an object may have been created.
-    tried: BTreeSet<String>,
+    changed: BTreeSet<String>,
     /// Number of addresses in a row for which a request failed.
     failures: usize,
 }
@@ -40,7 +40,7 @@ struct ImportRun<'a> {
 ///
 /// A failure does not end the import, because what was created is useful by itself, and a repeated run continues.
 pub(super) async fn import(client: &Client, state: &ClusterState) -> Vec<Outcome> {
-    let mut run = ImportRun { client, state, pools: BTreeMap::new(), tried: BTreeSet::new(), failures: 0 };
+    let mut run = ImportRun { client, state, pools: BTreeMap::new(), changed: BTreeSet::new(), failures: 0 };
     let mut outcomes = vec![Outcome::NotTried; state.addresses.len()];
     // Large ranges first, because a smaller range inside one belongs to the same pool.
     let mut order: Vec<usize> = (0..state.addresses.len()).collect();
@@ -50,7 +50,7 @@ pub(super) async fn import(client: &Client, state: &ClusterState) -> Vec<Outcome
             outcomes[at] = run.import(&state.addresses[at]).await;
         }
     }
-    for pool in run.tried {
+    for pool in run.changed {
         let Err(error) = label_pool(client, &pool).await else { continue };
         let why = api_error::describe(&error);
         let why =
@@ -89,14 +89,15 @@ impl ImportRun<'_> {
             return outcome;
         }
         let Some(holder) = find_pod(&self.state.snapshot, pod) else { return Outcome::PodDeleted };
-        self.tried.insert(pool.name.clone());
         match create_block(self.client, pool, &one.allocation, holder).await {
             Ok(outcome) => {
                 self.failures = 0;
+                self.changed.extend(outcome.pool().map(str::to_owned));
                 outcome
             }
             Err(fault) => {
                 self.failures += 1;
+                self.changed.insert(pool.name.clone());
                 Outcome::Failed(fault.to_string())
             }
         }
