@@ -290,8 +290,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
         kept = ('Content-Type', 'Accept')
         headers = {name: self.headers[name] for name in kept if self.headers[name]}
-        creates = self.command == 'POST' and '/ipblocks' in self.path
-        if creates and effect == 'fail' and word.encode() in body:
+        objects = '/ippools' if effect == 'fail-pool' else '/ipblocks'
+        creates = self.command == 'POST' and objects in self.path
+        if creates and effect in ('fail', 'fail-pool') and word.encode() in body:
             failure = dict(kind='Status', apiVersion='v1', status='Failure', message='storage is full', code=500)
             status, kind, text = 500, 'application/json', json.dumps(failure).encode()
         else:
@@ -379,4 +380,37 @@ fn import_whereabouts_continues_after_a_failed_address() {
     // A repeated run completes the import.
     let rest = weft(&nodes, &["import", "whereabouts", "--apply"]).success();
     assert_eq!((count(&rest, "kept in pool"), nodes.blocks().len()), (6, 6), "{rest}");
+}
+
+#[test]
+fn import_whereabouts_makes_no_pool_inside_a_range_that_failed() {
+    let nodes = nodes!(1);
+    prepare(&nodes, "10.78.0.0/24");
+    for (number, range) in [(40, "10.78.0.0/24"), (5, "10.78.0.16/28")] {
+        let _ = plain_pod(&nodes, &format!("web-{number}"), 0);
+        let entry =
+            json!({ "id": format!("c{number}"), "podref": format!("blue/web-{number}"), "ifname": "eth0" });
+        pool(&nodes, "kube-system", range, &json!({ number.to_string(): entry }));
+    }
+    let failed = import_through_proxy(&nodes, 8098, ["fail-pool", "10.78.0.0-24"]);
+    assert_eq!(failed.code, Some(1), "{failed}");
+    assert!(failed.stdout.contains("the pool of range 10.78.0.0/24 around it: "), "{failed}");
+    let pools = || {
+        let all = nodes.kube.json(["ippools.weft.dev"])["items"].clone();
+        all.as_array()
+            .expect("a list")
+            .iter()
+            .map(|pool| pool["metadata"]["name"].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(pools(), [] as [Value; 0]);
+    // A repeated run keeps both addresses in one pool.
+    weft(&nodes, &["import", "whereabouts", "--apply"]).success();
+    assert_eq!(pools(), ["10.78.0.0-24"]);
+    let kept: std::collections::BTreeSet<String> = nodes
+        .blocks()
+        .iter()
+        .map(|block| block["spec"]["range"].as_str().expect("a range").to_owned())
+        .collect();
+    assert_eq!(kept, ["10.78.0.21/32", "10.78.0.40/32"].map(str::to_owned).into());
 }

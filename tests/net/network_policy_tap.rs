@@ -7,9 +7,19 @@
 //! Both ends are in the pod, so the rules are there, too.
 
 use rig::{Cluster, link};
+use serde_json::json;
 use testkit::{Feature, Pod, host};
 
 use crate::network_policy::{PODS, network, pod_manifest, policies, weft};
+
+/// Plugin of another project that removes all rules of the pod.
+const FLUSH: &str = r"#!/usr/bin/python3
+import json, os, subprocess, sys
+config = json.load(sys.stdin)
+if os.environ['CNI_COMMAND'] == 'ADD':
+    subprocess.run(['/usr/bin/nsenter', '--net=' + os.environ['CNI_NETNS'], '/usr/sbin/nft', 'flush', 'ruleset'], check=True)
+    print(json.dumps(config['prevResult']))
+";
 
 /// Opens `net1` and sends datagrams of the pods `web` and `other` to UDP ports of `db`, last to a port that every policy allows.
 /// Prints the ports to which some came.
@@ -99,4 +109,21 @@ fn network_policy_is_enforced_on_tap() {
         assert!(message.contains("network policy: "), "{message}");
         cluster.attachment(pod).del(&weft()).success();
     }
+}
+
+#[test]
+fn network_policy_is_enforced_after_a_plugin_that_flushes_the_rules() {
+    let host = host!(Feature::Bridge, Feature::Tun, Feature::NftInet);
+    let cluster = Cluster::new(&host);
+    cluster.definition("data", &network("tap"));
+    policies(&host);
+    (0..PODS.len()).for_each(|index| pod_manifest(&host, index));
+    host.write("/opt/cni/bin/flush", FLUSH);
+    host.run(["chmod", "755", "/opt/cni/bin/flush"]);
+    let mut weft = weft();
+    weft["delegates"][0]["plugins"].as_array_mut().expect("plugins").push(json!({ "type": "flush" }));
+    let db = host.pod("db");
+    cluster.attachment(&db).add(&weft).success();
+    assert_eq!(run(&db, INGRESS), "53");
+    cluster.attachment(&db).del(&weft).success();
 }

@@ -5,8 +5,10 @@ mod format;
 mod partial_read;
 
 use super::*;
+use crate::address_filter::AddressFilter;
 use crate::block_lease::BlockLease;
 use crate::clock::Clock;
+use crate::range::Range;
 
 const CLOCK: Clock = Clock { now: 1_000_000, quarantine: 60_000 };
 
@@ -55,6 +57,21 @@ fn address_store_edits_reproduce_the_store() {
     assert_eq!((store.boot_id(), store.slot(SlotId { page: 1, slot: 3 })), ("boot-2", Slot::Reserved));
     let states: Vec<BlockState> = store.blocks().map(|block| block.state).collect();
     assert_eq!(states, [BlockState::Unconfirmed, BlockState::Returning]);
+}
+
+#[test]
+fn offers_of_concurrent_calls_differ_where_few_addresses_are_free() {
+    let mut store = store(&["10.0.0.0/28"]);
+    for slot in (0..16).filter(|slot| ![6, 7].contains(slot)) {
+        let _ = store.hold(SlotId { page: 0, slot }, CLOCK.now, 99);
+    }
+    let range = Range::of_any_size("10.0.0.0/28".parse().unwrap(), None, None).unwrap();
+    let filter = AddressFilter::new(range, &[]);
+    let mut offer = |owner, tried: &[IpAddr]| store.offer_for_claim(CLOCK, &filter, owner, None, tried);
+    let [six, seven] = ["10.0.0.6", "10.0.0.7"].map(|ip| ip.parse::<IpAddr>().unwrap());
+    assert_eq!((offer(2, &[]), offer(3, &[])), (Some(six), Some(seven)));
+    // An address that another call took is not offered again.
+    assert_eq!((offer(2, &[six]), offer(2, &[six, seven])), (Some(seven), None));
 }
 
 #[test]

@@ -13,6 +13,7 @@
 //! - Before anything is undone, no transaction is in progress any more. The rules of networks that were not attempted are
 //!   removed.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
@@ -113,16 +114,18 @@ impl Drop for AheadRules {
 /// Returns the jobs of the attachments with policies after the first one. An attachment whose configuration is invalid has
 /// none: its ADD reports that in its turn.
 fn jobs(invoker: &PluginInvoker, entry: &Entry) -> Vec<Job> {
+    let delegates = &entry.plan.delegates;
+    let is_external = |delegate: &Delegate| !is_built_in(invoker, entry, delegate);
+    // Most pods have no policies, and need no answer.
+    let external = LazyCell::new(|| delegates.iter().position(is_external).unwrap_or(delegates.len()));
     let mut jobs = Vec::new();
-    let mut is_pod_known = true;
-    for (index, delegate) in entry.plan.delegates.iter().enumerate() {
-        if let Some(policy) = delegate.policy.clone().filter(|_| index > 0)
+    for (index, delegate) in delegates.iter().enumerate().skip(1) {
+        if let Some(policy) = delegate.policy.clone()
             && let Ok(target) = target(invoker, entry, delegate)
-            && (is_pod_known || !target.place.is_in_pod())
+            && (!target.place.is_in_pod() || index <= *external)
         {
             jobs.push(Job { index, target, policy });
         }
-        is_pod_known = is_pod_known && is_built_in(invoker, entry, delegate);
     }
     jobs
 }
