@@ -8,6 +8,7 @@ mod connection;
 use std::fmt::Write;
 
 use clap::Args;
+use manifest::DEFAULT_NAMESPACE;
 use npwg::explain::{self, Row};
 use npwg::plan::{Decision, Plan, PodIdentity, Role};
 use npwg::refusal::Warning;
@@ -21,9 +22,6 @@ use cli_support::failure::{EXIT_CODES, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output};
 use cli_support::terminal::plain;
-
-/// Namespace of a pod without one in files.
-const NAMESPACE: &str = "default";
 
 /// Arguments of `weft explain`.
 #[derive(Debug, Args)]
@@ -77,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Some(pod) = pod else {
         return connection::run(connection, namespace.as_deref(), (inputs, cluster), output.format);
     };
-    let name = PodName::within(namespace.as_deref().unwrap_or(NAMESPACE), pod)?;
+    let name = PodName::within(namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE), pod)?;
     let (pod, loaded) = match cluster_pod::is_wanted(inputs)? {
         (true, found) => {
             let has_namespace = namespace.is_some() || pod.contains('/');

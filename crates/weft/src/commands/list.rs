@@ -11,6 +11,7 @@ mod cluster;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
+use manifest::DEFAULT_NAMESPACE;
 use rpc::journal::Entry;
 use serde::Serialize;
 
@@ -31,9 +32,6 @@ use cluster::ListedPods;
 use node_support::journal_reader::Journal;
 use node_support::journal_reader::Row;
 use node_support::weft_cni::WeftCni;
-
-/// Namespace of a pod without one.
-const NAMESPACE: &str = "default";
 
 /// Arguments of `weft list`.
 #[derive(Debug, Args)]
@@ -92,7 +90,7 @@ enum Document<'a> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { pod, all_namespaces, namespace, policies, watch, cluster, inputs, output } = arguments;
     watch.require_table(output.format)?;
-    let within = namespace.as_deref().unwrap_or(NAMESPACE);
+    let within = namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let pod = pod.as_ref().map(|pod| PodName::within(within, pod)).transpose()?;
     if *all_namespaces || namespace.is_some() {
         let listed = match &pod {

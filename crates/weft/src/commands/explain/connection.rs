@@ -9,13 +9,12 @@ use cli_support::failure::{Exit, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Progress};
 use cli_support::terminal::plain;
-use manifest::Collection;
+use manifest::{Collection, DEFAULT_NAMESPACE};
 use npwg::metadata::NetworkReference;
 use npwg::network_policy::{Decision, NetworkPolicy, Party, PodAttachment, Protocol, Verdict, verdict};
 use npwg::pod_policies::PodNetworks;
 use serde::Serialize;
 
-use super::NAMESPACE;
 use super::cluster_pod::CURE;
 use super::cluster_policies::{self, ClusterObjects};
 use crate::cluster_access::ClusterAccess;
@@ -109,7 +108,7 @@ pub(super) fn run(
     };
     let namespace = match namespace {
         None if inputs.files.is_empty() => access.namespace(None).map_err(|failure| failure.next(CURE))?,
-        given => given.unwrap_or(NAMESPACE).to_owned(),
+        given => given.unwrap_or(DEFAULT_NAMESPACE).to_owned(),
     };
     let named = [EndName::read(from, &namespace)?, EndName::read(to, &namespace)?];
     let pods: Vec<PodName> = named.iter().filter_map(EndName::pod).cloned().collect();
