@@ -112,7 +112,7 @@ fn network_policy_is_enforced_on_tap() {
 }
 
 #[test]
-fn network_policy_is_enforced_after_a_plugin_that_flushes_the_rules() {
+fn network_policy_is_enforced_after_a_plugin_flushes_rules() {
     let host = host!(Feature::Bridge, Feature::Tun, Feature::NftInet);
     let cluster = Cluster::new(&host);
     cluster.definition("data", &network("tap"));

@@ -4,7 +4,8 @@
 //! The pod of an ADD is compared with one that no policy selects, with the same manifests. In a cluster the agent reads the
 //! policies, and not an ADD. It is also compared with this pod and the commit of the rules alone, one after the other.
 //!
-//! The flow is one TCP connection for the rate, and datagrams back and forth for the latency.
+//! The flow is one TCP connection for the rate, and datagrams back and forth for the latency. Where the rules are in the pods,
+//! it is also compared with connection tracking alone, the lower bound for rules that let replies pass.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
@@ -21,7 +22,7 @@ use benches::table::{Table, Times};
 use crate::Setting;
 use crate::call::{Container, SETTLING};
 use crate::pods::PodCaller;
-use crate::rules::PodRules;
+use crate::rules::{self, PodRules};
 
 /// Policies of a pod.
 const POLICIES: usize = 10;
@@ -44,31 +45,44 @@ pub(crate) fn policies(setting: &Setting, table: &mut Table) -> Result<(), Failu
         selected(setting, (plugin, second), [&ten, &unselected], table)?;
         let none = caller(setting, (plugin, second), "open", (0, 0), "pod")?;
         let many = caller(setting, (plugin, second), "many", (1, PEERS), "pod")?;
-        let (ours, other) = (Pair::attach(&many, plugin, "many")?, Pair::attach(&none, plugin, "none")?);
-        let (mut rates, mut trips) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
-        for turn in 0..=TURNS {
-            for (place, pair) in [&ours, &other].into_iter().enumerate() {
-                let (rate, trip) = (pair.stream()?, pair.round_trips()?);
-                // The first turn does not count.
-                if turn > 0 {
-                    rates[place].push(rate);
-                    trips[place].push(trip);
-                }
+        flows(plugin, [&many, &none], table)?;
+    }
+    Ok(())
+}
+
+/// Measures flows between pods with many peers, between pods without policies, and, where the rules are in the pods, between
+/// pods with connection tracking alone. On the host, the rules of the first pair make the kernel track the flows of all.
+fn flows(plugin: &str, [many, none]: [&PodCaller; 2], table: &mut Table) -> Result<(), Failure> {
+    let mut pairs = vec![Pair::attach(many, plugin, "many")?, Pair::attach(none, plugin, "none")?];
+    let mut others = vec!["no policies"];
+    if rules::in_namespace(&pairs[0].server)? {
+        let tracked = Pair::attach(none, plugin, "tracked")?;
+        rules::track_connections(&tracked.client)?;
+        rules::track_connections(&tracked.server)?;
+        pairs.push(tracked);
+        others.push("connection tracking alone");
+    }
+    let (mut rates, mut trips) = (vec![Vec::new(); pairs.len()], vec![Vec::new(); pairs.len()]);
+    for turn in 0..=TURNS {
+        for (place, pair) in pairs.iter().enumerate() {
+            let (rate, trip) = (pair.stream()?, pair.round_trips()?);
+            // The first turn does not count.
+            if turn > 0 {
+                rates[place].push(rate);
+                trips[place].push(trip);
             }
         }
-        let [with, without] = rates.map(median);
-        table.contrast(
-            &format!("TCP stream on {plugin}, {PEERS} peers"),
-            "GB/s",
-            with,
-            "no policies",
-            without,
-        );
-        let [with, without] = trips.map(Times::new);
+    }
+    let rates: Vec<f64> = rates.into_iter().map(median).collect();
+    let trips: Vec<Times> = trips.into_iter().map(Times::new).collect();
+    for (place, other) in others.iter().enumerate().map(|(place, other)| (place + 1, other)) {
+        let what = format!("TCP stream on {plugin}, {PEERS} peers");
+        table.contrast(&what, "GB/s", rates[0], other, rates[place]);
         let what = format!("{ROUND_TRIPS} UDP round trips on {plugin}, {PEERS} peers");
-        table.compare(&what, &with, "no policies", &without);
-        ours.detach(&many)?;
-        other.detach(&none)?;
+        table.compare(&what, &trips[0], other, &trips[place]);
+    }
+    for (pair, caller) in pairs.into_iter().zip([many, none, none]) {
+        pair.detach(caller)?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Rules of network policies alone: one transaction in an empty namespace, the lower bound for an ADD with policies beside one
-//! without.
+//! Lower bounds of network policies: their rules alone, committed in an empty namespace, for an ADD beside one without, and
+//! connection tracking alone for a flow.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -104,6 +104,30 @@ impl PodRules<'_> {
             false => Err(format!("the rules alone are {floor}, those of weft {ours}").into()),
         }
     }
+}
+
+/// Returns whether the rules of weft for a pod are in its namespace.
+pub(crate) fn in_namespace(container: &Container) -> Result<bool, Failure> {
+    Ok(rules(&mut Netns::open(Path::new(&container.netns))?.nft()?)? > 0)
+}
+
+/// Makes the kernel track the connections of a pod in its namespace, with the hooks and the condition of a pod with policies.
+pub(crate) fn track_connections(container: &Container) -> Result<(), Failure> {
+    let table = Table::new(Family::Inet, "tracking");
+    let mut batch = Batch::new();
+    batch.ensure_table(table);
+    for (_, base, hook, ..) in DIRECTIONS {
+        let filter = BaseChain {
+            chain_type: ChainType::Filter,
+            hook,
+            priority: priority::FILTER,
+            policy: Policy::Accept,
+        };
+        batch.ensure_base_chain(table, base, filter);
+        let replies = table.rule().state(&[State::Established, State::Related]);
+        batch.add_rule(table, base, &replies.decide(&Verdict::Accept));
+    }
+    Ok(Netns::open(Path::new(&container.netns))?.nft()?.commit(batch)?)
 }
 
 /// Returns the number of rules about pods.

@@ -60,7 +60,7 @@ fn address_store_edits_reproduce_the_store() {
 }
 
 #[test]
-fn offers_of_concurrent_calls_differ_where_few_addresses_are_free() {
+fn offers_of_concurrent_calls_differ_where_few_are_free() {
     let mut store = store(&["10.0.0.0/28"]);
     for slot in (0..16).filter(|slot| ![6, 7].contains(slot)) {
         let _ = store.hold(SlotId { page: 0, slot }, CLOCK.now, 99);
