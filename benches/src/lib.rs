@@ -4,6 +4,7 @@
 //! - A row that misses a limit ends its bench with [`MISSED`], after all rows are printed.
 //! - [`report`] renders the file; it writes every figure of a page.
 
+pub mod bars;
 pub mod goals;
 pub mod machine;
 pub mod plot;

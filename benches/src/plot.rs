@@ -58,7 +58,8 @@ pub const PLOTS: [(&str, Plot); 3] = [
     ),
 ];
 
-const STYLE: &str = "  <style>
+/// Colours of lines, bars and texts, for light and dark pages.
+pub(crate) const STYLE: &str = "  <style>
     text { fill: #1f2328 }
     .page { fill: #ffffff }
     .small { font-size: 12px; fill: #57606a }

@@ -1,4 +1,4 @@
-//! Pages made from the file of results: the tables of docs/performance.md, the table of README.md, and the plots.
+//! Pages made from the file of results: the tables of docs/performance.md, table and bar chart of README.md, and the plots.
 //!
 //! - A generated part of a page stands between two comments; all other text is kept.
 //! - `make bench-report` runs the benches and writes the pages. A test compares them with the committed file.
@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::Failure;
+use crate::bars;
 use crate::goals;
 use crate::plot::PLOTS;
 use crate::results::{Point, Record, Row, Run, figure_text};
@@ -18,6 +19,9 @@ pub const RESULTS: &str = "benches/results.jsonl";
 /// Comments around the generated part of a page.
 const BEGIN: &str = "<!-- made by `make bench-report` from benches/results.jsonl: begin -->\n";
 const END: &str = "<!-- end -->\n";
+
+/// File of the README's bar chart, below docs/images.
+const CHART: &str = "comparison.svg";
 
 /// Rows of the README: what it says, what was measured, and what it is compared with.
 const HEADLINES: [(&str, &str, &str); 5] = [
@@ -94,12 +98,17 @@ impl Results {
         text
     }
 
-    /// Returns the table of the README.
-    fn headlines(&self) -> String {
-        let found: Vec<_> = HEADLINES
+    /// Returns the rows of the README with their names.
+    fn headlines(&self) -> Vec<(&'static str, (&Run, &Row))> {
+        HEADLINES
             .iter()
-            .filter_map(|(text, what, beside)| self.find(what, beside).map(|found| (text, found)))
-            .collect();
+            .filter_map(|(text, what, beside)| self.find(what, beside).map(|found| (*text, found)))
+            .collect()
+    }
+
+    /// Returns the table and the chart of the README.
+    fn headline_table(&self) -> String {
+        let found = self.headlines();
         let Some((_, (Run { command, weft, peers, machine, load, .. }, _))) = found.first() else {
             return String::new();
         };
@@ -111,7 +120,8 @@ impl Results {
         }
         let _ = writeln!(
             text,
-            "\nMedians of one run on {machine};\nload of the machine at the start: {load}.\n\n```sh\n{command}\n```"
+            "\n![{}](docs/images/{CHART})\n\nMedians of one run on {machine};\nload of the machine at the start: {load}.\n\n```sh\n{command}\n```",
+            bars::TITLE
         );
         text
     }
@@ -121,11 +131,17 @@ impl Results {
     pub fn render(&self) -> Vec<(PathBuf, Rendered)> {
         let mut all = vec![
             (PathBuf::from("docs/performance.md"), Rendered::Part(self.tables())),
-            (PathBuf::from("README.md"), Rendered::Part(self.headlines())),
+            (PathBuf::from("README.md"), Rendered::Part(self.headline_table())),
         ];
         for (file, plot) in PLOTS {
             let path = Path::new("docs/images").join(file);
             all.push((path, Rendered::Whole(plot.draw(&self.points))));
+        }
+        let headlines = self.headlines();
+        if let Some((_, (run, _))) = headlines.first() {
+            let rows: Vec<_> = headlines.iter().map(|(name, (_, row))| (*name, *row)).collect();
+            let path = Path::new("docs/images").join(CHART);
+            all.push((path, Rendered::Whole(bars::draw(&rows, &run.peers))));
         }
         all
     }
