@@ -1,9 +1,11 @@
 //! Description of the machine and of the compared programs, without the name of the host.
 //!
-//! Source: proc(5), `/proc/cpuinfo`, `/proc/PID/mountinfo`.
+//! Source: proc(5), `/proc/cpuinfo`, `/proc/stat`, `/proc/PID/mountinfo`.
 
 use std::fs;
 use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use crate::results::Run;
 
@@ -25,6 +27,32 @@ pub fn run(bench: &str, command: &str, peers: &str, scratch: &Path) -> Run {
 pub fn load() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().next().unwrap_or("unknown").to_owned()
+}
+
+/// Waits until the processors are idle, at most for a minute: the kernel removes links and namespaces after their commands.
+pub fn rest() {
+    const INTERVAL: Duration = Duration::from_millis(300);
+    const LONGEST: Duration = Duration::from_secs(60);
+    const IDLE: f64 = 0.9;
+    let started = Instant::now();
+    let mut before = processor_times();
+    while started.elapsed() < LONGEST {
+        sleep(INTERVAL);
+        let now = processor_times();
+        let [idle, all] = [0, 1].map(|place| now[place].saturating_sub(before[place]));
+        if idle as f64 >= all as f64 * IDLE {
+            return;
+        }
+        before = now;
+    }
+}
+
+/// Returns the idle time and the whole time of all processors since the start, in ticks.
+fn processor_times() -> [u64; 2] {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let first = text.lines().next().unwrap_or_default();
+    let ticks: Vec<u64> = first.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
+    [ticks.get(3).copied().unwrap_or_default(), ticks.iter().sum()]
 }
 
 fn description(scratch: &Path) -> String {

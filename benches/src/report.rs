@@ -120,7 +120,7 @@ impl Results {
         }
         let _ = writeln!(
             text,
-            "\n![{}](docs/images/{CHART})\n\nMedians of one run on {machine};\nload of the machine at the start: {load}.\n\n```sh\n{command}\n```",
+            "\n![{}](docs/images/{CHART})\n\nMedians of one run of `{command}`, which began at a load of {load}, on\n{machine}.",
             bars::TITLE
         );
         text

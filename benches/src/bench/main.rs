@@ -129,6 +129,7 @@ fn run() -> Result<bool, Failure> {
     let mut table = Table::default();
     let mut failures = Vec::new();
     for (name, group) in groups {
+        machine::rest();
         failures.extend(group(&setting, &mut table).err().map(|failure| format!("{name}: {failure}")));
     }
     let missed = finish(&table, run)?;

@@ -4,6 +4,8 @@
 //!   writes of network-status and Events, which follow the calls. All work is done when the agent is idle.
 //! - Calls begin at a fixed rate. The kernel takes longer for a link beside many others, so the rate without a limit would
 //!   differ, and with it the number of pods that the agent handles at once.
+//! - Held and measured pods are on different bridges. The kernel delivers the multicast of a new link to all ports of its bridge,
+//!   and counts that time for whichever process it interrupts.
 //! - The first CHECK of a held sandbox, a task ten seconds after its ADD, is complete before: it is no part of a later pod.
 //!
 //! Source: proc(5), `/proc/PID/task/TID/schedstat`.
@@ -23,6 +25,9 @@ use super::{NETWORKS, Subject, milliseconds, together};
 
 /// Numbers of held sandboxes.
 pub(crate) const COUNTS: [usize; 4] = [20, 80, 320, 500];
+/// Groups of networks of the held and the measured pods; the default network has the group's name.
+const HELD: (&str, u8) = ("wide", 20);
+const MEASURED_ON: (&str, u8) = ("own", 25);
 /// Number of pods of a round, and of rounds for each number of held sandboxes.
 const MEASURED: usize = 64;
 const ROUNDS: usize = 3;
@@ -47,23 +52,16 @@ struct Round {
 
 /// Prints a row for each number of held sandboxes.
 pub(crate) fn measure(agent: &Agent, counts: &[usize], table: &mut Table) {
-    for (name, subnet) in [("wide-a", 21), ("wide-b", 22), ("wide-c", 23)] {
-        agent.definition(name, &json!({}), &wide(name, subnet));
-    }
     let most = counts.iter().copied().max().unwrap_or_default();
-    let names: Vec<String> = (0..most + MEASURED).map(|number| format!("h{number}")).collect();
-    let uids = agent.pods(&names, &json!({ NETWORKS: "wide-a,wide-b,wide-c" }));
+    let measured = &subjects(agent, MEASURED_ON, MEASURED);
+    let held = &subjects(agent, HELD, most);
     let known = "weft_cache_objects{resource=\"pods\"}";
-    until("pods", || agent.metric(known).filter(|known| *known >= names.len() as f64));
-    let subjects = names.into_iter().zip(uids);
-    let subjects: Vec<Subject> =
-        subjects.map(|(name, uid)| Subject { pod: agent.machine.pod(&name), name, uid }).collect();
-    let (measured, held) = subjects.split_at(MEASURED);
+    until("pods", || agent.metric(known).filter(|known| *known >= (most + MEASURED) as f64));
     println!("| sandboxes held | agent, during the calls | agent, until its work is done |\n|---|---|---|");
     let mut attached = 0;
     let mut few: Option<(usize, f64)> = None;
     for &count in counts {
-        together(AT_ONCE, &held[attached..count.max(attached)], |subject| add(agent, subject));
+        together(AT_ONCE, &held[attached..count.max(attached)], |subject| add(agent, HELD, subject));
         attached = count.max(attached);
         carry_out_checks(agent, &measured[0]);
         rest(agent);
@@ -84,6 +82,18 @@ pub(crate) fn measure(agent: &Agent, counts: &[usize], table: &mut Table) {
         let what = format!("agent's processor time until all is published, {on}");
         table.contrast(&what, "ms", whole, "during the calls", during);
     }
+}
+
+/// Creates pods with three networks of a group: a name, and the second byte of the first one's addresses.
+fn subjects(agent: &Agent, (group, second): (&str, u8), count: usize) -> Vec<Subject> {
+    let networks = ["a", "b", "c"].map(|network| format!("{group}-{network}"));
+    for (network, second) in networks.iter().zip(second + 1..) {
+        agent.definition(network, &json!({}), &wide(network, second));
+    }
+    let names: Vec<String> = (0..count).map(|number| format!("{group}{number}")).collect();
+    let uids = agent.pods(&names, &json!({ NETWORKS: networks.join(",") }));
+    let pods = names.into_iter().zip(uids);
+    pods.map(|(name, uid)| Subject { pod: agent.machine.pod(&name), name, uid }).collect()
 }
 
 /// Attaches the measured pods, waits until the work of the agent is done, and detaches them.
@@ -111,7 +121,7 @@ fn paced(agent: &Agent, subjects: &[Subject]) {
                 for (place, subject) in subjects.iter().enumerate().skip(worker).step_by(AT_ONCE) {
                     let due = begun + PACE * u32::try_from(place).unwrap_or_default();
                     thread::sleep(due.saturating_duration_since(Instant::now()));
-                    add(agent, subject);
+                    add(agent, MEASURED_ON, subject);
                 }
             });
         }
@@ -125,7 +135,7 @@ fn carry_out_checks(agent: &Agent, subject: &Subject) {
     let mut without = 0;
     while without < WITHOUT_TASKS {
         let before = sent();
-        add(agent, subject);
+        add(agent, MEASURED_ON, subject);
         del(agent, subject);
         thread::sleep(TASKS);
         without = if sent() > before { 0 } else { without + 1 };
@@ -161,11 +171,11 @@ pub(crate) fn wide(name: &str, subnet: u8) -> Value {
     network
 }
 
-fn add(agent: &Agent, Subject { name, uid, pod }: &Subject) -> Duration {
-    let configuration = configuration(&wide("wide", 20)).to_string();
+fn add(agent: &Agent, (group, second): (&str, u8), Subject { name, uid, pod }: &Subject) -> Duration {
+    let configuration = configuration(&wide(group, second)).to_string();
     agent.attachment(pod, name, uid).call("ADD", configuration).success().took
 }
 
 fn del(agent: &Agent, Subject { name, uid, pod }: &Subject) -> Duration {
-    agent.attachment(pod, name, uid).del(&configuration(&wide("wide", 20))).success().took
+    agent.attachment(pod, name, uid).del(&configuration(&wide(MEASURED_ON.0, MEASURED_ON.1))).success().took
 }
