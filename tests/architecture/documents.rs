@@ -210,7 +210,7 @@ fn split_number(id: &str) -> (&str, Option<usize>) {
 }
 
 /// Returns the names of all functions of the tree.
-fn functions() -> BTreeSet<String> {
+pub(crate) fn functions() -> BTreeSet<String> {
     let names = |source: &str| -> Vec<String> {
         let definitions = source.split("fn ").skip(1).filter_map(|rest| rest.split_once('('));
         definitions.map(|(name, _)| name.to_owned()).collect()

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use testkit::workspace;
 
 use crate::crates::targets;
+use crate::documents::functions;
 use crate::modules::Modules;
 use crate::tree::{directories, sources};
 
@@ -40,4 +41,23 @@ fn every_file_of_a_lane_is_a_module_of_its_test_binary() {
             );
         }
     }
+}
+
+#[test]
+fn priorities_of_the_lanes_name_existing_tests() {
+    let config = std::fs::read_to_string(workspace().join(".config/nextest.toml")).expect("a configuration");
+    let (functions, mut count) = (functions(), 0);
+    // `test(/^(auth|deployment)::/)`, `test(/::network_test_between_nodes/)`
+    for pattern in config.split("test(/").skip(1).filter_map(|rest| rest.split("/)").next()) {
+        let words = pattern.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        for word in words.filter(|word| !word.is_empty()) {
+            count += 1;
+            let is_module = LANES
+                .iter()
+                .any(|lane| workspace().join("tests").join(lane).join(format!("{word}.rs")).exists());
+            let is_test = functions.iter().any(|name| name.starts_with(word));
+            assert!(is_module || is_test, ".config/nextest.toml: no test and no module begins with {word}");
+        }
+    }
+    assert!(count > 10, "{count} names");
 }
