@@ -88,11 +88,55 @@ fn chart_values_that_documents_name_exist() {
     );
 }
 
+/// Returns a file of `deploy/`.
+fn deployed(file: &str) -> String {
+    fs::read_to_string(workspace().join("deploy").join(file))
+        .unwrap_or_else(|cause| panic!("{file}: {cause}"))
+}
+
+/// Flux drops symbolic links of a repository, and other programs that package charts drop or refuse them.
+///
+/// Source: Flux, source-controller, issue 191.
+#[test]
+fn chart_contains_regular_files_only() {
+    let mut waiting = vec![workspace().join("deploy/helm/weft")];
+    let mut count = 0;
+    while let Some(directory) = waiting.pop() {
+        for entry in fs::read_dir(&directory).expect("a directory").flatten() {
+            let kind = entry.file_type().expect("the type of a file");
+            let name = entry.path().display().to_string();
+            assert!(kind.is_dir() || kind.is_file(), "{name}: replace it by a copy; charts lose links");
+            count += usize::from(kind.is_file());
+            if kind.is_dir() {
+                waiting.push(entry.path());
+            }
+        }
+    }
+    assert!(count > 20, "the chart has {count} files");
+}
+
+/// Kustomize reads no file outside of its directory, so the chart and the kustomization each have the file.
 /// `helm_alerts_and_dashboard_equal_the_kustomization` renders the objects, if Helm is available.
 #[test]
 fn chart_dashboard_is_that_of_the_kustomization() {
-    let read = |file: &str| fs::read_to_string(workspace().join("deploy").join(file)).expect("a dashboard");
-    let dashboard = read("monitoring/dashboard.json");
-    assert_eq!(read("helm/weft/monitoring/dashboard.json"), dashboard, "the file of the chart is a link");
+    let (source, copy) = ("monitoring/dashboard.json", "helm/weft/monitoring/dashboard.json");
+    let dashboard = deployed(source);
+    assert!(deployed(copy) == dashboard, "the files differ: cp deploy/{source} deploy/{copy}");
     assert!(serde_json::from_str::<Value>(&dashboard).expect("JSON")["panels"].is_array());
+}
+
+#[test]
+fn chart_alerts_are_those_of_the_kustomization() {
+    let (rule, rules) =
+        (deployed("monitoring/prometheus-rule.yaml"), deployed("helm/weft/monitoring/rules.yaml"));
+    let spec: Vec<&str> = rule.lines().skip_while(|line| *line != "  groups:").collect();
+    let indented: Vec<String> = rules
+        .lines()
+        .skip_while(|line| *line != "groups:")
+        .map(|line| if line.is_empty() { String::new() } else { format!("  {line}") })
+        .collect();
+    assert!(spec.len() > 50, "the PrometheusRule has {} lines of groups", spec.len());
+    let differs = spec.iter().zip(&indented).find(|(one, other)| one != other);
+    assert_eq!(differs, None, "deploy/monitoring/prometheus-rule.yaml, and rules.yaml of the chart");
+    assert_eq!(spec.len(), indented.len(), "lines of the two files");
 }

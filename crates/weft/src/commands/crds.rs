@@ -1,8 +1,8 @@
 //! `weft crds`: prints the CustomResourceDefinitions for `kubectl apply -f -`.
 //!
-//! The types of [`kube_support::custom_resources`] generate them. `deploy/crds` contains the same documents, one file
-//! each; `weft crds --write deploy/crds` writes them, and a test compares the two. `deploy/policy` has those of network
-//! policies.
+//! The types of [`kube_support::custom_resources`] generate them. `deploy/crds` and `deploy/helm/weft/crds` contain the
+//! same documents, one file each; `weft crds --write DIR` writes them, and a test compares them. `deploy/policy` has
+//! those of network policies.
 //!
 //! Source: multi-network specification, section 3.1; `apiextensions.k8s.io/v1`.
 
