@@ -238,6 +238,8 @@ impl Invocation {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use clap::CommandFactory;
     use clap::error::ErrorKind;
 
@@ -342,6 +344,63 @@ mod tests {
         let Command::Explain(arguments) = parse(words).unwrap().command else { panic!() };
         let text = format!("{arguments:?}");
         assert!(text.contains(r#"files: ["a.yaml", "b"]"#) && text.contains(r#"Some("my-pod")"#), "{text}");
+    }
+
+    /// Returns the names of the commands below `command` that declare `--timeout`.
+    fn commands_with_timeout(command: &clap::Command) -> BTreeSet<&str> {
+        let mut names = BTreeSet::new();
+        for subcommand in command.get_subcommands() {
+            let timeout = subcommand.get_arguments().find(|option| option.get_long() == Some("timeout"));
+            if let Some(timeout) = timeout {
+                assert_eq!(timeout.get_value_names().unwrap(), ["DURATION"], "{}", subcommand.get_name());
+                names.insert(subcommand.get_name());
+            }
+            names.extend(commands_with_timeout(subcommand));
+        }
+        names
+    }
+
+    #[test]
+    fn timeout_option_of_each_command_takes_the_same_durations() {
+        const LINES: [&str; 8] = [
+            "weft cni --timeout=VALUE add net /run/netns/a",
+            "weft cni add net /run/netns/a --timeout=VALUE",
+            "weft cni check net /run/netns/a --timeout=VALUE",
+            "weft cni del net /run/netns/a --timeout=VALUE",
+            "weft cni gc net --all --timeout=VALUE",
+            "weft cni status net --timeout=VALUE",
+            "weft status --wait --timeout=VALUE",
+            "weft test --timeout=VALUE",
+        ];
+        let known: BTreeSet<&str> = LINES.iter().filter_map(|line| line.split(' ').nth(1)).collect();
+        let command = command();
+        assert_eq!(
+            commands_with_timeout(&command),
+            known,
+            "commands with --timeout, and those that are tried"
+        );
+        let parse = |line: &str, value: &str| {
+            let line = line.replace("--timeout=VALUE", &format!("--timeout={value}"));
+            command.clone().try_get_matches_from(line.split(' '))
+        };
+        for line in LINES {
+            for (value, seconds) in [("30", 30), ("30s", 30), ("2m", 120), ("1m30s", 90), ("1h", 3600)] {
+                let parsed = parse(line, value).unwrap_or_else(|error| panic!("{line}: {value}: {error}"));
+                let mut innermost = &parsed;
+                while let Some((_, matches)) = innermost.subcommand() {
+                    innermost = matches;
+                }
+                assert_eq!(innermost.get_one::<u64>("timeout"), Some(&seconds), "{line}: {value}");
+            }
+            for value in ["", "s", "x", "-1", "+30", "1.5m", "1d", "1m2", "30ms", "30S", "9999999999h"] {
+                let refused = parse(line, value).unwrap_err();
+                let text = refused.to_string();
+                for part in ["--timeout <DURATION>", &format!("'{value}'"), "as in 90, 2m or 1h30m"] {
+                    assert!(text.contains(part), "{line}: {value}: {part}: {text}");
+                }
+                assert_eq!(refused.kind(), ErrorKind::ValueValidation, "{line}: {value}");
+            }
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ use cni::runtime::exec::Exec;
 use cni::runtime::{Runtime, load};
 use sha2::{Digest, Sha512};
 
+use cli_support::duration::seconds;
 use cli_support::failure::{Exit, Failure};
 use cli_support::interrupt::Interrupt;
 use node_support::weft_cni::WeftCni;
@@ -139,8 +140,8 @@ struct Options {
     /// Capability arguments for the plugins: a JSON object
     #[arg(long, global = true, env = "CAP_ARGS", default_value = "", hide_default_value = true)]
     capability_args: String,
-    /// Timeout of one plugin, in seconds
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 600)]
+    /// Timeout of one plugin, in seconds or as 2m
+    #[arg(long, global = true, value_name = "DURATION", default_value = "600", value_parser = seconds)]
     timeout: u64,
 }
 
