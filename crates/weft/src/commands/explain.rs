@@ -32,9 +32,9 @@ Example:
   weft explain --from a/web --to b/db --network shared/net-a --tcp 5432 -f manifests/
   weft explain --from a/web --to b/db --network shared/net-a --tcp 5432
 
-Without -f, and without manifestDir in the configuration of this machine, the pod is one of the cluster. The plan is the
-same as that of `weft attach` and of the meta-plugin for the same files. Devices are known on the node only: the plan
-shows which networks take one. Root is not required.
+Without -f the pod is one of the cluster, unless the configuration of this machine has manifestDir and neither --context
+nor --kubeconfig is given. The plan is the same as that of `weft attach` and of the meta-plugin for the same files.
+Devices are known on the node only: the plan shows which networks take one. Root is not required.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return connection::run(connection, namespace.as_deref(), (inputs, cluster), output.format);
     };
     let name = PodName::within(namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE), pod)?;
-    let (pod, loaded) = match cluster_pod::is_wanted(inputs)? {
+    let (pod, loaded) = match cluster_pod::is_wanted(inputs, cluster)? {
         (true, found) => {
             let has_namespace = namespace.is_some() || pod.contains('/');
             let name = if has_namespace { name } else { cluster_pod::within_context(cluster, pod)? };

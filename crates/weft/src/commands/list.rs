@@ -1,5 +1,5 @@
-//! `weft list`: lists the sandboxes of this node and their attachments, from the journal; with `-A` or `-n` the pods of
-//! the cluster, from the API server.
+//! `weft list`: lists the sandboxes of this node and their attachments, from the journal; with an option of the cluster
+//! (`-A`, `-n`, `--context`, `--kubeconfig`) the pods of the cluster, from the API server.
 //!
 //! - An unreadable entry is a row with its error, and the exit code is 1.
 //! - "no attachments" is printed only if every journal of the node is known.
@@ -22,7 +22,7 @@ use crate::manifest_plan::Inputs;
 use crate::pod_name::PodName;
 use crate::policy_counters::{self, PolicyCount, ReadCounts, RuleName};
 use crate::watched_table::{Watch, WatchedTable};
-use cli_support::failure::{EXIT_CODES, Failure};
+use cli_support::failure::{EXIT_CODES, Exit, Failure};
 use cli_support::output;
 use cli_support::output::{Format, Output, Progress};
 use cli_support::table;
@@ -45,14 +45,14 @@ Example:
   weft list -w
   weft list -o json | jq -r '.[].networkStatus[].ips[]'
 
--A and -n list the networks of the pods of the cluster, from the API server; without them, the attachments of this node
-are listed. -o json prints a list of sandboxes with pod (namespace, name, uid), containerId, netns, attachments (network,
-interface, configName, state, result) and networkStatus. An unreadable entry has containerId and error. -f and
---config are only used to find the journal if cniDir of the configuration moves it.
+-A, -n, --context and --kubeconfig list the networks of the pods of the cluster, from the API server; without them, the
+attachments of this node are listed. -o json prints a list of sandboxes with pod (namespace, name, uid), containerId,
+netns, attachments (network, interface, configName, state, result) and networkStatus. An unreadable entry has containerId
+and error. -f and --config are only used to find the journal if cniDir of the configuration moves it.
 
 {EXIT_CODES} An unreadable entry and a named pod without networks are failures."))]
 pub(crate) struct Arguments {
-    /// Name of a pod in the namespace of -n or `default`, or NAMESPACE/NAME (default: all pods)
+    /// Name of a pod in the namespace, or NAMESPACE/NAME (default: all pods)
     #[arg(value_name = "POD", conflicts_with = "all_namespaces")]
     pod: Option<String>,
     /// List the pods of all namespaces of the cluster
@@ -61,7 +61,8 @@ pub(crate) struct Arguments {
     /// List the packets that network policies allowed and denied, for each attachment of this node and rule
     #[arg(long, conflicts_with_all = ["all_namespaces", "namespace", "watch"])]
     policies: bool,
-    /// List the pods of this namespace of the cluster
+    /// List the pods of this namespace of the cluster (default: with --context or --kubeconfig that of the context; of a
+    /// pod of this node `default`)
     #[arg(short = 'n', long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     #[command(flatten)]
@@ -90,15 +91,20 @@ enum Document<'a> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { pod, all_namespaces, namespace, policies, watch, cluster, inputs, output } = arguments;
     watch.require_table(output.format)?;
-    let within = namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-    let pod = pod.as_ref().map(|pod| PodName::within(within, pod)).transpose()?;
-    if *all_namespaces || namespace.is_some() {
-        let listed = match &pod {
-            Some(pod) => ListedPods::Named(pod),
-            None => namespace.as_deref().map_or(ListedPods::All, ListedPods::OfNamespace),
-        };
+    if *policies && cluster.is_given() {
+        let why = "--policies lists the counters of this node, --kubeconfig and --context name a cluster";
+        return Err(Failure::new(why).next("run weft list --policies on the node").exit(Exit::Usage));
+    }
+    if *all_namespaces {
+        return cluster::list(cluster, ListedPods::All, output.format, *watch);
+    }
+    if namespace.is_some() || cluster.is_given() {
+        let namespace = cluster.namespace(namespace.as_deref())?;
+        let pod = pod.as_ref().map(|pod| PodName::within(&namespace, pod)).transpose()?;
+        let listed = pod.as_ref().map_or(ListedPods::OfNamespace(&namespace), ListedPods::Named);
         return cluster::list(cluster, listed, output.format, *watch);
     }
+    let pod = pod.as_ref().map(|pod| PodName::within(DEFAULT_NAMESPACE, pod)).transpose()?;
     let KnownJournals { known: handles, unknown: unknown_journal } = JournalHandle::all(inputs)?;
     if watch.watch {
         return watch_sandboxes(&handles, pod.as_ref(), unknown_journal, output.format);

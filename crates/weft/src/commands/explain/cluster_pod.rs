@@ -31,14 +31,17 @@ const UNKNOWN: &str = "default-network";
 
 /// Returns the configuration of this machine if pods are read from the API server, and whether they are.
 ///
-/// They are if no file is given, and the configuration names no directory of manifests.
-pub(super) fn is_wanted(inputs: &Inputs) -> Result<(bool, Option<MetaPlugin>), Failure> {
+/// They are if no file is given, and an option names a cluster or the configuration names no directory of manifests.
+pub(super) fn is_wanted(
+    inputs: &Inputs,
+    access: &ClusterAccess,
+) -> Result<(bool, Option<MetaPlugin>), Failure> {
     if !inputs.files.is_empty() {
         return Ok((false, None));
     }
     let found = MetaPlugin::find_any(inputs.config.as_deref(), &[])?;
     let has_directory = found.as_ref().is_some_and(|found| found.node.manifest_dir.is_some());
-    Ok((!has_directory, found))
+    Ok((access.is_given() || !has_directory, found))
 }
 
 /// Next step if there is no cluster.
