@@ -349,6 +349,76 @@ fn doctor_reports_a_damaged_record_of_installed_programs() {
     assert!(unread.starts_with("weft install --command | ") && unread.contains(RECORD), "{unread}");
 }
 
+/// Returns the cure of the finding about `what` whose reason contains `why`.
+#[track_caller]
+fn cure_of(found: &[Value], what: &str, why: &str) -> String {
+    let is_it =
+        |one: &&Value| one["what"] == what && one["why"].as_str().is_some_and(|text| text.contains(why));
+    let one = found.iter().find(is_it).unwrap_or_else(|| panic!("{what}: {why}: {found:#?}"));
+    one["cure"].as_str().expect("a cure").to_owned()
+}
+
+#[test]
+fn doctor_reports_its_own_configuration_renamed_by_cilium() {
+    const CILIUM: &str = "/etc/cni/net.d/05-cilium.conflist";
+    let host = host!(Feature::Bridge);
+    with_default_network(&host);
+    // The default network is Cilium's.
+    host.run(["mv", DEFAULT, CILIUM]);
+    let install = || run(&host, "install --set manifestDir=/etc/weft").success();
+    install();
+    run(&host, "doctor").success();
+    let written = host.read(WRITTEN).expect("the configuration that weft installed");
+
+    let renamed = format!("{WRITTEN}.cilium_bak");
+    host.run(["mv", WRITTEN, &renamed]);
+    let found = only_finding(&host);
+    let [what, why, cure] = found.split(" | ").collect::<Vec<_>>()[..] else { panic!("{found}") };
+    assert_eq!(what, format!("configuration {renamed}"));
+    assert!(why.starts_with("Cilium renamed it") && why.contains("the runtime does not use it"), "{why}");
+    for part in ["set cni.exclusive to false", "run weft install", &format!("delete {renamed}")] {
+        assert!(cure.contains(part), "{part}: {cure}");
+    }
+    // Each part of the cure is needed, and all of them are sufficient.
+    install();
+    assert_eq!(host.read(WRITTEN).as_ref(), Some(&written));
+    let kept = only_finding(&host);
+    assert!(kept.starts_with(&format!("configuration {renamed} | Cilium renamed this file")), "{kept}");
+    assert!(kept.contains(&format!("then delete {renamed}, or give it its name back")), "{kept}");
+    host.run(["rm", &renamed]);
+    run(&host, "doctor").success();
+}
+
+#[test]
+fn doctor_reports_a_namespace_that_cannot_be_checked() {
+    let host = host!();
+    let _cluster = recording(&host, &json!({}));
+    host.run([
+        "sh",
+        "-e",
+        "-c",
+        "ip netns add kept; mkdir /run/pods; touch /run/pods/web; mount --bind /run/netns/kept /run/pods/web",
+    ]);
+    let attach = format!("attach -f {} --pod blue/web --netns /run/pods/web", cluster::MANIFESTS);
+    run(&host, &attach).success();
+    let sandbox = "sandbox blue_web of blue/web";
+    let is_of_sandbox = |one: &Value| one["what"] == sandbox;
+    assert!(!findings(&host).iter().any(is_of_sandbox));
+
+    // A link to itself is unreadable, even for root.
+    host.run(["sh", "-e", "-c", "mv /run/pods /run/away; ln -s pods /run/pods"]);
+    let found = findings(&host);
+    let cure =
+        cure_of(&found, sandbox, "failed to check its network namespace /run/pods/web: Too many levels");
+    assert_eq!(cure, "make it readable, then run weft doctor again");
+    // It does not advise to detach: the namespace may exist.
+    assert_eq!(found.iter().filter(|one| is_of_sandbox(one)).count(), 1, "{found:#?}");
+
+    host.run(["sh", "-e", "-c", "rm /run/pods; mv /run/away /run/pods"]);
+    assert!(!findings(&host).iter().any(is_of_sandbox));
+    run(&host, "detach blue/web").success();
+}
+
 #[test]
 fn doctor_reports_a_failed_detach_and_what_it_cannot_read() {
     let host = host!();
@@ -356,12 +426,6 @@ fn doctor_reports_a_failed_detach_and_what_it_cannot_read() {
     run(&host, &format!("attach -f {} --pod blue/web", cluster::MANIFESTS)).success();
     assert_eq!(run(&host, "detach blue/web").code, Some(1));
     let found = findings(&host);
-    let cure_of = |found: &[Value], what: &str, why: &str| {
-        let is_it =
-            |one: &&Value| one["what"] == what && one["why"].as_str().is_some_and(|text| text.contains(why));
-        let one = found.iter().find(is_it).unwrap_or_else(|| panic!("{what}: {why}: {found:#?}"));
-        one["cure"].as_str().expect("a cure").to_owned()
-    };
     let (sandbox, failed) = ("sandbox blue_web of blue/web", "failed to detach net2: ");
     assert_eq!(cure_of(&found, sandbox, failed), "weft detach --container-id blue_web");
     assert!(found.iter().any(|one| one["why"].as_str().is_some_and(|text| text.contains("not yet"))));

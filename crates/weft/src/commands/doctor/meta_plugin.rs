@@ -72,7 +72,11 @@ fn missing_configuration() -> Finding {
         Some(renamed) => {
             let why =
                 "Cilium renamed it, because its option cni.exclusive is true, so the runtime does not use it";
-            let cure = "set cni.exclusive to false in the configuration of Cilium, then run weft install";
+            let cure = format!(
+                "set cni.exclusive to false in the configuration of Cilium, run weft install with the options of this \
+                 file, then delete {}",
+                renamed.file
+            );
             Finding::new(format!("configuration {}", renamed.file), why, cure)
         }
     }

@@ -86,8 +86,12 @@ pub(super) fn cilium_finding(directory: &Path) -> Option<Finding> {
     names.sort();
     let is_used = names.iter().any(|name| name.contains("cilium") && name.ends_with(".conflist"));
     let renamed = names.iter().find(|name| name.ends_with(CILIUM_EXTENSION)).filter(|_| is_used)?;
-    let why = "Cilium renamed this file, because its option cni.exclusive is true; it renames that of weft, too, when its agent starts";
-    Some(Finding::new(format!("configuration {}", directory.join(renamed).display()), why, CILIUM_CURE))
+    let path = directory.join(renamed).display().to_string();
+    let why = "Cilium renamed this file, because its option cni.exclusive was true; while it is, Cilium renames that of weft, too, when its agent starts";
+    // Cilium does not give the file its name back. With chaining it may still read it (10-aws.conflist.cilium_bak).
+    let cure =
+        format!("{CILIUM_CURE}; then delete {path}, or give it its name back if its plugin is still used");
+    Some(Finding::new(format!("configuration {path}"), why, cure))
 }
 
 /// Returns a finding if a pod of Cilium on this node has the option `cni.exclusive`, as the kubelet has mounted it.
@@ -246,6 +250,7 @@ mod tests {
             finding.what.ends_with("10-flannel.conflist.cilium_bak")
                 && finding.cure.contains("cni-exclusive")
         );
+        assert!(finding.cure.contains(&format!("delete {}", directory.display())), "{finding:?}");
         fs::remove_dir_all(&directory).unwrap();
     }
 }

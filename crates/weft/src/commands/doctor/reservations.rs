@@ -243,6 +243,43 @@ mod tests {
     }
 
     #[test]
+    fn doctor_reports_owners_of_addresses_that_cannot_be_read() {
+        let directory = std::env::temp_dir().join(format!("weft-doctor-owners-{}", std::process::id()));
+        let pool = directory.join("10.0.0.0-24");
+        fs::create_dir_all(&pool).unwrap();
+        let mut store = ipam::AddressStore::new("b");
+        let lease = ipam::BlockLease {
+            net: "10.0.0.0/24".parse().unwrap(),
+            id: "u.0".into(),
+            single_owner: false,
+            reserved: Vec::new(),
+        };
+        let _ = store.add_block(&lease, 1);
+        let _ = store.hold(ipam::address_store::SlotId { page: 0, slot: 2 }, now() - 3_600_000, 9);
+        fs::write(pool.join("ledger"), store.to_bytes()).unwrap();
+        let owners = pool.join("owners");
+        let only = || {
+            let found = store_findings(&directory, |_, _, _| false);
+            let [only] = found.as_slice() else { panic!("{found:?}") };
+            assert_eq!(only.what, "address store 10.0.0.0-24");
+            only.clone()
+        };
+        // A link to itself is unreadable, even for root.
+        std::os::unix::fs::symlink(&owners, &owners).unwrap();
+        let unread = only();
+        let why = format!("failed to read the owners of its addresses: {}: ", owners.display());
+        assert!(unread.why.starts_with(&why), "{unread:?}");
+        assert_eq!(unread.cure, "make it readable, then run weft doctor again");
+        // The cure: the owners are read, and with them the address that none of the known containers has.
+        fs::remove_file(&owners).unwrap();
+        let record = [vec![0; 2 * 1024], b"gone\neth0\nlan\nuid\ndefault\nweb\n".to_vec()].concat();
+        fs::write(&owners, record).unwrap();
+        assert_eq!(only().why, "10.0.0.2 (container gone) is allocated to an unknown container");
+        assert_eq!(store_findings(&directory, |_, container, _| container == "gone"), []);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
     fn doctor_reports_unreadable_address_directories() {
         let directory = std::env::temp_dir().join(format!("weft-doctor-unread-{}", std::process::id()));
         let (networks, pools) = (directory.join("networks"), directory.join("ipam"));
