@@ -14,6 +14,7 @@
 //!
 //! Source: kubelet 1.20 and 1.36 `cmd/kubelet/app/server.go`; kube-controller-manager(8), kube-scheduler(8).
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -101,10 +102,14 @@ impl Node {
     /// Starts a second node of this cluster, `node-2`, on another host.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If it does not start, or if the lane was prepared without its certificate.
     #[must_use]
     #[track_caller]
     pub fn join(&self, host: Host) -> Option<Node> {
+        let pki = PathBuf::from(self.kube.pki(""));
+        if let Some(missing) = missing_certificate(&pki, SECOND.certificate) {
+            panic!("{missing}");
+        }
         traffic::connect(&self.outside, &host, SECOND.address);
         let containerd = Node::start_runtime(host, &SECOND)?;
         let kube = self.kube.reached_from(&containerd.machine());
@@ -409,5 +414,33 @@ impl std::ops::Deref for Node {
 
     fn deref(&self) -> &Host {
         &self.containerd
+    }
+}
+
+/// Returns why a kubelet cannot start, if its certificate or its key is missing: it would exit, and the node would not
+/// register.
+fn missing_certificate(pki: &Path, name: &str) -> Option<String> {
+    let mut files = ["crt", "key"].into_iter().map(|end| pki.join(format!("{name}.{end}")));
+    let missing = files.find(|file| !file.exists())?;
+    Some(format!("{} is not there: run `lanes/kube/prepare`, which issues it", missing.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn node_without_a_certificate_names_the_program_that_issues_it() {
+        let pki = std::env::temp_dir().join(format!("weft-node-pki-{}", std::process::id()));
+        fs::create_dir_all(&pki).unwrap();
+        for missing in ["kubelet-2.crt", "kubelet-2.key"] {
+            let why = missing_certificate(&pki, SECOND.certificate).unwrap();
+            assert!(why.contains(missing) && why.contains("lanes/kube/prepare"), "{why}");
+            fs::write(pki.join(missing), "").unwrap();
+        }
+        assert_eq!(missing_certificate(&pki, SECOND.certificate), None);
+        fs::remove_dir_all(&pki).unwrap();
     }
 }
