@@ -46,6 +46,10 @@ fn rows(finished: &Finished) -> Vec<Value> {
 fn list_shows_one_pod(agent: &Agent, configuration: &str) {
     let one = rows(&weft(agent, configuration, &["list", "-n", NAMESPACE, "web", "-o", "json"]));
     assert_eq!((one.len(), &one[0]["name"]), (1, &json!("web")));
+    // An option of the cluster takes the place of -n.
+    let named = format!("{NAMESPACE}/web");
+    let with_option = weft(agent, "", &["list", &named, "--kubeconfig", configuration, "-o", "json"]);
+    assert_eq!(rows(&with_option), one);
     let absent = weft(agent, configuration, &["list", "-n", NAMESPACE, "absent"]);
     assert!(absent.code == Some(1) && absent.stderr.contains("pod blue/absent: not found"), "{absent}");
 }
