@@ -32,6 +32,7 @@ use npwg::rule::Rule;
 pub use collection::Collection;
 pub use document::{DEPTH_MAX, NODES_MAX};
 pub use node::{Key, Node, Value};
+pub use npwg::metadata::DEFAULT_NAMESPACE;
 pub use plugin_config::weft_ipam::{NetworkRange, network_ranges};
 pub use source::{Position, Source, Span};
 
@@ -40,8 +41,6 @@ use npwg::metadata::SpecConfig;
 
 /// Maximum size of a file, in bytes.
 pub const MANIFEST_MAX: usize = 4 << 20;
-/// Namespace of an object that names none.
-pub const DEFAULT_NAMESPACE: &str = "default";
 
 /// Content of a file.
 #[derive(Clone, Debug, Default)]

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::Protocol;
 use crate::refusal::quote;
 
+/// Namespace of an object that names none.
+pub const DEFAULT_NAMESPACE: &str = "default";
+
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 

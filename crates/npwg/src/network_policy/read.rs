@@ -18,12 +18,9 @@ use super::{
     POLICY_RANGES_MAX, PORTS_MAX, PolicyPeer, PolicyPort, PolicyRule, Ports, Protocol, REQUIREMENTS_MAX,
     RULES_MAX, RuleList, VERSIONS, subject, subtract,
 };
-use crate::metadata::{NetworkReference, definition_name_fault, label_fault};
+use crate::metadata::{DEFAULT_NAMESPACE, NetworkReference, definition_name_fault, label_fault};
 use crate::refusal::{KeyPath, quote};
 use crate::rule::Rule;
-
-/// Namespace of an object that names none.
-const DEFAULT_NAMESPACE: &str = "default";
 
 /// Directions that a policy isolates, and whether its author wrote them.
 #[derive(Clone, Copy)]
