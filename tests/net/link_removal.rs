@@ -5,11 +5,14 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rig::assert_pod_unchanged;
 use rig::cluster::bridge;
 use rig::traffic::outside;
+use rig::{Cluster, assert_nothing_left, assert_pod_unchanged, with};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, set_child_subreaper, waitpid};
 use serde_json::{Value, json};
-use testkit::{Feature, Netns, host};
+use testkit::{Attachment, Feature, Netns, host};
+
+use crate::network_policy::{network, pod_manifest, policies, weft};
 
 /// Longest time for the processes of a removal to end.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -68,11 +71,15 @@ fn names(world: &Netns) -> usize {
     NAMES.iter().map(|name| sockets.matches(name).count()).sum()
 }
 
-/// Bridge whose DEL removes a link and rules.
+/// Configuration of the plugin `bridge`, whose DEL removes a link and has no rules to remove.
+fn plain() -> Value {
+    let list = bridge("red", 2);
+    with(&list["plugins"][0], &json!({ "cniVersion": list["cniVersion"], "name": list["name"] }))
+}
+
+/// The same with masquerading, whose DEL also removes rules.
 fn masquerading() -> Value {
-    let mut config = bridge("red", 2);
-    config["plugins"][0]["ipMasq"] = json!(true);
-    config
+    with(&plain(), &json!({ "ipMasq": true }))
 }
 
 /// Waits until a condition holds.
@@ -153,4 +160,103 @@ fn removal_of_links_and_rules_works_without_further_processes() {
     attachment.del(&masquerading()).success();
     assert_pod_unchanged("after DEL", &pod, &inside);
     drop(holder);
+}
+
+/// Number of sockets of netfilter that processes have in a network namespace.
+fn filter_sockets(world: &Netns) -> usize {
+    const NETLINK_NETFILTER: &str = "12";
+    let sockets = world.command("cat").args(["/proc/net/netlink"]).finish().success().stdout;
+    let of_process = |line: &&str| {
+        let mut columns = line.split_whitespace().skip(1);
+        columns.next() == Some(NETLINK_NETFILTER) && columns.next().is_some_and(|port| port != "0")
+    };
+    sockets.lines().filter(of_process).count()
+}
+
+/// Calls DEL, whose child that closes sockets is stopped before its first instruction. Returns the child, if there is one.
+#[track_caller]
+fn del_and_stop(attachment: &mut Attachment<'_>, config: &Value) -> Option<Pid> {
+    let killer = testkit::binary("weft-test-killer").display().to_string();
+    attachment.through = vec![killer, "--stop".to_owned(), "close-sockets".to_owned()];
+    let deleted = attachment.del(config).success();
+    attachment.through.clear();
+    let mut stopped = deleted.stderr.lines().filter_map(|line| line.strip_prefix("stopped "));
+    let process = stopped.next().map(|process| process.parse().expect("a process id"));
+    assert_eq!(stopped.next(), None, "one child is enough");
+    process.and_then(Pid::from_raw)
+}
+
+/// Waits for the end of a process that this process inherited.
+#[track_caller]
+fn ended(process: Pid) -> WaitStatus {
+    let waited = || waitpid(Some(process), WaitOptions::NOHANG).expect("wait for the child");
+    let (_, status) = rig::machine::until("the end of the child", waited);
+    status
+}
+
+/// A DEL ends before the child that closes its sockets. The child holds nothing but them, so it does not matter when or how it
+/// ends.
+#[test]
+fn removal_of_rules_ends_before_the_child_that_closes_sockets() {
+    let host = host!(Feature::Veth, Feature::Macvlan, Feature::NftInet, Feature::NftMasquerade);
+    let cluster = Cluster::new(&host);
+    let _outside = outside(&host);
+    policies(&host);
+    pod_manifest(&host, 0);
+    // This process inherits the child of a DEL that ended, as the container runtime or its init process does.
+    set_child_subreaper(Some(rustix::process::getpid())).expect("inherit processes");
+    // The masquerading of a plugin, and policies with rules on the host or in the pod.
+    for plugin in ["bridge", "ptp", "macvlan"] {
+        let pod = host.pod("db");
+        let (mut attachment, config) = match plugin {
+            "bridge" => (host.attachment("bridge", &pod, "eth0"), masquerading()),
+            _ => (cluster.attachment(&pod), weft()),
+        };
+        cluster.definition("data", &network(plugin));
+        // Creates what all pods share.
+        attachment.add(&config).success();
+        attachment.del(&config).success();
+        wait_for(|| names(&host) == 0);
+        let world: &Netns = if plugin == "macvlan" { &pod } else { &host };
+        let (before, inside, sockets) = (host.snapshot(), pod.snapshot(), filter_sockets(world));
+        for signal in [Signal::CONT, Signal::KILL] {
+            attachment.add(&config).success();
+            let added = rig::changes(&inside, &pod.snapshot());
+            assert!(!added.is_empty(), "{plugin}");
+            let child =
+                del_and_stop(&mut attachment, &config).unwrap_or_else(|| panic!("{plugin}: no child"));
+            let directory = format!("/proc/{}", child.as_raw_nonzero());
+            let read =
+                |file: &str| std::fs::read_to_string(format!("{directory}/{file}")).expect("a process");
+            assert_eq!(read("cmdline"), "weft-cni\0close-sockets\0", "{plugin}");
+            assert!(read("status").contains("State:\tT (stopped)"), "{plugin}: {}", read("status"));
+            assert!(filter_sockets(world) > sockets, "{plugin}: the child has no socket");
+            // The DEL has its whole effect before.
+            assert_nothing_left(plugin, &host, &before);
+            assert_pod_unchanged(plugin, &pod, &inside);
+            kill_process(child, signal).expect("a signal");
+            let status = ended(child);
+            let expected = if signal == Signal::KILL { (None, Some(9)) } else { (Some(0), None) };
+            assert_eq!((status.exit_status(), status.terminating_signal()), expected, "{plugin}");
+            assert!(!std::path::Path::new(&directory).exists(), "{plugin}: {directory}");
+            wait_for(|| names(&host) == 0);
+            assert_eq!(filter_sockets(world), sockets, "{plugin}");
+        }
+        attachment.add(&config).success();
+        attachment.del(&config).success();
+        assert_nothing_left(plugin, &host, &before);
+        wait_for(|| names(&host) == 0);
+        pod.remove();
+    }
+    set_child_subreaper(None).expect("no longer inherit processes");
+}
+
+#[test]
+fn removal_without_rules_starts_no_child_that_closes_sockets() {
+    let host = host!(Feature::Bridge);
+    rig::install(&host);
+    let pod = host.pod("plain");
+    let mut attachment = host.attachment("bridge", &pod, "eth0");
+    attachment.add(&plain()).success();
+    assert_eq!(del_and_stop(&mut attachment, &plain()), None);
 }

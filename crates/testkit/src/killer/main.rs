@@ -5,12 +5,17 @@
 //! killed with it. Exit code 200: killed; standard error names the system call. Otherwise the program ended earlier, and
 //! its exit code is passed on.
 //!
+//! `weft-test-killer --stop COMMAND PROGRAM ARGUMENT…`: runs a program to its end and stops each of its child processes
+//! that begins with the first argument COMMAND, as `kill -STOP` does, before its first instruction. It stays stopped when
+//! the program has ended. Standard error has a line `stopped PID` for each.
+//!
 //! strace counts the calls of each thread separately, so it cannot kill at most of these points.
 //!
 //! Source: ptrace(2).
 
 #![allow(clippy::panic, clippy::expect_used, reason = "a test's support fails by panicking")]
 
+use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
 
@@ -59,15 +64,20 @@ const EFFECTS: &[(nix::libc::c_long, &str)] = &[
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
-    let place =
-        arguments.next().and_then(|text| text.to_str()?.parse().ok()).expect("K, the number of the call");
+    let mut next = || arguments.next().and_then(|text| text.into_string().ok());
+    let what = next().expect("K or --stop");
+    let place = match what.as_str() {
+        "--stop" => Place::Child(next().expect("the first argument of a child")),
+        number => Place::Call(number.parse().expect("K, the number of the call")),
+    };
     // The shell stops itself, so no call is missed before tracing begins.
     let mut child = Command::new("sh")
         .args(["-c", "kill -STOP $$; exec \"$0\" \"$@\""])
         .args(arguments)
         .spawn()
         .expect("start a shell");
-    let watched = Watched { main: Pid::from_raw(child.id().cast_signed()), running: false, left: place };
+    let main = Pid::from_raw(child.id().cast_signed());
+    let watched = Watched { main, running: false, place, young: BTreeSet::new(), status: None };
     match watched.run() {
         End::Killed(before) => {
             eprintln!("killed before {before}");
@@ -90,13 +100,24 @@ enum End {
     Exited(i32),
 }
 
+/// Place at which this program acts.
+enum Place {
+    /// The program is killed. Number of remaining calls, including the last one.
+    Call(u64),
+    /// Child processes with this first argument are stopped.
+    Child(String),
+}
+
 /// Traced program.
 struct Watched {
     main: Pid,
     /// Whether the shell has become the program.
     running: bool,
-    /// Number of remaining calls, including the last one.
-    left: u64,
+    place: Place,
+    /// Child processes that have not executed a program yet. A parent may end before their event is reported.
+    young: BTreeSet<Pid>,
+    /// Status of the program, if it has ended.
+    status: Option<i32>,
 }
 
 impl Watched {
@@ -114,10 +135,8 @@ impl Watched {
         loop {
             let event = waitpid(None::<Pid>, Some(WaitPidFlag::__WALL)).expect("wait for an event");
             match event {
-                WaitStatus::Exited(pid, code) if pid == self.main => return End::Exited(code << 8),
-                WaitStatus::Signaled(pid, signal, _) if pid == self.main => {
-                    return End::Exited(signal as i32);
-                }
+                WaitStatus::Exited(pid, code) => self.note_end(pid, code << 8),
+                WaitStatus::Signaled(pid, signal, _) => self.note_end(pid, signal as i32),
                 WaitStatus::PtraceSyscall(pid) => {
                     if begins(pid)
                         && let Some(name) = self.counted(pid)
@@ -127,10 +146,18 @@ impl Watched {
                     go_on(pid, None);
                 }
                 WaitStatus::PtraceEvent(pid, _, what) => {
-                    if what == ptrace::Event::PTRACE_EVENT_EXEC as i32 {
-                        self.running |= pid == self.main;
+                    self.note_child(pid, what);
+                    if what != ptrace::Event::PTRACE_EVENT_EXEC as i32 {
+                        go_on(pid, None);
+                        continue;
                     }
-                    go_on(pid, None);
+                    self.running |= pid == self.main;
+                    if self.is_meant(pid) {
+                        stop(pid);
+                    } else {
+                        go_on(pid, None);
+                    }
+                    self.young.remove(&pid);
                 }
                 WaitStatus::Stopped(pid, signal) => {
                     let passed = !matches!(signal, Signal::SIGSTOP | Signal::SIGCONT | Signal::SIGTRAP);
@@ -138,6 +165,29 @@ impl Watched {
                 }
                 _ => {}
             }
+            if let Some(status) = self.status
+                && self.young.is_empty()
+            {
+                return End::Exited(status);
+            }
+        }
+    }
+
+    /// Notes a new child process that is to execute a program.
+    fn note_child(&mut self, pid: Pid, event: i32) {
+        let forks = [ptrace::Event::PTRACE_EVENT_FORK, ptrace::Event::PTRACE_EVENT_VFORK];
+        if matches!(self.place, Place::Child(_))
+            && forks.iter().any(|fork| *fork as i32 == event)
+            && let Ok(child) = ptrace::getevent(pid)
+        {
+            self.young.insert(Pid::from_raw(i32::try_from(child).expect("a process id")));
+        }
+    }
+
+    fn note_end(&mut self, pid: Pid, status: i32) {
+        self.young.remove(&pid);
+        if pid == self.main {
+            self.status = Some(status);
         }
     }
 
@@ -145,12 +195,27 @@ impl Watched {
     fn counted(&mut self, pid: Pid) -> Option<&'static str> {
         let number = call_of(pid)?;
         let (_, name) = EFFECTS.iter().find(|(known, _)| *known == number)?;
+        let Place::Call(left) = &mut self.place else { return None };
         if !self.running || group_of(pid) != Some(self.main) {
             return None;
         }
-        self.left -= 1;
-        (self.left == 0).then_some(*name)
+        *left -= 1;
+        (*left == 0).then_some(*name)
     }
+
+    /// Whether a process is a child to be stopped.
+    fn is_meant(&self, pid: Pid) -> bool {
+        let Place::Child(command) = &self.place else { return false };
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        pid != self.main && line.split(|byte| *byte == 0).nth(1) == Some(command.as_bytes())
+    }
+}
+
+/// Stops a process and ends its tracing. The signal is delivered before the process executes an instruction.
+fn stop(pid: Pid) {
+    kill(pid, Signal::SIGSTOP).expect("stop a child");
+    ptrace::detach(pid, None).expect("end the tracing of a child");
+    eprintln!("stopped {pid}");
 }
 
 /// Reaps the threads one by one: the process can be reaped only after them.
