@@ -580,3 +580,43 @@ fn network_policy_counters_show_allowed_and_denied_packets() {
         });
     }
 }
+
+/// Number of transactions of nf_tables in a network namespace so far, modulo 2^32. `NFT_MSG_GETGEN`
+fn transactions(netns: &Netns) -> u32 {
+    const ASK: &str = "
+import socket, struct
+sender = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)
+sender.send(struct.pack('=IHHII', 20, 10 << 8 | 16, 1, 1, 0) + bytes(4))
+print(struct.unpack('!I', sender.recv(4096)[24:28])[0])";
+    netns.run(["/usr/bin/python3", "-c", ASK]).trim().parse().expect("a number")
+}
+
+#[test]
+fn network_policy_rules_ahead_are_removed_in_one_transaction() {
+    let host = host!(Feature::Veth, Feature::Macvlan, Feature::Bridge, Feature::NftInet);
+    let _outside = outside(&host);
+    let cluster = Cluster::new(&host);
+    policies(&host);
+    // The default network fails. Its plugin is built in, so rules in the pod do not wait for it.
+    let default = json!({ "cniVersion": "1.1.0", "name": "pods", "plugins": [
+        { "type": "macvlan", "master": "absent0", "ipam": { "type": "host-local", "subnet": "10.8.0.0/24" } },
+    ] });
+    let config = configuration(&default);
+    for plugin in ["ptp", "macvlan"] {
+        cluster.definition("data", &network(plugin));
+        (0..PODS.len()).for_each(|index| pod_manifest(&host, index));
+        let path = format!("{MANIFESTS}/pod-{}.json", PODS[0]);
+        let mut manifest: Value = serde_json::from_str(&host.read(&path).expect("a pod")).expect("JSON");
+        manifest["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = "data,data,data".into();
+        host.write(&path, manifest.to_string());
+        let pod = host.pod(PODS[0]);
+        let netns: &Netns = if plugin == "macvlan" { &pod } else { &host };
+        let before = transactions(netns);
+        let (_, message) = refusal(&cluster.attachment(&pod).add(&config));
+        assert!(message.contains("absent0"), "{message}");
+        let done = transactions(netns).wrapping_sub(before);
+        assert_eq!(done, 3 + 1, "{plugin}: one for the rules of each network, and one that removes them");
+        assert!(!netns.run(["nft", "list", "ruleset"]).contains("gress-"), "{plugin}");
+        pod.remove();
+    }
+}

@@ -238,17 +238,28 @@ pub(super) fn check(invoker: &PluginInvoker, entry: &Entry, delegate: &Delegate)
 /// make rules of the pod's namespace irremovable, by rules of its own that refer to them. They end with the namespace, so
 /// they do not fail the DEL.
 pub(super) fn remove(entry: &Entry, index: usize, delegate: &Delegate) -> Result<(), Error> {
-    let has_rules = delegate.policy.is_some() || recorded(entry, delegate).is_some();
-    if !has_rules || has_successor(entry, index, delegate) {
+    if !has_own_rules(entry, index, delegate) {
         return Ok(());
     }
-    let ids = [AttachmentId::of(entry, delegate)];
-    let in_pod = Place::in_pod(delegate.ifname.as_str());
+    withdraw(entry, &[delegate])
+}
+
+/// Whether an attachment may have rules that are not those of another one.
+fn has_own_rules(entry: &Entry, index: usize, delegate: &Delegate) -> bool {
+    let has_rules = delegate.policy.is_some() || recorded(entry, delegate).is_some();
+    has_rules && !has_successor(entry, index, delegate)
+}
+
+/// Removes the rules of attachments, with one list and one transaction in the pod's namespace and in the host's.
+fn withdraw(entry: &Entry, delegates: &[&Delegate]) -> Result<(), Error> {
+    let ids: Vec<AttachmentId> = delegates.iter().map(|delegate| AttachmentId::of(entry, delegate)).collect();
+    let in_pod = Place::in_pod("");
     let mut errors = Vec::new();
     match in_pod.find_nft(&entry.netns) {
         Ok(Some(mut nft)) => {
             if let Err(error) = withdraw_in_pod(&mut nft, in_pod.family(), &ids) {
-                log!("weft: {}: rules of {} stay in the pod: {error}", entry.container_id, delegate.ifname);
+                let names = names(delegates);
+                log!("weft: {}: rules of {names} stay in the pod: {error}", entry.container_id);
             }
         }
         // The rules ended with the namespace.
@@ -258,6 +269,11 @@ pub(super) fn remove(entry: &Entry, index: usize, delegate: &Delegate) -> Result
     let mut host = Nft::open().or_refused()?;
     errors.extend(withdraw_on_host(&mut host, &ids).err());
     cni::error::collected(errors)
+}
+
+/// Returns the interface names of attachments, for a message.
+fn names(delegates: &[&Delegate]) -> String {
+    delegates.iter().map(|delegate| delegate.ifname.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 /// Whether another attachment is in force that has rules with the names of this one.

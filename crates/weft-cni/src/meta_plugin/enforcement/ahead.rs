@@ -26,7 +26,7 @@ use plugin_support::log;
 use rpc::journal::{Entry, State};
 
 use super::ruleset::Target;
-use super::{Enforced, commit_rules, remove, target};
+use super::{Enforced, commit_rules, has_own_rules, names, target, withdraw};
 use crate::plugin_invoker::PluginInvoker;
 
 /// Rules to commit.
@@ -89,17 +89,22 @@ impl AheadRules {
     }
 
     /// Waits until no transaction is in progress, and removes the rules of attachments that were not attempted: those from
-    /// `first` on. An attachment whose rules stay is left to the undo of the ADD.
+    /// `first` on. Attachments whose rules stay are left to the undo of the ADD.
     pub(in super::super) fn abandon(mut self, entry: &mut Entry, first: usize) {
         let began = self.wait();
-        for index in first..entry.attachments.len() {
-            let delegate = &entry.plan.delegates[index];
-            let removed = if began { remove(entry, index, delegate) } else { Ok(()) };
-            match removed {
-                Ok(()) => entry.attachments[index].state = State::Detached,
-                Err(error) => {
-                    log!("weft: {}: rules of {} stay: {error}", entry.container_id, delegate.ifname);
-                }
+        let all = entry.plan.delegates.iter().enumerate().skip(first);
+        let (mut staying, with_rules): (Vec<usize>, Vec<&Delegate>) =
+            all.filter(|(index, delegate)| began && has_own_rules(entry, *index, delegate)).unzip();
+        let removed = if with_rules.is_empty() { Ok(()) } else { withdraw(entry, &with_rules) };
+        match removed {
+            Ok(()) => staying.clear(),
+            Err(error) => {
+                log!("weft: {}: rules of {} stay: {error}", entry.container_id, names(&with_rules));
+            }
+        }
+        for (index, attachment) in entry.attachments.iter_mut().enumerate().skip(first) {
+            if !staying.contains(&index) {
+                attachment.state = State::Detached;
             }
         }
     }
