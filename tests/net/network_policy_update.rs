@@ -500,17 +500,13 @@ fn other_base(chain: &str, hook: &str) -> String {
 #[test]
 fn network_policy_comparison_is_bounded_in_a_hostile_pod() {
     const RULES: usize = 100_000;
-    let host = host!(Feature::Bridge, Feature::NftInet);
-    let pods = Pods::new(&host, "bridge");
+    let host = host!(Feature::Macvlan, Feature::Bridge, Feature::NftInet);
+    let _outside = outside(&host);
+    // The rules are in the pod on every kernel.
+    let pods = Pods::new(&host, "macvlan");
     pods.attach(&pods.web);
     pods.attach(&pods.db);
     pods.run(&pods.update(&policy(&[WEB], &[53])));
-    if pods.chains().is_empty()
-        || pods.db.attempt(["nft", "list", "table", "inet", "weft-policy"]).code != Some(0)
-    {
-        // The rules are on the host, out of the pod's reach.
-        return;
-    }
     let table = "inet weft-policy";
     let chain = pods.chains().into_iter().find(|name| name.starts_with("ingress-")).expect("a chain");
     let set = format!("{}-ingress-0-pods4", chain.trim_start_matches("ingress-"));
