@@ -592,6 +592,45 @@ fn network_policy_changed_rules_are_restored() {
     }
 }
 
+/// The kernel lacks an object of a base chain that a list shows as intact. It answers as if another program had removed the
+/// object between the list and the commit.
+#[test]
+fn network_policy_update_writes_absent_objects_of_the_host() {
+    let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);
+    let pods = Pods::new(&host, "ptp");
+    pods.attach(&pods.web);
+    pods.attach(&pods.db);
+    let [before, after] = [53, 54].map(|port| policy(&[WEB], &[port]));
+    let mut ingress = after.clone();
+    ingress.as_object_mut().expect("an object").remove("egress");
+    for (loss, other) in [
+        (
+            "flush chain inet weft-policy prerouting; delete map inet weft-policy links-in; \
+             add rule inet weft-policy prerouting counter comment \"links with network policies\""
+                .to_owned(),
+            after,
+        ),
+        (
+            "flush chain inet weft-policy tracking; delete set inet weft-policy owners4; ".to_owned()
+                + &"add rule inet weft-policy tracking counter comment \"addresses of isolated pods\"; "
+                    .repeat(4),
+            ingress,
+        ),
+    ] {
+        for (task, port, forbidden) in [(pods.update(&other), 54, 53), (pods.verification(), 53, 54)] {
+            pods.run(&pods.update(&before));
+            host.run(["nft", &loss]);
+            // The report about restored rules reaches no agent.
+            pods.run_through(&[], &task);
+            pods.attachment(&pods.db).check(&weft()).success();
+            assert!(pods.reaches(port) && !pods.reaches(forbidden), "{loss}, {task}");
+            assert!(!pods.recorded().1, "{loss}: the update is pending");
+        }
+    }
+    pods.attachment(&pods.db).del(&weft()).success();
+    assert!(pods.chains().is_empty(), "{:?}", pods.chains());
+}
+
 #[test]
 fn network_policy_update_of_another_pod_or_network_does_nothing() {
     let host = host!(Feature::Veth, Feature::Bridge, Feature::NftInet);

@@ -44,8 +44,18 @@ impl BaseChains<'_> {
     }
 }
 
-/// Commits operations about the rules of an attachment on the host, without the base chains that exist. If another program
-/// removes them meanwhile, they are written, too.
+/// Function that returns the base chains of an attempt.
+pub(super) type BaseChainSource = for<'a> fn(&'a mut Nft) -> BaseChains<'a>;
+
+fn listed(nft: &mut Nft) -> BaseChains<'_> {
+    BaseChains::Listed(nft)
+}
+
+pub(super) fn unknown(_: &mut Nft) -> BaseChains<'_> {
+    BaseChains::Unknown
+}
+
+/// Commits operations about the rules of an attachment on the host, without the base chains that exist. See [`retried`].
 ///
 /// # Errors
 /// Those of [`Nft::commit`].
@@ -53,14 +63,22 @@ pub(in super::super) fn commit_on_host(
     nft: &mut Nft,
     fill: impl Fn(&mut BaseChains<'_>, &mut Batch),
 ) -> Result<(), Error> {
-    let mut batch = Batch::new();
-    fill(&mut BaseChains::Listed(nft), &mut batch);
-    match nft.commit(batch) {
-        Err(error) if error.kind() == Kind::Absent => {
-            let mut batch = Batch::new();
-            fill(&mut BaseChains::Unknown, &mut batch);
-            nft.commit(batch)
-        }
+    retried(|known| {
+        let mut batch = Batch::new();
+        fill(&mut known(nft), &mut batch);
+        nft.commit(batch)
+    })
+}
+
+/// Executes a commit on the host that leaves intact base chains alone. If the kernel has no object that it needs, another
+/// program removed the object, for example between the list and the commit. Then the commit is executed once more and writes
+/// every base chain.
+///
+/// # Errors
+/// Those of the commit.
+pub(super) fn retried<T>(mut commit: impl FnMut(BaseChainSource) -> Result<T, Error>) -> Result<T, Error> {
+    match commit(listed) {
+        Err(error) if error.kind() == Kind::Absent => commit(unknown),
         committed => committed,
     }
 }

@@ -12,7 +12,8 @@ use linux::{Error, Kind};
 use npwg::network_policy::Direction;
 
 use super::super::place::{HOST_FAMILIES, Place, bridges_track};
-use super::{BaseChains, HOOKS, HookChain, Ruleset, TABLE, guard};
+use super::base_chains::{self, BaseChainSource, retried};
+use super::{HOOKS, HookChain, Ruleset, TABLE, guard};
 
 // === impl Ruleset ===
 
@@ -36,14 +37,16 @@ impl Ruleset {
                 done => return done.map(|()| true),
             }
         }
-        let mut batch = Batch::new();
+        let mut write = |known: BaseChainSource| {
+            let mut batch = Batch::new();
+            self.write(true, &mut known(nft), &mut batch);
+            if nft.tables(self.family)?.iter().any(|name| name == TABLE) {
+                self.discard_others(nft, &mut batch)?;
+            }
+            nft.commit(batch).map(|()| false)
+        };
         // A process in the pod may have changed base chains there in a way that no list shows.
-        let mut base = if place.is_in_pod() { BaseChains::Unknown } else { BaseChains::Listed(nft) };
-        self.write(true, &mut base, &mut batch);
-        if nft.tables(self.family)?.iter().any(|name| name == TABLE) {
-            self.discard_others(nft, &mut batch)?;
-        }
-        nft.commit(batch).map(|()| false)
+        if place.is_in_pod() { write(base_chains::unknown) } else { retried(write) }
     }
 
     /// Replaces the protection of the addresses on the host by that of these rules. It is in force before replies pass by them.
@@ -53,15 +56,18 @@ impl Ruleset {
         links: &[&str],
         addresses: &[IpAddr],
     ) -> Result<(), Error> {
-        let tables = nft.all_tables()?;
-        let mut batch = Batch::new();
-        for family in HOST_FAMILIES {
-            if tables.iter().any(|(of, name)| *of == family && name == TABLE) {
-                guard::discard(nft, Table::new(family, TABLE), std::slice::from_ref(&self.id), &mut batch)?;
+        retried(|known| {
+            let tables = nft.all_tables()?;
+            let mut batch = Batch::new();
+            for family in HOST_FAMILIES {
+                if tables.iter().any(|(of, name)| *of == family && name == TABLE) {
+                    let ids = std::slice::from_ref(&self.id);
+                    guard::discard(nft, Table::new(family, TABLE), ids, &mut batch)?;
+                }
             }
-        }
-        self.guard(links, addresses, bridges_track, &mut BaseChains::Listed(nft), &mut batch);
-        nft.commit(batch)
+            self.guard(links, addresses, bridges_track, &mut known(nft), &mut batch);
+            nft.commit(batch)
+        })
     }
 
     /// Whether both have the same sets, whatever their content.
