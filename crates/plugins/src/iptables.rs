@@ -18,7 +18,7 @@
 
 use std::io::{ErrorKind, Write};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use cni::error::collected;
 use cni::{Error, code};
@@ -37,6 +37,9 @@ const COMMENT_MAX: usize = 255;
 
 /// Option that waits, in seconds, for other programs that change rules of the legacy kernel interface.
 const WAIT: &str = "--wait=30";
+
+/// Arguments of `iptables-restore`.
+const RESTORE: [&str; 2] = ["--noflush", WAIT];
 
 /// Lock on the iptables rules of this host; no other weft process changes them meanwhile.
 #[must_use = "the lock is released when this value is dropped"]
@@ -168,8 +171,29 @@ impl Family {
         if lines.is_empty() {
             return Ok(());
         }
+        let (program, script) = self.restoring(table, lines);
+        run(&program, &RESTORE, &script).map(|_| ())
+    }
+
+    /// Whether the table has all of these rules, also if `iptables-save` prints them in other words. `iptables -C CHAIN …`
+    ///
+    /// # Errors
+    /// The program failed for another reason than a missing rule.
+    pub fn has_rules(self, table: &str, rules: &[String]) -> Result<bool, Error> {
+        const MISSING: i32 = 1;
+        let lines: Vec<String> = rules.iter().map(|rule| rule.replacen("-A ", "-C ", 1)).collect();
+        let (program, script) = self.restoring(table, &lines);
+        let output = execute(&program, &RESTORE, &script)?;
+        match output.status.code() {
+            Some(MISSING) if output.stdout.is_empty() => Ok(false),
+            _ => text_of(&program, &output).map(|_| true),
+        }
+    }
+
+    /// Returns the program that executes commands for a table, and its input.
+    fn restoring(self, table: &str, lines: &[String]) -> (String, String) {
         let script = format!("*{table}\n{}\nCOMMIT\n", lines.join("\n"));
-        run(&format!("{}-restore", self.program()), &["--noflush", WAIT], &script).map(|_| ())
+        (format!("{}-restore", self.program()), script)
     }
 }
 
@@ -370,9 +394,17 @@ pub fn chain_of(rule: &str) -> Option<&str> {
     rule.strip_prefix("-A ").map(first_word)
 }
 
+/// Runs a program and returns what it printed.
 fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<String, Error> {
-    let hinted =
-        |what: String| Error::new(code::IO_FAILURE, what + "; the backend nftables needs no program");
+    text_of(program, &execute(program, arguments, stdin)?)
+}
+
+fn hinted(what: String) -> Error {
+    Error::new(code::IO_FAILURE, what + "; the backend nftables needs no program")
+}
+
+/// Runs a program to its end.
+fn execute(program: &str, arguments: &[&str], stdin: &str) -> Result<Output, Error> {
     let failed = |cause: &dyn std::fmt::Display| hinted(format!("run {program}: {cause}"));
     let mut child = linux::parent_death::command(Path::new(program))
         .args(arguments)
@@ -384,13 +416,20 @@ fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<String, Error> 
     if let Some(mut pipe) = child.stdin.take() {
         pipe.write_all(stdin.as_bytes()).map_err(|cause| failed(&cause))?;
     }
-    let output = child.wait_with_output().map_err(|cause| failed(&cause))?;
+    child.wait_with_output().map_err(|cause| failed(&cause))
+}
+
+/// Returns what a program printed, or its error.
+fn text_of(program: &str, output: &Output) -> Result<String, Error> {
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         // If the program could not be executed, the child process reports it as a plugin error.
         false => Err(match cni::invoke::read_error(&output.stdout) {
             Ok(error) => hinted(error.msg),
-            Err(_) => failed(&String::from_utf8_lossy(&output.stderr).trim()),
+            Err(_) => {
+                let cause = String::from_utf8_lossy(&output.stderr);
+                hinted(format!("run {program}: {}", cause.trim()))
+            }
         }),
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of a list that contains `portmap` twice, with other conditions.
 
 use rig::traffic::{OUTSIDE, Transport, outside, reached};
-use rig::with;
+use rig::{assert_refused, with};
 use serde_json::json;
 use testkit::{Feature, host};
 
@@ -47,6 +47,56 @@ fn portmap_twice_in_a_list_forwards_by_the_conditions_of_either() {
         a.plugin.del(&later).success();
         a.plugin.del(&earlier).success();
         assert_eq!(traces(&host, &a.pod), [""; 0], "{backend}");
+        a.end();
+    }
+}
+
+/// Both jumps lead to the chain of the container and have the same comment, as with the reference plugin.
+#[test]
+fn portmap_check_finds_the_missing_jump_of_one_of_two() {
+    let host = host!(Feature::Bridge, Feature::IptablesNft);
+    rig::install(&host);
+    let ports = json!([mapping(8080, 80, "tcp")]);
+    for [one, other] in [
+        [json!(["-s", "192.0.2.2"]), json!(["-s", "192.0.2.3"])],
+        [json!([]), json!(["!", "-i", "up0"])],
+        // The same words in another order.
+        [json!(["-s", "192.0.2.2", "-d", "192.0.2.1"]), json!(["-d", "192.0.2.2", "-s", "192.0.2.1"])],
+        [json!(["!", "-s", "192.0.2.2", "-i", "up0"]), json!(["-s", "192.0.2.2", "!", "-i", "up0"])],
+        // iptables-save prints other words.
+        [json!(["--source", "192.0.2.0/255.255.255.0"]), json!(["--source", "192.0.2.0/255.255.255.128"])],
+    ] {
+        let a = Chain::new(&host, "a");
+        let configs = [&one, &other]
+            .map(|conditions| a.map(&json!({ "backend": "iptables", "conditionsV4": conditions }), &ports));
+        let jumps = || {
+            let saved = host.run(["iptables-save", "-t", "nat"]);
+            let is_jump =
+                |line: &&str| line.starts_with("-A CNI-HOSTPORT-DNAT ") && line.contains(" -j CNI-DN-");
+            saved.lines().filter(is_jump).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let both = jumps();
+        assert_eq!(both.len(), 2, "{both:#?}");
+        for (missing, jump) in both.iter().enumerate() {
+            let script = format!("*nat\n{}\nCOMMIT\n", jump.replacen("-A ", "-D ", 1));
+            host.command("iptables-restore").args(["--noflush"]).stdin(script).finish().success();
+            assert_refused(jump, &a.plugin.check(&configs[missing]), 999, &["table nat lacks rule"]);
+            a.plugin.check(&configs[1 - missing]).success();
+            // A repeated ADD adds only the missing one.
+            for config in &configs {
+                a.plugin.add(config).success();
+                a.plugin.check(config).success();
+            }
+            let repaired = jumps();
+            let sorted = |jumps: &[String]| {
+                let mut jumps = jumps.to_vec();
+                jumps.sort();
+                jumps
+            };
+            assert_eq!(sorted(&repaired), sorted(&both));
+        }
+        a.plugin.del(&configs[0]).success();
+        assert_eq!(traces(&host, &a.pod), [""; 0]);
         a.end();
     }
 }

@@ -62,7 +62,10 @@ impl Forwarding<'_> {
             family.change(&lock, TABLE, &mut |saved| {
                 let (rules, jumps) = (self.rules(&chain, net), self.jumps_to_chain(&chain, family));
                 if has_mappings(saved, &chain, &rules) {
-                    return self.missing(saved, &chain, &rules, jumps);
+                    let unseen = unseen_jumps(saved, &chain, jumps);
+                    // A second copy of a jump changes nothing.
+                    let jumps = absent_jumps(family, &unseen).unwrap_or(unseen);
+                    return self.missing(saved, &rules, jumps);
                 }
                 let mut script: Vec<String> = saved.jumps(&chain).map(deletion).collect();
                 script.extend(self.shared_objects(saved));
@@ -76,13 +79,13 @@ impl Forwarding<'_> {
         Ok(())
     }
 
-    /// Returns the commands for what is missing beside existing rules for the same mappings.
-    fn missing(&self, saved: &Saved, chain: &str, rules: &[String], jumps: Vec<String>) -> Vec<String> {
+    /// Returns the commands for what is missing beside existing rules for the same mappings. `jumps` are missing.
+    fn missing(&self, saved: &Saved, rules: &[String], jumps: Vec<String>) -> Vec<String> {
         let mut script = self.shared_objects(saved);
         // The existing rules translate already, so those that mark are inserted before them.
         let rules = rules.iter().rev().filter(|rule| !saved.has_rule(rule));
         script.extend(rules.map(|rule| rule.replacen("-A ", "-I ", 1)));
-        script.extend(jumps.into_iter().filter(|jump| !saved.jumps(chain).any(|known| is_same(known, jump))));
+        script.extend(jumps);
         script
     }
 
@@ -95,11 +98,9 @@ impl Forwarding<'_> {
             if let Some(rule) = missing {
                 return Err(Error::internal(format!("table nat lacks rule {rule}")));
             }
-            let (jumps, wanted) =
-                (saved.jumps(&chain).count(), self.jumps_to_chain(&chain, family(net)).len());
-            // Another `portmap` of the list may have added some.
-            if jumps < wanted {
-                return Err(Error::internal(format!("table nat has {jumps} jumps to {chain}, not {wanted}")));
+            let unseen = unseen_jumps(&saved, &chain, self.jumps_to_chain(&chain, family(net)));
+            if let Some(rule) = absent_jumps(family(net), &unseen)?.first() {
+                return Err(Error::internal(format!("table nat lacks rule {rule}")));
             }
             let missing = self.shared_objects(&saved).into_iter().find(|line| !iptables::is_creation(line));
             if let Some(rule) = missing {
@@ -198,19 +199,50 @@ fn has_mappings(saved: &Saved, chain: &str, rules: &[String]) -> bool {
     !present.is_empty() && present == rules.iter().map(String::as_str).filter(is_translation).collect()
 }
 
-/// Whether two rules have the same words. `iptables-save` prints matches in another order than they were written, with
-/// other quotation marks, and addresses with their length.
+/// Returns the jumps to a chain that the output does not have in the same words. Other jumps to it may be those of another
+/// `portmap` of the list.
+fn unseen_jumps(saved: &Saved, chain: &str, jumps: Vec<String>) -> Vec<String> {
+    let is_seen = |jump: &String| saved.jumps(chain).any(|known| is_same(known, jump));
+    jumps.into_iter().filter(|jump| !is_seen(jump)).collect()
+}
+
+/// Returns those of the jumps that the kernel does not have. Usually there are none to ask about, and no program runs.
+fn absent_jumps(family: Family, unseen: &[String]) -> Result<Vec<String>, Error> {
+    if unseen.is_empty() || family.has_rules(TABLE, unseen)? {
+        return Ok(Vec::new());
+    }
+    let mut absent = Vec::new();
+    for jump in unseen {
+        if unseen.len() == 1 || !family.has_rules(TABLE, std::slice::from_ref(jump))? {
+            absent.push(jump.clone());
+        }
+    }
+    Ok(absent)
+}
+
+/// Whether two rules have the same matches. `iptables-save` prints matches in another order than they were written, with
+/// other quotation marks, and addresses with their length. It also replaces long options, masks and names, which are not
+/// recognised here.
 fn is_same(one: &str, other: &str) -> bool {
-    let bare = |word: &str| {
-        let word = word.trim_matches('"');
-        ["/32", "/128"].iter().find_map(|length| word.strip_suffix(length)).unwrap_or(word).to_owned()
-    };
-    let words = |rule: &str| {
-        let mut words: Vec<String> = rule.split_whitespace().map(bare).collect();
-        words.sort_unstable();
-        words
-    };
-    words(one) == words(other)
+    matches_of(one) == matches_of(other)
+}
+
+/// Returns each option of a rule with its values, and with the `!` before it, in any order.
+fn matches_of(rule: &str) -> Vec<Vec<String>> {
+    let mut all: Vec<Vec<String>> = Vec::new();
+    for word in rule.split_whitespace() {
+        let bare = word.trim_matches('"');
+        let bare = ["/32", "/128"].iter().find_map(|length| bare.strip_suffix(length)).unwrap_or(bare);
+        let is_negated = all.last().is_some_and(|option| *option == ["!"]);
+        match all.last_mut() {
+            Some(option) if is_negated || !(bare == "!" || bare.starts_with('-')) => {
+                option.push(bare.to_owned());
+            }
+            _ => all.push(vec![bare.to_owned()]),
+        }
+    }
+    all.sort_unstable();
+    all
 }
 
 fn family(net: &IpNet) -> Family {
@@ -294,4 +326,34 @@ fn stale_chain<'a>(line: &'a str, network: &str, valid: &[ValidAttachment]) -> O
 /// Fails unless the programs can be run.
 pub(super) fn status() -> Result<(), Error> {
     Family::V4.save(TABLE).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn portmap_jumps_of_iptables_differ_by_their_conditions() {
+        let jump = |conditions: &str| {
+            format!(
+                "-A {DNAT_CHAIN} -p tcp -m comment --comment \"dnat name: \\\"n\\\"\" -m multiport --dports 80 {conditions}-j X"
+            )
+        };
+        let saved = |conditions: &str| {
+            format!(
+                "-A {DNAT_CHAIN} {conditions}-p tcp -m comment --comment \"dnat name: \\\"n\\\"\" -m multiport --dports 80 -j X"
+            )
+        };
+        for (written, printed, expected) in [
+            ("", "", true),
+            ("\"-s\" \"192.0.2.2\" \"-d\" \"192.0.2.3\" ", "-s 192.0.2.2/32 -d 192.0.2.3/32 ", true),
+            ("\"!\" \"-s\" \"192.0.2.2\" \"-i\" \"up0\" ", "! -s 192.0.2.2/32 -i up0 ", true),
+            ("\"-d\" \"192.0.2.2\" \"-s\" \"192.0.2.3\" ", "-s 192.0.2.2/32 -d 192.0.2.3/32 ", false),
+            ("\"-s\" \"192.0.2.2\" \"!\" \"-i\" \"up0\" ", "! -s 192.0.2.2/32 -i up0 ", false),
+            ("\"-s\" \"192.0.2.2\" ", "", false),
+            ("\"-s\" \"192.0.2.0/255.255.255.0\" ", "-s 192.0.2.0/24 ", false),
+        ] {
+            assert_eq!(is_same(&saved(printed), &jump(written)), expected, "{written}{printed}");
+        }
+    }
 }
