@@ -71,12 +71,13 @@ impl Directory {
 
     fn with(path: &Path, kinds: [&[&str]; 2]) -> Result<Directory, Error> {
         let mut directory = Directory::default();
-        for extensions in kinds {
-            for file in files(path, extensions)? {
-                match network(&file) {
-                    Ok(network) => directory.networks.push((file, network)),
-                    Err(error) => directory.faults.push((file, error)),
-                }
+        let [lists, _] = kinds;
+        let (first, second): (Vec<_>, Vec<_>) =
+            files(path, &kinds.concat())?.into_iter().partition(|file| lists.contains(&extension(file)));
+        for file in first.into_iter().chain(second) {
+            match network(&file) {
+                Ok(network) => directory.networks.push((file, network)),
+                Err(error) => directory.faults.push((file, error)),
             }
         }
         Ok(directory)
@@ -210,6 +211,10 @@ fn bytes(file: &Path) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
+fn extension(file: &Path) -> &str {
+    file.extension().and_then(OsStr::to_str).unwrap_or_default()
+}
+
 /// Returns the regular files with these extensions, by name; none if the directory does not exist.
 fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
     let failed = |cause| Error::new(code::IO_FAILURE, format!("read {}: {cause}", directory.display()));
@@ -220,8 +225,7 @@ fn files(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
     for entry in entries {
         let path = entry.map_err(failed)?.path();
-        let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
-        if !extensions.contains(&extension) {
+        if !extensions.contains(&extension(&path)) {
             continue;
         }
         // Metadata follows links, which an administrator may use here. Opening a FIFO would block.

@@ -14,6 +14,7 @@
 //! Source: random(4) `boot_id`; machine-id(5), which asks applications not to expose the id: a hash is stored.
 
 use std::fs::File;
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use linux::boot_id;
@@ -42,8 +43,18 @@ pub struct Boot {
 }
 
 impl Boot {
-    /// Returns the present boot; `None` if the machine or the boot has no id.
+    /// Returns the present boot; `None` if the machine or the boot has no id. A process reads it once, also for a pod with many
+    /// networks.
     pub fn current() -> Option<Boot> {
+        static PRESENT: OnceLock<Boot> = OnceLock::new();
+        if let Some(present) = PRESENT.get() {
+            return Some(present.clone());
+        }
+        // A failure is not kept: the first boot may be completed later.
+        Boot::read().map(|present| PRESENT.get_or_init(|| present).clone())
+    }
+
+    fn read() -> Option<Boot> {
         let machine = std::fs::read_to_string(MACHINE_ID).ok()?;
         // Before the first boot is complete it is empty or a word.
         let machine = Some(machine.trim()).filter(|id| id.len() == 32)?;
