@@ -293,8 +293,16 @@ fn network_policy_update_adds_and_removes_ipv6_peers() {
     }
 }
 
-/// Sends packets to `db` during updates: without a pause to a port that no policy allows, and numbered packets to a port that
-/// all of them allow.
+/// Number of packets that the processors dropped before any rule, because their queue of received packets was full. The
+/// sender of forbidden packets may fill it. Source: `Documentation/networking/scaling.rst`, `/proc/net/softnet_stat`.
+fn dropped_by_full_queues() -> u64 {
+    let text = std::fs::read_to_string("/proc/net/softnet_stat").expect("the queues");
+    let dropped = |line: &str| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok();
+    text.lines().map(|line| dropped(line).expect("a hexadecimal number")).sum()
+}
+
+/// Sends packets to `db` during updates: as many as possible to a port that no policy allows, and numbered packets to a port
+/// that all of them allow.
 fn updates_under_load(host: &Host, plugin: &str) {
     let pods = Pods::new(host, plugin);
     pods.attach(&pods.web);
@@ -306,11 +314,16 @@ fn updates_under_load(host: &Host, plugin: &str) {
     allowed.set_read_timeout(Some(Duration::from_millis(300))).expect("a timeout");
     let [from, numbered] = [0, 0].map(|port: u16| socket(&pods.web, format!("0.0.0.0:{port}")));
     let is_over = AtomicBool::new(false);
+    let full_queues = dropped_by_full_queues();
     let (sent, received) = std::thread::scope(|scope| {
         let (is_over, numbered, from, allowed) = (&is_over, &numbered, &from, &allowed);
         scope.spawn(move || {
             while !is_over.load(Ordering::Relaxed) {
-                let _ = from.send_to(b"forbidden", (DB, 9999));
+                for _ in 0..16 {
+                    let _ = from.send_to(b"forbidden", (DB, 9999));
+                }
+                // The queue of received packets has a thousand places for all.
+                std::thread::sleep(Duration::from_micros(100));
             }
         });
         let sender = scope.spawn(move || {
@@ -348,7 +361,9 @@ fn updates_under_load(host: &Host, plugin: &str) {
     let passed = std::iter::from_fn(|| forbidden.recv(&mut [0; 64]).ok()).count();
     assert_eq!(passed, 0, "{plugin}: forbidden packets passed");
     assert!(sent > UPDATES as u64, "{plugin}: {sent} packets were sent");
-    assert_eq!(received, sent, "{plugin}: allowed packets were dropped");
+    let queues = dropped_by_full_queues() - full_queues;
+    let lost = sent - received;
+    assert!(lost <= queues, "{plugin}: {lost} allowed packets were dropped, {queues} packets by full queues");
     pods.run(&pods.update(&Value::Null));
     assert!(pods.reaches(9998), "{plugin}: the packets reach the pod without a policy");
 }
