@@ -229,7 +229,7 @@ fn removal_of_rules_ends_before_the_child_that_closes_sockets() {
             let read =
                 |file: &str| std::fs::read_to_string(format!("{directory}/{file}")).expect("a process");
             assert_eq!(read("cmdline"), "weft-cni\0close-sockets\0", "{plugin}");
-            assert!(read("status").contains("State:\tT (stopped)"), "{plugin}: {}", read("status"));
+            wait_for(|| read("status").contains("State:\tT (stopped)"));
             assert!(filter_sockets(world) > sockets, "{plugin}: the child has no socket");
             // The DEL has its whole effect before.
             assert_nothing_left(plugin, &host, &before);

@@ -301,8 +301,20 @@ fn dropped_by_full_queues() -> u64 {
     text.lines().map(|line| dropped(line).expect("a hexadecimal number")).sum()
 }
 
-/// Sends packets to `db` during updates: as many as possible to a port that no policy allows, and numbered packets to a port
-/// that all of them allow.
+/// Counts the packets that arrive until no more are sent. It reads all the time, because the queue of the socket is short.
+fn received_until(is_over: &AtomicBool, socket: &UdpSocket) -> u64 {
+    let (mut count, mut is_last) = (0, false);
+    loop {
+        match socket.recv(&mut [0; 64]) {
+            Ok(_) => count += 1,
+            Err(_) if is_last => return count,
+            Err(_) => is_last = is_over.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Sends packets to `db` during updates: 16 every 0.1 ms to a port that no policy allows, and numbered packets to a port that
+/// all of them allow.
 fn updates_under_load(host: &Host, plugin: &str) {
     let pods = Pods::new(host, plugin);
     pods.attach(&pods.web);
@@ -334,17 +346,7 @@ fn updates_under_load(host: &Host, plugin: &str) {
             }
             count
         });
-        // Reads all the time, because the queue of the socket is short.
-        let receiver = scope.spawn(move || {
-            let (mut count, mut is_last) = (0_u64, false);
-            loop {
-                match allowed.recv(&mut [0; 64]) {
-                    Ok(_) => count += 1,
-                    Err(_) if is_last => return count,
-                    Err(_) => is_last = is_over.load(Ordering::Relaxed),
-                }
-            }
-        });
+        let receiver = scope.spawn(move || received_until(is_over, allowed));
         let end = End(is_over);
         for round in 0..UPDATES {
             let next = match round % 4 {
@@ -363,8 +365,9 @@ fn updates_under_load(host: &Host, plugin: &str) {
     assert!(sent > UPDATES as u64, "{plugin}: {sent} packets were sent");
     let queues = dropped_by_full_queues() - full_queues;
     let lost = sent - received;
-    // The kernel itself loses a packet now and then at the moment of a commit (docs/design/policy.md, "Running pods").
-    let bound = queues + UPDATES as u64 / 10;
+    // The kernel itself loses a packet now and then at the moment of a commit (docs/design/policy.md, "Running pods"). Other
+    // tests fill queues, too.
+    let bound = 2 + queues.min(3);
     assert!(lost <= bound, "{plugin}: {lost} allowed packets were dropped, {queues} packets by full queues");
     pods.run(&pods.update(&Value::Null));
     assert!(pods.reaches(9998), "{plugin}: the packets reach the pod without a policy");

@@ -93,8 +93,10 @@ impl FromArgMatches for ClusterAccess {
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         let is_given = |option| matches.value_source(option) == Some(ValueSource::CommandLine);
-        self.is_given = is_given("kubeconfig") || is_given("context");
         self.options = ClusterOptions::from_arg_matches(matches)?;
+        // An empty path counts as no option, also below.
+        let has_path = self.options.kubeconfig.as_ref().is_some_and(|path| !path.as_os_str().is_empty());
+        self.is_given = (is_given("kubeconfig") && has_path) || is_given("context");
         Ok(())
     }
 }
@@ -127,6 +129,7 @@ mod tests {
             ("weft --kubeconfig a.yaml", true, true),
             ("weft show --context=blue", true, true),
             ("weft show", false, false),
+            ("weft --kubeconfig=", false, false),
         ] {
             let words = line.split(' ');
             let Outer { access, inner } = Outer::try_parse_from(words).unwrap();

@@ -7,7 +7,7 @@
 //!
 //! `weft-test-killer --stop COMMAND PROGRAM ARGUMENT…`: runs a program to its end and stops each of its child processes
 //! that begins with the first argument COMMAND, as `kill -STOP` does, before its first instruction. It stays stopped when
-//! the program has ended. Standard error has a line `stopped PID` for each.
+//! the program has ended. Standard error has a line `stopped PID` for each. Other children are killed when the program ends.
 //!
 //! strace counts the calls of each thread separately, so it cannot kill at most of these points.
 //!
@@ -77,7 +77,14 @@ fn main() -> ExitCode {
         .spawn()
         .expect("start a shell");
     let main = Pid::from_raw(child.id().cast_signed());
-    let watched = Watched { main, running: false, place, young: BTreeSet::new(), status: None };
+    let watched = Watched {
+        main,
+        running: false,
+        place,
+        not_executed: BTreeSet::new(),
+        early: BTreeSet::new(),
+        status: None,
+    };
     match watched.run() {
         End::Killed(before) => {
             eprintln!("killed before {before}");
@@ -115,7 +122,9 @@ struct Watched {
     running: bool,
     place: Place,
     /// Child processes that have not executed a program yet. A parent may end before their event is reported.
-    young: BTreeSet<Pid>,
+    not_executed: BTreeSet<Pid>,
+    /// Child processes that have executed a program, or ended, before their parent's event is reported.
+    early: BTreeSet<Pid>,
     /// Status of the program, if it has ended.
     status: Option<i32>,
 }
@@ -157,7 +166,7 @@ impl Watched {
                     } else {
                         go_on(pid, None);
                     }
-                    self.young.remove(&pid);
+                    self.note_execution(pid);
                 }
                 WaitStatus::Stopped(pid, signal) => {
                     let passed = !matches!(signal, Signal::SIGSTOP | Signal::SIGCONT | Signal::SIGTRAP);
@@ -166,7 +175,7 @@ impl Watched {
                 _ => {}
             }
             if let Some(status) = self.status
-                && self.young.is_empty()
+                && self.not_executed.is_empty()
             {
                 return End::Exited(status);
             }
@@ -180,12 +189,22 @@ impl Watched {
             && forks.iter().any(|fork| *fork as i32 == event)
             && let Ok(child) = ptrace::getevent(pid)
         {
-            self.young.insert(Pid::from_raw(i32::try_from(child).expect("a process id")));
+            let child = Pid::from_raw(i32::try_from(child).expect("a process id"));
+            if !self.early.remove(&child) {
+                self.not_executed.insert(child);
+            }
+        }
+    }
+
+    /// Notes that a process has executed a program, or ended.
+    fn note_execution(&mut self, pid: Pid) {
+        if !self.not_executed.remove(&pid) {
+            self.early.insert(pid);
         }
     }
 
     fn note_end(&mut self, pid: Pid, status: i32) {
-        self.young.remove(&pid);
+        self.note_execution(pid);
         if pid == self.main {
             self.status = Some(status);
         }

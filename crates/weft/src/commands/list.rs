@@ -61,8 +61,8 @@ pub(crate) struct Arguments {
     /// List the packets that network policies allowed and denied, for each attachment of this node and rule
     #[arg(long, conflicts_with_all = ["all_namespaces", "namespace", "watch"])]
     policies: bool,
-    /// List the pods of this namespace of the cluster (default: with --context or --kubeconfig that of the context; of a
-    /// pod of this node `default`)
+    /// List the pods of this namespace of the cluster (default: the namespace of the context; `default` for a pod of this
+    /// node)
     #[arg(short = 'n', long, value_name = "NAMESPACE")]
     namespace: Option<String>,
     #[command(flatten)]

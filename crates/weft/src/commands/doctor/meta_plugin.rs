@@ -73,8 +73,8 @@ fn missing_configuration() -> Finding {
             let why =
                 "Cilium renamed it, because its option cni.exclusive is true, so the runtime does not use it";
             let cure = format!(
-                "set cni.exclusive to false in the configuration of Cilium, run weft install with the options of this \
-                 file, then delete {}",
+                "set cni.exclusive to false in the configuration of Cilium, run weft install with the same settings \
+                 (--set KEY=VALUE) as in {0}, then delete {0}",
                 renamed.file
             );
             Finding::new(format!("configuration {}", renamed.file), why, cure)

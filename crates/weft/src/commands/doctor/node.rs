@@ -89,8 +89,9 @@ pub(super) fn cilium_finding(directory: &Path) -> Option<Finding> {
     let path = directory.join(renamed).display().to_string();
     let why = "Cilium renamed this file, because its option cni.exclusive was true; while it is, Cilium renames that of weft, too, when its agent starts";
     // Cilium does not give the file its name back. With chaining it may still read it (10-aws.conflist.cilium_bak).
-    let cure =
-        format!("{CILIUM_CURE}; then delete {path}, or give it its name back if its plugin is still used");
+    let cure = format!(
+        "run `{CILIUM_CURE}`, then delete {path}, or give it its name back if its plugin is still used"
+    );
     Some(Finding::new(format!("configuration {path}"), why, cure))
 }
 

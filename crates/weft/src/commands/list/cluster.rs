@@ -1,4 +1,4 @@
-//! `weft list -A` and `-n`: lists the networks of the pods of a cluster, from their network-status.
+//! `weft list` with an option of the cluster: lists the networks of the pods of a cluster, from their network-status.
 //!
 //! - It reads pods from the API server, so it works from any machine, and also shows pods of nodes without weft.
 //! - A status that cannot be read is shown as such, and hides no other pod.
