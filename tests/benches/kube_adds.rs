@@ -12,6 +12,8 @@
     reason = "a benchmark prints its results, and fails by panicking"
 )]
 
+#[path = "kube_adds/addresses.rs"]
+mod addresses;
 #[path = "kube_adds/comparison.rs"]
 mod comparison;
 #[path = "kube_adds/definitions.rs"]
@@ -87,6 +89,7 @@ fn measure() -> bool {
         (None, _) => measure_calls(),
         (Some("compare"), waves) => measure_comparison(number(waves, COMPARED_WAVES)),
         (Some("memory"), cycles) => measure_memory(number(cycles, CYCLES), &mut table),
+        (Some("addresses"), _) => addresses::measure(&mut table),
         (Some("held"), first) => measure_held(first.into_iter().chain(words), &mut table),
         (Some("sustained"), pods) => measure_sustained(number(pods, sustained::PODS), &mut table),
         (Some("definitions"), count) => measure_definitions(number(count, definitions::COUNT), &mut table),
@@ -94,12 +97,13 @@ fn measure() -> bool {
         (Some("policies"), changes) => measure_policies(number(changes, policies::CHANGES), &mut table),
         (Some("report"), cycles) => {
             measure_sustained(sustained::PODS, &mut table);
+            addresses::measure(&mut table);
             measure_held(["20".to_owned(), "500".to_owned()].into_iter(), &mut table);
             measure_definitions(definitions::COUNT, &mut table);
             measure_memory(number(cycles, CYCLES), &mut table);
         }
         (Some(other), _) => panic!(
-            "{other}: expected `compare [WAVES]`, `memory [CYCLES]`, `held [COUNT...]`, `sustained [PODS]`, `definitions [COUNT]`, `seeing [TURNS]`, `policies [CHANGES]` or `report [CYCLES]`"
+            "{other}: expected `compare [WAVES]`, `addresses`, `memory [CYCLES]`, `held [COUNT...]`, `sustained [PODS]`, `definitions [COUNT]`, `seeing [TURNS]`, `policies [CHANGES]` or `report [CYCLES]`"
         ),
     }
     finish(&table, run).expect("results")
@@ -114,8 +118,12 @@ fn command(words: &[String]) -> String {
 /// Programs that the rows are compared with.
 fn peers() -> String {
     let there = Form::ALL.into_iter().filter(|form| rig::peers::find(form.programs()).is_ok());
-    let names: Vec<&str> = there.map(Form::name).collect();
-    if names.is_empty() { "itself (PEERS has no Multus)".to_owned() } else { names.join(" and ") }
+    let whereabouts = rig::peers::find(&["whereabouts"]).is_ok().then_some("whereabouts");
+    let names: Vec<&str> = there.map(Form::name).chain(whereabouts).collect();
+    match names.is_empty() {
+        true => "itself (PEERS has neither Multus nor whereabouts)".to_owned(),
+        false => names.join(", "),
+    }
 }
 
 /// Number of ADDs at a time of pods in a row.

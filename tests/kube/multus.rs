@@ -63,6 +63,14 @@ struct Comparison {
     form: Form,
 }
 
+/// Further intended differences of thick Multus since 4.3: its result has the version of the daemon's configuration, not
+/// that of the request.
+const OLDER_RESULT: &[&str] = &[
+    r#".cniVersion: Multus "0.3.1", weft "1.0.0""#,
+    r#".version: only Multus, "4""#,
+    ".dns: only Multus, {}",
+];
+
 /// Result, network-status and Events of one attachment.
 #[derive(Debug)]
 struct Attached {
@@ -209,7 +217,9 @@ impl Comparison {
     fn watch(&self, call: &Attachment<'_>, config: &Value, name: &str) -> Attached {
         let machine = &self.agent.machine;
         machine.run(["rm", "-rf", STORE]);
-        let result = until("ADD", || Some(call.add(config)).filter(|done| done.code == Some(0))).json();
+        // No CHECK follows: that of the Go plugin `bridge` fails for a network without IPAM.
+        let add = || Some(call.call("ADD", config.to_string())).filter(|done| done.code == Some(0));
+        let result = until("ADD", add).json();
         let status = Value::from(self.agent.status(name));
         let count = status.as_array().map_or(0, Vec::len);
         let sent = || {
@@ -261,6 +271,9 @@ fn compare(comparison: &Comparison) {
             ];
             for (part, multus, weft) in parts {
                 for line in differences(multus, weft, networks) {
+                    if comparison.form == Form::Thick && OLDER_RESULT.iter().any(|end| line.ends_with(end)) {
+                        continue;
+                    }
                     match INTENDED.iter().find(|(end, _)| line.ends_with(end)) {
                         Some((end, _)) => drop(seen.insert(*end)),
                         None => faults.push(format!("{name} ({builtin}), {part}{line}")),

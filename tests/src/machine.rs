@@ -193,6 +193,14 @@ impl Machine {
         self.host.read(format!("{SERVICES}/{service}.log")).unwrap_or_default()
     }
 
+    /// Last lines of the output of a service.
+    #[must_use]
+    pub fn log_end(&self, service: &str) -> String {
+        let log = self.log(service);
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+
     /// Waits for an effect of a service.
     ///
     /// # Panics
@@ -207,11 +215,8 @@ impl Machine {
             }
             let ended = !self.is_running(service);
             if ended || Instant::now() > until {
-                let log = self.log(service);
-                let lines: Vec<&str> = log.lines().collect();
-                let tail = lines[lines.len().saturating_sub(20)..].join("\n");
                 let why = if ended { "it has ended" } else { "it takes too long" };
-                panic!("{service}: {condition}: {why}; its log ends with\n{tail}");
+                panic!("{service}: {condition}: {why}; its log ends with\n{}", self.log_end(service));
             }
             pause(started);
         }

@@ -39,8 +39,7 @@ fn main() -> ExitCode {
             // If no server starts any more, the thread ends, and tests start their own servers.
             scope.spawn(|| {
                 while let Ok((kube, snapshot)) = catch_unwind(start) {
-                    let serve = || serve_until_broken(&kube, &snapshot, &listener);
-                    let _ = catch_unwind(AssertUnwindSafe(serve));
+                    serve_until_broken(&kube, &snapshot, &listener);
                 }
             });
         }
@@ -60,10 +59,22 @@ fn serve_until_broken(kube: &Kube, snapshot: &EtcdSnapshot, listener: &UnixListe
     loop {
         let (test, _) = listener.accept().expect("a test");
         serve(&kube.machine(), test);
-        if let Err(why) = snapshot.restore(kube) {
-            eprintln!("api-pool: API server not restored, starting another one: {why}");
-            return;
+        // A call to a server that has ended panics, and its message is printed.
+        let restored = catch_unwind(AssertUnwindSafe(|| snapshot.restore(kube)));
+        match restored {
+            Ok(Ok(())) => {}
+            Ok(Err(why)) => return report(&kube.machine(), &why),
+            Err(_) => return report(&kube.machine(), "etcd did not answer"),
         }
+    }
+}
+
+/// Prints why a server is replaced, and what it and its etcd wrote last: a test that used it may have failed for that.
+fn report(machine: &Machine, why: &str) {
+    eprintln!("api-pool: starting another API server, because this one could not be restored: {why}");
+    for service in ["kube-apiserver", "etcd"] {
+        let state = if machine.is_running(service) { "runs" } else { "has ended" };
+        eprintln!("api-pool: {service} {state}; its log ends with\n{}", machine.log_end(service));
     }
 }
 
