@@ -87,7 +87,7 @@ fn measure() -> bool {
     let mut table = Table::default();
     match (words.next().as_deref(), words.next()) {
         (None, _) => measure_calls(),
-        (Some("compare"), waves) => measure_comparison(number(waves, COMPARED_WAVES)),
+        (Some("compare"), waves) => measure_comparison(number(waves, COMPARED_WAVES), &mut table),
         (Some("memory"), cycles) => measure_memory(number(cycles, CYCLES), &mut table),
         (Some("addresses"), _) => addresses::measure(&mut table),
         (Some("held"), first) => measure_held(first.into_iter().chain(words), &mut table),
@@ -97,6 +97,7 @@ fn measure() -> bool {
         (Some("policies"), changes) => measure_policies(number(changes, policies::CHANGES), &mut table),
         (Some("report"), cycles) => {
             measure_sustained(sustained::PODS, &mut table);
+            measure_comparison(WAVES, &mut table);
             addresses::measure(&mut table);
             measure_held(["20".to_owned(), "500".to_owned()].into_iter(), &mut table);
             measure_definitions(definitions::COUNT, &mut table);
@@ -235,17 +236,14 @@ fn with_one_more(agent: &Agent) -> Vec<Subject> {
 }
 
 /// Attaches the same pods by weft and by Multus, in turns.
-fn measure_comparison(waves: usize) {
+fn measure_comparison(waves: usize, table: &mut Table) {
     let Some((agent, subjects)) = node(host!(Feature::Bridge, Feature::Veth), QUIET) else { return };
     let simple = with_one_more(&agent);
     let candidates = comparison::candidates(&agent, &bridge("home", 10));
     println!("{}", comparison::HEAD);
-    comparison::alone(&agent, &candidates, "default network and three more", &subjects);
-    for (what, subjects) in [
-        ("default network and one more", &simple[..]),
-        ("default network and three more", &subjects[..AT_ONCE]),
-    ] {
-        comparison::waves(&agent, &candidates, what, subjects, waves);
+    comparison::alone(&agent, &candidates, "3 networks", &subjects, table);
+    for pods in [("1 network", &simple[..]), ("3 networks", &subjects[..AT_ONCE])] {
+        comparison::waves(&agent, &candidates, pods, waves, table);
     }
     comparison::assert_nothing_left(&agent);
 }

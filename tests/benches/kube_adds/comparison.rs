@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use benches::table::{Table, Times};
 use rig::agent::{NODE, configuration};
 use rig::multus::{CACHE_DIRECTORY, DAEMON, Form};
 use rig::{Agent, Multus, peers};
@@ -121,8 +122,15 @@ impl Candidate {
     }
 }
 
-/// Times one call after the other, each after the work of the previous one is complete.
-pub(crate) fn alone(agent: &Agent, candidates: &[Candidate], case: &str, subjects: &[Subject]) {
+/// Times one call after the other, each after the work of the previous one is complete. Each pod has as many networks as
+/// `more` says besides the default one.
+pub(crate) fn alone(
+    agent: &Agent,
+    candidates: &[Candidate],
+    more: &str,
+    subjects: &[Subject],
+    table: &mut Table,
+) {
     let mut adds: Vec<Figures> = candidates.iter().map(|_| Figures::default()).collect();
     let mut dels: Vec<Figures> = candidates.iter().map(|_| Figures::default()).collect();
     for (turn, subject) in subjects.iter().enumerate() {
@@ -138,12 +146,25 @@ pub(crate) fn alone(agent: &Agent, candidates: &[Candidate], case: &str, subject
             }
         }
     }
-    print_rows(candidates, &format!("ADD, {case}, alone"), &adds);
+    print_rows(candidates, &format!("ADD, {more} more, alone"), &adds);
     print_rows(candidates, "DEL of it", &dels);
+    for (verb, all) in [("ADD", &adds), ("DEL", &dels)] {
+        let times = |figures: &Figures| Times::new(figures.times.clone());
+        for (candidate, figures) in candidates.iter().zip(all).skip(1) {
+            let what = format!("pod with {more} more {verb}, API server");
+            table.compare(&what, &times(&all[0]), candidate.name, &times(figures));
+        }
+    }
 }
 
 /// Times 32 calls at once, repeatedly.
-pub(crate) fn waves(agent: &Agent, candidates: &[Candidate], case: &str, subjects: &[Subject], times: usize) {
+pub(crate) fn waves(
+    agent: &Agent,
+    candidates: &[Candidate],
+    (more, subjects): (&str, &[Subject]),
+    times: usize,
+    table: &mut Table,
+) {
     let mut adds: Vec<Figures> = candidates.iter().map(|_| Figures::default()).collect();
     let mut dels: Vec<Figures> = candidates.iter().map(|_| Figures::default()).collect();
     for _ in 0..times {
@@ -165,9 +186,17 @@ pub(crate) fn waves(agent: &Agent, candidates: &[Candidate], case: &str, subject
         }
     }
     println!("\n{HEAD}");
-    print_rows(candidates, &format!("ADD, {case}, 32 at once, {times} times"), &adds);
+    print_rows(candidates, &format!("ADD, {more} more, 32 at once, {times} times"), &adds);
     print_rows(candidates, "DEL of them", &dels);
     println!();
+    for (end, all) in [("", &adds), (", removed", &dels)] {
+        for (candidate, figures) in candidates.iter().zip(all).skip(1) {
+            let what = format!("{AT_ONCE} pods at once, {more} more{end}, API server");
+            let [ours, theirs] =
+                [&all[0], figures].map(|figures| rate(figures).map_or(0.0, |(middle, ..)| middle));
+            table.contrast(&what, "pods/s", ours, candidate.name, theirs);
+        }
+    }
     for (case, all) in [("ADD", &adds), ("DEL", &dels)] {
         for (candidate, figures) in candidates.iter().zip(all) {
             let Figures { during, whole, times, .. } = figures;
@@ -203,11 +232,6 @@ pub(crate) const HEAD: &str = "| measurement | program | fastest | median | p99 
 
 fn print_rows(candidates: &[Candidate], case: &str, all: &[Figures]) {
     let median = |figures: &Figures| at(&sorted(&figures.times), 50);
-    let rate = |figures: &Figures| {
-        let mut rates = figures.rates.clone();
-        rates.sort_by(f64::total_cmp);
-        (!rates.is_empty()).then(|| (rates[rates.len() / 2], rates[0], rates[rates.len() - 1]))
-    };
     for (candidate, figures) in candidates.iter().zip(all) {
         let times = sorted(&figures.times);
         let slower = median(figures).as_secs_f64() / median(&all[0]).as_secs_f64();
@@ -223,6 +247,13 @@ fn print_rows(candidates: &[Candidate], case: &str, all: &[Figures]) {
         let cells = [0, 50, 99, 100].map(|percent| milliseconds(at(&times, percent))).join(" | ");
         println!("| {case} | {} | {cells} | {pods} | {ratio} |", candidate.name);
     }
+}
+
+/// Median, least and greatest rate of the waves, in pods a second.
+fn rate(figures: &Figures) -> Option<(f64, f64, f64)> {
+    let mut rates: Vec<f64> = figures.rates.iter().map(|rate| (rate * 10.0).round() / 10.0).collect();
+    rates.sort_by(f64::total_cmp);
+    (!rates.is_empty()).then(|| (rates[rates.len() / 2], rates[0], rates[rates.len() - 1]))
 }
 
 fn sorted(times: &[Duration]) -> Vec<Duration> {
