@@ -1,4 +1,6 @@
-//! Image with the programs of this tree, and `deploy/` applied to a node.
+//! Image with the programs of this tree, or that of a release, and `deploy/` applied to a node.
+
+use std::fs;
 
 use serde_json::json;
 use testkit::workspace;
@@ -9,6 +11,9 @@ use crate::parts::text;
 /// Image that `deploy/base` names, and its tag there.
 const IMAGE: &str = "ghcr.io/weft-net/weft";
 const TAG: &str = "0.1.0";
+
+/// Variable that names the image of a release for this processor, as `make dist` builds it: it is imported as it is.
+const RELEASED: &str = "WEFT_IMAGE";
 
 /// Conflist that the installation writes when the default network is ready.
 pub const INSTALLED: &str = "/etc/cni/net.d/00-weft.conflist";
@@ -29,13 +34,19 @@ const COLLECT: &str = r#"set -e
     done"#;
 
 impl Node {
-    /// Imports the image with both programs.
+    /// Imports the image with both programs, or that of the release which `WEFT_IMAGE` names.
     #[track_caller]
     pub fn import_weft(&self) {
-        self.import_weft_as(TAG);
+        match std::env::var_os(RELEASED) {
+            Some(image) => {
+                let image = fs::canonicalize(&image).unwrap_or_else(|why| panic!("{RELEASED}: {why}"));
+                self.containerd().import(text(&image));
+            }
+            None => self.import_weft_as(TAG),
+        }
     }
 
-    /// Imports the image under another tag.
+    /// Imports an image with the programs of this tree under a tag.
     #[track_caller]
     pub fn import_weft_as(&self, tag: &str) {
         let programs = ["weft", "weft-cni"].map(testkit::binary);
