@@ -295,6 +295,35 @@ fn drift_of_a_deleted_interface_is_an_event_and_a_metric() {
     until("the metric of the next agent", || drifted().filter(|count| *count == 1.0));
 }
 
+/// Attack: pods select networks whose plans together are larger than a message. Another pod's change is not lost with them.
+#[test]
+fn hot_plug_of_large_plans_does_not_block_other_pods() {
+    let agent = node!("--hot-plug");
+    let large: Vec<String> = (0..5).map(|number| format!("large-{number}")).collect();
+    for (number, name) in large.iter().enumerate() {
+        let mut config = bridge(name, 40 + u8::try_from(number).unwrap());
+        config["padding"] = "x".repeat(700_000).into();
+        let definition = json!({ "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": { "name": name, "namespace": NAMESPACE }, "spec": { "config": config.to_string() } });
+        // Not `apply`, which stores a copy in an annotation.
+        agent.kube.attempt(["create", "-f", "-"], &definition.to_string()).success();
+    }
+    let names: Vec<String> = (0..6).map(|number| format!("a-{number}")).collect();
+    let sandboxes: Vec<_> = names.iter().map(|name| attached(&agent, name, "net-a")).collect();
+    let (other, _) = attached(&agent, "other", "net-a");
+    for name in &names {
+        select(&agent, name, &large.join(","));
+    }
+    select(&agent, "other", "net-a,net-b");
+    start_executor(&agent);
+    wait_for_status(&agent, "other", &[("home", "eth0"), ("blue/net-a", "net1"), ("blue/net-b", "net2")]);
+    assert!(link(&other, "net2").is_some());
+    for (name, (sandbox, _)) in names.iter().zip(&sandboxes) {
+        agent.machine.wait(EXECUTOR, "attaches all networks", || link(sandbox, "net5").map(drop));
+        assert_eq!(agent.status(name).len(), 6, "{name}");
+    }
+}
+
 /// Attack: a running pod selects the maximum number of networks whose plugin never answers.
 #[test]
 fn hot_plug_of_slow_networks_does_not_block_other_pods() {

@@ -190,7 +190,8 @@ impl AgentState {
         self.metrics.tasks_sent(&changes);
         let mut tasks = Vec::new();
         if plans_first || !changes.is_empty() {
-            tasks = self.search_tasks(true);
+            // Changes and updates of policies may be large: they do not share a message.
+            tasks = self.search_tasks(changes.is_empty());
         }
         tasks.extend(changes);
         tasks

@@ -16,6 +16,7 @@ use cni::{Error, code};
 use npwg::refusal::Reason;
 use npwg::selection::Annotation;
 use rpc::change;
+use rpc::frame::MESSAGE_MAX;
 use rpc::journal::Entry;
 use rpc::node_input::NodeInput;
 use rpc::plan::{PlanRequest, Purpose};
@@ -28,8 +29,12 @@ use node_support::sandboxes::Sandboxes;
 /// First and longest pause before a change is sent again.
 const REPEAT_MIN: Duration = Duration::from_secs(5);
 const REPEAT_MAX: Duration = Duration::from_secs(600);
-/// Maximum number of changes in one response.
+/// Maximum number of changes in one response, and of their bytes together. A larger change is alone.
 const CHANGES_MAX: usize = 16;
+const BYTES_MAX: usize = 4 << 20;
+/// Maximum size of a change, in bytes. The rest of a message is for its envelope, the node's configuration and tasks of other
+/// kinds.
+const CHANGE_MAX: usize = MESSAGE_MAX - (2 << 20);
 
 /// Hot-plug state of all sandboxes, by container id.
 #[derive(Debug, Default)]
@@ -74,12 +79,17 @@ impl HotPlug {
             let due = all.values().map(|sandbox| &sandbox.entry);
             due.filter_map(|entry| Some((Arc::clone(entry), self.is_due(planner, entry)?))).collect()
         });
-        let mut tasks = Vec::new();
+        let (mut tasks, mut bytes) = (Vec::new(), 0);
         for (entry, annotation) in due {
-            if tasks.len() == CHANGES_MAX {
+            if !fits(tasks.len(), bytes, 0) {
                 break;
             }
-            let verdict = verdict(planner, node, &entry).await;
+            let (verdict, size) = sized(verdict(planner, node, &entry).await);
+            // A change that is not sent stays due.
+            if !fits(tasks.len(), bytes, size) {
+                break;
+            }
+            bytes += size;
             tasks.extend(self.settle(planner, &entry, annotation, verdict));
         }
         tasks
@@ -128,6 +138,25 @@ impl HotPlug {
     }
 }
 
+/// Whether a change of this size belongs to a response that has `count` changes of `bytes` bytes.
+fn fits(count: usize, bytes: usize, size: usize) -> bool {
+    count == 0 || (count < CHANGES_MAX && bytes + size <= BYTES_MAX)
+}
+
+/// Returns the size of a change in a message, 0 for other verdicts. A change that no message can hold is impossible.
+fn sized(verdict: Verdict) -> (Verdict, usize) {
+    let Verdict::Change(task) = &verdict else { return (verdict, 0) };
+    match serde_json::to_vec(task).map_or(usize::MAX, |message| message.len()) {
+        size if size <= CHANGE_MAX => (verdict, size),
+        size => {
+            let why = format!(
+                "the plan has {size} bytes, and the executor receives at most {CHANGE_MAX}: select fewer networks, or shorten their configurations"
+            );
+            (Verdict::Impossible(Some(("PlanChange", why))), 0)
+        }
+    }
+}
+
 async fn verdict(planner: &Planner, node: &NodeInput, entry: &Entry) -> Verdict {
     let request = PlanRequest {
         pod: entry.plan.pod.clone(),
@@ -152,5 +181,18 @@ async fn verdict(planner: &Planner, node: &NodeInput, entry: &Entry) -> Verdict 
         Ok(None) => Verdict::Same,
         Ok(Some(_)) => Verdict::Change(Task::Change { plan: Box::new(plan) }),
         Err(error) => Verdict::Impossible(Some(("PlanChange", error.to_string()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hot_plug_response_is_limited_by_count_and_bytes() {
+        assert!(fits(1, BYTES_MAX / 2, BYTES_MAX / 2) && !fits(1, BYTES_MAX / 2, BYTES_MAX / 2 + 1));
+        assert!(fits(CHANGES_MAX - 1, 0, 1) && !fits(CHANGES_MAX, 0, 1));
+        // A change that is larger than a shared response is sent alone.
+        assert!(fits(0, 0, CHANGE_MAX) && !fits(1, 1, CHANGE_MAX));
     }
 }
