@@ -134,6 +134,55 @@ fn overlapping_ranges_of_a_host_give_no_address_twice() {
     });
 }
 
+/// The first calls of two networks create their stores at the same time.
+#[test]
+fn overlapping_ranges_whose_stores_are_created_at_once() {
+    require!(Feature::Root);
+    let (host, pod) = world();
+    let wide = config("wide", "weft-ipam", &json!({ "range": "10.8.0.0/28" }));
+    let inner = config("inner", "weft-ipam", &json!({ "range": "10.8.0.0/29" }));
+    for round in 0..20 {
+        let add = |conf: &Value, id: &str| {
+            allocated(container(&host, &pod, "weft-ipam", &format!("{id}{round}")).add(conf))[0].clone()
+        };
+        std::thread::scope(|scope| {
+            let one = scope.spawn(|| add(&wide, "w"));
+            assert_ne!(add(&inner, "i"), one.join().expect("an address"), "round {round}");
+        });
+        host.run(["rm", "-r", "/var/lib/weft/ipam"]);
+    }
+}
+
+#[test]
+fn removed_address_store_forgets_sandboxes_that_ended_since() {
+    let host = host!(Feature::Bridge);
+    let cluster = Cluster::new(&host);
+    let ipam = json!({ "type": "weft-ipam", "store": "file", "range": "10.9.0.0/22", "quarantine": 0 });
+    let network = json!({ "cniVersion": "1.0.0", "name": "data", "type": "bridge", "bridge": "br7", "ipam": ipam, "capabilities": { "ips": true } });
+    cluster.definition("data", &network);
+    let conf = configuration(&rig::cluster::bridge("default", 1));
+    let attach = |name: &str, ip: &str| {
+        cluster.pod(name, json!([{ "name": "data", "ips": [ip] }]).to_string());
+        let pod = host.pod(name);
+        cluster.attachment(&pod).add(&conf).success();
+        pod
+    };
+    // Addresses of two blocks.
+    let (one, two) = (attach("one", "10.9.0.7"), attach("two", "10.9.2.7"));
+    host.run(["rm", "-r", "/var/lib/weft/ipam"]);
+    let three = attach("three", "10.9.0.9");
+    let regained =
+        || host.run(["sh", "-c", "cat /var/lib/weft/ipam/10.9.0.0-22/regained 2>/dev/null || true"]);
+    assert!(regained().contains("10.9.0.7") && regained().contains("10.9.2.7"), "{}", regained());
+    // The store has no block with the address of this one yet.
+    cluster.attachment(&two).del(&conf).success();
+    let four = attach("four", "10.9.2.7");
+    assert!(!regained().contains("10.9.2.7") && regained().contains("10.9.0.7"), "{}", regained());
+    for pod in [&one, &three, &four] {
+        cluster.attachment(pod).del(&conf).success();
+    }
+}
+
 #[test]
 fn removed_address_store_gives_no_address_of_a_living_sandbox() {
     let host = host!(Feature::Bridge);

@@ -32,6 +32,8 @@ const REQUESTS_MAX: usize = 3;
 /// Largest number of offered addresses that other owners may take before an ADD fails: each was allocated to a concurrent
 /// ADD, so that as many other pods of the node get an address first.
 const OFFERS_MAX: usize = 32;
+/// Limit of attempts of one allocation that find new stores of overlapping ranges.
+const LISTS_MAX: usize = 16;
 /// Time after which no further pool is tried: the longest wait for a locked store.
 const WAIT_MAX: Duration = Duration::from_secs(25);
 /// Pauses in which the store is unlocked for the agent, in milliseconds.
@@ -108,20 +110,7 @@ pub(super) fn allocate(settings: &Arc<Settings>, set: &Set, who: &Arc<Claimant>)
                 (AllocationKind::AddressForClaim(address), Arc::new(who.with_claim(claim)))
             }
         };
-        let (own, from) = (Arc::clone(settings), Arc::clone(pool));
-        let others = overlapping_stores(settings, pool);
-        let attempt = move |kind: AllocationKind| {
-            let (own, from, whom) = (Arc::clone(&own), Arc::clone(&from), Arc::clone(&whom));
-            if !others.is_empty() {
-                let (mut store, pool) = lock_all(&own.directory, &from, &others, kind)?;
-                store.set_window(window(&own, &from));
-                return allocate_from(&own, &pool, kind, &whom, store);
-            }
-            Store::create(&settings.directory, &pool.name, move |mut store| {
-                store.set_window(window(&own, &from));
-                allocate_from(&own, &from, kind, &whom, store)
-            })
-        };
+        let attempt = |kind| repeat_while_stores_appear(settings, pool, &whom, kind);
         match retry_while_transferring(kind, attempt) {
             Ok(ip) => {
                 let address = IpNet::new(ip, pool.range.prefix_len()).unwrap_or(IpNet::from(ip));
@@ -131,6 +120,50 @@ pub(super) fn allocate(settings: &Arc<Settings>, set: &Set, who: &Arc<Claimant>)
         }
     }
     Err(last.unwrap_or_else(|| Error::config("ipam.ranges: the requested address is in none of the ranges")))
+}
+
+/// Allocates, and begins again if another network's call has created a store of an overlapping range meanwhile: that call
+/// may not know the store of this pool.
+fn repeat_while_stores_appear(
+    settings: &Arc<Settings>,
+    pool: &Arc<Pool>,
+    who: &Arc<Claimant>,
+    kind: AllocationKind,
+) -> Result<Attempt, Error> {
+    for _ in 0..LISTS_MAX {
+        if let Some(done) = attempt(settings, pool, who, kind)? {
+            return Ok(done);
+        }
+    }
+    let why = format!("pool {}: stores of overlapping ranges are being created: try again", pool.name);
+    Err(Error::new(code::TRY_AGAIN_LATER, why))
+}
+
+/// Locks the store of the pool, and allocates; `None` if the stores of overlapping ranges are not those that were listed
+/// before.
+fn attempt(
+    settings: &Arc<Settings>,
+    pool: &Arc<Pool>,
+    who: &Arc<Claimant>,
+    kind: AllocationKind,
+) -> Result<Option<Attempt>, Error> {
+    let others = overlapping_stores(settings, pool);
+    if !others.is_empty() {
+        let (mut store, rest) = lock_all(&settings.directory, pool, &others, kind)?;
+        if overlapping_stores(settings, pool) != others {
+            return Ok(None);
+        }
+        store.set_window(window(settings, pool));
+        return allocate_from(settings, &rest, kind, who, store).map(Some);
+    }
+    let (own, from, whom) = (Arc::clone(settings), Arc::clone(pool), Arc::clone(who));
+    Store::create(&settings.directory, &pool.name, move |mut store| {
+        if !overlapping_stores(&own, &from).is_empty() {
+            return Ok(None);
+        }
+        store.set_window(window(&own, &from));
+        allocate_from(&own, &from, kind, &whom, store).map(Some)
+    })
 }
 
 /// Whether the owner with this tag has an address of the pool. A store that cannot be read is reported by the allocation.

@@ -1,6 +1,7 @@
 //! Addresses of living sandboxes, as the journal names them, in a file beside an address store that is created.
 //!
-//! - The journal is read only when a store is created. A node without such sandboxes gets no file.
+//! - The journal is read when a store is created, and while the file exists also when the store gets a block. A node without
+//!   such sandboxes gets no file.
 //! - A sandbox whose namespace does not exist any more has no address.
 
 use std::fs;
@@ -31,12 +32,28 @@ pub(super) struct RegainedAddress {
 
 /// Writes the addresses of this pool that living sandboxes have, for a store that is about to be created.
 pub(super) fn prepare(directory: &Path) -> io::Result<()> {
-    let Some(pool) = directory.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
-    let found = addresses(&Path::new(journal::DIRECTORY).join(journal::ENTRIES), pool);
-    if found.is_empty() {
-        return Ok(());
+    match of_pool(directory) {
+        found if found.is_empty() => Ok(()),
+        found => write(directory, &found),
     }
-    let text = serde_json::to_vec(&found)?;
+}
+
+/// Returns the addresses that living sandboxes have of the pool of a store's directory.
+pub(super) fn of_pool(directory: &Path) -> Vec<RegainedAddress> {
+    let pool = directory.file_name().and_then(|name| name.to_str());
+    pool.map(|pool| addresses(&Path::new(journal::DIRECTORY).join(journal::ENTRIES), pool))
+        .unwrap_or_default()
+}
+
+/// Replaces the file; without addresses, removes it.
+pub(super) fn write(directory: &Path, found: &[RegainedAddress]) -> io::Result<()> {
+    if found.is_empty() {
+        return match fs::remove_file(directory.join(REGAINED)) {
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        };
+    }
+    let text = serde_json::to_vec(found)?;
     let temporary = directory.join(".regained.new");
     let mut options = fs::OpenOptions::new();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;

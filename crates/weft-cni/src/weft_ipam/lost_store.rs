@@ -4,7 +4,10 @@
 //!   ADD ──► no store ──► journal: addresses of living sandboxes ──► regained ──► block added ──► held by their owners
 //! ```
 //!
-//! The addresses belong to their owners again, so that their DEL releases them. [`super::living_addresses`] writes the file.
+//! - The addresses belong to their owners again, so that their DEL releases them. [`super::living_addresses`] writes the
+//!   file.
+//! - A block may be leased long after the store was created, and again. Sandboxes that have ended since are left out, and
+//!   removed from the file.
 
 use std::fs;
 use std::io::{self, Read};
@@ -13,7 +16,7 @@ use cni::Error;
 use ipam::BlockLease;
 use ipam::address_store::Slot;
 
-use super::living_addresses::{REGAINED, RegainedAddress};
+use super::living_addresses::{self, REGAINED, RegainedAddress};
 use super::store::{Owner, Store, now, owner_tag};
 
 /// Largest length of the file.
@@ -39,6 +42,13 @@ pub(super) fn restore(store: &mut Store, leases: &[BlockLease]) -> Result<(), Er
             cni::wording::syntax_error(&bytes, &cause)
         ))
     })?;
+    let directory = path.parent().unwrap_or(&path);
+    let living = living_addresses::of_pool(directory);
+    let count = found.len();
+    let found: Vec<RegainedAddress> = found.into_iter().filter(|known| living.contains(known)).collect();
+    if found.len() < count {
+        living_addresses::write(directory, &found).map_err(|cause| Error::io(path.display(), cause))?;
+    }
     for RegainedAddress { ip, network, container, ifname, set, pod } in found {
         if !leases.iter().any(|lease| !lease.single_owner && lease.net.contains(&ip)) {
             continue;

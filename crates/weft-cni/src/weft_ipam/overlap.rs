@@ -1,7 +1,8 @@
 //! Overlapping ranges of networks with `store: file`: an address that one network of the host has is not given by another.
 //!
 //! Such networks have a store each. An allocation locks all stores whose ranges overlap, in the order of their names, and
-//! leaves out the addresses that the others hold. The name of a store is its range, unless the configuration names the
+//! leaves out the addresses that the others hold. It lists them again while its own store exists and is locked: of two calls
+//! that create a store each, at least one then sees the other's. The name of a store is its range, unless the configuration names the
 //! pool; such a store may contain any address.
 
 use std::net::IpAddr;

@@ -205,6 +205,9 @@ pub(super) fn release_slots(
     }
     // GC returns the last block, too: the network may have no pod any more.
     let keep = if policy == ReturnPolicy::Always { 0 } else { low(&store) as u64 };
+    // Another network of the pool may have a longer quarantine, and a returned block is free for other nodes at once.
+    let longest = clock.quarantine.max(store.quarantine_of_drained_blocks());
+    let clock = Clock { quarantine: longest, ..clock };
     let edits = store.addresses.release_idle_blocks(clock, IDLE, keep);
     store.write(&edits)?;
     if policy == ReturnPolicy::IfNeeded {

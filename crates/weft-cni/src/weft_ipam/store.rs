@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cni::Error;
-use ipam::address_store::{Edit, OwnerTag, SLOTS, SlotId, StoreFile, WriteOrder};
+use ipam::address_store::{Edit, OwnerTag, SLOTS, Slot, SlotId, StoreFile, WriteOrder};
 use ipam::{AddressStore, Clock};
 use linux::boot_id;
 use plugin_config::weft_ipam::{Pool, QUARANTINE, Settings};
@@ -36,6 +36,8 @@ use super::{deferred_releases, living_addresses, sync_rounds};
 
 /// Name of the store's file.
 const STORE_FILE: &str = "ledger";
+/// Line of an owner's record that has the window of the network.
+const WINDOW_LINE: usize = 8;
 /// Largest number of spans in the record of a window.
 const WINDOW_SPANS_MAX: usize = 4;
 /// Largest number of addresses of one attachment that are searched for without its configuration.
@@ -304,11 +306,41 @@ impl Store {
         written.map_err(|cause| failed(&self.path.with_file_name(OWNERS), "write", &cause))
     }
 
+    /// Longest quarantine, in milliseconds, of the networks that last had an address of a drained block without owners; 0 if
+    /// there is no such block.
+    pub(super) fn quarantine_of_drained_blocks(&self) -> u64 {
+        let mut longest = 0;
+        for block in self.addresses.blocks().filter(|block| block.draining) {
+            let slots: Vec<Slot> = self.addresses.slots_of(&block).collect();
+            if slots.iter().any(|slot| matches!(slot, Slot::Held { .. })) {
+                continue;
+            }
+            let was_held = |(_, slot): &(usize, Slot)| matches!(slot, Slot::Free(since) if *since > 0);
+            for (slot, _) in slots.into_iter().enumerate().filter(was_held) {
+                longest = longest.max(self.quarantine_of(SlotId { page: block.page, slot }));
+            }
+        }
+        longest
+    }
+
+    /// Quarantine of the network that last had an address, in milliseconds; the default if its record does not have it.
+    fn quarantine_of(&self, slot: SlotId) -> u64 {
+        let record = self.record_of(slot);
+        let window = record.split('\n').nth(WINDOW_LINE).and_then(|window| window.split(' ').next());
+        window.and_then(|quarantine| quarantine.parse().ok()).unwrap_or(QUARANTINE * 1000)
+    }
+
+    /// Returns the record of a slot's owner; empty if it cannot be read.
+    fn record_of(&self, slot: SlotId) -> String {
+        let mut bytes = vec![0; RECORD];
+        let read = self.owners.read_at(&mut bytes, record_offset(slot)).unwrap_or(0);
+        bytes.truncate(read);
+        String::from_utf8(bytes).unwrap_or_default()
+    }
+
     /// Returns the owner of a slot; fields that cannot be read are empty.
     pub fn owner(&self, slot: SlotId) -> Owner {
-        let mut bytes = [0; RECORD];
-        let read = self.owners.read_at(&mut bytes, record_offset(slot)).unwrap_or(0);
-        let text = std::str::from_utf8(&bytes[..read]).unwrap_or_default();
+        let text = self.record_of(slot);
         let mut lines = text.split('\n').map(str::to_owned);
         let mut line = || lines.next().unwrap_or_default();
         Owner {
@@ -416,7 +448,39 @@ pub fn now() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use ipam::{BlockLease, LeaseResponse};
+
     use super::*;
+
+    #[test]
+    fn drained_block_has_the_longest_quarantine_of_its_networks() {
+        let directory = std::env::temp_dir().join(format!("weft-drained-{}", std::process::id()));
+        let mut store = Store::create(&directory, "pool", Ok).unwrap();
+        let clock = Clock { now: 1000, quarantine: 0 };
+        let net = "10.0.0.0/28".parse().unwrap();
+        let lease = BlockLease { net, id: "a".to_owned(), single_owner: false, reserved: Vec::new() };
+        let response = LeaseResponse { leases: vec![lease], ..LeaseResponse::default() };
+        let edits = store.addresses.apply_response(clock, 0, &response);
+        store.write(&edits).unwrap();
+        let mut slots = Vec::new();
+        for (ip, window) in [("10.0.0.1", "60000 14 10.0.0.1-10.0.0.14"), ("10.0.0.2", "0 1 10.0.0.2")] {
+            let slot = store.addresses.find(ip.parse().unwrap()).unwrap();
+            store.set_window(window.to_owned());
+            store.record_owner(slot, &Owner::default()).unwrap();
+            let edits = store.addresses.hold(slot, clock.now, 7);
+            store.write(&edits).unwrap();
+            slots.push(slot);
+        }
+        assert_eq!(store.quarantine_of_drained_blocks(), 0, "no block is drained");
+        let edit = store.addresses.set_draining(slots[0].page, true);
+        store.write(&[edit]).unwrap();
+        assert_eq!(store.quarantine_of_drained_blocks(), 0, "it has owners");
+        let edits = store.addresses.release_slots(clock, &slots);
+        store.write(&edits).unwrap();
+        assert_eq!(store.quarantine_of_drained_blocks(), 60_000);
+        drop(store);
+        std::fs::remove_dir_all(directory).unwrap();
+    }
 
     #[test]
     fn owner_record_contains_the_whole_claim_or_none() {
