@@ -240,7 +240,7 @@ fn events_are_documented_with_their_meaning() {
     let line =
         finding.lines().find(|line| line.trim().starts_with("reason: ")).expect("the Event of a finding");
     reasons.extend(line.split('"').skip(3).step_by(2));
-    assert!(reasons.len() > 25 && reasons.contains("ObjectSpoilt"), "{reasons:?}");
+    assert!(reasons.len() > 25 && reasons.contains("ObjectInvalid"), "{reasons:?}");
     let pages = read("docs/operations.md") + &read("docs/neutron.md");
     reasons.retain(|reason| !pages.contains(&format!("`{reason}`")));
     assert!(reasons.is_empty(), "neither docs/operations.md nor docs/neutron.md has the Events {reasons:?}");

@@ -205,18 +205,18 @@ fn small_pool_is_shared_and_reports_exhaustion() {
     );
     // An unused pool has no layout yet, and an invalid pool has an unknown number of blocks.
     for (name, spec) in
-        [("new", json!({ "range": "10.90.0.0/24" })), ("spoilt", json!({ "range": "10.91.0.1/24" }))]
+        [("new", json!({ "range": "10.90.0.0/24" })), ("invalid", json!({ "range": "10.91.0.1/24" }))]
     {
         let metadata = json!({ "name": name });
         let made = json!({ "apiVersion": "weft.dev/v1alpha1", "kind": "IPPool", "metadata": metadata, "spec": spec });
         nodes.kube.apply(&made.to_string());
     }
     let shown = weft(&nodes, &["ipam", "show"]).success().stdout;
-    for words in [["10.7.0.0-29", " 6/8 "], ["new", " not split "], ["spoilt", " 0/? "]] {
+    for words in [["10.7.0.0-29", " 6/8 "], ["new", " not split "], ["invalid", " 0/? "]] {
         let row = shown.lines().find(|line| line.starts_with(&format!("{} ", words[0]))).unwrap_or_default();
         assert!(row.contains(words[1]), "{words:?}: {shown}");
     }
-    nodes.kube.kubectl(["delete", "ippools.weft.dev", "new", "spoilt"]);
+    nodes.kube.kubectl(["delete", "ippools.weft.dev", "new", "invalid"]);
     let six = ["c1", "c2", "c3", "c4", "c5", "c7"].map(|id| format!("uid-{id}/{id}/eth0"));
     assert_ipam_consistent(&nodes, &six.each_ref().map(String::as_str));
 }
@@ -622,7 +622,7 @@ fn invalid_block_object_is_reported_and_recovers() {
     nodes.attachment(&pod, "a1").check(&conf(0)).success();
     // `weft ipam check` finds the object, an Event reports it, and it cannot be removed while its node exists.
     let found = weft(&nodes, &["ipam", "check"]);
-    assert!(found.code == Some(1) && found.stdout.contains("spoilt"), "{}", found.stdout);
+    assert!(found.code == Some(1) && found.stdout.contains("invalid"), "{}", found.stdout);
     for words in [vec!["ipam", "free", &object], vec!["ipam", "free", &object, "--force"]] {
         let refused = weft(&nodes, &words);
         assert!(refused.code == Some(1), "{refused:?}");
@@ -634,7 +634,7 @@ fn invalid_block_object_is_reported_and_recovers() {
     nodes.machine.wait("one", "sends an Event about the object", || {
         let events = nodes.kube.json(["events", "-A"])["items"].as_array().cloned().unwrap_or_default();
         let about = |event: &&Value| {
-            event["reason"] == "ObjectSpoilt" && event["involvedObject"]["name"] == object.as_str()
+            event["reason"] == "ObjectInvalid" && event["involvedObject"]["name"] == object.as_str()
         };
         let event = events.iter().find(about)?.clone();
         assert_eq!(event["involvedObject"]["uid"], block["metadata"]["uid"], "{event}");

@@ -37,7 +37,7 @@ fn duplicate_address_of_two_pods_is_an_event() {
     start_controllers(&nodes, &[("controller", 9603)]);
     let events = || {
         let all = nodes.kube.json(["events", "-A"])["items"].as_array().cloned().unwrap_or_default();
-        all.into_iter().filter(|event| event["reason"] == "AddressDoubled").collect::<Vec<Value>>()
+        all.into_iter().filter(|event| event["reason"] == "AddressDuplicate").collect::<Vec<Value>>()
     };
     nodes.machine.wait("controller", "has reconciled", || (reconciliations(&nodes, 9603) > 1).then_some(()));
     assert_eq!(events(), Vec::<Value>::new(), "each pod has its own address");
@@ -63,7 +63,7 @@ fn duplicate_address_of_two_pods_is_an_event() {
     });
     assert_eq!(events().len(), 1);
     let found = weft(&nodes, &["ipam", "check"]);
-    assert!(found.code == Some(1) && found.stdout.contains("doubled"), "{found:?}");
+    assert!(found.code == Some(1) && found.stdout.contains("duplicate"), "{found:?}");
     // After the deletion of the pod, there is no finding.
     nodes.kube.kubectl(["delete", "pod", "-n", "blue", "twin", "--force", "--grace-period=0"]);
     assert_ipam_consistent(&nodes, &[]);

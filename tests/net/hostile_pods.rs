@@ -1,7 +1,7 @@
 //! Tests of what a process in a pod, with `NET_ADMIN`, can make weft do by changing its own interfaces.
 //!
 //! ```text
-//!   far ── far0 ── dev0 host ──ADD──► net1 in pod web ── spoilt by the pod ──DEL──► dev0, as before
+//!   far ── far0 ── dev0 host ──ADD──► net1 in pod web ── changed by the pod ──DEL──► dev0, as before
 //! ```
 //!
 //! The device is a veth, which the kernel deletes with its namespace. Tests with hardware are in lane `vm`.

@@ -2,11 +2,11 @@
 //!
 //! | kind | inconsistency |
 //! |---|---|
-//! | `spoilt` | an object is invalid, for example edited manually |
+//! | `invalid` | an object is invalid, for example edited manually |
 //! | `orphan` | the pool of a block does not exist |
 //! | `elsewhere` | the address store of a block is outside of the agent's `--address-stores` |
 //! | `dead-node` | the node of a block is deleted or out of service |
-//! | `doubled` | two pods show the same address of a pool in their network-status, or two objects contain it |
+//! | `duplicate` | two pods show the same address of a pool in their network-status, or two objects contain it |
 //! | `outside` | a pod has an address outside of the reduced range of its pool, or an excluded one, until it is deleted |
 //! | `stray` | a pod's address is in no leased object, or in a block of another node |
 //! | `leaked` | the pod of a single address is deleted, and no claim keeps the address |
@@ -43,8 +43,8 @@ impl ClusterSnapshot {
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         self.invalid_objects(&mut findings);
-        self.doubled_objects(&mut findings);
-        self.doubled_and_stray_addresses(&mut findings);
+        self.duplicate_objects(&mut findings);
+        self.duplicate_and_stray_addresses(&mut findings);
         self.leaked_addresses(&mut findings);
         findings
     }
@@ -55,7 +55,7 @@ impl ClusterSnapshot {
             let object = format!("ippool {}", pool.metadata.name.as_deref().unwrap_or_default());
             let wrong = pool.grid().map(drop).and_then(|()| pool.exclude().map(drop));
             findings.extend(wrong.err().map(|error| Finding {
-                what: "spoilt",
+                what: "invalid",
                 object,
                 why: error.to_string(),
             }));
@@ -64,7 +64,7 @@ impl ClusterSnapshot {
             let name = block.metadata.name.as_deref().unwrap_or_default();
             let finding = |what, why: String| Finding { what, object: format!("ipblock {name}"), why };
             if block.object().is_none() {
-                findings.push(finding("spoilt", "its spec was edited and is invalid".to_owned()));
+                findings.push(finding("invalid", "its spec was edited and is invalid".to_owned()));
             }
             if self.pool(&block.spec.pool).is_none() {
                 findings.push(finding("orphan", format!("its pool {} does not exist", block.spec.pool)));
@@ -86,7 +86,7 @@ impl ClusterSnapshot {
     }
 
     /// Adds pairs of objects with a common address that is not a reserved address of the outer one.
-    fn doubled_objects(&self, findings: &mut Vec<Finding>) {
+    fn duplicate_objects(&self, findings: &mut Vec<Finding>) {
         let space =
             |pool: &str| self.pool(pool).map(|pool| pool.spec.network_name.clone()).unwrap_or_default();
         let mut all: Vec<(String, IpBlock, &BlockObject)> = Vec::new();
@@ -117,7 +117,7 @@ impl ClusterSnapshot {
                     let name = |block: &BlockObject| block.metadata.name.clone().unwrap_or_default();
                     let why = format!("{} is also in {}", object.net, name(holder));
                     findings.push(Finding {
-                        what: "doubled",
+                        what: "duplicate",
                         object: format!("ipblock {}", name(block)),
                         why,
                     });
@@ -128,7 +128,7 @@ impl ClusterSnapshot {
     }
 
     /// Adds pairs of pods with the same address of a pool, and addresses that are not of their pod's node.
-    fn doubled_and_stray_addresses(&self, findings: &mut Vec<Finding>) {
+    fn duplicate_and_stray_addresses(&self, findings: &mut Vec<Finding>) {
         let mut seen: BTreeMap<(IpAddr, Vec<&str>, &str), &Holder> = BTreeMap::new();
         for AddressUse { pod, ip, network, pools, lessor } in AddressUse::all(self) {
             let Some(pool) = pools.first().copied() else { continue };
@@ -141,7 +141,7 @@ impl ClusterSnapshot {
             {
                 let why =
                     format!("{ip} of {network} is also an address of {}/{}", other.namespace, other.name);
-                findings.push(Finding { what: "doubled", object: object.clone(), why });
+                findings.push(Finding { what: "duplicate", object: object.clone(), why });
             }
             let why = match lessor {
                 None => format!("{ip} of {network} is in pool {pool}, and no node has leased it"),
@@ -267,13 +267,13 @@ mod tests {
             block.spec.node = "n1".into();
         }
         snapshot.pods.get_mut(&key("b")).unwrap().node = "n1".into();
-        assert_eq!(whats(&snapshot), ["doubled"]);
+        assert_eq!(whats(&snapshot), ["duplicate"]);
         snapshot.pods.get_mut(&key("b")).unwrap().addresses[0].2 = "other".into();
         assert_eq!(snapshot.findings(), []);
     }
 
     #[test]
-    fn finding_doubled_is_limited_for_each_object() {
+    fn finding_duplicate_is_limited_for_each_object() {
         let mut snapshot = snapshot(&[("10.0.0.0/24", "n1", &[])], &[]);
         for number in 0..100 {
             let mut block = snapshot.blocks[0].clone();
@@ -285,15 +285,15 @@ mod tests {
             snapshot.blocks.push(block);
         }
         let found = whats(&snapshot);
-        assert!(found.iter().all(|what| *what == "doubled"), "{found:?}");
+        assert!(found.iter().all(|what| *what == "duplicate"), "{found:?}");
         assert_eq!(found.len(), (1..AROUND_MAX).sum::<usize>() + AROUND_MAX * (100 - AROUND_MAX + 1));
     }
 
     #[test]
-    fn finding_doubled_covers_two_networks_of_one_pool() {
+    fn finding_duplicate_covers_two_networks_of_one_pool() {
         let mut snapshot = snapshot(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.1")]);
         snapshot.pods.get_mut(&(String::new(), "b".to_owned())).unwrap().addresses[0].2 = "other".into();
-        assert_eq!(whats(&snapshot), ["doubled"]);
+        assert_eq!(whats(&snapshot), ["duplicate"]);
     }
 
     #[test]
@@ -314,18 +314,18 @@ mod tests {
     }
 
     #[test]
-    fn finding_doubled_is_not_reported_during_a_live_migration() {
+    fn finding_duplicate_is_not_reported_during_a_live_migration() {
         let pods = [("source", "10.0.0.9"), ("target", "10.0.0.9")];
         let mut migrated = snapshot(&[("10.0.0.9/32", "n1", &[])], &pods);
         for (claim, findings) in
             [("vm//fedora/n/net1", 0), ("claim//fedora.n", 0), ("pod//fedora/n/net1", 1), ("", 1)]
         {
             migrated.blocks[0].spec.claim = claim.into();
-            assert_eq!(whats(&migrated), vec!["doubled"; findings], "{claim:?}");
+            assert_eq!(whats(&migrated), vec!["duplicate"; findings], "{claim:?}");
         }
         migrated.blocks[0].spec.claim = "vm//fedora/n/net1".into();
         migrated.pods.get_mut(&(String::new(), "target".to_owned())).unwrap().namespace = "other".into();
-        assert_eq!(whats(&migrated), ["doubled"], "a pod of another namespace");
+        assert_eq!(whats(&migrated), ["duplicate"], "a pod of another namespace");
     }
 
     #[test]
@@ -344,16 +344,16 @@ mod tests {
 
     #[test]
     fn findings_cover_each_kind() {
-        let doubled = snapshot(&[("10.0.0.0/24", "n1", &[]), ("10.0.0.9/32", "n2", &[])], &[]);
-        assert_eq!(whats(&doubled), ["doubled"]);
+        let duplicate = snapshot(&[("10.0.0.0/24", "n1", &[]), ("10.0.0.9/32", "n2", &[])], &[]);
+        assert_eq!(whats(&duplicate), ["duplicate"]);
         let twice = snapshot(&[("10.0.0.0/24", "n1", &[])], &[("a", "10.0.0.1"), ("b", "10.0.0.1")]);
-        assert_eq!(whats(&twice), ["doubled"]);
+        assert_eq!(whats(&twice), ["duplicate"]);
         assert_eq!(whats(&snapshot(&[], &[("a", "10.0.0.1")])), ["stray"]);
         assert_eq!(
             whats(&snapshot(&[("10.0.0.0/24", "off", &[]), ("10.0.1.0/24", "gone", &[])], &[])),
             ["dead-node"; 2]
         );
-        assert_eq!(whats(&snapshot(&[("10.0.0.1/24", "n1", &[])], &[])), ["spoilt"]);
+        assert_eq!(whats(&snapshot(&[("10.0.0.1/24", "n1", &[])], &[])), ["invalid"]);
         let mut placed = snapshot(&[("10.0.0.0/24", "n1", &[])], &[]);
         placed.blocks[0].spec.address_store = crate::store_name::name_in_directory("p", "/srv/stores");
         assert_eq!(whats(&placed), ["elsewhere"]);

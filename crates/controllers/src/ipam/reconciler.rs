@@ -394,7 +394,8 @@ impl IpamReconciler {
     async fn report(&mut self, snapshot: &ClusterSnapshot, findings: &[Finding]) {
         let current: BTreeSet<(String, String)> =
             findings.iter().map(|finding| (finding.object.clone(), finding.why.clone())).collect();
-        for finding in findings.iter().filter(|finding| finding.what == "doubled" || finding.what == "spoilt")
+        for finding in
+            findings.iter().filter(|finding| finding.what == "duplicate" || finding.what == "invalid")
         {
             let Finding { what, object, why } = finding;
             if self.reported.contains(&(object.clone(), why.clone())) {
@@ -405,7 +406,7 @@ impl IpamReconciler {
             note.truncate(note.floor_char_boundary(NOTE_MAX));
             let event = Event {
                 r#type: EventType::Warning,
-                reason: if *what == "doubled" { "AddressDoubled" } else { "ObjectSpoilt" },
+                reason: if *what == "duplicate" { "AddressDuplicate" } else { "ObjectInvalid" },
                 action: &distinct_action("Check", &note),
                 note: &note,
             };

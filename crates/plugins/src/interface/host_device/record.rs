@@ -425,8 +425,8 @@ mod tests {
     fn device_record_of_hardware_matches_by_permanent_address() {
         let card = Link { permanent_mac: vec![2, 0, 0, 0, 0, 1], ..link() };
         let record = Record::of(&card, &record().tag().unwrap(), Path::new("/run/netns/gone"), 7);
-        let spoilt = Link { index: 9, name: "x".into(), mac: vec![2, 0, 0, 0, 0, 9], ..card.clone() };
-        assert!(record.is_inside(&spoilt) && record.is_away(&spoilt));
+        let modified = Link { index: 9, name: "x".into(), mac: vec![2, 0, 0, 0, 0, 9], ..card.clone() };
+        assert!(record.is_inside(&modified) && record.is_away(&modified));
         let other = Link { permanent_mac: vec![2, 0, 0, 0, 0, 2], alias: "eth5".into(), ..card };
         assert!(
             !record.is_inside(&other) && !record.is_outside(&other),
@@ -459,10 +459,10 @@ mod tests {
     fn device_record_resets_exactly_what_differs() {
         let mac = record().mac();
         let further = record().device_settings(&link());
-        let unspoilt = link();
+        let unmodified = link();
         let record = record();
-        assert!(record.resets(&unspoilt, &mac, &further).is_empty());
-        let spoilt = Link {
+        assert!(record.resets(&unmodified, &mac, &further).is_empty());
+        let modified = Link {
             group: 7,
             mtu: 1400,
             flags: 0x80,
@@ -473,13 +473,13 @@ mod tests {
             xdp: vec![XdpProgram { mode: 2, id: 9 }],
             ..link()
         };
-        let changes = record.resets(&spoilt, &mac, &further);
+        let changes = record.resets(&modified, &mac, &further);
         assert_eq!((changes.len(), changes[0].group, changes[5].mac), (7, Some(0), Some(mac.as_slice())));
         assert_eq!((changes[1].remove_xdp, changes[6].settings.is_some()), (Some(2), true));
-        assert_eq!(record.alternative_names(&spoilt), (vec!["eth0"], vec![]));
+        assert_eq!(record.alternative_names(&modified), (vec!["eth0"], vec![]));
         // A record of an earlier release has no settings; no device of the host is in a group of a container.
         let old = Record { settings: None, ..record.clone() };
-        let changes = old.resets(&spoilt, &mac, &further);
+        let changes = old.resets(&modified, &mac, &further);
         assert_eq!((changes.len(), changes[0].group, changes[1].remove_xdp), (2, Some(0), Some(2)));
     }
 

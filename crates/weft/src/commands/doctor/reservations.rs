@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn doctor_reports_orphaned_addresses_and_unreadable_stores() {
         let directory = std::env::temp_dir().join(format!("weft-doctor-ledgers-{}", std::process::id()));
-        for name in ["10.0.0.0-24", "spoilt", "empty", "No.Ledger"] {
+        for name in ["10.0.0.0-24", "damaged", "empty", "No.Ledger"] {
             fs::create_dir_all(directory.join(name)).unwrap();
         }
         let mut store = ipam::AddressStore::new("b");
@@ -224,21 +224,21 @@ mod tests {
         }
         fs::write(directory.join("10.0.0.0-24/ledger"), store.to_bytes()).unwrap();
         fs::write(directory.join("10.0.0.0-24/owners"), owners).unwrap();
-        fs::write(directory.join("spoilt/ledger"), "nothing").unwrap();
+        fs::write(directory.join("damaged/ledger"), "nothing").unwrap();
         fs::write(directory.join("No.Ledger/ledger"), "nothing").unwrap();
         let found = store_findings(&directory, |network, container, ifname| {
             (network, container, ifname) == ("lan", "there", "eth0")
         });
         fs::remove_dir_all(&directory).unwrap();
-        let [orphaned, spoilt] = found.as_slice() else { panic!("{found:?}") };
+        let [orphaned, damaged] = found.as_slice() else { panic!("{found:?}") };
         assert_eq!(orphaned.what, "address store 10.0.0.0-24");
         assert!(
             orphaned.why.starts_with("10.0.0.2 (container gone) is allocated to an unknown"),
             "{orphaned:?}"
         );
         assert!(
-            spoilt.what.ends_with("spoilt") && spoilt.why.contains("not an address store of this version"),
-            "{spoilt:?}"
+            damaged.what.ends_with("damaged") && damaged.why.contains("not an address store of this version"),
+            "{damaged:?}"
         );
     }
 
