@@ -25,6 +25,15 @@ fn container<'a>(host: &'a Host, pod: &Pod, id: &str) -> Attachment<'a> {
     attachment
 }
 
+/// Writes a kubeconfig of an API server that does not run; returns its path.
+fn unreachable_cluster(host: &Host) -> &'static str {
+    let kubeconfig = json!({ "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{ "name": "c", "cluster": { "server": "http://127.0.0.1:1" } }],
+        "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }], "users": [{ "name": "u", "user": {} }] });
+    host.write("/root/away.json", kubeconfig.to_string());
+    "/root/away.json"
+}
+
 #[test]
 fn ipam_show_counts_usable_addresses_of_a_file_store() {
     require!(Feature::Root);
@@ -59,14 +68,11 @@ fn ipam_show_counts_usable_addresses_of_a_file_store() {
         "{yaml}"
     );
     // The API server is away.
-    let kubeconfig = json!({ "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{ "name": "c", "cluster": { "server": "http://127.0.0.1:1" } }],
-        "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }], "users": [{ "name": "u", "user": {} }] });
-    host.write("/root/away.json", kubeconfig.to_string());
+    let away = unreachable_cluster(&host);
     for line in [vec!["show"], vec!["check"], vec!["who", &ips[0]]] {
-        let line = [&["ipam"], &line[..], &["--kubeconfig", "/root/away.json"]].concat();
-        let away = weft(&host, &line.join(" ")).success();
-        assert!(away.stderr.contains("127.0.0.1:1"), "{away}");
+        let line = [&["ipam"], &line[..], &["--kubeconfig", away]].concat();
+        let shown = weft(&host, &line.join(" ")).success();
+        assert!(shown.stderr.contains("127.0.0.1:1"), "{shown}");
     }
     let holder = |ip: &str| weft(&host, &["ipam", "who", ip, "--local", "-o", "json"].join(" "));
     let state = |ip: &str| holder(ip).success().json()[0]["state"].clone();
@@ -110,6 +116,9 @@ fn ipam_free_releases_the_address_of_a_container_that_is_gone() {
     // No journal says that the container is gone.
     let unknown = weft(&host, &format!("ipam free {lost} --local --journal /var/lib/none"));
     assert!(unknown.code == Some(1) && unknown.stderr.contains("--force"), "{unknown}");
+    // A cluster that the command line names is meant, and this node keeps the address.
+    let elsewhere = weft(&host, &format!("ipam free {lost} --kubeconfig {}", unreachable_cluster(&host)));
+    assert!(elsewhere.code == Some(1) && elsewhere.stderr.contains("127.0.0.1:1"), "{elsewhere}");
     let freed = weft(&host, &format!("ipam free {lost} --local")).success().json();
     assert_eq!((freed["freed"].as_str(), freed["store"].as_str()), (Some(&*lost), Some("10.8.1.0-29")));
     assert!(freed["owner"].as_str().unwrap().contains("lost"), "{freed}");

@@ -125,10 +125,13 @@ const CLUSTER_MAX: Duration = Duration::from_secs(10);
 
 /// Runs `weft ipam`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { command, cluster: _, format, local: _, journal } = arguments;
+    let Arguments { command, cluster: access, format, local, journal } = arguments;
     let directory = command.address_stores();
     let stores = HostStore::all(directory);
+    // If the command line names a cluster, nothing is released on this node.
+    let only_cluster = matches!(command, IpamCommand::Free { .. }) && access.is_given() && !local;
     if let IpamCommand::Free { block, force, .. } = command
+        && !only_cluster
         && let (Ok(address), Ok(stores)) = (block.parse::<IpAddr>(), &stores)
     {
         let sandboxes = if *force { None } else { Some(NodeSandboxes::find(journal.as_deref())?) };
@@ -140,7 +143,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let cluster = cluster(arguments, stores.as_ref().is_ok_and(|stores| !stores.is_empty())).await;
         let (client, snapshot) = match (cluster, stores) {
             (Ok(cluster), _) => cluster,
-            (Err(failure), Ok(stores)) if failure.is_none() || !stores.is_empty() => {
+            (Err(failure), Ok(stores)) if failure.is_none() || !(stores.is_empty() || only_cluster) => {
                 if let Some(failure) = failure {
                     Progress::beside(Format::Json).line(format!(
                         "the cluster cannot be read, only the address stores of this node: {failure}"
