@@ -11,7 +11,7 @@ use crate::Failure;
 use crate::bars;
 use crate::goals;
 use crate::plot::PLOTS;
-use crate::results::{Point, Record, Row, Run, figure_text};
+use crate::results::{Headline, Point, Record, Row, Run, figure_text};
 
 /// File of results, below the root of the tree.
 pub const RESULTS: &str = "benches/results.jsonl";
@@ -23,13 +23,22 @@ const END: &str = "<!-- end -->\n";
 /// File of the README's bar chart, below docs/images.
 const CHART: &str = "comparison.svg";
 
-/// Rows of the README: what it says, what was measured, and what it is compared with.
-const HEADLINES: [(&str, &str, &str); 5] = [
-    ("ADD of a pod with the default network and three others", "pod with 3 networks more ADD", "Go"),
-    ("… on a node with 500 such pods", "pod with 3 networks more ADD, 500 pods on the node", "Go"),
-    ("320 pods in a row, each with one further network", "320 pods, 1 network more, in a row", "Go"),
-    ("ADD of `bridge` with `host-local`", "bridge + host-local ADD", "Go"),
-    ("plugins on the node", "plugins on the node", "Go"),
+/// Rows of the README: what it says, and what was measured.
+const HEADLINES: [(&str, &str); 6] = [
+    ("ADD of a pod with the default network and three others", "pod with 3 networks more ADD, API server"),
+    ("32 such pods at once", "32 pods at once, 3 networks more, API server"),
+    ("320 such pods in a row, 8 at a time", "320 pods, 3 networks more, in a row, API server"),
+    ("an address of a pool of the cluster", "weft-ipam ADD, pool of the cluster"),
+    ("ADD of `bridge` with `host-local`", "bridge + host-local ADD"),
+    ("plugins on the node", "plugins on the node"),
+];
+
+/// Columns of the README: the program, and its name in the rows of the results.
+const COLUMNS: [(&str, &str); 4] = [
+    ("Multus thin", "Multus thin"),
+    ("Multus thick", "Multus thick"),
+    ("whereabouts", "whereabouts"),
+    ("Go plugins", "Go"),
 ];
 
 /// Content of a file of results.
@@ -98,30 +107,47 @@ impl Results {
         text
     }
 
-    /// Returns the rows of the README with their names.
-    fn headlines(&self) -> Vec<(&'static str, (&Run, &Row))> {
-        HEADLINES
-            .iter()
-            .filter_map(|(text, what, beside)| self.find(what, beside).map(|found| (*text, found)))
-            .collect()
+    /// Returns the headlines that were measured.
+    fn headlines(&self) -> Vec<Headline<'_>> {
+        let headline = |(name, what): &(&'static str, &str)| {
+            let row = |(program, beside)| self.find(what, beside).map(|(_, row)| (program, row));
+            Headline { name, rows: COLUMNS.into_iter().filter_map(row).collect() }
+        };
+        HEADLINES.iter().map(headline).filter(|headline| !headline.rows.is_empty()).collect()
+    }
+
+    /// Returns the runs that measured the headlines, in the order of the file.
+    fn runs_of_headlines(&self) -> impl Iterator<Item = &Run> {
+        let measured =
+            |rows: &[Row]| HEADLINES.iter().any(|(_, what)| rows.iter().any(|row| row.what == *what));
+        self.runs.iter().filter(move |(_, rows)| measured(rows)).map(|(run, _)| run)
     }
 
     /// Returns the table and the chart of the README.
     fn headline_table(&self) -> String {
-        let found = self.headlines();
-        let Some((_, (Run { command, weft, peers, machine, load, .. }, _))) = found.first() else {
-            return String::new();
-        };
-        let mut text = format!("| | weft {weft} | {peers} | ratio |\n|---|---|---|---|\n");
-        for (name, (_, row)) in &found {
-            let cell = |figure: f64| format!("{} {}", figure_text(figure), row.unit);
-            let (ours, theirs) = (cell(row.median()), cell(row.other().unwrap_or_default()));
-            let _ = writeln!(text, "| {name} | {ours} | {theirs} | {} |", row.ratio());
+        let mut runs = self.runs_of_headlines().peekable();
+        let Some(Run { weft, machine, .. }) = runs.peek() else { return String::new() };
+        let columns = COLUMNS.map(|(program, _)| program).join(" | ");
+        let mut text = format!("| | weft {weft} | {columns} |\n|---|---|---|---|---|---|\n");
+        for Headline { name, rows } in self.headlines() {
+            let cell = |figure: f64, unit: &str| format!("{} {unit}", figure_text(figure));
+            let ours = rows.first().map(|(_, row)| cell(row.median(), &row.unit)).unwrap_or_default();
+            let _ = write!(text, "| {name} | {ours} |");
+            for (program, _) in COLUMNS {
+                let theirs = rows.iter().find(|(other, _)| *other == program);
+                let theirs = theirs.map(|(_, row)| cell(row.other().unwrap_or_default(), &row.unit));
+                let _ = write!(text, " {} |", theirs.as_deref().unwrap_or("–"));
+            }
+            text.push('\n');
         }
+        let machine = machine.clone();
+        let commands: Vec<String> =
+            runs.map(|run| format!("`{}`\n(load at its start: {})", run.command, run.load)).collect();
         let _ = writeln!(
             text,
-            "\n![{}](docs/images/{CHART})\n\nMedians of one run of `{command}`, which began at a load of {load}, on\n{machine}.",
-            bars::TITLE
+            "\n![{}](docs/images/{CHART})\n\nMedians of {}, on\n{machine}.",
+            bars::TITLE,
+            commands.join(" and\n")
         );
         text
     }
@@ -137,12 +163,7 @@ impl Results {
             let path = Path::new("docs/images").join(file);
             all.push((path, Rendered::Whole(plot.draw(&self.points))));
         }
-        let headlines = self.headlines();
-        if let Some((_, (run, _))) = headlines.first() {
-            let rows: Vec<_> = headlines.iter().map(|(name, (_, row))| (*name, *row)).collect();
-            let path = Path::new("docs/images").join(CHART);
-            all.push((path, Rendered::Whole(bars::draw(&rows, &run.peers))));
-        }
+        all.push((Path::new("docs/images").join(CHART), Rendered::Whole(bars::draw(&self.headlines()))));
         all
     }
 }
@@ -203,9 +224,13 @@ mod tests {
     #[test]
     fn bench_report_pages_are_what_the_results_render_to() {
         let results = Results::parse(&fs::read_to_string(root().join(RESULTS)).unwrap()).unwrap();
-        for (what, measured, beside) in HEADLINES {
-            assert!(results.find(measured, beside).is_some(), "README: no row for {what:?}: {measured}");
+        for ((what, measured), found) in HEADLINES.iter().zip(results.headlines()) {
+            assert_eq!(
+                *what, found.name,
+                "README: no row {measured:?}: were Multus and whereabouts in PEERS?"
+            );
         }
+        assert_eq!(results.headlines().len(), HEADLINES.len());
         for (path, rendered) in results.render() {
             let now = fs::read_to_string(root().join(&path)).unwrap();
             let then = rendered.within(&now).unwrap();

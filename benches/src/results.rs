@@ -34,6 +34,15 @@ pub struct Row {
     pub theirs: Vec<f64>,
 }
 
+/// Measurement that the README names, with the programs that it is compared with.
+#[derive(Debug)]
+pub struct Headline<'a> {
+    /// Name of the measurement.
+    pub name: &'static str,
+    /// Name of each program, and the row beside it. There is at least one.
+    pub rows: Vec<(&'static str, &'a Row)>,
+}
+
 /// Point of a line of a plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {

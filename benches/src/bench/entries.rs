@@ -5,6 +5,7 @@
 //! the host's side is timed, where pods share tables.
 
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
 use std::time::Duration;
 
 use linux::Netns;
@@ -18,6 +19,8 @@ use benches::table::{Table, Times};
 
 /// Number of pods, more than any node has.
 const PODS: usize = 1000;
+/// Pause after a DEL: a transaction shortly after a removal waits until the kernel has freed what was removed.
+const PAUSE: Duration = Duration::from_millis(40);
 
 /// Times ADD of portmap and firewall on a host with one pod and on one with a thousand.
 pub(crate) fn entries(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
@@ -28,6 +31,7 @@ pub(crate) fn entries(setting: &Setting, table: &mut Table) -> Result<(), Failur
             for (node, times) in [(&many, &mut late), (&few, &mut early)] {
                 times.push(node.call("ADD", PODS)?);
                 node.call("DEL", PODS)?;
+                sleep(PAUSE);
             }
         }
         let what = format!("{plugin} ADD, {PODS} pods there");

@@ -206,15 +206,36 @@ pub(crate) fn pods(setting: &Setting, table: &mut Table) -> Result<(), Failure> 
     Ok(())
 }
 
+/// Names of the Go plugins.
+const GO_PLUGINS: &[&str] = &[
+    "bandwidth",
+    "bridge",
+    "dhcp",
+    "dummy",
+    "firewall",
+    "host-device",
+    "host-local",
+    "ipvlan",
+    "loopback",
+    "macvlan",
+    "portmap",
+    "ptp",
+    "sbr",
+    "static",
+    "tap",
+    "tuning",
+    "vlan",
+    "vrf",
+];
+
 /// States the size of the plugins on disk and in memory.
 pub(crate) fn size(setting: &Setting, table: &mut Table) -> Result<(), Failure> {
     let ours = (fs::metadata(setting.ours.join("weft-cni"))?.len() as f64 / 1e4).round() / 1e2;
     match &setting.peers {
         Some(peers) => {
-            let mut bytes = 0;
-            for entry in fs::read_dir(peers)? {
-                bytes += entry?.metadata()?.len();
-            }
+            // The directory may have other programs, too.
+            let sizes = GO_PLUGINS.iter().filter_map(|name| fs::metadata(peers.join(name)).ok());
+            let bytes: u64 = sizes.map(|file| file.len()).sum();
             let theirs = (bytes as f64 / 1e4).round() / 1e2;
             table.contrast("plugins on the node", "MB", ours, "Go", theirs);
         }
