@@ -57,7 +57,7 @@ dist: setup ## a release in dist/: archives, packages, images, charts, checksums
 dist-check: ## verify the release in dist/
 	@release/check
 
-demo: build ## attach a pod to four networks on this machine, show it and remove everything again
+demo: build ## attach two pods to four networks on a simulated host, show them and remove everything again
 	@bin/weft demo
 
 test: setup ## run every test that can run here, and list the skipped tests with reasons

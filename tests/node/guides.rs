@@ -46,6 +46,11 @@ fn shell(node: &Node, script: &str) -> Command {
     shell.deadline(Duration::from_secs(300))
 }
 
+/// Commands of a text, one in a line.
+fn commands(text: &str) -> String {
+    text.lines().filter_map(|line| line.strip_prefix("$ ")).collect::<Vec<_>>().join("\n")
+}
+
 /// Page of a guide.
 struct Page {
     name: &'static str,
@@ -74,9 +79,13 @@ impl Page {
     /// Runs the commands of a section; returns their output.
     #[track_caller]
     fn run(&self, node: &Node, section: &str) -> Finished {
-        let lines = self.blocks(section, "console").concat();
-        let commands: Vec<&str> = lines.lines().filter_map(|line| line.strip_prefix("$ ")).collect();
-        shell(node, &commands.join("\n").replace("worker-1", NAME)).finish().success()
+        let commands = commands(&self.blocks(section, "console").concat());
+        shell(node, &commands.replace("worker-1", NAME)).finish().success()
+    }
+
+    /// Text above the first section.
+    fn head(&self) -> &str {
+        self.text.split("\n## ").next().unwrap_or_default()
     }
 
     /// Applies the manifests of a section. A node of the lane has no registry.
@@ -183,6 +192,15 @@ const SYMPTOMS: [Symptom; 6] = [
     ),
 ];
 
+/// Runs the commands at the head of the page, while a pod is refused.
+fn look_at_the_agent(node: &Node, page: &Page) {
+    let pods = node.kube().json(["pods", "-n", "kube-system", "-l", "app.kubernetes.io/component=agent"]);
+    let agent = pods["items"][0]["metadata"]["name"].as_str().expect("the agent's pod");
+    let looked = commands(page.head()).replace("AGENT-POD", agent).replace("NODE", NAME);
+    let shown = shell(node, &looked).finish().success();
+    assert!(shown.stdout.contains(agent) && shown.stdout.contains("\"eth9\": no such interface"), "{shown}");
+}
+
 #[test]
 fn guide_troubleshooting_has_the_text_of_each_symptom() {
     let node = node!();
@@ -215,6 +233,7 @@ fn guide_troubleshooting_has_the_text_of_each_symptom() {
         assert!(page.text.contains(&format!("| `{cell}` |")), "the page has no row {cell}");
         until_event(&node, name, words);
     }
+    look_at_the_agent(&node, &page);
     // Next steps of the page.
     let typo = pod("typo", "[{\"nam\":\"blue\"}]").to_string();
     let linted = shell(&node, "weft lint -").stdin(typo).finish();

@@ -352,6 +352,11 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "docs/guides/troubleshooting.md",
+        "kubectl -n kube-system get pods",
+        Way::NotRun("needs nodes: tests/node/guides.rs runs these steps"),
+    ),
+    row(
+        "docs/guides/troubleshooting.md",
         "sudo weft doctor",
         Way::NotRun("needs nodes: tests/node/guides.rs runs these steps"),
     ),
@@ -475,7 +480,11 @@ pub const ROWS: &[Row] = &[
         "kubectl -n kube-system delete daemonset",
         Way::Kube(WHEREABOUTS),
     ),
-    row("docs/migrate-from-whereabouts.md", "sudo weft-cni install", Way::Host("")),
+    row(
+        "docs/migrate-from-whereabouts.md",
+        "sudo /opt/cni/bin/weft-cni install",
+        Way::Host("weft-cni install /opt/cni/bin"),
+    ),
     row("docs/migrate-from-whereabouts.md", "weft ipam show", Way::Kube(WHEREABOUTS_IMPORTED)),
     row("docs/migrate-from-whereabouts.md", "weft import whereabouts", Way::Kube(WHEREABOUTS)),
     row(

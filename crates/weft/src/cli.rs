@@ -74,7 +74,7 @@ enum Command {
     Ipam(crate::commands::ipam::Arguments),
     /// Run the node agent
     Agent(node_agent::Arguments),
-    /// Run the cluster controllers (Neutron ports, IP pools, Services, the page)
+    /// Run the cluster controllers (IP pools, network policies, Services, Neutron ports, the page)
     Controller(controllers::Arguments),
     /// Run a CRI proxy that adds the CRI Network API to a container runtime
     CriProxy(cri_proxy::Arguments),

@@ -39,7 +39,7 @@ kernel. The capture ends with Ctrl-C, or at the first limit.
 
 {EXIT_CODES}"))]
 pub(crate) struct Arguments {
-    /// Name of the pod
+    /// Name of the pod, or NAMESPACE/NAME
     #[arg(value_name = "POD")]
     pod: String,
     /// Namespace of the pod
