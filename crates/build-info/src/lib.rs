@@ -1,11 +1,11 @@
-//! Identification of a build of the programs: version, commit, date, architecture, features.
+//! Tells which build of a program this is: version, commit, date, architecture and features.
 //!
-//! `make dist` passes the commit and its date to the compiler in `WEFT_COMMIT` and `WEFT_DATE`. Cargo compiles this crate
-//! again if one of them changes. Any other build has neither, so a new commit rebuilds nothing during development, and a
-//! source archive without git can be built.
+//! `make dist` passes the commit and the commit date to the compiler in `WEFT_COMMIT` and `WEFT_DATE`, and Cargo
+//! recompiles this crate when one of them changes. Other builds set neither variable. A new commit therefore rebuilds
+//! nothing during development, and a source archive can be built without git.
 //!
-//! - The date is that of the commit, not of the build: two builds of a commit are equal.
-//! - Everything is a constant: a plugin call that prints no version does nothing for it.
+//! - The date is the commit date and not the build date, so that two builds from one commit are identical.
+//! - Everything is a constant, so a plugin call that prints no version pays nothing for it.
 
 #![forbid(unsafe_code)]
 
@@ -13,43 +13,43 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// Text in place of a commit or date that the build was not given.
+/// Placeholder when the build was given no commit or date, for example after a plain `cargo build`.
 pub const UNKNOWN: &str = "unknown";
 
-/// Version of the release.
+/// Release version, for example `0.1.0`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Commit that was built: 40 digits, with `-dirty` if files were changed.
+/// Commit that was built: 40 hexadecimal digits, followed by `-dirty` if the work tree had uncommitted changes.
 pub const COMMIT: &str = match option_env!("WEFT_COMMIT") {
     Some(commit) => commit,
     None => UNKNOWN,
 };
 
-/// Date of the commit, in UTC, as RFC 3339 writes it.
+/// Commit date in UTC, in RFC 3339 format.
 pub const DATE: &str = match option_env!("WEFT_DATE") {
     Some(date) => date,
     None => UNKNOWN,
 };
 
-/// Identification of one program, for people as text and for other programs as JSON.
+/// Build identification that `--version` prints: text for people, JSON for scripts and support bundles.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BuildInfo<'a> {
-    /// Name of the program.
+    /// Program name, for example `weft-cni`.
     pub program: &'a str,
-    /// Version of the release.
+    /// Release version.
     pub version: &'a str,
     /// Commit, or [`UNKNOWN`].
     pub commit: &'a str,
-    /// Date of the commit, or [`UNKNOWN`].
+    /// Commit date, or [`UNKNOWN`].
     pub date: &'a str,
-    /// Architecture of the processor, as the kernel names it.
+    /// Processor architecture in the kernel's spelling, for example `x86_64`.
     pub architecture: &'a str,
-    /// Features of the program: plugins of `weft-cni`, long-running roles of `weft`.
+    /// Compiled-in features: the plugins in `weft-cni`, the long-running roles in `weft`.
     pub features: Vec<&'a str>,
 }
 
 impl<'a> BuildInfo<'a> {
-    /// Returns the identification of this build of a program.
+    /// Returns the identification for `program`; the rest is the same for every program in this build.
     pub fn of(program: &'a str, features: Vec<&'a str>) -> BuildInfo<'a> {
         let architecture = std::env::consts::ARCH;
         BuildInfo { program, version: VERSION, commit: COMMIT, date: DATE, architecture, features }
@@ -57,7 +57,7 @@ impl<'a> BuildInfo<'a> {
 }
 
 impl fmt::Display for BuildInfo<'_> {
-    /// Writes five lines, the first of which is that of `--version`.
+    /// Writes five lines; the first one is also the whole output of `--version`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} {}", self.program, self.version)?;
         writeln!(f, "commit:       {}", self.commit)?;

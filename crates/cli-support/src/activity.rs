@@ -1,34 +1,34 @@
-//! Counter of ADDs in progress, so that background work can wait until pods are attached.
+//! Counts ADDs in progress, so that background work can wait until pods are attached.
 //!
-//! A runtime that starts many pods at once keeps every processor busy. Events and statuses of the first pods would slow
-//! down the last ones.
+//! When a runtime starts many pods at once, every processor is busy. Publishing Events and statuses for the first pods
+//! at that moment would only slow down the last ones.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// Number of calls in progress.
+/// Counter that the server raises for each call and background work waits for.
 #[derive(Debug, Default)]
 pub struct Busy(watch::Sender<usize>);
 
-/// Call in progress, until it is dropped.
+/// Guard for one call in progress; the call ends when the guard is dropped.
 #[derive(Debug)]
 pub struct Call<'a>(&'a Busy);
 
 impl Busy {
-    /// Counts one more call.
+    /// Counts one more call until the returned guard is dropped.
     pub fn begin(&self) -> Call<'_> {
         self.0.send_modify(|count| *count += 1);
         Call(self)
     }
 
-    /// Whether no call is in progress.
+    /// Whether no call is in progress, so that background work may start now.
     pub fn is_quiet(&self) -> bool {
         *self.0.borrow() == 0
     }
 
-    /// Waits until no call is in progress, or until `longest` is over.
+    /// Waits until no call is in progress, but never longer than `longest`.
     pub async fn quiet(&self, longest: Duration) {
         let mut changes = self.0.subscribe();
         let _ = timeout(longest, changes.wait_for(|count| *count == 0)).await;

@@ -1,8 +1,8 @@
-//! Background tasks that run as long as the process, and blocking work on a thread of its own.
+//! Runs background tasks for as long as the process lives, and blocking work on a separate thread.
 //!
-//! - A background task that panics ends the process in an orderly way, so that it is restarted. Otherwise its work would
-//!   silently stop.
-//! - If the kernel provides no thread for blocking work, the caller gets an error.
+//! - If a background task panics, the process shuts down in an orderly way and is restarted by its supervisor.
+//!   Otherwise the work would stop silently while the process still looked healthy.
+//! - If the kernel cannot start a thread for blocking work, the caller gets an error and can try again later.
 //!
 //! Source: tokio's `spawn_blocking` panics if no thread can be started, pthread_create(3) EAGAIN.
 
@@ -16,12 +16,12 @@ use tracing::error;
 
 use crate::failure::Failure;
 
-/// Supervisor of the background tasks. It contains the name of a task that panicked.
+/// Supervisor for background tasks. Holds the name of the first task that panicked.
 #[derive(Clone, Debug, Default)]
 pub struct BackgroundTasks(Sender<Option<&'static str>>);
 
 impl BackgroundTasks {
-    /// Starts a background task.
+    /// Starts a background task. `task` is the name that the log and the failure show if it panics.
     pub fn begin(&self, task: &'static str, work: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         let (work, panicked) = (tokio::spawn(work), self.0.clone());
         let handle = work.abort_handle();
@@ -34,20 +34,20 @@ impl BackgroundTasks {
         handle
     }
 
-    /// Waits until a task has panicked, or until `ended` completes.
+    /// Waits until a task panics or `ended` completes, whichever comes first.
     pub async fn until(self, ended: impl Future<Output = ()>) {
         let mut panicked = self.0.subscribe();
         tokio::select! {
             () = ended => {}
-            // It cannot fail: `self` keeps the sender.
+            // `wait_for` cannot fail here, because `self` keeps the sender.
             _ = panicked.wait_for(Option::is_some) => {}
         }
     }
 
-    /// Returns whether all tasks ran as they should.
+    /// Returns an error if a task panicked. The caller uses it as exit status once [`until`](Self::until) returns.
     ///
     /// # Errors
-    /// A task panicked.
+    /// A task panicked; the error names it.
     pub fn outcome(&self) -> Result<(), Failure> {
         match *self.0.borrow() {
             None => Ok(()),
@@ -58,18 +58,18 @@ impl BackgroundTasks {
     }
 }
 
-/// Failure of blocking work.
+/// Error from blocking work.
 #[derive(Debug, Error)]
 pub enum WorkError {
-    /// The kernel provided no thread.
+    /// The kernel provided no thread, for example because the pids limit is reached.
     #[error("start a thread: {0}")]
     NotStarted(io::Error),
-    /// The work panicked.
+    /// The work panicked on its thread.
     #[error("a thread panicked")]
     Panicked,
 }
 
-/// Runs blocking work on a thread of its own, and returns its result.
+/// Runs blocking work on a new thread and returns the result, without blocking the async runtime.
 ///
 /// # Errors
 /// No thread could be started, or the work panicked.

@@ -1,20 +1,20 @@
-//! Durations on the command line, as kubectl accepts them: `90`, `90s`, `2m`, `1h30m`.
+//! Parses durations on the command line the way kubectl accepts them: `90`, `90s`, `2m`, `1h30m`.
 
-/// Seconds of each unit, the longest first.
+/// Units with their length in seconds, the longest first, because `1h30m` must be written in this order.
 const UNITS: [(char, u64); 3] = [('h', 3600), ('m', 60), ('s', 1)];
 
-/// Longest duration, in seconds: a hundred years, which every clock can add to its time.
+/// Longest duration that is accepted, in seconds: a hundred years, which can still be added to any clock value.
 const SECONDS_MAX: u64 = 100 * 365 * 24 * 3600;
 
-/// Reason why a string is no duration.
+/// Error for a string that is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a number of seconds, or numbers with the units h, m and s, as in 90, 2m or 1h30m")]
 pub struct DurationError;
 
-/// Parses a duration and returns its seconds. A number without a unit is a number of seconds.
+/// Parses a duration into seconds. A number without a unit means seconds.
 ///
 /// # Errors
-/// The string has another form, or the duration is too long.
+/// The string has another form, or the duration exceeds a hundred years.
 pub fn seconds(text: &str) -> Result<u64, DurationError> {
     if let Ok(seconds) = digits(text) {
         return limited(seconds);
@@ -32,7 +32,7 @@ fn limited(seconds: u64) -> Result<u64, DurationError> {
     if seconds <= SECONDS_MAX { Ok(seconds) } else { Err(DurationError) }
 }
 
-/// Parses a number without a sign.
+/// Parses a number without a sign; `str::parse` alone would accept `+5`.
 fn digits(text: &str) -> Result<u64, DurationError> {
     match text.bytes().all(|byte| byte.is_ascii_digit()) {
         true => text.parse().map_err(|_| DurationError),

@@ -1,7 +1,7 @@
-//! Failure of a command: one sentence, details, and the next step; and the exit code.
+//! Defines how a command fails: one sentence, details, the next step, and an exit code.
 //!
 //! - The sentence has the form `path: key: value: why`, in lower case and without a full stop.
-//! - Exit codes are decided here, and never from the text of an error.
+//! - Exit codes are decided here and never derived from an error text.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -10,24 +10,24 @@ use cni::{Error, code};
 
 use crate::terminal::plain;
 
-/// Exit code of a command that failed. A command that succeeds exits with 0.
+/// Exit code for a command that failed. A successful command exits with 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// 1: the command failed.
     Failed,
     /// 2: the command line is invalid.
     Usage,
-    /// 3: the command needs root.
+    /// 3: the command must run as root.
     NeedsRoot,
-    /// 130: the command was interrupted, and its effects are removed.
+    /// 130: the command was interrupted, and everything it changed was rolled back.
     Interrupted,
 }
 
-/// Exit codes for `--help`.
+/// Exit codes as one line, for `--help`.
 pub const EXIT_CODES: &str =
     "Exit codes: 0 success, 1 failure, 2 wrong usage, 3 root required, 130 interrupted and rolled back.";
 
-/// Failure of a command.
+/// Failure that a command reports on stderr before it exits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     exit: Exit,
@@ -37,7 +37,7 @@ pub struct Failure {
     reported: Reported,
 }
 
-/// Whether the printed output already shows the failure.
+/// Whether the printed output already shows the failure, so that it must not be printed a second time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reported {
     NotYet,
@@ -56,7 +56,8 @@ impl Failure {
         }
     }
 
-    /// Returns a failure that the printed output already shows.
+    /// Returns a failure that is not printed again, because the output already shows it (for example a table of
+    /// findings).
     pub fn quiet(sentence: impl Into<String>) -> Failure {
         Failure { reported: Reported::Already, ..Failure::new(sentence) }
     }
@@ -71,17 +72,17 @@ impl Failure {
         Failure { exit, ..self }
     }
 
-    /// Sets the next step for the user.
+    /// Sets the hint: what the user should do next.
     pub fn next(self, next: impl Into<String>) -> Failure {
         Failure { next: next.into(), ..self }
     }
 
-    /// Adds a step in front of the sentence: `step: …`.
+    /// Puts the step that failed in front of the sentence: `step: …`.
     pub fn context(self, step: impl fmt::Display) -> Failure {
         Failure { sentence: format!("{step}: {}", self.sentence), ..self }
     }
 
-    /// Appends the sentence of another failure.
+    /// Appends another failure's sentence, for commands that continue after the first failure.
     pub fn also(mut self, more: Option<Failure>) -> Failure {
         if let Some(Failure { sentence, .. }) = more {
             self.sentence = format!("{}; {sentence}", self.sentence);
@@ -89,7 +90,7 @@ impl Failure {
         self
     }
 
-    /// Returns the exit code.
+    /// Returns the process exit code.
     pub fn code(&self) -> ExitCode {
         ExitCode::from(match self.exit {
             Exit::Failed => 1,
@@ -107,7 +108,7 @@ impl From<Error> for Failure {
 }
 
 impl From<Failure> for Error {
-    /// Returns the failure as a CNI error with code 5.
+    /// Converts to a CNI error with code 5; details and hint are joined in the CNI error's details.
     fn from(failure: Failure) -> Error {
         let Failure { exit: _, sentence, details, next, reported: _ } = failure;
         let both = [details, next].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ");

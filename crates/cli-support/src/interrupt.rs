@@ -1,7 +1,8 @@
-//! Interruption of a command: SIGINT, SIGTERM and SIGHUP set a flag, which the command checks between two steps.
+//! Interrupts a command cleanly: SIGINT, SIGTERM and SIGHUP set a flag, which the command checks between two steps.
 //!
-//! The command then removes its effects before it exits; a second signal does not shorten that. Programs that the command
-//! starts have process groups of their own, so Ctrl-C in a terminal reaches the command only.
+//! The command then rolls back its changes before it exits. A second signal does not cut this short, because a
+//! half-finished rollback would leave objects behind. External programs run in process groups of their own, so that
+//! Ctrl-C in a terminal reaches only the command itself.
 //!
 //! Source: signal(7); signal-safety(7): the handler does nothing but set the flag.
 
@@ -12,12 +13,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::{Exit, Failure};
 
-/// Flag that is set when the command is to stop.
+/// Flag that is set when the command should stop.
 #[derive(Clone, Debug)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Installs the signal handlers. From now on the signals set the flag instead of ending the process.
+    /// Installs the signal handlers. From now on the signals set the flag instead of killing the process.
     pub fn watch() -> Result<Interrupt, Failure> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGHUP, SIGINT, SIGTERM] {
@@ -27,7 +28,7 @@ impl Interrupt {
         Ok(Interrupt(flag))
     }
 
-    /// Returns the flag for code that needs a static reference.
+    /// Returns the flag as a static reference, for callbacks that cannot borrow it.
     pub fn flag(&self) -> &'static AtomicBool {
         Box::leak(Box::new(Arc::clone(&self.0)))
     }
@@ -37,7 +38,7 @@ impl Interrupt {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Returns a failure if a signal was received.
+    /// Returns an `interrupted` failure if a signal was received. Commands call this between two steps.
     pub fn stop_here(&self) -> Result<(), Failure> {
         if self.is_set() { Err(Failure::new("interrupted").exit(Exit::Interrupted)) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! Support for commands and long-running roles: failures, output, logging, background tasks, privilege.
+//! Code that commands and long-running roles share: failures, output, logging, background tasks, privilege checks.
 
 #![forbid(unsafe_code)]
 

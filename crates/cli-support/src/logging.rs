@@ -1,4 +1,4 @@
-//! Logging options of the long-running roles, and the start of the log on stderr.
+//! Logging options for the long-running roles; [`Log::start`] begins to log to stderr.
 
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
@@ -26,12 +26,15 @@ pub(crate) enum LogFormat {
 }
 
 impl Log {
-    /// Starts to log to stderr.
+    /// Starts to log to stderr. Must be called once, before the first log line.
+    ///
+    /// # Errors
+    /// `--log` is not a valid filter.
     pub fn start(&self) -> Result<(), Failure> {
         let Log { log: level, log_format } = self;
         let filter = EnvFilter::try_new(level)
             .map_err(|cause| Failure::new(format!("--log {level}: {cause}")).exit(Exit::Usage))?;
-        // kube logs each failed attempt as an error; the caller logs the outcome.
+        // The kube library logs each failed attempt as an error; weft logs only the outcome, once.
         let library = (!level.contains("kube")).then(|| "kube_client::client=off".parse().ok()).flatten();
         let filter = library.into_iter().fold(filter, EnvFilter::add_directive);
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

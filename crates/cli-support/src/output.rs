@@ -1,8 +1,8 @@
-//! Output for people and scripts. No other code writes to stdout.
+//! Writes output for people and for scripts. No other code may write to stdout.
 //!
-//! - Names, errors and results are untrusted, so none of their control characters reaches a terminal.
-//! - JSON is indented and ends with a line feed. YAML has the same content.
-//! - A reader that closes the pipe (`| head`) causes no failure.
+//! - Names, errors and results are untrusted, so control characters in them never reach a terminal.
+//! - JSON is indented and ends with a line feed; YAML has the same content.
+//! - If the reader closes the pipe (for example `| head`), the command does not fail.
 
 use std::io::{self, ErrorKind, Write};
 
@@ -31,12 +31,12 @@ pub enum Format {
 // === impl Format ===
 
 impl Format {
-    /// Whether stdout is one document for programs.
+    /// Whether stdout must contain exactly one document for scripts. Progress messages then go to stderr.
     pub fn is_document(self) -> bool {
         matches!(self, Format::Json | Format::Yaml)
     }
 
-    /// Prints a document; `None` if the output is a table.
+    /// Prints the value if the format is a document; returns `None` if the caller should print a table instead.
     pub fn print<T: Serialize>(self, value: &T) -> Option<Result<(), Failure>> {
         self.is_document().then(|| print_document(self, value))
     }
@@ -50,17 +50,17 @@ pub struct Output {
     pub format: Format,
 }
 
-/// Writer of progress messages: to stdout, or to stderr if stdout contains a document.
+/// Writer for progress messages: they go to stdout, or to stderr if stdout contains a document.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress(Format);
 
 impl Progress {
-    /// Returns the writer beside output of this format.
+    /// Returns the progress writer that goes with this output format.
     pub fn beside(format: Format) -> Progress {
         Progress(format)
     }
 
-    /// Writes one line. A failure does not stop the command.
+    /// Writes one line. A write error does not stop the command.
     pub fn line(self, line: impl AsRef<str>) {
         let line = format!("{}\n", line.as_ref());
         let _ = match self.0 {
@@ -70,7 +70,7 @@ impl Progress {
     }
 }
 
-/// Prints text as it is.
+/// Prints text unchanged.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -81,9 +81,9 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Whether a process may still read the output: false once the other end of a pipe is closed.
+/// Whether a process still reads the output: false once the other end of the pipe is closed.
 ///
-/// A command that prints without end asks this, because [`print()`] ignores a closed pipe.
+/// A command that prints continuously must check this, because [`print()`] ignores a closed pipe.
 #[must_use]
 pub fn has_reader() -> bool {
     let stdout = io::stdout();
@@ -102,26 +102,26 @@ pub fn print_json<T: Serialize>(value: &T) -> Result<(), Failure> {
     print(&format!("{}\n", escaped(&text)))
 }
 
-/// Prints a value as YAML if the format is that, else as JSON.
+/// Prints a value as YAML if that is the format, otherwise as JSON.
 pub fn print_document<T: Serialize>(format: Format, value: &T) -> Result<(), Failure> {
     if format != Format::Yaml {
         return print_json(value);
     }
-    // Through JSON, so that both documents have the same content.
+    // The value goes through JSON first, so that both documents have the same content.
     let value =
         serde_json::to_value(value).map_err(|cause| Failure::new(format!("encode the output: {cause}")))?;
     print(&yaml(&value)?)
 }
 
-/// Returns a YAML document, with a space for each character that a terminal executes.
+/// Returns a YAML document in which each terminal control character is replaced by a space.
 fn yaml(value: &serde_json::Value) -> Result<String, Failure> {
     let text = serde_saphyr::to_string(value)
         .map_err(|cause| Failure::new(format!("encode the output: {cause}")))?;
     Ok(text.chars().map(|c| if c != '\n' && is_control(c) { ' ' } else { c }).collect())
 }
 
-/// Returns a JSON document with each character that a terminal executes written as `\u….`. The encoder leaves DEL and the
-/// control characters above it unchanged.
+/// Escapes terminal control characters in a JSON document as `\u….`. The JSON encoder leaves DEL and the control
+/// characters above it as they are.
 fn escaped(document: &str) -> String {
     let mut text = String::with_capacity(document.len());
     for c in document.chars() {

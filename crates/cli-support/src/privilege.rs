@@ -1,4 +1,4 @@
-//! Checks for root. The failure shows the command with `sudo`.
+//! Checks for root, and tells the user how to run the command again with `sudo`.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -9,10 +9,10 @@ use rustix::io::Errno;
 
 use crate::failure::{Exit, Failure};
 
-/// Reasons why root may be denied access, above all in a container.
+/// Hint for the case that root still gets "permission denied", which happens mostly in containers.
 const ROOT_DENIED: &str = "the file belongs to another user and root lacks the capability DAC_OVERRIDE here, or a security module of the node denies access: see docs/installation.md, «Permissions»";
 
-/// Fails unless the process runs as root.
+/// Fails unless the process runs as root. `why` completes the sentence "`command` needs root: …".
 pub fn require(command: &str, why: &str) -> Result<(), Failure> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
@@ -20,7 +20,7 @@ pub fn require(command: &str, why: &str) -> Result<(), Failure> {
     Err(lacking(format!("{command} needs root: {why}")))
 }
 
-/// Returns the failure of an operation on a file. If permission is denied, it names the next step.
+/// Returns the failure for a file operation. If permission was denied, it includes a hint.
 pub fn refused(what: &str, cause: &io::Error) -> Failure {
     let sentence = format!("{what}: {cause}");
     match (cause.kind(), rustix::process::geteuid().is_root()) {
@@ -30,7 +30,7 @@ pub fn refused(what: &str, cause: &io::Error) -> Failure {
     }
 }
 
-/// Adds the next step to another program's failure to write a file, if only root can write it.
+/// Adds the `sudo` hint to an external program's write failure if only root can write to `path`.
 pub fn of_place(failure: Failure, path: &Path) -> Failure {
     let there = path.ancestors().find(|path| path.exists()).unwrap_or(path);
     let is_denied = access(there, Access::WRITE_OK).is_err_and(|errno| errno == Errno::ACCESS);
@@ -46,7 +46,7 @@ fn with_root(failure: Failure) -> Failure {
     failure.exit(Exit::NeedsRoot).next(format!("run it as: sudo {}", line.join(" ")))
 }
 
-/// Quotes a word for a shell.
+/// Quotes a word for a POSIX shell, so that the user can paste the command.
 fn quoted(word: &OsString) -> String {
     let word = word.to_string_lossy().into_owned();
     let harmless = |c: char| c.is_ascii_alphanumeric() || "/._-=:,@+%".contains(c);

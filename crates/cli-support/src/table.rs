@@ -1,11 +1,12 @@
-//! Tables for people, with columns as wide as their content.
+//! Lays out tables for people; columns are as wide as their widest cell.
 
 use crate::terminal::plain;
 
 /// Gap between two columns.
 const GAP: &str = "  ";
 
-/// Returns the headings and rows as lines, indented by `indent` blanks. A row may have fewer cells than there are headings.
+/// Lays out headings and rows as lines, indented by `indent` spaces. A row may have fewer cells than there are
+/// headings.
 pub fn lay_out(headings: &[&str], rows: &[Vec<String>], indent: usize) -> String {
     let headings: Vec<String> = headings.iter().map(|heading| heading.to_uppercase()).collect();
     let rows: Vec<Vec<String>> =

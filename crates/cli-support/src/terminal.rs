@@ -1,6 +1,6 @@
-//! Control characters of a terminal: which they are, and text without them.
+//! Removes terminal control characters from text.
 //!
-//! Names, errors and results are untrusted, so none of their characters may control the terminal that shows them.
+//! Names, errors and results are untrusted: no character in them may control the terminal that shows them.
 
 pub(crate) use cni::text::is_control;
 pub use cni::text::plain;

@@ -1,8 +1,7 @@
-//! Times for people: UTC as in RFC 3339, and ages as kubectl prints them.
+//! Formats times for people: UTC in RFC 3339 format, and ages the way kubectl prints them.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Seconds of a day.
 const DAY: u64 = 86_400;
 
 /// Returns the current time, in seconds since 1970.
@@ -10,9 +9,9 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Returns a time in seconds since 1970 as in RFC 3339, in UTC.
+/// Formats seconds since 1970 as a UTC time in RFC 3339 format.
 pub fn utc(seconds: u64) -> String {
-    // Days since 0000-03-01, so that a leap day is the last day of its year.
+    // Days are counted from 0000-03-01, so that a leap day is the last day in its year.
     let (day, time) = (seconds / DAY + 719_468, seconds % DAY);
     let (era, day) = (day / 146_097, day % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -24,14 +23,14 @@ pub fn utc(seconds: u64) -> String {
     format!("{:04}-{month:02}-{date:02}T{hour:02}:{minute:02}:{second:02}Z", era * 400 + year + next)
 }
 
-/// Returns the seconds since 1970 of a time as [`utc`] writes it; `None` if it is written otherwise.
+/// Parses a time that [`utc`] wrote into seconds since 1970; `None` for any other format.
 pub fn parse_utc(text: &str) -> Option<u64> {
     let text = text.strip_suffix('Z')?;
     let (date, time) = text.split_once('T')?;
     let number = |text: &str| text.parse::<u64>().ok();
     let mut date = date.splitn(3, '-').map(number);
     let (year, month, day) = (date.next()??, date.next()??, date.next()??);
-    // Fractions of a second do not count.
+    // Fractions are ignored.
     let mut time = time.split_once('.').map_or(time, |(time, _)| time).splitn(3, ':').map(number);
     let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
     if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
@@ -42,7 +41,7 @@ pub fn parse_utc(text: &str) -> Option<u64> {
     Some(days.checked_sub(719_468)? * DAY + hour * 3_600 + minute * 60 + second)
 }
 
-/// Returns an age as kubectl prints it: `45s`, `12m`, `3h`, `9d`.
+/// Formats an age as kubectl does: `45s`, `12m`, `3h`, `9d`.
 pub fn age(age: Duration) -> String {
     let seconds = age.as_secs();
     match seconds {
@@ -53,7 +52,7 @@ pub fn age(age: Duration) -> String {
     }
 }
 
-/// Returns the age of a time in seconds since 1970. A time in the future has the age zero.
+/// Formats the age of a time in seconds since 1970. A time in the future (clock skew) has age zero.
 pub fn age_of(seconds: u64) -> String {
     age(Duration::from_secs(now().saturating_sub(seconds)))
 }

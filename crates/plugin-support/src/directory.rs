@@ -1,4 +1,4 @@
-//! Check of STATUS whether a plugin could keep its files in a directory; changes nothing.
+//! Lets STATUS check whether a plugin can keep files in a directory, without changing anything.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -6,9 +6,9 @@ use std::path::Path;
 use cni::{Error, code};
 use rustix::fs::{Access, access};
 
-/// Fails with code 50 if files cannot be created in `directory`, or a missing directory cannot be created.
+/// Fails with code 50 if files cannot be created in `directory`, or if the directory is missing and cannot be created.
 ///
-/// `key` is the option that configures it.
+/// `key` is the option that configures the directory; the error names it.
 pub fn usable(key: &str, directory: &Path) -> Result<(), Error> {
     let refused = |why: String| Error {
         code: code::NOT_AVAILABLE,
@@ -23,7 +23,7 @@ pub fn usable(key: &str, directory: &Path) -> Result<(), Error> {
         match path.symlink_metadata() {
             Ok(_) => break,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
-            // A path that cannot be examined may exist.
+            // The path may exist although it cannot be examined.
             Err(error) => return Err(unseen(path, &error)),
         }
     }
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(error.code, 50);
         let start = format!("dataDir: {:?}: ", inside_a_file.display().to_string());
         assert!(error.msg.starts_with(&start) && error.msg.ends_with(" is not a directory"), "{error}");
-        // No path with such a name exists, and examining it fails.
+        // No path can have a name this long, and examining it fails.
         let error = usable("dataDir", &temporary.join("x".repeat(300))).unwrap_err();
         assert!(error.code == 50 && error.msg.contains("look at "), "{error}");
     }

@@ -1,10 +1,10 @@
-//! Conversion of kernel errors to CNI errors.
+//! Converts kernel errors to CNI errors.
 
 use cni::{Error, code};
 
-/// Extension of `Result` that converts a kernel error to a CNI error.
+/// Extension for `Result` that converts a kernel error to a CNI error.
 pub trait OrRefused<T> {
-    /// Converts the error: code 11 for a transient one, else 5; the text is kept.
+    /// Converts the error and keeps its text: code 11 if a retry may succeed, otherwise 5.
     fn or_refused(self) -> Result<T, Error>;
 }
 
@@ -14,7 +14,7 @@ impl<T> OrRefused<T> for Result<T, linux::Error> {
     }
 }
 
-/// Returns the CNI error for a kernel error.
+/// Returns the CNI error for a kernel error: code 11 if a retry may succeed, otherwise 5.
 pub fn refused(error: &linux::Error) -> Error {
     let code = match error.kind() {
         linux::Kind::TimedOut | linux::Kind::Busy => code::TRY_AGAIN_LATER,

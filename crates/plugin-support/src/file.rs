@@ -1,18 +1,21 @@
-//! Atomic replacement of a file: concurrent readers get the old content or the new one.
+//! Replaces a file atomically: concurrent readers see either the old content or the new one, never a mixture.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Replaces the file at `path` by `bytes`, mode 0600, through a temporary file beside it.
+/// Replaces the file at `path` by `bytes`, with mode 0600, through a temporary file in the same directory.
 ///
-/// The temporary file has a fixed name: writers of one file must exclude each other, and a crash leaves at most one file.
+/// The temporary file has a fixed name, so that a crash leaves at most one such file. Writers to one path must
+/// therefore exclude each other.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace_after(path, bytes, |_| Ok(())).map(drop)
 }
 
-/// Replaces the file like [`replace`]; the new file is locked (flock(2)) before it gets its name, until the returned value is dropped.
+/// Replaces the file like [`replace`], but locks the new file (flock(2)) before it gets its name.
+///
+/// The lock is held until the returned file is dropped, so no reader can lock the file first.
 pub fn replace_locked(path: &Path, bytes: &[u8]) -> io::Result<File> {
     replace_after(path, bytes, File::lock)
 }
@@ -29,13 +32,13 @@ fn replace_after(path: &Path, bytes: &[u8], last: impl Fn(&File) -> io::Result<(
         .and_then(|file| last(&file).map(|()| file))
         .and_then(|file| fs::rename(&temporary, path).map(|()| file));
     if written.is_err() {
-        // An incomplete file is useless, and a full disk needs its space.
+        // An incomplete file is useless and only takes space, perhaps on a full disk.
         let _ = fs::remove_file(&temporary);
     }
     written
 }
 
-/// Removes the file and the temporary file of a writer that was killed; missing files are no error.
+/// Removes the file, and the temporary file if a writer was killed. Missing files are not an error.
 pub fn remove(path: &Path) -> io::Result<()> {
     for path in [path, &temporary(path)?] {
         match fs::remove_file(path) {

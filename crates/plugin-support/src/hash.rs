@@ -1,29 +1,27 @@
-//! Names derived from a SHA-512 hash in hexadecimal form.
-//!
-//! [`hashed`] makes every name that must have a fixed length.
+//! Derives fixed-length names from a SHA-512 hash in hexadecimal form.
 
 use sha2::{Digest, Sha512};
 
-/// Returns `prefix` and the first hexadecimal digits of SHA-512 over the parts, `length` bytes in all.
+/// Returns `prefix` followed by hexadecimal digits of a SHA-512 hash over the parts, `length` bytes in total.
 ///
-/// With `n` digits, two of `k` names collide with a probability of about k²/2·16ⁿ: for 11 digits (an interface name of
-/// `veth` length) and 1,000 pods about 1 in 35 million.
+/// With `n` digits, two of `k` names collide with a probability of about k²/2·16ⁿ. For example, 11 digits (an interface
+/// name such as `veth…`) and 1,000 pods give 1 in 35 million.
 pub fn hashed(prefix: &str, length: usize, parts: &[&str]) -> String {
     hex(prefix, length, &digest(parts))
 }
 
-/// Returns SHA-512 over the parts.
+/// Returns the SHA-512 hash over all parts.
 pub fn digest(parts: &[&str]) -> [u8; 64] {
     let mut hash = Sha512::new();
     for part in parts {
         hash.update(part.as_bytes());
-        // A separator that no name can contain, so that ("a", "bc") and ("ab", "c") differ.
+        // A separator that no name can contain, so that ("a", "bc") and ("ab", "c") hash differently.
         hash.update([0]);
     }
     hash.finalize().into()
 }
 
-/// Returns `prefix` and as many hexadecimal digits of `bytes` as needed for `length` bytes.
+/// Returns `prefix` followed by hexadecimal digits from `bytes`, `length` bytes in total.
 pub fn hex(prefix: &str, length: usize, bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digits =

@@ -1,8 +1,8 @@
-//! Support for plugins: code that connects CNI and the kernel.
+//! Helpers that connect CNI and the kernel, for plugins.
 //!
-//! The crates `cni` and `linux` do not depend on each other. Below the plugins only this crate depends on both. It converts
-//! kernel errors to CNI errors, defines the tag of objects that belong to an attachment, and has the file operations that
-//! several plugins share.
+//! The crates `cni` and `linux` do not depend on each other. This is the only crate below the plugins that depends on
+//! both. It converts kernel errors to CNI errors, defines the owner tag, and has the file operations that several
+//! plugins share.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,8 @@
-//! Log lines on stderr and in a log file.
+//! Writes log lines to stderr and to a log file.
 //!
-//! A line that cannot be written is dropped: the log of a daemon may be a file on a full disk, and the runtime that read
-//! a plugin's stderr may have exited. `eprintln!` panics there, and a daemon that panics no longer extends its leases.
+//! A line that cannot be written is dropped. A daemon may log to a file on a full disk, and the runtime that read a
+//! plugin's stderr may have exited. `eprintln!` would panic in both cases, and a daemon that panics no longer renews
+//! leases.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -9,48 +10,48 @@ use std::sync::OnceLock;
 
 use crate::log_file::LogFile;
 
-/// Destination of the log lines of this process. Until it is set, lines of [`Level::Error`] are written to stderr.
+/// Log destination for this process. Until it is set, [`Level::Error`] lines go to stderr.
 static DESTINATION: OnceLock<Destination> = OnceLock::new();
 
-/// Level of a log line.
+/// Log level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// A failure, or a fact that the operator should know.
+    /// Something failed, or something the operator should know.
     Error,
-    /// An action.
+    /// An action, for example an ADD that succeeded.
     Verbose,
-    /// A detail or the reason of a decision.
+    /// A detail, or the reason for a decision.
     Debug,
 }
 
-/// Destination of log lines.
+/// Where log lines go, and up to which level.
 #[derive(Debug)]
 pub struct Destination {
-    /// Highest level that is written; `None` writes nothing.
+    /// Most detailed level that is written; `None` turns logging off.
     pub level: Option<Level>,
-    /// Whether lines are written to stderr.
+    /// Whether lines are also written to stderr.
     pub to_stderr: bool,
-    /// Log file.
+    /// Log file, if one is configured.
     pub file: Option<LogFile>,
 }
 
-/// Writes a line of [`Level::Error`], and ignores a failure.
+/// Writes a [`Level::Error`] line and ignores write errors.
 #[macro_export]
 macro_rules! log {
     ($($words:tt)*) => { $crate::log::write($crate::log::Level::Error, format_args!($($words)*)) };
 }
 
-/// Sets the destination of this process; only the first call has an effect.
+/// Sets the log destination for this process. Only the first call has an effect.
 pub fn direct(destination: Destination) {
     let _ = DESTINATION.set(destination);
 }
 
-/// Whether lines of this level are written.
+/// Whether lines at this level are written. Lets callers skip expensive formatting.
 pub fn is_written(level: Level) -> bool {
     DESTINATION.get().map_or(Some(Level::Error), |set| set.level).is_some_and(|highest| level <= highest)
 }
 
-/// Writes a line in one call, without control characters, and ignores a failure.
+/// Writes a line in one call, without control characters, and ignores write errors.
 pub fn write(level: Level, line: fmt::Arguments<'_>) {
     if !is_written(level) {
         return;
@@ -61,7 +62,7 @@ pub fn write(level: Level, line: fmt::Arguments<'_>) {
     write_to_file(level, line);
 }
 
-/// Writes a line to the log file only: the runtime logs the error of a call itself.
+/// Writes a line to the log file only. Used for a call's own error, which the runtime already logs.
 pub fn write_to_file(level: Level, line: fmt::Arguments<'_>) {
     let Some(file) = DESTINATION.get().and_then(|set| set.file.as_ref()) else { return };
     if is_written(level) {
@@ -70,7 +71,7 @@ pub fn write_to_file(level: Level, line: fmt::Arguments<'_>) {
 }
 
 impl Level {
-    /// Returns the level as Multus writes it in a log file.
+    /// Returns the level in the spelling that Multus uses in log files.
     pub fn as_str(self) -> &'static str {
         match self {
             Level::Error => "error",

@@ -1,13 +1,14 @@
-//! Log file with rotation, for short-lived processes that write to it concurrently.
+//! Log file with rotation that many short-lived processes can write at the same time.
 //!
-//! A line is one appended write. A process that finds the file too large renames it to `NAME-TIME.EXTENSION`, as lumberjack
-//! does, and removes the oldest renamed files. Only the process that holds the lock of the file (flock(2)) renames it.
+//! Each line is one appended write. A process that finds the file too large renames it to `NAME-TIME.EXTENSION`, as
+//! lumberjack does, and removes the oldest backups. To rename the file, the process must hold the file lock (flock(2)).
 //!
-//! - No symbolic link of the path is followed: a pod may write to the directory if it is mounted there. A file with a second
-//!   name (a hard link) and anything but a regular file is refused.
-//! - The file has mode 0600. Missing directories are created with mode 0755.
-//! - A file that cannot be written costs log lines and nothing else.
-//! - A process that is killed between two steps leaves either name; the next one continues.
+//! - Symbolic links in the path are not followed, because a pod may be able to write to the directory if it is mounted
+//!   there. Hard links and anything but regular files are rejected for the same reason.
+//! - The file has mode 0600; missing directories are created with mode 0755.
+//! - If the file cannot be written, log lines are lost, but nothing else fails.
+//! - If a process is killed during rotation, the file has either its old or its new name, and the next process
+//!   continues.
 //!
 //! Source: `lumberjack.v2` (`lumberjack.go`), as Multus uses it; openat(2).
 
@@ -23,44 +24,44 @@ use rustix::fs::{fchmod, flock, fstat, mkdirat, open, openat, renameat_with, sta
 use rustix::io::Errno;
 
 const DAY: Duration = Duration::from_secs(86_400);
-/// Form of [`timestamp`] in the name of a renamed file, with `0` for a digit.
+/// Pattern for [`timestamp`] in a backup's name; `0` stands for any digit.
 const STAMP: &str = "0000-00-00T00-00-00.000";
 
-/// Log file.
+/// Log file at a fixed path. Every line opens it again, because another process may have renamed it.
 #[derive(Debug)]
 pub struct LogFile {
     path: PathBuf,
     rotation: Rotation,
 }
 
-/// Limits of a log file.
+/// Rotation limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation {
-    /// Maximum size of the file, in bytes.
+    /// Size in bytes at which the file is renamed.
     pub max_size: u64,
-    /// Maximum age of a renamed file, in days; 0: unlimited.
+    /// Age in days after which a backup is removed; 0 means unlimited.
     pub max_age: u32,
-    /// Maximum number of renamed files; 0: unlimited.
+    /// Number of backups to keep; 0 means unlimited.
     pub max_backups: u32,
 }
 
-/// Directory of a log file, and the name of the file in it.
+/// Open directory and file name, so that no path is resolved twice.
 struct Place<'a> {
     directory: OwnedFd,
     name: &'a str,
 }
 
 impl LogFile {
-    /// Opens the log file once, so that a path that cannot be used is known.
+    /// Opens the file once, so that an unusable path is reported at start and not with the first line.
     ///
     /// # Errors
-    /// The file cannot be opened, or the path is not accepted.
+    /// The file cannot be opened, or the path contains a symbolic link.
     pub fn new(path: &Path, rotation: Rotation) -> io::Result<LogFile> {
         Place::find(path)?.open()?;
         Ok(LogFile { path: path.to_owned(), rotation })
     }
 
-    /// Appends a line with time and level; ignores a failure.
+    /// Appends a line with time and level; ignores write errors.
     pub(crate) fn write(&self, level: &str, line: &str) {
         let now = SystemTime::now();
         let [date, time] = timestamp(now);
@@ -74,7 +75,7 @@ impl LogFile {
         let mut file = place.open()?;
         let size = file.metadata()?.len();
         if size > 0 && size.saturating_add(line.len() as u64) > self.rotation.max_size {
-            // A file that cannot be renamed still takes the line.
+            // If rotation fails, the line still goes to the old file.
             if self.rotate(&place, &file, now).is_ok() {
                 file = place.open()?;
             }
@@ -82,7 +83,7 @@ impl LogFile {
         file.write_all(line)
     }
 
-    /// Renames the file and removes the oldest renamed files, unless another process does so.
+    /// Renames the file and removes the oldest backups. Does nothing while another process rotates.
     fn rotate(&self, place: &Place<'_>, file: &File, now: SystemTime) -> io::Result<()> {
         flock(file, FlockOperation::NonBlockingLockExclusive)?;
         let (held, named) = (fstat(file)?, statat(&place.directory, place.name, AtFlags::SYMLINK_NOFOLLOW)?);
@@ -106,7 +107,7 @@ impl LogFile {
         };
         for (index, (stamp, name)) in backups.iter().enumerate() {
             if index >= kept || *stamp < oldest {
-                // A directory of this name, for example, does not keep the others.
+                // One backup that cannot be removed, for example a directory, must not keep the others.
                 let _ = unlinkat(directory, name.as_str(), AtFlags::empty());
             }
         }
@@ -115,7 +116,7 @@ impl LogFile {
 }
 
 impl<'a> Place<'a> {
-    /// Finds the directory of an absolute path; creates missing directories.
+    /// Opens an absolute path's directory step by step, and creates missing directories.
     fn find(path: &'a Path) -> io::Result<Place<'a>> {
         let name = path.file_name().and_then(OsStr::to_str).ok_or(io::ErrorKind::InvalidInput)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -142,7 +143,7 @@ impl<'a> Place<'a> {
         Ok(Place { directory, name })
     }
 
-    /// Opens the file to append to it; creates it if it does not exist.
+    /// Opens the file for appending; creates it if it is missing.
     fn open(&self) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW;
         let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -159,13 +160,13 @@ impl<'a> Place<'a> {
         Ok(File::from(file))
     }
 
-    /// Returns the name without its extension, and the extension with its dot.
+    /// Splits the name into stem and extension; the extension keeps its dot.
     fn parts(&self) -> (&str, &str) {
         let dot = self.name.rfind('.').filter(|dot| *dot > 0).unwrap_or(self.name.len());
         self.name.split_at(dot)
     }
 
-    /// Returns the renamed files: time and name.
+    /// Lists the backups with their timestamps.
     fn backups(&self) -> io::Result<Vec<(String, String)>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let (stem, extension) = self.parts();
@@ -196,11 +197,11 @@ fn is_stamp(text: &str) -> bool {
     text.len() == STAMP.len() && text.bytes().zip(STAMP.bytes()).all(|(byte, form)| digit(byte) == form)
 }
 
-/// Returns date and time in UTC: `2026-11-25` and `19-24-04.123`.
+/// Formats a UTC time as date and time: `2026-11-25` and `19-24-04.123`.
 fn timestamp(time: SystemTime) -> [String; 2] {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    // The civil calendar from days since 1970, with years that begin in March.
+    // Converts days since 1970 to a date; years begin in March, so that a leap day comes last.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

@@ -1,4 +1,4 @@
-//! Network namespace of a container, as the runtime names it.
+//! Opens a container's network namespace by the path that the runtime passes.
 //!
 //! Source: CNI SPEC 1.1.0 §5 (error codes).
 

@@ -1,14 +1,14 @@
-//! Owner tags: marks on kernel objects that name the plugin and the attachment to which they belong.
+//! Owner tags: marks on kernel objects that name the plugin and the attachment they belong to.
 //!
-//! A tag is the alias of a link or the comment of a packet-filter object. Routes and rules have no text; they have weft's
-//! protocol number ([`linux::route::PROTOCOL`]). So `ip -d link` shows the owner of a link, and orphans can be found.
+//! A tag is a link alias or a packet-filter comment, so `ip -d link` shows the owner, and orphans can be found. Routes
+//! and rules cannot carry text; they carry weft's protocol number ([`linux::route::PROTOCOL`]) instead.
 //!
-//! The text is `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`; none of the four can contain a `/`.
-//! - A network's name that is too long is cut and ends with `~` and a hash of the whole name. No name contains a `~`, and
-//!   different names stay different.
-//! - A pod chooses the name of an interface. It may contain characters that a comment cannot contain or that iptables prints
-//!   in another form (quotes, backslashes, control characters). Such a name is replaced by a hash, so that the object is
-//!   found again.
+//! The text is `weft/PLUGIN/NETWORK/CONTAINER/IFNAME`; none of the four parts can contain a `/`.
+//! - A network name that is too long is cut and ends with `~` and a hash of the whole name. Real names contain no `~`,
+//!   and different names stay different.
+//! - A pod can choose its interface names, so they may contain characters that a comment cannot hold or that iptables
+//!   prints in another form (quotes, backslashes, control characters). Such a name is replaced by a hash, so that the
+//!   object can be found again.
 
 use cni::config::Config;
 use cni::invocation::{Attachment, ValidAttachment};
@@ -16,34 +16,34 @@ use cni::name::IFNAME_MAX;
 
 use crate::hash::hashed;
 
-/// First word of every tag.
+/// First word in every tag.
 const MAKER: &str = "weft";
 
-/// Maximum length of a link's alias, in bytes (`IFALIASZ` without the terminator).
+/// Maximum link alias in bytes (`IFALIASZ` without the terminator).
 pub const ALIAS_MAX: usize = 255;
-/// Maximum length of a packet-filter object's comment, in bytes (`NFTNL_UDATA_COMMENT_MAXLEN`).
+/// Maximum packet-filter comment in bytes (`NFTNL_UDATA_COMMENT_MAXLEN`).
 pub const COMMENT_MAX: usize = 128;
 
-/// Length of the `~` and the hash at the end of a network's name that was cut, in bytes.
+/// Bytes that the `~` and the hash take at the end of a cut network name.
 const CUT: usize = 17;
-/// Minimum length of a network's name that was cut, in bytes.
+/// Bytes that a cut network name keeps at least, so that people can still recognize it.
 const NETWORK_MIN: usize = 24;
 
 /// Owner of a kernel object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerTag {
-    /// Plugin that created the object.
+    /// Plugin that created the object, for example `bridge`.
     pub plugin: String,
-    /// Name of the network.
+    /// Network name.
     pub network: String,
-    /// Id of the container; empty for an object that all containers share.
+    /// Container id; empty for an object that all containers share.
     pub container: String,
-    /// Name of the interface in the container; empty for an object that all containers share.
+    /// Interface name in the container; empty for an object that all containers share.
     pub ifname: String,
 }
 
 impl OwnerTag {
-    /// Returns the tag of one attachment.
+    /// Returns the tag for one attachment.
     pub fn of(plugin: &str, config: &Config, who: &Attachment) -> OwnerTag {
         OwnerTag {
             plugin: plugin.to_owned(),
@@ -53,7 +53,7 @@ impl OwnerTag {
         }
     }
 
-    /// Returns the tag of an object that all attachments of a network share.
+    /// Returns the tag for an object that all attachments to a network share, for example a bridge.
     pub fn shared(plugin: &str, config: &Config) -> OwnerTag {
         OwnerTag {
             plugin: plugin.to_owned(),
@@ -63,7 +63,7 @@ impl OwnerTag {
         }
     }
 
-    /// Returns the tag of a valid attachment in a GC's list.
+    /// Returns the tag for an attachment that GC lists as valid.
     pub fn of_valid(plugin: &str, network: &str, valid: &ValidAttachment) -> OwnerTag {
         OwnerTag {
             plugin: plugin.to_owned(),
@@ -73,10 +73,10 @@ impl OwnerTag {
         }
     }
 
-    /// Returns the tag's text in at most `limit` bytes ([`ALIAS_MAX`], [`COMMENT_MAX`]).
+    /// Returns the tag as text with at most `limit` bytes ([`ALIAS_MAX`], [`COMMENT_MAX`]).
     ///
-    /// If it is too long, the network's name is cut. If that is not enough, the container's id is replaced by a hash. The texts
-    /// of two attachments always differ.
+    /// If the text is too long, the network name is cut first; if that is not enough, a hash replaces the container id.
+    /// Two attachments never get the same text.
     pub fn text(&self, limit: usize) -> String {
         let OwnerTag { plugin, network, container, ifname } = self;
         let is_plain = |character: char| !character.is_control() && !"\"'\\".contains(character);
@@ -95,12 +95,12 @@ impl OwnerTag {
         format!("{MAKER}/{plugin}/{network}/{container}/{ifname}")
     }
 
-    /// Whether `plugin` made this tag for `network`, whose name may be cut in it.
+    /// Whether `plugin` made this tag for `network`, whose name may be cut in the tag.
     pub fn is_of(&self, plugin: &str, network: &str) -> bool {
         self.plugin == plugin && self.network == cut(network, self.network.len())
     }
 
-    /// Reads a tag; `None` for any other text.
+    /// Reads a tag; `None` for text that is not weft's.
     pub fn read(text: &str) -> Option<OwnerTag> {
         let mut parts = text.split('/');
         if parts.next() != Some(MAKER) {
@@ -112,7 +112,7 @@ impl OwnerTag {
     }
 }
 
-/// Returns a network's name in at most `room` bytes.
+/// Returns a network name in at most `room` bytes.
 fn cut(network: &str, room: usize) -> String {
     match network.get(..room.saturating_sub(CUT)) {
         Some(start) if room < network.len() => hashed(&format!("{start}~"), room, &[network]),
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(texts.len(), names.len());
         for text in texts {
             assert!(!text.contains(['"', '\'', '\\', '\u{1}']), "{text}");
-            // A tag that was read has the same text when it is written.
+            // Reading a tag and writing it again must give the same text.
             assert_eq!(OwnerTag::read(&text).unwrap().text(COMMENT_MAX), text);
         }
     }

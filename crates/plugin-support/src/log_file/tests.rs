@@ -1,4 +1,4 @@
-//! Tests of the log file.
+//! Tests for the log file.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -8,7 +8,7 @@ use super::*;
 
 const SMALL: Rotation = Rotation { max_size: 200, max_age: 0, max_backups: 0 };
 
-/// Directory that no other test uses.
+/// Returns a directory that no other test uses.
 fn directory() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -71,7 +71,7 @@ fn log_file_links_and_special_files_are_refused() {
         let refused = LogFile::new(&directory.join(name), SMALL);
         assert!(refused.is_err(), "{name}: {refused:?}");
     }
-    // A link that appears later is not followed either.
+    // A link that appears later must not be followed either.
     let path = directory.join("weft.log");
     let log = LogFile::new(&path, SMALL).unwrap();
     fs::remove_file(&path).unwrap();
